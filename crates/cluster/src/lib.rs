@@ -1,0 +1,27 @@
+//! Who takes part, how long to wait for them, and who is to blame. Pure decisions: no socket, no thread.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`deadline`] | [`Deadline`]: until when a wait may last. The one place that reads the clock |
+//! | [`fingerprint`] | [`Fingerprint`]: what a member is doing, and whether two members do the same |
+//! | [`blame`] | [`Blame`]: who did not do what the others waited for |
+//!
+//! ```
+//! use distribute_cluster::{Blame, Fingerprint, Operation, Standing};
+//! use std::panic::Location;
+//!
+//! let reduce = Fingerprint::new(Operation::AllReduce, "SUM float32[2]", Location::caller());
+//! let gather = Fingerprint::new(Operation::AllGather, "axis 0 of float32[2]", Location::caller());
+//! let blame = Blame::judge(7, &[Standing::waiting(reduce), Standing::waiting(gather)]);
+//! assert!(blame.is_some_and(|b| b.to_string().contains("replica 1 called all_gather")));
+//! ```
+
+#![forbid(unsafe_code)]
+
+pub mod blame;
+pub mod deadline;
+pub mod fingerprint;
+
+pub use blame::{Blame, Fault, Presence, Standing};
+pub use deadline::{Deadline, Stopwatch};
+pub use fingerprint::{Fingerprint, Operation};

@@ -1,0 +1,57 @@
+//! The synchronisation primitives that `threads` is made of: the standard ones, or shuttle's under `--cfg shuttle`,
+//! which then explores the interleavings (tests/shuttle.rs).
+
+#[cfg(not(shuttle))]
+pub(crate) use std::{
+    sync::{
+        Condvar, Mutex, MutexGuard,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+};
+
+#[cfg(shuttle)]
+pub(crate) use shuttle::{
+    sync::{
+        Condvar, Mutex, MutexGuard,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+};
+
+use distribute_cluster::Deadline;
+use std::sync::PoisonError;
+
+/// Locks, also after a panic elsewhere: every critical section here leaves its state whole.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Waits for a change, until the deadline at most. It may wake without one.
+pub(crate) fn wait<'a, T>(changed: &Condvar, guard: MutexGuard<'a, T>, deadline: &Deadline) -> MutexGuard<'a, T> {
+    // A wait of centuries overflows the clock of some systems.
+    let longest = std::time::Duration::from_secs(3600);
+    changed.wait_timeout(guard, deadline.remaining().min(longest)).unwrap_or_else(PoisonError::into_inner).0
+}
+
+/// Waits a short while without sleeping, until `ready`. Waking a sleeping thread takes 50 µs, more than many steps;
+/// long spins cost ten times as much as they gain once there are more threads than cores.
+pub(crate) fn linger(ready: impl Fn() -> bool) -> bool {
+    // shuttle schedules at each operation: lingering would only make more of the same interleavings.
+    if cfg!(shuttle) {
+        return ready();
+    }
+    for _ in 0..100 {
+        if ready() {
+            return true;
+        }
+        std::hint::spin_loop();
+    }
+    for _ in 0..200 {
+        if ready() {
+            return true;
+        }
+        thread::yield_now();
+    }
+    false
+}

@@ -1,0 +1,150 @@
+//! Where members of one process meet: each brings what it is doing and an offer, all get all offers.
+
+use crate::sync::{AtomicU64, Condvar, Mutex, Ordering, linger, lock, wait};
+use distribute_cluster::{Blame, Deadline, Fingerprint, Presence, Standing};
+use std::any::Any;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What a member brings to a meeting.
+pub type Offer = Arc<dyn Any + Send + Sync>;
+
+type Outcome = Result<Arc<Vec<Offer>>, Arc<Blame>>;
+
+/// Members meet in rounds. A round ends when every member waits in it or is gone: with all offers if all make the
+/// same call, else with one [`Blame`] for everybody. It ends at the deadline at the latest.
+///
+/// A failed round costs only itself: the next one starts clean. Only a missed deadline ends the session, because the
+/// late member would meet the others' next call instead of the one they gave up.
+pub struct Meeting {
+    state: Mutex<State>,
+    changed: Condvar,
+    /// `State::round`, to linger on without the lock.
+    round: AtomicU64,
+}
+
+struct State {
+    step: u64,
+    standings: Vec<Standing>,
+    offers: Vec<Option<Offer>>,
+    round: u64,
+    outcome: Option<Outcome>,
+    missed: Option<Arc<Blame>>,
+}
+
+impl Meeting {
+    /// A meeting of `size` members.
+    pub fn new(size: usize) -> Self {
+        let state = State {
+            step: 0,
+            standings: vec![Standing::running(); size],
+            offers: vec![None; size],
+            round: 0,
+            outcome: None,
+            missed: None,
+        };
+        Self { state: Mutex::new(state), changed: Condvar::new(), round: AtomicU64::new(0) }
+    }
+
+    /// Begins a session: all members are there and have done nothing. Only while nobody is in the meeting.
+    pub fn open(&self, step: u64) {
+        let mut state = lock(&self.state);
+        state.step = step;
+        state.standings.fill(Standing::running());
+        state.offers.fill(None);
+        state.outcome = None;
+        state.missed = None;
+    }
+
+    /// Waits for all other members, at most `timeout`, and gets everybody's offers in the order of ranks.
+    ///
+    /// # Errors
+    /// The same [`Blame`] on every member: members made different calls, one is gone, or one is late.
+    pub fn meet(
+        &self,
+        rank: usize,
+        call: Fingerprint,
+        offer: Offer,
+        timeout: Duration,
+    ) -> Result<Arc<Vec<Offer>>, Arc<Blame>> {
+        let deadline = Deadline::after(timeout);
+        let mut state = lock(&self.state);
+        if let Some(blame) = &state.missed {
+            return Err(blame.clone());
+        }
+        tracing::trace!(replica = rank, step = state.step, %call, "meets");
+        state.standings[rank].presence = Presence::Waiting(call);
+        state.offers[rank] = Some(offer);
+        let round = state.round;
+        self.settle(&mut state);
+        while state.round == round {
+            drop(state);
+            linger(|| self.round.load(Ordering::Acquire) != round);
+            state = lock(&self.state);
+            if state.round == round {
+                state = wait(&self.changed, state, &deadline);
+            }
+            if state.round == round && deadline.has_passed() {
+                let blame = Arc::new(Blame::late(state.step, &state.standings, timeout));
+                tracing::error!(step = state.step, culprits = ?blame.culprits, "{blame}");
+                state.missed = Some(blame.clone());
+                self.end(&mut state, Err(blame));
+            }
+        }
+        // Nobody can have ended another round meanwhile: it would have needed this member.
+        match &state.outcome {
+            Some(outcome) => outcome.clone(),
+            None => unreachable_round(),
+        }
+    }
+
+    /// A member's closure is over: whoever waits for it, or comes to wait for it, is told.
+    pub fn leave(&self, rank: usize, failed: bool) {
+        let mut state = lock(&self.state);
+        state.standings[rank].presence = if failed { Presence::Failed } else { Presence::Returned };
+        state.offers[rank] = None;
+        self.settle(&mut state);
+    }
+
+    /// Where everybody stands, for the log.
+    pub fn standings(&self) -> Vec<Standing> {
+        lock(&self.state).standings.clone()
+    }
+
+    /// Ends the round if every member waits or is gone.
+    fn settle(&self, state: &mut State) {
+        let all_settled = state.standings.iter().all(Standing::is_settled);
+        let all_gone = state.standings.iter().all(Standing::is_gone);
+        if !all_settled || all_gone {
+            return;
+        }
+        let outcome = match Blame::judge(state.step, &state.standings) {
+            Some(blame) => Err(Arc::new(blame)),
+            None => Ok(Arc::new(state.offers.iter_mut().filter_map(Option::take).collect())),
+        };
+        self.end(state, outcome);
+    }
+
+    fn end(&self, state: &mut State, outcome: Outcome) {
+        for standing in &mut state.standings {
+            if let Presence::Waiting(call) = &standing.presence {
+                if outcome.is_ok() {
+                    standing.completed += 1;
+                    standing.last = Some(call.clone());
+                }
+                standing.presence = Presence::Running;
+            }
+        }
+        state.offers.fill(None);
+        state.outcome = Some(outcome);
+        state.round += 1;
+        self.round.store(state.round, Ordering::Release);
+        self.changed.notify_all();
+    }
+}
+
+/// `end` sets the outcome before it counts the round.
+#[allow(clippy::panic)]
+fn unreachable_round() -> Outcome {
+    panic!("a round of a meeting ended without an outcome: this is a bug in distribute-collective")
+}

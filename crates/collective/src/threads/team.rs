@@ -1,0 +1,250 @@
+//! A meeting and the threads that one `run` borrows, one for each local replica.
+
+use super::{Crew, Meeting, Offer};
+use crate::sync::{Mutex, lock, thread};
+use distribute_cluster::{Blame, Fingerprint, Standing};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Stack of a team's threads: candle's backward recurses over the graph, and 2 MiB end at 1,000 operations.
+const STACK: usize = 16 << 20;
+
+/// N members that run one closure at once: member 0 on the caller's thread, the others on threads of the team.
+pub struct Team {
+    size: usize,
+    /// The threads, which serve as long as the team lives.
+    crew: Arc<Crew>,
+    meeting: Meeting,
+    /// Parked members lend their cores to member 0 here.
+    helpers: Crew,
+    /// How many of the helpers' orders each member has seen.
+    orders_seen: Vec<Mutex<u64>>,
+    /// What member 0 made of the last cooperation, for the others.
+    result: Mutex<Option<Offer>>,
+    threads: Vec<thread::JoinHandle<()>>,
+}
+
+impl Team {
+    /// A team of `size` members with its own threads, named `replica 1`, `replica 2`, …
+    ///
+    /// # Errors
+    /// If the system refuses a thread.
+    pub fn new(size: usize) -> std::io::Result<Self> {
+        let crew = Arc::new(Crew::new(size - 1));
+        let mut team = Self {
+            size,
+            crew: crew.clone(),
+            meeting: Meeting::new(size),
+            helpers: Crew::new(size - 1),
+            orders_seen: (0..size).map(|_| Mutex::new(0)).collect(),
+            result: Mutex::new(None),
+            threads: Vec::with_capacity(size - 1),
+        };
+        for rank in 1..size {
+            let crew = crew.clone();
+            let builder = thread::Builder::new().name(format!("replica {rank}")).stack_size(STACK);
+            team.threads.push(builder.spawn(move || crew.serve(rank, &mut 0))?);
+        }
+        Ok(team)
+    }
+
+    /// Borrows an idle team of `size` members for `body`, or makes one. Runs may nest and run side by side: each has
+    /// its own team.
+    ///
+    /// # Errors
+    /// If the system refuses a thread.
+    #[cfg(not(shuttle))]
+    pub fn borrow<R>(size: usize, body: impl FnOnce(&Arc<Team>) -> R) -> std::io::Result<R> {
+        static IDLE: Mutex<Vec<Arc<Team>>> = Mutex::new(Vec::new());
+        /// Gives the team back also when `body` panics: all members have left by then.
+        struct Loan(Arc<Team>);
+        impl Drop for Loan {
+            fn drop(&mut self) {
+                lock(&IDLE).push(self.0.clone());
+            }
+        }
+        let idle = {
+            let mut idle = lock(&IDLE);
+            idle.iter().rposition(|team| team.size == size).map(|at| idle.swap_remove(at))
+        };
+        let loan = Loan(match idle {
+            Some(team) => team,
+            None => Arc::new(Team::new(size)?),
+        });
+        Ok(body(&loan.0))
+    }
+
+    /// How many members there are.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Where everybody stands, for the log.
+    pub fn standings(&self) -> Vec<Standing> {
+        self.meeting.standings()
+    }
+
+    /// Runs `body` once for every member, all at once, as step number `step`. `body` tells whether it succeeded.
+    /// Returns when all have returned; a panic of `body` is resumed here after that.
+    ///
+    /// No call of a member waits longer than `timeout` for the others. A member that is still in `body` so long after
+    /// member 0 has returned is logged with its last call, again and again.
+    pub fn run(self: &Arc<Self>, step: u64, timeout: Duration, body: &(dyn Fn(Member) -> bool + Sync)) {
+        self.meeting.open(step);
+        let work = |rank| {
+            let mut leave = Leave { team: self, rank, failed: true };
+            leave.failed = !body(Member { team: self.clone(), step, rank, timeout });
+        };
+        let overdue = || {
+            let standings = self.meeting.standings();
+            for (rank, standing) in standings.iter().enumerate().filter(|(_, s)| !s.is_settled()) {
+                let last = standing.last.as_ref().map_or("none".to_string(), ToString::to_string);
+                tracing::error!(replica = rank, step, last_call = %last, "{timeout:?} after replica 0 returned, still running");
+            }
+        };
+        self.crew.broadcast(&work, timeout, &overdue);
+    }
+}
+
+impl Drop for Team {
+    fn drop(&mut self) {
+        self.crew.dismiss();
+        for thread in self.threads.drain(..) {
+            // A thread serves until dismissed and catches panics: this join ends.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Tells the others that a member is gone, also when it panics.
+struct Leave<'a> {
+    team: &'a Team,
+    rank: usize,
+    failed: bool,
+}
+
+impl Drop for Leave<'_> {
+    fn drop(&mut self) {
+        self.team.meeting.leave(self.rank, self.failed);
+    }
+}
+
+/// One member of a [`Team`] during a run.
+#[derive(Clone)]
+pub struct Member {
+    team: Arc<Team>,
+    step: u64,
+    rank: usize,
+    timeout: Duration,
+}
+
+impl Member {
+    /// Which member this is, from 0.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// How many members there are.
+    pub fn size(&self) -> usize {
+        self.team.size
+    }
+
+    /// The number of the step that this member takes part in.
+    pub fn step(&self) -> u64 {
+        self.step
+    }
+
+    /// Exchanges offers: everybody gets everybody's, in the order of ranks.
+    ///
+    /// # Errors
+    /// As [`Meeting::meet`]; and where members offer values of different types.
+    pub fn exchange<T: Send + Sync + 'static>(&self, call: Fingerprint, offer: T) -> Result<Vec<Arc<T>>, Arc<Blame>> {
+        let offers = self.team.meeting.meet(self.rank, call.clone(), Arc::new(offer), self.timeout)?;
+        let typed: Option<Vec<_>> = offers.iter().map(|offer| offer.clone().downcast().ok()).collect();
+        typed.ok_or_else(|| self.other_types(&call))
+    }
+
+    /// Exchanges offers, then member 0 alone makes something of them while the others wait for it, as long as the
+    /// timeout at most. Everybody gets the same result.
+    ///
+    /// # Errors
+    /// As [`Member::exchange`]. If `lead` panics, so does member 0, and the others learn that it failed.
+    pub fn merge<T: Send + Sync + 'static, R: Send + Sync + 'static>(
+        &self,
+        call: Fingerprint,
+        offer: T,
+        lead: impl FnOnce(Vec<Arc<T>>) -> R,
+    ) -> Result<Arc<R>, Arc<Blame>> {
+        let offers = self.exchange(call.clone(), offer)?;
+        let outcome = Fingerprint { detail: format!("{}: its outcome on replica 0", call.detail).into(), ..call };
+        let made: Offer = match self.rank {
+            0 => Arc::new(lead(offers)),
+            _ => Arc::new(()),
+        };
+        let made = self.team.meeting.meet(self.rank, outcome.clone(), made, self.timeout)?;
+        made[0].clone().downcast().map_err(|_| self.other_types(&outcome))
+    }
+
+    /// Exchanges offers, then member 0 leads and the others lend their cores: each closure that `lead` broadcasts
+    /// runs once on every member. Everybody gets the same result.
+    ///
+    /// `lead` and what it broadcasts must be this project's code, which ends by itself: the others wait for it
+    /// without a deadline, because it borrows what they hold.
+    ///
+    /// # Errors
+    /// As [`Member::exchange`]. If `lead` panics, so does member 0, and the others learn that it failed.
+    pub fn cooperate<T: Send + Sync + 'static, R: Send + Sync + 'static>(
+        &self,
+        call: Fingerprint,
+        offer: T,
+        lead: impl FnOnce(Vec<Arc<T>>, &Helpers<'_>) -> R,
+    ) -> Result<Arc<R>, Arc<Blame>> {
+        let offers = self.exchange(call.clone(), offer)?;
+        if self.rank > 0 {
+            self.team.helpers.serve(self.rank, &mut lock(&self.team.orders_seen[self.rank]));
+            let made = lock(&self.team.result).clone();
+            return made
+                .ok_or_else(|| Arc::new(Blame::failed(self.step, 0, &call)))?
+                .downcast()
+                .map_err(|_| self.other_types(&call));
+        }
+        lock(&self.team.result).take();
+        let dismiss = Dismiss(&self.team.helpers);
+        let made = Arc::new(lead(offers, &Helpers { team: &self.team }));
+        *lock(&self.team.result) = Some(made.clone());
+        drop(dismiss);
+        Ok(made)
+    }
+
+    fn other_types(&self, call: &Fingerprint) -> Arc<Blame> {
+        Arc::new(Blame::other_types(self.step, call))
+    }
+}
+
+/// Lets the helpers go, also when the leader panics.
+struct Dismiss<'a>(&'a Crew);
+
+impl Drop for Dismiss<'_> {
+    fn drop(&mut self) {
+        self.0.dismiss();
+    }
+}
+
+/// The members of a team while member 0 leads.
+pub struct Helpers<'a> {
+    team: &'a Team,
+}
+
+impl Helpers<'_> {
+    /// How many members run what is broadcast, member 0 included.
+    pub fn size(&self) -> usize {
+        self.team.size
+    }
+
+    /// Runs `work(rank)` once on every member, and returns when all have finished.
+    pub fn broadcast(&self, work: &(dyn Fn(usize) + Sync)) {
+        self.team.helpers.broadcast(work, Duration::from_secs(60), &|| {
+            tracing::error!("a kernel has been running for a minute");
+        });
+    }
+}

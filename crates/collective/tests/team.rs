@@ -1,0 +1,229 @@
+//! A team on real threads: exchange, merge, cooperate, and every way to break them.
+
+use distribute_cluster::{Fault, Fingerprint, Operation};
+use distribute_collective::threads::{Member, Team};
+use std::panic::{AssertUnwindSafe, Location, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// Fails a test that hangs.
+fn watched(body: impl FnOnce() + Send + 'static) {
+    let (done, wait) = mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        body();
+        let _ = done.send(());
+    });
+    match wait.recv_timeout(Duration::from_secs(30)) {
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("the test hangs"),
+        _ => thread.join().unwrap(),
+    }
+}
+
+fn call(operation: Operation, detail: &'static str) -> Fingerprint {
+    Fingerprint::new(operation, detail, Location::caller())
+}
+
+fn barrier() -> Fingerprint {
+    call(Operation::Barrier, "")
+}
+
+#[test]
+fn everybody_gets_everybodys_offer_in_order() {
+    watched(|| {
+        for size in [1, 2, 3, 8] {
+            let team = Arc::new(Team::new(size).unwrap());
+            let sum = AtomicUsize::new(0);
+            team.run(1, MINUTE, &|member: Member| {
+                for round in 0..100 {
+                    let all = member.exchange(barrier(), (round, member.rank())).unwrap();
+                    let all: Vec<_> = all.iter().map(|o| **o).collect();
+                    assert_eq!(all, (0..size).map(|r| (round, r)).collect::<Vec<_>>());
+                }
+                sum.fetch_add(member.rank() + 1, Ordering::Relaxed);
+                true
+            });
+            assert_eq!(sum.into_inner(), size * (size + 1) / 2);
+        }
+    });
+}
+
+#[test]
+fn helpers_run_each_closure_once_and_may_borrow() {
+    watched(|| {
+        for size in [1, 2, 3, 8] {
+            let team = Arc::new(Team::new(size).unwrap());
+            team.run(1, MINUTE, &|member| {
+                for _ in 0..50 {
+                    let made = member.cooperate(barrier(), member.rank(), |offers, helpers| {
+                        let mut data: Vec<_> = offers.iter().map(|o| **o).collect();
+                        for _ in 0..3 {
+                            let parts: Vec<_> = data.iter_mut().map(|x| Mutex::new(Some(x))).collect();
+                            helpers.broadcast(&|rank| *parts[rank].lock().unwrap().take().unwrap() += 10);
+                        }
+                        data
+                    });
+                    assert_eq!(*made.unwrap(), (0..size).map(|r| r + 30).collect::<Vec<_>>());
+                }
+                true
+            });
+        }
+    });
+}
+
+#[test]
+fn merge_runs_once_on_replica_0() {
+    watched(|| {
+        let team = Arc::new(Team::new(3).unwrap());
+        let calls = AtomicUsize::new(0);
+        team.run(1, MINUTE, &|member| {
+            let sum = member.merge(barrier(), member.rank(), |offers| {
+                calls.fetch_add(1, Ordering::Relaxed);
+                offers.iter().map(|o| **o).sum::<usize>()
+            });
+            *sum.unwrap() == 3
+        });
+        assert_eq!(calls.into_inner(), 1);
+    });
+}
+
+#[test]
+fn a_mismatch_fails_on_all_members_and_the_next_round_works() {
+    watched(|| {
+        let team = Arc::new(Team::new(3).unwrap());
+        team.run(4, MINUTE, &|member| {
+            let detail = if member.rank() == 1 { "SUM float32[3]" } else { "SUM float32[2]" };
+            let blame = member.exchange(call(Operation::AllReduce, detail), ()).unwrap_err();
+            assert_eq!((blame.fault, blame.culprits.as_slice()), (Fault::Mismatch, &[1][..]));
+            assert!(blame.to_string().contains("step 4"), "{blame}");
+            assert_eq!(member.exchange(barrier(), ()).unwrap().len(), 3);
+            true
+        });
+    });
+}
+
+#[test]
+fn values_of_different_types_are_an_error_on_all_members() {
+    watched(|| {
+        let team = Arc::new(Team::new(2).unwrap());
+        team.run(1, MINUTE, &|member| {
+            let fault = match member.rank() {
+                0 => member.exchange(barrier(), 1u8).unwrap_err().fault,
+                _ => member.exchange(barrier(), "x").unwrap_err().fault,
+            };
+            assert_eq!(fault, Fault::Mismatch);
+            true
+        });
+    });
+}
+
+#[test]
+fn who_returns_early_is_named() {
+    watched(|| {
+        let team = Arc::new(Team::new(2).unwrap());
+        for early in [0, 1] {
+            team.run(1, MINUTE, &|member| {
+                if member.rank() == early {
+                    return true;
+                }
+                let blame = member.exchange(barrier(), ()).unwrap_err();
+                assert_eq!((blame.fault, blame.culprits.as_slice()), (Fault::Returned, &[early][..]));
+                true
+            });
+        }
+    });
+}
+
+#[test]
+fn a_panic_releases_the_others_and_is_resumed_by_run() {
+    watched(|| {
+        let team = Arc::new(Team::new(3).unwrap());
+        for guilty in 0..3 {
+            let panic = catch_unwind(AssertUnwindSafe(|| {
+                team.run(1, MINUTE, &|member| {
+                    if member.rank() == guilty {
+                        std::panic::resume_unwind(Box::new("boom"));
+                    }
+                    let blame = member.exchange(barrier(), ()).unwrap_err();
+                    assert_eq!((blame.fault, blame.culprits.as_slice()), (Fault::Failed, &[guilty][..]));
+                    true
+                });
+            }));
+            assert_eq!(panic.unwrap_err().downcast_ref::<&str>(), Some(&"boom"));
+            team.run(2, MINUTE, &|member| member.exchange(barrier(), ()).is_ok());
+        }
+    });
+}
+
+#[test]
+fn a_panic_while_leading_is_told_to_the_helpers() {
+    watched(|| {
+        let team = Arc::new(Team::new(3).unwrap());
+        let panic = catch_unwind(AssertUnwindSafe(|| {
+            team.run(1, MINUTE, &|member| {
+                let made = member.cooperate(barrier(), (), |_, helpers| {
+                    helpers.broadcast(&|rank| assert_ne!(rank, 1));
+                });
+                assert_eq!(made.unwrap_err().fault, Fault::Failed);
+                true
+            });
+        }));
+        assert!(panic.is_err());
+        team.run(2, MINUTE, &|member| member.cooperate(barrier(), (), |_, _| ()).is_ok());
+    });
+}
+
+#[test]
+fn a_late_member_is_named_at_the_deadline_and_finds_the_session_over() {
+    watched(|| {
+        let team = Arc::new(Team::new(2).unwrap());
+        let (told, wait) = mpsc::channel();
+        let wait = Mutex::new(wait);
+        let told = Mutex::new(told);
+        team.run(9, Duration::from_millis(50), &|member| {
+            if member.rank() == 1 {
+                // Comes only after the other has given up.
+                wait.lock().unwrap().recv_timeout(MINUTE).unwrap();
+            }
+            let blame = member.exchange(barrier(), ()).unwrap_err();
+            assert_eq!((blame.fault, blame.culprits.as_slice()), (Fault::Late, &[1][..]));
+            assert!(blame.to_string().contains("step 9: replica 0 waited 50ms in barrier"), "{blame}");
+            let _ = told.lock().unwrap().send(());
+            true
+        });
+        team.run(10, MINUTE, &|member| member.exchange(barrier(), ()).is_ok());
+    });
+}
+
+#[test]
+fn runs_nest_and_run_side_by_side() {
+    watched(|| {
+        let nested = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..20 {
+                        Team::borrow(2, |team| {
+                            team.run(1, MINUTE, &|member| {
+                                let merged = member.merge(barrier(), (), |_| {
+                                    Team::borrow(2, |inner| {
+                                        inner.run(1, MINUTE, &|m| {
+                                            nested.fetch_add(1, Ordering::Relaxed);
+                                            m.exchange(barrier(), ()).is_ok()
+                                        });
+                                    })
+                                    .is_ok()
+                                });
+                                *merged.unwrap()
+                            });
+                        })
+                        .unwrap();
+                    }
+                });
+            }
+        });
+        assert_eq!(nested.into_inner(), 4 * 20 * 2);
+    });
+}

@@ -1,0 +1,44 @@
+//! How many elements a dataset has.
+
+/// How many elements one pass over a dataset gives, as far as that is known without running it.
+#[doc(alias = "tf.data.Dataset.cardinality")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cardinality {
+    /// Exactly so many.
+    Finite(usize),
+    /// The dataset never ends.
+    #[doc(alias = "tf.data.INFINITE_CARDINALITY")]
+    Infinite,
+    /// Only running it tells: generators, files and filters.
+    #[doc(alias = "tf.data.UNKNOWN_CARDINALITY")]
+    Unknown,
+}
+
+impl Cardinality {
+    /// The number of elements, if it is finite and known.
+    pub fn finite(self) -> Option<usize> {
+        match self {
+            Cardinality::Finite(n) => Some(n),
+            _ => None,
+        }
+    }
+
+    /// Another number where it is finite; infinite and unknown stay.
+    pub(crate) fn map(self, f: impl FnOnce(usize) -> usize) -> Self {
+        match self {
+            Cardinality::Finite(n) => Cardinality::Finite(f(n)),
+            other => other,
+        }
+    }
+}
+
+impl std::fmt::Display for Cardinality {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Cardinality::Finite(1) => f.write_str("1 element"),
+            Cardinality::Finite(n) => write!(f, "{n} elements"),
+            Cardinality::Infinite => f.write_str("never ends"),
+            Cardinality::Unknown => f.write_str("length unknown"),
+        }
+    }
+}

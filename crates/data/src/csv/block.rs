@@ -1,0 +1,148 @@
+//! Rows of a CSV file becoming columns of tensors.
+
+use distribute_tensor::{HostTensor, Leaf, Tree};
+
+/// What the fields of a column are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ColumnType {
+    /// Numbers: `float32`.
+    F32,
+    /// Integers: `int64`.
+    I64,
+    /// Text: `string`, its bytes as they stand in the file.
+    Text,
+}
+
+/// What becomes of a row.
+#[derive(Clone, Debug)]
+pub(crate) enum Layout {
+    /// All columns: one vector of `float32`.
+    Features,
+    /// A vector of all columns but one, and that one as `int64`.
+    Labelled { label: usize },
+    /// Named scalars: name, place and type.
+    Columns(Vec<(String, usize, ColumnType)>),
+}
+
+/// Several rows, column by column, on the way to tensors.
+pub(crate) struct Block<'a> {
+    layout: &'a Layout,
+    width: usize,
+    rows: usize,
+    features: Vec<f32>,
+    labels: Vec<i64>,
+    columns: Vec<Fields>,
+}
+
+/// The fields of one column.
+enum Fields {
+    F32(Vec<f32>),
+    I64(Vec<i64>),
+    Text(Vec<Vec<u8>>),
+}
+
+/// A field that is not what its column needs.
+pub(crate) struct BadField {
+    pub(crate) column: usize,
+    pub(crate) expected: &'static str,
+}
+
+impl<'a> Block<'a> {
+    pub(crate) fn new(layout: &'a Layout, width: usize) -> Self {
+        let columns = match layout {
+            Layout::Features | Layout::Labelled { .. } => Vec::new(),
+            Layout::Columns(columns) => columns
+                .iter()
+                .map(|(_, _, kind)| match kind {
+                    ColumnType::F32 => Fields::F32(Vec::new()),
+                    ColumnType::I64 => Fields::I64(Vec::new()),
+                    ColumnType::Text => Fields::Text(Vec::new()),
+                })
+                .collect(),
+        };
+        Self { layout, width, rows: 0, features: Vec::new(), labels: Vec::new(), columns }
+    }
+
+    pub(crate) fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Adds a row of the right width. After a bad field the row is not there, but parts of it may be: such a block
+    /// takes no further rows.
+    pub(crate) fn push(&mut self, record: &::csv::ByteRecord) -> Result<(), BadField> {
+        match self.layout {
+            Layout::Features => {
+                for (column, field) in record.iter().enumerate() {
+                    self.features.push(f32_field(column, field)?);
+                }
+            }
+            Layout::Labelled { label } => {
+                for (column, field) in record.iter().enumerate() {
+                    match column == *label {
+                        true => self.labels.push(i64_field(column, field)?),
+                        false => self.features.push(f32_field(column, field)?),
+                    }
+                }
+            }
+            Layout::Columns(columns) => {
+                for ((_, place, _), fields) in columns.iter().zip(&mut self.columns) {
+                    let field = record.get(*place).unwrap_or_default();
+                    match fields {
+                        Fields::F32(fields) => fields.push(f32_field(*place, field)?),
+                        Fields::I64(fields) => fields.push(i64_field(*place, field)?),
+                        Fields::Text(fields) => fields.push(field.to_vec()),
+                    }
+                }
+            }
+        }
+        self.rows += 1;
+        Ok(())
+    }
+
+    /// The rows as one batch, without what a bad row left behind.
+    pub(crate) fn finish(mut self) -> distribute_tensor::Result<Tree<Leaf>> {
+        let rows = self.rows;
+        self.labels.truncate(rows);
+        Ok(match self.layout {
+            Layout::Features => matrix(self.features, rows, self.width)?,
+            Layout::Labelled { .. } => {
+                let features = matrix(self.features, rows, self.width.saturating_sub(1))?;
+                Tree::Tuple(vec![features, leaf(HostTensor::vector(self.labels))])
+            }
+            Layout::Columns(columns) => {
+                let vectors = self.columns.into_iter().map(|fields| match fields {
+                    Fields::F32(fields) => vector(fields, rows),
+                    Fields::I64(fields) => vector(fields, rows),
+                    Fields::Text(fields) => vector(fields, rows),
+                });
+                Tree::Dict(columns.iter().map(|(name, ..)| name.clone()).zip(vectors).collect())
+            }
+        })
+    }
+}
+
+fn matrix(mut elements: Vec<f32>, rows: usize, columns: usize) -> distribute_tensor::Result<Tree<Leaf>> {
+    elements.truncate(rows * columns);
+    Ok(leaf(HostTensor::new(elements, [rows, columns])?))
+}
+
+fn vector<T: distribute_tensor::Element>(mut elements: Vec<T>, rows: usize) -> Tree<Leaf> {
+    elements.truncate(rows);
+    leaf(HostTensor::vector(elements))
+}
+
+fn leaf(tensor: HostTensor) -> Tree<Leaf> {
+    Tree::Leaf(Leaf::Host(tensor))
+}
+
+fn f32_field(column: usize, field: &[u8]) -> Result<f32, BadField> {
+    parse(field).ok_or(BadField { column, expected: "a number (float32)" })
+}
+
+fn i64_field(column: usize, field: &[u8]) -> Result<i64, BadField> {
+    parse(field).ok_or(BadField { column, expected: "an integer (int64)" })
+}
+
+fn parse<T: std::str::FromStr>(field: &[u8]) -> Option<T> {
+    std::str::from_utf8(field).ok()?.trim().parse().ok()
+}

@@ -1,0 +1,151 @@
+//! Rows of CSV files as elements.
+
+mod block;
+mod file;
+mod stage;
+
+pub use block::ColumnType;
+pub(crate) use file::CsvFile;
+pub(crate) use stage::CsvStage;
+
+use crate::pipeline::Pipeline;
+use crate::{Dataset, Result};
+use block::Layout;
+use distribute_tensor::HostTensor;
+use file::Source;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Reads CSV: a file or bytes in memory, plain or compressed with gzip (which is seen from the first bytes).
+///
+/// One of [`features`](Csv::features), [`labelled`](Csv::labelled) and [`columns`](Csv::columns) says what an element
+/// is and makes the dataset. Each pass reads the file anew, as far as it is asked for; [`Dataset::load`] reads all of
+/// it into tensors, of which [`Dataset::from_slices`] then makes fast passes with full shuffles.
+///
+/// A row that is broken gives [`Error::Csv`](crate::Error::Csv), naming file, line and column.
+///
+/// ```
+/// use distribute_data::{Csv, Dataset};
+///
+/// let digits = Csv::bytes("digits.csv", b"0,7,3\n16,0,8\n").header(false).labelled(2)?;
+/// let (images, labels) = digits.load()?;
+/// assert_eq!(images.dims(), [2, 2]);
+/// assert_eq!(labels.as_slice::<i64>(), Some(&[3i64, 8][..]));
+/// let batches = Dataset::from_slices((images, labels))?.shuffle(2, 42).batch(2);
+/// # Ok::<(), distribute_data::Error>(())
+/// ```
+#[doc(alias = "tf.data.experimental.make_csv_dataset")]
+#[doc(alias = "tf.data.experimental.CsvDataset")]
+#[derive(Clone, Debug)]
+pub struct Csv {
+    source: Source,
+    header: bool,
+    delimiter: u8,
+}
+
+/// A column of a CSV file: by its place from 0 on, or by its name in the header line.
+#[derive(Clone, Debug)]
+pub enum Column {
+    /// The place, from 0 on.
+    At(usize),
+    /// The name in the header line.
+    Named(String),
+}
+
+impl From<usize> for Column {
+    fn from(place: usize) -> Self {
+        Column::At(place)
+    }
+}
+impl From<&str> for Column {
+    fn from(name: &str) -> Self {
+        Column::Named(name.into())
+    }
+}
+
+impl Csv {
+    /// Reads a file.
+    pub fn file(path: impl Into<PathBuf>) -> Self {
+        Self::new(Source::File(path.into()))
+    }
+
+    /// Reads bytes in memory, as `include_bytes!` gives them. `name` is what errors call them.
+    pub fn bytes(name: impl Into<String>, bytes: impl AsRef<[u8]> + Send + Sync + 'static) -> Self {
+        Self::new(Source::Bytes(name.into(), Arc::new(bytes)))
+    }
+
+    fn new(source: Source) -> Self {
+        Self { source, header: true, delimiter: b',' }
+    }
+
+    /// Whether the first line names the columns; it does by default.
+    pub fn header(self, header: bool) -> Self {
+        Self { header, ..self }
+    }
+
+    /// What stands between fields: a comma by default, `b'\t'` for TSV.
+    pub fn delimiter(self, delimiter: u8) -> Self {
+        Self { delimiter, ..self }
+    }
+
+    /// Elements are rows of numbers: `float32` of shape `[columns]`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`](crate::Error::Io) if the first line cannot be read; so for the other two.
+    pub fn features(self) -> Result<Dataset<HostTensor>> {
+        let file = CsvFile::open(self.source, self.header, self.delimiter, |_| Ok(Layout::Features))?;
+        Ok(Dataset::from_pipeline(Pipeline::Csv(Arc::new(file))))
+    }
+
+    /// Elements are (features, label): all other columns as `float32` of shape `[columns - 1]`, and the column
+    /// `label` as `int64`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoColumn`](crate::Error::NoColumn) if there is no column `label`.
+    pub fn labelled(self, label: impl Into<Column>) -> Result<Dataset<(HostTensor, i64)>> {
+        let label = label.into();
+        let file = CsvFile::open(self.source, self.header, self.delimiter, |columns| {
+            Ok(Layout::Labelled { label: columns.find(&label)? })
+        })?;
+        Ok(Dataset::from_pipeline(Pipeline::Csv(Arc::new(file))))
+    }
+
+    /// Elements are maps from name to scalar, of these columns and types; other columns are left out. A column that
+    /// is given by its place is named so in the map: `"3"`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoColumn`](crate::Error::NoColumn) if a column doesn't exist.
+    ///
+    /// ```
+    /// use distribute_data::csv::{ColumnType, Csv};
+    ///
+    /// let rows = Csv::bytes("packages.tsv", b"package\tsize\tsection\n0ad\t20\tgames\n").delimiter(b'\t');
+    /// let rows = rows.columns([("package", ColumnType::Text), ("size", ColumnType::F32)])?;
+    /// let row = rows.iter().next().unwrap()?;
+    /// assert_eq!(row["package"].as_slice::<Vec<u8>>(), Some(&[b"0ad".to_vec()][..]));
+    /// assert_eq!(row["size"].as_slice::<f32>(), Some(&[20f32][..]));
+    /// # Ok::<(), distribute_data::Error>(())
+    /// ```
+    pub fn columns<C: Into<Column>>(
+        self,
+        columns: impl IntoIterator<Item = (C, ColumnType)>,
+    ) -> Result<Dataset<BTreeMap<String, HostTensor>>> {
+        let wanted: Vec<(Column, ColumnType)> = columns.into_iter().map(|(c, t)| (c.into(), t)).collect();
+        let file = CsvFile::open(self.source, self.header, self.delimiter, |columns| {
+            let mut found = Vec::new();
+            for (column, kind) in &wanted {
+                let name = match column {
+                    Column::At(place) => place.to_string(),
+                    Column::Named(name) => name.clone(),
+                };
+                found.push((name, columns.find(column)?, *kind));
+            }
+            Ok(Layout::Columns(found))
+        })?;
+        Ok(Dataset::from_pipeline(Pipeline::Csv(Arc::new(file))))
+    }
+}

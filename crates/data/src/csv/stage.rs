@@ -1,0 +1,249 @@
+//! One pass over a CSV file.
+
+use super::block::Block;
+use super::file::CsvFile;
+use crate::rows::Rows;
+use crate::run::{Picks, Run};
+use crate::stage::Stage;
+use crate::{Error, Result};
+use std::io::Read;
+use std::sync::Arc;
+
+pub(crate) struct CsvStage {
+    file: Arc<CsvFile>,
+    reader: Option<::csv::Reader<Box<dyn Read + Send>>>,
+    record: ::csv::ByteRecord,
+    /// What went wrong after the rows that were handed on last.
+    failed: Option<Error>,
+}
+
+/// The most rows read at once. They become one tensor, out of which batches are cut, so they stay in memory together
+/// until the last of them is gone.
+const MOST_ROWS: usize = 1024;
+
+impl CsvStage {
+    pub(crate) fn new(file: Arc<CsvFile>) -> Self {
+        Self { file, reader: None, record: ::csv::ByteRecord::new(), failed: None }
+    }
+
+    fn read(&mut self, max: usize) -> Result<Option<Run>> {
+        if let Some(error) = self.failed.take() {
+            return Err(error);
+        }
+        let reader = match &mut self.reader {
+            Some(reader) => reader,
+            none => none.insert(self.file.rows()?),
+        };
+        let mut block = Block::new(&self.file.layout, self.file.columns.count);
+        while block.rows() < max.min(MOST_ROWS) {
+            match read_row(&self.file, reader, &mut self.record, &mut block) {
+                Ok(true) => {}
+                Ok(false) => break,
+                // The rows before the broken one come first.
+                Err(error) if block.rows() > 0 => {
+                    self.failed = Some(error);
+                    break;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        let len = block.rows();
+        if len == 0 {
+            return Ok(None);
+        }
+        let rows = Rows::Memory { tree: block.finish()?, len };
+        Ok(Some(Run::Rows(Arc::new(rows), Picks::Range(0..len))))
+    }
+}
+
+/// Reads one row; false at the end of the file.
+fn read_row(
+    file: &CsvFile,
+    reader: &mut ::csv::Reader<Box<dyn Read + Send>>,
+    record: &mut ::csv::ByteRecord,
+    block: &mut Block<'_>,
+) -> Result<bool> {
+    if !reader.read_byte_record(record).map_err(|e| file.error(e))? {
+        return Ok(false);
+    }
+    let start = record.position().map_or(0, |position| position.byte());
+    let broken = |column: usize, found: String, expected: String| match file.line(start) {
+        Ok(line) => Error::Csv { path: file.name(), line, column: column + 1, found, expected },
+        Err(error) => error,
+    };
+    let (width, found) = (file.columns.count, record.len());
+    if found != width {
+        return Err(broken(found.min(width), columns(found), columns(width)));
+    }
+    block.push(record).map_err(|bad| {
+        let field = quote(record.get(bad.column).unwrap_or_default());
+        broken(bad.column, field, format!("{}{}", bad.expected, file.columns.describe(bad.column)))
+    })?;
+    Ok(true)
+}
+
+fn columns(n: usize) -> String {
+    format!("{n} column{}", if n == 1 { "" } else { "s" })
+}
+
+/// A field as an error shows it: in quotes, and not all of it if it is long.
+fn quote(field: &[u8]) -> String {
+    let text = String::from_utf8_lossy(field);
+    match text.char_indices().nth(40) {
+        Some((end, _)) => format!("{:?}…", &text[..end]),
+        None => format!("{text:?}"),
+    }
+}
+
+impl Stage for CsvStage {
+    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+        self.read(max).transpose()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::csv::{ColumnType, Csv};
+    use crate::{Cardinality, Error};
+    use distribute_tensor::HostTensor;
+    use std::io::Write;
+
+    fn gzip(text: &str) -> Vec<u8> {
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+        encoder.write_all(text.as_bytes()).unwrap();
+        encoder.finish().unwrap()
+    }
+
+    fn f32s(tensor: &HostTensor) -> Vec<f32> {
+        tensor.as_slice::<f32>().unwrap().to_vec()
+    }
+
+    #[test]
+    fn features_with_and_without_header() {
+        let with = Csv::bytes("a.csv", "x,y\n1, 2.5\n-3,4e1\n").features().unwrap();
+        let rows: Vec<_> = with.iter().map(|row| f32s(&row.unwrap())).collect();
+        assert_eq!(rows, [[1., 2.5], [-3., 40.]]);
+        assert_eq!(with.cardinality(), Cardinality::Unknown);
+        let without = Csv::bytes("a.csv", "1,2\n3,4").header(false).features().unwrap();
+        assert_eq!(f32s(&without.load().unwrap()), [1., 2., 3., 4.]);
+        assert_eq!(without.explain(), "CSV file 'a.csv', 2 columns (length unknown)\n");
+        assert_eq!(Csv::bytes("a.csv", "x,y\n").features().unwrap().iter().count(), 0);
+        assert_eq!(Csv::bytes("a.csv", "").features().unwrap().iter().count(), 0);
+    }
+
+    #[test]
+    fn many_rows_come_in_order_however_they_are_asked_for() {
+        let text: String = (0..3000).map(|i| format!("{i},{}\n", i % 7)).collect();
+        let data = Csv::bytes("long.csv", text).header(false).labelled(1).unwrap();
+        let alone: Vec<_> = data.iter().map(|e| e.unwrap()).map(|(x, y)| (f32s(&x)[0] as i64, y)).collect();
+        assert_eq!(alone, (0..3000).map(|i| (i, i % 7)).collect::<Vec<_>>());
+        let (x, y) = data.batch(1100).iter().nth(1).unwrap().unwrap();
+        assert_eq!((x.dims(), y.dims()), (&[1100, 1][..], &[1100][..]));
+        assert_eq!(f32s(&x)[..2], [1100., 1101.]);
+        let mut shuffled: Vec<_> =
+            data.shuffle(500, 1).iter().map(|e| f32s(&e.unwrap().0)[0] as i64).collect();
+        shuffled.sort_unstable();
+        assert_eq!(shuffled, (0..3000).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn gzip_is_seen_whatever_the_name_and_several_members_are_one_file() {
+        let mut bytes = gzip("x,l\n1,5\n");
+        bytes.extend(gzip("2,6\n"));
+        let (x, labels) = Csv::bytes("plain.csv", bytes).labelled("l").unwrap().load().unwrap();
+        assert_eq!(f32s(&x), [1., 2.]);
+        assert_eq!(labels.as_slice::<i64>().unwrap(), [5, 6]);
+
+        let path = std::env::temp_dir().join(format!("distribute-data-{}.csv", std::process::id()));
+        std::fs::write(&path, gzip("x\n3\n")).unwrap();
+        assert_eq!(f32s(&Csv::file(&path).features().unwrap().load().unwrap()), [3.]);
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn typed_columns_by_name_and_place() {
+        let data =
+            Csv::bytes("p.tsv", "name\tsize\tn\n\"a \"\"b\"\"\tc\"\t1.5\t7\nd\t2\t8\n").delimiter(b'\t');
+        let by_name = data.clone().columns([("n", ColumnType::I64), ("name", ColumnType::Text)]).unwrap();
+        let row = by_name.iter().next().unwrap().unwrap();
+        assert_eq!(row.len(), 2);
+        assert_eq!(row["n"].as_slice::<i64>().unwrap(), [7]);
+        assert_eq!(row["name"].as_slice::<Vec<u8>>().unwrap(), [b"a \"b\"\tc".to_vec()]);
+        let all = data.columns([(1, ColumnType::F32)]).unwrap().load().unwrap();
+        assert_eq!(f32s(&all["1"]), [1.5, 2.]);
+    }
+
+    #[test]
+    fn a_broken_field_names_file_line_and_column_after_the_rows_before_it() {
+        let text = "x,y\n1,2\n\n3,4\n\n\n5,oops\n6,7\n";
+        let mut iter = Csv::bytes("b.csv", text).features().unwrap().batch(2).iter();
+        assert_eq!(f32s(&iter.next().unwrap().unwrap()), [1., 2., 3., 4.]);
+        let error = iter.next().unwrap().unwrap_err();
+        let expected = "'b.csv', line 7, column 2: found \"oops\", expected a number (float32) for 'y'";
+        assert_eq!(error.to_string(), expected);
+        assert!(iter.next().is_none());
+
+        let single = Csv::bytes("b.csv", text).features().unwrap();
+        assert_eq!(single.iter().filter(Result::is_ok).count(), 2);
+        let error =
+            Csv::bytes("b.csv", "1,2\r\n3,4.5\r\n").header(false).labelled(1).unwrap().load().unwrap_err();
+        let expected = "'b.csv', line 2, column 2: found \"4.5\", expected an integer (int64)";
+        assert_eq!(error.to_string(), expected);
+    }
+
+    #[test]
+    fn lines_are_counted_as_editors_do() {
+        let line =
+            |text: &'static str| match Csv::bytes("l.csv", text).features().unwrap().load().unwrap_err() {
+                Error::Csv { line, .. } => line,
+                other => panic!("{other}"),
+            };
+        assert_eq!(line("x\r\n1\r\n?\r\n"), 3);
+        assert_eq!(line("x\r\n\r\n\r\n1\r\n\r\n?"), 6);
+        assert_eq!(line("x\r1\r?\r"), 3);
+        assert_eq!(line("\n\nx\n?\n"), 4);
+        assert_eq!(line("\"a\nb\"\n1\n?\n"), 4);
+        assert_eq!(line("x\n\"1\n2\"\n"), 2);
+    }
+
+    #[test]
+    fn a_row_of_another_width_names_line_and_column() {
+        let data = |text: &'static str| Csv::bytes("w.csv", text).header(false).features().unwrap();
+        let error = data("1,2,3\n4,5\n").load().unwrap_err();
+        assert_eq!(error.to_string(), "'w.csv', line 2, column 3: found 2 columns, expected 3 columns");
+        let error = data("1\n2\n3,4\n").load().unwrap_err();
+        assert_eq!(error.to_string(), "'w.csv', line 3, column 2: found 2 columns, expected 1 column");
+        let long: &'static str = "1\n2222222222222222222222222222222222222222222222222222222222x\n";
+        let error = data(long).load().unwrap_err();
+        assert!(matches!(&error, Error::Csv { found, .. } if found.ends_with("2\"…")), "{error}");
+    }
+
+    #[test]
+    fn bytes_that_are_no_text_are_an_error_where_numbers_are_needed() {
+        let error = Csv::bytes("n.csv", b"x\n\xff\xfe\n").features().unwrap().load().unwrap_err();
+        assert!(matches!(error, Error::Csv { line: 2, column: 1, .. }), "{error}");
+        let text = Csv::bytes("n.csv", b"x\n\xff\xfe\n").columns([("x", ColumnType::Text)]).unwrap();
+        assert_eq!(text.load().unwrap()["x"].as_slice::<Vec<u8>>().unwrap(), [b"\xff\xfe".to_vec()]);
+    }
+
+    #[test]
+    fn missing_files_columns_and_broken_gzip_are_typed_errors() {
+        let error = Csv::file("/nonexistent/digits.csv").features().unwrap_err();
+        assert!(matches!(&error, Error::Io { path, .. } if path == "/nonexistent/digits.csv"), "{error}");
+
+        let data = || Csv::bytes("c.csv", "x,y\n1,2\n");
+        let error = data().labelled("z").unwrap_err();
+        assert_eq!(error.to_string(), "'c.csv' has no column 'z'; it has x, y");
+        let error = data().labelled(2).unwrap_err();
+        assert_eq!(error.to_string(), "'c.csv' has no column 2; it has columns 0 to 1");
+        let error = data().header(false).labelled("x").unwrap_err();
+        assert!(error.to_string().ends_with("give the column's place instead"), "{error}");
+        assert!(matches!(Csv::bytes("c.csv", "").labelled(0), Err(Error::NoColumn { .. })));
+
+        let text: String = (0..5000).map(|i| format!("{}\n", i * 7919 % 5003)).collect();
+        let mut cut = gzip(&text);
+        cut.truncate(cut.len() / 2);
+        let error = Csv::bytes("cut.gz", cut).header(false).features().unwrap().load().unwrap_err();
+        assert!(matches!(&error, Error::Io { path, .. } if path == "cut.gz"), "{error}");
+    }
+}

@@ -1,0 +1,54 @@
+//! [`Iter`]: one pass over a dataset.
+
+use crate::stage::Stage;
+use crate::{Error, Result};
+use distribute_tensor::Nest;
+use std::marker::PhantomData;
+
+/// One pass over a [`Dataset`](super::Dataset). After the end or an error it gives nothing more.
+pub struct Iter<T> {
+    state: State,
+    index: usize,
+    elements: PhantomData<fn() -> T>,
+}
+
+enum State {
+    Running(Box<dyn Stage>),
+    Broken(Error),
+    Ended,
+}
+
+impl<T: Nest> Iter<T> {
+    /// A pass, or the error that it gives first.
+    pub(crate) fn new(stage: Result<Box<dyn Stage>>) -> Self {
+        Self { state: stage.map_or_else(State::Broken, State::Running), index: 0, elements: PhantomData }
+    }
+
+    fn pull(&mut self, stage: &mut dyn Stage) -> Result<Option<T>> {
+        let Some(run) = stage.next(1) else { return Ok(None) };
+        let Some(tree) = run?.into_values()?.pop() else { return Ok(None) };
+        let index = self.index;
+        self.index += 1;
+        T::from_tree(tree).map(Some).map_err(|source| Error::Type { operation: "iterate", index, source })
+    }
+}
+
+impl<T: Nest> Iterator for Iter<T> {
+    type Item = Result<T>;
+
+    fn next(&mut self) -> Option<Result<T>> {
+        // Ended until proven otherwise, so the stages and their threads go as soon as there is nothing more to get.
+        let mut stage = match std::mem::replace(&mut self.state, State::Ended) {
+            State::Running(stage) => stage,
+            State::Broken(error) => return Some(Err(error)),
+            State::Ended => return None,
+        };
+        let pulled = self.pull(stage.as_mut()).transpose();
+        if matches!(pulled, Some(Ok(_))) {
+            self.state = State::Running(stage);
+        }
+        pulled
+    }
+}
+
+impl<T: Nest> std::iter::FusedIterator for Iter<T> {}

@@ -1,0 +1,220 @@
+//! [`Dataset`]: a pipeline of nests, and iterating it.
+
+mod iter;
+#[cfg(test)]
+mod model;
+mod sources;
+mod transformations;
+
+pub use iter::Iter;
+pub use sources::Numbers;
+
+use crate::pipeline::{Batching, Pipeline};
+use crate::run::Assembly;
+use crate::{Batchable, Cardinality, Error, Result};
+use distribute_tensor::Nest;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A pipeline of elements of type `T`: a source and transformations, run anew by each pass over it.
+///
+/// Nothing is computed before it is asked for. Clones are handles on the same dataset.
+///
+/// # Passes and epochs
+///
+/// Passes over a dataset, by [`iter`](Dataset::iter) or a `for` loop, are counted, and the order of every
+/// [`shuffle`](Dataset::shuffle) in it depends on its seed and that count: each pass has another order, and the same
+/// program has the same orders each time it runs. Clones count together; a transformation of a dataset counts by
+/// itself, from 0. [`epoch`](Dataset::epoch) gives the pass of any number.
+///
+/// # Errors
+///
+/// Elements come as [`Result`]s. After an error a pass is over; the next pass starts from the beginning.
+#[doc(alias = "tf.data.Dataset")]
+pub struct Dataset<T> {
+    pipeline: Arc<Pipeline>,
+    passes: Arc<AtomicU64>,
+    elements: PhantomData<fn() -> T>,
+}
+
+impl<T> Clone for Dataset<T> {
+    fn clone(&self) -> Self {
+        Self { pipeline: self.pipeline.clone(), passes: self.passes.clone(), elements: PhantomData }
+    }
+}
+
+impl<T> std::fmt::Debug for Dataset<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Dataset<{}> of\n{}", std::any::type_name::<T>(), self.explain())
+    }
+}
+
+impl<T> Dataset<T> {
+    /// How many elements a pass gives, as far as that is known without running it.
+    #[doc(alias = "tf.data.Dataset.cardinality")]
+    pub fn cardinality(&self) -> Cardinality {
+        self.pipeline.cardinality()
+    }
+
+    /// Whether elements are batches and of what size, as far as the pipeline tells.
+    ///
+    /// Slices whose rows are batches already count as single elements; `.map(|batch| batch)` makes that
+    /// [`Batching::Unknown`].
+    pub fn batching(&self) -> Batching {
+        self.pipeline.batching()
+    }
+
+    /// Whether all parameters are in their ranges, without running anything.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Parameter`]: `batch(0)` or `shuffle(0, …)`. A pass over such a dataset gives the same error.
+    pub fn check(&self) -> Result<()> {
+        self.pipeline.check()
+    }
+
+    /// [`check`](Dataset::check), and that elements are not single ones that cannot be cut over replicas.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotBatched`] if [`batching`](Dataset::batching) is [`Batching::Elements`].
+    pub fn check_batched(&self) -> Result<()> {
+        self.check()?;
+        match self.batching() {
+            Batching::Elements => Err(Error::NotBatched { what: "the dataset gives single elements".into() }),
+            _ => Ok(()),
+        }
+    }
+
+    /// The operations from the source on, one a line, each with the number of elements behind it.
+    pub fn explain(&self) -> String {
+        self.pipeline.explain()
+    }
+
+    /// The same dataset, its elements read as another type of nest: `Tree<Leaf>` for any structure, or
+    /// `(HostTensor, i64)` where the second part is a scalar. An element that is no `U` gives [`Error::Type`].
+    pub fn typed<U: Nest>(&self) -> Dataset<U> {
+        Dataset { pipeline: self.pipeline.clone(), passes: self.passes.clone(), elements: PhantomData }
+    }
+
+    fn new(pipeline: Pipeline) -> Self {
+        Self { pipeline: Arc::new(pipeline), passes: Arc::default(), elements: PhantomData }
+    }
+}
+
+impl<T: Nest> Dataset<T> {
+    pub(crate) fn from_pipeline(pipeline: Pipeline) -> Self {
+        Self::new(pipeline)
+    }
+
+    /// Starts the next pass.
+    pub fn iter(&self) -> Iter<T> {
+        self.epoch(self.passes.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Starts the pass of a given number, in the order that this pass has. Does not count as a pass.
+    pub fn epoch(&self, number: u64) -> Iter<T> {
+        Iter::new(self.check().map(|()| self.pipeline.start(number)))
+    }
+}
+
+impl<T: Batchable> Dataset<T> {
+    /// Runs one pass (which counts) and returns all elements as one batch: every leaf of shape `[…]` becomes one of
+    /// shape `[n, …]`. Of a dataset of rows, that is the whole as tensors.
+    ///
+    /// # Errors
+    ///
+    /// Those of the pass; [`Error::Endless`], [`Error::Empty`], and [`Error::Stack`] if elements differ in shape.
+    pub fn load(&self) -> Result<T::Batch> {
+        if self.cardinality() == Cardinality::Infinite {
+            return Err(Error::Endless { operation: "load" });
+        }
+        self.check()?;
+        let mut stage = self.pipeline.start(self.passes.fetch_add(1, Ordering::Relaxed));
+        let mut all = Assembly::default();
+        while let Some(run) = stage.next(usize::MAX) {
+            all.push(run?);
+        }
+        if all.len() == 0 {
+            return Err(Error::Empty { operation: "load" });
+        }
+        let type_error = |source| Error::Type { operation: "load", index: 0, source };
+        T::Batch::from_tree(all.finish(0)?).map_err(type_error)
+    }
+}
+
+impl<T: Nest> IntoIterator for &Dataset<T> {
+    type Item = Result<T>;
+    type IntoIter = Iter<T>;
+
+    fn into_iter(self) -> Iter<T> {
+        self.iter()
+    }
+}
+
+impl<T: Nest> IntoIterator for Dataset<T> {
+    type Item = Result<T>;
+    type IntoIter = Iter<T>;
+
+    fn into_iter(self) -> Iter<T> {
+        self.iter()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{ids, values};
+    use distribute_tensor::HostTensor;
+
+    #[test]
+    fn each_pass_starts_from_the_beginning() {
+        let data = Dataset::range(3).batch(2);
+        assert_eq!(ids(&data), ids(&data));
+        let mut half = data.iter();
+        half.next();
+        assert_eq!(half.count(), 1);
+        assert_eq!((&data).into_iter().count(), 2);
+        assert_eq!(data.into_iter().count(), 2);
+    }
+
+    #[test]
+    fn clones_count_passes_together_and_transformations_by_themselves() {
+        let data = Dataset::range(50).shuffle(50, 1);
+        let orders: Vec<Vec<i64>> = (0..3).map(|e| data.epoch(e).map(Result::unwrap).collect()).collect();
+        assert_eq!(values(&data), orders[0]);
+        assert_eq!(values(&data.clone()), orders[1]);
+        assert_eq!(values(&data), orders[2]);
+        assert_eq!(values(&data.take(50)), orders[0]);
+    }
+
+    #[test]
+    fn load_gives_everything_as_one_batch() {
+        let (x, y) = Dataset::range(3).map(|i| (i, i as f32 / 2.)).load().unwrap();
+        assert_eq!(x.as_slice::<i64>().unwrap(), [0, 1, 2]);
+        assert_eq!(y.as_slice::<f32>().unwrap(), [0., 0.5, 1.]);
+        assert!(matches!(Dataset::range(0).load(), Err(Error::Empty { .. })));
+        assert!(matches!(Dataset::range(1).repeat_forever().load(), Err(Error::Endless { .. })));
+        let x = HostTensor::vector(vec![1i64, 2, 3]);
+        assert_eq!(Dataset::from_slices(x).unwrap().repeat(2).load().unwrap().dims(), [6]);
+    }
+
+    #[test]
+    fn datasets_that_were_not_batched_are_found_without_running_them() {
+        let x = HostTensor::new(vec![0f32; 6], [3, 2]).unwrap();
+        let data = Dataset::from_slices(x).unwrap();
+        // The elements are vectors, which a split would cut through.
+        let error = data.shuffle(3, 1).check_batched().unwrap_err();
+        assert!(error.to_string().contains(".batch(global_batch_size)"), "{error}");
+        data.batch(2).repeat_forever().check_batched().unwrap();
+        data.batch(2).map(|x| x).check_batched().unwrap();
+        assert!(matches!(data.batch(0).check_batched(), Err(Error::Parameter { .. })));
+    }
+
+    #[test]
+    fn debug_shows_the_plan() {
+        let text = format!("{:?}", Dataset::range(3).batch(2));
+        assert!(text.contains("HostTensor") && text.contains("batch 2"), "{text}");
+    }
+}

@@ -1,0 +1,176 @@
+//! What can go wrong while data is read, changed and cut.
+
+/// The result of operations on datasets.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// An error of any type, as user functions return them.
+pub type Cause = Box<dyn std::error::Error + Send + Sync>;
+
+/// What went wrong with a dataset. Every variant says where: a file and line, or the index of an element.
+///
+/// Indices count from 0 within one pass over the dataset; lines and columns of files count from 1, as editors do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A file could not be opened or read, or its compressed stream is broken.
+    #[error("cannot read '{path}': {source}")]
+    Io {
+        /// The file, or the name given to bytes in memory.
+        path: String,
+        /// What the operating system or the decoder said.
+        source: std::io::Error,
+    },
+    /// A field of a CSV file is not what its column needs, or a row is wider or narrower than the first.
+    #[error("'{path}', line {line}, column {column}: found {found}, expected {expected}")]
+    Csv {
+        /// The file, or the name given to bytes in memory.
+        path: String,
+        /// The line, counted from 1, on which the row starts.
+        line: u64,
+        /// The column, counted from 1.
+        column: usize,
+        /// What stood there.
+        found: String,
+        /// What had to stand there.
+        expected: String,
+    },
+    /// A CSV file has no such column.
+    #[error("'{path}' has no column {column}; it has {known}")]
+    NoColumn {
+        /// The file, or the name given to bytes in memory.
+        path: String,
+        /// The column asked for.
+        column: String,
+        /// The columns that there are.
+        known: String,
+    },
+    /// The function given to `try_map` returned an error.
+    #[error("map failed at element {index}: {cause}")]
+    Map {
+        /// The element, counted from 0 within the pass.
+        index: usize,
+        /// What the function said.
+        #[source]
+        cause: Cause,
+    },
+    /// The iterator of a generator returned an error.
+    #[error("the generator failed at element {index}: {cause}")]
+    Generator {
+        /// The element, counted from 0 within the pass.
+        index: usize,
+        /// What the iterator said.
+        #[source]
+        cause: Cause,
+    },
+    /// A function given to the dataset panicked. The panic is caught; the pass over the dataset is over.
+    #[error("the function given to {operation} panicked at element {index}: {message}")]
+    Panicked {
+        /// The transformation or source.
+        operation: &'static str,
+        /// The element, counted from 0 within the pass.
+        index: usize,
+        /// The panic's message.
+        message: String,
+    },
+    /// An element is not of the Rust type that the dataset's type promises.
+    #[error("{operation}: element {index} has another type than the dataset says: {source}")]
+    Type {
+        /// Who wanted the element.
+        operation: &'static str,
+        /// The element, counted from 0 within the pass.
+        index: usize,
+        /// What was needed and what was found.
+        source: distribute_tensor::Error,
+    },
+    /// Elements cannot be put together to a batch: their structures, dtypes or shapes differ.
+    #[error(
+        "batch {batch} cannot be put together from its {elements} elements: {source}; all elements of a batch need one structure, dtype and shape"
+    )]
+    Stack {
+        /// The batch, counted from 0 within the pass.
+        batch: usize,
+        /// How many elements it has.
+        elements: usize,
+        /// How they differ.
+        source: distribute_tensor::Error,
+    },
+    /// Single elements were to be cut over replicas.
+    #[error(
+        "{what}, so it cannot be cut over replicas: call `.batch(global_batch_size)` on the dataset first"
+    )]
+    NotBatched {
+        /// What was found instead of a batch.
+        what: String,
+    },
+    /// A scalar stands where rows are needed.
+    #[error("{operation} needs rows, but {path} is a scalar: it has no axis 0 to cut")]
+    Scalar {
+        /// What was being done.
+        operation: &'static str,
+        /// Where in the structure: `value.a[1]`.
+        path: String,
+    },
+    /// Two leaves of one nest have different numbers of rows.
+    #[error("{operation} needs equal sizes of axis 0: {first_path} has {first} rows, {path} has {rows}")]
+    UnequalRows {
+        /// What was being done.
+        operation: &'static str,
+        /// The first leaf.
+        first_path: String,
+        /// Its number of rows.
+        first: usize,
+        /// The leaf that differs.
+        path: String,
+        /// Its number of rows.
+        rows: usize,
+    },
+    /// A nest without any leaf has no rows.
+    #[error("{operation} needs at least one tensor, but {found} holds none")]
+    NoTensor {
+        /// What was being done.
+        operation: &'static str,
+        /// The structure found.
+        found: String,
+    },
+    /// A dataset that had to have elements has none.
+    #[error("{operation} needs at least one element, but the dataset is empty")]
+    Empty {
+        /// What was being done.
+        operation: &'static str,
+    },
+    /// A dataset that had to end never does.
+    #[error("{operation} needs a dataset that ends, but this one is repeated forever: call `.take(n)` first")]
+    Endless {
+        /// What was being done.
+        operation: &'static str,
+    },
+    /// A parameter is outside of its range.
+    #[error("{operation}: {parameter} is {found}, but must be {expected}")]
+    Parameter {
+        /// The transformation.
+        operation: &'static str,
+        /// Its parameter.
+        parameter: &'static str,
+        /// The value given.
+        found: String,
+        /// What it has to be.
+        expected: &'static str,
+    },
+    /// The thread of a prefetch could not be started.
+    #[error(
+        "cannot start the thread of prefetch: {source}; use fewer prefetches or raise the limit of threads"
+    )]
+    Thread {
+        /// What the operating system said.
+        source: std::io::Error,
+    },
+    /// The thread of a prefetch ended without saying why.
+    #[error("the thread of prefetch died: {message}")]
+    ThreadDied {
+        /// Its panic's message.
+        message: String,
+    },
+    /// A tensor operation failed.
+    #[error(transparent)]
+    Tensor(#[from] distribute_tensor::Error),
+}

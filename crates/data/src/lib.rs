@@ -1,0 +1,63 @@
+//! Pipelines of nested tensors: where data comes from, what is done to it, and how batches are cut over replicas.
+//!
+//! ```
+//! use distribute_data::{Dataset, SplitRule, split};
+//! use distribute_tensor::HostTensor;
+//!
+//! let x = HostTensor::new((0..10).map(|i| i as f32).collect::<Vec<_>>(), [5, 2])?;
+//! let y = HostTensor::vector(vec![0i64, 1, 2, 3, 4]);
+//! let batches = Dataset::from_slices((x, y))?.shuffle(5, 42).batch(4);
+//!
+//! for batch in &batches {
+//!     let (x, y) = batch?;                                  // [4, 2] and [4], then [1, 2] and [1]
+//!     let pieces = split((x, y), 3, SplitRule::Even)?;      // for 3 replicas: 2, 1, 1 rows, then 1, 0, 0
+//!     assert_eq!(pieces.len(), 3);
+//! }
+//! # Ok::<(), distribute_data::Error>(())
+//! ```
+//!
+//! In reading order:
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`dataset`] | [`Dataset`]: sources, transformations, iteration |
+//! | [`csv`] | [`Csv`]: rows of CSV files as elements |
+//! | [`batchable`] | [`Batchable`]: which type a batch of elements has |
+//! | [`cardinality`] | [`Cardinality`]: how many elements there are |
+//! | [`plan`] | who gets which rows, as functions of numbers: [`SplitRule`] and TensorFlow's sizes |
+//! | [`mod@split`] | cutting a batch into the pieces of replicas |
+//! | [`error`] | [`Error`]: what can go wrong, and where |
+//!
+//! Inside, a dataset is a `pipeline`, which is data: operations and their parameters. Iterating starts a chain of
+//! `stage`s that hand on `run`s of elements, in which `rows` of a source stay numbers until a batch of them is cut
+//! out in one piece.
+//!
+//! A user's function that fails or panics gives an error that names the element; it never takes the process down.
+
+#![forbid(unsafe_code)]
+
+pub mod batchable;
+pub mod cardinality;
+pub mod csv;
+pub mod dataset;
+pub mod error;
+pub mod plan;
+pub mod split;
+
+mod guard;
+mod pipeline;
+mod random;
+mod rows;
+mod run;
+mod stage;
+#[cfg(test)]
+mod testing;
+
+pub use batchable::Batchable;
+pub use cardinality::Cardinality;
+pub use csv::Csv;
+pub use dataset::{Dataset, Iter};
+pub use error::{Cause, Error, Result};
+pub use pipeline::Batching;
+pub use plan::split::SplitRule;
+pub use split::{split, split_batch};

@@ -1,0 +1,102 @@
+//! How a stream of rows is cut anew into pieces, over the borders of the batches it came in.
+//!
+//! This is TensorFlow's way with batches whose size is known: it numbers all rows of the stream and cuts them into a
+//! cycle of sizes, chosen so that any two replicas of any two workers differ by one row at most and each step of all
+//! workers takes a global batch.
+
+use std::ops::Range;
+
+/// The cycle of piece sizes of one worker, for global batches of `batch` rows, `workers` workers and
+/// `replicas_per_worker` replicas on each (DIST-6).
+///
+/// The cycle has one size for each replica of all workers together, and each worker starts it at its own first
+/// replica. It is empty if there are no workers, no replicas or no such worker.
+///
+/// ```
+/// use distribute_data::plan::recut::worker_sizes;
+/// assert_eq!(worker_sizes(7, 2, 2, 0), [2, 2, 2, 1]);
+/// assert_eq!(worker_sizes(7, 2, 2, 1), [2, 1, 2, 2]);
+/// ```
+pub fn worker_sizes(batch: usize, workers: usize, replicas_per_worker: usize, worker: usize) -> Vec<usize> {
+    let replicas = workers.saturating_mul(replicas_per_worker);
+    if replicas == 0 || worker >= workers {
+        return Vec::new();
+    }
+    let mut sizes: Vec<usize> =
+        (0..replicas).map(|r| batch / replicas + usize::from(r < batch % replicas)).collect();
+    sizes.rotate_left(worker * replicas_per_worker);
+    sizes
+}
+
+/// Cuts `rows` rows into pieces of `sizes`, taken in turn and starting over.
+///
+/// The last piece may be shorter. A size of 0 gives an empty piece, also when all rows are used up, until a larger
+/// size finds nothing left. If no size is larger than 0, there are no pieces.
+pub fn recut(rows: usize, sizes: &[usize]) -> Vec<Range<usize>> {
+    if sizes.iter().all(|size| *size == 0) {
+        return Vec::new();
+    }
+    let mut pieces = Vec::new();
+    let mut start = 0;
+    for size in sizes.iter().cycle() {
+        if *size > 0 && start == rows {
+            break;
+        }
+        let end = rows.min(start.saturating_add(*size));
+        pieces.push(start..end);
+        start = end;
+    }
+    pieces
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn sizes_of_the_rules() {
+        assert_eq!(worker_sizes(5, 2, 2, 0), [2, 1, 1, 1]);
+        assert_eq!(worker_sizes(5, 2, 2, 1), [1, 1, 2, 1]);
+        assert_eq!(worker_sizes(2, 2, 2, 0), [1, 1, 0, 0]);
+        assert_eq!(worker_sizes(2, 2, 2, 1), [0, 0, 1, 1]);
+        assert_eq!(worker_sizes(10, 3, 1, 0), [4, 3, 3]);
+        assert_eq!(worker_sizes(10, 3, 1, 2), [3, 4, 3]);
+        assert_eq!(worker_sizes(4, 1, 3, 0), [2, 1, 1]);
+        assert_eq!(worker_sizes(4, 0, 3, 0), [0; 0]);
+        assert_eq!(worker_sizes(4, 2, 2, 2), [0; 0]);
+    }
+
+    #[test]
+    fn empty_pieces_come_until_a_size_finds_nothing_left() {
+        assert_eq!(recut(5, &[2]), [0..2, 2..4, 4..5]);
+        assert_eq!(recut(2, &[1, 0, 0]), [0..1, 1..1, 1..1, 1..2, 2..2, 2..2]);
+        assert_eq!(recut(1, &[0, 2]), [0..0, 0..1, 1..1]);
+        assert_eq!(recut(0, &[3]), [0..0; 0]);
+        assert_eq!(recut(3, &[0]), [0..0; 0]);
+        assert_eq!(recut(3, &[]), [0..0; 0]);
+    }
+
+    proptest! {
+        #[test]
+        fn all_workers_together_take_a_batch_a_step(batch in 0usize..100, workers in 1usize..6, replicas in 1usize..5) {
+            let sizes: Vec<_> = (0..workers).map(|w| worker_sizes(batch, workers, replicas, w)).collect();
+            for step in 0..workers {
+                let all: Vec<_> = sizes.iter().flat_map(|s| &s[step * replicas..(step + 1) * replicas]).collect();
+                prop_assert_eq!(all.iter().copied().sum::<usize>(), batch);
+                prop_assert!(*all.iter().max().unwrap() - *all.iter().min().unwrap() <= 1);
+            }
+        }
+
+        #[test]
+        fn pieces_are_the_stream_in_order(rows in 0usize..200, sizes in proptest::collection::vec(0usize..7, 1..6)) {
+            let pieces = recut(rows, &sizes);
+            let mut next = 0;
+            for piece in &pieces {
+                prop_assert_eq!(piece.start, next);
+                next = piece.end;
+            }
+            prop_assert!(next == rows || sizes.iter().all(|s| *s == 0));
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! Elements on their way through a pipeline, several at a time.
+//!
+//! A [`Run`] is what stages hand on. Rows of a source stay numbers of rows for as long as nobody looks at them, so
+//! that a batch of them is cut out of the source in one piece: by a view when they stand next to each other, by one
+//! gather when they don't.
+
+use crate::rows::Rows;
+use crate::{Error, Result};
+use distribute_tensor::{Leaf, Tree};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// One or more elements in order.
+pub(crate) enum Run {
+    /// Rows of a source, not yet looked at.
+    Rows(Arc<Rows>, Picks),
+    /// Elements by themselves.
+    Values(Vec<Tree<Leaf>>),
+}
+
+/// Which rows, in which order.
+pub(crate) enum Picks {
+    /// Rows next to each other.
+    Range(Range<usize>),
+    /// Any rows.
+    List(Vec<usize>),
+}
+
+impl Picks {
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Picks::Range(range) => range.len(),
+            Picks::List(list) => list.len(),
+        }
+    }
+
+    /// The rows as a list.
+    pub(crate) fn into_list(self) -> Vec<usize> {
+        match self {
+            Picks::Range(range) => range.collect(),
+            Picks::List(list) => list,
+        }
+    }
+
+    /// Puts the rows behind those of a list.
+    pub(crate) fn extend(self, list: &mut Vec<usize>) {
+        match self {
+            Picks::Range(range) => list.extend(range),
+            Picks::List(more) => list.extend(more),
+        }
+    }
+
+    /// Puts more rows behind these.
+    fn append(&mut self, other: Picks) {
+        match (&mut *self, other) {
+            (Picks::Range(mine), Picks::Range(theirs)) if mine.end == theirs.start => mine.end = theirs.end,
+            (Picks::List(mine), theirs) => theirs.extend(mine),
+            (Picks::Range(mine), theirs) => {
+                let mut list: Vec<usize> = mine.clone().collect();
+                theirs.extend(&mut list);
+                *self = Picks::List(list);
+            }
+        }
+    }
+}
+
+impl Run {
+    /// One element.
+    pub(crate) fn one(value: Tree<Leaf>) -> Self {
+        Run::Values(vec![value])
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Run::Rows(_, picks) => picks.len(),
+            Run::Values(values) => values.len(),
+        }
+    }
+
+    /// The elements, each by itself.
+    pub(crate) fn into_values(self) -> Result<Vec<Tree<Leaf>>> {
+        match self {
+            Run::Rows(source, Picks::Range(range)) => range.map(|i| source.row(i)).collect(),
+            Run::Rows(source, Picks::List(list)) => list.into_iter().map(|i| source.row(i)).collect(),
+            Run::Values(values) => Ok(values),
+        }
+    }
+
+    /// Puts `other` behind this run; gives it back if the two cannot be one run.
+    pub(crate) fn append(&mut self, other: Run) -> Option<Run> {
+        match (self, other) {
+            (Run::Rows(mine, picks), Run::Rows(theirs, more)) if Arc::ptr_eq(mine, &theirs) => {
+                picks.append(more);
+                None
+            }
+            (Run::Values(mine), Run::Values(theirs)) => {
+                mine.extend(theirs);
+                None
+            }
+            (_, other) => Some(other),
+        }
+    }
+
+    /// The elements as one batch: every leaf gets a new axis 0.
+    fn into_batch(self) -> Result<Tree<Leaf>, Fault> {
+        match self {
+            Run::Rows(source, Picks::Range(range)) => source.slice(range).map_err(Fault::from),
+            Run::Rows(source, Picks::List(list)) => source.gather(&list).map_err(Fault::from),
+            Run::Values(values) => Tree::stack(values).map_err(Fault::Tensor),
+        }
+    }
+}
+
+/// Why runs could not be put together.
+enum Fault {
+    Tensor(distribute_tensor::Error),
+    Other(Error),
+}
+
+impl From<Error> for Fault {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Tensor(source) => Fault::Tensor(source),
+            other => Fault::Other(other),
+        }
+    }
+}
+
+/// Runs that are to become one batch.
+#[derive(Default)]
+pub(crate) struct Assembly {
+    runs: Vec<Run>,
+    len: usize,
+}
+
+impl Assembly {
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(crate) fn push(&mut self, run: Run) {
+        self.len += run.len();
+        let rest = match self.runs.last_mut() {
+            Some(last) => last.append(run),
+            None => Some(run),
+        };
+        self.runs.extend(rest);
+    }
+
+    /// The batch. `number` is its place in the pass, for the error.
+    pub(crate) fn finish(self, number: usize) -> Result<Tree<Leaf>> {
+        let elements = self.len;
+        self.put_together().map_err(|fault| match fault {
+            Fault::Tensor(source) => Error::Stack { batch: number, elements, source },
+            Fault::Other(error) => error,
+        })
+    }
+
+    fn put_together(self) -> Result<Tree<Leaf>, Fault> {
+        let mut batches = self.runs.into_iter().map(Run::into_batch).collect::<Result<Vec<_>, _>>()?;
+        match batches.len() {
+            1 => Ok(batches.remove(0)),
+            _ => Tree::concat_rows(batches).map_err(Fault::Tensor),
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Cutting batches into the pieces of replicas.
+
+use crate::{Error, Result, SplitRule};
+use distribute_tensor::{Leaf, Nest, Tree};
+
+/// Cuts a batch into `pieces` pieces along axis 0, as `rule` says: views where the tensors can give them.
+///
+/// Every leaf of shape `[b, …]` becomes leaves of shape `[bₖ, …]`; pieces with `bₖ` = 0 are tensors without rows, not
+/// missing values. Put together in order, the pieces are the batch.
+///
+/// # Errors
+///
+/// [`Error::NotBatched`] if a leaf is a scalar, which is what elements of a dataset without
+/// [`batch`](crate::Dataset::batch) look like, or if there is no leaf; [`Error::UnequalRows`] if leaves have
+/// different numbers of rows; [`Error::Type`] if a piece is not a `T`.
+///
+/// ```
+/// use distribute_data::{SplitRule, split};
+/// use distribute_tensor::HostTensor;
+///
+/// let batch = HostTensor::vector(vec![5i64, 6, 7, 8]);
+/// let pieces = split(batch, 3, SplitRule::Even)?;
+/// assert_eq!(pieces.iter().map(|p| p.dims()[0]).collect::<Vec<_>>(), [2, 1, 1]);
+/// # Ok::<(), distribute_data::Error>(())
+/// ```
+pub fn split<T: Nest>(batch: T, pieces: usize, rule: SplitRule) -> Result<Vec<T>> {
+    let pieces = split_batch(&batch.into_tree(), pieces, rule)?;
+    let typed = |(index, piece)| {
+        T::from_tree(piece).map_err(|source| Error::Type { operation: "split a batch", index, source })
+    };
+    pieces.into_iter().enumerate().map(typed).collect()
+}
+
+/// [`split`] for a batch whose structure is known at run time.
+pub fn split_batch(batch: &Tree<Leaf>, pieces: usize, rule: SplitRule) -> Result<Vec<Tree<Leaf>>> {
+    let rows = rows(batch, "split a batch").map_err(|error| match error {
+        Error::Scalar { path, .. } => Error::NotBatched { what: format!("{path} of an element is a scalar") },
+        Error::NoTensor { found, .. } => {
+            Error::NotBatched { what: format!("an element ({found}) holds no tensor") }
+        }
+        other => other,
+    })?;
+    if pieces == 1 {
+        return Ok(vec![batch.clone()]);
+    }
+    rule.pieces(rows, pieces)
+        .into_iter()
+        .map(|piece| Ok(batch.narrow_rows(piece.start, piece.len())?))
+        .collect()
+}
+
+/// The number of rows that all leaves have.
+///
+/// What `Tree::rows` says, in errors that tell a scalar from leaves that differ: the one asks for `batch`, the other
+/// is a mistake in the data.
+pub(crate) fn rows(tree: &Tree<Leaf>, operation: &'static str) -> Result<usize> {
+    let mut first: Option<(String, usize)> = None;
+    tree.visit(&mut |path, leaf| {
+        let Some(rows) = leaf.dims().first().copied() else {
+            return Err(Error::Scalar { operation, path: path() });
+        };
+        match &first {
+            None => first = Some((path(), rows)),
+            Some((_, first)) if *first == rows => {}
+            Some((first_path, first)) => {
+                let (first_path, first, path) = (first_path.clone(), *first, path());
+                return Err(Error::UnequalRows { operation, first_path, first, path, rows });
+            }
+        }
+        Ok(())
+    })?;
+    first.map(|(_, rows)| rows).ok_or_else(|| Error::NoTensor { operation, found: tree.kind() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use distribute_tensor::HostTensor;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    #[test]
+    fn every_leaf_is_cut_and_empty_pieces_keep_their_shape() {
+        let x = HostTensor::new((0..6).map(|i| i as f32).collect::<Vec<_>>(), [2, 3]).unwrap();
+        let y = HostTensor::vector(vec![10i64, 20]);
+        let pieces = split((x, y), 3, SplitRule::Even).unwrap();
+        assert_eq!(pieces[1].0.as_slice::<f32>().unwrap(), [3., 4., 5.]);
+        assert_eq!(pieces[1].1.as_slice::<i64>().unwrap(), [20]);
+        assert_eq!((pieces[2].0.dims(), pieces[2].1.dims()), (&[0, 3][..], &[0][..]));
+    }
+
+    #[test]
+    fn single_elements_are_told_to_be_batched() {
+        let error = split((HostTensor::vector(vec![1f32; 4]), 3i64), 2, SplitRule::Even).unwrap_err();
+        let expected = "value[1] of an element is a scalar, so it cannot be cut over replicas: \
+                        call `.batch(global_batch_size)` on the dataset first";
+        assert_eq!(error.to_string(), expected);
+        // One replica, too: the number of replicas must not decide whether a program is right.
+        assert!(matches!(split(7i64, 1, SplitRule::Even), Err(Error::NotBatched { .. })));
+        assert!(matches!(split((), 2, SplitRule::Even), Err(Error::NotBatched { .. })));
+    }
+
+    #[test]
+    fn unequal_rows_name_both_leaves() {
+        let batch = BTreeMap::from([
+            ("x".to_string(), HostTensor::vector(vec![1f32; 4])),
+            ("y".to_string(), HostTensor::vector(vec![1f32; 3])),
+        ]);
+        let error = split(batch, 2, SplitRule::Even).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "split a batch needs equal sizes of axis 0: value.x has 4 rows, value.y has 3"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn the_pieces_are_the_batch(rows in 0usize..50, pieces in 1usize..9, tensorflow: bool) {
+            let rule = if tensorflow { SplitRule::TensorFlow } else { SplitRule::Even };
+            let ids: Vec<i64> = (0..rows as i64).collect();
+            let cut = split(HostTensor::vector(ids.clone()), pieces, rule).unwrap();
+            prop_assert_eq!(cut.len(), pieces);
+            let together: Vec<i64> = cut.iter().flat_map(|p| p.as_slice::<i64>().unwrap().to_vec()).collect();
+            prop_assert_eq!(together, ids);
+        }
+    }
+}

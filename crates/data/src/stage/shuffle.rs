@@ -1,0 +1,197 @@
+//! Elements in random order.
+
+use super::Stage;
+use crate::Result;
+use crate::random::EpochRng;
+use crate::rows::Rows;
+use crate::run::{Picks, Run};
+use distribute_tensor::{Leaf, Tree};
+use std::sync::Arc;
+
+/// Draws from a buffer, and fills it up from the input after each draw.
+///
+/// With a buffer of at least the number of elements, every order is equally likely. The order depends on (seed,
+/// epoch), the buffer and the number of elements only.
+pub(crate) struct ShuffleStage {
+    input: Box<dyn Stage>,
+    buffer: usize,
+    rng: EpochRng,
+    pool: Pool,
+    ended: bool,
+    /// A place drawn that did not fit into the run before: the next run starts with it.
+    kept: Option<usize>,
+}
+
+/// What waits in the buffer. Rows of one source wait as numbers, 8 bytes each; anything else as values.
+enum Pool {
+    Rows(Arc<Rows>, Vec<usize>),
+    Values(Vec<Tree<Leaf>>),
+}
+
+impl Pool {
+    fn len(&self) -> usize {
+        match self {
+            Pool::Rows(_, rows) => rows.len(),
+            Pool::Values(values) => values.len(),
+        }
+    }
+
+    fn add(&mut self, run: Run) -> Result<()> {
+        let run = match (&mut *self, run) {
+            (Pool::Rows(mine, rows), Run::Rows(theirs, picks)) if Arc::ptr_eq(mine, &theirs) => {
+                picks.extend(rows);
+                return Ok(());
+            }
+            (Pool::Values(values), Run::Rows(source, picks)) if values.is_empty() => {
+                *self = Pool::Rows(source, picks.into_list());
+                return Ok(());
+            }
+            (_, run) => run,
+        };
+        let mut values = self.take_values()?;
+        values.extend(run.into_values()?);
+        *self = Pool::Values(values);
+        Ok(())
+    }
+
+    /// Takes what is in the pool as values, leaving nothing.
+    fn take_values(&mut self) -> Result<Vec<Tree<Leaf>>> {
+        match std::mem::replace(self, Pool::Values(Vec::new())) {
+            Pool::Rows(source, rows) => Run::Rows(source, Picks::List(rows)).into_values(),
+            Pool::Values(values) => Ok(values),
+        }
+    }
+
+    /// Takes element `i` out, the last one moving to its place, and puts it behind what was drawn before. False if
+    /// the two cannot be one run: then nothing was drawn.
+    fn draw(&mut self, i: usize, drawn: &mut Option<Run>) -> bool {
+        match (self, &mut *drawn) {
+            (Pool::Rows(pool, rows), Some(Run::Rows(source, Picks::List(list))))
+                if Arc::ptr_eq(pool, source) =>
+            {
+                list.push(rows.swap_remove(i));
+            }
+            (Pool::Values(values), Some(Run::Values(list))) => list.push(values.swap_remove(i)),
+            (Pool::Rows(pool, rows), None) => {
+                *drawn = Some(Run::Rows(pool.clone(), Picks::List(vec![rows.swap_remove(i)])));
+            }
+            (Pool::Values(values), None) => *drawn = Some(Run::Values(vec![values.swap_remove(i)])),
+            _ => return false,
+        }
+        true
+    }
+}
+
+impl ShuffleStage {
+    pub(crate) fn new(input: Box<dyn Stage>, buffer: usize, seed: u64, epoch: u64) -> Self {
+        Self {
+            input,
+            buffer,
+            rng: EpochRng::new(seed, epoch),
+            pool: Pool::Values(Vec::new()),
+            ended: false,
+            kept: None,
+        }
+    }
+
+    /// Fills the buffer, or as much of it as the input has elements for.
+    fn fill(&mut self) -> Result<()> {
+        while !self.ended && self.pool.len() < self.buffer {
+            match self.input.next(self.buffer - self.pool.len()) {
+                Some(run) => self.pool.add(run?)?,
+                None => self.ended = true,
+            }
+        }
+        Ok(())
+    }
+
+    /// Up to `max` draws, each from a buffer as full as the input allows: so the order doesn't depend on `max`.
+    fn draw(&mut self, max: usize) -> Result<Option<Run>> {
+        let mut drawn = None;
+        for _ in 0..max {
+            self.fill()?;
+            let waiting = self.pool.len();
+            if waiting == 0 {
+                break;
+            }
+            let i = self.kept.take().unwrap_or_else(|| self.rng.below(waiting));
+            if !self.pool.draw(i, &mut drawn) {
+                self.kept = Some(i);
+                break;
+            }
+        }
+        Ok(drawn)
+    }
+}
+
+impl Stage for ShuffleStage {
+    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+        self.draw(max).transpose()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Dataset;
+    use crate::testing::{ids, values};
+    use distribute_tensor::HostTensor;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_shuffle_is_a_reproducible_permutation(n in 0usize..60, buffer in 1usize..70, seed: u64, epoch in 0u64..4) {
+            let data = Dataset::range(n as i64).shuffle(buffer, seed);
+            let once: Vec<i64> = data.epoch(epoch).map(Result::unwrap).collect();
+            let again: Vec<i64> = data.epoch(epoch).map(Result::unwrap).collect();
+            prop_assert_eq!(&once, &again);
+            for (place, id) in once.iter().enumerate() {
+                // No element can come before it has entered the buffer.
+                prop_assert!((*id as usize) < place + buffer);
+            }
+            let mut sorted = once;
+            sorted.sort_unstable();
+            prop_assert_eq!(sorted, (0..n as i64).collect::<Vec<_>>());
+        }
+
+        #[test]
+        fn the_order_does_not_depend_on_how_elements_travel(n in 0usize..40, buffer in 1usize..50, batch in 1usize..9) {
+            let rows = Dataset::range(n as i64).shuffle(buffer, 3);
+            let alone = values(&rows);
+            prop_assert_eq!(&ids(&rows.clone().batch(batch)).concat(), &alone);
+            let mapped = Dataset::range(n as i64).map(|x| x).shuffle(buffer, 3);
+            prop_assert_eq!(&ids(&mapped.batch(batch)).concat(), &alone);
+            let tensor = HostTensor::vector((0..n as i64).collect::<Vec<_>>());
+            let slices = Dataset::from_slices(tensor).unwrap().shuffle(buffer, 3);
+            prop_assert_eq!(&ids(&slices.batch(batch)).concat(), &alone);
+        }
+    }
+
+    #[test]
+    fn every_epoch_has_its_own_order() {
+        let data = Dataset::range(100).shuffle(100, 42);
+        let epochs: Vec<_> = (0..3).map(|_| values(&data)).collect();
+        assert!(epochs[0] != epochs[1] && epochs[1] != epochs[2] && epochs[0] != epochs[2]);
+        let same_seed = Dataset::range(100).shuffle(100, 42);
+        assert_eq!((0..3).map(|_| values(&same_seed)).collect::<Vec<_>>(), epochs);
+        assert_ne!(values(&Dataset::range(100).shuffle(100, 43)), epochs[0]);
+    }
+
+    #[test]
+    fn all_orders_are_about_equally_likely_with_a_large_buffer() {
+        let data = Dataset::range(3).shuffle(3, 9);
+        let mut counts = std::collections::BTreeMap::new();
+        for _ in 0..6000 {
+            *counts.entry(values(&data)).or_insert(0) += 1;
+        }
+        assert_eq!(counts.len(), 6);
+        assert!(counts.values().all(|c| (850..1150).contains(c)), "{counts:?}");
+    }
+
+    #[test]
+    fn elements_of_several_sources_mix() {
+        let two = Dataset::range(4).map(|x| x).repeat(2).shuffle(3, 1);
+        let mut all = values(&two);
+        all.sort_unstable();
+        assert_eq!(all, [0, 0, 1, 1, 2, 2, 3, 3]);
+    }
+}

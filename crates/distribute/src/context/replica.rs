@@ -1,0 +1,367 @@
+//! What code that runs once for each replica can ask and do.
+
+use super::{Mode, enter, top};
+use crate::error::ContextKind;
+use crate::values::{Distributed, PerReplica};
+use crate::{Error, Result, Strategy};
+use distribute_cluster::{Blame, Fingerprint, Operation};
+use distribute_collective::{Failure, all_gather, all_reduce, threads::Member};
+use distribute_tensor::{Leaf, Nest, ReduceOp, Tree};
+use std::cell::RefCell;
+use std::panic::Location;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+thread_local! {
+    /// The error that a collective raised inside of candle's backward, which can only pass on text.
+    pub(crate) static RAISED: RefCell<Option<Error>> = const { RefCell::new(None) };
+}
+
+/// One replica's view of a `run`: which replica it is, and the operations in which all replicas take part.
+///
+/// Every operation in which all take part has to be called by all replicas, the same number of times and in the same
+/// order. Where they don't, or one fails, or one does not come before the strategy's timeout, all replicas get one
+/// error that names the replicas, the calls and their lines; none hangs.
+#[doc(alias = "tf.distribute.ReplicaContext")]
+#[derive(Clone)]
+pub struct ReplicaContext(Arc<Inner>);
+
+struct Inner {
+    strategy: Strategy,
+    local: usize,
+    step: u64,
+    /// None where this replica is the only one.
+    member: Option<Member>,
+    /// Counts the collectives of this replica in this run: gradients name the call that they belong to.
+    calls: AtomicU64,
+}
+
+pub(super) fn default_context() -> &'static ReplicaContext {
+    static CONTEXT: OnceLock<ReplicaContext> = OnceLock::new();
+    CONTEXT.get_or_init(|| ReplicaContext::new(crate::strategy::default_strategy().clone(), 0, 0, None))
+}
+
+impl ReplicaContext {
+    pub(crate) fn new(strategy: Strategy, local: usize, step: u64, member: Option<Member>) -> Self {
+        Self(Arc::new(Inner { strategy, local, step, member, calls: AtomicU64::new(0) }))
+    }
+
+    pub(crate) fn member(&self) -> Option<&Member> {
+        self.0.member.as_ref()
+    }
+
+    /// The id of this replica among all that are in sync: 0 … `num_replicas_in_sync() - 1`.
+    pub fn replica_id_in_sync_group(&self) -> usize {
+        self.0.strategy.extended().first_replica_id() + self.0.local
+    }
+
+    /// How many replicas are in sync, those of all workers together.
+    pub fn num_replicas_in_sync(&self) -> usize {
+        self.0.strategy.num_replicas_in_sync()
+    }
+
+    /// The strategy that this replica belongs to.
+    pub fn strategy(&self) -> &Strategy {
+        &self.0.strategy
+    }
+
+    /// The number of this `run` on its strategy, from 1.
+    pub fn step(&self) -> u64 {
+        self.0.step
+    }
+
+    /// The device that this replica runs on.
+    ///
+    /// # Errors
+    /// [`Error::StaleContext`] or [`Error::WrongContext`] where this context is not current.
+    pub fn devices(&self) -> Result<Vec<String>> {
+        self.require_current("devices")?;
+        Ok(vec![self.device()])
+    }
+
+    /// candle's device for this replica.
+    pub fn device_for_candle(&self) -> Result<candle_core::Device> {
+        match self.0.strategy.extended().worker_devices().get(self.0.local) {
+            Some(name) => name.to_candle(),
+            None => Ok(candle_core::Device::Cpu),
+        }
+    }
+
+    pub(crate) fn device(&self) -> String {
+        let devices = self.0.strategy.extended().worker_devices();
+        devices.get(self.0.local).map_or_else(|| "the current device".into(), ToString::to_string)
+    }
+
+    /// Reduces `value` over all replicas; every replica gets the result.
+    ///
+    /// `value` is a nest of tensors (candle's, [`HostTensor`](crate::HostTensor)s, [`IndexedSlices`](crate::IndexedSlices)
+    /// or numbers); structure, shapes and dtypes have to be the same on all replicas. Gradients flow through: those of
+    /// the results are reduced the same way. Every replica contributes, also where all give the same tensor.
+    ///
+    /// # Errors
+    /// [`Error::Collective`] on every replica where they differ, one is gone or one is late.
+    /// [`Error::Tensor`] where the values cannot be reduced.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let sums = strategy.run((), |ctx, ()| ctx.all_reduce(ReduceOp::Sum, 1f32))?;
+    /// assert_eq!(sums.values(), [2., 2.]);
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    #[track_caller]
+    pub fn all_reduce<N: Nest>(&self, op: ReduceOp, value: N) -> Result<N> {
+        let at = Location::caller();
+        self.require_current("all_reduce")?;
+        let call = self.0.calls.fetch_add(1, Ordering::Relaxed);
+        let Some(member) = self.member() else { return Ok(value) };
+        let (leaves, structure) = value.into_tree().flatten();
+        let detail = format!("{op} {}", describe(&structure, &leaves, Leaf::describe));
+        let inputs = leaves.clone();
+        let reduced = all_reduce(member, Fingerprint::new(Operation::AllReduce, detail, at), op, leaves)
+            .map_err(failure("all_reduce"))?;
+        let gradient = move |leaf: usize, upstream: &candle_core::Tensor, context: &ReplicaContext| {
+            let detail = format!("{op}, the gradient of call {} leaf {leaf}", call + 1);
+            context.all_reduce_gradient(detail, op, upstream, at)
+        };
+        let outputs = self.attach(inputs, reduced, Arc::new(gradient))?;
+        N::from_tree(structure.fill(outputs)?).map_err(Error::tensor("all_reduce"))
+    }
+
+    /// Concatenates `value` over all replicas along `axis`, in the order of replica ids; every replica gets the result.
+    ///
+    /// `value` is a nest of dense tensors of rank 1 or more, with the same structure on all replicas; shapes may differ
+    /// in dimension `axis` only. Gradients flow through: each replica gets its part of the sum of the upstream ones.
+    ///
+    /// # Errors
+    /// [`Error::Collective`] on every replica where they differ, one is gone or one is late.
+    /// [`Error::Tensor`] for scalars, an axis outside of the rank, or [`IndexedSlices`](crate::IndexedSlices).
+    #[track_caller]
+    pub fn all_gather<N: Nest>(&self, value: N, axis: usize) -> Result<N> {
+        let at = Location::caller();
+        self.require_current("all_gather")?;
+        let call = self.0.calls.fetch_add(1, Ordering::Relaxed);
+        let Some(member) = self.member() else { return Ok(value) };
+        let (leaves, structure) = value.into_tree().flatten();
+        // Sizes along the axis may differ: they are no part of what has to be equal.
+        let detail = describe(&structure, &leaves, |leaf| describe_without(leaf, axis));
+        let call_made = Fingerprint::new(Operation::AllGather, format!("axis {axis} of {detail}"), at);
+        let inputs = leaves.clone();
+        let (gathered, offsets) = all_gather(member, call_made, axis, leaves).map_err(failure("all_gather"))?;
+        let sizes: Vec<usize> = inputs.iter().map(|leaf| leaf.dims().get(axis).copied().unwrap_or(0)).collect();
+        let gradient = move |leaf: usize, upstream: &candle_core::Tensor, context: &ReplicaContext| {
+            let detail = format!("SUM, the gradient of all_gather call {} leaf {leaf}", call + 1);
+            let sum = context.all_reduce_gradient(detail, ReduceOp::Sum, upstream, at)?;
+            Ok(sum.narrow(axis, offsets[leaf], sizes[leaf])?.contiguous()?)
+        };
+        let outputs = self.attach(inputs, gathered, Arc::new(gradient))?;
+        N::from_tree(structure.fill(outputs)?).map_err(Error::tensor("all_gather"))
+    }
+
+    /// Pauses all replicas and calls `merge` once, in cross-replica context, with the values that they gave.
+    ///
+    /// `merge` gets the strategy and the values of all replicas, and its result is given back: of a
+    /// [`PerReplica`] each replica gets its own part, of a [`Mirrored`](crate::Mirrored) or a plain value all get the
+    /// same. It is replica 0's closure that is called; inside of it [`Strategy::run`] is allowed.
+    ///
+    /// # Errors
+    /// [`Error::Collective`] on every replica where not all make the call. Where `merge` fails, `run` returns its error.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let totals = strategy.run((), |ctx, ()| {
+    ///     let id = ctx.replica_id_in_sync_group() as i32;
+    ///     ctx.merge_call(id, |strategy, ids| strategy.reduce(ReduceOp::Sum, ids, None))
+    /// })?;
+    /// assert_eq!(totals.values(), [1, 1]);
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    #[track_caller]
+    pub fn merge_call<T, R>(
+        &self,
+        value: T,
+        merge: impl FnOnce(&Strategy, PerReplica<T>) -> Result<R>,
+    ) -> Result<R::Local>
+    where
+        T: Send + 'static,
+        R: Distributed,
+        R::Local: Send + 'static,
+    {
+        let at = Location::caller();
+        self.require_current("merge_call")?;
+        let merge = |values| -> Result<Vec<R::Local>> {
+            let _cross_replica = match self.0.strategy.is_default() {
+                true => None,
+                false => Some(enter(Mode::CrossReplica(self.0.strategy.clone()))),
+            };
+            merge(&self.0.strategy, PerReplica::from_values(values))?
+                .split(self.0.strategy.extended().local_replicas())
+        };
+        let not_given = || Error::invalid("merge_call", "the merge function gave no value for this replica");
+        let Some(member) = self.member() else { return merge(vec![value])?.pop().ok_or_else(not_given) };
+
+        let call = Fingerprint::new(Operation::MergeCall, std::any::type_name::<T>(), at);
+        let failed = Mutex::new(None);
+        let parts = member.merge(call.clone(), Mutex::new(Some(value)), |offers: Vec<Arc<Mutex<Option<T>>>>| {
+            let values = offers.iter().filter_map(|offer| lock(offer).take()).collect();
+            match merge(values) {
+                Ok(parts) => parts.into_iter().map(|part| Mutex::new(Some(part))).collect::<Vec<_>>(),
+                Err(error) => {
+                    *lock(&failed) = Some(error);
+                    Vec::new()
+                }
+            }
+        })?;
+        if let Some(error) = lock(&failed).take() {
+            return Err(error);
+        }
+        match parts.get(member.rank()).and_then(|part| lock(part).take()) {
+            Some(part) => Ok(part),
+            None => Err(Error::Collective(Arc::new(Blame::failed(self.0.step, 0, &call)))),
+        }
+    }
+
+    /// Fails unless this is the context of the closure that is running on this thread (ERR-2).
+    pub(crate) fn require_current(&self, operation: &'static str) -> Result<()> {
+        let current = super::get_replica_context_if(|context| Arc::ptr_eq(&context.0, &self.0));
+        match current {
+            super::Current::This => Ok(()),
+            super::Current::None => Err(Error::WrongContext {
+                operation,
+                required: ContextKind::Replica,
+                found: top(|mode| if mode.is_some() { ContextKind::CrossReplica } else { ContextKind::Default }),
+                advice: "call it inside of the closure given to run, on the context given there",
+            }),
+            super::Current::Other(other) if other.strategy() == self.strategy() => Err(Error::StaleContext {
+                operation,
+                replica: self.replica_id_in_sync_group(),
+                step: self.0.step,
+            }),
+            super::Current::Other(other) => Err(Error::MixedStrategies {
+                operation,
+                current: other.strategy().to_string(),
+                other: self.strategy().to_string(),
+            }),
+        }
+    }
+
+    fn all_reduce_gradient(
+        &self,
+        detail: String,
+        op: ReduceOp,
+        upstream: &candle_core::Tensor,
+        at: &'static Location<'static>,
+    ) -> Result<candle_core::Tensor> {
+        self.require_current("the gradient of a collective")?;
+        let Some(member) = self.member() else { return Ok(upstream.clone()) };
+        let detail = format!("{detail}: {}", Leaf::Candle(upstream.clone()).describe());
+        let leaves = vec![Leaf::Candle(upstream.clone())];
+        let mut reduced = all_reduce(member, Fingerprint::new(Operation::AllReduce, detail, at), op, leaves)
+            .map_err(failure("the gradient of a collective"))?;
+        match reduced.pop() {
+            Some(Leaf::Candle(tensor)) => Ok(tensor),
+            _ => Err(Error::invalid("the gradient of a collective", "a gradient was reduced to another kind of value")),
+        }
+    }
+
+    /// Ties results to the graphs of the tensors they were made of, where those have one.
+    fn attach(&self, inputs: Vec<Leaf>, outputs: Vec<Leaf>, gradient: Arc<Gradient>) -> Result<Vec<Leaf>> {
+        let attach = |(index, (input, output)): (usize, (Leaf, Leaf))| match (&input, &output) {
+            (Leaf::Candle(x), Leaf::Candle(y)) if x.track_op() => {
+                let op = WithGradient { context: self.clone(), leaf: index, output: y.clone(), gradient: gradient.clone() };
+                Ok(Leaf::Candle(x.apply_op1(op)?))
+            }
+            _ => Ok(output),
+        };
+        inputs.into_iter().zip(outputs).enumerate().map(attach).collect()
+    }
+}
+
+impl std::fmt::Debug for ReplicaContext {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "ReplicaContext(replica {} of {}, step {}, {})",
+            self.replica_id_in_sync_group(),
+            self.num_replicas_in_sync(),
+            self.0.step,
+            self.0.strategy
+        )
+    }
+}
+
+type Gradient = dyn Fn(usize, &candle_core::Tensor, &ReplicaContext) -> Result<candle_core::Tensor> + Send + Sync;
+
+/// An operation of candle whose result is known already, and whose gradient is a collective.
+struct WithGradient {
+    context: ReplicaContext,
+    leaf: usize,
+    output: candle_core::Tensor,
+    gradient: Arc<Gradient>,
+}
+
+impl candle_core::CustomOp1 for WithGradient {
+    fn name(&self) -> &'static str {
+        "collective"
+    }
+
+    fn cpu_fwd(
+        &self,
+        _: &candle_core::CpuStorage,
+        _: &candle_core::Layout,
+    ) -> candle_core::Result<(candle_core::CpuStorage, candle_core::Shape)> {
+        let output = self.output.contiguous()?;
+        let (storage, layout) = output.storage_and_layout();
+        match &*storage {
+            candle_core::Storage::Cpu(storage) => {
+                let copy = candle_core::backend::BackendStorage::try_clone(storage, layout)?;
+                Ok((copy, output.shape().clone()))
+            }
+            _ => candle_core::bail!("gradients of collectives are for CPU tensors"),
+        }
+    }
+
+    fn bwd(
+        &self,
+        _: &candle_core::Tensor,
+        _: &candle_core::Tensor,
+        upstream: &candle_core::Tensor,
+    ) -> candle_core::Result<Option<candle_core::Tensor>> {
+        match (self.gradient)(self.leaf, upstream, &self.context) {
+            Ok(gradient) => Ok(Some(gradient)),
+            Err(error) => {
+                let text = error.to_string();
+                RAISED.set(Some(error));
+                Err(candle_core::Error::msg(text))
+            }
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn failure(operation: &'static str) -> impl Fn(Failure) -> Error {
+    move |failure| match failure {
+        Failure::Blame(blame) => Error::Collective(blame),
+        Failure::Tensor(source) => Error::Tensor { operation, source },
+    }
+}
+
+fn describe(structure: &Tree<()>, leaves: &[Leaf], leaf: impl Fn(&Leaf) -> String) -> String {
+    let texts = leaves.iter().map(leaf);
+    structure.fill(texts).map(|tree| tree.describe(&String::clone)).unwrap_or_default()
+}
+
+fn describe_without(leaf: &Leaf, axis: usize) -> String {
+    let dims: Vec<_> = leaf
+        .dims()
+        .iter()
+        .enumerate()
+        .map(|(i, d)| if i == axis { "*".to_string() } else { d.to_string() })
+        .collect();
+    let dtype = leaf.dtype().map_or("?", |d| d.name());
+    format!("{dtype}[{}]", dims.join(", "))
+}

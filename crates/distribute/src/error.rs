@@ -1,0 +1,198 @@
+//! What can go wrong, and what to do about it.
+
+use distribute_cluster::{Blame, Fault};
+use std::fmt;
+use std::sync::Arc;
+
+/// The result of everything in this crate, and of the closures given to it.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Where code is running, as errors name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ContextKind {
+    /// No strategy has been entered: the context in which every thread starts.
+    Default,
+    /// Inside of `scope` or of a merge function: once for all replicas.
+    CrossReplica,
+    /// Inside of the closure given to `run`: once for each replica.
+    Replica,
+}
+
+impl fmt::Display for ContextKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            ContextKind::Default => "the default context",
+            ContextKind::CrossReplica => "cross-replica context",
+            ContextKind::Replica => "replica context",
+        })
+    }
+}
+
+/// What went wrong.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The closure given to `run` failed on a replica. The source is the closure's own error.
+    #[error("replica {replica} ({device}) failed in step {step}: {source}")]
+    Replica {
+        /// The global id of the replica.
+        replica: usize,
+        /// The device it runs on.
+        device: String,
+        /// The number of the `run` on this strategy, from 1.
+        step: u64,
+        /// The closure's error.
+        #[source]
+        source: Box<Error>,
+    },
+    /// The closure given to `run` panicked on a replica.
+    #[error("panicked: {message}")]
+    Panicked {
+        /// What the panic said.
+        message: String,
+    },
+    /// Replicas did not make the same calls, or one came too late. Every replica gets the same text.
+    #[error("{0}")]
+    Collective(Arc<Blame>),
+    /// A replica's piece of the batch has no rows, and the closure failed on it.
+    #[error(
+        "replica {replica} got an empty piece of the batch, and the closure failed on it: {source}; \
+         use a loss of distribute::nn::loss, which takes 0 rows, or call optimizer.skip(ctx) when labels.dim(0)? is 0"
+    )]
+    EmptyPiece {
+        /// The global id of the replica.
+        replica: usize,
+        /// The closure's error.
+        #[source]
+        source: Box<Error>,
+    },
+    /// The operation does not belong to the context it was called in.
+    #[error("{operation} requires {required}, but was called in {found}; {advice}")]
+    WrongContext {
+        /// What was called.
+        operation: &'static str,
+        /// Where it belongs.
+        required: ContextKind,
+        /// Where it was called.
+        found: ContextKind,
+        /// What to call instead.
+        advice: &'static str,
+    },
+    /// Two strategies were used inside of each other.
+    #[error("{operation}: mixing different strategies: {current} is current, but {other} was used; leave its scope first, or use the current one")]
+    MixedStrategies {
+        /// What was called.
+        operation: &'static str,
+        /// The strategy whose context is current.
+        current: String,
+        /// The strategy that was used.
+        other: String,
+    },
+    /// A replica context was used after its `run`, or on another replica's thread.
+    #[error("{operation}: this replica context belongs to another run or thread (replica {replica}, step {step}); use the one given to the closure")]
+    StaleContext {
+        /// What was called.
+        operation: &'static str,
+        /// The replica of the stale context.
+        replica: usize,
+        /// The step of the stale context.
+        step: u64,
+    },
+    /// A device that does not exist, or whose name cannot be read.
+    #[error("device {name:?}: {reason}")]
+    Device {
+        /// The name given.
+        name: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// An argument is out of range or inconsistent.
+    #[error("{operation}: {reason}")]
+    InvalidArgument {
+        /// What was called.
+        operation: &'static str,
+        /// What is wrong, what was expected, and what to do.
+        reason: String,
+    },
+    /// Tensors or nests don't fit the operation.
+    #[error("{operation}: {source}")]
+    Tensor {
+        /// What was called.
+        operation: &'static str,
+        /// What doesn't fit.
+        #[source]
+        source: distribute_tensor::Error,
+    },
+    /// candle refused.
+    #[error(transparent)]
+    Candle(#[from] candle_core::Error),
+    /// Input failed.
+    #[error(transparent)]
+    Data(#[from] distribute_data::Error),
+    /// An optimizer's hyper-parameter is out of range.
+    #[error(transparent)]
+    Hyperparameter(#[from] distribute_optim::InvalidHyperparameter),
+    /// An update rule refused a step.
+    #[error(transparent)]
+    Update(#[from] distribute_optim::UpdateError),
+    /// The system refused a file or a thread.
+    #[error("{operation}: {source}")]
+    Io {
+        /// What was being done.
+        operation: String,
+        /// What the system said.
+        #[source]
+        source: std::io::Error,
+    },
+    /// An error of the user's own.
+    #[error(transparent)]
+    Other(Box<dyn std::error::Error + Send + Sync>),
+}
+
+impl Error {
+    /// Wraps an error of the user's own, so that closures can return it.
+    pub fn other(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        Error::Other(error.into())
+    }
+
+    /// The error that the closure itself returned: this one, without what `run` put around it.
+    pub fn root_cause(&self) -> &Error {
+        match self {
+            Error::Replica { source, .. } | Error::EmptyPiece { source, .. } => source.root_cause(),
+            other => other,
+        }
+    }
+
+    /// Why replicas did not agree on a call, if that is the cause.
+    pub fn blame(&self) -> Option<&Blame> {
+        match self.root_cause() {
+            Error::Collective(blame) => Some(blame),
+            _ => None,
+        }
+    }
+
+    /// Whether this replica failed only because another one did.
+    pub(crate) fn is_victim(&self) -> bool {
+        matches!(self, Error::Collective(blame) if blame.fault == Fault::Failed)
+    }
+
+    pub(crate) fn invalid(operation: &'static str, reason: impl Into<String>) -> Self {
+        Error::InvalidArgument { operation, reason: reason.into() }
+    }
+
+    pub(crate) fn tensor(operation: &'static str) -> impl FnOnce(distribute_tensor::Error) -> Self {
+        move |source| Error::Tensor { operation, source }
+    }
+}
+
+impl From<Arc<Blame>> for Error {
+    fn from(blame: Arc<Blame>) -> Self {
+        Error::Collective(blame)
+    }
+}
+
+impl From<distribute_tensor::Error> for Error {
+    fn from(source: distribute_tensor::Error) -> Self {
+        Error::Tensor { operation: "nest", source }
+    }
+}

@@ -1,0 +1,29 @@
+//! What has to happen before any thread starts: logging, and candle's threads.
+
+use std::sync::Once;
+use tracing_subscriber::EnvFilter;
+
+/// Prepares the process. `#[distribute::main]` calls it first thing.
+///
+/// - candle's element-wise kernels share one pool of threads, on which replicas wait for each other; and each matrix
+///   product takes all cores. Unless the environment says otherwise (`CANDLE_NUM_THREADS`, `RAYON_NUM_THREADS`), both
+///   are set to one thread: replicas are what uses the cores.
+/// - Log lines go to stderr, from level `warn`. `DISTRIBUTE_LOG` sets another filter: `DISTRIBUTE_LOG=trace` shows each
+///   call that each replica makes.
+///
+/// Only the first call does something.
+pub fn init() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        for name in ["CANDLE_NUM_THREADS", "RAYON_NUM_THREADS"] {
+            if std::env::var_os(name).is_none() {
+                // SAFETY: `#[distribute::main]` calls this before the program has started a thread, and the
+                // documentation asks the same of others; so nobody reads the environment meanwhile.
+                unsafe { std::env::set_var(name, "1") };
+            }
+        }
+        let filter = EnvFilter::try_from_env("DISTRIBUTE_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
+        // Where the program has its own subscriber, that one stays.
+        let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
+    });
+}

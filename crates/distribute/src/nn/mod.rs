@@ -1,0 +1,3 @@
+//! Parts of models that know about replicas and empty pieces.
+
+pub mod loss;

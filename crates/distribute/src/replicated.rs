@@ -1,0 +1,61 @@
+//! A model on every local replica.
+
+use crate::values::PerReplica;
+use crate::variables::Variables;
+use crate::{Error, Result, Strategy};
+use candle_nn::VarBuilder;
+
+type Build<M> = Box<dyn Fn(VarBuilder<'static>) -> Result<M> + Send + Sync>;
+
+/// A model on every local replica, and the variables that all of them share.
+///
+/// Given to [`run`](Strategy::run) by reference, each replica gets its own `&M`.
+pub struct Replicated<M> {
+    models: PerReplica<M>,
+    build: Build<M>,
+    /// The model's variables, by name.
+    pub variables: Variables,
+}
+
+impl<M> Replicated<M> {
+    pub(crate) fn build(strategy: &Strategy, seed: u64, build: Build<M>) -> Result<Self> {
+        let variables = Variables::new(strategy, seed);
+        let mut models = Vec::new();
+        for replica in 0..strategy.extended().local_replicas() {
+            models.push(build(variables.builder(replica)?)?);
+            variables.require_same_names(replica)?;
+        }
+        Ok(Self { models: PerReplica::from_values(models), build, variables })
+    }
+
+    /// The models, one for each local replica.
+    pub fn models(&self) -> &PerReplica<M> {
+        &self.models
+    }
+
+    /// The model as one device would have it, to evaluate or export it: a snapshot of the variables, with running
+    /// statistics averaged over the replicas.
+    ///
+    /// # Errors
+    /// Those of the closure that builds the model.
+    pub fn merged(&self) -> Result<M> {
+        (self.build)(self.variables.snapshot_builder()?)
+    }
+}
+
+impl<M> std::fmt::Debug for Replicated<M> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Replicated({} replicas, {:?})", self.models.len(), self.variables)
+    }
+}
+
+/// Tells which replica asked for other variables than replica 0.
+pub(crate) fn other_variables(replica: usize, missing: &[String], extra: &[String]) -> Error {
+    Error::invalid(
+        "replicate",
+        format!(
+            "replica {replica} did not ask for the variables {missing:?} that replica 0 has, and asked for {extra:?} \
+             that it has not; build the same model on every replica"
+        ),
+    )
+}

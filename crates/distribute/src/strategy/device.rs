@@ -1,0 +1,117 @@
+//! Names of devices, in TensorFlow's form and in short form.
+
+use crate::{Error, Result};
+use std::fmt;
+use std::str::FromStr;
+
+/// What kind of device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum DeviceKind {
+    /// A logical CPU device: as many as one likes, each with its own replica and thread.
+    Cpu,
+    /// A CUDA GPU.
+    Gpu,
+}
+
+/// The resolved name of a device of this process.
+///
+/// Reads `cpu:0`, `CPU:1`, `/cpu:0`, `/device:CPU:0`, `cuda:0`, `/job:localhost/replica:0/task:0/device:GPU:1`; prints
+/// the full form.
+///
+/// ```
+/// let device: distribute::DeviceName = "cpu:1".parse()?;
+/// assert_eq!(device.to_string(), "/job:localhost/replica:0/task:0/device:CPU:1");
+/// # Ok::<(), distribute::Error>(())
+/// ```
+#[doc(alias = "tf.DeviceSpec")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct DeviceName {
+    /// The kind of device.
+    pub kind: DeviceKind,
+    /// Which of its kind, from 0.
+    pub index: usize,
+}
+
+impl DeviceName {
+    /// The `index`-th logical CPU device.
+    pub const fn cpu(index: usize) -> Self {
+        Self { kind: DeviceKind::Cpu, index }
+    }
+
+    /// candle's device for it. All logical CPU devices are candle's one CPU.
+    pub fn to_candle(self) -> Result<candle_core::Device> {
+        match self.kind {
+            DeviceKind::Cpu => Ok(candle_core::Device::Cpu),
+            DeviceKind::Gpu => Ok(candle_core::Device::new_cuda(self.index)?),
+        }
+    }
+}
+
+impl fmt::Display for DeviceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match self.kind {
+            DeviceKind::Cpu => "CPU",
+            DeviceKind::Gpu => "GPU",
+        };
+        write!(f, "/job:localhost/replica:0/task:0/device:{kind}:{}", self.index)
+    }
+}
+
+impl FromStr for DeviceName {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        let wrong = |reason: String| Error::Device { name: name.to_string(), reason };
+        let lower = name.to_ascii_lowercase();
+        let mut rest = lower.trim_start_matches('/');
+        for (key, local) in [("job:", "localhost"), ("replica:", "0"), ("task:", "0")] {
+            if let Some(after) = rest.strip_prefix(key) {
+                let (value, after) = after.split_once('/').ok_or_else(|| wrong("no device is named".into()))?;
+                if value != local {
+                    return Err(wrong(format!(
+                        "{key}{value} is not of this process; a strategy of one process takes local devices only"
+                    )));
+                }
+                rest = after;
+            }
+        }
+        let rest = rest.strip_prefix("device:").unwrap_or(rest);
+        let (kind, index) = rest.split_once(':').unwrap_or((rest, "0"));
+        let kind = match kind {
+            "cpu" => DeviceKind::Cpu,
+            "gpu" | "cuda" => DeviceKind::Gpu,
+            other => return Err(wrong(format!("unknown kind {other:?}; write cpu:0 or gpu:0"))),
+        };
+        let index = index.parse().map_err(|_| wrong(format!("{index:?} is not a number; write cpu:0 or gpu:0")))?;
+        Ok(Self { kind, index })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn str_2_names_are_resolved_to_full_form() {
+        let full = "/job:localhost/replica:0/task:0/device:CPU:1";
+        for name in ["cpu:1", "CPU:1", "/cpu:1", "/device:CPU:1", "device:cpu:1", full] {
+            assert_eq!(name.parse::<DeviceName>().unwrap().to_string(), full, "{name}");
+        }
+        assert_eq!("cuda:2".parse::<DeviceName>().unwrap(), DeviceName { kind: DeviceKind::Gpu, index: 2 });
+    }
+
+    #[test]
+    fn bad_names_are_typed_errors_that_say_why() {
+        for (name, why) in [
+            ("tpu:0", "unknown kind"),
+            ("cpu:x", "not a number"),
+            ("", "unknown kind"),
+            ("/job:worker/replica:0/task:0/device:CPU:0", "not of this process"),
+            ("/job:localhost", "no device"),
+            ("/job:localhost/replica:0/task:1/cpu:0", "task:1"),
+        ] {
+            let error = name.parse::<DeviceName>().unwrap_err();
+            assert!(matches!(error, Error::Device { .. }) && error.to_string().contains(why), "{name}: {error}");
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! The strategies of one process: the default one, one device, and a replica on each of several devices.
+
+use super::{DeviceName, Strategy, StrategyExtended};
+use crate::{Error, Result};
+use distribute_cluster::deadline::DEFAULT_TIMEOUT;
+use std::ops::Deref;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+/// What is current where no strategy has been entered: one replica, here.
+#[derive(Debug)]
+struct Default;
+
+impl StrategyExtended for Default {
+    fn kind(&self) -> &'static str {
+        "the default strategy"
+    }
+    fn worker_devices(&self) -> &[DeviceName] {
+        const HERE: &[DeviceName] = &[DeviceName::cpu(0)];
+        HERE
+    }
+}
+
+pub(crate) fn default_strategy() -> &'static Strategy {
+    static DEFAULT: OnceLock<Strategy> = OnceLock::new();
+    DEFAULT.get_or_init(|| Strategy::new(Default))
+}
+
+/// What the strategies of one process are made of.
+#[derive(Debug)]
+struct Local {
+    kind: &'static str,
+    devices: Vec<DeviceName>,
+    timeout: Duration,
+}
+
+impl StrategyExtended for Local {
+    fn kind(&self) -> &'static str {
+        self.kind
+    }
+    fn worker_devices(&self) -> &[DeviceName] {
+        &self.devices
+    }
+    fn timeout(&self) -> Duration {
+        self.timeout
+    }
+}
+
+macro_rules! handle {
+    ($name:ident) => {
+        impl Deref for $name {
+            type Target = Strategy;
+            fn deref(&self) -> &Strategy {
+                &self.0
+            }
+        }
+
+        impl From<$name> for Strategy {
+            fn from(strategy: $name) -> Strategy {
+                strategy.0
+            }
+        }
+    };
+}
+
+/// Everything on one device: one replica, and nothing to reduce.
+#[doc(alias = "tf.distribute.OneDeviceStrategy")]
+#[derive(Clone, Debug)]
+pub struct OneDeviceStrategy(Strategy);
+handle!(OneDeviceStrategy);
+
+impl OneDeviceStrategy {
+    /// One replica on `device`, such as `cpu:0`.
+    ///
+    /// # Errors
+    /// [`Error::Device`] for a name that cannot be read or a device that this build does not have.
+    pub fn new(device: &str) -> Result<Self> {
+        let devices = resolve([device])?;
+        Ok(Self(Strategy::new(Local { kind: "OneDeviceStrategy", devices, timeout: DEFAULT_TIMEOUT })))
+    }
+}
+
+/// A replica on each of several devices of this process, training in step.
+///
+/// ```
+/// # use distribute::prelude::*;
+/// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+/// let ids = strategy.run((), |ctx, ()| Ok(ctx.replica_id_in_sync_group()))?;
+/// assert_eq!(ids.values(), [0, 1]);
+/// # Ok::<(), distribute::Error>(())
+/// ```
+#[doc(alias = "tf.distribute.MirroredStrategy")]
+#[derive(Clone, Debug)]
+pub struct MirroredStrategy(Strategy);
+handle!(MirroredStrategy);
+
+impl MirroredStrategy {
+    /// A replica on each device, such as `["cpu:0", "cpu:1"]`. A replica waits 60 s for the others in one call.
+    ///
+    /// # Errors
+    /// [`Error::Device`] for a name that cannot be read, a device named twice or one that this build does not have;
+    /// [`Error::InvalidArgument`] for no device at all.
+    pub fn new<'a>(devices: impl IntoIterator<Item = &'a str>) -> Result<Self> {
+        Self::with_timeout(devices, DEFAULT_TIMEOUT)
+    }
+
+    /// A replica on each device, which waits `timeout` at most for the others in one call.
+    ///
+    /// # Errors
+    /// As [`MirroredStrategy::new`].
+    pub fn with_timeout<'a>(devices: impl IntoIterator<Item = &'a str>, timeout: Duration) -> Result<Self> {
+        let devices = resolve(devices)?;
+        warn_of_shared_threads(devices.len());
+        Ok(Self(Strategy::new(Local { kind: "MirroredStrategy", devices, timeout })))
+    }
+
+    /// A replica on each of `replicas` logical CPU devices.
+    ///
+    /// # Errors
+    /// As [`MirroredStrategy::new`].
+    pub fn cpus(replicas: usize) -> Result<Self> {
+        let names: Vec<_> = (0..replicas).map(|i| format!("cpu:{i}")).collect();
+        Self::new(names.iter().map(String::as_str))
+    }
+
+    /// A replica on every core of this machine.
+    ///
+    /// # Errors
+    /// As [`MirroredStrategy::new`].
+    pub fn all_cores() -> Result<Self> {
+        Self::cpus(std::thread::available_parallelism().map_or(1, usize::from))
+    }
+}
+
+fn resolve<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<Vec<DeviceName>> {
+    let mut devices: Vec<DeviceName> = Vec::new();
+    for name in names {
+        let device: DeviceName = name.parse()?;
+        if devices.contains(&device) {
+            let reason = format!("{device} is named twice; a device holds one replica");
+            return Err(Error::Device { name: name.into(), reason });
+        }
+        device.to_candle().map_err(|error| Error::Device {
+            name: name.into(),
+            reason: format!("this build cannot use it: {}", error.to_string().lines().next().unwrap_or_default()),
+        })?;
+        devices.push(device);
+    }
+    match devices.is_empty() {
+        true => Err(Error::invalid(
+            "MirroredStrategy::new",
+            "no device was given; name at least one, such as \"cpu:0\", or use MirroredStrategy::all_cores()",
+        )),
+        false => Ok(devices),
+    }
+}
+
+/// candle's element-wise kernels take turns on one pool of threads: replicas that share it are 3 to 8 times slower.
+fn warn_of_shared_threads(replicas: usize) {
+    if replicas > 1 && std::env::var_os("CANDLE_NUM_THREADS").is_none() {
+        tracing::warn!(
+            "CANDLE_NUM_THREADS is not set: {replicas} replicas will wait for each other in candle's thread pool; \
+             put #[distribute::main] on main, or set CANDLE_NUM_THREADS=1 and RAYON_NUM_THREADS=1"
+        );
+    }
+}

@@ -1,0 +1,210 @@
+//! The handle that users call, and the strategies behind it.
+
+mod device;
+mod extended;
+mod kinds;
+mod reduce;
+mod run;
+
+pub use device::{DeviceKind, DeviceName};
+pub use extended::StrategyExtended;
+pub(crate) use kinds::default_strategy;
+pub use kinds::{MirroredStrategy, OneDeviceStrategy};
+
+use crate::context::enter_cross_replica;
+use crate::values::{Distributed, PerReplica};
+use crate::{Replicated, Result};
+use candle_nn::VarBuilder;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// How a training step is run: a cheap handle, the same for every strategy.
+///
+/// Functions that train take a `&Strategy`; [`MirroredStrategy`] and the others deref to it. A new kind of strategy
+/// implements [`StrategyExtended`] and nothing else.
+#[doc(alias = "tf.distribute.Strategy")]
+#[derive(Clone)]
+pub struct Strategy(Arc<Inner>);
+
+struct Inner {
+    extended: Box<dyn StrategyExtended>,
+    steps: AtomicU64,
+}
+
+impl Strategy {
+    /// The handle of a strategy.
+    pub fn new(extended: impl StrategyExtended) -> Self {
+        Self(Arc::new(Inner { extended: Box::new(extended), steps: AtomicU64::new(0) }))
+    }
+
+    /// The part that the strategy's author wrote.
+    pub fn extended(&self) -> &dyn StrategyExtended {
+        &*self.0.extended
+    }
+
+    /// How many replicas are in sync: gradients are aggregated over so many.
+    pub fn num_replicas_in_sync(&self) -> usize {
+        self.extended().num_replicas_in_sync()
+    }
+
+    /// Makes this strategy current on this thread while `body` runs, in cross-replica context.
+    ///
+    /// `run`, `reduce`, `gather` and `replicate` enter the scope by themselves; inside or outside is the same to them.
+    ///
+    /// # Errors
+    /// [`Error::MixedStrategies`](crate::Error::MixedStrategies) inside of another strategy's scope,
+    /// [`Error::WrongContext`](crate::Error::WrongContext) inside of `run`; and the error of `body`.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// assert!(!distribute::has_strategy());
+    /// strategy.scope(|| {
+    ///     assert!(distribute::get_strategy() == *strategy && distribute::in_cross_replica_context());
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    #[doc(alias = "tf.distribute.Strategy.scope")]
+    pub fn scope<T>(&self, body: impl FnOnce() -> Result<T>) -> Result<T> {
+        let _scope = match self.is_default() {
+            false => enter_cross_replica(self, "scope", "use get_replica_context()?.merge_call(..) to leave it")?,
+            true => crate::context::enter_default(self)?,
+        };
+        body()
+    }
+
+    /// Builds a model on every local replica. Variables are created once, mirrored: replicas of one memory share them.
+    ///
+    /// `build` is called once for each replica with a candle `VarBuilder`, so any model that takes one can be built.
+    /// Initial values are drawn from seed 0 and the variable's name.
+    ///
+    /// # Errors
+    /// The error of `build`; and where replicas ask for different variables.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// use candle_nn::{VarBuilder, linear};
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let model = strategy.replicate(|vb: VarBuilder| linear(4, 2, vb.pp("fc")))?;
+    /// assert_eq!(model.variables.names(), ["fc.bias", "fc.weight"]);
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    pub fn replicate<M, E>(
+        &self,
+        build: impl Fn(VarBuilder<'static>) -> Result<M, E> + Send + Sync + 'static,
+    ) -> Result<Replicated<M>>
+    where
+        crate::Error: From<E>,
+    {
+        self.replicate_seeded(0, build)
+    }
+
+    /// As [`Strategy::replicate`], with initial values drawn from `seed` and the variable's name.
+    ///
+    /// # Errors
+    /// As [`Strategy::replicate`].
+    pub fn replicate_seeded<M, E>(
+        &self,
+        seed: u64,
+        build: impl Fn(VarBuilder<'static>) -> Result<M, E> + Send + Sync + 'static,
+    ) -> Result<Replicated<M>>
+    where
+        crate::Error: From<E>,
+    {
+        let _scope = self.enter("replicate", "build models before run")?;
+        Replicated::build(self, seed, Box::new(move |vb| Ok(build(vb)?)))
+    }
+
+    /// This process's parts of a value: the components of a [`PerReplica`], in order; of a nested structure one
+    /// structure for each replica; of anything else the value itself (LOCAL-1).
+    #[doc(alias = "tf.distribute.Strategy.experimental_local_results")]
+    pub fn local_results<D: Distributed>(&self, value: D) -> Result<Vec<D::Local>> {
+        let replicas = self.extended().local_replicas();
+        let results = value.local_results(replicas);
+        let mut parts = value.split(replicas)?;
+        parts.truncate(results);
+        Ok(parts)
+    }
+
+    /// Makes a value for each local replica: `value` is called once for each, in order, on this thread.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let array = [3f32, 2., 1.];
+    /// let values = strategy.distribute_values_from_function(|ctx| Ok(array[ctx.replica_id_in_sync_group]))?;
+    /// assert_eq!(strategy.local_results(values)?, [3., 2.]);
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    #[doc(alias = "tf.distribute.Strategy.experimental_distribute_values_from_function")]
+    pub fn distribute_values_from_function<T>(
+        &self,
+        value: impl FnMut(ValueContext) -> Result<T>,
+    ) -> Result<PerReplica<T>> {
+        let first = self.extended().first_replica_id();
+        let context = |local| ValueContext {
+            replica_id_in_sync_group: first + local,
+            num_replicas_in_sync: self.num_replicas_in_sync(),
+        };
+        let values = (0..self.extended().local_replicas()).map(context).map(value).collect::<Result<_>>()?;
+        Ok(PerReplica::from_values(values))
+    }
+
+    pub(crate) fn is_default(&self) -> bool {
+        self == default_strategy()
+    }
+
+    fn next_step(&self) -> u64 {
+        self.0.steps.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    fn enter(&self, operation: &'static str, advice: &'static str) -> Result<crate::context::Entered> {
+        enter_cross_replica(self, operation, advice)
+    }
+}
+
+/// Two handles are equal if they are of the same strategy object.
+impl PartialEq for Strategy {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Strategy {}
+
+impl fmt::Display for Strategy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({} replicas, at {:p})", self.extended().kind(), self.num_replicas_in_sync(), Arc::as_ptr(&self.0))
+    }
+}
+
+impl fmt::Debug for Strategy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self.extended(), f)
+    }
+}
+
+/// For which replica a value is being made.
+#[doc(alias = "tf.distribute.experimental.ValueContext")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ValueContext {
+    /// The global id of the replica.
+    pub replica_id_in_sync_group: usize,
+    /// How many replicas are in sync.
+    pub num_replicas_in_sync: usize,
+}
+
+/// One replica of one.
+impl Default for ValueContext {
+    fn default() -> Self {
+        Self { replica_id_in_sync_group: 0, num_replicas_in_sync: 1 }
+    }
+}
+
+impl fmt::Display for ValueContext {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "replica {} of {}", self.replica_id_in_sync_group, self.num_replicas_in_sync)
+    }
+}

@@ -1,0 +1,117 @@
+//! Running a closure once for each local replica.
+
+use super::Strategy;
+use crate::context::{Mode, RAISED, enter};
+use crate::values::{Distributed, PerReplica};
+use crate::{Error, ReplicaContext, Result};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Mutex, PoisonError};
+
+impl Strategy {
+    /// Calls `body` once for each local replica, all at once, each on its own thread, and returns what they returned.
+    ///
+    /// Of `args`, each replica gets its part: of a [`PerReplica`] its component, of a [`Replicated`](crate::Replicated)
+    /// model its own. Constants are captured. `body` may borrow from the caller.
+    ///
+    /// # Errors
+    /// [`Error::Replica`] where `body` fails or panics: the one that caused the others to fail, of several the one with
+    /// the lowest id. [`Error::Collective`] inside of it where replicas did not make the same calls, or one came later
+    /// than the strategy's timeout; then this returns when the late closure does. The strategy can be used again.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// use candle_core::{Device, Tensor};
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let input = Tensor::new(3f32, &Device::Cpu)?;
+    /// let doubled = strategy.run((), |_ctx, ()| Ok((&input * 2.)?))?;
+    /// assert_eq!(doubled.to_string(), "\
+    /// PerReplica:{
+    ///   0: <Tensor: shape=(), dtype=float32, data=6.0>,
+    ///   1: <Tensor: shape=(), dtype=float32, data=6.0>
+    /// }");
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    #[doc(alias = "tf.distribute.Strategy.run")]
+    #[doc(alias = "experimental_run_v2")]
+    pub fn run<A, R>(
+        &self,
+        args: A,
+        body: impl Fn(&ReplicaContext, A::Local) -> Result<R> + Sync,
+    ) -> Result<PerReplica<R>>
+    where
+        A: Distributed,
+        R: Send,
+    {
+        let advice = "use get_replica_context()?.merge_call(..) to leave it first";
+        let _scope = self.enter("run", advice)?;
+        let replicas = self.extended().local_replicas();
+        let rows: Vec<_> = (0..replicas).map(|replica| args.rows(replica)).collect();
+        let cells: Vec<_> = args.split(replicas)?.into_iter().map(|arg| Mutex::new(Cell::Argument(arg))).collect();
+        let step = self.next_step();
+
+        self.extended().call_for_each_replica(self, step, &|context| {
+            let local = context.replica_id_in_sync_group() - self.extended().first_replica_id();
+            let cell = &cells[local];
+            let Cell::Argument(arg) = std::mem::replace(&mut *lock(cell), Cell::Running) else { return false };
+            let _replica = (!self.is_default()).then(|| enter(Mode::Replica(context.clone())));
+            let result = catch_unwind(AssertUnwindSafe(|| body(&context, arg)))
+                .unwrap_or_else(|panic| Err(Error::Panicked { message: message(&*panic) }));
+            let result = result.map_err(|error| explain(error, rows[local], &context));
+            let succeeded = result.is_ok();
+            *lock(cell) = Cell::Result(result);
+            succeeded
+        })?;
+        collect(self, step, cells)
+    }
+}
+
+/// What a replica has: its argument, then its result.
+enum Cell<A, R> {
+    Argument(A),
+    Running,
+    Result(Result<R>),
+}
+
+/// All results, or the error that caused the others.
+fn collect<A, R>(strategy: &Strategy, step: u64, cells: Vec<Mutex<Cell<A, R>>>) -> Result<PerReplica<R>> {
+    let (mut values, mut cause) = (Vec::with_capacity(cells.len()), None::<(usize, Error)>);
+    for (replica, cell) in cells.into_iter().enumerate() {
+        let error = match cell.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            Cell::Result(Ok(value)) => {
+                values.push(value);
+                continue;
+            }
+            Cell::Result(Err(error)) => error,
+            _ => Error::invalid("run", "the strategy did not call the closure for this replica"),
+        };
+        if cause.as_ref().is_none_or(|(_, cause)| cause.is_victim() && !error.is_victim()) {
+            cause = Some((replica, error));
+        }
+    }
+    let Some((local, source)) = cause else { return Ok(PerReplica::from_values(values)) };
+    let device = strategy.extended().worker_devices().get(local).map(ToString::to_string).unwrap_or_default();
+    let replica = strategy.extended().first_replica_id() + local;
+    Err(Error::Replica { replica, device, step, source: Box::new(source) })
+}
+
+/// Says more about a closure's error than candle can.
+fn explain(error: Error, rows: Option<usize>, context: &ReplicaContext) -> Error {
+    let raised = RAISED.take();
+    match error {
+        // A collective inside of candle's backward: candle has passed on the text, this is the error.
+        Error::Candle(_) if raised.is_some() => raised.unwrap_or(error),
+        Error::Candle(_) if rows == Some(0) => {
+            Error::EmptyPiece { replica: context.replica_id_in_sync_group(), source: Box::new(error) }
+        }
+        other => other,
+    }
+}
+
+fn message(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(ToString::to_string);
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without a message".into())
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

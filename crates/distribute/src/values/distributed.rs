@@ -1,0 +1,176 @@
+//! What can be given to each replica its own part of.
+
+use super::{Mirrored, PerReplica};
+use crate::{Error, Replicated, Result};
+use candle_core::Tensor;
+use distribute_tensor::{HostTensor, IndexedSlices, Tree};
+
+/// A value of which each local replica gets its part (RUN-3): of a [`PerReplica`] its component, of a
+/// [`Mirrored`], a tensor or a number the value itself, of a tuple or `Vec` the parts of its items.
+#[doc(alias = "tf.distribute.DistributedValues")]
+pub trait Distributed: Sized {
+    /// What one replica gets.
+    type Local: Send;
+
+    /// One part for each of `replicas` local replicas.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a value that was made for another number of replicas.
+    fn split(self, replicas: usize) -> Result<Vec<Self::Local>>;
+
+    /// How many rows of a batch the part of local replica `replica` has, if it is a piece of one.
+    fn rows(&self, replica: usize) -> Option<usize> {
+        let _ = replica;
+        None
+    }
+
+    /// How many local results this value is, among `replicas`: one, where it is a single value that is not
+    /// distributed (LOCAL-1).
+    fn local_results(&self, replicas: usize) -> usize {
+        replicas
+    }
+}
+
+fn counted<T>(values: Vec<T>, replicas: usize) -> Result<Vec<T>> {
+    match values.len() == replicas {
+        true => Ok(values),
+        false => Err(Error::invalid(
+            "giving each replica its part",
+            format!("the value has {} parts, but the strategy has {replicas} local replicas", values.len()),
+        )),
+    }
+}
+
+impl<T: Send> Distributed for PerReplica<T> {
+    type Local = T;
+    fn split(self, replicas: usize) -> Result<Vec<T>> {
+        counted(self.into_values(), replicas)
+    }
+    fn rows(&self, replica: usize) -> Option<usize> {
+        self.rows_of(replica)
+    }
+}
+
+impl<'a, T: Sync> Distributed for &'a PerReplica<T> {
+    type Local = &'a T;
+    fn split(self, replicas: usize) -> Result<Vec<&'a T>> {
+        counted(self.iter().collect(), replicas)
+    }
+    fn rows(&self, replica: usize) -> Option<usize> {
+        self.rows_of(replica)
+    }
+}
+
+impl<'a, M: Sync> Distributed for &'a Replicated<M> {
+    type Local = &'a M;
+    fn split(self, replicas: usize) -> Result<Vec<&'a M>> {
+        counted(self.models().iter().collect(), replicas)
+    }
+}
+
+impl<T: Clone + Send> Distributed for Mirrored<T> {
+    type Local = T;
+    fn split(self, replicas: usize) -> Result<Vec<T>> {
+        Ok(vec![self.into_inner(); replicas])
+    }
+}
+
+impl<'a, T: Sync> Distributed for &'a Mirrored<T> {
+    type Local = &'a T;
+    fn split(self, replicas: usize) -> Result<Vec<&'a T>> {
+        Ok(vec![self.get(); replicas])
+    }
+}
+
+impl<D: Distributed> Distributed for Vec<D> {
+    type Local = Vec<D::Local>;
+    fn split(self, replicas: usize) -> Result<Vec<Vec<D::Local>>> {
+        let mut out: Vec<_> = (0..replicas).map(|_| Vec::with_capacity(self.len())).collect();
+        for item in self {
+            out.iter_mut().zip(item.split(replicas)?).for_each(|(out, part)| out.push(part));
+        }
+        Ok(out)
+    }
+    fn rows(&self, replica: usize) -> Option<usize> {
+        self.iter().find_map(|item| item.rows(replica))
+    }
+}
+
+impl<D: Distributed> Distributed for Tree<D> {
+    type Local = Tree<D::Local>;
+    fn split(self, replicas: usize) -> Result<Vec<Tree<D::Local>>> {
+        let (leaves, structure) = self.flatten();
+        let parts = leaves.split(replicas)?;
+        parts.into_iter().map(|leaves| structure.fill(leaves).map_err(Error::tensor("giving each replica its part"))).collect()
+    }
+    fn rows(&self, replica: usize) -> Option<usize> {
+        self.leaves().into_iter().find_map(|leaf| leaf.rows(replica))
+    }
+    fn local_results(&self, replicas: usize) -> usize {
+        match self {
+            Tree::Leaf(leaf) => leaf.local_results(replicas),
+            Tree::None => 1,
+            _ => replicas,
+        }
+    }
+}
+
+macro_rules! plain {
+    ($($t:ty),*) => {$(
+        impl Distributed for $t {
+            type Local = $t;
+            fn split(self, replicas: usize) -> Result<Vec<$t>> {
+                Ok(vec![self; replicas])
+            }
+            fn local_results(&self, _: usize) -> usize {
+                1
+            }
+        }
+    )*};
+}
+plain!(
+    Tensor,
+    HostTensor,
+    IndexedSlices,
+    distribute_tensor::Leaf,
+    f32,
+    f64,
+    i8,
+    u8,
+    i16,
+    u16,
+    i32,
+    u32,
+    i64,
+    u64,
+    usize,
+    bool,
+    String
+);
+
+macro_rules! tuples {
+    ($($($t:ident $v:ident $i:tt),*;)*) => {$(
+        impl<$($t: Distributed),*> Distributed for ($($t,)*) {
+            type Local = ($($t::Local,)*);
+            #[allow(unused_variables, unused_mut, clippy::unused_unit)]
+            fn split(self, replicas: usize) -> Result<Vec<Self::Local>> {
+                $(let mut $v = self.$i.split(replicas)?.into_iter();)*
+                let missing = || Error::invalid("giving each replica its part", "a value has too few parts");
+                (0..replicas).map(|_| Ok(($($v.next().ok_or_else(missing)?,)*))).collect()
+            }
+            #[allow(unused_variables)]
+            fn rows(&self, replica: usize) -> Option<usize> {
+                None$(.or_else(|| self.$i.rows(replica)))*
+            }
+        }
+    )*};
+}
+tuples! {
+    ;
+    A a 0;
+    A a 0, B b 1;
+    A a 0, B b 1, C c 2;
+    A a 0, B b 1, C c 2, D d 3;
+    A a 0, B b 1, C c 2, D d 3, E e 4;
+    A a 0, B b 1, C c 2, D d 3, E e 4, F f 5;
+}

@@ -1,0 +1,197 @@
+//! One value for each local replica, and one value that is the same on all.
+
+use crate::{Error, Result};
+use distribute_tensor::{Leaf, Nest, Tree};
+use std::fmt;
+
+/// One value for each local replica, in the order of replica ids.
+///
+/// This is what [`run`](crate::Strategy::run) returns, for one replica too, and what a distributed dataset gives.
+/// Values are never merged because they happen to be the same object.
+#[doc(alias = "tf.distribute.DistributedValues")]
+#[derive(Clone, Debug, PartialEq)]
+pub struct PerReplica<T> {
+    values: Vec<T>,
+    /// How many rows of a batch each value has, where the values are pieces of one.
+    rows: Option<Vec<usize>>,
+}
+
+impl<T> PerReplica<T> {
+    /// One value for each local replica, in order.
+    pub fn from_values(values: Vec<T>) -> Self {
+        Self { values, rows: None }
+    }
+
+    pub(crate) fn pieces(values: Vec<T>, rows: Vec<usize>) -> Self {
+        Self { values, rows: Some(rows) }
+    }
+
+    pub(crate) fn rows_of(&self, replica: usize) -> Option<usize> {
+        self.rows.as_ref()?.get(replica).copied()
+    }
+
+    /// The values, in the order of replica ids.
+    pub fn values(&self) -> &[T] {
+        &self.values
+    }
+
+    /// The values, in the order of replica ids.
+    pub fn into_values(self) -> Vec<T> {
+        self.values
+    }
+
+    /// The value of local replica `replica`.
+    pub fn get(&self, replica: usize) -> Option<&T> {
+        self.values.get(replica)
+    }
+
+    /// How many local replicas there are.
+    pub fn len(&self) -> usize {
+        self.values.len()
+    }
+
+    /// Whether there are no values: never for what `run` returns.
+    pub fn is_empty(&self) -> bool {
+        self.values.is_empty()
+    }
+
+    /// The values in order.
+    pub fn iter(&self) -> std::slice::Iter<'_, T> {
+        self.values.iter()
+    }
+
+    /// Another value for each replica.
+    pub fn map<U>(self, f: impl FnMut(T) -> U) -> PerReplica<U> {
+        PerReplica { values: self.values.into_iter().map(f).collect(), rows: self.rows }
+    }
+
+    /// The merged form of nests (MERGE-1 to MERGE-4, MERGE-8): one structure whose leaves are per replica.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] where replicas gave different structures: it names the path and both kinds.
+    pub fn regroup(self) -> Result<Tree<PerReplica<Leaf>>>
+    where
+        T: Nest,
+    {
+        let trees = self.values.into_iter().map(Nest::into_tree).collect();
+        let merged = Tree::zip(trees).map_err(Error::tensor("merging the replicas' values"))?;
+        Ok(merged.map(&mut PerReplica::from_values))
+    }
+}
+
+impl<A, B> PerReplica<(A, B)> {
+    /// Pairs, taken apart.
+    pub fn unzip(self) -> (PerReplica<A>, PerReplica<B>) {
+        let (a, b) = self.values.into_iter().unzip();
+        (PerReplica { values: a, rows: self.rows.clone() }, PerReplica { values: b, rows: self.rows })
+    }
+}
+
+impl<A, B, C> PerReplica<(A, B, C)> {
+    /// Triples, taken apart.
+    pub fn unzip3(self) -> (PerReplica<A>, PerReplica<B>, PerReplica<C>) {
+        let rows = self.rows;
+        let (mut first, mut second, mut third) = (Vec::new(), Vec::new(), Vec::new());
+        for (a, b, c) in self.values {
+            first.push(a);
+            second.push(b);
+            third.push(c);
+        }
+        let rows_again = || rows.clone();
+        (
+            PerReplica { values: first, rows: rows_again() },
+            PerReplica { values: second, rows: rows_again() },
+            PerReplica { values: third, rows: rows_again() },
+        )
+    }
+}
+
+impl<T> IntoIterator for PerReplica<T> {
+    type Item = T;
+    type IntoIter = std::vec::IntoIter<T>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.values.into_iter()
+    }
+}
+
+impl<'a, T> IntoIterator for &'a PerReplica<T> {
+    type Item = &'a T;
+    type IntoIter = std::slice::Iter<'a, T>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.values.iter()
+    }
+}
+
+/// The structure outside, the replicas' values at its leaves:
+///
+/// ```text
+/// PerReplica:{
+///   0: <Tensor: shape=(), dtype=float32, data=6.0>,
+///   1: <Tensor: shape=(), dtype=float32, data=6.0>
+/// }
+/// ```
+impl<T: Nest + Clone> fmt::Display for PerReplica<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.clone().regroup() {
+            Ok(tree) => f.write_str(&tree.describe(&show)),
+            Err(error) => write!(f, "PerReplica:{{{error}}}"),
+        }
+    }
+}
+
+fn show(leaf: &PerReplica<Leaf>) -> String {
+    let lines: Vec<_> = leaf.values.iter().enumerate().map(|(r, value)| format!("  {r}: {value}")).collect();
+    format!("PerReplica:{{\n{}\n}}", lines.join(",\n"))
+}
+
+/// One value that is the same on all replicas.
+///
+/// It can be read without asking how to combine replicas, and given to `run` it reaches each of them.
+#[doc(alias = "tf.distribute.DistributedValues")]
+#[derive(Clone, Debug, PartialEq)]
+pub struct Mirrored<T>(T);
+
+impl<T> Mirrored<T> {
+    /// The value that all replicas have.
+    pub fn new(value: T) -> Self {
+        Self(value)
+    }
+
+    /// The value.
+    pub fn get(&self) -> &T {
+        &self.0
+    }
+
+    /// The value.
+    pub fn into_inner(self) -> T {
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn merge_1_to_3_structures_stay_and_leaves_are_per_replica() {
+        let merged = PerReplica::from_values(vec![(1i32, vec![2f32]), (3, vec![4.])]).regroup().unwrap();
+        assert_eq!(merged.describe(&|p| p.len().to_string()), "(2, [2])");
+    }
+
+    #[test]
+    fn merge_t4_different_structures_are_named_by_path() {
+        let error = PerReplica::from_values(vec![(1i32, vec![2f32]), (3, vec![])]).regroup().unwrap_err().to_string();
+        assert!(error.contains("value[1]") && error.contains("a list of 1") && error.contains("a list of 0"), "{error}");
+    }
+
+    #[test]
+    fn values_print_as_in_the_documents() {
+        let text = PerReplica::from_values(vec![6f32, 7.]).to_string();
+        assert_eq!(
+            text,
+            "PerReplica:{\n  0: <Tensor: shape=(), dtype=float32, data=6.0>,\n  1: <Tensor: shape=(), dtype=float32, data=7.0>\n}"
+        );
+    }
+}

@@ -1,0 +1,100 @@
+//! What `reduce` and `gather` take, and the axes they take it over.
+
+use super::{Mirrored, PerReplica};
+use candle_core::Tensor;
+use distribute_tensor::{HostTensor, IndexedSlices, Nest};
+
+/// What a value given to `reduce` or `gather` is made of.
+pub enum Components<N> {
+    /// One nest for each local replica.
+    PerReplica(Vec<N>),
+    /// The same nest on every replica.
+    Mirrored(N),
+    /// A nest that is not distributed.
+    Plain(N),
+}
+
+/// A value that can be reduced or gathered over replicas.
+pub trait Reducible {
+    /// The nest that each replica holds.
+    type Nest: Nest;
+
+    /// Its components.
+    fn into_components(self) -> Components<Self::Nest>;
+}
+
+impl<N: Nest> Reducible for PerReplica<N> {
+    type Nest = N;
+    fn into_components(self) -> Components<N> {
+        Components::PerReplica(self.into_values())
+    }
+}
+
+impl<N: Nest + Clone> Reducible for &PerReplica<N> {
+    type Nest = N;
+    fn into_components(self) -> Components<N> {
+        self.clone().into_components()
+    }
+}
+
+impl<N: Nest> Reducible for Mirrored<N> {
+    type Nest = N;
+    fn into_components(self) -> Components<N> {
+        Components::Mirrored(self.into_inner())
+    }
+}
+
+impl<N: Nest + Clone> Reducible for &Mirrored<N> {
+    type Nest = N;
+    fn into_components(self) -> Components<N> {
+        self.clone().into_components()
+    }
+}
+
+macro_rules! plain {
+    ($($t:ty),*) => {$(
+        impl Reducible for $t {
+            type Nest = $t;
+            fn into_components(self) -> Components<$t> {
+                Components::Plain(self)
+            }
+        }
+        impl Reducible for &$t {
+            type Nest = $t;
+            fn into_components(self) -> Components<$t> {
+                Components::Plain(self.clone())
+            }
+        }
+    )*};
+}
+plain!(Tensor, HostTensor, IndexedSlices, distribute_tensor::Leaf, f32, f64, i32, i64, u32, u64, bool, String);
+
+/// The axes that `reduce` sums over within each replica, besides the replicas. Negative ones count from the end.
+///
+/// `None`: only over the replicas. `0`: also over the batch. `[0, 1]`: over both.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Axes(pub(crate) Option<Vec<i64>>);
+
+impl From<Option<i64>> for Axes {
+    fn from(axis: Option<i64>) -> Self {
+        Axes(axis.map(|axis| vec![axis]))
+    }
+}
+
+impl From<i64> for Axes {
+    fn from(axis: i64) -> Self {
+        Axes(Some(vec![axis]))
+    }
+}
+
+impl<const N: usize> From<[i64; N]> for Axes {
+    fn from(axes: [i64; N]) -> Self {
+        Axes(Some(axes.to_vec()))
+    }
+}
+
+impl From<Vec<i64>> for Axes {
+    fn from(axes: Vec<i64>) -> Self {
+        Axes(Some(axes))
+    }
+}

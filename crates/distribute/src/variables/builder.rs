@@ -1,0 +1,34 @@
+//! candle's `VarBuilder` over a model's variables.
+
+use super::Variables;
+use candle_core::{DType, Device, Error, Result, Shape, Tensor};
+use candle_nn::{Init, var_builder::SimpleBackend};
+
+/// Gives one replica its variables.
+pub(super) struct OfReplica {
+    pub(super) variables: Variables,
+    pub(super) replica: usize,
+}
+
+impl SimpleBackend for OfReplica {
+    fn get(&self, shape: Shape, name: &str, init: Init, dtype: DType, device: &Device) -> Result<Tensor> {
+        self.variables.get_or_create(self.replica, name, &shape, &init, dtype, device).map_err(|error| match error {
+            crate::Error::Candle(error) => error,
+            other => Error::msg(other),
+        })
+    }
+
+    fn get_unchecked(&self, name: &str, dtype: DType, device: &Device) -> Result<Tensor> {
+        match self.variables.find("get_unchecked", name) {
+            Ok(kind) => {
+                let shape = kind.any().shape().clone();
+                self.get(shape, name, Init::Const(0.), dtype, device)
+            }
+            Err(error) => Err(Error::msg(error)),
+        }
+    }
+
+    fn contains_tensor(&self, name: &str) -> bool {
+        self.variables.find("contains_tensor", name).is_ok()
+    }
+}

@@ -1,0 +1,101 @@
+//! Initial values, drawn from (seed, variable name, position): neither thread nor replica nor shard plays a role.
+
+use crate::{Error, Result};
+use candle_core::{DType, Device, Shape, Tensor};
+use candle_nn::Init;
+use candle_nn::init::NormalOrUniform;
+
+/// The values of an initializer for the variable `name`.
+pub(crate) fn values(init: &Init, seed: u64, name: &str, shape: &Shape, dtype: DType, device: &Device) -> Result<Tensor> {
+    let draw = Draws::new(seed, name);
+    let elements = shape.elem_count() as u64;
+    let uniform = |lo: f64, up: f64| (0..elements).map(|i| lo + (up - lo) * draw.uniform(i)).collect::<Vec<f64>>();
+    let normal = |mean: f64, stdev: f64| (0..elements).map(|i| mean + stdev * draw.normal(i)).collect::<Vec<f64>>();
+    let values = match init {
+        Init::Const(value) => return Ok((Tensor::ones(shape, dtype, device)? * *value)?.to_dtype(dtype)?),
+        Init::Uniform { lo, up } => uniform(*lo, *up),
+        Init::Randn { mean, stdev } => normal(*mean, *stdev),
+        Init::Kaiming { dist, fan, non_linearity } => {
+            let stdev = non_linearity.gain() / (fan.for_shape(shape) as f64).sqrt();
+            match dist {
+                NormalOrUniform::Uniform => uniform(-(3f64.sqrt() * stdev), 3f64.sqrt() * stdev),
+                NormalOrUniform::Normal => normal(0., stdev),
+            }
+        }
+    };
+    if !dtype.is_float() {
+        let reason = format!("variable {name} of {dtype:?} cannot be drawn at random; give it a constant or a float dtype");
+        return Err(Error::InvalidArgument { operation: "replicate", reason });
+    }
+    Ok(Tensor::from_vec(values, shape, &Device::Cpu)?.to_dtype(dtype)?.to_device(device)?)
+}
+
+/// Random numbers by position (SplitMix64), so that any part of a variable can be drawn alone.
+struct Draws {
+    key: u64,
+}
+
+impl Draws {
+    fn new(seed: u64, name: &str) -> Self {
+        // FNV-1a spreads names; the mixing below does the rest.
+        let name = name.bytes().fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+        });
+        Self { key: mix(mix(seed) ^ name) }
+    }
+
+    fn bits(&self, position: u64) -> u64 {
+        mix(self.key.wrapping_add(position.wrapping_mul(0x9e37_79b9_7f4a_7c15)))
+    }
+
+    /// In [0, 1).
+    fn uniform(&self, position: u64) -> f64 {
+        (self.bits(position) >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// Standard normal, by Box and Muller.
+    fn normal(&self, position: u64) -> f64 {
+        let radius = (-2. * (1. - self.uniform(2 * position)).ln()).sqrt();
+        radius * (std::f64::consts::TAU * self.uniform(2 * position + 1)).cos()
+    }
+}
+
+fn mix(x: u64) -> u64 {
+    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn draw(init: Init, seed: u64, name: &str) -> Vec<f32> {
+        let shape = Shape::from((100, 50));
+        let values = values(&init, seed, name, &shape, DType::F32, &Device::Cpu).unwrap();
+        values.flatten_all().unwrap().to_vec1().unwrap()
+    }
+
+    #[test]
+    fn values_depend_on_seed_and_name_only() {
+        let init = Init::Randn { mean: 0., stdev: 1. };
+        assert_eq!(draw(init, 1, "a"), draw(init, 1, "a"));
+        assert_ne!(draw(init, 1, "a"), draw(init, 2, "a"));
+        assert_ne!(draw(init, 1, "a"), draw(init, 1, "b"));
+    }
+
+    #[test]
+    fn distributions_have_their_moments() {
+        let moments = |v: Vec<f32>| {
+            let mean = v.iter().sum::<f32>() / v.len() as f32;
+            (mean, (v.iter().map(|x| (x - mean).powi(2)).sum::<f32>() / v.len() as f32).sqrt())
+        };
+        let (mean, stdev) = moments(draw(Init::Randn { mean: 3., stdev: 2. }, 0, "w"));
+        assert!((mean - 3.).abs() < 0.1 && (stdev - 2.).abs() < 0.1, "{mean} {stdev}");
+        let (mean, stdev) = moments(draw(Init::Uniform { lo: -1., up: 1. }, 0, "w"));
+        assert!(mean.abs() < 0.05 && (stdev - 1. / 3f32.sqrt()).abs() < 0.02, "{mean} {stdev}");
+        let (_, stdev) = moments(draw(candle_nn::init::DEFAULT_KAIMING_UNIFORM, 0, "w"));
+        assert!((stdev - (2f32 / 50.).sqrt()).abs() < 0.01, "{stdev}");
+        assert!(draw(Init::Const(0.5), 0, "w").iter().all(|x| *x == 0.5));
+    }
+}

@@ -1,0 +1,226 @@
+//! A model's variables: created once, by name, shared by the replicas of one memory.
+
+mod builder;
+mod files;
+mod init;
+
+use crate::replicated::other_variables;
+use crate::{Error, Result, Strategy};
+use candle_core::{DType, Device, Shape, Tensor, Var};
+use candle_nn::{Init, VarBuilder};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The variables of one model, by name.
+///
+/// A variable is mirrored: the replicas of one memory share one copy, and only optimizers write it, all replicas
+/// together. The running statistics of batch-norm (variables whose last name is `running_mean` or `running_var`) are
+/// of another kind: each replica writes its own, and whoever reads them from outside gets the mean over replicas
+/// (synchronization ON_READ, aggregation MEAN).
+///
+/// A clone is another handle of the same variables.
+#[doc(alias = "tf.Variable")]
+#[doc(alias = "MirroredVariable")]
+#[derive(Clone)]
+pub struct Variables(Arc<Store>);
+
+struct Store {
+    strategy: Strategy,
+    seed: u64,
+    entries: Mutex<BTreeMap<String, Entry>>,
+}
+
+struct Entry {
+    kind: Kind,
+    /// The replicas that have asked for it while their model was built.
+    asked: BTreeSet<usize>,
+}
+
+#[derive(Clone)]
+enum Kind {
+    Mirrored(Var),
+    OnRead(Vec<Var>),
+}
+
+impl Variables {
+    pub(crate) fn new(strategy: &Strategy, seed: u64) -> Self {
+        Self(Arc::new(Store { strategy: strategy.clone(), seed, entries: Mutex::default() }))
+    }
+
+    /// The names of all variables, sorted.
+    pub fn names(&self) -> Vec<String> {
+        self.entries().keys().cloned().collect()
+    }
+
+    /// How many numbers the variables hold in all.
+    pub fn elements(&self) -> usize {
+        self.entries().values().map(|entry| entry.kind.any().elem_count()).sum()
+    }
+
+    /// The value of a variable, as one device would have it: of running statistics the mean over the replicas.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for an unknown name: it lists those there are.
+    pub fn get(&self, name: &str) -> Result<Tensor> {
+        self.find("get", name)?.read()
+    }
+
+    /// Sets a variable, on all replicas.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for an unknown name, another shape or another dtype; nothing has changed then.
+    pub fn set(&self, name: &str, value: &Tensor) -> Result<()> {
+        let kind = self.find("set", name)?;
+        let variable = kind.any();
+        if variable.shape() != value.shape() || variable.dtype() != value.dtype() {
+            return Err(Error::invalid(
+                "set",
+                format!(
+                    "variable {name} is {:?}{:?}, the value {:?}{:?}",
+                    variable.dtype(),
+                    variable.dims(),
+                    value.dtype(),
+                    value.dims()
+                ),
+            ));
+        }
+        match kind {
+            Kind::Mirrored(variable) => variable.set(value)?,
+            Kind::OnRead(components) => components.iter().try_for_each(|component| component.set(value))?,
+        }
+        Ok(())
+    }
+
+    /// The variables that optimizers train, by name: all but running statistics.
+    pub fn trainable(&self) -> Vec<(String, Var)> {
+        let entries = self.entries();
+        let mirrored = entries.iter().filter_map(|(name, entry)| match &entry.kind {
+            Kind::Mirrored(variable) => Some((name.clone(), variable.clone())),
+            Kind::OnRead(_) => None,
+        });
+        mirrored.collect()
+    }
+
+    /// The strategy whose replicas share the variables.
+    pub fn strategy(&self) -> &Strategy {
+        &self.0.strategy
+    }
+
+    pub(crate) fn builder(&self, replica: usize) -> Result<VarBuilder<'static>> {
+        let device = match self.0.strategy.extended().worker_devices().get(replica) {
+            Some(name) => name.to_candle()?,
+            None => Device::Cpu,
+        };
+        let backend = builder::OfReplica { variables: self.clone(), replica };
+        Ok(VarBuilder::from_backend(Box::new(backend), DType::F32, device))
+    }
+
+    pub(crate) fn snapshot_builder(&self) -> Result<VarBuilder<'static>> {
+        let tensors = self.snapshot()?.into_iter().collect();
+        Ok(VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu))
+    }
+
+    /// Copies of all variables, by name.
+    pub(crate) fn snapshot(&self) -> Result<BTreeMap<String, Tensor>> {
+        let kinds: Vec<_> = self.entries().iter().map(|(name, entry)| (name.clone(), entry.kind.clone())).collect();
+        kinds.into_iter().map(|(name, kind)| Ok((name, kind.read()?.copy()?))).collect()
+    }
+
+    /// RUN-9, RUN-10: later replicas find what replica 0 created, and must not ask for more or less.
+    pub(crate) fn require_same_names(&self, replica: usize) -> Result<()> {
+        let entries = self.entries();
+        let not_asked_by = |replica: usize| -> Vec<String> {
+            entries.iter().filter(|(_, e)| !e.asked.contains(&replica)).map(|(name, _)| name.clone()).collect()
+        };
+        let (missing, extra) = (not_asked_by(replica), not_asked_by(0));
+        match missing.is_empty() && extra.is_empty() {
+            true => Ok(()),
+            false => Err(other_variables(replica, &missing, &extra)),
+        }
+    }
+
+    /// The variable for one replica, created if nobody has asked for it before.
+    fn get_or_create(
+        &self,
+        replica: usize,
+        name: &str,
+        shape: &Shape,
+        init: &Init,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Tensor> {
+        let mut entries = self.entries();
+        if !entries.contains_key(name) {
+            let value = init::values(init, self.0.seed, name, shape, dtype, device)?;
+            let kind = if is_running_statistic(name) {
+                let replicas = self.0.strategy.extended().local_replicas();
+                Kind::OnRead((0..replicas).map(|_| Ok(Var::from_tensor(&value)?)).collect::<Result<_>>()?)
+            } else {
+                Kind::Mirrored(Var::from_tensor(&value)?)
+            };
+            entries.insert(name.to_string(), Entry { kind, asked: BTreeSet::new() });
+        }
+        let Some(entry) = entries.get_mut(name) else { return Err(unknown("replicate", name, &entries)) };
+        entry.asked.insert(replica);
+        let variable = match &entry.kind {
+            Kind::Mirrored(variable) => variable,
+            Kind::OnRead(components) => &components[replica],
+        };
+        if variable.shape() != shape {
+            return Err(Error::invalid(
+                "replicate",
+                format!("variable {name} was created with shape {:?} and is asked for with {shape:?}", variable.shape()),
+            ));
+        }
+        Ok(variable.as_tensor().clone())
+    }
+
+    fn find(&self, operation: &'static str, name: &str) -> Result<Kind> {
+        let entries = self.entries();
+        entries.get(name).map(|entry| entry.kind.clone()).ok_or_else(|| unknown(operation, name, &entries))
+    }
+
+    fn entries(&self) -> MutexGuard<'_, BTreeMap<String, Entry>> {
+        self.0.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Kind {
+    /// Shape and dtype are those of any component.
+    fn any(&self) -> &Var {
+        match self {
+            Kind::Mirrored(variable) => variable,
+            Kind::OnRead(components) => &components[0],
+        }
+    }
+
+    fn read(&self) -> Result<Tensor> {
+        match self {
+            Kind::Mirrored(variable) => Ok(variable.as_detached_tensor()),
+            Kind::OnRead(components) => {
+                let leaves: Vec<_> =
+                    components.iter().map(|c| distribute_tensor::Leaf::Candle(c.as_detached_tensor())).collect();
+                match distribute_tensor::Leaf::reduce(distribute_tensor::ReduceOp::Mean, &leaves)? {
+                    distribute_tensor::Leaf::Candle(mean) => Ok(mean),
+                    other => Err(Error::invalid("get", format!("a mean of variables became {}", other.kind()))),
+                }
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Variables {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Variables({} variables, {} elements)", self.entries().len(), self.elements())
+    }
+}
+
+/// What stock batch-norm calls its running statistics: it sets them in forward, on each replica.
+fn is_running_statistic(name: &str) -> bool {
+    matches!(name.rsplit('.').next(), Some("running_mean" | "running_var"))
+}
+
+fn unknown(operation: &'static str, name: &str, entries: &BTreeMap<String, Entry>) -> Error {
+    let names: Vec<_> = entries.keys().take(20).collect();
+    Error::invalid(operation, format!("no variable is named {name:?}; the {} there are: {names:?}", entries.len()))
+}

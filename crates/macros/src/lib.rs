@@ -1,0 +1,64 @@
+//! The macros of `distribute`, which re-exports them: `#[derive(Nest)]` and `#[distribute::main]`.
+//!
+//! | module | what it expands |
+//! |---|---|
+//! | `nest` | `#[derive(Nest)]`: a struct as a nested structure of tensors |
+//! | `entry` | `#[distribute::main]`: what has to happen before any thread starts |
+//!
+//! Each is a function from syntax to tokens or an error, tested as such; the macros themselves only call them.
+
+#![forbid(unsafe_code)]
+
+mod entry;
+mod nest;
+
+use proc_macro::TokenStream;
+
+/// Makes a struct a nest: `run`, `reduce`, `gather` and datasets take and give it as they do tuples.
+///
+/// Named fields become a map by their names, the fields of a tuple struct a tuple; each has to be a nest itself. An
+/// enum is refused: all replicas need one structure.
+///
+/// ```
+/// # use distribute_tensor as distribute;
+/// use distribute::{HostTensor, Nest};
+/// # use distribute_macros::Nest;
+///
+/// #[derive(Nest, Clone, Debug, PartialEq)]
+/// # #[nest(crate = distribute_tensor)]
+/// struct Batch {
+///     images: HostTensor,
+///     labels: HostTensor,
+/// }
+///
+/// let batch = Batch { images: HostTensor::vector(vec![0.5f32, 1.0]), labels: HostTensor::vector(vec![7u8, 9]) };
+/// assert_eq!(distribute::nest::rows(batch.clone())?, 2);
+/// assert_eq!(Batch::from_tree(batch.clone().into_tree())?, batch);
+/// # Ok::<(), distribute::Error>(())
+/// ```
+///
+/// Code that does not depend on `distribute` but on its tensor crate alone says so with
+/// `#[nest(crate = distribute_tensor)]`.
+#[proc_macro_derive(Nest, attributes(nest))]
+pub fn derive_nest(input: TokenStream) -> TokenStream {
+    expand(syn::parse(input).and_then(nest::expand))
+}
+
+/// Marks the main function of a program that uses `distribute`: calls `distribute::init()` before anything else, while
+/// the process still has a single thread. That is when candle's own threads can be tamed; with its default settings
+/// two replicas run several times slower.
+///
+/// ```ignore
+/// #[distribute::main]
+/// fn main() -> distribute::Result<()> {
+///     Ok(())
+/// }
+/// ```
+#[proc_macro_attribute]
+pub fn main(arguments: TokenStream, item: TokenStream) -> TokenStream {
+    expand(syn::parse(item).and_then(|function| entry::expand(arguments.into(), function)))
+}
+
+fn expand(result: syn::Result<proc_macro2::TokenStream>) -> TokenStream {
+    result.unwrap_or_else(syn::Error::into_compile_error).into()
+}

@@ -1,0 +1,71 @@
+//! Adagrad: a rate for each element that falls with its gradients.
+
+use crate::error::Check;
+use crate::{Float, Formula, InvalidHyperparameter, SlotSpec, Step};
+
+/// Adagrad: accum ← accum + g², var ← var − lr · g / (√accum + ε).
+///
+/// TensorFlow's default learning rate is 0.001. By row, absent rows stay: so they would for a gradient of 0.
+#[doc(alias = "tf.keras.optimizers.Adagrad")]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Adagrad {
+    /// What accum starts at, at least 0. 0.1 by default.
+    pub initial_accumulator_value: f64,
+    /// ε, at least 0, and above if accum starts at 0. 1e-7 by default.
+    pub epsilon: f64,
+}
+
+impl Default for Adagrad {
+    fn default() -> Self {
+        Adagrad { initial_accumulator_value: 0.1, epsilon: 1e-7 }
+    }
+}
+
+impl Formula for Adagrad {
+    type Slots<T: Copy> = [T; 1];
+
+    fn label(&self) -> &'static str {
+        "adagrad"
+    }
+
+    fn layout(&self) -> [SlotSpec; 1] {
+        [SlotSpec { name: "accum", initial: self.initial_accumulator_value }]
+    }
+
+    fn check(&self) -> Result<(), InvalidHyperparameter> {
+        let check = Check(self.label());
+        check.not_negative("initial_accumulator_value", self.initial_accumulator_value)?;
+        check.not_negative("epsilon", self.epsilon)?;
+        // An element that never had a gradient would be 0 / 0.
+        let divisible = self.initial_accumulator_value > 0.0 || self.epsilon > 0.0;
+        check.that(divisible, "epsilon", self.epsilon, "greater than 0 if initial_accumulator_value is 0")
+    }
+
+    fn kernel<F: Float>(&self, at: Step) -> impl Fn(F, F, [F; 1]) -> (F, [F; 1]) {
+        let [lr, epsilon] = [at.learning_rate(), self.epsilon].map(F::from_f64);
+        move |var, grad, [accum]| {
+            let accum = accum + grad * grad;
+            (var - lr * grad / (accum.sqrt() + epsilon), [accum])
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Rule, RuleExt};
+
+    #[test]
+    fn by_hand() {
+        let rule = Adagrad { initial_accumulator_value: 0.25, epsilon: 0.5 };
+        assert_eq!(rule.slots(), [SlotSpec { name: "accum", initial: 0.25 }]);
+        let (mut var, mut accum) = ([1.0f32, 1.0], [0.25f32, 4.0]);
+        // 1 − 0.5 · 0 / …, 1 − 0.5 · 1.5 / (2.5 + 0.5)
+        rule.update(Step::after(0, 0.5), &mut var, &[0.0, 1.5], &mut [&mut accum]).unwrap();
+        assert_eq!((var, accum), ([1.0, 0.75], [0.25, 6.25]));
+        // accum = 42.25: 0.75 + 1 · 6 / (6.5 + 0.5)
+        rule.update_rows(Step::after(1, 1.0), &mut var, 1, &[1], &[-6.0], &mut [&mut accum]).unwrap();
+        assert_eq!(accum, [0.25, 42.25]);
+        assert!((var[1] - (0.75 + 6.0 / 7.0)).abs() < 1e-6, "{var:?}");
+    }
+}

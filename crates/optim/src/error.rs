@@ -1,0 +1,142 @@
+//! What can be wrong with a call or with a rule.
+
+/// A call whose arguments don't fit together. Nothing was changed.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum UpdateError {
+    /// Two arguments disagree on a number of elements, or the slots on their number.
+    #[error("{what}: expected a length of {expected}, found {found}")]
+    LengthMismatch {
+        /// The argument that doesn't fit.
+        what: &'static str,
+        /// The length that the other arguments ask for.
+        expected: usize,
+        /// Its length.
+        found: usize,
+    },
+    /// A row that the table doesn't have.
+    #[error("row {row} is outside of the table, which has {rows} rows: were global rows given to a shard?")]
+    RowOutOfRange {
+        /// The row.
+        row: usize,
+        /// The number of rows in the table.
+        rows: usize,
+    },
+    /// A row index below zero.
+    #[error("index {index} at position {position} is below zero: rows are counted from 0")]
+    NegativeIndex {
+        /// The index.
+        index: i64,
+        /// Where among the indices it stands.
+        position: usize,
+    },
+    /// Rows that don't ascend strictly. A row that came twice would be updated twice.
+    #[error(
+        "row {row} comes after row {previous}: rows must ascend and be unique, pass them through merge_rows"
+    )]
+    RowsOutOfOrder {
+        /// The row before.
+        previous: usize,
+        /// The row that should have been greater.
+        row: usize,
+    },
+    /// A learning rate that would fill the variable with NaN.
+    #[error(transparent)]
+    LearningRate(#[from] InvalidHyperparameter),
+}
+
+/// A hyper-parameter with which a rule diverges or divides by zero.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("{rule}: {parameter} is {value}, but must be {range}")]
+pub struct InvalidHyperparameter {
+    /// The rule, as [`Rule::name`](crate::Rule::name) gives it.
+    pub rule: &'static str,
+    /// The parameter, as its field is called.
+    pub parameter: &'static str,
+    /// Its value.
+    pub value: f64,
+    /// The values that it may have.
+    pub range: &'static str,
+}
+
+/// Checks the parameters of one rule.
+pub(crate) struct Check(pub(crate) &'static str);
+
+impl Check {
+    pub(crate) fn that(
+        &self,
+        ok: bool,
+        parameter: &'static str,
+        value: f64,
+        range: &'static str,
+    ) -> Result<(), InvalidHyperparameter> {
+        if ok { Ok(()) } else { Err(InvalidHyperparameter { rule: self.0, parameter, value, range }) }
+    }
+
+    /// Finite and above zero.
+    pub(crate) fn positive(&self, parameter: &'static str, value: f64) -> Result<(), InvalidHyperparameter> {
+        self.that(value.is_finite() && value > 0.0, parameter, value, "finite and greater than 0")
+    }
+
+    /// Finite and not below zero.
+    pub(crate) fn not_negative(
+        &self,
+        parameter: &'static str,
+        value: f64,
+    ) -> Result<(), InvalidHyperparameter> {
+        self.that(value.is_finite() && value >= 0.0, parameter, value, "finite and at least 0")
+    }
+
+    /// The weight of the past in a running average: at 1 it would never learn, and bias correction divides by 0.
+    pub(crate) fn decay(&self, parameter: &'static str, value: f64) -> Result<(), InvalidHyperparameter> {
+        self.that((0.0..1.0).contains(&value), parameter, value, "at least 0 and less than 1")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Adagrad, Adam, AdamW, Ftrl, Momentum, RmsProp, Rule, Sgd};
+
+    #[test]
+    fn defaults_are_valid() {
+        let rules: [&dyn Rule; 7] = [
+            &Sgd,
+            &Momentum::default(),
+            &Adam::default(),
+            &AdamW::default(),
+            &Adagrad::default(),
+            &RmsProp::default(),
+            &Ftrl::default(),
+        ];
+        for rule in rules {
+            assert_eq!(rule.validate(), Ok(()), "{rule:?}");
+        }
+    }
+
+    #[test]
+    fn errors_name_rule_parameter_value_and_range() {
+        let rules: [(&dyn Rule, &str); 14] = [
+            (&Momentum { momentum: 1.0, nesterov: false }, "momentum: momentum is 1, but"),
+            (
+                &Adam { beta1: 1.0, ..Adam::default() },
+                "adam: beta1 is 1, but must be at least 0 and less than 1",
+            ),
+            (&Adam { beta2: f64::NAN, ..Adam::default() }, "adam: beta2 is NaN, but"),
+            (&Adam { epsilon: 0.0, lazy: true, ..Adam::default() }, "adam_lazy: epsilon is 0, but"),
+            (&AdamW { weight_decay: -1.0, ..AdamW::default() }, "adamw: weight_decay is -1, but"),
+            (&AdamW { epsilon: -0.5, ..AdamW::default() }, "adamw: epsilon is -0.5, but"),
+            (&Adagrad { initial_accumulator_value: -1.0, ..Adagrad::default() }, "adagrad: initial_acc"),
+            (&Adagrad { initial_accumulator_value: 0.0, epsilon: 0.0 }, "adagrad: epsilon is 0, but must be"),
+            (&RmsProp { rho: 2.0, ..RmsProp::default() }, "rmsprop: rho is 2, but"),
+            (&RmsProp { epsilon: 0.0, ..RmsProp::default() }, "rmsprop: epsilon is 0, but"),
+            (&Ftrl { lr_power: 0.5, ..Ftrl::default() }, "ftrl: lr_power is 0.5, but must be"),
+            (&Ftrl { l1: -0.5, ..Ftrl::default() }, "ftrl: l1 is -0.5, but"),
+            (&Ftrl { l2_shrinkage: f64::INFINITY, ..Ftrl::default() }, "ftrl: l2_shrinkage is inf, but"),
+            (&Ftrl { beta: -0.5, ..Ftrl::default() }, "ftrl: beta is -0.5, but"),
+        ];
+        for (rule, text) in rules {
+            let error = rule.validate().unwrap_err().to_string();
+            assert!(error.starts_with(text), "{error} | {text}");
+        }
+    }
+}

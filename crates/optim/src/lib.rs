@@ -1,0 +1,68 @@
+//! Update rules of optimizers on plain slices, dense and by row.
+//!
+//! A rule says how a variable and its slots (momentum, second moments…) change for a gradient. It doesn't know
+//! where the slices live: a replica applies it to the range that it owns, a parameter server to the rows of its
+//! shard. Every formula works element by element, so any cut of a variable into ranges gives the same bits.
+//!
+//! ```
+//! use distribute_optim::{Adam, RuleExt, Rule, Step, merge_rows};
+//!
+//! let rule: Box<dyn Rule> = Box::new(Adam { lazy: true, ..Adam::default() });
+//! rule.validate()?;
+//!
+//! // A table of 3 rows of 2, and its slots, as the rule lays them out.
+//! let mut table = vec![1.0f32; 6];
+//! let mut slots: Vec<Vec<f32>> = rule.slots().iter().map(|slot| vec![slot.initial as f32; 6]).collect();
+//! let mut slots: Vec<&mut [f32]> = slots.iter_mut().map(Vec::as_mut_slice).collect();
+//!
+//! // Row 2 has two gradients: they are summed first. Rows 0 and 1 have none.
+//! let (rows, grads) = merge_rows(&[2, 2], &[1.0, -1.0, 2.0, -3.0], 2)?;
+//! assert_eq!((&rows[..], &grads[..]), (&[2][..], &[3.0, -4.0][..]));
+//!
+//! // The first step, thus after 0 others, with a learning rate of 0.1.
+//! rule.update_rows(Step::after(0, 0.1), &mut table, 2, &rows, &grads, &mut slots)?;
+//! assert_eq!(table[..4], [1.0; 4]);
+//! assert!((table[4] - 0.9).abs() < 1e-6 && (table[5] - 1.1).abs() < 1e-6);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # The way through
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `rule` | [`Rule`], what callers use, and [`Step`]; [`Formula`], what authors of rules write |
+//! | `rows` | [`merge_rows`], and which stretches of a table a row update visits |
+//! | `sweep` | the one loop that all rules run in, for each number of slots |
+//! | `float` | [`Float`]: `f32` and `f64` |
+//! | `error` | [`UpdateError`] and [`InvalidHyperparameter`] |
+//! | one for each rule | [`Sgd`], [`Momentum`], [`Adam`], [`AdamW`], [`Adagrad`], [`RmsProp`], [`Ftrl`] |
+//!
+//! The learning rate comes with each [`Step`], so schedules live outside. Half-precision callers widen first.
+
+#![forbid(unsafe_code)]
+
+mod adagrad;
+mod adam;
+mod adamw;
+mod error;
+mod float;
+mod ftrl;
+mod momentum;
+mod rmsprop;
+mod rows;
+mod rule;
+mod sgd;
+mod sweep;
+
+pub use adagrad::Adagrad;
+pub use adam::Adam;
+pub use adamw::AdamW;
+pub use error::{InvalidHyperparameter, UpdateError};
+pub use float::Float;
+pub use ftrl::Ftrl;
+pub use momentum::Momentum;
+pub use rmsprop::RmsProp;
+pub use rows::merge_rows;
+pub use rule::{Formula, Rule, RuleExt, SlotSpec, Step};
+pub use sgd::Sgd;
+pub use sweep::Slots;

@@ -1,0 +1,210 @@
+//! Sparse gradients: joining duplicates, and the stretches of a table that an update by row visits.
+
+use crate::rule::same_length;
+use crate::sweep::Run;
+use crate::{Float, UpdateError};
+
+/// Sums the values of equal indices: a sparse gradient as [`RuleExt::update_rows`](crate::RuleExt::update_rows)
+/// takes it.
+///
+/// `values` holds a row of `row_len` for each index. Gives the indices that occur, ascending, and a row for each.
+/// The values of an index are added in their order of appearance, so that the result is the same to the bit
+/// wherever it is computed.
+///
+/// ```
+/// let (rows, sums) = distribute_optim::merge_rows(&[7, 3, 7], &[1.0, 2.0, 30.0, 40.0, 0.5, 0.5], 2)?;
+/// assert_eq!(rows, [3, 7]);
+/// assert_eq!(sums, [30.0, 40.0, 1.5, 2.5]);
+/// # Ok::<(), distribute_optim::UpdateError>(())
+/// ```
+///
+/// # Errors
+/// [`NegativeIndex`](UpdateError::NegativeIndex), and [`LengthMismatch`](UpdateError::LengthMismatch) if `values`
+/// doesn't hold `row_len` elements for each index.
+#[doc(alias = "tf.IndexedSlices")]
+pub fn merge_rows<F: Float>(
+    indices: &[i64],
+    values: &[F],
+    row_len: usize,
+) -> Result<(Vec<usize>, Vec<F>), UpdateError> {
+    same_length("values of indices", indices.len().saturating_mul(row_len), values.len())?;
+    let mut order = Vec::with_capacity(indices.len());
+    for (position, &index) in indices.iter().enumerate() {
+        match usize::try_from(index) {
+            Ok(row) => order.push((row, position)),
+            Err(_) => return Err(UpdateError::NegativeIndex { index, position }),
+        }
+    }
+    sort_by_row(&mut order);
+
+    let mut rows: Vec<usize> = Vec::with_capacity(indices.len());
+    let mut sums: Vec<F> = Vec::with_capacity(values.len());
+    for (row, position) in order {
+        let value = &values[position * row_len..][..row_len];
+        if rows.last() == Some(&row) {
+            let start = sums.len() - row_len;
+            for (sum, &value) in sums[start..].iter_mut().zip(value) {
+                *sum += value;
+            }
+        } else {
+            rows.push(row);
+            sums.extend_from_slice(value);
+        }
+    }
+    Ok((rows, sums))
+}
+
+/// Sorts pairs of row and position, which come in order of position, by row and then by position.
+fn sort_by_row(order: &mut Vec<(usize, usize)>) {
+    // Counting sort by digits, from the lowest: for an embedding's batch of 8192 rows of 100 000, merging takes
+    // half the time that it would with a comparison sort. For short lists the counters cost more than they save.
+    const BITS: u32 = 11;
+    if order.len() < 1 << BITS {
+        // Pairs are unique, so nothing is lost by this being unstable.
+        return order.sort_unstable();
+    }
+    if order.is_sorted() {
+        return;
+    }
+    let used = usize::BITS - order.iter().fold(0, |bits, &(row, _)| bits | row).leading_zeros();
+    let mut sorted = vec![(0, 0); order.len()];
+    for shift in (0..used).step_by(BITS as usize) {
+        let digit = |row: usize| (row >> shift) & ((1 << BITS) - 1);
+        let mut next = [0; 1 << BITS];
+        for &(row, _) in order.iter() {
+            next[digit(row)] += 1;
+        }
+        let mut start = 0;
+        for next in &mut next {
+            start += std::mem::replace(next, start);
+        }
+        for &(row, position) in order.iter() {
+            let next = &mut next[digit(row)];
+            sorted[*next] = (row, position);
+            *next += 1;
+        }
+        std::mem::swap(order, &mut sorted);
+    }
+}
+
+/// Checks that `rows` ascend within a table of `len` elements, and that each has a gradient.
+pub(crate) fn check_rows(
+    len: usize,
+    row_len: usize,
+    rows: &[usize],
+    grads: usize,
+) -> Result<(), UpdateError> {
+    let count = len.checked_div(row_len).unwrap_or(0);
+    same_length("table of whole rows", count * row_len, len)?;
+    same_length("gradients of rows", rows.len().saturating_mul(row_len), grads)?;
+    for pair in rows.windows(2) {
+        if let &[previous, row] = pair
+            && previous >= row
+        {
+            return Err(UpdateError::RowsOutOfOrder { previous, row });
+        }
+    }
+    match rows.last() {
+        // A table of rows of nothing may have any number of them.
+        Some(&row) if row >= count && row_len > 0 => Err(UpdateError::RowOutOfRange { row, rows: count }),
+        _ => Ok(()),
+    }
+}
+
+/// The rows with a gradient.
+pub(crate) fn row_runs<'g, F>(
+    row_len: usize,
+    rows: &'g [usize],
+    grads: &'g [F],
+) -> impl Iterator<Item = Run<'g, F>> {
+    // chunks_exact takes no 0. Then there is no gradient either, and so no chunk.
+    let grads = grads.chunks_exact(row_len.max(1));
+    rows.iter()
+        .zip(grads)
+        .map(move |(&row, grad)| Run { at: row * row_len..row * row_len + row_len, grad: Some(grad) })
+}
+
+/// All of a table of `len` elements: the rows with a gradient, and what is between them with zeros.
+pub(crate) fn every_run<'g, F>(
+    len: usize,
+    row_len: usize,
+    rows: &'g [usize],
+    grads: &'g [F],
+) -> impl Iterator<Item = Run<'g, F>> {
+    let mut end = 0;
+    let tail = rows.last().map_or(0, |&row| row * row_len + row_len);
+    row_runs(row_len, rows, grads)
+        .flat_map(move |run| {
+            let gap = Run { at: end..run.at.start, grad: None };
+            end = run.at.end;
+            [gap, run]
+        })
+        .chain(std::iter::once(Run { at: tail..len, grad: None }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn duplicates_are_summed_in_order_of_appearance() {
+        // In another order these sums would round to other values.
+        let (big, small) = (16_777_216.0f32, 1.0f32);
+        let (rows, sums) = merge_rows(&[5, 0, 5, 5], &[big, 9.0, small, small], 1).unwrap();
+        assert_eq!((rows, sums), (vec![0, 5], vec![9.0, big]));
+        let (_, sums) = merge_rows(&[5, 5, 5], &[small, small, big], 1).unwrap();
+        assert_eq!(sums, [big + 2.0]);
+    }
+
+    #[test]
+    fn long_lists_are_sorted_as_short_ones_are() {
+        for max in [1, 50, 2047, 2048, 100_000, usize::MAX] {
+            let mut random = 1u64;
+            let mut order: Vec<(usize, usize)> = (0..3000)
+                .map(|position| {
+                    random = random
+                        .wrapping_mul(6_364_136_223_846_793_005)
+                        .wrapping_add(1_442_695_040_888_963_407);
+                    ((random >> 7) as usize % max, position)
+                })
+                .collect();
+            let mut expected = order.clone();
+            expected.sort();
+            sort_by_row(&mut order);
+            assert_eq!(order, expected, "{max}");
+            sort_by_row(&mut order);
+            assert_eq!(order, expected, "{max}");
+        }
+    }
+
+    #[test]
+    fn merge_checks_what_it_is_given() {
+        let error = merge_rows(&[1, -2], &[0.0f32; 4], 2).unwrap_err();
+        assert_eq!(error.to_string(), "index -2 at position 1 is below zero: rows are counted from 0");
+        let error = merge_rows(&[1, 2], &[0.0f32; 3], 2).unwrap_err();
+        assert_eq!(error, UpdateError::LengthMismatch { what: "values of indices", expected: 4, found: 3 });
+        assert_eq!(merge_rows::<f64>(&[], &[], 3).unwrap(), (vec![], vec![]));
+        assert_eq!(merge_rows::<f64>(&[4, 4], &[], 0).unwrap(), (vec![4], vec![]));
+    }
+
+    #[test]
+    fn every_run_covers_the_table_once() {
+        let runs = |rows: &[usize], grads: &[f32]| -> Vec<_> {
+            every_run(10, 2, rows, grads)
+                .filter(|run| !run.at.is_empty())
+                .map(|run| (run.at, run.grad.map(<[f32]>::to_vec)))
+                .collect()
+        };
+        assert_eq!(runs(&[], &[]), [(0..10, None)]);
+        assert_eq!(
+            runs(&[1, 2, 4], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]),
+            [
+                (0..2, None),
+                (2..4, Some(vec![1.0, 2.0])),
+                (4..6, Some(vec![3.0, 4.0])),
+                (6..8, None),
+                (8..10, Some(vec![5.0, 6.0])),
+            ]
+        );
+    }
+}

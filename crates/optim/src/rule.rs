@@ -1,0 +1,423 @@
+//! [`Rule`], as callers see it, and [`Formula`], as its authors write it.
+
+use std::fmt::Debug;
+
+use crate::error::Check;
+use crate::rows::{check_rows, every_run, row_runs};
+use crate::sweep::{Run, Slots};
+use crate::{Float, InvalidHyperparameter, UpdateError};
+
+/// When an update happens: how many steps came before it, and the learning rate of this one.
+///
+/// ```
+/// use distribute_optim::Step;
+/// assert_eq!(Step::after(0, 0.1).number(), 1);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Step {
+    number: u64,
+    learning_rate: f64,
+}
+
+impl Step {
+    /// The step after `finished` others, which is 0 for the first. It is what TensorFlow counts in `iterations`
+    /// and what a checkpoint holds.
+    #[doc(alias = "tf.keras.optimizers.Optimizer.iterations")]
+    pub fn after(finished: u64, learning_rate: f64) -> Self {
+        Step { number: finished.saturating_add(1), learning_rate }
+    }
+
+    /// The number of this step. The first is 1, so that bias correction never divides by 0.
+    pub fn number(self) -> u64 {
+        self.number
+    }
+
+    /// The learning rate.
+    pub fn learning_rate(self) -> f64 {
+        self.learning_rate
+    }
+
+    /// 1 − betaᵗ: the weight of all gradients so far in a running average that started at 0.
+    pub fn bias_correction(self, beta: f64) -> f64 {
+        // Long before the exponent saturates, the power is 0.
+        1.0 - beta.powi(i32::try_from(self.number).unwrap_or(i32::MAX))
+    }
+}
+
+/// A slot: a state of the same shape as the variable that a rule keeps between steps.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SlotSpec {
+    /// Its name, unique in its rule: `"m"`.
+    pub name: &'static str,
+    /// The value of all its elements before the first step.
+    pub initial: f64,
+}
+
+impl SlotSpec {
+    /// A slot that starts at 0.
+    pub const fn zeros(name: &'static str) -> Self {
+        SlotSpec { name, initial: 0.0 }
+    }
+}
+
+/// How a variable and its slots change for a gradient, for callers that hold any rule.
+///
+/// It comes with every [`Formula`]; [`RuleExt`] adds the same calls generic over the element.
+///
+/// `slots` hold one slice for each of [`slots`](Rule::slots), in that order, as long as `var`. On an error nothing
+/// was changed.
+#[doc(alias = "tf.keras.optimizers.Optimizer")]
+pub trait Rule: Debug + Send + Sync + 'static {
+    /// The rule's name, for errors and checkpoints: `"adam"`.
+    fn name(&self) -> &'static str;
+
+    /// The slots that the rule keeps for every variable.
+    fn slots(&self) -> Vec<SlotSpec>;
+
+    /// Checks the hyper-parameters. Updates don't, so call it once where a rule comes from a user.
+    fn validate(&self) -> Result<(), InvalidHyperparameter>;
+
+    /// Whether an update by row moves rows without a gradient too.
+    ///
+    /// Whoever owns a shard of such a table must call `update_rows` in every step, with no rows if none came.
+    fn moves_absent_rows(&self) -> bool;
+
+    /// One step on `f32`: see [`RuleExt::update`].
+    fn update_f32(
+        &self,
+        at: Step,
+        var: &mut [f32],
+        grad: &[f32],
+        slots: &mut [&mut [f32]],
+    ) -> Result<(), UpdateError>;
+
+    /// One step on `f64`: see [`RuleExt::update`].
+    fn update_f64(
+        &self,
+        at: Step,
+        var: &mut [f64],
+        grad: &[f64],
+        slots: &mut [&mut [f64]],
+    ) -> Result<(), UpdateError>;
+
+    /// One step on rows of `f32`: see [`RuleExt::update_rows`].
+    fn update_rows_f32(
+        &self,
+        at: Step,
+        var: &mut [f32],
+        row_len: usize,
+        rows: &[usize],
+        grads: &[f32],
+        slots: &mut [&mut [f32]],
+    ) -> Result<(), UpdateError>;
+
+    /// One step on rows of `f64`: see [`RuleExt::update_rows`].
+    fn update_rows_f64(
+        &self,
+        at: Step,
+        var: &mut [f64],
+        row_len: usize,
+        rows: &[usize],
+        grads: &[f64],
+        slots: &mut [&mut [f64]],
+    ) -> Result<(), UpdateError>;
+}
+
+/// The calls of [`Rule`], generic over the element, for `dyn Rule` too.
+pub trait RuleExt: Rule {
+    /// One step: changes all of `var` and `slots` for the gradient `grad`, which is as long as `var`.
+    ///
+    /// `var` may be any range of a variable: an element's result depends on nothing but itself, to the bit.
+    ///
+    /// # Errors
+    /// [`LengthMismatch`](UpdateError::LengthMismatch) if a slice has another length than `var`, or the slots
+    /// another number than [`Rule::slots`]; [`LearningRate`](UpdateError::LearningRate) if the learning rate isn't
+    /// finite, or is one that the rule can't take. Nothing was changed then.
+    fn update<F: Float>(
+        &self,
+        at: Step,
+        var: &mut [F],
+        grad: &[F],
+        slots: &mut [&mut [F]],
+    ) -> Result<(), UpdateError> {
+        F::update(self, at, var, grad, slots)
+    }
+
+    /// One step by a sparse gradient: row `rows[i]` of the table `var` has the gradient
+    /// `grads[i * row_len..][..row_len]`.
+    ///
+    /// `var` holds whole rows, all of a table or a shard's, and `rows` count from its first; they ascend and are
+    /// unique, as [`merge_rows`](crate::merge_rows) gives them. Rows of `var` and the slots without a gradient don't
+    /// change, unless the rule [moves absent rows](Rule::moves_absent_rows): then they do as for a gradient of 0.
+    ///
+    /// # Errors
+    /// As [`update`](RuleExt::update), and [`RowOutOfRange`](UpdateError::RowOutOfRange),
+    /// [`RowsOutOfOrder`](UpdateError::RowsOutOfOrder). Nothing was changed then.
+    fn update_rows<F: Float>(
+        &self,
+        at: Step,
+        var: &mut [F],
+        row_len: usize,
+        rows: &[usize],
+        grads: &[F],
+        slots: &mut [&mut [F]],
+    ) -> Result<(), UpdateError> {
+        F::update_rows(self, at, var, row_len, rows, grads, slots)
+    }
+}
+
+impl<R: Rule + ?Sized> RuleExt for R {}
+
+/// A rule as its author writes it: the formula for one element, once for all floats.
+///
+/// Whoever implements it gets [`Rule`]:
+///
+/// ```
+/// use distribute_optim::{Float, Formula, RuleExt, SlotSpec, Step};
+///
+/// /// Moves by the sign of a running average.
+/// #[derive(Debug)]
+/// struct SignMomentum { beta: f64 }
+///
+/// impl Formula for SignMomentum {
+///     type Slots<T: Copy> = [T; 1];
+///
+///     fn label(&self) -> &'static str {
+///         "sign_momentum"
+///     }
+///
+///     fn layout(&self) -> [SlotSpec; 1] {
+///         [SlotSpec::zeros("m")]
+///     }
+///
+///     fn kernel<F: Float>(&self, at: Step) -> impl Fn(F, F, [F; 1]) -> (F, [F; 1]) {
+///         let [beta, rest, rate] = [self.beta, 1.0 - self.beta, at.learning_rate()].map(F::from_f64);
+///         move |var, grad, [m]| {
+///             let m = beta * m + rest * grad;
+///             (var - rate.copysign(m), [m])
+///         }
+///     }
+/// }
+///
+/// let (mut var, mut m) = ([1.0f32, 2.0], [0.0f32; 2]);
+/// SignMomentum { beta: 0.5 }.update(Step::after(0, 0.5), &mut var, &[3.0, -4.0], &mut [&mut m])?;
+/// assert_eq!((var, m), ([0.5, 2.5], [1.5, -2.0]));
+/// # Ok::<(), distribute_optim::UpdateError>(())
+/// ```
+pub trait Formula: Debug + Send + Sync + 'static {
+    /// One `T` for each slot: `[T; 2]` for a rule with two. There may be up to three.
+    type Slots<T: Copy>: Slots<T>;
+
+    /// What [`Rule::name`] gives.
+    fn label(&self) -> &'static str;
+
+    /// What [`Rule::slots`] gives.
+    fn layout(&self) -> Self::Slots<SlotSpec>;
+
+    /// What [`Rule::validate`] does. By default any hyper-parameters will do.
+    fn check(&self) -> Result<(), InvalidHyperparameter> {
+        Ok(())
+    }
+
+    /// Whether the rule can take this learning rate. By default it can take any that is finite.
+    fn check_learning_rate(&self, learning_rate: f64) -> Result<(), InvalidHyperparameter> {
+        Check(self.label()).that(learning_rate.is_finite(), "learning_rate", learning_rate, "finite")
+    }
+
+    /// What [`Rule::moves_absent_rows`] gives. By default absent rows stay.
+    fn every_row(&self) -> bool {
+        false
+    }
+
+    /// The formula, (variable, gradient, slots) → (variable, slots), for one element.
+    ///
+    /// This is called once for an update, the result once for an element: compute coefficients out here, in `f64`.
+    fn kernel<F: Float>(&self, at: Step) -> impl Fn(F, F, Self::Slots<F>) -> (F, Self::Slots<F>);
+}
+
+fn update<R: Formula, F: Float>(
+    rule: &R,
+    at: Step,
+    var: &mut [F],
+    grad: &[F],
+    slots: &mut [&mut [F]],
+) -> Result<(), UpdateError> {
+    rule.check_learning_rate(at.learning_rate)?;
+    same_length("gradient", var.len(), grad.len())?;
+    check_slots::<R, F>(var, slots)?;
+    let whole = Run { at: 0..var.len(), grad: Some(grad) };
+    R::Slots::<F>::sweep(var, slots, std::iter::once(whole), rule.kernel::<F>(at));
+    Ok(())
+}
+
+fn update_rows<R: Formula, F: Float>(
+    rule: &R,
+    at: Step,
+    var: &mut [F],
+    row_len: usize,
+    rows: &[usize],
+    grads: &[F],
+    slots: &mut [&mut [F]],
+) -> Result<(), UpdateError> {
+    rule.check_learning_rate(at.learning_rate)?;
+    check_slots::<R, F>(var, slots)?;
+    check_rows(var.len(), row_len, rows, grads.len())?;
+    let (len, kernel) = (var.len(), rule.kernel::<F>(at));
+    if rule.every_row() {
+        R::Slots::<F>::sweep(var, slots, every_run(len, row_len, rows, grads), kernel);
+    } else {
+        R::Slots::<F>::sweep(var, slots, row_runs(row_len, rows, grads), kernel);
+    }
+    Ok(())
+}
+
+fn check_slots<R: Formula, F: Float>(var: &[F], slots: &[&mut [F]]) -> Result<(), UpdateError> {
+    same_length("list of slots", R::Slots::<F>::COUNT, slots.len())?;
+    slots.iter().try_for_each(|slot| same_length("slot", var.len(), slot.len()))
+}
+
+pub(crate) fn same_length(what: &'static str, expected: usize, found: usize) -> Result<(), UpdateError> {
+    if expected == found { Ok(()) } else { Err(UpdateError::LengthMismatch { what, expected, found }) }
+}
+
+impl<R: Formula> Rule for R {
+    fn name(&self) -> &'static str {
+        self.label()
+    }
+
+    fn slots(&self) -> Vec<SlotSpec> {
+        self.layout().into_vec()
+    }
+
+    fn validate(&self) -> Result<(), InvalidHyperparameter> {
+        self.check()
+    }
+
+    fn moves_absent_rows(&self) -> bool {
+        self.every_row()
+    }
+
+    fn update_f32(
+        &self,
+        at: Step,
+        var: &mut [f32],
+        grad: &[f32],
+        slots: &mut [&mut [f32]],
+    ) -> Result<(), UpdateError> {
+        update(self, at, var, grad, slots)
+    }
+
+    fn update_f64(
+        &self,
+        at: Step,
+        var: &mut [f64],
+        grad: &[f64],
+        slots: &mut [&mut [f64]],
+    ) -> Result<(), UpdateError> {
+        update(self, at, var, grad, slots)
+    }
+
+    fn update_rows_f32(
+        &self,
+        at: Step,
+        var: &mut [f32],
+        row_len: usize,
+        rows: &[usize],
+        grads: &[f32],
+        slots: &mut [&mut [f32]],
+    ) -> Result<(), UpdateError> {
+        update_rows(self, at, var, row_len, rows, grads, slots)
+    }
+
+    fn update_rows_f64(
+        &self,
+        at: Step,
+        var: &mut [f64],
+        row_len: usize,
+        rows: &[usize],
+        grads: &[f64],
+        slots: &mut [&mut [f64]],
+    ) -> Result<(), UpdateError> {
+        update_rows(self, at, var, row_len, rows, grads, slots)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Adam, Ftrl, Momentum, Sgd};
+
+    #[test]
+    fn step_counts_from_one_and_saturates() {
+        assert_eq!(Step::after(0, 0.1).number(), 1);
+        assert_eq!(Step::after(u64::MAX, 0.1).number(), u64::MAX);
+        assert_eq!(Step::after(1, 0.1).bias_correction(0.5), 0.75);
+        assert_eq!(Step::after(u64::MAX, 0.1).bias_correction(0.999), 1.0);
+    }
+
+    #[test]
+    fn rules_are_laid_out_as_they_say() {
+        let rule: &dyn Rule = &Adam::default();
+        assert_eq!(rule.name(), "adam");
+        assert_eq!(rule.slots(), [SlotSpec::zeros("m"), SlotSpec::zeros("v")]);
+        assert!((&Sgd as &dyn Rule).slots().is_empty());
+    }
+
+    #[test]
+    fn lengths_must_match_and_nothing_changes() {
+        let (mut var, mut accum) = ([1.0f32; 4], [2.0f32; 4]);
+        let mut short = [2.0f32; 3];
+        let (rule, at) = (Momentum::default(), Step::after(0, 0.1));
+
+        let error = rule.update(at, &mut var, &[1.0; 5], &mut [&mut accum]).unwrap_err();
+        assert_eq!(error, UpdateError::LengthMismatch { what: "gradient", expected: 4, found: 5 });
+        let error = rule.update(at, &mut var, &[1.0; 4], &mut []).unwrap_err();
+        assert_eq!(error, UpdateError::LengthMismatch { what: "list of slots", expected: 1, found: 0 });
+        let error = rule.update(at, &mut var, &[1.0; 4], &mut [&mut short]).unwrap_err();
+        assert_eq!(error, UpdateError::LengthMismatch { what: "slot", expected: 4, found: 3 });
+        assert_eq!(error.to_string(), "slot: expected a length of 4, found 3");
+        assert_eq!((var, accum), ([1.0; 4], [2.0; 4]));
+    }
+
+    #[test]
+    fn rows_must_fit_and_nothing_changes() {
+        let (mut var, at) = ([1.0f32; 6], Step::after(0, 0.1));
+        let mut rows = |row_len, rows: &[usize], grads: &[f32]| {
+            Sgd.update_rows(at, &mut var, row_len, rows, grads, &mut []).unwrap_err()
+        };
+        assert_eq!(rows(2, &[0, 3], &[1.0; 4]), UpdateError::RowOutOfRange { row: 3, rows: 3 });
+        assert_eq!(rows(2, &[1, 0], &[1.0; 4]), UpdateError::RowsOutOfOrder { previous: 1, row: 0 });
+        assert_eq!(rows(2, &[1, 1], &[1.0; 4]), UpdateError::RowsOutOfOrder { previous: 1, row: 1 });
+        let what = "gradients of rows";
+        assert_eq!(rows(2, &[0, 1], &[1.0; 3]), UpdateError::LengthMismatch { what, expected: 4, found: 3 });
+        let what = "table of whole rows";
+        assert_eq!(rows(4, &[0], &[1.0; 4]), UpdateError::LengthMismatch { what, expected: 4, found: 6 });
+        assert_eq!(rows(0, &[], &[]), UpdateError::LengthMismatch { what, expected: 0, found: 6 });
+        assert_eq!(var, [1.0; 6]);
+    }
+
+    #[test]
+    fn empty_slices_and_empty_rows_are_fine() {
+        let at = Step::after(0, 0.1);
+        Sgd.update::<f32>(at, &mut [], &[], &mut []).unwrap();
+        Sgd.update_rows::<f32>(at, &mut [], 0, &[], &[], &mut []).unwrap();
+        Sgd.update_rows::<f32>(at, &mut [], 3, &[], &[], &mut []).unwrap();
+        // A table of rows of nothing may have any number of them.
+        let slots: &mut [&mut [f32]] = &mut [&mut [], &mut []];
+        Adam::default().update_rows(at, &mut [], 0, &[0, usize::MAX], &[], slots).unwrap();
+        let mut var = [1.0f64; 4];
+        Sgd.update_rows(at, &mut var, 2, &[], &[], &mut []).unwrap();
+        assert_eq!(var, [1.0; 4]);
+    }
+
+    #[test]
+    fn learning_rates_that_would_give_nan_are_refused() {
+        let (mut var, mut accum, mut linear) = ([1.0f32], [0.1f32], [0.0f32]);
+        let error = Sgd.update(Step::after(0, f64::NAN), &mut var, &[1.0], &mut []).unwrap_err();
+        assert_eq!(error.to_string(), "sgd: learning_rate is NaN, but must be finite");
+        let slots = &mut [&mut accum[..], &mut linear[..]];
+        let error = Ftrl::default().update(Step::after(0, 0.0), &mut var, &[1.0], slots).unwrap_err();
+        assert_eq!(error.to_string(), "ftrl: learning_rate is 0, but must be finite and greater than 0");
+        assert_eq!(var, [1.0]);
+    }
+}

@@ -1,0 +1,99 @@
+//! The loop that all rules run in.
+
+use std::ops::Range;
+
+use crate::Float;
+
+/// A stretch of a variable and its gradient, `None` for zeros.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct Run<'g, F> {
+    pub(crate) at: Range<usize>,
+    pub(crate) grad: Option<&'g [F]>,
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl<T, const N: usize> Sealed for [T; N] {}
+}
+
+/// One `T` for each slot of a rule: an array of zero to three.
+///
+/// Sealed: the loop is written out for each length, so that it becomes vector instructions.
+pub trait Slots<T>: Sized + sealed::Sealed {
+    /// How many.
+    const COUNT: usize;
+
+    /// The same as a vector.
+    fn into_vec(self) -> Vec<T>;
+
+    /// Applies `kernel` to all elements of all runs. Lengths and ranges have been checked.
+    #[doc(hidden)]
+    fn sweep<'g>(
+        var: &mut [T],
+        slots: &mut [&mut [T]],
+        runs: impl Iterator<Item = Run<'g, T>>,
+        kernel: impl Fn(T, T, Self) -> (T, Self),
+    ) where
+        T: Float;
+}
+
+macro_rules! slots {
+    ($count:literal, $var:ident $($slot:ident)*, $element:pat) => {
+        impl<T: Copy> Slots<T> for [T; $count] {
+            const COUNT: usize = $count;
+
+            fn into_vec(self) -> Vec<T> {
+                self.to_vec()
+            }
+
+            fn sweep<'g>(
+                var: &mut [T],
+                slots: &mut [&mut [T]],
+                runs: impl Iterator<Item = Run<'g, T>>,
+                kernel: impl Fn(T, T, Self) -> (T, Self),
+            ) where
+                T: Float,
+            {
+                // Callers have compared the number with COUNT.
+                let [$($slot),*] = slots else { return };
+                for Run { at, grad } in runs {
+                    let state = var[at.clone()].iter_mut()$(.zip($slot[at.clone()].iter_mut()))*;
+                    match grad {
+                        Some(grad) => state.zip(grad).for_each(|($element, &grad)| {
+                            (*$var, [$(*$slot),*]) = kernel(*$var, grad, [$(*$slot),*]);
+                        }),
+                        None => state.for_each(|$element| {
+                            (*$var, [$(*$slot),*]) = kernel(*$var, T::ZERO, [$(*$slot),*]);
+                        }),
+                    }
+                }
+            }
+        }
+    };
+}
+slots!(0, w, w);
+slots!(1, w a, (w, a));
+slots!(2, w a b, ((w, a), b));
+slots!(3, w a b c, (((w, a), b), c));
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_visit_their_ranges_only_and_none_is_a_gradient_of_zero() {
+        let (mut var, mut a, mut b, mut c) = ([1.0f32; 5], [2.0f32; 5], [3.0f32; 5], [4.0f32; 5]);
+        let runs = [Run { at: 0..2, grad: Some(&[10.0, 20.0][..]) }, Run { at: 3..4, grad: None }];
+        <[f32; 3]>::sweep(
+            &mut var,
+            &mut [&mut a, &mut b, &mut c],
+            runs.into_iter(),
+            |var, grad, [a, b, c]| (var + grad, [a + grad + 1.0, b + 2.0, c + 3.0]),
+        );
+        assert_eq!(var, [11.0, 21.0, 1.0, 1.0, 1.0]);
+        assert_eq!(a, [13.0, 23.0, 2.0, 3.0, 2.0]);
+        assert_eq!(b, [5.0, 5.0, 3.0, 5.0, 3.0]);
+        assert_eq!(c, [7.0, 7.0, 4.0, 7.0, 4.0]);
+    }
+}

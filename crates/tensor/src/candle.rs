@@ -1,0 +1,290 @@
+//! [`Nest`] for candle's `Tensor`: the one place below the crate `distribute` that knows candle.
+//!
+//! On the CPU the kernels read candle's storage in place, so that order and types of sums are those of host tensors.
+//! On other devices candle's own operations do the work, in the same tree.
+
+use crate::dtype::Buffer;
+use crate::host::{axis_of, check_axes, check_pieces, check_range, check_rows, check_same, sum_over};
+use crate::kernel::{self, Sum};
+use crate::nest::{leaf, mismatch};
+use crate::{DType, Error, HostTensor, Leaf, Nest, ReduceOp, Result, Tree};
+use candle_core::{DType as CandleDType, Device, Storage, Tensor, WithDType};
+use std::collections::BTreeMap;
+
+impl Nest for Tensor {
+    fn into_tree(self) -> Tree<Leaf> {
+        Tree::Leaf(Leaf::Candle(self))
+    }
+    fn from_tree(tree: Tree<Leaf>) -> Result<Self> {
+        match leaf("a candle tensor", tree)? {
+            Leaf::Candle(tensor) => Ok(tensor),
+            other => Err(mismatch("a candle tensor", other.kind())),
+        }
+    }
+}
+
+/// Runs an expression with `$t` as the Rust type of candle's dtype.
+macro_rules! with_type {
+    ($operation:expr, $dtype:expr, $t:ident => $body:expr) => {
+        match $dtype {
+            CandleDType::U8 => {
+                type $t = u8;
+                $body
+            }
+            CandleDType::U32 => {
+                type $t = u32;
+                $body
+            }
+            CandleDType::I16 => {
+                type $t = i16;
+                $body
+            }
+            CandleDType::I32 => {
+                type $t = i32;
+                $body
+            }
+            CandleDType::I64 => {
+                type $t = i64;
+                $body
+            }
+            CandleDType::BF16 => {
+                type $t = half::bf16;
+                $body
+            }
+            CandleDType::F16 => {
+                type $t = half::f16;
+                $body
+            }
+            CandleDType::F32 => {
+                type $t = f32;
+                $body
+            }
+            CandleDType::F64 => {
+                type $t = f64;
+                $body
+            }
+            other => Err(Error::ForeignDType { operation: $operation, dtype: other.as_str() }),
+        }
+    };
+}
+
+impl HostTensor {
+    /// A copy of a candle tensor in host memory. An error for candle's 4-, 6- and 8-bit floats.
+    pub fn from_candle(tensor: &Tensor) -> Result<Self> {
+        with_type!("from_candle", tensor.dtype(), T => HostTensor::new(elements::<T>(tensor)?, tensor.dims()))
+    }
+
+    /// A candle tensor on this device; bool becomes u8 of 0 and 1. An error for what candle lacks: int8, uint16,
+    /// uint64, string and complex numbers.
+    pub fn to_candle(&self, device: &Device) -> Result<Tensor> {
+        fn make<T: WithDType>(elements: &[T], dims: &[usize], device: &Device) -> Result<Tensor> {
+            Ok(Tensor::from_vec(elements.to_vec(), dims, device)?)
+        }
+        match self.buffer() {
+            Buffer::F16(v) => make(v, self.dims(), device),
+            Buffer::Bf16(v) => make(v, self.dims(), device),
+            Buffer::F32(v) => make(v, self.dims(), device),
+            Buffer::F64(v) => make(v, self.dims(), device),
+            Buffer::U8(v) => make(v, self.dims(), device),
+            Buffer::I16(v) => make(v, self.dims(), device),
+            Buffer::I32(v) => make(v, self.dims(), device),
+            Buffer::U32(v) => make(v, self.dims(), device),
+            Buffer::I64(v) => make(v, self.dims(), device),
+            Buffer::Bool(v) => make(&v.iter().map(|x| u8::from(*x)).collect::<Vec<_>>(), self.dims(), device),
+            Buffer::I8(_)
+            | Buffer::U16(_)
+            | Buffer::U64(_)
+            | Buffer::String(_)
+            | Buffer::C64(_)
+            | Buffer::C128(_) => Err(Error::UnsupportedDType { operation: "to_candle", dtype: self.dtype() }),
+        }
+    }
+}
+
+/// Our dtype for candle's.
+pub(crate) fn dtype(operation: &'static str, tensor: &Tensor) -> Result<DType> {
+    use crate::Element;
+    with_type!(operation, tensor.dtype(), T => Ok(<T as Element>::DTYPE))
+}
+
+pub(crate) fn describe(tensor: &Tensor) -> String {
+    let name = dtype("describe", tensor).map_or(tensor.dtype().as_str(), DType::name);
+    format!("{name}{:?}", tensor.dims())
+}
+
+pub(crate) fn reduce(op: ReduceOp, tensors: &[&Tensor]) -> Result<Tensor> {
+    let first = same("reduce", "replica", tensors, check_same)?;
+    if tensors.len() == 1 {
+        return Ok(first.detach());
+    }
+    fn on_host<T: WithDType + Sum>(tensors: &[&Tensor], shape: &[usize]) -> Result<Tensor> {
+        let mut out = vec![T::ZERO; shape.iter().product()];
+        slices::<T, _>(tensors, |inputs| kernel::fold(inputs, &mut out))?;
+        Ok(Tensor::from_vec(out, shape, &Device::Cpu)?)
+    }
+    let sum = if all_on_host(tensors) {
+        with_type!("reduce", first.dtype(), T => on_host::<T>(tensors, first.dims()))?
+    } else {
+        let tensors =
+            tensors.iter().map(|t| Ok(t.detach().to_device(first.device())?)).collect::<Result<Vec<_>>>()?;
+        tree_sum(&tensors)?
+    };
+    match op {
+        ReduceOp::Sum => Ok(sum),
+        ReduceOp::Mean => divide(&sum, tensors.len() as f64),
+    }
+}
+
+/// The tree of [`kernel::fold`] with candle's additions.
+fn tree_sum(tensors: &[Tensor]) -> Result<Tensor> {
+    match tensors {
+        [] => Err(Error::Empty { operation: "reduce" }),
+        [one] => Ok(one.clone()),
+        many => {
+            let (left, right) = many.split_at(many.len().next_power_of_two() / 2);
+            Ok((tree_sum(left)? + tree_sum(right)?)?)
+        }
+    }
+}
+
+pub(crate) fn concat(tensors: &[&Tensor], axis: usize) -> Result<Tensor> {
+    let first = tensors.first().ok_or(Error::Empty { operation: "concat" })?;
+    axis_of("concat", axis, first.dims())?;
+    same("concat", "replica", tensors, |operation, a, b| check_pieces(operation, axis, a, b))?;
+    join("concat", tensors, axis, |dims| dims[axis] = tensors.iter().map(|t| t.dims()[axis]).sum())
+}
+
+pub(crate) fn stack(tensors: &[&Tensor]) -> Result<Tensor> {
+    same("stack", "element", tensors, check_same)?;
+    let rows = tensors.iter().map(|t| t.unsqueeze(0)).collect::<candle_core::Result<Vec<_>>>()?;
+    join("stack", &rows.iter().collect::<Vec<_>>(), 0, |dims| dims[0] = tensors.len())
+}
+
+/// Joins tensors that were checked.
+fn join(
+    operation: &'static str,
+    tensors: &[&Tensor],
+    axis: usize,
+    shape: impl Fn(&mut [usize]),
+) -> Result<Tensor> {
+    let Some(first) = tensors.first() else { return Err(Error::Empty { operation }) };
+    if !all_on_host(tensors) {
+        let tensors =
+            tensors.iter().map(|t| Ok(t.detach().to_device(first.device())?)).collect::<Result<Vec<_>>>()?;
+        return Ok(Tensor::cat(&tensors, axis)?);
+    }
+    let mut dims = first.dims().to_vec();
+    shape(&mut dims);
+    let chunks: Vec<usize> = tensors.iter().map(|t| t.dims()[axis..].iter().product()).collect();
+    with_type!(operation, first.dtype(), T => {
+        let out = slices::<T, _>(tensors, |pieces| kernel::concat(pieces, &chunks))?;
+        Ok(Tensor::from_vec(out, dims, &Device::Cpu)?)
+    })
+}
+
+pub(crate) fn narrow(tensor: &Tensor, axis: usize, start: usize, len: usize) -> Result<Tensor> {
+    axis_of("narrow", axis, tensor.dims())?;
+    check_range("narrow", start, len, tensor.dims()[axis])?;
+    Ok(tensor.narrow(axis, start, len)?)
+}
+
+pub(crate) fn take_rows(tensor: &Tensor, rows: &[usize]) -> Result<Tensor> {
+    axis_of("take_rows", 0, tensor.dims())?;
+    check_rows("take_rows", rows, tensor.dims()[0])?;
+    let ids: Vec<i64> = rows.iter().map(|r| *r as i64).collect();
+    Ok(tensor.index_select(&Tensor::from_vec(ids, rows.len(), tensor.device())?, 0)?)
+}
+
+pub(crate) fn row(tensor: &Tensor, index: usize) -> Result<Tensor> {
+    axis_of("row", 0, tensor.dims())?;
+    check_rows("row", &[index], tensor.dims()[0])?;
+    Ok(tensor.get(index)?)
+}
+
+pub(crate) fn sum_axes(tensor: &Tensor, axes: &[usize]) -> Result<Tensor> {
+    const OPERATION: &str = "sum_axes";
+    let axes = check_axes(OPERATION, axes, tensor.dims())?;
+    if axes.is_empty() {
+        return Ok(tensor.clone());
+    }
+    if !all_on_host(&[tensor]) || tensor.track_op() {
+        return Ok(tensor.sum(axes)?);
+    }
+    match tensor.dtype() {
+        narrow @ (CandleDType::F16 | CandleDType::BF16) => {
+            Ok(sum_axes(&tensor.to_dtype(CandleDType::F32)?, &axes)?.to_dtype(narrow)?)
+        }
+        other => with_type!(OPERATION, other, T => {
+            let (sum, shape) = slices::<T, _>(&[tensor], |v| sum_over(v[0], tensor.dims(), &axes))?;
+            Ok(Tensor::from_vec(sum, shape, &Device::Cpu)?)
+        }),
+    }
+}
+
+pub(crate) fn divide(tensor: &Tensor, by: f64) -> Result<Tensor> {
+    let dtype = dtype("divide", tensor)?;
+    let tensor = match dtype.mean() {
+        Some(DType::F64) => tensor.to_dtype(CandleDType::F64)?,
+        Some(DType::F32) => tensor.to_dtype(CandleDType::F32)?,
+        _ => tensor.clone(),
+    };
+    // `tensor / by` would multiply by the reciprocal, which rounds twice.
+    let wide = match tensor.dtype() {
+        CandleDType::F16 | CandleDType::BF16 => tensor.to_dtype(CandleDType::F32)?,
+        _ => tensor.clone(),
+    };
+    let by = Tensor::full(by, (), wide.device())?.to_dtype(wide.dtype())?;
+    Ok(wide.broadcast_div(&by)?.to_dtype(tensor.dtype())?)
+}
+
+/// The first tensor, if all others fit it.
+fn same<'a>(
+    operation: &'static str,
+    what: &'static str,
+    tensors: &[&'a Tensor],
+    check: impl Fn(&'static str, (DType, &[usize]), (DType, &[usize])) -> Result<()>,
+) -> Result<&'a Tensor> {
+    let [first, rest @ ..] = tensors else { return Err(Error::Empty { operation }) };
+    let expected = (dtype(operation, first)?, first.dims());
+    for (i, tensor) in rest.iter().enumerate() {
+        let found = dtype(operation, tensor).map(|dtype| (dtype, tensor.dims()));
+        found.and_then(|found| check(operation, expected, found)).map_err(|e| e.differs(what, i + 1))?;
+    }
+    Ok(first)
+}
+
+fn all_on_host(tensors: &[&Tensor]) -> bool {
+    tensors.iter().all(|t| t.device().is_cpu())
+}
+
+/// The elements in row-major order, on whatever device.
+fn elements<T: WithDType>(tensor: &Tensor) -> Result<Vec<T>> {
+    if all_on_host(&[tensor]) {
+        return slices::<T, _>(&[tensor], |v| v[0].to_vec());
+    }
+    Ok(tensor.flatten_all()?.to_vec1()?)
+}
+
+/// Runs `f` with the elements of tensors on the CPU, in row-major order. Contiguous ones are not copied.
+///
+/// Each storage is locked once, and in the order of addresses: a second lock on a storage that several tensors share
+/// could wait forever for a writer that waits for the first.
+fn slices<T: WithDType, R>(tensors: &[&Tensor], f: impl FnOnce(&[&[T]]) -> R) -> Result<R> {
+    let tensors = tensors.iter().map(|t| t.contiguous()).collect::<candle_core::Result<Vec<_>>>()?;
+    let address = |t: &Tensor| std::ptr::from_ref::<Storage>(&t.storage_and_layout().0).addr();
+    let addresses: Vec<usize> = tensors.iter().map(address).collect();
+    let owners: BTreeMap<usize, &Tensor> = addresses.iter().copied().zip(&tensors).collect();
+    let guards: BTreeMap<usize, _> = owners.into_iter().map(|(a, t)| (a, t.storage_and_layout().0)).collect();
+    let mut views = Vec::with_capacity(tensors.len());
+    for (tensor, address) in tensors.iter().zip(&addresses) {
+        let start = tensor.layout().start_offset();
+        let view = match guards.get(address).map(|guard| &**guard) {
+            Some(Storage::Cpu(storage)) => {
+                T::cpu_storage_as_slice(storage)?.get(start..start + tensor.elem_count())
+            }
+            _ => None,
+        };
+        views.push(view.ok_or(Error::ElementCount { shape: tensor.dims().to_vec(), elements: 0 })?);
+    }
+    Ok(f(&views))
+}

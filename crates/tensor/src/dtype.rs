@@ -1,0 +1,179 @@
+//! The element types of tensors, and the Rust types behind them.
+
+use half::{bf16, f16};
+use num_complex::{Complex32, Complex64};
+
+macro_rules! dtypes {
+    ($($variant:ident $ty:ty, $name:literal, $bytes:literal;)*) => {
+        /// The type of a tensor's elements.
+        #[doc(alias = "tf.dtypes.DType")]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum DType {
+            $(#[doc = concat!("`", $name, "`")] $variant,)*
+        }
+
+        impl DType {
+            /// Every dtype.
+            pub const ALL: [DType; 16] = [$(DType::$variant,)*];
+
+            /// The usual name: `float32`, `int64`, `bool`, …
+            pub const fn name(self) -> &'static str {
+                match self { $(DType::$variant => $name,)* }
+            }
+
+            /// Bytes of one element; `None` for strings, whose elements differ in length.
+            pub const fn bytes(self) -> Option<usize> {
+                match self { $(DType::$variant => if $bytes == 0 { None } else { Some($bytes) },)* }
+            }
+        }
+
+        /// Elements of one dtype, in row-major order.
+        #[derive(Clone, Debug, PartialEq)]
+        pub enum Buffer {
+            $(#[doc = concat!("Elements of dtype `", $name, "`.")] $variant(Vec<$ty>),)*
+        }
+
+        impl Buffer {
+            /// `len` elements that are zero, false or empty.
+            pub fn zeros(dtype: DType, len: usize) -> Self {
+                match dtype { $(DType::$variant => Buffer::$variant(vec![<$ty>::default(); len]),)* }
+            }
+
+            /// The dtype of the elements.
+            pub fn dtype(&self) -> DType {
+                match self { $(Buffer::$variant(_) => DType::$variant,)* }
+            }
+
+            /// The number of elements.
+            pub fn len(&self) -> usize {
+                match self { $(Buffer::$variant(v) => v.len(),)* }
+            }
+
+            /// Whether there are no elements.
+            pub fn is_empty(&self) -> bool {
+                self.len() == 0
+            }
+        }
+
+        $(impl Element for $ty {
+            const DTYPE: DType = DType::$variant;
+            fn into_buffer(elements: Vec<Self>) -> Buffer { Buffer::$variant(elements) }
+            fn slice(buffer: &Buffer) -> Option<&[Self]> {
+                match buffer { Buffer::$variant(v) => Some(v), _ => None }
+            }
+            fn vec_mut(buffer: &mut Buffer) -> Option<&mut Vec<Self>> {
+                match buffer { Buffer::$variant(v) => Some(v), _ => None }
+            }
+        })*
+    };
+}
+
+/// Runs an expression with the elements of a [`Buffer`], whatever their type.
+#[macro_export]
+macro_rules! with_buffer {
+    ($buffer:expr, $elements:ident => $body:expr) => {
+        match $buffer {
+            $crate::dtype::Buffer::F16($elements) => $body,
+            $crate::dtype::Buffer::Bf16($elements) => $body,
+            $crate::dtype::Buffer::F32($elements) => $body,
+            $crate::dtype::Buffer::F64($elements) => $body,
+            $crate::dtype::Buffer::I8($elements) => $body,
+            $crate::dtype::Buffer::U8($elements) => $body,
+            $crate::dtype::Buffer::I16($elements) => $body,
+            $crate::dtype::Buffer::U16($elements) => $body,
+            $crate::dtype::Buffer::I32($elements) => $body,
+            $crate::dtype::Buffer::U32($elements) => $body,
+            $crate::dtype::Buffer::I64($elements) => $body,
+            $crate::dtype::Buffer::U64($elements) => $body,
+            $crate::dtype::Buffer::Bool($elements) => $body,
+            $crate::dtype::Buffer::String($elements) => $body,
+            $crate::dtype::Buffer::C64($elements) => $body,
+            $crate::dtype::Buffer::C128($elements) => $body,
+        }
+    };
+}
+
+/// Runs an expression with the elements of a [`Buffer`] that can be summed, and another for bool and string.
+macro_rules! with_summable {
+    ($buffer:expr, $elements:ident => $body:expr, else $other:expr) => {
+        match $buffer {
+            $crate::dtype::Buffer::F16($elements) => $body,
+            $crate::dtype::Buffer::Bf16($elements) => $body,
+            $crate::dtype::Buffer::F32($elements) => $body,
+            $crate::dtype::Buffer::F64($elements) => $body,
+            $crate::dtype::Buffer::I8($elements) => $body,
+            $crate::dtype::Buffer::U8($elements) => $body,
+            $crate::dtype::Buffer::I16($elements) => $body,
+            $crate::dtype::Buffer::U16($elements) => $body,
+            $crate::dtype::Buffer::I32($elements) => $body,
+            $crate::dtype::Buffer::U32($elements) => $body,
+            $crate::dtype::Buffer::I64($elements) => $body,
+            $crate::dtype::Buffer::U64($elements) => $body,
+            $crate::dtype::Buffer::C64($elements) => $body,
+            $crate::dtype::Buffer::C128($elements) => $body,
+            $crate::dtype::Buffer::Bool(_) | $crate::dtype::Buffer::String(_) => $other,
+        }
+    };
+}
+pub(crate) use with_summable;
+
+/// A Rust type that can be the element of a tensor.
+pub trait Element: Clone + Send + Sync + std::fmt::Debug + PartialEq + Default + 'static {
+    /// The dtype that this type stands for.
+    const DTYPE: DType;
+    /// Wraps elements.
+    fn into_buffer(elements: Vec<Self>) -> Buffer;
+    /// The elements, if they are of this type.
+    fn slice(buffer: &Buffer) -> Option<&[Self]>;
+    /// The elements, to be changed, if they are of this type.
+    fn vec_mut(buffer: &mut Buffer) -> Option<&mut Vec<Self>>;
+}
+
+dtypes! {
+    F16 f16, "float16", 2;
+    Bf16 bf16, "bfloat16", 2;
+    F32 f32, "float32", 4;
+    F64 f64, "float64", 8;
+    I8 i8, "int8", 1;
+    U8 u8, "uint8", 1;
+    I16 i16, "int16", 2;
+    U16 u16, "uint16", 2;
+    I32 i32, "int32", 4;
+    U32 u32, "uint32", 4;
+    I64 i64, "int64", 8;
+    U64 u64, "uint64", 8;
+    Bool bool, "bool", 1;
+    String Vec<u8>, "string", 0;
+    C64 Complex32, "complex64", 8;
+    C128 Complex64, "complex128", 16;
+}
+
+impl DType {
+    /// The dtype of a MEAN over values of this dtype: floats and complex numbers keep theirs, integers of 8 and
+    /// 16 bits give `float32`, wider ones `float64` (OP-4). `None` where there is no mean (bool, string).
+    pub const fn mean(self) -> Option<DType> {
+        match self {
+            DType::F16 | DType::Bf16 | DType::F32 | DType::F64 | DType::C64 | DType::C128 => Some(self),
+            DType::I8 | DType::U8 | DType::I16 | DType::U16 => Some(DType::F32),
+            DType::I32 | DType::U32 | DType::I64 | DType::U64 => Some(DType::F64),
+            DType::Bool | DType::String => None,
+        }
+    }
+}
+
+impl std::fmt::Display for DType {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl std::str::FromStr for DType {
+    type Err = crate::Error;
+
+    fn from_str(text: &str) -> crate::Result<Self> {
+        DType::ALL
+            .into_iter()
+            .find(|d| d.name() == text)
+            .ok_or_else(|| crate::Error::UnknownDType { found: text.to_string() })
+    }
+}

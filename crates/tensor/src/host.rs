@@ -1,0 +1,146 @@
+//! A tensor in host memory, of any of the 16 dtypes.
+
+mod cast;
+mod display;
+mod reduce;
+mod shape;
+
+pub(crate) use display::shape as write_shape;
+#[cfg(feature = "candle")]
+pub(crate) use reduce::{check_axes, sum_over};
+pub(crate) use shape::{axis_of, check_pieces, check_same, sizes};
+#[cfg(feature = "candle")]
+pub(crate) use shape::{check_range, check_rows};
+
+use crate::dtype::Buffer;
+use crate::{DType, Element, Error, Result};
+use std::sync::Arc;
+
+/// A tensor in host memory: dtype, shape and elements in row-major order.
+///
+/// Clones share the elements; changing a clone copies them first. Two are equal when dtype, shape and all elements
+/// are; as with Rust's floats, NaN equals nothing.
+///
+/// ```
+/// use distribute_tensor::{DType, HostTensor};
+///
+/// let matrix = HostTensor::new(vec![1i32, 2, 3, 4], [2, 2])?;
+/// assert_eq!(matrix.row(1)?, HostTensor::vector(vec![3i32, 4]));
+/// assert_eq!(matrix.cast(DType::F32)?.sum_axes(&[0, 1])?.item::<f32>()?, 10.0);
+/// assert_eq!(matrix.to_string(), "<Tensor: shape=(2, 2), dtype=int32, data=\n[[1, 2],\n [3, 4]]>");
+/// # Ok::<(), distribute_tensor::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct HostTensor {
+    shape: Vec<usize>,
+    buffer: Arc<Buffer>,
+}
+
+impl HostTensor {
+    /// A tensor of `shape` from its elements in row-major order.
+    pub fn new<T: Element>(elements: Vec<T>, shape: impl Into<Vec<usize>>) -> Result<Self> {
+        Self::from_buffer(T::into_buffer(elements), shape)
+    }
+
+    /// A tensor of `shape` from a buffer.
+    pub fn from_buffer(buffer: Buffer, shape: impl Into<Vec<usize>>) -> Result<Self> {
+        let shape = shape.into();
+        if shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)) != Some(buffer.len()) {
+            return Err(Error::ElementCount { shape, elements: buffer.len() });
+        }
+        Ok(Self { shape, buffer: Arc::new(buffer) })
+    }
+
+    /// A tensor of rank 0.
+    pub fn scalar<T: Element>(value: T) -> Self {
+        Self { shape: Vec::new(), buffer: Arc::new(T::into_buffer(vec![value])) }
+    }
+
+    /// A tensor of rank 1.
+    pub fn vector<T: Element>(elements: Vec<T>) -> Self {
+        Self { shape: vec![elements.len()], buffer: Arc::new(T::into_buffer(elements)) }
+    }
+
+    /// Zeros; false for bool, empty for strings.
+    pub fn zeros(dtype: DType, shape: impl Into<Vec<usize>>) -> Result<Self> {
+        let shape = shape.into();
+        let bytes = dtype.bytes().unwrap_or(std::mem::size_of::<Vec<u8>>());
+        let len = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
+        match len.filter(|n| n.checked_mul(bytes).is_some_and(|b| isize::try_from(b).is_ok())) {
+            Some(len) => Ok(Self { shape, buffer: Arc::new(Buffer::zeros(dtype, len)) }),
+            None => Err(Error::TooLarge { operation: "zeros", shape }),
+        }
+    }
+
+    /// The type of the elements.
+    pub fn dtype(&self) -> DType {
+        self.buffer.dtype()
+    }
+
+    /// The size of each axis.
+    pub fn dims(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// The elements, if they are of type `T`.
+    pub fn as_slice<T: Element>(&self) -> Option<&[T]> {
+        T::slice(&self.buffer)
+    }
+
+    /// The elements, whatever their type.
+    pub fn buffer(&self) -> &Buffer {
+        &self.buffer
+    }
+
+    /// The elements, to be changed, if they are of type `T`. Copies them first if a clone shares them.
+    pub fn as_mut_slice<T: Element>(&mut self) -> Option<&mut [T]> {
+        if self.dtype() != T::DTYPE {
+            return None;
+        }
+        T::vec_mut(Arc::make_mut(&mut self.buffer)).map(Vec::as_mut_slice)
+    }
+
+    /// A copy of the elements. An error names both dtypes where they are not of type `T`.
+    pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
+        self.typed("to_vec").map(<[T]>::to_vec)
+    }
+
+    /// The elements themselves, copied only if a clone shares them.
+    pub fn into_vec<T: Element>(mut self) -> Result<Vec<T>> {
+        self.typed::<T>("into_vec")?;
+        Ok(T::vec_mut(Arc::make_mut(&mut self.buffer)).map(std::mem::take).unwrap_or_default())
+    }
+
+    /// The one element, whatever the rank. An error where there is not exactly one, or it is of another type.
+    pub fn item<T: Element>(&self) -> Result<T> {
+        match self.typed::<T>("item")? {
+            [value] => Ok(value.clone()),
+            other => Err(Error::ElementCount { shape: Vec::new(), elements: other.len() }),
+        }
+    }
+
+    /// The number of elements.
+    pub fn len(&self) -> usize {
+        self.buffer.len()
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.buffer.is_empty()
+    }
+
+    /// The number of axes.
+    pub fn rank(&self) -> usize {
+        self.shape.len()
+    }
+
+    /// Dtype and shape: `float32[2, 3]`.
+    pub fn describe(&self) -> String {
+        format!("{}{:?}", self.dtype(), self.shape)
+    }
+
+    /// The elements, or an error that names both dtypes.
+    pub(crate) fn typed<T: Element>(&self, operation: &'static str) -> Result<&[T]> {
+        self.as_slice().ok_or(Error::DTypeMismatch { operation, expected: T::DTYPE, found: self.dtype() })
+    }
+}

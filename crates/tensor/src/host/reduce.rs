@@ -1,0 +1,117 @@
+//! Sums and means.
+
+use super::{axis_of, check_same, sizes};
+use crate::dtype::{Buffer, with_summable};
+use crate::kernel::{self, Sum};
+use crate::{DType, Element, Error, HostTensor, ReduceOp, Result};
+use half::{bf16, f16};
+use num_complex::Complex;
+
+const REDUCE: &str = "reduce";
+
+impl HostTensor {
+    /// The element-wise sum or mean of tensors of one shape and dtype (RED-3), in the order of [`kernel::fold`].
+    ///
+    /// A single tensor comes back as it is, whatever its dtype. Integers wrap; a MEAN divides the sum (OP-4, OP-6), so
+    /// that of integers is a float, see [`DType::mean`]. Bools and strings cannot be summed (OP-3). An error says which
+    /// tensor, by its place in the list, differs from the first one.
+    pub fn reduce(op: ReduceOp, tensors: &[&HostTensor]) -> Result<HostTensor> {
+        let [first, rest @ ..] = tensors else { return Err(Error::Empty { operation: REDUCE }) };
+        for (i, tensor) in rest.iter().enumerate() {
+            let (expected, found) = ((first.dtype(), first.dims()), (tensor.dtype(), tensor.dims()));
+            check_same(REDUCE, expected, found).map_err(|e| e.differs("replica", i + 1))?;
+        }
+        if rest.is_empty() {
+            return Ok((*first).clone());
+        }
+        fn sum<T: Element + Sum>(first: &[T], tensors: &[&HostTensor]) -> Result<Buffer> {
+            let inputs = tensors.iter().map(|t| t.typed::<T>(REDUCE)).collect::<Result<Vec<_>>>()?;
+            let mut out = vec![T::ZERO; first.len()];
+            kernel::fold(&inputs, &mut out);
+            Ok(T::into_buffer(out))
+        }
+        let buffer = with_summable!(first.buffer(), v => sum(v, tensors)?, else {
+            return Err(Error::UnsupportedDType { operation: REDUCE, dtype: first.dtype() })
+        });
+        let sum = HostTensor::from_buffer(buffer, first.dims())?;
+        match op {
+            ReduceOp::Sum => Ok(sum),
+            ReduceOp::Mean => sum.divide(tensors.len() as f64),
+        }
+    }
+
+    /// The sum over these axes, which are removed; each is in `[0, rank)`, and none is given twice.
+    ///
+    /// Integers wrap. The 16-bit floats are summed in `f32` and rounded once. The order is that of
+    /// [`kernel::sum_axis`], from the last axis to the first. An empty axis gives zeros.
+    pub fn sum_axes(&self, axes: &[usize]) -> Result<HostTensor> {
+        const OPERATION: &str = "sum_axes";
+        let axes = check_axes(OPERATION, axes, self.dims())?;
+        if axes.is_empty() {
+            return Ok(self.clone());
+        }
+        match self.dtype() {
+            narrow @ (DType::F16 | DType::Bf16) => self.cast(DType::F32)?.sum_axes(&axes)?.cast(narrow),
+            dtype => with_summable!(self.buffer(), v => {
+                let (sum, shape) = sum_over(v, self.dims(), &axes);
+                HostTensor::new(sum, shape)
+            }, else Err(Error::UnsupportedDType { operation: OPERATION, dtype })),
+        }
+    }
+
+    /// Divides every element: a true division, so integers become floats, see [`DType::mean`]. By 0 gives NaN or an
+    /// infinity.
+    pub fn divide(&self, by: f64) -> Result<HostTensor> {
+        fn map<T, U>(v: &[T], f: impl Fn(&T) -> U) -> Vec<U> {
+            v.iter().map(f).collect()
+        }
+        let narrow = by as f32;
+        let buffer = match self.buffer() {
+            Buffer::F16(v) => Buffer::F16(map(v, |x| f16::from_f32(x.to_f32() / narrow))),
+            Buffer::Bf16(v) => Buffer::Bf16(map(v, |x| bf16::from_f32(x.to_f32() / narrow))),
+            Buffer::F32(v) => Buffer::F32(map(v, |x| x / narrow)),
+            Buffer::F64(v) => Buffer::F64(map(v, |x| x / by)),
+            Buffer::I8(v) => Buffer::F32(map(v, |x| f32::from(*x) / narrow)),
+            Buffer::U8(v) => Buffer::F32(map(v, |x| f32::from(*x) / narrow)),
+            Buffer::I16(v) => Buffer::F32(map(v, |x| f32::from(*x) / narrow)),
+            Buffer::U16(v) => Buffer::F32(map(v, |x| f32::from(*x) / narrow)),
+            Buffer::I32(v) => Buffer::F64(map(v, |x| f64::from(*x) / by)),
+            Buffer::U32(v) => Buffer::F64(map(v, |x| f64::from(*x) / by)),
+            Buffer::I64(v) => Buffer::F64(map(v, |x| *x as f64 / by)),
+            Buffer::U64(v) => Buffer::F64(map(v, |x| *x as f64 / by)),
+            Buffer::C64(v) => Buffer::C64(map(v, |x| Complex::new(x.re / narrow, x.im / narrow))),
+            Buffer::C128(v) => Buffer::C128(map(v, |x| Complex::new(x.re / by, x.im / by))),
+            Buffer::Bool(_) | Buffer::String(_) => {
+                return Err(Error::UnsupportedDType { operation: "divide", dtype: self.dtype() });
+            }
+        };
+        HostTensor::from_buffer(buffer, self.dims())
+    }
+}
+
+/// The axes in order, each within the rank and none twice.
+pub(crate) fn check_axes(operation: &'static str, axes: &[usize], dims: &[usize]) -> Result<Vec<usize>> {
+    let mut sorted = axes.to_vec();
+    sorted.sort_unstable();
+    for (i, axis) in sorted.iter().enumerate() {
+        axis_of(operation, *axis, dims)?;
+        if i > 0 && sorted[i - 1] == *axis {
+            return Err(Error::DuplicateAxis { operation, axis: *axis });
+        }
+    }
+    Ok(sorted)
+}
+
+/// The sum over sorted axes, from the last to the first, and its shape.
+pub(crate) fn sum_over<T: Sum>(elements: &[T], dims: &[usize], axes: &[usize]) -> (Vec<T>, Vec<usize>) {
+    let mut shape = dims.to_vec();
+    let mut current: Option<Vec<T>> = None;
+    for axis in axes.iter().rev() {
+        let (outer, len, inner) = sizes(&shape, *axis);
+        let mut out = vec![T::ZERO; outer * inner];
+        kernel::sum_axis(current.as_deref().unwrap_or(elements), outer, len, inner, &mut out);
+        shape.remove(*axis);
+        current = Some(out);
+    }
+    (current.unwrap_or_else(|| elements.to_vec()), shape)
+}

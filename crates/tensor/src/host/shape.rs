@@ -1,0 +1,166 @@
+//! Joining, cutting and choosing along axes. All dtypes, strings and bools too.
+
+use crate::{DType, Element, Error, HostTensor, Result, kernel, with_buffer};
+
+/// An axis within the rank, or an error.
+pub(crate) fn axis_of(operation: &'static str, axis: usize, dims: &[usize]) -> Result<usize> {
+    if axis < dims.len() {
+        return Ok(axis);
+    }
+    let shown = i64::try_from(axis).unwrap_or(i64::MAX);
+    Err(Error::Axis { operation, axis: shown, rank: dims.len(), shape: dims.to_vec() })
+}
+
+/// Elements outside of an axis, along it and inside of it.
+pub(crate) fn sizes(dims: &[usize], axis: usize) -> (usize, usize, usize) {
+    (dims[..axis].iter().product(), dims[axis], dims[axis + 1..].iter().product())
+}
+
+/// Whether `start..start + len` lies within an axis.
+pub(crate) fn check_range(operation: &'static str, start: usize, len: usize, size: usize) -> Result<()> {
+    match start.checked_add(len) {
+        Some(end) if end <= size => Ok(()),
+        end => {
+            let index = end.and_then(|e| i64::try_from(e).ok()).unwrap_or(i64::MAX);
+            Err(Error::Index { operation, index: if len == 0 { index } else { index - 1 }, len: size })
+        }
+    }
+}
+
+/// Whether all rows exist.
+pub(crate) fn check_rows(operation: &'static str, rows: &[usize], len: usize) -> Result<()> {
+    match rows.iter().find(|r| **r >= len) {
+        Some(row) => Err(Error::Index { operation, index: i64::try_from(*row).unwrap_or(i64::MAX), len }),
+        None => Ok(()),
+    }
+}
+
+/// Whether dtype and shape equal those of the first value.
+pub(crate) fn check_same(
+    operation: &'static str,
+    expected: (DType, &[usize]),
+    found: (DType, &[usize]),
+) -> Result<()> {
+    if expected.1 != found.1 {
+        return Err(Error::ShapeMismatch {
+            operation,
+            expected: expected.1.to_vec(),
+            found: found.1.to_vec(),
+        });
+    }
+    if expected.0 != found.0 {
+        return Err(Error::DTypeMismatch { operation, expected: expected.0, found: found.0 });
+    }
+    Ok(())
+}
+
+/// Whether a piece can be joined to the first one: the same dtype, rank and size of every axis but one (GA-1, GA-2).
+pub(crate) fn check_pieces(
+    operation: &'static str,
+    axis: usize,
+    expected: (DType, &[usize]),
+    found: (DType, &[usize]),
+) -> Result<()> {
+    let mut free = found.1.to_vec();
+    if let (Some(size), Some(first)) = (free.get_mut(axis), expected.1.get(axis)) {
+        *size = *first;
+    }
+    if free != expected.1 {
+        return Err(Error::ShapeMismatch {
+            operation,
+            expected: expected.1.to_vec(),
+            found: found.1.to_vec(),
+        });
+    }
+    check_same(operation, expected, (found.0, expected.1))
+}
+
+impl HostTensor {
+    /// Joins tensors along an axis, in order (GA-1). They may differ in size along that axis only; `axis` lies in
+    /// `[0, rank)`, so a scalar cannot be joined (GA-3, GA-4). Pieces may be empty (GA-5).
+    ///
+    /// An error says which tensor, by its place in the list, differs from the first one.
+    pub fn concat(tensors: &[&HostTensor], axis: usize) -> Result<HostTensor> {
+        const OPERATION: &str = "concat";
+        let [first, rest @ ..] = tensors else { return Err(Error::Empty { operation: OPERATION }) };
+        axis_of(OPERATION, axis, first.dims())?;
+        for (i, tensor) in rest.iter().enumerate() {
+            let (expected, found) = ((first.dtype(), first.dims()), (tensor.dtype(), tensor.dims()));
+            check_pieces(OPERATION, axis, expected, found).map_err(|e| e.differs("replica", i + 1))?;
+        }
+        fn join<T: Element>(_: &[T], tensors: &[&HostTensor], chunks: &[usize]) -> Result<Vec<T>> {
+            let pieces = tensors.iter().map(|t| t.typed::<T>(OPERATION)).collect::<Result<Vec<_>>>()?;
+            Ok(kernel::concat(&pieces, chunks))
+        }
+        let mut shape = first.dims().to_vec();
+        shape[axis] = tensors.iter().map(|t| t.dims()[axis]).sum();
+        let chunks: Vec<usize> = tensors.iter().map(|t| t.dims()[axis..].iter().product()).collect();
+        with_buffer!(first.buffer(), v => HostTensor::new(join(v, tensors, &chunks)?, shape))
+    }
+
+    /// Puts tensors of one shape and dtype on a new axis 0.
+    ///
+    /// An error says which tensor, by its place in the list, differs from the first one.
+    pub fn stack(tensors: &[&HostTensor]) -> Result<HostTensor> {
+        const OPERATION: &str = "stack";
+        let [first, rest @ ..] = tensors else { return Err(Error::Empty { operation: OPERATION }) };
+        for (i, tensor) in rest.iter().enumerate() {
+            let (expected, found) = ((first.dtype(), first.dims()), (tensor.dtype(), tensor.dims()));
+            check_same(OPERATION, expected, found).map_err(|e| e.differs("element", i + 1))?;
+        }
+        fn join<T: Element>(_: &[T], tensors: &[&HostTensor]) -> Result<Vec<T>> {
+            Ok(tensors.iter().map(|t| t.typed::<T>(OPERATION)).collect::<Result<Vec<_>>>()?.concat())
+        }
+        let shape: Vec<usize> = [tensors.len()].iter().chain(first.dims()).copied().collect();
+        with_buffer!(first.buffer(), v => HostTensor::new(join(v, tensors)?, shape))
+    }
+
+    /// `len` indices of an axis from `start` on.
+    pub fn narrow(&self, axis: usize, start: usize, len: usize) -> Result<HostTensor> {
+        axis_of("narrow", axis, self.dims())?;
+        let (_, size, inner) = sizes(self.dims(), axis);
+        check_range("narrow", start, len, size)?;
+        if len == size {
+            return Ok(self.clone());
+        }
+        let mut shape = self.dims().to_vec();
+        shape[axis] = len;
+        with_buffer!(self.buffer(), v => {
+            HostTensor::new(kernel::narrow(v, size * inner, start * inner, len * inner), shape)
+        })
+    }
+
+    /// These rows (indices of axis 0), in this order; a row may be taken more than once.
+    pub fn take_rows(&self, rows: &[usize]) -> Result<HostTensor> {
+        axis_of("take_rows", 0, self.dims())?;
+        let (_, size, inner) = sizes(self.dims(), 0);
+        check_rows("take_rows", rows, size)?;
+        fn take<T: Element>(v: &[T], rows: &[usize], inner: usize) -> Vec<T> {
+            let mut out = Vec::with_capacity(rows.len() * inner);
+            rows.iter().for_each(|r| out.extend_from_slice(&v[r * inner..(r + 1) * inner]));
+            out
+        }
+        let mut shape = self.dims().to_vec();
+        shape[0] = rows.len();
+        with_buffer!(self.buffer(), v => HostTensor::new(take(v, rows, inner), shape))
+    }
+
+    /// One row: index `index` of axis 0, and that axis removed.
+    pub fn row(&self, index: usize) -> Result<HostTensor> {
+        axis_of("row", 0, self.dims())?;
+        let (_, size, inner) = sizes(self.dims(), 0);
+        check_rows("row", &[index], size)?;
+        with_buffer!(self.buffer(), v => {
+            HostTensor::new(v[index * inner..(index + 1) * inner].to_vec(), &self.dims()[1..])
+        })
+    }
+
+    /// The same elements in another shape; they stay shared.
+    pub fn reshape(&self, shape: impl Into<Vec<usize>>) -> Result<HostTensor> {
+        let shape = shape.into();
+        if shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)) != Some(self.len()) {
+            return Err(Error::ElementCount { shape, elements: self.len() });
+        }
+        Ok(HostTensor { shape, ..self.clone() })
+    }
+}

@@ -1,0 +1,23 @@
+//! The kernels that reduce, gather and cut: plain slices in, plain slices out.
+//!
+//! Nothing here knows shapes, dtypes at run time or devices; the loops are written so that the compiler vectorises
+//! them. Lengths that don't fit are a mistake of the caller and panic, as `copy_from_slice` does.
+//!
+//! | function | what it does |
+//! |---|---|
+//! | [`fold`] | the sum of several slices, in the one order of sums |
+//! | [`fold_then`] | the same, with a last step for each sum (a division, say) |
+//! | [`fold_scaled`] | the sum of weighted slices |
+//! | [`fold_into_all`], [`fold_into_all_then`], [`fold_scaled_into_all`] | the sum, written back into every slice |
+//! | [`sum_axis`] | the sum along one axis of one tensor |
+//! | [`concat()`], [`split`], [`narrow`] | put together and cut along an axis |
+
+mod axis;
+mod concat;
+mod reduce;
+mod sum;
+
+pub use axis::sum_axis;
+pub use concat::{concat, narrow, split};
+pub use reduce::{fold, fold_into_all, fold_into_all_then, fold_scaled, fold_scaled_into_all, fold_then};
+pub use sum::{Scale, Sum};

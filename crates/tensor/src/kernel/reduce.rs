@@ -1,0 +1,286 @@
+//! Sums of several slices in one fixed order: the hot kernels of all-reduce.
+//!
+//! The order is a balanced binary tree over the list: neighbours with stride 1, then 2, then 4 … So three slices give
+//! `(a + b) + c`, five give `((a + b) + (c + d)) + e`. Equivalently, a list of more than one is cut at the largest
+//! power of two below its length, and the two sums are added; that is how it is computed, block by block, so that
+//! partial sums stay in the first cache.
+
+use super::{Scale, Sum};
+use std::ops::Range;
+
+/// Elements of one block: 4 KiB of `f32`.
+const BLOCK: usize = 1024;
+
+/// Writes the element-wise sum of `inputs` to `out`. No input gives zeros.
+///
+/// # Panics
+/// When an input is not as long as `out`.
+pub fn fold<T: Sum>(inputs: &[&[T]], out: &mut [T]) {
+    fold_then(inputs, out, keep);
+}
+
+/// Like [`fold`], with `last` applied to each sum: the division of a MEAN, in the same pass.
+///
+/// # Panics
+/// When an input is not as long as `out`.
+pub fn fold_then<T: Sum>(inputs: &[&[T]], out: &mut [T], last: impl Fn(T) -> T) {
+    blocks(inputs, out, &|_, x| x, &last);
+}
+
+/// Writes the element-wise sum of `weights[r] * inputs[r]` to `out`, in the order of [`fold`].
+///
+/// # Panics
+/// When an input is not as long as `out`, or when there are not as many weights as inputs.
+pub fn fold_scaled<F: Scale>(inputs: &[&[F]], weights: &[F], out: &mut [F]) {
+    assert_eq!(inputs.len(), weights.len(), "one weight for each input");
+    blocks(inputs, out, &|r, x: F| x.times(weights[r]), &keep);
+}
+
+/// Replaces every slice by the element-wise sum of all of them, in the order of [`fold`].
+///
+/// # Panics
+/// When the slices differ in length.
+pub fn fold_into_all<T: Sum>(slices: &mut [&mut [T]]) {
+    fold_into_all_then(slices, keep);
+}
+
+/// Like [`fold_into_all`], with `last` applied to each sum.
+///
+/// # Panics
+/// When the slices differ in length.
+pub fn fold_into_all_then<T: Sum>(slices: &mut [&mut [T]], last: impl Fn(T) -> T) {
+    into_all(slices, &|_, x| x, &last);
+}
+
+/// Replaces every slice by the element-wise sum of `weights[r] * slices[r]`.
+///
+/// # Panics
+/// When the slices differ in length, or when there are not as many weights as slices.
+pub fn fold_scaled_into_all<F: Scale>(slices: &mut [&mut [F]], weights: &[F]) {
+    assert_eq!(slices.len(), weights.len(), "one weight for each slice");
+    into_all(slices, &|r, x: F| x.times(weights[r]), &keep);
+}
+
+fn blocks<T: Sum, S: AsRef<[T]>>(
+    inputs: &[S],
+    out: &mut [T],
+    term: &impl Fn(usize, T) -> T,
+    last: &impl Fn(T) -> T,
+) {
+    for input in inputs {
+        assert_eq!(input.as_ref().len(), out.len(), "all slices of a sum are of one length");
+    }
+    if inputs.len() <= 4 {
+        return few(inputs, 0, 0..out.len(), out, term, last);
+    }
+    let mut scratch = vec![T::ZERO; depth(inputs.len()) * BLOCK.min(out.len())];
+    for (i, block) in out.chunks_mut(BLOCK).enumerate() {
+        let start = i * BLOCK;
+        tree(inputs, 0, start..start + block.len(), block, &mut scratch, term, last);
+    }
+}
+
+fn into_all<T: Sum>(slices: &mut [&mut [T]], term: &impl Fn(usize, T) -> T, last: &impl Fn(T) -> T) {
+    let len = slices.first().map_or(0, |s| s.len());
+    for slice in slices.iter() {
+        assert_eq!(slice.len(), len, "all slices of a sum are of one length");
+    }
+    match slices {
+        [] => {}
+        [a] => a.iter_mut().for_each(|a| *a = last(term(0, *a))),
+        [a, b] => {
+            for (a, b) in a.iter_mut().zip(b.iter_mut()) {
+                let sum = last(term(0, *a).plus(term(1, *b)));
+                *a = sum;
+                *b = sum;
+            }
+        }
+        many => {
+            let width = BLOCK.min(len);
+            let mut scratch = vec![T::ZERO; (1 + depth(many.len())) * width];
+            let (sums, scratch) = scratch.split_at_mut(width);
+            let mut start = 0;
+            while start < len {
+                let range = start..len.min(start + BLOCK);
+                let sums = &mut sums[..range.len()];
+                tree(many, 0, range.clone(), sums, scratch, term, last);
+                for slice in many.iter_mut() {
+                    slice[range.clone()].copy_from_slice(sums);
+                }
+                start = range.end;
+            }
+        }
+    }
+}
+
+/// The last step that does nothing.
+#[inline(always)]
+fn keep<T>(sum: T) -> T {
+    sum
+}
+
+/// How many blocks of partial sums [`tree`] holds at once for `n` inputs.
+fn depth(n: usize) -> usize {
+    // Each cut leaves a right part of at most half the next power of two; parts of 4 need no scratch.
+    (n.next_power_of_two().trailing_zeros() as usize).saturating_sub(2)
+}
+
+/// The sum of one block of all inputs, by cutting the list at a power of two.
+fn tree<T: Sum, S: AsRef<[T]>>(
+    inputs: &[S],
+    first: usize,
+    range: Range<usize>,
+    out: &mut [T],
+    scratch: &mut [T],
+    term: &impl Fn(usize, T) -> T,
+    last: &impl Fn(T) -> T,
+) {
+    let n = inputs.len();
+    if n <= 4 {
+        return few(inputs, first, range, out, term, last);
+    }
+    let cut = n.next_power_of_two() / 2;
+    let (left, right) = inputs.split_at(cut);
+    let (partial, scratch) = scratch.split_at_mut(out.len());
+    tree(left, first, range.clone(), out, scratch, term, &keep);
+    tree(right, first + cut, range, partial, scratch, term, &keep);
+    for (out, partial) in out.iter_mut().zip(partial) {
+        *out = last(out.plus(*partial));
+    }
+}
+
+/// Up to four inputs in one pass.
+fn few<T: Sum, S: AsRef<[T]>>(
+    inputs: &[S],
+    first: usize,
+    range: Range<usize>,
+    out: &mut [T],
+    term: &impl Fn(usize, T) -> T,
+    last: &impl Fn(T) -> T,
+) {
+    let r = first;
+    match inputs {
+        [a] => {
+            for (out, a) in out.iter_mut().zip(&a.as_ref()[range]) {
+                *out = last(term(r, *a));
+            }
+        }
+        [a, b] => {
+            let (a, b) = (&a.as_ref()[range.clone()], &b.as_ref()[range]);
+            for ((out, a), b) in out.iter_mut().zip(a).zip(b) {
+                *out = last(term(r, *a).plus(term(r + 1, *b)));
+            }
+        }
+        [a, b, c] => {
+            let (a, b, c) = (&a.as_ref()[range.clone()], &b.as_ref()[range.clone()], &c.as_ref()[range]);
+            for (((out, a), b), c) in out.iter_mut().zip(a).zip(b).zip(c) {
+                *out = last(term(r, *a).plus(term(r + 1, *b)).plus(term(r + 2, *c)));
+            }
+        }
+        [a, b, c, d, ..] => {
+            let (a, b) = (&a.as_ref()[range.clone()], &b.as_ref()[range.clone()]);
+            let (c, d) = (&c.as_ref()[range.clone()], &d.as_ref()[range]);
+            for ((((out, a), b), c), d) in out.iter_mut().zip(a).zip(b).zip(c).zip(d) {
+                let left = term(r, *a).plus(term(r + 1, *b));
+                *out = last(left.plus(term(r + 2, *c).plus(term(r + 3, *d))));
+            }
+        }
+        [] => out.fill(last(T::ZERO)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use half::{bf16, f16};
+    use proptest::prelude::*;
+
+    /// The order as the documentation says it: neighbours with stride 1, 2, 4 …
+    fn by_strides<T: Sum>(mut values: Vec<T>) -> T {
+        let mut stride = 1;
+        while stride < values.len() {
+            for i in (0..values.len() - stride).step_by(2 * stride) {
+                values[i] = values[i].plus(values[i + stride]);
+            }
+            stride *= 2;
+        }
+        values.first().copied().unwrap_or(T::ZERO)
+    }
+
+    fn check<T: Sum + std::fmt::Debug>(inputs: &[Vec<T>], same: impl Fn(T, T) -> bool) {
+        let len = inputs.first().map_or(0, Vec::len);
+        let expected: Vec<T> = (0..len).map(|i| by_strides(inputs.iter().map(|v| v[i]).collect())).collect();
+        let mut out = vec![T::ZERO; len];
+        fold(&inputs.iter().map(Vec::as_slice).collect::<Vec<_>>(), &mut out);
+        let mut all = inputs.to_vec();
+        fold_into_all(&mut all.iter_mut().map(Vec::as_mut_slice).collect::<Vec<_>>());
+        for got in all.iter().chain([&out]) {
+            for (got, want) in got.iter().zip(&expected) {
+                assert!(same(*got, *want), "{got:?} instead of {want:?}");
+            }
+        }
+    }
+
+    fn inputs(n: usize, len: usize, seed: u64) -> Vec<Vec<f32>> {
+        let mut state = seed | 1;
+        let mut next = || {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            ((state >> 40) as f32 / 8388608.0 - 1.0) * if state & 64 == 0 { 1e-3 } else { 1e3 }
+        };
+        (0..n).map(|_| (0..len).map(|_| next()).collect()).collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        // The one order of sums: bit-equal to the tree by strides, for every number of inputs and odd lengths.
+        #[test]
+        fn fold_is_the_tree_by_strides(n in 1usize..=19, len in prop_oneof![0usize..40, 1000usize..1050, Just(3073)], seed: u64) {
+            let floats = inputs(n, len, seed);
+            check(&floats, |a, b| a.to_bits() == b.to_bits());
+            check(&floats.iter().map(|v| v.iter().map(|x| f16::from_f32(*x)).collect()).collect::<Vec<Vec<f16>>>(),
+                |a, b| a.to_bits() == b.to_bits());
+            check(&floats.iter().map(|v| v.iter().map(|x| bf16::from_f32(*x)).collect()).collect::<Vec<Vec<bf16>>>(),
+                |a, b| a.to_bits() == b.to_bits());
+            check(&floats.iter().map(|v| v.iter().map(|x| x.to_bits() as i8).collect()).collect::<Vec<Vec<i8>>>(),
+                |a, b| a == b);
+        }
+
+        #[test]
+        fn fold_scaled_is_the_fold_of_scaled_inputs(n in 1usize..=9, len in 0usize..2100, seed: u64) {
+            let values = inputs(n, len, seed);
+            let weights: Vec<f32> = (0..n).map(|r| 0.1 + r as f32 / 3.0).collect();
+            let scaled: Vec<Vec<f32>> =
+                values.iter().zip(&weights).map(|(v, w)| v.iter().map(|x| x * w).collect()).collect();
+            let (mut want, mut got) = (vec![0.0; len], vec![0.0; len]);
+            fold(&scaled.iter().map(Vec::as_slice).collect::<Vec<_>>(), &mut want);
+            fold_scaled(&values.iter().map(Vec::as_slice).collect::<Vec<_>>(), &weights, &mut got);
+            prop_assert_eq!(&got, &want);
+            let mut all = values;
+            fold_scaled_into_all(&mut all.iter_mut().map(Vec::as_mut_slice).collect::<Vec<_>>(), &weights);
+            prop_assert!(all.iter().all(|v| *v == want));
+        }
+    }
+
+    #[test]
+    fn the_last_step_is_applied_once_to_each_sum() {
+        for n in 1..=9usize {
+            let ones = vec![vec![1.0f32; 5]; n];
+            let mut out = vec![0.0; 5];
+            fold_then(&ones.iter().map(Vec::as_slice).collect::<Vec<_>>(), &mut out, |sum| sum + 100.0);
+            assert_eq!(out, vec![100.0 + n as f32; 5]);
+            let mut all = ones;
+            fold_into_all_then(&mut all.iter_mut().map(Vec::as_mut_slice).collect::<Vec<_>>(), |sum| {
+                sum + 100.0
+            });
+            assert!(all.iter().all(|v| *v == out));
+        }
+    }
+
+    #[test]
+    fn no_input_gives_zeros() {
+        let mut out = [3.0f32; 4];
+        fold(&[], &mut out);
+        assert_eq!(out, [0.0; 4]);
+        fold_into_all::<f32>(&mut []);
+    }
+}

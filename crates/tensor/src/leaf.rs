@@ -1,0 +1,253 @@
+//! What a nest may hold at its ends, and what can be done with it whatever its kind.
+
+#[cfg(feature = "candle")]
+use crate::candle;
+use crate::{DType, Error, HostTensor, IndexedSlices, ReduceOp, Result};
+
+/// An end of a nest.
+///
+/// The operations keep the kind: candle tensors give candle tensors, on the device of the first. Those on several
+/// leaves give tensors that candle's gradients don't flow through.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Leaf {
+    /// A tensor in host memory.
+    Host(HostTensor),
+    /// Rows of a larger tensor.
+    Slices(IndexedSlices),
+    /// A tensor of candle, on any of its devices.
+    #[cfg(feature = "candle")]
+    Candle(candle_core::Tensor),
+}
+
+/// Leaves of one kind.
+enum Kind<'a> {
+    Host(Vec<&'a HostTensor>),
+    Slices(Vec<&'a IndexedSlices>),
+    #[cfg(feature = "candle")]
+    Candle(Vec<&'a candle_core::Tensor>),
+}
+
+impl Leaf {
+    /// The kind of leaf, in words.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Leaf::Host(_) => "a host tensor",
+            Leaf::Slices(_) => "indexed slices",
+            #[cfg(feature = "candle")]
+            Leaf::Candle(_) => "a candle tensor",
+        }
+    }
+
+    /// The type of the elements; for indexed slices, of the values. An error for candle's 4-, 6- and 8-bit floats.
+    pub fn dtype(&self) -> Result<DType> {
+        match self {
+            Leaf::Host(tensor) => Ok(tensor.dtype()),
+            Leaf::Slices(slices) => Ok(slices.values.dtype()),
+            #[cfg(feature = "candle")]
+            Leaf::Candle(tensor) => candle::dtype("dtype", tensor),
+        }
+    }
+
+    /// The size of each axis; for indexed slices, of the values.
+    pub fn dims(&self) -> &[usize] {
+        match self {
+            Leaf::Host(tensor) => tensor.dims(),
+            Leaf::Slices(slices) => slices.values.dims(),
+            #[cfg(feature = "candle")]
+            Leaf::Candle(tensor) => tensor.dims(),
+        }
+    }
+
+    /// Dtype and shape: `float32[2, 3]`, `IndexedSlices(float32[2, 3] of [5, 3])`.
+    pub fn describe(&self) -> String {
+        match self {
+            Leaf::Host(tensor) => tensor.describe(),
+            Leaf::Slices(slices) => slices.describe(),
+            #[cfg(feature = "candle")]
+            Leaf::Candle(tensor) => candle::describe(tensor),
+        }
+    }
+
+    /// The element-wise sum or mean over replicas (RED-3).
+    ///
+    /// Kind, shape and dtype have to agree; nothing is broadcast (RTO-3), and an error says which replica differs from
+    /// replica 0. The sum is a balanced binary tree over the list, see [`kernel::fold`](crate::kernel::fold); integers
+    /// wrap. A MEAN divides the sum (OP-4), so that of integers is a float, see [`DType::mean`]; of one leaf it is the
+    /// leaf itself. Bool and string have neither (OP-3).
+    ///
+    /// Indexed slices are concatenated in replica order (SPARSE-1, SPARSE-2). Where dense leaves stand beside them,
+    /// they are made dense first (SPARSE-3).
+    pub fn reduce(op: ReduceOp, leaves: &[Leaf]) -> Result<Leaf> {
+        const OPERATION: &str = "reduce";
+        let sparse = |leaf: &Leaf| matches!(leaf, Leaf::Slices(_));
+        if let (Some(dense), true) = (leaves.iter().find(|l| !sparse(l)), leaves.iter().any(sparse)) {
+            let densify = |(i, leaf): (usize, &Leaf)| leaf.like(dense).map_err(|e| e.differs("replica", i));
+            return Leaf::reduce(op, &leaves.iter().enumerate().map(densify).collect::<Result<Vec<_>>>()?);
+        }
+        match Leaf::of_one_kind(OPERATION, "replica", leaves)? {
+            Kind::Host(tensors) => HostTensor::reduce(op, &tensors).map(Leaf::Host),
+            Kind::Slices(slices) => IndexedSlices::reduce(op, &slices).map(Leaf::Slices),
+            #[cfg(feature = "candle")]
+            Kind::Candle(tensors) => candle::reduce(op, &tensors).map(Leaf::Candle),
+        }
+    }
+
+    /// Joins leaves along an axis, in replica order (GA-1). They may differ in size along that axis only; `axis` lies
+    /// in `[0, rank)`, so a scalar cannot be joined (GA-3, GA-4). Every dtype, bool and string too. Indexed slices are
+    /// refused (SPARSE-4). An error says which replica differs from replica 0.
+    pub fn concat(leaves: &[Leaf], axis: usize) -> Result<Leaf> {
+        match Leaf::of_one_kind("concat", "replica", leaves)? {
+            Kind::Host(tensors) => HostTensor::concat(&tensors, axis).map(Leaf::Host),
+            Kind::Slices(_) => Err(refuse("concat")),
+            #[cfg(feature = "candle")]
+            Kind::Candle(tensors) => candle::concat(&tensors, axis).map(Leaf::Candle),
+        }
+    }
+
+    /// Puts leaves of one shape and dtype on a new axis 0. Indexed slices are refused. An error says which element
+    /// differs from element 0.
+    pub fn stack(leaves: &[Leaf]) -> Result<Leaf> {
+        match Leaf::of_one_kind("stack", "element", leaves)? {
+            Kind::Host(tensors) => HostTensor::stack(&tensors).map(Leaf::Host),
+            Kind::Slices(_) => Err(refuse("stack")),
+            #[cfg(feature = "candle")]
+            Kind::Candle(tensors) => candle::stack(&tensors).map(Leaf::Candle),
+        }
+    }
+
+    /// `len` indices of an axis from `start` on. Indexed slices are refused.
+    pub fn narrow(&self, axis: usize, start: usize, len: usize) -> Result<Leaf> {
+        match self {
+            Leaf::Host(tensor) => tensor.narrow(axis, start, len).map(Leaf::Host),
+            Leaf::Slices(_) => Err(refuse("narrow")),
+            #[cfg(feature = "candle")]
+            Leaf::Candle(tensor) => candle::narrow(tensor, axis, start, len).map(Leaf::Candle),
+        }
+    }
+
+    /// These rows (indices of axis 0), in this order; a row may be taken more than once. Indexed slices are refused.
+    pub fn take_rows(&self, rows: &[usize]) -> Result<Leaf> {
+        match self {
+            Leaf::Host(tensor) => tensor.take_rows(rows).map(Leaf::Host),
+            Leaf::Slices(_) => Err(refuse("take_rows")),
+            #[cfg(feature = "candle")]
+            Leaf::Candle(tensor) => candle::take_rows(tensor, rows).map(Leaf::Candle),
+        }
+    }
+
+    /// One row: index `index` of axis 0, and that axis removed. Indexed slices are refused.
+    pub fn row(&self, index: usize) -> Result<Leaf> {
+        match self {
+            Leaf::Host(tensor) => tensor.row(index).map(Leaf::Host),
+            Leaf::Slices(_) => Err(refuse("row")),
+            #[cfg(feature = "candle")]
+            Leaf::Candle(tensor) => candle::row(tensor, index).map(Leaf::Candle),
+        }
+    }
+
+    /// The sum over these axes, which are removed (RED-4), see [`HostTensor::sum_axes`]. Indexed slices are made dense.
+    pub fn sum_axes(&self, axes: &[usize]) -> Result<Leaf> {
+        match self {
+            Leaf::Host(tensor) => tensor.sum_axes(axes).map(Leaf::Host),
+            Leaf::Slices(slices) => slices.to_dense()?.sum_axes(axes).map(Leaf::Host),
+            #[cfg(feature = "candle")]
+            Leaf::Candle(tensor) => candle::sum_axes(tensor, axes).map(Leaf::Candle),
+        }
+    }
+
+    /// A true division of every element, so integers become floats, see [`DType::mean`] (OP-4, RED-5). Of indexed
+    /// slices the values are divided.
+    pub fn divide(&self, by: f64) -> Result<Leaf> {
+        match self {
+            Leaf::Host(tensor) => tensor.divide(by).map(Leaf::Host),
+            Leaf::Slices(slices) => slices.divide(by).map(Leaf::Slices),
+            #[cfg(feature = "candle")]
+            Leaf::Candle(tensor) => candle::divide(tensor, by).map(Leaf::Candle),
+        }
+    }
+
+    /// A copy in host memory; indexed slices are made dense.
+    pub fn to_host(&self) -> Result<HostTensor> {
+        match self {
+            Leaf::Host(tensor) => Ok(tensor.clone()),
+            Leaf::Slices(slices) => slices.to_dense(),
+            #[cfg(feature = "candle")]
+            Leaf::Candle(tensor) => HostTensor::from_candle(tensor),
+        }
+    }
+
+    /// This leaf, made dense and of the kind of `dense` if it is indexed slices.
+    fn like(&self, dense: &Leaf) -> Result<Leaf> {
+        let Leaf::Slices(slices) = self else { return Ok(self.clone()) };
+        let whole = slices.to_dense_of(dense.dims())?;
+        match dense {
+            Leaf::Host(_) | Leaf::Slices(_) => Ok(Leaf::Host(whole)),
+            #[cfg(feature = "candle")]
+            Leaf::Candle(tensor) => whole.to_candle(tensor.device()).map(Leaf::Candle),
+        }
+    }
+
+    /// At least one leaf, all of one kind, or an error that says which one differs from the first.
+    fn of_one_kind<'a>(operation: &'static str, what: &'static str, leaves: &'a [Leaf]) -> Result<Kind<'a>> {
+        let first = leaves.first().ok_or(Error::Empty { operation })?;
+        if let Some((i, other)) = leaves.iter().enumerate().find(|(_, l)| l.kind() != first.kind()) {
+            let error = Error::LeafKind { operation, expected: first.kind(), found: other.kind() };
+            return Err(error.differs(what, i));
+        }
+        macro_rules! all {
+            ($kind:ident) => {
+                Kind::$kind(
+                    leaves
+                        .iter()
+                        .filter_map(|l| if let Leaf::$kind(x) = l { Some(x) } else { None })
+                        .collect(),
+                )
+            };
+        }
+        Ok(match first {
+            Leaf::Host(_) => all!(Host),
+            Leaf::Slices(_) => all!(Slices),
+            #[cfg(feature = "candle")]
+            Leaf::Candle(_) => all!(Candle),
+        })
+    }
+}
+
+fn refuse(operation: &'static str) -> Error {
+    Error::LeafKind { operation, expected: "a dense tensor", found: "indexed slices" }
+}
+
+/// As [`HostTensor`] and [`IndexedSlices`] write themselves; candle tensors as host tensors do.
+impl std::fmt::Display for Leaf {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Leaf::Host(tensor) => tensor.fmt(f),
+            Leaf::Slices(slices) => slices.fmt(f),
+            #[cfg(feature = "candle")]
+            Leaf::Candle(tensor) => match HostTensor::from_candle(tensor) {
+                Ok(tensor) => tensor.fmt(f),
+                Err(_) => write!(f, "<Tensor: {}>", candle::describe(tensor)),
+            },
+        }
+    }
+}
+
+impl From<HostTensor> for Leaf {
+    fn from(tensor: HostTensor) -> Self {
+        Leaf::Host(tensor)
+    }
+}
+
+impl From<IndexedSlices> for Leaf {
+    fn from(slices: IndexedSlices) -> Self {
+        Leaf::Slices(slices)
+    }
+}
+
+#[cfg(feature = "candle")]
+impl From<candle_core::Tensor> for Leaf {
+    fn from(tensor: candle_core::Tensor) -> Self {
+        Leaf::Candle(tensor)
+    }
+}

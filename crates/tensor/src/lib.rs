@@ -1,0 +1,41 @@
+//! Host tensors, nested structures of them, and the kernels that reduce, gather and cut them.
+//!
+//! This crate does no I/O and starts no thread. Everything above it moves data as [`Nest`]s: nested
+//! structures whose leaves are [`HostTensor`]s, [`IndexedSlices`] or (feature `candle`) candle tensors.
+//!
+//! In reading order:
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`dtype`] | the 16 element types and the Rust types behind them |
+//! | [`host`] | [`HostTensor`]: dtype, shape, elements |
+//! | [`slices`] | [`IndexedSlices`]: rows of a larger tensor and their indices |
+//! | [`leaf`] | [`Leaf`]: what a nest may hold at its ends |
+//! | [`tree`] | [`Tree`]: a nest whose structure is known at run time |
+//! | [`nest`] | [`Nest`]: any Rust structure that turns into a tree and back |
+//! | [`op`] | [`ReduceOp`] |
+//! | [`kernel`] | sums, concatenations and cuts of plain slices |
+
+#![forbid(unsafe_code)]
+
+pub mod dtype;
+pub mod error;
+pub mod host;
+pub mod kernel;
+pub mod leaf;
+pub mod nest;
+pub mod op;
+pub mod slices;
+pub mod tree;
+
+#[cfg(feature = "candle")]
+mod candle;
+
+pub use dtype::{DType, Element};
+pub use error::{Error, Result};
+pub use host::HostTensor;
+pub use leaf::Leaf;
+pub use nest::Nest;
+pub use op::ReduceOp;
+pub use slices::IndexedSlices;
+pub use tree::Tree;

@@ -1,0 +1,80 @@
+//! Any Rust structure of tensors that turns into a [`Tree`] and back.
+
+mod containers;
+mod fields;
+mod numbers;
+mod rows;
+
+#[doc(hidden)]
+pub use fields::Fields;
+pub use rows::{concat, concat_rows, narrow_rows, rows, stack, take_rows};
+
+use crate::{HostTensor, IndexedSlices, Leaf, Result, Tree};
+
+/// A nested structure of tensors: a tensor, a number, a tuple, an array, a `Vec`, an `Option`, a map by name, a
+/// struct with `#[derive(Nest)]`, or a [`Tree`] itself.
+///
+/// Everything that moves data between replicas takes and gives nests; what it does to the leaves it does through
+/// the common form, [`Tree<Leaf>`].
+#[doc(alias = "tf.nest")]
+pub trait Nest: Sized {
+    /// The structure with its leaves taken out of the Rust types.
+    fn into_tree(self) -> Tree<Leaf>;
+
+    /// Back again. An error names what the Rust type needs and what was found.
+    fn from_tree(tree: Tree<Leaf>) -> Result<Self>;
+}
+
+impl Nest for Tree<Leaf> {
+    fn into_tree(self) -> Tree<Leaf> {
+        self
+    }
+    fn from_tree(tree: Tree<Leaf>) -> Result<Self> {
+        Ok(tree)
+    }
+}
+
+impl Nest for Leaf {
+    fn into_tree(self) -> Tree<Leaf> {
+        Tree::Leaf(self)
+    }
+    fn from_tree(tree: Tree<Leaf>) -> Result<Self> {
+        leaf("a leaf", tree)
+    }
+}
+
+impl Nest for HostTensor {
+    fn into_tree(self) -> Tree<Leaf> {
+        Tree::Leaf(Leaf::Host(self))
+    }
+    fn from_tree(tree: Tree<Leaf>) -> Result<Self> {
+        match leaf("a host tensor", tree)? {
+            Leaf::Host(tensor) => Ok(tensor),
+            other => Err(mismatch("a host tensor", other.kind())),
+        }
+    }
+}
+
+impl Nest for IndexedSlices {
+    fn into_tree(self) -> Tree<Leaf> {
+        Tree::Leaf(Leaf::Slices(self))
+    }
+    fn from_tree(tree: Tree<Leaf>) -> Result<Self> {
+        match leaf("indexed slices", tree)? {
+            Leaf::Slices(slices) => Ok(slices),
+            other => Err(mismatch("indexed slices", other.kind())),
+        }
+    }
+}
+
+pub(crate) fn leaf(expected: &str, tree: Tree<Leaf>) -> Result<Leaf> {
+    match tree {
+        Tree::Leaf(leaf) => Ok(leaf),
+        other => Err(mismatch(expected, &other.kind())),
+    }
+}
+
+/// The error of a `from_tree` that found something else than it needs.
+pub(crate) fn mismatch(expected: &str, found: &str) -> crate::Error {
+    crate::Error::Structure { path: "value".into(), expected: expected.into(), found: found.into() }
+}

@@ -1,0 +1,167 @@
+//! Batches: nests whose leaves all have their rows on axis 0.
+
+use crate::{Error, Leaf, Nest, Result, Tree};
+
+impl Tree<Leaf> {
+    /// The number of rows that all leaves have in common, the size of axis 0.
+    ///
+    /// An error where there is no leaf, where one is a scalar, and where two differ: it names both, and their sizes.
+    pub fn rows(&self) -> Result<usize> {
+        let mut first: Option<(String, usize)> = None;
+        self.visit(&mut |path, leaf| {
+            let Some(found) = leaf.dims().first().copied() else {
+                return Err(Error::At { path: path(), reason: Box::new(scalar("rows")) });
+            };
+            match &first {
+                None => first = Some((path(), found)),
+                Some((_, expected)) if *expected == found => {}
+                Some((first, expected)) => {
+                    return Err(Error::Rows {
+                        first: first.clone(),
+                        expected: *expected,
+                        path: path(),
+                        found,
+                    });
+                }
+            }
+            Ok(())
+        })?;
+        first.map(|(_, rows)| rows).ok_or(Error::Empty { operation: "rows" })
+    }
+
+    /// Elements to a batch: each leaf of the result has a new axis 0, as long as the list (see [`Leaf::stack`]).
+    ///
+    /// An error names the path and which element differs from element 0.
+    pub fn stack(elements: Vec<Tree<Leaf>>) -> Result<Tree<Leaf>> {
+        Tree::zip(elements)?.try_map_at(&mut |leaves: &Vec<Leaf>| Leaf::stack(leaves))
+    }
+
+    /// Batches to one: the leaves are joined on axis 0 (see [`Leaf::concat`]).
+    ///
+    /// An error names the path and which batch differs from batch 0.
+    pub fn concat_rows(batches: Vec<Tree<Leaf>>) -> Result<Tree<Leaf>> {
+        Tree::zip(batches)?.try_map_at(&mut |leaves: &Vec<Leaf>| {
+            Leaf::concat(leaves, 0).map_err(|error| match error {
+                Error::Differs { index, reason, .. } => Error::Differs { what: "batch", index, reason },
+                other => other,
+            })
+        })
+    }
+
+    /// `len` rows of every leaf from `start` on. An error names the path.
+    pub fn narrow_rows(&self, start: usize, len: usize) -> Result<Tree<Leaf>> {
+        self.try_map_at(&mut |leaf| leaf.narrow(0, start, len))
+    }
+
+    /// These rows of every leaf, in this order. An error names the path.
+    pub fn take_rows(&self, rows: &[usize]) -> Result<Tree<Leaf>> {
+        self.try_map_at(&mut |leaf| leaf.take_rows(rows))
+    }
+
+    /// One row of every leaf, with axis 0 removed: an element of the batch. An error names the path.
+    pub fn row(&self, index: usize) -> Result<Tree<Leaf>> {
+        self.try_map_at(&mut |leaf| leaf.row(index))
+    }
+}
+
+/// [`Tree::rows`] of any nest.
+pub fn rows<N: Nest>(nest: N) -> Result<usize> {
+    nest.into_tree().rows()
+}
+
+/// [`Tree::stack`] of any nests of one type.
+pub fn stack<N: Nest>(elements: Vec<N>) -> Result<N> {
+    N::from_tree(Tree::stack(elements.into_iter().map(N::into_tree).collect())?)
+}
+
+/// [`Tree::concat_rows`] of any nests of one type.
+pub fn concat_rows<N: Nest>(batches: Vec<N>) -> Result<N> {
+    N::from_tree(Tree::concat_rows(batches.into_iter().map(N::into_tree).collect())?)
+}
+
+/// Joins the leaves of nests on an axis, see [`Leaf::concat`]. An error names the path and which nest differs from the
+/// first.
+pub fn concat<N: Nest>(nests: Vec<N>, axis: usize) -> Result<N> {
+    let trees = nests.into_iter().map(N::into_tree).collect();
+    N::from_tree(Tree::zip(trees)?.try_map_at(&mut |leaves: &Vec<Leaf>| Leaf::concat(leaves, axis))?)
+}
+
+/// [`Tree::narrow_rows`] of any nest.
+pub fn narrow_rows<N: Nest>(batch: N, start: usize, len: usize) -> Result<N> {
+    N::from_tree(batch.into_tree().narrow_rows(start, len)?)
+}
+
+/// [`Tree::take_rows`] of any nest.
+pub fn take_rows<N: Nest>(batch: N, rows: &[usize]) -> Result<N> {
+    N::from_tree(batch.into_tree().take_rows(rows)?)
+}
+
+fn scalar(operation: &'static str) -> Error {
+    Error::Axis { operation, axis: 0, rank: 0, shape: Vec::new() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::HostTensor;
+    use std::collections::BTreeMap;
+
+    type Example = (HostTensor, BTreeMap<String, HostTensor>);
+
+    fn example(i: i32) -> Example {
+        (
+            HostTensor::vector(vec![i, 10 * i]),
+            BTreeMap::from([("label".to_string(), HostTensor::scalar(i as u8))]),
+        )
+    }
+
+    #[test]
+    fn a_batch_gives_its_elements_back() {
+        let elements: Vec<Example> = (0..4).map(example).collect();
+        let batch = stack(elements.clone()).unwrap();
+        assert_eq!(batch.0.dims(), [4, 2]);
+        assert_eq!(batch.1["label"].dims(), [4]);
+        assert_eq!(rows(batch.clone()).unwrap(), 4);
+        let tree = batch.clone().into_tree();
+        for (i, element) in elements.into_iter().enumerate() {
+            assert_eq!(Example::from_tree(tree.row(i).unwrap()).unwrap(), element);
+        }
+        let halves =
+            vec![narrow_rows(batch.clone(), 0, 1).unwrap(), narrow_rows(batch.clone(), 1, 3).unwrap()];
+        assert_eq!(concat_rows(halves.clone()).unwrap(), batch);
+        assert_eq!(concat(halves, 0).unwrap(), batch);
+        assert_eq!(take_rows(batch, &[3, 3]).unwrap().1["label"], HostTensor::vector(vec![3u8, 3]));
+    }
+
+    #[test]
+    fn rows_that_differ_name_both_leaves_and_sizes() {
+        let uneven = (HostTensor::vector(vec![1, 2]), vec![HostTensor::vector(vec![1.0f32, 2.0, 3.0])]);
+        let text = rows(uneven).unwrap_err().to_string();
+        assert!(text.starts_with("value[1][0] has 3 rows, but value[0] has 2"), "{text}");
+        let text = rows((HostTensor::vector(vec![1]), 3.0f32)).unwrap_err().to_string();
+        assert!(text.starts_with("at value[1]: rows: axis 0"), "{text}");
+        assert!(matches!(rows(Vec::<HostTensor>::new()), Err(Error::Empty { .. })));
+    }
+
+    #[test]
+    fn errors_name_path_and_element() {
+        let mut elements = vec![example(0), example(1), example(2)];
+        elements[2].1.insert("label".into(), HostTensor::scalar(1.5f32));
+        let text = stack(elements).unwrap_err().to_string();
+        assert_eq!(
+            text,
+            "at value[1].label: element 2 differs from element 0: stack: dtypes differ: uint8 and float32; cast one \
+             of them"
+        );
+        let batches = vec![(HostTensor::zeros(crate::DType::F32, [2, 3]).unwrap(),); 2];
+        let mut wrong = batches.clone();
+        wrong[1].0 = HostTensor::zeros(crate::DType::F32, [2, 4]).unwrap();
+        let text = concat_rows(wrong).unwrap_err().to_string();
+        assert!(
+            text.starts_with("at value[0]: batch 1 differs from batch 0: concat: shapes differ"),
+            "{text}"
+        );
+        let text = narrow_rows(batches, 1, 2).unwrap_err().to_string();
+        assert_eq!(text, "at value[0][0]: narrow: index 2 is outside of [0, 2)");
+    }
+}

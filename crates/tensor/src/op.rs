@@ -1,0 +1,35 @@
+//! How values of several replicas become one.
+
+use crate::{Error, Result};
+
+/// How values of several replicas are combined. Always given by the caller, never defaulted.
+#[doc(alias = "tf.distribute.ReduceOp")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ReduceOp {
+    /// The sum over the replicas.
+    Sum,
+    /// The sum over the replicas, divided by their number (integers: a true division, to floats).
+    Mean,
+}
+
+impl std::fmt::Display for ReduceOp {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            ReduceOp::Sum => "SUM",
+            ReduceOp::Mean => "MEAN",
+        })
+    }
+}
+
+impl std::str::FromStr for ReduceOp {
+    type Err = Error;
+
+    /// Reads `"SUM"` or `"MEAN"` in any case (OP-1).
+    fn from_str(text: &str) -> Result<Self> {
+        match text.to_ascii_uppercase().as_str() {
+            "SUM" => Ok(ReduceOp::Sum),
+            "MEAN" => Ok(ReduceOp::Mean),
+            _ => Err(Error::UnknownReduceOp { found: text.to_string() }),
+        }
+    }
+}

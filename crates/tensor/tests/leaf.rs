@@ -1,0 +1,292 @@
+//! What leaves do, whatever their kind. Names carry the numbers of the rules.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use distribute_tensor::{DType, Element, Error, HostTensor, IndexedSlices, Leaf, ReduceOp, with_buffer};
+use half::{bf16, f16};
+use proptest::prelude::*;
+
+fn vector<T: Element>(values: Vec<T>) -> Leaf {
+    Leaf::Host(HostTensor::vector(values))
+}
+
+fn host(leaf: Leaf) -> HostTensor {
+    leaf.to_host().unwrap()
+}
+
+/// A tensor of any dtype, whose elements differ.
+fn of(dtype: DType, shape: &[usize], from: usize) -> HostTensor {
+    let len: usize = shape.iter().product();
+    if dtype == DType::String {
+        return HostTensor::new((from..from + len).map(|i| vec![b'a'; i % 5]).collect::<Vec<_>>(), shape)
+            .unwrap();
+    }
+    let numbers = (from..from + len).map(|i| (i % 100) as u8).collect::<Vec<_>>();
+    HostTensor::new(numbers, shape).unwrap().cast(dtype).unwrap()
+}
+
+fn slices(values: Vec<f32>, indices: Vec<i64>, rows: Option<usize>) -> IndexedSlices {
+    let width = values.len() / indices.len().max(1);
+    let values = HostTensor::new(values, [indices.len(), width]).unwrap();
+    IndexedSlices::new(values, HostTensor::vector(indices), rows.map(|r| vec![r, width])).unwrap()
+}
+
+#[test]
+fn red_3_reduce_is_element_wise() {
+    let leaves = [vector(vec![0i32, 1, 2, 3]), vector(vec![4, 5, 6, 7])];
+    assert_eq!(host(Leaf::reduce(ReduceOp::Sum, &leaves).unwrap()), HostTensor::vector(vec![4i32, 6, 8, 10]));
+}
+
+#[test]
+fn op_3_bool_and_string_have_no_sum() {
+    for dtype in [DType::Bool, DType::String] {
+        for op in [ReduceOp::Sum, ReduceOp::Mean] {
+            let leaf = Leaf::Host(HostTensor::zeros(dtype, [2]).unwrap());
+            match Leaf::reduce(op, &[leaf.clone(), leaf.clone()]) {
+                Err(Error::UnsupportedDType { dtype: found, .. }) => assert_eq!(found, dtype),
+                other => panic!("{other:?}"),
+            }
+            assert_eq!(host(Leaf::reduce(op, std::slice::from_ref(&leaf)).unwrap()), host(leaf.clone()));
+            assert!(matches!(leaf.sum_axes(&[0]), Err(Error::UnsupportedDType { .. })));
+            assert!(matches!(leaf.divide(2.0), Err(Error::UnsupportedDType { .. })));
+        }
+    }
+}
+
+#[test]
+fn op_4_a_mean_is_a_true_division_after_the_sum() {
+    for dtype in DType::ALL.into_iter().filter(|d| d.mean().is_some()) {
+        let leaves = [of(dtype, &[2], 1), of(dtype, &[2], 2)].map(Leaf::Host);
+        let mean = host(Leaf::reduce(ReduceOp::Mean, &leaves).unwrap());
+        assert_eq!(Some(mean.dtype()), dtype.mean());
+        assert_eq!(mean, HostTensor::vector(vec![1.5f64, 2.5]).cast(mean.dtype()).unwrap(), "{dtype}");
+        // One value comes back as it is.
+        let one = host(Leaf::reduce(ReduceOp::Mean, &leaves[..1]).unwrap());
+        assert_eq!(one.dtype(), dtype);
+    }
+}
+
+// OP-6: the sum comes first, so it may overflow, and integers wrap.
+#[test]
+fn op_6_a_mean_does_not_scale_first() {
+    let big = vector(vec![f16::from_f32(60000.0)]);
+    let mean = host(Leaf::reduce(ReduceOp::Mean, &[big.clone(), big]).unwrap());
+    assert_eq!(mean.item::<f16>().unwrap(), f16::INFINITY);
+    let most = vector(vec![i8::MAX, i8::MIN]);
+    let sum = host(Leaf::reduce(ReduceOp::Sum, &[most.clone(), most]).unwrap());
+    assert_eq!(sum, HostTensor::vector(vec![-2i8, 0]));
+}
+
+#[test]
+fn the_16_bit_floats_are_rounded_after_each_addition() {
+    // 256 + 1 is 256 in bfloat16, whichever way the tie goes at 257.
+    let leaves: Vec<Leaf> = [256.0, 1.0, 1.0].map(|x| vector(vec![bf16::from_f32(x)])).into();
+    let sum = host(Leaf::reduce(ReduceOp::Sum, &leaves).unwrap());
+    assert_eq!(sum.item::<bf16>().unwrap().to_f32(), 256.0);
+    // Along an axis they are rounded once.
+    let sum = host(Leaf::concat(&leaves, 0).unwrap().sum_axes(&[0]).unwrap());
+    assert_eq!(sum.item::<bf16>().unwrap().to_f32(), 258.0);
+}
+
+#[test]
+fn rto_3_nothing_is_broadcast_and_the_replica_is_named() {
+    let wide = Leaf::Host(HostTensor::zeros(DType::F32, [3, 4]).unwrap());
+    let flat = Leaf::Host(HostTensor::zeros(DType::F32, [1, 4]).unwrap());
+    let text = Leaf::reduce(ReduceOp::Sum, &[wide.clone(), wide.clone(), flat]).unwrap_err().to_string();
+    assert_eq!(
+        text,
+        "replica 2 differs from replica 0: reduce: shapes differ: [3, 4] and [1, 4]; values are never broadcast"
+    );
+    let double = Leaf::Host(HostTensor::zeros(DType::F64, [3, 4]).unwrap());
+    let text = Leaf::reduce(ReduceOp::Mean, &[wide.clone(), double]).unwrap_err().to_string();
+    assert!(text.starts_with("replica 1 differs from replica 0: reduce: dtypes differ: float32 and float64"));
+    assert!(matches!(Leaf::reduce(ReduceOp::Sum, &[]), Err(Error::Empty { .. })));
+}
+
+#[test]
+fn red_5_an_empty_replica_counts_for_nothing() {
+    let leaves = [vector(vec![1.0f32, 2.0]), vector::<f32>(vec![])];
+    let sums = leaves.clone().map(|l| l.sum_axes(&[0]).unwrap());
+    let count: usize = leaves.iter().map(|l| l.dims()[0]).sum();
+    let mean = Leaf::reduce(ReduceOp::Sum, &sums).unwrap().divide(count as f64).unwrap();
+    assert_eq!(host(mean).item::<f32>().unwrap(), 1.5);
+    let none = vector::<f32>(vec![]).sum_axes(&[0]).unwrap().divide(0.0).unwrap();
+    assert!(host(none).item::<f32>().unwrap().is_nan());
+}
+
+#[test]
+fn red_6_axes_are_within_the_rank_and_given_once() {
+    let leaf = Leaf::Host(of(DType::I64, &[2, 3, 4], 0));
+    assert_eq!(host(leaf.sum_axes(&[2, 0]).unwrap()), HostTensor::vector(vec![60i64, 92, 124]));
+    assert_eq!(host(leaf.sum_axes(&[0, 2, 1]).unwrap()).item::<i64>().unwrap(), 276);
+    assert!(matches!(leaf.sum_axes(&[3]), Err(Error::Axis { axis: 3, rank: 3, .. })));
+    assert!(matches!(leaf.sum_axes(&[1, 1]), Err(Error::DuplicateAxis { axis: 1, .. })));
+    let text = Leaf::Host(HostTensor::scalar(1.0f32)).sum_axes(&[0]).unwrap_err().to_string();
+    assert!(text.contains("a scalar has no axis"), "{text}");
+}
+
+#[test]
+fn sparse_1_and_2_rows_are_concatenated_in_replica_order() {
+    let leaves =
+        [slices(vec![1.0, 2.0], vec![0, 1], Some(3)), slices(vec![3.0], vec![1], Some(3))].map(Leaf::Slices);
+    let Leaf::Slices(sum) = Leaf::reduce(ReduceOp::Sum, &leaves).unwrap() else { panic!("not slices") };
+    assert_eq!(sum, slices(vec![1.0, 2.0, 3.0], vec![0, 1, 1], Some(3)));
+    assert_eq!(sum.to_dense().unwrap(), HostTensor::new(vec![1.0f32, 5.0, 0.0], [3, 1]).unwrap());
+    let Leaf::Slices(mean) = Leaf::reduce(ReduceOp::Mean, &leaves).unwrap() else { panic!("not slices") };
+    assert_eq!(mean, slices(vec![0.5, 1.0, 1.5], vec![0, 1, 1], Some(3)));
+}
+
+#[test]
+fn sparse_3_beside_dense_leaves_slices_become_dense() {
+    let dense = Leaf::Host(HostTensor::new(vec![1.0f32; 6], [3, 2]).unwrap());
+    let sparse = Leaf::Slices(slices(vec![1.0, 2.0, 3.0, 4.0], vec![2, 2], None));
+    for leaves in [[dense.clone(), sparse.clone()], [sparse.clone(), dense.clone()]] {
+        let sum = host(Leaf::reduce(ReduceOp::Sum, &leaves).unwrap());
+        assert_eq!(sum, HostTensor::new(vec![1.0f32, 1.0, 1.0, 1.0, 5.0, 7.0], [3, 2]).unwrap());
+    }
+    let wrong = Leaf::Slices(slices(vec![1.0, 2.0], vec![5], None));
+    let text = Leaf::reduce(ReduceOp::Sum, &[dense, wrong]).unwrap_err().to_string();
+    assert_eq!(text, "replica 1 differs from replica 0: to_dense: index 5 is outside of [0, 3)");
+}
+
+#[test]
+fn sparse_4_slices_are_not_gathered() {
+    let leaf = Leaf::Slices(slices(vec![1.0], vec![0], Some(2)));
+    let text = Leaf::concat(&[leaf.clone(), leaf.clone()], 0).unwrap_err().to_string();
+    assert_eq!(text, "concat: expected a dense tensor, found indexed slices");
+    let dense = Leaf::Host(HostTensor::zeros(DType::F32, [2, 1]).unwrap());
+    let text = Leaf::concat(&[dense, leaf], 0).unwrap_err().to_string();
+    assert!(text.starts_with("replica 1 differs from replica 0: concat: expected a host tensor"), "{text}");
+}
+
+#[test]
+fn slices_that_do_not_fit_together_are_refused() {
+    let new = |values: &[usize], indices: HostTensor, whole: Option<Vec<usize>>| {
+        IndexedSlices::new(HostTensor::zeros(DType::F32, values).unwrap(), indices, whole)
+    };
+    let two = || HostTensor::vector(vec![0i32, 3]);
+    assert!(new(&[2, 5], two(), Some(vec![4, 5])).is_ok());
+    assert!(matches!(new(&[], two(), None), Err(Error::Axis { .. })));
+    assert!(matches!(new(&[3, 5], two(), None), Err(Error::ShapeMismatch { .. })));
+    assert!(matches!(new(&[2, 5], two(), Some(vec![4, 6])), Err(Error::ShapeMismatch { .. })));
+    assert!(matches!(new(&[2, 5], two(), Some(vec![])), Err(Error::ShapeMismatch { .. })));
+    assert!(matches!(new(&[2, 5], two(), Some(vec![3, 5])), Err(Error::Index { index: 3, len: 3, .. })));
+    let negative = HostTensor::vector(vec![-1i64, 0]);
+    assert!(matches!(new(&[2, 5], negative, None), Err(Error::Index { index: -1, .. })));
+    let floats = HostTensor::vector(vec![0.0f32, 1.0]);
+    assert!(matches!(new(&[2, 5], floats, None), Err(Error::DTypeMismatch { found: DType::F32, .. })));
+    assert!(matches!(new(&[2, 5], two(), None).unwrap().to_dense(), Err(Error::NoDenseShape { .. })));
+    let huge = new(&[0, 5], HostTensor::vector(Vec::<i64>::new()), Some(vec![usize::MAX, 5])).unwrap();
+    assert!(matches!(huge.to_dense(), Err(Error::TooLarge { .. })));
+    let empty = new(&[0, 0], HostTensor::vector(Vec::<i64>::new()), Some(vec![4, 0])).unwrap();
+    assert_eq!(empty.to_dense().unwrap().dims(), [4, 0]);
+}
+
+#[test]
+fn ga_1_to_5_gather() {
+    let leaf = |shape: &[usize]| Leaf::Host(of(DType::I32, shape, 0));
+    assert_eq!(Leaf::concat(&[leaf(&[1, 2, 3]), leaf(&[1, 3, 3])], 1).unwrap().dims(), [1, 5, 3]); // GA-1
+    let text = Leaf::concat(&[leaf(&[1, 2, 3]), leaf(&[1, 3, 3])], 0).unwrap_err().to_string(); // GA-2
+    assert!(text.starts_with("replica 1 differs from replica 0: concat: shapes differ"), "{text}");
+    assert!(matches!(Leaf::concat(&[leaf(&[1]), leaf(&[1, 2])], 0), Err(Error::Differs { index: 1, .. })));
+    assert!(matches!(Leaf::concat(&[leaf(&[]), leaf(&[])], 0), Err(Error::Axis { rank: 0, .. }))); // GA-3
+    assert!(matches!(Leaf::concat(&[leaf(&[2])], 1), Err(Error::Axis { axis: 1, .. }))); // GA-4
+    assert_eq!(Leaf::concat(&[leaf(&[0, 2]), leaf(&[1, 2])], 0).unwrap().dims(), [1, 2]); // GA-5
+}
+
+#[test]
+fn rows_and_ranges_outside_are_refused() {
+    let leaf = Leaf::Host(of(DType::F32, &[3, 2], 0));
+    assert!(matches!(leaf.row(3), Err(Error::Index { index: 3, len: 3, .. })));
+    assert!(matches!(leaf.take_rows(&[0, 7]), Err(Error::Index { index: 7, .. })));
+    assert!(matches!(leaf.narrow(1, 1, 2), Err(Error::Index { index: 2, len: 2, .. })));
+    assert!(matches!(leaf.narrow(0, usize::MAX, 2), Err(Error::Index { .. })));
+    assert!(matches!(leaf.narrow(2, 0, 0), Err(Error::Axis { axis: 2, .. })));
+    assert_eq!(leaf.narrow(0, 3, 0).unwrap().dims(), [0, 2]);
+    assert_eq!(leaf.take_rows(&[]).unwrap().dims(), [0, 2]);
+    assert!(matches!(Leaf::Host(HostTensor::scalar(1u8)).row(0), Err(Error::Axis { .. })));
+}
+
+#[test]
+fn leaves_describe_themselves() {
+    assert_eq!(Leaf::Host(of(DType::F32, &[2, 3], 0)).describe(), "float32[2, 3]");
+    let sparse = Leaf::Slices(slices(vec![1.0, 2.0], vec![0, 1], Some(3)));
+    assert_eq!(sparse.describe(), "IndexedSlices(float32[2, 1] of [3, 1])");
+    assert_eq!(
+        sparse.to_string(),
+        "IndexedSlices(values=<Tensor: shape=(2, 1), dtype=float32, data=\n[[1.0],\n [2.0]]>, \
+         indices=<Tensor: shape=(2,), dtype=int64, data=[0, 1]>, dense_shape=(3, 1))"
+    );
+}
+
+#[test]
+fn host_tensors_convert() {
+    let t = HostTensor::new(vec![1i64, 2, 3, 4], [2, 2]).unwrap();
+    assert_eq!(t.to_vec::<i64>().unwrap(), [1, 2, 3, 4]);
+    assert!(matches!(t.to_vec::<i32>(), Err(Error::DTypeMismatch { found: DType::I64, .. })));
+    assert_eq!(t.reshape([4]).unwrap().into_vec::<i64>().unwrap(), [1, 2, 3, 4]);
+    assert!(matches!(t.reshape([3]), Err(Error::ElementCount { elements: 4, .. })));
+    assert!(t.item::<i64>().is_err());
+    assert_eq!((t.len(), t.rank(), t.is_empty()), (4, 2, false));
+    assert!(matches!(HostTensor::zeros(DType::F64, [usize::MAX, 2]), Err(Error::TooLarge { .. })));
+    // Changing a clone copies first.
+    let mut changed = t.clone();
+    changed.as_mut_slice::<i64>().unwrap()[0] = 7;
+    assert_eq!(t.as_slice::<i64>().unwrap()[0], 1);
+    assert!(changed.as_mut_slice::<u8>().is_none());
+    assert_ne!(t, changed);
+    assert_ne!(t, t.cast(DType::I32).unwrap());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    #[test]
+    fn narrow_undoes_concat_for_every_dtype(
+        shape in prop::collection::vec(1usize..4, 1..4),
+        sizes in prop::collection::vec(0usize..4, 1..4),
+        axis: prop::sample::Index,
+    ) {
+        let axis = axis.index(shape.len());
+        for dtype in DType::ALL {
+            let pieces: Vec<Leaf> = sizes.iter().enumerate().map(|(i, size)| {
+                let mut shape = shape.clone();
+                shape[axis] = *size;
+                Leaf::Host(of(dtype, &shape, 31 * i))
+            }).collect();
+            let whole = Leaf::concat(&pieces, axis)?;
+            let mut start = 0;
+            for (piece, size) in pieces.into_iter().zip(&sizes) {
+                prop_assert_eq!(host(whole.narrow(axis, start, *size)?), host(piece));
+                start += size;
+            }
+        }
+    }
+
+    #[test]
+    fn row_undoes_stack_for_every_dtype(shape in prop::collection::vec(0usize..4, 0..3), n in 1usize..4) {
+        for dtype in DType::ALL {
+            let elements: Vec<Leaf> = (0..n).map(|i| Leaf::Host(of(dtype, &shape, 17 * i))).collect();
+            let batch = Leaf::stack(&elements)?;
+            let turned: Vec<usize> = (0..n).rev().collect();
+            let reversed = batch.take_rows(&turned)?;
+            for (i, element) in elements.into_iter().enumerate() {
+                prop_assert_eq!(host(reversed.row(n - 1 - i)?), host(batch.row(i)?));
+                prop_assert_eq!(host(batch.row(i)?), host(element));
+            }
+        }
+    }
+
+    // The leaf's sum is the tree of pairs over the list, for every dtype that has one.
+    #[test]
+    fn a_sum_of_three_is_first_the_pair_then_the_third(x in any::<[u8; 3]>()) {
+        for dtype in DType::ALL.into_iter().filter(|d| d.mean().is_some()) {
+            let leaf = |x: u8| Leaf::Host(HostTensor::scalar(x).cast(dtype).unwrap());
+            let sum = |leaves: &[Leaf]| Leaf::reduce(ReduceOp::Sum, leaves).unwrap();
+            let all = sum(&[leaf(x[0]), leaf(x[1]), leaf(x[2])]);
+            let pair = sum(&[sum(&[leaf(x[0]), leaf(x[1])]), leaf(x[2])]);
+            with_buffer!(host(all).buffer(), got => {
+                prop_assert_eq!(format!("{got:?}"), with_buffer!(host(pair).buffer(), want => format!("{want:?}")));
+            });
+        }
+    }
+}
