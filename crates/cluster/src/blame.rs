@@ -104,7 +104,11 @@ impl Blame {
         let (who, standing) = (*gone.first()?, &standings[*gone.first()?]);
         let failed = gone.iter().any(|r| matches!(standings[*r].presence, Presence::Failed));
         let (fault, did) = if failed { (Fault::Failed, "failed") } else { (Fault::Returned, "returned") };
-        let who = gone.iter().copied().find(|r| failed == matches!(standings[*r].presence, Presence::Failed)).unwrap_or(who);
+        let who = gone
+            .iter()
+            .copied()
+            .find(|r| failed == matches!(standings[*r].presence, Presence::Failed))
+            .unwrap_or(who);
         let history = if who == gone[0] { standing.history() } else { standings[who].history() };
         Some(Self {
             fault,
@@ -144,7 +148,9 @@ impl Blame {
 impl Blame {
     /// Members made equal calls with values of different Rust types.
     pub fn other_types(step: u64, call: &Fingerprint) -> Self {
-        let text = format!("step {step}: replicas called {call} with values of different types; give all the same type");
+        let text = format!(
+            "step {step}: replicas called {call} with values of different types; give all the same type"
+        );
         Self { fault: Fault::Mismatch, step, culprits: Vec::new(), text }
     }
 
@@ -213,7 +219,14 @@ mod tests {
         let blame = Blame::judge(5, &[a.clone(), a, b]).unwrap();
         assert_eq!((blame.fault, blame.culprits.as_slice()), (Fault::Mismatch, &[2][..]));
         let text = blame.to_string();
-        for part in ["step 5", "call 1", "replica 0 called all_reduce (SUM float32[2])", "replica 2 called", "[3]", "blame.rs"] {
+        for part in [
+            "step 5",
+            "call 1",
+            "replica 0 called all_reduce (SUM float32[2])",
+            "replica 2 called",
+            "[3]",
+            "blame.rs",
+        ] {
             assert!(text.contains(part), "{text}");
         }
     }
@@ -225,7 +238,10 @@ mod tests {
         assert_eq!((blame.fault, blame.culprits.as_slice()), (Fault::Returned, &[1][..]));
         let text = blame.to_string();
         assert!(text.contains("replicas 0 and 2 wait in merge_call"), "{text}");
-        assert!(text.contains("replica 1 returned without making this call (its last call was barrier"), "{text}");
+        assert!(
+            text.contains("replica 1 returned without making this call (its last call was barrier"),
+            "{text}"
+        );
     }
 
     #[test]
@@ -242,7 +258,9 @@ mod tests {
         let blame = Blame::late(3, &[Standing::running(), a], Duration::from_secs(60));
         assert_eq!(blame.culprits, [0]);
         let text = blame.to_string();
-        for part in ["replica 1 waited 60s in all_reduce", "replica 0 has not come", "made no call", "timeout"] {
+        for part in
+            ["replica 1 waited 60s in all_reduce", "replica 0 has not come", "made no call", "timeout"]
+        {
             assert!(text.contains(part), "{text}");
         }
     }

@@ -28,7 +28,11 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Waits for a change, until the deadline at most. It may wake without one.
-pub(crate) fn wait<'a, T>(changed: &Condvar, guard: MutexGuard<'a, T>, deadline: &Deadline) -> MutexGuard<'a, T> {
+pub(crate) fn wait<'a, T>(
+    changed: &Condvar,
+    guard: MutexGuard<'a, T>,
+    deadline: &Deadline,
+) -> MutexGuard<'a, T> {
     // A wait of centuries overflows the clock of some systems.
     let longest = std::time::Duration::from_secs(3600);
     changed.wait_timeout(guard, deadline.remaining().min(longest)).unwrap_or_else(PoisonError::into_inner).0

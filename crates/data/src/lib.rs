@@ -22,7 +22,6 @@
 //! |---|---|
 //! | [`dataset`] | [`Dataset`]: sources, transformations, iteration |
 //! | [`csv`] | [`Csv`]: rows of CSV files as elements |
-//! | [`batchable`] | [`Batchable`]: which type a batch of elements has |
 //! | [`cardinality`] | [`Cardinality`]: how many elements there are |
 //! | [`plan`] | who gets which rows, as functions of numbers: [`SplitRule`] and TensorFlow's sizes |
 //! | [`mod@split`] | cutting a batch into the pieces of replicas |
@@ -36,7 +35,6 @@
 
 #![forbid(unsafe_code)]
 
-pub mod batchable;
 pub mod cardinality;
 pub mod csv;
 pub mod dataset;
@@ -53,7 +51,6 @@ mod stage;
 #[cfg(test)]
 mod testing;
 
-pub use batchable::Batchable;
 pub use cardinality::Cardinality;
 pub use csv::Csv;
 pub use dataset::{Dataset, Iter};

@@ -1,7 +1,8 @@
 //! Helpers for tests.
 
-use crate::{Batchable, Dataset};
+use crate::Dataset;
 use distribute_tensor::HostTensor;
+use distribute_tensor::Nest;
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ pub(crate) fn values(data: &Dataset<i64>) -> Vec<i64> {
 }
 
 /// The elements of a dataset of batches of numbers.
-pub(crate) fn ids<T: Batchable>(data: &Dataset<T>) -> Vec<Vec<i64>> {
+pub(crate) fn ids<T: Nest>(data: &Dataset<T>) -> Vec<Vec<i64>> {
     data.typed::<HostTensor>()
         .iter()
         .map(|batch| batch.unwrap().as_slice::<i64>().unwrap().to_vec())

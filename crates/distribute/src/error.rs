@@ -79,7 +79,9 @@ pub enum Error {
         advice: &'static str,
     },
     /// Two strategies were used inside of each other.
-    #[error("{operation}: mixing different strategies: {current} is current, but {other} was used; leave its scope first, or use the current one")]
+    #[error(
+        "{operation}: mixing different strategies: {current} is current, but {other} was used; leave its scope first, or use the current one"
+    )]
     MixedStrategies {
         /// What was called.
         operation: &'static str,
@@ -89,7 +91,9 @@ pub enum Error {
         other: String,
     },
     /// A replica context was used after its `run`, or on another replica's thread.
-    #[error("{operation}: this replica context belongs to another run or thread (replica {replica}, step {step}); use the one given to the closure")]
+    #[error(
+        "{operation}: this replica context belongs to another run or thread (replica {replica}, step {step}); use the one given to the closure"
+    )]
     StaleContext {
         /// What was called.
         operation: &'static str,
@@ -144,6 +148,9 @@ pub enum Error {
         #[source]
         source: std::io::Error,
     },
+    /// The one error of a step that all replicas made together: each of them gets it.
+    #[error("{0}")]
+    Shared(Arc<Error>),
     /// An error of the user's own.
     #[error(transparent)]
     Other(Box<dyn std::error::Error + Send + Sync>),
@@ -159,6 +166,7 @@ impl Error {
     pub fn root_cause(&self) -> &Error {
         match self {
             Error::Replica { source, .. } | Error::EmptyPiece { source, .. } => source.root_cause(),
+            Error::Shared(source) => source.root_cause(),
             other => other,
         }
     }

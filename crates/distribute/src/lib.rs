@@ -11,7 +11,9 @@ pub mod strategy;
 pub mod values;
 mod variables;
 
-pub use context::{ReplicaContext, get_replica_context, get_strategy, has_strategy, in_cross_replica_context};
+pub use context::{
+    ReplicaContext, get_replica_context, get_strategy, has_strategy, in_cross_replica_context,
+};
 pub use distribute_cluster as cluster;
 pub use distribute_data as data;
 pub use distribute_macros::{Nest, main};
@@ -31,7 +33,8 @@ pub use variables::Variables;
 /// What most programs use.
 pub mod prelude {
     pub use crate::{
-        Adam, AdamW, Distributed, HostTensor, IndexedSlices, Mirrored, MirroredStrategy, Nest, OneDeviceStrategy,
-        Optimizer, PerReplica, ReduceOp, ReplicaContext, Replicated, Sgd, Strategy, Variables,
+        Adam, AdamW, Distributed, HostTensor, IndexedSlices, Mirrored, MirroredStrategy, Nest,
+        OneDeviceStrategy, Optimizer, PerReplica, ReduceOp, ReplicaContext, Replicated, Sgd, Strategy,
+        Variables,
     };
 }

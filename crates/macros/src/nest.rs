@@ -36,6 +36,8 @@ pub fn expand(input: DeriveInput) -> Result<TokenStream> {
     Ok(quote! {
         #[automatically_derived]
         impl #impl_generics #tensor::Nest for #name #type_generics #where_clause {
+            type Batch = Self;
+
             fn into_tree(self) -> #tensor::Tree<#tensor::Leaf> {
                 #into_tree
             }

@@ -12,6 +12,8 @@ use candle_core::{DType as CandleDType, Device, Storage, Tensor, WithDType};
 use std::collections::BTreeMap;
 
 impl Nest for Tensor {
+    type Batch = Self;
+
     fn into_tree(self) -> Tree<Leaf> {
         Tree::Leaf(Leaf::Candle(self))
     }

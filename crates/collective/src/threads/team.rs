@@ -158,7 +158,11 @@ impl Member {
     ///
     /// # Errors
     /// As [`Meeting::meet`]; and where members offer values of different types.
-    pub fn exchange<T: Send + Sync + 'static>(&self, call: Fingerprint, offer: T) -> Result<Vec<Arc<T>>, Arc<Blame>> {
+    pub fn exchange<T: Send + Sync + 'static>(
+        &self,
+        call: Fingerprint,
+        offer: T,
+    ) -> Result<Vec<Arc<T>>, Arc<Blame>> {
         let offers = self.team.meeting.meet(self.rank, call.clone(), Arc::new(offer), self.timeout)?;
         let typed: Option<Vec<_>> = offers.iter().map(|offer| offer.clone().downcast().ok()).collect();
         typed.ok_or_else(|| self.other_types(&call))
@@ -176,7 +180,8 @@ impl Member {
         lead: impl FnOnce(Vec<Arc<T>>) -> R,
     ) -> Result<Arc<R>, Arc<Blame>> {
         let offers = self.exchange(call.clone(), offer)?;
-        let outcome = Fingerprint { detail: format!("{}: its outcome on replica 0", call.detail).into(), ..call };
+        let outcome =
+            Fingerprint { detail: format!("{}: its outcome on replica 0", call.detail).into(), ..call };
         let made: Offer = match self.rank {
             0 => Arc::new(lead(offers)),
             _ => Arc::new(()),

@@ -11,7 +11,7 @@ pub use sources::Numbers;
 
 use crate::pipeline::{Batching, Pipeline};
 use crate::run::Assembly;
-use crate::{Batchable, Cardinality, Error, Result};
+use crate::{Cardinality, Error, Result};
 use distribute_tensor::Nest;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -119,7 +119,7 @@ impl<T: Nest> Dataset<T> {
     }
 }
 
-impl<T: Batchable> Dataset<T> {
+impl<T: Nest> Dataset<T> {
     /// Runs one pass (which counts) and returns all elements as one batch: every leaf of shape `[…]` becomes one of
     /// shape `[n, …]`. Of a dataset of rows, that is the whole as tensors.
     ///

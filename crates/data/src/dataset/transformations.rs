@@ -3,7 +3,7 @@
 use super::Dataset;
 use crate::guard::guarded;
 use crate::pipeline::Pipeline;
-use crate::{Batchable, Cause, Error, Result};
+use crate::{Cause, Error, Result};
 use distribute_tensor::{Leaf, Nest, Tree};
 use std::sync::Arc;
 
@@ -114,7 +114,7 @@ impl<T: Nest> Dataset<T> {
     }
 }
 
-impl<T: Batchable> Dataset<T> {
+impl<T: Nest> Dataset<T> {
     /// Puts `size` elements after each other together along a new axis 0: leaves of shape `[…]` become leaves of
     /// shape `[size, …]`. The last batch has the elements that are left, at least one.
     ///

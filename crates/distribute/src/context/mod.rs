@@ -5,8 +5,8 @@
 
 mod replica;
 
-pub use replica::ReplicaContext;
 pub(crate) use replica::RAISED;
+pub use replica::ReplicaContext;
 
 use crate::error::ContextKind;
 use crate::{Error, Result, Strategy};

@@ -147,8 +147,10 @@ impl ReplicaContext {
         let detail = describe(&structure, &leaves, |leaf| describe_without(leaf, axis));
         let call_made = Fingerprint::new(Operation::AllGather, format!("axis {axis} of {detail}"), at);
         let inputs = leaves.clone();
-        let (gathered, offsets) = all_gather(member, call_made, axis, leaves).map_err(failure("all_gather"))?;
-        let sizes: Vec<usize> = inputs.iter().map(|leaf| leaf.dims().get(axis).copied().unwrap_or(0)).collect();
+        let (gathered, offsets) =
+            all_gather(member, call_made, axis, leaves).map_err(failure("all_gather"))?;
+        let sizes: Vec<usize> =
+            inputs.iter().map(|leaf| leaf.dims().get(axis).copied().unwrap_or(0)).collect();
         let gradient = move |leaf: usize, upstream: &candle_core::Tensor, context: &ReplicaContext| {
             let detail = format!("SUM, the gradient of all_gather call {} leaf {leaf}", call + 1);
             let sum = context.all_reduce_gradient(detail, ReduceOp::Sum, upstream, at)?;
@@ -203,16 +205,17 @@ impl ReplicaContext {
 
         let call = Fingerprint::new(Operation::MergeCall, std::any::type_name::<T>(), at);
         let failed = Mutex::new(None);
-        let parts = member.merge(call.clone(), Mutex::new(Some(value)), |offers: Vec<Arc<Mutex<Option<T>>>>| {
-            let values = offers.iter().filter_map(|offer| lock(offer).take()).collect();
-            match merge(values) {
-                Ok(parts) => parts.into_iter().map(|part| Mutex::new(Some(part))).collect::<Vec<_>>(),
-                Err(error) => {
-                    *lock(&failed) = Some(error);
-                    Vec::new()
+        let parts =
+            member.merge(call.clone(), Mutex::new(Some(value)), |offers: Vec<Arc<Mutex<Option<T>>>>| {
+                let values = offers.iter().filter_map(|offer| lock(offer).take()).collect();
+                match merge(values) {
+                    Ok(parts) => parts.into_iter().map(|part| Mutex::new(Some(part))).collect::<Vec<_>>(),
+                    Err(error) => {
+                        *lock(&failed) = Some(error);
+                        Vec::new()
+                    }
                 }
-            }
-        })?;
+            })?;
         if let Some(error) = lock(&failed).take() {
             return Err(error);
         }
@@ -230,7 +233,9 @@ impl ReplicaContext {
             super::Current::None => Err(Error::WrongContext {
                 operation,
                 required: ContextKind::Replica,
-                found: top(|mode| if mode.is_some() { ContextKind::CrossReplica } else { ContextKind::Default }),
+                found: top(
+                    |mode| if mode.is_some() { ContextKind::CrossReplica } else { ContextKind::Default },
+                ),
                 advice: "call it inside of the closure given to run, on the context given there",
             }),
             super::Current::Other(other) if other.strategy() == self.strategy() => Err(Error::StaleContext {
@@ -261,7 +266,10 @@ impl ReplicaContext {
             .map_err(failure("the gradient of a collective"))?;
         match reduced.pop() {
             Some(Leaf::Candle(tensor)) => Ok(tensor),
-            _ => Err(Error::invalid("the gradient of a collective", "a gradient was reduced to another kind of value")),
+            _ => Err(Error::invalid(
+                "the gradient of a collective",
+                "a gradient was reduced to another kind of value",
+            )),
         }
     }
 
@@ -269,7 +277,12 @@ impl ReplicaContext {
     fn attach(&self, inputs: Vec<Leaf>, outputs: Vec<Leaf>, gradient: Arc<Gradient>) -> Result<Vec<Leaf>> {
         let attach = |(index, (input, output)): (usize, (Leaf, Leaf))| match (&input, &output) {
             (Leaf::Candle(x), Leaf::Candle(y)) if x.track_op() => {
-                let op = WithGradient { context: self.clone(), leaf: index, output: y.clone(), gradient: gradient.clone() };
+                let op = WithGradient {
+                    context: self.clone(),
+                    leaf: index,
+                    output: y.clone(),
+                    gradient: gradient.clone(),
+                };
                 Ok(Leaf::Candle(x.apply_op1(op)?))
             }
             _ => Ok(output),
@@ -291,7 +304,8 @@ impl std::fmt::Debug for ReplicaContext {
     }
 }
 
-type Gradient = dyn Fn(usize, &candle_core::Tensor, &ReplicaContext) -> Result<candle_core::Tensor> + Send + Sync;
+type Gradient =
+    dyn Fn(usize, &candle_core::Tensor, &ReplicaContext) -> Result<candle_core::Tensor> + Send + Sync;
 
 /// An operation of candle whose result is known already, and whose gradient is a collective.
 struct WithGradient {

@@ -24,7 +24,11 @@ pub(super) struct Accumulated<'a> {
 impl<'a> Accumulated<'a> {
     pub(super) fn new(variables: &'a [(String, Var)]) -> Self {
         let gradients = vec![None; variables.len()];
-        Self { variables, batches: 0, sum: Contribution { examples: 0, loss: 0., dtype: DType::F32, gradients } }
+        Self {
+            variables,
+            batches: 0,
+            sum: Contribution { examples: 0, loss: 0., dtype: DType::F32, gradients },
+        }
     }
 
     /// Adds the gradients of a mean loss over `examples`. A loss over none is not looked at.

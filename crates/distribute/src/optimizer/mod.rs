@@ -89,10 +89,14 @@ impl<R: Rule> Optimizer<R> {
         rule.validate()?;
         let variables = variables.trainable();
         if variables.is_empty() {
-            return Err(Error::invalid("Optimizer::new", "the model has no variables to train; build it with replicate"));
+            return Err(Error::invalid(
+                "Optimizer::new",
+                "the model has no variables to train; build it with replicate",
+            ));
         }
         let layout = rule.slots();
-        let slots = variables.iter().map(|(name, v)| pass::Slots::new(name, v, &layout)).collect::<Result<_>>()?;
+        let slots =
+            variables.iter().map(|(name, v)| pass::Slots::new(name, v, &layout)).collect::<Result<_>>()?;
         let optimizer = Self {
             rule,
             id: IDS.fetch_add(1, Ordering::Relaxed),
@@ -112,8 +116,11 @@ impl<R: Rule> Optimizer<R> {
     /// [`Error::InvalidArgument`] unless `max_norm` is positive.
     #[doc(alias = "tf.clip_by_global_norm")]
     pub fn clip_global_norm(mut self, max_norm: f64) -> Result<Self> {
-        if !(max_norm > 0.) {
-            return Err(Error::invalid("clip_global_norm", format!("the norm must be positive, not {max_norm}")));
+        if max_norm.is_nan() || max_norm <= 0. {
+            return Err(Error::invalid(
+                "clip_global_norm",
+                format!("the norm must be positive, not {max_norm}"),
+            ));
         }
         self.clip = Some(max_norm);
         Ok(self)
@@ -197,22 +204,28 @@ impl<R: Rule> Optimizer<R> {
         self.apply(ctx, Accumulated::new(&self.variables).finish()?, at)
     }
 
-    fn apply(&self, ctx: &ReplicaContext, mine: Contribution, at: &'static Location<'static>) -> Result<Tensor> {
+    fn apply(
+        &self,
+        ctx: &ReplicaContext,
+        mine: Contribution,
+        at: &'static Location<'static>,
+    ) -> Result<Tensor> {
         ctx.require_current("minimize")?;
         let outcome = match ctx.member() {
-            None => Arc::new(self.update(&[Arc::new(mine)], &pass::Workers::alone())),
+            None => Arc::new(self.update(&[Arc::new(mine)], &pass::Workers::alone()).map_err(Arc::new)),
             Some(member) => {
-                let call = Fingerprint::new(Operation::Minimize, format!("{} {}", self.rule.name(), self.id), at);
+                let call =
+                    Fingerprint::new(Operation::Minimize, format!("{} {}", self.rule.name(), self.id), at);
                 member.cooperate(call, mine, |all, helpers| {
-                    let broadcast = |work: &(dyn Fn(usize) + Sync)| helpers.broadcast(work);
-                    self.update(&all, &pass::Workers { count: helpers.size(), broadcast: &broadcast })
+                    let broadcast = |work: &pass::Work<'_>| helpers.broadcast(work);
+                    let workers = pass::Workers { count: helpers.size(), broadcast: &broadcast };
+                    self.update(&all, &workers).map_err(Arc::new)
                 })?
             }
         };
         match &*outcome {
             Ok(mean) => Ok(Tensor::new(mean.value, &candle_core::Device::Cpu)?.to_dtype(mean.dtype)?),
-            // The one error is told on every replica: it is about the step, not about a replica.
-            Err(error) => Err(Error::invalid("minimize", error.to_string())),
+            Err(error) => Err(Error::Shared(error.clone())),
         }
     }
 
@@ -220,7 +233,10 @@ impl<R: Rule> Optimizer<R> {
     fn update(&self, all: &[Arc<Contribution>], workers: &pass::Workers<'_>) -> Result<MeanLoss> {
         let examples: usize = all.iter().map(|c| c.examples).sum();
         let Some(dtype) = all.iter().find(|c| c.examples > 0).map(|c| c.dtype) else {
-            return Err(Error::invalid("minimize", "no replica has an example; a global batch has at least one"));
+            return Err(Error::invalid(
+                "minimize",
+                "no replica has an example; a global batch has at least one",
+            ));
         };
         let weights: Vec<f64> = all.iter().map(|c| c.examples as f64 / examples as f64).collect();
         let value = all.iter().zip(&weights).filter(|(c, _)| c.examples > 0).map(|(c, w)| c.loss * w).sum();

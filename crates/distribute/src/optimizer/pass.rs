@@ -23,21 +23,29 @@ impl Slots {
     pub(super) fn new(name: &str, variable: &Var, layout: &[SlotSpec]) -> Result<Self> {
         let n = variable.elem_count();
         match (variable.dtype(), variable.device().is_cpu()) {
-            (DType::F32, true) => Ok(Slots::F32(layout.iter().map(|slot| vec![slot.initial as f32; n]).collect())),
+            (DType::F32, true) => {
+                Ok(Slots::F32(layout.iter().map(|slot| vec![slot.initial as f32; n]).collect()))
+            }
             (DType::F64, true) => Ok(Slots::F64(layout.iter().map(|slot| vec![slot.initial; n]).collect())),
             (dtype, _) => Err(Error::invalid(
                 "Optimizer::new",
-                format!("variable {name} is {dtype:?} on {:?}; optimizers train f32 and f64 on the CPU", variable.device().location()),
+                format!(
+                    "variable {name} is {dtype:?} on {:?}; optimizers train f32 and f64 on the CPU",
+                    variable.device().location()
+                ),
             )),
         }
     }
 }
 
+/// What is run on several threads at once, with the number of each.
+pub(super) type Work<'a> = dyn Fn(usize) + Sync + 'a;
+
 /// The threads that share the pass.
 pub(super) struct Workers<'a> {
     pub(super) count: usize,
     /// Runs a closure once on each.
-    pub(super) broadcast: &'a dyn Fn(&(dyn Fn(usize) + Sync)),
+    pub(super) broadcast: &'a dyn Fn(&Work<'_>),
 }
 
 impl Workers<'_> {
@@ -109,8 +117,12 @@ pub(super) fn run(
     let has_gradient = |v: usize| all.iter().any(|c| c.examples > 0 && c.gradients[v].is_some());
     let active: Vec<usize> = (0..variables.len()).filter(|v| has_gradient(*v)).collect();
     let tensors: Vec<&Var> = active.iter().map(|v| &variables[*v].1).collect();
-    let slots: Vec<&mut Slots> =
-        slots.iter_mut().enumerate().filter(|(v, _)| active.binary_search(v).is_ok()).map(|(_, s)| s).collect();
+    let slots: Vec<&mut Slots> = slots
+        .iter_mut()
+        .enumerate()
+        .filter(|(v, _)| active.binary_search(v).is_ok())
+        .map(|(_, s)| s)
+        .collect();
 
     // Read guards of all gradients, for as long as the pieces live.
     let contributes = |c: &&Arc<Contribution>| c.examples > 0;
@@ -118,7 +130,9 @@ pub(super) fn run(
         .iter()
         .map(|v| {
             let of_replica = all.iter().zip(weights).filter(|(c, _)| contributes(c));
-            of_replica.filter_map(|(c, w)| Some((*w, c.gradients[*v].as_ref()?.storage_and_layout()))).collect()
+            of_replica
+                .filter_map(|(c, w)| Some((*w, c.gradients[*v].as_ref()?.storage_and_layout())))
+                .collect()
         })
         .collect();
 
@@ -135,12 +149,16 @@ pub(super) fn run(
         let factor = match clip {
             None => 1.,
             Some(max_norm) => {
-                let squares = owners.each(workers, |pieces| Ok(pieces.iter_mut().flat_map(AnyPiece::reduce).collect::<Vec<_>>()))?;
+                let squares = owners.each(workers, |pieces| {
+                    Ok(pieces.iter_mut().flat_map(AnyPiece::reduce).collect::<Vec<_>>())
+                })?;
                 let norm = squares.into_iter().flatten().sum::<f64>().sqrt();
                 if norm > max_norm { max_norm / norm } else { 1. }
             }
         };
-        owners.each(workers, |pieces| pieces.iter_mut().try_for_each(|piece| piece.update(rule, step, factor)))?;
+        owners.each(workers, |pieces| {
+            pieces.iter_mut().try_for_each(|piece| piece.update(rule, step, factor))
+        })?;
         Ok(())
     })
 }
@@ -167,7 +185,10 @@ impl<'a> Owners<'a> {
     ) -> Result<()> {
         let weights: Arc<[F]> = gradients.iter().map(|(weight, _)| F::of(*weight)).collect();
         let mut slots: Vec<&'a mut [F]> = slots.iter_mut().map(Vec::as_mut_slice).collect();
-        let mut gradients = gradients.iter().map(|(_, (storage, layout))| elements(storage, layout)).collect::<Result<Vec<_>>>()?;
+        let mut gradients = gradients
+            .iter()
+            .map(|(_, (storage, layout))| elements(storage, layout))
+            .collect::<Result<Vec<_>>>()?;
         while !values.is_empty() {
             let owner = self.blocks_dealt / self.blocks_each;
             let room = (owner + 1) * self.blocks_each - self.blocks_dealt;
@@ -198,7 +219,8 @@ impl<'a> Owners<'a> {
                 *result = Some(work(pieces));
             }
         });
-        let results = cells.into_iter().map(|cell| cell.into_inner().unwrap_or_else(PoisonError::into_inner).1);
+        let results =
+            cells.into_iter().map(|cell| cell.into_inner().unwrap_or_else(PoisonError::into_inner).1);
         Ok(results.flatten().collect::<Result<Vec<T>, UpdateError>>()?)
     }
 }

@@ -66,7 +66,8 @@ impl FromStr for DeviceName {
         let mut rest = lower.trim_start_matches('/');
         for (key, local) in [("job:", "localhost"), ("replica:", "0"), ("task:", "0")] {
             if let Some(after) = rest.strip_prefix(key) {
-                let (value, after) = after.split_once('/').ok_or_else(|| wrong("no device is named".into()))?;
+                let (value, after) =
+                    after.split_once('/').ok_or_else(|| wrong("no device is named".into()))?;
                 if value != local {
                     return Err(wrong(format!(
                         "{key}{value} is not of this process; a strategy of one process takes local devices only"
@@ -82,7 +83,8 @@ impl FromStr for DeviceName {
             "gpu" | "cuda" => DeviceKind::Gpu,
             other => return Err(wrong(format!("unknown kind {other:?}; write cpu:0 or gpu:0"))),
         };
-        let index = index.parse().map_err(|_| wrong(format!("{index:?} is not a number; write cpu:0 or gpu:0")))?;
+        let index =
+            index.parse().map_err(|_| wrong(format!("{index:?} is not a number; write cpu:0 or gpu:0")))?;
         Ok(Self { kind, index })
     }
 }
@@ -111,7 +113,10 @@ mod tests {
             ("/job:localhost/replica:0/task:1/cpu:0", "task:1"),
         ] {
             let error = name.parse::<DeviceName>().unwrap_err();
-            assert!(matches!(error, Error::Device { .. }) && error.to_string().contains(why), "{name}: {error}");
+            assert!(
+                matches!(error, Error::Device { .. }) && error.to_string().contains(why),
+                "{name}: {error}"
+            );
         }
     }
 }

@@ -66,6 +66,9 @@ pub trait StrategyExtended: Debug + Send + Sync + 'static {
                 body(ReplicaContext::new(strategy.clone(), member.rank(), step, Some(member)))
             });
         })
-        .map_err(|source| crate::Error::Io { operation: format!("starting {replicas} replica threads"), source })
+        .map_err(|source| crate::Error::Io {
+            operation: format!("starting {replicas} replica threads"),
+            source,
+        })
     }
 }

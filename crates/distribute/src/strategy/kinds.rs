@@ -142,7 +142,10 @@ fn resolve<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<Vec<DeviceNam
         }
         device.to_candle().map_err(|error| Error::Device {
             name: name.into(),
-            reason: format!("this build cannot use it: {}", error.to_string().lines().next().unwrap_or_default()),
+            reason: format!(
+                "this build cannot use it: {}",
+                error.to_string().lines().next().unwrap_or_default()
+            ),
         })?;
         devices.push(device);
     }

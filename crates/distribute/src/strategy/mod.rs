@@ -69,7 +69,9 @@ impl Strategy {
     #[doc(alias = "tf.distribute.Strategy.scope")]
     pub fn scope<T>(&self, body: impl FnOnce() -> Result<T>) -> Result<T> {
         let _scope = match self.is_default() {
-            false => enter_cross_replica(self, "scope", "use get_replica_context()?.merge_call(..) to leave it")?,
+            false => {
+                enter_cross_replica(self, "scope", "use get_replica_context()?.merge_call(..) to leave it")?
+            }
             true => crate::context::enter_default(self)?,
         };
         body()
@@ -176,7 +178,13 @@ impl Eq for Strategy {}
 
 impl fmt::Display for Strategy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ({} replicas, at {:p})", self.extended().kind(), self.num_replicas_in_sync(), Arc::as_ptr(&self.0))
+        write!(
+            f,
+            "{} ({} replicas, at {:p})",
+            self.extended().kind(),
+            self.num_replicas_in_sync(),
+            Arc::as_ptr(&self.0)
+        )
     }
 }
 

@@ -75,7 +75,8 @@ impl Strategy {
             Components::Mirrored(value) | Components::Plain(value) => return Ok(value),
         };
         let trees = components.into_iter().map(Nest::into_tree).collect();
-        let gathered = Tree::zip(trees).and_then(|tree| tree.try_map(&mut |leaves| Leaf::concat(&leaves, axis)));
+        let gathered =
+            Tree::zip(trees).and_then(|tree| tree.try_map(&mut |leaves| Leaf::concat(&leaves, axis)));
         gathered.and_then(V::Nest::from_tree).map_err(Error::tensor("gather"))
     }
 
@@ -83,9 +84,10 @@ impl Strategy {
         let replicas = self.extended().local_replicas();
         match values.len() == replicas {
             true => Ok(values),
-            false => {
-                Err(Error::invalid(operation, format!("the value has {} parts for {replicas} replicas", values.len())))
-            }
+            false => Err(Error::invalid(
+                operation,
+                format!("the value has {} parts for {replicas} replicas", values.len()),
+            )),
         }
     }
 }

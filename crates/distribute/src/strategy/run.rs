@@ -45,14 +45,23 @@ impl Strategy {
         let advice = "use get_replica_context()?.merge_call(..) to leave it first";
         let _scope = self.enter("run", advice)?;
         let replicas = self.extended().local_replicas();
+        if replicas == 0 {
+            return Err(Error::invalid(
+                "run",
+                format!("{self} has no replica in this process; give it a worker device"),
+            ));
+        }
         let rows: Vec<_> = (0..replicas).map(|replica| args.rows(replica)).collect();
-        let cells: Vec<_> = args.split(replicas)?.into_iter().map(|arg| Mutex::new(Cell::Argument(arg))).collect();
+        let cells: Vec<_> =
+            args.split(replicas)?.into_iter().map(|arg| Mutex::new(Cell::Argument(arg))).collect();
         let step = self.next_step();
 
         self.extended().call_for_each_replica(self, step, &|context| {
             let local = context.replica_id_in_sync_group() - self.extended().first_replica_id();
             let cell = &cells[local];
-            let Cell::Argument(arg) = std::mem::replace(&mut *lock(cell), Cell::Running) else { return false };
+            let Cell::Argument(arg) = std::mem::replace(&mut *lock(cell), Cell::Running) else {
+                return false;
+            };
             let _replica = (!self.is_default()).then(|| enter(Mode::Replica(context.clone())));
             let result = catch_unwind(AssertUnwindSafe(|| body(&context, arg)))
                 .unwrap_or_else(|panic| Err(Error::Panicked { message: message(&*panic) }));

@@ -101,7 +101,10 @@ impl<D: Distributed> Distributed for Tree<D> {
     fn split(self, replicas: usize) -> Result<Vec<Tree<D::Local>>> {
         let (leaves, structure) = self.flatten();
         let parts = leaves.split(replicas)?;
-        parts.into_iter().map(|leaves| structure.fill(leaves).map_err(Error::tensor("giving each replica its part"))).collect()
+        parts
+            .into_iter()
+            .map(|leaves| structure.fill(leaves).map_err(Error::tensor("giving each replica its part")))
+            .collect()
     }
     fn rows(&self, replica: usize) -> Option<usize> {
         self.leaves().into_iter().find_map(|leaf| leaf.rows(replica))

@@ -182,8 +182,12 @@ mod tests {
 
     #[test]
     fn merge_t4_different_structures_are_named_by_path() {
-        let error = PerReplica::from_values(vec![(1i32, vec![2f32]), (3, vec![])]).regroup().unwrap_err().to_string();
-        assert!(error.contains("value[1]") && error.contains("a list of 1") && error.contains("a list of 0"), "{error}");
+        let error =
+            PerReplica::from_values(vec![(1i32, vec![2f32]), (3, vec![])]).regroup().unwrap_err().to_string();
+        assert!(
+            error.contains("value[1]") && error.contains("a list of 1") && error.contains("a list of 0"),
+            "{error}"
+        );
     }
 
     #[test]

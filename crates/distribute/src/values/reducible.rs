@@ -67,7 +67,20 @@ macro_rules! plain {
         }
     )*};
 }
-plain!(Tensor, HostTensor, IndexedSlices, distribute_tensor::Leaf, f32, f64, i32, i64, u32, u64, bool, String);
+plain!(
+    Tensor,
+    HostTensor,
+    IndexedSlices,
+    distribute_tensor::Leaf,
+    f32,
+    f64,
+    i32,
+    i64,
+    u32,
+    u64,
+    bool,
+    String
+);
 
 /// The axes that `reduce` sums over within each replica, besides the replicas. Negative ones count from the end.
 ///

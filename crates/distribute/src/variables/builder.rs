@@ -12,9 +12,11 @@ pub(super) struct OfReplica {
 
 impl SimpleBackend for OfReplica {
     fn get(&self, shape: Shape, name: &str, init: Init, dtype: DType, device: &Device) -> Result<Tensor> {
-        self.variables.get_or_create(self.replica, name, &shape, &init, dtype, device).map_err(|error| match error {
-            crate::Error::Candle(error) => error,
-            other => Error::msg(other),
+        self.variables.get_or_create(self.replica, name, &shape, &init, dtype, device).map_err(|error| {
+            match error {
+                crate::Error::Candle(error) => error,
+                other => Error::msg(other),
+            }
         })
     }
 

@@ -34,7 +34,10 @@ impl Variables {
         let names = self.names();
         let missing: Vec<_> = names.iter().filter(|name| !tensors.contains_key(*name)).collect();
         if !missing.is_empty() {
-            return Err(Error::invalid("load", format!("{} lacks the variables {missing:?}", path.display())));
+            return Err(Error::invalid(
+                "load",
+                format!("{} lacks the variables {missing:?}", path.display()),
+            ));
         }
         for name in &names {
             let (kind, value) = (self.find("load", name)?, &tensors[name]);

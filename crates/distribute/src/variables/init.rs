@@ -6,11 +6,20 @@ use candle_nn::Init;
 use candle_nn::init::NormalOrUniform;
 
 /// The values of an initializer for the variable `name`.
-pub(crate) fn values(init: &Init, seed: u64, name: &str, shape: &Shape, dtype: DType, device: &Device) -> Result<Tensor> {
+pub(crate) fn values(
+    init: &Init,
+    seed: u64,
+    name: &str,
+    shape: &Shape,
+    dtype: DType,
+    device: &Device,
+) -> Result<Tensor> {
     let draw = Draws::new(seed, name);
     let elements = shape.elem_count() as u64;
-    let uniform = |lo: f64, up: f64| (0..elements).map(|i| lo + (up - lo) * draw.uniform(i)).collect::<Vec<f64>>();
-    let normal = |mean: f64, stdev: f64| (0..elements).map(|i| mean + stdev * draw.normal(i)).collect::<Vec<f64>>();
+    let uniform =
+        |lo: f64, up: f64| (0..elements).map(|i| lo + (up - lo) * draw.uniform(i)).collect::<Vec<f64>>();
+    let normal =
+        |mean: f64, stdev: f64| (0..elements).map(|i| mean + stdev * draw.normal(i)).collect::<Vec<f64>>();
     let values = match init {
         Init::Const(value) => return Ok((Tensor::ones(shape, dtype, device)? * *value)?.to_dtype(dtype)?),
         Init::Uniform { lo, up } => uniform(*lo, *up),
@@ -24,7 +33,9 @@ pub(crate) fn values(init: &Init, seed: u64, name: &str, shape: &Shape, dtype: D
         }
     };
     if !dtype.is_float() {
-        let reason = format!("variable {name} of {dtype:?} cannot be drawn at random; give it a constant or a float dtype");
+        let reason = format!(
+            "variable {name} of {dtype:?} cannot be drawn at random; give it a constant or a float dtype"
+        );
         return Err(Error::InvalidArgument { operation: "replicate", reason });
     }
     Ok(Tensor::from_vec(values, shape, &Device::Cpu)?.to_dtype(dtype)?.to_device(device)?)

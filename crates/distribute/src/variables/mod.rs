@@ -122,7 +122,8 @@ impl Variables {
 
     /// Copies of all variables, by name.
     pub(crate) fn snapshot(&self) -> Result<BTreeMap<String, Tensor>> {
-        let kinds: Vec<_> = self.entries().iter().map(|(name, entry)| (name.clone(), entry.kind.clone())).collect();
+        let kinds: Vec<_> =
+            self.entries().iter().map(|(name, entry)| (name.clone(), entry.kind.clone())).collect();
         kinds.into_iter().map(|(name, kind)| Ok((name, kind.read()?.copy()?))).collect()
     }
 
@@ -130,7 +131,11 @@ impl Variables {
     pub(crate) fn require_same_names(&self, replica: usize) -> Result<()> {
         let entries = self.entries();
         let not_asked_by = |replica: usize| -> Vec<String> {
-            entries.iter().filter(|(_, e)| !e.asked.contains(&replica)).map(|(name, _)| name.clone()).collect()
+            entries
+                .iter()
+                .filter(|(_, e)| !e.asked.contains(&replica))
+                .map(|(name, _)| name.clone())
+                .collect()
         };
         let (missing, extra) = (not_asked_by(replica), not_asked_by(0));
         match missing.is_empty() && extra.is_empty() {
@@ -169,7 +174,10 @@ impl Variables {
         if variable.shape() != shape {
             return Err(Error::invalid(
                 "replicate",
-                format!("variable {name} was created with shape {:?} and is asked for with {shape:?}", variable.shape()),
+                format!(
+                    "variable {name} was created with shape {:?} and is asked for with {shape:?}",
+                    variable.shape()
+                ),
             ));
         }
         Ok(variable.as_tensor().clone())
@@ -198,11 +206,15 @@ impl Kind {
         match self {
             Kind::Mirrored(variable) => Ok(variable.as_detached_tensor()),
             Kind::OnRead(components) => {
-                let leaves: Vec<_> =
-                    components.iter().map(|c| distribute_tensor::Leaf::Candle(c.as_detached_tensor())).collect();
+                let leaves: Vec<_> = components
+                    .iter()
+                    .map(|c| distribute_tensor::Leaf::Candle(c.as_detached_tensor()))
+                    .collect();
                 match distribute_tensor::Leaf::reduce(distribute_tensor::ReduceOp::Mean, &leaves)? {
                     distribute_tensor::Leaf::Candle(mean) => Ok(mean),
-                    other => Err(Error::invalid("get", format!("a mean of variables became {}", other.kind()))),
+                    other => {
+                        Err(Error::invalid("get", format!("a mean of variables became {}", other.kind())))
+                    }
                 }
             }
         }
@@ -222,5 +234,8 @@ fn is_running_statistic(name: &str) -> bool {
 
 fn unknown(operation: &'static str, name: &str, entries: &BTreeMap<String, Entry>) -> Error {
     let names: Vec<_> = entries.keys().take(20).collect();
-    Error::invalid(operation, format!("no variable is named {name:?}; the {} there are: {names:?}", entries.len()))
+    Error::invalid(
+        operation,
+        format!("no variable is named {name:?}; the {} there are: {names:?}", entries.len()),
+    )
 }

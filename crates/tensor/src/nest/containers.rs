@@ -5,6 +5,8 @@ use crate::{Leaf, Nest, Result, Tree};
 use std::collections::{BTreeMap, HashMap};
 
 impl<T: Nest> Nest for Vec<T> {
+    type Batch = Vec<T::Batch>;
+
     fn into_tree(self) -> Tree<Leaf> {
         Tree::List(self.into_iter().map(Nest::into_tree).collect())
     }
@@ -20,6 +22,8 @@ impl<T: Nest> Nest for Vec<T> {
 }
 
 impl<T: Nest, const N: usize> Nest for [T; N] {
+    type Batch = [T::Batch; N];
+
     fn into_tree(self) -> Tree<Leaf> {
         Tree::List(self.into_iter().map(Nest::into_tree).collect())
     }
@@ -32,6 +36,8 @@ impl<T: Nest, const N: usize> Nest for [T; N] {
 }
 
 impl<T: Nest> Nest for Option<T> {
+    type Batch = Option<T::Batch>;
+
     fn into_tree(self) -> Tree<Leaf> {
         self.map_or(Tree::None, Nest::into_tree)
     }
@@ -44,6 +50,8 @@ impl<T: Nest> Nest for Option<T> {
 }
 
 impl<T: Nest> Nest for BTreeMap<String, T> {
+    type Batch = BTreeMap<String, T::Batch>;
+
     fn into_tree(self) -> Tree<Leaf> {
         Tree::Dict(self.into_iter().map(|(k, v)| (k, v.into_tree())).collect())
     }
@@ -62,6 +70,8 @@ impl<T: Nest> Nest for BTreeMap<String, T> {
 }
 
 impl<T: Nest> Nest for HashMap<String, T> {
+    type Batch = HashMap<String, T::Batch>;
+
     fn into_tree(self) -> Tree<Leaf> {
         Tree::Dict(self.into_iter().map(|(k, v)| (k, v.into_tree())).collect())
     }
@@ -73,6 +83,8 @@ impl<T: Nest> Nest for HashMap<String, T> {
 macro_rules! tuples {
     ($($n:literal: $($t:ident $v:ident),*;)*) => {$(
         impl<$($t: Nest),*> Nest for ($($t,)*) {
+            type Batch = ($($t::Batch,)*);
+
             fn into_tree(self) -> Tree<Leaf> {
                 let ($($v,)*) = self;
                 Tree::Tuple(vec![$($v.into_tree()),*])

@@ -18,6 +18,10 @@ use crate::{HostTensor, IndexedSlices, Leaf, Result, Tree};
 /// the common form, [`Tree<Leaf>`].
 #[doc(alias = "tf.nest")]
 pub trait Nest: Sized {
+    /// A batch of such values, which is what stacking them along a new axis 0 gives: of tensors a tensor of one rank
+    /// more; of numbers, which have no rank to add, a tensor of rank 1; of containers the same container of batches.
+    type Batch: Nest;
+
     /// The structure with its leaves taken out of the Rust types.
     fn into_tree(self) -> Tree<Leaf>;
 
@@ -26,6 +30,8 @@ pub trait Nest: Sized {
 }
 
 impl Nest for Tree<Leaf> {
+    type Batch = Self;
+
     fn into_tree(self) -> Tree<Leaf> {
         self
     }
@@ -35,6 +41,8 @@ impl Nest for Tree<Leaf> {
 }
 
 impl Nest for Leaf {
+    type Batch = Self;
+
     fn into_tree(self) -> Tree<Leaf> {
         Tree::Leaf(self)
     }
@@ -44,6 +52,8 @@ impl Nest for Leaf {
 }
 
 impl Nest for HostTensor {
+    type Batch = Self;
+
     fn into_tree(self) -> Tree<Leaf> {
         Tree::Leaf(Leaf::Host(self))
     }
@@ -56,6 +66,8 @@ impl Nest for HostTensor {
 }
 
 impl Nest for IndexedSlices {
+    type Batch = Self;
+
     fn into_tree(self) -> Tree<Leaf> {
         Tree::Leaf(Leaf::Slices(self))
     }

@@ -24,6 +24,8 @@ fn scalar<T: Element>(tree: Tree<Leaf>) -> Result<T> {
 macro_rules! numbers {
     ($($t:ty),*) => {$(
         impl Nest for $t {
+            type Batch = HostTensor;
+
             fn into_tree(self) -> Tree<Leaf> {
                 Tree::Leaf(Leaf::Host(HostTensor::scalar(self)))
             }
@@ -36,6 +38,8 @@ macro_rules! numbers {
 numbers!(f32, f64, i8, u8, i16, u16, i32, u32, i64, u64, bool);
 
 impl Nest for usize {
+    type Batch = HostTensor;
+
     fn into_tree(self) -> Tree<Leaf> {
         (self as u64).into_tree()
     }
@@ -45,6 +49,8 @@ impl Nest for usize {
 }
 
 impl Nest for String {
+    type Batch = HostTensor;
+
     fn into_tree(self) -> Tree<Leaf> {
         Tree::Leaf(Leaf::Host(HostTensor::scalar(self.into_bytes())))
     }
