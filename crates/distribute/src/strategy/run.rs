@@ -62,6 +62,7 @@ impl Strategy {
             let Cell::Argument(arg) = std::mem::replace(&mut *lock(cell), Cell::Running) else {
                 return false;
             };
+            RAISED.set(None);
             let _replica = (!self.is_default()).then(|| enter(Mode::Replica(context.clone())));
             let result = catch_unwind(AssertUnwindSafe(|| body(&context, arg)))
                 .unwrap_or_else(|panic| Err(Error::Panicked { message: message(&*panic) }));
@@ -105,10 +106,13 @@ fn collect<A, R>(strategy: &Strategy, step: u64, cells: Vec<Mutex<Cell<A, R>>>) 
 
 /// Says more about a closure's error than candle can.
 fn explain(error: Error, rows: Option<usize>, context: &ReplicaContext) -> Error {
-    let raised = RAISED.take();
+    if let (Error::Candle(candle), Some(raised)) = (&error, RAISED.take()) {
+        // A collective failed inside of candle's backward: candle has passed on its text, this is the error itself.
+        if candle.to_string().contains(&raised.to_string()) {
+            return raised;
+        }
+    }
     match error {
-        // A collective inside of candle's backward: candle has passed on the text, this is the error.
-        Error::Candle(_) if raised.is_some() => raised.unwrap_or(error),
         Error::Candle(_) if rows == Some(0) => {
             Error::EmptyPiece { replica: context.replica_id_in_sync_group(), source: Box::new(error) }
         }
