@@ -16,6 +16,8 @@ type Outcome = Result<Arc<Vec<Offer>>, Arc<Blame>>;
 ///
 /// A failed round costs only itself: the next one starts clean. Only a missed deadline ends the session, because the
 /// late member would meet the others' next call instead of the one they gave up.
+///
+/// Nothing that a member offers is dropped under the lock: that would run code of others.
 pub struct Meeting {
     state: Mutex<State>,
     changed: Condvar,
@@ -28,7 +30,10 @@ struct State {
     standings: Vec<Standing>,
     offers: Vec<Option<Offer>>,
     round: u64,
+    /// How the last round ended, until all who waited in it know.
     outcome: Option<Outcome>,
+    unread: usize,
+    /// Ends the session: the error of the round whose deadline passed.
     missed: Option<Arc<Blame>>,
 }
 
@@ -41,6 +46,7 @@ impl Meeting {
             offers: vec![None; size],
             round: 0,
             outcome: None,
+            unread: 0,
             missed: None,
         };
         Self { state: Mutex::new(state), changed: Condvar::new(), round: AtomicU64::new(0) }
@@ -53,6 +59,7 @@ impl Meeting {
         state.standings.fill(Standing::running());
         state.offers.fill(None);
         state.outcome = None;
+        state.unread = 0;
         state.missed = None;
     }
 
@@ -68,6 +75,8 @@ impl Meeting {
         timeout: Duration,
     ) -> Result<Arc<Vec<Offer>>, Arc<Blame>> {
         let deadline = Deadline::after(timeout);
+        // Declared before the guard, so dropped after it.
+        let mut _unused = Vec::new();
         let mut state = lock(&self.state);
         if let Some(blame) = &state.missed {
             return Err(blame.clone());
@@ -76,7 +85,7 @@ impl Meeting {
         state.standings[rank].presence = Presence::Waiting(call);
         state.offers[rank] = Some(offer);
         let round = state.round;
-        self.settle(&mut state);
+        _unused = self.settle(&mut state);
         while state.round == round {
             drop(state);
             linger(|| self.round.load(Ordering::Acquire) != round);
@@ -85,25 +94,30 @@ impl Meeting {
                 state = wait(&self.changed, state, &deadline);
             }
             if state.round == round && deadline.has_passed() {
-                let blame = Arc::new(Blame::late(state.step, &state.standings, timeout));
+                // A fault that is certain already comes before the guess that somebody is stuck.
+                let certain = Blame::judge(state.step, &state.standings);
+                let blame = certain.unwrap_or_else(|| Blame::late(state.step, &state.standings, timeout));
+                let blame = Arc::new(blame);
                 tracing::error!(step = state.step, culprits = ?blame.culprits, "{blame}");
                 state.missed = Some(blame.clone());
-                self.end(&mut state, Err(blame));
+                _unused = self.end(&mut state, Err(blame));
             }
         }
         // Nobody can have ended another round meanwhile: it would have needed this member.
-        match &state.outcome {
-            Some(outcome) => outcome.clone(),
-            None => unreachable_round(),
-        }
+        state.unread = state.unread.saturating_sub(1);
+        // The last to know takes it: offers don't outlive the round.
+        let outcome = if state.unread == 0 { state.outcome.take() } else { state.outcome.clone() };
+        drop(state);
+        outcome.unwrap_or_else(unreachable_round)
     }
 
     /// A member's closure is over: whoever waits for it, or comes to wait for it, is told.
     pub fn leave(&self, rank: usize, failed: bool) {
+        let _unused;
         let mut state = lock(&self.state);
         state.standings[rank].presence = if failed { Presence::Failed } else { Presence::Returned };
-        state.offers[rank] = None;
-        self.settle(&mut state);
+        _unused = (state.offers[rank].take(), self.settle(&mut state));
+        drop(state);
     }
 
     /// Where everybody stands, for the log.
@@ -111,21 +125,22 @@ impl Meeting {
         lock(&self.state).standings.clone()
     }
 
-    /// Ends the round if every member waits or is gone.
-    fn settle(&self, state: &mut State) {
+    /// Ends the round if every member waits or is gone. Gives what has to be dropped without the lock.
+    fn settle(&self, state: &mut State) -> Vec<Option<Offer>> {
         let all_settled = state.standings.iter().all(Standing::is_settled);
         let all_gone = state.standings.iter().all(Standing::is_gone);
         if !all_settled || all_gone {
-            return;
+            return Vec::new();
         }
         let outcome = match Blame::judge(state.step, &state.standings) {
             Some(blame) => Err(Arc::new(blame)),
             None => Ok(Arc::new(state.offers.iter_mut().filter_map(Option::take).collect())),
         };
-        self.end(state, outcome);
+        self.end(state, outcome)
     }
 
-    fn end(&self, state: &mut State, outcome: Outcome) {
+    fn end(&self, state: &mut State, outcome: Outcome) -> Vec<Option<Offer>> {
+        state.unread = 0;
         for standing in &mut state.standings {
             if let Presence::Waiting(call) = &standing.presence {
                 if outcome.is_ok() {
@@ -133,13 +148,15 @@ impl Meeting {
                     standing.last = Some(call.clone());
                 }
                 standing.presence = Presence::Running;
+                state.unread += 1;
             }
         }
-        state.offers.fill(None);
+        let unused = state.offers.iter_mut().map(Option::take).collect();
         state.outcome = Some(outcome);
         state.round += 1;
         self.round.store(state.round, Ordering::Release);
         self.changed.notify_all();
+        unused
     }
 }
 
