@@ -30,9 +30,9 @@ struct State {
     standings: Vec<Standing>,
     offers: Vec<Option<Offer>>,
     round: u64,
-    /// How the last round ended, until all who waited in it know.
-    outcome: Option<Outcome>,
-    unread: usize,
+    /// How the round ended in which a member waited, until it has read that. One for each: while one sleeps, the
+    /// others may already have given up the next round at its deadline.
+    outcomes: Vec<Option<Outcome>>,
     /// Ends the session: the error of the round whose deadline passed.
     missed: Option<Arc<Blame>>,
 }
@@ -45,8 +45,7 @@ impl Meeting {
             standings: vec![Standing::running(); size],
             offers: vec![None; size],
             round: 0,
-            outcome: None,
-            unread: 0,
+            outcomes: vec![None; size],
             missed: None,
         };
         Self { state: Mutex::new(state), changed: Condvar::new(), round: AtomicU64::new(0) }
@@ -58,8 +57,7 @@ impl Meeting {
         state.step = step;
         state.standings.fill(Standing::running());
         state.offers.fill(None);
-        state.outcome = None;
-        state.unread = 0;
+        state.outcomes.fill(None);
         state.missed = None;
     }
 
@@ -86,7 +84,10 @@ impl Meeting {
         state.offers[rank] = Some(offer);
         let round = state.round;
         _unused = self.settle(&mut state);
-        while state.round == round {
+        loop {
+            if let Some(outcome) = state.outcomes[rank].take() {
+                return outcome;
+            }
             drop(state);
             linger(|| self.round.load(Ordering::Acquire) != round);
             state = lock(&self.state);
@@ -103,12 +104,6 @@ impl Meeting {
                 _unused = self.end(&mut state, Err(blame));
             }
         }
-        // Nobody can have ended another round meanwhile: it would have needed this member.
-        state.unread = state.unread.saturating_sub(1);
-        // The last to know takes it: offers don't outlive the round.
-        let outcome = if state.unread == 0 { state.outcome.take() } else { state.outcome.clone() };
-        drop(state);
-        outcome.unwrap_or_else(unreachable_round)
     }
 
     /// A member's closure is over: whoever waits for it, or comes to wait for it, is told.
@@ -140,28 +135,20 @@ impl Meeting {
     }
 
     fn end(&self, state: &mut State, outcome: Outcome) -> Vec<Option<Offer>> {
-        state.unread = 0;
-        for standing in &mut state.standings {
+        for (standing, mine) in state.standings.iter_mut().zip(&mut state.outcomes) {
             if let Presence::Waiting(call) = &standing.presence {
                 if outcome.is_ok() {
                     standing.completed += 1;
                     standing.last = Some(call.clone());
                 }
                 standing.presence = Presence::Running;
-                state.unread += 1;
+                *mine = Some(outcome.clone());
             }
         }
         let unused = state.offers.iter_mut().map(Option::take).collect();
-        state.outcome = Some(outcome);
         state.round += 1;
         self.round.store(state.round, Ordering::Release);
         self.changed.notify_all();
         unused
     }
-}
-
-/// `end` sets the outcome before it counts the round.
-#[allow(clippy::panic)]
-fn unreachable_round() -> Outcome {
-    panic!("a round of a meeting ended without an outcome: this is a bug in distribute-collective")
 }
