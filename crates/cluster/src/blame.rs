@@ -83,62 +83,89 @@ pub struct Blame {
 }
 
 impl Blame {
-    /// Judges a group of which every member waits or is gone. `None` if all wait in equal calls: nobody is to blame.
+    /// Judges a group by those of its members that wait or are gone. `None` if all wait in equal calls: nobody is to
+    /// blame so far.
+    ///
+    /// Where members made different calls, the call that most of them made is taken to be right; without such a call
+    /// all who wait are culprits.
     pub fn judge(step: u64, standings: &[Standing]) -> Option<Self> {
-        let waiting = waiting(standings);
-        let (first, call) = *waiting.first()?;
-        if let Some((other, differs)) = waiting.iter().find(|(_, f)| !f.matches(call)) {
-            let n = standings[first].completed + 1;
-            let culprits = waiting.iter().filter(|(_, f)| !f.matches(call)).map(|(r, _)| *r).collect();
-            return Some(Self {
-                fault: Fault::Mismatch,
-                step,
-                culprits,
-                text: format!(
-                    "step {step}, call {n}: replica {first} called {call}, but replica {other} called {differs}; \
-                     all replicas have to make the same calls in the same order, with equal dtypes, shapes and structure"
-                ),
-            });
+        let calls = calls(standings);
+        let n = standings[*calls.first()?.1.first()?].completed + 1;
+        if calls.len() > 1 {
+            return Some(Self::mismatch(step, n, calls));
         }
-        let gone: Vec<_> = (0..standings.len()).filter(|r| standings[*r].is_gone()).collect();
-        let (who, standing) = (*gone.first()?, &standings[*gone.first()?]);
-        let failed = gone.iter().any(|r| matches!(standings[*r].presence, Presence::Failed));
-        let (fault, did) = if failed { (Fault::Failed, "failed") } else { (Fault::Returned, "returned") };
-        let who = gone
-            .iter()
-            .copied()
-            .find(|r| failed == matches!(standings[*r].presence, Presence::Failed))
-            .unwrap_or(who);
-        let history = if who == gone[0] { standing.history() } else { standings[who].history() };
+        Self::gone(step, n, standings, &calls[0])
+    }
+
+    fn mismatch(step: u64, n: u64, mut calls: Vec<(&Fingerprint, Vec<usize>)>) -> Self {
+        let most = calls.iter().map(|(_, who)| who.len()).max().unwrap_or(0);
+        let tie = calls.iter().filter(|(_, who)| who.len() == most).count() > 1;
+        let right = calls.iter().position(|(_, who)| who.len() == most).unwrap_or(0);
+        let right = calls.remove(right);
+        let mut culprits: Vec<usize> = calls.iter().flat_map(|(_, who)| who).copied().collect();
+        if tie {
+            culprits.extend(&right.1);
+        }
+        culprits.sort_unstable();
+        let others: Vec<_> = calls.iter().map(|(call, who)| called(who, call)).collect();
+        Self {
+            fault: Fault::Mismatch,
+            step,
+            culprits,
+            text: format!(
+                "step {step}, call {n}: {}, but {}; \
+                 all replicas have to make the same calls in the same order, with equal dtypes, shapes and structure",
+                called(&right.1, right.0),
+                others.join(" and "),
+            ),
+        }
+    }
+
+    fn gone(step: u64, n: u64, standings: &[Standing], call: &(&Fingerprint, Vec<usize>)) -> Option<Self> {
+        let (call, waiting) = call;
+        let which = |gone: fn(&Presence) -> bool| -> Vec<usize> {
+            (0..standings.len()).filter(|r| gone(&standings[*r].presence)).collect()
+        };
+        let failed = which(|p| matches!(p, Presence::Failed));
+        let returned = which(|p| matches!(p, Presence::Returned));
+        let (fault, gone, did, advice) = match (failed.is_empty(), returned.is_empty()) {
+            (false, _) => (Fault::Failed, failed, "failed", "see its error for the cause"),
+            (true, false) => {
+                (Fault::Returned, returned, "returned", "all replicas have to make the same number of calls")
+            }
+            (true, true) => return None,
+        };
+        // Of most members that returned, those who still wait are the odd ones: they make an additional call.
+        let additional = fault == Fault::Returned && gone.len() > waiting.len();
         Some(Self {
             fault,
             step,
-            culprits: gone,
             text: format!(
-                "step {step}, call {}: {} in {call}, but replica {who} {did} without making this call ({history}); \
-                 all replicas have to make the same number of calls",
-                standings[first].completed + 1,
-                names(&waiting.iter().map(|(r, _)| *r).collect::<Vec<_>>(), "waits", "wait"),
+                "step {step}, call {n}: {} in {call}, but {} without making this call ({}); {advice}",
+                names(waiting, "waits", "wait"),
+                names(&gone, did, did),
+                histories(&gone, standings),
             ),
+            culprits: if additional { waiting.clone() } else { gone },
         })
     }
 
     /// Judges a group whose deadline has passed while some members still run.
     pub fn late(step: u64, standings: &[Standing], timeout: Duration) -> Self {
-        let waiting = waiting(standings);
         let culprits: Vec<_> = (0..standings.len()).filter(|r| !standings[*r].is_settled()).collect();
-        let call = waiting.first().map_or_else(|| "a call".into(), |(_, f)| f.to_string());
-        let histories: Vec<_> =
-            culprits.iter().map(|r| format!("replica {r}: {}", standings[*r].history())).collect();
+        let waited = |(call, who): &(&Fingerprint, Vec<usize>)| {
+            format!("{} {timeout:?} in {call}", names(who, "waited", "waited"))
+        };
+        let waits: Vec<_> = calls(standings).iter().map(waited).collect();
         Self {
             fault: Fault::Late,
             step,
             text: format!(
-                "step {step}: {} {timeout:?} in {call}, but {} not come ({}); \
+                "step {step}: {}, but {} not come ({}); \
                  look for a loop, a lock or slow input there, or raise the strategy's timeout",
-                names(&waiting.iter().map(|(r, _)| *r).collect::<Vec<_>>(), "waited", "waited"),
+                waits.join(" and "),
                 names(&culprits, "has", "have"),
-                histories.join("; "),
+                histories(&culprits, standings),
             ),
             culprits,
         }
@@ -146,12 +173,13 @@ impl Blame {
 }
 
 impl Blame {
-    /// Members made equal calls with values of different Rust types.
-    pub fn other_types(step: u64, call: &Fingerprint) -> Self {
+    /// Members made equal calls, some with values of other Rust types than member 0.
+    pub fn other_types(step: u64, call: &Fingerprint, culprits: Vec<usize>) -> Self {
         let text = format!(
-            "step {step}: replicas called {call} with values of different types; give all the same type"
+            "step {step}: {} {call} with values of another type than replica 0; give all the same type",
+            names(&culprits, "called", "called"),
         );
-        Self { fault: Fault::Mismatch, step, culprits: Vec::new(), text }
+        Self { fault: Fault::Mismatch, step, culprits, text }
     }
 
     /// A member failed inside of a call that it led.
@@ -169,15 +197,32 @@ impl fmt::Display for Blame {
 
 impl std::error::Error for Blame {}
 
-fn waiting(standings: &[Standing]) -> Vec<(usize, &Fingerprint)> {
-    standings
-        .iter()
-        .enumerate()
-        .filter_map(|(r, s)| match &s.presence {
-            Presence::Waiting(f) => Some((r, f)),
-            _ => None,
-        })
-        .collect()
+/// The calls in which members wait, each with its members, in the order of their first.
+fn calls(standings: &[Standing]) -> Vec<(&Fingerprint, Vec<usize>)> {
+    let mut calls: Vec<(&Fingerprint, Vec<usize>)> = Vec::new();
+    for (replica, standing) in standings.iter().enumerate() {
+        let Presence::Waiting(call) = &standing.presence else { continue };
+        match calls.iter_mut().find(|(other, _)| other.matches(call)) {
+            Some((_, who)) => who.push(replica),
+            None => calls.push((call, vec![replica])),
+        }
+    }
+    calls
+}
+
+fn called(who: &[usize], call: &Fingerprint) -> String {
+    format!("{} {call}", names(who, "called", "called"))
+}
+
+fn histories(who: &[usize], standings: &[Standing]) -> String {
+    match who {
+        [one] => standings[*one].history(),
+        many => many
+            .iter()
+            .map(|r| format!("replica {r}: {}", standings[*r].history()))
+            .collect::<Vec<_>>()
+            .join("; "),
+    }
 }
 
 /// `replica 2 waits`, `replicas 0, 2 and 3 wait`.
@@ -222,10 +267,63 @@ mod tests {
         for part in [
             "step 5",
             "call 1",
-            "replica 0 called all_reduce (SUM float32[2])",
+            "replicas 0 and 1 called all_reduce (SUM float32[2])",
             "replica 2 called",
             "[3]",
             "blame.rs",
+        ] {
+            assert!(text.contains(part), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_call_that_most_make_is_taken_to_be_right() {
+        let a = Standing::waiting(call(Operation::AllReduce, "SUM float32[2]"));
+        let b = Standing::waiting(call(Operation::AllGather, ""));
+        let c = Standing::waiting(call(Operation::Barrier, ""));
+        let blame = Blame::judge(1, &[b.clone(), a.clone(), a.clone(), c]).unwrap();
+        assert_eq!(blame.culprits, [0, 3]);
+        let text = blame.to_string();
+        for part in [
+            "replicas 1 and 2 called all_reduce",
+            "but replica 0 called all_gather",
+            "and replica 3 called barrier",
+        ] {
+            assert!(text.contains(part), "{text}");
+        }
+        assert_eq!(
+            Blame::judge(1, &[a, b]).unwrap().culprits,
+            [0, 1],
+            "nobody can say which of two is right"
+        );
+    }
+
+    #[test]
+    fn who_waits_while_most_have_returned_makes_an_additional_call() {
+        let a = Standing::waiting(call(Operation::MergeCall, ""));
+        let blame = Blame::judge(1, &[gone(Presence::Returned), a, gone(Presence::Returned)]).unwrap();
+        assert_eq!((blame.fault, blame.culprits.as_slice()), (Fault::Returned, &[1][..]));
+        let text = blame.to_string();
+        for part in [
+            "replica 1 waits in merge_call",
+            "replicas 0 and 2 returned",
+            "replica 0: its last",
+            "replica 2: its last",
+        ] {
+            assert!(text.contains(part), "{text}");
+        }
+    }
+
+    #[test]
+    fn late_members_are_named_with_all_calls_that_wait_for_them() {
+        let a = Standing::waiting(call(Operation::AllReduce, ""));
+        let b = Standing::waiting(call(Operation::AllGather, ""));
+        let text = Blame::late(1, &[Standing::running(), a, b, Standing::running()], Duration::from_secs(1))
+            .to_string();
+        for part in [
+            "replica 1 waited 1s in all_reduce",
+            "replica 2 waited 1s in all_gather",
+            "replicas 0 and 3 have not",
         ] {
             assert!(text.contains(part), "{text}");
         }

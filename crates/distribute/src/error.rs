@@ -1,6 +1,6 @@
 //! What can go wrong, and what to do about it.
 
-use distribute_cluster::{Blame, Fault};
+use distribute_cluster::Blame;
 use std::fmt;
 use std::sync::Arc;
 
@@ -91,9 +91,7 @@ pub enum Error {
         other: String,
     },
     /// A replica context was used after its `run`, or on another replica's thread.
-    #[error(
-        "{operation}: this replica context belongs to another run or thread (replica {replica}, step {step}); use the one given to the closure"
-    )]
+    #[error("{operation}: this replica context belongs to another run or thread (replica {replica}, step {step}); use the one given to the closure, on the thread that runs it")]
     StaleContext {
         /// What was called.
         operation: &'static str,
@@ -171,17 +169,19 @@ impl Error {
         }
     }
 
-    /// Why replicas did not agree on a call, if that is the cause.
+    /// Why replicas did not agree on a call, if that is the cause: also inside of an error of the user's own that gives
+    /// it as its source.
     pub fn blame(&self) -> Option<&Blame> {
         match self.root_cause() {
             Error::Collective(blame) => Some(blame),
+            // The closure may have put an error of its own around it.
+            Error::Other(other) => {
+                let other: &(dyn std::error::Error + 'static) = &**other;
+                let mut chain = std::iter::successors(Some(other), |error| error.source());
+                chain.find_map(|error| error.downcast_ref::<Error>()?.blame())
+            }
             _ => None,
         }
-    }
-
-    /// Whether this replica failed only because another one did.
-    pub(crate) fn is_victim(&self) -> bool {
-        matches!(self, Error::Collective(blame) if blame.fault == Fault::Failed)
     }
 
     pub(crate) fn invalid(operation: &'static str, reason: impl Into<String>) -> Self {

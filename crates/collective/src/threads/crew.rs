@@ -1,6 +1,6 @@
 //! Threads that run a closure which borrows from its caller. The engine's only `unsafe`.
 
-use crate::sync::{AtomicU64, Condvar, Mutex, Ordering, linger, lock, wait};
+use crate::sync::{AtomicU64, Condvar, Mutex, MutexGuard, Ordering, linger, lock, wait};
 use distribute_cluster::Deadline;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::Duration;
@@ -15,7 +15,8 @@ enum Order {
 
 /// A leader and members that serve it: the leader broadcasts a closure, every member runs it once.
 ///
-/// Members come by calling [`Crew::serve`] on their own threads; they stay until dismissed.
+/// Members come by calling [`Crew::serve`] on their own threads; they stay until dismissed. However it is called, a
+/// closure is used only while its broadcast lasts: a second leader is refused, and each member runs an order once.
 pub struct Crew {
     members: usize,
     state: Mutex<State>,
@@ -24,10 +25,14 @@ pub struct Crew {
     /// `State::number` and `State::left`, to linger on without the lock.
     number: AtomicU64,
     left: AtomicU64,
+    /// How many orders each member has seen, locked by the thread that serves as that member.
+    seats: Vec<Mutex<u64>>,
 }
 
 struct State {
     order: Order,
+    /// A broadcast lasts: its closure is on loan.
+    leading: bool,
     /// Counts orders: a member that has seen fewer has something to do.
     number: u64,
     /// Members that still work on the order.
@@ -41,11 +46,18 @@ impl Crew {
     pub fn new(members: usize) -> Self {
         Self {
             members,
-            state: Mutex::new(State { order: Order::Dismiss, number: 0, left: 0, panic: None }),
+            state: Mutex::new(State {
+                order: Order::Dismiss,
+                leading: false,
+                number: 0,
+                left: 0,
+                panic: None,
+            }),
             ordered: Condvar::new(),
             finished: Condvar::new(),
             number: AtomicU64::new(0),
             left: AtomicU64::new(0),
+            seats: (0..members).map(|_| Mutex::new(0)).collect(),
         }
     }
 
@@ -53,20 +65,24 @@ impl Crew {
     /// have finished; a panic in one of them is then resumed here.
     ///
     /// This waits for the members as long as they work: they hold what `work` borrows. Every `patience` the members
-    /// overrun, `overdue` is told.
+    /// overrun, `overdue` is told, and then after ever longer times.
+    ///
+    /// # Panics
+    /// As `work`; and where this crew has a broadcast already.
     pub fn broadcast(&self, work: &(dyn Fn(usize) + Sync), patience: Duration, overdue: &dyn Fn()) {
         if self.members == 0 {
             return work(0);
         }
         // SAFETY: members use the reference only between the order and `left` reaching 0 for it. This function does
         // not return before that, nor unwind: the only code of others that it runs, `work(0)`, is caught, and
-        // `overdue` runs under `finish`, which waits for the members even when unwinding.
+        // `overdue` runs under `finish`, which waits for the members even when unwinding. `left` cannot reach 0 early:
+        // `order` refuses another order while this one lasts, and a seat runs an order once, whoever sits there.
         let job = unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), Job>(work) };
         self.order(Order::Work(job), self.members as u64);
         let finish = Finish { crew: self };
         let mine = catch_unwind(AssertUnwindSafe(|| work(0)));
         if !linger(|| self.left.load(Ordering::Acquire) == 0) {
-            self.await_members(patience, overdue);
+            drop(self.await_members(patience, overdue));
         }
         drop(finish);
         let theirs = lock(&self.state).panic.take();
@@ -75,17 +91,21 @@ impl Crew {
         }
     }
 
-    /// Serves as member `rank` (from 1) until the leader dismisses the crew. `seen` counts the orders that this
-    /// member has seen, from 0 in a new crew.
-    pub fn serve(&self, rank: usize, seen: &mut u64) {
+    /// Serves as member `rank` (from 1) until the leader dismisses the crew; also when that has been before this
+    /// member came.
+    pub fn serve(&self, rank: usize) {
+        let mut seen = lock(&self.seats[rank - 1]);
         loop {
-            match self.next_order(seen) {
+            match self.next_order(&mut seen) {
                 Order::Dismiss => return,
                 Order::Work(job) => {
                     let result = catch_unwind(AssertUnwindSafe(|| job(rank)));
                     let mut state = lock(&self.state);
-                    if let Err(panic) = result {
-                        state.panic.get_or_insert(panic);
+                    match result {
+                        Err(panic) if state.panic.is_none() => state.panic = Some(panic),
+                        // Only one can be resumed. Dropping another would run code of others, which might panic again.
+                        Err(panic) => std::mem::forget(panic),
+                        Ok(()) => {}
                     }
                     state.left -= 1;
                     self.left.store(state.left, Ordering::Release);
@@ -104,6 +124,11 @@ impl Crew {
 
     fn order(&self, order: Order, left: u64) {
         let mut state = lock(&self.state);
+        assert!(
+            !state.leading,
+            "a crew takes one order after the other: it is called from inside of its own broadcast"
+        );
+        state.leading = matches!(order, Order::Work(_));
         state.order = order;
         state.left = left;
         state.number += 1;
@@ -124,7 +149,9 @@ impl Crew {
         state.order
     }
 
-    fn await_members(&self, patience: Duration, overdue: &dyn Fn()) {
+    fn await_members(&self, patience: Duration, overdue: &dyn Fn()) -> MutexGuard<'_, State> {
+        // No patience at all would report without end.
+        let mut patience = patience.max(Duration::from_millis(10));
         let mut deadline = Deadline::after(patience);
         let mut state = lock(&self.state);
         while state.left > 0 {
@@ -132,20 +159,25 @@ impl Crew {
             if state.left > 0 && deadline.has_passed() {
                 drop(state);
                 overdue();
+                patience = patience.saturating_mul(2);
                 deadline = Deadline::after(patience);
                 state = lock(&self.state);
             }
         }
+        state
     }
 }
 
-/// Waits for the members when dropped, so that no unwinding ends the loan early.
+/// Ends a broadcast when dropped: waits for the members, so that no unwinding ends the loan early.
 struct Finish<'a> {
     crew: &'a Crew,
 }
 
 impl Drop for Finish<'_> {
     fn drop(&mut self) {
-        self.crew.await_members(Duration::from_secs(60), &|| ());
+        let mut state = self.crew.await_members(Duration::from_secs(60), &|| ());
+        state.leading = false;
+        // Every member has seen the order; nothing keeps the reference beyond the loan.
+        state.order = Order::Dismiss;
     }
 }

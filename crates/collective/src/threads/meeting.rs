@@ -16,6 +16,8 @@ type Outcome = Result<Arc<Vec<Offer>>, Arc<Blame>>;
 ///
 /// A failed round costs only itself: the next one starts clean. Only a missed deadline ends the session, because the
 /// late member would meet the others' next call instead of the one they gave up.
+///
+/// Nothing that a member offers is dropped under the lock: that would run code of others.
 pub struct Meeting {
     state: Mutex<State>,
     changed: Condvar,
@@ -28,7 +30,10 @@ struct State {
     standings: Vec<Standing>,
     offers: Vec<Option<Offer>>,
     round: u64,
-    outcome: Option<Outcome>,
+    /// How the round ended in which a member waited, until it has read that. One for each: while one sleeps, the
+    /// others may already have given up the next round at its deadline.
+    outcomes: Vec<Option<Outcome>>,
+    /// Ends the session: the error of the round whose deadline passed.
     missed: Option<Arc<Blame>>,
 }
 
@@ -40,7 +45,7 @@ impl Meeting {
             standings: vec![Standing::running(); size],
             offers: vec![None; size],
             round: 0,
-            outcome: None,
+            outcomes: vec![None; size],
             missed: None,
         };
         Self { state: Mutex::new(state), changed: Condvar::new(), round: AtomicU64::new(0) }
@@ -52,7 +57,7 @@ impl Meeting {
         state.step = step;
         state.standings.fill(Standing::running());
         state.offers.fill(None);
-        state.outcome = None;
+        state.outcomes.fill(None);
         state.missed = None;
     }
 
@@ -68,6 +73,8 @@ impl Meeting {
         timeout: Duration,
     ) -> Result<Arc<Vec<Offer>>, Arc<Blame>> {
         let deadline = Deadline::after(timeout);
+        // Declared before the guard, so dropped after it.
+        let mut _unused = Vec::new();
         let mut state = lock(&self.state);
         if let Some(blame) = &state.missed {
             return Err(blame.clone());
@@ -76,8 +83,11 @@ impl Meeting {
         state.standings[rank].presence = Presence::Waiting(call);
         state.offers[rank] = Some(offer);
         let round = state.round;
-        self.settle(&mut state);
-        while state.round == round {
+        _unused = self.settle(&mut state);
+        loop {
+            if let Some(outcome) = state.outcomes[rank].take() {
+                return outcome;
+            }
             drop(state);
             linger(|| self.round.load(Ordering::Acquire) != round);
             state = lock(&self.state);
@@ -85,25 +95,24 @@ impl Meeting {
                 state = wait(&self.changed, state, &deadline);
             }
             if state.round == round && deadline.has_passed() {
-                let blame = Arc::new(Blame::late(state.step, &state.standings, timeout));
+                // A fault that is certain already comes before the guess that somebody is stuck.
+                let certain = Blame::judge(state.step, &state.standings);
+                let blame = certain.unwrap_or_else(|| Blame::late(state.step, &state.standings, timeout));
+                let blame = Arc::new(blame);
                 tracing::error!(step = state.step, culprits = ?blame.culprits, "{blame}");
                 state.missed = Some(blame.clone());
-                self.end(&mut state, Err(blame));
+                _unused = self.end(&mut state, Err(blame));
             }
-        }
-        // Nobody can have ended another round meanwhile: it would have needed this member.
-        match &state.outcome {
-            Some(outcome) => outcome.clone(),
-            None => unreachable_round(),
         }
     }
 
     /// A member's closure is over: whoever waits for it, or comes to wait for it, is told.
     pub fn leave(&self, rank: usize, failed: bool) {
+        let _unused;
         let mut state = lock(&self.state);
         state.standings[rank].presence = if failed { Presence::Failed } else { Presence::Returned };
-        state.offers[rank] = None;
-        self.settle(&mut state);
+        _unused = (state.offers[rank].take(), self.settle(&mut state));
+        drop(state);
     }
 
     /// Where everybody stands, for the log.
@@ -111,40 +120,35 @@ impl Meeting {
         lock(&self.state).standings.clone()
     }
 
-    /// Ends the round if every member waits or is gone.
-    fn settle(&self, state: &mut State) {
+    /// Ends the round if every member waits or is gone. Gives what has to be dropped without the lock.
+    fn settle(&self, state: &mut State) -> Vec<Option<Offer>> {
         let all_settled = state.standings.iter().all(Standing::is_settled);
         let all_gone = state.standings.iter().all(Standing::is_gone);
         if !all_settled || all_gone {
-            return;
+            return Vec::new();
         }
         let outcome = match Blame::judge(state.step, &state.standings) {
             Some(blame) => Err(Arc::new(blame)),
             None => Ok(Arc::new(state.offers.iter_mut().filter_map(Option::take).collect())),
         };
-        self.end(state, outcome);
+        self.end(state, outcome)
     }
 
-    fn end(&self, state: &mut State, outcome: Outcome) {
-        for standing in &mut state.standings {
+    fn end(&self, state: &mut State, outcome: Outcome) -> Vec<Option<Offer>> {
+        for (standing, mine) in state.standings.iter_mut().zip(&mut state.outcomes) {
             if let Presence::Waiting(call) = &standing.presence {
                 if outcome.is_ok() {
                     standing.completed += 1;
                     standing.last = Some(call.clone());
                 }
                 standing.presence = Presence::Running;
+                *mine = Some(outcome.clone());
             }
         }
-        state.offers.fill(None);
-        state.outcome = Some(outcome);
+        let unused = state.offers.iter_mut().map(Option::take).collect();
         state.round += 1;
         self.round.store(state.round, Ordering::Release);
         self.changed.notify_all();
+        unused
     }
-}
-
-/// `end` sets the outcome before it counts the round.
-#[allow(clippy::panic)]
-fn unreachable_round() -> Outcome {
-    panic!("a round of a meeting ended without an outcome: this is a bug in distribute-collective")
 }

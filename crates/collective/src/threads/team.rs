@@ -1,7 +1,7 @@
 //! A meeting and the threads that one `run` borrows, one for each local replica.
 
 use super::{Crew, Meeting, Offer};
-use crate::sync::{Mutex, lock, thread};
+use crate::sync::{AtomicBool, Mutex, Ordering, lock, thread};
 use distribute_cluster::{Blame, Fingerprint, Standing};
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,11 +17,11 @@ pub struct Team {
     meeting: Meeting,
     /// Parked members lend their cores to member 0 here.
     helpers: Crew,
-    /// How many of the helpers' orders each member has seen.
-    orders_seen: Vec<Mutex<u64>>,
     /// What member 0 made of the last cooperation, for the others.
     result: Mutex<Option<Offer>>,
     threads: Vec<thread::JoinHandle<()>>,
+    /// A run lasts.
+    busy: AtomicBool,
 }
 
 impl Team {
@@ -36,14 +36,14 @@ impl Team {
             crew: crew.clone(),
             meeting: Meeting::new(size),
             helpers: Crew::new(size - 1),
-            orders_seen: (0..size).map(|_| Mutex::new(0)).collect(),
             result: Mutex::new(None),
             threads: Vec::with_capacity(size - 1),
+            busy: AtomicBool::new(false),
         };
         for rank in 1..size {
             let crew = crew.clone();
             let builder = thread::Builder::new().name(format!("replica {rank}")).stack_size(STACK);
-            team.threads.push(builder.spawn(move || crew.serve(rank, &mut 0))?);
+            team.threads.push(builder.spawn(move || crew.serve(rank))?);
         }
         Ok(team)
     }
@@ -89,7 +89,11 @@ impl Team {
     ///
     /// No call of a member waits longer than `timeout` for the others. A member that is still in `body` so long after
     /// member 0 has returned is logged with its last call, again and again.
+    ///
+    /// # Panics
+    /// As `body`; and where this team is running already, whose meeting this would confuse.
     pub fn run(self: &Arc<Self>, step: u64, timeout: Duration, body: &(dyn Fn(Member) -> bool + Sync)) {
+        let _busy = Busy::new(&self.busy);
         self.meeting.open(step);
         let work = |rank| {
             let mut leave = Leave { team: self, rank, failed: true };
@@ -113,6 +117,22 @@ impl Drop for Team {
             // A thread serves until dismissed and catches panics: this join ends.
             let _ = thread.join();
         }
+    }
+}
+
+/// Keeps a second run out while one lasts.
+struct Busy<'a>(&'a AtomicBool);
+
+impl<'a> Busy<'a> {
+    fn new(busy: &'a AtomicBool) -> Self {
+        assert!(!busy.swap(true, Ordering::AcqRel), "this team is running; Team::borrow gives another");
+        Self(busy)
+    }
+}
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
     }
 }
 
@@ -165,7 +185,9 @@ impl Member {
     ) -> Result<Vec<Arc<T>>, Arc<Blame>> {
         let offers = self.team.meeting.meet(self.rank, call.clone(), Arc::new(offer), self.timeout)?;
         let typed: Option<Vec<_>> = offers.iter().map(|offer| offer.clone().downcast().ok()).collect();
-        typed.ok_or_else(|| self.other_types(&call))
+        let others =
+            || (0..offers.len()).filter(|r| (*offers[*r]).type_id() != (*offers[0]).type_id()).collect();
+        typed.ok_or_else(|| Arc::new(Blame::other_types(self.step, &call, others())))
     }
 
     /// Exchanges offers, then member 0 alone makes something of them while the others wait for it, as long as the
@@ -187,7 +209,7 @@ impl Member {
             _ => Arc::new(()),
         };
         let made = self.team.meeting.meet(self.rank, outcome.clone(), made, self.timeout)?;
-        made[0].clone().downcast().map_err(|_| self.other_types(&outcome))
+        made[0].clone().downcast().map_err(|_| self.other_result(&outcome))
     }
 
     /// Exchanges offers, then member 0 leads and the others lend their cores: each closure that `lead` broadcasts
@@ -206,12 +228,12 @@ impl Member {
     ) -> Result<Arc<R>, Arc<Blame>> {
         let offers = self.exchange(call.clone(), offer)?;
         if self.rank > 0 {
-            self.team.helpers.serve(self.rank, &mut lock(&self.team.orders_seen[self.rank]));
+            self.team.helpers.serve(self.rank);
             let made = lock(&self.team.result).clone();
             return made
                 .ok_or_else(|| Arc::new(Blame::failed(self.step, 0, &call)))?
                 .downcast()
-                .map_err(|_| self.other_types(&call));
+                .map_err(|_| self.other_result(&call));
         }
         lock(&self.team.result).take();
         let dismiss = Dismiss(&self.team.helpers);
@@ -221,8 +243,9 @@ impl Member {
         Ok(made)
     }
 
-    fn other_types(&self, call: &Fingerprint) -> Arc<Blame> {
-        Arc::new(Blame::other_types(self.step, call))
+    /// This member asks for another type of result than member 0 has made.
+    fn other_result(&self, call: &Fingerprint) -> Arc<Blame> {
+        Arc::new(Blame::other_types(self.step, call, vec![self.rank]))
     }
 }
 

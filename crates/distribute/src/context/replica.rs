@@ -215,11 +215,13 @@ impl ReplicaContext {
                         Vec::new()
                     }
                 }
-            })?;
+            }
+        });
+        // Before the others' error: a merge function may fail after they have given it up.
         if let Some(error) = lock(&failed).take() {
             return Err(error);
         }
-        match parts.get(member.rank()).and_then(|part| lock(part).take()) {
+        match parts?.get(member.rank()).and_then(|part| lock(part).take()) {
             Some(part) => Ok(part),
             None => Err(Error::Collective(Arc::new(Blame::failed(self.0.step, 0, &call)))),
         }
@@ -238,7 +240,8 @@ impl ReplicaContext {
                 ),
                 advice: "call it inside of the closure given to run, on the context given there",
             }),
-            super::Current::Other(other) if other.strategy() == self.strategy() => Err(Error::StaleContext {
+            // With no strategy entered there is none to mix: the run is over, or this is a thread of the user's.
+            super::Current::Other(other) if other.strategy() == self.strategy() || top(|mode| mode.is_none()) => Err(Error::StaleContext {
                 operation,
                 replica: self.replica_id_in_sync_group(),
                 step: self.0.step,
@@ -258,7 +261,7 @@ impl ReplicaContext {
         upstream: &candle_core::Tensor,
         at: &'static Location<'static>,
     ) -> Result<candle_core::Tensor> {
-        self.require_current("the gradient of a collective")?;
+        self.require_current("backward through a collective, which belongs inside of its run")?;
         let Some(member) = self.member() else { return Ok(upstream.clone()) };
         let detail = format!("{detail}: {}", Leaf::Candle(upstream.clone()).describe());
         let leaves = vec![Leaf::Candle(upstream.clone())];

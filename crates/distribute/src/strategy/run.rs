@@ -4,6 +4,7 @@ use super::Strategy;
 use crate::context::{Mode, RAISED, enter};
 use crate::values::{Distributed, PerReplica};
 use crate::{Error, ReplicaContext, Result};
+use distribute_cluster::Fault;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, PoisonError};
 
@@ -14,8 +15,8 @@ impl Strategy {
     /// model its own. Constants are captured. `body` may borrow from the caller.
     ///
     /// # Errors
-    /// [`Error::Replica`] where `body` fails or panics: the one that caused the others to fail, of several the one with
-    /// the lowest id. [`Error::Collective`] inside of it where replicas did not make the same calls, or one came later
+    /// [`Error::Replica`] where `body` fails or panics: the one that caused the others to fail, also where `body` has
+    /// put its own error around; of several the one with the lowest id. [`Error::Collective`] inside of it where replicas did not make the same calls, or one came later
     /// than the strategy's timeout; then this returns when the late closure does. The strategy can be used again.
     ///
     /// ```
@@ -59,9 +60,8 @@ impl Strategy {
         self.extended().call_for_each_replica(self, step, &|context| {
             let local = context.replica_id_in_sync_group() - self.extended().first_replica_id();
             let cell = &cells[local];
-            let Cell::Argument(arg) = std::mem::replace(&mut *lock(cell), Cell::Running) else {
-                return false;
-            };
+            let Cell::Argument(arg) = std::mem::replace(&mut *lock(cell), Cell::Running) else { return false };
+            // A closure that got over the error of a backward must not have it told later, here or in another run.
             RAISED.set(None);
             let _replica = (!self.is_default()).then(|| enter(Mode::Replica(context.clone())));
             let result = catch_unwind(AssertUnwindSafe(|| body(&context, arg)))
@@ -84,7 +84,7 @@ enum Cell<A, R> {
 
 /// All results, or the error that caused the others.
 fn collect<A, R>(strategy: &Strategy, step: u64, cells: Vec<Mutex<Cell<A, R>>>) -> Result<PerReplica<R>> {
-    let (mut values, mut cause) = (Vec::with_capacity(cells.len()), None::<(usize, Error)>);
+    let (mut values, mut cause) = (Vec::with_capacity(cells.len()), None::<(Guilt, usize, Error)>);
     for (replica, cell) in cells.into_iter().enumerate() {
         let error = match cell.into_inner().unwrap_or_else(PoisonError::into_inner) {
             Cell::Result(Ok(value)) => {
@@ -94,14 +94,34 @@ fn collect<A, R>(strategy: &Strategy, step: u64, cells: Vec<Mutex<Cell<A, R>>>) 
             Cell::Result(Err(error)) => error,
             _ => Error::invalid("run", "the strategy did not call the closure for this replica"),
         };
-        if cause.as_ref().is_none_or(|(_, cause)| cause.is_victim() && !error.is_victim()) {
-            cause = Some((replica, error));
+        let guilt = guilt(replica, &error);
+        if cause.as_ref().is_none_or(|(most, ..)| guilt > *most) {
+            cause = Some((guilt, replica, error));
         }
     }
-    let Some((local, source)) = cause else { return Ok(PerReplica::from_values(values)) };
+    let Some((_, local, source)) = cause else { return Ok(PerReplica::from_values(values)) };
     let device = strategy.extended().worker_devices().get(local).map(ToString::to_string).unwrap_or_default();
     let replica = strategy.extended().first_replica_id() + local;
     Err(Error::Replica { replica, device, step, source: Box::new(source) })
+}
+
+/// How much a replica's error tells of the cause.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Guilt {
+    /// It failed because another one did.
+    Victim,
+    /// It tells that others did not make its call.
+    Witness,
+    /// It is an error of its own, or tells of itself that it did not make the others' call.
+    Culprit,
+}
+
+fn guilt(replica: usize, error: &Error) -> Guilt {
+    match error.blame() {
+        Some(blame) if blame.fault == Fault::Failed && !blame.culprits.contains(&replica) => Guilt::Victim,
+        Some(blame) if !blame.culprits.contains(&replica) => Guilt::Witness,
+        _ => Guilt::Culprit,
+    }
 }
 
 /// Says more about a closure's error than candle can.
@@ -113,9 +133,15 @@ fn explain(error: Error, rows: Option<usize>, context: &ReplicaContext) -> Error
         }
     }
     match error {
-        Error::Candle(_) if rows == Some(0) => {
-            Error::EmptyPiece { replica: context.replica_id_in_sync_group(), source: Box::new(error) }
-        }
+        // A collective inside of candle's backward: candle has passed on the text, this is the error.
+        Error::Candle(said) => match raised {
+            Some(raised) if said.to_string().contains(&raised.to_string()) => raised,
+            _ if rows == Some(0) => {
+                let source = Box::new(Error::Candle(said));
+                Error::EmptyPiece { replica: context.replica_id_in_sync_group(), source }
+            }
+            _ => Error::Candle(said),
+        },
         other => other,
     }
 }

@@ -1,0 +1,260 @@
+//! The engine under shuttle, which runs its threads in many orders and reports deadlocks:
+//! `RUSTFLAGS="--cfg shuttle" cargo test -p distribute-collective --test shuttle`.
+//!
+//! shuttle's waits never time out by themselves: a deadline that has passed before it begins stands for a missed one.
+#![cfg(shuttle)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use distribute_cluster::{Fault, Fingerprint, Operation};
+use distribute_collective::threads::{Crew, Member, Team};
+use shuttle::sync::{Arc, Mutex, atomic::AtomicUsize};
+use std::panic::{AssertUnwindSafe, Location, catch_unwind, resume_unwind};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// How many schedules of each kind; `SHUTTLE_ITERATIONS` asks for more.
+fn iterations() -> usize {
+    std::env::var("SHUTTLE_ITERATIONS").ok().and_then(|n| n.parse().ok()).unwrap_or(10_000)
+}
+
+/// Random schedules, and ones that change priorities at few points, which finds other bugs.
+fn explore(scenario: impl Fn() + Send + Sync + Copy + 'static) {
+    shuttle::check_random(scenario, iterations());
+    shuttle::check_pct(scenario, iterations(), 3);
+}
+
+fn call(detail: &'static str) -> Fingerprint {
+    Fingerprint::new(Operation::Barrier, detail, Location::caller())
+}
+
+fn team(size: usize) -> std::sync::Arc<Team> {
+    std::sync::Arc::new(Team::new(size).unwrap())
+}
+
+fn rounds(size: usize) {
+    let team = team(size);
+    for step in 1..3 {
+        team.run(step, MINUTE, &|member| {
+            for round in 0..2 {
+                let all = member.exchange(call(""), (step, round, member.rank())).unwrap();
+                let all: Vec<_> = all.iter().map(|offer| **offer).collect();
+                assert_eq!(all, (0..size).map(|r| (step, round, r)).collect::<Vec<_>>());
+            }
+            true
+        });
+    }
+}
+
+#[test]
+fn two_members_meet() {
+    explore(|| rounds(2));
+}
+
+#[test]
+fn three_members_meet() {
+    explore(|| rounds(3));
+}
+
+#[test]
+fn a_mismatch_costs_only_its_round() {
+    explore(|| {
+        team(3).run(1, MINUTE, &|member| {
+            let detail = if member.rank() == 1 { "other" } else { "" };
+            let blame = member.exchange(call(detail), ()).unwrap_err();
+            assert_eq!((blame.fault, blame.culprits.as_slice()), (Fault::Mismatch, &[1][..]));
+            assert_eq!(member.exchange(call(""), ()).unwrap().len(), 3);
+            true
+        });
+    });
+}
+
+#[test]
+fn who_leaves_early_releases_the_others() {
+    explore(|| {
+        let team = team(3);
+        team.run(1, MINUTE, &|member| {
+            if member.rank() != 1 {
+                let blame = member.exchange(call(""), ()).unwrap_err();
+                assert_eq!((blame.fault, blame.culprits.as_slice()), (Fault::Returned, &[1][..]));
+            }
+            true
+        });
+        team.run(2, MINUTE, &|member| member.exchange(call(""), ()).is_ok());
+    });
+}
+
+#[test]
+fn who_panics_releases_the_others() {
+    explore(|| {
+        let team = team(3);
+        for guilty in [0, 2] {
+            let panic = catch_unwind(AssertUnwindSafe(|| {
+                team.run(1, MINUTE, &|member| {
+                    if member.rank() == guilty {
+                        // Without the panic hook, in which shuttle would report a failure.
+                        resume_unwind(Box::new("boom"));
+                    }
+                    let blame = member.exchange(call(""), ()).unwrap_err();
+                    assert_eq!((blame.fault, blame.culprits.as_slice()), (Fault::Failed, &[guilty][..]));
+                    true
+                });
+            }));
+            assert_eq!(panic.unwrap_err().downcast_ref::<&str>(), Some(&"boom"));
+        }
+        team.run(2, MINUTE, &|member| member.exchange(call(""), ()).is_ok());
+    });
+}
+
+#[test]
+fn merge_leads_once_and_all_get_its_result() {
+    explore(|| {
+        team(3).run(1, MINUTE, &|member| {
+            let sum = member.merge(call(""), member.rank(), |offers| offers.iter().map(|o| **o).sum::<usize>());
+            assert_eq!(*sum.unwrap(), 3);
+            true
+        });
+    });
+}
+
+/// Data on loan to the members: it records whether somebody uses it after its owner has taken it back.
+struct Loan {
+    over: AtomicUsize,
+    uses: Mutex<usize>,
+}
+
+impl Loan {
+    fn new() -> Arc<Self> {
+        Arc::new(Self { over: AtomicUsize::new(0), uses: Mutex::new(0) })
+    }
+
+    fn use_it(&self) {
+        assert_eq!(self.over.load(Ordering::SeqCst), 0, "used after it was returned");
+        *self.uses.lock().unwrap() += 1;
+        assert_eq!(self.over.load(Ordering::SeqCst), 0, "used after it was returned");
+    }
+
+    fn end(&self, uses: usize) {
+        self.over.store(1, Ordering::SeqCst);
+        assert_eq!(*self.uses.lock().unwrap(), uses, "each member uses it once");
+    }
+}
+
+fn cooperation(member: &Member, broadcasts: usize) {
+    let made = member.cooperate(call(""), member.rank(), |offers, helpers| {
+        for _ in 0..broadcasts {
+            let loan = Loan::new();
+            helpers.broadcast(&|_| loan.use_it());
+            loan.end(helpers.size());
+        }
+        offers.len()
+    });
+    assert_eq!(*made.unwrap(), member.size());
+}
+
+#[test]
+fn cooperations_use_what_they_borrow_only_while_it_is_on_loan() {
+    explore(|| {
+        team(3).run(1, MINUTE, &|member| {
+            cooperation(&member, 2);
+            cooperation(&member, 0);
+            cooperation(&member, 1);
+            true
+        });
+    });
+}
+
+#[test]
+fn a_panic_in_a_cooperation_reaches_the_leader_and_the_next_one_works() {
+    explore(|| {
+        team(3).run(1, MINUTE, &|member| {
+            let loan = Loan::new();
+            let made = catch_unwind(AssertUnwindSafe(|| {
+                member.cooperate(call(""), (), |_, helpers| {
+                    helpers.broadcast(&|rank| {
+                        loan.use_it();
+                        if rank == 1 {
+                            resume_unwind(Box::new("boom"));
+                        }
+                    });
+                })
+            }));
+            match member.rank() {
+                0 => loan.end(3 + usize::from(made.is_ok())),
+                _ => assert_eq!(made.unwrap().unwrap_err().fault, Fault::Failed),
+            }
+            cooperation(&member, 1);
+            true
+        });
+    });
+}
+
+#[test]
+fn a_crew_serves_until_dismissed() {
+    explore(|| {
+        let crew = Arc::new(Crew::new(2));
+        let members: Vec<_> = (1..3)
+            .map(|rank| {
+                let crew = crew.clone();
+                shuttle::thread::spawn(move || crew.serve(rank))
+            })
+            .collect();
+        for _ in 0..3 {
+            let loan = Loan::new();
+            crew.broadcast(&|_| loan.use_it(), MINUTE, &|| ());
+            loan.end(3);
+        }
+        crew.dismiss();
+        members.into_iter().for_each(|member| member.join().unwrap());
+    });
+}
+
+#[test]
+fn a_seat_runs_an_order_once_whoever_sits_there() {
+    explore(|| {
+        let crew = Arc::new(Crew::new(1));
+        let left = Arc::new(AtomicUsize::new(0));
+        let sit = || {
+            let (crew, left) = (crew.clone(), left.clone());
+            shuttle::thread::spawn(move || {
+                crew.serve(1);
+                left.fetch_add(1, Ordering::SeqCst);
+            })
+        };
+        let members = [sit(), sit()];
+        for _ in 0..2 {
+            let loan = Loan::new();
+            crew.broadcast(&|_| loan.use_it(), MINUTE, &|| ());
+            loan.end(2);
+        }
+        // The second takes the seat when the first has left it, and waits for an order that it has not seen.
+        while left.load(Ordering::SeqCst) < 2 {
+            crew.dismiss();
+            shuttle::thread::yield_now();
+        }
+        members.into_iter().for_each(|member| member.join().unwrap());
+    });
+}
+
+#[test]
+fn a_missed_deadline_ends_the_session_for_all_with_one_text() {
+    explore(|| {
+        let team = team(2);
+        let texts = Mutex::new(Vec::new());
+        team.run(1, Duration::ZERO, &|member| {
+            for _ in 0..2 {
+                if let Err(blame) = member.exchange(call(""), ()) {
+                    texts.lock().unwrap().push(blame.to_string());
+                    return false;
+                }
+            }
+            true
+        });
+        // No deadline may pass, one member may give up and the other come late; never does one succeed where the
+        // other fails, and both are told the same.
+        let texts = texts.into_inner().unwrap();
+        assert!(texts.is_empty() || (texts.len() == 2 && texts[0] == texts[1]), "{texts:?}");
+        team.run(2, MINUTE, &|member| member.exchange(call(""), ()).is_ok());
+    });
+}
