@@ -191,10 +191,7 @@ impl ReplicaContext {
         let at = Location::caller();
         self.require_current("merge_call")?;
         let merge = |values| -> Result<Vec<R::Local>> {
-            let _cross_replica = match self.0.strategy.is_default() {
-                true => None,
-                false => Some(enter(Mode::CrossReplica(self.0.strategy.clone()))),
-            };
+            let _cross_replica = enter(Mode::CrossReplica(self.0.strategy.clone()));
             merge(&self.0.strategy, PerReplica::from_values(values))?
                 .split(self.0.strategy.extended().local_replicas())
         };

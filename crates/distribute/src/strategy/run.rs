@@ -53,7 +53,7 @@ impl Strategy {
             let local = context.replica_id_in_sync_group() - self.extended().first_replica_id();
             let cell = &cells[local];
             let Cell::Argument(arg) = std::mem::replace(&mut *lock(cell), Cell::Running) else { return false };
-            let _replica = (!self.is_default()).then(|| enter(Mode::Replica(context.clone())));
+            let _replica = enter(Mode::Replica(context.clone()));
             let result = catch_unwind(AssertUnwindSafe(|| body(&context, arg)))
                 .unwrap_or_else(|panic| Err(Error::Panicked { message: message(&*panic) }));
             let result = result.map_err(|error| explain(error, rows[local], &context));
