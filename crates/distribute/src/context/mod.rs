@@ -6,7 +6,7 @@
 mod replica;
 
 pub use replica::ReplicaContext;
-pub(crate) use replica::RAISED;
+pub(crate) use replica::raised;
 
 use crate::error::ContextKind;
 use crate::{Error, Result, Strategy};

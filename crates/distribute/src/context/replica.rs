@@ -14,7 +14,18 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 thread_local! {
     /// The error that a collective raised inside of candle's backward, which can only pass on text.
-    pub(crate) static RAISED: RefCell<Option<Error>> = const { RefCell::new(None) };
+    static RAISED: RefCell<Option<Error>> = const { RefCell::new(None) };
+}
+
+/// The error behind one of candle's: where a collective failed inside of backward, what it said. An earlier one that
+/// the closure has dealt with is not told again: candle's text tells them apart.
+pub(crate) fn raised(error: Error) -> Error {
+    let Error::Candle(candle) = &error else { return error };
+    let text = candle.to_string();
+    match RAISED.take() {
+        Some(raised) if text.contains(&raised.to_string()) => raised,
+        _ => error,
+    }
 }
 
 /// One replica's view of a `run`: which replica it is, and the operations in which all replicas take part.

@@ -1,7 +1,7 @@
 //! Running a closure once for each local replica.
 
 use super::Strategy;
-use crate::context::{Mode, RAISED, enter};
+use crate::context::{Mode, enter, raised};
 use crate::values::{Distributed, PerReplica};
 use crate::{Error, ReplicaContext, Result};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -96,11 +96,8 @@ fn collect<A, R>(strategy: &Strategy, step: u64, cells: Vec<Mutex<Cell<A, R>>>) 
 
 /// Says more about a closure's error than candle can.
 fn explain(error: Error, rows: Option<usize>, context: &ReplicaContext) -> Error {
-    let raised = RAISED.take();
-    match error {
-        // A collective inside of candle's backward: candle has passed on the text, this is the error.
-        Error::Candle(_) if raised.is_some() => raised.unwrap_or(error),
-        Error::Candle(_) if rows == Some(0) => {
+    match raised(error) {
+        error @ Error::Candle(_) if rows == Some(0) => {
             Error::EmptyPiece { replica: context.replica_id_in_sync_group(), source: Box::new(error) }
         }
         other => other,
