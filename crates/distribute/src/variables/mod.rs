@@ -57,12 +57,13 @@ impl Variables {
         self.entries().values().map(|entry| entry.kind.any().elem_count()).sum()
     }
 
-    /// The value of a variable, as one device would have it: of running statistics the mean over the replicas.
+    /// The value of a variable, as one device would have it: of running statistics the mean over the replicas. It is a
+    /// copy: training on does not change it.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for an unknown name: it lists those there are.
     pub fn get(&self, name: &str) -> Result<Tensor> {
-        self.find("get", name)?.read()
+        Ok(self.find("get", name)?.read()?.copy()?)
     }
 
     /// Sets a variable, on all replicas.
