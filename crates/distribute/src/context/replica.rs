@@ -127,7 +127,7 @@ impl ReplicaContext {
         let call = self.0.calls.fetch_add(1, Ordering::Relaxed);
         let Some(member) = self.member() else { return Ok(value) };
         let (leaves, structure) = value.into_tree().flatten();
-        let detail = format!("{op} {}", describe(&structure, &leaves, Leaf::describe));
+        let detail = format!("{op} {}", describe(&structure, &leaves, describe_reducible));
         let inputs = leaves.clone();
         let reduced = all_reduce(member, Fingerprint::new(Operation::AllReduce, detail, at), op, leaves)
             .map_err(failure("all_reduce"))?;
@@ -361,6 +361,17 @@ fn failure(operation: &'static str) -> impl Fn(Failure) -> Error {
 fn describe(structure: &Tree<()>, leaves: &[Leaf], leaf: impl Fn(&Leaf) -> String) -> String {
     let texts = leaves.iter().map(leaf);
     structure.fill(texts).map(|tree| tree.describe(&String::clone)).unwrap_or_default()
+}
+
+/// Sparse values may differ in their number of rows (SPARSE-2): it is no part of what has to be equal.
+fn describe_reducible(leaf: &Leaf) -> String {
+    match leaf {
+        Leaf::Slices(slices) => {
+            let whole = slices.dense_shape.as_ref().map_or("?".into(), |shape| format!("{shape:?}"));
+            format!("IndexedSlices({} of {whole})", describe_without(leaf, 0))
+        }
+        dense => dense.describe(),
+    }
 }
 
 fn describe_without(leaf: &Leaf, axis: usize) -> String {
