@@ -167,13 +167,24 @@ impl Variables {
             Kind::Mirrored(variable) => variable,
             Kind::OnRead(components) => &components[replica],
         };
-        if variable.shape() != shape {
+        if variable.shape() != shape || variable.dtype() != dtype {
             return Err(Error::invalid(
                 "replicate",
-                format!("variable {name} was created with shape {:?} and is asked for with {shape:?}", variable.shape()),
+                format!(
+                    "variable {name} was created with shape {:?} and dtype {:?}, and is asked for with {:?} and {dtype:?}",
+                    variable.dims(),
+                    variable.dtype(),
+                    shape.dims()
+                ),
             ));
         }
         Ok(variable.as_tensor().clone())
+    }
+
+    /// Whether a replica has asked for a variable: later replicas take the same way through their model's code as the
+    /// first, which finds no variable yet.
+    fn has_asked(&self, replica: usize, name: &str) -> bool {
+        self.entries().get(name).is_some_and(|entry| entry.asked.contains(&replica))
     }
 
     fn find(&self, operation: &'static str, name: &str) -> Result<Kind> {
