@@ -45,6 +45,10 @@ impl Strategy {
         let advice = "use get_replica_context()?.merge_call(..) to leave it first";
         let _scope = self.enter("run", advice)?;
         let replicas = self.extended().local_replicas();
+        if replicas == 0 {
+            let reason = format!("{self} has no replica: its worker_devices are empty");
+            return Err(Error::invalid("run", reason));
+        }
         let rows: Vec<_> = (0..replicas).map(|replica| args.rows(replica)).collect();
         let cells: Vec<_> = args.split(replicas)?.into_iter().map(|arg| Mutex::new(Cell::Argument(arg))).collect();
         let step = self.next_step();
