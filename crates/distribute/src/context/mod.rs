@@ -5,8 +5,8 @@
 
 mod replica;
 
-pub(crate) use replica::RAISED;
 pub use replica::ReplicaContext;
+pub(crate) use replica::raised;
 
 use crate::error::ContextKind;
 use crate::{Error, Result, Strategy};
@@ -16,6 +16,15 @@ use std::cell::RefCell;
 pub(crate) enum Mode {
     CrossReplica(Strategy),
     Replica(ReplicaContext),
+}
+
+impl Mode {
+    fn strategy(&self) -> &Strategy {
+        match self {
+            Mode::CrossReplica(strategy) => strategy,
+            Mode::Replica(context) => context.strategy(),
+        }
+    }
 }
 
 thread_local! {
@@ -61,6 +70,8 @@ pub(crate) fn enter_cross_replica(
     let current = top(|mode| match mode {
         None => Ok(false),
         Some(Mode::CrossReplica(current)) if current == strategy => Ok(true),
+        // The closures of the default strategy run as if none had been entered.
+        Some(mode) if mode.strategy() != strategy && mode.strategy().is_default() => Ok(false),
         Some(Mode::CrossReplica(current)) => Err(mixed(current)),
         Some(Mode::Replica(context)) if context.strategy() == strategy => Err(Error::WrongContext {
             operation,
@@ -79,17 +90,13 @@ pub(crate) fn enter_cross_replica(
 /// The strategy that is current on this thread; the default strategy where none has been entered.
 #[doc(alias = "tf.distribute.get_strategy")]
 pub fn get_strategy() -> Strategy {
-    top(|mode| match mode {
-        Some(Mode::CrossReplica(strategy)) => strategy.clone(),
-        Some(Mode::Replica(context)) => context.strategy().clone(),
-        None => crate::strategy::default_strategy().clone(),
-    })
+    top(|mode| mode.map_or_else(|| crate::strategy::default_strategy().clone(), |mode| mode.strategy().clone()))
 }
 
 /// Whether another than the default strategy is current on this thread.
 #[doc(alias = "tf.distribute.has_strategy")]
 pub fn has_strategy() -> bool {
-    top(|mode| mode.is_some())
+    top(|mode| mode.is_some_and(|mode| !mode.strategy().is_default()))
 }
 
 /// The replica context of this thread: inside of `run` that replica's, with no strategy entered the default one

@@ -14,7 +14,18 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 thread_local! {
     /// The error that a collective raised inside of candle's backward, which can only pass on text.
-    pub(crate) static RAISED: RefCell<Option<Error>> = const { RefCell::new(None) };
+    static RAISED: RefCell<Option<Error>> = const { RefCell::new(None) };
+}
+
+/// The error behind one of candle's: where a collective failed inside of backward, what it said. An earlier one that
+/// the closure has dealt with is not told again: candle's text tells them apart.
+pub(crate) fn raised(error: Error) -> Error {
+    let Error::Candle(candle) = &error else { return error };
+    let text = candle.to_string();
+    match RAISED.take() {
+        Some(raised) if text.contains(&raised.to_string()) => raised,
+        _ => error,
+    }
 }
 
 /// One replica's view of a `run`: which replica it is, and the operations in which all replicas take part.
@@ -116,7 +127,7 @@ impl ReplicaContext {
         let call = self.0.calls.fetch_add(1, Ordering::Relaxed);
         let Some(member) = self.member() else { return Ok(value) };
         let (leaves, structure) = value.into_tree().flatten();
-        let detail = format!("{op} {}", describe(&structure, &leaves, Leaf::describe));
+        let detail = format!("{op} {}", describe(&structure, &leaves, describe_reducible));
         let inputs = leaves.clone();
         let reduced = all_reduce(member, Fingerprint::new(Operation::AllReduce, detail, at), op, leaves)
             .map_err(failure("all_reduce"))?;
@@ -193,10 +204,7 @@ impl ReplicaContext {
         let at = Location::caller();
         self.require_current("merge_call")?;
         let merge = |values| -> Result<Vec<R::Local>> {
-            let _cross_replica = match self.0.strategy.is_default() {
-                true => None,
-                false => Some(enter(Mode::CrossReplica(self.0.strategy.clone()))),
-            };
+            let _cross_replica = enter(Mode::CrossReplica(self.0.strategy.clone()));
             merge(&self.0.strategy, PerReplica::from_values(values))?
                 .split(self.0.strategy.extended().local_replicas())
         };
@@ -370,6 +378,17 @@ fn failure(operation: &'static str) -> impl Fn(Failure) -> Error {
 fn describe(structure: &Tree<()>, leaves: &[Leaf], leaf: impl Fn(&Leaf) -> String) -> String {
     let texts = leaves.iter().map(leaf);
     structure.fill(texts).map(|tree| tree.describe(&String::clone)).unwrap_or_default()
+}
+
+/// Sparse values may differ in their number of rows (SPARSE-2): it is no part of what has to be equal.
+fn describe_reducible(leaf: &Leaf) -> String {
+    match leaf {
+        Leaf::Slices(slices) => {
+            let whole = slices.dense_shape.as_ref().map_or("?".into(), |shape| format!("{shape:?}"));
+            format!("IndexedSlices({} of {whole})", describe_without(leaf, 0))
+        }
+        dense => dense.describe(),
+    }
 }
 
 fn describe_without(leaf: &Leaf, axis: usize) -> String {

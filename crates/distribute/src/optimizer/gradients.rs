@@ -1,5 +1,6 @@
 //! The gradients that one replica brings to a step.
 
+use crate::context::raised;
 use crate::{Error, Result};
 use candle_core::{DType, Tensor, Var};
 
@@ -43,7 +44,7 @@ impl<'a> Accumulated<'a> {
             );
             return Err(Error::invalid("minimize", reason));
         }
-        let mut grads = loss.backward()?;
+        let mut grads = loss.backward().map_err(|error| raised(error.into()))?;
         let mut gradients = Vec::with_capacity(self.variables.len());
         for (_, variable) in self.variables {
             gradients.push(grads.remove(variable).map(|g| g.detach().contiguous()).transpose()?);

@@ -5,7 +5,7 @@ mod locked;
 mod pass;
 
 use crate::variables::Variables;
-use crate::{Error, ReplicaContext, Result};
+use crate::{Error, ReplicaContext, Result, Strategy};
 use candle_core::{DType, Tensor, Var};
 use distribute_cluster::{Fingerprint, Operation};
 use distribute_optim::{Rule, Step};
@@ -53,6 +53,7 @@ pub type Ftrl = Optimizer<rules::Ftrl>;
 pub struct Optimizer<R> {
     rule: R,
     id: u64,
+    strategy: Strategy,
     variables: Vec<(String, Var)>,
     /// The bits of an f64.
     learning_rate: AtomicU64,
@@ -87,6 +88,7 @@ impl<R: Rule> Optimizer<R> {
     pub fn with_rule(rule: R, variables: &Variables, learning_rate: f64) -> Result<Self> {
         static IDS: AtomicU64 = AtomicU64::new(1);
         rule.validate()?;
+        let strategy = variables.strategy().clone();
         let variables = variables.trainable();
         if variables.is_empty() {
             return Err(Error::invalid(
@@ -100,6 +102,7 @@ impl<R: Rule> Optimizer<R> {
         let optimizer = Self {
             rule,
             id: IDS.fetch_add(1, Ordering::Relaxed),
+            strategy,
             variables,
             learning_rate: AtomicU64::new(0),
             clip: None,
@@ -211,6 +214,13 @@ impl<R: Rule> Optimizer<R> {
         at: &'static Location<'static>,
     ) -> Result<Tensor> {
         ctx.require_current("minimize")?;
+        if ctx.strategy() != &self.strategy {
+            return Err(Error::MixedStrategies {
+                operation: "minimize",
+                current: ctx.strategy().to_string(),
+                other: self.strategy.to_string(),
+            });
+        }
         let outcome = match ctx.member() {
             None => Arc::new(self.update(&[Arc::new(mine)], &pass::Workers::alone()).map_err(Arc::new)),
             Some(member) => {
@@ -225,7 +235,9 @@ impl<R: Rule> Optimizer<R> {
         };
         match &*outcome {
             Ok(mean) => Ok(Tensor::new(mean.value, &candle_core::Device::Cpu)?.to_dtype(mean.dtype)?),
-            Err(error) => Err(Error::Shared(error.clone())),
+            // The one error is told on every replica: it is about the step, not about a replica.
+            Err(Error::InvalidArgument { operation, reason }) => Err(Error::invalid(operation, reason)),
+            Err(error) => Err(Error::invalid("minimize", error.to_string())),
         }
     }
 

@@ -62,7 +62,8 @@ impl Strategy {
 
     /// Concatenates the replicas' values along `axis`, in the order of replica ids.
     ///
-    /// Shapes may differ in dimension `axis` only. A value that is not distributed comes back as it is.
+    /// Shapes may differ in dimension `axis` only. A [`Mirrored`](crate::Mirrored) value is there once for each replica;
+    /// one that is not distributed comes back as it is.
     ///
     /// # Errors
     /// [`Error::Tensor`] for scalars, an axis outside of `[0, rank)`, other shapes or dtypes that differ, and
@@ -70,14 +71,13 @@ impl Strategy {
     #[doc(alias = "tf.distribute.Strategy.gather")]
     pub fn gather<V: Reducible>(&self, value: V, axis: usize) -> Result<V::Nest> {
         let _scope = self.enter("gather", GATHER_ADVICE)?;
+        let replicas = self.extended().local_replicas();
         let components = match value.into_components() {
             Components::PerReplica(values) => self.counted("gather", values)?,
-            Components::Mirrored(value) | Components::Plain(value) => return Ok(value),
+            Components::Plain(value) => return Ok(value),
+            Components::Mirrored(value) => return gathered(vec![value.into_tree(); replicas], axis),
         };
-        let trees = components.into_iter().map(Nest::into_tree).collect();
-        let gathered =
-            Tree::zip(trees).and_then(|tree| tree.try_map(&mut |leaves| Leaf::concat(&leaves, axis)));
-        gathered.and_then(V::Nest::from_tree).map_err(Error::tensor("gather"))
+        gathered(components.into_iter().map(Nest::into_tree).collect(), axis)
     }
 
     fn counted<N>(&self, operation: &'static str, values: Vec<N>) -> Result<Vec<N>> {
@@ -90,6 +90,11 @@ impl Strategy {
             )),
         }
     }
+}
+
+fn gathered<N: Nest>(trees: Vec<Tree<Leaf>>, axis: usize) -> Result<N> {
+    let gathered = Tree::zip(trees).and_then(|tree| tree.try_map(&mut |leaves| Leaf::concat(&leaves, axis)));
+    gathered.and_then(N::from_tree).map_err(Error::tensor("gather"))
 }
 
 fn reduced<N: Nest>(op: ReduceOp, trees: Vec<Tree<Leaf>>, axes: Option<&[i64]>) -> Result<N> {

@@ -1,7 +1,7 @@
 //! Running a closure once for each local replica.
 
 use super::Strategy;
-use crate::context::{Mode, RAISED, enter};
+use crate::context::{Mode, enter, raised};
 use crate::values::{Distributed, PerReplica};
 use crate::{Error, ReplicaContext, Result};
 use distribute_cluster::Fault;
@@ -47,10 +47,8 @@ impl Strategy {
         let _scope = self.enter("run", advice)?;
         let replicas = self.extended().local_replicas();
         if replicas == 0 {
-            return Err(Error::invalid(
-                "run",
-                format!("{self} has no replica in this process; give it a worker device"),
-            ));
+            let reason = format!("{self} has no replica: its worker_devices are empty");
+            return Err(Error::invalid("run", reason));
         }
         let rows: Vec<_> = (0..replicas).map(|replica| args.rows(replica)).collect();
         let cells: Vec<_> =
@@ -61,9 +59,7 @@ impl Strategy {
             let local = context.replica_id_in_sync_group() - self.extended().first_replica_id();
             let cell = &cells[local];
             let Cell::Argument(arg) = std::mem::replace(&mut *lock(cell), Cell::Running) else { return false };
-            // A closure that got over the error of a backward must not have it told later, here or in another run.
-            RAISED.set(None);
-            let _replica = (!self.is_default()).then(|| enter(Mode::Replica(context.clone())));
+            let _replica = enter(Mode::Replica(context.clone()));
             let result = catch_unwind(AssertUnwindSafe(|| body(&context, arg)))
                 .unwrap_or_else(|panic| Err(Error::Panicked { message: message(&*panic) }));
             let result = result.map_err(|error| explain(error, rows[local], &context));
@@ -126,22 +122,10 @@ fn guilt(replica: usize, error: &Error) -> Guilt {
 
 /// Says more about a closure's error than candle can.
 fn explain(error: Error, rows: Option<usize>, context: &ReplicaContext) -> Error {
-    if let (Error::Candle(candle), Some(raised)) = (&error, RAISED.take()) {
-        // A collective failed inside of candle's backward: candle has passed on its text, this is the error itself.
-        if candle.to_string().contains(&raised.to_string()) {
-            return raised;
+    match raised(error) {
+        error @ Error::Candle(_) if rows == Some(0) => {
+            Error::EmptyPiece { replica: context.replica_id_in_sync_group(), source: Box::new(error) }
         }
-    }
-    match error {
-        // A collective inside of candle's backward: candle has passed on the text, this is the error.
-        Error::Candle(said) => match raised {
-            Some(raised) if said.to_string().contains(&raised.to_string()) => raised,
-            _ if rows == Some(0) => {
-                let source = Box::new(Error::Candle(said));
-                Error::EmptyPiece { replica: context.replica_id_in_sync_group(), source }
-            }
-            _ => Error::Candle(said),
-        },
         other => other,
     }
 }

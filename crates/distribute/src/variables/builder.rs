@@ -20,17 +20,17 @@ impl SimpleBackend for OfReplica {
         })
     }
 
-    fn get_unchecked(&self, name: &str, dtype: DType, device: &Device) -> Result<Tensor> {
+    fn get_unchecked(&self, name: &str, _: DType, device: &Device) -> Result<Tensor> {
         match self.variables.find("get_unchecked", name) {
             Ok(kind) => {
                 let shape = kind.any().shape().clone();
-                self.get(shape, name, Init::Const(0.), dtype, device)
+                self.get(shape, name, Init::Const(0.), kind.any().dtype(), device)
             }
             Err(error) => Err(Error::msg(error)),
         }
     }
 
     fn contains_tensor(&self, name: &str) -> bool {
-        self.variables.find("contains_tensor", name).is_ok()
+        self.variables.has_asked(self.replica, name)
     }
 }

@@ -57,12 +57,13 @@ impl Variables {
         self.entries().values().map(|entry| entry.kind.any().elem_count()).sum()
     }
 
-    /// The value of a variable, as one device would have it: of running statistics the mean over the replicas.
+    /// The value of a variable, as one device would have it: of running statistics the mean over the replicas. It is a
+    /// copy: training on does not change it.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for an unknown name: it lists those there are.
     pub fn get(&self, name: &str) -> Result<Tensor> {
-        self.find("get", name)?.read()
+        Ok(self.find("get", name)?.read()?.copy()?)
     }
 
     /// Sets a variable, on all replicas.
@@ -171,16 +172,24 @@ impl Variables {
             Kind::Mirrored(variable) => variable,
             Kind::OnRead(components) => &components[replica],
         };
-        if variable.shape() != shape {
+        if variable.shape() != shape || variable.dtype() != dtype {
             return Err(Error::invalid(
                 "replicate",
                 format!(
-                    "variable {name} was created with shape {:?} and is asked for with {shape:?}",
-                    variable.shape()
+                    "variable {name} was created with shape {:?} and dtype {:?}, and is asked for with {:?} and {dtype:?}",
+                    variable.dims(),
+                    variable.dtype(),
+                    shape.dims()
                 ),
             ));
         }
         Ok(variable.as_tensor().clone())
+    }
+
+    /// Whether a replica has asked for a variable: later replicas take the same way through their model's code as the
+    /// first, which finds no variable yet.
+    fn has_asked(&self, replica: usize, name: &str) -> bool {
+        self.entries().get(name).is_some_and(|entry| entry.asked.contains(&replica))
     }
 
     fn find(&self, operation: &'static str, name: &str) -> Result<Kind> {
