@@ -91,7 +91,9 @@ pub enum Error {
         other: String,
     },
     /// A replica context was used after its `run`, or on another replica's thread.
-    #[error("{operation}: this replica context belongs to another run or thread (replica {replica}, step {step}); use the one given to the closure, on the thread that runs it")]
+    #[error(
+        "{operation}: this replica context belongs to another run or thread (replica {replica}, step {step}); use the one given to the closure, on the thread that runs it"
+    )]
     StaleContext {
         /// What was called.
         operation: &'static str,

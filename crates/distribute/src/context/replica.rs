@@ -223,8 +223,7 @@ impl ReplicaContext {
                         Vec::new()
                     }
                 }
-            }
-        });
+            });
         // Before the others' error: a merge function may fail after they have given it up.
         if let Some(error) = lock(&failed).take() {
             return Err(error);
@@ -249,11 +248,15 @@ impl ReplicaContext {
                 advice: "call it inside of the closure given to run, on the context given there",
             }),
             // With no strategy entered there is none to mix: the run is over, or this is a thread of the user's.
-            super::Current::Other(other) if other.strategy() == self.strategy() || top(|mode| mode.is_none()) => Err(Error::StaleContext {
-                operation,
-                replica: self.replica_id_in_sync_group(),
-                step: self.0.step,
-            }),
+            super::Current::Other(other)
+                if other.strategy() == self.strategy() || top(|mode| mode.is_none()) =>
+            {
+                Err(Error::StaleContext {
+                    operation,
+                    replica: self.replica_id_in_sync_group(),
+                    step: self.0.step,
+                })
+            }
             super::Current::Other(other) => Err(Error::MixedStrategies {
                 operation,
                 current: other.strategy().to_string(),

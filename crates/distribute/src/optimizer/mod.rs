@@ -236,8 +236,7 @@ impl<R: Rule> Optimizer<R> {
         match &*outcome {
             Ok(mean) => Ok(Tensor::new(mean.value, &candle_core::Device::Cpu)?.to_dtype(mean.dtype)?),
             // The one error is told on every replica: it is about the step, not about a replica.
-            Err(Error::InvalidArgument { operation, reason }) => Err(Error::invalid(operation, reason)),
-            Err(error) => Err(Error::invalid("minimize", error.to_string())),
+            Err(error) => Err(Error::Shared(error.clone())),
         }
     }
 

@@ -58,7 +58,9 @@ impl Strategy {
         self.extended().call_for_each_replica(self, step, &|context| {
             let local = context.replica_id_in_sync_group() - self.extended().first_replica_id();
             let cell = &cells[local];
-            let Cell::Argument(arg) = std::mem::replace(&mut *lock(cell), Cell::Running) else { return false };
+            let Cell::Argument(arg) = std::mem::replace(&mut *lock(cell), Cell::Running) else {
+                return false;
+            };
             let _replica = enter(Mode::Replica(context.clone()));
             let result = catch_unwind(AssertUnwindSafe(|| body(&context, arg)))
                 .unwrap_or_else(|panic| Err(Error::Panicked { message: message(&*panic) }));
