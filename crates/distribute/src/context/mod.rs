@@ -22,6 +22,15 @@ thread_local! {
     static STACK: RefCell<Vec<Mode>> = const { RefCell::new(Vec::new()) };
 }
 
+impl Mode {
+    fn strategy(&self) -> &Strategy {
+        match self {
+            Mode::CrossReplica(strategy) => strategy,
+            Mode::Replica(context) => context.strategy(),
+        }
+    }
+}
+
 fn top<R>(look: impl FnOnce(Option<&Mode>) -> R) -> R {
     STACK.with_borrow(|stack| look(stack.last()))
 }
@@ -61,6 +70,8 @@ pub(crate) fn enter_cross_replica(
     let current = top(|mode| match mode {
         None => Ok(false),
         Some(Mode::CrossReplica(current)) if current == strategy => Ok(true),
+        // The default strategy's contexts count as none for all others, as everywhere else.
+        Some(mode) if mode.strategy().is_default() && !strategy.is_default() => Ok(false),
         Some(Mode::CrossReplica(current)) => Err(mixed(current)),
         Some(Mode::Replica(context)) if context.strategy() == strategy => Err(Error::WrongContext {
             operation,
@@ -79,17 +90,13 @@ pub(crate) fn enter_cross_replica(
 /// The strategy that is current on this thread; the default strategy where none has been entered.
 #[doc(alias = "tf.distribute.get_strategy")]
 pub fn get_strategy() -> Strategy {
-    top(|mode| match mode {
-        Some(Mode::CrossReplica(strategy)) => strategy.clone(),
-        Some(Mode::Replica(context)) => context.strategy().clone(),
-        None => crate::strategy::default_strategy().clone(),
-    })
+    top(|mode| mode.map_or_else(|| crate::strategy::default_strategy().clone(), |mode| mode.strategy().clone()))
 }
 
 /// Whether another than the default strategy is current on this thread.
 #[doc(alias = "tf.distribute.has_strategy")]
 pub fn has_strategy() -> bool {
-    top(|mode| mode.is_some())
+    top(|mode| mode.is_some_and(|mode| !mode.strategy().is_default()))
 }
 
 /// The replica context of this thread: inside of `run` that replica's, with no strategy entered the default one

@@ -63,7 +63,7 @@ impl Strategy {
                 return false;
             };
             RAISED.set(None);
-            let _replica = (!self.is_default()).then(|| enter(Mode::Replica(context.clone())));
+            let _replica = enter(Mode::Replica(context.clone()));
             let result = catch_unwind(AssertUnwindSafe(|| body(&context, arg)))
                 .unwrap_or_else(|panic| Err(Error::Panicked { message: message(&*panic) }));
             let result = result.map_err(|error| explain(error, rows[local], &context));
