@@ -23,14 +23,14 @@ mod oracle {
     pub mod verdict;
 }
 
-use oracle::case::{self, Case, Inputs, Ran};
+use oracle::case::{self, Case, Run};
 use oracle::report::Report;
 use oracle::verdict::{Verdict, judge};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// The runner of each area. A case of any other area fails.
-const AREAS: [(&str, fn(&Case, &Inputs<'_>) -> Ran); 6] = [
+const AREAS: [(&str, Run); 6] = [
     ("reduce", oracle::reduce::oracle_reduce),
     ("gather", oracle::gather::oracle_gather),
     ("all_reduce", oracle::all_reduce::oracle_all_reduce),

@@ -24,7 +24,8 @@ pub fn oracle_all_reduce(case: &Case, inputs: &Inputs<'_>) -> Ran {
             let (op, op2): (ReduceOp, ReduceOp) = (ops.0.parse()?, ops.1.parse()?);
             let results = strategy.run(values, |ctx, value| {
                 let first = ctx.all_reduce(op, value)?;
-                let scaled = first.clone().try_map(&mut |leaf| times(&leaf, ctx.replica_id_in_sync_group() + 1))?;
+                let scaled =
+                    first.clone().try_map(&mut |leaf| times(&leaf, ctx.replica_id_in_sync_group() + 1))?;
                 Ok((first, ctx.all_reduce(op2, scaled)?))
             })?;
             let (first, second) = results.unzip();

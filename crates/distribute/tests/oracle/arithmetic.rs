@@ -51,6 +51,7 @@ pub fn subtract(a: &Leaf, b: &Leaf) -> Result<Leaf> {
 
 /// `a * factor`, in the dtype of `a`.
 pub fn times(a: &Leaf, factor: usize) -> Result<Leaf> {
-    let factors = HostTensor::new(vec![factor as u64; a.dims().iter().product()], a.dims())?.cast(a.dtype()?)?;
+    let factors =
+        HostTensor::new(vec![factor as u64; a.dims().iter().product()], a.dims())?.cast(a.dtype()?)?;
     elementwise(a, &Leaf::Host(factors), |a, b| Ok(arithmetic!(a, b, wrapping_mul, *)))
 }

@@ -45,6 +45,9 @@ pub enum Stop {
 /// What an operation gave.
 pub type Ran = Result<Value, Stop>;
 
+/// The runner of an area.
+pub type Run = fn(&Case, &Inputs<'_>) -> Ran;
+
 impl From<distribute::Error> for Stop {
     fn from(error: distribute::Error) -> Self {
         Stop::Library(error)
@@ -67,7 +70,8 @@ impl From<String> for Stop {
 pub fn read(folder: &Path) -> Result<Vec<Case>, String> {
     let wrong = |path: &Path, error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
     let entries = std::fs::read_dir(folder).map_err(|e| wrong(folder, &e))?;
-    let mut paths = entries.map(|e| e.map(|e| e.path())).collect::<Result<Vec<_>, _>>().map_err(|e| wrong(folder, &e))?;
+    let mut paths =
+        entries.map(|e| e.map(|e| e.path())).collect::<Result<Vec<_>, _>>().map_err(|e| wrong(folder, &e))?;
     paths.retain(|path| path.extension().is_some_and(|extension| extension == "json"));
     paths.sort();
     let mut cases = Vec::new();

@@ -18,7 +18,9 @@ pub fn compare(place: &str, got: &Value, want: &Value, tolerance: Tolerance) -> 
             if !g.keys().eq(w.keys()) {
                 return differ();
             }
-            g.iter().zip(w.values()).try_for_each(|((key, g), w)| compare(&format!("{place}.{key}"), g, w, tolerance))
+            g.iter()
+                .zip(w.values())
+                .try_for_each(|((key, g), w)| compare(&format!("{place}.{key}"), g, w, tolerance))
         }
         (Value::Array(g), Value::Array(w)) => {
             if g.len() != w.len() {

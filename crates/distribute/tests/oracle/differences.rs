@@ -81,7 +81,9 @@ fn wrap(value: &Value, replicas: usize) -> Value {
         Value::Object(object) if object.len() == 1 && object.contains_key("same") => {
             json!({"per_replica": vec![&object["same"]; replicas]})
         }
-        Value::Object(object) => object.iter().map(|(key, inner)| (key.clone(), wrap(inner, replicas))).collect(),
+        Value::Object(object) => {
+            object.iter().map(|(key, inner)| (key.clone(), wrap(inner, replicas))).collect()
+        }
         Value::Array(items) => items.iter().map(|item| wrap(item, replicas)).collect(),
         other => other.clone(),
     }
@@ -98,7 +100,8 @@ fn leaf_beside_container(case: &Case, inputs: &Inputs<'_>) -> Found {
     if op(inputs) != "regroup" || outcome(case).is_none() {
         return Ok(None);
     }
-    let values = inputs.list("values")?.iter().map(|value| nest(value, &|_| Ok(()))).collect::<Result<Vec<_>, _>>()?;
+    let values =
+        inputs.list("values")?.iter().map(|value| nest(value, &|_| Ok(()))).collect::<Result<Vec<_>, _>>()?;
     Ok(Tree::zip(values).is_err().then(|| Difference::error("MERGE-4", "AssertionError")))
 }
 

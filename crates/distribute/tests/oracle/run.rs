@@ -3,12 +3,14 @@
 use super::arithmetic::{add, subtract, times};
 use super::case::{Case, Inputs, Ran, Stop};
 use super::errors::raise;
-use super::tensors::{Argument, all_json, argument, each, leaf, leaf_json, leaves_json, nest, nest_json, tensor};
+use super::tensors::{
+    Argument, all_json, argument, each, leaf, leaf_json, leaves_json, nest, nest_json, tensor,
+};
 use candle_core::{Device, Tensor};
 use candle_nn::{Init, VarBuilder};
 use distribute::{
-    HostTensor, Leaf, MirroredStrategy, PerReplica, ReduceOp, ReplicaContext, Strategy, Tree, get_replica_context,
-    get_strategy, has_strategy, in_cross_replica_context,
+    HostTensor, Leaf, MirroredStrategy, PerReplica, ReduceOp, ReplicaContext, Strategy, Tree,
+    get_replica_context, get_strategy, has_strategy, in_cross_replica_context,
 };
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -60,7 +62,8 @@ pub fn oracle_run(case: &Case, inputs: &Inputs<'_>) -> Ran {
         }
         "nested_scopes" => {
             let outer = MirroredStrategy::cpus(case.replicas)?;
-            let inner = if inputs.flag("same")? { outer.clone() } else { MirroredStrategy::cpus(case.replicas)? };
+            let inner =
+                if inputs.flag("same")? { outer.clone() } else { MirroredStrategy::cpus(case.replicas)? };
             let count = outer.scope(|| inner.scope(|| Ok(get_strategy().num_replicas_in_sync())))?;
             Ok(json!({"num_replicas_in_sync": count}))
         }
@@ -90,20 +93,28 @@ fn regroup(case: &Case, inputs: &Inputs<'_>) -> Ran {
     Ok(json!({"result": result}))
 }
 
-type Function = Box<dyn Fn(&ReplicaContext, Vec<Tree<Leaf>>, BTreeMap<String, Tree<Leaf>>) -> distribute::Result<Tree<Leaf>> + Sync>;
+type Function = Box<
+    dyn Fn(&ReplicaContext, Vec<Tree<Leaf>>, BTreeMap<String, Tree<Leaf>>) -> distribute::Result<Tree<Leaf>>
+        + Sync,
+>;
 
 fn run(case: &Case, inputs: &Inputs<'_>) -> Ran {
     let strategy = case.strategy(inputs)?;
     let arguments = inputs.list("args")?.iter().map(argument).collect::<Result<Vec<_>, _>>()?;
-    let named = inputs.get("kwargs")?.as_object().ok_or_else(|| Stop::Runner("kwargs are no object".into()))?;
-    let named = named.iter().map(|(key, value)| Ok((key.clone(), argument(value)?))).collect::<Result<_, String>>()?;
+    let named =
+        inputs.get("kwargs")?.as_object().ok_or_else(|| Stop::Runner("kwargs are no object".into()))?;
+    let named = named
+        .iter()
+        .map(|(key, value)| Ok((key.clone(), argument(value)?)))
+        .collect::<Result<_, String>>()?;
     let constant = inputs.optional("const").map(leaf).transpose()?;
     let function = function(inputs.text("fn")?, constant)?;
 
-    let results = strategy.run((arguments, Tree::<Argument>::Dict(named)), |ctx, (arguments, named)| match named {
-        Tree::Dict(named) => function(ctx, arguments, named),
-        _ => Err(raise("AssertionError")),
-    })?;
+    let results =
+        strategy.run((arguments, Tree::<Argument>::Dict(named)), |ctx, (arguments, named)| match named {
+            Tree::Dict(named) => function(ctx, arguments, named),
+            _ => Err(raise("AssertionError")),
+        })?;
     Ok(json!({"result": merged(results, leaf_json)?}))
 }
 
@@ -115,7 +126,10 @@ fn function(name: &str, constant: Option<Leaf>) -> Result<Function, String> {
             _ => Err(distribute::Error::other("this fn takes one tensor")),
         }
     }
-    fn two(args: Vec<Tree<Leaf>>, mut named: BTreeMap<String, Tree<Leaf>>) -> distribute::Result<(Leaf, Leaf)> {
+    fn two(
+        args: Vec<Tree<Leaf>>,
+        mut named: BTreeMap<String, Tree<Leaf>>,
+    ) -> distribute::Result<(Leaf, Leaf)> {
         let mut args = args.into_iter();
         match (args.next().or_else(|| named.remove("x")), args.next().or_else(|| named.remove("y"))) {
             (Some(Tree::Leaf(x)), Some(Tree::Leaf(y))) => Ok((x, y)),
@@ -136,7 +150,9 @@ fn function(name: &str, constant: Option<Leaf>) -> Result<Function, String> {
             tree.try_map(&mut |leaf| times(&leaf, 2))
         }),
         "add" => Box::new(|_, args, named| two(args, named).and_then(|(x, y)| Ok(Tree::Leaf(add(&x, &y)?)))),
-        "sub_kwargs" => Box::new(|_, args, named| two(args, named).and_then(|(x, y)| Ok(Tree::Leaf(subtract(&x, &y)?)))),
+        "sub_kwargs" => {
+            Box::new(|_, args, named| two(args, named).and_then(|(x, y)| Ok(Tree::Leaf(subtract(&x, &y)?))))
+        }
         "replica_id" => Box::new(move |ctx, _, _| Ok(scalar(ctx.replica_id_in_sync_group()))),
         "num_replicas" => Box::new(move |ctx, _, _| Ok(scalar(ctx.num_replicas_in_sync()))),
         "scale_by_id" => Box::new(|ctx, args, named| {
@@ -186,27 +202,30 @@ fn run_variable(case: &Case, inputs: &Inputs<'_>) -> Ran {
     let strategy = case.strategy(inputs)?;
     let initial = tensor(inputs.get("initial")?)?.to_candle(&Device::Cpu)?;
     let (shape, dtype) = (initial.shape().clone(), initial.dtype());
-    let model = strategy
-        .replicate(move |vb: VarBuilder| vb.get_with_hints_dtype(shape.clone(), "v", Init::Const(0.), dtype))?;
+    let model = strategy.replicate(move |vb: VarBuilder| {
+        vb.get_with_hints_dtype(shape.clone(), "v", Init::Const(0.), dtype)
+    })?;
     model.variables.set("v", &initial)?;
     let variable = model.variables.trainable().remove(0).1;
     let host = |tensor: &Tensor| HostTensor::from_candle(tensor).map(|tensor| Tree::Leaf(Leaf::Host(tensor)));
-    let all_are_the_variable = |tensors: PerReplica<Tensor>| {
-        json!({"components_are_the_variable": tensors.iter().all(|tensor| tensor.id() == variable.id())})
-    };
+    let all_are_the_variable = |tensors: PerReplica<Tensor>| json!({"components_are_the_variable": tensors.iter().all(|tensor| tensor.id() == variable.id())});
     Ok(match inputs.text("how")? {
-        "return_variable" => all_are_the_variable(strategy.run((), |_, ()| Ok(variable.as_tensor().clone()))?),
+        "return_variable" => {
+            all_are_the_variable(strategy.run((), |_, ()| Ok(variable.as_tensor().clone()))?)
+        }
         "return_arg_variable" => all_are_the_variable(strategy.run(&model, |_, v| Ok(v.clone()))?),
         "return_read" => {
             let results = strategy.run(&model, |_, v| Ok(host(v)?))?;
             json!({"result": merged(results, leaf_json)?})
         }
         "return_times_id" => {
-            let results = strategy.run(&model, |ctx, v| Ok(host(&(v * ctx.replica_id_in_sync_group() as f64)?)?))?;
+            let results =
+                strategy.run(&model, |ctx, v| Ok(host(&(v * ctx.replica_id_in_sync_group() as f64)?)?))?;
             json!({"result": merged(results, leaf_json)?})
         }
         "local_results" => {
-            let copies: Vec<_> = strategy.local_results(&model)?.into_iter().map(host).collect::<Result<_, _>>()?;
+            let copies: Vec<_> =
+                strategy.local_results(&model)?.into_iter().map(host).collect::<Result<_, _>>()?;
             json!({"local_results": all_json(&copies)})
         }
         other => return Err(format!("unknown how {other:?}").into()),
@@ -317,7 +336,8 @@ fn context_probe(case: &Case, inputs: &Inputs<'_>) -> Ran {
             seen.into_inner().unwrap()
         }
         "default_merge_call" => {
-            let context = get_replica_context().ok_or_else(|| Stop::Runner("no default replica context".into()))?;
+            let context =
+                get_replica_context().ok_or_else(|| Stop::Runner("no default replica context".into()))?;
             context.merge_call(0i32, |_, _| {
                 see();
                 Ok(0i32)

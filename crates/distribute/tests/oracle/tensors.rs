@@ -21,7 +21,9 @@ pub fn tensor(value: &Value) -> Result<HostTensor> {
     let floats = || data.iter().map(real).collect::<Result<Vec<f64>>>();
     macro_rules! integers {
         ($t:ty, $as:ident) => {{
-            let one = |v: &Value| v.$as().and_then(|v| <$t>::try_from(v).ok()).ok_or_else(|| format!("{v} is no {dtype}"));
+            let one = |v: &Value| {
+                v.$as().and_then(|v| <$t>::try_from(v).ok()).ok_or_else(|| format!("{v} is no {dtype}"))
+            };
             data.iter().map(one).collect::<Result<Vec<$t>>>()?
         }};
     }
@@ -43,7 +45,9 @@ pub fn tensor(value: &Value) -> Result<HostTensor> {
             Buffer::Bool(data.iter().map(one).collect::<Result<_>>()?)
         }
         DType::String => {
-            let one = |v: &Value| v.as_str().map(|s| s.as_bytes().to_vec()).ok_or_else(|| format!("{v} is no string"));
+            let one = |v: &Value| {
+                v.as_str().map(|s| s.as_bytes().to_vec()).ok_or_else(|| format!("{v} is no string"))
+            };
             Buffer::String(data.iter().map(one).collect::<Result<_>>()?)
         }
         DType::C64 => {
@@ -84,14 +88,19 @@ pub fn leaf(value: &Value) -> Result<Leaf> {
         Value::Array(shape) => Some(shape.iter().map(dimension).collect::<Result<_>>()?),
         other => return Err(format!("{other} is no shape")),
     };
-    let slices = IndexedSlices { values: tensor(fields.get("values")?)?, indices: tensor(fields.get("indices")?)?, dense_shape };
+    let slices = IndexedSlices {
+        values: tensor(fields.get("values")?)?,
+        indices: tensor(fields.get("indices")?)?,
+        dense_shape,
+    };
     fields.finish()?;
     Ok(Leaf::Slices(slices))
 }
 
 /// A nest, whose leaves `leaf` reads.
 pub fn nest<L>(value: &Value, leaf: &impl Fn(&Value) -> Result<L>) -> Result<Tree<L>> {
-    let container = value.as_object().filter(|object| object.len() == 1).and_then(|object| object.iter().next());
+    let container =
+        value.as_object().filter(|object| object.len() == 1).and_then(|object| object.iter().next());
     let items = |items: &Value| {
         let items = items.as_array().ok_or_else(|| format!("{items} is no list"))?;
         items.iter().map(|item| nest(item, leaf)).collect::<Result<Vec<_>>>()
@@ -101,7 +110,12 @@ pub fn nest<L>(value: &Value, leaf: &impl Fn(&Value) -> Result<L>) -> Result<Tre
         Some(("tuple", inner)) => Tree::Tuple(items(inner)?),
         Some(("dict", inner)) => {
             let inner = inner.as_object().ok_or_else(|| format!("{inner} is no object"))?;
-            Tree::Dict(inner.iter().map(|(key, item)| Ok((key.clone(), nest(item, leaf)?))).collect::<Result<_>>()?)
+            Tree::Dict(
+                inner
+                    .iter()
+                    .map(|(key, item)| Ok((key.clone(), nest(item, leaf)?)))
+                    .collect::<Result<_>>()?,
+            )
         }
         _ => Tree::Leaf(leaf(value)?),
     })
@@ -133,9 +147,9 @@ pub fn argument(value: &Value) -> Result<Tree<Argument>> {
         let object = value.as_object().filter(|object| object.len() == 1);
         match object.and_then(|object| object.iter().next()).map(|(key, inner)| (key.as_str(), inner)) {
             Some(("tensor", inner)) => Ok(Argument::Plain(leaf(inner)?)),
-            Some(("per_replica", Value::Array(parts))) => {
-                Ok(Argument::PerReplica(PerReplica::from_values(parts.iter().map(leaf).collect::<Result<_>>()?)))
-            }
+            Some(("per_replica", Value::Array(parts))) => Ok(Argument::PerReplica(PerReplica::from_values(
+                parts.iter().map(leaf).collect::<Result<_>>()?,
+            ))),
             _ => Err(format!("{value} is no argument")),
         }
     })

@@ -133,7 +133,10 @@ fn weights(model: &Replicated<Vec<Tensor>>) -> distribute::Result<Vec<Value>> {
     model.variables.names().iter().map(|name| Ok(candle_json(&model.variables.get(name)?))).collect()
 }
 
-fn slots<R: Rule>(model: &Replicated<Vec<Tensor>>, optimizer: &Optimizer<R>) -> distribute::Result<Vec<Value>> {
+fn slots<R: Rule>(
+    model: &Replicated<Vec<Tensor>>,
+    optimizer: &Optimizer<R>,
+) -> distribute::Result<Vec<Value>> {
     let mut all = Vec::new();
     for variable in model.variables.names() {
         for slot in optimizer.slot_names() {
@@ -178,7 +181,8 @@ impl Mlp {
     fn train<R: Rule + Clone>(&self, strategy: &Strategy, rule: R, rate: f64) -> Ran {
         let model = variables(strategy, &self.weights)?;
         let optimizer = Optimizer::with_rule(rule, &model.variables, rate)?;
-        let dataset = Dataset::from_slices((self.x.clone(), self.y.clone())).map_err(distribute::Error::from)?;
+        let dataset =
+            Dataset::from_slices((self.x.clone(), self.y.clone())).map_err(distribute::Error::from)?;
         let batches = strategy.distribute_dataset(dataset.batch(self.global_batch))?;
         let (mut losses, mut after_first) = (Vec::new(), Value::Null);
         for _ in 0..self.epochs {
@@ -233,10 +237,12 @@ impl<F: Float + distribute::tensor::Element> Table<F> {
     fn apply(&mut self, rule: &dyn Rule, rate: f64, gradient: &IndexedSlices) -> Result<(), Stop> {
         let width = self.dims[1..].iter().product();
         let indices: Vec<i64> = gradient.indices.to_vec()?;
-        let (rows, sums) = merge_rows(&indices, &gradient.values.to_vec::<F>()?, width).map_err(distribute::Error::from)?;
+        let (rows, sums) =
+            merge_rows(&indices, &gradient.values.to_vec::<F>()?, width).map_err(distribute::Error::from)?;
         let mut slots: Vec<&mut [F]> = self.slots.iter_mut().map(Vec::as_mut_slice).collect();
         let step = Step::after(self.finished, rate);
-        rule.update_rows(step, &mut self.values, width, &rows, &sums, &mut slots).map_err(distribute::Error::from)?;
+        rule.update_rows(step, &mut self.values, width, &rows, &sums, &mut slots)
+            .map_err(distribute::Error::from)?;
         self.finished += 1;
         Ok(())
     }
@@ -246,7 +252,10 @@ impl<F: Float + distribute::tensor::Element> Table<F> {
     }
 
     fn slots(&self) -> Result<Vec<Value>, Stop> {
-        self.slots.iter().map(|slot| Ok(to_json(&HostTensor::new(slot.clone(), self.dims.clone())?))).collect()
+        self.slots
+            .iter()
+            .map(|slot| Ok(to_json(&HostTensor::new(slot.clone(), self.dims.clone())?)))
+            .collect()
     }
 }
 
@@ -269,9 +278,15 @@ impl Embedding {
         })
     }
 
-    fn train<F: Float + distribute::tensor::Element>(&self, strategy: &Strategy, rule: &dyn Rule, rate: f64) -> Ran {
+    fn train<F: Float + distribute::tensor::Element>(
+        &self,
+        strategy: &Strategy,
+        rule: &dyn Rule,
+        rate: f64,
+    ) -> Ran {
         let mut table = Table::<F>::new(&self.table, rule)?;
-        let dataset = Dataset::from_slices((self.ids.clone(), self.y.clone())).map_err(distribute::Error::from)?;
+        let dataset =
+            Dataset::from_slices((self.ids.clone(), self.y.clone())).map_err(distribute::Error::from)?;
         let batches = strategy.distribute_dataset(dataset.batch(self.global_batch))?;
         let (mut losses, mut after_first) = (Vec::new(), Value::Null);
         for _ in 0..self.epochs {
@@ -298,17 +313,26 @@ impl Embedding {
     }
 
     /// This replica's loss and its sparse gradient: one row for each lookup.
-    fn gradient(&self, table: &Tensor, ids: &Tensor, y: &Tensor) -> distribute::Result<(Tensor, IndexedSlices)> {
+    fn gradient(
+        &self,
+        table: &Tensor,
+        ids: &Tensor,
+        y: &Tensor,
+    ) -> distribute::Result<(Tensor, IndexedSlices)> {
         let (n, k) = ids.dims2()?;
         let (height, width) = table.dims2()?;
         let flat = ids.flatten_all()?;
         let (loss, rows) = match n {
-            0 => (Tensor::zeros((), table.dtype(), table.device())?, Tensor::zeros((0, width), table.dtype(), table.device())?),
+            0 => (
+                Tensor::zeros((), table.dtype(), table.device())?,
+                Tensor::zeros((0, width), table.dtype(), table.device())?,
+            ),
             _ => {
                 let rows = Var::from_tensor(&table.index_select(&flat, 0)?)?;
                 let out = rows.reshape((n, k, width))?.sum(1)?;
                 let loss = ((out - y)?.sqr()?.mean(1)?.sum_all()? / self.global_batch as f64)?;
-                let gradient = loss.backward()?.remove(&rows).ok_or_else(|| distribute::Error::other("no gradient"))?;
+                let gradient =
+                    loss.backward()?.remove(&rows).ok_or_else(|| distribute::Error::other("no gradient"))?;
                 (loss.detach(), gradient)
             }
         };
@@ -325,7 +349,8 @@ fn dense<R: Rule>(inputs: &Inputs<'_>, rule: R, rate: f64) -> Ran {
     let mut steps = Vec::new();
     for gradient in &gradients {
         // A loss whose gradient is the one given.
-        strategy.run(&model, |ctx, weights| optimizer.minimize(ctx, (&weights[0] * gradient)?.sum_all()?, 1))?;
+        strategy
+            .run(&model, |ctx, weights| optimizer.minimize(ctx, (&weights[0] * gradient)?.sum_all()?, 1))?;
         steps.push(json!({"weights": weights(&model)?[0], "slots": slots(&model, &optimizer)?}));
     }
     Ok(json!({"steps": steps}))
@@ -335,8 +360,10 @@ fn sparse<F: Float + distribute::tensor::Element>(inputs: &Inputs<'_>, rule: &dy
     let mut table = Table::<F>::new(&tensor(inputs.get("initial")?)?, rule)?;
     let mut steps = Vec::new();
     for gradient in inputs.list("gradients")? {
-        let fields = Inputs::new(gradient.as_object().ok_or_else(|| Stop::Runner("a gradient is no object".into()))?);
-        let indices = fields.list("indices")?.iter().map(|i| i.as_i64().ok_or_else(|| format!("{i} is no index")));
+        let fields =
+            Inputs::new(gradient.as_object().ok_or_else(|| Stop::Runner("a gradient is no object".into()))?);
+        let indices =
+            fields.list("indices")?.iter().map(|i| i.as_i64().ok_or_else(|| format!("{i} is no index")));
         let indices = HostTensor::vector(indices.collect::<Result<Vec<i64>, _>>()?);
         let values = tensor(fields.get("values")?)?;
         fields.finish()?;

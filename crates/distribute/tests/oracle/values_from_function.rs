@@ -27,8 +27,9 @@ pub fn oracle_values_from_function(case: &Case, inputs: &Inputs<'_>) -> Ran {
         }
         "values_then_run_reduce" => {
             let array = tensor(inputs.get("array")?)?;
-            let values = strategy
-                .distribute_values_from_function(|ctx| Ok(Leaf::Host(array.row(ctx.replica_id_in_sync_group)?)))?;
+            let values = strategy.distribute_values_from_function(|ctx| {
+                Ok(Leaf::Host(array.row(ctx.replica_id_in_sync_group)?))
+            })?;
             let doubled = strategy.run(&values, |_, x| times(x, 2))?;
             let sum = strategy.reduce(ReduceOp::Sum, &values, None)?;
             let mean = strategy.reduce(ReduceOp::Mean, &doubled, None)?;

@@ -1,6 +1,6 @@
 //! Whether a case's outcome is the right one.
 
-use super::case::{Case, Expect, Inputs, Ran, Stop};
+use super::case::{Case, Expect, Inputs, Run, Stop};
 use super::compare::compare;
 use super::differences::difference;
 use super::errors::Kind;
@@ -20,7 +20,7 @@ pub enum Verdict {
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Runs a case on a thread of its own, so that it can neither hang nor leave a context behind.
-pub fn judge(case: Case, run: Option<fn(&Case, &Inputs<'_>) -> Ran>) -> Verdict {
+pub fn judge(case: Case, run: Option<Run>) -> Verdict {
     let Some(run) = run else { return Verdict::Failed(format!("no runner for the area {:?}", case.area)) };
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
@@ -30,7 +30,7 @@ pub fn judge(case: Case, run: Option<fn(&Case, &Inputs<'_>) -> Ran>) -> Verdict 
     receiver.recv_timeout(LIMIT).unwrap_or_else(|_| Verdict::Failed(format!("no outcome in {LIMIT:?}")))
 }
 
-fn decide(case: &Case, run: fn(&Case, &Inputs<'_>) -> Ran) -> Verdict {
+fn decide(case: &Case, run: Run) -> Verdict {
     let inputs = Inputs::new(&case.inputs);
     let ran = match run(case, &inputs) {
         Err(Stop::Runner(why)) => return Verdict::Failed(why),
@@ -43,7 +43,9 @@ fn decide(case: &Case, run: fn(&Case, &Inputs<'_>) -> Ran) -> Verdict {
     let (want, tolerance, verdict) = match difference(case) {
         Err(why) => return Verdict::Failed(why),
         Ok(None) => (case.expect.clone(), case.tolerance, Verdict::Passed),
-        Ok(Some(other)) => (other.expect, other.tolerance.unwrap_or(case.tolerance), Verdict::Difference(other.rule)),
+        Ok(Some(other)) => {
+            (other.expect, other.tolerance.unwrap_or(case.tolerance), Verdict::Difference(other.rule))
+        }
     };
     let checked = match (&ran, &want) {
         (Ok(got), Expect::Outcome(want)) => match want.as_object() {
