@@ -31,6 +31,15 @@ thread_local! {
     static STACK: RefCell<Vec<Mode>> = const { RefCell::new(Vec::new()) };
 }
 
+impl Mode {
+    fn strategy(&self) -> &Strategy {
+        match self {
+            Mode::CrossReplica(strategy) => strategy,
+            Mode::Replica(context) => context.strategy(),
+        }
+    }
+}
+
 fn top<R>(look: impl FnOnce(Option<&Mode>) -> R) -> R {
     STACK.with_borrow(|stack| look(stack.last()))
 }
@@ -70,8 +79,8 @@ pub(crate) fn enter_cross_replica(
     let current = top(|mode| match mode {
         None => Ok(false),
         Some(Mode::CrossReplica(current)) if current == strategy => Ok(true),
-        // The closures of the default strategy run as if none had been entered.
-        Some(mode) if mode.strategy() != strategy && mode.strategy().is_default() => Ok(false),
+        // The default strategy's contexts count as none for all others, as everywhere else.
+        Some(mode) if mode.strategy().is_default() && !strategy.is_default() => Ok(false),
         Some(Mode::CrossReplica(current)) => Err(mixed(current)),
         Some(Mode::Replica(context)) if context.strategy() == strategy => Err(Error::WrongContext {
             operation,
@@ -90,9 +99,7 @@ pub(crate) fn enter_cross_replica(
 /// The strategy that is current on this thread; the default strategy where none has been entered.
 #[doc(alias = "tf.distribute.get_strategy")]
 pub fn get_strategy() -> Strategy {
-    top(|mode| {
-        mode.map_or_else(|| crate::strategy::default_strategy().clone(), |mode| mode.strategy().clone())
-    })
+    top(|mode| mode.map_or_else(|| crate::strategy::default_strategy().clone(), |mode| mode.strategy().clone()))
 }
 
 /// Whether another than the default strategy is current on this thread.

@@ -127,7 +127,7 @@ impl ReplicaContext {
         let call = self.0.calls.fetch_add(1, Ordering::Relaxed);
         let Some(member) = self.member() else { return Ok(value) };
         let (leaves, structure) = value.into_tree().flatten();
-        let detail = format!("{op} {}", describe(&structure, &leaves, describe_reducible));
+        let detail = format!("{op} {}", describe(&structure, &leaves, describe_reduced));
         let inputs = leaves.clone();
         let reduced = all_reduce(member, Fingerprint::new(Operation::AllReduce, detail, at), op, leaves)
             .map_err(failure("all_reduce"))?;
@@ -152,8 +152,12 @@ impl ReplicaContext {
         let at = Location::caller();
         self.require_current("all_gather")?;
         let call = self.0.calls.fetch_add(1, Ordering::Relaxed);
-        let Some(member) = self.member() else { return Ok(value) };
         let (leaves, structure) = value.into_tree().flatten();
+        let Some(member) = self.member() else {
+            // What fails on two replicas fails on one.
+            leaves.iter().try_for_each(|leaf| check_gathered(leaf, axis)).map_err(Error::tensor("all_gather"))?;
+            return N::from_tree(structure.fill(leaves)?).map_err(Error::tensor("all_gather"));
+        };
         // Sizes along the axis may differ: they are no part of what has to be equal.
         let detail = describe(&structure, &leaves, |leaf| describe_without(leaf, axis));
         let call_made = Fingerprint::new(Operation::AllGather, format!("axis {axis} of {detail}"), at);
@@ -383,14 +387,28 @@ fn describe(structure: &Tree<()>, leaves: &[Leaf], leaf: impl Fn(&Leaf) -> Strin
     structure.fill(texts).map(|tree| tree.describe(&String::clone)).unwrap_or_default()
 }
 
-/// Sparse values may differ in their number of rows (SPARSE-2): it is no part of what has to be equal.
-fn describe_reducible(leaf: &Leaf) -> String {
+/// What has to be equal for a reduction. The number of rows of indexed slices may differ (SPARSE-2).
+fn describe_reduced(leaf: &Leaf) -> String {
     match leaf {
-        Leaf::Slices(slices) => {
-            let whole = slices.dense_shape.as_ref().map_or("?".into(), |shape| format!("{shape:?}"));
-            format!("IndexedSlices({} of {whole})", describe_without(leaf, 0))
-        }
+        Leaf::Slices(_) => format!("IndexedSlices({})", describe_without(leaf, 0)),
         dense => dense.describe(),
+    }
+}
+
+/// What [`Leaf::concat`] would refuse, where there is nothing to join.
+fn check_gathered(leaf: &Leaf, axis: usize) -> distribute_tensor::Result<()> {
+    const OPERATION: &str = "all_gather";
+    let (rank, shape) = (leaf.dims().len(), leaf.dims().to_vec());
+    match leaf {
+        Leaf::Slices(_) => Err(distribute_tensor::Error::LeafKind {
+            operation: OPERATION,
+            expected: "a dense tensor",
+            found: "indexed slices",
+        }),
+        _ if axis >= rank => {
+            Err(distribute_tensor::Error::Axis { operation: OPERATION, axis: axis as i64, rank, shape })
+        }
+        _ => Ok(()),
     }
 }
 

@@ -14,9 +14,15 @@ use std::panic::Location;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The update rules behind the optimizers, with their hyper-parameters.
+/// The update rules behind the optimizers, with their hyper-parameters, and what it takes to apply one to a table of
+/// one's own: dense ([`RuleExt::update`](rules::RuleExt::update)) or by row, from
+/// [`IndexedSlices`](crate::IndexedSlices) ([`merge_rows`](rules::merge_rows), then
+/// [`RuleExt::update_rows`](rules::RuleExt::update_rows)).
 pub mod rules {
-    pub use distribute_optim::{Adagrad, Adam, AdamW, Formula, Ftrl, Momentum, RmsProp, Rule, Sgd};
+    pub use distribute_optim::{
+        Adagrad, Adam, AdamW, Float, Formula, Ftrl, InvalidHyperparameter, Momentum, RmsProp, Rule, RuleExt, Sgd,
+        SlotSpec, Step, UpdateError, merge_rows,
+    };
 }
 
 /// Stochastic gradient descent.
@@ -155,6 +161,28 @@ impl<R: Rule> Optimizer<R> {
     /// The names of the variables that are trained.
     pub fn variable_names(&self) -> impl Iterator<Item = &str> {
         self.variables.iter().map(|(name, _)| name.as_str())
+    }
+
+    /// The names of what the rule keeps beside each variable: of Adam `m` and `v`.
+    pub fn slot_names(&self) -> impl Iterator<Item = &'static str> + use<R> {
+        self.rule.slots().into_iter().map(|slot| slot.name)
+    }
+
+    /// A copy of what the rule keeps beside a variable, such as Adam's `m` and `v`, of the variable's shape and dtype.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for an unknown variable or slot: it lists those there are.
+    #[doc(alias = "get_slot")]
+    pub fn slot(&self, variable: &str, slot: &str) -> Result<Tensor> {
+        let unknown = |what: &str, name: &str, all: Vec<&str>| {
+            Error::invalid("slot", format!("no {what} is named {name:?}; there are {all:?}"))
+        };
+        let position = self.variable_names().position(|name| name == variable);
+        let position = position.ok_or_else(|| unknown("variable", variable, self.variable_names().take(20).collect()))?;
+        let index = self.slot_names().position(|name| name == slot);
+        let index = index.ok_or_else(|| unknown("slot", slot, self.slot_names().collect()))?;
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.slots[position].tensor(index, &self.variables[position].1)
     }
 
     /// One training step: backward from `loss`, which is the mean over this replica's `examples`; reduction of the

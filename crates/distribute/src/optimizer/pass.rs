@@ -3,7 +3,7 @@
 use super::gradients::Contribution;
 use super::locked::{Elements, contiguous_range, with_elements};
 use crate::{Error, Result};
-use candle_core::{CpuStorage, DType, Storage, Var};
+use candle_core::{CpuStorage, DType, Storage, Tensor, Var};
 use distribute_optim::{Float, Rule, RuleExt, SlotSpec, Step, UpdateError};
 use distribute_tensor::kernel::{Scale, fold_scaled};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -35,6 +35,17 @@ impl Slots {
                 ),
             )),
         }
+    }
+}
+
+impl Slots {
+    /// A copy of one slot, of the shape of its variable.
+    pub(super) fn tensor(&self, index: usize, variable: &Var) -> Result<Tensor> {
+        let (shape, device) = (variable.shape(), variable.device());
+        Ok(match self {
+            Slots::F32(slots) => Tensor::from_slice(&slots[index], shape, device)?,
+            Slots::F64(slots) => Tensor::from_slice(&slots[index], shape, device)?,
+        })
     }
 }
 

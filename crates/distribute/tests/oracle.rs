@@ -1,0 +1,123 @@
+//! Runs the cases that TensorFlow computed: `cargo test -p distribute --test oracle [-- filter]`.
+//!
+//! Reads every `*.json` in `$ORACLE_DIR` (by default `tests/oracle/cases`). Each case runs, or fails the run: there is no
+//! skipping. A deliberate difference (`oracle/differences.rs`) names its rule, and what we do instead is asserted. With
+//! a filter, only cases whose id contains it run.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod oracle {
+    pub mod all_reduce;
+    pub mod arithmetic;
+    pub mod case;
+    pub mod compare;
+    pub mod differences;
+    pub mod errors;
+    pub mod gather;
+    pub mod reduce;
+    pub mod report;
+    pub mod run;
+    pub mod tensors;
+    pub mod training;
+    pub mod values_from_function;
+    pub mod verdict;
+}
+
+use oracle::case::{self, Case, Run};
+use oracle::report::Report;
+use oracle::verdict::{Verdict, judge};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// The runner of each area. A case of any other area fails.
+const AREAS: [(&str, Run); 6] = [
+    ("reduce", oracle::reduce::oracle_reduce),
+    ("gather", oracle::gather::oracle_gather),
+    ("all_reduce", oracle::all_reduce::oracle_all_reduce),
+    ("run", oracle::run::oracle_run),
+    ("values_from_function", oracle::values_from_function::oracle_values_from_function),
+    ("training", oracle::training::oracle_training),
+];
+
+fn main() -> ExitCode {
+    distribute::init();
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if arguments.iter().any(|argument| argument == "--list") {
+        AREAS.iter().for_each(|(area, _)| println!("oracle_{area}: test"));
+        return ExitCode::SUCCESS;
+    }
+    let filter = arguments.iter().find(|argument| !argument.starts_with('-'));
+
+    let mut report = Report::default();
+    check_the_runner(&mut report);
+    let here = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/oracle/cases");
+    let folder = PathBuf::from(std::env::var_os("ORACLE_DIR").unwrap_or(here.into()));
+    let cases = match case::read(&folder) {
+        Ok(cases) => cases,
+        Err(error) => {
+            eprintln!("{error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    for case in cases {
+        if filter.is_some_and(|filter| !case.id.contains(filter.as_str())) {
+            continue;
+        }
+        let run = AREAS.iter().find(|(area, _)| *area == case.area).map(|(_, run)| *run);
+        let (area, id) = (case.area.clone(), case.id.clone());
+        report.add(&area, &id, judge(case, run));
+    }
+    report.print();
+    if report.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// The runner has to fail on what it does not know, and on an outcome that is not the expected one.
+fn check_the_runner(report: &mut Report) {
+    let sum = r#"{"id": "x", "area": "reduce", "doc": "", "replicas": 1, "expect": {"result": {"dtype": "int32", "shape":
+        [], "data": [1]}}, "inputs": {"op": "reduce", "strategy": "mirrored", "reduce_op": "SUM", "axis": null,
+        "values": [{"dtype": "int32", "shape": [], "data": [1]}]}}"#;
+    let error = r#""expect_error": {"type": "ValueError", "why": ""}"#;
+    let broken = [
+        ("an unknown area", sum.replace(r#""area": "reduce""#, r#""area": "reduces""#)),
+        ("an unknown op", sum.replace(r#""op": "reduce""#, r#""op": "reduces""#)),
+        ("an unknown field", sum.replace(r#""doc""#, r#""docs""#)),
+        ("an unknown field of the inputs", sum.replace(r#""axis": null"#, r#""axis": null, "axes": null"#)),
+        ("an unknown dtype", sum.replace("int32", "int4")),
+        ("an unknown strategy", sum.replace("mirrored", "tpu")),
+        ("an unknown field of a tensor", sum.replace(r#""shape""#, r#""layout": 0, "shape""#)),
+        ("an unknown expectation", sum.replace(r#""result""#, r#""results""#)),
+        ("another value", sum.replace(r#""data": [1]}}, "inputs""#, r#""data": [2]}}, "inputs""#)),
+        ("another dtype", sum.replacen("int32", "int64", 1)),
+        ("another shape", sum.replace(r#"[], "data": [1]}}, "inputs""#, r#"[1], "data": [1]}}, "inputs""#)),
+        ("an error that does not come", {
+            let (head, tail) = sum.split_once(r#""expect": "#).unwrap();
+            format!("{head}{error}, {}", tail.split_once("}}, ").unwrap().1)
+        }),
+        ("an error that should not come", sum.replace("SUM", "MAX")),
+        ("an unknown type of error", {
+            let (head, tail) = sum.split_once(r#""expect": "#).unwrap();
+            let tail = tail.split_once("}}, ").unwrap().1.replace("SUM", "MAX");
+            format!("{head}{}, {tail}", error.replace("ValueError", "OddError"))
+        }),
+    ];
+    let verdict = |text: &str| {
+        let case = Case::parse(&serde_json::from_str(text).unwrap())?;
+        let run = AREAS.iter().find(|(area, _)| *area == case.area).map(|(_, run)| *run);
+        match judge(case, run) {
+            Verdict::Failed(why) => Err(why),
+            _ => Ok(()),
+        }
+    };
+    let passes = match verdict(sum) {
+        Ok(()) => Verdict::Passed,
+        Err(why) => Verdict::Failed(why),
+    };
+    report.add("runner", "runner/accepts/what TensorFlow gave", passes);
+    for (what, text) in broken {
+        let refused = match verdict(&text) {
+            Ok(()) => Verdict::Failed("passed".into()),
+            Err(_) => Verdict::Passed,
+        };
+        report.add("runner", &format!("runner/refuses/{what}"), refused);
+    }
+}

@@ -1,0 +1,204 @@
+//! Cases as files hold them.
+
+use distribute::{MirroredStrategy, OneDeviceStrategy, Strategy};
+use serde_json::{Map, Value};
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::path::Path;
+
+/// One operation on concrete inputs, and what comes out.
+pub struct Case {
+    pub id: String,
+    pub area: String,
+    pub replicas: usize,
+    pub inputs: Map<String, Value>,
+    pub expect: Expect,
+    pub tolerance: Tolerance,
+    /// Set where TensorFlow's outcome is incidental: then another sensible one is acceptable.
+    pub quirk: bool,
+}
+
+/// What should come out.
+#[derive(Clone, Debug)]
+pub enum Expect {
+    /// An outcome with at least these fields.
+    Outcome(Value),
+    /// An error that TensorFlow would raise as this type.
+    Error(String),
+}
+
+/// How far floats may be apart: `atol + rtol * abs(want)`.
+#[derive(Clone, Copy, Default)]
+pub struct Tolerance {
+    pub rtol: f64,
+    pub atol: f64,
+}
+
+/// Why a case has no outcome.
+pub enum Stop {
+    /// The library refused: what an expected error looks like.
+    Library(distribute::Error),
+    /// The runner cannot run this case: always a failure.
+    Runner(String),
+}
+
+/// What an operation gave.
+pub type Ran = Result<Value, Stop>;
+
+/// The runner of an area.
+pub type Run = fn(&Case, &Inputs<'_>) -> Ran;
+
+impl From<distribute::Error> for Stop {
+    fn from(error: distribute::Error) -> Self {
+        Stop::Library(error)
+    }
+}
+
+impl From<distribute::tensor::Error> for Stop {
+    fn from(error: distribute::tensor::Error) -> Self {
+        Stop::Library(error.into())
+    }
+}
+
+impl From<String> for Stop {
+    fn from(error: String) -> Self {
+        Stop::Runner(error)
+    }
+}
+
+/// All cases of a folder's files, in the order of file names.
+pub fn read(folder: &Path) -> Result<Vec<Case>, String> {
+    let wrong = |path: &Path, error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
+    let entries = std::fs::read_dir(folder).map_err(|e| wrong(folder, &e))?;
+    let mut paths =
+        entries.map(|e| e.map(|e| e.path())).collect::<Result<Vec<_>, _>>().map_err(|e| wrong(folder, &e))?;
+    paths.retain(|path| path.extension().is_some_and(|extension| extension == "json"));
+    paths.sort();
+    let mut cases = Vec::new();
+    for path in &paths {
+        let text = std::fs::read(path).map_err(|e| wrong(path, &e))?;
+        let list: Vec<Value> = serde_json::from_slice(&text).map_err(|e| wrong(path, &e))?;
+        for value in &list {
+            cases.push(Case::parse(value).map_err(|e| wrong(path, &e))?);
+        }
+    }
+    match cases.is_empty() {
+        true => Err(wrong(folder, &"no cases")),
+        false => Ok(cases),
+    }
+}
+
+impl Case {
+    /// Reads a case. An error for fields that are missing or that nobody knows.
+    pub fn parse(value: &Value) -> Result<Self, String> {
+        let fields = Inputs::new(value.as_object().ok_or("a case is no object")?);
+        let id = fields.text("id")?.to_string();
+        let expect = match (fields.optional("expect"), fields.optional("expect_error")) {
+            (Some(outcome), None) => Expect::Outcome(outcome.clone()),
+            (None, Some(error)) => {
+                let error = Inputs::new(error.as_object().ok_or("expect_error is no object")?);
+                error.ignore("why");
+                let kind = error.text("type")?.to_string();
+                error.finish()?;
+                Expect::Error(kind)
+            }
+            _ => return Err(format!("{id}: one of expect and expect_error is needed")),
+        };
+        let tolerance = match fields.optional("tolerance") {
+            None => Tolerance::default(),
+            Some(tolerance) => {
+                let tolerance = Inputs::new(tolerance.as_object().ok_or("tolerance is no object")?);
+                let read = Tolerance { rtol: tolerance.float("rtol")?, atol: tolerance.float("atol")? };
+                tolerance.finish()?;
+                read
+            }
+        };
+        fields.ignore("doc");
+        let case = Case {
+            area: fields.text("area")?.to_string(),
+            replicas: fields.count("replicas")?,
+            inputs: fields.get("inputs")?.as_object().ok_or("inputs are no object")?.clone(),
+            expect,
+            tolerance,
+            quirk: fields.optional("quirk").is_some(),
+            id,
+        };
+        fields.finish().map_err(|e| format!("{}: {e}", case.id))?;
+        Ok(case)
+    }
+
+    /// The strategy that the case names.
+    pub fn strategy(&self, inputs: &Inputs<'_>) -> Result<Strategy, Stop> {
+        let name = inputs.text("strategy")?;
+        match (name, self.replicas) {
+            ("mirrored", replicas) => Ok(MirroredStrategy::cpus(replicas)?.into()),
+            ("one_device", 1) => Ok(OneDeviceStrategy::new("cpu:0")?.into()),
+            ("default", 1) => Ok(distribute::get_strategy()),
+            (other, replicas) => Err(Stop::Runner(format!("no strategy {other:?} of {replicas} replicas"))),
+        }
+    }
+}
+
+/// The fields of an object, which remembers those that nobody has asked for.
+pub struct Inputs<'a> {
+    fields: &'a Map<String, Value>,
+    asked: RefCell<BTreeSet<String>>,
+}
+
+impl<'a> Inputs<'a> {
+    pub fn new(fields: &'a Map<String, Value>) -> Self {
+        Self { fields, asked: RefCell::default() }
+    }
+
+    pub fn optional(&self, name: &str) -> Option<&'a Value> {
+        self.asked.borrow_mut().insert(name.to_string());
+        self.fields.get(name)
+    }
+
+    /// A field that changes nothing here.
+    pub fn ignore(&self, name: &str) {
+        self.optional(name);
+    }
+
+    pub fn get(&self, name: &str) -> Result<&'a Value, String> {
+        self.optional(name).ok_or_else(|| format!("no field {name:?}"))
+    }
+
+    pub fn text(&self, name: &str) -> Result<&'a str, String> {
+        self.get(name)?.as_str().ok_or_else(|| format!("{name} is no string"))
+    }
+
+    pub fn list(&self, name: &str) -> Result<&'a Vec<Value>, String> {
+        self.get(name)?.as_array().ok_or_else(|| format!("{name} is no list"))
+    }
+
+    pub fn object(&self, name: &str) -> Result<Inputs<'a>, String> {
+        self.get(name)?.as_object().map(Inputs::new).ok_or_else(|| format!("{name} is no object"))
+    }
+
+    pub fn flag(&self, name: &str) -> Result<bool, String> {
+        self.get(name)?.as_bool().ok_or_else(|| format!("{name} is no bool"))
+    }
+
+    pub fn int(&self, name: &str) -> Result<i64, String> {
+        self.get(name)?.as_i64().ok_or_else(|| format!("{name} is no integer"))
+    }
+
+    pub fn float(&self, name: &str) -> Result<f64, String> {
+        self.get(name)?.as_f64().ok_or_else(|| format!("{name} is no number"))
+    }
+
+    pub fn count(&self, name: &str) -> Result<usize, String> {
+        usize::try_from(self.int(name)?).map_err(|_| format!("{name} is negative"))
+    }
+
+    /// An error that names the fields that nobody has asked for.
+    pub fn finish(&self) -> Result<(), String> {
+        let asked = self.asked.borrow();
+        let unknown: Vec<_> = self.fields.keys().filter(|name| !asked.contains(*name)).collect();
+        match unknown.is_empty() {
+            true => Ok(()),
+            false => Err(format!("unknown fields {unknown:?}")),
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! Where we differ from TensorFlow on purpose: the rule, and what we do instead. docs/differences.md says why.
+//!
+//! A difference is recognised by the form of a case, never by its id. Everything else has to match.
+
+use super::case::{Case, Expect, Inputs, Tolerance};
+use super::tensors::{leaves, leaves_json, nest};
+use distribute::tensor::DType;
+use distribute::{HostTensor, Leaf, Tree};
+use serde_json::{Map, Value, json};
+
+/// A deliberate difference.
+pub struct Difference {
+    pub rule: &'static str,
+    pub expect: Expect,
+    pub tolerance: Option<Tolerance>,
+}
+
+impl Difference {
+    fn outcome(rule: &'static str, outcome: Value) -> Self {
+        Self { rule, expect: Expect::Outcome(outcome), tolerance: None }
+    }
+
+    fn error(rule: &'static str, class: &str) -> Self {
+        Self { rule, expect: Expect::Error(class.to_string()), tolerance: None }
+    }
+}
+
+type Found = Result<Option<Difference>, String>;
+
+/// One row for each kind of difference.
+const TABLE: [fn(&Case, &Inputs<'_>) -> Found; 8] = [
+    never_merged_by_identity,
+    the_variable_is_on_each_replica,
+    leaf_beside_container,
+    no_graph_mode,
+    values_are_always_per_replica,
+    gather_checks_the_axis,
+    slices_are_not_gathered,
+    int32_beside_other_leaves,
+];
+
+/// The difference that covers a case, if one does. An error where two claim it.
+pub fn difference(case: &Case) -> Found {
+    let inputs = Inputs::new(&case.inputs);
+    let mut found = TABLE.iter().filter_map(|row| row(case, &inputs).transpose());
+    match (found.next().transpose()?, found.next().transpose()?) {
+        (Some(one), Some(other)) => Err(format!("both {} and {} claim this case", one.rule, other.rule)),
+        (one, _) => Ok(one),
+    }
+}
+
+fn op<'a>(inputs: &Inputs<'a>) -> &'a str {
+    inputs.text("op").unwrap_or_default()
+}
+
+fn outcome(case: &Case) -> Option<&Map<String, Value>> {
+    match &case.expect {
+        Expect::Outcome(outcome) => outcome.as_object(),
+        Expect::Error(_) => None,
+    }
+}
+
+/// MERGE-6, RUN-12: TensorFlow gives a value itself where all replicas return the same object, and where the one
+/// replica's result is not wrapped. Ours is always per replica.
+fn never_merged_by_identity(case: &Case, inputs: &Inputs<'_>) -> Found {
+    let Some(result) = outcome(case).and_then(|outcome| outcome.get("result")) else { return Ok(None) };
+    if !matches!(op(inputs), "run" | "run_variable" | "regroup") {
+        return Ok(None);
+    }
+    let wrapped = wrap(result, case.replicas);
+    // What is not wrapped by TensorFlow has no replicas, so there is no identity to speak of.
+    let rule = match inputs.optional("strategy").and_then(Value::as_str) {
+        Some("one_device" | "default") => "RUN-12",
+        _ => "MERGE-6",
+    };
+    Ok((wrapped != *result).then(|| Difference::outcome(rule, json!({"result": wrapped}))))
+}
+
+fn wrap(value: &Value, replicas: usize) -> Value {
+    match value {
+        Value::Object(object) if object.len() == 1 && object.contains_key("same") => {
+            json!({"per_replica": vec![&object["same"]; replicas]})
+        }
+        Value::Object(object) => {
+            object.iter().map(|(key, inner)| (key.clone(), wrap(inner, replicas))).collect()
+        }
+        Value::Array(items) => items.iter().map(|item| wrap(item, replicas)).collect(),
+        other => other.clone(),
+    }
+}
+
+/// MERGE-5: TensorFlow gives the distributed variable. Ours gives each replica's, which is the one variable they share.
+fn the_variable_is_on_each_replica(case: &Case, _: &Inputs<'_>) -> Found {
+    let it = outcome(case).and_then(|outcome| outcome.get("is_the_variable"));
+    Ok(it.map(|it| Difference::outcome("MERGE-5", json!({"components_are_the_variable": it}))))
+}
+
+/// MERGE-4: TensorFlow wraps whole values where replica 0 gave a leaf and another a container. Ours is an error.
+fn leaf_beside_container(case: &Case, inputs: &Inputs<'_>) -> Found {
+    if op(inputs) != "regroup" || outcome(case).is_none() {
+        return Ok(None);
+    }
+    let values =
+        inputs.list("values")?.iter().map(|value| nest(value, &|_| Ok(()))).collect::<Result<Vec<_>, _>>()?;
+    Ok(Tree::zip(values).is_err().then(|| Difference::error("MERGE-4", "AssertionError")))
+}
+
+/// RUN-8: TensorFlow's graph mode calls fn while tracing only. There is none here.
+fn no_graph_mode(case: &Case, inputs: &Inputs<'_>) -> Found {
+    if op(inputs) != "call_count" || !inputs.flag("traced")? {
+        return Ok(None);
+    }
+    let calls = json!({"calls": inputs.count("steps")? * case.replicas});
+    Ok((outcome(case) != calls.as_object()).then(|| Difference::outcome("RUN-8", calls)))
+}
+
+/// VFF-3: one device and the default strategy give the bare value. Ours is always per replica.
+fn values_are_always_per_replica(case: &Case, inputs: &Inputs<'_>) -> Found {
+    let Some(outcome) = outcome(case) else { return Ok(None) };
+    if op(inputs) != "values_from_function" || outcome.get("is_per_replica") != Some(&json!(false)) {
+        return Ok(None);
+    }
+    let mut ours = outcome.clone();
+    ours.insert("is_per_replica".into(), json!(true));
+    Ok(Some(Difference::outcome("VFF-3", ours.into())))
+}
+
+/// GA-3, GA-4: TensorFlow takes some negative axes, and any axis with one replica. Ours is in [0, rank) always.
+fn gather_checks_the_axis(case: &Case, inputs: &Inputs<'_>) -> Found {
+    if outcome(case).is_none() || !matches!(op(inputs), "gather" | "all_gather") {
+        return Ok(None);
+    }
+    let axis = inputs.int("axis")?;
+    let values = inputs.optional("values").and_then(Value::as_array);
+    let trees = values.into_iter().flatten().map(leaves).collect::<Result<Vec<_>, _>>()?;
+    let dense = || trees.iter().flat_map(Tree::leaves).filter(|leaf| !matches!(leaf, Leaf::Slices(_)));
+    let outside = |leaf: &Leaf| usize::try_from(axis).map_or(true, |axis| axis >= leaf.dims().len());
+    // A scalar has no axis; all others refuse this axis.
+    let rule = if dense().any(|leaf| leaf.dims().is_empty()) { "GA-3" } else { "GA-4" };
+    Ok((axis < 0 || dense().any(outside)).then(|| Difference::error(rule, "InvalidArgumentError")))
+}
+
+/// SPARSE-4: TensorFlow makes indexed slices dense in some gathers. Ours refuses them in all.
+fn slices_are_not_gathered(case: &Case, inputs: &Inputs<'_>) -> Found {
+    if outcome(case).is_none() || !matches!(op(inputs), "gather" | "all_gather") || inputs.int("axis")? < 0 {
+        return Ok(None);
+    }
+    let values = inputs.optional("values").and_then(Value::as_array);
+    let trees = values.into_iter().flatten().map(leaves).collect::<Result<Vec<_>, _>>()?;
+    let sparse = trees.iter().flat_map(Tree::leaves).any(|leaf| matches!(leaf, Leaf::Slices(_)));
+    Ok(sparse.then(|| Difference::error("SPARSE-4", "NotImplementedError")))
+}
+
+/// RTO-5: TensorFlow's MirroredStrategy refuses an int32 leaf beside other leaves. Ours reduces each leaf.
+fn int32_beside_other_leaves(case: &Case, inputs: &Inputs<'_>) -> Found {
+    if outcome(case).is_some() || op(inputs) != "all_reduce" || !case.quirk {
+        return Ok(None);
+    }
+    let values = inputs.list("values")?.iter().map(leaves).collect::<Result<Vec<_>, _>>()?;
+    let int32 = |leaf: &&Leaf| leaf.dtype().is_ok_and(|dtype| dtype == DType::I32);
+    let of_first = values.first().map(Tree::leaves).unwrap_or_default();
+    if of_first.len() < 2 || !of_first.iter().any(int32) {
+        return Ok(None);
+    }
+    let mean = inputs.text("reduce_op")?.eq_ignore_ascii_case("mean");
+    let Ok(each) = Tree::zip(values) else { return Ok(None) };
+    let Ok(result) = each.try_map(&mut |leaves| expected_reduction(&leaves, mean)) else { return Ok(None) };
+    Ok(Some(Difference {
+        rule: "RTO-5",
+        expect: Expect::Outcome(json!({"per_replica": vec![leaves_json(&result); case.replicas]})),
+        // The sum below is in f64; narrow floats round on the way.
+        tolerance: Some(Tolerance { rtol: 2e-2, atol: 2e-2 }),
+    }))
+}
+
+/// The sum or mean of dense real tensors of one shape, done another way than the library does it.
+fn expected_reduction(leaves: &[Leaf], mean: bool) -> Result<Leaf, String> {
+    let tensors = leaves.iter().map(|leaf| match leaf {
+        Leaf::Host(tensor) => Ok(tensor.clone()),
+        other => Err(format!("no expectation for {}", other.kind())),
+    });
+    let tensors = tensors.collect::<Result<Vec<_>, _>>()?;
+    let first = &tensors[0];
+    if let [only] = &tensors[..] {
+        return Ok(Leaf::Host(only.clone()));
+    }
+    if tensors.iter().any(|t| t.dims() != first.dims() || t.dtype() != first.dtype()) {
+        return Err("shapes or dtypes differ".into());
+    }
+    let mut sum = vec![0f64; first.len()];
+    for tensor in &tensors {
+        let values = tensor.cast(DType::F64).and_then(|t| t.to_vec::<f64>()).map_err(|e| e.to_string())?;
+        sum.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
+    }
+    let dtype = if mean { first.dtype().mean().ok_or("no mean")? } else { first.dtype() };
+    if mean {
+        sum.iter_mut().for_each(|sum| *sum /= tensors.len() as f64);
+    }
+    let sum = HostTensor::new(sum, first.dims()).and_then(|sum| sum.cast(dtype));
+    sum.map(Leaf::Host).map_err(|e| e.to_string())
+}

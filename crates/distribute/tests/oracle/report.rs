@@ -1,0 +1,48 @@
+//! What came out, area by area.
+
+use super::verdict::Verdict;
+use std::collections::BTreeMap;
+
+/// Counts of passed and failed cases.
+#[derive(Default)]
+pub struct Report {
+    areas: BTreeMap<String, (usize, usize)>,
+    differences: BTreeMap<&'static str, usize>,
+}
+
+impl Report {
+    pub fn add(&mut self, area: &str, id: &str, verdict: Verdict) {
+        let (passed, failed) = self.areas.entry(area.to_string()).or_default();
+        match verdict {
+            Verdict::Passed => *passed += 1,
+            Verdict::Difference(rule) => {
+                *passed += 1;
+                *self.differences.entry(rule).or_default() += 1;
+            }
+            Verdict::Failed(why) => {
+                *failed += 1;
+                println!("FAILED {id}: {why}");
+            }
+        }
+    }
+
+    pub fn passed(&self) -> bool {
+        self.totals().1 == 0
+    }
+
+    fn totals(&self) -> (usize, usize) {
+        self.areas.values().fold((0, 0), |(a, b), (passed, failed)| (a + passed, b + failed))
+    }
+
+    pub fn print(&self) {
+        for (area, (passed, failed)) in &self.areas {
+            println!("{area}: {passed} passed, {failed} failed");
+        }
+        for (rule, count) in &self.differences {
+            println!("difference {rule}: {count} cases");
+        }
+        let (passed, failed) = self.totals();
+        let result = if failed == 0 { "ok" } else { "FAILED" };
+        println!("test result: {result}. {passed} passed; {failed} failed");
+    }
+}
