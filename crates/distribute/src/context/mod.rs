@@ -18,15 +18,6 @@ pub(crate) enum Mode {
     Replica(ReplicaContext),
 }
 
-impl Mode {
-    fn strategy(&self) -> &Strategy {
-        match self {
-            Mode::CrossReplica(strategy) => strategy,
-            Mode::Replica(context) => context.strategy(),
-        }
-    }
-}
-
 thread_local! {
     static STACK: RefCell<Vec<Mode>> = const { RefCell::new(Vec::new()) };
 }
@@ -99,7 +90,9 @@ pub(crate) fn enter_cross_replica(
 /// The strategy that is current on this thread; the default strategy where none has been entered.
 #[doc(alias = "tf.distribute.get_strategy")]
 pub fn get_strategy() -> Strategy {
-    top(|mode| mode.map_or_else(|| crate::strategy::default_strategy().clone(), |mode| mode.strategy().clone()))
+    top(|mode| {
+        mode.map_or_else(|| crate::strategy::default_strategy().clone(), |mode| mode.strategy().clone())
+    })
 }
 
 /// Whether another than the default strategy is current on this thread.

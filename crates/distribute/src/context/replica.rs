@@ -155,7 +155,10 @@ impl ReplicaContext {
         let (leaves, structure) = value.into_tree().flatten();
         let Some(member) = self.member() else {
             // What fails on two replicas fails on one.
-            leaves.iter().try_for_each(|leaf| check_gathered(leaf, axis)).map_err(Error::tensor("all_gather"))?;
+            leaves
+                .iter()
+                .try_for_each(|leaf| check_gathered(leaf, axis))
+                .map_err(Error::tensor("all_gather"))?;
             return N::from_tree(structure.fill(leaves)?).map_err(Error::tensor("all_gather"));
         };
         // Sizes along the axis may differ: they are no part of what has to be equal.

@@ -20,8 +20,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// [`RuleExt::update_rows`](rules::RuleExt::update_rows)).
 pub mod rules {
     pub use distribute_optim::{
-        Adagrad, Adam, AdamW, Float, Formula, Ftrl, InvalidHyperparameter, Momentum, RmsProp, Rule, RuleExt, Sgd,
-        SlotSpec, Step, UpdateError, merge_rows,
+        Adagrad, Adam, AdamW, Float, Formula, Ftrl, InvalidHyperparameter, Momentum, RmsProp, Rule, RuleExt,
+        Sgd, SlotSpec, Step, UpdateError, merge_rows,
     };
 }
 
@@ -178,7 +178,8 @@ impl<R: Rule> Optimizer<R> {
             Error::invalid("slot", format!("no {what} is named {name:?}; there are {all:?}"))
         };
         let position = self.variable_names().position(|name| name == variable);
-        let position = position.ok_or_else(|| unknown("variable", variable, self.variable_names().take(20).collect()))?;
+        let position = position
+            .ok_or_else(|| unknown("variable", variable, self.variable_names().take(20).collect()))?;
         let index = self.slot_names().position(|name| name == slot);
         let index = index.ok_or_else(|| unknown("slot", slot, self.slot_names().collect()))?;
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);

@@ -61,7 +61,6 @@ impl Strategy {
             let Cell::Argument(arg) = std::mem::replace(&mut *lock(cell), Cell::Running) else {
                 return false;
             };
-            RAISED.set(None);
             let _replica = enter(Mode::Replica(context.clone()));
             let result = catch_unwind(AssertUnwindSafe(|| body(&context, arg)))
                 .unwrap_or_else(|panic| Err(Error::Panicked { message: message(&*panic) }));
