@@ -33,8 +33,7 @@ pub use variables::Variables;
 /// What most programs use.
 pub mod prelude {
     pub use crate::{
-        Adam, AdamW, Distributed, HostTensor, IndexedSlices, Mirrored, MirroredStrategy, Nest,
-        OneDeviceStrategy, Optimizer, PerReplica, ReduceOp, ReplicaContext, Replicated, Sgd, Strategy,
-        Variables,
+        Adam, AdamW, HostTensor, IndexedSlices, Mirrored, MirroredStrategy, Nest, OneDeviceStrategy,
+        Optimizer, PerReplica, ReduceOp, ReplicaContext, Replicated, Sgd, Strategy, Variables,
     };
 }

@@ -13,12 +13,14 @@ impl Variables {
     /// The file appears whole or not at all: it is written beside its place and renamed.
     ///
     /// # Errors
-    /// [`Error::Io`] with the path.
+    /// [`Error::Candle`] or [`Error::Io`], with the path, where the file cannot be written.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         let tensors: HashMap<_, _> = self.snapshot()?.into_iter().collect();
-        let part = path.with_extension("part");
-        candle_core::safetensors::save(&tensors, &part)?;
+        // The whole name stays, so that `model.1` and `model.2` have different parts.
+        let mut part = path.as_os_str().to_owned();
+        part.push(".part");
+        candle_core::safetensors::save(&tensors, &part).map_err(|error| error.with_path(path))?;
         std::fs::rename(&part, path)
             .map_err(|source| Error::Io { operation: format!("writing {}", path.display()), source })
     }
@@ -26,11 +28,11 @@ impl Variables {
     /// Sets all variables from a safetensors file, by name. Tensors of other names in the file are ignored.
     ///
     /// # Errors
-    /// [`Error::Candle`] for a file that cannot be read; [`Error::InvalidArgument`] where the file lacks a variable or
+    /// [`Error::Candle`] with the path for a file that cannot be read; [`Error::InvalidArgument`] where the file lacks a variable or
     /// has it in another shape or dtype. Nothing has changed then.
     pub fn load(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
-        let tensors = candle_core::safetensors::load(path, &Device::Cpu)?;
+        let tensors = candle_core::safetensors::load(path, &Device::Cpu).map_err(|error| error.with_path(path))?;
         let names = self.names();
         let missing: Vec<_> = names.iter().filter(|name| !tensors.contains_key(*name)).collect();
         if !missing.is_empty() {
