@@ -150,7 +150,7 @@ mod tests {
     #[test]
     fn a_scope_is_left_however_it_ends() {
         let strategy = MirroredStrategy::cpus(2).unwrap();
-        strategy.scope(|| strategy.scope(|| Ok(assert!(in_cross_replica_context())))).unwrap();
+        assert!(strategy.scope(|| strategy.scope(|| Ok(in_cross_replica_context()))).unwrap());
         assert!(!has_strategy());
         strategy.scope(|| Err::<(), _>(Error::other("no"))).unwrap_err();
         assert!(!has_strategy());

@@ -32,7 +32,8 @@ impl Variables {
     /// has it in another shape or dtype. Nothing has changed then.
     pub fn load(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
-        let tensors = candle_core::safetensors::load(path, &Device::Cpu).map_err(|error| error.with_path(path))?;
+        let tensors =
+            candle_core::safetensors::load(path, &Device::Cpu).map_err(|error| error.with_path(path))?;
         let names = self.names();
         let missing: Vec<_> = names.iter().filter(|name| !tensors.contains_key(*name)).collect();
         if !missing.is_empty() {
