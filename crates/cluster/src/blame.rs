@@ -257,6 +257,7 @@ mod tests {
         assert!(Blame::judge(1, &[s.clone(), s]).is_none());
     }
 
+    // INV-1
     #[test]
     fn mismatch_names_both_replicas_and_both_calls() {
         let a = Standing::waiting(call(Operation::AllReduce, "SUM float32[2]"));
@@ -342,6 +343,7 @@ mod tests {
         );
     }
 
+    // INV-5
     #[test]
     fn a_failure_is_the_cause_before_a_return() {
         let a = Standing::waiting(call(Operation::MergeCall, ""));

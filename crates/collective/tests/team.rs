@@ -52,6 +52,7 @@ fn everybody_gets_everybodys_offer_in_order() {
     });
 }
 
+// INV-4
 #[test]
 fn helpers_run_each_closure_once_and_may_borrow() {
     watched(|| {
@@ -91,6 +92,7 @@ fn merge_runs_once_on_replica_0() {
     });
 }
 
+// INV-1, INV-2
 #[test]
 fn a_mismatch_fails_on_all_members_and_the_next_round_works() {
     watched(|| {
@@ -121,6 +123,7 @@ fn values_of_different_types_are_an_error_on_all_members() {
     });
 }
 
+// INV-3
 #[test]
 fn who_returns_early_is_named() {
     watched(|| {
@@ -138,6 +141,7 @@ fn who_returns_early_is_named() {
     });
 }
 
+// INV-2, INV-3, INV-4, INV-5
 #[test]
 fn a_panic_releases_the_others_and_is_resumed_by_run() {
     watched(|| {
@@ -159,6 +163,7 @@ fn a_panic_releases_the_others_and_is_resumed_by_run() {
     });
 }
 
+// INV-3, INV-4
 #[test]
 fn a_panic_while_leading_is_told_to_the_helpers() {
     watched(|| {
@@ -177,6 +182,7 @@ fn a_panic_while_leading_is_told_to_the_helpers() {
     });
 }
 
+// INV-2, INV-3
 #[test]
 fn a_late_member_is_named_at_the_deadline_and_finds_the_session_over() {
     watched(|| {

@@ -114,6 +114,7 @@ mod tests {
     }
 
     proptest! {
+        // INV-10
         #[test]
         fn the_pieces_are_the_batch(rows in 0usize..50, pieces in 1usize..9, tensorflow: bool) {
             let rule = if tensorflow { SplitRule::TensorFlow } else { SplitRule::Even };

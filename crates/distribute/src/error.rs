@@ -56,8 +56,9 @@ pub enum Error {
     Collective(Arc<Blame>),
     /// A replica's piece of the batch has no rows, and the closure failed on it.
     #[error(
-        "replica {replica} got an empty piece of the batch, and the closure failed on it: {source}; \
-         use a loss of distribute::nn::loss, which takes 0 rows, or call optimizer.skip(ctx) when labels.dim(0)? is 0"
+        "replica {replica} got an empty piece of the batch, and the closure failed on it; \
+         use a loss of distribute::nn::loss, which takes 0 rows, or call optimizer.skip(ctx) when labels.dim(0)? is 0; \
+         the closure said: {source}"
     )]
     EmptyPiece {
         /// The global id of the replica.

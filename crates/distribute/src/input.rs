@@ -52,6 +52,7 @@ impl<T> DistributedDataset<T> {
     }
 
     /// How many global batches a pass gives, as far as that is known.
+    #[doc(alias = "tf.distribute.DistributedDataset.cardinality")]
     pub fn cardinality(&self) -> Cardinality {
         self.dataset.cardinality()
     }
@@ -64,6 +65,7 @@ impl<T: Nest> DistributedDataset<T> {
             batches: self.dataset.iter(),
             replicas: self.strategy.extended().local_replicas(),
             rule: self.rule,
+            failed: false,
         }
     }
 }
@@ -83,14 +85,20 @@ pub struct DistributedIterator<T> {
     batches: distribute_data::Iter<T>,
     replicas: usize,
     rule: SplitRule,
+    failed: bool,
 }
 
 impl<T: Nest> Iterator for DistributedIterator<T> {
     type Item = Result<PerReplica<T>>;
 
     fn next(&mut self) -> Option<Result<PerReplica<T>>> {
+        if self.failed {
+            return None;
+        }
         let batch = self.batches.next()?;
-        Some(batch.map_err(Error::from).and_then(|batch| cut(batch, self.replicas, self.rule)))
+        let pieces = batch.map_err(Error::from).and_then(|batch| cut(batch, self.replicas, self.rule));
+        self.failed = pieces.is_err();
+        Some(pieces)
     }
 }
 

@@ -1,4 +1,69 @@
 //! TensorFlow's `tf.distribute` for Rust, on candle: write a training step once, and run it on one core or on all.
+//!
+//! ```
+//! use candle_core::{Device, Tensor};
+//! use candle_nn::{Linear, Module, VarBuilder, linear};
+//! use distribute::{data::Dataset, nn::loss, prelude::*};
+//!
+//! struct Mlp(Linear, Linear);
+//!
+//! impl Mlp {
+//!     fn new(vb: VarBuilder) -> candle_core::Result<Self> {
+//!         Ok(Self(linear(2, 16, vb.pp("hidden"))?, linear(16, 2, vb.pp("out"))?))
+//!     }
+//!     fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
+//!         self.1.forward(&self.0.forward(x)?.relu()?)
+//!     }
+//! }
+//!
+//! #[distribute::main]                                          // tames candle's threads before any starts
+//! fn main() -> distribute::Result<()> {
+//!     let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;               // the line that changes
+//!     let model = strategy.replicate(|vb: VarBuilder| Mlp::new(vb))?;          // variables are mirrored
+//!     let optimizer = Adam::new(&model.variables, 1e-2)?;
+//!
+//!     let x = Tensor::arange(0f32, 200., &Device::Cpu)?.sin()?.reshape((100, 2))?;
+//!     let y = x.argmax(1)?;
+//!     let batches = strategy.distribute_dataset(Dataset::from_slices((x, y))?.shuffle(100, 42).batch(16))?;
+//!
+//!     let mut last = f32::NAN;
+//!     for _epoch in 0..10 {
+//!         for batch in &batches {
+//!             let loss = strategy.run((&model, batch?), |ctx, (model, (x, y))| {
+//!                 let loss = loss::cross_entropy(&model.forward(&x)?, &y)?;
+//!                 optimizer.minimize(ctx, loss, y.dim(0)?)                     // reduce, update; the global mean loss
+//!             })?;
+//!             last = loss.values()[0].to_scalar()?;
+//!         }
+//!     }
+//!     assert!(last < 0.2, "the loss of the last batch is {last}");
+//!     Ok(())
+//! }
+//! ```
+//!
+//! In reading order:
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`mod@strategy`] | [`Strategy`], the handle: `run`, `reduce`, `gather`, `scope`, `replicate`; the strategies behind it |
+//! | [`context`] | where code is running; [`ReplicaContext`]: `all_reduce`, `all_gather`, `merge_call` |
+//! | [`values`] | [`PerReplica`], [`Mirrored`]; what can be given to each replica its part of, and reduced |
+//! | `replicated` | [`Replicated`]: a model on every replica |
+//! | `variables` | [`Variables`] of one model: initial values, safetensors, checksum |
+//! | [`mod@optimizer`] | [`Optimizer`]: backward, reduce, update in one call; [`Sgd`], [`Adam`], [`AdamW`], … |
+//! | [`nn`] | losses that take an empty piece of a batch |
+//! | `input` | [`DistributedDataset`]: batches cut into a piece for each replica |
+//! | `error` | [`Error`]: what went wrong, who did it, what to do |
+//! | `log` | [`init`]: candle's threads and `DISTRIBUTE_LOG` |
+//! | [`prelude`] | what most programs use |
+//! | [`tensor`], [`data`], [`cluster`] | the crates below: nests of tensors; datasets; deadlines and blame |
+//!
+//! # When things break
+//!
+//! An error or a panic in one replica's closure, a collective that one replica does not make or makes differently, a
+//! replica that is late: `run` returns one [`Error`] that names step, replica, call and line, no replica hangs, and the
+//! strategy can be used again. A replica that is stuck in its closure is logged, with its last call; `run` returns when
+//! the closure does. docs/errors.md has a row for each kind of error.
 
 pub mod context;
 mod error;
@@ -31,10 +96,22 @@ pub use values::{Axes, Distributed, Mirrored, PerReplica, Reducible};
 pub use variables::Variables;
 
 /// What most programs use.
+///
+/// Traits with methods of common names, like `split`, are left out: they would come before those of `String`.
 pub mod prelude {
     pub use crate::{
-        Adam, AdamW, Distributed, HostTensor, IndexedSlices, Mirrored, MirroredStrategy, Nest,
-        OneDeviceStrategy, Optimizer, PerReplica, ReduceOp, ReplicaContext, Replicated, Sgd, Strategy,
-        Variables,
+        Adam, AdamW, HostTensor, IndexedSlices, Mirrored, MirroredStrategy, Nest, OneDeviceStrategy,
+        Optimizer, PerReplica, ReduceOp, ReplicaContext, Replicated, Sgd, Strategy, Variables,
     };
+}
+
+/// The Rust blocks of the guides, compiled and run as tests.
+#[cfg(doctest)]
+mod guides {
+    #[doc = include_str!("../../../README.md")]
+    struct Readme;
+    #[doc = include_str!("../../../docs/from-candle.md")]
+    struct FromCandle;
+    #[doc = include_str!("../../../docs/errors.md")]
+    struct Errors;
 }

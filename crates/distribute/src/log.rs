@@ -11,7 +11,9 @@ use tracing_subscriber::EnvFilter;
 /// - Log lines go to stderr, from level `warn`. `DISTRIBUTE_LOG` sets another filter: `DISTRIBUTE_LOG=trace` shows each
 ///   call that each replica makes.
 ///
-/// Only the first call does something.
+/// Call it before the program starts a thread: it writes the environment, which another thread could be reading, and
+/// candle reads these settings only once. Only the first call does something. A program that has a `tracing` subscriber
+/// keeps it; a filter that cannot be read counts as none.
 pub fn init() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

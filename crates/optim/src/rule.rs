@@ -363,6 +363,7 @@ mod tests {
         assert!((&Sgd as &dyn Rule).slots().is_empty());
     }
 
+    // INV-12
     #[test]
     fn lengths_must_match_and_nothing_changes() {
         let (mut var, mut accum) = ([1.0f32; 4], [2.0f32; 4]);
@@ -379,6 +380,7 @@ mod tests {
         assert_eq!((var, accum), ([1.0; 4], [2.0; 4]));
     }
 
+    // INV-12
     #[test]
     fn rows_must_fit_and_nothing_changes() {
         let (mut var, at) = ([1.0f32; 6], Step::after(0, 0.1));

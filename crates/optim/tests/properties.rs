@@ -87,6 +87,7 @@ fn scatter<F: Float>(len: usize, row_len: usize, rows: &[usize], grads: &[F]) ->
 
 proptest! {
     /// Any owner of any range computes the same bits: what makes updates by range owners right.
+    // INV-11
     #[test]
     fn ranges_give_the_same_bits_as_the_whole(
         (var, grads) in trajectory(67),
@@ -132,6 +133,7 @@ proptest! {
     }
 
     /// A shard that gets its own rows only, possibly none, ends with the same bits as that part of the table.
+    // INV-11
     #[test]
     fn shards_give_the_same_bits_as_the_table((row_len, table, steps) in table(), cut in 0..9usize) {
         let cut = cut.min(table.len() / row_len);

@@ -103,6 +103,7 @@ fn rto_3_nothing_is_broadcast_and_the_replica_is_named() {
     assert!(matches!(Leaf::reduce(ReduceOp::Sum, &[]), Err(Error::Empty { .. })));
 }
 
+// INV-9
 #[test]
 fn red_5_an_empty_replica_counts_for_nothing() {
     let leaves = [vector(vec![1.0f32, 2.0]), vector::<f32>(vec![])];
@@ -277,6 +278,7 @@ proptest! {
     }
 
     // The leaf's sum is the tree of pairs over the list, for every dtype that has one.
+    // INV-7
     #[test]
     fn a_sum_of_three_is_first_the_pair_then_the_third(x in any::<[u8; 3]>()) {
         for dtype in DType::ALL.into_iter().filter(|d| d.mean().is_some()) {

@@ -29,6 +29,9 @@ impl Team {
     ///
     /// # Errors
     /// If the system refuses a thread.
+    ///
+    /// # Panics
+    /// If `size` is 0.
     pub fn new(size: usize) -> std::io::Result<Self> {
         let crew = Arc::new(Crew::new(size - 1));
         let mut team = Self {

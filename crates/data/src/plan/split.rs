@@ -90,6 +90,7 @@ mod tests {
     }
 
     proptest! {
+        // INV-10
         #[test]
         fn pieces_are_the_batch_in_order(rows in 0usize..2000, pieces in 1usize..40, tensorflow: bool) {
             let rule = if tensorflow { SplitRule::TensorFlow } else { SplitRule::Even };

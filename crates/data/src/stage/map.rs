@@ -48,6 +48,7 @@ mod tests {
         assert_eq!(batch.1.as_slice::<f32>().unwrap(), [0., 0.5]);
     }
 
+    // INV-13
     #[test]
     fn an_error_or_panic_names_the_element_and_ends_the_pass() {
         let data = Dataset::range(10).skip(1).try_map(|x| if x == 3 { Err("three") } else { Ok(x) });

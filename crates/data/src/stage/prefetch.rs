@@ -132,6 +132,7 @@ mod tests {
         });
     }
 
+    // INV-3
     #[test]
     fn an_error_comes_where_it_would_have_come_and_the_thread_ends() {
         watchdog(|| {
@@ -162,6 +163,7 @@ mod tests {
         }
     }
 
+    // INV-3
     #[test]
     fn dropping_the_consumer_ends_the_thread_and_it_never_ran_far_ahead() {
         watchdog(|| {

@@ -138,6 +138,7 @@ mod tests {
         assert_eq!(values(&data.take(2).repeat(2)), [0, 1, 0, 1]);
     }
 
+    // INV-13
     #[test]
     fn errors_and_panics_of_a_generator_name_the_element_and_end_the_pass() {
         let data = Dataset::from_generator(|| [Ok(1i64), Err("no more paper"), Ok(2)].into_iter());

@@ -148,3 +148,58 @@ pub(crate) fn enter_default(default: &Strategy) -> Result<Entered> {
         }),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{MirroredStrategy, ReduceOp};
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    // INV-6
+    #[test]
+    fn a_scope_is_left_however_it_ends() {
+        let strategy = MirroredStrategy::cpus(2).unwrap();
+        assert!(strategy.scope(|| strategy.scope(|| Ok(in_cross_replica_context()))).unwrap());
+        assert!(!has_strategy());
+        strategy.scope(|| Err::<(), _>(Error::other("no"))).unwrap_err();
+        assert!(!has_strategy());
+        let panic = || strategy.scope(|| -> Result<()> { std::panic::resume_unwind(Box::new("boom")) });
+        catch_unwind(AssertUnwindSafe(panic)).unwrap_err();
+        assert!(!has_strategy());
+    }
+
+    /// Fails a test that hangs.
+    fn watched(body: impl FnOnce() + Send + 'static) {
+        let (done, wait) = std::sync::mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            body();
+            let _ = done.send(());
+        });
+        match wait.recv_timeout(std::time::Duration::from_secs(60)) {
+            Err(std::sync::mpsc::RecvTimeoutError::Timeout) => panic!("the test hangs"),
+            _ => thread.join().unwrap(),
+        }
+    }
+
+    // INV-6
+    #[test]
+    fn a_run_and_a_merge_are_left_however_they_end() {
+        watched(runs_and_merges_end);
+    }
+
+    fn runs_and_merges_end() {
+        let strategy = MirroredStrategy::cpus(2).unwrap();
+        for fails in [false, true] {
+            let result = strategy.run((), |ctx, ()| {
+                let merged = ctx.merge_call((), |strategy, _| match fails {
+                    false => strategy.reduce(ReduceOp::Mean, 1f32, None),
+                    true => Err(Error::other("no")),
+                });
+                assert_eq!(get_replica_context().map(|c| c.step()), Some(ctx.step()));
+                merged
+            });
+            assert_eq!(result.is_err(), fails);
+            assert!(!has_strategy() && !in_cross_replica_context());
+        }
+    }
+}

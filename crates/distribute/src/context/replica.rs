@@ -62,16 +62,19 @@ impl ReplicaContext {
     }
 
     /// The id of this replica among all that are in sync: 0 … `num_replicas_in_sync() - 1`.
+    #[doc(alias = "tf.distribute.ReplicaContext.replica_id_in_sync_group")]
     pub fn replica_id_in_sync_group(&self) -> usize {
         self.0.strategy.extended().first_replica_id() + self.0.local
     }
 
     /// How many replicas are in sync, those of all workers together.
+    #[doc(alias = "tf.distribute.ReplicaContext.num_replicas_in_sync")]
     pub fn num_replicas_in_sync(&self) -> usize {
         self.0.strategy.num_replicas_in_sync()
     }
 
     /// The strategy that this replica belongs to.
+    #[doc(alias = "tf.distribute.ReplicaContext.strategy")]
     pub fn strategy(&self) -> &Strategy {
         &self.0.strategy
     }
@@ -81,16 +84,20 @@ impl ReplicaContext {
         self.0.step
     }
 
-    /// The device that this replica runs on.
+    /// The device that this replica runs on: one full name, such as `/job:localhost/replica:0/task:0/device:CPU:1`.
     ///
     /// # Errors
     /// [`Error::StaleContext`] or [`Error::WrongContext`] where this context is not current.
+    #[doc(alias = "tf.distribute.ReplicaContext.devices")]
     pub fn devices(&self) -> Result<Vec<String>> {
         self.require_current("devices")?;
         Ok(vec![self.device()])
     }
 
-    /// candle's device for this replica.
+    /// candle's device for this replica: where to make tensors inside of the closure.
+    ///
+    /// # Errors
+    /// [`Error::Candle`] where candle cannot open the device.
     pub fn device_for_candle(&self) -> Result<candle_core::Device> {
         match self.0.strategy.extended().worker_devices().get(self.0.local) {
             Some(name) => name.to_candle(),
@@ -120,6 +127,7 @@ impl ReplicaContext {
     /// assert_eq!(sums.values(), [2., 2.]);
     /// # Ok::<(), distribute::Error>(())
     /// ```
+    #[doc(alias = "tf.distribute.ReplicaContext.all_reduce")]
     #[track_caller]
     pub fn all_reduce<N: Nest>(&self, op: ReduceOp, value: N) -> Result<N> {
         let at = Location::caller();
@@ -147,6 +155,7 @@ impl ReplicaContext {
     /// # Errors
     /// [`Error::Collective`] on every replica where they differ, one is gone or one is late.
     /// [`Error::Tensor`] for scalars, an axis outside of the rank, or [`IndexedSlices`](crate::IndexedSlices).
+    #[doc(alias = "tf.distribute.ReplicaContext.all_gather")]
     #[track_caller]
     pub fn all_gather<N: Nest>(&self, value: N, axis: usize) -> Result<N> {
         let at = Location::caller();
@@ -197,6 +206,7 @@ impl ReplicaContext {
     /// assert_eq!(totals.values(), [1, 1]);
     /// # Ok::<(), distribute::Error>(())
     /// ```
+    #[doc(alias = "tf.distribute.ReplicaContext.merge_call")]
     #[track_caller]
     pub fn merge_call<T, R>(
         &self,

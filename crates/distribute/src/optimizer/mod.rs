@@ -136,6 +136,7 @@ impl<R: Rule> Optimizer<R> {
     }
 
     /// The learning rate of the next step.
+    #[doc(alias = "tf.keras.optimizers.Optimizer.learning_rate")]
     pub fn learning_rate(&self) -> f64 {
         f64::from_bits(self.learning_rate.load(Ordering::Relaxed))
     }
@@ -154,6 +155,7 @@ impl<R: Rule> Optimizer<R> {
     }
 
     /// How many steps have been made.
+    #[doc(alias = "tf.keras.optimizers.Optimizer.iterations")]
     pub fn finished_steps(&self) -> u64 {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).finished
     }
@@ -197,6 +199,8 @@ impl<R: Rule> Optimizer<R> {
     /// [`Error::Collective`] on every replica where one does not come or fails; [`Error::InvalidArgument`] for a loss
     /// that is not a scalar, or where no replica has examples; [`Error::Candle`] where backward fails. The variables have
     /// not changed then.
+    #[doc(alias = "tf.keras.optimizers.Optimizer.minimize")]
+    #[doc(alias = "tf.keras.optimizers.Optimizer.apply_gradients")]
     #[track_caller]
     pub fn minimize(&self, ctx: &ReplicaContext, loss: Tensor, examples: usize) -> Result<Tensor> {
         let at = Location::caller();

@@ -39,6 +39,9 @@ impl DeviceName {
     }
 
     /// candle's device for it. All logical CPU devices are candle's one CPU.
+    ///
+    /// # Errors
+    /// [`Error::Candle`] for a GPU that candle cannot open, or was built without.
     pub fn to_candle(self) -> Result<candle_core::Device> {
         match self.kind {
             DeviceKind::Cpu => Ok(candle_core::Device::Cpu),

@@ -17,6 +17,7 @@ pub trait StrategyExtended: Debug + Send + Sync + 'static {
     fn kind(&self) -> &'static str;
 
     /// The devices of this process's replicas, one for each.
+    #[doc(alias = "tf.distribute.StrategyExtended.worker_devices")]
     fn worker_devices(&self) -> &[DeviceName];
 
     /// How many replicas this process has.
@@ -40,6 +41,7 @@ pub trait StrategyExtended: Debug + Send + Sync + 'static {
     }
 
     /// Whether step functions need shapes that never change. False for all strategies here.
+    #[doc(alias = "tf.distribute.StrategyExtended.experimental_require_static_shapes")]
     fn require_static_shapes(&self) -> bool {
         false
     }

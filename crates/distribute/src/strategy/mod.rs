@@ -39,11 +39,13 @@ impl Strategy {
     }
 
     /// The part that the strategy's author wrote.
+    #[doc(alias = "tf.distribute.Strategy.extended")]
     pub fn extended(&self) -> &dyn StrategyExtended {
         &*self.0.extended
     }
 
     /// How many replicas are in sync: gradients are aggregated over so many.
+    #[doc(alias = "tf.distribute.Strategy.num_replicas_in_sync")]
     pub fn num_replicas_in_sync(&self) -> usize {
         self.extended().num_replicas_in_sync()
     }
@@ -121,6 +123,9 @@ impl Strategy {
 
     /// This process's parts of a value: the components of a [`PerReplica`], in order; of a nested structure one
     /// structure for each replica; of anything else the value itself (LOCAL-1).
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a value made for another number of replicas.
     #[doc(alias = "tf.distribute.Strategy.experimental_local_results")]
     pub fn local_results<D: Distributed>(&self, value: D) -> Result<Vec<D::Local>> {
         let replicas = self.extended().local_replicas();
@@ -131,6 +136,9 @@ impl Strategy {
     }
 
     /// Makes a value for each local replica: `value` is called once for each, in order, on this thread.
+    ///
+    /// # Errors
+    /// The first error of `value`.
     ///
     /// ```
     /// # use distribute::prelude::*;

@@ -13,11 +13,13 @@ impl Variables {
     /// The file appears whole or not at all: it is written beside its place and renamed.
     ///
     /// # Errors
-    /// [`Error::Io`] or [`Error::Candle`], with the path.
+    /// [`Error::Candle`] or [`Error::Io`], with the path, where the file cannot be written.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         let tensors: HashMap<_, _> = self.snapshot()?.into_iter().collect();
-        let part = path.with_extension("part");
+        // The whole name stays, so that `model.1` and `model.2` have different parts.
+        let mut part = path.as_os_str().to_owned();
+        part.push(".part");
         candle_core::safetensors::save(&tensors, &part).map_err(|error| error.with_path(path))?;
         std::fs::rename(&part, path)
             .map_err(|source| Error::Io { operation: format!("writing {}", path.display()), source })

@@ -87,6 +87,7 @@ mod tests {
         values.flatten_all().unwrap().to_vec1().unwrap()
     }
 
+    // INV-8
     #[test]
     fn values_depend_on_seed_and_name_only() {
         let init = Init::Randn { mean: 0., stdev: 1. };

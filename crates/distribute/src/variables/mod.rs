@@ -58,7 +58,7 @@ impl Variables {
     }
 
     /// The value of a variable, as one device would have it: of running statistics the mean over the replicas. It is a
-    /// copy: training on does not change it.
+    /// copy, which later steps leave as it is.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for an unknown name: it lists those there are.
@@ -125,7 +125,7 @@ impl Variables {
     pub(crate) fn snapshot(&self) -> Result<BTreeMap<String, Tensor>> {
         let kinds: Vec<_> =
             self.entries().iter().map(|(name, entry)| (name.clone(), entry.kind.clone())).collect();
-        kinds.into_iter().map(|(name, kind)| Ok((name, kind.read()?.copy()?))).collect()
+        kinds.into_iter().map(|(name, kind)| Ok((name, kind.read()?))).collect()
     }
 
     /// RUN-9, RUN-10: later replicas find what replica 0 created, and must not ask for more or less.
@@ -211,16 +211,17 @@ impl Kind {
         }
     }
 
+    /// A copy: optimizers write variables in place.
     fn read(&self) -> Result<Tensor> {
         match self {
-            Kind::Mirrored(variable) => Ok(variable.as_detached_tensor()),
+            Kind::Mirrored(variable) => Ok(variable.as_detached_tensor().copy()?),
             Kind::OnRead(components) => {
                 let leaves: Vec<_> = components
                     .iter()
                     .map(|c| distribute_tensor::Leaf::Candle(c.as_detached_tensor()))
                     .collect();
                 match distribute_tensor::Leaf::reduce(distribute_tensor::ReduceOp::Mean, &leaves)? {
-                    distribute_tensor::Leaf::Candle(mean) => Ok(mean),
+                    distribute_tensor::Leaf::Candle(mean) => Ok(mean.copy()?),
                     other => {
                         Err(Error::invalid("get", format!("a mean of variables became {}", other.kind())))
                     }
@@ -247,4 +248,23 @@ fn unknown(operation: &'static str, name: &str, entries: &BTreeMap<String, Entry
         operation,
         format!("no variable is named {name:?}; the {} there are: {names:?}", entries.len()),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{OneDeviceStrategy, Sgd};
+
+    #[test]
+    fn what_get_gives_does_not_change_with_the_variable() {
+        let strategy = OneDeviceStrategy::new("cpu:0").unwrap();
+        let model = strategy.replicate(|vb: VarBuilder| vb.get_with_hints(2, "w", Init::Const(1.))).unwrap();
+        let before = model.variables.get("w").unwrap();
+        let optimizer = Sgd::new(&model.variables, 0.5).unwrap();
+        strategy.run(&model, |ctx, w| optimizer.minimize(ctx, w.sum_all()?, 1)).unwrap();
+        assert_eq!(before.to_vec1::<f32>().unwrap(), [1., 1.]);
+        assert_eq!(model.variables.get("w").unwrap().to_vec1::<f32>().unwrap(), [0.5, 0.5]);
+        model.variables.set("w", &before).unwrap();
+        assert_eq!(model.variables.get("w").unwrap().to_vec1::<f32>().unwrap(), [1., 1.]);
+    }
 }

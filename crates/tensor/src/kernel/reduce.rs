@@ -233,6 +233,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
         // The one order of sums: bit-equal to the tree by strides, for every number of inputs and odd lengths.
+        // INV-7
         #[test]
         fn fold_is_the_tree_by_strides(n in 1usize..=19, len in prop_oneof![0usize..40, 1000usize..1050, Just(3073)], seed: u64) {
             let floats = inputs(n, len, seed);
@@ -245,6 +246,7 @@ mod tests {
                 |a, b| a == b);
         }
 
+        // INV-7
         #[test]
         fn fold_scaled_is_the_fold_of_scaled_inputs(n in 1usize..=9, len in 0usize..2100, seed: u64) {
             let values = inputs(n, len, seed);
