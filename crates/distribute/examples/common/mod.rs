@@ -1,0 +1,82 @@
+//! What all examples share, kept out of their way: options, the strategy that they ask for, the last line of output.
+
+#![allow(dead_code)] // Each example uses its part.
+
+pub mod compare;
+pub mod progress;
+
+use clap::{Parser, ValueEnum};
+use distribute::prelude::*;
+use serde_json::Value;
+
+/// candle allocates a tensor for each operation: this allocator makes whole programs faster.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// The options of every example.
+#[derive(Parser, Clone, Debug)]
+pub struct Options {
+    /// Where the replicas run
+    #[arg(long, value_enum, default_value = "mirrored")]
+    strategy: Kind,
+    /// How many replicas a mirrored strategy has [default: one for each core]
+    #[arg(long)]
+    replicas: Option<usize>,
+    /// What initial weights and the order of examples are drawn from
+    #[arg(long, default_value_t = 42)]
+    pub seed: u64,
+    /// How often all examples are seen [default: the example's own]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    epochs: Option<u64>,
+    /// No progress; with --json, nothing but that line
+    #[arg(long)]
+    pub quiet: bool,
+    /// End the output with one line of JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq)]
+#[value(rename_all = "snake_case")]
+enum Kind {
+    /// MirroredStrategy: a replica on each core
+    Mirrored,
+    /// OneDeviceStrategy: one replica on cpu:0
+    OneDevice,
+    /// The strategy that is current where none was made
+    Default,
+}
+
+impl Options {
+    pub fn parse() -> Self {
+        Parser::parse()
+    }
+
+    /// The strategy that was asked for.
+    pub fn strategy(&self) -> distribute::Result<Strategy> {
+        match (self.strategy, self.replicas) {
+            (Kind::Mirrored, None) => Ok(MirroredStrategy::all_cores()?.into()),
+            (Kind::Mirrored, Some(replicas)) => Ok(MirroredStrategy::cpus(replicas)?.into()),
+            (_, Some(replicas)) if replicas != 1 => Err(distribute::Error::other(format!(
+                "--replicas {replicas} needs --strategy mirrored: the others have one replica"
+            ))),
+            (Kind::OneDevice, _) => Ok(OneDeviceStrategy::new("cpu:0")?.into()),
+            (Kind::Default, _) => Ok(distribute::get_strategy()),
+        }
+    }
+
+    pub fn epochs(&self, default: usize) -> usize {
+        self.epochs.map_or(default, |epochs| epochs as usize)
+    }
+
+    /// Prints the result as text and, with `--json`, as the last line.
+    pub fn finish(&self, text: &str, figures: &[(&str, Value)]) {
+        if !(self.quiet && self.json) {
+            println!("{text}");
+        }
+        if self.json {
+            let fields: Vec<_> = figures.iter().map(|(name, value)| format!("{name:?}:{value}")).collect();
+            println!("{{{}}}", fields.join(","));
+        }
+    }
+}

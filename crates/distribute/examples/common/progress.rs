@@ -1,0 +1,127 @@
+//! How far a training is, how fast, and its loss: a bar on a terminal, lines in a pipe.
+
+use super::Options;
+use candle_core::Tensor;
+use distribute::cluster::deadline::Stopwatch;
+use distribute::prelude::*;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::io::IsTerminal;
+
+/// Told of each step, it says how far the training is.
+pub struct Progress {
+    view: View,
+    title: String,
+    epochs: usize,
+    /// How many examples an epoch has, and a step (the last one of an epoch may have fewer).
+    examples: usize,
+    batch: usize,
+    seen: usize,
+    loss: f64,
+    last_loss: f64,
+    clock: Stopwatch,
+}
+
+enum View {
+    Bar(ProgressBar),
+    /// One every so many epochs.
+    Lines(usize),
+    Nothing,
+}
+
+/// Lines that a long training prints at most.
+const LINES: usize = 20;
+
+impl Progress {
+    /// Starts the clock.
+    pub fn start(
+        options: &Options,
+        strategy: &Strategy,
+        epochs: usize,
+        examples: usize,
+        batch: usize,
+    ) -> Self {
+        let replicas = strategy.num_replicas_in_sync();
+        let title = format!("{replicas} replica{}", if replicas == 1 { "" } else { "s" });
+        let view = match (options.quiet, std::io::stdout().is_terminal()) {
+            (true, _) => View::Nothing,
+            (_, false) => View::Lines(epochs.div_ceil(LINES)),
+            (_, true) => View::Bar(bar(&title, (epochs * examples) as u64)),
+        };
+        let clock = Stopwatch::start();
+        Self { view, title, epochs, examples, batch, seen: 0, loss: 0., last_loss: f64::NAN, clock }
+    }
+
+    /// A step has been made; `losses` is what `minimize` gave: on every replica the mean over all examples.
+    pub fn step(&mut self, losses: &PerReplica<Tensor>) -> distribute::Result<()> {
+        let in_epoch = self.seen % self.examples;
+        let examples = self.batch.min(self.examples - in_epoch);
+        for loss in losses.iter().take(1) {
+            self.loss += f64::from(loss.to_scalar::<f32>()?) * examples as f64;
+        }
+        self.seen += examples;
+        if in_epoch + examples == self.examples {
+            self.last_loss = std::mem::take(&mut self.loss) / self.examples as f64;
+        }
+        match &self.view {
+            View::Bar(bar) => {
+                bar.inc(examples as u64);
+                bar.set_message(format!(
+                    "{:>9} examples/s, loss {:.4}",
+                    thousands(self.speed()),
+                    self.last_loss
+                ));
+            }
+            View::Lines(every) => {
+                let epoch = self.seen / self.examples;
+                let due = epoch.is_multiple_of(*every) || epoch == self.epochs;
+                if in_epoch + examples == self.examples && due {
+                    let (title, epochs, speed, loss) =
+                        (&self.title, self.epochs, thousands(self.speed()), self.last_loss);
+                    println!("{title}: epoch {epoch} of {epochs}, {speed} examples/s, loss {loss:.4}");
+                }
+            }
+            View::Nothing => {}
+        }
+        Ok(())
+    }
+
+    /// Stops the clock: the seconds since the start, examples in a second, and the mean loss of the last epoch.
+    pub fn finish(self) -> Pace {
+        if let View::Bar(bar) = &self.view {
+            bar.finish();
+        }
+        Pace { seconds: self.clock.seconds(), examples_per_s: self.speed(), loss: self.last_loss }
+    }
+
+    fn speed(&self) -> f64 {
+        self.seen as f64 / self.clock.seconds()
+    }
+}
+
+/// How a training went.
+pub struct Pace {
+    pub seconds: f64,
+    pub examples_per_s: f64,
+    pub loss: f64,
+}
+
+fn bar(title: &str, length: u64) -> ProgressBar {
+    let style = ProgressStyle::with_template("{prefix} {bar:30.cyan/blue} {percent:>3} % {msg}");
+    let bar = ProgressBar::with_draw_target(Some(length), ProgressDrawTarget::stdout());
+    bar.set_prefix(format!("{title:<10}"));
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    bar
+}
+
+/// A number for people: 12,345.
+pub fn thousands(number: f64) -> String {
+    let digits = format!("{number:.0}");
+    let mut text = String::new();
+    for (place, digit) in digits.chars().enumerate() {
+        if place > 0 && (digits.len() - place).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}

@@ -1,0 +1,13 @@
+//! The smallest program: every replica gives its id, and every replica gets the sum of all.
+
+mod common;
+use distribute::prelude::*;
+
+#[distribute::main]
+fn main() -> distribute::Result<()> {
+    let options = common::Options::parse();
+    let strategy = options.strategy()?; // MirroredStrategy::all_cores()?, unless --strategy says otherwise
+    let sums = strategy.run((), |ctx, ()| ctx.all_reduce(ReduceOp::Sum, ctx.replica_id_in_sync_group()))?;
+    options.finish(&sums.to_string(), &[("example", "hello".into()), ("replicas", sums.len().into())]);
+    Ok(())
+}
