@@ -37,6 +37,32 @@ impl Strategy {
     /// assert_eq!([rows(&steps[0]), rows(&steps[1])], [[2, 2], [1, 0]]);
     /// # Ok::<(), distribute::Error>(())
     /// ```
+    ///
+    /// A loop over the dataset, with a `run` for each global batch:
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// use distribute::data::Dataset;
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let batches = strategy.distribute_dataset(Dataset::range(4).batch(2))?;
+    /// let mut results = Vec::new();
+    /// for batch in &batches {
+    ///     let result = strategy.run(batch?, |_ctx, input| {
+    ///         let doubled = input.to_vec::<i64>()?.into_iter().map(|x| x * 2).collect();
+    ///         Ok(HostTensor::vector(doubled))
+    ///     })?;
+    ///     results.push(result.to_string());
+    /// }
+    /// assert_eq!(format!("[{}]", results.join(", ")), "\
+    /// [PerReplica:{
+    ///   0: <Tensor: shape=(1,), dtype=int64, data=[0]>,
+    ///   1: <Tensor: shape=(1,), dtype=int64, data=[2]>
+    /// }, PerReplica:{
+    ///   0: <Tensor: shape=(1,), dtype=int64, data=[4]>,
+    ///   1: <Tensor: shape=(1,), dtype=int64, data=[6]>
+    /// }]");
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
     #[doc(alias = "tf.distribute.Strategy.experimental_distribute_dataset")]
     pub fn distribute_dataset<T: Nest>(&self, dataset: Dataset<T>) -> Result<DistributedDataset<T>> {
         dataset.check()?;

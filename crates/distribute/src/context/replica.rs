@@ -62,7 +62,18 @@ impl ReplicaContext {
     }
 
     /// The id of this replica among all that are in sync: 0 … `num_replicas_in_sync() - 1`.
-    #[doc(alias = "tf.distribute.ReplicaContext.replica_id_in_sync_group")]
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let ids = strategy.run((), |ctx, ()| Ok(ctx.replica_id_in_sync_group() as i32))?;
+    /// assert_eq!(ids.to_string(), "\
+    /// PerReplica:{
+    ///   0: <Tensor: shape=(), dtype=int32, data=0>,
+    ///   1: <Tensor: shape=(), dtype=int32, data=1>
+    /// }");
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
     pub fn replica_id_in_sync_group(&self) -> usize {
         self.0.strategy.extended().first_replica_id() + self.0.local
     }
@@ -127,6 +138,23 @@ impl ReplicaContext {
     /// assert_eq!(sums.values(), [2., 2.]);
     /// # Ok::<(), distribute::Error>(())
     /// ```
+    ///
+    /// Several values in one call:
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let sums = strategy.run((), |ctx, ()| ctx.all_reduce(ReduceOp::Sum, vec![1f32, 2.]))?;
+    /// assert_eq!(sums.to_string(), "\
+    /// [PerReplica:{
+    ///   0: <Tensor: shape=(), dtype=float32, data=2.0>,
+    ///   1: <Tensor: shape=(), dtype=float32, data=2.0>
+    /// }, PerReplica:{
+    ///   0: <Tensor: shape=(), dtype=float32, data=4.0>,
+    ///   1: <Tensor: shape=(), dtype=float32, data=4.0>
+    /// }]");
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
     #[doc(alias = "tf.distribute.ReplicaContext.all_reduce")]
     #[track_caller]
     pub fn all_reduce<N: Nest>(&self, op: ReduceOp, value: N) -> Result<N> {
@@ -155,6 +183,70 @@ impl ReplicaContext {
     /// # Errors
     /// [`Error::Collective`] on every replica where they differ, one is gone or one is late.
     /// [`Error::Tensor`] for scalars, an axis outside of the rank, or [`IndexedSlices`](crate::IndexedSlices).
+    ///
+    /// One tensor:
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let result = strategy.run((), |ctx, ()| ctx.all_gather(HostTensor::vector(vec![1, 2, 3]), 0))?;
+    /// assert_eq!(result.to_string(), "\
+    /// PerReplica:{
+    ///   0: <Tensor: shape=(6,), dtype=int32, data=[1, 2, 3, 1, 2, 3]>,
+    ///   1: <Tensor: shape=(6,), dtype=int32, data=[1, 2, 3, 1, 2, 3]>
+    /// }");
+    /// assert_eq!(strategy.local_results(result)?[1].to_vec::<i32>()?, [1, 2, 3, 1, 2, 3]);
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    ///
+    /// A nest, here a list of two:
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let result = strategy.run((), |ctx, ()| {
+    ///     let first = HostTensor::vector(vec![1, 2, 3]);
+    ///     let second = HostTensor::new(vec![1, 2, 3, 4], [2, 2])?;
+    ///     ctx.all_gather(vec![first, second], 0)
+    /// })?;
+    /// assert_eq!(result.to_string(), "\
+    /// [PerReplica:{
+    ///   0: <Tensor: shape=(6,), dtype=int32, data=[1, 2, 3, 1, 2, 3]>,
+    ///   1: <Tensor: shape=(6,), dtype=int32, data=[1, 2, 3, 1, 2, 3]>
+    /// }, PerReplica:{
+    ///   0: <Tensor: shape=(4, 2), dtype=int32, data=
+    /// [[1, 2],
+    ///  [3, 4],
+    ///  [1, 2],
+    ///  [3, 4]]>,
+    ///   1: <Tensor: shape=(4, 2), dtype=int32, data=
+    /// [[1, 2],
+    ///  [3, 4],
+    ///  [1, 2],
+    ///  [3, 4]]>
+    /// }]");
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    ///
+    /// Sizes along the axis that differ between replicas, in a map:
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// use std::collections::BTreeMap;
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let result = strategy.run((), |ctx, ()| {
+    ///     let (a, b) = match ctx.replica_id_in_sync_group() {
+    ///         0 => (vec![0], HostTensor::new(vec![0, 1], [1, 2])?),
+    ///         _ => (vec![1], HostTensor::new(vec![2, 3, 4, 5], [2, 2])?),
+    ///     };
+    ///     ctx.all_gather(BTreeMap::from([("a".to_string(), HostTensor::vector(a)), ("b".to_string(), b)]), 0)
+    /// })?;
+    /// for map in &result {
+    ///     assert_eq!(map["a"].to_vec::<i32>()?, [0, 1]);
+    ///     assert_eq!((map["b"].dims(), map["b"].to_vec::<i32>()?), (&[3, 2][..], vec![0, 1, 2, 3, 4, 5]));
+    /// }
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
     #[doc(alias = "tf.distribute.ReplicaContext.all_gather")]
     #[track_caller]
     pub fn all_gather<N: Nest>(&self, value: N, axis: usize) -> Result<N> {
@@ -204,6 +296,19 @@ impl ReplicaContext {
     ///     ctx.merge_call(id, |strategy, ids| strategy.reduce(ReduceOp::Sum, ids, None))
     /// })?;
     /// assert_eq!(totals.values(), [1, 1]);
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    ///
+    /// Where no strategy has been entered, `merge` is called directly, in the default strategy's cross-replica context:
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// let context = distribute::get_replica_context().unwrap();
+    /// let value = context.merge_call(3i32, |strategy, values| {
+    ///     assert!(*strategy == distribute::get_strategy() && distribute::in_cross_replica_context());
+    ///     Ok(values.values()[0] * 2)
+    /// })?;
+    /// assert_eq!(value, 6);
     /// # Ok::<(), distribute::Error>(())
     /// ```
     #[doc(alias = "tf.distribute.ReplicaContext.merge_call")]

@@ -68,6 +68,25 @@ impl Strategy {
     /// })?;
     /// # Ok::<(), distribute::Error>(())
     /// ```
+    ///
+    /// Variables are made by [`replicate`](Strategy::replicate) and mirrored; a `Var` of candle's own is an ordinary
+    /// tensor, in a scope too:
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// use candle_nn::{Init, VarBuilder};
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let model = strategy.scope(|| {
+    ///     strategy.replicate(|vb: VarBuilder| vb.get_with_hints((), "mirrored", Init::Const(1.)))
+    /// })?;
+    /// assert_eq!(model.models().to_string(), "\
+    /// PerReplica:{
+    ///   0: <Tensor: shape=(), dtype=float32, data=1.0>,
+    ///   1: <Tensor: shape=(), dtype=float32, data=1.0>
+    /// }");
+    /// assert!(model.variables.strategy() == &*strategy);
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
     #[doc(alias = "tf.distribute.Strategy.scope")]
     pub fn scope<T>(&self, body: impl FnOnce() -> Result<T>) -> Result<T> {
         let _scope = match self.is_default() {
@@ -137,8 +156,17 @@ impl Strategy {
 
     /// Makes a value for each local replica: `value` is called once for each, in order, on this thread.
     ///
-    /// # Errors
-    /// The first error of `value`.
+    /// The same on each; out of an array; out of the number of replicas:
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let ones = strategy.distribute_values_from_function(|_| Ok(1f32))?;
+    /// assert_eq!(strategy.local_results(ones)?, [1., 1.]);
+    /// let counts = strategy.distribute_values_from_function(|ctx| Ok(ctx.num_replicas_in_sync))?;
+    /// assert_eq!(strategy.local_results(counts)?, [2, 2]);
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
     ///
     /// ```
     /// # use distribute::prelude::*;

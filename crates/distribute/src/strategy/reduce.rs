@@ -33,6 +33,17 @@ impl Strategy {
     /// assert_eq!(mean.to_scalar::<f32>()?, 15. / 6.);
     /// # Ok::<(), distribute::Error>(())
     /// ```
+    ///
+    /// Of what a `run` returns:
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let ids = strategy.run((), |ctx, ()| Ok(HostTensor::scalar(ctx.replica_id_in_sync_group() as i32)))?;
+    /// let total = strategy.reduce("SUM".parse()?, ids, None)?;
+    /// assert_eq!(total.to_string(), "<Tensor: shape=(), dtype=int32, data=1>");
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
     #[doc(alias = "tf.distribute.Strategy.reduce")]
     pub fn reduce<V: Reducible>(&self, op: ReduceOp, value: V, axis: impl Into<Axes>) -> Result<V::Nest> {
         let _scope = self.enter("reduce", ADVICE)?;
@@ -68,6 +79,56 @@ impl Strategy {
     /// # Errors
     /// [`Error::Tensor`] for scalars, an axis outside of `[0, rank)`, other shapes or dtypes that differ, and
     /// [`IndexedSlices`](crate::IndexedSlices); [`Error::WrongContext`] inside of `run`.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let values = strategy.distribute_values_from_function(|_| Ok(HostTensor::new(vec![1, 2], [2, 1])?))?;
+    /// assert_eq!(strategy.gather(&values, 0)?.to_string(), "\
+    /// <Tensor: shape=(4, 1), dtype=int32, data=
+    /// [[1],
+    ///  [2],
+    ///  [1],
+    ///  [2]]>");
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    ///
+    /// On four replicas, along each axis:
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1", "cpu:2", "cpu:3"])?;
+    /// let single = HostTensor::new((0..6).collect::<Vec<i32>>(), [1, 2, 3])?;
+    /// let values = strategy.distribute_values_from_function(|_| Ok(single.clone()))?;
+    /// assert_eq!(strategy.gather(&values, 0)?.to_string(), "\
+    /// <Tensor: shape=(4, 2, 3), dtype=int32, data=
+    /// [[[0, 1, 2],
+    ///   [3, 4, 5]],
+    ///
+    ///  [[0, 1, 2],
+    ///   [3, 4, 5]],
+    ///
+    ///  [[0, 1, 2],
+    ///   [3, 4, 5]],
+    ///
+    ///  [[0, 1, 2],
+    ///   [3, 4, 5]]]>");
+    /// assert_eq!(strategy.gather(&values, 1)?.to_string(), "\
+    /// <Tensor: shape=(1, 8, 3), dtype=int32, data=
+    /// [[[0, 1, 2],
+    ///   [3, 4, 5],
+    ///   [0, 1, 2],
+    ///   [3, 4, 5],
+    ///   [0, 1, 2],
+    ///   [3, 4, 5],
+    ///   [0, 1, 2],
+    ///   [3, 4, 5]]]>");
+    /// assert_eq!(strategy.gather(&values, 2)?.to_string(), "\
+    /// <Tensor: shape=(1, 2, 12), dtype=int32, data=
+    /// [[[0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2],
+    ///   [3, 4, 5, 3, 4, 5, 3, 4, 5, 3, 4, 5]]]>");
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
     #[doc(alias = "tf.distribute.Strategy.gather")]
     pub fn gather<V: Reducible>(&self, value: V, axis: usize) -> Result<V::Nest> {
         let _scope = self.enter("gather", GATHER_ADVICE)?;

@@ -32,6 +32,32 @@ impl Strategy {
     /// }");
     /// # Ok::<(), distribute::Error>(())
     /// ```
+    ///
+    /// A value for each replica:
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let counts = strategy.distribute_values_from_function(|ctx| Ok(ctx.num_replicas_in_sync))?;
+    /// let doubled = strategy.run(counts, |_ctx, count| Ok(count * 2))?;
+    /// assert_eq!(doubled.values(), [4, 4]);
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    ///
+    /// A reduction in which all replicas take part:
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let ids = strategy.distribute_values_from_function(|ctx| Ok(ctx.replica_id_in_sync_group as i32))?;
+    /// let sums = strategy.run(ids, |ctx, id| ctx.all_reduce(ReduceOp::Sum, id))?;
+    /// assert_eq!(sums.to_string(), "\
+    /// PerReplica:{
+    ///   0: <Tensor: shape=(), dtype=int32, data=1>,
+    ///   1: <Tensor: shape=(), dtype=int32, data=1>
+    /// }");
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
     #[doc(alias = "tf.distribute.Strategy.run")]
     #[doc(alias = "experimental_run_v2")]
     pub fn run<A, R>(
