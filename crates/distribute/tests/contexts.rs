@@ -875,7 +875,7 @@ fn vff_2_nested_results_are_allowed() {
 #[test]
 fn vff_3_one_device_and_the_default_strategy_have_one_value() {
     for strategy in [one_device(), get_strategy()] {
-        let values = strategy.distribute_values_from_function(|ctx| Ok(ctx)).unwrap();
+        let values = strategy.distribute_values_from_function(Ok).unwrap();
         assert_eq!(values.values(), [ValueContext { replica_id_in_sync_group: 0, num_replicas_in_sync: 1 }]);
     }
 }
