@@ -7,8 +7,8 @@ use candle_nn::{VarBuilder, linear};
 use distribute::data::{Csv, Dataset, Error as DataError};
 use distribute::optimizer::rules;
 use distribute::{
-    DeviceName, Error, HostTensor, MirroredStrategy, OneDeviceStrategy, Optimizer, PerReplica, ReduceOp, Replicated,
-    Result, Sgd, Strategy, StrategyExtended,
+    DeviceName, Error, HostTensor, MirroredStrategy, OneDeviceStrategy, Optimizer, PerReplica, ReduceOp,
+    Replicated, Result, Sgd, Strategy, StrategyExtended,
 };
 use std::path::PathBuf;
 use std::sync::mpsc;
@@ -106,14 +106,19 @@ fn values_made_for_another_number_of_replicas() {
 fn ranks_and_axes_that_do_not_exist() {
     watched(|| {
         let strategy = strategy();
-        let value = || PerReplica::from_values(vec![HostTensor::vector(vec![1f32]), HostTensor::vector(vec![2f32])]);
+        let value =
+            || PerReplica::from_values(vec![HostTensor::vector(vec![1f32]), HostTensor::vector(vec![2f32])]);
         for axis in [1, -2, i64::MAX, i64::MIN] {
             let error = strategy.reduce(ReduceOp::Mean, value(), axis).unwrap_err();
             assert!(matches!(error, Error::Tensor { operation: "reduce", .. }), "{error}");
             assert!(error.to_string().contains(&format!("axis {axis}")), "{error}");
         }
-        assert!(matches!(strategy.gather(value(), usize::MAX).unwrap_err(), Error::Tensor { operation: "gather", .. }));
-        let error = strategy.run((), |ctx, ()| ctx.all_gather(HostTensor::vector(vec![1f32]), 1)).unwrap_err();
+        assert!(matches!(
+            strategy.gather(value(), usize::MAX).unwrap_err(),
+            Error::Tensor { operation: "gather", .. }
+        ));
+        let error =
+            strategy.run((), |ctx, ()| ctx.all_gather(HostTensor::vector(vec![1f32]), 1)).unwrap_err();
         assert!(matches!(error.root_cause(), Error::Tensor { operation: "all_gather", .. }), "{error}");
     });
 }
@@ -121,7 +126,10 @@ fn ranks_and_axes_that_do_not_exist() {
 #[test]
 fn a_dataset_that_is_not_batched() {
     let error = strategy().distribute_dataset(Dataset::range(4)).unwrap_err();
-    assert!(matches!(error, Error::Data(DataError::NotBatched { .. })) && error.to_string().contains(".batch("), "{error}");
+    assert!(
+        matches!(error, Error::Data(DataError::NotBatched { .. })) && error.to_string().contains(".batch("),
+        "{error}"
+    );
 }
 
 #[test]
@@ -134,13 +142,18 @@ fn a_broken_row_of_csv_names_file_line_and_column() {
             let mut pass = batches.iter();
             assert!(pass.next().unwrap().is_ok(), "the first row is whole");
             let error = pass.next().unwrap().unwrap_err();
-            let Error::Data(DataError::Csv { path, line, column: found, .. }) = &error else { panic!("{error:?}") };
+            let Error::Data(DataError::Csv { path, line, column: found, .. }) = &error else {
+                panic!("{error:?}")
+            };
             assert_eq!((path.as_str(), *line, *found), ("rows.csv", 3, column), "{row}: {error}");
             assert!(error.to_string().contains("'rows.csv', line 3, column"), "{error}");
             assert!(pass.next().is_none(), "after an error the pass is over");
         }
         let error = Error::from(Csv::file("/nowhere/rows.csv").features().unwrap_err());
-        assert!(matches!(error, Error::Data(DataError::Io { .. })) && error.to_string().contains("/nowhere/rows.csv"));
+        assert!(
+            matches!(error, Error::Data(DataError::Io { .. }))
+                && error.to_string().contains("/nowhere/rows.csv")
+        );
         let error = Error::from(Csv::bytes("rows.csv", b"a,b\n1,2\n").labelled("label").unwrap_err());
         assert!(error.to_string().contains("no column") && error.to_string().contains("label"), "{error}");
     });
@@ -159,7 +172,11 @@ fn hyperparameters_out_of_range() {
     for norm in [0., -1., f64::NAN] {
         invalid(Sgd::new(variables, 0.1).unwrap().clip_global_norm(norm), &["positive"]);
     }
-    fn refused<R: distribute::optimizer::rules::Rule>(rule: R, variables: &distribute::Variables, text: &str) {
+    fn refused<R: distribute::optimizer::rules::Rule>(
+        rule: R,
+        variables: &distribute::Variables,
+        text: &str,
+    ) {
         let error = Optimizer::with_rule(rule, variables, 0.1).unwrap_err();
         assert!(matches!(error, Error::Hyperparameter(_)) && error.to_string().contains(text), "{error}");
     }
@@ -168,7 +185,11 @@ fn hyperparameters_out_of_range() {
     refused(rules::Adam { epsilon: -1., ..Default::default() }, variables, "epsilon");
     refused(rules::RmsProp { rho: f64::NAN, ..Default::default() }, variables, "rho");
     refused(rules::Ftrl { l1: -1., ..Default::default() }, variables, "l1");
-    refused(rules::Adagrad { initial_accumulator_value: -1., ..Default::default() }, variables, "initial_accumulator");
+    refused(
+        rules::Adagrad { initial_accumulator_value: -1., ..Default::default() },
+        variables,
+        "initial_accumulator",
+    );
     let empty = strategy().replicate(|_: VarBuilder| Ok::<_, Error>(())).unwrap();
     invalid(Sgd::new(&empty.variables, 0.1), &["no variables"]);
     let half = strategy().replicate(|vb: VarBuilder| vb.to_dtype(DType::F16).get(1, "w")).unwrap();
@@ -277,8 +298,12 @@ fn files_that_cannot_be_loaded_change_nothing_and_are_named() {
     assert!(missing.contains("lacks") && missing.contains("weight"), "{missing}");
     // The bias would fit and comes first: it must not have been set.
     let one = Tensor::ones(1, DType::F32, &Device::Cpu).unwrap();
-    let shape = load(&save(&[("bias", one.clone()), ("weight", twos.t().unwrap().contiguous().unwrap())])).to_string();
-    assert!(shape.contains("weight is F32[2, 1] in the file") && shape.contains("F32[1, 2] in the model"), "{shape}");
+    let shape = load(&save(&[("bias", one.clone()), ("weight", twos.t().unwrap().contiguous().unwrap())]))
+        .to_string();
+    assert!(
+        shape.contains("weight is F32[2, 1] in the file") && shape.contains("F32[1, 2] in the model"),
+        "{shape}"
+    );
     let dtype = load(&save(&[("bias", one), ("weight", twos.to_dtype(DType::F64).unwrap())])).to_string();
     assert!(dtype.contains("F64"), "{dtype}");
 

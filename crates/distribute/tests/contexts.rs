@@ -10,8 +10,8 @@ use distribute::cluster::Fault;
 use distribute::tensor::DType as HostDType;
 use distribute::{
     ContextKind, Error, HostTensor, IndexedSlices, Leaf, Mirrored, MirroredStrategy, Nest, OneDeviceStrategy,
-    PerReplica, ReduceOp, Result, Strategy, Tree, ValueContext, get_replica_context, get_strategy, has_strategy,
-    in_cross_replica_context,
+    PerReplica, ReduceOp, Result, Strategy, Tree, ValueContext, get_replica_context, get_strategy,
+    has_strategy, in_cross_replica_context,
 };
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -172,7 +172,9 @@ fn ctx_5_the_stack_is_restored_after_errors_and_panics() {
         let strategy = mirrored(2);
         let _ = strategy.scope(|| strategy.run((), |_, ()| Err::<(), _>(Error::other("no"))));
         assert!(!has_strategy());
-        let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| strategy.scope(|| -> Result<()> { panic!("in scope") })));
+        let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            strategy.scope(|| -> Result<()> { panic!("in scope") })
+        }));
         assert!(caught.is_err() && !has_strategy());
         let _ = strategy.run((), |ctx, ()| ctx.merge_call((), |_, _| -> Result<i32> { panic!("in merge") }));
         assert!(!has_strategy() && !in_cross_replica_context());
@@ -214,7 +216,10 @@ fn scope_3_another_strategy_is_an_error_that_names_both() {
     let error = a.scope(|| b.scope(|| Ok(()))).unwrap_err();
     assert!(matches!(error, Error::MixedStrategies { operation: "scope", .. }));
     let text = error.to_string();
-    assert!(text.contains("MirroredStrategy (2 replicas") && text.contains("OneDeviceStrategy (1 replica"), "{text}");
+    assert!(
+        text.contains("MirroredStrategy (2 replicas") && text.contains("OneDeviceStrategy (1 replica"),
+        "{text}"
+    );
     // Another object of the same kind is another strategy.
     assert!(is_mixed(a.scope(|| mirrored(2).scope(|| Ok(())))));
 }
@@ -248,7 +253,9 @@ fn scope_7_variables_belong_to_the_strategy_that_made_them() {
         let (strategy, other) = (mirrored(2), mirrored(2));
         let model = strategy.replicate(|vb: VarBuilder| linear(2, 1, vb)).unwrap();
         assert!(model.variables.strategy() == &strategy);
-        assert!(is_mixed(other.scope(|| Ok(strategy.replicate(|vb: VarBuilder| linear(2, 1, vb))?.models().len()))));
+        assert!(is_mixed(
+            other.scope(|| Ok(strategy.replicate(|vb: VarBuilder| linear(2, 1, vb))?.models().len()))
+        ));
         // Training them under another strategy would leave that one's replicas out of step.
         let optimizer = distribute::Sgd::new(&model.variables, 0.1).unwrap();
         let before = model.variables.sha256().unwrap();
@@ -287,8 +294,18 @@ fn err_1_cross_replica_operations_inside_of_run_say_what_to_call() {
             assert!(is_wrong_context(&error, ContextKind::CrossReplica, ContextKind::Replica), "{error}");
             assert!(error.to_string().contains(advice), "{error}");
         };
-        wrong(strategy.run((), |_, ()| strategy.reduce(ReduceOp::Sum, per_replica([1f32, 2.]), None)).unwrap_err(), "all_reduce");
-        wrong(strategy.run((), |_, ()| strategy.replicate(|vb: VarBuilder| linear(1, 1, vb)).map(|_| ())).unwrap_err(), "before run");
+        wrong(
+            strategy
+                .run((), |_, ()| strategy.reduce(ReduceOp::Sum, per_replica([1f32, 2.]), None))
+                .unwrap_err(),
+            "all_reduce",
+        );
+        wrong(
+            strategy
+                .run((), |_, ()| strategy.replicate(|vb: VarBuilder| linear(1, 1, vb)).map(|_| ()))
+                .unwrap_err(),
+            "before run",
+        );
         // ERR-1c: of another strategy.
         let other = mirrored(3);
         assert!(is_mixed(strategy.run((), |_, ()| other.reduce(ReduceOp::Mean, 1f32, None))));
@@ -318,7 +335,10 @@ fn err_2_replica_operations_need_the_current_context() {
         assert!(is_wrong_context(&error, ContextKind::Replica, ContextKind::CrossReplica), "{error}");
         // A later run of the same strategy: this one belongs to an earlier one.
         let error = strategy.run((), |_, ()| old.all_gather(HostTensor::vector(vec![1f32]), 0)).unwrap_err();
-        assert!(matches!(error.root_cause(), Error::StaleContext { operation: "all_gather", step: 1, .. }), "{error}");
+        assert!(
+            matches!(error.root_cause(), Error::StaleContext { operation: "all_gather", step: 1, .. }),
+            "{error}"
+        );
         // A run of another strategy.
         assert!(is_mixed(mirrored(2).run((), |_, ()| old.devices())));
         // And the context of another thread of the same run.
@@ -339,7 +359,10 @@ fn err_2_replica_operations_need_the_current_context() {
 fn err_3_gather_in_replica_context_points_at_all_gather() {
     watched(|| {
         let strategy = mirrored(2);
-        let error = strategy.run((), |_, ()| strategy.gather(HostTensor::vector(vec![1]), 0)).unwrap_err().to_string();
+        let error = strategy
+            .run((), |_, ()| strategy.gather(HostTensor::vector(vec![1]), 0))
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("all_gather"), "{error}");
     });
 }
@@ -368,7 +391,8 @@ fn run_3_each_replica_gets_its_part_of_what_is_distributed_and_all_of_the_rest()
         });
         assert_eq!(seen.unwrap().values(), ["a [1, 3] 5 [6.0] 7 x", "b [2, 4] 5 [6.0] 7 x"]);
         // By reference nothing is copied; and of a model each replica gets its own.
-        let (values, model) = (per_replica([10, 20]), strategy.replicate(|vb: VarBuilder| linear(1, 1, vb)).unwrap());
+        let (values, model) =
+            (per_replica([10, 20]), strategy.replicate(|vb: VarBuilder| linear(1, 1, vb)).unwrap());
         let same = strategy.run((&values, &model), |ctx, (value, mine)| {
             let id = ctx.replica_id_in_sync_group();
             Ok(std::ptr::eq(value, &values.values()[id]) && std::ptr::eq(mine, &model.models().values()[id]))
@@ -385,7 +409,10 @@ fn run_4_what_the_context_says_inside() {
             let seen = strategy.run((), |ctx, ()| {
                 assert!(ctx.strategy() == &strategy && get_strategy() == strategy);
                 assert_eq!((ctx.num_replicas_in_sync(), ctx.step()), (3, step));
-                assert_eq!(get_replica_context().unwrap().replica_id_in_sync_group(), ctx.replica_id_in_sync_group());
+                assert_eq!(
+                    get_replica_context().unwrap().replica_id_in_sync_group(),
+                    ctx.replica_id_in_sync_group()
+                );
                 Ok(ctx.replica_id_in_sync_group())
             });
             assert_eq!(seen.unwrap().values(), [0, 1, 2]);
@@ -432,7 +459,10 @@ fn run_7_the_error_of_a_replica_reaches_the_caller_with_its_kind_and_the_replica
             });
             let error = error.unwrap_err();
             let Error::Replica { replica, device, source, .. } = &error else { panic!("{error}") };
-            assert_eq!((*replica, device.as_str()), (guilty, &*format!("/job:localhost/replica:0/task:0/device:CPU:{guilty}")));
+            assert_eq!(
+                (*replica, device.as_str()),
+                (guilty, &*format!("/job:localhost/replica:0/task:0/device:CPU:{guilty}"))
+            );
             let Error::Other(cause) = source.root_cause() else { panic!("{source}") };
             assert_eq!(cause.downcast_ref::<Cheese>(), Some(&Cheese));
         }
@@ -456,9 +486,12 @@ fn run_9_later_replicas_find_what_replica_0_created_by_name() {
         let [a, b] = model.models().values() else { panic!() };
         assert_eq!(a.weight().id(), b.weight().id());
         // A name asked for twice is one variable; with another shape or dtype it is an error.
-        let twice = strategy.replicate(|vb: VarBuilder| Ok::<_, Error>((vb.get(2, "w")?, vb.get(2, "w")?))).unwrap();
+        let twice =
+            strategy.replicate(|vb: VarBuilder| Ok::<_, Error>((vb.get(2, "w")?, vb.get(2, "w")?))).unwrap();
         assert_eq!(twice.variables.names(), ["w"]);
-        let error = strategy.replicate(|vb: VarBuilder| Ok::<_, Error>((vb.get(2, "w")?, vb.get(3, "w")?))).unwrap_err();
+        let error = strategy
+            .replicate(|vb: VarBuilder| Ok::<_, Error>((vb.get(2, "w")?, vb.get(3, "w")?)))
+            .unwrap_err();
         assert!(error.to_string().contains("variable w was created with shape [2]"), "{error}");
         let error = strategy.replicate(|vb: VarBuilder| {
             Ok::<_, Error>((vb.get(2, "w")?, vb.to_dtype(DType::F64).get(2, "w")?))
@@ -482,7 +515,9 @@ fn run_10_variables_that_only_some_replicas_ask_for_are_an_error_naming_replica_
             })
         };
         // TensorFlow sees only the second of these.
-        for (extra_on, text) in [(0, r#"did not ask for the variables ["extra"]"#), (1, r#"asked for ["extra"]"#)] {
+        for (extra_on, text) in
+            [(0, r#"did not ask for the variables ["extra"]"#), (1, r#"asked for ["extra"]"#)]
+        {
             let error = build(extra_on).unwrap_err().to_string();
             assert!(error.contains("replica 1") && error.contains(text), "{error}");
         }
@@ -535,10 +570,15 @@ fn merge_1_to_3_lists_tuples_and_maps_keep_their_structure() {
         });
         let merged = results.unwrap().regroup().unwrap();
         let show = |leaf: &PerReplica<Leaf>| {
-            let parts = leaf.iter().map(|part| part.to_host().unwrap().cast(HostDType::F64).unwrap().item::<f64>().unwrap());
+            let parts = leaf
+                .iter()
+                .map(|part| part.to_host().unwrap().cast(HostDType::F64).unwrap().item::<f64>().unwrap());
             parts.map(|x| x.to_string()).collect::<Vec<_>>().join("|")
         };
-        assert_eq!(merged.describe(&show), r#"([0|1, 2|2], {"a": 10|11, "b": 0|1}, {"count": 0|1, "loss": 0.5|0.5})"#);
+        assert_eq!(
+            merged.describe(&show),
+            r#"([0|1, 2|2], {"a": 10|11, "b": 0|1}, {"count": 0|1, "loss": 0.5|0.5})"#
+        );
     });
 }
 
@@ -556,7 +596,10 @@ fn merge_4_another_structure_on_a_later_replica_is_an_error_that_names_the_path(
         let error = results.unwrap().regroup().unwrap_err();
         assert!(matches!(error, Error::Tensor { .. }));
         let text = error.to_string();
-        assert!(text.contains("value[1]") && text.contains("a leaf") && text.contains("a list of 1"), "{text}");
+        assert!(
+            text.contains("value[1]") && text.contains("a leaf") && text.contains("a list of 1"),
+            "{text}"
+        );
     });
 }
 
@@ -658,8 +701,12 @@ fn mc_3_of_distributed_results_each_replica_gets_its_part() {
             })
         });
         assert_eq!(parts.unwrap().values(), [(0, 7, vec!["a"], 1.5), (10, 7, vec!["b"], 1.5)]);
-        let error = strategy.run((), |ctx, ()| ctx.merge_call((), |_, _| Ok(per_replica([1i32, 2, 3])))).unwrap_err();
-        assert!(error.to_string().contains("3 parts") && error.to_string().contains("2 local replicas"), "{error}");
+        let error =
+            strategy.run((), |ctx, ()| ctx.merge_call((), |_, _| Ok(per_replica([1i32, 2, 3])))).unwrap_err();
+        assert!(
+            error.to_string().contains("3 parts") && error.to_string().contains("2 local replicas"),
+            "{error}"
+        );
     });
 }
 
@@ -688,7 +735,8 @@ fn mc_4_different_numbers_of_merge_calls_name_who_made_fewer() {
 fn mc_5_an_error_of_the_merge_function_comes_out_of_run() {
     watched(|| {
         let strategy = mirrored(2);
-        let error = strategy.run((), |ctx, ()| ctx.merge_call((), |_, _| Err::<i32, _>(Error::other("nope"))));
+        let error =
+            strategy.run((), |ctx, ()| ctx.merge_call((), |_, _| Err::<i32, _>(Error::other("nope"))));
         assert_eq!(error.unwrap_err().root_cause().to_string(), "nope");
         let error = strategy.run((), |ctx, ()| ctx.merge_call((), |_, _| -> Result<i32> { panic!("boom") }));
         assert_eq!(error.unwrap_err().root_cause().to_string(), "panicked: boom");
@@ -706,7 +754,9 @@ fn mc_6_inside_there_is_no_replica_context_and_no_nested_merge() {
                 let error = ctx.merge_call((), |_, _| Ok(())).unwrap_err();
                 assert!(is_wrong_context(&error, ContextKind::Replica, ContextKind::CrossReplica), "{error}");
                 // But a nested run is allowed: it has its own team.
-                let inner = strategy.run((), |ctx, ()| ctx.all_reduce(ReduceOp::Sum, 1 + ctx.replica_id_in_sync_group() as i32))?;
+                let inner = strategy.run((), |ctx, ()| {
+                    ctx.all_reduce(ReduceOp::Sum, 1 + ctx.replica_id_in_sync_group() as i32)
+                })?;
                 Ok(inner)
             })
         });
@@ -749,7 +799,10 @@ fn dv_1_a_mirrored_value_is_read_without_asking_and_reaches_every_replica() {
 #[test]
 fn dv_3_a_per_replica_has_its_values_in_order() {
     let values = per_replica([1, 2]);
-    assert_eq!((values.values(), values.get(1), values.get(2), values.len()), (&[1, 2][..], Some(&2), None, 2));
+    assert_eq!(
+        (values.values(), values.get(1), values.get(2), values.len()),
+        (&[1, 2][..], Some(&2), None, 2)
+    );
     let (a, b) = per_replica([(1, 'x'), (2, 'y')]).unzip();
     assert_eq!((a.values(), b.values()), (&[1, 2][..], &['x', 'y'][..]));
 }
@@ -760,7 +813,10 @@ fn local_1_local_results_are_this_processs_parts() {
         let strategy = mirrored(2);
         assert_eq!(strategy.local_results(per_replica([1, 2])).unwrap(), [1, 2]);
         assert_eq!(strategy.local_results((per_replica([1, 2]), 5)).unwrap(), [(1, 5), (2, 5)]);
-        assert_eq!(strategy.local_results(vec![per_replica([1, 2]), per_replica([3, 4])]).unwrap(), [[1, 3], [2, 4]]);
+        assert_eq!(
+            strategy.local_results(vec![per_replica([1, 2]), per_replica([3, 4])]).unwrap(),
+            [[1, 3], [2, 4]]
+        );
         assert_eq!(strategy.local_results(5).unwrap(), [5]);
         assert_eq!(strategy.local_results(()).unwrap(), [(), ()]);
     });
@@ -819,7 +875,7 @@ fn vff_2_nested_results_are_allowed() {
 #[test]
 fn vff_3_one_device_and_the_default_strategy_have_one_value() {
     for strategy in [one_device(), get_strategy()] {
-        let values = strategy.distribute_values_from_function(|ctx| Ok(ctx)).unwrap();
+        let values = strategy.distribute_values_from_function(Ok).unwrap();
         assert_eq!(values.values(), [ValueContext { replica_id_in_sync_group: 0, num_replicas_in_sync: 1 }]);
     }
 }
@@ -862,7 +918,8 @@ fn def_2_the_default_strategy_does_everything_here() {
     assert!(!has_strategy() && !in_cross_replica_context());
     // A closure that runs under the default strategy may use another one: none has been entered.
     let other = mirrored(2);
-    let inside = strategy.run((), |_, ()| Ok(other.run((), |ctx, ()| ctx.all_reduce(ReduceOp::Sum, 1))?.into_values()));
+    let inside = strategy
+        .run((), |_, ()| Ok(other.run((), |ctx, ()| ctx.all_reduce(ReduceOp::Sum, 1))?.into_values()));
     assert_eq!(inside.unwrap().values(), [[2, 2]]);
 }
 
@@ -917,15 +974,27 @@ fn str_2_device_names_are_resolved_and_may_not_repeat() {
     let devices: Vec<String> = strategy.extended().worker_devices().iter().map(ToString::to_string).collect();
     assert_eq!(devices, [1, 0].map(|i| format!("/job:localhost/replica:0/task:0/device:CPU:{i}")));
     let error = MirroredStrategy::new(["cpu:0", "/job:localhost/replica:0/task:0/device:CPU:0"]).unwrap_err();
-    assert!(matches!(error, Error::Device { .. }) && error.to_string().contains("CPU:0 is named twice"), "{error}");
-    assert_eq!(MirroredStrategy::all_cores().unwrap().num_replicas_in_sync(), std::thread::available_parallelism().unwrap().get());
+    assert!(
+        matches!(error, Error::Device { .. }) && error.to_string().contains("CPU:0 is named twice"),
+        "{error}"
+    );
+    assert_eq!(
+        MirroredStrategy::all_cores().unwrap().num_replicas_in_sync(),
+        std::thread::available_parallelism().unwrap().get()
+    );
 }
 
 #[test]
 fn str_3_devices_of_other_tasks_are_refused() {
-    for names in [["/job:worker/replica:0/task:0/device:CPU:0", "cpu:0"], ["cpu:0", "/job:localhost/replica:0/task:1/cpu:0"]] {
+    for names in [
+        ["/job:worker/replica:0/task:0/device:CPU:0", "cpu:0"],
+        ["cpu:0", "/job:localhost/replica:0/task:1/cpu:0"],
+    ] {
         let error = MirroredStrategy::new(names).unwrap_err();
-        assert!(matches!(error, Error::Device { .. }) && error.to_string().contains("not of this process"), "{error}");
+        assert!(
+            matches!(error, Error::Device { .. }) && error.to_string().contains("not of this process"),
+            "{error}"
+        );
     }
 }
 
@@ -989,14 +1058,20 @@ fn op_5_mixed_dtypes_are_an_error_that_names_the_replica_and_spoils_nothing() {
         let strategy = mirrored(2);
         let mixed = per_replica([Leaf::from(HostTensor::scalar(1f32)), Leaf::from(HostTensor::scalar(1f64))]);
         let error = strategy.reduce(ReduceOp::Sum, mixed, None).unwrap_err().to_string();
-        assert!(error.contains("replica 1") && error.contains("float32") && error.contains("float64"), "{error}");
+        assert!(
+            error.contains("replica 1") && error.contains("float32") && error.contains("float64"),
+            "{error}"
+        );
         let error = strategy.run((), |ctx, ()| {
             let dtype = [DType::F32, DType::F64][ctx.replica_id_in_sync_group()];
             ctx.all_reduce(ReduceOp::Sum, tensor(&[1.]).to_dtype(dtype)?)
         });
         let error = error.unwrap_err();
         assert_eq!(error.blame().unwrap().fault, Fault::Mismatch);
-        assert!(error.to_string().contains("float32[1]") && error.to_string().contains("float64[1]"), "{error}");
+        assert!(
+            error.to_string().contains("float32[1]") && error.to_string().contains("float64[1]"),
+            "{error}"
+        );
         // T2: TensorFlow's next collective would fail with the old error.
         assert_eq!(strategy.run((), |ctx, ()| ctx.all_reduce(ReduceOp::Sum, 1)).unwrap().values(), [2, 2]);
     });
@@ -1011,9 +1086,14 @@ fn red_3_without_axis_element_by_element() {
         let values = per_replica([tensor(&[0., 1., 2., 3.]), tensor(&[4., 5., 6., 7.])]);
         assert_eq!(floats(&strategy.reduce(ReduceOp::Sum, &values, None).unwrap()), [4., 6., 8., 10.]);
         assert_eq!(floats(&strategy.reduce(ReduceOp::Mean, &values, None).unwrap()), [2., 3., 4., 5.]);
-        let error = strategy.reduce(ReduceOp::Sum, per_replica([tensor(&[1.]), tensor(&[1., 2., 3.])]), None).unwrap_err();
+        let error = strategy
+            .reduce(ReduceOp::Sum, per_replica([tensor(&[1.]), tensor(&[1., 2., 3.])]), None)
+            .unwrap_err();
         let text = error.to_string();
-        assert!(matches!(error, Error::Tensor { .. }) && text.contains("replica 1") && text.contains("[3]"), "{text}");
+        assert!(
+            matches!(error, Error::Tensor { .. }) && text.contains("replica 1") && text.contains("[3]"),
+            "{text}"
+        );
     });
 }
 
@@ -1052,13 +1132,15 @@ fn red_5_mean_divides_by_the_true_count() {
 fn red_6_an_axis_may_count_from_the_end_and_must_exist() {
     watched(|| {
         let strategy = mirrored(2);
-        let values = per_replica([host(vec![1f32, 2., 3., 4.], [2, 2]), host(vec![5f32, 6., 7., 8.], [2, 2])]);
+        let values =
+            per_replica([host(vec![1f32, 2., 3., 4.], [2, 2]), host(vec![5f32, 6., 7., 8.], [2, 2])]);
         let over = |axes: distribute::Axes| strategy.reduce(ReduceOp::Sum, &values, axes);
         assert_eq!(over((-1).into()).unwrap(), host(vec![14f32, 22.], [2]));
         assert_eq!(over((-1).into()).unwrap(), over(1.into()).unwrap());
         assert_eq!(over([0, -1].into()).unwrap().item::<f32>().unwrap(), 36.);
         assert_eq!(over(vec![0, 1].into()).unwrap().item::<f32>().unwrap(), 36.);
-        for (axes, text) in [(2.into(), "axis 2"), ((-3).into(), "axis -3"), ([0, -2].into(), "given twice")] {
+        for (axes, text) in [(2.into(), "axis 2"), ((-3).into(), "axis -3"), ([0, -2].into(), "given twice")]
+        {
             let error = over(axes).unwrap_err();
             assert!(matches!(error, Error::Tensor { .. }) && error.to_string().contains(text), "{error}");
         }
@@ -1118,7 +1200,8 @@ fn red_11_numbers_are_values_and_a_missing_one_is_named() {
     watched(|| {
         let strategy = mirrored(2);
         assert_eq!(strategy.reduce(ReduceOp::Mean, per_replica([1f64, 2.]), None).unwrap(), 1.5);
-        let error = strategy.reduce(ReduceOp::Sum, per_replica([Some(1f32), None]), None).unwrap_err().to_string();
+        let error =
+            strategy.reduce(ReduceOp::Sum, per_replica([Some(1f32), None]), None).unwrap_err().to_string();
         assert!(error.contains("nothing"), "{error}");
     });
 }
@@ -1140,7 +1223,11 @@ fn ar_1_any_nest_and_the_result_has_its_structure() {
         let strategy = mirrored(2);
         let results = strategy.run((), |ctx, ()| {
             let r = ctx.replica_id_in_sync_group() as f32;
-            let nest = (tensor(&[r, 1.]), vec![Some(r)], BTreeMap::from([("a".to_string(), host(vec![r as i32], [1]))]));
+            let nest = (
+                tensor(&[r, 1.]),
+                vec![Some(r)],
+                BTreeMap::from([("a".to_string(), host(vec![r as i32], [1]))]),
+            );
             ctx.all_reduce(ReduceOp::Sum, nest)
         });
         for (t, list, map) in results.unwrap() {
@@ -1152,7 +1239,11 @@ fn ar_1_any_nest_and_the_result_has_its_structure() {
         });
         let error = error.unwrap_err();
         assert_eq!(error.blame().unwrap().fault, Fault::Mismatch);
-        assert!(error.to_string().contains("SUM [float32[]]") && error.to_string().contains("SUM [float32[], float32[]]"), "{error}");
+        assert!(
+            error.to_string().contains("SUM [float32[]]")
+                && error.to_string().contains("SUM [float32[], float32[]]"),
+            "{error}"
+        );
     });
 }
 
@@ -1178,7 +1269,10 @@ fn ar_1_sparse_rows_may_differ_in_number() {
         // Another shape of the whole is still a mismatch.
         let error = strategy.run((), |ctx, ()| {
             let whole = 3 + ctx.replica_id_in_sync_group();
-            ctx.all_reduce(ReduceOp::Sum, IndexedSlices { dense_shape: Some(vec![whole, 1]), ..slices(vec![1.], vec![0]) })
+            ctx.all_reduce(
+                ReduceOp::Sum,
+                IndexedSlices { dense_shape: Some(vec![whole, 1]), ..slices(vec![1.], vec![0]) },
+            )
         });
         assert_eq!(error.unwrap_err().blame().unwrap().fault, Fault::Mismatch);
     });
@@ -1207,7 +1301,10 @@ fn ar_5_different_operations_are_an_error_and_not_replica_0s() {
         });
         let error = error.unwrap_err();
         assert_eq!(error.blame().unwrap().fault, Fault::Mismatch);
-        assert!(error.to_string().contains("SUM float32[]") && error.to_string().contains("MEAN float32[]"), "{error}");
+        assert!(
+            error.to_string().contains("SUM float32[]") && error.to_string().contains("MEAN float32[]"),
+            "{error}"
+        );
     });
 }
 
@@ -1215,10 +1312,16 @@ fn ar_5_different_operations_are_an_error_and_not_replica_0s() {
 fn ar_6_numbers_are_values_and_an_empty_list_stays_empty() {
     watched(|| {
         let strategy = mirrored(2);
-        assert_eq!(strategy.run((), |ctx, ()| ctx.all_reduce(ReduceOp::Mean, 1.5f64)).unwrap().values(), [1.5, 1.5]);
+        assert_eq!(
+            strategy.run((), |ctx, ()| ctx.all_reduce(ReduceOp::Mean, 1.5f64)).unwrap().values(),
+            [1.5, 1.5]
+        );
         let empty = strategy.run((), |ctx, ()| ctx.all_reduce(ReduceOp::Sum, Vec::<f32>::new())).unwrap();
         assert!(empty.iter().all(Vec::is_empty));
-        assert_eq!(strategy.run((), |ctx, ()| ctx.all_reduce(ReduceOp::Sum, None::<f32>)).unwrap().values(), [None, None]);
+        assert_eq!(
+            strategy.run((), |ctx, ()| ctx.all_reduce(ReduceOp::Sum, None::<f32>)).unwrap().values(),
+            [None, None]
+        );
     });
 }
 
@@ -1231,7 +1334,9 @@ fn ar_t1_the_same_tensor_on_all_replicas_is_summed() {
         assert!(sums.iter().all(|sum| floats(sum) == [2.]));
         let all = strategy.run((), |ctx, ()| ctx.all_gather(captured.clone(), 0)).unwrap();
         assert!(all.iter().all(|all| floats(all) == [1., 1.]));
-        let model = strategy.replicate(|vb: VarBuilder| vb.get_with_hints(1, "w", candle_nn::Init::Const(3.))).unwrap();
+        let model = strategy
+            .replicate(|vb: VarBuilder| vb.get_with_hints(1, "w", candle_nn::Init::Const(3.)))
+            .unwrap();
         let sums = strategy.run(&model, |ctx, w| ctx.all_reduce(ReduceOp::Sum, w.clone())).unwrap();
         assert!(sums.iter().all(|sum| floats(sum) == [6.]));
     });
@@ -1298,7 +1403,11 @@ fn ar_7_a_result_that_one_replica_does_not_use_is_an_error_in_its_gradient_not_a
             });
             let error = error.unwrap_err();
             let blame = error.blame().unwrap_or_else(|| panic!("{error:?}"));
-            assert_eq!((blame.fault, blame.culprits.as_slice()), (Fault::Returned, &[unused_on][..]), "{error}");
+            assert_eq!(
+                (blame.fault, blame.culprits.as_slice()),
+                (Fault::Returned, &[unused_on][..]),
+                "{error}"
+            );
             assert!(error.to_string().contains("the gradient of call 1"), "{error}");
         }
     });
@@ -1389,7 +1498,9 @@ fn ga_2_other_differences_are_errors_that_spoil_nothing() {
             let zeros = |shape: &[usize]| HostTensor::zeros(HostDType::F32, shape).unwrap();
             per_replica([zeros(a), zeros(b)])
         };
-        for (a, b, axis) in [(&[1, 2, 3][..], &[1, 3, 3][..], 0), (&[1, 2, 3], &[1, 3, 3], 2), (&[2], &[2, 1], 0)] {
+        for (a, b, axis) in
+            [(&[1, 2, 3][..], &[1, 3, 3][..], 0), (&[1, 2, 3], &[1, 3, 3], 2), (&[2], &[2, 1], 0)]
+        {
             let error = strategy.gather(shapes(a, b), axis).unwrap_err();
             assert!(matches!(error, Error::Tensor { operation: "gather", .. }), "{error}");
             assert!(error.to_string().contains("replica 1"), "{error}");
@@ -1430,7 +1541,8 @@ fn ga_4_the_axis_is_in_0_to_rank() {
 #[test]
 fn ga_5_empty_components_are_fine() {
     watched(|| {
-        let values = per_replica([HostTensor::zeros(HostDType::F32, [0, 2]).unwrap(), host(vec![1f32, 2.], [1, 2])]);
+        let values =
+            per_replica([HostTensor::zeros(HostDType::F32, [0, 2]).unwrap(), host(vec![1f32, 2.], [1, 2])]);
         assert_eq!(mirrored(2).gather(values, 0).unwrap(), host(vec![1f32, 2.], [1, 2]));
     });
 }
@@ -1445,7 +1557,9 @@ fn ga_6_a_plain_value_comes_back_as_it_is() {
 fn ga_7_bool_and_string_can_be_gathered_too() {
     watched(|| {
         let strategy = mirrored(2);
-        let bools = strategy.run((), |ctx, ()| ctx.all_gather(host(vec![ctx.replica_id_in_sync_group() == 0], [1]), 0)).unwrap();
+        let bools = strategy
+            .run((), |ctx, ()| ctx.all_gather(host(vec![ctx.replica_id_in_sync_group() == 0], [1]), 0))
+            .unwrap();
         assert_eq!(bools.values()[1], host(vec![true, false], [2]));
         let strings = per_replica([host(vec![b"a".to_vec()], [1]), host(vec![b"b".to_vec()], [1])]);
         assert_eq!(strategy.gather(strings, 0).unwrap(), host(vec![b"a".to_vec(), b"b".to_vec()], [2]));
@@ -1467,7 +1581,13 @@ fn ga_8_every_replica_gets_the_concatenation_of_each_leaf() {
         }
         // SPARSE-4: sparse values are refused.
         let slices = || IndexedSlices::new(host(vec![1f32], [1, 1]), host(vec![0i32], [1]), None).unwrap();
-        assert!(strategy.gather(per_replica([slices(), slices()]), 0).unwrap_err().to_string().contains("indexed slices"));
+        assert!(
+            strategy
+                .gather(per_replica([slices(), slices()]), 0)
+                .unwrap_err()
+                .to_string()
+                .contains("indexed slices")
+        );
         let error = strategy.run((), |ctx, ()| ctx.all_gather(slices(), 0)).unwrap_err().to_string();
         assert!(error.contains("indexed slices"), "{error}");
     });

@@ -7,8 +7,8 @@ use candle_core::{DType, Device, Tensor};
 use candle_nn::{Linear, Module, VarBuilder, linear};
 use distribute::data::Dataset;
 use distribute::optimizer::rules::{Adagrad, Adam, AdamW, Ftrl, Momentum, RmsProp, Rule, Sgd};
-use distribute::{Optimizer, PerReplica, Replicated, Result, Strategy, nn::loss};
 use distribute::{MirroredStrategy, OneDeviceStrategy, ReduceOp};
+use distribute::{Optimizer, PerReplica, Replicated, Result, Strategy, nn::loss};
 use proptest::prelude::*;
 use std::sync::mpsc;
 use std::time::Duration;
@@ -166,9 +166,17 @@ fn same_as_one_device<R: Rule + Clone + 'static>(plan: &Plan, rule: &R, counts: 
         let (losses, model) = plan.train(&replicas(*n), rule);
         let limit = tolerance(plan.dtype);
         let difference = difference(&model, &expected);
-        assert!(difference <= limit, "{} on {n} replicas, {plan:?}: weights differ by {difference}", rule.name());
+        assert!(
+            difference <= limit,
+            "{} on {n} replicas, {plan:?}: weights differ by {difference}",
+            rule.name()
+        );
         for (a, b) in losses.iter().zip(&expected_losses) {
-            assert!((a - b).abs() <= limit * b.abs().max(1.), "{} on {n} replicas: loss {a}, not {b}", rule.name());
+            assert!(
+                (a - b).abs() <= limit * b.abs().max(1.),
+                "{} on {n} replicas: loss {a}, not {b}",
+                rule.name()
+            );
         }
     }
 }
@@ -221,7 +229,8 @@ fn the_clip_is_of_the_reduced_gradient_and_bites() {
             let (strategy, before) = (replicas(n), one.model(&one_device()));
             let (_, after) = one.train(&strategy, &Sgd);
             let squares = after.variables.names().into_iter().map(|name| {
-                let step = (after.variables.get(&name).unwrap() - before.variables.get(&name).unwrap()).unwrap();
+                let step =
+                    (after.variables.get(&name).unwrap() - before.variables.get(&name).unwrap()).unwrap();
                 scalar(&step.sqr().unwrap().sum_all().unwrap())
             });
             let norm = squares.sum::<f64>().sqrt();
@@ -272,7 +281,10 @@ impl Branches {
 }
 
 /// Replica r uses the left part if `left[r]`, else the right one; one device sums both halves.
-fn train_branches<R: Rule + Clone + 'static>(rule: R, left: &[bool]) -> (Replicated<Branches>, Replicated<Branches>, Replicated<Branches>) {
+fn train_branches<R: Rule + Clone + 'static>(
+    rule: R,
+    left: &[bool],
+) -> (Replicated<Branches>, Replicated<Branches>, Replicated<Branches>) {
     let rows = 2;
     let (x, y) = examples(rows * left.len(), DType::F64);
     let piece = |r: usize| (x.narrow(0, r * rows, rows).unwrap(), y.narrow(0, r * rows, rows).unwrap());
@@ -289,7 +301,9 @@ fn train_branches<R: Rule + Clone + 'static>(rule: R, left: &[bool]) -> (Replica
     let optimizer = Optimizer::with_rule(rule.clone(), &many.variables, 0.1).unwrap();
     for _ in 0..3 {
         strategy
-            .run(&many, |ctx, model| optimizer.minimize(ctx, part(model, ctx.replica_id_in_sync_group())?, rows))
+            .run(&many, |ctx, model| {
+                optimizer.minimize(ctx, part(model, ctx.replica_id_in_sync_group())?, rows)
+            })
             .unwrap();
     }
 
@@ -384,7 +398,8 @@ fn the_same_seed_and_replicas_give_the_same_bits_also_beside_another_strategy() 
             let first = train();
             assert!((0..3).all(|_| train() == first), "{n} replicas");
             std::thread::scope(|scope| {
-                let other = scope.spawn(|| plan.train(&replicas(3), &AdamW::default()).1.variables.sha256().unwrap());
+                let other =
+                    scope.spawn(|| plan.train(&replicas(3), &AdamW::default()).1.variables.sha256().unwrap());
                 let same = scope.spawn(train);
                 assert_eq!(train(), first, "{n} replicas, beside another strategy");
                 assert_eq!(same.join().unwrap(), first, "{n} replicas, on another thread");
@@ -455,9 +470,11 @@ fn three_are_summed_as_a_plus_b_plus_c() {
         // (a + b) + c = 1, a + (b + c) = 0 and a + c + b = 0 in f32.
         let values = [1e8f32, -1e8, 1.];
         let strategy = replicas(3);
-        let sums = strategy.run((), |ctx, ()| ctx.all_reduce(ReduceOp::Sum, values[ctx.replica_id_in_sync_group()]));
+        let sums =
+            strategy.run((), |ctx, ()| ctx.all_reduce(ReduceOp::Sum, values[ctx.replica_id_in_sync_group()]));
         assert_eq!(sums.unwrap().values(), [1., 1., 1.]);
-        let sums = strategy.run((), |ctx, ()| ctx.all_reduce(ReduceOp::Sum, values[2 - ctx.replica_id_in_sync_group()]));
+        let sums = strategy
+            .run((), |ctx, ()| ctx.all_reduce(ReduceOp::Sum, values[2 - ctx.replica_id_in_sync_group()]));
         assert_eq!(sums.unwrap().values(), [0., 0., 0.]);
     });
 }

@@ -41,7 +41,8 @@ fn numbers(shape: &[usize]) -> Tensor {
 }
 
 fn labels(rows: usize, classes: u32) -> Tensor {
-    Tensor::from_vec((0..rows as u32).map(|i| (i * 5 + 1) % classes).collect::<Vec<_>>(), rows, &Device::Cpu).unwrap()
+    Tensor::from_vec((0..rows as u32).map(|i| (i * 5 + 1) % classes).collect::<Vec<_>>(), rows, &Device::Cpu)
+        .unwrap()
 }
 
 fn flat(tensor: &Tensor) -> Vec<f64> {
@@ -65,7 +66,8 @@ fn train<M: Send + Sync + 'static>(
     let model = strategy.replicate_seeded(3, move |vb: VarBuilder| build(vb.to_dtype(DType::F64))).unwrap();
     let optimizer = Adam::new(&model.variables, 0.02).unwrap();
     let rows = inputs.dim(0).unwrap();
-    let dataset = Dataset::from_slices((inputs.clone(), labels(rows, 3))).unwrap().batch(rows.div_ceil(2) + 1);
+    let dataset =
+        Dataset::from_slices((inputs.clone(), labels(rows, 3))).unwrap().batch(rows.div_ceil(2) + 1);
     let batches = strategy.distribute_dataset(dataset).unwrap();
     let mut losses = Vec::new();
     for _ in 0..25 {
@@ -246,7 +248,8 @@ fn each_replica_keeps_running_statistics_of_its_own_and_their_mean_is_read_from_
         let data = numbers(&[6, 1, 5, 5]);
         let pieces = [data.narrow(0, 0, 3).unwrap(), data.narrow(0, 3, 3).unwrap()];
         let both = forward(&replicas(2), &pieces, 3);
-        let alone: Vec<_> = pieces.iter().map(|piece| forward(&one_device(), std::slice::from_ref(piece), 3)).collect();
+        let alone: Vec<_> =
+            pieces.iter().map(|piece| forward(&one_device(), std::slice::from_ref(piece), 3)).collect();
         for (replica, alone) in both.models().iter().zip(&alone) {
             let alone = &alone.models().values()[0].norm;
             assert_close(replica.norm.running_mean(), alone.running_mean(), 0., "a replica's own mean");
@@ -263,7 +266,12 @@ fn each_replica_keeps_running_statistics_of_its_own_and_their_mean_is_read_from_
         // And where all shards are the same, so are all statistics.
         let same = forward(&replicas(2), &[pieces[0].clone(), pieces[0].clone()], 3);
         for name in [MEAN, VAR] {
-            assert_close(&same.variables.get(name).unwrap(), &alone[0].variables.get(name).unwrap(), 1e-14, name);
+            assert_close(
+                &same.variables.get(name).unwrap(),
+                &alone[0].variables.get(name).unwrap(),
+                1e-14,
+                name,
+            );
         }
     });
 }
@@ -273,7 +281,10 @@ fn running_statistics_are_not_trained_and_set_reaches_every_replica() {
     watched(|| {
         let model = replicas(2).replicate(Convolutional::new).unwrap();
         let trained: Vec<String> = model.variables.trainable().into_iter().map(|(name, _)| name).collect();
-        assert!(trained.iter().all(|name| !name.contains("running")) && trained.contains(&"norm.weight".to_string()));
+        assert!(
+            trained.iter().all(|name| !name.contains("running"))
+                && trained.contains(&"norm.weight".to_string())
+        );
         let value = Tensor::new(&[3f64, 4.], &Device::Cpu).unwrap();
         model.variables.set(MEAN, &value).unwrap();
         for replica in model.models() {
@@ -300,10 +311,13 @@ fn a_model_with_batch_norm_trains_and_its_merged_form_evaluates() {
                             return optimizer.minimize(ctx, loss, y.dim(0)?);
                         }
                         // One device that sees what two replicas see: each half normalised by itself.
-                        optimizer.minimize_each(ctx, [0, 4].map(|start| {
-                            let (x, y) = (x.narrow(0, start, 4)?, y.narrow(0, start, 4)?);
-                            Ok((loss::cross_entropy(&model.forward_t(&x, true)?, &y)?, 4))
-                        }))
+                        optimizer.minimize_each(
+                            ctx,
+                            [0, 4].map(|start| {
+                                let (x, y) = (x.narrow(0, start, 4)?, y.narrow(0, start, 4)?);
+                                Ok((loss::cross_entropy(&model.forward_t(&x, true)?, &y)?, 4))
+                            }),
+                        )
                     });
                     losses.push(loss.unwrap().values()[0].to_scalar::<f64>().unwrap());
                 }
