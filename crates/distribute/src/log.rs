@@ -1,5 +1,6 @@
 //! What has to happen before any thread starts: logging, and candle's threads.
 
+use std::io::IsTerminal;
 use std::sync::Once;
 use tracing_subscriber::EnvFilter;
 
@@ -25,7 +26,10 @@ pub fn init() {
             }
         }
         let filter = EnvFilter::try_from_env("DISTRIBUTE_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
+        let colours = std::io::stderr().is_terminal();
+        let log =
+            tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours);
         // Where the program has its own subscriber, that one stays.
-        let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
+        let _ = log.try_init();
     });
 }

@@ -283,10 +283,11 @@ impl ReplicaContext {
     ///
     /// `merge` gets the strategy and the values of all replicas, and its result is given back: of a
     /// [`PerReplica`] each replica gets its own part, of a [`Mirrored`](crate::Mirrored) or a plain value all get the
-    /// same. It is replica 0's closure that is called; inside of it [`Strategy::run`] is allowed.
+    /// same. It is replica 0's closure that is called; inside of it [`Strategy::run`] is allowed. The others wait for it
+    /// as long as the strategy's timeout.
     ///
     /// # Errors
-    /// [`Error::Collective`] on every replica where not all make the call. Where `merge` fails, `run` returns its error.
+    /// [`Error::Collective`] on every replica where not all make the call, or `merge` takes longer. Where `merge` fails, `run` returns its error.
     ///
     /// ```
     /// # use distribute::prelude::*;
