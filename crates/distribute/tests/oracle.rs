@@ -2,7 +2,7 @@
 //!
 //! Reads every `*.json` in `$ORACLE_DIR` (by default `tests/oracle/cases`). Each case runs, or fails the run: there is no
 //! skipping. A deliberate difference (`oracle/differences.rs`) names its rule, and what we do instead is asserted. With
-//! a filter, only cases whose id contains it run.
+//! a filter, only cases whose id contains it run; with `--differences`, the cases of each difference are listed.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -67,7 +67,7 @@ fn main() -> ExitCode {
         let (area, id) = (case.area.clone(), case.id.clone());
         report.add(&area, &id, judge(case, run));
     }
-    report.print();
+    report.print(arguments.iter().any(|argument| argument == "--differences"));
     if report.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 

@@ -174,6 +174,18 @@ impl<R: Rule> Optimizer<R> {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for an unknown variable or slot: it lists those there are.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// use candle_nn::{VarBuilder, linear};
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let model = strategy.replicate(|vb: VarBuilder| linear(4, 2, vb.pp("fc")))?;
+    /// let optimizer = Adam::new(&model.variables, 1e-3)?;
+    /// assert!(optimizer.slot_names().eq(["m", "v"]));
+    /// assert_eq!(optimizer.slot("fc.weight", "m")?.dims(), [2, 4]);
+    /// assert!(optimizer.slot("fc.weight", "momentum").is_err());
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
     #[doc(alias = "get_slot")]
     pub fn slot(&self, variable: &str, slot: &str) -> Result<Tensor> {
         let unknown = |what: &str, name: &str, all: Vec<&str>| {

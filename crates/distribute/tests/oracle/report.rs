@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 #[derive(Default)]
 pub struct Report {
     areas: BTreeMap<String, (usize, usize)>,
-    differences: BTreeMap<&'static str, usize>,
+    differences: BTreeMap<&'static str, Vec<String>>,
 }
 
 impl Report {
@@ -17,7 +17,7 @@ impl Report {
             Verdict::Passed => *passed += 1,
             Verdict::Difference(rule) => {
                 *passed += 1;
-                *self.differences.entry(rule).or_default() += 1;
+                self.differences.entry(rule).or_default().push(id.to_string());
             }
             Verdict::Failed(why) => {
                 *failed += 1;
@@ -34,12 +34,14 @@ impl Report {
         self.areas.values().fold((0, 0), |(a, b), (passed, failed)| (a + passed, b + failed))
     }
 
-    pub fn print(&self) {
+    /// Prints the counts; with `each`, also every case that a difference covers.
+    pub fn print(&self, each: bool) {
         for (area, (passed, failed)) in &self.areas {
             println!("{area}: {passed} passed, {failed} failed");
         }
-        for (rule, count) in &self.differences {
-            println!("difference {rule}: {count} cases");
+        for (rule, ids) in &self.differences {
+            println!("difference {rule}: {} cases", ids.len());
+            ids.iter().filter(|_| each).for_each(|id| println!("  {id}"));
         }
         let (passed, failed) = self.totals();
         let result = if failed == 0 { "ok" } else { "FAILED" };
