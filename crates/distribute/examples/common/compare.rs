@@ -13,8 +13,9 @@ pub struct Trained {
     pub variables: Variables,
 }
 
-/// Two trainings add the same gradients in another order. The last bits that differ grow from step to step: weights
-/// of about 1 are said to agree within this.
+/// With another number of replicas the same gradients are added in another order, so their last bits differ. Mostly the
+/// weights then differ by 1e-6; but where a unit's input is 0 but for such a bit, it is on in one training and off in the
+/// other, and Adam, which divides gradients by their size, moves its weights by up to the learning rate in each step.
 const TOLERANCE: f64 = 1e-2;
 
 /// Trains, trains again with one replica where there were more, and prints a table of both.

@@ -1,6 +1,6 @@
 //! How far a training is, how fast, and its loss: a bar on a terminal, lines in a pipe.
 
-use super::Options;
+use super::{Options, say};
 use candle_core::Tensor;
 use distribute::cluster::deadline::Stopwatch;
 use distribute::prelude::*;
@@ -65,11 +65,11 @@ impl Progress {
         match &self.view {
             View::Bar(bar) => {
                 bar.inc(examples as u64);
-                bar.set_message(format!(
-                    "{:>9} examples/s, loss {:.4}",
-                    thousands(self.speed()),
-                    self.last_loss
-                ));
+                let loss = match in_epoch + examples {
+                    some if self.last_loss.is_nan() => self.loss / some as f64,
+                    _ => self.last_loss,
+                };
+                bar.set_message(format!("{:>9} examples/s, loss {loss:.4}", thousands(self.speed())));
             }
             View::Lines(every) => {
                 let epoch = self.seen / self.examples;
@@ -77,7 +77,7 @@ impl Progress {
                 if in_epoch + examples == self.examples && due {
                     let (title, epochs, speed, loss) =
                         (&self.title, self.epochs, thousands(self.speed()), self.last_loss);
-                    println!("{title}: epoch {epoch} of {epochs}, {speed} examples/s, loss {loss:.4}");
+                    say(&format!("{title}: epoch {epoch} of {epochs}, {speed} examples/s, loss {loss:.4}"));
                 }
             }
             View::Nothing => {}
