@@ -111,7 +111,8 @@ fn who_panics_releases_the_others() {
 fn merge_leads_once_and_all_get_its_result() {
     explore(|| {
         team(3).run(1, MINUTE, &|member| {
-            let sum = member.merge(call(""), member.rank(), |offers| offers.iter().map(|o| **o).sum::<usize>());
+            let sum =
+                member.merge(call(""), member.rank(), |offers| offers.iter().map(|o| **o).sum::<usize>());
             assert_eq!(*sum.unwrap(), 3);
             true
         });
