@@ -90,7 +90,8 @@ impl Blame {
     /// all who wait are culprits.
     pub fn judge(step: u64, standings: &[Standing]) -> Option<Self> {
         let calls = calls(standings);
-        let n = standings[*calls.first()?.1.first()?].completed + 1;
+        let (call, who) = calls.first()?;
+        let n = standings[*who.first()?].completed + u64::from(!call.continues);
         if calls.len() > 1 {
             return Some(Self::mismatch(step, n, calls));
         }

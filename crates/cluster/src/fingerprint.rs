@@ -41,16 +41,14 @@ pub struct Fingerprint {
     pub detail: Cow<'static, str>,
     /// The line of the user's program. Not compared: branches may make the same call in different places.
     pub at: &'static Location<'static>,
+    /// The second half of a call whose first half has been counted. Not compared.
+    pub continues: bool,
 }
 
 impl Fingerprint {
     /// A fingerprint of a call made at `at`.
-    pub fn new(
-        operation: Operation,
-        detail: impl Into<Cow<'static, str>>,
-        at: &'static Location<'static>,
-    ) -> Self {
-        Self { operation, detail: detail.into(), at }
+    pub fn new(operation: Operation, detail: impl Into<Cow<'static, str>>, at: &'static Location<'static>) -> Self {
+        Self { operation, detail: detail.into(), at, continues: false }
     }
 
     /// Whether two members do the same.

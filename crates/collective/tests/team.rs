@@ -1,6 +1,6 @@
 //! A team on real threads: exchange, merge, cooperate, and every way to break them.
 
-#![allow(clippy::unwrap_used, clippy::panic)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use distribute_cluster::{Fault, Fingerprint, Operation};
 use distribute_collective::threads::{Member, Team};

@@ -137,7 +137,7 @@ impl Meeting {
     fn end(&self, state: &mut State, outcome: Outcome) -> Vec<Option<Offer>> {
         for (standing, mine) in state.standings.iter_mut().zip(&mut state.outcomes) {
             if let Presence::Waiting(call) = &standing.presence {
-                if outcome.is_ok() {
+                if outcome.is_ok() && !call.continues {
                     standing.completed += 1;
                     standing.last = Some(call.clone());
                 }

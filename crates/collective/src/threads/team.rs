@@ -205,8 +205,8 @@ impl Member {
         lead: impl FnOnce(Vec<Arc<T>>) -> R,
     ) -> Result<Arc<R>, Arc<Blame>> {
         let offers = self.exchange(call.clone(), offer)?;
-        let outcome =
-            Fingerprint { detail: format!("{}: its outcome on replica 0", call.detail).into(), ..call };
+        let detail = format!("{}: its outcome on replica 0", call.detail).into();
+        let outcome = Fingerprint { detail, continues: true, ..call };
         let made: Offer = match self.rank {
             0 => Arc::new(lead(offers)),
             _ => Arc::new(()),

@@ -1,0 +1,93 @@
+//! What the fault tests share: a watchdog, a small model, and the checks that every fault gets.
+
+use candle_core::{Device, Tensor};
+use candle_nn::{Linear, Module, VarBuilder, linear};
+use distribute::prelude::*;
+use distribute::{Error, Result};
+use std::sync::mpsc;
+use std::time::Duration;
+
+/// Fails a test that hangs.
+pub fn watched<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> T {
+    let (done, wait) = mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        let _ = done.send(body());
+    });
+    match wait.recv_timeout(Duration::from_secs(60)) {
+        Ok(value) => value,
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("the test hangs"),
+        Err(mpsc::RecvTimeoutError::Disconnected) => match thread.join() {
+            Err(panic) => std::panic::resume_unwind(panic),
+            Ok(()) => unreachable!("the body ended without a result"),
+        },
+    }
+}
+
+/// The error of a run in which replica `culprit` does something else, after a healthy run; then another healthy run.
+pub fn fault<R: Send>(replicas: usize, body: impl Fn(&ReplicaContext) -> Result<R> + Sync) -> Error {
+    let strategy = MirroredStrategy::cpus(replicas).unwrap();
+    fault_on(&strategy, body)
+}
+
+/// As [`fault`], on a strategy that the caller has made. The faulty run is its second.
+pub fn fault_on<R: Send>(strategy: &Strategy, body: impl Fn(&ReplicaContext) -> Result<R> + Sync) -> Error {
+    healthy(strategy);
+    let error = strategy.run((), |ctx, ()| body(ctx)).map(|_| ()).expect_err("the fault is an error");
+    assert!(error.to_string().contains("failed in step 2"), "{error}");
+    healthy(strategy);
+    error
+}
+
+/// A run of every kind of call, whose results are right.
+pub fn healthy(strategy: &Strategy) {
+    let n = strategy.num_replicas_in_sync();
+    let sums = strategy.run((), |ctx, ()| {
+        let id = ctx.replica_id_in_sync_group() as i64;
+        let sum = ctx.all_reduce(ReduceOp::Sum, id)?;
+        let all = ctx.all_gather(HostTensor::vector(vec![id]), 0)?;
+        let count = ctx.merge_call(id, |_, ids| Ok(ids.len() as i64))?;
+        Ok((sum, all.to_vec::<i64>()?, count))
+    });
+    let ids: Vec<i64> = (0..n as i64).collect();
+    for (sum, all, count) in sums.expect("the strategy can be used again") {
+        assert_eq!((sum, &all, count), (ids.iter().sum(), &ids, n as i64));
+    }
+}
+
+/// The text has every part.
+#[track_caller]
+pub fn says(error: &Error, parts: &[&str]) {
+    let text = error.to_string();
+    for part in parts {
+        assert!(text.contains(part), "{part:?} is missing in: {text}");
+    }
+}
+
+pub fn tensor(values: &[f32]) -> Tensor {
+    Tensor::new(values, &Device::Cpu).unwrap()
+}
+
+/// A linear model and its optimizer, with all that a step needs.
+pub struct Training {
+    pub model: Replicated<Linear>,
+    pub optimizer: Sgd,
+}
+
+impl Training {
+    pub fn new(strategy: &Strategy) -> Self {
+        let model = strategy.replicate(|vb: VarBuilder| linear(2, 1, vb.pp("fc"))).unwrap();
+        let optimizer = Sgd::new(&model.variables, 0.01).unwrap();
+        Self { model, optimizer }
+    }
+
+    pub fn loss(&self, ctx: &ReplicaContext) -> Result<Tensor> {
+        let id = ctx.replica_id_in_sync_group();
+        let input = tensor(&[1., id as f32]).unsqueeze(0)?;
+        Ok(self.model.models().values()[id].forward(&input)?.sqr()?.mean_all()?)
+    }
+
+    #[track_caller]
+    pub fn minimize(&self, ctx: &ReplicaContext) -> Result<Tensor> {
+        self.optimizer.minimize(ctx, self.loss(ctx)?, 1)
+    }
+}
