@@ -47,7 +47,11 @@ pub struct Fingerprint {
 
 impl Fingerprint {
     /// A fingerprint of a call made at `at`.
-    pub fn new(operation: Operation, detail: impl Into<Cow<'static, str>>, at: &'static Location<'static>) -> Self {
+    pub fn new(
+        operation: Operation,
+        detail: impl Into<Cow<'static, str>>,
+        at: &'static Location<'static>,
+    ) -> Self {
         Self { operation, detail: detail.into(), at, continues: false }
     }
 
