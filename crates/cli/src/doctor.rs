@@ -7,23 +7,23 @@ use distribute::Result;
 /// Prints what was found, and a warning for each known trap.
 pub fn run() -> Result<()> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    line(format!("cores             {cores}{}", quota().map(|q| format!(", of which cgroups grant {q}")).unwrap_or_default()))?;
+    line(format!("cores               {cores}{}", quota().map(|q| format!(", of which cgroups grant {q}")).unwrap_or_default()))?;
     for name in THREADS {
         let text = match given(name) {
             Some(value) => format!("{value}, from the environment"),
             None => "1, set by #[distribute::main]".into(),
         };
-        line(format!("{name:<18}{text}"))?;
+        line(format!("{name:<19} {text}"))?;
     }
     let load = load();
     if let Some(load) = load {
-        line(format!("load              {load:.1} threads wait or run, averaged over a minute"))?;
+        line(format!("load                {load:.1} threads wait or run, averaged over a minute"))?;
     }
     let alone = memory_bandwidth(1)?;
-    line(format!("memory, 1 thread  {alone:.1} GB/s copied"))?;
+    line(format!("memory, 1 thread    {alone:.1} GB/s copied"))?;
     let together = if cores > 1 { memory_bandwidth(cores)? } else { alone };
     if cores > 1 {
-        line(format!("memory, {cores} threads {together:.1} GB/s copied"))?;
+        line(format!("memory, {cores} threads   {together:.1} GB/s copied"))?;
     }
     let warnings = warnings(&Found { cores, load, quota: quota(), threads: THREADS.map(|n| (n, given(n))), alone, together });
     if warnings.is_empty() {

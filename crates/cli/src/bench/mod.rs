@@ -34,6 +34,10 @@ pub struct Arguments {
     /// Short rounds: to see that it works, not to compare
     #[arg(long)]
     quick: bool,
+    /// How long a round measures each figure, in seconds: short rounds have a least value that is undisturbed also on a
+    /// busy machine
+    #[arg(long)]
+    seconds: Option<f64>,
     /// One line of JSON for each figure
     #[arg(long)]
     json: bool,
@@ -75,7 +79,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     if table {
         output::line(Report::heads())?;
     }
-    let effort = Effort { seconds: if arguments.quick { 0.02 } else { 0.3 } };
+    let effort = Effort { seconds: arguments.seconds.unwrap_or(if arguments.quick { 0.02 } else { 0.3 }) };
     for figure in figures {
         let report = measure(&*figure, effort, arguments.rounds)?;
         output::line(match (arguments.json, table) {
