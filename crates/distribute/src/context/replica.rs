@@ -116,7 +116,7 @@ impl ReplicaContext {
         let call = self.0.calls.fetch_add(1, Ordering::Relaxed);
         let Some(member) = self.member() else { return Ok(value) };
         let (leaves, structure) = value.into_tree().flatten();
-        let detail = format!("{op} {}", describe(&structure, &leaves, Leaf::describe));
+        let detail = format!("{op} {}", describe(&structure, &leaves, describe_for_sum));
         let inputs = leaves.clone();
         let reduced = all_reduce(member, Fingerprint::new(Operation::AllReduce, detail, at), op, leaves)
             .map_err(failure("all_reduce"))?;
@@ -351,8 +351,19 @@ fn failure(operation: &'static str) -> impl Fn(Failure) -> Error {
 }
 
 fn describe(structure: &Tree<()>, leaves: &[Leaf], leaf: impl Fn(&Leaf) -> String) -> String {
+    if let (Tree::Leaf(()), [only]) = (structure, leaves) {
+        return leaf(only);
+    }
     let texts = leaves.iter().map(leaf);
     structure.fill(texts).map(|tree| tree.describe(&String::clone)).unwrap_or_default()
+}
+
+/// What has to be equal for a sum: of indexed slices not the number of rows (SPARSE-2).
+fn describe_for_sum(leaf: &Leaf) -> String {
+    match leaf {
+        Leaf::Slices(_) => format!("IndexedSlices({})", describe_without(leaf, 0)),
+        dense => dense.describe(),
+    }
 }
 
 fn describe_without(leaf: &Leaf, axis: usize) -> String {
