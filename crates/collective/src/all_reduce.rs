@@ -1,11 +1,23 @@
 //! Every member contributes, every member gets the reduction.
 
 use crate::Failure;
-use crate::threads::Member;
+use crate::filled::{Part, filled};
+use crate::threads::{Helpers, Member};
 use distribute_cluster::Fingerprint;
-use distribute_tensor::{Leaf, ReduceOp};
+use distribute_tensor::kernel::{self, Sum};
+use distribute_tensor::{Folder, Leaf, ReduceOp};
+use std::sync::Arc;
+
+/// Up to so many bytes every member folds everything for itself: summing them costs less than another meeting.
+const ALONE: usize = 64 << 10;
+
+/// Bytes that are folded before they are written: they stay in the first cache.
+const BLOCK: usize = 8 << 10;
 
 /// Reduces each leaf over all members, in the order of a balanced binary tree over the ranks.
+///
+/// Large leaves are reduced together, each member a range of their elements, and all members get the same tensors:
+/// who changes one in place changes it for all.
 ///
 /// # Errors
 /// [`Failure`] on every member.
@@ -15,11 +27,64 @@ pub fn all_reduce(
     op: ReduceOp,
     leaves: Vec<Leaf>,
 ) -> Result<Vec<Leaf>, Failure> {
-    let all = member.exchange(call, leaves)?;
-    let count = all.first().map_or(0, |leaves| leaves.len());
-    let reduce = |i: usize| {
+    let all = member.exchange(call.clone(), leaves)?;
+    let reduce = |i: usize, by: &Threads<'_>| {
         let parts: Vec<Leaf> = all.iter().map(|leaves| leaves[i].clone()).collect();
-        Leaf::reduce(op, &parts)
+        Leaf::reduce_with(op, &parts, by)
     };
-    Ok((0..count).map(reduce).collect::<Result<_, _>>()?)
+    // All members judge by the same leaves, so they agree.
+    let count = all.first().map_or(0, |leaves| leaves.len());
+    if member.size() > 1 && all.first().is_some_and(|leaves| leaves.iter().any(is_large)) {
+        let together = member.lead(&call, |helpers| {
+            (0..count).map(|i| reduce(i, &Threads::All(helpers))).collect::<Result<Vec<_>, _>>().ok()
+        })?;
+        if let Some(reduced) = Arc::unwrap_or_clone(together) {
+            return Ok(reduced);
+        }
+        // An error cannot be cloned: every member finds it for itself.
+    }
+    Ok((0..count).map(|i| reduce(i, &Threads::Mine)).collect::<Result<_, _>>()?)
+}
+
+fn is_large(leaf: &Leaf) -> bool {
+    let dense = !matches!(leaf, Leaf::Slices(_));
+    let width = leaf.dtype().ok().and_then(|dtype| dtype.bytes()).unwrap_or(0);
+    dense && leaf.dims().iter().product::<usize>() * width > ALONE
+}
+
+/// The threads that share a sum.
+enum Threads<'a> {
+    /// The calling one.
+    Mine,
+    /// Those of all members.
+    All(&'a Helpers<'a>),
+}
+
+impl Folder for Threads<'_> {
+    fn fold<T: Sum>(&self, inputs: &[&[T]], last: impl Fn(T) -> T + Sync) -> Vec<T> {
+        let len = inputs.first().map_or(0, |input| input.len());
+        let fill = |part: &mut Part<'_, T>| fold_part(inputs, part, &last);
+        match self {
+            Threads::All(helpers) if len * size_of::<T>() > ALONE => {
+                filled(len, helpers.size(), |work| helpers.broadcast(work), fill)
+            }
+            _ => filled(len, 1, |work| work(0), fill),
+        }
+    }
+}
+
+fn fold_part<T: Sum>(inputs: &[&[T]], part: &mut Part<'_, T>, last: &impl Fn(T) -> T) {
+    let mut block = vec![T::ZERO; (BLOCK / size_of::<T>()).min(part.next(BLOCK).len())];
+    let mut pieces = Vec::with_capacity(inputs.len());
+    loop {
+        let next = part.next(block.len());
+        if next.is_empty() {
+            return;
+        }
+        pieces.clear();
+        pieces.extend(inputs.iter().map(|input| &input[next.clone()]));
+        let block = &mut block[..next.len()];
+        kernel::fold_then(&pieces, block, last);
+        part.write(block);
+    }
 }

@@ -12,6 +12,7 @@
 mod all_gather;
 mod all_reduce;
 mod failure;
+mod filled;
 mod sync;
 
 pub mod threads;

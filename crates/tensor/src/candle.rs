@@ -7,6 +7,7 @@ use crate::dtype::Buffer;
 use crate::host::{axis_of, check_axes, check_pieces, check_range, check_rows, check_same, sum_over};
 use crate::kernel::{self, Sum};
 use crate::nest::{leaf, mismatch};
+use crate::fold::Folder;
 use crate::{DType, Error, HostTensor, Leaf, Nest, ReduceOp, Result, Tree};
 use candle_core::{DType as CandleDType, Device, Storage, Tensor, WithDType};
 use std::collections::BTreeMap;
@@ -114,18 +115,31 @@ pub(crate) fn describe(tensor: &Tensor) -> String {
     format!("{name}{:?}", tensor.dims())
 }
 
-pub(crate) fn reduce(op: ReduceOp, tensors: &[&Tensor]) -> Result<Tensor> {
+pub(crate) fn reduce(op: ReduceOp, tensors: &[&Tensor], folder: &impl Folder) -> Result<Tensor> {
     let first = same("reduce", "replica", tensors, check_same)?;
     if tensors.len() == 1 {
         return Ok(first.detach());
     }
-    fn on_host<T: WithDType + Sum>(tensors: &[&Tensor], shape: &[usize]) -> Result<Tensor> {
-        let mut out = vec![T::ZERO; shape.iter().product()];
-        slices::<T, _>(tensors, |inputs| kernel::fold(inputs, &mut out))?;
-        Ok(Tensor::from_vec(out, shape, &Device::Cpu)?)
+    fn on_host<T: WithDType + Sum>(
+        tensors: &[&Tensor],
+        folder: &impl Folder,
+        last: impl Fn(T) -> T + Sync,
+    ) -> Result<Tensor> {
+        let out = slices::<T, _>(tensors, |inputs| folder.fold(inputs, last))?;
+        Ok(Tensor::from_vec(out, tensors[0].dims(), &Device::Cpu)?)
     }
+    let n = tensors.len();
     let sum = if all_on_host(tensors) {
-        with_type!("reduce", first.dtype(), T => on_host::<T>(tensors, first.dims()))?
+        match (op, first.dtype()) {
+            // The division of `divide`, without a second pass over the elements.
+            (ReduceOp::Mean, CandleDType::F32) => {
+                return on_host(tensors, folder, |sum: f32| sum / n as f32);
+            }
+            (ReduceOp::Mean, CandleDType::F64) => {
+                return on_host(tensors, folder, |sum: f64| sum / n as f64);
+            }
+            (_, dtype) => with_type!("reduce", dtype, T => on_host::<T>(tensors, folder, |sum| sum))?,
+        }
     } else {
         let tensors =
             tensors.iter().map(|t| Ok(t.detach().to_device(first.device())?)).collect::<Result<Vec<_>>>()?;

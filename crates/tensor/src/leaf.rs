@@ -2,6 +2,7 @@
 
 #[cfg(feature = "candle")]
 use crate::candle;
+use crate::fold::{Alone, Folder};
 use crate::{DType, Error, HostTensor, IndexedSlices, ReduceOp, Result};
 
 /// An end of a nest.
@@ -79,17 +80,23 @@ impl Leaf {
     /// Indexed slices are concatenated in replica order (SPARSE-1, SPARSE-2). Where dense leaves stand beside them,
     /// they are made dense first (SPARSE-3).
     pub fn reduce(op: ReduceOp, leaves: &[Leaf]) -> Result<Leaf> {
+        Self::reduce_with(op, leaves, &Alone)
+    }
+
+    /// As [`Leaf::reduce`], to the bit, where `folder` makes the elements of dense sums in host memory.
+    pub fn reduce_with(op: ReduceOp, leaves: &[Leaf], folder: &impl Folder) -> Result<Leaf> {
         const OPERATION: &str = "reduce";
         let sparse = |leaf: &Leaf| matches!(leaf, Leaf::Slices(_));
         if let (Some(dense), true) = (leaves.iter().find(|l| !sparse(l)), leaves.iter().any(sparse)) {
             let densify = |(i, leaf): (usize, &Leaf)| leaf.like(dense).map_err(|e| e.differs("replica", i));
-            return Leaf::reduce(op, &leaves.iter().enumerate().map(densify).collect::<Result<Vec<_>>>()?);
+            let leaves = leaves.iter().enumerate().map(densify).collect::<Result<Vec<_>>>()?;
+            return Leaf::reduce_with(op, &leaves, folder);
         }
         match Leaf::of_one_kind(OPERATION, "replica", leaves)? {
-            Kind::Host(tensors) => HostTensor::reduce(op, &tensors).map(Leaf::Host),
+            Kind::Host(tensors) => HostTensor::reduce_with(op, &tensors, folder).map(Leaf::Host),
             Kind::Slices(slices) => IndexedSlices::reduce(op, &slices).map(Leaf::Slices),
             #[cfg(feature = "candle")]
-            Kind::Candle(tensors) => candle::reduce(op, &tensors).map(Leaf::Candle),
+            Kind::Candle(tensors) => candle::reduce(op, &tensors, folder).map(Leaf::Candle),
         }
     }
 

@@ -11,6 +11,7 @@
 //! | [`host`] | [`HostTensor`]: dtype, shape, elements |
 //! | [`slices`] | [`IndexedSlices`]: rows of a larger tensor and their indices |
 //! | [`leaf`] | [`Leaf`]: what a nest may hold at its ends |
+//! | [`fold`] | who makes the elements of a sum: one thread or several |
 //! | [`tree`] | [`Tree`]: a nest whose structure is known at run time |
 //! | [`nest`] | [`Nest`]: any Rust structure that turns into a tree and back |
 //! | [`op`] | [`ReduceOp`] |
@@ -20,6 +21,7 @@
 
 pub mod dtype;
 pub mod error;
+pub mod fold;
 pub mod host;
 pub mod kernel;
 pub mod leaf;
@@ -33,6 +35,7 @@ mod candle;
 
 pub use dtype::{DType, Element};
 pub use error::{Error, Result};
+pub use fold::Folder;
 pub use host::HostTensor;
 pub use leaf::Leaf;
 pub use nest::Nest;

@@ -12,4 +12,4 @@ pub mod team;
 
 pub use crew::Crew;
 pub use meeting::{Meeting, Offer};
-pub use team::{Member, Team};
+pub use team::{Helpers, Member, Team};

@@ -230,17 +230,30 @@ impl Member {
         lead: impl FnOnce(Vec<Arc<T>>, &Helpers<'_>) -> R,
     ) -> Result<Arc<R>, Arc<Blame>> {
         let offers = self.exchange(call.clone(), offer)?;
+        self.lead(&call, |helpers| lead(offers, helpers))
+    }
+
+    /// The second half of [`Member::cooperate`], for those who decide by the offers whether to: after an exchange that
+    /// succeeded, and on all members or none.
+    ///
+    /// # Errors
+    /// As [`Member::cooperate`].
+    pub fn lead<R: Send + Sync + 'static>(
+        &self,
+        call: &Fingerprint,
+        lead: impl FnOnce(&Helpers<'_>) -> R,
+    ) -> Result<Arc<R>, Arc<Blame>> {
         if self.rank > 0 {
             self.team.helpers.serve(self.rank);
             let made = lock(&self.team.result).clone();
             return made
-                .ok_or_else(|| Arc::new(Blame::failed(self.step, 0, &call)))?
+                .ok_or_else(|| Arc::new(Blame::failed(self.step, 0, call)))?
                 .downcast()
-                .map_err(|_| self.other_result(&call));
+                .map_err(|_| self.other_types(call));
         }
         lock(&self.team.result).take();
         let dismiss = Dismiss(&self.team.helpers);
-        let made = Arc::new(lead(offers, &Helpers { team: &self.team }));
+        let made = Arc::new(lead(&Helpers { team: &self.team }));
         *lock(&self.team.result) = Some(made.clone());
         drop(dismiss);
         Ok(made)

@@ -163,7 +163,7 @@ impl ReplicaContext {
         let call = self.0.calls.fetch_add(1, Ordering::Relaxed);
         let Some(member) = self.member() else { return Ok(value) };
         let (leaves, structure) = value.into_tree().flatten();
-        let detail = format!("{op} {}", describe(&structure, &leaves, describe_reduced));
+        let detail = format!("{op} {}", describe(&structure, &leaves, describe_for_sum));
         let inputs = leaves.clone();
         let reduced = all_reduce(member, Fingerprint::new(Operation::AllReduce, detail, at), op, leaves)
             .map_err(failure("all_reduce"))?;
@@ -502,32 +502,18 @@ fn failure(operation: &'static str) -> impl Fn(Failure) -> Error {
 }
 
 fn describe(structure: &Tree<()>, leaves: &[Leaf], leaf: impl Fn(&Leaf) -> String) -> String {
+    if let (Tree::Leaf(()), [only]) = (structure, leaves) {
+        return leaf(only);
+    }
     let texts = leaves.iter().map(leaf);
     structure.fill(texts).map(|tree| tree.describe(&String::clone)).unwrap_or_default()
 }
 
-/// What has to be equal for a reduction. The number of rows of indexed slices may differ (SPARSE-2).
-fn describe_reduced(leaf: &Leaf) -> String {
+/// What has to be equal for a sum: of indexed slices not the number of rows (SPARSE-2).
+fn describe_for_sum(leaf: &Leaf) -> String {
     match leaf {
         Leaf::Slices(_) => format!("IndexedSlices({})", describe_without(leaf, 0)),
         dense => dense.describe(),
-    }
-}
-
-/// What [`Leaf::concat`] would refuse, where there is nothing to join.
-fn check_gathered(leaf: &Leaf, axis: usize) -> distribute_tensor::Result<()> {
-    const OPERATION: &str = "all_gather";
-    let (rank, shape) = (leaf.dims().len(), leaf.dims().to_vec());
-    match leaf {
-        Leaf::Slices(_) => Err(distribute_tensor::Error::LeafKind {
-            operation: OPERATION,
-            expected: "a dense tensor",
-            found: "indexed slices",
-        }),
-        _ if axis >= rank => {
-            Err(distribute_tensor::Error::Axis { operation: OPERATION, axis: axis as i64, rank, shape })
-        }
-        _ => Ok(()),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::{axis_of, check_same, sizes};
 use crate::dtype::{Buffer, with_summable};
+use crate::fold::{Alone, Folder};
 use crate::kernel::{self, Sum};
 use crate::{DType, Element, Error, HostTensor, ReduceOp, Result};
 use half::{bf16, f16};
@@ -16,6 +17,11 @@ impl HostTensor {
     /// that of integers is a float, see [`DType::mean`]. Bools and strings cannot be summed (OP-3). An error says which
     /// tensor, by its place in the list, differs from the first one.
     pub fn reduce(op: ReduceOp, tensors: &[&HostTensor]) -> Result<HostTensor> {
+        Self::reduce_with(op, tensors, &Alone)
+    }
+
+    /// As [`HostTensor::reduce`], to the bit, where `folder` makes the elements.
+    pub fn reduce_with(op: ReduceOp, tensors: &[&HostTensor], folder: &impl Folder) -> Result<HostTensor> {
         let [first, rest @ ..] = tensors else { return Err(Error::Empty { operation: REDUCE }) };
         for (i, tensor) in rest.iter().enumerate() {
             let (expected, found) = ((first.dtype(), first.dims()), (tensor.dtype(), tensor.dims()));
@@ -24,13 +30,26 @@ impl HostTensor {
         if rest.is_empty() {
             return Ok((*first).clone());
         }
-        fn sum<T: Element + Sum>(first: &[T], tensors: &[&HostTensor]) -> Result<Buffer> {
+        fn sum<T: Element + Sum>(
+            _: &[T],
+            tensors: &[&HostTensor],
+            folder: &impl Folder,
+            last: impl Fn(T) -> T + Sync,
+        ) -> Result<Buffer> {
             let inputs = tensors.iter().map(|t| t.typed::<T>(REDUCE)).collect::<Result<Vec<_>>>()?;
-            let mut out = vec![T::ZERO; first.len()];
-            kernel::fold(&inputs, &mut out);
-            Ok(T::into_buffer(out))
+            Ok(T::into_buffer(folder.fold(&inputs, last)))
         }
-        let buffer = with_summable!(first.buffer(), v => sum(v, tensors)?, else {
+        let n = tensors.len();
+        // The division of `divide`, without a second pass over the elements.
+        let mean = match (op, first.buffer()) {
+            (ReduceOp::Mean, Buffer::F32(v)) => Some(sum(v, tensors, folder, |sum| sum / n as f32)?),
+            (ReduceOp::Mean, Buffer::F64(v)) => Some(sum(v, tensors, folder, |sum| sum / n as f64)?),
+            _ => None,
+        };
+        if let Some(mean) = mean {
+            return HostTensor::from_buffer(mean, first.dims());
+        }
+        let buffer = with_summable!(first.buffer(), v => sum(v, tensors, folder, |sum| sum)?, else {
             return Err(Error::UnsupportedDType { operation: REDUCE, dtype: first.dtype() })
         });
         let sum = HostTensor::from_buffer(buffer, first.dims())?;

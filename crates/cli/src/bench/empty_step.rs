@@ -1,0 +1,50 @@
+//! What a step costs that does nothing: `run` itself.
+
+use super::figure::{About, Effort, Figure, Peer, RECORDED};
+use distribute::cluster::Stopwatch;
+use distribute::{MirroredStrategy, Result};
+use std::hint::black_box;
+
+/// `run` of an empty closure, back to back.
+struct EmptyStep {
+    replicas: usize,
+}
+
+const PEERS: &[Peer] = &[
+    Peer { name: "TensorFlow, compiled", value: 160., source: RECORDED },
+    Peer { name: "TensorFlow, eager", value: 730., source: RECORDED },
+];
+
+/// With 2 replicas as in DESIGN; with more than there are cores, to see that waiting does not cost more than working.
+pub fn figures() -> Vec<Box<dyn Figure>> {
+    [2, 4, 8].into_iter().map(|replicas| Box::new(EmptyStep { replicas }) as Box<dyn Figure>).collect()
+}
+
+impl Figure for EmptyStep {
+    fn about(&self) -> About {
+        let replicas = self.replicas;
+        let recorded = replicas == 2;
+        About {
+            name: format!("empty_step_{replicas}"),
+            unit: "µs",
+            lower_is_better: true,
+            measures: format!("run of an empty step, {replicas} replicas, back to back"),
+            peers: if recorded { PEERS } else { &[] },
+            reach: recorded.then_some(5.),
+        }
+    }
+
+    fn round(&self, effort: Effort) -> Result<f64> {
+        let strategy = MirroredStrategy::cpus(self.replicas)?;
+        let step = || strategy.run((), |ctx, ()| Ok(ctx.replica_id_in_sync_group()));
+        let calls = effort.calls(5e-6);
+        for _ in 0..calls / 10 + 1 {
+            black_box(step()?);
+        }
+        let watch = Stopwatch::start();
+        for _ in 0..calls {
+            black_box(step()?);
+        }
+        Ok(watch.seconds() * 1e6 / calls as f64)
+    }
+}

@@ -1,0 +1,48 @@
+//! Median and spread of rounds.
+
+/// What several rounds gave.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Summary {
+    /// The middle value.
+    pub median: f64,
+    /// The distance from the first to the third quartile.
+    pub spread: f64,
+    /// The least value.
+    pub min: f64,
+    /// The greatest value.
+    pub max: f64,
+}
+
+impl Summary {
+    /// Of one value or more; of none, all is NaN.
+    pub fn of(values: &[f64]) -> Self {
+        let mut sorted = values.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        let at = |q: f64| quantile(&sorted, q);
+        Self { median: at(0.5), spread: at(0.75) - at(0.25), min: at(0.), max: at(1.) }
+    }
+}
+
+/// By linear interpolation between neighbours.
+fn quantile(sorted: &[f64], q: f64) -> f64 {
+    let Some(last) = sorted.len().checked_sub(1) else { return f64::NAN };
+    let place = q * last as f64;
+    let (low, high) = (place.floor() as usize, place.ceil() as usize);
+    sorted[low] + (sorted[high] - sorted[low]) * (place - low as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_and_quartiles_lie_between_neighbours() {
+        let summary = Summary::of(&[4., 1., 3., 2.]);
+        assert_eq!(summary, Summary { median: 2.5, spread: 1.5, min: 1., max: 4. });
+    }
+
+    #[test]
+    fn one_value_has_no_spread() {
+        assert_eq!(Summary::of(&[7.]), Summary { median: 7., spread: 0., min: 7., max: 7. });
+    }
+}

@@ -1,0 +1,94 @@
+//! What the same bytes cost without any meeting: the bound of every figure that moves bytes.
+
+use super::figure::{About, Effort, Figure};
+use super::size;
+use distribute::cluster::Stopwatch;
+use distribute::{MirroredStrategy, Result};
+use std::hint::black_box;
+
+/// A loop over memory, cut over threads that don't wait for each other.
+struct Traffic {
+    kind: Kind,
+    bytes: usize,
+    threads: usize,
+    estimate: f64,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    /// One read, one write.
+    Copy,
+    /// Two reads, one write: what an all-reduce of 2 replicas must move at least.
+    Add,
+}
+
+/// Copies and sums of the sizes of the all-reduce.
+pub fn figures() -> Vec<Box<dyn Figure>> {
+    let mut all: Vec<Box<dyn Figure>> = Vec::new();
+    for kind in [Kind::Copy, Kind::Add] {
+        for (bytes, estimate) in [(4 << 10, 0.1e-6), (1 << 20, 40e-6), (64 << 20, 10e-3)] {
+            for threads in [1, 2] {
+                all.push(Box::new(Traffic { kind, bytes, threads, estimate }));
+            }
+        }
+    }
+    all
+}
+
+/// Gigabytes per second that so many threads copy together, where no cache holds them. One short round of several.
+pub fn memory_bandwidth(threads: usize) -> Result<f64> {
+    let bytes = 64 << 20;
+    let copy = Traffic { kind: Kind::Copy, bytes, threads, estimate: 10e-3 };
+    let mut best = f64::INFINITY;
+    for _ in 0..5 {
+        best = best.min(copy.round(Effort { seconds: 0.1 })?);
+    }
+    Ok(bytes as f64 / best / 1e3)
+}
+
+impl Figure for Traffic {
+    fn about(&self) -> About {
+        let (name, what) = match self.kind {
+            Kind::Copy => ("copy", "copying"),
+            Kind::Add => ("add", "adding two arrays into a third, each"),
+        };
+        let Self { bytes, threads, .. } = self;
+        About {
+            name: format!("{name}_{}_{threads}_threads", size(*bytes)),
+            unit: "µs",
+            lower_is_better: true,
+            measures: format!("{what} of {bytes} bytes, cut over {threads} threads that do not wait for each other"),
+            peers: &[],
+            reach: None,
+        }
+    }
+
+    fn round(&self, effort: Effort) -> Result<f64> {
+        let strategy = MirroredStrategy::cpus(self.threads)?;
+        let calls = effort.calls(self.estimate);
+        let each = self.bytes / size_of::<f32>() / self.threads;
+        let seconds = strategy.run((), |ctx, ()| {
+            let (a, b, mut out) = (vec![1f32; each], vec![2f32; each], vec![3f32; each]);
+            let mut seconds = 0.;
+            // The first time warms up; all threads begin the second one together.
+            for _ in 0..2 {
+                ctx.all_reduce(distribute::ReduceOp::Sum, 0f32)?;
+                let watch = Stopwatch::start();
+                for _ in 0..calls {
+                    match self.kind {
+                        Kind::Copy => out.copy_from_slice(black_box(&a)),
+                        Kind::Add => {
+                            let terms = black_box(&a).iter().zip(black_box(&b));
+                            out.iter_mut().zip(terms).for_each(|(out, (a, b))| *out = a + b);
+                        }
+                    }
+                    black_box(&mut out);
+                }
+                seconds = watch.seconds();
+            }
+            Ok(seconds)
+        })?;
+        let slowest = seconds.values().iter().copied().fold(0., f64::max);
+        Ok(slowest * 1e6 / calls as f64)
+    }
+}
