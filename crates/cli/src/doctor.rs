@@ -7,7 +7,10 @@ use distribute::Result;
 /// Prints what was found, and a warning for each known trap.
 pub fn run() -> Result<()> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    line(format!("cores               {cores}{}", quota().map(|q| format!(", of which cgroups grant {q}")).unwrap_or_default()))?;
+    line(format!(
+        "cores               {cores}{}",
+        quota().map(|q| format!(", of which cgroups grant {q}")).unwrap_or_default()
+    ))?;
     for name in THREADS {
         let text = match given(name) {
             Some(value) => format!("{value}, from the environment"),
@@ -25,7 +28,14 @@ pub fn run() -> Result<()> {
     if cores > 1 {
         line(format!("memory, {cores} threads   {together:.1} GB/s copied"))?;
     }
-    let warnings = warnings(&Found { cores, load, quota: quota(), threads: THREADS.map(|n| (n, given(n))), alone, together });
+    let warnings = warnings(&Found {
+        cores,
+        load,
+        quota: quota(),
+        threads: THREADS.map(|n| (n, given(n))),
+        alone,
+        together,
+    });
     if warnings.is_empty() {
         return line(coloured("nothing stands in the way", 32));
     }

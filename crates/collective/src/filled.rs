@@ -77,12 +77,14 @@ mod tests {
         let broadcast = |work: &(dyn Fn(usize) + Sync)| {
             std::thread::scope(|s| (0..parts).for_each(|i| drop(s.spawn(move || work(i)))));
         };
-        filled(len, parts, broadcast, |part| loop {
-            let next = part.next(block);
-            if next.is_empty() {
-                break;
+        filled(len, parts, broadcast, |part| {
+            loop {
+                let next = part.next(block);
+                if next.is_empty() {
+                    break;
+                }
+                part.write(&next.collect::<Vec<_>>());
             }
-            part.write(&next.collect::<Vec<_>>());
         })
     }
 

@@ -4,10 +4,10 @@
 //! On other devices candle's own operations do the work, in the same tree.
 
 use crate::dtype::Buffer;
+use crate::fold::Folder;
 use crate::host::{axis_of, check_axes, check_pieces, check_range, check_rows, check_same, sum_over};
 use crate::kernel::{self, Sum};
 use crate::nest::{leaf, mismatch};
-use crate::fold::Folder;
 use crate::{DType, Error, HostTensor, Leaf, Nest, ReduceOp, Result, Tree};
 use candle_core::{DType as CandleDType, Device, Storage, Tensor, WithDType};
 use std::collections::BTreeMap;

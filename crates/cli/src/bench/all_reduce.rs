@@ -60,7 +60,9 @@ impl Figure for AllReduce {
             name: format!("all_reduce_{mean}{replicas}_{}", size(*bytes)),
             unit: "µs",
             lower_is_better: true,
-            measures: format!("all_reduce {op} of one f32 tensor of {bytes} bytes, {replicas} replicas, inside of one run"),
+            measures: format!(
+                "all_reduce {op} of one f32 tensor of {bytes} bytes, {replicas} replicas, inside of one run"
+            ),
             peers: self.peers,
             reach: self.reach,
         }

@@ -64,7 +64,9 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let figures: Vec<_> = figures().into_iter().filter(wanted).collect();
     if figures.is_empty() {
         let filter = arguments.filter.clone().unwrap_or_default();
-        return Err(invalid(format!("no figure's name contains {filter:?}; `distribute bench --list` names all")));
+        return Err(invalid(format!(
+            "no figure's name contains {filter:?}; `distribute bench --list` names all"
+        )));
     }
     if arguments.rounds == 0 {
         return Err(invalid("--rounds must be 1 or more".into()));

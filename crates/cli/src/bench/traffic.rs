@@ -57,7 +57,9 @@ impl Figure for Traffic {
             name: format!("{name}_{}_{threads}_threads", size(*bytes)),
             unit: "µs",
             lower_is_better: true,
-            measures: format!("{what} of {bytes} bytes, cut over {threads} threads that do not wait for each other"),
+            measures: format!(
+                "{what} of {bytes} bytes, cut over {threads} threads that do not wait for each other"
+            ),
             peers: &[],
             reach: None,
         }

@@ -249,7 +249,7 @@ impl Member {
             return made
                 .ok_or_else(|| Arc::new(Blame::failed(self.step, 0, call)))?
                 .downcast()
-                .map_err(|_| self.other_types(call));
+                .map_err(|_| self.other_result(call));
         }
         lock(&self.team.result).take();
         let dismiss = Dismiss(&self.team.helpers);
