@@ -1,5 +1,6 @@
 //! What can go wrong, and what to do about it.
 
+use crate::context::ContextKind;
 use distribute_cluster::Blame;
 use std::fmt;
 use std::sync::Arc;
@@ -7,29 +8,10 @@ use std::sync::Arc;
 /// The result of everything in this crate, and of the closures given to it.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Where code is running, as errors name it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ContextKind {
-    /// No strategy has been entered: the context in which every thread starts.
-    Default,
-    /// Inside of `scope` or of a merge function: once for all replicas.
-    CrossReplica,
-    /// Inside of the closure given to `run`: once for each replica.
-    Replica,
-}
-
-impl fmt::Display for ContextKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            ContextKind::Default => "the default context",
-            ContextKind::CrossReplica => "cross-replica context",
-            ContextKind::Replica => "replica context",
-        })
-    }
-}
-
 /// What went wrong.
-#[derive(Debug, thiserror::Error)]
+///
+/// `Debug` prints the same text as `Display`: it is what a `main` that returns an error shows, and what `unwrap` does.
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The closure given to `run` failed on a replica. The source is the closure's own error.
@@ -155,6 +137,12 @@ pub enum Error {
     /// An error of the user's own.
     #[error(transparent)]
     Other(Box<dyn std::error::Error + Send + Sync>),
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl Error {

@@ -77,14 +77,14 @@ pub mod values;
 mod variables;
 
 pub use context::{
-    ReplicaContext, get_replica_context, get_strategy, has_strategy, in_cross_replica_context,
+    ContextKind, ReplicaContext, get_replica_context, get_strategy, has_strategy, in_cross_replica_context,
 };
 pub use distribute_cluster as cluster;
 pub use distribute_data as data;
 pub use distribute_macros::{Nest, main};
 pub use distribute_tensor as tensor;
 pub use distribute_tensor::{HostTensor, IndexedSlices, Leaf, Nest, ReduceOp, Tree};
-pub use error::{ContextKind, Error, Result};
+pub use error::{Error, Result};
 pub use input::{DistributedDataset, DistributedIterator};
 pub use log::init;
 pub use optimizer::{Adagrad, Adam, AdamW, Ftrl, Momentum, Optimizer, RmsProp, Sgd};

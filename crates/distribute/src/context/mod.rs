@@ -3,14 +3,37 @@
 //! Each thread has a stack of modes; queries look at its top (CTX-1, CTX-2). The stack is pushed and popped by guards
 //! of this crate only, so it is always unwound in order.
 
+mod describe;
+mod gradient;
 mod replica;
 
+pub(crate) use gradient::raised;
 pub use replica::ReplicaContext;
-pub(crate) use replica::raised;
 
-use crate::error::ContextKind;
 use crate::{Error, Result, Strategy};
 use std::cell::RefCell;
+use std::fmt;
+
+/// Where code is running, as errors name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ContextKind {
+    /// No strategy has been entered: the context in which every thread starts.
+    Default,
+    /// Inside of `scope` or of a merge function: once for all replicas.
+    CrossReplica,
+    /// Inside of the closure given to `run`: once for each replica.
+    Replica,
+}
+
+impl fmt::Display for ContextKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            ContextKind::Default => "the default context",
+            ContextKind::CrossReplica => "cross-replica context",
+            ContextKind::Replica => "replica context",
+        })
+    }
+}
 
 #[derive(Clone)]
 pub(crate) enum Mode {

@@ -1,32 +1,17 @@
 //! What code that runs once for each replica can ask and do.
 
+use super::describe::{describe, describe_for_sum, describe_without};
+use super::gradient::attach;
 use super::{Mode, enter, top};
-use crate::error::ContextKind;
+use crate::context::ContextKind;
 use crate::values::{Distributed, PerReplica};
 use crate::{Error, Result, Strategy};
 use distribute_cluster::{Blame, Fingerprint, Operation};
 use distribute_collective::{Failure, all_gather, all_reduce, threads::Member};
-use distribute_tensor::{Leaf, Nest, ReduceOp, Tree};
-use std::cell::RefCell;
+use distribute_tensor::{Leaf, Nest, ReduceOp};
 use std::panic::Location;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-
-thread_local! {
-    /// The error that a collective raised inside of candle's backward, which can only pass on text.
-    static RAISED: RefCell<Option<Error>> = const { RefCell::new(None) };
-}
-
-/// The error behind one of candle's: where a collective failed inside of backward, what it said. An earlier one that
-/// the closure has dealt with is not told again: candle's text tells them apart.
-pub(crate) fn raised(error: Error) -> Error {
-    let Error::Candle(candle) = &error else { return error };
-    let text = candle.to_string();
-    match RAISED.take() {
-        Some(raised) if text.contains(&raised.to_string()) => raised,
-        _ => error,
-    }
-}
 
 /// One replica's view of a `run`: which replica it is, and the operations in which all replicas take part.
 ///
@@ -171,7 +156,7 @@ impl ReplicaContext {
             let detail = format!("{op}, the gradient of call {} leaf {leaf}", call + 1);
             context.all_reduce_gradient(detail, op, upstream, at)
         };
-        let outputs = self.attach(inputs, reduced, Arc::new(gradient))?;
+        let outputs = attach(self, inputs, reduced, Arc::new(gradient))?;
         N::from_tree(structure.fill(outputs)?).map_err(Error::tensor("all_reduce"))
     }
 
@@ -275,7 +260,7 @@ impl ReplicaContext {
             let sum = context.all_reduce_gradient(detail, ReduceOp::Sum, upstream, at)?;
             Ok(sum.narrow(axis, offsets[leaf], sizes[leaf])?.contiguous()?)
         };
-        let outputs = self.attach(inputs, gathered, Arc::new(gradient))?;
+        let outputs = attach(self, inputs, gathered, Arc::new(gradient))?;
         N::from_tree(structure.fill(outputs)?).map_err(Error::tensor("all_gather"))
     }
 
@@ -409,23 +394,6 @@ impl ReplicaContext {
             )),
         }
     }
-
-    /// Ties results to the graphs of the tensors they were made of, where those have one.
-    fn attach(&self, inputs: Vec<Leaf>, outputs: Vec<Leaf>, gradient: Arc<Gradient>) -> Result<Vec<Leaf>> {
-        let attach = |(index, (input, output)): (usize, (Leaf, Leaf))| match (&input, &output) {
-            (Leaf::Candle(x), Leaf::Candle(y)) if x.track_op() => {
-                let op = WithGradient {
-                    context: self.clone(),
-                    leaf: index,
-                    output: y.clone(),
-                    gradient: gradient.clone(),
-                };
-                Ok(Leaf::Candle(x.apply_op1(op)?))
-            }
-            _ => Ok(output),
-        };
-        inputs.into_iter().zip(outputs).enumerate().map(attach).collect()
-    }
 }
 
 impl std::fmt::Debug for ReplicaContext {
@@ -441,55 +409,6 @@ impl std::fmt::Debug for ReplicaContext {
     }
 }
 
-type Gradient =
-    dyn Fn(usize, &candle_core::Tensor, &ReplicaContext) -> Result<candle_core::Tensor> + Send + Sync;
-
-/// An operation of candle whose result is known already, and whose gradient is a collective.
-struct WithGradient {
-    context: ReplicaContext,
-    leaf: usize,
-    output: candle_core::Tensor,
-    gradient: Arc<Gradient>,
-}
-
-impl candle_core::CustomOp1 for WithGradient {
-    fn name(&self) -> &'static str {
-        "collective"
-    }
-
-    fn cpu_fwd(
-        &self,
-        _: &candle_core::CpuStorage,
-        _: &candle_core::Layout,
-    ) -> candle_core::Result<(candle_core::CpuStorage, candle_core::Shape)> {
-        let output = self.output.contiguous()?;
-        let (storage, layout) = output.storage_and_layout();
-        match &*storage {
-            candle_core::Storage::Cpu(storage) => {
-                let copy = candle_core::backend::BackendStorage::try_clone(storage, layout)?;
-                Ok((copy, output.shape().clone()))
-            }
-            _ => candle_core::bail!("gradients of collectives are for CPU tensors"),
-        }
-    }
-
-    fn bwd(
-        &self,
-        _: &candle_core::Tensor,
-        _: &candle_core::Tensor,
-        upstream: &candle_core::Tensor,
-    ) -> candle_core::Result<Option<candle_core::Tensor>> {
-        match (self.gradient)(self.leaf, upstream, &self.context) {
-            Ok(gradient) => Ok(Some(gradient)),
-            Err(error) => {
-                let text = error.to_string();
-                RAISED.set(Some(error));
-                Err(candle_core::Error::msg(text))
-            }
-        }
-    }
-}
-
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -501,29 +420,19 @@ fn failure(operation: &'static str) -> impl Fn(Failure) -> Error {
     }
 }
 
-fn describe(structure: &Tree<()>, leaves: &[Leaf], leaf: impl Fn(&Leaf) -> String) -> String {
-    if let (Tree::Leaf(()), [only]) = (structure, leaves) {
-        return leaf(only);
-    }
-    let texts = leaves.iter().map(leaf);
-    structure.fill(texts).map(|tree| tree.describe(&String::clone)).unwrap_or_default()
-}
-
-/// What has to be equal for a sum: of indexed slices not the number of rows (SPARSE-2).
-fn describe_for_sum(leaf: &Leaf) -> String {
+/// What [`Leaf::concat`] would refuse, where there is nothing to join.
+fn check_gathered(leaf: &Leaf, axis: usize) -> distribute_tensor::Result<()> {
+    const OPERATION: &str = "all_gather";
+    let (rank, shape) = (leaf.dims().len(), leaf.dims().to_vec());
     match leaf {
-        Leaf::Slices(_) => format!("IndexedSlices({})", describe_without(leaf, 0)),
-        dense => dense.describe(),
+        Leaf::Slices(_) => Err(distribute_tensor::Error::LeafKind {
+            operation: OPERATION,
+            expected: "a dense tensor",
+            found: "indexed slices",
+        }),
+        _ if axis >= rank => {
+            Err(distribute_tensor::Error::Axis { operation: OPERATION, axis: axis as i64, rank, shape })
+        }
+        _ => Ok(()),
     }
-}
-
-fn describe_without(leaf: &Leaf, axis: usize) -> String {
-    let dims: Vec<_> = leaf
-        .dims()
-        .iter()
-        .enumerate()
-        .map(|(i, d)| if i == axis { "*".to_string() } else { d.to_string() })
-        .collect();
-    let dtype = leaf.dtype().map_or("?", |d| d.name());
-    format!("{dtype}[{}]", dims.join(", "))
 }

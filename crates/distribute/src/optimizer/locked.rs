@@ -10,15 +10,6 @@ pub(super) enum Elements<'a> {
     F64(&'a mut [f64]),
 }
 
-impl Elements<'_> {
-    pub(super) fn len(&self) -> usize {
-        match self {
-            Elements::F32(v) => v.len(),
-            Elements::F64(v) => v.len(),
-        }
-    }
-}
-
 type Then<'f> = Box<dyn FnOnce(Vec<Elements<'_>>) -> Result<()> + 'f>;
 
 /// Locks all variables for writing and calls `then` with their elements.

@@ -2,6 +2,7 @@
 
 mod gradients;
 mod locked;
+mod owners;
 mod pass;
 
 use crate::variables::Variables;

@@ -2,15 +2,19 @@
 
 use super::gradients::Contribution;
 use super::locked::{Elements, contiguous_range, with_elements};
+use super::owners::{Cut, Owners};
 use crate::{Error, Result};
-use candle_core::{CpuStorage, DType, Storage, Tensor, Var};
+use candle_core::{CpuStorage, DType, Layout, Storage, StorageRef, Tensor, Var};
 use distribute_optim::{Float, Rule, RuleExt, SlotSpec, Step, UpdateError};
 use distribute_tensor::kernel::{Scale, fold_scaled};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// Elements that are reduced and updated at a time: they fit the first-level cache with their slots. Ranges of
 /// replicas end at multiples of it, so sums over blocks don't depend on the number of replicas.
-const BLOCK: usize = 2048;
+pub(super) const BLOCK: usize = 2048;
+
+/// Variables that are locked at a time: candle's calls nest, and each takes stack.
+const LOCKED: usize = 64;
 
 /// What a rule keeps beside one variable.
 #[derive(Debug)]
@@ -71,7 +75,7 @@ trait Number: Float + Scale {
     fn of(value: f64) -> Self;
     fn square(self) -> f64;
     fn slice(storage: &CpuStorage) -> Option<&[Self]>;
-    fn piece(piece: Piece<'_, Self>) -> AnyPiece<'_>;
+    fn gradient(gradient: Gradient<'_, Self>) -> Any<Gradient<'_, f32>, Gradient<'_, f64>>;
 }
 
 macro_rules! number {
@@ -89,8 +93,8 @@ macro_rules! number {
                     _ => None,
                 }
             }
-            fn piece(piece: Piece<'_, Self>) -> AnyPiece<'_> {
-                AnyPiece::$variant(piece)
+            fn gradient(gradient: Gradient<'_, Self>) -> Any<Gradient<'_, f32>, Gradient<'_, f64>> {
+                Any::$variant(gradient)
             }
         }
     };
@@ -98,19 +102,62 @@ macro_rules! number {
 number!(f32, F32);
 number!(f64, F64);
 
-/// A stretch of one variable: what it is, what is kept beside it, and its gradients on the replicas that have one.
+/// Something of one of the two dtypes that optimizers train.
+enum Any<A, B> {
+    F32(A),
+    F64(B),
+}
+
+impl<A: Cut, B: Cut> Cut for Any<A, B> {
+    fn len(&self) -> usize {
+        match self {
+            Any::F32(x) => x.len(),
+            Any::F64(x) => x.len(),
+        }
+    }
+    fn cut(&mut self, len: usize) -> Self {
+        match self {
+            Any::F32(x) => Any::F32(x.cut(len)),
+            Any::F64(x) => Any::F64(x.cut(len)),
+        }
+    }
+}
+
+/// The gradients of a stretch of a variable on the replicas that have one, and their weights.
+struct Gradient<'a, F> {
+    of_replicas: Vec<&'a [F]>,
+    weights: Arc<[F]>,
+}
+
+impl<F> Cut for Gradient<'_, F> {
+    fn len(&self) -> usize {
+        self.of_replicas.first().map_or(0, |gradient| gradient.len())
+    }
+    fn cut(&mut self, len: usize) -> Self {
+        let of_replicas =
+            self.of_replicas.iter_mut().map(|g| g.split_off(..len).unwrap_or_default()).collect();
+        Self { of_replicas, weights: self.weights.clone() }
+    }
+}
+
+/// A stretch of a variable, what is kept beside it, and its gradients.
 struct Piece<'a, F> {
     values: &'a mut [F],
     slots: Vec<&'a mut [F]>,
-    gradients: Vec<&'a [F]>,
-    weights: Arc<[F]>,
-    /// The reduced gradient, where it is needed whole before the update.
-    reduced: Vec<F>,
+    gradient: Gradient<'a, F>,
 }
 
-enum AnyPiece<'a> {
-    F32(Piece<'a, f32>),
-    F64(Piece<'a, f64>),
+impl<F> Cut for Piece<'_, F> {
+    fn len(&self) -> usize {
+        self.values.len()
+    }
+    fn cut(&mut self, len: usize) -> Self {
+        Self {
+            values: self.values.split_off_mut(..len).unwrap_or_default(),
+            slots: self.slots.iter_mut().map(|slot| slot.split_off_mut(..len).unwrap_or_default()).collect(),
+            gradient: self.gradient.cut(len),
+        }
+    }
 }
 
 /// Reduces the gradients, clips them, and applies the rule, to all variables that have a gradient on some replica.
@@ -125,118 +172,85 @@ pub(super) fn run(
     weights: &[f64],
     workers: &Workers<'_>,
 ) -> Result<()> {
-    let has_gradient = |v: usize| all.iter().any(|c| c.examples > 0 && c.gradients[v].is_some());
-    let active: Vec<usize> = (0..variables.len()).filter(|v| has_gradient(*v)).collect();
-    let tensors: Vec<&Var> = active.iter().map(|v| &variables[*v].1).collect();
-    let slots: Vec<&mut Slots> = slots
-        .iter_mut()
-        .enumerate()
-        .filter(|(v, _)| active.binary_search(v).is_ok())
-        .map(|(_, s)| s)
-        .collect();
-
-    // Read guards of all gradients, for as long as the pieces live.
-    let contributes = |c: &&Arc<Contribution>| c.examples > 0;
-    let guards: Vec<Vec<(f64, _)>> = active
-        .iter()
+    // Read guards of all gradients, for as long as they are borrowed. None of replicas without examples.
+    let contributing: Vec<_> = all.iter().zip(weights).filter(|(c, _)| c.examples > 0).collect();
+    let guards: Vec<Vec<(f64, (StorageRef<'_>, &Layout))>> = (0..variables.len())
         .map(|v| {
-            let of_replica = all.iter().zip(weights).filter(|(c, _)| contributes(c));
+            let of_replica = contributing.iter();
             of_replica
-                .filter_map(|(c, w)| Some((*w, c.gradients[*v].as_ref()?.storage_and_layout())))
+                .filter_map(|(c, w)| Some((**w, c.gradients[v].as_ref()?.storage_and_layout())))
                 .collect()
         })
         .collect();
+    let mut active: Vec<_> =
+        variables.iter().zip(slots).zip(&guards).filter(|(_, guards)| !guards.is_empty()).collect();
 
-    with_elements(&tensors, |elements| {
-        let total: usize = elements.iter().map(|e| e.len().div_ceil(BLOCK)).sum();
-        let mut owners = Owners::new(workers.count, total);
-        for ((elements, slots), guards) in elements.into_iter().zip(slots).zip(&guards) {
-            match (elements, slots) {
-                (Elements::F32(values), Slots::F32(slots)) => owners.deal(values, slots, guards)?,
-                (Elements::F64(values), Slots::F64(slots)) => owners.deal(values, slots, guards)?,
-                _ => return Err(Error::invalid("minimize", "a variable has changed its dtype")),
-            }
+    let factor = match clip {
+        None => 1.,
+        Some(max_norm) => {
+            let gradients = active.iter().map(|((variable, _), guards)| gradient(&variable.1, guards));
+            let owners = Owners::deal(workers, gradients.collect::<Result<_>>()?);
+            let squares = owners
+                .each(workers, |gradients| Ok(gradients.iter().flat_map(squares).collect::<Vec<_>>()))?;
+            let norm = squares.into_iter().flatten().sum::<f64>().sqrt();
+            if norm > max_norm { max_norm / norm } else { 1. }
         }
-        let factor = match clip {
-            None => 1.,
-            Some(max_norm) => {
-                let squares = owners.each(workers, |pieces| {
-                    Ok(pieces.iter_mut().flat_map(AnyPiece::reduce).collect::<Vec<_>>())
-                })?;
-                let norm = squares.into_iter().flatten().sum::<f64>().sqrt();
-                if norm > max_norm { max_norm / norm } else { 1. }
-            }
-        };
-        owners.each(workers, |pieces| {
-            pieces.iter_mut().try_for_each(|piece| piece.update(rule, step, factor))
+    };
+
+    for active in active.chunks_mut(LOCKED) {
+        let tensors: Vec<&Var> = active.iter().map(|((variable, _), _)| &variable.1).collect();
+        with_elements(&tensors, |elements| {
+            let pieces = elements.into_iter().zip(active).map(|(values, ((variable, slots), guards))| {
+                let gradient = gradient(&variable.1, guards)?;
+                match (values, &mut **slots, gradient) {
+                    (Elements::F32(values), Slots::F32(slots), Any::F32(gradient)) => Ok(Any::F32(Piece {
+                        values,
+                        slots: slots.iter_mut().map(Vec::as_mut_slice).collect(),
+                        gradient,
+                    })),
+                    (Elements::F64(values), Slots::F64(slots), Any::F64(gradient)) => Ok(Any::F64(Piece {
+                        values,
+                        slots: slots.iter_mut().map(Vec::as_mut_slice).collect(),
+                        gradient,
+                    })),
+                    _ => Err(Error::invalid(
+                        "minimize",
+                        format!("variable {} has changed its dtype", variable.0),
+                    )),
+                }
+            });
+            let owners = Owners::deal(workers, pieces.collect::<Result<Vec<_>>>()?);
+            owners.each(workers, |pieces| {
+                pieces.into_iter().try_for_each(|piece| match piece {
+                    Any::F32(piece) => piece.update(rule, step, factor),
+                    Any::F64(piece) => piece.update(rule, step, factor),
+                })
+            })?;
+            Ok(())
         })?;
-        Ok(())
-    })
+    }
+    Ok(())
 }
 
-/// The pieces of each worker: contiguous ranges of all parameters taken together.
-struct Owners<'a> {
-    pieces: Vec<Vec<AnyPiece<'a>>>,
-    blocks_each: usize,
-    blocks_dealt: usize,
-}
-
-impl<'a> Owners<'a> {
-    fn new(workers: usize, blocks: usize) -> Self {
-        let pieces = (0..workers).map(|_| Vec::new()).collect();
-        Self { pieces, blocks_each: blocks.div_ceil(workers).max(1), blocks_dealt: 0 }
+/// A whole variable's gradients.
+fn gradient<'a>(
+    variable: &Var,
+    guards: &'a [(f64, (StorageRef<'_>, &Layout))],
+) -> Result<Any<Gradient<'a, f32>, Gradient<'a, f64>>> {
+    fn of<'a, F: Number>(
+        guards: &'a [(f64, (StorageRef<'_>, &Layout))],
+    ) -> Result<Any<Gradient<'a, f32>, Gradient<'a, f64>>> {
+        let of_replicas = guards.iter().map(|(_, (storage, layout))| elements::<F>(storage, layout));
+        let weights = guards.iter().map(|(weight, _)| F::of(*weight)).collect();
+        Ok(F::gradient(Gradient { of_replicas: of_replicas.collect::<Result<_>>()?, weights }))
     }
-
-    /// Cuts a variable at the borders between workers.
-    fn deal<F: Number>(
-        &mut self,
-        mut values: &'a mut [F],
-        slots: &'a mut [Vec<F>],
-        gradients: &'a [(f64, (candle_core::StorageRef<'_>, &candle_core::Layout))],
-    ) -> Result<()> {
-        let weights: Arc<[F]> = gradients.iter().map(|(weight, _)| F::of(*weight)).collect();
-        let mut slots: Vec<&'a mut [F]> = slots.iter_mut().map(Vec::as_mut_slice).collect();
-        let mut gradients = gradients
-            .iter()
-            .map(|(_, (storage, layout))| elements(storage, layout))
-            .collect::<Result<Vec<_>>>()?;
-        while !values.is_empty() {
-            let owner = self.blocks_dealt / self.blocks_each;
-            let room = (owner + 1) * self.blocks_each - self.blocks_dealt;
-            let len = (room * BLOCK).min(values.len());
-            let piece = Piece {
-                values: values.split_off_mut(..len).unwrap_or_default(),
-                slots: slots.iter_mut().map(|slot| slot.split_off_mut(..len).unwrap_or_default()).collect(),
-                gradients: gradients.iter_mut().map(|g| g.split_off(..len).unwrap_or_default()).collect(),
-                weights: weights.clone(),
-                reduced: Vec::new(),
-            };
-            self.pieces[owner].push(F::piece(piece));
-            self.blocks_dealt += len.div_ceil(BLOCK);
-        }
-        Ok(())
-    }
-
-    /// Runs `work` on each worker with its pieces. Results are in the order of the parameters.
-    fn each<T: Send>(
-        &mut self,
-        workers: &Workers<'_>,
-        work: impl Fn(&mut [AnyPiece<'a>]) -> Result<T, UpdateError> + Sync,
-    ) -> Result<Vec<T>> {
-        let cells: Vec<_> = self.pieces.iter_mut().map(|pieces| Mutex::new((pieces, None))).collect();
-        (workers.broadcast)(&|worker| {
-            if let Some(cell) = cells.get(worker) {
-                let (pieces, result) = &mut *lock(cell);
-                *result = Some(work(pieces));
-            }
-        });
-        let results =
-            cells.into_iter().map(|cell| cell.into_inner().unwrap_or_else(PoisonError::into_inner).1);
-        Ok(results.flatten().collect::<Result<Vec<T>, UpdateError>>()?)
+    match variable.dtype() {
+        DType::F32 => of::<f32>(guards),
+        _ => of::<f64>(guards),
     }
 }
 
-fn elements<'a, F: Number>(storage: &'a Storage, layout: &candle_core::Layout) -> Result<&'a [F]> {
+fn elements<'a, F: Number>(storage: &'a Storage, layout: &Layout) -> Result<&'a [F]> {
     let (start, end) = contiguous_range(layout)?;
     match storage {
         Storage::Cpu(storage) => F::slice(storage).map(|all| &all[start..end]),
@@ -245,59 +259,63 @@ fn elements<'a, F: Number>(storage: &'a Storage, layout: &candle_core::Layout) -
     .ok_or_else(|| Error::invalid("minimize", "a gradient is of another dtype or device than its variable"))
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+/// The sum of squares of each block of a reduced gradient.
+fn squares(gradient: &Any<Gradient<'_, f32>, Gradient<'_, f64>>) -> Vec<f64> {
+    match gradient {
+        Any::F32(gradient) => gradient.squares(),
+        Any::F64(gradient) => gradient.squares(),
+    }
 }
 
-impl AnyPiece<'_> {
-    fn reduce(&mut self) -> Vec<f64> {
-        match self {
-            AnyPiece::F32(piece) => piece.reduce(),
-            AnyPiece::F64(piece) => piece.reduce(),
+impl<F: Number> Gradient<'_, F> {
+    fn squares(&self) -> Vec<f64> {
+        let mut scratch = [F::of(0.); BLOCK];
+        let starts = (0..self.len()).step_by(BLOCK);
+        let square = |start| {
+            let block = &mut scratch[..BLOCK.min(self.len() - start)];
+            self.reduce(start, block);
+            block.iter().map(|x| x.square()).sum()
+        };
+        starts.map(square).collect()
+    }
+
+    /// The weighted sum over replicas, in the order of replica ids, of the block that begins at `start`.
+    fn reduce(&self, start: usize, out: &mut [F]) {
+        let end = start + out.len();
+        // A stack of slices would need a bound on the number of replicas.
+        match self.of_replicas.as_slice() {
+            [a] => fold_scaled(&[&a[start..end]], &self.weights, out),
+            [a, b] => fold_scaled(&[&a[start..end], &b[start..end]], &self.weights, out),
+            many => {
+                let blocks: Vec<&[F]> = many.iter().map(|g| &g[start..end]).collect();
+                fold_scaled(&blocks, &self.weights, out);
+            }
         }
     }
 
-    fn update(&mut self, rule: &dyn Rule, step: Step, factor: f64) -> Result<(), UpdateError> {
-        match self {
-            AnyPiece::F32(piece) => piece.update(rule, step, factor),
-            AnyPiece::F64(piece) => piece.update(rule, step, factor),
-        }
+    /// Whether there is nothing to reduce.
+    fn is_one(&self) -> bool {
+        self.of_replicas.len() == 1 && self.weights[0] == F::of(1.)
     }
 }
 
 impl<F: Number> Piece<'_, F> {
-    /// Reduces the whole piece and keeps it; gives the sum of squares of each block.
-    fn reduce(&mut self) -> Vec<f64> {
-        self.reduced = vec![F::of(0.); self.values.len()];
-        let mut squares = Vec::with_capacity(self.reduced.len().div_ceil(BLOCK));
-        let mut start = 0;
-        for out in self.reduced.chunks_mut(BLOCK) {
-            reduce_block(&self.gradients, &self.weights, start, out);
-            squares.push(out.iter().map(|x| x.square()).sum());
-            start += out.len();
-        }
-        squares
-    }
-
-    /// Reduces, where that has not been done, and applies the rule, block by block.
-    fn update(&mut self, rule: &dyn Rule, step: Step, factor: f64) -> Result<(), UpdateError> {
+    /// Reduces the gradient and applies the rule, block by block.
+    fn update(mut self, rule: &dyn Rule, step: Step, factor: f64) -> Result<(), UpdateError> {
         let mut scratch = [F::of(0.); BLOCK];
-        let factor = F::of(factor);
-        let alone = self.gradients.len() == 1 && self.weights[0] == F::of(1.);
         let kept = self.slots.len().min(4);
         let mut start = 0;
         while start < self.values.len() {
             let end = self.values.len().min(start + BLOCK);
-            let gradient = if !self.reduced.is_empty() {
-                for (out, x) in scratch.iter_mut().zip(&self.reduced[start..end]) {
-                    *out = x.times(factor);
-                }
-                &scratch[..end - start]
-            } else if alone {
-                &self.gradients[0][start..end]
+            let gradient = if factor == 1. && self.gradient.is_one() {
+                &self.gradient.of_replicas[0][start..end]
             } else {
-                reduce_block(&self.gradients, &self.weights, start, &mut scratch[..end - start]);
-                &scratch[..end - start]
+                let block = &mut scratch[..end - start];
+                self.gradient.reduce(start, block);
+                if factor != 1. {
+                    block.iter_mut().for_each(|x| *x = x.times(F::of(factor)));
+                }
+                &*block
             };
             // Rules keep three slots at most; an array spares an allocation for each block.
             let mut slots: [&mut [F]; 4] = Default::default();
@@ -308,19 +326,5 @@ impl<F: Number> Piece<'_, F> {
             start = end;
         }
         Ok(())
-    }
-}
-
-/// The weighted sum over replicas, in the order of replica ids, of one block.
-fn reduce_block<F: Number>(gradients: &[&[F]], weights: &[F], start: usize, out: &mut [F]) {
-    let end = start + out.len();
-    // A stack of slices would need a bound on the number of replicas.
-    match gradients {
-        [a] => fold_scaled(&[&a[start..end]], weights, out),
-        [a, b] => fold_scaled(&[&a[start..end], &b[start..end]], weights, out),
-        many => {
-            let blocks: Vec<&[F]> = many.iter().map(|g| &g[start..end]).collect();
-            fold_scaled(&blocks, weights, out);
-        }
     }
 }

@@ -1,0 +1,32 @@
+//! What a fingerprint says of the values of a call: what has to be equal on all replicas, and no more.
+
+use distribute_tensor::{Leaf, Tree};
+
+/// A nest, with each leaf as `leaf` tells it.
+pub(super) fn describe(structure: &Tree<()>, leaves: &[Leaf], leaf: impl Fn(&Leaf) -> String) -> String {
+    if let (Tree::Leaf(()), [only]) = (structure, leaves) {
+        return leaf(only);
+    }
+    let texts = leaves.iter().map(leaf);
+    structure.fill(texts).map(|tree| tree.describe(&String::clone)).unwrap_or_default()
+}
+
+/// What has to be equal for a sum: of indexed slices not the number of rows (SPARSE-2).
+pub(super) fn describe_for_sum(leaf: &Leaf) -> String {
+    match leaf {
+        Leaf::Slices(_) => format!("IndexedSlices({})", describe_without(leaf, 0)),
+        dense => dense.describe(),
+    }
+}
+
+/// A leaf without its size along `axis`.
+pub(super) fn describe_without(leaf: &Leaf, axis: usize) -> String {
+    let dims: Vec<_> = leaf
+        .dims()
+        .iter()
+        .enumerate()
+        .map(|(i, d)| if i == axis { "*".to_string() } else { d.to_string() })
+        .collect();
+    let dtype = leaf.dtype().map_or("?", |d| d.name());
+    format!("{dtype}[{}]", dims.join(", "))
+}

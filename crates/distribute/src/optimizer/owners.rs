@@ -1,0 +1,59 @@
+//! Which worker owns which range of the parameters.
+
+use super::pass::{BLOCK, Workers};
+use crate::Result;
+use distribute_optim::UpdateError;
+use std::sync::{Mutex, PoisonError};
+
+/// Something that lies along the parameters and can be cut.
+pub(super) trait Cut {
+    /// How many elements are left.
+    fn len(&self) -> usize;
+
+    /// Takes the first `len` elements off.
+    fn cut(&mut self, len: usize) -> Self;
+}
+
+/// The pieces of each worker: contiguous ranges of all parameters taken together.
+pub(super) struct Owners<P> {
+    pieces: Vec<Vec<P>>,
+    blocks_each: usize,
+    blocks_dealt: usize,
+}
+
+impl<P: Cut + Send> Owners<P> {
+    /// Deals whole variables to workers, cut at the borders between them.
+    pub(super) fn deal(workers: &Workers<'_>, variables: Vec<P>) -> Self {
+        let blocks: usize = variables.iter().map(|variable| variable.len().div_ceil(BLOCK)).sum();
+        let pieces = (0..workers.count).map(|_| Vec::new()).collect();
+        let mut owners = Self { pieces, blocks_each: blocks.div_ceil(workers.count).max(1), blocks_dealt: 0 };
+        for mut rest in variables {
+            while rest.len() > 0 {
+                let owner = owners.blocks_dealt / owners.blocks_each;
+                let room = (owner + 1) * owners.blocks_each - owners.blocks_dealt;
+                let len = (room * BLOCK).min(rest.len());
+                owners.pieces[owner].push(rest.cut(len));
+                owners.blocks_dealt += len.div_ceil(BLOCK);
+            }
+        }
+        owners
+    }
+
+    /// Runs `work` on each worker with its pieces. Results are in the order of the parameters.
+    pub(super) fn each<T: Send>(
+        self,
+        workers: &Workers<'_>,
+        work: impl Fn(Vec<P>) -> Result<T, UpdateError> + Sync,
+    ) -> Result<Vec<T>> {
+        let cells: Vec<_> = self.pieces.into_iter().map(|pieces| Mutex::new((Some(pieces), None))).collect();
+        (workers.broadcast)(&|worker| {
+            if let Some(cell) = cells.get(worker) {
+                let (pieces, result) = &mut *cell.lock().unwrap_or_else(PoisonError::into_inner);
+                *result = pieces.take().map(&work);
+            }
+        });
+        let results =
+            cells.into_iter().map(|cell| cell.into_inner().unwrap_or_else(PoisonError::into_inner).1);
+        Ok(results.flatten().collect::<Result<Vec<T>, UpdateError>>()?)
+    }
+}
