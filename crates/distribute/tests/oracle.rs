@@ -121,3 +121,11 @@ fn check_the_runner(report: &mut Report) {
         report.add("runner", &format!("runner/refuses/{what}"), refused);
     }
 }
+
+/// Compiled only where the target has lost its `harness = false`: then `main` would not be called, and nothing would run.
+#[test]
+fn the_target_needs_harness_false() {
+    panic!(
+        "crates/distribute/Cargo.toml needs [[test]] name = \"oracle\", harness = false: without it no case runs"
+    );
+}
