@@ -517,6 +517,23 @@ fn describe_for_sum(leaf: &Leaf) -> String {
     }
 }
 
+/// What [`Leaf::concat`] would refuse, where there is nothing to join.
+fn check_gathered(leaf: &Leaf, axis: usize) -> distribute_tensor::Result<()> {
+    const OPERATION: &str = "all_gather";
+    let (rank, shape) = (leaf.dims().len(), leaf.dims().to_vec());
+    match leaf {
+        Leaf::Slices(_) => Err(distribute_tensor::Error::LeafKind {
+            operation: OPERATION,
+            expected: "a dense tensor",
+            found: "indexed slices",
+        }),
+        _ if axis >= rank => {
+            Err(distribute_tensor::Error::Axis { operation: OPERATION, axis: axis as i64, rank, shape })
+        }
+        _ => Ok(()),
+    }
+}
+
 fn describe_without(leaf: &Leaf, axis: usize) -> String {
     let dims: Vec<_> = leaf
         .dims()
