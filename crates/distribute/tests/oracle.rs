@@ -23,7 +23,7 @@ mod oracle {
     pub mod verdict;
 }
 
-use oracle::case::{self, Case, Run};
+use oracle::case::{self, Case, Entry, Run};
 use oracle::report::Report;
 use oracle::verdict::{Verdict, judge};
 use std::path::PathBuf;
@@ -59,13 +59,16 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    for case in cases {
-        if filter.is_some_and(|filter| !case.id.contains(filter.as_str())) {
+    for Entry { area, id, case } in cases {
+        if filter.is_some_and(|filter| !id.contains(filter.as_str())) {
             continue;
         }
-        let run = AREAS.iter().find(|(area, _)| *area == case.area).map(|(_, run)| *run);
-        let (area, id) = (case.area.clone(), case.id.clone());
-        report.add(&area, &id, judge(case, run));
+        let run = AREAS.iter().find(|(known, _)| *known == area).map(|(_, run)| *run);
+        let verdict = match case {
+            Ok(case) => judge(case, run),
+            Err(why) => Verdict::Failed(why),
+        };
+        report.add(&area, &id, verdict);
     }
     report.print(arguments.iter().any(|argument| argument == "--differences"));
     if report.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
@@ -120,4 +123,12 @@ fn check_the_runner(report: &mut Report) {
         };
         report.add("runner", &format!("runner/refuses/{what}"), refused);
     }
+}
+
+/// Compiled only where the target has lost its `harness = false`: then `main` would not be called, and nothing would run.
+#[test]
+fn the_target_needs_harness_false() {
+    panic!(
+        "crates/distribute/Cargo.toml needs [[test]] name = \"oracle\", harness = false: without it no case runs"
+    );
 }

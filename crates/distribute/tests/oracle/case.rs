@@ -66,8 +66,15 @@ impl From<String> for Stop {
     }
 }
 
+/// A case as its file has it: its area and id, and what it says or why it cannot be read.
+pub struct Entry {
+    pub area: String,
+    pub id: String,
+    pub case: Result<Case, String>,
+}
+
 /// All cases of a folder's files, in the order of file names.
-pub fn read(folder: &Path) -> Result<Vec<Case>, String> {
+pub fn read(folder: &Path) -> Result<Vec<Entry>, String> {
     let wrong = |path: &Path, error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
     let entries = std::fs::read_dir(folder).map_err(|e| wrong(folder, &e))?;
     let mut paths =
@@ -79,7 +86,9 @@ pub fn read(folder: &Path) -> Result<Vec<Case>, String> {
         let text = std::fs::read(path).map_err(|e| wrong(path, &e))?;
         let list: Vec<Value> = serde_json::from_slice(&text).map_err(|e| wrong(path, &e))?;
         for value in &list {
-            cases.push(Case::parse(value).map_err(|e| wrong(path, &e))?);
+            let text =
+                |field: &str| value.get(field).and_then(Value::as_str).unwrap_or("unnamed").to_string();
+            cases.push(Entry { area: text("area"), id: text("id"), case: Case::parse(value) });
         }
     }
     match cases.is_empty() {
