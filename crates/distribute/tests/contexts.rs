@@ -327,9 +327,10 @@ fn err_2_replica_operations_need_the_current_context() {
             })
             .unwrap();
         let old = kept.into_inner().unwrap().unwrap();
-        // Outside of any run the default context is current: of another strategy.
-        assert!(is_mixed(old.devices()));
-        assert!(is_mixed(old.all_reduce(ReduceOp::Sum, 1f32)));
+        // Outside of any run there is no strategy to mix it with: its run is over.
+        let stale = |error: Error| matches!(error, Error::StaleContext { step: 1, .. });
+        assert!(stale(old.devices().unwrap_err()));
+        assert!(stale(old.all_reduce(ReduceOp::Sum, 1f32).unwrap_err()));
         // In cross-replica context there is none.
         let error = strategy.scope(|| old.merge_call(1i32, |_, _| Ok(1i32))).unwrap_err();
         assert!(is_wrong_context(&error, ContextKind::Replica, ContextKind::CrossReplica), "{error}");
@@ -903,9 +904,12 @@ fn def_2_the_default_strategy_does_everything_here() {
     let results = strategy.run(per_replica([2]), |ctx, two| {
         assert_eq!((ctx.replica_id_in_sync_group(), ctx.num_replicas_in_sync()), (0, 1));
         assert!(!has_strategy());
-        // AR-3: identities. Gathering asks for neither rank nor axis.
+        // AR-3: identities. What gathering refuses on two replicas it refuses on one (GA-3, GA-4).
         assert_eq!(ctx.all_reduce(ReduceOp::Mean, 5i32)?, 5);
-        assert_eq!(ctx.all_gather(5i32, 3)?, 5);
+        assert_eq!(ctx.all_gather(HostTensor::vector(vec![5i32]), 0)?, HostTensor::vector(vec![5i32]));
+        assert!(
+            ctx.all_gather(5i32, 0).is_err() && ctx.all_gather(HostTensor::vector(vec![5i32]), 1).is_err()
+        );
         assert_eq!(ctx.merge_call(1i32, |_, values| Ok(values.values()[0]))?, 1i32);
         ctx.devices()?;
         Ok(two * 2)
@@ -914,7 +918,7 @@ fn def_2_the_default_strategy_does_everything_here() {
     assert_eq!(strategy.reduce(ReduceOp::Sum, 3f32, None).unwrap(), 3.);
     assert_eq!(floats(&strategy.reduce(ReduceOp::Sum, tensor(&[1., 2.]), 0).unwrap()), [3.]);
     assert_eq!(floats(&strategy.reduce(ReduceOp::Mean, tensor(&[1., 2.]), 0).unwrap()), [1.5]);
-    assert_eq!(floats(&strategy.gather(tensor(&[1., 2.]), 9).unwrap()), [1., 2.]);
+    assert_eq!(floats(&strategy.gather(tensor(&[1., 2.]), 0).unwrap()), [1., 2.]);
     assert!(!has_strategy() && !in_cross_replica_context());
     // A closure that runs under the default strategy may use another one: none has been entered.
     let other = mirrored(2);
@@ -1265,6 +1269,17 @@ fn ar_1_sparse_rows_may_differ_in_number() {
         });
         for sum in results.unwrap() {
             assert_eq!(sum, slices(vec![1., 2., 3.], vec![0, 1, 1]));
+        }
+        // SPARSE-3: a dense tensor on another replica: all become dense.
+        let results = strategy.run((), |ctx, ()| {
+            let mine = match ctx.replica_id_in_sync_group() {
+                0 => Leaf::from(slices(vec![1., 2.], vec![0, 2])),
+                _ => Leaf::from(host(vec![10f32, 20., 30.], [3, 1])),
+            };
+            ctx.all_reduce(ReduceOp::Sum, mine)
+        });
+        for sum in results.unwrap() {
+            assert_eq!(sum.to_host().unwrap(), host(vec![11f32, 20., 32.], [3, 1]));
         }
         // Another shape of the whole is still a mismatch.
         let error = strategy.run((), |ctx, ()| {

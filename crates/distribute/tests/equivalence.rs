@@ -478,3 +478,23 @@ fn three_are_summed_as_a_plus_b_plus_c() {
         assert_eq!(sums.unwrap().values(), [0., 0., 0.]);
     });
 }
+
+#[test]
+fn a_model_of_thousands_of_variables_fits_the_stack_of_any_thread() {
+    // Replica 0 is on the caller's thread: here one of a test, with 2 MiB.
+    watched(|| {
+        let strategy = MirroredStrategy::cpus(2).unwrap();
+        let model = strategy
+            .replicate(|vb: VarBuilder| {
+                (0..2_000)
+                    .map(|i| vb.get_with_hints(1, &format!("w{i}"), candle_nn::Init::Const(1.)))
+                    .collect::<candle_core::Result<Vec<_>>>()
+            })
+            .unwrap();
+        let optimizer = Sgd::new(&model.variables, 0.5).unwrap();
+        strategy
+            .run(&model, |ctx, weights| optimizer.minimize(ctx, Tensor::cat(weights, 0)?.sum_all()?, 1))
+            .unwrap();
+        assert_eq!(model.variables.get("w1999").unwrap().to_vec1::<f32>().unwrap(), [0.5]);
+    });
+}

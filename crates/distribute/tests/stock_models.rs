@@ -276,6 +276,33 @@ fn each_replica_keeps_running_statistics_of_its_own_and_their_mean_is_read_from_
     });
 }
 
+// INV-9
+#[test]
+fn an_empty_piece_leaves_running_statistics_alone() {
+    watched(|| {
+        let strategy = replicas(2);
+        let model = strategy.replicate(Convolutional::new).unwrap();
+        let optimizer = Sgd::new(&model.variables, 0.1).unwrap();
+        // Three batches of 2, then one of a single row: replica 1 gets none of it.
+        let data = Dataset::from_slices((numbers(&[7, 1, 5, 5]), labels(7, 3))).unwrap().batch(2);
+        let mut before_last = Vec::new();
+        for batch in &strategy.distribute_dataset(data).unwrap() {
+            let second = &model.models().values()[1].norm;
+            before_last = flat(&second.running_mean().copy().unwrap());
+            strategy
+                .run((&model, batch.unwrap()), |ctx, (model, (x, y))| {
+                    let loss = loss::cross_entropy(&model.forward_t(&x, true)?, &y)?;
+                    optimizer.minimize(ctx, loss, y.dim(0)?)
+                })
+                .unwrap();
+        }
+        let second = &model.models().values()[1].norm;
+        assert_eq!(flat(second.running_mean()), before_last);
+        assert!(before_last.iter().any(|x| *x != 0.), "it has seen rows before");
+        assert!(flat(&model.variables.get(VAR).unwrap()).iter().all(|x| x.is_finite()));
+    });
+}
+
 #[test]
 fn running_statistics_are_not_trained_and_set_reaches_every_replica() {
     watched(|| {

@@ -58,10 +58,10 @@ fn figures() -> Vec<Box<dyn Figure>> {
 
 /// Measures and prints.
 pub fn run(arguments: &Arguments) -> Result<()> {
-    let wanted = |figure: &Box<dyn Figure>| {
+    let wanted = |figure: &dyn Figure| {
         arguments.filter.as_ref().is_none_or(|filter| figure.about().name.contains(filter))
     };
-    let figures: Vec<_> = figures().into_iter().filter(wanted).collect();
+    let figures: Vec<_> = figures().into_iter().filter(|figure| wanted(&**figure)).collect();
     if figures.is_empty() {
         let filter = arguments.filter.clone().unwrap_or_default();
         return Err(invalid(format!(

@@ -11,10 +11,14 @@ pub(super) fn describe(structure: &Tree<()>, leaves: &[Leaf], leaf: impl Fn(&Lea
     structure.fill(texts).map(|tree| tree.describe(&String::clone)).unwrap_or_default()
 }
 
-/// What has to be equal for a sum: of indexed slices not the number of rows (SPARSE-2).
+/// What has to be equal for a sum: of indexed slices the shape of the whole, not the number of rows (SPARSE-2). A dense
+/// tensor of that shape may stand on another replica (SPARSE-3).
 pub(super) fn describe_for_sum(leaf: &Leaf) -> String {
     match leaf {
-        Leaf::Slices(_) => format!("IndexedSlices({})", describe_without(leaf, 0)),
+        Leaf::Slices(slices) => match &slices.dense_shape {
+            Some(shape) => format!("{}{shape:?}", slices.values.dtype()),
+            None => format!("IndexedSlices({})", describe_without(leaf, 0)),
+        },
         dense => dense.describe(),
     }
 }

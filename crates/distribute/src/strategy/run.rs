@@ -4,6 +4,7 @@ use super::Strategy;
 use crate::context::{Mode, enter, raised};
 use crate::values::{Distributed, PerReplica};
 use crate::{Error, ReplicaContext, Result};
+use candle_core::{Tensor, Var};
 use distribute_cluster::Fault;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, PoisonError};
@@ -77,6 +78,15 @@ impl Strategy {
             return Err(Error::invalid("run", reason));
         }
         let rows: Vec<_> = (0..replicas).map(|replica| args.rows(replica)).collect();
+        let untouched = (0..replicas)
+            .map(|replica| {
+                if rows[replica] == Some(0) {
+                    Snapshot::of(args.own_variables(replica))
+                } else {
+                    Ok(Snapshot::default())
+                }
+            })
+            .collect::<Result<Vec<_>>>()?;
         let cells: Vec<_> =
             args.split(replicas)?.into_iter().map(|arg| Mutex::new(Cell::Argument(arg))).collect();
         let step = self.next_step();
@@ -90,12 +100,29 @@ impl Strategy {
             let _replica = enter(Mode::Replica(context.clone()));
             let result = catch_unwind(AssertUnwindSafe(|| body(&context, arg)))
                 .unwrap_or_else(|panic| Err(Error::Panicked { message: message(&*panic) }));
+            let result = untouched[local].restore().and(result);
             let result = result.map_err(|error| explain(error, rows[local], &context));
             let succeeded = result.is_ok();
             *lock(cell) = Cell::Result(result);
             succeeded
         })?;
         collect(self, step, cells)
+    }
+}
+
+/// Variables as they were before an empty piece of a batch: batch-norm would make NaN of its running statistics there.
+#[derive(Default)]
+struct Snapshot(Vec<(Var, Tensor)>);
+
+impl Snapshot {
+    fn of(variables: Vec<Var>) -> Result<Self> {
+        let copies =
+            variables.into_iter().map(|variable| Ok((variable.clone(), variable.as_tensor().copy()?)));
+        Ok(Self(copies.collect::<Result<_>>()?))
+    }
+
+    fn restore(&self) -> Result<()> {
+        Ok(self.0.iter().try_for_each(|(variable, before)| variable.set(before))?)
     }
 }
 

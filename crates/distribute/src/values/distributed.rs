@@ -2,7 +2,7 @@
 
 use super::{Mirrored, PerReplica};
 use crate::{Error, Replicated, Result};
-use candle_core::Tensor;
+use candle_core::{Tensor, Var};
 use distribute_tensor::{HostTensor, IndexedSlices, Tree};
 
 /// A value of which each local replica gets its part (RUN-3): of a [`PerReplica`] its component, of a
@@ -22,6 +22,13 @@ pub trait Distributed: Sized {
     fn rows(&self, replica: usize) -> Option<usize> {
         let _ = replica;
         None
+    }
+
+    /// What local replica `replica` writes on its own while a model of it runs: running statistics.
+    #[doc(hidden)]
+    fn own_variables(&self, replica: usize) -> Vec<Var> {
+        let _ = replica;
+        Vec::new()
     }
 
     /// How many local results this value is, among `replicas`: one, where it is a single value that is not
@@ -66,6 +73,9 @@ impl<'a, M: Sync> Distributed for &'a Replicated<M> {
     fn split(self, replicas: usize) -> Result<Vec<&'a M>> {
         counted(self.models().iter().collect(), replicas)
     }
+    fn own_variables(&self, replica: usize) -> Vec<Var> {
+        self.variables.own_variables(replica)
+    }
 }
 
 impl<T: Clone + Send> Distributed for Mirrored<T> {
@@ -93,6 +103,9 @@ impl<D: Distributed> Distributed for Vec<D> {
     }
     fn rows(&self, replica: usize) -> Option<usize> {
         self.iter().find_map(|item| item.rows(replica))
+    }
+    fn own_variables(&self, replica: usize) -> Vec<Var> {
+        self.iter().flat_map(|item| item.own_variables(replica)).collect()
     }
 }
 
@@ -164,6 +177,10 @@ macro_rules! tuples {
             #[allow(unused_variables)]
             fn rows(&self, replica: usize) -> Option<usize> {
                 None$(.or_else(|| self.$i.rows(replica)))*
+            }
+            #[allow(unused_variables)]
+            fn own_variables(&self, replica: usize) -> Vec<Var> {
+                [Vec::new(), $(self.$i.own_variables(replica)),*].concat()
             }
         }
     )*};

@@ -102,6 +102,15 @@ impl Variables {
         mirrored.collect()
     }
 
+    /// The variables that local replica `replica` writes on its own: its running statistics.
+    pub(crate) fn own_variables(&self, replica: usize) -> Vec<Var> {
+        let of_replica = |entry: &Entry| match &entry.kind {
+            Kind::Mirrored(_) => None,
+            Kind::OnRead(components) => components.get(replica).cloned(),
+        };
+        self.entries().values().filter_map(of_replica).collect()
+    }
+
     /// The strategy whose replicas share the variables.
     pub fn strategy(&self) -> &Strategy {
         &self.0.strategy

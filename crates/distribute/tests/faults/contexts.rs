@@ -194,7 +194,12 @@ fn scope_run_inside_of_its_own_scope_is_allowed_and_of_another_is_mixed() {
     watched(|| {
         let strategy = MirroredStrategy::cpus(2).unwrap();
         let other = MirroredStrategy::cpus(3).unwrap();
-        strategy.scope(|| Ok(healthy(&strategy))).unwrap();
+        strategy
+            .scope(|| {
+                healthy(&strategy);
+                Ok(())
+            })
+            .unwrap();
         let error = strategy.scope(|| other.run((), |_, ()| Ok(()))).unwrap_err();
         assert!(matches!(error, Error::MixedStrategies { operation: "run", .. }), "{error}");
         says(
