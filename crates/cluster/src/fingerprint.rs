@@ -1,8 +1,8 @@
 //! What a member is doing, and whether two members do the same.
 
-use std::borrow::Cow;
 use std::fmt;
 use std::panic::Location;
+use std::sync::Arc;
 
 /// A call in which all members of a group take part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -38,7 +38,7 @@ pub struct Fingerprint {
     /// The kind of call.
     pub operation: Operation,
     /// What has to be equal on all members besides: reduce operation, dtypes, shapes, structure.
-    pub detail: Cow<'static, str>,
+    pub detail: Arc<str>,
     /// The line of the user's program. Not compared: branches may make the same call in different places.
     pub at: &'static Location<'static>,
     /// The second half of a call whose first half has been counted. Not compared.
@@ -47,11 +47,7 @@ pub struct Fingerprint {
 
 impl Fingerprint {
     /// A fingerprint of a call made at `at`.
-    pub fn new(
-        operation: Operation,
-        detail: impl Into<Cow<'static, str>>,
-        at: &'static Location<'static>,
-    ) -> Self {
+    pub fn new(operation: Operation, detail: impl Into<Arc<str>>, at: &'static Location<'static>) -> Self {
         Self { operation, detail: detail.into(), at, continues: false }
     }
 

@@ -27,20 +27,39 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Waits for a change, until the deadline at most. It may wake without one.
-pub(crate) fn wait<'a, T>(
-    changed: &Condvar,
-    guard: MutexGuard<'a, T>,
-    deadline: &Deadline,
-) -> MutexGuard<'a, T> {
-    // shuttle's waits never time out; one whose deadline has passed does.
-    #[cfg(shuttle)]
-    if deadline.has_passed() {
-        return guard;
+/// Wakes those who sleep until something under a mutex changes. To wake nobody costs no system call.
+pub(crate) struct Signal {
+    changed: Condvar,
+    /// Those who sleep: counted under the mutex, as it is read.
+    sleepers: AtomicU64,
+}
+
+impl Signal {
+    pub(crate) fn new() -> Self {
+        Self { changed: Condvar::new(), sleepers: AtomicU64::new(0) }
     }
-    // A wait of centuries overflows the clock of some systems.
-    let longest = std::time::Duration::from_secs(3600);
-    changed.wait_timeout(guard, deadline.remaining().min(longest)).unwrap_or_else(PoisonError::into_inner).0
+
+    /// Sleeps until the signal, until the deadline at most. It may wake without either.
+    pub(crate) fn wait<'a, T>(&self, guard: MutexGuard<'a, T>, deadline: &Deadline) -> MutexGuard<'a, T> {
+        // shuttle's waits never time out; one whose deadline has passed does.
+        #[cfg(shuttle)]
+        if deadline.has_passed() {
+            return guard;
+        }
+        // A wait of centuries overflows the clock of some systems.
+        let longest = std::time::Duration::from_secs(3600);
+        self.sleepers.fetch_add(1, Ordering::Relaxed);
+        let guard = self.changed.wait_timeout(guard, deadline.remaining().min(longest));
+        self.sleepers.fetch_sub(1, Ordering::Relaxed);
+        guard.unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    /// Wakes all who sleep. The mutex has to be held: `_guard` shows it.
+    pub(crate) fn notify<T>(&self, _guard: &mut T) {
+        if self.sleepers.load(Ordering::Relaxed) > 0 {
+            self.changed.notify_all();
+        }
+    }
 }
 
 /// Waits a short while without sleeping, until `ready`. Waking a sleeping thread takes 50 µs, more than many steps;
@@ -50,7 +69,7 @@ pub(crate) fn linger(ready: impl Fn() -> bool) -> bool {
     if cfg!(shuttle) {
         return ready();
     }
-    for _ in 0..100 {
+    for _ in 0..30 {
         if ready() {
             return true;
         }

@@ -491,7 +491,7 @@ fn a_model_of_thousands_of_variables_fits_the_stack_of_any_thread() {
                     .collect::<candle_core::Result<Vec<_>>>()
             })
             .unwrap();
-        let optimizer = Sgd::new(&model.variables, 0.5).unwrap();
+        let optimizer = Optimizer::with_rule(Sgd, &model.variables, 0.5).unwrap();
         strategy
             .run(&model, |ctx, weights| optimizer.minimize(ctx, Tensor::cat(weights, 0)?.sum_all()?, 1))
             .unwrap();

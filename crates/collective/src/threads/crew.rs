@@ -1,6 +1,6 @@
 //! Threads that run a closure which borrows from its caller. The engine's only `unsafe`.
 
-use crate::sync::{AtomicU64, Condvar, Mutex, MutexGuard, Ordering, linger, lock, wait};
+use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, Signal, linger, lock};
 use distribute_cluster::Deadline;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::Duration;
@@ -20,8 +20,8 @@ enum Order {
 pub struct Crew {
     members: usize,
     state: Mutex<State>,
-    ordered: Condvar,
-    finished: Condvar,
+    ordered: Signal,
+    finished: Signal,
     /// `State::number` and `State::left`, to linger on without the lock.
     number: AtomicU64,
     left: AtomicU64,
@@ -53,8 +53,8 @@ impl Crew {
                 left: 0,
                 panic: None,
             }),
-            ordered: Condvar::new(),
-            finished: Condvar::new(),
+            ordered: Signal::new(),
+            finished: Signal::new(),
             number: AtomicU64::new(0),
             left: AtomicU64::new(0),
             seats: (0..members).map(|_| Mutex::new(0)).collect(),
@@ -110,7 +110,7 @@ impl Crew {
                     state.left -= 1;
                     self.left.store(state.left, Ordering::Release);
                     if state.left == 0 {
-                        self.finished.notify_all();
+                        self.finished.notify(&mut *state);
                     }
                 }
             }
@@ -134,7 +134,7 @@ impl Crew {
         state.number += 1;
         self.left.store(left, Ordering::Release);
         self.number.store(state.number, Ordering::Release);
-        self.ordered.notify_all();
+        self.ordered.notify(&mut *state);
     }
 
     fn next_order(&self, seen: &mut u64) -> Order {
@@ -143,7 +143,7 @@ impl Crew {
         while state.number == *seen {
             // A member without an order has nothing to give up, hence no deadline of its own: it wakes when ordered
             // or dismissed, and a leader dismisses when it is dropped.
-            state = wait(&self.ordered, state, &Deadline::after(Duration::from_secs(3600)));
+            state = self.ordered.wait(state, &Deadline::after(Duration::from_secs(3600)));
         }
         *seen = state.number;
         state.order
@@ -155,7 +155,7 @@ impl Crew {
         let mut deadline = Deadline::after(patience);
         let mut state = lock(&self.state);
         while state.left > 0 {
-            state = wait(&self.finished, state, &deadline);
+            state = self.finished.wait(state, &deadline);
             if state.left > 0 && deadline.has_passed() {
                 drop(state);
                 overdue();

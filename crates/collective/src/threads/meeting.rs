@@ -1,6 +1,6 @@
 //! Where members of one process meet: each brings what it is doing and an offer, all get all offers.
 
-use crate::sync::{AtomicU64, Condvar, Mutex, Ordering, linger, lock, wait};
+use crate::sync::{AtomicU64, Mutex, Ordering, Signal, linger, lock};
 use distribute_cluster::{Blame, Deadline, Fingerprint, Presence, Standing};
 use std::any::Any;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ type Outcome = Result<Arc<Vec<Offer>>, Arc<Blame>>;
 /// Nothing that a member offers is dropped under the lock: that would run code of others.
 pub struct Meeting {
     state: Mutex<State>,
-    changed: Condvar,
+    changed: Signal,
     /// `State::round`, to linger on without the lock.
     round: AtomicU64,
 }
@@ -48,7 +48,7 @@ impl Meeting {
             outcomes: vec![None; size],
             missed: None,
         };
-        Self { state: Mutex::new(state), changed: Condvar::new(), round: AtomicU64::new(0) }
+        Self { state: Mutex::new(state), changed: Signal::new(), round: AtomicU64::new(0) }
     }
 
     /// Begins a session: all members are there and have done nothing. Only while nobody is in the meeting.
@@ -92,7 +92,7 @@ impl Meeting {
             linger(|| self.round.load(Ordering::Acquire) != round);
             state = lock(&self.state);
             if state.round == round {
-                state = wait(&self.changed, state, &deadline);
+                state = self.changed.wait(state, &deadline);
             }
             if state.round == round && deadline.has_passed() {
                 // A fault that is certain already comes before the guess that somebody is stuck.
@@ -136,19 +136,22 @@ impl Meeting {
 
     fn end(&self, state: &mut State, outcome: Outcome) -> Vec<Option<Offer>> {
         for (standing, mine) in state.standings.iter_mut().zip(&mut state.outcomes) {
-            if let Presence::Waiting(call) = &standing.presence {
-                if outcome.is_ok() && !call.continues {
-                    standing.completed += 1;
-                    standing.last = Some(call.clone());
-                }
-                standing.presence = Presence::Running;
-                *mine = Some(outcome.clone());
+            if !matches!(standing.presence, Presence::Waiting(_)) {
+                continue;
             }
+            if let Presence::Waiting(call) = std::mem::replace(&mut standing.presence, Presence::Running)
+                && outcome.is_ok()
+                && !call.continues
+            {
+                standing.completed += 1;
+                standing.last = Some(call);
+            }
+            *mine = Some(outcome.clone());
         }
         let unused = state.offers.iter_mut().map(Option::take).collect();
         state.round += 1;
         self.round.store(state.round, Ordering::Release);
-        self.changed.notify_all();
+        self.changed.notify(state);
         unused
     }
 }
