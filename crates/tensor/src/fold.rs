@@ -5,7 +5,7 @@ use crate::kernel::{self, Sum};
 /// Makes the elements of a sum over leaves, see [`Leaf::reduce_with`](crate::Leaf::reduce_with).
 pub trait Folder {
     /// `last` of each element-wise sum of `inputs`, which are of one length: the bits of
-    /// [`kernel::fold_then`](crate::kernel::fold_then), however the work is cut.
+    /// [`crate::kernel::fold_then`], however the work is cut.
     fn fold<T: Sum>(&self, inputs: &[&[T]], last: impl Fn(T) -> T + Sync) -> Vec<T>;
 }
 

@@ -2,7 +2,7 @@
 //!
 //! | module | what it is |
 //! |---|---|
-//! | [`figure`] | [`Figure`](figure::Figure): what is measured, and what it is compared with |
+//! | [`figure`] | [`Figure`](figure): what is measured, and what it is compared with |
 //! | [`statistics`] | median and spread |
 //! | [`report`] | table, plain lines, JSON |
 //! | [`empty_step`], [`all_reduce`], [`traffic`], [`mlp`] | the figures, one kind a file |
