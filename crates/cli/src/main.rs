@@ -1,4 +1,4 @@
-//! The command `distribute`: `bench` measures this machine against the figures of DESIGN section 8, `doctor` looks
+//! The command `distribute`: `bench` measures this machine against the figures of docs/performance.md, `doctor` looks
 //! for what makes training slow on it.
 
 mod bench;

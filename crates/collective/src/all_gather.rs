@@ -1,7 +1,7 @@
 //! Every member contributes, every member gets the concatenation.
 
-use crate::Failure;
 use crate::threads::Member;
+use crate::{Combined, Failure};
 use distribute_cluster::Fingerprint;
 use distribute_tensor::Leaf;
 
@@ -15,7 +15,7 @@ pub fn all_gather(
     call: Fingerprint,
     axis: usize,
     leaves: Vec<Leaf>,
-) -> Result<(Vec<Leaf>, Vec<usize>), Failure> {
+) -> Result<(Combined, Vec<usize>), Failure> {
     let all = member.exchange(call, leaves)?;
     let count = all.first().map_or(0, |leaves| leaves.len());
     let (mut gathered, mut offsets) = (Vec::with_capacity(count), Vec::with_capacity(count));
@@ -24,5 +24,5 @@ pub fn all_gather(
         gathered.push(Leaf::concat(&parts, axis)?);
         offsets.push(parts[..member.rank()].iter().map(|part| part.dims()[axis]).sum());
     }
-    Ok((gathered, offsets))
+    Ok((Combined::new(gathered, &all), offsets))
 }

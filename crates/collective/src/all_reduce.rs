@@ -1,8 +1,8 @@
 //! Every member contributes, every member gets the reduction.
 
-use crate::Failure;
 use crate::filled::{Part, filled};
 use crate::threads::{Helpers, Member};
+use crate::{Combined, Failure};
 use distribute_cluster::Fingerprint;
 use distribute_tensor::kernel::{self, Sum};
 use distribute_tensor::{Folder, Leaf, ReduceOp};
@@ -26,7 +26,7 @@ pub fn all_reduce(
     call: Fingerprint,
     op: ReduceOp,
     leaves: Vec<Leaf>,
-) -> Result<Vec<Leaf>, Failure> {
+) -> Result<Combined, Failure> {
     let all = member.exchange(call.clone(), leaves)?;
     let reduce = |i: usize, by: &Threads<'_>| {
         let parts: Vec<Leaf> = all.iter().map(|leaves| leaves[i].clone()).collect();
@@ -39,11 +39,12 @@ pub fn all_reduce(
             (0..count).map(|i| reduce(i, &Threads::All(helpers))).collect::<Result<Vec<_>, _>>().ok()
         })?;
         if let Some(reduced) = Arc::unwrap_or_clone(together) {
-            return Ok(reduced);
+            return Ok(Combined::new(reduced, &all));
         }
         // An error cannot be cloned: every member finds it for itself.
     }
-    Ok((0..count).map(|i| reduce(i, &Threads::Mine)).collect::<Result<_, _>>()?)
+    let reduced = (0..count).map(|i| reduce(i, &Threads::Mine)).collect::<Result<_, _>>()?;
+    Ok(Combined::new(reduced, &all))
 }
 
 fn is_large(leaf: &Leaf) -> bool {

@@ -1,4 +1,4 @@
-//! A vector whose parts are written by several threads, without being cleared first. All `unsafe` of the collectives.
+//! A vector whose parts are written by several threads, without being cleared first. The `unsafe` of the operations.
 //!
 //! Clearing 64 MiB costs as much as a third of summing them.
 

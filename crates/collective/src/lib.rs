@@ -11,6 +11,7 @@
 
 mod all_gather;
 mod all_reduce;
+mod combined;
 mod failure;
 mod filled;
 mod sync;
@@ -19,4 +20,5 @@ pub mod threads;
 
 pub use all_gather::all_gather;
 pub use all_reduce::all_reduce;
+pub use combined::Combined;
 pub use failure::Failure;

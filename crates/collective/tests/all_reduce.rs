@@ -1,24 +1,17 @@
 //! all_reduce against the reduction of one thread, to the bit.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[path = "support/watched.rs"]
+mod watched;
+
 use distribute_cluster::{Fingerprint, Operation};
 use distribute_collective::{all_reduce, threads::Team};
 use distribute_tensor::{HostTensor, Leaf, ReduceOp};
 use proptest::prelude::*;
 use std::panic::Location;
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
-
-/// Fails after a minute instead of hanging.
-fn watched<R: Send + 'static>(body: impl FnOnce() -> R + Send + 'static) -> R {
-    let (sender, receiver) = mpsc::channel();
-    let thread = std::thread::spawn(move || drop(sender.send(body())));
-    match receiver.recv_timeout(Duration::from_secs(60)) {
-        Ok(result) => result,
-        Err(mpsc::RecvTimeoutError::Timeout) => panic!("no result after a minute"),
-        Err(_) => std::panic::resume_unwind(thread.join().unwrap_err()),
-    }
-}
+use watched::watched;
 
 /// What each member of a team gets for its leaves.
 fn reduced(op: ReduceOp, leaves: Vec<Vec<Leaf>>) -> Vec<Result<Vec<Leaf>, String>> {
@@ -28,7 +21,9 @@ fn reduced(op: ReduceOp, leaves: Vec<Vec<Leaf>>) -> Vec<Result<Vec<Leaf>, String
         team.run(1, Duration::from_secs(60), &|member| {
             let call = Fingerprint::new(Operation::AllReduce, "", Location::caller());
             let mine = leaves[member.rank()].clone();
-            let result = all_reduce(&member, call, op, mine).map_err(|e| e.to_string());
+            let result = all_reduce(&member, call, op, mine)
+                .map(|combined| combined.leaves)
+                .map_err(|e| e.to_string());
             let good = result.is_ok();
             *results[member.rank()].lock().unwrap() = Some(result);
             good

@@ -2,27 +2,18 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[path = "support/watched.rs"]
+mod watched;
+
 use distribute_cluster::{Fault, Fingerprint, Operation};
 use distribute_collective::threads::{Member, Team};
 use std::panic::{AssertUnwindSafe, Location, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
+use watched::watched;
 
 const MINUTE: Duration = Duration::from_secs(60);
-
-/// Fails a test that hangs.
-fn watched(body: impl FnOnce() + Send + 'static) {
-    let (done, wait) = mpsc::channel();
-    let thread = std::thread::spawn(move || {
-        body();
-        let _ = done.send(());
-    });
-    match wait.recv_timeout(Duration::from_secs(30)) {
-        Err(mpsc::RecvTimeoutError::Timeout) => panic!("the test hangs"),
-        _ => thread.join().unwrap(),
-    }
-}
 
 fn call(operation: Operation, detail: &'static str) -> Fingerprint {
     Fingerprint::new(operation, detail, Location::caller())

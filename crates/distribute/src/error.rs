@@ -38,13 +38,13 @@ pub enum Error {
     Collective(Arc<Blame>),
     /// A replica's piece of the batch has no rows, and the closure failed on it.
     #[error(
-        "replica {replica} got an empty piece of the batch, and the closure failed on it; \
-         use a loss of distribute::nn::loss, which takes 0 rows, or call optimizer.skip(ctx) when labels.dim(0)? is 0; \
-         the closure said: {source}"
+        "replica {replica} got an empty piece of the batch, and the closure failed on it; {advice}; the closure said: {source}"
     )]
     EmptyPiece {
         /// The global id of the replica.
         replica: usize,
+        /// What to do.
+        advice: &'static str,
         /// The closure's error.
         #[source]
         source: Box<Error>,
@@ -192,6 +192,13 @@ impl From<Arc<Blame>> for Error {
 
 impl From<distribute_tensor::Error> for Error {
     fn from(source: distribute_tensor::Error) -> Self {
-        Error::Tensor { operation: "nest", source }
+        Error::Tensor { operation: "tensor operation", source }
     }
+}
+
+/// The error of a closure that panicked.
+pub(crate) fn panicked(panic: &(dyn std::any::Any + Send)) -> Error {
+    let text = panic.downcast_ref::<&str>().map(ToString::to_string);
+    let message = text.or_else(|| panic.downcast_ref::<String>().cloned());
+    Error::Panicked { message: message.unwrap_or_else(|| "without a message".into()) }
 }

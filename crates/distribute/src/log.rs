@@ -12,24 +12,53 @@ use tracing_subscriber::EnvFilter;
 /// - Log lines go to stderr, from level `warn`. `DISTRIBUTE_LOG` sets another filter: `DISTRIBUTE_LOG=trace` shows each
 ///   call that each replica makes.
 ///
-/// Call it before the program starts a thread: it writes the environment, which another thread could be reading, and
-/// candle reads these settings only once. Only the first call does something. A program that has a `tracing` subscriber
-/// keeps it; a filter that cannot be read counts as none.
+/// Call it before the program starts a thread: candle reads these settings only once, and the environment cannot be
+/// written while another thread may read it. Where there is another thread already, it is left alone, with a warning.
+/// Only the first call does something. A program that has a `tracing` subscriber keeps it; a filter that cannot be read
+/// counts as none, with a warning.
 pub fn init() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        for name in ["CANDLE_NUM_THREADS", "RAYON_NUM_THREADS"] {
-            if std::env::var_os(name).is_none() {
-                // SAFETY: `#[distribute::main]` calls this before the program has started a thread, and the
-                // documentation asks the same of others; so nobody reads the environment meanwhile.
+        let unset = |name: &&str| std::env::var_os(name).is_none();
+        let missing: Vec<_> = ["CANDLE_NUM_THREADS", "RAYON_NUM_THREADS"].into_iter().filter(unset).collect();
+        let alone = is_only_thread();
+        if alone {
+            for name in &missing {
+                // SAFETY: this is the only thread of the process, so nobody reads the environment meanwhile.
                 unsafe { std::env::set_var(name, "1") };
             }
         }
-        let filter = EnvFilter::try_from_env("DISTRIBUTE_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
-        let colours = std::io::stderr().is_terminal();
-        let log =
-            tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours);
-        // Where the program has its own subscriber, that one stays.
-        let _ = log.try_init();
+        log();
+        if !alone && !missing.is_empty() {
+            tracing::warn!(
+                "other threads run already, so {missing:?} are not set; call init first thing in main"
+            );
+        }
     });
+}
+
+/// Whether the process has no other thread, as far as the system tells.
+fn is_only_thread() -> bool {
+    #[cfg(target_os = "linux")]
+    return std::fs::read_dir("/proc/self/task").is_ok_and(|tasks| tasks.count() == 1);
+    // Windows guards its environment by itself.
+    #[cfg(not(target_os = "linux"))]
+    return cfg!(windows);
+}
+
+fn log() {
+    let wanted = EnvFilter::try_from_env("DISTRIBUTE_LOG");
+    let unreadable = wanted.is_err() && std::env::var_os("DISTRIBUTE_LOG").is_some();
+    let colours = std::io::stderr().is_terminal();
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(wanted.unwrap_or_else(|_| EnvFilter::new("warn")))
+        .with_writer(std::io::stderr)
+        .with_ansi(colours);
+    // Where the program has its own subscriber, that one stays.
+    let _ = log.try_init();
+    if unreadable {
+        tracing::warn!(
+            "DISTRIBUTE_LOG cannot be read as a filter, such as debug or distribute_collective=trace"
+        );
+    }
 }

@@ -3,6 +3,9 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[path = "support/watched.rs"]
+mod watched;
+
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Linear, Module, VarBuilder, linear};
 use distribute::data::Dataset;
@@ -10,24 +13,10 @@ use distribute::optimizer::rules::{Adagrad, Adam, AdamW, Ftrl, Momentum, RmsProp
 use distribute::{MirroredStrategy, OneDeviceStrategy, ReduceOp};
 use distribute::{Optimizer, PerReplica, Replicated, Result, Strategy, nn::loss};
 use proptest::prelude::*;
-use std::sync::mpsc;
-use std::time::Duration;
+use watched::watched;
 
 const FEATURES: usize = 3;
 const CLASSES: usize = 3;
-
-/// Fails a test that hangs.
-fn watched(body: impl FnOnce() + Send + 'static) {
-    let (done, wait) = mpsc::channel();
-    let thread = std::thread::spawn(move || {
-        body();
-        let _ = done.send(());
-    });
-    match wait.recv_timeout(Duration::from_secs(60)) {
-        Err(mpsc::RecvTimeoutError::Timeout) => panic!("the test hangs"),
-        _ => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
-    }
-}
 
 struct Mlp {
     hidden: Linear,

@@ -14,3 +14,5 @@ mod random_programs;
 mod replicas;
 #[path = "faults/support.rs"]
 mod support;
+#[path = "support/watched.rs"]
+mod watched;

@@ -3,27 +3,16 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[path = "support/watched.rs"]
+mod watched;
+
 use candle_core::{DType, Device, IndexOp, Module, ModuleT, Tensor};
 use candle_nn::rnn::{LSTM, LSTMConfig, RNN, lstm};
 use candle_nn::{BatchNorm, Conv2d, Conv2dConfig, Embedding, Func, GRU, GRUConfig, Linear, VarBuilder};
 use candle_transformers::models::stable_diffusion::resnet::{ResnetBlock2D, ResnetBlock2DConfig};
 use distribute::data::Dataset;
 use distribute::{Adam, MirroredStrategy, OneDeviceStrategy, Replicated, Sgd, Strategy, nn::loss};
-use std::sync::mpsc;
-use std::time::Duration;
-
-/// Fails a test that hangs.
-fn watched(body: impl FnOnce() + Send + 'static) {
-    let (done, wait) = mpsc::channel();
-    let thread = std::thread::spawn(move || {
-        body();
-        let _ = done.send(());
-    });
-    match wait.recv_timeout(Duration::from_secs(60)) {
-        Err(mpsc::RecvTimeoutError::Timeout) => panic!("the test hangs"),
-        _ => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
-    }
-}
+use watched::watched;
 
 fn one_device() -> Strategy {
     OneDeviceStrategy::new("cpu:0").unwrap().into()
@@ -273,6 +262,32 @@ fn each_replica_keeps_running_statistics_of_its_own_and_their_mean_is_read_from_
                 name,
             );
         }
+    });
+}
+
+#[test]
+fn replicas_that_have_seen_no_rows_do_not_count_in_the_mean() {
+    watched(|| {
+        let strategy = replicas(3);
+        let model = strategy.replicate(Convolutional::new).unwrap();
+        let data = numbers(&[4, 1, 5, 5]);
+        // Two replicas get two rows each; the third none.
+        let pieces = [(0, 2), (2, 2), (4, 0)].map(|(start, len)| data.narrow(0, start, len).unwrap());
+        let pieces = distribute::PerReplica::from_values(pieces.to_vec());
+        strategy
+            .run((&model, pieces), |_, (model, x)| {
+                if x.dim(0)? > 0 {
+                    model.forward_t(&x, true)?;
+                }
+                Ok(())
+            })
+            .unwrap();
+        let [a, b] = [0, 1].map(|r| model.models().values()[r].norm.running_mean().clone());
+        let mean = ((a + b).unwrap() * 0.5).unwrap();
+        assert_close(&model.variables.get(MEAN).unwrap(), &mean, 1e-15, MEAN);
+        // Set from outside, all have the same again.
+        model.variables.set(MEAN, &mean).unwrap();
+        assert_close(&model.variables.get(MEAN).unwrap(), &mean, 0., MEAN);
     });
 }
 

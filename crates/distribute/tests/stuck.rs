@@ -1,25 +1,16 @@
 //! A stuck replica is logged with its last call, while it is stuck. A program of its own: the log is the process's.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[path = "support/watched.rs"]
+mod watched;
+
 use distribute::prelude::*;
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 use tracing_subscriber::fmt::MakeWriter;
+use watched::watched;
 
 const MINUTE: Duration = Duration::from_secs(60);
-
-/// Fails a test that hangs.
-fn watched(body: impl FnOnce() + Send + 'static) {
-    let (done, wait) = mpsc::channel();
-    let thread = std::thread::spawn(move || {
-        body();
-        let _ = done.send(());
-    });
-    match wait.recv_timeout(MINUTE) {
-        Err(mpsc::RecvTimeoutError::Timeout) => panic!("the test hangs"),
-        _ => thread.join().unwrap(),
-    }
-}
 
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);

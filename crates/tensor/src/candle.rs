@@ -1,4 +1,5 @@
-//! [`Nest`] for candle's `Tensor`: the one place below the crate `distribute` that knows candle.
+//! [`Nest`] for candle's `Tensor`. Below the crate `distribute`, only this file and a variant each in `leaf.rs` and
+//! `error.rs` know candle.
 //!
 //! On the CPU the kernels read candle's storage in place, so that order and types of sums are those of host tensors.
 //! On other devices candle's own operations do the work, in the same tree.

@@ -30,6 +30,15 @@ enum Kind<'a> {
 }
 
 impl Leaf {
+    /// Whether gradients flow through it: candle tensors that are variables or depend on one.
+    pub fn is_tracked(&self) -> bool {
+        match self {
+            Leaf::Host(_) | Leaf::Slices(_) => false,
+            #[cfg(feature = "candle")]
+            Leaf::Candle(tensor) => tensor.track_op(),
+        }
+    }
+
     /// The kind of leaf, in words.
     pub fn kind(&self) -> &'static str {
         match self {

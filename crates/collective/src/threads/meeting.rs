@@ -75,11 +75,11 @@ impl Meeting {
         let deadline = Deadline::after(timeout);
         // Declared before the guard, so dropped after it.
         let mut _unused = Vec::new();
+        tracing::trace!(replica = rank, %call, "meets");
         let mut state = lock(&self.state);
         if let Some(blame) = &state.missed {
             return Err(blame.clone());
         }
-        tracing::trace!(replica = rank, step = state.step, %call, "meets");
         state.standings[rank].presence = Presence::Waiting(call);
         state.offers[rank] = Some(offer);
         let round = state.round;
@@ -99,9 +99,12 @@ impl Meeting {
                 let certain = Blame::judge(state.step, &state.standings);
                 let blame = certain.unwrap_or_else(|| Blame::late(state.step, &state.standings, timeout));
                 let blame = Arc::new(blame);
-                tracing::error!(step = state.step, culprits = ?blame.culprits, "{blame}");
                 state.missed = Some(blame.clone());
-                _unused = self.end(&mut state, Err(blame));
+                _unused = self.end(&mut state, Err(blame.clone()));
+                // Whoever writes the log must not keep the others from their deadlines.
+                drop(state);
+                tracing::error!(step = blame.step, culprits = ?blame.culprits, "{blame}");
+                state = lock(&self.state);
             }
         }
     }

@@ -2,6 +2,8 @@
 
 use super::ReplicaContext;
 use crate::{Error, Result};
+use candle_core::Var;
+use distribute_collective::Combined;
 use distribute_tensor::Leaf;
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -11,13 +13,15 @@ thread_local! {
     static RAISED: RefCell<Option<Error>> = const { RefCell::new(None) };
 }
 
-/// The error behind one of candle's: where a collective failed inside of backward, what it said. An earlier one that
-/// the closure has dealt with is not told again: candle's text tells them apart.
+/// The error behind one of candle's, also where the closure has put its own around the text: where a collective failed
+/// inside of backward, what it said. An earlier one that the closure has dealt with is not told again: the text tells
+/// them apart.
 pub(crate) fn raised(error: Error) -> Error {
-    let Error::Candle(candle) = &error else { return error };
-    let text = candle.to_string();
+    if error.blame().is_some() {
+        return error;
+    }
     match RAISED.take() {
-        Some(raised) if text.contains(&raised.to_string()) => raised,
+        Some(raised) if error.to_string().contains(&raised.to_string()) => raised,
         _ => error,
     }
 }
@@ -26,21 +30,26 @@ pub(crate) fn raised(error: Error) -> Error {
 pub(super) type Gradient =
     dyn Fn(usize, &candle_core::Tensor, &ReplicaContext) -> Result<candle_core::Tensor> + Send + Sync;
 
-/// Ties results to the graphs of the tensors they were made of, where those have one.
+/// Ties results to the graphs of the tensors they were made of.
+///
+/// Where only other replicas' tensors have a graph, a variable of nobody's stands in for this replica's: its loss may
+/// still depend on the result, and the others wait for its part of the gradient.
 pub(super) fn attach(
     context: &ReplicaContext,
     inputs: Vec<Leaf>,
-    outputs: Vec<Leaf>,
+    combined: Combined,
     gradient: Arc<Gradient>,
 ) -> Result<Vec<Leaf>> {
-    let attach = |(leaf, (input, output)): (usize, (Leaf, Leaf))| match (&input, &output) {
-        (Leaf::Candle(x), Leaf::Candle(y)) if x.track_op() => {
+    let attach = |(leaf, ((input, output), tracked)): (usize, ((Leaf, Leaf), bool))| match (&input, &output) {
+        (Leaf::Candle(x), Leaf::Candle(y)) if tracked => {
+            let x = if x.track_op() { x.clone() } else { Var::from_tensor(x)?.into_inner() };
+            context.expect_gradient();
             let (context, gradient) = (context.clone(), gradient.clone());
             Ok(Leaf::Candle(x.apply_op1(WithGradient { context, leaf, output: y.clone(), gradient })?))
         }
         _ => Ok(output),
     };
-    inputs.into_iter().zip(outputs).enumerate().map(attach).collect()
+    inputs.into_iter().zip(combined.leaves).zip(combined.tracked).enumerate().map(attach).collect()
 }
 
 /// An operation of candle whose result is known already, and whose gradient is a collective.

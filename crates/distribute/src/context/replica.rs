@@ -30,6 +30,8 @@ struct Inner {
     member: Option<Member>,
     /// Counts the collectives of this replica in this run: gradients name the call that they belong to.
     calls: AtomicU64,
+    /// Counts the results whose gradient is a collective, too.
+    gradients: AtomicU64,
 }
 
 pub(super) fn default_context() -> &'static ReplicaContext {
@@ -39,7 +41,23 @@ pub(super) fn default_context() -> &'static ReplicaContext {
 
 impl ReplicaContext {
     pub(crate) fn new(strategy: Strategy, local: usize, step: u64, member: Option<Member>) -> Self {
-        Self(Arc::new(Inner { strategy, local, step, member, calls: AtomicU64::new(0) }))
+        Self(Arc::new(Inner {
+            strategy,
+            local,
+            step,
+            member,
+            calls: AtomicU64::new(0),
+            gradients: AtomicU64::new(0),
+        }))
+    }
+
+    /// How many results of collectives, in this run, have a gradient in which all replicas take part.
+    pub(crate) fn gradients_expected(&self) -> u64 {
+        self.0.gradients.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn expect_gradient(&self) {
+        self.0.gradients.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(crate) fn member(&self) -> Option<&Member> {
@@ -110,7 +128,8 @@ impl ReplicaContext {
     ///
     /// `value` is a nest of tensors (candle's, [`HostTensor`](crate::HostTensor)s, [`IndexedSlices`](crate::IndexedSlices)
     /// or numbers); structure, shapes and dtypes have to be the same on all replicas. Gradients flow through: those of
-    /// the results are reduced the same way. Every replica contributes, also where all give the same tensor.
+    /// the results are reduced the same way. Every replica contributes, also where all give the same tensor. Results of
+    /// more than 64 KiB are one tensor for all replicas: do not change them in place.
     ///
     /// # Errors
     /// [`Error::Collective`] on every replica where they differ, one is gone or one is late.
@@ -386,7 +405,7 @@ impl ReplicaContext {
         let leaves = vec![Leaf::Candle(upstream.clone())];
         let mut reduced = all_reduce(member, Fingerprint::new(Operation::AllReduce, detail, at), op, leaves)
             .map_err(failure("the gradient of a collective"))?;
-        match reduced.pop() {
+        match reduced.leaves.pop() {
             Some(Leaf::Candle(tensor)) => Ok(tensor),
             _ => Err(Error::invalid(
                 "the gradient of a collective",

@@ -4,35 +4,42 @@ use crate::context::raised;
 use crate::{Error, Result};
 use candle_core::{DType, Tensor, Var};
 
-/// What one replica brings to a step: gradients of the mean loss over its examples, and how many there are.
+/// What one replica brings to a step.
 #[derive(Debug)]
 pub(super) struct Contribution {
     pub(super) examples: usize,
+    /// The losses of all examples, added up.
     pub(super) loss: f64,
     pub(super) dtype: DType,
+    /// What the gradients are of.
+    pub(super) of: Of,
     /// For each variable its gradient, contiguous; none where the loss doesn't depend on it.
     pub(super) gradients: Vec<Option<Tensor>>,
 }
 
-/// Gradients of one micro-batch after another, weighted by examples.
+/// What gradients are of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Of {
+    /// The loss added up over the examples. Where replicas take part in each other's graphs, by collectives, nothing
+    /// else will do: a replica's gradient then contains the others' losses, which weigh by their own examples.
+    Sum,
+    /// The mean loss over the examples: of a replica that is alone, for the same bits as without a strategy.
+    Mean,
+}
+
+/// Gradients of one micro-batch after another.
 pub(super) struct Accumulated<'a> {
     variables: &'a [(String, Var)],
-    batches: usize,
-    /// While there is one batch its means; from the second on, sums over examples.
     sum: Contribution,
 }
 
 impl<'a> Accumulated<'a> {
-    pub(super) fn new(variables: &'a [(String, Var)]) -> Self {
+    pub(super) fn new(variables: &'a [(String, Var)], of: Of) -> Self {
         let gradients = vec![None; variables.len()];
-        Self {
-            variables,
-            batches: 0,
-            sum: Contribution { examples: 0, loss: 0., dtype: DType::F32, gradients },
-        }
+        Self { variables, sum: Contribution { examples: 0, loss: 0., dtype: DType::F32, of, gradients } }
     }
 
-    /// Adds the gradients of a mean loss over `examples`. A loss over none is not looked at.
+    /// Adds the gradients of a mean loss over `examples`. One over none has no weight.
     pub(super) fn add(&mut self, loss: Tensor, examples: usize) -> Result<()> {
         if examples == 0 {
             return Ok(());
@@ -44,50 +51,27 @@ impl<'a> Accumulated<'a> {
             );
             return Err(Error::invalid("minimize", reason));
         }
-        let mut grads = loss.backward().map_err(|error| raised(error.into()))?;
-        let mut gradients = Vec::with_capacity(self.variables.len());
-        for (_, variable) in self.variables {
-            gradients.push(grads.remove(variable).map(|g| g.detach().contiguous()).transpose()?);
+        let root = match self.sum.of {
+            Of::Sum => (&loss * examples as f64)?,
+            Of::Mean => loss.clone(),
+        };
+        let mut grads = root.backward().map_err(|error| raised(error.into()))?;
+        for ((_, variable), sum) in self.variables.iter().zip(&mut self.sum.gradients) {
+            let new = grads.remove(variable).map(|gradient| gradient.detach().contiguous()).transpose()?;
+            *sum = match (sum.take(), new) {
+                (Some(sum), Some(new)) => Some((sum + new)?),
+                (sum, new) => sum.or(new),
+            };
         }
-        let dtype = loss.dtype();
-        let loss = loss.to_dtype(DType::F64)?.to_scalar::<f64>()?;
-        let new = Contribution { examples, loss, dtype, gradients };
-        match self.batches {
-            0 => self.sum = new,
-            batches => {
-                if batches == 1 {
-                    let examples = self.sum.examples as f64;
-                    scale(&mut self.sum, examples)?;
-                }
-                let mut new = new;
-                scale(&mut new, examples as f64)?;
-                self.sum.examples += new.examples;
-                self.sum.loss += new.loss;
-                for (sum, new) in self.sum.gradients.iter_mut().zip(new.gradients) {
-                    *sum = match (sum.take(), new) {
-                        (Some(sum), Some(new)) => Some((sum + new)?),
-                        (sum, new) => sum.or(new),
-                    };
-                }
-            }
+        if self.sum.examples == 0 {
+            self.sum.dtype = loss.dtype();
         }
-        self.batches += 1;
+        self.sum.examples += examples;
+        self.sum.loss += loss.to_dtype(DType::F64)?.to_scalar::<f64>()? * examples as f64;
         Ok(())
     }
 
-    pub(super) fn finish(mut self) -> Result<Contribution> {
-        if self.batches > 1 {
-            let examples = self.sum.examples as f64;
-            scale(&mut self.sum, 1. / examples)?;
-        }
-        Ok(self.sum)
+    pub(super) fn finish(self) -> Contribution {
+        self.sum
     }
-}
-
-fn scale(contribution: &mut Contribution, by: f64) -> Result<()> {
-    contribution.loss *= by;
-    for gradient in contribution.gradients.iter_mut().flatten() {
-        *gradient = (&*gradient * by)?;
-    }
-    Ok(())
 }

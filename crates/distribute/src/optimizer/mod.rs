@@ -10,7 +10,7 @@ use crate::{Error, ReplicaContext, Result, Strategy};
 use candle_core::{DType, Tensor, Var};
 use distribute_cluster::{Fingerprint, Operation};
 use distribute_optim::{Rule, Step};
-use gradients::{Accumulated, Contribution};
+use gradients::{Accumulated, Contribution, Of};
 use std::panic::Location;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -104,6 +104,11 @@ impl<R: Rule> Optimizer<R> {
             ));
         }
         let layout = rule.slots();
+        if layout.len() > pass::MOST_SLOTS {
+            let reason =
+                format!("rule {} keeps {} slots, of {} at most", rule.name(), layout.len(), pass::MOST_SLOTS);
+            return Err(Error::invalid("Optimizer::with_rule", reason));
+        }
         let slots =
             variables.iter().map(|(name, v)| pass::Slots::new(name, v, &layout)).collect::<Result<_>>()?;
         let optimizer = Self {
@@ -206,20 +211,21 @@ impl<R: Rule> Optimizer<R> {
     /// examples of all replicas, detached. The loss is taken by value: its graph is freed here.
     ///
     /// All replicas have to call this, or [`skip`](Optimizer::skip) or [`minimize_each`](Optimizer::minimize_each), the
-    /// same number of times. With 0 examples the loss is not looked at.
+    /// same number of times. With 0 examples the loss has no weight.
     ///
     /// # Errors
     /// [`Error::Collective`] on every replica where one does not come or fails; [`Error::InvalidArgument`] for a loss
-    /// that is not a scalar, or where no replica has examples; [`Error::Candle`] where backward fails. The variables have
+    /// that is not a scalar or depends on none of the variables, or where no replica has examples; [`Error::Candle`] where backward fails. The variables have
     /// not changed then.
     #[doc(alias = "tf.keras.optimizers.Optimizer.minimize")]
     #[doc(alias = "tf.keras.optimizers.Optimizer.apply_gradients")]
     #[track_caller]
     pub fn minimize(&self, ctx: &ReplicaContext, loss: Tensor, examples: usize) -> Result<Tensor> {
         let at = Location::caller();
-        let mut gradients = Accumulated::new(&self.variables);
+        let of = if ctx.member().is_some() { Of::Sum } else { Of::Mean };
+        let mut gradients = Accumulated::new(&self.variables, of);
         gradients.add(loss, examples)?;
-        self.apply(ctx, gradients.finish()?, at)
+        self.apply(ctx, gradients.finish(), at)
     }
 
     /// One training step over several micro-batches: as [`minimize`](Optimizer::minimize), with the gradients of all
@@ -235,12 +241,12 @@ impl<R: Rule> Optimizer<R> {
         losses: impl IntoIterator<Item = Result<(Tensor, usize)>>,
     ) -> Result<Tensor> {
         let at = Location::caller();
-        let mut gradients = Accumulated::new(&self.variables);
+        let mut gradients = Accumulated::new(&self.variables, Of::Sum);
         for item in losses {
             let (loss, examples) = item?;
             gradients.add(loss, examples)?;
         }
-        self.apply(ctx, gradients.finish()?, at)
+        self.apply(ctx, gradients.finish(), at)
     }
 
     /// Takes part in a step without an example: for a replica whose piece of the batch is empty.
@@ -250,7 +256,7 @@ impl<R: Rule> Optimizer<R> {
     #[track_caller]
     pub fn skip(&self, ctx: &ReplicaContext) -> Result<Tensor> {
         let at = Location::caller();
-        self.apply(ctx, Accumulated::new(&self.variables).finish()?, at)
+        self.apply(ctx, Accumulated::new(&self.variables, Of::Sum).finish(), at)
     }
 
     fn apply(
@@ -295,8 +301,9 @@ impl<R: Rule> Optimizer<R> {
                 "no replica has an example; a global batch has at least one",
             ));
         };
-        let weights: Vec<f64> = all.iter().map(|c| c.examples as f64 / examples as f64).collect();
-        let value = all.iter().zip(&weights).filter(|(c, _)| c.examples > 0).map(|(c, w)| c.loss * w).sum();
+        let weight = |c: &Arc<Contribution>| if c.of == Of::Mean { 1. } else { 1. / examples as f64 };
+        let weights: Vec<f64> = all.iter().map(weight).collect();
+        let value = all.iter().map(|c| c.loss).sum::<f64>() / examples as f64;
 
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let step = Step::after(state.finished, self.learning_rate());

@@ -2,7 +2,8 @@
 
 use super::pass::{BLOCK, Workers};
 use crate::Result;
-use distribute_optim::UpdateError;
+use crate::error::panicked;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, PoisonError};
 
 /// Something that lies along the parameters and can be cut.
@@ -43,17 +44,20 @@ impl<P: Cut + Send> Owners<P> {
     pub(super) fn each<T: Send>(
         self,
         workers: &Workers<'_>,
-        work: impl Fn(Vec<P>) -> Result<T, UpdateError> + Sync,
+        work: impl Fn(Vec<P>) -> Result<T> + Sync,
     ) -> Result<Vec<T>> {
         let cells: Vec<_> = self.pieces.into_iter().map(|pieces| Mutex::new((Some(pieces), None))).collect();
         (workers.broadcast)(&|worker| {
             if let Some(cell) = cells.get(worker) {
                 let (pieces, result) = &mut *cell.lock().unwrap_or_else(PoisonError::into_inner);
-                *result = pieces.take().map(&work);
+                // A rule of the user's own may panic: that must not unwind through candle's locks.
+                let work = |pieces| catch_unwind(AssertUnwindSafe(|| work(pieces)));
+                *result =
+                    pieces.take().map(|pieces| work(pieces).unwrap_or_else(|panic| Err(panicked(&*panic))));
             }
         });
         let results =
             cells.into_iter().map(|cell| cell.into_inner().unwrap_or_else(PoisonError::into_inner).1);
-        Ok(results.flatten().collect::<Result<Vec<T>, UpdateError>>()?)
+        results.flatten().collect()
     }
 }

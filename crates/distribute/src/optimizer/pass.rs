@@ -13,6 +13,9 @@ use std::sync::Arc;
 /// replicas end at multiples of it, so sums over blocks don't depend on the number of replicas.
 pub(super) const BLOCK: usize = 2048;
 
+/// How many values a rule may keep beside each element.
+pub(super) const MOST_SLOTS: usize = 4;
+
 /// Variables that are locked at a time: candle's calls nest, and each takes stack.
 const LOCKED: usize = 64;
 
@@ -172,8 +175,8 @@ pub(super) fn run(
     weights: &[f64],
     workers: &Workers<'_>,
 ) -> Result<()> {
-    // Read guards of all gradients, for as long as they are borrowed. None of replicas without examples.
-    let contributing: Vec<_> = all.iter().zip(weights).filter(|(c, _)| c.examples > 0).collect();
+    // Read guards of all gradients, for as long as they are borrowed.
+    let contributing: Vec<_> = all.iter().zip(weights).collect();
     let guards: Vec<Vec<(f64, (StorageRef<'_>, &Layout))>> = (0..variables.len())
         .map(|v| {
             let of_replica = contributing.iter();
@@ -184,6 +187,13 @@ pub(super) fn run(
         .collect();
     let mut active: Vec<_> =
         variables.iter().zip(slots).zip(&guards).filter(|(_, guards)| !guards.is_empty()).collect();
+    if active.is_empty() {
+        return Err(Error::invalid(
+            "minimize",
+            "the loss depends on none of this optimizer's variables; \
+             compute it with the model whose variables were given to the optimizer, and do not detach it",
+        ));
+    }
 
     let factor = match clip {
         None => 1.,
@@ -222,8 +232,8 @@ pub(super) fn run(
             let owners = Owners::deal(workers, pieces.collect::<Result<Vec<_>>>()?);
             owners.each(workers, |pieces| {
                 pieces.into_iter().try_for_each(|piece| match piece {
-                    Any::F32(piece) => piece.update(rule, step, factor),
-                    Any::F64(piece) => piece.update(rule, step, factor),
+                    Any::F32(piece) => Ok(piece.update(rule, step, factor)?),
+                    Any::F64(piece) => Ok(piece.update(rule, step, factor)?),
                 })
             })?;
             Ok(())
@@ -303,7 +313,7 @@ impl<F: Number> Piece<'_, F> {
     /// Reduces the gradient and applies the rule, block by block.
     fn update(mut self, rule: &dyn Rule, step: Step, factor: f64) -> Result<(), UpdateError> {
         let mut scratch = [F::of(0.); BLOCK];
-        let kept = self.slots.len().min(4);
+        let kept = self.slots.len().min(MOST_SLOTS);
         let mut start = 0;
         while start < self.values.len() {
             let end = self.values.len().min(start + BLOCK);
@@ -317,8 +327,8 @@ impl<F: Number> Piece<'_, F> {
                 }
                 &*block
             };
-            // Rules keep three slots at most; an array spares an allocation for each block.
-            let mut slots: [&mut [F]; 4] = Default::default();
+            // `MOST_SLOTS` at most; an array spares an allocation for each block.
+            let mut slots: [&mut [F]; MOST_SLOTS] = Default::default();
             for (block, slot) in slots.iter_mut().zip(&mut self.slots) {
                 *block = &mut slot[start..end];
             }

@@ -2,6 +2,7 @@
 
 use super::Strategy;
 use crate::context::{Mode, enter, raised};
+use crate::error::panicked;
 use crate::values::{Distributed, PerReplica};
 use crate::{Error, ReplicaContext, Result};
 use candle_core::{Tensor, Var};
@@ -70,11 +71,17 @@ impl Strategy {
         A: Distributed,
         R: Send,
     {
-        let advice = "use get_replica_context()?.merge_call(..) to leave it first";
+        let advice = "use the replica context's merge_call to leave it first";
         let _scope = self.enter("run", advice)?;
         let replicas = self.extended().local_replicas();
         if replicas == 0 {
             let reason = format!("{self} has no replica: its worker_devices are empty");
+            return Err(Error::invalid("run", reason));
+        }
+        if self.num_replicas_in_sync() != replicas {
+            let reason = format!(
+                "{self} has {replicas} in this process; collectives between processes are not there yet"
+            );
             return Err(Error::invalid("run", reason));
         }
         let rows: Vec<_> = (0..replicas).map(|replica| args.rows(replica)).collect();
@@ -92,14 +99,16 @@ impl Strategy {
         let step = self.next_step();
 
         self.extended().call_for_each_replica(self, step, &|context| {
-            let local = context.replica_id_in_sync_group() - self.extended().first_replica_id();
-            let cell = &cells[local];
+            let local = context.replica_id_in_sync_group().checked_sub(self.extended().first_replica_id());
+            let Some((local, cell)) = local.and_then(|local| Some((local, cells.get(local)?))) else {
+                return false;
+            };
             let Cell::Argument(arg) = std::mem::replace(&mut *lock(cell), Cell::Running) else {
                 return false;
             };
             let _replica = enter(Mode::Replica(context.clone()));
             let result = catch_unwind(AssertUnwindSafe(|| body(&context, arg)))
-                .unwrap_or_else(|panic| Err(Error::Panicked { message: message(&*panic) }));
+                .unwrap_or_else(|panic| Err(panicked(&*panic)));
             let result = untouched[local].restore().and(result);
             let result = result.map_err(|error| explain(error, rows[local], &context));
             let succeeded = result.is_ok();
@@ -165,29 +174,36 @@ enum Guilt {
     Witness,
     /// It is an error of its own, or tells of itself that it did not make the others' call.
     Culprit,
+    /// It says why a culprit could do nothing else.
+    Reason,
 }
 
 fn guilt(replica: usize, error: &Error) -> Guilt {
     match error.blame() {
+        _ if matches!(error, Error::EmptyPiece { .. }) => Guilt::Reason,
         Some(blame) if blame.fault == Fault::Failed && !blame.culprits.contains(&replica) => Guilt::Victim,
         Some(blame) if !blame.culprits.contains(&replica) => Guilt::Witness,
         _ => Guilt::Culprit,
     }
 }
 
-/// Says more about a closure's error than candle can.
+/// Says more about a closure's error than it can know itself.
 fn explain(error: Error, rows: Option<usize>, context: &ReplicaContext) -> Error {
-    match raised(error) {
-        error @ Error::Candle(_) if rows == Some(0) => {
-            Error::EmptyPiece { replica: context.replica_id_in_sync_group(), source: Box::new(error) }
+    let error = raised(error);
+    let advice = match &error {
+        Error::Candle(_) if rows == Some(0) => {
+            "use a loss of distribute::nn::loss, which takes 0 rows, or call optimizer.skip(ctx) when labels.dim(0)? is 0"
         }
-        other => other,
-    }
-}
-
-fn message(panic: &(dyn std::any::Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(ToString::to_string);
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without a message".into())
+        // candle keeps no graph of tensors without elements, so nothing calls the gradients that the others wait in.
+        Error::Collective(blame)
+            if rows == Some(0) && blame.fault == Fault::Mismatch && context.gradients_expected() > 0 =>
+        {
+            "it cannot take part in the gradients of all_reduce or all_gather: give a model that uses them batches of \
+             as many rows as there are replicas (Dataset::batch_exact leaves a shorter last one out)"
+        }
+        _ => return error,
+    };
+    Error::EmptyPiece { replica: context.replica_id_in_sync_group(), advice, source: Box::new(error) }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

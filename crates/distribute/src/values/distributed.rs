@@ -18,7 +18,8 @@ pub trait Distributed: Sized {
     /// [`Error::InvalidArgument`] for a value that was made for another number of replicas.
     fn split(self, replicas: usize) -> Result<Vec<Self::Local>>;
 
-    /// How many rows of a batch the part of local replica `replica` has, if it is a piece of one.
+    /// How many rows of a batch the part of local replica `replica` has, if it is a piece of one; of several pieces the
+    /// smallest number.
     fn rows(&self, replica: usize) -> Option<usize> {
         let _ = replica;
         None
@@ -102,7 +103,7 @@ impl<D: Distributed> Distributed for Vec<D> {
         Ok(out)
     }
     fn rows(&self, replica: usize) -> Option<usize> {
-        self.iter().find_map(|item| item.rows(replica))
+        self.iter().filter_map(|item| item.rows(replica)).min()
     }
     fn own_variables(&self, replica: usize) -> Vec<Var> {
         self.iter().flat_map(|item| item.own_variables(replica)).collect()
@@ -120,7 +121,7 @@ impl<D: Distributed> Distributed for Tree<D> {
             .collect()
     }
     fn rows(&self, replica: usize) -> Option<usize> {
-        self.leaves().into_iter().find_map(|leaf| leaf.rows(replica))
+        self.leaves().into_iter().filter_map(|leaf| leaf.rows(replica)).min()
     }
     fn local_results(&self, replicas: usize) -> usize {
         match self {
@@ -176,7 +177,7 @@ macro_rules! tuples {
             }
             #[allow(unused_variables)]
             fn rows(&self, replica: usize) -> Option<usize> {
-                None$(.or_else(|| self.$i.rows(replica)))*
+                [None, $(self.$i.rows(replica)),*].into_iter().flatten().min()
             }
             #[allow(unused_variables)]
             fn own_variables(&self, replica: usize) -> Vec<Var> {

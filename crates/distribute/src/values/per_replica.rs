@@ -9,7 +9,7 @@ use std::fmt;
 /// This is what [`run`](crate::Strategy::run) returns, for one replica too, and what a distributed dataset gives.
 /// Values are never merged because they happen to be the same object.
 #[doc(alias = "tf.distribute.DistributedValues")]
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct PerReplica<T> {
     values: Vec<T>,
     /// How many rows of a batch each value has, where the values are pieces of one.
@@ -62,7 +62,7 @@ impl<T> PerReplica<T> {
 
     /// Another value for each replica.
     pub fn map<U>(self, f: impl FnMut(T) -> U) -> PerReplica<U> {
-        PerReplica { values: self.values.into_iter().map(f).collect(), rows: self.rows }
+        PerReplica::from_values(self.values.into_iter().map(f).collect())
     }
 
     /// The merged form of nests (MERGE-1 to MERGE-4, MERGE-8): one structure whose leaves are per replica.
@@ -76,6 +76,13 @@ impl<T> PerReplica<T> {
         let trees = self.values.into_iter().map(Nest::into_tree).collect();
         let merged = Tree::zip(trees).map_err(Error::tensor("merging the replicas' values"))?;
         Ok(merged.map(&mut PerReplica::from_values))
+    }
+}
+
+/// Equal where the values are, wherever they come from.
+impl<T: PartialEq> PartialEq for PerReplica<T> {
+    fn eq(&self, other: &Self) -> bool {
+        self.values == other.values
     }
 }
 

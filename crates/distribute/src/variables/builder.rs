@@ -23,8 +23,8 @@ impl SimpleBackend for OfReplica {
     fn get_unchecked(&self, name: &str, _: DType, device: &Device) -> Result<Tensor> {
         match self.variables.find("get_unchecked", name) {
             Ok(kind) => {
-                let shape = kind.any().shape().clone();
-                self.get(shape, name, Init::Const(0.), kind.any().dtype(), device)
+                let variable = kind.any().map_err(Error::msg)?;
+                self.get(variable.shape().clone(), name, Init::Const(0.), variable.dtype(), device)
             }
             Err(error) => Err(Error::msg(error)),
         }

@@ -6,6 +6,7 @@ use candle_core::{Device, Tensor};
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 impl Variables {
     /// Writes all variables to a safetensors file, by name; running statistics as their mean over the replicas.
@@ -17,12 +18,22 @@ impl Variables {
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         let tensors: HashMap<_, _> = self.snapshot()?.into_iter().collect();
-        // The whole name stays, so that `model.1` and `model.2` have different parts.
+        // Another process, or another thread of this one, may be saving to the same place.
+        static PARTS: AtomicU64 = AtomicU64::new(0);
         let mut part = path.as_os_str().to_owned();
-        part.push(".part");
-        candle_core::safetensors::save(&tensors, &part).map_err(|error| error.with_path(path))?;
-        std::fs::rename(&part, path)
-            .map_err(|source| Error::Io { operation: format!("writing {}", path.display()), source })
+        part.push(format!(".{}-{}.part", std::process::id(), PARTS.fetch_add(1, Ordering::Relaxed)));
+        let part = Path::new(&part);
+        let io = |source| Error::Io { operation: format!("writing {}", path.display()), source };
+        let written = candle_core::safetensors::save(&tensors, part)
+            .map_err(|error| Error::Candle(error.with_path(path)))
+            // On the disk before it has its name: after a crash the name stands for the whole file or for the old one.
+            .and_then(|()| std::fs::File::open(part).and_then(|file| file.sync_all()).map_err(io))
+            .and_then(|()| std::fs::rename(part, path).map_err(io));
+        if written.is_err() {
+            // There may be nothing to remove.
+            let _ = std::fs::remove_file(part);
+        }
+        written
     }
 
     /// Sets all variables from a safetensors file, by name. Tensors of other names in the file are ignored.
@@ -43,21 +54,8 @@ impl Variables {
             ));
         }
         for name in &names {
-            let (kind, value) = (self.find("load", name)?, &tensors[name]);
-            let variable = kind.any();
-            if variable.shape() != value.shape() || variable.dtype() != value.dtype() {
-                return Err(Error::invalid(
-                    "load",
-                    format!(
-                        "{}: {name} is {:?}{:?} in the file, and {:?}{:?} in the model",
-                        path.display(),
-                        value.dtype(),
-                        value.dims(),
-                        variable.dtype(),
-                        variable.dims()
-                    ),
-                ));
-            }
+            let file = format!("in {} it is", path.display());
+            self.find("load", name)?.require_fit("load", name, &tensors[name], &file)?;
         }
         names.iter().try_for_each(|name| self.set(name, &tensors[name]))
     }

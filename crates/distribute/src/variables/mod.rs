@@ -3,11 +3,13 @@
 mod builder;
 mod files;
 mod init;
+mod running;
 
 use crate::replicated::other_variables;
 use crate::{Error, Result, Strategy};
 use candle_core::{DType, Device, Shape, Tensor, Var};
 use candle_nn::{Init, VarBuilder};
+use running::Running;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -39,7 +41,7 @@ struct Entry {
 #[derive(Clone)]
 enum Kind {
     Mirrored(Var),
-    OnRead(Vec<Var>),
+    Running(Running),
 }
 
 impl Variables {
@@ -54,7 +56,7 @@ impl Variables {
 
     /// How many numbers the variables hold in all.
     pub fn elements(&self) -> usize {
-        self.entries().values().map(|entry| entry.kind.any().elem_count()).sum()
+        self.entries().values().filter_map(|entry| Some(entry.kind.any().ok()?.elem_count())).sum()
     }
 
     /// The value of a variable, as one device would have it: of running statistics the mean over the replicas. It is a
@@ -72,22 +74,10 @@ impl Variables {
     /// [`Error::InvalidArgument`] for an unknown name, another shape or another dtype; nothing has changed then.
     pub fn set(&self, name: &str, value: &Tensor) -> Result<()> {
         let kind = self.find("set", name)?;
-        let variable = kind.any();
-        if variable.shape() != value.shape() || variable.dtype() != value.dtype() {
-            return Err(Error::invalid(
-                "set",
-                format!(
-                    "variable {name} is {:?}{:?}, the value {:?}{:?}",
-                    variable.dtype(),
-                    variable.dims(),
-                    value.dtype(),
-                    value.dims()
-                ),
-            ));
-        }
+        kind.require_fit("set", name, value, "the value")?;
         match kind {
             Kind::Mirrored(variable) => variable.set(value)?,
-            Kind::OnRead(components) => components.iter().try_for_each(|component| component.set(value))?,
+            Kind::Running(running) => running.set(value)?,
         }
         Ok(())
     }
@@ -97,7 +87,7 @@ impl Variables {
         let entries = self.entries();
         let mirrored = entries.iter().filter_map(|(name, entry)| match &entry.kind {
             Kind::Mirrored(variable) => Some((name.clone(), variable.clone())),
-            Kind::OnRead(_) => None,
+            Kind::Running(_) => None,
         });
         mirrored.collect()
     }
@@ -106,7 +96,7 @@ impl Variables {
     pub(crate) fn own_variables(&self, replica: usize) -> Vec<Var> {
         let of_replica = |entry: &Entry| match &entry.kind {
             Kind::Mirrored(_) => None,
-            Kind::OnRead(components) => components.get(replica).cloned(),
+            Kind::Running(running) => running.of_replica(replica).cloned(),
         };
         self.entries().values().filter_map(of_replica).collect()
     }
@@ -169,7 +159,7 @@ impl Variables {
             let value = init::values(init, self.0.seed, name, shape, dtype, device)?;
             let kind = if is_running_statistic(name) {
                 let replicas = self.0.strategy.extended().local_replicas();
-                Kind::OnRead((0..replicas).map(|_| Ok(Var::from_tensor(&value)?)).collect::<Result<_>>()?)
+                Kind::Running(Running::new(&value, replicas)?)
             } else {
                 Kind::Mirrored(Var::from_tensor(&value)?)
             };
@@ -178,9 +168,12 @@ impl Variables {
         let Some(entry) = entries.get_mut(name) else { return Err(unknown("replicate", name, &entries)) };
         entry.asked.insert(replica);
         let variable = match &entry.kind {
-            Kind::Mirrored(variable) => variable,
-            Kind::OnRead(components) => &components[replica],
+            Kind::Mirrored(variable) => Some(variable),
+            Kind::Running(running) => running.of_replica(replica),
         };
+        let no_replica =
+            || Error::invalid("replicate", format!("{} has no replica {replica}", self.0.strategy));
+        let variable = variable.ok_or_else(no_replica)?;
         if variable.shape() != shape || variable.dtype() != dtype {
             return Err(Error::invalid(
                 "replicate",
@@ -212,11 +205,31 @@ impl Variables {
 }
 
 impl Kind {
+    /// Whether a value fits: shape and dtype of all components are the same.
+    fn require_fit(&self, operation: &'static str, name: &str, value: &Tensor, from: &str) -> Result<()> {
+        let variable = self.any()?;
+        if variable.shape() == value.shape() && variable.dtype() == value.dtype() {
+            return Ok(());
+        }
+        Err(Error::invalid(
+            operation,
+            format!(
+                "variable {name} is {:?}{:?}, {from} {:?}{:?}",
+                variable.dtype(),
+                variable.dims(),
+                value.dtype(),
+                value.dims()
+            ),
+        ))
+    }
+
     /// Shape and dtype are those of any component.
-    fn any(&self) -> &Var {
+    fn any(&self) -> Result<&Var> {
         match self {
-            Kind::Mirrored(variable) => variable,
-            Kind::OnRead(components) => &components[0],
+            Kind::Mirrored(variable) => Ok(variable),
+            Kind::Running(running) => running
+                .of_replica(0)
+                .ok_or_else(|| Error::invalid("variables", "a strategy without replicas")),
         }
     }
 
@@ -224,25 +237,16 @@ impl Kind {
     fn read(&self) -> Result<Tensor> {
         match self {
             Kind::Mirrored(variable) => Ok(variable.as_detached_tensor().copy()?),
-            Kind::OnRead(components) => {
-                let leaves: Vec<_> = components
-                    .iter()
-                    .map(|c| distribute_tensor::Leaf::Candle(c.as_detached_tensor()))
-                    .collect();
-                match distribute_tensor::Leaf::reduce(distribute_tensor::ReduceOp::Mean, &leaves)? {
-                    distribute_tensor::Leaf::Candle(mean) => Ok(mean.copy()?),
-                    other => {
-                        Err(Error::invalid("get", format!("a mean of variables became {}", other.kind())))
-                    }
-                }
-            }
+            Kind::Running(running) => running.mean(),
         }
     }
 }
 
 impl std::fmt::Debug for Variables {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Variables({} variables, {} elements)", self.entries().len(), self.elements())
+        // One after the other: both take the lock.
+        let (count, elements) = (self.names().len(), self.elements());
+        write!(f, "Variables({count} variables, {elements} elements)")
     }
 }
 

@@ -1,6 +1,7 @@
 //! Calls in a context that they don't belong to (ERR-1, ERR-2, RUN-11, MC-6, SCOPE-4).
 
-use crate::support::{fault_on, healthy, says, tensor, watched};
+use crate::support::{fault_on, healthy, says, tensor};
+use crate::watched::watched;
 use candle_core::{Tensor, Var};
 use distribute::prelude::*;
 use distribute::{ContextKind, Error};

@@ -1,6 +1,7 @@
 //! A replica that does not come before the deadline.
 
-use crate::support::{healthy, says, watched};
+use crate::support::{healthy, says};
+use crate::watched::watched;
 use distribute::cluster::Fault;
 use distribute::prelude::*;
 use distribute::{Error, Result};

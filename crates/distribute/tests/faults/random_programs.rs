@@ -1,7 +1,8 @@
 //! Random programs of collectives, each with one planted fault: an error that names the planted replica, no hang, and
 //! a strategy that works afterwards. And programs without a fault, whose results are those of a serial model.
 
-use crate::support::{Training, healthy, watched};
+use crate::support::{Training, healthy};
+use crate::watched::watched;
 use candle_nn::Module;
 use distribute::prelude::*;
 use distribute::{Error, Leaf, Result, Tree};

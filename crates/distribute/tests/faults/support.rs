@@ -1,27 +1,9 @@
-//! What the fault tests share: a watchdog, a small model, and the checks that every fault gets.
+//! What the fault tests share: a small model, and the checks that every fault gets.
 
 use candle_core::{Device, Tensor};
 use candle_nn::{Linear, Module, VarBuilder, linear};
 use distribute::prelude::*;
 use distribute::{Error, Result};
-use std::sync::mpsc;
-use std::time::Duration;
-
-/// Fails a test that hangs.
-pub fn watched<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> T {
-    let (done, wait) = mpsc::channel();
-    let thread = std::thread::spawn(move || {
-        let _ = done.send(body());
-    });
-    match wait.recv_timeout(Duration::from_secs(60)) {
-        Ok(value) => value,
-        Err(mpsc::RecvTimeoutError::Timeout) => panic!("the test hangs"),
-        Err(mpsc::RecvTimeoutError::Disconnected) => match thread.join() {
-            Err(panic) => std::panic::resume_unwind(panic),
-            Ok(()) => unreachable!("the body ended without a result"),
-        },
-    }
-}
 
 /// The error of a run in which replica `culprit` does something else, after a healthy run; then another healthy run.
 pub fn fault<R: Send>(replicas: usize, body: impl Fn(&ReplicaContext) -> Result<R> + Sync) -> Error {

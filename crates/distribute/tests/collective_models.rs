@@ -1,0 +1,180 @@
+//! Models whose replicas take part in each other's graphs, by collectives in forward, train like one device too; and what
+//! `minimize` does with losses and rules that cannot work.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[path = "support/watched.rs"]
+mod watched;
+
+use candle_core::{DType, Device, Tensor};
+use candle_nn::{Init, VarBuilder};
+use distribute::data::Dataset;
+use distribute::optimizer::rules::{Rule, Sgd as SgdRule, SlotSpec, Step};
+use distribute::{Error, MirroredStrategy, OneDeviceStrategy, Optimizer, ReduceOp, Sgd, Strategy};
+use watched::watched;
+
+fn numbers(n: usize) -> Tensor {
+    let values: Vec<f64> = (0..n * 3).map(|i| ((i * 7 + 3) as f64 * 0.37).sin()).collect();
+    Tensor::from_vec(values, (n, 3), &Device::Cpu).unwrap()
+}
+
+/// Every example is compared with a mean over the global batch: y = w x, loss = mean of (y - m)^4 + y, where m is the sum
+/// of y over the global batch divided by `global`.
+fn weights(
+    strategy: &Strategy,
+    examples: usize,
+    batch: usize,
+    epochs: usize,
+) -> distribute::Result<Vec<f64>> {
+    let model = strategy
+        .replicate(|vb: VarBuilder| {
+            vb.to_dtype(DType::F64).get_with_hints((3, 2), "w", Init::Randn { mean: 0., stdev: 1. })
+        })
+        .unwrap();
+    let optimizer = Sgd::new(&model.variables, 0.05).unwrap();
+    let data = Dataset::from_slices(numbers(examples)).unwrap().batch(batch);
+    let batches = strategy.distribute_dataset(data).unwrap();
+    for _ in 0..epochs {
+        for batch in &batches {
+            strategy.run((&model, batch?), |ctx, (w, x)| {
+                let y = x.matmul(w)?;
+                let count = Tensor::new(x.dim(0)? as f64, &Device::Cpu)?;
+                let global = ctx.all_reduce(ReduceOp::Sum, count)?.to_scalar::<f64>()?;
+                let sum = ctx.all_reduce(ReduceOp::Sum, y.sum(0)?)?;
+                let far = y.broadcast_sub(&(sum / global)?)?.sqr()?.sqr()?;
+                let each = (far + &y)?.sum(1)?;
+                optimizer.minimize(ctx, each.mean_all()?, x.dim(0)?)
+            })?;
+        }
+    }
+    Ok(model.variables.get("w")?.flatten_all()?.to_vec1()?)
+}
+
+#[test]
+fn a_collective_in_forward_trains_like_one_device_for_every_remainder() {
+    watched(|| {
+        for remainder in 1..=6 {
+            let one = weights(&OneDeviceStrategy::new("cpu:0").unwrap(), 6 + remainder, 6, 3).unwrap();
+            for replicas in [1, 2, 3, 4, 8] {
+                let many = weights(&MirroredStrategy::cpus(replicas).unwrap(), 6 + remainder, 6, 3);
+                if remainder < replicas {
+                    // candle keeps no graph of an empty piece, so the others would wait for its part of the gradient.
+                    let error = many.unwrap_err();
+                    assert!(
+                        error.to_string().contains("got an empty piece of the batch")
+                            && error.to_string().contains("cannot take part"),
+                        "{error}"
+                    );
+                    continue;
+                }
+                let many = many.unwrap();
+                for (a, b) in one.iter().zip(&many) {
+                    assert!(
+                        (a - b).abs() < 1e-11,
+                        "{replicas} replicas, remainder {remainder}: {one:?} {many:?}"
+                    );
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn a_loss_that_depends_on_no_variable_is_an_error_and_not_a_step() {
+    watched(|| {
+        for strategy in [MirroredStrategy::cpus(1).unwrap(), MirroredStrategy::cpus(2).unwrap()] {
+            let model = strategy.replicate(|vb: VarBuilder| vb.get(2, "w")).unwrap();
+            let optimizer = Sgd::new(&model.variables, 0.1).unwrap();
+            let error = strategy
+                .run(&model, |ctx, w: &Tensor| optimizer.minimize(ctx, w.detach().sum_all()?, 1))
+                .unwrap_err();
+            assert!(error.to_string().contains("depends on none"), "{error}");
+            assert_eq!(optimizer.finished_steps(), 0);
+            strategy.run(&model, |ctx, w: &Tensor| optimizer.minimize(ctx, w.sum_all()?, 1)).unwrap();
+        }
+    });
+}
+
+#[test]
+fn models_variables_and_optimizers_can_be_printed() {
+    watched(|| {
+        let strategy = MirroredStrategy::cpus(2).unwrap();
+        let model = strategy.replicate(|vb: VarBuilder| vb.get((2, 3), "w")).unwrap();
+        assert_eq!(format!("{model:?}"), "Replicated(2 replicas, Variables(1 variables, 6 elements))");
+    });
+}
+
+/// A user's rule that panics on its first update.
+#[derive(Debug)]
+struct Panics;
+
+impl Rule for Panics {
+    fn name(&self) -> &'static str {
+        "panics"
+    }
+    fn slots(&self) -> Vec<SlotSpec> {
+        Vec::new()
+    }
+    fn validate(&self) -> Result<(), distribute::optimizer::rules::InvalidHyperparameter> {
+        Ok(())
+    }
+    fn moves_absent_rows(&self) -> bool {
+        false
+    }
+    fn update_f32(
+        &self,
+        _: Step,
+        _: &mut [f32],
+        _: &[f32],
+        _: &mut [&mut [f32]],
+    ) -> Result<(), distribute::optimizer::rules::UpdateError> {
+        panic!("the rule's own panic")
+    }
+    fn update_f64(
+        &self,
+        _: Step,
+        _: &mut [f64],
+        _: &[f64],
+        _: &mut [&mut [f64]],
+    ) -> Result<(), distribute::optimizer::rules::UpdateError> {
+        Ok(())
+    }
+    fn update_rows_f32(
+        &self,
+        _: Step,
+        _: &mut [f32],
+        _: usize,
+        _: &[usize],
+        _: &[f32],
+        _: &mut [&mut [f32]],
+    ) -> Result<(), distribute::optimizer::rules::UpdateError> {
+        Ok(())
+    }
+    fn update_rows_f64(
+        &self,
+        _: Step,
+        _: &mut [f64],
+        _: usize,
+        _: &[usize],
+        _: &[f64],
+        _: &mut [&mut [f64]],
+    ) -> Result<(), distribute::optimizer::rules::UpdateError> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_rule_that_panics_is_an_error_and_the_model_lives() {
+    watched(|| {
+        let strategy = MirroredStrategy::cpus(2).unwrap();
+        let model = strategy.replicate(|vb: VarBuilder| vb.get(2, "w")).unwrap();
+        let broken = Optimizer::with_rule(Panics, &model.variables, 0.1).unwrap();
+        let error =
+            strategy.run(&model, |ctx, w: &Tensor| broken.minimize(ctx, w.sum_all()?, 1)).unwrap_err();
+        assert!(matches!(error.root_cause(), Error::Panicked { .. }), "{error}");
+        assert!(error.to_string().contains("the rule's own panic"), "{error}");
+        let works = Optimizer::with_rule(SgdRule, &model.variables, 0.1).unwrap();
+        strategy.run(&model, |ctx, w: &Tensor| works.minimize(ctx, w.sum_all()?, 1)).unwrap();
+        assert_eq!(model.variables.get("w").unwrap().to_vec1::<f32>().unwrap(), [-0.1, -0.1]);
+    });
+}
