@@ -9,7 +9,7 @@ mod watched;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Init, VarBuilder};
 use distribute::data::Dataset;
-use distribute::optimizer::rules::{Rule, Sgd as SgdRule, SlotSpec, Step};
+use distribute::optimizer::rules::{Float, Formula, Sgd as SgdRule, SlotSpec, Step};
 use distribute::{Error, MirroredStrategy, OneDeviceStrategy, Optimizer, ReduceOp, Sgd, Strategy};
 use watched::watched;
 
@@ -104,62 +104,23 @@ fn models_variables_and_optimizers_can_be_printed() {
     });
 }
 
-/// A user's rule that panics on its first update.
+/// A user's rule that panics in its first update.
 #[derive(Debug)]
 struct Panics;
 
-impl Rule for Panics {
-    fn name(&self) -> &'static str {
+impl Formula for Panics {
+    type Slots<T: Copy> = [T; 0];
+
+    fn label(&self) -> &'static str {
         "panics"
     }
-    fn slots(&self) -> Vec<SlotSpec> {
-        Vec::new()
+
+    fn layout(&self) -> [SlotSpec; 0] {
+        []
     }
-    fn validate(&self) -> Result<(), distribute::optimizer::rules::InvalidHyperparameter> {
-        Ok(())
-    }
-    fn moves_absent_rows(&self) -> bool {
-        false
-    }
-    fn update_f32(
-        &self,
-        _: Step,
-        _: &mut [f32],
-        _: &[f32],
-        _: &mut [&mut [f32]],
-    ) -> Result<(), distribute::optimizer::rules::UpdateError> {
-        panic!("the rule's own panic")
-    }
-    fn update_f64(
-        &self,
-        _: Step,
-        _: &mut [f64],
-        _: &[f64],
-        _: &mut [&mut [f64]],
-    ) -> Result<(), distribute::optimizer::rules::UpdateError> {
-        Ok(())
-    }
-    fn update_rows_f32(
-        &self,
-        _: Step,
-        _: &mut [f32],
-        _: usize,
-        _: &[usize],
-        _: &[f32],
-        _: &mut [&mut [f32]],
-    ) -> Result<(), distribute::optimizer::rules::UpdateError> {
-        Ok(())
-    }
-    fn update_rows_f64(
-        &self,
-        _: Step,
-        _: &mut [f64],
-        _: usize,
-        _: &[usize],
-        _: &[f64],
-        _: &mut [&mut [f64]],
-    ) -> Result<(), distribute::optimizer::rules::UpdateError> {
-        Ok(())
+
+    fn kernel<F: Float>(&self, _: Step) -> impl Fn(F, F, [F; 0]) -> (F, [F; 0]) {
+        |_, _, _| panic!("the rule's own panic")
     }
 }
 
