@@ -218,7 +218,7 @@ impl Member {
     /// Exchanges offers, then member 0 leads and the others lend their cores: each closure that `lead` broadcasts
     /// runs once on every member. Everybody gets the same result.
     ///
-    /// `lead` and what it broadcasts must be this project's code, which ends by itself: the others wait for it
+    /// `lead` and what it broadcasts must be code that ends by itself, such as this project's and an update rule: the others wait for it
     /// without a deadline, because it borrows what they hold.
     ///
     /// # Errors

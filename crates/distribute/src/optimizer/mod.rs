@@ -216,7 +216,7 @@ impl<R: Rule> Optimizer<R> {
     /// # Errors
     /// [`Error::Collective`] on every replica where one does not come or fails; [`Error::InvalidArgument`] for a loss
     /// that is not a scalar or depends on none of the variables, or where no replica has examples; [`Error::Candle`] where backward fails. The variables have
-    /// not changed then.
+    /// not changed then. [`Error::Panicked`] where a rule of your own panics: what it had written stays.
     #[doc(alias = "tf.keras.optimizers.Optimizer.minimize")]
     #[doc(alias = "tf.keras.optimizers.Optimizer.apply_gradients")]
     #[track_caller]

@@ -51,8 +51,7 @@ impl Strategy {
         let Axes(axes) = axis.into();
         let components = match (value.into_components(), &axes) {
             (Components::PerReplica(values), _) => self.counted("reduce", values)?,
-            (Components::Plain(value), None) if replicas > 1 && op == ReduceOp::Sum => {
-                let _ = value;
+            (Components::Plain(_), None) if replicas > 1 && op == ReduceOp::Sum => {
                 return Err(Error::invalid(
                     "reduce",
                     format!(
