@@ -82,14 +82,21 @@ impl<'a, M: Sync> Distributed for &'a Replicated<M> {
 impl<T: Clone + Send> Distributed for Mirrored<T> {
     type Local = T;
     fn split(self, replicas: usize) -> Result<Vec<T>> {
-        Ok(vec![self.into_inner(); replicas])
+        let copies = self.into_copies();
+        match copies.as_slice() {
+            [one] => Ok(vec![one.clone(); replicas]),
+            _ => counted(copies, replicas),
+        }
     }
 }
 
 impl<'a, T: Sync> Distributed for &'a Mirrored<T> {
     type Local = &'a T;
     fn split(self, replicas: usize) -> Result<Vec<&'a T>> {
-        Ok(vec![self.get(); replicas])
+        match self.copies().len() {
+            1 => Ok(vec![self.get(); replicas]),
+            _ => counted(self.copies(), replicas),
+        }
     }
 }
 

@@ -155,25 +155,48 @@ fn show(leaf: &PerReplica<Leaf>) -> String {
 
 /// One value that is the same on all replicas.
 ///
-/// It can be read without asking how to combine replicas, and given to `run` it reaches each of them.
+/// It can be read without asking how to combine replicas, and given to `run` it reaches each of them. There is one copy
+/// of it for all, or one on each of several devices.
 #[doc(alias = "tf.distribute.DistributedValues")]
 #[derive(Clone, Debug, PartialEq)]
-pub struct Mirrored<T>(T);
+pub struct Mirrored<T> {
+    first: T,
+    others: Vec<T>,
+}
 
 impl<T> Mirrored<T> {
     /// The value that all replicas have.
     pub fn new(value: T) -> Self {
-        Self(value)
+        Self { first: value, others: Vec::new() }
+    }
+
+    /// A copy for each device, in the order of devices; none where there are no copies. That they are equal is the
+    /// caller's promise.
+    pub fn from_copies(copies: impl IntoIterator<Item = T>) -> Option<Self> {
+        let mut copies = copies.into_iter();
+        Some(Self { first: copies.next()?, others: copies.collect() })
     }
 
     /// The value.
     pub fn get(&self) -> &T {
-        &self.0
+        &self.first
     }
 
     /// The value.
     pub fn into_inner(self) -> T {
-        self.0
+        self.first
+    }
+
+    /// The copies: one for all replicas, or one for each device.
+    pub fn copies(&self) -> Vec<&T> {
+        std::iter::once(&self.first).chain(&self.others).collect()
+    }
+
+    /// The copies: one for all replicas, or one for each device.
+    pub fn into_copies(self) -> Vec<T> {
+        let mut copies = self.others;
+        copies.insert(0, self.first);
+        copies
     }
 }
 
