@@ -1,6 +1,7 @@
 //! Every member contributes, every member gets the reduction.
 
 use crate::filled::{Part, filled};
+use crate::sync::{Mutex, lock};
 use crate::threads::{Helpers, Member};
 use crate::{Combined, Failure};
 use distribute_cluster::Fingerprint;
@@ -17,7 +18,7 @@ const BLOCK: usize = 8 << 10;
 /// Reduces each leaf over all members, in the order of a balanced binary tree over the ranks.
 ///
 /// Large leaves are reduced together, each member a range of their elements, and all members get the same tensors:
-/// who changes one in place changes it for all.
+/// who changes one in place changes it for all. Of indexed slices the rows are merged, in the order of ranks.
 ///
 /// # Errors
 /// [`Failure`] on every member.
@@ -34,7 +35,7 @@ pub fn all_reduce(
     };
     // All members judge by the same leaves, so they agree.
     let count = all.first().map_or(0, |leaves| leaves.len());
-    if member.size() > 1 && all.first().is_some_and(|leaves| leaves.iter().any(is_large)) {
+    if member.size() > 1 && all.iter().flat_map(|leaves| leaves.iter()).any(is_large) {
         let together = member.lead(&call, |helpers| {
             (0..count).map(|i| reduce(i, &Threads::All(helpers))).collect::<Result<Vec<_>, _>>().ok()
         })?;
@@ -48,9 +49,8 @@ pub fn all_reduce(
 }
 
 fn is_large(leaf: &Leaf) -> bool {
-    let dense = !matches!(leaf, Leaf::Slices(_));
     let width = leaf.dtype().ok().and_then(|dtype| dtype.bytes()).unwrap_or(0);
-    dense && leaf.dims().iter().product::<usize>() * width > ALONE
+    leaf.dims().iter().product::<usize>() * width > ALONE
 }
 
 /// The threads that share a sum.
@@ -71,6 +71,25 @@ impl Folder for Threads<'_> {
             }
             _ => filled(len, 1, |work| work(0), fill),
         }
+    }
+
+    fn fill<T: Sum>(&self, len: usize, fill: impl Fn(usize, &mut [T]) + Sync) -> Vec<T> {
+        let mut out = vec![T::ZERO; len];
+        match self {
+            Threads::All(helpers) if len * size_of::<T>() > ALONE => {
+                let each = len.div_ceil(helpers.size()).max(1);
+                let parts = out.chunks_mut(each).enumerate();
+                let parts: Vec<_> = parts.map(|(i, part)| Mutex::new((i * each, part))).collect();
+                helpers.broadcast(&|worker| {
+                    if let Some(part) = parts.get(worker) {
+                        let (start, out) = &mut *lock(part);
+                        fill(*start, out);
+                    }
+                });
+            }
+            _ => fill(0, &mut out),
+        }
+        out
     }
 }
 

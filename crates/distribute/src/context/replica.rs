@@ -129,7 +129,8 @@ impl ReplicaContext {
     /// `value` is a nest of tensors (candle's, [`HostTensor`](crate::HostTensor)s, [`IndexedSlices`](crate::IndexedSlices)
     /// or numbers); structure, shapes and dtypes have to be the same on all replicas. Gradients flow through: those of
     /// the results are reduced the same way. Every replica contributes, also where all give the same tensor. Results of
-    /// more than 64 KiB are one tensor for all replicas: do not change them in place.
+    /// more than 64 KiB are one tensor for all replicas: do not change them in place. Of indexed slices the rows are
+    /// merged, see [`IndexedSlices::reduce`](crate::IndexedSlices::reduce).
     ///
     /// # Errors
     /// [`Error::Collective`] on every replica where they differ, one is gone or one is late.
@@ -165,7 +166,9 @@ impl ReplicaContext {
         let at = Location::caller();
         self.require_current("all_reduce")?;
         let call = self.0.calls.fetch_add(1, Ordering::Relaxed);
-        let Some(member) = self.member() else { return Ok(value) };
+        let Some(member) = self.member() else {
+            return alone(op, value).map_err(Error::tensor("all_reduce"));
+        };
         let (leaves, structure) = value.into_tree().flatten();
         let detail = format!("{op} {}", describe(&structure, &leaves, describe_for_sum));
         let inputs = leaves.clone();
@@ -437,6 +440,14 @@ fn failure(operation: &'static str) -> impl Fn(Failure) -> Error {
         Failure::Blame(blame) => Error::Collective(blame),
         Failure::Tensor(source) => Error::Tensor { operation, source },
     }
+}
+
+/// The reduction over the only replica: the value itself, with the rows of indexed slices merged, as over several.
+fn alone<N: Nest>(op: ReduceOp, value: N) -> distribute_tensor::Result<N> {
+    N::from_tree(value.into_tree().try_map(&mut |leaf| match leaf {
+        Leaf::Slices(_) => Leaf::reduce(op, &[leaf]),
+        dense => Ok(dense),
+    })?)
 }
 
 /// What [`Leaf::concat`] would refuse, where there is nothing to join.
