@@ -20,6 +20,8 @@ mod oracle {
     pub mod tensors;
     pub mod training;
     pub mod values_from_function;
+    pub mod variable_differences;
+    pub mod variables;
     pub mod verdict;
 }
 
@@ -30,12 +32,13 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// The runner of each area. A case of any other area fails.
-const AREAS: [(&str, Run); 6] = [
+const AREAS: [(&str, Run); 7] = [
     ("reduce", oracle::reduce::oracle_reduce),
     ("gather", oracle::gather::oracle_gather),
     ("all_reduce", oracle::all_reduce::oracle_all_reduce),
     ("run", oracle::run::oracle_run),
     ("values_from_function", oracle::values_from_function::oracle_values_from_function),
+    ("variables", oracle::variables::oracle_variables),
     ("training", oracle::training::oracle_training),
 ];
 

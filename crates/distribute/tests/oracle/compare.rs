@@ -2,6 +2,7 @@
 
 use super::arithmetic::add;
 use super::case::Tolerance;
+use super::errors::Kind;
 use super::tensors::{leaf, leaf_json};
 use distribute::{HostTensor, IndexedSlices, Leaf};
 use serde_json::Value;
@@ -28,6 +29,13 @@ pub fn compare(place: &str, got: &Value, want: &Value, tolerance: Tolerance) -> 
             let wanted = [&want["values"], &want["indices"], &want["dense_shape"]];
             let equal = fields.iter().zip(wanted).all(|(g, w)| compare(place, g, w, tolerance).is_ok());
             if equal { Ok(()) } else { Err(format!("{place}: got {got}, want {want}")) }
+        }
+        (Value::Object(g), Value::Object(w)) if g.contains_key("error") && w.contains_key("error") => {
+            let kind = |error: &Value| error.as_str().and_then(Kind::of_type);
+            match (kind(&g["error"]), kind(&w["error"])) {
+                (Some(got), Some(want)) if got == want => Ok(()),
+                _ => differ(),
+            }
         }
         (Value::Object(g), Value::Object(w)) => {
             if !g.keys().eq(w.keys()) {
