@@ -86,7 +86,7 @@ pub fn writes_give_nothing_to_read(case: &Case, inputs: &Inputs<'_>) -> Found {
     };
     let after = written(program.initial, step.method, &tensor(value)?)?;
     let unreadable = json!({"error": "ValueError"});
-    Ok(Some(Difference::outcome("T4", everywhere(&after, case.replicas, unreadable))))
+    Ok(Some(Difference::outcome("variables T4", everywhere(&after, case.replicas, unreadable))))
 }
 
 /// T5: TensorFlow divides what is assigned to an integer ON_READ SUM variable by the number of replicas, and loses the
@@ -104,10 +104,11 @@ pub fn the_remainder_is_kept(case: &Case, inputs: &Inputs<'_>) -> Found {
     let (true, Some(whole), n) = (integer, whole, case.replicas as i64) else { return Ok(None) };
     let share = |i: i64| whole / n + if i < (whole % n).abs() { whole.signum() } else { 0 };
     let scalar = |x: i64| HostTensor::scalar(x).cast(initial.dtype()).map(|x| to_json(&x));
-    let copies = (0..n).map(|i| scalar(share(i))).collect::<Result<Vec<_>, _>>().map_err(|e| e.to_string())?;
+    let copies =
+        (0..n).map(|i| scalar(share(i))).collect::<Result<Vec<_>, _>>().map_err(|e| e.to_string())?;
     let read = scalar(whole).map_err(|e| e.to_string())?;
     let ours = json!({"components": copies, "cross_read": read, "replica_reads": copies});
-    Ok((outcome(case) != ours.as_object()).then(|| Difference::outcome("T5", ours)))
+    Ok((outcome(case) != ours.as_object()).then(|| Difference::outcome("variables T5", ours)))
 }
 
 /// UPD-2, WR-2: TensorFlow gives each copy the component of a value per replica, from outside of the replicas: the
@@ -140,7 +141,8 @@ fn written(initial: &Value, method: &str, value: &HostTensor) -> Result<HostTens
         other => Err(format!("unknown method {other:?}")),
     };
     let numbers = |tensor: &HostTensor| tensor.cast(DType::F64).and_then(|t| t.to_vec::<f64>());
-    let (old, new) = (numbers(&initial).map_err(|e| e.to_string())?, numbers(value).map_err(|e| e.to_string())?);
+    let (old, new) =
+        (numbers(&initial).map_err(|e| e.to_string())?, numbers(value).map_err(|e| e.to_string())?);
     let after = old.into_iter().zip(new).map(write).collect::<Result<Vec<_>, _>>()?;
     let after = HostTensor::new(after, initial.dims()).and_then(|after| after.cast(initial.dtype()));
     after.map_err(|e| e.to_string())

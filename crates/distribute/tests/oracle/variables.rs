@@ -6,8 +6,8 @@ use super::errors::Kind;
 use super::tensors::{each, leaf, leaf_json, tensor};
 use candle_core::{Device, Tensor};
 use distribute::{
-    Destinations, Distributed, HostTensor, IndexedSlices, Leaf, Mirrored, PerReplica, ReduceOp, Reducible,
-    Strategy, Variable, VariableAggregation, VariableSynchronization,
+    Destinations, DeviceName, Distributed, HostTensor, IndexedSlices, Leaf, Mirrored, PerReplica, ReduceOp,
+    Reducible, Strategy, Variable, VariableAggregation, VariableSynchronization,
 };
 use serde_json::{Value, json};
 
@@ -16,8 +16,9 @@ pub fn oracle_variables(case: &Case, inputs: &Inputs<'_>) -> Ran {
     let strategy = case.strategy(inputs)?;
     match inputs.text("op")? {
         "variable_program" => {
+            let steps = inputs.list("steps")?;
             let variable = create(&strategy, &inputs.object("variable")?)?;
-            for step in inputs.list("steps")? {
+            for step in steps {
                 let step = Inputs::new(step.as_object().ok_or_else(|| format!("{step} is no step"))?);
                 let (context, method) = (step.text("context")?, step.text("method")?);
                 let value = argument(&step.object("value")?, variable.dtype())?;
@@ -47,9 +48,8 @@ pub fn oracle_variables(case: &Case, inputs: &Inputs<'_>) -> Ran {
             let variable = strategy.scope(|| Variable::new("w", 1f32))?;
             // TensorFlow's names of tensors say which output of an operation they are.
             let names: Vec<_> = variable.copy_names().iter().map(|name| format!("{name}:0")).collect();
-            let devices = variable.devices().iter().map(|device| device.to_string());
-            let devices: Vec<_> =
-                devices.map(|name| name.rsplit('/').next().unwrap_or_default().to_string()).collect();
+            let short = |device: DeviceName| device.to_string().rsplit('/').next().map(str::to_string);
+            let devices: Vec<_> = variable.devices().into_iter().map(short).collect();
             Ok(json!({"names": names, "devices": devices}))
         }
         other => Err(format!("unknown op {other:?}").into()),
@@ -118,7 +118,9 @@ fn write<V: Distributed<Local = Leaf> + Reducible>(
     match context {
         "replica" => drop(strategy.run(value, |_, value| assign(variable, method, value))?),
         "cross" => strategy.scope(|| assign(variable, method, value))?,
-        "update" => drop(strategy.update(variable, value, |variable, value| assign(variable, method, value))?),
+        "update" => {
+            drop(strategy.update(variable, value, |variable, value| assign(variable, method, value))?)
+        }
         other => return Err(format!("unknown context {other:?}").into()),
     }
     Ok(())
@@ -194,8 +196,8 @@ fn update(inputs: &Inputs<'_>, strategy: &Strategy) -> Ran {
     let mut apply = |variable: &Variable, x: Leaf| {
         calls += 1;
         match function {
-            "assign_add" => variable.assign_add(x)?,
-            "assign" => variable.assign(x)?,
+            "assign_add" => variable.assign_add(&x)?,
+            "assign" => variable.assign(&x)?,
             "axpy" => variable.assign(add(&times(&variable.read()?, 2)?, &x)?)?,
             "read_only" => return add(&variable.read()?, &x),
             other => return Err(distribute::Error::other(format!("unknown fn {other:?}"))),
@@ -246,7 +248,8 @@ fn reduce_to(case: &Case, inputs: &Inputs<'_>, strategy: &Strategy) -> Ran {
 }
 
 fn update_pattern(case: &Case, inputs: &Inputs<'_>, strategy: &Strategy) -> Ran {
-    let (op, rate): (ReduceOp, _) = (inputs.text("reduce_op")?.parse()?, inputs.float("learning_rate")? as f32);
+    let (op, rate): (ReduceOp, _) =
+        (inputs.text("reduce_op")?.parse()?, inputs.float("learning_rate")? as f32);
     let initial = tensor(inputs.get("initial")?)?;
     let variable = strategy.scope(|| Variable::new("v", initial))?;
     let scaled = |gradient: Leaf| -> distribute::Result<HostTensor> {
@@ -270,8 +273,8 @@ fn update_pattern(case: &Case, inputs: &Inputs<'_>, strategy: &Strategy) -> Ran 
 
 fn update_non_slot(inputs: &Inputs<'_>, strategy: &Strategy) -> Ran {
     let (increment, times) = (inputs.int("increment")? as i32, inputs.count("times")?);
-    let (variable, counter) =
-        strategy.scope(|| Ok((Variable::new("v", 1f32)?, Variable::new("counter", HostTensor::scalar(0i32))?)))?;
+    let (variable, counter) = strategy
+        .scope(|| Ok((Variable::new("v", 1f32)?, Variable::new("counter", HostTensor::scalar(0i32))?)))?;
     let devices = strategy.non_slot_devices(&[&variable])?;
     let mut calls = 0;
     for _ in 0..times {
