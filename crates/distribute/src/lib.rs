@@ -90,7 +90,9 @@ pub use log::init;
 pub use optimizer::{Adagrad, Adam, AdamW, Ftrl, Momentum, Optimizer, RmsProp, Sgd};
 pub use replicated::Replicated;
 pub use strategy::{
-    DeviceKind, DeviceName, MirroredStrategy, OneDeviceStrategy, Strategy, StrategyExtended, ValueContext,
+    CommunicationImplementation, CommunicationOptions, CrossDeviceOps, Destinations, DeviceKind, DeviceName,
+    HierarchicalCopyAllReduce, MirroredStrategy, NcclAllReduce, OneDeviceStrategy, ReductionToOneDevice,
+    Strategy, StrategyExtended, ValueContext,
 };
 pub use values::{Axes, Distributed, Mirrored, PerReplica, Reducible};
 pub use variables::Variables;

@@ -1,11 +1,23 @@
 //! The handle that users call, and the strategies behind it.
 
+mod builder;
+mod communication;
+mod cross_device;
+mod destinations;
 mod device;
 mod extended;
 mod kinds;
 mod reduce;
+mod reduce_to;
 mod run;
 
+pub use builder::MirroredBuilder;
+pub use communication::{CommunicationImplementation, CommunicationOptions};
+pub(crate) use cross_device::reduce_by;
+pub use cross_device::{
+    CrossDeviceOps, HierarchicalCopyAllReduce, NcclAllReduce, Reduction, ReductionToOneDevice,
+};
+pub use destinations::Destinations;
 pub use device::{DeviceKind, DeviceName};
 pub use extended::StrategyExtended;
 pub(crate) use kinds::default_strategy;
@@ -190,6 +202,13 @@ impl Strategy {
 
     pub(crate) fn is_default(&self) -> bool {
         self == default_strategy()
+    }
+
+    /// The device of each local replica.
+    pub(crate) fn devices(&self) -> Vec<DeviceName> {
+        let named = self.extended().worker_devices();
+        let device = |replica| named.get(replica).or(named.first()).copied().unwrap_or(DeviceName::cpu(0));
+        (0..self.extended().local_replicas()).map(device).collect()
     }
 
     fn next_step(&self) -> u64 {
