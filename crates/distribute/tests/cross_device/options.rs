@@ -123,8 +123,10 @@ fn co_6_a_call_may_wait_longer_than_the_strategy() {
             if ctx.replica_id_in_sync_group() == 1 {
                 // Two others of the same timeout give up meanwhile, one after the other.
                 std::thread::scope(|threads| {
-                    let give_up = || late(&hasty, |ctx| ctx.all_reduce(ReduceOp::Sum, 1f32));
-                    threads.spawn(|| (0..2).for_each(|_| drop(give_up())));
+                    threads.spawn(|| {
+                        late(&hasty, |ctx| ctx.all_reduce(ReduceOp::Sum, 1f32));
+                        late(&hasty, |ctx| ctx.all_reduce(ReduceOp::Sum, 1f32));
+                    });
                 });
             }
             patient.all_reduce(ReduceOp::Sum, 1f32)
