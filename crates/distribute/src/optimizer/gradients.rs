@@ -206,7 +206,7 @@ impl Trained {
         self.variables.iter().position(|(all, _)| all == name).ok_or_else(unknown)
     }
 
-    /// A gradient that fits its variable: contiguous and without a graph, rows with the shape of the whole and int64
+    /// A gradient that fits its variable: a contiguous tensor of its own without a graph, rows with the shape of the whole and int64
     /// indices.
     pub(super) fn check(&self, index: usize, gradient: Gradient) -> Result<Gradient> {
         let (name, variable) = &self.variables[index];
@@ -227,7 +227,9 @@ impl Trained {
                     let device = tensor.device().location();
                     return Err(unfit(format!("{:?}{:?} on {device:?}", tensor.dtype(), tensor.dims())));
                 }
-                Ok(Gradient::Dense(tensor.detach().contiguous()?))
+                // A copy: where users give a variable itself, the step would wait for ever to write what it reads.
+                let own = if tensor.is_contiguous() { tensor.copy() } else { tensor.contiguous() };
+                Ok(Gradient::Dense(own?.detach()))
             }
             Gradient::Rows(rows) => {
                 let dtype = match variable.dtype() {

@@ -1,5 +1,6 @@
 //! Optimizers for candle models: backward, reduce, update, in one call.
 
+mod collect;
 mod contribution;
 mod gradients;
 mod locked;

@@ -1,18 +1,18 @@
 //! The pass over all parameters: every replica reduces, transforms and updates the range that it owns.
 
 use super::Trained;
-use super::contribution::{Ready, Rows};
+use super::collect::collect;
+use super::contribution::Ready;
 use super::locked::{Elements, with_elements};
-use super::number::{Any, Number};
+use super::number::Any;
 use super::owners::Owners;
 use super::slots::Slots;
-use super::stretch::Stretch;
 use super::summed::{Summed, Values, Variable, Weighted, Whole};
 use super::transform::{Settled, Transform};
 use super::update::{Piece, update};
 use crate::error::panicked;
 use crate::{Error, Result};
-use candle_core::{DType, Tensor, Var};
+use candle_core::Var;
 use distribute_optim::{Rule, Step};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -147,60 +147,4 @@ fn settle(
         })?;
         Ok(squares.into_iter().flatten().collect())
     })
-}
-
-/// A part of a gradient: the variable's number, its rows if it is sparse, and the values.
-type Part = (usize, Option<Vec<usize>>, Any<Vec<f32>, Vec<f64>>);
-
-/// Reduces and transforms, all replicas together.
-fn collect(
-    trained: &Trained,
-    variables: &[Variable<'_>],
-    settled: &Settled,
-    workers: &Workers<'_>,
-) -> Result<Vec<Option<Ready>>> {
-    let values = Values::open(variables, settled);
-    let parts = Owners::deal(workers, values.stretches(variables)?).each(workers, |stretches| {
-        let of = |stretch: &Whole<'_>| match stretch {
-            Any::F32(stretch) => part(stretch, settled),
-            Any::F64(stretch) => part(stretch, settled),
-        };
-        Ok(stretches.iter().map(of).collect::<Vec<Part>>())
-    })?;
-    let mut made: Vec<Option<(Option<Vec<usize>>, Any<Vec<f32>, Vec<f64>>)>> =
-        vec![None; trained.variables.len()];
-    // Also those that have no element or no row, and so no part.
-    for variable in variables {
-        let rows = variable.by_row().then(Vec::new);
-        let none =
-            if variable.variable.dtype() == DType::F32 { Any::F32(Vec::new()) } else { Any::F64(Vec::new()) };
-        made[variable.index] = Some((rows, none));
-    }
-    for (variable, more_rows, more) in parts.into_iter().flatten() {
-        let Some((rows, values)) = &mut made[variable] else { continue };
-        if let (Some(rows), Some(more)) = (rows, more_rows) {
-            rows.extend(more);
-        }
-        match (values, more) {
-            (Any::F32(values), Any::F32(more)) => values.extend(more),
-            (Any::F64(values), Any::F64(more)) => values.extend(more),
-            _ => {}
-        }
-    }
-    let ready = |(made, (_, variable)): (Option<_>, &(String, Var))| match made {
-        None => Ok(None),
-        Some((Some(rows), values)) => Ok(Some(Ready::Rows(Rows { rows, values }))),
-        Some((None, Any::F32(values))) => {
-            Ok(Some(Ready::Dense(Tensor::from_vec(values, variable.shape(), variable.device())?)))
-        }
-        Some((None, Any::F64(values))) => {
-            Ok(Some(Ready::Dense(Tensor::from_vec(values, variable.shape(), variable.device())?)))
-        }
-    };
-    made.into_iter().zip(&trained.variables).map(ready).collect()
-}
-
-fn part<F: Number>(stretch: &Stretch<'_, F>, settled: &Settled) -> Part {
-    let (rows, values) = stretch.whole(settled);
-    (stretch.variable, rows, F::vector(values))
 }

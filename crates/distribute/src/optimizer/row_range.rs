@@ -117,7 +117,8 @@ mod tests {
     #[test]
     fn rows_are_added_up_over_the_replicas_that_have_them() {
         let of_replicas: [(&[usize], &[f64]); 2] = [(&[1, 4], &[1., 2.]), (&[0, 4, 9], &[3., 4., 5.])];
-        let (rows, sums) = range(false, &of_replicas).reduce(&[1., 10.]);
+        let whole = range(false, &of_replicas);
+        let (rows, sums) = whole.reduce(&[1., 10.]);
         assert_eq!((rows, &*sums), (vec![0, 1, 4, 9], &[30., 1., 42., 50.][..]));
         assert_eq!(range(false, &[(&[], &[]), (&[], &[])]).reduce(&[1., 1.]).0, Vec::<usize>::new());
     }

@@ -182,7 +182,7 @@ impl Settled {
                 }
                 Change::Decay(rate) => {
                     let rate = F::of(*rate);
-                    gradient.iter_mut().zip(values).for_each(|(x, value)| *x = *x + rate * *value);
+                    gradient.iter_mut().zip(values).for_each(|(x, value)| *x += rate * *value);
                 }
                 Change::Scale(factors) if factors[variable] == 1. => {}
                 Change::Scale(factors) => {
