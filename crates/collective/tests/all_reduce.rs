@@ -6,7 +6,7 @@ mod watched;
 
 use distribute_cluster::{Fingerprint, Operation};
 use distribute_collective::{all_reduce, threads::Team};
-use distribute_tensor::{HostTensor, Leaf, ReduceOp};
+use distribute_tensor::{HostTensor, Leaf, Packing, ReduceOp};
 use proptest::prelude::*;
 use std::panic::Location;
 use std::sync::{Arc, Mutex};
@@ -14,14 +14,14 @@ use std::time::Duration;
 use watched::watched;
 
 /// What each member of a team gets for its leaves.
-fn reduced(op: ReduceOp, leaves: Vec<Vec<Leaf>>) -> Vec<Result<Vec<Leaf>, String>> {
+fn reduced(op: ReduceOp, packing: Packing, leaves: Vec<Vec<Leaf>>) -> Vec<Result<Vec<Leaf>, String>> {
     watched(move || {
         let team = Arc::new(Team::new(leaves.len()).unwrap());
         let results: Vec<_> = leaves.iter().map(|_| Mutex::new(None)).collect();
         team.run(1, Duration::from_secs(60), &|member| {
             let call = Fingerprint::new(Operation::AllReduce, "", Location::caller());
             let mine = leaves[member.rank()].clone();
-            let result = all_reduce(&member, call, op, mine)
+            let result = all_reduce(&member, call, op, packing, mine)
                 .map(|combined| combined.leaves)
                 .map_err(|e| e.to_string());
             let good = result.is_ok();
@@ -70,16 +70,18 @@ proptest! {
         lens in prop::collection::vec(prop_oneof![0usize..70, 16_300usize..16_500, 33_000usize..34_000], 1..4),
         dtype in 0usize..3,
         mean: bool,
+        packing in prop_oneof![Just(0), 1usize..200_000],
         seed: u64,
     ) {
         let op = if mean { ReduceOp::Mean } else { ReduceOp::Sum };
+        let packing = Packing::Bytes(packing);
         let leaves: Vec<Vec<Leaf>> = (0..world)
             .map(|rank| lens.iter().map(|len| leaf(dtype, &numbers(rank, *len, seed ^ *len as u64))).collect())
             .collect();
         let wanted: Vec<Leaf> = (0..lens.len())
             .map(|i| Leaf::reduce(op, &leaves.iter().map(|l| l[i].clone()).collect::<Vec<_>>()).unwrap())
             .collect();
-        for got in reduced(op, leaves) {
+        for got in reduced(op, packing, leaves) {
             let got = got.unwrap();
             prop_assert_eq!(got.len(), wanted.len());
             for (got, wanted) in got.iter().zip(&wanted) {
@@ -93,6 +95,7 @@ proptest! {
 #[test]
 fn members_of_different_shapes_all_get_the_error_also_where_they_would_work_together() {
     let leaves = vec![vec![leaf(0, &numbers(0, 40_000, 1))], vec![leaf(0, &numbers(1, 40_001, 1))]];
-    let errors: Vec<_> = reduced(ReduceOp::Sum, leaves).into_iter().map(Result::unwrap_err).collect();
+    let errors: Vec<_> =
+        reduced(ReduceOp::Sum, Packing::APART, leaves).into_iter().map(Result::unwrap_err).collect();
     assert!(errors[0].contains("replica 1") && errors[0] == errors[1], "{errors:?}");
 }

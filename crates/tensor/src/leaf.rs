@@ -142,6 +142,16 @@ impl Leaf {
         }
     }
 
+    /// The same elements in row-major order, in another shape. Indexed slices are refused.
+    pub fn reshape(&self, dims: &[usize]) -> Result<Leaf> {
+        match self {
+            Leaf::Host(tensor) => tensor.reshape(dims).map(Leaf::Host),
+            Leaf::Slices(_) => Err(refuse("reshape")),
+            #[cfg(feature = "candle")]
+            Leaf::Candle(tensor) => candle::reshape(tensor, dims).map(Leaf::Candle),
+        }
+    }
+
     /// These rows (indices of axis 0), in this order; a row may be taken more than once. Indexed slices are refused.
     pub fn take_rows(&self, rows: &[usize]) -> Result<Leaf> {
         match self {
@@ -190,6 +200,15 @@ impl Leaf {
             Leaf::Slices(slices) => slices.to_dense(),
             #[cfg(feature = "candle")]
             Leaf::Candle(tensor) => HostTensor::from_candle(tensor),
+        }
+    }
+
+    /// Whether the two are of one kind and on one device, so that they can be joined without a copy between devices.
+    pub(crate) fn is_beside(&self, other: &Leaf) -> bool {
+        match (self, other) {
+            #[cfg(feature = "candle")]
+            (Leaf::Candle(a), Leaf::Candle(b)) => a.device().same_device(b.device()),
+            _ => self.kind() == other.kind(),
         }
     }
 
