@@ -1,4 +1,16 @@
 //! Optimizers for candle models: backward, reduce, update, in one call.
+//!
+//! | what | how |
+//! |---|---|
+//! | train by a loss | [`Optimizer::minimize`], [`minimize_each`](Optimizer::minimize_each), [`skip`](Optimizer::skip) |
+//! | by gradients of one's own, dense or by row | [`Gradients`], [`Optimizer::apply_gradients`], [`Weighting`] |
+//! | change gradients | [`Transform`], [`Optimizer::before_reduce`], [`Optimizer::after_reduce`] |
+//! | change the learning rate | [`Optimizer::with_schedule`], [`schedules`], [`Optimizer::set_learning_rate`] |
+//! | look at slots | [`Optimizer::slot`] |
+//! | update a table of one's own | [`rules`] |
+//!
+//! A step goes this way: each replica's gradients are checked and changed on its own thread (`contribution.rs`), then all
+//! meet, and each replica reduces, changes and updates the range that it owns (`pass.rs`).
 
 mod collect;
 mod contribution;

@@ -21,6 +21,14 @@ impl Rate {
         }
     }
 
+    /// The number that was set, where there is no schedule: all of it that a checkpoint has to hold.
+    pub(super) fn by_hand(&self) -> Option<f64> {
+        match self {
+            Rate::Set(_) => Some(self.after(0)),
+            Rate::Schedule(_) => None,
+        }
+    }
+
     pub(super) fn set(&self, learning_rate: f64) -> Result<()> {
         let Rate::Set(bits) = self else {
             let reason =
@@ -35,9 +43,9 @@ impl Rate {
 
 impl fmt::Debug for Rate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Rate::Set(_) => write!(f, "{}", self.after(0)),
-            Rate::Schedule(_) => f.write_str("a schedule"),
+        match self.by_hand() {
+            Some(learning_rate) => write!(f, "{learning_rate}"),
+            None => f.write_str("a schedule"),
         }
     }
 }

@@ -42,18 +42,21 @@ enum Kind {
 impl Transform {
     /// Each element is raised to `min` or lowered to `max` where it is outside.
     #[doc(alias = "tf.clip_by_value")]
+    #[doc(alias = "clipvalue")]
     pub fn clip_by_value(min: f64, max: f64) -> Self {
         Self(Kind::ClipByValue { min, max })
     }
 
     /// The gradient of each variable is scaled so that its norm is at most `max`.
     #[doc(alias = "tf.clip_by_norm")]
+    #[doc(alias = "clipnorm")]
     pub fn clip_by_norm(max: f64) -> Self {
         Self(Kind::ClipByNorm(max))
     }
 
     /// All gradients are scaled by one factor, so that their norm over all variables together is at most `max`.
     #[doc(alias = "tf.clip_by_global_norm")]
+    #[doc(alias = "global_clipnorm")]
     pub fn clip_by_global_norm(max: f64) -> Self {
         Self(Kind::ClipByGlobalNorm(max))
     }
