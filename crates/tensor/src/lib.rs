@@ -37,6 +37,7 @@ pub use dtype::{DType, Element};
 pub use error::{Error, Result};
 pub use fold::Folder;
 pub use host::HostTensor;
+pub use kernel::Write;
 pub use leaf::Leaf;
 pub use nest::Nest;
 pub use op::ReduceOp;

@@ -1,0 +1,137 @@
+//! Writing into a tensor.
+
+use super::check_same;
+use crate::dtype::Buffer;
+use crate::kernel::{self, Arithmetic, Write};
+use crate::with_buffer;
+use crate::{Element, Error, HostTensor, IndexedSlices, Result};
+use std::sync::Arc;
+
+impl HostTensor {
+    /// Writes another tensor of the same dtype and shape into this one, element by element.
+    ///
+    /// Bool and string can only be assigned; complex numbers have no minimum and maximum; integers are not divided by
+    /// 0. Nothing has changed after an error.
+    pub fn write(&mut self, how: Write, value: &HostTensor) -> Result<()> {
+        check_same(how.name(), (self.dtype(), self.dims()), (value.dtype(), value.dims()))?;
+        into(how, Arc::make_mut(&mut self.buffer), value.buffer(), None)
+    }
+
+    /// Writes rows into this tensor, one after another: a row that occurs twice is written twice.
+    ///
+    /// Errors as for [`HostTensor::write`], and for an index that is no row of this tensor.
+    pub fn write_rows(&mut self, how: Write, rows: &IndexedSlices) -> Result<()> {
+        let rows = IndexedSlices { dense_shape: Some(self.dims().to_vec()), ..rows.clone() };
+        let indices = rows.to_rows()?;
+        let (expected, found) = (self.dtype(), rows.values.dtype());
+        if expected != found {
+            return Err(Error::DTypeMismatch { operation: how.name(), expected, found });
+        }
+        into(how, Arc::make_mut(&mut self.buffer), rows.values.buffer(), Some(&indices))
+    }
+}
+
+impl Write {
+    /// The name, as in errors.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Write::Assign => "assign",
+            Write::Add => "add",
+            Write::Sub => "sub",
+            Write::Mul => "mul",
+            Write::Div => "div",
+            Write::Min => "min",
+            Write::Max => "max",
+        }
+    }
+
+    /// Checks what depends on the values: that no integer is divided by 0.
+    pub fn check<T: Arithmetic>(self, values: &[T]) -> Result<()> {
+        match self == Write::Div && values.iter().any(|value| T::ZERO.divided(*value).is_none()) {
+            true => Err(Error::DivisionByZero { operation: self.name() }),
+            false => Ok(()),
+        }
+    }
+}
+
+fn into(how: Write, to: &mut Buffer, from: &Buffer, rows: Option<&[usize]>) -> Result<()> {
+    let dtype = to.dtype();
+    let unsupported = || Error::UnsupportedDType { operation: how.name(), dtype };
+    macro_rules! by_type {
+        ($($variant:ident)*) => {
+            match (to, from) {
+                $((Buffer::$variant(to), Buffer::$variant(from)) => {
+                    how.check(from)?;
+                    let operation = how.of().ok_or_else(unsupported)?;
+                    match rows {
+                        None => kernel::write(to, from, operation),
+                        Some(rows) => kernel::write_rows(to, rows, from, operation),
+                    }
+                    Ok(())
+                })*
+                (to, from) if how == Write::Assign => with_buffer!(to, to => assign(to, from, rows).ok_or_else(unsupported)),
+                _ => Err(unsupported()),
+            }
+        };
+    }
+    by_type!(F16 Bf16 F32 F64 I8 U8 I16 U16 I32 U32 I64 U64 C64 C128)
+}
+
+/// For elements that cannot be calculated with.
+fn assign<T: Element>(to: &mut [T], from: &Buffer, rows: Option<&[usize]>) -> Option<()> {
+    let from = T::slice(from)?;
+    match rows {
+        None => to.clone_from_slice(from),
+        Some(rows) => {
+            let width = from.len().checked_div(rows.len()).unwrap_or(0);
+            for (i, row) in rows.iter().enumerate() {
+                to[row * width..(row + 1) * width].clone_from_slice(&from[i * width..(i + 1) * width]);
+            }
+        }
+    }
+    Some(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::DType;
+
+    #[test]
+    fn bool_and_string_are_assigned_and_not_added() {
+        for mut tensor in
+            [HostTensor::vector(vec![true, false]), HostTensor::vector(vec![b"a".to_vec(), b"b".to_vec()])]
+        {
+            let other = tensor.take_rows(&[1, 0]).unwrap();
+            assert!(matches!(tensor.write(Write::Add, &other), Err(Error::UnsupportedDType { .. })));
+            tensor.write(Write::Assign, &other).unwrap();
+            assert_eq!(tensor, other);
+            let row =
+                IndexedSlices::new(tensor.take_rows(&[0]).unwrap(), HostTensor::vector(vec![1i64]), None);
+            tensor.write_rows(Write::Assign, &row.unwrap()).unwrap();
+            assert_eq!(tensor.row(0).unwrap(), tensor.row(1).unwrap());
+        }
+    }
+
+    #[test]
+    fn nothing_has_changed_after_an_error() {
+        let mut tensor = HostTensor::vector(vec![4i32, 6]);
+        let before = tensor.clone();
+        assert!(matches!(
+            tensor.write(Write::Div, &HostTensor::vector(vec![2, 0])),
+            Err(Error::DivisionByZero { .. })
+        ));
+        assert!(tensor.write(Write::Add, &HostTensor::vector(vec![2])).is_err());
+        assert!(tensor.write(Write::Add, &HostTensor::vector(vec![2f32, 0.])).is_err());
+        for index in [-1i64, 2] {
+            let rows = IndexedSlices {
+                values: HostTensor::vector(vec![1, 1]),
+                indices: HostTensor::vector(vec![0, index]),
+                dense_shape: None,
+            };
+            assert!(matches!(tensor.write_rows(Write::Add, &rows), Err(Error::Index { .. })), "{index}");
+        }
+        assert_eq!(tensor, before);
+        assert_eq!(tensor.dtype(), DType::I32);
+    }
+}
