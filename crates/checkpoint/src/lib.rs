@@ -6,7 +6,7 @@
 //! on S shards loads on S′.
 //!
 //! ```
-//! use distribute_checkpoint::{Checkpoint, Writer};
+//! use distribute_checkpoint::{Reader, Writer};
 //! use distribute_tensor::HostTensor;
 //!
 //! let folder = tempfile::tempdir().unwrap();
@@ -19,7 +19,7 @@
 //! writer.metadata("step", 7);
 //! writer.save(&path, 2)?;                                                                    // two files
 //!
-//! let checkpoint = Checkpoint::load(&path)?;
+//! let checkpoint = Reader::open(&path)?;
 //! assert_eq!(checkpoint.names().collect::<Vec<_>>(), ["bias", "table"]);
 //! assert_eq!(checkpoint.rows("table", 1..3)?, HostTensor::new(vec![3i64, 4, 5, 6], [2, 2])?);
 //! assert_eq!(checkpoint.metadata("step").and_then(|step| step.as_u64()), Some(7));
@@ -31,7 +31,7 @@
 //! | module | what it is |
 //! |---|---|
 //! | `writer` | [`Writer`]: what is to be saved |
-//! | `checkpoint` | [`Checkpoint`]: what was saved, read when asked for |
+//! | `reader` | [`Reader`]: what was saved, read when asked for |
 //! | `manager` | [`CheckpointManager`]: checkpoints one after another, of which the last k are kept |
 //! | `plan` | which rows go into which file |
 //! | `save` | the steps of a save: after each of them, either nothing is there or all |
@@ -62,18 +62,18 @@
 
 #![forbid(unsafe_code)]
 
-mod checkpoint;
 mod encoding;
 mod error;
 mod index;
 mod manager;
 mod plan;
+mod reader;
 mod save;
 mod shard;
 mod writer;
 
-pub use checkpoint::{Checkpoint, Description};
 pub use error::{Error, Result};
 pub use manager::CheckpointManager;
+pub use reader::{Description, Reader};
 pub use serde_json::Value;
 pub use writer::Writer;

@@ -1,7 +1,7 @@
 //! Checkpoints one after another in one folder.
 
 use crate::save::PART;
-use crate::{Checkpoint, Error, Result, Writer};
+use crate::{Error, Reader, Result, Writer};
 use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -100,13 +100,13 @@ impl CheckpointManager {
     /// The latest checkpoint; `None` before the first.
     ///
     /// # Errors
-    /// Those of [`Checkpoint::load`]: a damaged one is an error, not passed over. [`paths`](Self::paths) has the older ones.
+    /// Those of [`Reader::open`]: a damaged one is an error, not passed over. [`paths`](Self::paths) has the older ones.
     #[doc(alias = "latest_checkpoint")]
     #[doc(alias = "restore_or_initialize")]
-    pub fn latest(&self) -> Result<Option<Checkpoint>> {
+    pub fn latest(&self) -> Result<Option<Reader>> {
         let mut latest = self.paths()?.pop();
         while let Some(path) = latest {
-            match Checkpoint::load(&path) {
+            match Reader::open(&path) {
                 Ok(checkpoint) => return Ok(Some(checkpoint)),
                 // It may have been removed, after newer ones came.
                 Err(error) => match self.paths()?.pop() {

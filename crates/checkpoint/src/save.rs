@@ -137,7 +137,7 @@ fn sync_folder(path: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Checkpoint;
+    use crate::Reader;
     use distribute_tensor::HostTensor;
     use std::process::Command;
 
@@ -149,7 +149,7 @@ mod tests {
     }
 
     fn value(path: &Path) -> i64 {
-        let checkpoint = Checkpoint::load(path).unwrap();
+        let checkpoint = Reader::open(path).unwrap();
         checkpoint.verify().unwrap();
         let a = checkpoint.tensor("a").unwrap().to_vec::<i64>().unwrap();
         let b = checkpoint.tensor("b").unwrap().item::<i64>().unwrap();

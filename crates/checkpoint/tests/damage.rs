@@ -8,7 +8,7 @@ mod changed;
 mod support;
 
 use changed::{index, set_index};
-use distribute_checkpoint::{Checkpoint, Error, Writer};
+use distribute_checkpoint::{Error, Reader, Writer};
 use distribute_tensor::{DType, HostTensor};
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -49,7 +49,7 @@ fn saved() -> (tempfile::TempDir, PathBuf) {
 
 /// All that reading gives.
 fn read(path: &Path) -> Result<(), Error> {
-    let checkpoint = Checkpoint::load(path)?;
+    let checkpoint = Reader::open(path)?;
     checkpoint.names().try_for_each(|name| checkpoint.tensor(name).map(drop))?;
     checkpoint.verify()
 }
@@ -107,7 +107,7 @@ fn reading_rows_reads_their_blocks_only() {
     // In the third block of 1 MiB, that is in row 524 or a little later.
     bytes[2 << 20] ^= 1;
     fs::write(&file, bytes).unwrap();
-    let checkpoint = Checkpoint::load(&path).unwrap();
+    let checkpoint = Reader::open(&path).unwrap();
     for rows in [0..500, 800..1000] {
         assert_eq!(
             checkpoint.rows("t", rows.clone()).unwrap(),
@@ -229,7 +229,7 @@ fn elements_that_are_none_are_named_with_their_offset() {
         let mut bytes = good.clone();
         bytes[at] = byte;
         set_shard(&path, &bytes);
-        let error = Checkpoint::load(&path).unwrap().tensor(name).unwrap_err();
+        let error = Reader::open(&path).unwrap().tensor(name).unwrap_err();
         let text = format!("at byte {at}: {text}");
         assert!(error.to_string().contains(&text), "{error} | {text}");
     }

@@ -5,7 +5,7 @@
 #[path = "support/tensors.rs"]
 mod support;
 
-use distribute_checkpoint::{Checkpoint, CheckpointManager, Error, Writer};
+use distribute_checkpoint::{CheckpointManager, Error, Reader, Writer};
 use distribute_tensor::{DType, HostTensor};
 use num_complex::Complex64;
 use proptest::prelude::*;
@@ -31,7 +31,7 @@ fn every_dtype_and_shape_comes_back() {
             }
         }
         writer.save(&path, shards).unwrap();
-        let checkpoint = Checkpoint::load(&path).unwrap();
+        let checkpoint = Reader::open(&path).unwrap();
         checkpoint.verify().unwrap();
         assert!(checkpoint.names().eq(writer.names()));
         for dtype in DType::ALL {
@@ -56,7 +56,7 @@ fn bits_come_back_not_just_values() {
     writer.insert("c", HostTensor::vector(complex.clone())).unwrap();
     writer.insert("s", HostTensor::vector(strings.clone())).unwrap();
     writer.save(&path, 1).unwrap();
-    let checkpoint = Checkpoint::load(&path).unwrap();
+    let checkpoint = Reader::open(&path).unwrap();
     let f: Vec<_> =
         checkpoint.tensor("f").unwrap().to_vec::<f32>().unwrap().iter().map(|x| x.to_bits()).collect();
     assert_eq!(f, bits.iter().map(|x| x.to_bits()).collect::<Vec<_>>());
@@ -91,7 +91,7 @@ fn ckpt_4_rows_saved_on_s_shards_load_on_any_other_number() {
             }
             writer.insert("whole", table.clone()).unwrap();
             writer.save(&path, saved_on).unwrap();
-            let checkpoint = Checkpoint::load(&path).unwrap();
+            let checkpoint = Reader::open(&path).unwrap();
             assert_eq!(fs::read_dir(&path).unwrap().count(), saved_on + 1);
             for loaded_on in [1, 2, 3, 5, 8] {
                 for shard in 0..loaded_on {
@@ -131,7 +131,7 @@ proptest! {
             writer.insert_slice("t", [rows, width], pair[0], table.narrow(0, pair[0], pair[1] - pair[0]).unwrap()).unwrap();
         }
         writer.save(&path, files).unwrap();
-        let checkpoint = Checkpoint::load(&path).unwrap();
+        let checkpoint = Reader::open(&path).unwrap();
         checkpoint.verify().unwrap();
         let (from, to) = (from.min(to).min(rows), from.max(to).min(rows));
         prop_assert_eq!(checkpoint.rows("t", from..to).unwrap(), table.narrow(0, from, to - from).unwrap());
@@ -174,7 +174,7 @@ fn names_are_never_paths_nor_keys_in_each_others_way() {
         }
     }
     writer.save(&path, 1).unwrap();
-    let checkpoint = Checkpoint::load(&path).unwrap();
+    let checkpoint = Reader::open(&path).unwrap();
     for (i, name) in names.iter().enumerate() {
         let tensor = checkpoint.tensor(name).unwrap();
         match *name {
@@ -212,7 +212,7 @@ fn the_same_content_gives_the_same_bytes() {
         writer.save(&path, 3).unwrap();
         let mut files: Vec<_> = fs::read_dir(&path).unwrap().map(|e| e.unwrap().path()).collect();
         files.sort();
-        let checkpoint = Checkpoint::load(&path).unwrap();
+        let checkpoint = Reader::open(&path).unwrap();
         assert_eq!(checkpoint.metadata("seed").unwrap().as_u64(), Some(u64::MAX));
         assert_eq!(checkpoint.metadata("learning_rate").unwrap().as_f64(), Some(0.1 + 0.2));
         (folder, files.iter().map(|file| fs::read(file).unwrap()).collect::<Vec<_>>())
@@ -259,7 +259,7 @@ fn a_checkpoint_is_never_overwritten() {
     fs::remove_dir(&path).unwrap();
     Writer::new().save(&path, 1).unwrap();
     assert!(matches!(Writer::new().save(&path, 1), Err(Error::Exists { .. })));
-    Checkpoint::load(&path).unwrap().verify().unwrap();
+    Reader::open(&path).unwrap().verify().unwrap();
 }
 
 #[test]
@@ -269,7 +269,7 @@ fn unknown_names_and_rows_are_named() {
     writer.insert("fc.weight", of(DType::F32, &[4, 2])).unwrap();
     writer.insert("step", HostTensor::scalar(1i64)).unwrap();
     writer.save(&path, 1).unwrap();
-    let checkpoint = Checkpoint::load(&path).unwrap();
+    let checkpoint = Reader::open(&path).unwrap();
     let text = checkpoint.tensor("fc.wait").unwrap_err().to_string();
     assert!(text.contains(r#"no "fc.wait"; it has 2 tensors: ["fc.weight", "step"]"#), "{text}");
     for rows in [0..5, 5..5, std::ops::Range { start: 3, end: 2 }, usize::MAX..usize::MAX] {

@@ -4,6 +4,7 @@ mod gradients;
 mod locked;
 mod owners;
 mod pass;
+mod state;
 
 use crate::variables::Variables;
 use crate::{Error, ReplicaContext, Result, Strategy};

@@ -4,6 +4,7 @@ mod builder;
 mod files;
 mod init;
 mod running;
+mod state;
 
 use crate::replicated::other_variables;
 use crate::{Error, Result, Strategy};

@@ -50,6 +50,20 @@ impl Running {
         }
     }
 
+    /// What the replicas have now, and what they last had in common.
+    pub(super) fn state(&self) -> (Vec<Tensor>, Tensor) {
+        let components = self.components.iter().map(|component| component.as_detached_tensor()).collect();
+        (components, self.common().clone())
+    }
+
+    /// Sets what [`state`](Running::state) gave, on as many replicas.
+    pub(super) fn set_state(&self, components: &[Tensor], common: Tensor) -> Result<()> {
+        let mut mine = self.common();
+        self.components.iter().zip(components).try_for_each(|(component, value)| component.set(value))?;
+        *mine = common;
+        Ok(())
+    }
+
     fn common(&self) -> MutexGuard<'_, Tensor> {
         self.common.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -15,9 +15,9 @@ use std::path::{Component, Path, PathBuf};
 /// some rows are.
 ///
 /// The files stay open: on Unix, reading goes on even when the checkpoint has been removed.
-#[doc(alias = "tf.train.load_checkpoint")]
+#[doc(alias = "tf.train.CheckpointReader")]
 #[derive(Debug)]
-pub struct Checkpoint {
+pub struct Reader {
     path: PathBuf,
     metadata: BTreeMap<String, Value>,
     shards: Vec<Shard>,
@@ -55,13 +55,13 @@ struct Slice {
     ends: Option<Range<u64>>,
 }
 
-impl Checkpoint {
+impl Reader {
     /// Opens the checkpoint in the folder `path`, and checks that index, files and their headers agree.
     ///
     /// # Errors
     /// [`Error::Io`] where a file is missing or cannot be read; [`Error::Damaged`] for one that is torn or altered,
     /// [`Error::Version`] for another format, [`Error::Index`] for an index that cannot be. All name the file.
-    pub fn load(path: impl AsRef<Path>) -> Result<Self> {
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let index_path = path.join(index::NAME);
         let bytes = fs::metadata(&index_path).and_then(|found| match found.is_file() {

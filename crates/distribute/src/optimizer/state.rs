@@ -1,0 +1,69 @@
+//! An optimizer as a part of a checkpoint.
+
+use super::pass::Slots;
+use super::{Optimizer, State};
+use crate::checkpoint::{Checkpointed, Reader, Restore, Writer, read_like, require_names};
+use crate::{Error, Result};
+use candle_core::DType;
+use distribute_optim::Rule;
+use distribute_tensor::HostTensor;
+use serde_json::json;
+use std::sync::PoisonError;
+
+/// Slots by the name of slot and variable, `optimizer/m/fc.weight`; rule, finished steps and learning rate as metadata. The
+/// rule's hyper-parameters are noted, but not restored: they are those that the optimizer was made with.
+impl<R: Rule> Checkpointed for Optimizer<R> {
+    fn save(&self, prefix: &str, writer: &mut Writer) -> Result<()> {
+        for slot in self.slot_names() {
+            for variable in self.variable_names() {
+                let value = HostTensor::from_candle(&self.slot(variable, slot)?)?;
+                writer.insert(format!("{prefix}/{slot}/{variable}"), value)?;
+            }
+        }
+        let state = json!({
+            "rule": self.rule.name(),
+            "hyperparameters": format!("{:?}", self.rule),
+            "finished_steps": self.finished_steps(),
+            "learning_rate": self.learning_rate(),
+        });
+        writer.metadata(metadata_key(prefix), state);
+        Ok(())
+    }
+
+    fn restore<'a>(&'a self, prefix: &str, from: &Reader) -> Result<Restore<'a>> {
+        let wrong = |reason: String| {
+            Error::invalid("Checkpoint::restore", format!("{} {reason}", from.path().display()))
+        };
+        let saved = from.metadata(&metadata_key(prefix));
+        let saved = saved.ok_or_else(|| wrong(format!("has no optimizer named {prefix:?}")))?;
+        let (rule, mine) = (saved["rule"].as_str().unwrap_or_default(), self.rule.name());
+        if rule != mine {
+            return Err(wrong(format!("has the optimizer {prefix:?} of rule {rule}, but here it is of {mine}")));
+        }
+        let numbers = saved["finished_steps"].as_u64().zip(saved["learning_rate"].as_f64());
+        let (finished, learning_rate) =
+            numbers.ok_or_else(|| wrong(format!("says of {prefix:?} neither steps nor learning rate: {saved}")))?;
+        let slots: Vec<_> = self.slot_names().collect();
+        let names = |variable: &str| slots.iter().map(|slot| format!("{prefix}/{slot}/{variable}")).collect();
+        let all: Vec<Vec<String>> = self.variable_names().map(names).collect();
+        require_names(from, &all.concat())?;
+        let of_variable = |((_, variable), names): (&(String, candle_core::Var), Vec<String>)| {
+            let values = names.iter().map(|name| read_like(from, name, variable));
+            let values = values.collect::<Result<Vec<_>>>()?;
+            Ok(match variable.dtype() {
+                DType::F64 => Slots::F64(values.into_iter().map(HostTensor::into_vec).collect::<Result<_, _>>()?),
+                _ => Slots::F32(values.into_iter().map(HostTensor::into_vec).collect::<Result<_, _>>()?),
+            })
+        };
+        let slots = self.variables.iter().zip(all).map(of_variable).collect::<Result<Vec<_>>>()?;
+        Ok(Box::new(move || {
+            self.set_learning_rate(learning_rate)?;
+            *self.state.lock().unwrap_or_else(PoisonError::into_inner) = State { finished, slots };
+            Ok(())
+        }))
+    }
+}
+
+fn metadata_key(prefix: &str) -> String {
+    format!("{prefix}:optimizer")
+}
