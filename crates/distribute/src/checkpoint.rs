@@ -1,15 +1,17 @@
 //! Checkpoints of a training: several parts, saved together and restored together.
 
-use crate::{Error, Leaf, Result, in_cross_replica_context};
-use candle_core::{Device, Tensor};
-pub use distribute_checkpoint::{CheckpointManager, Description, Error as CheckpointError, Reader, Value, Writer};
-use distribute_tensor::HostTensor;
+use crate::context::{ContextKind, Here, here};
+use crate::{Error, Result};
+pub use distribute_checkpoint::{
+    CheckpointManager, Description, Error as CheckpointError, Reader, Value, Writer,
+};
+use distribute_tensor::{DType, HostTensor};
 use std::path::Path;
 
-/// What can be a part of a checkpoint: [`Variables`](crate::Variables), an [`Optimizer`](crate::Optimizer), something of
-/// your own.
+/// What can be a part of a checkpoint: [`Variables`](crate::Variables), a [`Variable`](crate::Variable), an
+/// [`Optimizer`](crate::Optimizer), something of your own.
 pub trait Checkpointed {
-    /// Adds everything that is needed to go on, under names that begin with `prefix` and `/`.
+    /// Adds everything that is needed to go on, under the name `prefix` or names that begin with it and `/`.
     ///
     /// # Errors
     /// Where something cannot be read or two tensors have one name.
@@ -136,12 +138,21 @@ impl<'a> Checkpoint<'a> {
     }
 
     fn require(&self, operation: &'static str) -> Result<()> {
-        crate::context::require_cross_replica(operation, "save and restore between runs")?;
+        let found = match here() {
+            Here::Default | Here::CrossReplica(..) => None,
+            Here::Update(_) => Some(ContextKind::Update),
+            Here::Replica(_) => Some(ContextKind::Replica),
+        };
+        if let Some(found) = found {
+            let (required, advice) = (ContextKind::CrossReplica, "save and restore between runs");
+            return Err(Error::WrongContext { operation, required, found, advice });
+        }
         let names = || self.parts.iter().map(|(name, _)| name);
         match names().enumerate().find(|(i, name)| names().take(*i).any(|other| other == *name)) {
-            Some((_, name)) => {
-                Err(Error::invalid(operation, format!("two parts are named {name:?}; give each its own name")))
-            }
+            Some((_, name)) => Err(Error::invalid(
+                operation,
+                format!("two parts are named {name:?}; give each its own name"),
+            )),
             None => Ok(()),
         }
     }
@@ -164,19 +175,15 @@ pub(crate) fn require_names(reader: &Reader, expected: &[String]) -> Result<()> 
     let path = reader.path().display();
     Err(Error::invalid(
         "Checkpoint::restore",
-        format!("{path} lacks {missing:?}; it has {there:?}; build model and optimizer as they were when it was saved"),
+        format!(
+            "{path} lacks {missing:?}; it has {there:?}; build model and optimizer as they were when it was saved"
+        ),
     ))
 }
 
-/// A tensor of a checkpoint, if it is of the dtype and shape of `like`.
-pub(crate) fn read_like(reader: &Reader, name: &str, like: &Tensor) -> Result<HostTensor> {
-    read_as(reader, name, like, like.dims())
-}
-
-/// A tensor of a checkpoint, if it is of the dtype of `like` and of this shape.
-pub(crate) fn read_as(reader: &Reader, name: &str, like: &Tensor, shape: &[usize]) -> Result<HostTensor> {
+/// A tensor of a checkpoint, if it is of this dtype and shape.
+pub(crate) fn read_as(reader: &Reader, name: &str, dtype: DType, shape: &[usize]) -> Result<HostTensor> {
     let found = reader.describe(name)?;
-    let dtype = Leaf::from(like.clone()).dtype()?;
     if (found.dtype, &*found.shape) != (dtype, shape) {
         return Err(Error::invalid(
             "Checkpoint::restore",
@@ -189,9 +196,4 @@ pub(crate) fn read_as(reader: &Reader, name: &str, like: &Tensor, shape: &[usize
         ));
     }
     Ok(reader.tensor(name)?)
-}
-
-/// As candle's tensor, on the CPU.
-pub(crate) fn to_candle(tensor: &HostTensor) -> Result<Tensor> {
-    Ok(tensor.to_candle(&Device::Cpu)?)
 }

@@ -81,6 +81,11 @@ impl ReplicaContext {
         self.0.strategy.extended().first_replica_id() + self.0.local
     }
 
+    /// Which of this process's replicas this is.
+    pub(crate) fn local_replica(&self) -> usize {
+        self.0.local
+    }
+
     /// How many replicas are in sync, those of all workers together.
     #[doc(alias = "tf.distribute.ReplicaContext.num_replicas_in_sync")]
     pub fn num_replicas_in_sync(&self) -> usize {
@@ -328,17 +333,32 @@ impl ReplicaContext {
         R: Distributed,
         R::Local: Send + 'static,
     {
-        let at = Location::caller();
-        self.require_current("merge_call")?;
+        let call = Fingerprint::new(Operation::MergeCall, std::any::type_name::<T>(), Location::caller());
+        self.merge(call, "merge_call", value, merge)
+    }
+
+    /// [`merge_call`](Self::merge_call), as which others of this crate's operations are made, too.
+    pub(crate) fn merge<T, R>(
+        &self,
+        call: Fingerprint,
+        operation: &'static str,
+        value: T,
+        merge: impl FnOnce(&Strategy, PerReplica<T>) -> Result<R>,
+    ) -> Result<R::Local>
+    where
+        T: Send + 'static,
+        R: Distributed,
+        R::Local: Send + 'static,
+    {
+        self.require_current(operation)?;
         let merge = |values| -> Result<Vec<R::Local>> {
             let _cross_replica = enter(Mode::CrossReplica(self.0.strategy.clone()));
             merge(&self.0.strategy, PerReplica::from_values(values))?
                 .split(self.0.strategy.extended().local_replicas())
         };
-        let not_given = || Error::invalid("merge_call", "the merge function gave no value for this replica");
+        let not_given = || Error::invalid(operation, "the merge function gave no value for this replica");
         let Some(member) = self.member() else { return merge(vec![value])?.pop().ok_or_else(not_given) };
 
-        let call = Fingerprint::new(Operation::MergeCall, std::any::type_name::<T>(), at);
         let failed = Mutex::new(None);
         let parts =
             member.merge(call.clone(), Mutex::new(Some(value)), |offers: Vec<Arc<Mutex<Option<T>>>>| {
@@ -369,9 +389,7 @@ impl ReplicaContext {
             super::Current::None => Err(Error::WrongContext {
                 operation,
                 required: ContextKind::Replica,
-                found: top(
-                    |mode| if mode.is_some() { ContextKind::CrossReplica } else { ContextKind::Default },
-                ),
+                found: ContextKind::current(),
                 advice: "call it inside of the closure given to run, on the context given there",
             }),
             // With no strategy entered there is none to mix: the run is over, or this is a thread of the user's.

@@ -2,11 +2,11 @@
 
 use super::pass::Slots;
 use super::{Optimizer, State};
-use crate::checkpoint::{Checkpointed, Reader, Restore, Writer, read_like, require_names};
+use crate::checkpoint::{Checkpointed, Reader, Restore, Writer, read_as, require_names};
 use crate::{Error, Result};
-use candle_core::DType;
+use candle_core::Var;
 use distribute_optim::Rule;
-use distribute_tensor::HostTensor;
+use distribute_tensor::{DType, HostTensor};
 use serde_json::json;
 use std::sync::PoisonError;
 
@@ -38,21 +38,24 @@ impl<R: Rule> Checkpointed for Optimizer<R> {
         let saved = saved.ok_or_else(|| wrong(format!("has no optimizer named {prefix:?}")))?;
         let (rule, mine) = (saved["rule"].as_str().unwrap_or_default(), self.rule.name());
         if rule != mine {
-            return Err(wrong(format!("has the optimizer {prefix:?} of rule {rule}, but here it is of {mine}")));
+            return Err(wrong(format!(
+                "has the optimizer {prefix:?} of rule {rule}, but here it is of {mine}"
+            )));
         }
         let numbers = saved["finished_steps"].as_u64().zip(saved["learning_rate"].as_f64());
-        let (finished, learning_rate) =
-            numbers.ok_or_else(|| wrong(format!("says of {prefix:?} neither steps nor learning rate: {saved}")))?;
+        let (finished, learning_rate) = numbers
+            .ok_or_else(|| wrong(format!("says of {prefix:?} neither steps nor learning rate: {saved}")))?;
         let slots: Vec<_> = self.slot_names().collect();
         let names = |variable: &str| slots.iter().map(|slot| format!("{prefix}/{slot}/{variable}")).collect();
         let all: Vec<Vec<String>> = self.variable_names().map(names).collect();
         require_names(from, &all.concat())?;
-        let of_variable = |((_, variable), names): (&(String, candle_core::Var), Vec<String>)| {
-            let values = names.iter().map(|name| read_like(from, name, variable));
-            let values = values.collect::<Result<Vec<_>>>()?;
-            Ok(match variable.dtype() {
-                DType::F64 => Slots::F64(values.into_iter().map(HostTensor::into_vec).collect::<Result<_, _>>()?),
-                _ => Slots::F32(values.into_iter().map(HostTensor::into_vec).collect::<Result<_, _>>()?),
+        let of_variable = |((_, variable), names): (&(String, Var), Vec<String>)| {
+            let dtype = if variable.dtype() == candle_core::DType::F64 { DType::F64 } else { DType::F32 };
+            let values = names.iter().map(|name| read_as(from, name, dtype, variable.dims()));
+            let values = values.collect::<Result<Vec<_>>>()?.into_iter();
+            Ok(match dtype {
+                DType::F64 => Slots::F64(values.map(HostTensor::into_vec).collect::<Result<_, _>>()?),
+                _ => Slots::F32(values.map(HostTensor::into_vec).collect::<Result<_, _>>()?),
             })
         };
         let slots = self.variables.iter().zip(all).map(of_variable).collect::<Result<Vec<_>>>()?;

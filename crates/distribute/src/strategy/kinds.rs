@@ -1,6 +1,6 @@
 //! The strategies of one process: the default one, one device, and a replica on each of several devices.
 
-use super::{DeviceName, Strategy, StrategyExtended};
+use super::{DeviceName, Strategy, StrategyExtended, VariablePlacement};
 use crate::{Error, Result};
 use distribute_cluster::deadline::DEFAULT_TIMEOUT;
 use std::ops::Deref;
@@ -19,6 +19,9 @@ impl StrategyExtended for Default {
         const HERE: &[DeviceName] = &[DeviceName::cpu(0)];
         HERE
     }
+    fn variable_placement(&self) -> VariablePlacement {
+        VariablePlacement::Ordinary
+    }
 }
 
 pub(crate) fn default_strategy() -> &'static Strategy {
@@ -31,6 +34,7 @@ pub(crate) fn default_strategy() -> &'static Strategy {
 struct Local {
     kind: &'static str,
     devices: Vec<DeviceName>,
+    placement: VariablePlacement,
     timeout: Duration,
 }
 
@@ -40,6 +44,9 @@ impl StrategyExtended for Local {
     }
     fn worker_devices(&self) -> &[DeviceName] {
         &self.devices
+    }
+    fn variable_placement(&self) -> VariablePlacement {
+        self.placement
     }
     fn timeout(&self) -> Duration {
         self.timeout
@@ -76,7 +83,12 @@ impl OneDeviceStrategy {
     /// [`Error::Device`] for a name that cannot be read or a device that this build does not have.
     pub fn new(device: &str) -> Result<Self> {
         let devices = resolve([device])?;
-        Ok(Self(Strategy::new(Local { kind: "OneDeviceStrategy", devices, timeout: DEFAULT_TIMEOUT })))
+        Ok(Self(Strategy::new(Local {
+            kind: "OneDeviceStrategy",
+            devices,
+            placement: VariablePlacement::Ordinary,
+            timeout: DEFAULT_TIMEOUT,
+        })))
     }
 }
 
@@ -111,7 +123,12 @@ impl MirroredStrategy {
     pub fn with_timeout<'a>(devices: impl IntoIterator<Item = &'a str>, timeout: Duration) -> Result<Self> {
         let devices = resolve(devices)?;
         warn_of_shared_threads(devices.len());
-        Ok(Self(Strategy::new(Local { kind: "MirroredStrategy", devices, timeout })))
+        Ok(Self(Strategy::new(Local {
+            kind: "MirroredStrategy",
+            devices,
+            placement: VariablePlacement::Mirrored,
+            timeout,
+        })))
     }
 
     /// A replica on each of `replicas` logical CPU devices.
@@ -129,6 +146,47 @@ impl MirroredStrategy {
     /// As [`MirroredStrategy::new`].
     pub fn all_cores() -> Result<Self> {
         Self::cpus(std::thread::available_parallelism().map_or(1, usize::from))
+    }
+}
+
+/// A replica on each of several devices of this process, and one copy of every variable, which they share.
+///
+/// What replicas write to a variable is aggregated and then written once. ON_READ variables are kept in one copy too,
+/// so their writes are aggregated as those of ON_WRITE variables (PSV-3).
+///
+/// ```
+/// use distribute::{CentralStorageStrategy, Variable, VariableAggregation, prelude::*};
+/// let strategy = CentralStorageStrategy::new(["cpu:0", "cpu:1"], "cpu:0")?;
+/// let total = strategy.scope(|| Variable::builder("total", 10f32).aggregation(VariableAggregation::Sum).create())?;
+/// strategy.run((), |ctx, ()| total.assign_add(ctx.replica_id_in_sync_group() as f32 + 1.))?;
+/// assert_eq!((total.read::<f32>()?, total.devices().len()), (13., 1));
+/// # Ok::<(), distribute::Error>(())
+/// ```
+#[doc(alias = "tf.distribute.experimental.CentralStorageStrategy")]
+#[derive(Clone, Debug)]
+pub struct CentralStorageStrategy(Strategy);
+handle!(CentralStorageStrategy);
+
+impl CentralStorageStrategy {
+    /// A replica on each of `compute_devices`, and the variables on `parameter_device`.
+    ///
+    /// # Errors
+    /// As [`MirroredStrategy::new`].
+    pub fn new<'a>(
+        compute_devices: impl IntoIterator<Item = &'a str>,
+        parameter_device: &'a str,
+    ) -> Result<Self> {
+        let devices = resolve(compute_devices)?;
+        warn_of_shared_threads(devices.len());
+        let [parameters] = resolve([parameter_device])?[..] else {
+            return Err(Error::invalid("CentralStorageStrategy::new", "there is one parameter device"));
+        };
+        Ok(Self(Strategy::new(Local {
+            kind: "CentralStorageStrategy",
+            devices,
+            placement: VariablePlacement::Central(parameters),
+            timeout: DEFAULT_TIMEOUT,
+        })))
     }
 }
 

@@ -49,7 +49,7 @@ impl Strategy {
         let _scope = self.enter("reduce", ADVICE)?;
         let replicas = self.extended().local_replicas();
         let Axes(axes) = axis.into();
-        let components = match (value.into_components(), &axes) {
+        let components = match (value.into_components()?, &axes) {
             (Components::PerReplica(values), _) => self.counted("reduce", values)?,
             (Components::Plain(_), None) if replicas > 1 && op == ReduceOp::Sum => {
                 return Err(Error::invalid(
@@ -132,7 +132,7 @@ impl Strategy {
     pub fn gather<V: Reducible>(&self, value: V, axis: usize) -> Result<V::Nest> {
         let _scope = self.enter("gather", GATHER_ADVICE)?;
         let replicas = self.extended().local_replicas();
-        let components = match value.into_components() {
+        let components = match value.into_components()? {
             Components::PerReplica(values) => self.counted("gather", values)?,
             Components::Plain(value) => return Ok(value),
             Components::Mirrored(value) => return gathered(vec![value.into_tree(); replicas], axis),

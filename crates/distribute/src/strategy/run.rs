@@ -1,6 +1,7 @@
 //! Running a closure once for each local replica.
 
 use super::Strategy;
+use super::extended::Replicas;
 use crate::context::{Mode, enter, raised};
 use crate::error::panicked;
 use crate::values::{Distributed, PerReplica};
@@ -98,7 +99,7 @@ impl Strategy {
             args.split(replicas)?.into_iter().map(|arg| Mutex::new(Cell::Argument(arg))).collect();
         let step = self.next_step();
 
-        self.extended().call_for_each_replica(self, step, &|context| {
+        let replica = |context: ReplicaContext| {
             let local = context.replica_id_in_sync_group().checked_sub(self.extended().first_replica_id());
             let Some((local, cell)) = local.and_then(|local| Some((local, cells.get(local)?))) else {
                 return false;
@@ -114,7 +115,8 @@ impl Strategy {
             let succeeded = result.is_ok();
             *lock(cell) = Cell::Result(result);
             succeeded
-        })?;
+        };
+        self.extended().call_for_each_replica(&Replicas::new(self, step, &replica))?;
         collect(self, step, cells)
     }
 }

@@ -1,76 +1,61 @@
-//! Variables as a part of a checkpoint.
+//! A variable as a part of a checkpoint.
 
-use super::{Kind, Variables};
+use super::access::Sort;
+use super::variable::Variable;
 use crate::Result;
-use crate::checkpoint::{Checkpointed, Reader, Restore, Writer, read_as, read_like, require_names, to_candle};
-use distribute_tensor::HostTensor;
-use serde_json::json;
+use crate::checkpoint::{Checkpointed, Reader, Restore, Writer, read_as, require_names};
+use distribute_tensor::{HostTensor, Leaf, Write};
 
-impl Variables {
-    /// The seed from which initial values are drawn.
-    pub fn seed(&self) -> u64 {
-        self.0.seed
-    }
-
-    fn kinds(&self) -> Vec<(String, Kind)> {
-        self.entries().iter().map(|(name, entry)| (name.clone(), entry.kind.clone())).collect()
-    }
-}
-
-/// The names beside that of a running statistic: one row for each replica, and what all last had in common.
-fn beside(entry: &str) -> [String; 2] {
-    [format!("{entry}/per_replica"), format!("{entry}/common")]
-}
-
-/// Each variable once by its name (CKPT-1); running statistics as the mean over the replicas (CKPT-2), and beside it what
-/// each replica has.
-impl Checkpointed for Variables {
+/// ON_WRITE: the one value (CKPT-1). ON_READ: what is read from outside of `run`, so that of NONE cannot be saved; it is
+/// restored by the rules of `assign`, a SUM in equal shares (CKPT-2). Beside it each replica's copy, which comes back as it
+/// was where there are as many.
+impl Checkpointed for Variable {
     fn save(&self, prefix: &str, writer: &mut Writer) -> Result<()> {
-        for (name, kind) in self.kinds() {
-            let entry = format!("{prefix}/{name}");
-            if let Kind::Running(running) = &kind {
-                let (components, common) = running.state();
-                let [of_replicas, in_common] = beside(&entry);
-                let components =
-                    components.iter().map(HostTensor::from_candle).collect::<Result<Vec<_>, _>>()?;
-                writer.insert(of_replicas, HostTensor::stack(&components.iter().collect::<Vec<_>>())?)?;
-                writer.insert(in_common, HostTensor::from_candle(&common)?)?;
-            }
-            writer.insert(entry, HostTensor::from_candle(&kind.read()?)?)?;
-        }
-        writer.metadata(format!("{prefix}:variables"), json!({ "seed": self.seed() }));
-        Ok(())
+        writer.insert(prefix, self.read_leaf()?.to_host()?)?;
+        self.save_copies(prefix, writer)
     }
 
     fn restore<'a>(&'a self, prefix: &str, from: &Reader) -> Result<Restore<'a>> {
-        let kinds = self.kinds();
-        let names: Vec<_> = kinds.iter().map(|(name, _)| format!("{prefix}/{name}")).collect();
-        require_names(from, &names)?;
-        let mut changes: Vec<Restore<'a>> = Vec::new();
-        for ((name, kind), entry) in kinds.into_iter().zip(names) {
-            let value = to_candle(&read_like(from, &entry, kind.any()?)?)?;
-            let [of_replicas, in_common] = beside(&entry);
-            let change: Restore<'a> = match &kind {
-                Kind::Running(running) if from.contains(&of_replicas) => {
-                    let (mine, _) = running.state();
-                    let running = running.clone();
-                    let mut shape = from.describe(&of_replicas)?.shape;
-                    // On another number of replicas, each goes on with the mean.
-                    if shape.first() != Some(&mine.len()) {
-                        Box::new(move || self.set(&name, &value))
-                    } else {
-                        shape = [mine.len()].iter().chain(value.dims()).copied().collect();
-                        let rows = read_as(from, &of_replicas, &value, &shape)?;
-                        let components = (0..mine.len()).map(|replica| to_candle(&rows.row(replica)?));
-                        let components = components.collect::<Result<Vec<_>>>()?;
-                        let common = to_candle(&read_like(from, &in_common, &value)?)?;
-                        Box::new(move || running.set_state(&components, common))
-                    }
-                }
-                _ => Box::new(move || self.set(&name, &value)),
-            };
-            changes.push(change);
-        }
-        Ok(Box::new(move || changes.into_iter().try_for_each(|change| change())))
+        require_names(from, &[prefix.to_string()])?;
+        let value = Leaf::Host(read_as(from, prefix, self.dtype(), self.dims())?);
+        Ok(match self.saved_copies(prefix, from)? {
+            Some(copies) => Box::new(move || self.set_copies(&copies)),
+            None => Box::new(move || self.assign(value)),
+        })
     }
+}
+
+impl Variable {
+    /// Adds each copy of an ON_READ variable.
+    pub(super) fn save_copies(&self, prefix: &str, writer: &mut Writer) -> Result<()> {
+        if self.0.sort == Sort::OnRead {
+            let copies: Vec<Leaf> = self.copies()?;
+            let copies = copies.iter().map(Leaf::to_host).collect::<Result<Vec<_>, _>>()?;
+            writer.insert(of_replicas(prefix), HostTensor::stack(&copies.iter().collect::<Vec<_>>())?)?;
+        }
+        Ok(())
+    }
+
+    /// What each copy of an ON_READ variable was, if there were as many.
+    pub(super) fn saved_copies(&self, prefix: &str, from: &Reader) -> Result<Option<Vec<HostTensor>>> {
+        let (name, count) = (of_replicas(prefix), self.0.copies.len());
+        let as_many = || Ok::<_, crate::Error>(from.describe(&name)?.shape.first() == Some(&count));
+        if self.0.sort != Sort::OnRead || !from.contains(&name) || !as_many()? {
+            return Ok(None);
+        }
+        let shape: Vec<usize> = [count].iter().chain(self.dims()).copied().collect();
+        let rows = read_as(from, &name, self.dtype(), &shape)?;
+        Ok(Some((0..count).map(|copy| rows.row(copy)).collect::<Result<_, _>>()?))
+    }
+
+    /// Sets each copy to a value of its own.
+    pub(super) fn set_copies(&self, values: &[HostTensor]) -> Result<()> {
+        let mut each = self.0.copies.iter().zip(values);
+        each.try_for_each(|(copy, value)| copy.write(Write::Assign, &Leaf::Host(value.clone())))
+    }
+}
+
+/// Where the copies are: a row for each replica.
+fn of_replicas(prefix: &str) -> String {
+    format!("{prefix}/per_replica")
 }

@@ -31,6 +31,53 @@ impl HostTensor {
     }
 }
 
+impl HostTensor {
+    /// Part `index` of `of` parts whose sum is this tensor: of floats equal ones, of integers the first get one more
+    /// (or less) where there is a remainder. An error for bool and string.
+    pub fn share(&self, index: usize, of: usize) -> Result<HostTensor> {
+        macro_rules! by_type {
+            ($($variant:ident)*) => {
+                match self.buffer() {
+                    $(Buffer::$variant(elements) => {
+                        let share = |x: &_| integer_share(*x as i128, index as i128, of as i128) as _;
+                        Self::from_buffer(Buffer::$variant(elements.iter().map(share).collect()), self.dims())
+                    })*
+                    _ => self.divide(of as f64),
+                }
+            };
+        }
+        by_type!(I8 U8 I16 U16 I32 U32 I64 U64)
+    }
+
+    /// Whether dtype, shape and all bits are the same: NaN equals itself, and 0 does not equal -0.
+    pub fn same_bits(&self, other: &HostTensor) -> bool {
+        if self.dims() != other.dims() {
+            return false;
+        }
+        macro_rules! by_type {
+            ($($variant:ident $bits:expr,)*) => {
+                match (self.buffer(), other.buffer()) {
+                    $((Buffer::$variant(a), Buffer::$variant(b)) => a.iter().map($bits).eq(b.iter().map($bits)),)*
+                    (a, b) => a == b,
+                }
+            };
+        }
+        by_type! {
+            F16 |x| x.to_bits(),
+            Bf16 |x| x.to_bits(),
+            F32 |x| x.to_bits(),
+            F64 |x| x.to_bits(),
+            C64 |x| (x.re.to_bits(), x.im.to_bits()),
+            C128 |x| (x.re.to_bits(), x.im.to_bits()),
+        }
+    }
+}
+
+fn integer_share(value: i128, index: i128, of: i128) -> i128 {
+    let (quotient, remainder) = (value / of, value % of);
+    quotient + if index < remainder.abs() { remainder.signum() } else { 0 }
+}
+
 impl Write {
     /// The name, as in errors.
     pub const fn name(self) -> &'static str {
@@ -111,6 +158,24 @@ mod tests {
             tensor.write_rows(Write::Assign, &row.unwrap()).unwrap();
             assert_eq!(tensor.row(0).unwrap(), tensor.row(1).unwrap());
         }
+    }
+
+    #[test]
+    fn shares_add_up_to_the_whole() {
+        let whole = HostTensor::vector(vec![7i32, -7, 8, 0]);
+        for of in [1, 2, 3, 5] {
+            let shares: Vec<_> = (0..of).map(|i| whole.share(i, of).unwrap()).collect();
+            assert_eq!(HostTensor::reduce(crate::ReduceOp::Sum, &shares.iter().collect::<Vec<_>>()).unwrap(), whole);
+        }
+        assert_eq!(HostTensor::scalar(3f32).share(1, 2).unwrap(), HostTensor::scalar(1.5f32));
+        assert!(HostTensor::scalar(true).share(0, 2).is_err());
+    }
+
+    #[test]
+    fn bits_are_compared_as_bits() {
+        let of = |x: f32| HostTensor::scalar(x);
+        assert!(of(f32::NAN).same_bits(&of(f32::NAN)) && !of(0.).same_bits(&of(-0.)));
+        assert!(!of(0.).same_bits(&HostTensor::scalar(0i32)) && HostTensor::scalar(1u8).same_bits(&HostTensor::scalar(1u8)));
     }
 
     #[test]

@@ -1,0 +1,70 @@
+//! Running statistics: one copy for each replica, which writes it alone; read from outside as their mean.
+
+use crate::variables::Variable;
+use crate::{Error, Result, Strategy};
+use candle_core::Tensor;
+use distribute_tensor::{Leaf, ReduceOp};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A variable of synchronization ON_READ and aggregation MEAN, which leaves out replicas that have seen nothing.
+#[derive(Clone)]
+pub(super) struct Running {
+    variable: Variable,
+    /// What all copies were when they were last set together. A replica that still has it has seen no rows since,
+    /// so the mean leaves it out.
+    common: Arc<Mutex<Tensor>>,
+}
+
+impl Running {
+    pub(super) fn new(strategy: &Strategy, name: &str, initial: &Tensor) -> Result<Self> {
+        let variable = Variable::running(strategy, name, initial)?;
+        Ok(Self { variable, common: Arc::new(Mutex::new(initial.copy()?)) })
+    }
+
+    /// A copy for each replica.
+    pub(super) fn variable(&self) -> &Variable {
+        &self.variable
+    }
+
+    pub(super) fn set(&self, value: &Tensor) -> Result<()> {
+        let mut common = self.common();
+        self.variable.vars().try_for_each(|copy| copy.set(value))?;
+        *common = value.copy()?;
+        Ok(())
+    }
+
+    /// The mean over the replicas that have seen rows; what all have in common, if none has.
+    pub(super) fn mean(&self) -> Result<Tensor> {
+        let common = self.common().clone();
+        let before = elements(&common)?;
+        let mut moved = Vec::new();
+        for copy in self.variable.vars() {
+            if elements(copy)? != before {
+                moved.push(Leaf::Candle(copy.as_detached_tensor()));
+            }
+        }
+        if moved.is_empty() {
+            return Ok(common.copy()?);
+        }
+        match Leaf::reduce(ReduceOp::Mean, &moved)? {
+            Leaf::Candle(mean) => Ok(mean.copy()?),
+            other => Err(Error::invalid("get", format!("a mean of variables became {}", other.kind()))),
+        }
+    }
+
+    /// Says what the copies, which have been set one by one, last had in common.
+    pub(super) fn set_common(&self, common: Tensor) {
+        *self.common() = common;
+    }
+
+    /// See [`set_common`](Running::set_common).
+    pub(super) fn common(&self) -> MutexGuard<'_, Tensor> {
+        self.common.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Bits, so that NaN equals itself.
+fn elements(tensor: &Tensor) -> Result<Vec<u64>> {
+    let elements = tensor.flatten_all()?.to_dtype(candle_core::DType::F64)?.to_vec1::<f64>()?;
+    Ok(elements.into_iter().map(f64::to_bits).collect())
+}
