@@ -36,6 +36,7 @@
 //! | `plan` | which rows go into which file |
 //! | `save` | the steps of a save: after each of them, either nothing is there or all |
 //! | `index` | `index.json` |
+//! | `places` | where the rows of each tensor are: the index, checked against the files |
 //! | `shard` | one safetensors file: written with checksums, read in parts that are checked |
 //! | `encoding` | the 16 dtypes as bytes |
 //! | `error` | [`Error`]: what went wrong, in which file, at which byte |
@@ -66,6 +67,7 @@ mod encoding;
 mod error;
 mod index;
 mod manager;
+mod places;
 mod plan;
 mod reader;
 mod save;

@@ -210,11 +210,14 @@ fn what_replicas_had_in_common_is_saved_too() {
             run.unwrap();
         };
         let (first, second) = (new(1), new(1));
+        // Not what a new model has.
+        let name = "norm.running_var";
+        let before = Tensor::full(3f32, 5, &Device::Cpu).unwrap();
+        first.model.variables.set(name, &before).unwrap();
         one_replica_trains(&first);
         first.parts().save(&path).unwrap();
         second.parts().restore(&path).unwrap();
         // The mean is that of replica 0, not half way to where replica 1 still is.
-        let name = "norm.running_var";
         let copies = copies(&first.model.variables.variable(name).unwrap());
         let read =
             |of: &Training<Sgd>| HostTensor::from_candle(&of.model.variables.get(name).unwrap()).unwrap();

@@ -27,7 +27,7 @@ impl Checkpointed for Variables {
             match &kind {
                 Kind::Mirrored(variable) => variable.save(&entry, writer)?,
                 Kind::Running(running) => {
-                    writer.insert(in_common(&entry), HostTensor::from_candle(&*running.common())?)?;
+                    writer.insert(in_common(&entry), HostTensor::from_candle(&running.common())?)?;
                     running.variable().save_copies(&entry, writer)?;
                     writer.insert(entry, HostTensor::from_candle(&running.mean()?)?)?;
                 }
