@@ -94,8 +94,9 @@ pub use log::init;
 pub use optimizer::{Adagrad, Adam, AdamW, Ftrl, Momentum, Optimizer, RmsProp, Sgd};
 pub use replicated::Replicated;
 pub use strategy::{
-    CentralStorageStrategy, DeviceKind, DeviceName, MirroredStrategy, OneDeviceStrategy, Replicas, Strategy,
-    StrategyExtended, ValueContext, VariablePlacement,
+    CentralStorageStrategy, CommunicationImplementation, CommunicationOptions, CrossDeviceOps, Destinations,
+    DeviceKind, DeviceName, HierarchicalCopyAllReduce, MirroredStrategy, NcclAllReduce, OneDeviceStrategy,
+    ReductionToOneDevice, Replicas, Strategy, StrategyExtended, ValueContext, VariablePlacement,
 };
 pub use values::{Axes, Distributed, Mirrored, PerReplica, Reducible};
 pub use variables::{NewVariable, Variable, VariableAggregation, VariableSynchronization, Variables};

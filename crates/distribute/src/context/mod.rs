@@ -156,7 +156,9 @@ pub(crate) fn enter_cross_replica(
         }),
         Some(mode) => Err(mixed(mode.strategy())),
     })?;
-    if current || strategy.is_default() {
+    // Over the global scope it is pushed all the same: that may end inside of this one.
+    let pushed = STACK.with_borrow(|stack| !stack.is_empty());
+    if (current && pushed) || strategy.is_default() {
         return Ok(Entered { pushed: false, _not_send: std::marker::PhantomData });
     }
     Ok(enter(Mode::CrossReplica(strategy.clone())))

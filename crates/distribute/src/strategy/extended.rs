@@ -1,6 +1,6 @@
 //! What an author of a strategy implements.
 
-use super::{DeviceName, Strategy};
+use super::{CommunicationOptions, CrossDeviceOps, DeviceName, Strategy};
 use crate::{Error, ReplicaContext, Result};
 use distribute_cluster::deadline::DEFAULT_TIMEOUT;
 use distribute_collective::threads::Team;
@@ -82,9 +82,20 @@ pub trait StrategyExtended: Debug + Send + Sync + 'static {
         0
     }
 
+    /// How the replicas' collectives communicate, where a call doesn't say otherwise.
+    fn communication_options(&self) -> CommunicationOptions {
+        CommunicationOptions::default()
+    }
+
     /// How long a replica waits for the others in one call.
     fn timeout(&self) -> Duration {
-        DEFAULT_TIMEOUT
+        self.communication_options().timeout.unwrap_or(DEFAULT_TIMEOUT)
+    }
+
+    /// The algorithm that combines values across devices. None: collectives are shared by the replicas' threads, and
+    /// everything else is reduced to one device.
+    fn cross_device_ops(&self) -> Option<&dyn CrossDeviceOps> {
+        None
     }
 
     /// Whether step functions need shapes that never change. False for all strategies here.

@@ -1,8 +1,10 @@
 //! The strategies of one process: the default one, one device, and a replica on each of several devices.
 
-use super::{DeviceName, Strategy, StrategyExtended, VariablePlacement};
+use super::{
+    CommunicationOptions, CrossDeviceOps, DeviceName, MirroredBuilder, Strategy, StrategyExtended,
+    VariablePlacement,
+};
 use crate::{Error, Result};
-use distribute_cluster::deadline::DEFAULT_TIMEOUT;
 use std::ops::Deref;
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -35,7 +37,8 @@ struct Local {
     kind: &'static str,
     devices: Vec<DeviceName>,
     placement: VariablePlacement,
-    timeout: Duration,
+    options: CommunicationOptions,
+    cross_device_ops: Option<Box<dyn CrossDeviceOps>>,
 }
 
 impl StrategyExtended for Local {
@@ -48,8 +51,11 @@ impl StrategyExtended for Local {
     fn variable_placement(&self) -> VariablePlacement {
         self.placement
     }
-    fn timeout(&self) -> Duration {
-        self.timeout
+    fn communication_options(&self) -> CommunicationOptions {
+        self.options
+    }
+    fn cross_device_ops(&self) -> Option<&dyn CrossDeviceOps> {
+        self.cross_device_ops.as_deref()
     }
 }
 
@@ -83,12 +89,9 @@ impl OneDeviceStrategy {
     /// [`Error::Device`] for a name that cannot be read or a device that this build does not have.
     pub fn new(device: &str) -> Result<Self> {
         let devices = resolve([device])?;
-        Ok(Self(Strategy::new(Local {
-            kind: "OneDeviceStrategy",
-            devices,
-            placement: VariablePlacement::Ordinary,
-            timeout: DEFAULT_TIMEOUT,
-        })))
+        let (options, placement) = (CommunicationOptions::default(), VariablePlacement::Ordinary);
+        let kind = "OneDeviceStrategy";
+        Ok(Self(Strategy::new(Local { kind, devices, placement, options, cross_device_ops: None })))
     }
 }
 
@@ -113,22 +116,32 @@ impl MirroredStrategy {
     /// [`Error::Device`] for a name that cannot be read, a device named twice or one that this build does not have;
     /// [`Error::InvalidArgument`] for no device at all.
     pub fn new<'a>(devices: impl IntoIterator<Item = &'a str>) -> Result<Self> {
-        Self::with_timeout(devices, DEFAULT_TIMEOUT)
+        Self::builder().devices(devices).build()
     }
 
     /// A replica on each device, which waits `timeout` at most for the others in one call.
     ///
     /// # Errors
-    /// As [`MirroredStrategy::new`].
+    /// As [`MirroredStrategy::new`]; and [`Error::InvalidArgument`] for a timeout of zero.
     pub fn with_timeout<'a>(devices: impl IntoIterator<Item = &'a str>, timeout: Duration) -> Result<Self> {
+        Self::builder().devices(devices).timeout(timeout).build()
+    }
+
+    /// A strategy with more to say: its timeout, how values are combined, how collectives communicate.
+    pub fn builder() -> MirroredBuilder {
+        MirroredBuilder::default()
+    }
+
+    pub(super) fn from_parts<'a>(
+        devices: impl IntoIterator<Item = &'a str>,
+        options: CommunicationOptions,
+        cross_device_ops: Option<Box<dyn CrossDeviceOps>>,
+    ) -> Result<Self> {
+        options.check("MirroredStrategy::builder")?;
         let devices = resolve(devices)?;
         warn_of_shared_threads(devices.len());
-        Ok(Self(Strategy::new(Local {
-            kind: "MirroredStrategy",
-            devices,
-            placement: VariablePlacement::Mirrored,
-            timeout,
-        })))
+        let (kind, placement) = ("MirroredStrategy", VariablePlacement::Mirrored);
+        Ok(Self(Strategy::new(Local { kind, devices, placement, options, cross_device_ops })))
     }
 
     /// A replica on each of `replicas` logical CPU devices.
@@ -185,7 +198,8 @@ impl CentralStorageStrategy {
             kind: "CentralStorageStrategy",
             devices,
             placement: VariablePlacement::Central(parameters),
-            timeout: DEFAULT_TIMEOUT,
+            options: CommunicationOptions::default(),
+            cross_device_ops: None,
         })))
     }
 }

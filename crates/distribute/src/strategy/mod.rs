@@ -1,12 +1,24 @@
 //! The handle that users call, and the strategies behind it.
 
+mod builder;
+mod communication;
+mod cross_device;
+mod destinations;
 mod device;
 mod extended;
 mod kinds;
 mod reduce;
+mod reduce_to;
 mod run;
 mod update;
 
+pub use builder::MirroredBuilder;
+pub use communication::{CommunicationImplementation, CommunicationOptions};
+pub(crate) use cross_device::reduce_by;
+pub use cross_device::{
+    CrossDeviceOps, HierarchicalCopyAllReduce, NcclAllReduce, Reduction, ReductionToOneDevice,
+};
+pub use destinations::Destinations;
 pub use device::{DeviceKind, DeviceName};
 pub use extended::{Replicas, StrategyExtended, VariablePlacement};
 pub(crate) use kinds::default_strategy;
@@ -211,6 +223,13 @@ impl Strategy {
 
     fn container(&self, id: TensorId) -> Option<Variable> {
         self.0.containers.lock().unwrap_or_else(PoisonError::into_inner).get(&id)?.upgrade()
+    }
+
+    /// The device of each local replica.
+    pub(crate) fn devices(&self) -> Vec<DeviceName> {
+        let named = self.extended().worker_devices();
+        let device = |replica| named.get(replica).or(named.first()).copied().unwrap_or(DeviceName::cpu(0));
+        (0..self.extended().local_replicas()).map(device).collect()
     }
 
     fn next_step(&self) -> u64 {

@@ -1,6 +1,6 @@
 //! Updating variables from outside of `run`: once for each copy.
 
-use super::{DeviceName, Strategy, VariablePlacement};
+use super::{Destinations, DeviceName, Strategy, VariablePlacement};
 use crate::context::{ContextKind, Here, Mode, UpdateContext, enter, here};
 use crate::values::{Distributed, Mirrored};
 use crate::variables::Variable;
@@ -126,7 +126,8 @@ impl Strategy {
         }
     }
 
-    /// While `body` runs, new variables get copies on the devices of `variable`.
+    /// While `body` runs, new variables get copies on the devices of a variable, or on those that
+    /// [`non_slot_devices`](Strategy::non_slot_devices) gave.
     ///
     /// ```
     /// use distribute::{Variable, prelude::*};
@@ -148,7 +149,11 @@ impl Strategy {
     /// [`Error::WrongContext`] outside of this strategy's scope; [`Error::InvalidArgument`] for another strategy's
     /// variable.
     #[doc(alias = "tf.distribute.StrategyExtended.colocate_vars_with")]
-    pub fn colocate_vars_with<T>(&self, with: &Variable, body: impl FnOnce() -> Result<T>) -> Result<T> {
+    pub fn colocate_vars_with<T>(
+        &self,
+        with: impl Into<Destinations>,
+        body: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
         const OPERATION: &str = "colocate_vars_with";
         let current = match here() {
             Here::CrossReplica(current, _) => Some(current),
@@ -163,7 +168,8 @@ impl Strategy {
                 return Err(Error::WrongContext { operation: OPERATION, required, found, advice });
             }
         }
-        let _colocated = enter(Mode::Colocated(self.clone(), with.devices()));
+        let devices = with.into().resolve(OPERATION, self)?;
+        let _colocated = enter(Mode::Colocated(self.clone(), devices));
         body()
     }
 

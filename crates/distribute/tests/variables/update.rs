@@ -128,3 +128,80 @@ fn upd_7_and_ns_1_non_slot_variables_are_updated_once_on_each_device() {
     assert_eq!(central.non_slot_devices(&[&b, &a]).unwrap(), a.devices());
     assert!(central.non_slot_devices(&[]).is_err());
 }
+
+#[test]
+fn colo_1_to_3_new_variables_get_the_devices_of_a_variable_or_the_given_ones() {
+    let (strategy, other) = (two(), two());
+    let v = ten(&strategy, Synchronization::OnWrite, Aggregation::None);
+    let slot = strategy.scope(|| strategy.colocate_vars_with(&v, || Variable::new("slot", 0f32))).unwrap();
+    assert_eq!(slot.devices(), v.devices());
+    // UPD: `fn` runs on every device of `v`, and the others are there, too.
+    strategy
+        .update(&v, &slot, |v, slot| {
+            slot.assign_add(v.read::<f32>()?)?;
+            v.assign_sub(slot.read::<f32>()?)
+        })
+        .unwrap();
+    assert_eq!((copies(&v), copies(&slot)), (vec![0.; 2], vec![10.; 2]));
+    // COLO-3: what non_slot_devices gives is accepted.
+    let devices = strategy.non_slot_devices(&[&v]).unwrap();
+    let steps =
+        strategy.scope(|| strategy.colocate_vars_with(&devices, || Variable::new("steps", 0i64))).unwrap();
+    assert_eq!(steps.devices(), devices);
+    let one = strategy.scope(|| strategy.colocate_vars_with("cpu:1", || Variable::new("one", 0i64))).unwrap();
+    assert_eq!(one.devices(), [distribute::DeviceName::cpu(1)]);
+
+    let outside = strategy.colocate_vars_with(&v, || Ok(())).unwrap_err();
+    assert!(matches!(outside, Error::WrongContext { found: ContextKind::Default, .. }), "{outside}");
+    let foreign = ten(&other, Synchronization::OnWrite, Aggregation::None);
+    let error = strategy.scope(|| strategy.colocate_vars_with(&foreign, || Ok(()))).unwrap_err();
+    assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
+}
+
+#[test]
+fn rto_1_and_upd_the_documents_pattern_run_merge_reduce_to_update() {
+    watched(|| {
+        let strategy = two();
+        let variables = [10f32, 20.].map(|initial| strategy.scope(|| Variable::new("v", initial)).unwrap());
+        strategy
+            .run((), |ctx, ()| {
+                let gradients = [super::own(ctx), 10. * super::own(ctx)];
+                ctx.merge_call(gradients, |strategy, gradients| {
+                    let pairs = variables.iter().enumerate();
+                    let pairs = pairs.map(|(i, variable)| (gradients.clone().map(|g| g[i]), variable));
+                    let totals = strategy.batch_reduce_to(ReduceOp::Sum, pairs)?;
+                    for (variable, total) in variables.iter().zip(totals) {
+                        assert_eq!(total.copies().len(), 2);
+                        strategy.update(variable, total, |variable, total| variable.assign_sub(total))?;
+                    }
+                    Ok(())
+                })
+            })
+            .unwrap();
+        assert_eq!(copies(&variables[0]), [7., 7.]);
+        assert_eq!(copies(&variables[1]), [-10., -10.]);
+    });
+}
+
+#[test]
+fn set_1_a_global_scope_lasts_until_it_is_ended() {
+    let strategy = two();
+    distribute::set_strategy(Some(&strategy)).unwrap();
+    assert!(in_cross_replica_context() && get_strategy() == strategy && get_replica_context().is_none());
+    let v = Variable::new("v", 1f32).unwrap();
+    assert_eq!(copies(&v), [1., 1.]);
+    // The same strategy's scope may be entered, and leaves it as it is.
+    strategy.scope(|| Ok(())).unwrap();
+    assert!(get_strategy() == strategy);
+    let error = two().scope(|| Ok(())).unwrap_err();
+    assert!(matches!(error, Error::MixedStrategies { .. }), "{error}");
+    // Another takes its place.
+    let other = two();
+    distribute::set_strategy(Some(&other)).unwrap();
+    assert!(get_strategy() == other);
+    // Inside of a scope it is an error, and the one set before is gone.
+    let error = other.scope(|| distribute::set_strategy(Some(&strategy))).unwrap_err();
+    assert!(matches!(error, Error::MixedStrategies { .. }), "{error}");
+    assert!(!distribute::has_strategy());
+    distribute::set_strategy(None).unwrap();
+}
