@@ -159,7 +159,10 @@ fn hyperparameters_out_of_range() {
         assert_eq!(optimizer.learning_rate(), 0.5);
     }
     for norm in [0., -1., f64::NAN] {
-        invalid(Sgd::new(variables, 0.1).unwrap().after_reduce(Transform::clip_by_global_norm(norm)), &["positive"]);
+        invalid(
+            Sgd::new(variables, 0.1).unwrap().after_reduce(Transform::clip_by_global_norm(norm)),
+            &["positive"],
+        );
     }
     fn refused<R: distribute::optimizer::rules::Rule>(
         rule: R,

@@ -43,7 +43,8 @@ impl<R: Rule> Checkpointed for Optimizer<R> {
             )));
         }
         let finished = saved["finished_steps"].as_u64();
-        let finished = finished.ok_or_else(|| wrong(format!("does not say the steps of {prefix:?}: {saved}")))?;
+        let finished =
+            finished.ok_or_else(|| wrong(format!("does not say the steps of {prefix:?}: {saved}")))?;
         // One that follows a schedule follows from the finished steps.
         let learning_rate = saved["learning_rate"].as_f64().filter(|_| self.rate.by_hand().is_some());
         if let Some(learning_rate) = learning_rate {
