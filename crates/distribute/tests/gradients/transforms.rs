@@ -212,8 +212,8 @@ fn the_bits_after_a_clip_do_not_depend_on_who_owns_what() {
                     let value = |i: usize| ((i * 7919 + step) % 101) as f32 / 50. - 1.;
                     let dense: Vec<f32> = (0..9_001).map(value).collect();
                     gradients.insert("dense", Tensor::from_vec(dense, 9_001, &Device::Cpu)?)?;
-                    let rows = HostTensor::new((0..100 * 13).map(value).collect(), [100, 13])?;
-                    let indices = (0..100).map(|i| (i * 37 + step as i64) % 501).collect();
+                    let rows = HostTensor::new((0..700 * 13).map(value).collect(), [700, 13])?;
+                    let indices = (0..700).map(|i| (i * 37 + step as i64) % 501).collect();
                     gradients.insert("rows", IndexedSlices::new(rows, HostTensor::vector(indices), None)?)?;
                     // The others bring nothing, so that sums are of one.
                     let examples = usize::from(ctx.replica_id_in_sync_group() == 0);
