@@ -1,6 +1,7 @@
 //! Every member contributes, every member gets the reduction.
 
 use crate::filled::{Part, filled};
+use crate::sync::{Mutex, lock};
 use crate::threads::{Helpers, Member};
 use crate::{Combined, Failure};
 use distribute_cluster::Fingerprint;
@@ -17,7 +18,8 @@ const BLOCK: usize = 8 << 10;
 /// Reduces each leaf over all members, in the order of a balanced binary tree over the ranks.
 ///
 /// Large leaves are reduced together, each member a range of their elements, and all members get the same tensors:
-/// who changes one in place changes it for all. How leaves are packed changes no bit.
+/// who changes one in place changes it for all. How leaves are packed changes no bit. Of indexed slices the rows are
+/// merged, in the order of ranks.
 ///
 /// # Errors
 /// [`Failure`] on every member.
@@ -31,7 +33,7 @@ pub fn all_reduce(
     let all = member.exchange(call.clone(), leaves)?;
     let replicas: Vec<&[Leaf]> = all.iter().map(|leaves| leaves.as_slice()).collect();
     // All members judge by the same leaves, so they agree.
-    if member.size() > 1 && replicas.first().is_some_and(|leaves| are_large(leaves, packing)) {
+    if member.size() > 1 && replicas.iter().any(|leaves| are_large(leaves, packing)) {
         let together = member
             .lead(&call, |helpers| reduce_packed(op, &replicas, packing, &Threads::All(helpers)).ok())?;
         if let Some(reduced) = Arc::unwrap_or_clone(together) {
@@ -51,10 +53,9 @@ fn are_large(leaves: &[Leaf], packing: Packing) -> bool {
     }
 }
 
-/// The bytes of a dense leaf.
+/// The bytes of a leaf's values.
 fn bytes(leaf: &Leaf) -> usize {
-    let dense = !matches!(leaf, Leaf::Slices(_));
-    let width = leaf.dtype().ok().and_then(|dtype| dtype.bytes()).filter(|_| dense).unwrap_or(0);
+    let width = leaf.dtype().ok().and_then(|dtype| dtype.bytes()).unwrap_or(0);
     leaf.dims().iter().product::<usize>() * width
 }
 
@@ -76,6 +77,25 @@ impl Folder for Threads<'_> {
             }
             _ => filled(len, 1, |work| work(0), fill),
         }
+    }
+
+    fn fill<T: Sum>(&self, len: usize, fill: impl Fn(usize, &mut [T]) + Sync) -> Vec<T> {
+        let mut out = vec![T::ZERO; len];
+        match self {
+            Threads::All(helpers) if len * size_of::<T>() > ALONE => {
+                let each = len.div_ceil(helpers.size()).max(1);
+                let parts = out.chunks_mut(each).enumerate();
+                let parts: Vec<_> = parts.map(|(i, part)| Mutex::new((i * each, part))).collect();
+                helpers.broadcast(&|worker| {
+                    if let Some(part) = parts.get(worker) {
+                        let (start, out) = &mut *lock(part);
+                        fill(*start, out);
+                    }
+                });
+            }
+            _ => fill(0, &mut out),
+        }
+        out
     }
 }
 

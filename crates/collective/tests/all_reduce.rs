@@ -6,7 +6,7 @@ mod watched;
 
 use distribute_cluster::{Fingerprint, Operation};
 use distribute_collective::{all_reduce, threads::Team};
-use distribute_tensor::{HostTensor, Leaf, Packing, ReduceOp};
+use distribute_tensor::{HostTensor, IndexedSlices, Leaf, Packing, ReduceOp};
 use proptest::prelude::*;
 use std::panic::Location;
 use std::sync::{Arc, Mutex};
@@ -32,7 +32,12 @@ fn reduced(op: ReduceOp, packing: Packing, leaves: Vec<Vec<Leaf>>) -> Vec<Result
     })
 }
 
+/// The bits of the values, and of slices the indices too.
 fn bits(leaf: &Leaf) -> Vec<u64> {
+    if let Leaf::Slices(slices) = leaf {
+        let indices = slices.indices.to_vec::<i64>().unwrap().into_iter().map(|i| i as u64);
+        return indices.chain(bits(&Leaf::Host(slices.values.clone()))).collect();
+    }
     let host = leaf.to_host().unwrap();
     if let Some(v) = host.as_slice::<f32>() {
         return v.iter().map(|x| u64::from(x.to_bits())).collect();
@@ -88,6 +93,47 @@ proptest! {
                 prop_assert_eq!(got.dtype()?, wanted.dtype()?);
                 prop_assert_eq!(bits(got), bits(wanted));
             }
+        }
+    }
+}
+
+/// Rows of a table of which some come several times.
+fn rows(dtype: usize, rank: usize, count: usize, table: usize, width: usize, seed: u64) -> Leaf {
+    let Leaf::Host(values) = leaf(dtype, &numbers(rank, count * width, seed)) else { panic!("not dense") };
+    let indices: Vec<i64> =
+        numbers(rank, count, seed ^ 77).iter().map(|x| (x.abs() * 1e6) as i64 % table as i64).collect();
+    let values = HostTensor::from_buffer(values.buffer().clone(), [count, width]).unwrap();
+    IndexedSlices::new(values, HostTensor::vector(indices), Some(vec![table, width])).unwrap().into()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+    // SPARSE-1, SPARSE-2. Below and above the size from which members work together, whoever has the many rows, and
+    // on both sides of the crossover between sorting and looking at the whole table.
+    // INV-7
+    #[test]
+    fn every_member_gets_the_merged_rows_of_one_thread(
+        world in 1usize..=8,
+        many in 0usize..8,
+        counts in (0usize..200, 3_000usize..4_000),
+        table in prop_oneof![1usize..50, 5_000usize..6_000, 900_000usize..1_000_000],
+        width in prop_oneof![Just(1usize), Just(7), Just(16)],
+        dtype in 0usize..3,
+        mean: bool,
+        seed: u64,
+    ) {
+        let op = if mean { ReduceOp::Mean } else { ReduceOp::Sum };
+        let count = |rank| if rank == many { counts.1 } else { counts.0 };
+        let leaves: Vec<Vec<Leaf>> =
+            (0..world).map(|rank| vec![rows(dtype, rank, count(rank), table, width, seed)]).collect();
+        let all: Vec<Leaf> = leaves.iter().map(|l| l[0].clone()).collect();
+        let wanted = Leaf::reduce(op, &all).unwrap();
+        // Pain 16: the result is bounded by the table.
+        prop_assert!(wanted.dims()[0] <= table.min((0..world).map(count).sum()));
+        for got in reduced(op, Packing::APART, leaves) {
+            let got = got.unwrap();
+            prop_assert_eq!(got[0].dtype()?, wanted.dtype()?);
+            prop_assert_eq!(bits(&got[0]), bits(&wanted));
         }
     }
 }

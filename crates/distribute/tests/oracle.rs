@@ -20,22 +20,26 @@ mod oracle {
     pub mod tensors;
     pub mod training;
     pub mod values_from_function;
+    pub mod variable_differences;
+    pub mod variables;
     pub mod verdict;
 }
 
 use oracle::case::{self, Case, Entry, Run};
 use oracle::report::Report;
 use oracle::verdict::{Verdict, judge};
+use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// The runner of each area. A case of any other area fails.
-const AREAS: [(&str, Run); 6] = [
+const AREAS: [(&str, Run); 7] = [
     ("reduce", oracle::reduce::oracle_reduce),
     ("gather", oracle::gather::oracle_gather),
     ("all_reduce", oracle::all_reduce::oracle_all_reduce),
     ("run", oracle::run::oracle_run),
     ("values_from_function", oracle::values_from_function::oracle_values_from_function),
+    ("variables", oracle::variables::oracle_variables),
     ("training", oracle::training::oracle_training),
 ];
 
@@ -103,6 +107,27 @@ fn check_the_runner(report: &mut Report) {
             format!("{head}{}, {tail}", error.replace("ValueError", "OddError"))
         }),
     ];
+    let rows = |values: [i32; 2], indices: [i64; 2], whole: Option<[usize; 2]>| {
+        json!({
+            "indexed_slices": true,
+            "values": {"dtype": "int32", "shape": [2, 1], "data": values},
+            "indices": {"dtype": "int64", "shape": [2], "data": indices},
+            "dense_shape": whole,
+        })
+    };
+    let given = rows([1, 2], [1, 0], None);
+    let slices = |wanted: Value| {
+        let mut case: Value = serde_json::from_str(sum).unwrap();
+        case["expect"]["result"] = wanted;
+        case["inputs"]["values"][0] = given.clone();
+        case.to_string()
+    };
+    let broken = broken.into_iter().chain([
+        ("another row", slices(rows([1, 3], [1, 0], None))),
+        ("a row elsewhere", slices(rows([1, 2], [1, 2], None))),
+        ("rows that should be one", slices(rows([1, 2], [1, 1], None))),
+        ("rows of another whole", slices(rows([1, 2], [1, 0], Some([2, 1])))),
+    ]);
     let verdict = |text: &str| {
         let case = Case::parse(&serde_json::from_str(text).unwrap())?;
         let run = AREAS.iter().find(|(area, _)| *area == case.area).map(|(_, run)| *run);
@@ -111,11 +136,13 @@ fn check_the_runner(report: &mut Report) {
             _ => Ok(()),
         }
     };
-    let passes = match verdict(sum) {
-        Ok(()) => Verdict::Passed,
-        Err(why) => Verdict::Failed(why),
-    };
-    report.add("runner", "runner/accepts/what TensorFlow gave", passes);
+    for (what, text) in [("what TensorFlow gave", sum.into()), ("its rows", slices(given.clone()))] {
+        let passes = match verdict(&text) {
+            Ok(()) => Verdict::Passed,
+            Err(why) => Verdict::Failed(why),
+        };
+        report.add("runner", &format!("runner/accepts/{what}"), passes);
+    }
     for (what, text) in broken {
         let refused = match verdict(&text) {
             Ok(()) => Verdict::Failed("passed".into()),

@@ -1,15 +1,16 @@
 //! What code that runs once for each replica can ask and do.
 
+use super::combine::failure;
 use super::describe::{describe, describe_for_sum, describe_without};
 use super::gradient::attach;
 use super::{Mode, enter, top};
 use crate::context::ContextKind;
-use crate::strategy::{CommunicationOptions, Reduction, reduce_by};
+use crate::strategy::CommunicationOptions;
 use crate::values::{Distributed, PerReplica};
 use crate::{Error, Result, Strategy};
 use distribute_cluster::{Blame, Fingerprint, Operation};
-use distribute_collective::{Combined, Failure, all_gather, all_reduce, threads::Member};
-use distribute_tensor::{Leaf, Nest, Packing, ReduceOp};
+use distribute_collective::{all_gather, threads::Member};
+use distribute_tensor::{Leaf, Nest, ReduceOp};
 use std::panic::Location;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -94,7 +95,7 @@ impl ReplicaContext {
     }
 
     /// How the calls on this view communicate.
-    fn options(&self) -> CommunicationOptions {
+    pub(super) fn options(&self) -> CommunicationOptions {
         match &self.1 {
             Some(view) => view.options,
             None => self.0.strategy.extended().communication_options(),
@@ -187,7 +188,8 @@ impl ReplicaContext {
     /// `value` is a nest of tensors (candle's, [`HostTensor`](crate::HostTensor)s, [`IndexedSlices`](crate::IndexedSlices)
     /// or numbers); structure, shapes and dtypes have to be the same on all replicas. Gradients flow through: those of
     /// the results are reduced the same way. Every replica contributes, also where all give the same tensor. Results of
-    /// more than 64 KiB are one tensor for all replicas: do not change them in place.
+    /// more than 64 KiB are one tensor for all replicas: do not change them in place. Of indexed slices the rows are
+    /// merged, see [`IndexedSlices::reduce`](crate::IndexedSlices::reduce).
     ///
     /// # Errors
     /// [`Error::Collective`] on every replica where they differ, one is gone or one is late.
@@ -223,7 +225,9 @@ impl ReplicaContext {
         let at = Location::caller();
         self.require_current("all_reduce")?;
         let call = self.0.calls.fetch_add(1, Ordering::Relaxed);
-        let Some(member) = self.member() else { return Ok(value) };
+        let Some(member) = self.member() else {
+            return alone(op, value).map_err(Error::tensor("all_reduce"));
+        };
         let (leaves, structure) = value.into_tree().flatten();
         let detail = format!("{op} {}", describe(&structure, &leaves, describe_for_sum));
         let inputs = leaves.clone();
@@ -462,49 +466,6 @@ impl ReplicaContext {
         }
     }
 
-    /// The one way in which replicas reduce leaves together: shared by their threads, or as the strategy's algorithm
-    /// does it (AR-2).
-    fn combine(
-        &self,
-        operation: &'static str,
-        member: &Member,
-        op: ReduceOp,
-        mut detail: String,
-        leaves: Vec<Leaf>,
-        at: &'static Location<'static>,
-    ) -> Result<Combined> {
-        let options = self.options();
-        if options.bytes_per_pack > 0 {
-            detail += &format!(", in packs of {} bytes", options.bytes_per_pack);
-        }
-        let call = Fingerprint::new(Operation::AllReduce, detail, at);
-        let extended = self.0.strategy.extended();
-        let Some(ops) = extended.cross_device_ops() else {
-            let packing = Packing::Bytes(options.bytes_per_pack);
-            return all_reduce(member, call, op, packing, leaves).map_err(failure(operation));
-        };
-        let devices = &self.0.strategy.devices();
-        let reduced = member.merge(call, leaves, |all: Vec<Arc<Vec<Leaf>>>| {
-            let parts = |leaf: usize| all.iter().map(|leaves| leaves[leaf].clone()).collect::<Vec<_>>();
-            let count = all.first().map_or(0, |leaves| leaves.len());
-            let values: Vec<_> =
-                (0..count).map(|leaf| Reduction { parts: parts(leaf), from: devices, to: devices }).collect();
-            let tracked =
-                values.iter().map(|value| value.parts.iter().any(Leaf::is_tracked)).collect::<Vec<_>>();
-            match reduce_by(ops, operation, op, &values, &options) {
-                Ok(copies) => Ok((copies, tracked)),
-                Err(error) => Err(Arc::new(error)),
-            }
-        })?;
-        match &*reduced {
-            Ok((copies, tracked)) => {
-                let mine = copies.iter().filter_map(|copies| copies.get(member.rank()).cloned());
-                Ok(Combined { leaves: mine.collect(), tracked: tracked.clone() })
-            }
-            Err(error) => Err(Error::Shared(error.clone())),
-        }
-    }
-
     fn all_reduce_gradient(
         &self,
         detail: String,
@@ -544,11 +505,12 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn failure(operation: &'static str) -> impl Fn(Failure) -> Error {
-    move |failure| match failure {
-        Failure::Blame(blame) => Error::Collective(blame),
-        Failure::Tensor(source) => Error::Tensor { operation, source },
-    }
+/// The reduction over the only replica: the value itself, with the rows of indexed slices merged, as over several.
+fn alone<N: Nest>(op: ReduceOp, value: N) -> distribute_tensor::Result<N> {
+    N::from_tree(value.into_tree().try_map(&mut |leaf| match leaf {
+        Leaf::Slices(_) => Leaf::reduce(op, &[leaf]),
+        dense => Ok(dense),
+    })?)
 }
 
 /// What [`Leaf::concat`] would refuse, where there is nothing to join.

@@ -22,6 +22,7 @@ mod pass;
 mod rate;
 mod row_range;
 mod slots;
+mod state;
 mod step;
 mod stretch;
 mod summed;

@@ -7,7 +7,7 @@ use crate::context::{ContextKind, Here, here};
 use crate::values::{Components, PerReplica, Reducible};
 use crate::{Error, ReplicaContext, Result};
 use distribute_cluster::{Fingerprint, Operation};
-use distribute_tensor::{IndexedSlices, Leaf, Nest, Tree, Write};
+use distribute_tensor::{IndexedSlices, Leaf, Nest, ReduceOp, Tree, Write};
 use std::panic::Location;
 
 /// Where a variable is being used.
@@ -266,7 +266,14 @@ fn combined(combine: Combine, values: &[Leaf]) -> distribute_tensor::Result<Leaf
 fn joined(combine: Combine, rows: &[IndexedSlices]) -> distribute_tensor::Result<IndexedSlices> {
     match (combine, rows) {
         (Combine::First, [first, ..]) => Ok(first.clone()),
-        (Combine::Reduce(op), rows) => IndexedSlices::reduce(op, &rows.iter().collect::<Vec<_>>()),
+        // Not reduced, which would merge rows: each is written on its own, one after another (SC-1, SC-2).
+        (Combine::Reduce(op), rows) => {
+            let all = IndexedSlices::concat(&rows.iter().collect::<Vec<_>>())?;
+            match op {
+                ReduceOp::Sum => Ok(all),
+                ReduceOp::Mean => all.divide(rows.len() as f64),
+            }
+        }
         (Combine::First, []) => Err(distribute_tensor::Error::Empty { operation: "aggregate" }),
     }
 }
