@@ -13,7 +13,7 @@ pub(super) trait Cut {
     /// How many elements will be visited.
     fn len(&self) -> usize;
 
-    /// Takes a start of `len` elements off; of what is not cut anywhere, a few more.
+    /// Takes the first `len` elements off; where it is not cut anywhere, a few more, but never less.
     fn cut(&mut self, len: usize) -> Self;
 }
 
@@ -47,11 +47,9 @@ impl<P: Cut + Send> Owners<P> {
         let mut owners = Self { pieces, blocks_each: blocks.div_ceil(workers.count).max(1), blocks_dealt: 0 };
         for mut rest in variables {
             while rest.len() > 0 {
-                // Rows are cut between rows, so that more blocks may come than were counted: the last takes them.
-                let owner = (owners.blocks_dealt / owners.blocks_each).min(workers.count - 1);
-                let room = ((owner + 1) * owners.blocks_each).saturating_sub(owners.blocks_dealt);
-                let len =
-                    if owner + 1 == workers.count { rest.len() } else { (room * BLOCK).min(rest.len()) };
+                let owner = owners.blocks_dealt / owners.blocks_each;
+                let room = (owner + 1) * owners.blocks_each - owners.blocks_dealt;
+                let len = (room * BLOCK).min(rest.len());
                 owners.pieces[owner].push(rest.cut(len));
                 owners.blocks_dealt += len.div_ceil(BLOCK);
             }
