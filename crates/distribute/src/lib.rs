@@ -45,7 +45,7 @@
 //!
 //! | module | what it is |
 //! |---|---|
-//! | [`mod@strategy`] | [`Strategy`], the handle: `run`, `reduce`, `gather`, `scope`, `replicate`; the strategies behind it |
+//! | [`mod@strategy`] | [`Strategy`], the handle: `run`, `reduce`, `reduce_to`, `gather`, `scope`, `replicate`; the strategies and cross-device ops behind it |
 //! | [`context`] | where code is running; [`ReplicaContext`]: `all_reduce`, `all_gather`, `merge_call` |
 //! | [`values`] | [`PerReplica`], [`Mirrored`]; what can be given to each replica its part of, and reduced |
 //! | `replicated` | [`Replicated`]: a model on every replica |

@@ -1,6 +1,8 @@
 //! Which worker owns which range of the parameters.
 
-use super::pass::{BLOCK, Workers};
+use super::number::Any;
+use super::pass::Workers;
+use super::stretch::BLOCK;
 use crate::Result;
 use crate::error::panicked;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -8,11 +10,26 @@ use std::sync::{Mutex, PoisonError};
 
 /// Something that lies along the parameters and can be cut.
 pub(super) trait Cut {
-    /// How many elements are left.
+    /// How many elements will be visited.
     fn len(&self) -> usize;
 
-    /// Takes the first `len` elements off.
+    /// Takes a start of `len` elements off; of what is not cut anywhere, a few more.
     fn cut(&mut self, len: usize) -> Self;
+}
+
+impl<A: Cut, B: Cut> Cut for Any<A, B> {
+    fn len(&self) -> usize {
+        match self {
+            Any::F32(x) => x.len(),
+            Any::F64(x) => x.len(),
+        }
+    }
+    fn cut(&mut self, len: usize) -> Self {
+        match self {
+            Any::F32(x) => Any::F32(x.cut(len)),
+            Any::F64(x) => Any::F64(x.cut(len)),
+        }
+    }
 }
 
 /// The pieces of each worker: contiguous ranges of all parameters taken together.
@@ -30,9 +47,11 @@ impl<P: Cut + Send> Owners<P> {
         let mut owners = Self { pieces, blocks_each: blocks.div_ceil(workers.count).max(1), blocks_dealt: 0 };
         for mut rest in variables {
             while rest.len() > 0 {
-                let owner = owners.blocks_dealt / owners.blocks_each;
-                let room = (owner + 1) * owners.blocks_each - owners.blocks_dealt;
-                let len = (room * BLOCK).min(rest.len());
+                // Rows are cut between rows, so that more blocks may come than were counted: the last takes them.
+                let owner = (owners.blocks_dealt / owners.blocks_each).min(workers.count - 1);
+                let room = ((owner + 1) * owners.blocks_each).saturating_sub(owners.blocks_dealt);
+                let len =
+                    if owner + 1 == workers.count { rest.len() } else { (room * BLOCK).min(rest.len()) };
                 owners.pieces[owner].push(rest.cut(len));
                 owners.blocks_dealt += len.div_ceil(BLOCK);
             }

@@ -1,6 +1,7 @@
 //! An optimizer as a part of a checkpoint.
 
-use super::pass::Slots;
+use super::rate::require;
+use super::slots::Slots;
 use super::{Optimizer, State};
 use crate::checkpoint::{Checkpointed, Reader, Restore, Writer, read_as, require_names};
 use crate::{Error, Result};
@@ -11,7 +12,8 @@ use serde_json::json;
 use std::sync::PoisonError;
 
 /// Slots by the name of slot and variable, `optimizer/m/fc.weight`; rule, finished steps and learning rate as metadata. The
-/// rule's hyper-parameters are noted, but not restored: they are those that the optimizer was made with.
+/// rule's hyper-parameters are noted, but not restored: they are those that the optimizer was made with. So is a schedule,
+/// which goes on at the step that was saved.
 impl<R: Rule> Checkpointed for Optimizer<R> {
     fn save(&self, prefix: &str, writer: &mut Writer) -> Result<()> {
         for slot in self.slot_names() {
@@ -24,7 +26,7 @@ impl<R: Rule> Checkpointed for Optimizer<R> {
             "rule": self.rule.name(),
             "hyperparameters": format!("{:?}", self.rule),
             "finished_steps": self.finished_steps(),
-            "learning_rate": self.learning_rate(),
+            "learning_rate": self.rate.by_hand(),
         });
         writer.metadata(metadata_key(prefix), state);
         Ok(())
@@ -42,9 +44,12 @@ impl<R: Rule> Checkpointed for Optimizer<R> {
                 "has the optimizer {prefix:?} of rule {rule}, but here it is of {mine}"
             )));
         }
-        let numbers = saved["finished_steps"].as_u64().zip(saved["learning_rate"].as_f64());
-        let (finished, learning_rate) = numbers
-            .ok_or_else(|| wrong(format!("says of {prefix:?} neither steps nor learning rate: {saved}")))?;
+        let finished = saved["finished_steps"].as_u64();
+        let finished =
+            finished.ok_or_else(|| wrong(format!("doesn't say how many steps {prefix:?} finished")))?;
+        // A schedule is part of the program, as hyper-parameters are.
+        let learning_rate = self.rate.by_hand().and(saved["learning_rate"].as_f64());
+        learning_rate.map_or(Ok(()), |rate| require(rate, "Checkpoint::restore"))?;
         let slots: Vec<_> = self.slot_names().collect();
         let names = |variable: &str| slots.iter().map(|slot| format!("{prefix}/{slot}/{variable}")).collect();
         let all: Vec<Vec<String>> = self.variable_names().map(names).collect();
@@ -58,9 +63,9 @@ impl<R: Rule> Checkpointed for Optimizer<R> {
                 _ => Slots::F32(values.map(HostTensor::into_vec).collect::<Result<_, _>>()?),
             })
         };
-        let slots = self.variables.iter().zip(all).map(of_variable).collect::<Result<Vec<_>>>()?;
+        let slots = self.trained.variables.iter().zip(all).map(of_variable).collect::<Result<Vec<_>>>()?;
         Ok(Box::new(move || {
-            self.set_learning_rate(learning_rate)?;
+            learning_rate.map_or(Ok(()), |rate| self.set_learning_rate(rate))?;
             *self.state.lock().unwrap_or_else(PoisonError::into_inner) = State { finished, slots };
             Ok(())
         }))

@@ -165,7 +165,10 @@ mod tests {
         let whole = HostTensor::vector(vec![7i32, -7, 8, 0]);
         for of in [1, 2, 3, 5] {
             let shares: Vec<_> = (0..of).map(|i| whole.share(i, of).unwrap()).collect();
-            assert_eq!(HostTensor::reduce(crate::ReduceOp::Sum, &shares.iter().collect::<Vec<_>>()).unwrap(), whole);
+            assert_eq!(
+                HostTensor::reduce(crate::ReduceOp::Sum, &shares.iter().collect::<Vec<_>>()).unwrap(),
+                whole
+            );
         }
         assert_eq!(HostTensor::scalar(3f32).share(1, 2).unwrap(), HostTensor::scalar(1.5f32));
         assert!(HostTensor::scalar(true).share(0, 2).is_err());
@@ -175,7 +178,10 @@ mod tests {
     fn bits_are_compared_as_bits() {
         let of = |x: f32| HostTensor::scalar(x);
         assert!(of(f32::NAN).same_bits(&of(f32::NAN)) && !of(0.).same_bits(&of(-0.)));
-        assert!(!of(0.).same_bits(&HostTensor::scalar(0i32)) && HostTensor::scalar(1u8).same_bits(&HostTensor::scalar(1u8)));
+        assert!(
+            !of(0.).same_bits(&HostTensor::scalar(0i32))
+                && HostTensor::scalar(1u8).same_bits(&HostTensor::scalar(1u8))
+        );
     }
 
     #[test]
