@@ -1,8 +1,7 @@
 //! An optimizer as a part of a checkpoint.
 
-use super::rate::require;
 use super::slots::Slots;
-use super::{Optimizer, State};
+use super::{Optimizer, State, rate};
 use crate::checkpoint::{Checkpointed, Reader, Restore, Writer, read_as, require_names};
 use crate::{Error, Result};
 use candle_core::Var;
@@ -11,9 +10,9 @@ use distribute_tensor::{DType, HostTensor};
 use serde_json::json;
 use std::sync::PoisonError;
 
-/// Slots by the name of slot and variable, `optimizer/m/fc.weight`; rule, finished steps and learning rate as metadata. The
-/// rule's hyper-parameters are noted, but not restored: they are those that the optimizer was made with. So is a schedule,
-/// which goes on at the step that was saved.
+/// Slots by the name of slot and variable, `optimizer/m/fc.weight`; rule, finished steps and learning rate, where it was
+/// set by hand, as metadata. The rule's hyper-parameters are noted, but not restored: they are those that the optimizer
+/// was made with. So is a schedule, which goes on at the step that was saved.
 impl<R: Rule> Checkpointed for Optimizer<R> {
     fn save(&self, prefix: &str, writer: &mut Writer) -> Result<()> {
         for slot in self.slot_names() {
@@ -46,10 +45,12 @@ impl<R: Rule> Checkpointed for Optimizer<R> {
         }
         let finished = saved["finished_steps"].as_u64();
         let finished =
-            finished.ok_or_else(|| wrong(format!("doesn't say how many steps {prefix:?} finished")))?;
-        // A schedule is part of the program, as hyper-parameters are.
-        let learning_rate = self.rate.by_hand().and(saved["learning_rate"].as_f64());
-        learning_rate.map_or(Ok(()), |rate| require(rate, "Checkpoint::restore"))?;
+            finished.ok_or_else(|| wrong(format!("does not say the steps of {prefix:?}: {saved}")))?;
+        // One that follows a schedule follows from the finished steps.
+        let learning_rate = saved["learning_rate"].as_f64().filter(|_| self.rate.by_hand().is_some());
+        if let Some(learning_rate) = learning_rate {
+            rate::require(learning_rate, "Checkpoint::restore")?;
+        }
         let slots: Vec<_> = self.slot_names().collect();
         let names = |variable: &str| slots.iter().map(|slot| format!("{prefix}/{slot}/{variable}")).collect();
         let all: Vec<Vec<String>> = self.variable_names().map(names).collect();
@@ -65,7 +66,7 @@ impl<R: Rule> Checkpointed for Optimizer<R> {
         };
         let slots = self.trained.variables.iter().zip(all).map(of_variable).collect::<Result<Vec<_>>>()?;
         Ok(Box::new(move || {
-            learning_rate.map_or(Ok(()), |rate| self.set_learning_rate(rate))?;
+            learning_rate.map_or(Ok(()), |learning_rate| self.rate.set(learning_rate))?;
             *self.state.lock().unwrap_or_else(PoisonError::into_inner) = State { finished, slots };
             Ok(())
         }))
