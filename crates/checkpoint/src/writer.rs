@@ -148,9 +148,11 @@ impl Writer {
                 let (name, tensor, first, rows) = slices[slice];
                 let (entry, mut of_piece) =
                     piece(name, tensor, first, rows, of_slice, layout.files.len(), &mut keys);
-                let Tensor { dtype, shape, .. } = tensor.clone();
-                let of_tensor = layout.entries.entry(name.clone());
-                of_tensor.or_insert_with(|| Entry { dtype, shape, slices: Vec::new() }).slices.push(entry);
+                let of_tensor = layout.entries.entry(name.clone()).or_insert_with(|| {
+                    let (dtype, shape) = (tensor.dtype, tensor.shape.clone());
+                    Entry { dtype, shape, slices: Vec::new() }
+                });
+                of_tensor.slices.push(entry);
                 parts.append(&mut of_piece);
             }
             layout.files.push(parts);

@@ -193,6 +193,30 @@ fn a_resumed_training_with_ftrl_has_the_same_bits() {
     same_bits(Ftrl { l1: 0.01, l2: 0.01, ..Ftrl::default() });
 }
 
+#[test]
+fn a_schedule_goes_on_where_it_was() {
+    use distribute::optimizer::schedules::ExponentialDecay;
+    watched(|| {
+        let new = |seed| {
+            let mut training = Training::new(2, seed, DType::F32, false, Sgd);
+            let optimizer = Optimizer::with_rule(Sgd, &training.model.variables, 0.1).unwrap();
+            training.optimizer = optimizer.with_schedule(ExponentialDecay::new(0.1, 2, 0.5)).unwrap();
+            training
+        };
+        let (_folder, path) = folder();
+        let (through, resumed) = (new(1), new(2));
+        through.train(0, 2);
+        through.parts().save(&path).unwrap();
+        resumed.parts().restore(&path).unwrap();
+        assert_eq!(resumed.bits(), through.bits());
+        assert_ne!(resumed.optimizer.learning_rate(), new(3).optimizer.learning_rate());
+        // Other trainings set their learning rate by hand in step 2.
+        through.train(3, 6);
+        resumed.train(3, 6);
+        assert_eq!(resumed.bits(), through.bits());
+    });
+}
+
 // A replica that has seen no rows yet still counts as one after the restart.
 #[test]
 fn what_replicas_had_in_common_is_saved_too() {

@@ -11,7 +11,8 @@ use serde_json::json;
 use std::sync::PoisonError;
 
 /// Slots by the name of slot and variable, `optimizer/m/fc.weight`; rule, finished steps and learning rate, where it was
-/// set by hand, as metadata. The rule's hyper-parameters are noted, but not restored: they are those that the optimizer was made with.
+/// set by hand, as metadata. The rule's hyper-parameters are noted, but not restored: they are those that the optimizer
+/// was made with. So is a schedule, which goes on at the step that was saved.
 impl<R: Rule> Checkpointed for Optimizer<R> {
     fn save(&self, prefix: &str, writer: &mut Writer) -> Result<()> {
         for slot in self.slot_names() {
