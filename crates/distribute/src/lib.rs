@@ -51,7 +51,7 @@
 //! | `replicated` | [`Replicated`]: a model on every replica |
 //! | `variables` | [`Variables`] of one model: initial values, safetensors, checksum |
 //! | [`mod@optimizer`] | [`Optimizer`]: backward, reduce, update in one call; [`Sgd`], [`Adam`], [`AdamW`], … |
-//! | [`nn`] | losses that take an empty piece of a batch |
+//! | [`nn`] | layers that know about replicas; losses that take an empty piece of a batch |
 //! | `input` | [`DistributedDataset`]: batches cut into a piece for each replica |
 //! | `error` | [`Error`]: what went wrong, who did it, what to do |
 //! | `log` | [`init`]: candle's threads and `DISTRIBUTE_LOG` |
@@ -71,6 +71,7 @@ mod input;
 mod log;
 pub mod nn;
 pub mod optimizer;
+mod random;
 mod replicated;
 pub mod strategy;
 pub mod values;

@@ -5,9 +5,11 @@
 
 mod describe;
 mod gradient;
+mod layers;
 mod replica;
 
-pub(crate) use gradient::raised;
+pub(crate) use gradient::{raise, raised};
+pub(crate) use layers::consecutive;
 pub use replica::ReplicaContext;
 
 use crate::{Error, Result, Strategy};

@@ -1,7 +1,8 @@
 //! What code that runs once for each replica can ask and do.
 
 use super::describe::{describe, describe_for_sum, describe_without};
-use super::gradient::attach;
+use super::gradient::{Expected, attach};
+use super::layers::Notes;
 use super::{Mode, enter, top};
 use crate::context::ContextKind;
 use crate::values::{Distributed, PerReplica};
@@ -11,7 +12,7 @@ use distribute_collective::{Failure, all_gather, all_reduce, threads::Member};
 use distribute_tensor::{Leaf, Nest, ReduceOp};
 use std::panic::Location;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// One replica's view of a `run`: which replica it is, and the operations in which all replicas take part.
 ///
@@ -30,8 +31,9 @@ struct Inner {
     member: Option<Member>,
     /// Counts the collectives of this replica in this run: gradients name the call that they belong to.
     calls: AtomicU64,
-    /// Counts the results whose gradient is a collective, too.
-    gradients: AtomicU64,
+    /// The results whose gradient is a collective, too.
+    expected: Mutex<Vec<Expected>>,
+    notes: Notes,
 }
 
 pub(super) fn default_context() -> &'static ReplicaContext {
@@ -47,17 +49,22 @@ impl ReplicaContext {
             step,
             member,
             calls: AtomicU64::new(0),
-            gradients: AtomicU64::new(0),
+            expected: Mutex::default(),
+            notes: Notes::default(),
         }))
     }
 
-    /// How many results of collectives, in this run, have a gradient in which all replicas take part.
-    pub(crate) fn gradients_expected(&self) -> u64 {
-        self.0.gradients.load(Ordering::Relaxed)
+    pub(super) fn expected(&self) -> MutexGuard<'_, Vec<Expected>> {
+        lock(&self.0.expected)
     }
 
-    pub(super) fn expect_gradient(&self) {
-        self.0.gradients.fetch_add(1, Ordering::Relaxed);
+    pub(super) fn notes(&self) -> &Notes {
+        &self.0.notes
+    }
+
+    /// The number of the next collective of this replica in this run, from 0.
+    pub(crate) fn next_call(&self) -> u64 {
+        self.0.calls.fetch_add(1, Ordering::Relaxed)
     }
 
     pub(crate) fn member(&self) -> Option<&Member> {
@@ -164,7 +171,7 @@ impl ReplicaContext {
     pub fn all_reduce<N: Nest>(&self, op: ReduceOp, value: N) -> Result<N> {
         let at = Location::caller();
         self.require_current("all_reduce")?;
-        let call = self.0.calls.fetch_add(1, Ordering::Relaxed);
+        let call = self.next_call();
         let Some(member) = self.member() else { return Ok(value) };
         let (leaves, structure) = value.into_tree().flatten();
         let detail = format!("{op} {}", describe(&structure, &leaves, describe_for_sum));
@@ -256,7 +263,7 @@ impl ReplicaContext {
     pub fn all_gather<N: Nest>(&self, value: N, axis: usize) -> Result<N> {
         let at = Location::caller();
         self.require_current("all_gather")?;
-        let call = self.0.calls.fetch_add(1, Ordering::Relaxed);
+        let call = self.next_call();
         let (leaves, structure) = value.into_tree().flatten();
         let Some(member) = self.member() else {
             // What fails on two replicas fails on one.
@@ -392,7 +399,8 @@ impl ReplicaContext {
         }
     }
 
-    fn all_reduce_gradient(
+    /// The part of a collective in its own gradient.
+    pub(crate) fn all_reduce_gradient(
         &self,
         detail: String,
         op: ReduceOp,
@@ -428,11 +436,11 @@ impl std::fmt::Debug for ReplicaContext {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn failure(operation: &'static str) -> impl Fn(Failure) -> Error {
+pub(super) fn failure(operation: &'static str) -> impl Fn(Failure) -> Error {
     move |failure| match failure {
         Failure::Blame(blame) => Error::Collective(blame),
         Failure::Tensor(source) => Error::Tensor { operation, source },

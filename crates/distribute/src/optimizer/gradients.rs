@@ -1,8 +1,9 @@
 //! The gradients that one replica brings to a step.
 
 use crate::context::raised;
-use crate::{Error, Result};
+use crate::{Error, ReplicaContext, Result};
 use candle_core::{DType, Tensor, Var};
+use std::panic::Location;
 
 /// What one replica brings to a step.
 #[derive(Debug)]
@@ -39,10 +40,17 @@ impl<'a> Accumulated<'a> {
         Self { variables, sum: Contribution { examples: 0, loss: 0., dtype: DType::F32, of, gradients } }
     }
 
-    /// Adds the gradients of a mean loss over `examples`. One over none has no weight.
-    pub(super) fn add(&mut self, loss: Tensor, examples: usize) -> Result<()> {
+    /// Adds the gradients of a mean loss over `examples`. One over none has no weight, but takes part in the gradients of
+    /// the others' collectives.
+    pub(super) fn add(
+        &mut self,
+        ctx: &ReplicaContext,
+        loss: Tensor,
+        examples: usize,
+        at: &'static Location<'static>,
+    ) -> Result<()> {
         if examples == 0 {
-            return Ok(());
+            return ctx.join_gradients(None, at);
         }
         if loss.rank() != 0 {
             let reason = format!(
@@ -55,6 +63,7 @@ impl<'a> Accumulated<'a> {
             Of::Sum => (&loss * examples as f64)?,
             Of::Mean => loss.clone(),
         };
+        ctx.join_gradients(Some(&root), at)?;
         let mut grads = root.backward().map_err(|error| raised(error.into()))?;
         for ((_, variable), sum) in self.variables.iter().zip(&mut self.sum.gradients) {
             let new = grads.remove(variable).map(|gradient| gradient.detach().contiguous()).transpose()?;

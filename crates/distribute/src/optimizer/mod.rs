@@ -224,7 +224,7 @@ impl<R: Rule> Optimizer<R> {
         let at = Location::caller();
         let of = if ctx.member().is_some() { Of::Sum } else { Of::Mean };
         let mut gradients = Accumulated::new(&self.variables, of);
-        gradients.add(loss, examples)?;
+        gradients.add(ctx, loss, examples, at)?;
         self.apply(ctx, gradients.finish(), at)
     }
 
@@ -244,7 +244,7 @@ impl<R: Rule> Optimizer<R> {
         let mut gradients = Accumulated::new(&self.variables, Of::Sum);
         for item in losses {
             let (loss, examples) = item?;
-            gradients.add(loss, examples)?;
+            gradients.add(ctx, loss, examples, at)?;
         }
         self.apply(ctx, gradients.finish(), at)
     }
@@ -256,6 +256,7 @@ impl<R: Rule> Optimizer<R> {
     #[track_caller]
     pub fn skip(&self, ctx: &ReplicaContext) -> Result<Tensor> {
         let at = Location::caller();
+        ctx.join_gradients(None, at)?;
         self.apply(ctx, Accumulated::new(&self.variables, Of::Sum).finish(), at)
     }
 
