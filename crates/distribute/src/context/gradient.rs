@@ -70,11 +70,13 @@ pub(super) fn attach(
     inputs.into_iter().zip(combined.leaves).zip(combined.tracked).enumerate().map(attach).collect()
 }
 
+/// Takes part in a gradient without one of its own.
+type TakePart = dyn Fn(&ReplicaContext) -> Result<()> + Send + Sync;
+
 /// A result whose gradient is a collective: every replica has to take part in it.
 pub(super) struct Expected {
     result: TensorId,
-    /// Takes part with a gradient of zeros.
-    with_zeros: Box<dyn Fn(&ReplicaContext) -> Result<()> + Send + Sync>,
+    with_zeros: Box<TakePart>,
 }
 
 /// For each replica that has a loss: which of the expected gradients it needs, in the order of its backward.
