@@ -16,6 +16,10 @@ pub enum Operation {
     MergeCall,
     /// Gradients are reduced and variables updated.
     Minimize,
+    /// A variable is created, one for all members.
+    CreateVariable,
+    /// What members write to a variable is combined.
+    WriteVariable,
     /// Members wait for each other.
     Barrier,
 }
@@ -27,6 +31,8 @@ impl fmt::Display for Operation {
             Operation::AllGather => "all_gather",
             Operation::MergeCall => "merge_call",
             Operation::Minimize => "minimize",
+            Operation::CreateVariable => "creation of a variable",
+            Operation::WriteVariable => "write to a variable",
             Operation::Barrier => "barrier",
         })
     }

@@ -1,11 +1,12 @@
 //! Every member contributes, every member gets the reduction.
 
 use crate::filled::{Part, filled};
+use crate::sync::{Mutex, lock};
 use crate::threads::{Helpers, Member};
 use crate::{Combined, Failure};
 use distribute_cluster::Fingerprint;
 use distribute_tensor::kernel::{self, Sum};
-use distribute_tensor::{Folder, Leaf, ReduceOp};
+use distribute_tensor::{Folder, Leaf, Packing, ReduceOp, pack::reduce_packed};
 use std::sync::Arc;
 
 /// Up to so many bytes every member folds everything for itself: summing them costs less than another meeting.
@@ -17,7 +18,8 @@ const BLOCK: usize = 8 << 10;
 /// Reduces each leaf over all members, in the order of a balanced binary tree over the ranks.
 ///
 /// Large leaves are reduced together, each member a range of their elements, and all members get the same tensors:
-/// who changes one in place changes it for all.
+/// who changes one in place changes it for all. How leaves are packed changes no bit. Of indexed slices the rows are
+/// merged, in the order of ranks.
 ///
 /// # Errors
 /// [`Failure`] on every member.
@@ -25,32 +27,36 @@ pub fn all_reduce(
     member: &Member,
     call: Fingerprint,
     op: ReduceOp,
+    packing: Packing,
     leaves: Vec<Leaf>,
 ) -> Result<Combined, Failure> {
     let all = member.exchange(call.clone(), leaves)?;
-    let reduce = |i: usize, by: &Threads<'_>| {
-        let parts: Vec<Leaf> = all.iter().map(|leaves| leaves[i].clone()).collect();
-        Leaf::reduce_with(op, &parts, by)
-    };
+    let replicas: Vec<&[Leaf]> = all.iter().map(|leaves| leaves.as_slice()).collect();
     // All members judge by the same leaves, so they agree.
-    let count = all.first().map_or(0, |leaves| leaves.len());
-    if member.size() > 1 && all.first().is_some_and(|leaves| leaves.iter().any(is_large)) {
-        let together = member.lead(&call, |helpers| {
-            (0..count).map(|i| reduce(i, &Threads::All(helpers))).collect::<Result<Vec<_>, _>>().ok()
-        })?;
+    if member.size() > 1 && replicas.iter().any(|leaves| are_large(leaves, packing)) {
+        let together = member
+            .lead(&call, |helpers| reduce_packed(op, &replicas, packing, &Threads::All(helpers)).ok())?;
         if let Some(reduced) = Arc::unwrap_or_clone(together) {
             return Ok(Combined::new(reduced, &all));
         }
         // An error cannot be cloned: every member finds it for itself.
     }
-    let reduced = (0..count).map(|i| reduce(i, &Threads::Mine)).collect::<Result<_, _>>()?;
+    let reduced = reduce_packed(op, &replicas, packing, &Threads::Mine)?;
     Ok(Combined::new(reduced, &all))
 }
 
-fn is_large(leaf: &Leaf) -> bool {
-    let dense = !matches!(leaf, Leaf::Slices(_));
+/// Whether a leaf is worth sharing; where they are packed, whether all of them are.
+fn are_large(leaves: &[Leaf], packing: Packing) -> bool {
+    match packing.is_on() {
+        true => leaves.iter().map(bytes).sum::<usize>() > ALONE,
+        false => leaves.iter().any(|leaf| bytes(leaf) > ALONE),
+    }
+}
+
+/// The bytes of a leaf's values.
+fn bytes(leaf: &Leaf) -> usize {
     let width = leaf.dtype().ok().and_then(|dtype| dtype.bytes()).unwrap_or(0);
-    dense && leaf.dims().iter().product::<usize>() * width > ALONE
+    leaf.dims().iter().product::<usize>() * width
 }
 
 /// The threads that share a sum.
@@ -71,6 +77,25 @@ impl Folder for Threads<'_> {
             }
             _ => filled(len, 1, |work| work(0), fill),
         }
+    }
+
+    fn fill<T: Sum>(&self, len: usize, fill: impl Fn(usize, &mut [T]) + Sync) -> Vec<T> {
+        let mut out = vec![T::ZERO; len];
+        match self {
+            Threads::All(helpers) if len * size_of::<T>() > ALONE => {
+                let each = len.div_ceil(helpers.size()).max(1);
+                let parts = out.chunks_mut(each).enumerate();
+                let parts: Vec<_> = parts.map(|(i, part)| Mutex::new((i * each, part))).collect();
+                helpers.broadcast(&|worker| {
+                    if let Some(part) = parts.get(worker) {
+                        let (start, out) = &mut *lock(part);
+                        fill(*start, out);
+                    }
+                });
+            }
+            _ => fill(0, &mut out),
+        }
+        out
     }
 }
 

@@ -1,6 +1,7 @@
 //! What can go wrong, and what to do about it.
 
 use crate::context::ContextKind;
+use crate::variables::{VariableAggregation, VariableSynchronization};
 use distribute_cluster::Blame;
 use std::fmt;
 use std::sync::Arc;
@@ -59,6 +60,24 @@ pub enum Error {
         /// Where it was called.
         found: ContextKind,
         /// What to call instead.
+        advice: &'static str,
+    },
+    /// The variable cannot be used so in this context, by the tables of its synchronization and aggregation.
+    #[error(
+        "{operation}: variable {variable} (synchronization {synchronization}, aggregation {aggregation}) cannot be used so in {found}; {advice}"
+    )]
+    VariableAccess {
+        /// What was called.
+        operation: &'static str,
+        /// The variable's name.
+        variable: String,
+        /// The variable's synchronization.
+        synchronization: VariableSynchronization,
+        /// The variable's aggregation.
+        aggregation: VariableAggregation,
+        /// Where it was called.
+        found: ContextKind,
+        /// What to do instead.
         advice: &'static str,
     },
     /// Two strategies were used inside of each other.

@@ -49,7 +49,7 @@
 //! | [`context`] | where code is running; [`ReplicaContext`]: `all_reduce`, `all_gather`, `merge_call` |
 //! | [`values`] | [`PerReplica`], [`Mirrored`]; what can be given to each replica its part of, and reduced |
 //! | `replicated` | [`Replicated`]: a model on every replica |
-//! | `variables` | [`Variables`] of one model: initial values, safetensors, checksum |
+//! | `variables` | [`Variable`]: ON_WRITE and ON_READ; [`Variables`] of one model: initial values, safetensors, checksum |
 //! | [`mod@optimizer`] | [`Optimizer`]: backward, reduce, update in one call; [`Sgd`], [`Adam`], [`AdamW`], … |
 //! | [`nn`] | layers that know about replicas; losses that take an empty piece of a batch |
 //! | `input` | [`DistributedDataset`]: batches cut into a piece for each replica |
@@ -78,7 +78,8 @@ pub mod values;
 mod variables;
 
 pub use context::{
-    ContextKind, ReplicaContext, get_replica_context, get_strategy, has_strategy, in_cross_replica_context,
+    ContextKind, ReplicaContext, UpdateContext, get_replica_context, get_strategy, get_update_context,
+    has_strategy, in_cross_replica_context, set_strategy,
 };
 pub use distribute_cluster as cluster;
 pub use distribute_data as data;
@@ -91,10 +92,12 @@ pub use log::init;
 pub use optimizer::{Adagrad, Adam, AdamW, Ftrl, Momentum, Optimizer, RmsProp, Sgd};
 pub use replicated::Replicated;
 pub use strategy::{
-    DeviceKind, DeviceName, MirroredStrategy, OneDeviceStrategy, Strategy, StrategyExtended, ValueContext,
+    CentralStorageStrategy, CommunicationImplementation, CommunicationOptions, CrossDeviceOps, Destinations,
+    DeviceKind, DeviceName, HierarchicalCopyAllReduce, MirroredStrategy, NcclAllReduce, OneDeviceStrategy,
+    ReductionToOneDevice, Replicas, Strategy, StrategyExtended, ValueContext, VariablePlacement,
 };
 pub use values::{Axes, Distributed, Mirrored, PerReplica, Reducible};
-pub use variables::Variables;
+pub use variables::{NewVariable, Variable, VariableAggregation, VariableSynchronization, Variables};
 
 /// What most programs use.
 ///

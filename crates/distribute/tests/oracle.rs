@@ -20,6 +20,8 @@ mod oracle {
     pub mod tensors;
     pub mod training;
     pub mod values_from_function;
+    pub mod variable_differences;
+    pub mod variables;
     pub mod verdict;
 }
 
@@ -30,12 +32,13 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// The runner of each area. A case of any other area fails.
-const AREAS: [(&str, Run); 6] = [
+const AREAS: [(&str, Run); 7] = [
     ("reduce", oracle::reduce::oracle_reduce),
     ("gather", oracle::gather::oracle_gather),
     ("all_reduce", oracle::all_reduce::oracle_all_reduce),
     ("run", oracle::run::oracle_run),
     ("values_from_function", oracle::values_from_function::oracle_values_from_function),
+    ("variables", oracle::variables::oracle_variables),
     ("training", oracle::training::oracle_training),
 ];
 
@@ -103,6 +106,21 @@ fn check_the_runner(report: &mut Report) {
             format!("{head}{}, {tail}", error.replace("ValueError", "OddError"))
         }),
     ];
+    let rows = |values: &str, indices: &str, whole: &str| {
+        format!(
+            r#"{{"indexed_slices": true, "dense_shape": {whole}, "values": {{"dtype": "int32", "shape": [2, 1], "data": {values}}},
+            "indices": {{"dtype": "int64", "shape": [2], "data": {indices}}}}}"#
+        )
+    };
+    let given = r#"{"dtype": "int32", "shape": [], "data": [1]}"#;
+    let slices =
+        |wanted: String| sum.replacen(given, &wanted, 1).replace(given, &rows("[1, 2]", "[1, 0]", "null"));
+    let broken = broken.into_iter().chain([
+        ("another row", slices(rows("[1, 3]", "[1, 0]", "null"))),
+        ("a row elsewhere", slices(rows("[1, 2]", "[1, 2]", "null"))),
+        ("rows that should be one", slices(rows("[1, 2]", "[1, 1]", "null"))),
+        ("rows of another whole", slices(rows("[1, 2]", "[1, 0]", "[2, 1]"))),
+    ]);
     let verdict = |text: &str| {
         let case = Case::parse(&serde_json::from_str(text).unwrap())?;
         let run = AREAS.iter().find(|(area, _)| *area == case.area).map(|(_, run)| *run);
@@ -111,11 +129,15 @@ fn check_the_runner(report: &mut Report) {
             _ => Ok(()),
         }
     };
-    let passes = match verdict(sum) {
-        Ok(()) => Verdict::Passed,
-        Err(why) => Verdict::Failed(why),
-    };
-    report.add("runner", "runner/accepts/what TensorFlow gave", passes);
+    for (what, text) in
+        [("what TensorFlow gave", sum.into()), ("its rows", slices(rows("[1, 2]", "[1, 0]", "null")))]
+    {
+        let passes = match verdict(&text) {
+            Ok(()) => Verdict::Passed,
+            Err(why) => Verdict::Failed(why),
+        };
+        report.add("runner", &format!("runner/accepts/{what}"), passes);
+    }
     for (what, text) in broken {
         let refused = match verdict(&text) {
             Ok(()) => Verdict::Failed("passed".into()),

@@ -3,6 +3,8 @@
 use std::fmt::Debug;
 use std::ops::{Add, AddAssign, Div, Mul, Sub};
 
+use distribute_tensor::kernel::Sum;
+
 use crate::{Rule, Step, UpdateError};
 
 mod sealed {
@@ -16,7 +18,7 @@ mod sealed {
 /// Sealed, since [`Rule`] has one method for each of them.
 pub trait Float:
     sealed::Sealed
-    + Copy
+    + Sum
     + Debug
     + PartialOrd
     + Add<Output = Self>
@@ -24,12 +26,7 @@ pub trait Float:
     + Mul<Output = Self>
     + Div<Output = Self>
     + AddAssign
-    + Send
-    + Sync
-    + 'static
 {
-    /// 0.
-    const ZERO: Self;
     /// The nearest value: how coefficients, computed in `f64`, reach the elements.
     fn from_f64(value: f64) -> Self;
     /// √self, rounded correctly.
@@ -65,8 +62,6 @@ pub trait Float:
 macro_rules! float {
     ($float:ident, $update:ident, $update_rows:ident) => {
         impl Float for $float {
-            const ZERO: Self = 0.0;
-
             #[inline]
             fn from_f64(value: f64) -> Self {
                 value as Self

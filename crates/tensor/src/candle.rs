@@ -205,6 +205,13 @@ pub(crate) fn narrow(tensor: &Tensor, axis: usize, start: usize, len: usize) -> 
     Ok(tensor.narrow(axis, start, len)?)
 }
 
+pub(crate) fn reshape(tensor: &Tensor, dims: &[usize]) -> Result<Tensor> {
+    if dims.iter().product::<usize>() != tensor.elem_count() {
+        return Err(Error::ElementCount { shape: dims.to_vec(), elements: tensor.elem_count() });
+    }
+    Ok(tensor.reshape(dims)?)
+}
+
 pub(crate) fn take_rows(tensor: &Tensor, rows: &[usize]) -> Result<Tensor> {
     axis_of("take_rows", 0, tensor.dims())?;
     check_rows("take_rows", rows, tensor.dims()[0])?;

@@ -85,6 +85,12 @@ pub enum Error {
         /// How many there are.
         len: usize,
     },
+    /// An integer would be divided by 0.
+    #[error("{operation}: an integer would be divided by 0")]
+    DivisionByZero {
+        /// What was being done.
+        operation: &'static str,
+    },
     /// Two structures that had to be equal differ.
     #[error("structures differ at {path}: {expected} and {found}")]
     Structure {

@@ -4,6 +4,7 @@ mod cast;
 mod display;
 mod reduce;
 mod shape;
+mod write;
 
 pub(crate) use display::shape as write_shape;
 #[cfg(feature = "candle")]

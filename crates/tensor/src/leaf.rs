@@ -86,13 +86,13 @@ impl Leaf {
     /// wrap. A MEAN divides the sum (OP-4), so that of integers is a float, see [`DType::mean`]; of one leaf it is the
     /// leaf itself. Bool and string have neither (OP-3).
     ///
-    /// Indexed slices are concatenated in replica order (SPARSE-1, SPARSE-2). Where dense leaves stand beside them,
-    /// they are made dense first (SPARSE-3).
+    /// Of indexed slices the rows are merged, see [`IndexedSlices::reduce`]; also those of one leaf. Where dense leaves
+    /// stand beside them, they are made dense first (SPARSE-3).
     pub fn reduce(op: ReduceOp, leaves: &[Leaf]) -> Result<Leaf> {
         Self::reduce_with(op, leaves, &Alone)
     }
 
-    /// As [`Leaf::reduce`], to the bit, where `folder` makes the elements of dense sums in host memory.
+    /// As [`Leaf::reduce`], to the bit, where `folder` makes the elements of sums in host memory.
     pub fn reduce_with(op: ReduceOp, leaves: &[Leaf], folder: &impl Folder) -> Result<Leaf> {
         const OPERATION: &str = "reduce";
         let sparse = |leaf: &Leaf| matches!(leaf, Leaf::Slices(_));
@@ -103,7 +103,7 @@ impl Leaf {
         }
         match Leaf::of_one_kind(OPERATION, "replica", leaves)? {
             Kind::Host(tensors) => HostTensor::reduce_with(op, &tensors, folder).map(Leaf::Host),
-            Kind::Slices(slices) => IndexedSlices::reduce(op, &slices).map(Leaf::Slices),
+            Kind::Slices(slices) => IndexedSlices::reduce_with(op, &slices, folder).map(Leaf::Slices),
             #[cfg(feature = "candle")]
             Kind::Candle(tensors) => candle::reduce(op, &tensors, folder).map(Leaf::Candle),
         }
@@ -139,6 +139,16 @@ impl Leaf {
             Leaf::Slices(_) => Err(refuse("narrow")),
             #[cfg(feature = "candle")]
             Leaf::Candle(tensor) => candle::narrow(tensor, axis, start, len).map(Leaf::Candle),
+        }
+    }
+
+    /// The same elements in row-major order, in another shape. Indexed slices are refused.
+    pub fn reshape(&self, dims: &[usize]) -> Result<Leaf> {
+        match self {
+            Leaf::Host(tensor) => tensor.reshape(dims).map(Leaf::Host),
+            Leaf::Slices(_) => Err(refuse("reshape")),
+            #[cfg(feature = "candle")]
+            Leaf::Candle(tensor) => candle::reshape(tensor, dims).map(Leaf::Candle),
         }
     }
 
@@ -190,6 +200,15 @@ impl Leaf {
             Leaf::Slices(slices) => slices.to_dense(),
             #[cfg(feature = "candle")]
             Leaf::Candle(tensor) => HostTensor::from_candle(tensor),
+        }
+    }
+
+    /// Whether the two are of one kind and on one device, so that they can be joined without a copy between devices.
+    pub(crate) fn is_beside(&self, other: &Leaf) -> bool {
+        match (self, other) {
+            #[cfg(feature = "candle")]
+            (Leaf::Candle(a), Leaf::Candle(b)) => a.device().same_device(b.device()),
+            _ => self.kind() == other.kind(),
         }
     }
 

@@ -12,6 +12,7 @@
 //! | [`slices`] | [`IndexedSlices`]: rows of a larger tensor and their indices |
 //! | [`leaf`] | [`Leaf`]: what a nest may hold at its ends |
 //! | [`fold`] | who makes the elements of a sum: one thread or several |
+//! | [`pack`] | leaves put together for a reduction |
 //! | [`tree`] | [`Tree`]: a nest whose structure is known at run time |
 //! | [`nest`] | [`Nest`]: any Rust structure that turns into a tree and back |
 //! | [`op`] | [`ReduceOp`] |
@@ -27,6 +28,7 @@ pub mod kernel;
 pub mod leaf;
 pub mod nest;
 pub mod op;
+pub mod pack;
 pub mod slices;
 pub mod tree;
 
@@ -37,8 +39,10 @@ pub use dtype::{DType, Element};
 pub use error::{Error, Result};
 pub use fold::Folder;
 pub use host::HostTensor;
+pub use kernel::Write;
 pub use leaf::Leaf;
 pub use nest::Nest;
 pub use op::ReduceOp;
+pub use pack::Packing;
 pub use slices::IndexedSlices;
 pub use tree::Tree;

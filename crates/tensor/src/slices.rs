@@ -1,11 +1,13 @@
 //! Rows of a larger tensor and their indices: a sparse gradient.
 
 use crate::dtype::with_summable;
+use crate::fold::{Alone, Folder};
 use crate::host::{check_pieces, check_same};
-use crate::kernel::Sum;
-use crate::{DType, Error, HostTensor, ReduceOp, Result};
+use crate::kernel::{RowMerge, Sum};
+use crate::{DType, Element, Error, HostTensor, ReduceOp, Result};
 
 const REDUCE: &str = "reduce";
+const CONCAT: &str = "concat";
 const TO_DENSE: &str = "to_dense";
 
 /// Rows of a larger tensor and where they stand in it.
@@ -102,41 +104,85 @@ impl IndexedSlices {
             else Err(Error::UnsupportedDType { operation: TO_DENSE, dtype }))
     }
 
-    /// The sum or mean over replicas: values and indices in replica order, duplicates kept (SPARSE-1); a MEAN divides
-    /// the values. The number of rows may differ (SPARSE-2). A single one comes back as it is.
+    /// The sum or mean over replicas, with each index once, ascending.
+    ///
+    /// The rows of an index are summed replica by replica, and within one in their order, so the bits depend on nothing
+    /// else. Replicas may differ in their number of rows (SPARSE-2). A MEAN divides the sums by the number of replicas.
+    /// The slices of a single one are merged, too: the form of a result doesn't depend on how many there are.
+    ///
+    /// The result has no more rows than all replicas have together, nor more than `dense_shape[0]`: however many
+    /// replicas there are, it takes no more memory than the dense tensor and its indices.
     pub fn reduce(op: ReduceOp, slices: &[&IndexedSlices]) -> Result<IndexedSlices> {
-        let [first, rest @ ..] = slices else { return Err(Error::Empty { operation: REDUCE }) };
-        first.rows(REDUCE)?;
-        let mut dense_shape = first.dense_shape.clone();
-        for (i, other) in rest.iter().enumerate() {
-            first.check(other, dense_shape.as_deref()).map_err(|e| e.differs("replica", i + 1))?;
-            dense_shape = dense_shape.or_else(|| other.dense_shape.clone());
-        }
-        if rest.is_empty() {
-            return Ok((*first).clone());
-        }
+        Self::reduce_with(op, slices, &Alone)
+    }
+
+    /// As [`IndexedSlices::reduce`], to the bit, where `folder` makes the values.
+    pub fn reduce_with(
+        op: ReduceOp,
+        slices: &[&IndexedSlices],
+        folder: &impl Folder,
+    ) -> Result<IndexedSlices> {
+        let (rows, dense_shape) = Self::alike(REDUCE, slices)?;
+        let Some(first) = slices.first() else { return Err(Error::Empty { operation: REDUCE }) };
         let dtype = first.values.dtype();
         if dtype.mean().is_none() {
             return Err(Error::UnsupportedDType { operation: REDUCE, dtype });
         }
-        let values = HostTensor::concat(&slices.iter().map(|s| &s.values).collect::<Vec<_>>(), 0)?;
-        let indices = HostTensor::concat(&slices.iter().map(|s| &s.indices).collect::<Vec<_>>(), 0)?;
-        let values = match op {
-            ReduceOp::Sum => values,
-            ReduceOp::Mean => values.divide(slices.len() as f64)?,
+        let merge = RowMerge::new(&rows);
+        let merged = match slices {
+            [only] if merge.is_identity() => (*only).clone(),
+            _ => {
+                let values = sums(&merge, slices, folder)?;
+                let indices = HostTensor::vector(merge.rows().iter().map(|row| *row as i64).collect());
+                Self { values, indices: indices.cast(first.indices.dtype())?, dense_shape }
+            }
         };
-        IndexedSlices::new(values, indices, dense_shape)
+        match op {
+            ReduceOp::Mean if slices.len() > 1 => merged.divide(slices.len() as f64),
+            ReduceOp::Sum | ReduceOp::Mean => Ok(merged),
+        }
     }
 
-    fn check(&self, other: &IndexedSlices, dense_shape: Option<&[usize]>) -> Result<()> {
-        other.rows(REDUCE)?;
-        let (mine, theirs) = (&self.values, &other.values);
-        check_pieces(REDUCE, 0, (mine.dtype(), mine.dims()), (theirs.dtype(), theirs.dims()))?;
-        check_same(REDUCE, (self.indices.dtype(), &[]), (other.indices.dtype(), &[]))?;
-        match (dense_shape, other.dense_shape.as_deref()) {
-            (Some(a), Some(b)) => check_same(REDUCE, (mine.dtype(), a), (mine.dtype(), b)),
-            _ => Ok(()),
+    /// The rows of all, one after another in the order given, with their duplicates (SPARSE-1).
+    ///
+    /// What to use where each row is to be applied on its own, one after another. To add rows up,
+    /// [`reduce`](Self::reduce) takes less memory.
+    pub fn concat(slices: &[&IndexedSlices]) -> Result<IndexedSlices> {
+        let (_, dense_shape) = Self::alike(CONCAT, slices)?;
+        let values = HostTensor::concat(&slices.iter().map(|s| &s.values).collect::<Vec<_>>(), 0)?;
+        let indices = HostTensor::concat(&slices.iter().map(|s| &s.indices).collect::<Vec<_>>(), 0)?;
+        Ok(Self { values, indices, dense_shape })
+    }
+
+    /// The indices of all rows, and the shape of the whole, of slices of one dtype, row shape and whole. An error says
+    /// which of them differs from the first.
+    fn alike(operation: &'static str, slices: &[&IndexedSlices]) -> Result<(Vec<usize>, Option<Vec<usize>>)> {
+        let [first, rest @ ..] = slices else { return Err(Error::Empty { operation }) };
+        let mut rows = first.rows(operation)?;
+        let mut dense_shape = first.dense_shape.clone();
+        for (i, other) in rest.iter().enumerate() {
+            let more = first.check(operation, other, dense_shape.as_deref());
+            rows.extend(more.map_err(|e| e.differs("replica", i + 1))?);
+            dense_shape = dense_shape.or_else(|| other.dense_shape.clone());
         }
+        Ok((rows, dense_shape))
+    }
+
+    /// The indices of `other`, if it is like these slices.
+    fn check(
+        &self,
+        operation: &'static str,
+        other: &IndexedSlices,
+        dense_shape: Option<&[usize]>,
+    ) -> Result<Vec<usize>> {
+        let rows = other.rows(operation)?;
+        let (mine, theirs) = (&self.values, &other.values);
+        check_pieces(operation, 0, (mine.dtype(), mine.dims()), (theirs.dtype(), theirs.dims()))?;
+        check_same(operation, (self.indices.dtype(), &[]), (other.indices.dtype(), &[]))?;
+        if let (Some(a), Some(b)) = (dense_shape, other.dense_shape.as_deref()) {
+            check_same(operation, (mine.dtype(), a), (mine.dtype(), b))?;
+        }
+        Ok(rows)
     }
 
     /// The values divided, see [`HostTensor::divide`].
@@ -151,6 +197,30 @@ impl IndexedSlices {
             None => format!("IndexedSlices({})", self.values.describe()),
         }
     }
+}
+
+/// The values of equal indices, summed.
+fn sums(merge: &RowMerge, slices: &[&IndexedSlices], folder: &impl Folder) -> Result<HostTensor> {
+    fn of<T: Element + Sum>(
+        _: &[T],
+        merge: &RowMerge,
+        slices: &[&IndexedSlices],
+        width: usize,
+        folder: &impl Folder,
+    ) -> Result<Vec<T>> {
+        let parts = slices.iter().map(|s| s.values.typed::<T>(REDUCE)).collect::<Result<Vec<_>>>()?;
+        let len = merge.rows().len() * width;
+        Ok(folder.fill(len, |start, out| merge.sum(&parts, width, start, out)))
+    }
+    let Some(first) = slices.first() else { return Err(Error::Empty { operation: REDUCE }) };
+    let mut shape = first.values.dims().to_vec();
+    let width = shape.iter().skip(1).product();
+    if let Some(rows) = shape.first_mut() {
+        *rows = merge.rows().len();
+    }
+    let dtype = first.values.dtype();
+    with_summable!(first.values.buffer(), v => HostTensor::new(of(v, merge, slices, width, folder)?, shape),
+        else Err(Error::UnsupportedDType { operation: REDUCE, dtype }))
 }
 
 /// Values, indices and the shape of the whole.

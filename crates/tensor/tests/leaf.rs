@@ -127,14 +127,72 @@ fn red_6_axes_are_within_the_rank_and_given_once() {
 }
 
 #[test]
-fn sparse_1_and_2_rows_are_concatenated_in_replica_order() {
+fn sparse_1_and_2_rows_are_merged_in_replica_order() {
     let leaves =
         [slices(vec![1.0, 2.0], vec![0, 1], Some(3)), slices(vec![3.0], vec![1], Some(3))].map(Leaf::Slices);
     let Leaf::Slices(sum) = Leaf::reduce(ReduceOp::Sum, &leaves).unwrap() else { panic!("not slices") };
-    assert_eq!(sum, slices(vec![1.0, 2.0, 3.0], vec![0, 1, 1], Some(3)));
+    assert_eq!(sum, slices(vec![1.0, 5.0], vec![0, 1], Some(3)));
     assert_eq!(sum.to_dense().unwrap(), HostTensor::new(vec![1.0f32, 5.0, 0.0], [3, 1]).unwrap());
     let Leaf::Slices(mean) = Leaf::reduce(ReduceOp::Mean, &leaves).unwrap() else { panic!("not slices") };
-    assert_eq!(mean, slices(vec![0.5, 1.0, 1.5], vec![0, 1, 1], Some(3)));
+    assert_eq!(mean, slices(vec![0.5, 2.5], vec![0, 1], Some(3)));
+    // Replica by replica, not as a tree: (((big + 1) + -big) + 1).
+    let big = 16_777_216.0;
+    let four = [big, 1.0, -big, 1.0].map(|x| slices(vec![x], vec![7], None));
+    let sum = IndexedSlices::reduce(ReduceOp::Sum, &four.each_ref()).unwrap();
+    assert_eq!(sum, slices(vec![1.0], vec![7], None));
+}
+
+#[test]
+fn sparse_1_one_replica_has_its_rows_merged_too() {
+    let own = Leaf::Slices(slices(vec![1.0, 2.0, 4.0], vec![2, 0, 2], Some(3)));
+    for op in [ReduceOp::Sum, ReduceOp::Mean] {
+        let Leaf::Slices(merged) = Leaf::reduce(op, std::slice::from_ref(&own)).unwrap() else {
+            panic!("not slices")
+        };
+        assert_eq!(merged, slices(vec![2.0, 5.0], vec![0, 2], Some(3)));
+        let again = IndexedSlices::reduce(op, &[&merged]).unwrap();
+        assert_eq!(again, merged);
+    }
+}
+
+#[test]
+fn sparse_1_a_mean_of_integers_is_a_float_and_the_indices_keep_their_dtype() {
+    let of = |values: Vec<i32>, indices: Vec<i32>| {
+        let values = HostTensor::new(values, [indices.len(), 1]).unwrap();
+        IndexedSlices::new(values, HostTensor::vector(indices), None).unwrap()
+    };
+    let mean =
+        IndexedSlices::reduce(ReduceOp::Mean, &[&of(vec![1, 3], vec![4, 1]), &of(vec![4], vec![4])]).unwrap();
+    assert_eq!(mean.values, HostTensor::new(vec![1.5f64, 2.5], [2, 1]).unwrap());
+    assert_eq!(mean.indices, HostTensor::vector(vec![1i32, 4]));
+    let flags = HostTensor::zeros(DType::Bool, [1, 1]).unwrap();
+    let flags = IndexedSlices::new(flags, HostTensor::vector(vec![0i64]), None).unwrap();
+    assert!(matches!(IndexedSlices::reduce(ReduceOp::Sum, &[&flags]), Err(Error::UnsupportedDType { .. })));
+}
+
+// Pain 16: what an all-gather of rows would take grows with the replicas.
+#[test]
+fn sparse_1_the_sum_of_many_replicas_has_no_more_rows_than_the_whole() {
+    let of =
+        |replica: i64| slices(vec![1.0; 50], (0..50).map(|i| (i * 7 + replica) % 40).collect(), Some(40));
+    let all: Vec<_> = (0..64).map(of).collect();
+    let sum = IndexedSlices::reduce(ReduceOp::Sum, &all.iter().collect::<Vec<_>>()).unwrap();
+    assert_eq!(sum.indices, HostTensor::vector((0..40).collect::<Vec<i64>>()));
+    assert_eq!(sum.to_dense().unwrap().sum_axes(&[0, 1]).unwrap().item::<f32>().unwrap(), 64.0 * 50.0);
+}
+
+#[test]
+fn sparse_1_concat_keeps_duplicates_and_order() {
+    let all = [slices(vec![1.0, 2.0], vec![1, 0], None), slices(vec![3.0], vec![1], Some(3))];
+    let joined = IndexedSlices::concat(&all.each_ref()).unwrap();
+    assert_eq!(joined, slices(vec![1.0, 2.0, 3.0], vec![1, 0, 1], Some(3)));
+    assert!(matches!(IndexedSlices::concat(&[]), Err(Error::Empty { .. })));
+    let other = slices(vec![3.0], vec![1], Some(4));
+    let text = IndexedSlices::concat(&[&all[1], &other]).unwrap_err().to_string();
+    assert!(
+        text.starts_with("replica 1 differs from replica 0: concat: shapes differ: [3, 1] and [4, 1]"),
+        "{text}"
+    );
 }
 
 #[test]

@@ -177,6 +177,11 @@ impl Member {
         self.step
     }
 
+    /// The same member, which waits `timeout` at most for the others in each of its calls.
+    pub fn with_timeout(&self, timeout: Duration) -> Self {
+        Self { timeout, ..self.clone() }
+    }
+
     /// Exchanges offers: everybody gets everybody's, in the order of ranks.
     ///
     /// # Errors

@@ -7,11 +7,14 @@ mod describe;
 mod gradient;
 mod layers;
 mod replica;
+mod update;
 
 pub(crate) use gradient::{raise, raised};
 pub(crate) use layers::consecutive;
 pub use replica::ReplicaContext;
+pub use update::UpdateContext;
 
+use crate::strategy::DeviceName;
 use crate::{Error, Result, Strategy};
 use std::cell::RefCell;
 use std::fmt;
@@ -25,6 +28,20 @@ pub enum ContextKind {
     CrossReplica,
     /// Inside of the closure given to `run`: once for each replica.
     Replica,
+    /// Inside of the closure given to `update`: once for each copy of a variable. A kind of cross-replica context.
+    Update,
+}
+
+impl ContextKind {
+    /// That of this thread.
+    pub(crate) fn current() -> Self {
+        match here() {
+            Here::Default => ContextKind::Default,
+            Here::CrossReplica(..) => ContextKind::CrossReplica,
+            Here::Update(_) => ContextKind::Update,
+            Here::Replica(_) => ContextKind::Replica,
+        }
+    }
 }
 
 impl fmt::Display for ContextKind {
@@ -33,6 +50,7 @@ impl fmt::Display for ContextKind {
             ContextKind::Default => "the default context",
             ContextKind::CrossReplica => "cross-replica context",
             ContextKind::Replica => "replica context",
+            ContextKind::Update => "update context",
         })
     }
 }
@@ -40,24 +58,59 @@ impl fmt::Display for ContextKind {
 #[derive(Clone)]
 pub(crate) enum Mode {
     CrossReplica(Strategy),
+    /// Cross-replica, where new variables go to these devices.
+    Colocated(Strategy, Vec<DeviceName>),
+    Update(UpdateContext),
     Replica(ReplicaContext),
 }
 
 thread_local! {
     static STACK: RefCell<Vec<Mode>> = const { RefCell::new(Vec::new()) };
+    /// The strategy of this thread's global scope, which lies below the stack.
+    static GLOBAL: RefCell<Option<Mode>> = const { RefCell::new(None) };
 }
 
 impl Mode {
     fn strategy(&self) -> &Strategy {
         match self {
-            Mode::CrossReplica(strategy) => strategy,
+            Mode::CrossReplica(strategy) | Mode::Colocated(strategy, _) => strategy,
+            Mode::Update(context) => context.strategy(),
             Mode::Replica(context) => context.strategy(),
         }
+    }
+
+    /// Whether code runs here once for all replicas.
+    fn is_cross_replica(&self) -> bool {
+        !matches!(self, Mode::Replica(_))
     }
 }
 
 fn top<R>(look: impl FnOnce(Option<&Mode>) -> R) -> R {
-    STACK.with_borrow(|stack| look(stack.last()))
+    STACK.with_borrow(|stack| match stack.last() {
+        Some(mode) => look(Some(mode)),
+        None => GLOBAL.with_borrow(|global| look(global.as_ref())),
+    })
+}
+
+/// Where this thread is, for what behaves differently in each.
+pub(crate) enum Here {
+    Default,
+    /// With the devices for new variables, where some were asked for.
+    CrossReplica(Strategy, Option<Vec<DeviceName>>),
+    Update(UpdateContext),
+    Replica(ReplicaContext),
+}
+
+pub(crate) fn here() -> Here {
+    top(|mode| match mode {
+        None => Here::Default,
+        Some(Mode::CrossReplica(strategy)) => Here::CrossReplica(strategy.clone(), None),
+        Some(Mode::Colocated(strategy, devices)) => {
+            Here::CrossReplica(strategy.clone(), Some(devices.clone()))
+        }
+        Some(Mode::Update(context)) => Here::Update(context.clone()),
+        Some(Mode::Replica(context)) => Here::Replica(context.clone()),
+    })
 }
 
 /// Leaves a mode when dropped.
@@ -94,19 +147,20 @@ pub(crate) fn enter_cross_replica(
     };
     let current = top(|mode| match mode {
         None => Ok(false),
-        Some(Mode::CrossReplica(current)) if current == strategy => Ok(true),
+        Some(mode) if mode.is_cross_replica() && mode.strategy() == strategy => Ok(true),
         // The default strategy's contexts count as none for all others, as everywhere else.
         Some(mode) if mode.strategy().is_default() && !strategy.is_default() => Ok(false),
-        Some(Mode::CrossReplica(current)) => Err(mixed(current)),
         Some(Mode::Replica(context)) if context.strategy() == strategy => Err(Error::WrongContext {
             operation,
             required: ContextKind::CrossReplica,
             found: ContextKind::Replica,
             advice,
         }),
-        Some(Mode::Replica(context)) => Err(mixed(context.strategy())),
+        Some(mode) => Err(mixed(mode.strategy())),
     })?;
-    if current || strategy.is_default() {
+    // Over the global scope it is pushed all the same: that may end inside of this one.
+    let pushed = STACK.with_borrow(|stack| !stack.is_empty());
+    if (current && pushed) || strategy.is_default() {
         return Ok(Entered { pushed: false, _not_send: std::marker::PhantomData });
     }
     Ok(enter(Mode::CrossReplica(strategy.clone())))
@@ -131,8 +185,8 @@ pub fn has_strategy() -> bool {
 #[doc(alias = "tf.distribute.get_replica_context")]
 pub fn get_replica_context() -> Option<ReplicaContext> {
     top(|mode| match mode {
-        Some(Mode::CrossReplica(_)) => None,
         Some(Mode::Replica(context)) => Some(context.clone()),
+        Some(_) => None,
         None => Some(replica::default_context().clone()),
     })
 }
@@ -140,7 +194,46 @@ pub fn get_replica_context() -> Option<ReplicaContext> {
 /// Whether this thread is in cross-replica context.
 #[doc(alias = "tf.distribute.in_cross_replica_context")]
 pub fn in_cross_replica_context() -> bool {
-    top(|mode| matches!(mode, Some(Mode::CrossReplica(_))))
+    top(|mode| mode.is_some_and(Mode::is_cross_replica))
+}
+
+/// The update context of this thread: inside of the closure given to [`update`](Strategy::update) which copy is being
+/// updated, elsewhere none.
+#[doc(alias = "get_update_replica_id")]
+pub fn get_update_context() -> Option<UpdateContext> {
+    top(|mode| match mode {
+        Some(Mode::Update(context)) => Some(context.clone()),
+        _ => None,
+    })
+}
+
+/// Makes a strategy current on this thread from here on, as if all that follows were in its scope; none ends that.
+///
+/// # Errors
+/// [`Error::MixedStrategies`] inside of a scope, a run or an update (SET-1): the strategy set before has been left
+/// then.
+///
+/// ```
+/// # use distribute::prelude::*;
+/// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+/// distribute::set_strategy(Some(&strategy))?;
+/// assert!(distribute::get_strategy() == *strategy && distribute::in_cross_replica_context());
+/// distribute::set_strategy(None)?;
+/// assert!(!distribute::has_strategy());
+/// # Ok::<(), distribute::Error>(())
+/// ```
+#[doc(alias = "tf.distribute.experimental_set_strategy")]
+pub fn set_strategy(strategy: Option<&Strategy>) -> Result<()> {
+    GLOBAL.set(None);
+    let other = strategy.map_or_else(|| "none".to_string(), ToString::to_string);
+    match top(|mode| mode.map(|mode| mode.strategy().to_string())) {
+        Some(current) => Err(Error::MixedStrategies { operation: "set_strategy", current, other }),
+        None => {
+            let given = strategy.filter(|strategy| !strategy.is_default());
+            GLOBAL.set(given.map(|strategy| Mode::CrossReplica(strategy.clone())));
+            Ok(())
+        }
+    }
 }
 
 /// Whether the current replica context is a certain one.
@@ -156,8 +249,8 @@ fn get_replica_context_if(is_this: impl Fn(&ReplicaContext) -> bool) -> Current 
         false => Current::Other(context.clone()),
     };
     top(|mode| match mode {
-        Some(Mode::CrossReplica(_)) => Current::None,
         Some(Mode::Replica(context)) => judge(context),
+        Some(_) => Current::None,
         None => judge(replica::default_context()),
     })
 }

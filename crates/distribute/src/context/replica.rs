@@ -5,11 +5,12 @@ use super::gradient::{Expected, attach};
 use super::layers::Notes;
 use super::{Mode, enter, top};
 use crate::context::ContextKind;
+use crate::strategy::{CommunicationOptions, Reduction, reduce_by};
 use crate::values::{Distributed, PerReplica};
 use crate::{Error, Result, Strategy};
 use distribute_cluster::{Blame, Fingerprint, Operation};
-use distribute_collective::{Failure, all_gather, all_reduce, threads::Member};
-use distribute_tensor::{Leaf, Nest, ReduceOp};
+use distribute_collective::{Combined, Failure, all_gather, all_reduce, threads::Member};
+use distribute_tensor::{Leaf, Nest, Packing, ReduceOp};
 use std::panic::Location;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -21,7 +22,13 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 /// error that names the replicas, the calls and their lines; none hangs.
 #[doc(alias = "tf.distribute.ReplicaContext")]
 #[derive(Clone)]
-pub struct ReplicaContext(Arc<Inner>);
+pub struct ReplicaContext(Arc<Inner>, Option<Arc<View>>);
+
+/// What one view of a context does otherwise, see [`ReplicaContext::with_options`].
+struct View {
+    options: CommunicationOptions,
+    member: Option<Member>,
+}
 
 struct Inner {
     strategy: Strategy,
@@ -43,15 +50,58 @@ pub(super) fn default_context() -> &'static ReplicaContext {
 
 impl ReplicaContext {
     pub(crate) fn new(strategy: Strategy, local: usize, step: u64, member: Option<Member>) -> Self {
-        Self(Arc::new(Inner {
-            strategy,
-            local,
-            step,
-            member,
-            calls: AtomicU64::new(0),
-            expected: Mutex::default(),
-            notes: Notes::default(),
-        }))
+        Self(
+            Arc::new(Inner {
+                strategy,
+                local,
+                step,
+                member,
+                calls: AtomicU64::new(0),
+                expected: Mutex::default(),
+                notes: Notes::default(),
+            }),
+            None,
+        )
+    }
+
+    /// A view of this context whose calls communicate as `options` say; what they leave at its default stays as it was
+    /// (CO-2). With a timeout, replicas wait so long for the others in each call, also in the gradients of a collective,
+    /// in `merge_call` and in an optimizer's step.
+    ///
+    /// All replicas have to give the same `bytes_per_pack` to the same call; timeouts may differ, and the first that
+    /// passes ends the call for all.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a timeout of zero.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// use distribute::CommunicationOptions;
+    /// use std::time::Duration;
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let sums = strategy.run((), |ctx, ()| {
+    ///     let patient = CommunicationOptions { timeout: Some(Duration::from_secs(600)), ..Default::default() };
+    ///     ctx.with_options(patient)?.all_reduce(ReduceOp::Sum, 1f32)
+    /// })?;
+    /// assert_eq!(sums.values(), [2., 2.]);
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    pub fn with_options(&self, options: CommunicationOptions) -> Result<Self> {
+        options.check("with_options")?;
+        let member = self.member().map(|member| match options.timeout {
+            Some(timeout) => member.with_timeout(timeout),
+            None => member.clone(),
+        });
+        let view = View { options: options.over(self.options()), member };
+        Ok(Self(self.0.clone(), Some(Arc::new(view))))
+    }
+
+    /// How the calls on this view communicate.
+    fn options(&self) -> CommunicationOptions {
+        match &self.1 {
+            Some(view) => view.options,
+            None => self.0.strategy.extended().communication_options(),
+        }
     }
 
     pub(super) fn expected(&self) -> MutexGuard<'_, Vec<Expected>> {
@@ -68,7 +118,10 @@ impl ReplicaContext {
     }
 
     pub(crate) fn member(&self) -> Option<&Member> {
-        self.0.member.as_ref()
+        match &self.1 {
+            Some(view) => view.member.as_ref(),
+            None => self.0.member.as_ref(),
+        }
     }
 
     /// The id of this replica among all that are in sync: 0 … `num_replicas_in_sync() - 1`.
@@ -86,6 +139,11 @@ impl ReplicaContext {
     /// ```
     pub fn replica_id_in_sync_group(&self) -> usize {
         self.0.strategy.extended().first_replica_id() + self.0.local
+    }
+
+    /// Which of this process's replicas this is.
+    pub(crate) fn local_replica(&self) -> usize {
+        self.0.local
     }
 
     /// How many replicas are in sync, those of all workers together.
@@ -136,7 +194,8 @@ impl ReplicaContext {
     /// `value` is a nest of tensors (candle's, [`HostTensor`](crate::HostTensor)s, [`IndexedSlices`](crate::IndexedSlices)
     /// or numbers); structure, shapes and dtypes have to be the same on all replicas. Gradients flow through: those of
     /// the results are reduced the same way. Every replica contributes, also where all give the same tensor. Results of
-    /// more than 64 KiB are one tensor for all replicas: do not change them in place.
+    /// more than 64 KiB are one tensor for all replicas: do not change them in place. Of indexed slices the rows are
+    /// merged, see [`IndexedSlices::reduce`](crate::IndexedSlices::reduce).
     ///
     /// # Errors
     /// [`Error::Collective`] on every replica where they differ, one is gone or one is late.
@@ -172,12 +231,13 @@ impl ReplicaContext {
         let at = Location::caller();
         self.require_current("all_reduce")?;
         let call = self.next_call();
-        let Some(member) = self.member() else { return Ok(value) };
+        let Some(member) = self.member() else {
+            return alone(op, value).map_err(Error::tensor("all_reduce"));
+        };
         let (leaves, structure) = value.into_tree().flatten();
         let detail = format!("{op} {}", describe(&structure, &leaves, describe_for_sum));
         let inputs = leaves.clone();
-        let reduced = all_reduce(member, Fingerprint::new(Operation::AllReduce, detail, at), op, leaves)
-            .map_err(failure("all_reduce"))?;
+        let reduced = self.combine("all_reduce", member, op, detail, leaves, at)?;
         let gradient = move |leaf: usize, upstream: &candle_core::Tensor, context: &ReplicaContext| {
             let detail = format!("{op}, the gradient of call {} leaf {leaf}", call + 1);
             context.all_reduce_gradient(detail, op, upstream, at)
@@ -335,17 +395,32 @@ impl ReplicaContext {
         R: Distributed,
         R::Local: Send + 'static,
     {
-        let at = Location::caller();
-        self.require_current("merge_call")?;
+        let call = Fingerprint::new(Operation::MergeCall, std::any::type_name::<T>(), Location::caller());
+        self.merge(call, "merge_call", value, merge)
+    }
+
+    /// [`merge_call`](Self::merge_call), as which others of this crate's operations are made, too.
+    pub(crate) fn merge<T, R>(
+        &self,
+        call: Fingerprint,
+        operation: &'static str,
+        value: T,
+        merge: impl FnOnce(&Strategy, PerReplica<T>) -> Result<R>,
+    ) -> Result<R::Local>
+    where
+        T: Send + 'static,
+        R: Distributed,
+        R::Local: Send + 'static,
+    {
+        self.require_current(operation)?;
         let merge = |values| -> Result<Vec<R::Local>> {
             let _cross_replica = enter(Mode::CrossReplica(self.0.strategy.clone()));
             merge(&self.0.strategy, PerReplica::from_values(values))?
                 .split(self.0.strategy.extended().local_replicas())
         };
-        let not_given = || Error::invalid("merge_call", "the merge function gave no value for this replica");
+        let not_given = || Error::invalid(operation, "the merge function gave no value for this replica");
         let Some(member) = self.member() else { return merge(vec![value])?.pop().ok_or_else(not_given) };
 
-        let call = Fingerprint::new(Operation::MergeCall, std::any::type_name::<T>(), at);
         let failed = Mutex::new(None);
         let parts =
             member.merge(call.clone(), Mutex::new(Some(value)), |offers: Vec<Arc<Mutex<Option<T>>>>| {
@@ -376,9 +451,7 @@ impl ReplicaContext {
             super::Current::None => Err(Error::WrongContext {
                 operation,
                 required: ContextKind::Replica,
-                found: top(
-                    |mode| if mode.is_some() { ContextKind::CrossReplica } else { ContextKind::Default },
-                ),
+                found: ContextKind::current(),
                 advice: "call it inside of the closure given to run, on the context given there",
             }),
             // With no strategy entered there is none to mix: the run is over, or this is a thread of the user's.
@@ -399,6 +472,49 @@ impl ReplicaContext {
         }
     }
 
+    /// The one way in which replicas reduce leaves together: shared by their threads, or as the strategy's algorithm
+    /// does it (AR-2).
+    fn combine(
+        &self,
+        operation: &'static str,
+        member: &Member,
+        op: ReduceOp,
+        mut detail: String,
+        leaves: Vec<Leaf>,
+        at: &'static Location<'static>,
+    ) -> Result<Combined> {
+        let options = self.options();
+        if options.bytes_per_pack > 0 {
+            detail += &format!(", in packs of {} bytes", options.bytes_per_pack);
+        }
+        let call = Fingerprint::new(Operation::AllReduce, detail, at);
+        let extended = self.0.strategy.extended();
+        let Some(ops) = extended.cross_device_ops() else {
+            let packing = Packing::Bytes(options.bytes_per_pack);
+            return all_reduce(member, call, op, packing, leaves).map_err(failure(operation));
+        };
+        let devices = &self.0.strategy.devices();
+        let reduced = member.merge(call, leaves, |all: Vec<Arc<Vec<Leaf>>>| {
+            let parts = |leaf: usize| all.iter().map(|leaves| leaves[leaf].clone()).collect::<Vec<_>>();
+            let count = all.first().map_or(0, |leaves| leaves.len());
+            let values: Vec<_> =
+                (0..count).map(|leaf| Reduction { parts: parts(leaf), from: devices, to: devices }).collect();
+            let tracked =
+                values.iter().map(|value| value.parts.iter().any(Leaf::is_tracked)).collect::<Vec<_>>();
+            match reduce_by(ops, operation, op, &values, &options) {
+                Ok(copies) => Ok((copies, tracked)),
+                Err(error) => Err(Arc::new(error)),
+            }
+        })?;
+        match &*reduced {
+            Ok((copies, tracked)) => {
+                let mine = copies.iter().filter_map(|copies| copies.get(member.rank()).cloned());
+                Ok(Combined { leaves: mine.collect(), tracked: tracked.clone() })
+            }
+            Err(error) => Err(Error::Shared(error.clone())),
+        }
+    }
+
     /// The part of a collective in its own gradient.
     pub(crate) fn all_reduce_gradient(
         &self,
@@ -411,8 +527,7 @@ impl ReplicaContext {
         let Some(member) = self.member() else { return Ok(upstream.clone()) };
         let detail = format!("{detail}: {}", Leaf::Candle(upstream.clone()).describe());
         let leaves = vec![Leaf::Candle(upstream.clone())];
-        let mut reduced = all_reduce(member, Fingerprint::new(Operation::AllReduce, detail, at), op, leaves)
-            .map_err(failure("the gradient of a collective"))?;
+        let mut reduced = self.combine("the gradient of a collective", member, op, detail, leaves, at)?;
         match reduced.leaves.pop() {
             Some(Leaf::Candle(tensor)) => Ok(tensor),
             _ => Err(Error::invalid(
@@ -445,6 +560,14 @@ pub(super) fn failure(operation: &'static str) -> impl Fn(Failure) -> Error {
         Failure::Blame(blame) => Error::Collective(blame),
         Failure::Tensor(source) => Error::Tensor { operation, source },
     }
+}
+
+/// The reduction over the only replica: the value itself, with the rows of indexed slices merged, as over several.
+fn alone<N: Nest>(op: ReduceOp, value: N) -> distribute_tensor::Result<N> {
+    N::from_tree(value.into_tree().try_map(&mut |leaf| match leaf {
+        Leaf::Slices(_) => Leaf::reduce(op, &[leaf]),
+        dense => Ok(dense),
+    })?)
 }
 
 /// What [`Leaf::concat`] would refuse, where there is nothing to join.

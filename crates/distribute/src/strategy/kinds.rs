@@ -1,8 +1,10 @@
 //! The strategies of one process: the default one, one device, and a replica on each of several devices.
 
-use super::{DeviceName, Strategy, StrategyExtended};
+use super::{
+    CommunicationOptions, CrossDeviceOps, DeviceName, MirroredBuilder, Strategy, StrategyExtended,
+    VariablePlacement,
+};
 use crate::{Error, Result};
-use distribute_cluster::deadline::DEFAULT_TIMEOUT;
 use std::ops::Deref;
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -19,6 +21,9 @@ impl StrategyExtended for Default {
         const HERE: &[DeviceName] = &[DeviceName::cpu(0)];
         HERE
     }
+    fn variable_placement(&self) -> VariablePlacement {
+        VariablePlacement::Ordinary
+    }
 }
 
 pub(crate) fn default_strategy() -> &'static Strategy {
@@ -31,7 +36,9 @@ pub(crate) fn default_strategy() -> &'static Strategy {
 struct Local {
     kind: &'static str,
     devices: Vec<DeviceName>,
-    timeout: Duration,
+    placement: VariablePlacement,
+    options: CommunicationOptions,
+    cross_device_ops: Option<Box<dyn CrossDeviceOps>>,
 }
 
 impl StrategyExtended for Local {
@@ -41,8 +48,14 @@ impl StrategyExtended for Local {
     fn worker_devices(&self) -> &[DeviceName] {
         &self.devices
     }
-    fn timeout(&self) -> Duration {
-        self.timeout
+    fn variable_placement(&self) -> VariablePlacement {
+        self.placement
+    }
+    fn communication_options(&self) -> CommunicationOptions {
+        self.options
+    }
+    fn cross_device_ops(&self) -> Option<&dyn CrossDeviceOps> {
+        self.cross_device_ops.as_deref()
     }
 }
 
@@ -76,7 +89,9 @@ impl OneDeviceStrategy {
     /// [`Error::Device`] for a name that cannot be read or a device that this build does not have.
     pub fn new(device: &str) -> Result<Self> {
         let devices = resolve([device])?;
-        Ok(Self(Strategy::new(Local { kind: "OneDeviceStrategy", devices, timeout: DEFAULT_TIMEOUT })))
+        let (options, placement) = (CommunicationOptions::default(), VariablePlacement::Ordinary);
+        let kind = "OneDeviceStrategy";
+        Ok(Self(Strategy::new(Local { kind, devices, placement, options, cross_device_ops: None })))
     }
 }
 
@@ -101,17 +116,32 @@ impl MirroredStrategy {
     /// [`Error::Device`] for a name that cannot be read, a device named twice or one that this build does not have;
     /// [`Error::InvalidArgument`] for no device at all.
     pub fn new<'a>(devices: impl IntoIterator<Item = &'a str>) -> Result<Self> {
-        Self::with_timeout(devices, DEFAULT_TIMEOUT)
+        Self::builder().devices(devices).build()
     }
 
     /// A replica on each device, which waits `timeout` at most for the others in one call.
     ///
     /// # Errors
-    /// As [`MirroredStrategy::new`].
+    /// As [`MirroredStrategy::new`]; and [`Error::InvalidArgument`] for a timeout of zero.
     pub fn with_timeout<'a>(devices: impl IntoIterator<Item = &'a str>, timeout: Duration) -> Result<Self> {
+        Self::builder().devices(devices).timeout(timeout).build()
+    }
+
+    /// A strategy with more to say: its timeout, how values are combined, how collectives communicate.
+    pub fn builder() -> MirroredBuilder {
+        MirroredBuilder::default()
+    }
+
+    pub(super) fn from_parts<'a>(
+        devices: impl IntoIterator<Item = &'a str>,
+        options: CommunicationOptions,
+        cross_device_ops: Option<Box<dyn CrossDeviceOps>>,
+    ) -> Result<Self> {
+        options.check("MirroredStrategy::builder")?;
         let devices = resolve(devices)?;
         warn_of_shared_threads(devices.len());
-        Ok(Self(Strategy::new(Local { kind: "MirroredStrategy", devices, timeout })))
+        let (kind, placement) = ("MirroredStrategy", VariablePlacement::Mirrored);
+        Ok(Self(Strategy::new(Local { kind, devices, placement, options, cross_device_ops })))
     }
 
     /// A replica on each of `replicas` logical CPU devices.
@@ -129,6 +159,48 @@ impl MirroredStrategy {
     /// As [`MirroredStrategy::new`].
     pub fn all_cores() -> Result<Self> {
         Self::cpus(std::thread::available_parallelism().map_or(1, usize::from))
+    }
+}
+
+/// A replica on each of several devices of this process, and one copy of every variable, which they share.
+///
+/// What replicas write to a variable is aggregated and then written once. ON_READ variables are kept in one copy too,
+/// so their writes are aggregated as those of ON_WRITE variables (PSV-3).
+///
+/// ```
+/// use distribute::{CentralStorageStrategy, Variable, VariableAggregation, prelude::*};
+/// let strategy = CentralStorageStrategy::new(["cpu:0", "cpu:1"], "cpu:0")?;
+/// let total = strategy.scope(|| Variable::builder("total", 10f32).aggregation(VariableAggregation::Sum).create())?;
+/// strategy.run((), |ctx, ()| total.assign_add(ctx.replica_id_in_sync_group() as f32 + 1.))?;
+/// assert_eq!((total.read::<f32>()?, total.devices().len()), (13., 1));
+/// # Ok::<(), distribute::Error>(())
+/// ```
+#[doc(alias = "tf.distribute.experimental.CentralStorageStrategy")]
+#[derive(Clone, Debug)]
+pub struct CentralStorageStrategy(Strategy);
+handle!(CentralStorageStrategy);
+
+impl CentralStorageStrategy {
+    /// A replica on each of `compute_devices`, and the variables on `parameter_device`.
+    ///
+    /// # Errors
+    /// As [`MirroredStrategy::new`].
+    pub fn new<'a>(
+        compute_devices: impl IntoIterator<Item = &'a str>,
+        parameter_device: &'a str,
+    ) -> Result<Self> {
+        let devices = resolve(compute_devices)?;
+        warn_of_shared_threads(devices.len());
+        let [parameters] = resolve([parameter_device])?[..] else {
+            return Err(Error::invalid("CentralStorageStrategy::new", "there is one parameter device"));
+        };
+        Ok(Self(Strategy::new(Local {
+            kind: "CentralStorageStrategy",
+            devices,
+            placement: VariablePlacement::Central(parameters),
+            options: CommunicationOptions::default(),
+            cross_device_ops: None,
+        })))
     }
 }
 

@@ -1,23 +1,39 @@
 //! The handle that users call, and the strategies behind it.
 
+mod builder;
+mod communication;
+mod cross_device;
+mod destinations;
 mod device;
 mod extended;
 mod kinds;
 mod reduce;
+mod reduce_to;
 mod run;
+mod update;
 
+pub use builder::MirroredBuilder;
+pub use communication::{CommunicationImplementation, CommunicationOptions};
+pub(crate) use cross_device::reduce_by;
+pub use cross_device::{
+    CrossDeviceOps, HierarchicalCopyAllReduce, NcclAllReduce, Reduction, ReductionToOneDevice,
+};
+pub use destinations::Destinations;
 pub use device::{DeviceKind, DeviceName};
-pub use extended::StrategyExtended;
+pub use extended::{Replicas, StrategyExtended, VariablePlacement};
 pub(crate) use kinds::default_strategy;
-pub use kinds::{MirroredStrategy, OneDeviceStrategy};
+pub use kinds::{CentralStorageStrategy, MirroredStrategy, OneDeviceStrategy};
 
 use crate::context::enter_cross_replica;
 use crate::values::{Distributed, PerReplica};
+use crate::variables::{Variable, WeakVariable};
 use crate::{Replicated, Result};
+use candle_core::TensorId;
 use candle_nn::VarBuilder;
+use std::collections::HashMap;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// How a training step is run: a cheap handle, the same for every strategy.
 ///
@@ -30,12 +46,15 @@ pub struct Strategy(Arc<Inner>);
 struct Inner {
     extended: Box<dyn StrategyExtended>,
     steps: AtomicU64,
+    /// The variables of this strategy, by the candle tensors of their copies.
+    containers: Mutex<HashMap<TensorId, WeakVariable>>,
 }
 
 impl Strategy {
     /// The handle of a strategy.
     pub fn new(extended: impl StrategyExtended) -> Self {
-        Self(Arc::new(Inner { extended: Box::new(extended), steps: AtomicU64::new(0) }))
+        let (steps, containers) = Default::default();
+        Self(Arc::new(Inner { extended: Box::new(extended), steps, containers }))
     }
 
     /// The part that the strategy's author wrote.
@@ -217,6 +236,27 @@ impl Strategy {
         let _scope = self.enter("set_steps", "set them between runs")?;
         self.0.steps.store(steps, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Remembers which candle tensors are copies of `variable`.
+    pub(crate) fn contains(&self, variable: &Variable) {
+        let mut containers = self.0.containers.lock().unwrap_or_else(PoisonError::into_inner);
+        // Variables that are gone are forgotten, at a cost that each new one shares.
+        if containers.len() == containers.capacity() {
+            containers.retain(|_, variable| variable.upgrade().is_some());
+        }
+        containers.extend(variable.vars().map(|copy| (copy.id(), variable.downgrade())));
+    }
+
+    fn container(&self, id: TensorId) -> Option<Variable> {
+        self.0.containers.lock().unwrap_or_else(PoisonError::into_inner).get(&id)?.upgrade()
+    }
+
+    /// The device of each local replica.
+    pub(crate) fn devices(&self) -> Vec<DeviceName> {
+        let named = self.extended().worker_devices();
+        let device = |replica| named.get(replica).or(named.first()).copied().unwrap_or(DeviceName::cpu(0));
+        (0..self.extended().local_replicas()).map(device).collect()
     }
 
     fn next_step(&self) -> u64 {

@@ -1,6 +1,7 @@
 //! Combining the replicas' values outside of `run`.
 
-use super::Strategy;
+use super::reduce_to::Contributions;
+use super::{DeviceName, Strategy};
 use crate::values::{Axes, Components, Reducible};
 use crate::{Error, Result};
 use distribute_tensor::{Leaf, Nest, ReduceOp, Tree};
@@ -47,27 +48,36 @@ impl Strategy {
     #[doc(alias = "tf.distribute.Strategy.reduce")]
     pub fn reduce<V: Reducible>(&self, op: ReduceOp, value: V, axis: impl Into<Axes>) -> Result<V::Nest> {
         let _scope = self.enter("reduce", ADVICE)?;
-        let replicas = self.extended().local_replicas();
         let Axes(axes) = axis.into();
-        let components = match (value.into_components(), &axes) {
-            (Components::PerReplica(values), _) => self.counted("reduce", values)?,
-            (Components::Plain(_), None) if replicas > 1 && op == ReduceOp::Sum => {
-                return Err(Error::invalid(
-                    "reduce",
-                    format!(
-                        "SUM over {replicas} replicas of a value that is not distributed; \
-                         give a PerReplica, such as run returns, or reduce with MEAN"
-                    ),
-                ));
-            }
-            (Components::Plain(value), None) => return Ok(value),
-            (Components::Mirrored(value), None) if op == ReduceOp::Mean => return Ok(value),
-            (Components::Plain(value) | Components::Mirrored(value), _) => {
-                let tree = value.into_tree();
-                return reduced(op, vec![tree; replicas], axes.as_deref());
+        let (leaves, structure) = match &axes {
+            None => self.contributions("reduce", op, value)?,
+            Some(_) => self.contributions_of_all(value)?,
+        };
+        let here = [self.devices().first().copied().unwrap_or(DeviceName::cpu(0))];
+        let reduce = |op, leaves: Vec<Vec<Leaf>>| {
+            let leaves = leaves.into_iter().map(|parts| (parts, &here[..]));
+            let reduced = self.reduce_parts("reduce", op, leaves)?;
+            Ok::<_, Error>(reduced.into_iter().flatten())
+        };
+        let leaves: Vec<Leaf> = match (leaves, axes) {
+            (Contributions::Same(leaves), _) => leaves,
+            (Contributions::Each(leaves), None) => reduce(op, leaves)?.collect(),
+            (Contributions::Each(leaves), Some(axes)) => {
+                let sums = leaves.iter().map(|parts| sum_over(parts, &axes));
+                let (sums, counts): (Vec<_>, Vec<_>) =
+                    sums.collect::<distribute_tensor::Result<_>>().map_err(Error::tensor("reduce"))?;
+                let sums = reduce(ReduceOp::Sum, sums)?;
+                match op {
+                    ReduceOp::Sum => sums.collect(),
+                    ReduceOp::Mean => sums
+                        .zip(counts)
+                        .map(|(sum, count)| sum.divide(count as f64))
+                        .collect::<distribute_tensor::Result<_>>()
+                        .map_err(Error::tensor("reduce"))?,
+                }
             }
         };
-        reduced(op, components.into_iter().map(Nest::into_tree).collect(), axes.as_deref())
+        structure.fill(leaves).and_then(V::Nest::from_tree).map_err(Error::tensor("reduce"))
     }
 
     /// Concatenates the replicas' values along `axis`, in the order of replica ids.
@@ -132,7 +142,7 @@ impl Strategy {
     pub fn gather<V: Reducible>(&self, value: V, axis: usize) -> Result<V::Nest> {
         let _scope = self.enter("gather", GATHER_ADVICE)?;
         let replicas = self.extended().local_replicas();
-        let components = match value.into_components() {
+        let components = match value.into_components()? {
             Components::PerReplica(values) => self.counted("gather", values)?,
             Components::Plain(value) => return Ok(value),
             Components::Mirrored(value) => return gathered(vec![value.into_tree(); replicas], axis),
@@ -140,7 +150,20 @@ impl Strategy {
         gathered(components.into_iter().map(Nest::into_tree).collect(), axis)
     }
 
-    fn counted<N>(&self, operation: &'static str, values: Vec<N>) -> Result<Vec<N>> {
+    /// What each replica contributes where it first sums for itself: there everybody has a plain value, too (RED-7).
+    fn contributions_of_all<V: Reducible>(&self, value: V) -> Result<(Contributions, Tree<()>)> {
+        let replicas = self.extended().local_replicas();
+        let trees = match value.into_components()? {
+            Components::PerReplica(values) => {
+                self.counted("reduce", values)?.into_iter().map(Nest::into_tree).collect()
+            }
+            Components::Plain(value) | Components::Mirrored(value) => vec![value.into_tree(); replicas],
+        };
+        let (leaves, structure) = Tree::zip(trees).map_err(Error::tensor("reduce"))?.flatten();
+        Ok((Contributions::Each(leaves), structure))
+    }
+
+    pub(super) fn counted<N>(&self, operation: &'static str, values: Vec<N>) -> Result<Vec<N>> {
         let replicas = self.extended().local_replicas();
         match values.len() == replicas {
             true => Ok(values),
@@ -157,29 +180,15 @@ fn gathered<N: Nest>(trees: Vec<Tree<Leaf>>, axis: usize) -> Result<N> {
     gathered.and_then(N::from_tree).map_err(Error::tensor("gather"))
 }
 
-fn reduced<N: Nest>(op: ReduceOp, trees: Vec<Tree<Leaf>>, axes: Option<&[i64]>) -> Result<N> {
-    let tree = Tree::zip(trees).and_then(|tree| {
-        tree.try_map(&mut |leaves| match axes {
-            None => Leaf::reduce(op, &leaves),
-            Some(axes) => reduce_over(op, &leaves, axes),
-        })
-    });
-    tree.and_then(N::from_tree).map_err(Error::tensor("reduce"))
-}
-
-/// Sums over `axes` within each replica, then over the replicas; a MEAN divides by the true count (RED-4, RED-5).
-fn reduce_over(op: ReduceOp, leaves: &[Leaf], axes: &[i64]) -> distribute_tensor::Result<Leaf> {
-    let (mut sums, mut count) = (Vec::with_capacity(leaves.len()), 0);
-    for leaf in leaves {
-        let axes = normalise(leaf, axes)?;
-        count += axes.iter().map(|axis| leaf.dims()[*axis]).product::<usize>();
-        sums.push(leaf.sum_axes(&axes)?);
+/// The sums over `axes` within each replica, and of how many elements they are in all (RED-4, RED-5).
+fn sum_over(parts: &[Leaf], axes: &[i64]) -> distribute_tensor::Result<(Vec<Leaf>, usize)> {
+    let (mut sums, mut count) = (Vec::with_capacity(parts.len()), 0);
+    for part in parts {
+        let axes = normalise(part, axes)?;
+        count += axes.iter().map(|axis| part.dims()[*axis]).product::<usize>();
+        sums.push(part.sum_axes(&axes)?);
     }
-    let sum = Leaf::reduce(ReduceOp::Sum, &sums)?;
-    match op {
-        ReduceOp::Sum => Ok(sum),
-        ReduceOp::Mean => sum.divide(count as f64),
-    }
+    Ok((sums, count))
 }
 
 fn normalise(leaf: &Leaf, axes: &[i64]) -> distribute_tensor::Result<Vec<usize>> {

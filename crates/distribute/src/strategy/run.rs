@@ -1,6 +1,7 @@
 //! Running a closure once for each local replica.
 
 use super::Strategy;
+use super::extended::Replicas;
 use crate::context::{Mode, consecutive, enter, raised};
 use crate::error::panicked;
 use crate::values::{Distributed, PerReplica};
@@ -99,7 +100,7 @@ impl Strategy {
             args.split(replicas)?.into_iter().map(|arg| Mutex::new(Cell::Argument(arg))).collect();
         let step = self.next_step();
 
-        self.extended().call_for_each_replica(self, step, &|context| {
+        let replica = |context: ReplicaContext| {
             let local = context.replica_id_in_sync_group().checked_sub(self.extended().first_replica_id());
             let Some((local, cell)) = local.and_then(|local| Some((local, cells.get(local)?))) else {
                 return false;
@@ -118,7 +119,8 @@ impl Strategy {
             let succeeded = result.is_ok();
             *lock(cell) = Cell::Result(result);
             succeeded
-        })?;
+        };
+        self.extended().call_for_each_replica(&Replicas::new(self, step, &replica))?;
         collect(self, step, cells)
     }
 }

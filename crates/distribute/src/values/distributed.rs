@@ -1,7 +1,7 @@
 //! What can be given to each replica its own part of.
 
 use super::{Mirrored, PerReplica};
-use crate::{Error, Replicated, Result};
+use crate::{Error, Replicated, Result, Variable};
 use candle_core::{Tensor, Var};
 use distribute_tensor::{HostTensor, IndexedSlices, Tree};
 
@@ -23,6 +23,11 @@ pub trait Distributed: Sized {
     fn rows(&self, replica: usize) -> Option<usize> {
         let _ = replica;
         None
+    }
+
+    /// Whether any of it is one value for each replica.
+    fn is_per_replica(&self) -> bool {
+        false
     }
 
     /// What local replica `replica` writes on its own while a model of it runs: running statistics.
@@ -54,6 +59,9 @@ impl<T: Send> Distributed for PerReplica<T> {
     fn split(self, replicas: usize) -> Result<Vec<T>> {
         counted(self.into_values(), replicas)
     }
+    fn is_per_replica(&self) -> bool {
+        true
+    }
     fn rows(&self, replica: usize) -> Option<usize> {
         self.rows_of(replica)
     }
@@ -63,6 +71,9 @@ impl<'a, T: Sync> Distributed for &'a PerReplica<T> {
     type Local = &'a T;
     fn split(self, replicas: usize) -> Result<Vec<&'a T>> {
         counted(self.iter().collect(), replicas)
+    }
+    fn is_per_replica(&self) -> bool {
+        true
     }
     fn rows(&self, replica: usize) -> Option<usize> {
         self.rows_of(replica)
@@ -100,6 +111,14 @@ impl<'a, T: Sync> Distributed for &'a Mirrored<T> {
     }
 }
 
+/// Each replica gets the variable itself: what it reads and writes depends on where it does (RUN-3).
+impl<'a> Distributed for &'a Variable {
+    type Local = &'a Variable;
+    fn split(self, replicas: usize) -> Result<Vec<&'a Variable>> {
+        Ok(vec![self; replicas])
+    }
+}
+
 impl<D: Distributed> Distributed for Vec<D> {
     type Local = Vec<D::Local>;
     fn split(self, replicas: usize) -> Result<Vec<Vec<D::Local>>> {
@@ -111,6 +130,9 @@ impl<D: Distributed> Distributed for Vec<D> {
     }
     fn rows(&self, replica: usize) -> Option<usize> {
         self.iter().filter_map(|item| item.rows(replica)).min()
+    }
+    fn is_per_replica(&self) -> bool {
+        self.iter().any(Distributed::is_per_replica)
     }
     fn own_variables(&self, replica: usize) -> Vec<Var> {
         self.iter().flat_map(|item| item.own_variables(replica)).collect()
@@ -129,6 +151,9 @@ impl<D: Distributed> Distributed for Tree<D> {
     }
     fn rows(&self, replica: usize) -> Option<usize> {
         self.leaves().into_iter().filter_map(|leaf| leaf.rows(replica)).min()
+    }
+    fn is_per_replica(&self) -> bool {
+        self.leaves().into_iter().any(Distributed::is_per_replica)
     }
     fn local_results(&self, replicas: usize) -> usize {
         match self {
@@ -185,6 +210,9 @@ macro_rules! tuples {
             #[allow(unused_variables)]
             fn rows(&self, replica: usize) -> Option<usize> {
                 [None, $(self.$i.rows(replica)),*].into_iter().flatten().min()
+            }
+            fn is_per_replica(&self) -> bool {
+                [false, $(self.$i.is_per_replica()),*].contains(&true)
             }
             #[allow(unused_variables)]
             fn own_variables(&self, replica: usize) -> Vec<Var> {

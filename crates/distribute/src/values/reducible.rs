@@ -1,8 +1,9 @@
 //! What `reduce` and `gather` take, and the axes they take it over.
 
 use super::{Mirrored, PerReplica};
+use crate::{Error, Result, Variable, VariableSynchronization};
 use candle_core::Tensor;
-use distribute_tensor::{HostTensor, IndexedSlices, Nest};
+use distribute_tensor::{HostTensor, IndexedSlices, Leaf, Nest};
 
 /// What a value given to `reduce` or `gather` is made of.
 pub enum Components<N> {
@@ -20,34 +21,50 @@ pub trait Reducible {
     type Nest: Nest;
 
     /// Its components.
-    fn into_components(self) -> Components<Self::Nest>;
+    ///
+    /// # Errors
+    /// Where a variable cannot be read.
+    fn into_components(self) -> Result<Components<Self::Nest>>;
 }
 
 impl<N: Nest> Reducible for PerReplica<N> {
     type Nest = N;
-    fn into_components(self) -> Components<N> {
-        Components::PerReplica(self.into_values())
+    fn into_components(self) -> Result<Components<N>> {
+        Ok(Components::PerReplica(self.into_values()))
     }
 }
 
 impl<N: Nest + Clone> Reducible for &PerReplica<N> {
     type Nest = N;
-    fn into_components(self) -> Components<N> {
+    fn into_components(self) -> Result<Components<N>> {
         self.clone().into_components()
     }
 }
 
 impl<N: Nest> Reducible for Mirrored<N> {
     type Nest = N;
-    fn into_components(self) -> Components<N> {
-        Components::Mirrored(self.into_inner())
+    fn into_components(self) -> Result<Components<N>> {
+        Ok(Components::Mirrored(self.into_inner()))
     }
 }
 
 impl<N: Nest + Clone> Reducible for &Mirrored<N> {
     type Nest = N;
-    fn into_components(self) -> Components<N> {
+    fn into_components(self) -> Result<Components<N>> {
         self.clone().into_components()
+    }
+}
+
+/// The copies of an ON_READ variable, whatever its own aggregation; of others, which are equal, the value (RED-9).
+impl Reducible for &Variable {
+    type Nest = Leaf;
+    fn into_components(self) -> Result<Components<Leaf>> {
+        match self.synchronization() {
+            VariableSynchronization::OnRead => Ok(Components::PerReplica(self.copies()?)),
+            _ => self.copies()?.into_iter().next().map(Components::Mirrored).ok_or_else(|| {
+                Error::invalid("reading a variable", format!("variable {} has no copies", self.name()))
+            }),
+        }
     }
 }
 
@@ -55,14 +72,14 @@ macro_rules! plain {
     ($($t:ty),*) => {$(
         impl Reducible for $t {
             type Nest = $t;
-            fn into_components(self) -> Components<$t> {
-                Components::Plain(self)
+            fn into_components(self) -> Result<Components<$t>> {
+                Ok(Components::Plain(self))
             }
         }
         impl Reducible for &$t {
             type Nest = $t;
-            fn into_components(self) -> Components<$t> {
-                Components::Plain(self.clone())
+            fn into_components(self) -> Result<Components<$t>> {
+                Ok(Components::Plain(self.clone()))
             }
         }
     )*};

@@ -40,7 +40,7 @@ fn ar_1_any_nest_and_the_result_has_its_structure() {
 
 #[test]
 fn ar_1_sparse_rows_may_differ_in_number() {
-    // SPARSE-1, SPARSE-2: rows and indices are concatenated in replica order.
+    // SPARSE-1, SPARSE-2: each index once, ascending.
     watched(|| {
         let strategy = mirrored(2);
         let slices = |rows: Vec<f32>, at: Vec<i32>| {
@@ -55,7 +55,14 @@ fn ar_1_sparse_rows_may_differ_in_number() {
             ctx.all_reduce(ReduceOp::Sum, mine)
         });
         for sum in results.unwrap() {
-            assert_eq!(sum, slices(vec![1., 2., 3.], vec![0, 1, 1]));
+            assert_eq!(sum, slices(vec![1., 5.], vec![0, 1]));
+        }
+        // With one replica as with several.
+        let strategies = [mirrored(1), one_device(), distribute::get_strategy()];
+        for strategy in strategies {
+            let results = strategy
+                .run((), |ctx, ()| ctx.all_reduce(ReduceOp::Mean, slices(vec![1., 2., 4.], vec![2, 0, 2])));
+            assert_eq!(results.unwrap().values(), [slices(vec![2., 5.], vec![0, 2])]);
         }
         // SPARSE-3: a dense tensor on another replica: all become dense.
         let results = strategy.run((), |ctx, ()| {

@@ -1,7 +1,12 @@
 //! Whether an outcome is the expected one: both in the form of the files.
 
+use super::arithmetic::add;
 use super::case::Tolerance;
+use super::errors::Kind;
+use super::tensors::{leaf, leaf_json};
+use distribute::{HostTensor, IndexedSlices, Leaf};
 use serde_json::Value;
+use std::collections::BTreeMap;
 
 /// Compares what was got with what is wanted. An error names the place and both.
 pub fn compare(place: &str, got: &Value, want: &Value, tolerance: Tolerance) -> Result<(), String> {
@@ -13,6 +18,24 @@ pub fn compare(place: &str, got: &Value, want: &Value, tolerance: Tolerance) -> 
                 && g.get("shape") == w.get("shape")
                 && data_match(g.get("data"), w.get("data"), &g["dtype"], tolerance);
             if equal { Ok(()) } else { differ() }
+        }
+        (Value::Object(g), Value::Object(w))
+            if g.contains_key("indexed_slices") && w.contains_key("indexed_slices") =>
+        {
+            let want = merged(want).map_err(|e| format!("{place}: {e}"))?;
+            // A MEAN of TensorFlow's divides each row; ours the sums, and so rounds elsewhere.
+            let tolerance = Tolerance { rtol: tolerance.rtol.max(1e-6), atol: tolerance.atol.max(1e-6) };
+            let fields = [&got["values"], &got["indices"], &got["dense_shape"]];
+            let wanted = [&want["values"], &want["indices"], &want["dense_shape"]];
+            let equal = fields.iter().zip(wanted).all(|(g, w)| compare(place, g, w, tolerance).is_ok());
+            if equal { Ok(()) } else { Err(format!("{place}: got {got}, want {want}")) }
+        }
+        (Value::Object(g), Value::Object(w)) if g.contains_key("error") && w.contains_key("error") => {
+            let kind = |error: &Value| error.as_str().and_then(Kind::of_type);
+            match (kind(&g["error"]), kind(&w["error"])) {
+                (Some(got), Some(want)) if got == want => Ok(()),
+                _ => differ(),
+            }
         }
         (Value::Object(g), Value::Object(w)) => {
             if !g.keys().eq(w.keys()) {
@@ -32,6 +55,30 @@ pub fn compare(place: &str, got: &Value, want: &Value, tolerance: Tolerance) -> 
         _ if got == want => Ok(()),
         _ => differ(),
     }
+}
+
+/// Indexed slices with each index once, ascending (SPARSE-1): TensorFlow joins the replicas' rows, ours are merged.
+fn merged(slices: &Value) -> Result<Value, String> {
+    let Leaf::Slices(slices) = leaf(slices)? else { return Err("these are no indexed slices".into()) };
+    let merge = || -> distribute::Result<Leaf> {
+        let mut rows: BTreeMap<usize, Leaf> = BTreeMap::new();
+        for (i, index) in slices.to_rows()?.into_iter().enumerate() {
+            let row = Leaf::Host(slices.values.row(i)?);
+            let sum = match rows.remove(&index) {
+                Some(sum) => add(&sum, &row)?,
+                None => row,
+            };
+            rows.insert(index, sum);
+        }
+        let indices = HostTensor::vector(rows.keys().map(|row| *row as i64).collect());
+        let values = match rows.is_empty() {
+            true => slices.values.clone(),
+            false => Leaf::stack(&rows.into_values().collect::<Vec<_>>())?.to_host()?,
+        };
+        let indices = indices.cast(slices.indices.dtype())?;
+        Ok(IndexedSlices::new(values, indices, slices.dense_shape.clone())?.into())
+    };
+    merge().map(|merged| leaf_json(&merged)).map_err(|e| e.to_string())
 }
 
 fn data_match(got: Option<&Value>, want: Option<&Value>, dtype: &Value, tolerance: Tolerance) -> bool {

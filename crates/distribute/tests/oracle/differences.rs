@@ -4,6 +4,7 @@
 
 use super::case::{Case, Expect, Inputs, Tolerance};
 use super::tensors::{leaves, leaves_json, nest};
+use super::variable_differences as variables;
 use distribute::tensor::DType;
 use distribute::{HostTensor, Leaf, Tree};
 use serde_json::{Map, Value, json};
@@ -16,19 +17,20 @@ pub struct Difference {
 }
 
 impl Difference {
-    fn outcome(rule: &'static str, outcome: Value) -> Self {
+    pub fn outcome(rule: &'static str, outcome: Value) -> Self {
         Self { rule, expect: Expect::Outcome(outcome), tolerance: None }
     }
 
-    fn error(rule: &'static str, class: &str) -> Self {
+    pub fn error(rule: &'static str, class: &str) -> Self {
         Self { rule, expect: Expect::Error(class.to_string()), tolerance: None }
     }
 }
 
-type Found = Result<Option<Difference>, String>;
+/// The difference that a row of the table finds in a case.
+pub type Found = Result<Option<Difference>, String>;
 
 /// One row for each kind of difference.
-const TABLE: [fn(&Case, &Inputs<'_>) -> Found; 8] = [
+const TABLE: [fn(&Case, &Inputs<'_>) -> Found; 13] = [
     never_merged_by_identity,
     the_variable_is_on_each_replica,
     leaf_beside_container,
@@ -37,6 +39,11 @@ const TABLE: [fn(&Case, &Inputs<'_>) -> Found; 8] = [
     gather_checks_the_axis,
     slices_are_not_gathered,
     int32_beside_other_leaves,
+    variables::no_writes_without_aggregation,
+    variables::plain_numbers_are_summed,
+    variables::writes_give_nothing_to_read,
+    variables::the_remainder_is_kept,
+    variables::copies_are_not_given_values_of_their_own,
 ];
 
 /// The difference that covers a case, if one does. An error where two claim it.
@@ -49,11 +56,11 @@ pub fn difference(case: &Case) -> Found {
     }
 }
 
-fn op<'a>(inputs: &Inputs<'a>) -> &'a str {
+pub fn op<'a>(inputs: &Inputs<'a>) -> &'a str {
     inputs.text("op").unwrap_or_default()
 }
 
-fn outcome(case: &Case) -> Option<&Map<String, Value>> {
+pub fn outcome(case: &Case) -> Option<&Map<String, Value>> {
     match &case.expect {
         Expect::Outcome(outcome) => outcome.as_object(),
         Expect::Error(_) => None,

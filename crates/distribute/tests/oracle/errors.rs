@@ -1,8 +1,7 @@
 //! TensorFlow's exception classes and our errors, as kinds that both know.
 
-use distribute::Error;
 use distribute::cluster::Fault;
-use distribute::tensor;
+use distribute::{Error, VariableAggregation, VariableSynchronization, tensor};
 
 /// What kind of mistake an error tells of.
 #[derive(Debug, PartialEq, Eq)]
@@ -44,6 +43,16 @@ impl Kind {
         })
     }
 
+    /// One of TensorFlow's classes for this kind.
+    pub fn class(&self) -> &str {
+        match self {
+            Kind::BadArgument => "ValueError",
+            Kind::WrongContext => "RuntimeError",
+            Kind::NotSupported => "NotImplementedError",
+            Kind::Named(class) => class,
+        }
+    }
+
     /// None for errors that no case may give, such as one that came too late.
     pub fn of_error(error: &Error) -> Option<Kind> {
         match error.root_cause() {
@@ -61,6 +70,14 @@ impl Kind {
                 tensor::Error::LeafKind { found: "indexed slices", .. } => Some(Kind::NotSupported),
                 _ => Some(Kind::BadArgument),
             },
+            // Rows that a variable never takes in this way are "not supported"; all else could be done elsewhere.
+            Error::VariableAccess { operation, synchronization, aggregation, .. } => {
+                let summed = matches!(aggregation, VariableAggregation::Sum | VariableAggregation::Mean);
+                let never = *synchronization == VariableSynchronization::OnRead
+                    || summed && matches!(*operation, "scatter_min" | "scatter_max" | "scatter_update");
+                let rows = operation.starts_with("scatter_");
+                Some(if rows && never { Kind::NotSupported } else { Kind::BadArgument })
+            }
             Error::InvalidArgument { .. } | Error::Device { .. } => Some(Kind::BadArgument),
             _ => None,
         }

@@ -1,32 +1,34 @@
-//! Running statistics: one component for each replica, which writes it alone; read from outside as their mean.
+//! Running statistics: one copy for each replica, which writes it alone; read from outside as their mean.
 
-use crate::{Error, Result};
-use candle_core::{Tensor, Var};
+use crate::variables::Variable;
+use crate::{Error, Result, Strategy};
+use candle_core::Tensor;
 use distribute_tensor::{Leaf, ReduceOp};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A variable of synchronization ON_READ and aggregation MEAN.
+/// A variable of synchronization ON_READ and aggregation MEAN, which leaves out replicas that have seen nothing.
 #[derive(Clone)]
 pub(super) struct Running {
-    components: Vec<Var>,
-    /// What all components were when they were last set together. A replica that still has it has seen no rows since,
+    variable: Variable,
+    /// What all copies were when they were last set together. A replica that still has it has seen no rows since,
     /// so the mean leaves it out.
     common: Arc<Mutex<Tensor>>,
 }
 
 impl Running {
-    pub(super) fn new(initial: &Tensor, replicas: usize) -> Result<Self> {
-        let components = (0..replicas).map(|_| Ok(Var::from_tensor(initial)?)).collect::<Result<_>>()?;
-        Ok(Self { components, common: Arc::new(Mutex::new(initial.copy()?)) })
+    pub(super) fn new(strategy: &Strategy, name: &str, initial: &Tensor) -> Result<Self> {
+        let variable = Variable::running(strategy, name, initial)?;
+        Ok(Self { variable, common: Arc::new(Mutex::new(initial.copy()?)) })
     }
 
-    pub(super) fn of_replica(&self, replica: usize) -> Option<&Var> {
-        self.components.get(replica)
+    /// A copy for each replica.
+    pub(super) fn variable(&self) -> &Variable {
+        &self.variable
     }
 
     pub(super) fn set(&self, value: &Tensor) -> Result<()> {
         let mut common = self.common();
-        self.components.iter().try_for_each(|component| component.set(value))?;
+        self.variable.vars().try_for_each(|copy| copy.set(value))?;
         *common = value.copy()?;
         Ok(())
     }
@@ -36,9 +38,9 @@ impl Running {
         let common = self.common().clone();
         let before = elements(&common)?;
         let mut moved = Vec::new();
-        for component in &self.components {
-            if elements(component)? != before {
-                moved.push(Leaf::Candle(component.as_detached_tensor()));
+        for copy in self.variable.vars() {
+            if elements(copy)? != before {
+                moved.push(Leaf::Candle(copy.as_detached_tensor()));
             }
         }
         if moved.is_empty() {

@@ -1,0 +1,150 @@
+//! How collectives communicate, as far as users may say.
+
+use crate::{Error, Result};
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// How the replicas' collectives communicate: of a strategy, or of the calls made on one view of a context
+/// ([`ReplicaContext::with_options`](crate::ReplicaContext::with_options)). No option changes a bit of a result.
+///
+/// ```
+/// # use distribute::prelude::*;
+/// use distribute::CommunicationOptions;
+/// use std::time::Duration;
+/// let options = CommunicationOptions { bytes_per_pack: 1 << 20, ..Default::default() };
+/// let strategy =
+///     MirroredStrategy::builder().devices(["cpu:0", "cpu:1"]).communication_options(options).build()?;
+/// let sums = strategy.run((), |ctx, ()| {
+///     let patient = CommunicationOptions { timeout: Some(Duration::from_secs(600)), ..Default::default() };
+///     ctx.with_options(patient)?.all_reduce(ReduceOp::Sum, vec![1f32, 2.])
+/// })?;
+/// assert_eq!(sums.values(), [[2., 4.], [2., 4.]]);
+/// # Ok::<(), distribute::Error>(())
+/// ```
+#[doc(alias = "tf.distribute.experimental.CommunicationOptions")]
+#[doc(alias = "tf.distribute.experimental.CollectiveHints")]
+#[doc(alias = "CollectiveHints")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CommunicationOptions {
+    /// Values of one `all_reduce` are put together until a pack has more than so many bytes, those of one dtype each.
+    /// 0, the default: each value by itself, which is fastest where replicas share memory.
+    pub bytes_per_pack: usize,
+    /// How long a replica waits for the others in one call. `None`: as the strategy says, 60 s by default.
+    #[doc(alias = "timeout_seconds")]
+    pub timeout: Option<Duration>,
+    /// What carries the values. A wish: what the devices cannot do is not done.
+    pub implementation: CommunicationImplementation,
+}
+
+impl CommunicationOptions {
+    /// These options where they are set, those of `base` where they are left at their defaults (CO-2).
+    pub fn over(self, base: Self) -> Self {
+        Self {
+            bytes_per_pack: if self.bytes_per_pack > 0 { self.bytes_per_pack } else { base.bytes_per_pack },
+            timeout: self.timeout.or(base.timeout),
+            implementation: match self.implementation {
+                CommunicationImplementation::Auto => base.implementation,
+                set => set,
+            },
+        }
+    }
+
+    /// Fails for a timeout that nobody could keep.
+    pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
+        match self.timeout {
+            Some(Duration::ZERO) => Err(Error::invalid(
+                operation,
+                "a timeout of zero is over before any other replica can come; leave it out for the strategy's, or \
+                 give Duration::MAX to wait for ever",
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// What carries the values of a collective (CO-3).
+///
+/// Replicas of one process share memory, and exchange what they have there, whatever is asked for.
+#[doc(alias = "tf.distribute.experimental.CommunicationImplementation")]
+#[doc(alias = "tf.distribute.experimental.CollectiveCommunication")]
+#[doc(alias = "CollectiveCommunication")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum CommunicationImplementation {
+    /// What fits the devices.
+    #[default]
+    Auto,
+    /// Rings over sockets.
+    Ring,
+    /// NVIDIA's library, between GPUs.
+    Nccl,
+}
+
+impl fmt::Display for CommunicationImplementation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            CommunicationImplementation::Auto => "AUTO",
+            CommunicationImplementation::Ring => "RING",
+            CommunicationImplementation::Nccl => "NCCL",
+        })
+    }
+}
+
+/// Reads the names that [`Display`](fmt::Display) writes, in upper or lower case (CO-1).
+impl FromStr for CommunicationImplementation {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        let all = [Self::Auto, Self::Ring, Self::Nccl];
+        all.into_iter().find(|one| one.to_string().eq_ignore_ascii_case(name)).ok_or_else(|| {
+            Error::invalid(
+                "CommunicationImplementation",
+                format!("{name:?} is not a valid implementation; there are AUTO, RING and NCCL"),
+            )
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use CommunicationImplementation::{Auto, Nccl, Ring};
+
+    #[test]
+    fn co_1_names_are_read_in_any_case_and_others_are_refused() {
+        for (name, one) in [("AUTO", Auto), ("ring", Ring), ("Nccl", Nccl)] {
+            assert_eq!(name.parse::<CommunicationImplementation>().unwrap(), one);
+            assert_eq!(one.to_string(), name.to_ascii_uppercase());
+        }
+        let error = "FOO".parse::<CommunicationImplementation>().unwrap_err();
+        assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
+        assert!(error.to_string().contains("\"FOO\"") && error.to_string().contains("RING"), "{error}");
+    }
+
+    #[test]
+    fn co_2_what_is_set_wins_over_the_base() {
+        let second = Some(Duration::from_secs(1));
+        let base = CommunicationOptions { bytes_per_pack: 8, timeout: second, implementation: Ring };
+        let none = CommunicationOptions::default();
+        assert_eq!(none, CommunicationOptions { bytes_per_pack: 0, timeout: None, implementation: Auto });
+        assert_eq!(none.over(base), base);
+        assert_eq!(base.over(none), base);
+        let minute = Some(Duration::from_secs(60));
+        let other = CommunicationOptions { bytes_per_pack: 16, timeout: minute, implementation: Nccl };
+        assert_eq!(other.over(base), other);
+        assert_eq!(
+            CommunicationOptions { timeout: minute, ..none }.over(base),
+            CommunicationOptions { timeout: minute, ..base }
+        );
+    }
+
+    #[test]
+    fn co_6_a_timeout_of_zero_is_refused_with_why() {
+        let options = CommunicationOptions { timeout: Some(Duration::ZERO), ..Default::default() };
+        let error = options.check("here").unwrap_err();
+        assert!(matches!(error, Error::InvalidArgument { operation: "here", .. }), "{error}");
+        assert!(error.to_string().contains("before any other replica"), "{error}");
+        CommunicationOptions { timeout: Some(Duration::MAX), ..options }.check("here").unwrap();
+    }
+}

@@ -1,0 +1,65 @@
+//! Which algorithm is used when: a function of devices. No choice changes a bit of the result.
+
+use crate::strategy::DeviceName;
+
+/// What is done for one value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Algorithm {
+    /// The one part is where the result has to be.
+    Nothing,
+    /// All parts are brought to one device: this is always possible.
+    OneDevice,
+    /// Two halves, then across.
+    Hierarchical,
+}
+
+/// What is done for a value with a part on each of `from`, where halves are asked for (XD-3, XD-7, XD-8).
+///
+/// Logical CPU devices are devices like others here, and integers are like other numbers.
+pub(super) fn choose(from: &[DeviceName], to: &[DeviceName], sparse: bool) -> Algorithm {
+    match (from.len(), from == to) {
+        (1, true) => Algorithm::Nothing,
+        (2.., true) if !sparse => Algorithm::Hierarchical,
+        _ => Algorithm::OneDevice,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Algorithm::{Hierarchical, Nothing, OneDevice};
+    use super::*;
+    use crate::strategy::DeviceKind;
+
+    const fn gpu(index: usize) -> DeviceName {
+        DeviceName { kind: DeviceKind::Gpu, index }
+    }
+
+    #[test]
+    fn xd_3_xd_7_xd_8_what_halves_cannot_do_is_reduced_to_one_device() {
+        let cpus = &[DeviceName::cpu(0), DeviceName::cpu(1), DeviceName::cpu(2)][..];
+        let gpus = &[gpu(0), gpu(1)][..];
+        let mixed = &[gpu(0), DeviceName::cpu(0)][..];
+        let swapped = &[gpu(1), gpu(0)][..];
+        for (from, to, sparse, chosen) in [
+            // Values and results on the same devices, on CPUs too.
+            (cpus, cpus, false, Hierarchical),
+            (gpus, gpus, false, Hierarchical),
+            (mixed, mixed, false, Hierarchical),
+            // Other destinations.
+            (cpus, &cpus[..1], false, OneDevice),
+            (gpus, &cpus[..1], false, OneDevice),
+            (gpus, &gpus[1..], false, OneDevice),
+            (gpus, swapped, false, OneDevice),
+            // Sparse values.
+            (cpus, cpus, true, OneDevice),
+            (gpus, gpus, true, OneDevice),
+            // One component.
+            (&cpus[1..2], &cpus[1..2], false, Nothing),
+            (&gpus[..1], &gpus[..1], true, Nothing),
+            (&gpus[..1], &cpus[..1], false, OneDevice),
+            (&cpus[..1], gpus, false, OneDevice),
+        ] {
+            assert_eq!(choose(from, to, sparse), chosen, "{from:?} to {to:?}, sparse: {sparse}");
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! Two halves of the replicas, each summed on its own first device, then across.
+
+use super::choice::{Algorithm, choose};
+use super::{CrossDeviceOps, Reduction, ReductionToOneDevice, on_device, sum};
+use crate::strategy::{CommunicationOptions, DeviceName};
+use crate::{Error, Result};
+use distribute_tensor::fold::Alone;
+use distribute_tensor::{Leaf, Packing, ReduceOp, pack::reduce_packed};
+
+/// Sums the two halves of the replicas each on a device of its own, then one half's sum with the other's (XD-5).
+///
+/// The first half has the largest power of two below the number of replicas, as the one order of sums has it: for 3
+/// replicas it is 2 + 1, and no part is left out. Used where the result is to be on the replicas' own devices; other
+/// destinations, and sparse values, are reduced to one device.
+#[doc(alias = "tf.distribute.HierarchicalCopyAllReduce")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HierarchicalCopyAllReduce {
+    /// The values of a batch are put together and cut into so many packs, those of one dtype each. 0: each by itself.
+    pub num_packs: usize,
+}
+
+/// One pack.
+impl Default for HierarchicalCopyAllReduce {
+    fn default() -> Self {
+        Self { num_packs: 1 }
+    }
+}
+
+impl CrossDeviceOps for HierarchicalCopyAllReduce {
+    fn reduce(
+        &self,
+        op: ReduceOp,
+        value: &Reduction<'_>,
+        options: &CommunicationOptions,
+    ) -> Result<Vec<Leaf>> {
+        let copies = self.batch_reduce(op, std::slice::from_ref(value), options)?.pop();
+        copies.ok_or_else(|| Error::invalid("reduce", "a batch of one value gave no result"))
+    }
+
+    fn batch_reduce(
+        &self,
+        op: ReduceOp,
+        values: &[Reduction<'_>],
+        options: &CommunicationOptions,
+    ) -> Result<Vec<Vec<Leaf>>> {
+        let (mut results, mut mine) = (vec![Vec::new(); values.len()], Vec::new());
+        for (at, value) in values.iter().enumerate() {
+            let sparse = value.parts.iter().any(|part| matches!(part, Leaf::Slices(_)));
+            match choose(value.from, value.to, sparse) {
+                Algorithm::Hierarchical => mine.push(at),
+                _ => results[at] = ReductionToOneDevice::default().reduce(op, value, options)?,
+            }
+        }
+        let Some(first) = mine.first().map(|at| &values[*at]) else { return Ok(results) };
+        let parts = |at: &usize| values[*at].parts.as_slice();
+        let sums = self.sums(op, &mine.iter().map(parts).collect::<Vec<_>>(), first.from)?;
+        for (at, sum) in mine.into_iter().zip(sums) {
+            results[at] = self.broadcast(&sum, values[at].to)?;
+        }
+        Ok(results)
+    }
+}
+
+impl HierarchicalCopyAllReduce {
+    /// The reduction of each of `values`, which are one part for each of `devices`; on the first of these.
+    fn sums(&self, op: ReduceOp, values: &[&[Leaf]], devices: &[DeviceName]) -> Result<Vec<Leaf>> {
+        let cut = devices.len().next_power_of_two() / 2;
+        let half = |replicas: std::ops::Range<usize>| {
+            let device = devices[replicas.start];
+            let list = |replica| values.iter().map(|parts| on_device(&parts[replica], device)).collect();
+            let lists = replicas.map(list).collect::<Result<Vec<Vec<_>>>>()?;
+            let views: Vec<&[Leaf]> = lists.iter().map(Vec::as_slice).collect();
+            reduce_packed(ReduceOp::Sum, &views, Packing::Count(self.num_packs), &Alone)
+                .map_err(Error::tensor("reduce"))
+        };
+        let (left, right) = (half(0..cut)?, half(cut..devices.len())?);
+        let across = left.into_iter().zip(right).map(|(left, right)| {
+            let total = sum(ReduceOp::Sum, &[left.clone(), on_device(&right, devices[0])?])?;
+            match op {
+                ReduceOp::Sum => Ok(total),
+                ReduceOp::Mean => total.divide(devices.len() as f64).map_err(Error::tensor("reduce")),
+            }
+        });
+        across.collect()
+    }
+}

@@ -1,0 +1,136 @@
+//! Where a reduction puts its result.
+
+use super::{DeviceName, Strategy};
+use crate::values::{Mirrored, PerReplica};
+use crate::{Error, Result, Variable};
+
+/// Where a reduction puts its result: a copy on each of these devices (RTO-1).
+///
+/// Made of a device's name, of a variable, which stands for the devices of its copies, or of a distributed value, which
+/// stands for the devices of the replicas: given the value itself, a reduction is an all-reduction.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Destinations(Place);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Place {
+    Replicas,
+    /// The replicas of a value that has one for each.
+    Components(usize),
+    Named(String),
+    Devices(Vec<DeviceName>),
+    /// The devices of a variable's copies.
+    Variable(Variable),
+}
+
+impl Destinations {
+    /// The devices of this process's replicas.
+    pub fn replicas() -> Self {
+        Self(Place::Replicas)
+    }
+
+    /// A list of devices, in the order in which the copies are to be.
+    pub fn devices(devices: impl IntoIterator<Item = DeviceName>) -> Self {
+        Self(Place::Devices(devices.into_iter().collect()))
+    }
+
+    /// The devices, each of which is one of the strategy's or the host's own.
+    pub(crate) fn resolve(&self, operation: &'static str, strategy: &Strategy) -> Result<Vec<DeviceName>> {
+        let own = strategy.devices();
+        let devices = match &self.0 {
+            Place::Replicas => return Ok(own),
+            Place::Components(count) if *count == own.len() => return Ok(own),
+            Place::Components(count) => {
+                let reason = format!(
+                    "the destinations have {count} components, but the strategy has {} local replicas",
+                    own.len()
+                );
+                return Err(Error::invalid(operation, reason));
+            }
+            Place::Named(name) if name.is_empty() => return Err(empty(operation)),
+            Place::Named(name) => vec![name.parse()?],
+            Place::Devices(devices) if devices.is_empty() => return Err(empty(operation)),
+            Place::Devices(devices) => devices.clone(),
+            Place::Variable(variable) if variable.strategy() == strategy => return Ok(variable.devices()),
+            Place::Variable(variable) => {
+                let (name, owner) = (variable.name(), variable.strategy());
+                return Err(Error::invalid(
+                    operation,
+                    format!("variable {name} is of {owner}, not of {strategy}"),
+                ));
+            }
+        };
+        let parameters = strategy.extended().parameter_devices();
+        let host = DeviceName::cpu(0);
+        let known =
+            |device: &DeviceName| *device == host || own.contains(device) || parameters.contains(device);
+        match devices.iter().find(|device| !known(device)) {
+            None => Ok(devices),
+            Some(device) => {
+                let own: Vec<String> = own.iter().map(ToString::to_string).collect();
+                Err(Error::Device {
+                    name: device.to_string(),
+                    reason: format!(
+                        "{operation} puts results on the strategy's devices, {}, and on the host's cpu:0",
+                        own.join(", ")
+                    ),
+                })
+            }
+        }
+    }
+}
+
+fn empty(operation: &'static str) -> Error {
+    Error::invalid(
+        operation,
+        "the destinations are empty; give a device such as \"cpu:0\", a PerReplica or Mirrored value, or \
+         Destinations::replicas()",
+    )
+}
+
+impl From<&str> for Destinations {
+    fn from(name: &str) -> Self {
+        Self(Place::Named(name.into()))
+    }
+}
+
+impl From<String> for Destinations {
+    fn from(name: String) -> Self {
+        Self(Place::Named(name))
+    }
+}
+
+impl From<DeviceName> for Destinations {
+    fn from(device: DeviceName) -> Self {
+        Self::devices([device])
+    }
+}
+
+impl From<&[DeviceName]> for Destinations {
+    fn from(devices: &[DeviceName]) -> Self {
+        Self::devices(devices.iter().copied())
+    }
+}
+
+impl From<&Vec<DeviceName>> for Destinations {
+    fn from(devices: &Vec<DeviceName>) -> Self {
+        devices.as_slice().into()
+    }
+}
+
+impl From<&Variable> for Destinations {
+    fn from(variable: &Variable) -> Self {
+        Self(Place::Variable(variable.clone()))
+    }
+}
+
+impl<T> From<&PerReplica<T>> for Destinations {
+    fn from(value: &PerReplica<T>) -> Self {
+        Self(Place::Components(value.len()))
+    }
+}
+
+impl<T> From<&Mirrored<T>> for Destinations {
+    fn from(_: &Mirrored<T>) -> Self {
+        Self(Place::Replicas)
+    }
+}

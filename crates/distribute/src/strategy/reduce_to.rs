@@ -1,0 +1,203 @@
+//! Combining the replicas' values onto chosen devices, for algorithms that know about replicas.
+
+use super::cross_device::{DEFAULT, reduce_by};
+use super::{CrossDeviceOps, Destinations, DeviceName, Reduction, Strategy};
+use crate::values::{Components, Mirrored, Reducible};
+use crate::{Error, Result};
+use distribute_tensor::{Leaf, Nest, ReduceOp, Tree};
+
+const ADVICE: &str = "use the replica context's all_reduce, or merge_call";
+
+/// The leaves of a value that is to be reduced.
+pub(super) enum Contributions {
+    /// They are the result already: the mean of equal values.
+    Same(Vec<Leaf>),
+    /// Of each leaf, the part of every local replica.
+    Each(Vec<Vec<Leaf>>),
+}
+
+impl Strategy {
+    /// Reduces a value over all replicas and puts a copy of the result on each of `destinations`.
+    ///
+    /// A [`PerReplica`](crate::PerReplica) gives each replica's part. A [`Mirrored`] value is there once for each
+    /// replica. Of a value that is not distributed the MEAN is that value; it has no SUM over several replicas. Given
+    /// the value itself as destinations, this is an all-reduction.
+    ///
+    /// The result has one copy for each destination device, however many that are; those of CPU devices share memory,
+    /// so don't change them in place.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] for different shapes or dtypes, bool and string; [`Error::InvalidArgument`] for a SUM of a
+    /// value that is not distributed over several replicas, a value made for another number of replicas, and
+    /// destinations that are empty; [`Error::Device`] for one that cannot be read or is neither the strategy's nor the
+    /// host's `cpu:0`; [`Error::WrongContext`] inside of `run`.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let ids = strategy.run((), |ctx, ()| Ok(ctx.replica_id_in_sync_group() as f32))?;
+    /// let total = strategy.reduce_to(ReduceOp::Sum, &ids, "cpu:1")?;
+    /// assert_eq!((*total.get(), total.copies().len()), (1., 1));
+    /// let everywhere = strategy.reduce_to(ReduceOp::Sum, &ids, &ids)?;
+    /// assert_eq!(everywhere.copies(), [&1., &1.]);
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    #[doc(alias = "tf.distribute.StrategyExtended.reduce_to")]
+    pub fn reduce_to<V: Reducible>(
+        &self,
+        op: ReduceOp,
+        value: V,
+        destinations: impl Into<Destinations>,
+    ) -> Result<Mirrored<V::Nest>> {
+        let reduced = self.reduce_pairs("reduce_to", op, [(value, destinations.into())])?.pop();
+        reduced.ok_or_else(|| Error::invalid("reduce_to", "one value gave no result"))
+    }
+
+    /// Several calls of [`reduce_to`](Strategy::reduce_to) in one; the results are in the order of the pairs.
+    ///
+    /// Destinations may differ from pair to pair, and dense and sparse values may stand side by side. No pair gives no
+    /// result.
+    ///
+    /// # Errors
+    /// As [`reduce_to`](Strategy::reduce_to), for the first pair that fails.
+    ///
+    /// ```
+    /// # use distribute::{prelude::*, Destinations};
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let ids = strategy.run((), |ctx, ()| Ok(ctx.replica_id_in_sync_group() as f32))?;
+    /// let pairs = [(&ids, Destinations::from("cpu:0")), (&ids, Destinations::from(&ids))];
+    /// let means = strategy.batch_reduce_to(ReduceOp::Mean, pairs)?;
+    /// assert_eq!((means[0].copies(), means[1].copies()), (vec![&0.5], vec![&0.5, &0.5]));
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    #[doc(alias = "tf.distribute.StrategyExtended.batch_reduce_to")]
+    pub fn batch_reduce_to<V: Reducible, D: Into<Destinations>>(
+        &self,
+        op: ReduceOp,
+        pairs: impl IntoIterator<Item = (V, D)>,
+    ) -> Result<Vec<Mirrored<V::Nest>>> {
+        self.reduce_pairs("batch_reduce_to", op, pairs.into_iter().map(|(value, to)| (value, to.into())))
+    }
+
+    /// Puts a copy of one value on each of `destinations`.
+    ///
+    /// # Errors
+    /// Those of [`reduce_to`](Strategy::reduce_to) about destinations and contexts.
+    ///
+    /// ```
+    /// # use distribute::{prelude::*, Destinations};
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let copies = strategy.broadcast_to(HostTensor::vector(vec![1, 2]), Destinations::replicas())?;
+    /// let doubled = strategy.run(&copies, |_, copy| Ok(copy.to_vec::<i32>()?))?;
+    /// assert_eq!(doubled.values(), [[1, 2], [1, 2]]);
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    #[doc(alias = "tf.distribute.StrategyExtended.broadcast_to")]
+    pub fn broadcast_to<N: Nest>(
+        &self,
+        value: N,
+        destinations: impl Into<Destinations>,
+    ) -> Result<Mirrored<N>> {
+        const OPERATION: &str = "broadcast_to";
+        let _scope = self.enter(OPERATION, "in a replica, use the value as it is")?;
+        let to = destinations.into().resolve(OPERATION, self)?;
+        let (leaves, structure) = value.into_tree().flatten();
+        mirrored(OPERATION, &structure, &to, self.broadcast(&leaves, &to)?)
+    }
+
+    fn reduce_pairs<V: Reducible>(
+        &self,
+        operation: &'static str,
+        op: ReduceOp,
+        pairs: impl IntoIterator<Item = (V, Destinations)>,
+    ) -> Result<Vec<Mirrored<V::Nest>>> {
+        let _scope = self.enter(operation, ADVICE)?;
+        let prepare = |(value, destinations): (V, Destinations)| {
+            let to = destinations.resolve(operation, self)?;
+            let (leaves, structure) = self.contributions(operation, op, value)?;
+            Ok((to, structure, leaves))
+        };
+        let pairs = pairs.into_iter().map(prepare).collect::<Result<Vec<_>>>()?;
+        let reductions = pairs.iter().flat_map(|(to, _, leaves)| {
+            let leaves = if let Contributions::Each(leaves) = leaves { leaves.as_slice() } else { &[] };
+            leaves.iter().map(|parts| (parts.clone(), to.as_slice()))
+        });
+        let mut reduced = self.reduce_parts(operation, op, reductions)?.into_iter();
+        let finish = |(to, structure, leaves): (Vec<DeviceName>, Tree<()>, Contributions)| {
+            let copies = match leaves {
+                Contributions::Each(leaves) => reduced.by_ref().take(leaves.len()).collect(),
+                Contributions::Same(leaves) => self.broadcast(&leaves, &to)?,
+            };
+            mirrored(operation, &structure, &to, copies)
+        };
+        pairs.into_iter().map(finish).collect()
+    }
+
+    /// The leaves of a value that is to be reduced over replicas, and its structure.
+    pub(super) fn contributions<V: Reducible>(
+        &self,
+        operation: &'static str,
+        op: ReduceOp,
+        value: V,
+    ) -> Result<(Contributions, Tree<()>)> {
+        let replicas = self.extended().local_replicas();
+        match value.into_components()? {
+            Components::PerReplica(values) => {
+                let trees = self.counted(operation, values)?.into_iter().map(Nest::into_tree).collect();
+                let (leaves, structure) = Tree::zip(trees).map_err(Error::tensor(operation))?.flatten();
+                Ok((Contributions::Each(leaves), structure))
+            }
+            Components::Plain(_) if replicas > 1 && op == ReduceOp::Sum => Err(Error::invalid(
+                operation,
+                format!(
+                    "SUM over {replicas} replicas of a value that is not distributed; \
+                     give a PerReplica, such as run returns, or reduce with MEAN"
+                ),
+            )),
+            Components::Mirrored(value) if op == ReduceOp::Sum => {
+                let (leaves, structure) = value.into_tree().flatten();
+                let each = leaves.into_iter().map(|leaf| vec![leaf; replicas]).collect();
+                Ok((Contributions::Each(each), structure))
+            }
+            Components::Plain(value) | Components::Mirrored(value) => {
+                let (leaves, structure) = value.into_tree().flatten();
+                Ok((Contributions::Same(leaves), structure))
+            }
+        }
+    }
+
+    /// Reduces leaves, each given by its replicas' parts and the devices for the result, by the strategy's algorithm.
+    pub(super) fn reduce_parts<'a>(
+        &self,
+        operation: &'static str,
+        op: ReduceOp,
+        leaves: impl IntoIterator<Item = (Vec<Leaf>, &'a [DeviceName])>,
+    ) -> Result<Vec<Vec<Leaf>>> {
+        let from = &self.devices();
+        let values: Vec<_> = leaves.into_iter().map(|(parts, to)| Reduction { parts, from, to }).collect();
+        reduce_by(self.ops(), operation, op, &values, &self.extended().communication_options())
+    }
+
+    fn ops(&self) -> &dyn CrossDeviceOps {
+        self.extended().cross_device_ops().unwrap_or(DEFAULT)
+    }
+
+    fn broadcast(&self, leaves: &[Leaf], to: &[DeviceName]) -> Result<Vec<Vec<Leaf>>> {
+        leaves.iter().map(|leaf| self.ops().broadcast(leaf, to)).collect()
+    }
+}
+
+/// One structure on each device, of the copies of its leaves.
+fn mirrored<N: Nest>(
+    operation: &'static str,
+    structure: &Tree<()>,
+    to: &[DeviceName],
+    leaves: Vec<Vec<Leaf>>,
+) -> Result<Mirrored<N>> {
+    let copy = |device: usize| {
+        let leaves = leaves.iter().filter_map(|copies| copies.get(device).cloned());
+        structure.fill(leaves).and_then(N::from_tree).map_err(Error::tensor(operation))
+    };
+    let copies = (0..to.len()).map(copy).collect::<Result<Vec<_>>>()?;
+    Mirrored::from_copies(copies).ok_or_else(|| Error::invalid(operation, "there is no destination"))
+}

@@ -1,0 +1,198 @@
+//! Updating variables from outside of `run`: once for each copy.
+
+use super::{Destinations, DeviceName, Strategy, VariablePlacement};
+use crate::context::{ContextKind, Here, Mode, UpdateContext, enter, here};
+use crate::values::{Distributed, Mirrored};
+use crate::variables::Variable;
+use crate::{Error, Result};
+use candle_core::Tensor;
+
+const ADVICE: &str = "use merge_call to leave it first, and there reduce_to what the replicas have";
+
+impl Strategy {
+    /// Calls `update` once for each copy of `variable`, in update context, where the variable stands for that copy:
+    /// reading it reads the copy, writing it writes the copy. The same holds for other variables with copies on the
+    /// same devices. Gives the results, one for each copy.
+    ///
+    /// Of `args` each call gets its part: of a [`Mirrored`] the copy for the device, of anything else the value itself.
+    /// The standard way to update a variable by what replicas have computed:
+    ///
+    /// ```
+    /// use distribute::{Variable, prelude::*};
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let weight = strategy.scope(|| Variable::new("weight", 1f32))?;
+    /// strategy.run((), |ctx, ()| {
+    ///     let gradient = 0.1 * (1. + ctx.replica_id_in_sync_group() as f32);
+    ///     ctx.merge_call(gradient, |strategy, gradients| {
+    ///         let total = strategy.reduce_to(ReduceOp::Sum, gradients, &weight)?;
+    ///         strategy.update(&weight, total, |weight, total| weight.assign_sub(total))?;
+    ///         Ok(())
+    ///     })
+    /// })?;
+    /// assert_eq!(weight.copies::<f32>()?, [0.7, 0.7]);
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The first error of `update`: later copies have not been updated then. [`Error::InvalidArgument`] for another
+    /// strategy's variable, and for values that are per replica: copies would drift apart (UPD-2).
+    /// [`Error::WrongContext`] inside of `run`.
+    #[doc(alias = "tf.distribute.StrategyExtended.update")]
+    pub fn update<D: Distributed, R>(
+        &self,
+        variable: &Variable,
+        args: D,
+        mut update: impl FnMut(&Variable, D::Local) -> Result<R>,
+    ) -> Result<Mirrored<R>> {
+        let _scope = self.enter("update", ADVICE)?;
+        if variable.strategy() != self {
+            let reason = format!("variable {} is of {}, not of {self}", variable.name(), variable.strategy());
+            return Err(Error::invalid("update", reason));
+        }
+        self.on_devices("update", &variable.devices(), args, |args| update(variable, args))
+    }
+
+    /// Calls `update` once for each of the devices that [`non_slot_devices`](Strategy::non_slot_devices) gave, in update
+    /// context: for variables that belong to no other, such as the number of steps made.
+    ///
+    /// ```
+    /// use distribute::{Variable, prelude::*};
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let (weight, steps) = strategy.scope(|| Ok((Variable::new("weight", 1f32)?, Variable::new("steps", 0i32)?)))?;
+    /// let devices = strategy.non_slot_devices(&[&weight])?;
+    /// strategy.update_non_slot(&devices, (), |()| steps.assign_add(1))?;
+    /// assert_eq!(steps.copies::<i32>()?, [1, 1]);
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Strategy::update`]; [`Error::InvalidArgument`] for other devices.
+    #[doc(alias = "tf.distribute.StrategyExtended.update_non_slot")]
+    pub fn update_non_slot<D: Distributed, R>(
+        &self,
+        devices: &[DeviceName],
+        args: D,
+        update: impl FnMut(D::Local) -> Result<R>,
+    ) -> Result<Mirrored<R>> {
+        const OPERATION: &str = "update_non_slot";
+        let _scope = self.enter(OPERATION, ADVICE)?;
+        let parameters = self.extended().parameter_devices();
+        if devices.is_empty() || devices.iter().any(|device| !parameters.contains(device)) {
+            let reason = format!("{devices:?} are not the devices that non_slot_devices gives");
+            return Err(Error::invalid(OPERATION, reason));
+        }
+        self.on_devices(OPERATION, devices, args, update)
+    }
+
+    fn on_devices<D: Distributed, R>(
+        &self,
+        operation: &'static str,
+        devices: &[DeviceName],
+        args: D,
+        mut update: impl FnMut(D::Local) -> Result<R>,
+    ) -> Result<Mirrored<R>> {
+        if args.is_per_replica() {
+            let reason =
+                "an argument is per replica, so copies would drift apart; reduce it first, with reduce_to";
+            return Err(Error::invalid(operation, reason));
+        }
+        let parts = args.split(devices.len())?;
+        let results = devices.iter().zip(parts).enumerate().map(|(copy, (device, part))| {
+            let _update = enter(Mode::Update(UpdateContext::new(self, copy, *device)));
+            update(part)
+        });
+        let results = results.collect::<Result<Vec<_>>>()?;
+        Mirrored::from_copies(results).ok_or_else(|| Error::invalid(operation, "there are no copies"))
+    }
+
+    /// The devices for variables that belong to no other: all that have a copy of `variables`, or where there is one
+    /// copy of each variable, those of the one whose name comes first.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for another strategy's variable, and for none where one is needed.
+    #[doc(alias = "tf.distribute.StrategyExtended.non_slot_devices")]
+    pub fn non_slot_devices(&self, variables: &[&Variable]) -> Result<Vec<DeviceName>> {
+        const OPERATION: &str = "non_slot_devices";
+        if let Some(other) = variables.iter().find(|variable| variable.strategy() != self) {
+            let reason = format!("variable {} is of {}, not of {self}", other.name(), other.strategy());
+            return Err(Error::invalid(OPERATION, reason));
+        }
+        match self.extended().variable_placement() {
+            VariablePlacement::Central(_) => match variables.iter().min_by_key(|variable| variable.name()) {
+                Some(first) => Ok(first.devices()),
+                None => Err(Error::invalid(OPERATION, "no variables were given")),
+            },
+            _ => Ok(self.extended().parameter_devices()),
+        }
+    }
+
+    /// While `body` runs, new variables get copies on the devices of a variable, or on those that
+    /// [`non_slot_devices`](Strategy::non_slot_devices) gave.
+    ///
+    /// ```
+    /// use distribute::{Variable, prelude::*};
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let (weight, momentum) = strategy.scope(|| {
+    ///     let weight = Variable::new("weight", 1f32)?;
+    ///     let momentum = strategy.colocate_vars_with(&weight, || Variable::new("momentum", 0f32))?;
+    ///     Ok((weight, momentum))
+    /// })?;
+    /// strategy.update(&weight, &momentum, |weight, momentum| {
+    ///     momentum.assign_add(1f32)?;
+    ///     weight.assign_sub(momentum.read::<f32>()?)
+    /// })?;
+    /// assert_eq!(weight.copies::<f32>()?, [0., 0.]);
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::WrongContext`] outside of this strategy's scope; [`Error::InvalidArgument`] for another strategy's
+    /// variable.
+    #[doc(alias = "tf.distribute.StrategyExtended.colocate_vars_with")]
+    pub fn colocate_vars_with<T>(
+        &self,
+        with: impl Into<Destinations>,
+        body: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        const OPERATION: &str = "colocate_vars_with";
+        let current = match here() {
+            Here::CrossReplica(current, _) => Some(current),
+            _ => None,
+        };
+        match current {
+            Some(current) if current == *self => {}
+            _ => {
+                let (required, advice) =
+                    (ContextKind::CrossReplica, "call it inside of this strategy's scope");
+                let found = ContextKind::current();
+                return Err(Error::WrongContext { operation: OPERATION, required, found, advice });
+            }
+        }
+        let devices = with.into().resolve(OPERATION, self)?;
+        let _colocated = enter(Mode::Colocated(self.clone(), devices));
+        body()
+    }
+
+    /// The variable that a candle tensor is a copy of: of a layer's weight, say. None for any other tensor, and where
+    /// the variable is gone.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// use candle_nn::{VarBuilder, linear};
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let model = strategy.replicate(|vb: VarBuilder| linear(4, 2, vb.pp("fc")))?;
+    /// let weight = strategy.value_container(model.models().values()[1].weight());
+    /// assert_eq!(weight.map(|variable| variable.name().to_string()).as_deref(), Some("fc.weight"));
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    #[doc(alias = "tf.distribute.StrategyExtended.value_container")]
+    pub fn value_container(&self, value: &Tensor) -> Option<Variable> {
+        self.container(value.id())
+    }
+
+    /// Whether a variable was created in this strategy's scope.
+    #[doc(alias = "tf.distribute.StrategyExtended.variable_created_in_scope")]
+    pub fn variable_created_in_scope(&self, variable: &Variable) -> bool {
+        variable.strategy() == self
+    }
+}

@@ -1,0 +1,193 @@
+//! What may be done with a variable where, and how: the tables of the documents, as one pure function.
+
+use super::kinds::VariableAggregation as Aggregation;
+use crate::context::ContextKind;
+use distribute_tensor::{ReduceOp, Write};
+
+/// What a strategy makes of the synchronization that was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sort {
+    /// One copy, one replica: no rules.
+    Ordinary,
+    /// Copies that are always equal, or one that all replicas share.
+    OnWrite,
+    /// A copy for each replica, which writes it alone.
+    OnRead,
+}
+
+/// What is to be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Access {
+    Read,
+    /// The whole of it.
+    Write(Write),
+    /// Some of its rows.
+    Scatter(Write),
+}
+
+/// How it is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// The copy of this replica, or the one that is being updated.
+    Own,
+    /// All copies, or any of them.
+    All,
+    /// All copies are combined into what is read.
+    Combined(Combine),
+    /// All copies, each a part of a value, so that their sum is the value.
+    Shares,
+    /// What all replicas write is combined, and written to all copies: all of them have to take part.
+    Together(Combine),
+}
+
+/// How several values become one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Combine {
+    Reduce(ReduceOp),
+    First,
+}
+
+/// The way to do it, or what to do instead.
+pub(super) fn way(
+    sort: Sort,
+    aggregation: Aggregation,
+    access: Access,
+    found: ContextKind,
+) -> Result<Way, &'static str> {
+    let combine = match aggregation {
+        Aggregation::None => None,
+        Aggregation::Sum => Some(Combine::Reduce(ReduceOp::Sum)),
+        Aggregation::Mean => Some(Combine::Reduce(ReduceOp::Mean)),
+        Aggregation::OnlyFirstReplica => Some(Combine::First),
+    };
+    match (sort, access, found) {
+        (_, _, ContextKind::Update) => match (sort, access) {
+            (Sort::OnRead, Access::Scatter(_)) => Err(SCATTER_ON_READ),
+            (Sort::OnWrite, Access::Scatter(how)) => ordered(how, combine).map(|()| Way::Own),
+            _ => Ok(Way::Own),
+        },
+        (Sort::Ordinary, ..) => Ok(Way::All),
+
+        (Sort::OnWrite, Access::Read, ContextKind::Replica) => Ok(Way::Own),
+        (Sort::OnWrite, Access::Read, _) => Ok(Way::All),
+        (Sort::OnWrite, Access::Write(_), ContextKind::Replica) => {
+            combine.map(Way::Together).ok_or(REPLICA_WRITE)
+        }
+        (Sort::OnWrite, Access::Write(_), _) => Ok(Way::All),
+        (Sort::OnWrite, Access::Scatter(how), ContextKind::Replica) => {
+            ordered(how, combine)?;
+            combine.map(Way::Together).ok_or(REPLICA_WRITE)
+        }
+        (Sort::OnWrite, Access::Scatter(how), _) => ordered(how, combine).map(|()| Way::All),
+
+        (Sort::OnRead, Access::Scatter(_), _) => Err(SCATTER_ON_READ),
+        (Sort::OnRead, _, ContextKind::Replica) => Ok(Way::Own),
+        (Sort::OnRead, Access::Read, _) => match combine {
+            None => Err(
+                "give it an aggregation that says how its copies become one value, or read them one by one \
+                         with copies()",
+            ),
+            Some(Combine::First) => Ok(Way::All),
+            Some(combine) => Ok(Way::Combined(combine)),
+        },
+        (Sort::OnRead, Access::Write(how), _) => match (aggregation, how) {
+            (Aggregation::Sum, Write::Assign) => Ok(Way::Shares),
+            (Aggregation::Sum, _) => {
+                Err("its value is the sum of its copies: assign the whole, or add on one replica, in run")
+            }
+            _ => Ok(Way::All),
+        },
+    }
+}
+
+const REPLICA_WRITE: &str = "its copies would drift apart: create it with an aggregation that says how the replicas' \
+                             values become one, or use merge_call, and there reduce_to and update";
+const SCATTER_ON_READ: &str = "rows are written to ON_WRITE variables only: assign the whole value";
+
+/// SC-3: what a minimum, a maximum or a replacement of several replicas' rows would be, depends on their order.
+fn ordered(how: Write, combine: Option<Combine>) -> Result<(), &'static str> {
+    match (how, combine) {
+        (Write::Min | Write::Max | Write::Assign, Some(Combine::Reduce(_))) => Err(
+            "rows of several replicas can be added, subtracted, multiplied and divided with aggregation SUM or \
+                 MEAN; for others create the variable with ONLY_FIRST_REPLICA",
+        ),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ContextKind::{CrossReplica, Default, Replica, Update};
+
+    const SUM: Combine = Combine::Reduce(ReduceOp::Sum);
+    const MEAN: Combine = Combine::Reduce(ReduceOp::Mean);
+    const AGGREGATIONS: [Aggregation; 4] =
+        [Aggregation::None, Aggregation::Sum, Aggregation::Mean, Aggregation::OnlyFirstReplica];
+
+    /// One row of a table: what each aggregation gives; none where it is refused.
+    fn row(sort: Sort, access: Access, found: ContextKind) -> [Option<Way>; 4] {
+        AGGREGATIONS.map(|aggregation| way(sort, aggregation, access, found).ok())
+    }
+
+    #[test]
+    fn wr_3_and_dv_1_table_of_on_write_variables() {
+        for how in [Write::Assign, Write::Add, Write::Sub] {
+            let write = Access::Write(how);
+            let together = [
+                None,
+                Some(Way::Together(SUM)),
+                Some(Way::Together(MEAN)),
+                Some(Way::Together(Combine::First)),
+            ];
+            assert_eq!(row(Sort::OnWrite, write, Replica), together);
+            assert_eq!(row(Sort::OnWrite, write, CrossReplica), [Some(Way::All); 4]);
+            assert_eq!(row(Sort::OnWrite, write, Default), [Some(Way::All); 4]);
+            assert_eq!(row(Sort::OnWrite, write, Update), [Some(Way::Own); 4]);
+        }
+        assert_eq!(row(Sort::OnWrite, Access::Read, Replica), [Some(Way::Own); 4]);
+        assert_eq!(row(Sort::OnWrite, Access::Read, CrossReplica), [Some(Way::All); 4]);
+        assert_eq!(row(Sort::OnWrite, Access::Read, Update), [Some(Way::Own); 4]);
+    }
+
+    #[test]
+    fn onr_2_table_of_on_read_variables() {
+        for how in [Write::Assign, Write::Add, Write::Sub] {
+            assert_eq!(row(Sort::OnRead, Access::Write(how), Replica), [Some(Way::Own); 4]);
+            assert_eq!(row(Sort::OnRead, Access::Write(how), Update), [Some(Way::Own); 4]);
+            let sum = (how == Write::Assign).then_some(Way::Shares);
+            let all = Some(Way::All);
+            assert_eq!(row(Sort::OnRead, Access::Write(how), CrossReplica), [all, sum, all, all]);
+        }
+        assert_eq!(row(Sort::OnRead, Access::Read, Replica), [Some(Way::Own); 4]);
+        let combined = [None, Some(Way::Combined(SUM)), Some(Way::Combined(MEAN)), Some(Way::All)];
+        assert_eq!(row(Sort::OnRead, Access::Read, CrossReplica), combined);
+        assert_eq!(row(Sort::OnRead, Access::Read, Default), combined);
+    }
+
+    #[test]
+    fn sc_1_and_sc_3_table_of_scatters() {
+        let [add, min] = [Access::Scatter(Write::Add), Access::Scatter(Write::Min)];
+        let (all, own, first) = (Some(Way::All), Some(Way::Own), Some(Way::Together(Combine::First)));
+        let together = [None, Some(Way::Together(SUM)), Some(Way::Together(MEAN)), first];
+        assert_eq!(row(Sort::OnWrite, add, Replica), together);
+        assert_eq!(row(Sort::OnWrite, add, CrossReplica), [all; 4]);
+        assert_eq!(row(Sort::OnWrite, add, Update), [own; 4]);
+        assert_eq!(row(Sort::OnWrite, min, Replica), [None, None, None, first]);
+        assert_eq!(row(Sort::OnWrite, min, CrossReplica), [all, None, None, all]);
+        assert_eq!(row(Sort::OnWrite, min, Update), [own, None, None, own]);
+        for found in [Replica, CrossReplica, Default, Update] {
+            assert_eq!(row(Sort::OnRead, add, found), [None; 4]);
+        }
+    }
+
+    // ONE-1
+    #[test]
+    fn ordinary_variables_have_no_rules() {
+        for access in [Access::Read, Access::Write(Write::Add), Access::Scatter(Write::Min)] {
+            for found in [Replica, CrossReplica, Default, Update] {
+                assert!(row(Sort::Ordinary, access, found).iter().all(Option::is_some));
+            }
+        }
+    }
+}

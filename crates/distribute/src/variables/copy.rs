@@ -1,0 +1,128 @@
+//! One copy of a variable: a candle variable, or a tensor in host memory.
+
+use crate::{DeviceName, Result};
+use candle_core::{CpuStorage, InplaceOp1, Layout, Var};
+use distribute_tensor::dtype::Buffer;
+use distribute_tensor::kernel;
+use distribute_tensor::{HostTensor, IndexedSlices, Leaf, Write};
+use std::sync::{PoisonError, RwLock};
+
+/// One copy of a variable.
+pub(super) struct Copy {
+    pub(super) device: DeviceName,
+    store: Store,
+}
+
+enum Store {
+    Candle(Var),
+    /// For the dtypes that candle lacks, and plain numbers.
+    Host(RwLock<HostTensor>),
+}
+
+impl Copy {
+    pub(super) fn new(initial: &Leaf, device: DeviceName) -> Result<Self> {
+        let store = match initial {
+            Leaf::Candle(tensor) => {
+                Store::Candle(Var::from_tensor(&tensor.detach().to_device(&device.to_candle()?)?.copy()?)?)
+            }
+            other => Store::Host(RwLock::new(other.to_host()?)),
+        };
+        Ok(Self { device, store })
+    }
+
+    /// candle's variable, if it is one.
+    pub(super) fn var(&self) -> Option<&Var> {
+        match &self.store {
+            Store::Candle(var) => Some(var),
+            Store::Host(_) => None,
+        }
+    }
+
+    /// The value now; later writes leave it as it is.
+    pub(super) fn read(&self) -> Result<Leaf> {
+        match &self.store {
+            Store::Candle(var) => Ok(Leaf::Candle(var.as_detached_tensor().copy()?)),
+            // Whoever writes copies the elements first, if they are still shared.
+            Store::Host(tensor) => {
+                Ok(Leaf::Host(tensor.read().unwrap_or_else(PoisonError::into_inner).clone()))
+            }
+        }
+    }
+
+    /// Writes a value that fits.
+    pub(super) fn write(&self, how: Write, value: &Leaf) -> Result<()> {
+        match (&self.store, value, how) {
+            (Store::Candle(var), Leaf::Candle(tensor), Write::Assign) => {
+                Ok(var.set(&tensor.detach().to_device(var.device())?)?)
+            }
+            (Store::Candle(var), value, _) => on_candle(var, how, &value.to_host()?, None),
+            (Store::Host(tensor), value, _) => {
+                let value = value.to_host()?;
+                Ok(tensor.write().unwrap_or_else(PoisonError::into_inner).write(how, &value)?)
+            }
+        }
+    }
+
+    /// Writes rows that fit, one after another.
+    pub(super) fn write_rows(&self, how: Write, rows: &IndexedSlices) -> Result<()> {
+        match &self.store {
+            Store::Candle(var) => on_candle(var, how, &rows.values, Some(rows.to_rows()?)),
+            Store::Host(tensor) => {
+                Ok(tensor.write().unwrap_or_else(PoisonError::into_inner).write_rows(how, rows)?)
+            }
+        }
+    }
+}
+
+/// Writes into a candle variable: in place on the CPU, by way of a copy elsewhere.
+fn on_candle(var: &Var, how: Write, values: &HostTensor, rows: Option<Vec<usize>>) -> Result<()> {
+    if var.device().is_cpu() && var.is_contiguous() {
+        return Ok(var.inplace_op1(&InPlace { how, values, rows })?);
+    }
+    let mut whole = HostTensor::from_candle(var.as_tensor())?;
+    match rows {
+        None => whole.write(how, values)?,
+        Some(rows) => {
+            let indices = HostTensor::vector(rows.into_iter().map(|row| row as i64).collect::<Vec<_>>());
+            whole.write_rows(how, &IndexedSlices { values: values.clone(), indices, dense_shape: None })?;
+        }
+    }
+    Ok(var.set(&whole.to_candle(var.device())?)?)
+}
+
+struct InPlace<'a> {
+    how: Write,
+    values: &'a HostTensor,
+    rows: Option<Vec<usize>>,
+}
+
+impl InplaceOp1 for InPlace<'_> {
+    fn name(&self) -> &'static str {
+        "variable write"
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> candle_core::Result<()> {
+        let Some((start, end)) = layout.contiguous_offsets() else {
+            candle_core::bail!("the variable is not contiguous")
+        };
+        macro_rules! by_type {
+            ($($candle:ident $ours:ident,)*) => {
+                match (storage, self.values.buffer()) {
+                    $((CpuStorage::$candle(to), Buffer::$ours(from)) => {
+                        self.how.check(from).map_err(candle_core::Error::msg)?;
+                        let Some(operation) = self.how.of() else {
+                            candle_core::bail!("{} is not for {:?}", self.how.name(), self.values.dtype())
+                        };
+                        match &self.rows {
+                            None => kernel::write(&mut to[start..end], from, operation),
+                            Some(rows) => kernel::write_rows(&mut to[start..end], rows, from, operation),
+                        }
+                        Ok(())
+                    })*
+                    _ => candle_core::bail!("the value is {}, the variable is not", self.values.dtype()),
+                }
+            };
+        }
+        by_type!(U8 U8, U32 U32, I16 I16, I32 I32, I64 I64, BF16 Bf16, F16 F16, F32 F32, F64 F64,)
+    }
+}

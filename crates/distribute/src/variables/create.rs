@@ -1,0 +1,179 @@
+//! Creating variables.
+
+use super::access::Sort;
+use super::copy::Copy;
+use super::kinds::{VariableAggregation, VariableSynchronization};
+use super::variable::{Inner, Variable};
+use crate::context::{Here, here};
+use crate::strategy::{DeviceName, VariablePlacement};
+use crate::{Error, Result, Strategy};
+use candle_core::Tensor;
+use distribute_cluster::{Fingerprint, Operation};
+use distribute_tensor::{Leaf, Tree};
+use std::panic::Location;
+
+const CREATE: &str = "creating a variable";
+
+/// A variable that is about to be created. See [`Variable::builder`].
+#[derive(Clone, Debug)]
+#[must_use = "call create()"]
+pub struct NewVariable {
+    name: String,
+    initial: Tree<Leaf>,
+    synchronization: VariableSynchronization,
+    aggregation: VariableAggregation,
+    trainable: Option<bool>,
+}
+
+impl NewVariable {
+    pub(super) fn new(name: String, initial: Tree<Leaf>) -> Self {
+        let (synchronization, aggregation) = Default::default();
+        Self { name, initial, synchronization, aggregation, trainable: None }
+    }
+
+    /// When the copies are made to agree.
+    pub fn synchronization(mut self, synchronization: VariableSynchronization) -> Self {
+        self.synchronization = synchronization;
+        self
+    }
+
+    /// How what replicas write becomes one value.
+    pub fn aggregation(mut self, aggregation: VariableAggregation) -> Self {
+        self.aggregation = aggregation;
+        self
+    }
+
+    /// Whether optimizers are meant to train it. By default those that are not ON_READ are.
+    pub fn trainable(mut self, trainable: bool) -> Self {
+        self.trainable = Some(trainable);
+        self
+    }
+
+    /// Creates the variable, with the strategy that is current: in its scope, or in its `run`, where all replicas have
+    /// to create the same and get the same variable. Where no strategy has been entered, it is an ordinary one.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for an initial value that is not one tensor, synchronization NONE with a strategy
+    /// that has replicas, and aggregation MEAN of what is no float; [`Error::Collective`] where replicas don't create
+    /// the same.
+    #[track_caller]
+    pub fn create(self) -> Result<Variable> {
+        let at = Location::caller();
+        match here() {
+            Here::Default => self.create_on(crate::strategy::default_strategy(), None),
+            Here::CrossReplica(strategy, colocated) => self.create_on(&strategy, colocated),
+            Here::Update(context) => self.create_on(context.strategy(), None),
+            Here::Replica(context) => {
+                let Tree::Leaf(initial) = &self.initial else { return Err(self.one_tensor()) };
+                let detail = format!("{} {}", self.name, initial.describe());
+                let call = Fingerprint::new(Operation::CreateVariable, detail, at);
+                context.merge(call, CREATE, self, |strategy, replicas| {
+                    // Replica 0's initial value is everybody's (VAR-5).
+                    match replicas.into_iter().next() {
+                        Some(first) => Ok(Shared(first.create_on(strategy, None)?)),
+                        None => Err(Error::invalid(CREATE, "there is no replica")),
+                    }
+                })
+            }
+        }
+    }
+
+    fn one_tensor(&self) -> Error {
+        let reason = format!("the initial value of {} is not one tensor", self.name);
+        Error::invalid(CREATE, reason)
+    }
+
+    fn create_on(self, strategy: &Strategy, colocated: Option<Vec<DeviceName>>) -> Result<Variable> {
+        let placement = strategy.extended().variable_placement();
+        let sort = match (placement, self.synchronization) {
+            (VariablePlacement::Ordinary, _) => Sort::Ordinary,
+            (_, VariableSynchronization::None) => {
+                let reason =
+                    format!("{}: synchronization NONE is not supported; use ON_WRITE or ON_READ", self.name);
+                return Err(Error::invalid(CREATE, reason));
+            }
+            (VariablePlacement::Mirrored, VariableSynchronization::OnRead) => Sort::OnRead,
+            // PSV-3: there is one copy, which is all that a replica could write.
+            _ => Sort::OnWrite,
+        };
+        let Tree::Leaf(initial) = &self.initial else { return Err(self.one_tensor()) };
+        let dtype = initial.dtype().map_err(Error::tensor(CREATE))?;
+        let mean = self.aggregation == VariableAggregation::Mean;
+        if mean && sort != Sort::Ordinary && dtype.mean() != Some(dtype) {
+            let reason = format!(
+                "{}: aggregation MEAN is for floats, the variable is {dtype}; use SUM or a float",
+                self.name
+            );
+            return Err(Error::invalid(CREATE, reason));
+        }
+        let devices = match (colocated, placement) {
+            (Some(devices), _) => devices,
+            (None, VariablePlacement::Central(device)) => vec![device],
+            (None, _) => strategy.extended().worker_devices().to_vec(),
+        };
+        let copies = devices.into_iter().map(|device| Copy::new(initial, device)).collect::<Result<_>>()?;
+        Ok(Variable::of(Inner {
+            strategy: strategy.clone(),
+            synchronization: self.synchronization,
+            aggregation: self.aggregation,
+            sort,
+            trainable: self.trainable.unwrap_or(self.synchronization != VariableSynchronization::OnRead),
+            dtype,
+            dims: initial.dims().to_vec(),
+            copies,
+            name: self.name,
+        }))
+    }
+}
+
+/// The same for every replica.
+struct Shared(Variable);
+
+impl crate::Distributed for Shared {
+    type Local = Variable;
+    fn split(self, replicas: usize) -> Result<Vec<Variable>> {
+        Ok(vec![self.0; replicas])
+    }
+}
+
+/// Those that models are made of.
+impl Variable {
+    /// One copy, which the replicas of this process share, on the first of the strategy's devices.
+    pub(super) fn shared(strategy: &Strategy, name: &str, initial: &Tensor) -> Result<Variable> {
+        let device = strategy.extended().parameter_devices().first().copied().unwrap_or(DeviceName::cpu(0));
+        Self::of_model(strategy, name, initial, vec![device], VariableSynchronization::OnWrite)
+    }
+
+    /// A copy for each replica.
+    pub(super) fn running(strategy: &Strategy, name: &str, initial: &Tensor) -> Result<Variable> {
+        let devices = strategy.extended().worker_devices().to_vec();
+        Self::of_model(strategy, name, initial, devices, VariableSynchronization::OnRead)
+    }
+
+    fn of_model(
+        strategy: &Strategy,
+        name: &str,
+        initial: &Tensor,
+        devices: Vec<DeviceName>,
+        synchronization: VariableSynchronization,
+    ) -> Result<Variable> {
+        let initial = Leaf::Candle(initial.clone());
+        let (sort, aggregation) = match synchronization {
+            VariableSynchronization::OnRead => (Sort::OnRead, VariableAggregation::Mean),
+            // Only optimizers write, who know how.
+            _ => (Sort::OnWrite, VariableAggregation::None),
+        };
+        let copies = devices.into_iter().map(|device| Copy::new(&initial, device)).collect::<Result<_>>()?;
+        Ok(Variable::of(Inner {
+            name: name.to_string(),
+            strategy: strategy.clone(),
+            synchronization,
+            aggregation,
+            sort,
+            trainable: sort == Sort::OnWrite,
+            dtype: initial.dtype().map_err(Error::tensor(CREATE))?,
+            dims: initial.dims().to_vec(),
+            copies,
+        }))
+    }
+}

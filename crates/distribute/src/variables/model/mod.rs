@@ -1,0 +1,300 @@
+//! A model's variables: created once, by name, shared by the replicas of one memory.
+//!
+//! | file | what it is |
+//! |---|---|
+//! | `running` | the running statistics among them |
+//! | `builder`, `init` | candle's `VarBuilder` over them, and their initial values |
+//! | `files` | safetensors, and the checksum |
+
+mod builder;
+mod files;
+mod init;
+mod running;
+
+use super::Variable;
+use crate::replicated::other_variables;
+use crate::{Error, Result, Strategy};
+use candle_core::{DType, Device, Shape, Tensor, Var};
+use candle_nn::{Init, VarBuilder};
+use running::Running;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The variables of one model, by name.
+///
+/// A variable is mirrored: the replicas of one memory share one copy, and only optimizers write it, all replicas
+/// together; [`variable`](Variables::variable) gives it as a [`Variable`]. The running statistics of batch-norm (variables whose last name is `running_mean` or `running_var`) are
+/// of another kind: each replica writes its own, and whoever reads them from outside gets the mean over replicas
+/// (synchronization ON_READ, aggregation MEAN).
+///
+/// A clone is another handle of the same variables.
+#[doc(alias = "tf.Variable")]
+#[doc(alias = "MirroredVariable")]
+#[derive(Clone)]
+pub struct Variables(Arc<Store>);
+
+struct Store {
+    strategy: Strategy,
+    seed: u64,
+    entries: Mutex<BTreeMap<String, Entry>>,
+}
+
+struct Entry {
+    kind: Kind,
+    /// The replicas that have asked for it while their model was built.
+    asked: BTreeSet<usize>,
+}
+
+#[derive(Clone)]
+enum Kind {
+    /// ON_WRITE: one copy, which all replicas share.
+    Mirrored(Variable),
+    /// ON_READ, MEAN: a copy for each replica.
+    Running(Running),
+}
+
+impl Variables {
+    pub(crate) fn new(strategy: &Strategy, seed: u64) -> Self {
+        Self(Arc::new(Store { strategy: strategy.clone(), seed, entries: Mutex::default() }))
+    }
+
+    /// The names of all variables, sorted.
+    pub fn names(&self) -> Vec<String> {
+        self.entries().keys().cloned().collect()
+    }
+
+    /// How many numbers the variables hold in all.
+    pub fn elements(&self) -> usize {
+        self.entries().values().filter_map(|entry| Some(entry.kind.any().ok()?.elem_count())).sum()
+    }
+
+    /// The value of a variable, as one device would have it: of running statistics the mean over the replicas. It is a
+    /// copy, which later steps leave as it is.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for an unknown name: it lists those there are.
+    pub fn get(&self, name: &str) -> Result<Tensor> {
+        Ok(self.find("get", name)?.read()?.copy()?)
+    }
+
+    /// Sets a variable, on all replicas.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for an unknown name, another shape or another dtype; nothing has changed then.
+    pub fn set(&self, name: &str, value: &Tensor) -> Result<()> {
+        let kind = self.find("set", name)?;
+        kind.require_fit("set", name, value, "the value")?;
+        match kind {
+            Kind::Mirrored(variable) => variable.var(0)?.set(value)?,
+            Kind::Running(running) => running.set(value)?,
+        }
+        Ok(())
+    }
+
+    /// A variable, to be read and written by the rules of [`Variable`]: in an update function, say.
+    ///
+    /// Running statistics read in this way are the mean over all replicas, also over those that have seen no rows;
+    /// [`get`](Variables::get) leaves these out.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for an unknown name: it lists those there are.
+    pub fn variable(&self, name: &str) -> Result<Variable> {
+        Ok(match self.find("variable", name)? {
+            Kind::Mirrored(variable) => variable,
+            Kind::Running(running) => running.variable().clone(),
+        })
+    }
+
+    /// The variables that optimizers train, by name: all but running statistics.
+    pub fn trainable(&self) -> Vec<(String, Var)> {
+        let entries = self.entries();
+        let mirrored = entries.iter().filter_map(|(name, entry)| match &entry.kind {
+            Kind::Mirrored(variable) => Some((name.clone(), variable.var(0).ok()?.clone())),
+            Kind::Running(_) => None,
+        });
+        mirrored.collect()
+    }
+
+    /// The variables that local replica `replica` writes on its own: its running statistics.
+    pub(crate) fn own_variables(&self, replica: usize) -> Vec<Var> {
+        let of_replica = |entry: &Entry| match &entry.kind {
+            Kind::Mirrored(_) => None,
+            Kind::Running(running) => running.variable().var(replica).ok().cloned(),
+        };
+        self.entries().values().filter_map(of_replica).collect()
+    }
+
+    /// The strategy whose replicas share the variables.
+    pub fn strategy(&self) -> &Strategy {
+        &self.0.strategy
+    }
+
+    pub(crate) fn builder(&self, replica: usize) -> Result<VarBuilder<'static>> {
+        let device = match self.0.strategy.extended().worker_devices().get(replica) {
+            Some(name) => name.to_candle()?,
+            None => Device::Cpu,
+        };
+        let backend = builder::OfReplica { variables: self.clone(), replica };
+        Ok(VarBuilder::from_backend(Box::new(backend), DType::F32, device))
+    }
+
+    pub(crate) fn snapshot_builder(&self) -> Result<VarBuilder<'static>> {
+        let tensors = self.snapshot()?.into_iter().collect();
+        Ok(VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu))
+    }
+
+    /// Copies of all variables, by name.
+    pub(crate) fn snapshot(&self) -> Result<BTreeMap<String, Tensor>> {
+        let kinds: Vec<_> =
+            self.entries().iter().map(|(name, entry)| (name.clone(), entry.kind.clone())).collect();
+        kinds.into_iter().map(|(name, kind)| Ok((name, kind.read()?))).collect()
+    }
+
+    /// RUN-9, RUN-10: later replicas find what replica 0 created, and must not ask for more or less.
+    pub(crate) fn require_same_names(&self, replica: usize) -> Result<()> {
+        let entries = self.entries();
+        let not_asked_by = |replica: usize| -> Vec<String> {
+            entries
+                .iter()
+                .filter(|(_, e)| !e.asked.contains(&replica))
+                .map(|(name, _)| name.clone())
+                .collect()
+        };
+        let (missing, extra) = (not_asked_by(replica), not_asked_by(0));
+        match missing.is_empty() && extra.is_empty() {
+            true => Ok(()),
+            false => Err(other_variables(replica, &missing, &extra)),
+        }
+    }
+
+    /// The variable for one replica, created if nobody has asked for it before.
+    fn get_or_create(
+        &self,
+        replica: usize,
+        name: &str,
+        shape: &Shape,
+        init: &Init,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Tensor> {
+        let mut entries = self.entries();
+        if !entries.contains_key(name) {
+            let value = init::values(init, self.0.seed, name, shape, dtype, device)?;
+            let strategy = &self.0.strategy;
+            let kind = match is_running_statistic(name) {
+                true => Kind::Running(Running::new(strategy, name, &value)?),
+                false => Kind::Mirrored(Variable::shared(strategy, name, &value)?),
+            };
+            entries.insert(name.to_string(), Entry { kind, asked: BTreeSet::new() });
+        }
+        let Some(entry) = entries.get_mut(name) else { return Err(unknown("replicate", name, &entries)) };
+        entry.asked.insert(replica);
+        let variable = match &entry.kind {
+            Kind::Mirrored(variable) => variable.var(0)?,
+            Kind::Running(running) => running.variable().var(replica)?,
+        };
+        if variable.shape() != shape || variable.dtype() != dtype {
+            return Err(Error::invalid(
+                "replicate",
+                format!(
+                    "variable {name} was created with shape {:?} and dtype {:?}, and is asked for with {:?} and {dtype:?}",
+                    variable.dims(),
+                    variable.dtype(),
+                    shape.dims()
+                ),
+            ));
+        }
+        Ok(variable.as_tensor().clone())
+    }
+
+    /// Whether a replica has asked for a variable: later replicas take the same way through their model's code as the
+    /// first, which finds no variable yet.
+    fn has_asked(&self, replica: usize, name: &str) -> bool {
+        self.entries().get(name).is_some_and(|entry| entry.asked.contains(&replica))
+    }
+
+    fn find(&self, operation: &'static str, name: &str) -> Result<Kind> {
+        let entries = self.entries();
+        entries.get(name).map(|entry| entry.kind.clone()).ok_or_else(|| unknown(operation, name, &entries))
+    }
+
+    fn entries(&self) -> MutexGuard<'_, BTreeMap<String, Entry>> {
+        self.0.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Kind {
+    /// Whether a value fits: shape and dtype of all components are the same.
+    fn require_fit(&self, operation: &'static str, name: &str, value: &Tensor, from: &str) -> Result<()> {
+        let variable = self.any()?;
+        if variable.shape() == value.shape() && variable.dtype() == value.dtype() {
+            return Ok(());
+        }
+        Err(Error::invalid(
+            operation,
+            format!(
+                "variable {name} is {:?}{:?}, {from} {:?}{:?}",
+                variable.dtype(),
+                variable.dims(),
+                value.dtype(),
+                value.dims()
+            ),
+        ))
+    }
+
+    /// Shape and dtype are those of any copy.
+    fn any(&self) -> Result<&Var> {
+        match self {
+            Kind::Mirrored(variable) => variable.var(0),
+            Kind::Running(running) => running.variable().var(0),
+        }
+    }
+
+    /// A copy: optimizers write variables in place.
+    fn read(&self) -> Result<Tensor> {
+        match self {
+            Kind::Mirrored(variable) => Ok(variable.var(0)?.as_detached_tensor().copy()?),
+            Kind::Running(running) => running.mean(),
+        }
+    }
+}
+
+impl std::fmt::Debug for Variables {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // One after the other: both take the lock.
+        let (count, elements) = (self.names().len(), self.elements());
+        write!(f, "Variables({count} variables, {elements} elements)")
+    }
+}
+
+/// What stock batch-norm calls its running statistics: it sets them in forward, on each replica.
+fn is_running_statistic(name: &str) -> bool {
+    matches!(name.rsplit('.').next(), Some("running_mean" | "running_var"))
+}
+
+fn unknown(operation: &'static str, name: &str, entries: &BTreeMap<String, Entry>) -> Error {
+    let names: Vec<_> = entries.keys().take(20).collect();
+    Error::invalid(
+        operation,
+        format!("no variable is named {name:?}; the {} there are: {names:?}", entries.len()),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{OneDeviceStrategy, Sgd};
+
+    #[test]
+    fn what_get_gives_does_not_change_with_the_variable() {
+        let strategy = OneDeviceStrategy::new("cpu:0").unwrap();
+        let model = strategy.replicate(|vb: VarBuilder| vb.get_with_hints(2, "w", Init::Const(1.))).unwrap();
+        let before = model.variables.get("w").unwrap();
+        let optimizer = Sgd::new(&model.variables, 0.5).unwrap();
+        strategy.run(&model, |ctx, w| optimizer.minimize(ctx, w.sum_all()?, 1)).unwrap();
+        assert_eq!(before.to_vec1::<f32>().unwrap(), [1., 1.]);
+        assert_eq!(model.variables.get("w").unwrap().to_vec1::<f32>().unwrap(), [0.5, 0.5]);
+        model.variables.set("w", &before).unwrap();
+        assert_eq!(model.variables.get("w").unwrap().to_vec1::<f32>().unwrap(), [1., 1.]);
+    }
+}

@@ -1,0 +1,247 @@
+//! A variable: a value with a copy on each replica, or one copy that they share.
+
+use super::access::Sort;
+use super::copy::Copy;
+use super::create::NewVariable;
+use super::kinds::{VariableAggregation, VariableSynchronization};
+use crate::strategy::DeviceName;
+use crate::{Error, Result, Strategy};
+use candle_core::Var;
+use distribute_tensor::{DType, Leaf, Nest};
+use std::fmt;
+use std::sync::{Arc, Weak};
+
+/// A value that replicas share, or that each has a copy of; read and written by the rules of the documents.
+///
+/// It belongs to the strategy in whose [`scope`](Strategy::scope) it was created, which decides how many copies there
+/// are and where. What an operation does depends on where it is called:
+///
+/// | | in [`run`](Strategy::run) | in a scope, a merge function or outside | in [`update`](Strategy::update) |
+/// |---|---|---|---|
+/// | ON_WRITE, read | this replica's copy | any copy: they are equal | the copy being updated |
+/// | ON_WRITE, write | what all replicas write is aggregated and written to all copies: all of them have to call it | every copy | the copy being updated |
+/// | ON_READ, read | this replica's copy | the aggregate of all copies | the copy being updated |
+/// | ON_READ, write | this replica's copy | every copy, if the aggregation is no sum | the copy being updated |
+///
+/// What the table of the documents refuses is [`Error::VariableAccess`](crate::Error::VariableAccess), which says what
+/// to do instead; nothing has been written then. A clone is another handle of the same variable.
+///
+/// The value is a candle tensor, a [`HostTensor`](crate::HostTensor) of any dtype or a plain number.
+///
+/// ```
+/// use distribute::{Variable, VariableAggregation, VariableSynchronization, prelude::*};
+/// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+/// let seen = strategy.scope(|| {
+///     Variable::builder("seen", 0i64)
+///         .synchronization(VariableSynchronization::OnRead)
+///         .aggregation(VariableAggregation::Sum)
+///         .create()
+/// })?;
+/// strategy.run((), |ctx, ()| seen.assign_add(10 + ctx.replica_id_in_sync_group() as i64))?;
+/// assert_eq!(seen.read::<i64>()?, 21);
+/// # Ok::<(), distribute::Error>(())
+/// ```
+#[doc(alias = "tf.Variable")]
+#[doc(alias = "MirroredVariable")]
+#[doc(alias = "SyncOnReadVariable")]
+#[doc(alias = "AggregatingVariable")]
+#[derive(Clone)]
+pub struct Variable(pub(super) Arc<Inner>);
+
+pub(super) struct Inner {
+    pub(super) name: String,
+    pub(super) strategy: Strategy,
+    pub(super) synchronization: VariableSynchronization,
+    pub(super) aggregation: VariableAggregation,
+    pub(super) sort: Sort,
+    pub(super) trainable: bool,
+    pub(super) dtype: DType,
+    pub(super) dims: Vec<usize>,
+    /// One for each local replica, or one that all share.
+    pub(super) copies: Vec<Copy>,
+}
+
+impl Variable {
+    /// Creates a variable of synchronization AUTO and aggregation NONE, with the strategy that is current.
+    ///
+    /// # Errors
+    /// As [`NewVariable::create`].
+    #[track_caller]
+    pub fn new<N: Nest>(name: impl Into<String>, initial: N) -> Result<Self> {
+        Self::builder(name, initial).create()
+    }
+
+    /// Begins a variable: what it is called and its initial value, the same for all copies.
+    pub fn builder<N: Nest>(name: impl Into<String>, initial: N) -> NewVariable {
+        NewVariable::new(name.into(), initial.into_tree())
+    }
+
+    /// The name.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// The size of each axis.
+    pub fn dims(&self) -> &[usize] {
+        &self.0.dims
+    }
+
+    /// The type of the elements.
+    pub fn dtype(&self) -> DType {
+        self.0.dtype
+    }
+
+    /// The strategy in whose scope it was created.
+    #[doc(alias = "distribute_strategy")]
+    pub fn strategy(&self) -> &Strategy {
+        &self.0.strategy
+    }
+
+    /// When its copies are made to agree, as it was asked for.
+    pub fn synchronization(&self) -> VariableSynchronization {
+        self.0.synchronization
+    }
+
+    /// How what replicas write becomes one value.
+    pub fn aggregation(&self) -> VariableAggregation {
+        self.0.aggregation
+    }
+
+    /// Whether optimizers are meant to train it.
+    pub fn is_trainable(&self) -> bool {
+        self.0.trainable
+    }
+
+    /// The device of each copy.
+    pub fn devices(&self) -> Vec<DeviceName> {
+        self.0.copies.iter().map(|copy| copy.device).collect()
+    }
+
+    /// The name of each copy: `w`, `w/replica_1`, …
+    pub fn copy_names(&self) -> Vec<String> {
+        let name = |copy| match copy {
+            0 => self.0.name.clone(),
+            _ => format!("{}/replica_{copy}", self.0.name),
+        };
+        (0..self.0.copies.len()).map(name).collect()
+    }
+
+    /// The value of each copy, in the order of replicas; one where all replicas share one.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`](crate::Error::Tensor) where the value is not of type `N`.
+    pub fn copies<N: Nest>(&self) -> Result<Vec<N>> {
+        self.0.copies.iter().map(|copy| super::read::typed(copy.read()?)).collect()
+    }
+
+    /// Whether all copies have the same bits: always, for ON_WRITE variables. What the others are is for the caller to
+    /// judge.
+    ///
+    /// # Errors
+    /// Those of reading the copies.
+    pub fn copies_agree(&self) -> Result<bool> {
+        let copies: Vec<Leaf> = self.copies()?;
+        let host = copies.iter().map(|copy| Ok(copy.to_host()?)).collect::<Result<Vec<_>>>()?;
+        Ok(host.windows(2).all(|pair| pair[0].same_bits(&pair[1])))
+    }
+
+    /// A variable of its own with the same values, of the same strategy.
+    ///
+    /// # Errors
+    /// Those of candle, where there is no memory for it.
+    #[doc(alias = "__deepcopy__")]
+    pub fn deep_copy(&self) -> Result<Variable> {
+        let copy = |copy: &Copy| Copy::new(&copy.read()?, copy.device);
+        let inner = &*self.0;
+        Ok(Self::of(Inner {
+            name: inner.name.clone(),
+            strategy: inner.strategy.clone(),
+            copies: inner.copies.iter().map(copy).collect::<Result<_>>()?,
+            dims: inner.dims.clone(),
+            ..*inner
+        }))
+    }
+
+    pub(super) fn of(inner: Inner) -> Self {
+        let variable = Self(Arc::new(inner));
+        variable.0.strategy.contains(&variable);
+        variable
+    }
+
+    /// The candle variables of its copies: of a candle tensor all.
+    pub(crate) fn vars(&self) -> impl Iterator<Item = &Var> {
+        self.0.copies.iter().filter_map(Copy::var)
+    }
+
+    /// The candle variable of one copy.
+    pub(super) fn var(&self, copy: usize) -> Result<&Var> {
+        self.copy(copy)?.var().ok_or_else(|| {
+            let reason = format!("variable {} is no candle tensor; create it from one", self.name());
+            Error::invalid("variables", reason)
+        })
+    }
+
+    pub(crate) fn downgrade(&self) -> WeakVariable {
+        WeakVariable(Arc::downgrade(&self.0))
+    }
+
+    pub(crate) fn copy_count(&self) -> usize {
+        self.0.copies.len()
+    }
+}
+
+/// A variable that may be gone.
+pub(crate) struct WeakVariable(Weak<Inner>);
+
+impl WeakVariable {
+    pub(crate) fn upgrade(&self) -> Option<Variable> {
+        self.0.upgrade().map(Variable)
+    }
+}
+
+/// Two handles are equal if they are of the same variable.
+impl PartialEq for Variable {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Variable {}
+
+/// The copies by replica, as the documents print them:
+///
+/// ```text
+/// Variable w:{
+///   0: <Tensor: shape=(), dtype=float32, data=1.0>,
+///   1: <Tensor: shape=(), dtype=float32, data=1.0>
+/// }
+/// ```
+impl fmt::Display for Variable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "Variable {}:{{", self.0.name)?;
+        for (i, copy) in self.0.copies.iter().enumerate() {
+            let end = if i + 1 == self.0.copies.len() { "" } else { "," };
+            match copy.read() {
+                Ok(value) => writeln!(f, "  {i}: {value}{end}")?,
+                Err(error) => writeln!(f, "  {i}: {error}{end}")?,
+            }
+        }
+        f.write_str("}")
+    }
+}
+
+impl fmt::Debug for Variable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let inner = &*self.0;
+        write!(
+            f,
+            "Variable({}: {}{:?}, {}, {}, {} copies)",
+            inner.name,
+            inner.dtype,
+            inner.dims,
+            inner.synchronization,
+            inner.aggregation,
+            inner.copies.len()
+        )
+    }
+}

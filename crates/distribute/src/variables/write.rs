@@ -1,0 +1,285 @@
+//! Writing variables.
+
+use super::access::{Access, Combine, Sort, Way};
+use super::copy::Copy;
+use super::variable::Variable;
+use crate::context::{ContextKind, Here, here};
+use crate::values::{Components, PerReplica, Reducible};
+use crate::{Error, ReplicaContext, Result};
+use distribute_cluster::{Fingerprint, Operation};
+use distribute_tensor::{IndexedSlices, Leaf, Nest, ReduceOp, Tree, Write};
+use std::panic::Location;
+
+/// Where a variable is being used.
+pub(super) struct Place {
+    pub(super) kind: ContextKind,
+    /// Which copy is this context's own.
+    pub(super) copy: usize,
+    replica: Option<ReplicaContext>,
+}
+
+macro_rules! writes {
+    ($($name:ident $how:ident $what:literal $alias:literal;)*) => {
+        impl Variable {$(
+            #[doc = concat!($what, " See [`Variable`] for which copies are written where.")]
+            ///
+            /// # Errors
+            /// [`Error::VariableAccess`] where the variable cannot be written here: it says what to do instead.
+            /// [`Error::InvalidArgument`] for another shape or dtype than the variable's, and for a
+            /// [`PerReplica`](crate::PerReplica) value: reduce it first, or write each replica's in `run`.
+            /// [`Error::Collective`] where not all replicas make the call. Nothing has been written then.
+            #[doc(alias = $alias)]
+            #[track_caller]
+            pub fn $name<V: Reducible>(&self, value: V) -> Result<()> {
+                let at = Location::caller();
+                let value = self.one_value(stringify!($name), value)?;
+                self.write(stringify!($name), Write::$how, value, at)
+            }
+        )*}
+    };
+}
+writes! {
+    assign Assign "Sets the value." "tf.Variable.assign";
+    assign_add Add "Adds to the value." "tf.Variable.assign_add";
+    assign_sub Sub "Subtracts from the value." "tf.Variable.assign_sub";
+}
+
+macro_rules! scatters {
+    ($($name:ident $how:ident $what:literal $alias:literal;)*) => {
+        impl Variable {$(
+            #[doc = concat!($what, " An index that occurs twice is written twice. In `run` the rows of all replicas")]
+            /// are joined, in the order of replica ids, and written to all copies; MEAN divides their values by the
+            /// number of replicas.
+            ///
+            /// # Errors
+            /// As [`Variable::assign`], and [`Error::Tensor`] for an index that is no row. ON_READ variables have no
+            /// rows to write; minimum, maximum and update need aggregation NONE or ONLY_FIRST_REPLICA.
+            #[doc(alias = $alias)]
+            #[track_caller]
+            pub fn $name(&self, rows: IndexedSlices) -> Result<()> {
+                self.scatter(stringify!($name), Write::$how, rows, Location::caller())
+            }
+        )*}
+    };
+}
+scatters! {
+    scatter_add Add "Adds to rows." "tf.Variable.scatter_add";
+    scatter_sub Sub "Subtracts from rows." "tf.Variable.scatter_sub";
+    scatter_mul Mul "Multiplies rows." "tf.Variable.scatter_mul";
+    scatter_div Div "Divides rows." "tf.Variable.scatter_div";
+    scatter_min Min "Sets rows to the minimum of the two values." "tf.Variable.scatter_min";
+    scatter_max Max "Sets rows to the maximum of the two values." "tf.Variable.scatter_max";
+    scatter_update Assign "Replaces rows." "tf.Variable.scatter_update";
+}
+
+impl Variable {
+    fn write(
+        &self,
+        operation: &'static str,
+        how: Write,
+        value: Leaf,
+        at: &'static Location<'static>,
+    ) -> Result<()> {
+        let place = self.place(operation)?;
+        let way = self.way(operation, Access::Write(how), place.kind)?;
+        self.require_fit(operation, &value)?;
+        match way {
+            Way::Own => self.copy(place.copy)?.write(how, &value),
+            Way::All => self.each_copy(|copy| copy.write(how, &value)),
+            Way::Shares => {
+                let shares = shares(&value, self.copy_count())?;
+                self.0.copies.iter().zip(&shares).try_for_each(|(copy, share)| copy.write(how, share))
+            }
+            Way::Together(combine) => {
+                let detail = value.describe();
+                self.together(operation, detail, value, place.replica, at, |values| {
+                    let value = combined(combine, &values).map_err(Error::tensor(operation))?;
+                    self.each_copy(|copy| copy.write(how, &value))
+                })
+            }
+            Way::Combined(_) => Err(Error::invalid(operation, "a write reads nothing")),
+        }
+    }
+
+    fn scatter(
+        &self,
+        operation: &'static str,
+        how: Write,
+        rows: IndexedSlices,
+        at: &'static Location<'static>,
+    ) -> Result<()> {
+        let place = self.place(operation)?;
+        let way = self.way(operation, Access::Scatter(how), place.kind)?;
+        let rows = self.rows_that_fit(operation, rows)?;
+        match way {
+            Way::Own => self.copy(place.copy)?.write_rows(how, &rows),
+            Way::Together(combine) => {
+                let detail = rows.values.dtype().to_string();
+                self.together(operation, detail, rows, place.replica, at, |replicas| {
+                    let rows = joined(combine, &replicas).map_err(Error::tensor(operation))?;
+                    self.each_copy(|copy| copy.write_rows(how, &rows))
+                })
+            }
+            _ => self.each_copy(|copy| copy.write_rows(how, &rows)),
+        }
+    }
+
+    /// A call of all replicas: `write` gets the values of all of them, once.
+    fn together<T: Send + 'static>(
+        &self,
+        operation: &'static str,
+        detail: String,
+        value: T,
+        replica: Option<ReplicaContext>,
+        at: &'static Location<'static>,
+        write: impl FnOnce(Vec<T>) -> Result<()>,
+    ) -> Result<()> {
+        let Some(context) = replica else { return write(vec![value]) };
+        let call = Fingerprint::new(
+            Operation::WriteVariable,
+            format!("{operation} of {}, {detail}", self.name()),
+            at,
+        );
+        context.merge(call, operation, value, |_, values: PerReplica<T>| write(values.into_values()))
+    }
+
+    fn each_copy(&self, write: impl FnMut(&Copy) -> Result<()>) -> Result<()> {
+        self.0.copies.iter().try_for_each(write)
+    }
+
+    /// The one value that is written here. Replicas' own values cannot be: copies would drift apart (WR-2, WR-6).
+    fn one_value<V: Reducible>(&self, operation: &'static str, value: V) -> Result<Leaf> {
+        let tree = match value.into_components()? {
+            Components::PerReplica(_) => {
+                let reason = format!(
+                    "the value for variable {} is per replica: reduce it first, or give it to run as an argument and \
+                     write each replica's there",
+                    self.name()
+                );
+                return Err(Error::invalid(operation, reason));
+            }
+            Components::Mirrored(value) | Components::Plain(value) => value.into_tree(),
+        };
+        match tree {
+            Tree::Leaf(Leaf::Slices(_)) => {
+                Err(Error::invalid(operation, "indexed slices are written by the scatter methods"))
+            }
+            Tree::Leaf(leaf) => Ok(leaf),
+            _ => Err(Error::invalid(
+                operation,
+                format!("the value for variable {} is not one tensor", self.name()),
+            )),
+        }
+    }
+
+    fn require_fit(&self, operation: &'static str, value: &Leaf) -> Result<()> {
+        if value.dims() == self.dims() && value.dtype().is_ok_and(|dtype| dtype == self.dtype()) {
+            return Ok(());
+        }
+        let reason = format!(
+            "variable {} is {}{:?}, the value {}; give one of the same shape and dtype",
+            self.name(),
+            self.dtype(),
+            self.dims(),
+            value.describe()
+        );
+        Err(Error::invalid(operation, reason))
+    }
+
+    fn rows_that_fit(&self, operation: &'static str, rows: IndexedSlices) -> Result<IndexedSlices> {
+        let rows = IndexedSlices::new(rows.values, rows.indices, Some(self.dims().to_vec()))
+            .map_err(Error::tensor(operation))?;
+        match rows.values.dtype() == self.dtype() {
+            true => Ok(rows),
+            false => {
+                let reason = format!(
+                    "variable {} is {}, the rows are {}",
+                    self.name(),
+                    self.dtype(),
+                    rows.values.dtype()
+                );
+                Err(Error::invalid(operation, reason))
+            }
+        }
+    }
+
+    pub(super) fn copy(&self, copy: usize) -> Result<&Copy> {
+        // One copy is everybody's.
+        let copy = if self.copy_count() == 1 { 0 } else { copy };
+        self.0.copies.get(copy).ok_or_else(|| {
+            let reason = format!("variable {} has no copy {copy}: it has {}", self.name(), self.copy_count());
+            Error::invalid("variables", reason)
+        })
+    }
+
+    pub(super) fn way(&self, operation: &'static str, access: Access, found: ContextKind) -> Result<Way> {
+        super::access::way(self.0.sort, self.0.aggregation, access, found).map_err(|advice| {
+            Error::VariableAccess {
+                operation,
+                variable: self.name().to_string(),
+                synchronization: self.0.synchronization,
+                aggregation: self.0.aggregation,
+                found,
+                advice,
+            }
+        })
+    }
+
+    /// Where this code is running, as seen from the variable; an error in another strategy's context (VAR-8).
+    pub(super) fn place(&self, operation: &'static str) -> Result<Place> {
+        let ours = self.strategy();
+        let other = |current: &crate::Strategy| Error::MixedStrategies {
+            operation,
+            current: current.to_string(),
+            other: format!("variable {} of {ours}", self.name()),
+        };
+        let outside = Place { kind: ContextKind::Default, copy: 0, replica: None };
+        Ok(match here() {
+            Here::Default => outside,
+            Here::CrossReplica(strategy, _) if strategy == *ours => {
+                Place { kind: ContextKind::CrossReplica, ..outside }
+            }
+            Here::Update(context) if context.strategy() == ours => {
+                Place { kind: ContextKind::Update, copy: context.copy(), replica: None }
+            }
+            Here::Replica(context) if context.strategy() == ours => {
+                Place { kind: ContextKind::Replica, copy: context.local_replica(), replica: Some(context) }
+            }
+            // An ordinary variable is nobody's: a strategy's replicas may read it, as they may read what they capture.
+            _ if self.0.sort == Sort::Ordinary && operation == "read" => outside,
+            Here::CrossReplica(..) | Here::Update(_) if self.0.sort == Sort::Ordinary => outside,
+            Here::CrossReplica(strategy, _) => return Err(other(&strategy)),
+            Here::Update(context) => return Err(other(context.strategy())),
+            Here::Replica(context) => return Err(other(context.strategy())),
+        })
+    }
+}
+
+fn combined(combine: Combine, values: &[Leaf]) -> distribute_tensor::Result<Leaf> {
+    match (combine, values) {
+        (Combine::First, [first, ..]) => Ok(first.clone()),
+        (Combine::Reduce(op), values) => Leaf::reduce(op, values),
+        (Combine::First, []) => Err(distribute_tensor::Error::Empty { operation: "aggregate" }),
+    }
+}
+
+fn joined(combine: Combine, rows: &[IndexedSlices]) -> distribute_tensor::Result<IndexedSlices> {
+    match (combine, rows) {
+        (Combine::First, [first, ..]) => Ok(first.clone()),
+        // Not reduced, which would merge rows: each is written on its own, one after another (SC-1, SC-2).
+        (Combine::Reduce(op), rows) => {
+            let all = IndexedSlices::concat(&rows.iter().collect::<Vec<_>>())?;
+            match op {
+                ReduceOp::Sum => Ok(all),
+                ReduceOp::Mean => all.divide(rows.len() as f64),
+            }
+        }
+        (Combine::First, []) => Err(distribute_tensor::Error::Empty { operation: "aggregate" }),
+    }
+}
+
+/// Parts of a value, one for each copy, whose sum is the value: of integers too (T5).
+fn shares(value: &Leaf, copies: usize) -> Result<Vec<Leaf>> {
+    let whole = value.to_host()?;
+    (0..copies).map(|copy| Ok(Leaf::Host(whole.share(copy, copies)?))).collect()
+}

@@ -1,0 +1,36 @@
+//! reduce_to, batch_reduce_to, broadcast_to, cross-device ops and communication options: a test for each rule, named by
+//! it. Where a rule describes a trap of TensorFlow, the test asserts what is done here instead.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[path = "cross_device/algorithms.rs"]
+mod algorithms;
+#[path = "cross_device/authors.rs"]
+mod authors;
+#[path = "cross_device/options.rs"]
+mod options;
+#[path = "cross_device/reduce_to.rs"]
+mod reduce_to;
+#[path = "support/watched.rs"]
+mod watched;
+
+use distribute::{CrossDeviceOps, HostTensor, IndexedSlices, Leaf, MirroredStrategy, PerReplica, Strategy};
+
+fn mirrored(replicas: usize) -> Strategy {
+    MirroredStrategy::cpus(replicas).unwrap().into()
+}
+
+fn with_ops(replicas: usize, ops: impl CrossDeviceOps) -> Strategy {
+    let names: Vec<String> = (0..replicas).map(|i| format!("cpu:{i}")).collect();
+    let builder = MirroredStrategy::builder().devices(names.iter().map(String::as_str));
+    builder.cross_device_ops(ops).build().unwrap().into()
+}
+
+fn per_replica<T>(values: impl IntoIterator<Item = T>) -> PerReplica<T> {
+    PerReplica::from_values(values.into_iter().collect())
+}
+
+fn rows(values: Vec<f32>, indices: Vec<i64>) -> Leaf {
+    let whole = Some(vec![5]);
+    IndexedSlices::new(HostTensor::vector(values), HostTensor::vector(indices), whole).unwrap().into()
+}

@@ -1,0 +1,120 @@
+//! Algorithms that authors bring, and how theirs fail.
+
+use crate::watched::watched;
+use crate::{per_replica, with_ops};
+use distribute::strategy::{Reduction, StrategyExtended};
+use distribute::{
+    CommunicationOptions, CrossDeviceOps, DeviceName, Error, Leaf, ReduceOp, ReductionToOneDevice, Result,
+    Strategy,
+};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Reduces as it should until told otherwise.
+#[derive(Debug, Default)]
+struct Faulty {
+    too_few: bool,
+    fails: bool,
+    calls: Arc<AtomicUsize>,
+}
+
+impl CrossDeviceOps for Faulty {
+    fn reduce(
+        &self,
+        op: ReduceOp,
+        value: &Reduction<'_>,
+        options: &CommunicationOptions,
+    ) -> Result<Vec<Leaf>> {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        if self.fails && value.parts[0].dims().is_empty() {
+            return Err(Error::other("the link is down"));
+        }
+        let mut copies = ReductionToOneDevice::default().reduce(op, value, options)?;
+        copies.truncate(if self.too_few { 1 } else { copies.len() });
+        Ok(copies)
+    }
+}
+
+#[test]
+fn xd_9_an_algorithm_is_typed_and_does_what_the_strategy_reduces() {
+    watched(|| {
+        let calls = Arc::new(AtomicUsize::new(0));
+        let strategy = with_ops(2, Faulty { calls: calls.clone(), ..Faulty::default() });
+        let value = per_replica([1f32, 2.]);
+        let seen = |expected| assert_eq!(calls.swap(0, Ordering::Relaxed), expected);
+        strategy.reduce_to(ReduceOp::Sum, &value, "cpu:0").unwrap();
+        seen(1);
+        strategy.batch_reduce_to(ReduceOp::Sum, [(&value, "cpu:0"), (&value, "cpu:1")]).unwrap();
+        seen(2);
+        strategy.reduce(ReduceOp::Sum, &value, None).unwrap();
+        seen(1);
+        strategy.run((), |ctx, ()| ctx.all_reduce(ReduceOp::Sum, (1f32, 2f32))).unwrap();
+        seen(2);
+        // XD-8: one replica has nothing to reduce.
+        let alone = with_ops(1, Faulty { calls: calls.clone(), ..Faulty::default() });
+        assert_eq!(*alone.reduce_to(ReduceOp::Sum, per_replica([1f32]), "cpu:0").unwrap().get(), 1.);
+        seen(0);
+    });
+}
+
+#[test]
+fn an_algorithm_that_gives_too_few_copies_is_named() {
+    watched(|| {
+        let strategy = with_ops(2, Faulty { too_few: true, ..Faulty::default() });
+        let value = per_replica([1f32, 2.]);
+        let error = strategy.reduce_to(ReduceOp::Sum, &value, &value).unwrap_err();
+        assert!(matches!(error, Error::InvalidArgument { operation: "reduce_to", .. }), "{error}");
+        assert!(error.to_string().contains("Faulty") && error.to_string().contains("one copy"), "{error}");
+        let error = strategy.run((), |ctx, ()| ctx.all_reduce(ReduceOp::Sum, 1f32)).unwrap_err();
+        assert!(error.to_string().contains("all_reduce") && error.to_string().contains("Faulty"), "{error}");
+    });
+}
+
+#[test]
+fn an_algorithm_that_fails_fails_on_every_replica_and_the_next_call_works() {
+    watched(|| {
+        let strategy = with_ops(3, Faulty { fails: true, ..Faulty::default() });
+        let outcomes = strategy.run((), |ctx, ()| {
+            let failed = ctx.all_reduce(ReduceOp::Sum, 1f32).unwrap_err().to_string();
+            let next = ctx.all_reduce(ReduceOp::Sum, distribute::HostTensor::vector(vec![1f32]))?;
+            Ok((failed, next.to_vec::<f32>()?))
+        });
+        for outcome in outcomes.unwrap() {
+            assert_eq!(outcome, ("the link is down".to_string(), vec![3.]));
+        }
+        let error = strategy.run((), |ctx, ()| ctx.all_reduce(ReduceOp::Sum, 1f32)).unwrap_err();
+        assert!(matches!(error, Error::Replica { replica: 0, .. }), "{error}");
+        assert!(matches!(error.root_cause(), Error::Other(_)), "{error}");
+    });
+}
+
+/// A strategy that says how it communicates, and nothing else.
+#[derive(Debug)]
+struct Own(Vec<DeviceName>, Faulty);
+
+impl StrategyExtended for Own {
+    fn kind(&self) -> &'static str {
+        "Own"
+    }
+    fn worker_devices(&self) -> &[DeviceName] {
+        &self.0
+    }
+    fn cross_device_ops(&self) -> Option<&dyn CrossDeviceOps> {
+        Some(&self.1)
+    }
+    fn communication_options(&self) -> CommunicationOptions {
+        CommunicationOptions { timeout: Some(std::time::Duration::from_secs(7)), ..Default::default() }
+    }
+}
+
+#[test]
+fn an_authors_strategy_brings_its_algorithm_and_options() {
+    watched(|| {
+        let calls = Arc::new(AtomicUsize::new(0));
+        let ops = Faulty { calls: calls.clone(), ..Faulty::default() };
+        let strategy = Strategy::new(Own(vec![DeviceName::cpu(0), DeviceName::cpu(1)], ops));
+        let sums = strategy.run((), |ctx, ()| ctx.all_reduce(ReduceOp::Sum, 1f32)).unwrap();
+        assert_eq!((sums.values(), calls.load(Ordering::Relaxed)), (&[2., 2.][..], 1));
+        assert_eq!(strategy.extended().timeout().as_secs(), 7);
+    });
+}

@@ -1,0 +1,207 @@
+//! Sections 3 and 4: update, update_non_slot, colocation.
+
+use super::support::watched;
+use super::{Aggregation, Synchronization, copies, ten, two};
+use distribute::prelude::*;
+use distribute::{
+    CentralStorageStrategy, ContextKind, Error, Variable, get_replica_context, get_strategy,
+    get_update_context, in_cross_replica_context,
+};
+
+#[test]
+fn upd_1_the_function_is_called_once_for_each_copy_in_order() {
+    let strategy = two();
+    let v = ten(&strategy, Synchronization::OnWrite, Aggregation::None);
+    let mut calls = Vec::new();
+    let results = strategy.update(&v, (3f32, Mirrored::new(4f32)), |v, (x, y)| {
+        let context = get_update_context().unwrap();
+        calls.push((context.copy(), context.device().index));
+        v.assign_add(x * y)?;
+        v.read::<f32>()
+    });
+    assert_eq!(calls, [(0, 0), (1, 1)]);
+    // UPD-3, UPD-4: the results are mirrored, and can be had one by one.
+    assert_eq!(results.unwrap().into_copies(), [22., 22.]);
+    assert_eq!(copies(&v), [22., 22.]);
+}
+
+#[test]
+fn upd_a_mirrored_value_is_unwrapped_for_each_copy() {
+    let strategy = two();
+    let v = ten(&strategy, Synchronization::OnWrite, Aggregation::None);
+    let values = Mirrored::from_copies([1f32, 2.]).unwrap();
+    strategy.update(&v, values, |v, x| v.assign(x)).unwrap();
+    assert_eq!(copies(&v), [1., 2.]);
+    assert!(!v.copies_agree().unwrap());
+}
+
+#[test]
+fn upd_2_values_per_replica_are_refused() {
+    let strategy = two();
+    let v = ten(&strategy, Synchronization::OnWrite, Aggregation::None);
+    let value = || PerReplica::from_values(vec![1f32, 2.]);
+    for error in [
+        strategy.update(&v, value(), |v, x| v.assign(x)).unwrap_err(),
+        strategy.update(&v, (1f32, vec![value()]), |v, (x, _)| v.assign(x)).unwrap_err(),
+        // WR-2, WR-6: nor are they written.
+        v.assign(value()).unwrap_err(),
+    ] {
+        assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
+        assert!(error.to_string().contains("per replica") && error.to_string().contains("reduce"), "{error}");
+    }
+    assert_eq!(copies(&v), [10., 10.]);
+}
+
+// CTX-4, CTX-5
+#[test]
+fn ctx_4_update_context_is_cross_replica_and_nests() {
+    let strategy = two();
+    let v = ten(&strategy, Synchronization::OnWrite, Aggregation::None);
+    assert!(get_update_context().is_none());
+    strategy
+        .update(&v, (), |v, ()| {
+            assert!(
+                in_cross_replica_context() && get_replica_context().is_none() && get_strategy() == strategy
+            );
+            let outer = get_update_context().unwrap().copy();
+            strategy.update(v, (), |_, ()| Ok(())).unwrap();
+            assert_eq!(get_update_context().unwrap().copy(), outer);
+            strategy.update(v, (), |_, ()| Err::<(), _>(Error::other("no"))).unwrap_err();
+            assert_eq!(get_update_context().unwrap().copy(), outer);
+            Ok(())
+        })
+        .unwrap();
+    assert!(get_update_context().is_none() && !in_cross_replica_context());
+}
+
+// CTX-3: of the table, what replicas cannot do but merge functions can.
+#[test]
+fn upd_5_update_belongs_into_cross_replica_context() {
+    watched(|| {
+        let strategy = two();
+        let v = ten(&strategy, Synchronization::OnWrite, Aggregation::None);
+        let devices = strategy.non_slot_devices(&[&v]).unwrap();
+        for result in [
+            strategy.run((), |_, ()| strategy.update(&v, 1f32, |v, x| v.assign_add(x)).map(drop)),
+            strategy.run((), |_, ()| strategy.update_non_slot(&devices, (), |()| Ok(())).map(drop)),
+        ] {
+            let error = result.unwrap_err();
+            let Error::WrongContext { required, found, .. } = error.root_cause() else { panic!("{error}") };
+            assert_eq!((*required, *found), (ContextKind::CrossReplica, ContextKind::Replica));
+            assert!(error.to_string().contains("merge_call"), "{error}");
+        }
+        strategy
+            .run((), |ctx, ()| {
+                ctx.merge_call((), |strategy, _| strategy.update(&v, 1f32, |v, x| v.assign_add(x)).map(drop))
+            })
+            .unwrap();
+        assert_eq!(copies(&v), [11., 11.]);
+    });
+}
+
+#[test]
+fn upd_1_only_variables_of_this_strategy() {
+    let (strategy, other) = (two(), two());
+    let v = ten(&other, Synchronization::OnWrite, Aggregation::None);
+    let error = strategy.update(&v, (), |_, ()| Ok(())).unwrap_err();
+    assert!(error.to_string().contains("not of"), "{error}");
+    assert!(strategy.non_slot_devices(&[&v]).is_err());
+}
+
+#[test]
+fn upd_7_and_ns_1_non_slot_variables_are_updated_once_on_each_device() {
+    let strategy = two();
+    let v = ten(&strategy, Synchronization::OnWrite, Aggregation::None);
+    let devices = strategy.non_slot_devices(&[&v]).unwrap();
+    assert_eq!(devices, strategy.extended().worker_devices());
+    let steps = strategy.scope(|| Variable::new("steps", 0i32)).unwrap();
+    for _ in 0..3 {
+        strategy.update_non_slot(&devices, 2i32, |x| steps.assign_add(x)).unwrap();
+    }
+    assert_eq!(steps.copies::<i32>().unwrap(), [6, 6]);
+    let other = [distribute::DeviceName::cpu(7)];
+    assert!(strategy.update_non_slot(&other, (), |()| Ok(())).is_err());
+    assert!(strategy.update_non_slot(&[], (), |()| Ok(())).is_err());
+
+    let central = CentralStorageStrategy::new(["cpu:0", "cpu:1"], "cpu:1").unwrap();
+    let (a, b) = central.scope(|| Ok((Variable::new("a", 1f32)?, Variable::new("b", 1f32)?))).unwrap();
+    assert_eq!(central.non_slot_devices(&[&b, &a]).unwrap(), a.devices());
+    assert!(central.non_slot_devices(&[]).is_err());
+}
+
+#[test]
+fn colo_1_to_3_new_variables_get_the_devices_of_a_variable_or_the_given_ones() {
+    let (strategy, other) = (two(), two());
+    let v = ten(&strategy, Synchronization::OnWrite, Aggregation::None);
+    let slot = strategy.scope(|| strategy.colocate_vars_with(&v, || Variable::new("slot", 0f32))).unwrap();
+    assert_eq!(slot.devices(), v.devices());
+    // UPD: `fn` runs on every device of `v`, and the others are there, too.
+    strategy
+        .update(&v, &slot, |v, slot| {
+            slot.assign_add(v.read::<f32>()?)?;
+            v.assign_sub(slot.read::<f32>()?)
+        })
+        .unwrap();
+    assert_eq!((copies(&v), copies(&slot)), (vec![0.; 2], vec![10.; 2]));
+    // COLO-3: what non_slot_devices gives is accepted.
+    let devices = strategy.non_slot_devices(&[&v]).unwrap();
+    let steps =
+        strategy.scope(|| strategy.colocate_vars_with(&devices, || Variable::new("steps", 0i64))).unwrap();
+    assert_eq!(steps.devices(), devices);
+    let one = strategy.scope(|| strategy.colocate_vars_with("cpu:1", || Variable::new("one", 0i64))).unwrap();
+    assert_eq!(one.devices(), [distribute::DeviceName::cpu(1)]);
+
+    let outside = strategy.colocate_vars_with(&v, || Ok(())).unwrap_err();
+    assert!(matches!(outside, Error::WrongContext { found: ContextKind::Default, .. }), "{outside}");
+    let foreign = ten(&other, Synchronization::OnWrite, Aggregation::None);
+    let error = strategy.scope(|| strategy.colocate_vars_with(&foreign, || Ok(()))).unwrap_err();
+    assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
+}
+
+#[test]
+fn rto_1_and_upd_the_documents_pattern_run_merge_reduce_to_update() {
+    watched(|| {
+        let strategy = two();
+        let variables = [10f32, 20.].map(|initial| strategy.scope(|| Variable::new("v", initial)).unwrap());
+        strategy
+            .run((), |ctx, ()| {
+                let gradients = [super::own(ctx), 10. * super::own(ctx)];
+                ctx.merge_call(gradients, |strategy, gradients| {
+                    let pairs = variables.iter().enumerate();
+                    let pairs = pairs.map(|(i, variable)| (gradients.clone().map(|g| g[i]), variable));
+                    let totals = strategy.batch_reduce_to(ReduceOp::Sum, pairs)?;
+                    for (variable, total) in variables.iter().zip(totals) {
+                        assert_eq!(total.copies().len(), 2);
+                        strategy.update(variable, total, |variable, total| variable.assign_sub(total))?;
+                    }
+                    Ok(())
+                })
+            })
+            .unwrap();
+        assert_eq!(copies(&variables[0]), [7., 7.]);
+        assert_eq!(copies(&variables[1]), [-10., -10.]);
+    });
+}
+
+#[test]
+fn set_1_a_global_scope_lasts_until_it_is_ended() {
+    let strategy = two();
+    distribute::set_strategy(Some(&strategy)).unwrap();
+    assert!(in_cross_replica_context() && get_strategy() == strategy && get_replica_context().is_none());
+    let v = Variable::new("v", 1f32).unwrap();
+    assert_eq!(copies(&v), [1., 1.]);
+    // The same strategy's scope may be entered, and leaves it as it is.
+    strategy.scope(|| Ok(())).unwrap();
+    assert!(get_strategy() == strategy);
+    let error = two().scope(|| Ok(())).unwrap_err();
+    assert!(matches!(error, Error::MixedStrategies { .. }), "{error}");
+    // Another takes its place.
+    let other = two();
+    distribute::set_strategy(Some(&other)).unwrap();
+    assert!(get_strategy() == other);
+    // Inside of a scope it is an error, and the one set before is gone.
+    let error = other.scope(|| distribute::set_strategy(Some(&strategy))).unwrap_err();
+    assert!(matches!(error, Error::MixedStrategies { .. }), "{error}");
+    assert!(!distribute::has_strategy());
+    distribute::set_strategy(None).unwrap();
+}

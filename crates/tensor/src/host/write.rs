@@ -1,0 +1,208 @@
+//! Writing into a tensor.
+
+use super::check_same;
+use crate::dtype::Buffer;
+use crate::kernel::{self, Arithmetic, Write};
+use crate::with_buffer;
+use crate::{Element, Error, HostTensor, IndexedSlices, Result};
+use std::sync::Arc;
+
+impl HostTensor {
+    /// Writes another tensor of the same dtype and shape into this one, element by element.
+    ///
+    /// Bool and string can only be assigned; complex numbers have no minimum and maximum; integers are not divided by
+    /// 0. Nothing has changed after an error.
+    pub fn write(&mut self, how: Write, value: &HostTensor) -> Result<()> {
+        check_same(how.name(), (self.dtype(), self.dims()), (value.dtype(), value.dims()))?;
+        into(how, Arc::make_mut(&mut self.buffer), value.buffer(), None)
+    }
+
+    /// Writes rows into this tensor, one after another: a row that occurs twice is written twice.
+    ///
+    /// Errors as for [`HostTensor::write`], and for an index that is no row of this tensor.
+    pub fn write_rows(&mut self, how: Write, rows: &IndexedSlices) -> Result<()> {
+        let rows = IndexedSlices { dense_shape: Some(self.dims().to_vec()), ..rows.clone() };
+        let indices = rows.to_rows()?;
+        let (expected, found) = (self.dtype(), rows.values.dtype());
+        if expected != found {
+            return Err(Error::DTypeMismatch { operation: how.name(), expected, found });
+        }
+        into(how, Arc::make_mut(&mut self.buffer), rows.values.buffer(), Some(&indices))
+    }
+}
+
+impl HostTensor {
+    /// Part `index` of `of` parts whose sum is this tensor: of floats equal ones, of integers the first get one more
+    /// (or less) where there is a remainder. An error for bool and string.
+    pub fn share(&self, index: usize, of: usize) -> Result<HostTensor> {
+        macro_rules! by_type {
+            ($($variant:ident)*) => {
+                match self.buffer() {
+                    $(Buffer::$variant(elements) => {
+                        let share = |x: &_| integer_share(*x as i128, index as i128, of as i128) as _;
+                        Self::from_buffer(Buffer::$variant(elements.iter().map(share).collect()), self.dims())
+                    })*
+                    _ => self.divide(of as f64),
+                }
+            };
+        }
+        by_type!(I8 U8 I16 U16 I32 U32 I64 U64)
+    }
+
+    /// Whether dtype, shape and all bits are the same: NaN equals itself, and 0 does not equal -0.
+    pub fn same_bits(&self, other: &HostTensor) -> bool {
+        if self.dims() != other.dims() {
+            return false;
+        }
+        macro_rules! by_type {
+            ($($variant:ident $bits:expr,)*) => {
+                match (self.buffer(), other.buffer()) {
+                    $((Buffer::$variant(a), Buffer::$variant(b)) => a.iter().map($bits).eq(b.iter().map($bits)),)*
+                    (a, b) => a == b,
+                }
+            };
+        }
+        by_type! {
+            F16 |x| x.to_bits(),
+            Bf16 |x| x.to_bits(),
+            F32 |x| x.to_bits(),
+            F64 |x| x.to_bits(),
+            C64 |x| (x.re.to_bits(), x.im.to_bits()),
+            C128 |x| (x.re.to_bits(), x.im.to_bits()),
+        }
+    }
+}
+
+fn integer_share(value: i128, index: i128, of: i128) -> i128 {
+    let (quotient, remainder) = (value / of, value % of);
+    quotient + if index < remainder.abs() { remainder.signum() } else { 0 }
+}
+
+impl Write {
+    /// The name, as in errors.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Write::Assign => "assign",
+            Write::Add => "add",
+            Write::Sub => "sub",
+            Write::Mul => "mul",
+            Write::Div => "div",
+            Write::Min => "min",
+            Write::Max => "max",
+        }
+    }
+
+    /// Checks what depends on the values: that no integer is divided by 0.
+    pub fn check<T: Arithmetic>(self, values: &[T]) -> Result<()> {
+        match self == Write::Div && values.iter().any(|value| T::ZERO.divided(*value).is_none()) {
+            true => Err(Error::DivisionByZero { operation: self.name() }),
+            false => Ok(()),
+        }
+    }
+}
+
+fn into(how: Write, to: &mut Buffer, from: &Buffer, rows: Option<&[usize]>) -> Result<()> {
+    let dtype = to.dtype();
+    let unsupported = || Error::UnsupportedDType { operation: how.name(), dtype };
+    macro_rules! by_type {
+        ($($variant:ident)*) => {
+            match (to, from) {
+                $((Buffer::$variant(to), Buffer::$variant(from)) => {
+                    how.check(from)?;
+                    let operation = how.of().ok_or_else(unsupported)?;
+                    match rows {
+                        None => kernel::write(to, from, operation),
+                        Some(rows) => kernel::write_rows(to, rows, from, operation),
+                    }
+                    Ok(())
+                })*
+                (to, from) if how == Write::Assign => with_buffer!(to, to => assign(to, from, rows).ok_or_else(unsupported)),
+                _ => Err(unsupported()),
+            }
+        };
+    }
+    by_type!(F16 Bf16 F32 F64 I8 U8 I16 U16 I32 U32 I64 U64 C64 C128)
+}
+
+/// For elements that cannot be calculated with.
+fn assign<T: Element>(to: &mut [T], from: &Buffer, rows: Option<&[usize]>) -> Option<()> {
+    let from = T::slice(from)?;
+    match rows {
+        None => to.clone_from_slice(from),
+        Some(rows) => {
+            let width = from.len().checked_div(rows.len()).unwrap_or(0);
+            for (i, row) in rows.iter().enumerate() {
+                to[row * width..(row + 1) * width].clone_from_slice(&from[i * width..(i + 1) * width]);
+            }
+        }
+    }
+    Some(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::DType;
+
+    #[test]
+    fn bool_and_string_are_assigned_and_not_added() {
+        for mut tensor in
+            [HostTensor::vector(vec![true, false]), HostTensor::vector(vec![b"a".to_vec(), b"b".to_vec()])]
+        {
+            let other = tensor.take_rows(&[1, 0]).unwrap();
+            assert!(matches!(tensor.write(Write::Add, &other), Err(Error::UnsupportedDType { .. })));
+            tensor.write(Write::Assign, &other).unwrap();
+            assert_eq!(tensor, other);
+            let row =
+                IndexedSlices::new(tensor.take_rows(&[0]).unwrap(), HostTensor::vector(vec![1i64]), None);
+            tensor.write_rows(Write::Assign, &row.unwrap()).unwrap();
+            assert_eq!(tensor.row(0).unwrap(), tensor.row(1).unwrap());
+        }
+    }
+
+    #[test]
+    fn shares_add_up_to_the_whole() {
+        let whole = HostTensor::vector(vec![7i32, -7, 8, 0]);
+        for of in [1, 2, 3, 5] {
+            let shares: Vec<_> = (0..of).map(|i| whole.share(i, of).unwrap()).collect();
+            assert_eq!(
+                HostTensor::reduce(crate::ReduceOp::Sum, &shares.iter().collect::<Vec<_>>()).unwrap(),
+                whole
+            );
+        }
+        assert_eq!(HostTensor::scalar(3f32).share(1, 2).unwrap(), HostTensor::scalar(1.5f32));
+        assert!(HostTensor::scalar(true).share(0, 2).is_err());
+    }
+
+    #[test]
+    fn bits_are_compared_as_bits() {
+        let of = |x: f32| HostTensor::scalar(x);
+        assert!(of(f32::NAN).same_bits(&of(f32::NAN)) && !of(0.).same_bits(&of(-0.)));
+        assert!(
+            !of(0.).same_bits(&HostTensor::scalar(0i32))
+                && HostTensor::scalar(1u8).same_bits(&HostTensor::scalar(1u8))
+        );
+    }
+
+    #[test]
+    fn nothing_has_changed_after_an_error() {
+        let mut tensor = HostTensor::vector(vec![4i32, 6]);
+        let before = tensor.clone();
+        assert!(matches!(
+            tensor.write(Write::Div, &HostTensor::vector(vec![2, 0])),
+            Err(Error::DivisionByZero { .. })
+        ));
+        assert!(tensor.write(Write::Add, &HostTensor::vector(vec![2])).is_err());
+        assert!(tensor.write(Write::Add, &HostTensor::vector(vec![2f32, 0.])).is_err());
+        for index in [-1i64, 2] {
+            let rows = IndexedSlices {
+                values: HostTensor::vector(vec![1, 1]),
+                indices: HostTensor::vector(vec![0, index]),
+                dense_shape: None,
+            };
+            assert!(matches!(tensor.write_rows(Write::Add, &rows), Err(Error::Index { .. })), "{index}");
+        }
+        assert_eq!(tensor, before);
+        assert_eq!(tensor.dtype(), DType::I32);
+    }
+}

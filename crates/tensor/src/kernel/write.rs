@@ -1,0 +1,146 @@
+//! Writing into a tensor: replacing, adding, and what else can be done to each element.
+
+use super::Sum;
+use half::{bf16, f16};
+use num_complex::{Complex32, Complex64};
+
+/// What a write does to each element, with the element that is given for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Write {
+    /// Replaces it.
+    Assign,
+    /// Adds to it; integers wrap.
+    Add,
+    /// Subtracts from it; integers wrap.
+    Sub,
+    /// Multiplies it; integers wrap.
+    Mul,
+    /// Divides it; integers round towards zero.
+    Div,
+    /// The smaller of the two.
+    Min,
+    /// The larger of the two.
+    Max,
+}
+
+/// An element that can be calculated with.
+pub trait Arithmetic: Sum {
+    /// `self - other`; integers wrap around.
+    fn minus(self, other: Self) -> Self;
+    /// `self * other`; integers wrap around.
+    fn multiplied(self, other: Self) -> Self;
+    /// `self / other`; none where an integer would be divided by 0.
+    fn divided(self, other: Self) -> Option<Self>;
+    /// Whether `self < other`; none for complex numbers, which have no order.
+    fn less(self, other: Self) -> Option<bool>;
+}
+
+impl Write {
+    /// The operation of this element type; none where it has none.
+    ///
+    /// [`Write::Assign`] is for every type, and not here.
+    pub fn of<T: Arithmetic>(self) -> Option<fn(T, T) -> T> {
+        let ordered = T::ZERO.less(T::ZERO).is_some();
+        Some(match self {
+            Write::Assign => |_, new| new,
+            Write::Add => T::plus,
+            Write::Sub => T::minus,
+            Write::Mul => T::multiplied,
+            // Divisors are checked before anything is written.
+            Write::Div => |old, new| old.divided(new).unwrap_or(old),
+            Write::Min if ordered => |old, new| if new.less(old) == Some(true) { new } else { old },
+            Write::Max if ordered => |old, new| if old.less(new) == Some(true) { new } else { old },
+            Write::Min | Write::Max => return None,
+        })
+    }
+}
+
+/// Writes `from` into `to`, element by element.
+pub fn write<T: Copy>(to: &mut [T], from: &[T], operation: impl Fn(T, T) -> T) {
+    assert_eq!(to.len(), from.len(), "both sides of a write");
+    to.iter_mut().zip(from).for_each(|(to, from)| *to = operation(*to, *from));
+}
+
+/// Writes rows into a table, one after another: a row that occurs twice is written twice.
+pub fn write_rows<T: Copy>(table: &mut [T], rows: &[usize], from: &[T], operation: impl Fn(T, T) -> T) {
+    let width = from.len().checked_div(rows.len()).unwrap_or(0);
+    for (i, row) in rows.iter().enumerate() {
+        write(&mut table[row * width..(row + 1) * width], &from[i * width..(i + 1) * width], &operation);
+    }
+}
+
+macro_rules! arithmetic {
+    (ints $($int:ty)*; floats $($float:ty)*; complex $($complex:ty)*) => {
+        $(impl Arithmetic for $int {
+            #[inline(always)]
+            fn minus(self, other: Self) -> Self { self.wrapping_sub(other) }
+            #[inline(always)]
+            fn multiplied(self, other: Self) -> Self { self.wrapping_mul(other) }
+            #[inline(always)]
+            fn divided(self, other: Self) -> Option<Self> { (other != 0).then(|| self.wrapping_div(other)) }
+            #[inline(always)]
+            fn less(self, other: Self) -> Option<bool> { Some(self < other) }
+        })*
+        $(impl Arithmetic for $float {
+            #[inline(always)]
+            fn minus(self, other: Self) -> Self { self - other }
+            #[inline(always)]
+            fn multiplied(self, other: Self) -> Self { self * other }
+            #[inline(always)]
+            fn divided(self, other: Self) -> Option<Self> { Some(self / other) }
+            #[inline(always)]
+            fn less(self, other: Self) -> Option<bool> { Some(self < other) }
+        })*
+        $(impl Arithmetic for $complex {
+            #[inline(always)]
+            fn minus(self, other: Self) -> Self { self - other }
+            #[inline(always)]
+            fn multiplied(self, other: Self) -> Self { self * other }
+            #[inline(always)]
+            fn divided(self, other: Self) -> Option<Self> { Some(self / other) }
+            fn less(self, _: Self) -> Option<bool> { None }
+        })*
+    };
+}
+arithmetic! {
+    ints i8 u8 i16 u16 i32 u32 i64 u64;
+    floats f16 bf16 f32 f64;
+    complex Complex32 Complex64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written<T: Arithmetic>(operation: Write, mut to: Vec<T>, from: &[T]) -> Vec<T> {
+        write(&mut to, from, operation.of::<T>().unwrap());
+        to
+    }
+
+    #[test]
+    fn each_operation_does_what_it_says() {
+        let (to, from) = (vec![7i32, -7, 3], [2, 2, 5]);
+        for (operation, expected) in [
+            (Write::Assign, [2, 2, 5]),
+            (Write::Add, [9, -5, 8]),
+            (Write::Sub, [5, -9, -2]),
+            (Write::Mul, [14, -14, 15]),
+            (Write::Div, [3, -3, 0]),
+            (Write::Min, [2, -7, 3]),
+            (Write::Max, [7, 2, 5]),
+        ] {
+            assert_eq!(written(operation, to.clone(), &from), expected, "{operation:?}");
+        }
+        assert_eq!(written(Write::Add, vec![i8::MAX], &[1]), [i8::MIN]);
+        assert_eq!(written(Write::Div, vec![i8::MIN], &[-1]), [i8::MIN]);
+        assert!(Write::Min.of::<Complex32>().is_none() && Write::Div.of::<Complex32>().is_some());
+    }
+
+    // SC-2
+    #[test]
+    fn a_row_that_occurs_twice_is_written_twice() {
+        let mut table = [1f32, 2., 3.];
+        write_rows(&mut table, &[1, 1], &[2., 4.], |a, b| a * b);
+        assert_eq!(table, [1., 16., 3.]);
+    }
+}
