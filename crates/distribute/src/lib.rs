@@ -52,7 +52,7 @@
 //! | `variables` | [`Variable`]: ON_WRITE and ON_READ; [`Variables`] of one model: initial values, safetensors, checksum |
 //! | [`mod@optimizer`] | [`Optimizer`]: backward, reduce, update in one call; [`Sgd`], [`Adam`], [`AdamW`], … |
 //! | [`checkpoint`] | [`Checkpoint`]: model, optimizer and more, saved and restored together |
-//! | [`nn`] | losses that take an empty piece of a batch |
+//! | [`nn`] | layers that know about replicas; losses that take an empty piece of a batch |
 //! | `input` | [`DistributedDataset`]: batches cut into a piece for each replica |
 //! | `error` | [`Error`]: what went wrong, who did it, what to do |
 //! | `log` | [`init`]: candle's threads and `DISTRIBUTE_LOG` |
@@ -73,6 +73,7 @@ mod input;
 mod log;
 pub mod nn;
 pub mod optimizer;
+mod random;
 mod replicated;
 pub mod strategy;
 pub mod values;

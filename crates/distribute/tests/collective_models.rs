@@ -56,18 +56,8 @@ fn a_collective_in_forward_trains_like_one_device_for_every_remainder() {
         for remainder in 1..=6 {
             let one = weights(&OneDeviceStrategy::new("cpu:0").unwrap(), 6 + remainder, 6, 3).unwrap();
             for replicas in [1, 2, 3, 4, 8] {
-                let many = weights(&MirroredStrategy::cpus(replicas).unwrap(), 6 + remainder, 6, 3);
-                if remainder < replicas {
-                    // candle keeps no graph of an empty piece, so the others would wait for its part of the gradient.
-                    let error = many.unwrap_err();
-                    assert!(
-                        error.to_string().contains("got an empty piece of the batch")
-                            && error.to_string().contains("cannot take part"),
-                        "{error}"
-                    );
-                    continue;
-                }
-                let many = many.unwrap();
+                // Where the remainder is smaller, some replicas get empty pieces.
+                let many = weights(&MirroredStrategy::cpus(replicas).unwrap(), 6 + remainder, 6, 3).unwrap();
                 for (a, b) in one.iter().zip(&many) {
                     assert!(
                         (a - b).abs() < 1e-11,

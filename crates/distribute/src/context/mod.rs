@@ -6,10 +6,12 @@
 mod combine;
 mod describe;
 mod gradient;
+mod layers;
 mod replica;
 mod update;
 
-pub(crate) use gradient::raised;
+pub(crate) use gradient::{raise, raised};
+pub(crate) use layers::consecutive;
 pub use replica::ReplicaContext;
 pub use update::UpdateContext;
 

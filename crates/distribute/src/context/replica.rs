@@ -2,7 +2,8 @@
 
 use super::combine::failure;
 use super::describe::{describe, describe_for_sum, describe_without};
-use super::gradient::attach;
+use super::gradient::{Expected, attach};
+use super::layers::Notes;
 use super::{Mode, enter, top};
 use crate::context::ContextKind;
 use crate::strategy::CommunicationOptions;
@@ -13,7 +14,7 @@ use distribute_collective::{all_gather, threads::Member};
 use distribute_tensor::{Leaf, Nest, ReduceOp};
 use std::panic::Location;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// One replica's view of a `run`: which replica it is, and the operations in which all replicas take part.
 ///
@@ -38,8 +39,9 @@ struct Inner {
     member: Option<Member>,
     /// Counts the collectives of this replica in this run: gradients name the call that they belong to.
     calls: AtomicU64,
-    /// Counts the results whose gradient is a collective, too.
-    gradients: AtomicU64,
+    /// The results whose gradient is a collective, too.
+    expected: Mutex<Vec<Expected>>,
+    notes: Notes,
 }
 
 pub(super) fn default_context() -> &'static ReplicaContext {
@@ -56,7 +58,8 @@ impl ReplicaContext {
                 step,
                 member,
                 calls: AtomicU64::new(0),
-                gradients: AtomicU64::new(0),
+                expected: Mutex::default(),
+                notes: Notes::default(),
             }),
             None,
         )
@@ -102,13 +105,17 @@ impl ReplicaContext {
         }
     }
 
-    /// How many results of collectives, in this run, have a gradient in which all replicas take part.
-    pub(crate) fn gradients_expected(&self) -> u64 {
-        self.0.gradients.load(Ordering::Relaxed)
+    pub(super) fn expected(&self) -> MutexGuard<'_, Vec<Expected>> {
+        lock(&self.0.expected)
     }
 
-    pub(super) fn expect_gradient(&self) {
-        self.0.gradients.fetch_add(1, Ordering::Relaxed);
+    pub(super) fn notes(&self) -> &Notes {
+        &self.0.notes
+    }
+
+    /// The number of the next collective of this replica in this run, from 0.
+    pub(crate) fn next_call(&self) -> u64 {
+        self.0.calls.fetch_add(1, Ordering::Relaxed)
     }
 
     pub(crate) fn member(&self) -> Option<&Member> {
@@ -224,7 +231,7 @@ impl ReplicaContext {
     pub fn all_reduce<N: Nest>(&self, op: ReduceOp, value: N) -> Result<N> {
         let at = Location::caller();
         self.require_current("all_reduce")?;
-        let call = self.0.calls.fetch_add(1, Ordering::Relaxed);
+        let call = self.next_call();
         let Some(member) = self.member() else {
             return alone(op, value).map_err(Error::tensor("all_reduce"));
         };
@@ -317,7 +324,7 @@ impl ReplicaContext {
     pub fn all_gather<N: Nest>(&self, value: N, axis: usize) -> Result<N> {
         let at = Location::caller();
         self.require_current("all_gather")?;
-        let call = self.0.calls.fetch_add(1, Ordering::Relaxed);
+        let call = self.next_call();
         let (leaves, structure) = value.into_tree().flatten();
         let Some(member) = self.member() else {
             // What fails on two replicas fails on one.
@@ -466,7 +473,8 @@ impl ReplicaContext {
         }
     }
 
-    fn all_reduce_gradient(
+    /// The part of a collective in its own gradient.
+    pub(crate) fn all_reduce_gradient(
         &self,
         detail: String,
         op: ReduceOp,
@@ -501,7 +509,7 @@ impl std::fmt::Debug for ReplicaContext {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

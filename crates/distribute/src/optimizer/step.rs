@@ -32,7 +32,7 @@ impl<R: Rule> Optimizer<R> {
             Some(_) => Weighting::SumOver(examples),
             None => Weighting::MeanOver(examples),
         };
-        sum.add(self, loss, weighting)?;
+        sum.add(self, ctx, loss, weighting, at)?;
         sum.weighting = weighting;
         self.step(ctx, sum, at)
     }
@@ -53,7 +53,7 @@ impl<R: Rule> Optimizer<R> {
         let (mut sum, mut all) = (Losses::new(self), 0);
         for item in losses {
             let (loss, examples) = item?;
-            sum.add(self, loss, Weighting::SumOver(examples))?;
+            sum.add(self, ctx, loss, Weighting::SumOver(examples), at)?;
             all += examples;
         }
         sum.weighting = Weighting::SumOver(all);
@@ -66,7 +66,9 @@ impl<R: Rule> Optimizer<R> {
     /// As [`minimize`](Optimizer::minimize).
     #[track_caller]
     pub fn skip(&self, ctx: &ReplicaContext) -> Result<Tensor> {
-        self.step(ctx, Losses::new(self), Location::caller())
+        let at = Location::caller();
+        ctx.join_gradients(None, at)?;
+        self.step(ctx, Losses::new(self), at)
     }
 
     /// One training step by gradients that are there: their reduction over all replicas, as `weighting` says, and the
@@ -198,14 +200,26 @@ impl Losses {
         }
     }
 
-    /// Adds a mean loss over examples, and its gradients in the form that `weighting` says. One over none has no weight.
-    fn add<R>(&mut self, optimizer: &Optimizer<R>, loss: Tensor, weighting: Weighting) -> Result<()> {
-        let Some(examples) = weighting.examples().filter(|examples| *examples > 0) else { return Ok(()) };
-        require_scalar("minimize", &loss)?;
-        let gradients = match weighting {
-            Weighting::SumOver(_) => Gradients::of(optimizer, &(&loss * examples as f64)?)?,
-            _ => Gradients::of(optimizer, &loss)?,
+    /// Adds a mean loss over examples, and its gradients in the form that `weighting` says. One over none has no weight,
+    /// but takes part in the gradients of the others' collectives.
+    fn add<R>(
+        &mut self,
+        optimizer: &Optimizer<R>,
+        ctx: &ReplicaContext,
+        loss: Tensor,
+        weighting: Weighting,
+        at: &'static Location<'static>,
+    ) -> Result<()> {
+        let Some(examples) = weighting.examples().filter(|examples| *examples > 0) else {
+            return ctx.join_gradients(None, at);
         };
+        require_scalar("minimize", &loss)?;
+        let root = match weighting {
+            Weighting::SumOver(_) => (&loss * examples as f64)?,
+            _ => loss.clone(),
+        };
+        ctx.join_gradients(Some(&root), at)?;
+        let gradients = Gradients::of(optimizer, &root)?;
         self.gradients.add(gradients)?;
         self.dtype = loss.dtype();
         self.loss += loss.to_dtype(DType::F64)?.to_scalar::<f64>()? * examples as f64;

@@ -2,7 +2,7 @@
 
 use super::Strategy;
 use super::extended::Replicas;
-use crate::context::{Mode, enter, raised};
+use crate::context::{Mode, consecutive, enter, raised};
 use crate::error::panicked;
 use crate::values::{Distributed, PerReplica};
 use crate::{Error, ReplicaContext, Result};
@@ -86,6 +86,7 @@ impl Strategy {
             return Err(Error::invalid("run", reason));
         }
         let rows: Vec<_> = (0..replicas).map(|replica| args.rows(replica)).collect();
+        let pieces = consecutive(&rows);
         let untouched = (0..replicas)
             .map(|replica| {
                 if rows[replica] == Some(0) {
@@ -107,10 +108,13 @@ impl Strategy {
             let Cell::Argument(arg) = std::mem::replace(&mut *lock(cell), Cell::Running) else {
                 return false;
             };
+            if let Some(piece) = pieces.as_ref().and_then(|pieces| pieces.get(local)) {
+                context.set_rows(piece.clone());
+            }
             let _replica = enter(Mode::Replica(context.clone()));
             let result = catch_unwind(AssertUnwindSafe(|| body(&context, arg)))
                 .unwrap_or_else(|panic| Err(panicked(&*panic)));
-            let result = untouched[local].restore().and(result);
+            let result = untouched[local].restore(&context).and(result);
             let result = result.map_err(|error| explain(error, rows[local], &context));
             let succeeded = result.is_ok();
             *lock(cell) = Cell::Result(result);
@@ -121,7 +125,8 @@ impl Strategy {
     }
 }
 
-/// Variables as they were before an empty piece of a batch: batch-norm would make NaN of its running statistics there.
+/// Variables as they were before an empty piece of a batch: stock batch-norm would make NaN of its running statistics
+/// there. Layers that know better say so.
 #[derive(Default)]
 struct Snapshot(Vec<(Var, Tensor)>);
 
@@ -132,8 +137,9 @@ impl Snapshot {
         Ok(Self(copies.collect::<Result<_>>()?))
     }
 
-    fn restore(&self) -> Result<()> {
-        Ok(self.0.iter().try_for_each(|(variable, before)| variable.set(before))?)
+    fn restore(&self, context: &ReplicaContext) -> Result<()> {
+        let mut touched = self.0.iter().filter(|(variable, _)| !context.keeps(variable));
+        Ok(touched.try_for_each(|(variable, before)| variable.set(before))?)
     }
 }
 
@@ -200,8 +206,9 @@ fn explain(error: Error, rows: Option<usize>, context: &ReplicaContext) -> Error
         Error::Collective(blame)
             if rows == Some(0) && blame.fault == Fault::Mismatch && context.gradients_expected() > 0 =>
         {
-            "it cannot take part in the gradients of all_reduce or all_gather: give a model that uses them batches of \
-             as many rows as there are replicas (Dataset::batch_exact leaves a shorter last one out)"
+            "it cannot take part in the gradients of all_reduce or all_gather by itself: leave backward to minimize or \
+             minimize_each, which do it for an empty piece, or give batches of as many rows as there are replicas \
+             (Dataset::batch_exact leaves a shorter last one out)"
         }
         _ => return error,
     };

@@ -1,5 +1,6 @@
 //! Initial values, drawn from (seed, variable name, position): neither thread nor replica nor shard plays a role.
 
+use crate::random::Draws;
 use crate::{Error, Result};
 use candle_core::{DType, Device, Shape, Tensor};
 use candle_nn::Init;
@@ -39,42 +40,6 @@ pub(crate) fn values(
         return Err(Error::InvalidArgument { operation: "replicate", reason });
     }
     Ok(Tensor::from_vec(values, shape, &Device::Cpu)?.to_dtype(dtype)?.to_device(device)?)
-}
-
-/// Random numbers by position (SplitMix64), so that any part of a variable can be drawn alone.
-struct Draws {
-    key: u64,
-}
-
-impl Draws {
-    fn new(seed: u64, name: &str) -> Self {
-        // FNV-1a spreads names; the mixing below does the rest.
-        let name = name.bytes().fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-        });
-        Self { key: mix(mix(seed) ^ name) }
-    }
-
-    fn bits(&self, position: u64) -> u64 {
-        mix(self.key.wrapping_add(position.wrapping_mul(0x9e37_79b9_7f4a_7c15)))
-    }
-
-    /// In [0, 1).
-    fn uniform(&self, position: u64) -> f64 {
-        (self.bits(position) >> 11) as f64 / (1u64 << 53) as f64
-    }
-
-    /// Standard normal, by Box and Muller.
-    fn normal(&self, position: u64) -> f64 {
-        let radius = (-2. * (1. - self.uniform(2 * position)).ln()).sqrt();
-        radius * (std::f64::consts::TAU * self.uniform(2 * position + 1)).cos()
-    }
-}
-
-fn mix(x: u64) -> u64 {
-    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
 }
 
 #[cfg(test)]

@@ -1,0 +1,197 @@
+//! Batch-norm with the statistics of all replicas' examples.
+
+mod moments;
+mod normalize;
+
+use crate::context::raise;
+use crate::{HostTensor, ReplicaContext, get_replica_context};
+use candle_core::{DType, Device, Result, Tensor, Var, bail};
+use candle_nn::{BatchNormConfig, ModuleT, VarBuilder};
+use moments::{Moments, with_planes};
+use normalize::{Gradient, Normalize};
+use std::panic::Location;
+
+/// Batch-norm that normalises by the mean and variance of the *global* batch: N replicas compute what one device would.
+///
+/// candle_nn's, which also works, normalises each replica's piece by itself: its results depend on how many replicas
+/// there are, the more so the smaller the pieces. In everything else this is candle_nn's: inputs `[rows, channels, ...]`
+/// of at least two dimensions, the same variables (`weight`, `bias`, `running_mean`, `running_var`), the same formula
+/// while evaluating, gradients for input, weight and bias.
+///
+/// In training it is a call in which all replicas take part, forward and backward: all have to make it, also those whose
+/// piece is empty. An empty piece has no weight, and [`minimize`](crate::Optimizer::minimize) with 0 examples takes part
+/// in the backward pass for it; do not [`skip`](crate::Optimizer::skip) the model there. Every replica sets the same
+/// running statistics. Where a replica fails or does not come, all get an error that names it.
+///
+/// Outside of `run`, and with one replica, it is an ordinary batch-norm. Two deviations from candle_nn, where it gives
+/// NaN: if the global batch has one element for each channel, `running_var` stays as it is; if it has none, both do.
+/// Training is for tensors on the CPU.
+///
+/// ```
+/// # use distribute::prelude::*;
+/// use candle_core::{Device, Tensor};
+/// use candle_nn::{ModuleT, VarBuilder};
+/// use distribute::{data::Dataset, nn::{BatchNormConfig, batch_norm}};
+///
+/// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+/// let model = strategy.replicate(|vb: VarBuilder| batch_norm(1, BatchNormConfig::default(), vb.pp("bn")))?;
+/// let data = Dataset::from_slices(Tensor::new(&[[1f32], [2.], [6.]], &Device::Cpu)?)?.batch(3);
+/// for batch in &strategy.distribute_dataset(data)? {
+///     strategy.run((&model, batch?), |_, (bn, x)| Ok(bn.forward_t(&x, true)?))?;
+/// }
+/// // 0.9 * 0 + 0.1 * the mean of all three
+/// assert_eq!(model.variables.get("bn.running_mean")?.to_vec1::<f32>()?, [0.3]);
+/// # Ok::<(), distribute::Error>(())
+/// ```
+#[doc(alias = "SyncBatchNorm")]
+#[doc(alias = "tf.keras.layers.BatchNormalization")]
+#[doc(alias = "tf.keras.layers.experimental.SyncBatchNormalization")]
+#[derive(Clone, Debug)]
+pub struct BatchNorm {
+    /// Holds the variables, and evaluates.
+    stock: candle_nn::BatchNorm,
+    remove_mean: bool,
+    /// Those of the layer, or for a layer without: variables of nobody's, so that every replica's graph goes through here.
+    weight: Tensor,
+    bias: Tensor,
+}
+
+/// A [`BatchNorm`] over `channels` channels, with candle_nn's signature and variables.
+///
+/// # Errors
+/// candle's, for a configuration out of range, or variables of other shapes.
+pub fn batch_norm<C: Into<BatchNormConfig>>(channels: usize, config: C, vb: VarBuilder) -> Result<BatchNorm> {
+    let config = config.into();
+    let stock = candle_nn::batch_norm(channels, config, vb)?;
+    if !(0. ..=1.).contains(&config.momentum) {
+        bail!("batch-norm: the momentum must be between 0 and 1, not {}", config.momentum);
+    }
+    let (weight, bias) = match stock.weight_and_bias() {
+        Some((weight, bias)) => (weight.clone(), bias.clone()),
+        None => {
+            let dtype = stock.running_mean().dtype();
+            let one = Var::ones(channels, dtype, &Device::Cpu)?.into_inner();
+            (one, Tensor::zeros(channels, dtype, &Device::Cpu)?)
+        }
+    };
+    Ok(BatchNorm { remove_mean: config.remove_mean, weight, bias, stock })
+}
+
+impl BatchNorm {
+    /// This replica's running mean, of shape `[channels]`.
+    pub fn running_mean(&self) -> &Tensor {
+        self.stock.running_mean()
+    }
+
+    /// This replica's running variance, of shape `[channels]`.
+    pub fn running_var(&self) -> &Tensor {
+        self.stock.running_var()
+    }
+
+    /// Added to the variance.
+    pub fn eps(&self) -> f64 {
+        self.stock.eps()
+    }
+
+    /// The weight of a new batch in the running statistics.
+    pub fn momentum(&self) -> f64 {
+        self.stock.momentum()
+    }
+
+    /// Weight and bias, if the layer has them.
+    pub fn weight_and_bias(&self) -> Option<(&Tensor, &Tensor)> {
+        self.stock.weight_and_bias()
+    }
+
+    /// Normalises `x` by the statistics of all replicas' `x`, and moves the running statistics towards them.
+    ///
+    /// # Errors
+    /// candle's, for other shapes or dtypes; and, as text, that of the call in which all replicas take part: `run` returns
+    /// it as [`Error::Collective`](crate::Error::Collective).
+    #[track_caller]
+    pub fn forward_train(&self, x: &Tensor) -> Result<Tensor> {
+        let at = Location::caller();
+        let channels = self.running_mean().dim(0)?;
+        if x.rank() < 2 || x.dim(1)? != channels {
+            bail!("batch-norm: the input must be [rows, {channels}, ...], not {:?}", x.dims());
+        }
+        let dtype = match x.dtype() {
+            DType::F16 | DType::BF16 => DType::F32,
+            dtype => dtype,
+        };
+        let contiguous = x.to_dtype(dtype)?.contiguous()?;
+        let mine = match dtype {
+            DType::F32 => with_planes::<f32, _>(&contiguous, Moments::of)?,
+            DType::F64 => with_planes::<f64, _>(&contiguous, Moments::of)?,
+            _ => bail!("batch-norm: the input must be of floats, not {dtype:?}"),
+        };
+        let context = get_replica_context();
+        let all = match &context {
+            Some(context) => gather(context, mine).map_err(raise)?,
+            // Cross-replica: once for all replicas.
+            None => mine,
+        };
+        self.set_running(&all, context.as_ref())?;
+
+        let variance = all.variance(self.remove_mean);
+        let gradient = context.filter(|context| context.num_replicas_in_sync() > 1).map(|context| Gradient {
+            call: context.next_call(),
+            context,
+            at,
+        });
+        let operation = Normalize {
+            inverse: variance.iter().map(|variance| 1. / (variance + self.eps()).sqrt()).collect(),
+            mean: if self.remove_mean { all.mean } else { vec![0.; channels] },
+            count: all.count,
+            remove_mean: self.remove_mean,
+            gradient: gradient.clone(),
+        };
+        let (weight, bias) = (self.weight.to_dtype(dtype)?, self.bias.to_dtype(dtype)?);
+        let y = contiguous.apply_op3(&weight.contiguous()?, &bias.contiguous()?, operation)?;
+        if let Some(Gradient { context, call, at }) = gradient {
+            context.expect_gradient(&y, move |context| {
+                let zeros = Tensor::zeros(2 * channels, DType::F64, &Device::Cpu)?;
+                Gradient { context: context.clone(), call, at }.sum(context, &zeros).map(drop)
+            });
+        }
+        y.to_dtype(x.dtype())
+    }
+
+    /// The formula and the unbiased variance of candle_nn, which TensorFlow's has, too.
+    fn set_running(&self, all: &Moments, context: Option<&ReplicaContext>) -> Result<()> {
+        let mean = (self.remove_mean && all.count > 0.).then(|| all.mean.clone());
+        let unbiased = all.count / (all.count - 1.);
+        let variance = (all.count > 1.)
+            .then(|| all.variance(self.remove_mean).into_iter().map(|v| v * unbiased).collect::<Vec<_>>());
+        for (running, new) in [(self.running_mean(), mean), (self.running_var(), variance)] {
+            let running = Var::from_tensor(running)?;
+            if let Some(new) = new {
+                let new = Tensor::from_vec(new, running.shape(), &Device::Cpu)?.to_dtype(running.dtype())?;
+                let old = (running.as_detached_tensor() * (1. - self.momentum()))?;
+                running.set(&(old + (new * self.momentum())?)?)?;
+            }
+            if let Some(context) = context {
+                context.keep(&running);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl ModuleT for BatchNorm {
+    #[track_caller]
+    fn forward_t(&self, x: &Tensor, train: bool) -> Result<Tensor> {
+        if train { self.forward_train(x) } else { self.stock.forward_t(x, false) }
+    }
+}
+
+/// The moments of all replicas' elements, of each replica's own.
+#[track_caller]
+fn gather(context: &ReplicaContext, mine: Moments) -> crate::Result<Moments> {
+    let row = mine.into_row();
+    let width = row.len();
+    let rows = context.all_gather(HostTensor::new(row, [1, width])?, 0)?.to_vec::<f64>()?;
+    let rows: Vec<_> = rows.chunks(width).map(<[f64]>::to_vec).collect();
+    Moments::merge_rows(&rows)
+        .ok_or_else(|| crate::Error::invalid("batch_norm", "a gather of no replica's moments"))
+}
