@@ -10,6 +10,7 @@ mod kinds;
 mod reduce;
 mod reduce_to;
 mod run;
+mod state;
 mod update;
 
 pub use builder::MirroredBuilder;
@@ -209,33 +210,6 @@ impl Strategy {
 
     pub(crate) fn is_default(&self) -> bool {
         self == default_strategy()
-    }
-
-    /// How many times [`run`](Strategy::run) has been called: the number of its last step.
-    pub fn steps(&self) -> u64 {
-        self.0.steps.load(Ordering::Relaxed)
-    }
-
-    /// Goes on counting after step `steps`: a training that is resumed then has the steps, in errors and in the masks of
-    /// [`Dropout`](crate::nn::Dropout), that it would have had without a stop.
-    ///
-    /// # Errors
-    /// [`Error::WrongContext`](crate::Error::WrongContext) inside of `run`.
-    ///
-    /// ```
-    /// # use distribute::prelude::*;
-    /// let before = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
-    /// before.run((), |_, ()| Ok(()))?;
-    /// let saved = before.steps();
-    /// let after = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
-    /// after.set_steps(saved)?;
-    /// assert_eq!(after.run((), |ctx, ()| Ok(ctx.step()))?.values(), [2, 2]);
-    /// # Ok::<(), distribute::Error>(())
-    /// ```
-    pub fn set_steps(&self, steps: u64) -> Result<()> {
-        let _scope = self.enter("set_steps", "set them between runs")?;
-        self.0.steps.store(steps, Ordering::Relaxed);
-        Ok(())
     }
 
     /// Remembers which candle tensors are copies of `variable`.
