@@ -166,7 +166,7 @@ impl Blame {
             step,
             text: format!(
                 "step {step}: {}, but {} not come ({}); \
-                 look for a loop, a lock or slow input there, or raise the strategy's timeout",
+                 look for a loop, a lock or slow input there, or raise the strategy's timeout or the call's",
                 waits.join(" and "),
                 names(&culprits, "has", "have"),
                 histories(&culprits, standings),

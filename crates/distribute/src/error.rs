@@ -135,6 +135,9 @@ pub enum Error {
     /// Input failed.
     #[error(transparent)]
     Data(#[from] distribute_data::Error),
+    /// A checkpoint could not be saved, or what is there cannot be restored.
+    #[error(transparent)]
+    Checkpoint(#[from] distribute_checkpoint::Error),
     /// An optimizer's hyper-parameter is out of range.
     #[error(transparent)]
     Hyperparameter(#[from] distribute_optim::InvalidHyperparameter),

@@ -45,12 +45,13 @@
 //!
 //! | module | what it is |
 //! |---|---|
-//! | [`mod@strategy`] | [`Strategy`], the handle: `run`, `reduce`, `gather`, `scope`, `replicate`; the strategies behind it |
+//! | [`mod@strategy`] | [`Strategy`], the handle: `run`, `reduce`, `reduce_to`, `gather`, `scope`, `replicate`; the strategies and cross-device ops behind it |
 //! | [`context`] | where code is running; [`ReplicaContext`]: `all_reduce`, `all_gather`, `merge_call` |
 //! | [`values`] | [`PerReplica`], [`Mirrored`]; what can be given to each replica its part of, and reduced |
 //! | `replicated` | [`Replicated`]: a model on every replica |
 //! | `variables` | [`Variable`]: ON_WRITE and ON_READ; [`Variables`] of one model: initial values, safetensors, checksum |
 //! | [`mod@optimizer`] | [`Optimizer`]: backward, reduce, update in one call; [`Sgd`], [`Adam`], [`AdamW`], … |
+//! | [`checkpoint`] | [`Checkpoint`]: model, optimizer and more, saved and restored together |
 //! | [`nn`] | layers that know about replicas; losses that take an empty piece of a batch |
 //! | [`metrics`] | [`Mean`](metrics::Mean), accuracy, AUC, confusion matrix: counted by replicas, read outside |
 //! | `input` | [`DistributedDataset`]: batches cut into a piece for each replica |
@@ -66,6 +67,7 @@
 //! strategy can be used again. A replica that is stuck in its closure is logged, with its last call; `run` returns when
 //! the closure does. docs/errors.md has a row for each kind of error.
 
+pub mod checkpoint;
 pub mod context;
 mod error;
 mod input;
@@ -79,6 +81,7 @@ pub mod strategy;
 pub mod values;
 mod variables;
 
+pub use checkpoint::{Checkpoint, CheckpointManager, Checkpointed};
 pub use context::{
     ContextKind, ReplicaContext, UpdateContext, get_replica_context, get_strategy, get_update_context,
     has_strategy, in_cross_replica_context, set_strategy,

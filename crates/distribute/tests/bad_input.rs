@@ -8,7 +8,7 @@ mod watched;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{VarBuilder, linear};
 use distribute::data::{Csv, Dataset, Error as DataError};
-use distribute::optimizer::rules;
+use distribute::optimizer::{Transform, rules};
 use distribute::{
     DeviceName, Error, HostTensor, MirroredStrategy, OneDeviceStrategy, Optimizer, PerReplica, ReduceOp,
     Replicated, Result, Sgd, Strategy, StrategyExtended,
@@ -159,7 +159,10 @@ fn hyperparameters_out_of_range() {
         assert_eq!(optimizer.learning_rate(), 0.5);
     }
     for norm in [0., -1., f64::NAN] {
-        invalid(Sgd::new(variables, 0.1).unwrap().clip_global_norm(norm), &["positive"]);
+        invalid(
+            Sgd::new(variables, 0.1).unwrap().after_reduce(Transform::clip_by_global_norm(norm)),
+            &["positive"],
+        );
     }
     fn refused<R: distribute::optimizer::rules::Rule>(
         rule: R,

@@ -9,6 +9,7 @@ mod watched;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Linear, Module, VarBuilder, linear};
 use distribute::data::Dataset;
+use distribute::optimizer::Transform;
 use distribute::optimizer::rules::{Adagrad, Adam, AdamW, Ftrl, Momentum, RmsProp, Rule, Sgd};
 use distribute::{MirroredStrategy, OneDeviceStrategy, ReduceOp};
 use distribute::{Optimizer, PerReplica, Replicated, Result, Strategy, nn::loss};
@@ -71,7 +72,7 @@ impl Plan {
         let model = self.model(strategy);
         let mut optimizer = Optimizer::with_rule(rule.clone(), &model.variables, 0.05).unwrap();
         if let Some(norm) = self.clip {
-            optimizer = optimizer.clip_global_norm(norm).unwrap();
+            optimizer = optimizer.after_reduce(Transform::clip_by_global_norm(norm)).unwrap();
         }
         let dataset = Dataset::from_slices(examples(self.rows, self.dtype)).unwrap().batch(self.batch);
         let batches = strategy.distribute_dataset(dataset).unwrap();

@@ -35,9 +35,10 @@
 //! | `sweep` | the one loop that all rules run in, for each number of slots |
 //! | `float` | [`Float`]: `f32` and `f64` |
 //! | `error` | [`UpdateError`] and [`InvalidHyperparameter`] |
+//! | [`schedules`] | [`Schedule`]: the learning rate as a function of the step |
 //! | one for each rule | [`Sgd`], [`Momentum`], [`Adam`], [`AdamW`], [`Adagrad`], [`RmsProp`], [`Ftrl`] |
 //!
-//! The learning rate comes with each [`Step`], so schedules live outside. Half-precision callers widen first.
+//! The learning rate comes with each [`Step`]; [`schedules`] are functions that give one. Half-precision callers widen first.
 
 #![forbid(unsafe_code)]
 
@@ -51,6 +52,7 @@ mod momentum;
 mod rmsprop;
 mod rows;
 mod rule;
+pub mod schedules;
 mod sgd;
 mod sweep;
 
@@ -64,5 +66,6 @@ pub use momentum::Momentum;
 pub use rmsprop::RmsProp;
 pub use rows::merge_rows;
 pub use rule::{Formula, Rule, RuleExt, SlotSpec, Step};
+pub use schedules::Schedule;
 pub use sgd::Sgd;
 pub use sweep::Slots;

@@ -13,6 +13,20 @@ const TO_DENSE: &str = "to_dense";
 /// Rows of a larger tensor and where they stand in it.
 ///
 /// Duplicate indices mean that rows add up. `values` has shape `[n, …]` and `indices` (int32 or int64) shape `[n]`.
+///
+/// ```
+/// use distribute_tensor::{HostTensor, IndexedSlices, ReduceOp};
+///
+/// let rows = |values: Vec<f32>, indices: Vec<i64>| {
+///     let values = HostTensor::new(values, [indices.len(), 1])?;
+///     IndexedSlices::new(values, HostTensor::vector(indices), Some(vec![5, 1]))
+/// };
+/// let (a, b) = (rows(vec![1.0, 2.0], vec![3, 0])?, rows(vec![10.0], vec![3])?);
+/// // Summed, each row is there once; joined, as often as it was given.
+/// assert_eq!(IndexedSlices::reduce(ReduceOp::Sum, &[&a, &b])?, rows(vec![2.0, 11.0], vec![0, 3])?);
+/// assert_eq!(IndexedSlices::concat(&[&a, &b])?, rows(vec![1.0, 2.0, 10.0], vec![3, 0, 3])?);
+/// # Ok::<(), distribute_tensor::Error>(())
+/// ```
 #[doc(alias = "tf.IndexedSlices")]
 #[derive(Clone, Debug, PartialEq)]
 pub struct IndexedSlices {

@@ -3,6 +3,7 @@
 //! Each thread has a stack of modes; queries look at its top (CTX-1, CTX-2). The stack is pushed and popped by guards
 //! of this crate only, so it is always unwound in order.
 
+mod combine;
 mod describe;
 mod gradient;
 mod layers;

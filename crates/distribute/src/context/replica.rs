@@ -1,16 +1,17 @@
 //! What code that runs once for each replica can ask and do.
 
+use super::combine::failure;
 use super::describe::{describe, describe_for_sum, describe_without};
 use super::gradient::{Expected, attach};
 use super::layers::Notes;
 use super::{Mode, enter, top};
 use crate::context::ContextKind;
-use crate::strategy::{CommunicationOptions, Reduction, reduce_by};
+use crate::strategy::CommunicationOptions;
 use crate::values::{Distributed, PerReplica};
 use crate::{Error, Result, Strategy};
 use distribute_cluster::{Blame, Fingerprint, Operation};
-use distribute_collective::{Combined, Failure, all_gather, all_reduce, threads::Member};
-use distribute_tensor::{Leaf, Nest, Packing, ReduceOp};
+use distribute_collective::{all_gather, threads::Member};
+use distribute_tensor::{Leaf, Nest, ReduceOp};
 use std::panic::Location;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -97,7 +98,7 @@ impl ReplicaContext {
     }
 
     /// How the calls on this view communicate.
-    fn options(&self) -> CommunicationOptions {
+    pub(super) fn options(&self) -> CommunicationOptions {
         match &self.1 {
             Some(view) => view.options,
             None => self.0.strategy.extended().communication_options(),
@@ -472,49 +473,6 @@ impl ReplicaContext {
         }
     }
 
-    /// The one way in which replicas reduce leaves together: shared by their threads, or as the strategy's algorithm
-    /// does it (AR-2).
-    fn combine(
-        &self,
-        operation: &'static str,
-        member: &Member,
-        op: ReduceOp,
-        mut detail: String,
-        leaves: Vec<Leaf>,
-        at: &'static Location<'static>,
-    ) -> Result<Combined> {
-        let options = self.options();
-        if options.bytes_per_pack > 0 {
-            detail += &format!(", in packs of {} bytes", options.bytes_per_pack);
-        }
-        let call = Fingerprint::new(Operation::AllReduce, detail, at);
-        let extended = self.0.strategy.extended();
-        let Some(ops) = extended.cross_device_ops() else {
-            let packing = Packing::Bytes(options.bytes_per_pack);
-            return all_reduce(member, call, op, packing, leaves).map_err(failure(operation));
-        };
-        let devices = &self.0.strategy.devices();
-        let reduced = member.merge(call, leaves, |all: Vec<Arc<Vec<Leaf>>>| {
-            let parts = |leaf: usize| all.iter().map(|leaves| leaves[leaf].clone()).collect::<Vec<_>>();
-            let count = all.first().map_or(0, |leaves| leaves.len());
-            let values: Vec<_> =
-                (0..count).map(|leaf| Reduction { parts: parts(leaf), from: devices, to: devices }).collect();
-            let tracked =
-                values.iter().map(|value| value.parts.iter().any(Leaf::is_tracked)).collect::<Vec<_>>();
-            match reduce_by(ops, operation, op, &values, &options) {
-                Ok(copies) => Ok((copies, tracked)),
-                Err(error) => Err(Arc::new(error)),
-            }
-        })?;
-        match &*reduced {
-            Ok((copies, tracked)) => {
-                let mine = copies.iter().filter_map(|copies| copies.get(member.rank()).cloned());
-                Ok(Combined { leaves: mine.collect(), tracked: tracked.clone() })
-            }
-            Err(error) => Err(Error::Shared(error.clone())),
-        }
-    }
-
     /// The part of a collective in its own gradient.
     pub(crate) fn all_reduce_gradient(
         &self,
@@ -553,13 +511,6 @@ impl std::fmt::Debug for ReplicaContext {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-pub(super) fn failure(operation: &'static str) -> impl Fn(Failure) -> Error {
-    move |failure| match failure {
-        Failure::Blame(blame) => Error::Collective(blame),
-        Failure::Tensor(source) => Error::Tensor { operation, source },
-    }
 }
 
 /// The reduction over the only replica: the value itself, with the rows of indexed slices merged, as over several.

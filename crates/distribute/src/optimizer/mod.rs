@@ -1,17 +1,43 @@
 //! Optimizers for candle models: backward, reduce, update, in one call.
+//!
+//! | what | how |
+//! |---|---|
+//! | train by a loss | [`Optimizer::minimize`], [`minimize_each`](Optimizer::minimize_each), [`skip`](Optimizer::skip) |
+//! | by gradients of one's own, dense or by row | [`Gradients`], [`Optimizer::apply_gradients`], [`Weighting`] |
+//! | change gradients | [`Transform`], [`Optimizer::before_reduce`], [`Optimizer::after_reduce`] |
+//! | change the learning rate | [`Optimizer::with_schedule`], [`schedules`], [`Optimizer::set_learning_rate`] |
+//! | look at slots | [`Optimizer::slot`] |
+//! | update a table of one's own | [`rules`] |
+//!
+//! A step goes this way: each replica's gradients are checked and changed on its own thread (`contribution.rs`), then all
+//! meet, and each replica reduces, changes and updates the range that it owns (`pass.rs`).
 
+mod collect;
+mod contribution;
 mod gradients;
 mod locked;
+mod number;
 mod owners;
 mod pass;
+mod rate;
+mod row_range;
+mod slots;
+mod state;
+mod step;
+mod stretch;
+mod summed;
+mod transform;
+mod update;
+
+pub use gradients::{Gradient, Gradients, Weighting};
+pub use transform::Transform;
 
 use crate::variables::Variables;
-use crate::{Error, ReplicaContext, Result, Strategy};
-use candle_core::{DType, Tensor, Var};
-use distribute_cluster::{Fingerprint, Operation};
-use distribute_optim::{Rule, Step};
-use gradients::{Accumulated, Contribution, Of};
-use std::panic::Location;
+use crate::{Error, Result, Strategy};
+use candle_core::{Tensor, Var};
+use distribute_optim::{Rule, Schedule};
+use rate::Rate;
+use slots::Slots;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -24,6 +50,12 @@ pub mod rules {
         Adagrad, Adam, AdamW, Float, Formula, Ftrl, InvalidHyperparameter, Momentum, RmsProp, Rule, RuleExt,
         Sgd, SlotSpec, Step, UpdateError, merge_rows,
     };
+}
+
+/// Learning rates as functions of the step, for [`Optimizer::with_schedule`].
+pub mod schedules {
+    pub use distribute_optim::Schedule;
+    pub use distribute_optim::schedules::*;
 }
 
 /// Stochastic gradient descent.
@@ -60,12 +92,19 @@ pub type Ftrl = Optimizer<rules::Ftrl>;
 pub struct Optimizer<R> {
     rule: R,
     id: u64,
-    strategy: Strategy,
-    variables: Vec<(String, Var)>,
-    /// The bits of an f64.
-    learning_rate: AtomicU64,
-    clip: Option<f64>,
+    trained: Arc<Trained>,
+    rate: Rate,
+    before_reduce: Vec<Transform>,
+    after_reduce: Vec<Transform>,
     state: Mutex<State>,
+}
+
+/// What is trained.
+#[derive(Debug)]
+struct Trained {
+    strategy: Strategy,
+    /// By name.
+    variables: Vec<(String, Var)>,
 }
 
 /// What changes from step to step.
@@ -73,7 +112,7 @@ pub struct Optimizer<R> {
 struct State {
     finished: u64,
     /// For each variable, what the rule keeps beside it.
-    slots: Vec<pass::Slots>,
+    slots: Vec<Slots>,
 }
 
 impl<R: Rule + Default> Optimizer<R> {
@@ -104,60 +143,93 @@ impl<R: Rule> Optimizer<R> {
             ));
         }
         let layout = rule.slots();
-        if layout.len() > pass::MOST_SLOTS {
-            let reason =
-                format!("rule {} keeps {} slots, of {} at most", rule.name(), layout.len(), pass::MOST_SLOTS);
+        if layout.len() > slots::MOST_SLOTS {
+            let reason = format!(
+                "rule {} keeps {} slots, of {} at most",
+                rule.name(),
+                layout.len(),
+                slots::MOST_SLOTS
+            );
             return Err(Error::invalid("Optimizer::with_rule", reason));
         }
-        let slots =
-            variables.iter().map(|(name, v)| pass::Slots::new(name, v, &layout)).collect::<Result<_>>()?;
-        let optimizer = Self {
+        rate::require(learning_rate, "Optimizer::with_rule")?;
+        let slots = variables.iter().map(|(name, v)| Slots::new(name, v, &layout)).collect::<Result<_>>()?;
+        Ok(Self {
             rule,
             id: IDS.fetch_add(1, Ordering::Relaxed),
-            strategy,
-            variables,
-            learning_rate: AtomicU64::new(0),
-            clip: None,
+            trained: Arc::new(Trained { strategy, variables }),
+            rate: Rate::Set(AtomicU64::new(learning_rate.to_bits())),
+            before_reduce: Vec::new(),
+            after_reduce: Vec::new(),
             state: Mutex::new(State { finished: 0, slots }),
-        };
-        optimizer.set_learning_rate(learning_rate)?;
-        Ok(optimizer)
+        })
     }
 
-    /// Scales the gradients, after they have been reduced over all replicas, so that their norm over all variables
-    /// together is `max_norm` at most.
+    /// Takes the learning rate of each step from a schedule, in place of the number given at first: a function of the
+    /// finished steps, and of nothing else, so that a training that resumes with those goes on as it would have.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] unless `max_norm` is positive.
-    #[doc(alias = "tf.clip_by_global_norm")]
-    pub fn clip_global_norm(mut self, max_norm: f64) -> Result<Self> {
-        if max_norm.is_nan() || max_norm <= 0. {
-            return Err(Error::invalid(
-                "clip_global_norm",
-                format!("the norm must be positive, not {max_norm}"),
-            ));
-        }
-        self.clip = Some(max_norm);
+    /// [`Error::Hyperparameter`] for a schedule out of range. A rate that is not finite or negative is an error of the
+    /// step that would take it.
+    ///
+    /// ```
+    /// # use distribute::{optimizer::schedules::{CosineDecay, Warmup}, prelude::*};
+    /// # use candle_nn::{VarBuilder, linear};
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let model = strategy.replicate(|vb: VarBuilder| linear(4, 2, vb.pp("fc")))?;
+    /// // From 0 to 0.1 in 100 steps, then down to 0 again in 900.
+    /// let optimizer = Adam::new(&model.variables, 0.)?
+    ///     .with_schedule(Warmup::new(0., 100, CosineDecay::new(0.1, 900)))?;
+    /// assert_eq!(optimizer.learning_rate(), 0.);
+    /// // A function will do, too.
+    /// let optimizer = optimizer.with_schedule(|finished: u64| 0.1 / (finished + 1) as f64)?;
+    /// assert_eq!(optimizer.learning_rate(), 0.1);
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    #[doc(alias = "tf.keras.optimizers.schedules.LearningRateSchedule")]
+    pub fn with_schedule(mut self, schedule: impl Schedule) -> Result<Self> {
+        schedule.validate()?;
+        self.rate = Rate::Schedule(Box::new(schedule));
+        Ok(self)
+    }
+
+    /// Changes each replica's own gradients, before they are reduced: those of the mean loss over its examples. After
+    /// what was asked for earlier.
+    ///
+    /// The result depends on how examples are dealt to replicas. To train like one device, change what has been reduced:
+    /// [`after_reduce`](Optimizer::after_reduce).
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for numbers out of range.
+    pub fn before_reduce(mut self, transform: Transform) -> Result<Self> {
+        transform.validate("before_reduce")?;
+        self.before_reduce.push(transform);
+        Ok(self)
+    }
+
+    /// Changes the gradients of the global batch, after they have been reduced over the replicas and before the rule is
+    /// applied. After what was asked for earlier.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for numbers out of range.
+    pub fn after_reduce(mut self, transform: Transform) -> Result<Self> {
+        transform.validate("after_reduce")?;
+        self.after_reduce.push(transform);
         Ok(self)
     }
 
     /// The learning rate of the next step.
     #[doc(alias = "tf.keras.optimizers.Optimizer.learning_rate")]
     pub fn learning_rate(&self) -> f64 {
-        f64::from_bits(self.learning_rate.load(Ordering::Relaxed))
+        self.rate.after(self.finished_steps())
     }
 
     /// Sets the learning rate of the next step. Between runs: within one, replicas would race for it.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a negative number, an infinite one or NaN.
+    /// [`Error::InvalidArgument`] for a negative number, an infinite one or NaN, and where there is a schedule.
     pub fn set_learning_rate(&self, learning_rate: f64) -> Result<()> {
-        if !(learning_rate.is_finite() && learning_rate >= 0.) {
-            let reason = format!("the learning rate must be finite and not negative, not {learning_rate}");
-            return Err(Error::invalid("set_learning_rate", reason));
-        }
-        self.learning_rate.store(learning_rate.to_bits(), Ordering::Relaxed);
-        Ok(())
+        self.rate.set(learning_rate)
     }
 
     /// How many steps have been made.
@@ -168,7 +240,7 @@ impl<R: Rule> Optimizer<R> {
 
     /// The names of the variables that are trained.
     pub fn variable_names(&self) -> impl Iterator<Item = &str> {
-        self.variables.iter().map(|(name, _)| name.as_str())
+        self.trained.variables.iter().map(|(name, _)| name.as_str())
     }
 
     /// The names of what the rule keeps beside each variable: of Adam `m` and `v`.
@@ -194,128 +266,13 @@ impl<R: Rule> Optimizer<R> {
     /// ```
     #[doc(alias = "get_slot")]
     pub fn slot(&self, variable: &str, slot: &str) -> Result<Tensor> {
-        let unknown = |what: &str, name: &str, all: Vec<&str>| {
-            Error::invalid("slot", format!("no {what} is named {name:?}; there are {all:?}"))
+        let position = self.trained.position("slot", variable)?;
+        let unknown = || {
+            let all: Vec<_> = self.slot_names().collect();
+            Error::invalid("slot", format!("no slot is named {slot:?}; there are {all:?}"))
         };
-        let position = self.variable_names().position(|name| name == variable);
-        let position = position
-            .ok_or_else(|| unknown("variable", variable, self.variable_names().take(20).collect()))?;
-        let index = self.slot_names().position(|name| name == slot);
-        let index = index.ok_or_else(|| unknown("slot", slot, self.slot_names().collect()))?;
+        let index = self.slot_names().position(|name| name == slot).ok_or_else(unknown)?;
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.slots[position].tensor(index, &self.variables[position].1)
+        state.slots[position].tensor(index, &self.trained.variables[position].1)
     }
-
-    /// One training step: backward from `loss`, which is the mean over this replica's `examples`; reduction of the
-    /// gradients over all replicas, weighted by examples; update of the variables. Gives the mean loss over all
-    /// examples of all replicas, detached. The loss is taken by value: its graph is freed here.
-    ///
-    /// All replicas have to call this, or [`skip`](Optimizer::skip) or [`minimize_each`](Optimizer::minimize_each), the
-    /// same number of times. With 0 examples the loss has no weight.
-    ///
-    /// # Errors
-    /// [`Error::Collective`] on every replica where one does not come or fails; [`Error::InvalidArgument`] for a loss
-    /// that is not a scalar or depends on none of the variables, or where no replica has examples; [`Error::Candle`] where backward fails. The variables have
-    /// not changed then. [`Error::Panicked`] where a rule of your own panics: what it had written stays.
-    #[doc(alias = "tf.keras.optimizers.Optimizer.minimize")]
-    #[doc(alias = "tf.keras.optimizers.Optimizer.apply_gradients")]
-    #[track_caller]
-    pub fn minimize(&self, ctx: &ReplicaContext, loss: Tensor, examples: usize) -> Result<Tensor> {
-        let at = Location::caller();
-        let of = if ctx.member().is_some() { Of::Sum } else { Of::Mean };
-        let mut gradients = Accumulated::new(&self.variables, of);
-        gradients.add(ctx, loss, examples, at)?;
-        self.apply(ctx, gradients.finish(), at)
-    }
-
-    /// One training step over several micro-batches: as [`minimize`](Optimizer::minimize), with the gradients of all
-    /// of them accumulated before the one reduction. Each item is a loss and its number of examples; they are asked for
-    /// one after another, and the graph of each is freed before the next.
-    ///
-    /// # Errors
-    /// As [`minimize`](Optimizer::minimize), and those of the items.
-    #[track_caller]
-    pub fn minimize_each(
-        &self,
-        ctx: &ReplicaContext,
-        losses: impl IntoIterator<Item = Result<(Tensor, usize)>>,
-    ) -> Result<Tensor> {
-        let at = Location::caller();
-        let mut gradients = Accumulated::new(&self.variables, Of::Sum);
-        for item in losses {
-            let (loss, examples) = item?;
-            gradients.add(ctx, loss, examples, at)?;
-        }
-        self.apply(ctx, gradients.finish(), at)
-    }
-
-    /// Takes part in a step without an example: for a replica whose piece of the batch is empty.
-    ///
-    /// # Errors
-    /// As [`minimize`](Optimizer::minimize).
-    #[track_caller]
-    pub fn skip(&self, ctx: &ReplicaContext) -> Result<Tensor> {
-        let at = Location::caller();
-        ctx.join_gradients(None, at)?;
-        self.apply(ctx, Accumulated::new(&self.variables, Of::Sum).finish(), at)
-    }
-
-    fn apply(
-        &self,
-        ctx: &ReplicaContext,
-        mine: Contribution,
-        at: &'static Location<'static>,
-    ) -> Result<Tensor> {
-        ctx.require_current("minimize")?;
-        if ctx.strategy() != &self.strategy {
-            return Err(Error::MixedStrategies {
-                operation: "minimize",
-                current: ctx.strategy().to_string(),
-                other: self.strategy.to_string(),
-            });
-        }
-        let outcome = match ctx.member() {
-            None => Arc::new(self.update(&[Arc::new(mine)], &pass::Workers::alone()).map_err(Arc::new)),
-            Some(member) => {
-                let call =
-                    Fingerprint::new(Operation::Minimize, format!("{} {}", self.rule.name(), self.id), at);
-                member.cooperate(call, mine, |all, helpers| {
-                    let broadcast = |work: &pass::Work<'_>| helpers.broadcast(work);
-                    let workers = pass::Workers { count: helpers.size(), broadcast: &broadcast };
-                    self.update(&all, &workers).map_err(Arc::new)
-                })?
-            }
-        };
-        match &*outcome {
-            Ok(mean) => Ok(Tensor::new(mean.value, &candle_core::Device::Cpu)?.to_dtype(mean.dtype)?),
-            // The one error is told on every replica: it is about the step, not about a replica.
-            Err(error) => Err(Error::Shared(error.clone())),
-        }
-    }
-
-    /// On replica 0, with the other replicas as workers.
-    fn update(&self, all: &[Arc<Contribution>], workers: &pass::Workers<'_>) -> Result<MeanLoss> {
-        let examples: usize = all.iter().map(|c| c.examples).sum();
-        let Some(dtype) = all.iter().find(|c| c.examples > 0).map(|c| c.dtype) else {
-            return Err(Error::invalid(
-                "minimize",
-                "no replica has an example; a global batch has at least one",
-            ));
-        };
-        let weight = |c: &Arc<Contribution>| if c.of == Of::Mean { 1. } else { 1. / examples as f64 };
-        let weights: Vec<f64> = all.iter().map(weight).collect();
-        let value = all.iter().map(|c| c.loss).sum::<f64>() / examples as f64;
-
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let step = Step::after(state.finished, self.learning_rate());
-        let slots = &mut state.slots;
-        pass::run(&self.rule, step, self.clip, &self.variables, slots, all, &weights, workers)?;
-        state.finished += 1;
-        Ok(MeanLoss { value, dtype })
-    }
-}
-
-struct MeanLoss {
-    value: f64,
-    dtype: DType,
 }

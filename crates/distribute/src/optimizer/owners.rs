@@ -1,6 +1,8 @@
 //! Which worker owns which range of the parameters.
 
-use super::pass::{BLOCK, Workers};
+use super::number::Any;
+use super::pass::Workers;
+use super::stretch::BLOCK;
 use crate::Result;
 use crate::error::panicked;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -8,11 +10,26 @@ use std::sync::{Mutex, PoisonError};
 
 /// Something that lies along the parameters and can be cut.
 pub(super) trait Cut {
-    /// How many elements are left.
+    /// How many elements will be visited.
     fn len(&self) -> usize;
 
-    /// Takes the first `len` elements off.
+    /// Takes the first `len` elements off; where it is not cut anywhere, a few more, but never less.
     fn cut(&mut self, len: usize) -> Self;
+}
+
+impl<A: Cut, B: Cut> Cut for Any<A, B> {
+    fn len(&self) -> usize {
+        match self {
+            Any::F32(x) => x.len(),
+            Any::F64(x) => x.len(),
+        }
+    }
+    fn cut(&mut self, len: usize) -> Self {
+        match self {
+            Any::F32(x) => Any::F32(x.cut(len)),
+            Any::F64(x) => Any::F64(x.cut(len)),
+        }
+    }
 }
 
 /// The pieces of each worker: contiguous ranges of all parameters taken together.

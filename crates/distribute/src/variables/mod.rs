@@ -7,6 +7,7 @@
 //! | `variable`, `create` | [`Variable`]: its properties; making one |
 //! | `read`, `write` | its operations, in whatever context |
 //! | `copy` | one copy of it: candle's, or in host memory |
+//! | `state` | it as a part of a checkpoint |
 //! | `model` | [`Variables`]: those of one model, made by `replicate` |
 
 mod access;
@@ -15,6 +16,7 @@ mod create;
 mod kinds;
 mod model;
 mod read;
+mod state;
 mod variable;
 mod write;
 

@@ -1,11 +1,11 @@
 //! Where results go, and what batches may hold.
 
 use crate::watched::watched;
-use crate::{mirrored, per_replica, rows};
+use crate::{mirrored, per_replica, rows, with_ops};
 use candle_core::{Device, Tensor};
 use distribute::{
-    ContextKind, Destinations, DeviceName, Error, HostTensor, Leaf, Mirrored, OneDeviceStrategy, ReduceOp,
-    get_strategy,
+    ContextKind, Destinations, DeviceName, Error, HierarchicalCopyAllReduce, HostTensor, Leaf, Mirrored,
+    NcclAllReduce, OneDeviceStrategy, ReduceOp, Strategy, get_strategy,
 };
 
 fn tensor(values: &[f32]) -> Tensor {
@@ -129,6 +129,26 @@ fn rto_7_and_sparse_5_destinations_may_differ_and_dense_and_sparse_stand_side_by
     assert_eq!(host(2), [2., 2., 2., 2., 3.]);
     assert_eq!(host(3), host(0));
     assert!(matches!(sums[0].get(), Leaf::Slices(_)) && matches!(sums[2].get(), Leaf::Host(_)));
+}
+
+#[test]
+fn sparse_1_rows_are_merged_by_every_algorithm_and_for_one_replica_too() {
+    let algorithms: [fn(usize) -> Strategy; 3] = [
+        mirrored,
+        |replicas| with_ops(replicas, HierarchicalCopyAllReduce::default()),
+        |replicas| with_ops(replicas, NcclAllReduce::default()),
+    ];
+    for strategy in algorithms {
+        for replicas in [1, 2] {
+            let value = per_replica(
+                [rows(vec![1., 2., 4.], vec![3, 1, 3]), rows(vec![8.], vec![3])].into_iter().take(replicas),
+            );
+            let sums = strategy(replicas).reduce_to(ReduceOp::Sum, &value, &value).unwrap();
+            let Leaf::Slices(merged) = sums.get() else { panic!("not slices") };
+            assert_eq!(merged.to_rows().unwrap(), [1, 3]);
+            assert_eq!(merged.values.to_vec::<f32>().unwrap(), [2., if replicas == 1 { 5. } else { 13. }]);
+        }
+    }
 }
 
 #[test]

@@ -2,12 +2,13 @@
 
 use super::case::{Case, Inputs, Ran, Stop};
 use super::compare::compare;
-use super::tensors::{candle_json, tensor, to_json};
+use super::tensors::{candle_json, tensor};
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{Init, VarBuilder};
 use distribute::data::Dataset;
 use distribute::nn::loss;
-use distribute::optimizer::rules::{self, Float, Rule, RuleExt, Step, merge_rows};
+use distribute::optimizer::rules::{self, Rule};
+use distribute::optimizer::{Gradient, Gradients};
 use distribute::{
     HostTensor, IndexedSlices, MirroredStrategy, OneDeviceStrategy, Optimizer, ReduceOp, Replicated, Strategy,
 };
@@ -70,17 +71,18 @@ pub fn oracle_training(case: &Case, inputs: &Inputs<'_>) -> Ran {
             let mlp = Mlp::read(inputs)?;
             same_for_every_count(case, inputs, |strategy| mlp.train(strategy, rule, rate))
         }
-        ("train_embedding", "float32") => {
+        ("train_embedding", "float32" | "float64") => {
             let embedding = Embedding::read(inputs)?;
-            same_for_every_count(case, inputs, |strategy| embedding.train::<f32>(strategy, &rule, rate))
+            same_for_every_count(case, inputs, |strategy| embedding.train(strategy, rule, rate))
         }
-        ("train_embedding", "float64") => {
-            let embedding = Embedding::read(inputs)?;
-            same_for_every_count(case, inputs, |strategy| embedding.train::<f64>(strategy, &rule, rate))
+        ("optimizer_dense", "float32" | "float64") => {
+            let gradients = inputs.list("gradients")?.iter().map(|gradient| Ok(candle(gradient)?.into()));
+            apply_each(inputs, rule, rate, gradients.collect::<Result<_, Stop>>()?)
         }
-        ("optimizer_dense", "float32" | "float64") => dense(inputs, rule, rate),
-        ("optimizer_sparse", "float32") => sparse::<f32>(inputs, &rule, rate),
-        ("optimizer_sparse", "float64") => sparse::<f64>(inputs, &rule, rate),
+        ("optimizer_sparse", "float32" | "float64") => {
+            let gradients = inputs.list("gradients")?.iter().map(|gradient| Ok(slices(gradient)?.into()));
+            apply_each(inputs, rule, rate, gradients.collect::<Result<_, Stop>>()?)
+        }
         (op, dtype) => Err(format!("unknown op {op:?} or dtype {dtype:?}").into()),
     })
 }
@@ -219,48 +221,8 @@ impl Mlp {
     }
 }
 
-/// A table with the slots of a rule, updated by row.
-struct Table<F> {
-    dims: Vec<usize>,
-    values: Vec<F>,
-    slots: Vec<Vec<F>>,
-    finished: u64,
-}
-
-impl<F: Float + distribute::tensor::Element> Table<F> {
-    fn new(initial: &HostTensor, rule: &dyn Rule) -> Result<Self, Stop> {
-        let values: Vec<F> = initial.to_vec()?;
-        let slots = rule.slots().iter().map(|slot| vec![F::from_f64(slot.initial); values.len()]).collect();
-        Ok(Self { dims: initial.dims().to_vec(), values, slots, finished: 0 })
-    }
-
-    fn apply(&mut self, rule: &dyn Rule, rate: f64, gradient: &IndexedSlices) -> Result<(), Stop> {
-        let width = self.dims[1..].iter().product();
-        let indices: Vec<i64> = gradient.indices.to_vec()?;
-        let (rows, sums) =
-            merge_rows(&indices, &gradient.values.to_vec::<F>()?, width).map_err(distribute::Error::from)?;
-        let mut slots: Vec<&mut [F]> = self.slots.iter_mut().map(Vec::as_mut_slice).collect();
-        let step = Step::after(self.finished, rate);
-        rule.update_rows(step, &mut self.values, width, &rows, &sums, &mut slots)
-            .map_err(distribute::Error::from)?;
-        self.finished += 1;
-        Ok(())
-    }
-
-    fn weights(&self) -> Result<HostTensor, Stop> {
-        Ok(HostTensor::new(self.values.clone(), self.dims.clone())?)
-    }
-
-    fn slots(&self) -> Result<Vec<Value>, Stop> {
-        self.slots
-            .iter()
-            .map(|slot| Ok(to_json(&HostTensor::new(slot.clone(), self.dims.clone())?)))
-            .collect()
-    }
-}
-
 struct Embedding {
-    table: HostTensor,
+    table: Tensor,
     ids: Tensor,
     y: Tensor,
     global_batch: usize,
@@ -270,7 +232,7 @@ struct Embedding {
 impl Embedding {
     fn read(inputs: &Inputs<'_>) -> Result<Self, Stop> {
         Ok(Self {
-            table: tensor(inputs.get("table")?)?,
+            table: candle(inputs.get("table")?)?,
             ids: candle(inputs.get("ids")?)?,
             y: candle(inputs.get("y")?)?,
             global_batch: inputs.count("global_batch")?,
@@ -278,37 +240,34 @@ impl Embedding {
         })
     }
 
-    fn train<F: Float + distribute::tensor::Element>(
-        &self,
-        strategy: &Strategy,
-        rule: &dyn Rule,
-        rate: f64,
-    ) -> Ran {
-        let mut table = Table::<F>::new(&self.table, rule)?;
+    fn train<R: Rule + Clone>(&self, strategy: &Strategy, rule: R, rate: f64) -> Ran {
+        let model = variables(strategy, std::slice::from_ref(&self.table))?;
+        let optimizer = Optimizer::with_rule(rule, &model.variables, rate)?;
         let dataset =
             Dataset::from_slices((self.ids.clone(), self.y.clone())).map_err(distribute::Error::from)?;
         let batches = strategy.distribute_dataset(dataset.batch(self.global_batch))?;
         let (mut losses, mut after_first) = (Vec::new(), Value::Null);
         for _ in 0..self.epochs {
             for batch in &batches {
-                let weights = table.weights()?.to_candle(&Device::Cpu)?;
-                let results = strategy.run(batch?, |ctx, (ids, y)| {
-                    let (loss, gradient) = self.gradient(&weights, &ids, &y)?;
-                    Ok((ctx.all_reduce(ReduceOp::Sum, loss)?, ctx.all_reduce(ReduceOp::Sum, gradient)?))
+                let loss = strategy.run((&model, batch?), |ctx, (weights, (ids, y))| {
+                    let (loss, gradient) = self.gradient(&weights[0], &ids, &y)?;
+                    let mut gradients = Gradients::new(&optimizer);
+                    gradients.insert(&name(0), gradient)?;
+                    // The losses are divided by the global batch already.
+                    optimizer.apply_gradients(ctx, gradients, ReduceOp::Sum)?;
+                    ctx.all_reduce(ReduceOp::Sum, loss)
                 })?;
-                let (loss, gradient) = &results.values()[0];
-                losses.push(candle_json(loss));
-                table.apply(rule, rate, gradient)?;
+                losses.push(candle_json(&loss.values()[0]));
                 if losses.len() == 1 {
-                    after_first = json!([to_json(&table.weights()?)]);
+                    after_first = weights(&model)?.into();
                 }
             }
         }
         Ok(json!({
             "losses": losses,
             "weights_after_first_step": after_first,
-            "weights": [to_json(&table.weights()?)],
-            "slots": table.slots()?,
+            "weights": weights(&model)?,
+            "slots": slots(&model, &optimizer)?,
         }))
     }
 
@@ -341,34 +300,30 @@ impl Embedding {
     }
 }
 
-fn dense<R: Rule>(inputs: &Inputs<'_>, rule: R, rate: f64) -> Ran {
-    let gradients = inputs.list("gradients")?.iter().map(candle).collect::<Result<Vec<_>, _>>()?;
+/// One step for each gradient.
+fn apply_each<R: Rule>(inputs: &Inputs<'_>, rule: R, rate: f64, gradients: Vec<Gradient>) -> Ran {
     let strategy = OneDeviceStrategy::new("cpu:0")?;
     let model = variables(&strategy, &[candle(inputs.get("initial")?)?])?;
     let optimizer = Optimizer::with_rule(rule, &model.variables, rate)?;
     let mut steps = Vec::new();
-    for gradient in &gradients {
-        // A loss whose gradient is the one given.
-        strategy
-            .run(&model, |ctx, weights| optimizer.minimize(ctx, (&weights[0] * gradient)?.sum_all()?, 1))?;
+    for gradient in gradients {
+        strategy.run((), |ctx, ()| {
+            let mut gradients = Gradients::new(&optimizer);
+            gradients.insert(&name(0), gradient.clone())?;
+            optimizer.apply_gradients(ctx, gradients, ReduceOp::Sum)
+        })?;
         steps.push(json!({"weights": weights(&model)?[0], "slots": slots(&model, &optimizer)?}));
     }
     Ok(json!({"steps": steps}))
 }
 
-fn sparse<F: Float + distribute::tensor::Element>(inputs: &Inputs<'_>, rule: &dyn Rule, rate: f64) -> Ran {
-    let mut table = Table::<F>::new(&tensor(inputs.get("initial")?)?, rule)?;
-    let mut steps = Vec::new();
-    for gradient in inputs.list("gradients")? {
-        let fields =
-            Inputs::new(gradient.as_object().ok_or_else(|| Stop::Runner("a gradient is no object".into()))?);
-        let indices =
-            fields.list("indices")?.iter().map(|i| i.as_i64().ok_or_else(|| format!("{i} is no index")));
-        let indices = HostTensor::vector(indices.collect::<Result<Vec<i64>, _>>()?);
-        let values = tensor(fields.get("values")?)?;
-        fields.finish()?;
-        table.apply(rule, rate, &IndexedSlices::new(values, indices, Some(table.dims.clone()))?)?;
-        steps.push(json!({"weights": to_json(&table.weights()?), "slots": table.slots()?}));
-    }
-    Ok(json!({"steps": steps}))
+fn slices(gradient: &Value) -> Result<IndexedSlices, Stop> {
+    let fields =
+        Inputs::new(gradient.as_object().ok_or_else(|| Stop::Runner("a gradient is no object".into()))?);
+    let indices =
+        fields.list("indices")?.iter().map(|i| i.as_i64().ok_or_else(|| format!("{i} is no index")));
+    let indices = HostTensor::vector(indices.collect::<Result<Vec<i64>, _>>()?);
+    let values = tensor(fields.get("values")?)?;
+    fields.finish()?;
+    Ok(IndexedSlices::new(values, indices, None)?)
 }

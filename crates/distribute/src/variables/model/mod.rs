@@ -5,11 +5,13 @@
 //! | `running` | the running statistics among them |
 //! | `builder`, `init` | candle's `VarBuilder` over them, and their initial values |
 //! | `files` | safetensors, and the checksum |
+//! | `state` | all of them as a part of a checkpoint |
 
 mod builder;
 mod files;
 mod init;
 mod running;
+mod state;
 
 use super::Variable;
 use crate::replicated::other_variables;

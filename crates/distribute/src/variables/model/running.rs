@@ -52,7 +52,13 @@ impl Running {
         }
     }
 
-    fn common(&self) -> MutexGuard<'_, Tensor> {
+    /// Says what the copies, which have been set one by one, last had in common.
+    pub(super) fn set_common(&self, common: Tensor) {
+        *self.common() = common;
+    }
+
+    /// See [`set_common`](Running::set_common).
+    pub(super) fn common(&self) -> MutexGuard<'_, Tensor> {
         self.common.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,0 +1,81 @@
+//! Checkpoints: named tensors and metadata in safetensors files with an index, saved whole or not at all, and read
+//! back in any cut.
+//!
+//! The names are those of *logical* tensors. Whoever saves may bring a tensor in slices of rows, as the shards of a
+//! parameter server hold it, and ask for any number of files; whoever loads asks for the rows wanted. So what was saved
+//! on S shards loads on S′.
+//!
+//! ```
+//! use distribute_checkpoint::{Reader, Writer};
+//! use distribute_tensor::HostTensor;
+//!
+//! let folder = tempfile::tempdir().unwrap();
+//! let path = folder.path().join("before-lunch");
+//!
+//! let mut writer = Writer::new();
+//! writer.insert("bias", HostTensor::vector(vec![1f32, 2.]))?;
+//! writer.insert_slice("table", [3, 2], 0, HostTensor::new(vec![1i64, 2, 3, 4], [2, 2])?)?;   // rows 0 and 1
+//! writer.insert_slice("table", [3, 2], 2, HostTensor::new(vec![5i64, 6], [1, 2])?)?;         // row 2
+//! writer.metadata("step", 7);
+//! writer.save(&path, 2)?;                                                                    // two files
+//!
+//! let checkpoint = Reader::open(&path)?;
+//! assert_eq!(checkpoint.names().collect::<Vec<_>>(), ["bias", "table"]);
+//! assert_eq!(checkpoint.rows("table", 1..3)?, HostTensor::new(vec![3i64, 4, 5, 6], [2, 2])?);
+//! assert_eq!(checkpoint.metadata("step").and_then(|step| step.as_u64()), Some(7));
+//! # Ok::<(), distribute_checkpoint::Error>(())
+//! ```
+//!
+//! In reading order:
+//!
+//! | module | what it is |
+//! |---|---|
+//! | `writer` | [`Writer`]: what is to be saved |
+//! | `reader` | [`Reader`]: what was saved, read when asked for |
+//! | `manager` | [`CheckpointManager`]: checkpoints one after another, of which the last k are kept |
+//! | `plan` | which rows go into which file |
+//! | `save` | the steps of a save: after each of them, either nothing is there or all |
+//! | `index` | `index.json` |
+//! | `places` | where the rows of each tensor are: the index, checked against the files |
+//! | `shard` | one safetensors file: written with checksums, read in parts that are checked |
+//! | `encoding` | the 16 dtypes as bytes |
+//! | `error` | [`Error`]: what went wrong, in which file, at which byte |
+//!
+//! # The format, version 1
+//!
+//! A folder with `index.json` and safetensors files, `shard-00001-of-00003.safetensors` and so on. Each of them is an
+//! ordinary safetensors file, that Python's `safetensors` reads as it is: a tensor that lies in it whole has its name as
+//! key. The index holds
+//!
+//! - for each file its name, length and the CRC-32 of each of its blocks of 1 MiB, the last one shorter: any part that is
+//!   read is checked, without reading the rest;
+//! - for each tensor its dtype, its shape and its slices: file (by number), key, and offset and shape on every axis. Slices
+//!   are of whole rows (axis 0), don't overlap and leave nothing out;
+//! - metadata: any JSON by name.
+//!
+//! The first line of `index.json` is `{"crc32":"xxxxxxxx","index":`, with the CRC-32 of all bytes after that line.
+//!
+//! safetensors has no type for two dtypes: a `complex128` tensor is F64 with a last axis of 2, real and imaginary part; a
+//! `string` tensor is two tensors, the bytes of all strings one after another (U8), and where each string ends (U64, of the
+//! slice's shape), under the key that the slice names as `ends`.
+//!
+//! Names are never parts of paths: `../a`, `A` and `a` are three names like others.
+
+#![forbid(unsafe_code)]
+
+mod encoding;
+mod error;
+mod index;
+mod manager;
+mod places;
+mod plan;
+mod reader;
+mod save;
+mod shard;
+mod writer;
+
+pub use error::{Error, Result};
+pub use manager::CheckpointManager;
+pub use reader::{Description, Reader};
+pub use serde_json::Value;
+pub use writer::Writer;

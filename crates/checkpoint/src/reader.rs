@@ -1,0 +1,236 @@
+//! What was saved, read when asked for.
+
+use crate::encoding;
+use crate::index::{self, Index};
+use crate::places::Tensor;
+use crate::shard::Shard;
+use crate::{Error, Result, Value};
+use distribute_tensor::{DType, Element, HostTensor};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::ops::Range;
+use std::path::{Component, Path, PathBuf};
+
+/// A saved checkpoint. Loading reads the index and the files' headers; tensors are read when asked for, in part if only
+/// some rows are.
+///
+/// The files stay open: on Unix, reading goes on even when the checkpoint has been removed.
+#[doc(alias = "tf.train.CheckpointReader")]
+#[derive(Debug)]
+pub struct Reader {
+    path: PathBuf,
+    metadata: BTreeMap<String, Value>,
+    shards: Vec<Shard>,
+    tensors: BTreeMap<String, Tensor>,
+}
+
+/// Dtype, shape and cut of a tensor in a checkpoint.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Description {
+    /// The type of its elements.
+    pub dtype: DType,
+    /// The size of each axis of the whole.
+    pub shape: Vec<usize>,
+    /// The rows that lie together; none for a scalar.
+    pub slices: Vec<Range<usize>>,
+}
+
+impl Reader {
+    /// Opens the checkpoint in the folder `path`, and checks that index, files and their headers agree.
+    ///
+    /// # Errors
+    /// [`Error::Io`] where a file is missing or cannot be read; [`Error::Damaged`] for one that is torn or altered,
+    /// [`Error::Version`] for another format, [`Error::Index`] for an index that cannot be. All name the file.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let index_path = path.join(index::NAME);
+        let bytes = fs::metadata(&index_path).and_then(|found| match found.is_file() {
+            // Opening a pipe would wait for whoever writes to it.
+            false => Err(std::io::Error::other("this is not a file")),
+            true => fs::read(&index_path),
+        });
+        let index = Index::from_bytes(&index_path, &bytes.map_err(Error::io("reading", &index_path))?)?;
+        let wrong = |at: String, reason: String| Error::Index { path: index_path.clone(), at, reason };
+        let mut shards = Vec::new();
+        for file in &index.files {
+            let mut parts = Path::new(&file.name).components();
+            // No index makes us read outside of its folder.
+            let plain = matches!((parts.next(), parts.next()), (Some(Component::Normal(name)), None) if name == file.name.as_str());
+            if !plain {
+                let at = format!("file {}", shards.len());
+                return Err(wrong(at, format!("{:?} is not the name of a file in this folder", file.name)));
+            }
+            shards.push(Shard::open(path, file)?);
+        }
+        let mut tensors = BTreeMap::new();
+        // Each tensor of a file is used once: what is read is never more than what was received.
+        let mut used = BTreeSet::new();
+        for (name, entry) in index.entries {
+            let tensor = Tensor::resolve(&entry, &shards, &mut used);
+            let tensor = tensor.map_err(|reason| wrong(format!("entry {name:?}"), reason))?;
+            tensors.insert(name, tensor);
+        }
+        Ok(Self { path: path.to_path_buf(), metadata: index.metadata, shards, tensors })
+    }
+
+    /// The folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The names of the tensors, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
+    /// Whether there is a tensor of this name.
+    pub fn contains(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+
+    /// A piece of metadata.
+    pub fn metadata(&self, key: &str) -> Option<&Value> {
+        self.metadata.get(key)
+    }
+
+    /// All metadata, by key.
+    pub fn all_metadata(&self) -> &BTreeMap<String, Value> {
+        &self.metadata
+    }
+
+    /// What a tensor is, without reading it.
+    ///
+    /// # Errors
+    /// [`Error::UnknownName`].
+    pub fn describe(&self, name: &str) -> Result<Description> {
+        let tensor = self.find(name)?;
+        let slices = match tensor.shape.is_empty() {
+            true => Vec::new(),
+            false => tensor.slices.iter().map(|slice| slice.rows.clone()).collect(),
+        };
+        Ok(Description { dtype: tensor.dtype, shape: tensor.shape.clone(), slices })
+    }
+
+    /// A whole tensor, whatever slices it was saved in.
+    ///
+    /// # Errors
+    /// [`Error::UnknownName`]; [`Error::Damaged`] or [`Error::Io`] for what is read.
+    pub fn tensor(&self, name: &str) -> Result<HostTensor> {
+        let tensor = self.find(name)?;
+        let rows = tensor.shape.first().copied().unwrap_or(1);
+        self.read(tensor, 0..rows, tensor.shape.clone())
+    }
+
+    /// Some rows of a tensor: indices of axis 0. No more is read than the blocks in which they lie.
+    ///
+    /// # Errors
+    /// [`Error::UnknownName`]; [`Error::Rows`] for rows that the tensor hasn't, or for any of a scalar;
+    /// [`Error::Damaged`] or [`Error::Io`] for what is read.
+    pub fn rows(&self, name: &str, rows: Range<usize>) -> Result<HostTensor> {
+        let tensor = self.find(name)?;
+        let total = tensor.shape.first().copied();
+        if rows.start > rows.end || total.is_none_or(|total| rows.end > total) {
+            let (start, end) = (rows.start, rows.end);
+            return Err(Error::Rows { name: name.into(), start, end, rows: total.unwrap_or(0) });
+        }
+        let mut shape = tensor.shape.clone();
+        if let Some(count) = shape.first_mut() {
+            *count = rows.len();
+        }
+        self.read(tensor, rows, shape)
+    }
+
+    /// Reads everything, and so finds damage anywhere.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`] or [`Error::Io`], with the file and where in it.
+    pub fn verify(&self) -> Result<()> {
+        self.shards.iter().try_for_each(Shard::verify)?;
+        self.names().try_for_each(|name| self.tensor(name).map(drop))
+    }
+
+    fn find(&self, name: &str) -> Result<&Tensor> {
+        self.tensors.get(name).ok_or_else(|| Error::UnknownName {
+            path: self.path.clone(),
+            name: name.into(),
+            names: self.names().map(String::from).collect(),
+        })
+    }
+
+    fn read(&self, tensor: &Tensor, rows: Range<usize>, shape: Vec<usize>) -> Result<HostTensor> {
+        let (mut bytes, mut strings, mut places) = (Vec::new(), Vec::new(), Vec::new());
+        for slice in &tensor.slices {
+            let part = rows.start.max(slice.rows.start)..rows.end.min(slice.rows.end);
+            if part.is_empty() {
+                continue;
+            }
+            let elements =
+                (part.start - slice.rows.start) * tensor.row..(part.end - slice.rows.start) * tensor.row;
+            let shard = &self.shards[slice.shard];
+            match (&slice.ends, tensor.dtype.bytes()) {
+                (Some(ends), _) => {
+                    read_strings(shard, slice.bytes.clone(), ends.clone(), elements, &mut strings)?
+                }
+                (None, size) => {
+                    let size = size.unwrap_or(1) as u64;
+                    let from = slice.bytes.start + elements.start as u64 * size;
+                    places.push((bytes.len(), shard, from));
+                    bytes.append(&mut shard.read(from..slice.bytes.start + elements.end as u64 * size)?);
+                }
+            }
+        }
+        let buffer = match tensor.dtype {
+            DType::String => Vec::<u8>::into_buffer(strings),
+            dtype => encoding::read(dtype, &bytes).map_err(|position| {
+                let place = places.iter().rev().find(|(start, ..)| *start <= position);
+                Error::Damaged {
+                    path: place.map_or(&*self.path, |(_, shard, _)| shard.path()).to_path_buf(),
+                    offset: place.map_or(0, |(start, _, offset)| offset + (position - start) as u64),
+                    reason: format!("these bytes are no {dtype}"),
+                }
+            })?,
+        };
+        Ok(HostTensor::from_buffer(buffer, shape)?)
+    }
+}
+
+/// Appends some of the strings of a slice.
+fn read_strings(
+    shard: &Shard,
+    bytes: Range<u64>,
+    ends: Range<u64>,
+    elements: Range<usize>,
+    strings: &mut Vec<Vec<u8>>,
+) -> Result<()> {
+    // The first begins where the one before it ends.
+    let first = elements.start.saturating_sub(1);
+    let from = ends.start + 8 * first as u64;
+    let read = shard.read(from..ends.start + 8 * elements.end as u64)?;
+    let mut read = read.chunks_exact(8).map(|end| end.try_into().map_or(u64::MAX, u64::from_le_bytes));
+    let wrong = |number: usize, end: u64| Error::Damaged {
+        path: shard.path().to_path_buf(),
+        offset: ends.start + 8 * number as u64,
+        reason: format!(
+            "a string ends at {end}: before its beginning, or after the {} bytes of all",
+            bytes.end - bytes.start
+        ),
+    };
+    let start = if elements.start == 0 { 0 } else { read.next().unwrap_or_default() };
+    let ends: Vec<u64> = read.collect();
+    let mut previous = start;
+    for (i, end) in ends.iter().enumerate() {
+        if *end < previous || *end > bytes.end - bytes.start {
+            return Err(wrong(elements.start + i, *end));
+        }
+        previous = *end;
+    }
+    let text = shard.read(bytes.start + start..bytes.start + previous)?;
+    let mut from = 0;
+    strings.reserve_exact(ends.len());
+    for end in ends {
+        let to = (end - start) as usize;
+        strings.push(text[from..to].to_vec());
+        from = to;
+    }
+    Ok(())
+}

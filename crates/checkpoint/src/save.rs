@@ -1,0 +1,242 @@
+//! The steps of a save, in an order in which a crash at any point leaves either nothing or all.
+
+use crate::index::{self, Index};
+use crate::writer::Writer;
+use crate::{Error, Result, shard};
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// What a save does next.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Step {
+    /// The folder, beside its place.
+    CreateFolder,
+    /// One file, and its bytes to the disk.
+    WriteShard(usize),
+    /// `index.json`, and its bytes to the disk.
+    WriteIndex,
+    /// The names of the files to the disk.
+    SyncFolder,
+    /// The folder gets its name: from here on it is there, and it is whole.
+    Rename,
+    /// The folder's name to the disk.
+    SyncParent,
+}
+
+/// The steps for so many files.
+pub(crate) fn steps(files: usize) -> Vec<Step> {
+    let mut steps = vec![Step::CreateFolder];
+    steps.extend((0..files).map(Step::WriteShard));
+    steps.extend([Step::WriteIndex, Step::SyncFolder, Step::Rename, Step::SyncParent]);
+    steps
+}
+
+/// Saves as [`Writer::save`]. `before` is called before each step, so that tests can fail or crash there.
+pub(crate) fn save(
+    writer: &Writer,
+    path: &Path,
+    shards: usize,
+    before: &mut dyn FnMut(Step) -> io::Result<()>,
+) -> Result<()> {
+    let mut layout = writer.layout(shards)?;
+    let place = Place::of(path)?;
+    // `rename` would replace an empty folder.
+    if path.symlink_metadata().is_ok() {
+        return Err(Error::Exists { path: path.to_path_buf() });
+    }
+    let files = std::mem::take(&mut layout.files);
+    let (steps, count) = (steps(files.len()), files.len());
+    let mut files = files.into_iter();
+    let mut written = Vec::new();
+    let mut part = PathBuf::new();
+    let mut perform = |step: Step, part: &mut PathBuf| {
+        before(step).map_err(Error::io("saving", path))?;
+        match step {
+            Step::CreateFolder => *part = place.create_part()?,
+            Step::WriteShard(number) => {
+                let name = format!("shard-{:05}-of-{count:05}.safetensors", number + 1);
+                let parts = files.next().unwrap_or_default();
+                written.push(shard::write(&part.join(&name), name, parts)?);
+            }
+            Step::WriteIndex => write_index(&part.join(index::NAME), &layout.index(written.clone()))?,
+            Step::SyncFolder => sync_folder(part)?,
+            Step::Rename => fs::rename(&*part, path).map_err(|error| match path.symlink_metadata() {
+                // Somebody else was faster.
+                Ok(_) => Error::Exists { path: path.to_path_buf() },
+                Err(_) => Error::io("renaming to", path)(error),
+            })?,
+            Step::SyncParent => sync_folder(place.parent)?,
+        }
+        Ok(())
+    };
+    let done = steps.into_iter().try_for_each(|step| perform(step, &mut part));
+    if done.is_err() && !part.as_os_str().is_empty() {
+        // After the renaming there is nothing to remove.
+        let _ = fs::remove_dir_all(&part);
+    }
+    done
+}
+
+/// Where a checkpoint is to be.
+struct Place<'a> {
+    parent: &'a Path,
+    name: &'a std::ffi::OsStr,
+}
+
+impl<'a> Place<'a> {
+    fn of(path: &'a Path) -> Result<Self> {
+        let no_name = || Error::InvalidArgument {
+            operation: "save",
+            reason: format!("{} does not end in the name of a folder to be created", path.display()),
+        };
+        let name = path.file_name().ok_or_else(no_name)?;
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        Ok(Self { parent: parent.unwrap_or(Path::new(".")), name })
+    }
+
+    /// A new folder beside the place, for what is not whole yet.
+    fn create_part(&self) -> Result<PathBuf> {
+        let mut number = 0;
+        loop {
+            let mut name = OsString::from(".");
+            name.push(self.name);
+            name.push(format!(".{}-{number}{PART}", std::process::id()));
+            let part = self.parent.join(name);
+            match fs::create_dir(&part) {
+                Ok(()) => return Ok(part),
+                // Left by a crash: in a container, every process has the same id.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => number += 1,
+                Err(error) => return Err(Error::io("creating", &part)(error)),
+            }
+        }
+    }
+}
+
+/// How the names of folders end that are not whole.
+pub(crate) const PART: &str = ".part";
+
+fn write_index(path: &Path, index: &Index) -> Result<()> {
+    let io = |error| Error::io("writing", path)(error);
+    let text = index.to_text().map_err(|error| io(error.into()))?;
+    // Metadata can be nested deeper than a reader follows.
+    Index::from_bytes(path, text.as_bytes())?;
+    let mut file = File::create_new(path).map_err(io)?;
+    file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(io)
+}
+
+/// Brings the names in a folder to the disk. On Windows, folders cannot be opened, and names are on the disk already.
+fn sync_folder(path: &Path) -> Result<()> {
+    match cfg!(windows) {
+        true => Ok(()),
+        false => File::open(path).and_then(|folder| folder.sync_all()).map_err(Error::io("syncing", path)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Reader;
+    use distribute_tensor::HostTensor;
+    use std::process::Command;
+
+    fn writer(value: i64) -> Writer {
+        let mut writer = Writer::new();
+        writer.insert("a", HostTensor::vector(vec![value; 100])).unwrap();
+        writer.insert("b", HostTensor::scalar(value)).unwrap();
+        writer
+    }
+
+    fn value(path: &Path) -> i64 {
+        let checkpoint = Reader::open(path).unwrap();
+        checkpoint.verify().unwrap();
+        let a = checkpoint.tensor("a").unwrap().to_vec::<i64>().unwrap();
+        let b = checkpoint.tensor("b").unwrap().item::<i64>().unwrap();
+        assert_eq!(a, vec![b; 100]);
+        b
+    }
+
+    fn count(writer: &Writer) -> usize {
+        steps(writer.layout(2).unwrap().files.len()).len()
+    }
+
+    #[test]
+    fn a_failure_before_any_step_leaves_nothing_and_is_told() {
+        let writer = writer(1);
+        for fail_at in 0..count(&writer) {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("saved");
+            let mut steps = Vec::new();
+            let full = |step| {
+                steps.push(step);
+                if steps.len() > fail_at { Err(io::Error::other("no space left")) } else { Ok(()) }
+            };
+            let error = save(&writer, &path, 2, &mut { full }).unwrap_err();
+            assert!(
+                error.to_string().contains("saved") && error.to_string().contains("no space left"),
+                "{error}"
+            );
+            let names: Vec<_> =
+                fs::read_dir(folder.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+            match steps.last().unwrap() {
+                Step::SyncParent => assert_eq!((names, value(&path)), (vec!["saved".into()], 1)),
+                _ => assert!(names.is_empty(), "{names:?} after {steps:?}"),
+            }
+        }
+    }
+
+    const CRASH: &str = "DISTRIBUTE_CHECKPOINT_TEST_CRASH";
+
+    /// Not a test of its own: what the next test runs in processes that die.
+    #[test]
+    fn child_that_crashes() {
+        let Ok(order) = std::env::var(CRASH) else { return };
+        let (at, path) = order.split_once(' ').unwrap();
+        let at: usize = at.parse().unwrap();
+        let mut steps = 0;
+        let crash = |_| {
+            steps += 1;
+            if steps > at {
+                std::process::abort();
+            }
+            Ok(())
+        };
+        save(&writer(2), Path::new(path), 2, &mut { crash }).unwrap();
+    }
+
+    // kill -9 can do no more than abort.
+    #[test]
+    fn a_crash_before_any_step_leaves_the_old_checkpoint_or_also_the_new_one() {
+        let steps = count(&writer(2));
+        for at in 0..=steps {
+            let folder = tempfile::tempdir().unwrap();
+            let manager = crate::CheckpointManager::new(folder.path()).unwrap();
+            let old = manager.save(&writer(1), 2).unwrap();
+            let new = folder.path().join("ckpt-000002");
+            let mut child = Command::new(std::env::current_exe().unwrap());
+            child.args(["--exact", "save::tests::child_that_crashes"]);
+            let ended = child.env(CRASH, format!("{at} {}", new.display())).output().unwrap();
+            assert_eq!(ended.status.success(), at == steps, "{ended:?}");
+
+            assert_eq!(value(&old), 1);
+            let renamed = at >= steps - 1;
+            let latest = manager.latest().unwrap().unwrap();
+            assert_eq!((latest.path(), value(latest.path())), if renamed { (&*new, 2) } else { (&*old, 1) });
+            // The next save works, and removes what the crash left.
+            manager.save(&writer(3), 2).unwrap();
+            let names =
+                fs::read_dir(folder.path()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+            assert!(names.into_iter().all(|name| !name.ends_with(PART)));
+            assert_eq!(value(manager.latest().unwrap().unwrap().path()), 3);
+        }
+    }
+
+    #[test]
+    fn the_name_comes_after_the_bytes() {
+        use Step::*;
+        let expected =
+            [CreateFolder, WriteShard(0), WriteShard(1), WriteIndex, SyncFolder, Rename, SyncParent];
+        assert_eq!(steps(2), expected);
+    }
+}

@@ -1,0 +1,225 @@
+//! One safetensors file: written with the checksums of its blocks, read in parts that are checked against them.
+
+use crate::index::FileEntry;
+use crate::{Error, Result};
+use safetensors::tensor::{Metadata, TensorInfo};
+use std::fs::File;
+use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+/// Bytes that share a checksum. Part of the format.
+const BLOCK: u64 = 1 << 20;
+
+/// What safetensors allows for the header of a file.
+const MOST_HEADER: u64 = 100_000_000;
+
+/// Writes the elements of one tensor.
+pub(crate) type Fill<'a> = Box<dyn Fn(&mut dyn Write) -> io::Result<()> + 'a>;
+
+/// One tensor of a file to be written.
+pub(crate) struct Part<'a> {
+    pub(crate) key: String,
+    pub(crate) dtype: safetensors::Dtype,
+    pub(crate) shape: Vec<usize>,
+    pub(crate) bytes: usize,
+    /// Writes exactly so many bytes.
+    pub(crate) write: Fill<'a>,
+}
+
+/// Writes a new file, all of it on the disk when this returns. `name` is what the index will call it.
+pub(crate) fn write(path: &Path, name: String, mut parts: Vec<Part<'_>>) -> Result<FileEntry> {
+    // As safetensors does: larger elements first, so that all are aligned.
+    parts.sort_by(|a, b| b.dtype.cmp(&a.dtype).then_with(|| a.key.cmp(&b.key)));
+    let io = |error| Error::io("writing", path)(error);
+    let mut end = 0;
+    let info = |part: &Part<'_>| {
+        let start = end;
+        end += part.bytes;
+        let (dtype, shape) = (part.dtype, part.shape.clone());
+        (part.key.clone(), TensorInfo { dtype, shape, data_offsets: (start, end) })
+    };
+    let header =
+        Metadata::new(None, parts.iter().map(info).collect()).map_err(|e| io(io::Error::other(e)))?;
+    let mut header = serde_json::to_vec(&header).map_err(|e| io(e.into()))?;
+    header.resize(header.len().next_multiple_of(8), b' ');
+    if header.len() as u64 > MOST_HEADER {
+        let reason = format!(
+            "the header of {name} would have {} bytes, of {MOST_HEADER} at most; use more shards",
+            header.len()
+        );
+        return Err(Error::InvalidArgument { operation: "save", reason });
+    }
+    let file = File::create_new(path).map_err(io)?;
+    let mut summing = Summing::new(BufWriter::with_capacity(1 << 18, &file));
+    let written = (|| {
+        summing.write_all(&(header.len() as u64).to_le_bytes())?;
+        summing.write_all(&header)?;
+        parts.iter().try_for_each(|part| (part.write)(&mut summing))?;
+        summing.flush()?;
+        file.sync_all()
+    })();
+    written.map_err(io)?;
+    let (bytes, crc32) = summing.finish();
+    Ok(FileEntry { name, bytes, crc32 })
+}
+
+/// A writer that takes the checksum of every block.
+struct Summing<W> {
+    inner: W,
+    bytes: u64,
+    block: crc32fast::Hasher,
+    done: Vec<u32>,
+}
+
+impl<W: Write> Summing<W> {
+    fn new(inner: W) -> Self {
+        Self { inner, bytes: 0, block: crc32fast::Hasher::new(), done: Vec::new() }
+    }
+
+    /// The bytes written, and the checksums.
+    fn finish(mut self) -> (u64, Vec<u32>) {
+        if !self.bytes.is_multiple_of(BLOCK) {
+            self.done.push(self.block.finalize());
+        }
+        (self.bytes, self.done)
+    }
+}
+
+impl<W: Write> Write for Summing<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let room = BLOCK - self.bytes % BLOCK;
+        let n = self.inner.write(&bytes[..bytes.len().min(room as usize)])?;
+        self.block.update(&bytes[..n]);
+        self.bytes += n as u64;
+        if n > 0 && self.bytes.is_multiple_of(BLOCK) {
+            self.done.push(std::mem::take(&mut self.block).finalize());
+        }
+        Ok(n)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.inner.flush()
+    }
+}
+
+/// A file that was written, kept open: it can be read even when it has been removed since.
+#[derive(Debug)]
+pub(crate) struct Shard {
+    path: PathBuf,
+    file: Mutex<File>,
+    entry: FileEntry,
+    header: Metadata,
+    /// Where the elements begin.
+    data: u64,
+}
+
+impl Shard {
+    /// Opens a file of a checkpoint's folder, and reads its header. Its length is checked; its content will be when it
+    /// is read.
+    pub(crate) fn open(folder: &Path, entry: &FileEntry) -> Result<Self> {
+        let path = folder.join(&entry.name);
+        let damaged = |offset: u64, reason: String| Error::Damaged { path: path.clone(), offset, reason };
+        // Before it is opened: opening a pipe waits for whoever writes to it.
+        let found = std::fs::metadata(&path).map_err(Error::io("reading", &path))?;
+        if !found.is_file() {
+            return Err(damaged(0, "this is not a file".into()));
+        }
+        if found.len() != entry.bytes {
+            let reason = format!("the file has {} bytes, but {} were written", found.len(), entry.bytes);
+            return Err(damaged(found.len().min(entry.bytes), reason));
+        }
+        if entry.crc32.len() as u64 != entry.bytes.div_ceil(BLOCK) {
+            let reason = format!(
+                "the index has {} checksums, but a file of {} bytes has {} blocks",
+                entry.crc32.len(),
+                entry.bytes,
+                entry.bytes.div_ceil(BLOCK)
+            );
+            return Err(damaged(0, reason));
+        }
+        let file = File::open(&path).map_err(Error::io("reading", &path))?;
+        let no_header = Metadata::new(None, Vec::new()).map_err(|error| damaged(0, error.to_string()))?;
+        let mut shard = Self {
+            path: path.clone(),
+            file: Mutex::new(file),
+            entry: entry.clone(),
+            header: no_header,
+            data: 8,
+        };
+        let len = shard.read(0..8.min(entry.bytes))?;
+        let len = <[u8; 8]>::try_from(len).map(u64::from_le_bytes).unwrap_or(u64::MAX);
+        if len > MOST_HEADER || len > entry.bytes.saturating_sub(8) {
+            return Err(damaged(0, format!("a header of {len} bytes doesn't fit in {} bytes", entry.bytes)));
+        }
+        let header = shard.read(8..8 + len)?;
+        shard.header = serde_json::from_slice(&header)
+            .map_err(|error| damaged(8, format!("no safetensors header: {error}")))?;
+        shard.data = 8 + len;
+        let end = shard.data.saturating_add(shard.header.data_len() as u64);
+        if end != entry.bytes {
+            let reason = format!("tensors should end at byte {end}, but the file does at {}", entry.bytes);
+            return Err(damaged(end.min(entry.bytes), reason));
+        }
+        Ok(shard)
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn info(&self, key: &str) -> Option<&TensorInfo> {
+        self.header.info(key)
+    }
+
+    /// Where in the file the elements of a tensor are.
+    pub(crate) fn position(&self, info: &TensorInfo) -> Range<u64> {
+        self.data + info.data_offsets.0 as u64..self.data + info.data_offsets.1 as u64
+    }
+
+    /// Bytes of the file, checked against the checksums of the blocks that they lie in. Nothing is allocated that the
+    /// file doesn't hold.
+    pub(crate) fn read(&self, range: Range<u64>) -> Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        self.visit(range, &mut |part| bytes.extend_from_slice(part))?;
+        Ok(bytes)
+    }
+
+    /// Reads all, so that damage anywhere is found.
+    pub(crate) fn verify(&self) -> Result<()> {
+        self.visit(0..self.entry.bytes, &mut |_| ())
+    }
+
+    fn visit(&self, range: Range<u64>, then: &mut dyn FnMut(&[u8])) -> Result<()> {
+        let damaged =
+            |offset: u64, reason: String| Error::Damaged { path: self.path.clone(), offset, reason };
+        if range.end > self.entry.bytes {
+            return Err(damaged(self.entry.bytes, format!("the file ends here, not at byte {}", range.end)));
+        }
+        if range.is_empty() {
+            return Ok(());
+        }
+        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut block = Vec::new();
+        for number in range.start / BLOCK..range.end.div_ceil(BLOCK) {
+            let start = number * BLOCK;
+            let end = (start + BLOCK).min(self.entry.bytes);
+            block.resize((end - start) as usize, 0);
+            let read = file.seek(SeekFrom::Start(start)).and_then(|_| file.read_exact(&mut block));
+            read.map_err(Error::io("reading", &self.path))?;
+            let found = crc32fast::hash(&block);
+            let expected = self.entry.crc32.get(number as usize).copied().unwrap_or_default();
+            if found != expected {
+                let reason = format!(
+                    "the checksum of the {} bytes from here is {found:08x}, but {expected:08x} was written",
+                    block.len()
+                );
+                return Err(damaged(start, reason));
+            }
+            let from = range.start.max(start) - start;
+            then(&block[from as usize..(range.end.min(end) - start) as usize]);
+        }
+        Ok(())
+    }
+}

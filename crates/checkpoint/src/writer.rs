@@ -1,0 +1,256 @@
+//! What is to be saved.
+
+use crate::error::show;
+use crate::index::{Entry, Index, SliceEntry};
+use crate::plan::{Piece, Slice, plan};
+use crate::shard::Part;
+use crate::{Error, Result, Value, encoding, save};
+use distribute_tensor::{DType, HostTensor};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write;
+use std::path::Path;
+
+/// Collects tensors and metadata by name, and saves them. Tensors are shared, not copied.
+#[derive(Clone, Debug, Default)]
+pub struct Writer {
+    tensors: BTreeMap<String, Tensor>,
+    metadata: BTreeMap<String, Value>,
+}
+
+#[derive(Clone, Debug)]
+struct Tensor {
+    dtype: DType,
+    shape: Vec<usize>,
+    /// By their first row; they don't overlap. A scalar is one slice.
+    slices: BTreeMap<usize, HostTensor>,
+}
+
+impl Writer {
+    /// With nothing in it.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a whole tensor. The name may be any text.
+    ///
+    /// # Errors
+    /// [`Error::Entry`] if there is one of this name already.
+    pub fn insert(&mut self, name: impl Into<String>, tensor: HostTensor) -> Result<()> {
+        let name = name.into();
+        if self.tensors.contains_key(&name) {
+            return Err(Error::entry("insert", &name, "there is a tensor of this name already"));
+        }
+        let (dtype, shape) = (tensor.dtype(), tensor.dims().to_vec());
+        self.tensors.insert(name, Tensor { dtype, shape, slices: BTreeMap::from([(0, tensor)]) });
+        Ok(())
+    }
+
+    /// Adds some rows of a tensor of shape `full_shape`: those from `first_row` on. Slices may come in any order.
+    ///
+    /// # Errors
+    /// [`Error::Entry`] if the rows don't fit in that shape, overlap rows that are there already, or come with another
+    /// dtype or full shape than the slices before.
+    pub fn insert_slice(
+        &mut self,
+        name: impl Into<String>,
+        full_shape: impl Into<Vec<usize>>,
+        first_row: usize,
+        rows: HostTensor,
+    ) -> Result<()> {
+        const OPERATION: &str = "insert_slice";
+        let (name, shape) = (name.into(), full_shape.into());
+        let (Some((total, row)), Some((count, found))) = (shape.split_first(), rows.dims().split_first())
+        else {
+            return Err(Error::entry(OPERATION, &name, "a scalar has no rows; use insert"));
+        };
+        if row != found || first_row.checked_add(*count).is_none_or(|end| end > *total) {
+            let reason =
+                format!("{} from row {first_row} on are not rows of shape {shape:?}", rows.describe());
+            return Err(Error::entry(OPERATION, &name, reason));
+        }
+        if let Some(tensor) = self.tensors.get(&name) {
+            if (tensor.dtype, &tensor.shape) != (rows.dtype(), &shape) {
+                let (before, now) = (show(tensor.dtype, &tensor.shape), show(rows.dtype(), &shape));
+                return Err(Error::entry(
+                    OPERATION,
+                    &name,
+                    format!("this slice is of {now}, those before of {before}"),
+                ));
+            }
+            // Slices don't overlap, so the last one that begins before the end is the only one that can reach in.
+            let before = tensor.slices.range(..first_row + *count).next_back();
+            let reaches =
+                |start: usize, there: &HostTensor| *count > 0 && start + there.dims()[0] > first_row;
+            if let Some((start, there)) = before.filter(|(start, there)| reaches(**start, there)) {
+                let there = *start..*start + there.dims()[0];
+                let reason = format!("rows {first_row}..{} overlap rows {there:?}", first_row + count);
+                return Err(Error::entry(OPERATION, &name, reason));
+            }
+        }
+        let dtype = rows.dtype();
+        let tensor =
+            self.tensors.entry(name).or_insert_with(|| Tensor { dtype, shape, slices: BTreeMap::new() });
+        // Empty slices say nothing, except that there is such a tensor.
+        if rows.dims()[0] > 0 || tensor.slices.is_empty() && tensor.shape[0] == 0 {
+            tensor.slices.insert(first_row, rows);
+        }
+        Ok(())
+    }
+
+    /// Sets a piece of metadata: the step, the seed, hyper-parameters.
+    pub fn metadata(&mut self, key: impl Into<String>, value: impl Into<Value>) {
+        self.metadata.insert(key.into(), value.into());
+    }
+
+    /// The names of the tensors, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
+    /// Saves everything as a new folder at `path`, in at most `shards` files of about equal size. A tensor larger than an
+    /// equal share is cut between rows.
+    ///
+    /// The folder appears whole or not at all, whatever happens meanwhile: it is written beside its place, under a name
+    /// that begins with a dot and ends with `.part`, brought to the disk, and renamed. A crash may leave that behind.
+    /// The same content gives the same bytes.
+    ///
+    /// # Errors
+    /// [`Error::Exists`] if there is anything at `path`; [`Error::Entry`] for a tensor of which rows are missing;
+    /// [`Error::InvalidArgument`] for 0 shards; [`Error::Io`] with the path where the system refuses. There is no folder at
+    /// `path` then.
+    pub fn save(&self, path: impl AsRef<Path>, shards: usize) -> Result<()> {
+        save::save(self, path.as_ref(), shards, &mut |_| Ok(()))
+    }
+
+    /// Everything as it will lie in files; `Err` if something is missing.
+    pub(crate) fn layout(&self, shards: usize) -> Result<Layout<'_>> {
+        if shards == 0 {
+            let reason = "0 shards hold nothing; ask for 1 or more".into();
+            return Err(Error::InvalidArgument { operation: "save", reason });
+        }
+        let mut slices = Vec::new();
+        for (name, tensor) in &self.tensors {
+            tensor.require_complete(name)?;
+            slices.extend(tensor.slices.iter().map(|(first, rows)| (name, tensor, *first, rows)));
+        }
+        let sizes: Vec<_> = slices
+            .iter()
+            .map(|(_, _, _, rows)| Slice {
+                rows: rows.dims().first().copied().unwrap_or(1),
+                bytes: encoding::size(rows, 0..rows.len()),
+            })
+            .collect();
+        let mut layout = Layout { files: Vec::new(), entries: BTreeMap::new(), metadata: &self.metadata };
+        for pieces in plan(&sizes, shards) {
+            let mut keys = BTreeSet::new();
+            let mut parts = Vec::new();
+            for Piece { slice, rows: of_slice } in pieces {
+                let (name, tensor, first, rows) = slices[slice];
+                let (entry, mut of_piece) =
+                    piece(name, tensor, first, rows, of_slice, layout.files.len(), &mut keys);
+                let of_tensor = layout.entries.entry(name.clone()).or_insert_with(|| {
+                    let (dtype, shape) = (tensor.dtype, tensor.shape.clone());
+                    Entry { dtype, shape, slices: Vec::new() }
+                });
+                of_tensor.slices.push(entry);
+                parts.append(&mut of_piece);
+            }
+            layout.files.push(parts);
+        }
+        for entry in layout.entries.values_mut() {
+            entry.slices.sort_by(|a, b| (&a.offset, &a.shape).cmp(&(&b.offset, &b.shape)));
+        }
+        Ok(layout)
+    }
+}
+
+impl Tensor {
+    fn require_complete(&self, name: &str) -> Result<()> {
+        let Some(total) = self.shape.first() else { return Ok(()) };
+        let mut end = 0;
+        for (start, rows) in &self.slices {
+            if *start > end {
+                break;
+            }
+            end = start + rows.dims()[0];
+        }
+        if end == *total {
+            return Ok(());
+        }
+        let next = self.slices.range(end..).next().map_or(*total, |(start, _)| *start);
+        let reason = format!("rows {end}..{next} of {} are missing", show(self.dtype, &self.shape));
+        Err(Error::entry("save", name, reason))
+    }
+}
+
+/// What the files of a checkpoint will hold.
+pub(crate) struct Layout<'a> {
+    pub(crate) files: Vec<Vec<Part<'a>>>,
+    entries: BTreeMap<String, Entry>,
+    metadata: &'a BTreeMap<String, Value>,
+}
+
+impl Layout<'_> {
+    /// The index, once the files are written.
+    pub(crate) fn index(&self, files: Vec<crate::index::FileEntry>) -> Index {
+        Index::new(self.metadata.clone(), files, self.entries.clone())
+    }
+}
+
+/// Some rows of a slice, as one tensor of a file, or two for strings.
+fn piece<'a>(
+    name: &str,
+    tensor: &Tensor,
+    first: usize,
+    rows: &'a HostTensor,
+    of_slice: std::ops::Range<usize>,
+    file: usize,
+    keys: &mut BTreeSet<String>,
+) -> (SliceEntry, Vec<Part<'a>>) {
+    let (mut shape, mut offset) = (rows.dims().to_vec(), vec![0; rows.rank()]);
+    let mut key = name.to_string();
+    let mut elements = 0..rows.len();
+    if let (Some(count), Some(start)) = (shape.first_mut(), offset.first_mut()) {
+        let row = elements.end.checked_div(*count).unwrap_or(0);
+        elements = of_slice.start * row..of_slice.end * row;
+        *count = of_slice.len();
+        *start = first + of_slice.start;
+        if of_slice.len() != tensor.shape[0] {
+            key = format!("{name}[{}:{}]", *start, *start + of_slice.len());
+        }
+    }
+    let dtype = rows.dtype();
+    let (stored, ends) = match encoding::stored(dtype, &shape) {
+        Some(stored) => (stored, None),
+        None => {
+            let ends = encoding::ends(rows, elements.clone());
+            let bytes = ends.last().map_or(0, |end| *end as usize);
+            (encoding::Stored { dtype: safetensors::Dtype::U8, shape: vec![bytes] }, Some(ends))
+        }
+    };
+    let key = unused(key, keys);
+    let bytes = match ends {
+        None => encoding::size(rows, elements.clone()),
+        Some(_) => stored.shape[0],
+    };
+    let write = Box::new(move |sink: &mut dyn Write| encoding::write(rows, elements.clone(), sink));
+    let mut parts = vec![Part { key: key.clone(), dtype: stored.dtype, shape: stored.shape, bytes, write }];
+    let ends = ends.map(|ends| {
+        let key = unused(format!("{key}.ends"), keys);
+        let (bytes, shape) = (8 * ends.len(), shape.clone());
+        let write = Box::new(move |sink: &mut dyn Write| {
+            ends.iter().try_for_each(|end| sink.write_all(&end.to_le_bytes()))
+        });
+        parts.push(Part { key: key.clone(), dtype: safetensors::Dtype::U64, shape, bytes, write });
+        key
+    });
+    (SliceEntry { file, key, ends, offset, shape }, parts)
+}
+
+/// A key that no other tensor of the file has. safetensors keeps one for itself.
+fn unused(mut key: String, keys: &mut BTreeSet<String>) -> String {
+    while key == "__metadata__" || !keys.insert(key.clone()) {
+        key.push('_');
+    }
+    key
+}

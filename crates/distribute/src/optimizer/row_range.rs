@@ -1,0 +1,144 @@
+//! A range of a table's rows with the sparse gradients of all replicas that fall into it.
+
+use super::number::Number;
+use distribute_tensor::kernel::fold_scaled;
+use std::borrow::Cow;
+
+/// A range of a table's rows, and for each replica that has a sparse gradient of the table its rows in that range.
+pub(super) struct RowRange<'a, F> {
+    pub(super) row_len: usize,
+    first: usize,
+    height: usize,
+    /// Whether the rule visits rows without a gradient too.
+    every_row: bool,
+    /// Row numbers in the whole table, ascending, and a row of values for each.
+    of_replicas: Vec<(&'a [usize], &'a [F])>,
+    /// The replica that has most rows: the range is cut where its list is.
+    guide: usize,
+}
+
+impl<'a, F> RowRange<'a, F> {
+    /// All of a table of `height` rows.
+    pub(super) fn new(
+        row_len: usize,
+        height: usize,
+        every_row: bool,
+        of_replicas: Vec<(&'a [usize], &'a [F])>,
+    ) -> Self {
+        let guide = (0..of_replicas.len()).max_by_key(|r| of_replicas[*r].0.len()).unwrap_or(0);
+        Self { row_len, first: 0, height, every_row, of_replicas, guide }
+    }
+
+    pub(super) fn elements(&self) -> usize {
+        self.height * self.row_len
+    }
+
+    /// The first row.
+    pub(super) fn first(&self) -> usize {
+        self.first
+    }
+
+    /// How many elements will be visited, roughly.
+    pub(super) fn work(&self) -> usize {
+        if self.every_row { self.elements() } else { self.guide().len() * self.row_len }
+    }
+
+    /// Takes about that much work off the start; all of it where that is all there is, and whole rows.
+    pub(super) fn cut(&mut self, work: usize) -> Self {
+        let (rows, end) = (work.div_ceil(self.row_len.max(1)), self.first + self.height);
+        let border = match self.every_row {
+            true => end.min(self.first + rows),
+            // Rows of other replicas may be beyond the last one of this.
+            false => self.guide().get(rows).copied().unwrap_or(end),
+        };
+        let row_len = self.row_len;
+        let cut = |(rows, values): &mut (&'a [usize], &'a [F])| {
+            let count = rows.partition_point(|row| *row < border);
+            let rows = rows.split_off(..count).unwrap_or_default();
+            (rows, values.split_off(..count * row_len).unwrap_or_default())
+        };
+        let of_replicas = self.of_replicas.iter_mut().map(cut).collect();
+        let taken = Self { height: border - self.first, of_replicas, ..*self };
+        (self.first, self.height) = (border, end - border);
+        taken
+    }
+
+    fn guide(&self) -> &'a [usize] {
+        self.of_replicas.get(self.guide).map_or(&[], |(rows, _)| rows)
+    }
+}
+
+impl<F: Number> RowRange<'_, F> {
+    /// The rows that any replica has, counted from the first of the range, and their weighted sums.
+    ///
+    /// A replica without a row counts as zero there, and the sum is folded as that of dense gradients is, so that it has
+    /// the same bits.
+    pub(super) fn reduce(&self, weights: &[F]) -> (Vec<usize>, Cow<'_, [F]>) {
+        if let ([(rows, values)], [weight]) = (self.of_replicas.as_slice(), weights)
+            && *weight == F::of(1.)
+        {
+            return (rows.iter().map(|row| row - self.first).collect(), Cow::Borrowed(values));
+        }
+        let most = self.guide().len();
+        let (mut rows, mut sums) = (Vec::with_capacity(most), Vec::with_capacity(most * self.row_len));
+        let zeros = vec![F::of(0.); self.row_len];
+        let mut next = vec![0; self.of_replicas.len()];
+        let mut summands: Vec<&[F]> = Vec::with_capacity(next.len());
+        loop {
+            let heads = self.of_replicas.iter().zip(&next).filter_map(|((rows, _), next)| rows.get(*next));
+            let Some(&row) = heads.min() else { break };
+            summands.clear();
+            for ((rows, values), next) in self.of_replicas.iter().zip(&mut next) {
+                summands.push(match rows.get(*next) {
+                    Some(head) if *head == row => {
+                        *next += 1;
+                        &values[(*next - 1) * self.row_len..][..self.row_len]
+                    }
+                    _ => &zeros,
+                });
+            }
+            rows.push(row - self.first);
+            let start = sums.len();
+            sums.resize(start + self.row_len, F::of(0.));
+            fold_scaled(&summands, weights, &mut sums[start..]);
+        }
+        (rows, Cow::Owned(sums))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn range<'a>(every_row: bool, of_replicas: &[(&'a [usize], &'a [f64])]) -> RowRange<'a, f64> {
+        RowRange::new(1, 10, every_row, of_replicas.to_vec())
+    }
+
+    #[test]
+    fn rows_are_added_up_over_the_replicas_that_have_them() {
+        let of_replicas: [(&[usize], &[f64]); 2] = [(&[1, 4], &[1., 2.]), (&[0, 4, 9], &[3., 4., 5.])];
+        let whole = range(false, &of_replicas);
+        let (rows, sums) = whole.reduce(&[1., 10.]);
+        assert_eq!((rows, &*sums), (vec![0, 1, 4, 9], &[30., 1., 42., 50.][..]));
+        assert_eq!(range(false, &[(&[], &[]), (&[], &[])]).reduce(&[1., 1.]).0, Vec::<usize>::new());
+    }
+
+    #[test]
+    fn a_cut_takes_whole_rows_and_the_last_takes_what_is_left() {
+        let of_replicas: [(&[usize], &[f64]); 2] = [(&[1, 8], &[1., 2.]), (&[0, 4, 5], &[3., 4., 5.])];
+        let mut rest = range(false, &of_replicas);
+        assert_eq!(rest.work(), 3);
+        // The guide is the second: its first row, and all before its second.
+        let first = rest.cut(1);
+        assert_eq!((first.first(), first.elements(), rest.first(), rest.work()), (0, 4, 4, 2));
+        assert_eq!(first.reduce(&[1., 1.]).0, [0, 1]);
+        // The guide has no row after 5, but another replica has.
+        let last = rest.cut(2);
+        assert_eq!((last.elements(), rest.elements(), rest.work()), (6, 0, 0));
+        assert_eq!(last.reduce(&[1., 1.]).0, [0, 1, 4]);
+
+        let mut rest = range(true, &of_replicas);
+        assert_eq!((rest.work(), rest.cut(4).elements(), rest.work()), (10, 4, 6));
+        assert_eq!(rest.cut(100).reduce(&[1., 1.]).0, [0, 1, 4]);
+    }
+}

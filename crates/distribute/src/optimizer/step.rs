@@ -1,0 +1,233 @@
+//! The calls that make a step: backward, reduce, update.
+
+use super::contribution::Contribution;
+use super::gradients::require_scalar;
+use super::{Gradients, Optimizer, Weighting, pass, rate};
+use crate::{Error, ReplicaContext, Result};
+use candle_core::{DType, Tensor};
+use distribute_cluster::{Fingerprint, Operation};
+use distribute_optim::{Rule, Step};
+use std::panic::Location;
+use std::sync::{Arc, PoisonError};
+
+impl<R: Rule> Optimizer<R> {
+    /// One training step: backward from `loss`, which is the mean over this replica's `examples`; reduction of the
+    /// gradients over all replicas, weighted by examples; update of the variables. Gives the mean loss over all
+    /// examples of all replicas, detached. The loss is taken by value: its graph is freed here.
+    ///
+    /// All replicas have to call this, or [`skip`](Optimizer::skip) or [`minimize_each`](Optimizer::minimize_each), the
+    /// same number of times. With 0 examples the loss has no weight.
+    ///
+    /// # Errors
+    /// [`Error::Collective`] on every replica where one does not come or fails; [`Error::InvalidArgument`] for a loss
+    /// that is not a scalar or depends on none of the variables, or where no replica has examples; [`Error::Candle`] where backward fails. The variables have
+    /// not changed then. [`Error::Panicked`] where a rule of your own panics: what it had written stays.
+    #[doc(alias = "tf.keras.optimizers.Optimizer.minimize")]
+    #[track_caller]
+    pub fn minimize(&self, ctx: &ReplicaContext, loss: Tensor, examples: usize) -> Result<Tensor> {
+        let at = Location::caller();
+        let mut sum = Losses::new(self);
+        // A replica that is alone has the same bits as without a strategy; others may be in each other's graphs.
+        let weighting = match ctx.member() {
+            Some(_) => Weighting::SumOver(examples),
+            None => Weighting::MeanOver(examples),
+        };
+        sum.add(self, ctx, loss, weighting, at)?;
+        sum.weighting = weighting;
+        self.step(ctx, sum, at)
+    }
+
+    /// One training step over several micro-batches: as [`minimize`](Optimizer::minimize), with the gradients of all
+    /// of them accumulated before the one reduction. Each item is a loss and its number of examples; they are asked for
+    /// one after another, and the graph of each is freed before the next.
+    ///
+    /// # Errors
+    /// As [`minimize`](Optimizer::minimize), and those of the items.
+    #[track_caller]
+    pub fn minimize_each(
+        &self,
+        ctx: &ReplicaContext,
+        losses: impl IntoIterator<Item = Result<(Tensor, usize)>>,
+    ) -> Result<Tensor> {
+        let at = Location::caller();
+        let (mut sum, mut all) = (Losses::new(self), 0);
+        for item in losses {
+            let (loss, examples) = item?;
+            sum.add(self, ctx, loss, Weighting::SumOver(examples), at)?;
+            all += examples;
+        }
+        sum.weighting = Weighting::SumOver(all);
+        self.step(ctx, sum, at)
+    }
+
+    /// Takes part in a step without an example: for a replica whose piece of the batch is empty.
+    ///
+    /// # Errors
+    /// As [`minimize`](Optimizer::minimize).
+    #[track_caller]
+    pub fn skip(&self, ctx: &ReplicaContext) -> Result<Tensor> {
+        let at = Location::caller();
+        ctx.join_gradients(None, at)?;
+        self.step(ctx, Losses::new(self), at)
+    }
+
+    /// One training step by gradients that are there: their reduction over all replicas, as `weighting` says, and the
+    /// update of the variables. [`minimize`](Optimizer::minimize) does this with the gradients of a loss.
+    ///
+    /// A number of examples as `weighting` says that the gradients are of the mean loss over them; a [`ReduceOp`] that
+    /// they are to be added up, or averaged, over the replicas as they are. All replicas have to call this, with the
+    /// same `ReduceOp` or all of them with examples. With 0 examples the gradients have no weight.
+    ///
+    /// [`ReduceOp`]: crate::ReduceOp
+    ///
+    /// # Errors
+    /// As [`minimize`](Optimizer::minimize); [`Error::InvalidArgument`] for gradients of another optimizer, or where no
+    /// replica has any.
+    ///
+    /// ```
+    /// # use distribute::{optimizer::Gradients, prelude::*};
+    /// # use candle_core::Tensor;
+    /// # use candle_nn::{Init, VarBuilder};
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let model = strategy.replicate(|vb: VarBuilder| vb.get_with_hints(1, "w", Init::Const(0.)))?;
+    /// let optimizer = Sgd::new(&model.variables, 1.)?;
+    /// strategy.run(&model, |ctx, w| {
+    ///     // 8 examples and 2, whose losses have the gradients 1 and 6: the mean over all 10 has (8 · 1 + 2 · 6) / 10.
+    ///     let (slope, examples) = [(1., 8), (6., 2)][ctx.replica_id_in_sync_group()];
+    ///     let gradients = Gradients::of(&optimizer, &(w.sum_all()? * slope)?)?;
+    ///     optimizer.apply_gradients(ctx, gradients, examples)
+    /// })?;
+    /// assert_eq!(model.variables.get("w")?.to_vec1::<f32>()?, [-2.]);
+    ///
+    /// // As TensorFlow does: the sum, whatever the gradients are of.
+    /// strategy.run(&model, |ctx, w| {
+    ///     let gradients = Gradients::of(&optimizer, &w.sum_all()?)?;
+    ///     optimizer.apply_gradients(ctx, gradients, ReduceOp::Sum)
+    /// })?;
+    /// assert_eq!(model.variables.get("w")?.to_vec1::<f32>()?, [-4.]);
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    #[doc(alias = "tf.keras.optimizers.Optimizer.apply_gradients")]
+    #[track_caller]
+    pub fn apply_gradients(
+        &self,
+        ctx: &ReplicaContext,
+        gradients: Gradients,
+        weighting: impl Into<Weighting>,
+    ) -> Result<()> {
+        let at = Location::caller();
+        let given = Losses { gradients, weighting: weighting.into(), loss: 0., dtype: DType::F32 };
+        self.step(ctx, given, at).map(drop)
+    }
+
+    fn step(&self, ctx: &ReplicaContext, mine: Losses, at: &'static Location<'static>) -> Result<Tensor> {
+        ctx.require_current("minimize")?;
+        if ctx.strategy() != &self.trained.strategy {
+            return Err(Error::MixedStrategies {
+                operation: "minimize",
+                current: ctx.strategy().to_string(),
+                other: self.trained.strategy.to_string(),
+            });
+        }
+        let weighting = mine.weighting;
+        let mine = Contribution::new(&self.trained, mine, &self.before_reduce)?;
+        let outcome = match ctx.member() {
+            None => Arc::new(self.update(&[Arc::new(mine)], &pass::Workers::alone()).map_err(Arc::new)),
+            Some(member) => {
+                let detail = match weighting {
+                    Weighting::Replicas(op) => format!("{} {} {op}", self.rule.name(), self.id),
+                    _ => format!("{} {}", self.rule.name(), self.id),
+                };
+                member.cooperate(
+                    Fingerprint::new(Operation::Minimize, detail, at),
+                    mine,
+                    |all, helpers| {
+                        let broadcast = |work: &pass::Work<'_>| helpers.broadcast(work);
+                        let workers = pass::Workers { count: helpers.size(), broadcast: &broadcast };
+                        self.update(&all, &workers).map_err(Arc::new)
+                    },
+                )?
+            }
+        };
+        match &*outcome {
+            Ok(mean) => Ok(Tensor::new(mean.value, &candle_core::Device::Cpu)?.to_dtype(mean.dtype)?),
+            // The one error is told on every replica: it is about the step, not about a replica.
+            Err(error) => Err(Error::Shared(error.clone())),
+        }
+    }
+
+    /// On replica 0, with the other replicas as workers.
+    fn update(&self, all: &[Arc<Contribution>], workers: &pass::Workers<'_>) -> Result<MeanLoss> {
+        let examples = Contribution::examples(all);
+        let Some(first) = all.iter().find(|c| c.weighting.examples() != Some(0)) else {
+            return Err(Error::invalid(
+                "minimize",
+                "no replica has an example; a global batch has at least one",
+            ));
+        };
+        let mean =
+            MeanLoss { value: all.iter().map(|c| c.loss).sum::<f64>() / examples as f64, dtype: first.dtype };
+        let weighted: Vec<_> =
+            all.iter().map(|c| (c.weight(examples, all.len()), c.gradients.as_slice())).collect();
+
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let learning_rate = self.rate.after(state.finished);
+        rate::require(learning_rate, "minimize")?;
+        let step = Step::after(state.finished, learning_rate);
+        let slots = &mut state.slots;
+        pass::run(&self.rule, step, &self.after_reduce, &self.trained, slots, &weighted, workers)?;
+        state.finished += 1;
+        Ok(mean)
+    }
+}
+
+/// What a replica's losses come to.
+pub(super) struct Losses {
+    pub(super) gradients: Gradients,
+    pub(super) weighting: Weighting,
+    /// The losses of all examples, added up.
+    pub(super) loss: f64,
+    pub(super) dtype: DType,
+}
+
+impl Losses {
+    fn new<R>(optimizer: &Optimizer<R>) -> Self {
+        Self {
+            gradients: Gradients::new(optimizer),
+            weighting: Weighting::SumOver(0),
+            loss: 0.,
+            dtype: DType::F32,
+        }
+    }
+
+    /// Adds a mean loss over examples, and its gradients in the form that `weighting` says. One over none has no weight,
+    /// but takes part in the gradients of the others' collectives.
+    fn add<R>(
+        &mut self,
+        optimizer: &Optimizer<R>,
+        ctx: &ReplicaContext,
+        loss: Tensor,
+        weighting: Weighting,
+        at: &'static Location<'static>,
+    ) -> Result<()> {
+        let Some(examples) = weighting.examples().filter(|examples| *examples > 0) else {
+            return ctx.join_gradients(None, at);
+        };
+        require_scalar("minimize", &loss)?;
+        let root = match weighting {
+            Weighting::SumOver(_) => (&loss * examples as f64)?,
+            _ => loss.clone(),
+        };
+        ctx.join_gradients(Some(&root), at)?;
+        let gradients = Gradients::of(optimizer, &root)?;
+        self.gradients.add(gradients)?;
+        self.dtype = loss.dtype();
+        self.loss += loss.to_dtype(DType::F64)?.to_scalar::<f64>()? * examples as f64;
+        Ok(())
+    }
+}
+
+struct MeanLoss {
+    value: f64,
+    dtype: DType,
+}

@@ -1,0 +1,164 @@
+//! What is added up for each variable, opened for reading.
+
+use super::Trained;
+use super::contribution::{Ready, Rows, row_len};
+use super::locked::contiguous_range;
+use super::number::{Any, Number};
+use super::row_range::RowRange;
+use super::stretch::{Stretch, Summands};
+use super::transform::Settled;
+use crate::{Error, Result};
+use candle_core::{DType, Layout, Storage, StorageRef, Var};
+use std::borrow::Cow;
+
+/// The gradients that replicas bring, one for each variable, with the weight of each replica.
+pub(super) type Weighted<'r> = [(f64, &'r [Option<Ready>])];
+
+/// All of a variable's gradients.
+pub(super) type Whole<'a> = Any<Stretch<'a, f32>, Stretch<'a, f64>>;
+
+/// For each variable, what is added up: on some replicas dense and on others by row counts as dense.
+pub(super) struct Summed<'r> {
+    trained: &'r Trained,
+    of_variables: Vec<Vec<(f64, Cow<'r, Ready>)>>,
+}
+
+impl<'r> Summed<'r> {
+    pub(super) fn new(trained: &'r Trained, all: &Weighted<'r>) -> Result<Self> {
+        let of = |(index, (_, variable)): (usize, &(String, Var))| {
+            let mut parts: Vec<_> = all
+                .iter()
+                .filter_map(|(weight, of_replica)| {
+                    Some((*weight, Cow::Borrowed(of_replica[index].as_ref()?)))
+                })
+                .collect();
+            let rows = parts.iter().filter(|(_, ready)| matches!(**ready, Ready::Rows(_))).count();
+            if (1..parts.len()).contains(&rows) {
+                for (_, ready) in &mut parts {
+                    *ready = Cow::Owned(ready.to_dense(variable)?);
+                }
+            }
+            Ok(parts)
+        };
+        let of_variables = trained.variables.iter().enumerate().map(of).collect::<Result<_>>()?;
+        Ok(Self { trained, of_variables })
+    }
+
+    /// Those with a gradient on some replica, opened for reading.
+    pub(super) fn variables(&self) -> Vec<Variable<'_>> {
+        let all = self.trained.variables.iter().zip(&self.of_variables).enumerate();
+        let active = all.filter(|(_, (_, parts))| !parts.is_empty());
+        active
+            .map(|(index, ((name, variable), parts))| {
+                let parts = parts.iter().map(|(weight, ready)| (*weight, Opened::new(ready))).collect();
+                Variable { index, name, variable, parts }
+            })
+            .collect()
+    }
+}
+
+/// A variable with a gradient on some replica, and what is added up for it.
+pub(super) struct Variable<'r> {
+    pub(super) index: usize,
+    pub(super) name: &'r str,
+    pub(super) variable: &'r Var,
+    parts: Vec<(f64, Opened<'r>)>,
+}
+
+/// A gradient to be read, for as long as it is borrowed.
+enum Opened<'r> {
+    Dense(StorageRef<'r>, &'r Layout),
+    Rows(&'r Rows),
+}
+
+impl<'r> Opened<'r> {
+    fn new(ready: &'r Ready) -> Self {
+        match ready {
+            Ready::Dense(tensor) => {
+                let (storage, layout) = tensor.storage_and_layout();
+                Opened::Dense(storage, layout)
+            }
+            Ready::Rows(rows) => Opened::Rows(rows),
+        }
+    }
+}
+
+impl Variable<'_> {
+    /// Whether its gradient is by row.
+    pub(super) fn by_row(&self) -> bool {
+        matches!(self.parts.first(), Some((_, Opened::Rows(_))))
+    }
+
+    /// All of it. `values` are those of the variable, where they are read beside the gradient.
+    pub(super) fn stretch<'a>(
+        &'a self,
+        every_row: bool,
+        values: Option<&'a (StorageRef<'_>, &Layout)>,
+    ) -> Result<Whole<'a>> {
+        match self.variable.dtype() {
+            DType::F32 => self.stretch_of(every_row, values).map(Any::F32),
+            _ => self.stretch_of(every_row, values).map(Any::F64),
+        }
+    }
+
+    fn stretch_of<'a, F: Number>(
+        &'a self,
+        every_row: bool,
+        values: Option<&'a (StorageRef<'_>, &Layout)>,
+    ) -> Result<Stretch<'a, F>> {
+        let weights = self.parts.iter().map(|(weight, _)| F::of(*weight)).collect();
+        let other =
+            || Error::invalid("minimize", "a gradient is of another dtype or device than its variable");
+        let summands = match self.parts.first() {
+            Some((_, Opened::Rows(_))) => {
+                let (row_len, height) =
+                    (row_len(self.variable), self.variable.dims().first().copied().unwrap_or(0));
+                let rows = self.parts.iter().filter_map(|(_, opened)| match opened {
+                    Opened::Rows(rows) => Some((rows.rows.as_slice(), F::in_vector(&rows.values)?)),
+                    Opened::Dense(..) => None,
+                });
+                let rows: Vec<_> = rows.collect();
+                if rows.len() != self.parts.len() {
+                    return Err(other());
+                }
+                Summands::Rows(RowRange::new(row_len, height, every_row, rows))
+            }
+            _ => {
+                let dense = self.parts.iter().map(|(_, opened)| match opened {
+                    Opened::Dense(storage, layout) => elements::<F>(storage, layout),
+                    Opened::Rows(_) => Err(other()),
+                });
+                Summands::Dense(dense.collect::<Result<_>>()?)
+            }
+        };
+        let values = values.map_or(Ok(&[][..]), |(storage, layout)| elements::<F>(storage, layout))?;
+        Ok(Stretch { variable: self.index, weights, summands, values })
+    }
+}
+
+fn elements<'a, F: Number>(storage: &'a Storage, layout: &Layout) -> Result<&'a [F]> {
+    let (start, end) = contiguous_range(layout)?;
+    match storage {
+        Storage::Cpu(storage) => F::in_storage(storage).map(|all| &all[start..end]),
+        _ => None,
+    }
+    .ok_or_else(|| Error::invalid("minimize", "a gradient is of another dtype or device than its variable"))
+}
+
+/// The values of variables, open for reading, if they are read beside the gradients.
+pub(super) struct Values<'r>(Option<Vec<(StorageRef<'r>, &'r Layout)>>);
+
+impl<'r> Values<'r> {
+    pub(super) fn open(variables: &[Variable<'r>], settled: &Settled) -> Self {
+        let all = || variables.iter().map(|variable| variable.variable.storage_and_layout()).collect();
+        Self(settled.reads_values().then(all))
+    }
+
+    /// All stretches of all variables.
+    pub(super) fn stretches<'a>(&'a self, variables: &'a [Variable<'_>]) -> Result<Vec<Whole<'a>>> {
+        let of = |(i, variable): (usize, &'a Variable<'_>)| {
+            variable.stretch(false, self.0.as_ref().map(|values| &values[i]))
+        };
+        variables.iter().enumerate().map(of).collect()
+    }
+}

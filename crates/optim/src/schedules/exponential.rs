@@ -1,0 +1,50 @@
+//! A rate that falls by the same factor again and again.
+
+use super::{Schedule, check, progress};
+use crate::InvalidHyperparameter;
+
+/// lr₀ · decay_rate ^ (finished / decay_steps).
+#[doc(alias = "tf.keras.optimizers.schedules.ExponentialDecay")]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ExponentialDecay {
+    /// lr₀, at least 0.
+    pub initial: f64,
+    /// After how many steps the rate has been multiplied by `decay_rate` once.
+    pub decay_steps: u64,
+    /// The factor, at least 0.
+    pub decay_rate: f64,
+    /// Whether the rate stays in between, and falls in stairs. `false` by default.
+    pub staircase: bool,
+}
+
+impl ExponentialDecay {
+    /// Falls with every step.
+    pub fn new(initial: f64, decay_steps: u64, decay_rate: f64) -> Self {
+        Self { initial, decay_steps, decay_rate, staircase: false }
+    }
+}
+
+impl Schedule for ExponentialDecay {
+    fn rate(&self, finished: u64) -> f64 {
+        self.initial * self.decay_rate.powf(progress(finished, self.decay_steps, self.staircase))
+    }
+
+    fn validate(&self) -> Result<(), InvalidHyperparameter> {
+        check("exponential_decay", self.initial, self.decay_steps)?
+            .not_negative("decay_rate", self.decay_rate)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn by_hand() {
+        let smooth = ExponentialDecay::new(0.8, 2, 0.25);
+        // 0.25 ^ (1 / 2) = 0.5
+        assert_eq!([0, 1, 2, 3, 4].map(|n| smooth.rate(n)), [0.8, 0.4, 0.2, 0.1, 0.05]);
+        let stairs = ExponentialDecay { staircase: true, ..smooth };
+        assert_eq!([0, 1, 2, 3, 4].map(|n| stairs.rate(n)), [0.8, 0.8, 0.2, 0.2, 0.05]);
+    }
+}
