@@ -297,6 +297,7 @@ fn refused<R: Rule>(other: Training<R>, path: &Path) -> String {
     error.to_string()
 }
 
+// INV-23
 #[test]
 fn what_does_not_fit_is_refused_and_nothing_has_changed() {
     watched(|| {

@@ -130,6 +130,7 @@ mod tests {
         AGGREGATIONS.map(|aggregation| way(sort, aggregation, access, found).ok())
     }
 
+    // INV-19
     #[test]
     fn wr_3_and_dv_1_table_of_on_write_variables() {
         for how in [Write::Assign, Write::Add, Write::Sub] {

@@ -64,6 +64,7 @@ fn refused(
 const INSTEAD: [&str; 7] =
     ["merge_call", "aggregation", "assign", "ONLY_FIRST_REPLICA", "reduce_to", "copies()", "run"];
 
+// INV-19
 #[test]
 fn every_operation_in_every_context_works_or_says_what_to_call_instead() {
     watched(|| {
@@ -141,7 +142,7 @@ fn wr_3_a_write_that_not_all_replicas_make_names_who_did_not() {
     });
 }
 
-// VAR-11
+// VAR-11, INV-20
 #[test]
 fn var_11_a_value_that_does_not_fit_changes_nothing_on_any_copy() {
     watched(|| {
