@@ -6,6 +6,7 @@ use crate::values::{Distributed, Mirrored};
 use crate::variables::Variable;
 use crate::{Error, Result};
 use candle_core::Tensor;
+use std::sync::Arc;
 
 const ADVICE: &str = "use merge_call to leave it first, and there reduce_to what the replicas have";
 
@@ -97,8 +98,9 @@ impl Strategy {
             return Err(Error::invalid(operation, reason));
         }
         let parts = args.split(devices.len())?;
-        let results = devices.iter().zip(parts).enumerate().map(|(copy, (device, part))| {
-            let _update = enter(Mode::Update(UpdateContext::new(self, copy, *device)));
+        let devices: Arc<[DeviceName]> = devices.into();
+        let results = (0..devices.len()).zip(parts).map(|(copy, part)| {
+            let _update = enter(Mode::Update(UpdateContext::new(self, copy, &devices)));
             update(part)
         });
         let results = results.collect::<Result<Vec<_>>>()?;

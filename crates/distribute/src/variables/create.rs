@@ -85,6 +85,17 @@ impl NewVariable {
 
     fn create_on(self, strategy: &Strategy, colocated: Option<Vec<DeviceName>>) -> Result<Variable> {
         let placement = strategy.extended().variable_placement();
+        let devices = match (colocated, placement) {
+            (Some(devices), _) => devices,
+            (None, VariablePlacement::Central(device)) => vec![device],
+            (None, _) => strategy.devices(),
+        };
+        let workers = strategy.devices();
+        let each = devices.len() == workers.len() && workers.iter().all(|device| devices.contains(device));
+        if !each && devices.len() != 1 {
+            let reason = format!("{}: a copy for each replica or one for all, not on {devices:?}", self.name);
+            return Err(Error::invalid(CREATE, reason));
+        }
         let sort = match (placement, self.synchronization) {
             (VariablePlacement::Ordinary, _) => Sort::Ordinary,
             (_, VariableSynchronization::None) => {
@@ -92,7 +103,7 @@ impl NewVariable {
                     format!("{}: synchronization NONE is not supported; use ON_WRITE or ON_READ", self.name);
                 return Err(Error::invalid(CREATE, reason));
             }
-            (VariablePlacement::Mirrored, VariableSynchronization::OnRead) => Sort::OnRead,
+            (_, VariableSynchronization::OnRead) if each => Sort::OnRead,
             // PSV-3: there is one copy, which is all that a replica could write.
             _ => Sort::OnWrite,
         };
@@ -106,11 +117,6 @@ impl NewVariable {
             );
             return Err(Error::invalid(CREATE, reason));
         }
-        let devices = match (colocated, placement) {
-            (Some(devices), _) => devices,
-            (None, VariablePlacement::Central(device)) => vec![device],
-            (None, _) => strategy.extended().worker_devices().to_vec(),
-        };
         let copies = devices.into_iter().map(|device| Copy::new(initial, device)).collect::<Result<_>>()?;
         Ok(Variable::of(Inner {
             strategy: strategy.clone(),
@@ -146,7 +152,7 @@ impl Variable {
 
     /// A copy for each replica.
     pub(super) fn running(strategy: &Strategy, name: &str, initial: &Tensor) -> Result<Variable> {
-        let devices = strategy.extended().worker_devices().to_vec();
+        let devices = strategy.devices();
         Self::of_model(strategy, name, initial, devices, VariableSynchronization::OnRead)
     }
 

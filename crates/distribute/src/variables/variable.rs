@@ -175,7 +175,11 @@ impl Variable {
 
     /// The candle variable of one copy.
     pub(super) fn var(&self, copy: usize) -> Result<&Var> {
-        self.copy(copy)?.var().ok_or_else(|| {
+        self.candle(self.copy(copy)?)
+    }
+
+    pub(super) fn candle<'a>(&self, copy: &'a Copy) -> Result<&'a Var> {
+        copy.var().ok_or_else(|| {
             let reason = format!("variable {} is no candle tensor; create it from one", self.name());
             Error::invalid("variables", reason)
         })

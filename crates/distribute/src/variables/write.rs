@@ -4,6 +4,7 @@ use super::access::{Access, Combine, Sort, Way};
 use super::copy::Copy;
 use super::variable::Variable;
 use crate::context::{ContextKind, Here, here};
+use crate::strategy::DeviceName;
 use crate::values::{Components, PerReplica, Reducible};
 use crate::{Error, ReplicaContext, Result};
 use distribute_cluster::{Fingerprint, Operation};
@@ -13,8 +14,9 @@ use std::panic::Location;
 /// Where a variable is being used.
 pub(super) struct Place {
     pub(super) kind: ContextKind,
-    /// Which copy is this context's own.
-    pub(super) copy: usize,
+    /// The devices of the replicas, or of the copies that are being updated, and which of them this is.
+    among: Vec<DeviceName>,
+    index: usize,
     replica: Option<ReplicaContext>,
 }
 
@@ -84,7 +86,7 @@ impl Variable {
         let way = self.way(operation, Access::Write(how), place.kind)?;
         self.require_fit(operation, &value)?;
         match way {
-            Way::Own => self.copy(place.copy)?.write(how, &value),
+            Way::Own => self.own(operation, &place)?.write(how, &value),
             Way::All => self.each_copy(|copy| copy.write(how, &value)),
             Way::Shares => {
                 let shares = shares(&value, self.copy_count())?;
@@ -112,7 +114,7 @@ impl Variable {
         let way = self.way(operation, Access::Scatter(how), place.kind)?;
         let rows = self.rows_that_fit(operation, rows)?;
         match way {
-            Way::Own => self.copy(place.copy)?.write_rows(how, &rows),
+            Way::Own => self.own(operation, &place)?.write_rows(how, &rows),
             Way::Together(combine) => {
                 let detail = rows.values.dtype().to_string();
                 self.together(operation, detail, rows, place.replica, at, |replicas| {
@@ -203,9 +205,40 @@ impl Variable {
         }
     }
 
+    /// The copy of this replica, or the one that is being updated.
+    ///
+    /// What is being updated for each of several copies must not write a variable that all of them share: it would be
+    /// written once for each.
+    pub(super) fn own(&self, operation: &'static str, place: &Place) -> Result<&Copy> {
+        let copies = &self.0.copies;
+        let shared = copies.len() == 1 && place.kind != ContextKind::Update;
+        let device = place.among.get(place.index);
+        let found = match copies.iter().map(|copy| &copy.device).eq(&place.among) {
+            true => copies.get(place.index),
+            false => copies.iter().find(|copy| shared || Some(&copy.device) == device),
+        };
+        found.ok_or_else(|| {
+            let device = device.map(ToString::to_string).unwrap_or_default();
+            let devices: Vec<_> = self.devices().iter().map(ToString::to_string).collect();
+            let reason = format!(
+                "variable {} has no copy on {device}, but on {}; create it inside of colocate_vars_with the variable \
+                 that is being updated",
+                self.name(),
+                devices.join(", ")
+            );
+            Error::invalid(operation, reason)
+        })
+    }
+
+    /// For reading, where any copy of a variable that has none there will do.
+    pub(super) fn nearest(&self, place: &Place) -> Result<&Copy> {
+        self.own("read", place).or_else(|error| match self.0.copies.as_slice() {
+            [one] => Ok(one),
+            _ => Err(error),
+        })
+    }
+
     pub(super) fn copy(&self, copy: usize) -> Result<&Copy> {
-        // One copy is everybody's.
-        let copy = if self.copy_count() == 1 { 0 } else { copy };
         self.0.copies.get(copy).ok_or_else(|| {
             let reason = format!("variable {} has no copy {copy}: it has {}", self.name(), self.copy_count());
             Error::invalid("variables", reason)
@@ -233,18 +266,24 @@ impl Variable {
             current: current.to_string(),
             other: format!("variable {} of {ours}", self.name()),
         };
-        let outside = Place { kind: ContextKind::Default, copy: 0, replica: None };
+        let outside = Place { kind: ContextKind::Default, among: Vec::new(), index: 0, replica: None };
         Ok(match here() {
             Here::Default => outside,
             Here::CrossReplica(strategy, _) if strategy == *ours => {
                 Place { kind: ContextKind::CrossReplica, ..outside }
             }
-            Here::Update(context) if context.strategy() == ours => {
-                Place { kind: ContextKind::Update, copy: context.copy(), replica: None }
-            }
-            Here::Replica(context) if context.strategy() == ours => {
-                Place { kind: ContextKind::Replica, copy: context.local_replica(), replica: Some(context) }
-            }
+            Here::Update(context) if context.strategy() == ours => Place {
+                kind: ContextKind::Update,
+                among: context.devices().to_vec(),
+                index: context.copy(),
+                replica: None,
+            },
+            Here::Replica(context) if context.strategy() == ours => Place {
+                kind: ContextKind::Replica,
+                among: ours.devices(),
+                index: context.local_replica(),
+                replica: Some(context),
+            },
             // An ordinary variable is nobody's: a strategy's replicas may read it, as they may read what they capture.
             _ if self.0.sort == Sort::Ordinary && operation == "read" => outside,
             Here::CrossReplica(..) | Here::Update(_) if self.0.sort == Sort::Ordinary => outside,

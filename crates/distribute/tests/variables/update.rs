@@ -205,3 +205,42 @@ fn set_1_a_global_scope_lasts_until_it_is_ended() {
     assert!(!distribute::has_strategy());
     distribute::set_strategy(None).unwrap();
 }
+
+// A variable that all copies share would be written once for each.
+#[test]
+fn upd_6_what_is_written_in_update_has_a_copy_on_its_device() {
+    let strategy = two();
+    let v = ten(&strategy, Synchronization::OnWrite, Aggregation::None);
+    let on = |device: &str| {
+        strategy.scope(|| strategy.colocate_vars_with(device, || Variable::new("shared", 10f32))).unwrap()
+    };
+    let shared = on("cpu:0");
+    let error = strategy.update(&v, (), |_, ()| shared.assign_add(1f32)).unwrap_err();
+    assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
+    assert!(error.to_string().contains("no copy on /job:localhost/replica:0/task:0/device:CPU:1"), "{error}");
+    // Reading it is no harm, and updating it reaches the right copy of others.
+    strategy.update(&v, (), |v, ()| v.assign(shared.read::<f32>()? + 1.)).unwrap();
+    strategy.update(&on("cpu:1"), (), |_, ()| v.assign(0f32)).unwrap();
+    assert_eq!(copies(&v), [12., 0.]);
+}
+
+#[test]
+fn colo_2_an_on_read_variable_of_one_copy_is_aggregated_as_it_is_written() {
+    watched(|| {
+        let strategy = two();
+        let v = strategy.scope(|| {
+            strategy.colocate_vars_with("cpu:1", || {
+                let v = Variable::builder("v", 10f32).synchronization(Synchronization::OnRead);
+                v.aggregation(Aggregation::Sum).create()
+            })
+        });
+        let v = v.unwrap();
+        strategy.run((), |ctx, ()| v.assign_add(super::own(ctx))).unwrap();
+        assert_eq!((copies(&v), v.read::<f32>().unwrap()), (vec![13.], 13.));
+        let three: Strategy = MirroredStrategy::cpus(3).unwrap().into();
+        let devices = distribute::Destinations::devices([0, 1].map(distribute::DeviceName::cpu));
+        let error =
+            three.scope(|| three.colocate_vars_with(devices, || Variable::new("v", 1f32))).unwrap_err();
+        assert!(error.to_string().contains("one for all"), "{error}");
+    });
+}
