@@ -216,7 +216,7 @@ impl Strategy {
     pub(crate) fn contains(&self, variable: &Variable) {
         let mut containers = self.0.containers.lock().unwrap_or_else(PoisonError::into_inner);
         // Variables that are gone are forgotten, at a cost that each new one shares.
-        if containers.len() == containers.capacity() {
+        if containers.len() + variable.copy_count() > containers.capacity() {
             containers.retain(|_, variable| variable.upgrade().is_some());
         }
         containers.extend(variable.vars().map(|copy| (copy.id(), variable.downgrade())));

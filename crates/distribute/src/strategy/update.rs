@@ -78,7 +78,14 @@ impl Strategy {
         const OPERATION: &str = "update_non_slot";
         let _scope = self.enter(OPERATION, ADVICE)?;
         let parameters = self.extended().parameter_devices();
-        if devices.is_empty() || devices.iter().any(|device| !parameters.contains(device)) {
+        let known = match (self.extended().variable_placement(), devices) {
+            // Those of a variable, which may be elsewhere by colocation.
+            (VariablePlacement::Central(_), [one]) => {
+                parameters.contains(one) || self.devices().contains(one)
+            }
+            _ => devices == parameters,
+        };
+        if !known {
             let reason = format!("{devices:?} are not the devices that non_slot_devices gives");
             return Err(Error::invalid(OPERATION, reason));
         }
@@ -157,12 +164,16 @@ impl Strategy {
         body: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
         const OPERATION: &str = "colocate_vars_with";
-        let current = match here() {
-            Here::CrossReplica(current, _) => Some(current),
-            _ => None,
-        };
-        match current {
-            Some(current) if current == *self => {}
+        if self.is_default() && !crate::has_strategy() {
+            // There is one device.
+            return body();
+        }
+        match here() {
+            Here::CrossReplica(current, _) if current == *self => {}
+            Here::CrossReplica(current, _) => {
+                let (current, other) = (current.to_string(), self.to_string());
+                return Err(Error::MixedStrategies { operation: OPERATION, current, other });
+            }
             _ => {
                 let (required, advice) =
                     (ContextKind::CrossReplica, "call it inside of this strategy's scope");

@@ -3,7 +3,7 @@
 use super::access::Sort;
 use super::copy::Copy;
 use super::kinds::{VariableAggregation, VariableSynchronization};
-use super::variable::{Inner, Variable};
+use super::variable::{Inner, Variable, next_id};
 use crate::context::{Here, here};
 use crate::strategy::{DeviceName, VariablePlacement};
 use crate::{Error, Result, Strategy};
@@ -11,6 +11,7 @@ use candle_core::Tensor;
 use distribute_cluster::{Fingerprint, Operation};
 use distribute_tensor::{Leaf, Tree};
 use std::panic::Location;
+use std::sync::Mutex;
 
 const CREATE: &str = "creating a variable";
 
@@ -65,7 +66,14 @@ impl NewVariable {
             Here::Update(context) => self.create_on(context.strategy(), None),
             Here::Replica(context) => {
                 let Tree::Leaf(initial) = &self.initial else { return Err(self.one_tensor()) };
-                let detail = format!("{} {}", self.name, initial.describe());
+                let detail = format!(
+                    "{} {}, {}, {}{}",
+                    self.name,
+                    initial.describe(),
+                    self.synchronization,
+                    self.aggregation,
+                    self.trainable.map(|trainable| format!(", trainable: {trainable}")).unwrap_or_default()
+                );
                 let call = Fingerprint::new(Operation::CreateVariable, detail, at);
                 context.merge(call, CREATE, self, |strategy, replicas| {
                     // Replica 0's initial value is everybody's (VAR-5).
@@ -103,7 +111,8 @@ impl NewVariable {
                     format!("{}: synchronization NONE is not supported; use ON_WRITE or ON_READ", self.name);
                 return Err(Error::invalid(CREATE, reason));
             }
-            (_, VariableSynchronization::OnRead) if each => Sort::OnRead,
+            (VariablePlacement::Mirrored, VariableSynchronization::OnRead) if each => Sort::OnRead,
+            (_, VariableSynchronization::OnRead) if each && devices.len() > 1 => Sort::OnRead,
             // PSV-3: there is one copy, which is all that a replica could write.
             _ => Sort::OnWrite,
         };
@@ -119,6 +128,8 @@ impl NewVariable {
         }
         let copies = devices.into_iter().map(|device| Copy::new(initial, device)).collect::<Result<_>>()?;
         Ok(Variable::of(Inner {
+            id: next_id(),
+            all_copies: Mutex::new(()),
             strategy: strategy.clone(),
             synchronization: self.synchronization,
             aggregation: self.aggregation,
@@ -171,6 +182,8 @@ impl Variable {
         };
         let copies = devices.into_iter().map(|device| Copy::new(&initial, device)).collect::<Result<_>>()?;
         Ok(Variable::of(Inner {
+            id: next_id(),
+            all_copies: Mutex::new(()),
             name: name.to_string(),
             strategy: strategy.clone(),
             synchronization,

@@ -19,11 +19,14 @@ impl Variable {
     }
 
     pub(crate) fn read_leaf(&self) -> Result<Leaf> {
-        let place = self.place("read")?;
+        let place = self.place("read", false)?;
         match self.way("read", Access::Read, place.kind)? {
             Way::Own => self.nearest(&place)?.read(),
             Way::Combined(Combine::Reduce(op)) => {
-                let copies: Vec<Leaf> = self.copies()?;
+                let copies: Vec<Leaf> = {
+                    let _all = self.all_copies();
+                    self.copies()?
+                };
                 Leaf::reduce(op, &copies).map_err(Error::tensor("read"))
             }
             _ => self.copy(0)?.read(),
@@ -37,7 +40,7 @@ impl Variable {
     /// [`Error::InvalidArgument`] for a variable that was created from numbers or a host tensor, which is in no graph
     /// of candle's.
     pub fn as_tensor(&self) -> Result<Tensor> {
-        let place = self.place("as_tensor")?;
+        let place = self.place("as_tensor", false)?;
         let near = match place.kind {
             ContextKind::Replica | ContextKind::Update => self.nearest(&place)?,
             _ => self.copy(0)?,

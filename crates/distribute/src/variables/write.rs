@@ -8,8 +8,9 @@ use crate::strategy::DeviceName;
 use crate::values::{Components, PerReplica, Reducible};
 use crate::{Error, ReplicaContext, Result};
 use distribute_cluster::{Fingerprint, Operation};
-use distribute_tensor::{IndexedSlices, Leaf, Nest, ReduceOp, Tree, Write};
+use distribute_tensor::{HostTensor, IndexedSlices, Leaf, Nest, ReduceOp, Tree, Write};
 use std::panic::Location;
+use std::sync::{MutexGuard, PoisonError};
 
 /// Where a variable is being used.
 pub(super) struct Place {
@@ -82,25 +83,25 @@ impl Variable {
         value: Leaf,
         at: &'static Location<'static>,
     ) -> Result<()> {
-        let place = self.place(operation)?;
+        let place = self.place(operation, true)?;
         let way = self.way(operation, Access::Write(how), place.kind)?;
         self.require_fit(operation, &value)?;
-        match way {
+        // Taken out before anything is locked: the value may be a variable's own tensor.
+        let value = value.to_host().map_err(Error::tensor(operation))?;
+        let written = match way {
             Way::Own => self.own(operation, &place)?.write(how, &value),
             Way::All => self.each_copy(|copy| copy.write(how, &value)),
-            Way::Shares => {
-                let shares = shares(&value, self.copy_count())?;
-                self.0.copies.iter().zip(&shares).try_for_each(|(copy, share)| copy.write(how, share))
-            }
+            Way::Shares => self.shares(&value).and_then(|shares| self.set_copies(&shares)),
             Way::Together(combine) => {
                 let detail = value.describe();
                 self.together(operation, detail, value, place.replica, at, |values| {
-                    let value = combined(combine, &values).map_err(Error::tensor(operation))?;
+                    let value = combined(combine, &values)?;
                     self.each_copy(|copy| copy.write(how, &value))
                 })
             }
             Way::Combined(_) => Err(Error::invalid(operation, "a write reads nothing")),
-        }
+        };
+        written.map_err(|error| self.named(operation, error))
     }
 
     fn scatter(
@@ -110,20 +111,21 @@ impl Variable {
         rows: IndexedSlices,
         at: &'static Location<'static>,
     ) -> Result<()> {
-        let place = self.place(operation)?;
+        let place = self.place(operation, true)?;
         let way = self.way(operation, Access::Scatter(how), place.kind)?;
         let rows = self.rows_that_fit(operation, rows)?;
-        match way {
+        let written = match way {
             Way::Own => self.own(operation, &place)?.write_rows(how, &rows),
             Way::Together(combine) => {
                 let detail = rows.values.dtype().to_string();
                 self.together(operation, detail, rows, place.replica, at, |replicas| {
-                    let rows = joined(combine, &replicas).map_err(Error::tensor(operation))?;
+                    let rows = joined(combine, &replicas)?;
                     self.each_copy(|copy| copy.write_rows(how, &rows))
                 })
             }
             _ => self.each_copy(|copy| copy.write_rows(how, &rows)),
-        }
+        };
+        written.map_err(|error| self.named(operation, error))
     }
 
     /// A call of all replicas: `write` gets the values of all of them, once.
@@ -139,14 +141,45 @@ impl Variable {
         let Some(context) = replica else { return write(vec![value]) };
         let call = Fingerprint::new(
             Operation::WriteVariable,
-            format!("{operation} of {}, {detail}", self.name()),
+            // The number tells variables of one name apart.
+            format!("{operation} of {} (variable {}), {detail}", self.name(), self.0.id),
             at,
         );
         context.merge(call, operation, value, |_, values: PerReplica<T>| write(values.into_values()))
     }
 
     fn each_copy(&self, write: impl FnMut(&Copy) -> Result<()>) -> Result<()> {
+        let _all = self.all_copies();
         self.0.copies.iter().try_for_each(write)
+    }
+
+    /// Sets each copy to a value of its own.
+    pub(super) fn set_copies(&self, values: &[HostTensor]) -> Result<()> {
+        let _all = self.all_copies();
+        let mut each = self.0.copies.iter().zip(values);
+        each.try_for_each(|(copy, value)| copy.write(Write::Assign, value))
+    }
+
+    /// Keeps others from reading or writing all copies together meanwhile. No code of users' runs under it.
+    pub(super) fn all_copies(&self) -> MutexGuard<'_, ()> {
+        self.0.all_copies.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A part of a value for each copy, whose sum is the value: of integers to the bit (T5).
+    pub(super) fn shares(&self, value: &HostTensor) -> Result<Vec<HostTensor>> {
+        let copies = self.copy_count();
+        (0..copies).map(|copy| Ok(value.share(copy, copies)?)).collect()
+    }
+
+    /// An error that does not know which variable it is about.
+    fn named(&self, operation: &'static str, error: Error) -> Error {
+        match error {
+            Error::Tensor { source, .. } => {
+                Error::invalid(operation, format!("variable {}: {source}", self.name()))
+            }
+            Error::Candle(source) => Error::invalid(operation, format!("variable {}: {source}", self.name())),
+            other => other,
+        }
     }
 
     /// The one value that is written here. Replicas' own values cannot be: copies would drift apart (WR-2, WR-6).
@@ -205,36 +238,41 @@ impl Variable {
         }
     }
 
-    /// The copy of this replica, or the one that is being updated.
+    /// The copy that this replica writes, or the one that is being updated.
     ///
-    /// What is being updated for each of several copies must not write a variable that all of them share: it would be
-    /// written once for each.
+    /// In an update, an ON_WRITE variable must have a copy for each that is being updated, and no others, or its copies
+    /// would drift apart; one copy must not be written more than once.
     pub(super) fn own(&self, operation: &'static str, place: &Place) -> Result<&Copy> {
+        let (copies, among) = (self.0.copies.len(), place.among.len());
+        let same = self.0.copies.iter().map(|copy| &copy.device).eq(&place.among);
+        let update = place.kind == ContextKind::Update && self.0.sort != Sort::OnRead;
+        if update && !same && (copies, among) != (1, 1) {
+            let names = |devices: &[DeviceName]| {
+                devices.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+            };
+            let reason = format!(
+                "variable {} has copies on {}, but what is being updated is on {}; create it inside of \
+                 colocate_vars_with the variable that is being updated",
+                self.name(),
+                names(&self.devices()),
+                names(&place.among)
+            );
+            return Err(Error::invalid(operation, reason));
+        }
+        self.nearest(place)
+    }
+
+    /// The copy that this replica, or this update, reads: its own, or one on its device, or the one there is.
+    pub(super) fn nearest(&self, place: &Place) -> Result<&Copy> {
         let copies = &self.0.copies;
-        let shared = copies.len() == 1 && place.kind != ContextKind::Update;
         let device = place.among.get(place.index);
         let found = match copies.iter().map(|copy| &copy.device).eq(&place.among) {
             true => copies.get(place.index),
-            false => copies.iter().find(|copy| shared || Some(&copy.device) == device),
+            false => copies.iter().find(|copy| copies.len() == 1 || Some(&copy.device) == device),
         };
         found.ok_or_else(|| {
             let device = device.map(ToString::to_string).unwrap_or_default();
-            let devices: Vec<_> = self.devices().iter().map(ToString::to_string).collect();
-            let reason = format!(
-                "variable {} has no copy on {device}, but on {}; create it inside of colocate_vars_with the variable \
-                 that is being updated",
-                self.name(),
-                devices.join(", ")
-            );
-            Error::invalid(operation, reason)
-        })
-    }
-
-    /// For reading, where any copy of a variable that has none there will do.
-    pub(super) fn nearest(&self, place: &Place) -> Result<&Copy> {
-        self.own("read", place).or_else(|error| match self.0.copies.as_slice() {
-            [one] => Ok(one),
-            _ => Err(error),
+            Error::invalid("variables", format!("variable {} has no copy on {device}", self.name()))
         })
     }
 
@@ -259,7 +297,7 @@ impl Variable {
     }
 
     /// Where this code is running, as seen from the variable; an error in another strategy's context (VAR-8).
-    pub(super) fn place(&self, operation: &'static str) -> Result<Place> {
+    pub(super) fn place(&self, operation: &'static str, writes: bool) -> Result<Place> {
         let ours = self.strategy();
         let other = |current: &crate::Strategy| Error::MixedStrategies {
             operation,
@@ -284,8 +322,12 @@ impl Variable {
                 index: context.local_replica(),
                 replica: Some(context),
             },
+            // The default strategy's contexts count as none for all others, as everywhere else.
+            Here::CrossReplica(strategy, _) if strategy.is_default() => outside,
+            Here::Update(context) if context.strategy().is_default() => outside,
+            Here::Replica(context) if context.strategy().is_default() => outside,
             // An ordinary variable is nobody's: a strategy's replicas may read it, as they may read what they capture.
-            _ if self.0.sort == Sort::Ordinary && operation == "read" => outside,
+            _ if self.0.sort == Sort::Ordinary && !writes => outside,
             Here::CrossReplica(..) | Here::Update(_) if self.0.sort == Sort::Ordinary => outside,
             Here::CrossReplica(strategy, _) => return Err(other(&strategy)),
             Here::Update(context) => return Err(other(context.strategy())),
@@ -294,10 +336,10 @@ impl Variable {
     }
 }
 
-fn combined(combine: Combine, values: &[Leaf]) -> distribute_tensor::Result<Leaf> {
+fn combined(combine: Combine, values: &[HostTensor]) -> distribute_tensor::Result<HostTensor> {
     match (combine, values) {
         (Combine::First, [first, ..]) => Ok(first.clone()),
-        (Combine::Reduce(op), values) => Leaf::reduce(op, values),
+        (Combine::Reduce(op), values) => HostTensor::reduce(op, &values.iter().collect::<Vec<_>>()),
         (Combine::First, []) => Err(distribute_tensor::Error::Empty { operation: "aggregate" }),
     }
 }
@@ -315,10 +357,4 @@ fn joined(combine: Combine, rows: &[IndexedSlices]) -> distribute_tensor::Result
         }
         (Combine::First, []) => Err(distribute_tensor::Error::Empty { operation: "aggregate" }),
     }
-}
-
-/// Parts of a value, one for each copy, whose sum is the value: of integers too (T5).
-fn shares(value: &Leaf, copies: usize) -> Result<Vec<Leaf>> {
-    let whole = value.to_host()?;
-    (0..copies).map(|copy| Ok(Leaf::Host(whole.share(copy, copies)?))).collect()
 }
