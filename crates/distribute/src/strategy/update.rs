@@ -1,7 +1,7 @@
 //! Updating variables from outside of `run`: once for each copy.
 
 use super::{Destinations, DeviceName, Strategy, VariablePlacement};
-use crate::context::{ContextKind, Here, Mode, UpdateContext, enter, here};
+use crate::context::{ContextKind, Here, Mode, UpdateContext, enter, get_strategy, has_strategy, here};
 use crate::values::{Distributed, Mirrored};
 use crate::variables::Variable;
 use crate::{Error, Result};
@@ -76,8 +76,14 @@ impl Strategy {
     ) -> Result<Mirrored<R>> {
         const OPERATION: &str = "update_non_slot";
         let _scope = self.enter(OPERATION, ADVICE)?;
-        let parameters = self.extended().parameter_devices();
-        if devices.is_empty() || devices.iter().any(|device| !parameters.contains(device)) {
+        let extended = self.extended();
+        let mut known = extended.parameter_devices();
+        // There the devices are those of a variable, which may have been placed on any.
+        if matches!(extended.variable_placement(), VariablePlacement::Central(_)) {
+            known.extend(self.devices());
+            known.push(DeviceName::cpu(0));
+        }
+        if devices.is_empty() || devices.iter().any(|device| !known.contains(device)) {
             let reason = format!("{devices:?} are not the devices that non_slot_devices gives");
             return Err(Error::invalid(OPERATION, reason));
         }
@@ -146,8 +152,8 @@ impl Strategy {
     /// ```
     ///
     /// # Errors
-    /// [`Error::WrongContext`] outside of this strategy's scope; [`Error::InvalidArgument`] for another strategy's
-    /// variable.
+    /// [`Error::WrongContext`] outside of this strategy's scope; [`Error::MixedStrategies`] in another's;
+    /// [`Error::InvalidArgument`] for another strategy's variable.
     #[doc(alias = "tf.distribute.StrategyExtended.colocate_vars_with")]
     pub fn colocate_vars_with<T>(
         &self,
@@ -155,12 +161,17 @@ impl Strategy {
         body: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
         const OPERATION: &str = "colocate_vars_with";
-        let current = match here() {
-            Here::CrossReplica(current, _) => Some(current),
-            _ => None,
-        };
-        match current {
-            Some(current) if current == *self => {}
+        match here() {
+            Here::CrossReplica(current, _) if current == *self => {}
+            // Its scope enters nothing (SCOPE-5), and there is one place for its variables.
+            Here::Default if self.is_default() => {
+                with.into().resolve(OPERATION, self)?;
+                return body();
+            }
+            _ if has_strategy() && get_strategy() != *self => {
+                let (current, other) = (get_strategy().to_string(), self.to_string());
+                return Err(Error::MixedStrategies { operation: OPERATION, current, other });
+            }
             _ => {
                 let (required, advice) =
                     (ContextKind::CrossReplica, "call it inside of this strategy's scope");
