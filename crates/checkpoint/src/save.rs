@@ -206,6 +206,7 @@ mod tests {
     }
 
     // kill -9 can do no more than abort.
+    // INV-21
     #[test]
     fn a_crash_before_any_step_leaves_the_old_checkpoint_or_also_the_new_one() {
         let steps = count(&writer(2));

@@ -74,6 +74,7 @@ fn a_file_cut_short_at_any_byte_is_damaged_there() {
     read(&path).unwrap();
 }
 
+// INV-22
 #[test]
 fn any_altered_byte_is_found() {
     let (_folder, path) = saved();

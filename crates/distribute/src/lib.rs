@@ -53,6 +53,7 @@
 //! | [`mod@optimizer`] | [`Optimizer`]: backward, reduce, update in one call; [`Sgd`], [`Adam`], [`AdamW`], … |
 //! | [`checkpoint`] | [`Checkpoint`]: model, optimizer and more, saved and restored together |
 //! | [`nn`] | layers that know about replicas; losses that take an empty piece of a batch |
+//! | [`metrics`] | [`Mean`](metrics::Mean), accuracy, AUC, confusion matrix: counted by replicas, read outside |
 //! | `input` | [`DistributedDataset`]: batches cut into a piece for each replica |
 //! | `error` | [`Error`]: what went wrong, who did it, what to do |
 //! | `log` | [`init`]: candle's threads and `DISTRIBUTE_LOG` |
@@ -71,6 +72,7 @@ pub mod context;
 mod error;
 mod input;
 mod log;
+pub mod metrics;
 pub mod nn;
 pub mod optimizer;
 mod random;

@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[path = "pages/members.rs"]
+mod members;
 #[path = "pages/replica_context.rs"]
 mod replica_context;
 #[path = "pages/strategy_extended.rs"]

@@ -297,6 +297,7 @@ fn refused<R: Rule>(other: Training<R>, path: &Path) -> String {
     error.to_string()
 }
 
+// INV-23
 #[test]
 fn what_does_not_fit_is_refused_and_nothing_has_changed() {
     watched(|| {
@@ -418,5 +419,23 @@ fn ckpt_2_an_on_read_variable_without_aggregation_cannot_be_saved() {
         let error = Checkpoint::new().part("count", &variable).save(&path).unwrap_err();
         assert!(matches!(&error, Error::VariableAccess { .. }), "{error}");
         assert!(!path.exists());
+    });
+}
+
+// INV-23: that a variable cannot be written here is found before the first part is changed.
+#[test]
+fn restoring_in_another_strategys_scope_changes_nothing() {
+    watched(|| {
+        let (a, b) = (replicas(2), replicas(2));
+        let [first, second] = [1f32, 2.].map(|initial| a.scope(|| Variable::new("v", initial)).unwrap());
+        let (_keep, path) = folder();
+        let training = || Checkpoint::new().part("first", &first).part("second", &second);
+        training().save(&path).unwrap();
+        first.assign(5f32).unwrap();
+        let error = b.scope(|| training().restore(&path).map(drop)).unwrap_err();
+        assert!(matches!(error, Error::MixedStrategies { .. }), "{error}");
+        assert_eq!(first.read::<f32>().unwrap(), 5.);
+        training().restore(&path).unwrap();
+        assert_eq!((first.read::<f32>().unwrap(), second.read::<f32>().unwrap()), (1., 2.));
     });
 }

@@ -2,6 +2,7 @@
 
 use crate::Strategy;
 use crate::strategy::DeviceName;
+use std::sync::Arc;
 
 /// Which copy is being updated, inside of the closure given to [`Strategy::update`] or
 /// [`Strategy::update_non_slot`]. See [`get_update_context`](crate::get_update_context).
@@ -9,12 +10,13 @@ use crate::strategy::DeviceName;
 pub struct UpdateContext {
     strategy: Strategy,
     copy: usize,
-    device: DeviceName,
+    devices: Arc<[DeviceName]>,
 }
 
 impl UpdateContext {
-    pub(crate) fn new(strategy: &Strategy, copy: usize, device: DeviceName) -> Self {
-        Self { strategy: strategy.clone(), copy, device }
+    /// The `copy`-th of `devices`, which has that many.
+    pub(crate) fn new(strategy: &Strategy, copy: usize, devices: &Arc<[DeviceName]>) -> Self {
+        Self { strategy: strategy.clone(), copy, devices: devices.clone() }
     }
 
     /// The strategy whose variable is being updated.
@@ -29,6 +31,11 @@ impl UpdateContext {
 
     /// The device of the copy.
     pub fn device(&self) -> DeviceName {
-        self.device
+        self.devices[self.copy]
+    }
+
+    /// The devices of all copies that are being updated, one after another.
+    pub fn devices(&self) -> &[DeviceName] {
+        &self.devices
     }
 }

@@ -131,17 +131,21 @@ impl Mask {
         let source = &T::cpu_storage_as_slice(storage)?[start..end];
         let width = layout.dims().get(1..).unwrap_or_default().iter().product::<usize>().max(1);
         let (zero, scale) = (T::zero(), T::from_f64(self.scale));
-        let keep = |x: T, bits: u32| if bits < self.threshold { zero } else { x * scale };
-        let mut out = Vec::with_capacity(source.len());
-        for (row, source) in source.chunks(width).enumerate() {
+        // Indexed, not branched: half of the branches would be mispredicted.
+        let keep = |x: T, bits: u64| [x * scale, zero][usize::from((bits as u32) < self.threshold)];
+        let mut out = vec![zero; source.len()];
+        for (row, (source, out)) in source.chunks(width).zip(out.chunks_mut(width)).enumerate() {
             let draws = self.draws.at((self.first_row + row) as u64);
             // One draw serves two elements.
-            let mut pairs = source.chunks_exact(2);
-            for (i, pair) in pairs.by_ref().enumerate() {
+            let (pairs, last) = source.as_chunks::<2>();
+            let (pairs_out, last_out) = out.as_chunks_mut::<2>();
+            for (i, (pair, out)) in pairs.iter().zip(pairs_out).enumerate() {
                 let bits = draws.bits(i as u64);
-                out.extend([keep(pair[0], bits as u32), keep(pair[1], (bits >> 32) as u32)]);
+                *out = [keep(pair[0], bits), keep(pair[1], bits >> 32)];
             }
-            out.extend(pairs.remainder().iter().map(|x| keep(*x, draws.bits((width / 2) as u64) as u32)));
+            for (x, out) in last.iter().zip(last_out) {
+                *out = keep(*x, draws.bits(pairs.len() as u64));
+            }
         }
         Ok(T::to_cpu_storage_owned(out))
     }

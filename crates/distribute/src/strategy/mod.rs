@@ -10,6 +10,7 @@ mod kinds;
 mod reduce;
 mod reduce_to;
 mod run;
+mod state;
 mod update;
 
 pub use builder::MirroredBuilder;
@@ -211,38 +212,11 @@ impl Strategy {
         self == default_strategy()
     }
 
-    /// How many times [`run`](Strategy::run) has been called: the number of its last step.
-    pub fn steps(&self) -> u64 {
-        self.0.steps.load(Ordering::Relaxed)
-    }
-
-    /// Goes on counting after step `steps`: a training that is resumed then has the steps, in errors and in the masks of
-    /// [`Dropout`](crate::nn::Dropout), that it would have had without a stop.
-    ///
-    /// # Errors
-    /// [`Error::WrongContext`](crate::Error::WrongContext) inside of `run`.
-    ///
-    /// ```
-    /// # use distribute::prelude::*;
-    /// let before = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
-    /// before.run((), |_, ()| Ok(()))?;
-    /// let saved = before.steps();
-    /// let after = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
-    /// after.set_steps(saved)?;
-    /// assert_eq!(after.run((), |ctx, ()| Ok(ctx.step()))?.values(), [2, 2]);
-    /// # Ok::<(), distribute::Error>(())
-    /// ```
-    pub fn set_steps(&self, steps: u64) -> Result<()> {
-        let _scope = self.enter("set_steps", "set them between runs")?;
-        self.0.steps.store(steps, Ordering::Relaxed);
-        Ok(())
-    }
-
     /// Remembers which candle tensors are copies of `variable`.
     pub(crate) fn contains(&self, variable: &Variable) {
         let mut containers = self.0.containers.lock().unwrap_or_else(PoisonError::into_inner);
         // Variables that are gone are forgotten, at a cost that each new one shares.
-        if containers.len() == containers.capacity() {
+        if containers.len() + variable.copy_count() > containers.capacity() {
             containers.retain(|_, variable| variable.upgrade().is_some());
         }
         containers.extend(variable.vars().map(|copy| (copy.id(), variable.downgrade())));

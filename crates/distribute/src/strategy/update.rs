@@ -1,11 +1,12 @@
 //! Updating variables from outside of `run`: once for each copy.
 
 use super::{Destinations, DeviceName, Strategy, VariablePlacement};
-use crate::context::{ContextKind, Here, Mode, UpdateContext, enter, get_strategy, has_strategy, here};
+use crate::context::{ContextKind, Here, Mode, UpdateContext, enter, here};
 use crate::values::{Distributed, Mirrored};
 use crate::variables::Variable;
 use crate::{Error, Result};
 use candle_core::Tensor;
+use std::sync::Arc;
 
 const ADVICE: &str = "use merge_call to leave it first, and there reduce_to what the replicas have";
 
@@ -76,14 +77,13 @@ impl Strategy {
     ) -> Result<Mirrored<R>> {
         const OPERATION: &str = "update_non_slot";
         let _scope = self.enter(OPERATION, ADVICE)?;
-        let extended = self.extended();
-        let mut known = extended.parameter_devices();
-        // There the devices are those of a variable, which may have been placed on any.
-        if matches!(extended.variable_placement(), VariablePlacement::Central(_)) {
-            known.extend(self.devices());
-            known.push(DeviceName::cpu(0));
-        }
-        if devices.is_empty() || devices.iter().any(|device| !known.contains(device)) {
+        let parameters = self.extended().parameter_devices();
+        let known = match self.extended().variable_placement() {
+            // Those of a variable, which may be elsewhere by colocation.
+            VariablePlacement::Central(_) => Destinations::from(devices).resolve(OPERATION, self).is_ok(),
+            _ => devices == parameters,
+        };
+        if !known {
             let reason = format!("{devices:?} are not the devices that non_slot_devices gives");
             return Err(Error::invalid(OPERATION, reason));
         }
@@ -103,8 +103,9 @@ impl Strategy {
             return Err(Error::invalid(operation, reason));
         }
         let parts = args.split(devices.len())?;
-        let results = devices.iter().zip(parts).enumerate().map(|(copy, (device, part))| {
-            let _update = enter(Mode::Update(UpdateContext::new(self, copy, *device)));
+        let devices: Arc<[DeviceName]> = devices.into();
+        let results = (0..devices.len()).zip(parts).map(|(copy, part)| {
+            let _update = enter(Mode::Update(UpdateContext::new(self, copy, &devices)));
             update(part)
         });
         let results = results.collect::<Result<Vec<_>>>()?;
@@ -152,8 +153,8 @@ impl Strategy {
     /// ```
     ///
     /// # Errors
-    /// [`Error::WrongContext`] outside of this strategy's scope; [`Error::MixedStrategies`] in another's;
-    /// [`Error::InvalidArgument`] for another strategy's variable.
+    /// [`Error::WrongContext`] outside of this strategy's scope; [`Error::InvalidArgument`] for another strategy's
+    /// variable.
     #[doc(alias = "tf.distribute.StrategyExtended.colocate_vars_with")]
     pub fn colocate_vars_with<T>(
         &self,
@@ -161,15 +162,15 @@ impl Strategy {
         body: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
         const OPERATION: &str = "colocate_vars_with";
+        if self.is_default() && !crate::has_strategy() {
+            // There is one device.
+            with.into().resolve(OPERATION, self)?;
+            return body();
+        }
         match here() {
             Here::CrossReplica(current, _) if current == *self => {}
-            // Its scope enters nothing (SCOPE-5), and there is one place for its variables.
-            Here::Default if self.is_default() => {
-                with.into().resolve(OPERATION, self)?;
-                return body();
-            }
-            _ if has_strategy() && get_strategy() != *self => {
-                let (current, other) = (get_strategy().to_string(), self.to_string());
+            Here::CrossReplica(current, _) => {
+                let (current, other) = (current.to_string(), self.to_string());
                 return Err(Error::MixedStrategies { operation: OPERATION, current, other });
             }
             _ => {

@@ -93,7 +93,11 @@ impl<'a, M: Sync> Distributed for &'a Replicated<M> {
 impl<T: Clone + Send> Distributed for Mirrored<T> {
     type Local = T;
     fn split(self, replicas: usize) -> Result<Vec<T>> {
-        let copies = self.into_copies();
+        let mut copies = self.into_copies();
+        // They are equal: any of them will do for one (UPD-8).
+        if replicas == 1 {
+            copies.truncate(1);
+        }
         match copies.as_slice() {
             [one] => Ok(vec![one.clone(); replicas]),
             _ => counted(copies, replicas),
@@ -105,6 +109,7 @@ impl<'a, T: Sync> Distributed for &'a Mirrored<T> {
     type Local = &'a T;
     fn split(self, replicas: usize) -> Result<Vec<&'a T>> {
         match self.copies().len() {
+            _ if replicas == 1 => Ok(vec![self.get()]),
             1 => Ok(vec![self.get(); replicas]),
             _ => counted(self.copies(), replicas),
         }

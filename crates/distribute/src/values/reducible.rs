@@ -1,7 +1,8 @@
 //! What `reduce` and `gather` take, and the axes they take it over.
 
 use super::{Mirrored, PerReplica};
-use crate::{Error, Result, Variable, VariableSynchronization};
+use crate::context::ContextKind;
+use crate::{Result, Variable};
 use candle_core::Tensor;
 use distribute_tensor::{HostTensor, IndexedSlices, Leaf, Nest};
 
@@ -55,15 +56,15 @@ impl<N: Nest + Clone> Reducible for &Mirrored<N> {
     }
 }
 
-/// The copies of an ON_READ variable, whatever its own aggregation; of others, which are equal, the value (RED-9).
+/// In a replica and in an update what is read there; elsewhere the copies of an ON_READ variable, whatever its own
+/// aggregation, and of others, which are equal, the value (RED-9).
 impl Reducible for &Variable {
     type Nest = Leaf;
     fn into_components(self) -> Result<Components<Leaf>> {
-        match self.synchronization() {
-            VariableSynchronization::OnRead => Ok(Components::PerReplica(self.copies()?)),
-            _ => self.copies()?.into_iter().next().map(Components::Mirrored).ok_or_else(|| {
-                Error::invalid("reading a variable", format!("variable {} has no copies", self.name()))
-            }),
+        match ContextKind::current() {
+            ContextKind::Replica | ContextKind::Update => Ok(Components::Plain(self.read_leaf()?)),
+            _ if self.has_own_copies() => Ok(Components::PerReplica(self.copies()?)),
+            _ => Ok(Components::Mirrored(self.read_leaf()?)),
         }
     }
 }
@@ -91,6 +92,10 @@ plain!(
     distribute_tensor::Leaf,
     f32,
     f64,
+    i8,
+    u8,
+    i16,
+    u16,
     i32,
     i64,
     u32,

@@ -100,8 +100,8 @@ pub(super) fn way(
     }
 }
 
-const REPLICA_WRITE: &str = "its copies would drift apart: create it with an aggregation that says how the replicas' \
-                             values become one, or use merge_call, and there reduce_to and update";
+const REPLICA_WRITE: &str = "nothing says how the replicas' values become one: create it with an aggregation, or use \
+                             merge_call, and there reduce_to and update";
 const SCATTER_ON_READ: &str = "rows are written to ON_WRITE variables only: assign the whole value";
 
 /// SC-3: what a minimum, a maximum or a replacement of several replicas' rows would be, depends on their order.
@@ -130,6 +130,7 @@ mod tests {
         AGGREGATIONS.map(|aggregation| way(sort, aggregation, access, found).ok())
     }
 
+    // INV-19
     #[test]
     fn wr_3_and_dv_1_table_of_on_write_variables() {
         for how in [Write::Assign, Write::Add, Write::Sub] {

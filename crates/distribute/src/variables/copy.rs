@@ -49,16 +49,12 @@ impl Copy {
         }
     }
 
-    /// Writes a value that fits.
-    pub(super) fn write(&self, how: Write, value: &Leaf) -> Result<()> {
-        match (&self.store, value, how) {
-            (Store::Candle(var), Leaf::Candle(tensor), Write::Assign) => {
-                Ok(var.set(&tensor.detach().to_device(var.device())?)?)
-            }
-            (Store::Candle(var), value, _) => on_candle(var, how, &value.to_host()?, None),
-            (Store::Host(tensor), value, _) => {
-                let value = value.to_host()?;
-                Ok(tensor.write().unwrap_or_else(PoisonError::into_inner).write(how, &value)?)
+    /// Writes a value that fits, and that shares no elements with a variable of candle: two locks would be held at once.
+    pub(super) fn write(&self, how: Write, value: &HostTensor) -> Result<()> {
+        match &self.store {
+            Store::Candle(var) => on_candle(var, how, value, None),
+            Store::Host(tensor) => {
+                Ok(tensor.write().unwrap_or_else(PoisonError::into_inner).write(how, value)?)
             }
         }
     }

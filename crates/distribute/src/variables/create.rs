@@ -3,7 +3,7 @@
 use super::access::Sort;
 use super::copy::Copy;
 use super::kinds::{VariableAggregation, VariableSynchronization};
-use super::variable::{Inner, Variable};
+use super::variable::{Inner, Variable, next_id};
 use crate::context::{Here, here};
 use crate::strategy::{DeviceName, VariablePlacement};
 use crate::{Error, Result, Strategy};
@@ -11,6 +11,7 @@ use candle_core::Tensor;
 use distribute_cluster::{Fingerprint, Operation};
 use distribute_tensor::{Leaf, Tree};
 use std::panic::Location;
+use std::sync::Mutex;
 
 const CREATE: &str = "creating a variable";
 
@@ -65,7 +66,14 @@ impl NewVariable {
             Here::Update(context) => self.create_on(context.strategy(), None),
             Here::Replica(context) => {
                 let Tree::Leaf(initial) = &self.initial else { return Err(self.one_tensor()) };
-                let detail = format!("{} {}", self.name, initial.describe());
+                let detail = format!(
+                    "{} {}, {}, {}{}",
+                    self.name,
+                    initial.describe(),
+                    self.synchronization,
+                    self.aggregation,
+                    self.trainable.map(|trainable| format!(", trainable: {trainable}")).unwrap_or_default()
+                );
                 let call = Fingerprint::new(Operation::CreateVariable, detail, at);
                 context.merge(call, CREATE, self, |strategy, replicas| {
                     // Replica 0's initial value is everybody's (VAR-5).
@@ -85,6 +93,17 @@ impl NewVariable {
 
     fn create_on(self, strategy: &Strategy, colocated: Option<Vec<DeviceName>>) -> Result<Variable> {
         let placement = strategy.extended().variable_placement();
+        let devices = match (colocated, placement) {
+            (Some(devices), _) => devices,
+            (None, VariablePlacement::Central(device)) => vec![device],
+            (None, _) => strategy.devices(),
+        };
+        let workers = strategy.devices();
+        let each = devices.len() == workers.len() && workers.iter().all(|device| devices.contains(device));
+        if !each && devices.len() != 1 {
+            let reason = format!("{}: a copy for each replica or one for all, not on {devices:?}", self.name);
+            return Err(Error::invalid(CREATE, reason));
+        }
         let sort = match (placement, self.synchronization) {
             (VariablePlacement::Ordinary, _) => Sort::Ordinary,
             (_, VariableSynchronization::None) => {
@@ -92,7 +111,8 @@ impl NewVariable {
                     format!("{}: synchronization NONE is not supported; use ON_WRITE or ON_READ", self.name);
                 return Err(Error::invalid(CREATE, reason));
             }
-            (VariablePlacement::Mirrored, VariableSynchronization::OnRead) => Sort::OnRead,
+            (VariablePlacement::Mirrored, VariableSynchronization::OnRead) if each => Sort::OnRead,
+            (_, VariableSynchronization::OnRead) if each && devices.len() > 1 => Sort::OnRead,
             // PSV-3: there is one copy, which is all that a replica could write.
             _ => Sort::OnWrite,
         };
@@ -106,13 +126,10 @@ impl NewVariable {
             );
             return Err(Error::invalid(CREATE, reason));
         }
-        let devices = match (colocated, placement) {
-            (Some(devices), _) => devices,
-            (None, VariablePlacement::Central(device)) => vec![device],
-            (None, _) => strategy.extended().worker_devices().to_vec(),
-        };
         let copies = devices.into_iter().map(|device| Copy::new(initial, device)).collect::<Result<_>>()?;
         Ok(Variable::of(Inner {
+            id: next_id(),
+            all_copies: Mutex::new(()),
             strategy: strategy.clone(),
             synchronization: self.synchronization,
             aggregation: self.aggregation,
@@ -146,7 +163,7 @@ impl Variable {
 
     /// A copy for each replica.
     pub(super) fn running(strategy: &Strategy, name: &str, initial: &Tensor) -> Result<Variable> {
-        let devices = strategy.extended().worker_devices().to_vec();
+        let devices = strategy.devices();
         Self::of_model(strategy, name, initial, devices, VariableSynchronization::OnRead)
     }
 
@@ -165,6 +182,8 @@ impl Variable {
         };
         let copies = devices.into_iter().map(|device| Copy::new(&initial, device)).collect::<Result<_>>()?;
         Ok(Variable::of(Inner {
+            id: next_id(),
+            all_copies: Mutex::new(()),
             name: name.to_string(),
             strategy: strategy.clone(),
             synchronization,

@@ -2,6 +2,7 @@
 
 use super::access::{Access, Combine, Way};
 use super::variable::Variable;
+use crate::context::ContextKind;
 use crate::{Error, Result};
 use candle_core::Tensor;
 use distribute_tensor::{Leaf, Nest, Tree};
@@ -18,11 +19,14 @@ impl Variable {
     }
 
     pub(crate) fn read_leaf(&self) -> Result<Leaf> {
-        let place = self.place("read")?;
+        let place = self.place("read", false)?;
         match self.way("read", Access::Read, place.kind)? {
-            Way::Own => self.copy(place.copy)?.read(),
+            Way::Own => self.nearest(&place)?.read(),
             Way::Combined(Combine::Reduce(op)) => {
-                let copies: Vec<Leaf> = self.copies()?;
+                let copies: Vec<Leaf> = {
+                    let _all = self.all_copies();
+                    self.copies()?
+                };
                 Leaf::reduce(op, &copies).map_err(Error::tensor("read"))
             }
             _ => self.copy(0)?.read(),
@@ -36,8 +40,12 @@ impl Variable {
     /// [`Error::InvalidArgument`] for a variable that was created from numbers or a host tensor, which is in no graph
     /// of candle's.
     pub fn as_tensor(&self) -> Result<Tensor> {
-        let place = self.place("as_tensor")?;
-        Ok(self.var(place.copy)?.as_tensor().clone())
+        let place = self.place("as_tensor", false)?;
+        let near = match place.kind {
+            ContextKind::Replica | ContextKind::Update => self.nearest(&place)?,
+            _ => self.copy(0)?,
+        };
+        Ok(self.candle(near)?.as_tensor().clone())
     }
 }
 

@@ -1,6 +1,6 @@
 //! A variable as a part of a checkpoint.
 
-use super::access::Sort;
+use super::access::{Access, Sort, Way};
 use super::variable::Variable;
 use crate::Result;
 use crate::checkpoint::{Checkpointed, Reader, Restore, Writer, read_as, require_names};
@@ -17,11 +17,17 @@ impl Checkpointed for Variable {
 
     fn restore<'a>(&'a self, prefix: &str, from: &Reader) -> Result<Restore<'a>> {
         require_names(from, &[prefix.to_string()])?;
-        let value = Leaf::Host(read_as(from, prefix, self.dtype(), self.dims())?);
-        Ok(match self.saved_copies(prefix, from)? {
-            Some(copies) => Box::new(move || self.set_copies(&copies)),
-            None => Box::new(move || self.assign(value)),
-        })
+        let value = read_as(from, prefix, self.dtype(), self.dims())?;
+        const OPERATION: &str = "restore";
+        let place = self.place(OPERATION, true)?;
+        let copies = match self.saved_copies(prefix, from)? {
+            Some(copies) => copies,
+            None => match self.way(OPERATION, Access::Write(Write::Assign), place.kind)? {
+                Way::Shares => self.shares(&value)?,
+                _ => vec![value; self.copy_count()],
+            },
+        };
+        Ok(Box::new(move || self.set_copies(&copies)))
     }
 }
 
@@ -46,12 +52,6 @@ impl Variable {
         let shape: Vec<usize> = [count].iter().chain(self.dims()).copied().collect();
         let rows = read_as(from, &name, self.dtype(), &shape)?;
         Ok(Some((0..count).map(|copy| rows.row(copy)).collect::<Result<_, _>>()?))
-    }
-
-    /// Sets each copy to a value of its own.
-    pub(super) fn set_copies(&self, values: &[HostTensor]) -> Result<()> {
-        let mut each = self.0.copies.iter().zip(values);
-        each.try_for_each(|(copy, value)| copy.write(Write::Assign, &Leaf::Host(value.clone())))
     }
 }
 

@@ -4,12 +4,14 @@ use super::access::Sort;
 use super::copy::Copy;
 use super::create::NewVariable;
 use super::kinds::{VariableAggregation, VariableSynchronization};
+use crate::context::ContextKind;
 use crate::strategy::DeviceName;
 use crate::{Error, Result, Strategy};
 use candle_core::Var;
 use distribute_tensor::{DType, Leaf, Nest};
 use std::fmt;
-use std::sync::{Arc, Weak};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
 
 /// A value that replicas share, or that each has a copy of; read and written by the rules of the documents.
 ///
@@ -21,7 +23,7 @@ use std::sync::{Arc, Weak};
 /// | ON_WRITE, read | this replica's copy | any copy: they are equal | the copy being updated |
 /// | ON_WRITE, write | what all replicas write is aggregated and written to all copies: all of them have to call it | every copy | the copy being updated |
 /// | ON_READ, read | this replica's copy | the aggregate of all copies | the copy being updated |
-/// | ON_READ, write | this replica's copy | every copy, if the aggregation is no sum | the copy being updated |
+/// | ON_READ, write | this replica's copy | every copy; of a SUM only `assign`, which gives each its share | the copy being updated |
 ///
 /// What the table of the documents refuses is [`Error::VariableAccess`](crate::Error::VariableAccess), which says what
 /// to do instead; nothing has been written then. A clone is another handle of the same variable.
@@ -49,6 +51,8 @@ use std::sync::{Arc, Weak};
 pub struct Variable(pub(super) Arc<Inner>);
 
 pub(super) struct Inner {
+    /// Tells variables of one name apart.
+    pub(super) id: u64,
     pub(super) name: String,
     pub(super) strategy: Strategy,
     pub(super) synchronization: VariableSynchronization,
@@ -59,6 +63,14 @@ pub(super) struct Inner {
     pub(super) dims: Vec<usize>,
     /// One for each local replica, or one that all share.
     pub(super) copies: Vec<Copy>,
+    /// Held while all copies are written, or read as one value.
+    pub(super) all_copies: Mutex<()>,
+}
+
+/// The number of the next variable.
+pub(super) fn next_id() -> u64 {
+    static IDS: AtomicU64 = AtomicU64::new(1);
+    IDS.fetch_add(1, Ordering::Relaxed)
 }
 
 impl Variable {
@@ -148,14 +160,25 @@ impl Variable {
     /// A variable of its own with the same values, of the same strategy.
     ///
     /// # Errors
-    /// Those of candle, where there is no memory for it.
+    /// [`Error::WrongContext`] inside of `run`, where each replica would get another; those of candle, where there is no
+    /// memory for it.
     #[doc(alias = "__deepcopy__")]
     pub fn deep_copy(&self) -> Result<Variable> {
+        if ContextKind::current() == ContextKind::Replica {
+            return Err(Error::WrongContext {
+                operation: "deep_copy",
+                required: ContextKind::CrossReplica,
+                found: ContextKind::Replica,
+                advice: "copy it before run",
+            });
+        }
         let copy = |copy: &Copy| Copy::new(&copy.read()?, copy.device);
         let inner = &*self.0;
         Ok(Self::of(Inner {
+            id: next_id(),
             name: inner.name.clone(),
             strategy: inner.strategy.clone(),
+            all_copies: Mutex::new(()),
             copies: inner.copies.iter().map(copy).collect::<Result<_>>()?,
             dims: inner.dims.clone(),
             ..*inner
@@ -175,7 +198,11 @@ impl Variable {
 
     /// The candle variable of one copy.
     pub(super) fn var(&self, copy: usize) -> Result<&Var> {
-        self.copy(copy)?.var().ok_or_else(|| {
+        self.candle(self.copy(copy)?)
+    }
+
+    pub(super) fn candle<'a>(&self, copy: &'a Copy) -> Result<&'a Var> {
+        copy.var().ok_or_else(|| {
             let reason = format!("variable {} is no candle tensor; create it from one", self.name());
             Error::invalid("variables", reason)
         })
@@ -183,6 +210,11 @@ impl Variable {
 
     pub(crate) fn downgrade(&self) -> WeakVariable {
         WeakVariable(Arc::downgrade(&self.0))
+    }
+
+    /// Whether each replica writes a copy of its own.
+    pub(crate) fn has_own_copies(&self) -> bool {
+        self.0.sort == Sort::OnRead
     }
 
     pub(crate) fn copy_count(&self) -> usize {

@@ -4,17 +4,20 @@ use super::access::{Access, Combine, Sort, Way};
 use super::copy::Copy;
 use super::variable::Variable;
 use crate::context::{ContextKind, Here, here};
+use crate::strategy::DeviceName;
 use crate::values::{Components, PerReplica, Reducible};
 use crate::{Error, ReplicaContext, Result};
 use distribute_cluster::{Fingerprint, Operation};
-use distribute_tensor::{IndexedSlices, Leaf, Nest, ReduceOp, Tree, Write};
+use distribute_tensor::{HostTensor, IndexedSlices, Leaf, Nest, ReduceOp, Tree, Write};
 use std::panic::Location;
+use std::sync::{MutexGuard, PoisonError};
 
 /// Where a variable is being used.
 pub(super) struct Place {
     pub(super) kind: ContextKind,
-    /// Which copy is this context's own.
-    pub(super) copy: usize,
+    /// The devices of the replicas, or of the copies that are being updated, and which of them this is.
+    among: Vec<DeviceName>,
+    index: usize,
     replica: Option<ReplicaContext>,
 }
 
@@ -80,25 +83,25 @@ impl Variable {
         value: Leaf,
         at: &'static Location<'static>,
     ) -> Result<()> {
-        let place = self.place(operation)?;
+        let place = self.place(operation, true)?;
         let way = self.way(operation, Access::Write(how), place.kind)?;
         self.require_fit(operation, &value)?;
-        match way {
-            Way::Own => self.copy(place.copy)?.write(how, &value),
+        // Taken out before anything is locked: the value may be a variable's own tensor.
+        let value = value.to_host().map_err(Error::tensor(operation))?;
+        let written = match way {
+            Way::Own => self.own(operation, &place)?.write(how, &value),
             Way::All => self.each_copy(|copy| copy.write(how, &value)),
-            Way::Shares => {
-                let shares = shares(&value, self.copy_count())?;
-                self.0.copies.iter().zip(&shares).try_for_each(|(copy, share)| copy.write(how, share))
-            }
+            Way::Shares => self.shares(&value).and_then(|shares| self.set_copies(&shares)),
             Way::Together(combine) => {
                 let detail = value.describe();
                 self.together(operation, detail, value, place.replica, at, |values| {
-                    let value = combined(combine, &values).map_err(Error::tensor(operation))?;
+                    let value = combined(combine, &values)?;
                     self.each_copy(|copy| copy.write(how, &value))
                 })
             }
             Way::Combined(_) => Err(Error::invalid(operation, "a write reads nothing")),
-        }
+        };
+        written.map_err(|error| self.named(operation, error))
     }
 
     fn scatter(
@@ -108,20 +111,21 @@ impl Variable {
         rows: IndexedSlices,
         at: &'static Location<'static>,
     ) -> Result<()> {
-        let place = self.place(operation)?;
+        let place = self.place(operation, true)?;
         let way = self.way(operation, Access::Scatter(how), place.kind)?;
         let rows = self.rows_that_fit(operation, rows)?;
-        match way {
-            Way::Own => self.copy(place.copy)?.write_rows(how, &rows),
+        let written = match way {
+            Way::Own => self.own(operation, &place)?.write_rows(how, &rows),
             Way::Together(combine) => {
                 let detail = rows.values.dtype().to_string();
                 self.together(operation, detail, rows, place.replica, at, |replicas| {
-                    let rows = joined(combine, &replicas).map_err(Error::tensor(operation))?;
+                    let rows = joined(combine, &replicas)?;
                     self.each_copy(|copy| copy.write_rows(how, &rows))
                 })
             }
             _ => self.each_copy(|copy| copy.write_rows(how, &rows)),
-        }
+        };
+        written.map_err(|error| self.named(operation, error))
     }
 
     /// A call of all replicas: `write` gets the values of all of them, once.
@@ -137,14 +141,45 @@ impl Variable {
         let Some(context) = replica else { return write(vec![value]) };
         let call = Fingerprint::new(
             Operation::WriteVariable,
-            format!("{operation} of {}, {detail}", self.name()),
+            // The number tells variables of one name apart.
+            format!("{operation} of {} (variable {}), {detail}", self.name(), self.0.id),
             at,
         );
         context.merge(call, operation, value, |_, values: PerReplica<T>| write(values.into_values()))
     }
 
     fn each_copy(&self, write: impl FnMut(&Copy) -> Result<()>) -> Result<()> {
+        let _all = self.all_copies();
         self.0.copies.iter().try_for_each(write)
+    }
+
+    /// Sets each copy to a value of its own.
+    pub(super) fn set_copies(&self, values: &[HostTensor]) -> Result<()> {
+        let _all = self.all_copies();
+        let mut each = self.0.copies.iter().zip(values);
+        each.try_for_each(|(copy, value)| copy.write(Write::Assign, value))
+    }
+
+    /// Keeps others from reading or writing all copies together meanwhile. No code of users' runs under it.
+    pub(super) fn all_copies(&self) -> MutexGuard<'_, ()> {
+        self.0.all_copies.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A part of a value for each copy, whose sum is the value: of integers to the bit (T5).
+    pub(super) fn shares(&self, value: &HostTensor) -> Result<Vec<HostTensor>> {
+        let copies = self.copy_count();
+        (0..copies).map(|copy| Ok(value.share(copy, copies)?)).collect()
+    }
+
+    /// An error that does not know which variable it is about.
+    fn named(&self, operation: &'static str, error: Error) -> Error {
+        match error {
+            Error::Tensor { source, .. } => {
+                Error::invalid(operation, format!("variable {}: {source}", self.name()))
+            }
+            Error::Candle(source) => Error::invalid(operation, format!("variable {}: {source}", self.name())),
+            other => other,
+        }
     }
 
     /// The one value that is written here. Replicas' own values cannot be: copies would drift apart (WR-2, WR-6).
@@ -203,9 +238,45 @@ impl Variable {
         }
     }
 
+    /// The copy that this replica writes, or the one that is being updated.
+    ///
+    /// In an update, an ON_WRITE variable must have a copy for each that is being updated, and no others, or its copies
+    /// would drift apart; one copy must not be written more than once.
+    pub(super) fn own(&self, operation: &'static str, place: &Place) -> Result<&Copy> {
+        let (copies, among) = (self.0.copies.len(), place.among.len());
+        let same = self.0.copies.iter().map(|copy| &copy.device).eq(&place.among);
+        let update = place.kind == ContextKind::Update && self.0.sort != Sort::OnRead;
+        if update && !same && (copies, among) != (1, 1) {
+            let names = |devices: &[DeviceName]| {
+                devices.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+            };
+            let reason = format!(
+                "variable {} has copies on {}, but what is being updated is on {}; create it inside of \
+                 colocate_vars_with the variable that is being updated",
+                self.name(),
+                names(&self.devices()),
+                names(&place.among)
+            );
+            return Err(Error::invalid(operation, reason));
+        }
+        self.nearest(place)
+    }
+
+    /// The copy that this replica, or this update, reads: its own, or one on its device, or the one there is.
+    pub(super) fn nearest(&self, place: &Place) -> Result<&Copy> {
+        let copies = &self.0.copies;
+        let device = place.among.get(place.index);
+        let found = match copies.iter().map(|copy| &copy.device).eq(&place.among) {
+            true => copies.get(place.index),
+            false => copies.iter().find(|copy| copies.len() == 1 || Some(&copy.device) == device),
+        };
+        found.ok_or_else(|| {
+            let device = device.map(ToString::to_string).unwrap_or_default();
+            Error::invalid("variables", format!("variable {} has no copy on {device}", self.name()))
+        })
+    }
+
     pub(super) fn copy(&self, copy: usize) -> Result<&Copy> {
-        // One copy is everybody's.
-        let copy = if self.copy_count() == 1 { 0 } else { copy };
         self.0.copies.get(copy).ok_or_else(|| {
             let reason = format!("variable {} has no copy {copy}: it has {}", self.name(), self.copy_count());
             Error::invalid("variables", reason)
@@ -226,27 +297,37 @@ impl Variable {
     }
 
     /// Where this code is running, as seen from the variable; an error in another strategy's context (VAR-8).
-    pub(super) fn place(&self, operation: &'static str) -> Result<Place> {
+    pub(super) fn place(&self, operation: &'static str, writes: bool) -> Result<Place> {
         let ours = self.strategy();
         let other = |current: &crate::Strategy| Error::MixedStrategies {
             operation,
             current: current.to_string(),
             other: format!("variable {} of {ours}", self.name()),
         };
-        let outside = Place { kind: ContextKind::Default, copy: 0, replica: None };
+        let outside = Place { kind: ContextKind::Default, among: Vec::new(), index: 0, replica: None };
         Ok(match here() {
             Here::Default => outside,
             Here::CrossReplica(strategy, _) if strategy == *ours => {
                 Place { kind: ContextKind::CrossReplica, ..outside }
             }
-            Here::Update(context) if context.strategy() == ours => {
-                Place { kind: ContextKind::Update, copy: context.copy(), replica: None }
-            }
-            Here::Replica(context) if context.strategy() == ours => {
-                Place { kind: ContextKind::Replica, copy: context.local_replica(), replica: Some(context) }
-            }
+            Here::Update(context) if context.strategy() == ours => Place {
+                kind: ContextKind::Update,
+                among: context.devices().to_vec(),
+                index: context.copy(),
+                replica: None,
+            },
+            Here::Replica(context) if context.strategy() == ours => Place {
+                kind: ContextKind::Replica,
+                among: ours.devices(),
+                index: context.local_replica(),
+                replica: Some(context),
+            },
+            // The default strategy's contexts count as none for all others, as everywhere else.
+            Here::CrossReplica(strategy, _) if strategy.is_default() => outside,
+            Here::Update(context) if context.strategy().is_default() => outside,
+            Here::Replica(context) if context.strategy().is_default() => outside,
             // An ordinary variable is nobody's: a strategy's replicas may read it, as they may read what they capture.
-            _ if self.0.sort == Sort::Ordinary && operation == "read" => outside,
+            _ if self.0.sort == Sort::Ordinary && !writes => outside,
             Here::CrossReplica(..) | Here::Update(_) if self.0.sort == Sort::Ordinary => outside,
             Here::CrossReplica(strategy, _) => return Err(other(&strategy)),
             Here::Update(context) => return Err(other(context.strategy())),
@@ -255,10 +336,10 @@ impl Variable {
     }
 }
 
-fn combined(combine: Combine, values: &[Leaf]) -> distribute_tensor::Result<Leaf> {
+fn combined(combine: Combine, values: &[HostTensor]) -> distribute_tensor::Result<HostTensor> {
     match (combine, values) {
         (Combine::First, [first, ..]) => Ok(first.clone()),
-        (Combine::Reduce(op), values) => Leaf::reduce(op, values),
+        (Combine::Reduce(op), values) => HostTensor::reduce(op, &values.iter().collect::<Vec<_>>()),
         (Combine::First, []) => Err(distribute_tensor::Error::Empty { operation: "aggregate" }),
     }
 }
@@ -276,10 +357,4 @@ fn joined(combine: Combine, rows: &[IndexedSlices]) -> distribute_tensor::Result
         }
         (Combine::First, []) => Err(distribute_tensor::Error::Empty { operation: "aggregate" }),
     }
-}
-
-/// Parts of a value, one for each copy, whose sum is the value: of integers too (T5).
-fn shares(value: &Leaf, copies: usize) -> Result<Vec<Leaf>> {
-    let whole = value.to_host()?;
-    (0..copies).map(|copy| Ok(Leaf::Host(whole.share(copy, copies)?))).collect()
 }

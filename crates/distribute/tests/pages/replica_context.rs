@@ -1,4 +1,4 @@
-//! The page of ReplicaContext: what no other test asserts as strongly as the page says it.
+//! The page of ReplicaContext: what no other test asserts as strongly.
 
 use crate::watched::watched;
 use crate::{bits, mirrored, per_replica, tensor};
@@ -28,7 +28,7 @@ fn ga_8_all_gather_belongs_into_replica_context() {
             assert!(advice.contains("inside of the closure given to run"), "{advice}");
         };
         let default = distribute::get_replica_context().unwrap();
-        strategy.scope(|| Ok(is_refused(default.all_gather(zeros(&[1]), 0).unwrap_err()))).unwrap();
+        is_refused(strategy.scope(|| default.all_gather(zeros(&[1]), 0)).unwrap_err());
         let merged = strategy.run((), |ctx, ()| {
             ctx.merge_call((), |strategy, _| {
                 is_refused(ctx.all_gather(zeros(&[1]), 0).unwrap_err());

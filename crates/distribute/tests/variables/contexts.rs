@@ -64,6 +64,7 @@ fn refused(
 const INSTEAD: [&str; 7] =
     ["merge_call", "aggregation", "assign", "ONLY_FIRST_REPLICA", "reduce_to", "copies()", "run"];
 
+// INV-19
 #[test]
 fn every_operation_in_every_context_works_or_says_what_to_call_instead() {
     watched(|| {
@@ -78,7 +79,8 @@ fn every_operation_in_every_context_works_or_says_what_to_call_instead() {
                         ContextKind::Replica,
                         ContextKind::Update,
                     ] {
-                        let v = Variable::builder("weight", one());
+                        let three = Tensor::new(&[3f32], &Device::Cpu).unwrap();
+                        let v = Variable::builder("weight", three);
                         let v = v.synchronization(synchronization).aggregation(aggregation);
                         let v = strategy.scope(|| v.create()).unwrap();
                         let result = match found {
@@ -111,7 +113,7 @@ fn every_operation_in_every_context_works_or_says_what_to_call_instead() {
                         );
                         assert!(INSTEAD.iter().any(|call| advice.contains(call)), "{case}: {advice}");
                         let values = v.copies::<Tensor>().unwrap();
-                        assert!(values.iter().all(|value| value.to_vec1::<f32>().unwrap() == [1.]), "{case}");
+                        assert!(values.iter().all(|value| value.to_vec1::<f32>().unwrap() == [3.]), "{case}");
                         refusals += 1;
                     }
                 }
@@ -141,7 +143,7 @@ fn wr_3_a_write_that_not_all_replicas_make_names_who_did_not() {
     });
 }
 
-// VAR-11
+// VAR-11, INV-20
 #[test]
 fn var_11_a_value_that_does_not_fit_changes_nothing_on_any_copy() {
     watched(|| {
@@ -187,5 +189,69 @@ fn t_1_a_replica_that_reads_sees_what_all_have_written_before() {
         });
         let expected: Vec<f32> = (0..100).map(|i| 1.5 + i as f32).collect();
         assert_eq!(seen.unwrap().into_values(), [expected.clone(), expected]);
+    });
+}
+
+// Variables of one name are not one variable.
+#[test]
+fn wr_3_replicas_that_write_other_variables_of_one_name_are_refused() {
+    watched(|| {
+        let strategy = two();
+        let [a, b] = [0, 1].map(|_| super::ten(&strategy, Synchronization::OnWrite, Aggregation::Sum));
+        let error = strategy
+            .run((), |ctx, ()| [&a, &b][ctx.replica_id_in_sync_group()].assign_add(1f32))
+            .unwrap_err();
+        assert!(error.blame().is_some() && error.to_string().contains("assign_add of v"), "{error}");
+        assert_eq!((copies(&a), copies(&b)), (vec![10.; 2], vec![10.; 2]));
+        let error = strategy.run((), |_, ()| a.deep_copy().map(drop)).unwrap_err();
+        assert!(matches!(error.root_cause(), Error::WrongContext { .. }), "{error}");
+    });
+}
+
+// candle's `set` would hold the lock of one while it waits for the other's.
+#[test]
+fn two_threads_may_assign_two_variables_to_each_other() {
+    watched(|| {
+        let strategy = two();
+        let [a, b] = [0, 1].map(|_| strategy.scope(|| Variable::new("v", one())).unwrap());
+        std::thread::scope(|threads| {
+            threads.spawn(|| (0..2000).for_each(|_| a.assign(b.as_tensor().unwrap()).unwrap()));
+            threads.spawn(|| (0..2000).for_each(|_| b.assign(a.as_tensor().unwrap()).unwrap()));
+        });
+        // A view of the variable itself, too.
+        a.assign(a.as_tensor().unwrap().flip(&[0]).unwrap()).unwrap();
+    });
+}
+
+// INV-20
+#[test]
+fn two_threads_that_write_one_variable_leave_its_copies_equal() {
+    watched(|| {
+        let strategy = two();
+        let big = |x: f32| HostTensor::vector(vec![x; 20_000]);
+        let v = strategy.scope(|| Variable::new("v", big(0.))).unwrap();
+        for round in 0..50 {
+            std::thread::scope(|threads| {
+                threads.spawn(|| v.assign(big(round as f32)).unwrap());
+                threads.spawn(|| v.assign(big(-round as f32)).unwrap());
+            });
+            assert!(v.copies_agree().unwrap());
+        }
+    });
+}
+
+#[test]
+fn run_10_a_variable_is_created_the_same_on_all_replicas_in_every_respect() {
+    watched(|| {
+        let strategy = two();
+        let error = strategy.run((), |ctx, ()| {
+            let (synchronization, aggregation) = match ctx.replica_id_in_sync_group() {
+                0 => (Synchronization::OnWrite, Aggregation::Sum),
+                _ => (Synchronization::OnRead, Aggregation::Mean),
+            };
+            Variable::builder("v", 1f32).synchronization(synchronization).aggregation(aggregation).create()
+        });
+        let text = error.unwrap_err().to_string();
+        assert!(text.contains("ON_WRITE") && text.contains("ON_READ"), "{text}");
     });
 }

@@ -122,6 +122,9 @@ fn upd_7_and_ns_1_non_slot_variables_are_updated_once_on_each_device() {
     let other = [distribute::DeviceName::cpu(7)];
     assert!(strategy.update_non_slot(&other, (), |()| Ok(())).is_err());
     assert!(strategy.update_non_slot(&[], (), |()| Ok(())).is_err());
+    // Not all of them, and none twice.
+    assert!(strategy.update_non_slot(&devices[1..], (), |()| Ok(())).is_err());
+    assert!(strategy.update_non_slot(&[devices[0], devices[0]], (), |()| Ok(())).is_err());
 
     let central = CentralStorageStrategy::new(["cpu:0", "cpu:1"], "cpu:1").unwrap();
     let (a, b) = central.scope(|| Ok((Variable::new("a", 1f32)?, Variable::new("b", 1f32)?))).unwrap();
@@ -204,4 +207,85 @@ fn set_1_a_global_scope_lasts_until_it_is_ended() {
     assert!(matches!(error, Error::MixedStrategies { .. }), "{error}");
     assert!(!distribute::has_strategy());
     distribute::set_strategy(None).unwrap();
+}
+
+// Copies of an ON_WRITE variable that is not where the updated one is would drift apart, or be written more than once.
+#[test]
+fn upd_6_what_is_written_in_update_has_a_copy_for_each_that_is_updated() {
+    let strategy = two();
+    let v = ten(&strategy, Synchronization::OnWrite, Aggregation::None);
+    let on = |device: &str| {
+        strategy.scope(|| strategy.colocate_vars_with(device, || Variable::new("one", 10f32))).unwrap()
+    };
+    let (here, there) = (on("cpu:0"), on("cpu:1"));
+    for (updated, written) in [(&v, &here), (&here, &v), (&there, &v)] {
+        let error = strategy.update(updated, (), |_, ()| written.assign_add(1f32)).unwrap_err();
+        assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
+        assert!(error.to_string().contains("colocate_vars_with"), "{error}");
+        assert!(written.copies::<f32>().unwrap().iter().all(|copy| *copy == 10.), "{written}");
+    }
+    // Reading is no harm; and what is written once may be elsewhere.
+    strategy.update(&v, (), |v, ()| v.assign(here.read::<f32>()? + 1.)).unwrap();
+    strategy.update(&here, (), |_, ()| there.assign(1f32)).unwrap();
+    assert_eq!((copies(&v), copies(&there)), (vec![11.; 2], vec![1.]));
+}
+
+// A model's variable has one copy, which its replicas share.
+#[test]
+fn upd_a_models_variable_is_updated_once_with_slots_beside_it() {
+    let strategy = two();
+    let build = |vb: candle_nn::VarBuilder| vb.get_with_hints(1, "w", candle_nn::Init::Const(1.));
+    let model = strategy.replicate(build).unwrap();
+    let w = model.variables.variable("w").unwrap();
+    let slot = || Variable::new("m", HostTensor::vector(vec![0f32]));
+    let apart = strategy.scope(slot).unwrap();
+    let step = |w: &Variable, m: &Variable| {
+        m.assign_add(w)?;
+        w.assign_sub(m)
+    };
+    strategy.update(&w, &apart, step).unwrap_err();
+    let beside = strategy.scope(|| strategy.colocate_vars_with(&w, slot)).unwrap();
+    strategy.update(&w, &beside, step).unwrap();
+    strategy.update(&w, &beside, step).unwrap();
+    assert_eq!(model.variables.get("w").unwrap().to_vec1::<f32>().unwrap(), [-1.]);
+    let value: HostTensor = beside.read().unwrap();
+    assert_eq!(value.to_vec::<f32>().unwrap(), [1.]);
+}
+
+// A variable as a value is what is read where it is given.
+#[test]
+fn upd_a_variable_is_a_value_of_the_copy_that_is_updated() {
+    watched(|| {
+        let strategy = two();
+        let (w, m) = (ten(&strategy, Synchronization::OnWrite, Aggregation::Mean), Synchronization::OnRead);
+        let m = ten(&strategy, m, Aggregation::Sum);
+        strategy.run((), |ctx, ()| m.assign(super::own(ctx))).unwrap();
+        strategy.update(&w, &m, |w, m| w.assign_sub(m)).unwrap();
+        assert_eq!(copies(&w), [9., 8.]);
+        strategy.run((), |_, ()| w.assign(&m)).unwrap();
+        assert_eq!(copies(&w), [1.5, 1.5]);
+        // Outside of both, replicas' copies are no single value.
+        assert!(w.assign(&m).unwrap_err().to_string().contains("per replica"));
+    });
+}
+
+#[test]
+fn colo_2_an_on_read_variable_of_one_copy_is_aggregated_as_it_is_written() {
+    watched(|| {
+        let strategy = two();
+        let v = strategy.scope(|| {
+            strategy.colocate_vars_with("cpu:1", || {
+                let v = Variable::builder("v", 10f32).synchronization(Synchronization::OnRead);
+                v.aggregation(Aggregation::Sum).create()
+            })
+        });
+        let v = v.unwrap();
+        strategy.run((), |ctx, ()| v.assign_add(super::own(ctx))).unwrap();
+        assert_eq!((copies(&v), v.read::<f32>().unwrap()), (vec![13.], 13.));
+        let three: Strategy = MirroredStrategy::cpus(3).unwrap().into();
+        let devices = distribute::Destinations::devices([0, 1].map(distribute::DeviceName::cpu));
+        let error =
+            three.scope(|| three.colocate_vars_with(devices, || Variable::new("v", 1f32))).unwrap_err();
+        assert!(error.to_string().contains("one for all"), "{error}");
+    });
 }

@@ -32,8 +32,9 @@ impl HostTensor {
 }
 
 impl HostTensor {
-    /// Part `index` of `of` parts whose sum is this tensor: of floats equal ones, of integers the first get one more
-    /// (or less) where there is a remainder. An error for bool and string.
+    /// Part `index` of `of` parts whose sum is this tensor: of integers to the bit, the first get one more (or less) where
+    /// there is a remainder; floats are divided, so that the sum is rounded unless `of` is a power of two. An error for
+    /// bool and string.
     pub fn share(&self, index: usize, of: usize) -> Result<HostTensor> {
         macro_rules! by_type {
             ($($variant:ident)*) => {

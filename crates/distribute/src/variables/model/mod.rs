@@ -87,7 +87,10 @@ impl Variables {
         let kind = self.find("set", name)?;
         kind.require_fit("set", name, value, "the value")?;
         match kind {
-            Kind::Mirrored(variable) => variable.var(0)?.set(value)?,
+            Kind::Mirrored(variable) => {
+                let variable = variable.var(0)?;
+                variable.set(&value.to_device(variable.device())?)?;
+            }
             Kind::Running(running) => running.set(value)?,
         }
         Ok(())

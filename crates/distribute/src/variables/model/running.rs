@@ -28,7 +28,7 @@ impl Running {
 
     pub(super) fn set(&self, value: &Tensor) -> Result<()> {
         let mut common = self.common();
-        self.variable.vars().try_for_each(|copy| copy.set(value))?;
+        self.variable.vars().try_for_each(|copy| copy.set(&value.to_device(copy.device())?))?;
         *common = value.copy()?;
         Ok(())
     }

@@ -1,0 +1,93 @@
+//! A training that can be stopped at any time, by `kill -9` too: started again with the same folder it goes on where it
+//! was, and ends with the same bits as one that ran through.
+//!
+//! ```text
+//! cargo run --release --example resume -- --checkpoints /tmp/spiral --epochs 10
+//! cargo run --release --example resume -- --checkpoints /tmp/spiral --epochs 20
+//! ```
+
+mod common;
+use candle_core::{Device, Tensor};
+use candle_nn::{Module, VarBuilder, linear};
+use clap::Parser;
+use common::{Options, progress::Progress};
+use distribute::{Checkpoint, CheckpointManager, data::Dataset, nn::loss, prelude::*};
+use std::path::PathBuf;
+
+const POINTS: usize = 1000;
+const BATCH: usize = 64;
+
+#[derive(Parser)]
+struct Arguments {
+    #[command(flatten)]
+    common: Options,
+    /// Where checkpoints are, one for each epoch; the last three are kept
+    #[arg(long)]
+    checkpoints: Option<PathBuf>,
+}
+
+#[distribute::main]
+fn main() -> distribute::Result<()> {
+    let Arguments { common: options, checkpoints } = Arguments::parse();
+    let epochs = options.epochs(20);
+    let points = spiral()?;
+
+    let strategy = options.strategy()?;
+    let model = strategy.replicate_seeded(options.seed, |vb: VarBuilder| {
+        let [first, second] = [linear(2, 64, vb.pp("first"))?, linear(64, 2, vb.pp("second"))?];
+        Ok::<_, candle_core::Error>(move |x: &Tensor| second.forward(&first.forward(x)?.relu()?))
+    })?;
+    let optimizer = Adam::new(&model.variables, 1e-2)?;
+    let training = Checkpoint::new()
+        .part("model", &model.variables)
+        .part("optimizer", &optimizer)
+        .part("steps", &strategy);
+
+    let manager = checkpoints.map(CheckpointManager::new).transpose()?.map(|manager| manager.keep(3));
+    let latest = manager.as_ref().map(CheckpointManager::latest).transpose()?.flatten();
+    let mut first = 0;
+    if let Some(saved) = latest {
+        training.restore_from(&saved)?;
+        first = saved.metadata("epochs").and_then(|epochs| epochs.as_u64()).unwrap_or(0) as usize;
+    }
+
+    let mut progress = Progress::start(&options, &strategy, epochs.saturating_sub(first), POINTS, BATCH);
+    for epoch in first..epochs {
+        // The order of an epoch follows from its number: nothing of it has to be saved.
+        let order = points.shuffle(POINTS, options.seed.wrapping_add(epoch as u64));
+        for batch in &strategy.distribute_dataset(order.batch(BATCH))? {
+            let losses = strategy.run((&model, batch?), |ctx, (model, (x, y))| {
+                let loss = loss::cross_entropy(&model(&x)?, &y)?;
+                optimizer.minimize(ctx, loss, y.dim(0)?)
+            })?;
+            progress.step(&losses)?;
+        }
+        if let Some(manager) = &manager {
+            manager.save(&training.clone().metadata("epochs", epoch + 1).writer()?, 1)?;
+        }
+    }
+
+    let pace = progress.finish();
+    let weights = model.variables.sha256()?;
+    let figures = [
+        ("example", "resume".into()),
+        ("resumed_after", first.into()),
+        ("epochs", epochs.into()),
+        ("seconds", pace.seconds.into()),
+        ("replicas", strategy.num_replicas_in_sync().into()),
+        ("weights_sha256", weights.clone().into()),
+    ];
+    options.finish(&format!("epochs {first} to {epochs}; the weights are {weights}"), &figures);
+    Ok(())
+}
+
+/// Points of two arms of a spiral, and which arm each is of.
+fn spiral() -> distribute::Result<Dataset<(Tensor, Tensor)>> {
+    let t = Tensor::arange(0f32, POINTS as f32, &Device::Cpu)?;
+    let arm = (0..POINTS as u32).map(|i| i % 2).collect::<Vec<_>>();
+    let arm = Tensor::new(arm, &Device::Cpu)?;
+    let radius = (&t / POINTS as f64)?;
+    let angle = ((&radius * 6.)? + (arm.to_dtype(candle_core::DType::F32)? * std::f64::consts::PI)?)?;
+    let points = Tensor::stack(&[(&radius * angle.cos()?)?, (&radius * angle.sin()?)?], 1)?;
+    Ok(Dataset::from_slices((points, arm))?)
+}

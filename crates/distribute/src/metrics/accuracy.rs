@@ -1,0 +1,66 @@
+//! How often the largest logit is the label's.
+
+use super::counts::Counts;
+use crate::{Error, Result, Strategy, Variable, nn::loss};
+use candle_core::Tensor;
+
+/// The share of examples whose label has the largest of the logits or probabilities; of none it is 0.
+///
+/// Of equal ones the first counts as the largest. See [the module](super) for an example.
+#[doc(alias = "tf.keras.metrics.SparseCategoricalAccuracy")]
+#[derive(Clone, Debug)]
+pub struct Accuracy {
+    /// Right ones, and all.
+    counts: Counts,
+}
+
+impl Accuracy {
+    /// Of nothing yet; its variable has this name.
+    ///
+    /// # Errors
+    /// As [`Mean::new`](super::Mean::new).
+    pub fn new(strategy: &Strategy, name: &str) -> Result<Self> {
+        Ok(Self { counts: Counts::new(strategy, name, &[2])? })
+    }
+
+    /// Adds examples: logits or probabilities `[n, classes]`, and labels `[n]` of integers.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for shapes that don't fit; those of writing a variable.
+    #[track_caller]
+    pub fn update(&self, logits: &Tensor, labels: &Tensor) -> Result<()> {
+        if logits.rank() != 2 || labels.dims() != &logits.dims()[..1] {
+            let reason = format!(
+                "logits are of shape {:?}, labels of {:?}; give [n, classes] and [n]",
+                logits.dims(),
+                labels.dims()
+            );
+            return Err(Error::invalid("Accuracy::update", reason));
+        }
+        let correct = loss::correct(logits, labels)?;
+        self.counts.add(vec![correct as f64, labels.elem_count() as f64])
+    }
+
+    /// The share of right ones, over all replicas.
+    ///
+    /// # Errors
+    /// [`Error::WrongContext`](crate::Error::WrongContext) inside of `run`.
+    pub fn result(&self) -> Result<f64> {
+        let counts = self.counts.total("Accuracy::result")?;
+        Ok(counts[0] / counts[1].max(1.))
+    }
+
+    /// Forgets everything, on all replicas.
+    ///
+    /// # Errors
+    /// [`Error::WrongContext`](crate::Error::WrongContext) inside of `run`.
+    #[track_caller]
+    pub fn reset(&self) -> Result<()> {
+        self.counts.reset("Accuracy::reset")
+    }
+
+    /// What it has counted: right ones and all, f64.
+    pub fn variable(&self) -> &Variable {
+        self.counts.variable()
+    }
+}

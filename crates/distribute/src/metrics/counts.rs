@@ -1,0 +1,84 @@
+//! What all metrics are made of: numbers that replicas add to.
+
+use crate::context::{Here, here};
+use crate::{
+    ContextKind, Error, HostTensor, Result, Strategy, Variable, VariableAggregation, VariableSynchronization,
+};
+use candle_core::{DType, Tensor};
+
+/// Numbers that each replica adds to in its own copy, and that are read as the sum of the copies.
+#[derive(Clone, Debug)]
+pub(super) struct Counts {
+    variable: Variable,
+}
+
+impl Counts {
+    /// Zeros.
+    pub(super) fn new(strategy: &Strategy, name: &str, dims: &[usize]) -> Result<Self> {
+        let zeros = HostTensor::zeros(distribute_tensor::DType::F64, dims)?;
+        let create = || {
+            Variable::builder(name, zeros)
+                .synchronization(VariableSynchronization::OnRead)
+                .aggregation(VariableAggregation::Sum)
+                .trainable(false)
+                .create()
+        };
+        Ok(Self { variable: strategy.scope(create)? })
+    }
+
+    pub(super) fn variable(&self) -> &Variable {
+        &self.variable
+    }
+
+    #[track_caller]
+    pub(super) fn add(&self, counts: Vec<f64>) -> Result<()> {
+        self.variable.assign_add(HostTensor::new(counts, self.variable.dims())?)
+    }
+
+    /// Those of all replicas.
+    pub(super) fn total(&self, operation: &'static str) -> Result<Vec<f64>> {
+        outside(operation)?;
+        Ok(self.variable.read::<HostTensor>()?.to_vec()?)
+    }
+
+    #[track_caller]
+    pub(super) fn reset(&self, operation: &'static str) -> Result<()> {
+        outside(operation)?;
+        self.variable.assign(HostTensor::zeros(distribute_tensor::DType::F64, self.variable.dims())?)
+    }
+}
+
+/// In a replica there is its own copy only, which would pass for the whole.
+fn outside(operation: &'static str) -> Result<()> {
+    let found = match here() {
+        Here::Default | Here::CrossReplica(..) => return Ok(()),
+        Here::Replica(context) if context.strategy().is_default() => return Ok(()),
+        Here::Replica(_) => ContextKind::Replica,
+        Here::Update(_) => ContextKind::Update,
+    };
+    let advice = "call it after run, or in a merge function";
+    Err(Error::WrongContext { operation, required: ContextKind::CrossReplica, found, advice })
+}
+
+/// The elements, in order, whatever the shape.
+pub(super) fn numbers(tensor: &Tensor) -> Result<Vec<f64>> {
+    Ok(tensor.flatten_all()?.to_dtype(DType::F64)?.to_vec1()?)
+}
+
+/// Elements of two tensors of one shape.
+pub(super) fn pairs(
+    operation: &'static str,
+    [first, second]: [&str; 2],
+    a: &Tensor,
+    b: &Tensor,
+) -> Result<impl Iterator<Item = (f64, f64)> + use<>> {
+    if a.dims() != b.dims() {
+        let reason = format!(
+            "{first} are of shape {:?}, {second} of {:?}; give as many of the one as of the other",
+            a.dims(),
+            b.dims()
+        );
+        return Err(Error::invalid(operation, reason));
+    }
+    Ok(numbers(a)?.into_iter().zip(numbers(b)?))
+}

@@ -1,0 +1,91 @@
+//! The mean of numbers, weighted or not.
+
+use super::counts::{Counts, numbers, pairs};
+use crate::{Result, Strategy, Variable};
+use candle_core::Tensor;
+
+/// The mean of all numbers that replicas have given it: Σ wᵢ xᵢ / Σ wᵢ. Of none it is 0, as in TensorFlow.
+///
+/// ```
+/// # use distribute::prelude::*;
+/// use candle_core::{Device, Tensor};
+/// use distribute::metrics::Mean;
+/// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+/// let mean = Mean::new(&strategy, "loss")?;
+/// strategy.run((), |ctx, ()| {
+///     let id = ctx.replica_id_in_sync_group() as f32;
+///     let (loss, examples) = (Tensor::new(id, &Device::Cpu)?, Tensor::new(1. + 2. * id, &Device::Cpu)?);
+///     mean.update_weighted(&loss, &examples)
+/// })?;
+/// assert_eq!(mean.result()?, 0.75);
+/// mean.reset()?;
+/// assert_eq!(mean.result()?, 0.);
+/// # Ok::<(), distribute::Error>(())
+/// ```
+#[doc(alias = "tf.keras.metrics.Mean")]
+#[derive(Clone, Debug)]
+pub struct Mean {
+    /// The weighted sum, and the sum of weights.
+    counts: Counts,
+}
+
+impl Mean {
+    /// A mean of nothing yet, whose variable has this name.
+    ///
+    /// # Errors
+    /// [`Error::MixedStrategies`](crate::Error::MixedStrategies) and
+    /// [`Error::WrongContext`](crate::Error::WrongContext), as of [`Strategy::scope`].
+    pub fn new(strategy: &Strategy, name: &str) -> Result<Self> {
+        Ok(Self { counts: Counts::new(strategy, name, &[2])? })
+    }
+
+    /// Adds each element of `values`, of any shape and dtype, with weight 1.
+    ///
+    /// # Errors
+    /// Those of writing a variable: see [`Variable`].
+    #[track_caller]
+    pub fn update(&self, values: &Tensor) -> Result<()> {
+        let values = numbers(values)?;
+        self.counts.add(vec![values.iter().sum(), values.len() as f64])
+    }
+
+    /// Adds each element of `values` with the weight at its place in `weights`. What has weight 0 doesn't count,
+    /// whatever it is: the loss of an empty piece may be NaN.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for shapes that differ; those of writing a variable.
+    #[track_caller]
+    pub fn update_weighted(&self, values: &Tensor, weights: &Tensor) -> Result<()> {
+        let mut counts = vec![0., 0.];
+        for (value, weight) in pairs("Mean::update_weighted", ["values", "weights"], values, weights)? {
+            if weight != 0. {
+                counts[0] += value * weight;
+                counts[1] += weight;
+            }
+        }
+        self.counts.add(counts)
+    }
+
+    /// The mean over all replicas.
+    ///
+    /// # Errors
+    /// [`Error::WrongContext`](crate::Error::WrongContext) inside of `run`.
+    pub fn result(&self) -> Result<f64> {
+        let counts = self.counts.total("Mean::result")?;
+        Ok(if counts[1] == 0. { 0. } else { counts[0] / counts[1] })
+    }
+
+    /// Forgets everything, on all replicas.
+    ///
+    /// # Errors
+    /// [`Error::WrongContext`](crate::Error::WrongContext) inside of `run`.
+    #[track_caller]
+    pub fn reset(&self) -> Result<()> {
+        self.counts.reset("Mean::reset")
+    }
+
+    /// What it has counted: the weighted sum and the sum of weights, f64.
+    pub fn variable(&self) -> &Variable {
+        self.counts.variable()
+    }
+}

@@ -1,0 +1,37 @@
+//! Metrics over all replicas: counted in [`run`](crate::Strategy::run) without communication, read outside of it.
+//!
+//! A metric is an ON_READ variable of aggregation SUM: each replica adds to its own copy, and
+//! [`result`](Mean::result) adds the copies up. So a metric costs a step nothing but its own arithmetic, replicas may
+//! update it as often as they like, and N replicas give what one would. Counts are f64: exact up to 2^53.
+//!
+//! `update` belongs into `run`; `result` and `reset` outside of it. A piece without rows changes nothing.
+//!
+//! ```
+//! # use distribute::prelude::*;
+//! use candle_core::{Device, Tensor};
+//! use distribute::{data::Dataset, metrics::{Accuracy, Mean}};
+//!
+//! let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+//! let (accuracy, mean) = (Accuracy::new(&strategy, "accuracy")?, Mean::new(&strategy, "logit")?);
+//! let logits = Tensor::new(&[[1f32, 0.], [0., 1.], [3., 1.]], &Device::Cpu)?;
+//! let labels = Tensor::new(&[0u32, 1, 1], &Device::Cpu)?;
+//! for batch in &strategy.distribute_dataset(Dataset::from_slices((logits, labels))?.batch(3))? {
+//!     strategy.run(batch?, |_, (logits, labels)| {
+//!         mean.update(&logits)?;
+//!         accuracy.update(&logits, &labels)
+//!     })?;
+//! }
+//! assert_eq!((accuracy.result()?, mean.result()?), (2. / 3., 1.));
+//! # Ok::<(), distribute::Error>(())
+//! ```
+
+mod accuracy;
+mod auc;
+mod confusion_matrix;
+mod counts;
+mod mean;
+
+pub use accuracy::Accuracy;
+pub use auc::Auc;
+pub use confusion_matrix::ConfusionMatrix;
+pub use mean::Mean;
