@@ -11,6 +11,9 @@ const REDUCE: &str = "reduce";
 const CONCAT: &str = "concat";
 const TO_DENSE: &str = "to_dense";
 
+/// The indices of each replica's rows.
+type OfReplicas = Vec<Vec<usize>>;
+
 /// Rows of a larger tensor and where they stand in it.
 ///
 /// Duplicate indices mean that rows add up. `values` has shape `[n, …]` and `indices` (int32 or int64) shape `[n]`.
@@ -205,10 +208,7 @@ impl IndexedSlices {
 
     /// The indices of the rows of each, and the shape of the whole, of slices of one dtype, row shape and whole. An error
     /// says which of them differs from the first.
-    fn alike(
-        operation: &'static str,
-        slices: &[&IndexedSlices],
-    ) -> Result<(Vec<Vec<usize>>, Option<Vec<usize>>)> {
+    fn alike(operation: &'static str, slices: &[&IndexedSlices]) -> Result<(OfReplicas, Option<Vec<usize>>)> {
         let [first, rest @ ..] = slices else { return Err(Error::Empty { operation }) };
         let mut rows = vec![first.rows(operation)?];
         let mut dense_shape = first.dense_shape.clone();

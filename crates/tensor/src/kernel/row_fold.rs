@@ -179,7 +179,7 @@ mod tests {
         ) {
             let height = height.min(40_000 / width);
             let replicas: Vec<_> =
-                percents.iter().enumerate().map(|(r, percent)| replica(height, width, *percent, seed ^ r as u64 * 2)).collect();
+                percents.iter().zip(1u64..).map(|(percent, r)| replica(height, width, *percent, seed ^ (r << 1))).collect();
             let dense = |set: fn(&mut f32, f32)| -> Vec<Vec<f32>> {
                 let of = |(rows, values): &(Vec<usize>, Vec<f32>)| {
                     let mut all = vec![0.0; height * width];
