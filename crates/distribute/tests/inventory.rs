@@ -94,8 +94,8 @@ fn has_example(source: &str, line: usize) -> bool {
 /// Whether a source has a test of this name.
 fn has_test(source: &str, name: &str) -> bool {
     let lines: Vec<&str> = source.lines().map(str::trim_start).collect();
-    let is_it = |line: &&str| line.strip_prefix("fn ").is_some_and(|rest| names(rest, name));
-    let at = lines.iter().position(|line| is_it(&line));
+    let is_it = |line: &str| line.strip_prefix("fn ").is_some_and(|rest| names(rest, name));
+    let at = lines.iter().position(|line| is_it(line));
     at.is_some_and(|at| lines[..at].iter().rev().take_while(|l| l.starts_with("#[")).any(|l| *l == "#[test]"))
 }
 
