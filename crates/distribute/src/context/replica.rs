@@ -147,6 +147,7 @@ impl ReplicaContext {
     /// }");
     /// # Ok::<(), distribute::Error>(())
     /// ```
+    #[doc(alias = "tf.distribute.ReplicaContext.replica_id_in_sync_group")]
     pub fn replica_id_in_sync_group(&self) -> usize {
         self.0.strategy.extended().first_replica_id() + self.0.local
     }
