@@ -13,6 +13,7 @@ mod update;
 pub(crate) use gradient::{raise, raised};
 pub(crate) use layers::consecutive;
 pub use replica::ReplicaContext;
+pub(crate) use replica::default_context;
 pub use update::UpdateContext;
 
 use crate::strategy::DeviceName;

@@ -44,7 +44,7 @@ struct Inner {
     notes: Notes,
 }
 
-pub(super) fn default_context() -> &'static ReplicaContext {
+pub(crate) fn default_context() -> &'static ReplicaContext {
     static CONTEXT: OnceLock<ReplicaContext> = OnceLock::new();
     CONTEXT.get_or_init(|| ReplicaContext::new(crate::strategy::default_strategy().clone(), 0, 0, None))
 }
@@ -107,6 +107,11 @@ impl ReplicaContext {
 
     pub(super) fn expected(&self) -> MutexGuard<'_, Vec<Expected>> {
         lock(&self.0.expected)
+    }
+
+    /// Whether this is the context of code outside of all strategies.
+    pub(super) fn is_default(&self) -> bool {
+        Arc::ptr_eq(&self.0, &default_context().0)
     }
 
     pub(super) fn notes(&self) -> &Notes {
