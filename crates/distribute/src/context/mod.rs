@@ -5,6 +5,7 @@
 
 mod combine;
 mod describe;
+mod expected;
 mod gradient;
 mod layers;
 mod replica;

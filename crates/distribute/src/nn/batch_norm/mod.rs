@@ -8,8 +8,9 @@ use crate::{HostTensor, ReplicaContext, get_replica_context};
 use candle_core::{DType, Device, Result, Tensor, Var, bail};
 use candle_nn::{BatchNormConfig, ModuleT, VarBuilder};
 use moments::{Moments, with_planes};
-use normalize::{Gradient, Normalize};
+use normalize::{Call, Gradient, Normalize};
 use std::panic::Location;
+use std::sync::Arc;
 
 /// Batch-norm that normalises by the mean and variance of the *global* batch: N replicas compute what one device would.
 ///
@@ -135,9 +136,9 @@ impl BatchNorm {
 
         let variance = all.variance(self.remove_mean);
         let gradient = context.filter(|context| context.num_replicas_in_sync() > 1).map(|context| Gradient {
-            call: context.next_call(),
+            call: Call { number: context.next_call(), at },
             context,
-            at,
+            graph: Arc::new(()),
         });
         let operation = Normalize {
             inverse: variance.iter().map(|variance| 1. / (variance + self.eps()).sqrt()).collect(),
@@ -148,10 +149,12 @@ impl BatchNorm {
         };
         let (weight, bias) = (self.weight.to_dtype(dtype)?, self.bias.to_dtype(dtype)?);
         let y = contiguous.apply_op3(&weight.contiguous()?, &bias.contiguous()?, operation)?;
-        if let Some(Gradient { context, call, at }) = gradient {
-            context.expect_gradient(&y, move |context| {
+        if let Some(Gradient { context, call, graph }) = gradient {
+            context.forget_gradients(call.number, at).map_err(raise)?;
+            let gave = contiguous.track_op() && contiguous.elem_count() > 0;
+            context.expect_gradient((call.number, 0), (&y, &graph), gave, move |context| {
                 let zeros = Tensor::zeros(2 * channels, DType::F64, &Device::Cpu)?;
-                Gradient { context: context.clone(), call, at }.sum(context, &zeros).map(drop)
+                call.sum(context, &zeros).map(drop)
             });
         }
         y.to_dtype(x.dtype())

@@ -5,6 +5,7 @@ use crate::context::raise;
 use crate::{ReduceOp, ReplicaContext};
 use candle_core::{CpuStorage, CustomOp3, Device, Layout, Result, Shape, Tensor, WithDType, bail};
 use std::panic::Location;
+use std::sync::Arc;
 
 /// y = (x - mean) * inverse deviation * weight + bias, with statistics of all replicas' examples.
 #[derive(Clone)]
@@ -24,14 +25,22 @@ pub(super) struct Normalize {
 #[derive(Clone)]
 pub(super) struct Gradient {
     pub(super) context: ReplicaContext,
-    pub(super) call: u64,
+    pub(super) call: Call,
+    /// Tells how long there is a graph with this operation.
+    pub(super) graph: Arc<()>,
+}
+
+/// Which call this is the gradient of.
+#[derive(Clone, Copy)]
+pub(super) struct Call {
+    pub(super) number: u64,
     pub(super) at: &'static Location<'static>,
 }
 
-impl Gradient {
+impl Call {
     /// Adds up over all replicas.
-    pub(super) fn sum(&self, context: &ReplicaContext, sums: &Tensor) -> crate::Result<Tensor> {
-        let detail = format!("SUM, the gradient of batch-norm, call {}", self.call + 1);
+    pub(super) fn sum(self, context: &ReplicaContext, sums: &Tensor) -> crate::Result<Tensor> {
+        let detail = format!("SUM, the gradient of batch-norm, call {}", self.number + 1);
         context.all_reduce_gradient(detail, ReduceOp::Sum, sums, self.at)
     }
 }
@@ -88,7 +97,7 @@ impl Normalize {
         let mine = with_planes::<T, _>(x, |x| with_planes::<T, _>(upstream, |up| self.sums(x, up)))??;
         let mine = Tensor::from_vec(mine, 2 * channels, &Device::Cpu)?;
         let all = match &self.gradient {
-            Some(gradient) => gradient.sum(&gradient.context, &mine).map_err(raise)?.to_vec1()?,
+            Some(gradient) => gradient.call.sum(&gradient.context, &mine).map_err(raise)?.to_vec1()?,
             None => mine.to_vec1()?,
         };
         let scale = weight.to_vec1::<T>()?;
