@@ -52,9 +52,10 @@ impl Normalize {
         let x = Planes::new(x?, inputs[0].1.dims());
         let mut out = Vec::with_capacity(x.elements.len());
         for (channel, plane) in x.iter() {
-            let (mean, bias) = (T::from_f64(self.mean[channel]), bias[channel]);
-            let scale = T::from_f64(weight[channel].to_f64() * self.inverse[channel]);
-            out.extend(plane.iter().map(|x| (*x - mean) * scale + bias));
+            // In f64: a mean far from 0, rounded to T, would be further from the elements than they are from each other.
+            let (mean, bias) = (self.mean[channel], bias[channel].to_f64());
+            let scale = weight[channel].to_f64() * self.inverse[channel];
+            out.extend(plane.iter().map(|x| T::from_f64((x.to_f64() - mean) * scale + bias)));
         }
         Ok(T::to_cpu_storage_owned(out))
     }
@@ -84,10 +85,10 @@ impl Normalize {
             let scale = weight[channel].to_f64() * inverse;
             let through_mean = if self.remove_mean { scale * sums[channel] / self.count } else { 0. };
             let through_variance = scale * inverse * sums[self.mean.len() + channel] / self.count;
-            // a * upstream - b * (x - mean) - c
-            let (a, b, c) = (T::from_f64(scale), T::from_f64(through_variance), T::from_f64(through_mean));
-            let mean = T::from_f64(self.mean[channel]);
-            out.extend(x.iter().zip(upstream).map(|(x, up)| a * *up - b * (*x - mean) - c));
+            let mean = self.mean[channel];
+            let gradient =
+                |x: f64, upstream: f64| scale * upstream - through_variance * (x - mean) - through_mean;
+            out.extend(x.iter().zip(upstream).map(|(x, up)| T::from_f64(gradient(x.to_f64(), up.to_f64()))));
         }
         out
     }
