@@ -211,6 +211,7 @@ impl candle_core::CustomOp1 for Zeros {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::watched;
     use super::*;
     use crate::{MirroredStrategy, ReduceOp, Sgd};
     use candle_nn::{Init, VarBuilder};
@@ -218,6 +219,10 @@ mod tests {
     /// A run may be a whole training. The pieces of replica 1 have no graph, those of replica 0 do.
     #[test]
     fn what_no_graph_has_is_forgotten_and_what_one_replica_has_is_not() {
+        watched(forgets);
+    }
+
+    fn forgets() {
         let strategy = MirroredStrategy::cpus(2).unwrap();
         let model = strategy.replicate(|vb: VarBuilder| vb.get_with_hints(1, "w", Init::Const(1.))).unwrap();
         let optimizer = Sgd::new(&model.variables, 1.).unwrap();
@@ -227,8 +232,7 @@ mod tests {
                 let mine = if first { w.sum_all()? } else { Tensor::zeros((), DType::F32, &Device::Cpu)? };
                 ctx.all_reduce(ReduceOp::Sum, mine)
             };
-            let kept = sum()?;
-            let kept = if first { kept } else { kept.detach() };
+            let kept = if first { sum()? } else { sum()?.detach() };
             let mut most = 0;
             for _ in 0..5 * CALLS {
                 sum()?;

@@ -290,7 +290,7 @@ mod tests {
     }
 
     /// Fails a test that hangs.
-    fn watched(body: impl FnOnce() + Send + 'static) {
+    pub(super) fn watched(body: impl FnOnce() + Send + 'static) {
         let (done, wait) = std::sync::mpsc::channel();
         let thread = std::thread::spawn(move || {
             body();
