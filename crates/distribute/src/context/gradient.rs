@@ -115,7 +115,8 @@ impl ReplicaContext {
         }
         self.require_current("minimize")?;
         let order: Order = loss.map(|loss| self.order(loss));
-        let call = Fingerprint::new(Operation::Minimize, "gradients of collectives", at);
+        let detail = "one more loss or micro-batch, whose graph may hold collectives";
+        let call = Fingerprint::new(Operation::Minimize, detail, at);
         let orders = member.exchange(call, order)?;
         if loss.is_some() {
             return Ok(());

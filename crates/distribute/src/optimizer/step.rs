@@ -44,6 +44,11 @@ impl<R: Rule> Optimizer<R> {
     /// of them accumulated before the one reduction. Each item is a loss and its number of examples; they are asked for
     /// one after another, and the graph of each is freed before the next.
     ///
+    /// Replicas may have different numbers of micro-batches, as long as no graph of this run holds collectives. Where one
+    /// may, since the model has some or something with a graph went into `all_reduce`, all replicas go backward together,
+    /// and need the same number: a replica with fewer gives losses over 0 examples in place of those it lacks. What is
+    /// only logged is best detached before it is reduced.
+    ///
     /// # Errors
     /// As [`minimize`](Optimizer::minimize), and those of the items.
     #[track_caller]

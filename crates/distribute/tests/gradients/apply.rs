@@ -235,3 +235,37 @@ fn more_examples_than_can_be_counted_are_weighed_or_refused() {
         assert_eq!(optimizer.finished_steps(), 0);
     });
 }
+
+#[test]
+fn where_graphs_may_hold_collectives_all_replicas_need_as_many_micro_batches() {
+    watched(|| {
+        let strategy = replicas(2);
+        let model = one_weight(&strategy, 1);
+        let optimizer = Optimizer::with_rule(Sgd, &model.variables, 1.).unwrap();
+        let step = |detached: bool, equal: bool| {
+            strategy.run(&model, |ctx, w| {
+                let logged = if detached { w.sum_all()?.detach() } else { w.sum_all()? };
+                let logged = ctx.all_reduce(ReduceOp::Sum, logged)?;
+                let mine = 1 + ctx.replica_id_in_sync_group();
+                let losses = (0..if equal { 2 } else { mine })
+                    .map(|i| Ok(((w.sum_all()? * [1., 2., 4.][mine + i - 1])?, usize::from(i < mine))));
+                optimizer.minimize_each(ctx, losses)?;
+                // It is there until the step ends.
+                Ok(logged.dims().len())
+            })
+        };
+        let error = step(false, false).unwrap_err();
+        let text = error.to_string();
+        assert!(
+            text.contains("one more loss or micro-batch, whose graph may hold collectives")
+                && text.contains("sgd")
+                && text.contains("apply.rs:"),
+            "{error}"
+        );
+        assert_eq!(numbers(&model), [0.]);
+        // 1 of replica 0, 2 and 4 of replica 1.
+        step(true, false).unwrap();
+        step(false, true).unwrap();
+        assert!((numbers(&model)[0] + 2. * 7. / 3.).abs() < 1e-15);
+    });
+}
