@@ -22,8 +22,10 @@ impl<R: Rule> Optimizer<R> {
     ///
     /// # Errors
     /// [`Error::Collective`] on every replica where one does not come or fails; [`Error::InvalidArgument`] for a loss
-    /// that is not a scalar or depends on none of the variables, or where no replica has examples; [`Error::Candle`] where backward fails. The variables have
-    /// not changed then. [`Error::Panicked`] where a rule of your own panics: what it had written stays.
+    /// that is not a scalar or depends on none of the variables, where no replica has examples, or while another step of
+    /// this optimizer is being made; [`Error::Candle`] where backward fails; [`Error::Panicked`] where a closure or a
+    /// schedule of your own panics. The variables have not changed then. Where a rule of your own panics, what it had
+    /// written stays.
     #[doc(alias = "tf.keras.optimizers.Optimizer.minimize")]
     #[track_caller]
     pub fn minimize(&self, ctx: &ReplicaContext, loss: Tensor, examples: usize) -> Result<Tensor> {
