@@ -201,7 +201,7 @@ fn a_loss_that_is_no_scalar_or_no_mean_of_anything() {
         invalid(none, &["no replica has an example"]);
         // Said once, not once for each layer that passed it on.
         let error = strategy.run((), |ctx, ()| optimizer.skip(ctx)).unwrap_err();
-        assert_eq!(error.root_cause().to_string().matches("minimize:").count(), 1, "{error}");
+        assert_eq!(error.root_cause().to_string().matches("skip:").count(), 1, "{error}");
         assert_eq!((model.variables.sha256().unwrap(), optimizer.finished_steps()), (before, 0));
     });
 }

@@ -171,7 +171,7 @@ fn a_loss_that_depends_on_no_variable_is_an_error_and_not_a_step() {
             let error = strategy
                 .run(&model, |ctx, w: &Tensor| optimizer.minimize(ctx, w.detach().sum_all()?, 1))
                 .unwrap_err();
-            assert!(error.to_string().contains("depends on none"), "{error}");
+            assert!(error.to_string().contains("minimize: no replica has a gradient"), "{error}");
             assert_eq!(optimizer.finished_steps(), 0);
             strategy.run(&model, |ctx, w: &Tensor| optimizer.minimize(ctx, w.sum_all()?, 1)).unwrap();
         }

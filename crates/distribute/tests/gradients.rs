@@ -5,6 +5,8 @@
 
 #[path = "gradients/apply.rs"]
 mod apply;
+#[path = "gradients/callbacks.rs"]
+mod callbacks;
 #[path = "gradients/rows.rs"]
 mod rows;
 #[path = "gradients/transforms.rs"]

@@ -1,11 +1,13 @@
-//! A stuck replica is logged with its last call, while it is stuck. A program of its own: the log is the process's.
+//! What is stuck is logged with its call, while it is stuck. A program of its own: the log is the process's.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "support/watched.rs"]
 mod watched;
 
+use candle_nn::{Init, VarBuilder};
+use distribute::optimizer::Transform;
 use distribute::prelude::*;
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Mutex, OnceLock, mpsc};
 use std::time::Duration;
 use tracing_subscriber::fmt::MakeWriter;
 use watched::watched;
@@ -32,14 +34,57 @@ impl<'a> MakeWriter<'a> for Log {
     }
 }
 
+/// That of all tests here.
+fn log() -> Log {
+    static LOG: OnceLock<Log> = OnceLock::new();
+    let start = || {
+        let log = Log::default();
+        tracing_subscriber::fmt().with_writer(log.clone()).with_ansi(false).init();
+        log
+    };
+    LOG.get_or_init(start).clone()
+}
+
+#[test]
+fn the_log_names_the_call_whose_closure_for_all_replicas_takes_long_while_it_does() {
+    watched(|| {
+        let strategy =
+            MirroredStrategy::with_timeout(["cpu:0", "cpu:1", "cpu:2"], Duration::from_millis(50)).unwrap();
+        let log = log();
+        let lines = move || {
+            let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+            let of = |line: &&str| line.contains("still in its own part of the call");
+            text.lines().filter(of).map(String::from).collect::<Vec<_>>()
+        };
+        let seen = lines.clone();
+        let slow = Transform::each(move |_, gradient| {
+            let deadline = distribute::cluster::Deadline::after(MINUTE);
+            while seen().is_empty() {
+                assert!(!deadline.has_passed(), "no such line");
+                std::thread::yield_now();
+            }
+            Ok(gradient)
+        });
+        let model = strategy.replicate(|vb: VarBuilder| vb.get_with_hints(1, "w", Init::Const(0.))).unwrap();
+        let optimizer = Sgd::new(&model.variables, 1.).unwrap().after_reduce(slow).unwrap();
+        // It is slow, and no error.
+        strategy.run(&model, |ctx, w| optimizer.minimize(ctx, w.sum_all()?, 1)).unwrap();
+        assert_eq!(model.variables.get("w").unwrap().to_vec1::<f32>().unwrap(), [-1.]);
+        let line = lines().remove(0);
+        assert!(
+            line.contains("replica=0") && line.contains("minimize") && line.contains("stuck.rs:"),
+            "{line}"
+        );
+    });
+}
+
 #[test]
 fn the_log_names_the_stuck_replica_and_its_last_call_while_it_is_stuck() {
     watched(|| {
         let strategy = MirroredStrategy::with_timeout(["cpu:0", "cpu:1"], Duration::from_millis(50)).unwrap();
-        let log = Log::default();
+        let log = log();
         let (tell, gave_up) = mpsc::channel();
         let (tell, gave_up) = (Mutex::new(tell), Mutex::new(gave_up));
-        tracing_subscriber::fmt().with_writer(log.clone()).with_ansi(false).init();
         let text = || String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
         let error = {
             strategy.run((), |ctx, ()| {

@@ -94,9 +94,21 @@ impl Crew {
     /// Serves as member `rank` (from 1) until the leader dismisses the crew; also when that has been before this
     /// member came.
     pub fn serve(&self, rank: usize) {
+        self.serve_watching(rank, Duration::from_secs(3600), &|| ());
+    }
+
+    /// As [`Crew::serve`]. Where no order comes for as long as `patience`, `overdue` is told, and then after ever longer
+    /// times.
+    pub fn serve_watching(&self, rank: usize, patience: Duration, overdue: &dyn Fn()) {
+        // The leader counts on this member, whatever becomes of a report.
+        let overdue = || {
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(overdue)) {
+                std::mem::forget(panic);
+            }
+        };
         let mut seen = lock(&self.seats[rank - 1]);
         loop {
-            match self.next_order(&mut seen) {
+            match self.next_order(&mut seen, patience, &overdue) {
                 Order::Dismiss => return,
                 Order::Work(job) => {
                     let result = catch_unwind(AssertUnwindSafe(|| job(rank)));
@@ -137,26 +149,33 @@ impl Crew {
         self.ordered.notify(&mut *state);
     }
 
-    fn next_order(&self, seen: &mut u64) -> Order {
+    fn next_order(&self, seen: &mut u64, patience: Duration, overdue: &dyn Fn()) -> Order {
         linger(|| self.number.load(Ordering::Acquire) != *seen);
-        let mut state = lock(&self.state);
-        while state.number == *seen {
-            // A member without an order has nothing to give up, hence no deadline of its own: it wakes when ordered
-            // or dismissed, and a leader dismisses when it is dropped.
-            state = self.ordered.wait(state, &Deadline::after(Duration::from_secs(3600)));
-        }
+        // A member without an order has nothing to give up, hence no deadline of its own: it wakes when ordered or
+        // dismissed, and a leader dismisses when it is dropped.
+        let state = self.wait_until(&self.ordered, |state| state.number != *seen, patience, overdue);
         *seen = state.number;
         state.order
     }
 
     fn await_members(&self, patience: Duration, overdue: &dyn Fn()) -> MutexGuard<'_, State> {
+        self.wait_until(&self.finished, |state| state.left == 0, patience, overdue)
+    }
+
+    fn wait_until(
+        &self,
+        signal: &Signal,
+        ready: impl Fn(&State) -> bool,
+        patience: Duration,
+        overdue: &dyn Fn(),
+    ) -> MutexGuard<'_, State> {
         // No patience at all would report without end.
         let mut patience = patience.max(Duration::from_millis(10));
         let mut deadline = Deadline::after(patience);
         let mut state = lock(&self.state);
-        while state.left > 0 {
-            state = self.finished.wait(state, &deadline);
-            if state.left > 0 && deadline.has_passed() {
+        while !ready(&state) {
+            state = signal.wait(state, &deadline);
+            if !ready(&state) && deadline.has_passed() {
                 drop(state);
                 overdue();
                 patience = patience.saturating_mul(2);

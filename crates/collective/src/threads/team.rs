@@ -223,8 +223,9 @@ impl Member {
     /// Exchanges offers, then member 0 leads and the others lend their cores: each closure that `lead` broadcasts
     /// runs once on every member. Everybody gets the same result.
     ///
-    /// `lead` and what it broadcasts must be code that ends by itself, such as this project's and an update rule: the others wait for it
-    /// without a deadline, because it borrows what they hold.
+    /// `lead` and what it broadcasts must be code that ends by itself, such as this project's, an update rule or a change
+    /// of gradients: the others wait for it without a deadline, because it borrows what they hold. What lasts longer
+    /// than this member's timeout is logged, again and again.
     ///
     /// # Errors
     /// As [`Member::exchange`]. If `lead` panics, so does member 0, and the others learn that it failed.
@@ -249,7 +250,14 @@ impl Member {
         lead: impl FnOnce(&Helpers<'_>) -> R,
     ) -> Result<Arc<R>, Arc<Blame>> {
         if self.rank > 0 {
-            self.team.helpers.serve(self.rank);
+            let (step, timeout) = (self.step, self.timeout);
+            let overdue = || {
+                // Once, not by everyone who waits.
+                if self.rank == 1 {
+                    tracing::error!(replica = 0, step, %call, "{timeout:?} after all had come, still in its own part of the call; the others wait");
+                }
+            };
+            self.team.helpers.serve_watching(self.rank, timeout, &overdue);
             let made = lock(&self.team.result).clone();
             return made
                 .ok_or_else(|| Arc::new(Blame::failed(self.step, 0, call)))?

@@ -179,7 +179,8 @@ impl ReplicaContext {
             return Ok(Vec::new());
         }
         self.require_current("minimize")?;
-        let call = Fingerprint::new(Operation::Minimize, "gradients of collectives", at);
+        let detail = "one more loss or micro-batch, whose graph may hold collectives";
+        let call = Fingerprint::new(Operation::Minimize, detail, at);
         Ok(member.exchange(call, mine())?)
     }
 }

@@ -69,18 +69,18 @@ impl Contribution {
     }
 
     /// What these gradients weigh among those of all replicas.
-    pub(super) fn weight(&self, examples: usize, replicas: usize) -> f64 {
+    pub(super) fn weight(&self, examples: f64, replicas: usize) -> f64 {
         match self.weighting {
-            Weighting::MeanOver(mine) => mine as f64 / examples as f64,
-            Weighting::SumOver(_) => 1. / examples as f64,
+            Weighting::MeanOver(mine) => mine as f64 / examples,
+            Weighting::SumOver(_) => 1. / examples,
             Weighting::Replicas(ReduceOp::Sum) => 1.,
             Weighting::Replicas(ReduceOp::Mean) => 1. / replicas as f64,
         }
     }
 
     /// The examples of all replicas.
-    pub(super) fn examples(all: &[Arc<Self>]) -> usize {
-        all.iter().filter_map(|contribution| contribution.weighting.examples()).sum()
+    pub(super) fn examples(all: &[Arc<Self>]) -> f64 {
+        all.iter().filter_map(|contribution| contribution.weighting.examples()).map(|n| n as f64).sum()
     }
 }
 

@@ -60,5 +60,7 @@ impl InplaceOp1 for Level<'_, '_> {
 
 /// A contiguous CPU tensor's elements, for reading.
 pub(super) fn contiguous_range(layout: &Layout) -> Result<(usize, usize)> {
-    layout.contiguous_offsets().ok_or_else(|| Error::invalid("minimize", "a gradient is not contiguous"))
+    layout
+        .contiguous_offsets()
+        .ok_or_else(|| Error::invalid("optimizer step", "a gradient is not contiguous"))
 }

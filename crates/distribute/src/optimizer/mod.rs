@@ -19,6 +19,7 @@ mod locked;
 mod number;
 mod owners;
 mod pass;
+mod progress;
 mod rate;
 mod row_range;
 mod slots;
@@ -36,10 +37,11 @@ use crate::variables::Variables;
 use crate::{Error, Result, Strategy};
 use candle_core::{Tensor, Var};
 use distribute_optim::{Rule, Schedule};
+use progress::Progress;
 use rate::Rate;
 use slots::Slots;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 /// The update rules behind the optimizers, with their hyper-parameters, and what it takes to apply one to a table of
 /// one's own: dense ([`RuleExt::update`](rules::RuleExt::update)) or by row, from
@@ -96,7 +98,7 @@ pub struct Optimizer<R> {
     rate: Rate,
     before_reduce: Vec<Transform>,
     after_reduce: Vec<Transform>,
-    state: Mutex<State>,
+    progress: Progress,
 }
 
 /// What is trained.
@@ -105,14 +107,6 @@ struct Trained {
     strategy: Strategy,
     /// By name.
     variables: Vec<(String, Var)>,
-}
-
-/// What changes from step to step.
-#[derive(Debug)]
-struct State {
-    finished: u64,
-    /// For each variable, what the rule keeps beside it.
-    slots: Vec<Slots>,
 }
 
 impl<R: Rule + Default> Optimizer<R> {
@@ -161,16 +155,17 @@ impl<R: Rule> Optimizer<R> {
             rate: Rate::Set(AtomicU64::new(learning_rate.to_bits())),
             before_reduce: Vec::new(),
             after_reduce: Vec::new(),
-            state: Mutex::new(State { finished: 0, slots }),
+            progress: Progress::new(slots),
         })
     }
 
     /// Takes the learning rate of each step from a schedule, in place of the number given at first: a function of the
-    /// finished steps, and of nothing else, so that a training that resumes with those goes on as it would have.
+    /// finished steps, and of nothing else, so that a training that resumes with those goes on as it would have. It is
+    /// called once in each step, for all replicas, in cross-replica context.
     ///
     /// # Errors
     /// [`Error::Hyperparameter`] for a schedule out of range. A rate that is not finite or negative is an error of the
-    /// step that would take it.
+    /// step that would take it, and a panic is [`Error::Panicked`] there, on every replica.
     ///
     /// ```
     /// # use distribute::{optimizer::schedules::{CosineDecay, Warmup}, prelude::*};
@@ -235,7 +230,7 @@ impl<R: Rule> Optimizer<R> {
     /// How many steps have been made.
     #[doc(alias = "tf.keras.optimizers.Optimizer.iterations")]
     pub fn finished_steps(&self) -> u64 {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).finished
+        self.progress.finished()
     }
 
     /// The names of the variables that are trained.
@@ -251,7 +246,8 @@ impl<R: Rule> Optimizer<R> {
     /// A copy of what the rule keeps beside a variable, such as Adam's `m` and `v`, of the variable's shape and dtype.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for an unknown variable or slot: it lists those there are.
+    /// [`Error::InvalidArgument`] for an unknown variable or slot: it lists those there are; and while a step is being
+    /// made, also from a closure that the step calls.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -272,7 +268,6 @@ impl<R: Rule> Optimizer<R> {
             Error::invalid("slot", format!("no slot is named {slot:?}; there are {all:?}"))
         };
         let index = self.slot_names().position(|name| name == slot).ok_or_else(unknown)?;
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.slots[position].tensor(index, &self.trained.variables[position].1)
+        self.progress.read("slot")?[position].tensor(index, &self.trained.variables[position].1)
     }
 }

@@ -58,13 +58,6 @@ pub(super) fn run(
     let one = made.as_deref().map(|made| [(1., made)]);
     let summed = Summed::new(trained, one.as_ref().map_or(all, |one| one.as_slice()))?;
     let mut variables = summed.variables();
-    if variables.is_empty() {
-        return Err(Error::invalid(
-            "minimize",
-            "the loss depends on none of this optimizer's variables; \
-             compute it with the model whose variables were given to the optimizer, and do not detach it",
-        ));
-    }
     let settled = settle(rest, trained, &variables, workers)?;
 
     let mut slots: Vec<Option<&mut Slots>> = slots.iter_mut().map(Some).collect();
@@ -81,7 +74,7 @@ pub(super) fn run(
                         Ok(Any::F64(Piece::new(values, slots, stretch)))
                     }
                     _ => Err(Error::invalid(
-                        "minimize",
+                        "optimizer step",
                         format!("variable {} has changed its dtype", variable.name),
                     )),
                 }

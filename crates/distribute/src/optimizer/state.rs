@@ -1,24 +1,24 @@
 //! An optimizer as a part of a checkpoint.
 
 use super::slots::Slots;
-use super::{Optimizer, State, rate};
+use super::{Optimizer, rate};
 use crate::checkpoint::{Checkpointed, Reader, Restore, Writer, read_as, require_names};
 use crate::{Error, Result};
 use candle_core::Var;
 use distribute_optim::Rule;
 use distribute_tensor::{DType, HostTensor};
 use serde_json::json;
-use std::sync::PoisonError;
 
 /// Slots by the name of slot and variable, `optimizer/m/fc.weight`; rule, finished steps and learning rate, where it was
 /// set by hand, as metadata. The rule's hyper-parameters are noted, but not restored: they are those that the optimizer
 /// was made with. So is a schedule, which goes on at the step that was saved.
 impl<R: Rule> Checkpointed for Optimizer<R> {
     fn save(&self, prefix: &str, writer: &mut Writer) -> Result<()> {
-        for slot in self.slot_names() {
-            for variable in self.variable_names() {
-                let value = HostTensor::from_candle(&self.slot(variable, slot)?)?;
-                writer.insert(format!("{prefix}/{slot}/{variable}"), value)?;
+        let slots = self.progress.read("Checkpoint::save")?;
+        for (index, slot) in self.slot_names().enumerate() {
+            for ((name, variable), slots) in self.trained.variables.iter().zip(&*slots) {
+                let value = HostTensor::from_candle(&slots.tensor(index, variable)?)?;
+                writer.insert(format!("{prefix}/{slot}/{name}"), value)?;
             }
         }
         let state = json!({
@@ -51,6 +51,7 @@ impl<R: Rule> Checkpointed for Optimizer<R> {
         if let Some(learning_rate) = learning_rate {
             rate::require(learning_rate, "Checkpoint::restore")?;
         }
+        drop(self.progress.read("Checkpoint::restore")?);
         let slots: Vec<_> = self.slot_names().collect();
         let names = |variable: &str| slots.iter().map(|slot| format!("{prefix}/{slot}/{variable}")).collect();
         let all: Vec<Vec<String>> = self.variable_names().map(names).collect();
@@ -66,8 +67,10 @@ impl<R: Rule> Checkpointed for Optimizer<R> {
         };
         let slots = self.trained.variables.iter().zip(all).map(of_variable).collect::<Result<Vec<_>>>()?;
         Ok(Box::new(move || {
+            let mut progress = self.progress.change("Checkpoint::restore")?;
             learning_rate.map_or(Ok(()), |learning_rate| self.rate.set(learning_rate))?;
-            *self.state.lock().unwrap_or_else(PoisonError::into_inner) = State { finished, slots };
+            *progress.slots = slots;
+            progress.set_finished(finished);
             Ok(())
         }))
     }

@@ -3,12 +3,14 @@
 use super::contribution::Contribution;
 use super::gradients::require_scalar;
 use super::{Gradients, Optimizer, Weighting, pass, rate};
+use crate::context::{Mode, enter};
+use crate::error::panicked;
 use crate::{Error, ReplicaContext, Result};
 use candle_core::{DType, Tensor};
 use distribute_cluster::{Fingerprint, Operation};
 use distribute_optim::{Rule, Step};
-use std::panic::Location;
-use std::sync::{Arc, PoisonError};
+use std::panic::{AssertUnwindSafe, Location, catch_unwind};
+use std::sync::Arc;
 
 impl<R: Rule> Optimizer<R> {
     /// One training step: backward from `loss`, which is the mean over this replica's `examples`; reduction of the
@@ -21,12 +23,15 @@ impl<R: Rule> Optimizer<R> {
     ///
     /// # Errors
     /// [`Error::Collective`] on every replica where one does not come or fails; [`Error::InvalidArgument`] for a loss
-    /// that is not a scalar or depends on none of the variables, or where no replica has examples; [`Error::Candle`] where backward fails. The variables have
-    /// not changed then. [`Error::Panicked`] where a rule of your own panics: what it had written stays.
+    /// that is not a scalar or depends on none of the variables, where no replica has examples, or while another step of
+    /// this optimizer is being made; [`Error::Candle`] where backward fails; [`Error::Panicked`] where a closure or a
+    /// schedule of your own panics. The variables have not changed then. Where a rule of your own panics, what it had
+    /// written stays.
     #[doc(alias = "tf.keras.optimizers.Optimizer.minimize")]
     #[track_caller]
     pub fn minimize(&self, ctx: &ReplicaContext, loss: Tensor, examples: usize) -> Result<Tensor> {
         let at = Location::caller();
+        self.require(ctx, "minimize")?;
         let mut sum = Losses::new(self);
         // A replica that is alone has the same bits as without a strategy; others may be in each other's graphs.
         let weighting = match ctx.member() {
@@ -35,12 +40,17 @@ impl<R: Rule> Optimizer<R> {
         };
         sum.add(self, ctx, loss, weighting, at)?;
         sum.weighting = weighting;
-        self.step(ctx, sum, at)
+        self.step(ctx, "minimize", sum, at)
     }
 
     /// One training step over several micro-batches: as [`minimize`](Optimizer::minimize), with the gradients of all
     /// of them accumulated before the one reduction. Each item is a loss and its number of examples; they are asked for
     /// one after another, and the graph of each is freed before the next.
+    ///
+    /// Replicas may have different numbers of micro-batches, as long as no graph of this run holds collectives. Where one
+    /// may, since the model has some or something with a graph went into `all_reduce`, all replicas go backward together,
+    /// and need the same number: a replica with fewer gives losses over 0 examples in place of those it lacks. What is
+    /// only logged is best detached before it is reduced.
     ///
     /// # Errors
     /// As [`minimize`](Optimizer::minimize), and those of the items.
@@ -51,14 +61,17 @@ impl<R: Rule> Optimizer<R> {
         losses: impl IntoIterator<Item = Result<(Tensor, usize)>>,
     ) -> Result<Tensor> {
         let at = Location::caller();
-        let (mut sum, mut all) = (Losses::new(self), 0);
+        self.require(ctx, "minimize_each")?;
+        let (mut sum, mut all) = (Losses::new(self), 0usize);
         for item in losses {
             let (loss, examples) = item?;
             sum.add(self, ctx, loss, Weighting::SumOver(examples), at)?;
-            all += examples;
+            let too_many =
+                || Error::invalid("minimize_each", format!("{all} and {examples} examples are too many"));
+            all = all.checked_add(examples).ok_or_else(too_many)?;
         }
         sum.weighting = Weighting::SumOver(all);
-        self.step(ctx, sum, at)
+        self.step(ctx, "minimize_each", sum, at)
     }
 
     /// Takes part in a step without an example: for a replica whose piece of the batch is empty.
@@ -69,9 +82,10 @@ impl<R: Rule> Optimizer<R> {
     #[track_caller]
     pub fn skip(&self, ctx: &ReplicaContext) -> Result<Tensor> {
         let at = Location::caller();
+        self.require(ctx, "skip")?;
         let mut sum = Losses::new(self);
         sum.join(self, ctx, None, at)?;
-        self.step(ctx, sum, at)
+        self.step(ctx, "skip", sum, at)
     }
 
     /// One training step by gradients that are there: their reduction over all replicas, as `weighting` says, and the
@@ -119,28 +133,43 @@ impl<R: Rule> Optimizer<R> {
         weighting: impl Into<Weighting>,
     ) -> Result<()> {
         let at = Location::caller();
+        self.require(ctx, "apply_gradients")?;
         let weighting = match weighting.into() {
             // Given over no examples, they have no weight; only `minimize` knows those that are the others' losses'.
             Weighting::SumOver(0) => Weighting::MeanOver(0),
             weighting => weighting,
         };
         let given = Losses { gradients, weighting, loss: 0., dtype: DType::F32 };
-        self.step(ctx, given, at).map(drop)
+        self.step(ctx, "apply_gradients", given, at).map(drop)
     }
 
-    fn step(&self, ctx: &ReplicaContext, mine: Losses, at: &'static Location<'static>) -> Result<Tensor> {
-        ctx.require_current("minimize")?;
+    /// Whether this is the place for a step.
+    fn require(&self, ctx: &ReplicaContext, operation: &'static str) -> Result<()> {
+        ctx.require_current(operation)?;
         if ctx.strategy() != &self.trained.strategy {
             return Err(Error::MixedStrategies {
-                operation: "minimize",
+                operation,
                 current: ctx.strategy().to_string(),
                 other: self.trained.strategy.to_string(),
             });
         }
+        Ok(())
+    }
+
+    fn step(
+        &self,
+        ctx: &ReplicaContext,
+        operation: &'static str,
+        mine: Losses,
+        at: &'static Location<'static>,
+    ) -> Result<Tensor> {
         let weighting = mine.weighting;
         let mine = Contribution::new(&self.trained, mine, &self.before_reduce)?;
         let outcome = match ctx.member() {
-            None => Arc::new(self.update(&[Arc::new(mine)], &pass::Workers::alone()).map_err(Arc::new)),
+            None => {
+                let outcome = self.update(operation, &[Arc::new(mine)], &pass::Workers::alone());
+                Arc::new(outcome.map_err(Arc::new))
+            }
             Some(member) => {
                 let detail = match weighting {
                     Weighting::Replicas(op) => format!("{} {} {op}", self.rule.name(), self.id),
@@ -152,7 +181,7 @@ impl<R: Rule> Optimizer<R> {
                     |all, helpers| {
                         let broadcast = |work: &pass::Work<'_>| helpers.broadcast(work);
                         let workers = pass::Workers { count: helpers.size(), broadcast: &broadcast };
-                        self.update(&all, &workers).map_err(Arc::new)
+                        self.update(operation, &all, &workers).map_err(Arc::new)
                     },
                 )?
             }
@@ -165,26 +194,42 @@ impl<R: Rule> Optimizer<R> {
     }
 
     /// On replica 0, with the other replicas as workers.
-    fn update(&self, all: &[Arc<Contribution>], workers: &pass::Workers<'_>) -> Result<MeanLoss> {
+    fn update(
+        &self,
+        operation: &'static str,
+        all: &[Arc<Contribution>],
+        workers: &pass::Workers<'_>,
+    ) -> Result<MeanLoss> {
         let examples = Contribution::examples(all);
         let Some(first) = all.iter().find(|c| c.weighting.examples() != Some(0)) else {
             return Err(Error::invalid(
-                "minimize",
+                operation,
                 "no replica has an example; a global batch has at least one",
             ));
         };
-        let mean =
-            MeanLoss { value: all.iter().map(|c| c.loss).sum::<f64>() / examples as f64, dtype: first.dtype };
+        if all.iter().all(|c| c.gradients.iter().all(Option::is_none)) {
+            return Err(Error::invalid(
+                operation,
+                "no replica has a gradient for any of this optimizer's variables; \
+                 compute the loss with the model whose variables were given to the optimizer, and do not detach it",
+            ));
+        }
+        let mean = MeanLoss { value: all.iter().map(|c| c.loss).sum::<f64>() / examples, dtype: first.dtype };
         let weighted: Vec<_> =
             all.iter().map(|c| (c.weight(examples, all.len()), c.gradients.as_slice())).collect();
 
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let learning_rate = self.rate.after(state.finished);
-        rate::require(learning_rate, "minimize")?;
-        let step = Step::after(state.finished, learning_rate);
-        let slots = &mut state.slots;
+        let mut progress = self.progress.change(operation)?;
+        let finished = self.finished_steps();
+        // Schedules and closures are the users' own, and called once for all replicas: a collective has nobody to meet.
+        let _once = enter(Mode::CrossReplica(self.trained.strategy.clone()));
+        // A panic would be told of replica 0 only.
+        let learning_rate = catch_unwind(AssertUnwindSafe(|| self.rate.after(finished)))
+            .map_err(|panic| panicked(&*panic))?;
+        rate::require(learning_rate, operation)?;
+        let step = Step::after(finished, learning_rate);
+        let slots = &mut progress.slots;
         pass::run(&self.rule, step, &self.after_reduce, &self.trained, slots, &weighted, workers)?;
-        state.finished += 1;
+        progress.set_finished(finished + 1);
         Ok(mean)
     }
 }

@@ -108,7 +108,7 @@ impl Variable<'_> {
     ) -> Result<Stretch<'a, F>> {
         let weights = self.parts.iter().map(|(weight, _)| F::of(*weight)).collect();
         let other =
-            || Error::invalid("minimize", "a gradient is of another dtype or device than its variable");
+            || Error::invalid("optimizer step", "a gradient is of another dtype or device than its variable");
         let summands = match self.parts.first() {
             Some((_, Opened::Rows(_))) => {
                 let (row_len, height) =
@@ -142,7 +142,9 @@ fn elements<'a, F: Number>(storage: &'a Storage, layout: &Layout) -> Result<&'a 
         Storage::Cpu(storage) => F::in_storage(storage).map(|all| &all[start..end]),
         _ => None,
     }
-    .ok_or_else(|| Error::invalid("minimize", "a gradient is of another dtype or device than its variable"))
+    .ok_or_else(|| {
+        Error::invalid("optimizer step", "a gradient is of another dtype or device than its variable")
+    })
 }
 
 /// The values of variables, open for reading, if they are read beside the gradients.

@@ -70,8 +70,12 @@ impl Transform {
 
     /// `change` is called with the name and the gradient of each variable that has one; what it gives is taken instead.
     ///
-    /// Before the reduction it is called on each replica, at once; after it, on one replica for all, so it must not call
-    /// collectives. The same input has to give the same output, for results that can be repeated.
+    /// Before the reduction it is called on each replica, at once. After it, once for all replicas, in cross-replica
+    /// context, where collectives are refused; it has to end by itself then, since the other replicas wait for it without
+    /// a deadline: the log tells of one that takes longer than the strategy's timeout. While it runs,
+    /// [`finished_steps`](super::Optimizer::finished_steps) and [`learning_rate`](super::Optimizer::learning_rate) can be
+    /// asked, but not [`slot`](super::Optimizer::slot). The same input has to give the same output, for results that can
+    /// be repeated.
     pub fn each(change: impl Fn(&str, Gradient) -> Result<Gradient> + Send + Sync + 'static) -> Self {
         Self(Kind::Each(Arc::new(change)))
     }

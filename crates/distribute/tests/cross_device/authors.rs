@@ -2,10 +2,11 @@
 
 use crate::watched::watched;
 use crate::{per_replica, with_ops};
+use candle_core::{Device, Tensor};
 use distribute::strategy::{Reduction, StrategyExtended};
 use distribute::{
-    CommunicationOptions, CrossDeviceOps, DeviceName, Error, Leaf, ReduceOp, ReductionToOneDevice, Result,
-    Strategy,
+    CommunicationOptions, CrossDeviceOps, DeviceName, Error, HostTensor, IndexedSlices, Leaf, ReduceOp,
+    ReductionToOneDevice, Result, Strategy,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,6 +16,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 struct Faulty {
     too_few: bool,
     fails: bool,
+    instead: Option<Leaf>,
     calls: Arc<AtomicUsize>,
 }
 
@@ -30,6 +32,9 @@ impl CrossDeviceOps for Faulty {
             return Err(Error::other("the link is down"));
         }
         let mut copies = ReductionToOneDevice::default().reduce(op, value, options)?;
+        if let (Some(instead), Some(last)) = (&self.instead, copies.last_mut()) {
+            *last = instead.clone();
+        }
         copies.truncate(if self.too_few { 1 } else { copies.len() });
         Ok(copies)
     }
@@ -67,6 +72,50 @@ fn an_algorithm_that_gives_too_few_copies_is_named() {
         assert!(error.to_string().contains("Faulty") && error.to_string().contains("one copy"), "{error}");
         let error = strategy.run((), |ctx, ()| ctx.all_reduce(ReduceOp::Sum, 1f32)).unwrap_err();
         assert!(error.to_string().contains("all_reduce") && error.to_string().contains("Faulty"), "{error}");
+    });
+}
+
+#[test]
+fn an_algorithm_that_gives_another_kind_shape_or_dtype_is_named() {
+    watched(|| {
+        let host = |values: Vec<f32>| Leaf::Host(HostTensor::vector(values));
+        let slices = |width: usize| {
+            let values = HostTensor::zeros(distribute::tensor::DType::F32, [1, width]).unwrap();
+            Leaf::Slices(
+                IndexedSlices::new(values, HostTensor::vector(vec![0i64]), Some(vec![5, width])).unwrap(),
+            )
+        };
+        let candle = |values: &[f32]| Leaf::Candle(Tensor::new(values, &Device::Cpu).unwrap());
+        let double = Leaf::Host(HostTensor::vector(vec![1f64, 2.]));
+        let cases = [
+            (host(vec![1., 2.]), host(vec![1.]), "float32[1]"),
+            (host(vec![1., 2.]), double.clone(), "float64[2]"),
+            (host(vec![1., 2.]), candle(&[1., 2.]), "a candle tensor"),
+            (candle(&[1., 2.]), candle(&[1.]), "float32[1]"),
+            (slices(2), slices(3), "[1, 3]"),
+            (slices(2), host(vec![1., 2.]), "a host tensor"),
+        ];
+        for (part, instead, text) in cases {
+            let strategy = with_ops(2, Faulty { instead: Some(instead), ..Faulty::default() });
+            let reduced = strategy.run((), |ctx, ()| ctx.all_reduce(ReduceOp::Sum, part.clone()));
+            let by_reduce =
+                strategy.reduce_to(ReduceOp::Sum, per_replica([part.clone(), part.clone()]), "cpu:0");
+            for error in [reduced.map(drop).unwrap_err(), by_reduce.map(drop).unwrap_err()] {
+                let error = error.root_cause();
+                assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
+                let error = error.to_string();
+                assert!(error.contains("Faulty") && error.contains(text), "{error}");
+            }
+        }
+        // What Leaf::reduce gives always fits: more rows than any part, and the mean of integers, which is a float.
+        let right = with_ops(2, Faulty::default());
+        let sums = right.run((), |ctx, ()| {
+            let row = crate::rows(vec![1., 1.], vec![ctx.replica_id_in_sync_group() as i64, 2]);
+            ctx.all_reduce(ReduceOp::Sum, row)
+        });
+        assert_eq!(sums.unwrap().values()[0].dims(), [3]);
+        let mean = right.reduce_to(ReduceOp::Mean, per_replica([1i32, 4].map(HostTensor::scalar)), "cpu:0");
+        assert_eq!(mean.unwrap().get().to_vec::<f64>().unwrap(), [2.5]);
     });
 }
 

@@ -138,7 +138,8 @@ fn what_does_not_fit_is_refused_and_named() {
             .unwrap_err();
         assert!(error.to_string().contains("another optimizer"), "{error}");
         let error = strategy.run((), |ctx, ()| optimizer.apply_gradients(ctx, Gradients::new(&optimizer), 1));
-        assert!(error.unwrap_err().to_string().contains("none of this optimizer's variables"));
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("apply_gradients: no replica has a gradient"), "{error}");
         assert_eq!((bits(&model), optimizer.finished_steps()), (before, 0));
     });
 }
@@ -190,5 +191,81 @@ fn the_learning_rate_follows_the_finished_steps() {
         assert_eq!((bits(&model), bad.finished_steps()), (before, 0));
         let refused = Optimizer::with_rule(Sgd, &model.variables, 1.).unwrap().with_schedule(-1.);
         assert!(matches!(refused, Err(Error::Hyperparameter(_))));
+    });
+}
+
+#[test]
+fn errors_name_the_call_that_was_made() {
+    watched(|| {
+        let strategy = replicas(2);
+        let model = one_weight(&strategy, 1);
+        let optimizer = Optimizer::with_rule(Sgd, &model.variables, 1.).unwrap();
+        let run = |call: usize| {
+            strategy.run(&model, |ctx, w| match call {
+                0 => optimizer.minimize(ctx, w.sum_all()?, 0).map(drop),
+                1 => optimizer.minimize_each(ctx, [Ok((w.sum_all()?, 0))]).map(drop),
+                2 => optimizer.skip(ctx).map(drop),
+                _ => optimizer.apply_gradients(ctx, Gradients::new(&optimizer), 0),
+            })
+        };
+        for (call, name) in ["minimize", "minimize_each", "skip", "apply_gradients"].iter().enumerate() {
+            let error = run(call).unwrap_err().root_cause().to_string();
+            assert_eq!(error, format!("{name}: no replica has an example; a global batch has at least one"));
+        }
+        let stale = distribute::get_replica_context().unwrap();
+        let error = strategy.run((), |_, ()| optimizer.skip(&stale)).unwrap_err().root_cause().to_string();
+        assert!(error.starts_with("skip: "), "{error}");
+    });
+}
+
+#[test]
+fn more_examples_than_can_be_counted_are_weighed_or_refused() {
+    watched(|| {
+        // Weights of nearly 1 and 0.
+        let over = |replica: usize| Weighting::MeanOver([usize::MAX, 1][replica]);
+        assert_eq!(reduced(2, Ok, |replica| Some(vec![2. + replica as f64]), over).unwrap(), [2.]);
+        let strategy = replicas(2);
+        let model = one_weight(&strategy, 1);
+        let optimizer = Optimizer::with_rule(Sgd, &model.variables, 1.).unwrap();
+        let run = strategy.run(&model, |ctx, w| {
+            optimizer.minimize_each(ctx, [Ok((w.sum_all()?, usize::MAX)), Ok((w.sum_all()?, 1))])
+        });
+        let error = run.unwrap_err();
+        assert!(matches!(error.root_cause(), Error::InvalidArgument { .. }), "{error}");
+        assert_eq!(optimizer.finished_steps(), 0);
+    });
+}
+
+#[test]
+fn where_graphs_may_hold_collectives_all_replicas_need_as_many_micro_batches() {
+    watched(|| {
+        let strategy = replicas(2);
+        let model = one_weight(&strategy, 1);
+        let optimizer = Optimizer::with_rule(Sgd, &model.variables, 1.).unwrap();
+        let step = |detached: bool, equal: bool| {
+            strategy.run(&model, |ctx, w| {
+                let logged = if detached { w.sum_all()?.detach() } else { w.sum_all()? };
+                let logged = ctx.all_reduce(ReduceOp::Sum, logged)?;
+                let mine = 1 + ctx.replica_id_in_sync_group();
+                let losses = (0..if equal { 2 } else { mine })
+                    .map(|i| Ok(((w.sum_all()? * [1., 2., 4.][mine + i - 1])?, usize::from(i < mine))));
+                optimizer.minimize_each(ctx, losses)?;
+                // It is there until the step ends.
+                Ok(logged.dims().len())
+            })
+        };
+        let error = step(false, false).unwrap_err();
+        let text = error.to_string();
+        assert!(
+            text.contains("one more loss or micro-batch, whose graph may hold collectives")
+                && text.contains("sgd")
+                && text.contains("apply.rs:"),
+            "{error}"
+        );
+        assert_eq!(numbers(&model), [0.]);
+        // 1 of replica 0, 2 and 4 of replica 1.
+        step(true, false).unwrap();
+        step(false, true).unwrap();
+        assert!((numbers(&model)[0] + 2. * 7. / 3.).abs() < 1e-15);
     });
 }

@@ -72,8 +72,9 @@ pub struct Reduction<'a> {
 /// ```
 #[doc(alias = "tf.distribute.CrossDeviceOps")]
 pub trait CrossDeviceOps: Debug + Send + Sync + 'static {
-    /// Reduces one value, and gives a copy of the result for each of its destinations, in order. Not called where
-    /// the parts of a whole batch are one each, where they have to be.
+    /// Reduces one value, and gives a copy of the result for each of its destinations, in order: of the kind, shape and
+    /// dtype that [`Leaf::reduce`] would give. Not called where the parts of a whole batch are one each, where they have
+    /// to be.
     ///
     /// # Errors
     /// Where the parts cannot be combined, or a device fails. In `all_reduce`, every replica gets the error.
@@ -122,14 +123,40 @@ pub(crate) fn reduce_by(
         true => values.iter().map(|value| Ok(vec![sum(op, &value.parts)?])).collect::<Result<Vec<_>>>()?,
         false => ops.batch_reduce(op, values, options)?,
     };
+    let wrong = |what: String| Err(Error::invalid(operation, format!("{ops:?} {what}")));
     let counts = reduced.iter().map(Vec::len);
-    match counts.eq(values.iter().map(|value| value.to.len())) {
-        true => Ok(reduced),
-        false => Err(Error::invalid(
-            operation,
-            format!("{ops:?} has to give one copy for each destination of each value, and did not"),
-        )),
+    if !counts.eq(values.iter().map(|value| value.to.len())) {
+        return wrong("has to give one copy for each destination of each value, and did not".into());
     }
+    for (value, copies) in values.iter().zip(&reduced) {
+        if let Some(copy) = copies.iter().find(|copy| !is_reduction(op, &value.parts, copy)) {
+            let (kind, copy) = (copy.kind(), copy.describe());
+            let (of, part) =
+                value.parts.first().map_or(("nothing", String::new()), |p| (p.kind(), p.describe()));
+            return wrong(format!(
+                "gave {kind} {copy} as the {op} of {of} {part}; kind, shape and dtype have to be those of Leaf::reduce"
+            ));
+        }
+    }
+    Ok(reduced)
+}
+
+/// Whether a value can be the reduction of `parts`, by its kind, shape and dtype.
+fn is_reduction(op: ReduceOp, parts: &[Leaf], value: &Leaf) -> bool {
+    let is_dense = |leaf: &&Leaf| !matches!(leaf, Leaf::Slices(_));
+    // Rows beside dense parts become dense.
+    let Some(like) = parts.iter().find(is_dense).or(parts.first()) else { return true };
+    // Of rows there may be any number.
+    let shape = |leaf: &Leaf| match leaf {
+        Leaf::Slices(slices) => slices.values.dims().get(1..).map(<[usize]>::to_vec),
+        dense => Some(dense.dims().to_vec()),
+    };
+    let dtype = like.dtype().ok().and_then(|dtype| match op {
+        ReduceOp::Mean if parts.len() > 1 => dtype.mean(),
+        // The mean of one is that one.
+        _ => Some(dtype),
+    });
+    like.kind() == value.kind() && shape(like) == shape(value) && dtype == value.dtype().ok()
 }
 
 /// The reduction of parts that are on one device.

@@ -33,18 +33,24 @@ impl Running {
         Ok(())
     }
 
-    /// The mean over the replicas that have seen rows; what all have in common, if none has.
+    /// The mean over the replicas that have seen rows; what all have in common, if none has. Of equal copies it is that
+    /// value, to the bit: their sum may have been rounded.
     pub(super) fn mean(&self) -> Result<Tensor> {
         let common = self.common().clone();
         let before = elements(&common)?;
-        let mut moved = Vec::new();
+        let (mut moved, mut values) = (Vec::new(), Vec::new());
         for copy in self.variable.vars() {
-            if elements(copy)? != before {
+            let now = elements(copy)?;
+            if now != before {
                 moved.push(Leaf::Candle(copy.as_detached_tensor()));
+                values.push(now);
             }
         }
         if moved.is_empty() {
             return Ok(common.copy()?);
+        }
+        if values.windows(2).all(|pair| pair[0] == pair[1]) {
+            moved.truncate(1);
         }
         match Leaf::reduce(ReduceOp::Mean, &moved)? {
             Leaf::Candle(mean) => Ok(mean.copy()?),
@@ -67,4 +73,31 @@ impl Running {
 fn elements(tensor: &Tensor) -> Result<Vec<u64>> {
     let elements = tensor.flatten_all()?.to_dtype(candle_core::DType::F64)?.to_vec1::<f64>()?;
     Ok(elements.into_iter().map(f64::to_bits).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::MirroredStrategy;
+    use candle_core::Device;
+
+    #[test]
+    fn the_mean_of_equal_copies_is_their_value_to_the_bit() {
+        let strategy = MirroredStrategy::cpus(8).unwrap();
+        let tensor = |values: &[f32]| Tensor::new(values, &Device::Cpu).unwrap();
+        let values: Vec<f32> = (1..100).map(|i| (i as f32 * 0.37).sin() / 3.).collect();
+        let running = Running::new(&strategy, "bn.running_mean", &tensor(&[0.; 99])).unwrap();
+        // Without a piece of the batch, a copy counts for nothing.
+        for equal in 1..=8 {
+            for copy in running.variable().vars().take(equal) {
+                copy.set(&tensor(&values)).unwrap();
+            }
+            assert_eq!(running.mean().unwrap().to_vec1::<f32>().unwrap(), values, "{equal} copies");
+        }
+        // Of others it is their mean.
+        let other: Vec<f32> = values.iter().map(|x| 9. * x).collect();
+        running.variable().vars().next().unwrap().set(&tensor(&other)).unwrap();
+        let mean = running.mean().unwrap().to_vec1::<f32>().unwrap();
+        assert!(mean.iter().zip(&values).all(|(mean, x)| (mean - 2. * x).abs() < 1e-6));
+    }
 }

@@ -1,0 +1,66 @@
+//! How far a training is: what changes from step to step, and who may look at it or change it.
+
+use super::slots::Slots;
+use crate::{Error, Result};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
+
+/// Finished steps, and slots. A step calls code of users, which may ask for either: nobody waits for a step to end.
+#[derive(Debug)]
+pub(super) struct Progress {
+    finished: AtomicU64,
+    /// For each variable, what the rule keeps beside it.
+    slots: RwLock<Vec<Slots>>,
+    /// Held by whoever is about to write the slots: they may wait for readers, but not for each other.
+    changing: Mutex<()>,
+}
+
+impl Progress {
+    pub(super) fn new(slots: Vec<Slots>) -> Self {
+        Self { finished: AtomicU64::new(0), slots: RwLock::new(slots), changing: Mutex::new(()) }
+    }
+
+    pub(super) fn finished(&self) -> u64 {
+        self.finished.load(Ordering::Relaxed)
+    }
+
+    /// To read the slots.
+    pub(super) fn read(&self, operation: &'static str) -> Result<RwLockReadGuard<'_, Vec<Slots>>> {
+        match self.slots.try_read() {
+            Ok(slots) => Ok(slots),
+            Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => Err(busy(operation)),
+        }
+    }
+
+    /// To make a step, or to restore one.
+    pub(super) fn change(&self, operation: &'static str) -> Result<Change<'_>> {
+        let changing = match self.changing.try_lock() {
+            Ok(changing) => changing,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return Err(busy(operation)),
+        };
+        // Readers only copy: this wait is short.
+        let slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
+        Ok(Change { finished: &self.finished, slots, _changing: changing })
+    }
+}
+
+/// The right to change a [`Progress`].
+pub(super) struct Change<'a> {
+    finished: &'a AtomicU64,
+    pub(super) slots: RwLockWriteGuard<'a, Vec<Slots>>,
+    _changing: MutexGuard<'a, ()>,
+}
+
+impl Change<'_> {
+    pub(super) fn set_finished(&self, finished: u64) {
+        self.finished.store(finished, Ordering::Relaxed);
+    }
+}
+
+fn busy(operation: &'static str) -> Error {
+    let reason = "a step of this optimizer is being made; do this before or after it, neither beside it nor in a \
+                  closure or a schedule that it calls";
+    Error::invalid(operation, reason)
+}
