@@ -3,11 +3,13 @@
 //! Each thread has a stack of modes; queries look at its top (CTX-1, CTX-2). The stack is pushed and popped by guards
 //! of this crate only, so it is always unwound in order.
 
+mod collectives;
 mod combine;
 mod describe;
 mod expected;
 mod gradient;
 mod layers;
+mod merge;
 mod replica;
 mod update;
 

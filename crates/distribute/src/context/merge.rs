@@ -1,0 +1,107 @@
+//! The call in which all replicas pause, and one function runs once for all of them.
+
+use super::{Mode, ReplicaContext, enter};
+use crate::values::{Distributed, PerReplica};
+use crate::{Error, Result, Strategy};
+use distribute_cluster::{Blame, Fingerprint, Operation};
+use std::panic::Location;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+impl ReplicaContext {
+    /// Pauses all replicas and calls `merge` once, in cross-replica context, with the values that they gave.
+    ///
+    /// `merge` gets the strategy and the values of all replicas, and its result is given back: of a
+    /// [`PerReplica`] each replica gets its own part, of a [`Mirrored`](crate::Mirrored) or a plain value all get the
+    /// same. It is replica 0's closure that is called; inside of it [`Strategy::run`] is allowed. The others wait for it
+    /// as long as the strategy's timeout.
+    ///
+    /// # Errors
+    /// [`Error::Collective`] on every replica where not all make the call, or `merge` takes longer. Where `merge` fails, `run` returns its error.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let totals = strategy.run((), |ctx, ()| {
+    ///     let id = ctx.replica_id_in_sync_group() as i32;
+    ///     ctx.merge_call(id, |strategy, ids| strategy.reduce(ReduceOp::Sum, ids, None))
+    /// })?;
+    /// assert_eq!(totals.values(), [1, 1]);
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    ///
+    /// Where no strategy has been entered, `merge` is called directly, in the default strategy's cross-replica context:
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// let context = distribute::get_replica_context().unwrap();
+    /// let value = context.merge_call(3i32, |strategy, values| {
+    ///     assert!(*strategy == distribute::get_strategy() && distribute::in_cross_replica_context());
+    ///     Ok(values.values()[0] * 2)
+    /// })?;
+    /// assert_eq!(value, 6);
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    #[doc(alias = "tf.distribute.ReplicaContext.merge_call")]
+    #[track_caller]
+    pub fn merge_call<T, R>(
+        &self,
+        value: T,
+        merge: impl FnOnce(&Strategy, PerReplica<T>) -> Result<R>,
+    ) -> Result<R::Local>
+    where
+        T: Send + 'static,
+        R: Distributed,
+        R::Local: Send + 'static,
+    {
+        let call = Fingerprint::new(Operation::MergeCall, std::any::type_name::<T>(), Location::caller());
+        self.merge(call, "merge_call", value, merge)
+    }
+
+    /// [`merge_call`](Self::merge_call), as which others of this crate's operations are made, too.
+    pub(crate) fn merge<T, R>(
+        &self,
+        call: Fingerprint,
+        operation: &'static str,
+        value: T,
+        merge: impl FnOnce(&Strategy, PerReplica<T>) -> Result<R>,
+    ) -> Result<R::Local>
+    where
+        T: Send + 'static,
+        R: Distributed,
+        R::Local: Send + 'static,
+    {
+        self.require_current(operation)?;
+        let merge = |values| -> Result<Vec<R::Local>> {
+            let _cross_replica = enter(Mode::CrossReplica(self.strategy().clone()));
+            merge(self.strategy(), PerReplica::from_values(values))?
+                .split(self.strategy().extended().local_replicas())
+        };
+        let not_given = || Error::invalid(operation, "the merge function gave no value for this replica");
+        let Some(member) = self.member() else { return merge(vec![value])?.pop().ok_or_else(not_given) };
+
+        let failed = Mutex::new(None);
+        let parts =
+            member.merge(call.clone(), Mutex::new(Some(value)), |offers: Vec<Arc<Mutex<Option<T>>>>| {
+                let values = offers.iter().filter_map(|offer| lock(offer).take()).collect();
+                match merge(values) {
+                    Ok(parts) => parts.into_iter().map(|part| Mutex::new(Some(part))).collect::<Vec<_>>(),
+                    Err(error) => {
+                        *lock(&failed) = Some(error);
+                        Vec::new()
+                    }
+                }
+            });
+        // Before the others' error: a merge function may fail after they have given it up.
+        if let Some(error) = lock(&failed).take() {
+            return Err(error);
+        }
+        match parts?.get(member.rank()).and_then(|part| lock(part).take()) {
+            Some(part) => Ok(part),
+            None => Err(Error::Collective(Arc::new(Blame::failed(self.step(), 0, &call)))),
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
