@@ -2,9 +2,9 @@
 
 use super::ReplicaContext;
 use candle_core::{TensorId, Var};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// What one replica knows and notes down for layers, during one run.
 #[derive(Default)]
@@ -13,7 +13,7 @@ pub(super) struct Notes {
     /// How often each key has been drawn from.
     draws: Mutex<HashMap<u64, u64>>,
     /// Variables that layers have set rightly even if this replica's piece is empty.
-    kept: Mutex<Vec<TensorId>>,
+    kept: Mutex<HashSet<TensorId>>,
 }
 
 impl ReplicaContext {
@@ -49,11 +49,18 @@ impl ReplicaContext {
 
     /// Tells that what `variable` was set to is right, also where this replica's piece has no rows.
     pub(crate) fn keep(&self, variable: &Var) {
-        self.notes().kept.lock().unwrap_or_else(PoisonError::into_inner).push(variable.id());
+        // The default context's notes would never end, and no run looks at them.
+        if !self.is_default() {
+            self.kept().insert(variable.id());
+        }
     }
 
     pub(crate) fn keeps(&self, variable: &Var) -> bool {
-        self.notes().kept.lock().unwrap_or_else(PoisonError::into_inner).contains(&variable.id())
+        self.kept().contains(&variable.id())
+    }
+
+    fn kept(&self) -> MutexGuard<'_, HashSet<TensorId>> {
+        self.notes().kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -70,7 +77,21 @@ pub(crate) fn consecutive(sizes: &[Option<usize>]) -> Option<Vec<Range<usize>>> 
 
 #[cfg(test)]
 mod tests {
+    use super::super::default_context;
     use super::*;
+
+    #[test]
+    fn outside_of_run_nothing_is_noted_for_ever() {
+        let variable = Var::zeros(1, candle_core::DType::F32, &candle_core::Device::Cpu).unwrap();
+        default_context().keep(&variable);
+        assert!(default_context().kept().is_empty());
+        let strategy = crate::OneDeviceStrategy::new("cpu:0").unwrap();
+        let keep = |context: &ReplicaContext, ()| {
+            (0..3).for_each(|_| context.keep(&variable));
+            Ok((context.keeps(&variable), context.kept().len()))
+        };
+        assert_eq!(strategy.run((), keep).unwrap().values(), [(true, 1)]);
+    }
 
     #[test]
     fn pieces_follow_each_other() {

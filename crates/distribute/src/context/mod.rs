@@ -5,6 +5,7 @@
 
 mod combine;
 mod describe;
+mod expected;
 mod gradient;
 mod layers;
 mod replica;
@@ -13,6 +14,7 @@ mod update;
 pub(crate) use gradient::{raise, raised};
 pub(crate) use layers::consecutive;
 pub use replica::ReplicaContext;
+pub(crate) use replica::default_context;
 pub use update::UpdateContext;
 
 use crate::strategy::DeviceName;
@@ -288,7 +290,7 @@ mod tests {
     }
 
     /// Fails a test that hangs.
-    fn watched(body: impl FnOnce() + Send + 'static) {
+    pub(super) fn watched(body: impl FnOnce() + Send + 'static) {
         let (done, wait) = std::sync::mpsc::channel();
         let thread = std::thread::spawn(move || {
             body();

@@ -2,7 +2,8 @@
 
 use super::combine::failure;
 use super::describe::{describe, describe_for_sum, describe_without};
-use super::gradient::{Expected, attach};
+use super::expected::Expectations;
+use super::gradient::attach;
 use super::layers::Notes;
 use super::{Mode, enter, top};
 use crate::context::ContextKind;
@@ -40,11 +41,11 @@ struct Inner {
     /// Counts the collectives of this replica in this run: gradients name the call that they belong to.
     calls: AtomicU64,
     /// The results whose gradient is a collective, too.
-    expected: Mutex<Vec<Expected>>,
+    expected: Mutex<Expectations>,
     notes: Notes,
 }
 
-pub(super) fn default_context() -> &'static ReplicaContext {
+pub(crate) fn default_context() -> &'static ReplicaContext {
     static CONTEXT: OnceLock<ReplicaContext> = OnceLock::new();
     CONTEXT.get_or_init(|| ReplicaContext::new(crate::strategy::default_strategy().clone(), 0, 0, None))
 }
@@ -89,12 +90,16 @@ impl ReplicaContext {
     /// ```
     pub fn with_options(&self, options: CommunicationOptions) -> Result<Self> {
         options.check("with_options")?;
-        let member = self.member().map(|member| match options.timeout {
+        Ok(self.view(options.over(self.options())))
+    }
+
+    /// A view of this context whose calls communicate as `options` say, and not as this one's.
+    pub(super) fn view(&self, options: CommunicationOptions) -> Self {
+        let member = self.0.member.as_ref().map(|member| match options.timeout {
             Some(timeout) => member.with_timeout(timeout),
             None => member.clone(),
         });
-        let view = View { options: options.over(self.options()), member };
-        Ok(Self(self.0.clone(), Some(Arc::new(view))))
+        Self(self.0.clone(), Some(Arc::new(View { options, member })))
     }
 
     /// How the calls on this view communicate.
@@ -105,8 +110,13 @@ impl ReplicaContext {
         }
     }
 
-    pub(super) fn expected(&self) -> MutexGuard<'_, Vec<Expected>> {
+    pub(super) fn expected(&self) -> MutexGuard<'_, Expectations> {
         lock(&self.0.expected)
+    }
+
+    /// Whether this is the context of code outside of all strategies.
+    pub(super) fn is_default(&self) -> bool {
+        Arc::ptr_eq(&self.0, &default_context().0)
     }
 
     pub(super) fn notes(&self) -> &Notes {
@@ -243,7 +253,7 @@ impl ReplicaContext {
             let detail = format!("{op}, the gradient of call {} leaf {leaf}", call + 1);
             context.all_reduce_gradient(detail, op, upstream, at)
         };
-        let outputs = attach(self, inputs, reduced, Arc::new(gradient))?;
+        let outputs = attach(self, (call, at), inputs, reduced, Arc::new(gradient))?;
         N::from_tree(structure.fill(outputs)?).map_err(Error::tensor("all_reduce"))
     }
 
@@ -347,7 +357,7 @@ impl ReplicaContext {
             let sum = context.all_reduce_gradient(detail, ReduceOp::Sum, upstream, at)?;
             Ok(sum.narrow(axis, offsets[leaf], sizes[leaf])?.contiguous()?)
         };
-        let outputs = attach(self, inputs, gathered, Arc::new(gradient))?;
+        let outputs = attach(self, (call, at), inputs, gathered, Arc::new(gradient))?;
         N::from_tree(structure.fill(outputs)?).map_err(Error::tensor("all_gather"))
     }
 

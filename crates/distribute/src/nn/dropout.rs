@@ -1,5 +1,6 @@
 //! Dropout whose masks are functions of positions in the global batch.
 
+use crate::context::default_context;
 use crate::random::Draws;
 use crate::{ReplicaContext, get_replica_context};
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, WithDType, bail};
@@ -12,8 +13,8 @@ use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, W
 ///
 /// - **Step** is the number of this [`run`](crate::Strategy::run) on its strategy. A training that is resumed in another
 ///   process draws on as if it had not stopped if it restores that number:
-///   [`Strategy::set_steps`](crate::Strategy::set_steps). Outside of `run` the step is 0, and calls are counted for the
-///   whole process: threads would race for their masks.
+///   [`Strategy::set_steps`](crate::Strategy::set_steps). Outside of `run`, and in cross-replica context, the step is 0, and
+///   calls are counted for the whole process: threads would race for their masks.
 /// - **Rows in the global batch** are known where `run` is given a piece of a batch ([`ReplicaContext::rows`]), and the
 ///   input's first dimension is its number of rows, or a multiple of it (as of `[rows * words, features]`). Otherwise
 ///   each replica draws by its id: reproducible for the same number of replicas.
@@ -67,7 +68,9 @@ impl Dropout {
         if !train || self.p == 0. {
             return Ok(xs.clone());
         }
-        let mask = self.mask(get_replica_context(), xs.dims());
+        // Cross-replica code runs once for all replicas, as outside of all strategies.
+        let context = get_replica_context().unwrap_or_else(|| default_context().clone());
+        let mask = self.mask(&context, xs.dims());
         match xs.dtype() {
             DType::F16 | DType::BF16 => {
                 xs.to_dtype(DType::F32)?.contiguous()?.apply_op1(mask)?.to_dtype(xs.dtype())
@@ -76,19 +79,13 @@ impl Dropout {
         }
     }
 
-    fn mask(&self, context: Option<ReplicaContext>, dims: &[usize]) -> Mask {
+    fn mask(&self, context: &ReplicaContext, dims: &[usize]) -> Mask {
         let size = dims.first().copied().unwrap_or(1);
-        let (draws, first_row) = match context {
-            Some(context) => {
-                let call = context.next_draw(self.draws.bits(0));
-                let draws = self.draws.at(context.step()).at(call);
-                match first_row(context.rows(), size) {
-                    Some(first) => (draws.at(0), first),
-                    None => (draws.at(1 + context.replica_id_in_sync_group() as u64), 0),
-                }
-            }
-            // Cross-replica: once for all replicas.
-            None => (self.draws.at(0).at(0).at(0), 0),
+        let call = context.next_draw(self.draws.bits(0));
+        let draws = self.draws.at(context.step()).at(call);
+        let (draws, first_row) = match first_row(context.rows(), size) {
+            Some(first) => (draws.at(0), first),
+            None => (draws.at(1 + context.replica_id_in_sync_group() as u64), 0),
         };
         Mask {
             draws,

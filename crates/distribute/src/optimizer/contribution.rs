@@ -43,8 +43,9 @@ impl Contribution {
         let Losses { gradients, weighting, loss, dtype } = mine;
         let gradients = gradients.of_optimizer(trained)?;
         let mut made = Self { weighting, loss, dtype, gradients: vec![None; gradients.len()] };
-        // INV-9: without examples they have no weight, not even if they are NaN.
-        if weighting.examples() == Some(0) {
+        // INV-9: of no examples they have no weight, not even if they are NaN. Added up over none, they are the others':
+        // their losses depend on this replica, through collectives.
+        if weighting == Weighting::MeanOver(0) {
             return Ok(made);
         }
         for ((ready, gradient), (_, variable)) in
@@ -52,7 +53,7 @@ impl Contribution {
         {
             *ready = gradient.map(|gradient| Ready::new(gradient, variable)).transpose()?;
         }
-        if !before_reduce.is_empty() {
+        if !before_reduce.is_empty() && weighting != Weighting::SumOver(0) {
             // What users clip is the gradient of the mean, whose size does not grow with the piece of the batch.
             let weight = match weighting {
                 Weighting::SumOver(examples) => {

@@ -173,6 +173,17 @@ impl Gradients {
         Ok(())
     }
 
+    /// Multiplies all of them.
+    pub(super) fn scale(&mut self, factor: f64) -> Result<()> {
+        for gradient in self.all.iter_mut().flatten() {
+            *gradient = match gradient {
+                Gradient::Dense(tensor) => Gradient::Dense((&*tensor * factor)?),
+                Gradient::Rows(rows) => Gradient::Rows(rows.divide(1. / factor)?),
+            };
+        }
+        Ok(())
+    }
+
     pub(super) fn of_optimizer(self, trained: &Trained) -> Result<Vec<Option<Gradient>>> {
         trained.require_same("apply_gradients", &self)?;
         Ok(self.all)

@@ -18,7 +18,8 @@ impl<R: Rule> Optimizer<R> {
     /// examples of all replicas, detached. The loss is taken by value: its graph is freed here.
     ///
     /// All replicas have to call this, or [`skip`](Optimizer::skip) or [`minimize_each`](Optimizer::minimize_each), the
-    /// same number of times. With 0 examples the loss has no weight.
+    /// same number of times. With 0 examples the loss has no weight; what this replica gave to collectives in the model
+    /// still counts in the others' losses.
     ///
     /// # Errors
     /// [`Error::Collective`] on every replica where one does not come or fails; [`Error::InvalidArgument`] for a loss
@@ -76,13 +77,15 @@ impl<R: Rule> Optimizer<R> {
     /// Takes part in a step without an example: for a replica whose piece of the batch is empty.
     ///
     /// # Errors
-    /// As [`minimize`](Optimizer::minimize).
+    /// As [`minimize`](Optimizer::minimize); [`Error::InvalidArgument`] where the others' losses depend, through a
+    /// collective, on what this replica gave: that takes `minimize` with 0 examples.
     #[track_caller]
     pub fn skip(&self, ctx: &ReplicaContext) -> Result<Tensor> {
         let at = Location::caller();
         self.require(ctx, "skip")?;
-        ctx.join_gradients(None, at)?;
-        self.step(ctx, "skip", Losses::new(self), at)
+        let mut sum = Losses::new(self);
+        sum.join(self, ctx, None, at)?;
+        self.step(ctx, "skip", sum, at)
     }
 
     /// One training step by gradients that are there: their reduction over all replicas, as `weighting` says, and the
@@ -131,7 +134,12 @@ impl<R: Rule> Optimizer<R> {
     ) -> Result<()> {
         let at = Location::caller();
         self.require(ctx, "apply_gradients")?;
-        let given = Losses { gradients, weighting: weighting.into(), loss: 0., dtype: DType::F32 };
+        let weighting = match weighting.into() {
+            // Given over no examples, they have no weight; only `minimize` knows those that are the others' losses'.
+            Weighting::SumOver(0) => Weighting::MeanOver(0),
+            weighting => weighting,
+        };
+        let given = Losses { gradients, weighting, loss: 0., dtype: DType::F32 };
         self.step(ctx, "apply_gradients", given, at).map(drop)
     }
 
@@ -256,20 +264,53 @@ impl Losses {
         at: &'static Location<'static>,
     ) -> Result<()> {
         let Some(examples) = weighting.examples().filter(|examples| *examples > 0) else {
-            return ctx.join_gradients(None, at);
+            return self.join(optimizer, ctx, Some(&loss), at);
         };
         require_scalar("minimize", &loss)?;
-        let root = match weighting {
-            Weighting::SumOver(_) => (&loss * examples as f64)?,
-            _ => loss.clone(),
-        };
-        ctx.join_gradients(Some(&root), at)?;
-        let gradients = Gradients::of(optimizer, &root)?;
+        let shared = ctx.announce_gradients(&loss, at)?;
+        let summed = matches!(weighting, Weighting::SumOver(_));
+        // Half precision has no room for losses added up: where nobody else's are among the gradients, they wait.
+        let later = summed && !shared && !matches!(loss.dtype(), DType::F32 | DType::F64);
+        let root = if summed && !later { added_up(&loss, examples)? } else { loss.clone() };
+        let mut gradients = Gradients::of(optimizer, &root)?;
+        if later {
+            gradients.scale(examples as f64)?;
+        }
         self.gradients.add(gradients)?;
         self.dtype = loss.dtype();
         self.loss += loss.to_dtype(DType::F64)?.to_scalar::<f64>()? * examples as f64;
         Ok(())
     }
+
+    /// Adds the gradients that the others' losses have here.
+    fn join<R>(
+        &mut self,
+        optimizer: &Optimizer<R>,
+        ctx: &ReplicaContext,
+        loss: Option<&Tensor>,
+        at: &'static Location<'static>,
+    ) -> Result<()> {
+        match ctx.join_gradients(loss, at)? {
+            Some(root) => self.gradients.add(Gradients::of(optimizer, &root)?),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The losses added up over the examples, from their mean.
+fn added_up(mean: &Tensor, examples: usize) -> Result<Tensor> {
+    let dtype = mean.dtype();
+    if !matches!(dtype, DType::F32 | DType::F64) {
+        let held = Tensor::new(examples as f64, mean.device())?.to_dtype(dtype)?.to_dtype(DType::F64)?;
+        if held.to_scalar::<f64>()? != examples as f64 {
+            let reason = format!(
+                "the loss is of {dtype:?}, which cannot hold the number {examples} by which it is weighed; with collectives \
+                 in the model, give loss.to_dtype(DType::F32)?"
+            );
+            return Err(Error::invalid("minimize", reason));
+        }
+    }
+    Ok((mean * examples as f64)?)
 }
 
 struct MeanLoss {

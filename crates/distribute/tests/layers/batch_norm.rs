@@ -6,7 +6,7 @@ use candle_core::{DType, Device, Module, ModuleT, Tensor, Var};
 use candle_nn::{BatchNormConfig, Conv2d, Conv2dConfig, Linear, VarBuilder, VarMap};
 use distribute::data::Dataset;
 use distribute::nn::{BatchNorm, batch_norm, loss};
-use distribute::{Error, Optimizer, Replicated, Sgd, Strategy, optimizer::rules};
+use distribute::{Error, Replicated, Sgd, Strategy};
 
 /// Either of the two layers, in one model.
 trait Norm: ModuleT + Send + Sync + Sized + 'static {
@@ -177,12 +177,19 @@ fn a_mean_far_from_zero_costs_no_precision() {
         let far: Vec<f32> = (0..7).map(|i| 1e6 + [0., 1., 2.][i % 3]).collect();
         let data =
             Dataset::from_slices(Tensor::from_vec(far, (7, 1), &Device::Cpu).unwrap()).unwrap().batch(7);
+        let mut normalized = Vec::new();
         for batch in &strategy.distribute_dataset(data).unwrap() {
-            strategy.run((&model, batch.unwrap()), |_, (bn, x)| Ok(bn.forward_t(&x, true)?)).unwrap();
+            let pieces =
+                strategy.run((&model, batch.unwrap()), |_, (bn, x)| Ok(bn.forward_t(&x, true)?)).unwrap();
+            normalized = pieces.iter().flat_map(flat).collect();
         }
         // Of 0, 1, 2, 0, 1, 2, 0: 34 / 7 / 6.
         let variance = flat(&model.variables.get("bn.running_var").unwrap())[0];
         assert!((variance - (0.9 + 0.1 * 34. / 42.)).abs() < 1e-6, "{variance}");
+        for (i, y) in normalized.iter().enumerate() {
+            let exact = ([0., 1., 2.][i % 3] - 6. / 7.) / (34f64 / 49. + 1e-5).sqrt();
+            assert!((y - exact).abs() < 1e-6, "{y}, not {exact}");
+        }
     });
 }
 
@@ -216,6 +223,29 @@ fn half_precision_computes_in_f32() {
     let half = norm.forward_t(&x.to_dtype(DType::F16).unwrap(), true).unwrap();
     assert_eq!(half.dtype(), DType::F16);
     assert_close(&half, &norm.forward_t(&x, true).unwrap(), 0.02, "f16");
+}
+
+#[test]
+fn variables_and_inputs_of_any_float_dtypes_train_and_evaluate() {
+    use DType::{BF16, F16, F32, F64};
+    let x = numbers(&[8, 3], F64);
+    let both = |variables: DType, input: DType| {
+        let map = VarMap::new();
+        let vb = VarBuilder::from_varmap(&map, variables, &Device::Cpu);
+        let norm = batch_norm(3, BatchNormConfig::default(), vb).unwrap();
+        let x = x.to_dtype(input).unwrap();
+        [true, false].map(|train| {
+            let y = norm.forward_t(&x, train).unwrap();
+            assert_eq!(y.dtype(), input, "{variables:?} variables, train: {train}");
+            y
+        })
+    };
+    let expected = both(F64, F64);
+    for (variables, input) in [(F32, BF16), (F32, F16), (F32, F64), (F64, F32), (BF16, BF16), (BF16, F32)] {
+        for (y, expected) in both(variables, input).iter().zip(&expected) {
+            assert_close(y, expected, 0.05, &format!("{variables:?} variables, {input:?} input"));
+        }
+    }
 }
 
 #[test]
@@ -261,24 +291,133 @@ fn shapes_and_settings_that_do_not_fit_are_errors() {
 #[test]
 fn micro_batches_take_part_in_their_own_order() {
     watched(|| {
-        let strategy = replicas(2);
-        let model = strategy.replicate(Model::<BatchNorm>::new).unwrap();
-        let optimizer = Optimizer::with_rule(rules::Sgd, &model.variables, 0.1).unwrap();
-        let x = numbers(&[4, 1, 4, 4], DType::F32);
-        let y = Tensor::new(&[0u32, 1, 2, 0], &Device::Cpu).unwrap();
+        let train = |strategy: Strategy| {
+            let model = strategy
+                .replicate_seeded(1, |vb: VarBuilder| Model::<BatchNorm>::new(vb.to_dtype(DType::F64)))
+                .unwrap();
+            let optimizer = Sgd::new(&model.variables, 0.1).unwrap();
+            let x = numbers(&[8, 1, 4, 4], DType::F64);
+            let y = Tensor::new(&[0u32, 1, 2, 0, 2, 2, 1, 0], &Device::Cpu).unwrap();
+            strategy
+                .run(&model, |ctx, model: &Model<BatchNorm>| {
+                    let (id, n) = (ctx.replica_id_in_sync_group(), ctx.num_replicas_in_sync());
+                    // Each replica has all rows of one micro-batch; both graphs are made before.
+                    let losses = [0, 1].map(|part| {
+                        let rows = if part % n == id { 4 } else { 0 };
+                        let (x, y) = (x.narrow(0, 4 * part, rows)?, y.narrow(0, 4 * part, rows)?);
+                        Ok((loss::cross_entropy(&model.forward(&x, true)?, &y)?, rows))
+                    });
+                    optimizer.minimize_each(ctx, losses)
+                })
+                .unwrap();
+            model
+        };
+        let far = furthest(&train(replicas(2)), &train(one_device()));
+        assert!(far < 1e-12, "{far:e}");
+    });
+}
+
+/// A linear layer and a batch-norm, trained for one step on 4 rows of which some are masked out of the loss.
+fn masked(strategy: &Strategy, mask: [f64; 4], in_parts: bool) -> (Vec<f64>, Vec<f64>) {
+    let model = strategy
+        .replicate(|vb: VarBuilder| {
+            let vb = vb.to_dtype(DType::F64);
+            let weight = vb.get_with_hints((3, 2), "weight", candle_nn::Init::Const(0.5))?;
+            let [first, second] = ["first", "second"].map(|name| {
+                batch_norm(2, BatchNormConfig { affine: name == "second", ..Default::default() }, vb.pp(name))
+            });
+            candle_core::Result::Ok((weight, first?, second?))
+        })
+        .unwrap();
+    let optimizer = Sgd::new(&model.variables, 1.).unwrap();
+    let mask = Tensor::new(&mask, &Device::Cpu).unwrap();
+    let data = Dataset::from_slices((numbers(&[4, 3], DType::F64), mask)).unwrap().batch(4);
+    for batch in &strategy.distribute_dataset(data).unwrap() {
         strategy
-            .run(&model, |ctx, model: &Model<BatchNorm>| {
-                let id = ctx.replica_id_in_sync_group();
-                // Replica 0 has all rows of the first, replica 1 of the second; both graphs are made before.
-                let losses = [0, 1].map(|part| {
-                    let rows = if part == id { 4 } else { 0 };
-                    let (x, y) = (x.narrow(0, 0, rows)?, y.narrow(0, 0, rows)?);
-                    Ok((loss::cross_entropy(&model.forward(&x, true)?, &y)?, rows))
-                });
-                optimizer.minimize_each(ctx, losses)
+            .run((&model, batch.unwrap()), |ctx, ((weight, first, second), (x, mask))| {
+                let x = x.matmul(weight)?;
+                let branch = first.forward_t(&x.sqr()?, true)?;
+                let y = second.forward_t(&(x + branch)?, true)?;
+                let far = y.powf(3.)?.broadcast_mul(&Tensor::new(&[1f64, 2.], &Device::Cpu)?)?;
+                let examples = mask.sum_all()?.to_scalar::<f64>()?;
+                // The mean over no examples: NaN.
+                let loss = (far.sum(1)?.mul(&mask)?.sum_all()? / examples)?;
+                match in_parts {
+                    true => optimizer.minimize_each(ctx, [Ok((loss, examples as usize))]),
+                    false => optimizer.minimize(ctx, loss, examples as usize),
+                }
             })
             .unwrap();
-        let weights = model.variables.get("vectors.weight").unwrap();
-        assert!(flat(&weights).iter().all(|w| w.is_finite() && *w != 1.), "{weights}");
+    }
+    ["weight", "second.weight"].map(|name| flat(&model.variables.get(name).unwrap())).into()
+}
+
+// INV-9: rows without weight still are in the statistics, by which the others' losses are normalised.
+#[test]
+fn rows_without_a_weight_get_the_gradients_of_the_others() {
+    watched(|| {
+        for mask in [[1., 1., 1., 0.], [1., 1., 0., 0.], [0., 0., 1., 1.], [0., 1., 0., 0.]] {
+            let expected = masked(&one_device(), mask, false);
+            assert!(expected.0.iter().any(|w| (w - 0.5).abs() > 0.01), "{expected:?}");
+            for (n, in_parts) in [(2, false), (2, true), (3, false), (4, true)] {
+                let got = masked(&replicas(n), mask, in_parts);
+                let pairs = expected.0.iter().zip(&got.0).chain(expected.1.iter().zip(&got.1));
+                let far = pairs
+                    .map(|(a, b)| (a - b).abs())
+                    .fold(0., |a: f64, b| if b > a || b.is_nan() { b } else { a });
+                assert!(far < 1e-11, "{n} replicas, {mask:?}: {got:?}, not {expected:?}");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_replica_that_skips_rows_it_has_normalised_is_told_so() {
+    watched(|| {
+        let strategy = replicas(2);
+        let model = strategy
+            .replicate(|vb: VarBuilder| batch_norm(2, BatchNormConfig::default(), vb.pp("bn")))
+            .unwrap();
+        let optimizer = Sgd::new(&model.variables, 1.).unwrap();
+        let step = |rows: usize| {
+            strategy.run(&model, |ctx, bn: &BatchNorm| {
+                let skips = ctx.replica_id_in_sync_group() == 1;
+                let x = numbers(&[if skips { rows } else { 2 }, 2], DType::F32);
+                let loss = bn
+                    .forward_t(&Var::from_tensor(&x)?.as_tensor().affine(2., 0.)?, true)?
+                    .sqr()?
+                    .sum_all()?;
+                if skips { optimizer.skip(ctx) } else { optimizer.minimize(ctx, loss, 2) }
+            })
+        };
+        let error = step(2).unwrap_err();
+        assert!(matches!(error.root_cause(), Error::InvalidArgument { .. }), "{error}");
+        assert!(error.to_string().contains("what replica 1 gave"), "{error}");
+        step(0).unwrap();
+    });
+}
+
+#[test]
+fn in_cross_replica_context_it_evaluates_only() {
+    watched(|| {
+        let strategy = replicas(2);
+        let model = strategy
+            .replicate(|vb: VarBuilder| batch_norm(1, BatchNormConfig::default(), vb.pp("bn")))
+            .unwrap();
+        let x = numbers(&[4, 1], DType::F32);
+        let merged = |train: bool| {
+            strategy.run(&model, |ctx, bn: &BatchNorm| {
+                ctx.merge_call((), |_, _| Ok(bn.forward_t(&x, train).map(drop)?))
+            })
+        };
+        let error = merged(true).unwrap_err().to_string();
+        assert!(error.contains("call it inside of run"), "{error}");
+        for bn in model.models() {
+            assert_eq!(flat(bn.running_mean()), [0.]);
+        }
+        merged(false).unwrap();
+        // Where there is one replica, its statistics are all there are.
+        let alone = one_device();
+        alone.scope(|| Ok(model.models().values()[0].forward_t(&x, true)?)).unwrap();
     });
 }

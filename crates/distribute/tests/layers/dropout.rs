@@ -73,6 +73,21 @@ fn seed_name_step_and_call_make_other_masks() {
 }
 
 #[test]
+fn calls_are_counted_in_cross_replica_context_too() {
+    watched(|| {
+        let dropout = Dropout::new(0.5, 1, "cross-replica").unwrap();
+        let strategy = replicas(2);
+        let draw = || Ok(flat(&dropout.forward(&ones(&[2, 40]), true)?));
+        let (first, second) = strategy.scope(|| Ok((draw()?, draw()?))).unwrap();
+        let merged = strategy.run((), |ctx, ()| ctx.merge_call((), |_, _| draw())).unwrap().into_values();
+        let drawn = [first, second, merged[0].clone(), draw().unwrap()];
+        for (i, mask) in drawn.iter().enumerate() {
+            assert!(!drawn[..i].contains(mask), "call {i} drew an earlier call's mask");
+        }
+    });
+}
+
+#[test]
 fn replicas_without_a_piece_draw_by_their_id() {
     watched(|| {
         let dropout = Dropout::new(0.5, 1, "a").unwrap();

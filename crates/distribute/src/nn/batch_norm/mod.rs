@@ -4,12 +4,13 @@ mod moments;
 mod normalize;
 
 use crate::context::raise;
-use crate::{HostTensor, ReplicaContext, get_replica_context};
+use crate::{HostTensor, ReplicaContext, get_replica_context, get_strategy};
 use candle_core::{DType, Device, Result, Tensor, Var, bail};
 use candle_nn::{BatchNormConfig, ModuleT, VarBuilder};
 use moments::{Moments, with_planes};
-use normalize::{Gradient, Normalize};
+use normalize::{Call, Gradient, Normalize};
 use std::panic::Location;
+use std::sync::Arc;
 
 /// Batch-norm that normalises by the mean and variance of the *global* batch: N replicas compute what one device would.
 ///
@@ -19,13 +20,15 @@ use std::panic::Location;
 /// while evaluating, gradients for input, weight and bias.
 ///
 /// In training it is a call in which all replicas take part, forward and backward: all have to make it, also those whose
-/// piece is empty. An empty piece has no weight, and [`minimize`](crate::Optimizer::minimize) with 0 examples takes part
-/// in the backward pass for it; do not [`skip`](crate::Optimizer::skip) the model there. Every replica sets the same
-/// running statistics. Where a replica fails or does not come, all get an error that names it.
+/// piece is empty. A replica whose piece is empty, or whose rows are all masked out of the loss, has no weight, and
+/// [`minimize`](crate::Optimizer::minimize) with 0 examples takes part in the backward pass for it; do not
+/// [`skip`](crate::Optimizer::skip) the model there. Every replica sets the same running statistics. Where a replica
+/// fails or does not come, all get an error that names it.
 ///
-/// Outside of `run`, and with one replica, it is an ordinary batch-norm. Two deviations from candle_nn, where it gives
-/// NaN: if the global batch has one element for each channel, `running_var` stays as it is; if it has none, both do.
-/// Training is for tensors on the CPU.
+/// Outside of `run`, and with one replica, it is an ordinary batch-norm; in a cross-replica context of several replicas
+/// it only evaluates. The input may be of another float dtype than the variables: the result has the input's, and half
+/// precision is computed in f32. Two deviations from candle_nn, where it gives NaN: if the global batch has one element
+/// for each channel, `running_var` stays as it is; if it has none, both do. Training is for tensors on the CPU.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -115,10 +118,7 @@ impl BatchNorm {
         if x.rank() < 2 || x.dim(1)? != channels {
             bail!("batch-norm: the input must be [rows, {channels}, ...], not {:?}", x.dims());
         }
-        let dtype = match x.dtype() {
-            DType::F16 | DType::BF16 => DType::F32,
-            dtype => dtype,
-        };
+        let dtype = computed_in(x.dtype());
         let contiguous = x.to_dtype(dtype)?.contiguous()?;
         let mine = match dtype {
             DType::F32 => with_planes::<f32, _>(&contiguous, Moments::of)?,
@@ -128,16 +128,19 @@ impl BatchNorm {
         let context = get_replica_context();
         let all = match &context {
             Some(context) => gather(context, mine).map_err(raise)?,
-            // Cross-replica: once for all replicas.
-            None => mine,
+            None if get_strategy().num_replicas_in_sync() == 1 => mine,
+            None => bail!(
+                "batch-norm: in training it is a call of every replica, with its own running statistics; call it inside \
+                 of run, not in cross-replica context, or with train = false"
+            ),
         };
         self.set_running(&all, context.as_ref())?;
 
         let variance = all.variance(self.remove_mean);
         let gradient = context.filter(|context| context.num_replicas_in_sync() > 1).map(|context| Gradient {
-            call: context.next_call(),
+            call: Call { number: context.next_call(), at },
             context,
-            at,
+            graph: Arc::new(()),
         });
         let operation = Normalize {
             inverse: variance.iter().map(|variance| 1. / (variance + self.eps()).sqrt()).collect(),
@@ -148,13 +151,27 @@ impl BatchNorm {
         };
         let (weight, bias) = (self.weight.to_dtype(dtype)?, self.bias.to_dtype(dtype)?);
         let y = contiguous.apply_op3(&weight.contiguous()?, &bias.contiguous()?, operation)?;
-        if let Some(Gradient { context, call, at }) = gradient {
-            context.expect_gradient(&y, move |context| {
+        if let Some(Gradient { context, call, graph }) = gradient {
+            context.forget_gradients(call.number, at).map_err(raise)?;
+            let gave = contiguous.track_op() && contiguous.elem_count() > 0;
+            context.expect_gradient((call.number, 0), (&y, &graph), gave, move |context| {
                 let zeros = Tensor::zeros(2 * channels, DType::F64, &Device::Cpu)?;
-                Gradient { context: context.clone(), call, at }.sum(context, &zeros).map(drop)
+                call.sum(context, &zeros).map(drop)
             });
         }
         y.to_dtype(x.dtype())
+    }
+
+    /// candle_nn's formula, with the conversions of training.
+    fn evaluate(&self, x: &Tensor) -> Result<Tensor> {
+        let dtype = computed_in(x.dtype());
+        if [x.dtype(), self.running_mean().dtype()] == [dtype; 2] {
+            return self.stock.forward_t(x, false);
+        }
+        let (mean, variance) = (self.running_mean().to_dtype(dtype)?, self.running_var().to_dtype(dtype)?);
+        let (weight, bias) = (self.weight.to_dtype(dtype)?, self.bias.to_dtype(dtype)?);
+        let stock = candle_nn::BatchNorm::new(mean.dim(0)?, mean, variance, weight, bias, self.eps())?;
+        stock.forward_t(&x.to_dtype(dtype)?, false)?.to_dtype(x.dtype())
     }
 
     /// The formula and the unbiased variance of candle_nn, which TensorFlow's has, too.
@@ -181,7 +198,15 @@ impl BatchNorm {
 impl ModuleT for BatchNorm {
     #[track_caller]
     fn forward_t(&self, x: &Tensor, train: bool) -> Result<Tensor> {
-        if train { self.forward_train(x) } else { self.stock.forward_t(x, false) }
+        if train { self.forward_train(x) } else { self.evaluate(x) }
+    }
+}
+
+/// Half precision would not do for sums; all else is computed in the input's, whatever the variables are of.
+fn computed_in(input: DType) -> DType {
+    match input {
+        DType::F16 | DType::BF16 => DType::F32,
+        dtype => dtype,
     }
 }
 

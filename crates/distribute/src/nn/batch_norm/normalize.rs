@@ -5,6 +5,7 @@ use crate::context::raise;
 use crate::{ReduceOp, ReplicaContext};
 use candle_core::{CpuStorage, CustomOp3, Device, Layout, Result, Shape, Tensor, WithDType, bail};
 use std::panic::Location;
+use std::sync::Arc;
 
 /// y = (x - mean) * inverse deviation * weight + bias, with statistics of all replicas' examples.
 #[derive(Clone)]
@@ -24,14 +25,22 @@ pub(super) struct Normalize {
 #[derive(Clone)]
 pub(super) struct Gradient {
     pub(super) context: ReplicaContext,
-    pub(super) call: u64,
+    pub(super) call: Call,
+    /// Tells how long there is a graph with this operation.
+    pub(super) graph: Arc<()>,
+}
+
+/// Which call this is the gradient of.
+#[derive(Clone, Copy)]
+pub(super) struct Call {
+    pub(super) number: u64,
     pub(super) at: &'static Location<'static>,
 }
 
-impl Gradient {
+impl Call {
     /// Adds up over all replicas.
-    pub(super) fn sum(&self, context: &ReplicaContext, sums: &Tensor) -> crate::Result<Tensor> {
-        let detail = format!("SUM, the gradient of batch-norm, call {}", self.call + 1);
+    pub(super) fn sum(self, context: &ReplicaContext, sums: &Tensor) -> crate::Result<Tensor> {
+        let detail = format!("SUM, the gradient of batch-norm, call {}", self.number + 1);
         context.all_reduce_gradient(detail, ReduceOp::Sum, sums, self.at)
     }
 }
@@ -43,9 +52,10 @@ impl Normalize {
         let x = Planes::new(x?, inputs[0].1.dims());
         let mut out = Vec::with_capacity(x.elements.len());
         for (channel, plane) in x.iter() {
-            let (mean, bias) = (T::from_f64(self.mean[channel]), bias[channel]);
-            let scale = T::from_f64(weight[channel].to_f64() * self.inverse[channel]);
-            out.extend(plane.iter().map(|x| (*x - mean) * scale + bias));
+            // In f64: a mean far from 0, rounded to T, would be further from the elements than they are from each other.
+            let (mean, bias) = (self.mean[channel], bias[channel].to_f64());
+            let scale = weight[channel].to_f64() * self.inverse[channel];
+            out.extend(plane.iter().map(|x| T::from_f64((x.to_f64() - mean) * scale + bias)));
         }
         Ok(T::to_cpu_storage_owned(out))
     }
@@ -75,10 +85,10 @@ impl Normalize {
             let scale = weight[channel].to_f64() * inverse;
             let through_mean = if self.remove_mean { scale * sums[channel] / self.count } else { 0. };
             let through_variance = scale * inverse * sums[self.mean.len() + channel] / self.count;
-            // a * upstream - b * (x - mean) - c
-            let (a, b, c) = (T::from_f64(scale), T::from_f64(through_variance), T::from_f64(through_mean));
-            let mean = T::from_f64(self.mean[channel]);
-            out.extend(x.iter().zip(upstream).map(|(x, up)| a * *up - b * (*x - mean) - c));
+            let mean = self.mean[channel];
+            let gradient =
+                |x: f64, upstream: f64| scale * upstream - through_variance * (x - mean) - through_mean;
+            out.extend(x.iter().zip(upstream).map(|(x, up)| T::from_f64(gradient(x.to_f64(), up.to_f64()))));
         }
         out
     }
@@ -88,7 +98,7 @@ impl Normalize {
         let mine = with_planes::<T, _>(x, |x| with_planes::<T, _>(upstream, |up| self.sums(x, up)))??;
         let mine = Tensor::from_vec(mine, 2 * channels, &Device::Cpu)?;
         let all = match &self.gradient {
-            Some(gradient) => gradient.sum(&gradient.context, &mine).map_err(raise)?.to_vec1()?,
+            Some(gradient) => gradient.call.sum(&gradient.context, &mine).map_err(raise)?.to_vec1()?,
             None => mine.to_vec1()?,
         };
         let scale = weight.to_vec1::<T>()?;
