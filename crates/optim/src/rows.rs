@@ -35,7 +35,7 @@ pub fn merge_rows<F: Float>(
     };
     let merge = RowMerge::new(&indices.iter().enumerate().map(row).collect::<Result<Vec<_>, _>>()?);
     let mut sums = vec![F::ZERO; merge.rows().len() * row_len];
-    merge.sum(&[values], row_len, 0, &mut sums);
+    merge.sum(values, row_len, 0, &mut sums);
     Ok((merge.into_rows(), sums))
 }
 

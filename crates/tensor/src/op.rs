@@ -7,8 +7,10 @@ use crate::{Error, Result};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReduceOp {
     /// The sum over the replicas.
+    #[doc(alias = "tf.distribute.ReduceOp.SUM")]
     Sum,
     /// The sum over the replicas, divided by their number (integers: a true division, to floats).
+    #[doc(alias = "tf.distribute.ReduceOp.MEAN")]
     Mean,
 }
 

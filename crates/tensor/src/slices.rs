@@ -3,12 +3,16 @@
 use crate::dtype::with_summable;
 use crate::fold::{Alone, Folder};
 use crate::host::{check_pieces, check_same};
-use crate::kernel::{RowMerge, Sum};
+use crate::kernel::{RowFold, RowMerge, Sum};
 use crate::{DType, Element, Error, HostTensor, ReduceOp, Result};
+use std::borrow::Cow;
 
 const REDUCE: &str = "reduce";
 const CONCAT: &str = "concat";
 const TO_DENSE: &str = "to_dense";
+
+/// The indices of each replica's rows.
+type OfReplicas = Vec<Vec<usize>>;
 
 /// Rows of a larger tensor and where they stand in it.
 ///
@@ -120,9 +124,11 @@ impl IndexedSlices {
 
     /// The sum or mean over replicas, with each index once, ascending.
     ///
-    /// The rows of an index are summed replica by replica, and within one in their order, so the bits depend on nothing
-    /// else. Replicas may differ in their number of rows (SPARSE-2). A MEAN divides the sums by the number of replicas.
-    /// The slices of a single one are merged, too: the form of a result doesn't depend on how many there are.
+    /// The rows of an index are summed within each replica first, in their order, and then over replicas in the order of
+    /// [`kernel::fold`](crate::kernel::fold), where a replica without that row counts as zero. So the sums have the bits
+    /// of those of dense tensors, and reducing within every worker first changes none. Replicas may differ in their number of rows (SPARSE-2). A MEAN divides the sums by the number of replicas.
+    /// The slices of a single one are merged, too: the form of a result doesn't depend on how many there are. Those that
+    /// are merged already come back as they are.
     ///
     /// The result has no more rows than all replicas have together, nor more than `dense_shape[0]`: however many
     /// replicas there are, it takes no more memory than the dense tensor and its indices.
@@ -142,19 +148,51 @@ impl IndexedSlices {
         if dtype.mean().is_none() {
             return Err(Error::UnsupportedDType { operation: REDUCE, dtype });
         }
-        let merge = RowMerge::new(&rows);
-        let merged = match slices {
-            [only] if merge.is_identity() => (*only).clone(),
-            _ => {
-                let values = sums(&merge, slices, folder)?;
-                let indices = HostTensor::vector(merge.rows().iter().map(|row| *row as i64).collect());
-                Self { values, indices: indices.cast(first.indices.dtype())?, dense_shape }
-            }
+        // Each replica's own first: what it has done to its duplicates itself changes no bit then.
+        let merged = slices.iter().zip(rows).map(|(slices, rows)| slices.merge(rows, folder));
+        let merged = merged.collect::<Result<Vec<_>>>()?;
+        let [(_, only)] = merged.as_slice() else {
+            let sum = Self { dense_shape, ..fold(&merged, folder)? };
+            return match op {
+                ReduceOp::Sum => Ok(sum),
+                ReduceOp::Mean => sum.divide(slices.len() as f64),
+            };
         };
-        match op {
-            ReduceOp::Mean if slices.len() > 1 => merged.divide(slices.len() as f64),
-            ReduceOp::Sum | ReduceOp::Mean => Ok(merged),
+        Ok(only.clone().into_owned())
+    }
+
+    /// With each index once, ascending; and those indices.
+    fn merge(&self, rows: Vec<usize>, folder: &impl Folder) -> Result<(Vec<usize>, Cow<'_, Self>)> {
+        let merge = RowMerge::new(&rows);
+        if merge.is_identity() {
+            return Ok((rows, Cow::Borrowed(self)));
         }
+        let (width, dtype) = (self.width(), self.values.dtype());
+        let len = merge.rows().len() * width;
+        let merged = with_summable!(self.values.buffer(), v => {
+            let sums = folder.fill(len, |start, out| merge.sum(v, width, start, out));
+            self.with_rows(sums, merge.rows())?
+        }, else return Err(Error::UnsupportedDType { operation: REDUCE, dtype }));
+        Ok((merge.into_rows(), Cow::Owned(merged)))
+    }
+
+    /// The elements of a row.
+    fn width(&self) -> usize {
+        self.values.dims().iter().skip(1).product()
+    }
+
+    /// Other rows of the same whole.
+    fn with_rows<T: Element>(&self, values: Vec<T>, rows: &[usize]) -> Result<Self> {
+        let mut shape = self.values.dims().to_vec();
+        if let Some(height) = shape.first_mut() {
+            *height = rows.len();
+        }
+        let indices = HostTensor::vector(rows.iter().map(|row| *row as i64).collect());
+        Ok(Self {
+            values: HostTensor::new(values, shape)?,
+            indices: indices.cast(self.indices.dtype())?,
+            dense_shape: self.dense_shape.clone(),
+        })
     }
 
     /// The rows of all, one after another in the order given, with their duplicates (SPARSE-1).
@@ -168,15 +206,15 @@ impl IndexedSlices {
         Ok(Self { values, indices, dense_shape })
     }
 
-    /// The indices of all rows, and the shape of the whole, of slices of one dtype, row shape and whole. An error says
-    /// which of them differs from the first.
-    fn alike(operation: &'static str, slices: &[&IndexedSlices]) -> Result<(Vec<usize>, Option<Vec<usize>>)> {
+    /// The indices of the rows of each, and the shape of the whole, of slices of one dtype, row shape and whole. An error
+    /// says which of them differs from the first.
+    fn alike(operation: &'static str, slices: &[&IndexedSlices]) -> Result<(OfReplicas, Option<Vec<usize>>)> {
         let [first, rest @ ..] = slices else { return Err(Error::Empty { operation }) };
-        let mut rows = first.rows(operation)?;
+        let mut rows = vec![first.rows(operation)?];
         let mut dense_shape = first.dense_shape.clone();
         for (i, other) in rest.iter().enumerate() {
             let more = first.check(operation, other, dense_shape.as_deref());
-            rows.extend(more.map_err(|e| e.differs("replica", i + 1))?);
+            rows.push(more.map_err(|e| e.differs("replica", i + 1))?);
             dense_shape = dense_shape.or_else(|| other.dense_shape.clone());
         }
         Ok((rows, dense_shape))
@@ -213,28 +251,25 @@ impl IndexedSlices {
     }
 }
 
-/// The values of equal indices, summed.
-fn sums(merge: &RowMerge, slices: &[&IndexedSlices], folder: &impl Folder) -> Result<HostTensor> {
+/// The sum of merged slices, in the order given.
+fn fold(merged: &[(Vec<usize>, Cow<'_, IndexedSlices>)], folder: &impl Folder) -> Result<IndexedSlices> {
     fn of<T: Element + Sum>(
         _: &[T],
-        merge: &RowMerge,
-        slices: &[&IndexedSlices],
-        width: usize,
+        merged: &[(Vec<usize>, Cow<'_, IndexedSlices>)],
+        (fold, width): (&RowFold, usize),
         folder: &impl Folder,
     ) -> Result<Vec<T>> {
-        let parts = slices.iter().map(|s| s.values.typed::<T>(REDUCE)).collect::<Result<Vec<_>>>()?;
-        let len = merge.rows().len() * width;
-        Ok(folder.fill(len, |start, out| merge.sum(&parts, width, start, out)))
+        let parts = merged.iter().map(|(_, slices)| slices.values.typed::<T>(REDUCE));
+        let parts = parts.collect::<Result<Vec<_>>>()?;
+        Ok(folder.fill(fold.rows().len() * width, |start, out| fold.sum(&parts, width, start, out)))
     }
-    let Some(first) = slices.first() else { return Err(Error::Empty { operation: REDUCE }) };
-    let mut shape = first.values.dims().to_vec();
-    let width = shape.iter().skip(1).product();
-    if let Some(rows) = shape.first_mut() {
-        *rows = merge.rows().len();
-    }
-    let dtype = first.values.dtype();
-    with_summable!(first.values.buffer(), v => HostTensor::new(of(v, merge, slices, width, folder)?, shape),
-        else Err(Error::UnsupportedDType { operation: REDUCE, dtype }))
+    let Some((_, first)) = merged.first() else { return Err(Error::Empty { operation: REDUCE }) };
+    let lists: Vec<&[usize]> = merged.iter().map(|(rows, _)| rows.as_slice()).collect();
+    let (fold, dtype) = (RowFold::new(&lists), first.values.dtype());
+    with_summable!(first.values.buffer(), v => {
+        let sums = of(v, merged, (&fold, first.width()), folder)?;
+        first.with_rows(sums, fold.rows())
+    }, else Err(Error::UnsupportedDType { operation: REDUCE, dtype }))
 }
 
 /// Values, indices and the shape of the whole.

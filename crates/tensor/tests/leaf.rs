@@ -297,6 +297,49 @@ fn host_tensors_convert() {
     assert_ne!(t, t.cast(DType::I32).unwrap());
 }
 
+/// The bits of a replica's rows: duplicates, and numbers whose sum depends on the order.
+fn random_slices(count: usize, seed: u64) -> IndexedSlices {
+    let mut state = seed.wrapping_mul(6364136223846793005) | 1;
+    let mut next = || {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        state >> 24
+    };
+    let indices = (0..count).map(|_| (next() % 7) as i64).collect();
+    let values = (0..count * 3).map(|_| next() as f32 / 1e6 - 5e5).map(|x| if x > 4e5 { -0.0 } else { x });
+    let values = HostTensor::new(values.collect::<Vec<_>>(), [count, 3]).unwrap();
+    IndexedSlices::new(values, HostTensor::vector(indices), Some(vec![7, 3])).unwrap()
+}
+
+fn float_bits(tensor: &HostTensor) -> Vec<u32> {
+    tensor.to_vec::<f32>().unwrap().into_iter().map(f32::to_bits).collect()
+}
+
+proptest! {
+    // INV-7: one order of sums, for rows as for dense tensors.
+    #[test]
+    fn sparse_1_rows_are_reduced_to_the_bits_of_dense_tensors_and_of_workers_that_reduce_first(
+        counts in prop::collection::vec(0usize..12, 1..9),
+        seed: u64,
+        mean: bool,
+    ) {
+        let op = if mean { ReduceOp::Mean } else { ReduceOp::Sum };
+        let all: Vec<_> = counts.iter().zip(0u64..).map(|(n, r)| random_slices(*n, seed ^ r)).collect();
+        let refs: Vec<_> = all.iter().collect();
+        let sparse = IndexedSlices::reduce(op, &refs).unwrap();
+        let dense: Vec<_> = all.iter().map(|slices| slices.to_dense().unwrap()).collect();
+        let dense = HostTensor::reduce(op, &dense.iter().collect::<Vec<_>>()).unwrap();
+        prop_assert_eq!(float_bits(&sparse.to_dense().unwrap()), float_bits(&dense));
+        for replicas in [2, 4] {
+            let workers: Vec<_> =
+                refs.chunks(replicas).map(|own| IndexedSlices::reduce(ReduceOp::Sum, own).unwrap()).collect();
+            let sum = IndexedSlices::reduce(ReduceOp::Sum, &workers.iter().collect::<Vec<_>>()).unwrap();
+            let whole = IndexedSlices::reduce(ReduceOp::Sum, &refs).unwrap();
+            prop_assert_eq!(&sum.indices, &whole.indices);
+            prop_assert_eq!(float_bits(&sum.values), float_bits(&whole.values));
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]

@@ -22,6 +22,15 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 /// Every operation in which all take part has to be called by all replicas, the same number of times and in the same
 /// order. Where they don't, or one fails, or one does not come before the strategy's timeout, all replicas get one
 /// error that names the replicas, the calls and their lines; none hangs.
+///
+/// Only `run` makes one:
+///
+/// ```compile_fail,E0624
+/// # use distribute::prelude::*;
+/// # let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+/// let context = ReplicaContext::new(strategy.into(), 0, 1, None);
+/// # Ok::<(), distribute::Error>(())
+/// ```
 #[doc(alias = "tf.distribute.ReplicaContext")]
 #[derive(Clone)]
 pub struct ReplicaContext(Arc<Inner>, Option<Arc<View>>);
@@ -148,6 +157,7 @@ impl ReplicaContext {
     /// }");
     /// # Ok::<(), distribute::Error>(())
     /// ```
+    #[doc(alias = "tf.distribute.ReplicaContext.replica_id_in_sync_group")]
     pub fn replica_id_in_sync_group(&self) -> usize {
         self.0.strategy.extended().first_replica_id() + self.0.local
     }

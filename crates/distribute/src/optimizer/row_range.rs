@@ -1,7 +1,7 @@
 //! A range of a table's rows with the sparse gradients of all replicas that fall into it.
 
 use super::number::Number;
-use distribute_tensor::kernel::fold_scaled;
+use distribute_tensor::kernel::RowFold;
 use std::borrow::Cow;
 
 /// A range of a table's rows, and for each replica that has a sparse gradient of the table its rows in that range.
@@ -79,29 +79,11 @@ impl<F: Number> RowRange<'_, F> {
         {
             return (rows.iter().map(|row| row - self.first).collect(), Cow::Borrowed(values));
         }
-        let most = self.guide().len();
-        let (mut rows, mut sums) = (Vec::with_capacity(most), Vec::with_capacity(most * self.row_len));
-        let zeros = vec![F::of(0.); self.row_len];
-        let mut next = vec![0; self.of_replicas.len()];
-        let mut summands: Vec<&[F]> = Vec::with_capacity(next.len());
-        loop {
-            let heads = self.of_replicas.iter().zip(&next).filter_map(|((rows, _), next)| rows.get(*next));
-            let Some(&row) = heads.min() else { break };
-            summands.clear();
-            for ((rows, values), next) in self.of_replicas.iter().zip(&mut next) {
-                summands.push(match rows.get(*next) {
-                    Some(head) if *head == row => {
-                        *next += 1;
-                        &values[(*next - 1) * self.row_len..][..self.row_len]
-                    }
-                    _ => &zeros,
-                });
-            }
-            rows.push(row - self.first);
-            let start = sums.len();
-            sums.resize(start + self.row_len, F::of(0.));
-            fold_scaled(&summands, weights, &mut sums[start..]);
-        }
+        let (lists, parts): (Vec<_>, Vec<_>) = self.of_replicas.iter().copied().unzip();
+        let fold = RowFold::new(&lists);
+        let mut sums = vec![F::of(0.); fold.rows().len() * self.row_len];
+        fold.sum_scaled(&parts, weights, self.row_len, 0, &mut sums);
+        let rows = fold.rows().iter().map(|row| row - self.first).collect();
         (rows, Cow::Owned(sums))
     }
 }

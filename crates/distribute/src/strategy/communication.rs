@@ -73,11 +73,14 @@ impl CommunicationOptions {
 #[non_exhaustive]
 pub enum CommunicationImplementation {
     /// What fits the devices.
+    #[doc(alias = "tf.distribute.experimental.CommunicationImplementation.AUTO")]
     #[default]
     Auto,
     /// Rings over sockets.
+    #[doc(alias = "tf.distribute.experimental.CommunicationImplementation.RING")]
     Ring,
     /// NVIDIA's library, between GPUs.
+    #[doc(alias = "tf.distribute.experimental.CommunicationImplementation.NCCL")]
     Nccl,
 }
 

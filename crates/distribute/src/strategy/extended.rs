@@ -104,6 +104,19 @@ pub trait StrategyExtended: Debug + Send + Sync + 'static {
         false
     }
 
+    /// Whether this process writes checkpoints. True where there is one process; of several, one writes for all.
+    #[doc(alias = "tf.distribute.StrategyExtended.should_checkpoint")]
+    fn should_checkpoint(&self) -> bool {
+        true
+    }
+
+    /// Whether this process writes logs and figures of the training. True where there is one process; of several, one
+    /// writes for all.
+    #[doc(alias = "tf.distribute.StrategyExtended.should_save_summary")]
+    fn should_save_summary(&self) -> bool {
+        true
+    }
+
     /// Runs a step on every local replica, all at once: returns when all are done.
     ///
     /// # Errors

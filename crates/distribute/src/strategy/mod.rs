@@ -274,8 +274,10 @@ impl fmt::Debug for Strategy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ValueContext {
     /// The global id of the replica.
+    #[doc(alias = "tf.distribute.experimental.ValueContext.replica_id_in_sync_group")]
     pub replica_id_in_sync_group: usize,
     /// How many replicas are in sync.
+    #[doc(alias = "tf.distribute.experimental.ValueContext.num_replicas_in_sync")]
     pub num_replicas_in_sync: usize,
 }
 

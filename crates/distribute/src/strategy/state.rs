@@ -15,7 +15,7 @@ impl Strategy {
     /// [`Dropout`](crate::nn::Dropout), that it would have had without a stop.
     ///
     /// # Errors
-    /// [`Error::WrongContext`](crate::Error::WrongContext) inside of `run`.
+    /// [`Error::WrongContext`] inside of `run`.
     ///
     /// ```
     /// # use distribute::prelude::*;

@@ -78,11 +78,9 @@ impl Strategy {
         const OPERATION: &str = "update_non_slot";
         let _scope = self.enter(OPERATION, ADVICE)?;
         let parameters = self.extended().parameter_devices();
-        let known = match (self.extended().variable_placement(), devices) {
+        let known = match self.extended().variable_placement() {
             // Those of a variable, which may be elsewhere by colocation.
-            (VariablePlacement::Central(_), [one]) => {
-                parameters.contains(one) || self.devices().contains(one)
-            }
+            VariablePlacement::Central(_) => Destinations::from(devices).resolve(OPERATION, self).is_ok(),
             _ => devices == parameters,
         };
         if !known {
@@ -166,6 +164,7 @@ impl Strategy {
         const OPERATION: &str = "colocate_vars_with";
         if self.is_default() && !crate::has_strategy() {
             // There is one device.
+            with.into().resolve(OPERATION, self)?;
             return body();
         }
         match here() {

@@ -8,6 +8,24 @@ use std::fmt;
 ///
 /// This is what [`run`](crate::Strategy::run) returns, for one replica too, and what a distributed dataset gives.
 /// Values are never merged because they happen to be the same object.
+///
+/// Outside of `run` there is no one value to compute with: reduce or gather it first.
+///
+/// ```compile_fail,E0369
+/// # use distribute::prelude::*;
+/// let values = PerReplica::from_values(vec![1f32, 2.]);
+/// let sum = values + 1.;
+/// ```
+///
+/// Inside of `run` each replica has its own part of it: give it as an argument.
+///
+/// ```compile_fail,E0277
+/// # use distribute::prelude::*;
+/// # let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+/// let values = PerReplica::from_values(vec![1f32, 2.]);
+/// strategy.run((), |ctx, ()| ctx.all_gather(values.clone(), 0))?;
+/// # Ok::<(), distribute::Error>(())
+/// ```
 #[doc(alias = "tf.distribute.DistributedValues")]
 #[derive(Clone, Debug)]
 pub struct PerReplica<T> {

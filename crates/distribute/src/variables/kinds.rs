@@ -7,14 +7,18 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum VariableSynchronization {
     /// As the strategy sees fit: [`OnWrite`](Self::OnWrite).
+    #[doc(alias = "tf.VariableSynchronization.AUTO")]
     #[default]
     Auto,
     /// Never. Strategies with replicas refuse it: say when.
+    #[doc(alias = "tf.VariableSynchronization.NONE")]
     None,
     /// At every write: all copies are always equal. For what is read often, such as weights.
+    #[doc(alias = "tf.VariableSynchronization.ON_WRITE")]
     OnWrite,
     /// At a read from outside of `run`: each replica writes its own copy, without waiting for the others. For what is
     /// written often and read rarely, such as metrics.
+    #[doc(alias = "tf.VariableSynchronization.ON_READ")]
     OnRead,
 }
 
@@ -23,13 +27,17 @@ pub enum VariableSynchronization {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum VariableAggregation {
     /// Not at all: replicas cannot write such a variable together, nor can it be read in one piece.
+    #[doc(alias = "tf.VariableAggregation.NONE")]
     #[default]
     None,
     /// The sum over replicas.
+    #[doc(alias = "tf.VariableAggregation.SUM")]
     Sum,
     /// The mean over replicas. For floats only.
+    #[doc(alias = "tf.VariableAggregation.MEAN")]
     Mean,
     /// What replica 0 has.
+    #[doc(alias = "tf.VariableAggregation.ONLY_FIRST_REPLICA")]
     OnlyFirstReplica,
 }
 

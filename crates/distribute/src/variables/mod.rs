@@ -5,6 +5,7 @@
 //! | `kinds` | [`VariableSynchronization`], [`VariableAggregation`] |
 //! | `access` | what may be done where, and how: the documents' tables as one pure function |
 //! | `variable`, `create` | [`Variable`]: its properties; making one |
+//! | `place` | where it is being used, and which copy is the one of that place |
 //! | `read`, `write` | its operations, in whatever context |
 //! | `copy` | one copy of it: candle's, or in host memory |
 //! | `state` | it as a part of a checkpoint |
@@ -15,6 +16,7 @@ mod copy;
 mod create;
 mod kinds;
 mod model;
+mod place;
 mod read;
 mod state;
 mod variable;

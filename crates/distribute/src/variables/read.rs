@@ -14,6 +14,7 @@ impl Variable {
     /// [`Error::VariableAccess`] where the copies of an ON_READ variable are to be one value, but it has no
     /// aggregation; [`Error::Tensor`] where the value is not of type `N`; [`Error::MixedStrategies`] in another
     /// strategy's context.
+    #[doc(alias = "tf.distribute.StrategyExtended.read_var")]
     pub fn read<N: Nest>(&self) -> Result<N> {
         typed(self.read_leaf()?)
     }

@@ -117,3 +117,10 @@ fn str_6_no_strategy_needs_static_shapes() {
         assert!(!strategy.extended().require_static_shapes());
     }
 }
+
+#[test]
+fn str_7_strategies_of_one_process_save_for_themselves() {
+    for strategy in [mirrored(2), one_device(), get_strategy()] {
+        assert!(strategy.extended().should_checkpoint() && strategy.extended().should_save_summary());
+    }
+}

@@ -1,0 +1,52 @@
+//! The pages of StrategyExtended and ReplicaContext, sentence by sentence: `docs/pages.md` names the test of each, here
+//! or elsewhere, and this program fails where it names none, or one that is not there.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[path = "pages/members.rs"]
+mod members;
+#[path = "pages/replica_context.rs"]
+mod replica_context;
+#[path = "pages/strategy_extended.rs"]
+mod strategy_extended;
+#[path = "pages/table.rs"]
+mod table;
+#[path = "support/watched.rs"]
+mod watched;
+
+use candle_core::{Device, Tensor};
+use distribute::{
+    CentralStorageStrategy, MirroredStrategy, OneDeviceStrategy, PerReplica, Result, Strategy, Variable,
+    get_strategy,
+};
+
+fn mirrored(replicas: usize) -> Strategy {
+    MirroredStrategy::cpus(replicas).unwrap().into()
+}
+
+/// Two replicas, and the variables on the second's device.
+fn central() -> Strategy {
+    CentralStorageStrategy::new(["cpu:0", "cpu:1"], "cpu:1").unwrap().into()
+}
+
+/// One strategy of each kind.
+fn everywhere() -> [Strategy; 4] {
+    [mirrored(2), central(), OneDeviceStrategy::new("cpu:1").unwrap().into(), get_strategy()]
+}
+
+/// A variable with one copy, on this device.
+fn on_one(strategy: &Strategy, device: &str, name: &str) -> Result<Variable> {
+    strategy.scope(|| strategy.colocate_vars_with(device, || Variable::new(name, 10f32)))
+}
+
+fn per_replica<T>(values: impl IntoIterator<Item = T>) -> PerReplica<T> {
+    PerReplica::from_values(values.into_iter().collect())
+}
+
+fn tensor(values: &[f32]) -> Tensor {
+    Tensor::new(values, &Device::Cpu).unwrap()
+}
+
+fn bits(tensor: &Tensor) -> Vec<u32> {
+    tensor.to_vec1::<f32>().unwrap().into_iter().map(f32::to_bits).collect()
+}
