@@ -49,7 +49,8 @@ impl Variable {
             Here::Replica(context) if context.strategy().is_default() => outside,
             // An ordinary variable is nobody's: a strategy's replicas may read it, as they may read what they capture.
             _ if self.0.sort == Sort::Ordinary && !writes => outside,
-            Here::CrossReplica(..) | Here::Update(_) if self.0.sort == Sort::Ordinary => outside,
+            // In another strategy's update it would be written once for each copy.
+            Here::CrossReplica(..) if self.0.sort == Sort::Ordinary => outside,
             Here::CrossReplica(strategy, _) => return Err(other(&strategy)),
             Here::Update(context) => return Err(other(context.strategy())),
             Here::Replica(context) => return Err(other(context.strategy())),

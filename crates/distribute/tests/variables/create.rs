@@ -163,6 +163,9 @@ fn var_8_a_variable_is_used_with_its_own_strategy() {
         ours.scope(|| plain.assign(2f32)).unwrap();
         let error = ours.run((), |_, ()| plain.assign(3f32)).unwrap_err();
         assert!(matches!(error.root_cause(), Error::MixedStrategies { .. }), "{error}");
+        let v = ours.scope(|| Variable::new("v", 1f32)).unwrap();
+        let error = ours.update(&v, (), |_, ()| plain.assign_add(1f32)).unwrap_err();
+        assert!(matches!(error, Error::MixedStrategies { .. }), "{error}");
         assert_eq!(plain.read::<f32>().unwrap(), 2.);
     });
 }
