@@ -116,6 +116,15 @@ impl Ready {
         Ok(Gradient::Rows(IndexedSlices::new(values, indices, whole)?))
     }
 
+    /// The gradient of a replica that has none: no rows.
+    pub(super) fn nothing(variable: &Var) -> Self {
+        let values = match variable.dtype() {
+            DType::F32 => Any::F32(Vec::new()),
+            _ => Any::F64(Vec::new()),
+        };
+        Ready::Rows(Rows { rows: Vec::new(), values })
+    }
+
     /// The same with a number for each element: beside a dense one, rows are no shorter way.
     pub(super) fn to_dense(&self, variable: &Var) -> Result<Self> {
         fn spread<F: Number>(rows: &[usize], values: &[F], variable: &Var) -> Vec<F> {

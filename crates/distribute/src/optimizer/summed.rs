@@ -26,12 +26,13 @@ pub(super) struct Summed<'r> {
 impl<'r> Summed<'r> {
     pub(super) fn new(trained: &'r Trained, all: &Weighted<'r>) -> Result<Self> {
         let of = |(index, (_, variable)): (usize, &(String, Var))| {
-            let mut parts: Vec<_> = all
-                .iter()
-                .filter_map(|(weight, of_replica)| {
-                    Some((*weight, Cow::Borrowed(of_replica[index].as_ref()?)))
-                })
-                .collect();
+            let any = all.iter().any(|(_, of_replica)| of_replica[index].is_some());
+            let part = |(weight, of_replica): &(f64, &'r [Option<Ready>])| match &of_replica[index] {
+                Some(ready) => Some((*weight, Cow::Borrowed(ready))),
+                // Of two, one alone is the sum. Of more, each keeps its place in the tree of sums (INV-7).
+                None => (any && all.len() > 2).then(|| (*weight, Cow::Owned(Ready::nothing(variable)))),
+            };
+            let mut parts: Vec<_> = all.iter().filter_map(part).collect();
             let rows = parts.iter().filter(|(_, ready)| matches!(**ready, Ready::Rows(_))).count();
             if (1..parts.len()).contains(&rows) {
                 for (_, ready) in &mut parts {

@@ -269,3 +269,37 @@ fn where_graphs_may_hold_collectives_all_replicas_need_as_many_micro_batches() {
         assert!((numbers(&model)[0] + 2. * 7. / 3.).abs() < 1e-15);
     });
 }
+
+// INV-7: (16777216 + 0) + (1 + 1), and not one after another, where each 1 would vanish in f32.
+#[test]
+fn a_replica_without_a_gradient_keeps_its_place_in_the_tree_of_sums() {
+    watched(|| {
+        let strategy = replicas(4);
+        let parts = [Some(16_777_216f32), None, Some(1.), Some(1.)];
+        for by_row in [false, true] {
+            let model = strategy
+                .replicate(|vb: candle_nn::VarBuilder| {
+                    vb.get_with_hints((1, 1), "w", candle_nn::Init::Const(0.))
+                })
+                .unwrap();
+            let optimizer = Optimizer::with_rule(Sgd, &model.variables, 1.).unwrap();
+            let step = strategy.run((), |ctx, ()| {
+                let mut gradients = Gradients::new(&optimizer);
+                if let Some(part) = parts[ctx.replica_id_in_sync_group()] {
+                    let row = HostTensor::new(vec![part], [1, 1])?;
+                    match by_row {
+                        true => {
+                            let index = HostTensor::vector(vec![0i64]);
+                            gradients.insert("w", IndexedSlices::new(row, index, None)?)?;
+                        }
+                        false => gradients.insert("w", row.to_candle(&Device::Cpu)?)?,
+                    }
+                }
+                optimizer.apply_gradients(ctx, gradients, ReduceOp::Sum)
+            });
+            step.unwrap();
+            let w = model.variables.get("w").unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
+            assert_eq!(w, [-16_777_218.], "by row: {by_row}");
+        }
+    });
+}
