@@ -3,9 +3,8 @@
 use crate::dtype::with_summable;
 use crate::fold::{Alone, Folder};
 use crate::host::{check_pieces, check_same};
-use crate::kernel::{RowFold, RowMerge, Sum};
+use crate::kernel::{RowMerge, RowSum, Sum};
 use crate::{DType, Element, Error, HostTensor, ReduceOp, Result};
-use std::borrow::Cow;
 
 const REDUCE: &str = "reduce";
 const CONCAT: &str = "concat";
@@ -148,32 +147,48 @@ impl IndexedSlices {
         if dtype.mean().is_none() {
             return Err(Error::UnsupportedDType { operation: REDUCE, dtype });
         }
-        // Each replica's own first: what it has done to its duplicates itself changes no bit then.
-        let merged = slices.iter().zip(rows).map(|(slices, rows)| slices.merge(rows, folder));
-        let merged = merged.collect::<Result<Vec<_>>>()?;
-        let [(_, only)] = merged.as_slice() else {
-            let sum = Self { dense_shape, ..fold(&merged, folder)? };
-            return match op {
-                ReduceOp::Sum => Ok(sum),
-                ReduceOp::Mean => sum.divide(slices.len() as f64),
-            };
-        };
-        Ok(only.clone().into_owned())
+        if let ([only], [rows]) = (slices, rows.as_slice()) {
+            return only.merge(rows, folder);
+        }
+        let sum = Self { dense_shape, ..first.sum(slices, &rows, folder)? };
+        match op {
+            ReduceOp::Sum => Ok(sum),
+            ReduceOp::Mean => sum.divide(slices.len() as f64),
+        }
     }
 
-    /// With each index once, ascending; and those indices.
-    fn merge(&self, rows: Vec<usize>, folder: &impl Folder) -> Result<(Vec<usize>, Cow<'_, Self>)> {
-        let merge = RowMerge::new(&rows);
+    /// With each index once, ascending.
+    fn merge(&self, rows: &[usize], folder: &impl Folder) -> Result<Self> {
+        let merge = RowMerge::new(rows);
         if merge.is_identity() {
-            return Ok((rows, Cow::Borrowed(self)));
+            return Ok(self.clone());
         }
         let (width, dtype) = (self.width(), self.values.dtype());
         let len = merge.rows().len() * width;
-        let merged = with_summable!(self.values.buffer(), v => {
+        with_summable!(self.values.buffer(), v => {
             let sums = folder.fill(len, |start, out| merge.sum(v, width, start, out));
-            self.with_rows(sums, merge.rows())?
-        }, else return Err(Error::UnsupportedDType { operation: REDUCE, dtype }));
-        Ok((merge.into_rows(), Cow::Owned(merged)))
+            self.with_rows(sums, merge.rows())
+        }, else Err(Error::UnsupportedDType { operation: REDUCE, dtype }))
+    }
+
+    /// The sum of slices that are like these, whose indices are `rows`.
+    fn sum(&self, slices: &[&Self], rows: &[Vec<usize>], folder: &impl Folder) -> Result<Self> {
+        fn of<T: Element + Sum>(
+            _: &[T],
+            slices: &[&IndexedSlices],
+            (sum, width): (&RowSum, usize),
+            folder: &impl Folder,
+        ) -> Result<Vec<T>> {
+            let parts = slices.iter().map(|slices| slices.values.typed::<T>(REDUCE));
+            let parts = parts.collect::<Result<Vec<_>>>()?;
+            Ok(folder.fill(sum.rows().len() * width, |start, out| sum.sum(&parts, width, start, out)))
+        }
+        let lists: Vec<&[usize]> = rows.iter().map(Vec::as_slice).collect();
+        let (sum, dtype) = (RowSum::new(&lists), self.values.dtype());
+        with_summable!(self.values.buffer(), v => {
+            let sums = of(v, slices, (&sum, self.width()), folder)?;
+            self.with_rows(sums, sum.rows())
+        }, else Err(Error::UnsupportedDType { operation: REDUCE, dtype }))
     }
 
     /// The elements of a row.
@@ -249,27 +264,6 @@ impl IndexedSlices {
             None => format!("IndexedSlices({})", self.values.describe()),
         }
     }
-}
-
-/// The sum of merged slices, in the order given.
-fn fold(merged: &[(Vec<usize>, Cow<'_, IndexedSlices>)], folder: &impl Folder) -> Result<IndexedSlices> {
-    fn of<T: Element + Sum>(
-        _: &[T],
-        merged: &[(Vec<usize>, Cow<'_, IndexedSlices>)],
-        (fold, width): (&RowFold, usize),
-        folder: &impl Folder,
-    ) -> Result<Vec<T>> {
-        let parts = merged.iter().map(|(_, slices)| slices.values.typed::<T>(REDUCE));
-        let parts = parts.collect::<Result<Vec<_>>>()?;
-        Ok(folder.fill(fold.rows().len() * width, |start, out| fold.sum(&parts, width, start, out)))
-    }
-    let Some((_, first)) = merged.first() else { return Err(Error::Empty { operation: REDUCE }) };
-    let lists: Vec<&[usize]> = merged.iter().map(|(rows, _)| rows.as_slice()).collect();
-    let (fold, dtype) = (RowFold::new(&lists), first.values.dtype());
-    with_summable!(first.values.buffer(), v => {
-        let sums = of(v, merged, (&fold, first.width()), folder)?;
-        first.with_rows(sums, fold.rows())
-    }, else Err(Error::UnsupportedDType { operation: REDUCE, dtype }))
 }
 
 /// Values, indices and the shape of the whole.

@@ -11,7 +11,8 @@
 //! | [`fold_into_all`], [`fold_into_all_then`], [`fold_scaled_into_all`] | the sum, written back into every slice |
 //! | [`sum_axis`] | the sum along one axis of one tensor |
 //! | [`RowMerge`] | one replica's rows with indices, merged: equal indices summed |
-//! | [`RowFold`] | [`fold`] of the merged rows of several replicas |
+//! | [`RowSum`] | [`fold`] of the rows of several replicas, as they come |
+//! | [`RowFold`] | [`fold_scaled`] of the merged rows of several replicas |
 //! | [`write()`], [`write_rows`] | assigned, added, … to what is there |
 //! | [`concat()`], [`split`], [`narrow`] | put together and cut along an axis |
 
@@ -19,6 +20,7 @@ mod axis;
 mod concat;
 mod reduce;
 mod row_fold;
+mod row_sum;
 mod rows;
 mod sum;
 mod write;
@@ -27,6 +29,7 @@ pub use axis::sum_axis;
 pub use concat::{concat, narrow, split};
 pub use reduce::{fold, fold_into_all, fold_into_all_then, fold_scaled, fold_scaled_into_all, fold_then};
 pub use row_fold::RowFold;
+pub use row_sum::RowSum;
 pub use rows::RowMerge;
 pub use sum::{Scale, Sum};
 pub use write::{Arithmetic, Write, write, write_rows};

@@ -1,6 +1,6 @@
-//! The sum of the rows of several replicas, in the one order of sums.
+//! The weighted sum of the merged rows of several replicas, in the one order of sums.
 
-use super::{RowMerge, Scale, Sum, fold_scaled, fold_then};
+use super::{RowMerge, Scale, Sum, fold_scaled};
 
 /// Elements of a block of rows: 4 KiB of `f32`.
 const BLOCK: usize = 1024;
@@ -36,23 +36,14 @@ impl RowFold {
         self.merge.rows()
     }
 
-    /// Sums the rows of all replicas, in the order of [`fold`](super::fold).
+    /// Sums the weighted rows of all replicas, in the order of [`fold_scaled`].
     ///
     /// `parts` hold, for each replica, a row of `width` values for each of its rows. The sums are a row for each of
     /// [`rows`](Self::rows); `out` is filled with those elements of them that begin at `start`. So several threads may
-    /// share the work, and the bits don't depend on how they cut it: they are those of replicas that have added their rows
-    /// to zeros, where no sum is -0.
+    /// share the work, and the bits don't depend on how they cut it.
     ///
     /// # Panics
-    /// When a part doesn't fit its replica's rows, or `out` goes beyond the sums.
-    pub fn sum<T: Sum>(&self, parts: &[&[T]], width: usize, start: usize, out: &mut [T]) {
-        self.blocks(parts, width, start, out, |inputs, out| fold_then(inputs, out, |sum| sum.plus(T::ZERO)));
-    }
-
-    /// Sums the weighted rows of all replicas: as [`sum`](Self::sum), in the order of [`fold_scaled`].
-    ///
-    /// # Panics
-    /// As `sum`, and when there are not as many weights as replicas.
+    /// When a part doesn't fit its replica's rows, `out` goes beyond the sums, or there are not as many weights as replicas.
     pub fn sum_scaled<F: Scale>(
         &self,
         parts: &[&[F]],
@@ -118,7 +109,6 @@ impl RowFold {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel::fold;
     use proptest::prelude::*;
 
     fn bits(values: &[f32]) -> Vec<u32> {
@@ -131,7 +121,7 @@ mod tests {
         let big = 16_777_216.0f32;
         let fold = RowFold::new(&[&[5], &[], &[5], &[2, 5]]);
         let mut sums = [7.0; 2];
-        fold.sum(&[&[big], &[], &[1.0], &[3.0, 1.0]], 1, 0, &mut sums);
+        fold.sum_scaled(&[&[big], &[], &[1.0], &[3.0, 1.0]], &[1.0; 4], 1, 0, &mut sums);
         assert_eq!((fold.rows(), sums), (&[2, 5][..], [3.0, big + 2.0]));
         fold.sum_scaled(&[&[big], &[], &[1.0], &[3.0, 1.0]], &[1.0, 1.0, 2.0, 2.0], 1, 0, &mut sums);
         assert_eq!(sums, [6.0, big + 4.0]);
@@ -139,10 +129,10 @@ mod tests {
 
     #[test]
     fn nothing_and_rows_of_nothing() {
-        RowFold::new(&[]).sum::<f32>(&[], 3, 0, &mut []);
-        RowFold::new(&[&[], &[]]).sum::<f32>(&[&[], &[]], 3, 0, &mut []);
+        RowFold::new(&[]).sum_scaled::<f32>(&[], &[], 3, 0, &mut []);
+        RowFold::new(&[&[], &[]]).sum_scaled::<f32>(&[&[], &[]], &[1.0; 2], 3, 0, &mut []);
         let fold = RowFold::new(&[&[4], &[1, 4]]);
-        fold.sum::<f32>(&[&[], &[]], 0, 0, &mut []);
+        fold.sum_scaled::<f32>(&[&[], &[]], &[1.0; 2], 0, 0, &mut []);
         assert_eq!(fold.rows(), [1, 4]);
     }
 
@@ -180,25 +170,20 @@ mod tests {
             let height = height.min(40_000 / width);
             let replicas: Vec<_> =
                 percents.iter().zip(1u64..).map(|(percent, r)| replica(height, width, *percent, seed ^ (r << 1))).collect();
-            let dense = |set: fn(&mut f32, f32)| -> Vec<Vec<f32>> {
-                let of = |(rows, values): &(Vec<usize>, Vec<f32>)| {
-                    let mut all = vec![0.0; height * width];
-                    for (row, values) in rows.iter().zip(values.chunks(width)) {
-                        all[row * width..].iter_mut().zip(values).for_each(|(to, value)| set(to, *value));
-                    }
-                    all
-                };
-                replicas.iter().map(of).collect()
+            let of_replica = |(rows, values): &(Vec<usize>, Vec<f32>)| {
+                let mut all = vec![0.0; height * width];
+                for (row, values) in rows.iter().zip(values.chunks(width)) {
+                    all[row * width..][..width].copy_from_slice(values);
+                }
+                all
             };
+            let dense: Vec<Vec<f32>> = replicas.iter().map(of_replica).collect();
             let lists: Vec<&[usize]> = replicas.iter().map(|(rows, _)| rows.as_slice()).collect();
             let parts: Vec<&[f32]> = replicas.iter().map(|(_, values)| values.as_slice()).collect();
             let weights = &weights[..parts.len()];
             let of = RowFold::new(&lists);
             let len = of.rows().len() * width;
-            let (mut plain, mut scaled) = (vec![7.0; len], vec![7.0; len]);
-            for (i, out) in plain.chunks_mut(each).enumerate() {
-                of.sum(&parts, width, i * each, out);
-            }
+            let mut scaled = vec![7.0; len];
             for (i, out) in scaled.chunks_mut(each).enumerate() {
                 of.sum_scaled(&parts, weights, width, i * each, out);
             }
@@ -206,11 +191,7 @@ mod tests {
                 of.rows().iter().flat_map(|row| bits(&whole[row * width..][..width])).collect()
             };
             let mut whole = vec![0.0; height * width];
-            let added = dense(|to, value| *to += value);
-            fold(&added.iter().map(Vec::as_slice).collect::<Vec<_>>(), &mut whole);
-            prop_assert_eq!(bits(&plain), of_rows(&whole));
-            let copied = dense(|to, value| *to = value);
-            fold_scaled(&copied.iter().map(Vec::as_slice).collect::<Vec<_>>(), weights, &mut whole);
+            fold_scaled(&dense.iter().map(Vec::as_slice).collect::<Vec<_>>(), weights, &mut whole);
             prop_assert_eq!(bits(&scaled), of_rows(&whole));
         }
     }
