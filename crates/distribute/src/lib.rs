@@ -71,6 +71,7 @@ pub mod checkpoint;
 pub mod context;
 mod error;
 mod input;
+mod lock;
 mod log;
 pub mod metrics;
 pub mod nn;

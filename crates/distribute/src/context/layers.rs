@@ -1,10 +1,11 @@
 //! What layers ask of the replica that they run on.
 
 use super::ReplicaContext;
+use crate::lock::lock;
 use candle_core::{TensorId, Var};
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 
 /// What one replica knows and notes down for layers, during one run.
 #[derive(Default)]
@@ -41,7 +42,7 @@ impl ReplicaContext {
 
     /// How often this replica has drawn from `key` in this run before.
     pub(crate) fn next_draw(&self, key: u64) -> u64 {
-        let mut draws = self.notes().draws.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut draws = lock(&self.notes().draws);
         let count = draws.entry(key).or_default();
         *count += 1;
         *count - 1
@@ -60,7 +61,7 @@ impl ReplicaContext {
     }
 
     fn kept(&self) -> MutexGuard<'_, HashSet<TensorId>> {
-        self.notes().kept.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.notes().kept)
     }
 }
 

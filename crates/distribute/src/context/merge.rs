@@ -1,11 +1,12 @@
 //! The call in which all replicas pause, and one function runs once for all of them.
 
 use super::{Mode, ReplicaContext, enter};
+use crate::lock::lock;
 use crate::values::{Distributed, PerReplica};
 use crate::{Error, Result, Strategy};
 use distribute_cluster::{Blame, Fingerprint, Operation};
 use std::panic::Location;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 impl ReplicaContext {
     /// Pauses all replicas and calls `merge` once, in cross-replica context, with the values that they gave.
@@ -100,8 +101,4 @@ impl ReplicaContext {
             None => Err(Error::Collective(Arc::new(Blame::failed(self.step(), 0, &call)))),
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -4,11 +4,12 @@ use super::expected::Expectations;
 use super::layers::Notes;
 use super::top;
 use crate::context::ContextKind;
+use crate::lock::lock;
 use crate::strategy::CommunicationOptions;
 use crate::{Error, Result, Strategy};
 use distribute_collective::threads::Member;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 /// One replica's view of a `run`: which replica it is, and the operations in which all replicas take part.
 ///
@@ -244,8 +245,4 @@ impl std::fmt::Debug for ReplicaContext {
             self.0.strategy
         )
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -5,6 +5,7 @@ use super::pass::Workers;
 use super::stretch::BLOCK;
 use crate::Result;
 use crate::error::panicked;
+use crate::lock::lock;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, PoisonError};
 
@@ -66,7 +67,7 @@ impl<P: Cut + Send> Owners<P> {
         let cells: Vec<_> = self.pieces.into_iter().map(|pieces| Mutex::new((Some(pieces), None))).collect();
         (workers.broadcast)(&|worker| {
             if let Some(cell) = cells.get(worker) {
-                let (pieces, result) = &mut *cell.lock().unwrap_or_else(PoisonError::into_inner);
+                let (pieces, result) = &mut *lock(cell);
                 // A rule of the user's own may panic: that must not unwind through candle's locks.
                 let work = |pieces| catch_unwind(AssertUnwindSafe(|| work(pieces)));
                 *result =

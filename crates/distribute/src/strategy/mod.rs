@@ -26,6 +26,7 @@ pub(crate) use kinds::default_strategy;
 pub use kinds::{CentralStorageStrategy, MirroredStrategy, OneDeviceStrategy};
 
 use crate::context::enter_cross_replica;
+use crate::lock::lock;
 use crate::values::{Distributed, PerReplica};
 use crate::variables::{Variable, WeakVariable};
 use crate::{Replicated, Result};
@@ -34,7 +35,7 @@ use candle_nn::VarBuilder;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// How a training step is run: a cheap handle, the same for every strategy.
 ///
@@ -214,7 +215,7 @@ impl Strategy {
 
     /// Remembers which candle tensors are copies of `variable`.
     pub(crate) fn contains(&self, variable: &Variable) {
-        let mut containers = self.0.containers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut containers = lock(&self.0.containers);
         // Variables that are gone are forgotten, at a cost that each new one shares.
         if containers.len() + variable.copy_count() > containers.capacity() {
             containers.retain(|_, variable| variable.upgrade().is_some());
@@ -223,7 +224,7 @@ impl Strategy {
     }
 
     fn container(&self, id: TensorId) -> Option<Variable> {
-        self.0.containers.lock().unwrap_or_else(PoisonError::into_inner).get(&id)?.upgrade()
+        lock(&self.0.containers).get(&id)?.upgrade()
     }
 
     /// The device of each local replica.

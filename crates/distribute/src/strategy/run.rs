@@ -4,6 +4,7 @@ use super::Strategy;
 use super::extended::Replicas;
 use crate::context::{Mode, consecutive, enter, raised};
 use crate::error::panicked;
+use crate::lock::lock;
 use crate::values::{Distributed, PerReplica};
 use crate::{Error, ReplicaContext, Result};
 use candle_core::{Tensor, Var};
@@ -213,8 +214,4 @@ fn explain(error: Error, rows: Option<usize>, context: &ReplicaContext) -> Error
         _ => return error,
     };
     Error::EmptyPiece { replica: context.replica_id_in_sync_group(), advice, source: Box::new(error) }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -3,12 +3,13 @@
 use super::access::{Access, Combine, Way};
 use super::copy::Copy;
 use super::variable::Variable;
+use crate::lock::lock;
 use crate::values::{Components, PerReplica, Reducible};
 use crate::{Error, ReplicaContext, Result};
 use distribute_cluster::{Fingerprint, Operation};
 use distribute_tensor::{HostTensor, IndexedSlices, Leaf, Nest, ReduceOp, Tree, Write};
 use std::panic::Location;
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 
 macro_rules! writes {
     ($($name:ident $how:ident $what:literal $alias:literal;)*) => {
@@ -151,7 +152,7 @@ impl Variable {
 
     /// Keeps others from reading or writing all copies together meanwhile. No code of users' runs under it.
     pub(super) fn all_copies(&self) -> MutexGuard<'_, ()> {
-        self.0.all_copies.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0.all_copies)
     }
 
     /// A part of a value for each copy, whose sum is the value: of integers to the bit (T5).

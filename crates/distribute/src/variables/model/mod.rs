@@ -14,13 +14,14 @@ mod running;
 mod state;
 
 use super::Variable;
+use crate::lock::lock;
 use crate::replicated::other_variables;
 use crate::{Error, Result, Strategy};
 use candle_core::{DType, Device, Shape, Tensor, Var};
 use candle_nn::{Init, VarBuilder};
 use running::Running;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// The variables of one model, by name.
 ///
@@ -76,7 +77,7 @@ impl Variables {
     /// # Errors
     /// [`Error::InvalidArgument`] for an unknown name: it lists those there are.
     pub fn get(&self, name: &str) -> Result<Tensor> {
-        Ok(self.find("get", name)?.read()?.copy()?)
+        self.find("get", name)?.read()
     }
 
     /// Sets a variable, on all replicas.
@@ -224,7 +225,7 @@ impl Variables {
     }
 
     fn entries(&self) -> MutexGuard<'_, BTreeMap<String, Entry>> {
-        self.0.entries.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0.entries)
     }
 }
 

@@ -1,10 +1,11 @@
 //! Running statistics: one copy for each replica, which writes it alone; read from outside as their mean.
 
+use crate::lock::lock;
 use crate::variables::Variable;
 use crate::{Error, Result, Strategy};
 use candle_core::Tensor;
 use distribute_tensor::{Leaf, ReduceOp};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// A variable of synchronization ON_READ and aggregation MEAN, which leaves out replicas that have seen nothing.
 #[derive(Clone)]
@@ -65,7 +66,7 @@ impl Running {
 
     /// See [`set_common`](Running::set_common).
     pub(super) fn common(&self) -> MutexGuard<'_, Tensor> {
-        self.common.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.common)
     }
 }
 
