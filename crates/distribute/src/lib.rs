@@ -69,12 +69,14 @@
 
 pub mod checkpoint;
 pub mod context;
+mod deposit;
 mod error;
 mod input;
 mod lock;
 mod log;
 pub mod metrics;
 pub mod nn;
+mod number;
 pub mod optimizer;
 mod random;
 mod replicated;

@@ -5,8 +5,11 @@
 
 mod batch_norm;
 mod dropout;
+mod gemm;
+mod linear;
 pub mod loss;
 
 pub use batch_norm::{BatchNorm, batch_norm};
 pub use candle_nn::BatchNormConfig;
 pub use dropout::Dropout;
+pub use linear::{Linear, linear, linear_b, linear_no_bias};

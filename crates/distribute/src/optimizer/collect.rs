@@ -1,20 +1,21 @@
 //! Gradients, reduced and transformed, as tensors of their own.
 
 use super::Trained;
-use super::contribution::{Ready, Rows};
-use super::number::{Any, Number};
+use super::contribution::Ready;
 use super::owners::Owners;
 use super::pass::Workers;
 use super::stretch::Stretch;
 use super::summed::{Values, Variable, Whole};
 use super::transform::Settled;
 use crate::Result;
-use candle_core::{DType, Tensor, Var};
+use crate::deposit::Rows;
+use crate::number::{Any, Elements, Number};
+use candle_core::{Tensor, Var};
 
 /// The gradient of a stretch of a variable, or of all of it: with the numbers of its rows, if it is by row.
 struct Part {
     rows: Option<Vec<usize>>,
-    values: Any<Vec<f32>, Vec<f64>>,
+    values: Elements,
 }
 
 /// Reduces and transforms, all replicas together. Gives the gradient of each variable that has one on some replica.
@@ -50,11 +51,7 @@ pub(super) fn collect(
 
 impl Part {
     fn none(variable: &Variable<'_>) -> Self {
-        let values = match variable.variable.dtype() {
-            DType::F32 => Any::F32(Vec::new()),
-            _ => Any::F64(Vec::new()),
-        };
-        Self { rows: variable.by_row().then(Vec::new), values }
+        Self { rows: variable.by_row().then(Vec::new), values: Elements::none(variable.variable.dtype()) }
     }
 
     fn of<F: Number>(stretch: &Stretch<'_, F>, settled: &Settled) -> (usize, Self) {

@@ -2,10 +2,11 @@
 
 use super::Trained;
 use super::gradients::{Gradient, Weighting};
-use super::number::{Any, Number};
 use super::pass::{self, Workers};
 use super::step::Losses;
 use super::transform::Transform;
+use crate::deposit::{Bucket, Deposit, Rows};
+use crate::number::{Any, Elements, Number};
 use crate::{HostTensor, IndexedSlices, ReduceOp, Result};
 use candle_core::{DType, Device, Tensor, Var};
 use distribute_optim::merge_rows;
@@ -27,20 +28,15 @@ pub(super) struct Contribution {
 pub(super) enum Ready {
     /// Contiguous.
     Dense(Tensor),
+    /// That of the variable with this number, where layers have put it.
+    Deposited(Arc<Bucket>, usize),
     Rows(Rows),
-}
-
-/// Rows of a gradient, each once and ascending.
-#[derive(Clone, Debug)]
-pub(super) struct Rows {
-    pub(super) rows: Vec<usize>,
-    pub(super) values: Any<Vec<f32>, Vec<f64>>,
 }
 
 impl Contribution {
     /// The replica's gradients, transformed, with duplicates of rows added up: here, on the replica's own thread.
     pub(super) fn new(trained: &Trained, mine: Losses, before_reduce: &[Transform]) -> Result<Self> {
-        let Losses { gradients, weighting, loss, dtype } = mine;
+        let Losses { gradients, bucket, weighting, loss, dtype } = mine;
         let gradients = gradients.of_optimizer(trained)?;
         let mut made = Self { weighting, loss, dtype, gradients: vec![None; gradients.len()] };
         // INV-9: of no examples they have no weight, not even if they are NaN. Added up over none, they are the others':
@@ -48,11 +44,7 @@ impl Contribution {
         if weighting == Weighting::MeanOver(0) {
             return Ok(made);
         }
-        for ((ready, gradient), (_, variable)) in
-            made.gradients.iter_mut().zip(gradients).zip(&trained.variables)
-        {
-            *ready = gradient.map(|gradient| Ready::new(gradient, variable)).transpose()?;
-        }
+        made.gradients = Ready::all(trained, gradients, bucket)?;
         if !before_reduce.is_empty() && weighting != Weighting::SumOver(0) {
             // What users clip is the gradient of the mean, whose size does not grow with the piece of the batch.
             let weight = match weighting {
@@ -85,6 +77,40 @@ impl Contribution {
 }
 
 impl Ready {
+    /// Of each variable what candle has found and what layers have put into the bucket.
+    fn all(
+        trained: &Trained,
+        gradients: Vec<Option<Gradient>>,
+        bucket: Option<Bucket>,
+    ) -> Result<Vec<Option<Self>>> {
+        let found = gradients.into_iter().zip(&trained.variables).map(|(gradient, (_, variable))| {
+            gradient.map(|gradient| Ready::new(gradient, variable)).transpose()
+        });
+        let mut all = found.collect::<Result<Vec<_>>>()?;
+        let Some(mut bucket) = bucket else { return Ok(all) };
+        let mut dense = Vec::new();
+        for (number, ready) in all.iter_mut().enumerate() {
+            // Of a variable that is used by layers and by other operations, too, the gradients add up.
+            if let (true, Some(found)) = (bucket.has(number), &*ready) {
+                match found {
+                    Ready::Dense(tensor) => bucket.add(number, tensor)?,
+                    Ready::Rows(rows) => bucket.add_rows(number, rows.clone()),
+                    Ready::Deposited(..) => {}
+                }
+            }
+            match bucket.take(number) {
+                None => {}
+                Some(Deposit::Rows(rows)) => *ready = Some(Ready::Rows(rows)),
+                Some(Deposit::Dense) => dense.push(number),
+            }
+        }
+        let bucket = Arc::new(bucket);
+        for number in dense {
+            all[number] = Some(Ready::Deposited(bucket.clone(), number));
+        }
+        Ok(all)
+    }
+
     pub(super) fn new(gradient: Gradient, variable: &Var) -> Result<Self> {
         fn merged<F: Number>(slices: &IndexedSlices, row_len: usize) -> Result<Rows> {
             let values = slices.values.as_slice::<F>().unwrap_or_default();
@@ -103,6 +129,7 @@ impl Ready {
     pub(super) fn into_gradient(self, variable: &Var) -> Result<Gradient> {
         let Rows { rows, values } = match self {
             Ready::Dense(tensor) => return Ok(Gradient::Dense(tensor)),
+            Ready::Deposited(bucket, number) => return Ok(Gradient::Dense(bucket.tensor(number, variable)?)),
             Ready::Rows(rows) => rows,
         };
         let mut shape = variable.dims().to_vec();
@@ -118,30 +145,17 @@ impl Ready {
 
     /// The gradient of a replica that has none: no rows.
     pub(super) fn nothing(variable: &Var) -> Self {
-        let values = match variable.dtype() {
-            DType::F32 => Any::F32(Vec::new()),
-            _ => Any::F64(Vec::new()),
-        };
-        Ready::Rows(Rows { rows: Vec::new(), values })
+        Ready::Rows(Rows { rows: Vec::new(), values: Elements::none(variable.dtype()) })
     }
 
     /// The same with a number for each element: beside a dense one, rows are no shorter way.
     pub(super) fn to_dense(&self, variable: &Var) -> Result<Self> {
-        fn spread<F: Number>(rows: &[usize], values: &[F], variable: &Var) -> Vec<F> {
-            let (mut all, len) = (vec![F::of(0.); variable.elem_count()], row_len(variable));
-            for (row, values) in rows.iter().zip(values.chunks_exact(len.max(1))) {
-                all[row * len..][..len].copy_from_slice(values);
-            }
-            all
-        }
-        let Ready::Rows(Rows { rows, values }) = self else { return Ok(self.clone()) };
-        Ok(Ready::Dense(match values {
-            Any::F32(values) => {
-                Tensor::from_vec(spread(rows, values, variable), variable.shape(), &Device::Cpu)?
-            }
-            Any::F64(values) => {
-                Tensor::from_vec(spread(rows, values, variable), variable.shape(), &Device::Cpu)?
-            }
+        let (Ready::Rows(rows), count, shape) = (self, variable.elem_count(), variable.shape()) else {
+            return Ok(self.clone());
+        };
+        Ok(Ready::Dense(match variable.dtype() {
+            DType::F32 => Tensor::from_vec(rows.spread::<f32>(count), shape, &Device::Cpu)?,
+            _ => Tensor::from_vec(rows.spread::<f64>(count), shape, &Device::Cpu)?,
         }))
     }
 }

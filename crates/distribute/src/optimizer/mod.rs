@@ -16,7 +16,6 @@ mod collect;
 mod contribution;
 mod gradients;
 mod locked;
-mod number;
 mod owners;
 mod pass;
 mod progress;
@@ -33,6 +32,7 @@ mod update;
 pub use gradients::{Gradient, Gradients, Weighting};
 pub use transform::Transform;
 
+use crate::deposit::Pool;
 use crate::variables::Variables;
 use crate::{Error, Result, Strategy};
 use candle_core::{Tensor, Var};
@@ -107,6 +107,8 @@ struct Trained {
     strategy: Strategy,
     /// By name.
     variables: Vec<(String, Var)>,
+    /// Where layers put gradients.
+    buckets: Arc<Pool>,
 }
 
 impl<R: Rule + Default> Optimizer<R> {
@@ -151,7 +153,11 @@ impl<R: Rule> Optimizer<R> {
         Ok(Self {
             rule,
             id: IDS.fetch_add(1, Ordering::Relaxed),
-            trained: Arc::new(Trained { strategy, variables }),
+            trained: Arc::new(Trained {
+                strategy,
+                buckets: Pool::new(variables.iter().map(|(_, v)| v)),
+                variables,
+            }),
             rate: Rate::Set(AtomicU64::new(learning_rate.to_bits())),
             before_reduce: Vec::new(),
             after_reduce: Vec::new(),

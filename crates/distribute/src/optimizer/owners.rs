@@ -1,11 +1,11 @@
 //! Which worker owns which range of the parameters.
 
-use super::number::Any;
 use super::pass::Workers;
 use super::stretch::BLOCK;
 use crate::Result;
 use crate::error::panicked;
 use crate::lock::lock;
+use crate::number::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, PoisonError};
 

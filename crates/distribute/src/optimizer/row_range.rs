@@ -1,6 +1,6 @@
 //! A range of a table's rows with the sparse gradients of all replicas that fall into it.
 
-use super::number::Number;
+use crate::number::Number;
 use distribute_tensor::kernel::RowFold;
 use std::borrow::Cow;
 

@@ -4,6 +4,7 @@ use super::contribution::Contribution;
 use super::gradients::require_scalar;
 use super::{Gradients, Optimizer, Weighting, pass, rate};
 use crate::context::{Mode, enter};
+use crate::deposit::{self, Bucket};
 use crate::error::panicked;
 use crate::{Error, ReplicaContext, Result};
 use candle_core::{DType, Tensor};
@@ -32,7 +33,7 @@ impl<R: Rule> Optimizer<R> {
     pub fn minimize(&self, ctx: &ReplicaContext, loss: Tensor, examples: usize) -> Result<Tensor> {
         let at = Location::caller();
         self.require(ctx, "minimize")?;
-        let mut sum = Losses::new(self);
+        let mut sum = Losses::new(self, ctx);
         // A replica that is alone has the same bits as without a strategy; others may be in each other's graphs.
         let weighting = match ctx.member() {
             Some(_) => Weighting::SumOver(examples),
@@ -62,7 +63,7 @@ impl<R: Rule> Optimizer<R> {
     ) -> Result<Tensor> {
         let at = Location::caller();
         self.require(ctx, "minimize_each")?;
-        let (mut sum, mut all) = (Losses::new(self), 0usize);
+        let (mut sum, mut all) = (Losses::new(self, ctx), 0usize);
         for item in losses {
             let (loss, examples) = item?;
             sum.add(self, ctx, loss, Weighting::SumOver(examples), at)?;
@@ -83,7 +84,7 @@ impl<R: Rule> Optimizer<R> {
     pub fn skip(&self, ctx: &ReplicaContext) -> Result<Tensor> {
         let at = Location::caller();
         self.require(ctx, "skip")?;
-        let mut sum = Losses::new(self);
+        let mut sum = Losses::new(self, ctx);
         sum.join(self, ctx, None, at)?;
         self.step(ctx, "skip", sum, at)
     }
@@ -139,7 +140,7 @@ impl<R: Rule> Optimizer<R> {
             Weighting::SumOver(0) => Weighting::MeanOver(0),
             weighting => weighting,
         };
-        let given = Losses { gradients, weighting, loss: 0., dtype: DType::F32 };
+        let given = Losses { gradients, bucket: None, weighting, loss: 0., dtype: DType::F32 };
         self.step(ctx, "apply_gradients", given, at).map(drop)
     }
 
@@ -236,7 +237,10 @@ impl<R: Rule> Optimizer<R> {
 
 /// What a replica's losses come to.
 pub(super) struct Losses {
+    /// Those that candle has found.
     pub(super) gradients: Gradients,
+    /// Those that layers have put there.
+    pub(super) bucket: Option<Bucket>,
     pub(super) weighting: Weighting,
     /// The losses of all examples, added up.
     pub(super) loss: f64,
@@ -244,9 +248,10 @@ pub(super) struct Losses {
 }
 
 impl Losses {
-    fn new<R>(optimizer: &Optimizer<R>) -> Self {
+    fn new<R>(optimizer: &Optimizer<R>, ctx: &ReplicaContext) -> Self {
         Self {
             gradients: Gradients::new(optimizer),
+            bucket: Some(optimizer.trained.buckets.take(ctx.replica_id_in_sync_group())),
             weighting: Weighting::SumOver(0),
             loss: 0.,
             dtype: DType::F32,
@@ -272,11 +277,14 @@ impl Losses {
         // Half precision has no room for losses added up: where nobody else's are among the gradients, they wait.
         let later = summed && !shared && !matches!(loss.dtype(), DType::F32 | DType::F64);
         let root = if summed && !later { added_up(&loss, examples)? } else { loss.clone() };
-        let mut gradients = Gradients::of(optimizer, &root)?;
-        if later {
-            gradients.scale(examples as f64)?;
+        match later {
+            false => self.backward(optimizer, &root)?,
+            true => {
+                let mut gradients = Gradients::of(optimizer, &root)?;
+                gradients.scale(examples as f64)?;
+                self.gradients.add(gradients)?;
+            }
         }
-        self.gradients.add(gradients)?;
         self.dtype = loss.dtype();
         self.loss += loss.to_dtype(DType::F64)?.to_scalar::<f64>()? * examples as f64;
         Ok(())
@@ -291,9 +299,23 @@ impl Losses {
         at: &'static Location<'static>,
     ) -> Result<()> {
         match ctx.join_gradients(loss, at)? {
-            Some(root) => self.gradients.add(Gradients::of(optimizer, &root)?),
+            Some(root) => self.backward(optimizer, &root),
             None => Ok(()),
         }
+    }
+
+    /// Adds the gradients of a scalar.
+    fn backward<R>(&mut self, optimizer: &Optimizer<R>, root: &Tensor) -> Result<()> {
+        let backward = || Gradients::of(optimizer, root);
+        let found = match self.bucket.take() {
+            Some(bucket) => {
+                let (bucket, found) = deposit::collect(bucket, backward);
+                self.bucket = Some(bucket);
+                found?
+            }
+            None => backward()?,
+        };
+        self.gradients.add(found)
     }
 }
 

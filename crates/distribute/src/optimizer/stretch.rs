@@ -1,9 +1,9 @@
 //! A stretch of a variable's gradient on all replicas: what can be cut, reduced and transformed.
 
-use super::number::Number;
 use super::owners::Cut;
 use super::row_range::RowRange;
 use super::transform::Settled;
+use crate::number::Number;
 use distribute_tensor::kernel::fold_scaled;
 use std::borrow::Cow;
 use std::ops::Range;

@@ -1,12 +1,13 @@
 //! What is added up for each variable, opened for reading.
 
 use super::Trained;
-use super::contribution::{Ready, Rows, row_len};
+use super::contribution::{Ready, row_len};
 use super::locked::contiguous_range;
-use super::number::{Any, Number};
 use super::row_range::RowRange;
 use super::stretch::{Stretch, Summands};
 use super::transform::Settled;
+use crate::deposit::{Bucket, Rows};
+use crate::number::{Any, Number};
 use crate::{Error, Result};
 use candle_core::{DType, Layout, Storage, StorageRef, Var};
 use std::borrow::Cow;
@@ -69,6 +70,7 @@ pub(super) struct Variable<'r> {
 /// A gradient to be read, for as long as it is borrowed.
 enum Opened<'r> {
     Dense(StorageRef<'r>, &'r Layout),
+    Deposited(&'r Bucket, usize),
     Rows(&'r Rows),
 }
 
@@ -79,6 +81,7 @@ impl<'r> Opened<'r> {
                 let (storage, layout) = tensor.storage_and_layout();
                 Opened::Dense(storage, layout)
             }
+            Ready::Deposited(bucket, number) => Opened::Deposited(bucket, *number),
             Ready::Rows(rows) => Opened::Rows(rows),
         }
     }
@@ -116,7 +119,7 @@ impl Variable<'_> {
                     (row_len(self.variable), self.variable.dims().first().copied().unwrap_or(0));
                 let rows = self.parts.iter().filter_map(|(_, opened)| match opened {
                     Opened::Rows(rows) => Some((rows.rows.as_slice(), F::in_vector(&rows.values)?)),
-                    Opened::Dense(..) => None,
+                    Opened::Dense(..) | Opened::Deposited(..) => None,
                 });
                 let rows: Vec<_> = rows.collect();
                 if rows.len() != self.parts.len() {
@@ -127,6 +130,7 @@ impl Variable<'_> {
             _ => {
                 let dense = self.parts.iter().map(|(_, opened)| match opened {
                     Opened::Dense(storage, layout) => elements::<F>(storage, layout),
+                    Opened::Deposited(bucket, number) => bucket.dense::<F>(*number).ok_or_else(other),
                     Opened::Rows(_) => Err(other()),
                 });
                 Summands::Dense(dense.collect::<Result<_>>()?)

@@ -1,7 +1,7 @@
 //! What is done to gradients before or after they are reduced.
 
 use super::gradients::Gradient;
-use super::number::Number;
+use crate::number::Number;
 use crate::{Error, Result};
 use std::fmt;
 use std::sync::Arc;

@@ -1,10 +1,10 @@
 //! The update of one stretch of one variable.
 
-use super::number::Number;
 use super::owners::Cut;
 use super::slots::MOST_SLOTS;
 use super::stretch::{BLOCK, Stretch, Summands, blocks};
 use super::transform::Settled;
+use crate::number::Number;
 use distribute_optim::{Rule, RuleExt, Step, UpdateError};
 
 /// A stretch of a variable, what is kept beside it, and its gradients.

@@ -1,0 +1,89 @@
+//! Where the layers of [`nn`](crate::nn) leave gradients of variables.
+//!
+//! candle makes zeros for every gradient and adds to them. Inside of [`minimize`](crate::Optimizer::minimize) a layer's
+//! backward writes into the replica's [`Bucket`] instead, where the optimizer reduces it; everywhere else, and for weights
+//! that are no variables of the optimizer (tied, scaled, frozen ones), it gives the gradient to candle, as any operation.
+//!
+//! A layer calls [`gradient`] or [`row_gradient`] and passes on what it gets: it need not know which of the two it is.
+
+mod bucket;
+mod rows;
+
+pub(crate) use bucket::{Bucket, Deposit, Pool};
+pub(crate) use rows::Rows;
+
+use crate::number::Number;
+use candle_core::{Result, Tensor};
+use std::cell::RefCell;
+
+thread_local! {
+    /// The bucket of the backward that runs on this thread.
+    static OPEN: RefCell<Option<Bucket>> = const { RefCell::new(None) };
+}
+
+/// Runs a backward whose gradients go into `bucket`, where layers can put them there.
+pub(crate) fn collect<R>(bucket: Bucket, backward: impl FnOnce() -> R) -> (Bucket, R) {
+    /// Gives the thread its former bucket back, also after a panic.
+    struct Restore(Option<Bucket>);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            OPEN.set(self.0.take());
+        }
+    }
+    let pool = bucket.pool();
+    let restore = Restore(OPEN.replace(Some(bucket)));
+    let result = backward();
+    // Nothing else takes it out; a new one would be as good.
+    let bucket = OPEN.take().unwrap_or_else(|| pool.take(0));
+    drop(restore);
+    (bucket, result)
+}
+
+/// The gradient of `variable`, as `write` makes it: of the elements of a contiguous tensor of the variable's shape, to be
+/// set, or added to what is there if the flag says so.
+///
+/// None where it has gone into the bucket, or nobody asks for it.
+pub(crate) fn gradient<T: Number>(
+    variable: &Tensor,
+    write: impl FnOnce(&mut [T], bool),
+) -> Result<Option<Tensor>> {
+    if !variable.track_op() {
+        return Ok(None);
+    }
+    OPEN.with_borrow_mut(|open| {
+        if let Some(bucket) = open
+            && let Some(number) = bucket.number(variable)
+            && let Some((place, add)) = bucket.place(number)
+        {
+            write(place, add);
+            return Ok(None);
+        }
+        let mut gradient = vec![T::of(0.); variable.elem_count()];
+        write(&mut gradient, false);
+        Tensor::from_vec(gradient, variable.shape(), variable.device()).map(Some)
+    })
+}
+
+/// The gradient of a table of which only some rows have one: their numbers, each once and ascending, and the values of
+/// each. Not of a table without elements.
+///
+/// None where it has gone into the bucket, or nobody asks for it; for candle it becomes dense.
+pub(crate) fn row_gradient<T: Number>(
+    table: &Tensor,
+    rows: Vec<usize>,
+    values: Vec<T>,
+) -> Result<Option<Tensor>> {
+    if !table.track_op() {
+        return Ok(None);
+    }
+    let rows = Rows { rows, values: T::vector(values) };
+    OPEN.with_borrow_mut(|open| {
+        if let Some(bucket) = open
+            && let Some(number) = bucket.number(table)
+        {
+            bucket.add_rows(number, rows);
+            return Ok(None);
+        }
+        Tensor::from_vec(rows.spread::<T>(table.elem_count()), table.shape(), table.device()).map(Some)
+    })
+}

@@ -1,0 +1,108 @@
+//! The two element types that are trained, and what is of one or the other.
+
+use candle_core::{CpuStorage, DType, Result, Storage, Tensor, WithDType, bail};
+use distribute_optim::Float;
+use distribute_tensor::Element;
+use distribute_tensor::kernel::Scale;
+
+/// Something of one of the two dtypes.
+#[derive(Clone, Debug)]
+pub(crate) enum Any<A, B> {
+    F32(A),
+    F64(B),
+}
+
+/// Elements of one of the two dtypes.
+pub(crate) type Elements = Any<Vec<f32>, Vec<f64>>;
+
+impl Elements {
+    /// None of a variable's dtype.
+    pub(crate) fn none(dtype: DType) -> Self {
+        match dtype {
+            DType::F32 => Any::F32(Vec::new()),
+            _ => Any::F64(Vec::new()),
+        }
+    }
+}
+
+/// Calls `then` with the elements of a contiguous CPU tensor.
+///
+/// # Errors
+/// candle's, for another tensor.
+pub(crate) fn with_elements<T: Number, R>(tensor: &Tensor, then: impl FnOnce(&[T]) -> R) -> Result<R> {
+    let (storage, layout) = tensor.storage_and_layout();
+    let Some((start, end)) = layout.contiguous_offsets() else { bail!("a tensor that is not contiguous") };
+    let elements = match &*storage {
+        Storage::Cpu(storage) => T::in_storage(storage),
+        _ => None,
+    };
+    match elements {
+        Some(elements) => Ok(then(&elements[start..end])),
+        None => bail!("a tensor of {:?} on the CPU is required, not of {:?}", T::CANDLE, tensor.dtype()),
+    }
+}
+
+/// A vector of each of the two dtypes.
+#[derive(Debug, Default)]
+pub(crate) struct Vectors {
+    f32: Vec<f32>,
+    f64: Vec<f64>,
+}
+
+/// A float that can be reduced, updated and found in a tensor.
+pub(crate) trait Number: Float + Scale + Element + WithDType {
+    /// candle's name of it.
+    const CANDLE: DType;
+    fn of(value: f64) -> Self;
+    fn square(self) -> f64;
+    fn exp(self) -> Self;
+    fn ln(self) -> Self;
+    fn in_storage(storage: &CpuStorage) -> Option<&[Self]>;
+    fn in_vector(vector: &Elements) -> Option<&[Self]>;
+    fn vector(vector: Vec<Self>) -> Elements;
+    fn among(vectors: &Vectors) -> &Vec<Self>;
+    fn among_mut(vectors: &mut Vectors) -> &mut Vec<Self>;
+}
+
+macro_rules! number {
+    ($t:ident, $variant:ident) => {
+        impl Number for $t {
+            const CANDLE: DType = DType::$variant;
+            fn of(value: f64) -> Self {
+                value as $t
+            }
+            fn square(self) -> f64 {
+                f64::from(self) * f64::from(self)
+            }
+            fn exp(self) -> Self {
+                <$t>::exp(self)
+            }
+            fn ln(self) -> Self {
+                <$t>::ln(self)
+            }
+            fn in_storage(storage: &CpuStorage) -> Option<&[Self]> {
+                match storage {
+                    CpuStorage::$variant(v) => Some(v),
+                    _ => None,
+                }
+            }
+            fn in_vector(vector: &Elements) -> Option<&[Self]> {
+                match vector {
+                    Any::$variant(v) => Some(v),
+                    _ => None,
+                }
+            }
+            fn vector(vector: Vec<Self>) -> Elements {
+                Any::$variant(vector)
+            }
+            fn among(vectors: &Vectors) -> &Vec<Self> {
+                &vectors.$t
+            }
+            fn among_mut(vectors: &mut Vectors) -> &mut Vec<Self> {
+                &mut vectors.$t
+            }
+        }
+    };
+}
+number!(f32, F32);
+number!(f64, F64);
