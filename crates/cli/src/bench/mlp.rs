@@ -36,7 +36,8 @@ struct Mlp([Linear; 3]);
 
 impl Mlp {
     fn new(vb: VarBuilder<'_>) -> candle_core::Result<Self> {
-        let hidden = |i, o, name| Ok::<_, candle_core::Error>(linear(i, o, vb.pp(name))?.with_activation(Relu));
+        let hidden =
+            |i, o, name| Ok::<_, candle_core::Error>(linear(i, o, vb.pp(name))?.with_activation(Relu));
         Ok(Self([hidden(784, 512, "a")?, hidden(512, 256, "b")?, linear(256, 10, vb.pp("c"))?]))
     }
 
