@@ -32,11 +32,9 @@ struct Mlp {
 
 impl Mlp {
     fn new(vb: VarBuilder) -> candle_core::Result<Self> {
-        let hidden = |inputs, name| Ok(linear(inputs, 512, vb.pp(name))?.with_activation(Relu));
-        Ok(Self {
-            hidden: [hidden(64, "hidden1")?, hidden(512, "hidden2")?],
-            output: linear(512, 10, vb.pp("output"))?,
-        })
+        let [first, second] = [linear(64, 512, vb.pp("hidden1"))?, linear(512, 512, vb.pp("hidden2"))?];
+        let hidden = [first.with_activation(Relu), second.with_activation(Relu)];
+        Ok(Self { hidden, output: linear(512, 10, vb.pp("output"))? })
     }
 
     fn forward(&self, images: &Tensor) -> candle_core::Result<Tensor> {
