@@ -1,6 +1,6 @@
 //! The two element types that are trained, and what is of one or the other.
 
-use candle_core::{CpuStorage, DType, Result, Storage, Tensor, WithDType, bail};
+use candle_core::{CpuStorage, DType, Layout, Result, Storage, Tensor, WithDType, bail};
 use distribute_optim::Float;
 use distribute_tensor::Element;
 use distribute_tensor::kernel::Scale;
@@ -39,6 +39,17 @@ pub(crate) fn with_elements<T: Number, R>(tensor: &Tensor, then: impl FnOnce(&[T
     match elements {
         Some(elements) => Ok(then(&elements[start..end])),
         None => bail!("a tensor of {:?} on the CPU is required, not of {:?}", T::CANDLE, tensor.dtype()),
+    }
+}
+
+/// The elements of a contiguous operand of an operation on the CPU.
+///
+/// # Errors
+/// candle's, for another operand.
+pub(crate) fn operand<'a, T: Number>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [T]> {
+    match (T::in_storage(storage), layout.contiguous_offsets()) {
+        (Some(all), Some((start, end))) => Ok(&all[start..end]),
+        _ => bail!("a contiguous operand of {:?} is required", T::CANDLE),
     }
 }
 
