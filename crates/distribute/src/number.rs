@@ -67,7 +67,6 @@ pub(crate) trait Number: Float + Scale + Element + WithDType {
     fn of(value: f64) -> Self;
     fn square(self) -> f64;
     fn exp(self) -> Self;
-    fn ln(self) -> Self;
     fn in_storage(storage: &CpuStorage) -> Option<&[Self]>;
     fn in_vector(vector: &Elements) -> Option<&[Self]>;
     fn vector(vector: Vec<Self>) -> Elements;
@@ -87,9 +86,6 @@ macro_rules! number {
             }
             fn exp(self) -> Self {
                 <$t>::exp(self)
-            }
-            fn ln(self) -> Self {
-                <$t>::ln(self)
             }
             fn in_storage(storage: &CpuStorage) -> Option<&[Self]> {
                 match storage {

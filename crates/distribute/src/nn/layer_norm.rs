@@ -239,8 +239,8 @@ impl<T: Number> Fused<T> {
             of_weight
                 .iter_mut()
                 .zip(upstream.iter().zip(&normalized))
-                .for_each(|(sum, (up, h))| *sum = *sum + *up * *h);
-            of_bias.iter_mut().zip(upstream).for_each(|(sum, up)| *sum = *sum + *up);
+                .for_each(|(sum, (up, h))| *sum += *up * *h);
+            of_bias.iter_mut().zip(upstream).for_each(|(sum, up)| *sum += *up);
         }
         (of_x, of_weight, of_bias)
     }
@@ -260,7 +260,7 @@ impl<T: Number> Fused<T> {
         })???;
         let deposited = |variable: &Tensor, gradient: &[T]| {
             deposit::gradient(variable, |place: &mut [T], add| match add {
-                true => place.iter_mut().zip(gradient).for_each(|(sum, x)| *sum = *sum + *x),
+                true => place.iter_mut().zip(gradient).for_each(|(sum, x)| *sum += *x),
                 false => place.copy_from_slice(gradient),
             })
         };

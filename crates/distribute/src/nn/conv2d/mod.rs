@@ -170,7 +170,7 @@ impl<T: Number> Fused<T> {
         }
         for image in upstream.chunks_exact(gradient.len() * self.patches.places()) {
             for (sum, plane) in gradient.iter_mut().zip(image.chunks_exact(self.patches.places())) {
-                *sum = *sum + super::lanes::sum(plane, plane, |up, _| up);
+                *sum += super::lanes::sum(plane, plane, |up, _| up);
             }
         }
     }

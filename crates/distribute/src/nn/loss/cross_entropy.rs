@@ -99,8 +99,8 @@ impl<T: Exp> CrossEntropy<T> {
                     continue;
                 };
                 let scale = T::of(share / sum.to_f64());
-                row.iter_mut().for_each(|x| *x = *x * scale);
-                row[*label] = row[*label] - T::of(share);
+                row.iter_mut().for_each(|x| *x *= scale);
+                row[*label] -= T::of(share);
             }
         }
         gradient

@@ -116,16 +116,14 @@ impl<T: Exp> CustomOp2 for Pairs<T> {
         upstream: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
         let scale = T::of(upstream.to_scalar::<T>()?.to_f64() / x.elem_count() as f64);
-        let of = |wanted: bool, gradient: &dyn Fn(&[T], &[T]) -> Vec<T>| match wanted {
-            false => Ok(None),
-            true => {
-                let gradient = with_elements(x, |x| with_elements(z, |z| gradient(x, z)))??;
-                Tensor::from_vec(gradient, x.shape(), x.device()).map(Some)
-            }
-        };
-        Ok((
-            of(x.track_op(), &|x, z| self.of_predictions(x, z, scale))?,
-            of(z.track_op(), &|x, z| self.of_targets(x, z, scale))?,
-        ))
+        let of_x = || gradient(x, z, |x, z| self.of_predictions(x, z, scale));
+        let of_z = || gradient(x, z, |x, z| self.of_targets(x, z, scale));
+        Ok((x.track_op().then(of_x).transpose()?, z.track_op().then(of_z).transpose()?))
     }
+}
+
+/// A gradient of the shape of both, made of their elements.
+fn gradient<T: Exp>(x: &Tensor, z: &Tensor, of: impl FnOnce(&[T], &[T]) -> Vec<T>) -> Result<Tensor> {
+    let gradient = with_elements(x, |x| with_elements(z, |z| of(x, z)))??;
+    Tensor::from_vec(gradient, x.shape(), x.device())
 }
