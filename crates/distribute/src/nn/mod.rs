@@ -4,12 +4,18 @@
 //! ([`get_replica_context`](crate::get_replica_context)): a model takes them by another `use` line.
 
 mod batch_norm;
+mod conv2d;
 mod dropout;
+mod exp;
 mod gemm;
+mod lanes;
+mod layer_norm;
 mod linear;
 pub mod loss;
 
 pub use batch_norm::{BatchNorm, batch_norm};
-pub use candle_nn::BatchNormConfig;
+pub use candle_nn::{BatchNormConfig, Conv2dConfig, LayerNormConfig};
+pub use conv2d::{Conv2d, conv2d, conv2d_no_bias};
 pub use dropout::Dropout;
+pub use layer_norm::{LayerNorm, RmsNorm, layer_norm, layer_norm_no_bias, rms_norm};
 pub use linear::{Linear, linear, linear_b, linear_no_bias};
