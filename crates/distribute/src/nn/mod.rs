@@ -5,11 +5,16 @@
 
 mod batch_norm;
 mod dropout;
+mod embedding;
+mod embedding_bag;
 mod gemm;
+mod ids;
 mod linear;
 pub mod loss;
 
 pub use batch_norm::{BatchNorm, batch_norm};
 pub use candle_nn::BatchNormConfig;
 pub use dropout::Dropout;
+pub use embedding::{Embedding, embedding};
+pub use embedding_bag::{BagMode, EmbeddingBag, embedding_bag};
 pub use linear::{Linear, linear, linear_b, linear_no_bias};
