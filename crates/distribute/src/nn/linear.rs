@@ -1,6 +1,6 @@
 //! Linear layers: product, bias and activation in one operation.
 
-use super::gemm::{Matrix, product};
+use super::gemm::{Matrix, product, product_then};
 use crate::deposit;
 use crate::number::{Number, with_elements};
 use candle_core::{CpuStorage, CustomOp2, CustomOp3, D, DType, Layout, Module, Result, Shape, Tensor, bail};
@@ -145,20 +145,6 @@ impl FromOutput {
         }
     }
 
-    fn apply<T: Number>(self, elements: &mut [T]) {
-        let zero = T::of(0.);
-        match self {
-            Self::Relu => elements.iter_mut().for_each(|x| *x = if *x > zero { *x } else { zero }),
-            Self::Sigmoid => {
-                elements.iter_mut().for_each(|x| *x = T::of(1.) / (T::of(1.) + (zero - *x).exp()))
-            }
-            Self::LeakyRelu(slope) => {
-                let slope = T::of(slope);
-                elements.iter_mut().for_each(|x| *x = if *x > zero { *x } else { *x * slope });
-            }
-        }
-    }
-
     /// Turns the gradient of outputs into that of inputs.
     fn backward<T: Number>(self, outputs: &[T], gradient: &mut [T]) {
         let (zero, pairs) = (T::of(0.), gradient.iter_mut().zip(outputs));
@@ -204,20 +190,20 @@ impl Fused {
     }
 
     fn outputs<T: Number>(&self, x: Matrix<'_, T>, w: Matrix<'_, T>, bias: Option<&[T]>) -> Vec<T> {
-        let size = x.rows() * w.rows();
-        let mut y = match bias {
-            Some(bias) => {
-                let mut y = Vec::with_capacity(size);
-                (0..x.rows()).for_each(|_| y.extend_from_slice(bias));
-                y
-            }
-            None => vec![T::of(0.); size],
+        let none = match bias {
+            Some(_) => Vec::new(),
+            None => vec![T::of(0.); w.rows()],
         };
-        product(&mut y, bias.is_some(), x, w.t());
-        if let Some(activation) = self.activation {
-            activation.apply(&mut y);
+        let (w, bias, zero, one) = (w.t(), bias.unwrap_or(&none), T::of(0.), T::of(1.));
+        match self.activation {
+            None => product_then(x, w, bias, |y| y),
+            Some(FromOutput::Relu) => product_then(x, w, bias, |y| if y > zero { y } else { zero }),
+            Some(FromOutput::Sigmoid) => product_then(x, w, bias, |y| one / (one + (zero - y).exp())),
+            Some(FromOutput::LeakyRelu(slope)) => {
+                let slope = T::of(slope);
+                product_then(x, w, bias, |y| if y > zero { y } else { y * slope })
+            }
         }
-        y
     }
 
     /// The gradients of input, weight and bias.
