@@ -104,7 +104,7 @@ pub use replicated::Replicated;
 pub use strategy::{
     CentralStorageStrategy, CommunicationImplementation, CommunicationOptions, CrossDeviceOps, Destinations,
     DeviceKind, DeviceName, HierarchicalCopyAllReduce, MirroredStrategy, NcclAllReduce, OneDeviceStrategy,
-    ReductionToOneDevice, Replicas, Strategy, StrategyExtended, ValueContext, VariablePlacement,
+    ReductionToOneDevice, Replicas, Strategy, StrategyExtended, Threads, ValueContext, VariablePlacement,
 };
 pub use values::{Axes, Distributed, Mirrored, PerReplica, Reducible};
 pub use variables::{NewVariable, Variable, VariableAggregation, VariableSynchronization, Variables};
