@@ -55,7 +55,8 @@ impl Sage {
     fn new(packages: usize, vb: VarBuilder) -> Result<Self> {
         // One table for a package as itself and as a neighbour.
         let table = table(packages, NODE, vb.pp("packages"))?;
-        let hidden = linear(2 * NODE, HIDDEN, vb.pp("hidden"))?.with_activation(Activation::Relu);
+        // Smooth: at relu's corner a last bit, which another number of replicas may round otherwise, decides over a unit.
+        let hidden = linear(2 * NODE, HIDDEN, vb.pp("hidden"))?.with_activation(Activation::Sigmoid);
         Ok(Self {
             itself: Embedding::new(table.clone(), NODE),
             around: EmbeddingBag::new(table, BagMode::Mean),
