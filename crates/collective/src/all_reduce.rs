@@ -30,6 +30,7 @@ pub fn all_reduce(
     packing: Packing,
     leaves: Vec<Leaf>,
 ) -> Result<Combined, Failure> {
+    let _reduce = tracing::trace_span!("reduce").entered();
     let all = member.exchange(call.clone(), leaves)?;
     let replicas: Vec<&[Leaf]> = all.iter().map(|leaves| leaves.as_slice()).collect();
     // All members judge by the same leaves, so they agree.

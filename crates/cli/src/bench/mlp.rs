@@ -2,9 +2,10 @@
 
 use super::figure::{About, Effort, Figure, Peer};
 use candle_core::{Device, Tensor};
-use candle_nn::{Linear, Module, VarBuilder, linear};
+use candle_nn::{Activation::Relu, Module, VarBuilder};
 use distribute::cluster::Stopwatch;
-use distribute::{MirroredStrategy, PerReplica, Result, Sgd, nn::loss};
+use distribute::nn::{Linear, linear, loss};
+use distribute::{MirroredStrategy, PerReplica, Result, Sgd};
 use std::hint::black_box;
 
 /// Training steps of an MLP 784-512-256-10 with candle's stock layers.
@@ -35,12 +36,14 @@ struct Mlp([Linear; 3]);
 
 impl Mlp {
     fn new(vb: VarBuilder<'_>) -> candle_core::Result<Self> {
-        Ok(Self([linear(784, 512, vb.pp("a"))?, linear(512, 256, vb.pp("b"))?, linear(256, 10, vb.pp("c"))?]))
+        let hidden =
+            |i, o, name| Ok::<_, candle_core::Error>(linear(i, o, vb.pp(name))?.with_activation(Relu));
+        Ok(Self([hidden(784, 512, "a")?, hidden(512, 256, "b")?, linear(256, 10, vb.pp("c"))?]))
     }
 
     fn forward(&self, images: &Tensor) -> candle_core::Result<Tensor> {
         let [a, b, c] = &self.0;
-        c.forward(&b.forward(&a.forward(images)?.relu()?)?.relu()?)
+        c.forward(&b.forward(&a.forward(images)?)?)
     }
 }
 

@@ -1,6 +1,8 @@
 //! Matrix products written where they are wanted: into a gradient's place, or on top of what is there.
 
 use crate::number::Number;
+use crate::strategy::product_threads;
+use gemm::Parallelism;
 use std::any::TypeId;
 
 /// A matrix whose elements lie in a slice, row by row or (transposed) column by column.
@@ -9,7 +11,24 @@ pub(super) struct Matrix<'a, T> {
     elements: &'a [T],
     rows: usize,
     columns: usize,
-    transposed: bool,
+    order: Order,
+}
+
+/// How the elements of a matrix lie.
+#[derive(Clone, Copy, PartialEq)]
+enum Order {
+    RowByRow,
+    ColumnByColumn,
+}
+
+impl Order {
+    /// From one column to the next, and from one row to the next.
+    fn strides(self, rows: usize, columns: usize) -> (isize, isize) {
+        match self {
+            Order::RowByRow => (1, columns as isize),
+            Order::ColumnByColumn => (rows as isize, 1),
+        }
+    }
 }
 
 impl<'a, T: Copy> Matrix<'a, T> {
@@ -19,55 +38,135 @@ impl<'a, T: Copy> Matrix<'a, T> {
     /// When there are not so many elements.
     pub(super) fn new(elements: &'a [T], rows: usize, columns: usize) -> Self {
         assert_eq!(elements.len(), rows * columns, "a matrix of {rows} rows and {columns} columns");
-        Self { elements, rows, columns, transposed: false }
+        Self { elements, rows, columns, order: Order::RowByRow }
     }
 
     /// The same elements as a matrix of `columns` rows.
     pub(super) fn t(self) -> Self {
-        Self { rows: self.columns, columns: self.rows, transposed: !self.transposed, ..self }
+        let order = match self.order {
+            Order::RowByRow => Order::ColumnByColumn,
+            Order::ColumnByColumn => Order::RowByRow,
+        };
+        Self { rows: self.columns, columns: self.rows, order, ..self }
     }
 
     pub(super) fn rows(&self) -> usize {
         self.rows
     }
-
-    /// From one column to the next, and from one row to the next.
-    fn strides(&self) -> (isize, isize) {
-        match self.transposed {
-            false => (1, self.columns as isize),
-            true => (self.rows as isize, 1),
-        }
-    }
 }
 
 /// `out = a b`, or `out += a b` if `add`; `out` lies row by row.
 ///
-/// As many threads take part as candle's own products have: `RAYON_NUM_THREADS`, which [`init`](crate::init) sets to one,
-/// since replicas are what uses the cores.
+/// The replica's own threads take part, if it has some; else as many as in candle's own products: `RAYON_NUM_THREADS`, which
+/// [`init`](crate::init) sets to one, since replicas are what uses the cores.
 ///
 /// # Panics
 /// When the shapes don't fit.
 pub(super) fn product<T: Number>(out: &mut [T], add: bool, a: Matrix<'_, T>, b: Matrix<'_, T>) {
+    multiply(out, Order::RowByRow, add, a, b);
+}
+
+/// `finish(a b + bias)`, where the bias has a number for each column and `finish` is applied to each element.
+///
+/// Where `b` lies column by column, as a layer's weight does, the library first turns all of it over. Beside few rows of `a`
+/// that takes a third of the time; then the product is made column by column, which needs no such thing, and is turned
+/// over here. Measured on one core (AVX-512), f32, in µs, this way / the other:
+///
+/// | rows of a | 784 × 512 | 512 × 256 | 256 × 128 |
+/// |---|---|---|---|
+/// | 64 | 337 / 422 | 131 / 183 | 39 / 39 |
+/// | 128 | 659 / 708 | 248 / 271 | 74 / 62 |
+/// | 512 | 2628 / 2588 | 1025 / 866 | 293 / 215 |
+///
+/// # Panics
+/// As [`product`], or when the bias doesn't fit.
+pub(super) fn product_then<T: Number>(
+    a: Matrix<'_, T>,
+    b: Matrix<'_, T>,
+    bias: &[T],
+    finish: impl Fn(T) -> T,
+) -> Vec<T> {
+    let (rows, columns) = (a.rows, b.columns);
+    assert_eq!(bias.len(), columns, "a bias for each column");
+    let mut out = vec![T::of(0.); rows * columns];
+    if b.order == Order::RowByRow || columns < TILE || a.columns < 4 * rows {
+        multiply(&mut out, Order::RowByRow, false, a, b);
+        for row in out.chunks_exact_mut(columns.max(1)) {
+            row.iter_mut().zip(bias).for_each(|(x, bias)| *x = finish(x.plus(*bias)));
+        }
+        return out;
+    }
+    let mut by_column = vec![T::of(0.); rows * columns];
+    multiply(&mut by_column, Order::ColumnByColumn, false, a, b);
+    turn_over(&by_column, rows, bias, &mut out, finish);
+    out
+}
+
+/// The side of a square that is turned over at a time: a cache line of f32.
+const TILE: usize = 16;
+
+/// Writes a matrix of so many rows that lies column by column row by row.
+fn turn_over<T: Number>(by_column: &[T], rows: usize, bias: &[T], out: &mut [T], finish: impl Fn(T) -> T) {
+    let columns = bias.len();
+    for top in (0..rows).step_by(TILE) {
+        let height = TILE.min(rows - top);
+        for left in (0..columns).step_by(TILE) {
+            for column in left..columns.min(left + TILE) {
+                let source = &by_column[column * rows + top..][..height];
+                for (row, x) in source.iter().enumerate() {
+                    out[(top + row) * columns + column] = finish(x.plus(bias[column]));
+                }
+            }
+        }
+    }
+}
+
+fn multiply<T: Number>(out: &mut [T], order: Order, add: bool, a: Matrix<'_, T>, b: Matrix<'_, T>) {
     assert_eq!(a.columns, b.rows, "columns of the first factor and rows of the second");
     assert_eq!(out.len(), a.rows * b.columns, "elements of the product");
     // Only these have kernels.
     assert!([TypeId::of::<f32>(), TypeId::of::<f64>()].contains(&TypeId::of::<T>()), "f32 or f64");
-    let parallelism = match candle_core::utils::get_num_threads() {
-        0 | 1 => gemm::Parallelism::None,
-        threads => gemm::Parallelism::Rayon(threads),
-    };
-    let ((a_columns, a_rows), (b_columns, b_rows)) = (a.strides(), b.strides());
+    let threads = product_threads().filter(|_| a.rows * a.columns * b.columns >= WORTH_THREADS);
+    match threads {
+        Some(threads) => {
+            let parallelism = Parallelism::Rayon(threads.current_num_threads());
+            threads.install(|| multiply_by(parallelism, out, order, add, a, b));
+        }
+        None => {
+            let parallelism = match candle_core::utils::get_num_threads() {
+                0 | 1 => Parallelism::None,
+                threads => Parallelism::Rayon(threads),
+            };
+            multiply_by(parallelism, out, order, add, a, b);
+        }
+    }
+}
+
+/// Products below which a replica's own threads would cost more than they save.
+const WORTH_THREADS: usize = 1 << 21;
+
+fn multiply_by<T: Number>(
+    parallelism: Parallelism,
+    out: &mut [T],
+    order: Order,
+    add: bool,
+    a: Matrix<'_, T>,
+    b: Matrix<'_, T>,
+) {
+    let strides = |matrix: &Matrix<'_, T>| matrix.order.strides(matrix.rows, matrix.columns);
+    let ((a_columns, a_rows), (b_columns, b_rows)) = (strides(&a), strides(&b));
+    let (out_columns, out_rows) = order.strides(a.rows, b.columns);
     // SAFETY: each pointer is to the start of a slice that holds all elements of its matrix, in the steps that its strides
-    // say: `Matrix::new` and the assertions above have compared their numbers. `out` is borrowed alone, so it is neither
-    // `a` nor `b`. All elements are initialised.
+    // say: `Matrix::new` and `multiply` have compared their numbers. `out` is borrowed alone, so it is neither `a` nor `b`.
+    // All elements are initialised, and of one of the types that there are kernels for.
     unsafe {
         gemm::gemm(
             a.rows,
             b.columns,
             a.columns,
             out.as_mut_ptr(),
-            1,
-            b.columns as isize,
+            out_columns,
+            out_rows,
             add,
             a.elements.as_ptr(),
             a_columns,
@@ -105,6 +204,24 @@ mod tests {
         product(&mut out, false, Matrix::new(&row, 1, 2).t(), Matrix::new(&column, 1, 3));
         assert_eq!(out, [3., 4., 5., 6., 8., 10.]);
         product::<f32>(&mut [], false, Matrix::new(&[], 0, 3), Matrix::new(&column, 3, 1));
+    }
+
+    #[test]
+    fn both_ways_of_a_product_with_few_rows_are_the_product() {
+        // Below, at and above the sizes where the way changes, and no multiples of a tile.
+        for (rows, width, columns) in
+            [(1, 4, 16), (3, 11, 40), (3, 12, 40), (17, 68, 33), (17, 67, 33), (0, 4, 16), (2, 8, 15)]
+        {
+            let numbers = |n: usize| (0..n).map(|i| ((i * 37 % 101) as f64) - 50.).collect::<Vec<_>>();
+            let (a, b) = (numbers(rows * width), numbers(columns * width));
+            let (a, b) = (Matrix::new(&a, rows, width), Matrix::new(&b, columns, width).t());
+            let mut expected = vec![0.; rows * columns];
+            product(&mut expected, false, a, b);
+            let expected: Vec<_> =
+                expected.iter().enumerate().map(|(i, x)| 2. * (x + (i % columns) as f64)).collect();
+            let bias: Vec<_> = (0..columns).map(|column| column as f64).collect();
+            assert_eq!(product_then(a, b, &bias, |x| 2. * x), expected, "{rows} {width} {columns}");
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Linear layers: product, bias and activation in one operation.
 
-use super::gemm::{Matrix, product};
+use super::gemm::{Matrix, product, product_then};
 use crate::deposit;
 use crate::number::{Number, with_elements};
 use candle_core::{CpuStorage, CustomOp2, CustomOp3, D, DType, Layout, Module, Result, Shape, Tensor, bail};
@@ -92,7 +92,7 @@ impl Linear {
     /// Whether the fused operation can do it; what it can't, the stock one does or says why not.
     fn fuses(&self, x: &Tensor) -> bool {
         let dtype = x.dtype();
-        let same = |t: &Tensor| t.device().is_cpu() && t.dtype() == dtype && t.is_contiguous();
+        let same = |t: &Tensor| t.device().is_cpu() && t.dtype() == dtype;
         let (Ok((out, width)), Ok(last)) = (self.weight.dims2(), x.dim(D::Minus1)) else { return false };
         matches!(dtype, DType::F32 | DType::F64)
             && x.device().is_cpu()
@@ -106,14 +106,17 @@ impl Module for Linear {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let fused = self.activation.and_then(FromOutput::of);
         if !self.fuses(x) {
-            let y = candle_nn::Linear::new(self.weight.clone(), self.bias.clone()).forward(x)?;
+            // candle 0.11's own product of a transposed batch and a transposed weight has wrong numbers.
+            let stock = candle_nn::Linear::new(self.weight.clone(), self.bias.clone());
+            let y = stock.forward(&x.contiguous()?)?;
             return self.activation.map_or(Ok(y.clone()), |activation| activation.forward(&y));
         }
         let operation = Fused { activation: fused };
         let rows = x.contiguous()?.flatten_to(D::Minus2)?;
+        let weight = self.weight.contiguous()?;
         let y = match &self.bias {
-            Some(bias) => rows.apply_op3(&self.weight, bias, operation)?,
-            None => rows.apply_op2(&self.weight, operation)?,
+            Some(bias) => rows.apply_op3(&weight, &bias.contiguous()?, operation)?,
+            None => rows.apply_op2(&weight, operation)?,
         };
         let y = match (self.activation, fused) {
             (Some(activation), None) => activation.forward(&y)?,
@@ -142,20 +145,6 @@ impl FromOutput {
             Activation::Sigmoid => Some(Self::Sigmoid),
             Activation::LeakyRelu(slope) if slope > 0. => Some(Self::LeakyRelu(slope)),
             _ => None,
-        }
-    }
-
-    fn apply<T: Number>(self, elements: &mut [T]) {
-        let zero = T::of(0.);
-        match self {
-            Self::Relu => elements.iter_mut().for_each(|x| *x = if *x > zero { *x } else { zero }),
-            Self::Sigmoid => {
-                elements.iter_mut().for_each(|x| *x = T::of(1.) / (T::of(1.) + (zero - *x).exp()))
-            }
-            Self::LeakyRelu(slope) => {
-                let slope = T::of(slope);
-                elements.iter_mut().for_each(|x| *x = if *x > zero { *x } else { *x * slope });
-            }
         }
     }
 
@@ -204,20 +193,20 @@ impl Fused {
     }
 
     fn outputs<T: Number>(&self, x: Matrix<'_, T>, w: Matrix<'_, T>, bias: Option<&[T]>) -> Vec<T> {
-        let size = x.rows() * w.rows();
-        let mut y = match bias {
-            Some(bias) => {
-                let mut y = Vec::with_capacity(size);
-                (0..x.rows()).for_each(|_| y.extend_from_slice(bias));
-                y
-            }
-            None => vec![T::of(0.); size],
+        let none = match bias {
+            Some(_) => Vec::new(),
+            None => vec![T::of(0.); w.rows()],
         };
-        product(&mut y, bias.is_some(), x, w.t());
-        if let Some(activation) = self.activation {
-            activation.apply(&mut y);
+        let (w, bias, zero, one) = (w.t(), bias.unwrap_or(&none), T::of(0.), T::of(1.));
+        match self.activation {
+            None => product_then(x, w, bias, |y| y),
+            Some(FromOutput::Relu) => product_then(x, w, bias, |y| if y > zero { y } else { zero }),
+            Some(FromOutput::Sigmoid) => product_then(x, w, bias, |y| one / (one + (zero - y).exp())),
+            Some(FromOutput::LeakyRelu(slope)) => {
+                let slope = T::of(slope);
+                product_then(x, w, bias, |y| if y > zero { y } else { y * slope })
+            }
         }
-        y
     }
 
     /// The gradients of input, weight and bias.

@@ -112,20 +112,48 @@ impl RowMerge {
     /// # Panics
     /// When there isn't a row for each index, or `out` goes beyond the sums.
     pub fn sum<T: Sum>(&self, values: &[T], width: usize, start: usize, out: &mut [T]) {
+        assert_eq!(values.len(), self.ranks.len() * width, "a row of values for each index");
+        self.add_up(|position| position, values, width, start, out);
+    }
+
+    /// As [`sum`](Self::sum), where indices share rows of values: `sources` tell for each index which row is its. The
+    /// bits are those of `sum` with as many copies of the rows.
+    ///
+    /// # Panics
+    /// When there isn't a source for each index, a source is beyond `values`, or `out` beyond the sums.
+    pub fn sum_shared<T: Sum>(
+        &self,
+        sources: &[usize],
+        values: &[T],
+        width: usize,
+        start: usize,
+        out: &mut [T],
+    ) {
+        assert_eq!(sources.len(), self.ranks.len(), "a source for each index");
+        self.add_up(|position| sources[position], values, width, start, out);
+    }
+
+    fn add_up<T: Sum>(
+        &self,
+        source: impl Fn(usize) -> usize,
+        values: &[T],
+        width: usize,
+        start: usize,
+        out: &mut [T],
+    ) {
         let end = start + out.len();
         assert!(end <= self.rows.len() * width, "the sums end before the output does");
-        assert_eq!(values.len(), self.ranks.len() * width, "a row of values for each index");
         if out.is_empty() {
             return;
         }
         let (first, last) = (start / width, (end - 1) / width);
         let mut met = vec![false; last - first + 1];
-        for (value, rank) in values.chunks_exact(width).zip(&self.ranks) {
+        for (position, rank) in self.ranks.iter().enumerate() {
             let Some(met) = rank.checked_sub(first).and_then(|row| met.get_mut(row)) else { continue };
             // Of the first and the last row only a part may be wanted.
-            let at = rank * width;
+            let (at, value) = (rank * width, source(position) * width);
             let (from, to) = (at.max(start), (at + width).min(end));
-            let (value, out) = (&value[from - at..to - at], &mut out[from - start..to - start]);
+            let (value, out) = (&values[value + from - at..value + to - at], &mut out[from - start..to - start]);
             match std::mem::replace(met, true) {
                 false => out.iter_mut().zip(value).for_each(|(sum, value)| *sum = T::ZERO.plus(*value)),
                 true => out.iter_mut().zip(value).for_each(|(sum, value)| *sum = sum.plus(*value)),
@@ -277,6 +305,24 @@ mod tests {
                 merge.sum(&values, width, i * each, out);
             }
             prop_assert_eq!(bits(&got), bits(&sums));
+        }
+
+        #[test]
+        fn shared_rows_are_summed_as_their_copies(
+            sources in prop::collection::vec(0usize..7, 0..60),
+            width in 1usize..5,
+            seed: u64,
+        ) {
+            let mut next = random(seed);
+            let indices: Vec<usize> = sources.iter().map(|_| next() as usize % 20).collect();
+            let values: Vec<f32> = (0..7 * width).map(|_| next() as f32 / 1e12 - 3e4).collect();
+            let copies: Vec<f32> =
+                sources.iter().flat_map(|source| &values[source * width..][..width]).copied().collect();
+            let merge = RowMerge::new(&indices);
+            let (mut want, mut got) = (vec![0.0; merge.rows().len() * width], vec![7.0; merge.rows().len() * width]);
+            merge.sum(&copies, width, 0, &mut want);
+            merge.sum_shared(&sources, &values, width, 0, &mut got);
+            prop_assert_eq!(bits(&got), bits(&want));
         }
     }
 }

@@ -1,0 +1,200 @@
+//! Bags of embeddings: for each bag of ids the sum or mean of their rows, which are nowhere copied out.
+
+use super::embedding::{height, table};
+use super::ids;
+use crate::deposit;
+use crate::number::{Number, with_elements};
+use candle_core::{CpuStorage, CustomOp1, D, DType, Layout, Module, Result, Shape, Tensor, bail};
+use candle_nn::VarBuilder;
+use distribute_tensor::kernel::RowMerge;
+
+/// What a bag's rows become.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BagMode {
+    /// Their sum.
+    Sum,
+    /// Their sum, divided by how many there are.
+    Mean,
+}
+
+/// The sum or mean of the rows of a table that the ids of each bag name: the words of a text, what a user has bought, the
+/// neighbours in a graph. As an [`Embedding`](super::Embedding) and a sum after it, but without a copy of the rows, neither
+/// forward nor backward, and with a sparse gradient inside of [`minimize`](crate::Optimizer::minimize).
+///
+/// Ids are u8, u32 or i64 `[…, length]`, the result is `[…, hidden]`. Bags of different lengths are filled up to one length
+/// with a padding id, which counts for nothing: so a batch of bags is a tensor that datasets can batch and strategies can
+/// cut for their replicas as any other. A bag of padding alone gives zeros.
+///
+/// # Errors
+/// `forward` gives one for an id that is neither a row of the table nor padding, which says where it stands; for ids
+/// without an axis; and for a table that is not of f32 or f64, contiguous and on the CPU.
+///
+/// ```
+/// # use distribute::prelude::*;
+/// use candle_core::{Device, Module, Tensor};
+/// use candle_nn::VarBuilder;
+/// use distribute::nn::{BagMode, embedding_bag};
+///
+/// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+/// let model = strategy.replicate(|vb: VarBuilder| {
+///     Ok(embedding_bag(40_000, 64, BagMode::Mean, vb)?.with_padding(40_000))
+/// })?;
+/// let optimizer = Adam::new(&model.variables, 1e-2)?;
+/// let words = Tensor::new(&[[3u32, 1, 4], [1, 40_000, 40_000]], &Device::Cpu)?;
+/// strategy.run(&model, |ctx, model| {
+///     let texts = model.forward(&words)?;
+///     assert_eq!(texts.dims(), [2, 64]);
+///     optimizer.minimize(ctx, texts.sqr()?.mean_all()?, 2)
+/// })?;
+/// # Ok::<(), distribute::Error>(())
+/// ```
+#[doc(alias = "tf.nn.embedding_lookup_sparse")]
+#[doc(alias = "tf.nn.safe_embedding_lookup_sparse")]
+#[derive(Clone, Debug)]
+pub struct EmbeddingBag {
+    embeddings: Tensor,
+    mode: BagMode,
+    padding: Option<usize>,
+}
+
+/// A table of `in_size` rows of `out_size`, the variable `weight`, initialised as [`embedding`](super::embedding)'s.
+///
+/// # Errors
+/// Those of the `VarBuilder`.
+pub fn embedding_bag(in_size: usize, out_size: usize, mode: BagMode, vb: VarBuilder) -> Result<EmbeddingBag> {
+    let table = candle_nn::embedding(in_size, out_size, vb)?;
+    Ok(EmbeddingBag::new(table.embeddings().clone(), mode))
+}
+
+impl EmbeddingBag {
+    /// A layer of a table `[rows, hidden]`.
+    pub fn new(embeddings: Tensor, mode: BagMode) -> Self {
+        Self { embeddings, mode, padding: None }
+    }
+
+    /// The same where this id counts for nothing. It need not be a row of the table; the number of rows is one that is not.
+    pub fn with_padding(mut self, id: usize) -> Self {
+        self.padding = Some(id);
+        self
+    }
+
+    /// The table, `[rows, hidden]`.
+    pub fn embeddings(&self) -> &Tensor {
+        &self.embeddings
+    }
+}
+
+impl Module for EmbeddingBag {
+    fn forward(&self, ids: &Tensor) -> Result<Tensor> {
+        let Some(height) = self.embeddings.dim(D::Minus1).ok().and_then(|width| height(&self.embeddings, width))
+        else {
+            bail!(
+                "bag of embeddings: the table has to be [rows, hidden] of f32 or f64, contiguous and on the CPU, not {:?} of {:?}",
+                self.embeddings.dims(),
+                self.embeddings.dtype()
+            )
+        };
+        let Some((&length, outer)) = ids.dims().split_last() else {
+            bail!("bag of embeddings: ids have to be [..., length], but this is a scalar; reshape it to (1,)")
+        };
+        let shape = [outer, &[self.embeddings.dim(1)?]].concat();
+        let mut bags = Bags {
+            mode: self.mode,
+            rows: Vec::with_capacity(ids.elem_count()),
+            ends: Vec::with_capacity(outer.iter().product()),
+            shape,
+        };
+        let mut seen = 0;
+        ids::each("bag of embeddings", ids, height, self.padding, |row| {
+            bags.rows.extend(row);
+            seen += 1;
+            if seen == length {
+                bags.ends.push(bags.rows.len());
+                seen = 0;
+            }
+        })?;
+        bags.ends.resize(outer.iter().product(), bags.rows.len()); // Bags of length 0.
+        self.embeddings.apply_op1(bags)
+    }
+}
+
+/// The operation on the table.
+struct Bags {
+    mode: BagMode,
+    /// The rows of all bags, one bag after another, without padding.
+    rows: Vec<usize>,
+    /// Where each bag ends among them.
+    ends: Vec<usize>,
+    shape: Vec<usize>,
+}
+
+impl Bags {
+    fn ranges(&self) -> impl Iterator<Item = std::ops::Range<usize>> {
+        let starts = std::iter::once(0).chain(self.ends.iter().copied());
+        starts.zip(&self.ends).map(|(start, end)| start..*end)
+    }
+
+    /// What a bag of so many rows is multiplied with, if with anything.
+    fn scale<T: Number>(&self, rows: usize) -> Option<T> {
+        (self.mode == BagMode::Mean && rows > 1).then(|| T::of(1. / rows as f64))
+    }
+
+    fn outputs<T: Number>(&self, storage: &[T], layout: &Layout) -> Result<Vec<T>> {
+        let (table, width) = table(storage, layout)?;
+        let mut out = vec![T::of(0.); self.ends.len() * width];
+        for (bag, out) in self.ranges().zip(out.chunks_exact_mut(width)) {
+            for row in &self.rows[bag.clone()] {
+                let row = &table[row * width..][..width];
+                out.iter_mut().zip(row).for_each(|(sum, x)| *sum = sum.plus(*x));
+            }
+            if let Some(scale) = self.scale(bag.len()) {
+                out.iter_mut().for_each(|x| *x = *x * scale);
+            }
+        }
+        Ok(out)
+    }
+
+    fn gradient<T: Number>(&self, table: &Tensor, upstream: &Tensor) -> Result<Option<Tensor>> {
+        let (merge, width) = (RowMerge::new(&self.rows), table.dim(1)?);
+        let mut bag_of = vec![0; self.rows.len()];
+        for (number, bag) in self.ranges().enumerate() {
+            bag_of[bag].fill(number);
+        }
+        let mut sums = vec![T::of(0.); merge.rows().len() * width];
+        with_elements(upstream, |upstream: &[T]| match self.mode {
+            BagMode::Sum => merge.sum_shared(&bag_of, upstream, width, 0, &mut sums),
+            BagMode::Mean => {
+                let mut scaled = Vec::with_capacity(upstream.len());
+                for (bag, row) in self.ranges().zip(upstream.chunks_exact(width)) {
+                    let scale = self.scale(bag.len()).unwrap_or(T::of(1.));
+                    scaled.extend(row.iter().map(|x| *x * scale));
+                }
+                merge.sum_shared(&bag_of, &scaled, width, 0, &mut sums);
+            }
+        })?;
+        deposit::row_gradient(table, merge.into_rows(), sums)
+    }
+}
+
+impl CustomOp1 for Bags {
+    fn name(&self) -> &'static str {
+        "bag of embeddings"
+    }
+
+    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let out = match storage {
+            CpuStorage::F32(storage) => CpuStorage::F32(self.outputs(storage, layout)?),
+            CpuStorage::F64(storage) => CpuStorage::F64(self.outputs(storage, layout)?),
+            _ => bail!("bag of embeddings: a table of f32 or f64 is required"),
+        };
+        Ok((out, self.shape.clone().into()))
+    }
+
+    fn bwd(&self, table: &Tensor, _bags: &Tensor, upstream: &Tensor) -> Result<Option<Tensor>> {
+        let upstream = upstream.contiguous()?;
+        match table.dtype() {
+            DType::F32 => self.gradient::<f32>(table, &upstream),
+            _ => self.gradient::<f64>(table, &upstream),
+        }
+    }
+}
