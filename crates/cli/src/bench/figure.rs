@@ -14,6 +14,11 @@ pub trait Figure {
     /// Those of the library.
     fn round(&self, effort: Effort) -> Result<Sample>;
 
+    /// How many rounds there are where `wanted` are asked for: fewer of what takes seconds each time, or never changes.
+    fn rounds(&self, wanted: usize) -> usize {
+        wanted
+    }
+
     /// What is measured beside it in this process.
     fn beside(&self) -> Vec<Beside> {
         Vec::new()

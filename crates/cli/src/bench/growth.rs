@@ -7,7 +7,7 @@ use super::plot::{Panel, Series, panels};
 use super::report::number;
 use super::statistics::Summary;
 use super::work::{Mlp, Recommender, Training};
-use super::{invalid, memory_bandwidth};
+use super::{Form, invalid, memory_bandwidth};
 use crate::output;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Module, VarBuilder};
@@ -52,12 +52,15 @@ struct Point {
     replicas: f64,
 }
 
+/// The heads of the columns for docs/performance.md.
+const MARKDOWN: &str = "| what grows | at | µs a step (spread) | best | bytes of a step | their traffic alone, µs | peak, MiB | a replica | bytes a parameter |\n|---|---|---|---|---|---|---|---|---|";
+
 /// Measures all points whose axis contains `filter`, prints them, and draws them.
 pub fn run(
     filter: &str,
     rounds: usize,
     seconds: f64,
-    json: bool,
+    form: Form,
     plot: Option<&std::path::Path>,
 ) -> Result<()> {
     // A copy reads and writes each byte.
@@ -67,12 +70,19 @@ pub fn run(
         let names = AXES.map(|axis| axis.name).join(", ");
         return Err(invalid(format!("nothing of --growth contains {filter:?}; there are {names}")));
     }
+    if form == Form::Markdown {
+        output::line(MARKDOWN)?;
+    }
     let mut drawn = Vec::new();
     for axis in axes {
         let mut points = Vec::new();
         for at in axis.points {
             let point = point(axis, *at, rounds, seconds, bandwidth)?;
-            output::line(if json { point.json() } else { point.plain() })?;
+            output::line(match form {
+                Form::Json => point.json(),
+                Form::Markdown => point.markdown(),
+                Form::Text => point.plain(),
+            })?;
             points.push(point);
         }
         let series = |label: &str, of: fn(&Point) -> f64| Series {
@@ -127,6 +137,22 @@ impl Point {
             number(self.bytes / 1e6),
             number(self.bound_micros),
             number(self.micros.median / self.bound_micros),
+            number(self.peak_mib),
+            number(self.peak_mib / self.replicas),
+            number(self.per_parameter()),
+        )
+    }
+
+    fn markdown(&self) -> String {
+        format!(
+            "| {} | {} | {} ({}) | {} | {} M | {} | {} | {} | {} |",
+            self.axis.name.replace('_', " "),
+            self.at,
+            number(self.micros.median),
+            number(self.micros.spread),
+            number(self.micros.min),
+            number(self.bytes / 1e6),
+            number(self.bound_micros),
             number(self.peak_mib),
             number(self.peak_mib / self.replicas),
             number(self.per_parameter()),

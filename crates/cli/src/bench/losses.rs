@@ -31,6 +31,11 @@ impl<M: Model> Figure for Losses<M> {
         }
     }
 
+    // The same losses come each time.
+    fn rounds(&self, _: usize) -> usize {
+        1
+    }
+
     fn round(&self, _: Effort) -> Result<Sample> {
         let mut training = Training::<M>::with(2, M::LOSS_RATE, M::BATCH)?;
         let losses = (0..STEPS).map(|_| Ok(f64::from(training.step()?.to_scalar::<f32>()?)));

@@ -69,6 +69,9 @@ pub struct Arguments {
     /// One line of JSON for each figure
     #[arg(long)]
     json: bool,
+    /// The tables of docs/performance.md
+    #[arg(long, conflicts_with = "json")]
+    markdown: bool,
     /// Name the figures and what they measure, and measure nothing
     #[arg(long)]
     list: bool,
@@ -78,6 +81,27 @@ pub struct Arguments {
     /// What a figure has done in a process of its own
     #[arg(long, hide = true)]
     child: Option<String>,
+}
+
+/// How results are printed.
+#[derive(Clone, Copy, PartialEq)]
+enum Form {
+    /// For a person or a log.
+    Text,
+    /// A line for each.
+    Json,
+    /// A table.
+    Markdown,
+}
+
+impl Arguments {
+    fn form(&self) -> Form {
+        match (self.json, self.markdown) {
+            (true, _) => Form::Json,
+            (_, true) => Form::Markdown,
+            _ => Form::Text,
+        }
+    }
 }
 
 /// All figures, in the order in which they are printed.
@@ -108,7 +132,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     }
     if arguments.growth {
         let filter = arguments.filter.as_deref().unwrap_or_default();
-        return growth::run(filter, arguments.rounds, seconds, arguments.json, arguments.plot.as_deref());
+        return growth::run(filter, arguments.rounds, seconds, arguments.form(), arguments.plot.as_deref());
     }
     let wanted = |figure: &dyn Figure| {
         arguments.filter.as_ref().is_none_or(|filter| figure.about().name.contains(filter))
@@ -126,18 +150,21 @@ pub fn run(arguments: &Arguments) -> Result<()> {
             output::line(format!("{:<26} {}", about.name, about.measures))
         });
     }
-    let table = output::is_terminal() && !arguments.json;
-    if table {
-        output::line(Report::heads())?;
+    let form = arguments.form();
+    match form {
+        Form::Text if output::is_terminal() => output::line(Report::heads())?,
+        Form::Markdown => output::line(Report::MARKDOWN)?,
+        _ => {}
     }
     let peers = if arguments.peers { peers::entries(&arguments.python)? } else { Vec::new() };
     let mut drawn = Vec::new();
     for figure in figures {
         let report = turns::measure(&*figure, Effort { seconds }, arguments.rounds, &peers)?;
-        output::line(match (arguments.json, table) {
-            (true, _) => report.json(),
-            (false, true) => report.row(),
-            (false, false) => report.plain(),
+        output::line(match form {
+            Form::Json => report.json(),
+            Form::Markdown => report.markdown(),
+            Form::Text if output::is_terminal() => report.row(),
+            Form::Text => report.plain(),
         })?;
         let bars = report.ratios().into_iter().map(|(rival, ratio)| (rival.name.clone(), ratio)).collect();
         drawn.push(Bars { label: report.about.name.clone(), bars });

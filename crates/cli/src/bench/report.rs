@@ -96,6 +96,25 @@ impl Report {
         text
     }
 
+    /// The heads of [`Report::markdown`]'s columns.
+    pub const MARKDOWN: &str =
+        "| figure | ours (spread) | ratio to the best | to reach | others (spread) |\n|---|---|---|---|---|";
+
+    /// For docs/performance.md.
+    pub fn markdown(&self) -> String {
+        let with_spread = |values: &Summary| format!("{} ({})", number(values.median), number(values.spread));
+        let others = self.rivals.iter().map(|r| format!("{} {}", r.label(), with_spread(&r.values)));
+        format!(
+            "| `{}` | {} {} | {} | {} | {} |",
+            self.about.name,
+            with_spread(&self.ours),
+            self.about.unit,
+            self.ratio().map(|r| format!("{} ×", number(r))).unwrap_or_default(),
+            self.targets().replace(": no", ": **no**"),
+            others.collect::<Vec<_>>().join("; "),
+        )
+    }
+
     /// For a program.
     pub fn json(&self) -> String {
         let (about, peer) = (&self.about, self.best_peer());

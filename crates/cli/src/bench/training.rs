@@ -20,9 +20,12 @@ struct Steps<M> {
 
 /// Both models, on one replica and on two.
 pub fn figures() -> Vec<Box<dyn Figure>> {
-    vec![steps::<Mlp>(1, None), steps::<Mlp>(2, Some(1.1)), steps::<Recommender>(1, None), {
-        steps::<Recommender>(2, Some(1.4))
-    }]
+    vec![
+        steps::<Mlp>(1, None),
+        steps::<Mlp>(2, Some(1.1)),
+        steps::<Recommender>(1, None),
+        steps::<Recommender>(2, Some(1.4)),
+    ]
 }
 
 fn steps<M: Model>(replicas: usize, reach: Option<f64>) -> Box<dyn Figure> {
@@ -51,14 +54,12 @@ impl<M: Model> Figure for Steps<M> {
     }
 
     fn beside(&self) -> Vec<Beside> {
-        let stock = |effort| stock::<M>(effort);
-        let beside = |_| Beside {
-            name: "candle, stock layers, 1 thread".into(),
+        vec![Beside {
+            name: "candle, stock layers".into(),
             version: "0.11.1",
             bound: false,
-            round: Box::new(stock),
-        };
-        (self.replicas == 1).then_some(()).map(beside).into_iter().collect()
+            round: Box::new(stock::<M>),
+        }]
     }
 }
 

@@ -40,7 +40,7 @@ impl Other {
 /// Measures a figure in so many rounds. A peer that fails is reported to stderr and left out; where none is left, the
 /// recorded ones stand in.
 pub fn measure(figure: &dyn Figure, effort: Effort, rounds: usize, peers: &[Entry]) -> Result<Report> {
-    let about = figure.about();
+    let (about, rounds) = (figure.about(), figure.rounds(rounds));
     let mut others: Vec<_> = figure.beside().into_iter().map(|b| (Other::Beside(b), Vec::new())).collect();
     for entry in peers.iter().filter(|entry| entry.figure == about.name) {
         match entry.start() {
