@@ -3,8 +3,9 @@
 
 use super::invalid;
 use candle_core::{Device, Tensor};
-use candle_nn::{Linear, Module, VarBuilder, linear};
-use distribute::{MirroredStrategy, PerReplica, Result, Sgd, nn::loss};
+use candle_nn::{Activation::Relu, Module, VarBuilder};
+use distribute::nn::{Linear, linear, loss};
+use distribute::{MirroredStrategy, PerReplica, Result, Sgd};
 use std::hint::black_box;
 
 /// What can be counted.
@@ -36,9 +37,10 @@ fn empty_steps(replicas: usize, steps: u64) -> Result<()> {
 fn mlp_steps(replicas: usize, steps: u64) -> Result<()> {
     const BATCH: usize = 128;
     let strategy = MirroredStrategy::cpus(replicas)?;
-    // The same numbers in every run: relu, say, takes as long as its input tells.
     let model = strategy.replicate_seeded(1, |vb: VarBuilder| -> candle_core::Result<[Linear; 3]> {
-        Ok([linear(784, 512, vb.pp("a"))?, linear(512, 256, vb.pp("b"))?, linear(256, 10, vb.pp("c"))?])
+        let a = linear(784, 512, vb.pp("a"))?.with_activation(Relu);
+        let b = linear(512, 256, vb.pp("b"))?.with_activation(Relu);
+        Ok([a, b, linear(256, 10, vb.pp("c"))?])
     })?;
     let optimizer = Sgd::new(&model.variables, 0.01)?;
     let each = BATCH / replicas;
@@ -51,7 +53,7 @@ fn mlp_steps(replicas: usize, steps: u64) -> Result<()> {
     let batches: PerReplica<_> = PerReplica::from_values(pieces.collect::<Result<Vec<_>>>()?);
     for _ in 0..steps {
         black_box(strategy.run((&model, &batches), |ctx, ([a, b, c], (images, labels))| {
-            let logits = c.forward(&b.forward(&a.forward(images)?.relu()?)?.relu()?)?;
+            let logits = c.forward(&b.forward(&a.forward(images)?)?)?;
             optimizer.minimize(ctx, loss::cross_entropy(&logits, labels)?, labels.dim(0)?)
         })?);
     }

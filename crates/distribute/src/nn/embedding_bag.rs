@@ -86,7 +86,8 @@ impl EmbeddingBag {
 
 impl Module for EmbeddingBag {
     fn forward(&self, ids: &Tensor) -> Result<Tensor> {
-        let Some(height) = self.embeddings.dim(D::Minus1).ok().and_then(|width| height(&self.embeddings, width))
+        let Some(height) =
+            self.embeddings.dim(D::Minus1).ok().and_then(|width| height(&self.embeddings, width))
         else {
             bail!(
                 "bag of embeddings: the table has to be [rows, hidden] of f32 or f64, contiguous and on the CPU, not {:?} of {:?}",

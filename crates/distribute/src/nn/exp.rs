@@ -17,8 +17,8 @@ impl Exp for f64 {
 impl Exp for f32 {
     /// To within 2⁻²² of it, and 0 below -87, where it would have less than the smallest normal number.
     ///
-    /// The system's function takes one number after another; this has no branches, so that loops take as many as a register
-    /// holds: a softmax over 32,000 classes is about five times as fast.
+    /// The system's function takes one number after another; this has no branches, so that a loop with nothing else in it
+    /// takes as many as a register holds, several times as fast.
     #[inline(always)]
     fn exp_of_negative(self) -> Self {
         /// Added to a small number, it leaves the nearest integer in the lowest bits.

@@ -23,7 +23,7 @@ use std::marker::PhantomData;
 /// let model = strategy.replicate(|vb: VarBuilder| layer_norm(2, 0., vb.pp("norm")))?;
 /// let x = Tensor::new(&[[1f32, 3.], [20., 10.]], &Device::Cpu)?;
 /// let y = strategy.run(&model, |_, norm| Ok(norm.forward(&x)?.to_vec2::<f32>()?))?;
-/// assert_eq!(y.local_results()[0], [[-1., 1.], [1., -1.]]);
+/// assert_eq!(y.values()[0], [[-1., 1.], [1., -1.]]);
 /// # Ok::<(), distribute::Error>(())
 /// ```
 #[doc(alias = "tf.keras.layers.LayerNormalization")]

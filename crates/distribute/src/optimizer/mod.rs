@@ -298,9 +298,8 @@ mod tests {
             let optimizer = Sgd::new(&model.variables, 0.1).unwrap();
             let x = Tensor::ones((4, 3), DType::F32, &Device::Cpu).unwrap();
             for _ in 0..4 {
-                let step = strategy.run(&model, |ctx, model| {
-                    optimizer.minimize(ctx, model.forward(&x)?.mean_all()?, 4)
-                });
+                let step = strategy
+                    .run(&model, |ctx, model| optimizer.minimize(ctx, model.forward(&x)?.mean_all()?, 4));
                 step.unwrap();
             }
             assert_eq!(optimizer.trained.buckets.counts(), [1; 3]);

@@ -151,7 +151,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Slices {
 
 /// Whether a span is one of this project's crates.
 fn is_ours(metadata: &Metadata<'_>) -> bool {
-    let krate = metadata.target().split("::").next().unwrap_or_default();
+    let krate = metadata.target().split(':').next().unwrap_or_default();
     matches!(krate, "distribute" | "distribute_collective" | "distribute_data")
 }
 

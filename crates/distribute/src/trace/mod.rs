@@ -14,8 +14,8 @@
 //! `step`, slices do not overlap: each moment of a replica belongs to one, so their lengths add up. Spans of your own, of
 //! the crate `tracing` and of level `INFO` or above, are in the timeline, too.
 //!
-//! While nobody listens, a span costs a comparison. A written slice costs about a microsecond and 100 bytes of the file, a
-//! training step of two replicas some 15 slices. Memory does not grow: events go to the file 64 KiB at a time.
+//! While nobody listens, a span costs a comparison. A slice costs about a microsecond and 100 bytes of the file, a training step
+//! of two replicas has some 20. Memory does not grow: events go to the file 64 KiB at a time.
 
 mod file;
 mod layer;

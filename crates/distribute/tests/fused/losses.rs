@@ -5,6 +5,8 @@ use candle_core::{DType, Device, Result, Tensor, Var};
 use distribute::nn::loss;
 use proptest::prelude::*;
 
+type Loss = fn(&Tensor, &Tensor) -> Result<Tensor>;
+
 fn labels(rows: usize, classes: usize, dtype: DType) -> Tensor {
     let labels: Vec<i64> = (0..rows).map(|row| (row * 7 % classes) as i64).collect();
     Tensor::from_vec(labels, rows, &Device::Cpu).unwrap().to_dtype(dtype).unwrap()
@@ -40,7 +42,7 @@ proptest! {
         let shape = if wide { vec![5, 131] } else { shape };
         let z = ((numbers(&shape, dtype, 2) + 1.).unwrap() / 2.).unwrap();
         let inputs = [((numbers(&shape, dtype, 1) * 3.).unwrap(), lies[0]), (z, lies[1])];
-        let both: [(fn(&Tensor, &Tensor) -> Result<Tensor>, fn(&Tensor, &Tensor) -> Result<Tensor>); 2] = [
+        let both: [(Loss, Loss); 2] = [
             (loss::mse, candle_nn::loss::mse),
             (loss::binary_cross_entropy_with_logit, candle_nn::loss::binary_cross_entropy_with_logit),
         ];

@@ -41,11 +41,12 @@ impl<T: Exp> Pairs<T> {
         match self.0 {
             Kind::Squared => pairs.map(|(x, z)| (*x - *z) * (scale + scale)).collect(),
             Kind::Logistic => {
-                let sigmoid = |x: T| {
-                    let e = (zero - abs(x)).exp_of_negative();
-                    (if x < zero { e } else { one }) / (one + e)
-                };
-                pairs.map(|(x, z)| (sigmoid(*x) - *z) * scale).collect()
+                let mut gradient = decays(x);
+                gradient.iter_mut().zip(pairs).for_each(|(e, (x, z))| {
+                    let sigmoid = (if *x < zero { *e } else { one }) / (one + *e);
+                    *e = (sigmoid - *z) * scale;
+                });
+                gradient
             }
         }
     }
@@ -75,13 +76,21 @@ fn squared<T: Exp>(x: &[T], z: &[T]) -> f64 {
 fn logistic<T: Exp>(x: &[T], z: &[T]) -> f64 {
     let zero = T::of(0.);
     let (mut sums, mut products) = ([0.; LANES], [1.; LANES]);
-    for (x, z) in x.chunks(LANES).zip(z.chunks(LANES)) {
-        for ((sum, product), (x, z)) in sums.iter_mut().zip(&mut products).zip(x.iter().zip(z)) {
+    let decays = decays(x);
+    for ((x, z), e) in x.chunks(LANES).zip(z.chunks(LANES)).zip(decays.chunks(LANES)) {
+        for ((sum, product), ((x, z), e)) in sums.iter_mut().zip(&mut products).zip(x.iter().zip(z).zip(e)) {
             *sum += ((if *x > zero { *x } else { zero }) - *x * *z).to_f64();
-            *product *= 1. + (zero - abs(*x)).exp_of_negative().to_f64();
+            *product *= 1. + e.to_f64();
         }
     }
     sums.iter().sum::<f64>() + products.iter().map(|product: &f64| product.ln()).sum::<f64>()
+}
+
+/// e⁻ˡˣˡ of each: in a loop with nothing else in it, which takes several at once.
+fn decays<T: Exp>(x: &[T]) -> Vec<T> {
+    let mut all: Vec<T> = x.iter().map(|x| T::of(0.) - abs(*x)).collect();
+    all.iter_mut().for_each(|x| *x = x.exp_of_negative());
+    all
 }
 
 fn abs<T: Exp>(x: T) -> T {
