@@ -16,6 +16,7 @@ pub fn all_gather(
     axis: usize,
     leaves: Vec<Leaf>,
 ) -> Result<(Combined, Vec<usize>), Failure> {
+    let _gather = tracing::trace_span!("gather").entered();
     let all = member.exchange(call, leaves)?;
     let count = all.first().map_or(0, |leaves| leaves.len());
     let (mut gathered, mut offsets) = (Vec::with_capacity(count), Vec::with_capacity(count));

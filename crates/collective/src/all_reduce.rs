@@ -30,6 +30,7 @@ pub fn all_reduce(
     packing: Packing,
     leaves: Vec<Leaf>,
 ) -> Result<Combined, Failure> {
+    let _reduce = tracing::trace_span!("reduce").entered();
     let all = member.exchange(call.clone(), leaves)?;
     let replicas: Vec<&[Leaf]> = all.iter().map(|leaves| leaves.as_slice()).collect();
     // All members judge by the same leaves, so they agree.
@@ -100,7 +101,9 @@ impl Folder for Threads<'_> {
 }
 
 fn fold_part<T: Sum>(inputs: &[&[T]], part: &mut Part<'_, T>, last: &impl Fn(T) -> T) {
-    let mut block = vec![T::ZERO; (BLOCK / size_of::<T>()).min(part.next(BLOCK).len())];
+    // A short part is folded in a few blocks all the same: the block has to be cleared first.
+    let len = (part.next(BLOCK).len() / 4).clamp(64, BLOCK / size_of::<T>());
+    let mut block = vec![T::ZERO; len];
     let mut pieces = Vec::with_capacity(inputs.len());
     loop {
         let next = part.next(block.len());

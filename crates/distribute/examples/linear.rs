@@ -25,6 +25,7 @@ fn main() -> distribute::Result<()> {
     let batches = strategy
         .distribute_dataset(Dataset::from_slices((x, y))?.shuffle(POINTS, options.seed).batch(BATCH))?;
 
+    let _trace = options.trace()?;
     let mut progress = Progress::start(&options, &strategy, epochs, POINTS, BATCH);
     for _ in 0..epochs {
         for batch in &batches {

@@ -51,6 +51,7 @@ fn main() -> distribute::Result<()> {
         first = saved.metadata("epochs").and_then(|epochs| epochs.as_u64()).unwrap_or(0) as usize;
     }
 
+    let _trace = options.trace()?;
     let mut progress = Progress::start(&options, &strategy, epochs.saturating_sub(first), POINTS, BATCH);
     for epoch in first..epochs {
         // The order of an epoch follows from its number: nothing of it has to be saved.

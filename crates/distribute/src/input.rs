@@ -121,6 +121,7 @@ impl<T: Nest> Iterator for DistributedIterator<T> {
         if self.failed {
             return None;
         }
+        let _input = tracing::trace_span!("input").entered();
         let batch = self.batches.next()?;
         let pieces = batch.map_err(Error::from).and_then(|batch| cut(batch, self.replicas, self.rule));
         self.failed = pieces.is_err();

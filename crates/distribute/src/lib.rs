@@ -57,6 +57,7 @@
 //! | `input` | [`DistributedDataset`]: batches cut into a piece for each replica |
 //! | `error` | [`Error`]: what went wrong, who did it, what to do |
 //! | `log` | [`init`]: candle's threads and `DISTRIBUTE_LOG` |
+//! | [`trace`] | a timeline of what each replica does, for Perfetto |
 //! | [`prelude`] | what most programs use |
 //! | [`tensor`], [`data`], [`cluster`] | the crates below: nests of tensors; datasets; deadlines and blame |
 //!
@@ -81,6 +82,7 @@ pub mod optimizer;
 mod random;
 mod replicated;
 pub mod strategy;
+pub mod trace;
 pub mod values;
 mod variables;
 
@@ -102,7 +104,7 @@ pub use replicated::Replicated;
 pub use strategy::{
     CentralStorageStrategy, CommunicationImplementation, CommunicationOptions, CrossDeviceOps, Destinations,
     DeviceKind, DeviceName, HierarchicalCopyAllReduce, MirroredStrategy, NcclAllReduce, OneDeviceStrategy,
-    ReductionToOneDevice, Replicas, Strategy, StrategyExtended, ValueContext, VariablePlacement,
+    ReductionToOneDevice, Replicas, Strategy, StrategyExtended, Threads, ValueContext, VariablePlacement,
 };
 pub use values::{Axes, Distributed, Mirrored, PerReplica, Reducible};
 pub use variables::{NewVariable, Variable, VariableAggregation, VariableSynchronization, Variables};

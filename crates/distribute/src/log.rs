@@ -1,8 +1,11 @@
 //! What has to happen before any thread starts: logging, and candle's threads.
 
+use crate::trace;
 use std::io::IsTerminal;
 use std::sync::Once;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer, fmt, registry};
 
 /// Prepares the process. `#[distribute::main]` calls it first thing.
 ///
@@ -28,7 +31,7 @@ pub fn init() {
                 unsafe { std::env::set_var(name, "1") };
             }
         }
-        log();
+        subscribe();
         if !alone && !missing.is_empty() {
             tracing::warn!(
                 "other threads run already, so {missing:?} are not set; call init first thing in main"
@@ -46,16 +49,24 @@ fn is_only_thread() -> bool {
     return cfg!(windows);
 }
 
+/// Makes this crate's subscriber the process's, unless it has another. Only the first call does something.
+pub(crate) fn subscribe() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(log);
+}
+
 fn log() {
     let wanted = EnvFilter::try_from_env("DISTRIBUTE_LOG");
     let unreadable = wanted.is_err() && std::env::var_os("DISTRIBUTE_LOG").is_some();
     let colours = std::io::stderr().is_terminal();
-    let log = tracing_subscriber::fmt()
-        .with_env_filter(wanted.unwrap_or_else(|_| EnvFilter::new("warn")))
+    let lines = fmt::layer()
         .with_writer(std::io::stderr)
-        .with_ansi(colours);
+        .with_ansi(colours)
+        .with_filter(wanted.unwrap_or_else(|_| EnvFilter::new("warn")));
     // Where the program has its own subscriber, that one stays.
-    let _ = log.try_init();
+    if registry().with(lines).with(trace::proposed_layer()).try_init().is_ok() {
+        trace::is_layered();
+    }
     if unreadable {
         tracing::warn!(
             "DISTRIBUTE_LOG cannot be read as a filter, such as debug or distribute_collective=trace"

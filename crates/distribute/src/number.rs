@@ -1,6 +1,6 @@
 //! The two element types that are trained, and what is of one or the other.
 
-use candle_core::{CpuStorage, DType, Result, Storage, Tensor, WithDType, bail};
+use candle_core::{CpuStorage, DType, Layout, Result, Storage, Tensor, WithDType, bail};
 use distribute_optim::Float;
 use distribute_tensor::Element;
 use distribute_tensor::kernel::Scale;
@@ -42,6 +42,17 @@ pub(crate) fn with_elements<T: Number, R>(tensor: &Tensor, then: impl FnOnce(&[T
     }
 }
 
+/// The elements of a contiguous operand of an operation on the CPU.
+///
+/// # Errors
+/// candle's, for another operand.
+pub(crate) fn operand<'a, T: Number>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [T]> {
+    match (T::in_storage(storage), layout.contiguous_offsets()) {
+        (Some(all), Some((start, end))) => Ok(&all[start..end]),
+        _ => bail!("a contiguous operand of {:?} is required", T::CANDLE),
+    }
+}
+
 /// A vector of each of the two dtypes.
 #[derive(Debug, Default)]
 pub(crate) struct Vectors {
@@ -56,7 +67,6 @@ pub(crate) trait Number: Float + Scale + Element + WithDType {
     fn of(value: f64) -> Self;
     fn square(self) -> f64;
     fn exp(self) -> Self;
-    fn ln(self) -> Self;
     fn in_storage(storage: &CpuStorage) -> Option<&[Self]>;
     fn in_vector(vector: &Elements) -> Option<&[Self]>;
     fn vector(vector: Vec<Self>) -> Elements;
@@ -76,9 +86,6 @@ macro_rules! number {
             }
             fn exp(self) -> Self {
                 <$t>::exp(self)
-            }
-            fn ln(self) -> Self {
-                <$t>::ln(self)
             }
             fn in_storage(storage: &CpuStorage) -> Option<&[Self]> {
                 match storage {

@@ -5,6 +5,7 @@
 //! | [`figure`] | [`Figure`](figure): what is measured, and what it is compared with |
 //! | [`statistics`] | median and spread |
 //! | [`report`] | table, plain lines, JSON |
+//! | [`steps`] | steps without a measurement, for those who count instructions |
 //! | [`empty_step`], [`all_reduce`], [`traffic`], [`mlp`] | the figures, one kind a file |
 
 mod all_reduce;
@@ -13,6 +14,7 @@ mod figure;
 mod mlp;
 mod report;
 mod statistics;
+mod steps;
 mod traffic;
 
 use crate::output;
@@ -44,6 +46,9 @@ pub struct Arguments {
     /// Name the figures and what they measure, and measure nothing
     #[arg(long)]
     list: bool,
+    /// Make so many steps of what --filter names, and measure and print nothing: to count their instructions
+    #[arg(long)]
+    steps: Option<u64>,
 }
 
 /// All figures, in the order in which they are printed.
@@ -58,6 +63,9 @@ fn figures() -> Vec<Box<dyn Figure>> {
 
 /// Measures and prints.
 pub fn run(arguments: &Arguments) -> Result<()> {
+    if let Some(steps) = arguments.steps {
+        return steps::run(arguments.filter.as_deref().unwrap_or_default(), steps);
+    }
     let wanted = |figure: &dyn Figure| {
         arguments.filter.as_ref().is_none_or(|filter| figure.about().name.contains(filter))
     };

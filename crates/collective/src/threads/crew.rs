@@ -81,10 +81,12 @@ impl Crew {
         self.order(Order::Work(job), self.members as u64);
         let finish = Finish { crew: self };
         let mine = catch_unwind(AssertUnwindSafe(|| work(0)));
+        let waiting = tracing::trace_span!("waiting").entered();
         if !linger(|| self.left.load(Ordering::Acquire) == 0) {
             drop(self.await_members(patience, overdue));
         }
         drop(finish);
+        drop(waiting);
         let theirs = lock(&self.state).panic.take();
         if let Some(panic) = mine.err().or(theirs) {
             resume_unwind(panic);

@@ -76,6 +76,7 @@ impl Meeting {
         // Declared before the guard, so dropped after it.
         let mut _unused = Vec::new();
         tracing::trace!(replica = rank, %call, "meets");
+        let _waiting = tracing::trace_span!("waiting", %call).entered();
         let mut state = lock(&self.state);
         if let Some(blame) = &state.missed {
             return Err(blame.clone());

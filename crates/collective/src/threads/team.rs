@@ -257,7 +257,9 @@ impl Member {
                     tracing::error!(replica = 0, step, %call, "{timeout:?} after all had come, still in its own part of the call; the others wait");
                 }
             };
+            let waiting = tracing::trace_span!("waiting", %call).entered();
             self.team.helpers.serve_watching(self.rank, timeout, &overdue);
+            drop(waiting);
             let made = lock(&self.team.result).clone();
             return made
                 .ok_or_else(|| Arc::new(Blame::failed(self.step, 0, call)))?
@@ -300,6 +302,12 @@ impl Helpers<'_> {
 
     /// Runs `work(rank)` once on every member, and returns when all have finished.
     pub fn broadcast(&self, work: &(dyn Fn(usize) + Sync)) {
+        // What the others do is a part of what member 0 is doing.
+        let span = tracing::Span::current();
+        let work = &|rank| {
+            let _theirs = (rank > 0).then(|| span.enter());
+            work(rank);
+        };
         self.team.helpers.broadcast(work, Duration::from_secs(60), &|| {
             tracing::error!("a kernel has been running for a minute");
         });

@@ -43,7 +43,11 @@ impl Running {
         let thread = std::thread::Builder::new()
             .name("data-prefetch".into())
             .spawn(move || {
-                while let Some(run) = input.next(1) {
+                let mut next = || {
+                    let _input = tracing::trace_span!("input").entered();
+                    input.next(1)
+                };
+                while let Some(run) = next() {
                     let failed = run.is_err();
                     if sender.send(run).is_err() || failed {
                         break;

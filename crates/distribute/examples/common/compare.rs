@@ -26,7 +26,9 @@ pub fn with_one_replica(
 ) -> distribute::Result<()> {
     let strategy = options.strategy()?;
     let replicas = strategy.num_replicas_in_sync();
+    let trace = options.trace()?;
     let trained = train(&strategy)?;
+    drop(trace);
     let sha256 = trained.variables.sha256()?;
 
     let mut table = format!("\n{:<14}{:>10}{:>10}{:>14}\n", "", "accuracy", "seconds", "examples/s");

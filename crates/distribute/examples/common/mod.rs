@@ -7,8 +7,10 @@ pub mod progress;
 
 use clap::{Parser, ValueEnum};
 use distribute::prelude::*;
+use distribute::trace::{self, TraceFile};
 use serde_json::Value;
 use std::io::Write;
+use std::path::PathBuf;
 
 /// candle allocates a tensor for each operation: this allocator makes whole programs faster.
 #[global_allocator]
@@ -35,6 +37,9 @@ pub struct Options {
     /// End the output with one line of JSON
     #[arg(long)]
     pub json: bool,
+    /// Write a timeline of what each replica does into this file, for <https://ui.perfetto.dev>
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
 }
 
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq)]
@@ -68,6 +73,11 @@ impl Options {
 
     pub fn epochs(&self, default: usize) -> usize {
         self.epochs.map_or(default, |epochs| epochs as usize)
+    }
+
+    /// The timeline that was asked for, until it is dropped.
+    pub fn trace(&self) -> distribute::Result<Option<TraceFile>> {
+        self.trace.as_ref().map(trace::to_file).transpose()
     }
 
     /// Prints the result as text and, with `--json`, as the last line.

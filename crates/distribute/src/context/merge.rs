@@ -73,6 +73,7 @@ impl ReplicaContext {
     {
         self.require_current(operation)?;
         let merge = |values| -> Result<Vec<R::Local>> {
+            let _merge = tracing::trace_span!("merge").entered();
             let _cross_replica = enter(Mode::CrossReplica(self.strategy().clone()));
             merge(self.strategy(), PerReplica::from_values(values))?
                 .split(self.strategy().extended().local_replicas())

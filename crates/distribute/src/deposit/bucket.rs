@@ -47,6 +47,12 @@ impl Pool {
         self.places.iter().rfind(|place| place.dtype == dtype).map_or(0, |place| place.range.end)
     }
 
+    /// How many each replica has made and doesn't use.
+    #[cfg(test)]
+    pub(crate) fn counts(&self) -> Vec<usize> {
+        lock(&self.idle).iter().map(Vec::len).collect()
+    }
+
     /// An empty one.
     pub(crate) fn take(self: &Arc<Self>, replica: usize) -> Bucket {
         let idle = lock(&self.idle).get_mut(replica).and_then(Vec::pop);
@@ -199,5 +205,80 @@ impl Drop for Bucket {
             idle.resize_with(self.replica + 1, Vec::new);
         }
         idle[self.replica].push(std::mem::take(&mut self.buffers));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle_core::Device;
+
+    fn variable(shape: (usize, usize), dtype: DType) -> Var {
+        Var::zeros(shape, dtype, &Device::Cpu).unwrap()
+    }
+
+    fn rows(rows: &[usize], values: &[f64]) -> Rows {
+        Rows { rows: rows.to_vec(), values: f64::vector(values.to_vec()) }
+    }
+
+    fn dense(values: &[f64]) -> Tensor {
+        Tensor::from_slice(values, (3, 2), &Device::Cpu).unwrap()
+    }
+
+    #[test]
+    fn of_rows_and_dense_gradients_of_one_table_the_sum_is_there_in_any_order() {
+        let table = variable((3, 2), DType::F64);
+        let pool = Pool::new([&table].into_iter());
+        let one = |bucket: &mut Bucket| bucket.add_rows(0, rows(&[0, 2], &[1., 2., 3., 4.]));
+        let other = |bucket: &mut Bucket| bucket.add_rows(0, rows(&[1, 2], &[10., 20., 30., 40.]));
+        let all = |bucket: &mut Bucket| bucket.add(0, &dense(&[100.; 6])).unwrap();
+        let steps: [&[&dyn Fn(&mut Bucket)]; 4] =
+            [&[&one, &other, &all], &[&all, &one, &other], &[&one, &all, &other], &[&other, &all, &one]];
+        for steps in steps {
+            let mut bucket = pool.take(0);
+            // What an earlier step left in the buffer is gone.
+            assert!(!bucket.has(0) && bucket.take(0).is_none());
+            steps.iter().for_each(|step| step(&mut bucket));
+            assert!(matches!(bucket.take(0), Some(Deposit::Dense)));
+            assert_eq!(bucket.dense::<f64>(0).unwrap(), [101., 102., 110., 120., 133., 144.]);
+        }
+        let mut bucket = pool.take(0);
+        one(&mut bucket);
+        other(&mut bucket);
+        let Some(Deposit::Rows(Rows { rows, values })) = bucket.take(0) else { panic!("rows") };
+        assert_eq!(rows, [0, 1, 2]);
+        assert_eq!(f64::in_vector(&values).unwrap(), [1., 2., 10., 20., 33., 44.]);
+        assert!(!bucket.has(0));
+    }
+
+    #[test]
+    fn variables_of_two_dtypes_have_places_of_their_own() {
+        let all = [(1, DType::F64), (3, DType::F32), (2, DType::F64), (5, DType::F32)];
+        let all = all.map(|(n, dtype)| variable((n, 2), dtype));
+        let mut bucket = Pool::new(all.iter()).take(0);
+        for (number, variable) in all.iter().enumerate() {
+            bucket.add(number, &(variable.ones_like().unwrap() * number as f64).unwrap()).unwrap();
+        }
+        for (number, variable) in all.iter().enumerate() {
+            let there = bucket.tensor(number, variable).unwrap();
+            assert_eq!((there.dims(), there.dtype()), (variable.dims(), variable.dtype()));
+            let there = there.to_dtype(DType::F64).unwrap().flatten_all().unwrap().to_vec1::<f64>().unwrap();
+            assert_eq!(there, vec![number as f64; variable.elem_count()]);
+        }
+    }
+
+    #[test]
+    fn buckets_serve_again_one_for_each_replica() {
+        let weight = variable((3, 2), DType::F64);
+        let pool = Pool::new([&weight].into_iter());
+        let mut places = Vec::new();
+        for _ in 0..3 {
+            // Both at once, as in a step.
+            let mut buckets = [pool.take(0), pool.take(1)];
+            buckets.iter_mut().for_each(|bucket| bucket.add(0, &dense(&[1.; 6])).unwrap());
+            places.push(buckets.each_ref().map(|bucket| bucket.dense::<f64>(0).unwrap().as_ptr()));
+        }
+        assert!(places[0][0] != places[0][1] && places.iter().all(|step| *step == places[0]));
+        assert_eq!(pool.counts(), [1, 1]);
     }
 }

@@ -1,6 +1,8 @@
 //! Matrix products written where they are wanted: into a gradient's place, or on top of what is there.
 
 use crate::number::Number;
+use crate::strategy::product_threads;
+use gemm::Parallelism;
 use std::any::TypeId;
 
 /// A matrix whose elements lie in a slice, row by row or (transposed) column by column.
@@ -51,16 +53,12 @@ impl<'a, T: Copy> Matrix<'a, T> {
     pub(super) fn rows(&self) -> usize {
         self.rows
     }
-
-    pub(super) fn columns(&self) -> usize {
-        self.columns
-    }
 }
 
 /// `out = a b`, or `out += a b` if `add`; `out` lies row by row.
 ///
-/// As many threads take part as candle's own products have: `RAYON_NUM_THREADS`, which [`init`](crate::init) sets to one,
-/// since replicas are what uses the cores.
+/// The replica's own threads take part, if it has some; else as many as in candle's own products: `RAYON_NUM_THREADS`, which
+/// [`init`](crate::init) sets to one, since replicas are what uses the cores.
 ///
 /// # Panics
 /// When the shapes don't fit.
@@ -128,16 +126,39 @@ fn multiply<T: Number>(out: &mut [T], order: Order, add: bool, a: Matrix<'_, T>,
     assert_eq!(out.len(), a.rows * b.columns, "elements of the product");
     // Only these have kernels.
     assert!([TypeId::of::<f32>(), TypeId::of::<f64>()].contains(&TypeId::of::<T>()), "f32 or f64");
-    let parallelism = match candle_core::utils::get_num_threads() {
-        0 | 1 => gemm::Parallelism::None,
-        threads => gemm::Parallelism::Rayon(threads),
-    };
+    let threads = product_threads().filter(|_| a.rows * a.columns * b.columns >= WORTH_THREADS);
+    match threads {
+        Some(threads) => {
+            let parallelism = Parallelism::Rayon(threads.current_num_threads());
+            threads.install(|| multiply_by(parallelism, out, order, add, a, b));
+        }
+        None => {
+            let parallelism = match candle_core::utils::get_num_threads() {
+                0 | 1 => Parallelism::None,
+                threads => Parallelism::Rayon(threads),
+            };
+            multiply_by(parallelism, out, order, add, a, b);
+        }
+    }
+}
+
+/// Products below which a replica's own threads would cost more than they save.
+const WORTH_THREADS: usize = 1 << 21;
+
+fn multiply_by<T: Number>(
+    parallelism: Parallelism,
+    out: &mut [T],
+    order: Order,
+    add: bool,
+    a: Matrix<'_, T>,
+    b: Matrix<'_, T>,
+) {
     let strides = |matrix: &Matrix<'_, T>| matrix.order.strides(matrix.rows, matrix.columns);
     let ((a_columns, a_rows), (b_columns, b_rows)) = (strides(&a), strides(&b));
     let (out_columns, out_rows) = order.strides(a.rows, b.columns);
     // SAFETY: each pointer is to the start of a slice that holds all elements of its matrix, in the steps that its strides
-    // say: `Matrix::new` and the assertions above have compared their numbers. `out` is borrowed alone, so it is neither
-    // `a` nor `b`. All elements are initialised.
+    // say: `Matrix::new` and `multiply` have compared their numbers. `out` is borrowed alone, so it is neither `a` nor `b`.
+    // All elements are initialised, and of one of the types that there are kernels for.
     unsafe {
         gemm::gemm(
             a.rows,

@@ -92,7 +92,7 @@ impl Linear {
     /// Whether the fused operation can do it; what it can't, the stock one does or says why not.
     fn fuses(&self, x: &Tensor) -> bool {
         let dtype = x.dtype();
-        let same = |t: &Tensor| t.device().is_cpu() && t.dtype() == dtype && t.is_contiguous();
+        let same = |t: &Tensor| t.device().is_cpu() && t.dtype() == dtype;
         let (Ok((out, width)), Ok(last)) = (self.weight.dims2(), x.dim(D::Minus1)) else { return false };
         matches!(dtype, DType::F32 | DType::F64)
             && x.device().is_cpu()
@@ -106,14 +106,17 @@ impl Module for Linear {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let fused = self.activation.and_then(FromOutput::of);
         if !self.fuses(x) {
-            let y = candle_nn::Linear::new(self.weight.clone(), self.bias.clone()).forward(x)?;
+            // candle 0.11's own product of a transposed batch and a transposed weight has wrong numbers.
+            let stock = candle_nn::Linear::new(self.weight.clone(), self.bias.clone());
+            let y = stock.forward(&x.contiguous()?)?;
             return self.activation.map_or(Ok(y.clone()), |activation| activation.forward(&y));
         }
         let operation = Fused { activation: fused };
         let rows = x.contiguous()?.flatten_to(D::Minus2)?;
+        let weight = self.weight.contiguous()?;
         let y = match &self.bias {
-            Some(bias) => rows.apply_op3(&self.weight, bias, operation)?,
-            None => rows.apply_op2(&self.weight, operation)?,
+            Some(bias) => rows.apply_op3(&weight, &bias.contiguous()?, operation)?,
+            None => rows.apply_op2(&weight, operation)?,
         };
         let y = match (self.activation, fused) {
             (Some(activation), None) => activation.forward(&y)?,

@@ -1,20 +1,26 @@
-//! Parts of models that know about replicas and empty pieces.
+//! Layers and losses: fast on the CPU, and aware of replicas and empty pieces.
 //!
 //! Layers have the names and signatures of candle_nn's, and find the replica that they run on by themselves
 //! ([`get_replica_context`](crate::get_replica_context)): a model takes them by another `use` line.
 
 mod batch_norm;
+mod conv2d;
 mod dropout;
 mod embedding;
 mod embedding_bag;
+mod exp;
 mod gemm;
 mod ids;
+mod lanes;
+mod layer_norm;
 mod linear;
 pub mod loss;
 
 pub use batch_norm::{BatchNorm, batch_norm};
-pub use candle_nn::BatchNormConfig;
+pub use candle_nn::{BatchNormConfig, Conv2dConfig, LayerNormConfig};
+pub use conv2d::{Conv2d, conv2d, conv2d_no_bias};
 pub use dropout::Dropout;
 pub use embedding::{Embedding, embedding};
 pub use embedding_bag::{BagMode, EmbeddingBag, embedding_bag};
+pub use layer_norm::{LayerNorm, RmsNorm, layer_norm, layer_norm_no_bias, rms_norm};
 pub use linear::{Linear, linear, linear_b, linear_no_bias};

@@ -112,6 +112,7 @@ impl Gradients {
     #[doc(alias = "tf.keras.optimizers.Optimizer.compute_gradients")]
     #[doc(alias = "tf.GradientTape.gradient")]
     pub fn of<R>(optimizer: &Optimizer<R>, loss: &Tensor) -> Result<Self> {
+        let _backward = tracing::trace_span!("backward").entered();
         require_scalar("Gradients::of", loss)?;
         let mut store = loss.backward().map_err(|error| raised(error.into()))?;
         let trained = optimizer.trained.clone();

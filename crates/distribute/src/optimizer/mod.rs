@@ -277,3 +277,32 @@ impl<R: Rule> Optimizer<R> {
         self.progress.read("slot")?[position].tensor(index, &self.trained.variables[position].1)
     }
 }
+
+#[cfg(test)]
+#[path = "../../tests/support/watched.rs"]
+mod watched;
+
+#[cfg(test)]
+mod tests {
+    use super::watched::watched;
+    use crate::nn::linear;
+    use crate::{MirroredStrategy, Sgd};
+    use candle_core::{DType, Device, Module, Tensor};
+    use candle_nn::VarBuilder;
+
+    #[test]
+    fn all_steps_take_one_bucket_for_each_replica() {
+        watched(|| {
+            let strategy = MirroredStrategy::cpus(3).unwrap();
+            let model = strategy.replicate(|vb: VarBuilder| linear(3, 2, vb)).unwrap();
+            let optimizer = Sgd::new(&model.variables, 0.1).unwrap();
+            let x = Tensor::ones((4, 3), DType::F32, &Device::Cpu).unwrap();
+            for _ in 0..4 {
+                let step = strategy
+                    .run(&model, |ctx, model| optimizer.minimize(ctx, model.forward(&x)?.mean_all()?, 4));
+                step.unwrap();
+            }
+            assert_eq!(optimizer.trained.buckets.counts(), [1; 3]);
+        });
+    }
+}

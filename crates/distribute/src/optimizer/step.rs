@@ -164,6 +164,7 @@ impl<R: Rule> Optimizer<R> {
         mine: Losses,
         at: &'static Location<'static>,
     ) -> Result<Tensor> {
+        let _update = tracing::trace_span!("update").entered();
         let weighting = mine.weighting;
         let mine = Contribution::new(&self.trained, mine, &self.before_reduce)?;
         let outcome = match ctx.member() {
@@ -268,6 +269,7 @@ impl Losses {
         weighting: Weighting,
         at: &'static Location<'static>,
     ) -> Result<()> {
+        let _backward = tracing::trace_span!("backward").entered();
         let Some(examples) = weighting.examples().filter(|examples| *examples > 0) else {
             return self.join(optimizer, ctx, Some(&loss), at);
         };
@@ -298,6 +300,7 @@ impl Losses {
         loss: Option<&Tensor>,
         at: &'static Location<'static>,
     ) -> Result<()> {
+        let _backward = tracing::trace_span!("backward").entered();
         match ctx.join_gradients(loss, at)? {
             Some(root) => self.backward(optimizer, &root),
             None => Ok(()),

@@ -194,7 +194,7 @@ impl Settled {
                 Change::Scale(factors) if factors[variable] == 1. => {}
                 Change::Scale(factors) => {
                     let factor = F::of(factors[variable]);
-                    gradient.iter_mut().for_each(|x| *x = *x * factor);
+                    gradient.iter_mut().for_each(|x| *x *= factor);
                 }
             }
         }

@@ -1,6 +1,6 @@
 //! A mirrored strategy with more to say than its devices.
 
-use super::{CommunicationOptions, CrossDeviceOps, MirroredStrategy};
+use super::{CommunicationOptions, CrossDeviceOps, MirroredStrategy, Threads};
 use crate::Result;
 use std::time::Duration;
 
@@ -14,16 +14,31 @@ use std::time::Duration;
 ///     .devices(["cpu:0", "cpu:1", "cpu:2"])
 ///     .timeout(Duration::from_secs(10))
 ///     .cross_device_ops(HierarchicalCopyAllReduce::default())
+///     .threads_per_replica(2)
 ///     .build()?;
 /// let sums = strategy.run((), |ctx, ()| ctx.all_reduce(ReduceOp::Sum, 10f32.powi(ctx.replica_id_in_sync_group() as i32)))?;
 /// assert_eq!(sums.values(), [111., 111., 111.]);
 /// # Ok::<(), distribute::Error>(())
 /// ```
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct MirroredBuilder {
     devices: Vec<String>,
     options: CommunicationOptions,
     cross_device_ops: Option<Box<dyn CrossDeviceOps>>,
+    threads_per_replica: usize,
+    pinned: bool,
+}
+
+impl Default for MirroredBuilder {
+    fn default() -> Self {
+        Self {
+            devices: Vec::new(),
+            options: CommunicationOptions::default(),
+            cross_device_ops: None,
+            threads_per_replica: 1,
+            pinned: false,
+        }
+    }
 }
 
 impl MirroredBuilder {
@@ -52,12 +67,32 @@ impl MirroredBuilder {
         self
     }
 
+    /// How many threads make the matrix products of each replica's [`nn`](crate::nn) layers: 1 if not given, the replica's
+    /// own. More than one for fewer replicas than cores; more replicas are mostly faster than more threads, since everything
+    /// else that a replica does is on one thread.
+    pub fn threads_per_replica(mut self, threads: usize) -> Self {
+        self.threads_per_replica = threads;
+        self
+    }
+
+    /// Keeps each replica on cores of its own, as long as it runs; if not given, the system decides. For machines that do
+    /// nothing else: where another program takes one of these cores, all replicas wait for it.
+    pub fn pinned(mut self, pinned: bool) -> Self {
+        self.pinned = pinned;
+        self
+    }
+
     /// The strategy.
     ///
     /// # Errors
-    /// As [`MirroredStrategy::new`]; and [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a timeout of zero.
+    /// As [`MirroredStrategy::new`] and [`Threads::new`]; and
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a timeout of zero.
     pub fn build(self) -> Result<MirroredStrategy> {
         let devices = self.devices.iter().map(String::as_str);
-        MirroredStrategy::from_parts(devices, self.options, self.cross_device_ops)
+        let threads = |replicas| match (self.threads_per_replica, self.pinned) {
+            (1, false) => Ok(None),
+            (per_replica, pinned) => Threads::new(replicas, per_replica, pinned).map(Some),
+        };
+        MirroredStrategy::from_parts(devices, self.options, self.cross_device_ops, threads)
     }
 }

@@ -1,6 +1,6 @@
 //! What an author of a strategy implements.
 
-use super::{CommunicationOptions, CrossDeviceOps, DeviceName, Strategy};
+use super::{CommunicationOptions, CrossDeviceOps, DeviceName, Strategy, Threads};
 use crate::{Error, ReplicaContext, Result};
 use distribute_cluster::deadline::DEFAULT_TIMEOUT;
 use distribute_collective::threads::Team;
@@ -98,6 +98,11 @@ pub trait StrategyExtended: Debug + Send + Sync + 'static {
         None
     }
 
+    /// What replicas compute with beside the thread that each runs on. None: that thread alone, on any core.
+    fn threads(&self) -> Option<&Threads> {
+        None
+    }
+
     /// Whether step functions need shapes that never change. False for all strategies here.
     #[doc(alias = "tf.distribute.StrategyExtended.experimental_require_static_shapes")]
     fn require_static_shapes(&self) -> bool {
@@ -173,13 +178,18 @@ impl<'a> Replicas<'a> {
     pub fn on_threads(&self) -> Result<()> {
         let replicas = self.count();
         let context = |local, member| ReplicaContext::new(self.strategy.clone(), local, self.step, member);
+        let threads = self.strategy.extended().threads();
+        let body = |local, member| {
+            let _threads = threads.map(|threads| threads.enter(local));
+            (self.body)(context(local, member))
+        };
         if replicas == 1 {
-            (self.body)(context(0, None));
+            body(0, None);
             return Ok(());
         }
         Team::borrow(replicas, |team| {
             team.run(self.step, self.strategy.extended().timeout(), &|member| {
-                (self.body)(context(member.rank(), Some(member)))
+                body(member.rank(), Some(member))
             });
         })
         .map_err(|source| Error::Io { operation: format!("starting {replicas} replica threads"), source })

@@ -1,7 +1,7 @@
 //! The strategies of one process: the default one, one device, and a replica on each of several devices.
 
 use super::{
-    CommunicationOptions, CrossDeviceOps, DeviceName, MirroredBuilder, Strategy, StrategyExtended,
+    CommunicationOptions, CrossDeviceOps, DeviceName, MirroredBuilder, Strategy, StrategyExtended, Threads,
     VariablePlacement,
 };
 use crate::{Error, Result};
@@ -39,6 +39,7 @@ struct Local {
     placement: VariablePlacement,
     options: CommunicationOptions,
     cross_device_ops: Option<Box<dyn CrossDeviceOps>>,
+    threads: Option<Threads>,
 }
 
 impl StrategyExtended for Local {
@@ -56,6 +57,9 @@ impl StrategyExtended for Local {
     }
     fn cross_device_ops(&self) -> Option<&dyn CrossDeviceOps> {
         self.cross_device_ops.as_deref()
+    }
+    fn threads(&self) -> Option<&Threads> {
+        self.threads.as_ref()
     }
 }
 
@@ -91,7 +95,14 @@ impl OneDeviceStrategy {
         let devices = resolve([device])?;
         let (options, placement) = (CommunicationOptions::default(), VariablePlacement::Ordinary);
         let kind = "OneDeviceStrategy";
-        Ok(Self(Strategy::new(Local { kind, devices, placement, options, cross_device_ops: None })))
+        Ok(Self(Strategy::new(Local {
+            kind,
+            devices,
+            placement,
+            options,
+            cross_device_ops: None,
+            threads: None,
+        })))
     }
 }
 
@@ -136,12 +147,14 @@ impl MirroredStrategy {
         devices: impl IntoIterator<Item = &'a str>,
         options: CommunicationOptions,
         cross_device_ops: Option<Box<dyn CrossDeviceOps>>,
+        threads: impl FnOnce(usize) -> Result<Option<Threads>>,
     ) -> Result<Self> {
         options.check("MirroredStrategy::builder")?;
         let devices = resolve(devices)?;
         warn_of_shared_threads(devices.len());
         let (kind, placement) = ("MirroredStrategy", VariablePlacement::Mirrored);
-        Ok(Self(Strategy::new(Local { kind, devices, placement, options, cross_device_ops })))
+        let threads = threads(devices.len())?;
+        Ok(Self(Strategy::new(Local { kind, devices, placement, options, cross_device_ops, threads })))
     }
 
     /// A replica on each of `replicas` logical CPU devices.
@@ -200,6 +213,7 @@ impl CentralStorageStrategy {
             placement: VariablePlacement::Central(parameters),
             options: CommunicationOptions::default(),
             cross_device_ops: None,
+            threads: None,
         })))
     }
 }

@@ -11,6 +11,7 @@ mod reduce;
 mod reduce_to;
 mod run;
 mod state;
+mod threads;
 mod update;
 
 pub use builder::MirroredBuilder;
@@ -24,6 +25,8 @@ pub use device::{DeviceKind, DeviceName};
 pub use extended::{Replicas, StrategyExtended, VariablePlacement};
 pub(crate) use kinds::default_strategy;
 pub use kinds::{CentralStorageStrategy, MirroredStrategy, OneDeviceStrategy};
+pub use threads::Threads;
+pub(crate) use threads::product_threads;
 
 use crate::context::enter_cross_replica;
 use crate::lock::lock;

@@ -5,6 +5,7 @@ use super::extended::Replicas;
 use crate::context::{Mode, consecutive, enter, raised};
 use crate::error::panicked;
 use crate::lock::lock;
+use crate::trace::STEP;
 use crate::values::{Distributed, PerReplica};
 use crate::{Error, ReplicaContext, Result};
 use candle_core::{Tensor, Var};
@@ -100,6 +101,7 @@ impl Strategy {
         let cells: Vec<_> =
             args.split(replicas)?.into_iter().map(|arg| Mutex::new(Cell::Argument(arg))).collect();
         let step = self.next_step();
+        let whole = tracing::trace_span!(STEP, step, replicas).entered();
 
         let replica = |context: ReplicaContext| {
             let local = context.replica_id_in_sync_group().checked_sub(self.extended().first_replica_id());
@@ -112,6 +114,9 @@ impl Strategy {
             if let Some(piece) = pieces.as_ref().and_then(|pieces| pieces.get(local)) {
                 context.set_rows(piece.clone());
             }
+            let _forward =
+                tracing::trace_span!(parent: &*whole, "forward", replica = context.replica_id_in_sync_group())
+                    .entered();
             let _replica = enter(Mode::Replica(context.clone()));
             let result = catch_unwind(AssertUnwindSafe(|| body(&context, arg)))
                 .unwrap_or_else(|panic| Err(panicked(&*panic)));

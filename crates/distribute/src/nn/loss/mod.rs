@@ -3,15 +3,25 @@
 //! candle_nn's losses divide by the number of rows, so an empty piece of a batch gives NaN or an error. These give 0
 //! there, with no gradient; [`minimize`](crate::Optimizer::minimize) weighs it with 0 examples.
 
-use candle_core::{Result, Tensor};
+mod cross_entropy;
+mod pairs;
+
+use candle_core::{DType, Result, Tensor};
+use pairs::{Kind, mean};
 
 /// Mean cross-entropy of logits `[n, classes]` and labels `[n]` (u8, u32 or i64).
 ///
+/// The largest number of the labels' type stands for no label: such a row adds nothing to the sum, and counts in the mean.
+///
 /// # Errors
-/// candle's, for other shapes or dtypes.
+/// For a label that is none of the classes, with its row; candle's, for other shapes or dtypes.
 #[doc(alias = "tf.nn.sparse_softmax_cross_entropy_with_logits")]
 pub fn cross_entropy(logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
-    mean_or_zero(logits, || candle_nn::loss::cross_entropy(logits, labels))
+    mean_or_zero(logits, || match (logits.dtype(), logits.device().is_cpu() && logits.rank() == 2) {
+        (DType::F32, true) => cross_entropy::cross_entropy::<f32>(logits, labels),
+        (DType::F64, true) => cross_entropy::cross_entropy::<f64>(logits, labels),
+        _ => candle_nn::loss::cross_entropy(logits, labels),
+    })
 }
 
 /// Mean negative log-likelihood of log-probabilities `[n, classes]` and labels `[n]` (u8, u32 or i64).
@@ -22,22 +32,41 @@ pub fn nll(log_probabilities: &Tensor, labels: &Tensor) -> Result<Tensor> {
     mean_or_zero(log_probabilities, || candle_nn::loss::nll(log_probabilities, labels))
 }
 
-/// Mean squared error over all elements.
+/// Mean squared error over all elements of two tensors of equal shapes.
 ///
 /// # Errors
 /// candle's, for other shapes or dtypes.
 #[doc(alias = "tf.keras.losses.MeanSquaredError")]
 pub fn mse(predictions: &Tensor, targets: &Tensor) -> Result<Tensor> {
-    mean_or_zero(predictions, || candle_nn::loss::mse(predictions, targets))
+    mean_or_zero(predictions, || match of_pairs(predictions, targets) {
+        Some(DType::F32) => mean::<f32>(Kind::Squared, predictions, targets),
+        Some(DType::F64) => mean::<f64>(Kind::Squared, predictions, targets),
+        _ => candle_nn::loss::mse(predictions, targets),
+    })
 }
 
 /// Mean binary cross-entropy of logits and targets in [0, 1], of equal shapes.
+///
+/// Unlike candle_nn's, it is exact for any logit: that one takes the logarithm of a sigmoid, which is 0 or 1 for large ones.
 ///
 /// # Errors
 /// candle's, for other shapes or dtypes.
 #[doc(alias = "tf.nn.sigmoid_cross_entropy_with_logits")]
 pub fn binary_cross_entropy_with_logit(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
-    mean_or_zero(logits, || candle_nn::loss::binary_cross_entropy_with_logit(logits, targets))
+    mean_or_zero(logits, || match of_pairs(logits, targets) {
+        Some(DType::F32) => mean::<f32>(Kind::Logistic, logits, targets),
+        Some(DType::F64) => mean::<f64>(Kind::Logistic, logits, targets),
+        _ => {
+            let rest = (logits.abs()?.neg()?.exp()? + 1.)?.log()?;
+            ((logits.relu()? - (logits * targets)?)? + rest)?.mean_all()
+        }
+    })
+}
+
+/// The dtype of two tensors whose elements are pairs, of those on the CPU.
+fn of_pairs(x: &Tensor, z: &Tensor) -> Option<DType> {
+    let same = x.dims() == z.dims() && x.dtype() == z.dtype();
+    (same && x.device().is_cpu() && z.device().is_cpu()).then(|| x.dtype())
 }
 
 /// How many rows of logits `[n, classes]` have their label as the largest: a count, to be summed over replicas.
@@ -48,9 +77,9 @@ pub fn correct(logits: &Tensor, labels: &Tensor) -> Result<usize> {
     if logits.elem_count() == 0 {
         return Ok(0);
     }
-    let labels = labels.to_dtype(candle_core::DType::U32)?;
+    let labels = labels.to_dtype(DType::U32)?;
     let equal = logits.argmax(candle_core::D::Minus1)?.eq(&labels)?;
-    Ok(equal.to_dtype(candle_core::DType::U32)?.sum_all()?.to_scalar::<u32>()? as usize)
+    Ok(equal.to_dtype(DType::U32)?.sum_all()?.to_scalar::<u32>()? as usize)
 }
 
 fn mean_or_zero(inputs: &Tensor, mean: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {

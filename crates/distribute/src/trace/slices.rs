@@ -1,0 +1,147 @@
+//! What a thread is doing, as slices of time: a pure function of when spans were entered and left.
+
+/// How a span becomes slices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// One slice, with others inside of it.
+    Whole,
+    /// A part of a replica's time, of which every moment belongs to one: another such span inside of it interrupts it.
+    Part,
+}
+
+/// A piece of a thread's time, in nanoseconds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Slice {
+    pub(super) name: &'static str,
+    /// A JSON object, or nothing.
+    pub(super) args: String,
+    pub(super) start: u64,
+    pub(super) end: u64,
+}
+
+/// The spans that a thread is in.
+#[derive(Default)]
+pub(super) struct Stack(Vec<Open>);
+
+struct Open {
+    span: u64,
+    kind: Kind,
+    /// Where the slice that has not been written yet begins.
+    since: u64,
+    name: &'static str,
+    args: String,
+    /// The same as the part that it is in: it goes on.
+    continues: bool,
+}
+
+impl Open {
+    fn slice(&self, now: u64) -> Option<Slice> {
+        let slice = Slice { name: self.name, args: self.args.clone(), start: self.since, end: now };
+        (now > self.since).then_some(slice)
+    }
+}
+
+impl Stack {
+    /// A span begins. Gives the slice that it ends.
+    pub(super) fn enter(
+        &mut self,
+        now: u64,
+        span: u64,
+        kind: Kind,
+        name: &'static str,
+        args: String,
+    ) -> Option<Slice> {
+        let around = self.0.last().filter(|around| kind == Kind::Part && around.kind == Kind::Part);
+        let same = around.filter(|around| around.name == name);
+        let open = match same {
+            Some(same) => {
+                Open { span, kind, since: same.since, name, args: same.args.clone(), continues: true }
+            }
+            None => Open { span, kind, since: now, name, args, continues: false },
+        };
+        let ended = around.filter(|_| same.is_none()).and_then(|around| around.slice(now));
+        self.0.push(open);
+        ended
+    }
+
+    /// A span ends. Gives its slice, or the last one of those that it was interrupted into.
+    pub(super) fn exit(&mut self, now: u64, span: u64) -> Option<Slice> {
+        let at = self.0.iter().rposition(|open| open.span == span)?;
+        let open = self.0.remove(at);
+        // Spans that end out of order would cross others: such a slice is left out.
+        if at < self.0.len() {
+            return None;
+        }
+        if let Some(around) = self.0.last_mut().filter(|around| around.kind == Kind::Part) {
+            match (open.kind, open.continues) {
+                (Kind::Whole, _) => {}
+                (Kind::Part, true) => around.since = open.since,
+                (Kind::Part, false) => around.since = now,
+            }
+        }
+        if open.continues { None } else { open.slice(now) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `+name` enters, `-name` leaves; each takes a nanosecond. Capitals are wholes.
+    fn slices(script: &[&'static str]) -> Vec<(&'static str, u64, u64)> {
+        let mut stack = Stack::default();
+        let mut spans = Vec::new();
+        let mut made = Vec::new();
+        for (now, word) in script.iter().enumerate() {
+            let (way, name) = word.split_at(1);
+            let kind = if name.starts_with(char::is_uppercase) { Kind::Whole } else { Kind::Part };
+            let slice = match way {
+                "+" => {
+                    spans.push((name, now as u64));
+                    stack.enter(now as u64, now as u64, kind, name, String::new())
+                }
+                _ => {
+                    let at = spans.iter().rposition(|(open, _)| *open == name).unwrap();
+                    stack.exit(now as u64, spans.remove(at).1)
+                }
+            };
+            made.extend(slice.map(|slice| (slice.name, slice.start, slice.end)));
+        }
+        made
+    }
+
+    #[test]
+    fn a_part_interrupts_the_part_it_is_in() {
+        let script =
+            ["+Step", "+forward", "+backward", "-backward", "+waiting", "-waiting", "-forward", "-Step"];
+        let expected = [
+            ("forward", 1, 2),
+            ("backward", 2, 3),
+            ("forward", 3, 4),
+            ("waiting", 4, 5),
+            ("forward", 5, 6),
+            ("Step", 0, 7),
+        ];
+        assert_eq!(slices(&script), expected);
+    }
+
+    #[test]
+    fn the_same_part_again_goes_on() {
+        let script = ["+a", "+b", "+b", "-b", "+c", "-c", "-b", "-a"];
+        assert_eq!(slices(&script), [("a", 0, 1), ("b", 1, 4), ("c", 4, 5), ("b", 5, 6), ("a", 6, 7)]);
+        let interrupted_inside = ["+b", "+b", "+c", "-c", "-b", "-b"];
+        assert_eq!(slices(&interrupted_inside), [("b", 0, 2), ("c", 2, 3), ("b", 3, 5)]);
+    }
+
+    #[test]
+    fn wholes_nest() {
+        let script = ["+a", "+Whole", "+b", "-b", "-Whole", "-a"];
+        assert_eq!(slices(&script), [("b", 2, 3), ("Whole", 1, 4), ("a", 0, 5)]);
+    }
+
+    #[test]
+    fn what_ends_out_of_order_or_was_never_begun_is_left_out() {
+        assert_eq!(slices(&["+A", "+B", "-A", "-B"]), [("B", 1, 3)]);
+        assert_eq!(Stack::default().exit(1, 7), None);
+    }
+}

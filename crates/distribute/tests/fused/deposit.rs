@@ -1,0 +1,150 @@
+//! What layers leave in the bucket of an optimizer stays where it belongs: with that optimizer, in that step.
+
+use crate::watched::watched;
+use crate::{assert_same, numbers};
+use candle_core::{CpuStorage, CustomOp1, DType, Layout, Module, Result, Shape, Tensor, bail};
+use candle_nn::VarBuilder;
+use distribute::optimizer::rules::Momentum;
+use distribute::optimizer::{Gradient, Gradients, Weighting};
+use distribute::{MirroredStrategy, Optimizer, Replicated, Strategy, nn};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+fn replicas(n: usize) -> Strategy {
+    MirroredStrategy::cpus(n).unwrap().into()
+}
+
+/// Two layers; the second's backward comes first.
+fn two(vb: VarBuilder<'_>) -> Result<[nn::Linear; 2]> {
+    let vb = vb.to_dtype(DType::F64);
+    Ok([nn::linear(3, 4, vb.pp("a"))?, nn::linear(4, 2, vb.pp("b"))?])
+}
+
+fn weights<M>(model: &Replicated<M>) -> Vec<Tensor> {
+    model.variables.names().iter().map(|name| model.variables.get(name).unwrap()).collect()
+}
+
+fn assert_equal(a: &[Tensor], b: &[Tensor]) {
+    assert_eq!(a.iter().map(crate::flat).collect::<Vec<_>>(), b.iter().map(crate::flat).collect::<Vec<_>>());
+}
+
+/// Nothing, whose backward fails while the flag is set.
+struct Fails(Arc<AtomicBool>);
+
+impl CustomOp1 for Fails {
+    fn name(&self) -> &'static str {
+        "fails"
+    }
+
+    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let CpuStorage::F64(all) = storage else { bail!("f64") };
+        Ok((CpuStorage::F64(all.clone()), layout.shape().clone()))
+    }
+
+    fn bwd(&self, _: &Tensor, _: &Tensor, upstream: &Tensor) -> Result<Option<Tensor>> {
+        match self.0.load(Ordering::SeqCst) {
+            true => bail!("as ordered"),
+            false => Ok(Some(upstream.clone())),
+        }
+    }
+}
+
+#[test]
+fn a_backward_that_fails_leaves_nothing_for_the_next_step() {
+    watched(|| {
+        for n in [1, 2, 3] {
+            // The last replica's backward fails in these steps, after its second layer has left its gradients.
+            let train = |failing: &[bool]| {
+                let strategy = replicas(n);
+                let model = strategy.replicate_seeded(2, two).unwrap();
+                let optimizer = Optimizer::with_rule(Momentum::new(0.9), &model.variables, 0.1).unwrap();
+                let mut good = 0;
+                for &fail in failing {
+                    let flag = Arc::new(AtomicBool::new(fail));
+                    let run = strategy.run(&model, |ctx, [a, b]| {
+                        let replica = ctx.replica_id_in_sync_group();
+                        let hidden = a.forward(&numbers(&[2, 3], DType::F64, good * 5 + replica))?;
+                        let hidden = match replica + 1 == n {
+                            true => hidden.apply_op1(Fails(flag.clone()))?,
+                            false => hidden,
+                        };
+                        optimizer.minimize(ctx, b.forward(&hidden)?.sqr()?.mean_all()?, 2)
+                    });
+                    match fail {
+                        true => assert!(run.unwrap_err().to_string().contains("as ordered")),
+                        false => good += usize::from(run.is_ok()),
+                    }
+                }
+                assert_eq!(good, failing.iter().filter(|fail| !**fail).count());
+                weights(&model)
+            };
+            assert_equal(&train(&[true, false, true, true, false]), &train(&[false, false]));
+        }
+    });
+}
+
+#[test]
+fn two_optimizers_train_two_parts_of_one_graph() {
+    watched(|| {
+        // One after the other, each by a loss that both parts are in: the other part's gradients go nowhere.
+        let train = |by_hand: bool| {
+            let strategy = replicas(2);
+            let (one, other) =
+                (strategy.replicate_seeded(2, two).unwrap(), strategy.replicate_seeded(3, two).unwrap());
+            let make =
+                |model: &Replicated<_>| Optimizer::with_rule(Momentum::new(0.9), &model.variables, 0.1);
+            let (first, second) = (make(&one).unwrap(), make(&other).unwrap());
+            for step in 0..3 {
+                let run = strategy.run((&one, &other), |ctx, ([a, b], [c, d])| {
+                    let x = numbers(&[2, 3], DType::F64, step * 5 + ctx.replica_id_in_sync_group());
+                    let loss = || -> Result<Tensor> {
+                        let y = b.forward(&a.forward(&x)?)?.matmul(&d.forward(&c.forward(&x)?)?.t()?)?;
+                        y.tanh()?.mean_all()
+                    };
+                    for optimizer in [&first, &second] {
+                        match by_hand {
+                            true => {
+                                let gradients = Gradients::of(optimizer, &loss()?)?;
+                                optimizer.apply_gradients(ctx, gradients, Weighting::MeanOver(2))?;
+                            }
+                            false => drop(optimizer.minimize(ctx, loss()?, 2)?),
+                        }
+                    }
+                    Ok(())
+                });
+                run.unwrap();
+            }
+            [weights(&one), weights(&other)].concat()
+        };
+        assert_same(&train(false), &train(true), "two optimizers");
+    });
+}
+
+#[test]
+fn outside_of_minimize_gradients_are_candles() {
+    watched(|| {
+        let strategy = replicas(2);
+        let model = strategy.replicate_seeded(2, two).unwrap();
+        let optimizer = Optimizer::with_rule(Momentum::new(0.9), &model.variables, 0.1).unwrap();
+        let x = numbers(&[2, 3], DType::F64, 1);
+        let run = strategy.run(&model, |ctx, [a, b]| {
+            let loss = || b.forward(&a.forward(&x)?)?.sqr()?.mean_all();
+            let store = loss()?.backward()?;
+            let found = Gradients::of(&optimizer, &loss()?)?;
+            for (name, layer) in [("a", a), ("b", b)] {
+                for (part, tensor) in [("weight", layer.weight()), ("bias", layer.bias().unwrap())] {
+                    let Some(Gradient::Dense(gradient)) = found.get(&format!("{name}.{part}")) else {
+                        panic!("{name}.{part} has no gradient");
+                    };
+                    let candles = store.get(tensor).unwrap();
+                    assert_same(std::slice::from_ref(gradient), std::slice::from_ref(candles), name);
+                }
+            }
+            // After a step, too, the bucket is closed.
+            optimizer.minimize(ctx, loss()?, 2)?;
+            assert!(loss()?.backward()?.get(a.weight()).is_some());
+            Ok(())
+        });
+        run.unwrap();
+    });
+}

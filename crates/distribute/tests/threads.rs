@@ -1,0 +1,47 @@
+//! Replicas with threads and cores of their own.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[path = "support/watched.rs"]
+mod watched;
+
+use candle_core::{Device, Module, Tensor};
+use candle_nn::VarBuilder;
+use distribute::nn::{linear, loss};
+use distribute::prelude::*;
+use watched::watched;
+
+/// A model's weights after a few steps.
+fn trained(strategy: &Strategy) -> Vec<f32> {
+    let model = strategy.replicate(|vb: VarBuilder| linear(200, 160, vb.pp("a"))).unwrap();
+    let optimizer = Sgd::new(&model.variables, 0.1).unwrap();
+    let x =
+        Tensor::arange(0f32, 128. * 200., &Device::Cpu).unwrap().sin().unwrap().reshape((128, 200)).unwrap();
+    let labels = Tensor::arange(0u32, 128, &Device::Cpu).unwrap();
+    for _ in 0..3 {
+        let step = |ctx: &ReplicaContext, model: &distribute::nn::Linear| {
+            optimizer.minimize(ctx, loss::cross_entropy(&model.forward(&x)?, &labels)?, 128)
+        };
+        strategy.run(&model, step).unwrap();
+    }
+    model.variables.get("a.weight").unwrap().flatten_all().unwrap().to_vec1().unwrap()
+}
+
+#[test]
+fn threads_and_cores_of_replicas_change_no_bit() {
+    watched(|| {
+        let plain = trained(&MirroredStrategy::cpus(2).unwrap());
+        for (threads, pinned) in [(2, false), (1, cfg!(target_os = "linux")), (3, cfg!(target_os = "linux"))]
+        {
+            let builder = MirroredStrategy::builder().devices(["cpu:0", "cpu:1"]);
+            let strategy = builder.threads_per_replica(threads).pinned(pinned).build().unwrap();
+            assert!(trained(&strategy) == plain, "{threads} threads, pinned: {pinned}");
+        }
+    });
+}
+
+#[test]
+fn a_replica_has_a_thread_at_least() {
+    let error = MirroredStrategy::builder().devices(["cpu:0"]).threads_per_replica(0).build().unwrap_err();
+    assert!(error.to_string().contains("1 thread at least"), "{error}");
+}
