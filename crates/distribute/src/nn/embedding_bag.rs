@@ -157,7 +157,7 @@ impl Bags {
                 out.iter_mut().zip(row).for_each(|(sum, x)| *sum = sum.plus(*x));
             }
             if let Some(scale) = self.scale(bag.len()) {
-                out.iter_mut().for_each(|x| *x = *x * scale);
+                out.iter_mut().for_each(|x| *x *= scale);
             }
         }
         Ok(out)
