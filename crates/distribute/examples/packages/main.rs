@@ -38,6 +38,7 @@ struct Arguments {
     model: Kind,
 }
 
+/// What tells the section.
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq)]
 pub enum Kind {
     /// A bag of embeddings of the words
