@@ -12,7 +12,8 @@ use candle_nn::{Activation, VarBuilder};
 ///
 /// `x` has shape `[…, in]` and the result `[…, out]`; the weight is `[out, in]`, the bias `[out]`. Of f32 and f64 on the CPU
 /// this is faster than candle_nn's; other dtypes and devices take its way, and all give its numbers, save for the order in
-/// which a product is added up.
+/// which a product is added up, and for the slope of relu at 0 itself: none, where candle's is 1 (and of leaky relu the
+/// lower one, where candle's is the mean of both).
 ///
 /// ```
 /// # use distribute::prelude::*;

@@ -71,6 +71,20 @@ fn swiglu_halves_the_outputs() {
 }
 
 #[test]
+fn where_inputs_of_an_activation_are_0_relu_has_no_slope_and_leaky_relu_the_lower_one() {
+    let (x, weight) =
+        (numbers(&[4, 3], DType::F64, 1), numbers(&[2, 3], DType::F64, 2).zeros_like().unwrap());
+    let total = crate::flat(&x.sum(0).unwrap()).repeat(2);
+    for (activation, slope) in [(Activation::Relu, 0.), (Activation::LeakyRelu(0.1), 0.1)] {
+        let weight = candle_core::Var::from_tensor(&weight).unwrap();
+        let layer = nn::Linear::new(weight.as_tensor().clone(), None).with_activation(activation);
+        let store = layer.forward(&x).unwrap().sum_all().unwrap().backward().unwrap();
+        let near = |(g, total): (&f64, &f64)| (g - slope * total).abs() < 1e-12;
+        assert!(crate::flat(store.get(&weight).unwrap()).iter().zip(&total).all(near), "{activation:?}");
+    }
+}
+
+#[test]
 fn no_rows_and_other_shapes_are_as_candles() {
     let layer = nn::Linear::new(numbers(&[3, 4], DType::F32, 1), Some(numbers(&[3], DType::F32, 2)));
     let none = Tensor::zeros((0, 4), DType::F32, &Device::Cpu).unwrap();
