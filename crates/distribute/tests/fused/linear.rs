@@ -61,13 +61,15 @@ proptest! {
 
 #[test]
 fn swiglu_halves_the_outputs() {
-    let inputs =
-        [(numbers(&[3, 4], DType::F64, 1), Lies::Plain), (numbers(&[6, 4], DType::F64, 2), Lies::Plain)];
-    let fast = results(&inputs, |t| {
-        nn::Linear::new(t[1].clone(), None).with_activation(Activation::Swiglu).forward(&t[0])
-    });
-    let stock = results(&inputs, |t| candle_nn::ops::swiglu(&t[0].matmul(&t[1].t()?)?));
-    assert_same(&fast.unwrap(), &stock.unwrap(), "swiglu");
+    for shape in [&[3, 4][..], &[2, 3, 4]] {
+        let inputs =
+            [(numbers(shape, DType::F64, 1), Lies::Plain), (numbers(&[6, 4], DType::F64, 2), Lies::Plain)];
+        let fast = results(&inputs, |t| {
+            nn::Linear::new(t[1].clone(), None).with_activation(Activation::Swiglu).forward(&t[0])
+        });
+        let stock = results(&inputs, |t| candle_nn::ops::swiglu(&t[0].broadcast_matmul(&t[1].t()?)?));
+        assert_same(&fast.unwrap(), &stock.unwrap(), "swiglu");
+    }
 }
 
 #[test]
