@@ -9,6 +9,7 @@ use candle_core::{Device, Module, Tensor};
 use candle_nn::VarBuilder;
 use distribute::nn::{linear, loss};
 use distribute::prelude::*;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use watched::watched;
 
 /// A model's weights after a few steps.
@@ -44,4 +45,38 @@ fn threads_and_cores_of_replicas_change_no_bit() {
 fn a_replica_has_a_thread_at_least() {
     let error = MirroredStrategy::builder().devices(["cpu:0"]).threads_per_replica(0).build().unwrap_err();
     assert!(error.to_string().contains("1 thread at least"), "{error}");
+}
+
+/// Work for a pool that never ends before `over`: it counts how often it is done in the middle of a step.
+fn other_work<'s>(
+    pool: &rayon::Scope<'s>,
+    in_step: &'s AtomicBool,
+    over: &'s AtomicBool,
+    met: &'s AtomicUsize,
+) {
+    met.fetch_add(usize::from(in_step.load(Ordering::SeqCst)), Ordering::SeqCst);
+    if !over.load(Ordering::SeqCst) {
+        pool.spawn(move |pool| other_work(pool, in_step, over, met));
+    }
+}
+
+#[test]
+fn a_step_on_a_worker_of_a_pool_takes_up_none_of_its_work() {
+    watched(|| {
+        let expected = trained(&MirroredStrategy::cpus(1).unwrap());
+        let builder = MirroredStrategy::builder().devices(["cpu:0"]);
+        let strategy: Strategy = builder.threads_per_replica(2).build().unwrap().into();
+        let (in_step, over, met) = (AtomicBool::new(false), AtomicBool::new(false), AtomicUsize::new(0));
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+        pool.scope(|pool| {
+            pool.spawn(|pool| {
+                pool.spawn(|pool| other_work(pool, &in_step, &over, &met));
+                in_step.store(true, Ordering::SeqCst);
+                assert!(trained(&strategy) == expected);
+                in_step.store(false, Ordering::SeqCst);
+                over.store(true, Ordering::SeqCst);
+            });
+        });
+        assert_eq!(met.load(Ordering::SeqCst), 0);
+    });
 }

@@ -250,6 +250,8 @@ impl Member {
         lead: impl FnOnce(&Helpers<'_>) -> R,
     ) -> Result<Arc<R>, Arc<Blame>> {
         if self.rank > 0 {
+            // With what it holds, such as offers: whoever offered them has them back when member 0 is done.
+            drop(lead);
             let (step, timeout) = (self.step, self.timeout);
             let overdue = || {
                 // Once, not by everyone who waits.

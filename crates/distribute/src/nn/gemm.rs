@@ -58,7 +58,7 @@ impl<'a, T: Copy> Matrix<'a, T> {
 /// `out = a b`, or `out += a b` if `add`; `out` lies row by row.
 ///
 /// The replica's own threads take part, if it has some; else as many as in candle's own products: `RAYON_NUM_THREADS`, which
-/// [`init`](crate::init) sets to one, since replicas are what uses the cores.
+/// [`init`](crate::init) sets to one, since replicas are what uses the cores. On a worker of a rayon pool, one.
 ///
 /// # Panics
 /// When the shapes don't fit.
@@ -127,18 +127,18 @@ fn multiply<T: Number>(out: &mut [T], order: Order, add: bool, a: Matrix<'_, T>,
     // Only these have kernels.
     assert!([TypeId::of::<f32>(), TypeId::of::<f64>()].contains(&TypeId::of::<T>()), "f32 or f64");
     let threads = product_threads().filter(|_| a.rows * a.columns * b.columns >= WORTH_THREADS);
-    match threads {
-        Some(threads) => {
+    match (threads, candle_core::utils::get_num_threads()) {
+        // A worker of some pool would do other work of that pool while it waits for the product: another run, or another
+        // backward, in the middle of this one.
+        _ if rayon::current_thread_index().is_some() => {
+            multiply_by(Parallelism::None, out, order, add, a, b);
+        }
+        (Some(threads), _) => {
             let parallelism = Parallelism::Rayon(threads.current_num_threads());
             threads.install(|| multiply_by(parallelism, out, order, add, a, b));
         }
-        None => {
-            let parallelism = match candle_core::utils::get_num_threads() {
-                0 | 1 => Parallelism::None,
-                threads => Parallelism::Rayon(threads),
-            };
-            multiply_by(parallelism, out, order, add, a, b);
-        }
+        (None, 0 | 1) => multiply_by(Parallelism::None, out, order, add, a, b),
+        (None, threads) => multiply_by(Parallelism::Rayon(threads), out, order, add, a, b),
     }
 }
 
@@ -221,6 +221,28 @@ mod tests {
                 expected.iter().enumerate().map(|(i, x)| 2. * (x + (i % columns) as f64)).collect();
             let bias: Vec<_> = (0..columns).map(|column| column as f64).collect();
             assert_eq!(product_then(a, b, &bias, |x| 2. * x), expected, "{rows} {width} {columns}");
+        }
+    }
+
+    #[test]
+    fn neither_threads_nor_what_was_there_before_change_a_bit() {
+        // A bucket has what an earlier step, perhaps a failed one, has left in it.
+        let sizes = [1, 2, 5, 16, 17, 40, 150];
+        let numbers = |n: usize| (0..n).map(|i| (i as f32 * 0.7).sin()).collect::<Vec<_>>();
+        let bits = |out: &[f32]| out.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        let all = sizes.iter().flat_map(|m| sizes.iter().flat_map(move |k| sizes.map(|n| (*m, *k, n))));
+        for (m, k, n) in all {
+            let (a, b) = (numbers(m * k), numbers(k * n));
+            for (a, b) in [
+                (Matrix::new(&a, m, k), Matrix::new(&b, k, n)),
+                (Matrix::new(&a, m, k), Matrix::new(&b, n, k).t()),
+                (Matrix::new(&a, k, m).t(), Matrix::new(&b, k, n)),
+            ] {
+                let (mut plain, mut threaded) = (vec![0.; m * n], vec![f32::NAN; m * n]);
+                multiply_by(Parallelism::None, &mut plain, Order::RowByRow, false, a, b);
+                multiply_by(Parallelism::Rayon(3), &mut threaded, Order::RowByRow, false, a, b);
+                assert_eq!(bits(&plain), bits(&threaded), "{m} {k} {n}");
+            }
         }
     }
 

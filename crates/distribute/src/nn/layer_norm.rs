@@ -100,7 +100,7 @@ impl LayerNorm {
 
     /// Whether the fused operation can do it.
     fn fuses(&self, x: &Tensor) -> bool {
-        let size = x.dims().last().copied().unwrap_or(0);
+        let Some(&size) = x.dims().last() else { return false };
         let fits = |t: &Tensor| t.device().is_cpu() && t.dtype() == x.dtype() && t.dims() == [size];
         let parameters = [Some(&self.weight), self.bias.as_ref()];
         x.device().is_cpu() && x.elem_count() > 0 && parameters.into_iter().flatten().all(fits)

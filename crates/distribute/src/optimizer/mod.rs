@@ -285,8 +285,8 @@ mod watched;
 #[cfg(test)]
 mod tests {
     use super::watched::watched;
-    use crate::nn::linear;
-    use crate::{MirroredStrategy, Sgd};
+    use crate::nn::{Linear, linear};
+    use crate::{MirroredStrategy, ReplicaContext, Sgd};
     use candle_core::{DType, Device, Module, Tensor};
     use candle_nn::VarBuilder;
 
@@ -297,11 +297,15 @@ mod tests {
             let model = strategy.replicate(|vb: VarBuilder| linear(3, 2, vb)).unwrap();
             let optimizer = Sgd::new(&model.variables, 0.1).unwrap();
             let x = Tensor::ones((4, 3), DType::F32, &Device::Cpu).unwrap();
+            let step = |ctx: &ReplicaContext, model: &Linear| {
+                optimizer.minimize(ctx, model.forward(&x)?.mean_all()?, 4)
+            };
             for _ in 0..4 {
-                let step = strategy
-                    .run(&model, |ctx, model| optimizer.minimize(ctx, model.forward(&x)?.mean_all()?, 4));
-                step.unwrap();
+                strategy.run(&model, step).unwrap();
             }
+            assert_eq!(optimizer.trained.buckets.counts(), [1; 3]);
+            // Nor does a replica that is late in leaving a step hold what another needs in the next.
+            strategy.run(&model, |ctx, model| (0..50).try_for_each(|_| step(ctx, model).map(drop))).unwrap();
             assert_eq!(optimizer.trained.buckets.counts(), [1; 3]);
         });
     }

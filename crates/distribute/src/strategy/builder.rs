@@ -76,7 +76,8 @@ impl MirroredBuilder {
     }
 
     /// Keeps each replica on cores of its own, as long as it runs; if not given, the system decides. For machines that do
-    /// nothing else: where another program takes one of these cores, all replicas wait for it.
+    /// nothing else: where another program takes one of these cores, all replicas wait for it. Threads that a closure starts
+    /// are on its replica's cores, too; rayon's global threads are not, since this starts them.
     pub fn pinned(mut self, pinned: bool) -> Self {
         self.pinned = pinned;
         self

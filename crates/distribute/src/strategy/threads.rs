@@ -33,6 +33,11 @@ impl Threads {
             return Err(Error::invalid("threads_per_replica", "a replica has 1 thread at least"));
         }
         let cores = if pinned { affinity::allowed()? } else { Vec::new() };
+        if pinned {
+            // Asked for their number, rayon's global threads, which candle uses, are started: by a replica's thread, they
+            // would all be on its cores for ever.
+            rayon::current_num_threads();
+        }
         let of_replica = |replica| {
             let cores = (!cores.is_empty()).then(|| deal(&cores, replica, per_replica));
             let pool = (per_replica > 1).then(|| pool(replica, per_replica, cores.clone())).transpose()?;

@@ -27,7 +27,7 @@ impl Events {
 impl<W: Write> Events<W> {
     fn new(to: W) -> io::Result<Self> {
         let mut events = Self { to, buffer: String::with_capacity(BUFFER + 1024), failed: None };
-        let program = std::env::args().next().unwrap_or_default();
+        let program = std::env::args_os().next().unwrap_or_default();
         let program = Path::new(&program).file_name().unwrap_or_default().to_string_lossy().into_owned();
         events.buffer.push_str("[\n");
         events.meta("process_name", 0, &program);

@@ -61,13 +61,29 @@ proptest! {
 
 #[test]
 fn swiglu_halves_the_outputs() {
-    let inputs =
-        [(numbers(&[3, 4], DType::F64, 1), Lies::Plain), (numbers(&[6, 4], DType::F64, 2), Lies::Plain)];
-    let fast = results(&inputs, |t| {
-        nn::Linear::new(t[1].clone(), None).with_activation(Activation::Swiglu).forward(&t[0])
-    });
-    let stock = results(&inputs, |t| candle_nn::ops::swiglu(&t[0].matmul(&t[1].t()?)?));
-    assert_same(&fast.unwrap(), &stock.unwrap(), "swiglu");
+    for shape in [&[3, 4][..], &[2, 3, 4]] {
+        let inputs =
+            [(numbers(shape, DType::F64, 1), Lies::Plain), (numbers(&[6, 4], DType::F64, 2), Lies::Plain)];
+        let fast = results(&inputs, |t| {
+            nn::Linear::new(t[1].clone(), None).with_activation(Activation::Swiglu).forward(&t[0])
+        });
+        let stock = results(&inputs, |t| candle_nn::ops::swiglu(&t[0].broadcast_matmul(&t[1].t()?)?));
+        assert_same(&fast.unwrap(), &stock.unwrap(), "swiglu");
+    }
+}
+
+#[test]
+fn where_inputs_of_an_activation_are_0_relu_has_no_slope_and_leaky_relu_the_lower_one() {
+    let (x, weight) =
+        (numbers(&[4, 3], DType::F64, 1), numbers(&[2, 3], DType::F64, 2).zeros_like().unwrap());
+    let total = crate::flat(&x.sum(0).unwrap()).repeat(2);
+    for (activation, slope) in [(Activation::Relu, 0.), (Activation::LeakyRelu(0.1), 0.1)] {
+        let weight = candle_core::Var::from_tensor(&weight).unwrap();
+        let layer = nn::Linear::new(weight.as_tensor().clone(), None).with_activation(activation);
+        let store = layer.forward(&x).unwrap().sum_all().unwrap().backward().unwrap();
+        let near = |(g, total): (&f64, &f64)| (g - slope * total).abs() < 1e-12;
+        assert!(crate::flat(store.get(&weight).unwrap()).iter().zip(&total).all(near), "{activation:?}");
+    }
 }
 
 #[test]

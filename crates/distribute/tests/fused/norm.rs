@@ -74,3 +74,11 @@ fn half_precision_can_be_trained_and_no_rows_are_taken() {
     assert_eq!(layer.forward(&none).unwrap().dims(), [0, 6]);
     assert!(layer.forward(&numbers(&[2, 5], DType::F32, 1)).is_err());
 }
+
+#[test]
+fn a_scalar_is_an_error() {
+    let nothing = Tensor::zeros(0, DType::F32, &Device::Cpu).unwrap();
+    let scalar = Tensor::zeros((), DType::F32, &Device::Cpu).unwrap();
+    assert!(LayerNorm::new(nothing.clone(), nothing.clone(), 1e-3).forward(&scalar).is_err());
+    assert!(RmsNorm::new(nothing, 1e-3).forward(&scalar).is_err());
+}
