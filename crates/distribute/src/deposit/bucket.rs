@@ -26,7 +26,7 @@ struct Place {
     range: Range<usize>,
 }
 
-/// Places begin at cache lines, so that products written there are as fast as elsewhere, and no two cores write one line.
+/// Places are whole cache lines apart: products written there lie as well as in a vector of their own.
 const ALIGNED: usize = 16;
 
 impl Pool {
