@@ -53,13 +53,6 @@ pub(crate) fn operand<'a, T: Number>(storage: &'a CpuStorage, layout: &Layout) -
     }
 }
 
-/// A vector of each of the two dtypes.
-#[derive(Debug, Default)]
-pub(crate) struct Vectors {
-    f32: Vec<f32>,
-    f64: Vec<f64>,
-}
-
 /// A float that can be reduced, updated and found in a tensor.
 pub(crate) trait Number: Float + Scale + Element + WithDType {
     /// candle's name of it.
@@ -69,9 +62,8 @@ pub(crate) trait Number: Float + Scale + Element + WithDType {
     fn exp(self) -> Self;
     fn in_storage(storage: &CpuStorage) -> Option<&[Self]>;
     fn in_vector(vector: &Elements) -> Option<&[Self]>;
+    fn in_vector_mut(vector: &mut Elements) -> Option<&mut Vec<Self>>;
     fn vector(vector: Vec<Self>) -> Elements;
-    fn among(vectors: &Vectors) -> &Vec<Self>;
-    fn among_mut(vectors: &mut Vectors) -> &mut Vec<Self>;
 }
 
 macro_rules! number {
@@ -99,14 +91,14 @@ macro_rules! number {
                     _ => None,
                 }
             }
+            fn in_vector_mut(vector: &mut Elements) -> Option<&mut Vec<Self>> {
+                match vector {
+                    Any::$variant(v) => Some(v),
+                    _ => None,
+                }
+            }
             fn vector(vector: Vec<Self>) -> Elements {
                 Any::$variant(vector)
-            }
-            fn among(vectors: &Vectors) -> &Vec<Self> {
-                &vectors.$t
-            }
-            fn among_mut(vectors: &mut Vectors) -> &mut Vec<Self> {
-                &mut vectors.$t
             }
         }
     };

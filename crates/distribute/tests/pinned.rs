@@ -6,8 +6,9 @@
 #[path = "support/watched.rs"]
 mod watched;
 
-use distribute::MirroredStrategy;
+use distribute::prelude::*;
 use rustix::thread::{CpuSet, sched_getaffinity};
+use std::sync::Barrier;
 use watched::watched;
 
 /// How many cores this thread may run on.
@@ -27,5 +28,35 @@ fn threads_of_rayon_that_a_replica_is_the_first_to_use_run_anywhere() {
         });
         assert_eq!(mine.unwrap().values(), [1, 1]);
         assert!(rayon::broadcast(|_| cores()).into_iter().all(|cores| cores == all));
+    });
+}
+
+#[test]
+fn replicas_that_a_pinned_one_starts_run_anywhere_later() {
+    watched(|| {
+        let all = cores() as u64;
+        let pinned: Strategy =
+            MirroredStrategy::builder().devices(["cpu:0", "cpu:1"]).pinned(true).build().unwrap().into();
+        let inside = pinned.run((), |ctx, ()| {
+            ctx.merge_call((), |strategy, _: PerReplica<()>| {
+                let cores_of_replicas = strategy.run((), |_, ()| Ok(cores() as u64))?;
+                assert_eq!(cores_of_replicas.values(), [1, 1]);
+                Ok(PerReplica::from_values(vec![(), ()]))
+            })?;
+            Ok(cores() as u64)
+        });
+        assert_eq!(inside.unwrap().values(), [1, 1]);
+        // Two runs at once take the threads of both runs above.
+        let (free, both) = (MirroredStrategy::cpus(2).unwrap(), Barrier::new(2));
+        let run = || {
+            let run = free.run((), |ctx, ()| {
+                if ctx.replica_id_in_sync_group() == 0 {
+                    both.wait();
+                }
+                Ok(cores() as u64)
+            });
+            assert_eq!(run.unwrap().values(), [all, all]);
+        };
+        std::thread::scope(|scope| [(); 2].map(|()| scope.spawn(run)).map(|thread| thread.join().unwrap()));
     });
 }

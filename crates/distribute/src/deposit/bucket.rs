@@ -1,8 +1,8 @@
-//! A replica's gradients of one step, one after another in one place for each dtype.
+//! A replica's gradients of one step, in memory that is kept for the next.
 
 use super::Rows;
 use crate::lock::lock;
-use crate::number::{Number, Vectors, with_elements};
+use crate::number::{Elements, Number, with_elements};
 use candle_core::{DType, Result, Tensor, TensorId, Var};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -17,9 +17,6 @@ pub(crate) struct Pool {
     /// For each replica those that it doesn't use: the memory is near to its core.
     idle: Mutex<Vec<Vec<Buffers>>>,
 }
-
-/// Places begin at cache lines, so that products written there are as fast as elsewhere, and no two cores write one line.
-const ALIGNED: usize = 16;
 
 impl Pool {
     pub(crate) fn new<'v>(variables: impl Iterator<Item = &'v Var>) -> Arc<Self> {
@@ -41,7 +38,9 @@ impl Pool {
     pub(crate) fn take(self: &Arc<Self>, replica: usize) -> Bucket {
         let idle = lock(&self.idle).get_mut(replica).and_then(Vec::pop);
         let mut buffers = idle.unwrap_or_default();
-        buffers.starts.resize(self.sizes.len(), None);
+        if buffers.places.is_empty() {
+            buffers.places = self.sizes.iter().map(|(dtype, _)| Elements::none(*dtype)).collect();
+        }
         buffers.filled.clear();
         buffers.filled.resize_with(self.sizes.len(), || Filled::Nothing);
         Bucket { pool: self.clone(), replica, buffers }
@@ -51,10 +50,9 @@ impl Pool {
 /// What is kept from step to step.
 #[derive(Debug, Default)]
 struct Buffers {
-    elements: Vectors,
-    /// For each variable where its place begins, once it has had a dense gradient: a table of which only rows come needs
-    /// none.
-    starts: Vec<Option<usize>>,
+    /// For each variable the elements of its gradient; none before it has had a dense one, as of a table of which only rows
+    /// come.
+    places: Vec<Elements>,
     /// For each variable.
     filled: Vec<Filled>,
 }
@@ -97,15 +95,11 @@ impl Bucket {
 
     /// Where the dense gradient of a variable goes, and whether there is something to add to. None for another dtype.
     pub(super) fn place<T: Number>(&mut self, number: usize) -> Option<(&mut [T], bool)> {
-        let Self { pool, buffers: Buffers { elements, starts, filled }, .. } = self;
-        let (_, len) = *pool.sizes.get(number).filter(|(dtype, _)| *dtype == T::CANDLE)?;
-        let all = T::among_mut(elements);
-        let start = *starts[number].get_or_insert_with(|| {
-            let start = all.len().next_multiple_of(ALIGNED);
-            all.resize(start + len, T::of(0.));
-            start
-        });
-        let place = &mut all[start..start + len];
+        let Self { pool, buffers: Buffers { places, filled }, .. } = self;
+        let place = T::in_vector_mut(&mut places[number])?;
+        if place.is_empty() {
+            *place = vec![T::of(0.); pool.sizes[number].1];
+        }
         let add = match std::mem::replace(&mut filled[number], Filled::Dense) {
             Filled::Nothing => false,
             Filled::Dense => true,
@@ -181,9 +175,7 @@ impl Bucket {
 
     /// The elements of a dense gradient that is there.
     pub(crate) fn dense<T: Number>(&self, number: usize) -> Option<&[T]> {
-        let (_, len) = *self.pool.sizes.get(number).filter(|(dtype, _)| *dtype == T::CANDLE)?;
-        let start = (*self.buffers.starts.get(number)?)?;
-        T::among(&self.buffers.elements).get(start..start + len)
+        T::in_vector(self.buffers.places.get(number)?)
     }
 }
 

@@ -1,5 +1,6 @@
 //! What an author of a strategy implements.
 
+use super::threads::unpinned;
 use super::{CommunicationOptions, CrossDeviceOps, DeviceName, Strategy, Threads};
 use crate::{Error, ReplicaContext, Result};
 use distribute_cluster::deadline::DEFAULT_TIMEOUT;
@@ -179,6 +180,7 @@ impl<'a> Replicas<'a> {
         let replicas = self.count();
         let context = |local, member| ReplicaContext::new(self.strategy.clone(), local, self.step, member);
         let threads = self.strategy.extended().threads();
+        let _unpinned = unpinned();
         let body = |local, member| {
             let _threads = threads.map(|threads| threads.enter(local));
             (self.body)(context(local, member))

@@ -2,7 +2,7 @@
 
 use crate::{Error, Result};
 use rayon::{ThreadPool, ThreadPoolBuilder};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
 /// What the replicas of one strategy compute with, beside the thread that each of them runs on. See
@@ -50,6 +50,9 @@ impl Threads {
     pub(super) fn enter(&self, replica: usize) -> Entered {
         let Some(of_replica) = self.of_replicas.get(replica) else { return Entered::default() };
         let before = of_replica.cores.as_ref().and_then(|cores| affinity::change(cores));
+        if before.is_some() {
+            FREE.set(before);
+        }
         Entered { pool: Some(POOL.replace(of_replica.pool.clone())), before }
     }
 }
@@ -79,6 +82,8 @@ fn pool(replica: usize, threads: usize, cores: Option<Arc<[usize]>>) -> Result<A
 thread_local! {
     /// The threads for the products of the replica that runs on this thread.
     static POOL: RefCell<Option<Arc<ThreadPool>>> = const { RefCell::new(None) };
+    /// The cores that this thread had before it became a replica that is kept on its own.
+    static FREE: Cell<Option<affinity::Cores>> = const { Cell::new(None) };
 }
 
 /// The threads for matrix products of the replica that runs on this thread, if it has its own.
@@ -90,7 +95,7 @@ pub(crate) fn product_threads() -> Option<Arc<ThreadPool>> {
 #[derive(Default)]
 pub(super) struct Entered {
     pool: Option<Option<Arc<ThreadPool>>>,
-    before: Option<affinity::Before>,
+    before: Option<affinity::Cores>,
 }
 
 impl Drop for Entered {
@@ -99,8 +104,30 @@ impl Drop for Entered {
             POOL.set(pool);
         }
         if let Some(before) = self.before.take() {
+            FREE.set(None);
             affinity::restore(&before);
         }
+    }
+}
+
+/// Gives a replica's thread the cores back that it had before, until the result is dropped: threads that it starts inherit
+/// its cores, and those of a run inside of this one serve other strategies later.
+pub(super) fn unpinned() -> Option<Unpinned> {
+    let free = FREE.take()?;
+    let pinned = affinity::swap(&free)?;
+    Some(Unpinned { free, pinned })
+}
+
+/// Keeps the thread on its replica's cores again when dropped.
+pub(super) struct Unpinned {
+    free: affinity::Cores,
+    pinned: affinity::Cores,
+}
+
+impl Drop for Unpinned {
+    fn drop(&mut self) {
+        affinity::restore(&self.pinned);
+        FREE.set(Some(self.free));
     }
 }
 
@@ -110,7 +137,7 @@ mod affinity {
     use crate::{Error, Result};
     use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-    pub(super) type Before = CpuSet;
+    pub(super) type Cores = CpuSet;
 
     /// The cores that this thread may run on.
     pub(super) fn allowed() -> Result<Vec<usize>> {
@@ -124,20 +151,25 @@ mod affinity {
 
     /// Keeps this thread on `cores`, and gives those it had; none where the system refuses, as it may when cores were
     /// taken away since: then the thread goes on where it is.
-    pub(super) fn change(cores: &[usize]) -> Option<Before> {
-        let before = sched_getaffinity(None).ok()?;
+    pub(super) fn change(cores: &[usize]) -> Option<Cores> {
         let mut set = CpuSet::new();
         cores.iter().for_each(|core| set.set(*core));
-        match sched_setaffinity(None, &set) {
+        swap(&set)
+    }
+
+    /// As [`change`].
+    pub(super) fn swap(cores: &Cores) -> Option<Cores> {
+        let before = sched_getaffinity(None).ok()?;
+        match sched_setaffinity(None, cores) {
             Ok(()) => Some(before),
             Err(error) => {
-                tracing::warn!("a replica's thread is not pinned to the cores {cores:?}: {error}");
+                tracing::warn!("a thread cannot be kept on the cores {cores:?}: {error}");
                 None
             }
         }
     }
 
-    pub(super) fn restore(before: &Before) {
+    pub(super) fn restore(before: &Cores) {
         // The thread could run there before; if that has changed, it stays where it is.
         let _ = sched_setaffinity(None, before);
     }
@@ -147,17 +179,22 @@ mod affinity {
 mod affinity {
     use crate::{Error, Result};
 
-    pub(super) enum Before {}
+    #[derive(Clone, Copy)]
+    pub(super) enum Cores {}
 
     pub(super) fn allowed() -> Result<Vec<usize>> {
         Err(Error::invalid("pinned", "threads are pinned to cores on Linux only; leave it out"))
     }
 
-    pub(super) fn change(_: &[usize]) -> Option<Before> {
+    pub(super) fn change(_: &[usize]) -> Option<Cores> {
         None
     }
 
-    pub(super) fn restore(before: &Before) {
+    pub(super) fn swap(cores: &Cores) -> Option<Cores> {
+        match *cores {}
+    }
+
+    pub(super) fn restore(before: &Cores) {
         match *before {}
     }
 }

@@ -80,4 +80,12 @@ fn is_candles_and_refuses_what_that_refuses() {
     assert!(layer.forward(&numbers(&[1, 2, 5, 5], DType::F32, 1)).is_err());
     assert!(layer.forward(&numbers(&[3, 5, 5], DType::F32, 1)).is_err());
     assert!(layer.forward(&numbers(&[1, 3, 5, 5], DType::F64, 1)).is_err());
+    // Where candle panics.
+    assert!(
+        layer.forward(&numbers(&[1, 3, 2, 5], DType::F32, 1)).unwrap_err().to_string().contains("no place")
+    );
+    assert!(layer.forward(&numbers(&[0, 3, 5, 2], DType::F32, 1)).is_err());
+    let config = Conv2dConfig { stride: 0, ..Default::default() };
+    let layer = Conv2d::new(layer.weight().clone(), None, config);
+    assert!(layer.forward(&numbers(&[1, 3, 5, 5], DType::F32, 1)).is_err());
 }

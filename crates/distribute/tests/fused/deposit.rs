@@ -148,3 +148,66 @@ fn outside_of_minimize_gradients_are_candles() {
         run.unwrap();
     });
 }
+
+/// Ids and what follows: the table is an embedding's, on some replicas also the weight of a fast layer, a bag's or an
+/// operand of candle's.
+fn of_table(table: &Tensor, ids: &Tensor, uses: usize) -> Result<Tensor> {
+    let rows = nn::Embedding::new(table.clone(), 3).forward(ids)?;
+    let mut y = match uses % 2 {
+        0 => rows.sqr()?.mean_all()?,
+        _ => nn::Linear::new(table.clone(), None).forward(&rows)?.tanh()?.mean_all()?,
+    };
+    if uses & 2 > 0 {
+        y = (y + nn::EmbeddingBag::new(table.clone(), nn::BagMode::Mean)
+            .forward(ids)?
+            .tanh()?
+            .mean_all()?)?;
+    }
+    if uses & 4 > 0 {
+        y = (y + table.tanh()?.mean_all()?)?;
+    }
+    Ok(y)
+}
+
+#[test]
+fn rows_and_dense_gradients_of_one_table_add_up_over_uses_micro_batches_and_replicas() {
+    watched(|| {
+        let train = |uses: &[usize], by_hand: bool| {
+            let strategy = replicas(uses.len());
+            let build = |vb: VarBuilder| {
+                vb.to_dtype(DType::F64).get_with_hints(
+                    (7, 3),
+                    "table",
+                    candle_nn::Init::Randn { mean: 0., stdev: 1. },
+                )
+            };
+            let model = strategy.replicate_seeded(5, build).unwrap();
+            let optimizer = Optimizer::with_rule(Momentum::new(0.9), &model.variables, 0.5).unwrap();
+            for step in 0..3 {
+                let run = strategy.run(&model, |ctx, table| {
+                    let replica = ctx.replica_id_in_sync_group();
+                    let losses = [0, 1].map(|part| {
+                        let ids: Vec<u32> =
+                            (0..4 + part).map(|i| ((i * 5 + step + replica) % 4) as u32).collect();
+                        let ids =
+                            Tensor::new(ids.as_slice(), &candle_core::Device::Cpu)?.reshape((1, 4 + part))?;
+                        Ok((of_table(table, &ids, uses[replica] >> (3 * part))?, 1 + part))
+                    });
+                    if !by_hand {
+                        return optimizer.minimize_each(ctx, losses).map(drop);
+                    }
+                    let [one, other] = losses.map(|loss: distribute::Result<_>| loss.unwrap());
+                    let sum = ((one.0 * one.1 as f64)? + (other.0 * other.1 as f64)?)?;
+                    let gradients = Gradients::of(&optimizer, &sum)?;
+                    optimizer.apply_gradients(ctx, gradients, Weighting::SumOver(one.1 + other.1))
+                });
+                run.unwrap();
+            }
+            weights(&model)
+        };
+        for seed in 0..60usize {
+            let uses: Vec<usize> = (0..1 + seed % 3).map(|replica| (seed * 37 + replica * 29) % 64).collect();
+            assert_same(&train(&uses, false), &train(&uses, true), &format!("{uses:?}"));
+        }
+    });
+}

@@ -133,6 +133,14 @@ fn binary_cross_entropy_is_exact_for_logits_of_any_size() {
 fn no_rows_give_0_and_other_shapes_an_error() {
     let none = Tensor::zeros((0, 4), DType::F32, &Device::Cpu).unwrap();
     let zero = |loss: Result<Tensor>| assert_eq!(loss.unwrap().to_scalar::<f32>().unwrap(), 0.);
+    // Rows on one side only are a mistake, which would count as examples.
+    assert!(loss::cross_entropy(&none, &labels(3, 4, DType::U32)).is_err());
+    assert!(loss::nll(&none, &labels(3, 4, DType::U32)).is_err());
+    assert!(loss::mse(&none, &numbers(&[3, 4], DType::F32, 1)).is_err());
+    let no_class = Tensor::zeros((3, 0), DType::F32, &Device::Cpu).unwrap();
+    assert!(loss::cross_entropy(&no_class, &labels(3, 4, DType::U32)).is_err());
+    let unlabelled = Tensor::full(u32::MAX, 3, &Device::Cpu).unwrap();
+    assert!(loss::cross_entropy(&no_class, &unlabelled).is_err());
     zero(loss::cross_entropy(&none, &labels(0, 4, DType::U32)));
     zero(loss::mse(&none, &none));
     zero(loss::binary_cross_entropy_with_logit(&none, &none));

@@ -3,7 +3,7 @@
 use super::gemm::product;
 use crate::deposit;
 use crate::number::{Number, operand, with_elements};
-use candle_core::{CpuStorage, CustomOp2, CustomOp3, DType, Layout, Module, Result, Shape, Tensor};
+use candle_core::{CpuStorage, CustomOp2, CustomOp3, DType, Layout, Module, Result, Shape, Tensor, bail};
 use candle_nn::{Conv2dConfig, VarBuilder};
 use patches::Patches;
 use std::marker::PhantomData;
@@ -89,6 +89,23 @@ impl Conv2d {
         fits.then(|| Patches::new(x.dims(), self.weight.dims(), &self.config)).flatten()
     }
 
+    /// Without a place for the kernel, candle panics.
+    fn require_places(&self, x: &Tensor) -> Result<()> {
+        let (&[.., height, width], &[.., k_height, k_width]) = (x.dims(), self.weight.dims()) else {
+            return Ok(()); // candle says what is wrong.
+        };
+        let fits = |(input, kernel)| patches::places(input, kernel, &self.config).is_some();
+        match [(height, k_height), (width, k_width)].into_iter().all(fits) {
+            true => Ok(()),
+            false => bail!(
+                "conv2d: a kernel {:?} has no place in images {:?} with {:?}",
+                self.weight.dims(),
+                x.dims(),
+                self.config
+            ),
+        }
+    }
+
     fn fused<T: Number>(&self, x: &Tensor, patches: Patches) -> Result<Tensor> {
         let (x, weight) = (x.contiguous()?, self.weight.contiguous()?);
         let operation = Fused { patches, number: PhantomData::<T> };
@@ -104,7 +121,10 @@ impl Module for Conv2d {
         match (x.dtype(), self.patches(x)) {
             (DType::F32, Some(patches)) => self.fused::<f32>(x, patches),
             (DType::F64, Some(patches)) => self.fused::<f64>(x, patches),
-            _ => candle_nn::Conv2d::new(self.weight.clone(), self.bias.clone(), self.config).forward(x),
+            _ => {
+                self.require_places(x)?;
+                candle_nn::Conv2d::new(self.weight.clone(), self.bias.clone(), self.config).forward(x)
+            }
         }
     }
 }

@@ -22,6 +22,13 @@ pub(super) struct Patches {
     dilation: usize,
 }
 
+/// How many times a kernel fits into one axis of an image; None where it does not.
+pub(super) fn places(input: usize, kernel: usize, config: &Conv2dConfig) -> Option<usize> {
+    let covered = config.dilation.checked_mul(kernel.checked_sub(1)?)?.checked_add(1)?;
+    let padded = config.padding.checked_mul(2)?.checked_add(input)?;
+    Some(padded.checked_sub(covered)?.checked_div(config.stride)? + 1)
+}
+
 impl Patches {
     /// None where they don't fit.
     pub(super) fn new(x: &[usize], weight: &[usize], config: &Conv2dConfig) -> Option<Self> {
@@ -31,9 +38,6 @@ impl Patches {
         let &Conv2dConfig { padding, stride, dilation, groups, .. } = config;
         let positive = [*outputs, *channels, *k_height, *k_width, stride, dilation, groups];
         let grouped = !positive.contains(&0) && *all == channels * groups && outputs % groups == 0;
-        let output = |input: usize, kernel: usize| {
-            Some((input + 2 * padding).checked_sub(dilation * (kernel - 1) + 1)? / stride + 1)
-        };
         let patches = |height_out, width_out| Self {
             images: *images,
             groups,
@@ -46,6 +50,7 @@ impl Patches {
             padding,
             dilation,
         };
+        let output = |input, kernel| places(input, kernel, config);
         grouped.then(|| Some(patches(output(*height, *k_height)?, output(*width, *k_width)?))).flatten()
     }
 

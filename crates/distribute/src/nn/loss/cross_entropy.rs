@@ -16,6 +16,9 @@ pub(super) fn cross_entropy<T: Exp>(logits: &Tensor, labels: &Tensor) -> Result<
 
 /// The class of each row; of a row without label, which is the largest number of its type as everywhere in candle, None.
 fn read(labels: &Tensor, rows: usize, classes: usize) -> Result<Vec<Option<usize>>> {
+    if classes == 0 {
+        bail!("cross-entropy: logits {:?} are of no class", [rows, classes]);
+    }
     if labels.dims() != [rows] {
         bail!("cross-entropy: logits {:?} need labels [{rows}], not {:?}", [rows, classes], labels.dims());
     }

@@ -17,7 +17,7 @@ use pairs::{Kind, mean};
 /// For a label that is none of the classes, with its row; candle's, for other shapes or dtypes.
 #[doc(alias = "tf.nn.sparse_softmax_cross_entropy_with_logits")]
 pub fn cross_entropy(logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
-    mean_or_zero(logits, || match (logits.dtype(), logits.device().is_cpu() && logits.rank() == 2) {
+    mean_or_zero(logits, labels, || match (logits.dtype(), logits.device().is_cpu() && logits.rank() == 2) {
         (DType::F32, true) => cross_entropy::cross_entropy::<f32>(logits, labels),
         (DType::F64, true) => cross_entropy::cross_entropy::<f64>(logits, labels),
         _ => candle_nn::loss::cross_entropy(logits, labels),
@@ -29,7 +29,7 @@ pub fn cross_entropy(logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
 /// # Errors
 /// candle's, for other shapes or dtypes.
 pub fn nll(log_probabilities: &Tensor, labels: &Tensor) -> Result<Tensor> {
-    mean_or_zero(log_probabilities, || candle_nn::loss::nll(log_probabilities, labels))
+    mean_or_zero(log_probabilities, labels, || candle_nn::loss::nll(log_probabilities, labels))
 }
 
 /// Mean squared error over all elements of two tensors of equal shapes.
@@ -38,7 +38,7 @@ pub fn nll(log_probabilities: &Tensor, labels: &Tensor) -> Result<Tensor> {
 /// candle's, for other shapes or dtypes.
 #[doc(alias = "tf.keras.losses.MeanSquaredError")]
 pub fn mse(predictions: &Tensor, targets: &Tensor) -> Result<Tensor> {
-    mean_or_zero(predictions, || match of_pairs(predictions, targets) {
+    mean_or_zero(predictions, targets, || match of_pairs(predictions, targets) {
         Some(DType::F32) => mean::<f32>(Kind::Squared, predictions, targets),
         Some(DType::F64) => mean::<f64>(Kind::Squared, predictions, targets),
         _ => candle_nn::loss::mse(predictions, targets),
@@ -53,7 +53,7 @@ pub fn mse(predictions: &Tensor, targets: &Tensor) -> Result<Tensor> {
 /// candle's, for other shapes or dtypes.
 #[doc(alias = "tf.nn.sigmoid_cross_entropy_with_logits")]
 pub fn binary_cross_entropy_with_logit(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
-    mean_or_zero(logits, || match of_pairs(logits, targets) {
+    mean_or_zero(logits, targets, || match of_pairs(logits, targets) {
         Some(DType::F32) => mean::<f32>(Kind::Logistic, logits, targets),
         Some(DType::F64) => mean::<f64>(Kind::Logistic, logits, targets),
         _ => {
@@ -82,8 +82,9 @@ pub fn correct(logits: &Tensor, labels: &Tensor) -> Result<usize> {
     Ok(equal.to_dtype(DType::U32)?.sum_all()?.to_scalar::<u32>()? as usize)
 }
 
-fn mean_or_zero(inputs: &Tensor, mean: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
-    match inputs.elem_count() {
+/// 0 where there is nothing on either side; what is on one side only is for `mean` to refuse.
+fn mean_or_zero(inputs: &Tensor, targets: &Tensor, mean: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
+    match inputs.elem_count() + targets.elem_count() {
         0 => Tensor::zeros((), inputs.dtype(), inputs.device()),
         _ => mean(),
     }
