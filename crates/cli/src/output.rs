@@ -2,6 +2,7 @@
 
 use distribute::{Error, Result};
 use std::io::{IsTerminal, Write};
+use std::path::Path;
 
 /// Writes a line.
 pub fn line(text: impl AsRef<str>) -> Result<()> {
@@ -12,6 +13,12 @@ pub fn line(text: impl AsRef<str>) -> Result<()> {
         Err(source) => Err(Error::Io { operation: "writing to standard output".into(), source }),
         Ok(()) => Ok(()),
     }
+}
+
+/// Writes a file.
+pub fn file(path: &Path, text: &str) -> Result<()> {
+    std::fs::write(path, text)
+        .map_err(|source| Error::Io { operation: format!("writing {}", path.display()), source })
 }
 
 /// Whether a person is looking.

@@ -101,7 +101,13 @@ impl Folder for Threads<'_> {
 }
 
 fn fold_part<T: Sum>(inputs: &[&[T]], part: &mut Part<'_, T>, last: &impl Fn(T) -> T) {
-    let mut block = vec![T::ZERO; (BLOCK / size_of::<T>()).min(part.next(BLOCK).len())];
+    if let [a, b] = inputs {
+        let all = part.next(usize::MAX);
+        return part.extend(kernel::fold_two(&a[all.clone()], &b[all], last));
+    }
+    // A short part is folded in a few blocks all the same: the block has to be cleared first.
+    let len = (part.next(BLOCK).len() / 4).clamp(64, BLOCK / size_of::<T>());
+    let mut block = vec![T::ZERO; len];
     let mut pieces = Vec::with_capacity(inputs.len());
     loop {
         let next = part.next(block.len());

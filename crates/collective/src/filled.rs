@@ -30,6 +30,16 @@ impl<T: Copy> Part<'_, T> {
         self.written = end;
     }
 
+    /// Writes the elements that come next, one after another, as many as there is room for.
+    pub(crate) fn extend(&mut self, elements: impl Iterator<Item = T>) {
+        let mut count = 0;
+        for (room, element) in self.room[self.written..].iter_mut().zip(elements) {
+            room.write(element);
+            count += 1;
+        }
+        self.written += count;
+    }
+
     fn is_full(&self) -> bool {
         self.written == self.room.len()
     }
@@ -64,7 +74,7 @@ pub(crate) fn filled<T: Copy + Send>(
     assert!(cells.iter().all(|cell| lock(cell).is_full()), "every part of the vector has been written");
     drop(cells);
     // SAFETY: the parts are all of `spare_capacity_mut()[..len]`, and each of them is full. `written` moves only in
-    // `Part::write`, which has then initialised that many elements from the start.
+    // `Part::write` and `Part::extend`, which have then initialised that many elements from the start.
     unsafe { out.set_len(len) };
     out
 }
@@ -78,12 +88,16 @@ mod tests {
             std::thread::scope(|s| (0..parts).for_each(|i| drop(s.spawn(move || work(i)))));
         };
         filled(len, parts, broadcast, |part| {
-            loop {
+            for round in 0.. {
                 let next = part.next(block);
                 if next.is_empty() {
                     break;
                 }
-                part.write(&next.collect::<Vec<_>>());
+                match round % 2 {
+                    0 => part.write(&next.collect::<Vec<_>>()),
+                    // What there is no room for is left.
+                    _ => part.extend(next.start..next.end + usize::from(next.len() < block)),
+                }
             }
         })
     }

@@ -4,6 +4,7 @@
 use crate::candle;
 use crate::fold::{Alone, Folder};
 use crate::{DType, Error, HostTensor, IndexedSlices, ReduceOp, Result};
+use std::borrow::Borrow;
 
 /// An end of a nest.
 ///
@@ -93,12 +94,16 @@ impl Leaf {
     }
 
     /// As [`Leaf::reduce`], to the bit, where `folder` makes the elements of sums in host memory.
-    pub fn reduce_with(op: ReduceOp, leaves: &[Leaf], folder: &impl Folder) -> Result<Leaf> {
+    ///
+    /// Leaves may be borrowed: of those on other threads, counting another owner costs as much as a cache line that two
+    /// cores want.
+    pub fn reduce_with(op: ReduceOp, leaves: &[impl Borrow<Leaf>], folder: &impl Folder) -> Result<Leaf> {
         const OPERATION: &str = "reduce";
+        let all = || leaves.iter().map(Borrow::borrow);
         let sparse = |leaf: &Leaf| matches!(leaf, Leaf::Slices(_));
-        if let (Some(dense), true) = (leaves.iter().find(|l| !sparse(l)), leaves.iter().any(sparse)) {
+        if let (Some(dense), true) = (all().find(|l| !sparse(l)), all().any(sparse)) {
             let densify = |(i, leaf): (usize, &Leaf)| leaf.like(dense).map_err(|e| e.differs("replica", i));
-            let leaves = leaves.iter().enumerate().map(densify).collect::<Result<Vec<_>>>()?;
+            let leaves = all().enumerate().map(densify).collect::<Result<Vec<Leaf>>>()?;
             return Leaf::reduce_with(op, &leaves, folder);
         }
         match Leaf::of_one_kind(OPERATION, "replica", leaves)? {
@@ -224,19 +229,21 @@ impl Leaf {
     }
 
     /// At least one leaf, all of one kind, or an error that says which one differs from the first.
-    fn of_one_kind<'a>(operation: &'static str, what: &'static str, leaves: &'a [Leaf]) -> Result<Kind<'a>> {
-        let first = leaves.first().ok_or(Error::Empty { operation })?;
-        if let Some((i, other)) = leaves.iter().enumerate().find(|(_, l)| l.kind() != first.kind()) {
+    fn of_one_kind<'a>(
+        operation: &'static str,
+        what: &'static str,
+        leaves: &'a [impl Borrow<Leaf>],
+    ) -> Result<Kind<'a>> {
+        let first = leaves.first().ok_or(Error::Empty { operation })?.borrow();
+        let all = || leaves.iter().map(Borrow::borrow);
+        if let Some((i, other)) = all().enumerate().find(|(_, l)| l.kind() != first.kind()) {
             let error = Error::LeafKind { operation, expected: first.kind(), found: other.kind() };
             return Err(error.differs(what, i));
         }
         macro_rules! all {
             ($kind:ident) => {
                 Kind::$kind(
-                    leaves
-                        .iter()
-                        .filter_map(|l| if let Leaf::$kind(x) = l { Some(x) } else { None })
-                        .collect(),
+                    all().filter_map(|l| if let Leaf::$kind(x) = l { Some(x) } else { None }).collect(),
                 )
             };
         }

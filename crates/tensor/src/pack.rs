@@ -96,7 +96,7 @@ pub fn reduce_packed(
 ) -> Result<Vec<Leaf>> {
     let count = replicas.iter().map(|leaves| leaves.len()).min().unwrap_or(0);
     let alone = |leaf: usize| {
-        let parts: Vec<Leaf> = replicas.iter().map(|leaves| leaves[leaf].clone()).collect();
+        let parts: Vec<&Leaf> = replicas.iter().map(|leaves| &leaves[leaf]).collect();
         Leaf::reduce_with(op, &parts, folder)
     };
     if !packing.is_on() || replicas.len() == 1 {

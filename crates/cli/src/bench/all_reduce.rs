@@ -1,7 +1,8 @@
 //! What it costs to sum one tensor over replicas of one process.
 
-use super::figure::{About, Effort, Figure, Peer, RECORDED};
-use super::size;
+use super::figure::{About, Beside, Better, Effort, Figure, Target};
+use super::turns::Sample;
+use super::{size, traffic};
 use candle_core::{Device, Tensor};
 use distribute::cluster::Stopwatch;
 use distribute::{MirroredStrategy, ReduceOp, Result};
@@ -14,41 +15,27 @@ struct AllReduce {
     bytes: usize,
     /// Seconds, roughly.
     estimate: f64,
+    /// In microseconds.
     reach: Option<f64>,
-    peers: &'static [Peer],
-}
-
-macro_rules! peers {
-    ($tensorflow:literal, $fused:literal) => {
-        &[
-            Peer { name: "TensorFlow", value: $tensorflow, source: RECORDED },
-            // A loop of ten lines that knows neither tensors nor errors: what the machine allows.
-            Peer {
-                name: "prototype, in place",
-                value: $fused,
-                source: "reference/ecosystem.md C1, measured 2026-11-20 on 2 shared Zen4 cores",
-            },
-        ]
-    };
 }
 
 /// 2 replicas at the sizes of DESIGN, and more replicas than there are cores.
 pub fn figures() -> Vec<Box<dyn Figure>> {
     use ReduceOp::{Mean, Sum};
-    let figure = |op, replicas, bytes, estimate, reach, peers| {
-        Box::new(AllReduce { op, replicas, bytes, estimate, reach, peers }) as Box<dyn Figure>
+    let figure = |op, replicas, bytes, estimate, reach| {
+        Box::new(AllReduce { op, replicas, bytes, estimate, reach }) as Box<dyn Figure>
     };
     vec![
-        figure(Sum, 2, 4 << 10, 2e-6, Some(2.), peers!(570., 0.6)),
-        figure(Sum, 2, 64 << 10, 10e-6, None, &[]),
-        figure(Sum, 2, 1 << 20, 40e-6, Some(40.), peers!(780., 18.8)),
-        figure(Sum, 2, 64 << 20, 10e-3, Some(8000.), peers!(20_800., 6338.)),
-        figure(Mean, 2, 4 << 10, 2e-6, None, &[]),
-        figure(Mean, 2, 1 << 20, 40e-6, None, &[]),
-        figure(Sum, 4, 4 << 10, 20e-6, None, &[]),
-        figure(Sum, 4, 1 << 20, 100e-6, None, &[]),
-        figure(Sum, 8, 4 << 10, 40e-6, None, &[]),
-        figure(Sum, 8, 1 << 20, 200e-6, None, &[]),
+        figure(Sum, 2, 4 << 10, 2e-6, Some(2.)),
+        figure(Sum, 2, 64 << 10, 10e-6, None),
+        figure(Sum, 2, 1 << 20, 40e-6, Some(40.)),
+        figure(Sum, 2, 64 << 20, 10e-3, Some(8000.)),
+        figure(Mean, 2, 4 << 10, 2e-6, None),
+        figure(Mean, 2, 1 << 20, 40e-6, None),
+        figure(Sum, 4, 4 << 10, 20e-6, None),
+        figure(Sum, 4, 1 << 20, 100e-6, None),
+        figure(Sum, 8, 4 << 10, 40e-6, None),
+        figure(Sum, 8, 1 << 20, 200e-6, None),
     ]
 }
 
@@ -59,16 +46,19 @@ impl Figure for AllReduce {
         About {
             name: format!("all_reduce_{mean}{replicas}_{}", size(*bytes)),
             unit: "µs",
-            lower_is_better: true,
+            better: Better::Less,
             measures: format!(
                 "all_reduce {op} of one f32 tensor of {bytes} bytes, {replicas} replicas, inside of one run"
             ),
-            peers: self.peers,
-            reach: self.reach,
+            targets: self.reach.map_or_else(Vec::new, |reach| {
+                // The smallest is no traffic to speak of.
+                let bound = (self.bytes > 64 << 10).then_some(Target::Bound(0.8));
+                [Target::Value(reach)].into_iter().chain(bound).collect()
+            }),
         }
     }
 
-    fn round(&self, effort: Effort) -> Result<f64> {
+    fn round(&self, effort: Effort) -> Result<Sample> {
         let strategy = MirroredStrategy::cpus(self.replicas)?;
         let calls = effort.calls(self.estimate);
         let seconds = strategy.run((), |ctx, ()| {
@@ -83,6 +73,11 @@ impl Figure for AllReduce {
             }
             Ok(watch.seconds())
         })?;
-        Ok(seconds.values()[0] * 1e6 / calls as f64)
+        Ok((seconds.values()[0] * 1e6 / calls as f64).into())
+    }
+
+    fn beside(&self) -> Vec<Beside> {
+        let bound = self.reach.map(|_| traffic::of_a_sum(self.bytes, self.estimate / 2.));
+        bound.into_iter().collect()
     }
 }

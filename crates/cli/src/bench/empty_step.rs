@@ -1,6 +1,7 @@
 //! What a step costs that does nothing: `run` itself.
 
-use super::figure::{About, Effort, Figure, Peer, RECORDED};
+use super::figure::{About, Better, Effort, Figure, Target};
+use super::turns::Sample;
 use distribute::cluster::Stopwatch;
 use distribute::{MirroredStrategy, Result};
 use std::hint::black_box;
@@ -10,11 +11,6 @@ struct EmptyStep {
     replicas: usize,
 }
 
-const PEERS: &[Peer] = &[
-    Peer { name: "TensorFlow, compiled", value: 160., source: RECORDED },
-    Peer { name: "TensorFlow, eager", value: 730., source: RECORDED },
-];
-
 /// With 2 replicas as in DESIGN; with more than there are cores, to see that waiting does not cost more than working.
 pub fn figures() -> Vec<Box<dyn Figure>> {
     [2, 4, 8].into_iter().map(|replicas| Box::new(EmptyStep { replicas }) as Box<dyn Figure>).collect()
@@ -23,18 +19,16 @@ pub fn figures() -> Vec<Box<dyn Figure>> {
 impl Figure for EmptyStep {
     fn about(&self) -> About {
         let replicas = self.replicas;
-        let recorded = replicas == 2;
         About {
             name: format!("empty_step_{replicas}"),
             unit: "µs",
-            lower_is_better: true,
+            better: Better::Less,
             measures: format!("run of an empty step, {replicas} replicas, back to back"),
-            peers: if recorded { PEERS } else { &[] },
-            reach: recorded.then_some(5.),
+            targets: if replicas == 2 { vec![Target::Value(5.)] } else { Vec::new() },
         }
     }
 
-    fn round(&self, effort: Effort) -> Result<f64> {
+    fn round(&self, effort: Effort) -> Result<Sample> {
         let strategy = MirroredStrategy::cpus(self.replicas)?;
         let step = || strategy.run((), |ctx, ()| Ok(ctx.replica_id_in_sync_group()));
         let calls = effort.calls(5e-6);
@@ -45,6 +39,6 @@ impl Figure for EmptyStep {
         for _ in 0..calls {
             black_box(step()?);
         }
-        Ok(watch.seconds() * 1e6 / calls as f64)
+        Ok((watch.seconds() * 1e6 / calls as f64).into())
     }
 }

@@ -1,49 +1,80 @@
 //! What a figure is: something measured, and what it is compared with.
 
+use super::turns::Sample;
 use distribute::Result;
 
-/// Something that `distribute bench` measures. One a file; [`figures`](super::figures) lists them.
+/// Something that `distribute bench` measures. One kind a file; [`figures`](super::figures) lists them.
 pub trait Figure {
-    /// What it is called, what it means, and what it is compared with.
+    /// What it is called, what it means, and what is to be reached.
     fn about(&self) -> About;
 
     /// Measures once, from nothing: prepares, warms up, and gives the value in [`About::unit`].
     ///
     /// # Errors
     /// Those of the library.
-    fn round(&self, effort: Effort) -> Result<f64>;
+    fn round(&self, effort: Effort) -> Result<Sample>;
+
+    /// How many rounds there are where `wanted` are asked for: fewer of what takes seconds each time, or never changes.
+    fn rounds(&self, wanted: usize) -> usize {
+        wanted
+    }
+
+    /// What is measured beside it in this process.
+    fn beside(&self) -> Vec<Beside> {
+        Vec::new()
+    }
 }
 
-/// What a figure is called, what it means, and what it is compared with.
+/// Something else that does the same work in this process.
+pub struct Beside {
+    /// The library, and how it is used.
+    pub name: String,
+    /// Its version.
+    pub version: &'static str,
+    /// Whether it only bounds what is possible: no library that one could use instead.
+    pub bound: bool,
+    /// Measures once.
+    pub round: Box<dyn Fn(Effort) -> Result<Sample>>,
+}
+
+/// What a figure is called, what it means, and what is to be reached.
 #[derive(Clone, Debug)]
 pub struct About {
-    /// A name for `--filter`, with words joined by `_`.
+    /// A name for `--filter`, with words joined by `_`. Peers' scripts use the same.
     pub name: String,
     /// The unit of the values.
     pub unit: &'static str,
-    /// Whether less is better, as for times.
-    pub lower_is_better: bool,
+    /// Which values are better.
+    pub better: Better,
     /// What exactly is measured.
     pub measures: String,
-    /// What others reach.
-    pub peers: &'static [Peer],
-    /// What we want to reach.
-    pub reach: Option<f64>,
+    /// What we want to reach, all of it.
+    pub targets: Vec<Target>,
 }
 
-/// What another library reached. Recorded, not measured in this run: the ratio to it compares two machines.
-#[derive(Clone, Copy, Debug)]
-pub struct Peer {
-    /// The library, and how it was used.
-    pub name: &'static str,
-    /// The value, in the unit of the figure.
-    pub value: f64,
-    /// Where it was written down, and on what machine it was measured.
-    pub source: &'static str,
+/// Which values are better.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Better {
+    /// As of times.
+    Less,
+    /// As of rates.
+    More,
+    /// As of losses, which are to be the same.
+    Same,
 }
 
-/// The machine of the recorded figures of peers.
-pub const RECORDED: &str = "DESIGN section 8, measured 2026-11-20 on 2 shared Zen4 cores";
+/// What we want to reach.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Target {
+    /// This value.
+    Value(f64),
+    /// So many times the best peer.
+    BestPeer(f64),
+    /// So many times the bound.
+    Bound(f64),
+    /// No loss differs by more from any peer's.
+    Difference(f64),
+}
 
 /// How much to measure.
 #[derive(Clone, Copy, Debug)]
@@ -60,20 +91,12 @@ impl Effort {
 }
 
 impl About {
-    /// The best of the peers.
-    pub fn best_peer(&self) -> Option<&Peer> {
-        let better = |a: &&Peer, b: &&Peer| match self.lower_is_better {
-            true => a.value.total_cmp(&b.value),
-            false => b.value.total_cmp(&a.value),
-        };
-        self.peers.iter().min_by(better)
-    }
-
-    /// How many times better than `other` a value is: above 1 it is better, for times too.
-    pub fn ratio(&self, value: f64, other: f64) -> f64 {
-        match self.lower_is_better {
-            true => other / value,
-            false => value / other,
+    /// How many times better than `other` a value is: above 1 it is better, for times too. None where neither is better.
+    pub fn ratio(&self, value: f64, other: f64) -> Option<f64> {
+        match self.better {
+            Better::Less => Some(other / value),
+            Better::More => Some(value / other),
+            Better::Same => None,
         }
     }
 }
@@ -82,25 +105,19 @@ impl About {
 mod tests {
     use super::*;
 
-    fn about(lower_is_better: bool) -> About {
-        const PEERS: &[Peer] =
-            &[Peer { name: "a", value: 2., source: "" }, Peer { name: "b", value: 8., source: "" }];
-        About {
+    #[test]
+    fn a_ratio_above_one_is_better_for_times_too() {
+        let mut about = About {
             name: "x".into(),
             unit: "µs",
-            lower_is_better,
+            better: Better::Less,
             measures: String::new(),
-            peers: PEERS,
-            reach: None,
-        }
-    }
-
-    #[test]
-    fn the_best_peer_and_the_ratio_follow_the_direction() {
-        let (times, rates) = (about(true), about(false));
-        assert_eq!(times.best_peer().map(|p| p.name), Some("a"));
-        assert_eq!(rates.best_peer().map(|p| p.name), Some("b"));
-        assert_eq!(times.ratio(1., 2.), 2.);
-        assert_eq!(rates.ratio(1., 2.), 0.5);
+            targets: Vec::new(),
+        };
+        assert_eq!(about.ratio(1., 2.), Some(2.));
+        about.better = Better::More;
+        assert_eq!(about.ratio(1., 2.), Some(0.5));
+        about.better = Better::Same;
+        assert_eq!(about.ratio(1., 2.), None);
     }
 }

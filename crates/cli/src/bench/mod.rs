@@ -1,27 +1,41 @@
-//! `distribute bench`: figures of this machine, beside what is to be reached and what peers reached.
+//! `distribute bench`: figures of this machine, beside what is to be reached and what peers reach.
 //!
 //! | module | what it is |
 //! |---|---|
 //! | [`figure`] | [`Figure`](figure): what is measured, and what it is compared with |
-//! | [`statistics`] | median and spread |
-//! | [`report`] | table, plain lines, JSON |
+//! | [`turns`], [`statistics`] | ours and theirs in turn; median and spread |
+//! | [`peers`], [`recorded`] | peers in processes of their own; what they reached before |
+//! | [`report`], [`plot`] | table, plain lines, JSON; SVG |
+//! | [`work`] | models, inputs and weights, as the peers have them |
+//! | [`empty_step`], [`all_reduce`], [`traffic`], [`training`], [`scaling`], [`input`], [`losses`], [`child`] | the figures, one kind a file |
+//! | [`growth`] | how a step's time and memory grow |
 //! | [`steps`] | steps without a measurement, for those who count instructions |
-//! | [`empty_step`], [`all_reduce`], [`traffic`], [`mlp`] | the figures, one kind a file |
 
 mod all_reduce;
+mod child;
 mod empty_step;
 mod figure;
-mod mlp;
+mod growth;
+mod input;
+mod losses;
+mod peers;
+mod plot;
+mod recorded;
 mod report;
+mod scaling;
 mod statistics;
 mod steps;
 mod traffic;
+mod training;
+mod turns;
+mod work;
 
 use crate::output;
 use distribute::{Error, Result};
 use figure::{Effort, Figure};
+use plot::Bars;
 use report::Report;
-use statistics::Summary;
+use std::path::PathBuf;
 pub use traffic::memory_bandwidth;
 
 /// The options of `distribute bench`.
@@ -40,15 +54,54 @@ pub struct Arguments {
     /// busy machine
     #[arg(long)]
     seconds: Option<f64>,
+    /// Measure the peers of bench/peers in turn with ours, too. Without, what they reached before is shown
+    #[arg(long)]
+    peers: bool,
+    /// The Python that has the peers' libraries (bench/peers/README.md says how to make one)
+    #[arg(long, default_value = "python3", requires = "peers")]
+    python: PathBuf,
+    /// How a step grows with replicas, parameters, rows of a table and batch, instead of the figures
+    #[arg(long)]
+    growth: bool,
+    /// Draw the ratios, or the growth, as SVG into this file
+    #[arg(long)]
+    plot: Option<PathBuf>,
     /// One line of JSON for each figure
     #[arg(long)]
     json: bool,
+    /// The tables of docs/performance.md
+    #[arg(long, conflicts_with = "json")]
+    markdown: bool,
     /// Name the figures and what they measure, and measure nothing
     #[arg(long)]
     list: bool,
     /// Make so many steps of what --filter names, and measure and print nothing: to count their instructions
     #[arg(long)]
     steps: Option<u64>,
+    /// What a figure has done in a process of its own
+    #[arg(long, hide = true)]
+    child: Option<String>,
+}
+
+/// How results are printed.
+#[derive(Clone, Copy, PartialEq)]
+enum Form {
+    /// For a person or a log.
+    Text,
+    /// A line for each.
+    Json,
+    /// A table.
+    Markdown,
+}
+
+impl Arguments {
+    fn form(&self) -> Form {
+        match (self.json, self.markdown) {
+            (true, _) => Form::Json,
+            (_, true) => Form::Markdown,
+            _ => Form::Text,
+        }
+    }
 }
 
 /// All figures, in the order in which they are printed.
@@ -57,7 +110,11 @@ fn figures() -> Vec<Box<dyn Figure>> {
     all.extend(empty_step::figures());
     all.extend(all_reduce::figures());
     all.extend(traffic::figures());
-    all.extend(mlp::figures());
+    all.extend(training::figures());
+    all.extend(scaling::figures());
+    all.extend(input::figures());
+    all.extend(child::figures());
+    all.extend(losses::figures());
     all
 }
 
@@ -65,6 +122,17 @@ fn figures() -> Vec<Box<dyn Figure>> {
 pub fn run(arguments: &Arguments) -> Result<()> {
     if let Some(steps) = arguments.steps {
         return steps::run(arguments.filter.as_deref().unwrap_or_default(), steps);
+    }
+    if let Some(name) = &arguments.child {
+        return child::run(name);
+    }
+    let seconds = arguments.seconds.unwrap_or(if arguments.quick { 0.02 } else { 0.3 });
+    if arguments.rounds == 0 {
+        return Err(invalid("--rounds must be 1 or more".into()));
+    }
+    if arguments.growth {
+        let filter = arguments.filter.as_deref().unwrap_or_default();
+        return growth::run(filter, arguments.rounds, seconds, arguments.form(), arguments.plot.as_deref());
     }
     let wanted = |figure: &dyn Figure| {
         arguments.filter.as_ref().is_none_or(|filter| figure.about().name.contains(filter))
@@ -76,36 +144,33 @@ pub fn run(arguments: &Arguments) -> Result<()> {
             "no figure's name contains {filter:?}; `distribute bench --list` names all"
         )));
     }
-    if arguments.rounds == 0 {
-        return Err(invalid("--rounds must be 1 or more".into()));
-    }
     if arguments.list {
         return figures.iter().try_for_each(|figure| {
             let about = figure.about();
             output::line(format!("{:<26} {}", about.name, about.measures))
         });
     }
-    let table = output::is_terminal() && !arguments.json;
-    if table {
-        output::line(Report::heads())?;
+    let form = arguments.form();
+    match form {
+        Form::Text if output::is_terminal() => output::line(Report::heads())?,
+        Form::Markdown => output::line(Report::MARKDOWN)?,
+        _ => {}
     }
-    let effort = Effort { seconds: arguments.seconds.unwrap_or(if arguments.quick { 0.02 } else { 0.3 }) };
+    let peers = if arguments.peers { peers::entries(&arguments.python)? } else { Vec::new() };
+    let mut drawn = Vec::new();
     for figure in figures {
-        let report = measure(&*figure, effort, arguments.rounds)?;
-        output::line(match (arguments.json, table) {
-            (true, _) => report.json(),
-            (false, true) => report.row(),
-            (false, false) => report.plain(),
+        let report = turns::measure(&*figure, Effort { seconds }, arguments.rounds, &peers)?;
+        output::line(match form {
+            Form::Json => report.json(),
+            Form::Markdown => report.markdown(),
+            Form::Text if output::is_terminal() => report.row(),
+            Form::Text => report.plain(),
         })?;
+        let bars = report.ratios().into_iter().map(|(rival, ratio)| (rival.name.clone(), ratio)).collect();
+        drawn.push(Bars { label: report.about.name.clone(), bars });
     }
-    Ok(())
-}
-
-/// A first round that doesn't count: caches, pages and the team's threads come with it.
-fn measure(figure: &dyn Figure, effort: Effort, rounds: usize) -> Result<Report> {
-    figure.round(effort)?;
-    let values = (0..rounds).map(|_| figure.round(effort)).collect::<Result<Vec<_>>>()?;
-    Ok(Report { about: figure.about(), ours: Summary::of(&values), rounds })
+    drawn.retain(|group| !group.bars.is_empty());
+    arguments.plot.as_ref().map_or(Ok(()), |path| output::file(path, &plot::bars(&drawn)))
 }
 
 fn invalid(reason: String) -> Error {
@@ -135,11 +200,13 @@ mod tests {
     #[test]
     fn a_round_gives_a_positive_number() {
         for figure in figures() {
-            // Larger ones take minutes without optimisation.
-            if figure.about().name.contains("64MiB") || figure.about().name.contains("mlp") {
+            let name = figure.about().name;
+            // Larger ones take minutes without optimisation; a test's binary has no `bench --child`.
+            let left_out = ["64MiB", "replicas", "scaling", "losses", "start", "memory"];
+            if left_out.iter().any(|part| name.contains(part)) {
                 continue;
             }
-            let value = figure.round(Effort { seconds: 1e-4 }).unwrap();
+            let value = figure.round(Effort { seconds: 1e-4 }).unwrap().value;
             assert!(value > 0. && value.is_finite(), "{}: {value}", figure.about().name);
         }
     }

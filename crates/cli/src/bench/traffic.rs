@@ -1,7 +1,8 @@
 //! What the same bytes cost without any meeting: the bound of every figure that moves bytes.
 
-use super::figure::{About, Effort, Figure};
+use super::figure::{About, Beside, Better, Effort, Figure};
 use super::size;
+use super::turns::Sample;
 use distribute::cluster::Stopwatch;
 use distribute::{MirroredStrategy, Result};
 use std::hint::black_box;
@@ -35,13 +36,24 @@ pub fn figures() -> Vec<Box<dyn Figure>> {
     all
 }
 
+/// What the sum of two tensors of so many bytes costs as memory traffic, cut over two threads.
+pub fn of_a_sum(bytes: usize, estimate: f64) -> Beside {
+    let add = Traffic { kind: Kind::Add, bytes, threads: 2, estimate };
+    Beside {
+        name: "memory traffic".into(),
+        version: "",
+        bound: true,
+        round: Box::new(move |effort| add.round(effort)),
+    }
+}
+
 /// Gigabytes per second that so many threads copy together, where no cache holds them. One short round of several.
 pub fn memory_bandwidth(threads: usize) -> Result<f64> {
     let bytes = 64 << 20;
     let copy = Traffic { kind: Kind::Copy, bytes, threads, estimate: 10e-3 };
     let mut best = f64::INFINITY;
     for _ in 0..5 {
-        best = best.min(copy.round(Effort { seconds: 0.1 })?);
+        best = best.min(copy.round(Effort { seconds: 0.1 })?.value);
     }
     Ok(bytes as f64 / best / 1e3)
 }
@@ -56,16 +68,15 @@ impl Figure for Traffic {
         About {
             name: format!("{name}_{}_{threads}_threads", size(*bytes)),
             unit: "µs",
-            lower_is_better: true,
+            better: Better::Less,
             measures: format!(
                 "{what} of {bytes} bytes, cut over {threads} threads that do not wait for each other"
             ),
-            peers: &[],
-            reach: None,
+            targets: Vec::new(),
         }
     }
 
-    fn round(&self, effort: Effort) -> Result<f64> {
+    fn round(&self, effort: Effort) -> Result<Sample> {
         let strategy = MirroredStrategy::cpus(self.threads)?;
         let calls = effort.calls(self.estimate);
         let each = self.bytes / size_of::<f32>() / self.threads;
@@ -91,6 +102,6 @@ impl Figure for Traffic {
             Ok(seconds)
         })?;
         let slowest = seconds.values().iter().copied().fold(0., f64::max);
-        Ok(slowest * 1e6 / calls as f64)
+        Ok((slowest * 1e6 / calls as f64).into())
     }
 }

@@ -5,7 +5,6 @@ use crate::lock::lock;
 use crate::number::{Number, Vectors, with_elements};
 use candle_core::{DType, Result, Tensor, TensorId, Var};
 use std::collections::HashMap;
-use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 /// The buckets of one optimizer, which serve again in each step.
@@ -13,17 +12,10 @@ use std::sync::{Arc, Mutex};
 pub(crate) struct Pool {
     /// Which variable a tensor is.
     numbers: HashMap<TensorId, usize>,
-    /// Where the gradient of each variable lies among those of its dtype.
-    places: Vec<Place>,
+    /// Of which dtype each variable is, and how many elements it has.
+    sizes: Vec<(DType, usize)>,
     /// For each replica those that it doesn't use: the memory is near to its core.
     idle: Mutex<Vec<Vec<Buffers>>>,
-}
-
-/// Of which dtype a variable is, and its elements among all of that dtype.
-#[derive(Debug)]
-struct Place {
-    dtype: DType,
-    range: Range<usize>,
 }
 
 /// Places are whole cache lines apart: products written there lie as well as in a vector of their own.
@@ -31,20 +23,12 @@ const ALIGNED: usize = 16;
 
 impl Pool {
     pub(crate) fn new<'v>(variables: impl Iterator<Item = &'v Var>) -> Arc<Self> {
-        let (mut numbers, mut places) = (HashMap::new(), Vec::<Place>::new());
+        let (mut numbers, mut sizes) = (HashMap::new(), Vec::new());
         for (number, variable) in variables.enumerate() {
-            let dtype = variable.dtype();
-            let before = places.iter().rfind(|place| place.dtype == dtype).map_or(0, |place| place.range.end);
-            let start = before.next_multiple_of(ALIGNED);
             numbers.insert(variable.as_tensor().id(), number);
-            places.push(Place { dtype, range: start..start + variable.elem_count() });
+            sizes.push((variable.dtype(), variable.elem_count()));
         }
-        Arc::new(Self { numbers, places, idle: Mutex::default() })
-    }
-
-    /// How many elements there are of a dtype.
-    fn size(&self, dtype: DType) -> usize {
-        self.places.iter().rfind(|place| place.dtype == dtype).map_or(0, |place| place.range.end)
+        Arc::new(Self { numbers, sizes, idle: Mutex::default() })
     }
 
     /// How many each replica has made and doesn't use.
@@ -57,8 +41,9 @@ impl Pool {
     pub(crate) fn take(self: &Arc<Self>, replica: usize) -> Bucket {
         let idle = lock(&self.idle).get_mut(replica).and_then(Vec::pop);
         let mut buffers = idle.unwrap_or_default();
+        buffers.starts.resize(self.sizes.len(), None);
         buffers.filled.clear();
-        buffers.filled.resize_with(self.places.len(), || Filled::Nothing);
+        buffers.filled.resize_with(self.sizes.len(), || Filled::Nothing);
         Bucket { pool: self.clone(), replica, buffers }
     }
 }
@@ -67,6 +52,9 @@ impl Pool {
 #[derive(Debug, Default)]
 struct Buffers {
     elements: Vectors,
+    /// For each variable where its place begins, once it has had a dense gradient: a table of which only rows come needs
+    /// none.
+    starts: Vec<Option<usize>>,
     /// For each variable.
     filled: Vec<Filled>,
 }
@@ -109,15 +97,15 @@ impl Bucket {
 
     /// Where the dense gradient of a variable goes, and whether there is something to add to. None for another dtype.
     pub(super) fn place<T: Number>(&mut self, number: usize) -> Option<(&mut [T], bool)> {
-        let Self { pool, buffers: Buffers { elements, filled }, .. } = self;
-        let place = pool.places.get(number).filter(|place| place.dtype == T::CANDLE)?;
+        let Self { pool, buffers: Buffers { elements, starts, filled }, .. } = self;
+        let (_, len) = *pool.sizes.get(number).filter(|(dtype, _)| *dtype == T::CANDLE)?;
         let all = T::among_mut(elements);
-        if all.is_empty() {
-            // Zeros fresh from the system: what is never written, as the place of a table of which only rows come, takes
-            // no memory.
-            *all = vec![T::of(0.); pool.size(T::CANDLE)];
-        }
-        let place = &mut all[place.range.clone()];
+        let start = *starts[number].get_or_insert_with(|| {
+            let start = all.len().next_multiple_of(ALIGNED);
+            all.resize(start + len, T::of(0.));
+            start
+        });
+        let place = &mut all[start..start + len];
         let add = match std::mem::replace(&mut filled[number], Filled::Dense) {
             Filled::Nothing => false,
             Filled::Dense => true,
@@ -132,7 +120,7 @@ impl Bucket {
 
     /// Adds rows of a table.
     pub(crate) fn add_rows(&mut self, number: usize, rows: Rows) {
-        match self.pool.places[number].dtype {
+        match self.pool.sizes[number].0 {
             DType::F32 => self.add_rows_of::<f32>(number, rows),
             _ => self.add_rows_of::<f64>(number, rows),
         }
@@ -193,8 +181,9 @@ impl Bucket {
 
     /// The elements of a dense gradient that is there.
     pub(crate) fn dense<T: Number>(&self, number: usize) -> Option<&[T]> {
-        let place = self.pool.places.get(number).filter(|place| place.dtype == T::CANDLE)?;
-        T::among(&self.buffers.elements).get(place.range.clone())
+        let (_, len) = *self.pool.sizes.get(number).filter(|(dtype, _)| *dtype == T::CANDLE)?;
+        let start = (*self.buffers.starts.get(number)?)?;
+        T::among(&self.buffers.elements).get(start..start + len)
     }
 }
 

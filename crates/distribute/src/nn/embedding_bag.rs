@@ -15,9 +15,12 @@ pub enum BagMode {
     Sum,
     /// Their sum, divided by how many there are.
     Mean,
+    /// Their sum, divided by the root of how many there are: long bags weigh more than short ones, but no more noise.
+    #[doc(alias = "sqrtn")]
+    SqrtN,
 }
 
-/// The sum or mean of the rows of a table that the ids of each bag name: the words of a text, what a user has bought, the
+/// The sum, mean or scaled sum of the rows of a table that the ids of each bag name: the words of a text, what a user has bought, the
 /// neighbours in a graph. As an [`Embedding`](super::Embedding) and a sum after it, but without a copy of the rows, neither
 /// forward nor backward, and with a sparse gradient inside of [`minimize`](crate::Optimizer::minimize).
 ///
@@ -86,7 +89,8 @@ impl EmbeddingBag {
 
 impl Module for EmbeddingBag {
     fn forward(&self, ids: &Tensor) -> Result<Tensor> {
-        let Some(height) = self.embeddings.dim(D::Minus1).ok().and_then(|width| height(&self.embeddings, width))
+        let Some(height) =
+            self.embeddings.dim(D::Minus1).ok().and_then(|width| height(&self.embeddings, width))
         else {
             bail!(
                 "bag of embeddings: the table has to be [rows, hidden] of f32 or f64, contiguous and on the CPU, not {:?} of {:?}",
@@ -136,7 +140,12 @@ impl Bags {
 
     /// What a bag of so many rows is multiplied with, if with anything.
     fn scale<T: Number>(&self, rows: usize) -> Option<T> {
-        (self.mode == BagMode::Mean && rows > 1).then(|| T::of(1. / rows as f64))
+        match self.mode {
+            _ if rows < 2 => None,
+            BagMode::Sum => None,
+            BagMode::Mean => Some(T::of(1. / rows as f64)),
+            BagMode::SqrtN => Some(T::of(1. / (rows as f64).sqrt())),
+        }
     }
 
     fn outputs<T: Number>(&self, storage: &[T], layout: &Layout) -> Result<Vec<T>> {
@@ -148,7 +157,7 @@ impl Bags {
                 out.iter_mut().zip(row).for_each(|(sum, x)| *sum = sum.plus(*x));
             }
             if let Some(scale) = self.scale(bag.len()) {
-                out.iter_mut().for_each(|x| *x = *x * scale);
+                out.iter_mut().for_each(|x| *x *= scale);
             }
         }
         Ok(out)
@@ -163,7 +172,7 @@ impl Bags {
         let mut sums = vec![T::of(0.); merge.rows().len() * width];
         with_elements(upstream, |upstream: &[T]| match self.mode {
             BagMode::Sum => merge.sum_shared(&bag_of, upstream, width, 0, &mut sums),
-            BagMode::Mean => {
+            BagMode::Mean | BagMode::SqrtN => {
                 let mut scaled = Vec::with_capacity(upstream.len());
                 for (bag, row) in self.ranges().zip(upstream.chunks_exact(width)) {
                     let scale = self.scale(bag.len()).unwrap_or(T::of(1.));

@@ -4,6 +4,7 @@ use crate::number::Number;
 use crate::strategy::product_threads;
 use gemm::Parallelism;
 use std::any::TypeId;
+use std::mem::MaybeUninit;
 
 /// A matrix whose elements lie in a slice, row by row or (transposed) column by column.
 #[derive(Clone, Copy)]
@@ -63,7 +64,27 @@ impl<'a, T: Copy> Matrix<'a, T> {
 /// # Panics
 /// When the shapes don't fit.
 pub(super) fn product<T: Number>(out: &mut [T], add: bool, a: Matrix<'_, T>, b: Matrix<'_, T>) {
+    let (start, len) = (out.as_mut_ptr(), out.len());
+    // SAFETY: the same elements, borrowed alone; `multiply` writes initialised ones only.
+    let out = unsafe { std::slice::from_raw_parts_mut(start.cast(), len) };
     multiply(out, Order::RowByRow, add, a, b);
+}
+
+/// `a b`, row by row, in memory that is not cleared first: that would be a pass more.
+///
+/// # Panics
+/// As [`product`].
+pub(super) fn new_product<T: Number>(a: Matrix<'_, T>, b: Matrix<'_, T>) -> Vec<T> {
+    made(Order::RowByRow, a, b)
+}
+
+fn made<T: Number>(order: Order, a: Matrix<'_, T>, b: Matrix<'_, T>) -> Vec<T> {
+    let len = a.rows * b.columns;
+    let mut out = Vec::with_capacity(len);
+    multiply(&mut out.spare_capacity_mut()[..len], order, false, a, b);
+    // SAFETY: `multiply` has written all `len` elements.
+    unsafe { out.set_len(len) };
+    out
 }
 
 /// `finish(a b + bias)`, where the bias has a number for each column and `finish` is applied to each element.
@@ -88,16 +109,15 @@ pub(super) fn product_then<T: Number>(
 ) -> Vec<T> {
     let (rows, columns) = (a.rows, b.columns);
     assert_eq!(bias.len(), columns, "a bias for each column");
-    let mut out = vec![T::of(0.); rows * columns];
     if b.order == Order::RowByRow || columns < TILE || a.columns < 4 * rows {
-        multiply(&mut out, Order::RowByRow, false, a, b);
+        let mut out = new_product(a, b);
         for row in out.chunks_exact_mut(columns.max(1)) {
             row.iter_mut().zip(bias).for_each(|(x, bias)| *x = finish(x.plus(*bias)));
         }
         return out;
     }
-    let mut by_column = vec![T::of(0.); rows * columns];
-    multiply(&mut by_column, Order::ColumnByColumn, false, a, b);
+    let by_column = made(Order::ColumnByColumn, a, b);
+    let mut out = vec![T::of(0.); rows * columns];
     turn_over(&by_column, rows, bias, &mut out, finish);
     out
 }
@@ -121,7 +141,14 @@ fn turn_over<T: Number>(by_column: &[T], rows: usize, bias: &[T], out: &mut [T],
     }
 }
 
-fn multiply<T: Number>(out: &mut [T], order: Order, add: bool, a: Matrix<'_, T>, b: Matrix<'_, T>) {
+/// Writes all elements of `out`; if `add`, they have to be initialised.
+fn multiply<T: Number>(
+    out: &mut [MaybeUninit<T>],
+    order: Order,
+    add: bool,
+    a: Matrix<'_, T>,
+    b: Matrix<'_, T>,
+) {
     assert_eq!(a.columns, b.rows, "columns of the first factor and rows of the second");
     assert_eq!(out.len(), a.rows * b.columns, "elements of the product");
     // Only these have kernels.
@@ -147,7 +174,7 @@ const WORTH_THREADS: usize = 1 << 21;
 
 fn multiply_by<T: Number>(
     parallelism: Parallelism,
-    out: &mut [T],
+    out: &mut [MaybeUninit<T>],
     order: Order,
     add: bool,
     a: Matrix<'_, T>,
@@ -158,13 +185,15 @@ fn multiply_by<T: Number>(
     let (out_columns, out_rows) = order.strides(a.rows, b.columns);
     // SAFETY: each pointer is to the start of a slice that holds all elements of its matrix, in the steps that its strides
     // say: `Matrix::new` and `multiply` have compared their numbers. `out` is borrowed alone, so it is neither `a` nor `b`.
-    // All elements are initialised, and of one of the types that there are kernels for.
+    // The elements of the factors are initialised, and those of `out` where they are read, which is if `add`. They are of one
+    // of the types that there are kernels for. Not adding, gemm sets every element, also of a sum of nothing (its `alpha` is
+    // zero then).
     unsafe {
         gemm::gemm(
             a.rows,
             b.columns,
             a.columns,
-            out.as_mut_ptr(),
+            out.as_mut_ptr().cast(),
             out_columns,
             out_rows,
             add,
@@ -204,6 +233,12 @@ mod tests {
         product(&mut out, false, Matrix::new(&row, 1, 2).t(), Matrix::new(&column, 1, 3));
         assert_eq!(out, [3., 4., 5., 6., 8., 10.]);
         product::<f32>(&mut [], false, Matrix::new(&[], 0, 3), Matrix::new(&column, 3, 1));
+        // A sum of nothing is set, too.
+        let mut out = [7f32; 2];
+        product(&mut out, false, Matrix::new(&[], 2, 0), Matrix::new(&[], 0, 1));
+        assert_eq!(out, [0.; 2]);
+        assert_eq!(new_product(a, b), [5., 5., 14., 11.]);
+        assert_eq!(new_product::<f64>(Matrix::new(&[], 2, 0), Matrix::new(&[], 0, 1)), [0.; 2]);
     }
 
     #[test]
@@ -238,9 +273,12 @@ mod tests {
                 (Matrix::new(&a, m, k), Matrix::new(&b, n, k).t()),
                 (Matrix::new(&a, k, m).t(), Matrix::new(&b, k, n)),
             ] {
-                let (mut plain, mut threaded) = (vec![0.; m * n], vec![f32::NAN; m * n]);
-                multiply_by(Parallelism::None, &mut plain, Order::RowByRow, false, a, b);
-                multiply_by(Parallelism::Rayon(3), &mut threaded, Order::RowByRow, false, a, b);
+                let [plain, threaded] = [Parallelism::None, Parallelism::Rayon(3)].map(|parallelism| {
+                    let mut out = vec![MaybeUninit::new(f32::NAN); m * n];
+                    multiply_by(parallelism, &mut out, Order::RowByRow, false, a, b);
+                    // SAFETY: all of it was initialised.
+                    out.into_iter().map(|x| unsafe { x.assume_init() }).collect::<Vec<_>>()
+                });
                 assert_eq!(bits(&plain), bits(&threaded), "{m} {k} {n}");
             }
         }

@@ -29,15 +29,18 @@ pub(super) fn each(
         Ok(())
     };
     match &*storage {
-        Storage::Cpu(CpuStorage::U8(ids)) => {
-            ids[range].iter().enumerate().try_for_each(|(i, id)| row((i, Some(usize::from(*id))), i64::from(*id)))
-        }
+        Storage::Cpu(CpuStorage::U8(ids)) => ids[range]
+            .iter()
+            .enumerate()
+            .try_for_each(|(i, id)| row((i, Some(usize::from(*id))), i64::from(*id))),
         Storage::Cpu(CpuStorage::U32(ids)) => {
             ids[range].iter().enumerate().try_for_each(|(i, id)| row((i, Some(*id as usize)), i64::from(*id)))
         }
         Storage::Cpu(CpuStorage::I64(ids)) => {
             ids[range].iter().enumerate().try_for_each(|(i, id)| row((i, usize::try_from(*id).ok()), *id))
         }
-        _ => bail!("{layer}: ids have to be u8, u32 or i64, not {:?}; convert them with to_dtype", ids.dtype()),
+        _ => {
+            bail!("{layer}: ids have to be u8, u32 or i64, not {:?}; convert them with to_dtype", ids.dtype())
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! Linear layers: product, bias and activation in one operation.
 
-use super::gemm::{Matrix, product, product_then};
+use super::gemm::{Matrix, new_product, product, product_then};
 use crate::deposit;
 use crate::number::{Number, operand, with_elements};
 use candle_core::{CpuStorage, CustomOp2, CustomOp3, D, DType, Layout, Module, Result, Shape, Tensor};
@@ -155,15 +155,15 @@ impl FromOutput {
         }
     }
 
-    /// Turns the gradient of outputs into that of inputs.
-    fn backward<T: Number>(self, outputs: &[T], gradient: &mut [T]) {
-        let (zero, pairs) = (T::of(0.), gradient.iter_mut().zip(outputs));
+    /// The gradient of inputs from that of outputs.
+    fn backward<T: Number>(self, outputs: &[T], gradient: &[T]) -> Vec<T> {
+        let (zero, one, pairs) = (T::of(0.), T::of(1.), gradient.iter().zip(outputs));
         match self {
-            Self::Relu => pairs.for_each(|(g, y)| *g = if *y > zero { *g } else { zero }),
-            Self::Sigmoid => pairs.for_each(|(g, y)| *g = *g * *y * (T::of(1.) - *y)),
+            Self::Relu => pairs.map(|(g, y)| if *y > zero { *g } else { zero }).collect(),
+            Self::Sigmoid => pairs.map(|(g, y)| *g * *y * (one - *y)).collect(),
             Self::LeakyRelu(slope) => {
                 let slope = T::of(slope);
-                pairs.for_each(|(g, y)| *g = if *y > zero { *g } else { *g * slope });
+                pairs.map(|(g, y)| if *y > zero { *g } else { *g * slope }).collect()
             }
         }
     }
@@ -218,9 +218,7 @@ impl<T: Number> Fused<T> {
         let upstream = upstream.contiguous()?;
         let changed = match self.activation {
             Some(activation) => {
-                let mut gradient = with_elements(&upstream, <[T]>::to_vec)?;
-                with_elements(y, |y| activation.backward(y, &mut gradient))?;
-                Some(gradient)
+                Some(with_elements(y, |y| with_elements(&upstream, |g| activation.backward(y, g)))??)
             }
             None => None,
         };
@@ -245,8 +243,7 @@ impl<T: Number> Fused<T> {
             let of_input = match x.track_op() {
                 false => None,
                 true => Some(with_elements(weight, |weight| {
-                    let mut gradient = vec![T::of(0.); n * width];
-                    product(&mut gradient, false, g, Matrix::new(weight, out, width));
+                    let gradient = new_product(g, Matrix::new(weight, out, width));
                     Tensor::from_vec(gradient, (n, width), x.device())
                 })??),
             };

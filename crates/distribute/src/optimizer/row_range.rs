@@ -1,8 +1,9 @@
 //! A range of a table's rows with the sparse gradients of all replicas that fall into it.
 
 use crate::number::Number;
-use distribute_tensor::kernel::RowFold;
+use distribute_tensor::kernel::{each_row, fold_scaled};
 use std::borrow::Cow;
+use std::convert::Infallible;
 
 /// A range of a table's rows, and for each replica that has a sparse gradient of the table its rows in that range.
 pub(super) struct RowRange<'a, F> {
@@ -31,6 +32,11 @@ impl<'a, F> RowRange<'a, F> {
 
     pub(super) fn elements(&self) -> usize {
         self.height * self.row_len
+    }
+
+    /// How many rows it covers, with a gradient or without.
+    pub(super) fn height(&self) -> usize {
+        self.height
     }
 
     /// The first row.
@@ -69,21 +75,35 @@ impl<'a, F> RowRange<'a, F> {
 }
 
 impl<F: Number> RowRange<'_, F> {
-    /// The rows that any replica has, counted from the first of the range, and their weighted sums.
-    ///
-    /// A replica without a row counts as zero there, and the sum is folded as that of dense gradients is, so that it has
-    /// the same bits.
-    pub(super) fn reduce(&self, weights: &[F]) -> (Vec<usize>, Cow<'_, [F]>) {
-        if let ([(rows, values)], [weight]) = (self.of_replicas.as_slice(), weights)
-            && *weight == F::of(1.)
-        {
-            return (rows.iter().map(|row| row - self.first).collect(), Cow::Borrowed(values));
+    /// The rows of a single replica, counted from the first of the range, and their values: where there is nothing to add
+    /// up.
+    pub(super) fn only(&self, weights: &[F]) -> Option<(Vec<usize>, &[F])> {
+        match (self.of_replicas.as_slice(), weights) {
+            ([(rows, values)], [weight]) if *weight == F::of(1.) => {
+                Some((rows.iter().map(|row| row - self.first).collect(), values))
+            }
+            _ => None,
         }
-        let (lists, parts): (Vec<_>, Vec<_>) = self.of_replicas.iter().copied().unzip();
-        let fold = RowFold::new(&lists);
-        let mut sums = vec![F::of(0.); fold.rows().len() * self.row_len];
-        fold.sum_scaled(&parts, weights, self.row_len, 0, &mut sums);
-        let rows = fold.rows().iter().map(|row| row - self.first).collect();
+    }
+
+    /// Calls `then` with each row that any replica has, counted from the first of the range, and its values on each
+    /// replica, whose weighted sum has the bits of that of dense gradients.
+    pub(super) fn each<E>(&self, mut then: impl FnMut(usize, &[&[F]]) -> Result<(), E>) -> Result<(), E> {
+        each_row(&self.of_replicas, self.row_len, |row, inputs| then(row - self.first, inputs))
+    }
+
+    /// The rows that any replica has, counted from the first of the range, and their weighted sums.
+    pub(super) fn reduce(&self, weights: &[F]) -> (Vec<usize>, Cow<'_, [F]>) {
+        if let Some((rows, values)) = self.only(weights) {
+            return (rows, Cow::Borrowed(values));
+        }
+        let (mut rows, mut sums) = (Vec::new(), Vec::new());
+        let Ok(()) = self.each(|row, inputs| {
+            rows.push(row);
+            sums.resize(rows.len() * self.row_len, F::of(0.));
+            fold_scaled(inputs, weights, &mut sums[(rows.len() - 1) * self.row_len..]);
+            Ok::<_, Infallible>(())
+        });
         (rows, Cow::Owned(sums))
     }
 }

@@ -27,6 +27,16 @@ pub fn fold_then<T: Sum>(inputs: &[&[T]], out: &mut [T], last: impl Fn(T) -> T) 
     blocks(inputs, out, &|_, x| x, &last);
 }
 
+/// [`fold_then`] of two slices, one element after another: for memory that is not cleared before it is written. Ends with
+/// the shorter one.
+pub fn fold_two<'a, T: Sum>(
+    a: &'a [T],
+    b: &'a [T],
+    last: impl Fn(T) -> T + 'a,
+) -> impl Iterator<Item = T> + 'a {
+    a.iter().zip(b).map(move |(a, b)| last(a.plus(*b)))
+}
+
 /// Writes the element-wise sum of `weights[r] * inputs[r]` to `out`, in the order of [`fold`].
 ///
 /// # Panics
@@ -210,6 +220,9 @@ mod tests {
     fn check<T: Sum + std::fmt::Debug>(inputs: &[Vec<T>], same: impl Fn(T, T) -> bool) {
         let len = inputs.first().map_or(0, Vec::len);
         let expected: Vec<T> = (0..len).map(|i| by_strides(inputs.iter().map(|v| v[i]).collect())).collect();
+        if let [a, b] = inputs {
+            assert!(fold_two(a, b, keep).zip(&expected).all(|(sum, expected)| same(sum, *expected)));
+        }
         let mut out = vec![T::ZERO; len];
         fold(&inputs.iter().map(Vec::as_slice).collect::<Vec<_>>(), &mut out);
         let mut all = inputs.to_vec();

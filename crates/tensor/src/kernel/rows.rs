@@ -153,7 +153,8 @@ impl RowMerge {
             // Of the first and the last row only a part may be wanted.
             let (at, value) = (rank * width, source(position) * width);
             let (from, to) = (at.max(start), (at + width).min(end));
-            let (value, out) = (&values[value + from - at..value + to - at], &mut out[from - start..to - start]);
+            let (value, out) =
+                (&values[value + from - at..value + to - at], &mut out[from - start..to - start]);
             match std::mem::replace(met, true) {
                 false => out.iter_mut().zip(value).for_each(|(sum, value)| *sum = T::ZERO.plus(*value)),
                 true => out.iter_mut().zip(value).for_each(|(sum, value)| *sum = sum.plus(*value)),

@@ -16,12 +16,9 @@ pub(crate) fn values(
     device: &Device,
 ) -> Result<Tensor> {
     let draw = Draws::new(seed, name);
-    let elements = shape.elem_count() as u64;
-    let uniform =
-        |lo: f64, up: f64| (0..elements).map(|i| lo + (up - lo) * draw.uniform(i)).collect::<Vec<f64>>();
-    let normal =
-        |mean: f64, stdev: f64| (0..elements).map(|i| mean + stdev * draw.normal(i)).collect::<Vec<f64>>();
-    let values = match init {
+    let uniform = |lo: f64, up: f64| Distribution::Uniform { lo, up };
+    let normal = |mean: f64, stdev: f64| Distribution::Normal { mean, stdev };
+    let distribution = match init {
         Init::Const(value) => return Ok((Tensor::ones(shape, dtype, device)? * *value)?.to_dtype(dtype)?),
         Init::Uniform { lo, up } => uniform(*lo, *up),
         Init::Randn { mean, stdev } => normal(*mean, *stdev),
@@ -39,7 +36,28 @@ pub(crate) fn values(
         );
         return Err(Error::InvalidArgument { operation: "replicate", reason });
     }
-    Ok(Tensor::from_vec(values, shape, &Device::Cpu)?.to_dtype(dtype)?.to_device(device)?)
+    let numbers = (0..shape.elem_count() as u64).map(|position| distribution.draw(draw, position));
+    let values = match dtype {
+        // Of a large table, numbers of twice the size would be most of the memory that a program ever needs.
+        DType::F32 => Tensor::from_vec(numbers.map(|x| x as f32).collect(), shape, &Device::Cpu),
+        _ => Tensor::from_vec(numbers.collect(), shape, &Device::Cpu)?.to_dtype(dtype),
+    };
+    Ok(values?.to_device(device)?)
+}
+
+#[derive(Clone, Copy)]
+enum Distribution {
+    Uniform { lo: f64, up: f64 },
+    Normal { mean: f64, stdev: f64 },
+}
+
+impl Distribution {
+    fn draw(self, draws: Draws, position: u64) -> f64 {
+        match self {
+            Self::Uniform { lo, up } => lo + (up - lo) * draws.uniform(position),
+            Self::Normal { mean, stdev } => mean + stdev * draws.normal(position),
+        }
+    }
 }
 
 #[cfg(test)]

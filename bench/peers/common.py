@@ -1,0 +1,187 @@
+"""What the peers' scripts share: inputs by formula, rounds, and the lines they print.
+
+A script lists its entries with --list, measures them by itself (--rounds, --seconds, --threads, --only), or is led by
+`distribute bench --peers`, which starts it with --serve for one entry and asks for one round at a time: so ours and
+theirs are measured in turn.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+
+import numpy as np
+
+# The work. crates/cli/src/bench/work/ has the same figures.
+MLP = [(784, 512), (512, 256), (256, 10)]
+MLP_BATCH = 128
+ROWS, WIDTH, IDS = 100_000, 32, 8
+TOP = [(IDS * WIDTH, 128), (128, 1)]
+RECOMMENDER_BATCH = 1024
+BATCHES = 16
+RATE = 0.01
+# Losses are compared at rates that change them in as many steps.
+LOSS_STEPS = 50
+LOSS_RATE = {"mlp": 0.1, "recommender": 1.0}
+INPUT_BATCH = 256
+
+
+# ---- Inputs by formula: both sides compute the same bits, so no file goes between them.
+
+
+def noise(stream, count):
+    """24 random bits for each of `count` numbers of a stream."""
+    x = np.arange(count, dtype=np.uint32) + np.uint32(stream * 0x9E3779B9 & 0xFFFFFFFF)
+    x ^= x >> np.uint32(16)
+    x *= np.uint32(0x7FEB352D)
+    x ^= x >> np.uint32(15)
+    x *= np.uint32(0x846CA68B)
+    x ^= x >> np.uint32(16)
+    return x >> np.uint32(8)
+
+
+def unit(stream, count):
+    """Floats in [0, 1)."""
+    return noise(stream, count).astype(np.float32) * np.float32(2.0**-24)
+
+
+def weights(layers):
+    """A weight (out, in) and a bias (out) for each layer, within 1/sqrt(in)."""
+    out = []
+    for k, (width, height) in enumerate(layers):
+        scale = np.float32(1.0 / np.sqrt(width))
+        draw = lambda stream, count: (unit(stream, count) * np.float32(2) - np.float32(1)) * scale
+        out.append((draw(2 * k, width * height).reshape(height, width), draw(2 * k + 1, height)))
+    return out
+
+
+def table():
+    """The recommender's table (rows, width), within one half."""
+    return (unit(10, ROWS * WIDTH) - np.float32(0.5)).reshape(ROWS, WIDTH)
+
+
+def mlp_batch(number):
+    """Images (128, 784) whose label lights up ten pixels, and labels (128)."""
+    images = unit(100 + number, MLP_BATCH * 784).reshape(MLP_BATCH, 784)
+    labels = (noise(200 + number, MLP_BATCH) % 10).astype(np.int64)
+    for image, label in zip(images, labels):
+        image[label * 10 : label * 10 + 10] += np.float32(1)
+    return images, labels
+
+
+def recommender_batch(number):
+    """Ids (1024, 8), and targets (1024, 1): whether the first id is in the table's first half."""
+    ids = (noise(300 + number, RECOMMENDER_BATCH * IDS) % ROWS).astype(np.int64).reshape(RECOMMENDER_BATCH, IDS)
+    return ids, (ids[:, :1] < ROWS // 2).astype(np.float32)
+
+
+# ---- Entries: a figure measured in one way.
+
+
+class Entry:
+    """`make()` prepares and gives `repeat(n)`, which does the work n times; `per` units of it are one call."""
+
+    def __init__(self, figure, unit, peer, make, per=1):
+        self.figure, self.unit, self.peer, self.make, self.per = figure, unit, peer, make, per
+        self.repeat, self.each = None, None
+
+    def round(self, seconds):
+        """One round of about so many seconds: a value, and what else the line has."""
+        if self.repeat is None:
+            self.repeat = self.make()
+            self.repeat(3)  # tracing, compiling, first pages
+            self.each = self._time(2)
+            self._time(max(1, int(seconds / 2 / self.each)))
+        calls = max(1, int(seconds / self.each))
+        self.each = self._time(calls)
+        each = self.each / self.per
+        return (1 / each if self.unit.endswith("/s") else each * 1e6), {}
+
+    def _time(self, calls):
+        start = time.perf_counter()
+        self.repeat(calls)
+        return (time.perf_counter() - start) / calls
+
+
+class Losses(Entry):
+    """`make()` gives a function that trains LOSS_STEPS steps from the formula's weights and returns the losses."""
+
+    def round(self, seconds):
+        losses = [float(loss) for loss in self.make()()]
+        return losses[-1], {"losses": losses}
+
+
+class Fresh(Entry):
+    """Measured in a new process each time: `work` names the entry that it makes and runs."""
+
+    def __init__(self, figure, unit, peer, work, script):
+        super().__init__(figure, unit, peer, None)
+        self.work, self.script = work, script
+
+    def round(self, seconds):
+        start = time.perf_counter()
+        command = [sys.executable, self.script, "--only", self.work, "--peer", self.peer, "--once", self.unit]
+        child = subprocess.Popen(command, stdout=subprocess.PIPE)
+        line = child.stdout.readline()
+        first = time.perf_counter() - start
+        child.wait()
+        if not line:
+            raise RuntimeError(f"{command} printed nothing")
+        return (first * 1e3 if self.unit == "ms" else float(line)), {}
+
+
+def peak(pid="self"):
+    """The most memory that a process has held, in MiB."""
+    with open(f"/proc/{pid}/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1024
+
+
+def arguments():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--seconds", type=float, default=0.3, help="of one round")
+    parser.add_argument("--threads", type=int, default=2, help="the cores that entries of several may use")
+    parser.add_argument("--only", help="one figure")
+    parser.add_argument("--peer", help="one way of measuring it")
+    parser.add_argument("--list", action="store_true", help="names the entries")
+    parser.add_argument("--serve", action="store_true", help="one round for each line of standard input")
+    parser.add_argument("--once", help=argparse.SUPPRESS)
+    parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--meeting", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def main(given, entries, version, memory=peak):
+    """What the command line asks for. `version()` imports the library; `memory()` is the peak of all processes."""
+    say = lambda fields: print(json.dumps(fields), flush=True)
+    chosen = [e for e in entries if given.only in (None, e.figure) and given.peer in (None, e.peer)]
+    if given.list:
+        for entry in chosen:
+            say({"figure": entry.figure, "unit": entry.unit, "peer": entry.peer})
+        return
+    if not chosen:
+        sys.exit(f"no entry {given.only} {given.peer}; --list names all")
+    if given.once:
+        repeat = chosen[0].make()
+        repeat(1 if given.once == "ms" else 50)
+        print(memory(), flush=True)
+    elif given.serve:
+        entry = chosen[0]
+        say({"figure": entry.figure, "peer": entry.peer, "version": version()})
+        for line in sys.stdin:
+            value, more = entry.round(float(line))
+            say({"value": value, **more})
+    elif len(chosen) > 1:
+        # A process for each: what one leaves behind (settings of threads, collectives' keys) is not the next one's.
+        for entry in chosen:
+            one = ["--only", entry.figure, "--peer", entry.peer]
+            subprocess.run([sys.executable, *sys.argv, *one], check=False, timeout=600)
+    else:
+        (entry,) = chosen
+        rounds, more = [], {}
+        for _ in range(given.rounds):
+            value, more = entry.round(given.seconds)
+            rounds.append(value)
+        fields = {"figure": entry.figure, "unit": entry.unit, "value": float(np.median(rounds)), "rounds": rounds}
+        say({**fields, "peer": entry.peer, "version": version(), **more})

@@ -1,0 +1,219 @@
+"""PyTorch on the same work: eager on one thread and several, and DistributedDataParallel over two processes with gloo."""
+
+import os
+import subprocess
+import sys
+import tempfile
+
+import common
+from common import Entry, Fresh, Losses
+
+GIVEN = common.arguments()
+THREADS = f"PyTorch, {GIVEN.threads} threads"
+ALONE = "PyTorch, 1 thread"
+DDP = "PyTorch, DDP with gloo"
+
+
+def library(threads):
+    import torch
+
+    torch.set_num_threads(threads)
+    return torch
+
+
+# ---- The second process of DDP: rank 0 starts it, and tells it how often to repeat.
+
+CHILD = None
+
+
+def group(torch, entry):
+    """Joins both processes; rank 0 has started rank 1 with the same entry."""
+    global CHILD
+    import torch.distributed as dist
+
+    meeting = GIVEN.meeting or os.path.join(tempfile.mkdtemp(), "meeting")
+    if GIVEN.rank == 0:
+        command = [sys.executable, __file__, "--only", entry[0], "--peer", entry[1], "--rank", "1", "--meeting", meeting]
+        CHILD = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    else:
+        import ctypes
+
+        ctypes.CDLL(None).prctl(1, 9)  # is killed when rank 0 ends, however it ends
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=GIVEN.rank, world_size=2)
+    return dist
+
+
+def in_step(torch, dist, repeat):
+    """Rank 0 gets a function that has rank 1 repeat, too; rank 1 stays here until rank 0 ends."""
+
+    def led(n):
+        dist.broadcast(torch.tensor([n]), 0)
+        return repeat(n)
+
+    if GIVEN.rank == 0:
+        return led
+    count = torch.zeros(1, dtype=torch.int64)
+    while True:
+        dist.broadcast(count, 0)
+        repeat(int(count))
+
+
+def all_reduce(entry, count):
+    def make():
+        torch = library(1)
+        dist = group(torch, entry)
+        mine = torch.zeros(count)
+
+        def repeat(n):
+            for _ in range(n):
+                dist.all_reduce(mine)
+
+        return in_step(torch, dist, repeat)
+
+    return make
+
+
+# ---- The models.
+
+
+def model(torch, name, sparse):
+    nn = torch.nn
+
+    class Recommender(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(common.ROWS, common.WIDTH, sparse=sparse, _weight=torch.from_numpy(common.table()))
+            self.top = stack(common.TOP)
+
+        def forward(self, ids):
+            return self.top(self.table(ids).flatten(1))
+
+    def stack(layers):
+        parts = []
+        for (width, height), (w, b) in zip(layers, common.weights(layers)):
+            layer = nn.Linear(width, height)
+            with torch.no_grad():
+                layer.weight.copy_(torch.from_numpy(w))
+                layer.bias.copy_(torch.from_numpy(b))
+            parts += [layer, nn.ReLU()]
+        return nn.Sequential(*parts[:-1])
+
+    if name == "mlp":
+        return stack(common.MLP), nn.CrossEntropyLoss(), common.mlp_batch
+    return Recommender(), nn.BCEWithLogitsLoss(), common.recommender_batch
+
+
+def training(torch, name, sparse, rate, wrap=lambda m: m, half=None):
+    """A function that makes a step on batch number n and gives its loss."""
+    net, criterion, batch = model(torch, name, sparse)
+    net = wrap(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=rate)
+
+    def piece(array):
+        if half is not None:
+            array = array[half * len(array) // 2 : (half + 1) * len(array) // 2]
+        return torch.from_numpy(array.copy())
+
+    batches = [tuple(map(piece, batch(n))) for n in range(common.BATCHES)]
+
+    def step(n):
+        inputs, labels = batches[n % common.BATCHES]
+        optimizer.zero_grad()
+        loss = criterion(net(inputs), labels)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def repeated(step):
+    done = 0
+
+    def repeat(n):
+        nonlocal done
+        for _ in range(n):
+            loss = step(done)
+            done += 1
+        return loss.item()
+
+    return repeat
+
+
+def steps(name, sparse, threads):
+    return lambda: repeated(training(library(threads), name, sparse, common.RATE))
+
+
+def ddp(torch, name, entry, rate):
+    dist = group(torch, entry)
+    wrap = lambda net: torch.nn.parallel.DistributedDataParallel(net, gradient_as_bucket_view=True)
+    return dist, training(torch, name, name == "recommender", rate, wrap, GIVEN.rank)
+
+
+def ddp_steps(name, entry):
+    def make():
+        torch = library(1)
+        dist, step = ddp(torch, name, entry, common.RATE)
+        return in_step(torch, dist, repeated(step))
+
+    return make
+
+
+def losses(name, sparse):
+    def make():
+        step = training(library(GIVEN.threads), name, sparse, common.LOSS_RATE[name])
+        return lambda: [step(n).item() for n in range(common.LOSS_STEPS)]
+
+    return make
+
+
+def batches():
+    torch = library(GIVEN.threads)
+    numbers = torch.utils.data.TensorDataset(torch.arange(1 << 20))
+    loader = torch.utils.data.DataLoader(numbers, batch_size=common.INPUT_BATCH)
+    iterator = iter(loader)
+
+    def repeat(n):
+        nonlocal iterator
+        for _ in range(n):
+            batch = next(iterator, None)
+            if batch is None:
+                iterator = iter(loader)
+
+    return repeat
+
+
+def entries():
+    for size, count in [("4KiB", 1 << 10), ("1MiB", 1 << 18), ("64MiB", 1 << 24)]:
+        figure = f"all_reduce_2_{size}"
+        peer = "PyTorch, gloo, 2 processes"
+        yield Entry(figure, "µs", peer, all_reduce((figure, peer), count))
+    for name in ["mlp", "recommender"]:
+        one, two = f"{name}_1_replicas", f"{name}_2_replicas"
+        for sparse in [False, True] if name == "recommender" else [False]:
+            mark = {"mlp": "", "recommender": ", sparse" if sparse else ", dense"}[name]
+            yield Entry(one, "steps/s", ALONE + mark, steps(name, sparse, 1))
+            yield Entry(two, "steps/s", THREADS + mark, steps(name, sparse, GIVEN.threads))
+        yield Entry(two, "steps/s", DDP, ddp_steps(name, (two, DDP)))
+        yield Fresh(f"memory_{name}", "MiB", THREADS + mark, two, __file__)
+        yield Fresh(f"memory_{name}", "MiB", DDP, two, __file__)
+        yield Losses(f"losses_{name}", "", THREADS + mark, losses(name, name == "recommender"))
+    yield Entry("input_range_256", "batches/s", "PyTorch, DataLoader", batches)
+    yield Fresh("start_to_first_step", "ms", THREADS, "mlp_2_replicas", __file__)
+    yield Fresh("start_to_first_step", "ms", DDP, "mlp_2_replicas", __file__)
+
+
+def memory():
+    return common.peak() + (common.peak(CHILD.pid) if CHILD else 0)
+
+
+def version():
+    import torch
+
+    return torch.__version__
+
+
+if __name__ == "__main__":
+    common.main(GIVEN, list(entries()), version, memory)
+    sys.stdout.flush()
+    os._exit(0)  # rank 1 is in a broadcast that will not come; it ends with this process

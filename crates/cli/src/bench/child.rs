@@ -1,0 +1,125 @@
+//! What only a new process can show: how long a program takes to its first step, and the most memory it ever held.
+
+use super::figure::{About, Better, Effort, Figure, Target};
+use super::growth;
+use super::turns::Sample;
+use super::work::{Mlp, Model, Recommender, Training};
+use crate::output;
+use distribute::cluster::Stopwatch;
+use distribute::{Error, Result};
+use std::io::{BufRead, BufReader, Error as IoError};
+use std::process::{Command, Stdio};
+
+/// Measured from outside of a child.
+struct Child {
+    name: &'static str,
+    unit: &'static str,
+    measures: &'static str,
+    target: Target,
+}
+
+/// Start and memory.
+pub fn figures() -> Vec<Box<dyn Figure>> {
+    let child =
+        |name, unit, measures, target| Box::new(Child { name, unit, measures, target }) as Box<dyn Figure>;
+    vec![
+        child(
+            "start_to_first_step",
+            "ms",
+            "from the start of a program to the end of its first step of the MLP on 2 replicas",
+            Target::Value(50.),
+        ),
+        child(
+            "memory_mlp",
+            "MiB",
+            "most memory held in 50 steps of the MLP on 2 replicas",
+            Target::BestPeer(1.),
+        ),
+        child(
+            "memory_recommender",
+            "MiB",
+            "most memory held in 50 steps of the recommender on 2 replicas",
+            Target::BestPeer(1.),
+        ),
+    ]
+}
+
+impl Figure for Child {
+    fn about(&self) -> About {
+        About {
+            name: self.name.into(),
+            unit: self.unit,
+            better: Better::Less,
+            measures: self.measures.into(),
+            targets: vec![self.target],
+        }
+    }
+
+    // A peer's process takes seconds to start.
+    fn rounds(&self, wanted: usize) -> usize {
+        wanted.min(3)
+    }
+
+    fn round(&self, _: Effort) -> Result<Sample> {
+        let (line, seconds) = spawned(self.name)?;
+        match self.unit {
+            "ms" => Ok((seconds * 1e3).into()),
+            _ => line
+                .parse()
+                .map(|mib: f64| mib.into())
+                .map_err(|error| failed(format!("{error} in {line:?}"))),
+        }
+    }
+}
+
+/// Starts this program again for `bench --child NAME`: the line that it prints, and the seconds until it came.
+pub fn spawned(name: &str) -> Result<(String, f64)> {
+    let watch = Stopwatch::start();
+    let io = |source| Error::Io { operation: format!("bench --child {name}"), source };
+    let program = std::env::current_exe().map_err(io)?;
+    let mut child =
+        Command::new(program).args(["bench", "--child", name]).stdout(Stdio::piped()).spawn().map_err(io)?;
+    let mut line = String::new();
+    if let Some(out) = child.stdout.take() {
+        BufReader::new(out).read_line(&mut line).map_err(io)?;
+    }
+    let seconds = watch.seconds();
+    match child.wait().map_err(io)?.success() && !line.is_empty() {
+        true => Ok((line.trim().to_string(), seconds)),
+        false => Err(failed(format!("bench --child {name} failed"))),
+    }
+}
+
+/// In the child: does what `name` says and prints a line.
+pub fn run(name: &str) -> Result<()> {
+    match name {
+        "start_to_first_step" => {
+            Training::<Mlp>::new(2)?.step()?;
+            output::line("stepped")
+        }
+        "memory_mlp" => fifty_steps::<Mlp>(),
+        "memory_recommender" => fifty_steps::<Recommender>(),
+        _ => growth::child(name),
+    }
+}
+
+fn fifty_steps<M: Model>() -> Result<()> {
+    let mut training = Training::<M>::new(2)?;
+    for _ in 0..50 {
+        training.step()?;
+    }
+    output::line(peak_mib()?.to_string())
+}
+
+/// The most memory that this process has held.
+pub fn peak_mib() -> Result<f64> {
+    let io = |source| Error::Io { operation: "reading /proc/self/status".into(), source };
+    let status = std::fs::read_to_string("/proc/self/status").map_err(io)?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<f64>().ok());
+    kib.map(|kib| kib / 1024.).ok_or_else(|| failed("/proc/self/status has no VmHWM".into()))
+}
+
+fn failed(reason: String) -> Error {
+    Error::Io { operation: "measuring a new process".into(), source: IoError::other(reason) }
+}

@@ -1,0 +1,310 @@
+//! `distribute bench --growth`: how a step's time and memory grow, beside what the bytes it moves allow.
+//!
+//! Each point is a process of its own, so that its peak of memory is its own, too.
+
+use super::child::{peak_mib, spawned};
+use super::plot::{Panel, Series, panels};
+use super::report::number;
+use super::statistics::Summary;
+use super::work::{Mlp, Recommender, Training};
+use super::{Form, invalid, memory_bandwidth};
+use crate::output;
+use candle_core::{DType, Device, Tensor};
+use candle_nn::{Module, VarBuilder};
+use distribute::cluster::Stopwatch;
+use distribute::nn::linear;
+use distribute::{MirroredStrategy, PerReplica, Result, Sgd};
+use serde_json::{Value, json};
+
+/// What grows.
+struct Axis {
+    name: &'static str,
+    measures: &'static str,
+    points: &'static [usize],
+}
+
+const AXES: [Axis; 4] = [
+    Axis { name: "replicas", measures: "MLP step, global batch 128, by replicas", points: &[1, 2, 4, 8] },
+    Axis {
+        name: "parameters",
+        measures: "one linear layer, square, a row for each of 2 replicas, by parameters",
+        points: &[10_000, 100_000, 1_000_000, 10_000_000, 100_000_000],
+    },
+    Axis {
+        name: "table_rows",
+        measures: "recommender step, batch 1024 x 8 ids, 2 replicas, by rows of the table",
+        points: &[10_000, 100_000, 1_000_000, 10_000_000],
+    },
+    Axis { name: "batch", measures: "MLP step, 2 replicas, by global batch", points: &[32, 128, 512, 2048] },
+];
+
+/// What one point gave.
+struct Point {
+    axis: &'static Axis,
+    at: usize,
+    micros: Summary,
+    /// The bytes that a step has to read and write at least.
+    bytes: f64,
+    /// What reading and writing them takes, where no cache holds them.
+    bound_micros: f64,
+    peak_mib: f64,
+    parameters: f64,
+    replicas: f64,
+}
+
+/// The heads of the columns for docs/performance.md.
+const MARKDOWN: &str = "| what grows | at | µs a step (spread) | best | bytes of a step | their traffic alone, µs | peak, MiB | a replica | bytes a parameter |\n|---|---|---|---|---|---|---|---|---|";
+
+/// Measures all points whose axis contains `filter`, prints them, and draws them.
+pub fn run(
+    filter: &str,
+    rounds: usize,
+    seconds: f64,
+    form: Form,
+    plot: Option<&std::path::Path>,
+) -> Result<()> {
+    // A copy reads and writes each byte.
+    let bandwidth = 2. * memory_bandwidth(2)?;
+    let axes: Vec<_> = AXES.iter().filter(|axis| axis.name.contains(filter)).collect();
+    if axes.is_empty() {
+        let names = AXES.map(|axis| axis.name).join(", ");
+        return Err(invalid(format!("nothing of --growth contains {filter:?}; there are {names}")));
+    }
+    if form == Form::Markdown {
+        output::line(MARKDOWN)?;
+    }
+    let mut drawn = Vec::new();
+    for axis in axes {
+        let mut points = Vec::new();
+        for at in axis.points {
+            let point = point(axis, *at, rounds, seconds, bandwidth)?;
+            output::line(match form {
+                Form::Json => point.json(),
+                Form::Markdown => point.markdown(),
+                Form::Text => point.plain(),
+            })?;
+            points.push(point);
+        }
+        let series = |label: &str, of: fn(&Point) -> f64| Series {
+            label: label.into(),
+            points: points.iter().map(|p| (p.at as f64, of(p))).collect(),
+        };
+        drawn.push(Panel {
+            title: axis.measures.into(),
+            x: axis.name.replace('_', " "),
+            y: "µs a step".into(),
+            series: vec![
+                series("step", |p| p.micros.median),
+                series("what its bytes take", |p| p.bound_micros),
+            ],
+        });
+    }
+    plot.map_or(Ok(()), |path| output::file(path, &panels(&drawn)))
+}
+
+fn point(axis: &'static Axis, at: usize, rounds: usize, seconds: f64, bandwidth: f64) -> Result<Point> {
+    let (line, _) = spawned(&format!("growth/{}/{at}/{rounds}/{seconds}", axis.name))?;
+    let value: Value =
+        serde_json::from_str(&line).map_err(|error| invalid(format!("{error} in {line:?}")))?;
+    let field = |name: &str| value[name].as_f64().unwrap_or(f64::NAN);
+    let rounds: Vec<_> = value["rounds"].as_array().into_iter().flatten().filter_map(Value::as_f64).collect();
+    let bytes = field("bytes");
+    Ok(Point {
+        axis,
+        at,
+        micros: Summary::of(&rounds),
+        bytes,
+        bound_micros: bytes / bandwidth / 1e3,
+        peak_mib: field("peak_mib"),
+        parameters: field("parameters"),
+        replicas: field("replicas"),
+    })
+}
+
+impl Point {
+    fn per_parameter(&self) -> f64 {
+        self.peak_mib * f64::from(1 << 20) / self.parameters
+    }
+
+    fn plain(&self) -> String {
+        format!(
+            "{} {}: {} µs (spread {}), its {} MB take {} µs of memory traffic: {}x, peak {} MiB: {} a replica, {} bytes a \
+             parameter",
+            self.axis.name,
+            self.at,
+            number(self.micros.median),
+            number(self.micros.spread),
+            number(self.bytes / 1e6),
+            number(self.bound_micros),
+            number(self.micros.median / self.bound_micros),
+            number(self.peak_mib),
+            number(self.peak_mib / self.replicas),
+            number(self.per_parameter()),
+        )
+    }
+
+    fn markdown(&self) -> String {
+        format!(
+            "| {} | {} | {} ({}) | {} | {} M | {} | {} | {} | {} |",
+            self.axis.name.replace('_', " "),
+            self.at,
+            number(self.micros.median),
+            number(self.micros.spread),
+            number(self.micros.min),
+            number(self.bytes / 1e6),
+            number(self.bound_micros),
+            number(self.peak_mib),
+            number(self.peak_mib / self.replicas),
+            number(self.per_parameter()),
+        )
+    }
+
+    fn json(&self) -> String {
+        json!({
+            "figure": format!("growth_{}_{}", self.axis.name, self.at),
+            "measures": self.axis.measures,
+            "axis": self.axis.name,
+            "at": self.at,
+            "unit": "µs",
+            "ours": self.micros.median,
+            "spread": self.micros.spread,
+            "min": self.micros.min,
+            "max": self.micros.max,
+            "bytes": self.bytes,
+            "bound": self.bound_micros,
+            "ratio": self.bound_micros / self.micros.median,
+            "peak_mib": self.peak_mib,
+            "peak_mib_per_replica": self.peak_mib / self.replicas,
+            "peak_bytes_per_parameter": self.per_parameter(),
+            "parameters": self.parameters,
+        })
+        .to_string()
+    }
+}
+
+/// In the child: measures the point `growth/AXIS/AT/ROUNDS/SECONDS` and prints it.
+pub fn child(name: &str) -> Result<()> {
+    let refused = || invalid(format!("--child knows no {name:?}"));
+    let parts: Vec<_> = name.split('/').collect();
+    let ["growth", axis, at, rounds, seconds] = parts[..] else { return Err(refused()) };
+    let at: usize = at.parse().map_err(|_| refused())?;
+    let rounds: usize = rounds.parse().map_err(|_| refused())?;
+    let seconds: f64 = seconds.parse().map_err(|_| refused())?;
+    let mut work = work(axis, at).ok_or_else(refused)??;
+    let step = &mut work.step;
+    let watch = Stopwatch::start();
+    step()?;
+    step()?;
+    let calls = ((seconds / (watch.seconds() / 2.)) as usize).clamp(1, 100_000);
+    let mut micros = Vec::new();
+    for _ in 0..rounds {
+        let watch = Stopwatch::start();
+        for _ in 0..calls {
+            step()?;
+        }
+        micros.push(watch.seconds() * 1e6 / calls as f64);
+    }
+    let Work { replicas, parameters, bytes, .. } = work;
+    let peak_mib = peak_mib()?;
+    let line = json!({"rounds": micros, "peak_mib": peak_mib, "replicas": replicas, "parameters": parameters, "bytes": bytes});
+    output::line(line.to_string())
+}
+
+/// A step, and what it is made of.
+struct Work {
+    step: Box<dyn FnMut() -> Result<()>>,
+    replicas: usize,
+    parameters: usize,
+    bytes: f64,
+}
+
+const FLOAT: f64 = 4.;
+const MLP_PARAMETERS: usize = 784 * 512 + 512 + 512 * 256 + 256 + 256 * 10 + 10;
+
+/// The bytes of dense parameters: each replica reads the weights and writes gradients; the pass reads all gradients, reads
+/// and writes the weights. Backward's second reading of weights, for the gradients of inputs, is left to the caches.
+fn dense_bytes(parameters: usize, replicas: usize) -> f64 {
+    parameters as f64 * FLOAT * (3. * replicas as f64 + 2.)
+}
+
+/// The bytes of the MLP's activations, forward and backward: written once and read once each.
+fn mlp_bytes(batch: usize, replicas: usize) -> f64 {
+    let activations = batch * (784 + 2 * (512 + 256 + 10));
+    dense_bytes(MLP_PARAMETERS, replicas) + 2. * FLOAT * activations as f64
+}
+
+fn work(axis: &str, at: usize) -> Option<Result<Work>> {
+    Some(match axis {
+        "replicas" => mlp(at, 128),
+        "batch" => mlp(2, at),
+        "parameters" => square(at),
+        "table_rows" => table(at),
+        _ => return None,
+    })
+}
+
+fn mlp(replicas: usize, batch: usize) -> Result<Work> {
+    let mut training = Training::<Mlp>::with(replicas, super::work::RATE, batch)?;
+    Ok(Work {
+        step: Box::new(move || training.step().map(drop)),
+        replicas,
+        parameters: MLP_PARAMETERS,
+        bytes: mlp_bytes(batch, replicas),
+    })
+}
+
+fn square(parameters: usize) -> Result<Work> {
+    let side = (parameters as f64).sqrt() as usize;
+    let strategy = MirroredStrategy::cpus(2)?;
+    let model = strategy.replicate(move |vb: VarBuilder<'_>| linear(side, side, vb))?;
+    let optimizer = Sgd::new(&model.variables, 0.01)?;
+    let x = Tensor::ones((1, side), DType::F32, &Device::Cpu)?;
+    let step = move || {
+        strategy
+            .run(&model, |ctx, model| optimizer.minimize(ctx, model.forward(&x)?.mean_all()?, 1))
+            .map(drop)
+    };
+    let parameters = side * side + side;
+    Ok(Work { step: Box::new(step), replicas: 2, parameters, bytes: dense_bytes(parameters, 2) })
+}
+
+fn table(rows: usize) -> Result<Work> {
+    const BATCH: usize = 1024;
+    let strategy = MirroredStrategy::cpus(2)?;
+    let model = strategy.replicate(move |vb: VarBuilder<'_>| Recommender::with_rows(rows, vb))?;
+    let optimizer = Sgd::new(&model.variables, 0.01)?;
+    let piece = |number, replica| Recommender::batch_of(rows, number, replica * BATCH / 2, BATCH / 2);
+    let batches = (0..super::work::BATCHES)
+        .map(|number| Ok(PerReplica::from_values(vec![piece(number, 0)?, piece(number, 1)?])))
+        .collect::<Result<Vec<PerReplica<_>>>>()?;
+    let mut done = 0;
+    let step = move || {
+        done += 1;
+        let batch = &batches[done % batches.len()];
+        let step = strategy.run((&model, batch), |ctx, (model, (ids, targets))| {
+            use super::work::Model as _;
+            optimizer.minimize(ctx, model.loss(ids, targets)?, targets.dim(0)?)
+        });
+        step.map(drop)
+    };
+    let (touched, top) = (BATCH * 8 * 32, 256 * 128 + 128 + 128 + 1);
+    // Looked up, as a gradient written and read, and the table's rows read and written.
+    let bytes = touched as f64 * FLOAT * 6. + dense_bytes(top, 2);
+    Ok(Work { step: Box::new(step), replicas: 2, parameters: rows * 32 + top, bytes })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_axis_has_work_and_other_names_are_refused() {
+        for axis in &AXES {
+            let mut work = work(axis.name, axis.points[0]).unwrap().unwrap();
+            (work.step)().unwrap();
+            assert!(work.bytes > 0. && work.parameters > 0);
+        }
+        assert!(child("growth/moon/1/1/1").unwrap_err().to_string().contains("moon"));
+        assert!(child("x").is_err());
+    }
+}

@@ -1,0 +1,100 @@
+//! Training steps: two models, one replica and two, with candle's own layers and optimizer beside.
+
+use super::figure::{About, Beside, Better, Effort, Figure, Target};
+use super::turns::Sample;
+use super::work::{BATCHES, Mlp, Model, RATE, Recommender, Training};
+use candle_core::{DType, Device};
+use candle_nn::{Optimizer, SGD, VarBuilder, VarMap};
+use distribute::Result;
+use distribute::cluster::Stopwatch;
+use std::hint::black_box;
+use std::marker::PhantomData;
+
+/// Steps of a model on so many replicas.
+struct Steps<M> {
+    replicas: usize,
+    /// How many times the best peer.
+    reach: Option<f64>,
+    model: PhantomData<fn() -> M>,
+}
+
+/// Both models, on one replica and on two.
+pub fn figures() -> Vec<Box<dyn Figure>> {
+    vec![
+        steps::<Mlp>(1, None),
+        steps::<Mlp>(2, Some(1.1)),
+        steps::<Recommender>(1, None),
+        steps::<Recommender>(2, Some(1.4)),
+    ]
+}
+
+fn steps<M: Model>(replicas: usize, reach: Option<f64>) -> Box<dyn Figure> {
+    Box::new(Steps::<M> { replicas, reach, model: PhantomData })
+}
+
+impl<M: Model> Figure for Steps<M> {
+    fn about(&self) -> About {
+        About {
+            name: format!("{}_{}_replicas", M::NAME, self.replicas),
+            unit: "steps/s",
+            better: Better::More,
+            measures: format!(
+                "SGD steps of {}, global batch {}, {} replicas; peers on as many cores",
+                M::WORK,
+                M::BATCH,
+                self.replicas
+            ),
+            targets: self.reach.map(Target::BestPeer).into_iter().collect(),
+        }
+    }
+
+    fn round(&self, effort: Effort) -> Result<Sample> {
+        let mut training = Training::<M>::new(self.replicas)?;
+        timed(effort, || {
+            black_box(training.step()?);
+            Ok(())
+        })
+    }
+
+    fn beside(&self) -> Vec<Beside> {
+        vec![Beside {
+            name: "candle, stock layers".into(),
+            version: "0.11.1",
+            bound: false,
+            round: Box::new(stock::<M>),
+        }]
+    }
+}
+
+/// Steps per second, after a quarter as many that don't count.
+pub fn timed(effort: Effort, mut step: impl FnMut() -> Result<()>) -> Result<Sample> {
+    let watch = Stopwatch::start();
+    for _ in 0..4 {
+        step()?;
+    }
+    let calls = effort.calls(watch.seconds() / 4.);
+    for _ in 0..calls / 4 {
+        step()?;
+    }
+    let watch = Stopwatch::start();
+    for _ in 0..calls {
+        step()?;
+    }
+    Ok((calls as f64 / watch.seconds()).into())
+}
+
+/// candle_nn's layers, losses and optimizer.
+fn stock<M: Model>(effort: Effort) -> Result<Sample> {
+    let variables = VarMap::new();
+    let vb = VarBuilder::from_varmap(&variables, DType::F32, &Device::Cpu);
+    let batches = (0..BATCHES).map(|n| M::batch(n, 0, M::BATCH)).collect::<Result<Vec<_>>>()?;
+    M::stock_loss(&vb, &batches[0].0, &batches[0].1)?; // makes the variables
+    let mut optimizer = SGD::new(variables.all_vars(), RATE)?;
+    let mut turn = batches.iter().cycle();
+    timed(effort, || {
+        if let Some((inputs, targets)) = turn.next() {
+            optimizer.backward_step(&M::stock_loss(&vb, inputs, targets)?)?;
+        }
+        Ok(())
+    })
+}

@@ -1,0 +1,108 @@
+//! Ours and theirs in turn: one round each, then the next, so that what disturbs the machine hits all alike.
+
+use super::figure::{Beside, Effort, Figure};
+use super::peers::{Entry, Process};
+use super::recorded;
+use super::report::{Report, Rival};
+use super::statistics::Summary;
+use distribute::Result;
+
+/// What one round gave.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Sample {
+    /// The value, in the figure's unit.
+    pub value: f64,
+    /// The losses of the steps, where they are what is compared.
+    pub losses: Vec<f64>,
+}
+
+impl From<f64> for Sample {
+    fn from(value: f64) -> Self {
+        Self { value, losses: Vec::new() }
+    }
+}
+
+/// Somebody who takes turns with us.
+enum Other {
+    Beside(Beside),
+    Peer(Process),
+}
+
+impl Other {
+    fn round(&mut self, effort: Effort) -> Result<Sample> {
+        match self {
+            Self::Beside(beside) => (beside.round)(effort),
+            Self::Peer(process) => process.round(effort.seconds),
+        }
+    }
+}
+
+/// Measures a figure in so many rounds. A peer that fails is reported to stderr and left out; where none is left, the
+/// recorded ones stand in.
+pub fn measure(figure: &dyn Figure, effort: Effort, rounds: usize, peers: &[Entry]) -> Result<Report> {
+    let (about, rounds) = (figure.about(), figure.rounds(rounds));
+    let mut others: Vec<_> = figure.beside().into_iter().map(|b| (Other::Beside(b), Vec::new())).collect();
+    for entry in peers.iter().filter(|entry| entry.figure == about.name) {
+        match entry.start() {
+            Ok(process) => others.push((Other::Peer(process), Vec::new())),
+            Err(error) => eprintln!("{}: {} is left out: {error}", about.name, entry.peer),
+        }
+    }
+    // A first round that doesn't count: caches, pages and the team's threads come with it.
+    figure.round(effort)?;
+    let mut ours = Vec::new();
+    for _ in 0..rounds {
+        ours.push(figure.round(effort)?);
+        others.retain_mut(|(other, samples)| match other.round(effort) {
+            Ok(sample) => {
+                samples.push(sample);
+                true
+            }
+            Err(error) => {
+                eprintln!("{}: a peer is left out: {error}", about.name);
+                false
+            }
+        });
+    }
+    let mut rivals: Vec<_> =
+        others.into_iter().map(|(other, samples)| rival(other, &samples, &ours)).collect();
+    if rivals.iter().all(|rival| rival.bound || rival.in_process) {
+        rivals.extend(recorded::of(&about.name));
+    }
+    Ok(Report { about, ours: summary(&ours), rounds, rivals })
+}
+
+fn summary(samples: &[Sample]) -> Summary {
+    Summary::of(&samples.iter().map(|sample| sample.value).collect::<Vec<_>>())
+}
+
+fn rival(other: Other, samples: &[Sample], ours: &[Sample]) -> Rival {
+    let (name, version, bound, in_process) = match other {
+        Other::Beside(beside) => (beside.name, beside.version.to_string(), beside.bound, true),
+        Other::Peer(process) => (process.peer.clone(), process.version.clone(), false, false),
+    };
+    let difference = match (ours.first(), samples.first()) {
+        (Some(a), Some(b)) if !a.losses.is_empty() => Some(difference(&a.losses, &b.losses)),
+        _ => None,
+    };
+    Rival { name, version, values: summary(samples), bound, in_process, difference, recorded: None }
+}
+
+/// The greatest difference of two series; of different lengths there is no telling.
+fn difference(a: &[f64], b: &[f64]) -> f64 {
+    match a.len() == b.len() {
+        true => a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0., f64::max),
+        false => f64::INFINITY,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn losses_differ_by_their_greatest_difference() {
+        assert_eq!(difference(&[1., 2., 3.], &[1., 2.5, 2.75]), 0.5);
+        assert_eq!(difference(&[1.], &[]), f64::INFINITY);
+    }
+}

@@ -1,0 +1,79 @@
+//! A recommender: eight ids of a table of 100 000 × 32, side by side, and two layers on top. Bound by memory.
+
+use super::formula::{noise, unit};
+use super::training::{Model, set_layer};
+use candle_core::{Device, Tensor};
+use candle_nn::{Activation::Relu, Module, VarBuilder};
+use distribute::nn::{Embedding, Linear, embedding, linear, loss};
+use distribute::{Result, Variables};
+
+/// A table and two layers, the first with relu.
+pub struct Recommender {
+    table: Embedding,
+    hidden: Linear,
+    out: Linear,
+}
+
+/// Rows of the table.
+pub const ROWS: usize = 100_000;
+/// Columns of the table.
+pub const WIDTH: usize = 32;
+/// Ids of one example.
+pub const IDS: usize = 8;
+const HIDDEN: (usize, usize) = (IDS * WIDTH, 128);
+const OUT: (usize, usize) = (128, 1);
+
+impl Recommender {
+    /// With a table of so many rows.
+    pub fn with_rows(rows: usize, vb: VarBuilder<'_>) -> candle_core::Result<Self> {
+        Ok(Self {
+            table: embedding(rows, WIDTH, vb.pp("table"))?,
+            hidden: linear(HIDDEN.0, HIDDEN.1, vb.pp("hidden"))?.with_activation(Relu),
+            out: linear(OUT.0, OUT.1, vb.pp("out"))?,
+        })
+    }
+
+    /// Ids of a table of so many rows, and whether the first is in the table's first half.
+    pub fn batch_of(table: usize, number: u32, first: usize, rows: usize) -> Result<(Tensor, Tensor)> {
+        let drawn = (first * IDS..(first + rows) * IDS).map(|i| noise(300 + number, i) % table as u32);
+        let ids: Vec<u32> = drawn.collect();
+        let targets = ids.iter().step_by(IDS).map(|id| f32::from((*id as usize) < table / 2)).collect();
+        let ids = Tensor::from_vec(ids, (rows, IDS), &Device::Cpu)?;
+        Ok((ids, Tensor::from_vec::<_, f32>(targets, (rows, 1), &Device::Cpu)?))
+    }
+}
+
+impl Model for Recommender {
+    const NAME: &'static str = "recommender";
+    const WORK: &'static str = "a recommender, table 100 000 × 32, 8 ids an example, 256-128-1";
+    const BATCH: usize = 1024;
+    const LOSS_RATE: f64 = 1.;
+
+    fn new(vb: VarBuilder<'_>) -> candle_core::Result<Self> {
+        Self::with_rows(ROWS, vb)
+    }
+
+    fn loss(&self, ids: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        let rows = self.table.forward(ids)?.flatten_from(1)?;
+        let logits = self.out.forward(&self.hidden.forward(&rows)?)?;
+        Ok(loss::binary_cross_entropy_with_logit(&logits, targets)?)
+    }
+
+    fn stock_loss(vb: &VarBuilder<'_>, ids: &Tensor, targets: &Tensor) -> candle_core::Result<Tensor> {
+        let rows = candle_nn::embedding(ROWS, WIDTH, vb.pp("table"))?.forward(ids)?.flatten_from(1)?;
+        let hidden = candle_nn::linear(HIDDEN.0, HIDDEN.1, vb.pp("hidden"))?.forward(&rows)?.relu()?;
+        let logits = candle_nn::linear(OUT.0, OUT.1, vb.pp("out"))?.forward(&hidden)?;
+        candle_nn::loss::binary_cross_entropy_with_logit(&logits, targets)
+    }
+
+    fn set_formula(variables: &Variables) -> Result<()> {
+        let table = (0..ROWS * WIDTH).map(|i| unit(10, i) - 0.5).collect::<Vec<_>>();
+        variables.set("table.weight", &Tensor::from_vec(table, (ROWS, WIDTH), &Device::Cpu)?)?;
+        set_layer(variables, "hidden", 0, HIDDEN)?;
+        set_layer(variables, "out", 1, OUT)
+    }
+
+    fn batch(number: u32, first: usize, rows: usize) -> Result<(Tensor, Tensor)> {
+        Self::batch_of(ROWS, number, first, rows)
+    }
+}

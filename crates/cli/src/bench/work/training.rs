@@ -1,0 +1,88 @@
+//! A model in training on so many replicas: what timed steps, memory and losses are measured of.
+
+use super::{BATCHES, RATE, formula};
+use candle_core::{Device, Tensor};
+use candle_nn::VarBuilder;
+use distribute::{MirroredStrategy, PerReplica, Replicated, Result, Sgd, Strategy, Variables};
+
+/// A model that we and the peers train.
+pub trait Model: Sized + Send + Sync + 'static {
+    /// Its name in those of figures.
+    const NAME: &'static str;
+    /// What it is, for descriptions.
+    const WORK: &'static str;
+    /// Examples in a global batch.
+    const BATCH: usize;
+    /// A rate at which the losses of a few steps differ enough to be compared.
+    const LOSS_RATE: f64;
+
+    /// With our fast layers.
+    fn new(vb: VarBuilder<'_>) -> candle_core::Result<Self>;
+
+    /// The mean loss of a batch.
+    fn loss(&self, inputs: &Tensor, targets: &Tensor) -> Result<Tensor>;
+
+    /// The same with candle_nn's layers, from the same variables.
+    fn stock_loss(vb: &VarBuilder<'_>, inputs: &Tensor, targets: &Tensor) -> candle_core::Result<Tensor>;
+
+    /// Sets the initial weights that the peers have, too.
+    fn set_formula(variables: &Variables) -> Result<()>;
+
+    /// Examples `first` to `first + rows` of a batch, by formula.
+    fn batch(number: u32, first: usize, rows: usize) -> Result<(Tensor, Tensor)>;
+}
+
+/// Sets the variables of a linear layer by formula.
+pub fn set_layer(variables: &Variables, name: &str, k: u32, (width, height): (usize, usize)) -> Result<()> {
+    let (weight, bias) = formula::layer(k, width, height);
+    let weight = Tensor::from_vec(weight, (height, width), &Device::Cpu)?;
+    variables.set(&format!("{name}.weight"), &weight)?;
+    variables.set(&format!("{name}.bias"), &Tensor::from_vec(bias, height, &Device::Cpu)?)
+}
+
+/// A replicated model, its optimizer and its batches.
+pub struct Training<M> {
+    strategy: Strategy,
+    model: Replicated<M>,
+    optimizer: Sgd,
+    batches: Vec<PerReplica<(Tensor, Tensor)>>,
+    done: usize,
+}
+
+impl<M: Model> Training<M> {
+    /// From the formula's weights, at the rate of timed steps.
+    pub fn new(replicas: usize) -> Result<Self> {
+        Self::with(replicas, RATE, M::BATCH)
+    }
+
+    /// With another learning rate, and another number of examples in a global batch.
+    pub fn with(replicas: usize, rate: f64, batch: usize) -> Result<Self> {
+        let strategy = MirroredStrategy::cpus(replicas)?;
+        let model = strategy.replicate(M::new)?;
+        M::set_formula(&model.variables)?;
+        let each = batch / replicas;
+        let piece = |number, replica| M::batch(number, replica * each, each);
+        let batches = (0..BATCHES).map(|number| {
+            Ok(PerReplica::from_values(
+                (0..replicas).map(|replica| piece(number, replica)).collect::<Result<Vec<_>>>()?,
+            ))
+        });
+        Ok(Self {
+            optimizer: Sgd::new(&model.variables, rate)?,
+            batches: batches.collect::<Result<_>>()?,
+            strategy: strategy.into(),
+            model,
+            done: 0,
+        })
+    }
+
+    /// A step on the next batch: the global mean loss.
+    pub fn step(&mut self) -> Result<Tensor> {
+        let batch = &self.batches[self.done % self.batches.len()];
+        self.done += 1;
+        let loss = self.strategy.run((&self.model, batch), |ctx, (model, (inputs, targets))| {
+            self.optimizer.minimize(ctx, model.loss(inputs, targets)?, targets.dim(0)?)
+        })?;
+        Ok(loss.values()[0].clone())
+    }
+}

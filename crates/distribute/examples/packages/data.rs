@@ -1,0 +1,147 @@
+//! The packages, as numbers: words, sections, and who depends on whom.
+
+use crate::graph::Graph;
+use candle_core::{Device, Tensor};
+use distribute::Nest;
+use distribute::data::Dataset;
+use distribute::data::csv::{ColumnType, Csv};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Words of a package that count. Few have more.
+const LONGEST: usize = 32;
+
+/// All packages.
+pub struct Packages {
+    /// For each package `LONGEST` word numbers, filled up with [`padding`](Self::padding).
+    words: Vec<u32>,
+    /// Those that are in a package to train with: what is only in others has no number.
+    pub vocabulary: usize,
+    sections: Vec<u32>,
+    pub section_names: Vec<String>,
+    graph: Graph,
+    /// The packages to train with, and those to test with: a random fifth, drawn from one fixed seed.
+    pub training: Vec<u32>,
+    pub held_out: Vec<u32>,
+}
+
+/// What a replica gets of some packages.
+#[derive(Nest)]
+pub struct Batch {
+    /// `[n, LONGEST]`
+    pub words: Tensor,
+    /// Neighbours of each package, `[n, FIRST]`: see [`Graph::sample`].
+    pub first: Tensor,
+    /// Neighbours of each of these, `[n, FIRST, SECOND]`.
+    pub second: Tensor,
+    /// `[n]`
+    pub sections: Tensor,
+}
+
+impl Packages {
+    pub fn read() -> distribute::Result<Arc<Self>> {
+        const SPLIT_SEED: u64 = 0;
+        let file = include_bytes!("../data/debian-packages.tsv.gz");
+        let columns = ["package", "section", "description", "depends"].map(|name| (name, ColumnType::Text));
+        let table = Csv::bytes("debian-packages.tsv.gz", file).delimiter(b'\t').columns(columns)?.load()?;
+        let column = |name: &str| -> Vec<String> {
+            let texts = table[name].as_slice::<Vec<u8>>().unwrap_or_default();
+            texts.iter().map(|text| String::from_utf8_lossy(text).into_owned()).collect()
+        };
+        let [names, sections, descriptions, depends] =
+            ["package", "section", "description", "depends"].map(column);
+        let texts: Vec<Vec<Word>> =
+            names.iter().zip(&descriptions).map(|(name, description)| words(name, description)).collect();
+
+        let count = names.len();
+        let order = Dataset::range(count as i64).shuffle(count, SPLIT_SEED).load()?;
+        let order: Vec<u32> = order.as_slice::<i64>().unwrap_or_default().iter().map(|i| *i as u32).collect();
+        let (held_out, training) = order.split_at(count / 5);
+
+        let mut numbers = HashMap::new();
+        for package in training {
+            for word in &texts[*package as usize] {
+                let next = numbers.len() as u32;
+                numbers.entry(word).or_insert(next);
+            }
+        }
+        let padding = numbers.len() as u32;
+        let of_text = |text: &Vec<Word>| {
+            let known = text.iter().filter_map(|word| numbers.get(word).copied());
+            known.chain(std::iter::repeat(padding)).take(LONGEST).collect::<Vec<_>>()
+        };
+        let mut section_names = sections.clone();
+        section_names.sort();
+        section_names.dedup();
+        let number = |section: &String| section_names.binary_search(section).unwrap_or(0) as u32;
+        Ok(Arc::new(Self {
+            words: texts.iter().flat_map(of_text).collect(),
+            vocabulary: numbers.len(),
+            sections: sections.iter().map(number).collect(),
+            graph: Graph::new(&names, &depends),
+            section_names,
+            training: training.to_vec(),
+            held_out: held_out.to_vec(),
+        }))
+    }
+
+    /// The number that stands for no word.
+    pub fn padding(&self) -> usize {
+        self.vocabulary
+    }
+
+    pub fn count(&self) -> usize {
+        self.sections.len()
+    }
+
+    /// What replicas get of these packages. The neighbours are drawn from `seed`.
+    pub fn batch(&self, packages: &[u32], seed: u64) -> candle_core::Result<Batch> {
+        let (n, cpu) = (packages.len(), &Device::Cpu);
+        let mut words = Vec::with_capacity(n * LONGEST);
+        for package in packages {
+            words.extend_from_slice(&self.words[*package as usize * LONGEST..][..LONGEST]);
+        }
+        let (first, second) = self.graph.sample(packages, seed);
+        let sections: Vec<u32> = packages.iter().map(|package| self.sections[*package as usize]).collect();
+        Ok(Batch {
+            words: Tensor::from_vec(words, (n, LONGEST), cpu)?,
+            first: Tensor::from_vec(first, (n, Graph::FIRST), cpu)?,
+            second: Tensor::from_vec(second, (n, Graph::FIRST, Graph::SECOND), cpu)?,
+            sections: Tensor::from_vec(sections, n, cpu)?,
+        })
+    }
+
+    /// Batches of these packages in an order that follows from `seed`, made while replicas compute.
+    pub fn batches(
+        self: &Arc<Self>,
+        packages: &[u32],
+        size: usize,
+        seed: u64,
+    ) -> distribute::Result<Dataset<Batch>> {
+        let (packages, all) = (Tensor::new(packages, &Device::Cpu)?, self.clone());
+        let count = packages.dim(0)?;
+        let batches = Dataset::from_slices(packages)?.shuffle(count, seed).batch(size);
+        Ok(batches.try_map(move |packages| all.batch(&packages.to_vec1()?, seed)).prefetch(4))
+    }
+}
+
+/// A word and where it stands: as the first word of a name, a word says something else than in a description.
+type Word = (Place, String);
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Place {
+    Start,
+    Name,
+    Description,
+}
+
+/// The words of a package in lower case, of letters and digits: the first of its name, all of its name, and its
+/// description's.
+fn words(name: &str, description: &str) -> Vec<Word> {
+    fn of(place: Place, text: &str) -> impl Iterator<Item = Word> {
+        let words = text.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty());
+        words.map(move |word| (place, word.to_lowercase()))
+    }
+    let name = of(Place::Start, name).take(1).chain(of(Place::Name, name));
+    name.chain(of(Place::Description, description)).collect()
+}

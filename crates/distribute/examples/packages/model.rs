@@ -1,0 +1,78 @@
+//! What tells a package's section: its words, the packages around it, or both.
+
+use crate::Kind;
+use crate::data::{Batch, Packages};
+use candle_core::{D, Module, Result, Tensor};
+use candle_nn::{Activation, Init, VarBuilder};
+use distribute::nn::{BagMode, Embedding, EmbeddingBag, Linear, linear};
+
+/// Logits of the sections.
+pub struct Model {
+    words: Option<EmbeddingBag>,
+    graph: Option<Sage>,
+    output: Linear,
+}
+
+const WORD: usize = 64;
+const NODE: usize = 32;
+const HIDDEN: usize = 64;
+
+impl Model {
+    pub fn new(kind: Kind, packages: &Packages, vb: VarBuilder) -> Result<Self> {
+        let words = (kind != Kind::Graph).then(|| {
+            // One row for each word; padding is no row.
+            let table = table(packages.vocabulary, WORD, vb.pp("words"))?;
+            Ok::<_, candle_core::Error>(
+                EmbeddingBag::new(table, BagMode::SqrtN).with_padding(packages.padding()),
+            )
+        });
+        let graph = (kind != Kind::Words).then(|| Sage::new(packages.count(), vb.pp("graph")));
+        let (words, graph) = (words.transpose()?, graph.transpose()?);
+        let width = words.as_ref().map_or(0, |_| WORD) + graph.as_ref().map_or(0, |_| NODE + HIDDEN);
+        Ok(Self { words, graph, output: linear(width, packages.section_names.len(), vb.pp("output"))? })
+    }
+
+    pub fn forward(&self, batch: &Batch) -> Result<Tensor> {
+        let words = self.words.as_ref().map(|words| words.forward(&batch.words)).transpose()?;
+        let graph =
+            self.graph.as_ref().map(|graph| graph.forward(&batch.first, &batch.second)).transpose()?;
+        let parts: Vec<_> = words.into_iter().chain(graph).collect();
+        let all = if let [one] = parts.as_slice() { one.clone() } else { Tensor::cat(&parts, 1)? };
+        self.output.forward(&all)
+    }
+}
+
+/// GraphSAGE with the mean of sampled neighbours (Hamilton, Ying and Leskovec, 2017): a layer makes of what it knows of a
+/// package, and of the mean of what it knows of its neighbours, what the next one knows. The second layer's weight is the
+/// model's output. A package's own embedding does not take part: those of the training would learn their section by heart.
+struct Sage {
+    itself: Embedding,
+    around: EmbeddingBag,
+    hidden: Linear,
+}
+
+impl Sage {
+    fn new(packages: usize, vb: VarBuilder) -> Result<Self> {
+        // One table for a package as itself and as a neighbour.
+        let table = table(packages, NODE, vb.pp("packages"))?;
+        // Smooth: at relu's corner a last bit, which another number of replicas may round otherwise, decides over a unit.
+        let hidden = linear(2 * NODE, HIDDEN, vb.pp("hidden"))?.with_activation(Activation::Sigmoid);
+        Ok(Self {
+            itself: Embedding::new(table.clone(), NODE),
+            around: EmbeddingBag::new(table, BagMode::Mean),
+            hidden,
+        })
+    }
+
+    /// `[n, NODE + HIDDEN]`: the means over each package's neighbours of their embeddings, and of what the first layer
+    /// makes of them and of their neighbours.
+    fn forward(&self, first: &Tensor, second: &Tensor) -> Result<Tensor> {
+        let known = Tensor::cat(&[self.itself.forward(first)?, self.around.forward(second)?], D::Minus1)?;
+        let hidden = self.hidden.forward(&known)?.mean(1)?;
+        Tensor::cat(&[self.around.forward(first)?, hidden], 1)
+    }
+}
+
+fn table(rows: usize, width: usize, vb: VarBuilder) -> Result<Tensor> {
+    vb.get_with_hints((rows, width), "weight", Init::Randn { mean: 0., stdev: 0.03 })
+}
