@@ -79,10 +79,6 @@ pub(crate) enum Deposit {
 }
 
 impl Bucket {
-    pub(super) fn pool(&self) -> Arc<Pool> {
-        self.pool.clone()
-    }
-
     /// Which of the optimizer's variables this is, if it is one.
     pub(super) fn number(&self, variable: &Tensor) -> Option<usize> {
         self.pool.numbers.get(&variable.id()).copied()
@@ -213,7 +209,8 @@ mod tests {
         let one = |bucket: &mut Bucket| bucket.add_rows(0, rows(&[0, 2], &[1., 2., 3., 4.]));
         let other = |bucket: &mut Bucket| bucket.add_rows(0, rows(&[1, 2], &[10., 20., 30., 40.]));
         let all = |bucket: &mut Bucket| bucket.add(0, &dense(&[100.; 6])).unwrap();
-        let steps: [&[&dyn Fn(&mut Bucket)]; 4] =
+        type Deposits<'a> = &'a [&'a dyn Fn(&mut Bucket)];
+        let steps: [Deposits<'_>; 4] =
             [&[&one, &other, &all], &[&all, &one, &other], &[&one, &all, &other], &[&other, &all, &one]];
         for steps in steps {
             let mut bucket = pool.take(0);

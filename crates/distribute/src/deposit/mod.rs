@@ -21,22 +21,18 @@ thread_local! {
     static OPEN: RefCell<Option<Bucket>> = const { RefCell::new(None) };
 }
 
-/// Runs a backward whose gradients go into `bucket`, where layers can put them there.
-pub(crate) fn collect<R>(bucket: Bucket, backward: impl FnOnce() -> R) -> (Bucket, R) {
-    /// Gives the thread its former bucket back, also after a panic.
-    struct Restore(Option<Bucket>);
-    impl Drop for Restore {
+/// Runs a backward whose gradients go into `bucket`, where layers can put them there. With none, candle gets all of them.
+pub(crate) fn collect<R>(bucket: &mut Option<Bucket>, backward: impl FnOnce() -> R) -> R {
+    /// Changes the thread's bucket and this one round again, also after a panic.
+    struct Back<'a>(&'a mut Option<Bucket>);
+    impl Drop for Back<'_> {
         fn drop(&mut self) {
-            OPEN.set(self.0.take());
+            OPEN.with_borrow_mut(|open| std::mem::swap(open, self.0));
         }
     }
-    let pool = bucket.pool();
-    let restore = Restore(OPEN.replace(Some(bucket)));
-    let result = backward();
-    // Nothing else takes it out; a new one would be as good.
-    let bucket = OPEN.take().unwrap_or_else(|| pool.take(0));
-    drop(restore);
-    (bucket, result)
+    OPEN.with_borrow_mut(|open| std::mem::swap(open, bucket));
+    let _back = Back(bucket);
+    backward()
 }
 
 /// The gradient of `variable`, as `write` makes it: of the elements of a contiguous tensor of the variable's shape, to be

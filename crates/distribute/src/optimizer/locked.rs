@@ -1,29 +1,29 @@
 //! The elements of several variables at once, to be written in place.
 
-use crate::{Error, Result};
+use crate::Result;
 use candle_core::{CpuStorage, InplaceOp1, Layout, Var};
 use std::cell::RefCell;
 
 /// The elements of a variable, or of something of its dtype.
-pub(super) enum Elements<'a> {
+pub(super) enum Locked<'a> {
     F32(&'a mut [f32]),
     F64(&'a mut [f64]),
 }
 
-type Then<'f> = Box<dyn FnOnce(Vec<Elements<'_>>) -> Result<()> + 'f>;
+type Then<'f> = Box<dyn FnOnce(Vec<Locked<'_>>) -> Result<()> + 'f>;
 
 /// Locks all variables for writing and calls `then` with their elements.
 ///
 /// candle gives out the elements of one variable inside of a call only: the calls are nested, one for each variable.
 /// The variables must be distinct.
-pub(super) fn with_elements<'f>(
+pub(super) fn with_locked<'f>(
     variables: &[&Var],
-    then: impl FnOnce(Vec<Elements<'_>>) -> Result<()> + 'f,
+    then: impl FnOnce(Vec<Locked<'_>>) -> Result<()> + 'f,
 ) -> Result<()> {
     descend(variables, Vec::with_capacity(variables.len()), Box::new(then))
 }
 
-fn descend<'a>(variables: &[&Var], above: Vec<Elements<'a>>, then: Then<'_>) -> Result<()> {
+fn descend<'a>(variables: &[&Var], above: Vec<Locked<'a>>, then: Then<'_>) -> Result<()> {
     let Some((first, rest)) = variables.split_first() else { return then(above) };
     let level = Level { rest, state: RefCell::new(Some((above, then))), result: RefCell::new(Ok(())) };
     first.inplace_op1(&level)?;
@@ -32,7 +32,7 @@ fn descend<'a>(variables: &[&Var], above: Vec<Elements<'a>>, then: Then<'_>) -> 
 
 struct Level<'a, 'f> {
     rest: &'a [&'a Var],
-    state: RefCell<Option<(Vec<Elements<'a>>, Then<'f>)>>,
+    state: RefCell<Option<(Vec<Locked<'a>>, Then<'f>)>>,
     result: RefCell<Result<()>>,
 }
 
@@ -46,21 +46,14 @@ impl InplaceOp1 for Level<'_, '_> {
             candle_core::bail!("the variable is not contiguous")
         };
         let mine = match storage {
-            CpuStorage::F32(v) => Elements::F32(&mut v[start..end]),
-            CpuStorage::F64(v) => Elements::F64(&mut v[start..end]),
+            CpuStorage::F32(v) => Locked::F32(&mut v[start..end]),
+            CpuStorage::F64(v) => Locked::F64(&mut v[start..end]),
             _ => candle_core::bail!("the variable is neither f32 nor f64"),
         };
         let Some((above, then)) = self.state.take() else { candle_core::bail!("called twice") };
-        let mut all: Vec<Elements<'_>> = above;
+        let mut all: Vec<Locked<'_>> = above;
         all.push(mine);
         *self.result.borrow_mut() = descend(self.rest, all, then);
         Ok(())
     }
-}
-
-/// A contiguous CPU tensor's elements, for reading.
-pub(super) fn contiguous_range(layout: &Layout) -> Result<(usize, usize)> {
-    layout
-        .contiguous_offsets()
-        .ok_or_else(|| Error::invalid("optimizer step", "a gradient is not contiguous"))
 }

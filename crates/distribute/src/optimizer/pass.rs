@@ -3,7 +3,7 @@
 use super::Trained;
 use super::collect::collect;
 use super::contribution::Ready;
-use super::locked::{Elements, with_elements};
+use super::locked::{Locked, with_locked};
 use super::owners::Owners;
 use super::slots::Slots;
 use super::summed::{Summed, Values, Variable, Weighted, Whole};
@@ -63,14 +63,14 @@ pub(super) fn run(
     let mut slots: Vec<Option<&mut Slots>> = slots.iter_mut().map(Some).collect();
     for variables in variables.chunks_mut(LOCKED) {
         let tensors: Vec<&Var> = variables.iter().map(|variable| variable.variable).collect();
-        with_elements(&tensors, |elements| {
+        with_locked(&tensors, |elements| {
             let pieces = elements.into_iter().zip(variables).map(|(values, variable)| {
                 let slots = slots[variable.index].take();
                 match (values, slots, variable.stretch(every_row, None)?) {
-                    (Elements::F32(values), Some(Slots::F32(slots)), Any::F32(stretch)) => {
+                    (Locked::F32(values), Some(Slots::F32(slots)), Any::F32(stretch)) => {
                         Ok(Any::F32(Piece::new(values, slots, stretch)))
                     }
-                    (Elements::F64(values), Some(Slots::F64(slots)), Any::F64(stretch)) => {
+                    (Locked::F64(values), Some(Slots::F64(slots)), Any::F64(stretch)) => {
                         Ok(Any::F64(Piece::new(values, slots, stretch)))
                     }
                     _ => Err(Error::invalid(

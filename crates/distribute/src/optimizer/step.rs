@@ -309,15 +309,7 @@ impl Losses {
 
     /// Adds the gradients of a scalar.
     fn backward<R>(&mut self, optimizer: &Optimizer<R>, root: &Tensor) -> Result<()> {
-        let backward = || Gradients::of(optimizer, root);
-        let found = match self.bucket.take() {
-            Some(bucket) => {
-                let (bucket, found) = deposit::collect(bucket, backward);
-                self.bucket = Some(bucket);
-                found?
-            }
-            None => backward()?,
-        };
+        let found = deposit::collect(&mut self.bucket, || Gradients::of(optimizer, root))?;
         self.gradients.add(found)
     }
 }

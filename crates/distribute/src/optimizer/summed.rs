@@ -2,12 +2,11 @@
 
 use super::Trained;
 use super::contribution::{Ready, row_len};
-use super::locked::contiguous_range;
 use super::row_range::RowRange;
 use super::stretch::{Stretch, Summands};
 use super::transform::Settled;
 use crate::deposit::{Bucket, Rows};
-use crate::number::{Any, Number};
+use crate::number::{Any, Number, operand};
 use crate::{Error, Result};
 use candle_core::{DType, Layout, Storage, StorageRef, Var};
 use std::borrow::Cow;
@@ -142,14 +141,10 @@ impl Variable<'_> {
 }
 
 fn elements<'a, F: Number>(storage: &'a Storage, layout: &Layout) -> Result<&'a [F]> {
-    let (start, end) = contiguous_range(layout)?;
     match storage {
-        Storage::Cpu(storage) => F::in_storage(storage).map(|all| &all[start..end]),
-        _ => None,
+        Storage::Cpu(storage) => Ok(operand(storage, layout)?),
+        _ => Err(Error::invalid("optimizer step", "a gradient is on another device than its variable")),
     }
-    .ok_or_else(|| {
-        Error::invalid("optimizer step", "a gradient is of another dtype or device than its variable")
-    })
 }
 
 /// The values of variables, open for reading, if they are read beside the gradients.
