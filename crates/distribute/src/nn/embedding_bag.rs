@@ -40,7 +40,7 @@ pub enum BagMode {
 ///
 /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
 /// let model = strategy.replicate(|vb: VarBuilder| {
-///     Ok(embedding_bag(40_000, 64, BagMode::Mean, vb)?.with_padding(40_000))
+///     embedding_bag(40_000, 64, BagMode::Mean, vb).map(|bag| bag.with_padding(40_000))
 /// })?;
 /// let optimizer = Adam::new(&model.variables, 1e-2)?;
 /// let words = Tensor::new(&[[3u32, 1, 4], [1, 40_000, 40_000]], &Device::Cpu)?;

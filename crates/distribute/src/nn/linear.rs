@@ -24,7 +24,7 @@ use std::marker::PhantomData;
 ///
 /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
 /// let model = strategy.replicate(|vb: VarBuilder| {
-///     Ok(linear(8, 4, vb.pp("hidden"))?.with_activation(Activation::Relu))
+///     linear(8, 4, vb.pp("hidden")).map(|layer| layer.with_activation(Activation::Relu))
 /// })?;
 /// let optimizer = Sgd::new(&model.variables, 0.1)?;
 /// let x = Tensor::ones((3, 8), DType::F32, &Device::Cpu)?;
