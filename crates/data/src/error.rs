@@ -170,6 +170,69 @@ pub enum Error {
         /// Its panic's message.
         message: String,
     },
+    /// The elements of this source cannot be parted by files.
+    #[error(
+        "{reader} cannot be parted by files over workers: use AutoShardPolicy::Data, or Auto, which finds that out itself"
+    )]
+    Unshardable {
+        /// The source.
+        reader: String,
+    },
+    /// There are fewer files than workers, so that some would have nothing to read.
+    #[error(
+        "a source has {files} file(s), not enough for {workers} workers: write more files, or use AutoShardPolicy::Data"
+    )]
+    TooFewFiles {
+        /// The files of the source that has the fewest.
+        files: usize,
+        /// The workers.
+        workers: usize,
+    },
+    /// A dataset with a hint was read without a policy that replaces it.
+    #[error(
+        "shard_hint says only where to part the dataset: distribute it with AutoShardPolicy::Hint, or call `shard(workers, index)` instead"
+    )]
+    Hinted,
+    /// There is no such worker.
+    #[error("there is no worker {worker}: there are {workers}, counted from 0")]
+    Worker {
+        /// The worker asked for.
+        worker: usize,
+        /// How many there are.
+        workers: usize,
+    },
+    /// A global batch cannot be cut into pieces of one size.
+    #[error(
+        "the global batch size {global} is not divisible by the {replicas} replicas in sync: make it a multiple of {replicas}"
+    )]
+    NotDivisible {
+        /// The global batch size.
+        global: usize,
+        /// The replicas of all workers.
+        replicas: usize,
+    },
+    /// Some replicas have data for a last step and others don't, and nothing says what an empty batch looks like.
+    #[error(
+        "only {present} of {replicas} replicas have data for step {step}, and no empty batch can be made for the others, as {why}: call `.batch(n)`, or use UnevenEnds::StopAll or Drop"
+    )]
+    NoEmptyBatch {
+        /// The step, counted from 0 within the pass.
+        step: u64,
+        /// Replicas of this worker with data.
+        present: usize,
+        /// Replicas of this worker.
+        replicas: usize,
+        /// What is in the way.
+        why: String,
+    },
+    /// A position is of a pass over another dataset, or not one of ours.
+    #[error("the position ({position}) cannot be restored: {why}")]
+    Position {
+        /// The position.
+        position: String,
+        /// What doesn't fit.
+        why: String,
+    },
     /// A tensor operation failed.
     #[error(transparent)]
     Tensor(#[from] distribute_tensor::Error),

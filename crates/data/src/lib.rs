@@ -24,12 +24,13 @@
 //! | [`csv`] | [`Csv`]: rows of CSV files as elements |
 //! | [`cardinality`] | [`Cardinality`]: how many elements there are |
 //! | [`plan`] | who gets which rows, as functions of numbers: [`SplitRule`] and TensorFlow's sizes |
+//! | [`distribution`] | [`Distribution`]: the pass of each worker, step by step, and where it stands |
 //! | [`mod@split`] | cutting a batch into the pieces of replicas |
 //! | [`error`] | [`Error`]: what can go wrong, and where |
 //!
-//! Inside, a dataset is a `pipeline`, which is data: operations and their parameters. Iterating starts a chain of
+//! Inside, a dataset is a `pipeline`, which is data: `operations` and their parameters. Iterating starts a chain of
 //! `stage`s that hand on `run`s of elements, in which `rows` of a source stay numbers until a batch of them is cut
-//! out in one piece.
+//! out in one piece. An operation is one file: what users call, what it is as data, how it runs.
 //!
 //! A user's function that fails or panics gives an error that names the element; it never takes the process down.
 
@@ -38,15 +39,18 @@
 pub mod cardinality;
 pub mod csv;
 pub mod dataset;
+pub mod distribution;
 pub mod error;
 pub mod plan;
 pub mod split;
 
 mod guard;
+mod operations;
 mod pipeline;
 mod random;
 mod rows;
 mod run;
+mod spec;
 mod stage;
 #[cfg(test)]
 mod testing;
@@ -54,7 +58,12 @@ mod testing;
 pub use cardinality::Cardinality;
 pub use csv::Csv;
 pub use dataset::{Dataset, Iter};
+pub use distribution::{DistributeOptions, Distribution, InputContext, Position};
 pub use error::{Cause, Error, Result};
 pub use pipeline::Batching;
+pub use plan::ends::UnevenEnds;
+pub use plan::layout::Layout;
+pub use plan::policy::AutoShardPolicy;
 pub use plan::split::SplitRule;
+pub use spec::{ElementSpec, TensorSpec};
 pub use split::{split, split_batch};

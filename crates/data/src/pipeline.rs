@@ -1,72 +1,77 @@
 //! A pipeline as data: which operations, with which parameters.
 //!
-//! Nothing runs here. A pipeline is looked at ([`cardinality`](Pipeline::cardinality),
-//! [`batching`](Pipeline::batching), [`explain`](Pipeline::explain)) and can be rewritten before it is started;
-//! [`start`](Pipeline::start) makes the chain of stages that runs it.
+//! Nothing runs here. A pipeline is looked at and rewritten before it is started; [`Operation::start`] then makes the
+//! chain of stages that runs it.
 
-use crate::csv::CsvFile;
-use crate::rows::Rows;
-use crate::stage::{self, Stage};
-use crate::{Cardinality, Error, Result};
-use distribute_tensor::{Leaf, Tree};
+use crate::stage::Stage;
+use crate::{Cardinality, ElementSpec, Result};
 use std::sync::Arc;
 
-/// A user's function from element to element, with the element's index.
-pub(crate) type MapFn = Arc<dyn Fn(Tree<Leaf>, usize) -> Result<Tree<Leaf>> + Send + Sync>;
-/// A user's choice among elements, with the element's index.
-pub(crate) type FilterFn = Arc<dyn Fn(Tree<Leaf>, usize) -> Result<bool> + Send + Sync>;
-/// Starts one pass over a user's iterator.
-pub(crate) type GeneratorFn =
-    Arc<dyn Fn() -> Box<dyn Iterator<Item = Result<Tree<Leaf>>> + Send> + Send + Sync>;
+/// An operation and, through its inputs, all those before it.
+pub(crate) type Pipeline = Arc<dyn Operation>;
 
-/// One operation and, through its input, all those before it.
-pub(crate) enum Pipeline {
-    /// Slices of a nest, or a range.
-    Rows(Arc<Rows>),
-    Items(Arc<Vec<Tree<Leaf>>>),
-    Generator(GeneratorFn),
-    Csv(Arc<CsvFile>),
-    Map {
-        input: Arc<Pipeline>,
-        function: MapFn,
-    },
-    Filter {
-        input: Arc<Pipeline>,
-        predicate: FilterFn,
-    },
-    Batch {
-        input: Arc<Pipeline>,
-        size: usize,
-        drop_remainder: bool,
-    },
-    Shuffle {
-        input: Arc<Pipeline>,
-        buffer: usize,
-        seed: u64,
-    },
-    /// `times: None` repeats forever.
-    Repeat {
-        input: Arc<Pipeline>,
-        times: Option<usize>,
-    },
-    Take {
-        input: Arc<Pipeline>,
-        count: usize,
-    },
-    Skip {
-        input: Arc<Pipeline>,
-        count: usize,
-    },
-    Prefetch {
-        input: Arc<Pipeline>,
-        buffer: usize,
-    },
+/// One operation with its parameters: a source, or a transformation of the pipelines that are its inputs.
+pub(crate) trait Operation: Send + Sync {
+    /// What it reads; nothing for a source.
+    fn inputs(&self) -> &[Pipeline] {
+        &[]
+    }
+
+    /// The same operation on what `f` makes of each input; `None` for a source, which has none.
+    fn over(&self, _f: &mut dyn FnMut(&Pipeline) -> Pipeline) -> Option<Pipeline> {
+        None
+    }
+
+    /// The operation and its parameters, in a line.
+    fn describe(&self) -> String;
+
+    /// How many elements a pass gives.
+    fn cardinality(&self) -> Cardinality;
+
+    /// Whether elements are batches (DIST-3). An operation that hands on the elements of its input says what that
+    /// says, here and for the spec.
+    fn batching(&self) -> Batching {
+        self.inputs().first().map_or(Batching::Unknown, |input| input.batching())
+    }
+
+    /// Dtypes and shapes of the elements, where they are known without running it.
+    fn spec(&self) -> Option<ElementSpec> {
+        self.inputs().first()?.spec()
+    }
+
+    /// Whether its own parameters are in their ranges.
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// What becomes of it when each worker reads a part of the files.
+    fn sharding(&self) -> Sharding;
+
+    /// A source of files that reads others; a shard of a hint that is one in earnest. `None` where there is no such
+    /// thing to change.
+    fn shard(&self, _part: &Part) -> Option<Pipeline> {
+        None
+    }
+
+    /// Whether a pass of the same number gives the same elements in the same order once more.
+    fn repeatable(&self) -> bool {
+        true
+    }
+
+    /// Whether reading it is worth a thread of its own: where there are files or functions of users that no thread
+    /// works on yet.
+    fn costly(&self) -> bool {
+        self.inputs().iter().any(|input| input.costly())
+    }
+
+    /// The stages of one pass. `epoch` selects the orders of the shuffles in it.
+    fn start(&self, epoch: u64) -> Box<dyn Stage>;
 }
 
 /// Whether the elements of a dataset are batches, as far as the pipeline tells (DIST-3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Batching {
-    /// Batches of this size, but for a shorter last one.
+    /// Batches of this size, but for shorter ones where the data or an epoch ends.
     Batches(usize),
     /// The pipeline doesn't tell: a generator or a `map` after the batching may have made batches of any size.
     Unknown,
@@ -74,157 +79,78 @@ pub enum Batching {
     Elements,
 }
 
-impl Pipeline {
-    /// The operation before this one.
-    pub(crate) fn input(&self) -> Option<&Arc<Pipeline>> {
-        match self {
-            Pipeline::Rows(_) | Pipeline::Items(_) | Pipeline::Generator(_) | Pipeline::Csv(_) => None,
-            Pipeline::Map { input, .. }
-            | Pipeline::Filter { input, .. }
-            | Pipeline::Batch { input, .. }
-            | Pipeline::Shuffle { input, .. }
-            | Pipeline::Repeat { input, .. }
-            | Pipeline::Take { input, .. }
-            | Pipeline::Skip { input, .. }
-            | Pipeline::Prefetch { input, .. } => Some(input),
-        }
-    }
-
-    pub(crate) fn cardinality(&self) -> Cardinality {
-        match self {
-            Pipeline::Rows(rows) => Cardinality::Finite(rows.len()),
-            Pipeline::Items(items) => Cardinality::Finite(items.len()),
-            Pipeline::Generator(_) | Pipeline::Csv(_) => Cardinality::Unknown,
-            Pipeline::Map { input, .. }
-            | Pipeline::Shuffle { input, .. }
-            | Pipeline::Prefetch { input, .. } => input.cardinality(),
-            Pipeline::Filter { input, .. } => match input.cardinality() {
-                Cardinality::Finite(0) => Cardinality::Finite(0),
-                Cardinality::Infinite => Cardinality::Infinite,
-                _ => Cardinality::Unknown,
-            },
-            Pipeline::Batch { input, size, drop_remainder } => {
-                input.cardinality().map(|n| match drop_remainder {
-                    true => n / (*size).max(1),
-                    false => n.div_ceil((*size).max(1)),
-                })
-            }
-            Pipeline::Repeat { input, times: Some(times) } => match (input.cardinality(), times) {
-                (_, 0) => Cardinality::Finite(0),
-                (cardinality, times) => cardinality.map(|n| n.saturating_mul(*times)),
-            },
-            Pipeline::Repeat { input, times: None } => match input.cardinality() {
-                Cardinality::Finite(0) => Cardinality::Finite(0),
-                _ => Cardinality::Infinite,
-            },
-            Pipeline::Take { input, count } => match input.cardinality() {
-                _ if *count == 0 => Cardinality::Finite(0),
-                Cardinality::Infinite => Cardinality::Finite(*count),
-                other => other.map(|n| n.min(*count)),
-            },
-            Pipeline::Skip { input, count } => input.cardinality().map(|n| n.saturating_sub(*count)),
-        }
-    }
-
-    /// Walks from the end to the operation that decides whether elements are batches.
-    pub(crate) fn batching(&self) -> Batching {
-        match self {
-            Pipeline::Batch { size, .. } => Batching::Batches(*size),
-            Pipeline::Rows(_) | Pipeline::Csv(_) => Batching::Elements,
-            Pipeline::Items(_) | Pipeline::Generator(_) | Pipeline::Map { .. } => Batching::Unknown,
-            Pipeline::Filter { input, .. }
-            | Pipeline::Shuffle { input, .. }
-            | Pipeline::Repeat { input, .. }
-            | Pipeline::Take { input, .. }
-            | Pipeline::Skip { input, .. }
-            | Pipeline::Prefetch { input, .. } => input.batching(),
-        }
-    }
-
-    /// Whether all parameters are in their ranges.
-    pub(crate) fn check(&self) -> Result<()> {
-        let zero = |operation, parameter| {
-            Err(Error::Parameter { operation, parameter, found: "0".into(), expected: "at least 1" })
-        };
-        match self {
-            Pipeline::Batch { size: 0, .. } => zero("batch", "the size"),
-            Pipeline::Shuffle { buffer: 0, .. } => zero("shuffle", "the buffer"),
-            _ => self.input().map_or(Ok(()), |input| input.check()),
-        }
-    }
-
-    /// This operation and its parameters.
-    pub(crate) fn describe(&self) -> String {
-        match self {
-            Pipeline::Rows(rows) => match rows.as_ref() {
-                Rows::Memory { tree, .. } => format!("slices of {}", tree.describe(&describe_leaf)),
-                Rows::Range { start, len } => format!("range {start}..{}", i128::from(*start) + *len as i128),
-            },
-            Pipeline::Items(_) => "items in memory".into(),
-            Pipeline::Generator(_) => "generator".into(),
-            Pipeline::Csv(file) => file.describe(),
-            Pipeline::Map { .. } => "map".into(),
-            Pipeline::Filter { .. } => "filter".into(),
-            Pipeline::Batch { size, drop_remainder: false, .. } => {
-                format!("batch {size}, last one may be shorter")
-            }
-            Pipeline::Batch { size, drop_remainder: true, .. } => format!("batch {size}, remainder dropped"),
-            Pipeline::Shuffle { buffer, seed, .. } => format!("shuffle, buffer {buffer}, seed {seed}"),
-            Pipeline::Repeat { times: Some(times), .. } => format!("repeat {times} times"),
-            Pipeline::Repeat { times: None, .. } => "repeat forever".into(),
-            Pipeline::Take { count, .. } => format!("take {count}"),
-            Pipeline::Skip { count, .. } => format!("skip {count}"),
-            Pipeline::Prefetch { buffer, .. } => format!("prefetch {buffer}"),
-        }
-    }
-
-    /// All operations from the source on, one a line, with the number of elements behind each.
-    pub(crate) fn explain(&self) -> String {
-        let line = format!("{} ({})\n", self.describe(), self.cardinality());
-        self.input().map_or(String::new(), |input| input.explain()) + &line
-    }
-
-    /// The stages of one pass. `epoch` selects the orders of the shuffles in it.
-    pub(crate) fn start(self: &Arc<Self>, epoch: u64) -> Box<dyn Stage> {
-        match self.as_ref() {
-            Pipeline::Rows(rows) => Box::new(stage::source::RowsStage::new(rows.clone())),
-            Pipeline::Items(items) => Box::new(stage::source::ItemsStage::new(items.clone())),
-            Pipeline::Generator(make) => Box::new(stage::source::GeneratorStage::new(make.clone())),
-            Pipeline::Csv(file) => Box::new(crate::csv::CsvStage::new(file.clone())),
-            Pipeline::Map { input, function } => {
-                Box::new(stage::map::MapStage::new(input.start(epoch), function.clone()))
-            }
-            Pipeline::Filter { input, predicate } => {
-                Box::new(stage::filter::FilterStage::new(input.start(epoch), predicate.clone()))
-            }
-            Pipeline::Batch { input, size, drop_remainder } => {
-                Box::new(stage::batch::BatchStage::new(input.start(epoch), *size, *drop_remainder))
-            }
-            Pipeline::Shuffle { input, buffer, seed } => {
-                Box::new(stage::shuffle::ShuffleStage::new(input.start(epoch), *buffer, *seed, epoch))
-            }
-            Pipeline::Repeat { input, times } => {
-                Box::new(stage::repeat::RepeatStage::new(input.clone(), *times, epoch))
-            }
-            Pipeline::Take { input, count } => {
-                Box::new(stage::take::TakeStage::new(input.start(epoch), *count))
-            }
-            Pipeline::Skip { input, count } => {
-                Box::new(stage::take::SkipStage::new(input.start(epoch), *count))
-            }
-            Pipeline::Prefetch { input, buffer } => match buffer {
-                0 => input.start(epoch),
-                _ => Box::new(stage::prefetch::PrefetchStage::new(input.start(epoch), *buffer)),
-            },
+impl Batching {
+    /// What is known where elements come from one of two datasets: what both say.
+    pub(crate) fn or(self, other: Batching) -> Batching {
+        match self == other {
+            true => self,
+            false => Batching::Unknown,
         }
     }
 }
 
-fn describe_leaf(leaf: &Leaf) -> String {
-    match leaf {
-        Leaf::Host(tensor) => format!("{} {:?}", tensor.dtype(), tensor.dims()),
-        other => other.kind().into(),
+/// What becomes of an operation when each worker reads a part of the files (AS-3).
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sharding {
+    /// It reads so many files: here each worker takes its part.
+    Files(usize),
+    /// A source that isn't files: it cannot be sharded (AS-4).
+    Source,
+    /// The results of the workers' parts are together the result of the whole.
+    Through,
+    /// It counts, pairs or drops elements: on a part it does something else than on the whole.
+    Whole,
+}
+
+/// What part of a pipeline's input a worker takes.
+pub(crate) enum Part {
+    /// The files `index`, `index + workers`, …
+    Files { workers: usize, index: usize },
+    /// The elements `index`, `index + workers`, … where the user put a hint.
+    Hint { workers: usize, index: usize },
+}
+
+/// Calls `f` with every operation, inputs first.
+pub(crate) fn visit<'a>(pipeline: &'a Pipeline, f: &mut dyn FnMut(&'a dyn Operation)) {
+    pipeline.inputs().iter().for_each(|input| visit(input, f));
+    f(pipeline.as_ref());
+}
+
+/// The pipeline in which every operation that takes part of its input takes this one.
+pub(crate) fn shard(pipeline: &Pipeline, part: &Part) -> Pipeline {
+    match pipeline.shard(part) {
+        Some(sharded) => sharded,
+        None => pipeline.over(&mut |input| shard(input, part)).unwrap_or_else(|| pipeline.clone()),
     }
+}
+
+/// Whether a pass of the same number gives the same once more; if not, the operation that doesn't.
+pub(crate) fn unrepeatable(pipeline: &Pipeline) -> Option<String> {
+    match pipeline.repeatable() {
+        true => pipeline.inputs().iter().find_map(unrepeatable),
+        false => Some(pipeline.describe()),
+    }
+}
+
+/// Whether all parameters are in their ranges; the first that is not, from the source on.
+pub(crate) fn check(pipeline: &Pipeline) -> Result<()> {
+    pipeline.inputs().iter().try_for_each(check)?;
+    pipeline.check()
+}
+
+/// All operations from the sources on, one a line, with the number of elements behind each. All inputs but the last
+/// are indented.
+pub(crate) fn explain(pipeline: &Pipeline) -> String {
+    let mut text = String::new();
+    for (i, input) in pipeline.inputs().iter().enumerate() {
+        let last = i + 1 == pipeline.inputs().len();
+        for line in explain(input).lines() {
+            text += if last { "" } else { "  | " };
+            text += line;
+            text.push('\n');
+        }
+    }
+    text + &format!("{} ({})\n", pipeline.describe(), pipeline.cardinality())
 }
 
 #[cfg(test)]

@@ -33,13 +33,7 @@ pub fn split<T: Nest>(batch: T, pieces: usize, rule: SplitRule) -> Result<Vec<T>
 
 /// [`split`] for a batch whose structure is known at run time.
 pub fn split_batch(batch: &Tree<Leaf>, pieces: usize, rule: SplitRule) -> Result<Vec<Tree<Leaf>>> {
-    let rows = rows(batch, "split a batch").map_err(|error| match error {
-        Error::Scalar { path, .. } => Error::NotBatched { what: format!("{path} of an element is a scalar") },
-        Error::NoTensor { found, .. } => {
-            Error::NotBatched { what: format!("an element ({found}) holds no tensor") }
-        }
-        other => other,
-    })?;
+    let rows = batch_rows(batch)?;
     if pieces == 1 {
         return Ok(vec![batch.clone()]);
     }
@@ -47,6 +41,17 @@ pub fn split_batch(batch: &Tree<Leaf>, pieces: usize, rule: SplitRule) -> Result
         .into_iter()
         .map(|piece| Ok(batch.narrow_rows(piece.start, piece.len())?))
         .collect()
+}
+
+/// The rows of a batch that is to be cut over replicas.
+pub(crate) fn batch_rows(batch: &Tree<Leaf>) -> Result<usize> {
+    rows(batch, "split a batch").map_err(|error| match error {
+        Error::Scalar { path, .. } => Error::NotBatched { what: format!("{path} of an element is a scalar") },
+        Error::NoTensor { found, .. } => {
+            Error::NotBatched { what: format!("an element ({found}) holds no tensor") }
+        }
+        other => other,
+    })
 }
 
 /// The number of rows that all leaves have.

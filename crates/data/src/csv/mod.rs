@@ -5,14 +5,12 @@ mod file;
 mod stage;
 
 pub use block::ColumnType;
-pub(crate) use file::CsvFile;
-pub(crate) use stage::CsvStage;
 
-use crate::pipeline::Pipeline;
 use crate::{Dataset, Result};
 use block::Layout;
 use distribute_tensor::HostTensor;
-use file::Source;
+use file::{CsvFile, Source};
+use stage::CsvSource;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -96,7 +94,7 @@ impl Csv {
     /// [`Error::Io`](crate::Error::Io) if the first line cannot be read; so for the other two.
     pub fn features(self) -> Result<Dataset<HostTensor>> {
         let file = CsvFile::open(self.source, self.header, self.delimiter, |_| Ok(Layout::Features))?;
-        Ok(Dataset::from_pipeline(Pipeline::Csv(Arc::new(file))))
+        Ok(Dataset::of(CsvSource(Arc::new(file))))
     }
 
     /// Elements are (features, label): all other columns as `float32` of shape `[columns - 1]`, and the column
@@ -110,7 +108,7 @@ impl Csv {
         let file = CsvFile::open(self.source, self.header, self.delimiter, |columns| {
             Ok(Layout::Labelled { label: columns.find(&label)? })
         })?;
-        Ok(Dataset::from_pipeline(Pipeline::Csv(Arc::new(file))))
+        Ok(Dataset::of(CsvSource(Arc::new(file))))
     }
 
     /// Elements are maps from name to scalar, of these columns and types; other columns are left out. A column that
@@ -146,6 +144,6 @@ impl Csv {
             }
             Ok(Layout::Columns(found))
         })?;
-        Ok(Dataset::from_pipeline(Pipeline::Csv(Arc::new(file))))
+        Ok(Dataset::of(CsvSource(Arc::new(file))))
     }
 }

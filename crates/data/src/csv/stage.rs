@@ -2,14 +2,48 @@
 
 use super::block::Block;
 use super::file::CsvFile;
+use crate::pipeline::{Batching, Operation, Sharding};
 use crate::rows::Rows;
 use crate::run::{Picks, Run};
 use crate::stage::Stage;
-use crate::{Error, Result};
+use crate::{Cardinality, ElementSpec, Error, Result};
 use std::io::Read;
 use std::sync::Arc;
 
-pub(crate) struct CsvStage {
+/// A file as a source.
+pub(super) struct CsvSource(pub(super) Arc<CsvFile>);
+
+impl Operation for CsvSource {
+    fn describe(&self) -> String {
+        self.0.describe()
+    }
+
+    fn cardinality(&self) -> Cardinality {
+        Cardinality::Unknown
+    }
+
+    fn batching(&self) -> Batching {
+        Batching::Elements
+    }
+
+    fn spec(&self) -> Option<ElementSpec> {
+        None
+    }
+
+    fn sharding(&self) -> Sharding {
+        Sharding::Files(1)
+    }
+
+    fn costly(&self) -> bool {
+        true
+    }
+
+    fn start(&self, _epoch: u64) -> Box<dyn Stage> {
+        Box::new(CsvStage::new(self.0.clone()))
+    }
+}
+
+struct CsvStage {
     file: Arc<CsvFile>,
     reader: Option<::csv::Reader<Box<dyn Read + Send>>>,
     record: ::csv::ByteRecord,
@@ -22,7 +56,7 @@ pub(crate) struct CsvStage {
 const MOST_ROWS: usize = 1024;
 
 impl CsvStage {
-    pub(crate) fn new(file: Arc<CsvFile>) -> Self {
+    fn new(file: Arc<CsvFile>) -> Self {
         Self { file, reader: None, record: ::csv::ByteRecord::new(), failed: None }
     }
 

@@ -3,15 +3,13 @@
 mod iter;
 #[cfg(test)]
 mod model;
-mod sources;
-mod transformations;
 
+pub use crate::operations::memory::Numbers;
 pub use iter::Iter;
-pub use sources::Numbers;
 
-use crate::pipeline::{Batching, Pipeline};
+use crate::pipeline::{self, Batching, Operation, Pipeline};
 use crate::run::Assembly;
-use crate::{Cardinality, Error, Result};
+use crate::{Cardinality, ElementSpec, Error, Result};
 use distribute_tensor::Nest;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -33,7 +31,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Elements come as [`Result`]s. After an error a pass is over; the next pass starts from the beginning.
 #[doc(alias = "tf.data.Dataset")]
 pub struct Dataset<T> {
-    pipeline: Arc<Pipeline>,
+    pipeline: Pipeline,
     passes: Arc<AtomicU64>,
     elements: PhantomData<fn() -> T>,
 }
@@ -71,7 +69,7 @@ impl<T> Dataset<T> {
     ///
     /// [`Error::Parameter`]: `batch(0)` or `shuffle(0, …)`. A pass over such a dataset gives the same error.
     pub fn check(&self) -> Result<()> {
-        self.pipeline.check()
+        pipeline::check(&self.pipeline)
     }
 
     /// [`check`](Dataset::check), and that elements are not single ones that cannot be cut over replicas.
@@ -89,7 +87,7 @@ impl<T> Dataset<T> {
 
     /// The operations from the source on, one a line, each with the number of elements behind it.
     pub fn explain(&self) -> String {
-        self.pipeline.explain()
+        pipeline::explain(&self.pipeline)
     }
 
     /// The same dataset, its elements read as another type of nest: `Tree<Leaf>` for any structure, or
@@ -98,16 +96,28 @@ impl<T> Dataset<T> {
         Dataset { pipeline: self.pipeline.clone(), passes: self.passes.clone(), elements: PhantomData }
     }
 
-    fn new(pipeline: Pipeline) -> Self {
-        Self { pipeline: Arc::new(pipeline), passes: Arc::default(), elements: PhantomData }
+    /// Dtypes and shapes of the elements, as far as the pipeline tells: of what a function of the user's gives, it
+    /// doesn't.
+    #[doc(alias = "tf.data.Dataset.element_spec")]
+    pub fn element_spec(&self) -> Option<ElementSpec> {
+        self.pipeline.spec()
+    }
+
+    /// A dataset of what an operation gives. Its passes count from 0.
+    pub(crate) fn of(operation: impl Operation + 'static) -> Self {
+        Self::from_pipeline(Arc::new(operation))
+    }
+
+    pub(crate) fn from_pipeline(pipeline: Pipeline) -> Self {
+        Self { pipeline, passes: Arc::default(), elements: PhantomData }
+    }
+
+    pub(crate) fn pipeline(&self) -> &Pipeline {
+        &self.pipeline
     }
 }
 
 impl<T: Nest> Dataset<T> {
-    pub(crate) fn from_pipeline(pipeline: Pipeline) -> Self {
-        Self::new(pipeline)
-    }
-
     /// Starts the next pass.
     pub fn iter(&self) -> Iter<T> {
         self.epoch(self.passes.fetch_add(1, Ordering::Relaxed))

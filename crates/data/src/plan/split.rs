@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 /// How a global batch is cut over replicas.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub enum SplitRule {
     /// As evenly as can be: of b rows over n replicas, the first b mod n replicas get ⌈b/n⌉ and the others ⌊b/n⌋.

@@ -1,11 +1,64 @@
 //! Elements made ahead of time, on a thread of their own.
 
-use super::Stage;
 use crate::guard::panic_message;
+use crate::pipeline::{Operation, Pipeline, Sharding};
 use crate::run::Run;
-use crate::{Error, Result};
+use crate::stage::Stage;
+use crate::{Cardinality, Dataset, Error, Result};
+use distribute_tensor::Nest;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::JoinHandle;
+
+impl<T: Nest> Dataset<T> {
+    /// Makes up to `buffer` elements ahead of time, on a thread that starts with the first element asked for and
+    /// ends with the pass: at the end, at an error, or when the iterator is dropped (a user's function that is
+    /// running then is finished first). 0 changes nothing.
+    ///
+    /// A thread that cannot be started gives [`Error::Thread`].
+    #[doc(alias = "tf.data.Dataset.prefetch")]
+    pub fn prefetch(&self, buffer: usize) -> Self {
+        Self::of(Prefetch { input: self.pipeline().clone(), buffer })
+    }
+}
+
+struct Prefetch {
+    input: Pipeline,
+    buffer: usize,
+}
+
+impl Operation for Prefetch {
+    fn inputs(&self) -> &[Pipeline] {
+        std::slice::from_ref(&self.input)
+    }
+
+    fn over(&self, f: &mut dyn FnMut(&Pipeline) -> Pipeline) -> Option<Pipeline> {
+        Some(Arc::new(Prefetch { input: f(&self.input), buffer: self.buffer }))
+    }
+
+    fn describe(&self) -> String {
+        format!("prefetch {}", self.buffer)
+    }
+
+    fn cardinality(&self) -> Cardinality {
+        self.input.cardinality()
+    }
+
+    fn sharding(&self) -> Sharding {
+        Sharding::Through
+    }
+
+    fn costly(&self) -> bool {
+        self.buffer == 0 && self.input.costly()
+    }
+
+    fn start(&self, epoch: u64) -> Box<dyn Stage> {
+        match self.buffer {
+            0 => self.input.start(epoch),
+            buffer => Box::new(PrefetchStage::new(self.input.start(epoch), buffer)),
+        }
+    }
+}
 
 /// Runs its input on a thread that stays at most `buffer` elements ahead of the consumer.
 ///
@@ -105,6 +158,25 @@ impl Stage for PrefetchStage {
                 some
             }
         }
+    }
+
+    /// Before the thread has started the input itself skips, which can be much faster than making elements.
+    fn skip(&mut self, count: usize) -> Result<usize> {
+        if let State::Waiting(input) = &mut self.state {
+            let skipped = input.skip(count)?;
+            if skipped < count {
+                self.state = State::Ended;
+            }
+            return Ok(skipped);
+        }
+        let mut left = count;
+        while left > 0 {
+            match self.next(left) {
+                Some(run) => left -= run?.len(),
+                None => break,
+            }
+        }
+        Ok(count - left)
     }
 }
 

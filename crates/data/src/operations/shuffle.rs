@@ -1,18 +1,70 @@
 //! Elements in random order.
 
-use super::Stage;
-use crate::Result;
+use super::batch::at_least_one;
+use crate::pipeline::{Operation, Pipeline, Sharding};
 use crate::random::EpochRng;
 use crate::rows::Rows;
 use crate::run::{Picks, Run};
-use distribute_tensor::{Leaf, Tree};
+use crate::stage::Stage;
+use crate::{Cardinality, Dataset, Result};
+use distribute_tensor::{Leaf, Nest, Tree};
 use std::sync::Arc;
+
+impl<T: Nest> Dataset<T> {
+    /// Random order: draws from a buffer of `buffer` elements that is filled up after each draw.
+    ///
+    /// With a buffer of at least the number of elements every order is equally likely. The order depends on `seed`
+    /// and the epoch only: every pass, and every repetition of a [`repeat`](Dataset::repeat) after this, has its
+    /// own. Tensors in memory and ranges are shuffled as numbers of rows, 8 bytes each.
+    ///
+    /// `buffer` 0 gives [`Error::Parameter`](crate::Error::Parameter) in the pass.
+    #[doc(alias = "tf.data.Dataset.shuffle")]
+    pub fn shuffle(&self, buffer: usize, seed: u64) -> Self {
+        Self::of(Shuffle { input: self.pipeline().clone(), buffer, seed })
+    }
+}
+
+struct Shuffle {
+    input: Pipeline,
+    buffer: usize,
+    seed: u64,
+}
+
+impl Operation for Shuffle {
+    fn inputs(&self) -> &[Pipeline] {
+        std::slice::from_ref(&self.input)
+    }
+
+    fn over(&self, f: &mut dyn FnMut(&Pipeline) -> Pipeline) -> Option<Pipeline> {
+        Some(Arc::new(Shuffle { input: f(&self.input), ..*self }))
+    }
+
+    fn describe(&self) -> String {
+        format!("shuffle, buffer {}, seed {}", self.buffer, self.seed)
+    }
+
+    fn cardinality(&self) -> Cardinality {
+        self.input.cardinality()
+    }
+
+    fn check(&self) -> Result<()> {
+        at_least_one("shuffle", "the buffer", self.buffer)
+    }
+
+    fn sharding(&self) -> Sharding {
+        Sharding::Through
+    }
+
+    fn start(&self, epoch: u64) -> Box<dyn Stage> {
+        Box::new(ShuffleStage::new(self.input.start(epoch), self.buffer, self.seed, epoch))
+    }
+}
 
 /// Draws from a buffer, and fills it up from the input after each draw.
 ///
 /// With a buffer of at least the number of elements, every order is equally likely. The order depends on (seed,
 /// epoch), the buffer and the number of elements only.
-pub(crate) struct ShuffleStage {
+struct ShuffleStage {
     input: Box<dyn Stage>,
     buffer: usize,
     rng: EpochRng,
@@ -83,7 +135,7 @@ impl Pool {
 }
 
 impl ShuffleStage {
-    pub(crate) fn new(input: Box<dyn Stage>, buffer: usize, seed: u64, epoch: u64) -> Self {
+    fn new(input: Box<dyn Stage>, buffer: usize, seed: u64, epoch: u64) -> Self {
         Self {
             input,
             buffer,

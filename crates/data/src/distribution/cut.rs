@@ -1,0 +1,107 @@
+//! A worker's batches becoming the pieces of its replicas.
+
+use crate::Result;
+use crate::operations::rebatch::RebatchStage;
+use crate::plan::layout::Layout;
+use crate::plan::recut::recut;
+use crate::plan::shares;
+use crate::plan::split::SplitRule;
+use crate::run::Run;
+use crate::stage::Stage;
+use distribute_tensor::{Leaf, Tree};
+use std::collections::VecDeque;
+use std::ops::Range;
+
+/// How a worker's batches are cut.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Cut {
+    /// Every worker reads the same batches: each is cut into `of` pieces, and these are ours, in this order.
+    Own { rule: SplitRule, of: usize, pieces: Vec<usize> },
+    /// Every worker reads batches of its own, of `full` rows where that is known, and takes its share in each step.
+    Shares { full: Option<usize>, layout: Layout, worker: usize },
+    /// Over the borders of batches, into a cycle of sizes.
+    Stream { sizes: Vec<usize> },
+    /// Elements are handed on as they are.
+    Not,
+}
+
+impl Cut {
+    /// The pieces of batches, in the order of steps and of replicas within a step.
+    pub(crate) fn start(self, batches: Box<dyn Stage>) -> Box<dyn Stage> {
+        match self {
+            Cut::Not => batches,
+            Cut::Stream { sizes } => Box::new(RebatchStage::new(batches, sizes.into())),
+            Cut::Own { .. } | Cut::Shares { .. } => {
+                Box::new(CutStage { input: batches, cut: self, ready: VecDeque::new() })
+            }
+        }
+    }
+
+    /// The pieces of a first batch of `rows` rows: so many for each step that it lasts as the worker has replicas.
+    pub(crate) fn pieces(&self, rows: usize) -> Vec<Range<usize>> {
+        match self {
+            Cut::Stream { sizes } => recut(rows, sizes),
+            Cut::Not => std::iter::once(0..rows).collect(),
+            Cut::Own { rule, of, pieces } => pieces.iter().map(|k| rule.piece(rows, *of, *k)).collect(),
+            Cut::Shares { full, layout, worker } => {
+                shares::steps(rows, full.unwrap_or(rows), layout.workers, layout.replicas, *worker).concat()
+            }
+        }
+    }
+
+    /// The pieces that every batch has, where that is one number.
+    fn pieces_of_a_batch(&self) -> Option<usize> {
+        match self {
+            Cut::Own { pieces, .. } => Some(pieces.len()),
+            Cut::Not => Some(1),
+            Cut::Shares { .. } | Cut::Stream { .. } => None,
+        }
+    }
+}
+
+/// Cuts batch by batch.
+struct CutStage {
+    input: Box<dyn Stage>,
+    cut: Cut,
+    ready: VecDeque<Tree<Leaf>>,
+}
+
+impl CutStage {
+    fn piece(&mut self) -> Result<Option<Run>> {
+        while self.ready.is_empty() {
+            let Some(run) = self.input.next(1) else { return Ok(None) };
+            for batch in run?.into_values()? {
+                let rows = crate::split::batch_rows(&batch)?;
+                for piece in self.cut.pieces(rows) {
+                    self.ready.push_back(match piece == (0..rows) {
+                        true => batch.clone(),
+                        false => batch.narrow_rows(piece.start, piece.len())?,
+                    });
+                }
+            }
+        }
+        Ok(self.ready.pop_front().map(Run::one))
+    }
+}
+
+impl Stage for CutStage {
+    fn next(&mut self, _max: usize) -> Option<Result<Run>> {
+        self.piece().transpose()
+    }
+
+    /// Whole batches are passed over uncut where it is known how many pieces they have.
+    fn skip(&mut self, count: usize) -> Result<usize> {
+        let mut left = count;
+        if let (Some(each), true) = (self.cut.pieces_of_a_batch().filter(|n| *n > 0), self.ready.is_empty()) {
+            let batches = self.input.skip(left / each)?;
+            left -= batches * each;
+            if left >= each {
+                return Ok(count - left);
+            }
+        }
+        while left > 0 && self.piece()?.is_some() {
+            left -= 1;
+        }
+        Ok(count - left)
+    }
+}

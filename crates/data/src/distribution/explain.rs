@@ -1,0 +1,99 @@
+//! Who gets what, and why, in words.
+
+use super::{Distribution, Source, parted};
+use crate::pipeline::{self, Pipeline};
+use crate::plan::layout::Layout;
+use crate::{AutoShardPolicy, SplitRule, UnevenEnds};
+use distribute_tensor::Nest;
+use std::fmt::Write;
+
+impl<T: Nest> Distribution<T> {
+    /// The pipeline, the policy taken and why, what each worker reads, the rows of each replica in a step of a full batch,
+    /// and what happens at the end.
+    ///
+    /// ```
+    /// use distribute_data::{Dataset, DistributeOptions, Distribution, Layout};
+    /// let data = Dataset::range(10).batch(4);
+    /// let plan = Distribution::new(&data, Layout { workers: 2, replicas: 2 }, DistributeOptions::default())?;
+    /// println!("{}", plan.explain());
+    /// # Ok::<(), distribute_data::Error>(())
+    /// ```
+    pub fn explain(&self) -> String {
+        let mut text = String::new();
+        // Writing to a string cannot fail.
+        let _ = self.write(&mut text);
+        text
+    }
+
+    fn write(&self, out: &mut String) -> std::fmt::Result {
+        let Layout { workers, .. } = self.layout;
+        match &self.source {
+            Source::Dataset { pipeline, decision } => {
+                write!(out, "{}over {}, ", pipeline::explain(pipeline), self.layout)?;
+                let asked = self.options.policy;
+                match asked == decision.taken {
+                    true => writeln!(out, "policy {}: {}", decision.taken, decision.why)?,
+                    false => writeln!(out, "policy {} ({asked}): {}", decision.taken, decision.why)?,
+                }
+                for worker in 0..workers {
+                    let reads = match decision.taken {
+                        AutoShardPolicy::File | AutoShardPolicy::Hint if workers > 1 => {
+                            sources(&parted(pipeline, decision, workers, worker))
+                        }
+                        AutoShardPolicy::Off if workers > 1 => "everything, for itself alone".into(),
+                        _ => "everything, of each batch its pieces".into(),
+                    };
+                    writeln!(out, "worker {worker} reads {reads}{}", self.sizes(worker))?;
+                }
+            }
+            Source::Function { per_replica, .. } => {
+                let each = if *per_replica { "replica" } else { "worker" };
+                writeln!(
+                    out,
+                    "a dataset for each {each}, made by a function, over {}: each replica takes an element a step",
+                    self.layout
+                )?;
+            }
+        }
+        writeln!(out, "{}", self.tail())
+    }
+
+    /// The rows of a worker's replicas in its first step of a full batch.
+    fn sizes(&self, worker: usize) -> String {
+        let (Source::Dataset { decision, .. }, Some(full)) = (&self.source, self.full()) else {
+            return "; how many rows a step has is only known when it is read".into();
+        };
+        let pieces = self.cut(decision, worker).pieces(full);
+        let numbers: Vec<_> =
+            pieces.iter().take(self.layout.replicas).map(|piece| piece.len().to_string()).collect();
+        format!("; rows of its replicas in a full step: {}", numbers.join(" "))
+    }
+
+    fn tail(&self) -> String {
+        let cut = match (&self.source, self.options.rule) {
+            (Source::Function { .. }, _) => "",
+            (_, SplitRule::Even) => "a last batch that is shorter is cut evenly",
+            (_, SplitRule::TensorFlow) => "a last batch that is shorter is cut as TensorFlow does",
+        };
+        let ends = match self.options.ends {
+            UnevenEnds::PadEmpty => "replicas without data get batches without rows until all are at the end",
+            UnevenEnds::StopAll => "the pass ends for all when one replica has nothing left",
+            UnevenEnds::Drop => "the pass ends for all at the first step that is not a whole batch",
+        };
+        match cut {
+            "" => format!("at the end: {ends}"),
+            cut => format!("at the end: {cut}; {ends}"),
+        }
+    }
+}
+
+/// The sources of a pipeline, in a line.
+fn sources(pipeline: &Pipeline) -> String {
+    let mut all = Vec::new();
+    pipeline::visit(pipeline, &mut |operation| {
+        if operation.inputs().is_empty() {
+            all.push(operation.describe());
+        }
+    });
+    all.join(", ")
+}

@@ -1,0 +1,93 @@
+//! [`Lockstep`]: all workers of a distribution side by side, in one thread.
+
+use super::steps::Steps;
+use crate::plan::ends::Ballot;
+use crate::run::Run;
+use crate::stage::Stage;
+use crate::{Error, Result};
+use distribute_tensor::{Leaf, Nest, Tree};
+use std::marker::PhantomData;
+
+/// The passes of all workers, step by step: for each worker the pieces of its replicas.
+///
+/// What several processes do together, in one: to see who gets what.
+pub struct Lockstep<T> {
+    together: Together,
+    ended: bool,
+    nest: PhantomData<fn() -> T>,
+}
+
+impl<T> Lockstep<T> {
+    pub(super) fn new(together: Together) -> Self {
+        Self { together, ended: false, nest: PhantomData }
+    }
+}
+
+/// The steps of all workers.
+pub(super) struct Together(pub(super) Vec<Steps>);
+
+impl Together {
+    /// Passes over `steps` steps.
+    pub(super) fn skip(&mut self, steps: u64) -> Result<()> {
+        self.0.iter_mut().try_for_each(|worker| worker.skip(steps))
+    }
+
+    /// The next step, `[worker][replica]`.
+    fn step(&mut self) -> Result<Option<Vec<Vec<Tree<Leaf>>>>> {
+        let mut all = Ballot::default();
+        for worker in &mut self.0 {
+            all = all + worker.prepare()?;
+        }
+        self.0.iter_mut().map(|worker| worker.finish(all)).collect()
+    }
+}
+
+impl<T: Nest> Iterator for Lockstep<T> {
+    type Item = Result<Vec<Vec<T>>>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.ended {
+            return None;
+        }
+        let step = self.together.step().transpose();
+        self.ended = !matches!(step, Some(Ok(_)));
+        let typed = |(index, piece)| {
+            T::from_tree(piece).map_err(|source| Error::Type { operation: "distribute", index, source })
+        };
+        let worker = |pieces: Vec<Tree<Leaf>>| pieces.into_iter().enumerate().map(typed).collect();
+        step.map(|step| step.and_then(|workers| workers.into_iter().map(worker).collect()))
+    }
+}
+
+/// The steps of all workers as batches, for others to cut: the rows of all pieces, in the order of global replicas.
+pub(super) struct Gathered(pub(super) Together);
+
+impl Gathered {
+    fn batch(&mut self) -> Result<Option<Run>> {
+        let Some(step) = self.0.step()? else { return Ok(None) };
+        let mut pieces = step.concat();
+        // Of pieces that are all without rows, one stays.
+        let filled = pieces.iter().filter(|piece| piece.rows().is_ok_and(|rows| rows > 0)).count();
+        if filled > 0 {
+            pieces.retain(|piece| piece.rows().is_ok_and(|rows| rows > 0));
+        } else {
+            pieces.truncate(1);
+        }
+        let elements = pieces.len();
+        let batch = match pieces.len() {
+            1 => pieces.pop(),
+            _ => Some(Tree::concat_rows(pieces).map_err(|source| Error::Stack {
+                batch: 0,
+                elements,
+                source,
+            })?),
+        };
+        Ok(batch.map(Run::one))
+    }
+}
+
+impl Stage for Gathered {
+    fn next(&mut self, _max: usize) -> Option<Result<Run>> {
+        self.batch().transpose()
+    }
+}

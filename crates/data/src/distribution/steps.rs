@@ -1,0 +1,168 @@
+//! [`Steps`]: what the replicas of one worker get, step by step.
+
+use crate::pipeline::Pipeline;
+use crate::plan::ends::{Ballot, UnevenEnds};
+use crate::stage::Stage;
+use crate::{Error, Result};
+use distribute_tensor::{Leaf, Tree};
+
+/// Where the pieces of a worker's replicas come from.
+pub(crate) enum Pieces {
+    /// One after the other from one stage, replica by replica.
+    Dealt(Box<dyn Stage>, usize),
+    /// From a stage for each replica.
+    Each(Vec<Box<dyn Stage>>),
+}
+
+impl Pieces {
+    fn replicas(&self) -> usize {
+        match self {
+            Pieces::Dealt(_, replicas) => *replicas,
+            Pieces::Each(stages) => stages.len(),
+        }
+    }
+
+    /// A piece for each replica, as far as there are any.
+    fn next(&mut self, ended: &mut [bool]) -> Result<Vec<Option<Tree<Leaf>>>> {
+        let mut pieces = Vec::with_capacity(ended.len());
+        for replica in 0..ended.len() {
+            // The end of one stage is the end for all who are dealt from it.
+            let (stage, place) = match self {
+                Pieces::Dealt(stage, _) => (stage, 0),
+                Pieces::Each(stages) => (&mut stages[replica], replica),
+            };
+            let piece = match ended[place] {
+                true => None,
+                false => one(stage)?,
+            };
+            ended[place] = piece.is_none();
+            pieces.push(piece);
+        }
+        Ok(pieces)
+    }
+
+    fn skip(&mut self, steps: usize, ended: &mut [bool]) -> Result<()> {
+        match self {
+            Pieces::Dealt(stage, replicas) => {
+                let wanted = steps.saturating_mul(*replicas);
+                ended[0] = stage.skip(wanted)? < wanted;
+            }
+            Pieces::Each(stages) => {
+                for (stage, ended) in stages.iter_mut().zip(ended) {
+                    *ended = stage.skip(steps)? < steps;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The next element by itself.
+fn one(stage: &mut Box<dyn Stage>) -> Result<Option<Tree<Leaf>>> {
+    match stage.next(1) {
+        None => Ok(None),
+        Some(run) => Ok(run?.into_values()?.pop()),
+    }
+}
+
+/// One worker's pass: pieces for its replicas, step by step.
+///
+/// Whether a step is taken is decided by all workers together: [`prepare`](Steps::prepare) says what this one has for the
+/// next step, [`finish`](Steps::finish) what becomes of it.
+pub(crate) struct Steps {
+    pieces: Pieces,
+    ended: Vec<bool>,
+    ends: UnevenEnds,
+    /// The rows of a step that isn't short.
+    full: Option<usize>,
+    /// What an empty piece looks like.
+    empty: Option<Tree<Leaf>>,
+    next: Vec<Option<Tree<Leaf>>>,
+    taken: u64,
+}
+
+impl Steps {
+    pub(crate) fn new(
+        pieces: Pieces,
+        ends: UnevenEnds,
+        full: Option<usize>,
+        spec: Option<Tree<Leaf>>,
+    ) -> Self {
+        let ended = vec![false; pieces.replicas()];
+        Self { pieces, ended, ends, full, empty: spec, next: Vec::new(), taken: 0 }
+    }
+
+    /// Counts steps that were passed over elsewhere.
+    pub(crate) fn count(&mut self, steps: u64) {
+        self.taken += steps;
+    }
+
+    /// Passes over `steps` steps.
+    pub(crate) fn skip(&mut self, steps: u64) -> Result<()> {
+        self.count(steps);
+        match steps {
+            0 => Ok(()),
+            _ => self.pieces.skip(usize::try_from(steps).unwrap_or(usize::MAX), &mut self.ended),
+        }
+    }
+
+    /// The steps taken, those passed over too.
+    pub(crate) fn taken(&self) -> u64 {
+        self.taken
+    }
+
+    /// Makes the pieces of the next step, and says what there is.
+    pub(crate) fn prepare(&mut self) -> Result<Ballot> {
+        self.next = self.pieces.next(&mut self.ended)?;
+        let mut ballot = Ballot::default();
+        for piece in &self.next {
+            match piece {
+                Some(piece) => {
+                    ballot.present += 1;
+                    // Elements that aren't batches count as one row.
+                    ballot.rows += piece.rows().unwrap_or(1);
+                }
+                None => ballot.missing += 1,
+            }
+        }
+        Ok(ballot)
+    }
+
+    /// The step that was prepared, if all together take it; `None` at the end.
+    pub(crate) fn finish(&mut self, all: Ballot) -> Result<Option<Vec<Tree<Leaf>>>> {
+        let next = std::mem::take(&mut self.next);
+        if !self.ends.take(all, *self.full.get_or_insert(all.rows)) {
+            return Ok(None);
+        }
+        if self.empty.is_none() {
+            self.empty = next.iter().flatten().next().and_then(|piece| piece.narrow_rows(0, 0).ok());
+        }
+        let (present, replicas) = (next.iter().flatten().count(), next.len());
+        let filled = next.into_iter().map(|piece| {
+            piece.or_else(|| self.empty.clone()).ok_or_else(|| Error::NoEmptyBatch {
+                step: self.taken,
+                present,
+                replicas,
+                why: match present {
+                    0 => "this worker has seen no data at all".into(),
+                    _ => "elements are scalars".into(),
+                },
+            })
+        });
+        let filled = filled.collect::<Result<_>>()?;
+        self.taken += 1;
+        Ok(Some(filled))
+    }
+}
+
+/// A batch without rows, of a pipeline whose spec is known.
+pub(crate) fn empty_batch(pieces: &Pipeline) -> Option<Tree<Leaf>> {
+    use distribute_tensor::HostTensor;
+    let spec = pieces.spec()?;
+    let empty = spec.try_map(&mut |spec| {
+        let mut dims: Vec<usize> = spec.dims.iter().map(|size| size.unwrap_or(0)).collect();
+        *dims.first_mut().ok_or(())? = 0;
+        HostTensor::zeros(spec.dtype, dims).map(Leaf::Host).map_err(|_| ())
+    });
+    empty.ok()
+}

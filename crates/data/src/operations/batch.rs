@@ -1,0 +1,193 @@
+//! Several elements as one, with a new axis 0.
+
+use crate::pipeline::{Batching, Operation, Pipeline, Sharding};
+use crate::run::{Assembly, Run};
+use crate::stage::Stage;
+use crate::{Cardinality, Dataset, ElementSpec, Error, Result};
+use distribute_tensor::Nest;
+use std::sync::Arc;
+
+impl<T: Nest> Dataset<T> {
+    /// Puts `size` elements after each other together along a new axis 0: leaves of shape `[…]` become leaves of
+    /// shape `[size, …]`. The last batch has the elements that are left, at least one.
+    ///
+    /// Elements that differ in structure, dtype or shape give [`Error::Stack`] in the pass, `size` 0 gives
+    /// [`Error::Parameter`].
+    #[doc(alias = "tf.data.Dataset.batch")]
+    pub fn batch(&self, size: usize) -> Dataset<T::Batch> {
+        Dataset::of(Batch { input: self.pipeline().clone(), size, drop_remainder: false })
+    }
+
+    /// [`batch`](Dataset::batch), without a last batch that would be shorter.
+    #[doc(alias = "drop_remainder")]
+    pub fn batch_exact(&self, size: usize) -> Dataset<T::Batch> {
+        Dataset::of(Batch { input: self.pipeline().clone(), size, drop_remainder: true })
+    }
+}
+
+struct Batch {
+    input: Pipeline,
+    size: usize,
+    drop_remainder: bool,
+}
+
+impl Operation for Batch {
+    fn inputs(&self) -> &[Pipeline] {
+        std::slice::from_ref(&self.input)
+    }
+
+    fn over(&self, f: &mut dyn FnMut(&Pipeline) -> Pipeline) -> Option<Pipeline> {
+        Some(Arc::new(Batch { input: f(&self.input), ..*self }))
+    }
+
+    fn describe(&self) -> String {
+        match self.drop_remainder {
+            false => format!("batch {}, last one may be shorter", self.size),
+            true => format!("batch {}, remainder dropped", self.size),
+        }
+    }
+
+    fn cardinality(&self) -> Cardinality {
+        batches(self.input.cardinality(), self.size, self.drop_remainder)
+    }
+
+    fn batching(&self) -> Batching {
+        Batching::Batches(self.size)
+    }
+
+    fn spec(&self) -> Option<ElementSpec> {
+        let rows = batch_rows(self.input.cardinality(), self.size, self.drop_remainder);
+        Some(self.input.spec()?.map(&mut |spec| spec.batched(rows)))
+    }
+
+    fn check(&self) -> Result<()> {
+        at_least_one("batch", "the size", self.size)
+    }
+
+    fn sharding(&self) -> Sharding {
+        Sharding::Through
+    }
+
+    fn start(&self, epoch: u64) -> Box<dyn Stage> {
+        let (size, drop_remainder) = (self.size, self.drop_remainder);
+        Box::new(BatchStage { input: self.input.start(epoch), size, drop_remainder, number: 0, ended: false })
+    }
+}
+
+/// How many batches of `size` there are.
+pub(crate) fn batches(elements: Cardinality, size: usize, drop_remainder: bool) -> Cardinality {
+    elements.map(|n| match drop_remainder {
+        true => n / size.max(1),
+        false => n.div_ceil(size.max(1)),
+    })
+}
+
+/// The rows that all batches have, if it is one number.
+pub(crate) fn batch_rows(elements: Cardinality, size: usize, drop_remainder: bool) -> Option<usize> {
+    let full = drop_remainder || elements == Cardinality::Infinite;
+    full.then_some(size)
+}
+
+/// The error for a parameter that is 0.
+pub(crate) fn at_least_one(operation: &'static str, parameter: &'static str, value: usize) -> Result<()> {
+    match value {
+        0 => Err(Error::Parameter { operation, parameter, found: "0".into(), expected: "at least 1" }),
+        _ => Ok(()),
+    }
+}
+
+struct BatchStage {
+    input: Box<dyn Stage>,
+    size: usize,
+    drop_remainder: bool,
+    number: usize,
+    ended: bool,
+}
+
+impl BatchStage {
+    fn batch(&mut self) -> Result<Option<Run>> {
+        let mut assembly = Assembly::default();
+        while assembly.len() < self.size && !self.ended {
+            match self.input.next(self.size - assembly.len()) {
+                Some(run) => assembly.push(run?),
+                None => self.ended = true,
+            }
+        }
+        if assembly.len() == 0 || (self.drop_remainder && assembly.len() < self.size) {
+            return Ok(None);
+        }
+        let batch = assembly.finish(self.number)?;
+        self.number += 1;
+        Ok(Some(Run::one(batch)))
+    }
+}
+
+impl Stage for BatchStage {
+    fn next(&mut self, _max: usize) -> Option<Result<Run>> {
+        self.batch().transpose()
+    }
+
+    fn skip(&mut self, count: usize) -> Result<usize> {
+        if self.ended {
+            return Ok(0);
+        }
+        let wanted = count.saturating_mul(self.size);
+        let elements = self.input.skip(wanted)?;
+        self.ended = elements < wanted;
+        let skipped = match self.drop_remainder {
+            true => elements / self.size,
+            false => elements.div_ceil(self.size),
+        };
+        self.number += skipped;
+        Ok(skipped)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::ids;
+    use crate::{Dataset, Error};
+    use distribute_tensor::HostTensor;
+
+    #[test]
+    fn the_last_batch_may_be_shorter_or_dropped() {
+        assert_eq!(ids(&Dataset::range(7).batch(3)), [vec![0, 1, 2], vec![3, 4, 5], vec![6]]);
+        assert_eq!(ids(&Dataset::range(7).batch_exact(3)), [vec![0, 1, 2], vec![3, 4, 5]]);
+        assert_eq!(Dataset::range(2).batch_exact(3).iter().count(), 0);
+        assert_eq!(ids(&Dataset::range(2).batch(usize::MAX)), [[0, 1]]);
+        assert_eq!(ids(&Dataset::range(3).repeat(2).batch(4)), [vec![0, 1, 2, 0], vec![1, 2]]);
+    }
+
+    #[test]
+    fn batches_of_batches_get_another_axis() {
+        let shapes: Vec<_> =
+            Dataset::range(8).batch(2).batch(3).iter().map(|b| b.unwrap().dims().to_vec()).collect();
+        assert_eq!(shapes, [[3, 2], [1, 2]]);
+    }
+
+    #[test]
+    fn a_whole_source_in_one_batch_is_the_source() {
+        let x = HostTensor::vector(vec![1i64, 2, 3]);
+        let batch = Dataset::from_slices(x.clone()).unwrap().batch(3).iter().next().unwrap().unwrap();
+        assert!(std::ptr::eq(batch.as_slice::<i64>().unwrap(), x.as_slice::<i64>().unwrap()), "copied");
+    }
+
+    #[test]
+    fn rows_and_values_mix_in_one_batch() {
+        let rows = Dataset::from_slices(HostTensor::new(vec![1f32, 2., 3., 4.], [2, 2]).unwrap()).unwrap();
+        let both = rows.map(|x| x).repeat(2).batch(3);
+        let batch = both.iter().next().unwrap().unwrap();
+        assert_eq!(batch.dims(), [3, 2]);
+        assert_eq!(batch.as_slice::<f32>().unwrap(), [1., 2., 3., 4., 1., 2.]);
+    }
+
+    #[test]
+    fn elements_that_differ_are_an_error_naming_the_batch() {
+        let data = Dataset::range(4).map(|n| HostTensor::vector(vec![0f32; 1 + n as usize / 3])).batch(2);
+        let mut iter = data.iter();
+        assert!(iter.next().unwrap().is_ok());
+        let error = iter.next().unwrap().unwrap_err();
+        assert!(matches!(error, Error::Stack { batch: 1, elements: 2, .. }), "{error:?}");
+        assert!(iter.next().is_none());
+    }
+}

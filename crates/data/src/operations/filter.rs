@@ -1,0 +1,147 @@
+//! Some of the elements.
+
+use crate::guard::guarded;
+use crate::pipeline::{Operation, Pipeline, Sharding};
+use crate::run::{Picks, Run};
+use crate::stage::Stage;
+use crate::{Cardinality, Dataset, Error, Result};
+use distribute_tensor::{Leaf, Nest, Tree};
+use std::sync::Arc;
+
+impl<T: Nest> Dataset<T> {
+    /// Keeps the elements for which `predicate` is true.
+    ///
+    /// A panic gives [`Error::Panicked`] with the element's index and ends the pass.
+    #[doc(alias = "tf.data.Dataset.filter")]
+    pub fn filter<F>(&self, predicate: F) -> Self
+    where
+        T: 'static,
+        F: Fn(&T) -> bool + Send + Sync + 'static,
+    {
+        Self::of(Filter { input: self.pipeline().clone(), predicate: on_trees("filter", predicate) })
+    }
+}
+
+/// A user's choice among elements, with the element's index.
+pub(crate) type FilterFn = Arc<dyn Fn(Tree<Leaf>, usize) -> Result<bool> + Send + Sync>;
+
+/// A user's choice as a function of trees, whose panics name the element.
+pub(crate) fn on_trees<T: Nest + 'static>(
+    operation: &'static str,
+    predicate: impl Fn(&T) -> bool + Send + Sync + 'static,
+) -> FilterFn {
+    Arc::new(move |tree, index| {
+        let value = T::from_tree(tree).map_err(|source| Error::Type { operation, index, source })?;
+        guarded(operation, index, || predicate(&value))
+    })
+}
+
+struct Filter {
+    input: Pipeline,
+    predicate: FilterFn,
+}
+
+impl Operation for Filter {
+    fn inputs(&self) -> &[Pipeline] {
+        std::slice::from_ref(&self.input)
+    }
+
+    fn over(&self, f: &mut dyn FnMut(&Pipeline) -> Pipeline) -> Option<Pipeline> {
+        Some(Arc::new(Filter { input: f(&self.input), predicate: self.predicate.clone() }))
+    }
+
+    fn describe(&self) -> String {
+        "filter".into()
+    }
+
+    fn cardinality(&self) -> Cardinality {
+        match self.input.cardinality() {
+            Cardinality::Finite(0) => Cardinality::Finite(0),
+            Cardinality::Infinite => Cardinality::Infinite,
+            _ => Cardinality::Unknown,
+        }
+    }
+
+    fn sharding(&self) -> Sharding {
+        Sharding::Through
+    }
+
+    fn costly(&self) -> bool {
+        true
+    }
+
+    fn start(&self, epoch: u64) -> Box<dyn Stage> {
+        Box::new(FilterStage { input: self.input.start(epoch), predicate: self.predicate.clone(), index: 0 })
+    }
+}
+
+struct FilterStage {
+    input: Box<dyn Stage>,
+    predicate: FilterFn,
+    index: usize,
+}
+
+impl FilterStage {
+    fn keep(&mut self, tree: Tree<Leaf>) -> Result<bool> {
+        let index = self.index;
+        self.index += 1;
+        (self.predicate)(tree, index)
+    }
+
+    /// Rows that are kept stay rows of their source, so that a batch of them is still one gather.
+    fn apply(&mut self, run: Run) -> Result<Run> {
+        Ok(match run {
+            Run::Rows(source, picks) => {
+                let mut kept = Vec::new();
+                for row in picks.into_list() {
+                    if self.keep(source.row(row)?)? {
+                        kept.push(row);
+                    }
+                }
+                Run::Rows(source, Picks::List(kept))
+            }
+            Run::Values(values) => {
+                let mut kept = Vec::new();
+                for value in values {
+                    if self.keep(value.clone())? {
+                        kept.push(value);
+                    }
+                }
+                Run::Values(kept)
+            }
+        })
+    }
+}
+
+impl Stage for FilterStage {
+    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+        loop {
+            let run = self.input.next(max)?;
+            match run.and_then(|run| self.apply(run)) {
+                Ok(run) if run.len() == 0 => continue,
+                result => return Some(result),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::{ids, values};
+    use crate::{Dataset, Error};
+
+    #[test]
+    fn filter_keeps_what_the_function_says_and_nothing_is_an_end() {
+        let odd = Dataset::range(10).filter(|x| x % 2 == 1);
+        assert_eq!(values(&odd), [1, 3, 5, 7, 9]);
+        assert_eq!(ids(&odd.batch(3)), [vec![1, 3, 5], vec![7, 9]]);
+        assert_eq!(values(&Dataset::range(10).map(|x| x + 1).filter(|x| *x > 8)), [9, 10]);
+        assert_eq!(values(&Dataset::range(10).filter(|_| false)), [0i64; 0]);
+    }
+
+    #[test]
+    fn a_panic_names_the_element() {
+        let error = Dataset::range(5).filter(|x| 8 / (2 - x) > 0).iter().find_map(Result::err).unwrap();
+        assert!(matches!(error, Error::Panicked { operation: "filter", index: 2, .. }), "{error:?}");
+    }
+}

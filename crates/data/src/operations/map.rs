@@ -1,0 +1,179 @@
+//! A function applied to every element.
+
+use crate::guard::guarded;
+use crate::pipeline::{Batching, Operation, Pipeline, Sharding};
+use crate::run::Run;
+use crate::stage::Stage;
+use crate::{Cardinality, Cause, Dataset, ElementSpec, Error, Result};
+use distribute_tensor::{Leaf, Nest, Tree};
+use std::sync::Arc;
+
+impl<T: Nest> Dataset<T> {
+    /// Applies `function` to every element.
+    ///
+    /// A panic gives [`Error::Panicked`] with the element's index and ends the pass. The function is not called for
+    /// elements that [`skip`](Dataset::skip) passes over.
+    #[doc(alias = "tf.data.Dataset.map")]
+    pub fn map<U, F>(&self, function: F) -> Dataset<U>
+    where
+        T: 'static,
+        U: Nest,
+        F: Fn(T) -> U + Send + Sync + 'static,
+    {
+        self.try_map(move |value| Ok::<U, Cause>(function(value)))
+    }
+
+    /// Applies a function that can fail to every element.
+    ///
+    /// An `Err` gives [`Error::Map`], a panic [`Error::Panicked`], both with the element's index; they end the pass.
+    ///
+    /// ```
+    /// # use distribute_data::Dataset;
+    /// let data = Dataset::range(3).try_map(|x| if x < 2 { Ok(x) } else { Err("too large") });
+    /// let error = data.iter().last().unwrap().unwrap_err();
+    /// assert_eq!(error.to_string(), "map failed at element 2: too large");
+    /// ```
+    #[doc(alias = "tf.data.Dataset.map")]
+    pub fn try_map<U, E, F>(&self, function: F) -> Dataset<U>
+    where
+        T: 'static,
+        U: Nest,
+        E: Into<Cause>,
+        F: Fn(T) -> Result<U, E> + Send + Sync + 'static,
+    {
+        Dataset::of(Map { input: self.pipeline().clone(), function: on_trees("map", function) })
+    }
+}
+
+/// A user's function from element to element, with the element's index.
+pub(crate) type MapFn = Arc<dyn Fn(Tree<Leaf>, usize) -> Result<Tree<Leaf>> + Send + Sync>;
+
+/// A user's function as one from tree to tree, whose errors and panics name the element.
+pub(crate) fn on_trees<T, U, E, F>(operation: &'static str, function: F) -> MapFn
+where
+    T: Nest + 'static,
+    U: Nest,
+    E: Into<Cause>,
+    F: Fn(T) -> Result<U, E> + Send + Sync + 'static,
+{
+    Arc::new(move |tree, index| {
+        let value = T::from_tree(tree).map_err(|source| Error::Type { operation, index, source })?;
+        match guarded(operation, index, || function(value))? {
+            Ok(mapped) => Ok(mapped.into_tree()),
+            Err(cause) => Err(Error::Map { index, cause: cause.into() }),
+        }
+    })
+}
+
+struct Map {
+    input: Pipeline,
+    function: MapFn,
+}
+
+impl Operation for Map {
+    fn inputs(&self) -> &[Pipeline] {
+        std::slice::from_ref(&self.input)
+    }
+
+    fn over(&self, f: &mut dyn FnMut(&Pipeline) -> Pipeline) -> Option<Pipeline> {
+        Some(Arc::new(Map { input: f(&self.input), function: self.function.clone() }))
+    }
+
+    fn describe(&self) -> String {
+        "map".into()
+    }
+
+    fn cardinality(&self) -> Cardinality {
+        self.input.cardinality()
+    }
+
+    fn batching(&self) -> Batching {
+        Batching::Unknown
+    }
+
+    fn spec(&self) -> Option<ElementSpec> {
+        None
+    }
+
+    fn sharding(&self) -> Sharding {
+        Sharding::Through
+    }
+
+    fn costly(&self) -> bool {
+        true
+    }
+
+    fn start(&self, epoch: u64) -> Box<dyn Stage> {
+        Box::new(MapStage { input: self.input.start(epoch), function: self.function.clone(), index: 0 })
+    }
+}
+
+struct MapStage {
+    input: Box<dyn Stage>,
+    function: MapFn,
+    index: usize,
+}
+
+impl MapStage {
+    fn apply(&mut self, run: Run) -> Result<Run> {
+        let mut mapped = Vec::with_capacity(run.len());
+        for tree in run.into_values()? {
+            mapped.push((self.function)(tree, self.index)?);
+            self.index += 1;
+        }
+        Ok(Run::Values(mapped))
+    }
+}
+
+impl Stage for MapStage {
+    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+        let run = self.input.next(max)?;
+        Some(run.and_then(|run| self.apply(run)))
+    }
+
+    fn skip(&mut self, count: usize) -> Result<usize> {
+        let skipped = self.input.skip(count)?;
+        self.index += skipped;
+        Ok(skipped)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::values;
+    use crate::{Dataset, Error};
+    use distribute_tensor::HostTensor;
+
+    #[test]
+    fn map_applies_the_function_in_order() {
+        assert_eq!(values(&Dataset::range(4).map(|x| x * x)), [0, 1, 4, 9]);
+        let pairs = Dataset::range(2).map(|x| (x, x as f32 / 2.));
+        assert_eq!(pairs.iter().map(Result::unwrap).collect::<Vec<_>>(), [(0, 0.), (1, 0.5)]);
+        let batch = pairs.batch(2).iter().next().unwrap().unwrap();
+        assert_eq!(batch.1.as_slice::<f32>().unwrap(), [0., 0.5]);
+    }
+
+    // INV-13
+    #[test]
+    fn an_error_or_panic_names_the_element_and_ends_the_pass() {
+        let data = Dataset::range(10).skip(1).try_map(|x| if x == 3 { Err("three") } else { Ok(x) });
+        let mut iter = data.iter().skip(2);
+        let error = iter.next().unwrap().unwrap_err();
+        assert!(matches!(error, Error::Map { index: 2, .. }), "{error:?}");
+        assert_eq!(error.to_string(), "map failed at element 2: three");
+        assert!(iter.next().is_none());
+
+        let data = Dataset::range(10).map(|x| 10 / (3 - x)).batch(2);
+        let error = data.iter().find_map(Result::err).unwrap();
+        assert!(matches!(error, Error::Panicked { operation: "map", index: 3, .. }), "{error:?}");
+        assert_eq!(data.iter().filter(Result::is_ok).count(), 1);
+    }
+
+    #[test]
+    fn another_type_than_the_dataset_says_is_an_error() {
+        let error = Dataset::range(2).typed::<f32>().map(|x| x).iter().next().unwrap().unwrap_err();
+        assert!(matches!(error, Error::Type { operation: "map", index: 0, .. }), "{error:?}");
+        let error = Dataset::range(2).typed::<(HostTensor, i64)>().iter().next().unwrap().unwrap_err();
+        assert!(matches!(error, Error::Type { operation: "iterate", index: 0, .. }), "{error:?}");
+    }
+}

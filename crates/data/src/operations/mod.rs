@@ -1,0 +1,13 @@
+//! The operations, one a file: what users call, what it is as data, how it runs.
+
+pub(crate) mod batch;
+pub(crate) mod filter;
+pub(crate) mod generator;
+pub(crate) mod map;
+pub(crate) mod memory;
+pub(crate) mod prefetch;
+pub(crate) mod rebatch;
+pub(crate) mod repeat;
+pub(crate) mod shard;
+pub(crate) mod shuffle;
+pub(crate) mod take;

@@ -1,0 +1,187 @@
+//! Batches cut anew, over their borders.
+
+use super::batch::at_least_one;
+use crate::pipeline::{Batching, Operation, Pipeline, Sharding};
+use crate::run::Run;
+use crate::stage::Stage;
+use crate::{Cardinality, Dataset, ElementSpec, Error, Result};
+use distribute_tensor::{Leaf, Nest, Tree};
+use std::sync::Arc;
+
+impl<T: Nest> Dataset<T> {
+    /// Batches of other sizes: the rows of all batches after each other, cut into pieces of `sizes`, taken in turn and
+    /// starting over. The last one may be shorter.
+    ///
+    /// A size of 0 gives an empty batch. [`Error::Parameter`] in the pass if no size is larger, [`Error::Scalar`] and
+    /// [`Error::UnequalRows`] if elements aren't batches.
+    ///
+    /// ```
+    /// # use distribute_data::Dataset;
+    /// let batches = Dataset::range(7).batch(3).rebatch(&[2]);
+    /// let sizes: Vec<_> = batches.iter().map(|batch| batch.unwrap().dims()[0]).collect();
+    /// assert_eq!(sizes, [2, 2, 2, 1]);
+    /// ```
+    #[doc(alias = "tf.data.Dataset.rebatch")]
+    pub fn rebatch(&self, sizes: &[usize]) -> Self {
+        Self::of(Rebatch { input: self.pipeline().clone(), sizes: sizes.into() })
+    }
+}
+
+struct Rebatch {
+    input: Pipeline,
+    sizes: Arc<[usize]>,
+}
+
+impl Operation for Rebatch {
+    fn inputs(&self) -> &[Pipeline] {
+        std::slice::from_ref(&self.input)
+    }
+
+    fn over(&self, f: &mut dyn FnMut(&Pipeline) -> Pipeline) -> Option<Pipeline> {
+        Some(Arc::new(Rebatch { input: f(&self.input), sizes: self.sizes.clone() }))
+    }
+
+    fn describe(&self) -> String {
+        format!("rebatch to {:?}", self.sizes)
+    }
+
+    fn cardinality(&self) -> Cardinality {
+        match self.input.cardinality() {
+            Cardinality::Finite(n) if n > 0 => Cardinality::Unknown,
+            other => other,
+        }
+    }
+
+    fn batching(&self) -> Batching {
+        match self.sizes.as_ref() {
+            [size] => Batching::Batches(*size),
+            _ => Batching::Unknown,
+        }
+    }
+
+    fn spec(&self) -> Option<ElementSpec> {
+        Some(self.input.spec()?.map(&mut |spec| spec.with_rows(None)))
+    }
+
+    fn check(&self) -> Result<()> {
+        at_least_one("rebatch", "the largest size", self.sizes.iter().copied().max().unwrap_or(0))
+    }
+
+    fn sharding(&self) -> Sharding {
+        Sharding::Whole
+    }
+
+    fn start(&self, epoch: u64) -> Box<dyn Stage> {
+        Box::new(RebatchStage::new(self.input.start(epoch), self.sizes.clone()))
+    }
+}
+
+/// Cuts the rows of a stream of batches into pieces of a cycle of sizes.
+pub(crate) struct RebatchStage {
+    input: Box<dyn Stage>,
+    sizes: Arc<[usize]>,
+    turn: usize,
+    rows: Rest,
+    ended: bool,
+}
+
+/// What is left of the batch that was read last.
+struct Rest {
+    batch: Tree<Leaf>,
+    start: usize,
+    rows: usize,
+}
+
+impl RebatchStage {
+    /// One of the sizes is not 0.
+    pub(crate) fn new(input: Box<dyn Stage>, sizes: Arc<[usize]>) -> Self {
+        let rows = Rest { batch: Tree::None, start: 0, rows: 0 };
+        Self { input, sizes, turn: 0, rows, ended: false }
+    }
+
+    /// Reads batches until there are rows left of one; false at the end.
+    fn fill(&mut self) -> Result<bool> {
+        while self.rows.start == self.rows.rows && !self.ended {
+            match self.input.next(1) {
+                Some(run) => {
+                    let Some(batch) = run?.into_values()?.pop() else { continue };
+                    let rows = crate::split::rows(&batch, "rebatch")?;
+                    self.rows = Rest { batch, start: 0, rows };
+                }
+                None => self.ended = true,
+            }
+        }
+        Ok(self.rows.start < self.rows.rows)
+    }
+
+    fn piece(&mut self) -> Result<Option<Tree<Leaf>>> {
+        let size = self.sizes.get(self.turn % self.sizes.len().max(1)).copied().unwrap_or_default();
+        // What an empty piece looks like is only known once there is a batch.
+        let more = self.fill()?;
+        if (size > 0 && !more) || matches!(self.rows.batch, Tree::None) {
+            return Ok(None);
+        }
+        self.turn += 1;
+        let mut parts = Vec::new();
+        let mut wanted = size;
+        while wanted > 0 && self.fill()? {
+            let len = wanted.min(self.rows.rows - self.rows.start);
+            parts.push(self.rows.batch.narrow_rows(self.rows.start, len)?);
+            self.rows.start += len;
+            wanted -= len;
+        }
+        match parts.len() {
+            0 => Ok(Some(self.rows.batch.narrow_rows(0, 0)?)),
+            1 => Ok(parts.pop()),
+            _ => {
+                let elements = parts.len();
+                let batch = self.turn - 1;
+                let stacked = Tree::concat_rows(parts);
+                stacked.map(Some).map_err(|source| Error::Stack { batch, elements, source })
+            }
+        }
+    }
+}
+
+impl Stage for RebatchStage {
+    fn next(&mut self, _max: usize) -> Option<Result<Run>> {
+        self.piece().transpose().map(|piece| piece.map(Run::one))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::plan::recut::recut;
+    use crate::testing::ids;
+    use crate::{Dataset, Error};
+    use proptest::prelude::*;
+
+    #[test]
+    fn batches_are_cut_over_their_borders() {
+        let batches = Dataset::range(8).batch(3);
+        assert_eq!(ids(&batches.rebatch(&[2])), [[0, 1], [2, 3], [4, 5], [6, 7]]);
+        assert_eq!(ids(&batches.rebatch(&[5])), [vec![0, 1, 2, 3, 4], vec![5, 6, 7]]);
+        assert_eq!(ids(&batches.rebatch(&[4, 0])), [vec![0, 1, 2, 3], vec![], vec![4, 5, 6, 7], vec![]]);
+        assert_eq!(ids(&batches.take(0).rebatch(&[4])), [[0i64; 0]; 0]);
+    }
+
+    #[test]
+    fn what_is_no_batch_or_no_size_is_an_error() {
+        let first = |data: Dataset<i64>| data.iter().next().unwrap().unwrap_err();
+        assert!(matches!(first(Dataset::range(3).rebatch(&[1])), Error::Scalar { .. }));
+        assert!(matches!(first(Dataset::range(3).rebatch(&[0, 0])), Error::Parameter { .. }));
+        assert!(matches!(first(Dataset::range(3).rebatch(&[])), Error::Parameter { .. }));
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_are_those_of_the_plan(
+            n in 0usize..40, batch in 1usize..9, sizes in proptest::collection::vec(0usize..7, 1..5),
+        ) {
+            prop_assume!(n > 0 && sizes.iter().any(|size| *size > 0));
+            let expected: Vec<Vec<i64>> =
+                recut(n, &sizes).into_iter().map(|piece| piece.map(|id| id as i64).collect()).collect();
+            prop_assert_eq!(ids(&Dataset::range(n as i64).batch(batch).rebatch(&sizes)), expected);
+        }
+    }
+}

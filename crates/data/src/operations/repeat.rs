@@ -1,0 +1,145 @@
+//! The same pass again and again.
+
+use crate::pipeline::{Operation, Pipeline, Sharding};
+use crate::run::Run;
+use crate::stage::Stage;
+use crate::{Cardinality, Dataset, Result};
+use distribute_tensor::Nest;
+use std::sync::Arc;
+
+impl<T: Nest> Dataset<T> {
+    /// The dataset `times` times over, each time in the shuffles' next order.
+    #[doc(alias = "tf.data.Dataset.repeat")]
+    pub fn repeat(&self, times: usize) -> Self {
+        Self::of(Repeat { input: self.pipeline().clone(), times: Some(times) })
+    }
+
+    /// The dataset again and again without end. A dataset without elements stays without.
+    #[doc(alias = "tf.data.Dataset.repeat")]
+    pub fn repeat_forever(&self) -> Self {
+        Self::of(Repeat { input: self.pipeline().clone(), times: None })
+    }
+}
+
+struct Repeat {
+    input: Pipeline,
+    /// `None` repeats forever.
+    times: Option<usize>,
+}
+
+impl Operation for Repeat {
+    fn inputs(&self) -> &[Pipeline] {
+        std::slice::from_ref(&self.input)
+    }
+
+    fn over(&self, f: &mut dyn FnMut(&Pipeline) -> Pipeline) -> Option<Pipeline> {
+        Some(Arc::new(Repeat { input: f(&self.input), times: self.times }))
+    }
+
+    fn describe(&self) -> String {
+        match self.times {
+            Some(times) => format!("repeat {times} times"),
+            None => "repeat forever".into(),
+        }
+    }
+
+    fn cardinality(&self) -> Cardinality {
+        match (self.times, self.input.cardinality()) {
+            (Some(0), _) | (None, Cardinality::Finite(0)) => Cardinality::Finite(0),
+            (Some(times), cardinality) => cardinality.map(|n| n.saturating_mul(times)),
+            (None, _) => Cardinality::Infinite,
+        }
+    }
+
+    fn sharding(&self) -> Sharding {
+        Sharding::Through
+    }
+
+    fn start(&self, epoch: u64) -> Box<dyn Stage> {
+        Box::new(RepeatStage::new(self.input.clone(), self.times, epoch))
+    }
+}
+
+struct RepeatStage {
+    input: Pipeline,
+    times: Option<usize>,
+    first_epoch: u64,
+    started: usize,
+    current: Option<Box<dyn Stage>>,
+    empty: bool,
+}
+
+impl RepeatStage {
+    /// Repetition `r` of pass `epoch` is epoch `epoch * times + r` of the input, so that going through `repeat(3)`
+    /// once shuffles as going three times through the input does. Endless repetitions get 2³² epochs a pass.
+    fn new(input: Pipeline, times: Option<usize>, epoch: u64) -> Self {
+        let first_epoch = epoch.wrapping_mul(times.map_or(1 << 32, |times| times as u64));
+        Self { input, times, first_epoch, started: 0, current: None, empty: false }
+    }
+
+    /// The repetition at work, or the next one; `None` after the last. A pass without elements ends an endless
+    /// repetition, which would never give one.
+    fn current(&mut self) -> Option<&mut Box<dyn Stage>> {
+        if self.current.is_none() {
+            if self.times.is_some_and(|times| self.started >= times) || self.empty {
+                return None;
+            }
+            let epoch = self.first_epoch.wrapping_add(self.started as u64);
+            self.started = self.started.saturating_add(1);
+            self.empty = true;
+            self.current = Some(self.input.start(epoch));
+        }
+        self.current.as_mut()
+    }
+}
+
+impl Stage for RepeatStage {
+    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+        loop {
+            if let Some(run) = self.current()?.next(max) {
+                self.empty = false;
+                return Some(run);
+            }
+            self.current = None;
+        }
+    }
+
+    fn skip(&mut self, count: usize) -> Result<usize> {
+        let mut left = count;
+        while left > 0 {
+            let Some(stage) = self.current() else { break };
+            let skipped = stage.skip(left)?;
+            self.empty &= skipped == 0;
+            if skipped < left {
+                self.current = None;
+            }
+            left -= skipped;
+        }
+        Ok(count - left)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Dataset;
+    use crate::testing::values;
+
+    #[test]
+    fn repeats_and_ends() {
+        assert_eq!(values(&Dataset::range(2).repeat(3)), [0, 1, 0, 1, 0, 1]);
+        assert_eq!(values(&Dataset::range(2).repeat(0)), [0i64; 0]);
+        assert_eq!(values(&Dataset::range(2).repeat_forever().take(5)), [0, 1, 0, 1, 0]);
+        assert_eq!(values(&Dataset::range(0).repeat_forever()), [0i64; 0]);
+        assert_eq!(values(&Dataset::range(3).filter(|_| false).repeat_forever()), [0i64; 0]);
+    }
+
+    #[test]
+    fn repeating_shuffles_as_iterating_again_does() {
+        let shuffled = Dataset::range(20).shuffle(20, 5);
+        let epochs: Vec<i64> = (0..6).flat_map(|e| shuffled.epoch(e).map(Result::unwrap)).collect();
+        let three = shuffled.repeat(3);
+        let twice: Vec<i64> = (0..2).flat_map(|_| values(&three)).collect();
+        assert_eq!(twice, epochs);
+        assert_eq!(values(&shuffled.repeat_forever().take(120)), epochs);
+    }
+}

@@ -1,0 +1,217 @@
+//! Every so-manieth element, for one of several workers.
+
+use super::batch::at_least_one;
+use crate::pipeline::{Operation, Part, Pipeline, Sharding};
+use crate::run::{Picks, Run};
+use crate::stage::Stage;
+use crate::{Cardinality, Dataset, Error, Result};
+use distribute_tensor::Nest;
+use std::sync::Arc;
+
+impl<T: Nest> Dataset<T> {
+    /// The elements `index`, `index + workers`, `index + 2 * workers`, … of this dataset. Together the shards of all
+    /// workers are the dataset.
+    ///
+    /// `index` not below `workers` gives [`Error::Worker`] in the pass, `workers` 0 gives [`Error::Parameter`].
+    #[doc(alias = "tf.data.Dataset.shard")]
+    pub fn shard(&self, workers: usize, index: usize) -> Self {
+        Self::of(Shard { input: self.pipeline().clone(), workers, index })
+    }
+
+    /// The place at which [`AutoShardPolicy::Hint`](crate::AutoShardPolicy::Hint) puts a shard for each worker. Without
+    /// that policy a pass gives [`Error::Hinted`] (AS-10).
+    #[doc(alias = "tf.data.experimental.SHARD_HINT")]
+    pub fn shard_hint(&self) -> Self {
+        Self::of(ShardHint { input: self.pipeline().clone() })
+    }
+}
+
+struct Shard {
+    input: Pipeline,
+    workers: usize,
+    index: usize,
+}
+
+impl Operation for Shard {
+    fn inputs(&self) -> &[Pipeline] {
+        std::slice::from_ref(&self.input)
+    }
+
+    fn over(&self, f: &mut dyn FnMut(&Pipeline) -> Pipeline) -> Option<Pipeline> {
+        Some(Arc::new(Shard { input: f(&self.input), ..*self }))
+    }
+
+    fn describe(&self) -> String {
+        format!("shard {} of {}", self.index, self.workers)
+    }
+
+    fn cardinality(&self) -> Cardinality {
+        self.input.cardinality().map(|n| n.saturating_sub(self.index).div_ceil(self.workers.max(1)))
+    }
+
+    fn check(&self) -> Result<()> {
+        at_least_one("shard", "the number of workers", self.workers)?;
+        match self.index < self.workers {
+            true => Ok(()),
+            false => Err(Error::Worker { worker: self.index, workers: self.workers }),
+        }
+    }
+
+    fn sharding(&self) -> Sharding {
+        Sharding::Whole
+    }
+
+    fn start(&self, epoch: u64) -> Box<dyn Stage> {
+        // Rows in memory cost nothing to pass over; of what has to be made, only our elements are.
+        let at_once = if self.input.costly() { 1 } else { MOST_AT_ONCE };
+        let input = self.input.start(epoch);
+        Box::new(ShardStage { input, workers: self.workers, at_once, ahead: self.index, ended: false })
+    }
+}
+
+struct ShardStage {
+    input: Box<dyn Stage>,
+    workers: usize,
+    /// How many elements of the input are asked for at once.
+    at_once: usize,
+    /// How many elements come before the next one of ours.
+    ahead: usize,
+    ended: bool,
+}
+
+impl ShardStage {
+    /// Passes over the elements of other workers; false at the end.
+    fn advance(&mut self) -> Result<bool> {
+        let ahead = std::mem::take(&mut self.ahead);
+        self.ended = self.ended || self.input.skip(ahead)? < ahead;
+        Ok(!self.ended)
+    }
+}
+
+impl Stage for ShardStage {
+    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+        match self.advance() {
+            Err(error) => return Some(Err(error)),
+            Ok(false) => return None,
+            Ok(true) => {}
+        }
+        let run = match self.input.next(max.saturating_mul(self.workers).min(self.at_once)) {
+            Some(Ok(run)) => run,
+            other => return other,
+        };
+        let len = run.len();
+        let ours = |i: &usize| i % self.workers == 0;
+        let picked = match run {
+            Run::Rows(source, picks) => {
+                let rows = picks.into_list().into_iter().enumerate();
+                Run::Rows(source, Picks::List(rows.filter(|(i, _)| ours(i)).map(|(_, row)| row).collect()))
+            }
+            Run::Values(values) => {
+                let values = values.into_iter().enumerate();
+                Run::Values(values.filter(|(i, _)| ours(i)).map(|(_, value)| value).collect())
+            }
+        };
+        self.ahead = len.div_ceil(self.workers) * self.workers - len;
+        Some(Ok(picked))
+    }
+
+    fn skip(&mut self, count: usize) -> Result<usize> {
+        if count == 0 || !self.advance()? {
+            return Ok(0);
+        }
+        let wanted = (count - 1).saturating_mul(self.workers).saturating_add(1);
+        let passed = self.input.skip(wanted)?;
+        self.ended = passed < wanted;
+        self.ahead = self.workers - 1;
+        Ok(passed.div_ceil(self.workers))
+    }
+}
+
+/// The most rows that are asked for at once.
+const MOST_AT_ONCE: usize = 1024;
+
+struct ShardHint {
+    input: Pipeline,
+}
+
+impl Operation for ShardHint {
+    fn inputs(&self) -> &[Pipeline] {
+        std::slice::from_ref(&self.input)
+    }
+
+    fn over(&self, f: &mut dyn FnMut(&Pipeline) -> Pipeline) -> Option<Pipeline> {
+        Some(Arc::new(ShardHint { input: f(&self.input) }))
+    }
+
+    fn describe(&self) -> String {
+        "shard_hint".into()
+    }
+
+    fn cardinality(&self) -> Cardinality {
+        self.input.cardinality()
+    }
+
+    fn check(&self) -> Result<()> {
+        Err(Error::Hinted)
+    }
+
+    fn sharding(&self) -> Sharding {
+        Sharding::Through
+    }
+
+    fn shard(&self, part: &Part) -> Option<Pipeline> {
+        match *part {
+            Part::Hint { workers, index } => {
+                Some(Arc::new(Shard { input: crate::pipeline::shard(&self.input, part), workers, index }))
+            }
+            Part::Files { .. } => None,
+        }
+    }
+
+    fn start(&self, epoch: u64) -> Box<dyn Stage> {
+        self.input.start(epoch)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::values;
+    use crate::{Cardinality, Dataset, Error};
+    use proptest::prelude::*;
+
+    #[test]
+    fn shards_are_every_so_manieth_element() {
+        let range = Dataset::range(7);
+        assert_eq!(values(&range.shard(3, 0)), [0, 3, 6]);
+        assert_eq!(values(&range.map(|x| x).shard(3, 2)), [2, 5]);
+        assert_eq!(values(&range.shard(9, 8)), [0i64; 0]);
+        assert_eq!(range.shard(3, 1).cardinality(), Cardinality::Finite(2));
+    }
+
+    #[test]
+    fn a_shard_that_is_none_and_a_hint_alone_are_errors() {
+        let error = Dataset::range(3).shard(2, 2).iter().next().unwrap().unwrap_err();
+        assert_eq!(error.to_string(), "there is no worker 2: there are 2, counted from 0");
+        assert!(matches!(Dataset::range(3).shard(0, 0).check(), Err(Error::Parameter { .. })));
+        let error = Dataset::range(3).shard_hint().batch(2).iter().next().unwrap().unwrap_err();
+        assert!(matches!(error, Error::Hinted), "{error}");
+    }
+
+    proptest! {
+        #[test]
+        fn shards_together_are_the_dataset(n in 0i64..40, workers in 1usize..6, mapped: bool, skip in 0usize..9) {
+            let range = if mapped { Dataset::range(n).map(|x| x) } else { Dataset::range(n) };
+            let mut all = Vec::new();
+            for index in 0..workers {
+                let shard = range.shard(workers, index);
+                let mine = values(&shard);
+                prop_assert_eq!(shard.cardinality().finite(), Some(mine.len()));
+                prop_assert_eq!(&values(&shard.skip(skip)), &mine[skip.min(mine.len())..]);
+                prop_assert_eq!(&crate::testing::ids(&shard.batch(3)).concat(), &mine);
+                all.extend(mine);
+            }
+            all.sort_unstable();
+            prop_assert_eq!(all, (0..n).collect::<Vec<_>>());
+        }
+    }
+}

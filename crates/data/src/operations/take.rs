@@ -1,0 +1,175 @@
+//! The first elements, and all but the first.
+
+use crate::pipeline::{Operation, Pipeline, Sharding};
+use crate::run::Run;
+use crate::stage::Stage;
+use crate::{Cardinality, Dataset, Result};
+use distribute_tensor::Nest;
+use std::sync::Arc;
+
+impl<T: Nest> Dataset<T> {
+    /// The first `count` elements.
+    #[doc(alias = "tf.data.Dataset.take")]
+    pub fn take(&self, count: usize) -> Self {
+        Self::of(Take { input: self.pipeline().clone(), count })
+    }
+
+    /// All but the first `count` elements.
+    #[doc(alias = "tf.data.Dataset.skip")]
+    pub fn skip(&self, count: usize) -> Self {
+        Self::of(Skip { input: self.pipeline().clone(), count })
+    }
+}
+
+struct Take {
+    input: Pipeline,
+    count: usize,
+}
+
+impl Operation for Take {
+    fn inputs(&self) -> &[Pipeline] {
+        std::slice::from_ref(&self.input)
+    }
+
+    fn over(&self, f: &mut dyn FnMut(&Pipeline) -> Pipeline) -> Option<Pipeline> {
+        Some(Arc::new(Take { input: f(&self.input), count: self.count }))
+    }
+
+    fn describe(&self) -> String {
+        format!("take {}", self.count)
+    }
+
+    fn cardinality(&self) -> Cardinality {
+        match self.input.cardinality() {
+            _ if self.count == 0 => Cardinality::Finite(0),
+            Cardinality::Infinite => Cardinality::Finite(self.count),
+            other => other.map(|n| n.min(self.count)),
+        }
+    }
+
+    fn sharding(&self) -> Sharding {
+        Sharding::Whole
+    }
+
+    fn start(&self, epoch: u64) -> Box<dyn Stage> {
+        Box::new(TakeStage { input: self.input.start(epoch), left: self.count })
+    }
+}
+
+struct TakeStage {
+    input: Box<dyn Stage>,
+    left: usize,
+}
+
+impl Stage for TakeStage {
+    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+        if self.left == 0 {
+            return None;
+        }
+        let run = self.input.next(max.min(self.left))?;
+        if let Ok(run) = &run {
+            self.left -= run.len();
+        }
+        Some(run)
+    }
+
+    fn skip(&mut self, count: usize) -> Result<usize> {
+        let skipped = self.input.skip(count.min(self.left))?;
+        self.left -= skipped;
+        Ok(skipped)
+    }
+}
+
+struct Skip {
+    input: Pipeline,
+    count: usize,
+}
+
+impl Operation for Skip {
+    fn inputs(&self) -> &[Pipeline] {
+        std::slice::from_ref(&self.input)
+    }
+
+    fn over(&self, f: &mut dyn FnMut(&Pipeline) -> Pipeline) -> Option<Pipeline> {
+        Some(Arc::new(Skip { input: f(&self.input), count: self.count }))
+    }
+
+    fn describe(&self) -> String {
+        format!("skip {}", self.count)
+    }
+
+    fn cardinality(&self) -> Cardinality {
+        self.input.cardinality().map(|n| n.saturating_sub(self.count))
+    }
+
+    fn sharding(&self) -> Sharding {
+        Sharding::Whole
+    }
+
+    fn start(&self, epoch: u64) -> Box<dyn Stage> {
+        Box::new(SkipStage { input: self.input.start(epoch), left: self.count, ended: false })
+    }
+}
+
+struct SkipStage {
+    input: Box<dyn Stage>,
+    left: usize,
+    ended: bool,
+}
+
+impl SkipStage {
+    /// Passes over what is to be skipped before the first element.
+    fn begin(&mut self) -> Result<()> {
+        let left = std::mem::take(&mut self.left);
+        if left > 0 {
+            self.ended = self.input.skip(left)? < left;
+        }
+        Ok(())
+    }
+}
+
+impl Stage for SkipStage {
+    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+        match self.begin() {
+            Err(error) => Some(Err(error)),
+            Ok(()) if self.ended => None,
+            Ok(()) => self.input.next(max),
+        }
+    }
+
+    fn skip(&mut self, count: usize) -> Result<usize> {
+        self.begin()?;
+        if self.ended { Ok(0) } else { self.input.skip(count) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Dataset;
+    use crate::testing::{ids, values};
+
+    #[test]
+    fn take_and_skip() {
+        let range = Dataset::range(5);
+        assert_eq!(values(&range.take(2)), [0, 1]);
+        assert_eq!(values(&range.take(9)), [0, 1, 2, 3, 4]);
+        assert_eq!(values(&range.skip(3)), [3, 4]);
+        assert_eq!(values(&range.skip(9)), [0i64; 0]);
+        assert_eq!(values(&Dataset::range(5000).skip(4998)), [4998, 4999]);
+        assert_eq!(ids(&range.batch(2).skip(1).take(1)), [[2, 3]]);
+    }
+
+    #[test]
+    fn take_asks_for_no_more_than_it_gives() {
+        let data = Dataset::range(5).map(|x| if x < 2 { x } else { panic!("asked for {x}") });
+        assert_eq!(ids(&data.take(2).batch(10)), [[0, 1]]);
+    }
+
+    #[test]
+    fn an_error_among_elements_that_have_to_be_made_is_not_skipped() {
+        let data = Dataset::range(5).try_map(|x| if x == 1 { Err("one") } else { Ok(x) });
+        assert!(data.filter(|_| true).skip(3).iter().next().unwrap().is_err());
+        // A map is not called where nobody would see what it says.
+        assert_eq!(values(&data.skip(3)), [3, 4]);
+    }
+}

@@ -1,0 +1,74 @@
+//! What becomes of a step that not every replica has data for.
+
+/// What happens at the end of the data, where some replicas have something left and others don't.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum UnevenEnds {
+    /// Every element is used: replicas without data get empty batches, tensors of 0 rows, until all workers are at
+    /// the end (ITER-4). An optimizer's `minimize` weighs them with 0.
+    #[default]
+    PadEmpty,
+    /// The pass ends for all as soon as one replica has nothing left. What others have for that step is not used; a
+    /// shorter last batch that reaches every replica is.
+    StopAll,
+    /// Every step is a whole global batch: the first that is shorter ends the pass for all. Where the pipeline doesn't
+    /// tell the size of batches, the first step is a whole one.
+    Drop,
+}
+
+/// What workers tell each other about the step to come; added up, what all together know.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ballot {
+    /// Replicas that have a piece, with rows or without.
+    pub present: usize,
+    /// Replicas that have none: their data is at its end.
+    pub missing: usize,
+    /// The rows of all pieces.
+    pub rows: usize,
+}
+
+impl std::ops::Add for Ballot {
+    type Output = Ballot;
+
+    fn add(self, other: Ballot) -> Ballot {
+        Ballot {
+            present: self.present + other.present,
+            missing: self.missing + other.missing,
+            rows: self.rows + other.rows,
+        }
+    }
+}
+
+impl UnevenEnds {
+    /// Whether the step is taken: by every worker or by none. `full` is how many rows a step has that isn't short.
+    pub fn take(self, all: Ballot, full: usize) -> bool {
+        let everybody = all.present > 0 && all.missing == 0;
+        match self {
+            UnevenEnds::PadEmpty => all.present > 0,
+            UnevenEnds::StopAll => everybody,
+            UnevenEnds::Drop => everybody && all.rows >= full,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_policy_ends_where_it_says() {
+        let ballots = [(4, 0, 8), (4, 0, 5), (3, 1, 6), (0, 4, 0)];
+        let take = |ends: UnevenEnds| {
+            ballots.map(|(present, missing, rows)| ends.take(Ballot { present, missing, rows }, 8))
+        };
+        assert_eq!(take(UnevenEnds::PadEmpty), [true, true, true, false]);
+        assert_eq!(take(UnevenEnds::StopAll), [true, true, false, false]);
+        assert_eq!(take(UnevenEnds::Drop), [true, false, false, false]);
+    }
+
+    #[test]
+    fn ballots_add_up() {
+        let one = Ballot { present: 1, missing: 2, rows: 3 };
+        assert_eq!(one + one, Ballot { present: 2, missing: 4, rows: 6 });
+    }
+}

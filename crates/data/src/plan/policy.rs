@@ -1,0 +1,117 @@
+//! How a pipeline is parted over workers.
+
+use super::split::SplitRule;
+use crate::pipeline::{Pipeline, Sharding, visit};
+use crate::{Error, Result};
+use std::fmt;
+
+/// How elements are parted over workers that each have a pipeline of their own (AS-1).
+#[doc(alias = "tf.data.experimental.AutoShardPolicy")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+pub enum AutoShardPolicy {
+    /// Each worker takes all: the user has parted the data, or wants every worker to see everything (AS-2).
+    Off,
+    /// By files where that gives what reading everything would, by elements where not. It says which, and why.
+    #[default]
+    Auto,
+    /// Each worker reads files of its own: `w`, `w + W`, … (AS-3).
+    File,
+    /// Each worker reads everything and takes its pieces of each batch (AS-6).
+    Data,
+    /// Each worker takes the elements `w`, `w + W`, … at the place of [`shard_hint`](crate::Dataset::shard_hint)
+    /// (AS-10).
+    Hint,
+}
+
+impl fmt::Display for AutoShardPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            AutoShardPolicy::Off => "OFF",
+            AutoShardPolicy::Auto => "AUTO",
+            AutoShardPolicy::File => "FILE",
+            AutoShardPolicy::Data => "DATA",
+            AutoShardPolicy::Hint => "HINT",
+        })
+    }
+}
+
+/// What a policy came to, before anything is rewritten: it holds for the whole pipeline.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Decision {
+    /// The policy taken: never [`Auto`](AutoShardPolicy::Auto).
+    pub taken: AutoShardPolicy,
+    /// Why, in words.
+    pub why: String,
+}
+
+/// Decides for a pipeline and a number of workers (AS-8, AS-9).
+///
+/// `Auto` takes files where every source has at least as many as there are workers and no operation on the way would
+/// do something else on a part than on the whole (`take`, `zip`, …); elements otherwise. Under
+/// [`SplitRule::TensorFlow`] it takes files wherever all sources are files.
+pub(crate) fn decide(
+    pipeline: &Pipeline,
+    policy: AutoShardPolicy,
+    rule: SplitRule,
+    workers: usize,
+) -> Result<Decision> {
+    let decided = |taken, why: String| Ok(Decision { taken, why });
+    let sources = Sources::of(pipeline);
+    let tensorflow = rule == SplitRule::TensorFlow;
+    match policy {
+        AutoShardPolicy::Off => decided(policy, "as asked: every worker reads everything".into()),
+        AutoShardPolicy::Data => decided(policy, "as asked".into()),
+        AutoShardPolicy::Hint => decided(policy, "as asked: where shard_hint stands".into()),
+        // There is nothing to part, so nothing that can't be (AS-3).
+        AutoShardPolicy::File if workers == 1 && sources.other.is_some() => {
+            decided(AutoShardPolicy::Off, "one worker reads everything".into())
+        }
+        AutoShardPolicy::File => match sources.refusal(workers) {
+            Some(refusal) => Err(refusal),
+            None => decided(policy, "as asked".into()),
+        },
+        AutoShardPolicy::Auto => match (sources.refusal(workers), &sources.whole) {
+            (Some(refusal @ Error::TooFewFiles { .. }), _) if tensorflow => Err(refusal),
+            (Some(refusal), _) => decided(AutoShardPolicy::Data, refusal.to_string()),
+            (None, Some(operation)) if workers > 1 && !tensorflow => {
+                let why = format!("\"{operation}\" does something else on part of the files than on all");
+                decided(AutoShardPolicy::Data, why)
+            }
+            (None, _) => decided(AutoShardPolicy::File, "every worker gets files of its own".into()),
+        },
+    }
+}
+
+/// What a pipeline reads, as far as it matters for parting it.
+#[derive(Default)]
+struct Sources {
+    /// The fewest files of a source.
+    files: Option<usize>,
+    /// A source that isn't files.
+    other: Option<String>,
+    /// An operation that does something else on a part.
+    whole: Option<String>,
+}
+
+impl Sources {
+    fn of(pipeline: &Pipeline) -> Self {
+        let mut sources = Sources::default();
+        visit(pipeline, &mut |operation| match operation.sharding() {
+            Sharding::Files(n) => sources.files = Some(sources.files.map_or(n, |files| files.min(n))),
+            Sharding::Source => sources.other = Some(operation.describe()),
+            Sharding::Whole => sources.whole = Some(operation.describe()),
+            Sharding::Through => {}
+        });
+        sources
+    }
+
+    /// Why files cannot be parted over so many workers.
+    fn refusal(&self, workers: usize) -> Option<Error> {
+        match (&self.other, self.files) {
+            (Some(source), _) => Some(Error::Unshardable { reader: source.clone() }),
+            (None, None) => Some(Error::Unshardable { reader: "a dataset without a source".into() }),
+            (None, Some(files)) if files < workers => Some(Error::TooFewFiles { files, workers }),
+            _ => None,
+        }
+    }
+}

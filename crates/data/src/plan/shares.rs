@@ -1,0 +1,109 @@
+//! How workers that read data of their own make global batches together.
+
+use super::split::SplitRule;
+use std::ops::Range;
+
+/// The steps that one batch of a worker's own is used for, and the rows of each of its replicas in them.
+///
+/// A worker that reads its own files makes batches of the global size, of which a step takes its share: the pieces of
+/// `replicas` of the `workers * replicas` pieces of a full batch. So a batch lasts `workers` steps, in which each worker
+/// takes another of the shares, beginning with that of its own replicas; together they take a global batch a step
+/// (DIST-6). A share for which less is left is spread evenly over the replicas, and there is no step without rows, so a
+/// short batch takes fewer steps.
+///
+/// `full` is the size of full batches. With one worker a batch is one step, cut as [`SplitRule::Even`] says.
+///
+/// ```
+/// use distribute_data::plan::shares::steps;
+/// assert_eq!(steps(8, 8, 2, 2, 0), [[0..2, 2..4], [4..6, 6..8]]);
+/// assert_eq!(steps(3, 8, 2, 2, 0), [[0..2, 2..3]]);                       // the end of the data
+/// ```
+pub fn steps(
+    rows: usize,
+    full: usize,
+    workers: usize,
+    replicas: usize,
+    worker: usize,
+) -> Vec<Vec<Range<usize>>> {
+    let all = workers.saturating_mul(replicas);
+    if all == 0 {
+        return Vec::new();
+    }
+    let mut steps = Vec::new();
+    let (mut start, mut turn) = (0, worker % workers);
+    // Of a batch that is longer than a full one, which no batching gives, nothing is lost: it takes more turns.
+    while start < rows {
+        let first = SplitRule::Even.piece(full.max(1), all, turn * replicas).start;
+        let last = SplitRule::Even.piece(full.max(1), all, turn * replicas + replicas - 1).end;
+        let share = (rows - start).min(last - first);
+        turn = (turn + 1) % workers;
+        if share > 0 {
+            let pieces = SplitRule::Even.pieces(share, replicas).into_iter();
+            steps.push(pieces.map(|piece| start + piece.start..start + piece.end).collect());
+            start += share;
+        }
+    }
+    steps
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn sizes(steps: &[Vec<Range<usize>>]) -> Vec<Vec<usize>> {
+        steps.iter().map(|step| step.iter().map(Range::len).collect()).collect()
+    }
+
+    /// DIST-6: the sizes of each worker of (7, 2, 2).
+    #[test]
+    fn full_batches_are_shared_as_the_rules_say() {
+        assert_eq!(sizes(&steps(7, 7, 2, 2, 0)), [[2, 2], [2, 1]]);
+        assert_eq!(sizes(&steps(7, 7, 2, 2, 1)), [[2, 1], [2, 2]]);
+        assert_eq!(sizes(&steps(10, 10, 3, 1, 1)), [[3], [3], [4]]);
+    }
+
+    #[test]
+    fn one_worker_takes_a_batch_a_step() {
+        assert_eq!(sizes(&steps(4, 4, 1, 3, 0)), [[2, 1, 1]]);
+        assert_eq!(sizes(&steps(2, 4, 1, 2, 0)), [[1, 1]]);
+        assert_eq!(sizes(&steps(0, 4, 1, 2, 0)), [[0usize; 0]; 0]);
+    }
+
+    #[test]
+    fn replicas_that_a_batch_is_too_small_for_make_no_steps_without_rows() {
+        assert_eq!(sizes(&steps(2, 2, 2, 2, 0)), [[1, 1]]);
+        assert_eq!(sizes(&steps(2, 2, 2, 2, 1)), [[1, 1]]);
+        assert_eq!(sizes(&steps(1, 1, 4, 1, 2)), [[1]]);
+    }
+
+    proptest! {
+        // INV-10
+        #[test]
+        fn nothing_is_lost_and_no_step_is_empty(
+            rows in 0usize..60, full in 0usize..40, workers in 1usize..5, replicas in 1usize..5, worker in 0usize..4,
+        ) {
+            let mut next = 0;
+            for step in steps(rows, full, workers, replicas, worker) {
+                prop_assert_eq!(step.len(), replicas);
+                prop_assert!(step.iter().any(|piece| !piece.is_empty()));
+                for piece in step {
+                    prop_assert_eq!(piece.start, next);
+                    next = piece.end;
+                }
+            }
+            prop_assert_eq!(next, rows);
+        }
+
+        #[test]
+        fn full_batches_make_global_batches(full in 1usize..60, workers in 1usize..5, replicas in 1usize..5) {
+            prop_assume!(full >= workers * replicas);
+            let all: Vec<_> = (0..workers).map(|w| sizes(&steps(full, full, workers, replicas, w))).collect();
+            for step in 0..workers {
+                let pieces: Vec<usize> = all.iter().flat_map(|worker| worker[step].clone()).collect();
+                prop_assert_eq!(pieces.iter().sum::<usize>(), full);
+                prop_assert!(*pieces.iter().max().unwrap() - *pieces.iter().min().unwrap() <= 1);
+            }
+        }
+    }
+}

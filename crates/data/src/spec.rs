@@ -1,0 +1,110 @@
+//! [`TensorSpec`]: what is known of a tensor before there is one.
+
+use distribute_tensor::{DType, Leaf, Tree};
+use std::fmt;
+
+/// The dtype and shape of a tensor, with sizes that are only known once it is there left open.
+#[doc(alias = "tf.TensorSpec")]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorSpec {
+    /// The type of the elements.
+    pub dtype: DType,
+    /// The sizes of the axes; `None` where one differs from element to element.
+    pub dims: Vec<Option<usize>>,
+}
+
+/// The specs of all tensors of an element.
+#[doc(alias = "tf.data.Dataset.element_spec")]
+pub type ElementSpec = Tree<TensorSpec>;
+
+impl TensorSpec {
+    /// A tensor of a known shape.
+    pub fn new(dtype: DType, dims: impl IntoIterator<Item = usize>) -> Self {
+        Self { dtype, dims: dims.into_iter().map(Some).collect() }
+    }
+
+    /// A tensor with one value.
+    pub fn scalar(dtype: DType) -> Self {
+        Self::new(dtype, [])
+    }
+
+    /// Whether all sizes are known.
+    pub fn is_static(&self) -> bool {
+        self.dims.iter().all(Option::is_some)
+    }
+
+    /// The same with an axis 0 put before the others.
+    pub(crate) fn batched(mut self, rows: Option<usize>) -> Self {
+        self.dims.insert(0, rows);
+        self
+    }
+
+    /// The same with another size of axis 0, where there is one.
+    pub(crate) fn with_rows(mut self, rows: Option<usize>) -> Self {
+        if let Some(first) = self.dims.first_mut() {
+            *first = rows;
+        }
+        self
+    }
+
+    /// The same without axis 0, where there is one.
+    pub(crate) fn row(mut self) -> Self {
+        self.dims.drain(..self.dims.len().min(1));
+        self
+    }
+
+    /// What holds for tensors of either spec: sizes that differ are open. `None` if no spec holds for both.
+    pub(crate) fn or(self, other: Self) -> Option<Self> {
+        let fits = self.dtype == other.dtype && self.dims.len() == other.dims.len();
+        let dims = self.dims.into_iter().zip(other.dims).map(|(a, b)| if a == b { a } else { None });
+        fits.then(|| Self { dtype: self.dtype, dims: dims.collect() })
+    }
+}
+
+/// The spec of an element that is there. `None` if a leaf has no dtype of ours.
+pub(crate) fn of(tree: &Tree<Leaf>) -> Option<ElementSpec> {
+    tree.try_map_at(&mut |leaf| Ok(TensorSpec::new(leaf.dtype()?, leaf.dims().iter().copied()))).ok()
+}
+
+/// What holds for elements of either spec; `None` if their structures, dtypes or ranks differ.
+pub(crate) fn either(first: ElementSpec, second: ElementSpec) -> Option<ElementSpec> {
+    let both = Tree::zip(vec![first, second]).ok()?;
+    both.try_map(&mut |mut pair| match (pair.pop(), pair.pop()) {
+        (Some(a), Some(b)) => b.or(a).ok_or(()),
+        _ => Err(()),
+    })
+    .ok()
+}
+
+impl fmt::Display for TensorSpec {
+    /// `float32 [?, 784]`
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let dims: Vec<_> =
+            self.dims.iter().map(|size| size.map_or("?".into(), |size| size.to_string())).collect();
+        write!(f, "{} [{}]", self.dtype, dims.join(", "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn specs_are_batched_and_joined() {
+        let row = TensorSpec::new(DType::F32, [784]);
+        assert_eq!(row.to_string(), "float32 [784]");
+        let batch = row.clone().batched(None);
+        assert_eq!(batch.to_string(), "float32 [?, 784]");
+        assert!(row.is_static() && !batch.is_static());
+        assert_eq!(batch.clone().row(), row);
+        assert_eq!(batch.with_rows(Some(4)), row.clone().batched(Some(4)));
+        let short = row.clone().batched(Some(3)).or(row.clone().batched(Some(4)));
+        assert_eq!(short, Some(row.clone().batched(None)));
+        assert_eq!(row.clone().or(TensorSpec::scalar(DType::F32)), None);
+        let pair =
+            |a: &TensorSpec, b: &TensorSpec| Tree::Tuple(vec![Tree::Leaf(a.clone()), Tree::Leaf(b.clone())]);
+        let scalar = TensorSpec::scalar(DType::I64);
+        assert_eq!(either(pair(&row, &scalar), pair(&row, &scalar)), Some(pair(&row, &scalar)));
+        assert_eq!(either(pair(&row, &scalar), Tree::Leaf(row.clone())), None);
+    }
+}

@@ -1,0 +1,44 @@
+//! [`Stage`]: one operation at work during one pass over the data.
+
+use crate::Result;
+use crate::run::Run;
+
+/// One operation at work during one pass, pulling from the stages before it.
+///
+/// The consumer says how many elements it can use, so a batch of a million rows is one call, and nothing is computed
+/// that nobody asked for. What elements come, and in what order, never depends on how they are asked for.
+pub(crate) trait Stage: Send {
+    /// Between 1 and `max` further elements (`max` is at least 1), or `None` at the end.
+    ///
+    /// Not to be called again after `None` or an error.
+    fn next(&mut self, max: usize) -> Option<Result<Run>>;
+
+    /// Passes over `count` elements without handing them on, and says how many there were: fewer only at the end,
+    /// after which nothing more is to be asked for.
+    ///
+    /// What comes next is what would have come after reading them; functions of users whose results nobody would see
+    /// need not be called.
+    fn skip(&mut self, count: usize) -> Result<usize> {
+        let mut left = count;
+        while left > 0 {
+            match self.next(left.min(SKIP_AT_ONCE)) {
+                Some(run) => left -= run?.len(),
+                None => break,
+            }
+        }
+        Ok(count - left)
+    }
+}
+
+/// How many elements are skipped at once where they have to be made: they are in memory until they are dropped.
+const SKIP_AT_ONCE: usize = 1024;
+
+impl Stage for Box<dyn Stage> {
+    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+        self.as_mut().next(max)
+    }
+
+    fn skip(&mut self, count: usize) -> Result<usize> {
+        self.as_mut().skip(count)
+    }
+}
