@@ -22,6 +22,7 @@
 //! |---|---|
 //! | [`dataset`] | [`Dataset`]: sources, transformations, iteration |
 //! | [`csv`] | [`Csv`]: rows of CSV files as elements |
+//! | [`mod@file`] | [`Location`], [`Compression`], [`Files`]: what all file sources read through |
 //! | [`cardinality`] | [`Cardinality`]: how many elements there are |
 //! | [`plan`] | who gets which rows, as functions of numbers: [`SplitRule`] and TensorFlow's sizes |
 //! | [`mod@split`] | cutting a batch into the pieces of replicas |
@@ -39,6 +40,7 @@ pub mod cardinality;
 pub mod csv;
 pub mod dataset;
 pub mod error;
+pub mod file;
 pub mod plan;
 pub mod split;
 
@@ -55,6 +57,7 @@ pub use cardinality::Cardinality;
 pub use csv::Csv;
 pub use dataset::{Dataset, Iter};
 pub use error::{Cause, Error, Result};
+pub use file::{Compression, Files, Location};
 pub use pipeline::Batching;
 pub use plan::split::SplitRule;
 pub use split::{split, split_batch};
