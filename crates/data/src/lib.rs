@@ -22,6 +22,7 @@
 //! |---|---|
 //! | [`dataset`] | [`Dataset`]: sources, transformations, iteration |
 //! | [`csv`] | [`Csv`]: rows of CSV files as elements |
+//! | [`numpy`] | arrays as numpy saves them |
 //! | [`mod@file`] | [`Location`], [`Compression`], [`Files`]: what all file sources read through |
 //! | [`cardinality`] | [`Cardinality`]: how many elements there are |
 //! | [`plan`] | who gets which rows, as functions of numbers: [`SplitRule`] and TensorFlow's sizes |
@@ -41,6 +42,7 @@ pub mod csv;
 pub mod dataset;
 pub mod error;
 pub mod file;
+pub mod numpy;
 pub mod plan;
 pub mod split;
 
