@@ -22,6 +22,7 @@
 //! |---|---|
 //! | [`dataset`] | [`Dataset`]: sources, transformations, iteration |
 //! | [`csv`] | [`Csv`]: rows of CSV files as elements |
+//! | `webdataset` | samples of tar files; feature `webdataset` |
 //! | [`numpy`] | arrays as numpy saves them |
 //! | [`mod@file`] | [`Location`], [`Compression`], [`Files`]: what all file sources read through |
 //! | [`cardinality`] | [`Cardinality`]: how many elements there are |
@@ -45,6 +46,8 @@ pub mod file;
 pub mod numpy;
 pub mod plan;
 pub mod split;
+#[cfg(feature = "webdataset")]
+pub mod webdataset;
 
 mod guard;
 mod pipeline;
