@@ -20,6 +20,30 @@ pub enum Error {
         /// What the operating system or the decoder said.
         source: std::io::Error,
     },
+    /// The bytes of a file are not what its format needs there.
+    #[error("'{path}', byte {offset}: {what}")]
+    Damaged {
+        /// The file, or the name given to bytes in memory; within an archive, `archive/member`.
+        path: String,
+        /// The byte, counted from 0, of the file with its compression taken off.
+        offset: u64,
+        /// What is wrong there.
+        what: String,
+    },
+    /// A file needs a feature of this crate that is not enabled.
+    #[error("'{what}' needs the cargo feature `{feature}` of distribute-data")]
+    Feature {
+        /// The file.
+        what: String,
+        /// The feature.
+        feature: &'static str,
+    },
+    /// A pattern of file names matches no file.
+    #[error("no file matches '{pattern}'")]
+    NoFiles {
+        /// The pattern.
+        pattern: String,
+    },
     /// A field of a CSV file is not what its column needs, or a row is wider or narrower than the first.
     #[error("'{path}', line {line}, column {column}: found {found}, expected {expected}")]
     Csv {

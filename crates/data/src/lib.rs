@@ -22,6 +22,9 @@
 //! |---|---|
 //! | [`dataset`] | [`Dataset`]: sources, transformations, iteration |
 //! | [`csv`] | [`Csv`]: rows of CSV files as elements |
+//! | `webdataset` | samples of tar files; feature `webdataset` |
+//! | [`numpy`] | arrays as numpy saves them |
+//! | [`mod@file`] | [`Location`], [`Compression`], [`Files`]: what all file sources read through |
 //! | [`cardinality`] | [`Cardinality`]: how many elements there are |
 //! | [`plan`] | who gets which rows, as functions of numbers: [`SplitRule`] and TensorFlow's sizes |
 //! | [`distribution`] | [`Distribution`]: the pass of each worker, step by step, and where it stands |
@@ -41,8 +44,12 @@ pub mod csv;
 pub mod dataset;
 pub mod distribution;
 pub mod error;
+pub mod file;
+pub mod numpy;
 pub mod plan;
 pub mod split;
+#[cfg(feature = "webdataset")]
+pub mod webdataset;
 
 mod guard;
 mod operations;
@@ -60,6 +67,7 @@ pub use csv::Csv;
 pub use dataset::{Dataset, Iter};
 pub use distribution::{DistributeOptions, Distribution, InputContext, Position};
 pub use error::{Cause, Error, Result};
+pub use file::{Compression, Files, Location};
 pub use pipeline::Batching;
 pub use plan::ends::UnevenEnds;
 pub use plan::layout::Layout;

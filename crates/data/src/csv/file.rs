@@ -2,74 +2,12 @@
 
 use super::Column;
 use super::block::Layout;
-use crate::{Error, Result};
-use flate2::bufread::MultiGzDecoder;
-use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
-use std::path::PathBuf;
-use std::sync::Arc;
-
-/// Where the bytes are.
-#[derive(Clone)]
-pub(crate) enum Source {
-    File(PathBuf),
-    Bytes(String, Arc<dyn AsRef<[u8]> + Send + Sync>),
-}
-
-impl std::fmt::Debug for Source {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.name())
-    }
-}
-
-impl Source {
-    pub(crate) fn name(&self) -> String {
-        match self {
-            Source::File(path) => path.display().to_string(),
-            Source::Bytes(name, _) => name.clone(),
-        }
-    }
-
-    fn io_error(&self, source: std::io::Error) -> Error {
-        Error::Io { path: self.name(), source }
-    }
-
-    /// The text, with gzip taken off.
-    fn open(&self) -> Result<Box<dyn Read + Send>> {
-        match self {
-            Source::File(path) => unpack(BufReader::new(File::open(path).map_err(|e| self.io_error(e))?)),
-            Source::Bytes(_, bytes) => unpack(BufReader::new(Shared { bytes: bytes.clone(), next: 0 })),
-        }
-        .map_err(|e| self.io_error(e))
-    }
-}
-
-/// Reads bytes that other passes read as well.
-struct Shared {
-    bytes: Arc<dyn AsRef<[u8]> + Send + Sync>,
-    next: usize,
-}
-
-impl Read for Shared {
-    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-        let mut rest = (*self.bytes).as_ref().get(self.next..).unwrap_or_default();
-        let read = rest.read(buffer)?;
-        self.next += read;
-        Ok(read)
-    }
-}
-
-/// Takes gzip off if the first two bytes say that it is there; a name may lie, and bytes in memory have none.
-fn unpack(mut bytes: impl BufRead + Send + 'static) -> std::io::Result<Box<dyn Read + Send>> {
-    match bytes.fill_buf()?.starts_with(&[0x1f, 0x8b]) {
-        true => Ok(Box::new(MultiGzDecoder::new(bytes))),
-        false => Ok(Box::new(bytes)),
-    }
-}
+use crate::{Compression, Error, Location, Result};
+use std::io::Read;
 
 /// A CSV file of which the first line has been seen.
 pub(crate) struct CsvFile {
-    source: Source,
+    location: Location,
     header: bool,
     delimiter: u8,
     pub(crate) columns: Columns,
@@ -112,14 +50,14 @@ impl Columns {
 impl CsvFile {
     /// Looks at the first line and lets `layout` find its columns.
     pub(crate) fn open(
-        source: Source,
+        location: Location,
         header: bool,
         delimiter: u8,
         layout: impl FnOnce(&Columns) -> Result<Layout>,
     ) -> Result<Self> {
-        let path = source.name();
+        let path = location.to_string();
         let mut file = CsvFile {
-            source,
+            location,
             header,
             delimiter,
             columns: Columns { path, count: 0, names: Vec::new() },
@@ -142,16 +80,17 @@ impl CsvFile {
     }
 
     fn reader(&self, skip_header: bool) -> Result<::csv::Reader<Box<dyn Read + Send>>> {
+        let text: Box<dyn Read + Send> = Compression::Auto.open(&self.location)?;
         Ok(::csv::ReaderBuilder::new()
             .has_headers(skip_header)
             .delimiter(self.delimiter)
             // Rows of another width are found by us, so that the error can name the column.
             .flexible(true)
-            .from_reader(self.source.open()?))
+            .from_reader(text))
     }
 
     pub(crate) fn name(&self) -> String {
-        self.source.name()
+        self.location.to_string()
     }
 
     /// The line, from 1 on, of the row that was found at byte `start` of the text.
@@ -160,8 +99,8 @@ impl CsvFile {
     /// row is broken the text is read once more, up to its first byte that ends no line.
     pub(crate) fn line(&self, start: u64) -> Result<u64> {
         let (mut line, mut after_cr) = (1, false);
-        for (at, byte) in BufReader::new(self.source.open()?).bytes().enumerate() {
-            let byte = byte.map_err(|e| self.source.io_error(e))?;
+        for (at, byte) in Compression::Auto.open(&self.location)?.bytes().enumerate() {
+            let byte = byte.map_err(|e| self.location.io_error(e))?;
             if at as u64 >= start && byte != b'\n' && byte != b'\r' {
                 break;
             }
@@ -178,7 +117,7 @@ impl CsvFile {
             ::csv::ErrorKind::Io(error) => error,
             other => std::io::Error::other(format!("{other:?}")),
         };
-        self.source.io_error(source)
+        self.location.io_error(source)
     }
 
     pub(crate) fn describe(&self) -> String {

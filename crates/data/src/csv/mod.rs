@@ -6,13 +6,12 @@ mod stage;
 
 pub use block::ColumnType;
 
-use crate::{Dataset, Result};
+use crate::{Dataset, Location, Result};
 use block::Layout;
 use distribute_tensor::HostTensor;
-use file::{CsvFile, Source};
+use file::CsvFile;
 use stage::CsvSource;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Reads CSV: a file or bytes in memory, plain or compressed with gzip (which is seen from the first bytes).
@@ -37,7 +36,7 @@ use std::sync::Arc;
 #[doc(alias = "tf.data.experimental.CsvDataset")]
 #[derive(Clone, Debug)]
 pub struct Csv {
-    source: Source,
+    location: Location,
     header: bool,
     delimiter: u8,
 }
@@ -64,17 +63,13 @@ impl From<&str> for Column {
 
 impl Csv {
     /// Reads a file.
-    pub fn file(path: impl Into<PathBuf>) -> Self {
-        Self::new(Source::File(path.into()))
+    pub fn file(location: impl Into<Location>) -> Self {
+        Self { location: location.into(), header: true, delimiter: b',' }
     }
 
     /// Reads bytes in memory, as `include_bytes!` gives them. `name` is what errors call them.
     pub fn bytes(name: impl Into<String>, bytes: impl AsRef<[u8]> + Send + Sync + 'static) -> Self {
-        Self::new(Source::Bytes(name.into(), Arc::new(bytes)))
-    }
-
-    fn new(source: Source) -> Self {
-        Self { source, header: true, delimiter: b',' }
+        Self::file(Location::bytes(name, bytes))
     }
 
     /// Whether the first line names the columns; it does by default.
@@ -93,7 +88,7 @@ impl Csv {
     ///
     /// [`Error::Io`](crate::Error::Io) if the first line cannot be read; so for the other two.
     pub fn features(self) -> Result<Dataset<HostTensor>> {
-        let file = CsvFile::open(self.source, self.header, self.delimiter, |_| Ok(Layout::Features))?;
+        let file = CsvFile::open(self.location, self.header, self.delimiter, |_| Ok(Layout::Features))?;
         Ok(Dataset::of(CsvSource(Arc::new(file))))
     }
 
@@ -105,7 +100,7 @@ impl Csv {
     /// [`Error::NoColumn`](crate::Error::NoColumn) if there is no column `label`.
     pub fn labelled(self, label: impl Into<Column>) -> Result<Dataset<(HostTensor, i64)>> {
         let label = label.into();
-        let file = CsvFile::open(self.source, self.header, self.delimiter, |columns| {
+        let file = CsvFile::open(self.location, self.header, self.delimiter, |columns| {
             Ok(Layout::Labelled { label: columns.find(&label)? })
         })?;
         Ok(Dataset::of(CsvSource(Arc::new(file))))
@@ -133,7 +128,7 @@ impl Csv {
         columns: impl IntoIterator<Item = (C, ColumnType)>,
     ) -> Result<Dataset<BTreeMap<String, HostTensor>>> {
         let wanted: Vec<(Column, ColumnType)> = columns.into_iter().map(|(c, t)| (c.into(), t)).collect();
-        let file = CsvFile::open(self.source, self.header, self.delimiter, |columns| {
+        let file = CsvFile::open(self.location, self.header, self.delimiter, |columns| {
             let mut found = Vec::new();
             for (column, kind) in &wanted {
                 let name = match column {

@@ -1,0 +1,176 @@
+//! What is taken off a file before its format sees the bytes.
+
+use super::Location;
+use crate::Result;
+use flate2::bufread::{MultiGzDecoder, ZlibDecoder};
+use std::io::{BufRead, BufReader, Cursor, Read};
+
+/// How a file is compressed.
+///
+/// Gzip announces itself: three bytes with which no text starts, and with which a TFRecord file starts only if its
+/// first record has a length of 559 903 bytes plus a multiple of 16 MiB. Zlib doesn't: its two bytes may be the text
+/// `x^`. So zlib is found only by formats that know their own first bytes when they see them; for others, such as
+/// text, it has to be named.
+///
+/// ```
+/// use distribute_data::{Compression, Location};
+/// use std::io::Read;
+///
+/// let plain = Location::bytes("plain.txt", "x^2,y");
+/// let mut text = String::new();
+/// Compression::Auto.open(&plain)?.read_to_string(&mut text).unwrap();
+/// assert_eq!(text, "x^2,y");
+/// # Ok::<(), distribute_data::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Compression {
+    /// What the first bytes say; a name may lie, and bytes in memory have none.
+    #[default]
+    Auto,
+    /// None: bytes are read as they are.
+    None,
+    /// Gzip, of one member or several.
+    Gzip,
+    /// Zlib: deflate with zlib's header and checksum.
+    Zlib,
+}
+
+/// What is read at once: files of long records are read in few calls of the operating system.
+const BUFFER: usize = 256 * 1024;
+
+/// How many of the first bytes are looked at.
+const HEAD: usize = 16;
+
+impl Compression {
+    /// The unpacked bytes of a file, buffered. Zlib is unpacked only if it is named.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`](crate::Error::Io) if the file cannot be opened or its first bytes cannot be read. A stream that
+    /// is broken fails when it is read.
+    pub fn open(self, location: &Location) -> Result<Box<dyn BufRead + Send>> {
+        self.unpack(location, |_| None)
+    }
+
+    /// The unpacked bytes of a file of a format that knows its own beginning: where `plain` says that the first 16
+    /// bytes (fewer if the file is shorter) are the format's, [`Auto`](Self::Auto) takes nothing off, and where it
+    /// doesn't, zlib is looked for as well as gzip.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open).
+    pub fn open_known(
+        self,
+        location: &Location,
+        plain: impl FnOnce(&[u8]) -> bool,
+    ) -> Result<Box<dyn BufRead + Send>> {
+        self.unpack(location, |head| Some(plain(head)))
+    }
+
+    fn unpack(
+        self,
+        location: &Location,
+        plain: impl FnOnce(&[u8]) -> Option<bool>,
+    ) -> Result<Box<dyn BufRead + Send>> {
+        let mut raw = location.open()?;
+        let mut head = Vec::with_capacity(HEAD);
+        if self == Compression::Auto {
+            raw.by_ref().take(HEAD as u64).read_to_end(&mut head).map_err(|e| location.io_error(e))?;
+        }
+        let found = if self == Compression::Auto { announced(&head, plain(&head)) } else { self };
+        let packed = BufReader::with_capacity(BUFFER, Cursor::new(head).chain(raw));
+        Ok(match found {
+            Compression::Gzip => Box::new(BufReader::with_capacity(BUFFER, MultiGzDecoder::new(packed))),
+            Compression::Zlib => Box::new(BufReader::with_capacity(BUFFER, ZlibDecoder::new(packed))),
+            Compression::Auto | Compression::None => Box::new(packed),
+        })
+    }
+}
+
+/// What a file that starts with `head` is compressed with, where its format says that this is how plain files start,
+/// or that it isn't, or can't tell.
+fn announced(head: &[u8], plain: Option<bool>) -> Compression {
+    match plain {
+        Some(true) => Compression::None,
+        _ if head.starts_with(&[0x1f, 0x8b, 8]) => Compression::Gzip,
+        Some(false) if starts_zlib(head) => Compression::Zlib,
+        _ => Compression::None,
+    }
+}
+
+/// Deflate with a window of at most 32 KiB, no dictionary, and the two bytes as one number divisible by 31 (RFC 1950).
+fn starts_zlib(head: &[u8]) -> bool {
+    let &[cmf, flg, ..] = head else { return false };
+    cmf & 15 == 8 && cmf >> 4 <= 7 && flg & 0x20 == 0 && u16::from_be_bytes([cmf, flg]) % 31 == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flate2::write::{GzEncoder, ZlibEncoder};
+    use std::io::Write;
+
+    fn gzip(text: &[u8]) -> Vec<u8> {
+        let mut encoder = GzEncoder::new(Vec::new(), flate2::Compression::default());
+        encoder.write_all(text).unwrap();
+        encoder.finish().unwrap()
+    }
+    fn zlib(text: &[u8], level: u32) -> Vec<u8> {
+        let mut encoder = ZlibEncoder::new(Vec::new(), flate2::Compression::new(level));
+        encoder.write_all(text).unwrap();
+        encoder.finish().unwrap()
+    }
+    fn read(mut bytes: Box<dyn BufRead + Send>) -> std::io::Result<Vec<u8>> {
+        let mut all = Vec::new();
+        bytes.read_to_end(&mut all).map(|_| all)
+    }
+
+    #[test]
+    fn auto_takes_gzip_off_however_many_members_and_leaves_the_rest() {
+        let text = b"abc".repeat(200_000);
+        let (first, second) = text.split_at(123);
+        let packed = Location::bytes("a", [gzip(first), gzip(b""), gzip(second)].concat());
+        assert_eq!(read(Compression::Auto.open(&packed).unwrap()).unwrap(), text);
+        assert_eq!(read(Compression::Gzip.open(&packed).unwrap()).unwrap(), text);
+        for plain in [&b""[..], b"x", b"x^2,y\n", b"\x1f\x8b", b"0123456789abcdefg", &zlib(b"t", 6)] {
+            let location = Location::bytes("a", plain.to_vec());
+            assert_eq!(read(Compression::Auto.open(&location).unwrap()).unwrap(), plain);
+        }
+        let raw = read(Compression::None.open(&packed).unwrap()).unwrap();
+        assert!(raw.starts_with(&[0x1f, 0x8b]));
+    }
+
+    #[test]
+    fn zlib_is_found_at_any_level_only_where_the_format_is_not() {
+        for level in 0..=9 {
+            let packed = Location::bytes("a", zlib(b"x^2,y", level));
+            assert_eq!(read(Compression::Zlib.open(&packed).unwrap()).unwrap(), b"x^2,y");
+            assert_eq!(read(Compression::Auto.open_known(&packed, |_| false).unwrap()).unwrap(), b"x^2,y");
+            let taken_as_is = read(Compression::Auto.open_known(&packed, |_| true).unwrap()).unwrap();
+            assert!(starts_zlib(&taken_as_is));
+        }
+        assert_eq!(announced(&[0x1f, 0x8b, 8, 0], Some(true)), Compression::None);
+        assert_eq!(announced(&[0x1f, 0x8b, 8, 0], Some(false)), Compression::Gzip);
+        // Not divisible by 31, a dictionary, another method, a window too large.
+        for not in [[0x78, 0x9d], [0x78, 0xbb], [0x77, 0x9c], [0x88, 0x1c], [0x00, 0x00]] {
+            assert!(!starts_zlib(&not), "{not:?}");
+        }
+    }
+
+    #[test]
+    fn a_broken_stream_fails_wherever_it_is_cut() {
+        for (packed, kind) in [(gzip(b"text"), Compression::Gzip), (zlib(b"text", 6), Compression::Zlib)] {
+            for cut in 1..packed.len() {
+                let location = Location::bytes("cut", packed[..cut].to_vec());
+                assert!(read(kind.open(&location).unwrap()).is_err(), "{kind:?} cut at {cut}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_format_sees_all_of_a_short_file() {
+        let short = Location::bytes("a", "abc");
+        let opened = Compression::Auto.open_known(&short, |head| head == b"abc").unwrap();
+        assert_eq!(read(opened).unwrap(), b"abc");
+    }
+}

@@ -1,0 +1,226 @@
+//! Which files a source reads, and in which order.
+
+use super::Location;
+use crate::{Error, Result};
+
+/// An ordered list of files.
+///
+/// ```
+/// use distribute_data::{Files, Location};
+///
+/// let files = Files::from(["a.csv", "b.csv", "s3://bucket/c.csv"]);
+/// assert_eq!(files.shard(2, 0)?, Files::from(["a.csv", "s3://bucket/c.csv"]));
+/// assert_eq!(files.shard(2, 1)?.iter().next(), Some(&Location::from("b.csv")));
+/// # Ok::<(), distribute_data::Error>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Files(Vec<Location>);
+
+impl Files {
+    /// The files whose paths match a pattern, sorted by path: `?` is one character, `*` any number of them within a
+    /// name, `**` any number of folders, `[ab]` and `[!ab]` one of these or none of them.
+    ///
+    /// With the feature `object-store` the pattern may be a URL, `s3://bucket/data/train-*.tfrecord`, with `*`, `[ab]`
+    /// and `[!ab]` in its last part.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoFiles`] if nothing matches, [`Error::Parameter`] if the pattern is none, [`Error::Io`] if a folder
+    /// cannot be read.
+    ///
+    /// ```no_run
+    /// # use distribute_data::Files;
+    /// let files = Files::glob("data/train-*.tfrecord")?;
+    /// println!("{} files", files.len());
+    /// # Ok::<(), distribute_data::Error>(())
+    /// ```
+    #[doc(alias = "tf.io.gfile.glob")]
+    #[doc(alias = "tf.data.Dataset.list_files")]
+    pub fn glob(pattern: &str) -> Result<Self> {
+        let mut files = if super::location::is_url(pattern) { remote(pattern)? } else { local(pattern)? };
+        files.sort();
+        match files.is_empty() {
+            true => Err(Error::NoFiles { pattern: pattern.into() }),
+            false => Ok(Self(files)),
+        }
+    }
+
+    /// The files that one of several workers reads: `index`, `index + workers`, … (AS-3). A worker beyond the number
+    /// of files gets none.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Parameter`] unless `index < workers` (AS-11).
+    #[doc(alias = "tf.data.Dataset.shard")]
+    pub fn shard(&self, workers: usize, index: usize) -> Result<Self> {
+        if index >= workers {
+            return Err(Error::Parameter {
+                operation: "Files::shard",
+                parameter: "index",
+                found: format!("{index} of {workers} workers"),
+                expected: "less than the number of workers",
+            });
+        }
+        Ok(self.iter().skip(index).step_by(workers).collect())
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The files in order.
+    pub fn iter(&self) -> std::slice::Iter<'_, Location> {
+        self.0.iter()
+    }
+}
+
+/// Local files that match.
+fn local(pattern: &str) -> Result<Vec<Location>> {
+    let found = glob::glob(pattern).map_err(|e| not_a_pattern(pattern, &e))?;
+    let mut files = Vec::new();
+    for path in found {
+        let path = path.map_err(|e| Location::from(e.path()).io_error(e.into()))?;
+        if !path.is_dir() {
+            files.push(path.into());
+        }
+    }
+    Ok(files)
+}
+
+/// Objects that match.
+#[cfg(feature = "object-store")]
+fn remote(pattern: &str) -> Result<Vec<Location>> {
+    let (folder, name) = pattern.rsplit_once('/').unwrap_or_default();
+    let name = glob::Pattern::new(name).map_err(|e| not_a_pattern(pattern, &e))?;
+    let found = super::object_store::list(folder).map_err(|e| Location::from(pattern).io_error(e))?;
+    Ok(found.into_iter().filter(|f| name.matches(f)).map(|f| format!("{folder}/{f}").into()).collect())
+}
+#[cfg(not(feature = "object-store"))]
+fn remote(pattern: &str) -> Result<Vec<Location>> {
+    Err(Error::Feature { what: pattern.into(), feature: "object-store" })
+}
+
+fn not_a_pattern(pattern: &str, error: &glob::PatternError) -> Error {
+    Error::Parameter {
+        operation: "Files::glob",
+        parameter: "pattern",
+        found: format!("'{pattern}' ({error})"),
+        expected: "a pattern such as data/train-*.csv",
+    }
+}
+
+macro_rules! from_one {
+    ($($one:ty)*) => {
+        $(impl From<$one> for Files {
+            fn from(one: $one) -> Self {
+                Self(vec![one.into()])
+            }
+        })*
+    };
+}
+from_one!(Location &Location String &String &str std::path::PathBuf &std::path::PathBuf &std::path::Path);
+
+impl<L: Into<Location>> From<Vec<L>> for Files {
+    fn from(files: Vec<L>) -> Self {
+        files.into_iter().collect()
+    }
+}
+impl<L: Into<Location>, const N: usize> From<[L; N]> for Files {
+    fn from(files: [L; N]) -> Self {
+        files.into_iter().collect()
+    }
+}
+impl<L: Into<Location> + Clone> From<&[L]> for Files {
+    fn from(files: &[L]) -> Self {
+        files.iter().cloned().collect()
+    }
+}
+impl<L: Into<Location>> FromIterator<L> for Files {
+    fn from_iter<I: IntoIterator<Item = L>>(files: I) -> Self {
+        Self(files.into_iter().map(Into::into).collect())
+    }
+}
+
+impl IntoIterator for Files {
+    type Item = Location;
+    type IntoIter = std::vec::IntoIter<Location>;
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.into_iter()
+    }
+}
+impl<'a> IntoIterator for &'a Files {
+    type Item = &'a Location;
+    type IntoIter = std::slice::Iter<'a, Location>;
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    // AS-3
+    #[test]
+    fn worker_w_gets_files_w_and_every_next_by_the_number_of_workers() {
+        let files = Files::from(["a", "b", "c"]);
+        assert_eq!(files.shard(2, 0).unwrap(), Files::from(["a", "c"]));
+        assert_eq!(files.shard(2, 1).unwrap(), Files::from("b"));
+        assert_eq!(files.shard(1, 0).unwrap(), files);
+    }
+
+    // AS-11
+    #[test]
+    fn a_worker_outside_of_the_workers_is_refused() {
+        for (workers, index) in [(0, 0), (2, 2), (1, usize::MAX)] {
+            let error = Files::from("a").shard(workers, index).unwrap_err();
+            let expected = format!(
+                "Files::shard: index is {index} of {workers} workers, but must be less than the number of workers"
+            );
+            assert_eq!(error.to_string(), expected);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn shards_are_the_files_each_once(count in 0usize..50, workers in 1usize..60) {
+            let files: Files = (0..count).map(|i| format!("{i:02}")).collect();
+            let shards: Vec<Files> = (0..workers).map(|w| files.shard(workers, w).unwrap()).collect();
+            let mut all: Vec<Location> = shards.iter().flatten().cloned().collect();
+            all.sort();
+            prop_assert_eq!(Files(all), files);
+            prop_assert!(shards.iter().all(|s| s.len() >= count / workers && s.len() <= count.div_ceil(workers)));
+        }
+    }
+
+    #[test]
+    fn glob_sorts_leaves_folders_out_and_names_the_pattern_if_nothing_matches() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["b-1.csv", "a-10.csv", "a-2.csv", "c.txt"] {
+            std::fs::write(folder.path().join(name), "").unwrap();
+        }
+        std::fs::create_dir(folder.path().join("folder.csv")).unwrap();
+        let at = |name: &str| folder.path().join(name).display().to_string();
+        let found = Files::glob(&at("*.csv")).unwrap();
+        assert_eq!(found, Files::from(vec![at("a-10.csv"), at("a-2.csv"), at("b-1.csv")]));
+        let error = Files::glob(&at("*.npy")).unwrap_err();
+        assert_eq!(error.to_string(), format!("no file matches '{}'", at("*.npy")));
+        let error = Files::glob("a***").unwrap_err();
+        assert!(matches!(&error, Error::Parameter { found, .. } if found.starts_with("'a***' (")), "{error}");
+    }
+
+    #[test]
+    fn lists_of_anything_that_is_a_location() {
+        let path = std::path::Path::new("a");
+        for files in [Files::from("a"), path.into(), vec!["a"].into(), [path].into(), ["a"][..].into()] {
+            assert_eq!(files, Files::from(Location::from("a")));
+        }
+    }
+}

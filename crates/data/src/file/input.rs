@@ -1,0 +1,119 @@
+//! Bytes received, and how far.
+
+use crate::{Error, Result};
+use std::io::Read;
+
+/// Reads a file from its start and says in errors where in it they are.
+pub(crate) struct Input<R> {
+    path: String,
+    reader: R,
+    offset: u64,
+}
+
+impl<R: Read> Input<R> {
+    pub(crate) fn new(path: String, reader: R) -> Self {
+        Self { path, reader, offset: 0 }
+    }
+
+    /// How many bytes have been received.
+    pub(crate) fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// What is wrong with the bytes received last, or missing after them.
+    pub(crate) fn damaged(&self, what: impl Into<String>) -> Error {
+        self.damaged_at(self.offset, what)
+    }
+
+    /// What is wrong at a place.
+    pub(crate) fn damaged_at(&self, offset: u64, what: impl Into<String>) -> Error {
+        Error::Damaged { path: self.path.clone(), offset, what: what.into() }
+    }
+
+    fn early(&self, missing: u64) -> Error {
+        self.damaged(format!("the file ends, {missing} bytes early or more"))
+    }
+
+    fn io_error(&self, source: std::io::Error) -> Error {
+        Error::Io { path: self.path.clone(), source }
+    }
+
+    /// The next bytes, into all of `buffer` or, where the file ends, a part of it: how many there were.
+    fn receive(&mut self, buffer: &mut [u8]) -> Result<usize> {
+        let mut filled = 0;
+        while let Some(rest) = buffer.get_mut(filled..).filter(|rest| !rest.is_empty()) {
+            match self.reader.read(rest) {
+                Ok(0) => break,
+                Ok(read) => filled += read,
+                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(self.io_error(e)),
+            }
+        }
+        self.offset += filled as u64;
+        Ok(filled)
+    }
+
+    /// The next bytes, into all of `buffer`.
+    pub(crate) fn fill(&mut self, buffer: &mut [u8]) -> Result<()> {
+        match buffer.len() - self.receive(buffer)? {
+            0 => Ok(()),
+            missing => Err(self.early(missing as u64)),
+        }
+    }
+
+    /// The next `N` bytes.
+    pub(crate) fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
+        let mut bytes = [0; N];
+        self.fill(&mut bytes).map(|()| bytes)
+    }
+
+    /// The next `len` bytes. No memory is reserved for more than have been received.
+    pub(crate) fn bytes(&mut self, len: u64) -> Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        let received = self.reader.by_ref().take(len).read_to_end(&mut bytes);
+        self.offset += bytes.len() as u64;
+        received.map_err(|e| self.io_error(e))?;
+        match len - bytes.len() as u64 {
+            0 => Ok(bytes),
+            missing => Err(self.early(missing)),
+        }
+    }
+
+    /// Nothing may follow. What a checksum says of the bytes is known only when their end has been seen.
+    pub(crate) fn end(&mut self) -> Result<()> {
+        let mut more = Vec::new();
+        match self.reader.by_ref().take(1).read_to_end(&mut more) {
+            Ok(0) => Ok(()),
+            Ok(_) => Err(self.damaged("nothing more was expected, but bytes follow")),
+            Err(e) => Err(self.io_error(e)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Gives its bytes one by one.
+    struct Slow<'a>(&'a [u8]);
+    impl Read for Slow<'_> {
+        fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+            self.0.read(buffer.get_mut(..1).unwrap_or_default())
+        }
+    }
+
+    #[test]
+    fn an_end_too_early_or_too_late_is_named_at_its_place() {
+        let mut input = Input::new("f".into(), Slow(b"abcdef"));
+        assert_eq!(input.array().unwrap(), *b"ab");
+        assert_eq!(input.bytes(2).unwrap(), b"cd");
+        assert_eq!(
+            input.end().unwrap_err().to_string(),
+            "'f', byte 4: nothing more was expected, but bytes follow"
+        );
+        let error = input.array::<4>().unwrap_err();
+        assert_eq!(error.to_string(), "'f', byte 5: the file ends, 3 bytes early or more");
+        assert_eq!(input.bytes(u64::MAX).unwrap_err().to_string().split_once(", ").unwrap().0, "'f'");
+        input.end().unwrap();
+    }
+}

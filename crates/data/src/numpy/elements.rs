@@ -1,0 +1,133 @@
+//! Bytes to elements and back.
+
+use super::header::Header;
+use crate::Result;
+use crate::file::Input;
+use distribute_tensor::dtype::Buffer;
+use distribute_tensor::{DType, Element};
+use half::f16;
+use num_complex::{Complex32, Complex64};
+use std::io::{Read, Write};
+
+/// Bytes read and converted at once; a multiple of every element's size.
+const CHUNK: usize = 64 * 1024;
+
+/// The elements after a header, in row-major order.
+pub(super) fn read(header: &Header, input: &mut Input<impl Read>) -> Result<Buffer> {
+    macro_rules! numbers {
+        ($($dtype:ident $ty:ty;)*) => {
+            match header.dtype {
+                $(DType::$dtype => match header.big_endian {
+                    true => numbers(header, input, |bytes| Some(<$ty>::from_be_bytes(bytes))),
+                    false => numbers(header, input, |bytes| Some(<$ty>::from_le_bytes(bytes))),
+                },)*
+                DType::Bool => numbers(header, input, |[byte]| (byte < 2).then_some(byte == 1)),
+                DType::C64 => numbers(header, input, |bytes: [u8; 8]| {
+                    let (re, im) = halves::<8, 4>(bytes)?;
+                    Some(match header.big_endian {
+                        true => Complex32::new(f32::from_be_bytes(re), f32::from_be_bytes(im)),
+                        false => Complex32::new(f32::from_le_bytes(re), f32::from_le_bytes(im)),
+                    })
+                }),
+                DType::C128 => numbers(header, input, |bytes: [u8; 16]| {
+                    let (re, im) = halves::<16, 8>(bytes)?;
+                    Some(match header.big_endian {
+                        true => Complex64::new(f64::from_be_bytes(re), f64::from_be_bytes(im)),
+                        false => Complex64::new(f64::from_le_bytes(re), f64::from_le_bytes(im)),
+                    })
+                }),
+                DType::Bf16 | DType::String => Err(input.damaged("a dtype that numpy doesn't have")),
+            }
+        };
+    }
+    numbers! { F16 f16; F32 f32; F64 f64; I8 i8; U8 u8; I16 i16; U16 u16; I32 i32; U32 u32; I64 i64; U64 u64; }
+}
+
+fn halves<const N: usize, const H: usize>(bytes: [u8; N]) -> Option<([u8; H], [u8; H])> {
+    let (first, rest) = bytes.split_first_chunk::<H>()?;
+    Some((*first, *rest.first_chunk::<H>()?))
+}
+
+/// Elements of `N` bytes each. Memory grows with what is received, whatever the shape says.
+fn numbers<T: Element, const N: usize>(
+    header: &Header,
+    input: &mut Input<impl Read>,
+    convert: impl Fn([u8; N]) -> Option<T>,
+) -> Result<Buffer> {
+    let count = header.shape.iter().try_fold(N, |n, size| n.checked_mul(*size));
+    let bytes = count.ok_or_else(|| input.damaged(format!("shape {:?} is too large", header.shape)))?;
+    let mut elements: Vec<T> = Vec::new();
+    let mut chunk = vec![0; CHUNK.min(bytes)];
+    let mut rest = bytes;
+    while rest > 0 {
+        let start = input.offset();
+        let part = chunk.get_mut(..rest.min(CHUNK)).unwrap_or_default();
+        input.fill(part)?;
+        rest -= part.len();
+        for (index, bytes) in part.as_chunks::<N>().0.iter().enumerate() {
+            let bad =
+                || input.damaged_at(start + (index * N) as u64, format!("{bytes:?} is no {}", T::DTYPE));
+            elements.push(convert(*bytes).ok_or_else(bad)?);
+        }
+    }
+    Ok(T::into_buffer(if header.fortran { row_major(&elements, &header.shape) } else { elements }))
+}
+
+/// Puts elements that are in column-major order into row-major order.
+fn row_major<T: Clone>(columns: &[T], shape: &[usize]) -> Vec<T> {
+    let mut rows = Vec::with_capacity(columns.len());
+    let strides: Vec<usize> =
+        shape.iter().scan(1, |stride, size| Some(std::mem::replace(stride, *stride * size))).collect();
+    let mut index = vec![0; shape.len()];
+    let mut at = 0;
+    for _ in 0..columns.len() {
+        rows.extend(columns.get(at).cloned());
+        // The last axis goes round first.
+        for ((i, size), stride) in index.iter_mut().zip(shape).zip(&strides).rev() {
+            *i += 1;
+            at += stride;
+            if *i < *size {
+                break;
+            }
+            at -= stride * size;
+            *i = 0;
+        }
+    }
+    rows
+}
+
+/// Writes elements little-endian.
+pub(super) fn write(buffer: &Buffer, out: &mut impl Write) -> std::io::Result<()> {
+    macro_rules! numbers {
+        ($($dtype:ident)*) => {
+            match buffer {
+                $(Buffer::$dtype(v) => v.iter().try_for_each(|x| out.write_all(&x.to_le_bytes())),)*
+                Buffer::Bool(v) => v.iter().try_for_each(|x| out.write_all(&[u8::from(*x)])),
+                Buffer::C64(v) => v.iter().try_for_each(|x| {
+                    out.write_all(&x.re.to_le_bytes())?;
+                    out.write_all(&x.im.to_le_bytes())
+                }),
+                Buffer::C128(v) => v.iter().try_for_each(|x| {
+                    out.write_all(&x.re.to_le_bytes())?;
+                    out.write_all(&x.im.to_le_bytes())
+                }),
+                // `Header::of` has refused them.
+                Buffer::Bf16(_) | Buffer::String(_) => Ok(()),
+            }
+        };
+    }
+    numbers! { F16 F32 F64 I8 U8 I16 U16 I32 U32 I64 U64 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_become_rows() {
+        assert_eq!(row_major(&[1, 2, 3, 4, 5, 6], &[2, 3]), [1, 3, 5, 2, 4, 6]);
+        assert_eq!(row_major(&[1, 2, 3, 4, 5, 6, 7, 8], &[2, 2, 2]), [1, 5, 3, 7, 2, 6, 4, 8]);
+        assert_eq!(row_major(&[9], &[]), [9]);
+        assert!(row_major::<u8>(&[], &[3, 0]).is_empty());
+    }
+}

@@ -1,0 +1,104 @@
+//! The files in a tar file, read from its start to its end.
+
+use crate::Result;
+use crate::file::Input;
+use std::io::Read;
+use tar::{EntryType, Header, PaxExtensions};
+
+/// Headers and contents start at multiples of this.
+const BLOCK: usize = 512;
+
+/// A file in a tar file.
+pub(super) struct Member {
+    /// Where its header starts.
+    pub(super) offset: u64,
+    pub(super) name: Vec<u8>,
+    pub(super) bytes: Vec<u8>,
+}
+
+/// The files in a tar file.
+///
+/// The crate `tar` knows the headers. Its archive lends its entries and so cannot be kept beside them in an iterator,
+/// and it doesn't say where in the file a broken one is.
+pub(super) struct Members<R> {
+    pub(super) input: Input<R>,
+}
+
+impl<R: Read> Members<R> {
+    /// The next file, passing over folders and links; `None` at the end. Names that are too long for a header come
+    /// in a member before it: GNU's, or a PAX extension.
+    pub(super) fn next(&mut self) -> Result<Option<Member>> {
+        let (mut name, mut size) = (None, None);
+        loop {
+            let offset = self.input.offset();
+            let Some(header) = self.header(offset)? else { return Ok(None) };
+            let kind = header.entry_type();
+            let stated = header.entry_size().map_err(|e| self.input.damaged_at(offset, e.to_string()))?;
+            let of_file = !(kind.is_gnu_longname() || kind.is_gnu_longlink() || is_pax(kind));
+            let bytes = self.contents(size.filter(|_| of_file).unwrap_or(stated))?;
+            match kind {
+                EntryType::GNULongName => {
+                    name = Some(bytes.split(|b| *b == 0).next().unwrap_or(&[]).to_vec())
+                }
+                EntryType::XHeader => {
+                    for extension in PaxExtensions::new(&bytes) {
+                        let extension =
+                            extension.map_err(|e| self.input.damaged_at(offset, e.to_string()))?;
+                        match extension.key_bytes() {
+                            b"path" => name = Some(extension.value_bytes().to_vec()),
+                            b"size" => {
+                                let bad = || self.input.damaged_at(offset, "a PAX size that is no number");
+                                let text = std::str::from_utf8(extension.value_bytes());
+                                size = Some(text.ok().and_then(|s| s.parse().ok()).ok_or_else(bad)?);
+                            }
+                            _ => {}
+                        }
+                    }
+                }
+                EntryType::Regular | EntryType::Continuous => {
+                    let name = name.unwrap_or_else(|| header.path_bytes().into_owned());
+                    return Ok(Some(Member { offset, name, bytes }));
+                }
+                EntryType::GNUSparse => {
+                    return Err(self.input.damaged_at(offset, "sparse files are not supported"));
+                }
+                // What a name or size before them said was theirs.
+                _ if of_file => (name, size) = (None, None),
+                _ => {}
+            }
+        }
+    }
+
+    /// The header that comes next; `None` for the empty block that ends the archive.
+    fn header(&mut self, offset: u64) -> Result<Option<Header>> {
+        let block: [u8; BLOCK] = self.input.array()?;
+        if block == [0; BLOCK] {
+            return Ok(None);
+        }
+        let mut header = Header::new_old();
+        header.as_mut_bytes().copy_from_slice(&block);
+        // The checksum is of the header with blanks in its own place.
+        let own = 148..156;
+        let sum: u32 = block
+            .iter()
+            .enumerate()
+            .map(|(at, b)| u32::from(if own.contains(&at) { b' ' } else { *b }))
+            .sum();
+        match header.cksum() {
+            Ok(stated) if stated == sum => Ok(Some(header)),
+            _ => Err(self.input.damaged_at(offset, "this is no header of a tar file: its checksum is wrong")),
+        }
+    }
+
+    /// What follows a header.
+    fn contents(&mut self, size: u64) -> Result<Vec<u8>> {
+        let bytes = self.input.bytes(size)?;
+        let blank = bytes.len().next_multiple_of(BLOCK) - bytes.len();
+        self.input.bytes(blank as u64)?;
+        Ok(bytes)
+    }
+}
+
+fn is_pax(kind: EntryType) -> bool {
+    kind.is_pax_global_extensions() || kind.is_pax_local_extensions()
+}

@@ -1,0 +1,12 @@
+//! Samples of tar files as WebDataset lays them out: files of one sample follow each other and have names that are
+//! equal up to the first dot.
+//!
+//! | file | what it is |
+//! |---|---|
+//! | `members.rs` | the files in a tar file |
+//! | `samples.rs` | which of them belong together |
+
+mod members;
+mod samples;
+
+pub use samples::{Sample, Samples};

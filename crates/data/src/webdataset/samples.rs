@@ -1,0 +1,143 @@
+//! Which files of a tar file belong together.
+
+use super::members::{Member, Members};
+use crate::file::Input;
+use crate::{Compression, Location, Result};
+use std::collections::BTreeMap;
+use std::io::BufRead;
+
+/// The files of one sample by what follows the first dot of their names, in lower case; and under `__key__` what
+/// comes before it, folders included.
+pub type Sample = BTreeMap<String, Vec<u8>>;
+
+/// What a sample's key is called.
+const KEY: &str = "__key__";
+
+/// The samples of a tar file in order, which may be compressed with gzip.
+///
+/// A sample is made of files that follow each other and have one key: their path up to the first dot of the last
+/// part. Files whose names have no dot, or nothing before it, belong to none, nor do folders and links.
+///
+/// The first error ends the iterator: [`Error::Io`](crate::Error::Io) or
+/// [`Error::Damaged`](crate::Error::Damaged) with the byte in the tar file. A tar file
+/// that ends without the empty block that ends tar files is damaged, since more samples may have been there.
+///
+/// ```
+/// use distribute_data::webdataset::Samples;
+/// # use distribute_data::Location;
+/// # let mut tar = tar::Builder::new(Vec::new());
+/// # for (name, bytes) in [("train/000.jpg", &b"\xff\xd8"[..]), ("train/000.cls", b"3")] {
+/// #     let mut header = tar::Header::new_ustar();
+/// #     header.set_size(bytes.len() as u64);
+/// #     tar.append_data(&mut header, name, bytes).unwrap();
+/// # }
+/// # let location = Location::bytes("train-000.tar", tar.into_inner().unwrap());
+///
+/// for sample in Samples::open(location)? {
+///     let sample = sample?;
+///     assert_eq!(sample["__key__"], b"train/000");
+///     assert_eq!((&sample["jpg"][..], &sample["cls"][..]), (&b"\xff\xd8"[..], &b"3"[..]));
+/// }
+/// # Ok::<(), distribute_data::Error>(())
+/// ```
+#[doc(alias = "webdataset.WebDataset")]
+pub struct Samples {
+    members: Members<Box<dyn BufRead + Send>>,
+    /// The sample that the last member belongs to.
+    open: Option<(String, Sample)>,
+    ended: bool,
+}
+
+impl Samples {
+    /// Starts to read a tar file.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`](crate::Error::Io) if it cannot be opened.
+    pub fn open(location: impl Into<Location>) -> Result<Self> {
+        let location = location.into();
+        let bytes = Compression::Auto.open(&location)?;
+        let members = Members { input: Input::new(location.to_string(), bytes) };
+        Ok(Self { members, open: None, ended: false })
+    }
+
+    /// Adds files to the open sample until one belongs to another or none are left.
+    fn pull(&mut self) -> Result<Option<Sample>> {
+        while let Some(member) = self.members.next()? {
+            let Some((key, kind)) = self.parts(&member)? else { continue };
+            let done = match &mut self.open {
+                Some((open, sample)) if *open == key => {
+                    if sample.insert(kind.clone(), member.bytes).is_some() {
+                        let what = format!("sample '{key}' has two files '{kind}'");
+                        return Err(self.members.input.damaged_at(member.offset, what));
+                    }
+                    continue;
+                }
+                open => {
+                    let sample = [(KEY.to_string(), key.clone().into_bytes()), (kind, member.bytes)].into();
+                    open.replace((key, sample))
+                }
+            };
+            if let Some((_, sample)) = done {
+                return Ok(Some(sample));
+            }
+        }
+        self.ended = true;
+        Ok(self.open.take().map(|(_, sample)| sample))
+    }
+
+    /// A file's key and kind; `None` if it belongs to no sample.
+    fn parts(&self, member: &Member) -> Result<Option<(String, String)>> {
+        let name = std::str::from_utf8(&member.name).map_err(|_| {
+            let what = format!("the name '{}' is not UTF-8", String::from_utf8_lossy(&member.name));
+            self.members.input.damaged_at(member.offset, what)
+        })?;
+        Ok(key_and_kind(name).map(|(key, kind)| (key.to_string(), kind.to_lowercase())))
+    }
+}
+
+/// `a.b/c.d.e` is file `d.e` of sample `a.b/c`.
+fn key_and_kind(path: &str) -> Option<(&str, &str)> {
+    let base = path.rfind('/').map_or(0, |slash| slash + 1);
+    let dot = base + path.get(base..)?.find('.').filter(|dot| *dot > 0)?;
+    Some((path.get(..dot)?, path.get(dot + 1..)?))
+}
+
+impl Iterator for Samples {
+    type Item = Result<Sample>;
+
+    fn next(&mut self) -> Option<Result<Sample>> {
+        if self.ended {
+            return None;
+        }
+        let sample = self.pull();
+        self.ended |= sample.is_err();
+        sample.transpose()
+    }
+}
+
+impl std::fmt::Debug for Samples {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "samples at byte {}", self.members.input.offset())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_ends_at_the_first_dot_of_the_last_part() {
+        for (path, parts) in [
+            ("a.jpg", Some(("a", "jpg"))),
+            ("./a.b/c.seg.png", Some(("./a.b/c", "seg.png"))),
+            ("a.", Some(("a", ""))),
+            ("a.b/c", None),
+            ("a/.hidden", None),
+            ("", None),
+            ("a/", None),
+        ] {
+            assert_eq!(key_and_kind(path), parts, "{path}");
+        }
+    }
+}
