@@ -20,6 +20,26 @@ pub enum Error {
         /// What the operating system or the decoder said.
         source: std::io::Error,
     },
+    /// A file could not be written.
+    #[error("cannot write '{path}': {source}")]
+    Write {
+        /// The file that was to be there.
+        path: String,
+        /// What the operating system said.
+        source: std::io::Error,
+    },
+    /// A TFRecord file is damaged, or ends in the middle of a record.
+    #[error("'{path}', record {record} at byte {offset}: {what}")]
+    Record {
+        /// The file, or the name given to bytes in memory.
+        path: String,
+        /// Where the record begins, in bytes of the file with its compression taken off.
+        offset: u64,
+        /// The record, counted from 0 within the file.
+        record: u64,
+        /// What is wrong with it.
+        what: String,
+    },
     /// A field of a CSV file is not what its column needs, or a row is wider or narrower than the first.
     #[error("'{path}', line {line}, column {column}: found {found}, expected {expected}")]
     Csv {

@@ -22,6 +22,7 @@
 //! |---|---|
 //! | [`dataset`] | [`Dataset`]: sources, transformations, iteration |
 //! | [`csv`] | [`Csv`]: rows of CSV files as elements |
+//! | [`tfrecord`] | [`TfRecordReader`] and [`TfRecordWriter`]: files of records |
 //! | [`cardinality`] | [`Cardinality`]: how many elements there are |
 //! | [`plan`] | who gets which rows, as functions of numbers: [`SplitRule`] and TensorFlow's sizes |
 //! | [`mod@split`] | cutting a batch into the pieces of replicas |
@@ -41,6 +42,7 @@ pub mod dataset;
 pub mod error;
 pub mod plan;
 pub mod split;
+pub mod tfrecord;
 
 mod guard;
 mod pipeline;
@@ -58,3 +60,4 @@ pub use error::{Cause, Error, Result};
 pub use pipeline::Batching;
 pub use plan::split::SplitRule;
 pub use split::{split, split_batch};
+pub use tfrecord::{TfRecordReader, TfRecordWriter};
