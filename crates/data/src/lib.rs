@@ -23,6 +23,7 @@
 //! | [`dataset`] | [`Dataset`]: sources, transformations, iteration |
 //! | [`csv`] | [`Csv`]: rows of CSV files as elements |
 //! | [`tfrecord`] | [`TfRecordReader`] and [`TfRecordWriter`]: files of records |
+//! | [`example`] | [`Example`], and [`Features`](example::Features): records as columns of tensors |
 //! | [`cardinality`] | [`Cardinality`]: how many elements there are |
 //! | [`plan`] | who gets which rows, as functions of numbers: [`SplitRule`] and TensorFlow's sizes |
 //! | [`mod@split`] | cutting a batch into the pieces of replicas |
@@ -40,6 +41,7 @@ pub mod cardinality;
 pub mod csv;
 pub mod dataset;
 pub mod error;
+pub mod example;
 pub mod plan;
 pub mod split;
 pub mod tfrecord;
@@ -57,6 +59,7 @@ pub use cardinality::Cardinality;
 pub use csv::Csv;
 pub use dataset::{Dataset, Iter};
 pub use error::{Cause, Error, Result};
+pub use example::Example;
 pub use pipeline::Batching;
 pub use plan::split::SplitRule;
 pub use split::{split, split_batch};
