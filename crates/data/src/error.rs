@@ -44,6 +44,38 @@ pub enum Error {
         /// The pattern.
         pattern: String,
     },
+    /// A file could not be written.
+    #[error("cannot write '{path}': {source}")]
+    Write {
+        /// The file that was to be there.
+        path: String,
+        /// What the operating system said.
+        source: std::io::Error,
+    },
+    /// A TFRecord file is damaged, or ends in the middle of a record.
+    #[error("'{path}', record {record} at byte {offset}: {what}")]
+    Record {
+        /// The file, or the name given to bytes in memory.
+        path: String,
+        /// Where the record begins, in bytes of the file with its compression taken off.
+        offset: u64,
+        /// The record, counted from 0 within the file.
+        record: u64,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// A record is no `tf.train.Example`, or its features are not those asked for.
+    #[error("{}record {record}{}: {what}", file_of(path), feature_of(feature))]
+    Example {
+        /// The file, or the name given to bytes in memory, where it is known.
+        path: Option<String>,
+        /// The record, counted from 0 within the file, or within the records given where no file is known.
+        record: u64,
+        /// The feature, unless the record is broken before any.
+        feature: Option<String>,
+        /// What is wrong with it.
+        what: String,
+    },
     /// A field of a CSV file is not what its column needs, or a row is wider or narrower than the first.
     #[error("'{path}', line {line}, column {column}: found {found}, expected {expected}")]
     Csv {
@@ -260,4 +292,12 @@ pub enum Error {
     /// A tensor operation failed.
     #[error(transparent)]
     Tensor(#[from] distribute_tensor::Error),
+}
+
+fn file_of(path: &Option<String>) -> String {
+    path.as_ref().map_or(String::new(), |path| format!("'{path}', "))
+}
+
+fn feature_of(feature: &Option<String>) -> String {
+    feature.as_ref().map_or(String::new(), |feature| format!(", feature '{feature}'"))
 }

@@ -22,9 +22,11 @@
 //! |---|---|
 //! | [`dataset`] | [`Dataset`]: sources, transformations, iteration |
 //! | [`csv`] | [`Csv`]: rows of CSV files as elements |
-//! | `webdataset` | samples of tar files; feature `webdataset` |
-//! | [`numpy`] | arrays as numpy saves them |
 //! | [`mod@file`] | [`Location`], [`Compression`], [`Files`]: what all file sources read through |
+//! | [`numpy`] | arrays as numpy saves them |
+//! | `webdataset` | samples of tar files; feature `webdataset` |
+//! | [`tfrecord`] | [`TfRecordReader`] and [`TfRecordWriter`]: files of records |
+//! | [`example`] | [`Example`], and [`Features`](example::Features): records as columns of tensors |
 //! | [`cardinality`] | [`Cardinality`]: how many elements there are |
 //! | [`plan`] | who gets which rows, as functions of numbers: [`SplitRule`] and TensorFlow's sizes |
 //! | [`distribution`] | [`Distribution`]: the pass of each worker, step by step, and where it stands |
@@ -44,10 +46,12 @@ pub mod csv;
 pub mod dataset;
 pub mod distribution;
 pub mod error;
+pub mod example;
 pub mod file;
 pub mod numpy;
 pub mod plan;
 pub mod split;
+pub mod tfrecord;
 #[cfg(feature = "webdataset")]
 pub mod webdataset;
 
@@ -67,6 +71,7 @@ pub use csv::Csv;
 pub use dataset::{Dataset, Iter};
 pub use distribution::{DistributeOptions, Distribution, InputContext, Position};
 pub use error::{Cause, Error, Result};
+pub use example::Example;
 pub use file::{Compression, Files, Location};
 pub use pipeline::Batching;
 pub use plan::ends::UnevenEnds;
@@ -75,3 +80,4 @@ pub use plan::policy::AutoShardPolicy;
 pub use plan::split::SplitRule;
 pub use spec::{ElementSpec, TensorSpec};
 pub use split::{split, split_batch};
+pub use tfrecord::{TfRecordReader, TfRecordWriter};

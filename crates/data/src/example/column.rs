@@ -1,0 +1,140 @@
+//! A column while records are added to it.
+
+use super::feature::Feature;
+use super::features::{FixedLen, VarLen, Wanted};
+use super::message;
+use distribute_tensor::HostTensor;
+
+/// The values of one feature of the records so far.
+#[derive(Debug)]
+pub(super) struct Column<'f> {
+    wanted: &'f Wanted,
+    /// Values of one record, or of one row of it.
+    size: usize,
+    values: Feature,
+    /// Where the values of each record end, if their numbers differ.
+    ends: Vec<usize>,
+}
+
+impl<'f> Column<'f> {
+    pub(super) fn new(wanted: &'f Wanted) -> Self {
+        let (kind, shape) = match wanted {
+            Wanted::Fixed(FixedLen { kind, shape, .. }) | Wanted::Var(VarLen { kind, shape, .. }) => {
+                (kind, shape)
+            }
+        };
+        Self { wanted, size: shape.iter().product(), values: kind.empty(), ends: Vec::new() }
+    }
+
+    /// Makes room for so many records, but not for more values than fit into so many bytes.
+    pub(super) fn reserve(&mut self, records: usize, bytes: usize) {
+        let values = self.size.saturating_mul(records);
+        match &mut self.values {
+            Feature::Bytes(strings) => strings.reserve(values.min(bytes / 2)),
+            Feature::Floats(floats) => floats.reserve(values.min(bytes / 4)),
+            Feature::Ints(ints) => ints.reserve(values.min(bytes)),
+        }
+    }
+
+    /// Adds the feature of one record, or its absence.
+    #[inline]
+    pub(super) fn push(&mut self, feature: Option<&[u8]>, record: &[u8]) -> Result<(), String> {
+        let list = match feature.map(message::list) {
+            None => None,
+            Some(list) => list.map_err(|broken| broken.describe(record))?,
+        };
+        let Some((kind, list)) = list else { return self.push_missing() };
+        let wanted = self.values.kind();
+        if kind != wanted {
+            return Err(format!("found {}, expected {}", kind.name(), wanted.name()));
+        }
+        let before = self.values.len();
+        message::values(&list, &mut self.values).map_err(|broken| broken.describe(record))?;
+        let found = self.values.len() - before;
+        match self.wanted {
+            Wanted::Fixed(fixed) if found != self.size => Err(format!(
+                "found {found} {}, expected {} for shape {:?}",
+                wanted.name(),
+                self.size,
+                fixed.shape
+            )),
+            Wanted::Fixed(_) => Ok(()),
+            Wanted::Var(var) if !found.is_multiple_of(self.size) => Err(format!(
+                "found {found} {}, expected a multiple of {} for rows of shape {:?}",
+                wanted.name(),
+                self.size,
+                var.shape
+            )),
+            Wanted::Var(_) => {
+                self.ends.push(self.values.len());
+                Ok(())
+            }
+        }
+    }
+
+    fn push_missing(&mut self) -> Result<(), String> {
+        match self.wanted {
+            Wanted::Fixed(FixedLen { default: Some(default), .. }) => {
+                let times = if default.len() == self.size { 1 } else { self.size };
+                self.values.append(default, times);
+                Ok(())
+            }
+            Wanted::Fixed(FixedLen { shape, .. }) => {
+                let kind = self.values.kind().name();
+                Err(format!("missing, expected {kind} of shape {shape:?}: a default would stand in for it"))
+            }
+            Wanted::Var(_) => {
+                self.ends.push(self.values.len());
+                Ok(())
+            }
+        }
+    }
+
+    /// The column of `records` records, and that of its lengths if it is wanted.
+    pub(super) fn finish(self, records: usize) -> Result<(HostTensor, Option<HostTensor>), String> {
+        let (shape, values, lengths) = match self.wanted {
+            Wanted::Fixed(fixed) => {
+                let shape = [&[records][..], &fixed.shape].concat();
+                (shape, self.values, None)
+            }
+            Wanted::Var(var) => {
+                let starts = std::iter::once(0).chain(self.ends.iter().copied());
+                let lens = self.ends.iter().zip(starts).map(|(end, start)| end - start);
+                let longest = lens.clone().max().unwrap_or_default();
+                let lengths = lens.map(|len| (len / self.size) as i64).collect();
+                let shape = [&[records, longest / self.size][..], &var.shape].concat();
+                let values = padded(self.values, &self.ends, longest, &var.padding)
+                    .ok_or_else(|| format!("a column of shape {shape:?} is more than memory holds"))?;
+                (shape, values, var.lengths.is_some().then(|| HostTensor::vector(lengths)))
+            }
+        };
+        let tensor =
+            HostTensor::from_buffer(values.into_buffer(), shape).map_err(|error| error.to_string())?;
+        Ok((tensor, lengths))
+    }
+}
+
+/// Values of records that end at `ends`, each filled up to `longest`; `None` where memory does not suffice.
+fn padded(values: Feature, ends: &[usize], longest: usize, padding: &Feature) -> Option<Feature> {
+    fn fill<T: Clone>(values: Vec<T>, ends: &[usize], longest: usize, padding: &T) -> Option<Vec<T>> {
+        let mut out = Vec::new();
+        out.try_reserve_exact(longest.checked_mul(ends.len())?).ok()?;
+        let mut values = values.into_iter();
+        let mut start = 0;
+        for end in ends {
+            out.extend(values.by_ref().take(end - start));
+            out.extend(std::iter::repeat_n(padding.clone(), longest - (end - start)));
+            start = *end;
+        }
+        Some(out)
+    }
+    if longest.checked_mul(ends.len())? == values.len() {
+        return Some(values);
+    }
+    match (values, padding) {
+        (Feature::Bytes(v), Feature::Bytes(p)) => fill(v, ends, longest, p.first()?).map(Feature::Bytes),
+        (Feature::Floats(v), Feature::Floats(p)) => fill(v, ends, longest, p.first()?).map(Feature::Floats),
+        (Feature::Ints(v), Feature::Ints(p)) => fill(v, ends, longest, p.first()?).map(Feature::Ints),
+        _ => None,
+    }
+}

@@ -1,0 +1,228 @@
+//! Which features a batch is to have, and how.
+
+use super::feature::{Feature, Kind};
+use crate::{Error, Result};
+use std::collections::BTreeSet;
+
+/// The features that records are asked for, by name. Others in a record are passed over.
+///
+/// [`parse`](Features::parse) turns records into columns.
+#[derive(Clone, Debug, Default)]
+pub struct Features {
+    /// In the order of their names.
+    pub(super) wanted: Vec<(String, Wanted)>,
+}
+
+/// How the values of one feature become a column.
+#[derive(Clone, Debug)]
+pub enum Wanted {
+    /// The same number of values in each record.
+    Fixed(FixedLen),
+    /// Any number of values.
+    Var(VarLen),
+}
+
+/// A feature with the same number of values in each record: a column `[records, shape...]`.
+#[doc(alias = "tf.io.FixedLenFeature")]
+#[derive(Clone, Debug)]
+pub struct FixedLen {
+    pub(super) kind: Kind,
+    pub(super) shape: Vec<usize>,
+    pub(super) default: Option<Feature>,
+}
+
+impl FixedLen {
+    /// `float32` of this shape; `[]` is one number.
+    pub fn floats(shape: impl Into<Vec<usize>>) -> Self {
+        Self { kind: Kind::Floats, shape: shape.into(), default: None }
+    }
+
+    /// `int64` of this shape; `[]` is one number.
+    pub fn ints(shape: impl Into<Vec<usize>>) -> Self {
+        Self { kind: Kind::Ints, shape: shape.into(), default: None }
+    }
+
+    /// Strings of bytes of this shape; `[]` is one string.
+    pub fn bytes(shape: impl Into<Vec<usize>>) -> Self {
+        Self { kind: Kind::Bytes, shape: shape.into(), default: None }
+    }
+
+    /// What a record has that lacks the feature: values of the shape, or one that stands for all. Without it such a
+    /// record is an error.
+    pub fn or(self, default: impl Into<Feature>) -> Self {
+        Self { default: Some(default.into()), ..self }
+    }
+}
+
+/// A feature with any number of values: a column `[records, longest]`, in which shorter records are filled up.
+///
+/// One long record makes the whole batch as wide. A record that lacks the feature has no values.
+#[doc(alias = "tf.io.VarLenFeature")]
+#[doc(alias = "tf.io.FixedLenSequenceFeature")]
+#[derive(Clone, Debug)]
+pub struct VarLen {
+    pub(super) kind: Kind,
+    pub(super) shape: Vec<usize>,
+    pub(super) padding: Feature,
+    pub(super) lengths: Option<String>,
+}
+
+impl VarLen {
+    /// `float32`, filled up with 0.
+    pub fn floats() -> Self {
+        Self::new(Kind::Floats)
+    }
+
+    /// `int64`, filled up with 0.
+    pub fn ints() -> Self {
+        Self::new(Kind::Ints)
+    }
+
+    /// Strings of bytes, filled up with empty ones.
+    pub fn bytes() -> Self {
+        Self::new(Kind::Bytes)
+    }
+
+    fn new(kind: Kind) -> Self {
+        Self { kind, shape: Vec::new(), padding: kind.zero(), lengths: None }
+    }
+
+    /// Values are rows of this shape: the column is `[records, longest, shape...]`.
+    pub fn rows(self, shape: impl Into<Vec<usize>>) -> Self {
+        Self { shape: shape.into(), ..self }
+    }
+
+    /// What shorter records are filled up with: one value.
+    pub fn pad(self, padding: impl Into<Feature>) -> Self {
+        Self { padding: padding.into(), ..self }
+    }
+
+    /// Adds a column of this name, `int64` of shape `[records]`: how many values (or rows) each record has.
+    pub fn lengths(self, name: impl Into<String>) -> Self {
+        Self { lengths: Some(name.into()), ..self }
+    }
+}
+
+impl From<FixedLen> for Wanted {
+    fn from(fixed: FixedLen) -> Self {
+        Wanted::Fixed(fixed)
+    }
+}
+
+impl From<VarLen> for Wanted {
+    fn from(var: VarLen) -> Self {
+        Wanted::Var(var)
+    }
+}
+
+impl Wanted {
+    /// The name of the column of lengths.
+    pub(super) fn lengths(&self) -> Option<&str> {
+        match self {
+            Wanted::Var(var) => var.lengths.as_deref(),
+            Wanted::Fixed(_) => None,
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        let (kind, shape) = match self {
+            Wanted::Fixed(FixedLen { kind, shape, .. }) | Wanted::Var(VarLen { kind, shape, .. }) => {
+                (kind, shape)
+            }
+        };
+        let bad = |parameter, found, expected| {
+            Err(Error::Parameter { operation: "Features::with", parameter, found, expected })
+        };
+        let Some(size) = shape.iter().try_fold(1usize, |size, axis| size.checked_mul(*axis)) else {
+            return bad("shape", format!("{shape:?}"), "the shape of a tensor that can be");
+        };
+        match self {
+            Wanted::Fixed(FixedLen { default: Some(default), .. }) if default.kind() != *kind => {
+                bad("the default", default.kind().name().into(), "of the feature's kind")
+            }
+            Wanted::Fixed(FixedLen { default: Some(default), .. })
+                if default.len() != size && default.len() != 1 =>
+            {
+                bad(
+                    "the default",
+                    format!("{} values", default.len()),
+                    "one value or as many as the shape has",
+                )
+            }
+            Wanted::Var(VarLen { padding, .. }) if padding.kind() != *kind || padding.len() != 1 => {
+                let found = format!("{} {}", padding.len(), padding.kind().name());
+                bad("the padding", found, "one value of the feature's kind")
+            }
+            Wanted::Var(_) if size == 0 => {
+                bad("the rows' shape", format!("{shape:?}"), "a shape with elements, which can be counted")
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Features {
+    /// No features yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// These and one more: a [`FixedLen`] or a [`VarLen`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Parameter`] if a column of this name (or of its lengths) is there already, or a default or padding
+    /// is not of the feature's kind or number of values.
+    pub fn with(mut self, name: impl Into<String>, wanted: impl Into<Wanted>) -> Result<Self> {
+        let (name, wanted) = (name.into(), wanted.into());
+        wanted.check()?;
+        let place = self.wanted.partition_point(|(other, _)| *other < name);
+        self.wanted.insert(place, (name, wanted));
+        let mut names = BTreeSet::new();
+        for column in self.columns() {
+            if !names.insert(column) {
+                return Err(Error::Parameter {
+                    operation: "Features::with",
+                    parameter: "name",
+                    found: format!("'{column}'"),
+                    expected: "a name that no other column has",
+                });
+            }
+        }
+        Ok(self)
+    }
+
+    /// The names of all columns.
+    fn columns(&self) -> impl Iterator<Item = &str> {
+        self.wanted.iter().flat_map(|(name, wanted)| std::iter::once(name.as_str()).chain(wanted.lengths()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(wanted: impl Into<Wanted>) -> String {
+        Features::new().with("a", wanted).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_when_it_is_asked_for() {
+        assert!(refused(FixedLen::floats([2]).or(1)).contains("the default is ints"));
+        assert!(refused(FixedLen::ints([3]).or([1, 2])).contains("the default is 2 values"));
+        assert!(refused(FixedLen::ints([usize::MAX, 2])).contains("shape"));
+        assert!(refused(VarLen::ints().pad([1, 2])).contains("the padding is 2 ints"));
+        assert!(refused(VarLen::bytes().pad(0)).contains("the padding is 1 ints"));
+        assert!(refused(VarLen::ints().rows([2, 0])).contains("the rows' shape is [2, 0]"));
+    }
+
+    #[test]
+    fn names_of_columns_are_taken_once() {
+        let features = Features::new().with("a", VarLen::ints().lengths("n")).unwrap();
+        let again = |name: &str| features.clone().with(name, FixedLen::ints([])).map(drop);
+        assert!(again("a").unwrap_err().to_string().contains("'a'"));
+        assert!(again("n").unwrap_err().to_string().contains("'n'"));
+        assert!(again("b").is_ok());
+        assert!(refused(VarLen::ints().lengths("a")).contains("'a'"));
+    }
+}

@@ -1,0 +1,114 @@
+//! The messages of an example, as they stand in a record.
+//!
+//! ```text
+//! Example  { 1: Features }              Feature   { 1: BytesList | 2: FloatList | 3: Int64List }
+//! Features { 1: Entry, any number }     BytesList { 1: bytes, any number }
+//! Entry    { 1: key, 2: Feature }       FloatList, Int64List { 1: number, any number, also side by side }
+//! ```
+//!
+//! As protobuf has it, a message in several parts is their concatenation; of entries with one key the last is meant;
+//! fields that are not known, or are written in another way, are passed over.
+
+use super::feature::{Feature, Kind};
+use super::wire::{Broken, Value, field, varints};
+use std::borrow::Cow;
+
+/// Calls `each` with the key and the feature of each entry, in order.
+#[inline]
+pub(super) fn entries<'a>(
+    record: &'a [u8],
+    mut each: impl FnMut(&'a [u8], Cow<'a, [u8]>),
+) -> Result<(), Broken<'a>> {
+    let mut rest = record;
+    while let Some(found) = field(&mut rest)? {
+        let (1, Value::Bytes(mut features)) = found else { continue };
+        while let Some(found) = field(&mut features)? {
+            let (1, Value::Bytes(entry)) = found else { continue };
+            let (key, feature) = key_and_feature(entry)?;
+            each(key, feature);
+        }
+    }
+    Ok(())
+}
+
+#[inline]
+fn key_and_feature(mut entry: &[u8]) -> Result<(&[u8], Cow<'_, [u8]>), Broken<'_>> {
+    let mut key: &[u8] = &[];
+    let mut feature = None;
+    while let Some(found) = field(&mut entry)? {
+        match found {
+            (1, Value::Bytes(bytes)) => key = bytes,
+            (2, Value::Bytes(part)) => feature = Some(joined(feature, part)),
+            _ => {}
+        }
+    }
+    Ok((key, feature.unwrap_or_default()))
+}
+
+/// A message in parts, one more of which was found.
+fn joined<'a>(before: Option<Cow<'a, [u8]>>, part: &'a [u8]) -> Cow<'a, [u8]> {
+    match before {
+        None => Cow::Borrowed(part),
+        Some(mut before) => {
+            before.to_mut().extend_from_slice(part);
+            before
+        }
+    }
+}
+
+/// What a list holds, and its bytes.
+type List<'a> = (Kind, Cow<'a, [u8]>);
+
+/// The list of a feature, if it has one.
+#[inline]
+pub(super) fn list(mut feature: &[u8]) -> Result<Option<List<'_>>, Broken<'_>> {
+    let mut found: Option<List<'_>> = None;
+    while let Some(next) = field(&mut feature)? {
+        let (kind, part) = match next {
+            (1, Value::Bytes(part)) => (Kind::Bytes, part),
+            (2, Value::Bytes(part)) => (Kind::Floats, part),
+            (3, Value::Bytes(part)) => (Kind::Ints, part),
+            _ => continue,
+        };
+        // Of several kinds, the last is meant.
+        let before = found.filter(|(before, _)| *before == kind).map(|(_, list)| list);
+        found = Some((kind, joined(before, part)));
+    }
+    Ok(found)
+}
+
+/// Appends what a list holds.
+#[inline]
+pub(super) fn values<'a>(mut list: &'a [u8], out: &mut Feature) -> Result<(), Broken<'a>> {
+    match out {
+        Feature::Floats(out) => {
+            while let Some(found) = field(&mut list)? {
+                match found {
+                    (1, Value::Bytes(packed)) => match packed.as_chunks::<4>() {
+                        (floats, []) => out.extend(floats.iter().map(|bytes| f32::from_le_bytes(*bytes))),
+                        (_, rest) => return Err(Broken { rest, what: "the bytes end within a float" }),
+                    },
+                    (1, Value::Fixed32(bytes)) => out.push(f32::from_le_bytes(bytes)),
+                    _ => {}
+                }
+            }
+        }
+        Feature::Ints(out) => {
+            while let Some(found) = field(&mut list)? {
+                match found {
+                    (1, Value::Bytes(packed)) => varints(packed, out)?,
+                    (1, Value::Varint(number)) => out.push(number as i64),
+                    _ => {}
+                }
+            }
+        }
+        Feature::Bytes(out) => {
+            while let Some(found) = field(&mut list)? {
+                if let (1, Value::Bytes(bytes)) = found {
+                    out.push(bytes.to_vec());
+                }
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,34 @@
+//! Records that are `tf.train.Example`: features by name, and how batches of them become columns of tensors.
+//!
+//! ```
+//! use distribute_data::example::{Example, Features, FixedLen, VarLen};
+//!
+//! let records = [
+//!     Example::from([("x", [1.0, 2.0].into()), ("ids", [7].into()), ("label", 1.into())]).encode(),
+//!     Example::from([("x", [3.0, 4.0].into()), ("ids", [8, 9].into())]).encode(),
+//! ];
+//! let features = Features::new()
+//!     .with("x", FixedLen::floats([2]))?
+//!     .with("label", FixedLen::ints([]).or(-1))?
+//!     .with("ids", VarLen::ints().lengths("ids_len"))?;
+//!
+//! let columns = features.parse(records.iter().map(Vec::as_slice))?;
+//! assert_eq!(columns["x"].dims(), [2, 2]);
+//! assert_eq!(columns["label"].as_slice(), Some(&[1i64, -1][..]));
+//! assert_eq!(columns["ids"].as_slice(), Some(&[7i64, 0, 8, 9][..])); // [2, 2]
+//! assert_eq!(columns["ids_len"].as_slice(), Some(&[1i64, 2][..]));
+//! # Ok::<(), distribute_data::Error>(())
+//! ```
+
+mod column;
+#[expect(clippy::module_inception)]
+mod example;
+mod feature;
+mod features;
+mod message;
+mod parse;
+mod wire;
+
+pub use example::Example;
+pub use feature::Feature;
+pub use features::{Features, FixedLen, VarLen, Wanted};

@@ -1,0 +1,53 @@
+//! Records that were read together.
+
+use distribute_tensor::HostTensor;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Consecutive records of one file. They share the bytes that were read, so none was copied.
+///
+/// What is kept of a block keeps the bytes of all its records, and of those read along with them.
+#[derive(Clone, Debug)]
+pub struct Records {
+    pub(super) path: Arc<str>,
+    pub(super) first: u64,
+    pub(super) bytes: Arc<Vec<u8>>,
+    pub(super) ranges: Vec<Range<usize>>,
+}
+
+impl Records {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.ranges.len()
+    }
+
+    /// Whether there are none: the file is at its end.
+    pub fn is_empty(&self) -> bool {
+        self.ranges.is_empty()
+    }
+
+    /// The record of this index within the block.
+    pub fn get(&self, index: usize) -> Option<&[u8]> {
+        self.ranges.get(index).and_then(|range| self.bytes.get(range.clone()))
+    }
+
+    /// The records in order.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &[u8]> + Clone {
+        self.ranges.iter().map(|range| self.bytes.get(range.clone()).unwrap_or_default())
+    }
+
+    /// The file, or the name given to bytes in memory.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// The index in the file of the first of them, counted from 0.
+    pub fn first(&self) -> u64 {
+        self.first
+    }
+
+    /// A copy of them as a vector of strings: `[records]`.
+    pub fn to_tensor(&self) -> HostTensor {
+        HostTensor::vector(self.iter().map(<[u8]>::to_vec).collect())
+    }
+}

@@ -1,0 +1,148 @@
+//! Where the records are in bytes: a pure function of them.
+
+use super::checksum::masked_crc;
+use std::ops::Range;
+
+/// The bytes of a record before its data: the length and its checksum.
+pub(super) const HEADER: usize = 12;
+/// The bytes of a record behind its data: the checksum.
+pub(super) const FOOTER: usize = 4;
+
+/// What stands at the front of some bytes.
+#[derive(Debug, PartialEq)]
+pub(super) enum Frame {
+    /// A whole record, with checksums that agree: where its data are, and where the next record begins.
+    Whole { data: Range<usize>, next: usize },
+    /// The beginning of a record that needs so many bytes at least.
+    Part { needs: usize },
+    /// No record: why.
+    Broken(String),
+}
+
+impl Frame {
+    /// Finds the record that begins at byte `start`.
+    pub(super) fn at(bytes: &[u8], start: usize) -> Frame {
+        let bytes = bytes.get(start..).unwrap_or_default();
+        let Some((length, rest)) = bytes.split_first_chunk::<8>() else {
+            return Frame::Part { needs: HEADER };
+        };
+        let Some((stored, rest)) = rest.split_first_chunk::<4>() else {
+            return Frame::Part { needs: HEADER };
+        };
+        if let Err(what) = compare("length", masked_crc(length), *stored) {
+            return Frame::Broken(what);
+        }
+        let length = u64::from_le_bytes(*length);
+        // Beyond this, no memory could hold it together with the bytes before it.
+        let Some(len) = usize::try_from(length).ok().filter(|len| *len <= isize::MAX as usize / 2) else {
+            return Frame::Broken(format!("a length of {length} bytes is more than can be"));
+        };
+        let Some((data, rest)) = rest.split_at_checked(len) else {
+            return Frame::Part { needs: HEADER + len + FOOTER };
+        };
+        let Some(stored) = rest.first_chunk::<4>() else {
+            return Frame::Part { needs: HEADER + len + FOOTER };
+        };
+        if let Err(what) = compare("data", masked_crc(data), *stored) {
+            return Frame::Broken(what);
+        }
+        let data = start + HEADER..start + HEADER + len;
+        Frame::Whole { next: data.end + FOOTER, data }
+    }
+}
+
+/// Whether a file that begins with these bytes, 12 at least or all that it has, is a TFRecord file that is not
+/// compressed: the checksum of the first length agrees, or there is no record at all.
+pub fn starts(head: &[u8]) -> bool {
+    match head.split_first_chunk::<8>().map(|(length, rest)| (length, rest.first_chunk::<4>())) {
+        Some((length, Some(stored))) => compare("length", masked_crc(length), *stored).is_ok(),
+        _ => head.is_empty(),
+    }
+}
+
+fn compare(part: &str, found: u32, stored: [u8; 4]) -> Result<(), String> {
+    let stored = u32::from_le_bytes(stored);
+    match found == stored {
+        true => Ok(()),
+        false => Err(format!(
+            "the checksum of its {part} is {found:08x}, but {stored:08x} is stored: the file is damaged, or is \
+             not a TFRecord file, or is compressed in another way than was said"
+        )),
+    }
+}
+
+/// Why a file cannot end with these bytes of a record.
+pub(super) fn truncated(found: usize, needs: usize) -> String {
+    match found < HEADER {
+        true => format!("the file ends after {found} of the {HEADER} bytes of its header"),
+        false => format!(
+            "the file ends after {} of the {} bytes of its data and their checksum",
+            found - HEADER,
+            needs.saturating_sub(HEADER)
+        ),
+    }
+}
+
+/// The bytes around `data`: before it and behind it.
+pub(super) fn around(data: &[u8]) -> ([u8; HEADER], [u8; FOOTER]) {
+    let length = (data.len() as u64).to_le_bytes();
+    let mut header = [0; HEADER];
+    let (front, back) = header.split_at_mut(8);
+    front.copy_from_slice(&length);
+    back.copy_from_slice(&masked_crc(&length).to_le_bytes());
+    (header, masked_crc(data).to_le_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn framed(data: &[u8]) -> Vec<u8> {
+        let (header, footer) = around(data);
+        [&header[..], data, &footer].concat()
+    }
+
+    #[test]
+    fn a_record_has_16_bytes_around_its_data() {
+        let bytes = [&b"???"[..], &framed(b"abc"), &framed(b"")].concat();
+        assert_eq!(Frame::at(&bytes, 3), Frame::Whole { data: 15..18, next: 22 });
+        assert_eq!(Frame::at(&bytes, 22), Frame::Whole { data: 34..34, next: 38 });
+        assert_eq!(Frame::at(&bytes, 38), Frame::Part { needs: HEADER });
+    }
+
+    #[test]
+    fn a_part_says_how_much_it_needs() {
+        let bytes = framed(b"abcde");
+        for len in 0..bytes.len() {
+            let needs = if len < HEADER { HEADER } else { bytes.len() };
+            assert_eq!(Frame::at(&bytes[..len], 0), Frame::Part { needs }, "{len}");
+        }
+    }
+
+    #[test]
+    fn every_flipped_bit_is_found() {
+        let bytes = framed(b"abcde");
+        for bit in 0..bytes.len() * 8 {
+            let mut bytes = bytes.clone();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            assert!(matches!(Frame::at(&bytes, 0), Frame::Broken(_)), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn a_head_of_12_bytes_shows_what_a_file_is() {
+        let bytes = framed(b"abc");
+        assert!(starts(&bytes) && starts(&bytes[..12]) && starts(b""));
+        assert!(!starts(&bytes[..11]) && !starts(&bytes[1..]) && !starts(&[0; 16]));
+        assert!(!starts(&[0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0]));
+    }
+
+    #[test]
+    fn a_length_beyond_all_memory_is_broken_not_awaited() {
+        for length in [u64::MAX, u64::MAX - 15, 1 << 63] {
+            let length = length.to_le_bytes();
+            let bytes = [&length[..], &masked_crc(&length).to_le_bytes()].concat();
+            assert!(matches!(Frame::at(&bytes, 0), Frame::Broken(what) if what.contains("more than can be")));
+        }
+    }
+}

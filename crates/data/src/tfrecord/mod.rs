@@ -1,0 +1,34 @@
+//! TFRecord files: records of bytes, each with checksums of its length and of its data.
+//!
+//! A record is its length as a `u64`, a checksum of these 8 bytes, the data, and a checksum of the data; all numbers
+//! are little-endian. A file is records one after the other, with nothing before or after them, often compressed as a
+//! whole.
+//!
+//! ```
+//! use distribute_data::tfrecord::{Packing, TfRecordReader, TfRecordWriter};
+//! # let folder = tempfile::tempdir()?;
+//! # let path = folder.path().join("numbers.tfrecord");
+//!
+//! let mut writer = TfRecordWriter::create(&path, Packing::None)?;
+//! for record in ["one", "two", "three"] {
+//!     writer.write(record.as_bytes())?;
+//! }
+//! writer.finish()?; // here the file gets its name
+//!
+//! let mut reader = TfRecordReader::new("numbers.tfrecord", std::fs::File::open(&path)?);
+//! let records = reader.read(256)?;
+//! assert_eq!(records.iter().collect::<Vec<_>>(), [&b"one"[..], b"two", b"three"]);
+//! assert!(reader.read(256)?.is_empty());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod block;
+mod checksum;
+mod frame;
+mod reader;
+mod writer;
+
+pub use block::Records;
+pub use frame::starts;
+pub use reader::TfRecordReader;
+pub use writer::{Packing, TfRecordWriter};

@@ -1,0 +1,296 @@
+//! Reads records, many at once.
+
+use super::block::Records;
+use super::frame::{Frame, truncated};
+use crate::{Error, Result};
+use std::io::Read;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// How much is read at once.
+const BLOCK: usize = 1 << 18;
+
+/// Reads the records of a TFRecord file, of which compression has been taken off.
+///
+/// All checksums are compared. The records before a damaged one are given out; then comes the error, and after it no
+/// records. Memory grows with what was read, whatever length a record claims to have.
+///
+/// ```
+/// use distribute_data::tfrecord::TfRecordReader;
+///
+/// let bytes: &[u8] = &[3, 0, 0, 0, 0, 0, 0, 0, 7];
+/// let mut reader = TfRecordReader::new("torn.tfrecord", bytes);
+/// assert_eq!(
+///     reader.read(1).unwrap_err().to_string(),
+///     "'torn.tfrecord', record 0 at byte 0: the file ends after 9 of the 12 bytes of its header"
+/// );
+/// ```
+#[doc(alias = "tf.data.TFRecordDataset")]
+pub struct TfRecordReader<R> {
+    path: Arc<str>,
+    source: R,
+    /// What was read; records given out share it.
+    bytes: Arc<Vec<u8>>,
+    /// Where in `bytes` the next record begins.
+    next: usize,
+    /// Where in the file `bytes` begins.
+    base: u64,
+    /// How many records were given out.
+    records: u64,
+    end: End,
+}
+
+/// Whether more bytes can come.
+enum End {
+    NotYet,
+    Reached,
+    /// An error that is to be returned when the records before it have been.
+    Failed(Error),
+}
+
+impl<R: Read> TfRecordReader<R> {
+    /// Reads from `source`, which needs no buffer of its own. `path` is what errors call it.
+    pub fn new(path: impl Into<Arc<str>>, source: R) -> Self {
+        let (path, bytes) = (path.into(), Arc::default());
+        Self { path, source, bytes, next: 0, base: 0, records: 0, end: End::NotYet }
+    }
+
+    /// The next `most` records, or as many as there still are. None at the end of the file.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Record`] if the next record is damaged or the file ends in the middle of it, [`Error::Io`] if reading
+    /// failed or a compressed stream is broken.
+    pub fn read(&mut self, most: usize) -> Result<Records> {
+        let mut ranges = Vec::new();
+        let mut at = self.next;
+        while ranges.len() < most {
+            match Frame::at(&self.bytes, at) {
+                Frame::Whole { data, next } => {
+                    ranges.push(data);
+                    at = next;
+                }
+                Frame::Part { needs } => {
+                    if matches!(self.end, End::NotYet) {
+                        at -= self.fill(at + needs, &mut ranges);
+                        continue;
+                    }
+                    let found = self.bytes.len() - at;
+                    if found > 0 && matches!(self.end, End::Reached) {
+                        self.end = End::Failed(self.damaged(at, ranges.len(), truncated(found, needs)));
+                    }
+                    break;
+                }
+                Frame::Broken(what) => {
+                    self.end = End::Failed(self.damaged(at, ranges.len(), what));
+                    break;
+                }
+            }
+        }
+        self.next = at;
+        if ranges.is_empty() && most > 0 && matches!(self.end, End::Failed(_)) {
+            // Nothing comes after an error.
+            self.bytes = Arc::default();
+            self.next = 0;
+            if let End::Failed(error) = std::mem::replace(&mut self.end, End::Reached) {
+                return Err(error);
+            }
+        }
+        let first = self.records;
+        self.records += ranges.len() as u64;
+        Ok(Records { path: self.path.clone(), first, bytes: self.bytes.clone(), ranges })
+    }
+
+    /// Reads on until there are `wanted` bytes, or the end is known. Drops the bytes of records that were given out,
+    /// and returns how many: by so much the records found since, `ranges`, are nearer to the front.
+    fn fill(&mut self, wanted: usize, ranges: &mut [Range<usize>]) -> usize {
+        let dropped = self.next;
+        let bytes = match Arc::get_mut(&mut self.bytes) {
+            Some(bytes) => {
+                bytes.drain(..dropped);
+                bytes
+            }
+            None => {
+                // Records given out are still in use: what they share stays as it is.
+                let rest = self.bytes.get(dropped..).unwrap_or_default();
+                let mut bytes = Vec::with_capacity(rest.len() + BLOCK);
+                bytes.extend_from_slice(rest);
+                self.bytes = Arc::new(bytes);
+                Arc::make_mut(&mut self.bytes)
+            }
+        };
+        self.next = 0;
+        self.base += dropped as u64;
+        for range in ranges {
+            *range = range.start - dropped..range.end - dropped;
+        }
+        let wanted = wanted - dropped;
+        while bytes.len() < wanted {
+            // No more than is there already: a length may lie.
+            let more = (wanted - bytes.len()).min(bytes.len()).max(BLOCK);
+            bytes.reserve(more);
+            match self.source.by_ref().take(more as u64).read_to_end(bytes) {
+                Ok(0) => {
+                    self.end = End::Reached;
+                    break;
+                }
+                Ok(_) => {}
+                Err(source) => {
+                    self.end = End::Failed(Error::Io { path: self.path.to_string(), source });
+                    break;
+                }
+            }
+        }
+        dropped
+    }
+
+    /// The error for the record at `at`, the `ahead`-th of those not given out yet.
+    fn damaged(&self, at: usize, ahead: usize, what: String) -> Error {
+        Error::Record {
+            path: self.path.to_string(),
+            offset: self.base + at as u64,
+            record: self.records + ahead as u64,
+            what,
+        }
+    }
+}
+
+impl<R> std::fmt::Debug for TfRecordReader<R> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "TfRecordReader('{}', {} records read)", self.path, self.records)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::frame::around;
+    use super::*;
+    use proptest::prelude::*;
+
+    fn file(records: &[Vec<u8>]) -> Vec<u8> {
+        let framed = |record: &Vec<u8>| {
+            let (header, footer) = around(record);
+            [&header[..], record, &footer].concat()
+        };
+        records.iter().flat_map(framed).collect()
+    }
+
+    /// The records until the end or the first error, `most` at once.
+    fn read(bytes: impl Read, most: usize) -> (Vec<Vec<u8>>, Option<Error>) {
+        let mut reader = TfRecordReader::new("f", bytes);
+        let mut all = Vec::new();
+        loop {
+            match reader.read(most) {
+                Ok(records) if records.is_empty() => return (all, None),
+                Ok(records) => {
+                    assert_eq!(records.first(), all.len() as u64);
+                    all.extend(records.iter().map(<[u8]>::to_vec));
+                }
+                Err(error) => {
+                    assert!(reader.read(most).unwrap().is_empty(), "nothing comes after an error");
+                    return (all, Some(error));
+                }
+            }
+        }
+    }
+
+    struct Gone;
+
+    impl Read for Gone {
+        fn read(&mut self, _: &mut [u8]) -> std::io::Result<usize> {
+            Err(std::io::Error::other("the disk is gone"))
+        }
+    }
+
+    fn three() -> Vec<Vec<u8>> {
+        vec![b"one".to_vec(), Vec::new(), b"three".to_vec()]
+    }
+
+    #[test]
+    fn records_are_given_out_in_blocks_as_large_as_wanted() {
+        let bytes = file(&three());
+        for most in 1..5 {
+            let mut reader = TfRecordReader::new("f", &bytes[..]);
+            let sizes = [(); 4].map(|()| reader.read(most).unwrap().len());
+            let expected = [[1, 1, 1, 0], [2, 1, 0, 0], [3, 0, 0, 0], [3, 0, 0, 0]];
+            assert_eq!(sizes, expected[most - 1]);
+        }
+        assert!(TfRecordReader::new("f", &bytes[..]).read(0).unwrap().is_empty());
+    }
+
+    #[test]
+    fn records_kept_stay_as_they_were_while_others_are_read() {
+        let records: Vec<Vec<u8>> = (0..300u32).map(|i| vec![i as u8; 4000 + i as usize]).collect();
+        let bytes = file(&records);
+        let mut reader = TfRecordReader::new("f", &bytes[..]);
+        let blocks: Vec<Records> = (0..30).map(|_| reader.read(10).unwrap()).collect();
+        assert!(blocks.iter().flat_map(Records::iter).eq(records.iter().map(Vec::as_slice)));
+        assert!(reader.read(10).unwrap().is_empty());
+    }
+
+    #[test]
+    fn records_before_an_error_of_the_source_come_first() {
+        let bytes = file(&three());
+        let (records, error) = read(Read::chain(&bytes[..], Gone), 256);
+        assert_eq!(records, three());
+        assert_eq!(error.unwrap().to_string(), "cannot read 'f': the disk is gone");
+    }
+
+    #[test]
+    fn a_file_cut_short_at_any_byte_gives_its_whole_records_and_says_where_it_ends() {
+        let bytes = file(&three());
+        let starts = [0, 19, 35, bytes.len()];
+        for len in 0..bytes.len() {
+            let whole = starts.iter().filter(|start| **start <= len).count() - 1;
+            let (records, error) = read(&bytes[..len], 2);
+            assert_eq!(records, three()[..whole], "{len}");
+            match error {
+                None => assert!(starts.contains(&len), "{len}"),
+                Some(Error::Record { offset, record, what, .. }) => {
+                    assert_eq!((offset, record), (starts[whole] as u64, whole as u64), "{len}");
+                    assert!(what.starts_with("the file ends after"), "{what}");
+                }
+                Some(other) => panic!("{other}"),
+            }
+        }
+    }
+
+    #[test]
+    fn any_flipped_bit_is_found_in_its_record() {
+        let bytes = file(&three());
+        for bit in 0..bytes.len() * 8 {
+            let mut bytes = bytes.clone();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            let damaged = [19, 35, usize::MAX].iter().position(|next| bit / 8 < *next).unwrap();
+            let (records, error) = read(&bytes[..], 256);
+            assert_eq!(records, three()[..damaged], "bit {bit}");
+            assert!(
+                matches!(error, Some(Error::Record { record, .. }) if record == damaged as u64),
+                "bit {bit}"
+            );
+        }
+    }
+
+    #[test]
+    fn memory_grows_with_what_was_read_and_not_with_what_a_length_says() {
+        let length = (1u64 << 61).to_le_bytes();
+        let checksum = super::super::checksum::masked_crc(&length).to_le_bytes();
+        let bytes = [&length[..], &checksum, &[7; 100_000]].concat();
+        let mut reader = TfRecordReader::new("f", &bytes[..]);
+        let error = reader.read(1).unwrap_err().to_string();
+        assert!(error.contains("ends after 100000 of the 2305843009213693956 bytes of its data"), "{error}");
+    }
+
+    proptest! {
+        #[test]
+        fn records_come_back(
+            sizes in prop::collection::vec(prop_oneof![4 => 0..50usize, 1 => 0..BLOCK * 2], 0..12),
+            most in 1..7usize,
+        ) {
+            let records: Vec<Vec<u8>> =
+                sizes.iter().map(|size| (0..*size).map(|i| (i * 31 + size) as u8).collect()).collect();
+            let (found, error) = read(&file(&records)[..], most);
+            prop_assert!(error.is_none() && found == records);
+        }
+    }
+}
