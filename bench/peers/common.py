@@ -6,6 +6,7 @@ theirs are measured in turn.
 """
 
 import argparse
+import itertools
 import json
 import subprocess
 import sys
@@ -77,6 +78,23 @@ def recommender_batch(number):
 
 
 # ---- Entries: a figure measured in one way.
+
+
+def repeated(call, finish=lambda result: result):
+    """A function that calls n times and finishes the last result: for libraries that only then have computed it."""
+
+    def repeat(n):
+        for _ in range(n):
+            result = call()
+        return finish(result)
+
+    return repeat
+
+
+def numbered(step):
+    """A call of a step on the next batch."""
+    numbers = itertools.count()
+    return lambda: step(next(numbers))
 
 
 class Entry:

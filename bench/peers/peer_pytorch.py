@@ -6,7 +6,7 @@ import sys
 import tempfile
 
 import common
-from common import Entry, Fresh, Losses
+from common import Entry, Fresh, Losses, numbered, repeated
 
 GIVEN = common.arguments()
 THREADS = f"PyTorch, {GIVEN.threads} threads"
@@ -63,12 +63,7 @@ def all_reduce(entry, count):
         torch = library(1)
         dist = group(torch, entry)
         mine = torch.zeros(count)
-
-        def repeat(n):
-            for _ in range(n):
-                dist.all_reduce(mine)
-
-        return in_step(torch, dist, repeat)
+        return in_step(torch, dist, repeated(lambda: dist.all_reduce(mine)))
 
     return make
 
@@ -127,21 +122,12 @@ def training(torch, name, sparse, rate, wrap=lambda m: m, half=None):
     return step
 
 
-def repeated(step):
-    done = 0
-
-    def repeat(n):
-        nonlocal done
-        for _ in range(n):
-            loss = step(done)
-            done += 1
-        return loss.item()
-
-    return repeat
+def trained(step):
+    return repeated(numbered(step), lambda loss: loss.item())
 
 
 def steps(name, sparse, threads):
-    return lambda: repeated(training(library(threads), name, sparse, common.RATE))
+    return lambda: trained(training(library(threads), name, sparse, common.RATE))
 
 
 def ddp(torch, name, entry, rate):
@@ -154,7 +140,7 @@ def ddp_steps(name, entry):
     def make():
         torch = library(1)
         dist, step = ddp(torch, name, entry, common.RATE)
-        return in_step(torch, dist, repeated(step))
+        return in_step(torch, dist, trained(step))
 
     return make
 

@@ -6,7 +6,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
 import common
-from common import Entry, Fresh, Losses
+from common import Entry, Fresh, Losses, numbered, repeated
 
 GIVEN = common.arguments()
 MIRRORED = "TensorFlow, MirroredStrategy"
@@ -31,15 +31,6 @@ def mirrored():
     return tf, tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 
 
-def repeated(call):
-    def repeat(n):
-        for _ in range(n):
-            result = call()
-        return result
-
-    return repeat
-
-
 def empty_step(compiled):
     def make():
         tf, strategy = mirrored()
@@ -62,13 +53,7 @@ def all_reduce(count):
             return value
 
         step = tf.function(lambda value: strategy.run(body, (value,)))
-
-        def repeat(n):
-            for _ in range(n):
-                out = step(mine)
-            return strategy.experimental_local_results(out)[0][0].numpy()
-
-        return repeat
+        return repeated(lambda: step(mine), lambda out: strategy.experimental_local_results(out)[0][0].numpy())
 
     return make
 
@@ -139,20 +124,7 @@ def training(name, replicas, threads, rate=common.RATE):
 
 
 def steps(name, replicas, threads):
-    def make():
-        step = training(name, replicas, threads)
-        done = 0
-
-        def repeat(n):
-            nonlocal done
-            for _ in range(n):
-                loss = step(done)
-                done += 1
-            return loss.numpy()
-
-        return repeat
-
-    return make
+    return lambda: repeated(numbered(training(name, replicas, threads)), lambda loss: loss.numpy())
 
 
 def losses(name, replicas, threads):

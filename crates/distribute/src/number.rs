@@ -31,14 +31,9 @@ impl Elements {
 /// candle's, for another tensor.
 pub(crate) fn with_elements<T: Number, R>(tensor: &Tensor, then: impl FnOnce(&[T]) -> R) -> Result<R> {
     let (storage, layout) = tensor.storage_and_layout();
-    let Some((start, end)) = layout.contiguous_offsets() else { bail!("a tensor that is not contiguous") };
-    let elements = match &*storage {
-        Storage::Cpu(storage) => T::in_storage(storage),
-        _ => None,
-    };
-    match elements {
-        Some(elements) => Ok(then(&elements[start..end])),
-        None => bail!("a tensor of {:?} on the CPU is required, not of {:?}", T::CANDLE, tensor.dtype()),
+    match &*storage {
+        Storage::Cpu(storage) => operand(storage, layout).map(then),
+        _ => bail!("a tensor on the CPU is required"),
     }
 }
 
@@ -47,20 +42,22 @@ pub(crate) fn with_elements<T: Number, R>(tensor: &Tensor, then: impl FnOnce(&[T
 /// # Errors
 /// candle's, for another operand.
 pub(crate) fn operand<'a, T: Number>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [T]> {
-    match (T::in_storage(storage), layout.contiguous_offsets()) {
-        (Some(all), Some((start, end))) => Ok(&all[start..end]),
-        _ => bail!("a contiguous operand of {:?} is required", T::CANDLE),
+    let all = T::cpu_storage_as_slice(storage)?;
+    match layout.contiguous_offsets() {
+        Some((start, end)) => Ok(&all[start..end]),
+        None => bail!("a contiguous tensor is required"),
     }
 }
 
 /// A float that can be reduced, updated and found in a tensor.
 pub(crate) trait Number: Float + Scale + Element + WithDType {
-    /// candle's name of it.
-    const CANDLE: DType;
-    fn of(value: f64) -> Self;
+    /// The nearest value: [`Float::from_f64`], whose name is candle's, too.
+    #[inline]
+    fn of(value: f64) -> Self {
+        <Self as Float>::from_f64(value)
+    }
     fn square(self) -> f64;
     fn exp(self) -> Self;
-    fn in_storage(storage: &CpuStorage) -> Option<&[Self]>;
     fn in_vector(vector: &Elements) -> Option<&[Self]>;
     fn in_vector_mut(vector: &mut Elements) -> Option<&mut Vec<Self>>;
     fn vector(vector: Vec<Self>) -> Elements;
@@ -69,21 +66,11 @@ pub(crate) trait Number: Float + Scale + Element + WithDType {
 macro_rules! number {
     ($t:ident, $variant:ident) => {
         impl Number for $t {
-            const CANDLE: DType = DType::$variant;
-            fn of(value: f64) -> Self {
-                value as $t
-            }
             fn square(self) -> f64 {
                 f64::from(self) * f64::from(self)
             }
             fn exp(self) -> Self {
                 <$t>::exp(self)
-            }
-            fn in_storage(storage: &CpuStorage) -> Option<&[Self]> {
-                match storage {
-                    CpuStorage::$variant(v) => Some(v),
-                    _ => None,
-                }
             }
             fn in_vector(vector: &Elements) -> Option<&[Self]> {
                 match vector {

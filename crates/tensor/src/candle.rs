@@ -5,9 +5,9 @@
 //! On other devices candle's own operations do the work, in the same tree.
 
 use crate::dtype::Buffer;
-use crate::fold::Folder;
+use crate::fold::{Folder, mean};
 use crate::host::{axis_of, check_axes, check_pieces, check_range, check_rows, check_same, sum_over};
-use crate::kernel::{self, Sum};
+use crate::kernel;
 use crate::nest::{leaf, mismatch};
 use crate::{DType, Error, HostTensor, Leaf, Nest, ReduceOp, Result, Tree};
 use candle_core::{DType as CandleDType, Device, Storage, Tensor, WithDType};
@@ -121,34 +121,22 @@ pub(crate) fn reduce(op: ReduceOp, tensors: &[&Tensor], folder: &impl Folder) ->
     if tensors.len() == 1 {
         return Ok(first.detach());
     }
-    fn on_host<T: WithDType + Sum>(
-        tensors: &[&Tensor],
-        folder: &impl Folder,
-        last: impl Fn(T) -> T + Sync,
-    ) -> Result<Tensor> {
-        let out = slices::<T, _>(tensors, |inputs| folder.fold(inputs, last))?;
-        Ok(Tensor::from_vec(out, tensors[0].dims(), &Device::Cpu)?)
+    fn on_host<T: WithDType>(tensors: &[&Tensor], fold: impl FnOnce(&[&[T]]) -> Vec<T>) -> Result<Tensor> {
+        Ok(Tensor::from_vec(slices(tensors, fold)?, tensors[0].dims(), &Device::Cpu)?)
     }
     let n = tensors.len();
     let sum = if all_on_host(tensors) {
         match (op, first.dtype()) {
-            // The division of `divide`, without a second pass over the elements. By a power of two it is a product with
-            // the reciprocal, to the bit, in a fraction of the time.
-            (ReduceOp::Mean, CandleDType::F32) if n.is_power_of_two() => {
-                let share = 1. / n as f32;
-                return on_host(tensors, folder, move |sum: f32| sum * share);
-            }
-            (ReduceOp::Mean, CandleDType::F64) if n.is_power_of_two() => {
-                let share = 1. / n as f64;
-                return on_host(tensors, folder, move |sum: f64| sum * share);
-            }
+            // The division of `divide`, without a second pass over the elements.
             (ReduceOp::Mean, CandleDType::F32) => {
-                return on_host(tensors, folder, |sum: f32| sum / n as f32);
+                return on_host(tensors, |inputs| mean(folder, inputs, n as f32));
             }
             (ReduceOp::Mean, CandleDType::F64) => {
-                return on_host(tensors, folder, |sum: f64| sum / n as f64);
+                return on_host(tensors, |inputs| mean(folder, inputs, n as f64));
             }
-            (_, dtype) => with_type!("reduce", dtype, T => on_host::<T>(tensors, folder, |sum| sum))?,
+            (_, dtype) => with_type!("reduce", dtype, T => {
+                on_host::<T>(tensors, |inputs| folder.fold(inputs, |sum| sum))
+            })?,
         }
     } else {
         let tensors =
@@ -157,7 +145,7 @@ pub(crate) fn reduce(op: ReduceOp, tensors: &[&Tensor], folder: &impl Folder) ->
     };
     match op {
         ReduceOp::Sum => Ok(sum),
-        ReduceOp::Mean => divide(&sum, tensors.len() as f64),
+        ReduceOp::Mean => divide(&sum, n as f64),
     }
 }
 

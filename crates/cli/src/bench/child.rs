@@ -2,13 +2,15 @@
 
 use super::figure::{About, Better, Effort, Figure, Target};
 use super::growth;
+use super::program::{PATIENCE, Program};
 use super::turns::Sample;
 use super::work::{Mlp, Model, Recommender, Training};
 use crate::output;
-use distribute::cluster::Stopwatch;
+use distribute::cluster::{Deadline, Stopwatch};
 use distribute::{Error, Result};
-use std::io::{BufRead, BufReader, Error as IoError};
-use std::process::{Command, Stdio};
+use std::io::Error as IoError;
+use std::process::Command;
+use std::time::Duration;
 
 /// Measured from outside of a child.
 struct Child {
@@ -61,7 +63,7 @@ impl Figure for Child {
     }
 
     fn round(&self, _: Effort) -> Result<Sample> {
-        let (line, seconds) = spawned(self.name)?;
+        let (line, seconds) = spawned(self.name, PATIENCE)?;
         match self.unit {
             "ms" => Ok((seconds * 1e3).into()),
             _ => line
@@ -73,21 +75,17 @@ impl Figure for Child {
 }
 
 /// Starts this program again for `bench --child NAME`: the line that it prints, and the seconds until it came.
-pub fn spawned(name: &str) -> Result<(String, f64)> {
+pub fn spawned(name: &str, patience: Duration) -> Result<(String, f64)> {
     let watch = Stopwatch::start();
     let io = |source| Error::Io { operation: format!("bench --child {name}"), source };
-    let program = std::env::current_exe().map_err(io)?;
-    let mut child =
-        Command::new(program).args(["bench", "--child", name]).stdout(Stdio::piped()).spawn().map_err(io)?;
-    let mut line = String::new();
-    if let Some(out) = child.stdout.take() {
-        BufReader::new(out).read_line(&mut line).map_err(io)?;
-    }
+    let deadline = Deadline::after(patience);
+    let path = std::env::current_exe().map_err(io)?;
+    let mut program = Program::start(Command::new(path).args(["bench", "--child", name])).map_err(io)?;
+    let line = program.line(deadline).map_err(io)?;
     let seconds = watch.seconds();
-    match child.wait().map_err(io)?.success() && !line.is_empty() {
-        true => Ok((line.trim().to_string(), seconds)),
-        false => Err(failed(format!("bench --child {name} failed"))),
-    }
+    program.rest(deadline).map_err(io)?;
+    let line = line.ok_or_else(|| io(IoError::other("it printed nothing")))?;
+    Ok((line, seconds))
 }
 
 /// In the child: does what `name` says and prints a line.

@@ -4,6 +4,7 @@
 
 use super::child::{peak_mib, spawned};
 use super::plot::{Panel, Series, panels};
+use super::program::PATIENCE;
 use super::report::number;
 use super::statistics::Summary;
 use super::work::{Mlp, Recommender, Training};
@@ -15,6 +16,7 @@ use distribute::cluster::Stopwatch;
 use distribute::nn::linear;
 use distribute::{MirroredStrategy, PerReplica, Result, Sgd};
 use serde_json::{Value, json};
+use std::time::Duration;
 
 /// What grows.
 struct Axis {
@@ -103,7 +105,10 @@ pub fn run(
 }
 
 fn point(axis: &'static Axis, at: usize, rounds: usize, seconds: f64, bandwidth: f64) -> Result<Point> {
-    let (line, _) = spawned(&format!("growth/{}/{at}/{rounds}/{seconds}", axis.name))?;
+    // What the rounds are to take, several times over: others may use the machine, too.
+    let rounds_take = Duration::try_from_secs_f64(4. * seconds * rounds as f64).unwrap_or(Duration::MAX);
+    let patience = PATIENCE.saturating_add(rounds_take);
+    let (line, _) = spawned(&format!("growth/{}/{at}/{rounds}/{seconds}", axis.name), patience)?;
     let value: Value =
         serde_json::from_str(&line).map_err(|error| invalid(format!("{error} in {line:?}")))?;
     let field = |name: &str| value[name].as_f64().unwrap_or(f64::NAN);

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`figure`] | [`Figure`](figure): what is measured, and what it is compared with |
 //! | [`turns`], [`statistics`] | ours and theirs in turn; median and spread |
+//! | [`program`] | a program that is measured from outside |
 //! | [`peers`], [`recorded`] | peers in processes of their own; what they reached before |
 //! | [`report`], [`plot`] | table, plain lines, JSON; SVG |
 //! | [`work`] | models, inputs and weights, as the peers have them |
@@ -20,6 +21,7 @@ mod input;
 mod losses;
 mod peers;
 mod plot;
+mod program;
 mod recorded;
 mod report;
 mod scaling;

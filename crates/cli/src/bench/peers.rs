@@ -1,17 +1,13 @@
 //! Peers in processes of their own: the scripts of `bench/peers/`, led line by line (`--serve`).
 
+use super::program::{PATIENCE, Program};
 use super::turns::Sample;
 use distribute::cluster::Deadline;
 use distribute::{Error, Result};
 use serde_json::Value;
-use std::io::{BufRead, BufReader, Error as IoError, Write};
+use std::io::{Error as IoError, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{Receiver, channel};
-use std::time::Duration;
-
-/// How long a peer may take for a round. Importing TensorFlow takes seconds, a start of two PyTorch processes more.
-const PATIENCE: Duration = Duration::from_secs(180);
+use std::process::{ChildStdin, Command, Stdio};
 
 /// A figure that a peer measures in one way.
 #[derive(Clone, Debug)]
@@ -53,12 +49,12 @@ fn command(program: &[PathBuf]) -> Command {
 }
 
 fn list(program: &[PathBuf]) -> Result<Vec<Entry>> {
-    let output = command(program).arg("--list").output().map_err(failed)?;
-    if !output.status.success() {
-        return Err(failed(IoError::other(last_line(&output.stderr))));
-    }
-    let text = String::from_utf8_lossy(&output.stdout);
-    text.lines()
+    let mut command = command(program);
+    command.arg("--list").stdin(Stdio::null()).stderr(Stdio::piped());
+    let lines = Program::start(&mut command).and_then(|listing| listing.rest(Deadline::after(PATIENCE)));
+    lines
+        .map_err(failed)?
+        .iter()
         .map(|line| {
             let value = parsed(line)?;
             let field = |name: &str| value[name].as_str().unwrap_or_default().to_string();
@@ -70,35 +66,25 @@ fn list(program: &[PathBuf]) -> Result<Vec<Entry>> {
 impl Entry {
     /// Starts its process, and waits until it can be led.
     pub fn start(&self) -> Result<Process> {
-        let mut child = command(&self.program)
-            .args(["--serve", "--only", &self.figure, "--peer", &self.peer])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .map_err(failed)?;
-        let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
-        let (send, lines) = channel();
-        // Ends with the child's output.
-        std::thread::spawn(move || {
-            let lines = stdout.into_iter().flat_map(|out| BufReader::new(out).lines()).map_while(|l| l.ok());
-            let _ = lines.into_iter().try_for_each(|line| send.send(line));
-        });
-        let mut process = Process { peer: self.peer.clone(), version: String::new(), child, stdin, lines };
+        let mut command = command(&self.program);
+        command.args(["--serve", "--only", &self.figure, "--peer", &self.peer]);
+        command.stdin(Stdio::piped()).stderr(Stdio::null());
+        let mut program = Program::start(&mut command).map_err(failed)?;
+        let stdin = program.take_stdin();
+        let mut process = Process { peer: self.peer.clone(), version: String::new(), program, stdin };
         process.version = process.reply()?["version"].as_str().unwrap_or_default().into();
         Ok(process)
     }
 }
 
-/// A peer that is led; it is killed when dropped.
+/// A peer that is led. It is waiting for a line when dropped, and has nothing to lose.
 pub struct Process {
     /// The library, and how it is used.
     pub peer: String,
     /// Its version.
     pub version: String,
-    child: Child,
+    program: Program,
     stdin: Option<ChildStdin>,
-    lines: Receiver<String>,
 }
 
 impl Process {
@@ -114,9 +100,9 @@ impl Process {
         Ok(Sample { value, losses })
     }
 
-    fn reply(&self) -> Result<Value> {
-        let line = self.lines.recv_timeout(Deadline::after(PATIENCE).remaining());
-        parsed(&line.map_err(|_| {
+    fn reply(&mut self) -> Result<Value> {
+        let line = self.program.line(Deadline::after(PATIENCE)).ok().flatten();
+        parsed(&line.ok_or_else(|| {
             let reason = format!(
                 "{} ended, or said nothing for {} s; run its script by itself to see why",
                 self.peer,
@@ -127,20 +113,8 @@ impl Process {
     }
 }
 
-impl Drop for Process {
-    fn drop(&mut self) {
-        // It is waiting for a line, and has nothing to lose.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 fn parsed(line: &str) -> Result<Value> {
     serde_json::from_str(line).map_err(|error| failed(IoError::other(format!("{error} in {line:?}"))))
-}
-
-fn last_line(text: &[u8]) -> String {
-    String::from_utf8_lossy(text).lines().last().unwrap_or("no message").to_string()
 }
 
 fn failed(source: IoError) -> Error {

@@ -42,7 +42,7 @@ impl Pool {
             buffers.places = self.sizes.iter().map(|(dtype, _)| Elements::none(*dtype)).collect();
         }
         buffers.filled.clear();
-        buffers.filled.resize_with(self.sizes.len(), || Filled::Nothing);
+        buffers.filled.resize_with(self.sizes.len(), Deposit::default);
         Bucket { pool: self.clone(), replica, buffers }
     }
 }
@@ -54,12 +54,15 @@ struct Buffers {
     /// come.
     places: Vec<Elements>,
     /// For each variable.
-    filled: Vec<Filled>,
+    filled: Vec<Deposit>,
 }
 
-#[derive(Debug)]
-enum Filled {
+/// What a bucket has of a variable.
+#[derive(Debug, Default)]
+pub(crate) enum Deposit {
+    #[default]
     Nothing,
+    /// Elements of the whole variable, in the bucket's memory.
     Dense,
     Rows(Rows),
 }
@@ -72,12 +75,6 @@ pub(crate) struct Bucket {
     buffers: Buffers,
 }
 
-/// What a bucket has of a variable.
-pub(crate) enum Deposit {
-    Dense,
-    Rows(Rows),
-}
-
 impl Bucket {
     /// Which of the optimizer's variables this is, if it is one.
     pub(super) fn number(&self, variable: &Tensor) -> Option<usize> {
@@ -86,7 +83,7 @@ impl Bucket {
 
     /// Whether there is something of a variable.
     pub(crate) fn has(&self, number: usize) -> bool {
-        !matches!(self.buffers.filled[number], Filled::Nothing)
+        !matches!(self.buffers.filled[number], Deposit::Nothing)
     }
 
     /// Where the dense gradient of a variable goes, and whether there is something to add to. None for another dtype.
@@ -96,10 +93,10 @@ impl Bucket {
         if place.is_empty() {
             *place = vec![T::of(0.); pool.sizes[number].1];
         }
-        let add = match std::mem::replace(&mut filled[number], Filled::Dense) {
-            Filled::Nothing => false,
-            Filled::Dense => true,
-            Filled::Rows(rows) => {
+        let add = match std::mem::replace(&mut filled[number], Deposit::Dense) {
+            Deposit::Nothing => false,
+            Deposit::Dense => true,
+            Deposit::Rows(rows) => {
                 place.fill(T::of(0.));
                 rows.add_to(place);
                 true
@@ -118,11 +115,11 @@ impl Bucket {
 
     fn add_rows_of<T: Number>(&mut self, number: usize, rows: Rows) {
         let filled = &mut self.buffers.filled[number];
-        match std::mem::replace(filled, Filled::Nothing) {
-            Filled::Nothing => *filled = Filled::Rows(rows),
-            Filled::Rows(before) => *filled = Filled::Rows(before.plus::<T>(rows)),
-            Filled::Dense => {
-                *filled = Filled::Dense;
+        match std::mem::take(filled) {
+            Deposit::Nothing => *filled = Deposit::Rows(rows),
+            Deposit::Rows(before) => *filled = Deposit::Rows(before.plus::<T>(rows)),
+            Deposit::Dense => {
+                *filled = Deposit::Dense;
                 if let Some((place, _)) = self.place::<T>(number) {
                     rows.add_to(place);
                 }
@@ -149,15 +146,8 @@ impl Bucket {
     }
 
     /// Takes what is there of a variable: rows are given away, dense elements stay for [`dense`](Self::dense).
-    pub(crate) fn take(&mut self, number: usize) -> Option<Deposit> {
-        match std::mem::replace(&mut self.buffers.filled[number], Filled::Nothing) {
-            Filled::Nothing => None,
-            Filled::Rows(rows) => Some(Deposit::Rows(rows)),
-            Filled::Dense => {
-                self.buffers.filled[number] = Filled::Dense;
-                Some(Deposit::Dense)
-            }
-        }
+    pub(crate) fn take(&mut self, number: usize) -> Deposit {
+        std::mem::take(&mut self.buffers.filled[number])
     }
 
     /// A copy of a dense gradient that is there, of the variable's shape.
@@ -215,15 +205,15 @@ mod tests {
         for steps in steps {
             let mut bucket = pool.take(0);
             // What an earlier step left in the buffer is gone.
-            assert!(!bucket.has(0) && bucket.take(0).is_none());
+            assert!(!bucket.has(0) && matches!(bucket.take(0), Deposit::Nothing));
             steps.iter().for_each(|step| step(&mut bucket));
-            assert!(matches!(bucket.take(0), Some(Deposit::Dense)));
+            assert!(matches!(bucket.take(0), Deposit::Dense));
             assert_eq!(bucket.dense::<f64>(0).unwrap(), [101., 102., 110., 120., 133., 144.]);
         }
         let mut bucket = pool.take(0);
         one(&mut bucket);
         other(&mut bucket);
-        let Some(Deposit::Rows(Rows { rows, values })) = bucket.take(0) else { panic!("rows") };
+        let Deposit::Rows(Rows { rows, values }) = bucket.take(0) else { panic!("rows") };
         assert_eq!(rows, [0, 1, 2]);
         assert_eq!(f64::in_vector(&values).unwrap(), [1., 2., 10., 20., 33., 44.]);
         assert!(!bucket.has(0));

@@ -1,9 +1,9 @@
 //! Embeddings: rows of a table, with a gradient of only those rows.
 
 use super::ids;
-use crate::deposit;
-use crate::number::{Number, with_elements};
-use candle_core::{CpuStorage, CustomOp1, DType, Layout, Module, Result, Shape, Tensor, bail};
+use super::table::{self, Combine};
+use crate::number::Number;
+use candle_core::{Module, Result, Tensor};
 use candle_nn::VarBuilder;
 use distribute_tensor::kernel::RowMerge;
 
@@ -75,76 +75,29 @@ impl Embedding {
 
 impl Module for Embedding {
     fn forward(&self, ids: &Tensor) -> Result<Tensor> {
-        let Some(height) = height(&self.embeddings, self.hidden_size) else {
+        let Some(height) = table::height(&self.embeddings, self.hidden_size) else {
             return candle_nn::Embedding::new(self.embeddings.clone(), self.hidden_size).forward(ids);
         };
         let mut rows = Vec::with_capacity(ids.elem_count());
         ids::each("embedding", ids, height, None, |row| rows.extend(row))?;
         let shape = [ids.dims(), &[self.hidden_size]].concat();
-        self.embeddings.apply_op1(Lookup { rows, shape })
+        table::look_up(&self.embeddings, rows, shape, Each)
     }
 }
 
-/// The rows of a table whose elements the sparse operations can read; None for other tables.
-pub(super) fn height(table: &Tensor, width: usize) -> Option<usize> {
-    let (height, row_len) = table.dims2().ok()?;
-    let fits = matches!(table.dtype(), DType::F32 | DType::F64)
-        && table.device().is_cpu()
-        && table.is_contiguous()
-        && (row_len == width && table.elem_count() > 0);
-    fits.then_some(height)
-}
+/// Each row by itself.
+struct Each;
 
-/// The elements of a table that [`height`] has looked at.
-pub(super) fn table<'a, T: Number>(storage: &'a [T], layout: &Layout) -> Result<(&'a [T], usize)> {
-    match (layout.contiguous_offsets(), layout.shape().dims2()) {
-        (Some((start, end)), Ok((_, width))) => Ok((&storage[start..end], width)),
-        _ => bail!("a contiguous table is required"),
-    }
-}
+impl Combine for Each {
+    const NAME: &'static str = "embedding";
 
-/// The operation on the table.
-struct Lookup {
-    /// Those that are looked up, each below the table's height.
-    rows: Vec<usize>,
-    shape: Vec<usize>,
-}
-
-impl Lookup {
-    fn outputs<T: Number>(&self, storage: &[T], layout: &Layout) -> Result<Vec<T>> {
-        let (table, width) = table(storage, layout)?;
-        let mut out = Vec::with_capacity(self.rows.len() * width);
-        self.rows.iter().for_each(|row| out.extend_from_slice(&table[row * width..][..width]));
-        Ok(out)
+    fn outputs<T: Number>(&self, rows: &[usize], table: &[T], width: usize) -> Vec<T> {
+        let mut out = Vec::with_capacity(rows.len() * width);
+        rows.iter().for_each(|row| out.extend_from_slice(&table[row * width..][..width]));
+        out
     }
 
-    fn gradient<T: Number>(&self, table: &Tensor, upstream: &Tensor) -> Result<Option<Tensor>> {
-        let (merge, width) = (RowMerge::new(&self.rows), table.dim(1)?);
-        let mut sums = vec![T::of(0.); merge.rows().len() * width];
-        with_elements(upstream, |upstream| merge.sum(upstream, width, 0, &mut sums))?;
-        deposit::row_gradient(table, merge.into_rows(), sums)
-    }
-}
-
-impl CustomOp1 for Lookup {
-    fn name(&self) -> &'static str {
-        "embedding"
-    }
-
-    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let out = match storage {
-            CpuStorage::F32(storage) => CpuStorage::F32(self.outputs(storage, layout)?),
-            CpuStorage::F64(storage) => CpuStorage::F64(self.outputs(storage, layout)?),
-            _ => bail!("embedding: a table of f32 or f64 is required"),
-        };
-        Ok((out, self.shape.clone().into()))
-    }
-
-    fn bwd(&self, table: &Tensor, _rows: &Tensor, upstream: &Tensor) -> Result<Option<Tensor>> {
-        let upstream = upstream.contiguous()?;
-        match table.dtype() {
-            DType::F32 => self.gradient::<f32>(table, &upstream),
-            _ => self.gradient::<f64>(table, &upstream),
-        }
+    fn add_gradients<T: Number>(&self, merge: &RowMerge, upstream: &[T], width: usize, sums: &mut [T]) {
+        merge.sum(upstream, width, 0, sums);
     }
 }

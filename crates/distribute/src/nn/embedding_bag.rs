@@ -1,10 +1,9 @@
 //! Bags of embeddings: for each bag of ids the sum or mean of their rows, which are nowhere copied out.
 
-use super::embedding::{height, table};
 use super::ids;
-use crate::deposit;
-use crate::number::{Number, with_elements};
-use candle_core::{CpuStorage, CustomOp1, D, DType, Layout, Module, Result, Shape, Tensor, bail};
+use super::table::{self, Combine};
+use crate::number::Number;
+use candle_core::{D, Module, Result, Tensor, bail};
 use candle_nn::VarBuilder;
 use distribute_tensor::kernel::RowMerge;
 
@@ -90,7 +89,7 @@ impl EmbeddingBag {
 impl Module for EmbeddingBag {
     fn forward(&self, ids: &Tensor) -> Result<Tensor> {
         let Some(height) =
-            self.embeddings.dim(D::Minus1).ok().and_then(|width| height(&self.embeddings, width))
+            self.embeddings.dim(D::Minus1).ok().and_then(|width| table::height(&self.embeddings, width))
         else {
             bail!(
                 "bag of embeddings: the table has to be [rows, hidden] of f32 or f64, contiguous and on the CPU, not {:?} of {:?}",
@@ -102,34 +101,27 @@ impl Module for EmbeddingBag {
             bail!("bag of embeddings: ids have to be [..., length], but this is a scalar; reshape it to (1,)")
         };
         let shape = [outer, &[self.embeddings.dim(1)?]].concat();
-        let mut bags = Bags {
-            mode: self.mode,
-            rows: Vec::with_capacity(ids.elem_count()),
-            ends: Vec::with_capacity(outer.iter().product()),
-            shape,
-        };
+        let mut rows = Vec::with_capacity(ids.elem_count());
+        let mut ends = Vec::with_capacity(outer.iter().product());
         let mut seen = 0;
         ids::each("bag of embeddings", ids, height, self.padding, |row| {
-            bags.rows.extend(row);
+            rows.extend(row);
             seen += 1;
             if seen == length {
-                bags.ends.push(bags.rows.len());
+                ends.push(rows.len());
                 seen = 0;
             }
         })?;
-        bags.ends.resize(outer.iter().product(), bags.rows.len()); // Bags of length 0.
-        self.embeddings.apply_op1(bags)
+        ends.resize(outer.iter().product(), rows.len()); // Bags of length 0.
+        table::look_up(&self.embeddings, rows, shape, Bags { mode: self.mode, ends })
     }
 }
 
-/// The operation on the table.
+/// The rows of each bag together.
 struct Bags {
     mode: BagMode,
-    /// The rows of all bags, one bag after another, without padding.
-    rows: Vec<usize>,
-    /// Where each bag ends among them.
+    /// Where each bag ends among the rows of all, one bag after another and without padding.
     ends: Vec<usize>,
-    shape: Vec<usize>,
 }
 
 impl Bags {
@@ -147,12 +139,15 @@ impl Bags {
             BagMode::SqrtN => Some(T::of(1. / (rows as f64).sqrt())),
         }
     }
+}
 
-    fn outputs<T: Number>(&self, storage: &[T], layout: &Layout) -> Result<Vec<T>> {
-        let (table, width) = table(storage, layout)?;
+impl Combine for Bags {
+    const NAME: &'static str = "bag of embeddings";
+
+    fn outputs<T: Number>(&self, rows: &[usize], table: &[T], width: usize) -> Vec<T> {
         let mut out = vec![T::of(0.); self.ends.len() * width];
         for (bag, out) in self.ranges().zip(out.chunks_exact_mut(width)) {
-            for row in &self.rows[bag.clone()] {
+            for row in &rows[bag.clone()] {
                 let row = &table[row * width..][..width];
                 out.iter_mut().zip(row).for_each(|(sum, x)| *sum = sum.plus(*x));
             }
@@ -160,50 +155,24 @@ impl Bags {
                 out.iter_mut().for_each(|x| *x *= scale);
             }
         }
-        Ok(out)
+        out
     }
 
-    fn gradient<T: Number>(&self, table: &Tensor, upstream: &Tensor) -> Result<Option<Tensor>> {
-        let (merge, width) = (RowMerge::new(&self.rows), table.dim(1)?);
-        let mut bag_of = vec![0; self.rows.len()];
+    fn add_gradients<T: Number>(&self, merge: &RowMerge, upstream: &[T], width: usize, sums: &mut [T]) {
+        let mut bag_of = vec![0; self.ends.last().copied().unwrap_or(0)];
         for (number, bag) in self.ranges().enumerate() {
             bag_of[bag].fill(number);
         }
-        let mut sums = vec![T::of(0.); merge.rows().len() * width];
-        with_elements(upstream, |upstream: &[T]| match self.mode {
-            BagMode::Sum => merge.sum_shared(&bag_of, upstream, width, 0, &mut sums),
+        match self.mode {
+            BagMode::Sum => merge.sum_shared(&bag_of, upstream, width, 0, sums),
             BagMode::Mean | BagMode::SqrtN => {
                 let mut scaled = Vec::with_capacity(upstream.len());
                 for (bag, row) in self.ranges().zip(upstream.chunks_exact(width)) {
                     let scale = self.scale(bag.len()).unwrap_or(T::of(1.));
                     scaled.extend(row.iter().map(|x| *x * scale));
                 }
-                merge.sum_shared(&bag_of, &scaled, width, 0, &mut sums);
+                merge.sum_shared(&bag_of, &scaled, width, 0, sums);
             }
-        })?;
-        deposit::row_gradient(table, merge.into_rows(), sums)
-    }
-}
-
-impl CustomOp1 for Bags {
-    fn name(&self) -> &'static str {
-        "bag of embeddings"
-    }
-
-    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let out = match storage {
-            CpuStorage::F32(storage) => CpuStorage::F32(self.outputs(storage, layout)?),
-            CpuStorage::F64(storage) => CpuStorage::F64(self.outputs(storage, layout)?),
-            _ => bail!("bag of embeddings: a table of f32 or f64 is required"),
-        };
-        Ok((out, self.shape.clone().into()))
-    }
-
-    fn bwd(&self, table: &Tensor, _bags: &Tensor, upstream: &Tensor) -> Result<Option<Tensor>> {
-        let upstream = upstream.contiguous()?;
-        match table.dtype() {
-            DType::F32 => self.gradient::<f32>(table, &upstream),
-            _ => self.gradient::<f64>(table, &upstream),
         }
     }
 }

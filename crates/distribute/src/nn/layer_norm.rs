@@ -1,11 +1,11 @@
 //! Layer-norm and RMS-norm, forward and backward in one pass over the rows each.
 
 use super::lanes::sum;
+use super::operation::{self, Operand, Operation};
 use crate::deposit;
-use crate::number::{Number, operand, with_elements};
-use candle_core::{CpuStorage, CustomOp2, CustomOp3, DType, Layout, Module, Result, Shape, Tensor};
+use crate::number::{Number, with_elements};
+use candle_core::{Module, Result, Shape, Tensor};
 use candle_nn::{LayerNormConfig, VarBuilder};
-use std::marker::PhantomData;
 
 /// Each row of the last dimension, moved to mean 0 and scaled to variance 1, times a weight, plus a bias: candle_nn's
 /// `LayerNorm`, which can be trained: candle_nn's fused one, for contiguous inputs and with a bias, has no gradient.
@@ -101,18 +101,10 @@ impl LayerNorm {
     /// Whether the fused operation can do it.
     fn fuses(&self, x: &Tensor) -> bool {
         let Some(&size) = x.dims().last() else { return false };
-        let fits = |t: &Tensor| t.device().is_cpu() && t.dtype() == x.dtype() && t.dims() == [size];
-        let parameters = [Some(&self.weight), self.bias.as_ref()];
-        x.device().is_cpu() && x.elem_count() > 0 && parameters.into_iter().flatten().all(fits)
-    }
-
-    fn fused<T: Number>(&self, x: &Tensor) -> Result<Tensor> {
-        let operation = Fused { remove_mean: self.remove_mean, eps: self.eps, number: PhantomData::<T> };
-        let (x, weight) = (x.contiguous()?, self.weight.contiguous()?);
-        match &self.bias {
-            Some(bias) => x.apply_op3(&weight, &bias.contiguous()?, operation),
-            None => x.apply_op2(&weight, operation),
-        }
+        let bias = self.bias.as_ref();
+        let parameters = [Some(&self.weight), bias];
+        parameters.into_iter().flatten().all(|t| t.dims() == [size])
+            && operation::takes(x, &self.weight, bias)
     }
 
     /// By operations of candle's that have gradients: those that its layer takes without a bias.
@@ -128,10 +120,12 @@ impl LayerNorm {
 
 impl Module for LayerNorm {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        match (x.dtype(), self.fuses(x)) {
-            (DType::F32, true) => self.fused::<f32>(x),
-            (DType::F64, true) => self.fused::<f64>(x),
-            _ => self.composed(x),
+        match self.fuses(x) {
+            true => {
+                let operation = Fused { remove_mean: self.remove_mean, eps: self.eps };
+                operation::apply(operation, x, &self.weight, self.bias.as_ref())
+            }
+            false => self.composed(x),
         }
     }
 }
@@ -177,20 +171,18 @@ impl Module for RmsNorm {
     }
 }
 
-/// The operation on rows of numbers `T`.
-#[derive(Clone, Copy)]
-struct Fused<T> {
+/// The operation on rows.
+struct Fused {
     remove_mean: bool,
     eps: f64,
-    number: PhantomData<T>,
 }
 
 /// The gradients of input, weight and bias.
 type Gradients<T> = (Vec<T>, Vec<T>, Vec<T>);
 
-impl<T: Number> Fused<T> {
+impl Fused {
     /// What is taken from a row's elements, and what the differences are multiplied by.
-    fn statistics(&self, row: &[T]) -> (T, T) {
+    fn statistics<T: Number>(&self, row: &[T]) -> (T, T) {
         let size = row.len() as f64;
         let mean = match self.remove_mean {
             true => T::of(sum(row, row, |x, _| x).to_f64() / size),
@@ -200,27 +192,8 @@ impl<T: Number> Fused<T> {
         (mean, T::of(1. / (squares / size + self.eps).sqrt()))
     }
 
-    fn forward(
-        &self,
-        (x, layout): (&CpuStorage, &Layout),
-        weight: &[T],
-        bias: Option<&[T]>,
-    ) -> Result<(CpuStorage, Shape)> {
-        let x = operand::<T>(x, layout)?;
-        let mut y = Vec::with_capacity(x.len());
-        for row in x.chunks_exact(weight.len()) {
-            let (mean, inverse) = self.statistics(row);
-            let scaled = row.iter().zip(weight).map(|(x, weight)| (*x - mean) * inverse * *weight);
-            match bias {
-                Some(bias) => y.extend(scaled.zip(bias).map(|(scaled, bias)| scaled + *bias)),
-                None => y.extend(scaled),
-            }
-        }
-        Ok((T::to_cpu_storage_owned(y), layout.shape().clone()))
-    }
-
     /// With h the normalised row and u the gradient of h, that of x is (u - mean(u) - h mean(u h)) / deviation.
-    fn gradients(&self, x: &[T], weight: &[T], upstream: &[T]) -> Gradients<T> {
+    fn gradients<T: Number>(&self, x: &[T], weight: &[T], upstream: &[T]) -> Gradients<T> {
         let size = weight.len();
         let mut of_x = Vec::with_capacity(x.len());
         let (mut of_weight, mut of_bias) = (vec![T::of(0.); size], vec![T::of(0.); size]);
@@ -244,18 +217,40 @@ impl<T: Number> Fused<T> {
         }
         (of_x, of_weight, of_bias)
     }
+}
 
-    fn backward(
+impl Operation for Fused {
+    const NAME: &'static str = "layer-norm";
+
+    fn forward<T: Number>(
+        &self,
+        x: Operand<'_, T>,
+        weight: Operand<'_, T>,
+        bias: Option<&[T]>,
+    ) -> Result<(Vec<T>, Shape)> {
+        let (mut y, weight) = (Vec::with_capacity(x.elements.len()), weight.elements);
+        for row in x.elements.chunks_exact(weight.len()) {
+            let (mean, inverse) = self.statistics(row);
+            let scaled = row.iter().zip(weight).map(|(x, weight)| (*x - mean) * inverse * *weight);
+            match bias {
+                Some(bias) => y.extend(scaled.zip(bias).map(|(scaled, bias)| scaled + *bias)),
+                None => y.extend(scaled),
+            }
+        }
+        Ok((y, x.shape.clone()))
+    }
+
+    fn backward<T: Number>(
         &self,
         x: &Tensor,
         weight: &Tensor,
         bias: Option<&Tensor>,
+        _: &Tensor,
         upstream: &Tensor,
     ) -> Result<[Option<Tensor>; 3]> {
-        let upstream = upstream.contiguous()?;
         let (of_x, of_weight, of_bias) = with_elements(x, |x| {
             with_elements(weight, |weight| {
-                with_elements(&upstream, |upstream| self.gradients(x, weight, upstream))
+                with_elements(upstream, |upstream| self.gradients::<T>(x, weight, upstream))
             })
         })???;
         let deposited = |variable: &Tensor, gradient: &[T]| {
@@ -267,62 +262,5 @@ impl<T: Number> Fused<T> {
         let of_x = x.track_op().then(|| Tensor::from_vec(of_x, x.shape(), x.device()));
         let of_bias = bias.map(|bias| deposited(bias, &of_bias));
         Ok([of_x.transpose()?, deposited(weight, &of_weight)?, of_bias.transpose()?.flatten()])
-    }
-}
-
-impl<T: Number> CustomOp3 for Fused<T> {
-    fn name(&self) -> &'static str {
-        "layer-norm"
-    }
-
-    fn cpu_fwd(
-        &self,
-        x: &CpuStorage,
-        layout: &Layout,
-        weight: &CpuStorage,
-        of_weight: &Layout,
-        bias: &CpuStorage,
-        of_bias: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        self.forward((x, layout), operand(weight, of_weight)?, Some(operand(bias, of_bias)?))
-    }
-
-    fn bwd(
-        &self,
-        x: &Tensor,
-        weight: &Tensor,
-        bias: &Tensor,
-        _: &Tensor,
-        upstream: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let [x, weight, bias] = self.backward(x, weight, Some(bias), upstream)?;
-        Ok((x, weight, bias))
-    }
-}
-
-impl<T: Number> CustomOp2 for Fused<T> {
-    fn name(&self) -> &'static str {
-        "layer-norm"
-    }
-
-    fn cpu_fwd(
-        &self,
-        x: &CpuStorage,
-        layout: &Layout,
-        weight: &CpuStorage,
-        of_weight: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        self.forward((x, layout), operand(weight, of_weight)?, None)
-    }
-
-    fn bwd(
-        &self,
-        x: &Tensor,
-        weight: &Tensor,
-        _: &Tensor,
-        upstream: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        let [x, weight, _] = self.backward(x, weight, None, upstream)?;
-        Ok((x, weight))
     }
 }

@@ -1,11 +1,11 @@
 //! Linear layers: product, bias and activation in one operation.
 
 use super::gemm::{Matrix, new_product, product, product_then};
+use super::operation::{self, Operand, Operation};
 use crate::deposit;
-use crate::number::{Number, operand, with_elements};
-use candle_core::{CpuStorage, CustomOp2, CustomOp3, D, DType, Layout, Module, Result, Shape, Tensor};
+use crate::number::{Number, with_elements};
+use candle_core::{D, Module, Result, Shape, Tensor};
 use candle_nn::{Activation, VarBuilder};
-use std::marker::PhantomData;
 
 /// `activation(x wᵀ + b)`: candle_nn's `Linear`, with the bias and mostly the activation in the same operation, and a
 /// backward that writes the gradients of weight and bias straight to where [`minimize`](crate::Optimizer::minimize) reduces
@@ -93,23 +93,16 @@ impl Linear {
 
     /// Whether the fused operation can do it; what it can't, the stock one does or says why not.
     fn fuses(&self, x: &Tensor) -> bool {
-        let dtype = x.dtype();
-        let same = |t: &Tensor| t.device().is_cpu() && t.dtype() == dtype;
         let (Ok((out, width)), Ok(last)) = (self.weight.dims2(), x.dim(D::Minus1)) else { return false };
-        x.device().is_cpu()
-            && (last == width && x.rank() >= 2 && x.elem_count() > 0 && out > 0)
-            && same(&self.weight)
-            && self.bias.as_ref().is_none_or(|bias| same(bias) && bias.dims() == [out])
+        let bias = self.bias.as_ref();
+        (last == width && x.rank() >= 2 && out > 0)
+            && bias.is_none_or(|bias| bias.dims() == [out])
+            && operation::takes(x, &self.weight, bias)
     }
 
-    fn fused<T: Number>(&self, x: &Tensor, activation: Option<FromOutput>) -> Result<Tensor> {
-        let operation = Fused { activation, number: PhantomData::<T> };
-        let rows = x.contiguous()?.flatten_to(D::Minus2)?;
-        let weight = self.weight.contiguous()?;
-        let y = match &self.bias {
-            Some(bias) => rows.apply_op3(&weight, &bias.contiguous()?, operation)?,
-            None => rows.apply_op2(&weight, operation)?,
-        };
+    fn fused(&self, x: &Tensor, activation: Option<FromOutput>) -> Result<Tensor> {
+        let rows = x.flatten_to(D::Minus2)?;
+        let y = operation::apply(Fused { activation }, &rows, &self.weight, self.bias.as_ref())?;
         match x.rank() {
             2 => Ok(y),
             rank => y.reshape([&x.dims()[..rank - 1], &[self.weight.dim(0)?]].concat()),
@@ -120,10 +113,9 @@ impl Linear {
 impl Module for Linear {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let fused = self.activation.and_then(FromOutput::of);
-        let (y, finished) = match (x.dtype(), self.fuses(x)) {
-            (DType::F32, true) => (self.fused::<f32>(x, fused)?, fused.is_some()),
-            (DType::F64, true) => (self.fused::<f64>(x, fused)?, fused.is_some()),
-            _ => {
+        let (y, finished) = match self.fuses(x) {
+            true => (self.fused(x, fused)?, fused.is_some()),
+            false => {
                 // candle 0.11's own product of a transposed batch and a transposed weight has wrong numbers.
                 let stock = candle_nn::Linear::new(self.weight.clone(), self.bias.clone());
                 (stock.forward(&x.contiguous()?)?, false)
@@ -169,26 +161,13 @@ impl FromOutput {
     }
 }
 
-/// The operation on rows `[n, in]` of numbers `T`.
-#[derive(Clone, Copy)]
-struct Fused<T> {
+/// The operation on rows `[n, in]`.
+struct Fused {
     activation: Option<FromOutput>,
-    number: PhantomData<T>,
 }
 
-impl<T: Number> Fused<T> {
-    fn forward(
-        &self,
-        (x, of_x): (&CpuStorage, &Layout),
-        (w, of_w): (&CpuStorage, &Layout),
-        bias: Option<&[T]>,
-    ) -> Result<(CpuStorage, Shape)> {
-        let ((n, width), (out, _)) = (of_x.shape().dims2()?, of_w.shape().dims2()?);
-        let (x, w) = (Matrix::new(operand(x, of_x)?, n, width), Matrix::new(operand(w, of_w)?, out, width));
-        Ok((T::to_cpu_storage_owned(self.outputs(x, w, bias)), (n, out).into()))
-    }
-
-    fn outputs(&self, x: Matrix<'_, T>, w: Matrix<'_, T>, bias: Option<&[T]>) -> Vec<T> {
+impl Fused {
+    fn outputs<T: Number>(&self, x: Matrix<'_, T>, w: Matrix<'_, T>, bias: Option<&[T]>) -> Vec<T> {
         let none = match bias {
             Some(_) => Vec::new(),
             None => vec![T::of(0.); w.rows()],
@@ -204,9 +183,23 @@ impl<T: Number> Fused<T> {
             }
         }
     }
+}
 
-    /// The gradients of input, weight and bias.
-    fn backward(
+impl Operation for Fused {
+    const NAME: &'static str = "linear";
+
+    fn forward<T: Number>(
+        &self,
+        x: Operand<'_, T>,
+        weight: Operand<'_, T>,
+        bias: Option<&[T]>,
+    ) -> Result<(Vec<T>, Shape)> {
+        let ((n, width), (out, _)) = (x.shape.dims2()?, weight.shape.dims2()?);
+        let (x, weight) = (Matrix::new(x.elements, n, width), Matrix::new(weight.elements, out, width));
+        Ok((self.outputs(x, weight, bias), (n, out).into()))
+    }
+
+    fn backward<T: Number>(
         &self,
         x: &Tensor,
         weight: &Tensor,
@@ -215,14 +208,13 @@ impl<T: Number> Fused<T> {
         upstream: &Tensor,
     ) -> Result<[Option<Tensor>; 3]> {
         let ((n, width), (out, _)) = (x.dims2()?, weight.dims2()?);
-        let upstream = upstream.contiguous()?;
         let changed = match self.activation {
             Some(activation) => {
-                Some(with_elements(y, |y| with_elements(&upstream, |g| activation.backward(y, g)))??)
+                Some(with_elements(y, |y| with_elements(upstream, |g| activation.backward(y, g)))??)
             }
             None => None,
         };
-        with_elements(&upstream, |upstream: &[T]| {
+        with_elements(upstream, |upstream: &[T]| {
             let gradient = changed.as_deref().unwrap_or(upstream);
             let g = Matrix::new(gradient, n, out);
             let of_bias = bias.map(|bias| {
@@ -249,62 +241,5 @@ impl<T: Number> Fused<T> {
             };
             Ok([of_input, of_weight, of_bias.transpose()?.flatten()])
         })?
-    }
-}
-
-impl<T: Number> CustomOp3 for Fused<T> {
-    fn name(&self) -> &'static str {
-        "linear"
-    }
-
-    fn cpu_fwd(
-        &self,
-        x: &CpuStorage,
-        of_x: &Layout,
-        w: &CpuStorage,
-        of_w: &Layout,
-        b: &CpuStorage,
-        of_b: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        self.forward((x, of_x), (w, of_w), Some(operand(b, of_b)?))
-    }
-
-    fn bwd(
-        &self,
-        x: &Tensor,
-        w: &Tensor,
-        b: &Tensor,
-        y: &Tensor,
-        upstream: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let [x, w, b] = self.backward(x, w, Some(b), y, upstream)?;
-        Ok((x, w, b))
-    }
-}
-
-impl<T: Number> CustomOp2 for Fused<T> {
-    fn name(&self) -> &'static str {
-        "linear"
-    }
-
-    fn cpu_fwd(
-        &self,
-        x: &CpuStorage,
-        of_x: &Layout,
-        w: &CpuStorage,
-        of_w: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        self.forward((x, of_x), (w, of_w), None)
-    }
-
-    fn bwd(
-        &self,
-        x: &Tensor,
-        w: &Tensor,
-        y: &Tensor,
-        upstream: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        let [x, w, _] = self.backward(x, w, None, y, upstream)?;
-        Ok((x, w))
     }
 }

@@ -4,9 +4,10 @@
 //! ([`get_replica_context`](crate::get_replica_context)): a model takes them by another `use` line.
 
 // A fast layer is made of: a type and functions with candle_nn's signatures, and `From` candle_nn's type; `fuses`, which says
-// what its operation takes (f32 and f64 on the CPU, all operands contiguous), and candle's way for the rest; the operation,
-// `Fused<T>`, whose `bwd` gives what `deposit::gradient` or `deposit::row_gradient` gives for each parameter, and for other
-// inputs a tensor if they ask for one (`track_op`). `layer_norm.rs` is the shortest; tests/fused/ compares them with candle's.
+// what its operation takes (f32 and f64 on the CPU), and candle's way for the rest; the operation: an `Operation` of input,
+// weight and bias (operation.rs), or a `Combine` of a table's rows (table.rs). Its gradients are what `deposit::gradient` or
+// `deposit::row_gradient` gives for each parameter, and for other inputs a tensor if they ask for one (`track_op`).
+// `layer_norm.rs` is the shortest; tests/fused/ compares them with candle's.
 
 mod batch_norm;
 mod conv2d;
@@ -20,6 +21,8 @@ mod lanes;
 mod layer_norm;
 mod linear;
 pub mod loss;
+mod operation;
+mod table;
 
 pub use batch_norm::{BatchNorm, batch_norm};
 pub use candle_nn::{BatchNormConfig, Conv2dConfig, LayerNormConfig};

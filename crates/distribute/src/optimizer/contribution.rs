@@ -91,17 +91,17 @@ impl Ready {
         let mut dense = Vec::new();
         for (number, ready) in all.iter_mut().enumerate() {
             // Of a variable that is used by layers and by other operations, too, the gradients add up.
-            if let (true, Some(found)) = (bucket.has(number), &*ready) {
-                match found {
-                    Ready::Dense(tensor) => bucket.add(number, tensor)?,
-                    Ready::Rows(rows) => bucket.add_rows(number, rows.clone()),
-                    Ready::Deposited(..) => {}
+            if bucket.has(number) {
+                match ready.take() {
+                    Some(Ready::Dense(tensor)) => bucket.add(number, &tensor)?,
+                    Some(Ready::Rows(rows)) => bucket.add_rows(number, rows),
+                    Some(Ready::Deposited(..)) | None => {}
                 }
             }
             match bucket.take(number) {
-                None => {}
-                Some(Deposit::Rows(rows)) => *ready = Some(Ready::Rows(rows)),
-                Some(Deposit::Dense) => dense.push(number),
+                Deposit::Nothing => {}
+                Deposit::Rows(rows) => *ready = Some(Ready::Rows(rows)),
+                Deposit::Dense => dense.push(number),
             }
         }
         let bucket = Arc::new(bucket);

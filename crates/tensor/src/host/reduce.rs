@@ -2,7 +2,7 @@
 
 use super::{axis_of, check_same, sizes};
 use crate::dtype::{Buffer, with_summable};
-use crate::fold::{Alone, Folder};
+use crate::fold::{Alone, Folder, mean};
 use crate::kernel::{self, Sum};
 use crate::{DType, Element, Error, HostTensor, ReduceOp, Result};
 use half::{bf16, f16};
@@ -30,32 +30,30 @@ impl HostTensor {
         if rest.is_empty() {
             return Ok((*first).clone());
         }
-        fn sum<T: Element + Sum>(
+        fn made<T: Element>(
             _: &[T],
             tensors: &[&HostTensor],
-            folder: &impl Folder,
-            last: impl Fn(T) -> T + Sync,
-        ) -> Result<Buffer> {
+            fold: impl FnOnce(&[&[T]]) -> Vec<T>,
+        ) -> Result<HostTensor> {
             let inputs = tensors.iter().map(|t| t.typed::<T>(REDUCE)).collect::<Result<Vec<_>>>()?;
-            Ok(T::into_buffer(folder.fold(&inputs, last)))
+            HostTensor::new(fold(&inputs), tensors[0].dims())
         }
         let n = tensors.len();
-        // The division of `divide`, without a second pass over the elements.
-        let mean = match (op, first.buffer()) {
-            (ReduceOp::Mean, Buffer::F32(v)) => Some(sum(v, tensors, folder, |sum| sum / n as f32)?),
-            (ReduceOp::Mean, Buffer::F64(v)) => Some(sum(v, tensors, folder, |sum| sum / n as f64)?),
-            _ => None,
+        let sum = match (op, first.buffer()) {
+            // The division of `divide`, without a second pass over the elements.
+            (ReduceOp::Mean, Buffer::F32(v)) => {
+                return made(v, tensors, |inputs| mean(folder, inputs, n as f32));
+            }
+            (ReduceOp::Mean, Buffer::F64(v)) => {
+                return made(v, tensors, |inputs| mean(folder, inputs, n as f64));
+            }
+            (_, buffer) => with_summable!(buffer, v => {
+                made(v, tensors, |inputs| folder.fold(inputs, |sum| sum))
+            }, else Err(Error::UnsupportedDType { operation: REDUCE, dtype: first.dtype() }))?,
         };
-        if let Some(mean) = mean {
-            return HostTensor::from_buffer(mean, first.dims());
-        }
-        let buffer = with_summable!(first.buffer(), v => sum(v, tensors, folder, |sum| sum)?, else {
-            return Err(Error::UnsupportedDType { operation: REDUCE, dtype: first.dtype() })
-        });
-        let sum = HostTensor::from_buffer(buffer, first.dims())?;
         match op {
             ReduceOp::Sum => Ok(sum),
-            ReduceOp::Mean => sum.divide(tensors.len() as f64),
+            ReduceOp::Mean => sum.divide(n as f64),
         }
     }
 

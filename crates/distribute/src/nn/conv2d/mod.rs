@@ -1,12 +1,12 @@
 //! Convolution of images: one matrix product for each image, and its gradients.
 
 use super::gemm::product;
+use super::operation::{self, Operand, Operation};
 use crate::deposit;
-use crate::number::{Number, operand, with_elements};
-use candle_core::{CpuStorage, CustomOp2, CustomOp3, DType, Layout, Module, Result, Shape, Tensor, bail};
+use crate::number::{Number, with_elements};
+use candle_core::{Module, Result, Shape, Tensor, bail};
 use candle_nn::{Conv2dConfig, VarBuilder};
 use patches::Patches;
-use std::marker::PhantomData;
 
 mod patches;
 
@@ -81,11 +81,9 @@ impl Conv2d {
 
     /// How the fused operation does it, if it can; what it can't, the stock one does or says why not.
     fn patches(&self, x: &Tensor) -> Option<Patches> {
-        let same = |t: &Tensor| t.device().is_cpu() && t.dtype() == x.dtype();
         let bias = self.bias.as_ref();
-        let bias_fits =
-            bias.is_none_or(|bias| same(bias) && Some(bias.dims()) == self.weight.dims().get(..1));
-        let fits = x.device().is_cpu() && x.elem_count() > 0 && same(&self.weight) && bias_fits;
+        let fits = bias.is_none_or(|bias| Some(bias.dims()) == self.weight.dims().get(..1))
+            && operation::takes(x, &self.weight, bias);
         fits.then(|| Patches::new(x.dims(), self.weight.dims(), &self.config)).flatten()
     }
 
@@ -105,23 +103,13 @@ impl Conv2d {
             ),
         }
     }
-
-    fn fused<T: Number>(&self, x: &Tensor, patches: Patches) -> Result<Tensor> {
-        let (x, weight) = (x.contiguous()?, self.weight.contiguous()?);
-        let operation = Fused { patches, number: PhantomData::<T> };
-        match &self.bias {
-            Some(bias) => x.apply_op3(&weight, &bias.contiguous()?, operation),
-            None => x.apply_op2(&weight, operation),
-        }
-    }
 }
 
 impl Module for Conv2d {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        match (x.dtype(), self.patches(x)) {
-            (DType::F32, Some(patches)) => self.fused::<f32>(x, patches),
-            (DType::F64, Some(patches)) => self.fused::<f64>(x, patches),
-            _ => {
+        match self.patches(x) {
+            Some(patches) => operation::apply(Fused { patches }, x, &self.weight, self.bias.as_ref()),
+            None => {
                 self.require_places(x)?;
                 candle_nn::Conv2d::new(self.weight.clone(), self.bias.clone(), self.config).forward(x)
             }
@@ -129,33 +117,14 @@ impl Module for Conv2d {
     }
 }
 
-/// The operation on numbers `T`. The weight of each group is a matrix of a row for each output channel.
-#[derive(Clone, Copy)]
-struct Fused<T> {
+/// The operation. The weight of each group is a matrix of a row for each output channel.
+struct Fused {
     patches: Patches,
-    number: PhantomData<T>,
 }
 
-impl<T: Number> Fused<T> {
-    fn forward(&self, x: &[T], weight: &[T], bias: Option<&[T]>) -> (CpuStorage, Shape) {
-        let p = self.patches;
-        let mut y = vec![T::of(0.); p.images * p.outputs * p.places()];
-        if let Some(bias) = bias {
-            for (plane, bias) in y.chunks_exact_mut(p.places()).zip(bias.iter().cycle()) {
-                plane.fill(*bias);
-            }
-        }
-        let mut buffer = Vec::new();
-        let pairs = x.chunks_exact(p.group_input()).zip(y.chunks_exact_mut(p.group_output()));
-        for ((x, y), weight) in pairs.zip(weight.chunks_exact(p.group_weight()).cycle()) {
-            let patches = p.gather(x, &mut buffer);
-            product(y, bias.is_some(), p.weight(weight), patches);
-        }
-        (T::to_cpu_storage_owned(y), Shape::from(&p.output_dims()))
-    }
-
+impl Fused {
     /// Adds the gradient of the weight.
-    fn of_weight(&self, x: &[T], upstream: &[T], gradient: &mut [T], add: bool) {
+    fn of_weight<T: Number>(&self, x: &[T], upstream: &[T], gradient: &mut [T], add: bool) {
         let p = self.patches;
         let mut buffer = Vec::new();
         let pairs = x.chunks_exact(p.group_input()).zip(upstream.chunks_exact(p.group_output()));
@@ -167,7 +136,7 @@ impl<T: Number> Fused<T> {
         }
     }
 
-    fn of_input(&self, weight: &[T], upstream: &[T]) -> Vec<T> {
+    fn of_input<T: Number>(&self, weight: &[T], upstream: &[T]) -> Vec<T> {
         let p = self.patches;
         let mut gradient = vec![T::of(0.); p.images * p.groups * p.group_input()];
         let mut buffer = vec![T::of(0.); p.patch() * p.places()];
@@ -184,7 +153,7 @@ impl<T: Number> Fused<T> {
         gradient
     }
 
-    fn of_bias(&self, upstream: &[T], gradient: &mut [T], add: bool) {
+    fn of_bias<T: Number>(&self, upstream: &[T], gradient: &mut [T], add: bool) {
         if !add {
             gradient.fill(T::of(0.));
         }
@@ -194,15 +163,42 @@ impl<T: Number> Fused<T> {
             }
         }
     }
+}
 
-    fn backward(
+impl Operation for Fused {
+    const NAME: &'static str = "conv2d";
+
+    fn forward<T: Number>(
+        &self,
+        x: Operand<'_, T>,
+        weight: Operand<'_, T>,
+        bias: Option<&[T]>,
+    ) -> Result<(Vec<T>, Shape)> {
+        let p = self.patches;
+        let mut y = vec![T::of(0.); p.images * p.outputs * p.places()];
+        if let Some(bias) = bias {
+            for (plane, bias) in y.chunks_exact_mut(p.places()).zip(bias.iter().cycle()) {
+                plane.fill(*bias);
+            }
+        }
+        let mut buffer = Vec::new();
+        let pairs = x.elements.chunks_exact(p.group_input()).zip(y.chunks_exact_mut(p.group_output()));
+        for ((x, y), weight) in pairs.zip(weight.elements.chunks_exact(p.group_weight()).cycle()) {
+            let patches = p.gather(x, &mut buffer);
+            product(y, bias.is_some(), p.weight(weight), patches);
+        }
+        Ok((y, Shape::from(&p.output_dims())))
+    }
+
+    fn backward<T: Number>(
         &self,
         x: &Tensor,
         weight: &Tensor,
         bias: Option<&Tensor>,
+        _: &Tensor,
         upstream: &Tensor,
     ) -> Result<[Option<Tensor>; 3]> {
-        with_elements(&upstream.contiguous()?, |upstream| {
+        with_elements(upstream, |upstream: &[T]| {
             let of_weight = with_elements(x, |x| {
                 deposit::gradient(weight, |place, add| self.of_weight(x, upstream, place, add))
             })??;
@@ -218,62 +214,5 @@ impl<T: Number> Fused<T> {
             };
             Ok([of_input, of_weight, of_bias.transpose()?.flatten()])
         })?
-    }
-}
-
-impl<T: Number> CustomOp3 for Fused<T> {
-    fn name(&self) -> &'static str {
-        "conv2d"
-    }
-
-    fn cpu_fwd(
-        &self,
-        x: &CpuStorage,
-        of_x: &Layout,
-        weight: &CpuStorage,
-        of_weight: &Layout,
-        bias: &CpuStorage,
-        of_bias: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        Ok(self.forward(operand(x, of_x)?, operand(weight, of_weight)?, Some(operand(bias, of_bias)?)))
-    }
-
-    fn bwd(
-        &self,
-        x: &Tensor,
-        weight: &Tensor,
-        bias: &Tensor,
-        _: &Tensor,
-        upstream: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let [x, weight, bias] = self.backward(x, weight, Some(bias), upstream)?;
-        Ok((x, weight, bias))
-    }
-}
-
-impl<T: Number> CustomOp2 for Fused<T> {
-    fn name(&self) -> &'static str {
-        "conv2d"
-    }
-
-    fn cpu_fwd(
-        &self,
-        x: &CpuStorage,
-        of_x: &Layout,
-        weight: &CpuStorage,
-        of_weight: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        Ok(self.forward(operand(x, of_x)?, operand(weight, of_weight)?, None))
-    }
-
-    fn bwd(
-        &self,
-        x: &Tensor,
-        weight: &Tensor,
-        _: &Tensor,
-        upstream: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        let [x, weight, _] = self.backward(x, weight, None, upstream)?;
-        Ok((x, weight))
     }
 }

@@ -1,0 +1,82 @@
+//! Operations on rows of a table, with a gradient of only those rows.
+
+use crate::deposit;
+use crate::number::{Number, operand, with_elements};
+use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor};
+use distribute_tensor::kernel::RowMerge;
+
+/// What a layer makes of the rows that it looks up.
+pub(super) trait Combine: Send + Sync + 'static {
+    /// For candle's messages.
+    const NAME: &'static str;
+
+    /// The output's elements, of the `rows` of a `table` with rows of `width` elements.
+    fn outputs<T: Number>(&self, rows: &[usize], table: &[T], width: usize) -> Vec<T>;
+
+    /// Adds to `sums`, of each row of `merge` one after another, the gradients that the output's gives them.
+    fn add_gradients<T: Number>(&self, merge: &RowMerge, upstream: &[T], width: usize, sums: &mut [T]);
+}
+
+/// The rows of a table whose elements [`look_up`] can read; None for other tables.
+pub(super) fn height(table: &Tensor, width: usize) -> Option<usize> {
+    let (height, row_len) = table.dims2().ok()?;
+    let fits = matches!(table.dtype(), DType::F32 | DType::F64)
+        && table.device().is_cpu()
+        && table.is_contiguous()
+        && (row_len == width && table.elem_count() > 0);
+    fits.then_some(height)
+}
+
+/// What `combine` makes of these rows, each below the table's [`height`]: a tensor of this shape.
+pub(super) fn look_up<C: Combine>(
+    table: &Tensor,
+    rows: Vec<usize>,
+    shape: Vec<usize>,
+    combine: C,
+) -> Result<Tensor> {
+    table.apply_op1(LookUp { rows, shape, combine })
+}
+
+/// The operation on the table.
+struct LookUp<C> {
+    rows: Vec<usize>,
+    shape: Vec<usize>,
+    combine: C,
+}
+
+impl<C: Combine> LookUp<C> {
+    fn outputs<T: Number>(&self, storage: &CpuStorage, layout: &Layout) -> Result<CpuStorage> {
+        let (_, width) = layout.shape().dims2()?;
+        let outputs = self.combine.outputs::<T>(&self.rows, operand(storage, layout)?, width);
+        Ok(T::to_cpu_storage_owned(outputs))
+    }
+
+    fn gradient<T: Number>(&self, table: &Tensor, upstream: &Tensor) -> Result<Option<Tensor>> {
+        let (merge, width) = (RowMerge::new(&self.rows), table.dim(1)?);
+        let mut sums = vec![T::of(0.); merge.rows().len() * width];
+        with_elements(upstream, |upstream| self.combine.add_gradients(&merge, upstream, width, &mut sums))?;
+        deposit::row_gradient(table, merge.into_rows(), sums)
+    }
+}
+
+impl<C: Combine> CustomOp1 for LookUp<C> {
+    fn name(&self) -> &'static str {
+        C::NAME
+    }
+
+    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let out = match storage {
+            CpuStorage::F32(_) => self.outputs::<f32>(storage, layout)?,
+            _ => self.outputs::<f64>(storage, layout)?,
+        };
+        Ok((out, self.shape.clone().into()))
+    }
+
+    fn bwd(&self, table: &Tensor, _: &Tensor, upstream: &Tensor) -> Result<Option<Tensor>> {
+        let upstream = upstream.contiguous()?;
+        match table.dtype() {
+            DType::F32 => self.gradient::<f32>(table, &upstream),
+            _ => self.gradient::<f64>(table, &upstream),
+        }
+    }
+}
