@@ -29,8 +29,8 @@ def images():
 def costly(i):
     """A function of number i: v[j] = (j + 1) (1 + i mod 16) for 4096 j in f64, three times its root, then v[63::64].
 
-    About 20 µs of one core. What takes the time is an instruction that is as slow per number in vectors of any width, so
-    one library's kernels are hardly better than another's, and its result is rounded exactly, so all get the same bits.
+    About 20 µs of one core. The instruction that takes the time is as slow per number in vectors of any width, so one
+    library's kernels are hardly better than another's; its result is rounded exactly, so all get the same bits.
     """
     v = START * (1 + i % 16)
     for _ in range(ROOTS):
