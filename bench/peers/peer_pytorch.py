@@ -6,7 +6,12 @@ import sys
 import tempfile
 
 import common
+<<<<<<< HEAD
 from common import Entry, Fresh, Losses, numbered, repeated
+=======
+import inputs_pytorch
+from common import Entry, Fresh, Losses
+>>>>>>> peers
 
 GIVEN = common.arguments()
 THREADS = f"PyTorch, {GIVEN.threads} threads"
@@ -153,22 +158,6 @@ def losses(name, sparse):
     return make
 
 
-def batches():
-    torch = library(GIVEN.threads)
-    numbers = torch.utils.data.TensorDataset(torch.arange(1 << 20))
-    loader = torch.utils.data.DataLoader(numbers, batch_size=common.INPUT_BATCH)
-    iterator = iter(loader)
-
-    def repeat(n):
-        nonlocal iterator
-        for _ in range(n):
-            batch = next(iterator, None)
-            if batch is None:
-                iterator = iter(loader)
-
-    return repeat
-
-
 def entries():
     for size, count in [("4KiB", 1 << 10), ("1MiB", 1 << 18), ("64MiB", 1 << 24)]:
         figure = f"all_reduce_2_{size}"
@@ -184,7 +173,7 @@ def entries():
         yield Fresh(f"memory_{name}", "MiB", THREADS + mark, two, __file__)
         yield Fresh(f"memory_{name}", "MiB", DDP, two, __file__)
         yield Losses(f"losses_{name}", "", THREADS + mark, losses(name, name == "recommender"))
-    yield Entry("input_range_256", "batches/s", "PyTorch, DataLoader", batches)
+    yield from inputs_pytorch.entries(library, GIVEN.threads)
     yield Fresh("start_to_first_step", "ms", THREADS, "mlp_2_replicas", __file__)
     yield Fresh("start_to_first_step", "ms", DDP, "mlp_2_replicas", __file__)
 

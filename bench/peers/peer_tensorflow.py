@@ -6,6 +6,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
 import common
+import inputs_tensorflow
 from common import Entry, Fresh, Losses, numbered, repeated
 
 GIVEN = common.arguments()
@@ -135,13 +136,6 @@ def losses(name, replicas, threads):
     return make
 
 
-def batches():
-    tf, strategy = mirrored()
-    dataset = tf.data.Dataset.range(1 << 40).batch(common.INPUT_BATCH)
-    iterator = iter(strategy.experimental_distribute_dataset(dataset))
-    return repeated(lambda: next(iterator))
-
-
 def entries():
     yield Entry("empty_step_2", "µs", "TensorFlow, compiled", empty_step(True))
     yield Entry("empty_step_2", "µs", "TensorFlow, eager", empty_step(False))
@@ -155,7 +149,7 @@ def entries():
         yield Fresh(f"memory_{name}", "MiB", MIRRORED, f"{name}_2_replicas", __file__)
         yield Losses(f"losses_{name}", "", THREADS, losses(name, 1, GIVEN.threads))
         yield Losses(f"losses_{name}", "", MIRRORED, losses(name, 2, GIVEN.threads))
-    yield Entry("input_range_256", "batches/s", MIRRORED, batches)
+    yield from inputs_tensorflow.entries(library, mirrored, GIVEN.threads)
     yield Fresh("start_to_first_step", "ms", THREADS, "mlp_2_replicas", __file__)
     yield Fresh("start_to_first_step", "ms", MIRRORED, "mlp_2_replicas", __file__)
 

@@ -23,9 +23,10 @@
 //! | [`dataset`] | [`Dataset`]: sources, transformations, iteration |
 //! | [`csv`] | [`Csv`]: rows of CSV files as elements |
 //! | [`mod@file`] | [`Location`], [`Compression`], [`Files`]: what all file sources read through |
+//! | [`text_lines`] | lines of text |
 //! | [`numpy`] | arrays as numpy saves them |
 //! | `webdataset` | samples of tar files; feature `webdataset` |
-//! | [`tfrecord`] | [`TfRecordReader`] and [`TfRecordWriter`]: files of records |
+//! | [`tfrecord`] | [`TfRecord`], [`TfRecordReader`] and [`TfRecordWriter`]: files of records |
 //! | [`example`] | [`Example`], and [`Features`](example::Features): records as columns of tensors |
 //! | [`cardinality`] | [`Cardinality`]: how many elements there are |
 //! | [`plan`] | who gets which rows, as functions of numbers: [`SplitRule`] and TensorFlow's sizes |
@@ -65,6 +66,7 @@ mod spec;
 mod stage;
 #[cfg(test)]
 mod testing;
+mod text;
 
 pub use cardinality::Cardinality;
 pub use csv::Csv;
@@ -80,4 +82,5 @@ pub use plan::policy::AutoShardPolicy;
 pub use plan::split::SplitRule;
 pub use spec::{ElementSpec, TensorSpec};
 pub use split::{split, split_batch};
-pub use tfrecord::{TfRecordReader, TfRecordWriter};
+pub use text::text_lines;
+pub use tfrecord::{TfRecord, TfRecordReader, TfRecordWriter};

@@ -1,6 +1,7 @@
 //! Rows of a CSV file becoming columns of tensors.
 
-use distribute_tensor::{HostTensor, Leaf, Tree};
+use crate::{ElementSpec, TensorSpec};
+use distribute_tensor::{DType, HostTensor, Leaf, Tree};
 
 /// What the fields of a column are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +23,33 @@ pub(crate) enum Layout {
     Labelled { label: usize },
     /// Named scalars: name, place and type.
     Columns(Vec<(String, usize, ColumnType)>),
+}
+
+impl ColumnType {
+    fn dtype(self) -> DType {
+        match self {
+            ColumnType::F32 => DType::F32,
+            ColumnType::I64 => DType::I64,
+            ColumnType::Text => DType::String,
+        }
+    }
+}
+
+impl Layout {
+    /// What an element is, of rows of so many columns.
+    pub(crate) fn spec(&self, width: usize) -> ElementSpec {
+        let vector = |width| Tree::Leaf(TensorSpec::new(DType::F32, [width]));
+        let scalar = |dtype| Tree::Leaf(TensorSpec::scalar(dtype));
+        match self {
+            Layout::Features => vector(width),
+            Layout::Labelled { .. } => Tree::Tuple(vec![vector(width.saturating_sub(1)), scalar(DType::I64)]),
+            Layout::Columns(columns) => {
+                let column =
+                    |(name, _, kind): &(String, usize, ColumnType)| (name.clone(), scalar(kind.dtype()));
+                Tree::Dict(columns.iter().map(column).collect())
+            }
+        }
+    }
 }
 
 /// Several rows, column by column, on the way to tensors.

@@ -1,31 +1,40 @@
-//! A CSV file: how it is opened, and which columns it has.
+//! CSV files: how they are opened, and which columns they have.
 
 use super::Column;
 use super::block::Layout;
 use crate::{Compression, Error, Location, Result};
 use std::io::Read;
 
-/// A CSV file of which the first line has been seen.
-pub(crate) struct CsvFile {
-    location: Location,
-    header: bool,
-    delimiter: u8,
-    pub(crate) columns: Columns,
-    pub(crate) layout: Layout,
+/// How the files of a dataset are read: that of which the first line has been seen, and others like it.
+pub(super) struct CsvFormat {
+    pub(super) header: bool,
+    pub(super) delimiter: u8,
+    pub(super) columns: Columns,
+    pub(super) layout: Layout,
 }
 
 /// The columns of a file.
-pub(crate) struct Columns {
+pub(super) struct Columns {
     path: String,
     /// How many there are; 0 if the file is empty.
-    pub(crate) count: usize,
+    pub(super) count: usize,
     /// Their names, if there is a header line.
     names: Vec<String>,
 }
 
 impl Columns {
+    /// Those of the first line.
+    fn read(file: &Location, header: bool, delimiter: u8) -> Result<Self> {
+        let mut first = ::csv::ByteRecord::new();
+        let mut lines = reader(file, delimiter, false)?;
+        lines.read_byte_record(&mut first).map_err(|error| failure(file, error))?;
+        let name = |name: &[u8]| String::from_utf8_lossy(name).into_owned();
+        let names = if header { first.iter().map(name).collect() } else { Vec::new() };
+        Ok(Self { path: file.to_string(), count: first.len(), names })
+    }
+
     /// The place of a column.
-    pub(crate) fn find(&self, column: &Column) -> Result<usize> {
+    pub(super) fn find(&self, column: &Column) -> Result<usize> {
         let (found, text) = match column {
             Column::At(place) => ((*place < self.count).then_some(*place), format!("{place}")),
             Column::Named(name) => (self.names.iter().position(|n| n == name), format!("'{name}'")),
@@ -42,85 +51,94 @@ impl Columns {
     }
 
     /// What an error calls a column: its name, if it has one.
-    pub(crate) fn describe(&self, place: usize) -> String {
+    pub(super) fn describe(&self, place: usize) -> String {
         self.names.get(place).map_or(String::new(), |name| format!(" for '{name}'"))
     }
 }
 
-impl CsvFile {
-    /// Looks at the first line and lets `layout` find its columns.
-    pub(crate) fn open(
-        location: Location,
+impl CsvFormat {
+    /// Looks at the first line of the first file and lets `layout` find its columns.
+    pub(super) fn look(
+        first: &Location,
         header: bool,
         delimiter: u8,
         layout: impl FnOnce(&Columns) -> Result<Layout>,
     ) -> Result<Self> {
-        let path = location.to_string();
-        let mut file = CsvFile {
-            location,
-            header,
-            delimiter,
-            columns: Columns { path, count: 0, names: Vec::new() },
-            layout: Layout::Features,
-        };
-        let mut first = ::csv::ByteRecord::new();
-        file.reader(false)?.read_byte_record(&mut first).map_err(|e| file.error(e))?;
-        file.columns.count = first.len();
-        if header {
-            file.columns.names =
-                first.iter().map(|name| String::from_utf8_lossy(name).into_owned()).collect();
+        let columns = Columns::read(first, header, delimiter)?;
+        let layout = layout(&columns)?;
+        Ok(Self { header, delimiter, columns, layout })
+    }
+
+    /// Reads the rows of a file from the first one on. Where there are header lines, all files have one header.
+    pub(super) fn rows(&self, file: &Location) -> Result<Reader> {
+        if self.header && file.to_string() != self.columns.path {
+            self.check_header(file)?;
         }
-        file.layout = layout(&file.columns)?;
-        Ok(file)
+        reader(file, self.delimiter, self.header)
     }
 
-    /// Reads the rows from the first one on.
-    pub(crate) fn rows(&self) -> Result<::csv::Reader<Box<dyn Read + Send>>> {
-        self.reader(self.header)
-    }
-
-    fn reader(&self, skip_header: bool) -> Result<::csv::Reader<Box<dyn Read + Send>>> {
-        let text: Box<dyn Read + Send> = Compression::Auto.open(&self.location)?;
-        Ok(::csv::ReaderBuilder::new()
-            .has_headers(skip_header)
-            .delimiter(self.delimiter)
-            // Rows of another width are found by us, so that the error can name the column.
-            .flexible(true)
-            .from_reader(text))
-    }
-
-    pub(crate) fn name(&self) -> String {
-        self.location.to_string()
-    }
-
-    /// The line, from 1 on, of the row that was found at byte `start` of the text.
-    ///
-    /// The parser passes over blank lines, with any kind of line ends, without counting them to the row. So where a
-    /// row is broken the text is read once more, up to its first byte that ends no line.
-    pub(crate) fn line(&self, start: u64) -> Result<u64> {
-        let (mut line, mut after_cr) = (1, false);
-        for (at, byte) in Compression::Auto.open(&self.location)?.bytes().enumerate() {
-            let byte = byte.map_err(|e| self.location.io_error(e))?;
-            if at as u64 >= start && byte != b'\n' && byte != b'\r' {
-                break;
-            }
-            // CR LF is one end of a line.
-            line += u64::from(byte == b'\r' || (byte == b'\n' && !after_cr));
-            after_cr = byte == b'\r';
+    fn check_header(&self, file: &Location) -> Result<()> {
+        let mine = Columns::read(file, self.header, self.delimiter)?;
+        // A file without a line has no rows either.
+        if mine.count == 0 || mine.names == self.columns.names {
+            return Ok(());
         }
-        Ok(line)
-    }
-
-    /// What went wrong below the rows: in reading or in taking gzip off.
-    pub(crate) fn error(&self, error: ::csv::Error) -> Error {
-        let source = match error.into_kind() {
-            ::csv::ErrorKind::Io(error) => error,
-            other => std::io::Error::other(format!("{other:?}")),
+        let names = |columns: &Columns, at: usize| match columns.names.get(at) {
+            Some(name) => format!("{name:?}"),
+            None => "nothing".into(),
         };
-        self.location.io_error(source)
+        let differs = |at: &usize| names(&mine, *at) != names(&self.columns, *at);
+        let column = (0..mine.count.max(self.columns.count)).find(differs).unwrap_or_default();
+        Err(Error::Csv {
+            path: file.to_string(),
+            line: 1,
+            column: column + 1,
+            found: names(&mine, column),
+            expected: format!("{}, as in '{}'", names(&self.columns, column), self.columns.path),
+        })
     }
+}
 
-    pub(crate) fn describe(&self) -> String {
-        format!("CSV file '{}', {} columns", self.name(), self.columns.count)
+/// The rows of a file.
+pub(super) type Reader = ::csv::Reader<Box<dyn Read + Send>>;
+
+fn reader(file: &Location, delimiter: u8, skip_header: bool) -> Result<Reader> {
+    let text: Box<dyn Read + Send> = Compression::Auto.open(file)?;
+    Ok(::csv::ReaderBuilder::new()
+        .has_headers(skip_header)
+        .delimiter(delimiter)
+        // Rows of another width are found by us, so that the error can name the column.
+        .flexible(true)
+        .buffer_capacity(BUFFER)
+        .from_reader(text))
+}
+
+/// How many bytes are parsed at once.
+const BUFFER: usize = 1 << 16;
+
+/// The line, from 1 on, of the row that was found at byte `start` of the text.
+///
+/// The parser passes over blank lines, with any kind of line ends, without counting them to the row. So where a row is
+/// broken the text is read once more, up to its first byte that ends no line.
+pub(super) fn line(file: &Location, start: u64) -> Result<u64> {
+    let (mut line, mut after_cr) = (1, false);
+    for (at, byte) in Compression::Auto.open(file)?.bytes().enumerate() {
+        let byte = byte.map_err(|e| file.io_error(e))?;
+        if at as u64 >= start && byte != b'\n' && byte != b'\r' {
+            break;
+        }
+        // CR LF is one end of a line.
+        line += u64::from(byte == b'\r' || (byte == b'\n' && !after_cr));
+        after_cr = byte == b'\r';
     }
+    Ok(line)
+}
+
+/// What went wrong below the rows: in reading or in taking gzip off.
+pub(super) fn failure(file: &Location, error: ::csv::Error) -> Error {
+    let source = match error.into_kind() {
+        ::csv::ErrorKind::Io(error) => error,
+        other => std::io::Error::other(format!("{other:?}")),
+    };
+    file.io_error(source)
 }

@@ -6,21 +6,21 @@ mod stage;
 
 pub use block::ColumnType;
 
-use crate::{Dataset, Location, Result};
+use crate::{Dataset, Error, Files, Location, Result};
 use block::Layout;
-use distribute_tensor::HostTensor;
-use file::CsvFile;
-use stage::CsvSource;
+use distribute_tensor::{HostTensor, Nest};
+use file::{Columns, CsvFormat};
+use stage::CsvRows;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Reads CSV: a file or bytes in memory, plain or compressed with gzip (which is seen from the first bytes).
+/// Reads CSV: files or bytes in memory, plain or compressed with gzip (which is seen from the first bytes).
 ///
 /// One of [`features`](Csv::features), [`labelled`](Csv::labelled) and [`columns`](Csv::columns) says what an element
 /// is and makes the dataset. Each pass reads the file anew, as far as it is asked for; [`Dataset::load`] reads all of
 /// it into tensors, of which [`Dataset::from_slices`] then makes fast passes with full shuffles.
 ///
-/// A row that is broken gives [`Error::Csv`](crate::Error::Csv), naming file, line and column.
+/// A row that is broken gives [`Error::Csv`](Error::Csv), naming file, line and column.
 ///
 /// ```
 /// use distribute_data::{Csv, Dataset};
@@ -36,7 +36,7 @@ use std::sync::Arc;
 #[doc(alias = "tf.data.experimental.CsvDataset")]
 #[derive(Clone, Debug)]
 pub struct Csv {
-    location: Location,
+    files: Files,
     header: bool,
     delimiter: u8,
 }
@@ -64,7 +64,13 @@ impl From<&str> for Column {
 impl Csv {
     /// Reads a file.
     pub fn file(location: impl Into<Location>) -> Self {
-        Self { location: location.into(), header: true, delimiter: b',' }
+        Self::files(location.into())
+    }
+
+    /// Reads files one after the other: a list, or what [`Files::glob`] finds. Where there are header lines, all have the
+    /// same.
+    pub fn files(files: impl Into<Files>) -> Self {
+        Self { files: files.into(), header: true, delimiter: b',' }
     }
 
     /// Reads bytes in memory, as `include_bytes!` gives them. `name` is what errors call them.
@@ -86,10 +92,10 @@ impl Csv {
     ///
     /// # Errors
     ///
-    /// [`Error::Io`](crate::Error::Io) if the first line cannot be read; so for the other two.
+    /// [`Error::Io`] if the first line of the first file cannot be read, [`Error::Empty`] if there is no file; so for the
+    /// other two.
     pub fn features(self) -> Result<Dataset<HostTensor>> {
-        let file = CsvFile::open(self.location, self.header, self.delimiter, |_| Ok(Layout::Features))?;
-        Ok(Dataset::of(CsvSource(Arc::new(file))))
+        self.dataset(|_| Ok(Layout::Features))
     }
 
     /// Elements are (features, label): all other columns as `float32` of shape `[columns - 1]`, and the column
@@ -97,13 +103,10 @@ impl Csv {
     ///
     /// # Errors
     ///
-    /// [`Error::NoColumn`](crate::Error::NoColumn) if there is no column `label`.
+    /// [`Error::NoColumn`](Error::NoColumn) if there is no column `label`.
     pub fn labelled(self, label: impl Into<Column>) -> Result<Dataset<(HostTensor, i64)>> {
         let label = label.into();
-        let file = CsvFile::open(self.location, self.header, self.delimiter, |columns| {
-            Ok(Layout::Labelled { label: columns.find(&label)? })
-        })?;
-        Ok(Dataset::of(CsvSource(Arc::new(file))))
+        self.dataset(|columns| Ok(Layout::Labelled { label: columns.find(&label)? }))
     }
 
     /// Elements are maps from name to scalar, of these columns and types; other columns are left out. A column that
@@ -111,7 +114,7 @@ impl Csv {
     ///
     /// # Errors
     ///
-    /// [`Error::NoColumn`](crate::Error::NoColumn) if a column doesn't exist.
+    /// [`Error::NoColumn`](Error::NoColumn) if a column doesn't exist.
     ///
     /// ```
     /// use distribute_data::csv::{ColumnType, Csv};
@@ -128,7 +131,7 @@ impl Csv {
         columns: impl IntoIterator<Item = (C, ColumnType)>,
     ) -> Result<Dataset<BTreeMap<String, HostTensor>>> {
         let wanted: Vec<(Column, ColumnType)> = columns.into_iter().map(|(c, t)| (c.into(), t)).collect();
-        let file = CsvFile::open(self.location, self.header, self.delimiter, |columns| {
+        self.dataset(|columns| {
             let mut found = Vec::new();
             for (column, kind) in &wanted {
                 let name = match column {
@@ -138,7 +141,12 @@ impl Csv {
                 found.push((name, columns.find(column)?, *kind));
             }
             Ok(Layout::Columns(found))
-        })?;
-        Ok(Dataset::of(CsvSource(Arc::new(file))))
+        })
+    }
+
+    fn dataset<T: Nest>(self, layout: impl FnOnce(&Columns) -> Result<Layout>) -> Result<Dataset<T>> {
+        let first = self.files.iter().next().ok_or(Error::Empty { operation: "reading CSV" })?;
+        let format = CsvFormat::look(first, self.header, self.delimiter, layout)?;
+        Ok(Dataset::of_files(self.files, CsvRows(Arc::new(format))))
     }
 }

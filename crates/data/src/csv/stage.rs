@@ -1,51 +1,41 @@
 //! One pass over a CSV file.
 
 use super::block::Block;
-use super::file::CsvFile;
-use crate::pipeline::{Batching, Operation, Sharding};
+use super::file::{CsvFormat, Reader, failure, line};
+use crate::operations::files::Format;
 use crate::rows::Rows;
 use crate::run::{Picks, Run};
 use crate::stage::Stage;
-use crate::{Cardinality, ElementSpec, Error, Result};
-use std::io::Read;
+use crate::{ElementSpec, Error, Location, Result};
 use std::sync::Arc;
 
-/// A file as a source.
-pub(super) struct CsvSource(pub(super) Arc<CsvFile>);
+/// The format of one dataset's files.
+pub(super) struct CsvRows(pub(super) Arc<CsvFormat>);
 
-impl Operation for CsvSource {
+impl Format for CsvRows {
     fn describe(&self) -> String {
-        self.0.describe()
-    }
-
-    fn cardinality(&self) -> Cardinality {
-        Cardinality::Unknown
-    }
-
-    fn batching(&self) -> Batching {
-        Batching::Elements
+        format!("CSV, {} columns,", self.0.columns.count)
     }
 
     fn spec(&self) -> Option<ElementSpec> {
-        None
+        Some(self.0.layout.spec(self.0.columns.count))
     }
 
-    fn sharding(&self) -> Sharding {
-        Sharding::Files(1)
-    }
-
-    fn costly(&self) -> bool {
-        true
-    }
-
-    fn start(&self, _epoch: u64) -> Box<dyn Stage> {
-        Box::new(CsvStage::new(self.0.clone()))
+    fn open(&self, file: &Location) -> Result<Box<dyn Stage>> {
+        Ok(Box::new(CsvStage {
+            reader: self.0.rows(file)?,
+            format: self.0.clone(),
+            file: file.clone(),
+            record: ::csv::ByteRecord::new(),
+            failed: None,
+        }))
     }
 }
 
 struct CsvStage {
-    file: Arc<CsvFile>,
-    reader: Option<::csv::Reader<Box<dyn Read + Send>>>,
+    format: Arc<CsvFormat>,
+    file: Location,
+    reader: Reader,
     record: ::csv::ByteRecord,
     /// What went wrong after the rows that were handed on last.
     failed: Option<Error>,
@@ -56,21 +46,14 @@ struct CsvStage {
 const MOST_ROWS: usize = 1024;
 
 impl CsvStage {
-    fn new(file: Arc<CsvFile>) -> Self {
-        Self { file, reader: None, record: ::csv::ByteRecord::new(), failed: None }
-    }
-
     fn read(&mut self, max: usize) -> Result<Option<Run>> {
         if let Some(error) = self.failed.take() {
             return Err(error);
         }
-        let reader = match &mut self.reader {
-            Some(reader) => reader,
-            none => none.insert(self.file.rows()?),
-        };
-        let mut block = Block::new(&self.file.layout, self.file.columns.count);
+        let format = self.format.clone();
+        let mut block = Block::new(&format.layout, format.columns.count);
         while block.rows() < max.min(MOST_ROWS) {
-            match read_row(&self.file, reader, &mut self.record, &mut block) {
+            match self.row(&mut block) {
                 Ok(true) => {}
                 Ok(false) => break,
                 // The rows before the broken one come first.
@@ -88,32 +71,28 @@ impl CsvStage {
         let rows = Rows::Memory { tree: block.finish()?, len };
         Ok(Some(Run::Rows(Arc::new(rows), Picks::Range(0..len))))
     }
-}
 
-/// Reads one row; false at the end of the file.
-fn read_row(
-    file: &CsvFile,
-    reader: &mut ::csv::Reader<Box<dyn Read + Send>>,
-    record: &mut ::csv::ByteRecord,
-    block: &mut Block<'_>,
-) -> Result<bool> {
-    if !reader.read_byte_record(record).map_err(|e| file.error(e))? {
-        return Ok(false);
+    /// Reads one row; false at the end of the file.
+    fn row(&mut self, block: &mut Block<'_>) -> Result<bool> {
+        if !self.reader.read_byte_record(&mut self.record).map_err(|error| failure(&self.file, error))? {
+            return Ok(false);
+        }
+        let start = self.record.position().map_or(0, |position| position.byte());
+        let broken = |column: usize, found: String, expected: String| match line(&self.file, start) {
+            Ok(line) => Error::Csv { path: self.file.to_string(), line, column: column + 1, found, expected },
+            Err(error) => error,
+        };
+        let (width, found) = (self.format.columns.count, self.record.len());
+        if found != width {
+            return Err(broken(found.min(width), columns(found), columns(width)));
+        }
+        block.push(&self.record).map_err(|bad| {
+            let field = quote(self.record.get(bad.column).unwrap_or_default());
+            let name = self.format.columns.describe(bad.column);
+            broken(bad.column, field, format!("{}{name}", bad.expected))
+        })?;
+        Ok(true)
     }
-    let start = record.position().map_or(0, |position| position.byte());
-    let broken = |column: usize, found: String, expected: String| match file.line(start) {
-        Ok(line) => Error::Csv { path: file.name(), line, column: column + 1, found, expected },
-        Err(error) => error,
-    };
-    let (width, found) = (file.columns.count, record.len());
-    if found != width {
-        return Err(broken(found.min(width), columns(found), columns(width)));
-    }
-    block.push(record).map_err(|bad| {
-        let field = quote(record.get(bad.column).unwrap_or_default());
-        broken(bad.column, field, format!("{}{}", bad.expected, file.columns.describe(bad.column)))
-    })?;
-    Ok(true)
 }
 
 fn columns(n: usize) -> String {
@@ -138,7 +117,7 @@ impl Stage for CsvStage {
 #[cfg(test)]
 mod tests {
     use crate::csv::{ColumnType, Csv};
-    use crate::{Cardinality, Error};
+    use crate::{Cardinality, Error, Files, Location};
     use distribute_tensor::HostTensor;
     use std::io::Write;
 
@@ -160,7 +139,7 @@ mod tests {
         assert_eq!(with.cardinality(), Cardinality::Unknown);
         let without = Csv::bytes("a.csv", "1,2\n3,4").header(false).features().unwrap();
         assert_eq!(f32s(&without.load().unwrap()), [1., 2., 3., 4.]);
-        assert_eq!(without.explain(), "CSV file 'a.csv', 2 columns (length unknown)\n");
+        assert_eq!(without.explain(), "CSV, 2 columns, from 'a.csv' (length unknown)\n");
         assert_eq!(Csv::bytes("a.csv", "x,y\n").features().unwrap().iter().count(), 0);
         assert_eq!(Csv::bytes("a.csv", "").features().unwrap().iter().count(), 0);
     }
@@ -178,6 +157,18 @@ mod tests {
             data.shuffle(500, 1).iter().map(|e| f32s(&e.unwrap().0)[0] as i64).collect();
         shuffled.sort_unstable();
         assert_eq!(shuffled, (0..3000).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn files_of_one_header_are_one_dataset() {
+        let file = |name: &str, text: &'static str| Location::bytes(name, text);
+        let read = |files: [Location; 3]| Csv::files(files).features().unwrap().load();
+        let (a, b) = (file("a.csv", "x,y\n1,2\n"), file("b.csv", "x,y\n3,4\n"));
+        let all = read([a.clone(), file("empty.csv", ""), b.clone()]).unwrap();
+        assert_eq!(f32s(&all), [1., 2., 3., 4.]);
+        let error = read([a, b, file("c.csv", "x,z\n5,6\n")]).unwrap_err().to_string();
+        assert_eq!(error, "'c.csv', line 1, column 2: found \"z\", expected \"y\", as in 'a.csv'");
+        assert!(matches!(Csv::files(Files::default()).features(), Err(Error::Empty { .. })));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The values of one feature.
 
+use distribute_tensor::DType;
 use distribute_tensor::dtype::Buffer;
 
 /// The values of one feature of an example: any number of them, of one of three kinds.
@@ -40,6 +41,15 @@ impl Kind {
             Kind::Bytes => "bytes",
             Kind::Floats => "floats",
             Kind::Ints => "ints",
+        }
+    }
+
+    /// The dtype of a column of such values.
+    pub(super) fn dtype(self) -> DType {
+        match self {
+            Kind::Bytes => DType::String,
+            Kind::Floats => DType::F32,
+            Kind::Ints => DType::I64,
         }
     }
 

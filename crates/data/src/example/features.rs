@@ -1,8 +1,9 @@
 //! Which features a batch is to have, and how.
 
 use super::feature::{Feature, Kind};
-use crate::{Error, Result};
-use std::collections::BTreeSet;
+use crate::{ElementSpec, Error, Result, TensorSpec};
+use distribute_tensor::{DType, Tree};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The features that records are asked for, by name. Others in a record are passed over.
 ///
@@ -190,6 +191,33 @@ impl Features {
             }
         }
         Ok(self)
+    }
+
+    /// The first feature that has any number of values.
+    pub(crate) fn first_variable(&self) -> Option<&str> {
+        let variable = |(_, wanted): &&(String, Wanted)| matches!(wanted, Wanted::Var(_));
+        self.wanted.iter().find(variable).map(|(name, _)| name.as_str())
+    }
+
+    /// What is known of the columns of `rows` records.
+    pub(crate) fn spec(&self, rows: Option<usize>) -> ElementSpec {
+        let mut columns = BTreeMap::new();
+        for (name, wanted) in &self.wanted {
+            let spec = match wanted {
+                Wanted::Fixed(fixed) => {
+                    TensorSpec::new(fixed.kind.dtype(), fixed.shape.clone()).batched(rows)
+                }
+                Wanted::Var(var) => {
+                    TensorSpec::new(var.kind.dtype(), var.shape.clone()).batched(None).batched(rows)
+                }
+            };
+            columns.insert(name.clone(), Tree::Leaf(spec));
+            let lengths = wanted
+                .lengths()
+                .map(|name| (name.to_string(), Tree::Leaf(TensorSpec::scalar(DType::I64).batched(rows))));
+            columns.extend(lengths);
+        }
+        Tree::Dict(columns)
     }
 
     /// The names of all columns.

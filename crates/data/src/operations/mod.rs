@@ -1,10 +1,12 @@
 //! The operations, one a file: what users call, what it is as data, how it runs.
 
 pub(crate) mod batch;
+pub(crate) mod files;
 pub(crate) mod filter;
 pub(crate) mod generator;
 pub(crate) mod map;
 pub(crate) mod memory;
+pub(crate) mod parse_examples;
 pub(crate) mod prefetch;
 pub(crate) mod rebatch;
 pub(crate) mod repeat;

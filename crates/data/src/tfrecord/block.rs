@@ -26,6 +26,11 @@ impl Records {
         self.ranges.is_empty()
     }
 
+    /// Keeps the first `count` of them.
+    pub fn truncate(&mut self, count: usize) {
+        self.ranges.truncate(count);
+    }
+
     /// The record of this index within the block.
     pub fn get(&self, index: usize) -> Option<&[u8]> {
         self.ranges.get(index).and_then(|range| self.bytes.get(range.clone()))

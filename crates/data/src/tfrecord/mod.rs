@@ -26,9 +26,11 @@ mod block;
 mod checksum;
 mod frame;
 mod reader;
+mod source;
 mod writer;
 
 pub use block::Records;
 pub use frame::starts;
 pub use reader::TfRecordReader;
+pub use source::TfRecord;
 pub use writer::{Packing, TfRecordWriter};

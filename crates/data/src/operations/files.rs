@@ -1,0 +1,327 @@
+//! Elements out of files, one file after the other.
+
+use crate::pipeline::{Batching, Operation, Part, Pipeline, Sharding};
+use crate::run::Run;
+use crate::stage::Stage;
+use crate::{Cardinality, Dataset, ElementSpec, Files, Location, Result};
+use distribute_tensor::{DType, HostTensor, Leaf, Nest, Tree};
+use std::sync::Arc;
+
+/// How a file becomes elements.
+pub(crate) trait Format: Send + Sync + 'static {
+    /// The format's name and what is asked of it: `TFRecord`.
+    fn describe(&self) -> String;
+
+    /// Dtypes and shapes of the elements.
+    fn spec(&self) -> Option<ElementSpec>;
+
+    /// Whether elements are batches.
+    fn batching(&self) -> Batching {
+        Batching::Elements
+    }
+
+    /// The elements of one file.
+    fn open(&self, file: &Location) -> Result<Box<dyn Stage>>;
+}
+
+impl<T: Nest> Dataset<T> {
+    /// A dataset of what is in files.
+    pub(crate) fn of_files(files: Files, format: impl Format) -> Self {
+        Self::of(FilesSource { files: Arc::new(files), format: Arc::new(format) })
+    }
+}
+
+impl Dataset<String> {
+    /// The names of files, as elements: to be shuffled, and read by the function of an
+    /// [`interleave`](Dataset::interleave). It can be parted by files like a source that reads them itself.
+    #[doc(alias = "tf.data.Dataset.list_files")]
+    pub fn list_files(files: impl Into<Files>) -> Self {
+        Self::of(FileNames { files: Arc::new(files.into()) })
+    }
+}
+
+struct FilesSource {
+    files: Arc<Files>,
+    format: Arc<dyn Format>,
+}
+
+impl Operation for FilesSource {
+    fn describe(&self) -> String {
+        format!("{} from {}", self.format.describe(), names(&self.files))
+    }
+
+    fn cardinality(&self) -> Cardinality {
+        match self.files.is_empty() {
+            true => Cardinality::Finite(0),
+            false => Cardinality::Unknown,
+        }
+    }
+
+    fn batching(&self) -> Batching {
+        self.format.batching()
+    }
+
+    fn spec(&self) -> Option<ElementSpec> {
+        self.format.spec()
+    }
+
+    fn sharding(&self) -> Sharding {
+        Sharding::Files(self.files.len())
+    }
+
+    fn shard(&self, part: &Part) -> Option<Pipeline> {
+        let files = Arc::new(own(&self.files, part)?);
+        Some(Arc::new(FilesSource { files, format: self.format.clone() }))
+    }
+
+    fn costly(&self) -> bool {
+        true
+    }
+
+    fn start(&self, _epoch: u64) -> Box<dyn Stage> {
+        Box::new(FilesStage {
+            files: self.files.clone(),
+            format: self.format.clone(),
+            next: 0,
+            current: None,
+        })
+    }
+}
+
+/// The files of a part.
+fn own(files: &Files, part: &Part) -> Option<Files> {
+    match *part {
+        Part::Files { workers, index } => files.shard(workers, index).ok(),
+        Part::Hint { .. } => None,
+    }
+}
+
+/// Files by name, or how many there are.
+fn names(files: &Files) -> String {
+    let names: Vec<_> = files.iter().map(|file| format!("'{file}'")).collect();
+    match names.as_slice() {
+        [] => "no files".into(),
+        [first, .., last] if names.len() > 4 => format!("{} files, {first} to {last}", names.len()),
+        _ => names.join(", "),
+    }
+}
+
+struct FilesStage {
+    files: Arc<Files>,
+    format: Arc<dyn Format>,
+    next: usize,
+    current: Option<Box<dyn Stage>>,
+}
+
+impl FilesStage {
+    /// The file that is being read, or the next one; `None` after the last.
+    fn current(&mut self) -> Result<Option<&mut Box<dyn Stage>>> {
+        if self.current.is_none() {
+            let Some(file) = self.files.iter().nth(self.next) else { return Ok(None) };
+            self.next += 1;
+            self.current = Some(self.format.open(file)?);
+        }
+        Ok(self.current.as_mut())
+    }
+
+    fn read(&mut self, max: usize) -> Result<Option<Run>> {
+        while let Some(stage) = self.current()? {
+            if let Some(run) = stage.next(max) {
+                return run.map(Some);
+            }
+            self.current = None;
+        }
+        Ok(None)
+    }
+}
+
+impl Stage for FilesStage {
+    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+        self.read(max).transpose()
+    }
+
+    fn skip(&mut self, count: usize) -> Result<usize> {
+        let mut left = count;
+        while left > 0 {
+            let Some(stage) = self.current()? else { break };
+            let skipped = stage.skip(left)?;
+            if skipped < left {
+                self.current = None;
+            }
+            left -= skipped;
+        }
+        Ok(count - left)
+    }
+}
+
+struct FileNames {
+    files: Arc<Files>,
+}
+
+impl Operation for FileNames {
+    fn describe(&self) -> String {
+        format!("names of {}", names(&self.files))
+    }
+
+    fn cardinality(&self) -> Cardinality {
+        Cardinality::Finite(self.files.len())
+    }
+
+    fn batching(&self) -> Batching {
+        Batching::Elements
+    }
+
+    fn spec(&self) -> Option<ElementSpec> {
+        Some(Tree::Leaf(crate::TensorSpec::scalar(DType::String)))
+    }
+
+    fn sharding(&self) -> Sharding {
+        Sharding::Files(self.files.len())
+    }
+
+    fn shard(&self, part: &Part) -> Option<Pipeline> {
+        Some(Arc::new(FileNames { files: Arc::new(own(&self.files, part)?) }))
+    }
+
+    fn start(&self, _epoch: u64) -> Box<dyn Stage> {
+        Box::new(NamesStage { files: self.files.clone(), next: 0 })
+    }
+}
+
+struct NamesStage {
+    files: Arc<Files>,
+    next: usize,
+}
+
+impl Stage for NamesStage {
+    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+        let name =
+            |file: &Location| Tree::Leaf(Leaf::Host(HostTensor::scalar(file.to_string().into_bytes())));
+        let names: Vec<_> = self.files.iter().skip(self.next).take(max).map(name).collect();
+        self.next += names.len();
+        (!names.is_empty()).then(|| Ok(Run::Values(names)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::text::text_lines;
+    use crate::{
+        AutoShardPolicy, Cardinality, Dataset, DistributeOptions, Distribution, Error, Files, Layout,
+        Location,
+    };
+    use distribute_tensor::HostTensor;
+
+    fn three() -> Files {
+        let file = |name: &str, text: &'static str| Location::bytes(name, text);
+        Files::from([file("a", "0\n1\n"), file("b", "2\n"), file("c", "3\n4\n5\n")])
+    }
+
+    fn read(data: &Dataset<String>) -> String {
+        data.iter().map(Result::unwrap).collect()
+    }
+
+    #[test]
+    fn files_are_read_one_after_the_other() {
+        let lines = text_lines(three());
+        assert_eq!(read(&lines), "012345");
+        assert_eq!(read(&lines), "012345");
+        assert_eq!(read(&lines.skip(3)), "345");
+        assert_eq!(read(&lines.skip(9)), "");
+        assert_eq!(lines.cardinality(), Cardinality::Unknown);
+        assert_eq!(lines.explain(), "lines of text from 'a', 'b', 'c' (length unknown)\n");
+        assert_eq!(text_lines(Files::default()).cardinality(), Cardinality::Finite(0));
+    }
+
+    #[test]
+    fn names_of_files_are_elements() {
+        assert_eq!(read(&Dataset::list_files(three())), "abc");
+        assert_eq!(read(&Dataset::list_files(three()).skip(1)), "bc");
+    }
+
+    #[test]
+    fn a_missing_file_is_an_error_when_its_turn_comes() {
+        let files = Files::from([Location::bytes("a", "0\n"), "/nonexistent/b".into()]);
+        let mut lines = text_lines(files).iter();
+        assert_eq!(lines.next().unwrap().unwrap(), "0");
+        let error = lines.next().unwrap().unwrap_err();
+        assert!(matches!(&error, Error::Io { path, .. } if path == "/nonexistent/b"), "{error}");
+        assert!(lines.next().is_none());
+    }
+
+    fn plan(
+        data: &Dataset<HostTensor>,
+        policy: AutoShardPolicy,
+        workers: usize,
+    ) -> crate::Result<Distribution<HostTensor>> {
+        Distribution::new(
+            data,
+            Layout { workers, replicas: 1 },
+            DistributeOptions { policy, ..Default::default() },
+        )
+    }
+
+    /// `[worker]` the lines that it gets.
+    fn lines(plan: &Distribution<HostTensor>) -> Vec<String> {
+        let mut all = vec![String::new(); plan.layout().workers];
+        for step in plan.lockstep(0).unwrap() {
+            for (worker, pieces) in all.iter_mut().zip(step.unwrap()) {
+                let lines = pieces.iter().flat_map(|piece| piece.as_slice::<Vec<u8>>().unwrap());
+                worker.extend(lines.map(|line| String::from_utf8(line.clone()).unwrap()));
+            }
+        }
+        all
+    }
+
+    /// AS-3, AS-5, AS-8
+    #[test]
+    fn workers_read_files_of_their_own_where_there_are_enough() {
+        let data = text_lines(three()).batch(2);
+        let auto = plan(&data, AutoShardPolicy::Auto, 2).unwrap();
+        assert_eq!(auto.decision().unwrap().taken, AutoShardPolicy::File);
+        assert_eq!(lines(&auto), ["01345", "2"]);
+        assert!(auto.explain().contains("worker 1 reads lines of text from 'b'"), "{}", auto.explain());
+
+        let many = plan(&data, AutoShardPolicy::Auto, 4).unwrap();
+        assert_eq!(many.decision().unwrap().taken, AutoShardPolicy::Data);
+        assert!(many.decision().unwrap().why.starts_with("a source has 3 file(s), not enough for 4 workers"));
+        assert_eq!(lines(&many).concat().len(), 6);
+        let refused = plan(&data, AutoShardPolicy::File, 4);
+        assert!(matches!(refused.err(), Some(Error::TooFewFiles { files: 3, workers: 4 })));
+    }
+
+    #[test]
+    fn operations_that_count_are_not_done_on_parts() {
+        let data = text_lines(three()).take(4).batch(2);
+        let auto = plan(&data, AutoShardPolicy::Auto, 2).unwrap();
+        assert_eq!(auto.decision().unwrap().taken, AutoShardPolicy::Data);
+        assert_eq!(
+            auto.decision().unwrap().why,
+            "\"take 4\" does something else on part of the files than on all"
+        );
+        assert_eq!(lines(&auto), ["02", "13"]);
+        let asked = plan(&data, AutoShardPolicy::File, 2).unwrap();
+        assert_eq!(lines(&asked), ["0134", "2"]);
+    }
+
+    /// A pass over files of workers of their own goes on elsewhere.
+    #[test]
+    fn a_pass_over_files_goes_on_with_another_number_of_workers() {
+        let data = text_lines(three()).batch(2);
+        let two = plan(&data, AutoShardPolicy::File, 2).unwrap();
+        let mut begun = two.lockstep(0).unwrap();
+        let first: Vec<_> = begun.next().unwrap().unwrap().concat();
+        let mut seen: Vec<_> = first.iter().flat_map(|p| p.as_slice::<Vec<u8>>().unwrap().to_vec()).collect();
+        let mut pass = two.worker(0, 0).unwrap();
+        pass.step().unwrap();
+        let three = plan(&data, AutoShardPolicy::File, 3).unwrap();
+        for worker in 0..3 {
+            let mut rest = three.resume(worker, &pass.position()).unwrap();
+            while let Some(pieces) = rest.step().unwrap() {
+                seen.extend(pieces.iter().flat_map(|p| p.as_slice::<Vec<u8>>().unwrap().to_vec()));
+            }
+        }
+        seen.sort();
+        assert_eq!(seen.concat(), b"012345");
+    }
+}

@@ -1,0 +1,131 @@
+//! Lines of text files as elements.
+
+use crate::operations::files::Format;
+use crate::rows::Rows;
+use crate::run::{Picks, Run};
+use crate::stage::Stage;
+use crate::{Compression, Dataset, ElementSpec, Error, Files, Location, Result, TensorSpec};
+use distribute_tensor::{DType, HostTensor, Leaf, Tree};
+use std::io::{BufRead, Read};
+use std::sync::Arc;
+
+/// The lines of text files, plain or compressed with gzip, without what ends them (LF or CR LF). Blank lines are elements
+/// too.
+///
+/// Elements are read as [`String`]; a line that is not UTF-8 gives [`Error::Type`](crate::Error::Type), and
+/// [`typed`](Dataset::typed)`::<HostTensor>()` reads it as bytes. A line of more than 1 GiB gives [`Error::Damaged`].
+///
+/// ```
+/// use distribute_data::{Location, text_lines};
+/// let lines = text_lines(Location::bytes("poem.txt", "roses\nviolets\n"));
+/// assert_eq!(lines.iter().collect::<Result<Vec<_>, _>>()?, ["roses", "violets"]);
+/// # Ok::<(), distribute_data::Error>(())
+/// ```
+#[doc(alias = "tf.data.TextLineDataset")]
+pub fn text_lines(files: impl Into<Files>) -> Dataset<String> {
+    Dataset::of_files(files.into(), TextLines)
+}
+
+struct TextLines;
+
+impl Format for TextLines {
+    fn describe(&self) -> String {
+        "lines of text".into()
+    }
+
+    fn spec(&self) -> Option<ElementSpec> {
+        Some(Tree::Leaf(TensorSpec::scalar(DType::String)))
+    }
+
+    fn open(&self, file: &Location) -> Result<Box<dyn Stage>> {
+        let text = Compression::Auto.open(file)?;
+        Ok(Box::new(LinesStage { file: file.clone(), text, offset: 0, failed: None }))
+    }
+}
+
+/// The most lines read at once: they stay in memory together until the last of them is gone.
+const MOST_LINES: usize = 1024;
+
+/// The longest line. Longer ones mean that the file isn't text, and would fill the memory.
+const LONGEST: u64 = 1 << 30;
+
+struct LinesStage {
+    file: Location,
+    text: Box<dyn BufRead + Send>,
+    offset: u64,
+    /// What went wrong after the lines that were handed on last.
+    failed: Option<Error>,
+}
+
+impl LinesStage {
+    fn line(&mut self) -> Result<Option<Vec<u8>>> {
+        let mut line = Vec::new();
+        let mut limited = self.text.by_ref().take(LONGEST + 1);
+        let read = limited.read_until(b'\n', &mut line).map_err(|e| self.file.io_error(e))? as u64;
+        if read > LONGEST {
+            let what = format!("a line of more than {LONGEST} bytes: this is not text");
+            return Err(Error::Damaged { path: self.file.to_string(), offset: self.offset, what });
+        }
+        self.offset += read;
+        if line.pop_if(|last| *last == b'\n').is_some() {
+            line.pop_if(|last| *last == b'\r');
+        }
+        Ok((read > 0).then_some(line))
+    }
+
+    fn read(&mut self, max: usize) -> Result<Option<Run>> {
+        if let Some(error) = self.failed.take() {
+            return Err(error);
+        }
+        let mut lines = Vec::new();
+        while lines.len() < max.min(MOST_LINES) {
+            match self.line() {
+                Ok(Some(line)) => lines.push(line),
+                Ok(None) => break,
+                Err(error) if lines.is_empty() => return Err(error),
+                // The lines before come first.
+                Err(error) => {
+                    self.failed = Some(error);
+                    break;
+                }
+            }
+        }
+        let len = lines.len();
+        let tree = Tree::Leaf(Leaf::Host(HostTensor::vector(lines)));
+        Ok((len > 0).then(|| Run::Rows(Arc::new(Rows::Memory { tree, len }), Picks::Range(0..len))))
+    }
+}
+
+impl Stage for LinesStage {
+    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+        self.read(max).transpose()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines(text: impl AsRef<[u8]> + Send + Sync + 'static) -> Vec<String> {
+        text_lines(Location::bytes("t", text)).iter().map(Result::unwrap).collect()
+    }
+
+    #[test]
+    fn lines_come_without_their_ends() {
+        assert_eq!(lines("a\nbc\n"), ["a", "bc"]);
+        assert_eq!(lines("a\r\n\r\nb"), ["a", "", "b"]);
+        assert_eq!(lines("a\rb\n"), ["a\rb"]);
+        assert_eq!(lines(""), [""; 0]);
+        assert_eq!(lines("\n"), [""]);
+        let many: String = (0..3000).map(|i| format!("{i}\n")).collect();
+        assert_eq!(lines(many), (0..3000).map(|i| i.to_string()).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn bytes_that_are_no_text_can_be_read_as_bytes() {
+        let data = text_lines(Location::bytes("t", b"\xff\n"));
+        assert!(matches!(data.iter().next(), Some(Err(Error::Type { index: 0, .. }))));
+        let bytes = data.typed::<HostTensor>().iter().next().unwrap().unwrap();
+        assert_eq!(bytes.as_slice::<Vec<u8>>().unwrap(), [b"\xff".to_vec()]);
+    }
+}

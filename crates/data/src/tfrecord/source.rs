@@ -1,0 +1,223 @@
+//! Records of TFRecord files as elements.
+
+use super::{Records, TfRecordReader};
+use crate::example::Features;
+use crate::operations::files::Format;
+use crate::rows::Rows;
+use crate::run::{Picks, Run};
+use crate::stage::Stage;
+use crate::{Compression, Dataset, ElementSpec, Error, Files, Location, Result, TensorSpec};
+use distribute_tensor::{DType, HostTensor, Leaf, Nest, Tree};
+use std::collections::BTreeMap;
+use std::io::BufRead;
+use std::sync::Arc;
+
+/// Reads TFRecord files: as bytes, or as the features of the examples in them.
+///
+/// Compression is found from the first bytes unless it is given. A damaged record gives [`Error::Record`] with file,
+/// offset and record, after the records before it.
+///
+/// ```
+/// use distribute_data::example::{Example, Features, FixedLen};
+/// use distribute_data::tfrecord::{Packing, TfRecord, TfRecordWriter};
+///
+/// # let folder = tempfile::tempdir().unwrap();
+/// let path = folder.path().join("train.tfrecord");
+/// let mut writer = TfRecordWriter::create(&path, Packing::None)?;
+/// for i in 0..5i64 {
+///     writer.write(&Example::from([("x", [i as f32, 0.5].into()), ("y", i.into())]).encode())?;
+/// }
+/// writer.finish()?;
+///
+/// let features = Features::new().with("x", FixedLen::floats([2]))?.with("y", FixedLen::ints([]))?;
+/// let batches = TfRecord::new(path).examples(&features)?.shuffle(5, 42).batch(3);
+/// let first = batches.iter().next().unwrap()?;
+/// assert_eq!((first["x"].dims(), first["y"].dims()), (&[3, 2][..], &[3][..]));
+/// # Ok::<(), distribute_data::Error>(())
+/// ```
+#[doc(alias = "tf.data.TFRecordDataset")]
+#[derive(Clone, Debug)]
+pub struct TfRecord {
+    files: Files,
+    compression: Compression,
+}
+
+impl TfRecord {
+    /// Reads these files, one after the other.
+    pub fn new(files: impl Into<Files>) -> Self {
+        Self { files: files.into(), compression: Compression::default() }
+    }
+
+    /// How the files are compressed, where that is known.
+    #[doc(alias = "compression_type")]
+    pub fn compression(self, compression: Compression) -> Self {
+        Self { compression, ..self }
+    }
+
+    /// Elements are records: scalar strings of bytes.
+    pub fn records(self) -> Dataset<HostTensor> {
+        Dataset::of_files(self.files, RecordsFormat { compression: self.compression, features: None })
+    }
+
+    /// Elements are the features of examples, by name. They are parsed many at once, straight into columns, so this is
+    /// the fastest way; batches are cut out of the columns.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] for features of variable length: of those, [`parse_examples`](Dataset::parse_examples) on
+    /// batches of [`records`](TfRecord::records) makes columns. In the pass, [`Error::Example`] names file, record and
+    /// feature.
+    pub fn examples(self, features: &Features) -> Result<Dataset<BTreeMap<String, HostTensor>>> {
+        if let Some(name) = features.first_variable() {
+            return Err(Error::Parameter {
+                operation: "examples",
+                parameter: "the length of a feature",
+                found: format!("variable for '{name}'"),
+                expected: "fixed; parse batches of records with `parse_examples` instead",
+            });
+        }
+        let features = Some(Arc::new(features.clone()));
+        Ok(Dataset::of_files(self.files, RecordsFormat { compression: self.compression, features }))
+    }
+}
+
+struct RecordsFormat {
+    compression: Compression,
+    features: Option<Arc<Features>>,
+}
+
+impl Format for RecordsFormat {
+    fn describe(&self) -> String {
+        match &self.features {
+            None => "TFRecord".into(),
+            Some(features) => format!("{} features of TFRecord examples", features.spec(None).leaves().len()),
+        }
+    }
+
+    fn spec(&self) -> Option<ElementSpec> {
+        Some(match &self.features {
+            None => Tree::Leaf(TensorSpec::scalar(DType::String)),
+            Some(features) => features.spec(None).map(&mut TensorSpec::row),
+        })
+    }
+
+    fn open(&self, file: &Location) -> Result<Box<dyn Stage>> {
+        let bytes = self.compression.open_known(file, super::starts)?;
+        let reader = TfRecordReader::new(file.to_string(), bytes);
+        Ok(Box::new(RecordsStage { reader, features: self.features.clone(), failed: None }))
+    }
+}
+
+/// The most records read at once: they stay in memory together until the last of them is gone.
+const MOST_RECORDS: usize = 1024;
+
+struct RecordsStage {
+    reader: TfRecordReader<Box<dyn BufRead + Send>>,
+    features: Option<Arc<Features>>,
+    /// What is wrong with the record after those that were handed on last.
+    failed: Option<Error>,
+}
+
+impl RecordsStage {
+    fn read(&mut self, max: usize) -> Result<Option<Run>> {
+        if let Some(error) = self.failed.take() {
+            return Err(error);
+        }
+        let mut records = self.reader.read(max.min(MOST_RECORDS))?;
+        let tree = self.parse(&mut records)?;
+        let len = records.len();
+        Ok((len > 0).then(|| Run::Rows(Arc::new(Rows::Memory { tree, len }), Picks::Range(0..len))))
+    }
+
+    /// Of records of which one cannot be parsed, those before it come first.
+    fn parse(&mut self, records: &mut Records) -> Result<Tree<Leaf>> {
+        let Some(features) = &self.features else {
+            return Ok(Tree::Leaf(Leaf::Host(records.to_tensor())));
+        };
+        match features.parse_records(records) {
+            Err(Error::Example { path, record, feature, what }) if record > records.first() => {
+                records.truncate((record - records.first()) as usize);
+                self.failed = Some(Error::Example { path, record, feature, what });
+                Ok(features.parse_records(records)?.into_tree())
+            }
+            parsed => Ok(parsed?.into_tree()),
+        }
+    }
+}
+
+impl Stage for RecordsStage {
+    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+        self.read(max).transpose()
+    }
+
+    /// Records are passed over unparsed.
+    fn skip(&mut self, count: usize) -> Result<usize> {
+        let mut left = count;
+        while left > 0 {
+            match self.reader.read(left.min(MOST_RECORDS))?.len() {
+                0 => break,
+                read => left -= read,
+            }
+        }
+        Ok(count - left)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::example::{Example, FixedLen};
+    use crate::tfrecord::{Packing, TfRecordWriter};
+
+    fn features() -> Features {
+        Features::new().with("x", FixedLen::floats([])).unwrap().with("y", FixedLen::ints([])).unwrap()
+    }
+
+    /// Two files of the examples of ids 0 to 6 and 7 to 9; those of `broken` lack `x`.
+    fn files(folder: &std::path::Path, broken: Option<i64>) -> Files {
+        let write = |name: &str, ids: std::ops::Range<i64>| {
+            let path = folder.join(name);
+            let mut writer = TfRecordWriter::create(&path, Packing::Gzip).unwrap();
+            for id in ids {
+                let x = (broken != Some(id)).then(|| ("x", (id as f32 / 2.).into()));
+                let example: Example = [Some(("y", id.into())), x].into_iter().flatten().collect();
+                writer.write(&example.encode()).unwrap();
+            }
+            writer.finish().unwrap();
+            path
+        };
+        Files::from([write("a", 0..7), write("b", 7..10)])
+    }
+
+    #[test]
+    fn examples_are_rows_of_columns() {
+        let folder = tempfile::tempdir().unwrap();
+        let data = TfRecord::new(files(folder.path(), None)).examples(&features()).unwrap();
+        let batches: Vec<_> =
+            data.batch(4).iter().map(|b| b.unwrap()["y"].to_vec::<i64>().unwrap()).collect();
+        assert_eq!(batches, [vec![0, 1, 2, 3], vec![4, 5, 6, 7], vec![8, 9]]);
+        let x = data.skip(6).batch(2).iter().next().unwrap().unwrap()["x"].to_vec::<f32>().unwrap();
+        assert_eq!(x, [3., 3.5]);
+        assert_eq!(data.element_spec().unwrap().leaves()[0].to_string(), "float32 []");
+        let records = TfRecord::new(files(folder.path(), None)).records().batch(10);
+        let parsed = records.parse_examples(&features()).iter().next().unwrap().unwrap();
+        assert_eq!(parsed["y"].to_vec::<i64>().unwrap(), (0..10).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_broken_example_is_named_after_those_before_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let data = TfRecord::new(files(folder.path(), Some(5))).examples(&features()).unwrap();
+        let mut seen = data.batch(2).iter();
+        assert_eq!(seen.by_ref().take(2).filter(Result::is_ok).count(), 2);
+        let error = seen.next().unwrap().unwrap_err().to_string();
+        assert!(error.contains("a'") && error.contains("record 5") && error.contains("'x'"), "{error}");
+        assert!(seen.next().is_none());
+    }
+
+    #[test]
+    fn features_of_any_length_are_refused_where_there_are_no_batches() {
+        let features = Features::new().with("ids", crate::example::VarLen::ints()).unwrap();
+        let error = TfRecord::new("a").examples(&features).unwrap_err().to_string();
+        assert!(error.contains("variable for 'ids'") && error.contains("parse_examples"), "{error}");
+    }
+}
