@@ -3,8 +3,8 @@
 #![cfg(feature = "webdataset")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use distribute_data::webdataset::{Sample, Samples};
-use distribute_data::{Error, Location, Result};
+use distribute_data::webdataset::{Sample, Samples, samples};
+use distribute_data::{Error, Files, Location, Result};
 use std::io::Write;
 use tar::{Builder, EntryType, Header};
 
@@ -49,6 +49,16 @@ fn files_of_one_key_that_follow_each_other_are_a_sample() {
     assert!(read(archive(&[])).unwrap().is_empty());
     let apart = read(archive(&[("1.a", "x"), ("2.a", "y"), ("1.b", "z")])).unwrap();
     assert_eq!(apart.len(), 3, "a key that comes again later is another sample");
+}
+
+#[test]
+fn samples_of_several_files_are_a_dataset() {
+    let file = |name: &str, files: &[(&str, &str)]| Location::bytes(name, archive(files));
+    let data = samples(Files::from([file("a.tar", &FILES), file("b.tar", &[("c.txt", "three")])]));
+    let keys: Vec<_> =
+        data.iter().map(|sample| sample.unwrap()["__key__"].to_vec::<Vec<u8>>().unwrap()).collect();
+    assert_eq!(keys.concat(), [b"a/1".to_vec(), b"a/2".to_vec(), b"b/2".to_vec(), b"c".to_vec()]);
+    assert_eq!(data.skip(3).iter().count(), 1);
 }
 
 #[test]

@@ -104,6 +104,12 @@ impl<T: Nest> Distribution<T> {
         layout.check()?;
         let pipeline = dataset.pipeline().clone();
         let decision = decide(&pipeline, options.policy, options.rule, layout.workers)?;
+        if decision.fell_back {
+            tracing::warn!(
+                why = decision.why,
+                "every worker reads all files, and takes its pieces of each batch"
+            );
+        }
         let plan = Self { source: Source::Dataset { pipeline, decision }, layout, options };
         // TensorFlow hands single elements to a single replica.
         if dataset.batching() == Batching::Elements
@@ -244,7 +250,7 @@ impl<T: Nest> Distribution<T> {
         plan.layout = origin.layout;
         plan.options.rule = origin.rule;
         if let (Source::Dataset { decision, .. }, Some(taken)) = (&mut plan.source, origin.policy) {
-            *decision = Decision { taken, why: "as the pass was begun".into() };
+            *decision = Decision { taken, why: "as the pass was begun".into(), fell_back: false };
         }
         plan
     }

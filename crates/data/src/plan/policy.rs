@@ -42,6 +42,8 @@ pub struct Decision {
     pub taken: AutoShardPolicy,
     /// Why, in words.
     pub why: String,
+    /// Whether the sources are files, and yet every worker has to read all of them: more work than the user may expect.
+    pub fell_back: bool,
 }
 
 /// Decides for a pipeline and a number of workers (AS-8, AS-9).
@@ -55,9 +57,10 @@ pub(crate) fn decide(
     rule: SplitRule,
     workers: usize,
 ) -> Result<Decision> {
-    let decided = |taken, why: String| Ok(Decision { taken, why });
+    let decided = |taken, why: String| Ok(Decision { taken, why, fell_back: false });
     let sources = Sources::of(pipeline);
     let tensorflow = rule == SplitRule::TensorFlow;
+    let fall_back = |why| Ok(Decision { taken: AutoShardPolicy::Data, why, fell_back: true });
     match policy {
         AutoShardPolicy::Off => decided(policy, "as asked: every worker reads everything".into()),
         AutoShardPolicy::Data => decided(policy, "as asked".into()),
@@ -72,10 +75,13 @@ pub(crate) fn decide(
         },
         AutoShardPolicy::Auto => match (sources.refusal(workers), &sources.whole) {
             (Some(refusal @ Error::TooFewFiles { .. }), _) if tensorflow => Err(refusal),
+            _ if workers == 1 && !tensorflow => {
+                decided(AutoShardPolicy::Data, "one worker reads everything".into())
+            }
+            (Some(refusal @ Error::TooFewFiles { .. }), _) => fall_back(refusal.to_string()),
             (Some(refusal), _) => decided(AutoShardPolicy::Data, refusal.to_string()),
-            (None, Some(operation)) if workers > 1 && !tensorflow => {
-                let why = format!("\"{operation}\" does something else on part of the files than on all");
-                decided(AutoShardPolicy::Data, why)
+            (None, Some(operation)) if !tensorflow => {
+                fall_back(format!("\"{operation}\" does something else on part of the files than on all"))
             }
             (None, _) => decided(AutoShardPolicy::File, "every worker gets files of its own".into()),
         },

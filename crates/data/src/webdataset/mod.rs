@@ -5,8 +5,11 @@
 //! |---|---|
 //! | `members.rs` | the files in a tar file |
 //! | `samples.rs` | which of them belong together |
+//! | `source.rs` | samples as elements of a dataset |
 
 mod members;
 mod samples;
+mod source;
 
 pub use samples::{Sample, Samples};
+pub use source::samples;

@@ -1,0 +1,52 @@
+//! Samples of tar files as elements.
+
+use super::Samples;
+use crate::operations::files::Format;
+use crate::run::Run;
+use crate::stage::Stage;
+use crate::{Dataset, ElementSpec, Files, Location, Result};
+use distribute_tensor::{HostTensor, Leaf, Tree};
+use std::collections::BTreeMap;
+
+/// The samples of tar files, one file after the other: maps from what follows the first dot of a member's name to its
+/// bytes, as scalar strings. See [`Samples`].
+///
+/// ```no_run
+/// use distribute_data::{Files, webdataset};
+/// let samples = webdataset::samples(Files::glob("train-*.tar")?);
+/// for sample in &samples {
+///     let sample = sample?;
+///     println!("{}: {}", sample["__key__"], sample["cls"]);
+/// }
+/// # Ok::<(), distribute_data::Error>(())
+/// ```
+pub fn samples(files: impl Into<Files>) -> Dataset<BTreeMap<String, HostTensor>> {
+    Dataset::of_files(files.into(), WebDataset)
+}
+
+struct WebDataset;
+
+impl Format for WebDataset {
+    fn describe(&self) -> String {
+        "WebDataset samples".into()
+    }
+
+    /// Samples say themselves what they have.
+    fn spec(&self) -> Option<ElementSpec> {
+        None
+    }
+
+    fn open(&self, file: &Location) -> Result<Box<dyn Stage>> {
+        Ok(Box::new(SamplesStage(Samples::open(file.clone())?)))
+    }
+}
+
+struct SamplesStage(Samples);
+
+impl Stage for SamplesStage {
+    fn next(&mut self, _max: usize) -> Option<Result<Run>> {
+        let bytes = |(name, bytes)| (name, Tree::Leaf(Leaf::Host(HostTensor::scalar::<Vec<u8>>(bytes))));
+        let tree = |sample: super::Sample| Tree::Dict(sample.into_iter().map(bytes).collect());
+        self.0.next().map(|sample| sample.map(|sample| Run::one(tree(sample))))
+    }
+}
