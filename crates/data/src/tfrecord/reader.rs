@@ -121,8 +121,11 @@ impl<R: Read> TfRecordReader<R> {
         };
         self.next = 0;
         self.base += dropped as u64;
-        for range in ranges {
-            *range = range.start - dropped..range.end - dropped;
+        if dropped > 0 {
+            // Once for each block: while it is read, nothing more is dropped.
+            for range in ranges {
+                *range = range.start - dropped..range.end - dropped;
+            }
         }
         let wanted = wanted - dropped;
         while bytes.len() < wanted {
