@@ -3,10 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use distribute_data::example::{Example, Feature, Features, FixedLen, VarLen};
-use distribute_data::tfrecord::{Packing, TfRecordReader, TfRecordWriter};
+use distribute_data::{Compression, Location, TfRecordReader, TfRecordWriter};
 use distribute_tensor::HostTensor;
-use flate2::read::{MultiGzDecoder, ZlibDecoder};
-use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -19,13 +17,8 @@ fn path(name: &str) -> PathBuf {
 }
 
 fn records(name: &str) -> Vec<Vec<u8>> {
-    let file = File::open(path(name)).unwrap();
-    let source: Box<dyn Read> = match path(name).extension().and_then(|it| it.to_str()) {
-        Some("gz") => Box::new(MultiGzDecoder::new(file)),
-        Some("z") => Box::new(ZlibDecoder::new(file)),
-        _ => Box::new(file),
-    };
-    let records = TfRecordReader::new(name, source).read(usize::MAX).unwrap();
+    let mut reader = TfRecordReader::open(path(name), Compression::Auto).unwrap();
+    let records = reader.read(usize::MAX).unwrap();
     records.iter().map(<[u8]>::to_vec).collect()
 }
 
@@ -47,7 +40,8 @@ fn files_are_read_however_they_are_packed() {
 fn a_broken_compressed_file_is_named() {
     let bytes = std::fs::read(path("gzip.tfrecord.gz")).unwrap();
     for len in 1..bytes.len() {
-        let mut reader = TfRecordReader::new("torn.gz", MultiGzDecoder::new(&bytes[..len]));
+        let torn = Location::bytes("torn.gz", bytes[..len].to_vec());
+        let mut reader = TfRecordReader::open(torn, Compression::Gzip).unwrap();
         let error = loop {
             match reader.read(7) {
                 Ok(records) => assert!(!records.is_empty(), "{len} bytes pass for a whole file"),
@@ -91,8 +85,8 @@ fn examples_become_columns() {
         .and_then(|f| f.with("floats", VarLen::floats()))
         .and_then(|f| f.with("words", VarLen::bytes().lengths("words_len")))
         .unwrap();
-    let file = File::open(path("examples.tfrecord")).unwrap();
-    let records = TfRecordReader::new("examples.tfrecord", file).read(256).unwrap();
+    let mut reader = TfRecordReader::open(path("examples.tfrecord"), Compression::Auto).unwrap();
+    let records = reader.read(256).unwrap();
     let columns = features.parse_records(&records).unwrap();
     assert_eq!(columns["scalar"], HostTensor::vector(vec![7i64, -8, 100, 100, 9]));
     assert_eq!(columns["ints_len"], HostTensor::vector(vec![5i64, 0, 0, 0, 300]));
@@ -158,9 +152,9 @@ fn tensorflow_reads_what_is_written() {
     };
     let folder = tempfile::tempdir().unwrap();
     let mut paths = Vec::new();
-    for packing in [Packing::None, Packing::Gzip, Packing::Zlib] {
-        let path = folder.path().join(format!("{packing:?}"));
-        let mut writer = TfRecordWriter::create(&path, packing).unwrap();
+    for compression in [Compression::None, Compression::Gzip, Compression::Zlib] {
+        let path = folder.path().join(format!("{compression:?}"));
+        let mut writer = TfRecordWriter::create(&path, compression).unwrap();
         let empty = ("d", Feature::Floats(vec![]));
         for example in [
             Example::from([

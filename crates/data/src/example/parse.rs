@@ -256,7 +256,7 @@ mod tests {
     fn records_of_a_file_are_counted_within_it() {
         let mut file = Vec::new();
         let path = tempfile::NamedTempFile::new().unwrap().into_temp_path();
-        let mut writer = crate::TfRecordWriter::create(&path, crate::tfrecord::Packing::None).unwrap();
+        let mut writer = crate::TfRecordWriter::create(&path, crate::Compression::None).unwrap();
         for record in [record([("x", 1.into())]), record([("x", 2.into())]), record([])] {
             writer.write(&record).unwrap();
         }

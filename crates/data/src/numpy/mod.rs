@@ -12,7 +12,7 @@
 mod elements;
 mod header;
 
-use crate::file::Input;
+use crate::file::{Input, WholeFile};
 use crate::{Compression, Error, Location, Result};
 use distribute_tensor::HostTensor;
 use header::{Header, MAGIC};
@@ -70,23 +70,23 @@ pub fn read_npz(location: impl Into<Location>) -> Result<BTreeMap<String, HostTe
     }
 }
 
-/// Writes a tensor as a `.npy` file, little-endian and row by row.
+/// Writes a tensor as a `.npy` file, little-endian and row by row. The file has its name when it is whole.
 ///
 /// # Errors
 ///
-/// [`Error::Io`] if the file cannot be written, an error of the tensor crate for `bfloat16` and strings, which numpy
+/// [`Error::Write`] if the file cannot be written, an error of the tensor crate for `bfloat16` and strings, which numpy
 /// doesn't have.
 #[doc(alias = "numpy.save")]
 pub fn write_npy(path: impl AsRef<Path>, tensor: &HostTensor) -> Result<()> {
     let path = path.as_ref();
     let header = Header::of(tensor)?.encode();
     let write = || {
-        let mut file = BufWriter::new(std::fs::File::create(path)?);
+        let mut file = BufWriter::new(WholeFile::create(path)?);
         file.write_all(&header)?;
         elements::write(tensor.buffer(), &mut file)?;
-        file.flush()
+        file.into_inner()?.finish()
     };
-    write().map_err(|source| Error::Io { path: path.display().to_string(), source })
+    write().map_err(|source| Error::Write { path: path.display().to_string(), source })
 }
 
 fn read(input: &mut Input<impl Read>) -> Result<HostTensor> {

@@ -53,7 +53,7 @@ impl Frame {
 
 /// Whether a file that begins with these bytes, 12 at least or all that it has, is a TFRecord file that is not
 /// compressed: the checksum of the first length agrees, or there is no record at all.
-pub fn starts(head: &[u8]) -> bool {
+pub(super) fn starts(head: &[u8]) -> bool {
     match head.split_first_chunk::<8>().map(|(length, rest)| (length, rest.first_chunk::<4>())) {
         Some((length, Some(stored))) => compare("length", masked_crc(length), *stored).is_ok(),
         _ => head.is_empty(),
@@ -94,10 +94,11 @@ pub(super) fn around(data: &[u8]) -> ([u8; HEADER], [u8; FOOTER]) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn framed(data: &[u8]) -> Vec<u8> {
+    /// A record as it stands in a file.
+    pub(in super::super) fn framed(data: &[u8]) -> Vec<u8> {
         let (header, footer) = around(data);
         [&header[..], data, &footer].concat()
     }

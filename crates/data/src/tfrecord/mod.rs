@@ -5,17 +5,17 @@
 //! whole.
 //!
 //! ```
-//! use distribute_data::tfrecord::{Packing, TfRecordReader, TfRecordWriter};
+//! use distribute_data::{Compression, TfRecordReader, TfRecordWriter};
 //! # let folder = tempfile::tempdir()?;
 //! # let path = folder.path().join("numbers.tfrecord");
 //!
-//! let mut writer = TfRecordWriter::create(&path, Packing::None)?;
+//! let mut writer = TfRecordWriter::create(&path, Compression::None)?;
 //! for record in ["one", "two", "three"] {
 //!     writer.write(record.as_bytes())?;
 //! }
 //! writer.finish()?; // here the file gets its name
 //!
-//! let mut reader = TfRecordReader::new("numbers.tfrecord", std::fs::File::open(&path)?);
+//! let mut reader = TfRecordReader::open(&path, Compression::Auto)?;
 //! let records = reader.read(256)?;
 //! assert_eq!(records.iter().collect::<Vec<_>>(), [&b"one"[..], b"two", b"three"]);
 //! assert!(reader.read(256)?.is_empty());
@@ -30,7 +30,6 @@ mod source;
 mod writer;
 
 pub use block::Records;
-pub use frame::starts;
 pub use reader::TfRecordReader;
 pub use source::TfRecord;
-pub use writer::{Packing, TfRecordWriter};
+pub use writer::TfRecordWriter;

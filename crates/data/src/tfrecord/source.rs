@@ -19,11 +19,11 @@ use std::sync::Arc;
 ///
 /// ```
 /// use distribute_data::example::{Example, Features, FixedLen};
-/// use distribute_data::tfrecord::{Packing, TfRecord, TfRecordWriter};
+/// use distribute_data::{Compression, TfRecord, TfRecordWriter};
 ///
 /// # let folder = tempfile::tempdir().unwrap();
 /// let path = folder.path().join("train.tfrecord");
-/// let mut writer = TfRecordWriter::create(&path, Packing::None)?;
+/// let mut writer = TfRecordWriter::create(&path, Compression::None)?;
 /// for i in 0..5i64 {
 ///     writer.write(&Example::from([("x", [i as f32, 0.5].into()), ("y", i.into())]).encode())?;
 /// }
@@ -101,8 +101,7 @@ impl Format for RecordsFormat {
     }
 
     fn open(&self, file: &Location) -> Result<Box<dyn Stage>> {
-        let bytes = self.compression.open_known(file, super::starts)?;
-        let reader = TfRecordReader::new(file.to_string(), bytes);
+        let reader = TfRecordReader::open(file.clone(), self.compression)?;
         Ok(Box::new(RecordsStage { reader, features: self.features.clone(), failed: None }))
     }
 }
@@ -166,7 +165,7 @@ impl Stage for RecordsStage {
 mod tests {
     use super::*;
     use crate::example::{Example, FixedLen};
-    use crate::tfrecord::{Packing, TfRecordWriter};
+    use crate::tfrecord::TfRecordWriter;
 
     fn features() -> Features {
         Features::new().with("x", FixedLen::floats([])).unwrap().with("y", FixedLen::ints([])).unwrap()
@@ -176,7 +175,7 @@ mod tests {
     fn files(folder: &std::path::Path, broken: Option<i64>) -> Files {
         let write = |name: &str, ids: std::ops::Range<i64>| {
             let path = folder.join(name);
-            let mut writer = TfRecordWriter::create(&path, Packing::Gzip).unwrap();
+            let mut writer = TfRecordWriter::create(&path, Compression::Gzip).unwrap();
             for id in ids {
                 let x = (broken != Some(id)).then(|| ("x", (id as f32 / 2.).into()));
                 let example: Example = [Some(("y", id.into())), x].into_iter().flatten().collect();

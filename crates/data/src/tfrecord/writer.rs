@@ -1,25 +1,11 @@
 //! Writes a TFRecord file, which has its name only when it is whole.
 
 use super::frame::around;
-use crate::{Error, Result};
-use flate2::Compression;
+use crate::file::WholeFile;
+use crate::{Compression, Error, Result};
 use flate2::write::{GzEncoder, ZlibEncoder};
-use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
-use tempfile::NamedTempFile;
-
-/// How a file is compressed as a whole.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Packing {
-    /// Not at all.
-    #[default]
-    None,
-    /// As `gzip` does.
-    Gzip,
-    /// As zlib's streams.
-    Zlib,
-}
 
 /// Writes records to a new file.
 ///
@@ -32,25 +18,21 @@ pub struct TfRecordWriter {
     path: PathBuf,
     /// Gone after a failed write: what is in the file is not known then.
     output: Option<BufWriter<Packed>>,
-    part: NamedTempFile,
 }
 
 impl TfRecordWriter {
-    /// A writer of the file that is to be at `path`, in a folder that is there.
+    /// A writer of the file that is to be at `path`, in a folder that is there. [`Compression::Auto`] is gzip for
+    /// names that end in `.gz`, and none for others.
     ///
     /// # Errors
     ///
     /// [`Error::Write`] if no file can be created there.
     #[doc(alias = "tf.io.TFRecordOptions")]
-    pub fn create(path: impl Into<PathBuf>, packing: Packing) -> Result<Self> {
+    pub fn create(path: impl Into<PathBuf>, compression: Compression) -> Result<Self> {
         let path = path.into();
-        let (part, output) = (|| {
-            let part = part_of(&path)?;
-            let output = Packed::new(part.reopen()?, packing);
-            Ok((part, output))
-        })()
-        .map_err(failed(&path))?;
-        Ok(Self { path, output: Some(BufWriter::with_capacity(1 << 18, output)), part })
+        let file = WholeFile::create(&path).map_err(failed(&path))?;
+        let output = Packed::new(file, compression, &path);
+        Ok(Self { path, output: Some(BufWriter::with_capacity(1 << 18, output)) })
     }
 
     /// Appends a record.
@@ -76,30 +58,12 @@ impl TfRecordWriter {
     ///
     /// [`Error::Write`] if that fails or a record could not be written; then there is no new file.
     pub fn finish(self) -> Result<()> {
-        let Self { path, output, part } = self;
-        output
+        self.output
             .ok_or_else(after_failure)
             .and_then(|output| output.into_inner().map_err(io::IntoInnerError::into_error))
-            .and_then(|output| output.finish()?.sync_all())
-            .and_then(|()| part.persist(&path).map_err(|error| error.error))
-            .map(drop)
-            .map_err(failed(&path))
+            .and_then(|output| output.unpacked()?.finish())
+            .map_err(failed(&self.path))
     }
-}
-
-/// A new file beside the place.
-fn part_of(path: &Path) -> io::Result<NamedTempFile> {
-    let no_name = || io::Error::new(io::ErrorKind::InvalidInput, "this does not end in the name of a file");
-    let mut prefix = std::ffi::OsString::from(".");
-    prefix.push(path.file_name().ok_or_else(no_name)?);
-    prefix.push(".");
-    let mut builder = tempfile::Builder::new();
-    builder.prefix(&prefix).suffix(".part");
-    // What the user's mask allows, as for any file; temporary files are their owner's alone.
-    #[cfg(unix)]
-    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-    builder.tempfile_in(parent.unwrap_or(Path::new(".")))
 }
 
 fn failed(path: &Path) -> impl FnOnce(io::Error) -> Error {
@@ -113,21 +77,26 @@ fn after_failure() -> io::Error {
 /// A file behind its compression.
 #[derive(Debug)]
 enum Packed {
-    Plain(File),
-    Gzip(GzEncoder<File>),
-    Zlib(ZlibEncoder<File>),
+    Plain(WholeFile),
+    Gzip(GzEncoder<WholeFile>),
+    Zlib(ZlibEncoder<WholeFile>),
 }
 
 impl Packed {
-    fn new(file: File, packing: Packing) -> Self {
-        match packing {
-            Packing::None => Packed::Plain(file),
-            Packing::Gzip => Packed::Gzip(GzEncoder::new(file, Compression::default())),
-            Packing::Zlib => Packed::Zlib(ZlibEncoder::new(file, Compression::default())),
+    fn new(file: WholeFile, compression: Compression, path: &Path) -> Self {
+        let level = flate2::Compression::default();
+        match compression {
+            Compression::Gzip => Packed::Gzip(GzEncoder::new(file, level)),
+            Compression::Zlib => Packed::Zlib(ZlibEncoder::new(file, level)),
+            Compression::Auto if path.extension().is_some_and(|it| it == "gz") => {
+                Packed::Gzip(GzEncoder::new(file, level))
+            }
+            Compression::Auto | Compression::None => Packed::Plain(file),
         }
     }
 
-    fn finish(self) -> io::Result<File> {
+    /// The file, with the end of its compression written.
+    fn unpacked(self) -> io::Result<WholeFile> {
         match self {
             Packed::Plain(file) => Ok(file),
             Packed::Gzip(encoder) => encoder.finish(),
@@ -158,58 +127,45 @@ impl Write for Packed {
 mod tests {
     use super::*;
     use crate::TfRecordReader;
-    use flate2::read::{MultiGzDecoder, ZlibDecoder};
     use std::fs;
-    use std::io::Read;
 
-    fn read(path: &Path, packing: Packing) -> Vec<Vec<u8>> {
-        let file = File::open(path).unwrap();
-        let source: Box<dyn Read> = match packing {
-            Packing::None => Box::new(file),
-            Packing::Gzip => Box::new(MultiGzDecoder::new(file)),
-            Packing::Zlib => Box::new(ZlibDecoder::new(file)),
-        };
-        TfRecordReader::new("f", source).read(usize::MAX).unwrap().iter().map(<[u8]>::to_vec).collect()
+    fn read(path: &Path, compression: Compression) -> Vec<Vec<u8>> {
+        let mut reader = TfRecordReader::open(path, compression).unwrap();
+        reader.read(usize::MAX).unwrap().iter().map(<[u8]>::to_vec).collect()
     }
 
     #[test]
     fn what_is_written_is_read_however_it_is_packed() {
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("a.tfrecord");
-        for packing in [Packing::None, Packing::Gzip, Packing::Zlib] {
-            let mut writer = TfRecordWriter::create(&path, packing).unwrap();
+        let packed = [Compression::Auto, Compression::None, Compression::Gzip, Compression::Zlib];
+        for (compression, name) in packed.into_iter().flat_map(|it| [(it, "a"), (it, "a.gz")]) {
+            let path = folder.path().join(name);
+            let mut writer = TfRecordWriter::create(&path, compression).unwrap();
             let records: Vec<Vec<u8>> = (0..2000usize).map(|i| vec![i as u8; i]).collect();
             records.iter().for_each(|record| writer.write(record).unwrap());
             writer.finish().unwrap();
-            assert_eq!(read(&path, packing), records);
+            assert_eq!(read(&path, Compression::Auto), records, "{compression:?} {name}");
+            if compression != Compression::Auto {
+                assert_eq!(read(&path, compression), records, "{compression:?} {name}");
+            }
+            let gzip = fs::read(&path).unwrap().starts_with(&[0x1f, 0x8b]);
+            let by_name = compression == Compression::Auto && name == "a.gz";
+            assert_eq!(gzip, by_name || compression == Compression::Gzip, "{compression:?} {name}");
         }
     }
 
     #[test]
-    fn a_file_has_its_name_only_when_it_is_whole() {
+    fn an_unfinished_file_leaves_nothing() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.tfrecord");
-        fs::write(&path, b"old").unwrap();
-        let mut writer = TfRecordWriter::create(&path, Packing::None).unwrap();
-        writer.write(&vec![1; 1 << 20]).unwrap();
-        assert_eq!(fs::read(&path).unwrap(), b"old");
-        drop(writer);
-        assert_eq!(fs::read(&path).unwrap(), b"old");
-        TfRecordWriter::create(&path, Packing::None).unwrap().finish().unwrap();
+        for compression in [Compression::None, Compression::Gzip, Compression::Zlib] {
+            let mut writer = TfRecordWriter::create(&path, compression).unwrap();
+            writer.write(&vec![1; 1 << 20]).unwrap();
+            drop(writer);
+            assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+        }
+        TfRecordWriter::create(&path, Compression::None).unwrap().finish().unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"");
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing else is left");
-    }
-
-    #[cfg(unix)]
-    #[test]
-    fn a_file_may_be_read_by_those_who_may_read_others() {
-        use std::os::unix::fs::PermissionsExt;
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("a.tfrecord");
-        TfRecordWriter::create(&path, Packing::None).unwrap().finish().unwrap();
-        let other = File::create(folder.path().join("other")).unwrap();
-        let mode = |metadata: fs::Metadata| metadata.permissions().mode();
-        assert_eq!(mode(fs::metadata(&path).unwrap()), mode(other.metadata().unwrap()));
     }
 
     #[test]
@@ -217,7 +173,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         for place in ["missing/a.tfrecord", ".."] {
             let path = folder.path().join(place);
-            let error = TfRecordWriter::create(&path, Packing::None).unwrap_err();
+            let error = TfRecordWriter::create(&path, Compression::None).unwrap_err();
             assert!(error.to_string().starts_with(&format!("cannot write '{}'", path.display())), "{error}");
         }
     }
