@@ -249,6 +249,15 @@ pub enum Error {
         "shard_hint says only where to part the dataset: distribute it with AutoShardPolicy::Hint, or call `shard(workers, index)` instead"
     )]
     Hinted,
+    /// The function that makes a dataset for each pipeline failed or panicked.
+    #[error("the function that makes datasets failed for {context}: {cause}")]
+    DatasetFunction {
+        /// The pipeline that it was to make.
+        context: crate::InputContext,
+        /// What the function said.
+        #[source]
+        cause: Cause,
+    },
     /// There is no such worker.
     #[error("there is no worker {worker}: there are {workers}, counted from 0")]
     Worker {

@@ -46,8 +46,8 @@ impl<T: Nest> Distribution<T> {
                     writeln!(out, "worker {worker} reads {reads}{}", self.sizes(worker))?;
                 }
             }
-            Source::Function { per_replica, .. } => {
-                let each = if *per_replica { "replica" } else { "worker" };
+            Source::Function(function) => {
+                let each = if function.per_replica { "replica" } else { "worker" };
                 writeln!(
                     out,
                     "a dataset for each {each}, made by a function, over {}: each replica takes an element a step",
@@ -71,7 +71,7 @@ impl<T: Nest> Distribution<T> {
 
     fn tail(&self) -> String {
         let cut = match (&self.source, self.options.rule) {
-            (Source::Function { .. }, _) => "",
+            (Source::Function(_), _) => "",
             (_, SplitRule::Even) => "a last batch that is shorter is cut evenly",
             (_, SplitRule::TensorFlow) => "a last batch that is shorter is cut as TensorFlow does",
         };

@@ -3,6 +3,7 @@
 mod context;
 mod cut;
 mod explain;
+mod function;
 mod lockstep;
 mod position;
 mod steps;
@@ -20,9 +21,10 @@ use crate::plan::layout::Layout;
 use crate::plan::policy::{AutoShardPolicy, Decision, decide};
 use crate::plan::recut::worker_sizes;
 use crate::stage::Stage;
-use crate::{Batching, Dataset, Error, Result, SplitRule};
+use crate::{Batching, Cause, Dataset, Error, Result, SplitRule};
 use cut::Cut;
 use distribute_tensor::{Leaf, Nest, Tree};
+use function::Function;
 use lockstep::{Gathered, Together};
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -73,11 +75,8 @@ enum Source<T> {
     /// Global batches, by a policy.
     Dataset { pipeline: Pipeline, decision: Decision },
     /// What a function makes for each worker, or for each replica.
-    Function { make: DatasetFn<T>, per_replica: bool },
+    Function(Arc<Function<T>>),
 }
-
-/// A user's function that makes the dataset of a pipeline.
-type DatasetFn<T> = Arc<dyn Fn(InputContext) -> Result<Dataset<T>> + Send + Sync>;
 
 impl<T> Clone for Distribution<T> {
     fn clone(&self) -> Self {
@@ -85,9 +84,7 @@ impl<T> Clone for Distribution<T> {
             Source::Dataset { pipeline, decision } => {
                 Source::Dataset { pipeline: pipeline.clone(), decision: decision.clone() }
             }
-            Source::Function { make, per_replica } => {
-                Source::Function { make: make.clone(), per_replica: *per_replica }
-            }
+            Source::Function(function) => Source::Function(function.clone()),
         };
         Self { source, layout: self.layout, options: self.options.clone() }
     }
@@ -122,18 +119,32 @@ impl<T: Nest> Distribution<T> {
     }
 
     /// What `make` makes for each worker (`per_replica`: for each replica): already batched for a replica, and sharded by
-    /// the context. Each replica takes one element a step (FN-1).
+    /// the context. Each replica takes one element a step (FN-1). `make` is called once for each pipeline that this
+    /// process runs, when it is first needed.
     ///
     /// # Errors
-    /// [`Error::Parameter`] for a layout of 0. Those of `make` come when a pass starts.
+    /// [`Error::Parameter`] for a layout of 0.
     pub fn from_function(
         layout: Layout,
         per_replica: bool,
         options: DistributeOptions,
-        make: impl Fn(InputContext) -> Result<Dataset<T>> + Send + Sync + 'static,
+        make: impl Fn(InputContext) -> Result<Dataset<T>, Cause> + Send + Sync + 'static,
     ) -> Result<Self> {
         layout.check()?;
-        Ok(Self { source: Source::Function { make: Arc::new(make), per_replica }, layout, options })
+        Ok(Self { source: Source::Function(Arc::new(Function::new(per_replica, make))), layout, options })
+    }
+
+    /// What a function makes for a worker: its dataset, or one for each of its replicas. None for a dataset that is
+    /// parted.
+    ///
+    /// # Errors
+    /// [`Error::DatasetFunction`], [`Error::Worker`].
+    pub fn made_for(&self, worker: usize) -> Result<Vec<Dataset<T>>> {
+        self.layout.check_worker(worker)?;
+        match &self.source {
+            Source::Dataset { .. } => Ok(Vec::new()),
+            Source::Function(function) => function.datasets(self.layout, worker),
+        }
     }
 
     /// Who takes part.
@@ -145,7 +156,7 @@ impl<T: Nest> Distribution<T> {
     pub fn decision(&self) -> Option<&Decision> {
         match &self.source {
             Source::Dataset { decision, .. } => Some(decision),
-            Source::Function { .. } => None,
+            Source::Function(_) => None,
         }
     }
 
@@ -212,7 +223,7 @@ impl<T: Nest> Distribution<T> {
             Source::Dataset { pipeline, decision } => {
                 pipeline::check(&parted(pipeline, decision, self.layout.workers, 0))
             }
-            Source::Function { .. } => Ok(()),
+            Source::Function(_) => Ok(()),
         }
     }
 
@@ -262,7 +273,7 @@ impl<T: Nest> Distribution<T> {
                 Batching::Batches(size) => Some(size),
                 Batching::Unknown | Batching::Elements => None,
             },
-            Source::Function { .. } => None,
+            Source::Function(_) => None,
         }
     }
 
@@ -277,28 +288,17 @@ impl<T: Nest> Distribution<T> {
                 let stage = self.ahead(stage, &pipeline, replicas);
                 (Pieces::Dealt(stage, replicas), empty_batch(&pipeline))
             }
-            Source::Function { make, per_replica } => {
-                let made = |(pipelines, id)| {
-                    make(InputContext {
-                        num_input_pipelines: pipelines,
-                        input_pipeline_id: id,
-                        num_replicas_in_sync: self.layout.total(),
-                    })
-                };
-                let all: Vec<_> = match per_replica {
-                    false => vec![(workers, worker)],
-                    true => (0..replicas).map(|r| (self.layout.total(), worker * replicas + r)).collect(),
-                };
-                let each = if *per_replica { 1 } else { replicas };
+            Source::Function(function) => {
+                let each = if function.per_replica { 1 } else { replicas };
                 let mut stages = Vec::new();
                 let mut empty = None;
-                for dataset in all.into_iter().map(made) {
-                    let pipeline = dataset?.pipeline().clone();
-                    pipeline::check(&pipeline)?;
-                    empty = empty.or_else(|| empty_batch(&pipeline));
-                    stages.push(self.ahead(pipeline.start(epoch), &pipeline, each));
+                for dataset in function.datasets(self.layout, worker)? {
+                    let pipeline = dataset.pipeline();
+                    pipeline::check(pipeline)?;
+                    empty = empty.or_else(|| empty_batch(pipeline));
+                    stages.push(self.ahead(pipeline.start(epoch), pipeline, each));
                 }
-                match (per_replica, stages.pop()) {
+                match (function.per_replica, stages.pop()) {
                     (false, Some(stage)) => (Pieces::Dealt(stage, replicas), empty),
                     (_, last) => {
                         stages.extend(last);
@@ -389,11 +389,19 @@ impl<T: Nest> WorkerPass<T> {
     /// # Errors
     /// [`Error::NoEmptyBatch`], and [`Error::Type`] if a piece is not a `T`.
     pub fn finish(&mut self, all: Ballot) -> Result<Option<Vec<T>>> {
-        let Some(pieces) = self.steps.finish(all)? else { return Ok(None) };
+        let Some(pieces) = self.finish_trees(all)? else { return Ok(None) };
         let typed = |(index, piece)| {
             T::from_tree(piece).map_err(|source| Error::Type { operation: "distribute", index, source })
         };
         pieces.into_iter().enumerate().map(typed).collect::<Result<_>>().map(Some)
+    }
+
+    /// [`finish`](WorkerPass::finish), with structures as they are known at run time.
+    ///
+    /// # Errors
+    /// [`Error::NoEmptyBatch`].
+    pub fn finish_trees(&mut self, all: Ballot) -> Result<Option<Vec<Tree<Leaf>>>> {
+        self.steps.finish(all)
     }
 
     /// The next step where this worker is the only one, or no worker can be at the end before the others.
@@ -403,14 +411,5 @@ impl<T: Nest> WorkerPass<T> {
     pub fn step(&mut self) -> Result<Option<Vec<T>>> {
         let mine = self.prepare()?;
         self.finish(mine)
-    }
-
-    /// [`step`](WorkerPass::step), with structures as they are known at run time.
-    ///
-    /// # Errors
-    /// Those of [`step`](WorkerPass::step), but for [`Error::Type`].
-    pub fn step_trees(&mut self) -> Result<Option<Vec<Tree<Leaf>>>> {
-        let mine = self.steps.prepare()?;
-        self.steps.finish(mine)
     }
 }
