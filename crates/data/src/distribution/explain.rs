@@ -1,6 +1,7 @@
 //! Who gets what, and why, in words.
 
-use super::{Distribution, Source, parted};
+use super::parts::parted;
+use super::{Distribution, Source};
 use crate::pipeline::{self, Pipeline};
 use crate::plan::layout::Layout;
 use crate::{AutoShardPolicy, SplitRule, UnevenEnds};

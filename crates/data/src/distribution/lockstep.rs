@@ -1,5 +1,6 @@
 //! [`Lockstep`]: all workers of a distribution side by side, in one thread.
 
+use super::Distribution;
 use super::steps::Steps;
 use crate::plan::ends::Ballot;
 use crate::run::Run;
@@ -8,6 +9,21 @@ use crate::{Error, Result};
 use distribute_tensor::{Leaf, Nest, Tree};
 use std::marker::PhantomData;
 
+impl<T: Nest> Distribution<T> {
+    /// All workers' passes side by side: for each step, for each worker, the pieces of its replicas.
+    ///
+    /// # Errors
+    /// Those of [`worker`](Distribution::worker).
+    pub fn lockstep(&self, epoch: u64) -> Result<Lockstep<T>> {
+        Ok(Lockstep { together: self.together(epoch)?, ended: false, nest: PhantomData })
+    }
+
+    /// The steps of all workers.
+    pub(super) fn together(&self, epoch: u64) -> Result<Together> {
+        Ok(Together((0..self.layout.workers).map(|worker| self.steps(worker, epoch)).collect::<Result<_>>()?))
+    }
+}
+
 /// The passes of all workers, step by step: for each worker the pieces of its replicas.
 ///
 /// What several processes do together, in one: to see who gets what.
@@ -15,12 +31,6 @@ pub struct Lockstep<T> {
     together: Together,
     ended: bool,
     nest: PhantomData<fn() -> T>,
-}
-
-impl<T> Lockstep<T> {
-    pub(super) fn new(together: Together) -> Self {
-        Self { together, ended: false, nest: PhantomData }
-    }
 }
 
 /// The steps of all workers.

@@ -73,7 +73,7 @@ pub(crate) struct Steps {
     pieces: Pieces,
     ended: Vec<bool>,
     ends: UnevenEnds,
-    /// The rows of a step that isn't short.
+    /// The rows of this worker in a step of a whole batch: where the pipeline doesn't tell, those of its first step.
     full: Option<usize>,
     /// What an empty piece looks like.
     empty: Option<Tree<Leaf>>,
@@ -125,13 +125,14 @@ impl Steps {
                 None => ballot.missing += 1,
             }
         }
+        ballot.full = *self.full.get_or_insert(ballot.rows);
         Ok(ballot)
     }
 
     /// The step that was prepared, if all together take it; `None` at the end.
     pub(crate) fn finish(&mut self, all: Ballot) -> Result<Option<Vec<Tree<Leaf>>>> {
         let next = std::mem::take(&mut self.next);
-        if !self.ends.take(all, *self.full.get_or_insert(all.rows)) {
+        if !self.ends.take(all) {
             return Ok(None);
         }
         if self.empty.is_none() {

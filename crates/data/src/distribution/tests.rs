@@ -1,6 +1,7 @@
 //! Tests: who gets which elements, on how many workers, from where on.
 
 use super::*;
+use crate::plan::ends::Ballot;
 use crate::testing::values;
 use distribute_tensor::HostTensor;
 use proptest::prelude::*;
@@ -199,6 +200,29 @@ fn datasets_of_a_function_are_dealt_to_the_replicas() {
     let each =
         Distribution::from_function(Layout::one_worker(2), true, DistributeOptions::default(), make).unwrap();
     assert_eq!(ids(each.lockstep(0).unwrap()), [[[vec![0, 2], vec![1, 3]]], [[vec![4], vec![]]]]);
+}
+
+/// `Drop` asks for whole global batches: on the layout of all workers together, not on one's own.
+#[test]
+fn a_worker_alone_knows_what_a_whole_batch_is() {
+    for policy in [AutoShardPolicy::Data, AutoShardPolicy::Off] {
+        let options = DistributeOptions { ends: UnevenEnds::Drop, policy, ..Default::default() };
+        let plan = plan(&Dataset::range(11).batch(4), 2, 1, &options);
+        let steps = ids(plan.lockstep(0).unwrap());
+        let rows: Vec<usize> = steps.iter().map(|step| step.concat().concat().len()).collect();
+        assert_eq!(
+            rows,
+            if policy == AutoShardPolicy::Data { vec![4, 4] } else { vec![4, 4, 4, 4] },
+            "{policy}"
+        );
+    }
+    let data = DistributeOptions { ends: UnevenEnds::Drop, ..Default::default() };
+    let mut pass = plan(&Dataset::range(11).batch(4), 2, 1, &data).worker(1, 0).unwrap();
+    let mut steps = 0;
+    while pass.step().unwrap().is_some() {
+        steps += 1;
+    }
+    assert_eq!(steps, 2);
 }
 
 /// ITER-2: a scalar has no empty form, and zeros would be data.

@@ -25,6 +25,8 @@ pub struct Ballot {
     pub missing: usize,
     /// The rows of all pieces.
     pub rows: usize,
+    /// The rows that they would have in a whole global batch.
+    pub full: usize,
 }
 
 impl std::ops::Add for Ballot {
@@ -35,18 +37,19 @@ impl std::ops::Add for Ballot {
             present: self.present + other.present,
             missing: self.missing + other.missing,
             rows: self.rows + other.rows,
+            full: self.full + other.full,
         }
     }
 }
 
 impl UnevenEnds {
-    /// Whether the step is taken: by every worker or by none. `full` is how many rows a step has that isn't short.
-    pub fn take(self, all: Ballot, full: usize) -> bool {
+    /// Whether the step is taken: by every worker or by none.
+    pub fn take(self, all: Ballot) -> bool {
         let everybody = all.present > 0 && all.missing == 0;
         match self {
             UnevenEnds::PadEmpty => all.present > 0,
             UnevenEnds::StopAll => everybody,
-            UnevenEnds::Drop => everybody && all.rows >= full,
+            UnevenEnds::Drop => everybody && all.rows >= all.full,
         }
     }
 }
@@ -59,7 +62,7 @@ mod tests {
     fn each_policy_ends_where_it_says() {
         let ballots = [(4, 0, 8), (4, 0, 5), (3, 1, 6), (0, 4, 0)];
         let take = |ends: UnevenEnds| {
-            ballots.map(|(present, missing, rows)| ends.take(Ballot { present, missing, rows }, 8))
+            ballots.map(|(present, missing, rows)| ends.take(Ballot { present, missing, rows, full: 8 }))
         };
         assert_eq!(take(UnevenEnds::PadEmpty), [true, true, true, false]);
         assert_eq!(take(UnevenEnds::StopAll), [true, true, false, false]);
@@ -68,7 +71,7 @@ mod tests {
 
     #[test]
     fn ballots_add_up() {
-        let one = Ballot { present: 1, missing: 2, rows: 3 };
-        assert_eq!(one + one, Ballot { present: 2, missing: 4, rows: 6 });
+        let one = Ballot { present: 1, missing: 2, rows: 3, full: 4 };
+        assert_eq!(one + one, Ballot { present: 2, missing: 4, rows: 6, full: 8 });
     }
 }

@@ -1,0 +1,118 @@
+//! What one worker reads, and how it is cut.
+
+use super::cut::Cut;
+use super::steps::{Pieces, Steps, empty_batch};
+use super::{Distribution, Source};
+use crate::operations::prefetch::PrefetchStage;
+use crate::pipeline::{self, Part, Pipeline};
+use crate::plan::layout::Layout;
+use crate::plan::policy::Decision;
+use crate::plan::recut::worker_sizes;
+use crate::stage::Stage;
+use crate::{AutoShardPolicy, Batching, Result, SplitRule};
+use distribute_tensor::Nest;
+
+impl<T: Nest> Distribution<T> {
+    /// The size of full batches, where the pipeline tells.
+    pub(super) fn full(&self) -> Option<usize> {
+        match &self.source {
+            Source::Dataset { pipeline, .. } => match pipeline.batching() {
+                Batching::Batches(size) => Some(size),
+                Batching::Unknown | Batching::Elements => None,
+            },
+            Source::Function(_) => None,
+        }
+    }
+
+    /// The steps of one worker.
+    pub(super) fn steps(&self, worker: usize, epoch: u64) -> Result<Steps> {
+        self.layout.check_worker(worker)?;
+        let Layout { workers, replicas } = self.layout;
+        let (pieces, empty) = match &self.source {
+            Source::Dataset { pipeline, decision } => {
+                let pipeline = parted(pipeline, decision, workers, worker);
+                pipeline::check(&pipeline)?;
+                let stage = self.cut(decision, worker).start(pipeline.start(epoch));
+                let stage = self.ahead(stage, &pipeline, replicas);
+                (Pieces::Dealt(stage, replicas), empty_batch(&pipeline))
+            }
+            Source::Function(function) => {
+                let each = if function.per_replica { 1 } else { replicas };
+                let mut stages = Vec::new();
+                let mut empty = None;
+                for dataset in function.datasets(self.layout, worker)? {
+                    let pipeline = dataset.pipeline();
+                    pipeline::check(pipeline)?;
+                    empty = empty.or_else(|| empty_batch(pipeline));
+                    stages.push(self.ahead(pipeline.start(epoch), pipeline, each));
+                }
+                match (function.per_replica, stages.pop()) {
+                    (false, Some(stage)) => (Pieces::Dealt(stage, replicas), empty),
+                    (_, last) => {
+                        stages.extend(last);
+                        (Pieces::Each(stages), empty)
+                    }
+                }
+            }
+        };
+        Ok(Steps::new(pieces, self.options.ends, self.own_full(worker), empty))
+    }
+
+    /// The rows of a worker in a step of a full batch. Where workers take turns with their shares these add up to a batch
+    /// only together, so one speaks for all.
+    fn own_full(&self, worker: usize) -> Option<usize> {
+        let full = self.full()?;
+        match self.cut(self.decision()?, worker) {
+            Cut::Shares { .. } | Cut::Stream { .. } => Some(if worker == 0 { full } else { 0 }),
+            cut => Some(cut.pieces(full).iter().map(|piece| piece.len()).sum()),
+        }
+    }
+
+    /// Pieces made ahead of time, where that is asked for and worth it.
+    fn ahead(&self, stage: Box<dyn Stage>, pipeline: &Pipeline, pieces: usize) -> Box<dyn Stage> {
+        match self.options.prefetch.saturating_mul(pieces) {
+            ahead if ahead > 0 && pipeline.costly() => Box::new(PrefetchStage::new(stage, ahead)),
+            _ => stage,
+        }
+    }
+
+    /// How a worker's batches are cut into pieces. TensorFlow's rule cuts over their borders where all have one known
+    /// size and differ from worker to worker (DIST-5).
+    pub(super) fn cut(&self, decision: &Decision, worker: usize) -> Cut {
+        let Layout { workers, replicas } = self.layout;
+        let of = self.layout.total();
+        let same_batches = decision.taken == AutoShardPolicy::Data;
+        match (self.options.rule, self.full()) {
+            (SplitRule::Even, _) if same_batches || workers == 1 => self.own_pieces(worker, SplitRule::Even),
+            (SplitRule::Even, full) => Cut::Shares { full, layout: self.layout, worker },
+            (SplitRule::TensorFlow, _) if of == 1 => Cut::Not,
+            (SplitRule::TensorFlow, _) if same_batches => self.own_pieces(worker, SplitRule::TensorFlow),
+            (SplitRule::TensorFlow, Some(full)) => {
+                Cut::Stream { sizes: worker_sizes(full, workers, replicas, worker) }
+            }
+            (SplitRule::TensorFlow, None) => {
+                Cut::Own { rule: SplitRule::TensorFlow, of, pieces: (0..of).collect() }
+            }
+        }
+    }
+
+    /// A worker's pieces of a batch that every worker sees: those of its own replicas; under TensorFlow's rule every
+    /// so-manieth (AS-6).
+    pub(super) fn own_pieces(&self, worker: usize, rule: SplitRule) -> Cut {
+        let Layout { workers, replicas } = self.layout;
+        let piece = |r| match rule {
+            SplitRule::Even => worker * replicas + r,
+            SplitRule::TensorFlow => r * workers + worker,
+        };
+        Cut::Own { rule, of: self.layout.total(), pieces: (0..replicas).map(piece).collect() }
+    }
+}
+
+/// The pipeline of one worker.
+pub(super) fn parted(pipeline: &Pipeline, decision: &Decision, workers: usize, index: usize) -> Pipeline {
+    match decision.taken {
+        AutoShardPolicy::File => pipeline::shard(pipeline, &Part::Files { workers, index }),
+        AutoShardPolicy::Hint => pipeline::shard(pipeline, &Part::Hint { workers, index }),
+        AutoShardPolicy::Off | AutoShardPolicy::Data | AutoShardPolicy::Auto => pipeline.clone(),
+    }
+}

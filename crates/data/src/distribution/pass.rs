@@ -1,0 +1,68 @@
+//! [`WorkerPass`]: one worker's pass, as others see it.
+
+use super::position::Position;
+use super::steps::Steps;
+use crate::plan::ends::Ballot;
+use crate::{Error, Result};
+use distribute_tensor::{Leaf, Nest, Tree};
+use std::marker::PhantomData;
+
+/// One worker's pass over a [`Distribution`].
+///
+/// With several workers that read data of their own, they decide step by step, together, whether there is one:
+/// [`prepare`](WorkerPass::prepare) says what this one has, and [`finish`](WorkerPass::finish) takes what all of them have.
+pub struct WorkerPass<T> {
+    steps: Steps,
+    begun: Position,
+    nest: PhantomData<fn() -> T>,
+}
+
+impl<T: Nest> WorkerPass<T> {
+    /// A pass that was begun where `begun` says.
+    pub(super) fn new(steps: Steps, begun: Position) -> Self {
+        Self { steps, begun, nest: PhantomData }
+    }
+
+    /// Where the pass stands: behind the steps that were taken.
+    pub fn position(&self) -> Position {
+        Position { steps: self.steps.taken(), ..self.begun.clone() }
+    }
+
+    /// Makes the pieces of the next step, and says what there is of them.
+    ///
+    /// # Errors
+    /// Those of the pipeline. The pass is over then.
+    pub fn prepare(&mut self) -> Result<Ballot> {
+        self.steps.prepare()
+    }
+
+    /// The step that was prepared: a piece for each replica of this worker. `None` if all together don't take it: the
+    /// pass is over.
+    ///
+    /// # Errors
+    /// [`Error::NoEmptyBatch`], and [`Error::Type`] if a piece is not a `T`.
+    pub fn finish(&mut self, all: Ballot) -> Result<Option<Vec<T>>> {
+        let Some(pieces) = self.finish_trees(all)? else { return Ok(None) };
+        let typed = |(index, piece)| {
+            T::from_tree(piece).map_err(|source| Error::Type { operation: "distribute", index, source })
+        };
+        pieces.into_iter().enumerate().map(typed).collect::<Result<_>>().map(Some)
+    }
+
+    /// [`finish`](WorkerPass::finish), with structures as they are known at run time.
+    ///
+    /// # Errors
+    /// [`Error::NoEmptyBatch`].
+    pub fn finish_trees(&mut self, all: Ballot) -> Result<Option<Vec<Tree<Leaf>>>> {
+        self.steps.finish(all)
+    }
+
+    /// The next step where this worker is the only one, or no worker can be at the end before the others.
+    ///
+    /// # Errors
+    /// Those of [`prepare`](WorkerPass::prepare) and [`finish`](WorkerPass::finish).
+    pub fn step(&mut self) -> Result<Option<Vec<T>>> {
+        let mine = self.prepare()?;
+        self.finish(mine)
+    }
+}
