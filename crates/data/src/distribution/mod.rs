@@ -70,6 +70,9 @@ pub struct Distribution<T> {
     options: DistributeOptions,
 }
 
+/// No position of more replicas is believed: going on at one starts a pipeline for each of its workers.
+const MOST_REPLICAS: usize = 1 << 16;
+
 /// What is parted.
 enum Source<T> {
     /// Global batches, by a policy.
@@ -172,8 +175,13 @@ impl<T: Nest> Distribution<T> {
     /// # Errors
     /// [`Error::Worker`] if there is no such worker, and those of a function that makes datasets.
     pub fn worker(&self, worker: usize, epoch: u64) -> Result<WorkerPass<T>> {
-        let position = Position { epoch, steps: 0, origin: self.origin() };
+        let position = self.beginning(epoch);
         Ok(WorkerPass { steps: self.steps(worker, epoch)?, position, nest: PhantomData })
+    }
+
+    /// Where pass `epoch` begins.
+    pub fn beginning(&self, epoch: u64) -> Position {
+        Position { epoch, steps: 0, origin: self.origin() }
     }
 
     /// Starts the pass of one worker where another stood: every element that was not in a step before comes, once.
@@ -227,7 +235,12 @@ impl<T: Nest> Distribution<T> {
         }
     }
 
-    fn check_position(&self, position: &Position) -> Result<()> {
+    /// Whether a pass can go on at a position.
+    ///
+    /// # Errors
+    /// [`Error::Position`] for a position of another batch size or of another kind of dataset, or where an operation
+    /// cannot give the same once more. [`Error::Parameter`] for one of no workers.
+    pub fn check_position(&self, position: &Position) -> Result<()> {
         let refuse = |why: String| Err(Error::Position { position: position.to_string(), why });
         let (mine, theirs) = (self.origin(), &position.origin);
         if mine.policy.is_some() != theirs.policy.is_some() {
@@ -238,6 +251,9 @@ impl<T: Nest> Distribution<T> {
             return refuse(format!("the batch size is {} here", size(mine.batch)));
         }
         theirs.layout.check()?;
+        if theirs.layout.total() > MOST_REPLICAS {
+            return refuse(format!("{} are more than there can be", theirs.layout));
+        }
         if let (Source::Dataset { pipeline, .. }, true) = (&self.source, position.steps > 0)
             && let Some(operation) = pipeline::unrepeatable(pipeline)
         {
