@@ -278,7 +278,7 @@ pub enum Error {
     },
     /// Some replicas have data for a last step and others don't, and nothing says what an empty batch looks like.
     #[error(
-        "only {present} of {replicas} replicas have data for step {step}, and no empty batch can be made for the others, as {why}: call `.batch(n)`, or use UnevenEnds::StopAll or Drop"
+        "only {present} of {replicas} replicas have data for step {step}, and no empty batch can be made for the others: elements that are no batches have no rows to leave out, and a dataset without elements shows none: call `.batch(n)`, or use UnevenEnds::StopAll or Drop"
     )]
     NoEmptyBatch {
         /// The step, counted from 0 within the pass.
@@ -287,8 +287,6 @@ pub enum Error {
         present: usize,
         /// Replicas of this worker.
         replicas: usize,
-        /// What is in the way.
-        why: String,
     },
     /// A position is of a pass over another dataset, or not one of ours.
     #[error("the position ({position}) cannot be restored: {why}")]

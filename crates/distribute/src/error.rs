@@ -120,6 +120,24 @@ pub enum Error {
         /// What is wrong, what was expected, and what to do.
         reason: String,
     },
+    /// The strategy cannot do this.
+    #[error("{operation}: {strategy} does not support {what}; {advice}")]
+    NotSupported {
+        /// What was called.
+        operation: &'static str,
+        /// The kind of strategy.
+        strategy: &'static str,
+        /// What it cannot do.
+        what: &'static str,
+        /// What to do instead.
+        advice: &'static str,
+    },
+    /// A pass over a distributed dataset is at its end.
+    #[error("{operation}: the pass is at its end; start another with iter()")]
+    OutOfRange {
+        /// What was called.
+        operation: &'static str,
+    },
     /// Tensors or nests don't fit the operation.
     #[error("{operation}: {source}")]
     Tensor {

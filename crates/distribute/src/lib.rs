@@ -54,7 +54,7 @@
 //! | [`checkpoint`] | [`Checkpoint`]: model, optimizer and more, saved and restored together |
 //! | [`nn`] | layers that know about replicas; losses that take an empty piece of a batch |
 //! | [`metrics`] | [`Mean`](metrics::Mean), accuracy, AUC, confusion matrix: counted by replicas, read outside |
-//! | `input` | [`DistributedDataset`]: batches cut into a piece for each replica |
+//! | `input` | [`DistributedDataset`]: for each step a piece for each replica; [`InputOptions`] |
 //! | `error` | [`Error`]: what went wrong, who did it, what to do |
 //! | `log` | [`init`]: candle's threads and `DISTRIBUTE_LOG` |
 //! | [`trace`] | a timeline of what each replica does, for Perfetto |
@@ -97,7 +97,9 @@ pub use distribute_macros::{Nest, main};
 pub use distribute_tensor as tensor;
 pub use distribute_tensor::{HostTensor, IndexedSlices, Leaf, Nest, ReduceOp, Tree};
 pub use error::{Error, Result};
-pub use input::{DistributedDataset, DistributedIterator};
+pub use input::{
+    DistributedDataset, DistributedIterator, InputIterator, InputOptions, InputReplicationMode, InputSource,
+};
 pub use log::init;
 pub use optimizer::{Adagrad, Adam, AdamW, Ftrl, Momentum, Optimizer, RmsProp, Sgd};
 pub use replicated::Replicated;

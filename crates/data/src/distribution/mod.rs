@@ -170,8 +170,12 @@ impl<T: Nest> Distribution<T> {
     /// # Errors
     /// [`Error::Worker`] if there is no such worker, and those of a function that makes datasets.
     pub fn worker(&self, worker: usize, epoch: u64) -> Result<WorkerPass<T>> {
-        let position = Position { epoch, steps: 0, origin: self.origin() };
-        Ok(WorkerPass::new(self.steps(worker, epoch)?, position))
+        Ok(WorkerPass::new(self.steps(worker, epoch)?, self.beginning(epoch)))
+    }
+
+    /// Where pass `epoch` begins.
+    pub fn beginning(&self, epoch: u64) -> Position {
+        Position { epoch, steps: 0, origin: self.origin() }
     }
 
     /// Whether each worker's pipeline is right, without running it.

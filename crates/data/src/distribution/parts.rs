@@ -1,7 +1,7 @@
 //! What one worker reads, and how it is cut.
 
 use super::cut::Cut;
-use super::steps::{Pieces, Steps, empty_batch};
+use super::steps::{Pieces, Steps, Templates};
 use super::{Distribution, Source};
 use crate::operations::prefetch::PrefetchStage;
 use crate::pipeline::{self, Part, Pipeline};
@@ -9,7 +9,7 @@ use crate::plan::layout::Layout;
 use crate::plan::policy::Decision;
 use crate::plan::recut::worker_sizes;
 use crate::stage::Stage;
-use crate::{AutoShardPolicy, Batching, Result, SplitRule};
+use crate::{AutoShardPolicy, Batching, Dataset, Result, SplitRule};
 use distribute_tensor::Nest;
 
 impl<T: Nest> Distribution<T> {
@@ -28,34 +28,41 @@ impl<T: Nest> Distribution<T> {
     pub(super) fn steps(&self, worker: usize, epoch: u64) -> Result<Steps> {
         self.layout.check_worker(worker)?;
         let Layout { workers, replicas } = self.layout;
-        let (pieces, empty) = match &self.source {
+        let pieces = match &self.source {
             Source::Dataset { pipeline, decision } => {
                 let pipeline = parted(pipeline, decision, workers, worker);
                 pipeline::check(&pipeline)?;
                 let stage = self.cut(decision, worker).start(pipeline.start(epoch));
-                let stage = self.ahead(stage, &pipeline, replicas);
-                (Pieces::Dealt(stage, replicas), empty_batch(&pipeline))
+                Pieces::Dealt(self.ahead(stage, &pipeline, replicas), replicas)
             }
             Source::Function(function) => {
                 let each = if function.per_replica { 1 } else { replicas };
-                let mut stages = Vec::new();
-                let mut empty = None;
-                for dataset in function.datasets(self.layout, worker)? {
-                    let pipeline = dataset.pipeline();
-                    pipeline::check(pipeline)?;
-                    empty = empty.or_else(|| empty_batch(pipeline));
-                    stages.push(self.ahead(pipeline.start(epoch), pipeline, each));
-                }
+                let start = |made: &Dataset<T>| {
+                    pipeline::check(made.pipeline())?;
+                    Ok(self.ahead(made.pipeline().start(epoch), made.pipeline(), each))
+                };
+                let mut stages = self.made_for(worker)?.iter().map(start).collect::<Result<Vec<_>>>()?;
                 match (function.per_replica, stages.pop()) {
-                    (false, Some(stage)) => (Pieces::Dealt(stage, replicas), empty),
+                    (false, Some(stage)) => Pieces::Dealt(stage, replicas),
                     (_, last) => {
                         stages.extend(last);
-                        (Pieces::Each(stages), empty)
+                        Pieces::Each(stages)
                     }
                 }
             }
         };
-        Ok(Steps::new(pieces, self.options.ends, self.own_full(worker), empty))
+        Ok(Steps::new(pieces, self.options.ends, self.own_full(worker), self.templates(worker, epoch)?))
+    }
+
+    /// Whole pipelines of which a batch shows what one looks like.
+    pub(super) fn templates(&self, worker: usize, epoch: u64) -> Result<Templates> {
+        let pipelines = match &self.source {
+            Source::Dataset { pipeline, .. } => vec![pipeline.clone()],
+            Source::Function(_) => {
+                self.made_for(worker)?.iter().map(|made| made.pipeline().clone()).collect()
+            }
+        };
+        Ok(Templates { pipelines, epoch })
     }
 
     /// The rows of a worker in a step of a full batch. Where workers take turns with their shares these add up to a batch

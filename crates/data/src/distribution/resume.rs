@@ -5,8 +5,9 @@ use super::pass::WorkerPass;
 use super::position::{Origin, Position};
 use super::steps::{Pieces, Steps};
 use super::{Distribution, Source};
+use crate::pipeline::{self, Pipeline};
 use crate::plan::policy::Decision;
-use crate::{Error, Result, pipeline};
+use crate::{Error, Result};
 use distribute_tensor::Nest;
 
 impl<T: Nest> Distribution<T> {
@@ -20,7 +21,8 @@ impl<T: Nest> Distribution<T> {
     /// cannot give the same once more. [`Error::Worker`].
     pub fn resume(&self, worker: usize, position: &Position) -> Result<WorkerPass<T>> {
         self.layout.check_worker(worker)?;
-        self.check_position(worker, position)?;
+        self.check_position(position)?;
+        self.made_for(worker)?.iter().try_for_each(|made| repeatable(position, made.pipeline()))?;
         let mine = self.origin();
         let steps = if position.steps == 0 || position.origin == mine {
             let mut steps = self.steps(worker, position.epoch)?;
@@ -31,7 +33,8 @@ impl<T: Nest> Distribution<T> {
             old.skip(position.steps)?;
             let stage = self.own_pieces(worker, self.options.rule).start(Box::new(Gathered(old)));
             let pieces = Pieces::Dealt(stage, self.layout.replicas);
-            let mut steps = Steps::new(pieces, self.options.ends, None, None);
+            let mut steps =
+                Steps::new(pieces, self.options.ends, None, self.templates(worker, position.epoch)?);
             steps.count(position.steps);
             steps
         };
@@ -39,7 +42,12 @@ impl<T: Nest> Distribution<T> {
         Ok(WorkerPass::new(steps, Position { origin, ..position.clone() }))
     }
 
-    fn check_position(&self, worker: usize, position: &Position) -> Result<()> {
+    /// Whether a pass can go on at a position.
+    ///
+    /// # Errors
+    /// [`Error::Position`] for a position of another batch size or of another kind of dataset, or where an operation
+    /// cannot give the same once more. [`Error::Parameter`] for one of no workers.
+    pub fn check_position(&self, position: &Position) -> Result<()> {
         let refuse = |why: String| Err(Error::Position { position: position.to_string(), why });
         let (mine, theirs) = (self.origin(), &position.origin);
         if mine.policy.is_some() != theirs.policy.is_some() {
@@ -50,18 +58,13 @@ impl<T: Nest> Distribution<T> {
             return refuse(format!("the batch size is {} here", size(mine.batch)));
         }
         theirs.layout.check()?;
-        let unrepeatable = match &self.source {
-            _ if position.steps == 0 => None,
-            Source::Dataset { pipeline, .. } => pipeline::unrepeatable(pipeline),
-            Source::Function(_) => {
-                self.made_for(worker)?.iter().find_map(|made| pipeline::unrepeatable(made.pipeline()))
-            }
-        };
-        match unrepeatable {
-            None => Ok(()),
-            Some(operation) => {
-                refuse(format!("\"{operation}\" may give other elements or another order each time"))
-            }
+        if theirs.layout.total() > MOST_REPLICAS {
+            return refuse(format!("{} are more than there can be", theirs.layout));
+        }
+        match &self.source {
+            Source::Dataset { pipeline, .. } => repeatable(position, pipeline),
+            // What the function makes is looked at once it is made.
+            Source::Function(_) => Ok(()),
         }
     }
 
@@ -84,5 +87,19 @@ impl<T: Nest> Distribution<T> {
             *decision = Decision { taken, why: "as the pass was begun".into(), fell_back: false };
         }
         plan
+    }
+}
+
+/// No position of more replicas is believed: going on at one starts a pipeline for each of its workers.
+const MOST_REPLICAS: usize = 1 << 16;
+
+/// Whether a pass over a pipeline can be begun again to go on in the middle.
+fn repeatable(position: &Position, pipeline: &Pipeline) -> Result<()> {
+    match pipeline::unrepeatable(pipeline).filter(|_| position.steps > 0) {
+        None => Ok(()),
+        Some(operation) => Err(Error::Position {
+            position: position.to_string(),
+            why: format!("\"{operation}\" may give other elements or another order each time"),
+        }),
     }
 }

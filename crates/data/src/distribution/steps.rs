@@ -75,21 +75,17 @@ pub(crate) struct Steps {
     ends: UnevenEnds,
     /// The rows of this worker in a step of a whole batch: where the pipeline doesn't tell, those of its first step.
     full: Option<usize>,
-    /// What an empty piece looks like.
+    /// What an empty piece looks like, once that is known.
     empty: Option<Tree<Leaf>>,
+    templates: Templates,
     next: Vec<Option<Tree<Leaf>>>,
     taken: u64,
 }
 
 impl Steps {
-    pub(crate) fn new(
-        pieces: Pieces,
-        ends: UnevenEnds,
-        full: Option<usize>,
-        spec: Option<Tree<Leaf>>,
-    ) -> Self {
+    pub(crate) fn new(pieces: Pieces, ends: UnevenEnds, full: Option<usize>, templates: Templates) -> Self {
         let ended = vec![false; pieces.replicas()];
-        Self { pieces, ended, ends, full, empty: spec, next: Vec::new(), taken: 0 }
+        Self { pieces, ended, ends, full, empty: None, templates, next: Vec::new(), taken: 0 }
     }
 
     /// Counts steps that were passed over elsewhere.
@@ -135,19 +131,18 @@ impl Steps {
         if !self.ends.take(all) {
             return Ok(None);
         }
-        if self.empty.is_none() {
-            self.empty = next.iter().flatten().next().and_then(|piece| piece.narrow_rows(0, 0).ok());
-        }
         let (present, replicas) = (next.iter().flatten().count(), next.len());
+        if self.empty.is_none() {
+            self.empty = match next.iter().flatten().next() {
+                Some(piece) => without_rows(piece),
+                None => self.templates.empty()?,
+            };
+        }
         let filled = next.into_iter().map(|piece| {
-            piece.or_else(|| self.empty.clone()).ok_or_else(|| Error::NoEmptyBatch {
+            piece.or_else(|| self.empty.clone()).ok_or(Error::NoEmptyBatch {
                 step: self.taken,
                 present,
                 replicas,
-                why: match present {
-                    0 => "this worker has seen no data at all".into(),
-                    _ => "elements are scalars".into(),
-                },
             })
         });
         let filled = filled.collect::<Result<_>>()?;
@@ -156,14 +151,26 @@ impl Steps {
     }
 }
 
-/// A batch without rows, of a pipeline whose spec is known.
-pub(crate) fn empty_batch(pieces: &Pipeline) -> Option<Tree<Leaf>> {
-    use distribute_tensor::HostTensor;
-    let spec = pieces.spec()?;
-    let empty = spec.try_map(&mut |spec| {
-        let mut dims: Vec<usize> = spec.dims.iter().map(|size| size.unwrap_or(0)).collect();
-        *dims.first_mut().ok_or(())? = 0;
-        HostTensor::zeros(spec.dtype, dims).map(Leaf::Host).map_err(|_| ())
-    });
-    empty.ok()
+/// Where a worker that has seen no batch finds out what one looks like.
+pub(crate) struct Templates {
+    /// The pipelines of whole datasets, one of which has a first batch if anybody has data.
+    pub(crate) pipelines: Vec<Pipeline>,
+    pub(crate) epoch: u64,
+}
+
+impl Templates {
+    /// A batch without rows; `None` where nobody has data, or elements have no rows.
+    fn empty(&self) -> Result<Option<Tree<Leaf>>> {
+        for pipeline in &self.pipelines {
+            if let Some(batch) = one(&mut pipeline.start(self.epoch))? {
+                return Ok(without_rows(&batch));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// The same without rows, of a batch.
+fn without_rows(batch: &Tree<Leaf>) -> Option<Tree<Leaf>> {
+    batch.narrow_rows(0, 0).ok()
 }

@@ -246,6 +246,9 @@ fn a_position_of_something_else_is_refused() {
     let five = plan(&Dataset::range(20).batch(5), 1, 2, &options);
     let error = five.resume(0, &position).err().unwrap().to_string();
     assert!(error.ends_with("cannot be restored: the batch size is 5 here"), "{error}");
+    let mut many = position;
+    many.origin.layout.workers = usize::MAX;
+    assert!(matches!(four.check_position(&many), Err(Error::Position { .. })));
 }
 
 #[test]

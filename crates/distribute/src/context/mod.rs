@@ -171,6 +171,24 @@ pub(crate) fn enter_cross_replica(
     Ok(enter(Mode::CrossReplica(strategy.clone())))
 }
 
+/// Says no to what belongs outside of `run`, whatever the strategy. The default strategy's replica counts as outside, as
+/// everywhere else.
+pub(crate) fn require_outside_of_run(operation: &'static str, advice: &'static str) -> Result<()> {
+    let inside = top(|mode| match mode {
+        Some(Mode::Replica(context)) => !context.strategy().is_default(),
+        _ => false,
+    });
+    match inside {
+        true => Err(Error::WrongContext {
+            operation,
+            required: ContextKind::CrossReplica,
+            found: ContextKind::Replica,
+            advice,
+        }),
+        false => Ok(()),
+    }
+}
+
 /// The strategy that is current on this thread; the default strategy where none has been entered.
 #[doc(alias = "tf.distribute.get_strategy")]
 pub fn get_strategy() -> Strategy {

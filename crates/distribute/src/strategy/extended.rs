@@ -5,6 +5,7 @@ use super::{CommunicationOptions, CrossDeviceOps, DeviceName, Strategy, Threads}
 use crate::{Error, ReplicaContext, Result};
 use distribute_cluster::deadline::DEFAULT_TIMEOUT;
 use distribute_collective::threads::Team;
+use distribute_data::plan::ends::Ballot;
 use std::fmt::Debug;
 use std::time::Duration;
 
@@ -81,6 +82,38 @@ pub trait StrategyExtended: Debug + Send + Sync + 'static {
     /// The global id of this process's first replica.
     fn first_replica_id(&self) -> usize {
         0
+    }
+
+    /// How many processes read input, each for as many replicas.
+    fn input_workers(&self) -> usize {
+        1
+    }
+
+    /// Which of them this process is, from 0 on.
+    fn input_worker(&self) -> usize {
+        0
+    }
+
+    /// Whether each replica of this process can have an input pipeline of its own
+    /// ([`InputReplicationMode::PerReplica`](crate::InputReplicationMode::PerReplica), IN-5).
+    fn per_replica_input(&self) -> bool {
+        self.variable_placement() == VariablePlacement::Mirrored && self.input_workers() == 1
+    }
+
+    /// What all input workers have for the next step, out of what this one has: they add their ballots up. Called before
+    /// each step where there are several and their data can end at different steps (ITER-4). It is a collective: a
+    /// worker whose own data fails does not come to it, which the others learn by their deadline.
+    ///
+    /// # Errors
+    /// [`Error::NotSupported`], unless the strategy's author writes it: no worker may take a step that others don't.
+    fn vote(&self, mine: Ballot) -> Result<Ballot> {
+        let _ = mine;
+        Err(Error::NotSupported {
+            operation: "reading a distributed dataset",
+            strategy: self.kind(),
+            what: "workers whose data can end at different steps",
+            advice: "use AutoShardPolicy::Data, or implement StrategyExtended::vote",
+        })
     }
 
     /// How the replicas' collectives communicate, where a call doesn't say otherwise.

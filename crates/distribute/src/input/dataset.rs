@@ -1,0 +1,238 @@
+//! [`DistributedDataset`]: a dataset over the replicas of a strategy.
+
+use super::passes::Passes;
+use super::{DistributedIterator, InputOptions, layout, spec};
+use crate::values::PerReplica;
+use crate::{Result, Strategy};
+use distribute_data::{Cardinality, Dataset, Distribution, ElementSpec, Position};
+use distribute_tensor::Nest;
+use std::fmt;
+
+/// A dataset of which each replica gets its piece, step by step.
+///
+/// Iterate over a reference: each pass starts the dataset again, as the next epoch. Nothing can be added to the pipeline
+/// any more (DIST-1). Clones are handles on the same, and count passes together.
+///
+/// It remembers where its latest pass stands: as a part of a [`Checkpoint`](crate::Checkpoint) it goes on there, in the
+/// middle of an epoch, shuffles included, on the same number of replicas or another. No element of the epoch is lost or
+/// comes twice.
+///
+/// ```
+/// # use distribute::prelude::*;
+/// # use distribute::{Checkpoint, data::Dataset};
+/// # let folder = tempfile::tempdir().unwrap();
+/// # let path = folder.path().join("saved");
+/// const EPOCHS: u64 = 2;
+/// let data = Dataset::range(100).shuffle(100, 42).batch(10);
+/// let two = MirroredStrategy::new(["cpu:0", "cpu:1"])?.distribute_dataset(data.clone())?;
+/// let seen = two.iter().take(4).count();                              // … and then the process is killed
+/// Checkpoint::new().part("input", &two).save(&path)?;
+///
+/// let three = MirroredStrategy::cpus(3)?.distribute_dataset(data)?;
+/// Checkpoint::new().part("input", &three).restore(&path)?;
+/// let mut steps = Vec::new();
+/// for epoch in three.position().epoch..EPOCHS {
+///     steps.push((epoch, three.iter().count()));
+/// }
+/// assert_eq!(steps, [(0, 10 - seen), (1, 10)]);
+/// # Ok::<(), distribute::Error>(())
+/// ```
+#[doc(alias = "tf.distribute.DistributedDataset")]
+pub struct DistributedDataset<T> {
+    strategy: Strategy,
+    plan: Distribution<T>,
+    options: InputOptions,
+    cardinality: Cardinality,
+    spec: Option<PerReplica<ElementSpec>>,
+    passes: Passes,
+}
+
+impl Strategy {
+    /// Splits the batches of a dataset over the replicas. The dataset is batched by the *global* batch size.
+    ///
+    /// Every batch of b elements, the last one too, becomes N pieces, one for each replica in the order of ids: b/N
+    /// rounded up for the first b mod N, down for the rest. A piece may be empty: tensors of 0 rows, which
+    /// [`minimize`](crate::Optimizer::minimize) weighs with 0.
+    ///
+    /// # Errors
+    /// [`Error::Data`](crate::Error::Data) for a dataset that is not batched; it says to call `batch`. And, while iterating, those of the
+    /// pipeline, naming the element.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// use distribute::data::Dataset;
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let batches = strategy.distribute_dataset(Dataset::range(5).batch(4))?;
+    /// let steps = batches.iter().collect::<distribute::Result<Vec<_>>>()?;
+    /// let rows = |step: &PerReplica<HostTensor>| step.iter().map(|piece| piece.dims()[0]).collect::<Vec<_>>();
+    /// assert_eq!([rows(&steps[0]), rows(&steps[1])], [[2, 2], [1, 0]]);
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    ///
+    /// A loop over the dataset, with a `run` for each global batch:
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// use distribute::data::Dataset;
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let batches = strategy.distribute_dataset(Dataset::range(4).batch(2))?;
+    /// let mut results = Vec::new();
+    /// for batch in &batches {
+    ///     let result = strategy.run(batch?, |_ctx, input| {
+    ///         let doubled = input.to_vec::<i64>()?.into_iter().map(|x| x * 2).collect();
+    ///         Ok(HostTensor::vector(doubled))
+    ///     })?;
+    ///     results.push(result.to_string());
+    /// }
+    /// assert_eq!(format!("[{}]", results.join(", ")), "\
+    /// [PerReplica:{
+    ///   0: <Tensor: shape=(1,), dtype=int64, data=[0]>,
+    ///   1: <Tensor: shape=(1,), dtype=int64, data=[2]>
+    /// }, PerReplica:{
+    ///   0: <Tensor: shape=(1,), dtype=int64, data=[4]>,
+    ///   1: <Tensor: shape=(1,), dtype=int64, data=[6]>
+    /// }]");
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    #[doc(alias = "tf.distribute.Strategy.experimental_distribute_dataset")]
+    pub fn distribute_dataset<T: Nest>(&self, dataset: Dataset<T>) -> Result<DistributedDataset<T>> {
+        self.distribute_dataset_with(dataset, InputOptions::default())
+    }
+
+    /// As [`distribute_dataset`](Strategy::distribute_dataset), with options.
+    ///
+    /// # Errors
+    /// As there; [`Error::NotSupported`](crate::Error::NotSupported) and
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for options that the strategy cannot do or that don't
+    /// go together (IN-5, IN-6).
+    pub fn distribute_dataset_with<T: Nest>(
+        &self,
+        dataset: Dataset<T>,
+        options: InputOptions,
+    ) -> Result<DistributedDataset<T>> {
+        const OPERATION: &str = "distribute_dataset";
+        options.check(OPERATION, self, false)?;
+        let layout = layout(self, OPERATION)?;
+        let plan = Distribution::new(&dataset, layout, options.plan())?;
+        let spec = dataset.element_spec().map(|batch| spec::of_pieces(&batch, layout));
+        Ok(DistributedDataset::new(self, plan, options, dataset.cardinality(), spec))
+    }
+}
+
+impl<T: Nest> DistributedDataset<T> {
+    fn new(
+        strategy: &Strategy,
+        plan: Distribution<T>,
+        options: InputOptions,
+        cardinality: Cardinality,
+        spec: Option<PerReplica<ElementSpec>>,
+    ) -> Self {
+        let passes = Passes::new(plan.beginning(0));
+        Self { strategy: strategy.clone(), plan, options, cardinality, spec, passes }
+    }
+
+    /// Of datasets that a function made: one, or one for each replica.
+    pub(super) fn of_function(
+        strategy: &Strategy,
+        plan: Distribution<T>,
+        options: InputOptions,
+        made: &[Dataset<T>],
+    ) -> Self {
+        let replicas = plan.layout().replicas;
+        let specs = made.iter().map(Dataset::element_spec).collect::<Option<Vec<_>>>();
+        let spec = specs.map(|specs| specs.into_iter().cycle().take(replicas).collect());
+        let cardinality = match made {
+            [one] => spec::steps_of(one.cardinality(), replicas, plan.layout().workers, options.uneven_ends),
+            _ => Cardinality::Unknown,
+        };
+        Self::new(strategy, plan, options, cardinality, spec.map(PerReplica::from_values))
+    }
+
+    /// A pass over the dataset: for each step a piece for each local replica.
+    pub fn iter(&self) -> DistributedIterator<T> {
+        DistributedIterator::new(&self.strategy, &self.plan, &self.passes, self.options.fetches())
+    }
+
+    /// Folds `step` over the steps of one pass (ITER-9).
+    ///
+    /// # Errors
+    /// Those of the dataset and of `step`.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// # use distribute::data::Dataset;
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let batches = strategy.distribute_dataset(Dataset::range(5).batch(2))?;
+    /// let rows = batches.reduce(0, |rows, step| Ok(rows + step.iter().map(|piece| piece.dims()[0]).sum::<usize>()))?;
+    /// assert_eq!(rows, 5);
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    #[doc(alias = "tf.distribute.DistributedDataset.reduce")]
+    pub fn reduce<S>(&self, initial: S, mut step: impl FnMut(S, PerReplica<T>) -> Result<S>) -> Result<S> {
+        self.iter().try_fold(initial, |state, pieces| step(state, pieces?))
+    }
+
+    /// Who gets what and why: the pipeline, the policy taken, what each worker reads, the rows of each replica in a full
+    /// step, what happens at the end.
+    pub fn explain(&self) -> String {
+        self.plan.explain()
+    }
+
+    /// Where the latest pass stands: behind the last step that was taken from it. Where none has begun or the latest is
+    /// at its end, where the next begins.
+    pub fn position(&self) -> Position {
+        self.passes.position()
+    }
+
+    /// The next pass goes on at a position, perhaps one of another number of replicas; later passes are the epochs after
+    /// it.
+    ///
+    /// # Errors
+    /// [`Error::Data`](crate::Error::Data) for a position of another dataset. Nothing has changed then.
+    pub fn resume(&self, position: Position) -> Result<()> {
+        self.check_position(&position)?;
+        self.passes.resume(position);
+        Ok(())
+    }
+
+    pub(super) fn check_position(&self, position: &Position) -> Result<()> {
+        Ok(self.plan.check_position(position)?)
+    }
+}
+
+impl<T> DistributedDataset<T> {
+    /// How many global batches a pass gives, as far as that is known (ITER-8).
+    #[doc(alias = "tf.distribute.DistributedDataset.cardinality")]
+    pub fn cardinality(&self) -> Cardinality {
+        self.cardinality
+    }
+
+    /// Dtypes and shapes of each local replica's pieces, as far as the pipeline tells: the number of rows where all
+    /// replicas get as many of every batch (DIST-11).
+    #[doc(alias = "tf.distribute.DistributedDataset.element_spec")]
+    pub fn element_spec(&self) -> Option<&PerReplica<ElementSpec>> {
+        self.spec.as_ref()
+    }
+}
+
+impl<T> Clone for DistributedDataset<T> {
+    fn clone(&self) -> Self {
+        let (strategy, plan, passes) = (self.strategy.clone(), self.plan.clone(), self.passes.clone());
+        Self { strategy, plan, passes, spec: self.spec.clone(), ..*self }
+    }
+}
+
+impl<T: Nest> fmt::Debug for DistributedDataset<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DistributedDataset<{}> of\n{}", std::any::type_name::<T>(), self.explain())
+    }
+}
+
+impl<T: Nest> IntoIterator for &DistributedDataset<T> {
+    type Item = Result<PerReplica<T>>;
+    type IntoIter = DistributedIterator<T>;
+
+    fn into_iter(self) -> DistributedIterator<T> {
+        self.iter()
+    }
+}

@@ -1,0 +1,59 @@
+//! Datasets that a function makes, one for each worker or replica.
+
+use super::{DistributedDataset, InputOptions, InputReplicationMode, layout};
+use crate::{Result, Strategy};
+use distribute_data::{Dataset, Distribution, InputContext};
+use distribute_tensor::Nest;
+
+impl Strategy {
+    /// What `dataset_fn` makes for each worker: batched for one replica, and parted by its context. Each replica takes
+    /// one element a step, in order; nothing is cut (FN-1).
+    ///
+    /// # Errors
+    /// That of `dataset_fn`, as [`Error::Data`](crate::Error::Data); and, while iterating, those of the pipeline.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// use distribute::data::Dataset;
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let batches = strategy.distribute_datasets_from_function(|context| {
+    ///     let batch = context.get_per_replica_batch_size(4)?;
+    ///     let mine = Dataset::range(8).shard(context.num_input_pipelines, context.input_pipeline_id);
+    ///     Ok(mine.batch(batch))
+    /// })?;
+    /// let first = batches.iter().get_next()?;
+    /// assert_eq!(first.map(|piece| piece.to_vec::<i64>().unwrap()).values(), [[0, 1], [2, 3]]);
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    #[doc(alias = "tf.distribute.Strategy.distribute_datasets_from_function")]
+    #[doc(alias = "tf.distribute.Strategy.experimental_distribute_datasets_from_function")]
+    pub fn distribute_datasets_from_function<T: Nest>(
+        &self,
+        dataset_fn: impl Fn(InputContext) -> Result<Dataset<T>> + Send + Sync + 'static,
+    ) -> Result<DistributedDataset<T>> {
+        self.distribute_datasets_from_function_with(InputOptions::default(), dataset_fn)
+    }
+
+    /// As [`distribute_datasets_from_function`](Strategy::distribute_datasets_from_function), with options. In mode
+    /// [`PerReplica`](InputReplicationMode::PerReplica) `dataset_fn` is called once for each replica, which iterates
+    /// over its own dataset (IN-2).
+    ///
+    /// # Errors
+    /// As there; [`Error::NotSupported`](crate::Error::NotSupported) and
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for options that the strategy cannot do or that don't
+    /// go together (IN-5, IN-6).
+    pub fn distribute_datasets_from_function_with<T: Nest>(
+        &self,
+        options: InputOptions,
+        dataset_fn: impl Fn(InputContext) -> Result<Dataset<T>> + Send + Sync + 'static,
+    ) -> Result<DistributedDataset<T>> {
+        const OPERATION: &str = "distribute_datasets_from_function";
+        options.check(OPERATION, self, true)?;
+        let per_replica = options.replication_mode == InputReplicationMode::PerReplica;
+        let make = move |context| dataset_fn(context).map_err(Into::into);
+        let plan = Distribution::from_function(layout(self, OPERATION)?, per_replica, options.plan(), make)?;
+        let made = plan.made_for(self.extended().input_worker())?;
+        made.iter().try_for_each(Dataset::check)?;
+        Ok(DistributedDataset::of_function(self, plan, options, &made))
+    }
+}

@@ -1,0 +1,146 @@
+//! [`DistributedIterator`]: one pass, step by step.
+
+use super::passes::Passes;
+use crate::context::require_outside_of_run;
+use crate::values::PerReplica;
+use crate::{Error, Result, Strategy};
+use candle_core::Device;
+use distribute_data::distribution::WorkerPass;
+use distribute_data::{Distribution, Position};
+use distribute_tensor::{Leaf, Nest, Tree};
+
+/// A pass over a [`DistributedDataset`](super::DistributedDataset): for each step a piece for each local replica.
+///
+/// After the end or an error it is over. Where several workers read, taking a step is a call of all of them.
+#[doc(alias = "tf.distribute.DistributedIterator")]
+pub struct DistributedIterator<T> {
+    pass: Pass<T>,
+    strategy: Strategy,
+    /// The next epoch, where the passes are counted.
+    passes: Passes,
+    number: u64,
+    position: Position,
+    next: Position,
+    /// Whether workers have to ask each other before each step.
+    votes: bool,
+    /// The devices that tensors are brought to; `None` where all that there is is there.
+    devices: Option<Vec<Device>>,
+}
+
+enum Pass<T> {
+    Running(Box<WorkerPass<T>>),
+    Broken(Error),
+    Ended,
+}
+
+impl<T: Nest> DistributedIterator<T> {
+    /// The next pass of the strategy's worker.
+    pub(super) fn new(
+        strategy: &Strategy,
+        plan: &Distribution<T>,
+        passes: &Passes,
+        fetch: bool,
+    ) -> DistributedIterator<T> {
+        let (number, position) = passes.begin(|epoch| plan.beginning(epoch));
+        let next = plan.beginning(position.epoch.saturating_add(1));
+        let worker = strategy.extended().input_worker();
+        let started = plan.resume(worker, &position).map_err(Error::from);
+        let devices = started.and_then(|pass| Ok((pass, devices(strategy, fetch)?)));
+        let (pass, devices) = match devices {
+            Ok((pass, devices)) => (Pass::Running(Box::new(pass)), devices),
+            Err(error) => (Pass::Broken(error), None),
+        };
+        let (strategy, passes, votes) = (strategy.clone(), passes.clone(), plan.is_uneven());
+        Self { pass, strategy, passes, number, position, next, votes, devices }
+    }
+
+    /// The pieces of the next step.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] at the end (ITER-2), [`Error::WrongContext`] inside of `run` (ITER-6), and those of the
+    /// dataset.
+    #[doc(alias = "tf.distribute.DistributedIterator.get_next")]
+    pub fn get_next(&mut self) -> Result<PerReplica<T>> {
+        const OPERATION: &str = "DistributedIterator::get_next";
+        self.take(OPERATION)?.ok_or(Error::OutOfRange { operation: OPERATION })
+    }
+
+    /// The pieces of the next step; `None` at the end, however often it is asked (ITER-5).
+    ///
+    /// # Errors
+    /// [`Error::WrongContext`] inside of `run` (ITER-6), and those of the dataset.
+    #[doc(alias = "tf.distribute.DistributedIterator.get_next_as_optional")]
+    pub fn get_next_as_optional(&mut self) -> Result<Option<PerReplica<T>>> {
+        self.take("DistributedIterator::get_next_as_optional")
+    }
+
+    /// Where the pass stands: behind the last step that it gave.
+    pub fn position(&self) -> Position {
+        self.position.clone()
+    }
+
+    fn take(&mut self, operation: &'static str) -> Result<Option<PerReplica<T>>> {
+        require_outside_of_run(operation, "take steps outside of run, and give their pieces to it")?;
+        let _input = tracing::trace_span!("input").entered();
+        // Ended until proven otherwise, so that the threads of a pass go with its last step.
+        let mut pass = match std::mem::replace(&mut self.pass, Pass::Ended) {
+            Pass::Running(pass) => pass,
+            Pass::Broken(error) => return Err(error),
+            Pass::Ended => return Ok(None),
+        };
+        let Some(pieces) = self.step(&mut pass)? else {
+            self.passes.ended(self.number, self.next.clone());
+            return Ok(None);
+        };
+        self.position = pass.position();
+        self.passes.stands(self.number, &self.position);
+        self.pass = Pass::Running(pass);
+        Ok(Some(pieces))
+    }
+
+    fn step(&self, pass: &mut WorkerPass<T>) -> Result<Option<PerReplica<T>>> {
+        let mine = pass.prepare()?;
+        let all = if self.votes { self.strategy.extended().vote(mine)? } else { mine };
+        let Some(mut trees) = pass.finish_trees(all)? else { return Ok(None) };
+        if let Some(devices) = &self.devices {
+            let fetched = trees.into_iter().zip(devices).map(|(piece, device)| fetched(piece, device));
+            trees = fetched.collect::<Result<_>>()?;
+        }
+        // Elements that are scalars are no rows of a batch.
+        let rows = trees.iter().map(|piece| piece.rows().ok()).collect::<Option<Vec<_>>>();
+        let typed = |(index, piece)| {
+            let wrong = |source| distribute_data::Error::Type { operation: "distribute", index, source };
+            T::from_tree(piece).map_err(wrong)
+        };
+        let values = trees.into_iter().enumerate().map(typed).collect::<Result<_, _>>()?;
+        Ok(Some(match rows {
+            Some(rows) => PerReplica::pieces(values, rows),
+            None => PerReplica::from_values(values),
+        }))
+    }
+}
+
+impl<T: Nest> Iterator for DistributedIterator<T> {
+    type Item = Result<PerReplica<T>>;
+
+    fn next(&mut self) -> Option<Result<PerReplica<T>>> {
+        self.take("DistributedIterator::next").transpose()
+    }
+}
+
+/// The replicas' devices, where tensors may be elsewhere (IN-4).
+fn devices(strategy: &Strategy, fetch: bool) -> Result<Option<Vec<Device>>> {
+    let elsewhere = candle_core::utils::cuda_is_available() || candle_core::utils::metal_is_available();
+    match fetch && elsewhere {
+        true => Ok(Some(strategy.devices().iter().map(|name| name.to_candle()).collect::<Result<_, _>>()?)),
+        false => Ok(None),
+    }
+}
+
+/// A piece with its candle tensors on a device.
+fn fetched(piece: Tree<Leaf>, device: &Device) -> Result<Tree<Leaf>> {
+    piece.try_map(&mut |leaf| match leaf {
+        Leaf::Candle(tensor) => Ok(Leaf::Candle(tensor.to_device(device)?)),
+        other => Ok(other),
+    })
+}

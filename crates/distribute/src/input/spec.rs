@@ -1,0 +1,75 @@
+//! What is known of the pieces of replicas before there are any.
+
+use crate::values::PerReplica;
+use distribute_data::{Cardinality, ElementSpec, Layout, UnevenEnds};
+
+/// The specs of the pieces of batches. The number of rows is known where all replicas get as many of every batch
+/// (DIST-11): one worker, and batches of one known size that the replicas divide.
+pub(super) fn of_pieces(batch: &ElementSpec, layout: Layout) -> PerReplica<ElementSpec> {
+    let rows = |rows: Option<usize>| {
+        let rows = rows.filter(|rows| layout.workers == 1 && rows.is_multiple_of(layout.total().max(1)))?;
+        Some(rows / layout.total().max(1))
+    };
+    let piece = batch.clone().map(&mut |mut spec| {
+        if let Some(first) = spec.dims.first_mut() {
+            *first = rows(*first);
+        }
+        spec
+    });
+    PerReplica::from_values(vec![piece; layout.replicas])
+}
+
+/// The steps of a pass in which each of `replicas` replicas takes one of `elements` elements a step. Of other workers'
+/// elements nothing is known.
+pub(super) fn steps_of(
+    elements: Cardinality,
+    replicas: usize,
+    workers: usize,
+    ends: UnevenEnds,
+) -> Cardinality {
+    match (elements, ends) {
+        (Cardinality::Finite(n), UnevenEnds::PadEmpty) if workers == 1 => {
+            Cardinality::Finite(n.div_ceil(replicas.max(1)))
+        }
+        (Cardinality::Finite(n), UnevenEnds::StopAll) if workers == 1 => {
+            Cardinality::Finite(n / replicas.max(1))
+        }
+        (Cardinality::Infinite, _) if workers == 1 => Cardinality::Infinite,
+        _ => Cardinality::Unknown,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use distribute_data::Dataset;
+
+    fn text(data: &Dataset<distribute_tensor::HostTensor>, workers: usize, replicas: usize) -> String {
+        let spec = data.element_spec().unwrap();
+        let pieces = of_pieces(&spec, Layout { workers, replicas });
+        assert_eq!(pieces.len(), replicas);
+        pieces.values()[replicas - 1].describe(&ToString::to_string)
+    }
+
+    #[test]
+    fn dist_11_rows_are_known_where_all_replicas_get_as_many() {
+        let exact = Dataset::range(20).batch_exact(8);
+        assert_eq!(text(&exact, 1, 1), "int64 [8]");
+        assert_eq!(text(&exact, 1, 2), "int64 [4]");
+        assert_eq!(text(&exact, 1, 3), "int64 [?]");
+        assert_eq!(text(&exact, 2, 2), "int64 [?]");
+        assert_eq!(text(&Dataset::range(20).batch(8), 1, 2), "int64 [?]");
+        // Only the rows of the outer batch are dealt.
+        assert_eq!(text(&exact.batch_exact(2), 1, 2), "int64 [1, 8]");
+    }
+
+    #[test]
+    fn replicas_that_take_an_element_a_step_take_so_many_steps() {
+        let steps = |n, workers, ends| steps_of(Cardinality::Finite(n), 2, workers, ends).finite();
+        assert_eq!(steps(5, 1, UnevenEnds::PadEmpty), Some(3));
+        assert_eq!(steps(5, 1, UnevenEnds::StopAll), Some(2));
+        assert_eq!(steps(5, 1, UnevenEnds::Drop), None);
+        assert_eq!(steps(5, 2, UnevenEnds::PadEmpty), None);
+        assert_eq!(steps_of(Cardinality::Infinite, 2, 1, UnevenEnds::Drop), Cardinality::Infinite);
+    }
+}
