@@ -5,6 +5,7 @@ pub(crate) mod files;
 pub(crate) mod filter;
 pub(crate) mod generator;
 pub(crate) mod map;
+pub(crate) mod map_parallel;
 pub(crate) mod memory;
 pub(crate) mod parse_examples;
 pub(crate) mod prefetch;

@@ -1,0 +1,488 @@
+//! A function applied to several elements at once, on threads.
+
+use super::batch::at_least_one;
+use super::map::{MapFn, on_trees};
+use crate::guard::panic_message;
+use crate::pipeline::{Batching, Operation, Pipeline, Sharding};
+use crate::run::Run;
+use crate::stage::Stage;
+use crate::{Cardinality, Cause, Dataset, ElementSpec, Error, Result};
+use distribute_tensor::{Leaf, Nest, Tree};
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
+use std::thread::JoinHandle;
+
+impl<T: Nest> Dataset<T> {
+    /// [`map`](Dataset::map) on `threads` threads: the same elements in the same order, made up to a few for each thread
+    /// ahead of time. The threads start with the first element asked for and end with the pass.
+    ///
+    /// Worth it for functions that take microseconds or more. `threads` 0 gives [`Error::Parameter`] in the pass.
+    ///
+    /// ```
+    /// # use distribute_data::Dataset;
+    /// let squares: Vec<i64> = Dataset::range(4).map_parallel(2, |x| x * x).iter().collect::<Result<_, _>>()?;
+    /// assert_eq!(squares, [0, 1, 4, 9]);
+    /// # Ok::<(), distribute_data::Error>(())
+    /// ```
+    #[doc(alias = "num_parallel_calls")]
+    pub fn map_parallel<U, F>(&self, threads: usize, function: F) -> Dataset<U>
+    where
+        T: 'static,
+        U: Nest,
+        F: Fn(T) -> U + Send + Sync + 'static,
+    {
+        self.try_map_parallel(threads, move |value| Ok::<U, Infallible>(function(value)))
+    }
+
+    /// [`try_map`](Dataset::try_map) on `threads` threads. An error comes at its place in the order, after all elements
+    /// before it.
+    #[doc(alias = "num_parallel_calls")]
+    pub fn try_map_parallel<U, E, F>(&self, threads: usize, function: F) -> Dataset<U>
+    where
+        T: 'static,
+        U: Nest,
+        E: Into<Cause>,
+        F: Fn(T) -> Result<U, E> + Send + Sync + 'static,
+    {
+        let function = on_trees("map_parallel", function);
+        Dataset::of(MapParallel { input: self.pipeline().clone(), function, threads, ordered: true })
+    }
+
+    /// [`map_parallel`](Dataset::map_parallel), in whatever order elements are done: one that takes long holds no other
+    /// up. The order differs from pass to pass, so a pass over it cannot be restored in the middle.
+    #[doc(alias = "deterministic")]
+    pub fn map_unordered<U, F>(&self, threads: usize, function: F) -> Dataset<U>
+    where
+        T: 'static,
+        U: Nest,
+        F: Fn(T) -> U + Send + Sync + 'static,
+    {
+        let function = on_trees("map_unordered", move |value| Ok::<U, Infallible>(function(value)));
+        Dataset::of(MapParallel { input: self.pipeline().clone(), function, threads, ordered: false })
+    }
+}
+
+struct MapParallel {
+    input: Pipeline,
+    function: MapFn,
+    threads: usize,
+    ordered: bool,
+}
+
+impl MapParallel {
+    fn name(&self) -> &'static str {
+        if self.ordered { "map_parallel" } else { "map_unordered" }
+    }
+}
+
+impl Operation for MapParallel {
+    fn inputs(&self) -> &[Pipeline] {
+        std::slice::from_ref(&self.input)
+    }
+
+    fn over(&self, f: &mut dyn FnMut(&Pipeline) -> Pipeline) -> Option<Pipeline> {
+        Some(Arc::new(MapParallel { input: f(&self.input), function: self.function.clone(), ..*self }))
+    }
+
+    fn describe(&self) -> String {
+        format!("{} on {} threads", self.name(), self.threads)
+    }
+
+    fn cardinality(&self) -> Cardinality {
+        self.input.cardinality()
+    }
+
+    fn batching(&self) -> Batching {
+        Batching::Unknown
+    }
+
+    fn spec(&self) -> Option<ElementSpec> {
+        None
+    }
+
+    fn check(&self) -> Result<()> {
+        at_least_one(self.name(), "the number of threads", self.threads)
+    }
+
+    fn sharding(&self) -> Sharding {
+        Sharding::Through
+    }
+
+    fn repeatable(&self) -> bool {
+        self.ordered
+    }
+
+    fn costly(&self) -> bool {
+        true
+    }
+
+    fn start(&self, epoch: u64) -> Box<dyn Stage> {
+        Box::new(MapParallelStage {
+            input: self.input.start(epoch),
+            function: self.function.clone(),
+            threads: self.threads,
+            ordered: self.ordered,
+            index: 0,
+            crew: None,
+            ended: false,
+            failed: None,
+            done: Done::default(),
+        })
+    }
+}
+
+/// Elements for a thread to work on, and the index of the first.
+struct Job {
+    run: Run,
+    first: usize,
+}
+
+/// What became of a job: the elements before the first that failed.
+#[derive(Default)]
+struct Done {
+    worker: usize,
+    values: Vec<Tree<Leaf>>,
+    failed: Option<Error>,
+}
+
+/// Threads that apply the function.
+///
+/// Every wait ends with its owner: a thread waits for jobs until the stage drops their sender, and the stage waits for a
+/// result only of threads that have a job, and a thread that dies drops its sender of results. Nobody joins a thread that
+/// may still be in a user's function.
+struct Crew {
+    workers: Vec<Worker>,
+    results: Results,
+    sent: usize,
+    received: usize,
+}
+
+struct Worker {
+    jobs: SyncSender<Job>,
+    thread: JoinHandle<()>,
+    /// How many jobs it has whose results have not been received.
+    waiting: usize,
+}
+
+/// Where results come from.
+enum Results {
+    /// From each thread by itself, so that they can be received in the order in which jobs were given.
+    InTurn(Vec<Receiver<Done>>),
+    /// From all threads together, in the order in which they are done.
+    AsTheyCome(Receiver<Done>),
+}
+
+/// How many jobs each thread may have: one at work, and some so that it needn't wait for the next.
+const JOBS: usize = 4;
+
+impl Crew {
+    fn start(threads: usize, function: &MapFn, ordered: bool) -> Result<Self> {
+        let mut workers = Vec::with_capacity(threads);
+        let mut in_turn = Vec::new();
+        let (all, as_they_come) = channel();
+        for worker in 0..threads {
+            let (jobs, receiver) = sync_channel::<Job>(JOBS);
+            let results = match ordered {
+                true => {
+                    let (sender, results) = channel();
+                    in_turn.push(results);
+                    sender
+                }
+                false => all.clone(),
+            };
+            let function = function.clone();
+            let thread = std::thread::Builder::new()
+                .name("data-map".into())
+                .spawn(move || {
+                    for job in receiver {
+                        let _input = tracing::trace_span!("input").entered();
+                        if results.send(apply(&function, worker, job)).is_err() {
+                            break;
+                        }
+                    }
+                })
+                .map_err(|source| Error::Thread { source })?;
+            workers.push(Worker { jobs, thread, waiting: 0 });
+        }
+        let results = if ordered { Results::InTurn(in_turn) } else { Results::AsTheyCome(as_they_come) };
+        Ok(Self { workers, results, sent: 0, received: 0 })
+    }
+
+    /// The worker whose turn it is, or who has least to do.
+    fn next_worker(&mut self) -> Option<&mut Worker> {
+        match &self.results {
+            Results::InTurn(_) => {
+                let turn = self.sent % self.workers.len().max(1);
+                self.workers.get_mut(turn)
+            }
+            Results::AsTheyCome(_) => self.workers.iter_mut().min_by_key(|worker| worker.waiting),
+        }
+        .filter(|worker| worker.waiting < JOBS)
+    }
+
+    /// Gives a job to a thread that has room for one.
+    fn send(&mut self, job: Job) {
+        if let Some(worker) = self.next_worker() {
+            // A thread that is gone says so where its result is waited for.
+            let _ = worker.jobs.send(job);
+            worker.waiting += 1;
+            self.sent += 1;
+        }
+    }
+
+    /// Waits for a result; `None` if there is none to wait for.
+    fn receive(&mut self) -> Option<Result<Done>> {
+        if self.received == self.sent {
+            return None;
+        }
+        let turn = self.received % self.workers.len().max(1);
+        let done = match &self.results {
+            Results::InTurn(results) => results.get(turn)?.iter().next(),
+            Results::AsTheyCome(results) => results.iter().next(),
+        };
+        self.received += 1;
+        let Some(done) = done else { return Some(Err(self.died(turn))) };
+        if let Some(worker) = self.workers.get_mut(done.worker) {
+            worker.waiting -= 1;
+        }
+        Some(Ok(done))
+    }
+
+    /// Why a thread gives no results: it has ended, so the join doesn't wait.
+    fn died(&mut self, turn: usize) -> Error {
+        let panic = match turn < self.workers.len() {
+            true => self.workers.swap_remove(turn).thread.join().err(),
+            false => None,
+        };
+        let message = panic.map_or("it ended early".into(), |panic| panic_message(panic.as_ref()));
+        Error::ThreadDied { message }
+    }
+}
+
+fn apply(function: &MapFn, worker: usize, job: Job) -> Done {
+    let mut done = Done { worker, ..Done::default() };
+    let values = match job.run.into_values() {
+        Ok(values) => values,
+        Err(error) => return Done { failed: Some(error), ..done },
+    };
+    for (i, value) in values.into_iter().enumerate() {
+        match function(value, job.first + i) {
+            Ok(mapped) => done.values.push(mapped),
+            Err(error) => {
+                done.failed = Some(error);
+                break;
+            }
+        }
+    }
+    done
+}
+
+struct MapParallelStage {
+    input: Box<dyn Stage>,
+    function: MapFn,
+    threads: usize,
+    ordered: bool,
+    index: usize,
+    /// The threads, once they have been started.
+    crew: Option<Crew>,
+    ended: bool,
+    /// The error that the input ended with: it comes after everything before it.
+    failed: Option<Error>,
+    /// What was received and has not been handed on.
+    done: Done,
+}
+
+/// The most elements that go to a thread together.
+const MOST_AT_ONCE: usize = 64;
+
+impl MapParallelStage {
+    /// Gives jobs to threads that have room, as long as fewer elements are under way than are asked for, and at least one
+    /// for each thread.
+    fn feed(&mut self, max: usize) -> Result<()> {
+        let crew = match &mut self.crew {
+            Some(crew) => crew,
+            none => none.insert(Crew::start(self.threads, &self.function, self.ordered)?),
+        };
+        // As many as let all threads work on what is asked for, but fewer handings over where that is much.
+        let together = (max / (JOBS * self.threads)).clamp(1, MOST_AT_ONCE);
+        while !self.ended && crew.next_worker().is_some() {
+            match self.input.next(together) {
+                Some(Ok(run)) => {
+                    let first = self.index;
+                    self.index += run.len();
+                    crew.send(Job { run, first });
+                }
+                Some(Err(error)) => {
+                    self.ended = true;
+                    self.failed = Some(error);
+                }
+                None => self.ended = true,
+            }
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, max: usize) -> Result<Option<Run>> {
+        while self.done.values.is_empty() {
+            if let Some(error) = self.done.failed.take() {
+                return Err(error);
+            }
+            self.feed(max)?;
+            self.done = match self.crew.as_mut().and_then(Crew::receive) {
+                Some(done) => done?,
+                None => return self.failed.take().map_or(Ok(None), Err),
+            };
+        }
+        let rest = match max < self.done.values.len() {
+            true => self.done.values.split_off(max),
+            false => Vec::new(),
+        };
+        Ok(Some(Run::Values(std::mem::replace(&mut self.done.values, rest))))
+    }
+}
+
+impl Stage for MapParallelStage {
+    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+        self.read(max).transpose()
+    }
+
+    /// Before the threads have anything to do, the function needn't be called for what is skipped.
+    fn skip(&mut self, count: usize) -> Result<usize> {
+        let mut left = count;
+        if self.crew.is_none() && !self.ended {
+            left -= self.input.skip(count)?;
+            self.index += count - left;
+            self.ended = left > 0;
+        }
+        while left > 0 {
+            match self.read(left)? {
+                Some(run) => left -= run.len(),
+                None => break,
+            }
+        }
+        Ok(count - left)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::{ids, values, watchdog};
+    use crate::{Dataset, Distribution, Error, Layout};
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::{Arc, Mutex, mpsc};
+
+    #[test]
+    fn it_does_what_map_does() {
+        watchdog(|| {
+            for threads in [1, 2, 5] {
+                let square = Dataset::range(300).map_parallel(threads, |x| x * x);
+                let expected: Vec<i64> = (0..300).map(|x| x * x).collect();
+                assert_eq!(values(&square), expected);
+                assert_eq!(ids(&square.batch(128)).concat(), expected);
+                assert_eq!(values(&square.skip(290)), expected[290..]);
+                assert_eq!(values(&square.take(3)), expected[..3]);
+                assert_eq!(values(&square.shuffle(300, 1)).iter().sum::<i64>(), expected.iter().sum::<i64>());
+                let mut unordered = values(&Dataset::range(300).map_unordered(threads, |x| x * x));
+                unordered.sort_unstable();
+                assert_eq!(unordered, expected);
+            }
+            assert_eq!(values(&Dataset::range(0).map_parallel(2, |x| x)), [0i64; 0]);
+            assert!(matches!(Dataset::range(1).map_parallel(0, |x| x).check(), Err(Error::Parameter { .. })));
+        });
+    }
+
+    // INV-13
+    #[test]
+    fn an_error_or_panic_comes_at_its_place_and_names_the_element() {
+        watchdog(|| {
+            for batch in [1, 7, 100] {
+                let fails = |x| if x == 40 { Err("forty") } else { Ok(x) };
+                let data = Dataset::range(100).try_map_parallel(3, fails);
+                let mut seen = Vec::new();
+                let mut error = None;
+                for part in &data.batch(batch) {
+                    match part {
+                        Ok(part) => seen.extend(part.to_vec::<i64>().unwrap()),
+                        Err(e) => error = Some(e),
+                    }
+                }
+                assert_eq!(seen, (0..40 / batch as i64 * batch as i64).collect::<Vec<_>>());
+                assert_eq!(error.unwrap().to_string(), "map failed at element 40: forty");
+            }
+            let data = Dataset::range(9).map_parallel(2, |x| 8 / (4 - x));
+            assert_eq!(data.iter().filter(Result::is_ok).count(), 4);
+            let error = data.iter().last().unwrap().unwrap_err();
+            assert!(
+                matches!(error, Error::Panicked { operation: "map_parallel", index: 4, .. }),
+                "{error:?}"
+            );
+            // What comes before has its errors reported at their place, too.
+            let broken = Dataset::range(50).try_map(|x| if x == 20 { Err("twenty") } else { Ok(x) });
+            let parallel = broken.map_parallel(2, |x| x);
+            assert_eq!(parallel.iter().filter(Result::is_ok).count(), 20);
+            assert_eq!(
+                parallel.iter().last().unwrap().unwrap_err().to_string(),
+                "map failed at element 20: twenty"
+            );
+        });
+    }
+
+    /// Two calls wait for each other: with one thread they would wait for ever.
+    #[test]
+    fn elements_are_worked_on_at_once() {
+        watchdog(|| {
+            for ordered in [true, false] {
+                let (sender, receiver) = mpsc::sync_channel::<()>(0);
+                let receiver = Mutex::new(receiver);
+                let meet = move |x: i64| {
+                    match x {
+                        0 => sender.send(()).unwrap(),
+                        _ => receiver.lock().unwrap().iter().next().unwrap(),
+                    }
+                    x
+                };
+                let range = Dataset::range(2);
+                let data = if ordered { range.map_parallel(2, meet) } else { range.map_unordered(2, meet) };
+                let mut both = values(&data);
+                both.sort_unstable();
+                assert_eq!(both, [0, 1]);
+            }
+        });
+    }
+
+    #[test]
+    fn only_a_few_elements_are_under_way() {
+        watchdog(|| {
+            let calls = Arc::new(AtomicUsize::new(0));
+            let count = calls.clone();
+            let data = Dataset::range(1 << 40).map_parallel(2, move |x| {
+                count.fetch_add(1, Ordering::Relaxed);
+                x
+            });
+            let mut pass = data.iter();
+            assert_eq!(pass.next().unwrap().unwrap(), 0);
+            drop(pass);
+            assert!(calls.load(Ordering::Relaxed) <= 9);
+        });
+    }
+
+    #[test]
+    fn a_pass_without_order_is_not_restored_in_the_middle() {
+        watchdog(|| {
+            let plan = |data: Dataset<i64>| {
+                Distribution::new(&data.batch(2), Layout::one_worker(1), Default::default()).unwrap()
+            };
+            let ordered = plan(Dataset::range(9).map_parallel(2, |x| x));
+            let mut pass = ordered.worker(0, 0).unwrap();
+            pass.step().unwrap();
+            assert!(ordered.resume(0, &pass.position()).is_ok());
+            let error =
+                plan(Dataset::range(9).map_unordered(2, |x| x)).check_position(&pass.position()).unwrap_err();
+            assert!(
+                error.to_string().contains("\"map_unordered on 2 threads\" may give other elements"),
+                "{error}"
+            );
+        });
+    }
+}
