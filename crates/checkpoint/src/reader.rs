@@ -1,11 +1,10 @@
 //! What was saved, read when asked for.
 
-use crate::encoding;
 use crate::index::{self, Index};
 use crate::places::Tensor;
 use crate::shard::Shard;
 use crate::{Error, Result, Value};
-use distribute_tensor::{DType, Element, HostTensor};
+use distribute_tensor::{DType, Element, HostTensor, codec};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::ops::Range;
@@ -181,7 +180,7 @@ impl Reader {
         }
         let buffer = match tensor.dtype {
             DType::String => Vec::<u8>::into_buffer(strings),
-            dtype => encoding::read(dtype, &bytes).map_err(|position| {
+            dtype => codec::read(dtype, &bytes).map_err(|position| {
                 let place = places.iter().rev().find(|(start, ..)| *start <= position);
                 Error::Damaged {
                     path: place.map_or(&*self.path, |(_, shard, _)| shard.path()).to_path_buf(),

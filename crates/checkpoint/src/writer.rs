@@ -233,7 +233,9 @@ fn piece<'a>(
         None => encoding::size(rows, elements.clone()),
         Some(_) => stored.shape[0],
     };
-    let write = Box::new(move |sink: &mut dyn Write| encoding::write(rows, elements.clone(), sink));
+    let write = Box::new(move |sink: &mut dyn Write| {
+        distribute_tensor::codec::write(rows.buffer(), elements.clone(), sink)
+    });
     let mut parts = vec![Part { key: key.clone(), dtype: stored.dtype, shape: stored.shape, bytes, write }];
     let ends = ends.map(|ends| {
         let key = unused(format!("{key}.ends"), keys);

@@ -52,6 +52,16 @@ pub enum Error {
         /// What the operating system said.
         source: std::io::Error,
     },
+    /// An element cannot be written to a file.
+    #[error("cannot write element {index} to '{path}': {what}")]
+    Unwritable {
+        /// The file.
+        path: String,
+        /// The element, counted from 0 within the pass.
+        index: u64,
+        /// Why not.
+        what: String,
+    },
     /// A TFRecord file is damaged, or ends in the middle of a record.
     #[error("'{path}', record {record} at byte {offset}: {what}")]
     Record {

@@ -77,6 +77,19 @@ impl Run {
         }
     }
 
+    /// Some of the elements, sharing their tensors. The range is within them.
+    pub(crate) fn part(&self, range: Range<usize>) -> Run {
+        match self {
+            Run::Rows(source, Picks::Range(rows)) => {
+                Run::Rows(source.clone(), Picks::Range(rows.start + range.start..rows.start + range.end))
+            }
+            Run::Rows(source, Picks::List(rows)) => {
+                Run::Rows(source.clone(), Picks::List(rows[range].to_vec()))
+            }
+            Run::Values(values) => Run::Values(values[range].to_vec()),
+        }
+    }
+
     /// The elements, each by itself.
     pub(crate) fn into_values(self) -> Result<Vec<Tree<Leaf>>> {
         match self {

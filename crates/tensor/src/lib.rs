@@ -20,6 +20,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod codec;
 pub mod dtype;
 pub mod error;
 pub mod fold;

@@ -7,7 +7,7 @@ use distribute_tensor::dtype::Buffer;
 use distribute_tensor::{DType, Element};
 use half::f16;
 use num_complex::{Complex32, Complex64};
-use std::io::{Read, Write};
+use std::io::Read;
 
 /// Bytes read and converted at once; a multiple of every element's size.
 const CHUNK: usize = 64 * 1024;
@@ -94,29 +94,6 @@ fn row_major<T: Clone>(columns: &[T], shape: &[usize]) -> Vec<T> {
         }
     }
     rows
-}
-
-/// Writes elements little-endian.
-pub(super) fn write(buffer: &Buffer, out: &mut impl Write) -> std::io::Result<()> {
-    macro_rules! numbers {
-        ($($dtype:ident)*) => {
-            match buffer {
-                $(Buffer::$dtype(v) => v.iter().try_for_each(|x| out.write_all(&x.to_le_bytes())),)*
-                Buffer::Bool(v) => v.iter().try_for_each(|x| out.write_all(&[u8::from(*x)])),
-                Buffer::C64(v) => v.iter().try_for_each(|x| {
-                    out.write_all(&x.re.to_le_bytes())?;
-                    out.write_all(&x.im.to_le_bytes())
-                }),
-                Buffer::C128(v) => v.iter().try_for_each(|x| {
-                    out.write_all(&x.re.to_le_bytes())?;
-                    out.write_all(&x.im.to_le_bytes())
-                }),
-                // `Header::of` has refused them.
-                Buffer::Bf16(_) | Buffer::String(_) => Ok(()),
-            }
-        };
-    }
-    numbers! { F16 F32 F64 I8 U8 I16 U16 I32 U32 I64 U64 }
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ mod header;
 
 use crate::file::{Input, WholeFile};
 use crate::{Compression, Error, Location, Result};
-use distribute_tensor::HostTensor;
+use distribute_tensor::{HostTensor, codec};
 use header::{Header, MAGIC};
 use std::collections::BTreeMap;
 use std::io::{BufWriter, Cursor, Read, Seek, Write};
@@ -29,7 +29,7 @@ use std::path::Path;
 ///
 /// ```
 /// use distribute_data::numpy::{read_npy, write_npy};
-/// use distribute_tensor::HostTensor;
+/// use distribute_tensor::{HostTensor, codec};
 ///
 /// # let folder = tempfile::tempdir().unwrap();
 /// # let path = folder.path().join("x.npy");
@@ -83,7 +83,7 @@ pub fn write_npy(path: impl AsRef<Path>, tensor: &HostTensor) -> Result<()> {
     let write = || {
         let mut file = BufWriter::new(WholeFile::create(path)?);
         file.write_all(&header)?;
-        elements::write(tensor.buffer(), &mut file)?;
+        codec::write(tensor.buffer(), 0..tensor.buffer().len(), &mut file)?;
         file.into_inner()?.finish()
     };
     write().map_err(|source| Error::Write { path: path.display().to_string(), source })

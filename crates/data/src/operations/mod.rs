@@ -1,6 +1,9 @@
 //! The operations, one a file: what users call, what it is as data, how it runs.
 
 pub(crate) mod batch;
+pub(crate) mod cache;
+pub(crate) mod cache_file;
+mod encoding;
 pub(crate) mod files;
 pub(crate) mod filter;
 pub(crate) mod generator;

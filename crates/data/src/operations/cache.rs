@@ -1,0 +1,205 @@
+//! Elements kept, so that later passes need not make them again.
+
+use crate::pipeline::{Operation, Pipeline, Sharding};
+use crate::run::Run;
+use crate::stage::Stage;
+use crate::{Cardinality, Dataset, Result};
+use distribute_tensor::Nest;
+use std::sync::{Arc, OnceLock};
+
+impl<T: Nest> Dataset<T> {
+    /// Keeps all elements in memory as the first whole pass makes them; later passes take them from there. A pass that
+    /// ends early keeps nothing.
+    ///
+    /// Every pass has the elements of the input's pass 0, in its order: put a [`shuffle`](Dataset::shuffle) behind the
+    /// cache, not before it. Tensors are shared, and rows in memory are kept as numbers.
+    #[doc(alias = "tf.data.Dataset.cache")]
+    pub fn cache(&self) -> Self {
+        Self::of(Cache { input: self.pipeline().clone(), kept: Arc::default() })
+    }
+}
+
+struct Cache {
+    input: Pipeline,
+    kept: Arc<OnceLock<Kept>>,
+}
+
+/// All elements of a pass.
+#[derive(Default)]
+struct Kept {
+    runs: Vec<Run>,
+    len: usize,
+}
+
+impl Operation for Cache {
+    fn inputs(&self) -> &[Pipeline] {
+        std::slice::from_ref(&self.input)
+    }
+
+    /// On another input there are other elements.
+    fn over(&self, f: &mut dyn FnMut(&Pipeline) -> Pipeline) -> Option<Pipeline> {
+        Some(Arc::new(Cache { input: f(&self.input), kept: Arc::default() }))
+    }
+
+    fn describe(&self) -> String {
+        "cache in memory".into()
+    }
+
+    fn cardinality(&self) -> Cardinality {
+        match self.kept.get() {
+            Some(kept) => Cardinality::Finite(kept.len),
+            None => self.input.cardinality(),
+        }
+    }
+
+    fn sharding(&self) -> Sharding {
+        Sharding::Through
+    }
+
+    fn costly(&self) -> bool {
+        self.kept.get().is_none() && self.input.costly()
+    }
+
+    fn start(&self, _epoch: u64) -> Box<dyn Stage> {
+        match self.kept.get() {
+            Some(_) => Box::new(KeptStage { kept: self.kept.clone(), run: 0, start: 0 }),
+            None => {
+                let (input, kept) = (self.input.start(0), self.kept.clone());
+                Box::new(FillStage { input, kept, seen: Kept::default() })
+            }
+        }
+    }
+}
+
+/// Hands on what the input gives, and keeps it once that is all.
+struct FillStage {
+    input: Box<dyn Stage>,
+    kept: Arc<OnceLock<Kept>>,
+    seen: Kept,
+}
+
+impl Stage for FillStage {
+    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+        let Some(run) = self.input.next(max) else {
+            // Of two passes at once the first at the end is the one; they have the same elements.
+            let _ = self.kept.set(std::mem::take(&mut self.seen));
+            return None;
+        };
+        if let Ok(run) = &run {
+            self.seen.len += run.len();
+            let copy = run.part(0..run.len());
+            let rest = match self.seen.runs.last_mut() {
+                Some(last) => last.append(copy),
+                None => Some(copy),
+            };
+            self.seen.runs.extend(rest);
+        }
+        Some(run)
+    }
+}
+
+/// Hands on what was kept.
+struct KeptStage {
+    kept: Arc<OnceLock<Kept>>,
+    run: usize,
+    start: usize,
+}
+
+impl KeptStage {
+    /// The next elements, up to `max`, all of one run; `None` at the end.
+    fn advance(&mut self, max: usize) -> Option<(usize, std::ops::Range<usize>)> {
+        let runs = &self.kept.get()?.runs;
+        while self.start == runs.get(self.run)?.len() {
+            (self.run, self.start) = (self.run + 1, 0);
+        }
+        let (run, start) = (self.run, self.start);
+        self.start = runs.get(run)?.len().min(start.saturating_add(max));
+        Some((run, start..self.start))
+    }
+}
+
+impl Stage for KeptStage {
+    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+        let (run, range) = self.advance(max)?;
+        Some(Ok(self.kept.get()?.runs.get(run)?.part(range)))
+    }
+
+    fn skip(&mut self, count: usize) -> Result<usize> {
+        let mut left = count;
+        while left > 0 {
+            match self.advance(left) {
+                Some((_, range)) => left -= range.len(),
+                None => break,
+            }
+        }
+        Ok(count - left)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::{ids, values};
+    use crate::{Cardinality, Dataset};
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    /// A dataset of five numbers, and how many of them have been made.
+    fn counted() -> (Dataset<i64>, Arc<AtomicUsize>) {
+        let made = Arc::new(AtomicUsize::new(0));
+        let count = made.clone();
+        let data = Dataset::range(5).map(move |x| {
+            count.fetch_add(1, Ordering::Relaxed);
+            x
+        });
+        (data, made)
+    }
+
+    #[test]
+    fn elements_are_made_once() {
+        let (data, made) = counted();
+        let cached = data.cache();
+        for _ in 0..3 {
+            assert_eq!(values(&cached), [0, 1, 2, 3, 4]);
+            assert_eq!(ids(&cached.batch(2)), [vec![0, 1], vec![2, 3], vec![4]]);
+            assert_eq!(values(&cached.skip(3)), [3, 4]);
+        }
+        assert_eq!(made.load(Ordering::Relaxed), 5);
+        assert_eq!(values(&cached.shuffle(5, 1).repeat(4)).len(), 20);
+        assert_eq!(made.load(Ordering::Relaxed), 5);
+    }
+
+    #[test]
+    fn only_a_whole_pass_is_kept() {
+        let (data, made) = counted();
+        let cached = data.filter(|_| true).cache();
+        assert_eq!(values(&cached.take(2)), [0, 1]);
+        assert_eq!(cached.cardinality(), Cardinality::Unknown);
+        let mut both = [cached.iter(), cached.iter()];
+        for _ in 0..6 {
+            both.iter_mut().for_each(|pass| drop(pass.next()));
+        }
+        assert_eq!(made.load(Ordering::Relaxed), 12);
+        assert_eq!(cached.cardinality(), Cardinality::Finite(5));
+        assert_eq!(values(&cached), [0, 1, 2, 3, 4]);
+        assert_eq!(made.load(Ordering::Relaxed), 12);
+    }
+
+    /// Or a position in epoch 1 would mean another element in a new process, whose first pass is that one.
+    #[test]
+    fn every_pass_is_the_inputs_pass_0() {
+        let shuffled = Dataset::range(20).shuffle(20, 3);
+        let first: Vec<i64> = shuffled.epoch(0).map(Result::unwrap).collect();
+        let cached = shuffled.cache();
+        assert_eq!(cached.epoch(7).map(Result::unwrap).collect::<Vec<_>>(), first);
+        assert_eq!(values(&cached), first);
+    }
+
+    #[test]
+    fn rows_stay_rows_of_their_source() {
+        let x = distribute_tensor::HostTensor::vector((0..6i64).collect());
+        let cached = Dataset::from_slices(x.clone()).unwrap().cache();
+        assert_eq!(cached.iter().count(), 6);
+        let whole = cached.batch(6).iter().next().unwrap().unwrap();
+        assert!(std::ptr::eq(whole.as_slice::<i64>().unwrap(), x.as_slice::<i64>().unwrap()), "copied");
+    }
+}

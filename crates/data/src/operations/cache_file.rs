@@ -1,0 +1,289 @@
+//! Elements kept in a file.
+
+use super::encoding::{decode, encode};
+use crate::file::Location;
+use crate::pipeline::{Operation, Pipeline, Sharding};
+use crate::run::Run;
+use crate::stage::Stage;
+use crate::{Cardinality, Compression, Dataset, Error, Result, TfRecordReader, TfRecordWriter};
+use distribute_tensor::Nest;
+use std::io::BufRead;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+impl<T: Nest> Dataset<T> {
+    /// [`cache`](Dataset::cache) in a file: the first whole pass writes it, later passes, of later processes too, read it.
+    /// It has its name only when it is whole; delete it when the data changes. Where every worker or replica has a
+    /// pipeline of its own, each needs a file of its own.
+    ///
+    /// A file that is damaged gives [`Error::Record`] or [`Error::Damaged`] in the pass, one that cannot be written
+    /// [`Error::Write`]. Elements are host tensors, of any dtype; for others [`Error::Unwritable`] says so.
+    ///
+    /// ```
+    /// # use distribute_data::Dataset;
+    /// # let folder = tempfile::tempdir().unwrap();
+    /// let path = folder.path().join("squares.cache");
+    /// let squares = Dataset::range(100).map(|x| x * x).cache_to(&path);
+    /// assert_eq!(squares.iter().count(), 100);                // writes the file
+    /// assert_eq!(squares.iter().last().unwrap()?, 99 * 99);   // reads it
+    /// # Ok::<(), distribute_data::Error>(())
+    /// ```
+    #[doc(alias = "tf.data.Dataset.cache")]
+    pub fn cache_to(&self, path: impl AsRef<Path>) -> Self {
+        let path = Arc::new(path.as_ref().to_path_buf());
+        Self::of(CacheFile { input: self.pipeline().clone(), path })
+    }
+}
+
+struct CacheFile {
+    input: Pipeline,
+    path: Arc<PathBuf>,
+}
+
+impl Operation for CacheFile {
+    fn inputs(&self) -> &[Pipeline] {
+        std::slice::from_ref(&self.input)
+    }
+
+    fn over(&self, f: &mut dyn FnMut(&Pipeline) -> Pipeline) -> Option<Pipeline> {
+        Some(Arc::new(CacheFile { input: f(&self.input), path: self.path.clone() }))
+    }
+
+    fn describe(&self) -> String {
+        format!("cache in '{}'", self.path.display())
+    }
+
+    fn cardinality(&self) -> Cardinality {
+        self.input.cardinality()
+    }
+
+    /// Workers of one machine would have one file for parts of their own.
+    fn sharding(&self) -> Sharding {
+        Sharding::Whole
+    }
+
+    fn costly(&self) -> bool {
+        true
+    }
+
+    fn start(&self, _epoch: u64) -> Box<dyn Stage> {
+        let path = self.path.clone();
+        match path.exists() {
+            true => Box::new(ReadStage { path, reader: None, read: 0 }),
+            false => Box::new(WriteStage { input: self.input.start(0), path, writer: None, written: 0 }),
+        }
+    }
+}
+
+/// Hands on what the input gives, and writes it: a record for each element, and at the end one that says how many.
+struct WriteStage {
+    input: Box<dyn Stage>,
+    path: Arc<PathBuf>,
+    writer: Option<TfRecordWriter>,
+    written: u64,
+}
+
+impl WriteStage {
+    fn write(&mut self, run: Run) -> Result<Run> {
+        let values = run.into_values()?;
+        let writer = match &mut self.writer {
+            Some(writer) => writer,
+            none => none.insert(TfRecordWriter::create(self.path.as_path(), Compression::None)?),
+        };
+        for value in &values {
+            writer.write(&encode(value).map_err(|what| Error::Unwritable {
+                path: self.path.display().to_string(),
+                index: self.written,
+                what,
+            })?)?;
+            self.written += 1;
+        }
+        Ok(Run::Values(values))
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        let mut writer = match self.writer.take() {
+            Some(writer) => writer,
+            None => TfRecordWriter::create(self.path.as_path(), Compression::None)?,
+        };
+        writer.write(&self.written.to_le_bytes())?;
+        writer.finish()
+    }
+}
+
+impl Stage for WriteStage {
+    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+        match self.input.next(max) {
+            Some(run) => Some(run.and_then(|run| self.write(run))),
+            None => self.finish().err().map(Err),
+        }
+    }
+}
+
+/// Hands on what is in the file.
+struct ReadStage {
+    path: Arc<PathBuf>,
+    reader: Option<TfRecordReader<Box<dyn BufRead + Send>>>,
+    read: u64,
+}
+
+/// The most elements read at once.
+const MOST_AT_ONCE: usize = 256;
+
+impl ReadStage {
+    /// The records of up to `max` elements; none at the end, where their number has to be right.
+    fn records(&mut self, max: usize) -> Result<Vec<Vec<u8>>> {
+        let reader = match &mut self.reader {
+            Some(reader) => reader,
+            none => {
+                let location = Location::from(self.path.as_path());
+                none.insert(TfRecordReader::open(location, Compression::None)?)
+            }
+        };
+        let records = reader.read(max.min(MOST_AT_ONCE))?;
+        let mut elements: Vec<Vec<u8>> = records.iter().map(<[u8]>::to_vec).collect();
+        // Elements have a byte that says what they are, so that none has the length of a number.
+        let end = elements.pop_if(|last| last.len() == size_of::<u64>());
+        self.read += elements.len() as u64;
+        match end {
+            Some(end) if end != self.read.to_le_bytes() => {
+                Err(self.damaged("it doesn't have as many elements as it says"))
+            }
+            None if elements.is_empty() => {
+                Err(self.damaged("the number of elements, which ends it, is missing"))
+            }
+            _ => Ok(elements),
+        }
+    }
+
+    fn damaged(&self, what: &str) -> Error {
+        let path = self.path.display().to_string();
+        let what = format!("after {} elements: {what}; delete it to have it written anew", self.read);
+        Error::Damaged { path, offset: 0, what }
+    }
+
+    fn elements(&mut self, max: usize) -> Result<Option<Run>> {
+        let records = self.records(max)?;
+        let decoded = records.iter().map(|record| decode(record));
+        let values = decoded.collect::<Option<Vec<_>>>();
+        let values =
+            values.ok_or_else(|| self.damaged("an element is no tensor, nor a structure of tensors"))?;
+        Ok((!values.is_empty()).then_some(Run::Values(values)))
+    }
+}
+
+impl Stage for ReadStage {
+    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+        self.elements(max).transpose()
+    }
+
+    fn skip(&mut self, count: usize) -> Result<usize> {
+        let mut left = count;
+        while left > 0 {
+            match self.records(left)?.len() {
+                0 => break,
+                read => left -= read,
+            }
+        }
+        Ok(count - left)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::values;
+    use distribute_tensor::{DType, HostTensor, IndexedSlices};
+    use std::collections::BTreeMap;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    type Element = (Option<HostTensor>, Vec<HostTensor>, BTreeMap<String, HostTensor>);
+
+    fn element(i: i64) -> Element {
+        let some = (i % 2 == 0).then(|| HostTensor::scalar(i as f32));
+        let list = (0..i).map(|k| HostTensor::vector(vec![k; k as usize])).collect();
+        (
+            some,
+            list,
+            BTreeMap::from([(
+                "text".to_string(),
+                HostTensor::vector(vec!["ä".repeat(i as usize).into_bytes()]),
+            )]),
+        )
+    }
+
+    #[test]
+    fn the_first_whole_pass_writes_and_others_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        let made = Arc::new(AtomicUsize::new(0));
+        let count = made.clone();
+        let make = move |i| {
+            count.fetch_add(1, Ordering::Relaxed);
+            element(i)
+        };
+        let data = Dataset::range(5).map(make).cache_to(&path);
+        assert_eq!(data.iter().take(2).count(), 2);
+        assert!(!path.exists());
+        for _ in 0..3 {
+            let all: Vec<_> = data.iter().map(Result::unwrap).collect();
+            assert_eq!(all, (0..5).map(element).collect::<Vec<_>>());
+        }
+        assert_eq!(data.skip(4).iter().next().unwrap().unwrap(), element(4));
+        assert!(made.load(Ordering::Relaxed) <= 8);
+        let other = Dataset::range(0).map(element).cache_to(&path);
+        assert_eq!(other.iter().count(), 5);
+    }
+
+    #[test]
+    fn every_dtype_is_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        for dtype in DType::ALL.into_iter().filter(|dtype| *dtype != DType::String) {
+            let tensor = HostTensor::new(vec![0u8, 1, 1, 0, 1, 1], [3, 2]).unwrap().cast(dtype).unwrap();
+            let data = Dataset::from_items([tensor.clone()]).cache_to(folder.path().join(dtype.name()));
+            assert_eq!(data.iter().count(), 1);
+            assert_eq!(data.iter().next().unwrap().unwrap(), tensor);
+        }
+    }
+
+    #[test]
+    fn a_damaged_file_is_an_error_wherever_it_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        let data = Dataset::range(4).map(|x| (x, x as f32)).cache_to(&path);
+        assert_eq!(data.iter().count(), 4);
+        let whole = std::fs::read(&path).unwrap();
+        for len in 0..whole.len() {
+            std::fs::write(&path, &whole[..len]).unwrap();
+            assert!(data.iter().any(|element| element.is_err()), "cut at {len}");
+        }
+        for byte in 0..whole.len() {
+            let mut flipped = whole.clone();
+            flipped[byte] ^= 4;
+            std::fs::write(&path, &flipped).unwrap();
+            assert!(data.iter().any(|element| element.is_err()), "byte {byte}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let error = Dataset::range(2)
+            .cache_to(folder.path().join("no/such/folder"))
+            .iter()
+            .next()
+            .unwrap()
+            .unwrap_err();
+        assert!(matches!(error, Error::Write { .. }), "{error}");
+        let slices =
+            IndexedSlices::new(HostTensor::vector(vec![1f32]), HostTensor::vector(vec![0i64]), None).unwrap();
+        let error = Dataset::from_items([slices])
+            .cache_to(folder.path().join("a"))
+            .iter()
+            .next()
+            .unwrap()
+            .unwrap_err();
+        assert!(matches!(error, Error::Unwritable { index: 0, .. }), "{error}");
+        assert_eq!(values(&Dataset::range(1)), [0]);
+    }
+}

@@ -1,0 +1,175 @@
+//! Elements as bytes and back, for the file of a cache.
+
+use distribute_tensor::{DType, HostTensor, Leaf, Tree, codec};
+use std::collections::BTreeMap;
+
+/// What stands here. A tensor is followed by its dtype, shape and elements, a structure by how many members it has.
+#[derive(Clone, Copy)]
+#[repr(u8)]
+enum Tag {
+    Tensor,
+    None,
+    List,
+    Tuple,
+    Dict,
+}
+
+/// An element as bytes, or what it has that is no host tensor.
+pub(super) fn encode(element: &Tree<Leaf>) -> Result<Vec<u8>, String> {
+    let mut out = Vec::new();
+    put(element, &mut out)?;
+    Ok(out)
+}
+
+fn put(tree: &Tree<Leaf>, out: &mut Vec<u8>) -> Result<(), String> {
+    let members = |tag: Tag, members: &Vec<Tree<Leaf>>, out: &mut Vec<u8>| {
+        out.push(tag as u8);
+        put_len(members.len(), out);
+        members.iter().try_for_each(|member| put(member, out))
+    };
+    match tree {
+        Tree::Leaf(Leaf::Host(tensor)) => put_tensor(tensor, out),
+        Tree::Leaf(other) => return Err(format!("{} is no host tensor", other.kind())),
+        Tree::None => out.push(Tag::None as u8),
+        Tree::List(items) => return members(Tag::List, items, out),
+        Tree::Tuple(items) => return members(Tag::Tuple, items, out),
+        Tree::Dict(items) => {
+            out.push(Tag::Dict as u8);
+            put_len(items.len(), out);
+            for (name, item) in items {
+                put_bytes(name.as_bytes(), out);
+                put(item, out)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn put_tensor(tensor: &HostTensor, out: &mut Vec<u8>) {
+    out.push(Tag::Tensor as u8);
+    put_bytes(tensor.dtype().name().as_bytes(), out);
+    put_len(tensor.dims().len(), out);
+    tensor.dims().iter().for_each(|size| put_len(*size, out));
+    match tensor.as_slice::<Vec<u8>>() {
+        Some(strings) => strings.iter().for_each(|string| put_bytes(string, out)),
+        // Writing to a vector cannot fail.
+        None => drop(codec::write(tensor.buffer(), 0..tensor.buffer().len(), out)),
+    }
+}
+
+fn put_len(len: usize, out: &mut Vec<u8>) {
+    out.extend_from_slice(&(len as u64).to_le_bytes());
+}
+
+fn put_bytes(bytes: &[u8], out: &mut Vec<u8>) {
+    put_len(bytes.len(), out);
+    out.extend_from_slice(bytes);
+}
+
+/// An element out of its bytes; `None` where they are none, or more than one. Nothing is reserved for what isn't there.
+pub(super) fn decode(bytes: &[u8]) -> Option<Tree<Leaf>> {
+    let mut input = Bytes(bytes);
+    let element = input.tree(DEEPEST)?;
+    input.0.is_empty().then_some(element)
+}
+
+/// How many structures can be within each other: a file of brackets alone must not exhaust the stack.
+const DEEPEST: usize = 128;
+
+/// Bytes that are taken off from the front.
+struct Bytes<'a>(&'a [u8]);
+
+impl<'a> Bytes<'a> {
+    fn take(&mut self, len: usize) -> Option<&'a [u8]> {
+        let (taken, rest) = self.0.split_at_checked(len)?;
+        self.0 = rest;
+        Some(taken)
+    }
+
+    fn len(&mut self) -> Option<usize> {
+        usize::try_from(u64::from_le_bytes(self.take(size_of::<u64>())?.try_into().ok()?)).ok()
+    }
+
+    fn bytes(&mut self) -> Option<&'a [u8]> {
+        let len = self.len()?;
+        self.take(len)
+    }
+
+    fn tree(&mut self, depth: usize) -> Option<Tree<Leaf>> {
+        let depth = depth.checked_sub(1)?;
+        let tag = *self.take(1)?.first()?;
+        Some(match tag {
+            t if t == Tag::Tensor as u8 => Tree::Leaf(Leaf::Host(self.tensor()?)),
+            t if t == Tag::None as u8 => Tree::None,
+            t if t == Tag::List as u8 => Tree::List(self.members(depth)?),
+            t if t == Tag::Tuple as u8 => Tree::Tuple(self.members(depth)?),
+            t if t == Tag::Dict as u8 => {
+                let mut items = BTreeMap::new();
+                for _ in 0..self.len()? {
+                    let name = String::from_utf8(self.bytes()?.to_vec()).ok()?;
+                    items.insert(name, self.tree(depth)?);
+                }
+                Tree::Dict(items)
+            }
+            _ => return None,
+        })
+    }
+
+    fn members(&mut self, depth: usize) -> Option<Vec<Tree<Leaf>>> {
+        (0..self.len()?).map(|_| self.tree(depth)).collect()
+    }
+
+    fn tensor(&mut self) -> Option<HostTensor> {
+        let name = self.bytes()?;
+        let dtype = DType::ALL.into_iter().find(|dtype| dtype.name().as_bytes() == name)?;
+        let rank = self.len()?;
+        let dims = (0..rank).map(|_| self.len()).collect::<Option<Vec<usize>>>()?;
+        let count = dims.iter().try_fold(1usize, |count, size| count.checked_mul(*size))?;
+        match dtype.bytes() {
+            Some(size) => {
+                let bytes = self.take(count.checked_mul(size)?)?;
+                HostTensor::from_buffer(codec::read(dtype, bytes).ok()?, dims).ok()
+            }
+            None => {
+                let strings = (0..count).map(|_| Some(self.bytes()?.to_vec())).collect::<Option<Vec<_>>>()?;
+                HostTensor::new(strings, dims).ok()
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use distribute_tensor::Nest;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..60)) {
+            let _ = decode(&bytes);
+        }
+
+        #[test]
+        fn damaged_elements_are_none_or_others(at in 0usize..200, byte: u8) {
+            type Element = (Vec<i64>, Option<String>, [f32; 2]);
+            let element: Element = (vec![1, 2], Some("text".to_string()), [0.5; 2]);
+            let mut bytes = encode(&element.clone().into_tree()).unwrap();
+            assert_eq!(Element::from_tree(decode(&bytes).unwrap()).unwrap(), element);
+            let at = at % bytes.len();
+            bytes[at] = byte;
+            let _ = decode(&bytes);
+            assert!(decode(&bytes[..at]).is_none());
+        }
+    }
+
+    #[test]
+    fn brackets_alone_do_not_exhaust_the_stack() {
+        let mut bytes = Vec::new();
+        for _ in 0..100_000 {
+            bytes.push(Tag::List as u8);
+            put_len(1, &mut bytes);
+        }
+        assert!(decode(&bytes).is_none());
+    }
+}

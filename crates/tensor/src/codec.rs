@@ -1,0 +1,154 @@
+//! Elements as bytes and back: little-endian, in row-major order.
+
+use crate::DType;
+use crate::dtype::Buffer;
+use half::{bf16, f16};
+use num_complex::{Complex32, Complex64};
+use std::io::{self, Write};
+use std::ops::Range;
+
+/// An element of fixed size as bytes.
+trait Raw: Sized {
+    const BYTES: usize;
+    fn put(&self, to: &mut Vec<u8>);
+    /// `None` where the bytes are no such element. There are `BYTES` of them.
+    fn take(bytes: &[u8]) -> Option<Self>;
+}
+
+macro_rules! raw {
+    ($($t:ty)*) => {
+        $(impl Raw for $t {
+            const BYTES: usize = std::mem::size_of::<$t>();
+            fn put(&self, to: &mut Vec<u8>) {
+                to.extend_from_slice(&self.to_le_bytes());
+            }
+            fn take(bytes: &[u8]) -> Option<Self> {
+                Some(Self::from_le_bytes(bytes.try_into().ok()?))
+            }
+        })*
+    };
+}
+raw!(f16 bf16 f32 f64 i8 u8 i16 u16 i32 u32 i64 u64);
+
+macro_rules! raw_complex {
+    ($($t:ident $part:ty;)*) => {
+        $(impl Raw for $t {
+            const BYTES: usize = 2 * <$part>::BYTES;
+            fn put(&self, to: &mut Vec<u8>) {
+                self.re.put(to);
+                self.im.put(to);
+            }
+            fn take(bytes: &[u8]) -> Option<Self> {
+                let (re, im) = bytes.split_at_checked(<$part>::BYTES)?;
+                Some($t { re: <$part>::take(re)?, im: <$part>::take(im)? })
+            }
+        })*
+    };
+}
+raw_complex! { Complex32 f32; Complex64 f64; }
+
+impl Raw for bool {
+    const BYTES: usize = 1;
+    fn put(&self, to: &mut Vec<u8>) {
+        to.push(u8::from(*self));
+    }
+    fn take(bytes: &[u8]) -> Option<Self> {
+        match bytes {
+            [0] => Some(false),
+            [1] => Some(true),
+            _ => None,
+        }
+    }
+}
+
+/// Runs an expression with the elements of a buffer and another with the strings.
+macro_rules! by_kind {
+    ($buffer:expr, $v:ident => $fixed:expr, $strings:ident => $text:expr) => {
+        match $buffer {
+            Buffer::F16($v) => $fixed,
+            Buffer::Bf16($v) => $fixed,
+            Buffer::F32($v) => $fixed,
+            Buffer::F64($v) => $fixed,
+            Buffer::I8($v) => $fixed,
+            Buffer::U8($v) => $fixed,
+            Buffer::I16($v) => $fixed,
+            Buffer::U16($v) => $fixed,
+            Buffer::I32($v) => $fixed,
+            Buffer::U32($v) => $fixed,
+            Buffer::I64($v) => $fixed,
+            Buffer::U64($v) => $fixed,
+            Buffer::Bool($v) => $fixed,
+            Buffer::C64($v) => $fixed,
+            Buffer::C128($v) => $fixed,
+            Buffer::String($strings) => $text,
+        }
+    };
+}
+
+/// Writes elements of a buffer; of strings their bytes, one string after another, without saying where one ends.
+///
+/// # Errors
+/// Those of `sink`.
+pub fn write(buffer: &Buffer, elements: Range<usize>, sink: &mut dyn Write) -> io::Result<()> {
+    // The bytes of a large tensor are never all in memory.
+    fn fixed<T: Raw>(elements: &[T], sink: &mut dyn Write) -> io::Result<()> {
+        let mut bytes = Vec::new();
+        for chunk in elements.chunks(8192) {
+            bytes.clear();
+            chunk.iter().for_each(|element| element.put(&mut bytes));
+            sink.write_all(&bytes)?;
+        }
+        Ok(())
+    }
+    by_kind!(buffer, v => fixed(&v[elements], sink),
+        strings => strings[elements].iter().try_for_each(|string| sink.write_all(string)))
+}
+
+/// The elements of a dtype of fixed size.
+///
+/// # Errors
+/// The offset of the first bytes that are no such element: a bool is 0 or 1. 0 for strings, which have no fixed size.
+pub fn read(dtype: DType, bytes: &[u8]) -> Result<Buffer, usize> {
+    fn fill<T: Raw>(v: &mut Vec<T>, bytes: &[u8]) -> Result<(), usize> {
+        v.reserve_exact(bytes.len() / T::BYTES);
+        for (i, element) in bytes.chunks_exact(T::BYTES).enumerate() {
+            v.push(T::take(element).ok_or(i * T::BYTES)?);
+        }
+        Ok(())
+    }
+    let mut buffer = Buffer::zeros(dtype, 0);
+    by_kind!(&mut buffer, v => fill(v, bytes)?, _strings => return Err(0));
+    Ok(buffer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::HostTensor;
+
+    #[test]
+    fn every_dtype_of_fixed_size_comes_back() {
+        for dtype in DType::ALL.into_iter().filter(|dtype| dtype.bytes().is_some()) {
+            let tensor = HostTensor::vector(vec![0u8, 1, 1, 0, 1]).cast(dtype).unwrap();
+            let mut bytes = Vec::new();
+            write(tensor.buffer(), 1..5, &mut bytes).unwrap();
+            assert_eq!(bytes.len(), 4 * dtype.bytes().unwrap());
+            let back = HostTensor::from_buffer(read(dtype, &bytes).unwrap(), [4]).unwrap();
+            assert_eq!(back, tensor.narrow(0, 1, 4).unwrap(), "{dtype}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_element_is_found_where_it_is() {
+        assert_eq!(read(DType::Bool, &[1, 0, 2]), Err(2));
+        assert_eq!(read(DType::String, b"a"), Err(0));
+        let mut bytes = Vec::new();
+        write(
+            HostTensor::vector(vec!["ab".to_string().into_bytes(), b"c".to_vec()]).buffer(),
+            0..2,
+            &mut bytes,
+        )
+        .unwrap();
+        assert_eq!(bytes, b"abc");
+    }
+}
