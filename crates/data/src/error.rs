@@ -30,6 +30,16 @@ pub enum Error {
         /// What is wrong there.
         what: String,
     },
+    /// A column of a file cannot become a tensor.
+    #[error("'{path}', column '{column}': {what}")]
+    Column {
+        /// The file, or the name given to bytes in memory.
+        path: String,
+        /// The column.
+        column: String,
+        /// What stands in the way: its type, or a row, counted from 0.
+        what: String,
+    },
     /// A file needs a feature of this crate that is not enabled.
     #[error("'{what}' needs the cargo feature `{feature}` of distribute-data")]
     Feature {

@@ -25,6 +25,7 @@
 //! | [`mod@file`] | [`Location`], [`Compression`], [`Files`]: what all file sources read through |
 //! | [`text_lines`] | lines of text |
 //! | [`numpy`] | arrays as numpy saves them |
+//! | `parquet` | columns of Parquet files; feature `parquet` |
 //! | `webdataset` | samples of tar files; feature `webdataset` |
 //! | [`tfrecord`] | [`TfRecord`], [`TfRecordReader`] and [`TfRecordWriter`]: files of records |
 //! | [`example`] | [`Example`], and [`Features`](example::Features): records as columns of tensors |
@@ -50,6 +51,8 @@ pub mod error;
 pub mod example;
 pub mod file;
 pub mod numpy;
+#[cfg(feature = "parquet")]
+pub mod parquet;
 pub mod plan;
 pub mod split;
 pub mod tfrecord;

@@ -61,11 +61,13 @@ fn within<T>(runtime: &Runtime, request: impl Future<Output = object_store::Resu
 /// An object's bytes in pieces that a thread asks for ahead of the reader.
 ///
 /// Neither waits for longer than the other lives or [`DEADLINE`]: the reader's wait ends when the thread drops its end
-/// of the channel, at the object's end or after an error; the thread's wait for a place ends when the reader is
+/// of the channel, after the object's end or an error; the thread's wait for a place ends when the reader is
 /// dropped.
 struct Pieces {
     receiver: Receiver<Result<bytes::Bytes>>,
     piece: Cursor<bytes::Bytes>,
+    /// The empty piece behind the last one has come.
+    ended: bool,
 }
 
 impl Pieces {
@@ -77,7 +79,7 @@ impl Pieces {
             }
         };
         std::thread::Builder::new().name("data-object".into()).spawn(request)?;
-        Ok(Self { receiver, piece: Cursor::default() })
+        Ok(Self { receiver, piece: Cursor::default(), ended: false })
     }
 }
 
@@ -96,8 +98,8 @@ fn request(
         let options = GetOptions {
             // An object in one piece can be had from servers, too, that know no ranges.
             range: (end - next < object.size).then_some(GetRange::Bounded(next..end)),
-            // All pieces are of one version.
-            if_match: object.e_tag.clone(),
+            // All pieces are of one version, where its tag says that bytes are the same (a weak one does not).
+            if_match: object.e_tag.clone().filter(|tag| !tag.starts_with("W/")),
             ..Default::default()
         };
         let bytes = within(&runtime, async { store.get_opts(path, options).await?.bytes().await })?;
@@ -106,10 +108,12 @@ fn request(
             return Err(Error::new(ErrorKind::UnexpectedEof, found));
         }
         if sender.send(Ok(bytes)).is_err() {
-            break;
+            return Ok(());
         }
         next = end;
     }
+    // A thread that died is not taken for an object's end.
+    let _ = sender.send(Ok(bytes::Bytes::new()));
     Ok(())
 }
 
@@ -117,14 +121,17 @@ impl Read for Pieces {
     fn read(&mut self, buffer: &mut [u8]) -> Result<usize> {
         loop {
             let read = self.piece.read(buffer)?;
-            if read > 0 || buffer.is_empty() {
+            if read > 0 || buffer.is_empty() || self.ended {
                 return Ok(read);
             }
             // This wait ends with the thread, see above.
             match self.receiver.iter().next() {
                 Some(piece) => self.piece = Cursor::new(piece?),
-                None => return Ok(0),
+                None => {
+                    return Err(Error::new(ErrorKind::BrokenPipe, "the thread that reads ahead has died"));
+                }
             }
+            self.ended = self.piece.get_ref().is_empty();
         }
     }
 }
@@ -165,6 +172,18 @@ mod tests {
             assert_eq!(receiver.iter().next().unwrap().unwrap(), &[7][..]);
             drop(receiver);
             thread.join().unwrap().unwrap();
+        });
+    }
+
+    #[test]
+    fn a_thread_that_dies_is_an_error_and_no_end() {
+        watchdog(|| {
+            let (sender, receiver) = sync_channel(AHEAD);
+            sender.send(Ok(bytes::Bytes::from_static(b"a"))).unwrap();
+            drop(sender);
+            let mut pieces = Pieces { receiver, piece: Cursor::default(), ended: false };
+            let error = pieces.read_to_end(&mut Vec::new()).unwrap_err();
+            assert_eq!(error.to_string(), "the thread that reads ahead has died");
         });
     }
 

@@ -1,0 +1,157 @@
+//! Parquet files as arrow's writer makes them, whole and damaged.
+
+#![cfg(feature = "parquet")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use arrow_array::builder::{
+    FixedSizeListBuilder, Float32Builder, Int64Builder, ListBuilder, StringDictionaryBuilder,
+};
+use arrow_array::types::Int8Type;
+use arrow_array::{
+    ArrayRef, BinaryArray, BooleanArray, Date32Array, Float64Array, Int8Array, Int64Array, RecordBatch,
+    StringArray,
+};
+use distribute_data::parquet::Parquet;
+use distribute_data::{Error, Location, Result};
+use distribute_tensor::{HostTensor, Leaf, Tree};
+use parquet::arrow::ArrowWriter;
+use parquet::basic::{Compression, ZstdLevel};
+use parquet::file::properties::WriterProperties;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// A file of row groups of 4 rows.
+fn file(columns: Vec<(&str, ArrayRef)>, compression: Compression) -> Vec<u8> {
+    let batch = RecordBatch::try_from_iter(columns).unwrap();
+    let properties =
+        WriterProperties::builder().set_max_row_group_row_count(Some(4)).set_compression(compression).build();
+    let mut writer = ArrowWriter::try_new(Vec::new(), batch.schema(), Some(properties)).unwrap();
+    writer.write(&batch).unwrap();
+    writer.into_inner().unwrap()
+}
+
+fn plain(name: &str, column: impl arrow_array::Array + 'static) -> Parquet {
+    let bytes = file(vec![(name, Arc::new(column) as ArrayRef)], Compression::UNCOMPRESSED);
+    Parquet::file(Location::bytes("p.parquet", bytes))
+}
+
+type Columns = BTreeMap<String, HostTensor>;
+
+fn read(parquet: &Parquet) -> Result<Vec<Columns>> {
+    let columns = |tree| match tree {
+        Tree::Dict(columns) => columns.into_iter().map(|(name, leaf)| match leaf {
+            Tree::Leaf(Leaf::Host(tensor)) => (name, tensor),
+            other => panic!("{other:?}"),
+        }),
+        other => panic!("{other:?}"),
+    };
+    parquet.open()?.map(|batch| Ok(columns(batch?).collect())).collect()
+}
+
+fn numbers() -> Vec<(&'static str, ArrayRef)> {
+    vec![
+        ("flag", Arc::new(BooleanArray::from((0..10).map(|i| i % 3 == 0).collect::<Vec<_>>()))),
+        ("id", Arc::new(Int64Array::from_iter_values(0..10))),
+        ("text", Arc::new(StringArray::from_iter_values((0..10).map(|i| format!("t{i}"))))),
+        ("x", Arc::new(Float64Array::from_iter_values((0..10).map(f64::from)))),
+    ]
+}
+
+#[test]
+fn batches_go_on_over_row_groups_whatever_the_compression() {
+    let zstd = Compression::ZSTD(ZstdLevel::default());
+    let gzip = Compression::GZIP(Default::default());
+    for compression in [Compression::UNCOMPRESSED, Compression::SNAPPY, Compression::LZ4_RAW, zstd, gzip] {
+        let parquet = Parquet::file(Location::bytes("p", file(numbers(), compression))).rows(3);
+        assert_eq!(parquet.open().unwrap().rows(), 10);
+        let batches = read(&parquet).unwrap();
+        let dims: Vec<_> = batches.iter().map(|batch| batch["id"].dims().to_vec()).collect();
+        assert_eq!(dims, [[3], [3], [3], [1]]);
+        assert_eq!(batches[1]["id"], HostTensor::vector(vec![3i64, 4, 5]));
+        assert_eq!(batches[1]["x"], HostTensor::vector(vec![3f64, 4., 5.]));
+        assert_eq!(batches[1]["flag"], HostTensor::vector(vec![true, false, false]));
+        assert_eq!(batches[3]["text"], HostTensor::vector(vec![b"t9".to_vec()]));
+    }
+}
+
+#[test]
+fn only_the_columns_asked_for_from_a_path() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("p.parquet");
+    std::fs::write(&path, file(numbers(), Compression::SNAPPY)).unwrap();
+    let batches = read(&Parquet::file(&path).columns(["x", "id"])).unwrap();
+    assert_eq!(batches.len(), 1);
+    assert_eq!(batches[0].keys().collect::<Vec<_>>(), ["id", "x"]);
+    let error = Parquet::file(&path).columns(["y"]).open().unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        format!("'{}' has no column 'y'; it has flag, id, text, x", path.display())
+    );
+    assert!(matches!(Parquet::file(&path).rows(0).open().unwrap_err(), Error::Parameter { .. }));
+    assert!(matches!(Parquet::file(folder.path().join("none")).open().unwrap_err(), Error::Io { .. }));
+}
+
+#[test]
+fn lists_of_one_length_are_rows_and_others_are_refused_by_row() {
+    let mut fixed = FixedSizeListBuilder::new(Float32Builder::new(), 2);
+    let mut free = ListBuilder::new(Int64Builder::new());
+    for i in 0..5i16 {
+        fixed.values().append_slice(&[f32::from(i), 0.5]);
+        fixed.append(true);
+        free.append_value([Some(i64::from(i)); 3]);
+    }
+    let batches = read(&plain("v", fixed.finish()).rows(3)).unwrap();
+    assert_eq!(batches[1]["v"], HostTensor::new(vec![3f32, 0.5, 4., 0.5], [2, 2]).unwrap());
+    let batches = read(&plain("v", free.finish()).rows(3)).unwrap();
+    assert_eq!(batches[1]["v"], HostTensor::new(vec![3i64, 3, 3, 4, 4, 4], [2, 3]).unwrap());
+
+    let mut ragged = ListBuilder::new(Int64Builder::new());
+    [1, 1, 1, 1, 1, 2].into_iter().for_each(|len| ragged.append_value(vec![Some(7); len]));
+    let error = read(&plain("v", ragged.finish()).rows(4)).unwrap_err();
+    let expected = "'p.parquet', column 'v': row 5 is a list of 2, but the one before it of 1; tensors have rows of one length";
+    assert_eq!(error.to_string(), expected);
+    let mut null = ListBuilder::new(Int64Builder::new());
+    null.append_value([Some(1), Some(2)]);
+    null.append_value([Some(1), None]);
+    let error = read(&plain("v", null.finish())).unwrap_err();
+    assert_eq!(error.to_string(), "'p.parquet', column 'v': row 1 is null, for which int64 has no value");
+}
+
+#[test]
+fn a_null_is_nan_among_floats_and_elsewhere_an_error_with_its_row() {
+    let x = &read(&plain("x", Float64Array::from(vec![Some(1.), None]))).unwrap()[0]["x"];
+    assert!(matches!(x.as_slice::<f64>().unwrap(), [1., nan] if nan.is_nan()));
+    let error =
+        read(&plain("n", Int8Array::from(vec![Some(1), Some(2), Some(3), None])).rows(2)).unwrap_err();
+    assert_eq!(error.to_string(), "'p.parquet', column 'n': row 3 is null, for which int8 has no value");
+    let error = read(&plain("s", BinaryArray::from_opt_vec(vec![None, Some(b"a")]))).unwrap_err();
+    assert_eq!(error.to_string(), "'p.parquet', column 's': row 0 is null, for which string has no value");
+}
+
+#[test]
+fn categories_are_what_they_stand_for_and_dates_are_refused() {
+    let mut builder = StringDictionaryBuilder::<Int8Type>::new();
+    ["b", "a", "b"].into_iter().for_each(|text| builder.append_value(text));
+    let categories = &read(&plain("c", builder.finish())).unwrap()[0]["c"];
+    assert_eq!(*categories, HostTensor::vector(vec![b"b".to_vec(), b"a".to_vec(), b"b".to_vec()]));
+    let error = read(&plain("d", Date32Array::from(vec![1]))).unwrap_err();
+    let expected = "'p.parquet', column 'd': tensors have no type Date32; leave the column out";
+    assert_eq!(error.to_string(), expected);
+}
+
+#[test]
+fn wherever_it_is_cut_it_is_an_error_and_a_changed_byte_never_panics() {
+    let bytes = file(numbers(), Compression::SNAPPY);
+    for cut in 0..bytes.len() {
+        let error = read(&Parquet::file(Location::bytes("cut", bytes[..cut].to_vec()))).unwrap_err();
+        assert!(error.to_string().starts_with("cannot read 'cut': "), "{error}");
+    }
+    for at in 0..bytes.len() {
+        for flip in [1, 0x80] {
+            let mut changed = bytes.clone();
+            changed[at] ^= flip;
+            let parquet = Parquet::file(Location::bytes("p", changed));
+            let _ = read(&parquet);
+        }
+    }
+}
