@@ -13,7 +13,7 @@ pub use context::InputContext;
 pub use lockstep::Lockstep;
 pub use position::{Origin, Position};
 
-use crate::operations::prefetch::PrefetchStage;
+use crate::operations::ahead::AheadStage;
 use crate::pipeline::{self, Part, Pipeline};
 use crate::plan::ends::{Ballot, UnevenEnds};
 use crate::plan::layout::Layout;
@@ -307,7 +307,7 @@ impl<T: Nest> Distribution<T> {
     /// Pieces made ahead of time, where that is asked for and worth it.
     fn ahead(&self, stage: Box<dyn Stage>, pipeline: &Pipeline, pieces: usize) -> Box<dyn Stage> {
         match self.options.prefetch.saturating_mul(pieces) {
-            ahead if ahead > 0 && pipeline.costly() => Box::new(PrefetchStage::new(stage, ahead)),
+            ahead if ahead > 0 && pipeline.costly() => Box::new(AheadStage::new(stage, ahead, "prefetch")),
             _ => stage,
         }
     }

@@ -1,8 +1,11 @@
 //! The operations, one a file: what users call, what it is as data, how it runs.
 
+pub(crate) mod ahead;
 pub(crate) mod batch;
 pub(crate) mod filter;
+pub(crate) mod flat_map;
 pub(crate) mod generator;
+pub(crate) mod interleave;
 pub(crate) mod map;
 pub(crate) mod memory;
 pub(crate) mod prefetch;
