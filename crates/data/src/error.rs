@@ -129,6 +129,17 @@ pub enum Error {
         #[source]
         cause: Cause,
     },
+    /// The dataset that a function made of an element could not be made, or its pass failed.
+    #[error("{operation}: the dataset of element {index} failed: {cause}")]
+    Inner {
+        /// The transformation.
+        operation: &'static str,
+        /// The element it was made of, counted from 0 within the pass.
+        index: usize,
+        /// What the function or the dataset said.
+        #[source]
+        cause: Cause,
+    },
     /// The iterator of a generator returned an error.
     #[error("the generator failed at element {index}: {cause}")]
     Generator {
@@ -232,17 +243,19 @@ pub enum Error {
         /// What it has to be.
         expected: &'static str,
     },
-    /// The thread of a prefetch could not be started.
-    #[error(
-        "cannot start the thread of prefetch: {source}; use fewer prefetches or raise the limit of threads"
-    )]
+    /// A thread of a pass could not be started.
+    #[error("cannot start a thread of {operation}: {source}; use fewer threads or raise their limit")]
     Thread {
+        /// The transformation.
+        operation: &'static str,
         /// What the operating system said.
         source: std::io::Error,
     },
-    /// The thread of a prefetch ended without saying why.
-    #[error("the thread of prefetch died: {message}")]
+    /// A thread of a pass ended without saying why.
+    #[error("a thread of {operation} died: {message}")]
     ThreadDied {
+        /// The transformation.
+        operation: &'static str,
         /// Its panic's message.
         message: String,
     },

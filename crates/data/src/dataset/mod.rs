@@ -4,6 +4,7 @@ mod iter;
 #[cfg(test)]
 mod model;
 
+pub use crate::operations::interleave::Interleave;
 pub use crate::operations::memory::Numbers;
 pub use iter::Iter;
 

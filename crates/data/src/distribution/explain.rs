@@ -1,6 +1,6 @@
 //! Who gets what, and why, in words.
 
-use super::parts::parted;
+use super::parts::Parted;
 use super::{Distribution, Source};
 use crate::pipeline::{self, Pipeline};
 use crate::plan::layout::Layout;
@@ -29,18 +29,17 @@ impl<T: Nest> Distribution<T> {
     fn write(&self, out: &mut String) -> std::fmt::Result {
         let Layout { workers, .. } = self.layout;
         match &self.source {
-            Source::Dataset { pipeline, decision } => {
+            Source::Dataset(parted) => {
+                let Parted { pipeline, decision, parts } = parted.as_ref();
                 write!(out, "{}over {}, ", pipeline::explain(pipeline), self.layout)?;
                 let asked = self.options.policy;
                 match asked == decision.taken {
                     true => writeln!(out, "policy {}: {}", decision.taken, decision.why)?,
                     false => writeln!(out, "policy {} ({asked}): {}", decision.taken, decision.why)?,
                 }
-                for worker in 0..workers {
+                for (worker, part) in parts.iter().enumerate() {
                     let reads = match decision.taken {
-                        AutoShardPolicy::File | AutoShardPolicy::Hint if workers > 1 => {
-                            sources(&parted(pipeline, decision, workers, worker))
-                        }
+                        AutoShardPolicy::File | AutoShardPolicy::Hint if workers > 1 => sources(part),
                         AutoShardPolicy::Off if workers > 1 => "everything, for itself alone".into(),
                         _ => "everything, of each batch its pieces".into(),
                     };
@@ -61,7 +60,7 @@ impl<T: Nest> Distribution<T> {
 
     /// The rows of a worker's replicas in its first step of a full batch.
     fn sizes(&self, worker: usize) -> String {
-        let (Source::Dataset { decision, .. }, Some(full)) = (&self.source, self.full()) else {
+        let (Some(decision), Some(full)) = (self.decision(), self.full()) else {
             return "; how many rows a step has is only known when it is read".into();
         };
         let pieces = self.cut(decision, worker).pieces(full);

@@ -18,14 +18,13 @@ pub use lockstep::Lockstep;
 pub use pass::WorkerPass;
 pub use position::{Origin, Position};
 
-use crate::pipeline::{self, Pipeline};
 use crate::plan::ends::UnevenEnds;
 use crate::plan::layout::Layout;
 use crate::plan::policy::{AutoShardPolicy, Decision, decide};
 use crate::{Batching, Cause, Dataset, Error, Result, SplitRule};
 use distribute_tensor::Nest;
 use function::Function;
-use parts::parted;
+use parts::Parted;
 use std::sync::Arc;
 
 /// How a dataset is parted.
@@ -71,7 +70,7 @@ pub struct Distribution<T> {
 /// What is parted.
 enum Source<T> {
     /// Global batches, by a policy.
-    Dataset { pipeline: Pipeline, decision: Decision },
+    Dataset(Arc<Parted>),
     /// What a function makes for each worker, or for each replica.
     Function(Arc<Function<T>>),
 }
@@ -79,9 +78,7 @@ enum Source<T> {
 impl<T> Clone for Distribution<T> {
     fn clone(&self) -> Self {
         let source = match &self.source {
-            Source::Dataset { pipeline, decision } => {
-                Source::Dataset { pipeline: pipeline.clone(), decision: decision.clone() }
-            }
+            Source::Dataset(parted) => Source::Dataset(parted.clone()),
             Source::Function(function) => Source::Function(function.clone()),
         };
         Self { source, layout: self.layout, options: self.options.clone() }
@@ -105,15 +102,15 @@ impl<T: Nest> Distribution<T> {
                 "every worker reads all files, and takes its pieces of each batch"
             );
         }
-        let plan = Self { source: Source::Dataset { pipeline, decision }, layout, options };
+        let parted = Parted::new(pipeline, decision, layout.workers);
         // TensorFlow hands single elements to a single replica.
         if dataset.batching() == Batching::Elements
-            && (plan.options.rule != SplitRule::TensorFlow || layout.total() > 1)
+            && (options.rule != SplitRule::TensorFlow || layout.total() > 1)
         {
             return Err(Error::NotBatched { what: "the dataset gives single elements".into() });
         }
-        plan.check()?;
-        Ok(plan)
+        parted.check()?;
+        Ok(Self { source: Source::Dataset(Arc::new(parted)), layout, options })
     }
 
     /// What `make` makes for each worker (`per_replica`: for each replica): already batched for a replica, and sharded by
@@ -140,7 +137,7 @@ impl<T: Nest> Distribution<T> {
     pub fn made_for(&self, worker: usize) -> Result<Vec<Dataset<T>>> {
         self.layout.check_worker(worker)?;
         match &self.source {
-            Source::Dataset { .. } => Ok(Vec::new()),
+            Source::Dataset(_) => Ok(Vec::new()),
             Source::Function(function) => function.datasets(self.layout, worker),
         }
     }
@@ -153,7 +150,7 @@ impl<T: Nest> Distribution<T> {
     /// The policy taken and why; `None` for datasets made by a function.
     pub fn decision(&self) -> Option<&Decision> {
         match &self.source {
-            Source::Dataset { decision, .. } => Some(decision),
+            Source::Dataset(parted) => Some(&parted.decision),
             Source::Function(_) => None,
         }
     }
@@ -176,15 +173,5 @@ impl<T: Nest> Distribution<T> {
     /// Where pass `epoch` begins.
     pub fn beginning(&self, epoch: u64) -> Position {
         Position { epoch, steps: 0, origin: self.origin() }
-    }
-
-    /// Whether each worker's pipeline is right, without running it.
-    fn check(&self) -> Result<()> {
-        match &self.source {
-            Source::Dataset { pipeline, decision } => {
-                pipeline::check(&parted(pipeline, decision, self.layout.workers, 0))
-            }
-            Source::Function(_) => Ok(()),
-        }
     }
 }

@@ -3,20 +3,20 @@
 use super::cut::Cut;
 use super::steps::{Pieces, Steps, Templates};
 use super::{Distribution, Source};
-use crate::operations::prefetch::PrefetchStage;
+use crate::operations::ahead::AheadStage;
 use crate::pipeline::{self, Part, Pipeline};
 use crate::plan::layout::Layout;
 use crate::plan::policy::Decision;
 use crate::plan::recut::worker_sizes;
 use crate::stage::Stage;
-use crate::{AutoShardPolicy, Batching, Dataset, Result, SplitRule};
+use crate::{AutoShardPolicy, Batching, Dataset, Error, Result, SplitRule};
 use distribute_tensor::Nest;
 
 impl<T: Nest> Distribution<T> {
     /// The size of full batches, where the pipeline tells.
     pub(super) fn full(&self) -> Option<usize> {
         match &self.source {
-            Source::Dataset { pipeline, .. } => match pipeline.batching() {
+            Source::Dataset(parted) => match parted.pipeline.batching() {
                 Batching::Batches(size) => Some(size),
                 Batching::Unknown | Batching::Elements => None,
             },
@@ -27,13 +27,14 @@ impl<T: Nest> Distribution<T> {
     /// The steps of one worker.
     pub(super) fn steps(&self, worker: usize, epoch: u64) -> Result<Steps> {
         self.layout.check_worker(worker)?;
-        let Layout { workers, replicas } = self.layout;
+        let Layout { replicas, .. } = self.layout;
         let pieces = match &self.source {
-            Source::Dataset { pipeline, decision } => {
-                let pipeline = parted(pipeline, decision, workers, worker);
-                pipeline::check(&pipeline)?;
-                let stage = self.cut(decision, worker).start(pipeline.start(epoch));
-                Pieces::Dealt(self.ahead(stage, &pipeline, replicas), replicas)
+            Source::Dataset(parted) => {
+                let no_worker = || Error::Worker { worker, workers: self.layout.workers };
+                let pipeline = parted.parts.get(worker).ok_or_else(no_worker)?;
+                pipeline::check(pipeline)?;
+                let stage = self.cut(&parted.decision, worker).start(pipeline.start(epoch));
+                Pieces::Dealt(self.ahead(stage, pipeline, replicas), replicas)
             }
             Source::Function(function) => {
                 let each = if function.per_replica { 1 } else { replicas };
@@ -57,7 +58,7 @@ impl<T: Nest> Distribution<T> {
     /// Whole pipelines of which a batch shows what one looks like.
     pub(super) fn templates(&self, worker: usize, epoch: u64) -> Result<Templates> {
         let pipelines = match &self.source {
-            Source::Dataset { pipeline, .. } => vec![pipeline.clone()],
+            Source::Dataset(parted) => vec![parted.pipeline.clone()],
             Source::Function(_) => {
                 self.made_for(worker)?.iter().map(|made| made.pipeline().clone()).collect()
             }
@@ -78,7 +79,7 @@ impl<T: Nest> Distribution<T> {
     /// Pieces made ahead of time, where that is asked for and worth it.
     fn ahead(&self, stage: Box<dyn Stage>, pipeline: &Pipeline, pieces: usize) -> Box<dyn Stage> {
         match self.options.prefetch.saturating_mul(pieces) {
-            ahead if ahead > 0 && pipeline.costly() => Box::new(PrefetchStage::new(stage, ahead)),
+            ahead if ahead > 0 && pipeline.costly() => Box::new(AheadStage::new(stage, ahead, "prefetch")),
             _ => stage,
         }
     }
@@ -115,11 +116,26 @@ impl<T: Nest> Distribution<T> {
     }
 }
 
-/// The pipeline of one worker.
-pub(super) fn parted(pipeline: &Pipeline, decision: &Decision, workers: usize, index: usize) -> Pipeline {
-    match decision.taken {
-        AutoShardPolicy::File => pipeline::shard(pipeline, &Part::Files { workers, index }),
-        AutoShardPolicy::Hint => pipeline::shard(pipeline, &Part::Hint { workers, index }),
-        AutoShardPolicy::Off | AutoShardPolicy::Data | AutoShardPolicy::Auto => pipeline.clone(),
+/// A dataset and what each worker reads of it.
+pub(super) struct Parted {
+    pub(super) pipeline: Pipeline,
+    pub(super) decision: Decision,
+    /// Of each worker. They are made once, so that what a cache has kept is there in the next pass.
+    pub(super) parts: Vec<Pipeline>,
+}
+
+impl Parted {
+    pub(super) fn new(pipeline: Pipeline, decision: Decision, workers: usize) -> Self {
+        let part = |index| match decision.taken {
+            AutoShardPolicy::File => pipeline::shard(&pipeline, &Part::Files { workers, index }),
+            AutoShardPolicy::Hint => pipeline::shard(&pipeline, &Part::Hint { workers, index }),
+            AutoShardPolicy::Off | AutoShardPolicy::Data | AutoShardPolicy::Auto => pipeline.clone(),
+        };
+        Self { parts: (0..workers).map(part).collect(), pipeline, decision }
+    }
+
+    /// Whether all parameters are in their ranges; they are the same for all workers.
+    pub(super) fn check(&self) -> Result<()> {
+        self.parts.first().map_or(Ok(()), pipeline::check)
     }
 }

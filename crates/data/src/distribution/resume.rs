@@ -1,6 +1,7 @@
 //! Going on where a pass stood, on the same layout or another.
 
 use super::lockstep::Gathered;
+use super::parts::Parted;
 use super::pass::WorkerPass;
 use super::position::{Origin, Position};
 use super::steps::{Pieces, Steps};
@@ -9,6 +10,7 @@ use crate::pipeline::{self, Pipeline};
 use crate::plan::policy::Decision;
 use crate::{Error, Result};
 use distribute_tensor::Nest;
+use std::sync::Arc;
 
 impl<T: Nest> Distribution<T> {
     /// Starts the pass of one worker where another stood: every element that was not in a step before comes, once.
@@ -62,7 +64,7 @@ impl<T: Nest> Distribution<T> {
             return refuse(format!("{} are more than there can be", theirs.layout));
         }
         match &self.source {
-            Source::Dataset { pipeline, .. } => repeatable(position, pipeline),
+            Source::Dataset(parted) => repeatable(position, &parted.pipeline),
             // What the function makes is looked at once it is made.
             Source::Function(_) => Ok(()),
         }
@@ -83,8 +85,10 @@ impl<T: Nest> Distribution<T> {
         let mut plan = self.clone();
         plan.layout = origin.layout;
         plan.options.rule = origin.rule;
-        if let (Source::Dataset { decision, .. }, Some(taken)) = (&mut plan.source, origin.policy) {
-            *decision = Decision { taken, why: "as the pass was begun".into(), fell_back: false };
+        if let (Source::Dataset(parted), Some(taken)) = (&self.source, origin.policy) {
+            let decision = Decision { taken, why: "as the pass was begun".into(), fell_back: false };
+            let parted = Parted::new(parted.pipeline.clone(), decision, origin.layout.workers);
+            plan.source = Source::Dataset(Arc::new(parted));
         }
         plan
     }

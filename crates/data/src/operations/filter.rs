@@ -71,7 +71,8 @@ impl Operation for Filter {
     }
 
     fn start(&self, epoch: u64) -> Box<dyn Stage> {
-        Box::new(FilterStage { input: self.input.start(epoch), predicate: self.predicate.clone(), index: 0 })
+        let input = self.input.start(epoch);
+        Box::new(FilterStage { input, predicate: self.predicate.clone(), index: 0, failed: None })
     }
 }
 
@@ -79,45 +80,48 @@ struct FilterStage {
     input: Box<dyn Stage>,
     predicate: FilterFn,
     index: usize,
+    /// What went wrong after the elements that were handed on last.
+    failed: Option<Error>,
 }
 
 impl FilterStage {
-    fn keep(&mut self, tree: Tree<Leaf>) -> Result<bool> {
+    /// Whether an element is kept. False from one on that fails.
+    fn keep(&mut self, tree: Result<Tree<Leaf>>) -> bool {
         let index = self.index;
         self.index += 1;
-        (self.predicate)(tree, index)
+        let keep = match self.failed {
+            None => tree.and_then(|tree| (self.predicate)(tree, index)),
+            Some(_) => return false,
+        };
+        keep.unwrap_or_else(|error| {
+            self.failed = Some(error);
+            false
+        })
     }
 
     /// Rows that are kept stay rows of their source, so that a batch of them is still one gather.
-    fn apply(&mut self, run: Run) -> Result<Run> {
-        Ok(match run {
+    fn apply(&mut self, run: Run) -> Run {
+        match run {
             Run::Rows(source, picks) => {
-                let mut kept = Vec::new();
-                for row in picks.into_list() {
-                    if self.keep(source.row(row)?)? {
-                        kept.push(row);
-                    }
-                }
-                Run::Rows(source, Picks::List(kept))
+                let mut rows = picks.into_list();
+                rows.retain(|row| self.keep(source.row(*row)));
+                Run::Rows(source, Picks::List(rows))
             }
-            Run::Values(values) => {
-                let mut kept = Vec::new();
-                for value in values {
-                    if self.keep(value.clone())? {
-                        kept.push(value);
-                    }
-                }
-                Run::Values(kept)
+            Run::Values(mut values) => {
+                values.retain(|value| self.keep(Ok(value.clone())));
+                Run::Values(values)
             }
-        })
+        }
     }
 }
 
 impl Stage for FilterStage {
     fn next(&mut self, max: usize) -> Option<Result<Run>> {
         loop {
-            let run = self.input.next(max)?;
-            match run.and_then(|run| self.apply(run)) {
+            if let Some(error) = self.failed.take() {
+                return Some(Err(error));
+            }
+            match self.input.next(max)?.map(|run| self.apply(run)) {
                 Ok(run) if run.len() == 0 => continue,
                 result => return Some(result),
             }

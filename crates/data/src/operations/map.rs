@@ -104,7 +104,8 @@ impl Operation for Map {
     }
 
     fn start(&self, epoch: u64) -> Box<dyn Stage> {
-        Box::new(MapStage { input: self.input.start(epoch), function: self.function.clone(), index: 0 })
+        let input = self.input.start(epoch);
+        Box::new(MapStage { input, function: self.function.clone(), index: 0, failed: None })
     }
 }
 
@@ -112,13 +113,23 @@ struct MapStage {
     input: Box<dyn Stage>,
     function: MapFn,
     index: usize,
+    /// What went wrong after the elements that were handed on last.
+    failed: Option<Error>,
 }
 
 impl MapStage {
+    /// The elements before one that fails come first, however many were asked for.
     fn apply(&mut self, run: Run) -> Result<Run> {
         let mut mapped = Vec::with_capacity(run.len());
         for tree in run.into_values()? {
-            mapped.push((self.function)(tree, self.index)?);
+            match (self.function)(tree, self.index) {
+                Ok(value) => mapped.push(value),
+                Err(error) if mapped.is_empty() => return Err(error),
+                Err(error) => {
+                    self.failed = Some(error);
+                    break;
+                }
+            }
             self.index += 1;
         }
         Ok(Run::Values(mapped))
@@ -127,11 +138,17 @@ impl MapStage {
 
 impl Stage for MapStage {
     fn next(&mut self, max: usize) -> Option<Result<Run>> {
+        if let Some(error) = self.failed.take() {
+            return Some(Err(error));
+        }
         let run = self.input.next(max)?;
         Some(run.and_then(|run| self.apply(run)))
     }
 
     fn skip(&mut self, count: usize) -> Result<usize> {
+        if let Some(error) = self.failed.take() {
+            return Err(error);
+        }
         let skipped = self.input.skip(count)?;
         self.index += skipped;
         Ok(skipped)
@@ -167,6 +184,11 @@ mod tests {
         let error = data.iter().find_map(Result::err).unwrap();
         assert!(matches!(error, Error::Panicked { operation: "map", index: 3, .. }), "{error:?}");
         assert_eq!(data.iter().filter(Result::is_ok).count(), 1);
+
+        // The elements before it come first, also where all were asked for at once.
+        let mut stage = Dataset::range(9).map(|x| 10 / (3 - x)).pipeline().start(0);
+        assert_eq!(stage.next(9).unwrap().unwrap().len(), 3);
+        assert!(stage.next(9).unwrap().is_err());
     }
 
     #[test]

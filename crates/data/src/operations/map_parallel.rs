@@ -119,6 +119,7 @@ impl Operation for MapParallel {
 
     fn start(&self, epoch: u64) -> Box<dyn Stage> {
         Box::new(MapParallelStage {
+            operation: self.name(),
             input: self.input.start(epoch),
             function: self.function.clone(),
             threads: self.threads,
@@ -152,6 +153,7 @@ struct Done {
 /// result only of threads that have a job, and a thread that dies drops its sender of results. Nobody joins a thread that
 /// may still be in a user's function.
 struct Crew {
+    operation: &'static str,
     workers: Vec<Worker>,
     results: Results,
     sent: usize,
@@ -177,7 +179,7 @@ enum Results {
 const JOBS: usize = 4;
 
 impl Crew {
-    fn start(threads: usize, function: &MapFn, ordered: bool) -> Result<Self> {
+    fn start(operation: &'static str, threads: usize, function: &MapFn, ordered: bool) -> Result<Self> {
         let mut workers = Vec::with_capacity(threads);
         let mut in_turn = Vec::new();
         let (all, as_they_come) = channel();
@@ -202,11 +204,11 @@ impl Crew {
                         }
                     }
                 })
-                .map_err(|source| Error::Thread { source })?;
+                .map_err(|source| Error::Thread { operation, source })?;
             workers.push(Worker { jobs, thread, waiting: 0 });
         }
         let results = if ordered { Results::InTurn(in_turn) } else { Results::AsTheyCome(as_they_come) };
-        Ok(Self { workers, results, sent: 0, received: 0 })
+        Ok(Self { operation, workers, results, sent: 0, received: 0 })
     }
 
     /// The worker whose turn it is, or who has least to do.
@@ -256,7 +258,7 @@ impl Crew {
             false => None,
         };
         let message = panic.map_or("it ended early".into(), |panic| panic_message(panic.as_ref()));
-        Error::ThreadDied { message }
+        Error::ThreadDied { operation: self.operation, message }
     }
 }
 
@@ -279,6 +281,7 @@ fn apply(function: &MapFn, worker: usize, job: Job) -> Done {
 }
 
 struct MapParallelStage {
+    operation: &'static str,
     input: Box<dyn Stage>,
     function: MapFn,
     threads: usize,
@@ -302,7 +305,7 @@ impl MapParallelStage {
     fn feed(&mut self, max: usize) -> Result<()> {
         let crew = match &mut self.crew {
             Some(crew) => crew,
-            none => none.insert(Crew::start(self.threads, &self.function, self.ordered)?),
+            none => none.insert(Crew::start(self.operation, self.threads, &self.function, self.ordered)?),
         };
         // As many as let all threads work on what is asked for, but fewer handings over where that is much.
         let together = (max / (JOBS * self.threads)).clamp(1, MOST_AT_ONCE);

@@ -1,12 +1,15 @@
 //! The operations, one a file: what users call, what it is as data, how it runs.
 
+pub(crate) mod ahead;
 pub(crate) mod batch;
 pub(crate) mod cache;
 pub(crate) mod cache_file;
 mod encoding;
 pub(crate) mod files;
 pub(crate) mod filter;
+pub(crate) mod flat_map;
 pub(crate) mod generator;
+pub(crate) mod interleave;
 pub(crate) mod map;
 pub(crate) mod map_parallel;
 pub(crate) mod memory;

@@ -6,7 +6,7 @@ use crate::random::EpochRng;
 use crate::rows::Rows;
 use crate::run::{Picks, Run};
 use crate::stage::Stage;
-use crate::{Cardinality, Dataset, Result};
+use crate::{Cardinality, Dataset, Error, Result};
 use distribute_tensor::{Leaf, Nest, Tree};
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ impl<T: Nest> Dataset<T> {
     /// and the epoch only: every pass, and every repetition of a [`repeat`](Dataset::repeat) after this, has its
     /// own. Tensors in memory and ranges are shuffled as numbers of rows, 8 bytes each.
     ///
-    /// `buffer` 0 gives [`Error::Parameter`](crate::Error::Parameter) in the pass.
+    /// `buffer` 0 gives [`Error::Parameter`] in the pass.
     #[doc(alias = "tf.data.Dataset.shuffle")]
     pub fn shuffle(&self, buffer: usize, seed: u64) -> Self {
         Self::of(Shuffle { input: self.pipeline().clone(), buffer, seed })
@@ -72,6 +72,8 @@ struct ShuffleStage {
     ended: bool,
     /// A place drawn that did not fit into the run before: the next run starts with it.
     kept: Option<usize>,
+    /// What went wrong after the elements that were handed on last.
+    failed: Option<Error>,
 }
 
 /// What waits in the buffer. Rows of one source wait as numbers, 8 bytes each; anything else as values.
@@ -143,6 +145,7 @@ impl ShuffleStage {
             pool: Pool::Values(Vec::new()),
             ended: false,
             kept: None,
+            failed: None,
         }
     }
 
@@ -161,7 +164,14 @@ impl ShuffleStage {
     fn draw(&mut self, max: usize) -> Result<Option<Run>> {
         let mut drawn = None;
         for _ in 0..max {
-            self.fill()?;
+            match self.fill() {
+                Ok(()) => {}
+                Err(error) if drawn.is_none() => return Err(error),
+                Err(error) => {
+                    self.failed = Some(error);
+                    break;
+                }
+            }
             let waiting = self.pool.len();
             if waiting == 0 {
                 break;
@@ -178,7 +188,10 @@ impl ShuffleStage {
 
 impl Stage for ShuffleStage {
     fn next(&mut self, max: usize) -> Option<Result<Run>> {
-        self.draw(max).transpose()
+        match self.failed.take() {
+            Some(error) => Some(Err(error)),
+            None => self.draw(max).transpose(),
+        }
     }
 }
 

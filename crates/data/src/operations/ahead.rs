@@ -1,0 +1,165 @@
+//! A stage on a thread of its own, ahead of its consumer.
+
+use crate::guard::panic_message;
+use crate::run::Run;
+use crate::stage::Stage;
+use crate::{Error, Result};
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::thread::JoinHandle;
+
+/// Runs its input on a thread that stays at most `buffer` elements ahead of the consumer.
+///
+/// Neither side waits for longer than the other lives, and neither needs a deadline for that: a channel's wait ends
+/// when its other end is dropped. The thread drops its end when the input ends, fails or panics; the consumer drops
+/// its end together with the stage, upon which the thread's next hand-over fails and the thread ends. Nobody joins
+/// a thread that may still be in a user's function. What can take long is the user's function itself, just as long
+/// as it would without a thread.
+pub(crate) struct AheadStage {
+    state: State,
+    buffer: usize,
+    operation: &'static str,
+}
+
+enum State {
+    /// Not started: a pass that nobody pulls from costs no thread.
+    Waiting(Box<dyn Stage>),
+    Running(Running),
+    Ended,
+}
+
+struct Running {
+    receiver: Receiver<Result<Run>>,
+    thread: JoinHandle<()>,
+    /// What was received but didn't fit into the run before it.
+    kept: Option<Result<Run>>,
+}
+
+/// A channel sets all its places aside at once: more than these would only cost memory.
+const MOST_PLACES: usize = 4096;
+
+impl Running {
+    fn start(mut input: Box<dyn Stage>, buffer: usize, operation: &'static str) -> Result<Self> {
+        // One element more is in the thread's hands, waiting for a place.
+        let (sender, receiver) = sync_channel(buffer.saturating_sub(1).min(MOST_PLACES));
+        let thread = std::thread::Builder::new()
+            .name(format!("data-{operation}"))
+            .spawn(move || {
+                let mut next = || {
+                    let _input = tracing::trace_span!("input").entered();
+                    input.next(1)
+                };
+                while let Some(run) = next() {
+                    let failed = run.is_err();
+                    if sender.send(run).is_err() || failed {
+                        break;
+                    }
+                }
+                // The input goes first: when the consumer sees the end, what the input held is free.
+                drop(input);
+                drop(sender);
+            })
+            .map_err(|source| Error::Thread { operation, source })?;
+        Ok(Self { receiver, thread, kept: None })
+    }
+
+    /// Waits for one element and takes what else is there already, up to `max` elements.
+    fn pull(&mut self, max: usize) -> Option<Result<Run>> {
+        // This wait ends with the thread, see above.
+        let mut run = match self.kept.take().or_else(|| self.receiver.iter().next())? {
+            Ok(run) => run,
+            error => return Some(error),
+        };
+        while run.len() < max {
+            self.kept = match self.receiver.try_recv() {
+                Ok(Ok(next)) => run.append(next).map(Ok),
+                Ok(error) => Some(error),
+                Err(_) => break,
+            };
+            if self.kept.is_some() {
+                break;
+            }
+        }
+        Some(Ok(run))
+    }
+
+    /// Why nothing more comes: the thread has nothing left to do but to end, so this join doesn't wait.
+    fn end(self, operation: &'static str) -> Option<Result<Run>> {
+        let panic = self.thread.join().err()?;
+        Some(Err(Error::ThreadDied { operation, message: panic_message(panic.as_ref()) }))
+    }
+}
+
+impl AheadStage {
+    /// `buffer` is at least 1. `operation` is who asked for the thread, for its name and for errors.
+    pub(crate) fn new(input: Box<dyn Stage>, buffer: usize, operation: &'static str) -> Self {
+        Self { state: State::Waiting(input), buffer, operation }
+    }
+
+    /// Starts the thread before the first element is asked for.
+    pub(crate) fn begin(&mut self) -> Result<()> {
+        self.state = match std::mem::replace(&mut self.state, State::Ended) {
+            State::Waiting(input) => State::Running(Running::start(input, self.buffer, self.operation)?),
+            other => other,
+        };
+        Ok(())
+    }
+}
+
+impl Stage for AheadStage {
+    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+        if let Err(error) = self.begin() {
+            return Some(Err(error));
+        }
+        let State::Running(mut running) = std::mem::replace(&mut self.state, State::Ended) else {
+            return None;
+        };
+        match running.pull(max) {
+            None => running.end(self.operation),
+            some => {
+                self.state = State::Running(running);
+                some
+            }
+        }
+    }
+
+    /// Before the thread has started the input itself skips, which can be much faster than making elements.
+    fn skip(&mut self, count: usize) -> Result<usize> {
+        if let State::Waiting(input) = &mut self.state {
+            let skipped = input.skip(count)?;
+            if skipped < count {
+                self.state = State::Ended;
+            }
+            return Ok(skipped);
+        }
+        let mut left = count;
+        while left > 0 {
+            match self.next(left) {
+                Some(run) => left -= run?.len(),
+                None => break,
+            }
+        }
+        Ok(count - left)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::watchdog;
+
+    #[test]
+    fn a_thread_that_dies_is_an_error() {
+        struct Broken;
+        impl Stage for Broken {
+            fn next(&mut self, _: usize) -> Option<Result<Run>> {
+                panic!("a bug of ours")
+            }
+        }
+        watchdog(|| {
+            let mut stage = AheadStage::new(Box::new(Broken), 2, "prefetch");
+            let error = stage.next(1).unwrap().err().unwrap();
+            assert_eq!(error.to_string(), "a thread of prefetch died: a bug of ours");
+            assert!(stage.next(1).is_none());
+        });
+    }
+}

@@ -1,0 +1,475 @@
+//! Several datasets made of elements, read in turn.
+
+use super::ahead::AheadStage;
+use super::batch::at_least_one;
+use crate::guard::guarded;
+use crate::pipeline::{Batching, Operation, Pipeline, Sharding};
+use crate::run::Run;
+use crate::stage::Stage;
+use crate::{Cardinality, Cause, Dataset, ElementSpec, Error, Result};
+use distribute_tensor::{Leaf, Nest, Tree};
+use std::sync::Arc;
+
+/// How datasets are read in turn.
+///
+/// ```
+/// # use distribute_data::{Dataset, Interleave};
+/// let files = Dataset::range(3);
+/// let lines = files.interleave(
+///     |file| Dataset::range(10 * file..10 * file + 3),
+///     Interleave { cycle_length: 2, block_length: 2, ..Interleave::default() },
+/// );
+/// let lines = lines.iter().collect::<Result<Vec<_>, _>>()?;
+/// assert_eq!(lines, [0, 1, 10, 11, 2, 12, 20, 21, 22]);
+/// # Ok::<(), distribute_data::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Interleave {
+    /// How many datasets are open at once. At least 1; 4 by default.
+    pub cycle_length: usize,
+    /// How many elements are taken of one before it is the next one's turn. At least 1, the default.
+    pub block_length: usize,
+    /// How many elements each open dataset is made ahead of time, on a thread of its own. The order stays the same. 0,
+    /// the default, starts no thread.
+    #[doc(alias = "num_parallel_calls")]
+    pub ahead: usize,
+}
+
+impl Default for Interleave {
+    fn default() -> Self {
+        Self { cycle_length: 4, block_length: 1, ahead: 0 }
+    }
+}
+
+impl<T: Nest> Dataset<T> {
+    /// The elements of the datasets that `function` makes of each element, several of them in turn: files that are read
+    /// side by side.
+    ///
+    /// A dataset that has ended is replaced by that of the next element when it would have been its turn again. Each is
+    /// read in the pass of this dataset's number, so that shuffles in it have another order in each.
+    ///
+    /// A panic gives [`Error::Panicked`], an error in one of the datasets [`Error::Inner`], both with the element's
+    /// index; they end the pass.
+    #[doc(alias = "tf.data.Dataset.interleave")]
+    pub fn interleave<U, F>(&self, function: F, turns: Interleave) -> Dataset<U>
+    where
+        T: 'static,
+        U: Nest,
+        F: Fn(T) -> Dataset<U> + Send + Sync + 'static,
+    {
+        self.try_interleave(move |value| Ok::<_, Cause>(function(value)), turns)
+    }
+
+    /// [`interleave`](Dataset::interleave) with a function that can fail; its error gives [`Error::Inner`].
+    #[doc(alias = "tf.data.Dataset.interleave")]
+    pub fn try_interleave<U, E, F>(&self, function: F, turns: Interleave) -> Dataset<U>
+    where
+        T: 'static,
+        U: Nest,
+        E: Into<Cause>,
+        F: Fn(T) -> Result<Dataset<U>, E> + Send + Sync + 'static,
+    {
+        self.in_turn("interleave", function, turns)
+    }
+
+    /// What `interleave` and `flat_map` are.
+    pub(super) fn in_turn<U, E, F>(
+        &self,
+        operation: &'static str,
+        function: F,
+        turns: Interleave,
+    ) -> Dataset<U>
+    where
+        T: 'static,
+        U: Nest,
+        E: Into<Cause>,
+        F: Fn(T) -> Result<Dataset<U>, E> + Send + Sync + 'static,
+    {
+        let input = self.pipeline().clone();
+        Dataset::of(InTurn { input, operation, function: on_trees(operation, function), turns })
+    }
+}
+
+/// A user's function from an element to a dataset, with the element's index.
+type InnerFn = Arc<dyn Fn(Tree<Leaf>, usize) -> Result<Pipeline> + Send + Sync>;
+
+/// A user's function as one from a tree to a pipeline, whose errors and panics name the element.
+fn on_trees<T, U, E, F>(operation: &'static str, function: F) -> InnerFn
+where
+    T: Nest + 'static,
+    U: Nest,
+    E: Into<Cause>,
+    F: Fn(T) -> Result<Dataset<U>, E> + Send + Sync + 'static,
+{
+    Arc::new(move |tree, index| {
+        let value = T::from_tree(tree).map_err(|source| Error::Type { operation, index, source })?;
+        let inner = |cause| Error::Inner { operation, index, cause };
+        let dataset = guarded(operation, index, || function(value))?.map_err(|cause| inner(cause.into()))?;
+        dataset.check().map_err(|error| inner(error.into()))?;
+        Ok(dataset.pipeline().clone())
+    })
+}
+
+struct InTurn {
+    input: Pipeline,
+    operation: &'static str,
+    function: InnerFn,
+    turns: Interleave,
+}
+
+impl Operation for InTurn {
+    fn inputs(&self) -> &[Pipeline] {
+        std::slice::from_ref(&self.input)
+    }
+
+    fn over(&self, f: &mut dyn FnMut(&Pipeline) -> Pipeline) -> Option<Pipeline> {
+        Some(Arc::new(InTurn { input: f(&self.input), function: self.function.clone(), ..*self }))
+    }
+
+    fn describe(&self) -> String {
+        let Interleave { cycle_length, block_length, ahead } = self.turns;
+        match (self.operation, ahead) {
+            ("flat_map", _) => "flat_map".into(),
+            (name, 0) => format!("{name} {cycle_length}, blocks of {block_length}"),
+            (name, _) => format!("{name} {cycle_length}, blocks of {block_length}, {ahead} ahead each"),
+        }
+    }
+
+    fn cardinality(&self) -> Cardinality {
+        match self.input.cardinality() {
+            Cardinality::Finite(n) if n > 0 => Cardinality::Unknown,
+            other => other,
+        }
+    }
+
+    fn batching(&self) -> Batching {
+        Batching::Unknown
+    }
+
+    fn spec(&self) -> Option<ElementSpec> {
+        None
+    }
+
+    fn check(&self) -> Result<()> {
+        at_least_one("interleave", "the cycle length", self.turns.cycle_length)?;
+        at_least_one("interleave", "the block length", self.turns.block_length)
+    }
+
+    fn sharding(&self) -> Sharding {
+        Sharding::Through
+    }
+
+    fn costly(&self) -> bool {
+        true
+    }
+
+    fn start(&self, epoch: u64) -> Box<dyn Stage> {
+        let (input, function, turns) = (Some(self.input.start(epoch)), self.function.clone(), self.turns);
+        let left = turns.block_length;
+        let (slots, turn) = (Vec::new(), 0);
+        Box::new(InTurnStage {
+            input,
+            operation: self.operation,
+            function,
+            turns,
+            epoch,
+            index: 0,
+            slots,
+            turn,
+            left,
+        })
+    }
+}
+
+struct InTurnStage {
+    /// `None` once it has ended.
+    input: Option<Box<dyn Stage>>,
+    operation: &'static str,
+    function: InnerFn,
+    turns: Interleave,
+    epoch: u64,
+    /// How many elements of the input have been read.
+    index: usize,
+    slots: Vec<Slot>,
+    /// Which slot's turn it is.
+    turn: usize,
+    /// How many elements are left of its block.
+    left: usize,
+}
+
+/// A place in the cycle.
+enum Slot {
+    /// Its dataset has ended.
+    Empty,
+    /// The dataset of an element.
+    Open(Box<dyn Stage>, usize),
+    /// There is none, because of an error that comes when it is its turn.
+    Failed(Error),
+}
+
+impl InTurnStage {
+    /// The dataset of the next element; `Empty` where there is no further element.
+    fn open(&mut self) -> Slot {
+        let element = match self.input.as_mut().and_then(|input| input.next(1)) {
+            None => {
+                self.input = None;
+                return Slot::Empty;
+            }
+            Some(run) => run.and_then(Run::into_values).map(|mut values| values.pop()),
+        };
+        let index = self.index;
+        self.index += 1;
+        let opened = match element {
+            Err(error) => Err(error),
+            Ok(None) => return Slot::Empty,
+            Ok(Some(tree)) => (self.function)(tree, index).and_then(|inner| self.begin(&inner)),
+        };
+        match opened {
+            Ok(stage) => Slot::Open(stage, index),
+            Err(error) => {
+                self.input = None;
+                Slot::Failed(error)
+            }
+        }
+    }
+
+    fn begin(&self, inner: &Pipeline) -> Result<Box<dyn Stage>> {
+        let stage = inner.start(self.epoch);
+        if self.turns.ahead == 0 {
+            return Ok(stage);
+        }
+        let mut stage = AheadStage::new(stage, self.turns.ahead, self.operation);
+        stage.begin()?;
+        Ok(Box::new(stage))
+    }
+
+    /// With threads, the whole cycle is open from the start: each slot gets the element that it would have got when its
+    /// turn came, as slots become empty in the order of their turns.
+    fn open_all(&mut self) {
+        while self.input.is_some() && self.slots.len() < self.turns.cycle_length {
+            let slot = self.open();
+            self.slots.push(slot);
+        }
+    }
+
+    /// Opens the slot whose turn it is anew.
+    fn reopen(&mut self) {
+        let opened = self.open();
+        if let Some(slot) = self.slots.get_mut(self.turn) {
+            *slot = opened;
+        }
+    }
+
+    /// The dataset whose turn it is, and the element it was made of; `None` when all have ended.
+    fn current(&mut self) -> Result<Option<(&mut dyn Stage, usize)>> {
+        if self.turns.ahead > 0 && self.slots.is_empty() {
+            self.open_all();
+        }
+        loop {
+            match self.slots.get(self.turn) {
+                Some(Slot::Open(..) | Slot::Failed(_)) => break,
+                Some(Slot::Empty) if self.input.is_some() => self.reopen(),
+                None if self.input.is_some() => {
+                    let slot = self.open();
+                    self.slots.push(slot);
+                }
+                _ if self.slots.iter().all(|slot| matches!(slot, Slot::Empty)) => return Ok(None),
+                Some(Slot::Empty) => self.next_turn(),
+                None => self.turn = 0,
+            }
+        }
+        match self.slots.get_mut(self.turn) {
+            Some(Slot::Open(stage, index)) => Ok(Some((stage.as_mut(), *index))),
+            Some(slot) => match std::mem::replace(slot, Slot::Empty) {
+                Slot::Failed(error) => Err(error),
+                _ => Ok(None),
+            },
+            None => Ok(None),
+        }
+    }
+
+    fn next_turn(&mut self) {
+        self.left = self.turns.block_length;
+        self.turn = (self.turn + 1) % self.turns.cycle_length.max(1);
+    }
+
+    /// The dataset whose turn it was gave so many elements.
+    fn gave(&mut self, count: usize) {
+        self.left = self.left.saturating_sub(count);
+        if self.left == 0 {
+            self.next_turn();
+        }
+    }
+
+    /// The dataset whose turn it was has ended.
+    fn ended(&mut self) {
+        if let Some(slot) = self.slots.get_mut(self.turn) {
+            *slot = Slot::Empty;
+        }
+        if self.turns.ahead > 0 && self.input.is_some() {
+            self.reopen();
+        }
+        self.next_turn();
+    }
+
+    /// An error in the dataset of an element.
+    fn inner(&self, index: usize) -> impl FnOnce(Error) -> Error + use<> {
+        let operation = self.operation;
+        move |error| Error::Inner { operation, index, cause: error.into() }
+    }
+}
+
+impl Stage for InTurnStage {
+    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+        loop {
+            let max = max.min(self.left);
+            let (pulled, index) = match self.current() {
+                Ok(Some((stage, index))) => (stage.next(max), index),
+                Ok(None) => return None,
+                Err(error) => return Some(Err(error)),
+            };
+            match pulled {
+                Some(Ok(run)) => {
+                    self.gave(run.len());
+                    return Some(Ok(run));
+                }
+                Some(Err(error)) => return Some(Err(self.inner(index)(error))),
+                None => self.ended(),
+            }
+        }
+    }
+
+    fn skip(&mut self, count: usize) -> Result<usize> {
+        let mut to_go = count;
+        while to_go > 0 {
+            let wanted = to_go.min(self.left);
+            let Some((stage, index)) = self.current()? else { break };
+            let skipped = stage.skip(wanted);
+            let skipped = skipped.map_err(self.inner(index))?;
+            to_go -= skipped;
+            match skipped == wanted {
+                true => self.gave(skipped),
+                false => self.ended(),
+            }
+        }
+        Ok(count - to_go)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{ids, values, watchdog};
+    use proptest::prelude::*;
+
+    /// What TensorFlow's documents say of it, on lists.
+    fn model(lists: &[Vec<i64>], turns: Interleave) -> Vec<i64> {
+        let (mut lists, mut all) = (lists.iter().cloned(), Vec::new());
+        let mut cycle: Vec<Option<std::vec::IntoIter<i64>>> =
+            (0..turns.cycle_length.min(64)).map(|_| None).collect();
+        let mut idle = 0;
+        for turn in (0..cycle.len()).cycle() {
+            if idle > cycle.len() {
+                break;
+            }
+            let slot = &mut cycle[turn];
+            if slot.is_none() {
+                *slot = lists.next().map(Vec::into_iter);
+            }
+            idle = if slot.is_some() { 0 } else { idle + 1 };
+            for _ in 0..turns.block_length {
+                match slot.as_mut().and_then(Iterator::next) {
+                    Some(value) => all.push(value),
+                    None => {
+                        *slot = None;
+                        break;
+                    }
+                }
+            }
+        }
+        all
+    }
+
+    fn of_lengths(lengths: &[usize], turns: Interleave) -> (Dataset<i64>, Vec<i64>) {
+        let list = |(i, n): (usize, &usize)| (100 * i as i64..100 * i as i64 + *n as i64).collect::<Vec<_>>();
+        let lists: Vec<Vec<i64>> = lengths.iter().enumerate().map(list).collect();
+        let expected = model(&lists, turns);
+        let inner = lists.clone();
+        let data = Dataset::range(lists.len() as i64)
+            .interleave(move |i| Dataset::from_items(inner[i as usize].clone()), turns);
+        (data, expected)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn datasets_are_read_in_turn_with_threads_and_without(
+            lengths in proptest::collection::vec(0usize..6, 0..8),
+            cycle_length in 1usize..5, block_length in 1usize..4, ahead in 0usize..3, skip in 0usize..12,
+        ) {
+            watchdog(move || {
+                let turns = Interleave { cycle_length, block_length, ahead };
+                let (data, expected) = of_lengths(&lengths, turns);
+                assert_eq!(values(&data), expected);
+                assert_eq!(values(&data.skip(skip)), expected[skip.min(expected.len())..]);
+                assert_eq!(ids(&data.batch(3)).concat(), expected);
+            });
+        }
+    }
+
+    #[test]
+    fn a_shuffle_in_an_inner_dataset_has_the_order_of_the_outer_pass() {
+        let inner = Dataset::range(30).shuffle(30, 1);
+        let same = inner.clone();
+        let outer = Dataset::range(1).interleave(move |_| same.clone(), Interleave::default());
+        for epoch in 0..3 {
+            let pass = |data: &Dataset<i64>| data.epoch(epoch).map(Result::unwrap).collect::<Vec<_>>();
+            assert_eq!(pass(&outer), pass(&inner));
+        }
+    }
+
+    // INV-13
+    #[test]
+    fn what_goes_wrong_names_the_element_and_comes_when_it_is_its_turn() {
+        watchdog(|| {
+            for ahead in [0, 2] {
+                let turns = Interleave { cycle_length: 2, block_length: 1, ahead };
+                let data = Dataset::range(4)
+                    .try_interleave(|i| if i == 2 { Err("no file") } else { Ok(Dataset::range(2)) }, turns);
+                let mut pass = data.iter();
+                assert_eq!(pass.by_ref().take(4).map(Result::unwrap).collect::<Vec<_>>(), [0, 0, 1, 1]);
+                let error = pass.next().unwrap().unwrap_err();
+                assert_eq!(error.to_string(), "interleave: the dataset of element 2 failed: no file");
+                assert!(pass.next().is_none());
+
+                let panics = Dataset::range(2)
+                    .interleave(|i| if i == 1 { panic!("at one") } else { Dataset::range(2) }, turns);
+                let error = panics.iter().find_map(Result::err).unwrap();
+                assert!(
+                    matches!(error, Error::Panicked { operation: "interleave", index: 1, .. }),
+                    "{error:?}"
+                );
+
+                let inner = Dataset::range(2).interleave(|_| Dataset::range(3).map(|x| 1 / (1 - x)), turns);
+                let error = inner.iter().find_map(Result::err).unwrap().to_string();
+                assert!(
+                    error.starts_with(
+                        "interleave: the dataset of element 0 failed: the function given to map"
+                    ),
+                    "{error}"
+                );
+                let zero = Dataset::range(2).interleave(|_| Dataset::range(3).shuffle(0, 1), turns);
+                assert!(matches!(zero.iter().next().unwrap().unwrap_err(), Error::Inner { index: 0, .. }));
+            }
+        });
+    }
+
+    #[test]
+    fn a_cycle_of_nothing_is_an_error() {
+        let turns = Interleave { cycle_length: 0, ..Interleave::default() };
+        let data = Dataset::range(2).interleave(|_| Dataset::range(1), turns);
+        assert!(matches!(data.check(), Err(Error::Parameter { operation: "interleave", .. })));
+        let all = Interleave { cycle_length: usize::MAX, ..Interleave::default() };
+        assert_eq!(values(&Dataset::range(3).interleave(|i| Dataset::range(i), all)), [0, 0, 1]);
+    }
+}
