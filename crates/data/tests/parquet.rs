@@ -11,8 +11,8 @@ use arrow_array::{
     ArrayRef, BinaryArray, BooleanArray, Date32Array, Float64Array, Int8Array, Int64Array, RecordBatch,
     StringArray,
 };
-use distribute_data::parquet::Parquet;
-use distribute_data::{Error, Location, Result};
+use distribute_data::parquet::{Parquet, rows};
+use distribute_data::{Error, Files, Location, Result};
 use distribute_tensor::{HostTensor, Leaf, Tree};
 use parquet::arrow::ArrowWriter;
 use parquet::basic::{Compression, ZstdLevel};
@@ -55,6 +55,20 @@ fn numbers() -> Vec<(&'static str, ArrayRef)> {
         ("text", Arc::new(StringArray::from_iter_values((0..10).map(|i| format!("t{i}"))))),
         ("x", Arc::new(Float64Array::from_iter_values((0..10).map(f64::from)))),
     ]
+}
+
+#[test]
+fn rows_of_several_files_are_a_dataset() {
+    let part = |name: &str| Location::bytes(name, file(numbers(), Compression::UNCOMPRESSED));
+    let data = rows(Files::from([part("a"), part("b")]), ["id", "x"]);
+    assert_eq!(data.explain(), "Parquet, columns id, x, from 'a', 'b' (length unknown)\n");
+    let batches: Vec<Columns> = data.batch(8).iter().map(Result::unwrap).collect();
+    assert_eq!(batches[1]["id"].to_vec::<i64>().unwrap(), [8, 9, 0, 1, 2, 3, 4, 5]);
+    assert_eq!((batches.len(), batches[2].len(), batches[2]["x"].dims()), (3, 2, &[4][..]));
+    assert_eq!(data.skip(15).iter().next().unwrap().unwrap()["id"].item::<i64>().unwrap(), 5);
+    let missing = rows(part("a"), ["z"]).iter().next().unwrap().unwrap_err();
+    assert!(matches!(missing, Error::NoColumn { .. }), "{missing}");
+    assert_eq!(rows(part("a"), [""; 0]).iter().next().unwrap().unwrap().len(), 4);
 }
 
 #[test]

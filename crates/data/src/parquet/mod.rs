@@ -4,11 +4,14 @@
 //! |---|---|
 //! | `batches.rs` | the rows of a file, some at a time |
 //! | `column.rs` | a column of some rows as a tensor |
+//! | `source.rs` | rows as elements of a dataset |
 
 mod batches;
 mod column;
+mod source;
 
 pub use batches::Batches;
+pub use source::rows;
 
 use crate::{Error, Location, Result};
 
