@@ -1,5 +1,7 @@
 //! What can go wrong while data is read, changed and cut.
 
+use crate::Cardinality;
+
 /// The result of operations on datasets.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -134,6 +136,16 @@ pub enum Error {
         path: String,
         /// Its number of rows.
         rows: usize,
+    },
+    /// One of two datasets that have to be equally long ends before the other.
+    #[error("zip_exact: the {shorter} dataset ends after {len} elements, the other doesn't ({other})")]
+    UnequalZip {
+        /// `first` or `second`.
+        shorter: &'static str,
+        /// Its number of elements.
+        len: usize,
+        /// How many the other has, as far as the pipeline tells.
+        other: Cardinality,
     },
     /// A nest without any leaf has no rows.
     #[error("{operation} needs at least one tensor, but {found} holds none")]

@@ -2,6 +2,8 @@
 
 pub(crate) mod ahead;
 pub(crate) mod batch;
+pub(crate) mod concatenate;
+pub(crate) mod enumerate;
 pub(crate) mod filter;
 pub(crate) mod flat_map;
 pub(crate) mod generator;
@@ -14,3 +16,4 @@ pub(crate) mod repeat;
 pub(crate) mod shard;
 pub(crate) mod shuffle;
 pub(crate) mod take;
+pub(crate) mod zip;
