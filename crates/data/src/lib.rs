@@ -57,7 +57,7 @@ mod testing;
 
 pub use cardinality::Cardinality;
 pub use csv::Csv;
-pub use dataset::{Dataset, Interleave, Iter};
+pub use dataset::{Dataset, Interleave, Iter, Padding};
 pub use distribution::{DistributeOptions, Distribution, InputContext, Position};
 pub use error::{Cause, Error, Result};
 pub use pipeline::Batching;

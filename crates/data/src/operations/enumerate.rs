@@ -1,6 +1,6 @@
 //! Elements with their numbers.
 
-use super::zip::Pairing;
+use super::pairing::Pairing;
 use crate::pipeline::{Batching, Operation, Pipeline, Sharding};
 use crate::rows::Rows;
 use crate::run::{Picks, Run};

@@ -1,8 +1,13 @@
 //! The operations, one a file: what users call, what it is as data, how it runs.
+//!
+//! Some are made of parts that have files of their own: `ahead` (a stage on a thread), `cycle` (datasets read in turn),
+//! `pairing` (runs side by side), `pad` (tensors of different sizes in one).
 
 pub(crate) mod ahead;
+pub(crate) mod assert_cardinality;
 pub(crate) mod batch;
 pub(crate) mod concatenate;
+pub(crate) mod cycle;
 pub(crate) mod enumerate;
 pub(crate) mod filter;
 pub(crate) mod flat_map;
@@ -10,10 +15,15 @@ pub(crate) mod generator;
 pub(crate) mod interleave;
 pub(crate) mod map;
 pub(crate) mod memory;
+pub(crate) mod pad;
+pub(crate) mod padded_batch;
+pub(crate) mod pairing;
 pub(crate) mod prefetch;
 pub(crate) mod rebatch;
 pub(crate) mod repeat;
 pub(crate) mod shard;
 pub(crate) mod shuffle;
 pub(crate) mod take;
+pub(crate) mod take_while;
+pub(crate) mod unbatch;
 pub(crate) mod zip;
