@@ -1,5 +1,7 @@
 //! What can go wrong while data is read, changed and cut.
 
+use crate::Cardinality;
+
 /// The result of operations on datasets.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -210,6 +212,34 @@ pub enum Error {
         path: String,
         /// Its number of rows.
         rows: usize,
+    },
+    /// A dataset has not the number of elements that it has to have.
+    #[error("assert_cardinality: there have to be {expected} elements, but this dataset {found}")]
+    Cardinality {
+        /// How many there have to be.
+        expected: usize,
+        /// How many there are, in words.
+        found: String,
+    },
+    /// An element cannot be made as large as the others of its batch.
+    #[error("padded_batch: {path} of element {index} cannot be padded: {why}")]
+    Pad {
+        /// Where in the element: `value.a[1]`.
+        path: String,
+        /// The element, counted from 0 within the pass.
+        index: usize,
+        /// What is in the way.
+        why: String,
+    },
+    /// One of two datasets that have to be equally long ends before the other.
+    #[error("zip_exact: the {shorter} dataset ends after {len} elements, the other doesn't ({other})")]
+    UnequalZip {
+        /// `first` or `second`.
+        shorter: &'static str,
+        /// Its number of elements.
+        len: usize,
+        /// How many the other has, as far as the pipeline tells.
+        other: Cardinality,
     },
     /// A nest without any leaf has no rows.
     #[error("{operation} needs at least one tensor, but {found} holds none")]

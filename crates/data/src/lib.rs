@@ -73,7 +73,7 @@ mod text;
 
 pub use cardinality::Cardinality;
 pub use csv::Csv;
-pub use dataset::{Dataset, Interleave, Iter};
+pub use dataset::{Dataset, Interleave, Iter, Padding};
 pub use distribution::{DistributeOptions, Distribution, InputContext, Position};
 pub use error::{Cause, Error, Result};
 pub use example::Example;

@@ -1,8 +1,9 @@
-//! Where rows come from: tensors in memory, or the numbers of a range.
+//! Where rows come from: tensors in memory, the numbers of a range, or two of them side by side.
 
 use crate::Result;
 use distribute_tensor::{HostTensor, Leaf, Tree};
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Rows that can be read at any place, and cut out many at a time without touching each.
 #[derive(Debug)]
@@ -11,12 +12,14 @@ pub(crate) enum Rows {
     Memory { tree: Tree<Leaf>, len: usize },
     /// The numbers `start..start + len`, which are never stored.
     Range { start: i64, len: usize },
+    /// Pairs of the rows of two sources: row `i` of the first, from `first_start` on, and of the second.
+    Pairs { first: Arc<Rows>, first_start: usize, second: Arc<Rows>, second_start: usize, len: usize },
 }
 
 impl Rows {
     pub(crate) fn len(&self) -> usize {
         match self {
-            Rows::Memory { len, .. } | Rows::Range { len, .. } => *len,
+            Rows::Memory { len, .. } | Rows::Range { len, .. } | Rows::Pairs { len, .. } => *len,
         }
     }
 
@@ -25,6 +28,9 @@ impl Rows {
         match self {
             Rows::Memory { tree, .. } => Ok(tree.row(i)?),
             Rows::Range { start, .. } => Ok(leaf(HostTensor::scalar(at(*start, i)))),
+            Rows::Pairs { first, first_start, second, second_start, .. } => {
+                Ok(pair(first.row(first_start + i)?, second.row(second_start + i)?))
+            }
         }
     }
 
@@ -36,6 +42,10 @@ impl Rows {
             Rows::Range { start, .. } => {
                 Ok(leaf(HostTensor::vector(range.map(|i| at(*start, i)).collect::<Vec<_>>())))
             }
+            Rows::Pairs { first, first_start, second, second_start, .. } => {
+                let from = |start: usize| start + range.start..start + range.end;
+                Ok(pair(first.slice(from(*first_start))?, second.slice(from(*second_start))?))
+            }
         }
     }
 
@@ -46,6 +56,10 @@ impl Rows {
             Rows::Range { start, .. } => {
                 Ok(leaf(HostTensor::vector(indices.iter().map(|i| at(*start, *i)).collect::<Vec<_>>())))
             }
+            Rows::Pairs { first, first_start, second, second_start, .. } => {
+                let from = |start: usize| indices.iter().map(|i| start + i).collect::<Vec<_>>();
+                Ok(pair(first.gather(&from(*first_start))?, second.gather(&from(*second_start))?))
+            }
         }
     }
 }
@@ -53,6 +67,11 @@ impl Rows {
 /// The `i`-th number of a range; ranges of `i64` may be longer than `i64::MAX`, which wrapping gets right.
 fn at(start: i64, i: usize) -> i64 {
     start.wrapping_add(i as i64)
+}
+
+/// Two values as one element.
+pub(crate) fn pair(first: Tree<Leaf>, second: Tree<Leaf>) -> Tree<Leaf> {
+    Tree::Tuple(vec![first, second])
 }
 
 fn leaf(tensor: HostTensor) -> Tree<Leaf> {

@@ -50,6 +50,14 @@ impl Picks {
         }
     }
 
+    /// Takes all but the first `count` away.
+    fn truncate(&mut self, count: usize) {
+        match self {
+            Picks::Range(range) => range.end = range.end.min(range.start.saturating_add(count)),
+            Picks::List(list) => list.truncate(count),
+        }
+    }
+
     /// Puts more rows behind these.
     fn append(&mut self, other: Picks) {
         match (&mut *self, other) {
@@ -87,6 +95,14 @@ impl Run {
                 Run::Rows(source.clone(), Picks::List(rows[range].to_vec()))
             }
             Run::Values(values) => Run::Values(values[range].to_vec()),
+        }
+    }
+
+    /// Takes all but the first `count` elements away.
+    pub(crate) fn truncate(&mut self, count: usize) {
+        match self {
+            Run::Rows(_, picks) => picks.truncate(count),
+            Run::Values(values) => values.truncate(count),
         }
     }
 
@@ -158,6 +174,15 @@ impl Assembly {
             None => Some(run),
         };
         self.runs.extend(rest);
+    }
+
+    /// The elements, each by itself.
+    pub(crate) fn into_values(self) -> Result<Vec<Tree<Leaf>>> {
+        let mut values = Vec::with_capacity(self.len);
+        for run in self.runs {
+            values.extend(run.into_values()?);
+        }
+        Ok(values)
     }
 
     /// The batch. `number` is its place in the pass, for the error.

@@ -6,6 +6,7 @@ mod model;
 
 pub use crate::operations::interleave::Interleave;
 pub use crate::operations::memory::Numbers;
+pub use crate::operations::padded_batch::Padding;
 pub use iter::Iter;
 
 use crate::pipeline::{self, Batching, Operation, Pipeline};

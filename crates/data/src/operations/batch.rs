@@ -4,7 +4,7 @@ use crate::pipeline::{Batching, Operation, Pipeline, Sharding};
 use crate::run::{Assembly, Run};
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset, ElementSpec, Error, Result};
-use distribute_tensor::Nest;
+use distribute_tensor::{Leaf, Nest, Tree};
 use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
@@ -69,8 +69,8 @@ impl Operation for Batch {
     }
 
     fn start(&self, epoch: u64) -> Box<dyn Stage> {
-        let (size, drop_remainder) = (self.size, self.drop_remainder);
-        Box::new(BatchStage { input: self.input.start(epoch), size, drop_remainder, number: 0, ended: false })
+        let join = Box::new(|elements: Assembly, number, _| elements.finish(number));
+        Box::new(BatchStage::new(self.input.start(epoch), self.size, self.drop_remainder, join))
     }
 }
 
@@ -96,15 +96,23 @@ pub(crate) fn at_least_one(operation: &'static str, parameter: &'static str, val
     }
 }
 
-struct BatchStage {
+/// Puts elements together to a batch, whose number and first element's index it is told.
+pub(super) type Join = Box<dyn Fn(Assembly, usize, usize) -> Result<Tree<Leaf>> + Send>;
+
+pub(super) struct BatchStage {
     input: Box<dyn Stage>,
     size: usize,
     drop_remainder: bool,
+    join: Join,
     number: usize,
     ended: bool,
 }
 
 impl BatchStage {
+    pub(super) fn new(input: Box<dyn Stage>, size: usize, drop_remainder: bool, join: Join) -> Self {
+        Self { input, size, drop_remainder, join, number: 0, ended: false }
+    }
+
     fn batch(&mut self) -> Result<Option<Run>> {
         let mut assembly = Assembly::default();
         while assembly.len() < self.size && !self.ended {
@@ -116,7 +124,7 @@ impl BatchStage {
         if assembly.len() == 0 || (self.drop_remainder && assembly.len() < self.size) {
             return Ok(None);
         }
-        let batch = assembly.finish(self.number)?;
+        let batch = (self.join)(assembly, self.number, self.number * self.size)?;
         self.number += 1;
         Ok(Some(Run::one(batch)))
     }

@@ -84,6 +84,7 @@ impl Operation for InMemory {
         match self.0.as_ref() {
             Rows::Memory { tree, .. } => format!("slices of {}", tree.describe(&describe_leaf)),
             Rows::Range { start, len } => format!("range {start}..{}", i128::from(*start) + *len as i128),
+            Rows::Pairs { .. } => "pairs".into(),
         }
     }
 
@@ -99,6 +100,7 @@ impl Operation for InMemory {
         match self.0.as_ref() {
             Rows::Memory { tree, .. } => Some(spec::of(tree)?.map(&mut TensorSpec::row)),
             Rows::Range { .. } => Some(Tree::Leaf(TensorSpec::scalar(DType::I64))),
+            Rows::Pairs { .. } => None,
         }
     }
 

@@ -1,10 +1,18 @@
 //! The operations, one a file: what users call, what it is as data, how it runs.
+//!
+//! Some are made of parts that have files of their own: `ahead` (a stage on a thread), `cycle` (datasets read in turn),
+//! `pairing` (runs side by side), `pad` (tensors of different sizes in one),
+//! `encoding` (elements as bytes).
 
 pub(crate) mod ahead;
+pub(crate) mod assert_cardinality;
 pub(crate) mod batch;
 pub(crate) mod cache;
 pub(crate) mod cache_file;
+pub(crate) mod concatenate;
+pub(crate) mod cycle;
 mod encoding;
+pub(crate) mod enumerate;
 pub(crate) mod files;
 pub(crate) mod filter;
 pub(crate) mod flat_map;
@@ -13,6 +21,9 @@ pub(crate) mod interleave;
 pub(crate) mod map;
 pub(crate) mod map_parallel;
 pub(crate) mod memory;
+pub(crate) mod pad;
+pub(crate) mod padded_batch;
+pub(crate) mod pairing;
 pub(crate) mod parse_examples;
 pub(crate) mod prefetch;
 pub(crate) mod rebatch;
@@ -20,3 +31,6 @@ pub(crate) mod repeat;
 pub(crate) mod shard;
 pub(crate) mod shuffle;
 pub(crate) mod take;
+pub(crate) mod take_while;
+pub(crate) mod unbatch;
+pub(crate) mod zip;

@@ -1,0 +1,171 @@
+//! A number of elements that somebody knows.
+
+use crate::pipeline::{Operation, Part, Pipeline, Sharding};
+use crate::run::Run;
+use crate::stage::Stage;
+use crate::{Cardinality, Dataset, Error, Result};
+use distribute_tensor::Nest;
+use std::sync::Arc;
+
+impl<T: Nest> Dataset<T> {
+    /// The same elements, of which there are `count`: what [`cardinality`](Dataset::cardinality) says from here on.
+    ///
+    /// Another number gives [`Error::Cardinality`]: before anything is read where the pipeline tells, otherwise in the
+    /// pass, at its end or in place of the first element too many. Workers that read files of their own each have a part
+    /// of the elements: for them it is taken out (AS-4).
+    ///
+    /// ```
+    /// # use distribute_data::Dataset;
+    /// let odd = Dataset::range(9).filter(|x| x % 2 == 1).assert_cardinality(4);
+    /// assert_eq!(odd.cardinality().finite(), Some(4));
+    /// ```
+    #[doc(alias = "tf.data.experimental.assert_cardinality")]
+    pub fn assert_cardinality(&self, count: usize) -> Self {
+        Self::of(AssertCardinality { input: self.pipeline().clone(), count })
+    }
+}
+
+struct AssertCardinality {
+    input: Pipeline,
+    count: usize,
+}
+
+impl Operation for AssertCardinality {
+    fn inputs(&self) -> &[Pipeline] {
+        std::slice::from_ref(&self.input)
+    }
+
+    fn over(&self, f: &mut dyn FnMut(&Pipeline) -> Pipeline) -> Option<Pipeline> {
+        Some(Arc::new(AssertCardinality { input: f(&self.input), count: self.count }))
+    }
+
+    fn describe(&self) -> String {
+        format!("assert_cardinality {}", self.count)
+    }
+
+    fn cardinality(&self) -> Cardinality {
+        Cardinality::Finite(self.count)
+    }
+
+    fn check(&self) -> Result<()> {
+        match self.input.cardinality() {
+            Cardinality::Unknown => Ok(()),
+            Cardinality::Finite(count) if count == self.count => Ok(()),
+            Cardinality::Infinite => Err(wrong(self.count, Cardinality::Infinite.to_string())),
+            Cardinality::Finite(count) => Err(wrong(self.count, has(count))),
+        }
+    }
+
+    fn sharding(&self) -> Sharding {
+        Sharding::Through
+    }
+
+    fn shard(&self, part: &Part) -> Option<Pipeline> {
+        Some(crate::pipeline::shard(&self.input, part))
+    }
+
+    fn start(&self, epoch: u64) -> Box<dyn Stage> {
+        Box::new(AssertStage {
+            input: self.input.start(epoch),
+            expected: self.count,
+            left: self.count,
+            more: false,
+        })
+    }
+}
+
+fn wrong(expected: usize, found: String) -> Error {
+    Error::Cardinality { expected, found }
+}
+
+fn has(count: usize) -> String {
+    format!("has {}", Cardinality::Finite(count))
+}
+
+struct AssertStage {
+    input: Box<dyn Stage>,
+    expected: usize,
+    left: usize,
+    /// There was an element too many after those that were handed on last.
+    more: bool,
+}
+
+impl AssertStage {
+    fn wrong(&self) -> Error {
+        wrong(self.expected, if self.more { "has more".into() } else { has(self.expected - self.left) })
+    }
+
+    /// Hands on what is not too much.
+    fn count(&mut self, mut run: Run) -> Result<Run> {
+        if run.len() > self.left {
+            self.more = true;
+            if self.left == 0 {
+                return Err(self.wrong());
+            }
+            run.truncate(self.left);
+        }
+        self.left -= run.len();
+        Ok(run)
+    }
+}
+
+impl Stage for AssertStage {
+    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+        if self.more {
+            return Some(Err(self.wrong()));
+        }
+        match self.input.next(max) {
+            Some(run) => Some(run.and_then(|run| self.count(run))),
+            None if self.left > 0 => Some(Err(self.wrong())),
+            None => None,
+        }
+    }
+
+    fn skip(&mut self, count: usize) -> Result<usize> {
+        let skipped = self.input.skip(count)?;
+        self.more |= skipped > self.left;
+        self.left = self.left.saturating_sub(skipped);
+        match self.more || (skipped < count && self.left > 0) {
+            true => Err(self.wrong()),
+            false => Ok(skipped),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::{ids, values};
+    use crate::{Batching, Cardinality, Dataset, Error};
+
+    #[test]
+    fn the_right_number_changes_nothing_but_what_is_known() {
+        let data = Dataset::range(9).filter(|x| *x > 4).assert_cardinality(4);
+        assert_eq!(data.cardinality(), Cardinality::Finite(4));
+        assert_eq!(values(&data), [5, 6, 7, 8]);
+        assert_eq!(values(&data.skip(3)), [8]);
+        assert_eq!(values(&data.skip(9)), [0i64; 0]);
+        assert_eq!(Dataset::range(8).batch(2).assert_cardinality(4).batching(), Batching::Batches(2));
+    }
+
+    #[test]
+    fn another_number_is_an_error_where_it_shows() {
+        let data = Dataset::range(9).filter(|x| *x > 4);
+        let mut pass = data.assert_cardinality(3).iter();
+        assert_eq!(pass.by_ref().take(3).map(Result::unwrap).collect::<Vec<_>>(), [5, 6, 7]);
+        let error = pass.next().unwrap().unwrap_err().to_string();
+        assert_eq!(error, "assert_cardinality: there have to be 3 elements, but this dataset has more");
+        let error = data.assert_cardinality(5).iter().last().unwrap().unwrap_err().to_string();
+        assert_eq!(error, "assert_cardinality: there have to be 5 elements, but this dataset has 4 elements");
+        assert_eq!(ids(&data.assert_cardinality(3).batch(3).take(1)), [[5, 6, 7]]);
+        assert!(data.assert_cardinality(3).skip(5).iter().next().unwrap().is_err());
+        assert!(matches!(
+            Dataset::range(3).assert_cardinality(4).check(),
+            Err(Error::Cardinality { expected: 4, .. })
+        ));
+        let endless = Dataset::range(3).repeat_forever().assert_cardinality(4).check();
+        assert_eq!(
+            endless.unwrap_err().to_string(),
+            "assert_cardinality: there have to be 4 elements, but this dataset never ends"
+        );
+    }
+}

@@ -1,0 +1,200 @@
+//! Datasets made of elements, each in a place of a cycle, at work.
+
+use super::ahead::AheadStage;
+use super::interleave::Interleave;
+use crate::pipeline::Pipeline;
+use crate::run::Run;
+use crate::stage::Stage;
+use crate::{Error, Result};
+use distribute_tensor::{Leaf, Tree};
+use std::sync::Arc;
+
+/// A user's function from an element to a dataset, with the element's index.
+pub(super) type InnerFn = Arc<dyn Fn(Tree<Leaf>, usize) -> Result<Pipeline> + Send + Sync>;
+
+/// The datasets that are read in turn, and whose turn it is.
+pub(super) struct Cycle {
+    /// `None` once it has ended.
+    input: Option<Box<dyn Stage>>,
+    operation: &'static str,
+    function: InnerFn,
+    turns: Interleave,
+    epoch: u64,
+    /// How many elements of the input have been read.
+    index: usize,
+    slots: Vec<Slot>,
+    /// Which slot's turn it is.
+    turn: usize,
+    /// How many elements are left of its block.
+    left: usize,
+}
+
+/// A place in the cycle.
+enum Slot {
+    /// Its dataset has ended.
+    Empty,
+    /// The dataset of an element.
+    Open(Box<dyn Stage>, usize),
+    /// There is none, because of an error that comes when it is its turn.
+    Failed(Error),
+}
+
+impl Cycle {
+    pub(super) fn new(
+        operation: &'static str,
+        input: Box<dyn Stage>,
+        function: InnerFn,
+        turns: Interleave,
+        epoch: u64,
+    ) -> Self {
+        let (input, left) = (Some(input), turns.block_length);
+        Self { input, operation, function, turns, epoch, index: 0, slots: Vec::new(), turn: 0, left }
+    }
+
+    /// The dataset of the next element; `Empty` where there is no further element.
+    fn open(&mut self) -> Slot {
+        let element = match self.input.as_mut().and_then(|input| input.next(1)) {
+            None => {
+                self.input = None;
+                return Slot::Empty;
+            }
+            Some(run) => run.and_then(Run::into_values).map(|mut values| values.pop()),
+        };
+        let index = self.index;
+        self.index += 1;
+        let opened = match element {
+            Err(error) => Err(error),
+            Ok(None) => return Slot::Empty,
+            Ok(Some(tree)) => (self.function)(tree, index).and_then(|inner| self.begin(&inner)),
+        };
+        match opened {
+            Ok(stage) => Slot::Open(stage, index),
+            Err(error) => {
+                self.input = None;
+                Slot::Failed(error)
+            }
+        }
+    }
+
+    fn begin(&self, inner: &Pipeline) -> Result<Box<dyn Stage>> {
+        let stage = inner.start(self.epoch);
+        if self.turns.ahead == 0 {
+            return Ok(stage);
+        }
+        let mut stage = AheadStage::new(stage, self.turns.ahead, self.operation);
+        stage.begin()?;
+        Ok(Box::new(stage))
+    }
+
+    /// With threads, the whole cycle is open from the start: each slot gets the element that it would have got when its
+    /// turn came, as slots become empty in the order of their turns.
+    fn open_all(&mut self) {
+        while self.input.is_some() && self.slots.len() < self.turns.cycle_length {
+            let slot = self.open();
+            self.slots.push(slot);
+        }
+    }
+
+    /// Opens the slot whose turn it is anew.
+    fn reopen(&mut self) {
+        let opened = self.open();
+        if let Some(slot) = self.slots.get_mut(self.turn) {
+            *slot = opened;
+        }
+    }
+
+    /// The dataset whose turn it is, and the element it was made of; `None` when all have ended.
+    fn current(&mut self) -> Result<Option<(&mut dyn Stage, usize)>> {
+        if self.turns.ahead > 0 && self.slots.is_empty() {
+            self.open_all();
+        }
+        loop {
+            match self.slots.get(self.turn) {
+                Some(Slot::Open(..) | Slot::Failed(_)) => break,
+                Some(Slot::Empty) if self.input.is_some() => self.reopen(),
+                None if self.input.is_some() => {
+                    let slot = self.open();
+                    self.slots.push(slot);
+                }
+                _ if self.slots.iter().all(|slot| matches!(slot, Slot::Empty)) => return Ok(None),
+                Some(Slot::Empty) => self.next_turn(),
+                None => self.turn = 0,
+            }
+        }
+        match self.slots.get_mut(self.turn) {
+            Some(Slot::Open(stage, index)) => Ok(Some((stage.as_mut(), *index))),
+            Some(slot) => match std::mem::replace(slot, Slot::Empty) {
+                Slot::Failed(error) => Err(error),
+                _ => Ok(None),
+            },
+            None => Ok(None),
+        }
+    }
+
+    fn next_turn(&mut self) {
+        self.left = self.turns.block_length;
+        self.turn = (self.turn + 1) % self.turns.cycle_length.max(1);
+    }
+
+    /// The dataset whose turn it was gave so many elements.
+    fn gave(&mut self, count: usize) {
+        self.left = self.left.saturating_sub(count);
+        if self.left == 0 {
+            self.next_turn();
+        }
+    }
+
+    /// The dataset whose turn it was has ended.
+    fn ended(&mut self) {
+        if let Some(slot) = self.slots.get_mut(self.turn) {
+            *slot = Slot::Empty;
+        }
+        if self.turns.ahead > 0 && self.input.is_some() {
+            self.reopen();
+        }
+        self.next_turn();
+    }
+
+    /// An error in the dataset of an element.
+    fn inner(&self, index: usize) -> impl FnOnce(Error) -> Error + use<> {
+        let operation = self.operation;
+        move |error| Error::Inner { operation, index, cause: error.into() }
+    }
+}
+
+impl Stage for Cycle {
+    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+        loop {
+            let max = max.min(self.left);
+            let (pulled, index) = match self.current() {
+                Ok(Some((stage, index))) => (stage.next(max), index),
+                Ok(None) => return None,
+                Err(error) => return Some(Err(error)),
+            };
+            match pulled {
+                Some(Ok(run)) => {
+                    self.gave(run.len());
+                    return Some(Ok(run));
+                }
+                Some(Err(error)) => return Some(Err(self.inner(index)(error))),
+                None => self.ended(),
+            }
+        }
+    }
+
+    fn skip(&mut self, count: usize) -> Result<usize> {
+        let mut to_go = count;
+        while to_go > 0 {
+            let wanted = to_go.min(self.left);
+            let Some((stage, index)) = self.current()? else { break };
+            let skipped = stage.skip(wanted);
+            let skipped = skipped.map_err(self.inner(index))?;
+            to_go -= skipped;
+            match skipped == wanted {
+                true => self.gave(skipped),
+                false => self.ended(),
+            }
+        }
+        Ok(count - to_go)
+    }
+}

@@ -1,0 +1,144 @@
+//! Tensors of different sizes in one, the gaps filled.
+
+use super::padded_batch::Padding;
+use crate::run::Assembly;
+use crate::{Error, Result};
+use distribute_tensor::{Element, HostTensor, Leaf, Tree};
+
+/// Puts elements together to batch `number`. `first` is the index of the first of them.
+pub(super) fn pad(padding: &Padding, elements: Assembly, number: usize, first: usize) -> Result<Tree<Leaf>> {
+    let elements = elements.into_values()?;
+    let count = elements.len();
+    let path = paths(elements.first());
+    let columns =
+        Tree::zip(elements).map_err(|source| Error::Stack { batch: number, elements: count, source })?;
+    let (columns, structure) = columns.flatten();
+    let mut joined = Vec::with_capacity(columns.len());
+    for (i, column) in columns.iter().enumerate() {
+        let bad = |(index, why)| {
+            let path = path.get(i).cloned().unwrap_or_default();
+            Error::Pad { path, index: first + index, why }
+        };
+        joined.push(pad_column(padding, i, columns.len(), column).map_err(bad)?);
+    }
+    Ok(structure.fill(joined.into_iter().map(Leaf::Host))?)
+}
+
+/// The path of each leaf.
+fn paths(element: Option<&Tree<Leaf>>) -> Vec<String> {
+    let mut paths = Vec::new();
+    let mut note = |path: &dyn Fn() -> String, _: &Leaf| {
+        paths.push(path());
+        Ok::<_, std::convert::Infallible>(())
+    };
+    let Ok(()) = element.map_or(Ok(()), |element| element.visit(&mut note));
+    paths
+}
+
+/// Which element of the batch cannot be padded, and why.
+type Bad = (usize, String);
+
+/// Puts tensor `i`, of `of` in an element, of all elements together.
+fn pad_column(padding: &Padding, i: usize, of: usize, column: &[Leaf]) -> Result<HostTensor, Bad> {
+    let dense = |(index, leaf): (usize, &Leaf)| match leaf {
+        Leaf::Host(tensor) => Ok(tensor.clone()),
+        other => Err((index, format!("it is {}, not a dense tensor in host memory", other.kind()))),
+    };
+    let tensors = column.iter().enumerate().map(dense).collect::<Result<Vec<_>, _>>()?;
+    let sizes = given(padding.sizes.as_deref(), i, of, "sizes")?;
+    let shape = common_shape(&tensors, sizes.map(Vec::as_slice))?;
+    let value = match given(padding.values.as_deref(), i, of, "values")? {
+        Some(Leaf::Host(value)) => Some(value),
+        Some(other) => return Err((0, format!("the padding value is {}", other.kind()))),
+        None => None,
+    };
+    let Some(first) = tensors.first() else { return Err((0, "there is none".into())) };
+    distribute_tensor::with_buffer!(first.buffer(), elements => join(elements, &tensors, shape, value))
+}
+
+/// What the user gave for tensor `i`, where anything was given.
+fn given<'a, X>(all: Option<&'a [X]>, i: usize, of: usize, what: &str) -> Result<Option<&'a X>, Bad> {
+    match all {
+        Some(all) if all.len() != of => {
+            Err((0, format!("{what} were given for {} tensors, but an element has {of}", all.len())))
+        }
+        all => Ok(all.and_then(|all| all.get(i))),
+    }
+}
+
+/// The shape that all tensors fit into.
+fn common_shape(tensors: &[HostTensor], sizes: Option<&[Option<usize>]>) -> Result<Vec<usize>, Bad> {
+    let rank = sizes.map_or(tensors.first().map_or(0, HostTensor::rank), <[_]>::len);
+    let mut shape = vec![0; rank];
+    for (index, tensor) in tensors.iter().enumerate() {
+        if tensor.rank() != rank {
+            return Err((index, format!("it has shape {:?}, but {rank} axes are needed", tensor.dims())));
+        }
+        for (axis, (most, found)) in shape.iter_mut().zip(tensor.dims()).enumerate() {
+            match sizes.and_then(|sizes| sizes.get(axis).copied().flatten()) {
+                Some(size) if *found > size => {
+                    return Err((
+                        index,
+                        format!("axis {axis} has size {found}, more than the {size} asked for"),
+                    ));
+                }
+                Some(size) => *most = size,
+                None => *most = (*most).max(*found),
+            }
+        }
+    }
+    Ok(shape)
+}
+
+/// All tensors, of dtype `T`, in one that is filled up with `value`.
+fn join<T: Element>(
+    _: &[T],
+    tensors: &[HostTensor],
+    shape: Vec<usize>,
+    value: Option<&HostTensor>,
+) -> Result<HostTensor, Bad> {
+    let value = match value.map(HostTensor::item::<T>) {
+        Some(Ok(value)) => value,
+        Some(Err(error)) => {
+            return Err((0, format!("its dtype is {}, the padding value: {error}", T::DTYPE)));
+        }
+        None => T::default(),
+    };
+    let each = shape.iter().try_fold(1usize, |n, size| n.checked_mul(*size));
+    let mut all: Vec<T> = Vec::new();
+    let room = each.and_then(|each| each.checked_mul(tensors.len()));
+    let (Some(each), Some(Ok(()))) = (each, room.map(|room| all.try_reserve_exact(room))) else {
+        return Err((0, format!("{} tensors of shape {shape:?} are too large", tensors.len())));
+    };
+    for (index, tensor) in tensors.iter().enumerate() {
+        let differs =
+            || format!("its dtype is {}, that of the batch's first is {}", tensor.dtype(), T::DTYPE);
+        let elements = tensor.as_slice::<T>().ok_or_else(|| (index, differs()))?;
+        let start = all.len();
+        if tensor.dims() == shape {
+            all.extend_from_slice(elements);
+        } else {
+            all.resize(start + each, value.clone());
+            place(all.get_mut(start..).unwrap_or_default(), &shape, elements, tensor.dims());
+        }
+    }
+    let dims: Vec<usize> = [tensors.len()].into_iter().chain(shape).collect();
+    HostTensor::from_buffer(T::into_buffer(all), dims).map_err(|error| (0, error.to_string()))
+}
+
+/// Writes a smaller tensor into the corner of a larger one of the same rank.
+fn place<T: Clone>(to: &mut [T], to_dims: &[usize], from: &[T], from_dims: &[usize]) {
+    if from.is_empty() {
+        return;
+    }
+    match (to_dims, from_dims) {
+        // From here on they lie alike in memory.
+        ([_, to_inner @ ..], [_, from_inner @ ..]) if to_inner != from_inner => {
+            let (to_len, from_len) = (to_inner.iter().product(), from_inner.iter().product());
+            for (to, from) in to.chunks_exact_mut(to_len).zip(from.chunks_exact(from_len)) {
+                place(to, to_inner, from, from_inner);
+            }
+        }
+        _ => to.iter_mut().zip(from).for_each(|(to, from)| to.clone_from(from)),
+    }
+}

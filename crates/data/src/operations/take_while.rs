@@ -1,0 +1,150 @@
+//! The elements before the first that fails a test.
+
+use super::filter::{FilterFn, on_trees};
+use crate::pipeline::{Operation, Pipeline, Sharding};
+use crate::run::{Picks, Run};
+use crate::stage::Stage;
+use crate::{Cardinality, Dataset, Error, Result};
+use distribute_tensor::{Leaf, Nest, Tree};
+use std::sync::Arc;
+
+impl<T: Nest> Dataset<T> {
+    /// The elements before the first for which `predicate` is false.
+    ///
+    /// A panic gives [`Error::Panicked`] with the element's index and ends the pass.
+    ///
+    /// ```
+    /// # use distribute_data::Dataset;
+    /// let data = Dataset::range(9).take_while(|x| x * x < 10);
+    /// assert_eq!(data.iter().collect::<Result<Vec<_>, _>>()?, [0, 1, 2, 3]);
+    /// # Ok::<(), distribute_data::Error>(())
+    /// ```
+    #[doc(alias = "tf.data.Dataset.take_while")]
+    pub fn take_while<F>(&self, predicate: F) -> Self
+    where
+        T: 'static,
+        F: Fn(&T) -> bool + Send + Sync + 'static,
+    {
+        Self::of(TakeWhile { input: self.pipeline().clone(), predicate: on_trees("take_while", predicate) })
+    }
+}
+
+struct TakeWhile {
+    input: Pipeline,
+    predicate: FilterFn,
+}
+
+impl Operation for TakeWhile {
+    fn inputs(&self) -> &[Pipeline] {
+        std::slice::from_ref(&self.input)
+    }
+
+    fn over(&self, f: &mut dyn FnMut(&Pipeline) -> Pipeline) -> Option<Pipeline> {
+        Some(Arc::new(TakeWhile { input: f(&self.input), predicate: self.predicate.clone() }))
+    }
+
+    fn describe(&self) -> String {
+        "take_while".into()
+    }
+
+    fn cardinality(&self) -> Cardinality {
+        match self.input.cardinality() {
+            Cardinality::Finite(0) => Cardinality::Finite(0),
+            _ => Cardinality::Unknown,
+        }
+    }
+
+    fn sharding(&self) -> Sharding {
+        Sharding::Whole
+    }
+
+    fn costly(&self) -> bool {
+        true
+    }
+
+    fn start(&self, epoch: u64) -> Box<dyn Stage> {
+        // What has to be made is made one by one: behind the end, nothing is.
+        let at_once = if self.input.costly() { 1 } else { usize::MAX };
+        let (input, predicate) = (self.input.start(epoch), self.predicate.clone());
+        Box::new(TakeWhileStage { input, predicate, at_once, index: 0, ended: false, failed: None })
+    }
+}
+
+struct TakeWhileStage {
+    input: Box<dyn Stage>,
+    predicate: FilterFn,
+    at_once: usize,
+    index: usize,
+    ended: bool,
+    /// What went wrong after the elements that were handed on last.
+    failed: Option<Error>,
+}
+
+impl TakeWhileStage {
+    fn take(&mut self, tree: Result<Tree<Leaf>>) -> bool {
+        match tree.and_then(|tree| (self.predicate)(tree, self.index)) {
+            Ok(true) => self.index += 1,
+            Ok(false) => self.ended = true,
+            Err(error) => self.failed = Some(error),
+        }
+        !self.ended && self.failed.is_none()
+    }
+
+    /// The elements before the end. Rows stay rows of their source.
+    fn apply(&mut self, mut run: Run) -> Run {
+        let taken = match &run {
+            Run::Rows(source, Picks::Range(rows)) => {
+                rows.clone().take_while(|row| self.take(source.row(*row))).count()
+            }
+            Run::Rows(source, Picks::List(rows)) => {
+                rows.iter().take_while(|row| self.take(source.row(**row))).count()
+            }
+            Run::Values(values) => values.iter().take_while(|value| self.take(Ok((*value).clone()))).count(),
+        };
+        run.truncate(taken);
+        run
+    }
+}
+
+impl Stage for TakeWhileStage {
+    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+        if self.failed.is_none() && !self.ended {
+            match self.input.next(max.min(self.at_once))?.map(|run| self.apply(run)) {
+                Ok(run) if run.len() == 0 => {}
+                result => return Some(result),
+            }
+        }
+        self.failed.take().map(Err)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::{ids, values};
+    use crate::{Cardinality, Dataset, Error};
+
+    #[test]
+    fn it_ends_with_the_first_that_fails() {
+        let data = Dataset::range(9).take_while(|x| x % 5 != 4);
+        assert_eq!(values(&data), [0, 1, 2, 3]);
+        assert_eq!(ids(&data.batch(3)), [vec![0, 1, 2], vec![3]]);
+        assert_eq!(values(&data.skip(2).repeat(2)), [2, 3, 2, 3]);
+        assert_eq!(values(&Dataset::range(9).shuffle(1, 1).map(|x| x).take_while(|x| *x < 2)), [0, 1]);
+        assert_eq!(values(&Dataset::range(9).take_while(|_| false)), [0i64; 0]);
+        assert_eq!(
+            Dataset::range(9).repeat_forever().take_while(|_| false).cardinality(),
+            Cardinality::Unknown
+        );
+    }
+
+    // INV-13
+    #[test]
+    fn nothing_behind_the_end_is_made_and_a_panic_names_the_element() {
+        let data = Dataset::range(9).map(|x| if x < 3 { x } else { panic!("asked for {x}") });
+        assert_eq!(ids(&data.take_while(|x| *x < 2).batch(9)), [[0, 1]]);
+        let panics = Dataset::range(9).take_while(|x| 4 / (2 - x) > 0);
+        let mut pass = panics.iter().skip(2);
+        let error = pass.next().unwrap().unwrap_err();
+        assert!(matches!(error, Error::Panicked { operation: "take_while", index: 2, .. }), "{error:?}");
+    }
+}

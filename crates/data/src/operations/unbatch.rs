@@ -1,0 +1,183 @@
+//! The rows of batches as elements.
+
+use crate::pipeline::{Batching, Operation, Pipeline, Sharding};
+use crate::rows::Rows;
+use crate::run::{Picks, Run};
+use crate::stage::Stage;
+use crate::{Cardinality, Dataset, ElementSpec, Result, TensorSpec};
+use distribute_tensor::Nest;
+use std::ops::Range;
+use std::sync::Arc;
+
+impl<B: Nest> Dataset<B> {
+    /// The rows of each batch as elements: leaves of shape `[n, …]` give `n` elements with leaves of shape `[…]`. The
+    /// opposite of [`batch`](Dataset::batch).
+    ///
+    /// `U` is the type of the elements: numbers and tensors alike become tensors in a batch. Batching them again cuts them
+    /// out of the batches in one piece.
+    ///
+    /// [`Error::Scalar`](crate::Error::Scalar), [`Error::UnequalRows`](crate::Error::UnequalRows) and
+    /// [`Error::NoTensor`](crate::Error::NoTensor) in the pass if an element is no batch.
+    ///
+    /// ```
+    /// # use distribute_data::Dataset;
+    /// let data = Dataset::range(5).batch(3).unbatch::<i64>();
+    /// assert_eq!(data.iter().collect::<Result<Vec<_>, _>>()?, [0, 1, 2, 3, 4]);
+    /// # Ok::<(), distribute_data::Error>(())
+    /// ```
+    #[doc(alias = "tf.data.Dataset.unbatch")]
+    pub fn unbatch<U: Nest<Batch = B>>(&self) -> Dataset<U> {
+        Dataset::of(Unbatch { input: self.pipeline().clone() })
+    }
+}
+
+struct Unbatch {
+    input: Pipeline,
+}
+
+impl Unbatch {
+    /// The rows that all batches have, where that is one number.
+    fn rows(&self) -> Option<usize> {
+        let spec = self.input.spec()?;
+        let mut rows = spec.leaves().into_iter().map(|leaf| leaf.dims.first().copied().flatten());
+        let first = rows.next()??;
+        rows.all(|rows| rows == Some(first)).then_some(first)
+    }
+}
+
+impl Operation for Unbatch {
+    fn inputs(&self) -> &[Pipeline] {
+        std::slice::from_ref(&self.input)
+    }
+
+    fn over(&self, f: &mut dyn FnMut(&Pipeline) -> Pipeline) -> Option<Pipeline> {
+        Some(Arc::new(Unbatch { input: f(&self.input) }))
+    }
+
+    fn describe(&self) -> String {
+        "unbatch".into()
+    }
+
+    fn cardinality(&self) -> Cardinality {
+        match (self.input.cardinality(), self.rows()) {
+            (Cardinality::Finite(batches), Some(rows)) => Cardinality::Finite(batches.saturating_mul(rows)),
+            (Cardinality::Finite(0), None) => Cardinality::Finite(0),
+            (Cardinality::Infinite, Some(0)) => Cardinality::Unknown,
+            (Cardinality::Infinite, _) => Cardinality::Infinite,
+            _ => Cardinality::Unknown,
+        }
+    }
+
+    fn batching(&self) -> Batching {
+        Batching::Elements
+    }
+
+    fn spec(&self) -> Option<ElementSpec> {
+        Some(self.input.spec()?.map(&mut TensorSpec::row))
+    }
+
+    fn sharding(&self) -> Sharding {
+        Sharding::Through
+    }
+
+    fn start(&self, epoch: u64) -> Box<dyn Stage> {
+        Box::new(UnbatchStage { input: self.input.start(epoch), batch: None })
+    }
+}
+
+struct UnbatchStage {
+    input: Box<dyn Stage>,
+    /// The batch that was read last, and what is left of it.
+    batch: Option<(Arc<Rows>, Range<usize>)>,
+}
+
+impl UnbatchStage {
+    /// Up to `max` further rows, of one batch; none at the end.
+    fn rows(&mut self, max: usize) -> Result<Option<(Arc<Rows>, Range<usize>)>> {
+        loop {
+            if let Some((rows, left)) = &mut self.batch
+                && left.start < left.end
+            {
+                let taken = left.start..left.end.min(left.start.saturating_add(max));
+                left.start = taken.end;
+                return Ok(Some((rows.clone(), taken)));
+            }
+            let Some(run) = self.input.next(1) else { return Ok(None) };
+            let Some(tree) = run?.into_values()?.pop() else { continue };
+            let len = crate::split::rows(&tree, "unbatch")?;
+            self.batch = Some((Arc::new(Rows::Memory { tree, len }), 0..len));
+        }
+    }
+}
+
+impl Stage for UnbatchStage {
+    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+        let rows = self.rows(max).transpose()?;
+        Some(rows.map(|(rows, taken)| Run::Rows(rows, Picks::Range(taken))))
+    }
+
+    fn skip(&mut self, count: usize) -> Result<usize> {
+        let mut left = count;
+        while left > 0 {
+            match self.rows(left)? {
+                Some((_, passed)) => left -= passed.len(),
+                None => break,
+            }
+        }
+        Ok(count - left)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::{ids, values};
+    use crate::{Batching, Cardinality, Dataset, Error};
+    use distribute_tensor::HostTensor;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn unbatching_gives_the_elements_back(n in 0i64..40, batch in 1usize..9, again in 1usize..9, skip in 0usize..20) {
+            let data = Dataset::range(n);
+            let rows = data.batch(batch).unbatch::<i64>();
+            prop_assert_eq!(values(&rows), values(&data));
+            prop_assert_eq!(values(&rows.skip(skip)), values(&data.skip(skip)));
+            prop_assert_eq!(ids(&rows.batch(again)), ids(&data.batch(again)));
+            prop_assert_eq!(ids(&data.batch(batch).rebatch(&[batch, 0]).unbatch::<i64>().batch(again)), ids(&data.batch(again)));
+        }
+    }
+
+    #[test]
+    fn rows_of_a_batch_are_cut_out_of_it_again() {
+        let x = HostTensor::new(vec![1f32, 2., 3., 4.], [2, 2]).unwrap();
+        let batches = Dataset::from_items([(x.clone(), HostTensor::vector(vec![7i64, 8]))]);
+        let rows = batches.unbatch::<(HostTensor, i64)>();
+        let (row, label) = rows.iter().last().unwrap().unwrap();
+        assert_eq!((row.as_slice::<f32>().unwrap(), label), (&[3., 4.][..], 8));
+        let (whole, _) = rows.batch(2).iter().next().unwrap().unwrap();
+        assert!(std::ptr::eq(whole.as_slice::<f32>().unwrap(), x.as_slice::<f32>().unwrap()), "copied");
+        assert_eq!(
+            rows.element_spec().unwrap().describe(&|spec| spec.to_string()),
+            "(float32 [2], int64 [])"
+        );
+    }
+
+    #[test]
+    fn lengths_are_known_where_all_batches_are_full() {
+        assert_eq!(Dataset::range(7).batch_exact(3).unbatch::<i64>().cardinality(), Cardinality::Finite(6));
+        assert_eq!(Dataset::range(7).batch(3).unbatch::<i64>().cardinality(), Cardinality::Unknown);
+        assert_eq!(Dataset::range(7).batch(3).unbatch::<i64>().batching(), Batching::Elements);
+    }
+
+    #[test]
+    fn what_is_no_batch_is_an_error() {
+        let scalars = Dataset::range(3).typed::<HostTensor>().unbatch::<i64>();
+        assert!(matches!(scalars.iter().next().unwrap().unwrap_err(), Error::Scalar { .. }));
+        let uneven =
+            Dataset::from_items([(HostTensor::vector(vec![1i64]), HostTensor::vector(vec![1i64, 2]))]);
+        assert!(matches!(
+            uneven.unbatch::<(i64, i64)>().iter().next().unwrap().unwrap_err(),
+            Error::UnequalRows { .. }
+        ));
+    }
+}
