@@ -8,8 +8,8 @@ use super::errors::Kind;
 use super::even;
 use super::tensors::leaves_json;
 use distribute::data::{
-    AutoShardPolicy, Compression, Dataset, DistributeOptions, Distribution, InputContext, Layout, SplitRule,
-    TfRecord, TfRecordWriter, UnevenEnds, plan::recut::worker_sizes, split, text_lines,
+    AutoShardPolicy, Compression, Dataset, DistributeOptions, Distribution, InputContext, Interleave, Layout,
+    SplitRule, TfRecord, TfRecordWriter, UnevenEnds, plan::recut::worker_sizes, split, text_lines,
 };
 use distribute::{DistributedDataset, HostTensor, InputOptions, Leaf, Nest, Tree};
 use serde_json::{Value, json};
@@ -216,7 +216,11 @@ fn rebatch(inputs: &Inputs<'_>) -> Ran {
     let sizes = inputs.list("sizes")?.iter().map(Value::as_u64).collect::<Option<Vec<_>>>();
     let sizes: Vec<_> = sizes.ok_or("a size is none".to_string())?.into_iter().map(|n| n as usize).collect();
     let range = Dataset::range(inputs.int("n")?);
-    let data = batched(range, inputs.count("batch")?, inputs.flag("drop_remainder")?).rebatch(&sizes);
+    let data = range.batch(inputs.count("batch")?);
+    let data = match inputs.flag("drop_remainder")? {
+        true => data.rebatch_exact(&sizes),
+        false => data.rebatch(&sizes),
+    };
     let batches = data.iter().map(|batch| Ok(batch?.to_vec::<i64>()?));
     Ok(json!({"batches": batches.collect::<distribute::Result<Vec<_>>>()?}))
 }
@@ -305,6 +309,10 @@ fn source(inputs: &Inputs<'_>) -> Result<(Option<tempfile::TempDir>, Dataset<i64
     let lines: Dataset<String> = match kind {
         "text" => text_lines(paths),
         "tfrecord" => TfRecord::new(paths).records().typed(),
+        "list_files_interleave" => {
+            let one_by_one = Interleave { cycle_length: 1, ..Default::default() };
+            Dataset::list_files(paths).interleave(text_lines, one_by_one)
+        }
         other => return Err(format!("unknown source {other:?}").into()),
     };
     Ok((Some(folder), lines.try_map(|line: String| line.parse::<i64>())))
