@@ -9,10 +9,13 @@
 mod oracle {
     pub mod all_reduce;
     pub mod arithmetic;
+    pub mod batching;
+    pub mod batching_differences;
     pub mod case;
     pub mod compare;
     pub mod differences;
     pub mod errors;
+    pub mod even;
     pub mod gather;
     pub mod reduce;
     pub mod report;
@@ -33,13 +36,14 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// The runner of each area. A case of any other area fails.
-const AREAS: [(&str, Run); 7] = [
+const AREAS: [(&str, Run); 8] = [
     ("reduce", oracle::reduce::oracle_reduce),
     ("gather", oracle::gather::oracle_gather),
     ("all_reduce", oracle::all_reduce::oracle_all_reduce),
     ("run", oracle::run::oracle_run),
     ("values_from_function", oracle::values_from_function::oracle_values_from_function),
     ("variables", oracle::variables::oracle_variables),
+    ("batching", oracle::batching::oracle_batching),
     ("training", oracle::training::oracle_training),
 ];
 

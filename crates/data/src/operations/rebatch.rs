@@ -23,13 +23,20 @@ impl<T: Nest> Dataset<T> {
     /// ```
     #[doc(alias = "tf.data.Dataset.rebatch")]
     pub fn rebatch(&self, sizes: &[usize]) -> Self {
-        Self::of(Rebatch { input: self.pipeline().clone(), sizes: sizes.into() })
+        Self::of(Rebatch { input: self.pipeline().clone(), sizes: sizes.into(), drop_remainder: false })
+    }
+
+    /// [`rebatch`](Dataset::rebatch), without a last batch that would be shorter.
+    #[doc(alias = "drop_remainder")]
+    pub fn rebatch_exact(&self, sizes: &[usize]) -> Self {
+        Self::of(Rebatch { input: self.pipeline().clone(), sizes: sizes.into(), drop_remainder: true })
     }
 }
 
 struct Rebatch {
     input: Pipeline,
     sizes: Arc<[usize]>,
+    drop_remainder: bool,
 }
 
 impl Operation for Rebatch {
@@ -38,11 +45,12 @@ impl Operation for Rebatch {
     }
 
     fn over(&self, f: &mut dyn FnMut(&Pipeline) -> Pipeline) -> Option<Pipeline> {
-        Some(Arc::new(Rebatch { input: f(&self.input), sizes: self.sizes.clone() }))
+        Some(Arc::new(Rebatch { input: f(&self.input), sizes: self.sizes.clone(), ..*self }))
     }
 
     fn describe(&self) -> String {
-        format!("rebatch to {:?}", self.sizes)
+        let remainder = if self.drop_remainder { ", remainder dropped" } else { "" };
+        format!("rebatch to {:?}{remainder}", self.sizes)
     }
 
     fn cardinality(&self) -> Cardinality {
@@ -60,7 +68,11 @@ impl Operation for Rebatch {
     }
 
     fn spec(&self) -> Option<ElementSpec> {
-        Some(self.input.spec()?.map(&mut |spec| spec.with_rows(None)))
+        let rows = match self.sizes.as_ref() {
+            [size] if self.drop_remainder => Some(*size),
+            _ => None,
+        };
+        Some(self.input.spec()?.map(&mut |spec| spec.with_rows(rows)))
     }
 
     fn check(&self) -> Result<()> {
@@ -72,7 +84,8 @@ impl Operation for Rebatch {
     }
 
     fn start(&self, epoch: u64) -> Box<dyn Stage> {
-        Box::new(RebatchStage::new(self.input.start(epoch), self.sizes.clone()))
+        let stage = RebatchStage::new(self.input.start(epoch), self.sizes.clone());
+        Box::new(RebatchStage { drop_remainder: self.drop_remainder, ..stage })
     }
 }
 
@@ -83,6 +96,7 @@ pub(crate) struct RebatchStage {
     turn: usize,
     rows: Rest,
     ended: bool,
+    drop_remainder: bool,
 }
 
 /// What is left of the batch that was read last.
@@ -96,7 +110,7 @@ impl RebatchStage {
     /// One of the sizes is not 0.
     pub(crate) fn new(input: Box<dyn Stage>, sizes: Arc<[usize]>) -> Self {
         let rows = Rest { batch: Tree::None, start: 0, rows: 0 };
-        Self { input, sizes, turn: 0, rows, ended: false }
+        Self { input, sizes, turn: 0, rows, ended: false, drop_remainder: false }
     }
 
     /// Reads batches until there are rows left of one; false at the end.
@@ -129,6 +143,9 @@ impl RebatchStage {
             parts.push(self.rows.batch.narrow_rows(self.rows.start, len)?);
             self.rows.start += len;
             wanted -= len;
+        }
+        if self.drop_remainder && wanted > 0 {
+            return Ok(None);
         }
         match parts.len() {
             0 => Ok(Some(self.rows.batch.narrow_rows(0, 0)?)),
@@ -163,6 +180,8 @@ mod tests {
         assert_eq!(ids(&batches.rebatch(&[5])), [vec![0, 1, 2, 3, 4], vec![5, 6, 7]]);
         assert_eq!(ids(&batches.rebatch(&[4, 0])), [vec![0, 1, 2, 3], vec![], vec![4, 5, 6, 7], vec![]]);
         assert_eq!(ids(&batches.take(0).rebatch(&[4])), [[0i64; 0]; 0]);
+        assert_eq!(ids(&batches.rebatch_exact(&[5])), [[0, 1, 2, 3, 4]]);
+        assert_eq!(ids(&batches.rebatch_exact(&[6, 2])), [vec![0, 1, 2, 3, 4, 5], vec![6, 7]]);
     }
 
     #[test]

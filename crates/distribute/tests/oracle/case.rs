@@ -60,6 +60,12 @@ impl From<distribute::tensor::Error> for Stop {
     }
 }
 
+impl From<distribute::data::Error> for Stop {
+    fn from(error: distribute::data::Error) -> Self {
+        Stop::Library(error.into())
+    }
+}
+
 impl From<String> for Stop {
     fn from(error: String) -> Self {
         Stop::Runner(error)

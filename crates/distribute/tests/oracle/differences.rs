@@ -2,6 +2,7 @@
 //!
 //! A difference is recognised by the form of a case, never by its id. Everything else has to match.
 
+use super::batching_differences as batching;
 use super::case::{Case, Expect, Inputs, Tolerance};
 use super::tensors::{leaves, leaves_json, nest};
 use super::variable_differences as variables;
@@ -30,7 +31,7 @@ impl Difference {
 pub type Found = Result<Option<Difference>, String>;
 
 /// One row for each kind of difference.
-const TABLE: [fn(&Case, &Inputs<'_>) -> Found; 13] = [
+const TABLE: [fn(&Case, &Inputs<'_>) -> Found; 19] = [
     never_merged_by_identity,
     the_variable_is_on_each_replica,
     leaf_beside_container,
@@ -44,6 +45,12 @@ const TABLE: [fn(&Case, &Inputs<'_>) -> Found; 13] = [
     variables::writes_give_nothing_to_read,
     variables::the_remainder_is_kept,
     variables::copies_are_not_given_values_of_their_own,
+    batching::every_batch_is_cut_evenly,
+    batching::pieces_are_in_the_order_of_replicas,
+    batching::single_elements_are_refused,
+    batching::the_last_step_is_not_dropped,
+    batching::too_few_files_are_read_by_all,
+    batching::a_hint_may_find_few_elements,
 ];
 
 /// The difference that covers a case, if one does. An error where two claim it.

@@ -1,6 +1,7 @@
 //! TensorFlow's exception classes and our errors, as kinds that both know.
 
 use distribute::cluster::Fault;
+use distribute::data;
 use distribute::{Error, VariableAggregation, VariableSynchronization, tensor};
 
 /// What kind of mistake an error tells of.
@@ -78,7 +79,24 @@ impl Kind {
                 let rows = operation.starts_with("scatter_");
                 Some(if rows && never { Kind::NotSupported } else { Kind::BadArgument })
             }
+            Error::Data(error) => Kind::of_data(error),
+            Error::NotSupported { .. } => Some(Kind::NotSupported),
+            Error::OutOfRange { .. } => Some(Kind::Named("OutOfRangeError".into())),
             Error::InvalidArgument { .. } | Error::Device { .. } => Some(Kind::BadArgument),
+            _ => None,
+        }
+    }
+
+    fn of_data(error: &data::Error) -> Option<Kind> {
+        match error {
+            data::Error::Unshardable { .. } => Some(Kind::Named("NotFoundError".into())),
+            data::Error::NotBatched { .. }
+            | data::Error::NotDivisible { .. }
+            | data::Error::TooFewFiles { .. }
+            | data::Error::NoEmptyBatch { .. }
+            | data::Error::Parameter { .. } => Some(Kind::BadArgument),
+            // What the user's function said.
+            data::Error::DatasetFunction { cause, .. } => Kind::of_error(cause.downcast_ref::<Error>()?),
             _ => None,
         }
     }

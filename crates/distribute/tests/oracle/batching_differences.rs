@@ -1,0 +1,118 @@
+//! Where datasets are parted in another way than TensorFlow's, on purpose. See `differences.rs`.
+//!
+//! What ours has to give is in `even.rs`, and was asserted when the case ran; under `SplitRule::TensorFlow` the case
+//! still has to give what TensorFlow gave, but for what is said here.
+
+use super::case::{Case, Expect, Inputs};
+use super::differences::{Difference, Found, op, outcome};
+use super::errors::Kind;
+use super::even::{self, Read};
+use serde_json::{Value, json};
+
+/// Ours of a case of this area, where it isn't TensorFlow's.
+fn ours(case: &Case, inputs: &Inputs<'_>) -> Result<Option<Value>, String> {
+    if case.area != "batching" {
+        return Ok(None);
+    }
+    let Some(ours) = even::outcome(case.replicas, inputs)? else { return Ok(None) };
+    let error = ours.get("error").and_then(Value::as_str).and_then(Kind::of_type);
+    let same = match &case.expect {
+        Expect::Outcome(theirs) => {
+            let agree = |field| ours.get(field) == theirs.get(field);
+            error.is_none() && agree("steps") && agree("batches")
+        }
+        Expect::Error(class) => error.is_some() && error == Kind::of_type(class),
+    };
+    Ok((!same).then_some(ours))
+}
+
+/// What TensorFlow gave, under its own rule.
+fn theirs(case: &Case, rule: &'static str) -> Difference {
+    Difference { rule, expect: case.expect.clone(), tolerance: None }
+}
+
+/// DIST-4, DIST-5: TensorFlow cuts in two ways, by source and policy, of which one leaves late replicas short and the
+/// other cuts across batches. Ours cuts every batch evenly.
+pub fn every_batch_is_cut_evenly(case: &Case, inputs: &Inputs<'_>) -> Found {
+    if ours(case, inputs)?.is_none() || outcome(case).is_none() {
+        return Ok(None);
+    }
+    let parted = matches!(op(inputs), "distribute_dataset" | "distribute_struct" | "split_batches");
+    let over_workers = op(inputs) == "auto_shard" && !only_the_order_differs(inputs)?;
+    if !parted && !over_workers || is_unbatched(inputs) {
+        return Ok(None);
+    }
+    // Of a dataset without any batch TensorFlow's pieces of size 0 are still made, without end for some.
+    let nothing = outcome(case).is_some_and(|theirs| !theirs.values().any(has_ids));
+    Ok(Some(match nothing {
+        true => Difference::outcome("DIST-4", json!({"steps": []})),
+        false => theirs(case, "DIST-4"),
+    }))
+}
+
+fn has_ids(value: &Value) -> bool {
+    match value {
+        Value::Array(items) => items.iter().any(has_ids),
+        other => other.is_number(),
+    }
+}
+
+/// AS-6: TensorFlow deals the pieces of a batch to workers in turn, so that neighbours are on different ones. Ours gives
+/// piece k to global replica k.
+pub fn pieces_are_in_the_order_of_replicas(case: &Case, inputs: &Inputs<'_>) -> Found {
+    let differs = op(inputs) == "auto_shard" && outcome(case).is_some() && ours(case, inputs)?.is_some();
+    Ok((differs && only_the_order_differs(inputs)?).then(|| theirs(case, "AS-6")))
+}
+
+/// Whether workers see the same batches, of which rounding up everywhere gives the same pieces as cutting evenly.
+fn only_the_order_differs(inputs: &Inputs<'_>) -> Result<bool, String> {
+    let n = inputs.count("num_workers")? * inputs.count("replicas_per_worker")?;
+    let Some(Read::Together(ids)) = even::read(inputs)? else { return Ok(false) };
+    let size = inputs.count("global_batch")?;
+    let drop = inputs.flag("drop_remainder")?;
+    let mut batches = ids.chunks(size).filter(|batch| !drop || batch.len() == size).map(<[i64]>::len);
+    let up = |b: usize, k: usize| b.div_ceil(n).min(b.saturating_sub(k * b.div_ceil(n)));
+    Ok(batches.all(|b| (0..n).all(|k| up(b, k) == b / n + usize::from(k < b % n))))
+}
+
+fn is_unbatched(inputs: &Inputs<'_>) -> bool {
+    op(inputs) == "distribute_dataset" && inputs.optional("global_batch").is_some_and(Value::is_null)
+}
+
+/// DIST-9: TensorFlow hands single elements to one replica, and fails with an index out of range for several. Ours asks
+/// for batches, whatever the number; under TensorFlow's rule one replica gets the elements.
+pub fn single_elements_are_refused(case: &Case, inputs: &Inputs<'_>) -> Found {
+    if !is_unbatched(inputs) {
+        return Ok(None);
+    }
+    Ok(Some(match case.expect {
+        Expect::Outcome(_) => theirs(case, "DIST-9"),
+        Expect::Error(_) => Difference::error("DIST-9", "ValueError"),
+    }))
+}
+
+/// ITER-2, ITER-3: TensorFlow drops a last step that not every replica has an element for, where all shapes are static.
+/// Ours gives empty batches to the others; of scalars there are none, which is an error.
+pub fn the_last_step_is_not_dropped(case: &Case, inputs: &Inputs<'_>) -> Found {
+    if op(inputs) != "datasets_from_function" {
+        return Ok(None);
+    }
+    let rule = if inputs.text("dataset_fn")? == "unbatched" { "ITER-2" } else { "ITER-3" };
+    Ok(ours(case, inputs)?.map(|_| theirs(case, rule)))
+}
+
+/// AS-5: AUTO with fewer files than workers fails in TensorFlow when the first batch is read. Ours falls back to DATA.
+pub fn too_few_files_are_read_by_all(case: &Case, inputs: &Inputs<'_>) -> Found {
+    let auto = op(inputs) == "auto_shard" && inputs.text("policy")? == "AUTO" && outcome(case).is_none();
+    Ok((auto && ours(case, inputs)?.is_some()).then(|| theirs(case, "AS-5")))
+}
+
+/// AS-12: TensorFlow fails where fewer elements than workers come to a hint. Ours cannot know that before all are read,
+/// and gives empty batches to workers without elements, under either rule.
+pub fn a_hint_may_find_few_elements(case: &Case, inputs: &Inputs<'_>) -> Found {
+    let hint = op(inputs) == "auto_shard" && inputs.text("policy")? == "HINT" && outcome(case).is_none();
+    if !hint {
+        return Ok(None);
+    }
+    Ok(ours(case, inputs)?.map(|ours| Difference::outcome("AS-12", ours)))
+}
