@@ -1,9 +1,9 @@
 //! A training that can be stopped at any time, by `kill -9` too: started again with the same folder it goes on where it
-//! was, and ends with the same bits as one that ran through.
+//! was, in the middle of an epoch, and ends with the same bits as one that ran through.
 //!
 //! ```text
-//! cargo run --release --example resume -- --checkpoints /tmp/spiral --epochs 10
-//! cargo run --release --example resume -- --checkpoints /tmp/spiral --epochs 20
+//! cargo run --release --example resume -- --checkpoints /tmp/spiral --stop-after 75
+//! cargo run --release --example resume -- --checkpoints /tmp/spiral
 //! ```
 
 mod common;
@@ -16,21 +16,25 @@ use std::path::PathBuf;
 
 const POINTS: usize = 1000;
 const BATCH: usize = 64;
+/// Steps from one checkpoint to the next.
+const SAVE_EVERY: u64 = 10;
 
 #[derive(Parser)]
 struct Arguments {
     #[command(flatten)]
     common: Options,
-    /// Where checkpoints are, one for each epoch; the last three are kept
+    /// Where checkpoints are, one for every ten steps; the last three are kept
     #[arg(long)]
     checkpoints: Option<PathBuf>,
+    /// Stop after so many steps, as if killed
+    #[arg(long)]
+    stop_after: Option<u64>,
 }
 
 #[distribute::main]
 fn main() -> distribute::Result<()> {
-    let Arguments { common: options, checkpoints } = Arguments::parse();
+    let Arguments { common: options, checkpoints, stop_after } = Arguments::parse();
     let epochs = options.epochs(20);
-    let points = spiral()?;
 
     let strategy = options.strategy()?;
     let model = strategy.replicate_seeded(options.seed, |vb: VarBuilder| {
@@ -38,33 +42,38 @@ fn main() -> distribute::Result<()> {
         Ok::<_, candle_core::Error>(move |x: &Tensor| second.forward(&first.forward(x)?.relu()?))
     })?;
     let optimizer = Adam::new(&model.variables, 1e-2)?;
+    let batches = strategy.distribute_dataset(spiral()?.shuffle(POINTS, options.seed).batch(BATCH))?;
     let training = Checkpoint::new()
         .part("model", &model.variables)
         .part("optimizer", &optimizer)
-        .part("steps", &strategy);
+        .part("steps", &strategy)
+        .part("input", &batches); // where the pass stands: which examples of the epoch are still to come
 
     let manager = checkpoints.map(CheckpointManager::new).transpose()?.map(|manager| manager.keep(3));
-    let latest = manager.as_ref().map(CheckpointManager::latest).transpose()?.flatten();
-    let mut first = 0;
-    if let Some(saved) = latest {
+    if let Some(saved) = manager.as_ref().map(CheckpointManager::latest).transpose()?.flatten() {
         training.restore_from(&saved)?;
-        first = saved.metadata("epochs").and_then(|epochs| epochs.as_u64()).unwrap_or(0) as usize;
     }
 
+    let begun = batches.position();
+    let done = begun.epoch * POINTS.div_ceil(BATCH) as u64 + begun.steps;
+    let mut steps = done;
     let _trace = options.trace()?;
-    let mut progress = Progress::start(&options, &strategy, epochs.saturating_sub(first), POINTS, BATCH);
-    for epoch in first..epochs {
-        // The order of an epoch follows from its number: nothing of it has to be saved.
-        let order = points.shuffle(POINTS, options.seed.wrapping_add(epoch as u64));
-        for batch in &strategy.distribute_dataset(order.batch(BATCH))? {
+    let mut progress =
+        Progress::start(&options, &strategy, epochs.saturating_sub(begun.epoch as usize), POINTS, BATCH);
+    'training: while batches.position().epoch < epochs as u64 {
+        for batch in &batches {
             let losses = strategy.run((&model, batch?), |ctx, (model, (x, y))| {
                 let loss = loss::cross_entropy(&model(&x)?, &y)?;
                 optimizer.minimize(ctx, loss, y.dim(0)?)
             })?;
             progress.step(&losses)?;
-        }
-        if let Some(manager) = &manager {
-            manager.save(&training.clone().metadata("epochs", epoch + 1).writer()?, 1)?;
+            steps += 1;
+            if let Some(manager) = manager.as_ref().filter(|_| steps.is_multiple_of(SAVE_EVERY)) {
+                manager.save(&training.writer()?, 1)?;
+            }
+            if stop_after.is_some_and(|last| steps >= last) {
+                break 'training;
+            }
         }
     }
 
@@ -72,13 +81,13 @@ fn main() -> distribute::Result<()> {
     let weights = model.variables.sha256()?;
     let figures = [
         ("example", "resume".into()),
-        ("resumed_after", first.into()),
-        ("epochs", epochs.into()),
+        ("resumed_after", done.into()),
+        ("steps", steps.into()),
         ("seconds", pace.seconds.into()),
         ("replicas", strategy.num_replicas_in_sync().into()),
         ("weights_sha256", weights.clone().into()),
     ];
-    options.finish(&format!("epochs {first} to {epochs}; the weights are {weights}"), &figures);
+    options.finish(&format!("steps {done} to {steps}; the weights are {weights}"), &figures);
     Ok(())
 }
 

@@ -1,0 +1,112 @@
+//! Files: the digits become TFRecord files, and replicas learn from them. In the middle of the first epoch the training
+//! goes on with one replica more: no digit is lost and none comes twice.
+//!
+//! ```text
+//! cargo run --release --example records
+//! ```
+
+mod common;
+
+use candle_core::Device;
+use candle_nn::{Module, VarBuilder, linear};
+use common::{Options, progress::Progress};
+use distribute::data::example::{Example, Features, FixedLen};
+use distribute::data::{Compression, Csv, Dataset, Files, TfRecord, TfRecordWriter};
+use distribute::{Checkpoint, nn::loss, prelude::*};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+const FILES: usize = 4;
+const BATCH: usize = 64;
+
+/// Features by name: `pixels` `[n, 64]` and `digit` `[n]`.
+type Digits = Dataset<BTreeMap<String, HostTensor>>;
+
+#[distribute::main]
+fn main() -> distribute::Result<()> {
+    let options = Options::parse();
+    let folder = tempfile::tempdir().map_err(distribute::Error::other)?;
+    let count = write(folder.path())?;
+
+    let features = Features::new().with("pixels", FixedLen::floats([64]))?.with("digit", FixedLen::ints([]))?;
+    let files = Files::glob(&format!("{}/digits-*.tfrecord.gz", folder.path().display()))?;
+    let digits = TfRecord::new(files).examples(&features)?.shuffle(500, options.seed).batch(BATCH);
+
+    let few = options.strategy()?;
+    let more = MirroredStrategy::cpus(few.num_replicas_in_sync() + 1)?;
+    let saved = folder.path().join("saved");
+    let half = count / BATCH / 2 * BATCH;
+    let seen = [
+        train(&few, &options, &digits, &saved, half)?,
+        train(&more, &options, &digits, &saved, count - half)?,
+    ];
+
+    let figures = [
+        ("example", "records".into()),
+        ("digits", count.into()),
+        ("seen", seen.iter().sum::<usize>().into()),
+        ("replicas", more.num_replicas_in_sync().into()),
+    ];
+    let [before, after] = seen;
+    options.finish(&format!("{before} + {after} of {count} digits seen in one epoch"), &figures);
+    Ok(())
+}
+
+/// Trains with so many digits of an epoch, from where it was saved if it was; how many there were.
+fn train(
+    strategy: &Strategy,
+    options: &Options,
+    digits: &Digits,
+    saved: &Path,
+    count: usize,
+) -> distribute::Result<usize> {
+    let model = strategy.replicate_seeded(options.seed, |vb: VarBuilder| linear(64, 10, vb.pp("output")))?;
+    let optimizer = Adam::new(&model.variables, 1e-2)?;
+    let batches = strategy.distribute_dataset(digits.clone())?;
+    let training = Checkpoint::new()
+        .part("model", &model.variables)
+        .part("optimizer", &optimizer)
+        .part("input", &batches);
+    match saved.exists() {
+        true => drop(training.restore(saved)?),
+        false if options.quiet => {}
+        false => print!("{}", batches.explain()),
+    }
+
+    let mut progress = Progress::start(options, strategy, 1, count, BATCH);
+    let mut seen = 0;
+    for batch in batches.iter().take(count.div_ceil(BATCH)) {
+        let results = strategy.run((&model, batch?), |ctx, (model, batch)| {
+            let images = (batch["pixels"].to_candle(&Device::Cpu)? / 16.)?;
+            let digits = batch["digit"].to_candle(&Device::Cpu)?;
+            let loss = loss::cross_entropy(&model.forward(&images)?, &digits)?;
+            Ok((optimizer.minimize(ctx, loss, digits.dim(0)?)?, digits.dim(0)?))
+        })?;
+        let (losses, counts) = results.unzip();
+        progress.step(&losses)?;
+        seen += strategy.reduce(ReduceOp::Sum, counts, None)?;
+    }
+    progress.finish();
+    if !saved.exists() {
+        training.save(saved)?;
+    }
+    Ok(seen)
+}
+
+/// Writes the digits into files of examples, one after the other into each in turn.
+fn write(folder: &Path) -> distribute::Result<usize> {
+    let csv = Csv::bytes("digits.csv.gz", include_bytes!("data/digits.csv.gz")).header(false);
+    let digits: Dataset<(HostTensor, i64)> = csv.labelled(64)?;
+    let mut writers = (0..FILES)
+        .map(|i| TfRecordWriter::create(folder.join(format!("digits-{i}.tfrecord.gz")), Compression::Gzip))
+        .collect::<Result<Vec<_>, _>>()?;
+    let mut count = 0;
+    for digit in &digits {
+        let (pixels, digit) = digit?;
+        let example = Example::from([("pixels", pixels.to_vec::<f32>()?.into()), ("digit", digit.into())]);
+        writers[count % FILES].write(&example.encode())?;
+        count += 1;
+    }
+    writers.into_iter().try_for_each(TfRecordWriter::finish)?;
+    Ok(count)
+}
