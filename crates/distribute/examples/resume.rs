@@ -30,7 +30,6 @@ struct Arguments {
 fn main() -> distribute::Result<()> {
     let Arguments { common: options, checkpoints } = Arguments::parse();
     let epochs = options.epochs(20);
-    let points = spiral()?;
 
     let strategy = options.strategy()?;
     let model = strategy.replicate_seeded(options.seed, |vb: VarBuilder| {
@@ -38,25 +37,25 @@ fn main() -> distribute::Result<()> {
         Ok::<_, candle_core::Error>(move |x: &Tensor| second.forward(&first.forward(x)?.relu()?))
     })?;
     let optimizer = Adam::new(&model.variables, 1e-2)?;
+    let points = spiral()?.shuffle(POINTS, options.seed);
+    let batches = strategy.distribute_dataset(points.batch(BATCH))?;
     let training = Checkpoint::new()
         .part("model", &model.variables)
         .part("optimizer", &optimizer)
-        .part("steps", &strategy);
+        .part("steps", &strategy)
+        .part("input", &batches);
 
     let manager = checkpoints.map(CheckpointManager::new).transpose()?.map(|manager| manager.keep(3));
     let latest = manager.as_ref().map(CheckpointManager::latest).transpose()?.flatten();
-    let mut first = 0;
     if let Some(saved) = latest {
         training.restore_from(&saved)?;
-        first = saved.metadata("epochs").and_then(|epochs| epochs.as_u64()).unwrap_or(0) as usize;
     }
+    let first = batches.position().epoch as usize;
 
     let _trace = options.trace()?;
     let mut progress = Progress::start(&options, &strategy, epochs.saturating_sub(first), POINTS, BATCH);
-    for epoch in first..epochs {
-        // The order of an epoch follows from its number: nothing of it has to be saved.
-        let order = points.shuffle(POINTS, options.seed.wrapping_add(epoch as u64));
-        for batch in &strategy.distribute_dataset(order.batch(BATCH))? {
+    for _epoch in first..epochs {
+        for batch in &batches {
             let losses = strategy.run((&model, batch?), |ctx, (model, (x, y))| {
                 let loss = loss::cross_entropy(&model(&x)?, &y)?;
                 optimizer.minimize(ctx, loss, y.dim(0)?)
@@ -64,7 +63,7 @@ fn main() -> distribute::Result<()> {
             progress.step(&losses)?;
         }
         if let Some(manager) = &manager {
-            manager.save(&training.clone().metadata("epochs", epoch + 1).writer()?, 1)?;
+            manager.save(&training.writer()?, 1)?;
         }
     }
 
