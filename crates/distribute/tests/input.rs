@@ -1,9 +1,54 @@
-//! Datasets of candle tensors, cut over replicas.
+//! Datasets over replicas. Names carry the numbers of the rules.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[path = "input/from_function.rs"]
+mod from_function;
+#[path = "input/iteration.rs"]
+mod iteration;
+#[path = "input/legacy.rs"]
+mod legacy;
+#[path = "input/options.rs"]
+mod options;
+#[path = "input/resume.rs"]
+mod resume;
+#[path = "support/watched.rs"]
+mod watched;
+#[path = "input/workers.rs"]
+mod workers;
 
 use candle_core::{Device, Tensor};
 use distribute::data::{Dataset, SplitRule, split};
+use distribute::{
+    CentralStorageStrategy, DistributedDataset, HostTensor, MirroredStrategy, OneDeviceStrategy, PerReplica,
+    Result, Strategy, get_strategy,
+};
+
+fn mirrored(replicas: usize) -> Strategy {
+    MirroredStrategy::cpus(replicas).unwrap().into()
+}
+
+fn one_device() -> Strategy {
+    OneDeviceStrategy::new("cpu:0").unwrap().into()
+}
+
+fn central() -> Strategy {
+    CentralStorageStrategy::new(["cpu:0", "cpu:1"], "cpu:0").unwrap().into()
+}
+
+/// One strategy of each kind.
+fn everywhere() -> [Strategy; 4] {
+    [mirrored(2), central(), one_device(), get_strategy()]
+}
+
+fn ids(step: Result<PerReplica<HostTensor>>) -> Vec<Vec<i64>> {
+    step.unwrap().into_iter().map(|piece| piece.to_vec().unwrap()).collect()
+}
+
+/// `[step][replica]` ids of a pass.
+fn steps(data: &DistributedDataset<HostTensor>) -> Vec<Vec<Vec<i64>>> {
+    data.iter().map(ids).collect()
+}
 
 #[test]
 fn candle_tensors_are_sliced_shuffled_batched_and_split() {
@@ -21,4 +66,39 @@ fn candle_tensors_are_sliced_shuffled_batched_and_split() {
     }
     seen.sort_unstable();
     assert_eq!(seen, [0, 1, 2, 3, 4]);
+}
+
+/// DIST-1, DIST-11: all that can be asked of it.
+#[test]
+fn dist_11_the_specs_of_pieces_are_known_before_there_are_any() {
+    let spec = |strategy: &Strategy, data: Dataset<HostTensor>| {
+        let data = strategy.distribute_dataset(data).unwrap();
+        let specs = data.element_spec().unwrap();
+        assert_eq!(specs.len(), strategy.num_replicas_in_sync());
+        specs.values()[0].describe(&ToString::to_string)
+    };
+    assert_eq!(spec(&mirrored(2), Dataset::range(9).batch_exact(4)), "int64 [2]");
+    assert_eq!(spec(&mirrored(3), Dataset::range(9).batch_exact(4)), "int64 [?]");
+    assert_eq!(spec(&mirrored(2), Dataset::range(9).batch(4)), "int64 [?]");
+    assert_eq!(spec(&one_device(), Dataset::range(9).batch_exact(4)), "int64 [4]");
+    let unknown = mirrored(2).distribute_dataset(Dataset::range(9).map(|x| x).batch(4)).unwrap();
+    assert!(unknown.element_spec().is_none());
+}
+
+/// DIST-7: a replica gets every row once, and the last batch is dealt as the others are.
+#[test]
+fn dist_7_batches_are_cut_over_the_replicas() {
+    let cut = |replicas, n, batch| {
+        steps(&mirrored(replicas).distribute_dataset(Dataset::range(n).batch(batch)).unwrap())
+    };
+    assert_eq!(cut(2, 4, 2), [[[0], [1]], [[2], [3]]]);
+    assert_eq!(cut(2, 9, 4), [[vec![0, 1], vec![2, 3]], [vec![4, 5], vec![6, 7]], [vec![8], vec![]]]);
+    assert_eq!(cut(3, 4, 4), [[vec![0, 1], vec![2], vec![3]]]);
+}
+
+#[test]
+fn explain_says_who_gets_what() {
+    let data = mirrored(2).distribute_dataset(Dataset::range(9).batch(4)).unwrap();
+    assert!(data.explain().contains("rows of its replicas in a full step: 2 2"), "{}", data.explain());
+    assert!(format!("{data:?}").contains("range 0..9"), "{data:?}");
 }

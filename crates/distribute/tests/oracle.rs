@@ -16,6 +16,7 @@ mod oracle {
     pub mod differences;
     pub mod errors;
     pub mod even;
+    pub mod files;
     pub mod gather;
     pub mod reduce;
     pub mod report;
@@ -132,6 +133,17 @@ fn check_the_runner(report: &mut Report) {
         ("rows that should be one", slices(rows([1, 2], [1, 1], None))),
         ("rows of another whole", slices(rows([1, 2], [1, 0], Some([2, 1])))),
     ]);
+    let range = json!({
+        "id": "x", "area": "batching", "doc": "", "replicas": 3,
+        "inputs": {"op": "distribute_dataset", "strategy": "mirrored", "n": 4, "global_batch": 4, "drop_remainder": false},
+        "expect": {"steps": [[[0, 1], [2, 3], []]]},
+    })
+    .to_string();
+    let broken = broken.chain([
+        ("a step cut by another rule", range.replace("[0,1],[2,3],[]", "[0,1],[2],[3]")),
+        ("a step without its last id", range.replace("[2,3]", "[2]")),
+        ("an unknown policy", range.replace(r#""n":4"#, r#""n":4,"policy":"SOME""#)),
+    ]);
     let verdict = |text: &str| {
         let case = Case::parse(&serde_json::from_str(text).unwrap())?;
         let run = AREAS.iter().find(|(area, _)| *area == case.area).map(|(_, run)| *run);
@@ -140,7 +152,12 @@ fn check_the_runner(report: &mut Report) {
             _ => Ok(()),
         }
     };
-    for (what, text) in [("what TensorFlow gave", sum.into()), ("its rows", slices(given.clone()))] {
+    let whole = [
+        ("what TensorFlow gave", sum.into()),
+        ("its rows", slices(given.clone())),
+        ("its steps", range.clone()),
+    ];
+    for (what, text) in whole {
         let passes = match verdict(&text) {
             Ok(()) => Verdict::Passed,
             Err(why) => Verdict::Failed(why),

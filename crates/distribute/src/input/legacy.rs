@@ -4,7 +4,8 @@ use super::{DistributedDataset, DistributedIterator, InputOptions, InputReplicat
 use crate::context::require_outside_of_run;
 use crate::values::PerReplica;
 use crate::{Error, Result, Strategy};
-use distribute_data::{Dataset, InputContext};
+use distribute_data::numpy::{read_npy, read_npz};
+use distribute_data::{Dataset, InputContext, Location};
 use distribute_tensor::Nest;
 use std::sync::Arc;
 
@@ -129,6 +130,33 @@ impl Strategy {
     pub fn make_numpy_dataset<T: Nest>(&self, arrays: T) -> Result<Dataset<T>> {
         require_outside_of_run("make_numpy_dataset", "make datasets before run")?;
         Ok(Dataset::from_slices(arrays)?)
+    }
+
+    /// [`make_numpy_dataset`](Strategy::make_numpy_dataset) of the arrays in a file: one, `T` being a tensor, of a
+    /// `.npy`; those of a `.npz` by name, `T` being a map or a tree.
+    ///
+    /// # Errors
+    /// As there, and those of [`read_npy`](distribute_data::numpy::read_npy) and
+    /// [`read_npz`](distribute_data::numpy::read_npz), which name the file and the place in it.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// use distribute::data::numpy::write_npy;
+    /// # let folder = tempfile::tempdir().unwrap();
+    /// # let path = folder.path().join("x.npy");
+    /// write_npy(&path, &HostTensor::new(vec![0f32; 6], [3, 2])?)?;
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let rows = strategy.make_numpy_dataset_from_file::<HostTensor>(&path)?;
+    /// assert_eq!(rows.batch(3).iter().next().unwrap()?.dims(), [3, 2]);
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    pub fn make_numpy_dataset_from_file<T: Nest>(&self, file: impl Into<Location>) -> Result<Dataset<T>> {
+        let file = file.into();
+        let arrays = match file.to_string().ends_with(".npz") {
+            true => read_npz(file)?.into_tree(),
+            false => read_npy(file)?.into_tree(),
+        };
+        Ok(self.make_numpy_dataset(arrays)?.typed())
     }
 }
 

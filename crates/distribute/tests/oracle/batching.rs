@@ -6,15 +6,15 @@
 use super::case::{Case, Inputs, Ran, Stop};
 use super::errors::Kind;
 use super::even;
+use super::files;
 use super::tensors::leaves_json;
 use distribute::data::{
-    AutoShardPolicy, Compression, Dataset, DistributeOptions, Distribution, InputContext, Interleave, Layout,
-    SplitRule, TfRecord, TfRecordWriter, UnevenEnds, plan::recut::worker_sizes, split, text_lines,
+    AutoShardPolicy, Dataset, DistributeOptions, Distribution, InputContext, Layout, SplitRule, UnevenEnds,
+    plan::recut::worker_sizes, split,
 };
 use distribute::{DistributedDataset, HostTensor, InputOptions, Leaf, Nest, Tree};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 /// The cases of batching.json.
@@ -238,7 +238,7 @@ fn per_replica_batch_size(inputs: &Inputs<'_>) -> Ran {
 fn auto_shard(case: &Case, inputs: &Inputs<'_>, rule: SplitRule) -> Result<Seen, Stop> {
     let layout =
         Layout { workers: inputs.count("num_workers")?, replicas: inputs.count("replicas_per_worker")? };
-    let (folder, elements) = source(inputs)?;
+    let (folder, elements) = files::source(inputs)?;
     let elements = match inputs.optional("hint").and_then(Value::as_str) {
         None => elements,
         Some("before_batch") => elements.shard_hint(),
@@ -279,41 +279,4 @@ fn worker_batches(case: &Case, steps: &Value, workers: usize) -> Value {
         mine
     };
     json!((0..workers).map(of).collect::<Vec<_>>())
-}
-
-/// The elements, and the folder that they are read from.
-fn source(inputs: &Inputs<'_>) -> Result<(Option<tempfile::TempDir>, Dataset<i64>), Stop> {
-    let kind = inputs.text("source")?;
-    if kind == "range" {
-        return Ok((None, Dataset::range(inputs.int("n")?)));
-    }
-    let failed = |error: std::io::Error| Stop::Runner(error.to_string());
-    let folder = tempfile::tempdir().map_err(failed)?;
-    let mut paths: Vec<PathBuf> = Vec::new();
-    for (i, file) in inputs.list("files")?.iter().enumerate() {
-        let ids: Vec<i64> = serde_json::from_value(file.clone()).map_err(|e| e.to_string())?;
-        let path = folder.path().join(format!("{i:02}"));
-        match kind {
-            "tfrecord" => {
-                let mut writer = TfRecordWriter::create(&path, Compression::None)?;
-                ids.iter().try_for_each(|id| writer.write(id.to_string().as_bytes()))?;
-                writer.finish()?;
-            }
-            _ => {
-                let text: String = ids.iter().map(|id| format!("{id}\n")).collect();
-                std::fs::write(&path, text).map_err(failed)?;
-            }
-        }
-        paths.push(path);
-    }
-    let lines: Dataset<String> = match kind {
-        "text" => text_lines(paths),
-        "tfrecord" => TfRecord::new(paths).records().typed(),
-        "list_files_interleave" => {
-            let one_by_one = Interleave { cycle_length: 1, ..Default::default() };
-            Dataset::list_files(paths).interleave(text_lines, one_by_one)
-        }
-        other => return Err(format!("unknown source {other:?}").into()),
-    };
-    Ok((Some(folder), lines.try_map(|line: String| line.parse::<i64>())))
 }

@@ -1,0 +1,135 @@
+//! Several workers, each with a strategy of its own, as authors of strategies may write them: here threads that vote
+//! over channels.
+
+use crate::watched::watched;
+use distribute::data::{Dataset, plan::ends::Ballot};
+use distribute::{DeviceName, Error, HostTensor, Result, Strategy, StrategyExtended};
+use std::sync::Mutex;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+#[derive(Debug)]
+struct Worker {
+    index: usize,
+    replicas: usize,
+    devices: Vec<DeviceName>,
+    /// To the other one and from it, where they vote.
+    other: Option<(Sender<Ballot>, Mutex<Receiver<Ballot>>)>,
+}
+
+impl Worker {
+    fn alone(index: usize, replicas: usize) -> Self {
+        Worker { index, replicas, devices: vec![DeviceName::cpu(index)], other: None }
+    }
+
+    fn pair() -> [Strategy; 2] {
+        let ((to_1, from_0), (to_0, from_1)) = (channel(), channel());
+        let first = Worker { other: Some((to_1, Mutex::new(from_1))), ..Worker::alone(0, 2) };
+        let second = Worker { other: Some((to_0, Mutex::new(from_0))), ..Worker::alone(1, 2) };
+        [Strategy::new(first), Strategy::new(second)]
+    }
+}
+
+impl StrategyExtended for Worker {
+    fn kind(&self) -> &'static str {
+        "Worker"
+    }
+    fn worker_devices(&self) -> &[DeviceName] {
+        &self.devices
+    }
+    fn num_replicas_in_sync(&self) -> usize {
+        self.replicas
+    }
+    fn first_replica_id(&self) -> usize {
+        self.index
+    }
+    fn input_workers(&self) -> usize {
+        2
+    }
+    fn input_worker(&self) -> usize {
+        self.index
+    }
+    fn vote(&self, mine: Ballot) -> Result<Ballot> {
+        let Some((to, from)) = &self.other else {
+            return Err(Error::other("nobody to ask"));
+        };
+        to.send(mine).map_err(Error::other)?;
+        let theirs = from.lock().unwrap().recv_timeout(Duration::from_secs(10)).map_err(Error::other)?;
+        Ok(mine + theirs)
+    }
+}
+
+/// What each worker gets, step by step.
+fn run(make: impl Fn(&Strategy) -> Vec<Vec<i64>> + Send + Sync + Copy + 'static) -> [Vec<Vec<i64>>; 2] {
+    watched(move || {
+        std::thread::scope(|scope| {
+            Worker::pair()
+                .map(|strategy| scope.spawn(move || make(&strategy)))
+                .map(|thread| thread.join().unwrap())
+        })
+    })
+}
+
+fn mine(step: Result<distribute::PerReplica<HostTensor>>) -> Vec<i64> {
+    step.unwrap().values()[0].to_vec().unwrap()
+}
+
+#[test]
+fn iter_4_workers_take_the_same_number_of_steps() {
+    let seen = run(|strategy| {
+        let make = |context: distribute::data::InputContext| {
+            let n = [3, 5][context.input_pipeline_id];
+            assert_eq!((context.num_input_pipelines, context.num_replicas_in_sync), (2, 2));
+            Ok(Dataset::range(n).batch(2))
+        };
+        strategy.distribute_datasets_from_function(make).unwrap().iter().map(mine).collect()
+    });
+    assert_eq!(seen, [[vec![0, 1], vec![2], vec![]], [vec![0, 1], vec![2, 3], vec![4]]]);
+}
+
+/// AS-6: what all workers read, they need not vote on.
+#[test]
+fn as_6_workers_take_their_own_pieces_of_each_batch() {
+    for (index, expected) in [[vec![0, 1], vec![4]], [vec![2, 3], vec![]]].into_iter().enumerate() {
+        let strategy = Strategy::new(Worker::alone(index, 2));
+        let data = strategy.distribute_dataset(Dataset::range(5).batch(4)).unwrap();
+        assert_eq!(data.iter().map(mine).collect::<Vec<_>>(), expected);
+        assert_eq!(data.element_spec().unwrap().len(), 1);
+    }
+}
+
+#[derive(Debug)]
+struct Silent(Worker);
+
+impl StrategyExtended for Silent {
+    fn kind(&self) -> &'static str {
+        "Silent"
+    }
+    fn worker_devices(&self) -> &[DeviceName] {
+        &self.0.devices
+    }
+    fn num_replicas_in_sync(&self) -> usize {
+        2
+    }
+    fn input_workers(&self) -> usize {
+        2
+    }
+}
+
+#[test]
+fn iter_4_a_strategy_that_cannot_ask_the_others_takes_no_step() {
+    let strategy = Strategy::new(Silent(Worker::alone(0, 2)));
+    let data = strategy.distribute_datasets_from_function(|_| Ok(Dataset::range(4).batch(2))).unwrap();
+    let error = data.iter().get_next().unwrap_err();
+    assert!(matches!(&error, Error::NotSupported { strategy: "Silent", .. }), "{error}");
+    assert!(error.to_string().contains("implement StrategyExtended::vote"), "{error}");
+}
+
+#[test]
+fn dist_2_every_worker_has_as_many_replicas() {
+    let strategy = Strategy::new(Worker::alone(0, 3));
+    let error = strategy.distribute_dataset(Dataset::range(4).batch(2)).unwrap_err();
+    let expected = "2 workers of 1 replica are not the 3 replicas in sync";
+    assert!(matches!(&error, Error::InvalidArgument { .. }), "{error}");
+    assert!(error.to_string().contains(expected), "{error}");
+}
