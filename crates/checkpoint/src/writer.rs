@@ -5,7 +5,7 @@ use crate::index::{Entry, Index, SliceEntry};
 use crate::plan::{Piece, Slice, plan};
 use crate::shard::Part;
 use crate::{Error, Result, Value, encoding, save};
-use distribute_tensor::{DType, HostTensor};
+use distribute_tensor::{DType, HostTensor, codec};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::path::Path;
@@ -234,7 +234,7 @@ fn piece<'a>(
         Some(_) => stored.shape[0],
     };
     let write = Box::new(move |sink: &mut dyn Write| {
-        distribute_tensor::codec::write(rows.buffer(), elements.clone(), sink)
+        codec::chunks(rows.buffer(), elements.clone()).try_for_each(|bytes| sink.write_all(&bytes))
     });
     let mut parts = vec![Part { key: key.clone(), dtype: stored.dtype, shape: stored.shape, bytes, write }];
     let ends = ends.map(|ends| {

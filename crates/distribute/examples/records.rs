@@ -28,7 +28,8 @@ fn main() -> distribute::Result<()> {
     let folder = tempfile::tempdir().map_err(distribute::Error::other)?;
     let count = write(folder.path())?;
 
-    let features = Features::new().with("pixels", FixedLen::floats([64]))?.with("digit", FixedLen::ints([]))?;
+    let features =
+        Features::new().with("pixels", FixedLen::floats([64]))?.with("digit", FixedLen::ints([]))?;
     let files = Files::glob(&format!("{}/digits-*.tfrecord.gz", folder.path().display()))?;
     let digits = TfRecord::new(files).examples(&features)?.shuffle(500, options.seed).batch(BATCH);
 

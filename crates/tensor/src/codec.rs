@@ -4,7 +4,6 @@ use crate::DType;
 use crate::dtype::Buffer;
 use half::{bf16, f16};
 use num_complex::{Complex32, Complex64};
-use std::io::{self, Write};
 use std::ops::Range;
 
 /// An element of fixed size as bytes.
@@ -85,23 +84,24 @@ macro_rules! by_kind {
     };
 }
 
-/// Writes elements of a buffer; of strings their bytes, one string after another, without saying where one ends.
-///
-/// # Errors
-/// Those of `sink`.
-pub fn write(buffer: &Buffer, elements: Range<usize>, sink: &mut dyn Write) -> io::Result<()> {
-    // The bytes of a large tensor are never all in memory.
-    fn fixed<T: Raw>(elements: &[T], sink: &mut dyn Write) -> io::Result<()> {
+/// The bytes of elements of a buffer, some at a time, so that those of a large tensor are never all in memory; of strings
+/// their bytes, one string after another, without saying where one ends.
+pub fn chunks(buffer: &Buffer, elements: Range<usize>) -> impl Iterator<Item = Vec<u8>> {
+    let end = elements.end;
+    elements.step_by(CHUNK).map(move |start| {
         let mut bytes = Vec::new();
-        for chunk in elements.chunks(8192) {
-            bytes.clear();
-            chunk.iter().for_each(|element| element.put(&mut bytes));
-            sink.write_all(&bytes)?;
-        }
-        Ok(())
-    }
-    by_kind!(buffer, v => fixed(&v[elements], sink),
-        strings => strings[elements].iter().try_for_each(|string| sink.write_all(string)))
+        append(buffer, start..end.min(start + CHUNK), &mut bytes);
+        bytes
+    })
+}
+
+/// How many elements become bytes at a time.
+const CHUNK: usize = 8192;
+
+/// Puts the bytes of elements behind others. The range is within the buffer.
+pub fn append(buffer: &Buffer, elements: Range<usize>, to: &mut Vec<u8>) {
+    by_kind!(buffer, v => v[elements].iter().for_each(|element| element.put(to)),
+        strings => strings[elements].iter().for_each(|string| to.extend_from_slice(string)));
 }
 
 /// The elements of a dtype of fixed size.
@@ -131,7 +131,7 @@ mod tests {
         for dtype in DType::ALL.into_iter().filter(|dtype| dtype.bytes().is_some()) {
             let tensor = HostTensor::vector(vec![0u8, 1, 1, 0, 1]).cast(dtype).unwrap();
             let mut bytes = Vec::new();
-            write(tensor.buffer(), 1..5, &mut bytes).unwrap();
+            append(tensor.buffer(), 1..5, &mut bytes);
             assert_eq!(bytes.len(), 4 * dtype.bytes().unwrap());
             let back = HostTensor::from_buffer(read(dtype, &bytes).unwrap(), [4]).unwrap();
             assert_eq!(back, tensor.narrow(0, 1, 4).unwrap(), "{dtype}");
@@ -139,16 +139,22 @@ mod tests {
     }
 
     #[test]
+    fn chunks_together_are_all_bytes() {
+        let tensor = HostTensor::vector((0..20_000u16).collect());
+        let parts: Vec<Vec<u8>> = chunks(tensor.buffer(), 3..20_000).collect();
+        assert_eq!(parts.len(), 3);
+        let mut all = Vec::new();
+        append(tensor.buffer(), 3..20_000, &mut all);
+        assert_eq!(parts.concat(), all);
+        assert_eq!(chunks(tensor.buffer(), 5..5).count(), 0);
+    }
+
+    #[test]
     fn what_is_no_element_is_found_where_it_is() {
         assert_eq!(read(DType::Bool, &[1, 0, 2]), Err(2));
         assert_eq!(read(DType::String, b"a"), Err(0));
         let mut bytes = Vec::new();
-        write(
-            HostTensor::vector(vec!["ab".to_string().into_bytes(), b"c".to_vec()]).buffer(),
-            0..2,
-            &mut bytes,
-        )
-        .unwrap();
+        append(HostTensor::vector(vec![b"ab".to_vec(), b"c".to_vec()]).buffer(), 0..2, &mut bytes);
         assert_eq!(bytes, b"abc");
     }
 }

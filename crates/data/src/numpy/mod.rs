@@ -83,7 +83,7 @@ pub fn write_npy(path: impl AsRef<Path>, tensor: &HostTensor) -> Result<()> {
     let write = || {
         let mut file = BufWriter::new(WholeFile::create(path)?);
         file.write_all(&header)?;
-        codec::write(tensor.buffer(), 0..tensor.buffer().len(), &mut file)?;
+        codec::chunks(tensor.buffer(), 0..tensor.len()).try_for_each(|bytes| file.write_all(&bytes))?;
         file.into_inner()?.finish()
     };
     write().map_err(|source| Error::Write { path: path.display().to_string(), source })

@@ -52,8 +52,7 @@ fn put_tensor(tensor: &HostTensor, out: &mut Vec<u8>) {
     tensor.dims().iter().for_each(|size| put_len(*size, out));
     match tensor.as_slice::<Vec<u8>>() {
         Some(strings) => strings.iter().for_each(|string| put_bytes(string, out)),
-        // Writing to a vector cannot fail.
-        None => drop(codec::write(tensor.buffer(), 0..tensor.buffer().len(), out)),
+        None => codec::append(tensor.buffer(), 0..tensor.len(), out),
     }
 }
 
