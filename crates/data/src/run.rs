@@ -50,14 +50,6 @@ impl Picks {
         }
     }
 
-    /// Takes all but the first `count` away.
-    fn truncate(&mut self, count: usize) {
-        match self {
-            Picks::Range(range) => range.end = range.end.min(range.start.saturating_add(count)),
-            Picks::List(list) => list.truncate(count),
-        }
-    }
-
     /// Puts more rows behind these.
     fn append(&mut self, other: Picks) {
         match (&mut *self, other) {
@@ -95,14 +87,6 @@ impl Run {
                 Run::Rows(source.clone(), Picks::List(rows[range].to_vec()))
             }
             Run::Values(values) => Run::Values(values[range].to_vec()),
-        }
-    }
-
-    /// Takes all but the first `count` elements away.
-    pub(crate) fn truncate(&mut self, count: usize) {
-        match self {
-            Run::Rows(_, picks) => picks.truncate(count),
-            Run::Values(values) => values.truncate(count),
         }
     }
 

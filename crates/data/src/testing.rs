@@ -1,6 +1,6 @@
 //! Helpers for tests.
 
-use crate::Dataset;
+use crate::{Dataset, Interleave};
 use distribute_tensor::HostTensor;
 use distribute_tensor::Nest;
 use std::sync::mpsc;
@@ -17,6 +17,34 @@ pub(crate) fn ids<T: Nest>(data: &Dataset<T>) -> Vec<Vec<i64>> {
         .iter()
         .map(|batch| batch.unwrap().as_slice::<i64>().unwrap().to_vec())
         .collect()
+}
+
+/// What `interleave` does, on lists.
+pub(crate) fn in_turn(lists: &[Vec<i64>], turns: Interleave) -> Vec<i64> {
+    let (mut lists, mut all) = (lists.iter().cloned(), Vec::new());
+    let mut cycle: Vec<Option<std::vec::IntoIter<i64>>> =
+        (0..turns.cycle_length.min(64)).map(|_| None).collect();
+    let mut idle = 0;
+    for turn in (0..cycle.len()).cycle() {
+        if idle > cycle.len() {
+            break;
+        }
+        let slot = &mut cycle[turn];
+        if slot.is_none() {
+            *slot = lists.next().map(Vec::into_iter);
+        }
+        idle = if slot.is_some() { 0 } else { idle + 1 };
+        for _ in 0..turns.block_length {
+            match slot.as_mut().and_then(Iterator::next) {
+                Some(value) => all.push(value),
+                None => {
+                    *slot = None;
+                    break;
+                }
+            }
+        }
+    }
+    all
 }
 
 /// Runs a test that starts threads; fails it if it has not ended after 30 seconds.

@@ -20,7 +20,7 @@ use std::sync::Arc;
 /// is and makes the dataset. Each pass reads the file anew, as far as it is asked for; [`Dataset::load`] reads all of
 /// it into tensors, of which [`Dataset::from_slices`] then makes fast passes with full shuffles.
 ///
-/// A row that is broken gives [`Error::Csv`](Error::Csv), naming file, line and column.
+/// A row that is broken gives [`Error::Csv`], naming file, line and column.
 ///
 /// ```
 /// use distribute_data::{Csv, Dataset};
@@ -103,7 +103,7 @@ impl Csv {
     ///
     /// # Errors
     ///
-    /// [`Error::NoColumn`](Error::NoColumn) if there is no column `label`.
+    /// [`Error::NoColumn`] if there is no column `label`.
     pub fn labelled(self, label: impl Into<Column>) -> Result<Dataset<(HostTensor, i64)>> {
         let label = label.into();
         self.dataset(|columns| Ok(Layout::Labelled { label: columns.find(&label)? }))
@@ -114,7 +114,7 @@ impl Csv {
     ///
     /// # Errors
     ///
-    /// [`Error::NoColumn`](Error::NoColumn) if a column doesn't exist.
+    /// [`Error::NoColumn`] if a column doesn't exist.
     ///
     /// ```
     /// use distribute_data::csv::{ColumnType, Csv};

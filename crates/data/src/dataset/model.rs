@@ -1,55 +1,152 @@
 //! Tests: pipelines do what the same operations do on a `Vec`.
 
-use crate::Dataset;
-use crate::testing::{ids, values, watchdog};
+use crate::testing::{ids, in_turn, values, watchdog};
+use crate::{Dataset, Interleave, Padding};
 use proptest::prelude::*;
+use std::path::Path;
 
 /// A transformation.
 #[derive(Clone, Debug)]
 enum Step {
     Take(usize),
     Skip(usize),
+    TakeWhile(i64),
     Repeat(usize),
     Filter(i64),
     Map(i64),
+    MapParallel(usize, i64),
+    FlatMap(i64),
+    Interleave(Interleave),
+    Zip(i64),
+    Enumerate,
+    Concatenate(i64),
+    Unbatch(usize),
+    PaddedBatch(usize),
+    AssertCardinality,
+    Shard(usize, usize),
     Shuffle,
+    Cache,
+    CacheTo,
     Prefetch(usize),
 }
 
 fn step() -> impl Strategy<Value = Step> {
+    let turns = (1usize..4, 1usize..4, 0usize..2)
+        .prop_map(|(cycle_length, block_length, ahead)| Interleave { cycle_length, block_length, ahead });
     prop_oneof![
         (0usize..30).prop_map(Step::Take),
         (0usize..10).prop_map(Step::Skip),
+        (2i64..9).prop_map(Step::TakeWhile),
         (0usize..4).prop_map(Step::Repeat),
         (1i64..4).prop_map(Step::Filter),
         (0i64..5).prop_map(Step::Map),
+        (1usize..4, 0i64..5).prop_map(|(threads, k)| Step::MapParallel(threads, k)),
+        (0i64..4).prop_map(Step::FlatMap),
+        turns.prop_map(Step::Interleave),
+        (0i64..30).prop_map(Step::Zip),
+        Just(Step::Enumerate),
+        (0i64..6).prop_map(Step::Concatenate),
+        (1usize..5).prop_map(Step::Unbatch),
+        (1usize..5).prop_map(Step::PaddedBatch),
+        Just(Step::AssertCardinality),
+        (1usize..4, 0usize..3).prop_map(|(workers, index)| Step::Shard(workers, index % workers)),
         Just(Step::Shuffle),
+        Just(Step::Cache),
+        Just(Step::CacheTo),
         (0usize..3).prop_map(Step::Prefetch),
     ]
 }
 
-fn on_dataset(data: Dataset<i64>, step: &Step) -> Dataset<i64> {
+/// The dataset that `FlatMap` and `Interleave` make of an element, as a list.
+fn inner(x: i64, k: i64) -> std::ops::Range<i64> {
+    10 * x..10 * x + (x + k) % 4
+}
+
+/// `len` is how many elements there are, `file` where a cache may be.
+fn on_dataset(data: Dataset<i64>, step: &Step, len: usize, file: &Path) -> Dataset<i64> {
     match *step {
         Step::Take(n) => data.take(n),
         Step::Skip(n) => data.skip(n),
+        Step::TakeWhile(k) => data.take_while(move |x| x % 10 != k),
         Step::Repeat(n) => data.repeat(n),
         Step::Filter(k) => data.filter(move |x| x % k == 0),
         Step::Map(k) => data.map(move |x| x + k),
+        Step::MapParallel(threads, k) => data.map_parallel(threads, move |x| x + k),
+        Step::FlatMap(k) => data.flat_map(move |x| Dataset::range(inner(x, k))),
+        Step::Interleave(turns) => data.interleave(|x| Dataset::range(inner(x, 1)), turns),
+        Step::Zip(n) => data.zip(&Dataset::range(n)).map(|(x, y)| 2 * x + y),
+        Step::Enumerate => data.enumerate().map(|(i, x)| 2 * i + x),
+        Step::Concatenate(n) => data.concatenate(&Dataset::range(n)),
+        Step::Unbatch(size) => data.batch(size).unbatch(),
+        Step::PaddedBatch(size) => data.padded_batch(size, Padding::new()).unbatch(),
+        Step::AssertCardinality => data.assert_cardinality(len),
+        Step::Shard(workers, index) => data.shard(workers, index),
         // With a buffer of 1 a shuffle keeps the order: the model stays simple.
         Step::Shuffle => data.shuffle(1, 7),
+        Step::Cache => data.cache(),
+        Step::CacheTo => data.cache_to(file),
         Step::Prefetch(n) => data.prefetch(n),
     }
 }
 
 fn on_vec(data: Vec<i64>, step: &Step) -> Vec<i64> {
+    let values = data.iter().copied();
     match *step {
-        Step::Take(n) => data.into_iter().take(n).collect(),
-        Step::Skip(n) => data.into_iter().skip(n).collect(),
+        Step::Take(n) => values.take(n).collect(),
+        Step::Skip(n) => values.skip(n).collect(),
+        Step::TakeWhile(k) => values.take_while(|x| x % 10 != k).collect(),
         Step::Repeat(n) => data.repeat(n),
-        Step::Filter(k) => data.into_iter().filter(|x| x % k == 0).collect(),
-        Step::Map(k) => data.into_iter().map(|x| x + k).collect(),
-        Step::Shuffle | Step::Prefetch(_) => data,
+        Step::Filter(k) => values.filter(|x| x % k == 0).collect(),
+        Step::Map(k) | Step::MapParallel(_, k) => values.map(|x| x + k).collect(),
+        Step::FlatMap(k) => values.flat_map(|x| inner(x, k)).collect(),
+        Step::Interleave(turns) => {
+            let lists: Vec<Vec<i64>> = values.map(|x| inner(x, 1).collect()).collect();
+            in_turn(&lists, turns)
+        }
+        Step::Zip(n) => values.zip(0..n).map(|(x, y)| 2 * x + y).collect(),
+        Step::Enumerate => values.zip(0..).map(|(x, i)| 2 * i + x).collect(),
+        Step::Concatenate(n) => values.chain(0..n).collect(),
+        Step::Shard(workers, index) => values.skip(index).step_by(workers).collect(),
+        Step::Unbatch(_)
+        | Step::PaddedBatch(_)
+        | Step::AssertCardinality
+        | Step::Shuffle
+        | Step::Cache
+        | Step::CacheTo
+        | Step::Prefetch(_) => data,
     }
+}
+
+/// The elements of pass `epoch`.
+fn pass(data: &Dataset<i64>, epoch: u64) -> Vec<i64> {
+    data.epoch(epoch).map(Result::unwrap).collect()
+}
+
+/// The elements that a stage hands on where some are asked for and some skipped, and those that `all` has there.
+fn walk(data: &Dataset<i64>, all: &[i64], ways: &[(bool, usize)]) -> (Vec<i64>, Vec<i64>) {
+    let (mut stage, mut found, mut expected) = (data.pipeline().start(0), Vec::new(), Vec::new());
+    let mut at = 0;
+    for &(read, count) in ways.iter().cycle().take(200) {
+        if !read {
+            let skipped = stage.skip(count).unwrap();
+            assert_eq!(skipped, count.min(all.len() - at));
+            at += skipped;
+            if skipped < count {
+                break;
+            }
+            continue;
+        }
+        let Some(run) = stage.next(count) else {
+            assert_eq!(at, all.len());
+            break;
+        };
+        let run = run.unwrap().into_values().unwrap();
+        assert!((1..=count).contains(&run.len()));
+        expected.extend(&all[at..at + run.len()]);
+        at += run.len();
+        found.extend(run.into_iter().map(|tree| <i64 as distribute_tensor::Nest>::from_tree(tree).unwrap()));
+    }
+    (found, expected)
 }
 
 proptest! {
@@ -59,17 +156,36 @@ proptest! {
         steps in proptest::collection::vec(step(), 0..6),
         batch in 1usize..7,
         exact: bool,
+        skip in 0usize..30,
+        ways in proptest::collection::vec((any::<bool>(), 1usize..9), 1..6),
     ) {
+        let model = steps.iter().fold((0..n).collect(), on_vec);
+        prop_assume!(model.len() < 1000);
         let test = move || {
-            let data = steps.iter().fold(Dataset::range(n), on_dataset);
-            let model = steps.iter().fold((0..n).collect(), on_vec);
+            let folder = tempfile::tempdir().unwrap();
+            let mut data = Dataset::range(n);
+            let mut elements: Vec<i64> = (0..n).collect();
+            for (i, step) in steps.iter().enumerate() {
+                data = on_dataset(data, step, elements.len(), &folder.path().join(i.to_string()));
+                elements = on_vec(elements, step);
+            }
             assert_eq!(values(&data), model);
             if let Some(known) = data.cardinality().finite() {
                 assert_eq!(known, model.len());
             }
+            assert_eq!(values(&data.skip(skip)), model[skip.min(model.len())..]);
+            let (found, expected) = walk(&data, &model, &ways);
+            assert_eq!(found, expected);
             let batches = if exact { data.batch_exact(batch) } else { data.batch(batch) };
             let keep = if exact { model.len() / batch * batch } else { model.len() };
             assert_eq!(ids(&batches), model[..keep].chunks(batch).map(<[i64]>::to_vec).collect::<Vec<_>>());
+            let shuffled = data.shuffle(5, 3);
+            assert_eq!(pass(&shuffled, 4), pass(&shuffled, 4));
+            let mut unordered = values(&data.map_unordered(2, |x| x));
+            let mut sorted = model.clone();
+            unordered.sort_unstable();
+            sorted.sort_unstable();
+            assert_eq!(unordered, sorted);
         };
         watchdog(test);
     }

@@ -7,7 +7,7 @@ use crate::{Error, Result};
 use distribute_tensor::{Leaf, Nest, Tree};
 use std::marker::PhantomData;
 
-/// One worker's pass over a [`Distribution`].
+/// One worker's pass over a [`Distribution`](super::Distribution).
 ///
 /// With several workers that read data of their own, they decide step by step, together, whether there is one:
 /// [`prepare`](WorkerPass::prepare) says what this one has, and [`finish`](WorkerPass::finish) takes what all of them have.

@@ -102,7 +102,7 @@ impl AssertStage {
             if self.left == 0 {
                 return Err(self.wrong());
             }
-            run.truncate(self.left);
+            run = run.part(0..self.left);
         }
         self.left -= run.len();
         Ok(run)

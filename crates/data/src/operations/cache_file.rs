@@ -69,7 +69,7 @@ impl Operation for CacheFile {
     fn start(&self, _epoch: u64) -> Box<dyn Stage> {
         let path = self.path.clone();
         match path.exists() {
-            true => Box::new(ReadStage { path, reader: None, read: 0 }),
+            true => Box::new(ReadStage { path, reader: None, read: 0, ended: false }),
             false => Box::new(WriteStage { input: self.input.start(0), path, writer: None, written: 0 }),
         }
     }
@@ -125,6 +125,8 @@ struct ReadStage {
     path: Arc<PathBuf>,
     reader: Option<TfRecordReader<Box<dyn BufRead + Send>>>,
     read: u64,
+    /// The number at the end has been read, with the last elements or after them.
+    ended: bool,
 }
 
 /// The most elements read at once.
@@ -133,6 +135,9 @@ const MOST_AT_ONCE: usize = 256;
 impl ReadStage {
     /// The records of up to `max` elements; none at the end, where their number has to be right.
     fn records(&mut self, max: usize) -> Result<Vec<Vec<u8>>> {
+        if self.ended {
+            return Ok(Vec::new());
+        }
         let reader = match &mut self.reader {
             Some(reader) => reader,
             none => {
@@ -145,6 +150,7 @@ impl ReadStage {
         // Elements have a byte that says what they are, so that none has the length of a number.
         let end = elements.pop_if(|last| last.len() == size_of::<u64>());
         self.read += elements.len() as u64;
+        self.ended = end.is_some();
         match end {
             Some(end) if end != self.read.to_le_bytes() => {
                 Err(self.damaged("it doesn't have as many elements as it says"))
@@ -230,6 +236,9 @@ mod tests {
             assert_eq!(all, (0..5).map(element).collect::<Vec<_>>());
         }
         assert_eq!(data.skip(4).iter().next().unwrap().unwrap(), element(4));
+        // The end can be read together with the last elements.
+        let mut stage = data.pipeline().start(0);
+        assert_eq!((stage.next(9).unwrap().unwrap().len(), stage.next(9).is_none()), (5, true));
         assert!(made.load(Ordering::Relaxed) <= 8);
         let other = Dataset::range(0).map(element).cache_to(&path);
         assert_eq!(other.iter().count(), 5);

@@ -168,41 +168,13 @@ impl Operation for InTurn {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{ids, values, watchdog};
+    use crate::testing::{ids, in_turn, values, watchdog};
     use proptest::prelude::*;
-
-    /// What TensorFlow's documents say of it, on lists.
-    fn model(lists: &[Vec<i64>], turns: Interleave) -> Vec<i64> {
-        let (mut lists, mut all) = (lists.iter().cloned(), Vec::new());
-        let mut cycle: Vec<Option<std::vec::IntoIter<i64>>> =
-            (0..turns.cycle_length.min(64)).map(|_| None).collect();
-        let mut idle = 0;
-        for turn in (0..cycle.len()).cycle() {
-            if idle > cycle.len() {
-                break;
-            }
-            let slot = &mut cycle[turn];
-            if slot.is_none() {
-                *slot = lists.next().map(Vec::into_iter);
-            }
-            idle = if slot.is_some() { 0 } else { idle + 1 };
-            for _ in 0..turns.block_length {
-                match slot.as_mut().and_then(Iterator::next) {
-                    Some(value) => all.push(value),
-                    None => {
-                        *slot = None;
-                        break;
-                    }
-                }
-            }
-        }
-        all
-    }
 
     fn of_lengths(lengths: &[usize], turns: Interleave) -> (Dataset<i64>, Vec<i64>) {
         let list = |(i, n): (usize, &usize)| (100 * i as i64..100 * i as i64 + *n as i64).collect::<Vec<_>>();
         let lists: Vec<Vec<i64>> = lengths.iter().enumerate().map(list).collect();
-        let expected = model(&lists, turns);
+        let expected = in_turn(&lists, turns);
         let inner = lists.clone();
         let data = Dataset::range(lists.len() as i64)
             .interleave(move |i| Dataset::from_items(inner[i as usize].clone()), turns);
@@ -279,6 +251,6 @@ mod tests {
         let data = Dataset::range(2).interleave(|_| Dataset::range(1), turns);
         assert!(matches!(data.check(), Err(Error::Parameter { operation: "interleave", .. })));
         let all = Interleave { cycle_length: usize::MAX, ..Interleave::default() };
-        assert_eq!(values(&Dataset::range(3).interleave(|i| Dataset::range(i), all)), [0, 0, 1]);
+        assert_eq!(values(&Dataset::range(3).interleave(|i| Dataset::range(0..i), all)), [0, 0, 1]);
     }
 }

@@ -1,8 +1,7 @@
 //! The operations, one a file: what users call, what it is as data, how it runs.
 //!
 //! Some are made of parts that have files of their own: `ahead` (a stage on a thread), `cycle` (datasets read in turn),
-//! `pairing` (runs side by side), `pad` (tensors of different sizes in one),
-//! `encoding` (elements as bytes).
+//! `pairing` (runs side by side), `pad` (tensors of different sizes in one), `encoding` (elements as bytes).
 
 pub(crate) mod ahead;
 pub(crate) mod assert_cardinality;
@@ -10,7 +9,7 @@ pub(crate) mod batch;
 pub(crate) mod cache;
 pub(crate) mod cache_file;
 pub(crate) mod concatenate;
-pub(crate) mod cycle;
+mod cycle;
 mod encoding;
 pub(crate) mod enumerate;
 pub(crate) mod files;
@@ -21,9 +20,9 @@ pub(crate) mod interleave;
 pub(crate) mod map;
 pub(crate) mod map_parallel;
 pub(crate) mod memory;
-pub(crate) mod pad;
+mod pad;
 pub(crate) mod padded_batch;
-pub(crate) mod pairing;
+mod pairing;
 pub(crate) mod parse_examples;
 pub(crate) mod prefetch;
 pub(crate) mod rebatch;

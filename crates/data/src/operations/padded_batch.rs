@@ -50,7 +50,7 @@ impl Padding {
 impl<T: Nest> Dataset<T> {
     /// [`batch`](Dataset::batch) of elements whose tensors may differ in size: each is padded at the end of its axes.
     ///
-    /// [`Error::Pad`] in the pass names the element and the tensor if it is longer than the size asked for, if ranks or
+    /// [`Error::Pad`](crate::Error::Pad) in the pass names the element and the tensor if it is longer than the size asked for, if ranks or
     /// dtypes differ, or if it is no dense tensor in host memory.
     #[doc(alias = "tf.data.Dataset.padded_batch")]
     pub fn padded_batch(&self, size: usize, padding: Padding) -> Dataset<T::Batch> {

@@ -91,7 +91,7 @@ impl TakeWhileStage {
     }
 
     /// The elements before the end. Rows stay rows of their source.
-    fn apply(&mut self, mut run: Run) -> Run {
+    fn apply(&mut self, run: Run) -> Run {
         let taken = match &run {
             Run::Rows(source, Picks::Range(rows)) => {
                 rows.clone().take_while(|row| self.take(source.row(*row))).count()
@@ -101,8 +101,7 @@ impl TakeWhileStage {
             }
             Run::Values(values) => values.iter().take_while(|value| self.take(Ok((*value).clone()))).count(),
         };
-        run.truncate(taken);
-        run
+        run.part(0..taken)
     }
 }
 
