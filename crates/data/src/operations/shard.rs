@@ -100,7 +100,7 @@ impl Stage for ShardStage {
             other => return other,
         };
         let len = run.len();
-        let ours = |i: &usize| i % self.workers == 0;
+        let ours = |i: &usize| i.is_multiple_of(self.workers);
         let picked = match run {
             Run::Rows(source, picks) => {
                 let rows = picks.into_list().into_iter().enumerate();
