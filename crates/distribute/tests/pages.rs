@@ -1,4 +1,4 @@
-//! The pages of StrategyExtended and ReplicaContext, sentence by sentence: `docs/pages.md` names the test of each, here
+//! The pages of StrategyExtended and ReplicaContext, and what that of Strategy says of input, sentence by sentence: `docs/pages.md` names the test of each, here
 //! or elsewhere, and this program fails where it names none, or one that is not there.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]

@@ -94,8 +94,19 @@ fn iter_3_uneven_ends_are_padded_dropped_or_stop_all() {
         let make = |_| Ok(Dataset::range(5).batch(2));
         steps(&mirrored(2).distribute_datasets_from_function_with(options, make).unwrap())
     };
-    let first = [vec![0, 1], vec![2, 3]];
-    assert_eq!(run(UnevenEnds::PadEmpty), [first.clone(), [vec![4], vec![]]]);
-    assert_eq!(run(UnevenEnds::StopAll), [first.clone()]);
-    assert_eq!(run(UnevenEnds::Drop), [first]);
+    let whole = [vec![0, 1], vec![2, 3]];
+    assert_eq!(run(UnevenEnds::PadEmpty), [whole.clone(), [vec![4], vec![]]]);
+    for ends in [UnevenEnds::StopAll, UnevenEnds::Drop] {
+        assert_eq!(run(ends), std::slice::from_ref(&whole));
+    }
+}
+
+#[test]
+fn dist_8_whatever_the_policy_the_replicas_of_a_worker_share_its_data() {
+    use AutoShardPolicy::{Auto, Data, File, Hint, Off};
+    for auto_shard_policy in [Auto, Data, File, Hint, Off] {
+        let options = InputOptions { auto_shard_policy, ..Default::default() };
+        let data = mirrored(3).distribute_dataset_with(Dataset::range(10).batch(4), options).unwrap();
+        assert_eq!(steps(&data)[1..], [[vec![4, 5], vec![6], vec![7]], [vec![8], vec![9], vec![]]]);
+    }
 }

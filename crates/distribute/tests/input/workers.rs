@@ -2,7 +2,7 @@
 //! over channels.
 
 use crate::watched::watched;
-use distribute::data::{Dataset, plan::ends::Ballot};
+use distribute::data::{Dataset, Location, plan::ends::Ballot, text_lines};
 use distribute::{DeviceName, Error, HostTensor, Result, Strategy, StrategyExtended};
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -96,6 +96,23 @@ fn as_6_workers_take_their_own_pieces_of_each_batch() {
         assert_eq!(data.iter().map(mine).collect::<Vec<_>>(), expected);
         assert_eq!(data.element_spec().unwrap().len(), 1);
     }
+}
+
+/// AS-5, AS-8
+#[test]
+fn as_8_auto_parts_by_files_where_there_are_enough() {
+    let file = |name: &str| Location::bytes(name, "1\n2\n3\n");
+    let explain = |files: Vec<Location>| {
+        let strategy = Strategy::new(Worker::alone(1, 2));
+        strategy.distribute_dataset(text_lines(files).batch(2)).unwrap().explain()
+    };
+    let enough = explain(vec![file("a"), file("b"), file("c")]);
+    assert!(enough.contains("policy FILE (AUTO)"), "{enough}");
+    assert!(enough.contains("worker 0 reads lines of text from 'a', 'c'"), "{enough}");
+    assert!(enough.contains("worker 1 reads lines of text from 'b'"), "{enough}");
+    let few = explain(vec![file("a")]);
+    assert!(few.contains("policy DATA (AUTO): a source has 1 file(s), not enough for 2 workers"), "{few}");
+    assert!(few.contains("worker 1 reads everything, of each batch its pieces"), "{few}");
 }
 
 #[derive(Debug)]
