@@ -16,10 +16,11 @@ use distribute_tensor::{Leaf, Nest, Tree};
 pub struct DistributedIterator<T> {
     pass: Pass<T>,
     strategy: Strategy,
-    /// The next epoch, where the passes are counted.
     passes: Passes,
+    /// Which of the passes this is.
     number: u64,
     position: Position,
+    /// Where the next epoch begins.
     next: Position,
     /// Whether workers have to ask each other before each step.
     votes: bool,

@@ -136,8 +136,8 @@ impl Strategy {
     /// `.npy`; those of a `.npz` by name, `T` being a map or a tree.
     ///
     /// # Errors
-    /// As there, and those of [`read_npy`](distribute_data::numpy::read_npy) and
-    /// [`read_npz`](distribute_data::numpy::read_npz), which name the file and the place in it.
+    /// As there, and those of [`read_npy`] and
+    /// [`read_npz`], which name the file and the place in it.
     ///
     /// ```
     /// # use distribute::prelude::*;
