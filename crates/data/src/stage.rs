@@ -19,15 +19,20 @@ pub(crate) trait Stage: Send {
     /// What comes next is what would have come after reading them; functions of users whose results nobody would see
     /// need not be called.
     fn skip(&mut self, count: usize) -> Result<usize> {
-        let mut left = count;
-        while left > 0 {
-            match self.next(left.min(SKIP_AT_ONCE)) {
-                Some(run) => left -= run?.len(),
-                None => break,
-            }
-        }
-        Ok(count - left)
+        read_over(self, count)
     }
+}
+
+/// [`Stage::skip`] by reading: for elements that have to be made.
+pub(crate) fn read_over(stage: &mut (impl Stage + ?Sized), count: usize) -> Result<usize> {
+    let mut left = count;
+    while left > 0 {
+        match stage.next(left.min(SKIP_AT_ONCE)) {
+            Some(run) => left -= run?.len(),
+            None => break,
+        }
+    }
+    Ok(count - left)
 }
 
 /// How many elements are skipped at once where they have to be made: they are in memory until they are dropped.

@@ -3,6 +3,8 @@
 mod iter;
 #[cfg(test)]
 mod model;
+#[cfg(test)]
+mod walk;
 
 pub use crate::operations::interleave::Interleave;
 pub use crate::operations::memory::Numbers;

@@ -2,7 +2,7 @@
 
 use crate::guard::panic_message;
 use crate::run::Run;
-use crate::stage::Stage;
+use crate::stage::{Stage, read_over};
 use crate::{Error, Result};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::JoinHandle;
@@ -131,14 +131,7 @@ impl Stage for AheadStage {
             }
             return Ok(skipped);
         }
-        let mut left = count;
-        while left > 0 {
-            match self.next(left) {
-                Some(run) => left -= run?.len(),
-                None => break,
-            }
-        }
-        Ok(count - left)
+        read_over(self, count)
     }
 }
 

@@ -5,7 +5,7 @@ use super::map::{MapFn, on_trees};
 use crate::guard::panic_message;
 use crate::pipeline::{Batching, Operation, Pipeline, Sharding};
 use crate::run::Run;
-use crate::stage::Stage;
+use crate::stage::{Stage, read_over};
 use crate::{Cardinality, Cause, Dataset, ElementSpec, Error, Result};
 use distribute_tensor::{Leaf, Nest, Tree};
 use std::convert::Infallible;
@@ -352,19 +352,13 @@ impl Stage for MapParallelStage {
 
     /// Before the threads have anything to do, the function needn't be called for what is skipped.
     fn skip(&mut self, count: usize) -> Result<usize> {
-        let mut left = count;
-        if self.crew.is_none() && !self.ended {
-            left -= self.input.skip(count)?;
-            self.index += count - left;
-            self.ended = left > 0;
+        if self.crew.is_some() || self.ended {
+            return read_over(self, count);
         }
-        while left > 0 {
-            match self.read(left)? {
-                Some(run) => left -= run.len(),
-                None => break,
-            }
-        }
-        Ok(count - left)
+        let skipped = self.input.skip(count)?;
+        self.index += skipped;
+        self.ended = skipped < count;
+        Ok(skipped)
     }
 }
 

@@ -8,13 +8,14 @@ use distribute_tensor::Nest;
 use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
-    /// The dataset `times` times over, each time in the shuffles' next order.
+    /// The dataset `times` times over, each time in the shuffles' next order; a pass that happens to be without elements
+    /// is one of them.
     #[doc(alias = "tf.data.Dataset.repeat")]
     pub fn repeat(&self, times: usize) -> Self {
         Self::of(Repeat { input: self.pipeline().clone(), times: Some(times) })
     }
 
-    /// The dataset again and again without end. A dataset without elements stays without.
+    /// The dataset again and again without end; but the first pass without elements ends it, as there may never be one.
     #[doc(alias = "tf.data.Dataset.repeat")]
     pub fn repeat_forever(&self) -> Self {
         Self::of(Repeat { input: self.pipeline().clone(), times: None })
@@ -78,10 +79,11 @@ impl RepeatStage {
     }
 
     /// The repetition at work, or the next one; `None` after the last. A pass without elements ends an endless
-    /// repetition, which would never give one.
+    /// repetition, which might never give one. A counted one goes on: in another order a `take_while` finds something.
     fn current(&mut self) -> Option<&mut Box<dyn Stage>> {
         if self.current.is_none() {
-            if self.times.is_some_and(|times| self.started >= times) || self.empty {
+            let nothing = self.times.is_none() || self.input.cardinality() == Cardinality::Finite(0);
+            if self.times.is_some_and(|times| self.started >= times) || (self.empty && nothing) {
                 return None;
             }
             let epoch = self.first_epoch.wrapping_add(self.started as u64);
@@ -131,6 +133,16 @@ mod tests {
         assert_eq!(values(&Dataset::range(2).repeat_forever().take(5)), [0, 1, 0, 1, 0]);
         assert_eq!(values(&Dataset::range(0).repeat_forever()), [0i64; 0]);
         assert_eq!(values(&Dataset::range(3).filter(|_| false).repeat_forever()), [0i64; 0]);
+        assert_eq!(values(&Dataset::range(0).repeat(usize::MAX)), [0i64; 0]);
+    }
+
+    #[test]
+    fn a_pass_that_happens_to_be_empty_is_not_the_last() {
+        let data = Dataset::range(4).shuffle(4, 1).take_while(|x| *x < 2);
+        let epochs: Vec<Vec<i64>> = (0..20).map(|e| data.epoch(e).map(Result::unwrap).collect()).collect();
+        assert!(epochs.iter().any(Vec::is_empty));
+        assert_eq!(values(&data.repeat(20)), epochs.concat());
+        assert_eq!(values(&data.repeat(20).skip(3)), epochs.concat()[3..]);
     }
 
     #[test]

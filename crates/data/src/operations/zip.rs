@@ -168,7 +168,7 @@ impl Stage for ZipStage {
 
     fn skip(&mut self, count: usize) -> Result<usize> {
         if self.ended {
-            return Ok(0);
+            return if self.exact { self.end("second").map(|()| 0) } else { Ok(0) };
         }
         let first = self.first.skip(count)?;
         let second = self.second.skip(if self.exact { count } else { first })?;
@@ -269,6 +269,14 @@ mod tests {
         }
         let shuffled = data.zip(&data).shuffle(3, 1).batch(3).iter().next().unwrap().unwrap();
         assert_eq!(shuffled.0, shuffled.1);
+    }
+
+    #[test]
+    fn an_end_too_early_is_found_by_a_skip_too() {
+        let short = Dataset::range(7).batch(3).unbatch::<i64>();
+        let mut stage = Dataset::range(20).zip_exact(&short).pipeline().start(0);
+        assert_eq!(stage.next(20).unwrap().unwrap().len(), 7);
+        assert!(matches!(stage.skip(1), Err(Error::UnequalZip { .. })));
     }
 
     // DIST-3
