@@ -3,13 +3,13 @@
 use crate::pipeline::{Operation, Pipeline, Sharding};
 use crate::run::Run;
 use crate::stage::Stage;
-use crate::{Cardinality, Dataset, Result};
+use crate::{Cardinality, Dataset, Error, Result};
 use distribute_tensor::Nest;
 use std::sync::{Arc, OnceLock};
 
 impl<T: Nest> Dataset<T> {
     /// Keeps all elements in memory as the first whole pass makes them; later passes take them from there. A pass that
-    /// ends early keeps nothing.
+    /// ends early keeps nothing, and a dataset that never ends gives [`Error::Endless`].
     ///
     /// Every pass has the elements of the input's pass 0, in its order: put a [`shuffle`](Dataset::shuffle) behind the
     /// cache, not before it. Tensors are shared, and rows in memory are kept as numbers.
@@ -52,6 +52,10 @@ impl Operation for Cache {
         }
     }
 
+    fn check(&self) -> Result<()> {
+        ends("cache", &self.input)
+    }
+
     fn sharding(&self) -> Sharding {
         Sharding::Through
     }
@@ -68,6 +72,14 @@ impl Operation for Cache {
                 Box::new(FillStage { input, kept, seen: Kept::default() })
             }
         }
+    }
+}
+
+/// What is to be kept has to end: kept would be more and more, and never used.
+pub(super) fn ends(operation: &'static str, input: &Pipeline) -> Result<()> {
+    match input.cardinality() {
+        Cardinality::Infinite => Err(Error::Endless { operation }),
+        _ => Ok(()),
     }
 }
 
@@ -139,7 +151,7 @@ impl Stage for KeptStage {
 #[cfg(test)]
 mod tests {
     use crate::testing::{ids, values};
-    use crate::{Cardinality, Dataset};
+    use crate::{Cardinality, Dataset, Error};
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -201,5 +213,13 @@ mod tests {
         assert_eq!(cached.iter().count(), 6);
         let whole = cached.batch(6).iter().next().unwrap().unwrap();
         assert!(std::ptr::eq(whole.as_slice::<i64>().unwrap(), x.as_slice::<i64>().unwrap()), "copied");
+    }
+
+    #[test]
+    fn what_never_ends_is_not_kept() {
+        let endless = Dataset::range(3).repeat_forever();
+        assert!(matches!(endless.cache().check(), Err(Error::Endless { operation: "cache" })));
+        assert!(matches!(endless.cache_to("x").check(), Err(Error::Endless { operation: "cache_to" })));
+        endless.take(7).cache().check().unwrap();
     }
 }

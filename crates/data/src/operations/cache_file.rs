@@ -1,8 +1,9 @@
 //! Elements kept in a file.
 
+use super::cache::ends;
 use super::encoding::{decode, encode};
 use crate::file::Location;
-use crate::pipeline::{Operation, Pipeline, Sharding};
+use crate::pipeline::{self, Operation, Part, Pipeline, Sharding};
 use crate::run::Run;
 use crate::stage::Stage;
 use crate::{Cardinality, Compression, Dataset, Error, Result, TfRecordReader, TfRecordWriter};
@@ -13,8 +14,9 @@ use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
     /// [`cache`](Dataset::cache) in a file: the first whole pass writes it, later passes, of later processes too, read it.
-    /// It has its name only when it is whole; delete it when the data changes. Where every worker or replica has a
-    /// pipeline of its own, each needs a file of its own.
+    /// It has its name only when it is whole; delete it when the data changes. Workers that read files of their own, or
+    /// have a hint, each have a file of their own: `path.0-of-2`. Datasets that a function makes for each worker need a
+    /// path for each.
     ///
     /// A file that is damaged gives [`Error::Record`] or [`Error::Damaged`] in the pass, one that cannot be written
     /// [`Error::Write`]. Elements are host tensors, of any dtype; for others [`Error::Unwritable`] says so.
@@ -57,9 +59,21 @@ impl Operation for CacheFile {
         self.input.cardinality()
     }
 
-    /// Workers of one machine would have one file for parts of their own.
+    fn check(&self) -> Result<()> {
+        ends("cache_to", &self.input)
+    }
+
     fn sharding(&self) -> Sharding {
-        Sharding::Whole
+        Sharding::Through
+    }
+
+    /// Each worker keeps its part in a file of its own.
+    fn shard(&self, part: &Part) -> Option<Pipeline> {
+        let (Part::Files { workers, index } | Part::Hint { workers, index }) = part;
+        let mut path = self.path.as_os_str().to_owned();
+        path.push(format!(".{index}-of-{workers}"));
+        let input = pipeline::shard(&self.input, part);
+        Some(Arc::new(CacheFile { input, path: Arc::new(path.into()) }))
     }
 
     fn costly(&self) -> bool {
