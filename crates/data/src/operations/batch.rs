@@ -65,7 +65,7 @@ impl Operation for Batch {
     }
 
     fn sharding(&self) -> Sharding {
-        Sharding::Through
+        remainder(self.drop_remainder)
     }
 
     fn start(&self, epoch: u64) -> Box<dyn Stage> {
@@ -86,6 +86,11 @@ pub(crate) fn batches(elements: Cardinality, size: usize, drop_remainder: bool) 
 pub(crate) fn batch_rows(elements: Cardinality, size: usize, drop_remainder: bool) -> Option<usize> {
     let full = drop_remainder || elements == Cardinality::Infinite;
     full.then_some(size)
+}
+
+/// What becomes of batching where each worker has a part: each would drop a remainder of its own.
+pub(super) fn remainder(drop: bool) -> Sharding {
+    if drop { Sharding::Whole } else { Sharding::Through }
 }
 
 /// The error for a parameter that is 0.

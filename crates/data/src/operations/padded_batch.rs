@@ -1,6 +1,6 @@
 //! Elements of different sizes as one batch.
 
-use super::batch::{BatchStage, at_least_one, batch_rows, batches};
+use super::batch::{BatchStage, at_least_one, batch_rows, batches, remainder};
 use super::pad::pad;
 use crate::pipeline::{Batching, Operation, Pipeline, Sharding};
 use crate::run::Assembly;
@@ -111,7 +111,7 @@ impl Operation for PaddedBatch {
     }
 
     fn sharding(&self) -> Sharding {
-        Sharding::Through
+        remainder(self.drop_remainder)
     }
 
     fn start(&self, epoch: u64) -> Box<dyn Stage> {
