@@ -312,6 +312,14 @@ pub enum Error {
         "shard_hint says only where to part the dataset: distribute it with AutoShardPolicy::Hint, or call `shard(workers, index)` instead"
     )]
     Hinted,
+    /// Workers that each take their pieces of the same batches would see different batches.
+    #[error(
+        "\"{operation}\" may give another order to each worker, and all take their pieces of the same batches: use an operation that keeps the order, or another AutoShardPolicy than Data"
+    )]
+    Unordered {
+        /// The operation that doesn't give the same once more.
+        operation: String,
+    },
     /// The function that makes a dataset for each pipeline failed or panicked.
     #[error("the function that makes datasets failed for {context}: {cause}")]
     DatasetFunction {

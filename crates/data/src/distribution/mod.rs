@@ -21,7 +21,7 @@ pub use position::{Origin, Position};
 use crate::plan::ends::UnevenEnds;
 use crate::plan::layout::Layout;
 use crate::plan::policy::{AutoShardPolicy, Decision, decide};
-use crate::{Batching, Cause, Dataset, Error, Result, SplitRule};
+use crate::{Batching, Cause, Dataset, Error, Result, SplitRule, pipeline};
 use distribute_tensor::Nest;
 use function::Function;
 use parts::Parted;
@@ -91,7 +91,8 @@ impl<T: Nest> Distribution<T> {
     /// # Errors
     /// Before anything is read, and on every worker alike: [`Error::NotBatched`]; [`Error::Unshardable`] and
     /// [`Error::TooFewFiles`] where the policy asks for files (AS-4, AS-5); [`Error::Hinted`] where a hint stands and
-    /// the policy is another (AS-10); [`Error::Parameter`] for a layout or parameter of 0.
+    /// the policy is another (AS-10); [`Error::Unordered`] where workers that read the same batches could see them in
+    /// different orders; [`Error::Parameter`] for a layout or parameter of 0.
     pub fn new(dataset: &Dataset<T>, layout: Layout, options: DistributeOptions) -> Result<Self> {
         layout.check()?;
         let pipeline = dataset.pipeline().clone();
@@ -110,6 +111,12 @@ impl<T: Nest> Distribution<T> {
             return Err(Error::NotBatched { what: "the dataset gives single elements".into() });
         }
         parted.check()?;
+        if layout.workers > 1
+            && parted.decision.taken == AutoShardPolicy::Data
+            && let Some(operation) = pipeline::unrepeatable(&parted.pipeline)
+        {
+            return Err(Error::Unordered { operation });
+        }
         Ok(Self { source: Source::Dataset(Arc::new(parted)), layout, options })
     }
 
@@ -156,10 +163,11 @@ impl<T: Nest> Distribution<T> {
     }
 
     /// Whether workers can come to the end at different steps, so that they have to ask each other before each
-    /// (ITER-4). Where all read the same batches they cannot.
+    /// (ITER-4). Where all read the same batches they cannot, unless a short one is dropped: one worker alone may have as
+    /// many rows of it as of a whole one.
     pub fn is_uneven(&self) -> bool {
         let alike = self.decision().is_some_and(|decision| decision.taken == AutoShardPolicy::Data);
-        self.layout.workers > 1 && !alike
+        self.layout.workers > 1 && !(alike && self.options.ends != UnevenEnds::Drop)
     }
 
     /// Starts pass `epoch` of one worker.

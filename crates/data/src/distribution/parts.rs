@@ -127,9 +127,11 @@ pub(super) struct Parted {
 impl Parted {
     pub(super) fn new(pipeline: Pipeline, decision: Decision, workers: usize) -> Self {
         let part = |index| match decision.taken {
-            AutoShardPolicy::File => pipeline::shard(&pipeline, &Part::Files { workers, index }),
+            AutoShardPolicy::File if workers > 1 => {
+                pipeline::shard(&pipeline, &Part::Files { workers, index })
+            }
             AutoShardPolicy::Hint => pipeline::shard(&pipeline, &Part::Hint { workers, index }),
-            AutoShardPolicy::Off | AutoShardPolicy::Data | AutoShardPolicy::Auto => pipeline.clone(),
+            _ => pipeline.clone(),
         };
         Self { parts: (0..workers).map(part).collect(), pipeline, decision }
     }

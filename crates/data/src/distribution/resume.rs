@@ -7,7 +7,8 @@ use super::position::{Origin, Position};
 use super::steps::{Pieces, Steps};
 use super::{Distribution, Source};
 use crate::pipeline::{self, Pipeline};
-use crate::plan::policy::Decision;
+use crate::plan::ends::UnevenEnds;
+use crate::plan::policy::{Decision, decide};
 use crate::{Error, Result};
 use distribute_tensor::Nest;
 use std::sync::Arc;
@@ -35,8 +36,9 @@ impl<T: Nest> Distribution<T> {
             old.skip(position.steps)?;
             let stage = self.own_pieces(worker, self.options.rule).start(Box::new(Gathered(old)));
             let pieces = Pieces::Dealt(stage, self.layout.replicas);
-            let mut steps =
-                Steps::new(pieces, self.options.ends, None, self.templates(worker, position.epoch)?);
+            // Where the end is was decided by the old ones, together.
+            let ends = UnevenEnds::PadEmpty;
+            let mut steps = Steps::new(pieces, ends, None, self.templates(worker, position.epoch)?);
             steps.count(position.steps);
             steps
         };
@@ -64,7 +66,16 @@ impl<T: Nest> Distribution<T> {
             return refuse(format!("{} are more than there can be", theirs.layout));
         }
         match &self.source {
-            Source::Dataset(parted) => repeatable(position, &parted.pipeline),
+            Source::Dataset(parted) => {
+                let Origin { layout, policy, rule, .. } = *theirs;
+                let policy = policy.unwrap_or_default();
+                match decide(&parted.pipeline, policy, rule, layout.workers) {
+                    Ok(Decision { taken, .. }) if taken == policy => {}
+                    Ok(_) => return refuse(format!("nothing was ever parted by policy {policy}")),
+                    Err(error) => return refuse(error.to_string()),
+                }
+                repeatable(position, &parted.pipeline)
+            }
             // What the function makes is looked at once it is made.
             Source::Function(_) => Ok(()),
         }

@@ -3,8 +3,8 @@
 use crate::pipeline::Pipeline;
 use crate::plan::ends::{Ballot, UnevenEnds};
 use crate::stage::Stage;
-use crate::{Error, Result};
-use distribute_tensor::{Leaf, Tree};
+use crate::{ElementSpec, Error, Result, TensorSpec};
+use distribute_tensor::{HostTensor, Leaf, Tree};
 
 /// Where the pieces of a worker's replicas come from.
 pub(crate) enum Pieces {
@@ -45,11 +45,11 @@ impl Pieces {
         match self {
             Pieces::Dealt(stage, replicas) => {
                 let wanted = steps.saturating_mul(*replicas);
-                ended[0] = stage.skip(wanted)? < wanted;
+                ended[0] = ended[0] || stage.skip(wanted)? < wanted;
             }
             Pieces::Each(stages) => {
                 for (stage, ended) in stages.iter_mut().zip(ended) {
-                    *ended = stage.skip(steps)? < steps;
+                    *ended = *ended || stage.skip(steps)? < steps;
                 }
             }
         }
@@ -96,9 +96,15 @@ impl Steps {
     /// Passes over `steps` steps.
     pub(crate) fn skip(&mut self, steps: u64) -> Result<()> {
         self.count(steps);
-        match steps {
+        let mut left = usize::try_from(steps).unwrap_or(usize::MAX);
+        if left > 0 && self.ends == UnevenEnds::Drop && self.full.is_none() {
+            // Which later steps are whole is only seen in the first.
+            self.prepare()?;
+            left -= 1;
+        }
+        match left {
             0 => Ok(()),
-            _ => self.pieces.skip(usize::try_from(steps).unwrap_or(usize::MAX), &mut self.ended),
+            _ => self.pieces.skip(left, &mut self.ended),
         }
     }
 
@@ -107,9 +113,13 @@ impl Steps {
         self.taken
     }
 
-    /// Makes the pieces of the next step, and says what there is.
+    /// Makes the pieces of the next step, and says what there is: nothing more after the end or an error.
     pub(crate) fn prepare(&mut self) -> Result<Ballot> {
-        self.next = self.pieces.next(&mut self.ended)?;
+        let next = self.pieces.next(&mut self.ended);
+        if next.is_err() {
+            self.end();
+        }
+        self.next = next?;
         let mut ballot = Ballot::default();
         for piece in &self.next {
             match piece {
@@ -125,10 +135,16 @@ impl Steps {
         Ok(ballot)
     }
 
+    /// Nothing more is asked for: what is left is of no step.
+    fn end(&mut self) {
+        self.ended.fill(true);
+    }
+
     /// The step that was prepared, if all together take it; `None` at the end.
     pub(crate) fn finish(&mut self, all: Ballot) -> Result<Option<Vec<Tree<Leaf>>>> {
         let next = std::mem::take(&mut self.next);
         if !self.ends.take(all) {
+            self.end();
             return Ok(None);
         }
         let (present, replicas) = (next.iter().flatten().count(), next.len());
@@ -159,15 +175,26 @@ pub(crate) struct Templates {
 }
 
 impl Templates {
-    /// A batch without rows; `None` where nobody has data, or elements have no rows.
+    /// A batch without rows; `None` where elements have no rows, or these pipelines have no elements and don't tell what
+    /// they would be.
     fn empty(&self) -> Result<Option<Tree<Leaf>>> {
         for pipeline in &self.pipelines {
             if let Some(batch) = one(&mut pipeline.start(self.epoch))? {
                 return Ok(without_rows(&batch));
             }
         }
-        Ok(None)
+        Ok(self.pipelines.iter().find_map(|pipeline| of_spec(pipeline.spec()?)))
     }
+}
+
+/// A batch without rows of a spec: sizes that are not known are 0 (ITER-2).
+fn of_spec(spec: ElementSpec) -> Option<Tree<Leaf>> {
+    let leaf = &mut |spec: TensorSpec| {
+        let (_rows, inner) = spec.dims.split_first().ok_or(())?;
+        let dims = std::iter::once(0).chain(inner.iter().map(|size| size.unwrap_or(0)));
+        HostTensor::zeros(spec.dtype, dims.collect::<Vec<_>>()).map(Leaf::Host).map_err(|_| ())
+    };
+    spec.try_map(leaf).ok()
 }
 
 /// The same without rows, of a batch.

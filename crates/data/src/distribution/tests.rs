@@ -1,5 +1,8 @@
 //! Tests: who gets which elements, on how many workers, from where on.
 
+mod ends;
+mod files;
+
 use super::*;
 use crate::plan::ends::Ballot;
 use crate::testing::values;
@@ -264,4 +267,32 @@ at the end: a last batch that is shorter is cut evenly; replicas without data ge
 ";
     assert_eq!(plan.explain(), expected);
     assert_eq!(values(&Dataset::range(1)), [0]);
+}
+
+/// Workers that see different batches would lose elements and have others twice.
+#[test]
+fn batches_that_all_share_have_to_be_the_same_for_all() {
+    let data = Dataset::range(8).map_unordered(2, |x| x).batch(4);
+    let new = |workers, policy| {
+        let options = DistributeOptions { policy, ..Default::default() };
+        Distribution::new(&data, Layout { workers, replicas: 1 }, options).err()
+    };
+    let error = new(2, AutoShardPolicy::Auto).unwrap();
+    assert!(
+        matches!(&error, Error::Unordered { operation } if operation.starts_with("map_unordered")),
+        "{error}"
+    );
+    assert!(new(2, AutoShardPolicy::Off).is_none() && new(1, AutoShardPolicy::Auto).is_none());
+}
+
+#[test]
+fn a_position_that_no_distribution_gives_is_refused() {
+    let options = DistributeOptions::default();
+    let plan = plan(&Dataset::range(20).batch(4), 2, 1, &options);
+    for policy in [AutoShardPolicy::Auto, AutoShardPolicy::File] {
+        let mut position = plan.beginning(0);
+        position.origin.policy = Some(policy);
+        let error = plan.check_position(&position).unwrap_err();
+        assert!(matches!(&error, Error::Position { .. }), "{error}");
+    }
 }

@@ -1,0 +1,49 @@
+//! Tests: the end of a pass.
+
+use super::*;
+
+/// AS-7, ITER-2, ITER-4: a worker whose function made a dataset without elements has empty batches, as others go on.
+#[test]
+fn a_dataset_without_elements_has_empty_batches() {
+    let make = |context: InputContext| {
+        let x = HostTensor::new(vec![0f32; 6], [3, 2]).unwrap();
+        let data = Dataset::from_slices(x).unwrap();
+        Ok(data.take(if context.input_pipeline_id == 0 { 3 } else { 0 }).batch(2))
+    };
+    let layout = Layout { workers: 2, replicas: 1 };
+    let plan = Distribution::from_function(layout, false, DistributeOptions::default(), make).unwrap();
+    let steps: Vec<_> = plan.lockstep(0).unwrap().map(Result::unwrap).collect();
+    let dims =
+        |step: &Vec<Vec<HostTensor>>| step.iter().flatten().map(|x| x.dims().to_vec()).collect::<Vec<_>>();
+    assert_eq!(steps.iter().map(dims).collect::<Vec<_>>(), [[[2, 2], [0, 2]], [[1, 2], [0, 2]]]);
+}
+
+/// A pass that is over stays over, whoever asks.
+#[test]
+fn nothing_comes_after_the_end_or_an_error() {
+    let sizes = [4usize, 3, 4];
+    let data = Dataset::from_items(sizes.map(|n| HostTensor::vector(vec![0i64; n])));
+    let options = DistributeOptions { ends: UnevenEnds::Drop, ..Default::default() };
+    let mut pass = plan(&data, 1, 1, &options).worker(0, 0).unwrap();
+    let steps: Vec<bool> = (0..4).map(|_| pass.step().unwrap().is_some()).collect();
+    assert_eq!(steps, [true, false, false, false]);
+
+    let data = Dataset::range(6).try_map(|x| if x == 2 { Err("bad") } else { Ok(x) }).batch(2);
+    let mut pass = plan(&data, 1, 1, &DistributeOptions::default()).worker(0, 0).unwrap();
+    assert!(pass.step().unwrap().is_some());
+    assert!(pass.step().is_err());
+    assert!(pass.step().unwrap().is_none());
+}
+
+/// What a whole step is, is seen in the pass's first, not in the first behind the position.
+#[test]
+fn a_short_batch_is_dropped_behind_a_position_too() {
+    let options = DistributeOptions { ends: UnevenEnds::Drop, ..Default::default() };
+    let data = Dataset::range(10).batch(4).map(|batch: HostTensor| batch);
+    let mut pass = plan(&data, 1, 2, &options).worker(0, 0).unwrap();
+    assert_eq!((0..2).filter(|_| pass.step().unwrap().is_some()).count(), 2);
+    for replicas in [2, 3] {
+        let mut pass = plan(&data, 1, replicas, &options).resume(0, &pass.position()).unwrap();
+        assert!(pass.step().unwrap().is_none(), "{replicas}");
+    }
+}
