@@ -6,12 +6,8 @@ import sys
 import tempfile
 
 import common
-<<<<<<< HEAD
-from common import Entry, Fresh, Losses, numbered, repeated
-=======
 import inputs_pytorch
-from common import Entry, Fresh, Losses
->>>>>>> peers
+from common import Entry, Fresh, Losses, numbered, repeated
 
 GIVEN = common.arguments()
 THREADS = f"PyTorch, {GIVEN.threads} threads"

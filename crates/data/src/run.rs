@@ -2,7 +2,8 @@
 //!
 //! A [`Run`] is what stages hand on. Rows of a source stay numbers of rows for as long as nobody looks at them, so
 //! that a batch of them is cut out of the source in one piece: by a view when they stand next to each other, by one
-//! gather when they don't.
+//! gather when they don't. A batch stays the elements it is made of until somebody looks at it, so that one that is cut
+//! over replicas is put together piece by piece, and no row is copied twice.
 
 use crate::rows::Rows;
 use crate::{Error, Result};
@@ -16,6 +17,8 @@ pub(crate) enum Run {
     Rows(Arc<Rows>, Picks),
     /// Elements by themselves.
     Values(Vec<Tree<Leaf>>),
+    /// One element: a batch, not yet put together.
+    Batch(Assembly),
 }
 
 /// Which rows, in which order.
@@ -74,6 +77,7 @@ impl Run {
         match self {
             Run::Rows(_, picks) => picks.len(),
             Run::Values(values) => values.len(),
+            Run::Batch(_) => 1,
         }
     }
 
@@ -87,6 +91,8 @@ impl Run {
                 Run::Rows(source.clone(), Picks::List(rows[range].to_vec()))
             }
             Run::Values(values) => Run::Values(values[range].to_vec()),
+            Run::Batch(_) if range.is_empty() => Run::Values(Vec::new()),
+            Run::Batch(assembly) => Run::Batch(assembly.part(0..assembly.len())),
         }
     }
 
@@ -96,6 +102,15 @@ impl Run {
             Run::Rows(source, Picks::Range(range)) => range.map(|i| source.row(i)).collect(),
             Run::Rows(source, Picks::List(list)) => list.into_iter().map(|i| source.row(i)).collect(),
             Run::Values(values) => Ok(values),
+            Run::Batch(assembly) => Ok(vec![assembly.finish()?]),
+        }
+    }
+
+    /// The same with its batch put together: for those who hand it on to be read later, or more than once.
+    pub(crate) fn together(self) -> Result<Run> {
+        match self {
+            Run::Batch(assembly) => Ok(Run::one(assembly.finish()?)),
+            other => Ok(other),
         }
     }
 
@@ -120,6 +135,7 @@ impl Run {
             Run::Rows(source, Picks::Range(range)) => source.slice(range).map_err(Fault::from),
             Run::Rows(source, Picks::List(list)) => source.gather(&list).map_err(Fault::from),
             Run::Values(values) => Tree::stack(values).map_err(Fault::Tensor),
+            Run::Batch(assembly) => Tree::stack(vec![assembly.finish()?]).map_err(Fault::Tensor),
         }
     }
 }
@@ -140,15 +156,25 @@ impl From<Error> for Fault {
 }
 
 /// Runs that are to become one batch.
-#[derive(Default)]
 pub(crate) struct Assembly {
+    /// Its place in the pass, for errors.
+    number: usize,
     runs: Vec<Run>,
     len: usize,
 }
 
 impl Assembly {
+    /// The beginning of a batch, which is the `number`-th of the pass.
+    pub(crate) fn new(number: usize) -> Self {
+        Self { number, runs: Vec::new(), len: 0 }
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.len
+    }
+
+    pub(crate) fn number(&self) -> usize {
+        self.number
     }
 
     pub(crate) fn push(&mut self, run: Run) {
@@ -169,11 +195,38 @@ impl Assembly {
         Ok(values)
     }
 
-    /// The batch. `number` is its place in the pass, for the error.
-    pub(crate) fn finish(self, number: usize) -> Result<Tree<Leaf>> {
-        let elements = self.len;
+    /// Some of the elements, sharing their tensors. The range is within them.
+    fn part(&self, range: Range<usize>) -> Assembly {
+        let mut part = Assembly::new(self.number);
+        let mut start = 0;
+        for run in &self.runs {
+            let end = start + run.len();
+            let (from, to) = (range.start.max(start), range.end.min(end));
+            if from < to {
+                part.push(run.part(from - start..to - start));
+            }
+            start = end;
+        }
+        part
+    }
+
+    /// The rows of the batch in these pieces. Each row of a source is copied into its piece, and nowhere else.
+    pub(crate) fn cut(self, pieces: Vec<Range<usize>>) -> Result<Vec<Tree<Leaf>>> {
+        let of_rows = self.runs.iter().all(|run| matches!(run, Run::Rows(..)));
+        // What an empty piece looks like can be seen of a whole batch, and elements that differ are one error, not two.
+        if pieces.len() < 2 || !of_rows || pieces.iter().any(Range::is_empty) {
+            let batch = self.finish()?;
+            crate::split::batch_rows(&batch)?;
+            return crate::split::pieces_of(&batch, &pieces);
+        }
+        pieces.into_iter().map(|piece| self.part(piece).finish()).collect()
+    }
+
+    /// The batch.
+    pub(crate) fn finish(self) -> Result<Tree<Leaf>> {
+        let (batch, elements) = (self.number, self.len);
         self.put_together().map_err(|fault| match fault {
-            Fault::Tensor(source) => Error::Stack { batch: number, elements, source },
+            Fault::Tensor(source) => Error::Stack { batch, elements, source },
             Fault::Other(error) => error,
         })
     }

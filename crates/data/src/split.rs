@@ -2,6 +2,7 @@
 
 use crate::{Error, Result, SplitRule};
 use distribute_tensor::{Leaf, Nest, Tree};
+use std::ops::Range;
 
 /// Cuts a batch into `pieces` pieces along axis 0, as `rule` says: views where the tensors can give them.
 ///
@@ -34,13 +35,12 @@ pub fn split<T: Nest>(batch: T, pieces: usize, rule: SplitRule) -> Result<Vec<T>
 /// [`split`] for a batch whose structure is known at run time.
 pub fn split_batch(batch: &Tree<Leaf>, pieces: usize, rule: SplitRule) -> Result<Vec<Tree<Leaf>>> {
     let rows = batch_rows(batch)?;
-    if pieces == 1 {
-        return Ok(vec![batch.clone()]);
-    }
-    rule.pieces(rows, pieces)
-        .into_iter()
-        .map(|piece| Ok(batch.narrow_rows(piece.start, piece.len())?))
-        .collect()
+    pieces_of(batch, &rule.pieces(rows, pieces))
+}
+
+/// These rows of a batch.
+pub(crate) fn pieces_of(batch: &Tree<Leaf>, pieces: &[Range<usize>]) -> Result<Vec<Tree<Leaf>>> {
+    pieces.iter().map(|piece| Ok(batch.narrow_rows(piece.start, piece.len())?)).collect()
 }
 
 /// The rows of a batch that is to be cut over replicas.

@@ -146,7 +146,7 @@ impl<T: Nest> Dataset<T> {
         }
         self.check()?;
         let mut stage = self.pipeline.start(self.passes.fetch_add(1, Ordering::Relaxed));
-        let mut all = Assembly::default();
+        let mut all = Assembly::new(0);
         while let Some(run) = stage.next(usize::MAX) {
             all.push(run?);
         }
@@ -154,7 +154,7 @@ impl<T: Nest> Dataset<T> {
             return Err(Error::Empty { operation: "load" });
         }
         let type_error = |source| Error::Type { operation: "load", index: 0, source };
-        T::Batch::from_tree(all.finish(0)?).map_err(type_error)
+        T::Batch::from_tree(all.finish()?).map_err(type_error)
     }
 }
 

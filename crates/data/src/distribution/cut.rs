@@ -7,6 +7,7 @@ use crate::plan::recut::recut;
 use crate::plan::shares;
 use crate::plan::split::SplitRule;
 use crate::run::Run;
+use crate::split::{batch_rows, pieces_of};
 use crate::stage::Stage;
 use distribute_tensor::{Leaf, Tree};
 use std::collections::VecDeque;
@@ -70,13 +71,16 @@ impl CutStage {
     fn piece(&mut self) -> Result<Option<Run>> {
         while self.ready.is_empty() {
             let Some(run) = self.input.next(1) else { return Ok(None) };
-            for batch in run?.into_values()? {
-                let rows = crate::split::batch_rows(&batch)?;
-                for piece in self.cut.pieces(rows) {
-                    self.ready.push_back(match piece == (0..rows) {
-                        true => batch.clone(),
-                        false => batch.narrow_rows(piece.start, piece.len())?,
-                    });
+            match run? {
+                Run::Batch(batch) => {
+                    let pieces = self.cut.pieces(batch.len());
+                    self.ready.extend(batch.cut(pieces)?);
+                }
+                run => {
+                    for batch in run.into_values()? {
+                        let pieces = self.cut.pieces(batch_rows(&batch)?);
+                        self.ready.extend(pieces_of(&batch, &pieces)?);
+                    }
                 }
             }
         }

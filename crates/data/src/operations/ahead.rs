@@ -46,7 +46,8 @@ impl Running {
             .spawn(move || {
                 let mut next = || {
                     let _input = tracing::trace_span!("input").entered();
-                    input.next(1)
+                    // Nobody else has time to put batches together.
+                    input.next(1).map(|run| run.and_then(Run::together))
                 };
                 while let Some(run) = next() {
                     let failed = run.is_err();

@@ -4,7 +4,7 @@ use crate::pipeline::{Batching, Operation, Pipeline, Sharding};
 use crate::run::{Assembly, Run};
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset, ElementSpec, Error, Result};
-use distribute_tensor::{Leaf, Nest, Tree};
+use distribute_tensor::Nest;
 use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
@@ -69,7 +69,7 @@ impl Operation for Batch {
     }
 
     fn start(&self, epoch: u64) -> Box<dyn Stage> {
-        let join = Box::new(|elements: Assembly, number, _| elements.finish(number));
+        let join = Box::new(|elements, _| Ok(Run::Batch(elements)));
         Box::new(BatchStage::new(self.input.start(epoch), self.size, self.drop_remainder, join))
     }
 }
@@ -101,8 +101,8 @@ pub(crate) fn at_least_one(operation: &'static str, parameter: &'static str, val
     }
 }
 
-/// Puts elements together to a batch, whose number and first element's index it is told.
-pub(super) type Join = Box<dyn Fn(Assembly, usize, usize) -> Result<Tree<Leaf>> + Send>;
+/// Makes a batch of elements, of which it is told the index of the first.
+pub(super) type Join = Box<dyn Fn(Assembly, usize) -> Result<Run> + Send>;
 
 pub(super) struct BatchStage {
     input: Box<dyn Stage>,
@@ -119,7 +119,7 @@ impl BatchStage {
     }
 
     fn batch(&mut self) -> Result<Option<Run>> {
-        let mut assembly = Assembly::default();
+        let mut assembly = Assembly::new(self.number);
         while assembly.len() < self.size && !self.ended {
             match self.input.next(self.size - assembly.len()) {
                 Some(run) => assembly.push(run?),
@@ -129,9 +129,9 @@ impl BatchStage {
         if assembly.len() == 0 || (self.drop_remainder && assembly.len() < self.size) {
             return Ok(None);
         }
-        let batch = (self.join)(assembly, self.number, self.number * self.size)?;
+        let first = self.number * self.size;
         self.number += 1;
-        Ok(Some(Run::one(batch)))
+        (self.join)(assembly, first).map(Some)
     }
 }
 

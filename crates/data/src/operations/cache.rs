@@ -97,6 +97,8 @@ impl Stage for FillStage {
             let _ = self.kept.set(std::mem::take(&mut self.seen));
             return None;
         };
+        // Batches are kept as they are handed out: put together once.
+        let run = run.and_then(Run::together);
         if let Ok(run) = &run {
             self.seen.len += run.len();
             let copy = run.part(0..run.len());

@@ -100,8 +100,8 @@ impl FilterStage {
     }
 
     /// Rows that are kept stay rows of their source, so that a batch of them is still one gather.
-    fn apply(&mut self, run: Run) -> Run {
-        match run {
+    fn apply(&mut self, run: Run) -> Result<Run> {
+        Ok(match run {
             Run::Rows(source, picks) => {
                 let mut rows = picks.into_list();
                 rows.retain(|row| self.keep(source.row(*row)));
@@ -111,7 +111,8 @@ impl FilterStage {
                 values.retain(|value| self.keep(Ok(value.clone())));
                 Run::Values(values)
             }
-        }
+            batch @ Run::Batch(_) => self.apply(batch.together()?)?,
+        })
     }
 }
 
@@ -121,7 +122,7 @@ impl Stage for FilterStage {
             if let Some(error) = self.failed.take() {
                 return Some(Err(error));
             }
-            match self.input.next(max)?.map(|run| self.apply(run)) {
+            match self.input.next(max)?.and_then(|run| self.apply(run)) {
                 Ok(run) if run.len() == 0 => continue,
                 result => return Some(result),
             }

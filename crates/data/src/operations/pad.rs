@@ -5,8 +5,9 @@ use crate::run::Assembly;
 use crate::{Error, Result};
 use distribute_tensor::{Element, HostTensor, Leaf, Tree};
 
-/// Puts elements together to batch `number`. `first` is the index of the first of them.
-pub(super) fn pad(padding: &Padding, elements: Assembly, number: usize, first: usize) -> Result<Tree<Leaf>> {
+/// Puts elements together to a batch. `first` is the index of the first of them.
+pub(super) fn pad(padding: &Padding, elements: Assembly, first: usize) -> Result<Tree<Leaf>> {
+    let number = elements.number();
     let elements = elements.into_values()?;
     let count = elements.len();
     let path = paths(elements.first());

@@ -3,7 +3,7 @@
 use super::batch::{BatchStage, at_least_one, batch_rows, batches, remainder};
 use super::pad::pad;
 use crate::pipeline::{Batching, Operation, Pipeline, Sharding};
-use crate::run::Assembly;
+use crate::run::{Assembly, Run};
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset, ElementSpec, Result};
 use distribute_tensor::{Leaf, Nest};
@@ -116,7 +116,7 @@ impl Operation for PaddedBatch {
 
     fn start(&self, epoch: u64) -> Box<dyn Stage> {
         let padding = self.padding.clone();
-        let join = Box::new(move |elements: Assembly, number, first| pad(&padding, elements, number, first));
+        let join = Box::new(move |elements: Assembly, first| pad(&padding, elements, first).map(Run::one));
         Box::new(BatchStage::new(self.input.start(epoch), self.size, self.drop_remainder, join))
     }
 }

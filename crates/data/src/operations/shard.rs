@@ -110,6 +110,7 @@ impl Stage for ShardStage {
                 let values = values.into_iter().enumerate();
                 Run::Values(values.filter(|(i, _)| ours(i)).map(|(_, value)| value).collect())
             }
+            batch @ Run::Batch(_) => batch,
         };
         self.ahead = len.div_ceil(self.workers) * self.workers - len;
         Some(Ok(picked))

@@ -91,7 +91,7 @@ impl TakeWhileStage {
     }
 
     /// The elements before the end. Rows stay rows of their source.
-    fn apply(&mut self, run: Run) -> Run {
+    fn apply(&mut self, run: Run) -> Result<Run> {
         let taken = match &run {
             Run::Rows(source, Picks::Range(rows)) => {
                 rows.clone().take_while(|row| self.take(source.row(*row))).count()
@@ -100,15 +100,16 @@ impl TakeWhileStage {
                 rows.iter().take_while(|row| self.take(source.row(**row))).count()
             }
             Run::Values(values) => values.iter().take_while(|value| self.take(Ok((*value).clone()))).count(),
+            Run::Batch(_) => return self.apply(run.together()?),
         };
-        run.part(0..taken)
+        Ok(run.part(0..taken))
     }
 }
 
 impl Stage for TakeWhileStage {
     fn next(&mut self, max: usize) -> Option<Result<Run>> {
         if self.failed.is_none() && !self.ended {
-            match self.input.next(max.min(self.at_once))?.map(|run| self.apply(run)) {
+            match self.input.next(max.min(self.at_once))?.and_then(|run| self.apply(run)) {
                 Ok(run) if run.len() == 0 => {}
                 result => return Some(result),
             }
