@@ -232,7 +232,7 @@ pub enum Error {
         why: String,
     },
     /// One of two datasets that have to be equally long ends before the other.
-    #[error("zip_exact: the {shorter} dataset ends after {len} elements, the other doesn't ({other})")]
+    #[error("zip_equal: the {shorter} dataset ends after {len} elements, the other doesn't ({other})")]
     UnequalZip {
         /// `first` or `second`.
         shorter: &'static str,

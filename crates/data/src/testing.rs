@@ -1,10 +1,12 @@
 //! Helpers for tests.
 
+mod watchdog;
+
+pub(crate) use watchdog::watchdog;
+
 use crate::{Dataset, Interleave};
 use distribute_tensor::HostTensor;
 use distribute_tensor::Nest;
-use std::sync::mpsc;
-use std::time::Duration;
 
 /// The elements of a dataset of numbers.
 pub(crate) fn values(data: &Dataset<i64>) -> Vec<i64> {
@@ -45,18 +47,4 @@ pub(crate) fn in_turn(lists: &[Vec<i64>], turns: Interleave) -> Vec<i64> {
         }
     }
     all
-}
-
-/// Runs a test that starts threads; fails it if it has not ended after 30 seconds.
-pub(crate) fn watchdog(test: impl FnOnce() + Send + 'static) {
-    let (done, wait) = mpsc::channel::<()>();
-    let thread = std::thread::spawn(move || {
-        let _done = done; // dropped at the end and by a panic alike
-        test();
-    });
-    let ended = wait.recv_timeout(Duration::from_secs(30));
-    assert_ne!(ended, Err(mpsc::RecvTimeoutError::Timeout), "the test has not ended after 30 s");
-    if let Err(panic) = thread.join() {
-        std::panic::resume_unwind(panic);
-    }
 }

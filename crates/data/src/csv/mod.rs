@@ -84,6 +84,7 @@ impl Csv {
     }
 
     /// What stands between fields: a comma by default, `b'\t'` for TSV.
+    #[doc(alias = "field_delim")]
     pub fn delimiter(self, delimiter: u8) -> Self {
         Self { delimiter, ..self }
     }
@@ -104,6 +105,7 @@ impl Csv {
     /// # Errors
     ///
     /// [`Error::NoColumn`] if there is no column `label`.
+    #[doc(alias = "label_name")]
     pub fn labelled(self, label: impl Into<Column>) -> Result<Dataset<(HostTensor, i64)>> {
         let label = label.into();
         self.dataset(|columns| Ok(Layout::Labelled { label: columns.find(&label)? }))
@@ -126,6 +128,7 @@ impl Csv {
     /// assert_eq!(row["size"].as_slice::<f32>(), Some(&[20f32][..]));
     /// # Ok::<(), distribute_data::Error>(())
     /// ```
+    #[doc(alias = "select_columns")]
     pub fn columns<C: Into<Column>>(
         self,
         columns: impl IntoIterator<Item = (C, ColumnType)>,

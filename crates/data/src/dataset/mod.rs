@@ -123,6 +123,7 @@ impl<T> Dataset<T> {
 
 impl<T: Nest> Dataset<T> {
     /// Starts the next pass.
+    #[doc(alias = "tf.data.Dataset.as_numpy_iterator")]
     pub fn iter(&self) -> Iter<T> {
         self.epoch(self.passes.fetch_add(1, Ordering::Relaxed))
     }

@@ -28,6 +28,7 @@ use parts::Parted;
 use std::sync::Arc;
 
 /// How a dataset is parted.
+#[doc(alias = "tf.data.experimental.DistributeOptions")]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DistributeOptions {
     /// Over workers.

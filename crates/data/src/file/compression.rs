@@ -3,7 +3,7 @@
 use super::Location;
 use crate::Result;
 use flate2::bufread::{MultiGzDecoder, ZlibDecoder};
-use std::io::{BufRead, BufReader, Cursor, Read};
+use std::io::{self, BufRead, BufReader, Cursor, Read};
 
 /// How a file is compressed.
 ///
@@ -47,7 +47,7 @@ impl Compression {
     /// # Errors
     ///
     /// [`Error::Io`](crate::Error::Io) if the file cannot be opened or its first bytes cannot be read. A stream that
-    /// is broken fails when it is read.
+    /// is broken fails when it is read, with how many bytes of it could be unpacked.
     pub fn open(self, location: &Location) -> Result<Box<dyn BufRead + Send>> {
         self.unpack(location, |_| None)
     }
@@ -80,10 +80,32 @@ impl Compression {
         let found = if self == Compression::Auto { announced(&head, plain(&head)) } else { self };
         let packed = BufReader::with_capacity(BUFFER, Cursor::new(head).chain(raw));
         Ok(match found {
-            Compression::Gzip => Box::new(BufReader::with_capacity(BUFFER, MultiGzDecoder::new(packed))),
-            Compression::Zlib => Box::new(BufReader::with_capacity(BUFFER, ZlibDecoder::new(packed))),
+            Compression::Gzip => unpacked(MultiGzDecoder::new(packed)),
+            Compression::Zlib => unpacked(ZlibDecoder::new(packed)),
             Compression::Auto | Compression::None => Box::new(packed),
         })
+    }
+}
+
+/// The bytes that a decoder gives, buffered.
+fn unpacked(decoder: impl Read + Send + 'static) -> Box<dyn BufRead + Send> {
+    Box::new(BufReader::with_capacity(BUFFER, Unpacked { decoder, offset: 0 }))
+}
+
+/// Says in errors how far a broken stream could be unpacked.
+struct Unpacked<R> {
+    decoder: R,
+    offset: u64,
+}
+
+impl<R: Read> Read for Unpacked<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.decoder.read(buffer).map_err(|e| match e.kind() {
+            io::ErrorKind::Interrupted => e,
+            kind => io::Error::new(kind, format!("at byte {}, unpacked: {e}", self.offset)),
+        })?;
+        self.offset += read as u64;
+        Ok(read)
     }
 }
 

@@ -68,8 +68,17 @@ impl<T: Nest> Dataset<T> {
         Ok(Self::of(InMemory(Arc::new(Rows::Memory { tree, len }))))
     }
 
-    /// Elements that are in memory one by one.
+    /// Elements that are in memory one by one; they may be of any structures and shapes, as long as nobody batches them.
+    /// One nest as the only element is `from_items([nest])`.
+    ///
+    /// ```
+    /// # use distribute_data::Dataset;
+    /// let data = Dataset::from_items([(0i64, 0.5f32), (1, 1.5)]);
+    /// assert_eq!(data.iter().last().unwrap()?, (1, 1.5));
+    /// # Ok::<(), distribute_data::Error>(())
+    /// ```
     #[doc(alias = "tf.data.Dataset.from_tensors")]
+    #[doc(alias = "tf.data.experimental.from_list")]
     pub fn from_items(items: impl IntoIterator<Item = T>) -> Self {
         let items = items.into_iter().map(Nest::into_tree).collect();
         Self::of(Items(Arc::new(items)))

@@ -19,6 +19,7 @@ impl<T: Nest> Dataset<T> {
     ///
     /// `buffer` 0 gives [`Error::Parameter`] in the pass.
     #[doc(alias = "tf.data.Dataset.shuffle")]
+    #[doc(alias = "reshuffle_each_iteration")]
     pub fn shuffle(&self, buffer: usize, seed: u64) -> Self {
         Self::of(Shuffle { input: self.pipeline().clone(), buffer, seed })
     }

@@ -25,7 +25,7 @@ impl<T: Nest> Dataset<T> {
 
     /// [`zip`](Dataset::zip) of datasets that have to be equally long: [`Error::UnequalZip`] where both lengths are known
     /// before anything is read, otherwise when one ends before the other.
-    pub fn zip_exact<U: Nest>(&self, other: &Dataset<U>) -> Dataset<(T, U)> {
+    pub fn zip_equal<U: Nest>(&self, other: &Dataset<U>) -> Dataset<(T, U)> {
         Dataset::of(Zip { inputs: [self.pipeline().clone(), other.pipeline().clone()], exact: true })
     }
 }
@@ -222,7 +222,7 @@ mod tests {
                     together.extend(x.into_iter().zip(y));
                 }
                 assert_eq!(together, expected);
-                let exact: Result<Vec<_>> = first.zip_exact(&second).skip(skip.min(a.min(b) as usize)).iter().collect();
+                let exact: Result<Vec<_>> = first.zip_equal(&second).skip(skip.min(a.min(b) as usize)).iter().collect();
                 assert_eq!(exact.is_ok(), a == b, "{exact:?}");
             });
         }
@@ -231,24 +231,24 @@ mod tests {
     #[test]
     fn unequal_lengths_are_named() {
         let range = Dataset::range(3);
-        let error = range.zip_exact(&Dataset::range(5)).check().unwrap_err().to_string();
+        let error = range.zip_equal(&Dataset::range(5)).check().unwrap_err().to_string();
         assert_eq!(
             error,
-            "zip_exact: the first dataset ends after 3 elements, the other doesn't (5 elements)"
+            "zip_equal: the first dataset ends after 3 elements, the other doesn't (5 elements)"
         );
         assert!(matches!(
-            range.repeat_forever().zip_exact(&range).check(),
+            range.repeat_forever().zip_equal(&range).check(),
             Err(Error::UnequalZip { shorter: "second", len: 3, other: Cardinality::Infinite })
         ));
         let unknown = Dataset::range(5).filter(|x| *x < 2);
-        let mut pass = range.zip_exact(&unknown).iter();
+        let mut pass = range.zip_equal(&unknown).iter();
         assert_eq!(pass.by_ref().take(2).map(Result::unwrap).collect::<Vec<_>>(), [(0, 0), (1, 1)]);
         let error = pass.next().unwrap().unwrap_err().to_string();
         assert_eq!(
             error,
-            "zip_exact: the second dataset ends after 2 elements, the other doesn't (length unknown)"
+            "zip_equal: the second dataset ends after 2 elements, the other doesn't (length unknown)"
         );
-        let error = unknown.zip_exact(&range).iter().last().unwrap().unwrap_err();
+        let error = unknown.zip_equal(&range).iter().last().unwrap().unwrap_err();
         assert!(matches!(error, Error::UnequalZip { shorter: "first", len: 2, .. }), "{error}");
     }
 
@@ -274,7 +274,7 @@ mod tests {
     #[test]
     fn an_end_too_early_is_found_by_a_skip_too() {
         let short = Dataset::range(7).batch(3).unbatch::<i64>();
-        let mut stage = Dataset::range(20).zip_exact(&short).pipeline().start(0);
+        let mut stage = Dataset::range(20).zip_equal(&short).pipeline().start(0);
         assert_eq!(stage.next(20).unwrap().unwrap().len(), 7);
         assert!(matches!(stage.skip(1), Err(Error::UnequalZip { .. })));
     }
