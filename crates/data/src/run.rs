@@ -73,6 +73,11 @@ impl Run {
         Run::Values(vec![value])
     }
 
+    /// All rows of a batch.
+    pub(crate) fn rows(tree: Tree<Leaf>, len: usize) -> Self {
+        Run::Rows(Arc::new(Rows::Memory { tree, len }), Picks::Range(0..len))
+    }
+
     pub(crate) fn len(&self) -> usize {
         match self {
             Run::Rows(_, picks) => picks.len(),

@@ -1,13 +1,12 @@
 //! Lines of text files as elements.
 
+use crate::operations::file_stage::Reading;
 use crate::operations::files::Format;
-use crate::rows::Rows;
-use crate::run::{Picks, Run};
+use crate::run::Run;
 use crate::stage::Stage;
 use crate::{Compression, Dataset, ElementSpec, Error, Files, Location, Result, TensorSpec};
 use distribute_tensor::{DType, HostTensor, Leaf, Tree};
 use std::io::{BufRead, Read};
-use std::sync::Arc;
 
 /// The lines of text files, plain or compressed with gzip, without what ends them (LF or CR LF). Blank lines are elements
 /// too.
@@ -37,9 +36,10 @@ impl Format for TextLines {
         Some(Tree::Leaf(TensorSpec::scalar(DType::String)))
     }
 
-    fn open(&self, file: &Location) -> Result<Box<dyn Stage>> {
+    fn open(&self, file: &Location) -> Result<Reading> {
         let text = Compression::Auto.open(file)?;
-        Ok(Box::new(LinesStage { file: file.clone(), text, offset: 0, failed: None }))
+        let stage = LinesStage { file: file.clone(), text, offset: 0, failed: None };
+        Ok(Reading::Elements(Box::new(stage)))
     }
 }
 
@@ -92,7 +92,7 @@ impl LinesStage {
         }
         let len = lines.len();
         let tree = Tree::Leaf(Leaf::Host(HostTensor::vector(lines)));
-        Ok((len > 0).then(|| Run::Rows(Arc::new(Rows::Memory { tree, len }), Picks::Range(0..len))))
+        Ok((len > 0).then(|| Run::rows(tree, len)))
     }
 }
 

@@ -62,6 +62,16 @@ pub(crate) struct Block<'a> {
     columns: Vec<Fields>,
 }
 
+/// Where rows of numbers go.
+pub(crate) struct Numbers<'a> {
+    pub(crate) width: usize,
+    /// The place of the column that is an integer.
+    pub(crate) label: Option<usize>,
+    pub(crate) rows: &'a mut usize,
+    pub(crate) features: &'a mut Vec<f32>,
+    pub(crate) labels: &'a mut Vec<i64>,
+}
+
 /// The fields of one column.
 enum Fields {
     F32(Vec<f32>),
@@ -93,6 +103,17 @@ impl<'a> Block<'a> {
 
     pub(crate) fn rows(&self) -> usize {
         self.rows
+    }
+
+    /// Takes rows of plain numbers: where they go, and the place of the label among them.
+    pub(crate) fn numbers(&mut self) -> Option<Numbers<'_>> {
+        let label = match self.layout {
+            Layout::Features => None,
+            Layout::Labelled { label } => Some(*label),
+            Layout::Columns(_) => return None,
+        };
+        let Self { features, labels, rows, .. } = self;
+        Some(Numbers { width: self.width, label, rows, features, labels })
     }
 
     /// Adds a row of the right width. After a bad field the row is not there, but parts of it may be: such a block
@@ -171,6 +192,7 @@ fn i64_field(column: usize, field: &[u8]) -> Result<i64, BadField> {
     parse(field).ok_or(BadField { column, expected: "an integer (int64)" })
 }
 
-fn parse<T: std::str::FromStr>(field: &[u8]) -> Option<T> {
+/// A field as a number, with spaces around it or without.
+pub(crate) fn parse<T: std::str::FromStr>(field: &[u8]) -> Option<T> {
     std::str::from_utf8(field).ok()?.trim().parse().ok()
 }

@@ -26,7 +26,7 @@ impl Columns {
     /// Those of the first line.
     fn read(file: &Location, header: bool, delimiter: u8) -> Result<Self> {
         let mut first = ::csv::ByteRecord::new();
-        let mut lines = reader(file, delimiter, false)?;
+        let mut lines = reader(Compression::Auto.open(file)?, delimiter, false);
         lines.read_byte_record(&mut first).map_err(|error| failure(file, error))?;
         let name = |name: &[u8]| String::from_utf8_lossy(name).into_owned();
         let names = if header { first.iter().map(name).collect() } else { Vec::new() };
@@ -69,15 +69,11 @@ impl CsvFormat {
         Ok(Self { header, delimiter, columns, layout })
     }
 
-    /// Reads the rows of a file from the first one on. Where there are header lines, all files have one header.
-    pub(super) fn rows(&self, file: &Location) -> Result<Reader> {
-        if self.header && file.to_string() != self.columns.path {
-            self.check_header(file)?;
+    /// Where there are header lines, all files have one header.
+    pub(super) fn check_header(&self, file: &Location) -> Result<()> {
+        if !self.header || file.to_string() == self.columns.path {
+            return Ok(());
         }
-        reader(file, self.delimiter, self.header)
-    }
-
-    fn check_header(&self, file: &Location) -> Result<()> {
         let mine = Columns::read(file, self.header, self.delimiter)?;
         // A file without a line has no rows either.
         if mine.count == 0 || mine.names == self.columns.names {
@@ -99,22 +95,15 @@ impl CsvFormat {
     }
 }
 
-/// The rows of a file.
-pub(super) type Reader = ::csv::Reader<Box<dyn Read + Send>>;
-
-fn reader(file: &Location, delimiter: u8, skip_header: bool) -> Result<Reader> {
-    let text: Box<dyn Read + Send> = Compression::Auto.open(file)?;
-    Ok(::csv::ReaderBuilder::new()
+/// The rows of a text.
+pub(super) fn reader<R: Read>(text: R, delimiter: u8, skip_header: bool) -> ::csv::Reader<R> {
+    ::csv::ReaderBuilder::new()
         .has_headers(skip_header)
         .delimiter(delimiter)
         // Rows of another width are found by us, so that the error can name the column.
         .flexible(true)
-        .buffer_capacity(BUFFER)
-        .from_reader(text))
+        .from_reader(text)
 }
-
-/// How many bytes are parsed at once.
-const BUFFER: usize = 1 << 16;
 
 /// The line, from 1 on, of the row that was found at byte `start` of the text.
 ///

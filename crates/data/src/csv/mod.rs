@@ -2,15 +2,18 @@
 
 mod block;
 mod file;
-mod stage;
+mod part;
+mod parts;
+mod plain;
 
 pub use block::ColumnType;
 
+use crate::operations::file_stage::threads;
 use crate::{Dataset, Error, Files, Location, Result};
 use block::Layout;
 use distribute_tensor::{HostTensor, Nest};
 use file::{Columns, CsvFormat};
-use stage::CsvRows;
+use parts::CsvRows;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -39,6 +42,7 @@ pub struct Csv {
     files: Files,
     header: bool,
     delimiter: u8,
+    threads: usize,
 }
 
 /// A column of a CSV file: by its place from 0 on, or by its name in the header line.
@@ -70,7 +74,7 @@ impl Csv {
     /// Reads files one after the other: a list, or what [`Files::glob`] finds. Where there are header lines, all have the
     /// same.
     pub fn files(files: impl Into<Files>) -> Self {
-        Self { files: files.into(), header: true, delimiter: b',' }
+        Self { files: files.into(), header: true, delimiter: b',', threads: threads() }
     }
 
     /// Reads bytes in memory, as `include_bytes!` gives them. `name` is what errors call them.
@@ -87,6 +91,12 @@ impl Csv {
     #[doc(alias = "field_delim")]
     pub fn delimiter(self, delimiter: u8) -> Self {
         Self { delimiter, ..self }
+    }
+
+    /// On how many threads rows are parsed: as many as there are cores by default, up to 8. 1 starts none. The order of
+    /// rows is that in the files in any case.
+    pub fn threads(self, threads: usize) -> Self {
+        Self { threads, ..self }
     }
 
     /// Elements are rows of numbers: `float32` of shape `[columns]`.
@@ -150,6 +160,6 @@ impl Csv {
     fn dataset<T: Nest>(self, layout: impl FnOnce(&Columns) -> Result<Layout>) -> Result<Dataset<T>> {
         let first = self.files.iter().next().ok_or(Error::Empty { operation: "reading CSV" })?;
         let format = CsvFormat::look(first, self.header, self.delimiter, layout)?;
-        Ok(Dataset::of_files(self.files, CsvRows(Arc::new(format))))
+        Ok(Dataset::of_files(self.files, CsvRows { format: Arc::new(format), threads: self.threads }))
     }
 }

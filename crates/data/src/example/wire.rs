@@ -39,9 +39,18 @@ const DEPTH: usize = 100;
 /// Takes the next field off `rest`; `None` at its end.
 #[inline]
 pub(super) fn field<'a>(rest: &mut &'a [u8]) -> Result<Option<(u64, Value<'a>)>, Broken<'a>> {
-    if rest.is_empty() {
-        return Ok(None);
+    // Nearly all fields are bytes, with a number below 16.
+    match rest.split_first() {
+        Some((key, after)) if key & 0x87 == 2 && *key > 7 => {
+            *rest = after;
+            Ok(Some((u64::from(key >> 3), Value::Bytes(bytes(rest)?))))
+        }
+        Some(_) => other_field(rest).map(Some),
+        None => Ok(None),
     }
+}
+
+fn other_field<'a>(rest: &mut &'a [u8]) -> Result<(u64, Value<'a>), Broken<'a>> {
     let (number, way) = key(rest)?;
     let value = match way {
         0 => Value::Varint(varint(rest)?),
@@ -52,7 +61,7 @@ pub(super) fn field<'a>(rest: &mut &'a [u8]) -> Result<Option<(u64, Value<'a>)>,
         4 => return Err(Broken { rest, what: "a group ends that did not begin" }),
         _ => return Err(Broken { rest, what: "no such way of writing a value" }),
     };
-    Ok(Some((number, value)))
+    Ok((number, value))
 }
 
 /// Takes a field's number and the way its value is written.
@@ -70,10 +79,14 @@ fn key<'a>(rest: &mut &'a [u8]) -> Result<(u64, u64), Broken<'a>> {
 /// Takes a number of 1 to 10 bytes, each with 7 bits of it.
 #[inline]
 pub(super) fn varint<'a>(rest: &mut &'a [u8]) -> Result<u64, Broken<'a>> {
-    match rest.split_first() {
-        Some((first, after)) if *first < 0x80 => {
+    match **rest {
+        [first, ref after @ ..] if first < 0x80 => {
             *rest = after;
-            Ok(u64::from(*first))
+            Ok(u64::from(first))
+        }
+        [first, second, ref after @ ..] if second < 0x80 => {
+            *rest = after;
+            Ok(u64::from(first & 0x7f) | u64::from(second) << 7)
         }
         _ => long_varint(rest),
     }

@@ -1,10 +1,10 @@
 //! Elements out of files, one file after the other.
 
+use super::file_stage::{FilesStage, Reading};
 use crate::pipeline::{Batching, Operation, Part, Pipeline, Sharding};
-use crate::run::Run;
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset, ElementSpec, Files, Location, Result};
-use distribute_tensor::{DType, HostTensor, Leaf, Nest, Tree};
+use distribute_tensor::Nest;
 use std::sync::Arc;
 
 /// How a file becomes elements.
@@ -20,23 +20,19 @@ pub(crate) trait Format: Send + Sync + 'static {
         Batching::Elements
     }
 
-    /// The elements of one file.
-    fn open(&self, file: &Location) -> Result<Box<dyn Stage>>;
+    /// How one file is read.
+    fn open(&self, file: &Location) -> Result<Reading>;
+
+    /// On how many threads parts of files are worked on.
+    fn threads(&self) -> usize {
+        1
+    }
 }
 
 impl<T: Nest> Dataset<T> {
     /// A dataset of what is in files.
     pub(crate) fn of_files(files: Files, format: impl Format) -> Self {
         Self::of(FilesSource { files: Arc::new(files), format: Arc::new(format) })
-    }
-}
-
-impl Dataset<String> {
-    /// The names of files, as elements: to be shuffled, and read by the function of an
-    /// [`interleave`](Dataset::interleave). It can be parted by files like a source that reads them itself.
-    #[doc(alias = "tf.data.Dataset.list_files")]
-    pub fn list_files(files: impl Into<Files>) -> Self {
-        Self::of(FileNames { files: Arc::new(files.into()) })
     }
 }
 
@@ -79,17 +75,12 @@ impl Operation for FilesSource {
     }
 
     fn start(&self, _epoch: u64) -> Box<dyn Stage> {
-        Box::new(FilesStage {
-            files: self.files.clone(),
-            format: self.format.clone(),
-            next: 0,
-            current: None,
-        })
+        Box::new(FilesStage::new(self.files.clone(), self.format.clone()))
     }
 }
 
 /// The files of a part.
-fn own(files: &Files, part: &Part) -> Option<Files> {
+pub(super) fn own(files: &Files, part: &Part) -> Option<Files> {
     match *part {
         Part::Files { workers, index } => files.shard(workers, index).ok(),
         Part::Hint { .. } => None,
@@ -97,109 +88,12 @@ fn own(files: &Files, part: &Part) -> Option<Files> {
 }
 
 /// Files by name, or how many there are.
-fn names(files: &Files) -> String {
+pub(super) fn names(files: &Files) -> String {
     let names: Vec<_> = files.iter().map(|file| format!("'{file}'")).collect();
     match names.as_slice() {
         [] => "no files".into(),
         [first, .., last] if names.len() > 4 => format!("{} files, {first} to {last}", names.len()),
         _ => names.join(", "),
-    }
-}
-
-struct FilesStage {
-    files: Arc<Files>,
-    format: Arc<dyn Format>,
-    next: usize,
-    current: Option<Box<dyn Stage>>,
-}
-
-impl FilesStage {
-    /// The file that is being read, or the next one; `None` after the last.
-    fn current(&mut self) -> Result<Option<&mut Box<dyn Stage>>> {
-        if self.current.is_none() {
-            let Some(file) = self.files.iter().nth(self.next) else { return Ok(None) };
-            self.next += 1;
-            self.current = Some(self.format.open(file)?);
-        }
-        Ok(self.current.as_mut())
-    }
-
-    fn read(&mut self, max: usize) -> Result<Option<Run>> {
-        while let Some(stage) = self.current()? {
-            if let Some(run) = stage.next(max) {
-                return run.map(Some);
-            }
-            self.current = None;
-        }
-        Ok(None)
-    }
-}
-
-impl Stage for FilesStage {
-    fn next(&mut self, max: usize) -> Option<Result<Run>> {
-        self.read(max).transpose()
-    }
-
-    fn skip(&mut self, count: usize) -> Result<usize> {
-        let mut left = count;
-        while left > 0 {
-            let Some(stage) = self.current()? else { break };
-            let skipped = stage.skip(left)?;
-            if skipped < left {
-                self.current = None;
-            }
-            left -= skipped;
-        }
-        Ok(count - left)
-    }
-}
-
-struct FileNames {
-    files: Arc<Files>,
-}
-
-impl Operation for FileNames {
-    fn describe(&self) -> String {
-        format!("names of {}", names(&self.files))
-    }
-
-    fn cardinality(&self) -> Cardinality {
-        Cardinality::Finite(self.files.len())
-    }
-
-    fn batching(&self) -> Batching {
-        Batching::Elements
-    }
-
-    fn spec(&self) -> Option<ElementSpec> {
-        Some(Tree::Leaf(crate::TensorSpec::scalar(DType::String)))
-    }
-
-    fn sharding(&self) -> Sharding {
-        Sharding::Files(self.files.len())
-    }
-
-    fn shard(&self, part: &Part) -> Option<Pipeline> {
-        Some(Arc::new(FileNames { files: Arc::new(own(&self.files, part)?) }))
-    }
-
-    fn start(&self, _epoch: u64) -> Box<dyn Stage> {
-        Box::new(NamesStage { files: self.files.clone(), next: 0 })
-    }
-}
-
-struct NamesStage {
-    files: Arc<Files>,
-    next: usize,
-}
-
-impl Stage for NamesStage {
-    fn next(&mut self, max: usize) -> Option<Result<Run>> {
-        let name =
-            |file: &Location| Tree::Leaf(Leaf::Host(HostTensor::scalar(file.to_string().into_bytes())));
-        let names: Vec<_> = self.files.iter().skip(self.next).take(max).map(name).collect();
-        self.next += names.len();
-        (!names.is_empty()).then(|| Ok(Run::Values(names)))
     }
 }
 
@@ -231,12 +125,6 @@ mod tests {
         assert_eq!(lines.cardinality(), Cardinality::Unknown);
         assert_eq!(lines.explain(), "lines of text from 'a', 'b', 'c' (length unknown)\n");
         assert_eq!(text_lines(Files::default()).cardinality(), Cardinality::Finite(0));
-    }
-
-    #[test]
-    fn names_of_files_are_elements() {
-        assert_eq!(read(&Dataset::list_files(three())), "abc");
-        assert_eq!(read(&Dataset::list_files(three()).skip(1)), "bc");
     }
 
     #[test]

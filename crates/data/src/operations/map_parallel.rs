@@ -1,8 +1,8 @@
 //! A function applied to several elements at once, on threads.
 
 use super::batch::at_least_one;
+use super::crew::{Crew, JOBS};
 use super::map::{MapFn, on_trees};
-use crate::guard::panic_message;
 use crate::pipeline::{Batching, Operation, Pipeline, Sharding};
 use crate::run::Run;
 use crate::stage::{Stage, read_over};
@@ -10,8 +10,6 @@ use crate::{Cardinality, Cause, Dataset, ElementSpec, Error, Result};
 use distribute_tensor::{Leaf, Nest, Tree};
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
-use std::thread::JoinHandle;
 
 impl<T: Nest> Dataset<T> {
     /// [`map`](Dataset::map) on `threads` threads: the same elements in the same order, made up to a few for each thread
@@ -142,128 +140,12 @@ struct Job {
 /// What became of a job: the elements before the first that failed.
 #[derive(Default)]
 struct Done {
-    worker: usize,
     values: Vec<Tree<Leaf>>,
     failed: Option<Error>,
 }
 
-/// Threads that apply the function.
-///
-/// Every wait ends with its owner: a thread waits for jobs until the stage drops their sender, and the stage waits for a
-/// result only of threads that have a job, and a thread that dies drops its sender of results. Nobody joins a thread that
-/// may still be in a user's function.
-struct Crew {
-    operation: &'static str,
-    workers: Vec<Worker>,
-    results: Results,
-    sent: usize,
-    received: usize,
-}
-
-struct Worker {
-    jobs: SyncSender<Job>,
-    thread: JoinHandle<()>,
-    /// How many jobs it has whose results have not been received.
-    waiting: usize,
-}
-
-/// Where results come from.
-enum Results {
-    /// From each thread by itself, so that they can be received in the order in which jobs were given.
-    InTurn(Vec<Receiver<Done>>),
-    /// From all threads together, in the order in which they are done.
-    AsTheyCome(Receiver<Done>),
-}
-
-/// How many jobs each thread may have: one at work, and some so that it needn't wait for the next.
-const JOBS: usize = 4;
-
-impl Crew {
-    fn start(operation: &'static str, threads: usize, function: &MapFn, ordered: bool) -> Result<Self> {
-        let mut workers = Vec::with_capacity(threads);
-        let mut in_turn = Vec::new();
-        let (all, as_they_come) = channel();
-        for worker in 0..threads {
-            let (jobs, receiver) = sync_channel::<Job>(JOBS);
-            let results = match ordered {
-                true => {
-                    let (sender, results) = channel();
-                    in_turn.push(results);
-                    sender
-                }
-                false => all.clone(),
-            };
-            let function = function.clone();
-            let thread = std::thread::Builder::new()
-                .name("data-map".into())
-                .spawn(move || {
-                    for job in receiver {
-                        let _input = tracing::trace_span!("input").entered();
-                        if results.send(apply(&function, worker, job)).is_err() {
-                            break;
-                        }
-                    }
-                })
-                .map_err(|source| Error::Thread { operation, source })?;
-            workers.push(Worker { jobs, thread, waiting: 0 });
-        }
-        let results = if ordered { Results::InTurn(in_turn) } else { Results::AsTheyCome(as_they_come) };
-        Ok(Self { operation, workers, results, sent: 0, received: 0 })
-    }
-
-    /// The worker whose turn it is, or who has least to do.
-    fn next_worker(&mut self) -> Option<&mut Worker> {
-        match &self.results {
-            Results::InTurn(_) => {
-                let turn = self.sent % self.workers.len().max(1);
-                self.workers.get_mut(turn)
-            }
-            Results::AsTheyCome(_) => self.workers.iter_mut().min_by_key(|worker| worker.waiting),
-        }
-        .filter(|worker| worker.waiting < JOBS)
-    }
-
-    /// Gives a job to a thread that has room for one.
-    fn send(&mut self, job: Job) {
-        if let Some(worker) = self.next_worker() {
-            // A thread that is gone says so where its result is waited for.
-            let _ = worker.jobs.send(job);
-            worker.waiting += 1;
-            self.sent += 1;
-        }
-    }
-
-    /// Waits for a result; `None` if there is none to wait for.
-    fn receive(&mut self) -> Option<Result<Done>> {
-        if self.received == self.sent {
-            return None;
-        }
-        let turn = self.received % self.workers.len().max(1);
-        let done = match &self.results {
-            Results::InTurn(results) => results.get(turn)?.iter().next(),
-            Results::AsTheyCome(results) => results.iter().next(),
-        };
-        self.received += 1;
-        let Some(done) = done else { return Some(Err(self.died(turn))) };
-        if let Some(worker) = self.workers.get_mut(done.worker) {
-            worker.waiting -= 1;
-        }
-        Some(Ok(done))
-    }
-
-    /// Why a thread gives no results: it has ended, so the join doesn't wait.
-    fn died(&mut self, turn: usize) -> Error {
-        let panic = match turn < self.workers.len() {
-            true => self.workers.swap_remove(turn).thread.join().err(),
-            false => None,
-        };
-        let message = panic.map_or("it ended early".into(), |panic| panic_message(panic.as_ref()));
-        Error::ThreadDied { operation: self.operation, message }
-    }
-}
-
-fn apply(function: &MapFn, worker: usize, job: Job) -> Done {
-    let mut done = Done { worker, ..Done::default() };
+fn apply(function: &MapFn, job: Job) -> Done {
+    let mut done = Done::default();
     let values = match job.run.into_values() {
         Ok(values) => values,
         Err(error) => return Done { failed: Some(error), ..done },
@@ -288,7 +170,7 @@ struct MapParallelStage {
     ordered: bool,
     index: usize,
     /// The threads, once they have been started.
-    crew: Option<Crew>,
+    crew: Option<Crew<Job, Done>>,
     ended: bool,
     /// The error that the input ended with: it comes after everything before it.
     failed: Option<Error>,
@@ -305,11 +187,15 @@ impl MapParallelStage {
     fn feed(&mut self, max: usize) -> Result<()> {
         let crew = match &mut self.crew {
             Some(crew) => crew,
-            none => none.insert(Crew::start(self.operation, self.threads, &self.function, self.ordered)?),
+            none => {
+                let function = self.function.clone();
+                let work = move |job| apply(&function, job);
+                none.insert(Crew::start(self.operation, self.threads, self.ordered, work)?)
+            }
         };
         // As many as let all threads work on what is asked for, but fewer handings over where that is much.
         let together = (max / (JOBS * self.threads)).clamp(1, MOST_AT_ONCE);
-        while !self.ended && crew.next_worker().is_some() {
+        while !self.ended && crew.has_room() {
             match self.input.next(together) {
                 Some(Ok(run)) => {
                     let first = self.index;

@@ -1,6 +1,7 @@
 //! Rows of Parquet files as elements.
 
 use super::{Batches, Parquet};
+use crate::operations::file_stage::Reading;
 use crate::operations::files::Format;
 use crate::rows::Rows;
 use crate::run::{Picks, Run};
@@ -48,10 +49,10 @@ impl Format for ParquetRows {
         None
     }
 
-    fn open(&self, file: &Location) -> Result<Box<dyn Stage>> {
+    fn open(&self, file: &Location) -> Result<Reading> {
         let parquet = Parquet::file(file.clone());
         let parquet = if self.columns.is_empty() { parquet } else { parquet.columns(self.columns.clone()) };
-        Ok(Box::new(RowsStage { batches: parquet.open()?, rest: None }))
+        Ok(Reading::Elements(Box::new(RowsStage { batches: parquet.open()?, rest: None })))
     }
 }
 

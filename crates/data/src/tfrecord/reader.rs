@@ -74,6 +74,15 @@ impl<R: Read> TfRecordReader<R> {
     /// [`Error::Record`] if the next record is damaged or the file ends in the middle of it, [`Error::Io`] if reading
     /// failed or a compressed stream is broken.
     pub fn read(&mut self, most: usize) -> Result<Records> {
+        self.next(most, false)
+    }
+
+    /// The next `most` records, or fewer: those that can be had without reading on, but one at least.
+    pub(super) fn read_at_hand(&mut self, most: usize) -> Result<Records> {
+        self.next(most, true)
+    }
+
+    fn next(&mut self, most: usize, at_hand: bool) -> Result<Records> {
         let mut ranges = Vec::new();
         let mut at = self.next;
         while ranges.len() < most {
@@ -82,6 +91,7 @@ impl<R: Read> TfRecordReader<R> {
                     ranges.push(data);
                     at = next;
                 }
+                Frame::Part { .. } if at_hand && !ranges.is_empty() => break,
                 Frame::Part { needs } => {
                     if matches!(self.end, End::NotYet) {
                         at -= self.fill(at + needs, &mut ranges);

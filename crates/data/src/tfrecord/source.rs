@@ -2,10 +2,9 @@
 
 use super::{Records, TfRecordReader};
 use crate::example::Features;
+use crate::operations::file_stage::{Made, Parts, Reading, Work, threads};
 use crate::operations::files::Format;
-use crate::rows::Rows;
-use crate::run::{Picks, Run};
-use crate::stage::Stage;
+use crate::run::Run;
 use crate::{Compression, Dataset, ElementSpec, Error, Files, Location, Result, TensorSpec};
 use distribute_tensor::{DType, HostTensor, Leaf, Nest, Tree};
 use std::collections::BTreeMap;
@@ -40,12 +39,20 @@ use std::sync::Arc;
 pub struct TfRecord {
     files: Files,
     compression: Compression,
+    threads: usize,
 }
 
 impl TfRecord {
     /// Reads these files, one after the other.
     pub fn new(files: impl Into<Files>) -> Self {
-        Self { files: files.into(), compression: Compression::default() }
+        Self { files: files.into(), compression: Compression::default(), threads: threads() }
+    }
+
+    /// On how many threads records are parsed: as many as there are cores by default, up to 8. 1 starts none. The order
+    /// of elements is that in the files in any case.
+    #[doc(alias = "num_parallel_reads")]
+    pub fn threads(self, threads: usize) -> Self {
+        Self { threads, ..self }
     }
 
     /// How the files are compressed, where that is known.
@@ -56,7 +63,8 @@ impl TfRecord {
 
     /// Elements are records: scalar strings of bytes.
     pub fn records(self) -> Dataset<HostTensor> {
-        Dataset::of_files(self.files, RecordsFormat { compression: self.compression, features: None })
+        let Self { files, compression, threads } = self;
+        Dataset::of_files(files, RecordsFormat { compression, features: None, threads })
     }
 
     /// Elements are the features of examples, by name. They are parsed many at once, straight into columns, so this is
@@ -75,14 +83,16 @@ impl TfRecord {
                 expected: "fixed; parse batches of records with `parse_examples` instead",
             });
         }
+        let Self { files, compression, threads } = self;
         let features = Some(Arc::new(features.clone()));
-        Ok(Dataset::of_files(self.files, RecordsFormat { compression: self.compression, features }))
+        Ok(Dataset::of_files(files, RecordsFormat { compression, features, threads }))
     }
 }
 
 struct RecordsFormat {
     compression: Compression,
     features: Option<Arc<Features>>,
+    threads: usize,
 }
 
 impl Format for RecordsFormat {
@@ -100,56 +110,36 @@ impl Format for RecordsFormat {
         })
     }
 
-    fn open(&self, file: &Location) -> Result<Box<dyn Stage>> {
-        let reader = TfRecordReader::open(file.clone(), self.compression)?;
-        Ok(Box::new(RecordsStage { reader, features: self.features.clone(), failed: None }))
+    fn open(&self, file: &Location) -> Result<Reading> {
+        let reader = TfRecordReader::open(file, self.compression)?;
+        Ok(Reading::Parts(Box::new(RecordsParts { reader, features: self.features.clone() })))
+    }
+
+    fn threads(&self) -> usize {
+        self.threads
     }
 }
 
-/// The most records read at once: they stay in memory together until the last of them is gone.
+/// The most records parsed together: they stay in memory until the last of them is gone.
 const MOST_RECORDS: usize = 1024;
 
-struct RecordsStage {
+struct RecordsParts {
     reader: TfRecordReader<Box<dyn BufRead + Send>>,
     features: Option<Arc<Features>>,
-    /// What is wrong with the record after those that were handed on last.
-    failed: Option<Error>,
 }
 
-impl RecordsStage {
-    fn read(&mut self, max: usize) -> Result<Option<Run>> {
-        if let Some(error) = self.failed.take() {
-            return Err(error);
+impl Parts for RecordsParts {
+    fn next(&mut self) -> Option<Result<Work>> {
+        let features = self.features.clone();
+        match self.reader.read_at_hand(MOST_RECORDS) {
+            Err(error) => Some(Err(error)),
+            Ok(records) if records.is_empty() => None,
+            Ok(records) => Some(Ok(Box::new(move || made(features.as_deref(), records)))),
         }
-        let mut records = self.reader.read(max.min(MOST_RECORDS))?;
-        let tree = self.parse(&mut records)?;
-        let len = records.len();
-        Ok((len > 0).then(|| Run::Rows(Arc::new(Rows::Memory { tree, len }), Picks::Range(0..len))))
-    }
-
-    /// Of records of which one cannot be parsed, those before it come first.
-    fn parse(&mut self, records: &mut Records) -> Result<Tree<Leaf>> {
-        let Some(features) = &self.features else {
-            return Ok(Tree::Leaf(Leaf::Host(records.to_tensor())));
-        };
-        match features.parse_records(records) {
-            Err(Error::Example { path, record, feature, what }) if record > records.first() => {
-                records.truncate((record - records.first()) as usize);
-                self.failed = Some(Error::Example { path, record, feature, what });
-                Ok(features.parse_records(records)?.into_tree())
-            }
-            parsed => Ok(parsed?.into_tree()),
-        }
-    }
-}
-
-impl Stage for RecordsStage {
-    fn next(&mut self, max: usize) -> Option<Result<Run>> {
-        self.read(max).transpose()
     }
 
     /// Records are passed over unparsed.
-    fn skip(&mut self, count: usize) -> Result<usize> {
+    fn skip(&mut self, count: usize) -> Result<Option<usize>> {
         let mut left = count;
         while left > 0 {
             match self.reader.read(left.min(MOST_RECORDS))?.len() {
@@ -157,7 +147,29 @@ impl Stage for RecordsStage {
                 read => left -= read,
             }
         }
-        Ok(count - left)
+        Ok(Some(count - left))
+    }
+}
+
+/// Elements of records. Of records of which one cannot be parsed, those before it come first.
+fn made(features: Option<&Features>, mut records: Records) -> Made {
+    let Some(features) = features else {
+        return Made {
+            run: Some(Run::rows(Tree::Leaf(Leaf::Host(records.to_tensor())), records.len())),
+            failed: None,
+        };
+    };
+    match features.parse_records(&records) {
+        Ok(columns) => Made { run: Some(Run::rows(columns.into_tree(), records.len())), failed: None },
+        Err(error) => {
+            let before = match &error {
+                Error::Example { record, .. } => record.saturating_sub(records.first()) as usize,
+                _ => 0,
+            };
+            records.truncate(before);
+            let parsed = if before > 0 { features.parse_records(&records).ok() } else { None };
+            Made { run: parsed.map(|columns| Run::rows(columns.into_tree(), before)), failed: Some(error) }
+        }
     }
 }
 

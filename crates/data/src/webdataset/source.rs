@@ -1,6 +1,7 @@
 //! Samples of tar files as elements.
 
 use super::Samples;
+use crate::operations::file_stage::Reading;
 use crate::operations::files::Format;
 use crate::run::Run;
 use crate::stage::Stage;
@@ -36,8 +37,8 @@ impl Format for WebDataset {
         None
     }
 
-    fn open(&self, file: &Location) -> Result<Box<dyn Stage>> {
-        Ok(Box::new(SamplesStage(Samples::open(file.clone())?)))
+    fn open(&self, file: &Location) -> Result<Reading> {
+        Ok(Reading::Elements(Box::new(SamplesStage(Samples::open(file.clone())?))))
     }
 }
 

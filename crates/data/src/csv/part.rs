@@ -1,97 +1,75 @@
-//! One pass over a CSV file.
+//! A part of a CSV file becoming elements.
 
 use super::block::Block;
-use super::file::{CsvFormat, Reader, failure, line};
-use crate::operations::files::Format;
-use crate::rows::Rows;
-use crate::run::{Picks, Run};
-use crate::stage::Stage;
-use crate::{ElementSpec, Error, Location, Result};
+use super::file::{CsvFormat, failure, line, reader};
+use super::plain::{self, Stop};
+use crate::operations::file_stage::Made;
+use crate::run::Run;
+use crate::{Error, Location, Result};
+use std::io::Read;
 use std::sync::Arc;
 
-/// The format of one dataset's files.
-pub(super) struct CsvRows(pub(super) Arc<CsvFormat>);
-
-impl Format for CsvRows {
-    fn describe(&self) -> String {
-        format!("CSV, {} columns,", self.0.columns.count)
-    }
-
-    fn spec(&self) -> Option<ElementSpec> {
-        Some(self.0.layout.spec(self.0.columns.count))
-    }
-
-    fn open(&self, file: &Location) -> Result<Box<dyn Stage>> {
-        Ok(Box::new(CsvStage {
-            reader: self.0.rows(file)?,
-            format: self.0.clone(),
-            file: file.clone(),
-            record: ::csv::ByteRecord::new(),
-            failed: None,
-        }))
-    }
+/// Whole rows of a file, which become elements on any thread.
+pub(super) struct Part {
+    pub(super) format: Arc<CsvFormat>,
+    pub(super) file: Location,
+    /// Where in the text they are.
+    pub(super) offset: u64,
+    pub(super) bytes: Vec<u8>,
 }
 
-struct CsvStage {
-    format: Arc<CsvFormat>,
-    file: Location,
-    reader: Reader,
-    record: ::csv::ByteRecord,
-    /// What went wrong after the rows that were handed on last.
-    failed: Option<Error>,
-}
-
-/// The most rows read at once. They become one tensor, out of which batches are cut, so they stay in memory together
-/// until the last of them is gone.
-const MOST_ROWS: usize = 1024;
-
-impl CsvStage {
-    fn read(&mut self, max: usize) -> Result<Option<Run>> {
-        if let Some(error) = self.failed.take() {
-            return Err(error);
+impl Part {
+    /// Their elements, up to the first row that is broken.
+    pub(super) fn made(&self) -> Made {
+        let mut block = Block::new(&self.format.layout, self.format.columns.count);
+        let failed = self.parse(&mut block).err();
+        match (block.rows(), failed) {
+            (0, failed) => Made { run: None, failed },
+            (len, failed) => match block.finish() {
+                Ok(tree) => Made { run: Some(Run::rows(tree, len)), failed },
+                Err(error) => Made { run: None, failed: Some(error.into()) },
+            },
         }
-        let format = self.format.clone();
-        let mut block = Block::new(&format.layout, format.columns.count);
-        while block.rows() < max.min(MOST_ROWS) {
-            match self.row(&mut block) {
-                Ok(true) => {}
-                Ok(false) => break,
-                // The rows before the broken one come first.
-                Err(error) if block.rows() > 0 => {
-                    self.failed = Some(error);
-                    break;
-                }
-                Err(error) => return Err(error),
+    }
+
+    fn parse(&self, block: &mut Block<'_>) -> Result<()> {
+        let first = self.offset == 0;
+        let skip_header = first && self.format.header;
+        let mut start = 0;
+        if plain::is_plain(&self.bytes, self.format.delimiter) {
+            match plain::rows(&self.bytes, self.format.delimiter, skip_header, first, block) {
+                Stop::End => return Ok(()),
+                Stop::At(place) => start = place,
             }
         }
-        let len = block.rows();
-        if len == 0 {
-            return Ok(None);
+        // Where the text is not plain, or a row is not what it should be: the parser that knows everything says what.
+        let rest = self.bytes.get(start..).unwrap_or_default();
+        // A mark of the byte order can only stand at the start of the file.
+        let ahead: &[u8] = if first && start == 0 { b"" } else { b"\n" };
+        let mut rows = reader(ahead.chain(rest), self.format.delimiter, skip_header && start == 0);
+        let mut row = ::csv::ByteRecord::new();
+        while rows.read_byte_record(&mut row).map_err(|error| failure(&self.file, error))? {
+            let within = row.position().map_or(0, ::csv::Position::byte).saturating_sub(ahead.len() as u64);
+            self.push(&row, self.offset + start as u64 + within, block)?;
         }
-        let rows = Rows::Memory { tree: block.finish()?, len };
-        Ok(Some(Run::Rows(Arc::new(rows), Picks::Range(0..len))))
+        Ok(())
     }
 
-    /// Reads one row; false at the end of the file.
-    fn row(&mut self, block: &mut Block<'_>) -> Result<bool> {
-        if !self.reader.read_byte_record(&mut self.record).map_err(|error| failure(&self.file, error))? {
-            return Ok(false);
-        }
-        let start = self.record.position().map_or(0, |position| position.byte());
-        let broken = |column: usize, found: String, expected: String| match line(&self.file, start) {
+    /// Adds the row that was found at a place.
+    fn push(&self, row: &::csv::ByteRecord, at: u64, block: &mut Block<'_>) -> Result<()> {
+        let broken = |column: usize, found: String, expected: String| match line(&self.file, at) {
             Ok(line) => Error::Csv { path: self.file.to_string(), line, column: column + 1, found, expected },
             Err(error) => error,
         };
-        let (width, found) = (self.format.columns.count, self.record.len());
+        let (width, found) = (self.format.columns.count, row.len());
         if found != width {
             return Err(broken(found.min(width), columns(found), columns(width)));
         }
-        block.push(&self.record).map_err(|bad| {
-            let field = quote(self.record.get(bad.column).unwrap_or_default());
+        block.push(row).map_err(|bad| {
+            let field = quote(row.get(bad.column).unwrap_or_default());
             let name = self.format.columns.describe(bad.column);
             broken(bad.column, field, format!("{}{name}", bad.expected))
-        })?;
-        Ok(true)
+        })
     }
 }
 
@@ -105,12 +83,6 @@ fn quote(field: &[u8]) -> String {
     match text.char_indices().nth(40) {
         Some((end, _)) => format!("{:?}…", &text[..end]),
         None => format!("{text:?}"),
-    }
-}
-
-impl Stage for CsvStage {
-    fn next(&mut self, max: usize) -> Option<Result<Run>> {
-        self.read(max).transpose()
     }
 }
 

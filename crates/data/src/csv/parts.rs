@@ -1,0 +1,174 @@
+//! CSV files in parts of whole rows.
+
+use super::file::{CsvFormat, reader};
+use super::part::Part;
+use super::plain;
+use crate::operations::file_stage::{Parts, Reading, Work};
+use crate::operations::files::Format;
+use crate::{Compression, ElementSpec, Error, Location, Result};
+use std::io::{BufRead, Read};
+use std::sync::Arc;
+
+/// The format of one dataset's files.
+pub(super) struct CsvRows {
+    pub(super) format: Arc<CsvFormat>,
+    pub(super) threads: usize,
+}
+
+impl Format for CsvRows {
+    fn describe(&self) -> String {
+        format!("CSV, {} columns,", self.format.columns.count)
+    }
+
+    fn spec(&self) -> Option<ElementSpec> {
+        Some(self.format.layout.spec(self.format.columns.count))
+    }
+
+    fn open(&self, file: &Location) -> Result<Reading> {
+        self.format.check_header(file)?;
+        Ok(Reading::Parts(Box::new(CsvParts {
+            format: self.format.clone(),
+            file: file.clone(),
+            text: Compression::Auto.open(file)?,
+            offset: 0,
+            bytes: Vec::new(),
+            ended: false,
+            failed: None,
+        })))
+    }
+
+    fn threads(&self) -> usize {
+        self.threads
+    }
+}
+
+/// How many bytes are parsed together, at least: rows are not cut.
+const PART: usize = 1 << 18;
+
+struct CsvParts {
+    format: Arc<CsvFormat>,
+    file: Location,
+    text: Box<dyn BufRead + Send>,
+    /// Where in the text `bytes` begins.
+    offset: u64,
+    /// What was read and is in no part yet.
+    bytes: Vec<u8>,
+    ended: bool,
+    /// Why nothing more can be read: after the rows before.
+    failed: Option<Error>,
+}
+
+impl CsvParts {
+    /// Reads on.
+    fn fill(&mut self) {
+        // More for a row that is longer than what is there, but no more than is there already.
+        let more = self.bytes.len().max(PART);
+        self.bytes.reserve(more);
+        match self.text.by_ref().take(more as u64).read_to_end(&mut self.bytes) {
+            Ok(read) => self.ended = read < more,
+            Err(error) => {
+                self.failed = Some(self.file.io_error(error));
+                self.ended = true;
+            }
+        }
+    }
+
+    /// How many of the bytes are whole rows.
+    fn whole(&self) -> usize {
+        if self.ended && self.failed.is_none() {
+            return self.bytes.len();
+        }
+        if plain::is_plain(&self.bytes, self.format.delimiter) {
+            return plain::whole(&self.bytes);
+        }
+        // A line may end within quotes. The last row may not be whole.
+        let mut rows = reader(&self.bytes[..], self.format.delimiter, false);
+        let (mut row, mut start) = (::csv::ByteRecord::new(), 0);
+        while rows.read_byte_record(&mut row).unwrap_or(false) {
+            start = row.position().map_or(0, ::csv::Position::byte);
+        }
+        usize::try_from(start).unwrap_or_default()
+    }
+}
+
+impl Parts for CsvParts {
+    fn next(&mut self) -> Option<Result<Work>> {
+        let whole = loop {
+            match if self.bytes.is_empty() { 0 } else { self.whole() } {
+                0 if !self.ended => self.fill(),
+                whole => break whole,
+            }
+        };
+        if whole == 0 {
+            return self.failed.take().map(Err);
+        }
+        let rest = self.bytes.get(whole..).unwrap_or_default().to_vec();
+        let mut bytes = std::mem::replace(&mut self.bytes, rest);
+        bytes.truncate(whole);
+        let part = Part { format: self.format.clone(), file: self.file.clone(), offset: self.offset, bytes };
+        self.offset += whole as u64;
+        Some(Ok(Box::new(move || part.made())))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::csv::{ColumnType, Csv};
+    use crate::testing::watchdog;
+
+    /// Rows of several parts: a number, and a text that may hold ends of lines and quotes.
+    fn long(end: &str, odd_from: usize) -> String {
+        let row = |i: usize| match i {
+            i if i < odd_from => format!("{i},plain{end}"),
+            i if i % 3 == 0 => format!("{i},\"a \"\"b\"\"{end}{end}{i}\"{end}"),
+            i => format!("{i},\u{feff}{}{end}{end}", "x".repeat(i % 50)),
+        };
+        (0..30_000).map(row).collect()
+    }
+
+    #[test]
+    fn parts_are_the_rows_of_the_whole_wherever_lines_end() {
+        watchdog(|| {
+            for (end, odd_from) in [("\n", 0), ("\r\n", 29_000), ("\r", 50_000), ("\r\n", 50_000)] {
+                let text = long(end, odd_from);
+                let mut reader = ::csv::ReaderBuilder::new().has_headers(false).from_reader(text.as_bytes());
+                let rows: Vec<_> = reader.byte_records().map(Result::unwrap).collect();
+                let expected: Vec<_> = rows.iter().map(|row| row[1].to_vec()).collect();
+                for threads in [1, 3] {
+                    let csv = Csv::bytes("long.csv", text.clone()).header(false).threads(threads);
+                    let columns = [(0, ColumnType::I64), (1, ColumnType::Text)];
+                    let read = csv.columns(columns).unwrap().load().unwrap();
+                    assert_eq!(read["0"].to_vec::<i64>().unwrap(), (0..30_000).collect::<Vec<_>>());
+                    assert_eq!(read["1"].to_vec::<Vec<u8>>().unwrap(), expected);
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn numbers_of_several_parts_and_a_row_longer_than_a_part() {
+        watchdog(|| {
+            let text: String = (0..100_000).map(|i| format!("{}.5,{i}\n", i % 1000)).collect();
+            let csv = Csv::bytes("long.csv", format!("x,y\n{text}")).labelled("y").unwrap();
+            let (x, y) = csv.load().unwrap();
+            assert_eq!(y.to_vec::<i64>().unwrap(), (0..100_000).collect::<Vec<_>>());
+            assert_eq!(x.as_slice::<f32>().unwrap()[99_999], 999.5);
+            let wide = format!("{}\n{}", vec!["1"; 400_000].join(","), vec!["2"; 400_000].join(","));
+            let wide = Csv::bytes("wide.csv", wide).header(false).features().unwrap().load().unwrap();
+            assert_eq!(wide.dims(), [2, 400_000]);
+        });
+    }
+
+    #[test]
+    fn a_broken_row_of_a_later_part_is_named_after_the_rows_before_it() {
+        watchdog(|| {
+            let mut text: String = (0..90_000).map(|i| format!("{i},1\n")).collect();
+            text += "90000,?\n1,1\n";
+            let rows = Csv::bytes("b.csv", text).header(false).features().unwrap();
+            let seen: Vec<_> = rows.iter().collect();
+            assert_eq!(seen.len(), 90_001);
+            let error = seen.last().unwrap().as_ref().unwrap_err().to_string();
+            assert!(error.starts_with("'b.csv', line 90001, column 2: found \"?\""), "{error}");
+        });
+    }
+}

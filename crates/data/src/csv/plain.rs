@@ -1,0 +1,235 @@
+//! Rows of numbers in text without quotes: where every comma is between fields, and every end of a line ends a row.
+//!
+//! Nothing is decided here but that a row is what most rows are. Where one isn't, the parser of all CSV goes on from it.
+
+use super::block::{Block, Numbers, parse};
+
+/// Whether nothing in a text means anything else than it says.
+pub(super) fn is_plain(text: &[u8], delimiter: u8) -> bool {
+    let part_of_numbers = delimiter.is_ascii_alphanumeric() || b"+-.\r\n\" ".contains(&delimiter);
+    !part_of_numbers && !text.contains(&b'"')
+}
+
+/// How many bytes of a plain text are whole lines.
+pub(super) fn whole(text: &[u8]) -> usize {
+    text.iter().rposition(|byte| ends_line(*byte)).map_or(0, |last| last + 1)
+}
+
+/// Why no more rows were added.
+#[derive(Debug, PartialEq)]
+pub(super) enum Stop {
+    /// There are no more.
+    End,
+    /// The row that begins here is another one than is expected.
+    At(usize),
+}
+
+/// Adds the rows of a plain text to a block of numbers. `first` is whether this is how the file starts.
+pub(super) fn rows(
+    text: &[u8],
+    delimiter: u8,
+    skip_header: bool,
+    first: bool,
+    block: &mut Block<'_>,
+) -> Stop {
+    let Some(mut numbers) = block.numbers() else { return Stop::At(0) };
+    if first && text.starts_with(b"\xef\xbb\xbf") {
+        return Stop::At(0);
+    }
+    let mut at = next_line(text, 0);
+    if skip_header {
+        at = next_line(text, at + line_end(text.get(at..).unwrap_or_default()));
+    }
+    while at < text.len() {
+        let (features, labels) = (numbers.features.len(), numbers.labels.len());
+        match row(text, at, delimiter, &mut numbers) {
+            Some(end) => {
+                if *numbers.rows == 0 {
+                    // As many more as rows like this fit into the rest.
+                    let more = (text.len() - end) / (end - at).max(1) + 1;
+                    numbers.features.reserve(more * (numbers.features.len() - features));
+                    numbers.labels.reserve(more * (numbers.labels.len() - labels));
+                }
+                *numbers.rows += 1;
+                at = next_line(text, end);
+            }
+            None => {
+                numbers.features.truncate(features);
+                numbers.labels.truncate(labels);
+                return Stop::At(at);
+            }
+        }
+    }
+    Stop::End
+}
+
+fn ends_line(byte: u8) -> bool {
+    byte == b'\n' || byte == b'\r'
+}
+
+fn line_end(text: &[u8]) -> usize {
+    text.iter().position(|byte| ends_line(*byte)).unwrap_or(text.len())
+}
+
+/// Where the next line that isn't blank begins.
+#[inline]
+fn next_line(text: &[u8], mut at: usize) -> usize {
+    while text.get(at).is_some_and(|byte| ends_line(*byte)) {
+        at += 1;
+    }
+    at
+}
+
+/// Adds the row that begins at a place, and says where it ends. `None` where a field or the number of fields is wrong.
+#[inline]
+fn row(text: &[u8], mut at: usize, delimiter: u8, to: &mut Numbers<'_>) -> Option<usize> {
+    for column in 0..to.width {
+        let end = match to.label == Some(column) {
+            true => {
+                let (label, end) = field(text, at, delimiter, integer)?;
+                to.labels.push(label);
+                end
+            }
+            false => {
+                let (number, end) = field(text, at, delimiter, number)?;
+                to.features.push(number);
+                end
+            }
+        };
+        let last = column + 1 == to.width;
+        match text.get(end) {
+            Some(byte) if *byte == delimiter && !last => at = end + 1,
+            Some(byte) if ends_line(*byte) && last => return Some(end),
+            None if last => return Some(end),
+            _ => return None,
+        }
+    }
+    None
+}
+
+/// The field that begins at a place, and where it ends.
+#[inline]
+fn field<T: std::str::FromStr>(
+    text: &[u8],
+    at: usize,
+    delimiter: u8,
+    simple: impl Fn(&[u8]) -> Option<(T, usize)>,
+) -> Option<(T, usize)> {
+    let rest = text.get(at..)?;
+    let ends = |byte: u8| byte == delimiter || ends_line(byte);
+    match simple(rest) {
+        Some((value, len)) if rest.get(len).is_none_or(|byte| ends(*byte)) => Some((value, at + len)),
+        _ => {
+            let len = rest.iter().position(|byte| ends(*byte)).unwrap_or(rest.len());
+            Some((parse(rest.get(..len)?)?, at + len))
+        }
+    }
+}
+
+/// Powers of ten that are exact as `f32`.
+const TENS: [f32; 11] = [1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10];
+
+/// A number with few digits and no exponent at the front of a text, and its length. Digits and power of ten are exact, so
+/// the quotient is rounded once, as it should be.
+#[inline]
+fn number(text: &[u8]) -> Option<(f32, usize)> {
+    let negative = text.first() == Some(&b'-');
+    let start = usize::from(negative);
+    let (whole, mut at) = digits(text, start, 0);
+    let (mut all, mut places) = (whole, 0);
+    let mut count = at - start;
+    if text.get(at) == Some(&b'.') {
+        let (with_fraction, end) = digits(text, at + 1, whole);
+        places = end - at - 1;
+        count += places;
+        (all, at) = (with_fraction, end);
+    }
+    let ten = TENS.get(places)?;
+    // Below 20 digits nothing has been lost on the way.
+    if count == 0 || count > 19 || all > 1 << 24 {
+        return None;
+    }
+    let value = all as f32 / ten;
+    Some((if negative { -value } else { value }, at))
+}
+
+/// An integer at the front of a text, and its length.
+#[inline]
+fn integer(text: &[u8]) -> Option<(i64, usize)> {
+    let negative = text.first() == Some(&b'-');
+    let start = usize::from(negative);
+    let (number, end) = digits(text, start, 0);
+    let count = end - start;
+    let value = if count == 0 || count > 18 { None } else { i64::try_from(number).ok() }?;
+    Some((if negative { -value } else { value }, end))
+}
+
+/// Puts the digits from `at` on behind those of a number, and says where they end. Of more than 19 the front is lost.
+#[inline]
+fn digits(text: &[u8], mut at: usize, mut number: u64) -> (u64, usize) {
+    while let Some(byte) = text.get(at) {
+        let digit = byte.wrapping_sub(b'0');
+        if digit > 9 {
+            break;
+        }
+        number = number.wrapping_mul(10).wrapping_add(u64::from(digit));
+        at += 1;
+    }
+    (number, at)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::csv::block::Layout;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn numbers_are_those_of_std(text in "-?[0-9]{0,9}(\\.[0-9]{0,12})?") {
+            if let Some((value, len)) = number(text.as_bytes()) {
+                prop_assert_eq!(len, text.len());
+                prop_assert_eq!(value.to_bits(), text.parse::<f32>().unwrap().to_bits());
+            }
+            let mut padded = text.clone().into_bytes();
+            padded.push(b',');
+            let found = field(&padded, 0, b',', number).map(|(value, _)| value.to_bits());
+            prop_assert_eq!(found, text.parse::<f32>().ok().map(f32::to_bits));
+        }
+
+        #[test]
+        fn integers_are_those_of_std(text in "[-+]?[0-9]{0,21}") {
+            let found = field(text.as_bytes(), 0, b',', integer).map(|(value, _)| value);
+            prop_assert_eq!(found, text.parse::<i64>().ok());
+        }
+
+        /// Plain rows and the parser of all CSV see the same, whatever the bytes.
+        #[test]
+        fn it_reads_what_the_parser_of_all_csv_reads(text in "[-0-9., \r\n]{0,60}") {
+            let layout = Layout::Labelled { label: 1 };
+            let mut block = Block::new(&layout, 3);
+            let stop = rows(text.as_bytes(), b',', false, true, &mut block);
+            let mut expected = Block::new(&layout, 3);
+            let mut reader = crate::csv::file::reader(text.as_bytes(), b',', false);
+            let mut record = ::csv::ByteRecord::new();
+            let mut all = true;
+            while reader.read_byte_record(&mut record).unwrap() {
+                if record.len() != 3 || expected.push(&record).is_err() {
+                    all = false;
+                    break;
+                }
+            }
+            prop_assert_eq!(stop == Stop::End, all);
+            prop_assert_eq!(format!("{:?}", block.finish()), format!("{:?}", expected.finish()));
+        }
+    }
+
+    #[test]
+    fn text_with_quotes_or_odd_delimiters_is_not_plain() {
+        assert!(is_plain(b"1,2\n", b',') && is_plain(b"1\t2", b'\t'));
+        assert!(!is_plain(b"\"1\",2\n", b',') && !is_plain(b"1.2", b'.') && !is_plain(b"1 2", b' '));
+        assert_eq!(whole(b"1,2\n3"), 4);
+        assert_eq!(whole(b"1,2\r3"), 4);
+        assert_eq!(whole(b"1,2"), 0);
+    }
+}

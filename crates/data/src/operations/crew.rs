@@ -1,0 +1,180 @@
+//! Threads that do jobs of one kind.
+
+use crate::guard::panic_message;
+use crate::{Error, Result};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
+use std::thread::JoinHandle;
+
+/// Threads that make results of jobs.
+///
+/// Every wait ends with its owner: a thread waits for jobs until the crew drops their sender, and the crew waits for a
+/// result only of threads that have a job, and a thread that dies drops its sender of results. Nobody joins a thread that
+/// may still be in a user's function.
+pub(crate) struct Crew<J, D> {
+    operation: &'static str,
+    workers: Vec<Worker<J>>,
+    results: Results<D>,
+    sent: usize,
+    received: usize,
+}
+
+struct Worker<J> {
+    jobs: SyncSender<J>,
+    thread: JoinHandle<()>,
+    /// How many jobs it has whose results have not been received.
+    waiting: usize,
+}
+
+/// What one thread made.
+struct Done<D> {
+    worker: usize,
+    result: D,
+}
+
+/// Where results come from.
+enum Results<D> {
+    /// From each thread by itself, so that they can be received in the order in which jobs were given.
+    InTurn(Vec<Receiver<Done<D>>>),
+    /// From all threads together, in the order in which they are done.
+    AsTheyCome(Receiver<Done<D>>),
+}
+
+/// How many jobs each thread may have: one at work, and some so that it needn't wait for the next.
+pub(crate) const JOBS: usize = 4;
+
+impl<J: Send + 'static, D: Send + 'static> Crew<J, D> {
+    /// Starts the threads. `operation` is who asked for them, for their names and for errors.
+    pub(crate) fn start(
+        operation: &'static str,
+        threads: usize,
+        ordered: bool,
+        work: impl Fn(J) -> D + Send + Sync + 'static,
+    ) -> Result<Self> {
+        let work = Arc::new(work);
+        let mut workers = Vec::with_capacity(threads);
+        let mut in_turn = Vec::new();
+        let (all, as_they_come) = channel();
+        for worker in 0..threads {
+            let (jobs, receiver) = sync_channel::<J>(JOBS);
+            let results = match ordered {
+                true => {
+                    let (sender, results) = channel();
+                    in_turn.push(results);
+                    sender
+                }
+                false => all.clone(),
+            };
+            let work = work.clone();
+            let thread = std::thread::Builder::new()
+                .name(format!("data-{operation}"))
+                .spawn(move || {
+                    for job in receiver {
+                        let _input = tracing::trace_span!("input").entered();
+                        if results.send(Done { worker, result: work(job) }).is_err() {
+                            break;
+                        }
+                    }
+                })
+                .map_err(|source| Error::Thread { operation, source })?;
+            workers.push(Worker { jobs, thread, waiting: 0 });
+        }
+        let results = if ordered { Results::InTurn(in_turn) } else { Results::AsTheyCome(as_they_come) };
+        Ok(Self { operation, workers, results, sent: 0, received: 0 })
+    }
+
+    /// Whether there is a thread for another job.
+    pub(crate) fn has_room(&mut self) -> bool {
+        self.next_worker().is_some()
+    }
+
+    /// Whether there are jobs whose results have not been received.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.received == self.sent
+    }
+
+    /// The worker whose turn it is, or who has least to do.
+    fn next_worker(&mut self) -> Option<&mut Worker<J>> {
+        match &self.results {
+            Results::InTurn(_) => {
+                let turn = self.sent % self.workers.len().max(1);
+                self.workers.get_mut(turn)
+            }
+            Results::AsTheyCome(_) => self.workers.iter_mut().min_by_key(|worker| worker.waiting),
+        }
+        .filter(|worker| worker.waiting < JOBS)
+    }
+
+    /// Gives a job to a thread that has room for one.
+    pub(crate) fn send(&mut self, job: J) {
+        if let Some(worker) = self.next_worker() {
+            // A thread that is gone says so where its result is waited for.
+            let _ = worker.jobs.send(job);
+            worker.waiting += 1;
+            self.sent += 1;
+        }
+    }
+
+    /// Waits for a result; `None` if there is none to wait for.
+    pub(crate) fn receive(&mut self) -> Option<Result<D>> {
+        if self.is_idle() {
+            return None;
+        }
+        let turn = self.received % self.workers.len().max(1);
+        let done = match &self.results {
+            Results::InTurn(results) => results.get(turn)?.iter().next(),
+            Results::AsTheyCome(results) => results.iter().next(),
+        };
+        self.received += 1;
+        let Some(done) = done else { return Some(Err(self.died(turn))) };
+        if let Some(worker) = self.workers.get_mut(done.worker) {
+            worker.waiting -= 1;
+        }
+        Some(Ok(done.result))
+    }
+
+    /// Why a thread gives no results: it has ended, so the join doesn't wait.
+    fn died(&mut self, turn: usize) -> Error {
+        let panic = match turn < self.workers.len() {
+            true => self.workers.swap_remove(turn).thread.join().err(),
+            false => None,
+        };
+        let message = panic.map_or("it ended early".into(), |panic| panic_message(panic.as_ref()));
+        Error::ThreadDied { operation: self.operation, message }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::watchdog;
+
+    // INV-3
+    #[test]
+    fn a_thread_that_dies_is_an_error_where_its_result_is_waited_for() {
+        watchdog(|| {
+            let work = |job: usize| if job == 1 { panic!("a bug of ours") } else { job };
+            let mut crew = Crew::start("test", 2, true, work).unwrap();
+            (0..4).for_each(|job| crew.send(job));
+            assert_eq!(crew.receive().unwrap().unwrap(), 0);
+            let error = crew.receive().unwrap().unwrap_err().to_string();
+            assert!(error.contains("a bug of ours"), "{error}");
+        });
+    }
+
+    #[test]
+    fn results_come_in_the_order_of_jobs_and_only_of_those_given() {
+        watchdog(|| {
+            let mut crew = Crew::start("test", 3, true, |job: usize| 2 * job).unwrap();
+            let mut given = 0;
+            while crew.has_room() {
+                crew.send(given);
+                given += 1;
+            }
+            assert_eq!(given, 3 * JOBS);
+            let results: Vec<_> = std::iter::from_fn(|| crew.receive()).map(Result::unwrap).collect();
+            assert_eq!(results, (0..given).map(|job| 2 * job).collect::<Vec<_>>());
+            assert!(crew.is_idle());
+        });
+    }
+}

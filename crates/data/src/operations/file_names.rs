@@ -1,0 +1,80 @@
+//! The names of files as elements.
+
+use super::files::{names, own};
+use crate::pipeline::{Batching, Operation, Part, Pipeline, Sharding};
+use crate::run::Run;
+use crate::stage::Stage;
+use crate::{Cardinality, Dataset, ElementSpec, Files, Location, Result, TensorSpec};
+use distribute_tensor::{DType, HostTensor, Leaf, Tree};
+use std::sync::Arc;
+
+impl Dataset<String> {
+    /// The names of files, as elements: to be shuffled, and read by the function of an
+    /// [`interleave`](Dataset::interleave). It can be parted by files like a source that reads them itself.
+    #[doc(alias = "tf.data.Dataset.list_files")]
+    pub fn list_files(files: impl Into<Files>) -> Self {
+        Self::of(FileNames { files: Arc::new(files.into()) })
+    }
+}
+
+struct FileNames {
+    files: Arc<Files>,
+}
+
+impl Operation for FileNames {
+    fn describe(&self) -> String {
+        format!("names of {}", names(&self.files))
+    }
+
+    fn cardinality(&self) -> Cardinality {
+        Cardinality::Finite(self.files.len())
+    }
+
+    fn batching(&self) -> Batching {
+        Batching::Elements
+    }
+
+    fn spec(&self) -> Option<ElementSpec> {
+        Some(Tree::Leaf(TensorSpec::scalar(DType::String)))
+    }
+
+    fn sharding(&self) -> Sharding {
+        Sharding::Files(self.files.len())
+    }
+
+    fn shard(&self, part: &Part) -> Option<Pipeline> {
+        Some(Arc::new(FileNames { files: Arc::new(own(&self.files, part)?) }))
+    }
+
+    fn start(&self, _epoch: u64) -> Box<dyn Stage> {
+        Box::new(NamesStage { files: self.files.clone(), next: 0 })
+    }
+}
+
+struct NamesStage {
+    files: Arc<Files>,
+    next: usize,
+}
+
+impl Stage for NamesStage {
+    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+        let name =
+            |file: &Location| Tree::Leaf(Leaf::Host(HostTensor::scalar(file.to_string().into_bytes())));
+        let names: Vec<_> = self.files.iter().skip(self.next).take(max).map(name).collect();
+        self.next += names.len();
+        (!names.is_empty()).then(|| Ok(Run::Values(names)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Dataset, Files, Location};
+
+    #[test]
+    fn names_of_files_are_elements() {
+        let files = || Files::from(["a", "b", "c"].map(|name| Location::bytes(name, "")));
+        let read = |data: Dataset<String>| data.iter().map(Result::unwrap).collect::<String>();
+        assert_eq!(read(Dataset::list_files(files())), "abc");
+        assert_eq!(read(Dataset::list_files(files()).skip(1)), "bc");
+    }
+}

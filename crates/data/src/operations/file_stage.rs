@@ -1,0 +1,294 @@
+//! One pass over files, of which several parts are worked on at once.
+
+use super::crew::Crew;
+use super::files::Format;
+use crate::run::Run;
+use crate::stage::Stage;
+use crate::{Error, Files, Result};
+use std::sync::Arc;
+
+/// How one file is read.
+pub(crate) enum Reading {
+    /// Element by element, on the thread that asks for them.
+    Elements(Box<dyn Stage>),
+    /// In parts, which become elements on any thread.
+    Parts(Box<dyn Parts>),
+}
+
+/// The parts of a file, one after the other: finding where they end is all that is done here.
+pub(crate) trait Parts: Send {
+    /// What makes elements of the next part; `None` at the end. Not to be called again after an error.
+    fn next(&mut self) -> Option<Result<Work>>;
+
+    /// Passes over `count` elements, and says how many there were, where that takes less than making them.
+    fn skip(&mut self, _count: usize) -> Result<Option<usize>> {
+        Ok(None)
+    }
+}
+
+/// Makes the elements of a part.
+pub(crate) type Work = Box<dyn FnOnce() -> Made + Send>;
+
+/// The elements of a part, up to the first that is broken.
+#[derive(Default)]
+pub(crate) struct Made {
+    pub(crate) run: Option<Run>,
+    pub(crate) failed: Option<Error>,
+}
+
+impl Made {
+    /// The next elements, then the error.
+    fn take(&mut self, max: usize) -> Result<Option<Run>> {
+        match self.run.take() {
+            Some(run) if run.len() > max => {
+                self.run = Some(run.part(max..run.len()));
+                Ok(Some(run.part(0..max)))
+            }
+            Some(run) => Ok(Some(run)),
+            None => self.failed.take().map_or(Ok(None), Err),
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.run.is_none() && self.failed.is_none()
+    }
+}
+
+/// The elements of files, one file after the other, in the order in which they stand there, whichever thread makes them.
+pub(crate) struct FilesStage {
+    files: Arc<Files>,
+    format: Arc<dyn Format>,
+    next: usize,
+    current: Option<Reading>,
+    /// What was made of a part and has not been handed on.
+    made: Made,
+    /// The threads. The first part is worked on without, so that a small file needs none.
+    crew: Option<Crew<Work, Made>>,
+    begun: bool,
+    /// What went wrong behind the parts that are worked on.
+    failed: Option<Error>,
+}
+
+impl FilesStage {
+    pub(crate) fn new(files: Arc<Files>, format: Arc<dyn Format>) -> Self {
+        let (current, made, crew, failed) = (None, Made::default(), None, None);
+        Self { files, format, next: 0, current, made, crew, begun: false, failed }
+    }
+
+    /// The file that is being read, or the next one; `None` after the last.
+    fn current(&mut self) -> Result<Option<&mut Reading>> {
+        if self.current.is_none() {
+            let Some(file) = self.files.iter().nth(self.next) else { return Ok(None) };
+            self.next += 1;
+            self.current = Some(self.format.open(file)?);
+        }
+        Ok(self.current.as_mut())
+    }
+
+    fn next_part(&mut self) -> Result<Option<Work>> {
+        while let Some(Reading::Parts(parts)) = self.current()? {
+            match parts.next() {
+                Some(work) => return work.map(Some),
+                None => self.current = None,
+            }
+        }
+        Ok(None)
+    }
+
+    /// Gives parts to threads that have room.
+    fn feed(&mut self) -> Result<()> {
+        let threads = self.format.threads();
+        while self.begun && threads > 1 && self.crew.as_mut().is_none_or(Crew::has_room) {
+            let Some(work) = self.next_part()? else { break };
+            let crew = match &mut self.crew {
+                Some(crew) => crew,
+                none => none.insert(Crew::start("parse", threads, true, |work: Work| work())?),
+            };
+            crew.send(work);
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, max: usize) -> Result<Option<Run>> {
+        loop {
+            if let Some(run) = self.made.take(max)? {
+                return Ok(Some(run));
+            }
+            if self.failed.is_none() {
+                self.failed = self.feed().err();
+            }
+            if let Some(made) = self.crew.as_mut().and_then(Crew::receive) {
+                self.made = made?;
+                continue;
+            }
+            if let Some(error) = self.failed.take() {
+                return Err(error);
+            }
+            let ended = match self.current()? {
+                None => return Ok(None),
+                Some(Reading::Elements(stage)) => match stage.next(max) {
+                    Some(run) => return run.map(Some),
+                    None => true,
+                },
+                Some(Reading::Parts(parts)) => match parts.next() {
+                    Some(work) => {
+                        self.made = work?();
+                        self.begun = true;
+                        false
+                    }
+                    None => true,
+                },
+            };
+            if ended {
+                self.current = None;
+            }
+        }
+    }
+
+    /// Whether everything that was read has been handed on.
+    fn is_idle(&self) -> bool {
+        self.made.is_empty() && self.failed.is_none() && self.crew.as_ref().is_none_or(Crew::is_idle)
+    }
+
+    /// Passes over elements of the current file without making them, where that can be done: how many there were, and
+    /// whether it is at its end.
+    fn pass_over(&mut self, count: usize) -> Result<(usize, bool)> {
+        if !self.is_idle() {
+            return Ok((0, false));
+        }
+        let skipped = match self.current()? {
+            None => return Ok((0, false)),
+            Some(Reading::Elements(stage)) => stage.skip(count)?,
+            Some(Reading::Parts(parts)) => match parts.skip(count)? {
+                Some(skipped) => skipped,
+                None => return Ok((0, false)),
+            },
+        };
+        Ok((skipped, skipped < count))
+    }
+}
+
+impl Stage for FilesStage {
+    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+        self.read(max).transpose()
+    }
+
+    fn skip(&mut self, count: usize) -> Result<usize> {
+        let mut left = count;
+        while left > 0 {
+            let (skipped, ended) = self.pass_over(left)?;
+            left -= skipped;
+            if ended {
+                self.current = None;
+            } else if left > 0 {
+                match self.read(left)? {
+                    Some(run) => left -= run.len(),
+                    None => break,
+                }
+            }
+        }
+        Ok(count - left)
+    }
+}
+
+/// As many threads as the machine has cores, but no more than one reading thread can keep at work.
+pub(crate) fn threads() -> usize {
+    const MOST: usize = 8;
+    std::thread::available_parallelism().map_or(1, |cores| cores.get().min(MOST))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{values, watchdog};
+    use crate::{Dataset, ElementSpec, Location};
+    use distribute_tensor::{HostTensor, Leaf, Tree};
+    use std::io::Read;
+
+    /// A file's bytes, three to a part; a `?` is broken.
+    struct Bytes {
+        threads: usize,
+        skips: bool,
+    }
+
+    struct Threes {
+        rest: Vec<u8>,
+        skips: bool,
+    }
+
+    impl Format for Bytes {
+        fn describe(&self) -> String {
+            "bytes".into()
+        }
+        fn spec(&self) -> Option<ElementSpec> {
+            None
+        }
+        fn open(&self, file: &Location) -> Result<Reading> {
+            let mut rest = Vec::new();
+            file.open()?.read_to_end(&mut rest).map_err(|e| file.io_error(e))?;
+            Ok(Reading::Parts(Box::new(Threes { rest, skips: self.skips })))
+        }
+        fn threads(&self) -> usize {
+            self.threads
+        }
+    }
+
+    impl Parts for Threes {
+        fn next(&mut self) -> Option<Result<Work>> {
+            let part: Vec<u8> = self.rest.drain(..self.rest.len().min(3)).collect();
+            (!part.is_empty()).then(|| Ok(Box::new(move || made(part)) as Work))
+        }
+        fn skip(&mut self, count: usize) -> Result<Option<usize>> {
+            Ok(self.skips.then(|| self.rest.drain(..count.min(self.rest.len())).count()))
+        }
+    }
+
+    fn made(part: Vec<u8>) -> Made {
+        let whole = part.iter().position(|byte| *byte == b'?').unwrap_or(part.len());
+        let numbers = part.iter().take(whole).map(|byte| i64::from(*byte)).collect::<Vec<_>>();
+        let tree = Tree::Leaf(Leaf::Host(HostTensor::vector(numbers)));
+        let failed = (whole < part.len()).then_some(Error::Empty { operation: "test" });
+        Made { run: (whole > 0).then(|| Run::rows(tree, whole)), failed }
+    }
+
+    fn data(files: &[&str], threads: usize, skips: bool) -> Dataset<i64> {
+        let file = |text: &&str| Location::bytes("f", text.to_string());
+        Dataset::of_files(files.iter().map(file).collect(), Bytes { threads, skips })
+    }
+
+    #[test]
+    fn elements_are_in_the_order_of_the_files_whoever_makes_them() {
+        watchdog(|| {
+            let long: String = (0..200).map(|i| char::from(b'a' + i % 26)).collect();
+            let files = ["", "ab", &long, "", "xyz", "q"];
+            let expected: Vec<i64> = files.concat().bytes().map(i64::from).collect();
+            for threads in [0, 1, 2, 5] {
+                for skips in [true, false] {
+                    let data = data(&files, threads, skips);
+                    assert_eq!(values(&data), expected);
+                    for skip in [1, 2, 7, 203, 205, 900] {
+                        assert_eq!(values(&data.skip(skip)), expected[skip.min(expected.len())..]);
+                    }
+                    assert_eq!(values(&data.take(4)), expected[..4]);
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn an_error_comes_after_the_elements_before_it() {
+        watchdog(|| {
+            for threads in [1, 2, 5] {
+                let broken = data(&["abcdefghijklm?", "z"], threads, false);
+                let seen: Vec<_> = broken.iter().collect();
+                assert_eq!(seen.len(), 14);
+                assert!(matches!(seen.last(), Some(Err(Error::Empty { .. }))));
+                let missing = Files::from([Location::bytes("f", "abcdefg"), "/nonexistent/f".into()]);
+                let missing: Dataset<i64> = Dataset::of_files(missing, Bytes { threads, skips: false });
+                let seen: Vec<_> = missing.iter().collect();
+                assert_eq!(seen.iter().filter(|element| element.is_ok()).count(), 7);
+                assert!(matches!(seen.last(), Some(Err(Error::Io { .. }))));
+            }
+        });
+    }
+}
