@@ -1,6 +1,7 @@
 //! The operations, one a file: what users call, what it is as data, how it runs.
 //!
-//! Some are made of parts that have files of their own: `ahead` (a stage on a thread), `cycle` (datasets read in turn),
+//! Some are made of parts that have files of their own: `ahead` (a stage on a thread), `crew` (threads that work on
+//! several things at once), `cycle` (datasets read in turn),
 //! `pairing` (runs side by side), `pad` (tensors of different sizes in one), `encoding` (elements as bytes).
 
 pub(crate) mod ahead;
