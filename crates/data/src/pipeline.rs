@@ -25,6 +25,12 @@ pub(crate) trait Operation: Send + Sync {
     /// The operation and its parameters, in a line.
     fn describe(&self) -> String;
 
+    /// What of the operation decides which elements come, and in which order: where it differs, a position means
+    /// another element. Names of files are no part of it, since a folder may have moved. Empty if it changes neither.
+    fn identity(&self) -> String {
+        self.describe()
+    }
+
     /// How many elements a pass gives.
     fn cardinality(&self) -> Cardinality;
 
@@ -130,6 +136,19 @@ pub(crate) fn unrepeatable(pipeline: &Pipeline) -> Option<String> {
         true => pipeline.inputs().iter().find_map(unrepeatable),
         false => Some(pipeline.describe()),
     }
+}
+
+/// A checksum of what decides which elements come, and in which order.
+pub(crate) fn identity(pipeline: &Pipeline) -> u32 {
+    let mut text = String::new();
+    visit(pipeline, &mut |operation| {
+        let identity = operation.identity();
+        if !identity.is_empty() {
+            text += &identity;
+            text.push('\n');
+        }
+    });
+    crc32c::crc32c(text.as_bytes())
 }
 
 /// Whether all parameters are in their ranges; the first that is not, from the source on.

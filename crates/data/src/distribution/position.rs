@@ -32,6 +32,9 @@ pub struct Origin {
     pub rule: SplitRule,
     /// The size of full batches, where the pipeline tells.
     pub batch: Option<usize>,
+    /// A checksum of the operations and their parameters, but for names of files, numbers of threads and what is made
+    /// ahead; `None` for datasets made by a function. What functions of users do, it cannot tell.
+    pub pipeline: Option<u32>,
 }
 
 impl fmt::Display for Position {

@@ -20,7 +20,7 @@ impl<T: Nest> Distribution<T> {
     /// the pass as the old ones would have, and takes its pieces of each of their steps; the next pass is its own again.
     ///
     /// # Errors
-    /// [`Error::Position`] for a position of another batch size or of another kind of dataset, or where an operation
+    /// [`Error::Position`] for a position of another batch size, of other operations or parameters, or where an operation
     /// cannot give the same once more. [`Error::Worker`].
     pub fn resume(&self, worker: usize, position: &Position) -> Result<WorkerPass<T>> {
         self.layout.check_worker(worker)?;
@@ -49,7 +49,7 @@ impl<T: Nest> Distribution<T> {
     /// Whether a pass can go on at a position.
     ///
     /// # Errors
-    /// [`Error::Position`] for a position of another batch size or of another kind of dataset, or where an operation
+    /// [`Error::Position`] for a position of another batch size, of other operations or parameters, or where an operation
     /// cannot give the same once more. [`Error::Parameter`] for one of no workers.
     pub fn check_position(&self, position: &Position) -> Result<()> {
         let refuse = |why: String| Err(Error::Position { position: position.to_string(), why });
@@ -67,14 +67,19 @@ impl<T: Nest> Distribution<T> {
         }
         match &self.source {
             Source::Dataset(parted) => {
+                repeatable(position, &parted.pipeline)?;
+                if mine.pipeline != theirs.pipeline {
+                    let why = "the dataset has other operations here, or other parameters of them: \
+                               seeds, sizes, the number of files";
+                    return refuse(why.into());
+                }
                 let Origin { layout, policy, rule, .. } = *theirs;
                 let policy = policy.unwrap_or_default();
                 match decide(&parted.pipeline, policy, rule, layout.workers) {
-                    Ok(Decision { taken, .. }) if taken == policy => {}
-                    Ok(_) => return refuse(format!("nothing was ever parted by policy {policy}")),
-                    Err(error) => return refuse(error.to_string()),
+                    Ok(Decision { taken, .. }) if taken == policy => Ok(()),
+                    Ok(_) => refuse(format!("nothing was ever parted by policy {policy}")),
+                    Err(error) => refuse(error.to_string()),
                 }
-                repeatable(position, &parted.pipeline)
             }
             // What the function makes is looked at once it is made.
             Source::Function(_) => Ok(()),
@@ -88,6 +93,10 @@ impl<T: Nest> Distribution<T> {
             policy: self.decision().map(|decision| decision.taken),
             rule: self.options.rule,
             batch: self.full(),
+            pipeline: match &self.source {
+                Source::Dataset(parted) => Some(pipeline::identity(&parted.pipeline)),
+                Source::Function(_) => None,
+            },
         }
     }
 

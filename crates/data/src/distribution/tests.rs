@@ -249,7 +249,11 @@ fn a_position_of_something_else_is_refused() {
     let five = plan(&Dataset::range(20).batch(5), 1, 2, &options);
     let error = five.resume(0, &position).err().unwrap().to_string();
     assert!(error.ends_with("cannot be restored: the batch size is 5 here"), "{error}");
-    let mut many = position;
+    let other = |data: Dataset<i64>| plan(&data.batch(4), 1, 2, &options).check_position(&position);
+    other(Dataset::range(20).prefetch(3)).unwrap();
+    let error = other(Dataset::range(20).shuffle(5, 1)).unwrap_err().to_string();
+    assert!(error.contains("the dataset has other operations here"), "{error}");
+    let mut many = position.clone();
     many.origin.layout.workers = usize::MAX;
     assert!(matches!(four.check_position(&many), Err(Error::Position { .. })));
 }

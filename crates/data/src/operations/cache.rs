@@ -45,6 +45,10 @@ impl Operation for Cache {
         "cache in memory".into()
     }
 
+    fn identity(&self) -> String {
+        "cache".into()
+    }
+
     fn cardinality(&self) -> Cardinality {
         match self.kept.get() {
             Some(kept) => Cardinality::Finite(kept.len),

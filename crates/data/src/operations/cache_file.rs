@@ -55,6 +55,10 @@ impl Operation for CacheFile {
         format!("cache in '{}'", self.path.display())
     }
 
+    fn identity(&self) -> String {
+        "cache".into()
+    }
+
     fn cardinality(&self) -> Cardinality {
         self.input.cardinality()
     }

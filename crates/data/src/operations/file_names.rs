@@ -26,6 +26,10 @@ impl Operation for FileNames {
         format!("names of {}", names(&self.files))
     }
 
+    fn identity(&self) -> String {
+        format!("names of {} files", self.files.len())
+    }
+
     fn cardinality(&self) -> Cardinality {
         Cardinality::Finite(self.files.len())
     }

@@ -46,6 +46,10 @@ impl Operation for FilesSource {
         format!("{} from {}", self.format.describe(), names(&self.files))
     }
 
+    fn identity(&self) -> String {
+        format!("{} from {} files", self.format.describe(), self.files.len())
+    }
+
     fn cardinality(&self) -> Cardinality {
         match self.files.is_empty() {
             true => Cardinality::Finite(0),

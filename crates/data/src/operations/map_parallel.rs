@@ -87,6 +87,11 @@ impl Operation for MapParallel {
         format!("{} on {} threads", self.name(), self.threads)
     }
 
+    /// In order it gives what `map` does, on however many threads.
+    fn identity(&self) -> String {
+        if self.ordered { "map".into() } else { self.name().into() }
+    }
+
     fn cardinality(&self) -> Cardinality {
         self.input.cardinality()
     }

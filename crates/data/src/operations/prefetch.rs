@@ -37,6 +37,11 @@ impl Operation for Prefetch {
         format!("prefetch {}", self.buffer)
     }
 
+    /// It changes nothing but the time.
+    fn identity(&self) -> String {
+        String::new()
+    }
+
     fn cardinality(&self) -> Cardinality {
         self.input.cardinality()
     }
