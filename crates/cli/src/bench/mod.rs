@@ -204,7 +204,10 @@ mod tests {
         for figure in figures() {
             let name = figure.about().name;
             // Larger ones take minutes without optimisation; a test's binary has no `bench --child`.
-            let left_out = ["64MiB", "replicas", "scaling", "losses", "start", "memory"];
+            let left_out = [
+                "64MiB", "replicas", "scaling", "losses", "start", "memory", "tfrecord", "csv", "shuffle",
+                "map",
+            ];
             if left_out.iter().any(|part| name.contains(part)) {
                 continue;
             }

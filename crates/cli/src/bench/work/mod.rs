@@ -1,6 +1,8 @@
 //! The work that we and the peers do: models, inputs and initial weights by formula. `bench/peers/common.py` has the same.
 
+mod files;
 pub mod formula;
+pub mod inputs;
 mod mlp;
 mod recommender;
 mod training;
