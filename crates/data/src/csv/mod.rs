@@ -3,8 +3,8 @@
 mod block;
 mod file;
 mod part;
-mod parts;
 mod plain;
+mod source;
 
 pub use block::ColumnType;
 
@@ -13,7 +13,7 @@ use crate::{Dataset, Error, Files, Location, Result};
 use block::Layout;
 use distribute_tensor::{HostTensor, Nest};
 use file::{Columns, CsvFormat};
-use parts::CsvRows;
+use source::CsvRows;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

@@ -3,14 +3,14 @@
 use crate::guard::panic_message;
 use crate::{Error, Result};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::thread::JoinHandle;
 
 /// Threads that make results of jobs.
 ///
 /// Every wait ends with its owner: a thread waits for jobs until the crew drops their sender, and the crew waits for a
-/// result only of threads that have a job, and a thread that dies drops its sender of results. Nobody joins a thread that
-/// may still be in a user's function.
+/// result only of threads that have a job, and a thread that dies says so. Nobody joins a thread that may still be in a
+/// user's function.
 pub(crate) struct Crew<J, D> {
     operation: &'static str,
     workers: Vec<Worker<J>>,
@@ -26,10 +26,24 @@ struct Worker<J> {
     waiting: usize,
 }
 
-/// What one thread made.
+/// What one thread made; nothing if it died over it.
 struct Done<D> {
     worker: usize,
-    result: D,
+    result: Option<D>,
+}
+
+/// Says that a thread dies, also to those who wait for all threads together.
+struct Life<D> {
+    worker: usize,
+    results: Sender<Done<D>>,
+}
+
+impl<D> Drop for Life<D> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let _ = self.results.send(Done { worker: self.worker, result: None });
+        }
+    }
 }
 
 /// Where results come from.
@@ -69,9 +83,10 @@ impl<J: Send + 'static, D: Send + 'static> Crew<J, D> {
             let thread = std::thread::Builder::new()
                 .name(format!("data-{operation}"))
                 .spawn(move || {
+                    let life = Life { worker, results };
                     for job in receiver {
                         let _input = tracing::trace_span!("input").entered();
-                        if results.send(Done { worker, result: work(job) }).is_err() {
+                        if life.results.send(Done { worker, result: Some(work(job)) }).is_err() {
                             break;
                         }
                     }
@@ -126,17 +141,18 @@ impl<J: Send + 'static, D: Send + 'static> Crew<J, D> {
             Results::AsTheyCome(results) => results.iter().next(),
         };
         self.received += 1;
-        let Some(done) = done else { return Some(Err(self.died(turn))) };
-        if let Some(worker) = self.workers.get_mut(done.worker) {
+        let (worker, result) = done.map_or((turn, None), |done| (done.worker, done.result));
+        let Some(result) = result else { return Some(Err(self.died(worker))) };
+        if let Some(worker) = self.workers.get_mut(worker) {
             worker.waiting -= 1;
         }
-        Some(Ok(done.result))
+        Some(Ok(result))
     }
 
-    /// Why a thread gives no results: it has ended, so the join doesn't wait.
-    fn died(&mut self, turn: usize) -> Error {
-        let panic = match turn < self.workers.len() {
-            true => self.workers.swap_remove(turn).thread.join().err(),
+    /// Why a thread gives no results: it has nothing left to do but to end, so the join doesn't wait.
+    fn died(&mut self, worker: usize) -> Error {
+        let panic = match worker < self.workers.len() {
+            true => self.workers.swap_remove(worker).thread.join().err(),
             false => None,
         };
         let message = panic.map_or("it ended early".into(), |panic| panic_message(panic.as_ref()));
@@ -154,11 +170,14 @@ mod tests {
     fn a_thread_that_dies_is_an_error_where_its_result_is_waited_for() {
         watchdog(|| {
             let work = |job: usize| if job == 1 { panic!("a bug of ours") } else { job };
-            let mut crew = Crew::start("test", 2, true, work).unwrap();
-            (0..4).for_each(|job| crew.send(job));
-            assert_eq!(crew.receive().unwrap().unwrap(), 0);
-            let error = crew.receive().unwrap().unwrap_err().to_string();
-            assert!(error.contains("a bug of ours"), "{error}");
+            for ordered in [true, false] {
+                let mut crew = Crew::start("test", 2, ordered, work).unwrap();
+                (0..4).for_each(|job| crew.send(job));
+                let first = crew.receive().unwrap();
+                assert!(!ordered || first.is_ok());
+                let error = first.and_then(|_| crew.receive().unwrap()).and_then(|_| crew.receive().unwrap());
+                assert!(error.unwrap_err().to_string().contains("a bug of ours"));
+            }
         });
     }
 
