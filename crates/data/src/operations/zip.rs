@@ -157,6 +157,8 @@ impl ZipStage {
     }
 }
 
+/// What is skipped is read: an input that were skipped by itself could fail behind the end of the other, where nobody
+/// would have looked.
 impl Stage for ZipStage {
     fn next(&mut self, max: usize) -> Option<Result<Run>> {
         match (self.ended, self.exact) {
@@ -164,22 +166,6 @@ impl Stage for ZipStage {
             (true, true) => Some(self.end("second").map(|()| Run::Values(Vec::new()))),
             (false, _) => self.pairs(max).transpose(),
         }
-    }
-
-    fn skip(&mut self, count: usize) -> Result<usize> {
-        if self.ended {
-            return if self.exact { self.end("second").map(|()| 0) } else { Ok(0) };
-        }
-        let first = self.first.skip(count)?;
-        let second = self.second.skip(if self.exact { count } else { first })?;
-        let skipped = first.min(second);
-        self.index += skipped;
-        match skipped < count {
-            true if first < second => self.end("first")?,
-            true if second < first => self.end("second")?,
-            short => self.ended = short,
-        }
-        Ok(skipped)
     }
 }
 
