@@ -103,7 +103,7 @@ impl<J: Send + 'static, D: Send + 'static> Crew<J, D> {
         self.next_worker().is_some()
     }
 
-    /// Whether there are jobs whose results have not been received.
+    /// Whether the results of all jobs have been received.
     pub(crate) fn is_idle(&self) -> bool {
         self.received == self.sent
     }
@@ -150,6 +150,7 @@ impl<J: Send + 'static, D: Send + 'static> Crew<J, D> {
     }
 
     /// Why a thread gives no results: it has nothing left to do but to end, so the join doesn't wait.
+    /// The others' places change, which is of no matter: the pass is over.
     fn died(&mut self, worker: usize) -> Error {
         let panic = match worker < self.workers.len() {
             true => self.workers.swap_remove(worker).thread.join().err(),

@@ -187,8 +187,7 @@ struct MapParallelStage {
 const MOST_AT_ONCE: usize = 64;
 
 impl MapParallelStage {
-    /// Gives jobs to threads that have room, as long as fewer elements are under way than are asked for, and at least one
-    /// for each thread.
+    /// Gives jobs to threads until each has all it may have.
     fn feed(&mut self, max: usize) -> Result<()> {
         let crew = match &mut self.crew {
             Some(crew) => crew,
