@@ -7,9 +7,9 @@ use std::fmt;
 
 /// Where a pass over a distributed dataset stands: a few numbers, whatever is in the buffers of shuffles.
 ///
-/// Which elements a step takes is settled by who began the pass, whoever takes part later: so it can go on where it stood with another number
-/// of workers or replicas, and no element of the epoch is lost or comes twice. It counts on pipelines that give the same
-/// elements in the same order in a pass of the same number, as all do but those that say otherwise.
+/// Which elements a step takes is settled by who began the pass, whoever takes part later: so it can go on where it stood
+/// with another number of workers or replicas, and no element of the epoch is lost or comes twice. It counts on pipelines
+/// that give the same elements in the same order in a pass of the same number, as all do but those that say otherwise.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Position {
     /// The pass, counted from 0.
