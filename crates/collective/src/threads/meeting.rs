@@ -42,7 +42,7 @@ impl Meeting {
     pub fn new(size: usize) -> Self {
         let state = State {
             step: 0,
-            standings: vec![Standing::running(); size],
+            standings: (0..size).map(Standing::running).collect(),
             offers: vec![None; size],
             round: 0,
             outcomes: vec![None; size],
@@ -55,7 +55,8 @@ impl Meeting {
     pub fn open(&self, step: u64) {
         let mut state = lock(&self.state);
         state.step = step;
-        state.standings.fill(Standing::running());
+        let size = state.standings.len();
+        state.standings = (0..size).map(Standing::running).collect();
         state.offers.fill(None);
         state.outcomes.fill(None);
         state.missed = None;
