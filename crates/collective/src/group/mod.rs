@@ -8,6 +8,7 @@
 //! | [`frame`] | [`Frame`]: what one worker tells another, as bytes |
 //! | [`session`] | [`Group`] and [`Session`]: the traffic of one run |
 //! | [`round`] | what the workers of a round have said, and what follows: a pure state machine |
+//! | [`reduce`] | leaves of all replicas of all workers, reduced and gathered |
 //!
 //! A session goes in *rounds*. In each, every worker tells every other what its replicas do, and may send data with
 //! it. Only where all do the same is the data given out; where they differ, or one is gone or late, all workers judge
@@ -16,11 +17,13 @@
 pub mod frame;
 pub mod inbox;
 pub mod memory;
+pub mod reduce;
 pub mod round;
 pub mod session;
 pub mod transport;
 
 pub use frame::{Frame, Said, SessionId};
 pub use inbox::Inbox;
+pub use reduce::{Calling, Together};
 pub use session::{Group, Session};
 pub use transport::Transport;
