@@ -24,6 +24,6 @@ pub mod transport;
 
 pub use frame::{Frame, Said, SessionId};
 pub use inbox::Inbox;
-pub use reduce::{Calling, Together};
+pub use reduce::Calling;
 pub use session::{Group, Session};
 pub use transport::Transport;

@@ -1,11 +1,13 @@
 //! Leaves of all replicas of all workers, reduced and gathered, in the one order of sums.
 
 use super::Session;
-use crate::Failure;
+use crate::combined::tracked;
+use crate::{Combined, Failure};
 use bytes::Bytes;
-use distribute_cluster::{Fingerprint, Standing, World};
+use distribute_cluster::{Blame, Fingerprint, Standing, World};
 use distribute_tensor::{DType, Folder, HostTensor, Leaf, Packing, ReduceOp, pack::reduce_packed, wire};
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Up to so many bytes of one worker's leaves go to every worker, which then folds for itself: one round instead of two.
@@ -20,15 +22,6 @@ pub struct Calling<'a> {
     session: &'a Session,
     standings: Vec<Standing>,
     timeout: Duration,
-}
-
-/// Leaves that all workers have made together.
-#[derive(Debug)]
-pub struct Together {
-    /// The results, in the order of the leaves.
-    pub leaves: Vec<Leaf>,
-    /// For each leaf, whether gradients flow through it on some replica of some worker.
-    pub tracked: Vec<bool>,
 }
 
 /// What a worker tells the others of its leaves, before data that may be large.
@@ -59,17 +52,17 @@ impl<'a> Calling<'a> {
         packing: Packing,
         local: &[&[Leaf]],
         folder: &impl Folder,
-    ) -> Result<Together, Failure> {
+    ) -> Result<Combined, Failure> {
         let tallies = self.tallies(local)?;
         let tracked = any(&tallies, |tally| &tally.tracked);
         let dense: Vec<bool> =
             (0..tracked.len()).map(|leaf| tallies.iter().all(|tally| tally.dense[leaf])).collect();
         let all = match tallies.iter().all(|tally| tally.leaves.is_some()) {
             true => self.all_of(&tallies, local)?,
-            false => return Ok(Together { leaves: self.by_ranges(op, local, &dense, folder)?, tracked }),
+            false => return Ok(Combined { leaves: self.by_ranges(op, local, &dense, folder)?, tracked }),
         };
         let all: Vec<&[Leaf]> = all.iter().map(Vec::as_slice).collect();
-        Ok(Together { leaves: reduce_packed(op, &all, packing, folder)?, tracked })
+        Ok(Combined { leaves: reduce_packed(op, &all, packing, folder)?, tracked })
     }
 
     /// The leaves of all replicas of all workers, in the order of their ids, and for each leaf whether gradients flow
@@ -88,18 +81,24 @@ impl<'a> Calling<'a> {
         Ok((self.decode_all(&bodies, local)?, tracked))
     }
 
-    fn world(&self) -> World {
+    /// Tells the other workers that this one cannot make the call after all, and gives the reason back.
+    pub fn refuse(self, blame: Arc<Blame>) -> Arc<Blame> {
+        self.session.abandon(&blame);
+        blame
+    }
+
+    /// How many workers there are, and which one this is.
+    pub fn world(&self) -> World {
         self.session.world()
     }
 
     /// The first round: everybody's tally, by worker.
     fn tallies(&mut self, local: &[&[Leaf]]) -> Result<Vec<Tally>, Failure> {
         let count = local.first().map_or(0, |leaves| leaves.len());
-        let on_all = |leaf: usize, is: fn(&Leaf) -> bool| local.iter().all(|leaves| is(&leaves[leaf]));
         let bytes: usize = local.iter().flat_map(|leaves| leaves.iter()).map(size).sum();
         let mine = Tally {
-            tracked: (0..count).map(|leaf| !on_all(leaf, |leaf| !leaf.is_tracked())).collect(),
-            dense: (0..count).map(|leaf| on_all(leaf, is_dense)).collect(),
+            tracked: tracked(local),
+            dense: (0..count).map(|leaf| local.iter().all(|leaves| is_dense(&leaves[leaf]))).collect(),
             leaves: match bytes <= SMALL {
                 true => Some(wire::encode(local.iter().flat_map(|leaves| leaves.iter()))?.into()),
                 false => None,

@@ -140,6 +140,19 @@ impl Session {
         }
     }
 
+    /// Ends the session for all workers, for a reason of this one's own.
+    pub fn abandon(&self, blame: &Arc<Blame>) {
+        let mut state = lock(&self.state);
+        state.round += 1;
+        self.say(state.round, &Said::Verdict(Blame::clone(blame)));
+        state.over.get_or_insert_with(|| blame.clone());
+    }
+
+    /// Whether a worker was late or lost, so that no more calls are possible.
+    pub fn is_over(&self) -> bool {
+        lock(&self.state).over.is_some()
+    }
+
     /// All replicas of this worker are gone: the others need not wait for them.
     pub fn leave(&self, standings: Vec<Standing>) {
         let round = lock(&self.state).round + 1;
