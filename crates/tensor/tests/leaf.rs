@@ -297,6 +297,30 @@ fn host_tensors_convert() {
     assert_ne!(t, t.cast(DType::I32).unwrap());
 }
 
+/// An axis without elements hides no others: what multiplies them would wrap.
+#[test]
+fn shapes_beyond_all_numbers_are_refused_in_whatever_order() {
+    const MOST: usize = usize::MAX;
+    let none = || HostTensor::vector(Vec::<f32>::new());
+    for shape in [[0, MOST, 2], [MOST, 0, 2], [MOST, 2, 0], [MOST / 2 + 1, 0, 2], [2, 0, MOST / 2 + 1]] {
+        assert!(matches!(HostTensor::new(Vec::<f32>::new(), shape), Err(Error::ElementCount { .. })));
+        assert!(matches!(none().reshape(shape), Err(Error::ElementCount { .. })), "{shape:?}");
+        assert!(matches!(HostTensor::zeros(DType::F32, shape), Err(Error::TooLarge { .. })), "{shape:?}");
+    }
+    // What can be is cut, joined and shown.
+    let wide = none().reshape([0, MOST / 4]).unwrap();
+    assert_eq!(wide.narrow(1, 3, 5).unwrap().dims(), [0, 5]);
+    assert_eq!(wide.take_rows(&[]).unwrap().dims(), [0, MOST / 4]);
+    assert_eq!(HostTensor::concat(&[&wide, &wide], 0).unwrap().dims(), [0, MOST / 4]);
+    assert!(HostTensor::concat(&[&wide; 5], 1).is_err());
+    assert!(matches!(HostTensor::stack(&[&wide; 5]), Err(Error::TooLarge { operation: "stack", .. })));
+    let flat = none().reshape([MOST / 4, 0]).unwrap();
+    assert!(matches!(HostTensor::concat(&[&flat; 5], 0), Err(Error::TooLarge { operation: "concat", .. })));
+    assert!(!flat.to_string().is_empty());
+    // More than any machine has, but not more than a number holds.
+    assert!(matches!(HostTensor::zeros(DType::F32, [1 << 58]), Err(Error::TooLarge { .. })));
+}
+
 /// The bits of a replica's rows: duplicates, and numbers whose sum depends on the order.
 fn random_slices(count: usize, seed: u64) -> IndexedSlices {
     let mut state = seed.wrapping_mul(6364136223846793005) | 1;
