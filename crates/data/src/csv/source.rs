@@ -1,9 +1,10 @@
 //! CSV files in parts of whole rows.
 
-use super::file::{CsvFormat, reader};
+use super::file::{CsvFormat, cost, reader};
 use super::part::Part;
 use super::plain;
 use crate::operations::file_stage::{Parts, Reading, Work};
+use crate::operations::crew::most_threads;
 use crate::operations::files::Format;
 use crate::{Compression, ElementSpec, Error, Location, Result};
 use std::io::{BufRead, Read};
@@ -40,6 +41,10 @@ impl Format for CsvRows {
     fn threads(&self) -> usize {
         self.threads
     }
+
+    fn check(&self) -> Result<()> {
+        most_threads("Csv::threads", self.threads)
+    }
 }
 
 /// How many bytes are parsed together, at least: rows are not cut.
@@ -59,11 +64,26 @@ struct CsvParts {
 }
 
 impl CsvParts {
+    /// Whether the row that begins with what is there, and does not end in it, may be longer.
+    fn check(&self) -> Result<()> {
+        // Rows are read many at once, so that small limits are not kept exactly.
+        if self.bytes.len() <= 2 * PART {
+            return Ok(());
+        }
+        let taken = cost(&self.bytes, self.format.delimiter);
+        self.file.limit().check("a row", taken).map_err(|what| Error::Damaged {
+            path: self.file.to_string(),
+            offset: self.offset,
+            what,
+        })
+    }
+
     /// Reads on.
     fn fill(&mut self) {
         // More for a row that is longer than what is there, but no more than is there already.
-        let more = self.bytes.len().max(PART);
-        self.bytes.reserve(more);
+        let limit = usize::try_from(self.file.limit().bytes()).unwrap_or(usize::MAX);
+        let more = self.bytes.len().min(limit.saturating_sub(self.bytes.len())).max(PART);
+        self.bytes.reserve_exact(more);
         match self.text.by_ref().take(more as u64).read_to_end(&mut self.bytes) {
             Ok(read) => self.ended = read < more,
             Err(error) => {
@@ -95,7 +115,10 @@ impl Parts for CsvParts {
     fn next(&mut self) -> Option<Result<Work>> {
         let whole = loop {
             match if self.bytes.is_empty() { 0 } else { self.whole() } {
-                0 if !self.ended => self.fill(),
+                0 if !self.ended => match self.check() {
+                    Ok(()) => self.fill(),
+                    Err(error) => return Some(Err(error)),
+                },
                 whole => break whole,
             }
         };
@@ -107,7 +130,7 @@ impl Parts for CsvParts {
         bytes.truncate(whole);
         let part = Part { format: self.format.clone(), file: self.file.clone(), offset: self.offset, bytes };
         self.offset += whole as u64;
-        Some(Ok(Box::new(move || part.made())))
+        Some(Ok(Work { bytes: whole, make: Box::new(move || part.made()) }))
     }
 }
 

@@ -1,7 +1,7 @@
 //! A function applied to several elements at once, on threads.
 
 use super::batch::at_least_one;
-use super::crew::{Crew, JOBS};
+use super::crew::{Crew, JOBS, most_threads};
 use super::map::{MapFn, on_trees};
 use crate::pipeline::{Batching, Operation, Pipeline, Sharding};
 use crate::run::Run;
@@ -15,7 +15,8 @@ impl<T: Nest> Dataset<T> {
     /// [`map`](Dataset::map) on `threads` threads: the same elements in the same order, made up to a few for each thread
     /// ahead of time. The threads start with the first element asked for and end with the pass.
     ///
-    /// Worth it for functions that take microseconds or more. `threads` 0 gives [`Error::Parameter`] in the pass.
+    /// Worth it for functions that take microseconds or more. `threads` 0, and more than 1024, give [`Error::Parameter`] in
+    /// the pass.
     ///
     /// ```
     /// # use distribute_data::Dataset;
@@ -105,7 +106,8 @@ impl Operation for MapParallel {
     }
 
     fn check(&self) -> Result<()> {
-        at_least_one(self.name(), "the number of threads", self.threads)
+        at_least_one(self.name(), "the number of threads", self.threads)?;
+        most_threads(self.name(), self.threads)
     }
 
     fn sharding(&self) -> Sharding {

@@ -10,7 +10,6 @@ use ::parquet::file::reader::ChunkReader;
 use arrow_array::RecordBatch;
 use bytes::Bytes;
 use distribute_tensor::{Leaf, Tree};
-use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -26,11 +25,8 @@ pub struct Batches {
 
 impl Batches {
     pub(super) fn open(location: &Location, columns: Option<&[String]>, rows: usize) -> Result<Self> {
-        match location.path() {
-            Some(path) => {
-                let file = File::open(path).map_err(|e| location.io_error(e))?;
-                Self::read(location, file, columns, rows)
-            }
+        match location.open_file()? {
+            Some(file) => Self::read(location, file, columns, rows),
             // A file's description is at its end, so what has no end yet is read first.
             None => {
                 let mut all = Vec::new();
