@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 /// A new checkpoint gets its name in one step when it is whole, and older ones are removed after that: at every moment
 /// the one with the highest number is whole and the latest. There is no other record of which it is.
 ///
-/// One process saves at a time: of several workers, the chief (CKPT-6). Any number may read.
+/// One process saves at a time: of several workers, the chief. Any number may read.
 ///
 /// ```
 /// use distribute_checkpoint::{CheckpointManager, Writer};

@@ -122,9 +122,11 @@ pub enum Error {
         /// The columns that there are.
         known: String,
     },
-    /// The function given to `try_map` returned an error.
-    #[error("map failed at element {index}: {cause}")]
-    Map {
+    /// A function given to `try_map`, `try_filter` and the like returned an error.
+    #[error("{operation} failed at element {index}: {cause}")]
+    Function {
+        /// The transformation.
+        operation: &'static str,
         /// The element, counted from 0 within the pass.
         index: usize,
         /// What the function said.

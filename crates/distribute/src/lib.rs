@@ -3,7 +3,7 @@
 //! ```
 //! use candle_core::{Device, Tensor};
 //! use candle_nn::{Linear, Module, VarBuilder, linear};
-//! use distribute::{data::Dataset, nn::loss, prelude::*};
+//! use distribute::{nn::loss, prelude::*};
 //!
 //! struct Mlp(Linear, Linear);
 //!
@@ -91,10 +91,9 @@ pub use context::{
     ContextKind, ReplicaContext, UpdateContext, get_replica_context, get_strategy, get_update_context,
     has_strategy, in_cross_replica_context, set_strategy,
 };
-pub use distribute_cluster as cluster;
-pub use distribute_data as data;
+#[doc(inline)]
+pub use distribute_data::Dataset;
 pub use distribute_macros::{Nest, main};
-pub use distribute_tensor as tensor;
 pub use distribute_tensor::{HostTensor, IndexedSlices, Leaf, Nest, ReduceOp, Tree};
 pub use error::{Error, Result};
 pub use input::{
@@ -111,12 +110,31 @@ pub use strategy::{
 pub use values::{Axes, Distributed, Mirrored, PerReplica, Reducible};
 pub use variables::{NewVariable, Variable, VariableAggregation, VariableSynchronization, Variables};
 
+/// Deadlines, and who is to blame.
+pub mod cluster {
+    // By items, so that they are found in these docs without those of other crates.
+    #[doc(inline)]
+    pub use distribute_cluster::*;
+}
+
+/// Datasets: sources, transformations, file formats, and how batches are cut over replicas.
+pub mod data {
+    #[doc(inline)]
+    pub use distribute_data::*;
+}
+
+/// Tensors in host memory, and nests of tensors.
+pub mod tensor {
+    #[doc(inline)]
+    pub use distribute_tensor::*;
+}
+
 /// What most programs use.
 ///
 /// Traits with methods of common names, like `split`, are left out: they would come before those of `String`.
 pub mod prelude {
     pub use crate::{
-        Adam, AdamW, HostTensor, IndexedSlices, Mirrored, MirroredStrategy, Nest, OneDeviceStrategy,
+        Adam, AdamW, Dataset, HostTensor, IndexedSlices, Mirrored, MirroredStrategy, Nest, OneDeviceStrategy,
         Optimizer, PerReplica, ReduceOp, ReplicaContext, Replicated, Sgd, Strategy, Variables,
     };
 }

@@ -150,7 +150,7 @@ dtypes! {
 
 impl DType {
     /// The dtype of a MEAN over values of this dtype: floats and complex numbers keep theirs, integers of 8 and
-    /// 16 bits give `float32`, wider ones `float64` (OP-4). `None` where there is no mean (bool, string).
+    /// 16 bits give `float32`, wider ones `float64`. `None` where there is no mean (bool, string).
     pub const fn mean(self) -> Option<DType> {
         match self {
             DType::F16 | DType::Bf16 | DType::F32 | DType::F64 | DType::C64 | DType::C128 => Some(self),

@@ -80,15 +80,15 @@ impl Leaf {
         }
     }
 
-    /// The element-wise sum or mean over replicas (RED-3).
+    /// The element-wise sum or mean over replicas.
     ///
-    /// Kind, shape and dtype have to agree; nothing is broadcast (RTO-3), and an error says which replica differs from
+    /// Kind, shape and dtype have to agree; nothing is broadcast, and an error says which replica differs from
     /// replica 0. The sum is a balanced binary tree over the list, see [`kernel::fold`](crate::kernel::fold); integers
-    /// wrap. A MEAN divides the sum (OP-4), so that of integers is a float, see [`DType::mean`]; of one leaf it is the
-    /// leaf itself. Bool and string have neither (OP-3).
+    /// wrap. A MEAN divides the sum, so that of integers is a float, see [`DType::mean`]; of one leaf it is the
+    /// leaf itself. Bool and string have neither.
     ///
     /// Of indexed slices the rows are merged, see [`IndexedSlices::reduce`]; also those of one leaf. Where dense leaves
-    /// stand beside them, they are made dense first (SPARSE-3).
+    /// stand beside them, they are made dense first.
     pub fn reduce(op: ReduceOp, leaves: &[Leaf]) -> Result<Leaf> {
         Self::reduce_with(op, leaves, &Alone)
     }
@@ -114,9 +114,9 @@ impl Leaf {
         }
     }
 
-    /// Joins leaves along an axis, in replica order (GA-1). They may differ in size along that axis only; `axis` lies
-    /// in `[0, rank)`, so a scalar cannot be joined (GA-3, GA-4). Every dtype, bool and string too. Indexed slices are
-    /// refused (SPARSE-4). An error says which replica differs from replica 0.
+    /// Joins leaves along an axis, in replica order. They may differ in size along that axis only; `axis` lies
+    /// in `[0, rank)`, so a scalar cannot be joined. Every dtype, bool and string too. Indexed slices are
+    /// refused. An error says which replica differs from replica 0.
     pub fn concat(leaves: &[Leaf], axis: usize) -> Result<Leaf> {
         match Leaf::of_one_kind("concat", "replica", leaves)? {
             Kind::Host(tensors) => HostTensor::concat(&tensors, axis).map(Leaf::Host),
@@ -177,7 +177,7 @@ impl Leaf {
         }
     }
 
-    /// The sum over these axes, which are removed (RED-4), see [`HostTensor::sum_axes`]. Indexed slices are made dense.
+    /// The sum over these axes, which are removed, see [`HostTensor::sum_axes`]. Indexed slices are made dense.
     pub fn sum_axes(&self, axes: &[usize]) -> Result<Leaf> {
         match self {
             Leaf::Host(tensor) => tensor.sum_axes(axes).map(Leaf::Host),
@@ -187,7 +187,7 @@ impl Leaf {
         }
     }
 
-    /// A true division of every element, so integers become floats, see [`DType::mean`] (OP-4, RED-5). Of indexed
+    /// A true division of every element, so integers become floats, see [`DType::mean`]. Of indexed
     /// slices the values are divided.
     pub fn divide(&self, by: f64) -> Result<Leaf> {
         match self {

@@ -125,7 +125,7 @@ impl IndexedSlices {
     ///
     /// The rows of an index are summed within each replica first, in their order, and then over replicas in the order of
     /// [`kernel::fold`](crate::kernel::fold), where a replica without that row counts as zero. So the sums have the bits
-    /// of those of dense tensors, and reducing within every worker first changes none. Replicas may differ in their number of rows (SPARSE-2). A MEAN divides the sums by the number of replicas.
+    /// of those of dense tensors, and reducing within every worker first changes none. Replicas may differ in their number of rows. A MEAN divides the sums by the number of replicas.
     /// The slices of a single one are merged, too: the form of a result doesn't depend on how many there are. Those that
     /// are merged already come back as they are.
     ///
@@ -210,7 +210,7 @@ impl IndexedSlices {
         })
     }
 
-    /// The rows of all, one after another in the order given, with their duplicates (SPARSE-1).
+    /// The rows of all, one after another in the order given, with their duplicates.
     ///
     /// What to use where each row is to be applied on its own, one after another. To add rows up,
     /// [`reduce`](Self::reduce) takes less memory.

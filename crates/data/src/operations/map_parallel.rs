@@ -57,7 +57,20 @@ impl<T: Nest> Dataset<T> {
         U: Nest,
         F: Fn(T) -> U + Send + Sync + 'static,
     {
-        let function = on_trees("map_unordered", move |value| Ok::<U, Infallible>(function(value)));
+        self.try_map_unordered(threads, move |value| Ok::<U, Infallible>(function(value)))
+    }
+
+    /// [`map_unordered`](Dataset::map_unordered) with a function that can fail; its error ends the pass, at whatever place
+    /// it comes.
+    #[doc(alias = "deterministic")]
+    pub fn try_map_unordered<U, E, F>(&self, threads: usize, function: F) -> Dataset<U>
+    where
+        T: 'static,
+        U: Nest,
+        E: Into<Cause>,
+        F: Fn(T) -> Result<U, E> + Send + Sync + 'static,
+    {
+        let function = on_trees("map_unordered", function);
         Dataset::of(MapParallel { input: self.pipeline().clone(), function, threads, ordered: false })
     }
 }
@@ -248,7 +261,7 @@ impl Stage for MapParallelStage {
             return read_over(self, count);
         }
         let skipped = self.input.skip(count)?;
-        self.index += skipped;
+        self.index = self.index.saturating_add(skipped);
         self.ended = skipped < count;
         Ok(skipped)
     }
@@ -285,6 +298,9 @@ mod tests {
     #[test]
     fn an_error_or_panic_comes_at_its_place_and_names_the_element() {
         watchdog(|| {
+            let unordered = Dataset::range(9).try_map_unordered(2, |x| if x == 4 { Err("four") } else { Ok(x) });
+            let error = unordered.iter().find_map(Result::err).unwrap();
+            assert_eq!(error.to_string(), "map failed at element 4: four");
             for batch in [1, 7, 100] {
                 let fails = |x| if x == 40 { Err("forty") } else { Ok(x) };
                 let data = Dataset::range(100).try_map_parallel(3, fails);

@@ -301,7 +301,7 @@ mod tests {
         let length = (1u64 << 61).to_le_bytes();
         let checksum = super::super::checksum::masked_crc(&length).to_le_bytes();
         let bytes = [&length[..], &checksum, &[7; 100_000]].concat();
-        let mut reader = TfRecordReader::new("f", &bytes[..]);
+        let mut reader = TfRecordReader::new("f", &bytes[..]).element_limit(u64::MAX);
         let error = reader.read(1).unwrap_err().to_string();
         assert!(error.contains("ends after 100000 of the 2305843009213693956 bytes of its data"), "{error}");
     }

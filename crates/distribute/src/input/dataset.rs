@@ -4,7 +4,7 @@ use super::passes::Passes;
 use super::{DistributedIterator, InputOptions, layout, spec};
 use crate::values::PerReplica;
 use crate::{Result, Strategy};
-use distribute_data::{Cardinality, Dataset, Distribution, ElementSpec, Position};
+use distribute_data::{Cardinality, Dataset, Distribution, ElementSpec, Position, UnevenEnds};
 use distribute_tensor::Nest;
 use std::fmt;
 
@@ -137,12 +137,13 @@ impl<T: Nest> DistributedDataset<T> {
         plan: Distribution<T>,
         options: InputOptions,
         made: &[Dataset<T>],
+        ends: UnevenEnds,
     ) -> Self {
         let replicas = plan.layout().replicas;
         let specs = made.iter().map(Dataset::element_spec).collect::<Option<Vec<_>>>();
         let spec = specs.map(|specs| specs.into_iter().cycle().take(replicas).collect());
         let cardinality = match made {
-            [one] => spec::steps_of(one.cardinality(), replicas, plan.layout().workers, options.uneven_ends),
+            [one] => spec::steps_of(one.cardinality(), replicas, plan.layout().workers, ends),
             _ => Cardinality::Unknown,
         };
         Self::new(strategy, plan, options, cardinality, spec.map(PerReplica::from_values))

@@ -52,8 +52,9 @@ impl Strategy {
         let per_replica = options.replication_mode == InputReplicationMode::PerReplica;
         let make = move |context| dataset_fn(context).map_err(Into::into);
         let plan = Distribution::from_function(layout(self, OPERATION)?, per_replica, options.plan(), make)?;
-        let made = plan.made_for(self.extended().input_worker())?;
+        let worker = self.extended().input_worker();
+        let (made, ends) = (plan.made_for(worker)?, plan.ends(worker)?);
         made.iter().try_for_each(Dataset::check)?;
-        Ok(DistributedDataset::of_function(self, plan, options, &made))
+        Ok(DistributedDataset::of_function(self, plan, options, &made, ends))
     }
 }

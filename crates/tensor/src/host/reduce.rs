@@ -11,10 +11,10 @@ use num_complex::Complex;
 const REDUCE: &str = "reduce";
 
 impl HostTensor {
-    /// The element-wise sum or mean of tensors of one shape and dtype (RED-3), in the order of [`kernel::fold`].
+    /// The element-wise sum or mean of tensors of one shape and dtype, in the order of [`kernel::fold`].
     ///
-    /// A single tensor comes back as it is, whatever its dtype. Integers wrap; a MEAN divides the sum (OP-4, OP-6), so
-    /// that of integers is a float, see [`DType::mean`]. Bools and strings cannot be summed (OP-3). An error says which
+    /// A single tensor comes back as it is, whatever its dtype. Integers wrap; a MEAN divides the sum, so
+    /// that of integers is a float, see [`DType::mean`]. Bools and strings cannot be summed. An error says which
     /// tensor, by its place in the list, differs from the first one.
     pub fn reduce(op: ReduceOp, tensors: &[&HostTensor]) -> Result<HostTensor> {
         Self::reduce_with(op, tensors, &Alone)
