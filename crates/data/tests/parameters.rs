@@ -81,7 +81,8 @@ fn an_operation_at_its_extremes_gives_elements_or_an_error() {
                             | Error::Worker { .. }
                             | Error::Cardinality { .. }
                             | Error::Memory { .. }
-                            | Error::Pad { .. },
+                            | Error::Pad { .. }
+                            | Error::Stack { .. },
                         ) => {}
                         Some(other) => panic!("{name} {n} of {numbers:?}: {other}"),
                     }

@@ -1,12 +1,13 @@
 //! CSV files in parts of whole rows.
 
-use super::file::{CsvFormat, cost, reader};
+use super::file::{CsvFormat, cost};
 use super::part::Part;
 use super::plain;
 use crate::operations::file_stage::{Parts, Reading, Work};
 use crate::operations::crew::most_threads;
 use crate::operations::files::Format;
 use crate::{Compression, ElementSpec, Error, Location, Result};
+use csv_core::ReadRecordResult;
 use std::io::{BufRead, Read};
 use std::sync::Arc;
 
@@ -101,13 +102,25 @@ impl CsvParts {
         if plain::is_plain(&self.bytes, self.format.delimiter) {
             return plain::whole(&self.bytes);
         }
-        // A line may end within quotes. The last row may not be whole.
-        let mut rows = reader(&self.bytes[..], self.format.delimiter, false);
-        let (mut row, mut start) = (::csv::ByteRecord::new(), 0);
-        while rows.read_byte_record(&mut row).unwrap_or(false) {
-            start = row.position().map_or(0, ::csv::Position::byte);
+        // A line may end within quotes.
+        let mut parser = csv_core::ReaderBuilder::new().delimiter(self.format.delimiter).build();
+        // What the fields are is of no matter, so they needn't have room.
+        let (mut fields, mut ends) = ([0; 4096], [0; 64]);
+        let (mut at, mut whole) = (0, 0);
+        loop {
+            let rest = self.bytes.get(at..).unwrap_or_default();
+            let (found, read, ..) = parser.read_record(rest, &mut fields, &mut ends);
+            at += read;
+            match found {
+                ReadRecordResult::Record => whole = at,
+                ReadRecordResult::OutputFull | ReadRecordResult::OutputEndsFull => {}
+                // The last row may not be whole. (An empty rest would mean the text's end to the parser.)
+                ReadRecordResult::InputEmpty | ReadRecordResult::End => return whole,
+            }
+            if at == self.bytes.len() {
+                return whole;
+            }
         }
-        usize::try_from(start).unwrap_or_default()
     }
 }
 
