@@ -40,9 +40,7 @@ impl Rows {
         match self {
             Rows::Memory { tree, len } if range == (0..*len) => Ok(tree.clone()),
             Rows::Memory { tree, .. } => Ok(tree.narrow_rows(range.start, range.len())?),
-            Rows::Range { start, .. } => {
-                numbers(range.len(), range.map(|i| at(*start, i)))
-            }
+            Rows::Range { start, .. } => numbers(range.len(), range.map(|i| at(*start, i))),
             Rows::Pairs { first, first_start, second, second_start, .. } => {
                 let from = |start: usize| start + range.start..start + range.end;
                 Ok(pair(first.slice(from(*first_start))?, second.slice(from(*second_start))?))
@@ -54,9 +52,7 @@ impl Rows {
     pub(crate) fn gather(&self, indices: &[usize]) -> Result<Tree<Leaf>> {
         match self {
             Rows::Memory { tree, .. } => Ok(tree.take_rows(indices)?),
-            Rows::Range { start, .. } => {
-                numbers(indices.len(), indices.iter().map(|i| at(*start, *i)))
-            }
+            Rows::Range { start, .. } => numbers(indices.len(), indices.iter().map(|i| at(*start, *i))),
             Rows::Pairs { first, first_start, second, second_start, .. } => {
                 let from = |start: usize| indices.iter().map(|i| start + i).collect::<Vec<_>>();
                 Ok(pair(first.gather(&from(*first_start))?, second.gather(&from(*second_start))?))

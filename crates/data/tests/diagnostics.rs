@@ -44,7 +44,10 @@ fn said(body: &str) -> String {
             .unwrap();
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
         // One that was built with other versions of what it needs cannot be used any more.
-        if !["error[E0460]", "error[E0463]", "error[E0514]", "error[E0786]"].iter().any(|stale| text.contains(stale)) {
+        if !["error[E0460]", "error[E0463]", "error[E0514]", "error[E0786]"]
+            .iter()
+            .any(|stale| text.contains(stale))
+        {
             return text;
         }
         texts.push(text);

@@ -237,7 +237,10 @@ fn child() {
 /// What the child says of a case.
 fn read(case: &str, limit: Option<u64>) -> String {
     let mut child = Command::new(std::env::current_exe().unwrap());
-    child.args(["--exact", "child", "--nocapture", "--test-threads=1"]).env(CASE, case).stderr(Stdio::piped());
+    child
+        .args(["--exact", "child", "--nocapture", "--test-threads=1"])
+        .env(CASE, case)
+        .stderr(Stdio::piped());
     limit.map(|limit| child.env(LIMIT, limit.to_string()));
     let output = child.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();

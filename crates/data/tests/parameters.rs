@@ -51,9 +51,7 @@ const OPERATIONS: &[Operation] = &[
     ("cycle", |data, n| interleaved(data, Interleave { cycle_length: n, ..Default::default() })),
     ("block", |data, n| interleaved(data, Interleave { block_length: n, ..Default::default() })),
     ("ahead", |data, n| interleaved(data, Interleave { ahead: n, ..Default::default() })),
-    ("cycle, ahead", |data, n| {
-        interleaved(data, Interleave { cycle_length: n, block_length: n, ahead: n })
-    }),
+    ("cycle, ahead", |data, n| interleaved(data, Interleave { cycle_length: n, block_length: n, ahead: n })),
     ("filter", |data, n| data.filter(|x| x % 2 == 0).take(n).skip(1).typed()),
     ("zip", |data, n| data.zip(&data.skip(n)).typed()),
     ("cached", |data, n| data.take(9).cache().repeat(n).typed()),
@@ -99,14 +97,18 @@ fn what_is_more_than_memory_or_a_machine_has_is_told() {
         let told = |error: Option<Error>| error.unwrap().to_string();
         let first = |data: &Any| told(data.iter().next().unwrap().err());
         for n in [HALF, usize::MAX] {
-            let held = format!("is {n}, of a dataset of {} elements, but must be what memory can hold", i64::MAX);
+            let held =
+                format!("is {n}, of a dataset of {} elements, but must be what memory can hold", i64::MAX);
             assert_eq!(first(&range.shuffle(n, 1).typed()), format!("shuffle: the buffer {held}"));
             assert_eq!(first(&range.batch(n).typed()), format!("batch: the size {held}"));
             let threads = format!("the number of threads is {n}, but must be at most 1024");
             assert_eq!(first(&range.map_parallel(n, |x| x).typed()), format!("map_parallel: {threads}"));
             let csv = Csv::bytes("a.csv", "x\n1\n").threads(n).features().unwrap();
             assert_eq!(told(csv.check().err()), format!("Csv::threads: {threads}"));
-            assert_eq!(told(TfRecord::new("a").threads(n).records().check().err()), format!("TfRecord::threads: {threads}"));
+            assert_eq!(
+                told(TfRecord::new("a").threads(n).records().check().err()),
+                format!("TfRecord::threads: {threads}")
+            );
             let turns = Interleave { cycle_length: n, block_length: 1, ahead: 1 };
             assert_eq!(first(&interleaved(&range, turns)), format!("interleave: {threads}"));
             // Threads that are not there have no places in memory either.
@@ -187,6 +189,9 @@ fn features_and_limits_at_their_extremes() {
         let file = Location::bytes("a.csv", "x\n1\n2\n").element_limit(limit);
         let rows = Csv::file(file.clone()).features().unwrap().iter().count();
         assert_eq!(rows, 2);
-        assert_eq!(distribute_data::text_lines(file).iter().filter(Result::is_ok).count(), if limit < 2 { 0 } else { 3 });
+        assert_eq!(
+            distribute_data::text_lines(file).iter().filter(Result::is_ok).count(),
+            if limit < 2 { 0 } else { 3 }
+        );
     }
 }

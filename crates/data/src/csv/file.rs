@@ -27,7 +27,8 @@ impl Columns {
     /// Those of the first line.
     fn read(file: &Location, header: bool, delimiter: u8) -> Result<Self> {
         let mut first = ::csv::ByteRecord::new();
-        let metered = Metered { text: Compression::Auto.open(file)?, limit: file.limit(), delimiter, taken: 0 };
+        let metered =
+            Metered { text: Compression::Auto.open(file)?, limit: file.limit(), delimiter, taken: 0 };
         let mut lines = reader(metered, delimiter, false);
         lines.read_byte_record(&mut first).map_err(|error| match failure(file, error) {
             Error::Io { path, source } if source.kind() == ErrorKind::FileTooLarge => {

@@ -3,8 +3,8 @@
 use super::file::{CsvFormat, cost};
 use super::part::Part;
 use super::plain;
-use crate::operations::file_stage::{Parts, Reading, Work};
 use crate::operations::crew::most_threads;
+use crate::operations::file_stage::{Parts, Reading, Work};
 use crate::operations::files::Format;
 use crate::{Compression, ElementSpec, Error, Location, Result};
 use csv_core::ReadRecordResult;

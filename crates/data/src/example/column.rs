@@ -123,7 +123,8 @@ impl<'f> Column<'f> {
                     let starts = std::iter::once(&0).chain(&self.ends);
                     let mut lens = self.ends.iter().zip(starts).map(|(end, start)| end - start);
                     let widest = lens.position(|len| len == longest).unwrap_or_default();
-                    let what = format!("a column of shape {shape:?}, as wide as record {widest} of the batch,");
+                    let what =
+                        format!("a column of shape {shape:?}, as wide as record {widest} of the batch,");
                     self.limit.check(&what, cells as u64)?;
                 }
                 let values = padded(self.values, &self.ends, longest, &var.padding)

@@ -119,9 +119,7 @@ impl Location {
     /// An error of the system or of a library, without what is secret in a URL.
     fn discreet(&self, error: std::io::Error) -> std::io::Error {
         match &self.kind {
-            Kind::Url(url) => {
-                std::io::Error::new(error.kind(), discreet_message(url, &error.to_string()))
-            }
+            Kind::Url(url) => std::io::Error::new(error.kind(), discreet_message(url, &error.to_string())),
             _ => error,
         }
     }
@@ -270,7 +268,8 @@ mod tests {
 
     #[test]
     fn what_is_secret_in_a_url_is_not_shown() {
-        let files = crate::Files::from(["https://me:pass@host/a.csv?sig=abc", "https://me:pass@host/b.csv?sig=def"]);
+        let files =
+            crate::Files::from(["https://me:pass@host/a.csv?sig=abc", "https://me:pass@host/b.csv?sig=def"]);
         let data = crate::text_lines(files.clone()).batch(2);
         let url = files.iter().next().unwrap();
         let failed = url.io_error(std::io::Error::other("403 for https://me:pass@host/a.csv?sig=abc"));
@@ -312,7 +311,9 @@ mod tests {
                     first(crate::Csv::file(path).features().err()),
                     first(crate::text_lines(path).iter().find_map(Result::err)),
                     first(crate::TfRecord::new(path).records().iter().find_map(Result::err)),
-                    first(crate::TfRecord::new(path).examples(&features).unwrap().iter().find_map(Result::err)),
+                    first(
+                        crate::TfRecord::new(path).examples(&features).unwrap().iter().find_map(Result::err),
+                    ),
                     first(crate::TfRecordReader::open(path, Default::default()).err()),
                     first(crate::numpy::read_npy(path).err()),
                     first(crate::numpy::read_npz(path).err()),

@@ -66,7 +66,8 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read() {
-        for pipeline in [Dataset::range(3).filter(|_| true).pipeline(), Dataset::range(3).batch(2).pipeline()] {
+        for pipeline in [Dataset::range(3).filter(|_| true).pipeline(), Dataset::range(3).batch(2).pipeline()]
+        {
             let contents = Contents::of(pipeline);
             assert_eq!(Contents::decode(&contents.encode()), Some(contents));
         }

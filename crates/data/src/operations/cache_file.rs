@@ -300,7 +300,9 @@ mod tests {
         assert_eq!(cached(square(3)).unwrap(), [0, 1, 4]);
         // Threads and what is made ahead change no element.
         assert_eq!(cached(Dataset::range(3).map_parallel(2, |x| x * x).prefetch(1)).unwrap(), [0, 1, 4]);
-        for other in [square(4), square(0), square(3).shuffle(3, 1), square(3).filter(|_| true), Dataset::range(3)] {
+        for other in
+            [square(4), square(0), square(3).shuffle(3, 1), square(3).filter(|_| true), Dataset::range(3)]
+        {
             let error = cached(other).unwrap_err();
             assert!(matches!(error, Error::Cache { .. }), "{error}");
             let text = error.to_string();
@@ -315,7 +317,14 @@ mod tests {
         assert!(error.contains("3 elements") && error.contains("2 elements"), "{error}");
         let error = read(3, 5).unwrap().to_string();
         assert!(error.contains("float32 [2]") && error.contains("float32 [5]"), "{error}");
-        assert!(Dataset::range(1).cache_to("s3://bucket/key").check().unwrap_err().to_string().contains("local path"));
+        assert!(
+            Dataset::range(1)
+                .cache_to("s3://bucket/key")
+                .check()
+                .unwrap_err()
+                .to_string()
+                .contains("local path")
+        );
         // Any other file of records is none of ours.
         std::fs::copy(&path, folder.path().join("c")).unwrap();
         let mut writer = TfRecordWriter::create(folder.path().join("c"), Compression::None).unwrap();

@@ -298,7 +298,8 @@ mod tests {
     #[test]
     fn an_error_or_panic_comes_at_its_place_and_names_the_element() {
         watchdog(|| {
-            let unordered = Dataset::range(9).try_map_unordered(2, |x| if x == 4 { Err("four") } else { Ok(x) });
+            let unordered =
+                Dataset::range(9).try_map_unordered(2, |x| if x == 4 { Err("four") } else { Ok(x) });
             let error = unordered.iter().find_map(Result::err).unwrap();
             assert_eq!(error.to_string(), "map failed at element 4: four");
             for batch in [1, 7, 100] {

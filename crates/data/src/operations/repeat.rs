@@ -152,7 +152,9 @@ mod tests {
     #[test]
     fn passes_without_elements_end_with_an_error_that_says_so() {
         let nothing = Dataset::range(3).filter(|_| false);
-        for data in [nothing.repeat(usize::MAX), nothing.repeat_forever(), nothing.repeat(1000).batch(2).unbatch()] {
+        for data in
+            [nothing.repeat(usize::MAX), nothing.repeat_forever(), nothing.repeat(1000).batch(2).unbatch()]
+        {
             let mut pass = data.iter();
             let error = pass.next().unwrap().unwrap_err();
             assert!(matches!(error, Error::EmptyPasses { passes: 100 }), "{error}");

@@ -162,9 +162,8 @@ mod tests {
     use super::*;
 
     /// A dictionary page of 300 bytes, 20 of them packed, with 7 values; a checksum and a statistic besides.
-    const HEADER: &[u8] = &[
-        0x15, 4, 0x15, 0xd8, 4, 0x15, 40, 0x15, 2, 0x3c, 0x15, 14, 0x15, 0, 0x1c, 0x18, 1, b'x', 0, 0, 0,
-    ];
+    const HEADER: &[u8] =
+        &[0x15, 4, 0x15, 0xd8, 4, 0x15, 40, 0x15, 2, 0x3c, 0x15, 14, 0x15, 0, 0x1c, 0x18, 1, b'x', 0, 0, 0];
 
     #[test]
     fn headers_say_how_large_pages_are() {

@@ -2,8 +2,8 @@
 
 use super::{Records, TfRecordReader};
 use crate::example::Features;
-use crate::operations::file_stage::{Made, Parts, Reading, Work, threads};
 use crate::operations::crew::most_threads;
+use crate::operations::file_stage::{Made, Parts, Reading, Work, threads};
 use crate::operations::files::Format;
 use crate::run::Run;
 use crate::{Compression, Dataset, ElementSpec, Error, Files, Location, Result, TensorSpec};
