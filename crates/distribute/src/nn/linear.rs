@@ -102,6 +102,7 @@ impl Linear {
 
     fn fused(&self, x: &Tensor, activation: Option<FromOutput>) -> Result<Tensor> {
         let rows = x.flatten_to(D::Minus2)?;
+        operation::require_size("linear", &[rows.dim(0)?, self.weight.dim(0)?])?;
         let y = operation::apply(Fused { activation }, &rows, &self.weight, self.bias.as_ref())?;
         match x.rank() {
             2 => Ok(y),

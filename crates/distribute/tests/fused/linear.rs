@@ -127,3 +127,12 @@ fn variables_are_those_of_candles_layers() {
         assert_eq!(different.to_scalar::<f32>().unwrap(), 0., "{name}");
     }
 }
+
+#[test]
+fn a_result_that_no_memory_holds_is_an_error() {
+    // Its number of elements wraps to 0. One number behind all rows: the test takes no memory either.
+    let half = 1usize << (usize::BITS / 2);
+    let long = numbers(&[1, 1], DType::F32, 1).broadcast_as((half, 1)).unwrap();
+    let error = nn::Linear::new(long.clone(), None).forward(&long).unwrap_err().to_string();
+    assert!(error.contains("linear") && error.contains("more elements than memory has addresses"), "{error}");
+}
