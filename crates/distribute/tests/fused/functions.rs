@@ -80,8 +80,8 @@ fn plain_sdpa(
     let (q, k, v) = (&t[0], &t[1], &t[2]);
     let each = q.dim(1)? / k.dim(1)?;
     let repeated = |x: &Tensor| {
-        let heads = (0..x.dim(1)?).flat_map(|head| vec![x.narrow(1, head, 1); each]);
-        Tensor::cat(&heads.collect::<Result<Vec<_>>>()?, 1)
+        let heads = (0..x.dim(1)? * each).map(|head| x.narrow(1, head / each, 1));
+        Tensor::cat(&heads.collect::<Result<Vec<_>>>()?, 1)?.contiguous()
     };
     let (k, v) = (repeated(k)?, repeated(v)?);
     let mut scores = (q.contiguous()?.matmul(&k.t()?.contiguous()?)? * f64::from(scale))?;
