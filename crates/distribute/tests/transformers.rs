@@ -50,7 +50,8 @@ fn replicas(n: usize) -> Strategy {
 
 /// Rows of one token more than the model sees.
 fn text(rows: usize) -> Tensor {
-    let tokens = (0..rows * (LENGTH + 1)).map(|i| ((i * i * 7 + i * 3 + 1) % VOCABULARY) as u32).collect::<Vec<_>>();
+    let tokens =
+        (0..rows * (LENGTH + 1)).map(|i| ((i * i * 7 + i * 3 + 1) % VOCABULARY) as u32).collect::<Vec<_>>();
     Tensor::from_vec(tokens, (rows, LENGTH + 1), &Device::Cpu).unwrap()
 }
 
@@ -64,11 +65,15 @@ fn flat(tensor: &Tensor) -> Vec<f64> {
 
 /// The names of the variables that `train` changes, and of those that it doesn't.
 fn moved(variables: &Variables, train: impl FnOnce()) -> (Vec<String>, Vec<String>) {
-    let values = || variables.names().into_iter().map(|name| flat(&variables.get(&name).unwrap())).collect::<Vec<_>>();
+    let values =
+        || variables.names().into_iter().map(|name| flat(&variables.get(&name).unwrap())).collect::<Vec<_>>();
     let before = values();
     train();
-    let (moved, kept): (Vec<_>, Vec<_>) =
-        variables.names().into_iter().zip(before.into_iter().zip(values())).partition(|(_, (before, after))| before != after);
+    let (moved, kept): (Vec<_>, Vec<_>) = variables
+        .names()
+        .into_iter()
+        .zip(before.into_iter().zip(values()))
+        .partition(|(_, (before, after))| before != after);
     let names = |pairs: Vec<(String, _)>| pairs.into_iter().map(|(name, _)| name).collect();
     (names(moved), names(kept))
 }
@@ -190,7 +195,8 @@ fn tokens_with_padding_count_by_themselves() {
         let model = replicate(strategy, DType::F64);
         let optimizer = Sgd::new(&model.variables, 0.5).unwrap();
         let lengths: Vec<u32> = (1..=5).collect();
-        let data = Dataset::from_slices((text(5), Tensor::new(lengths, &Device::Cpu).unwrap())).unwrap().batch(3);
+        let data =
+            Dataset::from_slices((text(5), Tensor::new(lengths, &Device::Cpu).unwrap())).unwrap().batch(3);
         for batch in &strategy.distribute_dataset(data).unwrap() {
             strategy
                 .run((&model, batch.unwrap()), |ctx, (model, (text, lengths))| {

@@ -88,7 +88,9 @@ impl Progress {
                             (format!(" ({part} %)"), self.loss / (in_epoch + examples) as f64)
                         }
                     };
-                    say(&format!("{title}: epoch {epoch} of {epochs}{part}, {speed} examples/s, loss {loss:.4}"));
+                    say(&format!(
+                        "{title}: epoch {epoch} of {epochs}{part}, {speed} examples/s, loss {loss:.4}"
+                    ));
                 }
             }
             View::Nothing => {}

@@ -52,7 +52,8 @@ fn main() -> distribute::Result<()> {
 
     let trace = options.trace()?;
     let model = strategy.replicate_seeded(options.seed, move |vb: VarBuilder| Llama::load(vb, &config))?;
-    let schedule = Warmup::new(0., WARMUP, CosineDecay::new(LEARNING_RATE, steps.saturating_sub(WARMUP).max(1)));
+    let schedule =
+        Warmup::new(0., WARMUP, CosineDecay::new(LEARNING_RATE, steps.saturating_sub(WARMUP).max(1)));
     let optimizer = Adam::new(&model.variables, LEARNING_RATE)?.with_schedule(schedule)?;
     let batches = Dataset::from_slices(pieces)?.shuffle(examples, options.seed).batch(BATCH);
     let batches = strategy.distribute_dataset(batches)?;
@@ -74,7 +75,8 @@ fn main() -> distribute::Result<()> {
     let replicas = strategy.num_replicas_in_sync();
     let sha256 = model.variables.sha256()?;
     let mut table = format!("\n{:<22}{:>10}{:>18}\n", "", "loss", "bits/character");
-    for (title, loss) in [("bigrams, held out", bigram_loss), ("Llama 2, held out", loss), ("Llama 2, training", pace.loss)]
+    for (title, loss) in
+        [("bigrams, held out", bigram_loss), ("Llama 2, held out", loss), ("Llama 2, training", pace.loss)]
     {
         table += &format!("{title:<22}{loss:>10.4}{:>18.3}\n", loss / std::f64::consts::LN_2);
     }

@@ -27,7 +27,8 @@ impl Text {
         let table = Csv::bytes("debian-packages.tsv.gz", file).delimiter(b'\t').columns(columns)?.load()?;
         let lines = table["description"].as_slice::<Vec<u8>>().unwrap_or_default();
         let order = Dataset::range(lines.len() as i64).shuffle(lines.len(), SPLIT_SEED).load()?;
-        let order: Vec<usize> = order.as_slice::<i64>().unwrap_or_default().iter().map(|i| *i as usize).collect();
+        let order: Vec<usize> =
+            order.as_slice::<i64>().unwrap_or_default().iter().map(|i| *i as usize).collect();
         let (held_out, training) = order.split_at(lines.len() / 10);
         let line = |i: &usize| String::from_utf8_lossy(&lines[*i]);
 
@@ -41,7 +42,8 @@ impl Text {
         }
         let tokens = |lines: &[usize]| {
             let of_line = |i| {
-                let line: Vec<_> = line(i).chars().map(|c| numbers.get(&c).copied().unwrap_or(UNKNOWN)).collect();
+                let line: Vec<_> =
+                    line(i).chars().map(|c| numbers.get(&c).copied().unwrap_or(UNKNOWN)).collect();
                 std::iter::once(END).chain(line)
             };
             lines.iter().flat_map(of_line).chain([END]).collect::<Vec<u32>>()

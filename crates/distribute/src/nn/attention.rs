@@ -130,7 +130,8 @@ impl Attention {
             scores = scores.broadcast_add(mask)?;
         }
         if self.causal {
-            let hidden = |i| (0..keys).map(move |j| if j + queries > keys + i { f32::NEG_INFINITY } else { 0. });
+            let hidden =
+                |i| (0..keys).map(move |j| if j + queries > keys + i { f32::NEG_INFINITY } else { 0. });
             let mask: Vec<f32> = (0..queries).flat_map(hidden).collect();
             let mask = Tensor::from_vec(mask, (1, 1, queries, keys), &Device::Cpu)?;
             scores = scores.broadcast_add(&mask.to_device(q.device())?.to_dtype(q.dtype())?)?;
@@ -163,15 +164,14 @@ fn added(mask: &Tensor, sizes: &Sizes, q: &Tensor) -> Result<Tensor> {
     let full = [batch, heads, queries, keys];
     let dims = mask.dims();
     let missing = full.len().checked_sub(dims.len());
-    let Some(missing) = missing.filter(|n| dims.iter().zip(&full[*n..]).all(|(d, f)| *d == 1 || d == f)) else {
+    let Some(missing) = missing.filter(|n| dims.iter().zip(&full[*n..]).all(|(d, f)| *d == 1 || d == f))
+    else {
         bail!("sdpa: a mask {dims:?} doesn't fit scores {full:?}");
     };
     let mask = mask.reshape([&[1; 4][..missing], dims].concat())?;
     let mask = match mask.dtype() {
         DType::U8 => {
-            let value = |x: f32| {
-                Tensor::new(x, q.device())?.to_dtype(q.dtype())?.broadcast_as(mask.shape())
-            };
+            let value = |x: f32| Tensor::new(x, q.device())?.to_dtype(q.dtype())?.broadcast_as(mask.shape());
             mask.where_cond(&value(f32::NEG_INFINITY)?, &value(0.)?)?
         }
         dtype if dtype == q.dtype() => mask,

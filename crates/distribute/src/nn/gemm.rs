@@ -38,7 +38,11 @@ impl<'a, T: Copy> Matrix<'a, T> {
     /// # Panics
     /// When there are not so many elements.
     pub(super) fn new(elements: &'a [T], rows: usize, columns: usize) -> Self {
-        assert_eq!(Some(elements.len()), rows.checked_mul(columns), "a matrix of {rows} rows and {columns} columns");
+        assert_eq!(
+            Some(elements.len()),
+            rows.checked_mul(columns),
+            "a matrix of {rows} rows and {columns} columns"
+        );
         Self { elements, rows, columns, order: Order::RowByRow }
     }
 

@@ -19,9 +19,9 @@
 //! `candle_nn::ops::dropout` is left out: its masks come from a generator that all replicas share.
 //! [`Dropout`]'s are the same for any number of replicas.
 
+pub use super::Dropout;
 use super::attention::Attention;
 use super::{LayerNorm, softmax};
-pub use super::Dropout;
 use candle_core::shape::Dim;
 use candle_core::{D, Module, Result, Tensor, bail};
 pub use candle_nn::ops::{
@@ -77,7 +77,9 @@ pub fn layer_norm(xs: &Tensor, alpha: &Tensor, beta: &Tensor, eps: f32) -> Resul
 fn require_rows(name: &str, xs: &Tensor, parameters: &[&Tensor]) -> Result<()> {
     let size = xs.dim(D::Minus1)?;
     match parameters.iter().find(|parameter| parameter.dims() != [size]) {
-        Some(other) => bail!("{name}: rows of {:?} need parameters of [{size}], not {:?}", xs.dims(), other.dims()),
+        Some(other) => {
+            bail!("{name}: rows of {:?} need parameters of [{size}], not {:?}", xs.dims(), other.dims())
+        }
         None => Ok(()),
     }
 }

@@ -136,9 +136,8 @@ impl<T: Number> Rotary<T> {
         let positions = dims[self.kind.positions];
         (0..dims[0]).flat_map(move |example| {
             let first = if per_batch { example * positions } else { 0 };
-            (0..outer).flat_map(move |i| {
-                (0..inner).map(move |j| (first + if by_position { i } else { j }) * half)
-            })
+            (0..outer)
+                .flat_map(move |i| (0..inner).map(move |j| (first + if by_position { i } else { j }) * half))
         })
     }
 

@@ -62,7 +62,8 @@ impl Mask {
             Mask::Heads => Some(numbers(&[1, heads, queries, 1], dtype, 5)),
             // Never the first key, which every query sees.
             Mask::Hidden => {
-                let hidden: Vec<u8> = (0..batch * keys).map(|i| u8::from(i % keys > 0 && i % 3 > 0)).collect();
+                let hidden: Vec<u8> =
+                    (0..batch * keys).map(|i| u8::from(i % keys > 0 && i % 3 > 0)).collect();
                 Some(Tensor::from_vec(hidden, (batch, 1, 1, keys), &Device::Cpu).unwrap())
             }
         }
@@ -70,13 +71,7 @@ impl Mask {
 }
 
 /// As models write it.
-fn plain_sdpa(
-    t: &[Tensor],
-    mask: Option<&Tensor>,
-    causal: bool,
-    scale: f32,
-    cap: f64,
-) -> Result<Tensor> {
+fn plain_sdpa(t: &[Tensor], mask: Option<&Tensor>, causal: bool, scale: f32, cap: f64) -> Result<Tensor> {
     let (q, k, v) = (&t[0], &t[1], &t[2]);
     let each = q.dim(1)? / k.dim(1)?;
     let repeated = |x: &Tensor| {
@@ -234,7 +229,8 @@ fn what_is_not_asked_for_is_not_computed_and_the_rest_is_right() {
 #[test]
 fn large_scores_are_no_overflow_and_hidden_ones_are_0() {
     for dtype in [DType::F32, DType::F64] {
-        let x = Tensor::new(&[[1e4f64, 0., -1e4], [f64::NEG_INFINITY, -2e30, f64::NEG_INFINITY]], &Device::Cpu);
+        let x =
+            Tensor::new(&[[1e4f64, 0., -1e4], [f64::NEG_INFINITY, -2e30, f64::NEG_INFINITY]], &Device::Cpu);
         let y = ops::softmax_last_dim(&x.unwrap().to_dtype(dtype).unwrap()).unwrap();
         assert_eq!(flat(&y), [1., 0., 0., 0., 1., 0.]);
         // What sees nothing, or what nobody knows, is not made up.
@@ -263,7 +259,9 @@ fn half_precision_can_be_trained() {
     near(&[of(&[3, 5], 1), of(&[5], 2), of(&[5], 3)], &|t| ops::layer_norm(&t[0], &t[1], &t[2], 1e-3));
     for name in ROPES {
         for table in [&[2, 2][..], &[2, 2, 2]] {
-            near(&[of(&[2, 2, 2, 4], 1), of(table, 2), of(table, 3)], &|t| fast_rope(name, &t[0], &t[1], &t[2]));
+            near(&[of(&[2, 2, 2, 4], 1), of(table, 2), of(table, 3)], &|t| {
+                fast_rope(name, &t[0], &t[1], &t[2])
+            });
         }
     }
     let operands = [of(&[2, 4, 3, 4], 1), of(&[2, 2, 3, 4], 2), of(&[2, 2, 3, 4], 3)];
@@ -293,7 +291,15 @@ fn no_rows_are_taken() {
             gives(fast_rope(name, &x, &table, &table), &[0, 2, 2, 4], name);
         }
         let of = |batch, queries, keys| {
-            ops::sdpa(&none(&[batch, 2, queries, 4]), &none(&[batch, 1, keys, 4]), &none(&[batch, 1, keys, 3]), None, false, 1., 1.)
+            ops::sdpa(
+                &none(&[batch, 2, queries, 4]),
+                &none(&[batch, 1, keys, 4]),
+                &none(&[batch, 1, keys, 3]),
+                None,
+                false,
+                1.,
+                1.,
+            )
         };
         gives(of(0, 2, 2), &[0, 2, 2, 3], "sdpa of no rows");
         gives(of(1, 0, 2), &[1, 2, 0, 3], "sdpa of no queries");
@@ -310,7 +316,10 @@ fn wrong_shapes_are_errors_that_name_them() {
     };
     fails(ops::softmax_last_dim(&of(&[])), "a scalar has no last dimension");
     fails(ops::softmax(&of(&[2]), 1), "softmax");
-    fails(ops::rms_norm(&of(&[2, 3]), &of(&[2]), 1e-3), "rms_norm: rows of [2, 3] need parameters of [3], not [2]");
+    fails(
+        ops::rms_norm(&of(&[2, 3]), &of(&[2]), 1e-3),
+        "rms_norm: rows of [2, 3] need parameters of [3], not [2]",
+    );
     fails(ops::rms_norm(&of(&[2, 3]), &of(&[1, 3]), 1e-3), "not [1, 3]");
     fails(ops::layer_norm(&of(&[2, 3]), &of(&[3]), &of(&[4]), 1e-3), "layer_norm: rows of [2, 3]");
     fails(ops::rms_norm(&of(&[]), &of(&[1]), 1e-3), "");
