@@ -146,6 +146,8 @@ mod guides {
     struct Readme;
     #[doc = include_str!("../../../docs/from-candle.md")]
     struct FromCandle;
+    #[doc = include_str!("../../../docs/transformers.md")]
+    struct Transformers;
     #[doc = include_str!("../../../docs/errors.md")]
     struct Errors;
 }

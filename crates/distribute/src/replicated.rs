@@ -9,7 +9,8 @@ type Build<M> = Box<dyn Fn(VarBuilder<'static>) -> Result<M> + Send + Sync>;
 
 /// A model on every local replica, and the variables that all of them share.
 ///
-/// Given to [`run`](Strategy::run) by reference, each replica gets its own `&M`.
+/// Given to [`run`](Strategy::run) as `&model`, each replica gets its own `&M`; as `&mut model`, its own `&mut M`, for models
+/// whose `forward` takes `&mut self`.
 pub struct Replicated<M> {
     models: PerReplica<M>,
     build: Build<M>,
@@ -31,6 +32,10 @@ impl<M> Replicated<M> {
     /// The models, one for each local replica.
     pub fn models(&self) -> &PerReplica<M> {
         &self.models
+    }
+
+    pub(crate) fn models_mut(&mut self) -> &mut PerReplica<M> {
+        &mut self.models
     }
 
     /// The model as one device would have it, to evaluate or export it: a snapshot of the variables, with running

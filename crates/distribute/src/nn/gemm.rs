@@ -38,7 +38,11 @@ impl<'a, T: Copy> Matrix<'a, T> {
     /// # Panics
     /// When there are not so many elements.
     pub(super) fn new(elements: &'a [T], rows: usize, columns: usize) -> Self {
-        assert_eq!(elements.len(), rows * columns, "a matrix of {rows} rows and {columns} columns");
+        assert_eq!(
+            Some(elements.len()),
+            rows.checked_mul(columns),
+            "a matrix of {rows} rows and {columns} columns"
+        );
         Self { elements, rows, columns, order: Order::RowByRow }
     }
 
@@ -79,7 +83,8 @@ pub(super) fn new_product<T: Number>(a: Matrix<'_, T>, b: Matrix<'_, T>) -> Vec<
 }
 
 fn made<T: Number>(order: Order, a: Matrix<'_, T>, b: Matrix<'_, T>) -> Vec<T> {
-    let len = a.rows * b.columns;
+    // What no memory holds is refused as a capacity.
+    let len = a.rows.checked_mul(b.columns).unwrap_or(usize::MAX);
     let mut out = Vec::with_capacity(len);
     multiply(&mut out.spare_capacity_mut()[..len], order, false, a, b);
     // SAFETY: `multiply` has written all `len` elements.
@@ -150,10 +155,12 @@ fn multiply<T: Number>(
     b: Matrix<'_, T>,
 ) {
     assert_eq!(a.columns, b.rows, "columns of the first factor and rows of the second");
-    assert_eq!(out.len(), a.rows * b.columns, "elements of the product");
+    // Of factors without columns both may be of any size: the number must not wrap.
+    assert_eq!(Some(out.len()), a.rows.checked_mul(b.columns), "elements of the product");
     // Only these have kernels.
     assert!([TypeId::of::<f32>(), TypeId::of::<f64>()].contains(&TypeId::of::<T>()), "f32 or f64");
-    let threads = product_threads().filter(|_| a.rows * a.columns * b.columns >= WORTH_THREADS);
+    let work = a.rows.saturating_mul(a.columns).saturating_mul(b.columns);
+    let threads = product_threads().filter(|_| work >= WORTH_THREADS);
     match (threads, candle_core::utils::get_num_threads()) {
         // A worker of some pool would do other work of that pool while it waits for the product: another run, or another
         // backward, in the middle of this one.
@@ -184,7 +191,7 @@ fn multiply_by<T: Number>(
     let ((a_columns, a_rows), (b_columns, b_rows)) = (strides(&a), strides(&b));
     let (out_columns, out_rows) = order.strides(a.rows, b.columns);
     // SAFETY: each pointer is to the start of a slice that holds all elements of its matrix, in the steps that its strides
-    // say: `Matrix::new` and `multiply` have compared their numbers. `out` is borrowed alone, so it is neither `a` nor `b`.
+    // say: `Matrix::new` and `multiply` have compared their numbers, as products that cannot wrap. `out` is borrowed alone, so it is neither `a` nor `b`.
     // The elements of the factors are initialised, and those of `out` where they are read, which is if `add`. They are of one
     // of the types that there are kernels for. Not adding, gemm sets every element, also of a sum of nothing (its `alpha` is
     // zero then).
@@ -282,6 +289,27 @@ mod tests {
                 assert_eq!(bits(&plain), bits(&threaded), "{m} {k} {n}");
             }
         }
+    }
+
+    /// Its square is 0 in arithmetic that wraps.
+    const HUGE: usize = 1 << (usize::BITS / 2);
+
+    #[test]
+    #[should_panic(expected = "elements of the product")]
+    fn a_product_whose_size_wraps_is_not_written() {
+        product::<f32>(&mut [], false, Matrix::new(&[], HUGE, 0), Matrix::new(&[], 0, HUGE));
+    }
+
+    #[test]
+    #[should_panic(expected = "capacity")]
+    fn nor_is_a_new_one() {
+        new_product::<f32>(Matrix::new(&[], HUGE, 0), Matrix::new(&[], 0, HUGE));
+    }
+
+    #[test]
+    #[should_panic(expected = "a matrix of")]
+    fn a_matrix_whose_size_wraps_is_none() {
+        Matrix::<f32>::new(&[], HUGE, HUGE);
     }
 
     #[test]

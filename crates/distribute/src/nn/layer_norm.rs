@@ -163,6 +163,14 @@ impl RmsNorm {
     pub fn eps(&self) -> f64 {
         self.0.eps()
     }
+
+    /// The same as `forward`: candle_nn's name for the one of its two ways that has a gradient.
+    ///
+    /// # Errors
+    /// As `forward`.
+    pub fn forward_diff(&self, xs: &Tensor) -> Result<Tensor> {
+        self.forward(xs)
+    }
 }
 
 impl Module for RmsNorm {

@@ -80,6 +80,31 @@ impl<'a, T: Sync> Distributed for &'a PerReplica<T> {
     }
 }
 
+/// Each replica gets its component, to change it.
+impl<'a, T: Send> Distributed for &'a mut PerReplica<T> {
+    type Local = &'a mut T;
+    fn split(self, replicas: usize) -> Result<Vec<&'a mut T>> {
+        counted(self.iter_mut().collect(), replicas)
+    }
+    fn is_per_replica(&self) -> bool {
+        true
+    }
+    fn rows(&self, replica: usize) -> Option<usize> {
+        self.rows_of(replica)
+    }
+}
+
+/// Each replica gets its model, to call what takes `&mut self`: many of candle_transformers' do.
+impl<'a, M: Send> Distributed for &'a mut Replicated<M> {
+    type Local = &'a mut M;
+    fn split(self, replicas: usize) -> Result<Vec<&'a mut M>> {
+        counted(self.models_mut().iter_mut().collect(), replicas)
+    }
+    fn own_variables(&self, replica: usize) -> Vec<Var> {
+        self.variables.own_variables(replica)
+    }
+}
+
 impl<'a, M: Sync> Distributed for &'a Replicated<M> {
     type Local = &'a M;
     fn split(self, replicas: usize) -> Result<Vec<&'a M>> {

@@ -78,6 +78,11 @@ impl<T> PerReplica<T> {
         self.values.iter()
     }
 
+    /// The values in order, to change them.
+    pub fn iter_mut(&mut self) -> std::slice::IterMut<'_, T> {
+        self.values.iter_mut()
+    }
+
     /// Another value for each replica.
     pub fn map<U>(self, f: impl FnMut(T) -> U) -> PerReplica<U> {
         PerReplica::from_values(self.values.into_iter().map(f).collect())
