@@ -77,10 +77,6 @@ impl Strategy {
         let advice = "use the replica context's merge_call to leave it first";
         let _scope = self.enter("run", advice)?;
         let replicas = self.extended().local_replicas();
-        if replicas == 0 {
-            let reason = format!("{self} has no replica: its worker_devices are empty");
-            return Err(Error::invalid("run", reason));
-        }
         if self.num_replicas_in_sync() != replicas {
             let reason = format!(
                 "{self} has {replicas} in this process; collectives between processes are not there yet"
@@ -98,8 +94,8 @@ impl Strategy {
                 }
             })
             .collect::<Result<Vec<_>>>()?;
-        let cells: Vec<_> =
-            args.split(replicas)?.into_iter().map(|arg| Mutex::new(Cell::Argument(arg))).collect();
+        let args = args.split(replicas).map_err(|error| error.of_argument("run", "args"))?;
+        let cells: Vec<_> = args.into_iter().map(|arg| Mutex::new(Cell::Argument(arg))).collect();
         let step = self.next_step();
         let whole = tracing::trace_span!(STEP, step, replicas).entered();
 

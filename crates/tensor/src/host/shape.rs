@@ -54,7 +54,7 @@ pub(crate) fn check_same(
     Ok(())
 }
 
-/// Whether a piece can be joined to the first one: the same dtype, rank and size of every axis but one (GA-1, GA-2).
+/// Whether a piece can be joined to the first one: the same dtype, rank and size of every axis but one.
 pub(crate) fn check_pieces(
     operation: &'static str,
     axis: usize,
@@ -76,8 +76,8 @@ pub(crate) fn check_pieces(
 }
 
 impl HostTensor {
-    /// Joins tensors along an axis, in order (GA-1). They may differ in size along that axis only; `axis` lies in
-    /// `[0, rank)`, so a scalar cannot be joined (GA-3, GA-4). Pieces may be empty (GA-5).
+    /// Joins tensors along an axis, in order. They may differ in size along that axis only; `axis` lies in
+    /// `[0, rank)`, so a scalar cannot be joined. Pieces may be empty.
     ///
     /// An error says which tensor, by its place in the list, differs from the first one.
     pub fn concat(tensors: &[&HostTensor], axis: usize) -> Result<HostTensor> {
