@@ -83,7 +83,7 @@ impl Leaf {
     /// The element-wise sum or mean over replicas.
     ///
     /// Kind, shape and dtype have to agree; nothing is broadcast, and an error says which replica differs from
-    /// replica 0. The sum is a balanced binary tree over the list, see [`kernel::fold`](crate::kernel::fold); a SUM of
+    /// replica 0. The sum is a balanced binary tree over the list, see `kernel::fold`; a SUM of
     /// integers wraps. A MEAN divides the sum, so that of integers is a float, see [`DType::mean`], and their sum does
     /// not wrap. Bool and string have neither. What holds for several leaves holds for one.
     ///

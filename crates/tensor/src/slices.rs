@@ -125,7 +125,7 @@ impl IndexedSlices {
     /// The sum or mean over replicas, with each index once, ascending.
     ///
     /// The rows of an index are summed within each replica first, in their order, and then over replicas in the order of
-    /// [`kernel::fold`](crate::kernel::fold), where a replica without that row counts as zero. So the sums have the bits
+    /// `kernel::fold`, where a replica without that row counts as zero. So the sums have the bits
     /// of those of dense tensors, and reducing within every worker first changes none. Replicas may differ in their
     /// number of rows. A MEAN divides the sums by the number of replicas, and adds integers up as wider numbers, as
     /// [`HostTensor::reduce`] does.

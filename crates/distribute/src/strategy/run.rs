@@ -20,9 +20,11 @@ impl Strategy {
     /// model its own. Constants are captured. `body` may borrow from the caller.
     ///
     /// # Errors
-    /// [`Error::Replica`] where `body` fails or panics: the one that caused the others to fail, also where `body` has
-    /// put its own error around; of several the one with the lowest id. [`Error::Collective`] inside of it where replicas did not make the same calls, or one came later
-    /// than the strategy's timeout; then this returns when the late closure does. The strategy can be used again.
+    /// [`Error::Parts`] for an argument that was made for another number of replicas: it names which. [`Error::Replica`]
+    /// where `body` fails or panics: the one that caused the others to fail, also where `body` has put its own error
+    /// around; of several the one with the lowest id. [`Error::Collective`] inside of it where replicas did not make the
+    /// same calls, or one came later than the strategy's timeout; then this returns when the late closure does. The
+    /// strategy can be used again.
     ///
     /// ```
     /// # use distribute::prelude::*;

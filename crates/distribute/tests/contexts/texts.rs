@@ -6,6 +6,7 @@ use candle_core::{Device, Tensor};
 use candle_nn::{Linear, Module, VarBuilder, linear};
 use distribute::{Adam, Error, MirroredStrategy, PerReplica, ReduceOp, Strategy, Tree, Variable};
 use std::collections::BTreeMap;
+use std::sync::Mutex;
 
 fn says(error: &Error, texts: &[&str]) {
     for text in texts {
@@ -128,10 +129,26 @@ fn a_path_that_two_layers_use_is_named() {
     let error = strategy.replicate(twice).unwrap_err();
     assert!(matches!(error, Error::InvalidArgument { operation: "replicate", .. }), "{error}");
     says(&error, &["variable fc.weight", "[3, 2]", "[2, 3]", "two layers", "vb.pp("]);
-    // With equal shapes they share it, as with candle alone.
-    let tied =
-        strategy.replicate(|vb| distribute::Ok((linear(2, 2, vb.pp("fc"))?, linear(2, 2, vb.pp("fc"))?)));
+    // With equal shapes they share it, as with candle alone: the log tells, once for all replicas.
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let log = tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).with_ansi(false);
+    let log = log.with_writer(Mutex::new(file.reopen().unwrap())).finish();
+    let tied = tracing::subscriber::with_default(log, || {
+        strategy.replicate(|vb| distribute::Ok((linear(2, 2, vb.pp("fc"))?, linear(2, 2, vb.pp("fc"))?)))
+    });
     assert_eq!(tied.unwrap().variables.names(), ["fc.bias", "fc.weight"]);
+    let log = std::fs::read_to_string(file.path()).unwrap();
+    assert_eq!(log.matches("share variable fc.weight").count(), 1, "{log}");
+}
+
+#[test]
+fn what_candle_refuses_of_a_variable_names_the_variable() {
+    let strategy = mirrored(2);
+    let model = strategy.replicate(|vb| linear(2, 2, vb.pp("fc"))).unwrap();
+    let its_own = model.models().values()[0].weight().clone();
+    let error = model.variables.set("fc.weight", &its_own).unwrap_err();
+    assert!(matches!(error, Error::Candle(_)), "{error}");
+    says(&error, &["variable fc.weight: ", "cannot set"]);
 }
 
 #[cfg(not(feature = "cuda"))]
