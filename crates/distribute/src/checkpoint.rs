@@ -31,22 +31,22 @@ pub type Restore<'a> = Box<dyn FnOnce() -> Result<()> + 'a>;
 /// A training to be saved and restored: parts by name, and metadata.
 ///
 /// Everything is in one folder of safetensors files with an index, which appears whole or not at all. A mirrored variable
-/// is saved once (CKPT-1). Running statistics are saved as their mean over the replicas (CKPT-2), and for each replica
+/// is saved once. Running statistics are saved as their mean over the replicas, and for each replica
 /// besides: on as many replicas as before, a training goes on with the same bits; on another number each replica goes on
 /// with the mean. Slots of an optimizer are saved by variable name, `optimizer/m/fc.weight`, with the finished steps and
 /// the learning rate. The seed of the model is in the metadata, for whoever builds it anew.
 ///
-/// Save and restore between runs, on the chief (CKPT-6). A single file of weights for other programs is
+/// Save and restore between runs, on the chief. A single file of weights for other programs is
 /// [`Variables::save`](crate::Variables::save).
 ///
 /// ```
 /// # use distribute::prelude::*;
-/// use candle_nn::{VarBuilder, linear};
+/// use candle_nn::linear;
 /// use distribute::{Checkpoint, CheckpointManager};
 ///
 /// # let folder = tempfile::tempdir().unwrap();
 /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
-/// let model = strategy.replicate(|vb: VarBuilder| linear(4, 2, vb.pp("fc")))?;
+/// let model = strategy.replicate(|vb| linear(4, 2, vb.pp("fc")))?;
 /// let optimizer = Adam::new(&model.variables, 1e-3)?;
 /// let training = Checkpoint::new().part("model", &model.variables).part("optimizer", &optimizer);
 ///

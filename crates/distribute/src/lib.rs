@@ -18,8 +18,8 @@
 //!
 //! #[distribute::main]                                          // tames candle's threads before any starts
 //! fn main() -> distribute::Result<()> {
-//!     let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;               // the line that changes
-//!     let model = strategy.replicate(|vb: VarBuilder| Mlp::new(vb))?;          // variables are mirrored
+//!     let strategy = MirroredStrategy::cpus(2)?;                               // the line that changes
+//!     let model = strategy.replicate(Mlp::new)?;                               // variables are mirrored
 //!     let optimizer = Adam::new(&model.variables, 1e-2)?;
 //!
 //!     let x = Tensor::arange(0f32, 200., &Device::Cpu)?.sin()?.reshape((100, 2))?;
@@ -33,7 +33,7 @@
 //!                 let loss = loss::cross_entropy(&model.forward(&x)?, &y)?;
 //!                 optimizer.minimize(ctx, loss, y.dim(0)?)                     // reduce, update; the global mean loss
 //!             })?;
-//!             last = loss.values()[0].to_scalar()?;
+//!             last = loss.to_scalar()?;
 //!         }
 //!     }
 //!     assert!(last < 0.2, "the loss of the last batch is {last}");
@@ -95,7 +95,7 @@ pub use context::{
 pub use distribute_data::Dataset;
 pub use distribute_macros::{Nest, main};
 pub use distribute_tensor::{HostTensor, IndexedSlices, Leaf, Nest, ReduceOp, Tree};
-pub use error::{Error, Result};
+pub use error::{Error, Ok, Result};
 pub use input::{
     DistributedDataset, DistributedIterator, InputIterator, InputOptions, InputReplicationMode, InputSource,
 };

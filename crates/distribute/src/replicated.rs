@@ -1,5 +1,6 @@
 //! A model on every local replica.
 
+use crate::context::raised;
 use crate::values::PerReplica;
 use crate::variables::Variables;
 use crate::{Error, Result, Strategy};
@@ -23,7 +24,7 @@ impl<M> Replicated<M> {
         let variables = Variables::new(strategy, seed);
         let mut models = Vec::new();
         for replica in 0..strategy.extended().local_replicas() {
-            models.push(build(variables.builder(replica)?)?);
+            models.push(build(variables.builder(replica)?).map_err(raised)?);
             variables.require_same_names(replica)?;
         }
         Ok(Self { models: PerReplica::from_values(models), build, variables })

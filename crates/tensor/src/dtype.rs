@@ -159,6 +159,16 @@ impl DType {
             DType::Bool | DType::String => None,
         }
     }
+
+    /// The dtype in which a MEAN adds values of this dtype up. Its result is a float, so its sum must not wrap as an
+    /// integer does: those of up to 32 bits are added as `int64`, those of 64 bits as `float64`.
+    pub(crate) const fn of_mean_sum(self) -> DType {
+        match self {
+            DType::I8 | DType::U8 | DType::I16 | DType::U16 | DType::I32 | DType::U32 => DType::I64,
+            DType::I64 | DType::U64 => DType::F64,
+            other => other,
+        }
+    }
 }
 
 impl std::fmt::Display for DType {

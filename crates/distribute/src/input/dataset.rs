@@ -11,7 +11,7 @@ use std::fmt;
 /// A dataset of which each replica gets its piece, step by step.
 ///
 /// Iterate over a reference: each pass starts the dataset again, as the next epoch. Nothing can be added to the pipeline
-/// any more (DIST-1). Clones are handles on the same, and count passes together.
+/// any more. Clones are handles on the same, and count passes together.
 ///
 /// It remembers where its latest pass stands: as a part of a [`Checkpoint`](crate::Checkpoint) it goes on there, in the
 /// middle of an epoch, shuffles included, on the same number of replicas or another. No element of the epoch is lost or
@@ -104,7 +104,7 @@ impl Strategy {
     /// # Errors
     /// As there; [`Error::NotSupported`](crate::Error::NotSupported) and
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for options that the strategy cannot do or that don't
-    /// go together (IN-5, IN-6).
+    /// go together.
     pub fn distribute_dataset_with<T: Nest>(
         &self,
         dataset: Dataset<T>,
@@ -112,7 +112,7 @@ impl Strategy {
     ) -> Result<DistributedDataset<T>> {
         const OPERATION: &str = "distribute_dataset";
         options.check(OPERATION, self, false)?;
-        let layout = layout(self, OPERATION)?;
+        let layout = layout(self);
         let plan = Distribution::new(&dataset, layout, options.plan())?;
         let spec = dataset.element_spec().map(|batch| spec::of_pieces(&batch, layout));
         Ok(DistributedDataset::new(self, plan, options, dataset.cardinality(), spec))
@@ -154,7 +154,7 @@ impl<T: Nest> DistributedDataset<T> {
         DistributedIterator::new(&self.strategy, &self.plan, &self.passes, self.options.fetches())
     }
 
-    /// Folds `step` over the steps of one pass (ITER-9).
+    /// Folds `step` over the steps of one pass.
     ///
     /// # Errors
     /// Those of the dataset and of `step`.
@@ -202,14 +202,14 @@ impl<T: Nest> DistributedDataset<T> {
 }
 
 impl<T> DistributedDataset<T> {
-    /// How many global batches a pass gives, as far as that is known (ITER-8).
+    /// How many global batches a pass gives, as far as that is known.
     #[doc(alias = "tf.distribute.DistributedDataset.cardinality")]
     pub fn cardinality(&self) -> Cardinality {
         self.cardinality
     }
 
     /// Dtypes and shapes of each local replica's pieces, as far as the pipeline tells: the number of rows where all
-    /// replicas get as many of every batch (DIST-11).
+    /// replicas get as many of every batch.
     #[doc(alias = "tf.distribute.DistributedDataset.element_spec")]
     pub fn element_spec(&self) -> Option<&PerReplica<ElementSpec>> {
         self.spec.as_ref()

@@ -58,7 +58,7 @@ impl<T: Nest> DistributedIterator<T> {
     /// The pieces of the next step.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] at the end (ITER-2), [`Error::WrongContext`] inside of `run` (ITER-6), and those of the
+    /// [`Error::OutOfRange`] at the end, [`Error::WrongContext`] inside of `run`, and those of the
     /// dataset.
     #[doc(alias = "tf.distribute.DistributedIterator.get_next")]
     pub fn get_next(&mut self) -> Result<PerReplica<T>> {
@@ -66,10 +66,10 @@ impl<T: Nest> DistributedIterator<T> {
         self.take(OPERATION)?.ok_or(Error::OutOfRange { operation: OPERATION })
     }
 
-    /// The pieces of the next step; `None` at the end, however often it is asked (ITER-5).
+    /// The pieces of the next step; `None` at the end, however often it is asked.
     ///
     /// # Errors
-    /// [`Error::WrongContext`] inside of `run` (ITER-6), and those of the dataset.
+    /// [`Error::WrongContext`] inside of `run`, and those of the dataset.
     #[doc(alias = "tf.distribute.DistributedIterator.get_next_as_optional")]
     pub fn get_next_as_optional(&mut self) -> Result<Option<PerReplica<T>>> {
         self.take("DistributedIterator::get_next_as_optional")
@@ -129,7 +129,7 @@ impl<T: Nest> Iterator for DistributedIterator<T> {
     }
 }
 
-/// The replicas' devices, where tensors may be elsewhere (IN-4).
+/// The replicas' devices, where tensors may be elsewhere.
 fn devices(strategy: &Strategy, fetch: bool) -> Result<Option<Vec<Device>>> {
     let elsewhere = candle_core::utils::cuda_is_available() || candle_core::utils::metal_is_available();
     match fetch && elsewhere {

@@ -21,11 +21,10 @@ use distribute_tensor::kernel::RowMerge;
 /// ```
 /// # use distribute::prelude::*;
 /// use candle_core::{Device, Module, Tensor};
-/// use candle_nn::VarBuilder;
 /// use distribute::nn::embedding;
 ///
 /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
-/// let model = strategy.replicate(|vb: VarBuilder| embedding(100_000, 32, vb))?;
+/// let model = strategy.replicate(|vb| embedding(100_000, 32, vb))?;
 /// let optimizer = Sgd::new(&model.variables, 0.1)?;
 /// let ids = Tensor::new(&[[7u32, 99_999], [7, 0]], &Device::Cpu)?;
 /// strategy.run(&model, |ctx, model| {

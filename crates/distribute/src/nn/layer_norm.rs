@@ -16,11 +16,10 @@ use candle_nn::{LayerNormConfig, VarBuilder};
 /// ```
 /// # use distribute::prelude::*;
 /// use candle_core::{DType, Device, Module, Tensor};
-/// use candle_nn::VarBuilder;
 /// use distribute::nn::layer_norm;
 ///
 /// let strategy = MirroredStrategy::new(["cpu:0"])?;
-/// let model = strategy.replicate(|vb: VarBuilder| layer_norm(2, 0., vb.pp("norm")))?;
+/// let model = strategy.replicate(|vb| layer_norm(2, 0., vb.pp("norm")))?;
 /// let x = Tensor::new(&[[1f32, 3.], [20., 10.]], &Device::Cpu)?;
 /// let y = strategy.run(&model, |_, norm| Ok(norm.forward(&x)?.to_vec2::<f32>()?))?;
 /// assert_eq!(y.values()[0], [[-1., 1.], [1., -1.]]);

@@ -19,11 +19,11 @@ use candle_nn::{Activation, VarBuilder};
 /// ```
 /// # use distribute::prelude::*;
 /// use candle_core::{DType, Device, Module, Tensor};
-/// use candle_nn::{Activation, VarBuilder};
+/// use candle_nn::Activation;
 /// use distribute::nn::{Linear, linear};
 ///
 /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
-/// let model = strategy.replicate(|vb: VarBuilder| {
+/// let model = strategy.replicate(|vb| {
 ///     linear(8, 4, vb.pp("hidden")).map(|layer| layer.with_activation(Activation::Relu))
 /// })?;
 /// let optimizer = Sgd::new(&model.variables, 0.1)?;

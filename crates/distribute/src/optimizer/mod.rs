@@ -175,9 +175,9 @@ impl<R: Rule> Optimizer<R> {
     ///
     /// ```
     /// # use distribute::{optimizer::schedules::{CosineDecay, Warmup}, prelude::*};
-    /// # use candle_nn::{VarBuilder, linear};
+    /// # use candle_nn::linear;
     /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
-    /// let model = strategy.replicate(|vb: VarBuilder| linear(4, 2, vb.pp("fc")))?;
+    /// let model = strategy.replicate(|vb| linear(4, 2, vb.pp("fc")))?;
     /// // From 0 to 0.1 in 100 steps, then down to 0 again in 900.
     /// let optimizer = Adam::new(&model.variables, 0.)?
     ///     .with_schedule(Warmup::new(0., 100, CosineDecay::new(0.1, 900)))?;
@@ -257,9 +257,9 @@ impl<R: Rule> Optimizer<R> {
     ///
     /// ```
     /// # use distribute::prelude::*;
-    /// use candle_nn::{VarBuilder, linear};
+    /// use candle_nn::linear;
     /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
-    /// let model = strategy.replicate(|vb: VarBuilder| linear(4, 2, vb.pp("fc")))?;
+    /// let model = strategy.replicate(|vb| linear(4, 2, vb.pp("fc")))?;
     /// let optimizer = Adam::new(&model.variables, 1e-3)?;
     /// assert!(optimizer.slot_names().eq(["m", "v"]));
     /// assert_eq!(optimizer.slot("fc.weight", "m")?.dims(), [2, 4]);

@@ -3,7 +3,7 @@
 use super::contribution::Contribution;
 use super::gradients::require_scalar;
 use super::{Gradients, Optimizer, Weighting, pass, rate};
-use crate::context::{Mode, enter};
+use crate::context::{Mode, enter, mixed};
 use crate::deposit::{self, Bucket};
 use crate::error::panicked;
 use crate::{Error, ReplicaContext, Result};
@@ -105,9 +105,9 @@ impl<R: Rule> Optimizer<R> {
     /// ```
     /// # use distribute::{optimizer::Gradients, prelude::*};
     /// # use candle_core::Tensor;
-    /// # use candle_nn::{Init, VarBuilder};
+    /// # use candle_nn::Init;
     /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
-    /// let model = strategy.replicate(|vb: VarBuilder| vb.get_with_hints(1, "w", Init::Const(0.)))?;
+    /// let model = strategy.replicate(|vb| vb.get_with_hints(1, "w", Init::Const(0.)))?;
     /// let optimizer = Sgd::new(&model.variables, 1.)?;
     /// strategy.run(&model, |ctx, w| {
     ///     // 8 examples and 2, whose losses have the gradients 1 and 6: the mean over all 10 has (8 · 1 + 2 · 6) / 10.
@@ -148,11 +148,13 @@ impl<R: Rule> Optimizer<R> {
     fn require(&self, ctx: &ReplicaContext, operation: &'static str) -> Result<()> {
         ctx.require_current(operation)?;
         if ctx.strategy() != &self.trained.strategy {
-            return Err(Error::MixedStrategies {
-                operation,
-                current: ctx.strategy().to_string(),
-                other: self.trained.strategy.to_string(),
-            });
+            let mut names = self.trained.variables.iter().map(|(name, _)| name.as_str());
+            let first = names.next().unwrap_or_default();
+            let what = match names.count() {
+                0 => format!("the {} optimizer of {first}", self.rule.name()),
+                more => format!("the {} optimizer of {first} and {more} more variables", self.rule.name()),
+            };
+            return Err(mixed(operation, Some(what), &self.trained.strategy));
         }
         Ok(())
     }

@@ -19,9 +19,9 @@ type Each = dyn Fn(&str, Gradient) -> Result<Gradient> + Send + Sync;
 ///
 /// ```
 /// # use distribute::{optimizer::Transform, prelude::*};
-/// # use candle_nn::{VarBuilder, linear};
+/// # use candle_nn::linear;
 /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
-/// let model = strategy.replicate(|vb: VarBuilder| linear(4, 2, vb.pp("fc")))?;
+/// let model = strategy.replicate(|vb| linear(4, 2, vb.pp("fc")))?;
 /// let optimizer = Adam::new(&model.variables, 1e-3)?
 ///     .after_reduce(Transform::weight_decay(1e-4))?
 ///     .after_reduce(Transform::clip_by_global_norm(1.))?;

@@ -88,6 +88,7 @@ impl MirroredBuilder {
     /// # Errors
     /// As [`MirroredStrategy::new`] and [`Threads::new`]; and
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a timeout of zero.
+    #[track_caller]
     pub fn build(self) -> Result<MirroredStrategy> {
         let devices = self.devices.iter().map(String::as_str);
         let threads = |replicas| match (self.threads_per_replica, self.pinned) {

@@ -38,7 +38,7 @@ pub struct CommunicationOptions {
 }
 
 impl CommunicationOptions {
-    /// These options where they are set, those of `base` where they are left at their defaults (CO-2).
+    /// These options where they are set, those of `base` where they are left at their defaults.
     pub fn over(self, base: Self) -> Self {
         Self {
             bytes_per_pack: if self.bytes_per_pack > 0 { self.bytes_per_pack } else { base.bytes_per_pack },
@@ -63,7 +63,7 @@ impl CommunicationOptions {
     }
 }
 
-/// What carries the values of a collective (CO-3).
+/// What carries the values of a collective.
 ///
 /// Replicas of one process share memory, and exchange what they have there, whatever is asked for.
 #[doc(alias = "tf.distribute.experimental.CommunicationImplementation")]
@@ -94,7 +94,7 @@ impl fmt::Display for CommunicationImplementation {
     }
 }
 
-/// Reads the names that [`Display`](fmt::Display) writes, in upper or lower case (CO-1).
+/// Reads the names that [`Display`](fmt::Display) writes, in upper or lower case.
 impl FromStr for CommunicationImplementation {
     type Err = Error;
 

@@ -20,9 +20,11 @@ impl Strategy {
     /// model its own. Constants are captured. `body` may borrow from the caller.
     ///
     /// # Errors
-    /// [`Error::Replica`] where `body` fails or panics: the one that caused the others to fail, also where `body` has
-    /// put its own error around; of several the one with the lowest id. [`Error::Collective`] inside of it where replicas did not make the same calls, or one came later
-    /// than the strategy's timeout; then this returns when the late closure does. The strategy can be used again.
+    /// [`Error::Parts`] for an argument that was made for another number of replicas: it names which. [`Error::Replica`]
+    /// where `body` fails or panics: the one that caused the others to fail, also where `body` has put its own error
+    /// around; of several the one with the lowest id. [`Error::Collective`] inside of it where replicas did not make the
+    /// same calls, or one came later than the strategy's timeout; then this returns when the late closure does. The
+    /// strategy can be used again.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -77,10 +79,6 @@ impl Strategy {
         let advice = "use the replica context's merge_call to leave it first";
         let _scope = self.enter("run", advice)?;
         let replicas = self.extended().local_replicas();
-        if replicas == 0 {
-            let reason = format!("{self} has no replica: its worker_devices are empty");
-            return Err(Error::invalid("run", reason));
-        }
         if self.num_replicas_in_sync() != replicas {
             let reason = format!(
                 "{self} has {replicas} in this process; collectives between processes are not there yet"
@@ -98,8 +96,8 @@ impl Strategy {
                 }
             })
             .collect::<Result<Vec<_>>>()?;
-        let cells: Vec<_> =
-            args.split(replicas)?.into_iter().map(|arg| Mutex::new(Cell::Argument(arg))).collect();
+        let args = args.split(replicas).map_err(|error| error.of_argument("run", "args"))?;
+        let cells: Vec<_> = args.into_iter().map(|arg| Mutex::new(Cell::Argument(arg))).collect();
         let step = self.next_step();
         let whole = tracing::trace_span!(STEP, step, replicas).entered();
 

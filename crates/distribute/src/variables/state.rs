@@ -6,8 +6,8 @@ use crate::Result;
 use crate::checkpoint::{Checkpointed, Reader, Restore, Writer, read_as, require_names};
 use distribute_tensor::{HostTensor, Leaf, Write};
 
-/// ON_WRITE: the one value (CKPT-1). ON_READ: what is read from outside of `run`, so that of NONE cannot be saved; it is
-/// restored by the rules of `assign`, a SUM in equal shares (CKPT-2). Beside it each replica's copy, which comes back as it
+/// ON_WRITE: the one value. ON_READ: what is read from outside of `run`, so that of NONE cannot be saved; it is
+/// restored by the rules of `assign`, a SUM in equal shares. Beside it each replica's copy, which comes back as it
 /// was where there are as many.
 impl Checkpointed for Variable {
     fn save(&self, prefix: &str, writer: &mut Writer) -> Result<()> {

@@ -161,7 +161,7 @@ fn an_authors_strategy_brings_its_algorithm_and_options() {
     watched(|| {
         let calls = Arc::new(AtomicUsize::new(0));
         let ops = Faulty { calls: calls.clone(), ..Faulty::default() };
-        let strategy = Strategy::new(Own(vec![DeviceName::cpu(0), DeviceName::cpu(1)], ops));
+        let strategy = Strategy::new(Own(vec![DeviceName::cpu(0), DeviceName::cpu(1)], ops)).unwrap();
         let sums = strategy.run((), |ctx, ()| ctx.all_reduce(ReduceOp::Sum, 1f32)).unwrap();
         assert_eq!((sums.values(), calls.load(Ordering::Relaxed)), (&[2., 2.][..], 1));
         assert_eq!(strategy.extended().timeout().as_secs(), 7);

@@ -5,7 +5,7 @@ use crate::Result;
 use crate::strategy::CommunicationOptions;
 use distribute_tensor::{Leaf, ReduceOp};
 
-/// Asks for NVIDIA's NCCL between GPUs, and reduces to one device wherever that cannot be used (XD-3): on CPUs, for
+/// Asks for NVIDIA's NCCL between GPUs, and reduces to one device wherever that cannot be used: on CPUs, for
 /// sparse values and other destinations; and on GPUs too, as long as there is no NCCL engine here. Programs that name it
 /// run everywhere, with the same results.
 #[doc(alias = "tf.distribute.NcclAllReduce")]

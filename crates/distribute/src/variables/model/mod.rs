@@ -13,7 +13,7 @@ mod init;
 mod running;
 mod state;
 
-use super::Variable;
+use super::{Variable, about};
 use crate::lock::lock;
 use crate::replicated::other_variables;
 use crate::{Error, Result, Strategy};
@@ -90,9 +90,10 @@ impl Variables {
         match kind {
             Kind::Mirrored(variable) => {
                 let variable = variable.var(0)?;
-                variable.set(&value.to_device(variable.device())?)?;
+                let value = value.to_device(variable.device());
+                value.and_then(|value| variable.set(&value)).map_err(Error::from).map_err(about(name))?;
             }
-            Kind::Running(running) => running.set(value)?,
+            Kind::Running(running) => running.set(value).map_err(about(name))?,
         }
         Ok(())
     }
@@ -156,7 +157,8 @@ impl Variables {
         kinds.into_iter().map(|(name, kind)| Ok((name, kind.read()?))).collect()
     }
 
-    /// RUN-9, RUN-10: later replicas find what replica 0 created, and must not ask for more or less.
+    // RUN-9, RUN-10
+    /// Later replicas find what replica 0 created, and must not ask for more or less.
     pub(crate) fn require_same_names(&self, replica: usize) -> Result<()> {
         let entries = self.entries();
         let not_asked_by = |replica: usize| -> Vec<String> {
@@ -185,7 +187,7 @@ impl Variables {
     ) -> Result<Tensor> {
         let mut entries = self.entries();
         if !entries.contains_key(name) {
-            let value = init::values(init, self.0.seed, name, shape, dtype, device)?;
+            let value = init::values(init, self.0.seed, name, shape, dtype, device).map_err(about(name))?;
             let strategy = &self.0.strategy;
             let kind = match is_running_statistic(name) {
                 true => Kind::Running(Running::new(strategy, name, &value)?),
@@ -194,21 +196,27 @@ impl Variables {
             entries.insert(name.to_string(), Entry { kind, asked: BTreeSet::new() });
         }
         let Some(entry) = entries.get_mut(name) else { return Err(unknown("replicate", name, &entries)) };
-        entry.asked.insert(replica);
+        let again = !entry.asked.insert(replica);
         let variable = match &entry.kind {
             Kind::Mirrored(variable) => variable.var(0)?,
             Kind::Running(running) => running.variable().var(replica)?,
         };
         if variable.shape() != shape || variable.dtype() != dtype {
-            return Err(Error::invalid(
-                "replicate",
-                format!(
-                    "variable {name} was created with shape {:?} and dtype {:?}, and is asked for with {:?} and {dtype:?}",
-                    variable.dims(),
-                    variable.dtype(),
-                    shape.dims()
-                ),
-            ));
+            let advice = match again {
+                true => "two layers of the model have this path: give each a path of its own, vb.pp(\"…\")",
+                false => "build the same model on every replica",
+            };
+            let reason = format!(
+                "variable {name} was created with shape {:?} and dtype {:?}, and is asked for with {:?} and {dtype:?}; \
+                 {advice}",
+                variable.dims(),
+                variable.dtype(),
+                shape.dims()
+            );
+            return Err(Error::invalid("replicate", reason));
+        }
+        if again && replica == 0 {
+            tracing::debug!("two layers of the model share variable {name}: both asked for this path");
         }
         Ok(variable.as_tensor().clone())
     }
