@@ -6,16 +6,27 @@
 //! | by gradients of one's own, dense or by row | [`Gradients`], [`Optimizer::apply_gradients`], [`Weighting`] |
 //! | change gradients | [`Transform`], [`Optimizer::before_reduce`], [`Optimizer::after_reduce`] |
 //! | change the learning rate | [`Optimizer::with_schedule`], [`schedules`], [`Optimizer::set_learning_rate`] |
+//! | leave variables out, train some otherwise | [`Optimizer::freeze`], [`rate_factor`](Optimizer::rate_factor), [`with_rule_for`](Optimizer::with_rule_for) |
+//! | be told of NaN, and of variables without gradient | [`Optimizer::on_not_finite`], [`Optimizer::on_missing_gradients`] |
 //! | look at slots | [`Optimizer::slot`] |
 //! | update a table of one's own | [`rules`] |
 //!
 //! A step goes this way: each replica's gradients are checked and changed on its own thread (`contribution.rs`), then all
-//! meet, and each replica reduces, changes and updates the range that it owns (`pass.rs`).
+//! meet, what becomes of the step is decided for all (`judge.rs`), and each replica reduces, changes and updates the range
+//! that it owns (`pass.rs`). Where that calls code of users, a closure or a rule of their own, it is done in parts
+//! (`together.rs`, `own_rule.rs`), so that nobody waits for such code beyond the deadline.
 
 mod collect;
 mod contribution;
+mod examples;
+mod finite;
 mod gradients;
+mod groups;
+mod judge;
 mod locked;
+mod losses;
+mod missing;
+mod own_rule;
 mod owners;
 mod pass;
 mod progress;
@@ -26,17 +37,23 @@ mod state;
 mod step;
 mod stretch;
 mod summed;
+mod together;
 mod transform;
 mod update;
 
+pub use finite::NotFinite;
 pub use gradients::{Gradient, Gradients, Weighting};
+pub use missing::MissingGradients;
 pub use transform::Transform;
 
+use crate::context::require_outside_of_run;
 use crate::deposit::Pool;
 use crate::variables::Variables;
 use crate::{Error, Result, Strategy};
 use candle_core::{Tensor, Var};
 use distribute_optim::{Rule, Schedule};
+use groups::Groups;
+use judge::Seen;
 use progress::Progress;
 use rate::Rate;
 use slots::Slots;
@@ -93,12 +110,16 @@ pub type Ftrl = Optimizer<rules::Ftrl>;
 #[derive(Debug)]
 pub struct Optimizer<R> {
     rule: R,
+    groups: Groups<R>,
     id: u64,
     trained: Arc<Trained>,
     rate: Rate,
     before_reduce: Vec<Transform>,
     after_reduce: Vec<Transform>,
+    missing_gradients: MissingGradients,
+    not_finite: NotFinite,
     progress: Progress,
+    seen: Seen,
 }
 
 /// What is trained.
@@ -107,6 +128,8 @@ struct Trained {
     strategy: Strategy,
     /// By name.
     variables: Vec<(String, Var)>,
+    /// Those of the model's that are not.
+    frozen: Vec<Var>,
     /// Where layers put gradients.
     buckets: Arc<Pool>,
 }
@@ -126,12 +149,17 @@ impl<R: Rule> Optimizer<R> {
     ///
     /// # Errors
     /// [`Error::Hyperparameter`] for one out of range; [`Error::InvalidArgument`] for a variable that is neither f32
-    /// nor f64, not on the CPU, or where there is none.
+    /// nor f64, not on the CPU, or where there is none; [`Error::WrongContext`] inside of `run`, where each replica would
+    /// make an optimizer of its own.
     pub fn with_rule(rule: R, variables: &Variables, learning_rate: f64) -> Result<Self> {
         static IDS: AtomicU64 = AtomicU64::new(1);
+        require_outside_of_run(
+            "Optimizer::new",
+            "create it outside of run, beside the model, and use it inside: all replicas share one optimizer",
+        )?;
         rule.validate()?;
         let strategy = variables.strategy().clone();
-        let variables = variables.trainable();
+        let variables = variables.trainable()?;
         if variables.is_empty() {
             return Err(Error::invalid(
                 "Optimizer::new",
@@ -152,22 +180,23 @@ impl<R: Rule> Optimizer<R> {
         let slots = variables.iter().map(|(name, v)| Slots::new(name, v, &layout)).collect::<Result<_>>()?;
         Ok(Self {
             rule,
+            groups: Groups::new(variables.len()),
             id: IDS.fetch_add(1, Ordering::Relaxed),
-            trained: Arc::new(Trained {
-                strategy,
-                buckets: Pool::new(variables.iter().map(|(_, v)| v)),
-                variables,
-            }),
+            trained: Arc::new(Trained::new(strategy, variables, Vec::new())),
             rate: Rate::Set(AtomicU64::new(learning_rate.to_bits())),
             before_reduce: Vec::new(),
             after_reduce: Vec::new(),
+            missing_gradients: MissingGradients::default(),
+            not_finite: NotFinite::default(),
             progress: Progress::new(slots),
+            seen: Seen::default(),
         })
     }
 
     /// Takes the learning rate of each step from a schedule, in place of the number given at first: a function of the
     /// finished steps, and of nothing else, so that a training that resumes with those goes on as it would have. It is
-    /// called once in each step, for all replicas, in cross-replica context.
+    /// called once in each step, for all replicas, on replica 0 and in cross-replica context; the others wait for it as long
+    /// as the strategy's timeout.
     ///
     /// # Errors
     /// [`Error::Hyperparameter`] for a schedule out of range. A rate that is not finite or negative is an error of the
@@ -219,6 +248,45 @@ impl<R: Rule> Optimizer<R> {
         Ok(self)
     }
 
+    /// Says what becomes of variables that have no gradient on any replica in the first step: by default there is a
+    /// warning, which names them and what has probably cut them off. It is looked at once, in the first step that this
+    /// optimizer makes.
+    pub fn on_missing_gradients(mut self, then: MissingGradients) -> Self {
+        self.missing_gradients = then;
+        self
+    }
+
+    /// Says what becomes of steps in which a loss or a gradient is NaN or infinite, for all replicas: by default there is a
+    /// warning of losses. What is told names the replica, the step, the variable, and whether a variable itself is not
+    /// finite; of many such steps in a row it is told of the first, the tenth, the hundredth and so on.
+    ///
+    /// ```
+    /// # use distribute::{Error, optimizer::NotFinite, prelude::*};
+    /// # use candle_nn::{Init, VarBuilder};
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let model = strategy.replicate(|vb: VarBuilder| vb.get_with_hints(1, "w", Init::Const(0.)))?;
+    /// let optimizer = Sgd::new(&model.variables, 1.)?.on_not_finite(NotFinite::Error);
+    /// let error = strategy.run(&model, |ctx, w| {
+    ///     // On replica 1, the root of 0 has an infinite slope.
+    ///     let loss = if ctx.replica_id_in_sync_group() == 1 { w.sqrt()? } else { w.clone() };
+    ///     optimizer.minimize(ctx, loss.sum_all()?, 1)
+    /// });
+    /// let error = error.unwrap_err();
+    /// assert!(matches!(error.root_cause(), Error::NotFinite { replica: 1, step: 1, variable: Some(w), .. } if w == "w"));
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    #[doc(alias = "tf.debugging.check_numerics")]
+    #[doc(alias = "LossScaleOptimizer")]
+    pub fn on_not_finite(mut self, then: NotFinite) -> Self {
+        self.not_finite = then;
+        self
+    }
+
+    /// How many steps have been left out since this optimizer was made, by [`NotFinite::Skip`].
+    pub fn skipped_steps(&self) -> u64 {
+        self.seen.not_finite.skipped()
+    }
+
     /// The learning rate of the next step.
     #[doc(alias = "tf.keras.optimizers.Optimizer.learning_rate")]
     pub fn learning_rate(&self) -> f64 {
@@ -228,8 +296,14 @@ impl<R: Rule> Optimizer<R> {
     /// Sets the learning rate of the next step. Between runs: within one, replicas would race for it.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a negative number, an infinite one or NaN, and where there is a schedule.
+    /// [`Error::InvalidArgument`] for a negative number, an infinite one or NaN, and where there is a schedule;
+    /// [`Error::WrongContext`] inside of `run`, other than in `merge_call`.
     pub fn set_learning_rate(&self, learning_rate: f64) -> Result<()> {
+        require_outside_of_run(
+            "set_learning_rate",
+            "all replicas share it: set it between runs, or once for all of them in ctx.merge_call; or give the optimizer a \
+             schedule",
+        )?;
         self.rate.set(learning_rate)
     }
 
