@@ -212,13 +212,19 @@ fn in_parts_of_a_call_nobody_waits_beyond_the_deadline_either() {
                 let blame = match culprit {
                     0 => member.hand_out(&call, "a part", hang).map(drop).unwrap_err(),
                     _ => {
-                        let mine = |rank| if rank == culprit { hang() };
+                        let mine = |rank| {
+                            if rank == culprit {
+                                hang()
+                            }
+                        };
                         member.each(&call, "a part", mine).map(drop).unwrap_err()
                     }
                 };
                 assert_eq!((blame.fault, blame.culprits.as_slice()), (Fault::Late, &[culprit][..]));
                 let text = blame.to_string();
-                for part in ["waited 50ms in minimize (adam 1: a part)", "its last call was minimize (adam 1) at"] {
+                for part in
+                    ["waited 50ms in minimize (adam 1: a part)", "its last call was minimize (adam 1) at"]
+                {
                     assert!(text.contains(part), "{part:?} is not in {text}");
                 }
                 if member.rank() != culprit {

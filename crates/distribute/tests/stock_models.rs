@@ -322,7 +322,8 @@ fn an_empty_piece_leaves_running_statistics_alone() {
 fn running_statistics_are_not_trained_and_set_reaches_every_replica() {
     watched(|| {
         let model = replicas(2).replicate(Convolutional::new).unwrap();
-        let trained: Vec<String> = model.variables.trainable().unwrap().into_iter().map(|(name, _)| name).collect();
+        let trained: Vec<String> =
+            model.variables.trainable().unwrap().into_iter().map(|(name, _)| name).collect();
         assert!(
             trained.iter().all(|name| !name.contains("running"))
                 && trained.contains(&"norm.weight".to_string())

@@ -2,8 +2,8 @@
 
 use super::Trained;
 use super::gradients::{Gradient, Weighting};
-use super::pass;
 use super::losses::Losses;
+use super::pass;
 use super::transform::Transform;
 use crate::deposit::{Bucket, Deposit, Rows};
 use crate::number::{Any, Elements, Number};

@@ -47,7 +47,7 @@ impl Watch {
         if self.settled.load(Ordering::Relaxed) {
             return None;
         }
-        let rows = pieces.clone().map(|(_, rows)| rows).sum();
+        let rows = pieces.clone().fold(0, |sum: usize, (_, rows)| sum.saturating_add(rows));
         let most = self.most_rows.fetch_max(rows, Ordering::Relaxed).max(rows);
         let verdict = verdict(pieces.clone());
         if verdict == Verdict::Proportional {

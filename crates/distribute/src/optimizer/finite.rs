@@ -91,7 +91,12 @@ pub(super) struct Report {
 }
 
 /// The report of the first replica whose loss or gradients are not finite. Reads all gradients, and all variables.
-pub(super) fn report(trained: &Trained, all: &[Arc<Contribution>], step: u64, number: u64) -> Result<Option<Report>> {
+pub(super) fn report(
+    trained: &Trained,
+    all: &[Arc<Contribution>],
+    step: u64,
+    number: u64,
+) -> Result<Option<Report>> {
     for (local, contribution) in all.iter().enumerate() {
         let loss = (!contribution.loss.is_finite()).then_some(contribution.loss);
         let mut found = Vec::new();
@@ -120,7 +125,11 @@ pub(super) fn report(trained: &Trained, all: &[Arc<Contribution>], step: u64, nu
             what.join(", and "),
             origin(trained)?
         );
-        return Ok(Some(Report { replica, variable: found.first().map(|(name, ..)| name.to_string()), text }));
+        return Ok(Some(Report {
+            replica,
+            variable: found.first().map(|(name, ..)| name.to_string()),
+            text,
+        }));
     }
     Ok(None)
 }
@@ -200,7 +209,10 @@ mod tests {
                 let mut values = values.clone();
                 values[at..].fill(bad);
                 let (found, value) = first(&values).unwrap();
-                assert_eq!((found, value.to_bits() == f64::from(bad).to_bits() || value.is_nan()), (at, true));
+                assert_eq!(
+                    (found, value.to_bits() == f64::from(bad).to_bits() || value.is_nan()),
+                    (at, true)
+                );
             }
         }
     }

@@ -56,7 +56,7 @@ impl<'r> Rules<'r> {
 
 impl<R: Rule> Optimizer<R> {
     /// Trains the variables of some names no more: they stay as they are, are neither reduced nor counted in norms, and have
-    /// no slots, also not in checkpoints. What was reduced for them is not even computed by layers of [`nn`](crate::nn).
+    /// no slots, also not in checkpoints. In `minimize`, layers of [`nn`](crate::nn) don't even compute their gradients.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] where no variable has such a name, with the names there are, or no other is left.

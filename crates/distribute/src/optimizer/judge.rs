@@ -39,6 +39,28 @@ impl Judged {
     }
 }
 
+/// A replica's call that makes a step.
+pub(super) struct Call {
+    pub(super) operation: &'static str,
+    /// The number of the `run`.
+    step: u64,
+    /// What is to be said on replica 0.
+    warnings: Vec<String>,
+}
+
+impl Call {
+    pub(super) fn new(ctx: &ReplicaContext, operation: &'static str) -> Self {
+        Self { operation, step: ctx.step(), warnings: Vec::new() }
+    }
+
+    /// Says it, once the others don't wait for this replica any more: who writes a log may take long.
+    pub(super) fn tell(self) {
+        for warning in self.warnings {
+            tracing::warn!(step = self.step, "{}: {warning}", self.operation);
+        }
+    }
+}
+
 /// What has been seen of an optimizer's steps, for what is said once.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
@@ -50,12 +72,8 @@ pub(super) struct Seen {
 
 impl<R: Rule> Optimizer<R> {
     /// On replica 0, for all.
-    pub(super) fn judge(
-        &self,
-        ctx: &ReplicaContext,
-        operation: &'static str,
-        all: &[Arc<Contribution>],
-    ) -> Result<Judged> {
+    pub(super) fn judge(&self, call: &mut Call, all: &[Arc<Contribution>]) -> Result<Judged> {
+        let operation = call.operation;
         let examples = Contribution::examples(all);
         let Some(first) = all.iter().find(|c| c.weighting.examples() != Some(0)) else {
             return Err(Error::invalid(
@@ -73,18 +91,16 @@ impl<R: Rule> Optimizer<R> {
         }
         let (finished, learning_rate) = self.rate_of(operation, all)?;
         if !self.seen.gradients.load(Ordering::Relaxed) {
-            self.look_for_gradients(operation, all)?;
+            self.look_for_gradients(call, all)?;
         }
         let pieces = all.iter().filter_map(|c| Some((c.weighting.examples()?, c.rows?)));
-        if let Some(warning) = self.seen.examples.warning(pieces) {
-            tracing::warn!(step = ctx.step(), "{operation}: {warning}");
-        }
+        call.warnings.extend(self.seen.examples.warning(pieces));
         let verdict = match all.iter().all(|c| c.finite) {
             true => {
                 self.seen.not_finite.end();
                 Verdict::Make
             }
-            false => self.not_finite(ctx.step(), operation, finished, all)?,
+            false => self.not_finite(call, finished, all)?,
         };
         let loss = all.iter().map(|c| c.loss).sum::<f64>() / examples;
         Ok(Judged { verdict, loss, dtype: first.dtype, examples, finished, learning_rate })
@@ -103,7 +119,7 @@ impl<R: Rule> Optimizer<R> {
     }
 
     /// In the first step, tells of variables that have no gradient on any replica.
-    fn look_for_gradients(&self, operation: &'static str, all: &[Arc<Contribution>]) -> Result<()> {
+    fn look_for_gradients(&self, call: &mut Call, all: &[Arc<Contribution>]) -> Result<()> {
         if self.missing_gradients != MissingGradients::Quiet {
             let names = self.variable_names().enumerate();
             let with: Vec<_> =
@@ -111,9 +127,10 @@ impl<R: Rule> Optimizer<R> {
             match (missing::report(&with), self.missing_gradients) {
                 (None, _) => {}
                 (Some(missing::Report { missing, text }), MissingGradients::Error) => {
+                    let operation = call.operation;
                     return Err(Error::MissingGradients { operation, variables: missing, reason: text });
                 }
-                (Some(report), _) => tracing::warn!("{operation}: {}", report.text),
+                (Some(report), _) => call.warnings.push(report.text),
             }
         }
         self.seen.gradients.store(true, Ordering::Relaxed);
@@ -121,13 +138,8 @@ impl<R: Rule> Optimizer<R> {
     }
 
     /// What becomes of a step that is not finite, as far as that was looked at.
-    fn not_finite(
-        &self,
-        step: u64,
-        operation: &'static str,
-        finished: u64,
-        all: &[Arc<Contribution>],
-    ) -> Result<Verdict> {
+    fn not_finite(&self, call: &mut Call, finished: u64, all: &[Arc<Contribution>]) -> Result<Verdict> {
+        let (operation, step) = (call.operation, call.step);
         if self.not_finite == NotFinite::Ignore {
             return Ok(Verdict::Make);
         }
@@ -145,8 +157,7 @@ impl<R: Rule> Optimizer<R> {
             && let Some(report) = report()?
         {
             let what = if skips { "the step is left out" } else { "the step is made" };
-            let in_a_row = count.in_a_row();
-            tracing::warn!(step, replica = report.replica, in_a_row, "{operation}: {}; {what}", report.text);
+            call.warnings.push(format!("{}; {what}, number {} in a row", report.text, count.in_a_row()));
         }
         if !skips {
             return Ok(Verdict::Make);

@@ -128,7 +128,8 @@ fn is_norm(name: &str) -> bool {
 
 fn is_query_or_key(name: &str) -> bool {
     const NAMES: [&str; 14] = [
-        "q", "k", "wq", "wk", "query", "key", "q_proj", "k_proj", "q_lin", "k_lin", "to_q", "to_k", "q_norm", "k_norm",
+        "q", "k", "wq", "wk", "query", "key", "q_proj", "k_proj", "q_lin", "k_lin", "to_q", "to_k", "q_norm",
+        "k_norm",
     ];
     name.split('.').any(|part| NAMES.contains(&part.to_ascii_lowercase().as_str()))
 }
@@ -136,7 +137,9 @@ fn is_query_or_key(name: &str) -> bool {
 /// Sines and cosines, which some models keep among their variables.
 fn is_table(name: &str) -> bool {
     let last = name.rsplit('.').next().unwrap_or_default().to_ascii_lowercase();
-    ["freqs", "freq_cis", "freqs_cis", "inv_freq", "cos_cached", "sin_cached"].iter().any(|part| last.contains(part))
+    ["freqs", "freq_cis", "freqs_cis", "inv_freq", "cos_cached", "sin_cached"]
+        .iter()
+        .any(|part| last.contains(part))
 }
 
 #[cfg(test)]
@@ -144,8 +147,11 @@ mod tests {
     use super::*;
 
     fn of<'n>(missing: &[&'n str], present: &[&'n str]) -> (Cause, String) {
-        let all: Vec<_> =
-            missing.iter().map(|name| (*name, false)).chain(present.iter().map(|name| (*name, true))).collect();
+        let all: Vec<_> = missing
+            .iter()
+            .map(|name| (*name, false))
+            .chain(present.iter().map(|name| (*name, true)))
+            .collect();
         let report = report(&all).unwrap();
         assert_eq!(report.missing, missing);
         (cause(missing, present), report.text)
@@ -161,7 +167,8 @@ mod tests {
     fn a_model_that_trains_only_its_head_is_cut_off_before_it() {
         let names: Vec<String> = (0..4)
             .flat_map(|layer| {
-                ["attn.wq", "attn.wk", "attn.wv", "ffn.w1", "norm"].map(|part| format!("layers.{layer}.{part}.weight"))
+                ["attn.wq", "attn.wk", "attn.wv", "ffn.w1", "norm"]
+                    .map(|part| format!("layers.{layer}.{part}.weight"))
             })
             .collect();
         let mut missing: Vec<&str> = names.iter().map(String::as_str).collect();
@@ -196,9 +203,14 @@ mod tests {
     #[test]
     fn norms_alone_warn_of_wrong_gradients_before_them() {
         let present = ["a.fc.weight", "b.fc.weight", "c.fc.weight", "emb.weight"];
-        for norm in
-            ["a.norm.weight", "h.0.ln_1.bias", "ln.weight", "x.LayerNorm.weight", "final_layernorm.weight", "ln2.weight"]
-        {
+        for norm in [
+            "a.norm.weight",
+            "h.0.ln_1.bias",
+            "ln.weight",
+            "x.LayerNorm.weight",
+            "final_layernorm.weight",
+            "ln2.weight",
+        ] {
             let (cause, text) = of(&[norm], &present);
             assert_eq!(cause, Cause::Norms, "{norm}");
             assert!(text.contains("residual"), "{text}");

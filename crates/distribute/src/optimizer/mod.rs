@@ -147,6 +147,11 @@ impl<R: Rule + Default> Optimizer<R> {
 impl<R: Rule> Optimizer<R> {
     /// Binds to a model's variables, with a rule of chosen hyper-parameters.
     ///
+    /// A rule of your own is a [`Formula`](rules::Formula). It is applied to copies of variables and slots, each replica its
+    /// range, all at once; what it makes is written when all are through, so the others wait for one that hangs as long as
+    /// the strategy's timeout, and where it fails nothing has changed. Where it
+    /// [`only_computes`](rules::Formula::only_computes), as this crate's rules do, it is applied in place, which is faster.
+    ///
     /// # Errors
     /// [`Error::Hyperparameter`] for one out of range; [`Error::InvalidArgument`] for a variable that is neither f32
     /// nor f64, not on the CPU, or where there is none; [`Error::WrongContext`] inside of `run`, where each replica would

@@ -153,7 +153,12 @@ fn update<F: Number>(
         }
     }));
     made.unwrap_or_else(|panic| Err(panicked(&*panic)))?;
-    Ok(Updated { variable: index, place, values: F::vector(values), slots: slots.into_iter().map(F::vector).collect() })
+    Ok(Updated {
+        variable: index,
+        place,
+        values: F::vector(values),
+        slots: slots.into_iter().map(F::vector).collect(),
+    })
 }
 
 /// Writes what the rules of all replicas made.

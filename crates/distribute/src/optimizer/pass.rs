@@ -146,13 +146,14 @@ fn settle(
 ) -> Result<Settled> {
     Settled::new(transforms, trained.variables.len(), |settled| {
         let values = Values::open(variables, settled);
-        let squares = Owners::deal(workers.count, values.stretches(variables)?).each(workers, |stretches| {
-            let of = |stretch: &Whole<'_>| match stretch {
-                Any::F32(stretch) => stretch.squares(settled),
-                Any::F64(stretch) => stretch.squares(settled),
-            };
-            Ok(stretches.iter().flat_map(of).collect::<Vec<_>>())
-        })?;
+        let squares =
+            Owners::deal(workers.count, values.stretches(variables)?).each(workers, |stretches| {
+                let of = |stretch: &Whole<'_>| match stretch {
+                    Any::F32(stretch) => stretch.squares(settled),
+                    Any::F64(stretch) => stretch.squares(settled),
+                };
+                Ok(stretches.iter().flat_map(of).collect::<Vec<_>>())
+            })?;
         Ok(squares.into_iter().flatten().collect())
     })
 }

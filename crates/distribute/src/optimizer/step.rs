@@ -1,7 +1,7 @@
 //! The calls that make a step: backward, reduce, update.
 
 use super::contribution::{Contribution, Ready};
-use super::judge::{Judged, Verdict};
+use super::judge::{Call, Judged, Verdict};
 use super::losses::Losses;
 use super::progress::Change;
 use super::rate::Rate;
@@ -190,19 +190,21 @@ impl<R: Rule> Optimizer<R> {
             // Before replicas meet: one that hangs is late, and holds nobody beyond the deadline.
             mine.scheduled = Some(self.scheduled(operation));
         }
+        let mut call = Call::new(ctx, operation);
         let made = match member {
-            None => self.update(ctx, operation, &Together::Alone, vec![Arc::new(mine)])?,
+            None => self.update(&mut call, &Together::Alone, vec![Arc::new(mine)]),
             Some(member) => {
                 let detail = match weighting {
                     Weighting::Replicas(op) => format!("{} {} {op}", self.rule.name(), self.id),
                     _ => format!("{} {}", self.rule.name(), self.id),
                 };
-                let call = Fingerprint::new(Operation::Minimize, detail, at);
-                let all = member.exchange(call.clone(), mine)?;
-                self.update(ctx, operation, &Together::Members(member, &call), all)?
+                let print = Fingerprint::new(Operation::Minimize, detail, at);
+                let all = member.exchange(print.clone(), mine)?;
+                self.update(&mut call, &Together::Members(member, &print), all)
             }
         };
-        let Judged { loss, dtype, .. } = made;
+        call.tell();
+        let Judged { loss, dtype, .. } = made?;
         Ok(Tensor::new(loss, &candle_core::Device::Cpu)?.to_dtype(dtype)?)
     }
 
@@ -216,20 +218,22 @@ impl<R: Rule> Optimizer<R> {
     /// The step, once all replicas have met.
     fn update(
         &self,
-        ctx: &ReplicaContext,
-        operation: &'static str,
+        call: &mut Call,
         together: &Together<'_>,
         all: Vec<Arc<Contribution>>,
     ) -> Result<Judged> {
         let only_computes = self.rule.only_computes() && self.groups.only_compute();
-        let closures =
-            self.after_reduce.iter().rposition(|transform| transform.closure().is_some()).map_or(0, |last| last + 1);
+        let closures = self
+            .after_reduce
+            .iter()
+            .rposition(|transform| transform.closure().is_some())
+            .map_or(0, |last| last + 1);
         if only_computes && closures == 0 {
             // What is run is all our own: one pass.
             return together.lead(move |workers| {
-                let judged = self.judge(ctx, operation, &all)?;
+                let judged = self.judge(call, &all)?;
                 if judged.verdict == Verdict::Make {
-                    let change = self.progress.change(operation)?;
+                    let change = self.progress.change(call.operation)?;
                     let mut slots = change.slots();
                     let rules = self.groups.rules(&self.rule, judged.finished, judged.learning_rate);
                     let all = judged.weighted(&all);
@@ -241,11 +245,11 @@ impl<R: Rule> Optimizer<R> {
         }
         let (before, rest) = self.after_reduce.split_at(closures);
         let mut parts: Vec<&[Transform]> = pass::parts(before).collect();
-        if !only_computes {
+        if !only_computes && (parts.is_empty() || !rest.is_empty()) {
             // The rule sees whole gradients, too.
             parts.push(rest);
         }
-        self.update_in_parts(ctx, operation, together, all, &parts, rest)
+        self.update_in_parts(call, together, all, &parts, rest)
     }
 
     /// The step where it calls code of users, a part after the other, so that nobody waits for that beyond the deadline.
@@ -253,8 +257,7 @@ impl<R: Rule> Optimizer<R> {
     /// user's.
     fn update_in_parts(
         &self,
-        ctx: &ReplicaContext,
-        operation: &'static str,
+        call: &mut Call,
         together: &Together<'_>,
         all: Vec<Arc<Contribution>>,
         parts: &[&[Transform]],
@@ -263,14 +266,14 @@ impl<R: Rule> Optimizer<R> {
         // Replica 0's right to make the step, from the first part to the last.
         let mut change = None;
         let Some((first, others)) = parts.split_first() else {
-            return Err(Error::invalid(operation, "there is nothing that calls code of users"));
+            return Err(Error::invalid(call.operation, "there is nothing that calls code of users"));
         };
         let right = &mut change;
         let (judged, mut gradients) = together.lead(move |workers| {
-            let judged = self.judge(ctx, operation, &all)?;
+            let judged = self.judge(call, &all)?;
             let mut made = Vec::new();
             if judged.verdict == Verdict::Make {
-                *right = Some(self.progress.change(operation)?);
+                *right = Some(self.progress.change(call.operation)?);
                 made = pass::reduced(first, &self.trained, &judged.weighted(&all), workers)?;
             }
             Ok((judged, Arc::new(made)))

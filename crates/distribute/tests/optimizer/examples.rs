@@ -60,7 +60,8 @@ fn examples_of_an_empty_piece_are_refused() {
 fn one_number_for_all_pieces_is_warned_of_once() {
     watched(|| {
         let log = log();
-        let told = || log.lines("n is 2 on every replica, but their pieces of the batch have 2, 1, 1 rows").len();
+        let told =
+            || log.lines("n is 2 on every replica, but their pieces of the batch have 2, 1, 1 rows").len();
         // 2, 1 and 1 rows.
         train(3, 12, |_| 2, "constant").unwrap();
         assert_eq!(told(), 1);

@@ -43,7 +43,8 @@ fn frozen_variables_are_neither_updated_nor_counted_in_norms_nor_saved() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("saved");
         Checkpoint::new().part("o", &optimizer).part("m", &model.variables).save(&path).unwrap();
-        let again = Momentum::new(&model.variables, 1.).unwrap().freeze(|name| name.starts_with("a.")).unwrap();
+        let again =
+            Momentum::new(&model.variables, 1.).unwrap().freeze(|name| name.starts_with("a.")).unwrap();
         Checkpoint::new().part("o", &again).part("m", &model.variables).restore(&path).unwrap();
         assert_eq!(again.finished_steps(), 1);
         let slot = again.slot_names().next().unwrap();

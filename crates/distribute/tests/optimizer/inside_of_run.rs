@@ -61,6 +61,9 @@ fn where_one_replica_forgets_its_step_the_error_names_what_to_call() {
             _ => Ok(()),
         });
         let error = error.unwrap_err().to_string();
-        assert!(error.contains("replica 1 returned") && error.contains("calls the optimizer's skip"), "{error}");
+        assert!(
+            error.contains("replica 1 returned") && error.contains("calls the optimizer's skip"),
+            "{error}"
+        );
     });
 }

@@ -4,6 +4,7 @@ use crate::watched::watched;
 use crate::{log, replicas, vectors};
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{Linear, RmsNorm, VarBuilder, linear, rms_norm};
+use candle_transformers::models::llama2_c::{Cache, Config, Llama};
 use distribute::optimizer::MissingGradients;
 use distribute::prelude::*;
 use distribute::{Error, Result};
@@ -61,6 +62,44 @@ fn a_model_that_trains_only_its_head_is_told_of_once_by_name() {
             ] {
                 assert!(lines[0].contains(part), "{part:?} is not in {}", lines[0]);
             }
+        }
+    });
+}
+
+#[test]
+fn llama_as_it_stands_is_told_of() {
+    watched(|| {
+        let log = log();
+        let config = Config {
+            dim: 8,
+            hidden_dim: 16,
+            n_layers: 2,
+            n_heads: 2,
+            n_kv_heads: 2,
+            vocab_size: 10,
+            seq_len: 6,
+            norm_eps: 1e-5,
+        };
+        let strategy = replicas(2);
+        let model = strategy.replicate(move |vb: VarBuilder| -> candle_core::Result<(Llama, Cache)> {
+            Ok((Llama::load(vb.clone(), config.clone())?, Cache::new(false, &config, vb.pp("rot"))?))
+        });
+        let model = model.unwrap();
+        let optimizer = AdamW::new(&model.variables, 1e-3).unwrap();
+        for _ in 0..2 {
+            let run = strategy.run(&model, |ctx, (llama, cache)| {
+                let tokens = Tensor::new(&[[1u32, 2, 3, 4, 5]], &Device::Cpu)?;
+                let logits = llama.forward(&tokens, 0, &mut cache.clone())?;
+                optimizer.minimize(ctx, logits.sqr()?.mean_all()?, 1)
+            });
+            run.unwrap();
+        }
+        let lines = log.lines("model.embed_tokens.weight");
+        assert_eq!(lines.len(), 1, "{lines:?}");
+        for part in
+            ["22 of 23 variables got no gradient", "12 more", "only lm_head got one", "rms_norm", "rope"]
+        {
+            assert!(lines[0].contains(part), "{part:?} is not in {}", lines[0]);
         }
     });
 }

@@ -53,7 +53,8 @@ fn stuck<R: rules::Rule>(
     part: &str,
 ) {
     let short = Duration::from_millis(50);
-    let strategy: Strategy = MirroredStrategy::with_timeout(["cpu:0", "cpu:1", "cpu:2"], short).unwrap().into();
+    let strategy: Strategy =
+        MirroredStrategy::with_timeout(["cpu:0", "cpu:1", "cpu:2"], short).unwrap().into();
     let (model, gate) = (vectors(&strategy, &["w"]), Gate::new(2));
     let optimizer = prepare(&model.variables, gate.clone()).unwrap();
     let before = model.variables.sha256().unwrap();
@@ -128,7 +129,9 @@ impl Formula for Waits {
 
 #[test]
 fn a_rule_that_hangs_holds_nobody_beyond_the_deadline() {
-    watched(|| stuck(|variables, gate| Optimizer::with_rule(Waits(gate), variables, 1.), None, "its update rule"));
+    watched(|| {
+        stuck(|variables, gate| Optimizer::with_rule(Waits(gate), variables, 1.), None, "its update rule")
+    });
 }
 
 /// Plain descent that reads the variable which it is applied to.
@@ -158,8 +161,9 @@ fn a_rule_may_read_the_variable_that_is_updated_as_it_was_before() {
     watched(|| {
         for n in [1, 2, 3] {
             let strategy = replicas(n);
-            let model = strategy
-                .replicate(|vb: VarBuilder| vb.get_with_hints_dtype(10_000, "w", Init::Const(3.), DType::F64));
+            let model = strategy.replicate(|vb: VarBuilder| {
+                vb.get_with_hints_dtype(10_000, "w", Init::Const(3.), DType::F64)
+            });
             let (model, cell) = (model.unwrap(), Arc::new(OnceLock::new()));
             cell.set(model.variables.trainable().unwrap().remove(0).1).unwrap();
             let optimizer = Optimizer::with_rule(Reads(cell), &model.variables, 1.).unwrap();
@@ -215,7 +219,8 @@ fn bits<R: rules::Rule>(n: usize, rule: R) -> Vec<Vec<u64>> {
             let rows = [(replica + step) % 7, (3 * replica) % 7, 5].map(|row| row as i64);
             let values: Vec<f64> = (0..1800).map(|i| ((i + replica) as f64).cos()).collect();
             let values = HostTensor::new(values, [3, 600])?;
-            gradients.insert("table", IndexedSlices::new(values, HostTensor::vector(rows.to_vec()), None)?)?;
+            gradients
+                .insert("table", IndexedSlices::new(values, HostTensor::vector(rows.to_vec()), None)?)?;
             optimizer.apply_gradients(ctx, gradients, ReduceOp::Mean)
         });
         run.unwrap();
@@ -224,7 +229,8 @@ fn bits<R: rules::Rule>(n: usize, rule: R) -> Vec<Vec<u64>> {
     let of = |tensor: Tensor| -> Vec<u64> {
         tensor.flatten_all().unwrap().to_vec1::<f64>().unwrap().into_iter().map(f64::to_bits).collect()
     };
-    let mut all: Vec<_> = ["large", "small", "table"].map(|name| of(model.variables.get(name).unwrap())).into();
+    let mut all: Vec<_> =
+        ["large", "small", "table"].map(|name| of(model.variables.get(name).unwrap())).into();
     for slot in optimizer.slot_names() {
         all.extend(["large", "small", "table"].map(|name| of(optimizer.slot(name, slot).unwrap())));
     }
@@ -238,7 +244,10 @@ fn a_rule_of_ones_own_gives_the_bits_of_the_same_rule_in_place() {
         for n in [1, 2, 3] {
             let lazy = rules::Adam { lazy: true, ..Default::default() };
             assert!(bits(n, lazy) == bits(n, Own(lazy)), "lazy, {n}");
-            assert!(bits(n, rules::Adam::default()) == bits(n, Own(rules::Adam::default())), "every row, {n}");
+            assert!(
+                bits(n, rules::Adam::default()) == bits(n, Own(rules::Adam::default())),
+                "every row, {n}"
+            );
             assert!(bits(n, rules::Sgd) == bits(n, Own(rules::Sgd)), "without slots, {n}");
         }
     });

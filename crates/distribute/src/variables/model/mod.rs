@@ -290,7 +290,8 @@ impl std::fmt::Debug for Variables {
 }
 
 /// What to do in place of a write inside of `run`.
-const WRITE: &str = "replicas share the variables: write them between runs, or once for all of them in ctx.merge_call";
+const WRITE: &str =
+    "replicas share the variables: write them between runs, or once for all of them in ctx.merge_call";
 
 /// What stock batch-norm calls its running statistics: it sets them in forward, on each replica.
 fn is_running_statistic(name: &str) -> bool {
