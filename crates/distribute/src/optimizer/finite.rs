@@ -177,8 +177,8 @@ fn first<F: Number>(values: &[F]) -> Option<(usize, f64)> {
     /// Elements that are looked at without a branch.
     const RUN: usize = 1024;
     let zero = F::of(0.);
-    // A finite number less itself is 0, all others are NaN.
-    let is_finite = |x: F| x - x == zero;
+    // A finite number times 0 is 0, all others are NaN.
+    let is_finite = |x: F| x * zero == zero;
     let run = values.chunks(RUN).position(|run| !run.iter().fold(true, |all, x| all & is_finite(*x)))?;
     let at = run * RUN + values[run * RUN..].iter().position(|x| !is_finite(*x))?;
     Some((at, value(values[at])))

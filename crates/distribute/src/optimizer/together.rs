@@ -67,7 +67,7 @@ impl Together<'_> {
 
 /// The one error is told on every replica: it is about the step, not about a replica.
 fn given<R: Clone>(made: &Result<R, Arc<Error>>) -> Result<R> {
-    made.as_ref().map(Clone::clone).map_err(|error| Error::Shared(error.clone()))
+    made.clone().map_err(Error::Shared)
 }
 
 fn shared(error: Error) -> Error {
