@@ -1,6 +1,6 @@
 //! Who did not do what the others waited for: a pure function of where everybody stands.
 
-use crate::Fingerprint;
+use crate::{Fingerprint, Operation};
 use std::fmt;
 use std::time::Duration;
 
@@ -105,6 +105,8 @@ impl Blame {
         let most = calls.iter().map(|(_, who)| who.len()).max().unwrap_or(0);
         let tie = calls.iter().filter(|(_, who)| who.len() == most).count() > 1;
         let right = calls.iter().position(|(_, who)| who.len() == most).unwrap_or(0);
+        let steps = calls.iter().filter(|(call, _)| call.operation == Operation::Minimize).count();
+        let skipped = (1..calls.len()).contains(&steps);
         let right = calls.remove(right);
         let mut culprits: Vec<usize> = calls.iter().flat_map(|(_, who)| who).copied().collect();
         if tie {
@@ -118,9 +120,10 @@ impl Blame {
             culprits,
             text: format!(
                 "step {step}, call {n}: {}, but {}; \
-                 all replicas have to make the same calls in the same order, with equal dtypes, shapes and structure",
+                 all replicas have to make the same calls in the same order, with equal dtypes, shapes and structure{}",
                 called(&right.1, right.0),
                 others.join(" and "),
+                if skipped { instead_of_minimize() } else { "" },
             ),
         }
     }
@@ -145,10 +148,14 @@ impl Blame {
             fault,
             step,
             text: format!(
-                "step {step}, call {n}: {} in {call}, but {} without making this call ({}); {advice}",
+                "step {step}, call {n}: {} in {call}, but {} without making this call ({}); {advice}{}",
                 names(waiting, "waits", "wait"),
                 names(&gone, did, did),
                 histories(&gone, standings),
+                match (fault, call.operation) {
+                    (Fault::Returned, Operation::Minimize) => instead_of_minimize(),
+                    _ => "",
+                },
             ),
             culprits: if additional { waiting.clone() } else { gone },
         })
@@ -200,6 +207,11 @@ impl fmt::Display for Blame {
 }
 
 impl std::error::Error for Blame {}
+
+/// What takes part in an optimizer's step without a loss.
+fn instead_of_minimize() -> &'static str {
+    "; a replica that has nothing to train on calls the optimizer's skip in place of minimize"
+}
 
 /// The calls in which members wait, each with its members, in the order of their first.
 fn calls(standings: &[Standing]) -> Vec<(&Fingerprint, Vec<usize>)> {
@@ -256,7 +268,6 @@ fn names(replicas: &[usize], singular: &str, plural: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Operation;
     use std::panic::Location;
 
     fn call(operation: Operation, detail: &'static str) -> Fingerprint {
@@ -357,6 +368,28 @@ mod tests {
             text.contains("replica 1 returned without making this call (its last call was barrier"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn where_a_step_is_left_out_the_text_names_what_to_call_instead() {
+        let step = Standing::waiting(call(Operation::Minimize, "adam 1"));
+        let sum = Standing::waiting(call(Operation::AllReduce, "SUM float32[]"));
+        let text = |standings: &[Standing]| Blame::judge(1, standings).unwrap().to_string();
+        for standings in [
+            vec![step.clone(), gone(Presence::Returned)],
+            vec![step.clone(), sum.clone()],
+            vec![sum.clone(), sum.clone(), step.clone()],
+        ] {
+            assert!(text(&standings).contains("calls the optimizer's skip"), "{}", text(&standings));
+        }
+        let other = Standing::waiting(call(Operation::Minimize, "adam 2"));
+        for standings in [
+            vec![sum.clone(), gone(Presence::Returned)],
+            vec![step.clone(), gone(Presence::Failed)],
+            vec![step, other],
+        ] {
+            assert!(!text(&standings).contains("skip"), "{}", text(&standings));
+        }
     }
 
     // INV-5

@@ -196,6 +196,53 @@ fn a_late_member_is_named_at_the_deadline_and_finds_the_session_over() {
     });
 }
 
+// INV-2, INV-3
+#[test]
+fn in_parts_of_a_call_nobody_waits_beyond_the_deadline_either() {
+    watched(|| {
+        // Member 0 with what it hands out, member 1 with its own part.
+        for culprit in [0, 1] {
+            let team = Arc::new(Team::new(3).unwrap());
+            let (told, wait) = mpsc::channel();
+            let (told, wait) = (Mutex::new(told), Mutex::new(wait));
+            team.run(1, Duration::from_millis(50), &|member| {
+                let call = call(Operation::Minimize, "adam 1");
+                member.exchange(call.clone(), ()).unwrap();
+                let hang = || (0..2).for_each(|_| wait.lock().unwrap().recv_timeout(MINUTE).unwrap());
+                let blame = match culprit {
+                    0 => member.hand_out(&call, "a part", hang).map(drop).unwrap_err(),
+                    _ => {
+                        let mine = |rank| {
+                            if rank == culprit {
+                                hang()
+                            }
+                        };
+                        member.each(&call, "a part", mine).map(drop).unwrap_err()
+                    }
+                };
+                assert_eq!((blame.fault, blame.culprits.as_slice()), (Fault::Late, &[culprit][..]));
+                let text = blame.to_string();
+                for part in
+                    ["waited 50ms in minimize (adam 1: a part)", "its last call was minimize (adam 1) at"]
+                {
+                    assert!(text.contains(part), "{part:?} is not in {text}");
+                }
+                if member.rank() != culprit {
+                    told.lock().unwrap().send(()).unwrap();
+                }
+                true
+            });
+            team.run(2, MINUTE, &|member| {
+                let call = barrier();
+                member.exchange(call.clone(), ()).unwrap();
+                assert_eq!(*member.hand_out(&call, "a part", || 5).unwrap(), 5);
+                let all = member.each(&call, "a part", |rank| rank).unwrap();
+                all.iter().map(|made| **made).eq(0..3)
+            });
+        }
+    });
+}
+
 #[test]
 fn runs_nest_and_run_side_by_side() {
     watched(|| {

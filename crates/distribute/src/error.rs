@@ -151,6 +151,30 @@ pub enum Error {
         /// What is wrong, what was expected, and what to do.
         reason: String,
     },
+    /// Variables have no gradient on any replica in an optimizer's first step, which was asked to be an error.
+    #[error("{operation}: {reason}")]
+    MissingGradients {
+        /// What was called.
+        operation: &'static str,
+        /// The names of all of them.
+        variables: Vec<String>,
+        /// Which they are, what has probably cut them off, and what to do.
+        reason: String,
+    },
+    /// A loss or a gradient is NaN or infinite, which was asked to be an error.
+    #[error("{operation}: {reason}")]
+    NotFinite {
+        /// What was called.
+        operation: &'static str,
+        /// The global id of the first replica that had it.
+        replica: usize,
+        /// The number of the step, as in [`Error::Replica`].
+        step: u64,
+        /// The first variable by name whose gradient has it on that replica; none where only the loss has.
+        variable: Option<String>,
+        /// Where it was found, where it probably comes from, and what to look for.
+        reason: String,
+    },
     /// The strategy cannot do this.
     #[error("{operation}: {strategy} does not support {what}; {advice}")]
     NotSupported {

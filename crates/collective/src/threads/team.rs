@@ -210,22 +210,53 @@ impl Member {
         lead: impl FnOnce(Vec<Arc<T>>) -> R,
     ) -> Result<Arc<R>, Arc<Blame>> {
         let offers = self.exchange(call.clone(), offer)?;
-        let detail = format!("{}: its outcome on replica 0", call.detail).into();
-        let outcome = Fingerprint { detail, continues: true, ..call };
+        self.hand_out(&call, "its outcome on replica 0", || lead(offers))
+    }
+
+    /// The second half of [`Member::merge`], for those who decide by the offers whether to: after an exchange that
+    /// succeeded, and on all members or none. `part` says what member 0 is doing in the error of those who waited in vain.
+    ///
+    /// # Errors
+    /// As [`Member::merge`].
+    pub fn hand_out<R: Send + Sync + 'static>(
+        &self,
+        call: &Fingerprint,
+        part: &str,
+        make: impl FnOnce() -> R,
+    ) -> Result<Arc<R>, Arc<Blame>> {
+        let outcome = call.part(part);
         let made: Offer = match self.rank {
-            0 => Arc::new(lead(offers)),
-            _ => Arc::new(()),
+            0 => Arc::new(make()),
+            _ => {
+                // With what it holds: whoever offered that has it back when member 0 is done.
+                drop(make);
+                Arc::new(())
+            }
         };
         let made = self.team.meeting.meet(self.rank, outcome.clone(), made, self.timeout)?;
         made[0].clone().downcast().map_err(|_| self.other_result(&outcome))
     }
 
+    /// Each member makes something after an exchange that succeeded, all at once; everybody gets everybody's, in the order
+    /// of ranks. No one waits for the others longer than its timeout. `part` is as in [`Member::hand_out`].
+    ///
+    /// # Errors
+    /// As [`Member::exchange`].
+    pub fn each<T: Send + Sync + 'static>(
+        &self,
+        call: &Fingerprint,
+        part: &str,
+        make: impl FnOnce(usize) -> T,
+    ) -> Result<Vec<Arc<T>>, Arc<Blame>> {
+        self.exchange(call.part(part), make(self.rank))
+    }
+
     /// Exchanges offers, then member 0 leads and the others lend their cores: each closure that `lead` broadcasts
     /// runs once on every member. Everybody gets the same result.
     ///
-    /// `lead` and what it broadcasts must be code that ends by itself, such as this project's, an update rule or a change
-    /// of gradients: the others wait for it without a deadline, because it borrows what they hold. What lasts longer
-    /// than this member's timeout is logged, again and again.
+    /// `lead` and what it broadcasts must be code that ends by itself, which is this project's own: the others wait for it
+    /// without a deadline, because it borrows from members. Code of users belongs into [`Member::hand_out`] and
+    /// [`Member::each`]. What lasts longer than this member's timeout is logged, again and again.
     ///
     /// # Errors
     /// As [`Member::exchange`]. If `lead` panics, so does member 0, and the others learn that it failed.

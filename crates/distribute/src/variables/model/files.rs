@@ -1,6 +1,7 @@
 //! Variables in and out of safetensors files, and their checksum.
 
 use super::Variables;
+use crate::context::require_outside_of_run;
 use crate::{Error, Result};
 use candle_core::{Device, Tensor};
 use sha2::{Digest, Sha256};
@@ -14,8 +15,13 @@ impl Variables {
     /// The file appears whole or not at all: it is written beside its place and renamed.
     ///
     /// # Errors
-    /// [`Error::Candle`] or [`Error::Io`], with the path, where the file cannot be written.
+    /// [`Error::Candle`] or [`Error::Io`], with the path, where the file cannot be written; [`Error::WrongContext`] inside of
+    /// `run`, other than in `merge_call`.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
+        require_outside_of_run(
+            "Variables::save",
+            "each replica would save, while others train: save between runs, or once for all of them in ctx.merge_call",
+        )?;
         let path = path.as_ref();
         let tensors: HashMap<_, _> = self.snapshot()?.into_iter().collect();
         // Another process, or another thread of this one, may be saving to the same place.
@@ -40,8 +46,10 @@ impl Variables {
     ///
     /// # Errors
     /// [`Error::Candle`] with the path for a file that cannot be read; [`Error::InvalidArgument`] where the file lacks a variable or
-    /// has it in another shape or dtype. Nothing has changed then.
+    /// has it in another shape or dtype; [`Error::WrongContext`] inside of `run`, other than in `merge_call`. Nothing has
+    /// changed then.
     pub fn load(&self, path: impl AsRef<Path>) -> Result<()> {
+        require_outside_of_run("Variables::load", super::WRITE)?;
         let path = path.as_ref();
         let tensors =
             candle_core::safetensors::load(path, &Device::Cpu).map_err(|error| error.with_path(path))?;

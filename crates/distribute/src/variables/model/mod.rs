@@ -14,6 +14,7 @@ mod running;
 mod state;
 
 use super::{Variable, about};
+use crate::context::require_outside_of_run;
 use crate::lock::lock;
 use crate::replicated::other_variables;
 use crate::{Error, Result, Strategy};
@@ -83,8 +84,10 @@ impl Variables {
     /// Sets a variable, on all replicas.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for an unknown name, another shape or another dtype; nothing has changed then.
+    /// [`Error::InvalidArgument`] for an unknown name, another shape or another dtype; [`Error::WrongContext`] inside of
+    /// `run`, other than in `merge_call`. Nothing has changed then.
     pub fn set(&self, name: &str, value: &Tensor) -> Result<()> {
+        require_outside_of_run("Variables::set", WRITE)?;
         let kind = self.find("set", name)?;
         kind.require_fit("set", name, value, "the value")?;
         match kind {
@@ -112,14 +115,27 @@ impl Variables {
         })
     }
 
-    /// The variables that optimizers train, by name: all but running statistics.
-    pub fn trainable(&self) -> Vec<(String, Var)> {
+    /// The variables that optimizers train, by name: all but running statistics. They are candle's own, which all replicas
+    /// of one memory share.
+    ///
+    /// Whoever writes one writes it for all replicas, and nothing here can see that: candle's own optimizers step outside
+    /// of `run` only. Made outside and stepped inside, one would go by the gradients of a single replica, and once for each
+    /// replica; use an [`Optimizer`](crate::Optimizer) there.
+    ///
+    /// # Errors
+    /// [`Error::WrongContext`] inside of `run`, other than in `merge_call`.
+    pub fn trainable(&self) -> Result<Vec<(String, Var)>> {
+        require_outside_of_run(
+            "Variables::trainable",
+            "replicas share the variables: train them by one of distribute's optimizers, made outside of run, read them with \
+             get, and write them between runs",
+        )?;
         let entries = self.entries();
         let mirrored = entries.iter().filter_map(|(name, entry)| match &entry.kind {
             Kind::Mirrored(variable) => Some((name.clone(), variable.var(0).ok()?.clone())),
             Kind::Running(_) => None,
         });
-        mirrored.collect()
+        Ok(mirrored.collect())
     }
 
     /// The variables that local replica `replica` writes on its own: its running statistics.
@@ -280,6 +296,10 @@ impl std::fmt::Debug for Variables {
         write!(f, "Variables({count} variables, {elements} elements)")
     }
 }
+
+/// What to do in place of a write inside of `run`.
+const WRITE: &str =
+    "replicas share the variables: write them between runs, or once for all of them in ctx.merge_call";
 
 /// What stock batch-norm calls its running statistics: it sets them in forward, on each replica.
 fn is_running_statistic(name: &str) -> bool {
