@@ -1,17 +1,18 @@
 //! A meeting and the threads that one `run` borrows, one for each local replica.
 
+use super::worker::{self, Kind, Worker};
 use super::{Crew, Meeting, Offer};
-use crate::sync::{AtomicBool, Mutex, Ordering, lock, thread};
+use crate::sync::{AtomicBool, Mutex, Ordering, lock};
 use distribute_cluster::{Blame, Fingerprint, Standing};
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// Stack of a team's threads: candle's backward recurses over the graph, and 2 MiB end at 1,000 operations.
-const STACK: usize = 16 << 20;
 
 /// N members that run one closure at once: member 0 on the caller's thread, the others on threads of the team.
 pub struct Team {
     size: usize,
+    /// Of each member.
+    threads: usize,
     /// The threads, which serve as long as the team lives.
     crew: Arc<Crew>,
     meeting: Meeting,
@@ -19,7 +20,10 @@ pub struct Team {
     helpers: Crew,
     /// What member 0 made of the last cooperation, for the others.
     result: Mutex<Option<Offer>>,
-    threads: Vec<thread::JoinHandle<()>>,
+    workers: Vec<Worker>,
+    /// Where a run goes that is not for its caller's thread; started with the first.
+    #[cfg(not(shuttle))]
+    host: std::sync::OnceLock<super::host::Host>,
     /// A run lasts.
     busy: AtomicBool,
 }
@@ -32,49 +36,51 @@ impl Team {
     ///
     /// # Panics
     /// If `size` is 0.
-    pub fn new(size: usize) -> std::io::Result<Self> {
+    pub fn new(size: usize) -> io::Result<Self> {
+        Self::of(size, &Kind::PLAIN)
+    }
+
+    pub(super) fn of(size: usize, kind: &Kind) -> io::Result<Self> {
         let crew = Arc::new(Crew::new(size - 1));
         let mut team = Self {
             size,
+            threads: kind.threads,
             crew: crew.clone(),
             meeting: Meeting::new(size),
             helpers: Crew::new(size - 1),
             result: Mutex::new(None),
-            threads: Vec::with_capacity(size - 1),
+            workers: Vec::with_capacity(size - 1),
+            #[cfg(not(shuttle))]
+            host: std::sync::OnceLock::new(),
             busy: AtomicBool::new(false),
         };
         for rank in 1..size {
             let crew = crew.clone();
-            let builder = thread::Builder::new().name(format!("replica {rank}")).stack_size(STACK);
-            team.threads.push(builder.spawn(move || crew.serve(rank))?);
+            team.workers.push(Worker::start(rank, kind, move || crew.serve(rank))?);
         }
         Ok(team)
     }
 
-    /// Borrows an idle team of `size` members for `body`, or makes one. Runs may nest and run side by side: each has
-    /// its own team.
+    /// Does `work` on a thread of this team, on which member 0 of a run in it then is.
     ///
     /// # Errors
-    /// If the system refuses a thread.
+    /// If the system refuses the thread.
     #[cfg(not(shuttle))]
-    pub fn borrow<R>(size: usize, body: impl FnOnce(&Arc<Team>) -> R) -> std::io::Result<R> {
-        static IDLE: Mutex<Vec<Arc<Team>>> = Mutex::new(Vec::new());
-        /// Gives the team back also when `body` panics: all members have left by then.
-        struct Loan(Arc<Team>);
-        impl Drop for Loan {
-            fn drop(&mut self) {
-                lock(&IDLE).push(self.0.clone());
+    pub(super) fn hosted<R: Send>(&self, kind: &Kind, work: impl FnOnce() -> R + Send) -> io::Result<R> {
+        let host = match self.host.get() {
+            Some(host) => host,
+            None => {
+                let host = super::host::Host::start(kind)?;
+                self.host.get_or_init(|| host)
             }
-        }
-        let idle = {
-            let mut idle = lock(&IDLE);
-            idle.iter().rposition(|team| team.size == size).map(|at| idle.swap_remove(at))
         };
-        let loan = Loan(match idle {
-            Some(team) => team,
-            None => Arc::new(Team::new(size)?),
-        });
-        Ok(body(&loan.0))
+        host.run(work).ok_or_else(|| io::Error::other("the team's thread has ended"))
+    }
+
+    /// How many threads it has.
+    #[cfg(not(shuttle))]
+    pub(super) fn threads(&self) -> usize {
+        (self.workers.len() + usize::from(self.host.get().is_some())) * self.threads
     }
 
     /// How many members there are.
@@ -101,6 +107,8 @@ impl Team {
         let work = |rank| {
             let mut leave = Leave { team: self, rank, failed: true };
             leave.failed = !body(Member { team: self.clone(), step, rank, timeout });
+            drop(leave);
+            worker::do_spawned();
         };
         let overdue = || {
             let standings = self.meeting.standings();
@@ -115,11 +123,8 @@ impl Team {
 
 impl Drop for Team {
     fn drop(&mut self) {
+        // Its workers serve until then, and catch panics: they end.
         self.crew.dismiss();
-        for thread in self.threads.drain(..) {
-            // A thread serves until dismissed and catches panics: this join ends.
-            let _ = thread.join();
-        }
     }
 }
 
@@ -128,7 +133,7 @@ struct Busy<'a>(&'a AtomicBool);
 
 impl<'a> Busy<'a> {
     fn new(busy: &'a AtomicBool) -> Self {
-        assert!(!busy.swap(true, Ordering::AcqRel), "this team is running; Team::borrow gives another");
+        assert!(!busy.swap(true, Ordering::AcqRel), "this team is running; Teams::borrow gives another");
         Self(busy)
     }
 }

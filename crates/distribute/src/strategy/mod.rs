@@ -26,7 +26,6 @@ pub use extended::{Replicas, StrategyExtended, VariablePlacement};
 pub(crate) use kinds::default_strategy;
 pub use kinds::{CentralStorageStrategy, MirroredStrategy, OneDeviceStrategy};
 pub use threads::Threads;
-pub(crate) use threads::product_threads;
 
 use crate::context::enter_cross_replica;
 use crate::lock::lock;
