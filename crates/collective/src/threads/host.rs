@@ -1,7 +1,7 @@
 //! A thread that a run goes to, where the caller's own is none for replica 0.
 
 use super::Crew;
-use super::worker::{Kind, Worker};
+use super::worker::{self, Kind, Worker};
 use crate::sync::lock;
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -32,6 +32,7 @@ impl Host {
                 && let Some(work) = lock(&work).take()
             {
                 let made = work();
+                worker::do_spawned();
                 *lock(&result) = Some(made);
             }
         };

@@ -8,11 +8,14 @@
 //! | [`teams`] | [`Teams`]: idle teams, lent to runs; and which thread replica 0 is on |
 //! | [`worker`] | the thread of a replica: a rayon pool of its own |
 //! | `host` | a thread for replica 0, where the caller's is none for it |
+//! | `stack` | a stack for replica 0, where the caller's thread is |
 
 pub mod crew;
 #[cfg(not(shuttle))]
 mod host;
 pub mod meeting;
+#[cfg(not(shuttle))]
+mod stack;
 pub mod team;
 #[cfg(not(shuttle))]
 pub mod teams;
@@ -23,4 +26,4 @@ pub use meeting::{Meeting, Offer};
 pub use team::{Helpers, Member, Team};
 #[cfg(not(shuttle))]
 pub use teams::Teams;
-pub use worker::own_threads;
+pub use worker::{MOST_THREADS, own_threads};

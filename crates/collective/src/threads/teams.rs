@@ -1,6 +1,7 @@
 //! Teams that are lent to runs: a run starts threads only where no idle team fits.
 
 use super::Team;
+use super::stack::on_large_stack;
 use super::worker::{self, Kind, Start};
 use crate::sync::lock;
 use std::io;
@@ -31,12 +32,12 @@ impl Teams {
 
     /// Borrows an idle team of `size` members for `body`, or makes one. Runs may nest and run side by side: each has its own.
     ///
-    /// `body` is called on this thread, and so is member 0 of what it runs; on a thread of the team where these teams are of
+    /// `body` is called on this thread, on a large stack, and so is member 0 of what it runs; on a thread of the team where these teams are of
     /// several threads a member, and where this thread serves a rayon pool of the program's. Such a thread would else take up
     /// other work of its pool in the middle of `body`, while it waits for a parallel operation in it.
     ///
     /// # Errors
-    /// If the system refuses a thread.
+    /// If the system refuses a thread or the memory for a stack.
     pub fn borrow<R: Send>(&self, size: usize, body: impl FnOnce(&Arc<Team>) -> R + Send) -> io::Result<R> {
         let loan = self.lend(size)?;
         let team = &loan.team;
@@ -44,7 +45,7 @@ impl Teams {
             return team.hosted(&self.kind, || body(team));
         }
         let _alone = worker::alone();
-        Ok(body(team))
+        on_large_stack(|| body(team))
     }
 
     /// Calls `work`, a replica that is alone, where [`borrow`](Self::borrow) would.
@@ -55,7 +56,7 @@ impl Teams {
         if self.is_elsewhere() {
             return self.lend(1)?.team.hosted(&self.kind, work);
         }
-        Ok(work())
+        on_large_stack(work)
     }
 
     fn is_elsewhere(&self) -> bool {

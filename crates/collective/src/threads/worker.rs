@@ -8,6 +8,10 @@ use std::sync::Arc;
 /// of a chain: 10,000 of them take 6 MiB in a release build and 28 MiB without optimisation. Untouched, it costs nothing.
 pub(super) const STACK: usize = 64 << 20;
 
+/// The threads that a team has at most. A system refuses more than it can have, but some only when a thread has started, by
+/// ending the process.
+pub const MOST_THREADS: usize = 4096;
+
 /// What is called on each thread of a replica when it starts: with the replica's rank, and which of its threads it is.
 pub type Start = Arc<dyn Fn(usize, usize) + Send + Sync>;
 
@@ -57,19 +61,19 @@ pub(super) fn serves_others() -> bool {
 
 /// Does what a replica has spawned in rayon and nobody has done yet: its only worker is this thread.
 pub(super) fn do_spawned() {
-    #[cfg(not(shuttle))]
+    #[cfg(not(any(shuttle, miri)))]
     while rayon::yield_local() == Some(rayon::Yield::Executed) {}
 }
 
 /// A thread that runs one closure. candle's parallel operations use the rayon pool of the thread that they are called on: as it
 /// is a pool by itself, what a replica does never waits for a thread of the program's.
-#[cfg(not(shuttle))]
+#[cfg(not(any(shuttle, miri)))]
 pub(super) struct Worker {
     pool: Option<rayon::ThreadPool>,
     threads: Vec<std::thread::JoinHandle<()>>,
 }
 
-#[cfg(not(shuttle))]
+#[cfg(not(any(shuttle, miri)))]
 impl Worker {
     /// Starts the threads of replica `rank`, and `body` on the first of them.
     ///
@@ -126,7 +130,7 @@ impl Worker {
     }
 }
 
-#[cfg(not(shuttle))]
+#[cfg(not(any(shuttle, miri)))]
 impl Drop for Worker {
     fn drop(&mut self) {
         drop(self.pool.take());
@@ -138,11 +142,12 @@ impl Drop for Worker {
     }
 }
 
-/// Under shuttle a plain thread: rayon's threads are none of those that it schedules.
-#[cfg(shuttle)]
+/// Under shuttle a plain thread: rayon's threads are none of those that it schedules. And under Miri, which would be busy with
+/// them.
+#[cfg(any(shuttle, miri))]
 pub(super) struct Worker(Option<crate::sync::thread::JoinHandle<()>>);
 
-#[cfg(shuttle)]
+#[cfg(any(shuttle, miri))]
 impl Worker {
     pub(super) fn start(rank: usize, _: &Kind, body: impl FnOnce() + Send + 'static) -> io::Result<Self> {
         let builder = crate::sync::thread::Builder::new().name(format!("replica {rank}"));
@@ -150,7 +155,7 @@ impl Worker {
     }
 }
 
-#[cfg(shuttle)]
+#[cfg(any(shuttle, miri))]
 impl Drop for Worker {
     fn drop(&mut self) {
         self.0.take().map(|thread| thread.join());
