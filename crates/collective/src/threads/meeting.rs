@@ -72,7 +72,7 @@ impl Meeting {
         offer: Offer,
         timeout: Duration,
     ) -> Result<Arc<Vec<Offer>>, Arc<Blame>> {
-        let deadline = Deadline::after(timeout);
+        let mut deadline = Deadline::after(timeout);
         // Declared before the guard, so dropped after it.
         let mut _unused = Vec::new();
         tracing::trace!(replica = rank, %call, "meets");
@@ -93,7 +93,7 @@ impl Meeting {
             linger(|| self.round.load(Ordering::Acquire) != round);
             state = lock(&self.state);
             if state.round == round {
-                state = self.changed.wait(state, &deadline);
+                state = self.changed.wait(state, &mut deadline);
             }
             if state.round == round && deadline.has_passed() {
                 // A fault that is certain already comes before the guess that somebody is stuck.
