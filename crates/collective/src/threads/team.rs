@@ -32,7 +32,7 @@ impl Team {
     /// A team of `size` members with its own threads, named `replica 1`, `replica 2`, …
     ///
     /// # Errors
-    /// If the system refuses a thread.
+    /// If the system refuses a thread, or these would be more than [`MOST_THREADS`](worker::MOST_THREADS).
     ///
     /// # Panics
     /// If `size` is 0.
@@ -41,6 +41,11 @@ impl Team {
     }
 
     pub(super) fn of(size: usize, kind: &Kind) -> io::Result<Self> {
+        let threads = size.saturating_mul(kind.threads);
+        if threads > worker::MOST_THREADS {
+            let reason = format!("{threads} threads, where a team has {} at most", worker::MOST_THREADS);
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, reason));
+        }
         let crew = Arc::new(Crew::new(size - 1));
         let mut team = Self {
             size,

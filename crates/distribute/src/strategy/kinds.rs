@@ -5,6 +5,7 @@ use super::{
     VariablePlacement,
 };
 use crate::{Error, Result};
+use distribute_collective::threads::MOST_THREADS;
 use std::ops::Deref;
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -160,8 +161,9 @@ impl MirroredStrategy {
     /// A replica on each of `replicas` logical CPU devices.
     ///
     /// # Errors
-    /// As [`MirroredStrategy::new`].
+    /// As [`MirroredStrategy::new`]; [`Error::InvalidArgument`] for more than 4096, which is what a process has at most.
     pub fn cpus(replicas: usize) -> Result<Self> {
+        check_count("MirroredStrategy::cpus", replicas)?;
         let names: Vec<_> = (0..replicas).map(|i| format!("cpu:{i}")).collect();
         Self::new(names.iter().map(String::as_str))
     }
@@ -218,9 +220,22 @@ impl CentralStorageStrategy {
     }
 }
 
+fn check_count(operation: &'static str, replicas: usize) -> Result<()> {
+    if replicas <= MOST_THREADS {
+        return Ok(());
+    }
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let reason = format!(
+        "{replicas} replicas: a process has {MOST_THREADS} at most, and this machine {cores} cores, one for each \
+         (MirroredStrategy::all_cores())"
+    );
+    Err(Error::invalid(operation, reason))
+}
+
 fn resolve<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<Vec<DeviceName>> {
     let mut devices: Vec<DeviceName> = Vec::new();
     for name in names {
+        check_count("MirroredStrategy::new", devices.len() + 1)?;
         let device: DeviceName = name.parse()?;
         if devices.contains(&device) {
             let reason = format!("{device} is named twice; a device holds one replica");

@@ -1,8 +1,8 @@
 //! How replicas use the cores of the machine: threads of their own for matrix products, and cores of their own.
 
 use crate::{Error, Result};
-use distribute_collective::threads::Teams;
 use distribute_collective::threads::worker::Start;
+use distribute_collective::threads::{MOST_THREADS, Teams};
 use std::cell::Cell;
 use std::sync::Arc;
 
@@ -24,6 +24,11 @@ impl Threads {
     pub fn new(replicas: usize, per_replica: usize, pinned: bool) -> Result<Self> {
         if per_replica == 0 {
             return Err(Error::invalid("threads_per_replica", "a replica has 1 thread at least"));
+        }
+        let threads = replicas.saturating_mul(per_replica);
+        if threads > MOST_THREADS {
+            let reason = format!("{threads} threads in all, of which a process has {MOST_THREADS} at most");
+            return Err(Error::invalid("threads_per_replica", reason));
         }
         let start = pinned.then(|| {
             // Asked for their number, rayon's global threads are started: by a replica's thread, they would all be on its
