@@ -1,5 +1,6 @@
 //! Where members of one process meet: each brings what it is doing and an offer, all get all offers.
 
+use crate::heard;
 use crate::sync::{AtomicU64, Mutex, Ordering, Signal, linger, lock};
 use distribute_cluster::{Blame, Deadline, Fingerprint, Presence, Standing};
 use std::any::Any;
@@ -104,7 +105,7 @@ impl Meeting {
                 _unused = self.end(&mut state, Err(blame.clone()));
                 // Whoever writes the log must not keep the others from their deadlines.
                 drop(state);
-                tracing::error!(step = blame.step, culprits = ?blame.culprits, "{blame}");
+                heard(|| tracing::error!(step = blame.step, culprits = ?blame.culprits, "{blame}"));
                 state = lock(&self.state);
             }
         }

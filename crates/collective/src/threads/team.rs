@@ -2,6 +2,7 @@
 
 use super::worker::{self, Kind, Worker};
 use super::{Crew, Meeting, Offer};
+use crate::heard;
 use crate::sync::{AtomicBool, Mutex, Ordering, lock};
 use distribute_cluster::{Blame, Fingerprint, Standing};
 use std::io;
@@ -119,7 +120,9 @@ impl Team {
             let standings = self.meeting.standings();
             for (rank, standing) in standings.iter().enumerate().filter(|(_, s)| !s.is_settled()) {
                 let last = standing.last.as_ref().map_or("none".to_string(), ToString::to_string);
-                tracing::error!(replica = rank, step, last_call = %last, "{timeout:?} after replica 0 returned, still running");
+                heard(
+                    || tracing::error!(replica = rank, step, last_call = %last, "{timeout:?} after replica 0 returned, still running"),
+                );
             }
         };
         self.crew.broadcast(&work, timeout, &overdue);
@@ -266,7 +269,9 @@ impl Member {
             let overdue = || {
                 // Once, not by everyone who waits.
                 if self.rank == 1 {
-                    tracing::error!(replica = 0, step, %call, "{timeout:?} after all had come, still in its own part of the call; the others wait");
+                    heard(
+                        || tracing::error!(replica = 0, step, %call, "{timeout:?} after all had come, still in its own part of the call; the others wait"),
+                    );
                 }
             };
             let waiting = tracing::trace_span!("waiting", %call).entered();
@@ -321,7 +326,7 @@ impl Helpers<'_> {
             work(rank);
         };
         self.team.helpers.broadcast(work, Duration::from_secs(60), &|| {
-            tracing::error!("a kernel has been running for a minute");
+            heard(|| tracing::error!("a kernel has been running for a minute"));
         });
     }
 }

@@ -152,7 +152,8 @@ impl MirroredStrategy {
     ) -> Result<Self> {
         options.check("MirroredStrategy::builder")?;
         let devices = resolve(devices)?;
-        warn_of_shared_threads(devices.len());
+        // Before threads are made.
+        crate::log::prepare(devices.len());
         let (kind, placement) = ("MirroredStrategy", VariablePlacement::Mirrored);
         let threads = threads(devices.len())?;
         Ok(Self(Strategy::new(Local { kind, devices, placement, options, cross_device_ops, threads })))
@@ -205,7 +206,6 @@ impl CentralStorageStrategy {
         parameter_device: &'a str,
     ) -> Result<Self> {
         let devices = resolve(compute_devices)?;
-        warn_of_shared_threads(devices.len());
         let [parameters] = resolve([parameter_device])?[..] else {
             return Err(Error::invalid("CentralStorageStrategy::new", "there is one parameter device"));
         };
@@ -256,15 +256,5 @@ fn resolve<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<Vec<DeviceNam
             "no device was given; name at least one, such as \"cpu:0\", or use MirroredStrategy::all_cores()",
         )),
         false => Ok(devices),
-    }
-}
-
-/// candle's element-wise kernels take turns on one pool of threads: replicas that share it are 3 to 8 times slower.
-fn warn_of_shared_threads(replicas: usize) {
-    if replicas > 1 && std::env::var_os("CANDLE_NUM_THREADS").is_none() {
-        tracing::warn!(
-            "CANDLE_NUM_THREADS is not set: {replicas} replicas will wait for each other in candle's thread pool; \
-             put #[distribute::main] on main, or set CANDLE_NUM_THREADS=1 and RAYON_NUM_THREADS=1"
-        );
     }
 }

@@ -57,6 +57,7 @@ struct Inner {
 impl Strategy {
     /// The handle of a strategy.
     pub fn new(extended: impl StrategyExtended) -> Self {
+        crate::log::prepare(extended.local_replicas());
         let (steps, containers) = Default::default();
         Self(Arc::new(Inner { extended: Box::new(extended), steps, containers }))
     }

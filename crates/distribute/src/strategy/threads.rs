@@ -85,6 +85,7 @@ impl Drop for Unpinned {
 #[cfg(target_os = "linux")]
 mod affinity {
     use crate::{Error, Result};
+    use distribute_collective::heard;
     use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
     pub(super) type Cores = CpuSet;
@@ -113,7 +114,7 @@ mod affinity {
         match sched_setaffinity(None, cores) {
             Ok(()) => Some(before),
             Err(error) => {
-                tracing::warn!("a thread cannot be kept on the cores {cores:?}: {error}");
+                heard(|| tracing::warn!("a thread cannot be kept on the cores {cores:?}: {error}"));
                 None
             }
         }
