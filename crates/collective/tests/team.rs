@@ -6,7 +6,7 @@
 mod watched;
 
 use distribute_cluster::{Fault, Fingerprint, Operation};
-use distribute_collective::threads::{Member, Team};
+use distribute_collective::threads::{Member, Team, Teams};
 use std::panic::{AssertUnwindSafe, Location, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
@@ -251,21 +251,23 @@ fn runs_nest_and_run_side_by_side() {
             for _ in 0..4 {
                 scope.spawn(|| {
                     for _ in 0..20 {
-                        Team::borrow(2, |team| {
-                            team.run(1, MINUTE, &|member| {
-                                let merged = member.merge(barrier(), (), |_| {
-                                    Team::borrow(2, |inner| {
-                                        inner.run(1, MINUTE, &|m| {
-                                            nested.fetch_add(1, Ordering::Relaxed);
-                                            m.exchange(barrier(), ()).is_ok()
-                                        });
-                                    })
-                                    .is_ok()
+                        Teams::shared()
+                            .borrow(2, |team| {
+                                team.run(1, MINUTE, &|member| {
+                                    let merged = member.merge(barrier(), (), |_| {
+                                        Teams::shared()
+                                            .borrow(2, |inner| {
+                                                inner.run(1, MINUTE, &|m| {
+                                                    nested.fetch_add(1, Ordering::Relaxed);
+                                                    m.exchange(barrier(), ()).is_ok()
+                                                });
+                                            })
+                                            .is_ok()
+                                    });
+                                    *merged.unwrap()
                                 });
-                                *merged.unwrap()
-                            });
-                        })
-                        .unwrap();
+                            })
+                            .unwrap();
                     }
                 });
             }

@@ -1,5 +1,6 @@
 //! Where members of one process meet: each brings what it is doing and an offer, all get all offers.
 
+use crate::heard;
 use crate::sync::{AtomicU64, Mutex, Ordering, Signal, linger, lock};
 use distribute_cluster::{Blame, Deadline, Fingerprint, Presence, Standing};
 use std::any::Any;
@@ -72,7 +73,7 @@ impl Meeting {
         offer: Offer,
         timeout: Duration,
     ) -> Result<Arc<Vec<Offer>>, Arc<Blame>> {
-        let deadline = Deadline::after(timeout);
+        let mut deadline = Deadline::after(timeout);
         // Declared before the guard, so dropped after it.
         let mut _unused = Vec::new();
         tracing::trace!(replica = rank, %call, "meets");
@@ -93,7 +94,7 @@ impl Meeting {
             linger(|| self.round.load(Ordering::Acquire) != round);
             state = lock(&self.state);
             if state.round == round {
-                state = self.changed.wait(state, &deadline);
+                state = self.changed.wait(state, &mut deadline);
             }
             if state.round == round && deadline.has_passed() {
                 // A fault that is certain already comes before the guess that somebody is stuck.
@@ -104,7 +105,7 @@ impl Meeting {
                 _unused = self.end(&mut state, Err(blame.clone()));
                 // Whoever writes the log must not keep the others from their deadlines.
                 drop(state);
-                tracing::error!(step = blame.step, culprits = ?blame.culprits, "{blame}");
+                heard(|| tracing::error!(step = blame.step, culprits = ?blame.culprits, "{blame}"));
                 state = lock(&self.state);
             }
         }

@@ -34,7 +34,7 @@ const LINES: usize = 20;
 const LONG: usize = 3;
 
 impl Progress {
-    /// Starts the clock.
+    /// Starts the clock. Where standard output is a terminal, there is a bar on it.
     pub fn start(
         options: &Options,
         strategy: &Strategy,
@@ -42,15 +42,28 @@ impl Progress {
         examples: usize,
         batch: usize,
     ) -> Self {
+        let terminal = std::io::stdout().is_terminal().then(ProgressDrawTarget::stdout);
+        Self::on(terminal, options.quiet, strategy, epochs, examples, batch)
+    }
+
+    /// The same, with a bar on this terminal; without one, lines.
+    pub fn on(
+        terminal: Option<ProgressDrawTarget>,
+        quiet: bool,
+        strategy: &Strategy,
+        epochs: usize,
+        examples: usize,
+        batch: usize,
+    ) -> Self {
         let replicas = strategy.num_replicas_in_sync();
         let title = format!("{replicas} replica{}", if replicas == 1 { "" } else { "s" });
-        let view = match (options.quiet, std::io::stdout().is_terminal()) {
-            (true, _) => View::Nothing,
-            (_, false) => View::Lines(match epochs {
+        let view = match terminal {
+            _ if quiet => View::Nothing,
+            None => View::Lines(match epochs {
                 ..LONG => (epochs * examples).div_ceil(LINES),
                 _ => epochs.div_ceil(LINES) * examples,
             }),
-            (_, true) => View::Bar(bar(&title, (epochs * examples) as u64)),
+            Some(terminal) => View::Bar(bar(&title, (epochs * examples) as u64, terminal)),
         };
         let clock = Stopwatch::start();
         Self { view, title, epochs, examples, batch, seen: 0, loss: 0., last_loss: f64::NAN, clock }
@@ -118,9 +131,9 @@ pub struct Pace {
     pub loss: f64,
 }
 
-fn bar(title: &str, length: u64) -> ProgressBar {
+fn bar(title: &str, length: u64, terminal: ProgressDrawTarget) -> ProgressBar {
     let style = ProgressStyle::with_template("{prefix} {bar:30.cyan/blue} {percent:>3} % {msg}");
-    let bar = ProgressBar::with_draw_target(Some(length), ProgressDrawTarget::stdout());
+    let bar = ProgressBar::with_draw_target(Some(length), terminal);
     bar.set_prefix(format!("{title:<10}"));
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
     bar

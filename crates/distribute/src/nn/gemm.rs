@@ -1,7 +1,7 @@
 //! Matrix products written where they are wanted: into a gradient's place, or on top of what is there.
 
 use crate::number::Number;
-use crate::strategy::product_threads;
+use distribute_collective::threads::own_threads;
 use gemm::Parallelism;
 use std::any::TypeId;
 use std::mem::MaybeUninit;
@@ -62,8 +62,8 @@ impl<'a, T: Copy> Matrix<'a, T> {
 
 /// `out = a b`, or `out += a b` if `add`; `out` lies row by row.
 ///
-/// The replica's own threads take part, if it has some; else as many as in candle's own products: `RAYON_NUM_THREADS`, which
-/// [`init`](crate::init) sets to one, since replicas are what uses the cores. On a worker of a rayon pool, one.
+/// The threads that the replica has to itself take part. Outside of replicas, and where there is a single one, as many as in
+/// candle's own products: `RAYON_NUM_THREADS`, which [`init`](crate::init) sets to one. On a worker of another pool, one.
 ///
 /// # Panics
 /// When the shapes don't fit.
@@ -160,20 +160,19 @@ fn multiply<T: Number>(
     // Only these have kernels.
     assert!([TypeId::of::<f32>(), TypeId::of::<f64>()].contains(&TypeId::of::<T>()), "f32 or f64");
     let work = a.rows.saturating_mul(a.columns).saturating_mul(b.columns);
-    let threads = product_threads().filter(|_| work >= WORTH_THREADS);
-    match (threads, candle_core::utils::get_num_threads()) {
+    multiply_by(parallelism(work), out, order, add, a, b);
+}
+
+fn parallelism(multiplications: usize) -> Parallelism {
+    let threads = match own_threads() {
+        Some(threads) if multiplications >= WORTH_THREADS => threads,
+        Some(_) => 1,
         // A worker of some pool would do other work of that pool while it waits for the product: another run, or another
         // backward, in the middle of this one.
-        _ if rayon::current_thread_index().is_some() => {
-            multiply_by(Parallelism::None, out, order, add, a, b);
-        }
-        (Some(threads), _) => {
-            let parallelism = Parallelism::Rayon(threads.current_num_threads());
-            threads.install(|| multiply_by(parallelism, out, order, add, a, b));
-        }
-        (None, 0 | 1) => multiply_by(Parallelism::None, out, order, add, a, b),
-        (None, threads) => multiply_by(Parallelism::Rayon(threads), out, order, add, a, b),
-    }
+        None if rayon::current_thread_index().is_some() => 1,
+        None => candle_core::utils::get_num_threads(),
+    };
+    if threads > 1 { Parallelism::Rayon(threads) } else { Parallelism::None }
 }
 
 /// Products below which a replica's own threads would cost more than they save.

@@ -4,7 +4,7 @@ use super::threads::unpinned;
 use super::{CommunicationOptions, CrossDeviceOps, DeviceName, Strategy, Threads};
 use crate::{Error, ReplicaContext, Result};
 use distribute_cluster::deadline::DEFAULT_TIMEOUT;
-use distribute_collective::threads::Team;
+use distribute_collective::threads::Teams;
 use distribute_data::plan::ends::Ballot;
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -135,7 +135,7 @@ pub trait StrategyExtended: Debug + Send + Sync + 'static {
         None
     }
 
-    /// What replicas compute with beside the thread that each runs on. None: that thread alone, on any core.
+    /// What replicas compute with. None: a thread each, on any core.
     fn threads(&self) -> Option<&Threads> {
         None
     }
@@ -210,7 +210,11 @@ impl<'a> Replicas<'a> {
         self.strategy.extended().local_replicas()
     }
 
-    /// Runs every replica on a thread of its own, the first on this one. Returns when all have returned.
+    /// Runs every replica on a thread of its own. Returns when all have returned.
+    ///
+    /// The first one is on this thread; on one of its own where replicas have [several threads](Threads) each, and where this
+    /// thread is a worker of a rayon pool, such as in a closure of `rayon::spawn` or `par_iter`: it would take up other work of
+    /// the pool in the middle of the step.
     ///
     /// # Errors
     /// [`Error::Io`] if the system refuses a thread; [`Error::InvalidArgument`] if the replicas of this step have run.
@@ -223,23 +227,20 @@ impl<'a> Replicas<'a> {
             return Err(Error::invalid("Replicas::on_threads", reason));
         }
         let replicas = self.count();
-        let context = |local, member| ReplicaContext::new(self.strategy.clone(), local, self.step, member);
-        let threads = self.strategy.extended().threads();
+        let extended = self.strategy.extended();
+        let body =
+            |local, member| (self.body)(ReplicaContext::new(self.strategy.clone(), local, self.step, member));
+        let teams = extended.threads().map_or(Teams::shared(), Threads::teams);
         let _unpinned = unpinned();
-        let body = |local, member| {
-            let _threads = threads.map(|threads| threads.enter(local));
-            (self.body)(context(local, member))
+        let done = match replicas {
+            1 => teams.alone(|| {
+                body(0, None);
+            }),
+            _ => teams.borrow(replicas, |team| {
+                team.run(self.step, extended.timeout(), &|member| body(member.rank(), Some(member)));
+            }),
         };
-        if replicas == 1 {
-            body(0, None);
-            return Ok(());
-        }
-        Team::borrow(replicas, |team| {
-            team.run(self.step, self.strategy.extended().timeout(), &|member| {
-                body(member.rank(), Some(member))
-            });
-        })
-        .map_err(|source| Error::Io { operation: format!("starting {replicas} replica threads"), source })
+        done.map_err(|source| Error::Io { operation: format!("starting {replicas} replica threads"), source })
     }
 }
 

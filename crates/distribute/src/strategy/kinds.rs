@@ -6,6 +6,7 @@ use super::{
 };
 use crate::checkpoint::{Checkpointed, Reader, Restore, Writer};
 use crate::{Error, Result};
+use distribute_collective::threads::MOST_THREADS;
 use std::ops::Deref;
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -159,7 +160,8 @@ impl MirroredStrategy {
     ) -> Result<Self> {
         options.check("MirroredStrategy::builder")?;
         let devices = resolve(devices)?;
-        warn_of_shared_threads(devices.len());
+        // Before threads are made.
+        crate::log::prepare(devices.len());
         let (kind, placement) = ("MirroredStrategy", VariablePlacement::Mirrored);
         let threads = threads(devices.len())?;
         Strategy::new(Local { kind, devices, placement, options, cross_device_ops, threads }).map(Self)
@@ -168,9 +170,10 @@ impl MirroredStrategy {
     /// A replica on each of `replicas` logical CPU devices.
     ///
     /// # Errors
-    /// As [`MirroredStrategy::new`].
+    /// As [`MirroredStrategy::new`]; [`Error::InvalidArgument`] for more than 4096, which is what a process has at most.
     #[track_caller]
     pub fn cpus(replicas: usize) -> Result<Self> {
+        check_count("MirroredStrategy::cpus", replicas)?;
         let names: Vec<_> = (0..replicas).map(|i| format!("cpu:{i}")).collect();
         Self::new(names.iter().map(String::as_str))
     }
@@ -214,7 +217,6 @@ impl CentralStorageStrategy {
         parameter_device: &'a str,
     ) -> Result<Self> {
         let devices = resolve(compute_devices)?;
-        warn_of_shared_threads(devices.len());
         let [parameters] = resolve([parameter_device])?[..] else {
             return Err(Error::invalid("CentralStorageStrategy::new", "there is one parameter device"));
         };
@@ -230,9 +232,22 @@ impl CentralStorageStrategy {
     }
 }
 
+fn check_count(operation: &'static str, replicas: usize) -> Result<()> {
+    if replicas <= MOST_THREADS {
+        return Ok(());
+    }
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let reason = format!(
+        "{replicas} replicas: a process has {MOST_THREADS} at most, and this machine {cores} cores, one for each \
+         (MirroredStrategy::all_cores())"
+    );
+    Err(Error::invalid(operation, reason))
+}
+
 fn resolve<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<Vec<DeviceName>> {
     let mut devices: Vec<DeviceName> = Vec::new();
     for name in names {
+        check_count("MirroredStrategy::new", devices.len() + 1)?;
         let device: DeviceName = name.parse()?;
         if devices.contains(&device) {
             let reason = format!("{device} is named twice; a device holds one replica");
@@ -250,15 +265,5 @@ fn resolve<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<Vec<DeviceNam
             "no device was given; name at least one, such as \"cpu:0\", or use MirroredStrategy::all_cores()",
         )),
         false => Ok(devices),
-    }
-}
-
-/// candle's element-wise kernels take turns on one pool of threads: replicas that share it are 3 to 8 times slower.
-fn warn_of_shared_threads(replicas: usize) {
-    if replicas > 1 && std::env::var_os("CANDLE_NUM_THREADS").is_none() {
-        tracing::warn!(
-            "CANDLE_NUM_THREADS is not set: {replicas} replicas will wait for each other in candle's thread pool; \
-             put #[distribute::main] on main, or set CANDLE_NUM_THREADS=1 and RAYON_NUM_THREADS=1"
-        );
     }
 }

@@ -27,7 +27,6 @@ pub use extended::{Replicas, StrategyExtended, VariablePlacement};
 pub(crate) use kinds::default_strategy;
 pub use kinds::{CentralStorageStrategy, MirroredStrategy, OneDeviceStrategy};
 pub use threads::Threads;
-pub(crate) use threads::product_threads;
 
 use crate::context::enter_cross_replica;
 use crate::lock::lock;
@@ -76,6 +75,7 @@ impl Strategy {
     #[track_caller]
     fn unchecked(extended: impl StrategyExtended) -> Self {
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
+        crate::log::prepare(extended.local_replicas());
         let (steps, containers) = Default::default();
         Self(Arc::new(Inner {
             extended: Box::new(extended),
