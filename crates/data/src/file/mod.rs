@@ -6,7 +6,6 @@
 //! | `compression.rs` | [`Compression`]: what is taken off before a format sees the bytes |
 //! | `files.rs` | [`Files`]: an ordered list of locations, and a worker's part of it |
 //! | `input.rs` | bytes received, and how far: what binary formats are parsed from |
-//! | `whole.rs` | files that have their name only when they are whole |
 //! | `object_store.rs` | objects behind URLs, read ahead on a thread; feature `object-store` |
 
 mod compression;
@@ -15,10 +14,8 @@ mod input;
 mod location;
 #[cfg(feature = "object-store")]
 mod object_store;
-mod whole;
 
 pub use compression::Compression;
 pub use files::Files;
 pub(crate) use input::Input;
 pub use location::Location;
-pub(crate) use whole::WholeFile;

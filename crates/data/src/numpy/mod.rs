@@ -12,8 +12,9 @@
 mod elements;
 mod header;
 
-use crate::file::{Input, WholeFile};
+use crate::file::Input;
 use crate::{Compression, Error, Location, Result};
+use distribute_files::WholeFile;
 use distribute_tensor::{HostTensor, codec};
 use header::{Header, MAGIC};
 use std::collections::BTreeMap;
@@ -60,7 +61,7 @@ pub fn read_npy(location: impl Into<Location>) -> Result<HostTensor> {
 pub fn read_npz(location: impl Into<Location>) -> Result<BTreeMap<String, HostTensor>> {
     let location = location.into();
     match location.path() {
-        Some(path) => archive(&location, std::fs::File::open(path).map_err(|e| location.io_error(e))?),
+        Some(path) => archive(&location, distribute_files::open(path).map_err(|e| location.io_error(e))?),
         // The directory of an archive is at its end, so what has no end yet is read first.
         None => {
             let mut all = Vec::new();

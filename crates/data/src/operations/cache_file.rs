@@ -2,13 +2,13 @@
 
 use super::cache::ends;
 use super::encoding::{decode, encode};
-use crate::file::Location;
 use crate::pipeline::{self, Operation, Part, Pipeline, Sharding};
 use crate::run::Run;
 use crate::stage::Stage;
 use crate::{Cardinality, Compression, Dataset, Error, Result, TfRecordReader, TfRecordWriter};
 use distribute_tensor::Nest;
-use std::io::BufRead;
+use std::fs::File;
+use std::io::BufReader;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -141,7 +141,7 @@ impl Stage for WriteStage {
 /// Hands on what is in the file.
 struct ReadStage {
     path: Arc<PathBuf>,
-    reader: Option<TfRecordReader<Box<dyn BufRead + Send>>>,
+    reader: Option<TfRecordReader<BufReader<File>>>,
     read: u64,
     /// The number at the end has been read, with the last elements or after them.
     ended: bool,
@@ -159,8 +159,11 @@ impl ReadStage {
         let reader = match &mut self.reader {
             Some(reader) => reader,
             none => {
-                let location = Location::from(self.path.as_path());
-                none.insert(TfRecordReader::open(location, Compression::None)?)
+                let path = self.path.display().to_string();
+                // A named pipe in its place would be waited for.
+                let file = distribute_files::open(&*self.path);
+                let file = file.map_err(|source| Error::Io { path: path.clone(), source })?;
+                none.insert(TfRecordReader::new(path, BufReader::with_capacity(1 << 18, file)))
             }
         };
         let records = reader.read(max.min(MOST_AT_ONCE))?;
@@ -290,6 +293,28 @@ mod tests {
             std::fs::write(&path, &flipped).unwrap();
             assert!(data.iter().any(|element| element.is_err()), "byte {byte}");
         }
+    }
+
+    /// An open named pipe would be waited for, for ever.
+    #[cfg(unix)]
+    #[test]
+    fn what_is_no_file_is_refused_at_once() {
+        crate::testing::watchdog(|| {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("pipe");
+            assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+            for (path, what) in [(path.as_path(), "a named pipe"), (folder.path(), "a folder")] {
+                let error = Dataset::range(2).cache_to(path).iter().next().unwrap().unwrap_err();
+                let text = error.to_string();
+                assert!(text.contains(what) && text.contains(&path.display().to_string()), "{text}");
+            }
+            // A link to nowhere is no cache yet: it is replaced.
+            let link = folder.path().join("link");
+            std::os::unix::fs::symlink(folder.path().join("nowhere"), &link).unwrap();
+            let data = Dataset::range(2).cache_to(&link);
+            assert_eq!((values(&data), values(&data)), (vec![0, 1], vec![0, 1]));
+            assert!(!folder.path().join("nowhere").exists());
+        });
     }
 
     #[test]

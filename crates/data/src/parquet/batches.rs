@@ -10,7 +10,6 @@ use ::parquet::file::reader::ChunkReader;
 use arrow_array::RecordBatch;
 use bytes::Bytes;
 use distribute_tensor::{Leaf, Tree};
-use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -28,7 +27,7 @@ impl Batches {
     pub(super) fn open(location: &Location, columns: Option<&[String]>, rows: usize) -> Result<Self> {
         match location.path() {
             Some(path) => {
-                let file = File::open(path).map_err(|e| location.io_error(e))?;
+                let file = distribute_files::open(path).map_err(|e| location.io_error(e))?;
                 Self::read(location, file, columns, rows)
             }
             // A file's description is at its end, so what has no end yet is read first.
