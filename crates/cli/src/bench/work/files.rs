@@ -35,7 +35,7 @@ pub fn rows() -> Result<PathBuf> {
     written("rows.csv", |path| {
         let write = || {
             let mut file = WholeFile::create(path)?;
-            file.write_all([header(), csv(0..ROWS)].concat().as_bytes())?;
+            file.write_all(&[header(), csv(0..ROWS)].concat())?;
             file.finish()
         };
         write().map_err(failed(path))
