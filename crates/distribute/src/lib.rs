@@ -81,6 +81,7 @@ mod number;
 pub mod optimizer;
 mod random;
 mod replicated;
+mod select;
 pub mod strategy;
 pub mod trace;
 pub mod values;
@@ -102,6 +103,7 @@ pub use input::{
 pub use log::init;
 pub use optimizer::{Adagrad, Adam, AdamW, Ftrl, Momentum, Optimizer, RmsProp, Sgd};
 pub use replicated::Replicated;
+pub use select::{Kept, Restored, Select};
 pub use strategy::{
     CentralStorageStrategy, CommunicationImplementation, CommunicationOptions, CrossDeviceOps, Destinations,
     DeviceKind, DeviceName, HierarchicalCopyAllReduce, MirroredStrategy, NcclAllReduce, OneDeviceStrategy,

@@ -10,7 +10,6 @@
 //! | `files.rs` | [`Files`]: an ordered list of locations, and a worker's part of it |
 //! | `pattern.rs` | local files whose paths match a pattern |
 //! | `input.rs` | bytes received, and how far: what binary formats are parsed from |
-//! | `whole.rs` | files that have their name only when they are whole |
 //! | `object_store.rs` | objects behind URLs, read ahead on a thread; feature `object-store` |
 
 mod compression;
@@ -23,11 +22,9 @@ mod object_store;
 mod open;
 mod pattern;
 mod url;
-mod whole;
 
 pub use compression::Compression;
 pub use files::Files;
 pub(crate) use input::Input;
 pub(crate) use limit::ElementLimit;
 pub use location::Location;
-pub(crate) use whole::WholeFile;

@@ -12,8 +12,9 @@
 mod elements;
 mod header;
 
-use crate::file::{ElementLimit, Input, WholeFile};
+use crate::file::{ElementLimit, Input};
 use crate::{Compression, Error, Location, Result};
+use distribute_files::WholeFile;
 use distribute_tensor::{HostTensor, codec};
 use header::{Header, MAGIC};
 use std::collections::BTreeMap;

@@ -9,7 +9,6 @@ use crate::run::Run;
 use crate::stage::Stage;
 use crate::{Cardinality, Compression, Dataset, Error, Result, TfRecordReader, TfRecordWriter};
 use distribute_tensor::Nest;
-use std::io::BufRead;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -362,6 +361,28 @@ mod tests {
             std::fs::write(&path, &flipped).unwrap();
             assert!(data.iter().any(|element| element.is_err()), "byte {byte}");
         }
+    }
+
+    /// An open named pipe would be waited for, for ever.
+    #[cfg(unix)]
+    #[test]
+    fn what_is_no_file_is_refused_at_once() {
+        crate::testing::watchdog(|| {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("pipe");
+            assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+            for (path, what) in [(path.as_path(), "a named pipe"), (folder.path(), "a folder")] {
+                let error = Dataset::range(2).cache_to(path).iter().next().unwrap().unwrap_err();
+                let text = error.to_string();
+                assert!(text.contains(what) && text.contains(&path.display().to_string()), "{text}");
+            }
+            // A link to nowhere is no cache yet: it is replaced.
+            let link = folder.path().join("link");
+            std::os::unix::fs::symlink(folder.path().join("nowhere"), &link).unwrap();
+            let data = Dataset::range(2).cache_to(&link);
+            assert_eq!((values(&data), values(&data)), (vec![0, 1], vec![0, 1]));
+            assert!(!folder.path().join("nowhere").exists());
+        });
     }
 
     #[test]

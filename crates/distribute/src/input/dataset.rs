@@ -152,7 +152,7 @@ impl<T: Nest> DistributedDataset<T> {
 
     /// A pass over the dataset: for each step a piece for each local replica.
     pub fn iter(&self) -> DistributedIterator<T> {
-        DistributedIterator::new(&self.strategy, &self.plan, &self.passes, self.options.fetches())
+        DistributedIterator::new(&self.strategy, &self.plan, &self.passes, &self.options)
     }
 
     /// Folds `step` over the steps of one pass.

@@ -25,7 +25,8 @@ pub struct InputOptions {
     /// Whether a function makes a dataset for each worker or for each replica.
     #[doc(alias = "experimental_replication_mode")]
     pub replication_mode: InputReplicationMode,
-    /// The function makes its dataset's tensors on the device of the replica itself. Needs
+    /// The function makes its dataset's tensors on the device of the replica itself, whose number is
+    /// `input_pipeline_id`: nothing is copied, and a tensor that is elsewhere is an error. Needs
     /// [`PerReplica`](InputReplicationMode::PerReplica) and `fetch_to_device: Some(false)`.
     #[doc(alias = "experimental_place_dataset_on_device")]
     pub place_dataset_on_device: bool,

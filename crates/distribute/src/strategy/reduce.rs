@@ -15,7 +15,8 @@ impl Strategy {
     /// With `axis` a MEAN divides by the number of elements along it, those of all replicas added up, so that a partial
     /// batch weighs what it should and an empty piece nothing.
     ///
-    /// A value that is not distributed is, with an axis, what every replica has; without, MEAN gives it back.
+    /// A value that is not distributed is, with an axis, what every replica has; without, MEAN gives it back. Of several
+    /// replicas the result is on `cpu:0`, of one where its value is.
     ///
     /// # Errors
     /// [`Error::Tensor`] for different shapes or dtypes, an axis outside of the rank, bool and string;
@@ -53,7 +54,11 @@ impl Strategy {
             None => self.contributions("reduce", op, value)?,
             Some(_) => self.contributions_of_all(value)?,
         };
-        let here = [self.devices().first().copied().unwrap_or(DeviceName::cpu(0))];
+        // RED-2; the value of one replica stays where it is.
+        let here = match self.devices()[..] {
+            [one] => [one],
+            _ => [DeviceName::cpu(0)],
+        };
         let reduce = |op, leaves: Vec<Vec<Leaf>>| {
             let leaves = leaves.into_iter().map(|parts| (parts, &here[..]));
             let reduced = self.reduce_parts("reduce", op, leaves)?;

@@ -117,6 +117,48 @@ fn as_1_the_policy_says_how_workers_part_the_data() {
     assert_eq!(parted(AutoShardPolicy::Off), [[[0, 1], [2, 3], [4, 5], [6, 7]]; 2]);
 }
 
+/// DIST-13: TensorFlow's random steps have a state of their own on each worker, so that rows come twice or not at all.
+#[test]
+fn dist_13_a_shuffle_has_the_same_order_on_every_worker_and_another_in_every_epoch() {
+    let both = [0, 1].map(|index| {
+        let strategy = Strategy::new(Worker::alone(index, 2)).unwrap();
+        let data = strategy.distribute_dataset(Dataset::range(40).shuffle(16, 7).repeat(2).batch(8)).unwrap();
+        // Whatever else draws numbers in the process of one of them.
+        let other = Dataset::range(index as i64 * 5).shuffle(5, 7);
+        other.iter().for_each(|element| drop(element.unwrap()));
+        [(); 2].map(|()| data.iter().map(mine).collect::<Vec<_>>())
+    });
+    let epoch = |number: usize| {
+        let steps = both[0][number].iter().zip(&both[1][number]);
+        steps.flat_map(|(first, second)| [first.as_slice(), second].concat()).collect::<Vec<_>>()
+    };
+    for number in [0, 1] {
+        let mut rows = epoch(number);
+        let alone =
+            Strategy::new(Alone).unwrap().distribute_dataset(Dataset::range(40).shuffle(16, 7).repeat(2).batch(8));
+        let alone = alone.unwrap();
+        let expected = (0..=number).map(|_| alone.iter().flat_map(mine).collect::<Vec<_>>()).last().unwrap();
+        assert_eq!(rows, expected, "as one worker has them");
+        rows.sort_unstable();
+        assert_eq!(rows, (0..80).map(|i| i / 2).collect::<Vec<_>>());
+    }
+    assert_ne!(epoch(0), epoch(1));
+}
+
+/// One worker of one replica.
+#[derive(Debug)]
+struct Alone;
+
+impl StrategyExtended for Alone {
+    fn kind(&self) -> &'static str {
+        "Alone"
+    }
+    fn worker_devices(&self) -> &[DeviceName] {
+        const DEVICES: [DeviceName; 1] = [DeviceName::cpu(0)];
+        &DEVICES
+    }
+}
+
 /// AS-5, AS-8
 #[test]
 fn as_8_auto_parts_by_files_where_there_are_enough() {
