@@ -9,6 +9,7 @@ use crate::run::Run;
 use crate::stage::Stage;
 use crate::{Cardinality, Compression, Dataset, Error, Result, TfRecordReader, TfRecordWriter};
 use distribute_tensor::Nest;
+use std::io::BufRead;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! What can be given to each replica its own part of.
 
 use super::{Mirrored, PerReplica};
-use crate::{Error, Replicated, Result, Variable};
+use crate::{Error, Replicated, Result, Strategy, Variable};
 use candle_core::{Tensor, Var};
 use distribute_tensor::{HostTensor, IndexedSlices, Tree};
 use std::convert::Infallible;
@@ -66,6 +66,10 @@ fn mirrored() -> String {
     "a Mirrored".into()
 }
 
+fn a_model<M>(strategy: &Strategy) -> String {
+    format!("a model {} of {strategy}", short_name::<M>())
+}
+
 /// The name of a type without the modules that it is in.
 fn short_name<T: ?Sized>() -> String {
     let parts =
@@ -103,7 +107,7 @@ impl<'a, T: Sync> Distributed for &'a PerReplica<T> {
 impl<'a, T: Send> Distributed for &'a mut PerReplica<T> {
     type Local = &'a mut T;
     fn split(self, replicas: usize) -> Result<Vec<&'a mut T>> {
-        counted(self.iter_mut().collect(), replicas)
+        counted(self.iter_mut().collect(), replicas, per_replica)
     }
     fn is_per_replica(&self) -> bool {
         true
@@ -117,7 +121,8 @@ impl<'a, T: Send> Distributed for &'a mut PerReplica<T> {
 impl<'a, M: Send> Distributed for &'a mut Replicated<M> {
     type Local = &'a mut M;
     fn split(self, replicas: usize) -> Result<Vec<&'a mut M>> {
-        counted(self.models_mut().iter_mut().collect(), replicas)
+        let strategy = self.variables.strategy().clone();
+        counted(self.models_mut().iter_mut().collect(), replicas, || a_model::<M>(&strategy))
     }
     fn own_variables(&self, replica: usize) -> Vec<Var> {
         self.variables.own_variables(replica)
@@ -127,7 +132,7 @@ impl<'a, M: Send> Distributed for &'a mut Replicated<M> {
 impl<'a, M: Sync> Distributed for &'a Replicated<M> {
     type Local = &'a M;
     fn split(self, replicas: usize) -> Result<Vec<&'a M>> {
-        let what = || format!("a model {} of {}", short_name::<M>(), self.variables.strategy());
+        let what = || a_model::<M>(self.variables.strategy());
         counted(self.models().iter().collect(), replicas, what)
     }
     fn own_variables(&self, replica: usize) -> Vec<Var> {
