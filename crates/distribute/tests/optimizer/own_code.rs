@@ -81,6 +81,7 @@ fn stuck<R: rules::Rule>(
     assert_eq!((value(&model, "w"), optimizer.finished_steps()), (vec![0.; 3], 1));
 }
 
+// INV-3
 #[test]
 fn a_schedule_that_hangs_holds_nobody_beyond_the_deadline() {
     watched(|| {
@@ -94,6 +95,7 @@ fn a_schedule_that_hangs_holds_nobody_beyond_the_deadline() {
     });
 }
 
+// INV-3
 #[test]
 fn a_change_of_gradients_that_hangs_holds_nobody_beyond_the_deadline() {
     watched(|| {
@@ -129,6 +131,7 @@ impl Formula for Waits {
     }
 }
 
+// INV-3
 #[test]
 fn a_rule_that_hangs_holds_nobody_beyond_the_deadline() {
     watched(|| {
@@ -280,6 +283,7 @@ impl Formula for Panics {
     }
 }
 
+// INV-12
 #[test]
 fn a_rule_that_panics_has_changed_nothing() {
     watched(|| {
