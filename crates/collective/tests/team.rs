@@ -205,9 +205,10 @@ fn in_parts_of_a_call_nobody_waits_beyond_the_deadline_either() {
             let team = Arc::new(Team::new(3).unwrap());
             let (told, wait) = mpsc::channel();
             let (told, wait) = (Mutex::new(told), Mutex::new(wait));
-            team.run(1, Duration::from_millis(50), &|member| {
+            team.run(1, MINUTE, &|member| {
                 let call = call(Operation::Minimize, "adam 1");
                 member.exchange(call.clone(), ()).unwrap();
+                let member = member.with_timeout(Duration::from_millis(500));
                 let hang = || (0..2).for_each(|_| wait.lock().unwrap().recv_timeout(MINUTE).unwrap());
                 let blame = match culprit {
                     0 => member.hand_out(&call, "a part", hang).map(drop).unwrap_err(),
@@ -223,7 +224,7 @@ fn in_parts_of_a_call_nobody_waits_beyond_the_deadline_either() {
                 assert_eq!((blame.fault, blame.culprits.as_slice()), (Fault::Late, &[culprit][..]));
                 let text = blame.to_string();
                 for part in
-                    ["waited 50ms in minimize (adam 1: a part)", "its last call was minimize (adam 1) at"]
+                    ["waited 500ms in minimize (adam 1: a part)", "its last call was minimize (adam 1) at"]
                 {
                     assert!(text.contains(part), "{part:?} is not in {text}");
                 }

@@ -49,7 +49,7 @@ fn log() -> Log {
 fn the_log_names_the_call_whose_closure_for_all_replicas_takes_too_long_while_it_does() {
     watched(|| {
         let strategy =
-            MirroredStrategy::with_timeout(["cpu:0", "cpu:1", "cpu:2"], Duration::from_millis(50)).unwrap();
+            MirroredStrategy::with_timeout(["cpu:0", "cpu:1", "cpu:2"], Duration::from_millis(500)).unwrap();
         let log = log();
         let lines = move || {
             let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
