@@ -273,18 +273,21 @@ mod tests {
         let data = crate::text_lines(files.clone()).batch(2);
         let url = files.iter().next().unwrap();
         let failed = url.io_error(std::io::Error::other("403 for https://me:pass@host/a.csv?sig=abc"));
-        let shown = [
+        let mut shown = vec![
             format!("{url} {url:?} {files:?}"),
             data.explain(),
             format!("{data:?}"),
             format!("{:?}", crate::Csv::files(files.clone())),
             failed.to_string(),
             format!("{failed:?}"),
-            url.open().err().map_or(String::new(), |error| format!("{error} {error:?}")),
-            crate::Files::glob("https://me:pass@host/*.csv?sig=abc").unwrap_err().to_string(),
             crate::Files::glob("https://me:pass@host/a***?sig=abc").unwrap_err().to_string(),
-            data.iter().next().unwrap().unwrap_err().to_string(),
         ];
+        // With the feature these would ask the host.
+        if cfg!(not(feature = "object-store")) {
+            shown.push(url.open().err().map_or(String::new(), |error| format!("{error} {error:?}")));
+            shown.push(crate::Files::glob("https://me:pass@host/*.csv?sig=abc").unwrap_err().to_string());
+            shown.push(data.iter().next().unwrap().unwrap_err().to_string());
+        }
         for text in shown {
             assert!(!text.contains("pass") && !text.contains("sig=") && !text.contains("abc"), "{text}");
         }

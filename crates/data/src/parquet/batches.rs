@@ -56,7 +56,7 @@ impl Batches {
             mask = ProjectionMask::roots(builder.parquet_schema(), places);
             builder = builder.with_projection(mask.clone());
         }
-        let widest = widest(location, &file, builder.metadata(), |leaf| mask.leaf_included(leaf))?;
+        let widest = widest(location, file.as_ref(), builder.metadata(), |leaf| mask.leaf_included(leaf))?;
         let rows = match location.limit().bytes().checked_div(widest.entry) {
             Some(most) => rows.min(usize::try_from(most).unwrap_or(usize::MAX).max(1)),
             None => rows,
