@@ -101,7 +101,7 @@ fn more_replicas_or_threads_than_a_process_can_have_are_refused() {
             &self.0
         }
     }
-    let own = Strategy::new(Own((0..5000).map(distribute::DeviceName::cpu).collect()));
+    let own = Strategy::new(Own((0..5000).map(distribute::DeviceName::cpu).collect())).unwrap();
     let error = own.run((), |_, ()| Ok(())).unwrap_err();
     assert!(matches!(error, distribute::Error::Io { .. }), "{error}");
     refused(error, "starting 5000 replica threads");

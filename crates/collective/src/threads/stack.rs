@@ -45,6 +45,7 @@ impl Drop for Lent {
 }
 
 #[cfg(all(test, not(miri)))]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
     use std::backtrace::Backtrace;
