@@ -157,7 +157,7 @@ impl<R: Rule> Optimizer<R> {
             let first = names.next().unwrap_or_default();
             let what = match names.count() {
                 0 => format!("the {} optimizer of {first}", self.rule.name()),
-                more => format!("the {} optimizer of {first} and {more} more variables", self.rule.name()),
+                more => format!("the {} optimizer of {first} and {more} more", self.rule.name()),
             };
             return Err(mixed(operation, Some(what), &self.trained.strategy));
         }

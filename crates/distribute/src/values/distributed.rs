@@ -210,8 +210,10 @@ impl<D: Distributed> Distributed for Tree<D> {
         let (leaves, structure) = self.flatten();
         let path = |leaf: usize| {
             let mut paths = Vec::new();
-            let mut visit = |path: &dyn Fn() -> String, _: &()| Ok::<_, Infallible>(paths.push(path()));
-            let Ok(()) = structure.visit(&mut visit);
+            let Ok(()) = structure.visit(&mut |path, ()| {
+                paths.push(path());
+                Ok::<(), Infallible>(())
+            });
             // They begin with the word for the whole.
             paths.get(leaf).map(|path| path.trim_start_matches("value").to_string()).unwrap_or_default()
         };

@@ -55,7 +55,7 @@ fn mixed_strategies_are_told_apart_by_the_line_that_made_them() {
             &error,
             &[
                 &format!("this is a run of {first}"),
-                &format!("the adam optimizer of fc.bias and 1 more variables belongs to {second}"),
+                &format!("the adam optimizer of fc.bias and 1 more belongs to {second}"),
                 "call run of the other one",
             ],
         );
