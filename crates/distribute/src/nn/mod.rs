@@ -22,7 +22,9 @@ mod layer_norm;
 mod linear;
 pub mod loss;
 mod operation;
+mod products;
 mod table;
+mod turn_over;
 
 pub use batch_norm::{BatchNorm, batch_norm};
 pub use candle_nn::{BatchNormConfig, Conv2dConfig, LayerNormConfig};
@@ -32,3 +34,5 @@ pub use embedding::{Embedding, embedding};
 pub use embedding_bag::{BagMode, EmbeddingBag, embedding_bag};
 pub use layer_norm::{LayerNorm, RmsNorm, layer_norm, layer_norm_no_bias, rms_norm};
 pub use linear::{Linear, linear, linear_b, linear_no_bias};
+#[doc(hidden)]
+pub use products::Products;
