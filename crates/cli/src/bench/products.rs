@@ -5,7 +5,6 @@ use super::training::timed;
 use super::turns::Sample;
 use super::work::{Mlp, Model, Recommender, Training};
 use distribute::cluster::Stopwatch;
-use distribute::nn::Products;
 use distribute::{MirroredStrategy, ReduceOp, Result};
 use std::hint::black_box;
 use std::marker::PhantomData;
