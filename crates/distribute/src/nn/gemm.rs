@@ -1,5 +1,6 @@
 //! Matrix products written where they are wanted: into a gradient's place, or on top of what is there.
 
+use super::turn_over::turn_over;
 use crate::number::Number;
 use distribute_collective::threads::own_threads;
 use gemm::Parallelism;
@@ -114,36 +115,32 @@ pub(super) fn product_then<T: Number>(
 ) -> Vec<T> {
     let (rows, columns) = (a.rows, b.columns);
     assert_eq!(bias.len(), columns, "a bias for each column");
-    if b.order == Order::RowByRow || columns < TILE || a.columns < 4 * rows {
+    if !by_columns(a, b) {
         let mut out = new_product(a, b);
         for row in out.chunks_exact_mut(columns.max(1)) {
             row.iter_mut().zip(bias).for_each(|(x, bias)| *x = finish(x.plus(*bias)));
         }
         return out;
     }
-    let by_column = made(Order::ColumnByColumn, a, b);
-    let mut out = vec![T::of(0.); rows * columns];
-    turn_over(&by_column, rows, bias, &mut out, finish);
-    out
+    turned_over(&made(Order::ColumnByColumn, a, b), rows, bias, finish)
 }
 
-/// The side of a square that is turned over at a time: a cache line of f32.
-const TILE: usize = 16;
+/// Products of fewer columns are made row by row.
+const FEW: usize = 16;
 
-/// Writes a matrix of so many rows that lies column by column row by row.
-fn turn_over<T: Number>(by_column: &[T], rows: usize, bias: &[T], out: &mut [T], finish: impl Fn(T) -> T) {
-    let columns = bias.len();
-    for top in (0..rows).step_by(TILE) {
-        let height = TILE.min(rows - top);
-        for left in (0..columns).step_by(TILE) {
-            for column in left..columns.min(left + TILE) {
-                let source = &by_column[column * rows + top..][..height];
-                for (row, x) in source.iter().enumerate() {
-                    out[(top + row) * columns + column] = finish(x.plus(bias[column]));
-                }
-            }
-        }
-    }
+/// Whether [`product_then`] makes the product column by column.
+pub(super) fn by_columns<T: Copy>(a: Matrix<'_, T>, b: Matrix<'_, T>) -> bool {
+    b.order == Order::ColumnByColumn && b.columns >= FEW && a.columns >= 4 * a.rows
+}
+
+/// A matrix of so many rows that lies column by column, finished and row by row.
+fn turned_over<T: Number>(by_column: &[T], rows: usize, bias: &[T], finish: impl Fn(T) -> T) -> Vec<T> {
+    let len = rows * bias.len();
+    let mut out = Vec::with_capacity(len);
+    turn_over(by_column, rows, bias, &mut out.spare_capacity_mut()[..len], finish);
+    // SAFETY: `turn_over` has written all `len` elements.
+    unsafe { out.set_len(len) };
+    out
 }
 
 /// Writes all elements of `out`; if `add`, they have to be initialised.

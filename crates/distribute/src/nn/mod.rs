@@ -32,9 +32,11 @@ mod linear;
 pub mod loss;
 mod operation;
 pub mod ops;
+mod products;
 pub mod rotary_emb;
 mod softmax;
 mod table;
+mod turn_over;
 
 pub use batch_norm::{BatchNorm, batch_norm};
 // candle_nn's own, all of whose operations have gradients.
@@ -49,3 +51,5 @@ pub use embedding::{Embedding, embedding};
 pub use embedding_bag::{BagMode, EmbeddingBag, embedding_bag};
 pub use layer_norm::{LayerNorm, RmsNorm, layer_norm, layer_norm_no_bias, rms_norm};
 pub use linear::{Linear, linear, linear_b, linear_no_bias};
+#[doc(hidden)]
+pub use products::Products;

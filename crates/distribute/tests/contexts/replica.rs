@@ -52,7 +52,7 @@ fn rctx_4_operations_run_where_their_tensors_are_and_variables_are_on_the_replic
         }
     }
     watched(|| {
-        let strategy = Strategy::new(Mixed);
+        let strategy = Strategy::new(Mixed).unwrap();
         let devices = strategy.run((), |ctx, ()| {
             let here = Tensor::new(1f32, &Device::Cpu)?;
             Ok((ctx.devices()?, (&here + &here)?.device().is_cpu()))

@@ -232,7 +232,7 @@ fn run_13_a_step_is_what_the_strategys_author_does_for_each_replica() {
         for runs in [true, false] {
             let (steps, calls) = (Arc::new(Mutex::new(Vec::new())), AtomicUsize::new(0));
             let devices = [0, 1].map(DeviceName::cpu);
-            let strategy = Strategy::new(Runner { devices, steps: steps.clone(), runs });
+            let strategy = Strategy::new(Runner { devices, steps: steps.clone(), runs }).unwrap();
             for _ in 0..2 {
                 let ids = strategy.run((), |ctx, ()| {
                     calls.fetch_add(1, Ordering::Relaxed);

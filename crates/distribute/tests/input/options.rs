@@ -43,7 +43,7 @@ struct Elsewhere([DeviceName; 2]);
 
 impl Elsewhere {
     fn strategy() -> Strategy {
-        Strategy::new(Elsewhere([98, 99].map(|index| DeviceName { kind: DeviceKind::Gpu, index })))
+        Strategy::new(Elsewhere([98, 99].map(|index| DeviceName { kind: DeviceKind::Gpu, index }))).unwrap()
     }
 }
 
