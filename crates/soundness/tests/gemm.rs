@@ -42,13 +42,7 @@ mod number {
     }
 }
 
-mod strategy {
-    use std::sync::Arc;
-
-    pub fn product_threads() -> Option<Arc<rayon::ThreadPool>> {
-        None
-    }
-}
-
 #[path = "../../distribute/src/nn/gemm.rs"]
 mod gemm;
+#[path = "../../distribute/src/nn/turn_over.rs"]
+mod turn_over;
