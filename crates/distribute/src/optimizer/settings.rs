@@ -12,8 +12,9 @@ impl<R: Rule> Optimizer<R> {
     /// as the strategy's timeout.
     ///
     /// # Errors
-    /// [`Error::Hyperparameter`] for a schedule out of range. A rate that is not finite or negative is an error of the
-    /// step that would take it, and a panic is [`Error::Panicked`] there, on every replica.
+    /// [`Error::Hyperparameter`](crate::Error::Hyperparameter) for a schedule out of range. A rate that is not finite or
+    /// negative is an error of the step that would take it, and a panic is [`Error::Panicked`](crate::Error::Panicked)
+    /// there, on every replica.
     ///
     /// ```
     /// # use distribute::{optimizer::schedules::{CosineDecay, Warmup}, prelude::*};
@@ -43,7 +44,7 @@ impl<R: Rule> Optimizer<R> {
     /// [`after_reduce`](Optimizer::after_reduce).
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for numbers out of range.
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for numbers out of range.
     pub fn before_reduce(mut self, transform: Transform) -> Result<Self> {
         transform.validate("before_reduce")?;
         self.before_reduce.push(transform);
@@ -54,7 +55,7 @@ impl<R: Rule> Optimizer<R> {
     /// applied. After what was asked for earlier.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for numbers out of range.
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for numbers out of range.
     pub fn after_reduce(mut self, transform: Transform) -> Result<Self> {
         transform.validate("after_reduce")?;
         self.after_reduce.push(transform);
