@@ -82,7 +82,7 @@ impl CheckpointManager {
             Err(TryLockError::WouldBlock) => return Err(Error::Busy { path: self.folder.clone() }),
             Err(TryLockError::Error(error)) => return Err(Error::io("locking", &lock)(error)),
         }
-        let (checkpoints, parts) = self.list()?;
+        let Found { checkpoints, parts } = self.list()?;
         // Nobody else saves: what is not whole was left by a crash, and takes the room that the new one needs.
         parts.iter().for_each(|part| Part::clear_folder(part));
         let saved = self.unused(checkpoints.last().map_or(1, |(number, _)| number + 1))?;
@@ -104,7 +104,7 @@ impl CheckpointManager {
     /// # Errors
     /// [`Error::Io`] where the folder cannot be read.
     pub fn paths(&self) -> Result<Vec<PathBuf>> {
-        Ok(self.list()?.0.into_iter().map(|(_, path)| path).collect())
+        Ok(self.list()?.checkpoints.into_iter().map(|(_, path)| path).collect())
     }
 
     /// The latest checkpoint; `None` before the first.
@@ -142,26 +142,26 @@ impl CheckpointManager {
         })
     }
 
-    /// The checkpoints by number, and folders of those that are not whole. What else has a name like theirs is told, once.
-    fn list(&self) -> Result<(Vec<(u64, PathBuf)>, Vec<PathBuf>)> {
+    /// What is in the folder. What has a name like ours and is not is told, once.
+    fn list(&self) -> Result<Found> {
         let read = || {
             let names = fs::read_dir(&self.folder)?.map(|entry| Ok(entry?.file_name()));
             names.collect::<io::Result<Vec<_>>>()
         };
-        let (mut checkpoints, mut parts) = (Vec::new(), Vec::new());
+        let mut ours = Found::default();
         for found in read().map_err(Error::io("reading", &self.folder))? {
             let path = self.folder.join(&found);
             let text = found.to_string_lossy();
             if let Some(number) = number(&text).filter(|_| path.is_dir()) {
-                checkpoints.push((number, path));
+                ours.checkpoints.push((number, path));
             } else if whole_name(&found).and_then(number).is_some() {
-                parts.push(path);
+                ours.parts.push(path);
             } else if text.starts_with(PREFIX) || text.starts_with(&format!(".{PREFIX}")) {
                 self.tell(found, &path);
             }
         }
-        checkpoints.sort();
-        Ok((checkpoints, parts))
+        ours.checkpoints.sort();
+        Ok(ours)
     }
 
     fn tell(&self, found: OsString, path: &Path) {
@@ -175,6 +175,15 @@ impl CheckpointManager {
             );
         }
     }
+}
+
+/// What of a folder is its manager's.
+#[derive(Default)]
+struct Found {
+    /// By number.
+    checkpoints: Vec<(u64, PathBuf)>,
+    /// Those that are not whole.
+    parts: Vec<PathBuf>,
 }
 
 /// The folder of a checkpoint.

@@ -87,7 +87,8 @@ fn no_file(found: FileType) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, format!("this is {}, not a file", kind(found)))
 }
 
-#[cfg(all(test, unix))]
+#[cfg(unix)]
+#[cfg(test)]
 mod tests {
     use super::*;
     use std::os::unix::fs::symlink;

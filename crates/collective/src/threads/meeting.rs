@@ -56,9 +56,10 @@ impl Meeting {
     pub fn open(&self, step: u64) {
         let mut state = lock(&self.state);
         state.step = step;
-        state.standings.fill(Standing::running());
-        state.offers.fill(None);
-        state.outcomes.fill(None);
+        // `fill` would clone what it writes, in a call of its own: a twentieth of an empty step.
+        state.standings.iter_mut().for_each(|standing| *standing = Standing::running());
+        state.offers.iter_mut().for_each(|offer| *offer = None);
+        state.outcomes.iter_mut().for_each(|outcome| *outcome = None);
         state.missed = None;
     }
 

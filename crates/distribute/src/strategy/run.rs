@@ -87,14 +87,10 @@ impl Strategy {
         }
         let rows: Vec<_> = (0..replicas).map(|replica| args.rows(replica)).collect();
         let pieces = consecutive(&rows);
-        let untouched = (0..replicas)
-            .map(|replica| {
-                if rows[replica] == Some(0) {
-                    Snapshot::of(args.own_variables(replica))
-                } else {
-                    Ok(Snapshot::default())
-                }
-            })
+        // Of most steps no piece is empty, and there are none.
+        let empty = rows.iter().enumerate().filter(|(_, rows)| **rows == Some(0));
+        let untouched = empty
+            .map(|(replica, _)| Ok((replica, Snapshot::of(args.own_variables(replica))?)))
             .collect::<Result<Vec<_>>>()?;
         let args = args.split(replicas).map_err(|error| error.of_argument("run", "args"))?;
         let cells: Vec<_> = args.into_iter().map(|arg| Mutex::new(Cell::Argument(arg))).collect();
@@ -118,7 +114,8 @@ impl Strategy {
             let _replica = enter(Mode::Replica(context.clone()));
             let result = catch_unwind(AssertUnwindSafe(|| body(&context, arg)))
                 .unwrap_or_else(|panic| Err(panicked(&*panic)));
-            let result = untouched[local].restore(&context).and(result);
+            let before = untouched.iter().find(|(replica, _)| *replica == local);
+            let result = before.map_or(Ok(()), |(_, before)| before.restore(&context)).and(result);
             let result = result.map_err(|error| explain(error, rows[local], &context));
             let succeeded = result.is_ok();
             *lock(cell) = Cell::Result(result);
@@ -131,7 +128,6 @@ impl Strategy {
 
 /// Variables as they were before an empty piece of a batch: stock batch-norm would make NaN of its running statistics
 /// there. Layers that know better say so.
-#[derive(Default)]
 struct Snapshot(Vec<(Var, Tensor)>);
 
 impl Snapshot {
