@@ -2,10 +2,11 @@
 
 A script lists its entries with --list, measures them by itself (--rounds, --seconds, --threads, --only), or is led by
 `distribute bench --peers`, which starts it with --serve for one entry and asks for one round at a time: so ours and
-theirs are measured in turn.
+theirs are measured in turn. Between its rounds it is stopped, with all that it has started.
 """
 
 import argparse
+import importlib.metadata
 import itertools
 import json
 import subprocess
@@ -77,6 +78,19 @@ def recommender_batch(number):
     return ids, (ids[:, :1] < ROWS // 2).astype(np.float32)
 
 
+def products(name):
+    """The factors of all matrix products of a step on the whole batch, as the layers' operands lie in memory."""
+    layers, rows = (MLP, MLP_BATCH) if name == "mlp" else (TOP, RECOMMENDER_BATCH)
+    pairs = []
+    for k, (width, height) in enumerate(layers):
+        x, gradient = np.ones((rows, width), np.float32), np.ones((rows, height), np.float32)
+        w = np.ones((height, width), np.float32)
+        pairs += [(x, w.T), (gradient.T, x)]
+        if k > 0 or name == "recommender":  # the gradient of the input: an image needs none, the rows of a table do
+            pairs.append((gradient, w))
+    return pairs
+
+
 # ---- Entries: a figure measured in one way.
 
 
@@ -104,11 +118,16 @@ class Entry:
         self.figure, self.unit, self.peer, self.make, self.per = figure, unit, peer, make, per
         self.repeat, self.each = None, None
 
-    def round(self, seconds):
-        """One round of about so many seconds: a value, and what else the line has."""
+    def prepare(self):
+        """All that needs no quiet machine, once: importing, making, tracing, compiling, first pages."""
         if self.repeat is None:
             self.repeat = self.make()
-            self.repeat(3)  # tracing, compiling, first pages
+            self.repeat(3)
+
+    def round(self, seconds):
+        """One round of about so many seconds: a value, and what else the line has."""
+        self.prepare()
+        if self.each is None:
             self.each = self._time(2)
             self._time(max(1, int(seconds / 2 / self.each)))
         calls = max(1, int(seconds / self.each))
@@ -125,6 +144,9 @@ class Entry:
 class Losses(Entry):
     """`make()` gives a function that trains LOSS_STEPS steps from the formula's weights and returns the losses."""
 
+    def prepare(self):
+        pass
+
     def round(self, seconds):
         losses = [float(loss) for loss in self.make()()]
         return losses[-1], {"losses": losses}
@@ -136,6 +158,9 @@ class Fresh(Entry):
     def __init__(self, figure, unit, peer, work, script):
         super().__init__(figure, unit, peer, None)
         self.work, self.script = work, script
+
+    def prepare(self):
+        pass
 
     def round(self, seconds):
         start = time.perf_counter()
@@ -170,8 +195,9 @@ def arguments():
     return parser.parse_args()
 
 
-def main(given, entries, version, memory=peak):
-    """What the command line asks for. `version()` imports the library; `memory()` is the peak of all processes."""
+def main(given, entries, package, memory=peak):
+    """What the command line asks for. `package` is the library's; `memory()` is the peak of all processes."""
+    version = lambda: importlib.metadata.version(package)
     say = lambda fields: print(json.dumps(fields), flush=True)
     chosen = [e for e in entries if given.only in (None, e.figure) and given.peer in (None, e.peer)]
     if given.list:
@@ -186,6 +212,7 @@ def main(given, entries, version, memory=peak):
         print(memory(), flush=True)
     elif given.serve:
         entry = chosen[0]
+        entry.prepare()
         say({"figure": entry.figure, "peer": entry.peer, "version": version()})
         for line in sys.stdin:
             value, more = entry.round(float(line))

@@ -1,5 +1,7 @@
-"""PyTorch on the same work: eager on one thread and several, and DistributedDataParallel over two processes with gloo."""
+"""PyTorch on the same work: eager on one thread and several, compiled, and DistributedDataParallel over two processes
+with gloo."""
 
+import datetime
 import os
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from common import Entry, Fresh, Losses, numbered, repeated
 GIVEN = common.arguments()
 THREADS = f"PyTorch, {GIVEN.threads} threads"
 ALONE = "PyTorch, 1 thread"
+COMPILED = f"PyTorch, compiled, {GIVEN.threads} threads"
 DDP = "PyTorch, DDP with gloo"
 
 
@@ -40,7 +43,9 @@ def group(torch, entry):
         import ctypes
 
         ctypes.CDLL(None).prctl(1, 9)  # is killed when rank 0 ends, however it ends
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=GIVEN.rank, world_size=2)
+    # Both processes are stopped while others are measured, which is no reason to give up.
+    patience = datetime.timedelta(days=1)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=GIVEN.rank, world_size=2, timeout=patience)
     return dist
 
 
@@ -99,10 +104,13 @@ def model(torch, name, sparse):
     return Recommender(), nn.BCEWithLogitsLoss(), common.recommender_batch
 
 
-def training(torch, name, sparse, rate, wrap=lambda m: m, half=None):
+def training(torch, name, sparse, rate, wrap=lambda m: m, half=None, compiled=False):
     """A function that makes a step on batch number n and gives its loss."""
     net, criterion, batch = model(torch, name, sparse)
     net = wrap(net)
+    forward = lambda inputs, labels: criterion(net(inputs), labels)
+    if compiled:
+        forward = torch.compile(forward)  # and its backward with it
     optimizer = torch.optim.SGD(net.parameters(), lr=rate)
 
     def piece(array):
@@ -115,7 +123,7 @@ def training(torch, name, sparse, rate, wrap=lambda m: m, half=None):
     def step(n):
         inputs, labels = batches[n % common.BATCHES]
         optimizer.zero_grad()
-        loss = criterion(net(inputs), labels)
+        loss = forward(inputs, labels)
         loss.backward()
         optimizer.step()
         return loss
@@ -127,8 +135,25 @@ def trained(step):
     return repeated(numbered(step), lambda loss: loss.item())
 
 
-def steps(name, sparse, threads):
-    return lambda: trained(training(library(threads), name, sparse, common.RATE))
+def steps(name, sparse, threads, compiled=False):
+    return lambda: trained(training(library(threads), name, sparse, common.RATE, compiled=compiled))
+
+
+def products(name):
+    """All products of a step, one after another, into memory that is there."""
+
+    def make():
+        torch = library(GIVEN.threads)
+        pairs = [tuple(map(torch.from_numpy, pair)) for pair in common.products(name)]
+        made = [a @ b for a, b in pairs]
+
+        def step():
+            for (a, b), out in zip(pairs, made):
+                torch.mm(a, b, out=out)
+
+        return repeated(step)
+
+    return make
 
 
 def ddp(torch, name, entry, rate):
@@ -146,9 +171,9 @@ def ddp_steps(name, entry):
     return make
 
 
-def losses(name, sparse):
+def losses(name, sparse, compiled=False):
     def make():
-        step = training(library(GIVEN.threads), name, sparse, common.LOSS_RATE[name])
+        step = training(library(GIVEN.threads), name, sparse, common.LOSS_RATE[name], compiled=compiled)
         return lambda: [step(n).item() for n in range(common.LOSS_STEPS)]
 
     return make
@@ -165,10 +190,13 @@ def entries():
             mark = {"mlp": "", "recommender": ", sparse" if sparse else ", dense"}[name]
             yield Entry(one, "steps/s", ALONE + mark, steps(name, sparse, 1))
             yield Entry(two, "steps/s", THREADS + mark, steps(name, sparse, GIVEN.threads))
+        yield Entry(two, "steps/s", COMPILED + mark, steps(name, sparse, GIVEN.threads, compiled=True))
+        yield Entry(f"{name}_products", "µs", THREADS, products(name))
         yield Entry(two, "steps/s", DDP, ddp_steps(name, (two, DDP)))
         yield Fresh(f"memory_{name}", "MiB", THREADS + mark, two, __file__)
         yield Fresh(f"memory_{name}", "MiB", DDP, two, __file__)
-        yield Losses(f"losses_{name}", "", THREADS + mark, losses(name, name == "recommender"))
+        yield Losses(f"losses_{name}", "", THREADS + mark, losses(name, sparse))
+        yield Losses(f"losses_{name}", "", COMPILED + mark, losses(name, sparse, compiled=True))
     yield from inputs_pytorch.entries(library, GIVEN.threads)
     yield Fresh("start_to_first_step", "ms", THREADS, "mlp_2_replicas", __file__)
     yield Fresh("start_to_first_step", "ms", DDP, "mlp_2_replicas", __file__)
@@ -178,13 +206,7 @@ def memory():
     return common.peak() + (common.peak(CHILD.pid) if CHILD else 0)
 
 
-def version():
-    import torch
-
-    return torch.__version__
-
-
 if __name__ == "__main__":
-    common.main(GIVEN, list(entries()), version, memory)
+    common.main(GIVEN, list(entries()), "torch", memory)
     sys.stdout.flush()
     os._exit(0)  # rank 1 is in a broadcast that will not come; it ends with this process

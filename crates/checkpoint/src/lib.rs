@@ -36,6 +36,7 @@
 //! | `plan` | which rows go into which file |
 //! | `save` | the steps of a save: after each of them, either nothing is there or all |
 //! | `index` | `index.json` |
+//! | `metadata` | [`Metadata`]: what can be metadata, numbers that JSON doesn't have included |
 //! | `places` | where the rows of each tensor are: the index, checked against the files |
 //! | `shard` | one safetensors file: written with checksums, read in parts that are checked |
 //! | `encoding` | the 16 dtypes as bytes |
@@ -67,6 +68,7 @@ mod encoding;
 mod error;
 mod index;
 mod manager;
+mod metadata;
 mod places;
 mod plan;
 mod reader;
@@ -76,6 +78,7 @@ mod writer;
 
 pub use error::{Error, Result};
 pub use manager::CheckpointManager;
+pub use metadata::Metadata;
 pub use reader::{Description, Reader};
 pub use serde_json::Value;
 pub use writer::Writer;

@@ -1,17 +1,23 @@
 //! Checkpoints one after another in one folder.
 
-use crate::save::PART;
 use crate::{Error, Reader, Result, Writer};
-use std::fs::{self, File, TryLockError};
+use distribute_files::{Part, open_lock, whole_name};
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::fs::{self, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Saves checkpoints one after another into a folder, `ckpt-000001` and so on, and keeps the last ones.
 ///
 /// A new checkpoint gets its name in one step when it is whole, and older ones are removed after that: at every moment
 /// the one with the highest number is whole and the latest. There is no other record of which it is.
 ///
-/// One process saves at a time: of several workers, the chief (CKPT-6). Any number may read.
+/// One process saves at a time: of several workers, the chief. Any number may read.
+///
+/// What is in the folder besides stays as it is, also under names like those of checkpoints: a file, or a folder with a
+/// number that no manager gives. A warning names it once.
 ///
 /// ```
 /// use distribute_checkpoint::{CheckpointManager, Writer};
@@ -33,10 +39,14 @@ use std::path::{Path, PathBuf};
 pub struct CheckpointManager {
     folder: PathBuf,
     keep: Option<usize>,
+    /// What is not ours, and has been told.
+    told: Arc<Mutex<BTreeSet<OsString>>>,
 }
 
 /// Of the names of checkpoints.
 const PREFIX: &str = "ckpt-";
+/// The highest number: a thousand checkpoints a second for thirty years.
+const LAST: u64 = 999_999_999_999;
 /// Held while a checkpoint is saved. The system lets go of it when the process ends, however it does.
 const LOCK: &str = ".lock";
 
@@ -48,7 +58,7 @@ impl CheckpointManager {
     pub fn new(folder: impl AsRef<Path>) -> Result<Self> {
         let folder = folder.as_ref().to_path_buf();
         fs::create_dir_all(&folder).map_err(Error::io("creating", &folder))?;
-        Ok(Self { folder, keep: None })
+        Ok(Self { folder, keep: None, told: Arc::default() })
     }
 
     /// Keeps the last `count` checkpoints, 1 at least: a save removes older ones when the new one is in place.
@@ -61,26 +71,26 @@ impl CheckpointManager {
     /// Saves under the next number, and gives the path; as [`Writer::save`].
     ///
     /// # Errors
-    /// Those of [`Writer::save`]; [`Error::Busy`] while another process or thread saves here. The latest checkpoint is the
-    /// one from before, then. [`Error::Removal`] where the new one is in place, but an old one cannot be removed.
+    /// Those of [`Writer::save`]; [`Error::Busy`] while another process or thread saves here; [`Error::Io`] where the file
+    /// `.lock` of the folder is none. The latest checkpoint is the one from before, then. [`Error::Removal`] where the new
+    /// one is in place, but an old one cannot be removed.
     pub fn save(&self, writer: &Writer, shards: usize) -> Result<PathBuf> {
         let lock = self.folder.join(LOCK);
-        let file = File::create(&lock).map_err(Error::io("opening", &lock))?;
+        let file = open_lock(&lock).map_err(Error::io("locking", &lock))?;
         match file.try_lock() {
             Ok(()) => (),
             Err(TryLockError::WouldBlock) => return Err(Error::Busy { path: self.folder.clone() }),
             Err(TryLockError::Error(error)) => return Err(Error::io("locking", &lock)(error)),
         }
+        let Found { checkpoints, parts } = self.list()?;
         // Nobody else saves: what is not whole was left by a crash, and takes the room that the new one needs.
-        for part in self.list(|name| name.starts_with(&format!(".{PREFIX}")) && name.ends_with(PART))? {
-            fs::remove_dir_all(&part).map_err(Error::io("removing", &part))?;
-        }
-        let next = self.numbered()?.last().map_or(1, |(number, _)| number.saturating_add(1));
-        let saved = self.folder.join(format!("{PREFIX}{next:06}"));
+        parts.iter().for_each(|part| Part::clear_folder(part));
+        let saved = self.unused(checkpoints.last().map_or(1, |(number, _)| number + 1))?;
         writer.save(&saved, shards)?;
         let paths = self.paths()?;
         for path in &paths[..paths.len().saturating_sub(self.keep.unwrap_or(usize::MAX))] {
-            remove(path).map_err(|source| Error::Removal {
+            // It loses its name first: a crash in between leaves no half of one.
+            Part::of_old(path).and_then(Part::remove).map_err(|source| Error::Removal {
                 saved: saved.clone(),
                 path: path.clone(),
                 source,
@@ -94,7 +104,7 @@ impl CheckpointManager {
     /// # Errors
     /// [`Error::Io`] where the folder cannot be read.
     pub fn paths(&self) -> Result<Vec<PathBuf>> {
-        Ok(self.numbered()?.into_iter().map(|(_, path)| path).collect())
+        Ok(self.list()?.checkpoints.into_iter().map(|(_, path)| path).collect())
     }
 
     /// The latest checkpoint; `None` before the first.
@@ -118,37 +128,71 @@ impl CheckpointManager {
         Ok(None)
     }
 
-    fn numbered(&self) -> Result<Vec<(u64, PathBuf)>> {
-        let number = |path: PathBuf| {
-            let digits = path.file_name()?.to_str()?.strip_prefix(PREFIX)?;
-            let all_digits = digits.bytes().all(|digit| digit.is_ascii_digit());
-            Some((digits.parse().ok().filter(|_| all_digits)?, path))
-        };
-        let mut numbered: Vec<_> = self.list(|_| true)?.into_iter().filter_map(number).collect();
-        numbered.sort();
-        Ok(numbered)
+    /// The first path from this number on where nothing is.
+    fn unused(&self, number: u64) -> Result<PathBuf> {
+        let paths = (number..=LAST).map(|number| self.folder.join(name(number)));
+        let unused = paths.into_iter().find(|path| path.symlink_metadata().is_err());
+        unused.ok_or_else(|| Error::InvalidArgument {
+            operation: "save",
+            reason: format!(
+                "no number is left in {} after {}: remove or rename that one",
+                self.folder.display(),
+                name(LAST)
+            ),
+        })
     }
 
-    fn list(&self, wanted: impl Fn(&str) -> bool) -> Result<Vec<PathBuf>> {
+    /// What is in the folder. What has a name like ours and is not is told, once.
+    fn list(&self) -> Result<Found> {
         let read = || {
             let names = fs::read_dir(&self.folder)?.map(|entry| Ok(entry?.file_name()));
             names.collect::<io::Result<Vec<_>>>()
         };
-        let names = read().map_err(Error::io("reading", &self.folder))?;
-        Ok(names
-            .into_iter()
-            .filter(|name| name.to_str().is_some_and(&wanted))
-            .map(|name| self.folder.join(name))
-            .collect())
+        let mut ours = Found::default();
+        for found in read().map_err(Error::io("reading", &self.folder))? {
+            let path = self.folder.join(&found);
+            let text = found.to_string_lossy();
+            if let Some(number) = number(&text).filter(|_| path.is_dir()) {
+                ours.checkpoints.push((number, path));
+            } else if whole_name(&found).and_then(number).is_some() {
+                ours.parts.push(path);
+            } else if text.starts_with(PREFIX) || text.starts_with(&format!(".{PREFIX}")) {
+                self.tell(found, &path);
+            }
+        }
+        ours.checkpoints.sort();
+        Ok(ours)
+    }
+
+    fn tell(&self, found: OsString, path: &Path) {
+        // It may have been removed meanwhile.
+        if path.symlink_metadata().is_ok()
+            && self.told.lock().unwrap_or_else(PoisonError::into_inner).insert(found)
+        {
+            tracing::warn!(
+                "{} is no checkpoint of this folder's, though its name is like theirs: it stays as it is",
+                path.display()
+            );
+        }
     }
 }
 
-/// Removes a checkpoint. It loses its name first: a crash in between leaves no half of one.
-fn remove(path: &Path) -> io::Result<()> {
-    let mut name = std::ffi::OsString::from(".");
-    name.push(path.file_name().unwrap_or_default());
-    name.push(format!(".old{PART}"));
-    let nameless = path.with_file_name(name);
-    fs::rename(path, &nameless)?;
-    fs::remove_dir_all(nameless)
+/// What of a folder is its manager's.
+#[derive(Default)]
+struct Found {
+    /// By number.
+    checkpoints: Vec<(u64, PathBuf)>,
+    /// Those that are not whole.
+    parts: Vec<PathBuf>,
+}
+
+/// The folder of a checkpoint.
+fn name(number: u64) -> String {
+    format!("{PREFIX}{number:06}")
+}
+
+/// The number of a checkpoint, if the name is one that is given.
+fn number(text: &str) -> Option<u64> {
+    let number = text.strip_prefix(PREFIX)?.parse().ok()?;
+    ((1..=LAST).contains(&number) && name(number) == text).then_some(number)
 }

@@ -3,10 +3,10 @@
 use crate::index::{self, Index};
 use crate::places::Tensor;
 use crate::shard::Shard;
-use crate::{Error, Result, Value};
+use crate::{Error, Result, Value, metadata};
 use distribute_tensor::{DType, Element, HostTensor, codec};
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
+use std::io::Read;
 use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 
@@ -43,10 +43,9 @@ impl Reader {
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let index_path = path.join(index::NAME);
-        let bytes = fs::metadata(&index_path).and_then(|found| match found.is_file() {
-            // Opening a pipe would wait for whoever writes to it.
-            false => Err(std::io::Error::other("this is not a file")),
-            true => fs::read(&index_path),
+        let bytes = distribute_files::open(&index_path).and_then(|mut file| {
+            let mut bytes = Vec::new();
+            file.read_to_end(&mut bytes).map(|_| bytes)
         });
         let index = Index::from_bytes(&index_path, &bytes.map_err(Error::io("reading", &index_path))?)?;
         let wrong = |at: String, reason: String| Error::Index { path: index_path.clone(), at, reason };
@@ -90,6 +89,22 @@ impl Reader {
     /// A piece of metadata.
     pub fn metadata(&self, key: &str) -> Option<&Value> {
         self.metadata.get(key)
+    }
+
+    /// A piece of metadata that is a number, also one that JSON doesn't have: NaN or an infinity, which is kept as text.
+    ///
+    /// ```
+    /// # use distribute_checkpoint::{Reader, Writer};
+    /// # let folder = tempfile::tempdir().unwrap();
+    /// # let path = folder.path().join("saved");
+    /// let mut writer = Writer::new();
+    /// writer.metadata("best_loss", f64::INFINITY);
+    /// writer.save(&path, 1)?;
+    /// assert_eq!(Reader::open(&path)?.number("best_loss"), Some(f64::INFINITY));
+    /// # Ok::<(), distribute_checkpoint::Error>(())
+    /// ```
+    pub fn number(&self, key: &str) -> Option<f64> {
+        self.metadata(key).and_then(metadata::number)
     }
 
     /// All metadata, by key.

@@ -3,10 +3,10 @@
 use crate::index::{self, Index};
 use crate::writer::Writer;
 use crate::{Error, Result, shard};
-use std::ffi::OsString;
-use std::fs::{self, File};
+use distribute_files::Part;
+use std::fs::File;
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// What a save does next.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -41,7 +41,7 @@ pub(crate) fn save(
     before: &mut dyn FnMut(Step) -> io::Result<()>,
 ) -> Result<()> {
     let mut layout = writer.layout(shards)?;
-    let place = Place::of(path)?;
+    let parent = parent(path)?;
     // `rename` would replace an empty folder.
     if path.symlink_metadata().is_ok() {
         return Err(Error::Exists { path: path.to_path_buf() });
@@ -50,72 +50,45 @@ pub(crate) fn save(
     let (steps, count) = (steps(files.len()), files.len());
     let mut files = files.into_iter();
     let mut written = Vec::new();
-    let mut part = PathBuf::new();
-    let mut perform = |step: Step, part: &mut PathBuf| {
+    // Removed where a step fails.
+    let mut part: Option<Part> = None;
+    for step in steps {
         before(step).map_err(Error::io("saving", path))?;
-        match step {
-            Step::CreateFolder => *part = place.create_part()?,
-            Step::WriteShard(number) => {
+        match (step, part.as_ref().map(Part::path)) {
+            (Step::CreateFolder, _) => part = Some(Part::folder(path).map_err(Error::io("creating", path))?),
+            (Step::SyncParent, _) => sync_folder(parent)?,
+            (Step::WriteShard(number), Some(part)) => {
                 let name = format!("shard-{:05}-of-{count:05}.safetensors", number + 1);
                 let parts = files.next().unwrap_or_default();
                 written.push(shard::write(&part.join(&name), name, parts)?);
             }
-            Step::WriteIndex => write_index(&part.join(index::NAME), &layout.index(written.clone()))?,
-            Step::SyncFolder => sync_folder(part)?,
-            Step::Rename => fs::rename(&*part, path).map_err(|error| match path.symlink_metadata() {
-                // Somebody else was faster.
-                Ok(_) => Error::Exists { path: path.to_path_buf() },
-                Err(_) => Error::io("renaming to", path)(error),
-            })?,
-            Step::SyncParent => sync_folder(place.parent)?,
-        }
-        Ok(())
-    };
-    let done = steps.into_iter().try_for_each(|step| perform(step, &mut part));
-    if done.is_err() && !part.as_os_str().is_empty() {
-        // After the renaming there is nothing to remove.
-        let _ = fs::remove_dir_all(&part);
-    }
-    done
-}
-
-/// Where a checkpoint is to be.
-struct Place<'a> {
-    parent: &'a Path,
-    name: &'a std::ffi::OsStr,
-}
-
-impl<'a> Place<'a> {
-    fn of(path: &'a Path) -> Result<Self> {
-        let no_name = || Error::InvalidArgument {
-            operation: "save",
-            reason: format!("{} does not end in the name of a folder to be created", path.display()),
-        };
-        let name = path.file_name().ok_or_else(no_name)?;
-        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-        Ok(Self { parent: parent.unwrap_or(Path::new(".")), name })
-    }
-
-    /// A new folder beside the place, for what is not whole yet.
-    fn create_part(&self) -> Result<PathBuf> {
-        let mut number = 0;
-        loop {
-            let mut name = OsString::from(".");
-            name.push(self.name);
-            name.push(format!(".{}-{number}{PART}", std::process::id()));
-            let part = self.parent.join(name);
-            match fs::create_dir(&part) {
-                Ok(()) => return Ok(part),
-                // Left by a crash: in a container, every process has the same id.
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => number += 1,
-                Err(error) => return Err(Error::io("creating", &part)(error)),
+            (Step::WriteIndex, Some(part)) => {
+                write_index(&part.join(index::NAME), &layout.index(written.clone()))?
             }
+            (Step::SyncFolder, Some(part)) => sync_folder(part)?,
+            (Step::Rename, _) => {
+                let renamed = part.take().map_or(Ok(None), |part| part.rename(path));
+                renamed.map_err(|error| match path.symlink_metadata() {
+                    // Somebody else was faster.
+                    Ok(_) => Error::Exists { path: path.to_path_buf() },
+                    Err(_) => Error::io("renaming to", path)(error),
+                })?;
+            }
+            (Step::WriteShard(_) | Step::WriteIndex | Step::SyncFolder, None) => (),
         }
     }
+    Ok(())
 }
 
-/// How the names of folders end that are not whole.
-pub(crate) const PART: &str = ".part";
+/// The folder that a checkpoint is to be in.
+fn parent(path: &Path) -> Result<&Path> {
+    if path.file_name().is_none() {
+        let reason = format!("{} does not end in the name of a folder to be created", path.display());
+        return Err(Error::InvalidArgument { operation: "save", reason });
+    }
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    Ok(parent.unwrap_or(Path::new(".")))
+}
 
 fn write_index(path: &Path, index: &Index) -> Result<()> {
     let io = |error| Error::io("writing", path)(error);
@@ -139,6 +112,7 @@ mod tests {
     use super::*;
     use crate::Reader;
     use distribute_tensor::HostTensor;
+    use std::fs;
     use std::process::Command;
 
     fn writer(value: i64) -> Writer {
@@ -228,9 +202,25 @@ mod tests {
             manager.save(&writer(3), 2).unwrap();
             let names =
                 fs::read_dir(folder.path()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
-            assert!(names.into_iter().all(|name| !name.ends_with(PART)));
+            assert!(names.into_iter().all(|name| !name.ends_with(".part")));
             assert_eq!(value(manager.latest().unwrap().unwrap().path()), 3);
         }
+    }
+
+    /// Without a manager, too; what another process is writing stays.
+    #[test]
+    fn the_next_save_to_the_same_place_removes_what_a_crash_left() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("saved");
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        child.args(["--exact", "save::tests::child_that_crashes"]);
+        let ended = child.env(CRASH, format!("2 {}", path.display())).output().unwrap();
+        let names = || fs::read_dir(folder.path()).unwrap().count();
+        assert!(!ended.status.success() && names() == 1, "{ended:?}");
+        let writing = Part::folder(&folder.path().join("other")).unwrap();
+        save(&writer(1), &path, 2, &mut |_| Ok(())).unwrap();
+        assert_eq!((names(), value(&path)), (2, 1));
+        assert!(writing.path().exists());
     }
 
     #[test]

@@ -121,11 +121,11 @@ impl Shard {
     pub(crate) fn open(folder: &Path, entry: &FileEntry) -> Result<Self> {
         let path = folder.join(&entry.name);
         let damaged = |offset: u64, reason: String| Error::Damaged { path: path.clone(), offset, reason };
-        // Before it is opened: opening a pipe waits for whoever writes to it.
-        let found = std::fs::metadata(&path).map_err(Error::io("reading", &path))?;
-        if !found.is_file() {
-            return Err(damaged(0, "this is not a file".into()));
-        }
+        let file = distribute_files::open(&path).map_err(|error| match error.kind() {
+            io::ErrorKind::InvalidInput => damaged(0, error.to_string()),
+            _ => Error::io("reading", &path)(error),
+        })?;
+        let found = file.metadata().map_err(Error::io("reading", &path))?;
         if found.len() != entry.bytes {
             let reason = format!("the file has {} bytes, but {} were written", found.len(), entry.bytes);
             return Err(damaged(found.len().min(entry.bytes), reason));
@@ -139,7 +139,6 @@ impl Shard {
             );
             return Err(damaged(0, reason));
         }
-        let file = File::open(&path).map_err(Error::io("reading", &path))?;
         let no_header = Metadata::new(None, Vec::new()).map_err(|error| damaged(0, error.to_string()))?;
         let mut shard = Self {
             path: path.clone(),

@@ -4,7 +4,7 @@ use crate::error::show;
 use crate::index::{Entry, Index, SliceEntry};
 use crate::plan::{Piece, Slice, plan};
 use crate::shard::Part;
-use crate::{Error, Result, Value, encoding, save};
+use crate::{Error, Metadata, Result, Value, encoding, save};
 use distribute_tensor::{DType, HostTensor, codec};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
@@ -97,9 +97,12 @@ impl Writer {
         Ok(())
     }
 
-    /// Sets a piece of metadata: the step, the seed, hyper-parameters.
-    pub fn metadata(&mut self, key: impl Into<String>, value: impl Into<Value>) {
-        self.metadata.insert(key.into(), value.into());
+    /// Sets a piece of metadata: the step, the seed, hyper-parameters. Numbers that JSON doesn't have, NaN and infinities,
+    /// are kept as text, and [`Reader::number`](crate::Reader::number) reads them again.
+    ///
+    /// Such numbers inside of a [`Value`] were lost when that was made: `json!(f64::NAN)` is null.
+    pub fn metadata(&mut self, key: impl Into<String>, value: impl Metadata) {
+        self.metadata.insert(key.into(), value.into_value());
     }
 
     /// The names of the tensors, sorted.
@@ -111,8 +114,8 @@ impl Writer {
     /// equal share is cut between rows.
     ///
     /// The folder appears whole or not at all, whatever happens meanwhile: it is written beside its place, under a name
-    /// that begins with a dot and ends with `.part`, brought to the disk, and renamed. A crash may leave that behind.
-    /// The same content gives the same bytes.
+    /// that begins with a dot and ends with `.part`, brought to the disk, and renamed. What a crash leaves of that, the next
+    /// save to the same path removes. The same content gives the same bytes.
     ///
     /// # Errors
     /// [`Error::Exists`] if there is anything at `path`; [`Error::Entry`] for a tensor of which rows are missing;

@@ -1,6 +1,7 @@
 //! Lines to standard output that fail with an error, not a panic, when nobody reads on.
 
 use distribute::{Error, Result};
+use distribute_files::WholeFile;
 use std::io::{IsTerminal, Write};
 use std::path::Path;
 
@@ -15,10 +16,14 @@ pub fn line(text: impl AsRef<str>) -> Result<()> {
     }
 }
 
-/// Writes a file.
+/// Writes a file, whole or not at all.
 pub fn file(path: &Path, text: &str) -> Result<()> {
-    std::fs::write(path, text)
-        .map_err(|source| Error::Io { operation: format!("writing {}", path.display()), source })
+    let write = || {
+        let mut file = WholeFile::create(path)?;
+        file.write_all(text.as_bytes())?;
+        file.finish()
+    };
+    write().map_err(|source| Error::Io { operation: format!("writing {}", path.display()), source })
 }
 
 /// Whether a person is looking.

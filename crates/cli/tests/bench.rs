@@ -2,8 +2,11 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use distribute::cluster::Deadline;
 use serde_json::Value;
+use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 fn bench(options: &[&str]) -> Vec<Value> {
     let output = Command::new(env!("CARGO_BIN_EXE_distribute")).arg("bench").args(options).output().unwrap();
@@ -16,7 +19,6 @@ fn bench(options: &[&str]) -> Vec<Value> {
 fn a_new_process_shows_start_and_the_recorded_peer_stands_in() {
     let lines = bench(&["--json", "--quick", "--rounds", "1", "--filter", "start"]);
     assert!(lines[0]["ours"].as_f64().unwrap() > 0.);
-    assert_eq!(lines[0]["peer"], "TensorFlow, MirroredStrategy");
     assert!(lines[0]["peer_source"].as_str().unwrap().starts_with("recorded"));
 }
 
@@ -34,38 +36,131 @@ fn peers_that_cannot_be_started_are_left_out() {
         "--python",
         python,
     ]);
-    assert_eq!(lines[0]["peer"], "TensorFlow, compiled");
+    assert!(lines[0]["ratio"].as_f64().unwrap() > 1.);
     assert!(lines[0]["peer_source"].as_str().unwrap().starts_with("recorded"));
+}
+
+/// What a shell script says as a peer of `empty_step_2`, in three rounds.
+#[cfg(unix)]
+fn beside(script: &str, folder: &Path, options: &[&str]) -> Value {
+    use std::os::unix::fs::PermissionsExt;
+    let peer = folder.join("peer");
+    std::fs::write(&peer, script).unwrap();
+    std::fs::set_permissions(&peer, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_distribute"))
+        .args(["bench", "--json", "--quick", "--rounds", "3", "--filter", "empty_step_2"])
+        .args(["--peers", "--python", "/nowhere/python"])
+        .args(options)
+        .env("DISTRIBUTE_PEER_BURN", &peer)
+        .current_dir(folder)
+        .output()
+        .unwrap();
+    serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)))
 }
 
 /// A peer of a few lines, which speaks as the scripts do.
 #[test]
 #[cfg(unix)]
-fn a_peer_takes_turns_and_a_plot_is_drawn() {
-    use std::os::unix::fs::PermissionsExt;
+fn a_peer_takes_turns_and_a_plot_is_drawn_and_its_figures_are_kept() {
     let folder = tempfile::tempdir().unwrap();
-    let (peer, plot) = (folder.path().join("peer"), folder.path().join("ratios.svg"));
     let script = r#"#!/bin/sh
 case "$1" in
 --list) echo '{"figure": "empty_step_2", "unit": "us", "peer": "a shell"}' ;;
 *) echo '{"version": "7"}'; while read -r line; do echo '{"value": 1000000}'; done ;;
 esac
 "#;
-    std::fs::write(&peer, script).unwrap();
-    std::fs::set_permissions(&peer, std::fs::Permissions::from_mode(0o755)).unwrap();
-    let output = Command::new(env!("CARGO_BIN_EXE_distribute"))
-        .args(["bench", "--json", "--quick", "--rounds", "3", "--filter", "empty_step_2"])
-        .args(["--peers", "--python", "/nowhere/python", "--plot", plot.to_str().unwrap()])
-        .env("DISTRIBUTE_PEER_BURN", &peer)
-        .output()
-        .unwrap();
-    let line: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let files = ["--plot", "ratios.svg", "--record", "kept.jsonl", "--machine", "this one"];
+    let line = beside(script, folder.path(), &files);
     assert_eq!(line["peer"], "a shell");
     assert_eq!(line["peer_value"], 1e6);
     assert_eq!(line["peer_version"], "7");
     assert_eq!(line["peer_source"], "this run");
     assert!(line["ratio"].as_f64().unwrap() > 1.);
-    assert!(std::fs::read_to_string(&plot).unwrap().contains("a shell"));
+    assert!(std::fs::read_to_string(folder.path().join("ratios.svg")).unwrap().contains("a shell"));
+    let kept = std::fs::read_to_string(folder.path().join("kept.jsonl")).unwrap();
+    let kept: Value = serde_json::from_str(&kept).unwrap();
+    assert_eq!((&kept["peer"], &kept["machine"]), (&"a shell".into(), &"this one".into()));
+}
+
+/// Two peers with a process that never rests look, in each of their rounds, which processes of the benchmark are not
+/// stopped: ours and the other peer. In the end none is left.
+#[test]
+#[cfg(target_os = "linux")]
+fn everybody_else_is_stopped_while_one_is_measured() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = r#"#!/bin/sh
+case "$1" in
+--list)
+    echo '{"figure": "empty_step_2", "unit": "us", "peer": "first"}'
+    echo '{"figure": "empty_step_2", "unit": "us", "peer": "second"}'
+    ;;
+*)
+    (while :; do :; done) &
+    echo $! > "restless.$$"
+    echo '{"version": "7"}'
+    while read -r line; do
+        stopped=0 running=0
+        for stat in /proc/[0-9]*/stat; do
+            read -r text 2>/dev/null < "$stat" || continue
+            pid=${text%% *}
+            set -- ${text##*) }
+            [ "$2" = "$PPID" ] && [ "$pid" != $$ ] || continue
+            case "$1" in T) stopped=$((stopped + 1)) ;; *) running=$((running + 1)) ;; esac
+        done
+        echo "{\"value\": 1000$stopped$running}"
+    done
+    ;;
+esac
+"#;
+    let line = beside(script, folder.path(), &[]);
+    let peers = line["peers"].as_array().unwrap();
+    assert_eq!(peers.len(), 2, "{line}");
+    for peer in peers {
+        // Two are stopped, none is running, in every round.
+        assert_eq!((&peer["min"], &peer["max"]), (&100020.0.into(), &100020.0.into()), "{line}");
+    }
+    let restless = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
+    let restless: Vec<_> = restless.filter(|path| path.to_string_lossy().contains("restless.")).collect();
+    assert_eq!(restless.len(), 2);
+    for path in restless {
+        let pid = std::fs::read_to_string(path).unwrap();
+        let stat = format!("/proc/{}/stat", pid.trim());
+        let deadline = Deadline::after(Duration::from_secs(30));
+        // Who reaps it is not ours to say.
+        while std::fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z ")) {
+            assert!(!deadline.has_passed(), "{stat} goes on");
+            std::thread::yield_now();
+        }
+    }
+}
+
+#[test]
+#[cfg(unix)]
+fn a_peer_that_ends_or_fails_is_left_out_and_the_others_go_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = r#"#!/bin/sh
+case "$1" in
+--list) for peer in ends fails lasts; do echo '{"figure": "empty_step_2", "unit": "us", "peer": "'$peer'"}'; done ;;
+*)
+    echo '{"version": "7"}'
+    read -r line
+    echo '{"value": 1}'
+    read -r line
+    case "$5" in
+    ends) exit ;;
+    fails) echo '{"error": "no luck"}' ;;
+    esac
+    echo '{"value": 1}'
+    read -r line
+    echo '{"value": 1}'
+    read -r line
+    ;;
+esac
+"#;
+    let line = beside(script, folder.path(), &[]);
+    assert_eq!(line["peers"].as_array().unwrap().len(), 1, "{line}");
+    assert_eq!(line["peer"], "lasts");
 }
 
 #[test]

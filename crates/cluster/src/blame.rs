@@ -1,6 +1,6 @@
 //! Who did not do what the others waited for: a pure function of where everybody stands.
 
-use crate::{Fingerprint, Presence, Standing};
+use crate::{Fingerprint, Operation, Presence, Standing};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::time::Duration;
@@ -191,13 +191,17 @@ impl fmt::Display for Blame {
         let step = self.step;
         match &self.cause {
             Cause::Mismatch { number, right, others } => {
-                let others: Vec<_> = others.iter().map(called).collect();
+                let names_of: Vec<_> = others.iter().map(called).collect();
+                let is_step = |callers: &Callers| callers.call.operation == Operation::Minimize;
+                let steps = others.iter().chain([right]).filter(|callers| is_step(callers)).count();
+                let skipped = (1..=others.len()).contains(&steps);
                 write!(
                     f,
                     "step {step}, call {number}: {}, but {}; all replicas have to make the same calls in the same \
-                     order, with equal dtypes, shapes and structure",
+                     order, with equal dtypes, shapes and structure{}",
                     called(right),
-                    others.join(" and "),
+                    names_of.join(" and "),
+                    if skipped { INSTEAD_OF_MINIMIZE } else { "" },
                 )
             }
             Cause::Gone { number, waiting, gone } => {
@@ -207,11 +211,15 @@ impl fmt::Display for Blame {
                 };
                 write!(
                     f,
-                    "step {step}, call {number}: {} in {}, but {} without making this call ({}); {advice}",
+                    "step {step}, call {number}: {} in {}, but {} without making this call ({}); {advice}{}",
                     names(&waiting.replicas, "waits", "wait"),
                     waiting.call,
                     names(&ids(gone), did, did),
                     histories(gone),
+                    match (self.fault, waiting.call.operation) {
+                        (Fault::Returned, Operation::Minimize) => INSTEAD_OF_MINIMIZE,
+                        _ => "",
+                    },
                 )
             }
             Cause::Late { timeout, waiting, missing } => {
@@ -250,6 +258,10 @@ impl fmt::Display for Blame {
 }
 
 impl std::error::Error for Blame {}
+
+/// What takes part in an optimizer's step without a loss.
+const INSTEAD_OF_MINIMIZE: &str =
+    "; a replica that has nothing to train on calls the optimizer's skip in place of minimize";
 
 /// The calls in which members wait, each with its members, in the order of their first.
 fn calls(standings: &[Standing]) -> Vec<Callers> {
@@ -313,7 +325,6 @@ fn replicas(who: &[usize]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Operation;
     use std::panic::Location;
 
     fn call(operation: Operation, detail: &'static str) -> Fingerprint {
@@ -417,6 +428,27 @@ mod tests {
             text.contains("replica 1 returned without making this call (its last call was barrier"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn where_a_step_is_left_out_the_text_names_what_to_call_instead() {
+        let (step, other) = (call(Operation::Minimize, "adam 1"), call(Operation::Minimize, "adam 2"));
+        let sum = call(Operation::AllReduce, "SUM float32[]");
+        let text = |standings: &[Standing]| Blame::judge(1, standings).unwrap().to_string();
+        for standings in [
+            vec![waiting(0, &step), gone(1, Presence::Returned)],
+            vec![waiting(0, &step), waiting(1, &sum)],
+            vec![waiting(0, &sum), waiting(1, &sum), waiting(2, &step)],
+        ] {
+            assert!(text(&standings).contains("calls the optimizer's skip"), "{}", text(&standings));
+        }
+        for standings in [
+            vec![waiting(0, &sum), gone(1, Presence::Returned)],
+            vec![waiting(0, &step), gone(1, Presence::Failed)],
+            vec![waiting(0, &step), waiting(1, &other)],
+        ] {
+            assert!(!text(&standings).contains("skip"), "{}", text(&standings));
+        }
     }
 
     // INV-5

@@ -7,17 +7,36 @@ use std::time::{Duration, Instant};
 /// How long a wait lasts where the user has not said otherwise.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// The longest that a wait lasts before it looks at the clock again.
+const SLICE: Duration = Duration::from_millis(100);
+
 /// The moment until which a wait may last.
+///
+/// A wait goes in slices, with a [`look`](Self::look) between them. One that took much longer than it should shows that the
+/// whole process slept, as after SIGSTOP or in a frozen container: then nobody worked, and that time doesn't count.
 #[derive(Clone, Copy, Debug)]
 pub struct Deadline {
     at: Option<Instant>,
     timeout: Duration,
+    slice: Duration,
+    /// When it was last looked at.
+    seen: Instant,
 }
 
 impl Deadline {
     /// A deadline `timeout` from now. One too far away for the clock never comes.
     pub fn after(timeout: Duration) -> Self {
-        Self { at: Instant::now().checked_add(timeout), timeout }
+        Self::from(Instant::now(), timeout)
+    }
+
+    fn from(now: Instant, timeout: Duration) -> Self {
+        let at = now.checked_add(timeout);
+        let slice = match at {
+            Some(_) => (timeout / 8).clamp(Duration::from_millis(1), SLICE),
+            // Nothing to look for. A wait of centuries overflows the clock of some systems.
+            None => Duration::from_secs(3600),
+        };
+        Self { at, timeout, slice, seen: now }
     }
 
     /// How long the wait was meant to last, for messages.
@@ -25,17 +44,29 @@ impl Deadline {
         self.timeout
     }
 
-    /// The moment itself; `None` where it never comes.
-    pub fn at(&self) -> Option<Instant> {
-        self.at
+    /// How long to wait until the next look: a slice, or what is left if that is less; zero once the deadline has passed.
+    ///
+    /// Between two looks is nothing but a wait of so long at most, and what takes no time.
+    pub fn look(&mut self) -> Duration {
+        self.look_at(Instant::now())
     }
 
-    /// How long is left; zero once it has passed.
+    fn look_at(&mut self, now: Instant) -> Duration {
+        let Some(at) = &mut self.at else { return self.slice };
+        let gap = now.saturating_duration_since(self.seen);
+        if gap > 2 * self.slice {
+            *at += gap;
+        }
+        self.seen = now;
+        at.saturating_duration_since(now).min(self.slice)
+    }
+
+    /// How long is left, as far as it has been looked at; zero once it has passed.
     pub fn remaining(&self) -> Duration {
         self.at.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()))
     }
 
-    /// Whether it has passed.
+    /// Whether it has passed, as far as it has been looked at.
     pub fn has_passed(&self) -> bool {
         self.remaining().is_zero()
     }
@@ -78,5 +109,39 @@ mod tests {
         let deadline = Deadline::after(Duration::MAX);
         assert!(!deadline.has_passed());
         assert_eq!(deadline.timeout(), Duration::MAX);
+        let mut deadline = deadline;
+        assert_eq!(deadline.look(), Duration::from_secs(3600));
+    }
+
+    const fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    /// What is left after looks so many milliseconds after the start, and when it is over.
+    fn looked(timeout: Duration, looks: &[u64]) -> (Duration, Duration) {
+        let start = Instant::now();
+        let mut deadline = Deadline::from(start, timeout);
+        let left = looks.iter().map(|look| deadline.look_at(start + ms(*look))).last().unwrap();
+        (left, deadline.at.unwrap() - start)
+    }
+
+    #[test]
+    fn what_the_whole_process_slept_does_not_count() {
+        // As it should be, and as late as threads often are.
+        assert_eq!(looked(ms(1000), &[0, 100, 200]), (ms(100), ms(1000)));
+        assert_eq!(looked(ms(1000), &[0, 190, 380, 570, 760, 950]), (ms(50), ms(1000)));
+        assert_eq!(looked(ms(1000), &[0, 190, 380, 570, 760, 950, 1001]), (ms(0), ms(1000)));
+        // The second slice lasts 5 s.
+        assert_eq!(looked(ms(1000), &[0, 100, 5100]), (ms(100), ms(6000)));
+        // Asleep before the wait began, and again in its last slice.
+        assert_eq!(looked(ms(250), &[5000]).1, ms(5250));
+        assert_eq!(looked(ms(1000), &[0, 150, 300, 450, 600, 750, 900, 2900]), (ms(100), ms(3000)));
+    }
+
+    #[test]
+    fn short_deadlines_are_looked_at_more_often() {
+        assert_eq!(looked(ms(80), &[0]).0, ms(10));
+        assert_eq!(looked(ms(4), &[0]).0, ms(1));
+        assert_eq!(looked(Duration::ZERO, &[0]).0, Duration::ZERO);
     }
 }

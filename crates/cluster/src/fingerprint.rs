@@ -82,6 +82,11 @@ impl Fingerprint {
         Self { operation, detail: detail.into(), at: at.into(), continues: false }
     }
 
+    /// That of a later part of the same call, after its first half has been counted.
+    pub fn part(&self, part: &str) -> Self {
+        Self { detail: format!("{}: {part}", self.detail).into(), continues: true, ..self.clone() }
+    }
+
     /// Whether two members do the same.
     pub fn matches(&self, other: &Self) -> bool {
         self.operation == other.operation && self.detail == other.detail

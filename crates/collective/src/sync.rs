@@ -39,18 +39,18 @@ impl Signal {
         Self { changed: Condvar::new(), sleepers: AtomicU64::new(0) }
     }
 
-    /// Sleeps until the signal, until the deadline at most. It may wake without either.
-    pub(crate) fn wait<'a, T>(&self, guard: MutexGuard<'a, T>, deadline: &Deadline) -> MutexGuard<'a, T> {
+    /// Sleeps until the signal, until the deadline at most. It may wake without either, and does so to look at the clock.
+    pub(crate) fn wait<'a, T>(&self, guard: MutexGuard<'a, T>, deadline: &mut Deadline) -> MutexGuard<'a, T> {
+        let slice = deadline.look();
         // shuttle's waits never time out; one whose deadline has passed does.
         #[cfg(shuttle)]
-        if deadline.has_passed() {
+        if slice.is_zero() {
             return guard;
         }
-        // A wait of centuries overflows the clock of some systems.
-        let longest = std::time::Duration::from_secs(3600);
         self.sleepers.fetch_add(1, Ordering::Relaxed);
-        let guard = self.changed.wait_timeout(guard, deadline.remaining().min(longest));
+        let guard = self.changed.wait_timeout(guard, slice);
         self.sleepers.fetch_sub(1, Ordering::Relaxed);
+        deadline.look();
         guard.unwrap_or_else(PoisonError::into_inner).0
     }
 

@@ -6,7 +6,7 @@
 mod watched;
 
 use distribute_cluster::{Fault, Fingerprint, Operation};
-use distribute_collective::threads::{Member, Team};
+use distribute_collective::threads::{Member, Team, Teams};
 use std::panic::{AssertUnwindSafe, Location, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
@@ -196,6 +196,54 @@ fn a_late_member_is_named_at_the_deadline_and_finds_the_session_over() {
     });
 }
 
+// INV-2, INV-3
+#[test]
+fn in_parts_of_a_call_nobody_waits_beyond_the_deadline_either() {
+    watched(|| {
+        // Member 0 with what it hands out, member 1 with its own part.
+        for culprit in [0, 1] {
+            let team = Arc::new(Team::new(3).unwrap());
+            let (told, wait) = mpsc::channel();
+            let (told, wait) = (Mutex::new(told), Mutex::new(wait));
+            team.run(1, MINUTE, &|member| {
+                let call = call(Operation::Minimize, "adam 1");
+                member.exchange(call.clone(), ()).unwrap();
+                let member = member.with_timeout(Duration::from_millis(500));
+                let hang = || (0..2).for_each(|_| wait.lock().unwrap().recv_timeout(MINUTE).unwrap());
+                let blame = match culprit {
+                    0 => member.hand_out(&call, "a part", hang).map(drop).unwrap_err(),
+                    _ => {
+                        let mine = |rank| {
+                            if rank == culprit {
+                                hang()
+                            }
+                        };
+                        member.each(&call, "a part", mine).map(drop).unwrap_err()
+                    }
+                };
+                assert_eq!((blame.fault, blame.culprits.as_slice()), (Fault::Late, &[culprit][..]));
+                let text = blame.to_string();
+                for part in
+                    ["waited 500ms in minimize (adam 1: a part)", "its last call was minimize (adam 1) at"]
+                {
+                    assert!(text.contains(part), "{part:?} is not in {text}");
+                }
+                if member.rank() != culprit {
+                    told.lock().unwrap().send(()).unwrap();
+                }
+                true
+            });
+            team.run(2, MINUTE, &|member| {
+                let call = barrier();
+                member.exchange(call.clone(), ()).unwrap();
+                assert_eq!(*member.hand_out(&call, "a part", || 5).unwrap(), 5);
+                let all = member.each(&call, "a part", |rank| rank).unwrap();
+                all.iter().map(|made| **made).eq(0..3)
+            });
+        }
+    });
+}
+
 #[test]
 fn runs_nest_and_run_side_by_side() {
     watched(|| {
@@ -204,21 +252,23 @@ fn runs_nest_and_run_side_by_side() {
             for _ in 0..4 {
                 scope.spawn(|| {
                     for _ in 0..20 {
-                        Team::borrow(2, |team| {
-                            team.run(1, MINUTE, &|member| {
-                                let merged = member.merge(barrier(), (), |_| {
-                                    Team::borrow(2, |inner| {
-                                        inner.run(1, MINUTE, &|m| {
-                                            nested.fetch_add(1, Ordering::Relaxed);
-                                            m.exchange(barrier(), ()).is_ok()
-                                        });
-                                    })
-                                    .is_ok()
+                        Teams::shared()
+                            .borrow(2, |team| {
+                                team.run(1, MINUTE, &|member| {
+                                    let merged = member.merge(barrier(), (), |_| {
+                                        Teams::shared()
+                                            .borrow(2, |inner| {
+                                                inner.run(1, MINUTE, &|m| {
+                                                    nested.fetch_add(1, Ordering::Relaxed);
+                                                    m.exchange(barrier(), ()).is_ok()
+                                                });
+                                            })
+                                            .is_ok()
+                                    });
+                                    *merged.unwrap()
                                 });
-                                *merged.unwrap()
-                            });
-                        })
-                        .unwrap();
+                            })
+                            .unwrap();
                     }
                 });
             }

@@ -122,9 +122,11 @@ pub enum Error {
         /// The columns that there are.
         known: String,
     },
-    /// The function given to `try_map` returned an error.
-    #[error("map failed at element {index}: {cause}")]
-    Map {
+    /// A function given to `try_map`, `try_filter` and the like returned an error.
+    #[error("{operation} failed at element {index}: {cause}")]
+    Function {
+        /// The transformation.
+        operation: &'static str,
         /// The element, counted from 0 within the pass.
         index: usize,
         /// What the function said.
@@ -272,6 +274,32 @@ pub enum Error {
         found: String,
         /// What it has to be.
         expected: &'static str,
+    },
+    /// The file of a cache holds elements of another pipeline.
+    #[error(
+        "'{path}' holds elements of another dataset than this one: {why}; delete it to have it written anew, or give cache_to another path"
+    )]
+    Cache {
+        /// The file.
+        path: String,
+        /// What differs.
+        why: String,
+    },
+    /// What an operation has to hold at once doesn't fit into memory.
+    #[error("{operation}: {elements} elements at once do not fit into memory; ask for fewer")]
+    Memory {
+        /// The operation.
+        operation: &'static str,
+        /// How many.
+        elements: usize,
+    },
+    /// A repeated dataset gave nothing, again and again.
+    #[error(
+        "repeat: {passes} passes in a row had no element: look at what the filters before it keep, or take an empty dataset out"
+    )]
+    EmptyPasses {
+        /// How many passes.
+        passes: usize,
     },
     /// A thread of a pass could not be started.
     #[error("cannot start a thread of {operation}: {source}; use fewer threads or raise their limit")]

@@ -34,7 +34,7 @@ pub(crate) trait Operation: Send + Sync {
     /// How many elements a pass gives.
     fn cardinality(&self) -> Cardinality;
 
-    /// Whether elements are batches (DIST-3). An operation that hands on the elements of its input says what that
+    /// Whether elements are batches. An operation that hands on the elements of its input says what that
     /// says, here and for the spec.
     fn batching(&self) -> Batching {
         self.inputs().first().map_or(Batching::Unknown, |input| input.batching())
@@ -74,7 +74,7 @@ pub(crate) trait Operation: Send + Sync {
     fn start(&self, epoch: u64) -> Box<dyn Stage>;
 }
 
-/// Whether the elements of a dataset are batches, as far as the pipeline tells (DIST-3).
+/// Whether the elements of a dataset are batches, as far as the pipeline tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Batching {
     /// Batches of this size, but for shorter ones where the data or an epoch ends.
@@ -95,12 +95,12 @@ impl Batching {
     }
 }
 
-/// What becomes of an operation when each worker reads a part of the files (AS-3).
+/// What becomes of an operation when each worker reads a part of the files.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sharding {
     /// It reads so many files: here each worker takes its part.
     Files(usize),
-    /// A source that isn't files: it cannot be sharded (AS-4).
+    /// A source that isn't files: it cannot be sharded.
     Source,
     /// The results of the workers' parts are together the result of the whole.
     Through,

@@ -1,6 +1,7 @@
 //! Where rows come from: tensors in memory, the numbers of a range, or two of them side by side.
 
 use crate::Result;
+use crate::operations::room::reserve;
 use distribute_tensor::{HostTensor, Leaf, Tree};
 use std::ops::Range;
 use std::sync::Arc;
@@ -39,9 +40,7 @@ impl Rows {
         match self {
             Rows::Memory { tree, len } if range == (0..*len) => Ok(tree.clone()),
             Rows::Memory { tree, .. } => Ok(tree.narrow_rows(range.start, range.len())?),
-            Rows::Range { start, .. } => {
-                Ok(leaf(HostTensor::vector(range.map(|i| at(*start, i)).collect::<Vec<_>>())))
-            }
+            Rows::Range { start, .. } => numbers(range.len(), range.map(|i| at(*start, i))),
             Rows::Pairs { first, first_start, second, second_start, .. } => {
                 let from = |start: usize| start + range.start..start + range.end;
                 Ok(pair(first.slice(from(*first_start))?, second.slice(from(*second_start))?))
@@ -53,9 +52,7 @@ impl Rows {
     pub(crate) fn gather(&self, indices: &[usize]) -> Result<Tree<Leaf>> {
         match self {
             Rows::Memory { tree, .. } => Ok(tree.take_rows(indices)?),
-            Rows::Range { start, .. } => {
-                Ok(leaf(HostTensor::vector(indices.iter().map(|i| at(*start, *i)).collect::<Vec<_>>())))
-            }
+            Rows::Range { start, .. } => numbers(indices.len(), indices.iter().map(|i| at(*start, *i))),
             Rows::Pairs { first, first_start, second, second_start, .. } => {
                 let from = |start: usize| indices.iter().map(|i| start + i).collect::<Vec<_>>();
                 Ok(pair(first.gather(&from(*first_start))?, second.gather(&from(*second_start))?))
@@ -72,6 +69,14 @@ fn at(start: i64, i: usize) -> i64 {
 /// Two values as one element.
 pub(crate) fn pair(first: Tree<Leaf>, second: Tree<Leaf>) -> Tree<Leaf> {
     Tree::Tuple(vec![first, second])
+}
+
+/// So many numbers of a range as one tensor.
+fn numbers(len: usize, numbers: impl Iterator<Item = i64>) -> Result<Tree<Leaf>> {
+    let mut all = Vec::new();
+    reserve("a batch of numbers", &mut all, len)?;
+    all.extend(numbers);
+    Ok(leaf(HostTensor::vector(all)))
 }
 
 fn leaf(tensor: HostTensor) -> Tree<Leaf> {

@@ -5,6 +5,7 @@
 //! gather when they don't. A batch stays the elements it is made of until somebody looks at it, so that one that is cut
 //! over replicas is put together piece by piece, and no row is copied twice.
 
+use crate::operations::room::reserve;
 use crate::rows::Rows;
 use crate::{Error, Result};
 use distribute_tensor::{Leaf, Tree};
@@ -38,32 +39,46 @@ impl Picks {
     }
 
     /// The rows as a list.
-    pub(crate) fn into_list(self) -> Vec<usize> {
+    pub(crate) fn into_list(self) -> Result<Vec<usize>> {
         match self {
-            Picks::Range(range) => range.collect(),
-            Picks::List(list) => list,
+            Picks::List(list) => Ok(list),
+            range => {
+                let mut list = Vec::new();
+                range.extend(&mut list)?;
+                Ok(list)
+            }
         }
     }
 
     /// Puts the rows behind those of a list.
-    pub(crate) fn extend(self, list: &mut Vec<usize>) {
+    pub(crate) fn extend(self, list: &mut Vec<usize>) -> Result<()> {
+        reserve("a list of rows", list, self.len())?;
         match self {
             Picks::Range(range) => list.extend(range),
             Picks::List(more) => list.extend(more),
         }
+        Ok(())
     }
 
-    /// Puts more rows behind these.
-    fn append(&mut self, other: Picks) {
+    /// Puts more rows behind these; gives them back if there is no memory for a list of them.
+    fn append(&mut self, other: Picks) -> Option<Picks> {
         match (&mut *self, other) {
             (Picks::Range(mine), Picks::Range(theirs)) if mine.end == theirs.start => mine.end = theirs.end,
-            (Picks::List(mine), theirs) => theirs.extend(mine),
+            (Picks::List(mine), theirs) => match reserve("a list of rows", mine, theirs.len()) {
+                Ok(()) => theirs.extend(mine).ok()?,
+                Err(_) => return Some(theirs),
+            },
             (Picks::Range(mine), theirs) => {
-                let mut list: Vec<usize> = mine.clone().collect();
-                theirs.extend(&mut list);
+                let mut list = Vec::new();
+                if reserve("a list of rows", &mut list, mine.len().saturating_add(theirs.len())).is_err() {
+                    return Some(theirs);
+                }
+                list.extend(mine.clone());
+                theirs.extend(&mut list).ok()?;
                 *self = Picks::List(list);
             }
         }
+        None
     }
 }
 
@@ -104,8 +119,21 @@ impl Run {
     /// The elements, each by itself.
     pub(crate) fn into_values(self) -> Result<Vec<Tree<Leaf>>> {
         match self {
-            Run::Rows(source, Picks::Range(range)) => range.map(|i| source.row(i)).collect(),
-            Run::Rows(source, Picks::List(list)) => list.into_iter().map(|i| source.row(i)).collect(),
+            Run::Rows(source, picks) => {
+                let mut values = Vec::new();
+                reserve("single elements", &mut values, picks.len())?;
+                match picks {
+                    Picks::Range(range) => {
+                        range.map(|i| source.row(i)).try_for_each(|row| row.map(|row| values.push(row)))?;
+                    }
+                    Picks::List(list) => {
+                        list.into_iter()
+                            .map(|i| source.row(i))
+                            .try_for_each(|row| row.map(|row| values.push(row)))?;
+                    }
+                }
+                Ok(values)
+            }
             Run::Values(values) => Ok(values),
             Run::Batch(assembly) => Ok(vec![assembly.finish()?]),
         }
@@ -123,8 +151,7 @@ impl Run {
     pub(crate) fn append(&mut self, other: Run) -> Option<Run> {
         match (self, other) {
             (Run::Rows(mine, picks), Run::Rows(theirs, more)) if Arc::ptr_eq(mine, &theirs) => {
-                picks.append(more);
-                None
+                picks.append(more).map(|more| Run::Rows(theirs, more))
             }
             (Run::Values(mine), Run::Values(theirs)) => {
                 mine.extend(theirs);
@@ -193,7 +220,8 @@ impl Assembly {
 
     /// The elements, each by itself.
     pub(crate) fn into_values(self) -> Result<Vec<Tree<Leaf>>> {
-        let mut values = Vec::with_capacity(self.len);
+        let mut values = Vec::new();
+        reserve("single elements", &mut values, self.len)?;
         for run in self.runs {
             values.extend(run.into_values()?);
         }

@@ -1,5 +1,6 @@
 //! Cutting batches into the pieces of replicas.
 
+use crate::plan::layout::check_replicas;
 use crate::{Error, Result, SplitRule};
 use distribute_tensor::{Leaf, Nest, Tree};
 use std::ops::Range;
@@ -35,6 +36,7 @@ pub fn split<T: Nest>(batch: T, pieces: usize, rule: SplitRule) -> Result<Vec<T>
 /// [`split`] for a batch whose structure is known at run time.
 pub fn split_batch(batch: &Tree<Leaf>, pieces: usize, rule: SplitRule) -> Result<Vec<Tree<Leaf>>> {
     let rows = batch_rows(batch)?;
+    check_replicas("split a batch", "the number of pieces", pieces)?;
     pieces_of(batch, &rule.pieces(rows, pieces))
 }
 

@@ -12,7 +12,8 @@ use std::io::{BufRead, Read};
 /// too.
 ///
 /// Elements are read as [`String`]; a line that is not UTF-8 gives [`Error::Type`](crate::Error::Type), and
-/// [`typed`](Dataset::typed)`::<HostTensor>()` reads it as bytes. A line of more than 1 GiB gives [`Error::Damaged`].
+/// [`typed`](Dataset::typed)`::<HostTensor>()` reads it as bytes. A line that is longer than the
+/// [limit for one element](Location::element_limit) gives [`Error::Damaged`]: mostly the file isn't text.
 ///
 /// ```
 /// use distribute_data::{Location, text_lines};
@@ -46,8 +47,8 @@ impl Format for TextLines {
 /// The most lines read at once: they stay in memory together until the last of them is gone.
 const MOST_LINES: usize = 1024;
 
-/// The longest line. Longer ones mean that the file isn't text, and would fill the memory.
-const LONGEST: u64 = 1 << 30;
+/// The most bytes of lines read at once, but for the last of them.
+const MOST_BYTES: usize = 1 << 20;
 
 struct LinesStage {
     file: Location,
@@ -60,12 +61,14 @@ struct LinesStage {
 impl LinesStage {
     fn line(&mut self) -> Result<Option<Vec<u8>>> {
         let mut line = Vec::new();
-        let mut limited = self.text.by_ref().take(LONGEST + 1);
+        let limit = self.file.limit();
+        let mut limited = self.text.by_ref().take(limit.bytes().saturating_add(1));
         let read = limited.read_until(b'\n', &mut line).map_err(|e| self.file.io_error(e))? as u64;
-        if read > LONGEST {
-            let what = format!("a line of more than {LONGEST} bytes: this is not text");
-            return Err(Error::Damaged { path: self.file.to_string(), offset: self.offset, what });
-        }
+        limit.check("a line", read).map_err(|what| Error::Damaged {
+            path: self.file.to_string(),
+            offset: self.offset,
+            what,
+        })?;
         self.offset += read;
         if line.pop_if(|last| *last == b'\n').is_some() {
             line.pop_if(|last| *last == b'\r');
@@ -78,9 +81,13 @@ impl LinesStage {
             return Err(error);
         }
         let mut lines = Vec::new();
-        while lines.len() < max.min(MOST_LINES) {
+        let mut bytes = 0;
+        while lines.len() < max.min(MOST_LINES) && bytes < MOST_BYTES {
             match self.line() {
-                Ok(Some(line)) => lines.push(line),
+                Ok(Some(line)) => {
+                    bytes += line.len();
+                    lines.push(line);
+                }
                 Ok(None) => break,
                 Err(error) if lines.is_empty() => return Err(error),
                 // The lines before come first.

@@ -169,3 +169,28 @@ fn wherever_it_is_cut_it_is_an_error_and_a_changed_byte_never_panics() {
         }
     }
 }
+
+/// One long text that every row repeats: a few bytes in the file, and gigabytes of rows.
+#[test]
+fn rows_that_repeat_a_long_text_are_read_a_few_at_a_time() {
+    const LONG: usize = 1 << 20;
+    let long = "x".repeat(LONG);
+    let keys = arrow_array::Int32Array::from(vec![0; 4000]);
+    let texts = arrow_array::DictionaryArray::new(keys, Arc::new(StringArray::from(vec![long.as_str()])));
+    let batch = RecordBatch::try_from_iter([("text", Arc::new(texts) as ArrayRef)]).unwrap();
+    let properties = WriterProperties::builder()
+        .set_compression(Compression::ZSTD(ZstdLevel::default()))
+        .set_dictionary_page_size_limit(4 * LONG)
+        .build();
+    let mut writer = ArrowWriter::try_new(Vec::new(), batch.schema(), Some(properties)).unwrap();
+    writer.write(&batch).unwrap();
+    let bytes = writer.into_inner().unwrap();
+    assert!(bytes.len() < LONG / 8, "{} bytes", bytes.len());
+    let file = |limit| Location::bytes("p.parquet", bytes.clone()).element_limit(limit);
+    let first = |limit| Parquet::file(file(limit)).open().unwrap().next().unwrap().unwrap().rows().unwrap();
+    assert!((1..=8).contains(&first(8 * LONG as u64)));
+    // A page of one text is more than an element may take.
+    let error = Parquet::file(file(LONG as u64 / 2)).open().unwrap_err().to_string();
+    assert!(error.contains("a page takes more than") && error.contains("Location::element_limit"), "{error}");
+    assert!(rows(file(LONG as u64 / 2), ["text"]).iter().next().unwrap().is_err());
+}

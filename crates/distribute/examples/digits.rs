@@ -57,7 +57,7 @@ fn train(
     held_out: &Digits,
 ) -> distribute::Result<Trained> {
     let (epochs, examples) = (options.epochs(EPOCHS), training.cardinality().finite().unwrap_or(0));
-    let model = strategy.replicate_seeded(options.seed, |vb: VarBuilder| Mlp::new(vb))?;
+    let model = strategy.replicate_seeded(options.seed, Mlp::new)?;
     let optimizer = Adam::new(&model.variables, LEARNING_RATE)?;
     let batches = strategy.distribute_dataset(training.shuffle(examples, options.seed).batch(BATCH))?;
 

@@ -2,7 +2,7 @@
 
 mod common;
 use candle_core::{Device, Tensor};
-use candle_nn::{Module, VarBuilder, linear};
+use candle_nn::{Module, linear};
 use common::{Options, progress::Progress};
 use distribute::{data::Dataset, nn::loss, prelude::*};
 
@@ -20,7 +20,7 @@ fn main() -> distribute::Result<()> {
     let y = (x.affine(3., 2.)? + noise * 0.1)?;
 
     let strategy = options.strategy()?;
-    let line = strategy.replicate_seeded(options.seed, |vb: VarBuilder| linear(1, 1, vb))?;
+    let line = strategy.replicate_seeded(options.seed, |vb| linear(1, 1, vb))?;
     let optimizer = Sgd::new(&line.variables, 0.2)?;
     let batches = strategy
         .distribute_dataset(Dataset::from_slices((x, y))?.shuffle(POINTS, options.seed).batch(BATCH))?;
@@ -38,8 +38,7 @@ fn main() -> distribute::Result<()> {
     }
 
     let pace = progress.finish();
-    let number =
-        |name| Ok::<_, distribute::Error>(line.variables.get(name)?.flatten_all()?.to_vec1::<f32>()?[0]);
+    let number = |name| distribute::Ok(line.variables.get(name)?.flatten_all()?.to_vec1::<f32>()?[0]);
     let (slope, intercept) = (number("weight")?, number("bias")?);
     let figures = [
         ("example", "linear".into()),

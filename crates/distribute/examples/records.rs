@@ -8,7 +8,7 @@
 mod common;
 
 use candle_core::Device;
-use candle_nn::{Module, VarBuilder, linear};
+use candle_nn::{Module, linear};
 use common::{Options, progress::Progress};
 use distribute::data::example::{Example, Features, FixedLen};
 use distribute::data::{Compression, Csv, Dataset, Files, TfRecord, TfRecordWriter};
@@ -61,7 +61,7 @@ fn train(
     saved: &Path,
     count: usize,
 ) -> distribute::Result<usize> {
-    let model = strategy.replicate_seeded(options.seed, |vb: VarBuilder| linear(64, 10, vb.pp("output")))?;
+    let model = strategy.replicate_seeded(options.seed, |vb| linear(64, 10, vb.pp("output")))?;
     let optimizer = Adam::new(&model.variables, 1e-2)?;
     let batches = strategy.distribute_dataset(digits.clone())?;
     let training = Checkpoint::new()

@@ -8,7 +8,7 @@
 
 mod common;
 use candle_core::{Device, Tensor};
-use candle_nn::{Module, VarBuilder, linear};
+use candle_nn::{Module, linear};
 use clap::Parser;
 use common::{Options, progress::Progress};
 use distribute::{Checkpoint, CheckpointManager, data::Dataset, nn::loss, prelude::*};
@@ -37,9 +37,9 @@ fn main() -> distribute::Result<()> {
     let epochs = options.epochs(20);
 
     let strategy = options.strategy()?;
-    let model = strategy.replicate_seeded(options.seed, |vb: VarBuilder| {
+    let model = strategy.replicate_seeded(options.seed, |vb| {
         let [first, second] = [linear(2, 64, vb.pp("first"))?, linear(64, 2, vb.pp("second"))?];
-        Ok::<_, candle_core::Error>(move |x: &Tensor| second.forward(&first.forward(x)?.relu()?))
+        distribute::Ok(move |x: &Tensor| second.forward(&first.forward(x)?.relu()?))
     })?;
     let optimizer = Adam::new(&model.variables, 1e-2)?;
     let batches = strategy.distribute_dataset(spiral()?.shuffle(POINTS, options.seed).batch(BATCH))?;

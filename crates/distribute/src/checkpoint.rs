@@ -1,9 +1,9 @@
 //! Checkpoints of a training: several parts, saved together and restored together.
 
 use crate::context::{ContextKind, Here, here};
-use crate::{Error, Result};
+use crate::{Error, Restored, Result, Select};
 pub use distribute_checkpoint::{
-    CheckpointManager, Description, Error as CheckpointError, Reader, Value, Writer,
+    CheckpointManager, Description, Error as CheckpointError, Metadata, Reader, Value, Writer,
 };
 use distribute_tensor::{DType, HostTensor};
 use std::path::Path;
@@ -23,7 +23,28 @@ pub trait Checkpointed {
     /// # Errors
     /// Where something is missing or does not fit, named together with the file.
     fn restore<'a>(&'a self, prefix: &str, from: &Reader) -> Result<Restore<'a>>;
+
+    /// As [`restore`](Checkpointed::restore), of what `select` takes out of the names beginning with `prefix`; and what
+    /// that is. What is only good as a whole refuses, as is done where this is not written.
+    ///
+    /// # Errors
+    /// Where something selected is missing or does not fit, or nothing can be selected here.
+    fn restore_some<'a>(
+        &'a self,
+        prefix: &str,
+        from: &Reader,
+        select: &Select<'_>,
+    ) -> Result<(Restore<'a>, Restored)> {
+        let _ = (from, select);
+        Err(Error::invalid(
+            SOME,
+            format!("part {prefix:?} is restored as a whole or not at all; leave it out, and it begins anew"),
+        ))
+    }
 }
+
+/// What errors of a restore in part call it.
+pub(crate) const SOME: &str = "Checkpoint::restore_some";
 
 /// What changes a part into what was saved.
 pub type Restore<'a> = Box<dyn FnOnce() -> Result<()> + 'a>;
@@ -31,22 +52,22 @@ pub type Restore<'a> = Box<dyn FnOnce() -> Result<()> + 'a>;
 /// A training to be saved and restored: parts by name, and metadata.
 ///
 /// Everything is in one folder of safetensors files with an index, which appears whole or not at all. A mirrored variable
-/// is saved once (CKPT-1). Running statistics are saved as their mean over the replicas (CKPT-2), and for each replica
+/// is saved once. Running statistics are saved as their mean over the replicas, and for each replica
 /// besides: on as many replicas as before, a training goes on with the same bits; on another number each replica goes on
 /// with the mean. Slots of an optimizer are saved by variable name, `optimizer/m/fc.weight`, with the finished steps and
 /// the learning rate. The seed of the model is in the metadata, for whoever builds it anew.
 ///
-/// Save and restore between runs, on the chief (CKPT-6). A single file of weights for other programs is
+/// Save and restore between runs, on the chief. A single file of weights for other programs is
 /// [`Variables::save`](crate::Variables::save).
 ///
 /// ```
 /// # use distribute::prelude::*;
-/// use candle_nn::{VarBuilder, linear};
+/// use candle_nn::linear;
 /// use distribute::{Checkpoint, CheckpointManager};
 ///
 /// # let folder = tempfile::tempdir().unwrap();
 /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
-/// let model = strategy.replicate(|vb: VarBuilder| linear(4, 2, vb.pp("fc")))?;
+/// let model = strategy.replicate(|vb| linear(4, 2, vb.pp("fc")))?;
 /// let optimizer = Adam::new(&model.variables, 1e-3)?;
 /// let training = Checkpoint::new().part("model", &model.variables).part("optimizer", &optimizer);
 ///
@@ -84,9 +105,10 @@ impl<'a> Checkpoint<'a> {
         self
     }
 
-    /// Adds metadata: an epoch, a position, hyper-parameters. It is read with [`Reader::metadata`].
-    pub fn metadata(mut self, key: impl Into<String>, value: impl Into<Value>) -> Self {
-        self.metadata.push((key.into(), value.into()));
+    /// Adds metadata: an epoch, a position, hyper-parameters. It is read with [`Reader::metadata`]; numbers that may be NaN
+    /// or infinite, which JSON doesn't have, with [`Reader::number`].
+    pub fn metadata(mut self, key: impl Into<String>, value: impl Metadata) -> Self {
+        self.metadata.push((key.into(), value.into_value()));
         self
     }
 
@@ -137,6 +159,54 @@ impl<'a> Checkpoint<'a> {
         ready.into_iter().try_for_each(|change| change())
     }
 
+    /// Restores what `select` takes, of the names that the checkpoint would have of these parts: `model/fc.weight`. What
+    /// it does not take stays as it is. Says what was set, what was not and why, and what of the checkpoint was not used.
+    ///
+    /// For a model that goes on from another's weights: with a new head, or other names. Variables can be restored in part;
+    /// an optimizer, a dataset or a strategy is left out, and begins anew.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// use candle_nn::{VarBuilder, linear};
+    /// use distribute::{Checkpoint, Select};
+    ///
+    /// # let folder = tempfile::tempdir().unwrap();
+    /// # let path = folder.path().join("saved");
+    /// let strategy = MirroredStrategy::cpus(2)?;
+    /// let model = |classes| {
+    ///     strategy.replicate(move |vb: VarBuilder| Ok((linear(4, 8, vb.pp("body"))?, linear(8, classes, vb.pp("head"))?)))
+    /// };
+    /// let pretrained: Replicated<(candle_nn::Linear, candle_nn::Linear)> = model(1000)?;
+    /// Checkpoint::new().part("model", &pretrained.variables).save(&path)?;
+    ///
+    /// let mine = model(3)?;
+    /// let restored =
+    ///     Checkpoint::new().part("model", &mine.variables).restore_some(&path, &Select::all().lenient())?;
+    /// assert!(restored.restored.keys().eq(["model/body.bias", "model/body.weight"]));
+    /// assert!(restored.kept.keys().eq(["model/head.bias", "model/head.weight"]));
+    /// assert_eq!(restored.unused, ["model/head.bias", "model/head.weight"]);
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] where something selected is missing or does not fit, all of it by name; where nothing is
+    /// restored; for parts that are restored as a whole. [`Error::Checkpoint`] for damage; [`Error::WrongContext`] in a
+    /// replica context. Nothing has changed then.
+    pub fn restore_some(&self, path: impl AsRef<Path>, select: &Select<'_>) -> Result<Restored> {
+        self.require(SOME)?;
+        let reader = Reader::open(path)?;
+        let (mut ready, mut restored) = (Vec::new(), Restored::default());
+        for (name, part) in &self.parts {
+            let (change, of_part) = part.restore_some(name, &reader, select)?;
+            ready.push(change);
+            restored.append(of_part);
+        }
+        let from = reader.path().display().to_string();
+        let restored = restored.finish(SOME, &from, reader.names().map(String::from))?;
+        ready.into_iter().try_for_each(|change| change())?;
+        Ok(restored)
+    }
+
     fn require(&self, operation: &'static str) -> Result<()> {
         let found = match here() {
             Here::Default | Here::CrossReplica(..) => None,
@@ -179,6 +249,17 @@ pub(crate) fn require_names(reader: &Reader, expected: &[String]) -> Result<()> 
             "{path} lacks {missing:?}; it has {there:?}; build model and optimizer as they were when it was saved"
         ),
     ))
+}
+
+/// A tensor of a checkpoint that is as [`Select`] wants it, in this dtype.
+pub(crate) fn read_cast(reader: &Reader, name: &str, dtype: DType) -> Result<HostTensor> {
+    let value = reader.tensor(name)?;
+    Ok(if value.dtype() == dtype { value } else { value.cast(dtype)? })
+}
+
+/// What a checkpoint has under a name.
+pub(crate) fn described(reader: &Reader, name: &str) -> Option<(Option<DType>, Vec<usize>)> {
+    reader.describe(name).ok().map(|found| (Some(found.dtype), found.shape))
 }
 
 /// A tensor of a checkpoint, if it is of this dtype and shape.

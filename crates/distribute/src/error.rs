@@ -9,6 +9,25 @@ use std::sync::Arc;
 /// The result of everything in this crate, and of the closures given to it.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+/// `Ok`, in a [`Result`] of this crate: for closures that may return more than one type of error, such as those of
+/// [`replicate`](crate::Strategy::replicate), where the compiler asks which one a plain `Ok` has (E0283).
+///
+/// ```
+/// # use distribute::prelude::*;
+/// use candle_nn::linear;
+/// let strategy = MirroredStrategy::cpus(2)?;
+/// let model = strategy.replicate(|vb| {
+///     let hidden = linear(4, 8, vb.pp("hidden"))?;
+///     distribute::Ok((hidden, linear(8, 2, vb.pp("out"))?))
+/// })?;
+/// assert_eq!(model.variables.elements(), 4 * 8 + 8 + 8 * 2 + 2);
+/// # Ok::<(), distribute::Error>(())
+/// ```
+#[allow(non_snake_case)]
+pub fn Ok<T>(value: T) -> Result<T> {
+    Result::Ok(value)
+}
+
 /// What went wrong.
 ///
 /// `Debug` prints the same text as `Display`: it is what a `main` that returns an error shows, and what `unwrap` does.
@@ -16,7 +35,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// The closure given to `run` failed on a replica. The source is the closure's own error.
-    #[error("replica {replica} ({device}) failed in step {step}: {source}")]
+    #[error("replica {replica} ({device}) failed in {}", in_step(*step, source))]
     Replica {
         /// The global id of the replica.
         replica: usize,
@@ -80,17 +99,29 @@ pub enum Error {
         /// What to do instead.
         advice: &'static str,
     },
-    /// Two strategies were used inside of each other.
-    #[error(
-        "{operation}: mixing different strategies: {current} is current, but {other} was used; leave its scope first, or use the current one"
-    )]
+    /// What belongs to one strategy was used with another.
+    #[error("{operation}: mixing different strategies: {current}, but {other}; {advice}")]
     MixedStrategies {
         /// What was called.
         operation: &'static str,
-        /// The strategy whose context is current.
+        /// Where it was called: in a run or scope of which strategy, or that none was entered.
         current: String,
-        /// The strategy that was used.
+        /// What was used, and to which strategy it belongs.
         other: String,
+        /// What to do instead.
+        advice: &'static str,
+    },
+    /// A value that was made for another number of replicas was given to a strategy.
+    #[error("{operation}: {path} is {value}, but there {}; {}", local(*replicas), PARTS_ADVICE)]
+    Parts {
+        /// What was called.
+        operation: &'static str,
+        /// Which of its arguments, and where in it: `args.1[0]`.
+        path: String,
+        /// What it is, and how many parts it has.
+        value: String,
+        /// How many local replicas there are.
+        replicas: usize,
     },
     /// A replica context was used after its `run`, or on another replica's thread.
     #[error(
@@ -118,6 +149,30 @@ pub enum Error {
         /// What was called.
         operation: &'static str,
         /// What is wrong, what was expected, and what to do.
+        reason: String,
+    },
+    /// Variables have no gradient on any replica in an optimizer's first step, which was asked to be an error.
+    #[error("{operation}: {reason}")]
+    MissingGradients {
+        /// What was called.
+        operation: &'static str,
+        /// The names of all of them.
+        variables: Vec<String>,
+        /// Which they are, what has probably cut them off, and what to do.
+        reason: String,
+    },
+    /// A loss or a gradient is NaN or infinite, which was asked to be an error.
+    #[error("{operation}: {reason}")]
+    NotFinite {
+        /// What was called.
+        operation: &'static str,
+        /// The global id of the first replica that had it.
+        replica: usize,
+        /// The number of the step, as in [`Error::Replica`].
+        step: u64,
+        /// The first variable by name whose gradient has it on that replica; none where only the loss has.
+        variable: Option<String>,
+        /// Where it was found, where it probably comes from, and what to look for.
         reason: String,
     },
     /// The strategy cannot do this.
@@ -215,6 +270,23 @@ impl Error {
         }
     }
 
+    /// An error of [`Parts`](Error::Parts) as one that happened within `segment` (`.1` or `[3]`) of a value.
+    pub(crate) fn within(mut self, segment: impl fmt::Display) -> Self {
+        if let Error::Parts { path, .. } = &mut self {
+            *path = format!("{segment}{path}");
+        }
+        self
+    }
+
+    /// An error of [`Parts`](Error::Parts) as one about `argument` of `operation`.
+    pub(crate) fn of_argument(mut self, called: &'static str, argument: &str) -> Self {
+        if let Error::Parts { operation, path, .. } = &mut self {
+            *operation = called;
+            path.insert_str(0, argument);
+        }
+        self
+    }
+
     pub(crate) fn invalid(operation: &'static str, reason: impl Into<String>) -> Self {
         Error::InvalidArgument { operation, reason: reason.into() }
     }
@@ -233,6 +305,25 @@ impl From<Arc<Blame>> for Error {
 impl From<distribute_tensor::Error> for Error {
     fn from(source: distribute_tensor::Error) -> Self {
         Error::Tensor { operation: "tensor operation", source }
+    }
+}
+
+const PARTS_ADVICE: &str = "use values and models of the strategy that is given them";
+
+fn local(replicas: usize) -> String {
+    match replicas {
+        1 => "is 1 local replica".into(),
+        n => format!("are {n} local replicas"),
+    }
+}
+
+/// The text of an error of a step, which is told once: those of calls begin with it.
+fn in_step(step: u64, error: &Error) -> String {
+    let text = error.to_string();
+    let after = text.strip_prefix(&format!("step {step}")).filter(|_| matches!(error, Error::Collective(_)));
+    match after.is_some_and(|rest| rest.starts_with([',', ':'])) {
+        true => text,
+        false => format!("step {step}: {text}"),
     }
 }
 

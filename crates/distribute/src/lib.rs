@@ -3,7 +3,7 @@
 //! ```
 //! use candle_core::{Device, Tensor};
 //! use candle_nn::{Linear, Module, VarBuilder, linear};
-//! use distribute::{data::Dataset, nn::loss, prelude::*};
+//! use distribute::{nn::loss, prelude::*};
 //!
 //! struct Mlp(Linear, Linear);
 //!
@@ -18,8 +18,8 @@
 //!
 //! #[distribute::main]                                          // tames candle's threads before any starts
 //! fn main() -> distribute::Result<()> {
-//!     let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;               // the line that changes
-//!     let model = strategy.replicate(|vb: VarBuilder| Mlp::new(vb))?;          // variables are mirrored
+//!     let strategy = MirroredStrategy::cpus(2)?;                               // the line that changes
+//!     let model = strategy.replicate(Mlp::new)?;                               // variables are mirrored
 //!     let optimizer = Adam::new(&model.variables, 1e-2)?;
 //!
 //!     let x = Tensor::arange(0f32, 200., &Device::Cpu)?.sin()?.reshape((100, 2))?;
@@ -33,7 +33,7 @@
 //!                 let loss = loss::cross_entropy(&model.forward(&x)?, &y)?;
 //!                 optimizer.minimize(ctx, loss, y.dim(0)?)                     // reduce, update; the global mean loss
 //!             })?;
-//!             last = loss.values()[0].to_scalar()?;
+//!             last = loss.to_scalar()?;
 //!         }
 //!     }
 //!     assert!(last < 0.2, "the loss of the last batch is {last}");
@@ -81,6 +81,7 @@ mod number;
 pub mod optimizer;
 mod random;
 mod replicated;
+mod select;
 pub mod strategy;
 pub mod trace;
 pub mod values;
@@ -91,18 +92,18 @@ pub use context::{
     ContextKind, ReplicaContext, UpdateContext, get_replica_context, get_strategy, get_update_context,
     has_strategy, in_cross_replica_context, set_strategy,
 };
-pub use distribute_cluster as cluster;
-pub use distribute_data as data;
+#[doc(inline)]
+pub use distribute_data::Dataset;
 pub use distribute_macros::{Nest, main};
-pub use distribute_tensor as tensor;
 pub use distribute_tensor::{HostTensor, IndexedSlices, Leaf, Nest, ReduceOp, Tree};
-pub use error::{Error, Result};
+pub use error::{Error, Ok, Result};
 pub use input::{
     DistributedDataset, DistributedIterator, InputIterator, InputOptions, InputReplicationMode, InputSource,
 };
 pub use log::init;
 pub use optimizer::{Adagrad, Adam, AdamW, Ftrl, Momentum, Optimizer, RmsProp, Sgd};
 pub use replicated::Replicated;
+pub use select::{Kept, Restored, Select};
 pub use strategy::{
     CentralStorageStrategy, CommunicationImplementation, CommunicationOptions, CrossDeviceOps, Destinations,
     DeviceKind, DeviceName, HierarchicalCopyAllReduce, MirroredStrategy, NcclAllReduce, OneDeviceStrategy,
@@ -111,12 +112,31 @@ pub use strategy::{
 pub use values::{Axes, Distributed, Mirrored, PerReplica, Reducible};
 pub use variables::{NewVariable, Variable, VariableAggregation, VariableSynchronization, Variables};
 
+/// Deadlines, and who is to blame.
+pub mod cluster {
+    // By items, so that they are found in these docs without those of other crates.
+    #[doc(inline)]
+    pub use distribute_cluster::*;
+}
+
+/// Datasets: sources, transformations, file formats, and how batches are cut over replicas.
+pub mod data {
+    #[doc(inline)]
+    pub use distribute_data::*;
+}
+
+/// Tensors in host memory, and nests of tensors.
+pub mod tensor {
+    #[doc(inline)]
+    pub use distribute_tensor::*;
+}
+
 /// What most programs use.
 ///
 /// Traits with methods of common names, like `split`, are left out: they would come before those of `String`.
 pub mod prelude {
     pub use crate::{
-        Adam, AdamW, HostTensor, IndexedSlices, Mirrored, MirroredStrategy, Nest, OneDeviceStrategy,
+        Adam, AdamW, Dataset, HostTensor, IndexedSlices, Mirrored, MirroredStrategy, Nest, OneDeviceStrategy,
         Optimizer, PerReplica, ReduceOp, ReplicaContext, Replicated, Sgd, Strategy, Variables,
     };
 }
@@ -128,6 +148,8 @@ mod guides {
     struct Readme;
     #[doc = include_str!("../../../docs/from-candle.md")]
     struct FromCandle;
+    #[doc = include_str!("../../../docs/transformers.md")]
+    struct Transformers;
     #[doc = include_str!("../../../docs/errors.md")]
     struct Errors;
 }

@@ -1,43 +1,60 @@
-//! What has to happen before any thread starts: logging, and candle's threads.
+//! What is best done before any thread starts: candle's threads; and logging.
 
 use crate::trace;
+use distribute_collective::heard;
 use std::io::IsTerminal;
 use std::sync::Once;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer, fmt, registry};
 
-/// Prepares the process. `#[distribute::main]` calls it first thing.
+/// Tames candle's threads. `#[distribute::main]` calls it first thing; and the first strategy of several replicas does, so that
+/// it is needed only in a program that starts threads before.
 ///
-/// - candle's element-wise kernels share one pool of threads, on which replicas wait for each other; and each matrix
-///   product takes all cores. Unless the environment says otherwise (`CANDLE_NUM_THREADS`, `RAYON_NUM_THREADS`), both
-///   are set to one thread: replicas are what uses the cores.
-/// - Log lines go to stderr, from level `warn`. `DISTRIBUTE_LOG` sets another filter: `DISTRIBUTE_LOG=trace` shows each
-///   call that each replica makes.
+/// candle's element-wise kernels share one pool of threads, on which replicas wait for each other; and each matrix product takes
+/// all cores. Unless the environment says otherwise (`CANDLE_NUM_THREADS`, `RAYON_NUM_THREADS`), both are set to one thread, for
+/// this process and those that it starts: replicas are what uses the cores.
 ///
-/// Call it before the program starts a thread: candle reads these settings only once, and the environment cannot be
-/// written while another thread may read it. Where there is another thread already, it is left alone, with a warning.
-/// Only the first call does something. A program that has a `tracing` subscriber keeps it; a filter that cannot be read
-/// counts as none, with a warning.
+/// candle reads the first of them only once, and the environment cannot be written while another thread may read it. Where there
+/// is another thread already, it is left alone, with a warning. Only the first call does something.
 pub fn init() {
     static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        let unset = |name: &&str| std::env::var_os(name).is_none();
-        let missing: Vec<_> = ["CANDLE_NUM_THREADS", "RAYON_NUM_THREADS"].into_iter().filter(unset).collect();
-        let alone = is_only_thread();
-        if alone {
-            for name in &missing {
-                // SAFETY: this is the only thread of the process, so nobody reads the environment meanwhile.
-                unsafe { std::env::set_var(name, "1") };
-            }
+    ONCE.call_once(tame);
+}
+
+fn tame() {
+    let unset = |name: &&str| std::env::var_os(name).is_none();
+    let missing: Vec<_> = ["CANDLE_NUM_THREADS", "RAYON_NUM_THREADS"].into_iter().filter(unset).collect();
+    if missing.is_empty() {
+        return;
+    }
+    if is_only_thread() {
+        for name in missing {
+            // SAFETY: this is the only thread of the process, so nobody reads the environment meanwhile.
+            unsafe { std::env::set_var(name, "1") };
         }
-        subscribe();
-        if !alone && !missing.is_empty() {
-            tracing::warn!(
-                "other threads run already, so {missing:?} are not set; call init first thing in main"
-            );
+        return;
+    }
+    heard(|| {
+        tracing::warn!(
+            "other threads run already, so {} cannot be set to 1: replicas wait for each other in candle's pool of threads, and \
+             may be several times slower. Put #[distribute::main] on main, or set both before the program starts",
+            missing.join(" and ")
+        );
+    });
+}
+
+/// For a strategy of so many replicas: what has not been done yet.
+pub(crate) fn prepare(replicas: usize) {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        if std::env::var_os("DISTRIBUTE_LOG").is_some() {
+            subscribe();
         }
     });
+    if replicas > 1 {
+        init();
+    }
 }
 
 /// Whether the process has no other thread, as far as the system tells.
@@ -68,8 +85,10 @@ fn log() {
         trace::is_layered();
     }
     if unreadable {
-        tracing::warn!(
-            "DISTRIBUTE_LOG cannot be read as a filter, such as debug or distribute_collective=trace"
-        );
+        heard(|| {
+            tracing::warn!(
+                "DISTRIBUTE_LOG cannot be read as a filter, such as debug or distribute_collective=trace"
+            );
+        });
     }
 }

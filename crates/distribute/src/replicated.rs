@@ -1,5 +1,6 @@
 //! A model on every local replica.
 
+use crate::context::raised;
 use crate::values::PerReplica;
 use crate::variables::Variables;
 use crate::{Error, Result, Strategy};
@@ -9,7 +10,8 @@ type Build<M> = Box<dyn Fn(VarBuilder<'static>) -> Result<M> + Send + Sync>;
 
 /// A model on every local replica, and the variables that all of them share.
 ///
-/// Given to [`run`](Strategy::run) by reference, each replica gets its own `&M`.
+/// Given to [`run`](Strategy::run) as `&model`, each replica gets its own `&M`; as `&mut model`, its own `&mut M`, for models
+/// whose `forward` takes `&mut self`.
 pub struct Replicated<M> {
     models: PerReplica<M>,
     build: Build<M>,
@@ -22,7 +24,7 @@ impl<M> Replicated<M> {
         let variables = Variables::new(strategy, seed);
         let mut models = Vec::new();
         for replica in 0..strategy.extended().local_replicas() {
-            models.push(build(variables.builder(replica)?)?);
+            models.push(build(variables.builder(replica)?).map_err(raised)?);
             variables.require_same_names(replica)?;
         }
         Ok(Self { models: PerReplica::from_values(models), build, variables })
@@ -31,6 +33,10 @@ impl<M> Replicated<M> {
     /// The models, one for each local replica.
     pub fn models(&self) -> &PerReplica<M> {
         &self.models
+    }
+
+    pub(crate) fn models_mut(&mut self) -> &mut PerReplica<M> {
+        &mut self.models
     }
 
     /// The model as one device would have it, to evaluate or export it: a snapshot of the variables, with running

@@ -6,6 +6,8 @@
 
 #[path = "contexts/all_reduce.rs"]
 mod all_reduce;
+#[path = "contexts/contradictions.rs"]
+mod contradictions;
 #[path = "contexts/errors.rs"]
 mod errors;
 #[path = "contexts/gather.rs"]
@@ -22,6 +24,8 @@ mod replica;
 mod run;
 #[path = "contexts/strategies.rs"]
 mod strategies;
+#[path = "contexts/texts.rs"]
+mod texts;
 #[path = "contexts/values.rs"]
 mod values;
 #[path = "support/watched.rs"]

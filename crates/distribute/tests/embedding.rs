@@ -5,7 +5,7 @@
 #[path = "support/watched.rs"]
 mod watched;
 
-use candle_core::{DType, Device, Module, Result, Tensor, Var};
+use candle_core::{D, DType, Device, Module, Result, Tensor, Var};
 use candle_nn::{Init, VarBuilder};
 use distribute::data::Dataset;
 use distribute::nn::{BagMode, Embedding, EmbeddingBag, loss};
@@ -73,6 +73,22 @@ fn outside_of_minimize_rows_and_gradients_are_candle_nns() {
         let stock =
             both(&table, |table| candle_nn::Embedding::new(table, WIDTH).forward(&strided.contiguous()?));
         assert_eq!((bits(&rows), bits(&gradient)), (bits(&stock.0), bits(&stock.1)));
+    }
+}
+
+#[test]
+fn rows_side_by_side_are_those_of_forward_flattened() {
+    for dtype in [DType::F32, DType::F64, DType::F16] {
+        let table = Var::from_tensor(&numbers(&[HEIGHT, WIDTH], dtype)).unwrap();
+        for shape in [&[1][..], &[300], &[6, 8], &[2, 3, 4]] {
+            let ids = ids(shape, HEIGHT);
+            let layer = |table| Embedding::new(table, WIDTH);
+            let fast = both(&table, |table| layer(table).side_by_side(&ids));
+            let flattened = both(&table, |table| layer(table).forward(&ids)?.flatten_from(D::Minus2));
+            assert_eq!(fast.0.dims(), flattened.0.dims());
+            assert_eq!((bits(&fast.0), bits(&fast.1)), (bits(&flattened.0), bits(&flattened.1)));
+        }
+        assert!(Embedding::new(table.as_tensor().clone(), WIDTH).side_by_side(&ids(&[], HEIGHT)).is_err());
     }
 }
 

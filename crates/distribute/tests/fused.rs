@@ -7,6 +7,8 @@
 mod conv;
 #[path = "fused/deposit.rs"]
 mod deposit;
+#[path = "fused/functions.rs"]
+mod functions;
 #[path = "fused/linear.rs"]
 mod linear;
 #[path = "fused/losses.rs"]

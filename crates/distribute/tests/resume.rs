@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[path = "resume/partial.rs"]
+mod partial;
 #[path = "support/watched.rs"]
 mod watched;
 
@@ -11,9 +13,11 @@ use candle_nn::{BatchNorm, Linear, VarBuilder, linear};
 use distribute::data::Dataset;
 use distribute::optimizer::rules::{Adagrad, Adam, AdamW, Ftrl, Momentum, RmsProp, Rule, Sgd};
 use distribute::{
-    Checkpoint, Error, HostTensor, Leaf, MirroredStrategy, OneDeviceStrategy, Optimizer, Replicated,
+    CentralStorageStrategy, Checkpoint, Checkpointed, Error, HostTensor, Leaf, MirroredStrategy,
+    OneDeviceStrategy, Optimizer, Replicated,
 };
 use distribute::{Strategy, Variable, VariableAggregation, VariableSynchronization, nn::loss};
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use watched::watched;
 
@@ -419,6 +423,23 @@ fn ckpt_2_an_on_read_variable_without_aggregation_cannot_be_saved() {
         let error = Checkpoint::new().part("count", &variable).save(&path).unwrap_err();
         assert!(matches!(&error, Error::VariableAccess { .. }), "{error}");
         assert!(!path.exists());
+    });
+}
+
+#[test]
+fn every_type_of_strategy_is_a_part_of_a_checkpoint() {
+    watched(|| {
+        fn check<S: Deref<Target = Strategy> + Checkpointed>(make: impl Fn() -> distribute::Result<S>) {
+            let (before, after) = (make().unwrap(), make().unwrap());
+            before.run((), |_, ()| Ok(())).unwrap();
+            let (_keep, path) = folder();
+            Checkpoint::new().part("strategy", &before).save(&path).unwrap();
+            Checkpoint::new().part("strategy", &after).restore(&path).unwrap();
+            assert_eq!(after.steps(), 1);
+        }
+        check(|| MirroredStrategy::cpus(2));
+        check(|| OneDeviceStrategy::new("cpu:0"));
+        check(|| CentralStorageStrategy::new(["cpu:0", "cpu:1"], "cpu:0"));
     });
 }
 

@@ -322,7 +322,8 @@ fn an_empty_piece_leaves_running_statistics_alone() {
 fn running_statistics_are_not_trained_and_set_reaches_every_replica() {
     watched(|| {
         let model = replicas(2).replicate(Convolutional::new).unwrap();
-        let trained: Vec<String> = model.variables.trainable().into_iter().map(|(name, _)| name).collect();
+        let trained: Vec<String> =
+            model.variables.trainable().unwrap().into_iter().map(|(name, _)| name).collect();
         assert!(
             trained.iter().all(|name| !name.contains("running"))
                 && trained.contains(&"norm.weight".to_string())
@@ -369,7 +370,7 @@ fn a_model_with_batch_norm_trains_and_its_merged_form_evaluates() {
         let (losses, two) = train(&replicas(2), false);
         assert!(losses[losses.len() - 1] < 0.7 * losses[0], "{losses:?}");
         let (_, halves) = train(&one_device(), true);
-        for name in two.variables.trainable().into_iter().map(|(name, _)| name) {
+        for name in two.variables.trainable().unwrap().into_iter().map(|(name, _)| name) {
             let (a, b) = (two.variables.get(&name).unwrap(), halves.variables.get(&name).unwrap());
             assert_close(&a, &b, 1e-10, &name);
         }

@@ -80,3 +80,29 @@ fn a_step_on_a_worker_of_a_pool_takes_up_none_of_its_work() {
         assert_eq!(met.load(Ordering::SeqCst), 0);
     });
 }
+
+#[test]
+fn more_replicas_or_threads_than_a_process_can_have_are_refused() {
+    let refused =
+        |error: distribute::Error, words: &str| assert!(error.to_string().contains(words), "{error}");
+    refused(MirroredStrategy::cpus(200_000).unwrap_err(), "200000 replicas: a process has 4096 at most");
+    let names: Vec<_> = (0..5000).map(|i| format!("cpu:{i}")).collect();
+    refused(MirroredStrategy::new(names.iter().map(String::as_str)).unwrap_err(), "4096 at most");
+    let builder = MirroredStrategy::builder().devices(["cpu:0"]);
+    refused(builder.threads_per_replica(usize::MAX).build().unwrap_err(), "4096 at most");
+
+    #[derive(Debug)]
+    struct Own(Vec<distribute::DeviceName>);
+    impl distribute::StrategyExtended for Own {
+        fn kind(&self) -> &'static str {
+            "Own"
+        }
+        fn worker_devices(&self) -> &[distribute::DeviceName] {
+            &self.0
+        }
+    }
+    let own = Strategy::new(Own((0..5000).map(distribute::DeviceName::cpu).collect())).unwrap();
+    let error = own.run((), |_, ()| Ok(())).unwrap_err();
+    assert!(matches!(error, distribute::Error::Io { .. }), "{error}");
+    refused(error, "starting 5000 replica threads");
+}

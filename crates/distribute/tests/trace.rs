@@ -265,3 +265,24 @@ fn what_cannot_be_written_is_a_typed_error() {
         }
     });
 }
+
+// INV-24
+#[cfg(unix)]
+#[test]
+fn a_trace_goes_into_a_file_of_its_own_and_never_waits_for_a_pipe() {
+    watched(|| {
+        let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        assert!(std::process::Command::new("mkfifo").arg(at("pipe")).status().unwrap().success());
+        for (path, what) in [(at("pipe"), "a named pipe"), (folder.path().to_path_buf(), "a folder")] {
+            let error = trace::to_file(&path).map(drop).unwrap_err().to_string();
+            assert!(error.contains(what) && error.contains(&path.display().to_string()), "{error}");
+        }
+        std::fs::write(at("precious"), "text").unwrap();
+        std::os::unix::fs::symlink(at("precious"), at("link")).unwrap();
+        trace::to_file(at("link")).unwrap().finish().unwrap();
+        parse(&std::fs::read_to_string(at("link")).unwrap());
+        assert_eq!(std::fs::read_to_string(at("precious")).unwrap(), "text");
+    });
+}

@@ -46,7 +46,7 @@ pub fn derive_nest(input: TokenStream) -> TokenStream {
 
 /// Marks the main function of a program that uses `distribute`: calls `distribute::init()` before anything else, while
 /// the process still has a single thread. That is when candle's own threads can be tamed; with its default settings
-/// two replicas run several times slower.
+/// two replicas run several times slower. A program that makes its strategy before it starts a thread needs no attribute.
 ///
 /// ```ignore
 /// #[distribute::main]

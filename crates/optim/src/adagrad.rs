@@ -41,6 +41,10 @@ impl Formula for Adagrad {
         check.that(divisible, "epsilon", self.epsilon, "greater than 0 if initial_accumulator_value is 0")
     }
 
+    fn only_computes(&self) -> bool {
+        true
+    }
+
     fn kernel<F: Float>(&self, at: Step) -> impl Fn(F, F, [F; 1]) -> (F, [F; 1]) {
         let [lr, epsilon] = [at.learning_rate(), self.epsilon].map(F::from_f64);
         move |var, grad, [accum]| {

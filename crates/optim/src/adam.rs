@@ -69,6 +69,10 @@ impl Formula for Adam {
         !self.lazy
     }
 
+    fn only_computes(&self) -> bool {
+        true
+    }
+
     fn kernel<F: Float>(&self, at: Step) -> impl Fn(F, F, [F; 2]) -> (F, [F; 2]) {
         let lr_t =
             at.learning_rate() * at.bias_correction(self.beta2).sqrt() / at.bias_correction(self.beta1);

@@ -58,6 +58,10 @@ impl Formula for AdamW {
         !self.lazy
     }
 
+    fn only_computes(&self) -> bool {
+        true
+    }
+
     fn kernel<F: Float>(&self, at: Step) -> impl Fn(F, F, [F; 2]) -> (F, [F; 2]) {
         // The order of operations is candle_nn's: any other would round differently.
         let [lr, epsilon] = [at.learning_rate(), self.epsilon].map(F::from_f64);

@@ -69,6 +69,10 @@ impl Formula for Ftrl {
         Check(self.label()).positive("learning_rate", learning_rate)
     }
 
+    fn only_computes(&self) -> bool {
+        true
+    }
+
     fn kernel<F: Float>(&self, at: Step) -> impl Fn(F, F, [F; 2]) -> (F, [F; 2]) {
         let per_lr = 1.0 / at.learning_rate();
         let [power, l1, per_lr, shrinkage] =

@@ -60,6 +60,10 @@ impl Formula for Momentum {
         Check(self.label()).decay("momentum", self.momentum)
     }
 
+    fn only_computes(&self) -> bool {
+        true
+    }
+
     fn kernel<F: Float>(&self, at: Step) -> impl Fn(F, F, [F; 1]) -> (F, [F; 1]) {
         let [lr, momentum] = [at.learning_rate(), self.momentum].map(F::from_f64);
         let nesterov = self.nesterov;

@@ -43,6 +43,10 @@ impl Formula for RmsProp {
         check.positive("epsilon", self.epsilon)
     }
 
+    fn only_computes(&self) -> bool {
+        true
+    }
+
     fn kernel<F: Float>(&self, at: Step) -> impl Fn(F, F, [F; 2]) -> (F, [F; 2]) {
         let [lr, momentum, epsilon] = [at.learning_rate(), self.momentum, self.epsilon].map(F::from_f64);
         let [rho, rest] = [self.rho, 1.0 - self.rho].map(F::from_f64);

@@ -82,6 +82,11 @@ pub trait Rule: Debug + Send + Sync + 'static {
     /// Whoever owns a shard of such a table must call `update_rows` in every step, with no rows if none came.
     fn moves_absent_rows(&self) -> bool;
 
+    /// Whether updates do nothing but arithmetic on their arguments: see [`Formula::only_computes`].
+    fn only_computes(&self) -> bool {
+        false
+    }
+
     /// One step on `f32`: see [`RuleExt::update`].
     fn update_f32(
         &self,
@@ -229,6 +234,16 @@ pub trait Formula: Debug + Send + Sync + 'static {
         false
     }
 
+    /// Whether the kernel does nothing but arithmetic on its arguments: it waits for nothing, takes no lock, reads no
+    /// variable and does not panic. By default nobody relies on that.
+    ///
+    /// A rule that promises this is applied to variables in place, in the pass that reduces their gradients. Any other is
+    /// applied to copies, which takes more time: then a kernel that hangs keeps nobody else waiting beyond the deadline,
+    /// and one that fails has changed nothing.
+    fn only_computes(&self) -> bool {
+        false
+    }
+
     /// The formula, (variable, gradient, slots) → (variable, slots), for one element.
     ///
     /// This is called once for an update, the result once for an element: compute coefficients out here, in `f64`.
@@ -295,6 +310,10 @@ impl<R: Formula> Rule for R {
 
     fn moves_absent_rows(&self) -> bool {
         self.every_row()
+    }
+
+    fn only_computes(&self) -> bool {
+        Formula::only_computes(self)
     }
 
     fn update_f32(

@@ -21,6 +21,10 @@ impl Formula for Sgd {
         []
     }
 
+    fn only_computes(&self) -> bool {
+        true
+    }
+
     fn kernel<F: Float>(&self, at: Step) -> impl Fn(F, F, [F; 0]) -> (F, [F; 0]) {
         let lr = F::from_f64(at.learning_rate());
         move |var, grad, []| (var - lr * grad, [])

@@ -118,13 +118,18 @@ pub(crate) fn describe(tensor: &Tensor) -> String {
 
 pub(crate) fn reduce(op: ReduceOp, tensors: &[&Tensor], folder: &impl Folder) -> Result<Tensor> {
     let first = same("reduce", "replica", tensors, check_same)?;
-    if tensors.len() == 1 {
+    let (n, dtype) = (tensors.len(), dtype("reduce", first)?);
+    if let (ReduceOp::Mean, Some(mean)) = (op, dtype.mean().filter(|mean| *mean != dtype)) {
+        let wide = tensors.iter().map(|t| cast(t, dtype.of_mean_sum())).collect::<Result<Vec<_>>>()?;
+        let sum = reduce(ReduceOp::Sum, &wide.iter().collect::<Vec<_>>(), folder)?;
+        return cast(&divide(&sum, n as f64)?, mean);
+    }
+    if n == 1 {
         return Ok(first.detach());
     }
     fn on_host<T: WithDType>(tensors: &[&Tensor], fold: impl FnOnce(&[&[T]]) -> Vec<T>) -> Result<Tensor> {
         Ok(Tensor::from_vec(slices(tensors, fold)?, tensors[0].dims(), &Device::Cpu)?)
     }
-    let n = tensors.len();
     let sum = if all_on_host(tensors) {
         match (op, first.dtype()) {
             // The division of `divide`, without a second pass over the elements.
@@ -240,6 +245,23 @@ pub(crate) fn sum_axes(tensor: &Tensor, axes: &[usize]) -> Result<Tensor> {
             Ok(Tensor::from_vec(sum, shape, &Device::Cpu)?)
         }),
     }
+}
+
+/// The elements as another dtype. An error for those that candle lacks.
+pub(crate) fn cast(tensor: &Tensor, dtype: DType) -> Result<Tensor> {
+    let dtype = match dtype {
+        DType::U8 => CandleDType::U8,
+        DType::U32 => CandleDType::U32,
+        DType::I16 => CandleDType::I16,
+        DType::I32 => CandleDType::I32,
+        DType::I64 => CandleDType::I64,
+        DType::Bf16 => CandleDType::BF16,
+        DType::F16 => CandleDType::F16,
+        DType::F32 => CandleDType::F32,
+        DType::F64 => CandleDType::F64,
+        _ => return Err(Error::UnsupportedDType { operation: "cast", dtype }),
+    };
+    Ok(tensor.to_dtype(dtype)?)
 }
 
 pub(crate) fn divide(tensor: &Tensor, by: f64) -> Result<Tensor> {

@@ -150,13 +150,23 @@ dtypes! {
 
 impl DType {
     /// The dtype of a MEAN over values of this dtype: floats and complex numbers keep theirs, integers of 8 and
-    /// 16 bits give `float32`, wider ones `float64` (OP-4). `None` where there is no mean (bool, string).
+    /// 16 bits give `float32`, wider ones `float64`. `None` where there is no mean (bool, string).
     pub const fn mean(self) -> Option<DType> {
         match self {
             DType::F16 | DType::Bf16 | DType::F32 | DType::F64 | DType::C64 | DType::C128 => Some(self),
             DType::I8 | DType::U8 | DType::I16 | DType::U16 => Some(DType::F32),
             DType::I32 | DType::U32 | DType::I64 | DType::U64 => Some(DType::F64),
             DType::Bool | DType::String => None,
+        }
+    }
+
+    /// The dtype in which a MEAN adds values of this dtype up. Its result is a float, so its sum must not wrap as an
+    /// integer does: those of up to 32 bits are added as `int64`, those of 64 bits as `float64`.
+    pub(crate) const fn of_mean_sum(self) -> DType {
+        match self {
+            DType::I8 | DType::U8 | DType::I16 | DType::U16 | DType::I32 | DType::U32 => DType::I64,
+            DType::I64 | DType::U64 => DType::F64,
+            other => other,
         }
     }
 }

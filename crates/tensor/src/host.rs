@@ -9,7 +9,7 @@ mod write;
 pub(crate) use display::shape as write_shape;
 #[cfg(feature = "candle")]
 pub(crate) use reduce::{check_axes, sum_over};
-pub(crate) use shape::{axis_of, check_pieces, check_same, sizes};
+pub(crate) use shape::{axis_of, check_pieces, check_same, count, sizes};
 #[cfg(feature = "candle")]
 pub(crate) use shape::{check_range, check_rows};
 
@@ -39,6 +39,11 @@ pub struct HostTensor {
 
 impl HostTensor {
     /// A tensor of `shape` from its elements in row-major order.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::ElementCount`] unless the shape has as many elements, or if the sizes of its axes other than 0 multiply
+    /// to more than a `usize` holds.
     pub fn new<T: Element>(elements: Vec<T>, shape: impl Into<Vec<usize>>) -> Result<Self> {
         Self::from_buffer(T::into_buffer(elements), shape)
     }
@@ -46,7 +51,7 @@ impl HostTensor {
     /// A tensor of `shape` from a buffer.
     pub fn from_buffer(buffer: Buffer, shape: impl Into<Vec<usize>>) -> Result<Self> {
         let shape = shape.into();
-        if shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)) != Some(buffer.len()) {
+        if count(&shape) != Some(buffer.len()) {
             return Err(Error::ElementCount { shape, elements: buffer.len() });
         }
         Ok(Self { shape, buffer: Arc::new(buffer) })
@@ -66,8 +71,8 @@ impl HostTensor {
     pub fn zeros(dtype: DType, shape: impl Into<Vec<usize>>) -> Result<Self> {
         let shape = shape.into();
         let bytes = dtype.bytes().unwrap_or(std::mem::size_of::<Vec<u8>>());
-        let len = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
-        match len.filter(|n| n.checked_mul(bytes).is_some_and(|b| isize::try_from(b).is_ok())) {
+        let fits = |len: &usize| len.checked_mul(bytes).is_some_and(is_allocatable);
+        match count(&shape).filter(fits) {
             Some(len) => Ok(Self { shape, buffer: Arc::new(Buffer::zeros(dtype, len)) }),
             None => Err(Error::TooLarge { operation: "zeros", shape }),
         }
@@ -144,4 +149,11 @@ impl HostTensor {
     pub(crate) fn typed<T: Element>(&self, operation: &'static str) -> Result<&[T]> {
         self.as_slice().ok_or(Error::DTypeMismatch { operation, expected: T::DTYPE, found: self.dtype() })
     }
+}
+
+/// Whether so many bytes can be had. Asked before large allocations that would otherwise end the process.
+fn is_allocatable(bytes: usize) -> bool {
+    /// Below this, nobody has shapes to blame.
+    const LARGE: usize = 1 << 30;
+    bytes < LARGE || Vec::<u8>::new().try_reserve_exact(bytes).is_ok()
 }

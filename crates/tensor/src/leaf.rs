@@ -80,15 +80,15 @@ impl Leaf {
         }
     }
 
-    /// The element-wise sum or mean over replicas (RED-3).
+    /// The element-wise sum or mean over replicas.
     ///
-    /// Kind, shape and dtype have to agree; nothing is broadcast (RTO-3), and an error says which replica differs from
-    /// replica 0. The sum is a balanced binary tree over the list, see [`kernel::fold`](crate::kernel::fold); integers
-    /// wrap. A MEAN divides the sum (OP-4), so that of integers is a float, see [`DType::mean`]; of one leaf it is the
-    /// leaf itself. Bool and string have neither (OP-3).
+    /// Kind, shape and dtype have to agree; nothing is broadcast, and an error says which replica differs from
+    /// replica 0. The sum is a balanced binary tree over the list, see `kernel::fold`; a SUM of
+    /// integers wraps. A MEAN divides the sum, so that of integers is a float, see [`DType::mean`], and their sum does
+    /// not wrap. Bool and string have neither. What holds for several leaves holds for one.
     ///
     /// Of indexed slices the rows are merged, see [`IndexedSlices::reduce`]; also those of one leaf. Where dense leaves
-    /// stand beside them, they are made dense first (SPARSE-3).
+    /// stand beside them, they are made dense first.
     pub fn reduce(op: ReduceOp, leaves: &[Leaf]) -> Result<Leaf> {
         Self::reduce_with(op, leaves, &Alone)
     }
@@ -101,10 +101,16 @@ impl Leaf {
         const OPERATION: &str = "reduce";
         let all = || leaves.iter().map(Borrow::borrow);
         let sparse = |leaf: &Leaf| matches!(leaf, Leaf::Slices(_));
-        if let (Some(dense), true) = (all().find(|l| !sparse(l)), all().any(sparse)) {
+        if all().any(sparse) && !all().all(sparse) {
+            // Rows of one index are added up when they are made dense.
+            let summands = Leaf::summands(op, leaves)?;
+            let Some(dense) = summands.iter().find(|l| !sparse(l)) else {
+                return Err(Error::Empty { operation: OPERATION });
+            };
             let densify = |(i, leaf): (usize, &Leaf)| leaf.like(dense).map_err(|e| e.differs("replica", i));
-            let leaves = all().enumerate().map(densify).collect::<Result<Vec<Leaf>>>()?;
-            return Leaf::reduce_with(op, &leaves, folder);
+            let alike = summands.iter().enumerate().map(densify).collect::<Result<Vec<Leaf>>>()?;
+            let dtype = all().next().map_or(Ok(DType::F32), Leaf::dtype)?;
+            return Leaf::reduce_with(ReduceOp::Sum, &alike, folder)?.reduction(op, leaves.len(), dtype);
         }
         match Leaf::of_one_kind(OPERATION, "replica", leaves)? {
             Kind::Host(tensors) => HostTensor::reduce_with(op, &tensors, folder).map(Leaf::Host),
@@ -114,9 +120,46 @@ impl Leaf {
         }
     }
 
-    /// Joins leaves along an axis, in replica order (GA-1). They may differ in size along that axis only; `axis` lies
-    /// in `[0, rank)`, so a scalar cannot be joined (GA-3, GA-4). Every dtype, bool and string too. Indexed slices are
-    /// refused (SPARSE-4). An error says which replica differs from replica 0.
+    /// These leaves in the dtype in which `op` adds them up: those of a SUM as they are; for a MEAN integers become wide
+    /// enough for their sum. What is made of the sum then is [`reduction`](Leaf::reduction).
+    ///
+    /// An error for bool and string, and one that says which replica's dtype differs from that of replica 0.
+    pub fn summands(op: ReduceOp, leaves: &[impl Borrow<Leaf>]) -> Result<Vec<Leaf>> {
+        let Some(first) = leaves.first() else { return Ok(Vec::new()) };
+        let expected = summable(first.borrow().dtype()?)?;
+        let summand = |(i, leaf): (usize, &Leaf)| match leaf.dtype()? {
+            found if found != expected => {
+                Err(Error::DTypeMismatch { operation: "reduce", expected, found }.differs("replica", i))
+            }
+            _ if op == ReduceOp::Sum => Ok(leaf.clone()),
+            _ => leaf.to_dtype(expected.of_mean_sum()),
+        };
+        leaves.iter().map(Borrow::borrow).enumerate().map(summand).collect()
+    }
+
+    /// What `op` makes of the sum of `count` [summands](Leaf::summands), which were leaves of this dtype: a SUM is the sum
+    /// itself, a MEAN a true division.
+    pub fn reduction(self, op: ReduceOp, count: usize, dtype: DType) -> Result<Leaf> {
+        match (op, dtype.mean()) {
+            (ReduceOp::Sum, _) => Ok(self),
+            (ReduceOp::Mean, Some(mean)) => self.divide(count as f64)?.to_dtype(mean),
+            (ReduceOp::Mean, None) => Err(Error::UnsupportedDType { operation: "reduce", dtype }),
+        }
+    }
+
+    /// The elements as another dtype.
+    fn to_dtype(&self, dtype: DType) -> Result<Leaf> {
+        match self {
+            Leaf::Host(tensor) => tensor.cast(dtype).map(Leaf::Host),
+            Leaf::Slices(slices) => slices.cast(dtype).map(Leaf::Slices),
+            #[cfg(feature = "candle")]
+            Leaf::Candle(tensor) => candle::cast(tensor, dtype).map(Leaf::Candle),
+        }
+    }
+
+    /// Joins leaves along an axis, in replica order. They may differ in size along that axis only; `axis` lies
+    /// in `[0, rank)`, so a scalar cannot be joined. Every dtype, bool and string too. Indexed slices are
+    /// refused. An error says which replica differs from replica 0.
     pub fn concat(leaves: &[Leaf], axis: usize) -> Result<Leaf> {
         match Leaf::of_one_kind("concat", "replica", leaves)? {
             Kind::Host(tensors) => HostTensor::concat(&tensors, axis).map(Leaf::Host),
@@ -177,7 +220,7 @@ impl Leaf {
         }
     }
 
-    /// The sum over these axes, which are removed (RED-4), see [`HostTensor::sum_axes`]. Indexed slices are made dense.
+    /// The sum over these axes, which are removed, see [`HostTensor::sum_axes`]. Indexed slices are made dense.
     pub fn sum_axes(&self, axes: &[usize]) -> Result<Leaf> {
         match self {
             Leaf::Host(tensor) => tensor.sum_axes(axes).map(Leaf::Host),
@@ -187,8 +230,8 @@ impl Leaf {
         }
     }
 
-    /// A true division of every element, so integers become floats, see [`DType::mean`] (OP-4, RED-5). Of indexed
-    /// slices the values are divided.
+    /// A true division of every element, so integers become floats, see [`DType::mean`]. Of indexed slices
+    /// the values are divided.
     pub fn divide(&self, by: f64) -> Result<Leaf> {
         match self {
             Leaf::Host(tensor) => tensor.divide(by).map(Leaf::Host),
@@ -265,6 +308,14 @@ impl Leaf {
             #[cfg(feature = "candle")]
             Leaf::Candle(_) => all!(Candle),
         })
+    }
+}
+
+/// The dtype, if its values can be added up.
+pub(crate) fn summable(dtype: DType) -> Result<DType> {
+    match dtype.mean() {
+        Some(_) => Ok(dtype),
+        None => Err(Error::UnsupportedDType { operation: "reduce", dtype }),
     }
 }
 

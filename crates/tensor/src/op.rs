@@ -26,7 +26,7 @@ impl std::fmt::Display for ReduceOp {
 impl std::str::FromStr for ReduceOp {
     type Err = Error;
 
-    /// Reads `"SUM"` or `"MEAN"` in any case (OP-1).
+    /// Reads `"SUM"` or `"MEAN"` in any case.
     fn from_str(text: &str) -> Result<Self> {
         match text.to_ascii_uppercase().as_str() {
             "SUM" => Ok(ReduceOp::Sum),

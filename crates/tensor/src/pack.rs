@@ -9,9 +9,9 @@ use std::ops::Range;
 /// How the leaves of one reduction are put together. Either number may be 0: then each leaf stays by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Packing {
-    /// Neighbours together, until a pack has more than so many bytes (CO-4).
+    /// Neighbours together, until a pack has more than so many bytes.
     Bytes(usize),
-    /// All together, then cut into so many packs of one size; the last takes the remainder (XD-4).
+    /// All together, then cut into so many packs of one size; the last takes the remainder.
     Count(usize),
 }
 

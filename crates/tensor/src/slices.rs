@@ -4,6 +4,7 @@ use crate::dtype::with_summable;
 use crate::fold::{Alone, Folder};
 use crate::host::{check_pieces, check_same};
 use crate::kernel::{RowMerge, RowSum, Sum};
+use crate::leaf::summable;
 use crate::{DType, Element, Error, HostTensor, ReduceOp, Result};
 
 const REDUCE: &str = "reduce";
@@ -124,8 +125,10 @@ impl IndexedSlices {
     /// The sum or mean over replicas, with each index once, ascending.
     ///
     /// The rows of an index are summed within each replica first, in their order, and then over replicas in the order of
-    /// [`kernel::fold`](crate::kernel::fold), where a replica without that row counts as zero. So the sums have the bits
-    /// of those of dense tensors, and reducing within every worker first changes none. Replicas may differ in their number of rows (SPARSE-2). A MEAN divides the sums by the number of replicas.
+    /// `kernel::fold`, where a replica without that row counts as zero. So the sums have the bits
+    /// of those of dense tensors, and reducing within every worker first changes none. Replicas may differ in their
+    /// number of rows. A MEAN divides the sums by the number of replicas, and adds integers up as wider numbers, as
+    /// [`HostTensor::reduce`] does.
     /// The slices of a single one are merged, too: the form of a result doesn't depend on how many there are. Those that
     /// are merged already come back as they are.
     ///
@@ -143,9 +146,11 @@ impl IndexedSlices {
     ) -> Result<IndexedSlices> {
         let (rows, dense_shape) = Self::alike(REDUCE, slices)?;
         let Some(first) = slices.first() else { return Err(Error::Empty { operation: REDUCE }) };
-        let dtype = first.values.dtype();
-        if dtype.mean().is_none() {
-            return Err(Error::UnsupportedDType { operation: REDUCE, dtype });
+        let dtype = summable(first.values.dtype())?;
+        if let (ReduceOp::Mean, Some(mean)) = (op, dtype.mean().filter(|mean| *mean != dtype)) {
+            let wide = slices.iter().map(|s| s.cast(dtype.of_mean_sum())).collect::<Result<Vec<_>>>()?;
+            let sum = Self::reduce_with(ReduceOp::Sum, &wide.iter().collect::<Vec<_>>(), folder)?;
+            return sum.divide(slices.len() as f64)?.cast(mean);
         }
         if let ([only], [rows]) = (slices, rows.as_slice()) {
             return only.merge(rows, folder);
@@ -210,7 +215,7 @@ impl IndexedSlices {
         })
     }
 
-    /// The rows of all, one after another in the order given, with their duplicates (SPARSE-1).
+    /// The rows of all, one after another in the order given, with their duplicates.
     ///
     /// What to use where each row is to be applied on its own, one after another. To add rows up,
     /// [`reduce`](Self::reduce) takes less memory.
@@ -250,6 +255,11 @@ impl IndexedSlices {
             check_same(operation, (mine.dtype(), a), (mine.dtype(), b))?;
         }
         Ok(rows)
+    }
+
+    /// The values as another dtype.
+    pub(crate) fn cast(&self, dtype: DType) -> Result<IndexedSlices> {
+        Ok(Self { values: self.values.cast(dtype)?, ..self.clone() })
     }
 
     /// The values divided, see [`HostTensor::divide`].

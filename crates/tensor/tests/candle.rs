@@ -100,6 +100,26 @@ fn op_4_a_mean_of_i64_is_f64() {
 }
 
 #[test]
+fn op_4_a_mean_of_integers_does_not_wrap() {
+    fn mean<T: candle_core::WithDType>(number: T, expected: CandleDType) {
+        for replicas in 1..=4 {
+            let leaf = Leaf::Candle(Tensor::new(&[number], &Device::Cpu).unwrap());
+            let Leaf::Candle(mean) = Leaf::reduce(ReduceOp::Mean, &vec![leaf; replicas]).unwrap() else {
+                panic!("not candle's")
+            };
+            assert_eq!(mean.dtype(), expected);
+            let mean = mean.to_dtype(CandleDType::F64).unwrap().to_vec1::<f64>().unwrap();
+            assert_eq!(mean, [number.to_f64()], "{replicas} replicas");
+        }
+    }
+    mean(200u8, CandleDType::F32);
+    mean(i16::MIN, CandleDType::F32);
+    mean(i32::MAX, CandleDType::F64);
+    mean(u32::MAX, CandleDType::F64);
+    mean(i64::MAX, CandleDType::F64);
+}
+
+#[test]
 fn integers_wrap() {
     let leaf = Leaf::Candle(Tensor::new(&[i32::MAX, i32::MIN], &Device::Cpu).unwrap());
     let sum = Leaf::reduce(ReduceOp::Sum, &[leaf.clone(), leaf.clone()]).unwrap();

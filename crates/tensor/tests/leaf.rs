@@ -42,11 +42,13 @@ fn op_3_bool_and_string_have_no_sum() {
     for dtype in [DType::Bool, DType::String] {
         for op in [ReduceOp::Sum, ReduceOp::Mean] {
             let leaf = Leaf::Host(HostTensor::zeros(dtype, [2]).unwrap());
-            match Leaf::reduce(op, &[leaf.clone(), leaf.clone()]) {
-                Err(Error::UnsupportedDType { dtype: found, .. }) => assert_eq!(found, dtype),
-                other => panic!("{other:?}"),
+            for leaves in [vec![leaf.clone(), leaf.clone()], vec![leaf.clone()]] {
+                match Leaf::reduce(op, &leaves) {
+                    Err(Error::UnsupportedDType { dtype: found, .. }) => assert_eq!(found, dtype),
+                    other => panic!("{other:?}"),
+                }
+                assert!(Leaf::summands(op, &leaves).is_err());
             }
-            assert_eq!(host(Leaf::reduce(op, std::slice::from_ref(&leaf)).unwrap()), host(leaf.clone()));
             assert!(matches!(leaf.sum_axes(&[0]), Err(Error::UnsupportedDType { .. })));
             assert!(matches!(leaf.divide(2.0), Err(Error::UnsupportedDType { .. })));
         }
@@ -60,13 +62,53 @@ fn op_4_a_mean_is_a_true_division_after_the_sum() {
         let mean = host(Leaf::reduce(ReduceOp::Mean, &leaves).unwrap());
         assert_eq!(Some(mean.dtype()), dtype.mean());
         assert_eq!(mean, HostTensor::vector(vec![1.5f64, 2.5]).cast(mean.dtype()).unwrap(), "{dtype}");
-        // One value comes back as it is.
+        // One value is reduced as several are.
         let one = host(Leaf::reduce(ReduceOp::Mean, &leaves[..1]).unwrap());
-        assert_eq!(one.dtype(), dtype);
+        assert_eq!(one, HostTensor::vector(vec![1f64, 2.]).cast(mean.dtype()).unwrap(), "{dtype}");
     }
 }
 
-// OP-6: the sum comes first, so it may overflow, and integers wrap.
+// The result is a float: nothing of it says that the sum of integers has wrapped.
+#[test]
+fn op_4_a_mean_of_integers_does_not_wrap() {
+    fn mean<T: Element>(elements: Vec<T>, replicas: usize) -> f64 {
+        let leaf = vector(elements);
+        let mean = host(Leaf::reduce(ReduceOp::Mean, &vec![leaf; replicas]).unwrap());
+        mean.cast(DType::F64).unwrap().item().unwrap()
+    }
+    for replicas in 1..=5 {
+        assert_eq!(mean(vec![200u8], replicas), 200.);
+        assert_eq!(mean(vec![i8::MIN], replicas), -128.);
+        assert_eq!(mean(vec![u16::MAX], replicas), 65535.);
+        assert_eq!(mean(vec![i16::MIN], replicas), -32768.);
+        assert_eq!(mean(vec![i32::MAX], replicas), 2147483647.);
+        assert_eq!(mean(vec![u32::MAX], replicas), 4294967295.);
+        assert_eq!(mean(vec![i64::MAX], replicas), i64::MAX as f64);
+        assert_eq!(mean(vec![u64::MAX], replicas), u64::MAX as f64);
+    }
+    let rows = |row: i64| {
+        let whole = Some(vec![3]);
+        IndexedSlices::new(HostTensor::vector(vec![200u8, 200]), HostTensor::vector(vec![1, row]), whole)
+            .unwrap()
+    };
+    let mean = IndexedSlices::reduce(ReduceOp::Mean, &[&rows(1), &rows(2)]).unwrap();
+    assert_eq!(mean.to_dense().unwrap(), HostTensor::vector(vec![0f32, 300., 100.]));
+    // Made dense beside a dense leaf, and alone.
+    let mixed = [Leaf::Slices(rows(1)), vector(vec![0u8, 0, 100])];
+    let mean = host(Leaf::reduce(ReduceOp::Mean, &mixed).unwrap());
+    assert_eq!(mean, HostTensor::vector(vec![0f32, 200., 50.]));
+    let Leaf::Slices(one) = Leaf::reduce(ReduceOp::Mean, &[Leaf::Slices(rows(1))]).unwrap() else {
+        panic!("not slices")
+    };
+    assert_eq!(one.values, HostTensor::vector(vec![400f32]));
+    let differ = Leaf::reduce(ReduceOp::Mean, &[Leaf::Slices(rows(1)), vector(vec![0i32; 3])]).unwrap_err();
+    assert!(
+        differ.to_string().starts_with("replica 1 differs from replica 0: reduce: dtypes differ"),
+        "{differ}"
+    );
+}
+
+// OP-6: the sum comes first, so it may overflow, and a SUM of integers wraps.
 #[test]
 fn op_6_a_mean_does_not_scale_first() {
     let big = vector(vec![f16::from_f32(60000.0)]);
@@ -295,6 +337,30 @@ fn host_tensors_convert() {
     assert!(changed.as_mut_slice::<u8>().is_none());
     assert_ne!(t, changed);
     assert_ne!(t, t.cast(DType::I32).unwrap());
+}
+
+/// An axis without elements hides no others: what multiplies them would wrap.
+#[test]
+fn shapes_beyond_all_numbers_are_refused_in_whatever_order() {
+    const MOST: usize = usize::MAX;
+    let none = || HostTensor::vector(Vec::<f32>::new());
+    for shape in [[0, MOST, 2], [MOST, 0, 2], [MOST, 2, 0], [MOST / 2 + 1, 0, 2], [2, 0, MOST / 2 + 1]] {
+        assert!(matches!(HostTensor::new(Vec::<f32>::new(), shape), Err(Error::ElementCount { .. })));
+        assert!(matches!(none().reshape(shape), Err(Error::ElementCount { .. })), "{shape:?}");
+        assert!(matches!(HostTensor::zeros(DType::F32, shape), Err(Error::TooLarge { .. })), "{shape:?}");
+    }
+    // What can be is cut, joined and shown.
+    let wide = none().reshape([0, MOST / 4]).unwrap();
+    assert_eq!(wide.narrow(1, 3, 5).unwrap().dims(), [0, 5]);
+    assert_eq!(wide.take_rows(&[]).unwrap().dims(), [0, MOST / 4]);
+    assert_eq!(HostTensor::concat(&[&wide, &wide], 0).unwrap().dims(), [0, MOST / 4]);
+    assert!(HostTensor::concat(&[&wide; 5], 1).is_err());
+    assert!(matches!(HostTensor::stack(&[&wide; 5]), Err(Error::TooLarge { operation: "stack", .. })));
+    let flat = none().reshape([MOST / 4, 0]).unwrap();
+    assert!(matches!(HostTensor::concat(&[&flat; 5], 0), Err(Error::TooLarge { operation: "concat", .. })));
+    assert!(!flat.to_string().is_empty());
+    // More than any machine has, but not more than a number holds.
+    assert!(matches!(HostTensor::zeros(DType::F32, [1 << 58]), Err(Error::TooLarge { .. })));
 }
 
 /// The bits of a replica's rows: duplicates, and numbers whose sum depends on the order.

@@ -31,10 +31,21 @@ pub struct Beside {
     pub name: String,
     /// Its version.
     pub version: &'static str,
-    /// Whether it only bounds what is possible: no library that one could use instead.
-    pub bound: bool,
+    /// What it is to us.
+    pub role: Role,
     /// Measures once.
     pub round: Box<dyn Fn(Effort) -> Result<Sample>>,
+}
+
+/// What something that is measured beside is to us.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Role {
+    /// A library that one could use instead.
+    Peer,
+    /// It only bounds what is possible.
+    Bound,
+    /// What the figure is a part of.
+    Whole,
 }
 
 /// What a figure is called, what it means, and what is to be reached.
@@ -70,6 +81,8 @@ pub enum Target {
     Value(f64),
     /// So many times the best peer.
     BestPeer(f64),
+    /// So many times the best of this library's, its name being how peers' names begin.
+    Library(&'static str, f64),
     /// So many times the bound.
     Bound(f64),
     /// No loss differs by more from any peer's.

@@ -3,9 +3,9 @@
 //! Each point is a process of its own, so that its peak of memory is its own, too.
 
 use super::child::{peak_mib, spawned};
+use super::form::number;
 use super::plot::{Panel, Series, panels};
 use super::program::PATIENCE;
-use super::report::number;
 use super::statistics::Summary;
 use super::work::{Mlp, Recommender, Training};
 use super::{Form, invalid, memory_bandwidth};

@@ -4,11 +4,11 @@
 //! |---|---|
 //! | [`figure`] | [`Figure`](figure): what is measured, and what it is compared with |
 //! | [`turns`], [`statistics`] | ours and theirs in turn; median and spread |
-//! | [`program`] | a program that is measured from outside |
-//! | [`peers`], [`recorded`] | peers in processes of their own; what they reached before |
-//! | [`report`], [`plot`] | table, plain lines, JSON; SVG |
+//! | [`program`], [`group`] | a program that is measured from outside; stopping it with all that it starts |
+//! | [`peers`], [`serve`], [`recorded`] | peers and ourselves in processes that are led; what peers reached before |
+//! | [`report`], [`form`], [`plot`] | what a figure's values mean; table, plain lines, JSON; SVG |
 //! | [`work`] | models, inputs and weights, as the peers have them |
-//! | [`empty_step`], [`all_reduce`], [`traffic`], [`training`], [`scaling`], [`input`], [`losses`], [`child`] | the figures, one kind a file |
+//! | [`empty_step`], [`all_reduce`], [`traffic`], [`training`], [`products`], [`scaling`], [`input`], [`losses`], [`child`] | the figures, one kind a file |
 //! | [`growth`] | how a step's time and memory grow |
 //! | [`steps`] | steps without a measurement, for those who count instructions |
 
@@ -16,15 +16,19 @@ mod all_reduce;
 mod child;
 mod empty_step;
 mod figure;
+mod form;
+mod group;
 mod growth;
 mod input;
 mod losses;
 mod peers;
 mod plot;
+mod products;
 mod program;
 mod recorded;
 mod report;
 mod scaling;
+mod serve;
 mod statistics;
 mod steps;
 mod traffic;
@@ -80,9 +84,18 @@ pub struct Arguments {
     /// Make so many steps of what --filter names, and measure and print nothing: to count their instructions
     #[arg(long)]
     steps: Option<u64>,
+    /// Write what the peers reach into this file, for machines without them
+    #[arg(long, requires = "peers", requires = "machine")]
+    record: Option<PathBuf>,
+    /// What is written beside it: the machine and the day
+    #[arg(long)]
+    machine: Option<String>,
     /// What a figure has done in a process of its own
     #[arg(long, hide = true)]
     child: Option<String>,
+    /// Measure this figure, a round for each line of standard input
+    #[arg(long, hide = true)]
+    serve: Option<String>,
 }
 
 /// How results are printed.
@@ -113,6 +126,7 @@ fn figures() -> Vec<Box<dyn Figure>> {
     all.extend(all_reduce::figures());
     all.extend(traffic::figures());
     all.extend(training::figures());
+    all.extend(products::figures());
     all.extend(scaling::figures());
     all.extend(input::figures());
     all.extend(child::figures());
@@ -127,6 +141,11 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     }
     if let Some(name) = &arguments.child {
         return child::run(name);
+    }
+    if let Some(name) = &arguments.serve {
+        let figure = figures().into_iter().find(|figure| figure.about().name == *name);
+        let figure = figure.ok_or_else(|| invalid(format!("there is no figure {name:?}")))?;
+        return serve::run(&*figure, std::io::stdin().lock());
     }
     let seconds = arguments.seconds.unwrap_or(if arguments.quick { 0.02 } else { 0.3 });
     if arguments.rounds == 0 {
@@ -159,7 +178,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         _ => {}
     }
     let peers = if arguments.peers { peers::entries(&arguments.python)? } else { Vec::new() };
-    let mut drawn = Vec::new();
+    let (mut drawn, mut kept) = (Vec::new(), String::new());
     for figure in figures {
         let report = turns::measure(&*figure, Effort { seconds }, arguments.rounds, &peers)?;
         output::line(match form {
@@ -168,9 +187,11 @@ pub fn run(arguments: &Arguments) -> Result<()> {
             Form::Text if output::is_terminal() => report.row(),
             Form::Text => report.plain(),
         })?;
+        kept += &recorded::lines(&report, arguments.machine.as_deref().unwrap_or_default());
         let bars = report.ratios().into_iter().map(|(rival, ratio)| (rival.name.clone(), ratio)).collect();
         drawn.push(Bars { label: report.about.name.clone(), bars });
     }
+    arguments.record.as_ref().map_or(Ok(()), |path| output::file(path, &kept))?;
     drawn.retain(|group| !group.bars.is_empty());
     arguments.plot.as_ref().map_or(Ok(()), |path| output::file(path, &plot::bars(&drawn)))
 }

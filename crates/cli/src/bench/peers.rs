@@ -1,4 +1,5 @@
-//! Peers in processes of their own: the scripts of `bench/peers/`, led line by line (`--serve`).
+//! Processes that are led line by line (`--serve`): peers, which are the scripts of `bench/peers/`, and ourselves. Each runs
+//! while it is measured, and is stopped while others are.
 
 use super::program::{PATIENCE, Program};
 use super::turns::Sample;
@@ -22,7 +23,7 @@ pub struct Entry {
 /// What the peers can measure: the scripts with this Python, and burn's program where it has been built.
 pub fn entries(python: &Path) -> Result<Vec<Entry>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bench/peers");
-    let mut programs: Vec<Vec<PathBuf>> = ["peer_tensorflow.py", "peer_pytorch.py"]
+    let mut programs: Vec<Vec<PathBuf>> = ["peer_tensorflow.py", "peer_pytorch.py", "peer_jax.py"]
         .into_iter()
         .map(|script| vec![python.into(), folder.join(script)])
         .collect();
@@ -64,20 +65,21 @@ fn list(program: &[PathBuf]) -> Result<Vec<Entry>> {
 }
 
 impl Entry {
-    /// Starts its process, and waits until it can be led.
+    /// Starts its process.
     pub fn start(&self) -> Result<Process> {
         let mut command = command(&self.program);
         command.args(["--serve", "--only", &self.figure, "--peer", &self.peer]);
-        command.stdin(Stdio::piped()).stderr(Stdio::null());
-        let mut program = Program::start(&mut command).map_err(failed)?;
-        let stdin = program.take_stdin();
-        let mut process = Process { peer: self.peer.clone(), version: String::new(), program, stdin };
-        process.version = process.reply()?["version"].as_str().unwrap_or_default().into();
-        Ok(process)
+        Process::start(&self.peer, command.stderr(Stdio::null()))
     }
 }
 
-/// A peer that is led. It is waiting for a line when dropped, and has nothing to lose.
+/// Starts this program again to measure a figure.
+pub fn ours(figure: &str) -> Result<Process> {
+    let path = std::env::current_exe().map_err(failed)?;
+    Process::start("this program", Command::new(path).args(["bench", "--serve", figure]))
+}
+
+/// A program that is led, and stopped but for its own rounds. It is waiting for a line when dropped, and has nothing to lose.
 pub struct Process {
     /// The library, and how it is used.
     pub peer: String,
@@ -88,14 +90,31 @@ pub struct Process {
 }
 
 impl Process {
+    fn start(name: &str, command: &mut Command) -> Result<Self> {
+        let mut program = Program::start(command.stdin(Stdio::piped())).map_err(failed)?;
+        let stdin = program.take_stdin();
+        Ok(Self { peer: name.into(), version: String::new(), program, stdin })
+    }
+
+    /// Waits until it can be led. What it does until then, others may do at the same time: nobody is being measured.
+    pub fn greeted(mut self) -> Result<Self> {
+        self.version = self.reply()?["version"].as_str().unwrap_or_default().into();
+        self.program.stop().map_err(failed)?;
+        Ok(self)
+    }
+
     /// One round of about so many seconds.
     pub fn round(&mut self, seconds: f64) -> Result<Sample> {
+        self.program.resume().map_err(failed)?;
         if let Some(stdin) = &mut self.stdin {
             writeln!(stdin, "{seconds}").and_then(|()| stdin.flush()).map_err(failed)?;
         }
         let reply = self.reply()?;
-        let value = reply["value"].as_f64();
-        let value = value.ok_or_else(|| failed(IoError::other(format!("{} gave no value", self.peer))))?;
+        self.program.stop().map_err(failed)?;
+        let value = reply["value"].as_f64().ok_or_else(|| {
+            let reason = reply["error"].as_str().unwrap_or("it gave no value");
+            failed(IoError::other(format!("{}: {reason}", self.peer)))
+        })?;
         let losses = reply["losses"].as_array().into_iter().flatten().filter_map(Value::as_f64).collect();
         Ok(Sample { value, losses })
     }
@@ -104,7 +123,7 @@ impl Process {
         let line = self.program.line(Deadline::after(PATIENCE)).ok().flatten();
         parsed(&line.ok_or_else(|| {
             let reason = format!(
-                "{} ended, or said nothing for {} s; run its script by itself to see why",
+                "{} ended, or said nothing for {} s; run it by itself to see why",
                 self.peer,
                 PATIENCE.as_secs()
             );
@@ -118,5 +137,5 @@ fn parsed(line: &str) -> Result<Value> {
 }
 
 fn failed(source: IoError) -> Error {
-    Error::Io { operation: "measuring a peer".into(), source }
+    Error::Io { operation: "measuring in another process".into(), source }
 }

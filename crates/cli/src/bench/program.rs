@@ -1,5 +1,6 @@
 //! Programs that are measured from outside: what they say, waited for with a deadline.
 
+use super::group::Group;
 use distribute::cluster::Deadline;
 use shared_child::SharedChild;
 use std::io::{BufRead, BufReader, Error, ErrorKind, Read, Result};
@@ -14,7 +15,7 @@ pub const PATIENCE: Duration = Duration::from_secs(180);
 /// How long a killed program may take to end.
 const KILLED_WITHIN: Duration = Duration::from_secs(10);
 
-/// A program that was started. It is killed when dropped.
+/// A program that was started, with all that it starts. They are killed when it is dropped.
 pub struct Program {
     child: Arc<SharedChild>,
     events: Receiver<Event>,
@@ -32,7 +33,7 @@ enum Event {
 impl Program {
     /// Starts a program. Its standard output is read, and where the command pipes its standard error, that, too.
     pub fn start(command: &mut Command) -> Result<Self> {
-        let child = Arc::new(SharedChild::spawn(command.stdout(Stdio::piped()))?);
+        let child = Arc::new(SharedChild::spawn(Group::lead(command.stdout(Stdio::piped())))?);
         let (send, events) = channel();
         // Both threads end with the program, which ends when it is dropped.
         if let Some(stderr) = child.take_stderr() {
@@ -52,6 +53,30 @@ impl Program {
     /// Where it reads, if the command pipes it; once.
     pub fn take_stdin(&mut self) -> Option<ChildStdin> {
         self.child.take_stdin()
+    }
+
+    /// Stops it where it is, with all that it has started, until it is resumed.
+    ///
+    /// # Errors
+    /// When it has ended, or doesn't stop.
+    pub fn stop(&self) -> Result<()> {
+        self.group()?.stop()
+    }
+
+    /// Has it go on.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn resume(&self) -> Result<()> {
+        self.group()?.resume()
+    }
+
+    /// Those that it leads, while it is there: later its number may be another's.
+    fn group(&self) -> Result<Group> {
+        match self.child.try_wait()? {
+            None => Ok(Group::of(self.child.id())),
+            Some(status) => Err(Error::other(format!("it ended with {status}"))),
+        }
     }
 
     /// Its next line, none when it has ended.
@@ -93,6 +118,7 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
+        let _ = self.group().and_then(|group| group.kill());
         let _ = self.child.kill();
         let deadline = Deadline::after(KILLED_WITHIN);
         while let Ok(Some(_)) = self.line(deadline) {}
@@ -149,5 +175,63 @@ mod tests {
         let child = program.child.clone();
         drop(program);
         assert!(!child.try_wait().unwrap().unwrap().success());
+    }
+
+    // INV-3
+    #[test]
+    fn a_stopped_program_says_nothing_until_it_is_resumed() {
+        let mut program = shell("while read -r line; do echo got $line; done");
+        let mut stdin = program.take_stdin().unwrap();
+        program.stop().unwrap();
+        writeln!(stdin, "this").unwrap();
+        // It could answer within that, were it not stopped.
+        let error = program.line(Deadline::after(Duration::from_millis(200))).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TimedOut);
+        program.resume().unwrap();
+        assert_eq!(program.line(soon()).unwrap().unwrap(), "got this");
+        // Often, and twice in a row.
+        for _ in 0..20 {
+            program.stop().unwrap();
+            program.stop().unwrap();
+            program.resume().unwrap();
+            writeln!(stdin, "more").unwrap();
+            assert_eq!(program.line(soon()).unwrap().unwrap(), "got more");
+        }
+    }
+
+    /// What stops with a program: all that it has started, too.
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn what_a_program_has_started_is_stopped_and_killed_with_it() {
+        let mut program = shell("exec 3<&0; cat <&3 & echo $!; wait");
+        let started: u32 = program.line(soon()).unwrap().unwrap().parse().unwrap();
+        let state = || {
+            let stat = std::fs::read_to_string(format!("/proc/{started}/stat")).unwrap_or_default();
+            stat.rsplit_once(") ").map(|(_, rest)| rest.as_bytes()[0])
+        };
+        let becomes = |wanted: &dyn Fn(Option<u8>) -> bool| {
+            let deadline = soon();
+            while !wanted(state()) {
+                assert!(!deadline.has_passed(), "{:?}", state());
+                std::thread::yield_now();
+            }
+        };
+        becomes(&|state| state == Some(b'S'));
+        program.stop().unwrap();
+        becomes(&|state| state == Some(b'T'));
+        // Killed while they are stopped, and waited for.
+        let child = program.child.clone();
+        drop(program);
+        assert!(!child.try_wait().unwrap().unwrap().success());
+        becomes(&|state| matches!(state, None | Some(b'Z' | b'X')));
+    }
+
+    #[test]
+    fn a_program_that_has_ended_cannot_be_stopped() {
+        let mut program = shell("exit 3");
+        assert_eq!(program.line(soon()).unwrap(), None);
+        let error = program.stop().unwrap_err();
+        assert!(error.to_string().contains("exit status: 3"), "{error}");
+        assert!(program.resume().is_err());
     }
 }

@@ -1,8 +1,9 @@
 //! Figures that peers reached when they were last measured, for machines without them.
 
-use super::report::Rival;
+use super::figure::{About, Better, Role};
+use super::report::{Report, Rival};
 use super::statistics::Summary;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// Lines as the peers' scripts print them, with the machine.
 const LINES: &str = include_str!("recorded.jsonl");
@@ -13,12 +14,28 @@ pub fn of(figure: &str) -> Vec<Rival> {
     lines.filter(|line| line["figure"] == figure).filter_map(|line| rival(&line)).collect()
 }
 
+/// The lines to be kept of a figure: what its peers reached in this run, on a machine and day in words.
+pub fn lines(report: &Report, machine: &str) -> String {
+    let measured =
+        report.rivals.iter().filter(|r| r.role == Role::Peer && !r.in_process && r.recorded.is_none());
+    // Losses are compared step by step, of which a line knows nothing.
+    let measured = measured.filter(|_| report.about.better != Better::Same);
+    measured.map(|rival| format!("{}\n", line(&report.about, rival, machine))).collect()
+}
+
+fn line(about: &About, rival: &Rival, machine: &str) -> Value {
+    json!({
+        "figure": about.name, "unit": about.unit, "value": rival.values.median, "peer": rival.name,
+        "version": rival.version, "machine": machine,
+    })
+}
+
 fn rival(line: &Value) -> Option<Rival> {
     Some(Rival {
         name: line["peer"].as_str()?.into(),
         version: line["version"].as_str()?.into(),
         values: Summary::of(&[line["value"].as_f64()?]),
-        bound: false,
+        role: Role::Peer,
         in_process: false,
         difference: None,
         recorded: Some(line["machine"].as_str()?.into()),
@@ -28,6 +45,27 @@ fn rival(line: &Value) -> Option<Rival> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_kept_of_a_run_is_what_its_peers_reached() {
+        let about = super::super::figures()[0].about();
+        let rival = |name: &str, role, in_process| Rival {
+            name: name.into(),
+            version: "1".into(),
+            values: Summary::of(&[2., 4.]),
+            role,
+            in_process,
+            difference: None,
+            recorded: None,
+        };
+        let rivals =
+            vec![rival("a", Role::Peer, false), rival("b", Role::Bound, true), rival("c", Role::Peer, true)];
+        let report = Report { about, ours: Summary::of(&[1.]), rounds: 2, rivals };
+        let kept = lines(&report, "here, today");
+        let back = super::rival(&serde_json::from_str(&kept).unwrap()).unwrap();
+        assert_eq!((back.name.as_str(), back.values.median), ("a", 3.));
+        assert_eq!(back.recorded.unwrap(), "here, today");
+    }
 
     #[test]
     fn every_line_can_be_read_and_names_a_figure() {

@@ -1,6 +1,6 @@
 //! What the same bytes cost without any meeting: the bound of every figure that moves bytes.
 
-use super::figure::{About, Beside, Better, Effort, Figure};
+use super::figure::{About, Beside, Better, Effort, Figure, Role};
 use super::size;
 use super::turns::Sample;
 use distribute::cluster::Stopwatch;
@@ -42,7 +42,7 @@ pub fn of_a_sum(bytes: usize, estimate: f64) -> Beside {
     Beside {
         name: "memory traffic".into(),
         version: "",
-        bound: true,
+        role: Role::Bound,
         round: Box::new(move |effort| add.round(effort)),
     }
 }

@@ -1,7 +1,8 @@
-//! Ours and theirs in turn: one round each, then the next, so that what disturbs the machine hits all alike.
+//! Ours and theirs in turn: one round each, then the next, so that what disturbs the machine hits all alike. Who is in a
+//! process of its own is stopped while others are measured, so a round has what was done in it, and all the machine.
 
-use super::figure::{Beside, Effort, Figure};
-use super::peers::{Entry, Process};
+use super::figure::{Beside, Effort, Figure, Role};
+use super::peers::{self, Entry, Process};
 use super::recorded;
 use super::report::{Report, Rival};
 use super::statistics::Summary;
@@ -42,17 +43,20 @@ impl Other {
 pub fn measure(figure: &dyn Figure, effort: Effort, rounds: usize, peers: &[Entry]) -> Result<Report> {
     let (about, rounds) = (figure.about(), figure.rounds(rounds));
     let mut others: Vec<_> = figure.beside().into_iter().map(|b| (Other::Beside(b), Vec::new())).collect();
-    for entry in peers.iter().filter(|entry| entry.figure == about.name) {
-        match entry.start() {
+    let started = peers.iter().filter(|entry| entry.figure == about.name);
+    let started: Vec<_> = started.map(|entry| (entry, entry.start())).collect();
+    for (entry, process) in started {
+        match process.and_then(Process::greeted) {
             Ok(process) => others.push((Other::Peer(process), Vec::new())),
             Err(error) => eprintln!("{}: {} is left out: {error}", about.name, entry.peer),
         }
     }
+    let mut we = peers::ours(&about.name)?.greeted()?;
     // A first round that doesn't count: caches, pages and the team's threads come with it.
-    figure.round(effort)?;
+    we.round(effort.seconds)?;
     let mut ours = Vec::new();
     for _ in 0..rounds {
-        ours.push(figure.round(effort)?);
+        ours.push(we.round(effort.seconds)?);
         others.retain_mut(|(other, samples)| match other.round(effort) {
             Ok(sample) => {
                 samples.push(sample);
@@ -66,7 +70,7 @@ pub fn measure(figure: &dyn Figure, effort: Effort, rounds: usize, peers: &[Entr
     }
     let mut rivals: Vec<_> =
         others.into_iter().map(|(other, samples)| rival(other, &samples, &ours)).collect();
-    if rivals.iter().all(|rival| rival.bound || rival.in_process) {
+    if rivals.iter().all(|rival| rival.role != Role::Peer || rival.in_process) {
         rivals.extend(recorded::of(&about.name));
     }
     Ok(Report { about, ours: summary(&ours), rounds, rivals })
@@ -77,15 +81,15 @@ fn summary(samples: &[Sample]) -> Summary {
 }
 
 fn rival(other: Other, samples: &[Sample], ours: &[Sample]) -> Rival {
-    let (name, version, bound, in_process) = match other {
-        Other::Beside(beside) => (beside.name, beside.version.to_string(), beside.bound, true),
-        Other::Peer(process) => (process.peer.clone(), process.version.clone(), false, false),
+    let (name, version, role, in_process) = match other {
+        Other::Beside(beside) => (beside.name, beside.version.to_string(), beside.role, true),
+        Other::Peer(process) => (process.peer.clone(), process.version.clone(), Role::Peer, false),
     };
     let difference = match (ours.first(), samples.first()) {
         (Some(a), Some(b)) if !a.losses.is_empty() => Some(difference(&a.losses, &b.losses)),
         _ => None,
     };
-    Rival { name, version, values: summary(samples), bound, in_process, difference, recorded: None }
+    Rival { name, version, values: summary(samples), role, in_process, difference, recorded: None }
 }
 
 /// The greatest difference of two series; of different lengths there is no telling.

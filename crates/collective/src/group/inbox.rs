@@ -88,7 +88,7 @@ impl Inbox {
     }
 
     /// Waits for what comes next in a session. `known` are workers whose loss has been told already.
-    pub fn next(&self, session: SessionId, known: &[bool], deadline: &Deadline) -> Event {
+    pub fn next(&self, session: SessionId, known: &[bool], deadline: &mut Deadline) -> Event {
         let mut state = lock(&self.0.state);
         loop {
             if let Some(event) = state.take(session, known) {
@@ -143,30 +143,30 @@ mod tests {
     #[test]
     fn frames_of_sessions_that_are_over_are_dropped_and_of_later_ones_kept() {
         let inbox = Inbox::new(2);
-        let (none, now) = ([false; 2], Deadline::after(Duration::ZERO));
+        let (none, mut now) = ([false; 2], Deadline::after(Duration::ZERO));
         let first = inbox.open(7);
         let second = SessionId { number: first.number + 1, ..first };
         inbox.deliver(1, frame(second, 1));
         inbox.deliver(1, frame(first, 1));
         inbox.deliver(1, frame(first, 2));
-        assert_eq!(inbox.next(first, &none, &now), Event::Frame(1, frame(first, 1)));
+        assert_eq!(inbox.next(first, &none, &mut now), Event::Frame(1, frame(first, 1)));
         assert_eq!(inbox.open(7), second);
         inbox.deliver(1, frame(first, 3));
-        assert_eq!(inbox.next(second, &none, &now), Event::Frame(1, frame(second, 1)));
-        assert_eq!(inbox.next(second, &none, &now), Event::Expired);
+        assert_eq!(inbox.next(second, &none, &mut now), Event::Frame(1, frame(second, 1)));
+        assert_eq!(inbox.next(second, &none, &mut now), Event::Expired);
         assert_eq!(inbox.open(8).number, 1);
     }
 
     #[test]
     fn a_loss_is_told_after_what_came_before_it_and_once() {
         let inbox = Inbox::new(3);
-        let now = Deadline::after(Duration::ZERO);
+        let mut now = Deadline::after(Duration::ZERO);
         let session = inbox.open(1);
         inbox.deliver(2, frame(session, 1));
         inbox.lose(2, "connection reset");
         inbox.lose(2, "again");
-        assert_eq!(inbox.next(session, &[false; 3], &now), Event::Frame(2, frame(session, 1)));
-        assert_eq!(inbox.next(session, &[false; 3], &now), Event::Lost(2, "connection reset".into()));
-        assert_eq!(inbox.next(session, &[false, false, true], &now), Event::Expired);
+        assert_eq!(inbox.next(session, &[false; 3], &mut now), Event::Frame(2, frame(session, 1)));
+        assert_eq!(inbox.next(session, &[false; 3], &mut now), Event::Lost(2, "connection reset".into()));
+        assert_eq!(inbox.next(session, &[false, false, true], &mut now), Event::Expired);
     }
 }

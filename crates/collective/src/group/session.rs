@@ -131,7 +131,7 @@ impl Session {
                     state.over = Some(blame.clone());
                     return Err(blame);
                 }
-                Next::Wait => match self.group.inbox.next(self.id, &state.lost, &deadline) {
+                Next::Wait => match self.group.inbox.next(self.id, &state.lost, &mut deadline) {
                     Event::Expired if grace => last = true,
                     Event::Expired => round.expire(),
                     event => self.hear(&mut state, &mut round, event),

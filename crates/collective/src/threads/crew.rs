@@ -96,7 +96,7 @@ impl Crew {
     /// Serves as member `rank` (from 1) until the leader dismisses the crew; also when that has been before this
     /// member came.
     pub fn serve(&self, rank: usize) {
-        self.serve_watching(rank, Duration::from_secs(3600), &|| ());
+        self.serve_watching(rank, Duration::MAX, &|| ());
     }
 
     /// As [`Crew::serve`]. Where no order comes for as long as `patience`, `overdue` is told, and then after ever longer
@@ -176,7 +176,7 @@ impl Crew {
         let mut deadline = Deadline::after(patience);
         let mut state = lock(&self.state);
         while !ready(&state) {
-            state = signal.wait(state, &deadline);
+            state = signal.wait(state, &mut deadline);
             if !ready(&state) && deadline.has_passed() {
                 drop(state);
                 overdue();

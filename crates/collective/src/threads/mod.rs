@@ -4,12 +4,26 @@
 //! |---|---|
 //! | [`meeting`] | [`Meeting`]: members exchange offers, or learn together why they can't |
 //! | [`crew`] | [`Crew`]: threads that run a borrowed closure. The engine's only `unsafe` |
-//! | [`team`] | [`Team`]: a meeting, and the threads that one `run` borrows from a free list |
+//! | [`team`] | [`Team`]: a meeting, and the threads that one `run` borrows |
+//! | [`teams`] | [`Teams`]: idle teams, lent to runs; and which thread replica 0 is on |
+//! | [`worker`] | the thread of a replica: a rayon pool of its own |
+//! | `host` | a thread for replica 0, where the caller's is none for it |
+//! | `stack` | a stack for replica 0, where the caller's thread is |
 
 pub mod crew;
+#[cfg(not(shuttle))]
+mod host;
 pub mod meeting;
+#[cfg(not(shuttle))]
+mod stack;
 pub mod team;
+#[cfg(not(shuttle))]
+pub mod teams;
+pub mod worker;
 
 pub use crew::Crew;
 pub use meeting::{Meeting, Offer};
 pub use team::{Helpers, Member, Team};
+#[cfg(not(shuttle))]
+pub use teams::Teams;
+pub use worker::{MOST_THREADS, own_threads};

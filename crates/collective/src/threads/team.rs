@@ -1,19 +1,20 @@
 //! A meeting and the threads that one `run` borrows, one for each local replica.
 
+use super::worker::{self, Kind, Worker};
 use super::{Crew, Meeting, Offer};
-use crate::Failure;
 use crate::group::{Calling, Session};
-use crate::sync::{AtomicBool, Mutex, Ordering, lock, thread};
+use crate::sync::{AtomicBool, Mutex, Ordering, lock};
+use crate::{Failure, heard};
 use distribute_cluster::{Blame, Fingerprint, Standing};
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// Stack of a team's threads: candle's backward recurses over the graph, and 2 MiB end at 1,000 operations.
-const STACK: usize = 16 << 20;
 
 /// N members that run one closure at once: member 0 on the caller's thread, the others on threads of the team.
 pub struct Team {
     size: usize,
+    /// Of each member.
+    threads: usize,
     /// The threads, which serve as long as the team lives.
     crew: Arc<Crew>,
     meeting: Meeting,
@@ -21,7 +22,10 @@ pub struct Team {
     helpers: Crew,
     /// What member 0 made of the last cooperation, for the others.
     result: Mutex<Option<Offer>>,
-    threads: Vec<thread::JoinHandle<()>>,
+    workers: Vec<Worker>,
+    /// Where a run goes that is not for its caller's thread; started with the first.
+    #[cfg(not(shuttle))]
+    host: std::sync::OnceLock<super::host::Host>,
     /// A run lasts.
     busy: AtomicBool,
 }
@@ -30,53 +34,60 @@ impl Team {
     /// A team of `size` members with its own threads, named `replica 1`, `replica 2`, …
     ///
     /// # Errors
-    /// If the system refuses a thread.
+    /// If the system refuses a thread, or these would be more than [`MOST_THREADS`](worker::MOST_THREADS).
     ///
     /// # Panics
     /// If `size` is 0.
-    pub fn new(size: usize) -> std::io::Result<Self> {
+    pub fn new(size: usize) -> io::Result<Self> {
+        Self::of(size, &Kind::PLAIN)
+    }
+
+    pub(super) fn of(size: usize, kind: &Kind) -> io::Result<Self> {
+        let threads = size.saturating_mul(kind.threads);
+        if threads > worker::MOST_THREADS {
+            let reason = format!("{threads} threads, where a team has {} at most", worker::MOST_THREADS);
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, reason));
+        }
         let crew = Arc::new(Crew::new(size - 1));
         let mut team = Self {
             size,
+            threads: kind.threads,
             crew: crew.clone(),
             meeting: Meeting::new(size),
             helpers: Crew::new(size - 1),
             result: Mutex::new(None),
-            threads: Vec::with_capacity(size - 1),
+            workers: Vec::with_capacity(size - 1),
+            #[cfg(not(shuttle))]
+            host: std::sync::OnceLock::new(),
             busy: AtomicBool::new(false),
         };
         for rank in 1..size {
             let crew = crew.clone();
-            let builder = thread::Builder::new().name(format!("replica {rank}")).stack_size(STACK);
-            team.threads.push(builder.spawn(move || crew.serve(rank))?);
+            team.workers.push(Worker::start(rank, kind, move || crew.serve(rank))?);
         }
         Ok(team)
     }
 
-    /// Borrows an idle team of `size` members for `body`, or makes one. Runs may nest and run side by side: each has
-    /// its own team.
+    /// Does `work` on a thread of this team, on which member 0 of a run in it then is.
     ///
     /// # Errors
-    /// If the system refuses a thread.
+    /// If the system refuses the thread.
     #[cfg(not(shuttle))]
-    pub fn borrow<R>(size: usize, body: impl FnOnce(&Arc<Team>) -> R) -> std::io::Result<R> {
-        static IDLE: Mutex<Vec<Arc<Team>>> = Mutex::new(Vec::new());
-        /// Gives the team back also when `body` panics: all members have left by then.
-        struct Loan(Arc<Team>);
-        impl Drop for Loan {
-            fn drop(&mut self) {
-                lock(&IDLE).push(self.0.clone());
+    pub(super) fn hosted<R: Send>(&self, kind: &Kind, work: impl FnOnce() -> R + Send) -> io::Result<R> {
+        let host = match self.host.get() {
+            Some(host) => host,
+            None => {
+                let host = super::host::Host::start(kind)?;
+                self.host.get_or_init(|| host)
             }
-        }
-        let idle = {
-            let mut idle = lock(&IDLE);
-            idle.iter().rposition(|team| team.size == size).map(|at| idle.swap_remove(at))
         };
-        let loan = Loan(match idle {
-            Some(team) => team,
-            None => Arc::new(Team::new(size)?),
-        });
-        Ok(body(&loan.0))
+        host.run(work).ok_or_else(|| io::Error::other("the team's thread has ended"))
+    }
+
+    /// How many threads it has.
+    #[cfg(not(shuttle))]
+    pub(super) fn threads(&self) -> usize {
+        (self.workers.len() + usize::from(self.host.get().is_some())) * self.threads
     }
 
     /// How many members there are.
@@ -118,12 +129,16 @@ impl Team {
         let work = |rank| {
             let mut leave = Leave { team: self, rank, failed: true };
             leave.failed = !body(Member { team: self.clone(), step, rank, first, timeout });
+            drop(leave);
+            worker::do_spawned();
         };
         let overdue = || {
             let standings = self.meeting.standings();
             for (rank, standing) in standings.iter().enumerate().filter(|(_, s)| !s.is_settled()) {
                 let last = standing.last.as_ref().map_or("none".to_string(), ToString::to_string);
-                tracing::error!(replica = rank, step, last_call = %last, "{timeout:?} after replica 0 returned, still running");
+                heard(
+                    || tracing::error!(replica = rank, step, last_call = %last, "{timeout:?} after replica 0 returned, still running"),
+                );
             }
         };
         self.crew.broadcast(&work, timeout, &overdue);
@@ -132,11 +147,8 @@ impl Team {
 
 impl Drop for Team {
     fn drop(&mut self) {
+        // Its workers serve until then, and catch panics: they end.
         self.crew.dismiss();
-        for thread in self.threads.drain(..) {
-            // A thread serves until dismissed and catches panics: this join ends.
-            let _ = thread.join();
-        }
     }
 }
 
@@ -145,7 +157,7 @@ struct Busy<'a>(&'a AtomicBool);
 
 impl<'a> Busy<'a> {
     fn new(busy: &'a AtomicBool) -> Self {
-        assert!(!busy.swap(true, Ordering::AcqRel), "this team is running; Team::borrow gives another");
+        assert!(!busy.swap(true, Ordering::AcqRel), "this team is running; Teams::borrow gives another");
         Self(busy)
     }
 }
@@ -280,22 +292,53 @@ impl Member {
         lead: impl FnOnce(Vec<Arc<T>>) -> R,
     ) -> Result<Arc<R>, Arc<Blame>> {
         let offers = self.exchange(call.clone(), offer)?;
-        let detail = format!("{}: its outcome on replica 0", call.detail).into();
-        let outcome = Fingerprint { detail, continues: true, ..call };
+        self.hand_out(&call, "its outcome on replica 0", || lead(offers))
+    }
+
+    /// The second half of [`Member::merge`], for those who decide by the offers whether to: after an exchange that
+    /// succeeded, and on all members or none. `part` says what member 0 is doing in the error of those who waited in vain.
+    ///
+    /// # Errors
+    /// As [`Member::merge`].
+    pub fn hand_out<R: Send + Sync + 'static>(
+        &self,
+        call: &Fingerprint,
+        part: &str,
+        make: impl FnOnce() -> R,
+    ) -> Result<Arc<R>, Arc<Blame>> {
+        let outcome = call.part(part);
         let made: Offer = match self.rank {
-            0 => Arc::new(lead(offers)),
-            _ => Arc::new(()),
+            0 => Arc::new(make()),
+            _ => {
+                // With what it holds: whoever offered that has it back when member 0 is done.
+                drop(make);
+                Arc::new(())
+            }
         };
         let made = self.team.meeting.meet(self.rank, outcome.clone(), made, self.timeout, None)?;
         made.offers[0].clone().downcast().map_err(|_| self.other_result(&outcome))
     }
 
+    /// Each member makes something after an exchange that succeeded, all at once; everybody gets everybody's, in the order
+    /// of ranks. No one waits for the others longer than its timeout. `part` is as in [`Member::hand_out`].
+    ///
+    /// # Errors
+    /// As [`Member::exchange`].
+    pub fn each<T: Send + Sync + 'static>(
+        &self,
+        call: &Fingerprint,
+        part: &str,
+        make: impl FnOnce(usize) -> T,
+    ) -> Result<Vec<Arc<T>>, Arc<Blame>> {
+        self.exchange(call.part(part), make(self.rank))
+    }
+
     /// Exchanges offers, then member 0 leads and the others lend their cores: each closure that `lead` broadcasts
     /// runs once on every member. Everybody gets the same result.
     ///
-    /// `lead` and what it broadcasts must be code that ends by itself, such as this project's, an update rule or a change
-    /// of gradients: the others wait for it without a deadline, because it borrows what they hold. What lasts longer
-    /// than this member's timeout is logged, again and again.
+    /// `lead` and what it broadcasts must be code that ends by itself, which is this project's own: the others wait for it
+    /// without a deadline, because it borrows from members. Code of users belongs into [`Member::hand_out`] and
+    /// [`Member::each`]. What lasts longer than this member's timeout is logged, again and again.
     ///
     /// # Errors
     /// As [`Member::exchange`]. If `lead` panics, so does member 0, and the others learn that it failed.
@@ -326,7 +369,9 @@ impl Member {
             let overdue = || {
                 // Once, not by everyone who waits.
                 if self.rank == 1 {
-                    tracing::error!(replica = 0, step, %call, "{timeout:?} after all had come, still in its own part of the call; the others wait");
+                    heard(
+                        || tracing::error!(replica = 0, step, %call, "{timeout:?} after all had come, still in its own part of the call; the others wait"),
+                    );
                 }
             };
             let waiting = tracing::trace_span!("waiting", %call).entered();
@@ -384,7 +429,7 @@ impl Helpers<'_> {
             work(rank);
         };
         self.team.helpers.broadcast(work, Duration::from_secs(60), &|| {
-            tracing::error!("a kernel has been running for a minute");
+            heard(|| tracing::error!("a kernel has been running for a minute"));
         });
     }
 }

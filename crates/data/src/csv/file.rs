@@ -2,8 +2,9 @@
 
 use super::Column;
 use super::block::Layout;
+use crate::file::ElementLimit;
 use crate::{Compression, Error, Location, Result};
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 
 /// How the files of a dataset are read: that of which the first line has been seen, and others like it.
 pub(super) struct CsvFormat {
@@ -15,7 +16,7 @@ pub(super) struct CsvFormat {
 
 /// The columns of a file.
 pub(super) struct Columns {
-    path: String,
+    file: Location,
     /// How many there are; 0 if the file is empty.
     pub(super) count: usize,
     /// Their names, if there is a header line.
@@ -26,11 +27,18 @@ impl Columns {
     /// Those of the first line.
     fn read(file: &Location, header: bool, delimiter: u8) -> Result<Self> {
         let mut first = ::csv::ByteRecord::new();
-        let mut lines = reader(Compression::Auto.open(file)?, delimiter, false);
-        lines.read_byte_record(&mut first).map_err(|error| failure(file, error))?;
+        let metered =
+            Metered { text: Compression::Auto.open(file)?, limit: file.limit(), delimiter, taken: 0 };
+        let mut lines = reader(metered, delimiter, false);
+        lines.read_byte_record(&mut first).map_err(|error| match failure(file, error) {
+            Error::Io { path, source } if source.kind() == ErrorKind::FileTooLarge => {
+                Error::Damaged { path, offset: 0, what: source.to_string() }
+            }
+            other => other,
+        })?;
         let name = |name: &[u8]| String::from_utf8_lossy(name).into_owned();
         let names = if header { first.iter().map(name).collect() } else { Vec::new() };
-        Ok(Self { path: file.to_string(), count: first.len(), names })
+        Ok(Self { file: file.clone(), count: first.len(), names })
     }
 
     /// The place of a column.
@@ -46,7 +54,7 @@ impl Columns {
                 (_, Column::Named(_), false) => self.names.join(", "),
                 (count, Column::At(_), _) => format!("columns 0 to {}", count - 1),
             };
-            Error::NoColumn { path: self.path.clone(), column: text, known }
+            Error::NoColumn { path: self.file.to_string(), column: text, known }
         })
     }
 
@@ -71,7 +79,7 @@ impl CsvFormat {
 
     /// Where there are header lines, all files have one header.
     pub(super) fn check_header(&self, file: &Location) -> Result<()> {
-        if !self.header || file.to_string() == self.columns.path {
+        if !self.header || *file == self.columns.file {
             return Ok(());
         }
         let mine = Columns::read(file, self.header, self.delimiter)?;
@@ -90,10 +98,39 @@ impl CsvFormat {
             line: 1,
             column: column + 1,
             found: names(&mine, column),
-            expected: format!("{}, as in '{}'", names(&self.columns, column), self.columns.path),
+            expected: format!("{}, as in '{}'", names(&self.columns, column), self.columns.file),
         })
     }
 }
+
+/// What a row takes in memory: its bytes, and where each of its fields is.
+pub(super) fn cost(row: &[u8], delimiter: u8) -> u64 {
+    /// A field's end while it is parsed, and the field by itself where it is text.
+    const FIELD: u64 = 32;
+    let fields = row.iter().filter(|byte| **byte == delimiter).count();
+    row.len() as u64 + FIELD * fields as u64
+}
+
+/// A text of which no more is read than one row may take.
+struct Metered<R> {
+    text: R,
+    limit: ElementLimit,
+    delimiter: u8,
+    taken: u64,
+}
+
+impl<R: Read> Read for Metered<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let read = self.text.read(buffer)?;
+        self.taken += cost(buffer.get(..read).unwrap_or_default(), self.delimiter);
+        let too_large = |what| std::io::Error::new(ErrorKind::FileTooLarge, what);
+        self.limit.check("the first row", self.taken.saturating_sub(UNCOUNTED)).map_err(too_large)?;
+        Ok(read)
+    }
+}
+
+/// The parser reads ahead of the row's end, and small limits are not kept exactly.
+const UNCOUNTED: u64 = 1 << 20;
 
 /// The rows of a text.
 pub(super) fn reader<R: Read>(text: R, delimiter: u8, skip_header: bool) -> ::csv::Reader<R> {

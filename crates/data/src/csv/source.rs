@@ -1,11 +1,13 @@
 //! CSV files in parts of whole rows.
 
-use super::file::{CsvFormat, reader};
+use super::file::{CsvFormat, cost};
 use super::part::Part;
 use super::plain;
+use crate::operations::crew::most_threads;
 use crate::operations::file_stage::{Parts, Reading, Work};
 use crate::operations::files::Format;
 use crate::{Compression, ElementSpec, Error, Location, Result};
+use csv_core::ReadRecordResult;
 use std::io::{BufRead, Read};
 use std::sync::Arc;
 
@@ -40,6 +42,10 @@ impl Format for CsvRows {
     fn threads(&self) -> usize {
         self.threads
     }
+
+    fn check(&self) -> Result<()> {
+        most_threads("Csv::threads", self.threads)
+    }
 }
 
 /// How many bytes are parsed together, at least: rows are not cut.
@@ -59,11 +65,26 @@ struct CsvParts {
 }
 
 impl CsvParts {
+    /// Whether the row that begins with what is there, and does not end in it, may be longer.
+    fn check(&self) -> Result<()> {
+        // Rows are read many at once, so that small limits are not kept exactly.
+        if self.bytes.len() <= 2 * PART {
+            return Ok(());
+        }
+        let taken = cost(&self.bytes, self.format.delimiter);
+        self.file.limit().check("a row", taken).map_err(|what| Error::Damaged {
+            path: self.file.to_string(),
+            offset: self.offset,
+            what,
+        })
+    }
+
     /// Reads on.
     fn fill(&mut self) {
         // More for a row that is longer than what is there, but no more than is there already.
-        let more = self.bytes.len().max(PART);
-        self.bytes.reserve(more);
+        let limit = usize::try_from(self.file.limit().bytes()).unwrap_or(usize::MAX);
+        let more = self.bytes.len().min(limit.saturating_sub(self.bytes.len())).max(PART);
+        self.bytes.reserve_exact(more);
         match self.text.by_ref().take(more as u64).read_to_end(&mut self.bytes) {
             Ok(read) => self.ended = read < more,
             Err(error) => {
@@ -81,13 +102,25 @@ impl CsvParts {
         if plain::is_plain(&self.bytes, self.format.delimiter) {
             return plain::whole(&self.bytes);
         }
-        // A line may end within quotes. The last row may not be whole.
-        let mut rows = reader(&self.bytes[..], self.format.delimiter, false);
-        let (mut row, mut start) = (::csv::ByteRecord::new(), 0);
-        while rows.read_byte_record(&mut row).unwrap_or(false) {
-            start = row.position().map_or(0, ::csv::Position::byte);
+        // A line may end within quotes.
+        let mut parser = csv_core::ReaderBuilder::new().delimiter(self.format.delimiter).build();
+        // What the fields are is of no matter, so they needn't have room.
+        let (mut fields, mut ends) = ([0; 4096], [0; 64]);
+        let (mut at, mut whole) = (0, 0);
+        loop {
+            let rest = self.bytes.get(at..).unwrap_or_default();
+            let (found, read, ..) = parser.read_record(rest, &mut fields, &mut ends);
+            at += read;
+            match found {
+                ReadRecordResult::Record => whole = at,
+                ReadRecordResult::OutputFull | ReadRecordResult::OutputEndsFull => {}
+                // The last row may not be whole. (An empty rest would mean the text's end to the parser.)
+                ReadRecordResult::InputEmpty | ReadRecordResult::End => return whole,
+            }
+            if at == self.bytes.len() {
+                return whole;
+            }
         }
-        usize::try_from(start).unwrap_or_default()
     }
 }
 
@@ -95,7 +128,10 @@ impl Parts for CsvParts {
     fn next(&mut self) -> Option<Result<Work>> {
         let whole = loop {
             match if self.bytes.is_empty() { 0 } else { self.whole() } {
-                0 if !self.ended => self.fill(),
+                0 if !self.ended => match self.check() {
+                    Ok(()) => self.fill(),
+                    Err(error) => return Some(Err(error)),
+                },
                 whole => break whole,
             }
         };
@@ -107,7 +143,7 @@ impl Parts for CsvParts {
         bytes.truncate(whole);
         let part = Part { format: self.format.clone(), file: self.file.clone(), offset: self.offset, bytes };
         self.offset += whole as u64;
-        Some(Ok(Box::new(move || part.made())))
+        Some(Ok(Work { bytes: whole, make: Box::new(move || part.made()) }))
     }
 }
 

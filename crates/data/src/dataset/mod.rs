@@ -11,6 +11,7 @@ pub use crate::operations::memory::Numbers;
 pub use crate::operations::padded_batch::Padding;
 pub use iter::Iter;
 
+use crate::operations::room::fits;
 use crate::pipeline::{self, Batching, Operation, Pipeline};
 use crate::run::Assembly;
 use crate::{Cardinality, ElementSpec, Error, Result};
@@ -146,6 +147,7 @@ impl<T: Nest> Dataset<T> {
             return Err(Error::Endless { operation: "load" });
         }
         self.check()?;
+        fits("load", "the number of elements", usize::MAX, self.cardinality())?;
         let mut stage = self.pipeline.start(self.passes.fetch_add(1, Ordering::Relaxed));
         let mut all = Assembly::new(0);
         while let Some(run) = stage.next(usize::MAX) {

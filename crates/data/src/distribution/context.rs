@@ -3,7 +3,7 @@
 use crate::{Error, Result};
 use std::fmt;
 
-/// Which pipeline is to be made, of how many, and for how many replicas (IN-1).
+/// Which pipeline is to be made, of how many, and for how many replicas.
 #[doc(alias = "tf.distribute.InputContext")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct InputContext {

@@ -76,6 +76,10 @@ impl<T: Nest> Distribution<T> {
             (_, SplitRule::TensorFlow) => "a last batch that is shorter is cut as TensorFlow does",
         };
         let ends = match self.options.ends {
+            UnevenEnds::PadEmpty if cut.is_empty() && self.options.rule == SplitRule::TensorFlow => {
+                "replicas without data get batches without rows until all are at the end; where all shapes are known, \
+                 the pass ends for all when one replica has nothing left, as TensorFlow's"
+            }
             UnevenEnds::PadEmpty => "replicas without data get batches without rows until all are at the end",
             UnevenEnds::StopAll => "the pass ends for all when one replica has nothing left",
             UnevenEnds::Drop => "the pass ends for all at the first step that is not a whole batch",

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A function and what it has made: it is asked once for each context (FN-1).
+/// A function and what it has made: it is asked once for each context.
 pub(super) struct Function<T> {
     make: Box<dyn Fn(InputContext) -> Result<Dataset<T>, Cause> + Send + Sync>,
     made: Mutex<HashMap<InputContext, Dataset<T>>>,
@@ -24,7 +24,7 @@ impl<T> Function<T> {
         Self { make: Box::new(make), made: Mutex::default(), per_replica }
     }
 
-    /// Those of a worker: one, or one for each of its replicas (IN-2).
+    /// Those of a worker: one, or one for each of its replicas.
     pub(super) fn datasets(&self, layout: Layout, worker: usize) -> Result<Vec<Dataset<T>>> {
         let Layout { workers, replicas } = layout;
         let num_replicas_in_sync = layout.total();

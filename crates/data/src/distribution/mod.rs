@@ -91,8 +91,8 @@ impl<T: Nest> Distribution<T> {
     ///
     /// # Errors
     /// Before anything is read, and on every worker alike: [`Error::NotBatched`]; [`Error::Unshardable`] and
-    /// [`Error::TooFewFiles`] where the policy asks for files (AS-4, AS-5); [`Error::Hinted`] where a hint stands and
-    /// the policy is another (AS-10); [`Error::Unordered`] where workers that read the same batches could see them in
+    /// [`Error::TooFewFiles`] where the policy asks for files; [`Error::Hinted`] where a hint stands and
+    /// the policy is another; [`Error::Unordered`] where workers that read the same batches could see them in
     /// different orders; [`Error::Parameter`] for a layout or parameter of 0.
     pub fn new(dataset: &Dataset<T>, layout: Layout, options: DistributeOptions) -> Result<Self> {
         layout.check()?;
@@ -122,7 +122,7 @@ impl<T: Nest> Distribution<T> {
     }
 
     /// What `make` makes for each worker (`per_replica`: for each replica): already batched for a replica, and sharded by
-    /// the context. Each replica takes one element a step (FN-1). `make` is called once for each pipeline that this
+    /// the context. Each replica takes one element a step. `make` is called once for each pipeline that this
     /// process runs, when it is first needed.
     ///
     /// # Errors
@@ -163,8 +163,8 @@ impl<T: Nest> Distribution<T> {
         }
     }
 
-    /// Whether workers can come to the end at different steps, so that they have to ask each other before each
-    /// (ITER-4). Where all read the same batches they cannot, unless a short one is dropped: one worker alone may have as
+    /// Whether workers can come to the end at different steps, so that they have to ask each other before each.
+    /// Where all read the same batches they cannot, unless a short one is dropped: one worker alone may have as
     /// many rows of it as of a whole one.
     pub fn is_uneven(&self) -> bool {
         let alike = self.decision().is_some_and(|decision| decision.taken == AutoShardPolicy::Data);

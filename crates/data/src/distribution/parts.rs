@@ -9,7 +9,7 @@ use crate::plan::layout::Layout;
 use crate::plan::policy::Decision;
 use crate::plan::recut::worker_sizes;
 use crate::stage::Stage;
-use crate::{AutoShardPolicy, Batching, Dataset, Error, Result, SplitRule};
+use crate::{AutoShardPolicy, Batching, Dataset, Error, Result, SplitRule, UnevenEnds};
 use distribute_tensor::Nest;
 
 impl<T: Nest> Distribution<T> {
@@ -52,7 +52,22 @@ impl<T: Nest> Distribution<T> {
                 }
             }
         };
-        Ok(Steps::new(pieces, self.options.ends, self.own_full(worker), self.templates(worker, epoch)?))
+        Ok(Steps::new(pieces, self.ends(worker)?, self.own_full(worker), self.templates(worker, epoch)?))
+    }
+
+    /// What happens at the end of a worker's data.
+    ///
+    /// # Errors
+    /// Those of a function that makes datasets.
+    pub fn ends(&self, worker: usize) -> Result<UnevenEnds> {
+        let made = self.made_for(worker)?;
+        let known = |made: &Dataset<T>| {
+            made.element_spec().is_some_and(|spec| spec.leaves().iter().all(|leaf| leaf.is_static()))
+        };
+        Ok(match &self.source {
+            Source::Dataset(_) => self.options.ends,
+            Source::Function(_) => self.options.ends.of_function(self.options.rule, made.iter().all(known)),
+        })
     }
 
     /// Whole pipelines of which a batch shows what one looks like.
@@ -85,7 +100,7 @@ impl<T: Nest> Distribution<T> {
     }
 
     /// How a worker's batches are cut into pieces. TensorFlow's rule cuts over their borders where all have one known
-    /// size and differ from worker to worker (DIST-5).
+    /// size and differ from worker to worker.
     pub(super) fn cut(&self, decision: &Decision, worker: usize) -> Cut {
         let Layout { workers, replicas } = self.layout;
         let of = self.layout.total();
@@ -105,7 +120,7 @@ impl<T: Nest> Distribution<T> {
     }
 
     /// A worker's pieces of a batch that every worker sees: those of its own replicas; under TensorFlow's rule every
-    /// so-manieth (AS-6).
+    /// so-manieth.
     pub(super) fn own_pieces(&self, worker: usize, rule: SplitRule) -> Cut {
         let Layout { workers, replicas } = self.layout;
         let piece = |r| match rule {

@@ -50,7 +50,7 @@ impl<T: Nest> Distribution<T> {
     ///
     /// # Errors
     /// [`Error::Position`] for a position of another batch size, of other operations or parameters, or where an operation
-    /// cannot give the same once more. [`Error::Parameter`] for one of no workers.
+    /// cannot give the same once more, or for one of no workers or more than there can be.
     pub fn check_position(&self, position: &Position) -> Result<()> {
         let refuse = |why: String| Err(Error::Position { position: position.to_string(), why });
         let (mine, theirs) = (self.origin(), &position.origin);
@@ -61,10 +61,7 @@ impl<T: Nest> Distribution<T> {
             let size = |batch: Option<usize>| batch.map_or("unknown".into(), |n| n.to_string());
             return refuse(format!("the batch size is {} here", size(mine.batch)));
         }
-        theirs.layout.check()?;
-        if theirs.layout.total() > MOST_REPLICAS {
-            return refuse(format!("{} are more than there can be", theirs.layout));
-        }
+        theirs.layout.check().or_else(|error| refuse(error.to_string()))?;
         match &self.source {
             Source::Dataset(parted) => {
                 repeatable(position, &parted.pipeline)?;
@@ -113,9 +110,6 @@ impl<T: Nest> Distribution<T> {
         plan
     }
 }
-
-/// No position of more replicas is believed: going on at one starts a pipeline for each of its workers.
-const MOST_REPLICAS: usize = 1 << 16;
 
 /// Whether a pass over a pipeline can be begun again to go on in the middle.
 fn repeatable(position: &Position, pipeline: &Pipeline) -> Result<()> {

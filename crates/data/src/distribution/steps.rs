@@ -187,7 +187,7 @@ impl Templates {
     }
 }
 
-/// A batch without rows of a spec: sizes that are not known are 0 (ITER-2).
+/// A batch without rows of a spec: sizes that are not known are 0.
 fn of_spec(spec: ElementSpec) -> Option<Tree<Leaf>> {
     let leaf = &mut |spec: TensorSpec| {
         let (_rows, inner) = spec.dims.split_first().ok_or(())?;

@@ -1,8 +1,9 @@
 //! A column while records are added to it.
 
-use super::feature::Feature;
+use super::feature::{Feature, Kind};
 use super::features::{FixedLen, VarLen, Wanted};
 use super::message;
+use crate::file::ElementLimit;
 use distribute_tensor::HostTensor;
 
 /// The values of one feature of the records so far.
@@ -14,16 +15,17 @@ pub(super) struct Column<'f> {
     values: Feature,
     /// Where the values of each record end, if their numbers differ.
     ends: Vec<usize>,
+    limit: ElementLimit,
 }
 
 impl<'f> Column<'f> {
-    pub(super) fn new(wanted: &'f Wanted) -> Self {
+    pub(super) fn new(wanted: &'f Wanted, limit: ElementLimit) -> Self {
         let (kind, shape) = match wanted {
             Wanted::Fixed(FixedLen { kind, shape, .. }) | Wanted::Var(VarLen { kind, shape, .. }) => {
                 (kind, shape)
             }
         };
-        Self { wanted, size: shape.iter().product(), values: kind.empty(), ends: Vec::new() }
+        Self { wanted, size: shape.iter().product(), values: kind.empty(), ends: Vec::new(), limit }
     }
 
     /// Makes room for so many records, but not for more values than fit into so many bytes.
@@ -49,6 +51,13 @@ impl<'f> Column<'f> {
             return Err(format!("found {}, expected {}", kind.name(), wanted.name()));
         }
         let before = self.values.len();
+        // Hardly ever more than the values can be: two bytes of a record are a string, one is a number.
+        let most = list.len().saturating_mul(wanted.bytes() / if wanted == Kind::Bytes { 2 } else { 1 });
+        if self.taken(0).saturating_add(most as u64 + list.len() as u64) > self.limit.bytes() {
+            let count = message::count(&list, wanted).map_err(|broken| broken.describe(record))?;
+            let bytes = if wanted == Kind::Bytes { list.len() as u64 } else { 0 };
+            self.limit.check("the column", self.taken(count).saturating_add(bytes))?;
+        }
         message::values(&list, &mut self.values).map_err(|broken| broken.describe(record))?;
         let found = self.values.len() - before;
         match self.wanted {
@@ -72,10 +81,16 @@ impl<'f> Column<'f> {
         }
     }
 
+    /// What the values take in memory together with some more, besides the bytes of strings.
+    fn taken(&self, more: usize) -> u64 {
+        self.values.len().saturating_add(more).saturating_mul(self.values.kind().bytes()) as u64
+    }
+
     fn push_missing(&mut self) -> Result<(), String> {
         match self.wanted {
             Wanted::Fixed(FixedLen { default: Some(default), .. }) => {
                 let times = if default.len() == self.size { 1 } else { self.size };
+                self.limit.check("the column", self.taken(self.size))?;
                 self.values.append(default, times);
                 Ok(())
             }
@@ -103,6 +118,15 @@ impl<'f> Column<'f> {
                 let longest = lens.clone().max().unwrap_or_default();
                 let lengths = lens.map(|len| (len / self.size) as i64).collect();
                 let shape = [&[records, longest / self.size][..], &var.shape].concat();
+                let cells = longest.saturating_mul(records).saturating_mul(self.values.kind().bytes());
+                if cells as u64 > self.limit.bytes() {
+                    let starts = std::iter::once(&0).chain(&self.ends);
+                    let mut lens = self.ends.iter().zip(starts).map(|(end, start)| end - start);
+                    let widest = lens.position(|len| len == longest).unwrap_or_default();
+                    let what =
+                        format!("a column of shape {shape:?}, as wide as record {widest} of the batch,");
+                    self.limit.check(&what, cells as u64)?;
+                }
                 let values = padded(self.values, &self.ends, longest, &var.padding)
                     .ok_or_else(|| format!("a column of shape {shape:?} is more than memory holds"))?;
                 (shape, values, var.lengths.is_some().then(|| HostTensor::vector(lengths)))

@@ -53,6 +53,15 @@ impl Kind {
         }
     }
 
+    /// What a value takes in memory, besides the bytes of a string.
+    pub(super) fn bytes(self) -> usize {
+        match self {
+            Kind::Bytes => size_of::<Vec<u8>>(),
+            Kind::Floats => size_of::<f32>(),
+            Kind::Ints => size_of::<i64>(),
+        }
+    }
+
     /// No values.
     pub(super) fn empty(self) -> Feature {
         match self {

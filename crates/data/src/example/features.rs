@@ -1,6 +1,7 @@
 //! Which features a batch is to have, and how.
 
 use super::feature::{Feature, Kind};
+use crate::file::ElementLimit;
 use crate::{ElementSpec, Error, Result, TensorSpec};
 use distribute_tensor::{DType, Tree};
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,10 +9,17 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The features that records are asked for, by name. Others in a record are passed over.
 ///
 /// [`parse`](Features::parse) turns records into columns.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Features {
     /// In the order of their names.
     pub(super) wanted: Vec<(String, Wanted)>,
+    pub(super) limit: ElementLimit,
+}
+
+impl Default for Features {
+    fn default() -> Self {
+        Self { wanted: Vec::new(), limit: ElementLimit::new("Features::element_limit") }
+    }
 }
 
 /// How the values of one feature become a column.
@@ -134,9 +142,11 @@ impl Wanted {
         let bad = |parameter, found, expected| {
             Err(Error::Parameter { operation: "Features::with", parameter, found, expected })
         };
-        let Some(size) = shape.iter().try_fold(1usize, |size, axis| size.checked_mul(*axis)) else {
+        let sizes = shape.iter().try_fold(kind.bytes(), |size, axis| size.checked_mul((*axis).max(1)));
+        if sizes.is_none_or(|bytes| isize::try_from(bytes).is_err()) {
             return bad("shape", format!("{shape:?}"), "the shape of a tensor that can be");
-        };
+        }
+        let size: usize = shape.iter().product();
         match self {
             Wanted::Fixed(FixedLen { default: Some(default), .. }) if default.kind() != *kind => {
                 bad("the default", default.kind().name().into(), "of the feature's kind")
@@ -193,6 +203,12 @@ impl Features {
         Ok(self)
     }
 
+    /// How many bytes of memory a column may take; 256 MiB unless set. One long list makes all rows of its column as
+    /// wide, so that a small file could fill the memory.
+    pub fn element_limit(self, bytes: u64) -> Self {
+        Self { limit: self.limit.of(bytes), ..self }
+    }
+
     /// The first feature that has any number of values.
     pub(crate) fn first_variable(&self) -> Option<&str> {
         let variable = |(_, wanted): &&(String, Wanted)| matches!(wanted, Wanted::Var(_));
@@ -238,7 +254,11 @@ mod tests {
     fn what_cannot_be_is_refused_when_it_is_asked_for() {
         assert!(refused(FixedLen::floats([2]).or(1)).contains("the default is ints"));
         assert!(refused(FixedLen::ints([3]).or([1, 2])).contains("the default is 2 values"));
-        assert!(refused(FixedLen::ints([usize::MAX, 2])).contains("shape"));
+        for shape in [[usize::MAX, 2, 1], [usize::MAX, 2, 0], [0, usize::MAX, 2], [usize::MAX / 2, 1, 1]] {
+            assert!(refused(FixedLen::ints(shape)).contains("shape"));
+            assert!(refused(FixedLen::floats(shape).or(1.)).contains("shape"));
+            assert!(refused(VarLen::bytes().rows(shape)).contains("shape"));
+        }
         assert!(refused(VarLen::ints().pad([1, 2])).contains("the padding is 2 ints"));
         assert!(refused(VarLen::bytes().pad(0)).contains("the padding is 1 ints"));
         assert!(refused(VarLen::ints().rows([2, 0])).contains("the rows' shape is [2, 0]"));

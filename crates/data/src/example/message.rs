@@ -77,6 +77,23 @@ pub(super) fn list(mut feature: &[u8]) -> Result<Option<List<'_>>, Broken<'_>> {
     Ok(found)
 }
 
+/// How many values of a kind a list holds.
+pub(super) fn count<'a>(mut list: &'a [u8], kind: Kind) -> Result<usize, Broken<'a>> {
+    let mut count = 0;
+    while let Some(found) = field(&mut list)? {
+        count += match (kind, found) {
+            (Kind::Floats, (1, Value::Bytes(packed))) => packed.len() / 4,
+            // The last byte of each number has no 1 in front.
+            (Kind::Ints, (1, Value::Bytes(packed))) => packed.iter().filter(|byte| **byte < 0x80).count(),
+            (Kind::Bytes, (1, Value::Bytes(_)))
+            | (Kind::Floats, (1, Value::Fixed32(_)))
+            | (Kind::Ints, (1, Value::Varint(_))) => 1,
+            _ => 0,
+        };
+    }
+    Ok(count)
+}
+
 /// Appends what a list holds.
 #[inline]
 pub(super) fn values<'a>(mut list: &'a [u8], out: &mut Feature) -> Result<(), Broken<'a>> {

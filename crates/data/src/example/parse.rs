@@ -26,7 +26,8 @@ impl Features {
     {
         let records = records.into_iter();
         let (count, bytes) = records.clone().fold((0, 0), |(n, bytes), r| (n + 1, bytes + r.len()));
-        let mut columns: Vec<_> = self.wanted.iter().map(|(_, wanted)| Column::new(wanted)).collect();
+        let mut columns: Vec<_> =
+            self.wanted.iter().map(|(_, wanted)| Column::new(wanted, self.limit)).collect();
         columns.iter_mut().for_each(|column| column.reserve(count, bytes));
         let mut finder = Finder { features: self, order: Vec::new(), found: Vec::new() };
         for (index, record) in records.enumerate() {

@@ -49,7 +49,7 @@ impl Compression {
     /// [`Error::Io`](crate::Error::Io) if the file cannot be opened or its first bytes cannot be read. A stream that
     /// is broken fails when it is read, with how many bytes of it could be unpacked.
     pub fn open(self, location: &Location) -> Result<Box<dyn BufRead + Send>> {
-        self.unpack(location, |_| None)
+        self.unpack(location, |_| None).map(|(bytes, _)| bytes)
     }
 
     /// The unpacked bytes of a file of a format that knows its own beginning: where `plain` says that the first 16
@@ -64,14 +64,16 @@ impl Compression {
         location: &Location,
         plain: impl FnOnce(&[u8]) -> bool,
     ) -> Result<Box<dyn BufRead + Send>> {
-        self.unpack(location, |head| Some(plain(head)))
+        self.unpack(location, |head| Some(plain(head))).map(|(bytes, _)| bytes)
     }
 
-    fn unpack(
+    /// The unpacked bytes, and whether there was anything to unpack. `plain` says whether the first bytes are those of
+    /// the format, where that can be told.
+    pub(crate) fn unpack(
         self,
         location: &Location,
         plain: impl FnOnce(&[u8]) -> Option<bool>,
-    ) -> Result<Box<dyn BufRead + Send>> {
+    ) -> Result<(Box<dyn BufRead + Send>, bool)> {
         let mut raw = location.open()?;
         let mut head = Vec::with_capacity(HEAD);
         if self == Compression::Auto {
@@ -80,9 +82,9 @@ impl Compression {
         let found = if self == Compression::Auto { announced(&head, plain(&head)) } else { self };
         let packed = BufReader::with_capacity(BUFFER, Cursor::new(head).chain(raw));
         Ok(match found {
-            Compression::Gzip => unpacked(MultiGzDecoder::new(packed)),
-            Compression::Zlib => unpacked(ZlibDecoder::new(packed)),
-            Compression::Auto | Compression::None => Box::new(packed),
+            Compression::Gzip => (unpacked(MultiGzDecoder::new(packed)), true),
+            Compression::Zlib => (unpacked(ZlibDecoder::new(packed)), true),
+            Compression::Auto | Compression::None => (Box::new(packed), false),
         })
     }
 }

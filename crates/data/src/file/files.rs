@@ -1,6 +1,8 @@
 //! Which files a source reads, and in which order.
 
 use super::Location;
+use super::pattern::PathPattern;
+use super::url::{discreet, is_url};
 use crate::{Error, Result};
 
 /// An ordered list of files.
@@ -20,6 +22,9 @@ impl Files {
     /// The files whose paths match a pattern, sorted by path: `?` is one character, `*` any number of them within a
     /// name, `**` any number of folders, `[ab]` and `[!ab]` one of these or none of them.
     ///
+    /// Names that are not UTF-8 match as if `\u{fffd}` stood for what is no text. Links to folders are followed, but `**`
+    /// enters no folder from within itself, so that links in a circle end.
+    ///
     /// With the feature `object-store` the pattern may be a URL, `s3://bucket/data/train-*.tfrecord`, with `*`, `[ab]`
     /// and `[!ab]` in its last part.
     ///
@@ -37,20 +42,20 @@ impl Files {
     #[doc(alias = "tf.io.gfile.glob")]
     #[doc(alias = "tf.data.Dataset.list_files")]
     pub fn glob(pattern: &str) -> Result<Self> {
-        let mut files = if super::location::is_url(pattern) { remote(pattern)? } else { local(pattern)? };
+        let mut files = if is_url(pattern) { remote(pattern)? } else { local(pattern)? };
         files.sort();
         match files.is_empty() {
-            true => Err(Error::NoFiles { pattern: pattern.into() }),
+            true => Err(Error::NoFiles { pattern: discreet(pattern) }),
             false => Ok(Self(files)),
         }
     }
 
-    /// The files that one of several workers reads: `index`, `index + workers`, … (AS-3). A worker beyond the number
+    /// The files that one of several workers reads: `index`, `index + workers`, … A worker beyond the number
     /// of files gets none.
     ///
     /// # Errors
     ///
-    /// [`Error::Parameter`] unless `index < workers` (AS-11).
+    /// [`Error::Parameter`] unless `index < workers`.
     #[doc(alias = "tf.data.Dataset.shard")]
     pub fn shard(&self, workers: usize, index: usize) -> Result<Self> {
         if index >= workers {
@@ -62,6 +67,11 @@ impl Files {
             });
         }
         Ok(self.iter().skip(index).step_by(workers).collect())
+    }
+
+    /// The same files with a [limit for one element](Location::element_limit) of so many bytes.
+    pub fn element_limit(self, bytes: u64) -> Self {
+        self.into_iter().map(|file| file.element_limit(bytes)).collect()
     }
 
     /// How many there are.
@@ -82,15 +92,8 @@ impl Files {
 
 /// Local files that match.
 fn local(pattern: &str) -> Result<Vec<Location>> {
-    let found = glob::glob(pattern).map_err(|e| not_a_pattern(pattern, &e))?;
-    let mut files = Vec::new();
-    for path in found {
-        let path = path.map_err(|e| Location::from(e.path()).io_error(e.into()))?;
-        if !path.is_dir() {
-            files.push(path.into());
-        }
-    }
-    Ok(files)
+    let pattern = PathPattern::new(pattern).map_err(|e| not_a_pattern(pattern, &e))?;
+    Ok(pattern.files()?.into_iter().map(Location::from).collect())
 }
 
 /// Objects that match.
@@ -103,14 +106,14 @@ fn remote(pattern: &str) -> Result<Vec<Location>> {
 }
 #[cfg(not(feature = "object-store"))]
 fn remote(pattern: &str) -> Result<Vec<Location>> {
-    Err(Error::Feature { what: pattern.into(), feature: "object-store" })
+    Err(Error::Feature { what: discreet(pattern), feature: "object-store" })
 }
 
 fn not_a_pattern(pattern: &str, error: &glob::PatternError) -> Error {
     Error::Parameter {
         operation: "Files::glob",
         parameter: "pattern",
-        found: format!("'{pattern}' ({error})"),
+        found: format!("'{}' ({error})", discreet(pattern)),
         expected: "a pattern such as data/train-*.csv",
     }
 }

@@ -1,5 +1,7 @@
 //! Where the bytes of a file are.
 
+use super::ElementLimit;
+use super::url::{discreet, discreet_message, is_url};
 use crate::{Error, Result};
 use std::ffi::OsStr;
 use std::fs::File;
@@ -11,6 +13,11 @@ use std::sync::Arc;
 /// `https://`, `file://`) behind the feature `object-store`.
 ///
 /// Text with a scheme such as `s3://` is a URL, other text is a path. Nothing is opened before [`open`](Self::open).
+///
+/// A local path is that of a file that can be read again. Pipes are refused, whether they have a name, are standard
+/// input or what a shell puts in a command's place (`<(…)`): each pass reads its files anew, and would find the rest.
+///
+/// Where a URL is shown, as in errors, there is `…` in place of users, passwords and what follows a `?`.
 ///
 /// ```
 /// use distribute_data::Location;
@@ -24,7 +31,10 @@ use std::sync::Arc;
 /// # Ok::<(), distribute_data::Error>(())
 /// ```
 #[derive(Clone)]
-pub struct Location(Kind);
+pub struct Location {
+    kind: Kind,
+    limit: ElementLimit,
+}
 
 #[derive(Clone)]
 enum Kind {
@@ -36,12 +46,40 @@ enum Kind {
 impl Location {
     /// Bytes in memory, as `include_bytes!` gives them. `name` is what errors call them.
     pub fn bytes(name: impl Into<String>, bytes: impl AsRef<[u8]> + Send + Sync + 'static) -> Self {
-        Self(Kind::Bytes(name.into().into(), Arc::new(bytes)))
+        Self::of(Kind::Bytes(name.into().into(), Arc::new(bytes)))
+    }
+
+    fn of(kind: Kind) -> Self {
+        Self { kind, limit: ElementLimit::new("Location::element_limit") }
+    }
+
+    /// How many bytes of memory one element of the file may take, whatever its format: a line, a row, a record, a sample,
+    /// an array that was compressed, all arrays of a `.npz` together. More is an error that says where. 256 MiB unless
+    /// set; up to 1 MiB is not counted exactly.
+    ///
+    /// Without a limit a file of a few megabytes could fill the memory: compressed bytes unpack to a thousand times as
+    /// many.
+    ///
+    /// ```
+    /// use distribute_data::{Location, text_lines};
+    /// let lines = text_lines(Location::from("films.jsonl.gz").element_limit(1 << 30));
+    /// ```
+    pub fn element_limit(self, bytes: u64) -> Self {
+        Self { limit: self.limit.of(bytes), ..self }
+    }
+
+    pub(crate) fn limit(&self) -> ElementLimit {
+        self.limit
+    }
+
+    /// The path, URL or name as it was given, with whatever is secret in it.
+    pub(crate) fn as_given(&self) -> &[u8] {
+        self.key().1.as_encoded_bytes()
     }
 
     /// The local path, if it is one.
     pub fn path(&self) -> Option<&Path> {
-        match &self.0 {
+        match &self.kind {
             Kind::Path(path) => Some(path),
             _ => None,
         }
@@ -55,24 +93,40 @@ impl Location {
     /// [`Error::Io`] if the file cannot be opened, [`Error::Feature`] for a URL where the feature `object-store` is
     /// not enabled.
     pub fn open(&self) -> Result<Box<dyn Read + Send>> {
-        match &self.0 {
-            Kind::Path(path) => Ok(Box::new(File::open(path).map_err(|e| self.io_error(e))?)),
+        match &self.kind {
+            Kind::Path(path) => Ok(Box::new(super::open::open(path).map_err(|e| self.io_error(e))?)),
             Kind::Bytes(_, bytes) => Ok(Box::new(Shared { bytes: bytes.clone(), next: 0 })),
             #[cfg(feature = "object-store")]
-            Kind::Url(url) => super::object_store::open(url).map_err(|e| self.io_error(e)),
+            Kind::Url(url) => {
+                let object = super::object_store::open(url).map_err(|e| self.io_error(e))?;
+                Ok(Box::new(Discreet { location: self.clone(), object }))
+            }
             #[cfg(not(feature = "object-store"))]
             Kind::Url(_) => Err(Error::Feature { what: self.to_string(), feature: "object-store" }),
         }
     }
 
+    /// A local file, to be read from any place; `None` for what is elsewhere.
+    pub(crate) fn open_file(&self) -> Result<Option<File>> {
+        self.path().map(|path| super::open::open(path).map_err(|e| self.io_error(e))).transpose()
+    }
+
     /// What went wrong while this was read.
     pub(crate) fn io_error(&self, source: std::io::Error) -> Error {
-        Error::Io { path: self.to_string(), source }
+        Error::Io { path: self.to_string(), source: self.discreet(source) }
+    }
+
+    /// An error of the system or of a library, without what is secret in a URL.
+    fn discreet(&self, error: std::io::Error) -> std::io::Error {
+        match &self.kind {
+            Kind::Url(url) => std::io::Error::new(error.kind(), discreet_message(url, &error.to_string())),
+            _ => error,
+        }
     }
 
     /// By what locations are told apart and ordered: what they are, their name, and where in memory they are.
     fn key(&self) -> (u8, &OsStr, usize) {
-        match &self.0 {
+        match &self.kind {
             Kind::Path(path) => (0, path.as_os_str(), 0),
             Kind::Url(url) => (1, url.as_ref(), 0),
             Kind::Bytes(name, bytes) => (2, name.as_ref().as_ref(), Arc::as_ptr(bytes).addr()),
@@ -80,22 +134,14 @@ impl Location {
     }
 }
 
-/// Whether text is a URL: a scheme of letters, digits and `+-.`, and `://`.
-pub(super) fn is_url(text: &str) -> bool {
-    text.split_once("://").is_some_and(|(scheme, _)| {
-        scheme.starts_with(|c: char| c.is_ascii_alphabetic())
-            && scheme.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c))
-    })
-}
-
 impl From<String> for Location {
     fn from(text: String) -> Self {
-        Self(if is_url(&text) { Kind::Url(text) } else { Kind::Path(text.into()) })
+        Self::of(if is_url(&text) { Kind::Url(text) } else { Kind::Path(text.into()) })
     }
 }
 impl From<PathBuf> for Location {
     fn from(path: PathBuf) -> Self {
-        Self(Kind::Path(path))
+        Self::of(Kind::Path(path))
     }
 }
 impl From<&str> for Location {
@@ -126,10 +172,10 @@ impl From<&Location> for Location {
 
 impl std::fmt::Display for Location {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match &self.0 {
+        match &self.kind {
             Kind::Path(path) => path.display().fmt(f),
             Kind::Bytes(name, _) => f.pad(name),
-            Kind::Url(url) => f.pad(url),
+            Kind::Url(url) => f.pad(&discreet(url)),
         }
     }
 }
@@ -139,7 +185,8 @@ impl std::fmt::Debug for Location {
     }
 }
 
-/// Bytes in memory are equal where they are the same bytes under the same name.
+/// Bytes in memory are equal where they are the same bytes under the same name. The limit for an element makes no
+/// difference.
 impl PartialEq for Location {
     fn eq(&self, other: &Self) -> bool {
         self.key() == other.key()
@@ -163,6 +210,20 @@ impl std::hash::Hash for Location {
     }
 }
 
+/// Says nothing secret in errors.
+#[cfg(feature = "object-store")]
+struct Discreet {
+    location: Location,
+    object: Box<dyn Read + Send>,
+}
+
+#[cfg(feature = "object-store")]
+impl Read for Discreet {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        self.object.read(buffer).map_err(|e| self.location.discreet(e))
+    }
+}
+
 /// Reads bytes that other passes read as well.
 struct Shared {
     bytes: Arc<dyn AsRef<[u8]> + Send + Sync>,
@@ -181,15 +242,12 @@ impl Read for Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Dataset;
 
     #[test]
-    fn text_is_a_url_only_with_a_scheme() {
-        for url in ["s3://b/k", "https://h/p?q", "file:///p", "memory://"] {
-            assert!(is_url(url) && Location::from(url).path().is_none(), "{url}");
-        }
-        for path in ["", "a/b.csv", "://", "a b://c", "1://", "c:\\a", "/a://b"] {
-            assert_eq!(Location::from(path).path(), Some(Path::new(path)));
-        }
+    fn text_is_a_url_or_a_path() {
+        assert!(Location::from("s3://b/k").path().is_none());
+        assert_eq!(Location::from("/a://b").path(), Some(Path::new("/a://b")));
         assert_eq!(Location::from("a/b"), Location::from(PathBuf::from("a/b")));
         assert_ne!(Location::from("s3://b/k"), Location::from(PathBuf::from("s3://b/k")));
     }
@@ -206,6 +264,78 @@ mod tests {
         }
         assert_eq!(format!("{bytes} {bytes:?}"), "a 'a'");
         assert!(Location::from("z") < Location::from("s3://a/a") && Location::from("s3://a/a") < bytes);
+    }
+
+    #[test]
+    fn what_is_secret_in_a_url_is_not_shown() {
+        let files =
+            crate::Files::from(["https://me:pass@host/a.csv?sig=abc", "https://me:pass@host/b.csv?sig=def"]);
+        let data = crate::text_lines(files.clone()).batch(2);
+        let url = files.iter().next().unwrap();
+        let failed = url.io_error(std::io::Error::other("403 for https://me:pass@host/a.csv?sig=abc"));
+        let mut shown = vec![
+            format!("{url} {url:?} {files:?}"),
+            data.explain(),
+            format!("{data:?}"),
+            format!("{:?}", crate::Csv::files(files.clone())),
+            failed.to_string(),
+            format!("{failed:?}"),
+            crate::Files::glob("https://me:pass@host/a***?sig=abc").unwrap_err().to_string(),
+        ];
+        // With the feature these would ask the host.
+        if cfg!(not(feature = "object-store")) {
+            shown.push(url.open().err().map_or(String::new(), |error| format!("{error} {error:?}")));
+            shown.push(crate::Files::glob("https://me:pass@host/*.csv?sig=abc").unwrap_err().to_string());
+            shown.push(data.iter().next().unwrap().unwrap_err().to_string());
+        }
+        for text in shown {
+            assert!(!text.contains("pass") && !text.contains("sig=") && !text.contains("abc"), "{text}");
+        }
+        // What is read is what was given.
+        let names: Vec<_> = Dataset::list_files(files).iter().map(Result::unwrap).collect();
+        assert_eq!(names[1], "https://me:pass@host/b.csv?sig=def");
+    }
+
+    // A pipe's bytes come once: whoever read it a second time would find the rest of it, or wait for ever.
+    #[cfg(unix)]
+    #[test]
+    fn what_can_be_read_only_once_is_refused_by_every_format() {
+        crate::testing::watchdog(|| {
+            let folder = tempfile::tempdir().unwrap();
+            let pipe = folder.path().join("pipe");
+            rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+            let link = folder.path().join("link");
+            std::os::unix::fs::symlink(&pipe, &link).unwrap();
+            let first = |error: Option<Error>| error.unwrap().to_string();
+            for path in [&pipe, &link] {
+                let features = crate::example::Features::new();
+                let errors = [
+                    first(Location::from(path).open().err()),
+                    first(crate::Csv::file(path).features().err()),
+                    first(crate::text_lines(path).iter().find_map(Result::err)),
+                    first(crate::TfRecord::new(path).records().iter().find_map(Result::err)),
+                    first(
+                        crate::TfRecord::new(path).examples(&features).unwrap().iter().find_map(Result::err),
+                    ),
+                    first(crate::TfRecordReader::open(path, Default::default()).err()),
+                    first(crate::numpy::read_npy(path).err()),
+                    first(crate::numpy::read_npz(path).err()),
+                    first(Dataset::range(2).cache_to(path).iter().find_map(Result::err)),
+                    #[cfg(feature = "webdataset")]
+                    first(crate::webdataset::samples(path).iter().find_map(Result::err)),
+                    #[cfg(feature = "parquet")]
+                    first(crate::parquet::rows(path, ["x"]).iter().find_map(Result::err)),
+                ];
+                for error in errors {
+                    assert!(error.contains("this is a pipe") && error.contains("Location::bytes"), "{error}");
+                    assert!(error.contains(&path.display().to_string()), "{error}");
+                }
+            }
+            // One that comes later than the first file is met when it is its turn.
+            let files = crate::Files::from([Location::bytes("a", "x\n1\n"), Location::from(&pipe)]);
+            let error = crate::Csv::files(files).features().unwrap().iter().nth(1).unwrap().unwrap_err();
+            assert!(error.to_string().contains("this is a pipe"), "{error}");
+        });
     }
 
     #[test]

@@ -3,22 +3,28 @@
 //! | file | what it is |
 //! |---|---|
 //! | `location.rs` | [`Location`]: a path, bytes in memory or a URL |
+//! | `open.rs` | local files that can be read again |
+//! | `url.rs` | what of a URL may be shown |
+//! | `limit.rs` | how much memory one element may take |
 //! | `compression.rs` | [`Compression`]: what is taken off before a format sees the bytes |
 //! | `files.rs` | [`Files`]: an ordered list of locations, and a worker's part of it |
+//! | `pattern.rs` | local files whose paths match a pattern |
 //! | `input.rs` | bytes received, and how far: what binary formats are parsed from |
-//! | `whole.rs` | files that have their name only when they are whole |
 //! | `object_store.rs` | objects behind URLs, read ahead on a thread; feature `object-store` |
 
 mod compression;
 mod files;
 mod input;
+mod limit;
 mod location;
 #[cfg(feature = "object-store")]
 mod object_store;
-mod whole;
+mod open;
+mod pattern;
+mod url;
 
 pub use compression::Compression;
 pub use files::Files;
 pub(crate) use input::Input;
+pub(crate) use limit::ElementLimit;
 pub use location::Location;
-pub(crate) use whole::WholeFile;

@@ -12,6 +12,14 @@ use std::io::Read;
 /// Bytes read and converted at once; a multiple of every element's size.
 const CHUNK: usize = 64 * 1024;
 
+/// How many bytes the elements take; `None` if that is more than a number holds.
+pub(super) fn bytes(header: &Header) -> Option<u64> {
+    let each = header.dtype.bytes().unwrap_or(1);
+    let product = |n: usize, size: &usize| n.checked_mul((*size).max(1));
+    let bytes = header.shape.iter().try_fold(each, product)?;
+    Some(if header.shape.contains(&0) { 0 } else { bytes as u64 })
+}
+
 /// The elements after a header, in row-major order.
 pub(super) fn read(header: &Header, input: &mut Input<impl Read>) -> Result<Buffer> {
     macro_rules! numbers {
@@ -54,8 +62,8 @@ fn numbers<T: Element, const N: usize>(
     input: &mut Input<impl Read>,
     convert: impl Fn([u8; N]) -> Option<T>,
 ) -> Result<Buffer> {
-    let count = header.shape.iter().try_fold(N, |n, size| n.checked_mul(*size));
-    let bytes = count.ok_or_else(|| input.damaged(format!("shape {:?} is too large", header.shape)))?;
+    let bytes = bytes(header).and_then(|bytes| usize::try_from(bytes).ok());
+    let bytes = bytes.ok_or_else(|| input.damaged(format!("shape {:?} is too large", header.shape)))?;
     let mut elements: Vec<T> = Vec::new();
     let mut chunk = vec![0; CHUNK.min(bytes)];
     let mut rest = bytes;

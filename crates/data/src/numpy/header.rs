@@ -11,6 +11,9 @@ pub(super) const MAGIC: &[u8] = b"\x93NUMPY";
 /// Elements start at a multiple of this many bytes in files that we write, as in numpy's.
 const ALIGNMENT: usize = 64;
 
+/// No header is longer: its shape alone would fill the memory. (numpy itself reads up to 10,000 bytes.)
+const LONGEST: u64 = 1 << 20;
+
 /// What stands before the elements.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Header {
@@ -91,6 +94,9 @@ impl Header {
             (2 | 3, 0) => u64::from(u32::from_le_bytes(input.array()?)),
             _ => return Err(input.damaged(format!("version {major}.{minor} of the format is not known"))),
         };
+        if len > LONGEST {
+            return Err(input.damaged(format!("a header of {len} bytes; no shape needs more than {LONGEST}")));
+        }
         let start = input.offset();
         let text = input.bytes(len)?;
         let mut literal = Literal { text: &text, next: 0 };

@@ -12,8 +12,9 @@
 mod elements;
 mod header;
 
-use crate::file::{Input, WholeFile};
+use crate::file::{ElementLimit, Input};
 use crate::{Compression, Error, Location, Result};
+use distribute_files::WholeFile;
 use distribute_tensor::{HostTensor, codec};
 use header::{Header, MAGIC};
 use std::collections::BTreeMap;
@@ -24,8 +25,8 @@ use std::path::Path;
 ///
 /// # Errors
 ///
-/// [`Error::Io`] if the file cannot be read, [`Error::Damaged`] if it is no such file or one of a dtype that tensors
-/// don't have.
+/// [`Error::Io`] if the file cannot be read, [`Error::Damaged`] if it is no such file, is one of a dtype that tensors
+/// don't have, or is compressed and larger than [one element may be](Location::element_limit).
 ///
 /// ```
 /// use distribute_data::numpy::{read_npy, write_npy};
@@ -41,15 +42,19 @@ use std::path::Path;
 #[doc(alias = "numpy.load")]
 pub fn read_npy(location: impl Into<Location>) -> Result<HostTensor> {
     let location = location.into();
-    let bytes = Compression::Auto.open_known(&location, |head| head.starts_with(MAGIC))?;
-    read(&mut Input::new(location.to_string(), bytes))
+    let known = |head: &[u8]| Some(head.starts_with(MAGIC));
+    let (bytes, packed) = Compression::Auto.unpack(&location, known)?;
+    // What wasn't compressed takes no more memory than the file has bytes.
+    let mut room = Room { limit: packed.then(|| location.limit()), taken: 0 };
+    read(&mut Input::new(location.to_string(), bytes), &mut room)
 }
 
 /// Reads all arrays of a `.npz` file, as `numpy.savez` and `numpy.savez_compressed` write them, by name.
 ///
 /// # Errors
 ///
-/// As [`read_npy`]; errors name the array's file within the archive as `file.npz/name.npy`.
+/// As [`read_npy`]; errors name the array's file within the archive as `file.npz/name.npy`. All arrays together may take
+/// as much memory as the file has bytes, or as [one element may](Location::element_limit).
 ///
 /// ```no_run
 /// let arrays = distribute_data::numpy::read_npz("mnist.npz")?;
@@ -59,13 +64,17 @@ pub fn read_npy(location: impl Into<Location>) -> Result<HostTensor> {
 #[doc(alias = "numpy.load")]
 pub fn read_npz(location: impl Into<Location>) -> Result<BTreeMap<String, HostTensor>> {
     let location = location.into();
-    match location.path() {
-        Some(path) => archive(&location, std::fs::File::open(path).map_err(|e| location.io_error(e))?),
+    match location.open_file()? {
+        Some(file) => {
+            let len = file.metadata().map_err(|e| location.io_error(e))?.len();
+            archive(&location, file, len)
+        }
         // The directory of an archive is at its end, so what has no end yet is read first.
         None => {
             let mut all = Vec::new();
             location.open()?.read_to_end(&mut all).map_err(|e| location.io_error(e))?;
-            archive(&location, Cursor::new(all))
+            let len = all.len() as u64;
+            archive(&location, Cursor::new(all), len)
         }
     }
 }
@@ -89,27 +98,42 @@ pub fn write_npy(path: impl AsRef<Path>, tensor: &HostTensor) -> Result<()> {
     write().map_err(|source| Error::Write { path: path.display().to_string(), source })
 }
 
-fn read(input: &mut Input<impl Read>) -> Result<HostTensor> {
+/// What arrays may take in memory.
+struct Room {
+    /// `None` where there is none.
+    limit: Option<ElementLimit>,
+    /// What those before have taken.
+    taken: u64,
+}
+
+fn read(input: &mut Input<impl Read>, room: &mut Room) -> Result<HostTensor> {
     let header = Header::read(input)?;
+    // Sizes that no number holds are found where the elements are read.
+    room.taken = room.taken.saturating_add(elements::bytes(&header).unwrap_or(0));
+    let fits = room.limit.map_or(Ok(()), |limit| limit.check("what is unpacked of it", room.taken));
+    fits.map_err(|what| input.damaged(what))?;
     let tensor = HostTensor::from_buffer(elements::read(&header, input)?, header.shape)?;
     input.end()?;
     Ok(tensor)
 }
 
-fn archive(location: &Location, file: impl Read + Seek) -> Result<BTreeMap<String, HostTensor>> {
+fn archive(location: &Location, file: impl Read + Seek, len: u64) -> Result<BTreeMap<String, HostTensor>> {
     let broken = |e: zip::result::ZipError| match e {
         zip::result::ZipError::Io(e) => location.io_error(e),
         other => location.io_error(std::io::Error::new(std::io::ErrorKind::InvalidData, other)),
     };
     let mut archive = zip::ZipArchive::new(file).map_err(broken)?;
     let mut arrays = BTreeMap::new();
+    // A directory may name the same bytes many times, so arrays are counted together.
+    let limit = location.limit();
+    let mut room = Room { limit: Some(limit.of(limit.bytes().max(len))), taken: 0 };
     for index in 0..archive.len() {
         let member = archive.by_index(index).map_err(broken)?;
         let name = member.name().map_err(broken)?.into_owned();
         let path = format!("{location}/{name}");
         let mut input = Input::new(path, member);
         match name.strip_suffix(".npy") {
-            Some(name) => arrays.insert(name.to_string(), read(&mut input)?),
+            Some(name) => arrays.insert(name.to_string(), read(&mut input, &mut room)?),
             None => return Err(input.damaged("this is no .npy file, and others have no place in a .npz")),
         };
     }

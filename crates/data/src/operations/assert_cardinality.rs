@@ -12,7 +12,7 @@ impl<T: Nest> Dataset<T> {
     ///
     /// Another number gives [`Error::Cardinality`]: before anything is read where the pipeline tells, otherwise in the
     /// pass, at its end or in place of the first element too many. Workers that read files of their own each have a part
-    /// of the elements: for them it is taken out (AS-4).
+    /// of the elements: for them it is taken out.
     ///
     /// ```
     /// # use distribute_data::Dataset;

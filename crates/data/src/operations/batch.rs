@@ -1,5 +1,6 @@
 //! Several elements as one, with a new axis 0.
 
+use super::room::fits;
 use crate::pipeline::{Batching, Operation, Pipeline, Sharding};
 use crate::run::{Assembly, Run};
 use crate::stage::Stage;
@@ -61,7 +62,8 @@ impl Operation for Batch {
     }
 
     fn check(&self) -> Result<()> {
-        at_least_one("batch", "the size", self.size)
+        at_least_one("batch", "the size", self.size)?;
+        fits("batch", "the size", self.size, self.input.cardinality())
     }
 
     fn sharding(&self) -> Sharding {

@@ -1,7 +1,8 @@
-//! Elements kept in a file.
+//! Elements kept in a file: which pipeline they are of, a record for each of them, and how many there are.
 
 use super::cache::ends;
-use super::encoding::{decode, encode};
+use super::cache_contents::Contents;
+use super::encoding::{Broken, decode, encode};
 use crate::file::Location;
 use crate::pipeline::{self, Operation, Part, Pipeline, Sharding};
 use crate::run::Run;
@@ -14,12 +15,15 @@ use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
     /// [`cache`](Dataset::cache) in a file: the first whole pass writes it, later passes, of later processes too, read it.
-    /// It has its name only when it is whole; delete it when the data changes. Workers that read files of their own, or
-    /// have a hint, each have a file of their own: `path.0-of-2`. Datasets that a function makes for each worker need a
-    /// path for each.
+    /// It has its name only when it is whole. Workers that read files of their own, or have a hint, each have a file of
+    /// their own: `path.0-of-2`. Datasets that a function makes for each worker need a path for each.
+    ///
+    /// A file of other operations, parameters, lengths or shapes than those of this dataset gives [`Error::Cache`].
+    /// Delete it when what is in the files changes, or what a function of yours does: that cannot be seen.
     ///
     /// A file that is damaged gives [`Error::Record`] or [`Error::Damaged`] in the pass, one that cannot be written
-    /// [`Error::Write`]. Elements are host tensors, of any dtype; for others [`Error::Unwritable`] says so.
+    /// [`Error::Write`]. Elements are host tensors, of any dtype; for others, and for those that are larger than
+    /// [one element may be](Location::element_limit), [`Error::Unwritable`] says so. The file is a local one.
     ///
     /// ```
     /// # use distribute_data::Dataset;
@@ -31,15 +35,14 @@ impl<T: Nest> Dataset<T> {
     /// # Ok::<(), distribute_data::Error>(())
     /// ```
     #[doc(alias = "tf.data.Dataset.cache")]
-    pub fn cache_to(&self, path: impl AsRef<Path>) -> Self {
-        let path = Arc::new(path.as_ref().to_path_buf());
-        Self::of(CacheFile { input: self.pipeline().clone(), path })
+    pub fn cache_to(&self, path: impl Into<Location>) -> Self {
+        Self::of(CacheFile { input: self.pipeline().clone(), file: Arc::new(path.into()) })
     }
 }
 
 struct CacheFile {
     input: Pipeline,
-    path: Arc<PathBuf>,
+    file: Arc<Location>,
 }
 
 impl Operation for CacheFile {
@@ -48,11 +51,11 @@ impl Operation for CacheFile {
     }
 
     fn over(&self, f: &mut dyn FnMut(&Pipeline) -> Pipeline) -> Option<Pipeline> {
-        Some(Arc::new(CacheFile { input: f(&self.input), path: self.path.clone() }))
+        Some(Arc::new(CacheFile { input: f(&self.input), file: self.file.clone() }))
     }
 
     fn describe(&self) -> String {
-        format!("cache in '{}'", self.path.display())
+        format!("cache in '{}'", self.file)
     }
 
     fn identity(&self) -> String {
@@ -64,6 +67,11 @@ impl Operation for CacheFile {
     }
 
     fn check(&self) -> Result<()> {
+        if self.file.path().is_none() {
+            let (operation, parameter, expected) = ("cache_to", "the file", "at a local path");
+            let found = format!("'{}'", self.file);
+            return Err(Error::Parameter { operation, parameter, found, expected });
+        }
         ends("cache_to", &self.input)
     }
 
@@ -74,10 +82,11 @@ impl Operation for CacheFile {
     /// Each worker keeps its part in a file of its own.
     fn shard(&self, part: &Part) -> Option<Pipeline> {
         let (Part::Files { workers, index } | Part::Hint { workers, index }) = part;
-        let mut path = self.path.as_os_str().to_owned();
+        let mut path = self.file.path()?.as_os_str().to_owned();
         path.push(format!(".{index}-of-{workers}"));
+        let file = Location::from(PathBuf::from(path)).element_limit(self.file.limit().bytes());
         let input = pipeline::shard(&self.input, part);
-        Some(Arc::new(CacheFile { input, path: Arc::new(path.into()) }))
+        Some(Arc::new(CacheFile { input, file: Arc::new(file) }))
     }
 
     fn costly(&self) -> bool {
@@ -85,53 +94,72 @@ impl Operation for CacheFile {
     }
 
     fn start(&self, _epoch: u64) -> Box<dyn Stage> {
-        let path = self.path.clone();
-        match path.exists() {
-            true => Box::new(ReadStage { path, reader: None, read: 0, ended: false }),
-            false => Box::new(WriteStage { input: self.input.start(0), path, writer: None, written: 0 }),
+        let (file, contents) = (self.file.clone(), Contents::of(&self.input));
+        match file.path().is_some_and(Path::exists) {
+            true => Box::new(ReadStage { file, contents, reader: None, read: 0, ended: false }),
+            false => {
+                let input = self.input.start(0);
+                Box::new(WriteStage { input, file, contents, writer: None, written: 0 })
+            }
         }
     }
 }
 
-/// Hands on what the input gives, and writes it: a record for each element, and at the end one that says how many.
+/// Hands on what the input gives, and writes it: what it is, a record for each element, and at the end one that says
+/// how many.
 struct WriteStage {
     input: Box<dyn Stage>,
-    path: Arc<PathBuf>,
+    file: Arc<Location>,
+    contents: Contents,
     writer: Option<TfRecordWriter>,
     written: u64,
 }
 
+/// The most elements made at once.
+const MOST_AT_ONCE: usize = 256;
+
 impl WriteStage {
+    fn begun(&mut self) -> Result<&mut TfRecordWriter> {
+        Ok(match &mut self.writer {
+            Some(writer) => writer,
+            none => {
+                let path = self.file.path().unwrap_or(Path::new(""));
+                let mut writer = TfRecordWriter::create(path, Compression::None)?;
+                writer.write(&self.contents.encode())?;
+                none.insert(writer)
+            }
+        })
+    }
+
     fn write(&mut self, run: Run) -> Result<Run> {
         let values = run.into_values()?;
-        let writer = match &mut self.writer {
-            Some(writer) => writer,
-            none => none.insert(TfRecordWriter::create(self.path.as_path(), Compression::None)?),
-        };
         for value in &values {
-            writer.write(&encode(value).map_err(|what| Error::Unwritable {
-                path: self.path.display().to_string(),
+            let limit = self.file.limit();
+            let encoded = encode(value).and_then(|bytes| {
+                limit.check("the element", bytes.len() as u64)?;
+                Ok(bytes)
+            });
+            let encoded = encoded.map_err(|what| Error::Unwritable {
+                path: self.file.to_string(),
                 index: self.written,
                 what,
-            })?)?;
+            })?;
+            self.begun()?.write(&encoded)?;
             self.written += 1;
         }
         Ok(Run::Values(values))
     }
 
     fn finish(&mut self) -> Result<()> {
-        let mut writer = match self.writer.take() {
-            Some(writer) => writer,
-            None => TfRecordWriter::create(self.path.as_path(), Compression::None)?,
-        };
-        writer.write(&self.written.to_le_bytes())?;
-        writer.finish()
+        let written = self.written;
+        self.begun()?.write(&written.to_le_bytes())?;
+        self.writer.take().map_or(Ok(()), TfRecordWriter::finish)
     }
 }
 
 impl Stage for WriteStage {
     fn next(&mut self, max: usize) -> Option<Result<Run>> {
-        match self.input.next(max) {
+        match self.input.next(max.min(MOST_AT_ONCE)) {
             Some(run) => Some(run.and_then(|run| self.write(run))),
             None => self.finish().err().map(Err),
         }
@@ -140,15 +168,14 @@ impl Stage for WriteStage {
 
 /// Hands on what is in the file.
 struct ReadStage {
-    path: Arc<PathBuf>,
+    file: Arc<Location>,
+    /// What the file has to be of.
+    contents: Contents,
     reader: Option<TfRecordReader<Box<dyn BufRead + Send>>>,
     read: u64,
     /// The number at the end has been read, with the last elements or after them.
     ended: bool,
 }
-
-/// The most elements read at once.
-const MOST_AT_ONCE: usize = 256;
 
 impl ReadStage {
     /// The records of up to `max` elements; none at the end, where their number has to be right.
@@ -159,11 +186,13 @@ impl ReadStage {
         let reader = match &mut self.reader {
             Some(reader) => reader,
             none => {
-                let location = Location::from(self.path.as_path());
-                none.insert(TfRecordReader::open(location, Compression::None)?)
+                let mut reader = TfRecordReader::open(self.file.as_ref(), Compression::None)?;
+                let first = reader.read(1)?;
+                self.contents.check(first.get(0), &self.file)?;
+                none.insert(reader)
             }
         };
-        let records = reader.read(max.min(MOST_AT_ONCE))?;
+        let records = reader.read_at_hand(max.min(MOST_AT_ONCE))?;
         let mut elements: Vec<Vec<u8>> = records.iter().map(<[u8]>::to_vec).collect();
         // Elements have a byte that says what they are, so that none has the length of a number.
         let end = elements.pop_if(|last| last.len() == size_of::<u64>());
@@ -181,17 +210,18 @@ impl ReadStage {
     }
 
     fn damaged(&self, what: &str) -> Error {
-        let path = self.path.display().to_string();
+        let path = self.file.to_string();
         let what = format!("after {} elements: {what}; delete it to have it written anew", self.read);
         Error::Damaged { path, offset: 0, what }
     }
 
     fn elements(&mut self, max: usize) -> Result<Option<Run>> {
         let records = self.records(max)?;
-        let decoded = records.iter().map(|record| decode(record));
-        let values = decoded.collect::<Option<Vec<_>>>();
-        let values =
-            values.ok_or_else(|| self.damaged("an element is no tensor, nor a structure of tensors"))?;
+        let decoded = records.iter().map(|record| decode(record, self.file.limit()));
+        let values = decoded.collect::<std::result::Result<Vec<_>, _>>().map_err(|broken| match broken {
+            Broken::Not => self.damaged("an element is no tensor, nor a structure of tensors"),
+            Broken::TooLarge(what) => self.damaged(&what),
+        })?;
         Ok((!values.is_empty()).then_some(Run::Values(values)))
     }
 }
@@ -258,8 +288,50 @@ mod tests {
         let mut stage = data.pipeline().start(0);
         assert_eq!((stage.next(9).unwrap().unwrap().len(), stage.next(9).is_none()), (5, true));
         assert!(made.load(Ordering::Relaxed) <= 8);
-        let other = Dataset::range(0).map(element).cache_to(&path);
-        assert_eq!(other.iter().count(), 5);
+    }
+
+    #[test]
+    fn elements_of_another_pipeline_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        let cached = |data: Dataset<i64>| data.cache_to(&path).iter().collect::<Result<Vec<_>>>();
+        let square = |n| Dataset::range(n).map(|x| x * x);
+        assert_eq!(cached(square(3)).unwrap(), [0, 1, 4]);
+        assert_eq!(cached(square(3)).unwrap(), [0, 1, 4]);
+        // Threads and what is made ahead change no element.
+        assert_eq!(cached(Dataset::range(3).map_parallel(2, |x| x * x).prefetch(1)).unwrap(), [0, 1, 4]);
+        for other in
+            [square(4), square(0), square(3).shuffle(3, 1), square(3).filter(|_| true), Dataset::range(3)]
+        {
+            let error = cached(other).unwrap_err();
+            assert!(matches!(error, Error::Cache { .. }), "{error}");
+            let text = error.to_string();
+            assert!(text.contains("delete it") && text.contains(&path.display().to_string()), "{text}");
+        }
+        // What the operations don't tell, lengths and shapes may.
+        let path = folder.path().join("b");
+        let items = |n: usize, width| Dataset::from_items(vec![HostTensor::vector(vec![0f32; width]); n]);
+        let read = |n, width| items(n, width).cache_to(&path).iter().find_map(Result::err);
+        assert!(read(3, 2).is_none() && read(3, 2).is_none());
+        let error = read(2, 2).unwrap().to_string();
+        assert!(error.contains("3 elements") && error.contains("2 elements"), "{error}");
+        let error = read(3, 5).unwrap().to_string();
+        assert!(error.contains("float32 [2]") && error.contains("float32 [5]"), "{error}");
+        assert!(
+            Dataset::range(1)
+                .cache_to("s3://bucket/key")
+                .check()
+                .unwrap_err()
+                .to_string()
+                .contains("local path")
+        );
+        // Any other file of records is none of ours.
+        std::fs::copy(&path, folder.path().join("c")).unwrap();
+        let mut writer = TfRecordWriter::create(folder.path().join("c"), Compression::None).unwrap();
+        writer.write(b"record").unwrap();
+        writer.finish().unwrap();
+        let error = items(1, 1).cache_to(folder.path().join("c")).iter().find_map(Result::err).unwrap();
+        assert!(error.to_string().contains("no cache of this version"), "{error}");
     }
 
     #[test]
@@ -290,6 +362,28 @@ mod tests {
             std::fs::write(&path, &flipped).unwrap();
             assert!(data.iter().any(|element| element.is_err()), "byte {byte}");
         }
+    }
+
+    /// An open named pipe would be waited for, for ever.
+    #[cfg(unix)]
+    #[test]
+    fn what_is_no_file_is_refused_at_once() {
+        crate::testing::watchdog(|| {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("pipe");
+            assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+            for (path, what) in [(path.as_path(), "a named pipe"), (folder.path(), "a folder")] {
+                let error = Dataset::range(2).cache_to(path).iter().next().unwrap().unwrap_err();
+                let text = error.to_string();
+                assert!(text.contains(what) && text.contains(&path.display().to_string()), "{text}");
+            }
+            // A link to nowhere is no cache yet: it is replaced.
+            let link = folder.path().join("link");
+            std::os::unix::fs::symlink(folder.path().join("nowhere"), &link).unwrap();
+            let data = Dataset::range(2).cache_to(&link);
+            assert_eq!((values(&data), values(&data)), (vec![0, 1], vec![0, 1]));
+            assert!(!folder.path().join("nowhere").exists());
+        });
     }
 
     #[test]

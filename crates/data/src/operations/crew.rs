@@ -54,6 +54,18 @@ enum Results<D> {
     AsTheyCome(Receiver<Done<D>>),
 }
 
+/// The most threads of one operation: more only wait for each other's cores.
+const MOST_THREADS: usize = 1024;
+
+/// The error for a number of threads that no machine has a use for.
+pub(crate) fn most_threads(operation: &'static str, threads: usize) -> Result<()> {
+    let (parameter, expected) = ("the number of threads", "at most 1024");
+    match threads > MOST_THREADS {
+        true => Err(Error::Parameter { operation, parameter, found: threads.to_string(), expected }),
+        false => Ok(()),
+    }
+}
+
 /// How many jobs each thread may have: one at work, and some so that it needn't wait for the next.
 pub(crate) const JOBS: usize = 4;
 

@@ -1,5 +1,6 @@
 //! Elements as bytes and back, for the file of a cache.
 
+use crate::file::ElementLimit;
 use distribute_tensor::{DType, HostTensor, Leaf, Tree, codec};
 use std::collections::BTreeMap;
 
@@ -65,24 +66,57 @@ fn put_bytes(bytes: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(bytes);
 }
 
-/// An element out of its bytes; `None` where they are none, or more than one. Nothing is reserved for what isn't there.
-pub(super) fn decode(bytes: &[u8]) -> Option<Tree<Leaf>> {
-    let mut input = Bytes(bytes);
-    let element = input.tree(DEEPEST)?;
-    input.0.is_empty().then_some(element)
+/// Why bytes are no element.
+#[derive(Debug, PartialEq)]
+pub(super) enum Broken {
+    /// They are none, or more than one.
+    Not,
+    /// It takes more memory than it may.
+    TooLarge(String),
 }
+
+/// An element out of its bytes. Nothing is reserved for what isn't there, and structures of few bytes take no more memory
+/// than an element may.
+pub(super) fn decode(bytes: &[u8], limit: ElementLimit) -> Result<Tree<Leaf>, Broken> {
+    let mut input = Bytes { rest: bytes, taken: 0, most: limit.bytes().max(LEAST) };
+    let element = input.tree(DEEPEST).filter(|_| input.rest.is_empty());
+    match limit.of(input.most).check("the element", input.taken) {
+        Err(what) => Err(Broken::TooLarge(what)),
+        Ok(()) => element.ok_or(Broken::Not),
+    }
+}
+
+/// Limits below are not kept exactly.
+const LEAST: u64 = 1 << 20;
+
+/// What a tensor or a structure takes, besides its elements and members.
+const NODE: u64 = 192;
+
+/// What a string takes, besides its bytes.
+const STRING: u64 = size_of::<Vec<u8>>() as u64;
 
 /// How many structures can be within each other: a file of brackets alone must not exhaust the stack.
 const DEEPEST: usize = 128;
 
 /// Bytes that are taken off from the front.
-struct Bytes<'a>(&'a [u8]);
+struct Bytes<'a> {
+    rest: &'a [u8],
+    /// What was made of them so far takes in memory.
+    taken: u64,
+    most: u64,
+}
 
 impl<'a> Bytes<'a> {
     fn take(&mut self, len: usize) -> Option<&'a [u8]> {
-        let (taken, rest) = self.0.split_at_checked(len)?;
-        self.0 = rest;
+        let (taken, rest) = self.rest.split_at_checked(len)?;
+        self.rest = rest;
         Some(taken)
+    }
+
+    /// Counts memory; `None` once there is too much.
+    fn count(&mut self, bytes: u64) -> Option<()> {
+        self.taken = self.taken.saturating_add(bytes);
+        (self.taken <= self.most).then_some(())
     }
 
     fn len(&mut self) -> Option<usize> {
@@ -96,6 +130,7 @@ impl<'a> Bytes<'a> {
 
     fn tree(&mut self, depth: usize) -> Option<Tree<Leaf>> {
         let depth = depth.checked_sub(1)?;
+        self.count(NODE)?;
         let tag = *self.take(1)?.first()?;
         Some(match tag {
             t if t == Tag::Tensor as u8 => Tree::Leaf(Leaf::Host(self.tensor()?)),
@@ -123,14 +158,21 @@ impl<'a> Bytes<'a> {
         let dtype = DType::ALL.into_iter().find(|dtype| dtype.name().as_bytes() == name)?;
         let rank = self.len()?;
         let dims = (0..rank).map(|_| self.len()).collect::<Option<Vec<usize>>>()?;
+        // What cannot be a tensor's shape is refused by the tensor.
         let count = dims.iter().try_fold(1usize, |count, size| count.checked_mul(*size))?;
         match dtype.bytes() {
             Some(size) => {
                 let bytes = self.take(count.checked_mul(size)?)?;
+                self.count(bytes.len() as u64)?;
                 HostTensor::from_buffer(codec::read(dtype, bytes).ok()?, dims).ok()
             }
             None => {
-                let strings = (0..count).map(|_| Some(self.bytes()?.to_vec())).collect::<Option<Vec<_>>>()?;
+                let mut strings = Vec::new();
+                for _ in 0..count {
+                    let string = self.bytes()?;
+                    self.count(STRING + string.len() as u64)?;
+                    strings.push(string.to_vec());
+                }
                 HostTensor::new(strings, dims).ok()
             }
         }
@@ -143,10 +185,26 @@ mod tests {
     use distribute_tensor::Nest;
     use proptest::prelude::*;
 
+    fn limit() -> ElementLimit {
+        ElementLimit::new("limit")
+    }
+
+    /// A byte each, of which a structure makes a hundred.
+    #[test]
+    fn few_bytes_make_no_large_structure() {
+        const NONES: usize = 100_000;
+        let mut bytes = vec![Tag::List as u8];
+        put_len(NONES, &mut bytes);
+        bytes.extend([Tag::None as u8].repeat(NONES));
+        assert!(decode(&bytes, limit()).is_ok());
+        let refused = decode(&bytes, limit().of(1 << 20));
+        assert!(matches!(&refused, Err(Broken::TooLarge(what)) if what.contains("1048576")), "{refused:?}");
+    }
+
     proptest! {
         #[test]
         fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..60)) {
-            let _ = decode(&bytes);
+            let _ = decode(&bytes, limit());
         }
 
         #[test]
@@ -154,11 +212,11 @@ mod tests {
             type Element = (Vec<i64>, Option<String>, [f32; 2]);
             let element: Element = (vec![1, 2], Some("text".to_string()), [0.5; 2]);
             let mut bytes = encode(&element.clone().into_tree()).unwrap();
-            assert_eq!(Element::from_tree(decode(&bytes).unwrap()).unwrap(), element);
+            assert_eq!(Element::from_tree(decode(&bytes, limit()).unwrap()).unwrap(), element);
             let at = at % bytes.len();
             bytes[at] = byte;
-            let _ = decode(&bytes);
-            assert!(decode(&bytes[..at]).is_none());
+            let _ = decode(&bytes, limit());
+            assert!(decode(&bytes[..at], limit()).is_err());
         }
     }
 
@@ -169,6 +227,6 @@ mod tests {
             bytes.push(Tag::List as u8);
             put_len(1, &mut bytes);
         }
-        assert!(decode(&bytes).is_none());
+        assert!(matches!(decode(&bytes, limit()), Err(Broken::Not)));
     }
 }

@@ -83,13 +83,13 @@ impl Stage for EnumerateStage {
             error => return Some(error),
         };
         let start = self.index;
-        self.index += run.len();
+        self.index = self.index.saturating_add(run.len());
         Some(self.pairing.pair(Run::Rows(self.numbers.clone(), Picks::Range(start..self.index)), run))
     }
 
     fn skip(&mut self, count: usize) -> Result<usize> {
         let skipped = self.input.skip(count)?;
-        self.index += skipped;
+        self.index = self.index.saturating_add(skipped);
         Ok(skipped)
     }
 }

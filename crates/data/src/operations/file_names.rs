@@ -62,8 +62,7 @@ struct NamesStage {
 
 impl Stage for NamesStage {
     fn next(&mut self, max: usize) -> Option<Result<Run>> {
-        let name =
-            |file: &Location| Tree::Leaf(Leaf::Host(HostTensor::scalar(file.to_string().into_bytes())));
+        let name = |file: &Location| Tree::Leaf(Leaf::Host(HostTensor::scalar(file.as_given().to_vec())));
         let names: Vec<_> = self.files.iter().skip(self.next).take(max).map(name).collect();
         self.next += names.len();
         (!names.is_empty()).then(|| Ok(Run::Values(names)))

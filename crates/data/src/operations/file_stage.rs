@@ -5,6 +5,7 @@ use super::files::Format;
 use crate::run::Run;
 use crate::stage::Stage;
 use crate::{Error, Files, Result};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// How one file is read.
@@ -27,7 +28,14 @@ pub(crate) trait Parts: Send {
 }
 
 /// Makes the elements of a part.
-pub(crate) type Work = Box<dyn FnOnce() -> Made + Send>;
+pub(crate) struct Work {
+    /// How many bytes of the file it holds.
+    pub(crate) bytes: usize,
+    pub(crate) make: Box<dyn FnOnce() -> Made + Send>,
+}
+
+/// The most bytes of parts that are under way together; one part may have more.
+const MOST_BYTES: usize = 64 << 20;
 
 /// The elements of a part, up to the first that is broken.
 #[derive(Default)]
@@ -64,6 +72,8 @@ pub(crate) struct FilesStage {
     made: Made,
     /// The threads. The first part is worked on without, so that a small file needs none.
     crew: Option<Crew<Work, Made>>,
+    /// The bytes of the parts that threads have, in the order in which they come back.
+    under_way: VecDeque<usize>,
     begun: bool,
     /// What went wrong behind the parts that are worked on.
     failed: Option<Error>,
@@ -72,7 +82,7 @@ pub(crate) struct FilesStage {
 impl FilesStage {
     pub(crate) fn new(files: Arc<Files>, format: Arc<dyn Format>) -> Self {
         let (current, made, crew, failed) = (None, Made::default(), None, None);
-        Self { files, format, next: 0, current, made, crew, begun: false, failed }
+        Self { files, format, next: 0, current, made, crew, under_way: VecDeque::new(), begun: false, failed }
     }
 
     /// The file that is being read, or the next one; `None` after the last.
@@ -98,15 +108,21 @@ impl FilesStage {
     /// Gives parts to threads that have room.
     fn feed(&mut self) -> Result<()> {
         let threads = self.format.threads();
-        while self.begun && threads > 1 && self.crew.as_mut().is_none_or(Crew::has_room) {
+        while self.begun && threads > 1 && self.has_room() {
             let Some(work) = self.next_part()? else { break };
             let crew = match &mut self.crew {
                 Some(crew) => crew,
-                none => none.insert(Crew::start("parse", threads, true, |work: Work| work())?),
+                none => none.insert(Crew::start("parse", threads, true, |work: Work| (work.make)())?),
             };
+            self.under_way.push_back(work.bytes);
             crew.send(work);
         }
         Ok(())
+    }
+
+    /// Whether another part may be under way.
+    fn has_room(&mut self) -> bool {
+        self.under_way.iter().sum::<usize>() < MOST_BYTES && self.crew.as_mut().is_none_or(Crew::has_room)
     }
 
     fn read(&mut self, max: usize) -> Result<Option<Run>> {
@@ -118,6 +134,7 @@ impl FilesStage {
                 self.failed = self.feed().err();
             }
             if let Some(made) = self.crew.as_mut().and_then(Crew::receive) {
+                self.under_way.pop_front();
                 self.made = made?;
                 continue;
             }
@@ -132,7 +149,7 @@ impl FilesStage {
                 },
                 Some(Reading::Parts(parts)) => match parts.next() {
                     Some(work) => {
-                        self.made = work?();
+                        self.made = (work?.make)();
                         self.begun = true;
                         false
                     }
@@ -236,7 +253,7 @@ mod tests {
     impl Parts for Threes {
         fn next(&mut self) -> Option<Result<Work>> {
             let part: Vec<u8> = self.rest.drain(..self.rest.len().min(3)).collect();
-            (!part.is_empty()).then(|| Ok(Box::new(move || made(part)) as Work))
+            (!part.is_empty()).then(|| Ok(Work { bytes: part.len(), make: Box::new(move || made(part)) }))
         }
         fn skip(&mut self, count: usize) -> Result<Option<usize>> {
             Ok(self.skips.then(|| self.rest.drain(..count.min(self.rest.len())).count()))

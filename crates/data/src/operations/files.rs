@@ -27,6 +27,11 @@ pub(crate) trait Format: Send + Sync + 'static {
     fn threads(&self) -> usize {
         1
     }
+
+    /// Whether its parameters are in their ranges.
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
 }
 
 impl<T: Nest> Dataset<T> {
@@ -63,6 +68,10 @@ impl Operation for FilesSource {
 
     fn spec(&self) -> Option<ElementSpec> {
         self.format.spec()
+    }
+
+    fn check(&self) -> Result<()> {
+        self.format.check()
     }
 
     fn sharding(&self) -> Sharding {

@@ -4,8 +4,9 @@ use crate::guard::guarded;
 use crate::pipeline::{Operation, Pipeline, Sharding};
 use crate::run::{Picks, Run};
 use crate::stage::Stage;
-use crate::{Cardinality, Dataset, Error, Result};
+use crate::{Cardinality, Cause, Dataset, Error, Result};
 use distribute_tensor::{Leaf, Nest, Tree};
+use std::convert::Infallible;
 use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
@@ -18,6 +19,26 @@ impl<T: Nest> Dataset<T> {
         T: 'static,
         F: Fn(&T) -> bool + Send + Sync + 'static,
     {
+        self.try_filter(move |value| Ok::<bool, Infallible>(predicate(value)))
+    }
+
+    /// [`filter`](Dataset::filter) with a function that can fail; its error gives [`Error::Function`] with the element's
+    /// index and ends the pass.
+    ///
+    /// ```
+    /// # use distribute_data::Dataset;
+    /// let words = Dataset::from_items(["1", "2", "three"].map(String::from));
+    /// let odd = words.try_filter(|word| Ok::<_, std::num::ParseIntError>(word.parse::<i64>()? % 2 == 1));
+    /// let error = odd.iter().last().unwrap().unwrap_err();
+    /// assert_eq!(error.to_string(), "filter failed at element 2: invalid digit found in string");
+    /// ```
+    #[doc(alias = "tf.data.Dataset.filter")]
+    pub fn try_filter<E, F>(&self, predicate: F) -> Self
+    where
+        T: 'static,
+        E: Into<Cause>,
+        F: Fn(&T) -> Result<bool, E> + Send + Sync + 'static,
+    {
         Self::of(Filter { input: self.pipeline().clone(), predicate: on_trees("filter", predicate) })
     }
 }
@@ -25,14 +46,15 @@ impl<T: Nest> Dataset<T> {
 /// A user's choice among elements, with the element's index.
 pub(crate) type FilterFn = Arc<dyn Fn(Tree<Leaf>, usize) -> Result<bool> + Send + Sync>;
 
-/// A user's choice as a function of trees, whose panics name the element.
-pub(crate) fn on_trees<T: Nest + 'static>(
+/// A user's choice as a function of trees, whose errors and panics name the element.
+pub(crate) fn on_trees<T: Nest + 'static, E: Into<Cause>>(
     operation: &'static str,
-    predicate: impl Fn(&T) -> bool + Send + Sync + 'static,
+    predicate: impl Fn(&T) -> Result<bool, E> + Send + Sync + 'static,
 ) -> FilterFn {
     Arc::new(move |tree, index| {
         let value = T::from_tree(tree).map_err(|source| Error::Type { operation, index, source })?;
-        guarded(operation, index, || predicate(&value))
+        let kept = guarded(operation, index, || predicate(&value))?;
+        kept.map_err(|cause| Error::Function { operation, index, cause: cause.into() })
     })
 }
 
@@ -103,7 +125,7 @@ impl FilterStage {
     fn apply(&mut self, run: Run) -> Result<Run> {
         Ok(match run {
             Run::Rows(source, picks) => {
-                let mut rows = picks.into_list();
+                let mut rows = picks.into_list()?;
                 rows.retain(|row| self.keep(source.row(*row)));
                 Run::Rows(source, Picks::List(rows))
             }
@@ -116,13 +138,16 @@ impl FilterStage {
     }
 }
 
+/// The most elements looked at before those that are kept are handed on.
+const MOST_AT_ONCE: usize = 4096;
+
 impl Stage for FilterStage {
     fn next(&mut self, max: usize) -> Option<Result<Run>> {
         loop {
             if let Some(error) = self.failed.take() {
                 return Some(Err(error));
             }
-            match self.input.next(max)?.and_then(|run| self.apply(run)) {
+            match self.input.next(max.min(MOST_AT_ONCE))?.and_then(|run| self.apply(run)) {
                 Ok(run) if run.len() == 0 => continue,
                 result => return Some(result),
             }
@@ -142,6 +167,19 @@ mod tests {
         assert_eq!(ids(&odd.batch(3)), [vec![1, 3, 5], vec![7, 9]]);
         assert_eq!(values(&Dataset::range(10).map(|x| x + 1).filter(|x| *x > 8)), [9, 10]);
         assert_eq!(values(&Dataset::range(10).filter(|_| false)), [0i64; 0]);
+    }
+
+    // INV-13
+    #[test]
+    fn an_error_comes_after_the_elements_before_it() {
+        let fails = |x: &i64| if *x == 3 { Err("three") } else { Ok(x % 2 == 0) };
+        for data in [Dataset::range(6), Dataset::range(6).map(|x| x)] {
+            let mut pass = data.try_filter(fails).iter();
+            assert_eq!(pass.by_ref().take(2).map(Result::unwrap).collect::<Vec<_>>(), [0, 2]);
+            let error = pass.next().unwrap().unwrap_err();
+            assert!(matches!(error, Error::Function { operation: "filter", index: 3, .. }), "{error:?}");
+            assert!(pass.next().is_none());
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Several datasets made of elements, read in turn.
 
 use super::batch::at_least_one;
+use super::crew::most_threads;
 use super::cycle::{Cycle, InnerFn};
 use crate::guard::guarded;
 use crate::pipeline::{Batching, Operation, Pipeline, Sharding};
@@ -28,8 +29,8 @@ pub struct Interleave {
     pub cycle_length: usize,
     /// How many elements are taken of one before it is the next one's turn. At least 1, the default.
     pub block_length: usize,
-    /// How many elements each open dataset is made ahead of time, on a thread of its own. The order stays the same. 0,
-    /// the default, starts no thread.
+    /// How many elements each open dataset is made ahead of time, on a thread of its own, of which there are at most 1024.
+    /// The order stays the same. 0, the default, starts no thread.
     #[doc(alias = "num_parallel_calls")]
     pub ahead: usize,
 }
@@ -148,7 +149,12 @@ impl Operation for InTurn {
 
     fn check(&self) -> Result<()> {
         at_least_one("interleave", "the cycle length", self.turns.cycle_length)?;
-        at_least_one("interleave", "the block length", self.turns.block_length)
+        at_least_one("interleave", "the block length", self.turns.block_length)?;
+        match self.turns.ahead {
+            0 => Ok(()),
+            // Each dataset of the cycle has a thread.
+            _ => most_threads("interleave", self.turns.cycle_length),
+        }
     }
 
     fn sharding(&self) -> Sharding {

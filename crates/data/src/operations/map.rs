@@ -9,7 +9,7 @@ use distribute_tensor::{Leaf, Nest, Tree};
 use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
-    /// Applies `function` to every element.
+    /// Applies `function` to every element. One that can fail, as with `?`, goes to [`try_map`](Dataset::try_map).
     ///
     /// A panic gives [`Error::Panicked`] with the element's index and ends the pass. The function is not called for
     /// elements that [`skip`](Dataset::skip) passes over.
@@ -25,7 +25,7 @@ impl<T: Nest> Dataset<T> {
 
     /// Applies a function that can fail to every element.
     ///
-    /// An `Err` gives [`Error::Map`], a panic [`Error::Panicked`], both with the element's index; they end the pass.
+    /// An `Err` gives [`Error::Function`], a panic [`Error::Panicked`], both with the element's index; they end the pass.
     ///
     /// ```
     /// # use distribute_data::Dataset;
@@ -60,7 +60,7 @@ where
         let value = T::from_tree(tree).map_err(|source| Error::Type { operation, index, source })?;
         match guarded(operation, index, || function(value))? {
             Ok(mapped) => Ok(mapped.into_tree()),
-            Err(cause) => Err(Error::Map { index, cause: cause.into() }),
+            Err(cause) => Err(Error::Function { operation: "map", index, cause: cause.into() }),
         }
     })
 }
@@ -136,12 +136,15 @@ impl MapStage {
     }
 }
 
+/// The most elements that the function is applied to before they are handed on.
+const MOST_AT_ONCE: usize = 4096;
+
 impl Stage for MapStage {
     fn next(&mut self, max: usize) -> Option<Result<Run>> {
         if let Some(error) = self.failed.take() {
             return Some(Err(error));
         }
-        let run = self.input.next(max)?;
+        let run = self.input.next(max.min(MOST_AT_ONCE))?;
         Some(run.and_then(|run| self.apply(run)))
     }
 
@@ -150,7 +153,7 @@ impl Stage for MapStage {
             return Err(error);
         }
         let skipped = self.input.skip(count)?;
-        self.index += skipped;
+        self.index = self.index.saturating_add(skipped);
         Ok(skipped)
     }
 }
@@ -176,7 +179,7 @@ mod tests {
         let data = Dataset::range(10).skip(1).try_map(|x| if x == 3 { Err("three") } else { Ok(x) });
         let mut iter = data.iter().skip(2);
         let error = iter.next().unwrap().unwrap_err();
-        assert!(matches!(error, Error::Map { index: 2, .. }), "{error:?}");
+        assert!(matches!(error, Error::Function { operation: "map", index: 2, .. }), "{error:?}");
         assert_eq!(error.to_string(), "map failed at element 2: three");
         assert!(iter.next().is_none());
 

@@ -1,7 +1,7 @@
 //! A function applied to several elements at once, on threads.
 
 use super::batch::at_least_one;
-use super::crew::{Crew, JOBS};
+use super::crew::{Crew, JOBS, most_threads};
 use super::map::{MapFn, on_trees};
 use crate::pipeline::{Batching, Operation, Pipeline, Sharding};
 use crate::run::Run;
@@ -15,7 +15,8 @@ impl<T: Nest> Dataset<T> {
     /// [`map`](Dataset::map) on `threads` threads: the same elements in the same order, made up to a few for each thread
     /// ahead of time. The threads start with the first element asked for and end with the pass.
     ///
-    /// Worth it for functions that take microseconds or more. `threads` 0 gives [`Error::Parameter`] in the pass.
+    /// Worth it for functions that take microseconds or more. `threads` 0, and more than 1024, give [`Error::Parameter`] in
+    /// the pass.
     ///
     /// ```
     /// # use distribute_data::Dataset;
@@ -56,7 +57,20 @@ impl<T: Nest> Dataset<T> {
         U: Nest,
         F: Fn(T) -> U + Send + Sync + 'static,
     {
-        let function = on_trees("map_unordered", move |value| Ok::<U, Infallible>(function(value)));
+        self.try_map_unordered(threads, move |value| Ok::<U, Infallible>(function(value)))
+    }
+
+    /// [`map_unordered`](Dataset::map_unordered) with a function that can fail; its error ends the pass, at whatever place
+    /// it comes.
+    #[doc(alias = "deterministic")]
+    pub fn try_map_unordered<U, E, F>(&self, threads: usize, function: F) -> Dataset<U>
+    where
+        T: 'static,
+        U: Nest,
+        E: Into<Cause>,
+        F: Fn(T) -> Result<U, E> + Send + Sync + 'static,
+    {
+        let function = on_trees("map_unordered", function);
         Dataset::of(MapParallel { input: self.pipeline().clone(), function, threads, ordered: false })
     }
 }
@@ -105,7 +119,8 @@ impl Operation for MapParallel {
     }
 
     fn check(&self) -> Result<()> {
-        at_least_one(self.name(), "the number of threads", self.threads)
+        at_least_one(self.name(), "the number of threads", self.threads)?;
+        most_threads(self.name(), self.threads)
     }
 
     fn sharding(&self) -> Sharding {
@@ -246,7 +261,7 @@ impl Stage for MapParallelStage {
             return read_over(self, count);
         }
         let skipped = self.input.skip(count)?;
-        self.index += skipped;
+        self.index = self.index.saturating_add(skipped);
         self.ended = skipped < count;
         Ok(skipped)
     }
@@ -283,6 +298,10 @@ mod tests {
     #[test]
     fn an_error_or_panic_comes_at_its_place_and_names_the_element() {
         watchdog(|| {
+            let unordered =
+                Dataset::range(9).try_map_unordered(2, |x| if x == 4 { Err("four") } else { Ok(x) });
+            let error = unordered.iter().find_map(Result::err).unwrap();
+            assert_eq!(error.to_string(), "map failed at element 4: four");
             for batch in [1, 7, 100] {
                 let fails = |x| if x == 40 { Err("forty") } else { Ok(x) };
                 let data = Dataset::range(100).try_map_parallel(3, fails);

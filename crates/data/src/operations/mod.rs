@@ -2,15 +2,16 @@
 //!
 //! Some are made of parts that have files of their own: `ahead` (a stage on a thread), `crew` (threads that work on
 //! several things at once), `cycle` (datasets read in turn),
-//! `pairing` (runs side by side), `pad` (tensors of different sizes in one), `encoding` (elements as bytes).
+//! `cache_contents` (of which pipeline a cache is), `pairing` (runs side by side), `pad` (tensors of different sizes in one), `room` (what can be in memory at once), `encoding` (elements as bytes).
 
 pub(crate) mod ahead;
 pub(crate) mod assert_cardinality;
 pub(crate) mod batch;
 pub(crate) mod cache;
+mod cache_contents;
 pub(crate) mod cache_file;
 pub(crate) mod concatenate;
-mod crew;
+pub(crate) mod crew;
 mod cycle;
 mod encoding;
 pub(crate) mod enumerate;
@@ -31,6 +32,7 @@ pub(crate) mod parse_examples;
 pub(crate) mod prefetch;
 pub(crate) mod rebatch;
 pub(crate) mod repeat;
+pub(crate) mod room;
 pub(crate) mod shard;
 pub(crate) mod shuffle;
 pub(crate) mod take;

@@ -2,6 +2,7 @@
 
 use super::batch::{BatchStage, at_least_one, batch_rows, batches, remainder};
 use super::pad::pad;
+use super::room::fits;
 use crate::pipeline::{Batching, Operation, Pipeline, Sharding};
 use crate::run::{Assembly, Run};
 use crate::stage::Stage;
@@ -107,7 +108,8 @@ impl Operation for PaddedBatch {
     }
 
     fn check(&self) -> Result<()> {
-        at_least_one("padded_batch", "the size", self.size)
+        at_least_one("padded_batch", "the size", self.size)?;
+        fits("padded_batch", "the size", self.size, self.input.cardinality())
     }
 
     fn sharding(&self) -> Sharding {

@@ -87,7 +87,7 @@ impl Stage for ParseStage {
 
     fn skip(&mut self, count: usize) -> Result<usize> {
         let skipped = self.input.skip(count)?;
-        self.index += skipped;
+        self.index = self.index.saturating_add(skipped);
         Ok(skipped)
     }
 }

@@ -1,6 +1,7 @@
 //! Batches cut anew, over their borders.
 
 use super::batch::at_least_one;
+use super::room::fits;
 use crate::pipeline::{Batching, Operation, Pipeline, Sharding};
 use crate::run::Run;
 use crate::stage::Stage;
@@ -76,7 +77,14 @@ impl Operation for Rebatch {
     }
 
     fn check(&self) -> Result<()> {
-        at_least_one("rebatch", "the largest size", self.sizes.iter().copied().max().unwrap_or(0))
+        let largest = self.sizes.iter().copied().max().unwrap_or(0);
+        at_least_one("rebatch", "the largest size", largest)?;
+        let rows = match self.input.batching() {
+            Batching::Batches(rows) => rows,
+            _ => 1,
+        };
+        let rows = self.input.cardinality().map(|batches| batches.saturating_mul(rows));
+        fits("rebatch", "the largest size", largest, rows)
     }
 
     fn sharding(&self) -> Sharding {

@@ -3,19 +3,20 @@
 use crate::pipeline::{Operation, Pipeline, Sharding};
 use crate::run::Run;
 use crate::stage::Stage;
-use crate::{Cardinality, Dataset, Result};
+use crate::{Cardinality, Dataset, Error, Result};
 use distribute_tensor::Nest;
 use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
-    /// The dataset `times` times over, each time in the shuffles' next order; a pass that happens to be without elements
-    /// is one of them.
+    /// The dataset `times` times over, each time in the shuffles' next order. A pass that happens to be without elements is
+    /// one of them; after 100 of these in a row, of a dataset that may have had some, comes [`Error::EmptyPasses`].
     #[doc(alias = "tf.data.Dataset.repeat")]
     pub fn repeat(&self, times: usize) -> Self {
         Self::of(Repeat { input: self.pipeline().clone(), times: Some(times) })
     }
 
-    /// The dataset again and again without end; but the first pass without elements ends it, as there may never be one.
+    /// The dataset again and again without end. One that is known to be empty ends at once; after 100 passes in a row
+    /// without an element, of one that may have had some, comes [`Error::EmptyPasses`].
     #[doc(alias = "tf.data.Dataset.repeat")]
     pub fn repeat_forever(&self) -> Self {
         Self::of(Repeat { input: self.pipeline().clone(), times: None })
@@ -67,39 +68,50 @@ struct RepeatStage {
     first_epoch: u64,
     started: usize,
     current: Option<Box<dyn Stage>>,
-    empty: bool,
+    /// How many passes in a row had no element, the current one included.
+    empty: usize,
 }
+
+/// So many passes without an element are no chance. A filter that keeps nothing would be asked for ever.
+const MOST_EMPTY: usize = 100;
 
 impl RepeatStage {
     /// Repetition `r` of pass `epoch` is epoch `epoch * times + r` of the input, so that going through `repeat(3)`
     /// once shuffles as going three times through the input does. Endless repetitions get 2³² epochs a pass.
     fn new(input: Pipeline, times: Option<usize>, epoch: u64) -> Self {
         let first_epoch = epoch.wrapping_mul(times.map_or(1 << 32, |times| times as u64));
-        Self { input, times, first_epoch, started: 0, current: None, empty: false }
+        Self { input, times, first_epoch, started: 0, current: None, empty: 0 }
     }
 
-    /// The repetition at work, or the next one; `None` after the last. A pass without elements ends an endless
-    /// repetition, which might never give one. A counted one goes on: in another order a `take_while` finds something.
-    fn current(&mut self) -> Option<&mut Box<dyn Stage>> {
+    /// The repetition at work, or the next one; `None` after the last. An empty one is not the last: in another order a
+    /// `take_while` finds something.
+    fn current(&mut self) -> Result<Option<&mut Box<dyn Stage>>> {
         if self.current.is_none() {
-            let nothing = self.times.is_none() || self.input.cardinality() == Cardinality::Finite(0);
-            if self.times.is_some_and(|times| self.started >= times) || (self.empty && nothing) {
-                return None;
+            let over = self.times.is_some_and(|times| self.started >= times);
+            if over || self.input.cardinality() == Cardinality::Finite(0) {
+                return Ok(None);
+            }
+            if self.empty >= MOST_EMPTY {
+                return Err(Error::EmptyPasses { passes: self.empty });
             }
             let epoch = self.first_epoch.wrapping_add(self.started as u64);
             self.started = self.started.saturating_add(1);
-            self.empty = true;
+            self.empty += 1;
             self.current = Some(self.input.start(epoch));
         }
-        self.current.as_mut()
+        Ok(self.current.as_mut())
     }
 }
 
 impl Stage for RepeatStage {
     fn next(&mut self, max: usize) -> Option<Result<Run>> {
         loop {
-            if let Some(run) = self.current()?.next(max) {
-                self.empty = false;
+            let stage = match self.current() {
+                Ok(stage) => stage?,
+                Err(error) => return Some(Err(error)),
+            };
+            if let Some(run) = stage.next(max) {
+                self.empty = 0;
                 return Some(run);
             }
             self.current = None;
@@ -109,9 +121,11 @@ impl Stage for RepeatStage {
     fn skip(&mut self, count: usize) -> Result<usize> {
         let mut left = count;
         while left > 0 {
-            let Some(stage) = self.current() else { break };
+            let Some(stage) = self.current()? else { break };
             let skipped = stage.skip(left)?;
-            self.empty &= skipped == 0;
+            if skipped > 0 {
+                self.empty = 0;
+            }
             if skipped < left {
                 self.current = None;
             }
@@ -123,8 +137,8 @@ impl Stage for RepeatStage {
 
 #[cfg(test)]
 mod tests {
-    use crate::Dataset;
     use crate::testing::values;
+    use crate::{Dataset, Error};
 
     #[test]
     fn repeats_and_ends() {
@@ -132,8 +146,24 @@ mod tests {
         assert_eq!(values(&Dataset::range(2).repeat(0)), [0i64; 0]);
         assert_eq!(values(&Dataset::range(2).repeat_forever().take(5)), [0, 1, 0, 1, 0]);
         assert_eq!(values(&Dataset::range(0).repeat_forever()), [0i64; 0]);
-        assert_eq!(values(&Dataset::range(3).filter(|_| false).repeat_forever()), [0i64; 0]);
         assert_eq!(values(&Dataset::range(0).repeat(usize::MAX)), [0i64; 0]);
+    }
+
+    #[test]
+    fn passes_without_elements_end_with_an_error_that_says_so() {
+        let nothing = Dataset::range(3).filter(|_| false);
+        for data in
+            [nothing.repeat(usize::MAX), nothing.repeat_forever(), nothing.repeat(1000).batch(2).unbatch()]
+        {
+            let mut pass = data.iter();
+            let error = pass.next().unwrap().unwrap_err();
+            assert!(matches!(error, Error::EmptyPasses { passes: 100 }), "{error}");
+            assert!(error.to_string().contains("filters"), "{error}");
+            assert!(pass.next().is_none());
+            assert!(data.skip(1).iter().next().unwrap().is_err());
+        }
+        assert_eq!(values(&nothing.repeat(100)), [0i64; 0]);
+        assert_eq!(values(&Dataset::range(0).map(|x| x).repeat_forever()), [0i64; 0]);
     }
 
     #[test]

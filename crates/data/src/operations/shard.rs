@@ -19,7 +19,7 @@ impl<T: Nest> Dataset<T> {
     }
 
     /// The place at which [`AutoShardPolicy::Hint`](crate::AutoShardPolicy::Hint) puts a shard for each worker. Without
-    /// that policy a pass gives [`Error::Hinted`] (AS-10).
+    /// that policy a pass gives [`Error::Hinted`].
     #[doc(alias = "tf.data.experimental.SHARD_HINT")]
     pub fn shard_hint(&self) -> Self {
         Self::of(ShardHint { input: self.pipeline().clone() })
@@ -103,7 +103,10 @@ impl Stage for ShardStage {
         let ours = |i: &usize| i.is_multiple_of(self.workers);
         let picked = match run {
             Run::Rows(source, picks) => {
-                let rows = picks.into_list().into_iter().enumerate();
+                let rows = match picks.into_list() {
+                    Ok(rows) => rows.into_iter().enumerate(),
+                    Err(error) => return Some(Err(error)),
+                };
                 Run::Rows(source, Picks::List(rows.filter(|(i, _)| ours(i)).map(|(_, row)| row).collect()))
             }
             Run::Values(values) => {

@@ -1,6 +1,7 @@
 //! Elements in random order.
 
 use super::batch::at_least_one;
+use super::room::fits;
 use crate::pipeline::{Operation, Pipeline, Sharding};
 use crate::random::EpochRng;
 use crate::rows::Rows;
@@ -49,7 +50,8 @@ impl Operation for Shuffle {
     }
 
     fn check(&self) -> Result<()> {
-        at_least_one("shuffle", "the buffer", self.buffer)
+        at_least_one("shuffle", "the buffer", self.buffer)?;
+        fits("shuffle", "the buffer", self.buffer, self.input.cardinality())
     }
 
     fn sharding(&self) -> Sharding {
@@ -94,11 +96,10 @@ impl Pool {
     fn add(&mut self, run: Run) -> Result<()> {
         let run = match (&mut *self, run) {
             (Pool::Rows(mine, rows), Run::Rows(theirs, picks)) if Arc::ptr_eq(mine, &theirs) => {
-                picks.extend(rows);
-                return Ok(());
+                return picks.extend(rows);
             }
             (Pool::Values(values), Run::Rows(source, picks)) if values.is_empty() => {
-                *self = Pool::Rows(source, picks.into_list());
+                *self = Pool::Rows(source, picks.into_list()?);
                 return Ok(());
             }
             (_, run) => run,

@@ -4,8 +4,9 @@ use super::filter::{FilterFn, on_trees};
 use crate::pipeline::{Operation, Pipeline, Sharding};
 use crate::run::{Picks, Run};
 use crate::stage::Stage;
-use crate::{Cardinality, Dataset, Error, Result};
+use crate::{Cardinality, Cause, Dataset, Error, Result};
 use distribute_tensor::{Leaf, Nest, Tree};
+use std::convert::Infallible;
 use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
@@ -24,6 +25,18 @@ impl<T: Nest> Dataset<T> {
     where
         T: 'static,
         F: Fn(&T) -> bool + Send + Sync + 'static,
+    {
+        self.try_take_while(move |value| Ok::<bool, Infallible>(predicate(value)))
+    }
+
+    /// [`take_while`](Dataset::take_while) with a function that can fail; its error gives [`Error::Function`] with the
+    /// element's index and ends the pass.
+    #[doc(alias = "tf.data.Dataset.take_while")]
+    pub fn try_take_while<E, F>(&self, predicate: F) -> Self
+    where
+        T: 'static,
+        E: Into<Cause>,
+        F: Fn(&T) -> Result<bool, E> + Send + Sync + 'static,
     {
         Self::of(TakeWhile { input: self.pipeline().clone(), predicate: on_trees("take_while", predicate) })
     }
@@ -146,5 +159,8 @@ mod tests {
         let mut pass = panics.iter().skip(2);
         let error = pass.next().unwrap().unwrap_err();
         assert!(matches!(error, Error::Panicked { operation: "take_while", index: 2, .. }), "{error:?}");
+        let fails = Dataset::range(9).try_take_while(|x| if *x == 2 { Err("two") } else { Ok(true) });
+        let error = fails.iter().nth(2).unwrap().unwrap_err();
+        assert_eq!(error.to_string(), "take_while failed at element 2: two");
     }
 }

@@ -3,11 +3,13 @@
 //! | file | what it is |
 //! |---|---|
 //! | `batches.rs` | the rows of a file, some at a time |
+//! | `pages.rs` | how large pages are, before they are unpacked |
 //! | `column.rs` | a column of some rows as a tensor |
 //! | `source.rs` | rows as elements of a dataset |
 
 mod batches;
 mod column;
+mod pages;
 mod source;
 
 pub use batches::Batches;
@@ -57,7 +59,8 @@ impl Parquet {
         Self { columns: Some(columns.into_iter().map(Into::into).collect()), ..self }
     }
 
-    /// How many rows are read at a time; 1024 by default. The last batch may have fewer.
+    /// How many rows are read at a time; 1024 by default. The last batch may have fewer, and so has each where so many
+    /// texts of a dictionary could take more than [one element may](Location::element_limit).
     pub fn rows(self, rows: usize) -> Self {
         Self { rows, ..self }
     }

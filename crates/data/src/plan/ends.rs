@@ -1,11 +1,17 @@
 //! What becomes of a step that not every replica has data for.
 
+use super::split::SplitRule;
+
 /// What happens at the end of the data, where some replicas have something left and others don't.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum UnevenEnds {
-    /// Every element is used: replicas without data get empty batches, tensors of 0 rows, until all workers are at
-    /// the end (ITER-4). An optimizer's `minimize` weighs them with 0.
+    /// Every element is used, but for the case below: replicas without data get empty batches, tensors of 0 rows, until
+    /// all workers are at the end. An optimizer's `minimize` weighs them with 0.
+    ///
+    /// Under [`SplitRule::TensorFlow`], datasets that a function makes end as TensorFlow's do: where all sizes of their
+    /// tensors are known before there are any, as behind [`batch_exact`](crate::Dataset::batch_exact), that is as
+    /// [`StopAll`](Self::StopAll).
     #[default]
     PadEmpty,
     /// The pass ends for all as soon as one replica has nothing left. What others have for that step is not used; a
@@ -43,6 +49,15 @@ impl std::ops::Add for Ballot {
 }
 
 impl UnevenEnds {
+    /// What holds for datasets that a function makes. `known`: whether all sizes of their tensors are.
+    pub(crate) fn of_function(self, rule: SplitRule, known: bool) -> Self {
+        match (self, rule) {
+            // ITER-3: TensorFlow makes empty batches only of tensors that may have any number of rows.
+            (UnevenEnds::PadEmpty, SplitRule::TensorFlow) if known => UnevenEnds::StopAll,
+            _ => self,
+        }
+    }
+
     /// Whether the step is taken: by every worker or by none.
     pub fn take(self, all: Ballot) -> bool {
         let everybody = all.present > 0 && all.missing == 0;
@@ -67,6 +82,20 @@ mod tests {
         assert_eq!(take(UnevenEnds::PadEmpty), [true, true, true, false]);
         assert_eq!(take(UnevenEnds::StopAll), [true, true, false, false]);
         assert_eq!(take(UnevenEnds::Drop), [true, false, false, false]);
+    }
+
+    /// ITER-3
+    #[test]
+    fn tensorflows_rule_ends_as_tensorflow_does() {
+        use UnevenEnds::{Drop, PadEmpty, StopAll};
+        for (ends, rule, known, expected) in [
+            (PadEmpty, SplitRule::TensorFlow, true, StopAll),
+            (PadEmpty, SplitRule::TensorFlow, false, PadEmpty),
+            (PadEmpty, SplitRule::Even, true, PadEmpty),
+            (Drop, SplitRule::TensorFlow, true, Drop),
+        ] {
+            assert_eq!(ends.of_function(rule, known), expected);
+        }
     }
 
     #[test]

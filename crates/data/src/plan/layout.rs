@@ -3,7 +3,7 @@
 use crate::{Error, Result};
 use std::fmt;
 
-/// How many workers read a dataset, and for how many replicas each: all have as many (DIST-2).
+/// How many workers read a dataset, and for how many replicas each: all have as many.
 ///
 /// Global replica `worker * replicas + r` is replica `r` of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -28,25 +28,42 @@ impl Layout {
     /// Whether there are workers and replicas at all.
     ///
     /// # Errors
-    /// [`Error::Parameter`] names what is 0 (AS-11).
+    /// [`Error::Parameter`] names what is 0, or more than can be.
     pub fn check(&self) -> Result<()> {
         crate::operations::batch::at_least_one("distribute", "the number of workers", self.workers)?;
         crate::operations::batch::at_least_one(
             "distribute",
             "the number of replicas of a worker",
             self.replicas,
-        )
+        )?;
+        check_replicas("distribute", "the number of replicas of all workers", self.total())
     }
 
     /// Whether there is such a worker.
     ///
     /// # Errors
-    /// [`Error::Worker`] (AS-11).
+    /// [`Error::Worker`].
     pub fn check_worker(&self, worker: usize) -> Result<()> {
         match worker < self.workers {
             true => Ok(()),
             false => Err(Error::Worker { worker, workers: self.workers }),
         }
+    }
+}
+
+/// Refuses more replicas than there can be: there is a pipeline for each worker, and a piece of each batch for each
+/// replica.
+pub(crate) fn check_replicas(
+    operation: &'static str,
+    parameter: &'static str,
+    replicas: usize,
+) -> Result<()> {
+    match replicas > 1 << 16 {
+        true => {
+            let (found, expected) = (replicas.to_string(), "at most 65536");
+            Err(Error::Parameter { operation, parameter, found, expected })
+        }
+        false => Ok(()),
     }
 }
 

@@ -5,21 +5,20 @@ use crate::pipeline::{Pipeline, Sharding, visit};
 use crate::{Error, Result};
 use std::fmt;
 
-/// How elements are parted over workers that each have a pipeline of their own (AS-1).
+/// How elements are parted over workers that each have a pipeline of their own.
 #[doc(alias = "tf.data.experimental.AutoShardPolicy")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub enum AutoShardPolicy {
-    /// Each worker takes all: the user has parted the data, or wants every worker to see everything (AS-2).
+    /// Each worker takes all: the user has parted the data, or wants every worker to see everything.
     Off,
     /// By files where that gives what reading everything would, by elements where not. It says which, and why.
     #[default]
     Auto,
-    /// Each worker reads files of its own: `w`, `w + W`, … (AS-3).
+    /// Each worker reads files of its own: `w`, `w + W`, …
     File,
-    /// Each worker reads everything and takes its pieces of each batch (AS-6).
+    /// Each worker reads everything and takes its pieces of each batch.
     Data,
-    /// Each worker takes the elements `w`, `w + W`, … at the place of [`shard_hint`](crate::Dataset::shard_hint)
-    /// (AS-10).
+    /// Each worker takes the elements `w`, `w + W`, … at the place of [`shard_hint`](crate::Dataset::shard_hint).
     Hint,
 }
 
@@ -46,7 +45,7 @@ pub struct Decision {
     pub fell_back: bool,
 }
 
-/// Decides for a pipeline and a number of workers (AS-8, AS-9).
+/// Decides for a pipeline and a number of workers.
 ///
 /// `Auto` takes files where every source has at least as many as there are workers and no operation on the way would
 /// do something else on a part than on the whole (`take`, `zip`, …); elements otherwise. Under

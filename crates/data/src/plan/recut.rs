@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 /// The cycle of piece sizes of one worker, for global batches of `batch` rows, `workers` workers and
-/// `replicas_per_worker` replicas on each (DIST-6).
+/// `replicas_per_worker` replicas on each.
 ///
 /// The cycle has one size for each replica of all workers together, and each worker starts it at its own first
 /// replica. It is empty if there are no workers, no replicas or no such worker.

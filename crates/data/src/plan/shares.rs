@@ -7,8 +7,8 @@ use std::ops::Range;
 ///
 /// A worker that reads its own files makes batches of the global size, of which a step takes its share: the pieces of
 /// `replicas` of the `workers * replicas` pieces of a full batch. So a batch lasts `workers` steps, in which each worker
-/// takes another of the shares, beginning with that of its own replicas; together they take a global batch a step
-/// (DIST-6). A share for which less is left is spread evenly over the replicas, and there is no step without rows, so a
+/// takes another of the shares, beginning with that of its own replicas; together they take a global batch a step.
+/// A share for which less is left is spread evenly over the replicas, and there is no step without rows, so a
 /// short batch takes fewer steps.
 ///
 /// `full` is the size of full batches. With one worker a batch is one step, cut as [`SplitRule::Even`] says.

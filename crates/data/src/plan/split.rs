@@ -13,7 +13,8 @@ pub enum SplitRule {
     #[default]
     Even,
     /// As TensorFlow cuts batches of sources in memory: ⌈b/n⌉ rows each for as long as there are any, so that late
-    /// replicas may get fewer or none (4 rows over 3 replicas: 2, 2, 0).
+    /// replicas may get fewer or none (4 rows over 3 replicas: 2, 2, 0). Datasets that a function makes for each worker or
+    /// replica end as TensorFlow's do, see [`UnevenEnds::PadEmpty`](crate::UnevenEnds::PadEmpty).
     ///
     /// (TensorFlow cuts batches of files in a second way, for which [`recut`](super::recut) has the sizes.)
     TensorFlow,

@@ -1,7 +1,8 @@
 //! Reads records, many at once.
 
 use super::block::Records;
-use super::frame::{Frame, starts, truncated};
+use super::frame::{FOOTER, Frame, HEADER, starts, truncated};
+use crate::file::ElementLimit;
 use crate::{Compression, Error, Location, Result};
 use std::io::{BufRead, Read};
 use std::ops::Range;
@@ -13,7 +14,8 @@ const BLOCK: usize = 1 << 18;
 /// Reads the records of a TFRecord file, many at once.
 ///
 /// All checksums are compared. The records before a damaged one are given out; then comes the error, and after it no
-/// records. Memory grows with what was read, whatever length a record claims to have.
+/// records. Memory grows with what was read, whatever length a record claims to have, and a record that is larger than
+/// [one element may be](Location::element_limit) is refused.
 ///
 /// ```
 /// use distribute_data::tfrecord::TfRecordReader;
@@ -37,6 +39,7 @@ pub struct TfRecordReader<R> {
     base: u64,
     /// How many records were given out.
     records: u64,
+    limit: ElementLimit,
     end: End,
 }
 
@@ -56,7 +59,8 @@ impl TfRecordReader<Box<dyn BufRead + Send>> {
     /// As [`Compression::open`].
     pub fn open(location: impl Into<Location>, compression: Compression) -> Result<Self> {
         let location = location.into();
-        Ok(Self::new(location.to_string(), compression.open_known(&location, starts)?))
+        let limit = location.limit();
+        Ok(Self { limit, ..Self::new(location.to_string(), compression.open_known(&location, starts)?) })
     }
 }
 
@@ -64,7 +68,14 @@ impl<R: Read> TfRecordReader<R> {
     /// Reads what has no compression, or had it taken off; it needs no buffer of its own. `path` is what errors call it.
     pub fn new(path: impl Into<Arc<str>>, source: R) -> Self {
         let (path, bytes) = (path.into(), Arc::default());
-        Self { path, source, bytes, next: 0, base: 0, records: 0, end: End::NotYet }
+        let limit = ElementLimit::new("element_limit");
+        Self { path, source, bytes, next: 0, base: 0, records: 0, limit, end: End::NotYet }
+    }
+
+    /// How many bytes a record may have; 256 MiB unless set. Of a file that was opened, it is that of its
+    /// [`Location`](Location::element_limit).
+    pub fn element_limit(self, bytes: u64) -> Self {
+        Self { limit: self.limit.of(bytes), ..self }
     }
 
     /// The next `most` records, or as many as there still are. None at the end of the file.
@@ -78,7 +89,7 @@ impl<R: Read> TfRecordReader<R> {
     }
 
     /// The next `most` records, or fewer: those that can be had without reading on, but one at least.
-    pub(super) fn read_at_hand(&mut self, most: usize) -> Result<Records> {
+    pub(crate) fn read_at_hand(&mut self, most: usize) -> Result<Records> {
         self.next(most, true)
     }
 
@@ -93,6 +104,11 @@ impl<R: Read> TfRecordReader<R> {
                 }
                 Frame::Part { .. } if at_hand && !ranges.is_empty() => break,
                 Frame::Part { needs } => {
+                    let length = needs.saturating_sub(HEADER + FOOTER) as u64;
+                    if let Err(what) = self.limit.check("the record", length) {
+                        self.end = End::Failed(self.damaged(at, ranges.len(), what));
+                        break;
+                    }
                     if matches!(self.end, End::NotYet) {
                         at -= self.fill(at + needs, &mut ranges);
                         continue;
@@ -285,7 +301,7 @@ mod tests {
         let length = (1u64 << 61).to_le_bytes();
         let checksum = super::super::checksum::masked_crc(&length).to_le_bytes();
         let bytes = [&length[..], &checksum, &[7; 100_000]].concat();
-        let mut reader = TfRecordReader::new("f", &bytes[..]);
+        let mut reader = TfRecordReader::new("f", &bytes[..]).element_limit(u64::MAX);
         let error = reader.read(1).unwrap_err().to_string();
         assert!(error.contains("ends after 100000 of the 2305843009213693956 bytes of its data"), "{error}");
     }

@@ -2,6 +2,7 @@
 
 use super::{Records, TfRecordReader};
 use crate::example::Features;
+use crate::operations::crew::most_threads;
 use crate::operations::file_stage::{Made, Parts, Reading, Work, threads};
 use crate::operations::files::Format;
 use crate::run::Run;
@@ -118,6 +119,10 @@ impl Format for RecordsFormat {
     fn threads(&self) -> usize {
         self.threads
     }
+
+    fn check(&self) -> Result<()> {
+        most_threads("TfRecord::threads", self.threads)
+    }
 }
 
 /// The most records parsed together: they stay in memory until the last of them is gone.
@@ -134,7 +139,10 @@ impl Parts for RecordsParts {
         match self.reader.read_at_hand(MOST_RECORDS) {
             Err(error) => Some(Err(error)),
             Ok(records) if records.is_empty() => None,
-            Ok(records) => Some(Ok(Box::new(move || made(features.as_deref(), records)))),
+            Ok(records) => {
+                let bytes = records.iter().map(<[u8]>::len).sum();
+                Some(Ok(Work { bytes, make: Box::new(move || made(features.as_deref(), records)) }))
+            }
         }
     }
 
@@ -142,7 +150,7 @@ impl Parts for RecordsParts {
     fn skip(&mut self, count: usize) -> Result<Option<usize>> {
         let mut left = count;
         while left > 0 {
-            match self.reader.read(left.min(MOST_RECORDS))?.len() {
+            match self.reader.read_at_hand(left.min(MOST_RECORDS))?.len() {
                 0 => break,
                 read => left -= read,
             }

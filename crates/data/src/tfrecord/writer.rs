@@ -1,8 +1,8 @@
 //! Writes a TFRecord file, which has its name only when it is whole.
 
 use super::frame::around;
-use crate::file::WholeFile;
 use crate::{Compression, Error, Result};
+use distribute_files::WholeFile;
 use flate2::write::{GzEncoder, ZlibEncoder};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 ///
 /// Until [`finish`](TfRecordWriter::finish) has returned, the file has another name in the same folder; dropping the
 /// writer before removes it. So nobody reads a file that is not whole, and a file of this name stays as it was until
-/// then.
+/// then. What is left where the process is killed is removed by the next writer of the same file.
 #[doc(alias = "tf.io.TFRecordWriter")]
 #[derive(Debug)]
 pub struct TfRecordWriter {
@@ -171,10 +171,20 @@ mod tests {
     #[test]
     fn a_place_that_cannot_be_written_is_named() {
         let folder = tempfile::tempdir().unwrap();
-        for place in ["missing/a.tfrecord", ".."] {
+        for place in ["missing/a.tfrecord", "..", ""] {
             let path = folder.path().join(place);
             let error = TfRecordWriter::create(&path, Compression::None).unwrap_err();
             assert!(error.to_string().starts_with(&format!("cannot write '{}'", path.display())), "{error}");
         }
+    }
+
+    #[test]
+    fn what_a_killed_writer_left_is_removed_by_the_next() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.tfrecord");
+        fs::write(folder.path().join(".a.tfrecord.distribute-1.part"), "left").unwrap();
+        TfRecordWriter::create(&path, Compression::None).unwrap().finish().unwrap();
+        let names: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
+        assert_eq!(names, [path]);
     }
 }

@@ -1,7 +1,7 @@
 //! The files in a tar file, read from its start to its end.
 
 use crate::Result;
-use crate::file::Input;
+use crate::file::{ElementLimit, Input};
 use std::io::Read;
 use tar::{EntryType, Header, PaxExtensions};
 
@@ -22,6 +22,7 @@ pub(super) struct Member {
 /// and it doesn't say where in the file a broken one is.
 pub(super) struct Members<R> {
     pub(super) input: Input<R>,
+    pub(super) limit: ElementLimit,
 }
 
 impl<R: Read> Members<R> {
@@ -35,7 +36,7 @@ impl<R: Read> Members<R> {
             let kind = header.entry_type();
             let stated = header.entry_size().map_err(|e| self.input.damaged_at(offset, e.to_string()))?;
             let of_file = !(kind.is_gnu_longname() || kind.is_gnu_longlink() || is_pax(kind));
-            let bytes = self.contents(size.filter(|_| of_file).unwrap_or(stated))?;
+            let bytes = self.contents(offset, size.filter(|_| of_file).unwrap_or(stated))?;
             match kind {
                 EntryType::GNULongName => {
                     name = Some(bytes.split(|b| *b == 0).next().unwrap_or(&[]).to_vec())
@@ -90,8 +91,9 @@ impl<R: Read> Members<R> {
         }
     }
 
-    /// What follows a header.
-    fn contents(&mut self, size: u64) -> Result<Vec<u8>> {
+    /// What follows the header at a place.
+    fn contents(&mut self, offset: u64, size: u64) -> Result<Vec<u8>> {
+        self.limit.check("this file", size).map_err(|what| self.input.damaged_at(offset, what))?;
         let bytes = self.input.bytes(size)?;
         let blank = bytes.len().next_multiple_of(BLOCK) - bytes.len();
         self.input.bytes(blank as u64)?;

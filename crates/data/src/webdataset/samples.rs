@@ -45,6 +45,8 @@ pub struct Samples {
     members: Members<Box<dyn BufRead + Send>>,
     /// The sample that the last member belongs to.
     open: Option<(String, Sample)>,
+    /// What that sample takes in memory.
+    taken: u64,
     ended: bool,
 }
 
@@ -57,14 +59,19 @@ impl Samples {
     pub fn open(location: impl Into<Location>) -> Result<Self> {
         let location = location.into();
         let bytes = Compression::Auto.open(&location)?;
-        let members = Members { input: Input::new(location.to_string(), bytes) };
-        Ok(Self { members, open: None, ended: false })
+        let members = Members { input: Input::new(location.to_string(), bytes), limit: location.limit() };
+        Ok(Self { members, open: None, taken: 0, ended: false })
     }
 
     /// Adds files to the open sample until one belongs to another or none are left.
     fn pull(&mut self) -> Result<Option<Sample>> {
         while let Some(member) = self.members.next()? {
             let Some((key, kind)) = self.parts(&member)? else { continue };
+            let same = self.open.as_ref().is_some_and(|(open, _)| *open == key);
+            let taken = (member.bytes.len() + member.name.len()) as u64 + FILE;
+            self.taken = if same { self.taken + taken } else { taken };
+            let fits = self.members.limit.check(&format!("sample '{key}'"), self.taken);
+            fits.map_err(|what| self.members.input.damaged_at(member.offset, what))?;
             let done = match &mut self.open {
                 Some((open, sample)) if *open == key => {
                     if sample.insert(kind.clone(), member.bytes).is_some() {
@@ -95,6 +102,9 @@ impl Samples {
         Ok(key_and_kind(name).map(|(key, kind)| (key.to_string(), kind.to_lowercase())))
     }
 }
+
+/// What a file takes besides its bytes and its name.
+const FILE: u64 = 128;
 
 /// `a.b/c.d.e` is file `d.e` of sample `a.b/c`.
 fn key_and_kind(path: &str) -> Option<(&str, &str)> {

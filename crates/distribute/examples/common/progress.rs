@@ -23,16 +23,18 @@ pub struct Progress {
 
 enum View {
     Bar(ProgressBar),
-    /// One every so many epochs.
+    /// One every so many examples.
     Lines(usize),
     Nothing,
 }
 
 /// Lines that a long training prints at most.
 const LINES: usize = 20;
+/// Trainings of fewer epochs print lines within them.
+const LONG: usize = 3;
 
 impl Progress {
-    /// Starts the clock.
+    /// Starts the clock. Where standard output is a terminal, there is a bar on it.
     pub fn start(
         options: &Options,
         strategy: &Strategy,
@@ -40,12 +42,28 @@ impl Progress {
         examples: usize,
         batch: usize,
     ) -> Self {
+        let terminal = std::io::stdout().is_terminal().then(ProgressDrawTarget::stdout);
+        Self::on(terminal, options.quiet, strategy, epochs, examples, batch)
+    }
+
+    /// The same, with a bar on this terminal; without one, lines.
+    pub fn on(
+        terminal: Option<ProgressDrawTarget>,
+        quiet: bool,
+        strategy: &Strategy,
+        epochs: usize,
+        examples: usize,
+        batch: usize,
+    ) -> Self {
         let replicas = strategy.num_replicas_in_sync();
         let title = format!("{replicas} replica{}", if replicas == 1 { "" } else { "s" });
-        let view = match (options.quiet, std::io::stdout().is_terminal()) {
-            (true, _) => View::Nothing,
-            (_, false) => View::Lines(epochs.div_ceil(LINES)),
-            (_, true) => View::Bar(bar(&title, (epochs * examples) as u64)),
+        let view = match terminal {
+            _ if quiet => View::Nothing,
+            None => View::Lines(match epochs {
+                ..LONG => (epochs * examples).div_ceil(LINES),
+                _ => epochs.div_ceil(LINES) * examples,
+            }),
+            Some(terminal) => View::Bar(bar(&title, (epochs * examples) as u64, terminal)),
         };
         let clock = Stopwatch::start();
         Self { view, title, epochs, examples, batch, seen: 0, loss: 0., last_loss: f64::NAN, clock }
@@ -53,7 +71,7 @@ impl Progress {
 
     /// A step has been made; `losses` is what `minimize` gave: on every replica the mean over all examples.
     pub fn step(&mut self, losses: &PerReplica<Tensor>) -> distribute::Result<()> {
-        let in_epoch = self.seen % self.examples;
+        let (in_epoch, before) = (self.seen % self.examples, self.seen);
         let examples = self.batch.min(self.examples - in_epoch);
         for loss in losses.iter().take(1) {
             self.loss += f64::from(loss.to_scalar::<f32>()?) * examples as f64;
@@ -72,12 +90,20 @@ impl Progress {
                 bar.set_message(format!("{:>9} examples/s, loss {loss:.4}", thousands(self.speed())));
             }
             View::Lines(every) => {
-                let epoch = self.seen / self.examples;
-                let due = epoch.is_multiple_of(*every) || epoch == self.epochs;
-                if in_epoch + examples == self.examples && due {
-                    let (title, epochs, speed, loss) =
-                        (&self.title, self.epochs, thousands(self.speed()), self.last_loss);
-                    say(&format!("{title}: epoch {epoch} of {epochs}, {speed} examples/s, loss {loss:.4}"));
+                let whole = in_epoch + examples == self.examples;
+                if self.seen / every > before / every || self.seen == self.epochs * self.examples {
+                    let (title, epochs, speed) = (&self.title, self.epochs, thousands(self.speed()));
+                    let epoch = self.seen.div_ceil(self.examples);
+                    let (part, loss) = match whole {
+                        true => (String::new(), self.last_loss),
+                        false => {
+                            let part = 100 * (in_epoch + examples) / self.examples;
+                            (format!(" ({part} %)"), self.loss / (in_epoch + examples) as f64)
+                        }
+                    };
+                    say(&format!(
+                        "{title}: epoch {epoch} of {epochs}{part}, {speed} examples/s, loss {loss:.4}"
+                    ));
                 }
             }
             View::Nothing => {}
@@ -105,9 +131,9 @@ pub struct Pace {
     pub loss: f64,
 }
 
-fn bar(title: &str, length: u64) -> ProgressBar {
+fn bar(title: &str, length: u64, terminal: ProgressDrawTarget) -> ProgressBar {
     let style = ProgressStyle::with_template("{prefix} {bar:30.cyan/blue} {percent:>3} % {msg}");
-    let bar = ProgressBar::with_draw_target(Some(length), ProgressDrawTarget::stdout());
+    let bar = ProgressBar::with_draw_target(Some(length), terminal);
     bar.set_prefix(format!("{title:<10}"));
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
     bar

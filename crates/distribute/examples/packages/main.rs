@@ -14,7 +14,6 @@ mod data;
 mod graph;
 mod model;
 
-use candle_nn::VarBuilder;
 use clap::{Parser, ValueEnum};
 use common::compare::{Trained, with_one_replica};
 use common::{Options, progress::Progress};
@@ -69,7 +68,7 @@ fn train(
 ) -> distribute::Result<Trained> {
     let (epochs, examples) = (options.epochs(EPOCHS), packages.training.len());
     let all = packages.clone();
-    let model = strategy.replicate_seeded(options.seed, move |vb: VarBuilder| Model::new(kind, &all, vb))?;
+    let model = strategy.replicate_seeded(options.seed, move |vb| Model::new(kind, &all, vb))?;
     let rule = rules::Adagrad { initial_accumulator_value: 1e-8, ..Default::default() };
     let optimizer = Adagrad::with_rule(rule, &model.variables, LEARNING_RATE)?;
 

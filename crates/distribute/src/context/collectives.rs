@@ -196,11 +196,15 @@ impl ReplicaContext {
     }
 }
 
-/// The reduction over the only replica: the value itself, with the rows of indexed slices merged, as over several.
+/// The reduction over the only replica: what it would be over several that add nothing. A dense float is the value
+/// itself, whose gradients go on through it.
 fn alone<N: Nest>(op: ReduceOp, value: N) -> distribute_tensor::Result<N> {
-    N::from_tree(value.into_tree().try_map(&mut |leaf| match leaf {
-        Leaf::Slices(_) => Leaf::reduce(op, &[leaf]),
-        dense => Ok(dense),
+    N::from_tree(value.into_tree().try_map(&mut |leaf| {
+        let dtype = leaf.dtype()?;
+        match leaf {
+            dense @ (Leaf::Host(_) | Leaf::Candle(_)) if dtype.mean() == Some(dtype) => Ok(dense),
+            leaf => Leaf::reduce(op, &[leaf]),
+        }
     })?)
 }
 

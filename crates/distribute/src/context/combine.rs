@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 impl ReplicaContext {
     /// The one way in which replicas reduce leaves together: shared by their threads, or as the strategy's algorithm
-    /// does it (AR-2).
+    /// does it.
     pub(super) fn combine(
         &self,
         operation: &'static str,

@@ -11,8 +11,8 @@ pub(super) fn describe(structure: &Tree<()>, leaves: &[Leaf], leaf: impl Fn(&Lea
     structure.fill(texts).map(|tree| tree.describe(&String::clone)).unwrap_or_default()
 }
 
-/// What has to be equal for a sum: of indexed slices the shape of the whole, not the number of rows (SPARSE-2). A dense
-/// tensor of that shape may stand on another replica (SPARSE-3).
+/// What has to be equal for a sum: of indexed slices the shape of the whole, not the number of rows. A dense
+/// tensor of that shape may stand on another replica.
 pub(super) fn describe_for_sum(leaf: &Leaf) -> String {
     match leaf {
         Leaf::Slices(slices) => match &slices.dense_shape {

@@ -77,6 +77,7 @@ impl ReplicaContext {
             let _cross_replica = enter(Mode::CrossReplica(self.strategy().clone()));
             merge(self.strategy(), PerReplica::from_values(values))?
                 .split(self.strategy().extended().local_replicas())
+                .map_err(|error| error.of_argument(operation, "the merge function's result"))
         };
         let not_given = || Error::invalid(operation, "the merge function gave no value for this replica");
         let Some(member) = self.member() else { return merge(vec![value])?.pop().ok_or_else(not_given) };

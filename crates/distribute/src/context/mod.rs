@@ -1,7 +1,7 @@
 //! Where code is running: in replica context, in cross-replica context, or in neither.
 //!
-//! Each thread has a stack of modes; queries look at its top (CTX-1, CTX-2). The stack is pushed and popped by guards
-//! of this crate only, so it is always unwound in order.
+//! Each thread has a stack of modes; queries look at its top. The stack is pushed and popped by guards of this crate only,
+//! so it is always unwound in order.
 
 mod collectives;
 mod combine;
@@ -138,18 +138,13 @@ pub(crate) fn enter(mode: Mode) -> Entered {
     Entered { pushed: true, _not_send: std::marker::PhantomData }
 }
 
-/// Enters the cross-replica context of `strategy` for an operation that belongs there, or says why not (ERR-1).
-/// Where it is current already, nothing is pushed (SCOPE-2).
+/// Enters the cross-replica context of `strategy` for an operation that belongs there, or says why not.
+/// Where it is current already, nothing is pushed.
 pub(crate) fn enter_cross_replica(
     strategy: &Strategy,
     operation: &'static str,
     advice: &'static str,
 ) -> Result<Entered> {
-    let mixed = |current: &Strategy| Error::MixedStrategies {
-        operation,
-        current: current.to_string(),
-        other: strategy.to_string(),
-    };
     let current = top(|mode| match mode {
         None => Ok(false),
         Some(mode) if mode.is_cross_replica() && mode.strategy() == strategy => Ok(true),
@@ -161,7 +156,7 @@ pub(crate) fn enter_cross_replica(
             found: ContextKind::Replica,
             advice,
         }),
-        Some(mode) => Err(mixed(mode.strategy())),
+        Some(_) => Err(mixed(operation, None, strategy)),
     })?;
     // Over the global scope it is pushed all the same: that may end inside of this one.
     let pushed = STACK.with_borrow(|stack| !stack.is_empty());
@@ -233,7 +228,7 @@ pub fn get_update_context() -> Option<UpdateContext> {
 /// Makes a strategy current on this thread from here on, as if all that follows were in its scope; none ends that.
 ///
 /// # Errors
-/// [`Error::MixedStrategies`] inside of a scope, a run or an update (SET-1): the strategy set before has been left
+/// [`Error::MixedStrategies`] inside of a scope, a run or an update: the strategy set before has been left
 /// then.
 ///
 /// ```
@@ -248,10 +243,17 @@ pub fn get_update_context() -> Option<UpdateContext> {
 #[doc(alias = "tf.distribute.experimental_set_strategy")]
 pub fn set_strategy(strategy: Option<&Strategy>) -> Result<()> {
     GLOBAL.set(None);
-    let other = strategy.map_or_else(|| "none".to_string(), ToString::to_string);
-    match top(|mode| mode.map(|mode| mode.strategy().to_string())) {
-        Some(current) => Err(Error::MixedStrategies { operation: "set_strategy", current, other }),
-        None => {
+    match top(|mode| mode.is_some()) {
+        true => Err(Error::MixedStrategies {
+            operation: "set_strategy",
+            current: whereabouts(),
+            other: match strategy {
+                Some(strategy) => format!("it was called with {strategy}"),
+                None => "it was called to end a scope".into(),
+            },
+            advice: "call it outside of scopes and runs",
+        }),
+        false => {
             let given = strategy.filter(|strategy| !strategy.is_default());
             GLOBAL.set(given.map(|strategy| Mode::CrossReplica(strategy.clone())));
             Ok(())
@@ -278,16 +280,43 @@ fn get_replica_context_if(is_this: impl Fn(&ReplicaContext) -> bool) -> Current 
     })
 }
 
-/// The default strategy's scope: it pushes nothing, and does not nest in another strategy's (SCOPE-5).
+// SCOPE-5
+/// The default strategy's scope: it pushes nothing, and does not nest in another strategy's.
 pub(crate) fn enter_default(default: &Strategy) -> Result<Entered> {
     match has_strategy() {
         false => Ok(Entered { pushed: false, _not_send: std::marker::PhantomData }),
-        true => Err(Error::MixedStrategies {
-            operation: "scope",
-            current: get_strategy().to_string(),
-            other: default.to_string(),
-        }),
+        true => Err(mixed("scope", None, default)),
     }
+}
+
+/// The error of an operation with `what`, which belongs to the strategy `of`; without it, of an operation of `of` itself.
+pub(crate) fn mixed(operation: &'static str, what: Option<String>, of: &Strategy) -> Error {
+    let other = match what {
+        None => format!("it was called on {of}"),
+        Some(what) if of.is_default() => format!("{what} was made without a strategy"),
+        Some(what) => format!("{what} belongs to {of}"),
+    };
+    let advice = top(|mode| match mode {
+        None => "call it in the run of that strategy",
+        Some(Mode::Replica(_)) => {
+            "use what belongs to the strategy of this run, or call run of the other one"
+        }
+        Some(_) => "leave its scope first, or use what belongs to the current strategy",
+    });
+    Error::MixedStrategies { operation, current: whereabouts(), other, advice }
+}
+
+/// Where this thread is, in words.
+fn whereabouts() -> String {
+    let nested = STACK.with_borrow(|stack| stack.len() > 1);
+    top(|mode| match mode {
+        None => "no scope or run was entered".into(),
+        Some(Mode::Replica(context)) if context.is_default() => "no scope or run was entered".into(),
+        Some(Mode::Replica(context)) => format!("this is a run of {}", context.strategy()),
+        Some(Mode::Update(context)) => format!("this is an update of {}", context.strategy()),
+        Some(mode) if nested => format!("this is inside of a scope or merge function of {}", mode.strategy()),
+        Some(mode) => format!("this is inside of a scope of {}", mode.strategy()),
+    })
 }
 
 #[cfg(test)]

@@ -69,8 +69,8 @@ impl ReplicaContext {
         )
     }
 
-    /// A view of this context whose calls communicate as `options` say; what they leave at its default stays as it was
-    /// (CO-2). With a timeout, replicas wait so long for the others in each call, also in the gradients of a collective,
+    /// A view of this context whose calls communicate as `options` say; what they leave at its default stays as it was.
+    /// With a timeout, replicas wait so long for the others in each call, also in the gradients of a collective,
     /// in `merge_call` and in an optimizer's step.
     ///
     /// All replicas have to give the same `bytes_per_pack` to the same call; timeouts may differ, and the first that
@@ -204,7 +204,7 @@ impl ReplicaContext {
         devices.get(self.0.local).map_or_else(|| "the current device".into(), ToString::to_string)
     }
 
-    /// Fails unless this is the context of the closure that is running on this thread (ERR-2).
+    /// Fails unless this is the context of the closure that is running on this thread.
     pub(crate) fn require_current(&self, operation: &'static str) -> Result<()> {
         let current = super::get_replica_context_if(|context| Arc::ptr_eq(&context.0, &self.0));
         match current {
@@ -225,11 +225,14 @@ impl ReplicaContext {
                     step: self.0.step,
                 })
             }
-            super::Current::Other(other) => Err(Error::MixedStrategies {
-                operation,
-                current: other.strategy().to_string(),
-                other: self.strategy().to_string(),
-            }),
+            super::Current::Other(_) => {
+                let what = format!(
+                    "the replica context that is used (replica {}, step {})",
+                    self.replica_id_in_sync_group(),
+                    self.0.step
+                );
+                Err(super::mixed(operation, Some(what), self.strategy()))
+            }
         }
     }
 }

@@ -4,7 +4,7 @@ use super::Rows;
 use crate::lock::lock;
 use crate::number::{Elements, Number, with_elements};
 use candle_core::{DType, Result, Tensor, TensorId, Var};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 
 /// The buckets of one optimizer, which serve again in each step.
@@ -12,6 +12,8 @@ use std::sync::{Arc, Mutex};
 pub(crate) struct Pool {
     /// Which variable a tensor is.
     numbers: HashMap<TensorId, usize>,
+    /// Variables whose gradients nobody asks for.
+    frozen: HashSet<TensorId>,
     /// Of which dtype each variable is, and how many elements it has.
     sizes: Vec<(DType, usize)>,
     /// For each replica those that it doesn't use: the memory is near to its core.
@@ -19,13 +21,14 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    pub(crate) fn new<'v>(variables: impl Iterator<Item = &'v Var>) -> Arc<Self> {
+    pub(crate) fn new<'v>(variables: impl Iterator<Item = &'v Var>, frozen: &[Var]) -> Arc<Self> {
         let (mut numbers, mut sizes) = (HashMap::new(), Vec::new());
         for (number, variable) in variables.enumerate() {
             numbers.insert(variable.as_tensor().id(), number);
             sizes.push((variable.dtype(), variable.elem_count()));
         }
-        Arc::new(Self { numbers, sizes, idle: Mutex::default() })
+        let frozen = frozen.iter().map(|variable| variable.as_tensor().id()).collect();
+        Arc::new(Self { numbers, frozen, sizes, idle: Mutex::default() })
     }
 
     /// How many each replica has made and doesn't use.
@@ -79,6 +82,11 @@ impl Bucket {
     /// Which of the optimizer's variables this is, if it is one.
     pub(super) fn number(&self, variable: &Tensor) -> Option<usize> {
         self.pool.numbers.get(&variable.id()).copied()
+    }
+
+    /// Whether nobody asks for this one's gradient.
+    pub(super) fn is_frozen(&self, variable: &Tensor) -> bool {
+        self.pool.frozen.contains(&variable.id())
     }
 
     /// Whether there is something of a variable.
@@ -195,7 +203,7 @@ mod tests {
     #[test]
     fn of_rows_and_dense_gradients_of_one_table_the_sum_is_there_in_any_order() {
         let table = variable((3, 2), DType::F64);
-        let pool = Pool::new([&table].into_iter());
+        let pool = Pool::new([&table].into_iter(), &[]);
         let one = |bucket: &mut Bucket| bucket.add_rows(0, rows(&[0, 2], &[1., 2., 3., 4.]));
         let other = |bucket: &mut Bucket| bucket.add_rows(0, rows(&[1, 2], &[10., 20., 30., 40.]));
         let all = |bucket: &mut Bucket| bucket.add(0, &dense(&[100.; 6])).unwrap();
@@ -223,7 +231,7 @@ mod tests {
     fn variables_of_two_dtypes_have_places_of_their_own() {
         let all = [(1, DType::F64), (3, DType::F32), (2, DType::F64), (5, DType::F32)];
         let all = all.map(|(n, dtype)| variable((n, 2), dtype));
-        let mut bucket = Pool::new(all.iter()).take(0);
+        let mut bucket = Pool::new(all.iter(), &[]).take(0);
         for (number, variable) in all.iter().enumerate() {
             bucket.add(number, &(variable.ones_like().unwrap() * number as f64).unwrap()).unwrap();
         }
@@ -238,7 +246,7 @@ mod tests {
     #[test]
     fn buckets_serve_again_one_for_each_replica() {
         let weight = variable((3, 2), DType::F64);
-        let pool = Pool::new([&weight].into_iter());
+        let pool = Pool::new([&weight].into_iter(), &[]);
         let mut places = Vec::new();
         for _ in 0..3 {
             // Both at once, as in a step.

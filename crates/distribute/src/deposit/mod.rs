@@ -2,7 +2,8 @@
 //!
 //! candle makes zeros for every gradient and adds to them. Inside of [`minimize`](crate::Optimizer::minimize) a layer's
 //! backward writes into the replica's [`Bucket`] instead, where the optimizer reduces it; everywhere else, and for weights
-//! that are no variables of the optimizer (tied, scaled, frozen ones), it gives the gradient to candle, as any operation.
+//! that are no variables of the optimizer (tied, scaled ones), it gives the gradient to candle, as any operation. Of
+//! variables that the optimizer has frozen it is not computed.
 //!
 //! A layer calls [`gradient`] or [`row_gradient`] and passes on what it gets: it need not know which of the two it is.
 
@@ -54,6 +55,9 @@ pub(crate) fn gradient<T: Number>(
             write(place, add);
             return Ok(None);
         }
+        if open.as_ref().is_some_and(|bucket| bucket.is_frozen(variable)) {
+            return Ok(None);
+        }
         let mut gradient = vec![T::of(0.); variable.elem_count()];
         write(&mut gradient, false);
         Tensor::from_vec(gradient, variable.shape(), variable.device()).map(Some)
@@ -78,6 +82,9 @@ pub(crate) fn row_gradient<T: Number>(
             && let Some(number) = bucket.number(table)
         {
             bucket.add_rows(number, rows);
+            return Ok(None);
+        }
+        if open.as_ref().is_some_and(|bucket| bucket.is_frozen(table)) {
             return Ok(None);
         }
         Tensor::from_vec(rows.spread::<T>(table.elem_count()), table.shape(), table.device()).map(Some)

@@ -4,14 +4,15 @@ use super::passes::Passes;
 use super::{DistributedIterator, InputOptions, layout, spec};
 use crate::values::PerReplica;
 use crate::{Result, Strategy};
-use distribute_data::{Cardinality, Dataset, Distribution, ElementSpec, Position};
+use distribute_collective::heard;
+use distribute_data::{Cardinality, Dataset, Distribution, ElementSpec, Position, UnevenEnds};
 use distribute_tensor::Nest;
 use std::fmt;
 
 /// A dataset of which each replica gets its piece, step by step.
 ///
 /// Iterate over a reference: each pass starts the dataset again, as the next epoch. Nothing can be added to the pipeline
-/// any more (DIST-1). Clones are handles on the same, and count passes together.
+/// any more. Clones are handles on the same, and count passes together.
 ///
 /// It remembers where its latest pass stands: as a part of a [`Checkpoint`](crate::Checkpoint) it goes on there, in the
 /// middle of an epoch, shuffles included, on the same number of replicas or another. No element of the epoch is lost or
@@ -104,7 +105,7 @@ impl Strategy {
     /// # Errors
     /// As there; [`Error::NotSupported`](crate::Error::NotSupported) and
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for options that the strategy cannot do or that don't
-    /// go together (IN-5, IN-6).
+    /// go together.
     pub fn distribute_dataset_with<T: Nest>(
         &self,
         dataset: Dataset<T>,
@@ -112,8 +113,8 @@ impl Strategy {
     ) -> Result<DistributedDataset<T>> {
         const OPERATION: &str = "distribute_dataset";
         options.check(OPERATION, self, false)?;
-        let layout = layout(self, OPERATION)?;
-        let plan = Distribution::new(&dataset, layout, options.plan())?;
+        let layout = layout(self);
+        let plan = heard(|| Distribution::new(&dataset, layout, options.plan()))?;
         let spec = dataset.element_spec().map(|batch| spec::of_pieces(&batch, layout));
         Ok(DistributedDataset::new(self, plan, options, dataset.cardinality(), spec))
     }
@@ -137,12 +138,13 @@ impl<T: Nest> DistributedDataset<T> {
         plan: Distribution<T>,
         options: InputOptions,
         made: &[Dataset<T>],
+        ends: UnevenEnds,
     ) -> Self {
         let replicas = plan.layout().replicas;
         let specs = made.iter().map(Dataset::element_spec).collect::<Option<Vec<_>>>();
         let spec = specs.map(|specs| specs.into_iter().cycle().take(replicas).collect());
         let cardinality = match made {
-            [one] => spec::steps_of(one.cardinality(), replicas, plan.layout().workers, options.uneven_ends),
+            [one] => spec::steps_of(one.cardinality(), replicas, plan.layout().workers, ends),
             _ => Cardinality::Unknown,
         };
         Self::new(strategy, plan, options, cardinality, spec.map(PerReplica::from_values))
@@ -150,10 +152,10 @@ impl<T: Nest> DistributedDataset<T> {
 
     /// A pass over the dataset: for each step a piece for each local replica.
     pub fn iter(&self) -> DistributedIterator<T> {
-        DistributedIterator::new(&self.strategy, &self.plan, &self.passes, self.options.fetches())
+        DistributedIterator::new(&self.strategy, &self.plan, &self.passes, &self.options)
     }
 
-    /// Folds `step` over the steps of one pass (ITER-9).
+    /// Folds `step` over the steps of one pass.
     ///
     /// # Errors
     /// Those of the dataset and of `step`.
@@ -201,14 +203,14 @@ impl<T: Nest> DistributedDataset<T> {
 }
 
 impl<T> DistributedDataset<T> {
-    /// How many global batches a pass gives, as far as that is known (ITER-8).
+    /// How many global batches a pass gives, as far as that is known.
     #[doc(alias = "tf.distribute.DistributedDataset.cardinality")]
     pub fn cardinality(&self) -> Cardinality {
         self.cardinality
     }
 
     /// Dtypes and shapes of each local replica's pieces, as far as the pipeline tells: the number of rows where all
-    /// replicas get as many of every batch (DIST-11).
+    /// replicas get as many of every batch.
     #[doc(alias = "tf.distribute.DistributedDataset.element_spec")]
     pub fn element_spec(&self) -> Option<&PerReplica<ElementSpec>> {
         self.spec.as_ref()

@@ -7,7 +7,7 @@ use distribute_tensor::Nest;
 
 impl Strategy {
     /// What `dataset_fn` makes for each worker: batched for one replica, and parted by its context. Each replica takes
-    /// one element a step, in order; nothing is cut (FN-1).
+    /// one element a step, in order; nothing is cut.
     ///
     /// # Errors
     /// That of `dataset_fn`, as [`Error::Data`](crate::Error::Data); and, while iterating, those of the pipeline.
@@ -36,12 +36,12 @@ impl Strategy {
 
     /// As [`distribute_datasets_from_function`](Strategy::distribute_datasets_from_function), with options. In mode
     /// [`PerReplica`](InputReplicationMode::PerReplica) `dataset_fn` is called once for each replica, which iterates
-    /// over its own dataset (IN-2).
+    /// over its own dataset.
     ///
     /// # Errors
     /// As there; [`Error::NotSupported`](crate::Error::NotSupported) and
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for options that the strategy cannot do or that don't
-    /// go together (IN-5, IN-6).
+    /// go together.
     pub fn distribute_datasets_from_function_with<T: Nest>(
         &self,
         options: InputOptions,
@@ -51,9 +51,10 @@ impl Strategy {
         options.check(OPERATION, self, true)?;
         let per_replica = options.replication_mode == InputReplicationMode::PerReplica;
         let make = move |context| dataset_fn(context).map_err(Into::into);
-        let plan = Distribution::from_function(layout(self, OPERATION)?, per_replica, options.plan(), make)?;
-        let made = plan.made_for(self.extended().input_worker())?;
+        let plan = Distribution::from_function(layout(self), per_replica, options.plan(), make)?;
+        let worker = self.extended().input_worker();
+        let (made, ends) = (plan.made_for(worker)?, plan.ends(worker)?);
         made.iter().try_for_each(Dataset::check)?;
-        Ok(DistributedDataset::of_function(self, plan, options, &made))
+        Ok(DistributedDataset::of_function(self, plan, options, &made, ends))
     }
 }

@@ -1,13 +1,14 @@
 //! [`DistributedIterator`]: one pass, step by step.
 
+use super::InputOptions;
+use super::bring::Bring;
 use super::passes::Passes;
 use crate::context::require_outside_of_run;
 use crate::values::PerReplica;
 use crate::{Error, Result, Strategy};
-use candle_core::Device;
 use distribute_data::distribution::WorkerPass;
 use distribute_data::{Distribution, Position};
-use distribute_tensor::{Leaf, Nest, Tree};
+use distribute_tensor::Nest;
 
 /// A pass over a [`DistributedDataset`](super::DistributedDataset): for each step a piece for each local replica.
 ///
@@ -24,8 +25,7 @@ pub struct DistributedIterator<T> {
     next: Position,
     /// Whether workers have to ask each other before each step.
     votes: bool,
-    /// The devices that tensors are brought to; `None` where all that there is is there.
-    devices: Option<Vec<Device>>,
+    bring: Bring,
 }
 
 enum Pass<T> {
@@ -40,25 +40,25 @@ impl<T: Nest> DistributedIterator<T> {
         strategy: &Strategy,
         plan: &Distribution<T>,
         passes: &Passes,
-        fetch: bool,
+        options: &InputOptions,
     ) -> DistributedIterator<T> {
         let (number, position) = passes.begin(|epoch| plan.beginning(epoch));
         let next = plan.beginning(position.epoch.saturating_add(1));
         let worker = strategy.extended().input_worker();
         let started = plan.resume(worker, &position).map_err(Error::from);
-        let devices = started.and_then(|pass| Ok((pass, devices(strategy, fetch)?)));
-        let (pass, devices) = match devices {
-            Ok((pass, devices)) => (Pass::Running(Box::new(pass)), devices),
-            Err(error) => (Pass::Broken(error), None),
+        let started = started.and_then(|pass| Ok((pass, Bring::new(strategy, options)?)));
+        let (pass, bring) = match started {
+            Ok((pass, bring)) => (Pass::Running(Box::new(pass)), bring),
+            Err(error) => (Pass::Broken(error), Bring::Nowhere),
         };
         let (strategy, passes, votes) = (strategy.clone(), passes.clone(), plan.is_uneven());
-        Self { pass, strategy, passes, number, position, next, votes, devices }
+        Self { pass, strategy, passes, number, position, next, votes, bring }
     }
 
     /// The pieces of the next step.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] at the end (ITER-2), [`Error::WrongContext`] inside of `run` (ITER-6), and those of the
+    /// [`Error::OutOfRange`] at the end, [`Error::WrongContext`] inside of `run`, and those of the
     /// dataset.
     #[doc(alias = "tf.distribute.DistributedIterator.get_next")]
     pub fn get_next(&mut self) -> Result<PerReplica<T>> {
@@ -66,10 +66,10 @@ impl<T: Nest> DistributedIterator<T> {
         self.take(OPERATION)?.ok_or(Error::OutOfRange { operation: OPERATION })
     }
 
-    /// The pieces of the next step; `None` at the end, however often it is asked (ITER-5).
+    /// The pieces of the next step; `None` at the end, however often it is asked.
     ///
     /// # Errors
-    /// [`Error::WrongContext`] inside of `run` (ITER-6), and those of the dataset.
+    /// [`Error::WrongContext`] inside of `run`, and those of the dataset.
     #[doc(alias = "tf.distribute.DistributedIterator.get_next_as_optional")]
     pub fn get_next_as_optional(&mut self) -> Result<Option<PerReplica<T>>> {
         self.take("DistributedIterator::get_next_as_optional")
@@ -89,7 +89,7 @@ impl<T: Nest> DistributedIterator<T> {
             Pass::Broken(error) => return Err(error),
             Pass::Ended => return Ok(None),
         };
-        let Some(pieces) = self.step(&mut pass)? else {
+        let Some(pieces) = self.step(operation, &mut pass)? else {
             self.passes.ended(self.number, self.next.clone());
             return Ok(None);
         };
@@ -99,14 +99,12 @@ impl<T: Nest> DistributedIterator<T> {
         Ok(Some(pieces))
     }
 
-    fn step(&self, pass: &mut WorkerPass<T>) -> Result<Option<PerReplica<T>>> {
+    fn step(&self, operation: &'static str, pass: &mut WorkerPass<T>) -> Result<Option<PerReplica<T>>> {
         let mine = pass.prepare()?;
         let all = if self.votes { self.strategy.extended().vote(mine)? } else { mine };
-        let Some(mut trees) = pass.finish_trees(all)? else { return Ok(None) };
-        if let Some(devices) = &self.devices {
-            let fetched = trees.into_iter().zip(devices).map(|(piece, device)| fetched(piece, device));
-            trees = fetched.collect::<Result<_>>()?;
-        }
+        let Some(trees) = pass.finish_trees(all)? else { return Ok(None) };
+        let brought = |(replica, piece)| self.bring.piece(operation, replica, piece);
+        let trees = trees.into_iter().enumerate().map(brought).collect::<Result<Vec<_>>>()?;
         // Elements that are scalars are no rows of a batch.
         let rows = trees.iter().map(|piece| piece.rows().ok()).collect::<Option<Vec<_>>>();
         let typed = |(index, piece)| {
@@ -127,21 +125,4 @@ impl<T: Nest> Iterator for DistributedIterator<T> {
     fn next(&mut self) -> Option<Result<PerReplica<T>>> {
         self.take("DistributedIterator::next").transpose()
     }
-}
-
-/// The replicas' devices, where tensors may be elsewhere (IN-4).
-fn devices(strategy: &Strategy, fetch: bool) -> Result<Option<Vec<Device>>> {
-    let elsewhere = candle_core::utils::cuda_is_available() || candle_core::utils::metal_is_available();
-    match fetch && elsewhere {
-        true => Ok(Some(strategy.devices().iter().map(|name| name.to_candle()).collect::<Result<_, _>>()?)),
-        false => Ok(None),
-    }
-}
-
-/// A piece with its candle tensors on a device.
-fn fetched(piece: Tree<Leaf>, device: &Device) -> Result<Tree<Leaf>> {
-    piece.try_map(&mut |leaf| match leaf {
-        Leaf::Candle(tensor) => Ok(Leaf::Candle(tensor.to_device(device)?)),
-        other => Ok(other),
-    })
 }

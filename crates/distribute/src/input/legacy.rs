@@ -18,7 +18,7 @@ pub struct InputIterator<T> {
     pass: DistributedIterator<T>,
 }
 
-/// What the function given to [`Strategy::make_input_fn_iterator`] makes (LEG-3).
+/// What the function given to [`Strategy::make_input_fn_iterator`] makes.
 pub enum InputSource<T> {
     /// Of which each replica takes one element a step.
     Dataset(Dataset<T>),
@@ -50,7 +50,8 @@ impl<T: Nest + 'static> InputSource<T> {
 }
 
 impl Strategy {
-    /// [`distribute_dataset`](Strategy::distribute_dataset), as an iterator (LEG-1).
+    /// [`distribute_dataset`](Strategy::distribute_dataset), as an iterator. The dataset is batched by the *global* batch
+    /// size, as for TensorFlow's `MirroredStrategy`.
     ///
     /// # Errors
     /// As there.
@@ -70,7 +71,7 @@ impl Strategy {
         Ok(InputIterator::new(self.distribute_dataset(dataset)?))
     }
 
-    /// [`distribute_datasets_from_function`](Strategy::distribute_datasets_from_function), as an iterator (LEG-3), of
+    /// [`distribute_datasets_from_function`](Strategy::distribute_datasets_from_function), as an iterator, of
     /// a function that makes a dataset, or a callable that makes one element at a time.
     ///
     /// # Errors
@@ -110,12 +111,12 @@ impl Strategy {
         Ok(InputIterator::new(self.distribute_datasets_from_function_with(options, make)?))
     }
 
-    /// The rows of a nest of arrays (LEG-5): [`Dataset::from_slices`], by TensorFlow's name. The arrays are shared, not
+    /// The rows of a nest of arrays: [`Dataset::from_slices`], by TensorFlow's name. The arrays are shared, not
     /// copied. A `Vec` of arrays is a structure, as everywhere: each element is a `Vec` of rows.
     ///
     /// # Errors
     /// [`Error::Data`] for a scalar, and for arrays with different numbers of rows; [`Error::WrongContext`] inside of
-    /// `run` (LEG-6).
+    /// `run`.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -166,7 +167,7 @@ impl<T: Nest> InputIterator<T> {
         Self { dataset, pass }
     }
 
-    /// Starts again, with the next epoch (LEG-4).
+    /// Starts again, with the next epoch.
     #[doc(alias = "initializer")]
     pub fn initialize(&mut self) {
         self.pass = self.dataset.iter();

@@ -18,18 +18,19 @@ use distribute_data::{AutoShardPolicy, DistributeOptions, SplitRule, UnevenEnds}
 #[doc(alias = "tf.distribute.InputOptions")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InputOptions {
-    /// Whether candle tensors are brought to the device of their replica (IN-4). `None`: they are. Host tensors stay in
+    /// Whether candle tensors are brought to the device of their replica. `None`: they are. Host tensors stay in
     /// host memory.
     #[doc(alias = "experimental_fetch_to_device")]
     pub fetch_to_device: Option<bool>,
     /// Whether a function makes a dataset for each worker or for each replica.
     #[doc(alias = "experimental_replication_mode")]
     pub replication_mode: InputReplicationMode,
-    /// The function makes its dataset's tensors on the device of the replica itself. Needs
-    /// [`PerReplica`](InputReplicationMode::PerReplica) and `fetch_to_device: Some(false)` (IN-6).
+    /// The function makes its dataset's tensors on the device of the replica itself, whose number is
+    /// `input_pipeline_id`: nothing is copied, and a tensor that is elsewhere is an error. Needs
+    /// [`PerReplica`](InputReplicationMode::PerReplica) and `fetch_to_device: Some(false)`.
     #[doc(alias = "experimental_place_dataset_on_device")]
     pub place_dataset_on_device: bool,
-    /// How many steps are made ahead of time, on a thread, where reading is worth one (IN-7). 0: none.
+    /// How many steps are made ahead of time, on a thread, where reading is worth one. 0: none.
     #[doc(alias = "experimental_per_replica_buffer_size")]
     pub per_replica_buffer_size: usize,
     /// How elements are parted over workers.
@@ -56,7 +57,7 @@ impl Default for InputOptions {
     }
 }
 
-/// For whom a function makes datasets (IN-5).
+/// For whom a function makes datasets.
 #[doc(alias = "tf.distribute.InputReplicationMode")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum InputReplicationMode {

@@ -4,7 +4,7 @@ use crate::values::PerReplica;
 use distribute_data::{Cardinality, ElementSpec, Layout, UnevenEnds};
 
 /// The specs of the pieces of batches. The number of rows is known where all replicas get as many of every batch
-/// (DIST-11): one worker, and batches of one known size that the replicas divide.
+///: one worker, and batches of one known size that the replicas divide.
 pub(super) fn of_pieces(batch: &ElementSpec, layout: Layout) -> PerReplica<ElementSpec> {
     let rows = |rows: Option<usize>| {
         let rows = rows.filter(|rows| layout.workers == 1 && rows.is_multiple_of(layout.total().max(1)))?;

@@ -3,7 +3,7 @@
 use super::ids;
 use super::table::{self, Combine};
 use crate::number::Number;
-use candle_core::{Module, Result, Tensor};
+use candle_core::{D, Module, Result, Tensor};
 use candle_nn::VarBuilder;
 use distribute_tensor::kernel::RowMerge;
 
@@ -21,11 +21,10 @@ use distribute_tensor::kernel::RowMerge;
 /// ```
 /// # use distribute::prelude::*;
 /// use candle_core::{Device, Module, Tensor};
-/// use candle_nn::VarBuilder;
 /// use distribute::nn::embedding;
 ///
 /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
-/// let model = strategy.replicate(|vb: VarBuilder| embedding(100_000, 32, vb))?;
+/// let model = strategy.replicate(|vb| embedding(100_000, 32, vb))?;
 /// let optimizer = Sgd::new(&model.variables, 0.1)?;
 /// let ids = Tensor::new(&[[7u32, 99_999], [7, 0]], &Device::Cpu)?;
 /// strategy.run(&model, |ctx, model| {
@@ -71,17 +70,41 @@ impl Embedding {
     pub fn hidden_size(&self) -> usize {
         self.hidden_size
     }
+
+    /// The rows of each example side by side: for ids `[…, n]` a tensor `[…, n · hidden]`. The numbers are those of
+    /// `forward(ids)?.flatten_from(D::Minus2)`; candle's backward of that clears and adds up the gradient once more.
+    ///
+    /// # Errors
+    /// As `forward`, and for a single id that is not in a vector.
+    pub fn side_by_side(&self, ids: &Tensor) -> Result<Tensor> {
+        let n = ids.dim(D::Minus1)?;
+        let shape = [&ids.dims()[..ids.rank() - 1], &[n * self.hidden_size]].concat();
+        match self.rows(ids)? {
+            Some(rows) => table::look_up(&self.embeddings, rows, shape, Each),
+            None => self.stock().forward(ids)?.reshape(shape),
+        }
+    }
+
+    /// The rows that ids name, where the fast operation can read the table.
+    fn rows(&self, ids: &Tensor) -> Result<Option<Vec<usize>>> {
+        let Some(height) = table::height(&self.embeddings, self.hidden_size) else { return Ok(None) };
+        let mut rows = Vec::with_capacity(ids.elem_count());
+        ids::each("embedding", ids, height, None, |row| rows.extend(row))?;
+        Ok(Some(rows))
+    }
+
+    fn stock(&self) -> candle_nn::Embedding {
+        candle_nn::Embedding::new(self.embeddings.clone(), self.hidden_size)
+    }
 }
 
 impl Module for Embedding {
     fn forward(&self, ids: &Tensor) -> Result<Tensor> {
-        let Some(height) = table::height(&self.embeddings, self.hidden_size) else {
-            return candle_nn::Embedding::new(self.embeddings.clone(), self.hidden_size).forward(ids);
-        };
-        let mut rows = Vec::with_capacity(ids.elem_count());
-        ids::each("embedding", ids, height, None, |row| rows.extend(row))?;
         let shape = [ids.dims(), &[self.hidden_size]].concat();
-        table::look_up(&self.embeddings, rows, shape, Each)
+        match self.rows(ids)? {
+            Some(rows) => table::look_up(&self.embeddings, rows, shape, Each),
+            None => self.stock().forward(ids),
+        }
     }
 }
 

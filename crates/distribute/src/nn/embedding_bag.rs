@@ -34,11 +34,10 @@ pub enum BagMode {
 /// ```
 /// # use distribute::prelude::*;
 /// use candle_core::{Device, Module, Tensor};
-/// use candle_nn::VarBuilder;
 /// use distribute::nn::{BagMode, embedding_bag};
 ///
 /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
-/// let model = strategy.replicate(|vb: VarBuilder| {
+/// let model = strategy.replicate(|vb| {
 ///     embedding_bag(40_000, 64, BagMode::Mean, vb).map(|bag| bag.with_padding(40_000))
 /// })?;
 /// let optimizer = Adam::new(&model.variables, 1e-2)?;

@@ -1,7 +1,8 @@
 //! Matrix products written where they are wanted: into a gradient's place, or on top of what is there.
 
+use super::turn_over::turn_over;
 use crate::number::Number;
-use crate::strategy::product_threads;
+use distribute_collective::threads::own_threads;
 use gemm::Parallelism;
 use std::any::TypeId;
 use std::mem::MaybeUninit;
@@ -38,7 +39,11 @@ impl<'a, T: Copy> Matrix<'a, T> {
     /// # Panics
     /// When there are not so many elements.
     pub(super) fn new(elements: &'a [T], rows: usize, columns: usize) -> Self {
-        assert_eq!(elements.len(), rows * columns, "a matrix of {rows} rows and {columns} columns");
+        assert_eq!(
+            Some(elements.len()),
+            rows.checked_mul(columns),
+            "a matrix of {rows} rows and {columns} columns"
+        );
         Self { elements, rows, columns, order: Order::RowByRow }
     }
 
@@ -58,8 +63,8 @@ impl<'a, T: Copy> Matrix<'a, T> {
 
 /// `out = a b`, or `out += a b` if `add`; `out` lies row by row.
 ///
-/// The replica's own threads take part, if it has some; else as many as in candle's own products: `RAYON_NUM_THREADS`, which
-/// [`init`](crate::init) sets to one, since replicas are what uses the cores. On a worker of a rayon pool, one.
+/// The threads that the replica has to itself take part. Outside of replicas, and where there is a single one, as many as in
+/// candle's own products: `RAYON_NUM_THREADS`, which [`init`](crate::init) sets to one. On a worker of another pool, one.
 ///
 /// # Panics
 /// When the shapes don't fit.
@@ -79,7 +84,8 @@ pub(super) fn new_product<T: Number>(a: Matrix<'_, T>, b: Matrix<'_, T>) -> Vec<
 }
 
 fn made<T: Number>(order: Order, a: Matrix<'_, T>, b: Matrix<'_, T>) -> Vec<T> {
-    let len = a.rows * b.columns;
+    // What no memory holds is refused as a capacity.
+    let len = a.rows.checked_mul(b.columns).unwrap_or(usize::MAX);
     let mut out = Vec::with_capacity(len);
     multiply(&mut out.spare_capacity_mut()[..len], order, false, a, b);
     // SAFETY: `multiply` has written all `len` elements.
@@ -109,36 +115,32 @@ pub(super) fn product_then<T: Number>(
 ) -> Vec<T> {
     let (rows, columns) = (a.rows, b.columns);
     assert_eq!(bias.len(), columns, "a bias for each column");
-    if b.order == Order::RowByRow || columns < TILE || a.columns < 4 * rows {
+    if !by_columns(a, b) {
         let mut out = new_product(a, b);
         for row in out.chunks_exact_mut(columns.max(1)) {
             row.iter_mut().zip(bias).for_each(|(x, bias)| *x = finish(x.plus(*bias)));
         }
         return out;
     }
-    let by_column = made(Order::ColumnByColumn, a, b);
-    let mut out = vec![T::of(0.); rows * columns];
-    turn_over(&by_column, rows, bias, &mut out, finish);
-    out
+    turned_over(&made(Order::ColumnByColumn, a, b), rows, bias, finish)
 }
 
-/// The side of a square that is turned over at a time: a cache line of f32.
-const TILE: usize = 16;
+/// Products of fewer columns are made row by row.
+const FEW: usize = 16;
 
-/// Writes a matrix of so many rows that lies column by column row by row.
-fn turn_over<T: Number>(by_column: &[T], rows: usize, bias: &[T], out: &mut [T], finish: impl Fn(T) -> T) {
-    let columns = bias.len();
-    for top in (0..rows).step_by(TILE) {
-        let height = TILE.min(rows - top);
-        for left in (0..columns).step_by(TILE) {
-            for column in left..columns.min(left + TILE) {
-                let source = &by_column[column * rows + top..][..height];
-                for (row, x) in source.iter().enumerate() {
-                    out[(top + row) * columns + column] = finish(x.plus(bias[column]));
-                }
-            }
-        }
-    }
+/// Whether [`product_then`] makes the product column by column.
+pub(super) fn by_columns<T: Copy>(a: Matrix<'_, T>, b: Matrix<'_, T>) -> bool {
+    b.order == Order::ColumnByColumn && b.columns >= FEW && a.columns >= 4 * a.rows
+}
+
+/// A matrix of so many rows that lies column by column, finished and row by row.
+fn turned_over<T: Number>(by_column: &[T], rows: usize, bias: &[T], finish: impl Fn(T) -> T) -> Vec<T> {
+    let len = rows * bias.len();
+    let mut out = Vec::with_capacity(len);
+    turn_over(by_column, rows, bias, &mut out.spare_capacity_mut()[..len], finish);
+    // SAFETY: `turn_over` has written all `len` elements.
+    unsafe { out.set_len(len) };
+    out
 }
 
 /// Writes all elements of `out`; if `add`, they have to be initialised.
@@ -150,23 +152,24 @@ fn multiply<T: Number>(
     b: Matrix<'_, T>,
 ) {
     assert_eq!(a.columns, b.rows, "columns of the first factor and rows of the second");
-    assert_eq!(out.len(), a.rows * b.columns, "elements of the product");
+    // Of factors without columns both may be of any size: the number must not wrap.
+    assert_eq!(Some(out.len()), a.rows.checked_mul(b.columns), "elements of the product");
     // Only these have kernels.
     assert!([TypeId::of::<f32>(), TypeId::of::<f64>()].contains(&TypeId::of::<T>()), "f32 or f64");
-    let threads = product_threads().filter(|_| a.rows * a.columns * b.columns >= WORTH_THREADS);
-    match (threads, candle_core::utils::get_num_threads()) {
+    let work = a.rows.saturating_mul(a.columns).saturating_mul(b.columns);
+    multiply_by(parallelism(work), out, order, add, a, b);
+}
+
+fn parallelism(multiplications: usize) -> Parallelism {
+    let threads = match own_threads() {
+        Some(threads) if multiplications >= WORTH_THREADS => threads,
+        Some(_) => 1,
         // A worker of some pool would do other work of that pool while it waits for the product: another run, or another
         // backward, in the middle of this one.
-        _ if rayon::current_thread_index().is_some() => {
-            multiply_by(Parallelism::None, out, order, add, a, b);
-        }
-        (Some(threads), _) => {
-            let parallelism = Parallelism::Rayon(threads.current_num_threads());
-            threads.install(|| multiply_by(parallelism, out, order, add, a, b));
-        }
-        (None, 0 | 1) => multiply_by(Parallelism::None, out, order, add, a, b),
-        (None, threads) => multiply_by(Parallelism::Rayon(threads), out, order, add, a, b),
-    }
+        None if rayon::current_thread_index().is_some() => 1,
+        None => candle_core::utils::get_num_threads(),
+    };
+    if threads > 1 { Parallelism::Rayon(threads) } else { Parallelism::None }
 }
 
 /// Products below which a replica's own threads would cost more than they save.
@@ -184,7 +187,7 @@ fn multiply_by<T: Number>(
     let ((a_columns, a_rows), (b_columns, b_rows)) = (strides(&a), strides(&b));
     let (out_columns, out_rows) = order.strides(a.rows, b.columns);
     // SAFETY: each pointer is to the start of a slice that holds all elements of its matrix, in the steps that its strides
-    // say: `Matrix::new` and `multiply` have compared their numbers. `out` is borrowed alone, so it is neither `a` nor `b`.
+    // say: `Matrix::new` and `multiply` have compared their numbers, as products that cannot wrap. `out` is borrowed alone, so it is neither `a` nor `b`.
     // The elements of the factors are initialised, and those of `out` where they are read, which is if `add`. They are of one
     // of the types that there are kernels for. Not adding, gemm sets every element, also of a sum of nothing (its `alpha` is
     // zero then).
@@ -282,6 +285,27 @@ mod tests {
                 assert_eq!(bits(&plain), bits(&threaded), "{m} {k} {n}");
             }
         }
+    }
+
+    /// Its square is 0 in arithmetic that wraps.
+    const HUGE: usize = 1 << (usize::BITS / 2);
+
+    #[test]
+    #[should_panic(expected = "elements of the product")]
+    fn a_product_whose_size_wraps_is_not_written() {
+        product::<f32>(&mut [], false, Matrix::new(&[], HUGE, 0), Matrix::new(&[], 0, HUGE));
+    }
+
+    #[test]
+    #[should_panic(expected = "capacity")]
+    fn nor_is_a_new_one() {
+        new_product::<f32>(Matrix::new(&[], HUGE, 0), Matrix::new(&[], 0, HUGE));
+    }
+
+    #[test]
+    #[should_panic(expected = "a matrix of")]
+    fn a_matrix_whose_size_wraps_is_none() {
+        Matrix::<f32>::new(&[], HUGE, HUGE);
     }
 
     #[test]

@@ -16,11 +16,10 @@ use candle_nn::{LayerNormConfig, VarBuilder};
 /// ```
 /// # use distribute::prelude::*;
 /// use candle_core::{DType, Device, Module, Tensor};
-/// use candle_nn::VarBuilder;
 /// use distribute::nn::layer_norm;
 ///
 /// let strategy = MirroredStrategy::new(["cpu:0"])?;
-/// let model = strategy.replicate(|vb: VarBuilder| layer_norm(2, 0., vb.pp("norm")))?;
+/// let model = strategy.replicate(|vb| layer_norm(2, 0., vb.pp("norm")))?;
 /// let x = Tensor::new(&[[1f32, 3.], [20., 10.]], &Device::Cpu)?;
 /// let y = strategy.run(&model, |_, norm| Ok(norm.forward(&x)?.to_vec2::<f32>()?))?;
 /// assert_eq!(y.values()[0], [[-1., 1.], [1., -1.]]);
@@ -162,6 +161,14 @@ impl RmsNorm {
     /// Added to mean squares.
     pub fn eps(&self) -> f64 {
         self.0.eps()
+    }
+
+    /// The same as `forward`: candle_nn's name for the one of its two ways that has a gradient.
+    ///
+    /// # Errors
+    /// As `forward`.
+    pub fn forward_diff(&self, xs: &Tensor) -> Result<Tensor> {
+        self.forward(xs)
     }
 }
 

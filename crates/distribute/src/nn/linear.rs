@@ -19,11 +19,11 @@ use candle_nn::{Activation, VarBuilder};
 /// ```
 /// # use distribute::prelude::*;
 /// use candle_core::{DType, Device, Module, Tensor};
-/// use candle_nn::{Activation, VarBuilder};
+/// use candle_nn::Activation;
 /// use distribute::nn::{Linear, linear};
 ///
 /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
-/// let model = strategy.replicate(|vb: VarBuilder| {
+/// let model = strategy.replicate(|vb| {
 ///     linear(8, 4, vb.pp("hidden")).map(|layer| layer.with_activation(Activation::Relu))
 /// })?;
 /// let optimizer = Sgd::new(&model.variables, 0.1)?;
@@ -102,7 +102,25 @@ impl Linear {
 
     fn fused(&self, x: &Tensor, activation: Option<FromOutput>) -> Result<Tensor> {
         let rows = x.flatten_to(D::Minus2)?;
+        operation::require_size("linear", &[rows.dim(0)?, self.weight.dim(0)?])?;
         let y = operation::apply(Fused { activation }, &rows, &self.weight, self.bias.as_ref())?;
+        self.unflatten(y, x)
+    }
+
+    /// By operations of candle's.
+    fn composed(&self, x: &Tensor) -> Result<Tensor> {
+        let stock = candle_nn::Linear::new(self.weight.clone(), self.bias.clone());
+        // candle 0.11's own product of a transposed batch and a transposed weight has wrong numbers.
+        let x = x.contiguous()?;
+        match x.rank() {
+            ..3 => stock.forward(&x),
+            // It doesn't take no rows of more dimensions.
+            _ => self.unflatten(stock.forward(&x.flatten_to(D::Minus2)?)?, &x),
+        }
+    }
+
+    /// Rows `[n, out]` in the shape of the inputs that they were computed from.
+    fn unflatten(&self, y: Tensor, x: &Tensor) -> Result<Tensor> {
         match x.rank() {
             2 => Ok(y),
             rank => y.reshape([&x.dims()[..rank - 1], &[self.weight.dim(0)?]].concat()),
@@ -115,11 +133,7 @@ impl Module for Linear {
         let fused = self.activation.and_then(FromOutput::of);
         let (y, finished) = match self.fuses(x) {
             true => (self.fused(x, fused)?, fused.is_some()),
-            false => {
-                // candle 0.11's own product of a transposed batch and a transposed weight has wrong numbers.
-                let stock = candle_nn::Linear::new(self.weight.clone(), self.bias.clone());
-                (stock.forward(&x.contiguous()?)?, false)
-            }
+            false => (self.composed(x)?, false),
         };
         match self.activation {
             Some(activation) if !finished => activation.forward(&y),

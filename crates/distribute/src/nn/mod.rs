@@ -1,14 +1,23 @@
 //! Layers and losses: fast on the CPU, and aware of replicas and empty pieces.
 //!
 //! Layers have the names and signatures of candle_nn's, and find the replica that they run on by themselves
-//! ([`get_replica_context`](crate::get_replica_context)): a model takes them by another `use` line.
+//! ([`get_replica_context`](crate::get_replica_context)): a model takes them by another `use` line. What models of layers
+//! mostly take from candle_nn beside them is here, too, so that one line is enough; [`ops`] and [`rotary_emb`] have the
+//! functions that candle_nn cuts off from the graph, with gradients. The guide `docs/transformers.md` shows it on a model.
+//!
+//! ```
+//! // was: use candle_nn::{Embedding, Linear, Module, RmsNorm, VarBuilder, embedding, linear_no_bias as linear, rms_norm};
+//! use distribute::nn::{Embedding, Linear, Module, RmsNorm, VarBuilder, embedding, linear_no_bias as linear, rms_norm};
+//! ```
 
 // A fast layer is made of: a type and functions with candle_nn's signatures, and `From` candle_nn's type; `fuses`, which says
 // what its operation takes (f32 and f64 on the CPU), and candle's way for the rest; the operation: an `Operation` of input,
 // weight and bias (operation.rs), or a `Combine` of a table's rows (table.rs). Its gradients are what `deposit::gradient` or
 // `deposit::row_gradient` gives for each parameter, and for other inputs a tensor if they ask for one (`track_op`).
-// `layer_norm.rs` is the shortest; tests/fused/ compares them with candle's.
+// `layer_norm.rs` is the shortest; tests/fused/ compares them with candle's. A function that candle cuts off from the graph
+// goes into `ops` or `rotary_emb`, under candle's name.
 
+mod attention;
 mod batch_norm;
 mod conv2d;
 mod dropout;
@@ -22,13 +31,25 @@ mod layer_norm;
 mod linear;
 pub mod loss;
 mod operation;
+pub mod ops;
+mod products;
+pub mod rotary_emb;
+mod softmax;
 mod table;
+mod turn_over;
 
 pub use batch_norm::{BatchNorm, batch_norm};
-pub use candle_nn::{BatchNormConfig, Conv2dConfig, LayerNormConfig};
+// candle_nn's own, all of whose operations have gradients.
+pub use candle_nn::{
+    Activation, BatchNormConfig, Conv1d, Conv1dConfig, Conv2dConfig, Func, GroupNorm, Init, LayerNormConfig,
+    Module, ModuleT, PReLU, VarBuilder, conv1d, conv1d_no_bias, encoding, func, group_norm, init,
+    prelu,
+};
 pub use conv2d::{Conv2d, conv2d, conv2d_no_bias};
 pub use dropout::Dropout;
 pub use embedding::{Embedding, embedding};
 pub use embedding_bag::{BagMode, EmbeddingBag, embedding_bag};
 pub use layer_norm::{LayerNorm, RmsNorm, layer_norm, layer_norm_no_bias, rms_norm};
 pub use linear::{Linear, linear, linear_b, linear_no_bias};
+#[doc(hidden)]
+pub use products::Products;

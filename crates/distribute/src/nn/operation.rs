@@ -1,7 +1,7 @@
 //! Operations of an input, a weight and mostly a bias: what candle asks of them, once for all layers.
 
 use crate::number::{Number, operand};
-use candle_core::{CpuStorage, CustomOp2, CustomOp3, DType, Layout, Result, Shape, Tensor};
+use candle_core::{CpuStorage, CustomOp2, CustomOp3, DType, Layout, Result, Shape, Tensor, bail};
 use std::marker::PhantomData;
 
 /// What a layer does in one operation, forward and backward.
@@ -49,6 +49,15 @@ pub(super) fn takes(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> bool 
     matches!(x.dtype(), DType::F32 | DType::F64)
         && x.elem_count() > 0
         && [Some(x), Some(weight), bias].into_iter().flatten().all(fits)
+}
+
+/// Refuses an output of more elements than memory has addresses: operands that fit can have one.
+pub(super) fn require_size(name: &str, dims: &[usize]) -> Result<()> {
+    let len = dims.iter().try_fold(size_of::<f64>(), |len, dim| len.checked_mul(*dim));
+    match len.is_some_and(|len| isize::try_from(len).is_ok()) {
+        true => Ok(()),
+        false => bail!("{name}: the result {dims:?} has more elements than memory has addresses"),
+    }
 }
 
 /// The output of an operation for operands that it [`takes`].

@@ -26,7 +26,7 @@ pub(super) fn collect(
     workers: &Workers<'_>,
 ) -> Result<Vec<Option<Ready>>> {
     let values = Values::open(variables, settled);
-    let parts = Owners::deal(workers, values.stretches(variables)?).each(workers, |stretches| {
+    let parts = Owners::deal(workers.count, values.stretches(variables)?).each(workers, |stretches| {
         let of = |stretch: &Whole<'_>| match stretch {
             Any::F32(stretch) => Part::of(stretch, settled),
             Any::F64(stretch) => Part::of(stretch, settled),

@@ -2,12 +2,12 @@
 
 use super::Trained;
 use super::gradients::{Gradient, Weighting};
-use super::pass::{self, Workers};
-use super::step::Losses;
+use super::losses::Losses;
+use super::pass;
 use super::transform::Transform;
 use crate::deposit::{Bucket, Deposit, Rows};
 use crate::number::{Any, Elements, Number};
-use crate::{HostTensor, IndexedSlices, ReduceOp, Result};
+use crate::{Error, HostTensor, IndexedSlices, ReduceOp, Result};
 use candle_core::{DType, Device, Tensor, Var};
 use distribute_optim::merge_rows;
 use std::sync::Arc;
@@ -21,6 +21,12 @@ pub(super) struct Contribution {
     pub(super) dtype: DType,
     /// For each variable its gradient, none where the loss doesn't depend on it.
     pub(super) gradients: Vec<Option<Ready>>,
+    /// The rows of this replica's piece of the batch, where it is known.
+    pub(super) rows: Option<usize>,
+    /// Whether loss and gradients are finite, as far as somebody asks for that.
+    pub(super) finite: bool,
+    /// What a schedule gave on replica 0, after how many finished steps.
+    pub(super) scheduled: Option<(u64, Result<f64, Arc<Error>>)>,
 }
 
 /// A gradient as the pass takes it.
@@ -38,7 +44,15 @@ impl Contribution {
     pub(super) fn new(trained: &Trained, mine: Losses, before_reduce: &[Transform]) -> Result<Self> {
         let Losses { gradients, bucket, weighting, loss, dtype } = mine;
         let gradients = gradients.of_optimizer(trained)?;
-        let mut made = Self { weighting, loss, dtype, gradients: vec![None; gradients.len()] };
+        let mut made = Self {
+            weighting,
+            loss,
+            dtype,
+            gradients: vec![None; gradients.len()],
+            rows: None,
+            finite: loss.is_finite(),
+            scheduled: None,
+        };
         // INV-9: of no examples they have no weight, not even if they are NaN. Added up over none, they are the others':
         // their losses depend on this replica, through collectives.
         if weighting == Weighting::MeanOver(0) {
@@ -54,8 +68,7 @@ impl Contribution {
                 }
                 _ => 1.,
             };
-            let mine = [(weight, made.gradients.as_slice())];
-            made.gradients = pass::transformed(before_reduce, trained, &mine, &Workers::alone())?;
+            made.gradients = pass::transformed(before_reduce, trained, weight, &made.gradients)?;
         }
         Ok(made)
     }

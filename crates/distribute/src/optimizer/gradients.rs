@@ -75,9 +75,9 @@ impl Weighting {
 ///
 /// ```
 /// # use distribute::{IndexedSlices, optimizer::Gradients, prelude::*};
-/// # use candle_nn::{Init, VarBuilder};
+/// # use candle_nn::Init;
 /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
-/// let table = strategy.replicate(|vb: VarBuilder| vb.get_with_hints((3, 2), "table", Init::Const(0.)))?;
+/// let table = strategy.replicate(|vb| vb.get_with_hints((3, 2), "table", Init::Const(0.)))?;
 /// let optimizer = Sgd::new(&table.variables, 1.)?;
 /// strategy.run((), |ctx, ()| {
 ///     // Row 0 of replica 0, row 1 of replica 1, and nothing of row 2.

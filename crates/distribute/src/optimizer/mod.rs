@@ -6,37 +6,56 @@
 //! | by gradients of one's own, dense or by row | [`Gradients`], [`Optimizer::apply_gradients`], [`Weighting`] |
 //! | change gradients | [`Transform`], [`Optimizer::before_reduce`], [`Optimizer::after_reduce`] |
 //! | change the learning rate | [`Optimizer::with_schedule`], [`schedules`], [`Optimizer::set_learning_rate`] |
+//! | leave variables out, train some otherwise | [`Optimizer::freeze`], [`rate_factor`](Optimizer::rate_factor), [`with_rule_for`](Optimizer::with_rule_for) |
+//! | be told of NaN, and of variables without gradient | [`Optimizer::on_not_finite`], [`Optimizer::on_missing_gradients`] |
 //! | look at slots | [`Optimizer::slot`] |
 //! | update a table of one's own | [`rules`] |
 //!
 //! A step goes this way: each replica's gradients are checked and changed on its own thread (`contribution.rs`), then all
-//! meet, and each replica reduces, changes and updates the range that it owns (`pass.rs`).
+//! meet, what becomes of the step is decided for all (`judge.rs`), and each replica reduces, changes and updates the range
+//! that it owns (`pass.rs`). Where that calls code of users, a closure or a rule of their own, it is done in parts
+//! (`together.rs`, `own_rule.rs`), so that nobody waits for such code beyond the deadline.
 
 mod collect;
 mod contribution;
+mod examples;
+mod finite;
 mod gradients;
+mod groups;
+mod judge;
 mod locked;
+mod losses;
+mod make;
+mod missing;
+mod own_rule;
 mod owners;
 mod pass;
 mod progress;
 mod rate;
 mod row_range;
+mod settings;
 mod slots;
 mod state;
 mod step;
 mod stretch;
 mod summed;
+mod together;
 mod transform;
 mod update;
 
+pub use finite::NotFinite;
 pub use gradients::{Gradient, Gradients, Weighting};
+pub use missing::MissingGradients;
 pub use transform::Transform;
 
+use crate::context::require_outside_of_run;
 use crate::deposit::Pool;
 use crate::variables::Variables;
 use crate::{Error, Result, Strategy};
 use candle_core::{Tensor, Var};
-use distribute_optim::{Rule, Schedule};
+use distribute_optim::Rule;
+use groups::Groups;
+use judge::Seen;
 use progress::Progress;
 use rate::Rate;
 use slots::Slots;
@@ -93,12 +112,16 @@ pub type Ftrl = Optimizer<rules::Ftrl>;
 #[derive(Debug)]
 pub struct Optimizer<R> {
     rule: R,
+    groups: Groups<R>,
     id: u64,
     trained: Arc<Trained>,
     rate: Rate,
     before_reduce: Vec<Transform>,
     after_reduce: Vec<Transform>,
+    missing_gradients: MissingGradients,
+    not_finite: NotFinite,
     progress: Progress,
+    seen: Seen,
 }
 
 /// What is trained.
@@ -107,6 +130,8 @@ struct Trained {
     strategy: Strategy,
     /// By name.
     variables: Vec<(String, Var)>,
+    /// Those of the model's that are not.
+    frozen: Vec<Var>,
     /// Where layers put gradients.
     buckets: Arc<Pool>,
 }
@@ -124,14 +149,24 @@ impl<R: Rule + Default> Optimizer<R> {
 impl<R: Rule> Optimizer<R> {
     /// Binds to a model's variables, with a rule of chosen hyper-parameters.
     ///
+    /// A rule of your own is a [`Formula`](rules::Formula). It is applied to copies of variables and slots, each replica its
+    /// range, all at once; what it makes is written when all are through, so the others wait for one that hangs as long as
+    /// the strategy's timeout, and where it fails nothing has changed. Where it
+    /// [`only_computes`](rules::Formula::only_computes), as this crate's rules do, it is applied in place, which is faster.
+    ///
     /// # Errors
     /// [`Error::Hyperparameter`] for one out of range; [`Error::InvalidArgument`] for a variable that is neither f32
-    /// nor f64, not on the CPU, or where there is none.
+    /// nor f64, not on the CPU, or where there is none; [`Error::WrongContext`] inside of `run`, where each replica would
+    /// make an optimizer of its own.
     pub fn with_rule(rule: R, variables: &Variables, learning_rate: f64) -> Result<Self> {
         static IDS: AtomicU64 = AtomicU64::new(1);
+        require_outside_of_run(
+            "Optimizer::new",
+            "create it outside of run, beside the model, and use it inside: all replicas share one optimizer",
+        )?;
         rule.validate()?;
         let strategy = variables.strategy().clone();
-        let variables = variables.trainable();
+        let variables = variables.trainable()?;
         if variables.is_empty() {
             return Err(Error::invalid(
                 "Optimizer::new",
@@ -152,71 +187,22 @@ impl<R: Rule> Optimizer<R> {
         let slots = variables.iter().map(|(name, v)| Slots::new(name, v, &layout)).collect::<Result<_>>()?;
         Ok(Self {
             rule,
+            groups: Groups::new(variables.len()),
             id: IDS.fetch_add(1, Ordering::Relaxed),
-            trained: Arc::new(Trained {
-                strategy,
-                buckets: Pool::new(variables.iter().map(|(_, v)| v)),
-                variables,
-            }),
+            trained: Arc::new(Trained::new(strategy, variables, Vec::new())),
             rate: Rate::Set(AtomicU64::new(learning_rate.to_bits())),
             before_reduce: Vec::new(),
             after_reduce: Vec::new(),
+            missing_gradients: MissingGradients::default(),
+            not_finite: NotFinite::default(),
             progress: Progress::new(slots),
+            seen: Seen::default(),
         })
     }
 
-    /// Takes the learning rate of each step from a schedule, in place of the number given at first: a function of the
-    /// finished steps, and of nothing else, so that a training that resumes with those goes on as it would have. It is
-    /// called once in each step, for all replicas, in cross-replica context.
-    ///
-    /// # Errors
-    /// [`Error::Hyperparameter`] for a schedule out of range. A rate that is not finite or negative is an error of the
-    /// step that would take it, and a panic is [`Error::Panicked`] there, on every replica.
-    ///
-    /// ```
-    /// # use distribute::{optimizer::schedules::{CosineDecay, Warmup}, prelude::*};
-    /// # use candle_nn::{VarBuilder, linear};
-    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
-    /// let model = strategy.replicate(|vb: VarBuilder| linear(4, 2, vb.pp("fc")))?;
-    /// // From 0 to 0.1 in 100 steps, then down to 0 again in 900.
-    /// let optimizer = Adam::new(&model.variables, 0.)?
-    ///     .with_schedule(Warmup::new(0., 100, CosineDecay::new(0.1, 900)))?;
-    /// assert_eq!(optimizer.learning_rate(), 0.);
-    /// // A function will do, too.
-    /// let optimizer = optimizer.with_schedule(|finished: u64| 0.1 / (finished + 1) as f64)?;
-    /// assert_eq!(optimizer.learning_rate(), 0.1);
-    /// # Ok::<(), distribute::Error>(())
-    /// ```
-    #[doc(alias = "tf.keras.optimizers.schedules.LearningRateSchedule")]
-    pub fn with_schedule(mut self, schedule: impl Schedule) -> Result<Self> {
-        schedule.validate()?;
-        self.rate = Rate::Schedule(Box::new(schedule));
-        Ok(self)
-    }
-
-    /// Changes each replica's own gradients, before they are reduced: those of the mean loss over its examples. After
-    /// what was asked for earlier.
-    ///
-    /// The result depends on how examples are dealt to replicas. To train like one device, change what has been reduced:
-    /// [`after_reduce`](Optimizer::after_reduce).
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] for numbers out of range.
-    pub fn before_reduce(mut self, transform: Transform) -> Result<Self> {
-        transform.validate("before_reduce")?;
-        self.before_reduce.push(transform);
-        Ok(self)
-    }
-
-    /// Changes the gradients of the global batch, after they have been reduced over the replicas and before the rule is
-    /// applied. After what was asked for earlier.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] for numbers out of range.
-    pub fn after_reduce(mut self, transform: Transform) -> Result<Self> {
-        transform.validate("after_reduce")?;
-        self.after_reduce.push(transform);
-        Ok(self)
+    /// How many steps have been left out since this optimizer was made, by [`NotFinite::Skip`].
+    pub fn skipped_steps(&self) -> u64 {
+        self.seen.not_finite.skipped()
     }
 
     /// The learning rate of the next step.
@@ -228,8 +214,14 @@ impl<R: Rule> Optimizer<R> {
     /// Sets the learning rate of the next step. Between runs: within one, replicas would race for it.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a negative number, an infinite one or NaN, and where there is a schedule.
+    /// [`Error::InvalidArgument`] for a negative number, an infinite one or NaN, and where there is a schedule;
+    /// [`Error::WrongContext`] inside of `run`, other than in `merge_call`.
     pub fn set_learning_rate(&self, learning_rate: f64) -> Result<()> {
+        require_outside_of_run(
+            "set_learning_rate",
+            "all replicas share it: set it between runs, or once for all of them in ctx.merge_call; or give the optimizer a \
+             schedule",
+        )?;
         self.rate.set(learning_rate)
     }
 
@@ -257,9 +249,9 @@ impl<R: Rule> Optimizer<R> {
     ///
     /// ```
     /// # use distribute::prelude::*;
-    /// use candle_nn::{VarBuilder, linear};
+    /// use candle_nn::linear;
     /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
-    /// let model = strategy.replicate(|vb: VarBuilder| linear(4, 2, vb.pp("fc")))?;
+    /// let model = strategy.replicate(|vb| linear(4, 2, vb.pp("fc")))?;
     /// let optimizer = Adam::new(&model.variables, 1e-3)?;
     /// assert!(optimizer.slot_names().eq(["m", "v"]));
     /// assert_eq!(optimizer.slot("fc.weight", "m")?.dims(), [2, 4]);

@@ -42,10 +42,10 @@ pub(super) struct Owners<P> {
 
 impl<P: Cut + Send> Owners<P> {
     /// Deals whole variables to workers, cut at the borders between them.
-    pub(super) fn deal(workers: &Workers<'_>, variables: Vec<P>) -> Self {
+    pub(super) fn deal(workers: usize, variables: Vec<P>) -> Self {
         let blocks: usize = variables.iter().map(|variable| variable.len().div_ceil(BLOCK)).sum();
-        let pieces = (0..workers.count).map(|_| Vec::new()).collect();
-        let mut owners = Self { pieces, blocks_each: blocks.div_ceil(workers.count).max(1), blocks_dealt: 0 };
+        let pieces = (0..workers).map(|_| Vec::new()).collect();
+        let mut owners = Self { pieces, blocks_each: blocks.div_ceil(workers).max(1), blocks_dealt: 0 };
         for mut rest in variables {
             while rest.len() > 0 {
                 let owner = owners.blocks_dealt / owners.blocks_each;
@@ -56,6 +56,11 @@ impl<P: Cut + Send> Owners<P> {
             }
         }
         owners
+    }
+
+    /// The pieces of one worker.
+    pub(super) fn of(mut self, worker: usize) -> Vec<P> {
+        self.pieces.get_mut(worker).map(std::mem::take).unwrap_or_default()
     }
 
     /// Runs `work` on each worker with its pieces. Results are in the order of the parameters.

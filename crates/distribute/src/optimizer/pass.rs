@@ -3,17 +3,17 @@
 use super::Trained;
 use super::collect::collect;
 use super::contribution::Ready;
+use super::groups::Rules;
 use super::locked::{Locked, with_locked};
 use super::owners::Owners;
 use super::slots::Slots;
 use super::summed::{Summed, Values, Variable, Weighted, Whole};
-use super::transform::{Settled, Transform};
+use super::transform::{Each, Settled, Transform};
 use super::update::{Piece, update};
 use crate::error::panicked;
 use crate::number::Any;
 use crate::{Error, Result};
 use candle_core::Var;
-use distribute_optim::{Rule, Step};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Variables that are locked at a time: candle's calls nest, and each takes stack.
@@ -36,29 +36,20 @@ impl Workers<'_> {
     }
 }
 
-/// Reduces the gradients, transforms them, and applies the rule, to all variables that have a gradient on some replica.
+/// Reduces the gradients, transforms them, and applies the rules, to all variables that have a gradient on some replica.
+///
+/// None of it may be code of users: neither a closure among the transforms, nor a rule that does more than to compute.
 pub(super) fn run(
-    rule: &dyn Rule,
-    step: Step,
+    rules: &Rules<'_>,
     transforms: &[Transform],
     trained: &Trained,
     slots: &mut [Slots],
     all: &Weighted<'_>,
     workers: &Workers<'_>,
 ) -> Result<()> {
-    let every_row = rule.moves_absent_rows();
-    // Closures see whole gradients: up to the last of them, those are made.
-    let whole =
-        transforms.iter().rposition(|transform| transform.closure().is_some()).map_or(0, |last| last + 1);
-    let (before, rest) = transforms.split_at(whole);
-    let made = match before {
-        [] => None,
-        before => Some(transformed(before, trained, all, workers)?),
-    };
-    let one = made.as_deref().map(|made| [(1., made)]);
-    let summed = Summed::new(trained, one.as_ref().map_or(all, |one| one.as_slice()))?;
+    let summed = Summed::new(trained, all)?;
     let mut variables = summed.variables();
-    let settled = settle(rest, trained, &variables, workers)?;
+    let settled = settle(transforms, trained, &variables, workers)?;
 
     let mut slots: Vec<Option<&mut Slots>> = slots.iter_mut().map(Some).collect();
     for variables in variables.chunks_mut(LOCKED) {
@@ -66,6 +57,7 @@ pub(super) fn run(
         with_locked(&tensors, |elements| {
             let pieces = elements.into_iter().zip(variables).map(|(values, variable)| {
                 let slots = slots[variable.index].take();
+                let every_row = rules.of(variable.index).0.moves_absent_rows();
                 match (values, slots, variable.stretch(every_row, None)?) {
                     (Locked::F32(values), Some(Slots::F32(slots)), Any::F32(stretch)) => {
                         Ok(Any::F32(Piece::new(values, slots, stretch)))
@@ -79,11 +71,11 @@ pub(super) fn run(
                     )),
                 }
             });
-            let owners = Owners::deal(workers, pieces.collect::<Result<Vec<_>>>()?);
+            let owners = Owners::deal(workers.count, pieces.collect::<Result<Vec<_>>>()?);
             owners.each(workers, |pieces| {
                 pieces.into_iter().try_for_each(|piece| match piece {
-                    Any::F32(piece) => Ok(update(piece, rule, step, &settled)?),
-                    Any::F64(piece) => Ok(update(piece, rule, step, &settled)?),
+                    Any::F32(piece) => Ok(update(piece, rules, &settled)?),
+                    Any::F64(piece) => Ok(update(piece, rules, &settled)?),
                 })
             })?;
             Ok(())
@@ -92,35 +84,58 @@ pub(super) fn run(
     Ok(())
 }
 
-/// The gradients, reduced and transformed, as tensors of their own.
-pub(super) fn transformed(
+/// The gradients, reduced and transformed, as tensors of their own. Closures are left out.
+pub(super) fn reduced(
     transforms: &[Transform],
     trained: &Trained,
     all: &Weighted<'_>,
     workers: &Workers<'_>,
 ) -> Result<Vec<Option<Ready>>> {
+    let summed = Summed::new(trained, all)?;
+    let variables = summed.variables();
+    let settled = settle(transforms, trained, &variables, workers)?;
+    collect(trained, &variables, &settled, workers)
+}
+
+/// Gradients as a closure of the user's changes them.
+pub(super) fn changed(
+    closure: &Each,
+    trained: &Trained,
+    mut gradients: Vec<Option<Ready>>,
+) -> Result<Vec<Option<Ready>>> {
+    for (index, (name, variable)) in trained.variables.iter().enumerate() {
+        let Some(gradient) = gradients[index].take() else { continue };
+        let gradient = gradient.into_gradient(variable)?;
+        // On the thread that does this for all, a panic would be told of replica 0 only.
+        let changed = catch_unwind(AssertUnwindSafe(|| closure(name, gradient)))
+            .unwrap_or_else(|panic| Err(panicked(&*panic)))?;
+        gradients[index] = Some(Ready::new(trained.check(index, changed)?, variable)?);
+    }
+    Ok(gradients)
+}
+
+/// A replica's own gradients, transformed.
+pub(super) fn transformed(
+    transforms: &[Transform],
+    trained: &Trained,
+    weight: f64,
+    gradients: &[Option<Ready>],
+) -> Result<Vec<Option<Ready>>> {
     let mut made: Option<Vec<Option<Ready>>> = None;
-    for part in transforms.split_inclusive(|transform| transform.closure().is_some()) {
-        let mut now = {
-            let one = made.as_deref().map(|made| [(1., made)]);
-            let summed = Summed::new(trained, one.as_ref().map_or(all, |one| one.as_slice()))?;
-            let variables = summed.variables();
-            let settled = settle(part, trained, &variables, workers)?;
-            collect(trained, &variables, &settled, workers)?
-        };
-        if let Some(change) = part.last().and_then(Transform::closure) {
-            for (index, (name, variable)) in trained.variables.iter().enumerate() {
-                let Some(gradient) = now[index].take() else { continue };
-                let gradient = gradient.into_gradient(variable)?;
-                // The user's own: on the thread that leads, a panic would be told of replica 0 only.
-                let changed = catch_unwind(AssertUnwindSafe(|| change(name, gradient)))
-                    .unwrap_or_else(|panic| Err(panicked(&*panic)))?;
-                now[index] = Some(Ready::new(trained.check(index, changed)?, variable)?);
-            }
+    for part in parts(transforms) {
+        let all = made.as_deref().map_or((weight, gradients), |made| (1., made));
+        let mut now = reduced(part, trained, &[all], &Workers::alone())?;
+        if let Some(closure) = part.last().and_then(Transform::closure) {
+            now = changed(closure, trained, now)?;
         }
         made = Some(now);
     }
     made.map_or_else(|| Err(Error::invalid("transform", "there are none")), Ok)
+}
+
+/// Transforms, cut behind each closure.
+pub(super) fn parts(transforms: &[Transform]) -> impl Iterator<Item = &[Transform]> {
+    transforms.split_inclusive(|transform| transform.closure().is_some())
 }
 
 fn settle(
@@ -131,13 +146,14 @@ fn settle(
 ) -> Result<Settled> {
     Settled::new(transforms, trained.variables.len(), |settled| {
         let values = Values::open(variables, settled);
-        let squares = Owners::deal(workers, values.stretches(variables)?).each(workers, |stretches| {
-            let of = |stretch: &Whole<'_>| match stretch {
-                Any::F32(stretch) => stretch.squares(settled),
-                Any::F64(stretch) => stretch.squares(settled),
-            };
-            Ok(stretches.iter().flat_map(of).collect::<Vec<_>>())
-        })?;
+        let squares =
+            Owners::deal(workers.count, values.stretches(variables)?).each(workers, |stretches| {
+                let of = |stretch: &Whole<'_>| match stretch {
+                    Any::F32(stretch) => stretch.squares(settled),
+                    Any::F64(stretch) => stretch.squares(settled),
+                };
+                Ok(stretches.iter().flat_map(of).collect::<Vec<_>>())
+            })?;
         Ok(squares.into_iter().flatten().collect())
     })
 }

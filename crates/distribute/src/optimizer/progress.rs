@@ -40,26 +40,39 @@ impl Progress {
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return Err(busy(operation)),
         };
-        // Readers only copy: this wait is short.
-        let slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
-        Ok(Change { finished: &self.finished, slots, _changing: changing })
+        Ok(Change { progress: self, _changing: changing })
+    }
+
+    /// To copy slots in a step that somebody has the right to make, and does not write yet.
+    pub(super) fn copying(&self) -> RwLockReadGuard<'_, Vec<Slots>> {
+        self.slots.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// To change which there are, before anybody else knows of them.
+    pub(super) fn slots_mut(&mut self) -> &mut Vec<Slots> {
+        self.slots.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// The right to change a [`Progress`].
 pub(super) struct Change<'a> {
-    finished: &'a AtomicU64,
-    pub(super) slots: RwLockWriteGuard<'a, Vec<Slots>>,
+    progress: &'a Progress,
     _changing: MutexGuard<'a, ()>,
 }
 
-impl Change<'_> {
+impl<'a> Change<'a> {
+    /// The slots, which nobody else can look at meanwhile.
+    pub(super) fn slots(&self) -> RwLockWriteGuard<'a, Vec<Slots>> {
+        // Readers only copy: this wait is short.
+        self.progress.slots.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(super) fn set_finished(&self, finished: u64) {
-        self.finished.store(finished, Ordering::Relaxed);
+        self.progress.finished.store(finished, Ordering::Relaxed);
     }
 }
 
-fn busy(operation: &'static str) -> Error {
+pub(super) fn busy(operation: &'static str) -> Error {
     let reason = "a step of this optimizer is being made; do this before or after it, neither beside it nor in a \
                   closure or a schedule that it calls";
     Error::invalid(operation, reason)

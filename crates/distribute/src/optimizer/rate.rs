@@ -1,8 +1,10 @@
 //! Where the learning rate of a step comes from.
 
+use crate::error::panicked;
 use crate::{Error, Result};
 use distribute_optim::Schedule;
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A number that was set, or a schedule.
@@ -19,6 +21,14 @@ impl Rate {
             Rate::Set(bits) => f64::from_bits(bits.load(Ordering::Relaxed)),
             Rate::Schedule(schedule) => schedule.rate(finished),
         }
+    }
+
+    /// That of a step: as [`after`](Rate::after), where a schedule may panic.
+    pub(super) fn of_step(&self, finished: u64, operation: &'static str) -> Result<f64> {
+        let learning_rate =
+            catch_unwind(AssertUnwindSafe(|| self.after(finished))).map_err(|panic| panicked(&*panic))?;
+        require(learning_rate, operation)?;
+        Ok(learning_rate)
     }
 
     /// The number that was set, where there is no schedule: all of it that a checkpoint has to hold.

@@ -3,6 +3,7 @@
 use crate::{Error, Result};
 use candle_core::{DType, Tensor, Var};
 use distribute_optim::SlotSpec;
+use std::any::Any;
 
 /// How many values a rule may keep beside each element.
 pub(super) const MOST_SLOTS: usize = 4;
@@ -29,6 +30,14 @@ impl Slots {
                     variable.device().location()
                 ),
             )),
+        }
+    }
+
+    /// Those of a certain element type, if these are.
+    pub(super) fn of<F: 'static>(&self) -> Option<&Vec<Vec<F>>> {
+        match self {
+            Slots::F32(slots) => (slots as &dyn Any).downcast_ref(),
+            Slots::F64(slots) => (slots as &dyn Any).downcast_ref(),
         }
     }
 

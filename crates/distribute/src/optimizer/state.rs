@@ -67,10 +67,10 @@ impl<R: Rule> Checkpointed for Optimizer<R> {
         };
         let slots = self.trained.variables.iter().zip(all).map(of_variable).collect::<Result<Vec<_>>>()?;
         Ok(Box::new(move || {
-            let mut progress = self.progress.change("Checkpoint::restore")?;
+            let change = self.progress.change("Checkpoint::restore")?;
             learning_rate.map_or(Ok(()), |learning_rate| self.rate.set(learning_rate))?;
-            *progress.slots = slots;
-            progress.set_finished(finished);
+            *change.slots() = slots;
+            change.set_finished(finished);
             Ok(())
         }))
     }

@@ -1,22 +1,22 @@
 //! The calls that make a step: backward, reduce, update.
 
-use super::contribution::Contribution;
-use super::gradients::require_scalar;
-use super::{Gradients, Optimizer, Weighting, pass, rate};
-use crate::context::{Mode, enter};
-use crate::deposit::{self, Bucket};
-use crate::error::panicked;
+use super::losses::Losses;
+use super::{Gradients, Optimizer, Weighting};
+use crate::context::mixed;
 use crate::{Error, ReplicaContext, Result};
 use candle_core::{DType, Tensor};
-use distribute_cluster::{Fingerprint, Operation};
-use distribute_optim::{Rule, Step};
-use std::panic::{AssertUnwindSafe, Location, catch_unwind};
-use std::sync::Arc;
+use distribute_optim::Rule;
+use std::panic::Location;
 
 impl<R: Rule> Optimizer<R> {
-    /// One training step: backward from `loss`, which is the mean over this replica's `examples`; reduction of the
-    /// gradients over all replicas, weighted by examples; update of the variables. Gives the mean loss over all
-    /// examples of all replicas, detached. The loss is taken by value: its graph is freed here.
+    /// One training step: backward from `loss`, which is the mean over `n` examples of this replica; reduction of the
+    /// gradients over all replicas, weighted by `n`; update of the variables. Gives the mean loss over all examples of all
+    /// replicas, detached. The loss is taken by value: its graph is freed here.
+    ///
+    /// `n` is the number over which this replica's `loss` is a mean: nearly always the rows of its piece of the batch,
+    /// `labels.dim(0)?`. It is not the size of the global batch, and pieces may differ in size: 9 rows in batches of 4 end
+    /// with pieces of 1 row and of none. Where the loss is a mean over tokens with padding left out, `n` is the number of
+    /// tokens that it counts. Only the proportions between the replicas of a step matter.
     ///
     /// All replicas have to call this, or [`skip`](Optimizer::skip) or [`minimize_each`](Optimizer::minimize_each), the
     /// same number of times. With 0 examples the loss has no weight; what this replica gave to collectives in the model
@@ -25,19 +25,21 @@ impl<R: Rule> Optimizer<R> {
     /// # Errors
     /// [`Error::Collective`] on every replica where one does not come or fails; [`Error::InvalidArgument`] for a loss
     /// that is not a scalar or depends on none of the variables, where no replica has examples, or while another step of
-    /// this optimizer is being made; [`Error::Candle`] where backward fails; [`Error::Panicked`] where a closure or a
-    /// schedule of your own panics. The variables have not changed then. Where a rule of your own panics, what it had
-    /// written stays.
+    /// this optimizer is being made, or for an `n` above 0 where this replica's piece of the batch is empty;
+    /// [`Error::MissingGradients`] and [`Error::NotFinite`] where they were asked for; [`Error::Candle`] where backward
+    /// fails; [`Error::Panicked`] where a closure, a schedule or a rule of your own panics. The variables have not changed
+    /// then.
     #[doc(alias = "tf.keras.optimizers.Optimizer.minimize")]
     #[track_caller]
-    pub fn minimize(&self, ctx: &ReplicaContext, loss: Tensor, examples: usize) -> Result<Tensor> {
+    pub fn minimize(&self, ctx: &ReplicaContext, loss: Tensor, n: usize) -> Result<Tensor> {
         let at = Location::caller();
         self.require(ctx, "minimize")?;
+        require_rows(ctx, "minimize", n)?;
         let mut sum = Losses::new(self, ctx);
         // A replica that is alone has the same bits as without a strategy; others may be in each other's graphs.
         let weighting = match ctx.member() {
-            Some(_) => Weighting::SumOver(examples),
-            None => Weighting::MeanOver(examples),
+            Some(_) => Weighting::SumOver(n),
+            None => Weighting::MeanOver(n),
         };
         sum.add(self, ctx, loss, weighting, at)?;
         sum.weighting = weighting;
@@ -45,7 +47,7 @@ impl<R: Rule> Optimizer<R> {
     }
 
     /// One training step over several micro-batches: as [`minimize`](Optimizer::minimize), with the gradients of all
-    /// of them accumulated before the one reduction. Each item is a loss and its number of examples; they are asked for
+    /// of them accumulated before the one reduction. Each item is a loss and its number `n` of examples; they are asked for
     /// one after another, and the graph of each is freed before the next.
     ///
     /// Replicas may have different numbers of micro-batches, as long as no graph of this run holds collectives. Where one
@@ -66,6 +68,7 @@ impl<R: Rule> Optimizer<R> {
         let (mut sum, mut all) = (Losses::new(self, ctx), 0usize);
         for item in losses {
             let (loss, examples) = item?;
+            require_rows(ctx, "minimize_each", examples)?;
             sum.add(self, ctx, loss, Weighting::SumOver(examples), at)?;
             let too_many =
                 || Error::invalid("minimize_each", format!("{all} and {examples} examples are too many"));
@@ -105,9 +108,9 @@ impl<R: Rule> Optimizer<R> {
     /// ```
     /// # use distribute::{optimizer::Gradients, prelude::*};
     /// # use candle_core::Tensor;
-    /// # use candle_nn::{Init, VarBuilder};
+    /// # use candle_nn::Init;
     /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
-    /// let model = strategy.replicate(|vb: VarBuilder| vb.get_with_hints(1, "w", Init::Const(0.)))?;
+    /// let model = strategy.replicate(|vb| vb.get_with_hints(1, "w", Init::Const(0.)))?;
     /// let optimizer = Sgd::new(&model.variables, 1.)?;
     /// strategy.run(&model, |ctx, w| {
     ///     // 8 examples and 2, whose losses have the gradients 1 and 6: the mean over all 10 has (8 · 1 + 2 · 6) / 10.
@@ -135,7 +138,9 @@ impl<R: Rule> Optimizer<R> {
     ) -> Result<()> {
         let at = Location::caller();
         self.require(ctx, "apply_gradients")?;
-        let weighting = match weighting.into() {
+        let weighting = weighting.into();
+        require_rows(ctx, "apply_gradients", weighting.examples().unwrap_or(0))?;
+        let weighting = match weighting {
             // Given over no examples, they have no weight; only `minimize` knows those that are the others' losses'.
             Weighting::SumOver(0) => Weighting::MeanOver(0),
             weighting => weighting,
@@ -148,189 +153,26 @@ impl<R: Rule> Optimizer<R> {
     fn require(&self, ctx: &ReplicaContext, operation: &'static str) -> Result<()> {
         ctx.require_current(operation)?;
         if ctx.strategy() != &self.trained.strategy {
-            return Err(Error::MixedStrategies {
-                operation,
-                current: ctx.strategy().to_string(),
-                other: self.trained.strategy.to_string(),
-            });
+            let mut names = self.trained.variables.iter().map(|(name, _)| name.as_str());
+            let first = names.next().unwrap_or_default();
+            let what = match names.count() {
+                0 => format!("the {} optimizer of {first}", self.rule.name()),
+                more => format!("the {} optimizer of {first} and {more} more", self.rule.name()),
+            };
+            return Err(mixed(operation, Some(what), &self.trained.strategy));
         }
         Ok(())
     }
-
-    fn step(
-        &self,
-        ctx: &ReplicaContext,
-        operation: &'static str,
-        mine: Losses,
-        at: &'static Location<'static>,
-    ) -> Result<Tensor> {
-        let _update = tracing::trace_span!("update").entered();
-        let weighting = mine.weighting;
-        let mine = Contribution::new(&self.trained, mine, &self.before_reduce)?;
-        let outcome = match ctx.member() {
-            None => {
-                let outcome = self.update(operation, &[Arc::new(mine)], &pass::Workers::alone());
-                Arc::new(outcome.map_err(Arc::new))
-            }
-            Some(member) => {
-                let detail = match weighting {
-                    Weighting::Replicas(op) => format!("{} {} {op}", self.rule.name(), self.id),
-                    _ => format!("{} {}", self.rule.name(), self.id),
-                };
-                member.cooperate(
-                    Fingerprint::new(Operation::Minimize, detail, at),
-                    mine,
-                    |all, helpers| {
-                        let broadcast = |work: &pass::Work<'_>| helpers.broadcast(work);
-                        let workers = pass::Workers { count: helpers.size(), broadcast: &broadcast };
-                        self.update(operation, &all, &workers).map_err(Arc::new)
-                    },
-                )?
-            }
-        };
-        match &*outcome {
-            Ok(mean) => Ok(Tensor::new(mean.value, &candle_core::Device::Cpu)?.to_dtype(mean.dtype)?),
-            // The one error is told on every replica: it is about the step, not about a replica.
-            Err(error) => Err(Error::Shared(error.clone())),
-        }
-    }
-
-    /// On replica 0, with the other replicas as workers.
-    fn update(
-        &self,
-        operation: &'static str,
-        all: &[Arc<Contribution>],
-        workers: &pass::Workers<'_>,
-    ) -> Result<MeanLoss> {
-        let examples = Contribution::examples(all);
-        let Some(first) = all.iter().find(|c| c.weighting.examples() != Some(0)) else {
-            return Err(Error::invalid(
-                operation,
-                "no replica has an example; a global batch has at least one",
-            ));
-        };
-        if all.iter().all(|c| c.gradients.iter().all(Option::is_none)) {
-            return Err(Error::invalid(
-                operation,
-                "no replica has a gradient for any of this optimizer's variables; \
-                 compute the loss with the model whose variables were given to the optimizer, and do not detach it",
-            ));
-        }
-        let mean = MeanLoss { value: all.iter().map(|c| c.loss).sum::<f64>() / examples, dtype: first.dtype };
-        let weighted: Vec<_> =
-            all.iter().map(|c| (c.weight(examples, all.len()), c.gradients.as_slice())).collect();
-
-        let mut progress = self.progress.change(operation)?;
-        let finished = self.finished_steps();
-        // Schedules and closures are the users' own, and called once for all replicas: a collective has nobody to meet.
-        let _once = enter(Mode::CrossReplica(self.trained.strategy.clone()));
-        // A panic would be told of replica 0 only.
-        let learning_rate = catch_unwind(AssertUnwindSafe(|| self.rate.after(finished)))
-            .map_err(|panic| panicked(&*panic))?;
-        rate::require(learning_rate, operation)?;
-        let step = Step::after(finished, learning_rate);
-        let slots = &mut progress.slots;
-        pass::run(&self.rule, step, &self.after_reduce, &self.trained, slots, &weighted, workers)?;
-        progress.set_finished(finished + 1);
-        Ok(mean)
-    }
 }
 
-/// What a replica's losses come to.
-pub(super) struct Losses {
-    /// Those that candle has found.
-    pub(super) gradients: Gradients,
-    /// Those that layers have put there.
-    pub(super) bucket: Option<Bucket>,
-    pub(super) weighting: Weighting,
-    /// The losses of all examples, added up.
-    pub(super) loss: f64,
-    pub(super) dtype: DType,
-}
-
-impl Losses {
-    fn new<R>(optimizer: &Optimizer<R>, ctx: &ReplicaContext) -> Self {
-        Self {
-            gradients: Gradients::new(optimizer),
-            bucket: Some(optimizer.trained.buckets.take(ctx.replica_id_in_sync_group())),
-            weighting: Weighting::SumOver(0),
-            loss: 0.,
-            dtype: DType::F32,
-        }
+/// Of an empty piece there are no examples.
+fn require_rows(ctx: &ReplicaContext, operation: &'static str, n: usize) -> Result<()> {
+    if n == 0 || ctx.rows().is_none_or(|rows| !rows.is_empty()) {
+        return Ok(());
     }
-
-    /// Adds a mean loss over examples, and its gradients in the form that `weighting` says. One over none has no weight,
-    /// but takes part in the gradients of the others' collectives.
-    fn add<R>(
-        &mut self,
-        optimizer: &Optimizer<R>,
-        ctx: &ReplicaContext,
-        loss: Tensor,
-        weighting: Weighting,
-        at: &'static Location<'static>,
-    ) -> Result<()> {
-        let _backward = tracing::trace_span!("backward").entered();
-        let Some(examples) = weighting.examples().filter(|examples| *examples > 0) else {
-            return self.join(optimizer, ctx, Some(&loss), at);
-        };
-        require_scalar("minimize", &loss)?;
-        let shared = ctx.announce_gradients(&loss, at)?;
-        let summed = matches!(weighting, Weighting::SumOver(_));
-        // Half precision has no room for losses added up: where nobody else's are among the gradients, they wait.
-        let later = summed && !shared && !matches!(loss.dtype(), DType::F32 | DType::F64);
-        let root = if summed && !later { added_up(&loss, examples)? } else { loss.clone() };
-        match later {
-            false => self.backward(optimizer, &root)?,
-            true => {
-                let mut gradients = Gradients::of(optimizer, &root)?;
-                gradients.scale(examples as f64)?;
-                self.gradients.add(gradients)?;
-            }
-        }
-        self.dtype = loss.dtype();
-        self.loss += loss.to_dtype(DType::F64)?.to_scalar::<f64>()? * examples as f64;
-        Ok(())
-    }
-
-    /// Adds the gradients that the others' losses have here.
-    fn join<R>(
-        &mut self,
-        optimizer: &Optimizer<R>,
-        ctx: &ReplicaContext,
-        loss: Option<&Tensor>,
-        at: &'static Location<'static>,
-    ) -> Result<()> {
-        let _backward = tracing::trace_span!("backward").entered();
-        match ctx.join_gradients(loss, at)? {
-            Some(root) => self.backward(optimizer, &root),
-            None => Ok(()),
-        }
-    }
-
-    /// Adds the gradients of a scalar.
-    fn backward<R>(&mut self, optimizer: &Optimizer<R>, root: &Tensor) -> Result<()> {
-        let found = deposit::collect(&mut self.bucket, || Gradients::of(optimizer, root))?;
-        self.gradients.add(found)
-    }
-}
-
-/// The losses added up over the examples, from their mean.
-fn added_up(mean: &Tensor, examples: usize) -> Result<Tensor> {
-    let dtype = mean.dtype();
-    if !matches!(dtype, DType::F32 | DType::F64) {
-        let held = Tensor::new(examples as f64, mean.device())?.to_dtype(dtype)?.to_dtype(DType::F64)?;
-        if held.to_scalar::<f64>()? != examples as f64 {
-            let reason = format!(
-                "the loss is of {dtype:?}, which cannot hold the number {examples} by which it is weighed; with collectives \
-                 in the model, give loss.to_dtype(DType::F32)?"
-            );
-            return Err(Error::invalid("minimize", reason));
-        }
-    }
-    Ok((mean * examples as f64)?)
-}
-
-struct MeanLoss {
-    value: f64,
-    dtype: DType,
+    let reason = format!(
+        "n is {n}, but this replica's piece of the batch has no rows; n is the number of examples of this piece: give \
+         labels.dim(0)?, which is 0 here, or call skip in place of it"
+    );
+    Err(Error::invalid(operation, reason))
 }

@@ -6,7 +6,7 @@ use crate::{Error, Result};
 use std::fmt;
 use std::sync::Arc;
 
-type Each = dyn Fn(&str, Gradient) -> Result<Gradient> + Send + Sync;
+pub(super) type Each = dyn Fn(&str, Gradient) -> Result<Gradient> + Send + Sync;
 
 /// A change of gradients, before or after they are reduced.
 ///
@@ -19,9 +19,9 @@ type Each = dyn Fn(&str, Gradient) -> Result<Gradient> + Send + Sync;
 ///
 /// ```
 /// # use distribute::{optimizer::Transform, prelude::*};
-/// # use candle_nn::{VarBuilder, linear};
+/// # use candle_nn::linear;
 /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
-/// let model = strategy.replicate(|vb: VarBuilder| linear(4, 2, vb.pp("fc")))?;
+/// let model = strategy.replicate(|vb| linear(4, 2, vb.pp("fc")))?;
 /// let optimizer = Adam::new(&model.variables, 1e-3)?
 ///     .after_reduce(Transform::weight_decay(1e-4))?
 ///     .after_reduce(Transform::clip_by_global_norm(1.))?;
@@ -70,10 +70,9 @@ impl Transform {
 
     /// `change` is called with the name and the gradient of each variable that has one; what it gives is taken instead.
     ///
-    /// Before the reduction it is called on each replica, at once. After it, once for all replicas, in cross-replica
-    /// context, where collectives are refused; it has to end by itself then, since the other replicas wait for it without
-    /// a deadline: the log tells of one that takes longer than the strategy's timeout. While it runs,
-    /// [`finished_steps`](super::Optimizer::finished_steps) and [`learning_rate`](super::Optimizer::learning_rate) can be
+    /// Before the reduction it is called on each replica, at once. After it, once for all replicas, on replica 0 and in
+    /// cross-replica context, where collectives are refused; the others wait for it as long as the strategy's timeout.
+    /// While it runs, [`finished_steps`](super::Optimizer::finished_steps) and [`learning_rate`](super::Optimizer::learning_rate) can be
     /// asked, but not [`slot`](super::Optimizer::slot). The same input has to give the same output, for results that can
     /// be repeated.
     pub fn each(change: impl Fn(&str, Gradient) -> Result<Gradient> + Send + Sync + 'static) -> Self {
@@ -152,6 +151,7 @@ impl Settled {
                     squares(&settled)?.into_iter().for_each(|(variable, square)| sums[variable] += square);
                     Change::Scale(sums.into_iter().map(|sum| factor(sum.sqrt(), max)).collect())
                 }
+                // Between the parts that are settled.
                 Kind::Each(_) => continue,
             };
             settled.0.push(change);

@@ -1,5 +1,6 @@
 //! The update of one stretch of one variable.
 
+use super::groups::Rules;
 use super::owners::Cut;
 use super::row_range::RowRange;
 use super::slots::MOST_SLOTS;
@@ -42,11 +43,11 @@ impl<F> Cut for Piece<'_, F> {
 /// Reduces and transforms the gradient and applies the rule, block by block.
 pub(super) fn update<F: Number>(
     piece: Piece<'_, F>,
-    rule: &dyn Rule,
-    step: Step,
+    rules: &Rules<'_>,
     settled: &Settled,
 ) -> Result<(), UpdateError> {
     let Piece { values, mut slots, stretch } = piece;
+    let (rule, step) = rules.of(stretch.variable);
     let of_replicas = match &stretch.summands {
         Summands::Dense(of_replicas) => of_replicas,
         Summands::Rows(range) => {

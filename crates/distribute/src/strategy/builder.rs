@@ -67,17 +67,17 @@ impl MirroredBuilder {
         self
     }
 
-    /// How many threads make the matrix products of each replica's [`nn`](crate::nn) layers: 1 if not given, the replica's
-    /// own. More than one for fewer replicas than cores; more replicas are mostly faster than more threads, since everything
-    /// else that a replica does is on one thread.
+    /// How many threads each replica computes with: 1 if not given. candle's parallel operations use them, matrix products above
+    /// all; other operations are on one of them. More than one for fewer replicas than cores; more replicas are mostly faster
+    /// than more threads.
     pub fn threads_per_replica(mut self, threads: usize) -> Self {
         self.threads_per_replica = threads;
         self
     }
 
-    /// Keeps each replica on cores of its own, as long as it runs; if not given, the system decides. For machines that do
-    /// nothing else: where another program takes one of these cores, all replicas wait for it. Threads that a closure starts
-    /// are on its replica's cores, too; rayon's global threads are not, since this starts them.
+    /// Keeps each replica on cores of its own; if not given, the system decides. For machines that do nothing else: where
+    /// another program takes one of these cores, all replicas wait for it. Threads that a closure starts are on its replica's
+    /// core, too; rayon's global threads are not, since this starts them.
     pub fn pinned(mut self, pinned: bool) -> Self {
         self.pinned = pinned;
         self
@@ -88,6 +88,7 @@ impl MirroredBuilder {
     /// # Errors
     /// As [`MirroredStrategy::new`] and [`Threads::new`]; and
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a timeout of zero.
+    #[track_caller]
     pub fn build(self) -> Result<MirroredStrategy> {
         let devices = self.devices.iter().map(String::as_str);
         let threads = |replicas| match (self.threads_per_replica, self.pinned) {

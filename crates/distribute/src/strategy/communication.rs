@@ -33,12 +33,12 @@ pub struct CommunicationOptions {
     /// How long a replica waits for the others in one call. `None`: as the strategy says, 60 s by default.
     #[doc(alias = "timeout_seconds")]
     pub timeout: Option<Duration>,
-    /// What carries the values. A wish: what the devices cannot do is not done.
+    /// What carries the values.
     pub implementation: CommunicationImplementation,
 }
 
 impl CommunicationOptions {
-    /// These options where they are set, those of `base` where they are left at their defaults (CO-2).
+    /// These options where they are set, those of `base` where they are left at their defaults.
     pub fn over(self, base: Self) -> Self {
         Self {
             bytes_per_pack: if self.bytes_per_pack > 0 { self.bytes_per_pack } else { base.bytes_per_pack },
@@ -50,22 +50,33 @@ impl CommunicationOptions {
         }
     }
 
-    /// Fails for a timeout that nobody could keep.
+    /// Fails for a timeout that nobody could keep, and for what replicas of one process don't have.
     pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
-        match self.timeout {
-            Some(Duration::ZERO) => Err(Error::invalid(
+        if self.timeout == Some(Duration::ZERO) {
+            return Err(Error::invalid(
                 operation,
                 "a timeout of zero is over before any other replica can come; leave it out for the strategy's, or \
                  give Duration::MAX to wait for ever",
+            ));
+        }
+        match self.implementation {
+            CommunicationImplementation::Auto => Ok(()),
+            other => Err(Error::invalid(
+                operation,
+                format!(
+                    "CommunicationImplementation {other}: replicas of one process exchange values in the memory they \
+                     share, and nothing else carries them there; leave it at AUTO"
+                ),
             )),
-            _ => Ok(()),
         }
     }
 }
 
-/// What carries the values of a collective (CO-3).
+/// What carries the values of a collective.
 ///
-/// Replicas of one process share memory, and exchange what they have there, whatever is asked for.
+/// Replicas of one process exchange what they have in the memory they share. Where something else is asked of them, that
+/// is [`Error::InvalidArgument`], from [`MirroredBuilder::build`](super::MirroredBuilder::build) and
+/// [`with_options`](crate::ReplicaContext::with_options); the others are for workers on several machines.
 #[doc(alias = "tf.distribute.experimental.CommunicationImplementation")]
 #[doc(alias = "tf.distribute.experimental.CollectiveCommunication")]
 #[doc(alias = "CollectiveCommunication")]
@@ -94,7 +105,7 @@ impl fmt::Display for CommunicationImplementation {
     }
 }
 
-/// Reads the names that [`Display`](fmt::Display) writes, in upper or lower case (CO-1).
+/// Reads the names that [`Display`](fmt::Display) writes, in upper or lower case.
 impl FromStr for CommunicationImplementation {
     type Err = Error;
 
@@ -140,6 +151,17 @@ mod tests {
             CommunicationOptions { timeout: minute, ..none }.over(base),
             CommunicationOptions { timeout: minute, ..base }
         );
+    }
+
+    #[test]
+    fn co_3_what_one_process_has_not_is_refused_by_name() {
+        for implementation in [Ring, Nccl] {
+            let options = CommunicationOptions { implementation, ..Default::default() };
+            let error = options.check("here").unwrap_err();
+            assert!(matches!(error, Error::InvalidArgument { operation: "here", .. }), "{error}");
+            assert!(error.to_string().contains(&format!("CommunicationImplementation {implementation}:")));
+        }
+        CommunicationOptions::default().check("here").unwrap();
     }
 
     #[test]

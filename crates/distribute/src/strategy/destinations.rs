@@ -4,7 +4,7 @@ use super::{DeviceName, Strategy};
 use crate::values::{Mirrored, PerReplica};
 use crate::{Error, Result, Variable};
 
-/// Where a reduction puts its result: a copy on each of these devices (RTO-1).
+/// Where a reduction puts its result: a copy on each of these devices.
 ///
 /// Made of a device's name, of a variable, which stands for the devices of its copies, or of a distributed value, which
 /// stands for the devices of the replicas: given the value itself, a reduction is an all-reduction.

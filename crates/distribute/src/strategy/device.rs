@@ -41,11 +41,20 @@ impl DeviceName {
     /// candle's device for it. All logical CPU devices are candle's one CPU.
     ///
     /// # Errors
-    /// [`Error::Candle`] for a GPU that candle cannot open, or was built without.
+    /// [`Error::Device`] for a GPU that candle cannot open, and for any where the cargo feature `cuda` is not enabled.
     pub fn to_candle(self) -> Result<candle_core::Device> {
+        let unusable = |reason| Error::Device { name: self.to_string(), reason };
         match self.kind {
             DeviceKind::Cpu => Ok(candle_core::Device::Cpu),
-            DeviceKind::Gpu => Ok(candle_core::Device::new_cuda(self.index)?),
+            DeviceKind::Gpu if cfg!(not(feature = "cuda")) => Err(unusable(
+                "this build cannot use it: it is without the cargo feature \"cuda\"; write features = [\"cuda\"] at the \
+                 dependency on distribute (it needs nvcc)"
+                    .into(),
+            )),
+            DeviceKind::Gpu => candle_core::Device::new_cuda(self.index).map_err(|error| {
+                let error = error.to_string();
+                unusable(format!("candle cannot open it: {}", error.lines().next().unwrap_or_default()))
+            }),
         }
     }
 }

@@ -4,12 +4,15 @@ use super::threads::unpinned;
 use super::{CommunicationOptions, CrossDeviceOps, DeviceName, Strategy, Threads};
 use crate::{Error, ReplicaContext, Result};
 use distribute_cluster::deadline::DEFAULT_TIMEOUT;
-use distribute_collective::threads::Team;
+use distribute_collective::threads::Teams;
 use distribute_data::plan::ends::Ballot;
 use std::fmt::Debug;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// The part of a strategy that its author writes. Users call [`Strategy`], which does everything else with it.
+///
+/// What the methods return is taken to be the same in every call; [`Strategy::new`] refuses what contradicts itself.
 ///
 /// Only [`kind`](Self::kind) and [`worker_devices`](Self::worker_devices) have to be given: one replica for each
 /// device, on a thread each, in step. A strategy that waits for less long than others, and tells how long each run took:
@@ -41,7 +44,7 @@ use std::time::Duration;
 ///     }
 /// }
 ///
-/// let strategy = Strategy::new(Timed { devices: vec![DeviceName::cpu(0), DeviceName::cpu(1)] });
+/// let strategy = Strategy::new(Timed { devices: vec![DeviceName::cpu(0), DeviceName::cpu(1)] })?;
 /// let sums = strategy.run((), |ctx, ()| ctx.all_reduce(ReduceOp::Sum, 1f32))?;
 /// assert_eq!(sums.values(), [2., 2.]);
 /// # Ok::<(), distribute::Error>(())
@@ -95,13 +98,13 @@ pub trait StrategyExtended: Debug + Send + Sync + 'static {
     }
 
     /// Whether each replica of this process can have an input pipeline of its own
-    /// ([`InputReplicationMode::PerReplica`](crate::InputReplicationMode::PerReplica), IN-5).
+    /// ([`InputReplicationMode::PerReplica`](crate::InputReplicationMode::PerReplica)).
     fn per_replica_input(&self) -> bool {
         self.variable_placement() == VariablePlacement::Mirrored && self.input_workers() == 1
     }
 
     /// What all input workers have for the next step, out of what this one has: they add their ballots up. Called before
-    /// each step where there are several and their data can end at different steps (ITER-4). It is a collective: a
+    /// each step where there are several and their data can end at different steps. It is a collective: a
     /// worker whose own data fails does not come to it, which the others learn by their deadline.
     ///
     /// # Errors
@@ -132,7 +135,7 @@ pub trait StrategyExtended: Debug + Send + Sync + 'static {
         None
     }
 
-    /// What replicas compute with beside the thread that each runs on. None: that thread alone, on any core.
+    /// What replicas compute with. None: a thread each, on any core.
     fn threads(&self) -> Option<&Threads> {
         None
     }
@@ -183,6 +186,8 @@ pub struct Replicas<'a> {
     strategy: &'a Strategy,
     step: u64,
     body: &'a (dyn Fn(ReplicaContext) -> bool + Sync),
+    /// Whether they have run.
+    ran: AtomicBool,
 }
 
 impl<'a> Replicas<'a> {
@@ -192,7 +197,7 @@ impl<'a> Replicas<'a> {
         step: u64,
         body: &'a (dyn Fn(ReplicaContext) -> bool + Sync),
     ) -> Self {
-        Self { strategy, step, body }
+        Self { strategy, step, body, ran: AtomicBool::new(false) }
     }
 
     /// The number of this step on its strategy, from 1.
@@ -205,29 +210,37 @@ impl<'a> Replicas<'a> {
         self.strategy.extended().local_replicas()
     }
 
-    /// Runs every replica on a thread of its own, the first on this one. Returns when all have returned.
+    /// Runs every replica on a thread of its own. Returns when all have returned.
+    ///
+    /// The first one is on this thread; on one of its own where replicas have [several threads](Threads) each, and where this
+    /// thread is a worker of a rayon pool, such as in a closure of `rayon::spawn` or `par_iter`: it would take up other work of
+    /// the pool in the middle of the step.
     ///
     /// # Errors
-    /// [`Error::Io`] if the system refuses a thread.
+    /// [`Error::Io`] if the system refuses a thread; [`Error::InvalidArgument`] if the replicas of this step have run.
     pub fn on_threads(&self) -> Result<()> {
-        let replicas = self.count();
-        let context = |local, member| ReplicaContext::new(self.strategy.clone(), local, self.step, member);
-        let threads = self.strategy.extended().threads();
-        let _unpinned = unpinned();
-        let body = |local, member| {
-            let _threads = threads.map(|threads| threads.enter(local));
-            (self.body)(context(local, member))
-        };
-        if replicas == 1 {
-            body(0, None);
-            return Ok(());
+        if self.ran.swap(true, Ordering::Relaxed) {
+            let reason = format!(
+                "{} called it twice in step {}; call_for_each_replica runs each replica once",
+                self.strategy, self.step
+            );
+            return Err(Error::invalid("Replicas::on_threads", reason));
         }
-        Team::borrow(replicas, |team| {
-            team.run(self.step, self.strategy.extended().timeout(), &|member| {
-                body(member.rank(), Some(member))
-            });
-        })
-        .map_err(|source| Error::Io { operation: format!("starting {replicas} replica threads"), source })
+        let replicas = self.count();
+        let extended = self.strategy.extended();
+        let body =
+            |local, member| (self.body)(ReplicaContext::new(self.strategy.clone(), local, self.step, member));
+        let teams = extended.threads().map_or(Teams::shared(), Threads::teams);
+        let _unpinned = unpinned();
+        let done = match replicas {
+            1 => teams.alone(|| {
+                body(0, None);
+            }),
+            _ => teams.borrow(replicas, |team| {
+                team.run(self.step, extended.timeout(), &|member| body(member.rank(), Some(member)));
+            }),
+        };
+        done.map_err(|source| Error::Io { operation: format!("starting {replicas} replica threads"), source })
     }
 }
 

@@ -4,7 +4,9 @@ use super::{
     CommunicationOptions, CrossDeviceOps, DeviceName, MirroredBuilder, Strategy, StrategyExtended, Threads,
     VariablePlacement,
 };
+use crate::checkpoint::{Checkpointed, Reader, Restore, Writer};
 use crate::{Error, Result};
+use distribute_collective::threads::MOST_THREADS;
 use std::ops::Deref;
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -28,7 +30,7 @@ impl StrategyExtended for Default {
 
 pub(crate) fn default_strategy() -> &'static Strategy {
     static DEFAULT: OnceLock<Strategy> = OnceLock::new();
-    DEFAULT.get_or_init(|| Strategy::new(Default))
+    DEFAULT.get_or_init(|| Strategy::unchecked(Default))
 }
 
 /// What the strategies of one process are made of.
@@ -77,6 +79,15 @@ macro_rules! handle {
                 strategy.0
             }
         }
+
+        impl Checkpointed for $name {
+            fn save(&self, prefix: &str, writer: &mut Writer) -> Result<()> {
+                self.0.save(prefix, writer)
+            }
+            fn restore<'a>(&'a self, prefix: &str, from: &Reader) -> Result<Restore<'a>> {
+                self.0.restore(prefix, from)
+            }
+        }
     };
 }
 
@@ -91,18 +102,13 @@ impl OneDeviceStrategy {
     ///
     /// # Errors
     /// [`Error::Device`] for a name that cannot be read or a device that this build does not have.
+    #[track_caller]
     pub fn new(device: &str) -> Result<Self> {
         let devices = resolve([device])?;
         let (options, placement) = (CommunicationOptions::default(), VariablePlacement::Ordinary);
         let kind = "OneDeviceStrategy";
-        Ok(Self(Strategy::new(Local {
-            kind,
-            devices,
-            placement,
-            options,
-            cross_device_ops: None,
-            threads: None,
-        })))
+        let local = Local { kind, devices, placement, options, cross_device_ops: None, threads: None };
+        Strategy::new(local).map(Self)
     }
 }
 
@@ -126,6 +132,7 @@ impl MirroredStrategy {
     /// # Errors
     /// [`Error::Device`] for a name that cannot be read, a device named twice or one that this build does not have;
     /// [`Error::InvalidArgument`] for no device at all.
+    #[track_caller]
     pub fn new<'a>(devices: impl IntoIterator<Item = &'a str>) -> Result<Self> {
         Self::builder().devices(devices).build()
     }
@@ -134,6 +141,7 @@ impl MirroredStrategy {
     ///
     /// # Errors
     /// As [`MirroredStrategy::new`]; and [`Error::InvalidArgument`] for a timeout of zero.
+    #[track_caller]
     pub fn with_timeout<'a>(devices: impl IntoIterator<Item = &'a str>, timeout: Duration) -> Result<Self> {
         Self::builder().devices(devices).timeout(timeout).build()
     }
@@ -143,6 +151,7 @@ impl MirroredStrategy {
         MirroredBuilder::default()
     }
 
+    #[track_caller]
     pub(super) fn from_parts<'a>(
         devices: impl IntoIterator<Item = &'a str>,
         options: CommunicationOptions,
@@ -151,17 +160,20 @@ impl MirroredStrategy {
     ) -> Result<Self> {
         options.check("MirroredStrategy::builder")?;
         let devices = resolve(devices)?;
-        warn_of_shared_threads(devices.len());
+        // Before threads are made.
+        crate::log::prepare(devices.len());
         let (kind, placement) = ("MirroredStrategy", VariablePlacement::Mirrored);
         let threads = threads(devices.len())?;
-        Ok(Self(Strategy::new(Local { kind, devices, placement, options, cross_device_ops, threads })))
+        Strategy::new(Local { kind, devices, placement, options, cross_device_ops, threads }).map(Self)
     }
 
     /// A replica on each of `replicas` logical CPU devices.
     ///
     /// # Errors
-    /// As [`MirroredStrategy::new`].
+    /// As [`MirroredStrategy::new`]; [`Error::InvalidArgument`] for more than 4096, which is what a process has at most.
+    #[track_caller]
     pub fn cpus(replicas: usize) -> Result<Self> {
+        check_count("MirroredStrategy::cpus", replicas)?;
         let names: Vec<_> = (0..replicas).map(|i| format!("cpu:{i}")).collect();
         Self::new(names.iter().map(String::as_str))
     }
@@ -170,6 +182,7 @@ impl MirroredStrategy {
     ///
     /// # Errors
     /// As [`MirroredStrategy::new`].
+    #[track_caller]
     pub fn all_cores() -> Result<Self> {
         Self::cpus(std::thread::available_parallelism().map_or(1, usize::from))
     }
@@ -178,7 +191,7 @@ impl MirroredStrategy {
 /// A replica on each of several devices of this process, and one copy of every variable, which they share.
 ///
 /// What replicas write to a variable is aggregated and then written once. ON_READ variables are kept in one copy too,
-/// so their writes are aggregated as those of ON_WRITE variables (PSV-3).
+/// so their writes are aggregated as those of ON_WRITE variables .
 ///
 /// ```
 /// use distribute::{CentralStorageStrategy, Variable, VariableAggregation, prelude::*};
@@ -198,40 +211,51 @@ impl CentralStorageStrategy {
     ///
     /// # Errors
     /// As [`MirroredStrategy::new`].
+    #[track_caller]
     pub fn new<'a>(
         compute_devices: impl IntoIterator<Item = &'a str>,
         parameter_device: &'a str,
     ) -> Result<Self> {
         let devices = resolve(compute_devices)?;
-        warn_of_shared_threads(devices.len());
         let [parameters] = resolve([parameter_device])?[..] else {
             return Err(Error::invalid("CentralStorageStrategy::new", "there is one parameter device"));
         };
-        Ok(Self(Strategy::new(Local {
+        Strategy::new(Local {
             kind: "CentralStorageStrategy",
             devices,
             placement: VariablePlacement::Central(parameters),
             options: CommunicationOptions::default(),
             cross_device_ops: None,
             threads: None,
-        })))
+        })
+        .map(Self)
     }
+}
+
+fn check_count(operation: &'static str, replicas: usize) -> Result<()> {
+    if replicas <= MOST_THREADS {
+        return Ok(());
+    }
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let reason = format!(
+        "{replicas} replicas: a process has {MOST_THREADS} at most, and this machine {cores} cores, one for each \
+         (MirroredStrategy::all_cores())"
+    );
+    Err(Error::invalid(operation, reason))
 }
 
 fn resolve<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<Vec<DeviceName>> {
     let mut devices: Vec<DeviceName> = Vec::new();
     for name in names {
+        check_count("MirroredStrategy::new", devices.len() + 1)?;
         let device: DeviceName = name.parse()?;
         if devices.contains(&device) {
             let reason = format!("{device} is named twice; a device holds one replica");
             return Err(Error::Device { name: name.into(), reason });
         }
-        device.to_candle().map_err(|error| Error::Device {
-            name: name.into(),
-            reason: format!(
-                "this build cannot use it: {}",
-                error.to_string().lines().next().unwrap_or_default()
-            ),
+        device.to_candle().map_err(|error| match error {
+            Error::Device { reason, .. } => Error::Device { name: name.into(), reason },
+            other => other,
         })?;
         devices.push(device);
     }
@@ -241,15 +265,5 @@ fn resolve<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<Vec<DeviceNam
             "no device was given; name at least one, such as \"cpu:0\", or use MirroredStrategy::all_cores()",
         )),
         false => Ok(devices),
-    }
-}
-
-/// candle's element-wise kernels take turns on one pool of threads: replicas that share it are 3 to 8 times slower.
-fn warn_of_shared_threads(replicas: usize) {
-    if replicas > 1 && std::env::var_os("CANDLE_NUM_THREADS").is_none() {
-        tracing::warn!(
-            "CANDLE_NUM_THREADS is not set: {replicas} replicas will wait for each other in candle's thread pool; \
-             put #[distribute::main] on main, or set CANDLE_NUM_THREADS=1 and RAYON_NUM_THREADS=1"
-        );
     }
 }

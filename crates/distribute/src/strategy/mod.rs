@@ -1,6 +1,7 @@
 //! The handle that users call, and the strategies behind it.
 
 mod builder;
+mod claims;
 mod communication;
 mod cross_device;
 mod destinations;
@@ -26,7 +27,6 @@ pub use extended::{Replicas, StrategyExtended, VariablePlacement};
 pub(crate) use kinds::default_strategy;
 pub use kinds::{CentralStorageStrategy, MirroredStrategy, OneDeviceStrategy};
 pub use threads::Threads;
-pub(crate) use threads::product_threads;
 
 use crate::context::enter_cross_replica;
 use crate::lock::lock;
@@ -37,6 +37,7 @@ use candle_core::TensorId;
 use candle_nn::VarBuilder;
 use std::collections::HashMap;
 use std::fmt;
+use std::panic::Location;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -50,6 +51,9 @@ pub struct Strategy(Arc<Inner>);
 
 struct Inner {
     extended: Box<dyn StrategyExtended>,
+    /// Which strategy of this process it is, from 0, and where it was made: what tells it from others of its kind.
+    number: u64,
+    made_at: &'static Location<'static>,
     steps: AtomicU64,
     /// The variables of this strategy, by the candle tensors of their copies.
     containers: Mutex<HashMap<TensorId, WeakVariable>>,
@@ -57,9 +61,29 @@ struct Inner {
 
 impl Strategy {
     /// The handle of a strategy.
-    pub fn new(extended: impl StrategyExtended) -> Self {
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) where its methods contradict each other: a device that is
+    /// named twice, more replicas than devices, ids that don't fit the number of replicas in sync.
+    #[track_caller]
+    pub fn new(extended: impl StrategyExtended) -> Result<Self> {
+        claims::check(&extended)?;
+        Ok(Self::unchecked(extended))
+    }
+
+    /// The handle of a strategy that is known to agree with itself.
+    #[track_caller]
+    fn unchecked(extended: impl StrategyExtended) -> Self {
+        static NUMBERS: AtomicU64 = AtomicU64::new(0);
+        crate::log::prepare(extended.local_replicas());
         let (steps, containers) = Default::default();
-        Self(Arc::new(Inner { extended: Box::new(extended), steps, containers }))
+        Self(Arc::new(Inner {
+            extended: Box::new(extended),
+            number: NUMBERS.fetch_add(1, Ordering::Relaxed),
+            made_at: Location::caller(),
+            steps,
+            containers,
+        }))
     }
 
     /// The part that the strategy's author wrote.
@@ -98,10 +122,10 @@ impl Strategy {
     ///
     /// ```
     /// # use distribute::prelude::*;
-    /// use candle_nn::{Init, VarBuilder};
+    /// use candle_nn::Init;
     /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
     /// let model = strategy.scope(|| {
-    ///     strategy.replicate(|vb: VarBuilder| vb.get_with_hints((), "mirrored", Init::Const(1.)))
+    ///     strategy.replicate(|vb| vb.get_with_hints((), "mirrored", Init::Const(1.)))
     /// })?;
     /// assert_eq!(model.models().to_string(), "\
     /// PerReplica:{
@@ -122,17 +146,22 @@ impl Strategy {
 
     /// Builds a model on every local replica. Variables are created once, mirrored: replicas of one memory share them.
     ///
-    /// `build` is called once for each replica with a candle `VarBuilder`, so any model that takes one can be built.
-    /// Initial values are drawn from seed 0 and the variable's name.
+    /// `build` is called once for each replica with a candle `VarBuilder`, so any model that takes one can be built. It
+    /// returns candle's `Result` or this crate's; where it ends in an `Ok` of its own, [`distribute::Ok`](crate::Ok) says
+    /// which. Initial values are drawn from seed 0 and the variable's name.
+    ///
+    /// Two layers that ask for one path share its variables, as with candle alone: on purpose, where weights are tied, and
+    /// silently else. Log level `debug` tells of it.
     ///
     /// # Errors
-    /// The error of `build`; and where replicas ask for different variables.
+    /// The error of `build`; [`Error::InvalidArgument`](crate::Error::InvalidArgument) where replicas ask for different
+    /// variables, or two layers for one path in different shapes.
     ///
     /// ```
     /// # use distribute::prelude::*;
-    /// use candle_nn::{VarBuilder, linear};
+    /// use candle_nn::linear;
     /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
-    /// let model = strategy.replicate(|vb: VarBuilder| linear(4, 2, vb.pp("fc")))?;
+    /// let model = strategy.replicate(|vb| linear(4, 2, vb.pp("fc")))?;
     /// assert_eq!(model.variables.names(), ["fc.bias", "fc.weight"]);
     /// # Ok::<(), distribute::Error>(())
     /// ```
@@ -163,15 +192,15 @@ impl Strategy {
     }
 
     /// This process's parts of a value: the components of a [`PerReplica`], in order; of a nested structure one
-    /// structure for each replica; of anything else the value itself (LOCAL-1).
+    /// structure for each replica; of anything else the value itself.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a value made for another number of replicas.
+    /// [`Error::Parts`](crate::Error::Parts) for a value made for another number of replicas.
     #[doc(alias = "tf.distribute.Strategy.experimental_local_results")]
     pub fn local_results<D: Distributed>(&self, value: D) -> Result<Vec<D::Local>> {
         let replicas = self.extended().local_replicas();
         let results = value.local_results(replicas);
-        let mut parts = value.split(replicas)?;
+        let mut parts = value.split(replicas).map_err(|error| error.of_argument("local_results", "value"))?;
         parts.truncate(results);
         Ok(parts)
     }
@@ -232,9 +261,7 @@ impl Strategy {
 
     /// The device of each local replica.
     pub(crate) fn devices(&self) -> Vec<DeviceName> {
-        let named = self.extended().worker_devices();
-        let device = |replica| named.get(replica).or(named.first()).copied().unwrap_or(DeviceName::cpu(0));
-        (0..self.extended().local_replicas()).map(device).collect()
+        self.extended().worker_devices().to_vec()
     }
 
     fn next_step(&self) -> u64 {
@@ -255,15 +282,17 @@ impl PartialEq for Strategy {
 
 impl Eq for Strategy {}
 
+/// Its kind, its number of replicas, and what tells it from others: which strategy of this process it is, and where it was
+/// made.
 impl fmt::Display for Strategy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} ({} replicas, at {:p})",
-            self.extended().kind(),
-            self.num_replicas_in_sync(),
-            Arc::as_ptr(&self.0)
-        )
+        let (kind, replicas) = (self.extended().kind(), self.num_replicas_in_sync());
+        if self.is_default() {
+            return f.write_str(kind);
+        }
+        let plural = if replicas == 1 { "" } else { "s" };
+        let Inner { number, made_at, .. } = &*self.0;
+        write!(f, "{kind} ({replicas} replica{plural}, #{number}, made at {made_at})")
     }
 }
 

@@ -4,7 +4,7 @@ use super::reduce_to::Contributions;
 use super::{DeviceName, Strategy};
 use crate::values::{Axes, Components, Reducible};
 use crate::{Error, Result};
-use distribute_tensor::{Leaf, Nest, ReduceOp, Tree};
+use distribute_tensor::{DType, Leaf, Nest, ReduceOp, Tree};
 
 const ADVICE: &str = "use the replica context's all_reduce, or merge_call";
 const GATHER_ADVICE: &str = "use the replica context's all_gather";
@@ -15,7 +15,8 @@ impl Strategy {
     /// With `axis` a MEAN divides by the number of elements along it, those of all replicas added up, so that a partial
     /// batch weighs what it should and an empty piece nothing.
     ///
-    /// A value that is not distributed is, with an axis, what every replica has; without, MEAN gives it back.
+    /// A value that is not distributed is, with an axis, what every replica has; without, MEAN gives it back. Of several
+    /// replicas the result is on `cpu:0`, of one where its value is.
     ///
     /// # Errors
     /// [`Error::Tensor`] for different shapes or dtypes, an axis outside of the rank, bool and string;
@@ -53,7 +54,11 @@ impl Strategy {
             None => self.contributions("reduce", op, value)?,
             Some(_) => self.contributions_of_all(value)?,
         };
-        let here = [self.devices().first().copied().unwrap_or(DeviceName::cpu(0))];
+        // RED-2; the value of one replica stays where it is.
+        let here = match self.devices()[..] {
+            [one] => [one],
+            _ => [DeviceName::cpu(0)],
+        };
         let reduce = |op, leaves: Vec<Vec<Leaf>>| {
             let leaves = leaves.into_iter().map(|parts| (parts, &here[..]));
             let reduced = self.reduce_parts("reduce", op, leaves)?;
@@ -63,18 +68,14 @@ impl Strategy {
             (Contributions::Same(leaves), _) => leaves,
             (Contributions::Each(leaves), None) => reduce(op, leaves)?.collect(),
             (Contributions::Each(leaves), Some(axes)) => {
-                let sums = leaves.iter().map(|parts| sum_over(parts, &axes));
+                let sums = leaves.iter().map(|parts| sum_over(op, parts, &axes));
                 let (sums, counts): (Vec<_>, Vec<_>) =
                     sums.collect::<distribute_tensor::Result<_>>().map_err(Error::tensor("reduce"))?;
-                let sums = reduce(ReduceOp::Sum, sums)?;
-                match op {
-                    ReduceOp::Sum => sums.collect(),
-                    ReduceOp::Mean => sums
-                        .zip(counts)
-                        .map(|(sum, count)| sum.divide(count as f64))
-                        .collect::<distribute_tensor::Result<_>>()
-                        .map_err(Error::tensor("reduce"))?,
-                }
+                reduce(ReduceOp::Sum, sums)?
+                    .zip(counts)
+                    .map(|(sum, (count, dtype))| sum.reduction(op, count, dtype))
+                    .collect::<distribute_tensor::Result<_>>()
+                    .map_err(Error::tensor("reduce"))?
             }
         };
         structure.fill(leaves).and_then(V::Nest::from_tree).map_err(Error::tensor("reduce"))
@@ -150,7 +151,8 @@ impl Strategy {
         gathered(components.into_iter().map(Nest::into_tree).collect(), axis)
     }
 
-    /// What each replica contributes where it first sums for itself: there everybody has a plain value, too (RED-7).
+    // RED-7
+    /// What each replica contributes where it first sums for itself: there everybody has a plain value, too.
     fn contributions_of_all<V: Reducible>(&self, value: V) -> Result<(Contributions, Tree<()>)> {
         let replicas = self.extended().local_replicas();
         let trees = match value.into_components()? {
@@ -180,15 +182,20 @@ fn gathered<N: Nest>(trees: Vec<Tree<Leaf>>, axis: usize) -> Result<N> {
     gathered.and_then(N::from_tree).map_err(Error::tensor("gather"))
 }
 
-/// The sums over `axes` within each replica, and of how many elements they are in all (RED-4, RED-5).
-fn sum_over(parts: &[Leaf], axes: &[i64]) -> distribute_tensor::Result<(Vec<Leaf>, usize)> {
+/// The sums over `axes` within each replica, of how many elements they are in all, and of which dtype.
+fn sum_over(
+    op: ReduceOp,
+    parts: &[Leaf],
+    axes: &[i64],
+) -> distribute_tensor::Result<(Vec<Leaf>, (usize, DType))> {
+    let dtype = parts.first().map_or(Ok(DType::F32), Leaf::dtype)?;
     let (mut sums, mut count) = (Vec::with_capacity(parts.len()), 0);
-    for part in parts {
-        let axes = normalise(part, axes)?;
+    for part in Leaf::summands(op, parts)? {
+        let axes = normalise(&part, axes)?;
         count += axes.iter().map(|axis| part.dims()[*axis]).product::<usize>();
         sums.push(part.sum_axes(&axes)?);
     }
-    Ok((sums, count))
+    Ok((sums, (count, dtype)))
 }
 
 fn normalise(leaf: &Leaf, axes: &[i64]) -> distribute_tensor::Result<Vec<usize>> {

@@ -154,6 +154,15 @@ impl Strategy {
                      give a PerReplica, such as run returns, or reduce with MEAN"
                 ),
             )),
+            // What has no sum over several replicas has none over one.
+            Components::Plain(value) if op == ReduceOp::Sum => {
+                let (leaves, structure) = value.into_tree().flatten();
+                leaves
+                    .iter()
+                    .try_for_each(|leaf| Leaf::summands(op, std::slice::from_ref(leaf)).map(drop))
+                    .map_err(Error::tensor(operation))?;
+                Ok((Contributions::Same(leaves), structure))
+            }
             Components::Mirrored(value) if op == ReduceOp::Sum => {
                 let (leaves, structure) = value.into_tree().flatten();
                 let each = leaves.into_iter().map(|leaf| vec![leaf; replicas]).collect();

@@ -20,9 +20,11 @@ impl Strategy {
     /// model its own. Constants are captured. `body` may borrow from the caller.
     ///
     /// # Errors
-    /// [`Error::Replica`] where `body` fails or panics: the one that caused the others to fail, also where `body` has
-    /// put its own error around; of several the one with the lowest id. [`Error::Collective`] inside of it where replicas did not make the same calls, or one came later
-    /// than the strategy's timeout; then this returns when the late closure does. The strategy can be used again.
+    /// [`Error::Parts`] for an argument that was made for another number of replicas: it names which. [`Error::Replica`]
+    /// where `body` fails or panics: the one that caused the others to fail, also where `body` has put its own error
+    /// around; of several the one with the lowest id. [`Error::Collective`] inside of it where replicas did not make the
+    /// same calls, or one came later than the strategy's timeout; then this returns when the late closure does. The
+    /// strategy can be used again.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -77,10 +79,6 @@ impl Strategy {
         let advice = "use the replica context's merge_call to leave it first";
         let _scope = self.enter("run", advice)?;
         let replicas = self.extended().local_replicas();
-        if replicas == 0 {
-            let reason = format!("{self} has no replica: its worker_devices are empty");
-            return Err(Error::invalid("run", reason));
-        }
         if self.num_replicas_in_sync() != replicas {
             let reason = format!(
                 "{self} has {replicas} in this process; collectives between processes are not there yet"
@@ -89,17 +87,13 @@ impl Strategy {
         }
         let rows: Vec<_> = (0..replicas).map(|replica| args.rows(replica)).collect();
         let pieces = consecutive(&rows);
-        let untouched = (0..replicas)
-            .map(|replica| {
-                if rows[replica] == Some(0) {
-                    Snapshot::of(args.own_variables(replica))
-                } else {
-                    Ok(Snapshot::default())
-                }
-            })
+        // Of most steps no piece is empty, and there are none.
+        let empty = rows.iter().enumerate().filter(|(_, rows)| **rows == Some(0));
+        let untouched = empty
+            .map(|(replica, _)| Ok((replica, Snapshot::of(args.own_variables(replica))?)))
             .collect::<Result<Vec<_>>>()?;
-        let cells: Vec<_> =
-            args.split(replicas)?.into_iter().map(|arg| Mutex::new(Cell::Argument(arg))).collect();
+        let args = args.split(replicas).map_err(|error| error.of_argument("run", "args"))?;
+        let cells: Vec<_> = args.into_iter().map(|arg| Mutex::new(Cell::Argument(arg))).collect();
         let step = self.next_step();
         let whole = tracing::trace_span!(STEP, step, replicas).entered();
 
@@ -120,7 +114,8 @@ impl Strategy {
             let _replica = enter(Mode::Replica(context.clone()));
             let result = catch_unwind(AssertUnwindSafe(|| body(&context, arg)))
                 .unwrap_or_else(|panic| Err(panicked(&*panic)));
-            let result = untouched[local].restore(&context).and(result);
+            let before = untouched.iter().find(|(replica, _)| *replica == local);
+            let result = before.map_or(Ok(()), |(_, before)| before.restore(&context)).and(result);
             let result = result.map_err(|error| explain(error, rows[local], &context));
             let succeeded = result.is_ok();
             *lock(cell) = Cell::Result(result);
@@ -133,7 +128,6 @@ impl Strategy {
 
 /// Variables as they were before an empty piece of a batch: stock batch-norm would make NaN of its running statistics
 /// there. Layers that know better say so.
-#[derive(Default)]
 struct Snapshot(Vec<(Var, Tensor)>);
 
 impl Snapshot {

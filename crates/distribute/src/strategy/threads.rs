@@ -1,113 +1,63 @@
 //! How replicas use the cores of the machine: threads of their own for matrix products, and cores of their own.
 
 use crate::{Error, Result};
-use rayon::{ThreadPool, ThreadPoolBuilder};
-use std::cell::{Cell, RefCell};
+use distribute_collective::threads::worker::Start;
+use distribute_collective::threads::{MOST_THREADS, Teams};
+use std::cell::Cell;
 use std::sync::Arc;
 
-/// What the replicas of one strategy compute with, beside the thread that each of them runs on. See
+/// What the replicas of one strategy compute with. See
 /// [`MirroredBuilder::threads_per_replica`](super::MirroredBuilder::threads_per_replica) and
 /// [`pinned`](super::MirroredBuilder::pinned).
 #[derive(Debug)]
 pub struct Threads {
-    of_replicas: Vec<OfReplica>,
-}
-
-#[derive(Debug, Default)]
-struct OfReplica {
-    /// For matrix products; none where the replica's own thread makes them.
-    pool: Option<Arc<ThreadPool>>,
-    /// None where the system decides.
-    cores: Option<Arc<[usize]>>,
+    teams: Teams,
 }
 
 impl Threads {
-    /// So many threads for each replica, and if `pinned`, as many cores that its threads do not leave: the first ones of
+    /// So many threads for each replica, and if `pinned`, a core for each of them that it does not leave: the first ones of
     /// those that this process may use to replica 0, and round again where there are more threads than cores.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for no thread, or for pinning where the system doesn't do it (it is for Linux);
-    /// [`Error::Io`] if the system refuses a thread.
+    /// [`Error::InvalidArgument`] for no thread, for more than a process can have, or for pinning where the system doesn't do
+    /// it (it is for Linux).
     pub fn new(replicas: usize, per_replica: usize, pinned: bool) -> Result<Self> {
         if per_replica == 0 {
             return Err(Error::invalid("threads_per_replica", "a replica has 1 thread at least"));
         }
-        let cores = if pinned { affinity::allowed()? } else { Vec::new() };
-        if pinned {
-            // Asked for their number, rayon's global threads, which candle uses, are started: by a replica's thread, they
-            // would all be on its cores for ever.
+        let threads = replicas.saturating_mul(per_replica);
+        if threads > MOST_THREADS {
+            let reason = format!("{threads} threads in all, of which a process has {MOST_THREADS} at most");
+            return Err(Error::invalid("threads_per_replica", reason));
+        }
+        let start = pinned.then(|| {
+            // Asked for their number, rayon's global threads are started: by a replica's thread, they would all be on its
+            // core for ever.
             rayon::current_num_threads();
-        }
-        let of_replica = |replica| {
-            let cores = (!cores.is_empty()).then(|| deal(&cores, replica, per_replica));
-            let pool = (per_replica > 1).then(|| pool(replica, per_replica, cores.clone())).transpose()?;
-            Ok(OfReplica { pool, cores })
-        };
-        Ok(Self { of_replicas: (0..replicas).map(of_replica).collect::<Result<_>>()? })
+            let cores = affinity::allowed()?;
+            let start: Start = Arc::new(move |replica, thread| {
+                let core = deal(&cores, replica * per_replica + thread);
+                FREE.set(core.and_then(|core| affinity::change(&[core])));
+            });
+            Ok::<_, Error>(start)
+        });
+        Ok(Self { teams: Teams::new(per_replica, start.transpose()?) })
     }
 
-    /// Has this thread be a replica's, with its threads and cores, until the result is dropped.
-    pub(super) fn enter(&self, replica: usize) -> Entered {
-        let Some(of_replica) = self.of_replicas.get(replica) else { return Entered::default() };
-        let before = of_replica.cores.as_ref().and_then(|cores| affinity::change(cores));
-        if before.is_some() {
-            FREE.set(before);
-        }
-        Entered { pool: Some(POOL.replace(of_replica.pool.clone())), before }
+    /// The threads themselves.
+    pub(super) fn teams(&self) -> &Teams {
+        &self.teams
     }
 }
 
-/// The cores of a replica.
-fn deal(cores: &[usize], replica: usize, per_replica: usize) -> Arc<[usize]> {
-    (0..per_replica).map(|thread| cores[(replica * per_replica + thread) % cores.len()]).collect()
-}
-
-fn pool(replica: usize, threads: usize, cores: Option<Arc<[usize]>>) -> Result<Arc<ThreadPool>> {
-    let start = move |thread: usize| {
-        if let Some(core) = cores.as_ref().and_then(|cores| cores.get(thread)) {
-            affinity::change(&[*core]);
-        }
-    };
-    let pool = ThreadPoolBuilder::new()
-        .num_threads(threads)
-        .thread_name(move |thread| format!("replica {replica} product {thread}"))
-        .start_handler(start)
-        .build();
-    pool.map(Arc::new).map_err(|error| Error::Io {
-        operation: format!("starting {threads} threads of replica {replica}"),
-        source: std::io::Error::other(error),
-    })
+/// The core of a thread, of all threads of all replicas.
+fn deal(cores: &[usize], thread: usize) -> Option<usize> {
+    cores.get(thread % cores.len().max(1)).copied()
 }
 
 thread_local! {
-    /// The threads for the products of the replica that runs on this thread.
-    static POOL: RefCell<Option<Arc<ThreadPool>>> = const { RefCell::new(None) };
-    /// The cores that this thread had before it became a replica that is kept on its own.
+    /// The cores that this thread had before it was kept on one.
     static FREE: Cell<Option<affinity::Cores>> = const { Cell::new(None) };
-}
-
-/// The threads for matrix products of the replica that runs on this thread, if it has its own.
-pub(crate) fn product_threads() -> Option<Arc<ThreadPool>> {
-    POOL.with_borrow(Clone::clone)
-}
-
-/// Leaves a replica's threads and cores when dropped.
-#[derive(Default)]
-pub(super) struct Entered {
-    pool: Option<Option<Arc<ThreadPool>>>,
-    before: Option<affinity::Cores>,
-}
-
-impl Drop for Entered {
-    fn drop(&mut self) {
-        if let Some(pool) = self.pool.take() {
-            POOL.set(pool);
-        }
-        if let Some(before) = self.before.take() {
-            FREE.set(None);
-            affinity::restore(&before);
-        }
-    }
 }
 
 /// Gives a replica's thread the cores back that it had before, until the result is dropped: threads that it starts inherit
@@ -135,6 +85,7 @@ impl Drop for Unpinned {
 #[cfg(target_os = "linux")]
 mod affinity {
     use crate::{Error, Result};
+    use distribute_collective::heard;
     use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
     pub(super) type Cores = CpuSet;
@@ -163,7 +114,7 @@ mod affinity {
         match sched_setaffinity(None, cores) {
             Ok(()) => Some(before),
             Err(error) => {
-                tracing::warn!("a thread cannot be kept on the cores {cores:?}: {error}");
+                heard(|| tracing::warn!("a thread cannot be kept on the cores {cores:?}: {error}"));
                 None
             }
         }
@@ -205,31 +156,13 @@ mod tests {
 
     #[test]
     fn cores_are_dealt_in_turn_and_round_again() {
-        assert_eq!(
-            [0, 1, 2].map(|replica| deal(&[3, 5, 8, 9], replica, 2).to_vec()),
-            [[3, 5], [8, 9], [3, 5]]
-        );
-        assert_eq!(*deal(&[0, 1], 0, 3), [0, 1, 0]);
+        let cores = [3, 5, 8, 9];
+        assert_eq!([0, 1, 3, 4, 6].map(|thread| deal(&cores, thread)), [3, 5, 9, 3, 8].map(Some));
+        assert_eq!(deal(&[], 1), None);
     }
 
     #[test]
-    fn a_thread_is_left_as_it_was() {
-        let threads = Threads::new(2, 2, cfg!(target_os = "linux")).unwrap();
-        #[cfg(target_os = "linux")]
-        let before = affinity::allowed().unwrap();
-        assert!(product_threads().is_none());
-        {
-            let _entered = threads.enter(1);
-            assert_eq!(product_threads().map(|pool| pool.current_num_threads()), Some(2));
-            #[cfg(target_os = "linux")]
-            assert_eq!(affinity::allowed().unwrap().len(), 2.min(before.len()));
-            // A run inside of a run: of a strategy with one replica.
-            let _inner = Threads::new(1, 1, false).unwrap().enter(0);
-            assert!(product_threads().is_none());
-        }
-        assert!(product_threads().is_none());
-        #[cfg(target_os = "linux")]
-        assert_eq!(affinity::allowed().unwrap(), before);
+    fn a_replica_without_a_thread_is_refused() {
         assert!(Threads::new(1, 0, false).is_err());
     }
 }

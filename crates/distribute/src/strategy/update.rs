@@ -1,7 +1,7 @@
 //! Updating variables from outside of `run`: once for each copy.
 
 use super::{Destinations, DeviceName, Strategy, VariablePlacement};
-use crate::context::{ContextKind, Here, Mode, UpdateContext, enter, here};
+use crate::context::{ContextKind, Here, Mode, UpdateContext, enter, here, mixed};
 use crate::values::{Distributed, Mirrored};
 use crate::variables::Variable;
 use crate::{Error, Result};
@@ -36,7 +36,7 @@ impl Strategy {
     ///
     /// # Errors
     /// The first error of `update`: later copies have not been updated then. [`Error::InvalidArgument`] for another
-    /// strategy's variable, and for values that are per replica: copies would drift apart (UPD-2).
+    /// strategy's variable, and for values that are per replica: copies would drift apart.
     /// [`Error::WrongContext`] inside of `run`.
     #[doc(alias = "tf.distribute.StrategyExtended.update")]
     pub fn update<D: Distributed, R>(
@@ -102,7 +102,7 @@ impl Strategy {
                 "an argument is per replica, so copies would drift apart; reduce it first, with reduce_to";
             return Err(Error::invalid(operation, reason));
         }
-        let parts = args.split(devices.len())?;
+        let parts = args.split(devices.len()).map_err(|error| error.of_argument(operation, "args"))?;
         let devices: Arc<[DeviceName]> = devices.into();
         let results = (0..devices.len()).zip(parts).map(|(copy, part)| {
             let _update = enter(Mode::Update(UpdateContext::new(self, copy, &devices)));
@@ -169,10 +169,7 @@ impl Strategy {
         }
         match here() {
             Here::CrossReplica(current, _) if current == *self => {}
-            Here::CrossReplica(current, _) => {
-                let (current, other) = (current.to_string(), self.to_string());
-                return Err(Error::MixedStrategies { operation: OPERATION, current, other });
-            }
+            Here::CrossReplica(..) => return Err(mixed(OPERATION, None, self)),
             _ => {
                 let (required, advice) =
                     (ContextKind::CrossReplica, "call it inside of this strategy's scope");
@@ -190,9 +187,9 @@ impl Strategy {
     ///
     /// ```
     /// # use distribute::prelude::*;
-    /// use candle_nn::{VarBuilder, linear};
+    /// use candle_nn::linear;
     /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
-    /// let model = strategy.replicate(|vb: VarBuilder| linear(4, 2, vb.pp("fc")))?;
+    /// let model = strategy.replicate(|vb| linear(4, 2, vb.pp("fc")))?;
     /// let weight = strategy.value_container(model.models().values()[1].weight());
     /// assert_eq!(weight.map(|variable| variable.name().to_string()).as_deref(), Some("fc.weight"));
     /// # Ok::<(), distribute::Error>(())

@@ -1,6 +1,7 @@
 //! The file: events in the Trace Event Format, one a line, with a buffer in front.
 
 use super::slices::Slice;
+use distribute_files::WholeFile;
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, Write};
@@ -20,7 +21,8 @@ pub(super) struct Events<W: Write = File> {
 
 impl Events {
     pub(super) fn create(path: &Path) -> io::Result<Self> {
-        Events::new(File::create(path)?)
+        // A link of this name is replaced, and a named pipe refused, which would be waited for.
+        Events::new(WholeFile::create(path)?.into_growing()?)
     }
 }
 

@@ -38,7 +38,8 @@ static LAYERED: AtomicBool = AtomicBool::new(false);
 /// Writes a timeline into a file from now on, until the guard is dropped or [finished](TraceFile::finish).
 ///
 /// The file is in the Trace Event Format, and can be read however the process ends: also after an error, a panic or
-/// `kill -9`, where the last slices may be missing. What is there already is overwritten.
+/// `kill -9`, where the last slices may be missing. A file that is there already is replaced; so is a link, and what it
+/// leads to stays.
 ///
 /// # Errors
 /// [`Error::Io`], with the path, where the file cannot be written; [`Error::InvalidArgument`] while another trace is being

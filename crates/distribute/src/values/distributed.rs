@@ -1,11 +1,12 @@
 //! What can be given to each replica its own part of.
 
 use super::{Mirrored, PerReplica};
-use crate::{Error, Replicated, Result, Variable};
+use crate::{Error, Replicated, Result, Strategy, Variable};
 use candle_core::{Tensor, Var};
 use distribute_tensor::{HostTensor, IndexedSlices, Tree};
+use std::convert::Infallible;
 
-/// A value of which each local replica gets its part (RUN-3): of a [`PerReplica`] its component, of a
+/// A value of which each local replica gets its part: of a [`PerReplica`] its component, of a
 /// [`Mirrored`], a tensor or a number the value itself, of a tuple or `Vec` the parts of its items.
 #[doc(alias = "tf.distribute.DistributedValues")]
 pub trait Distributed: Sized {
@@ -15,7 +16,7 @@ pub trait Distributed: Sized {
     /// One part for each of `replicas` local replicas.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a value that was made for another number of replicas.
+    /// [`Error::Parts`] for a value that was made for another number of replicas.
     fn split(self, replicas: usize) -> Result<Vec<Self::Local>>;
 
     /// How many rows of a batch the part of local replica `replica` has, if it is a piece of one; of several pieces the
@@ -38,26 +39,48 @@ pub trait Distributed: Sized {
     }
 
     /// How many local results this value is, among `replicas`: one, where it is a single value that is not
-    /// distributed (LOCAL-1).
+    /// distributed.
     fn local_results(&self, replicas: usize) -> usize {
         replicas
     }
 }
 
-fn counted<T>(values: Vec<T>, replicas: usize) -> Result<Vec<T>> {
-    match values.len() == replicas {
-        true => Ok(values),
-        false => Err(Error::invalid(
-            "giving each replica its part",
-            format!("the value has {} parts, but the strategy has {replicas} local replicas", values.len()),
-        )),
-    }
+const OPERATION: &str = "giving each replica its part";
+
+/// The values, if there is one for each replica; `what` they are, if not.
+fn counted<T>(values: Vec<T>, replicas: usize, what: impl FnOnce() -> String) -> Result<Vec<T>> {
+    let parts = match values.len() {
+        n if n == replicas => return Ok(values),
+        1 => "1 part".into(),
+        n => format!("{n} parts"),
+    };
+    let value = format!("{} of {parts}", what());
+    Err(Error::Parts { operation: OPERATION, path: String::new(), value, replicas })
+}
+
+fn per_replica() -> String {
+    "a PerReplica".into()
+}
+
+fn mirrored() -> String {
+    "a Mirrored".into()
+}
+
+fn a_model<M>(strategy: &Strategy) -> String {
+    format!("a model {} of {strategy}", short_name::<M>())
+}
+
+/// The name of a type without the modules that it is in.
+fn short_name<T: ?Sized>() -> String {
+    let parts =
+        std::any::type_name::<T>().split_inclusive(|c: char| !c.is_alphanumeric() && !"_:".contains(c));
+    parts.map(|part| part.rsplit("::").next().unwrap_or(part)).collect()
 }
 
 impl<T: Send> Distributed for PerReplica<T> {
     type Local = T;
     fn split(self, replicas: usize) -> Result<Vec<T>> {
-        counted(self.into_values(), replicas)
+        counted(self.into_values(), replicas, per_replica)
     }
     fn is_per_replica(&self) -> bool {
         true
@@ -70,7 +93,7 @@ impl<T: Send> Distributed for PerReplica<T> {
 impl<'a, T: Sync> Distributed for &'a PerReplica<T> {
     type Local = &'a T;
     fn split(self, replicas: usize) -> Result<Vec<&'a T>> {
-        counted(self.iter().collect(), replicas)
+        counted(self.iter().collect(), replicas, per_replica)
     }
     fn is_per_replica(&self) -> bool {
         true
@@ -80,10 +103,37 @@ impl<'a, T: Sync> Distributed for &'a PerReplica<T> {
     }
 }
 
+/// Each replica gets its component, to change it.
+impl<'a, T: Send> Distributed for &'a mut PerReplica<T> {
+    type Local = &'a mut T;
+    fn split(self, replicas: usize) -> Result<Vec<&'a mut T>> {
+        counted(self.iter_mut().collect(), replicas, per_replica)
+    }
+    fn is_per_replica(&self) -> bool {
+        true
+    }
+    fn rows(&self, replica: usize) -> Option<usize> {
+        self.rows_of(replica)
+    }
+}
+
+/// Each replica gets its model, to call what takes `&mut self`: many of candle_transformers' do.
+impl<'a, M: Send> Distributed for &'a mut Replicated<M> {
+    type Local = &'a mut M;
+    fn split(self, replicas: usize) -> Result<Vec<&'a mut M>> {
+        let strategy = self.variables.strategy().clone();
+        counted(self.models_mut().iter_mut().collect(), replicas, || a_model::<M>(&strategy))
+    }
+    fn own_variables(&self, replica: usize) -> Vec<Var> {
+        self.variables.own_variables(replica)
+    }
+}
+
 impl<'a, M: Sync> Distributed for &'a Replicated<M> {
     type Local = &'a M;
     fn split(self, replicas: usize) -> Result<Vec<&'a M>> {
-        counted(self.models().iter().collect(), replicas)
+        let what = || a_model::<M>(self.variables.strategy());
+        counted(self.models().iter().collect(), replicas, what)
     }
     fn own_variables(&self, replica: usize) -> Vec<Var> {
         self.variables.own_variables(replica)
@@ -100,7 +150,7 @@ impl<T: Clone + Send> Distributed for Mirrored<T> {
         }
         match copies.as_slice() {
             [one] => Ok(vec![one.clone(); replicas]),
-            _ => counted(copies, replicas),
+            _ => counted(copies, replicas, mirrored),
         }
     }
 }
@@ -111,12 +161,12 @@ impl<'a, T: Sync> Distributed for &'a Mirrored<T> {
         match self.copies().len() {
             _ if replicas == 1 => Ok(vec![self.get()]),
             1 => Ok(vec![self.get(); replicas]),
-            _ => counted(self.copies(), replicas),
+            _ => counted(self.copies(), replicas, mirrored),
         }
     }
 }
 
-/// Each replica gets the variable itself: what it reads and writes depends on where it does (RUN-3).
+/// Each replica gets the variable itself: what it reads and writes depends on where it does.
 impl<'a> Distributed for &'a Variable {
     type Local = &'a Variable;
     fn split(self, replicas: usize) -> Result<Vec<&'a Variable>> {
@@ -124,14 +174,24 @@ impl<'a> Distributed for &'a Variable {
     }
 }
 
+/// The parts of several values, replica by replica; `path` says where in the whole a value is that doesn't fit.
+fn split_all<D: Distributed>(
+    values: Vec<D>,
+    replicas: usize,
+    path: impl Fn(usize) -> String,
+) -> Result<Vec<Vec<D::Local>>> {
+    let mut out: Vec<_> = (0..replicas).map(|_| Vec::with_capacity(values.len())).collect();
+    for (i, value) in values.into_iter().enumerate() {
+        let parts = value.split(replicas).map_err(|error| error.within(path(i)))?;
+        out.iter_mut().zip(parts).for_each(|(out, part)| out.push(part));
+    }
+    Ok(out)
+}
+
 impl<D: Distributed> Distributed for Vec<D> {
     type Local = Vec<D::Local>;
     fn split(self, replicas: usize) -> Result<Vec<Vec<D::Local>>> {
-        let mut out: Vec<_> = (0..replicas).map(|_| Vec::with_capacity(self.len())).collect();
-        for item in self {
-            out.iter_mut().zip(item.split(replicas)?).for_each(|(out, part)| out.push(part));
-        }
-        Ok(out)
+        split_all(self, replicas, |i| format!("[{i}]"))
     }
     fn rows(&self, replica: usize) -> Option<usize> {
         self.iter().filter_map(|item| item.rows(replica)).min()
@@ -148,11 +208,17 @@ impl<D: Distributed> Distributed for Tree<D> {
     type Local = Tree<D::Local>;
     fn split(self, replicas: usize) -> Result<Vec<Tree<D::Local>>> {
         let (leaves, structure) = self.flatten();
-        let parts = leaves.split(replicas)?;
-        parts
-            .into_iter()
-            .map(|leaves| structure.fill(leaves).map_err(Error::tensor("giving each replica its part")))
-            .collect()
+        let path = |leaf: usize| {
+            let mut paths = Vec::new();
+            let Ok(()) = structure.visit(&mut |path, ()| {
+                paths.push(path());
+                Ok::<(), Infallible>(())
+            });
+            // They begin with the word for the whole.
+            paths.get(leaf).map(|path| path.trim_start_matches("value").to_string()).unwrap_or_default()
+        };
+        let parts = split_all(leaves, replicas, path)?.into_iter();
+        parts.map(|leaves| structure.fill(leaves).map_err(Error::tensor(OPERATION))).collect()
     }
     fn rows(&self, replica: usize) -> Option<usize> {
         self.leaves().into_iter().filter_map(|leaf| leaf.rows(replica)).min()
@@ -208,8 +274,8 @@ macro_rules! tuples {
             type Local = ($($t::Local,)*);
             #[allow(unused_variables, unused_mut, clippy::unused_unit)]
             fn split(self, replicas: usize) -> Result<Vec<Self::Local>> {
-                $(let mut $v = self.$i.split(replicas)?.into_iter();)*
-                let missing = || Error::invalid("giving each replica its part", "a value has too few parts");
+                $(let mut $v = self.$i.split(replicas).map_err(|error| error.within(concat!(".", $i)))?.into_iter();)*
+                let missing = || Error::invalid(OPERATION, "a value has too few parts");
                 (0..replicas).map(|_| Ok(($($v.next().ok_or_else(missing)?,)*))).collect()
             }
             #[allow(unused_variables)]

@@ -1,6 +1,7 @@
 //! One value for each local replica, and one value that is the same on all.
 
 use crate::{Error, Result};
+use candle_core::{Tensor, WithDType};
 use distribute_tensor::{Leaf, Nest, Tree};
 use std::fmt;
 
@@ -9,7 +10,8 @@ use std::fmt;
 /// This is what [`run`](crate::Strategy::run) returns, for one replica too, and what a distributed dataset gives.
 /// Values are never merged because they happen to be the same object.
 ///
-/// Outside of `run` there is no one value to compute with: reduce or gather it first.
+/// Outside of `run` there is no one value to compute with: reduce or gather it first. Where all replicas have the same
+/// number, [`to_scalar`](PerReplica::to_scalar) gives it.
 ///
 /// ```compile_fail,E0369
 /// # use distribute::prelude::*;
@@ -78,12 +80,17 @@ impl<T> PerReplica<T> {
         self.values.iter()
     }
 
+    /// The values in order, to change them.
+    pub fn iter_mut(&mut self) -> std::slice::IterMut<'_, T> {
+        self.values.iter_mut()
+    }
+
     /// Another value for each replica.
     pub fn map<U>(self, f: impl FnMut(T) -> U) -> PerReplica<U> {
         PerReplica::from_values(self.values.into_iter().map(f).collect())
     }
 
-    /// The merged form of nests (MERGE-1 to MERGE-4, MERGE-8): one structure whose leaves are per replica.
+    /// The merged form of nests: one structure whose leaves are per replica.
     ///
     /// # Errors
     /// [`Error::Tensor`] where replicas gave different structures: it names the path and both kinds.
@@ -94,6 +101,44 @@ impl<T> PerReplica<T> {
         let trees = self.values.into_iter().map(Nest::into_tree).collect();
         let merged = Tree::zip(trees).map_err(Error::tensor("merging the replicas' values"))?;
         Ok(merged.map(&mut PerReplica::from_values))
+    }
+}
+
+impl PerReplica<Tensor> {
+    /// The number that all replicas have: of a loss that [`minimize`](crate::Optimizer::minimize) has given, or of a result
+    /// of [`all_reduce`](crate::ReplicaContext::all_reduce).
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] where replicas have different numbers, which it tells: there is no one number then, unless
+    /// [`reduce`](crate::Strategy::reduce) makes it. [`Error::Candle`] for tensors that are no scalars, or of another dtype.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// # use candle_core::{Device, Tensor};
+    /// let strategy = MirroredStrategy::cpus(2)?;
+    /// let loss = strategy.run((), |ctx, ()| {
+    ///     let mine = Tensor::new(ctx.replica_id_in_sync_group() as f32, &Device::Cpu)?;
+    ///     ctx.all_reduce(ReduceOp::Mean, mine)
+    /// })?;
+    /// assert_eq!(loss.to_scalar::<f32>()?, 0.5);
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    pub fn to_scalar<S: WithDType>(&self) -> Result<S> {
+        const OPERATION: &str = "to_scalar";
+        let scalars = self.iter().map(|value| Ok(value.to_scalar::<S>()?)).collect::<Result<Vec<_>>>()?;
+        let Some(first) = scalars.first() else { return Err(Error::invalid(OPERATION, "there is no value")) };
+        let bits = |scalar: &S| scalar.to_f64().to_bits();
+        if scalars.iter().all(|scalar| scalar == first || bits(scalar) == bits(first)) {
+            return Ok(*first);
+        }
+        let each =
+            scalars.iter().enumerate().map(|(r, scalar)| format!("{} on replica {r}", scalar.to_f64()));
+        let reason = format!(
+            "the replicas have different numbers, {}; make one of them with strategy.reduce(ReduceOp::Mean, &values, \
+             None), or take one replica's with values()[0]",
+            each.take(8).collect::<Vec<_>>().join(", ")
+        );
+        Err(Error::invalid(OPERATION, reason))
     }
 }
 

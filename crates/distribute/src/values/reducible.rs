@@ -57,7 +57,7 @@ impl<N: Nest + Clone> Reducible for &Mirrored<N> {
 }
 
 /// In a replica and in an update what is read there; elsewhere the copies of an ON_READ variable, whatever its own
-/// aggregation, and of others, which are equal, the value (RED-9).
+/// aggregation, and of others, which are equal, the value.
 impl Reducible for &Variable {
     type Nest = Leaf;
     fn into_components(self) -> Result<Components<Leaf>> {

@@ -104,7 +104,8 @@ const REPLICA_WRITE: &str = "nothing says how the replicas' values become one: c
                              merge_call, and there reduce_to and update";
 const SCATTER_ON_READ: &str = "rows are written to ON_WRITE variables only: assign the whole value";
 
-/// SC-3: what a minimum, a maximum or a replacement of several replicas' rows would be, depends on their order.
+// SC-3
+/// What a minimum, a maximum or a replacement of several replicas' rows would be, depends on their order.
 fn ordered(how: Write, combine: Option<Combine>) -> Result<(), &'static str> {
     match (how, combine) {
         (Write::Min | Write::Max | Write::Assign, Some(Combine::Reduce(_))) => Err(

@@ -1,5 +1,6 @@
 //! Creating variables.
 
+use super::about;
 use super::access::Sort;
 use super::copy::Copy;
 use super::kinds::{VariableAggregation, VariableSynchronization};
@@ -126,7 +127,8 @@ impl NewVariable {
             );
             return Err(Error::invalid(CREATE, reason));
         }
-        let copies = devices.into_iter().map(|device| Copy::new(initial, device)).collect::<Result<_>>()?;
+        let copies = devices.into_iter().map(|device| Copy::new(initial, device));
+        let copies = copies.collect::<Result<_>>().map_err(about(&self.name))?;
         Ok(Variable::of(Inner {
             id: next_id(),
             all_copies: Mutex::new(()),
@@ -180,7 +182,8 @@ impl Variable {
             // Only optimizers write, who know how.
             _ => (Sort::OnWrite, VariableAggregation::None),
         };
-        let copies = devices.into_iter().map(|device| Copy::new(&initial, device)).collect::<Result<_>>()?;
+        let copies = devices.into_iter().map(|device| Copy::new(&initial, device));
+        let copies = copies.collect::<Result<_>>().map_err(about(name))?;
         Ok(Variable::of(Inner {
             id: next_id(),
             all_copies: Mutex::new(()),

@@ -27,3 +27,13 @@ pub use kinds::{VariableAggregation, VariableSynchronization};
 pub use model::Variables;
 pub use variable::Variable;
 pub(crate) use variable::WeakVariable;
+
+/// An error of candle as one that says which variable it is about.
+fn about(name: &str) -> impl FnOnce(crate::Error) -> crate::Error {
+    move |error| match error {
+        crate::Error::Candle(source) => {
+            crate::Error::Candle(candle_core::Error::msg(format_args!("variable {name}: {source}")))
+        }
+        other => other,
+    }
+}

@@ -3,7 +3,7 @@
 use super::access::{Access, Sort, Way};
 use super::copy::Copy;
 use super::variable::Variable;
-use crate::context::{ContextKind, Here, here};
+use crate::context::{ContextKind, Here, here, mixed};
 use crate::strategy::DeviceName;
 use crate::{Error, ReplicaContext, Result};
 
@@ -17,14 +17,11 @@ pub(super) struct Place {
 }
 
 impl Variable {
-    /// Where this code is running, as seen from the variable; an error in another strategy's context (VAR-8).
+    // VAR-8
+    /// Where this code is running, as seen from the variable; an error in another strategy's context.
     pub(super) fn place(&self, operation: &'static str, writes: bool) -> Result<Place> {
         let ours = self.strategy();
-        let other = |current: &crate::Strategy| Error::MixedStrategies {
-            operation,
-            current: current.to_string(),
-            other: format!("variable {} of {ours}", self.name()),
-        };
+        let other = || mixed(operation, Some(format!("variable {}", self.name())), ours);
         let outside = Place { kind: ContextKind::Default, among: Vec::new(), index: 0, replica: None };
         Ok(match here() {
             Here::Default => outside,
@@ -51,9 +48,7 @@ impl Variable {
             _ if self.0.sort == Sort::Ordinary && !writes => outside,
             // In another strategy's update it would be written once for each copy.
             Here::CrossReplica(..) if self.0.sort == Sort::Ordinary => outside,
-            Here::CrossReplica(strategy, _) => return Err(other(&strategy)),
-            Here::Update(context) => return Err(other(context.strategy())),
-            Here::Replica(context) => return Err(other(context.strategy())),
+            Here::CrossReplica(..) | Here::Update(_) | Here::Replica(_) => return Err(other()),
         })
     }
 

@@ -2,12 +2,14 @@
 
 use super::access::{Access, Sort, Way};
 use super::variable::Variable;
-use crate::Result;
-use crate::checkpoint::{Checkpointed, Reader, Restore, Writer, read_as, require_names};
+use crate::checkpoint::{
+    Checkpointed, Reader, Restore, SOME, Writer, described, read_as, read_cast, require_names,
+};
+use crate::{Restored, Result, Select};
 use distribute_tensor::{HostTensor, Leaf, Write};
 
-/// ON_WRITE: the one value (CKPT-1). ON_READ: what is read from outside of `run`, so that of NONE cannot be saved; it is
-/// restored by the rules of `assign`, a SUM in equal shares (CKPT-2). Beside it each replica's copy, which comes back as it
+/// ON_WRITE: the one value. ON_READ: what is read from outside of `run`, so that of NONE cannot be saved; it is
+/// restored by the rules of `assign`, a SUM in equal shares. Beside it each replica's copy, which comes back as it
 /// was where there are as many.
 impl Checkpointed for Variable {
     fn save(&self, prefix: &str, writer: &mut Writer) -> Result<()> {
@@ -18,9 +20,34 @@ impl Checkpointed for Variable {
     fn restore<'a>(&'a self, prefix: &str, from: &Reader) -> Result<Restore<'a>> {
         require_names(from, &[prefix.to_string()])?;
         let value = read_as(from, prefix, self.dtype(), self.dims())?;
+        self.change(value, prefix, from)
+    }
+
+    fn restore_some<'a>(
+        &'a self,
+        prefix: &str,
+        from: &Reader,
+        select: &Select<'_>,
+    ) -> Result<(Restore<'a>, Restored)> {
+        let path = from.path().display().to_string();
+        let here = [(prefix.to_string(), self.dtype(), self.dims().to_vec())];
+        let restored = select.decide(SOME, &path, here, |name| described(from, name))?;
+        let change = match restored.restored.get(prefix) {
+            Some(source) => self.change(read_cast(from, source, self.dtype())?, source, from)?,
+            None => Box::new(|| Ok(())),
+        };
+        Ok((change, restored))
+    }
+}
+
+impl Variable {
+    /// What sets it to a value, and its copies to what they were where as many were saved beside it.
+    fn change<'a>(&'a self, value: HostTensor, source: &str, from: &Reader) -> Result<Restore<'a>> {
         const OPERATION: &str = "restore";
         let place = self.place(OPERATION, true)?;
-        let copies = match self.saved_copies(prefix, from)? {
+        let same_dtype = from.describe(source)?.dtype == self.dtype();
+        let saved = if same_dtype { self.saved_copies(source, from)? } else { None };
+        let copies = match saved {
             Some(copies) => copies,
             None => match self.way(OPERATION, Access::Write(Write::Assign), place.kind)? {
                 Way::Shares => self.shares(&value)?,

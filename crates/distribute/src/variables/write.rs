@@ -155,7 +155,7 @@ impl Variable {
         lock(&self.0.all_copies)
     }
 
-    /// A part of a value for each copy, whose sum is the value: of integers to the bit (T5).
+    /// A part of a value for each copy, whose sum is the value: of integers to the bit.
     pub(super) fn shares(&self, value: &HostTensor) -> Result<Vec<HostTensor>> {
         let copies = self.copy_count();
         (0..copies).map(|copy| Ok(value.share(copy, copies)?)).collect()
@@ -172,7 +172,7 @@ impl Variable {
         }
     }
 
-    /// The one value that is written here. Replicas' own values cannot be: copies would drift apart (WR-2, WR-6).
+    /// The one value that is written here. Replicas' own values cannot be: copies would drift apart.
     fn one_value<V: Reducible>(&self, operation: &'static str, value: V) -> Result<Leaf> {
         let tree = match value.into_components()? {
             Components::PerReplica(_) => {

@@ -90,7 +90,7 @@ fn ar_1_sparse_rows_may_differ_in_number() {
 #[test]
 fn ar_3_the_default_and_one_device_contexts_give_the_value_back() {
     let context = get_replica_context().unwrap();
-    assert_eq!(context.all_reduce(ReduceOp::Mean, 3i32).unwrap(), 3);
+    assert_eq!(context.all_reduce(ReduceOp::Mean, 3f32).unwrap(), 3.);
     assert_eq!(one_device().run((), |ctx, ()| ctx.all_reduce(ReduceOp::Sum, 3i32)).unwrap().values(), [3]);
 }
 

@@ -1,8 +1,10 @@
 //! The stack of modes, and the scopes of strategies.
 
 use crate::watched::watched;
-use crate::{id, is_mixed, is_wrong_context, mirrored, one_device};
-use candle_nn::{VarBuilder, linear};
+use crate::{floats, id, is_mixed, is_wrong_context, mirrored, one_device};
+use candle_core::{Device, Tensor};
+use candle_nn::{Module, VarBuilder, linear};
+use distribute::data::Dataset;
 use distribute::{
     ContextKind, Error, HostTensor, ReduceOp, Result, Strategy, get_replica_context, get_strategy,
     has_strategy, in_cross_replica_context,
@@ -222,5 +224,51 @@ fn scope_9_operations_enter_the_scope_themselves() {
             Ok(format!("{sum} {gathered} {}", model.variables.sha256()?))
         };
         assert_eq!(all().unwrap(), strategy.scope(all).unwrap());
+    });
+}
+
+/// What `Model.fit`, `evaluate` and `predict` do is written down as loops, and needs no scope.
+#[test]
+fn scope_9_fit_evaluate_and_predict_give_the_same_in_a_scope_and_without() {
+    watched(|| {
+        let x: Vec<f32> = (0..24).map(|i| (i * 7 % 12) as f32 / 6. - 1.).collect();
+        let y: Vec<f32> = x.chunks(2).map(|x| 2. * x[0] - x[1]).collect();
+        let x = Tensor::from_vec(x, (12, 2), &Device::Cpu).unwrap();
+        let y = Tensor::from_vec(y, (12, 1), &Device::Cpu).unwrap();
+        let strategy = mirrored(2);
+        let all = || -> Result<(f32, f32, String, Vec<f32>)> {
+            let model = strategy.replicate(|vb: VarBuilder| linear(2, 1, vb))?;
+            let optimizer = distribute::Sgd::new(&model.variables, 0.1)?;
+            let data = Dataset::from_slices((x.clone(), y.clone()))?.batch(5);
+            let batches = strategy.distribute_dataset(data)?;
+            let evaluate = || -> Result<f32> {
+                let mut squares = 0.;
+                for batch in &batches {
+                    let sums = strategy.run((&model, batch?), |_, (model, (x, y))| {
+                        Ok(model.forward(&x)?.sub(&y)?.sqr()?.sum_all()?.to_scalar::<f32>()?)
+                    })?;
+                    squares += strategy.reduce(ReduceOp::Sum, sums, None)?;
+                }
+                Ok(squares / 12.)
+            };
+            let before = evaluate()?;
+            for _ in 0..30 {
+                for batch in &batches {
+                    strategy.run((&model, batch?), |ctx, (model, (x, y))| {
+                        let loss = distribute::nn::loss::mse(&model.forward(&x)?, &y)?;
+                        optimizer.minimize(ctx, loss, y.dim(0)?)
+                    })?;
+                }
+            }
+            let predictions = floats(&model.merged()?.forward(&x)?);
+            Ok((before, evaluate()?, model.variables.sha256()?, predictions))
+        };
+        assert!(!has_strategy());
+        let (before, after, weights, predictions) = all().unwrap();
+        assert!(after < 0.01 * before, "{before} {after}");
+        let off = predictions.iter().zip(floats(&y)).map(|(found, y)| (found - y).abs()).fold(0., f32::max);
+        assert!(off < 0.3, "{off}");
+        let inside = strategy.scope(all).unwrap();
+        assert_eq!(inside, (before, after, weights, predictions));
     });
 }

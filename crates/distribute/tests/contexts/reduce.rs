@@ -2,10 +2,14 @@
 
 use crate::watched::watched;
 use crate::{floats, host, mirrored, per_replica, tensor};
-use candle_core::DType;
+use candle_core::{DType, Tensor};
 use distribute::cluster::Fault;
 use distribute::tensor::DType as HostDType;
-use distribute::{Error, HostTensor, Leaf, Mirrored, Nest, ReduceOp, Result, Strategy};
+use distribute::{
+    CommunicationOptions, Destinations, Error, HierarchicalCopyAllReduce, HostTensor, Leaf, Mirrored,
+    MirroredStrategy, Nest, ReduceOp, Result, Strategy, Variable, VariableAggregation,
+    VariableSynchronization,
+};
 
 // Reduce operations
 
@@ -52,6 +56,106 @@ fn op_4_a_mean_divides_truly_so_that_of_integers_is_a_float() {
         let error = strategy.reduce(ReduceOp::Mean, per_replica([1i32, 2]), None).unwrap_err();
         assert!(matches!(error, Error::Tensor { .. }) && error.to_string().contains("float64"), "{error}");
     });
+}
+
+/// On every path that reduces, and on every number of replicas.
+#[test]
+fn op_4_a_mean_of_integers_does_not_wrap_whichever_way_it_is_made() {
+    fn each(strategy: &Strategy, leaf: &Leaf) -> Result<Vec<Leaf>> {
+        let replicas = strategy.num_replicas_in_sync();
+        let parts = || per_replica(vec![leaf.clone(); replicas]);
+        let mean = ReduceOp::Mean;
+        let mut all = strategy.run(parts(), |ctx, part| ctx.all_reduce(mean, part))?.into_values();
+        all.push(strategy.reduce(mean, parts(), None)?);
+        all.extend(strategy.reduce_to(mean, parts(), "cpu:0")?.into_copies());
+        all.extend(strategy.reduce_to(mean, parts(), Destinations::replicas())?.into_copies());
+        for batch in strategy.batch_reduce_to(mean, [(parts(), "cpu:0"), (parts(), "cpu:0")])? {
+            all.extend(batch.into_copies());
+        }
+        Ok(all)
+    }
+    watched(|| {
+        for replicas in 1..=3 {
+            let names: Vec<String> = (0..replicas).map(|i| format!("cpu:{i}")).collect();
+            let builder = || MirroredStrategy::builder().devices(names.iter().map(String::as_str));
+            let packs = CommunicationOptions { bytes_per_pack: 100, ..Default::default() };
+            let strategies: [Strategy; 3] = [
+                builder().build().unwrap().into(),
+                builder().cross_device_ops(HierarchicalCopyAllReduce::default()).build().unwrap().into(),
+                builder().communication_options(packs).build().unwrap().into(),
+            ];
+            for strategy in strategies {
+                // More than 64 KiB are reduced by all threads together.
+                for len in [1, 100_000] {
+                    let cpu = &candle_core::Device::Cpu;
+                    let leaves: [(Leaf, f64); 4] = [
+                        (host(vec![200u8; len], [len]).into(), 200.),
+                        (host(vec![i32::MAX; len], [len]).into(), f64::from(i32::MAX)),
+                        (Tensor::full(200u8, len, cpu).unwrap().into(), 200.),
+                        (Tensor::full(i64::MIN, len, cpu).unwrap().into(), i64::MIN as f64),
+                    ];
+                    for (leaf, expected) in leaves {
+                        for mean in each(&strategy, &leaf).unwrap() {
+                            assert_eq!(mean.dtype().unwrap(), leaf.dtype().unwrap().mean().unwrap());
+                            let mean = mean.to_host().unwrap().cast(HostDType::F64).unwrap();
+                            assert!(
+                                mean.to_vec::<f64>().unwrap().iter().all(|x| *x == expected),
+                                "{strategy}"
+                            );
+                        }
+                        // Over an axis, too: 200 200 … do not fit either.
+                        let parts = per_replica(vec![leaf.clone(); replicas]);
+                        let mean = strategy.reduce(ReduceOp::Mean, parts, 0).unwrap().to_host().unwrap();
+                        let mean: f64 = mean.cast(HostDType::F64).unwrap().item().unwrap();
+                        assert_eq!(mean, expected, "{strategy}, {len} along the axis");
+                    }
+                }
+            }
+        }
+    });
+}
+
+/// What a reduction refuses over two replicas it refuses over one, and a MEAN is a float on one, too.
+#[test]
+fn op_3_and_op_4_one_replica_reduces_as_two_do() {
+    watched(|| {
+        for replicas in [1, 2] {
+            let strategy = mirrored(replicas);
+            let of = |leaf: Leaf| per_replica(vec![leaf; replicas]);
+            for leaf in [Leaf::from(host(vec![true], [1])), host(vec![b"a".to_vec()], [1]).into()] {
+                for op in [ReduceOp::Sum, ReduceOp::Mean] {
+                    assert!(strategy.reduce(op, of(leaf.clone()), None).is_err(), "{leaf}");
+                    assert!(strategy.reduce_to(op, of(leaf.clone()), "cpu:0").is_err(), "{leaf}");
+                    assert!(strategy.run(of(leaf.clone()), |ctx, leaf| ctx.all_reduce(op, leaf)).is_err());
+                }
+                assert!(
+                    strategy.reduce(ReduceOp::Sum, leaf.clone(), None).is_err(),
+                    "{leaf}, not distributed"
+                );
+            }
+            let int: Leaf = host(vec![3i32], [1]).into();
+            let mean = strategy.reduce(ReduceOp::Mean, of(int.clone()), None).unwrap();
+            let all = strategy.run(of(int), |ctx, leaf| ctx.all_reduce(ReduceOp::Mean, leaf)).unwrap();
+            for mean in all.into_values().into_iter().chain([mean]) {
+                assert_eq!(mean.to_host().unwrap(), HostTensor::vector(vec![3f64]));
+            }
+        }
+    });
+}
+
+/// An ON_READ variable's copies, whatever its own aggregation (RED-9).
+#[test]
+fn op_4_a_mean_of_an_integer_variables_copies_does_not_wrap() {
+    let strategy = mirrored(2);
+    let copies = || {
+        Variable::builder("copies", HostTensor::scalar(200u8))
+            .synchronization(VariableSynchronization::OnRead)
+            .aggregation(VariableAggregation::Sum)
+            .create()
+    };
+    let copies = strategy.scope(copies).unwrap();
+    let mean = |value: &Variable| strategy.reduce(ReduceOp::Mean, value, None).unwrap().to_host().unwrap();
+    assert_eq!(mean(&copies).item::<f32>().unwrap(), 200.);
 }
 
 #[test]

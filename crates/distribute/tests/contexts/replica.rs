@@ -2,10 +2,12 @@
 
 use crate::watched::watched;
 use crate::{is_wrong_context, mirrored, one_device, per_replica};
+use candle_core::{Device, Tensor};
+use candle_nn::VarBuilder;
 use distribute::cluster::Fault;
 use distribute::{
-    ContextKind, Error, Mirrored, ReduceOp, Result, get_replica_context, get_strategy, has_strategy,
-    in_cross_replica_context,
+    ContextKind, DeviceKind, DeviceName, Error, Mirrored, ReduceOp, Result, Strategy, StrategyExtended,
+    get_replica_context, get_strategy, has_strategy, in_cross_replica_context,
 };
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -30,6 +32,39 @@ fn rctx_4_devices_name_the_device_of_this_replica() {
         assert_eq!(devices.values(), [full(0), full(1)]);
         assert_eq!(one_device().run((), |ctx, ()| ctx.devices()).unwrap().values(), [full(0)]);
         assert_eq!(get_replica_context().unwrap().devices().unwrap().len(), 1);
+    });
+}
+
+/// `tf.device`: what a closure computes is where its tensors are; a model's variables are on the replica's device.
+#[test]
+fn rctx_4_operations_run_where_their_tensors_are_and_variables_are_on_the_replicas_device() {
+    /// Replicas of which the second one's device is not here.
+    #[derive(Debug)]
+    struct Mixed;
+    impl StrategyExtended for Mixed {
+        fn kind(&self) -> &'static str {
+            "Mixed"
+        }
+        fn worker_devices(&self) -> &[DeviceName] {
+            const DEVICES: [DeviceName; 2] =
+                [DeviceName::cpu(0), DeviceName { kind: DeviceKind::Gpu, index: 99 }];
+            &DEVICES
+        }
+    }
+    watched(|| {
+        let strategy = Strategy::new(Mixed).unwrap();
+        let devices = strategy.run((), |ctx, ()| {
+            let here = Tensor::new(1f32, &Device::Cpu)?;
+            Ok((ctx.devices()?, (&here + &here)?.device().is_cpu()))
+        });
+        let named = |device: &str| (vec![format!("/job:localhost/replica:0/task:0/device:{device}")], true);
+        assert_eq!(devices.unwrap().values(), [named("CPU:0"), named("GPU:99")]);
+        let model = strategy.replicate(|vb: VarBuilder| {
+            assert!(vb.device().is_cpu(), "replica 0's");
+            candle_nn::linear(1, 1, vb)
+        });
+        let error = model.map(drop).unwrap_err();
+        assert!(matches!(error, Error::Candle(_) | Error::Device { .. }), "{error}");
     });
 }
 

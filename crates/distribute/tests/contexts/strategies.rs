@@ -13,8 +13,12 @@ fn def_2_the_default_strategy_does_everything_here() {
     let results = strategy.run(per_replica([2]), |ctx, two| {
         assert_eq!((ctx.replica_id_in_sync_group(), ctx.num_replicas_in_sync()), (0, 1));
         assert!(!has_strategy());
-        // AR-3: identities. What gathering refuses on two replicas it refuses on one (GA-3, GA-4).
-        assert_eq!(ctx.all_reduce(ReduceOp::Mean, 5i32)?, 5);
+        // AR-3: identities. What two replicas refuse, one refuses (OP-3, OP-4, GA-3, GA-4).
+        assert_eq!(ctx.all_reduce(ReduceOp::Mean, 5f32)?, 5.);
+        assert_eq!(ctx.all_reduce(ReduceOp::Sum, 5i32)?, 5);
+        assert!(
+            ctx.all_reduce(ReduceOp::Mean, 5i32).is_err() && ctx.all_reduce(ReduceOp::Sum, true).is_err()
+        );
         assert_eq!(ctx.all_gather(HostTensor::vector(vec![5i32]), 0)?, HostTensor::vector(vec![5i32]));
         assert!(
             ctx.all_gather(5i32, 0).is_err() && ctx.all_gather(HostTensor::vector(vec![5i32]), 1).is_err()

@@ -5,11 +5,11 @@ use crate::{per_replica, with_ops};
 use candle_core::{Device, Tensor};
 use distribute::strategy::{Reduction, StrategyExtended};
 use distribute::{
-    CommunicationOptions, CrossDeviceOps, DeviceName, Error, HostTensor, IndexedSlices, Leaf, ReduceOp,
-    ReductionToOneDevice, Result, Strategy,
+    CommunicationOptions, CrossDeviceOps, DeviceName, Error, HostTensor, IndexedSlices, Leaf,
+    MirroredStrategy, ReduceOp, ReductionToOneDevice, Replicas, Result, Strategy,
 };
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 /// Reduces as it should until told otherwise.
 #[derive(Debug, Default)]
@@ -161,9 +161,93 @@ fn an_authors_strategy_brings_its_algorithm_and_options() {
     watched(|| {
         let calls = Arc::new(AtomicUsize::new(0));
         let ops = Faulty { calls: calls.clone(), ..Faulty::default() };
-        let strategy = Strategy::new(Own(vec![DeviceName::cpu(0), DeviceName::cpu(1)], ops));
+        let strategy = Strategy::new(Own(vec![DeviceName::cpu(0), DeviceName::cpu(1)], ops)).unwrap();
         let sums = strategy.run((), |ctx, ()| ctx.all_reduce(ReduceOp::Sum, 1f32)).unwrap();
         assert_eq!((sums.values(), calls.load(Ordering::Relaxed)), (&[2., 2.][..], 1));
         assert_eq!(strategy.extended().timeout().as_secs(), 7);
+    });
+}
+
+/// Where results were to be.
+#[derive(Debug, Default, Clone)]
+struct Destinations(Arc<Mutex<Vec<Vec<DeviceName>>>>);
+
+impl CrossDeviceOps for Destinations {
+    fn reduce(
+        &self,
+        op: ReduceOp,
+        value: &Reduction<'_>,
+        options: &CommunicationOptions,
+    ) -> Result<Vec<Leaf>> {
+        self.0.lock().unwrap().push(value.to.to_vec());
+        ReductionToOneDevice::default().reduce(op, value, options)
+    }
+}
+
+#[test]
+fn red_2_the_result_of_reduce_is_on_the_host() {
+    watched(|| {
+        let asked = Destinations::default();
+        let builder = MirroredStrategy::builder().devices(["cpu:3", "cpu:5"]);
+        let strategy = builder.cross_device_ops(asked.clone()).build().unwrap();
+        for axis in [None, Some(0)] {
+            let value = per_replica([HostTensor::vector(vec![1f32]), HostTensor::vector(vec![2f32])]);
+            strategy.reduce(ReduceOp::Sum, value, axis).unwrap();
+        }
+        strategy.run((), |ctx, ()| ctx.all_reduce(ReduceOp::Sum, 1f32)).unwrap();
+        let host = vec![DeviceName::cpu(0)];
+        let replicas = [3, 5].map(DeviceName::cpu).to_vec();
+        assert_eq!(*asked.0.lock().unwrap(), [host.clone(), host, replicas]);
+        let tensors = per_replica([1f32, 2.].map(|x| Tensor::new(&[x], &Device::Cpu).unwrap()));
+        assert!(strategy.reduce(ReduceOp::Sum, tensors, None).unwrap().device().is_cpu());
+    });
+}
+
+/// Runs a step, or doesn't, and counts.
+#[derive(Debug)]
+struct Runner {
+    devices: [DeviceName; 2],
+    /// The numbers of the steps that it was asked for.
+    steps: Arc<Mutex<Vec<u64>>>,
+    runs: bool,
+}
+
+impl StrategyExtended for Runner {
+    fn kind(&self) -> &'static str {
+        "Runner"
+    }
+    fn worker_devices(&self) -> &[DeviceName] {
+        &self.devices
+    }
+    fn call_for_each_replica(&self, replicas: &Replicas<'_>) -> Result<()> {
+        assert_eq!(replicas.count(), 2);
+        self.steps.lock().unwrap().push(replicas.step());
+        if self.runs { replicas.on_threads() } else { Ok(()) }
+    }
+}
+
+#[test]
+fn run_13_a_step_is_what_the_strategys_author_does_for_each_replica() {
+    watched(|| {
+        for runs in [true, false] {
+            let (steps, calls) = (Arc::new(Mutex::new(Vec::new())), AtomicUsize::new(0));
+            let devices = [0, 1].map(DeviceName::cpu);
+            let strategy = Strategy::new(Runner { devices, steps: steps.clone(), runs }).unwrap();
+            for _ in 0..2 {
+                let ids = strategy.run((), |ctx, ()| {
+                    calls.fetch_add(1, Ordering::Relaxed);
+                    Ok(ctx.replica_id_in_sync_group())
+                });
+                match runs {
+                    true => assert_eq!(ids.unwrap().values(), [0, 1]),
+                    // Nobody ran: that is an error, not a step without results.
+                    false => drop(ids.unwrap_err()),
+                }
+            }
+            assert_eq!(
+                (steps.lock().unwrap().as_slice(), calls.into_inner()),
+                (&[1, 2][..], if runs { 4 } else { 0 })
+            );
+        }
     });
 }

@@ -4,7 +4,7 @@ use crate::watched::watched;
 use crate::{mirrored, per_replica};
 use distribute::cluster::Fault;
 use distribute::prelude::*;
-use distribute::{CommunicationImplementation, CommunicationOptions, Error, Leaf, Result};
+use distribute::{CommunicationImplementation, CommunicationOptions, Error, Leaf, NcclAllReduce, Result};
 use std::sync::{Mutex, mpsc};
 use std::time::Duration;
 
@@ -167,17 +167,42 @@ fn co_6_a_timeout_of_zero_is_refused_where_it_is_given() {
 }
 
 #[test]
-fn co_3_every_implementation_gives_the_same_in_one_process() {
+fn co_3_an_implementation_that_one_process_does_not_have_is_refused_where_it_is_asked_for() {
     watched(|| {
         use CommunicationImplementation::{Auto, Nccl, Ring};
-        for implementation in [Auto, Ring, Nccl] {
-            let options = CommunicationOptions { implementation, ..Default::default() };
-            let builder = MirroredStrategy::builder().devices(["cpu:0", "cpu:1"]);
-            let strategy = builder.communication_options(options).timeout(MINUTE).build().unwrap();
-            let sums = strategy.run((), |ctx, ()| ctx.all_reduce(ReduceOp::Sum, 1f32)).unwrap();
-            assert_eq!(sums.values(), [2., 2.]);
-            assert_eq!(strategy.extended().communication_options().implementation, implementation);
-            assert_eq!(strategy.extended().timeout(), MINUTE);
+        let options = |implementation| CommunicationOptions { implementation, ..Default::default() };
+        let builder = || MirroredStrategy::builder().devices(["cpu:0", "cpu:1"]);
+        let strategy: Strategy = builder().communication_options(options(Auto)).build().unwrap().into();
+        for (implementation, name) in [(Ring, "RING"), (Nccl, "NCCL")] {
+            let built = builder().communication_options(options(implementation)).build().unwrap_err();
+            let called = strategy.run((), |ctx, ()| {
+                ctx.with_options(options(implementation))?.all_reduce(ReduceOp::Sum, 1f32)
+            });
+            for error in [built, called.unwrap_err()] {
+                assert!(matches!(error.root_cause(), Error::InvalidArgument { .. }), "{error}");
+                assert!(
+                    error.to_string().contains(&format!("CommunicationImplementation {name}:")),
+                    "{error}"
+                );
+            }
+        }
+        let sums = strategy
+            .run((), |ctx, ()| ctx.with_options(options(Auto))?.all_reduce(ReduceOp::Sum, 1f32))
+            .unwrap();
+        assert_eq!(sums.values(), [2., 2.]);
+    });
+}
+
+#[test]
+fn xd_4_packs_that_nobody_makes_are_refused() {
+    watched(|| {
+        for num_packs in [0, 1, 2] {
+            let strategy = crate::with_ops(2, NcclAllReduce { num_packs });
+            let reduced = strategy.reduce(ReduceOp::Sum, per_replica([1f32, 2.]), None);
+            match num_packs {
+                0 | 1 => assert_eq!(reduced.unwrap(), 3.),
+                _ => assert!(reduced.unwrap_err().to_string().contains("num_packs is 2")),
+            }
         }
     });
 }

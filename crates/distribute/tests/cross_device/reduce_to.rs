@@ -211,8 +211,11 @@ fn def_2_and_one_2_one_replica_has_its_value_back() {
     for strategy in [get_strategy(), OneDeviceStrategy::new("cpu:0").unwrap().into()] {
         for op in [ReduceOp::Sum, ReduceOp::Mean] {
             assert_eq!(*strategy.reduce_to(op, 3f32, "cpu:0").unwrap().get(), 3.);
-            let one = per_replica([HostTensor::vector(vec![true, false])]);
+            let one = per_replica([HostTensor::vector(vec![1f32, 2.])]);
             assert_eq!(strategy.reduce_to(op, &one, &one).unwrap().get(), &one.values()[0]);
+            // What has no reduction over two replicas has none over one.
+            let bools = per_replica([HostTensor::vector(vec![true, false])]);
+            assert!(matches!(strategy.reduce_to(op, &bools, &bools), Err(Error::Tensor { .. })));
         }
         assert_eq!(*strategy.broadcast_to(3f32, "cpu:0").unwrap().get(), 3.);
     }

@@ -127,3 +127,21 @@ fn variables_are_those_of_candles_layers() {
         assert_eq!(different.to_scalar::<f32>().unwrap(), 0., "{name}");
     }
 }
+
+#[test]
+fn no_rows_are_taken_whatever_the_rank() {
+    let layer = nn::Linear::new(numbers(&[2, 3], DType::F32, 1), Some(numbers(&[2], DType::F32, 2)));
+    for dims in [&[0][..], &[0, 4], &[4, 0], &[2, 0, 5]] {
+        let y = layer.forward(&Tensor::zeros([dims, &[3]].concat(), DType::F32, &Device::Cpu).unwrap());
+        assert_eq!(y.unwrap().dims(), [dims, &[2]].concat());
+    }
+}
+
+#[test]
+fn a_result_that_no_memory_holds_is_an_error() {
+    // Its number of elements wraps to 0. One number behind all rows: the test takes no memory either.
+    let half = 1usize << (usize::BITS / 2);
+    let long = numbers(&[1, 1], DType::F32, 1).broadcast_as((half, 1)).unwrap();
+    let error = nn::Linear::new(long.clone(), None).forward(&long).unwrap_err().to_string();
+    assert!(error.contains("linear") && error.contains("more elements than memory has addresses"), "{error}");
+}

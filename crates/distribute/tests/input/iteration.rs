@@ -2,7 +2,7 @@
 
 use crate::{everywhere, ids, mirrored, steps};
 use distribute::data::{Cardinality, Dataset};
-use distribute::{ContextKind, Error};
+use distribute::{ContextKind, Error, ReduceOp, in_cross_replica_context};
 
 #[test]
 fn iter_2_get_next_is_out_of_range_at_the_end() {
@@ -128,4 +128,43 @@ fn a_position_of_another_dataset_is_refused_and_changes_nothing() {
     let error = data.resume(other.position()).unwrap_err();
     assert!(matches!(&error, Error::Data(distribute::data::Error::Position { .. })), "{error}");
     assert_eq!(data.position(), before);
+}
+
+/// `experimental_run`: a step of the iterator is taken and given to the closure, once for each call.
+#[test]
+fn run_13_a_step_takes_the_next_batch_of_an_iterator_in_replica_context() {
+    crate::watched::watched(|| {
+        let strategy = crate::mirrored(2);
+        let data = strategy.distribute_dataset(Dataset::range(6).batch(4)).unwrap();
+        let mut input = data.iter();
+        let mut experimental_run = || {
+            strategy.run(input.get_next()?, |ctx, mine| {
+                assert!(!in_cross_replica_context() && *ctx.strategy() == strategy);
+                Ok((ctx.replica_id_in_sync_group(), ctx.step(), mine.to_vec::<i64>()?))
+            })
+        };
+        assert_eq!(experimental_run().unwrap().values(), [(0, 1, vec![0, 1]), (1, 1, vec![2, 3])]);
+        assert_eq!(experimental_run().unwrap().values(), [(0, 2, vec![4]), (1, 2, vec![5])]);
+        assert!(matches!(experimental_run(), Err(Error::OutOfRange { .. })));
+        assert_eq!(strategy.steps(), 2, "without a batch there is no step");
+    });
+}
+
+/// `experimental_run_steps_on_iterator`: several steps are a loop, and the last one's result is what stays.
+#[test]
+fn run_13_several_steps_are_a_loop_over_the_dataset() {
+    crate::watched::watched(|| {
+        let strategy = crate::mirrored(2);
+        let data = strategy.distribute_dataset(Dataset::range(12).batch(4)).unwrap();
+        let mut last = None;
+        for batch in (&data).into_iter().take(2) {
+            let sums = strategy.run(batch.unwrap(), |ctx, mine| {
+                let sum: i64 = mine.to_vec::<i64>()?.iter().sum();
+                ctx.all_reduce(ReduceOp::Sum, sum)
+            });
+            last = Some(sums.unwrap());
+        }
+        assert_eq!(last.unwrap().values(), [22, 22]);
+        assert_eq!((strategy.steps(), data.position().steps), (2, 2));
+    });
 }

@@ -9,7 +9,7 @@ use super::even;
 use super::files;
 use super::tensors::leaves_json;
 use distribute::data::{
-    AutoShardPolicy, Dataset, DistributeOptions, Distribution, InputContext, Layout, SplitRule, UnevenEnds,
+    AutoShardPolicy, Dataset, DistributeOptions, Distribution, InputContext, Layout, SplitRule,
     plan::recut::worker_sizes, split,
 };
 use distribute::{DistributedDataset, HostTensor, InputOptions, Leaf, Nest, Tree};
@@ -161,12 +161,7 @@ fn datasets_from_function(case: &Case, inputs: &Inputs<'_>, rule: SplitRule) -> 
     let strategy = case.strategy(inputs)?;
     let (n, batch, drop) = (inputs.int("n")?, inputs.count("batch")?, inputs.flag("drop_remainder")?);
     let kind = inputs.text("dataset_fn")?.to_string();
-    // ITER-3: where all shapes are static, TensorFlow ends with the first replica that has nothing left.
-    let ends = match rule == SplitRule::TensorFlow && (drop || kind == "unbatched") {
-        true => UnevenEnds::StopAll,
-        false => UnevenEnds::PadEmpty,
-    };
-    let options = InputOptions { split_rule: rule, uneven_ends: ends, ..Default::default() };
+    let options = InputOptions { split_rule: rule, ..Default::default() };
     let contexts = Arc::new(Mutex::new(Vec::new()));
     let calls = contexts.clone();
     let make = move |context: InputContext| {

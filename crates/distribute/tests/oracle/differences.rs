@@ -31,7 +31,7 @@ impl Difference {
 pub type Found = Result<Option<Difference>, String>;
 
 /// One row for each kind of difference.
-const TABLE: [fn(&Case, &Inputs<'_>) -> Found; 19] = [
+const TABLE: [fn(&Case, &Inputs<'_>) -> Found; 20] = [
     never_merged_by_identity,
     the_variable_is_on_each_replica,
     leaf_beside_container,
@@ -40,6 +40,7 @@ const TABLE: [fn(&Case, &Inputs<'_>) -> Found; 19] = [
     gather_checks_the_axis,
     slices_are_not_gathered,
     int32_beside_other_leaves,
+    one_replica_reduces_as_several_do,
     variables::no_writes_without_aggregation,
     variables::plain_numbers_are_summed,
     variables::writes_give_nothing_to_read,
@@ -185,6 +186,40 @@ fn int32_beside_other_leaves(case: &Case, inputs: &Inputs<'_>) -> Found {
         // The sum below is in f64; narrow floats round on the way.
         tolerance: Some(Tolerance { rtol: 2e-2, atol: 2e-2 }),
     }))
+}
+
+/// XD-8: TensorFlow gives a single replica's value back as it is. Ours is a float where it is a MEAN of integers, and
+/// refuses bool and string, as over several replicas.
+fn one_replica_reduces_as_several_do(case: &Case, inputs: &Inputs<'_>) -> Found {
+    let whole = inputs.optional("axis").is_none_or(Value::is_null);
+    if case.replicas != 1 || !whole || !matches!(op(inputs), "reduce" | "all_reduce") {
+        return Ok(None);
+    }
+    let Some(outcome) = outcome(case) else { return Ok(None) };
+    let Some([value]) = inputs.optional("values").and_then(Value::as_array).map(Vec::as_slice) else {
+        return Ok(None);
+    };
+    let value = leaves(value)?;
+    let dtypes = || value.leaves().into_iter().filter_map(|leaf| leaf.dtype().ok());
+    if dtypes().any(|dtype| dtype.mean().is_none()) {
+        return Ok(Some(Difference::error("XD-8", "InvalidArgumentError")));
+    }
+    let mean = inputs.text("reduce_op")?.eq_ignore_ascii_case("mean");
+    if !mean || dtypes().all(|dtype| dtype.mean() == Some(dtype)) {
+        return Ok(None);
+    }
+    let float = |leaf: &Leaf| match (leaf, leaf.dtype().ok().and_then(DType::mean)) {
+        (Leaf::Host(tensor), Some(dtype)) => Ok(Leaf::Host(tensor.cast(dtype).map_err(|e| e.to_string())?)),
+        _ => Err(format!("no expectation for {}", leaf.kind())),
+    };
+    let floats = value.leaves().into_iter().map(float).collect::<Result<Vec<_>, String>>()?;
+    let result = value.map(&mut |_| ()).fill(floats).map_err(|e| e.to_string())?;
+    let result = leaves_json(&result);
+    let ours = match outcome.contains_key("per_replica") {
+        true => json!({"per_replica": [result]}),
+        false => json!({"result": result}),
+    };
+    Ok(Some(Difference::outcome("XD-8", ours)))
 }
 
 /// The sum or mean of dense real tensors of one shape, done another way than the library does it.

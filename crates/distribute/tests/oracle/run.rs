@@ -206,7 +206,7 @@ fn run_variable(case: &Case, inputs: &Inputs<'_>) -> Ran {
         vb.get_with_hints_dtype(shape.clone(), "v", Init::Const(0.), dtype)
     })?;
     model.variables.set("v", &initial)?;
-    let variable = model.variables.trainable().remove(0).1;
+    let variable = model.variables.trainable()?.remove(0).1;
     let host = |tensor: &Tensor| HostTensor::from_candle(tensor).map(|tensor| Tree::Leaf(Leaf::Host(tensor)));
     let all_are_the_variable = |tensors: PerReplica<Tensor>| json!({"components_are_the_variable": tensors.iter().all(|tensor| tensor.id() == variable.id())});
     Ok(match inputs.text("how")? {

@@ -28,7 +28,7 @@ impl StrategyExtended for Compiled {
 #[test]
 fn str_6_static_shapes_are_needed_where_the_strategys_author_says_so() {
     assert!(everywhere().iter().all(|strategy| !strategy.extended().require_static_shapes()));
-    let own = Strategy::new(Compiled([DeviceName::cpu(0)]));
+    let own = Strategy::new(Compiled([DeviceName::cpu(0)])).unwrap();
     assert!(own.extended().require_static_shapes());
     // Nothing else is given, and everything works: what a strategy is, is all in this trait.
     assert_eq!(own.run((), |ctx, ()| ctx.all_reduce(ReduceOp::Sum, 3f32)).unwrap().values(), [3.]);

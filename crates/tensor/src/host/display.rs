@@ -48,7 +48,7 @@ fn nested<T: Show>(
         (0..=depth).try_for_each(|_| Write::write_char(f, ' '))
     };
     f.write_char('[')?;
-    let gap = if shorten && *len > 2 * EDGE { EDGE..len - EDGE } else { 0..0 };
+    let gap = if (shorten || *len > ALL) && *len > 2 * EDGE { EDGE..len - EDGE } else { 0..0 };
     for i in (0..*len).filter(|i| !gap.contains(i)) {
         if i > 0 {
             separate(f)?;

@@ -4,6 +4,7 @@ use super::{axis_of, check_same, sizes};
 use crate::dtype::{Buffer, with_summable};
 use crate::fold::{Alone, Folder, mean};
 use crate::kernel::{self, Sum};
+use crate::leaf::summable;
 use crate::{DType, Element, Error, HostTensor, ReduceOp, Result};
 use half::{bf16, f16};
 use num_complex::Complex;
@@ -11,11 +12,11 @@ use num_complex::Complex;
 const REDUCE: &str = "reduce";
 
 impl HostTensor {
-    /// The element-wise sum or mean of tensors of one shape and dtype (RED-3), in the order of [`kernel::fold`].
+    /// The element-wise sum or mean of tensors of one shape and dtype, in the order of [`kernel::fold`].
     ///
-    /// A single tensor comes back as it is, whatever its dtype. Integers wrap; a MEAN divides the sum (OP-4, OP-6), so
-    /// that of integers is a float, see [`DType::mean`]. Bools and strings cannot be summed (OP-3). An error says which
-    /// tensor, by its place in the list, differs from the first one.
+    /// A SUM of integers wraps. A MEAN divides the sum, so that of integers is a float, see [`DType::mean`]; they are
+    /// added up as wider numbers, which don't wrap. Bools and strings cannot be summed, one alone neither. An error says
+    /// which tensor, by its place in the list, differs from the first one.
     pub fn reduce(op: ReduceOp, tensors: &[&HostTensor]) -> Result<HostTensor> {
         Self::reduce_with(op, tensors, &Alone)
     }
@@ -26,6 +27,12 @@ impl HostTensor {
         for (i, tensor) in rest.iter().enumerate() {
             let (expected, found) = ((first.dtype(), first.dims()), (tensor.dtype(), tensor.dims()));
             check_same(REDUCE, expected, found).map_err(|e| e.differs("replica", i + 1))?;
+        }
+        let (n, dtype) = (tensors.len(), summable(first.dtype())?);
+        if let (ReduceOp::Mean, Some(mean)) = (op, dtype.mean().filter(|mean| *mean != dtype)) {
+            let wide = tensors.iter().map(|t| t.cast(dtype.of_mean_sum())).collect::<Result<Vec<_>>>()?;
+            let sum = Self::reduce_with(ReduceOp::Sum, &wide.iter().collect::<Vec<_>>(), folder)?;
+            return sum.divide(n as f64)?.cast(mean);
         }
         if rest.is_empty() {
             return Ok((*first).clone());
@@ -38,7 +45,6 @@ impl HostTensor {
             let inputs = tensors.iter().map(|t| t.typed::<T>(REDUCE)).collect::<Result<Vec<_>>>()?;
             HostTensor::new(fold(&inputs), tensors[0].dims())
         }
-        let n = tensors.len();
         let sum = match (op, first.buffer()) {
             // The division of `divide`, without a second pass over the elements.
             (ReduceOp::Mean, Buffer::F32(v)) => {

@@ -16,6 +16,23 @@ pub(crate) fn sizes(dims: &[usize], axis: usize) -> (usize, usize, usize) {
     (dims[..axis].iter().product(), dims[axis], dims[axis + 1..].iter().product())
 }
 
+/// How many elements a shape has; `None` if that is more than a number can hold.
+///
+/// An axis without elements doesn't hide the others: with `[usize::MAX, 2, 0]`, cutting along the last axis would
+/// multiply sizes that no longer fit, so such a shape is refused however its axes are ordered.
+pub(crate) fn count(shape: &[usize]) -> Option<usize> {
+    let others = shape.iter().try_fold(1usize, |n, size| n.checked_mul((*size).max(1)))?;
+    Some(if shape.contains(&0) { 0 } else { others })
+}
+
+/// Whether a tensor of this shape can be.
+fn check_count(operation: &'static str, shape: &[usize]) -> Result<()> {
+    match count(shape) {
+        Some(_) => Ok(()),
+        None => Err(Error::TooLarge { operation, shape: shape.to_vec() }),
+    }
+}
+
 /// Whether `start..start + len` lies within an axis.
 pub(crate) fn check_range(operation: &'static str, start: usize, len: usize, size: usize) -> Result<()> {
     match start.checked_add(len) {
@@ -54,7 +71,7 @@ pub(crate) fn check_same(
     Ok(())
 }
 
-/// Whether a piece can be joined to the first one: the same dtype, rank and size of every axis but one (GA-1, GA-2).
+/// Whether a piece can be joined to the first one: the same dtype, rank and size of every axis but one.
 pub(crate) fn check_pieces(
     operation: &'static str,
     axis: usize,
@@ -76,8 +93,8 @@ pub(crate) fn check_pieces(
 }
 
 impl HostTensor {
-    /// Joins tensors along an axis, in order (GA-1). They may differ in size along that axis only; `axis` lies in
-    /// `[0, rank)`, so a scalar cannot be joined (GA-3, GA-4). Pieces may be empty (GA-5).
+    /// Joins tensors along an axis, in order. They may differ in size along that axis only; `axis` lies in
+    /// `[0, rank)`, so a scalar cannot be joined. Pieces may be empty.
     ///
     /// An error says which tensor, by its place in the list, differs from the first one.
     pub fn concat(tensors: &[&HostTensor], axis: usize) -> Result<HostTensor> {
@@ -93,7 +110,9 @@ impl HostTensor {
             Ok(kernel::concat(&pieces, chunks))
         }
         let mut shape = first.dims().to_vec();
-        shape[axis] = tensors.iter().map(|t| t.dims()[axis]).sum();
+        let size = tensors.iter().try_fold(0usize, |size, t| size.checked_add(t.dims()[axis]));
+        shape[axis] = size.ok_or_else(|| Error::TooLarge { operation: OPERATION, shape: shape.clone() })?;
+        check_count(OPERATION, &shape)?;
         let chunks: Vec<usize> = tensors.iter().map(|t| t.dims()[axis..].iter().product()).collect();
         with_buffer!(first.buffer(), v => HostTensor::new(join(v, tensors, &chunks)?, shape))
     }
@@ -112,6 +131,7 @@ impl HostTensor {
             Ok(tensors.iter().map(|t| t.typed::<T>(OPERATION)).collect::<Result<Vec<_>>>()?.concat())
         }
         let shape: Vec<usize> = [tensors.len()].iter().chain(first.dims()).copied().collect();
+        check_count(OPERATION, &shape)?;
         with_buffer!(first.buffer(), v => HostTensor::new(join(v, tensors)?, shape))
     }
 
@@ -142,6 +162,7 @@ impl HostTensor {
         }
         let mut shape = self.dims().to_vec();
         shape[0] = rows.len();
+        check_count("take_rows", &shape)?;
         with_buffer!(self.buffer(), v => HostTensor::new(take(v, rows, inner), shape))
     }
 
@@ -158,7 +179,7 @@ impl HostTensor {
     /// The same elements in another shape; they stay shared.
     pub fn reshape(&self, shape: impl Into<Vec<usize>>) -> Result<HostTensor> {
         let shape = shape.into();
-        if shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)) != Some(self.len()) {
+        if count(&shape) != Some(self.len()) {
             return Err(Error::ElementCount { shape, elements: self.len() });
         }
         Ok(HostTensor { shape, ..self.clone() })

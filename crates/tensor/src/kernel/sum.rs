@@ -3,8 +3,7 @@
 use half::{bf16, f16};
 use num_complex::{Complex32, Complex64};
 
-/// An element that can be summed: floats, integers (which wrap) and complex numbers, but neither bool nor string
-/// (OP-3).
+/// An element that can be summed: floats, integers (which wrap) and complex numbers, but neither bool nor string.
 ///
 /// The 16-bit floats are rounded after each addition, as if each were stored.
 pub trait Sum: Copy + Default + Send + Sync + 'static {

@@ -17,6 +17,12 @@ use crate::{HostTensor, IndexedSlices, Leaf, Result, Tree};
 /// Everything that moves data between replicas takes and gives nests; what it does to the leaves it does through
 /// the common form, [`Tree<Leaf>`].
 #[doc(alias = "tf.nest")]
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no nest of tensors",
+    label = "neither a tensor, a number, nor a structure of these",
+    note = "a struct is one with `#[derive(Nest)]`",
+    note = "a function of a dataset that can fail, as with `?`, goes to the method with `try_` before its name: `try_map` instead of `map`"
+)]
 pub trait Nest: Sized {
     /// A batch of such values, which is what stacking them along a new axis 0 gives: of tensors a tensor of one rank
     /// more; of numbers, which have no rank to add, a tensor of rank 1; of containers the same container of batches.

@@ -1,4 +1,4 @@
-//! [`Nest`] for plain numbers, booleans and strings: scalars (AR-6, RED-11).
+//! [`Nest`] for plain numbers, booleans and strings: scalars.
 
 use super::{leaf, mismatch};
 use crate::{Element, HostTensor, Leaf, Nest, Result, Tree};

@@ -4,7 +4,9 @@ use super::formula::{noise, unit};
 use distribute::data::tfrecord::TfRecordWriter;
 use distribute::data::{Compression, Error, Example};
 use distribute::{Error as Failed, Result};
+use distribute_files::WholeFile;
 use std::fs;
+use std::io::Write;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -31,9 +33,12 @@ pub fn examples() -> Result<Vec<PathBuf>> {
 /// The path of the CSV file, which is written where it is absent.
 pub fn rows() -> Result<PathBuf> {
     written("rows.csv", |path| {
-        let beside = path.with_extension(std::process::id().to_string());
-        let text = [header(), csv(0..ROWS)].concat();
-        fs::write(&beside, text).and_then(|()| fs::rename(&beside, path)).map_err(failed(path))
+        let write = || {
+            let mut file = WholeFile::create(path)?;
+            file.write_all(&[header(), csv(0..ROWS)].concat())?;
+            file.finish()
+        };
+        write().map_err(failed(path))
     })
 }
 

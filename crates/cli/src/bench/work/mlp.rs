@@ -4,7 +4,7 @@ use super::formula::{noise, unit};
 use super::training::{Model, set_layer};
 use candle_core::{Device, Tensor};
 use candle_nn::{Activation::Relu, Module, VarBuilder};
-use distribute::nn::{Linear, linear, loss};
+use distribute::nn::{Linear, Products, linear, loss};
 use distribute::{Result, Variables};
 
 /// Three layers, the first two with relu.
@@ -44,6 +44,11 @@ impl Model for Mlp {
             }
         }
         candle_nn::loss::cross_entropy(&x, labels)
+    }
+
+    fn products(rows: usize) -> Vec<Products> {
+        // Nobody asks for the gradient of the images.
+        WIDTHS.into_iter().enumerate().map(|(k, widths)| Products::new(rows, widths, k > 0)).collect()
     }
 
     fn set_formula(variables: &Variables) -> Result<()> {

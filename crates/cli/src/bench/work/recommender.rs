@@ -4,7 +4,7 @@ use super::formula::{noise, unit};
 use super::training::{Model, set_layer};
 use candle_core::{Device, Tensor};
 use candle_nn::{Activation::Relu, Module, VarBuilder};
-use distribute::nn::{Embedding, Linear, embedding, linear, loss};
+use distribute::nn::{Embedding, Linear, Products, embedding, linear, loss};
 use distribute::{Result, Variables};
 
 /// A table and two layers, the first with relu.
@@ -54,7 +54,7 @@ impl Model for Recommender {
     }
 
     fn loss(&self, ids: &Tensor, targets: &Tensor) -> Result<Tensor> {
-        let rows = self.table.forward(ids)?.flatten_from(1)?;
+        let rows = self.table.side_by_side(ids)?;
         let logits = self.out.forward(&self.hidden.forward(&rows)?)?;
         Ok(loss::binary_cross_entropy_with_logit(&logits, targets)?)
     }
@@ -64,6 +64,10 @@ impl Model for Recommender {
         let hidden = candle_nn::linear(HIDDEN.0, HIDDEN.1, vb.pp("hidden"))?.forward(&rows)?.relu()?;
         let logits = candle_nn::linear(OUT.0, OUT.1, vb.pp("out"))?.forward(&hidden)?;
         candle_nn::loss::binary_cross_entropy_with_logit(&logits, targets)
+    }
+
+    fn products(rows: usize) -> Vec<Products> {
+        [HIDDEN, OUT].map(|widths| Products::new(rows, widths, true)).into()
     }
 
     fn set_formula(variables: &Variables) -> Result<()> {

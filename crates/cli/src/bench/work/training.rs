@@ -3,6 +3,7 @@
 use super::{BATCHES, RATE, formula};
 use candle_core::{Device, Tensor};
 use candle_nn::VarBuilder;
+use distribute::nn::Products;
 use distribute::{MirroredStrategy, PerReplica, Replicated, Result, Sgd, Strategy, Variables};
 
 /// A model that we and the peers train.
@@ -24,6 +25,9 @@ pub trait Model: Sized + Send + Sync + 'static {
 
     /// The same with candle_nn's layers, from the same variables.
     fn stock_loss(vb: &VarBuilder<'_>, inputs: &Tensor, targets: &Tensor) -> candle_core::Result<Tensor>;
+
+    /// The matrix products of a step on one replica of so many rows.
+    fn products(rows: usize) -> Vec<Products>;
 
     /// Sets the initial weights that the peers have, too.
     fn set_formula(variables: &Variables) -> Result<()>;

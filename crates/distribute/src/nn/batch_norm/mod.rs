@@ -33,11 +33,11 @@ use std::sync::Arc;
 /// ```
 /// # use distribute::prelude::*;
 /// use candle_core::{Device, Tensor};
-/// use candle_nn::{ModuleT, VarBuilder};
+/// use candle_nn::ModuleT;
 /// use distribute::{data::Dataset, nn::{BatchNormConfig, batch_norm}};
 ///
 /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
-/// let model = strategy.replicate(|vb: VarBuilder| batch_norm(1, BatchNormConfig::default(), vb.pp("bn")))?;
+/// let model = strategy.replicate(|vb| batch_norm(1, BatchNormConfig::default(), vb.pp("bn")))?;
 /// let data = Dataset::from_slices(Tensor::new(&[[1f32], [2.], [6.]], &Device::Cpu)?)?.batch(3);
 /// for batch in &strategy.distribute_dataset(data)? {
 ///     strategy.run((&model, batch?), |_, (bn, x)| Ok(bn.forward_t(&x, true)?))?;

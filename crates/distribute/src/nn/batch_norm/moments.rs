@@ -63,7 +63,7 @@ impl Moments {
         Self { count: row[0], mean: mean.to_vec(), deviation: deviation.to_vec() }
     }
 
-    /// The moments of all pieces together, each given as a row; merged in the order of a balanced binary tree (INV-7).
+    /// The moments of all pieces together, each given as a row; merged in the order of a balanced binary tree.
     pub(super) fn merge_rows(rows: &[Vec<f64>]) -> Option<Self> {
         match rows {
             [] => None,

@@ -84,11 +84,15 @@ impl Conv2d {
         let bias = self.bias.as_ref();
         let fits = bias.is_none_or(|bias| Some(bias.dims()) == self.weight.dims().get(..1))
             && operation::takes(x, &self.weight, bias);
-        fits.then(|| Patches::new(x.dims(), self.weight.dims(), &self.config)).flatten()
+        let patches = fits.then(|| Patches::new(x.dims(), self.weight.dims(), &self.config)).flatten();
+        patches.filter(|patches| patches.require_size().is_ok())
     }
 
-    /// Without a place for the kernel, candle panics.
+    /// Without a place for the kernel, or with more than can be counted, candle panics.
     fn require_places(&self, x: &Tensor) -> Result<()> {
+        if let Some(patches) = Patches::new(x.dims(), self.weight.dims(), &self.config) {
+            patches.require_size()?;
+        }
         let (&[.., height, width], &[.., k_height, k_width]) = (x.dims(), self.weight.dims()) else {
             return Ok(()); // candle says what is wrong.
         };

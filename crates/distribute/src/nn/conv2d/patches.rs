@@ -1,7 +1,9 @@
 //! Images as matrices of the patches that a kernel sees: a column for each place, a row for each weight of a kernel.
 
 use crate::nn::gemm::Matrix;
+use crate::nn::operation;
 use crate::number::Number;
+use candle_core::Result;
 use candle_nn::Conv2dConfig;
 
 /// The sizes of a convolution.
@@ -52,6 +54,13 @@ impl Patches {
         };
         let output = |input, kernel| places(input, kernel, config);
         grouped.then(|| Some(patches(output(*height, *k_height)?, output(*width, *k_width)?))).flatten()
+    }
+
+    /// Refuses a result, or patches of an image, of more elements than memory has addresses: large paddings make them.
+    pub(super) fn require_size(&self) -> Result<()> {
+        let [height, width] = self.output;
+        operation::require_size("conv2d", &self.output_dims())?;
+        operation::require_size("conv2d", &[self.channels, self.kernel[0], self.kernel[1], height, width])
     }
 
     /// Where a kernel is put.

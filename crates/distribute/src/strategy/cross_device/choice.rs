@@ -13,7 +13,7 @@ pub(super) enum Algorithm {
     Hierarchical,
 }
 
-/// What is done for a value with a part on each of `from`, where halves are asked for (XD-3, XD-7, XD-8).
+/// What is done for a value with a part on each of `from`, where halves are asked for.
 ///
 /// Logical CPU devices are devices like others here, and integers are like other numbers.
 pub(super) fn choose(from: &[DeviceName], to: &[DeviceName], sparse: bool) -> Algorithm {

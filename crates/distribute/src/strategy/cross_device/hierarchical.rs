@@ -7,7 +7,7 @@ use crate::{Error, Result};
 use distribute_tensor::fold::Alone;
 use distribute_tensor::{Leaf, Packing, ReduceOp, pack::reduce_packed};
 
-/// Sums the two halves of the replicas each on a device of its own, then one half's sum with the other's (XD-5).
+/// Sums the two halves of the replicas each on a device of its own, then one half's sum with the other's.
 ///
 /// The first half has the largest power of two below the number of replicas, as the one order of sums has it: for 3
 /// replicas it is 2 + 1, and no part is left out. Used where the result is to be on the replicas' own devices; other
@@ -64,22 +64,23 @@ impl CrossDeviceOps for HierarchicalCopyAllReduce {
 impl HierarchicalCopyAllReduce {
     /// The reduction of each of `values`, which are one part for each of `devices`; on the first of these.
     fn sums(&self, op: ReduceOp, values: &[&[Leaf]], devices: &[DeviceName]) -> Result<Vec<Leaf>> {
+        let tensor = || Error::tensor("reduce");
+        let dtypes =
+            values.iter().map(|parts| parts[0].dtype()).collect::<Result<Vec<_>, _>>().map_err(tensor())?;
+        let values = values.iter().map(|parts| Leaf::summands(op, parts));
+        let values = values.collect::<Result<Vec<_>, _>>().map_err(tensor())?;
         let cut = devices.len().next_power_of_two() / 2;
         let half = |replicas: std::ops::Range<usize>| {
             let device = devices[replicas.start];
             let list = |replica| values.iter().map(|parts| on_device(&parts[replica], device)).collect();
             let lists = replicas.map(list).collect::<Result<Vec<Vec<_>>>>()?;
             let views: Vec<&[Leaf]> = lists.iter().map(Vec::as_slice).collect();
-            reduce_packed(ReduceOp::Sum, &views, Packing::Count(self.num_packs), &Alone)
-                .map_err(Error::tensor("reduce"))
+            reduce_packed(ReduceOp::Sum, &views, Packing::Count(self.num_packs), &Alone).map_err(tensor())
         };
         let (left, right) = (half(0..cut)?, half(cut..devices.len())?);
-        let across = left.into_iter().zip(right).map(|(left, right)| {
+        let across = left.into_iter().zip(right).zip(dtypes).map(|((left, right), dtype)| {
             let total = sum(ReduceOp::Sum, &[left.clone(), on_device(&right, devices[0])?])?;
-            match op {
-                ReduceOp::Sum => Ok(total),
-                ReduceOp::Mean => total.divide(devices.len() as f64).map_err(Error::tensor("reduce")),
-            }
+            total.reduction(op, devices.len(), dtype).map_err(tensor())
         });
         across.collect()
     }

@@ -107,7 +107,7 @@ pub trait CrossDeviceOps: Debug + Send + Sync + 'static {
     }
 }
 
-/// What reduces where a strategy names no algorithm: without an engine for GPUs, the same on all devices (XD-6, XD-10).
+/// What reduces where a strategy names no algorithm: without an engine for GPUs, the same on all devices.
 pub(crate) const DEFAULT: &dyn CrossDeviceOps = &ReductionToOneDevice { reduce_to_device: None };
 
 /// Reduces a batch by `ops`, and holds it to its promise.
@@ -152,9 +152,8 @@ fn is_reduction(op: ReduceOp, parts: &[Leaf], value: &Leaf) -> bool {
         dense => Some(dense.dims().to_vec()),
     };
     let dtype = like.dtype().ok().and_then(|dtype| match op {
-        ReduceOp::Mean if parts.len() > 1 => dtype.mean(),
-        // The mean of one is that one.
-        _ => Some(dtype),
+        ReduceOp::Mean => dtype.mean(),
+        ReduceOp::Sum => Some(dtype),
     });
     like.kind() == value.kind() && shape(like) == shape(value) && dtype == value.dtype().ok()
 }

@@ -1,17 +1,19 @@
 //! What NVIDIA's library does between GPUs.
 
 use super::{CrossDeviceOps, Reduction, ReductionToOneDevice};
-use crate::Result;
 use crate::strategy::CommunicationOptions;
+use crate::{Error, Result};
 use distribute_tensor::{Leaf, ReduceOp};
 
-/// Asks for NVIDIA's NCCL between GPUs, and reduces to one device wherever that cannot be used (XD-3): on CPUs, for
+/// Asks for NVIDIA's NCCL between GPUs, and reduces to one device wherever that cannot be used: on CPUs, for
 /// sparse values and other destinations; and on GPUs too, as long as there is no NCCL engine here. Programs that name it
 /// run everywhere, with the same results.
 #[doc(alias = "tf.distribute.NcclAllReduce")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NcclAllReduce {
-    /// The values of a batch are put together and cut into so many packs; without the engine, each is by itself.
+    /// Into how many packs the engine would put the values of a batch. Without it nothing is packed: more than 1 is
+    /// [`Error::InvalidArgument`] when values are reduced. [`HierarchicalCopyAllReduce`](super::HierarchicalCopyAllReduce)
+    /// has packs.
     pub num_packs: usize,
 }
 
@@ -29,6 +31,14 @@ impl CrossDeviceOps for NcclAllReduce {
         value: &Reduction<'_>,
         options: &CommunicationOptions,
     ) -> Result<Vec<Leaf>> {
+        if self.num_packs > 1 {
+            let reason = format!(
+                "num_packs is {}, but without an engine for NVIDIA's library nothing is packed; leave it at 1, or use \
+                 HierarchicalCopyAllReduce",
+                self.num_packs
+            );
+            return Err(Error::invalid("NcclAllReduce", reason));
+        }
         ReductionToOneDevice::default().reduce(op, value, options)
     }
 }

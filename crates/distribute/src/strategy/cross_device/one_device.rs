@@ -5,7 +5,7 @@ use crate::Result;
 use crate::strategy::{CommunicationOptions, DeviceName};
 use distribute_tensor::{Leaf, ReduceOp};
 
-/// Copies all parts to one device, sums them there, and copies the sum to the destinations (XD-2).
+/// Copies all parts to one device, sums them there, and copies the sum to the destinations.
 ///
 /// Takes every kind of value, devices and destinations; the other algorithms come back to it where they cannot.
 #[doc(alias = "tf.distribute.ReductionToOneDevice")]

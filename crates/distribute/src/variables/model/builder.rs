@@ -1,6 +1,7 @@
 //! candle's `VarBuilder` over a model's variables.
 
 use super::Variables;
+use crate::context::raise;
 use candle_core::{DType, Device, Error, Result, Shape, Tensor};
 use candle_nn::{Init, var_builder::SimpleBackend};
 
@@ -15,7 +16,7 @@ impl SimpleBackend for OfReplica {
         self.variables.get_or_create(self.replica, name, &shape, &init, dtype, device).map_err(|error| {
             match error {
                 crate::Error::Candle(error) => error,
-                other => Error::msg(other),
+                other => raise(other),
             }
         })
     }

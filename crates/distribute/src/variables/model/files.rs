@@ -1,63 +1,130 @@
 //! Variables in and out of safetensors files, and their checksum.
 
 use super::Variables;
-use crate::{Error, Result};
+use crate::context::require_outside_of_run;
+use crate::{Error, Restored, Result, Select};
+use candle_core::safetensors::BufferedSafetensors;
 use candle_core::{Device, Tensor};
+use distribute_files::WholeFile;
+use distribute_tensor::{DType, Leaf};
 use sha2::{Digest, Sha256};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::io::Read;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 impl Variables {
     /// Writes all variables to a safetensors file, by name; running statistics as their mean over the replicas.
     ///
-    /// The file appears whole or not at all: it is written beside its place and renamed.
+    /// The file appears whole or not at all: it is written beside its place and renamed. What is left where the process is
+    /// killed meanwhile, the next save to the same path removes. A link at `path` is replaced; what it leads to stays.
     ///
     /// # Errors
-    /// [`Error::Candle`] or [`Error::Io`], with the path, where the file cannot be written.
+    /// [`Error::Candle`] or [`Error::Io`], with the path, where the file cannot be written; [`Error::WrongContext`] inside of
+    /// `run`, other than in `merge_call`.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
+        require_outside_of_run(
+            "Variables::save",
+            "each replica would save, while others train: save between runs, or once for all of them in ctx.merge_call",
+        )?;
         let path = path.as_ref();
-        let tensors: HashMap<_, _> = self.snapshot()?.into_iter().collect();
-        // Another process, or another thread of this one, may be saving to the same place.
-        static PARTS: AtomicU64 = AtomicU64::new(0);
-        let mut part = path.as_os_str().to_owned();
-        part.push(format!(".{}-{}.part", std::process::id(), PARTS.fetch_add(1, Ordering::Relaxed)));
-        let part = Path::new(&part);
         let io = |source| Error::Io { operation: format!("writing {}", path.display()), source };
-        let written = candle_core::safetensors::save(&tensors, part)
-            .map_err(|error| Error::Candle(error.with_path(path)))
-            // On the disk before it has its name: after a crash the name stands for the whole file or for the old one.
-            .and_then(|()| std::fs::File::open(part).and_then(|file| file.sync_all()).map_err(io))
-            .and_then(|()| std::fs::rename(part, path).map_err(io));
-        if written.is_err() {
-            // There may be nothing to remove.
-            let _ = std::fs::remove_file(part);
-        }
-        written
+        let tensors: HashMap<_, _> = self.snapshot()?.into_iter().collect();
+        let file = WholeFile::create(path).map_err(io)?;
+        candle_core::safetensors::save(&tensors, file.part())
+            .map_err(|error| Error::Candle(error.with_path(path)))?;
+        file.finish().map_err(io)
     }
 
     /// Sets all variables from a safetensors file, by name. Tensors of other names in the file are ignored.
     ///
     /// # Errors
     /// [`Error::Candle`] with the path for a file that cannot be read; [`Error::InvalidArgument`] where the file lacks a variable or
-    /// has it in another shape or dtype. Nothing has changed then.
+    /// has it in another shape or dtype; [`Error::WrongContext`] inside of `run`, other than in `merge_call`. Nothing has
+    /// changed then.
     pub fn load(&self, path: impl AsRef<Path>) -> Result<()> {
+        require_outside_of_run("Variables::load", super::WRITE)?;
         let path = path.as_ref();
-        let tensors =
-            candle_core::safetensors::load(path, &Device::Cpu).map_err(|error| error.with_path(path))?;
+        let file = open(path)?;
         let names = self.names();
-        let missing: Vec<_> = names.iter().filter(|name| !tensors.contains_key(*name)).collect();
+        let missing: Vec<_> = names.iter().filter(|name| file.get(name).is_err()).collect();
         if !missing.is_empty() {
             return Err(Error::invalid(
                 "load",
                 format!("{} lacks the variables {missing:?}", path.display()),
             ));
         }
+        let mut values = Vec::new();
         for name in &names {
-            let file = format!("in {} it is", path.display());
-            self.find("load", name)?.require_fit("load", name, &tensors[name], &file)?;
+            let value = read(&file, name, path)?;
+            let place = format!("in {} it is", path.display());
+            self.find("load", name)?.require_fit("load", name, &value, &place)?;
+            values.push(value);
         }
-        names.iter().try_for_each(|name| self.set(name, &tensors[name]))
+        names.iter().zip(values).try_for_each(|(name, value)| self.set(name, &value))
+    }
+
+    /// Sets the variables that `select` takes, from one safetensors file or several, as models are often given out. Says
+    /// what was set, what was not and why, and what of the files was not used.
+    ///
+    /// For pretrained weights, whose names are mostly others, and for a model with a new head; there is a section about them
+    /// in docs/from-candle.md.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// use candle_nn::{Linear, VarBuilder, linear};
+    /// use distribute::Select;
+    ///
+    /// # let folder = tempfile::tempdir().unwrap();
+    /// # let path = folder.path().join("pytorch.safetensors");
+    /// let strategy = MirroredStrategy::cpus(2)?;
+    /// let theirs = strategy.replicate(|vb: VarBuilder| linear(4, 8, vb.pp("encoder.dense")))?;
+    /// theirs.variables.save(&path)?;
+    ///
+    /// let mine = strategy.replicate(|vb: VarBuilder| linear(4, 8, vb.pp("body")))?;
+    /// let names = Select::named(|name| Some(name.replace("body", "encoder.dense")));
+    /// let loaded = mine.variables.load_some([&path], &names)?;
+    /// assert_eq!(loaded.restored["body.weight"], "encoder.dense.weight");
+    /// assert!(loaded.kept.is_empty() && loaded.unused.is_empty(), "{loaded}");
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] where the files lack something selected or have it in another shape, all of it by name;
+    /// where nothing is set; and where two files have one name. [`Error::Candle`] with the path for a file that cannot be
+    /// read. Nothing has changed then.
+    #[doc(alias = "from_mmaped_safetensors")]
+    pub fn load_some<P: AsRef<Path>>(
+        &self,
+        files: impl IntoIterator<Item = P>,
+        select: &Select<'_>,
+    ) -> Result<Restored> {
+        const OPERATION: &str = "load_some";
+        let paths: Vec<_> = files.into_iter().map(|path| path.as_ref().to_path_buf()).collect();
+        let files = paths.iter().map(|path| open(path)).collect::<Result<Vec<_>>>()?;
+        let mut there = BTreeMap::new();
+        for (file, path) in files.iter().zip(&paths) {
+            for (name, view) in file.tensors() {
+                let dtype = candle_core::DType::try_from(view.dtype()).ok().and_then(host_dtype);
+                let found = (file, path, (dtype, view.shape().to_vec()));
+                if let Some((_, other, _)) = there.insert(name.clone(), found) {
+                    let reason = format!("{} and {} both have {name}", path.display(), other.display());
+                    return Err(Error::invalid(OPERATION, reason));
+                }
+            }
+        }
+        let from = paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(" and ");
+        let found = |name: &str| there.get(name).map(|(_, _, found)| found.clone());
+        let restored = select.decide(OPERATION, &from, self.described()?, found)?;
+        let restored = restored.finish(OPERATION, &from, there.keys().cloned())?;
+        let mut values = Vec::new();
+        for (name, source) in &restored.restored {
+            if let Some((file, path, _)) = there.get(source) {
+                let value = read(file, source, path)?;
+                values.push((name, value.to_dtype(self.find(OPERATION, name)?.any()?.dtype())?));
+            }
+        }
+        values.into_iter().try_for_each(|(name, value)| self.set(name, &value))?;
+        Ok(restored)
     }
 
     /// SHA-256 over names, dtypes, shapes and bytes of all variables: equal for equal bits, in hexadecimal digits.
@@ -72,6 +139,25 @@ impl Variables {
         }
         Ok(hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
     }
+}
+
+/// A safetensors file, in memory.
+fn open(path: &Path) -> Result<BufferedSafetensors> {
+    let read = || {
+        let mut bytes = Vec::new();
+        distribute_files::open(path)?.read_to_end(&mut bytes)?;
+        BufferedSafetensors::new(bytes)
+    };
+    read().map_err(|error: candle_core::Error| Error::Candle(error.with_path(path)))
+}
+
+fn read(file: &BufferedSafetensors, name: &str, path: &Path) -> Result<Tensor> {
+    file.load(name, &Device::Cpu).map_err(|error| Error::Candle(error.with_path(path)))
+}
+
+/// Our dtype for candle's, of those that there are in both.
+fn host_dtype(dtype: candle_core::DType) -> Option<DType> {
+    Leaf::Candle(Tensor::zeros(0, dtype, &Device::Cpu).ok()?).dtype().ok()
 }
 
 fn bytes(value: &Tensor) -> Result<Vec<u8>> {

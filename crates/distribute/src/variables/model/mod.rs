@@ -13,7 +13,8 @@ mod init;
 mod running;
 mod state;
 
-use super::Variable;
+use super::{Variable, about};
+use crate::context::require_outside_of_run;
 use crate::lock::lock;
 use crate::replicated::other_variables;
 use crate::{Error, Result, Strategy};
@@ -83,16 +84,19 @@ impl Variables {
     /// Sets a variable, on all replicas.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for an unknown name, another shape or another dtype; nothing has changed then.
+    /// [`Error::InvalidArgument`] for an unknown name, another shape or another dtype; [`Error::WrongContext`] inside of
+    /// `run`, other than in `merge_call`. Nothing has changed then.
     pub fn set(&self, name: &str, value: &Tensor) -> Result<()> {
+        require_outside_of_run("Variables::set", WRITE)?;
         let kind = self.find("set", name)?;
         kind.require_fit("set", name, value, "the value")?;
         match kind {
             Kind::Mirrored(variable) => {
                 let variable = variable.var(0)?;
-                variable.set(&value.to_device(variable.device())?)?;
+                let value = value.to_device(variable.device());
+                value.and_then(|value| variable.set(&value)).map_err(Error::from).map_err(about(name))?;
             }
-            Kind::Running(running) => running.set(value)?,
+            Kind::Running(running) => running.set(value).map_err(about(name))?,
         }
         Ok(())
     }
@@ -111,14 +115,27 @@ impl Variables {
         })
     }
 
-    /// The variables that optimizers train, by name: all but running statistics.
-    pub fn trainable(&self) -> Vec<(String, Var)> {
+    /// The variables that optimizers train, by name: all but running statistics. They are candle's own, which all replicas
+    /// of one memory share.
+    ///
+    /// Whoever writes one writes it for all replicas, and nothing here can see that: candle's own optimizers step outside
+    /// of `run` only. Made outside and stepped inside, one would go by the gradients of a single replica, and once for each
+    /// replica; use an [`Optimizer`](crate::Optimizer) there.
+    ///
+    /// # Errors
+    /// [`Error::WrongContext`] inside of `run`, other than in `merge_call`.
+    pub fn trainable(&self) -> Result<Vec<(String, Var)>> {
+        require_outside_of_run(
+            "Variables::trainable",
+            "replicas share the variables: train them by one of distribute's optimizers, made outside of run, read them with \
+             get, and write them between runs",
+        )?;
         let entries = self.entries();
         let mirrored = entries.iter().filter_map(|(name, entry)| match &entry.kind {
             Kind::Mirrored(variable) => Some((name.clone(), variable.var(0).ok()?.clone())),
             Kind::Running(_) => None,
         });
-        mirrored.collect()
+        Ok(mirrored.collect())
     }
 
     /// The variables that local replica `replica` writes on its own: its running statistics.
@@ -156,7 +173,8 @@ impl Variables {
         kinds.into_iter().map(|(name, kind)| Ok((name, kind.read()?))).collect()
     }
 
-    /// RUN-9, RUN-10: later replicas find what replica 0 created, and must not ask for more or less.
+    // RUN-9, RUN-10
+    /// Later replicas find what replica 0 created, and must not ask for more or less.
     pub(crate) fn require_same_names(&self, replica: usize) -> Result<()> {
         let entries = self.entries();
         let not_asked_by = |replica: usize| -> Vec<String> {
@@ -185,7 +203,7 @@ impl Variables {
     ) -> Result<Tensor> {
         let mut entries = self.entries();
         if !entries.contains_key(name) {
-            let value = init::values(init, self.0.seed, name, shape, dtype, device)?;
+            let value = init::values(init, self.0.seed, name, shape, dtype, device).map_err(about(name))?;
             let strategy = &self.0.strategy;
             let kind = match is_running_statistic(name) {
                 true => Kind::Running(Running::new(strategy, name, &value)?),
@@ -194,21 +212,27 @@ impl Variables {
             entries.insert(name.to_string(), Entry { kind, asked: BTreeSet::new() });
         }
         let Some(entry) = entries.get_mut(name) else { return Err(unknown("replicate", name, &entries)) };
-        entry.asked.insert(replica);
+        let again = !entry.asked.insert(replica);
         let variable = match &entry.kind {
             Kind::Mirrored(variable) => variable.var(0)?,
             Kind::Running(running) => running.variable().var(replica)?,
         };
         if variable.shape() != shape || variable.dtype() != dtype {
-            return Err(Error::invalid(
-                "replicate",
-                format!(
-                    "variable {name} was created with shape {:?} and dtype {:?}, and is asked for with {:?} and {dtype:?}",
-                    variable.dims(),
-                    variable.dtype(),
-                    shape.dims()
-                ),
-            ));
+            let advice = match again {
+                true => "two layers of the model have this path: give each a path of its own, vb.pp(\"…\")",
+                false => "build the same model on every replica",
+            };
+            let reason = format!(
+                "variable {name} was created with shape {:?} and dtype {:?}, and is asked for with {:?} and {dtype:?}; \
+                 {advice}",
+                variable.dims(),
+                variable.dtype(),
+                shape.dims()
+            );
+            return Err(Error::invalid("replicate", reason));
+        }
+        if again && replica == 0 {
+            tracing::debug!("two layers of the model share variable {name}: both asked for this path");
         }
         Ok(variable.as_tensor().clone())
     }
@@ -272,6 +296,10 @@ impl std::fmt::Debug for Variables {
         write!(f, "Variables({count} variables, {elements} elements)")
     }
 }
+
+/// What to do in place of a write inside of `run`.
+const WRITE: &str =
+    "replicas share the variables: write them between runs, or once for all of them in ctx.merge_call";
 
 /// What stock batch-norm calls its running statistics: it sets them in forward, on each replica.
 fn is_running_statistic(name: &str) -> bool {

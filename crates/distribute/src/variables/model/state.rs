@@ -1,10 +1,12 @@
 //! A model's variables as a part of a checkpoint.
 
 use super::{Kind, Variables};
-use crate::Result;
-use crate::checkpoint::{Checkpointed, Reader, Restore, Writer, read_as, require_names};
+use crate::checkpoint::{
+    Checkpointed, Reader, Restore, SOME, Writer, described, read_as, read_cast, require_names,
+};
+use crate::{Restored, Result, Select};
 use candle_core::Device;
-use distribute_tensor::HostTensor;
+use distribute_tensor::{DType, HostTensor};
 use serde_json::json;
 
 impl Variables {
@@ -39,32 +41,80 @@ impl Checkpointed for Variables {
 
     fn restore<'a>(&'a self, prefix: &str, from: &Reader) -> Result<Restore<'a>> {
         let kinds = self.kinds();
-        let names: Vec<_> = kinds.iter().map(|(name, _)| format!("{prefix}/{name}")).collect();
-        require_names(from, &names)?;
-        let mut changes: Vec<Restore<'a>> = Vec::new();
-        for ((name, kind), entry) in kinds.into_iter().zip(names) {
+        let entries: Vec<_> = kinds.iter().map(|(name, _)| format!("{prefix}/{name}")).collect();
+        require_names(from, &entries)?;
+        let mut changes = Vec::new();
+        for ((name, kind), entry) in kinds.into_iter().zip(entries) {
             let variable = self.variable(&name)?;
-            let (dtype, dims) = (variable.dtype(), variable.dims());
-            let value = read_as(from, &entry, dtype, dims)?.to_candle(&Device::Cpu)?;
-            let copies = match &kind {
-                Kind::Mirrored(_) => None,
-                Kind::Running(running) => {
-                    variable.saved_copies(&entry, from)?.map(|copies| (running.clone(), copies))
-                }
-            };
-            changes.push(match copies {
-                None => Box::new(move || self.set(&name, &value)),
-                Some((running, copies)) => {
-                    let common = read_as(from, &in_common(&entry), dtype, dims)?.to_candle(&Device::Cpu)?;
-                    Box::new(move || {
-                        variable.set_copies(&copies)?;
-                        running.set_common(common);
-                        Ok(())
-                    })
-                }
-            });
+            let value = read_as(from, &entry, variable.dtype(), variable.dims())?;
+            changes.push(self.change(name, &kind, value, &entry, from)?);
         }
         Ok(Box::new(move || changes.into_iter().try_for_each(|change| change())))
+    }
+
+    fn restore_some<'a>(
+        &'a self,
+        prefix: &str,
+        from: &Reader,
+        select: &Select<'_>,
+    ) -> Result<(Restore<'a>, Restored)> {
+        let entry = |name: &str| format!("{prefix}/{name}");
+        let path = from.path().display().to_string();
+        let here = self.described()?.into_iter().map(|(name, dtype, dims)| (entry(&name), dtype, dims));
+        let restored = select.decide(SOME, &path, here, |name| described(from, name))?;
+        let mut changes = Vec::new();
+        for (name, kind) in self.kinds() {
+            if let Some(source) = restored.restored.get(&entry(&name)) {
+                let value = read_cast(from, source, self.variable(&name)?.dtype())?;
+                changes.push(self.change(name, &kind, value, source, from)?);
+            }
+        }
+        Ok((Box::new(move || changes.into_iter().try_for_each(|change| change())), restored))
+    }
+}
+
+impl Variables {
+    /// Name, dtype and shape of each.
+    pub(super) fn described(&self) -> Result<Vec<(String, DType, Vec<usize>)>> {
+        let describe = |name: String| {
+            let variable = self.variable(&name)?;
+            Ok((name, variable.dtype(), variable.dims().to_vec()))
+        };
+        self.names().into_iter().map(describe).collect()
+    }
+
+    /// What sets a variable to a value, and its copies to what they were where as many were saved beside it.
+    fn change<'a>(
+        &'a self,
+        name: String,
+        kind: &Kind,
+        value: HostTensor,
+        source: &str,
+        from: &Reader,
+    ) -> Result<Restore<'a>> {
+        let variable = self.variable(&name)?;
+        let (dtype, dims) = (variable.dtype(), variable.dims());
+        let same_dtype = from.describe(source)?.dtype == dtype;
+        let copies = match kind {
+            Kind::Running(running) if same_dtype => {
+                variable.saved_copies(source, from)?.map(|copies| (running.clone(), copies))
+            }
+            _ => None,
+        };
+        Ok(match copies {
+            None => {
+                let value = value.to_candle(&Device::Cpu)?;
+                Box::new(move || self.set(&name, &value))
+            }
+            Some((running, copies)) => {
+                let common = read_as(from, &in_common(source), dtype, dims)?.to_candle(&Device::Cpu)?;
+                Box::new(move || {
+                    variable.set_copies(&copies)?;
+                    running.set_common(common);
+                    Ok(())
+                })
+            }
+        })
     }
 }
 

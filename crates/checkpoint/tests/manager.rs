@@ -1,0 +1,143 @@
+//! What is in a manager's folder besides checkpoints neither ends saving nor is touched, and is told.
+
+#![cfg(unix)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use distribute_checkpoint::{CheckpointManager, Error, Writer};
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
+use tracing::field::{Field, Visit};
+use tracing::{Event, Level, Metadata, span};
+
+/// What is warned of.
+#[derive(Clone, Default)]
+struct Warnings(Arc<Mutex<Vec<String>>>);
+
+impl tracing::Subscriber for Warnings {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() <= Level::WARN
+    }
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+    fn event(&self, event: &Event<'_>) {
+        event.record(&mut self.clone());
+    }
+    fn enter(&self, _: &span::Id) {}
+    fn exit(&self, _: &span::Id) {}
+}
+
+impl Visit for Warnings {
+    fn record_debug(&mut self, _: &Field, value: &dyn std::fmt::Debug) {
+        self.0.lock().unwrap().push(format!("{value:?}"));
+    }
+}
+
+/// Fails a test that hangs.
+fn watched(body: impl FnOnce() + Send + 'static) {
+    let (tell, told) = mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        body();
+        tell.send(())
+    });
+    if let Err(mpsc::RecvTimeoutError::Timeout) = told.recv_timeout(Duration::from_secs(60)) {
+        panic!("the test hangs");
+    }
+    thread.join().unwrap().unwrap();
+}
+
+fn step(step: u64) -> Writer {
+    let mut writer = Writer::new();
+    writer.metadata("step", step);
+    writer
+}
+
+fn latest(manager: &CheckpointManager) -> f64 {
+    manager.latest().unwrap().unwrap().number("step").unwrap()
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let mut names: Vec<_> = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+// INV-24
+#[test]
+fn a_lock_that_is_no_file_is_refused_at_once_and_nothing_is_written_through_it() {
+    watched(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let run = folder.path().join("run");
+        let manager = CheckpointManager::new(&run).unwrap();
+        let (lock, precious) = (run.join(".lock"), folder.path().join("precious"));
+        fs::write(&precious, "text").unwrap();
+        let refused = |what: &str| {
+            let error = manager.save(&step(1), 1).unwrap_err();
+            assert!(matches!(&error, Error::Io { path, .. } if *path == lock), "{error}");
+            assert!(error.to_string().contains(what), "{error}");
+        };
+        std::os::unix::fs::symlink(&precious, &lock).unwrap();
+        refused("a symbolic link");
+        assert_eq!(fs::read_to_string(&precious).unwrap(), "text");
+        fs::remove_file(&lock).unwrap();
+        assert!(Command::new("mkfifo").arg(&lock).status().unwrap().success());
+        refused("a named pipe");
+        fs::remove_file(&lock).unwrap();
+        fs::create_dir(&lock).unwrap();
+        refused("a folder");
+        fs::remove_dir(&lock).unwrap();
+        // What is in it is nobody's business.
+        fs::write(&lock, "text").unwrap();
+        manager.save(&step(1), 1).unwrap();
+        assert_eq!((latest(&manager), fs::read_to_string(&lock).unwrap()), (1., "text".into()));
+    });
+}
+
+#[test]
+fn what_is_not_ours_is_stepped_over_and_told_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let manager = CheckpointManager::new(folder.path()).unwrap().keep(2);
+    let files = ["ckpt-000002", "ckpt-000009", ".ckpt-x.part", ".ckpt-000001.distribute-0.part"];
+    let folders = ["ckpt-18446744073709551615", "ckpt-7", "ckpt-last"];
+    files.iter().for_each(|name| fs::write(at(name), "text").unwrap());
+    folders.iter().for_each(|name| fs::create_dir(at(name)).unwrap());
+    // Ours, left by a process that was killed.
+    fs::create_dir(at(".ckpt-000001.distribute-1.part")).unwrap();
+    let warnings = Warnings::default();
+    tracing::subscriber::with_default(warnings.clone(), || {
+        for number in 1..=4 {
+            manager.save(&step(number), 1).unwrap();
+            assert_eq!(latest(&manager), number as f64);
+        }
+    });
+    let theirs = || files.iter().chain(&folders).map(|name| name.to_string());
+    let mut expected: Vec<_> =
+        theirs().chain([".lock", "ckpt-000004", "ckpt-000005"].map(String::from)).collect();
+    expected.sort();
+    assert_eq!(names(folder.path()), expected);
+    let told = warnings.0.lock().unwrap();
+    for name in theirs().filter(|name| name != ".ckpt-000001.distribute-0.part") {
+        let path = at(&name).display().to_string();
+        assert_eq!(told.iter().filter(|text| text.contains(&path)).count(), 1, "{name}: {told:?}");
+    }
+    assert!(told.iter().any(|text| text.contains(".ckpt-000001.distribute-0.part")), "{told:?}");
+}
+
+#[test]
+fn the_last_number_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let manager = CheckpointManager::new(folder.path()).unwrap();
+    step(1).save(folder.path().join("ckpt-999999999999"), 1).unwrap();
+    let error = manager.save(&step(2), 1).unwrap_err().to_string();
+    assert!(error.contains("no number is left") && error.contains("ckpt-999999999999"), "{error}");
+    assert_eq!(latest(&manager), 1.);
+}

@@ -1,0 +1,98 @@
+//! A program and all that it starts, stopped and continued as one: so nothing of it runs while others are measured.
+
+use distribute::cluster::Deadline;
+use std::io::Result;
+use std::process::Command;
+use std::time::Duration;
+
+/// The group of processes that a program leads.
+pub struct Group(u32);
+
+/// How long a signal may take to arrive: on a busy machine a process has to be scheduled to stop.
+#[cfg(unix)]
+const ARRIVES_WITHIN: Duration = Duration::from_secs(10);
+
+impl Group {
+    /// Has the program that will be started lead a group of its own.
+    pub fn lead(command: &mut Command) -> &mut Command {
+        #[cfg(unix)]
+        std::os::unix::process::CommandExt::process_group(command, 0);
+        command
+    }
+
+    /// The group led by the process of this number, a child of this one that has not been waited for.
+    pub fn of(leader: u32) -> Self {
+        Self(leader)
+    }
+}
+
+#[cfg(unix)]
+mod signals {
+    use super::{ARRIVES_WITHIN, Deadline, Group, Result};
+    use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
+    use std::io::{Error, ErrorKind};
+
+    impl Group {
+        /// Stops all of them, and returns when the leader has stopped or ended.
+        ///
+        /// # Errors
+        /// When that takes too long.
+        pub fn stop(&self) -> Result<()> {
+            let leader = self.send(Signal::STOP)?;
+            let deadline = Deadline::after(ARRIVES_WITHIN);
+            // It stays a child that has stopped or ended: the thread that waits for its end finds it so.
+            let options = WaitIdOptions::STOPPED
+                | WaitIdOptions::EXITED
+                | WaitIdOptions::NOHANG
+                | WaitIdOptions::NOWAIT;
+            while waitid(WaitId::Pid(leader), options)?.is_none() {
+                if deadline.has_passed() {
+                    let reason =
+                        format!("process {} has not stopped within {} s", self.0, ARRIVES_WITHIN.as_secs());
+                    return Err(Error::new(ErrorKind::TimedOut, reason));
+                }
+                std::thread::yield_now();
+            }
+            Ok(())
+        }
+
+        /// Has them go on where they were stopped.
+        ///
+        /// # Errors
+        /// When there are none.
+        pub fn resume(&self) -> Result<()> {
+            self.send(Signal::CONT).map(drop)
+        }
+
+        /// Ends all of them, stopped or not.
+        ///
+        /// # Errors
+        /// When there are none.
+        pub fn kill(&self) -> Result<()> {
+            self.send(Signal::KILL).map(drop)
+        }
+
+        fn send(&self, signal: Signal) -> Result<Pid> {
+            let leader = i32::try_from(self.0).ok().and_then(Pid::from_raw);
+            let leader = leader.ok_or_else(|| Error::other(format!("{} is no process", self.0)))?;
+            kill_process_group(leader, signal)?;
+            Ok(leader)
+        }
+    }
+}
+
+/// Elsewhere all run on, and the program is killed alone.
+#[cfg(not(unix))]
+impl Group {
+    pub fn stop(&self) -> Result<()> {
+        Ok(())
+    }
+
+    pub fn resume(&self) -> Result<()> {
+        Ok(())
+    }
+
+    pub fn kill(&self) -> Result<()> {
+        Ok(())
+    }
+}

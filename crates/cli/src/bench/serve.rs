@@ -1,0 +1,30 @@
+//! Ours in a process of its own, led as the peers are: so it is stopped while they are measured, as they are.
+
+use super::figure::{Effort, Figure};
+use super::turns::Sample;
+use crate::output;
+use distribute::{Error, Result};
+use serde_json::json;
+use std::io::BufRead;
+
+/// Says the version, then answers each line of `input`, a number of seconds, with a round.
+pub fn run(figure: &dyn Figure, input: impl BufRead) -> Result<()> {
+    output::line(json!({ "version": env!("CARGO_PKG_VERSION") }).to_string())?;
+    for line in input.lines() {
+        let read = |source| Error::Io { operation: "reading how long a round is".into(), source };
+        let answer = round(figure, &line.map_err(read)?);
+        output::line(match answer {
+            Ok(Sample { value, losses }) => json!({ "value": value, "losses": losses }).to_string(),
+            Err(error) => json!({ "error": error.to_string() }).to_string(),
+        })?;
+    }
+    Ok(())
+}
+
+fn round(figure: &dyn Figure, line: &str) -> Result<Sample> {
+    let seconds = line.trim().parse().map_err(|error| Error::InvalidArgument {
+        operation: "bench --serve",
+        reason: format!("{error}: {line:?} is no number of seconds"),
+    })?;
+    figure.round(Effort { seconds })
+}

@@ -1,0 +1,124 @@
+//! Warnings and errors that are seen also in a program that listens to none.
+
+use std::fmt::{Debug, Write as _};
+use std::io::Write as _;
+use tracing::field::{Field, Visit};
+use tracing::level_filters::LevelFilter;
+use tracing::span::{Attributes, Id, Record};
+use tracing::subscriber::{NoSubscriber, with_default};
+use tracing::{Event, Level, Metadata, Subscriber, dispatcher};
+
+/// Does `body`, whose warnings and errors go to the program's `tracing` subscriber. Where it has none, they go to standard
+/// error, a line each: a program that is slow, or whose replicas wait for a stuck one, says so without being asked. Nothing is
+/// installed for that, so it can still set a subscriber of its own.
+pub fn heard<R>(body: impl FnOnce() -> R) -> R {
+    if dispatcher::get_default(|program| program.is::<NoSubscriber>()) {
+        with_default(StandardError, body)
+    } else {
+        body()
+    }
+}
+
+/// Writes warnings and errors as lines.
+struct StandardError;
+
+impl Subscriber for StandardError {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.is_event() && *metadata.level() <= Level::WARN
+    }
+
+    fn max_level_hint(&self) -> Option<LevelFilter> {
+        Some(LevelFilter::WARN)
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        let mut line = Line::default();
+        event.record(&mut line);
+        // Whoever has closed it wants no lines.
+        let _ = writeln!(std::io::stderr(), "{}", line.text(*event.metadata().level()));
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+#[derive(Default)]
+struct Line {
+    message: String,
+    fields: String,
+}
+
+impl Line {
+    fn text(&self, level: Level) -> String {
+        let level = if level == Level::ERROR { "error" } else { "warning" };
+        let (open, close) = if self.fields.is_empty() { ("", "") } else { (" (", ")") };
+        format!("distribute: {level}: {}{open}{}{close}", self.message, self.fields)
+    }
+}
+
+impl Visit for Line {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        // Writing into a string does not fail.
+        let _ = match field.name() {
+            "message" => write!(self.message, "{value:?}"),
+            name => {
+                let comma = if self.fields.is_empty() { "" } else { ", " };
+                write!(self.fields, "{comma}{name} {value:?}")
+            }
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::{Arc, Mutex};
+
+    /// Keeps the lines.
+    #[derive(Clone, Default)]
+    struct Kept(Arc<Mutex<Vec<String>>>);
+
+    impl Subscriber for Kept {
+        fn enabled(&self, _: &Metadata<'_>) -> bool {
+            true
+        }
+        fn event(&self, event: &Event<'_>) {
+            let mut line = Line::default();
+            event.record(&mut line);
+            self.0.lock().unwrap().push(line.text(*event.metadata().level()));
+        }
+        fn new_span(&self, _: &Attributes<'_>) -> Id {
+            Id::from_u64(1)
+        }
+        fn record(&self, _: &Id, _: &Record<'_>) {}
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+        fn enter(&self, _: &Id) {}
+        fn exit(&self, _: &Id) {}
+    }
+
+    #[test]
+    fn a_programs_own_subscriber_hears_it_and_nobody_else() {
+        let kept = Kept::default();
+        with_default(kept.clone(), || {
+            heard(|| tracing::error!(replica = 1, call = %"all_reduce", "stuck"));
+            heard(|| tracing::warn!("slow"));
+        });
+        let lines = kept.0.lock().unwrap().clone();
+        assert_eq!(
+            lines,
+            ["distribute: error: stuck (replica 1, call all_reduce)", "distribute: warning: slow"]
+        );
+    }
+
+    #[test]
+    fn without_one_warnings_are_written_and_nothing_stays_installed() {
+        let inside = heard(|| dispatcher::get_default(|now| now.is::<StandardError>()));
+        let after = dispatcher::get_default(|now| now.is::<NoSubscriber>());
+        assert!(inside && after);
+    }
+}

@@ -1,0 +1,100 @@
+//! A stack for replica 0 as large as the others have, on whatever thread it runs.
+
+use super::worker::STACK;
+use corosensei::on_stack;
+use corosensei::stack::DefaultStack;
+use std::cell::RefCell;
+use std::io;
+
+thread_local! {
+    /// Those that this thread has made and nothing runs on: one for each run inside of another.
+    static IDLE: RefCell<Vec<DefaultStack>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Calls `work` on this thread, but on a stack of [`STACK`] bytes. A panic goes on here.
+///
+/// Beyond its end is a page that cannot be touched, as beyond that of a thread; a program that runs into it ends by SIGSEGV,
+/// without the line that the standard library writes for its own stacks.
+///
+/// # Errors
+/// If the system refuses the memory.
+pub(super) fn on_large_stack<R>(work: impl FnOnce() -> R) -> io::Result<R> {
+    // Miri has no such thing as a stack.
+    if cfg!(miri) {
+        return Ok(work());
+    }
+    let mut stack = Lent(Some(match IDLE.with_borrow_mut(Vec::pop) {
+        Some(stack) => stack,
+        None => DefaultStack::new(STACK)?,
+    }));
+    Ok(match &mut stack.0 {
+        Some(stack) => on_stack(stack, work),
+        None => work(),
+    })
+}
+
+/// Keeps a stack for the next run of this thread when dropped, also by a panic.
+struct Lent(Option<DefaultStack>);
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        // While the thread ends, its stacks do.
+        let stack = self.0.take();
+        let _ = IDLE.try_with(|idle| idle.borrow_mut().extend(stack));
+    }
+}
+
+#[cfg(all(test, not(miri)))]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use std::backtrace::Backtrace;
+    use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+    /// Uses some MiB of stack.
+    fn dig(mib: usize) -> usize {
+        let block = std::hint::black_box([mib as u8; 1 << 20]);
+        if mib == 0 { 0 } else { dig(mib - 1) + usize::from(block[mib] as usize == mib) }
+    }
+
+    fn on_a_small_thread<R: Send + 'static>(body: impl FnOnce() -> R + Send + 'static) -> R {
+        std::thread::Builder::new().stack_size(256 << 10).spawn(body).unwrap().join().unwrap()
+    }
+
+    #[test]
+    fn it_is_large_whatever_thread_and_however_often() {
+        on_a_small_thread(|| {
+            for _ in 0..3 {
+                assert_eq!(on_large_stack(|| dig(20)).unwrap(), 20);
+                // A run inside of a run.
+                assert_eq!(on_large_stack(|| on_large_stack(|| dig(20)).unwrap()).unwrap(), 20);
+            }
+            assert_eq!(IDLE.with_borrow(Vec::len), 2);
+        });
+    }
+
+    #[inline(never)]
+    fn above() -> String {
+        on_large_stack(|| Backtrace::force_capture().to_string()).unwrap()
+    }
+
+    #[test]
+    fn panics_backtraces_and_thread_locals_are_those_of_the_thread() {
+        thread_local!(static HERE: RefCell<u8> = const { RefCell::new(1) });
+        on_a_small_thread(|| {
+            HERE.replace(2);
+            let panic = catch_unwind(AssertUnwindSafe(|| {
+                on_large_stack(|| {
+                    HERE.replace(3);
+                    resume_unwind(Box::new("boom"))
+                })
+            }));
+            let panic: Result<io::Result<()>, _> = panic;
+            assert_eq!(panic.unwrap_err().downcast_ref::<&str>(), Some(&"boom"));
+            assert_eq!((HERE.take(), IDLE.with_borrow(Vec::len)), (3, 1));
+            // The frames above this stack are seen from it.
+            let trace = above();
+            assert!(trace.contains("on_large_stack") && trace.contains("tests::above"), "{trace}");
+        });
+    }
+}

@@ -1,0 +1,50 @@
+//! Threads of teams that nobody uses. In a process of its own, whose threads are counted.
+#![cfg(all(target_os = "linux", not(shuttle)))]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[path = "support/watched.rs"]
+mod watched;
+
+use distribute_collective::threads::Teams;
+use std::sync::Barrier;
+use std::time::Duration;
+use watched::watched;
+
+/// How many threads of replicas this process has.
+fn replicas() -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let name = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm"));
+    tasks.filter_map(|task| name(task.unwrap()).ok()).filter(|name| name.starts_with("replica")).count()
+}
+
+/// So many runs of eight at once.
+fn at_once(runs: usize) {
+    let all = Barrier::new(runs);
+    std::thread::scope(|scope| {
+        for _ in 0..runs {
+            scope.spawn(|| {
+                Teams::shared()
+                    .borrow(8, |team| {
+                        all.wait();
+                        team.run(1, Duration::from_secs(60), &|_| true);
+                    })
+                    .unwrap();
+            });
+        }
+    });
+}
+
+#[test]
+fn few_idle_threads_are_kept() {
+    watched(|| {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let mut counts = Vec::new();
+        for _ in 0..3 {
+            at_once(40);
+            counts.push(replicas());
+        }
+        assert!(counts.iter().all(|count| *count <= cores.max(4 * 7)), "{counts:?}");
+        at_once(1);
+        assert_eq!(replicas(), counts[2]);
+    });
+}

@@ -1,0 +1,89 @@
+//! URLs as text: which text is one, and what of it may be shown.
+
+/// Whether text is a URL: a scheme of letters, digits and `+-.`, and `://`.
+pub(super) fn is_url(text: &str) -> bool {
+    text.split_once("://").is_some_and(|(scheme, _)| is_scheme(scheme))
+}
+
+fn is_scheme(text: &str) -> bool {
+    text.starts_with(|c: char| c.is_ascii_alphabetic())
+        && text.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c))
+}
+
+/// A URL without what may be secret: users and passwords before the host, signatures and tokens behind the path. Other
+/// text stays as it is.
+pub(super) fn discreet(text: &str) -> String {
+    let Some((scheme, rest)) = text.split_once("://").filter(|(scheme, _)| is_scheme(scheme)) else {
+        return text.into();
+    };
+    // A glob's `?` is not told from a query's, so both are hidden.
+    let (place, hidden) = match rest.find(['?', '#']) {
+        Some(end) => (rest.get(..end).unwrap_or_default(), "?…"),
+        None => (rest, ""),
+    };
+    let (host, path) = place.split_at(place.find('/').unwrap_or(place.len()));
+    match host.rsplit_once('@') {
+        Some((_, host)) => format!("{scheme}://…@{host}{path}{hidden}"),
+        None => format!("{scheme}://{host}{path}{hidden}"),
+    }
+}
+
+/// What others say of a URL, without what may be secret in it: they may quote it as it was given, or as they read it.
+pub(super) fn discreet_message(url: &str, message: &str) -> String {
+    let mut text = message.to_string();
+    if let Some((_, query)) = url.split_once('?').filter(|(_, query)| !query.is_empty()) {
+        text = text.replace(query, "…");
+    }
+    let ends = |c: char| c.is_whitespace() || "\"'`<>()".contains(c);
+    let (mut out, mut rest) = (String::new(), text.as_str());
+    while let Some(at) = rest.find("://") {
+        let start = rest.get(..at).and_then(|before| before.rfind(ends)).map_or(0, |space| space + 1);
+        let end = rest.get(at..).and_then(|after| after.find(ends)).map_or(rest.len(), |end| at + end);
+        out += rest.get(..start).unwrap_or_default();
+        out += &discreet(rest.get(start..end).unwrap_or_default());
+        rest = rest.get(end..).unwrap_or_default();
+    }
+    out + rest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_is_a_url_only_with_a_scheme() {
+        for url in ["s3://b/k", "https://h/p?q", "file:///p", "memory://"] {
+            assert!(is_url(url), "{url}");
+        }
+        for path in ["", "a/b.csv", "://", "a b://c", "1://", "c:\\a", "/a://b"] {
+            assert!(!is_url(path), "{path}");
+        }
+    }
+
+    #[test]
+    fn neither_passwords_nor_signatures_are_shown() {
+        for (url, shown) in [
+            ("https://me:pass@host:80/a@b/c.csv?sig=abc#x", "https://…@host:80/a@b/c.csv?…"),
+            ("s3://bucket/key", "s3://bucket/key"),
+            ("https://token@host", "https://…@host"),
+            ("https://host?sig=a/b@c", "https://host?…"),
+            ("data/a@b?.csv", "data/a@b?.csv"),
+        ] {
+            assert_eq!(discreet(url), shown);
+        }
+    }
+
+    #[test]
+    fn nor_are_they_in_what_others_say() {
+        let url = "https://me:pass@host/a.csv?sig=abc";
+        for (said, shown) in [
+            ("no answer", "no answer"),
+            ("GET /a.csv?sig=abc failed", "GET /a.csv?… failed"),
+            ("for url (https://me:pass@host/a.csv?sig=abc): 403", "for url (https://…@host/a.csv?…): 403"),
+            ("\"https://me:pass@host/\" \"http://x?y=ä\"", "\"https://…@host/\" \"http://x?…\""),
+            ("://", "://"),
+        ] {
+            assert_eq!(discreet_message(url, said), shown);
+        }
+    }
+}

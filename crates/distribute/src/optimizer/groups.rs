@@ -1,0 +1,185 @@
+//! Variables that are trained otherwise than the others, or not at all: chosen by name.
+
+use super::progress::Progress;
+use super::slots::Slots;
+use super::{Optimizer, Trained};
+use crate::deposit::Pool;
+use crate::{Error, Result};
+use candle_core::Var;
+use distribute_optim::{Rule, Step};
+use std::sync::Arc;
+
+/// Rules of groups of variables, and which variable has what of its own.
+#[derive(Debug)]
+pub(super) struct Groups<R> {
+    /// Besides that of the optimizer.
+    rules: Vec<R>,
+    of_variables: Vec<Of>,
+}
+
+/// What a variable has of its own.
+#[derive(Clone, Copy, Debug)]
+struct Of {
+    /// Which of the rules of groups; none where it is that of the optimizer.
+    rule: Option<usize>,
+    rate_factor: f64,
+}
+
+impl<R: Rule> Groups<R> {
+    pub(super) fn new(variables: usize) -> Self {
+        Self { rules: Vec::new(), of_variables: vec![Of { rule: None, rate_factor: 1. }; variables] }
+    }
+
+    /// Whether all rules of groups only compute.
+    pub(super) fn only_compute(&self) -> bool {
+        self.rules.iter().all(Rule::only_computes)
+    }
+
+    /// What each variable is updated with in the step after `finished` others.
+    pub(super) fn rules<'r>(&'r self, rule: &'r R, finished: u64, learning_rate: f64) -> Rules<'r> {
+        let of = |of: &Of| {
+            let rule: &dyn Rule = of.rule.and_then(|at| self.rules.get(at)).unwrap_or(rule);
+            (rule, Step::after(finished, learning_rate * of.rate_factor))
+        };
+        Rules(self.of_variables.iter().map(of).collect())
+    }
+}
+
+/// For each variable, by what it is updated in one step.
+pub(super) struct Rules<'r>(Vec<(&'r dyn Rule, Step)>);
+
+impl<'r> Rules<'r> {
+    pub(super) fn of(&self, variable: usize) -> (&'r dyn Rule, Step) {
+        self.0[variable]
+    }
+}
+
+impl<R: Rule> Optimizer<R> {
+    /// Trains the variables of some names no more: they stay as they are, are neither reduced nor counted in norms, and have
+    /// no slots, also not in checkpoints. In `minimize`, layers of [`nn`](crate::nn) don't even compute their gradients.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] where no variable has such a name, with the names there are, or no other is left.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// # use candle_nn::{Linear, VarBuilder, linear};
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let model = strategy.replicate(|vb: VarBuilder| -> candle_core::Result<(Linear, Linear)> {
+    ///     Ok((linear(4, 8, vb.pp("bert"))?, linear(8, 2, vb.pp("head"))?))
+    /// })?;
+    /// // The head trains, biases at a tenth of the rate.
+    /// let optimizer = Adam::new(&model.variables, 1e-3)?
+    ///     .freeze(|name| name.starts_with("bert."))?
+    ///     .rate_factor(|name| name.ends_with(".bias"), 0.1)?;
+    /// assert!(optimizer.variable_names().eq(["head.bias", "head.weight"]));
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    #[doc(alias = "trainable")]
+    #[doc(alias = "requires_grad")]
+    pub fn freeze(mut self, names: impl Fn(&str) -> bool) -> Result<Self> {
+        let chosen = self.choose("freeze", names)?;
+        let stays = |index: usize| chosen.binary_search(&index).is_err();
+        if chosen.len() == self.trained.variables.len() {
+            let reason = "these are all variables, and none is left to train";
+            return Err(Error::invalid("freeze", reason));
+        }
+        let (mut variables, mut frozen) = (Vec::new(), self.trained.frozen.clone());
+        for (index, (name, variable)) in self.trained.variables.iter().enumerate() {
+            match stays(index) {
+                true => variables.push((name.clone(), variable.clone())),
+                false => frozen.push(variable.clone()),
+            }
+        }
+        self.progress.keep(stays);
+        let mut index = 0..;
+        self.groups.of_variables.retain(|_| index.next().is_some_and(stays));
+        self.trained = Arc::new(Trained::new(self.trained.strategy.clone(), variables, frozen));
+        Ok(self)
+    }
+
+    /// Multiplies the learning rate of the variables of some names, in each step, whatever sets or schedules it. Factors
+    /// of several calls multiply.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] where no variable that is trained has such a name, with the names there are, and for a
+    /// factor that is not finite and positive: with 0, [`freeze`](Optimizer::freeze) is meant.
+    #[doc(alias = "param_groups")]
+    pub fn rate_factor(mut self, names: impl Fn(&str) -> bool, factor: f64) -> Result<Self> {
+        if !(factor.is_finite() && factor > 0.) {
+            let reason = format!(
+                "the factor must be finite and positive, not {factor}; to leave variables as they are, freeze them"
+            );
+            return Err(Error::invalid("rate_factor", reason));
+        }
+        for index in self.choose("rate_factor", names)? {
+            self.groups.of_variables[index].rate_factor *= factor;
+        }
+        Ok(self)
+    }
+
+    /// Updates the variables of some names by other hyper-parameters: without weight decay, say. Of several calls the last
+    /// one counts that names a variable.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] where no variable that is trained has such a name, with the names there are, or the rule
+    /// keeps other slots; [`Error::Hyperparameter`] for one out of range.
+    ///
+    /// ```
+    /// # use distribute::{optimizer::rules, prelude::*};
+    /// # use candle_nn::{VarBuilder, linear};
+    /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+    /// let model = strategy.replicate(|vb: VarBuilder| linear(4, 2, vb.pp("fc")))?;
+    /// // Neither biases nor norms decay, as is usual for transformers.
+    /// let still = rules::AdamW { weight_decay: 0., ..Default::default() };
+    /// let optimizer = AdamW::new(&model.variables, 1e-3)?
+    ///     .with_rule_for(|name| name.ends_with("bias") || name.contains("norm"), still)?;
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    #[doc(alias = "exclude_from_weight_decay")]
+    #[doc(alias = "param_groups")]
+    pub fn with_rule_for(mut self, names: impl Fn(&str) -> bool, rule: R) -> Result<Self> {
+        rule.validate()?;
+        if rule.slots() != self.rule.slots() {
+            let reason = format!("{rule:?} keeps other slots than the optimizer's {:?}", self.rule);
+            return Err(Error::invalid("with_rule_for", reason));
+        }
+        let number = self.groups.rules.len();
+        for index in self.choose("with_rule_for", names)? {
+            self.groups.of_variables[index].rule = Some(number);
+        }
+        self.groups.rules.push(rule);
+        Ok(self)
+    }
+
+    /// Which variables have such names, ascending: one at least.
+    fn choose(&self, operation: &'static str, names: impl Fn(&str) -> bool) -> Result<Vec<usize>> {
+        let all = self.trained.variables.iter().enumerate();
+        let chosen: Vec<usize> = all.filter(|(_, (name, _))| names(name)).map(|(index, _)| index).collect();
+        if chosen.is_empty() {
+            let there: Vec<_> = self.variable_names().take(20).collect();
+            let reason = format!(
+                "no variable has such a name; the {} that are trained: {there:?}",
+                self.trained.variables.len()
+            );
+            return Err(Error::invalid(operation, reason));
+        }
+        Ok(chosen)
+    }
+}
+
+impl Trained {
+    pub(super) fn new(strategy: crate::Strategy, variables: Vec<(String, Var)>, frozen: Vec<Var>) -> Self {
+        let buckets = Pool::new(variables.iter().map(|(_, variable)| variable), &frozen);
+        Self { strategy, variables, frozen, buckets }
+    }
+}
+
+impl Progress {
+    /// Forgets the slots of all variables but some.
+    fn keep(&mut self, stays: impl Fn(usize) -> bool) {
+        let slots: &mut Vec<Slots> = self.slots_mut();
+        let mut index = 0..;
+        slots.retain(|_| index.next().is_some_and(&stays));
+    }
+}

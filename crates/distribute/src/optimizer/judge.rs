@@ -1,0 +1,168 @@
+//! What is decided of a step where all replicas have met, for all of them: whether it is made, by what numbers, and what is
+//! to be said of it.
+
+use super::contribution::{Contribution, Ready};
+use super::finite::{self, NotFinite};
+use super::missing::{self, MissingGradients};
+use super::progress::busy;
+use super::{Optimizer, examples};
+use crate::{Error, ReplicaContext, Result};
+use candle_core::DType;
+use distribute_optim::Rule;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// What is decided of a step.
+#[derive(Clone, Copy)]
+pub(super) struct Judged {
+    pub(super) verdict: Verdict,
+    /// The mean over all examples.
+    pub(super) loss: f64,
+    pub(super) dtype: DType,
+    /// Of all replicas.
+    examples: f64,
+    pub(super) finished: u64,
+    pub(super) learning_rate: f64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verdict {
+    Make,
+    /// Nothing changes.
+    Leave,
+}
+
+impl Judged {
+    /// The gradients of each replica, and what they weigh.
+    pub(super) fn weighted<'c>(&self, all: &'c [Arc<Contribution>]) -> Vec<(f64, &'c [Option<Ready>])> {
+        all.iter().map(|c| (c.weight(self.examples, all.len()), c.gradients.as_slice())).collect()
+    }
+}
+
+/// A replica's call that makes a step.
+pub(super) struct Call {
+    pub(super) operation: &'static str,
+    /// The number of the `run`.
+    step: u64,
+    /// What is to be said on replica 0.
+    warnings: Vec<String>,
+}
+
+impl Call {
+    pub(super) fn new(ctx: &ReplicaContext, operation: &'static str) -> Self {
+        Self { operation, step: ctx.step(), warnings: Vec::new() }
+    }
+
+    /// Says it, once the others don't wait for this replica any more: who writes a log may take long.
+    pub(super) fn tell(self) {
+        for warning in self.warnings {
+            tracing::warn!(step = self.step, "{}: {warning}", self.operation);
+        }
+    }
+}
+
+/// What has been seen of an optimizer's steps, for what is said once.
+#[derive(Debug, Default)]
+pub(super) struct Seen {
+    /// Which variables have gradients in the first step.
+    gradients: AtomicBool,
+    examples: examples::Watch,
+    pub(super) not_finite: finite::Count,
+}
+
+impl<R: Rule> Optimizer<R> {
+    /// On replica 0, for all.
+    pub(super) fn judge(&self, call: &mut Call, all: &[Arc<Contribution>]) -> Result<Judged> {
+        let operation = call.operation;
+        let examples = Contribution::examples(all);
+        let Some(first) = all.iter().find(|c| c.weighting.examples() != Some(0)) else {
+            return Err(Error::invalid(
+                operation,
+                "no replica has an example; a global batch has at least one",
+            ));
+        };
+        if all.iter().all(|c| c.gradients.iter().all(Option::is_none)) {
+            return Err(Error::invalid(
+                operation,
+                "no replica has a gradient for any of this optimizer's variables; compute the loss with the model whose \
+                 variables were given to the optimizer, do not detach it, and leave out what has no backward, such as \
+                 candle's fused softmax_last_dim, layer_norm, rms_norm and rope: distribute::nn has them",
+            ));
+        }
+        let (finished, learning_rate) = self.rate_of(operation, all)?;
+        if !self.seen.gradients.load(Ordering::Relaxed) {
+            self.look_for_gradients(call, all)?;
+        }
+        let pieces = all.iter().filter_map(|c| Some((c.weighting.examples()?, c.rows?)));
+        call.warnings.extend(self.seen.examples.warning(pieces));
+        let verdict = match all.iter().all(|c| c.finite) {
+            true => {
+                self.seen.not_finite.end();
+                Verdict::Make
+            }
+            false => self.not_finite(call, finished, all)?,
+        };
+        let loss = all.iter().map(|c| c.loss).sum::<f64>() / examples;
+        Ok(Judged { verdict, loss, dtype: first.dtype, examples, finished, learning_rate })
+    }
+
+    /// How many steps come before this one, and its learning rate.
+    fn rate_of(&self, operation: &'static str, all: &[Arc<Contribution>]) -> Result<(u64, f64)> {
+        let finished = self.finished_steps();
+        match all.iter().find_map(|c| c.scheduled.as_ref()) {
+            None => Ok((finished, self.rate.of_step(finished, operation)?)),
+            Some((_, Err(error))) => Err(Error::Shared(error.clone())),
+            // Beside this one another was made.
+            Some((then, Ok(_))) if *then != finished => Err(busy(operation)),
+            Some((_, Ok(learning_rate))) => Ok((finished, *learning_rate)),
+        }
+    }
+
+    /// In the first step, tells of variables that have no gradient on any replica.
+    fn look_for_gradients(&self, call: &mut Call, all: &[Arc<Contribution>]) -> Result<()> {
+        if self.missing_gradients != MissingGradients::Quiet {
+            let names = self.variable_names().enumerate();
+            let with: Vec<_> =
+                names.map(|(index, name)| (name, all.iter().any(|c| c.gradients[index].is_some()))).collect();
+            match (missing::report(&with), self.missing_gradients) {
+                (None, _) => {}
+                (Some(missing::Report { missing, text }), MissingGradients::Error) => {
+                    let operation = call.operation;
+                    return Err(Error::MissingGradients { operation, variables: missing, reason: text });
+                }
+                (Some(report), _) => call.warnings.push(report.text),
+            }
+        }
+        self.seen.gradients.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// What becomes of a step that is not finite, as far as that was looked at.
+    fn not_finite(&self, call: &mut Call, finished: u64, all: &[Arc<Contribution>]) -> Result<Verdict> {
+        let (operation, step) = (call.operation, call.step);
+        if self.not_finite == NotFinite::Ignore {
+            return Ok(Verdict::Make);
+        }
+        let report = || finite::report(&self.trained, all, step, finished + 1);
+        if self.not_finite == NotFinite::Error {
+            return match report()? {
+                None => Ok(Verdict::Make),
+                Some(finite::Report { replica, variable, text }) => {
+                    Err(Error::NotFinite { operation, replica, step, variable, reason: text })
+                }
+            };
+        }
+        let (count, skips) = (&self.seen.not_finite, self.not_finite == NotFinite::Skip);
+        if count.one()
+            && let Some(report) = report()?
+        {
+            let what = if skips { "the step is left out" } else { "the step is made" };
+            call.warnings.push(format!("{}; {what}, number {} in a row", report.text, count.in_a_row()));
+        }
+        if !skips {
+            return Ok(Verdict::Make);
+        }
+        count.skip();
+        Ok(Verdict::Leave)
+    }
+}

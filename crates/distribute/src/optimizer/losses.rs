@@ -1,0 +1,102 @@
+//! What a replica's losses come to: their gradients, weighed by examples.
+
+use super::gradients::require_scalar;
+use super::{Gradients, Optimizer, Weighting};
+use crate::deposit::{self, Bucket};
+use crate::{Error, ReplicaContext, Result};
+use candle_core::{DType, Tensor};
+use std::panic::Location;
+
+/// What a replica's losses come to.
+pub(super) struct Losses {
+    /// Those that candle has found.
+    pub(super) gradients: Gradients,
+    /// Those that layers have put there.
+    pub(super) bucket: Option<Bucket>,
+    pub(super) weighting: Weighting,
+    /// The losses of all examples, added up.
+    pub(super) loss: f64,
+    pub(super) dtype: DType,
+}
+
+impl Losses {
+    pub(super) fn new<R>(optimizer: &Optimizer<R>, ctx: &ReplicaContext) -> Self {
+        Self {
+            gradients: Gradients::new(optimizer),
+            bucket: Some(optimizer.trained.buckets.take(ctx.replica_id_in_sync_group())),
+            weighting: Weighting::SumOver(0),
+            loss: 0.,
+            dtype: DType::F32,
+        }
+    }
+
+    /// Adds a mean loss over examples, and its gradients in the form that `weighting` says. One over none has no weight,
+    /// but takes part in the gradients of the others' collectives.
+    pub(super) fn add<R>(
+        &mut self,
+        optimizer: &Optimizer<R>,
+        ctx: &ReplicaContext,
+        loss: Tensor,
+        weighting: Weighting,
+        at: &'static Location<'static>,
+    ) -> Result<()> {
+        let _backward = tracing::trace_span!("backward").entered();
+        let Some(examples) = weighting.examples().filter(|examples| *examples > 0) else {
+            return self.join(optimizer, ctx, Some(&loss), at);
+        };
+        require_scalar("minimize", &loss)?;
+        let shared = ctx.announce_gradients(&loss, at)?;
+        let summed = matches!(weighting, Weighting::SumOver(_));
+        // Half precision has no room for losses added up: where nobody else's are among the gradients, they wait.
+        let later = summed && !shared && !matches!(loss.dtype(), DType::F32 | DType::F64);
+        let root = if summed && !later { added_up(&loss, examples)? } else { loss.clone() };
+        match later {
+            false => self.backward(optimizer, &root)?,
+            true => {
+                let mut gradients = Gradients::of(optimizer, &root)?;
+                gradients.scale(examples as f64)?;
+                self.gradients.add(gradients)?;
+            }
+        }
+        self.dtype = loss.dtype();
+        self.loss += loss.to_dtype(DType::F64)?.to_scalar::<f64>()? * examples as f64;
+        Ok(())
+    }
+
+    /// Adds the gradients that the others' losses have here.
+    pub(super) fn join<R>(
+        &mut self,
+        optimizer: &Optimizer<R>,
+        ctx: &ReplicaContext,
+        loss: Option<&Tensor>,
+        at: &'static Location<'static>,
+    ) -> Result<()> {
+        let _backward = tracing::trace_span!("backward").entered();
+        match ctx.join_gradients(loss, at)? {
+            Some(root) => self.backward(optimizer, &root),
+            None => Ok(()),
+        }
+    }
+
+    /// Adds the gradients of a scalar.
+    fn backward<R>(&mut self, optimizer: &Optimizer<R>, root: &Tensor) -> Result<()> {
+        let found = deposit::collect(&mut self.bucket, || Gradients::of(optimizer, root))?;
+        self.gradients.add(found)
+    }
+}
+
+/// The losses added up over the examples, from their mean.
+fn added_up(mean: &Tensor, examples: usize) -> Result<Tensor> {
+    let dtype = mean.dtype();
+    if !matches!(dtype, DType::F32 | DType::F64) {
+        let held = Tensor::new(examples as f64, mean.device())?.to_dtype(dtype)?.to_dtype(DType::F64)?;
+        if held.to_scalar::<f64>()? != examples as f64 {
+            let reason = format!(
+                "the loss is of {dtype:?}, which cannot hold the number {examples} by which it is weighed; with collectives \
+                 in the model, give loss.to_dtype(DType::F32)?"
+            );
+            return Err(Error::invalid("minimize", reason));
+        }
+    }
+    Ok((mean * examples as f64)?)
+}

@@ -1,0 +1,185 @@
+//! How a step is made, once each replica has its gradients.
+
+use super::contribution::{Contribution, Ready};
+use super::judge::{Call, Judged, Verdict};
+use super::losses::Losses;
+use super::progress::Change;
+use super::rate::Rate;
+use super::together::Together;
+use super::{Optimizer, Transform, Weighting, finite, own_rule, pass};
+use crate::context::{Mode, enter};
+use crate::{Error, ReplicaContext, Result};
+use candle_core::Tensor;
+use distribute_cluster::{Fingerprint, Operation};
+use distribute_optim::Rule;
+use std::panic::Location;
+use std::sync::Arc;
+
+impl<R: Rule> Optimizer<R> {
+    /// Meets the other replicas, and makes the step with them. Gives the mean loss.
+    pub(super) fn step(
+        &self,
+        ctx: &ReplicaContext,
+        operation: &'static str,
+        mine: Losses,
+        at: &'static Location<'static>,
+    ) -> Result<Tensor> {
+        let _update = tracing::trace_span!("update").entered();
+        let weighting = mine.weighting;
+        let mut mine = Contribution::new(&self.trained, mine, &self.before_reduce)?;
+        mine.rows = ctx.rows().map(|rows| rows.len());
+        if self.not_finite.looks_at_gradients() && mine.finite {
+            mine.finite = finite::all_finite(&self.trained, &mine.gradients)?;
+        }
+        let member = ctx.member();
+        if let Rate::Schedule(_) = self.rate
+            && member.is_none_or(|member| member.rank() == 0)
+        {
+            // Before replicas meet: one that hangs is late, and holds nobody beyond the deadline.
+            mine.scheduled = Some(self.scheduled(operation));
+        }
+        let mut call = Call::new(ctx, operation);
+        let made = match member {
+            None => self.update(&mut call, &Together::Alone, vec![Arc::new(mine)]),
+            Some(member) => {
+                let detail = match weighting {
+                    Weighting::Replicas(op) => format!("{} {} {op}", self.rule.name(), self.id),
+                    _ => format!("{} {}", self.rule.name(), self.id),
+                };
+                let print = Fingerprint::new(Operation::Minimize, detail, at);
+                let all = member.exchange(print.clone(), mine)?;
+                self.update(&mut call, &Together::Members(member, &print), all)
+            }
+        };
+        call.tell();
+        let Judged { loss, dtype, .. } = made?;
+        Ok(Tensor::new(loss, &candle_core::Device::Cpu)?.to_dtype(dtype)?)
+    }
+
+    /// What a schedule says on replica 0, once for all replicas: a collective has nobody to meet there.
+    fn scheduled(&self, operation: &'static str) -> (u64, Result<f64, Arc<Error>>) {
+        let finished = self.finished_steps();
+        let _once = enter(Mode::CrossReplica(self.trained.strategy.clone()));
+        (finished, self.rate.of_step(finished, operation).map_err(Arc::new))
+    }
+
+    /// The step, once all replicas have met.
+    fn update(
+        &self,
+        call: &mut Call,
+        together: &Together<'_>,
+        all: Vec<Arc<Contribution>>,
+    ) -> Result<Judged> {
+        let only_computes = self.rule.only_computes() && self.groups.only_compute();
+        let closures = self
+            .after_reduce
+            .iter()
+            .rposition(|transform| transform.closure().is_some())
+            .map_or(0, |last| last + 1);
+        if only_computes && closures == 0 {
+            // What is run is all our own: one pass.
+            return together.lead(move |workers| {
+                let judged = self.judge(call, &all)?;
+                if judged.verdict == Verdict::Make {
+                    let change = self.progress.change(call.operation)?;
+                    let mut slots = change.slots();
+                    let rules = self.groups.rules(&self.rule, judged.finished, judged.learning_rate);
+                    let all = judged.weighted(&all);
+                    pass::run(&rules, &self.after_reduce, &self.trained, &mut slots, &all, workers)?;
+                    change.set_finished(judged.finished + 1);
+                }
+                Ok(judged)
+            });
+        }
+        let (before, rest) = self.after_reduce.split_at(closures);
+        let mut parts: Vec<&[Transform]> = pass::parts(before).collect();
+        if !only_computes && (parts.is_empty() || !rest.is_empty()) {
+            // The rule sees whole gradients, too.
+            parts.push(rest);
+        }
+        self.update_in_parts(call, together, all, &parts, rest)
+    }
+
+    /// The step where it calls code of users, a part after the other, so that nobody waits for that beyond the deadline.
+    /// `rest` are the transforms that come after the last closure; they are among the `parts` where the rule is the
+    /// user's.
+    fn update_in_parts(
+        &self,
+        call: &mut Call,
+        together: &Together<'_>,
+        all: Vec<Arc<Contribution>>,
+        parts: &[&[Transform]],
+        rest: &[Transform],
+    ) -> Result<Judged> {
+        // Replica 0's right to make the step, from the first part to the last.
+        let mut change = None;
+        let Some((first, others)) = parts.split_first() else {
+            return Err(Error::invalid(call.operation, "there is nothing that calls code of users"));
+        };
+        let right = &mut change;
+        let (judged, mut gradients) = together.lead(move |workers| {
+            let judged = self.judge(call, &all)?;
+            let mut made = Vec::new();
+            if judged.verdict == Verdict::Make {
+                *right = Some(self.progress.change(call.operation)?);
+                made = pass::reduced(first, &self.trained, &judged.weighted(&all), workers)?;
+            }
+            Ok((judged, Arc::new(made)))
+        })?;
+        if judged.verdict == Verdict::Leave {
+            return Ok(judged);
+        }
+        gradients = self.changed(together, first, gradients, change.as_ref())?;
+        for part in others {
+            let all = gradients;
+            gradients = together.lead(move |workers| {
+                Ok(Arc::new(pass::reduced(part, &self.trained, &[(1., all.as_slice())], workers)?))
+            })?;
+            gradients = self.changed(together, part, gradients, change.as_ref())?;
+        }
+        let rules = self.groups.rules(&self.rule, judged.finished, judged.learning_rate);
+        let made = match self.rule.only_computes() && self.groups.only_compute() {
+            true => None,
+            false => {
+                let apply = |of| {
+                    let _own = enter(Mode::CrossReplica(self.trained.strategy.clone()));
+                    own_rule::apply(&rules, &self.trained, &self.progress, &gradients, of)
+                };
+                Some(together.each("its update rule", apply)?)
+            }
+        };
+        together.lead(|workers| {
+            let Some(change) = &change else { return Ok(judged) };
+            let mut slots = change.slots();
+            match &made {
+                None => {
+                    let all = [(1., gradients.as_slice())];
+                    pass::run(&rules, rest, &self.trained, &mut slots, &all, workers)?;
+                }
+                Some(made) => {
+                    let all = made.iter().flat_map(|of_replica| of_replica.iter());
+                    own_rule::write(&self.trained, &mut slots, all)?;
+                }
+            }
+            change.set_finished(judged.finished + 1);
+            Ok(judged)
+        })
+    }
+
+    /// Gradients after the closure at the end of a part, if there is one.
+    fn changed(
+        &self,
+        together: &Together<'_>,
+        part: &[Transform],
+        gradients: Arc<Vec<Option<Ready>>>,
+        change: Option<&Change<'_>>,
+    ) -> Result<Arc<Vec<Option<Ready>>>> {
+        let Some(closure) = part.last().and_then(Transform::closure) else { return Ok(gradients) };
+        together.once("a closure of after_reduce on replica 0", || {
+            // What is looked at here would be of half a step.
+            let _slots = change.map(Change::slots);
+            let _once = enter(Mode::CrossReplica(self.trained.strategy.clone()));
+            Ok(Arc::new(pass::changed(closure, &self.trained, Arc::unwrap_or_clone(gradients))?))
+        })
+    }
+}

@@ -1,0 +1,238 @@
+//! Which tensors are restored, and what became of the others.
+
+use crate::{Error, Result};
+use distribute_tensor::DType;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+type Rename<'a> = Box<dyn Fn(&str) -> Option<String> + Send + Sync + 'a>;
+
+/// What to restore of a checkpoint or file, and what it is called there.
+///
+/// Floating-point numbers of another width are converted, as candle's `VarBuilder` does: weights in bfloat16 become a
+/// variable of float32. Shapes have to be the same.
+///
+/// ```
+/// use distribute::Select;
+/// // A file whose names begin with `bert.`; the head is new and stays as it was initialised.
+/// let body = Select::named(|name| (!name.starts_with("head.")).then(|| format!("bert.{name}")));
+/// // Whatever fits.
+/// let matching = Select::all().lenient();
+/// # let _ = (body, matching);
+/// ```
+pub struct Select<'a> {
+    rename: Rename<'a>,
+    lenient: bool,
+}
+
+impl<'a> Select<'a> {
+    /// Everything, by the names it has here.
+    pub fn all() -> Self {
+        Self::named(|name| Some(name.to_string()))
+    }
+
+    /// That of which the function, given the name here, knows the name there. What it gives `None` for stays as it is.
+    pub fn named(there: impl Fn(&str) -> Option<String> + Send + Sync + 'a) -> Self {
+        Self { rename: Box::new(there), lenient: false }
+    }
+
+    /// What is not there, or has another shape, stays as it is; without this it is an error. That nothing at all fits is
+    /// an error in any case.
+    pub fn lenient(mut self) -> Self {
+        self.lenient = true;
+        self
+    }
+
+    /// What is set and what is kept, of what is here by name, dtype and shape. `there` knows what is there; of dtypes that
+    /// cannot be read only the shape.
+    pub(crate) fn decide(
+        &self,
+        operation: &'static str,
+        from: &str,
+        here: impl IntoIterator<Item = (String, DType, Vec<usize>)>,
+        there: impl Fn(&str) -> Option<(Option<DType>, Vec<usize>)>,
+    ) -> Result<Restored> {
+        let mut decided = Restored::default();
+        let mut wrong = Vec::new();
+        for (name, dtype, dims) in here {
+            let kept = match (self.rename)(&name) {
+                None => Kept::NotSelected,
+                Some(source) => match there(&source) {
+                    Some((Some(found), shape)) if shape == dims && converts(found, dtype) => {
+                        decided.restored.insert(name, source);
+                        continue;
+                    }
+                    Some((found, shape)) => {
+                        let found = found.map_or("of a dtype that is not read, ", DType::name);
+                        let (here, there) = (format!("{dtype}{dims:?}"), format!("{found}{shape:?}"));
+                        Kept::Unlike { source, here, there }
+                    }
+                    None => Kept::Absent { source },
+                },
+            };
+            if !self.lenient && kept != Kept::NotSelected {
+                wrong.push(format!("{name}: {kept}"));
+            }
+            decided.kept.insert(name, kept);
+        }
+        match wrong.is_empty() {
+            true => Ok(decided),
+            false => Err(Error::invalid(
+                operation,
+                format!(
+                    "{from} lacks what is selected: {}; select other names, or what fits with Select::lenient",
+                    some(&wrong, "; ")
+                ),
+            )),
+        }
+    }
+}
+
+impl fmt::Debug for Select<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Select({})", if self.lenient { "lenient" } else { "strict" })
+    }
+}
+
+/// Whether elements of dtype `from` are taken for a variable of dtype `to`.
+fn converts(from: DType, to: DType) -> bool {
+    let is_float = |dtype| matches!(dtype, DType::F16 | DType::Bf16 | DType::F32 | DType::F64);
+    from == to || is_float(from) && is_float(to)
+}
+
+/// What a restore by [`Select`] did. Displayed, it is one line.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Restored {
+    /// What was set, by its name here, and the name it has there.
+    pub restored: BTreeMap<String, String>,
+    /// What stayed as it was, by its name here, and why.
+    pub kept: BTreeMap<String, Kept>,
+    /// The names there of which nothing was set.
+    pub unused: Vec<String>,
+}
+
+/// Why something stayed as it was.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Kept {
+    /// It was not selected.
+    NotSelected,
+    /// There is nothing of its name.
+    Absent {
+        /// The name looked for.
+        source: String,
+    },
+    /// What is there doesn't fit.
+    Unlike {
+        /// The name looked for.
+        source: String,
+        /// Dtype and shape here.
+        here: String,
+        /// Dtype and shape there.
+        there: String,
+    },
+}
+
+impl Restored {
+    /// Adds what another part did.
+    pub(crate) fn append(&mut self, mut other: Self) {
+        self.restored.append(&mut other.restored);
+        self.kept.append(&mut other.kept);
+    }
+
+    /// Notes what there is and is not used, or fails where nothing is.
+    pub(crate) fn finish(
+        mut self,
+        operation: &'static str,
+        from: &str,
+        there: impl IntoIterator<Item = String>,
+    ) -> Result<Self> {
+        let used: BTreeSet<&str> = self.restored.values().map(String::as_str).collect();
+        // Beside the mean of running statistics is what each replica has: `norm.running_mean/per_replica`.
+        let is_used = |name: &str| {
+            used.contains(name) || name.rsplit_once('/').is_some_and(|(whole, _)| used.contains(whole))
+        };
+        self.unused = there.into_iter().filter(|name| !is_used(name)).collect();
+        match self.restored.is_empty() {
+            true => Err(Error::invalid(operation, format!("nothing of {from} is restored: {self}"))),
+            false => Ok(self),
+        }
+    }
+}
+
+impl fmt::Display for Restored {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {} set", self.restored.len(), self.restored.len() + self.kept.len())?;
+        let kept: Vec<_> = self.kept.iter().map(|(name, why)| format!("{name} ({why})")).collect();
+        for (what, names) in [("kept", &kept), ("not used", &self.unused)] {
+            if !names.is_empty() {
+                write!(f, "; {what}: {}", some(names, ", "))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Kept {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Kept::NotSelected => f.write_str("not selected"),
+            Kept::Absent { source } => write!(f, "there is no {source}"),
+            Kept::Unlike { source, here, there } => write!(f, "{source} is {there}, but here it is {here}"),
+        }
+    }
+}
+
+/// The first names of a list.
+fn some(names: &[String], between: &str) -> String {
+    const SHOWN: usize = 20;
+    match names.len() > SHOWN {
+        true => format!("{} and {} more", names[..SHOWN].join(between), names.len() - SHOWN),
+        false => names.join(between),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn decide(select: &Select<'_>) -> Result<Restored> {
+        let here = [("a", DType::F32, vec![2]), ("b", DType::F32, vec![3]), ("c", DType::I64, vec![])];
+        let here = here.map(|(name, dtype, dims)| (name.to_string(), dtype, dims));
+        let there = |name: &str| match name {
+            "a" => Some((Some(DType::Bf16), vec![2])),
+            "b" => Some((Some(DType::F32), vec![4])),
+            "x.c" => Some((Some(DType::F32), vec![])),
+            _ => None,
+        };
+        select.decide("load_some", "file", here, there)
+    }
+
+    #[test]
+    fn names_shapes_and_dtypes_decide_and_each_reason_is_told() {
+        let all = decide(&Select::all()).unwrap_err().to_string();
+        assert!(
+            all.contains("file lacks what is selected: b: b is float32[4], but here it is float32[3]"),
+            "{all}"
+        );
+        assert!(all.contains("c: there is no c"), "{all}");
+        let lenient = decide(&Select::all().lenient()).unwrap();
+        assert_eq!(lenient.restored, BTreeMap::from([("a".to_string(), "a".to_string())]));
+        assert_eq!(lenient.kept["c"], Kept::Absent { source: "c".into() });
+        let there = ["a", "b", "a/per_replica", "z"].map(String::from);
+        let finished = lenient.finish("load_some", "file", there.clone()).unwrap();
+        assert_eq!(finished.unused, ["b", "z"]);
+        let text = "1 of 3 set; kept: b (b is float32[4], but here it is float32[3]), c (there is no c); not used: b, z";
+        assert_eq!(finished.to_string(), text);
+        // Of an integer no float is made, nor the other way round.
+        let renamed = Select::named(|name| (name == "c").then(|| "x.c".to_string()));
+        assert!(
+            decide(&renamed).unwrap_err().to_string().contains("c: x.c is float32[], but here it is int64[]")
+        );
+        let none = decide(&renamed.lenient()).unwrap();
+        assert_eq!(none.kept["a"], Kept::NotSelected);
+        let error = none.finish("load_some", "file", there).unwrap_err().to_string();
+        assert!(error.contains("nothing of file is restored: 0 of 3 set; kept: a (not selected)"), "{error}");
+    }
+}

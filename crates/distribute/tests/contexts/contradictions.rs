@@ -1,0 +1,84 @@
+//! Strategies of one's own that contradict themselves: refused where they are made, or where they are first used.
+
+use crate::watched::watched;
+use distribute::{DeviceName, Error, ReduceOp, Replicas, Result, Strategy, StrategyExtended};
+
+/// What an author may get wrong.
+#[derive(Clone, Copy, Debug)]
+enum Wrong {
+    Nothing,
+    ADeviceTwice,
+    MoreReplicasThanDevices,
+    TheFirstId,
+    RunTwice,
+    RunTwiceUnnoticed,
+    NotRun,
+}
+
+#[derive(Debug)]
+struct Own(Wrong);
+
+impl StrategyExtended for Own {
+    fn kind(&self) -> &'static str {
+        "Own"
+    }
+    fn worker_devices(&self) -> &[DeviceName] {
+        const TWO: &[DeviceName] = &[DeviceName::cpu(0), DeviceName::cpu(1)];
+        const TWICE: &[DeviceName] = &[DeviceName::cpu(1), DeviceName::cpu(1)];
+        if matches!(self.0, Wrong::ADeviceTwice) { TWICE } else { TWO }
+    }
+    fn local_replicas(&self) -> usize {
+        if matches!(self.0, Wrong::MoreReplicasThanDevices) { 3 } else { 2 }
+    }
+    fn first_replica_id(&self) -> usize {
+        if matches!(self.0, Wrong::TheFirstId) { 9 } else { 0 }
+    }
+    fn call_for_each_replica(&self, replicas: &Replicas<'_>) -> Result<()> {
+        match self.0 {
+            Wrong::NotRun => Ok(()),
+            Wrong::RunTwice => replicas.on_threads().and_then(|()| replicas.on_threads()),
+            Wrong::RunTwiceUnnoticed => {
+                replicas.on_threads()?;
+                let _ = replicas.on_threads();
+                Ok(())
+            }
+            _ => replicas.on_threads(),
+        }
+    }
+}
+
+fn says(error: &Error, texts: &[&str]) {
+    assert!(matches!(error.root_cause(), Error::InvalidArgument { .. }), "{error}");
+    for text in texts {
+        assert!(error.to_string().contains(text), "{text:?} is not in {error}");
+    }
+}
+
+#[test]
+fn a_strategy_that_contradicts_itself_is_refused_where_it_is_made() {
+    for (wrong, texts) in [
+        (Wrong::ADeviceTwice, ["Strategy::new: Own names", "CPU:1 twice in worker_devices"]),
+        (Wrong::MoreReplicasThanDevices, ["3 local_replicas", "2 worker_devices"]),
+        (Wrong::TheFirstId, ["first_replica_id 9", "begins with 0"]),
+    ] {
+        says(&Strategy::new(Own(wrong)).unwrap_err(), &texts);
+    }
+    Strategy::new(Own(Wrong::Nothing)).unwrap();
+}
+
+#[test]
+fn a_step_whose_replicas_run_twice_or_not_at_all_is_an_error() {
+    watched(|| {
+        let run = |wrong| {
+            let strategy = Strategy::new(Own(wrong)).unwrap();
+            strategy.run((), |ctx, ()| ctx.all_reduce(ReduceOp::Sum, 1f32))
+        };
+        says(
+            &run(Wrong::RunTwice).unwrap_err(),
+            &["Replicas::on_threads", "twice in step 1", "Own (2 replicas"],
+        );
+        says(&run(Wrong::NotRun).unwrap_err(), &["did not call the closure"]);
+        // Who passes over the error still has the results of the first call.
+        assert_eq!(run(Wrong::RunTwiceUnnoticed).unwrap().values(), [2., 2.]);
+    });
+}

@@ -1,0 +1,133 @@
+//! What a program finds that has said nothing of threads or logging. Each case is a process of its own, with the main thread
+//! and no other: there is no test harness here.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[path = "support/child.rs"]
+mod child;
+
+use distribute::prelude::*;
+use std::sync::mpsc;
+use std::time::Duration;
+
+const MINUTE: Duration = Duration::from_secs(60);
+const THREADS: [&str; 2] = ["CANDLE_NUM_THREADS", "RAYON_NUM_THREADS"];
+
+fn settings() -> [Option<String>; 2] {
+    THREADS.map(|name| std::env::var(name).ok())
+}
+
+/// A thread that lives as long as the result.
+fn other_thread() -> mpsc::Sender<()> {
+    let (keep, wait) = mpsc::channel::<()>();
+    std::thread::spawn(move || wait.recv_timeout(MINUTE));
+    keep
+}
+
+fn two_replicas() -> MirroredStrategy {
+    MirroredStrategy::with_timeout(["cpu:0", "cpu:1"], Duration::from_millis(50)).unwrap()
+}
+
+/// Replica 1 comes only when the other has given up.
+fn stuck(strategy: &Strategy) {
+    let (told, wait) = mpsc::channel();
+    let (told, wait) = (std::sync::Mutex::new(told), std::sync::Mutex::new(wait));
+    let error = strategy.run((), |ctx, ()| {
+        if ctx.replica_id_in_sync_group() == 1 {
+            wait.lock().unwrap().recv_timeout(MINUTE).unwrap();
+        }
+        let sum = ctx.all_reduce(ReduceOp::Sum, 1f32);
+        let _ = told.lock().unwrap().send(());
+        sum
+    });
+    error.unwrap_err();
+}
+
+/// A program: what it writes to standard error is looked at by [`main`].
+fn program(part: &str) {
+    match part {
+        "alone" => {
+            assert_eq!(settings(), [None, None]);
+            MirroredStrategy::cpus(1).unwrap();
+            assert_eq!(settings(), [None, None], "one replica computes with what candle has");
+            two_replicas();
+            assert_eq!(settings(), [Some("1".into()), Some("1".into())]);
+        }
+        "set" => {
+            two_replicas();
+            assert_eq!(settings(), [Some("3".into()), Some("2".into())]);
+        }
+        "late" => {
+            let _other = other_thread();
+            two_replicas();
+            two_replicas();
+            assert_eq!(settings(), [None, None]);
+        }
+        "stuck" => stuck(&two_replicas()),
+        "own subscriber" => {
+            tracing_subscriber::fmt().with_writer(std::io::stdout).init();
+            let _other = other_thread();
+            stuck(&two_replicas());
+        }
+        "own subscriber later" => {
+            distribute::init();
+            let strategy = two_replicas();
+            stuck(&strategy);
+            tracing_subscriber::fmt().with_writer(std::io::stdout).init();
+            stuck(&strategy);
+        }
+        "log" => {
+            let sums = two_replicas().run((), |ctx, ()| ctx.all_reduce(ReduceOp::Sum, 1f32));
+            assert_eq!(sums.unwrap().values(), [2., 2.]);
+        }
+        _ => panic!("{part}?"),
+    }
+}
+
+/// Runs a part with these settings: what it writes to standard output and error.
+fn run(part: &str, settings: &[(&str, &str)]) -> (String, String) {
+    let mut command = child::command("-", part);
+    command.envs(settings.iter().copied());
+    child::output(command, MINUTE)
+}
+
+fn main() {
+    if let Some(part) = child::part() {
+        return program(&part);
+    }
+    let cases: [(&str, fn()); 5] = [
+        ("the_first_strategy_of_several_replicas_tames_candles_threads", || {
+            assert_eq!(run("alone", &[]).1, "");
+            assert_eq!(run("set", &[(THREADS[0], "3"), (THREADS[1], "2")]).1, "");
+        }),
+        ("where_it_is_too_late_for_that_a_line_says_so_once", || {
+            let text = run("late", &[]).1;
+            assert_eq!(text.matches("distribute: warning: other threads run already").count(), 1, "{text}");
+            assert!(text.contains("CANDLE_NUM_THREADS and RAYON_NUM_THREADS cannot be set"), "{text}");
+        }),
+        ("who_is_stuck_is_told_where_nobody_has_subscribed", || {
+            let text = run("stuck", &[]).1;
+            assert!(text.contains("distribute: error: ") && text.contains("replica 1"), "{text}");
+        }),
+        ("a_programs_own_subscriber_gets_it_before_or_later", || {
+            let (out, err) = run("own subscriber", &[]);
+            assert!(out.contains("other threads run already") && out.contains("waited 50ms"), "{out}");
+            assert_eq!(err, "");
+            let (out, err) = run("own subscriber later", &[]);
+            assert!(out.contains("waited 50ms") && err.contains("waited 50ms"), "{out}\n{err}");
+        }),
+        ("distribute_log_is_a_filter_of_lines_on_standard_error", || {
+            let (out, err) = run("log", &[("DISTRIBUTE_LOG", "distribute_collective=trace")]);
+            assert!(err.contains("meets") && err.contains("all_reduce"), "{err}");
+            assert_eq!(out, "");
+            assert_eq!(run("log", &[("DISTRIBUTE_LOG", "error")]).1, "");
+            let text = run("log", &[("DISTRIBUTE_LOG", "=?=")]).1;
+            assert!(text.contains("DISTRIBUTE_LOG cannot be read as a filter"), "{text}");
+        }),
+    ];
+    for (name, case) in cases {
+        println!("test {name}");
+        case();
+    }
+    println!("test result: ok. {} passed", cases.len());
+}

@@ -1,0 +1,312 @@
+//! Names for what isn't whole yet, and who still holds them.
+//!
+//! A part is locked as long as its writer lives: the system lets go of the lock when the process ends, however it does. So
+//! a part that can be locked was left behind.
+
+use crate::regular::{kind, open_any};
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// A file or folder that isn't whole yet, beside its place: `.model.distribute-0.part` for `model`. Dropped, it is removed;
+/// [renamed](Part::rename), it stays.
+///
+/// Making one removes those of the same place whose process was killed.
+#[derive(Debug)]
+pub struct Part {
+    path: PathBuf,
+    /// Its lock. Folders cannot be opened on Windows.
+    handle: Option<File>,
+    whole: bool,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    File,
+    Folder,
+}
+
+/// Parts of a place have numbers from 0. So many are looked at even where earlier ones are absent: as many writers at once
+/// can be killed before one is left behind.
+const LOOKED_AT: u64 = 8;
+const MARK: &str = ".distribute-";
+const END: &str = ".part";
+
+impl Part {
+    /// A new file, empty, for what is to be at `path`.
+    ///
+    /// # Errors
+    /// Those of the system; [`InvalidInput`](io::ErrorKind::InvalidInput) for a path that doesn't end in a name.
+    pub fn file(path: &Path) -> io::Result<Self> {
+        Self::new(path, Kind::File)
+    }
+
+    /// A new folder, empty, for what is to be at `path`.
+    ///
+    /// # Errors
+    /// As [`file`](Self::file).
+    pub fn folder(path: &Path) -> io::Result<Self> {
+        Self::new(path, Kind::Folder)
+    }
+
+    /// Moves what is at `path`, a file or folder, to a name that is nobody's, so that it can be removed bit by bit.
+    ///
+    /// # Errors
+    /// Those of the system; what is at `path` is there then as before.
+    pub fn of_old(path: &Path) -> io::Result<Self> {
+        let unused = |part: &io::Result<PathBuf>| {
+            part.as_ref().map_or(true, |part| fs::symlink_metadata(part).is_err())
+        };
+        let part = (0..u64::MAX).map(|number| beside(path, number)).find(unused);
+        let part = part.unwrap_or_else(|| Err(io::ErrorKind::AlreadyExists.into()))?;
+        fs::rename(path, &part)?;
+        Ok(Self { path: part, handle: None, whole: false })
+    }
+
+    /// Removes the folder of a part, if a process that was killed left it. What is there besides stays, and is told.
+    pub fn clear_folder(path: &Path) {
+        clear(path, Kind::Folder);
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The file, to be written; none for a folder.
+    pub(crate) fn handle(&self) -> io::Result<&File> {
+        self.handle.as_ref().ok_or_else(|| io::Error::other("this is a folder, not a file"))
+    }
+
+    /// Gives it its name. What is there is replaced, as the system's `rename` does.
+    ///
+    /// # Errors
+    /// Those of the system; the part is removed then.
+    pub fn rename(mut self, path: &Path) -> io::Result<Option<File>> {
+        fs::rename(&self.path, path)?;
+        self.whole = true;
+        Ok(self.handle.take())
+    }
+
+    /// Removes it, which dropping does, too.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn remove(mut self) -> io::Result<()> {
+        self.whole = true;
+        remove(&self.path)
+    }
+
+    fn new(path: &Path, kind: Kind) -> io::Result<Self> {
+        let mut mine = None;
+        for number in 0..u64::MAX {
+            if mine.is_some() && number >= LOOKED_AT {
+                break;
+            }
+            let part = beside(path, number)?;
+            clear(&part, kind);
+            if mine.is_none() {
+                mine = match create(&part, kind) {
+                    Ok(handle) => hold(&part, handle)?,
+                    Err(error) if error.kind() == io::ErrorKind::AlreadyExists => None,
+                    Err(error) => return Err(error),
+                };
+            }
+        }
+        mine.ok_or_else(|| io::ErrorKind::AlreadyExists.into())
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        if !self.whole {
+            // What cannot be removed now is what a killed process leaves.
+            let _ = remove(&self.path);
+        }
+    }
+}
+
+/// The name of the place that a part is for, if its name is one.
+pub fn whole_name(part: &OsStr) -> Option<&str> {
+    let (name, number) = part.to_str()?.strip_prefix('.')?.strip_suffix(END)?.rsplit_once(MARK)?;
+    let is_number = !number.is_empty() && number.bytes().all(|digit| digit.is_ascii_digit());
+    (is_number && !name.is_empty()).then_some(name)
+}
+
+fn beside(path: &Path, number: u64) -> io::Result<PathBuf> {
+    let no_name = || io::Error::new(io::ErrorKind::InvalidInput, "this does not end in a name");
+    let mut name = OsString::from(".");
+    name.push(path.file_name().ok_or_else(no_name)?);
+    name.push(format!("{MARK}{number}{END}"));
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    Ok(parent.unwrap_or(Path::new(".")).join(name))
+}
+
+fn create(part: &Path, kind: Kind) -> io::Result<Option<File>> {
+    match kind {
+        Kind::File => OpenOptions::new().read(true).write(true).create_new(true).open(part).map(Some),
+        Kind::Folder => {
+            fs::create_dir(part)?;
+            // Somebody may take it for one that was left, and have removed it.
+            Ok(open_any(part).ok())
+        }
+    }
+}
+
+/// The part, unless somebody took it for one that was left before it was locked.
+fn hold(part: &Path, handle: Option<File>) -> io::Result<Option<Part>> {
+    let mine = match &handle {
+        // Without locks, nobody takes it for one that was left.
+        None => part.exists(),
+        Some(handle) => match handle.try_lock() {
+            Ok(()) => is_at(handle, part),
+            Err(fs::TryLockError::WouldBlock) => false,
+            Err(fs::TryLockError::Error(_)) => true,
+        },
+    };
+    Ok(mine.then(|| Part { path: part.to_path_buf(), handle, whole: false }))
+}
+
+/// Removes a part that nobody holds.
+fn clear(part: &Path, kind: Kind) {
+    let Ok(found) = fs::symlink_metadata(part).map(|found| found.file_type()) else { return };
+    let is_ours = match kind {
+        Kind::File => found.is_file(),
+        Kind::Folder => found.is_dir(),
+    };
+    if !is_ours {
+        let what = self::kind(found);
+        tracing::warn!("{} is {what}, which this program did not make: it stays as it is", part.display());
+        return;
+    }
+    let Ok(handle) = open_any(part) else { return };
+    if handle.try_lock().is_err() || !is_at(&handle, part) {
+        return;
+    }
+    match remove(part) {
+        Ok(()) => tracing::debug!("removed {}, which a process left that was killed", part.display()),
+        Err(error) => {
+            tracing::warn!(
+                "{}, which a process left that was killed, cannot be removed: {error}",
+                part.display()
+            );
+        }
+    }
+}
+
+/// Whether a path still leads to what was opened there.
+fn is_at(handle: &File, path: &Path) -> bool {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+        let same = || {
+            let (mine, there) = (handle.metadata()?, fs::symlink_metadata(path)?);
+            io::Result::Ok((mine.dev(), mine.ino()) == (there.dev(), there.ino()))
+        };
+        same().unwrap_or(false)
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = handle;
+        path.exists()
+    }
+}
+
+fn remove(part: &Path) -> io::Result<()> {
+    match fs::symlink_metadata(part)?.is_dir() {
+        true => fs::remove_dir_all(part),
+        false => fs::remove_file(part),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(folder: &Path) -> Vec<String> {
+        let mut names: Vec<_> = fs::read_dir(folder)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn what_was_left_is_removed_and_what_is_held_or_of_others_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        // Two writers at once, and what a killed one left: nobody holds its lock.
+        let first = Part::file(&at("a")).unwrap();
+        let second = Part::file(&at("a")).unwrap();
+        assert_eq!(names(folder.path()), [".a.distribute-0.part", ".a.distribute-1.part"]);
+        fs::write(at(".a.distribute-2.part"), "left").unwrap();
+        fs::write(at(".a.distribute-7.part"), "left").unwrap();
+        // Of others: another place, another name, another kind.
+        fs::write(at(".b.distribute-0.part"), "of b").unwrap();
+        fs::write(at(".a.part"), "not ours").unwrap();
+        fs::create_dir(at(".a.distribute-3.part")).unwrap();
+        drop(first);
+        let third = Part::file(&at("a")).unwrap();
+        assert_eq!(third.path(), at(".a.distribute-0.part"));
+        let others = [".a.distribute-3.part", ".a.part", ".b.distribute-0.part"];
+        let held = [".a.distribute-0.part", ".a.distribute-1.part"];
+        assert_eq!(names(folder.path()), [held.as_slice(), &others].concat());
+        second.rename(&at("a")).unwrap();
+        drop(third);
+        assert_eq!(names(folder.path()), [others.as_slice(), &["a"]].concat());
+    }
+
+    #[test]
+    fn folders_are_held_too() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let held = Part::folder(&at("a")).unwrap();
+        fs::write(held.path().join("file"), "x").unwrap();
+        fs::create_dir(at(".a.distribute-1.part")).unwrap();
+        fs::write(at(".a.distribute-1.part/file"), "left").unwrap();
+        Part::clear_folder(held.path());
+        let other = Part::folder(&at("a")).unwrap();
+        assert_eq!(names(folder.path()), [".a.distribute-0.part", ".a.distribute-1.part"]);
+        assert_eq!(names(other.path()), [""; 0]);
+        held.rename(&at("a")).unwrap();
+        drop(other);
+        assert_eq!(
+            (names(folder.path()), names(&at("a"))),
+            (vec!["a".to_string()], vec!["file".to_string()])
+        );
+        let old = Part::of_old(&at("a")).unwrap();
+        assert_eq!(names(folder.path()), [".a.distribute-0.part"]);
+        old.remove().unwrap();
+        assert_eq!(names(folder.path()), [""; 0]);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_link_in_the_place_of_a_part_is_neither_followed_nor_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        fs::write(at("precious"), "text").unwrap();
+        std::os::unix::fs::symlink(at("precious"), at(".a.distribute-0.part")).unwrap();
+        let part = Part::file(&at("a")).unwrap();
+        assert_eq!(part.path(), at(".a.distribute-1.part"));
+        assert_eq!(fs::read_to_string(at(".a.distribute-0.part")).unwrap(), "text");
+    }
+
+    #[test]
+    fn a_parts_name_says_of_what() {
+        for (part, name) in [
+            (".a.distribute-0.part", Some("a")),
+            (".a.distribute-1.distribute-20.part", Some("a.distribute-1")),
+            (".a.part", None),
+            ("a.distribute-0.part", None),
+            (".a.distribute-.part", None),
+            (".a.distribute-x.part", None),
+            ("..distribute-1.part", None),
+            (".distribute-1.part", None),
+        ] {
+            assert_eq!(whole_name(OsStr::new(part)), name, "{part}");
+        }
+    }
+}

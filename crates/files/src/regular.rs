@@ -1,0 +1,155 @@
+//! Opening regular files, and nothing else.
+
+use std::fs::{self, File, FileType, OpenOptions};
+use std::io;
+use std::path::Path;
+
+/// Opens a file for reading. Links are followed.
+///
+/// # Errors
+/// Those of the system; [`InvalidInput`](io::ErrorKind::InvalidInput), at once, for what is no file: a folder, or a named
+/// pipe, on which opening would wait for a writer.
+pub fn open(path: impl AsRef<Path>) -> io::Result<File> {
+    regular(options(false).read(true).open(path)?)
+}
+
+/// Opens a file that only stands for a lock, and creates it if it isn't there. What is in it stays.
+///
+/// # Errors
+/// Those of the system; [`InvalidInput`](io::ErrorKind::InvalidInput), at once, for what is no file. A link is none: a lock
+/// elsewhere would not be this one.
+pub fn open_lock(path: impl AsRef<Path>) -> io::Result<File> {
+    let path = path.as_ref();
+    match options(true).read(true).write(true).create(true).truncate(false).open(path) {
+        Ok(file) => regular(file),
+        Err(error) => match fs::symlink_metadata(path).map(|found| found.file_type()) {
+            Ok(found) if !found.is_file() => Err(no_file(found)),
+            _ => Err(error),
+        },
+    }
+}
+
+/// Opens what may be a file or a folder, to be locked. Links are not followed.
+pub(crate) fn open_any(path: &Path) -> io::Result<File> {
+    options(true).read(true).open(path)
+}
+
+/// An error for what is at the place of a file to be written, unless that is a file or a link, which will be replaced, or
+/// nothing.
+pub(crate) fn require_replaceable(path: &Path) -> io::Result<()> {
+    match fs::symlink_metadata(path).map(|found| found.file_type()) {
+        Ok(found) if !found.is_file() && !found.is_symlink() => Err(no_file(found)),
+        _ => Ok(()),
+    }
+}
+
+/// What something is, for messages.
+pub(crate) fn kind(found: FileType) -> &'static str {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::FileTypeExt;
+        if found.is_fifo() {
+            return "a named pipe";
+        }
+        if found.is_socket() {
+            return "a socket";
+        }
+    }
+    match () {
+        () if found.is_dir() => "a folder",
+        () if found.is_symlink() => "a symbolic link",
+        () if found.is_file() => "a file",
+        () => "a device",
+    }
+}
+
+fn options(no_follow: bool) -> OpenOptions {
+    #[allow(unused_mut, reason = "only Unix has flags")]
+    let mut options = OpenOptions::new();
+    #[cfg(unix)]
+    {
+        use rustix::fs::OFlags;
+        use std::os::unix::fs::OpenOptionsExt;
+        let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
+        let flags = if no_follow { flags | OFlags::NOFOLLOW } else { flags };
+        options.custom_flags(flags.bits() as i32);
+    }
+    let _ = no_follow;
+    options
+}
+
+fn regular(file: File) -> io::Result<File> {
+    let found = file.metadata()?.file_type();
+    if found.is_file() { Ok(file) } else { Err(no_file(found)) }
+}
+
+fn no_file(found: FileType) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, format!("this is {}, not a file", kind(found)))
+}
+
+#[cfg(unix)]
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    fn named_pipe(path: &Path) {
+        use rustix::fs::{CWD, FileType, Mode, mknodat};
+        mknodat(CWD, path, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
+    }
+
+    /// The error of an opening, which may hang.
+    fn refused(open: impl FnOnce() -> io::Result<File> + Send + 'static) -> String {
+        let (tell, told) = mpsc::channel();
+        std::thread::spawn(move || tell.send(open().map(drop)));
+        told.recv_timeout(Duration::from_secs(20)).expect("opening hangs").unwrap_err().to_string()
+    }
+
+    // INV-24
+    #[test]
+    fn what_is_no_file_is_refused_at_once_and_nothing_is_created() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        named_pipe(&at("pipe"));
+        let _socket = std::os::unix::net::UnixListener::bind(at("socket")).unwrap();
+        fs::create_dir(at("folder")).unwrap();
+        symlink(at("target"), at("link")).unwrap();
+        for (name, what) in [("pipe", "a named pipe"), ("socket", "a socket"), ("folder", "a folder")] {
+            let (path, expected) = (at(name), format!("this is {what}, not a file"));
+            assert_eq!(
+                refused({
+                    let path = path.clone();
+                    move || open_lock(path)
+                }),
+                expected
+            );
+            assert!(require_replaceable(&path).unwrap_err().to_string().contains(what));
+            let error = refused(move || open(path));
+            // A socket cannot be opened at all.
+            assert!(error == expected || name == "socket", "{error}");
+        }
+        assert_eq!(
+            refused({
+                let path = at("link");
+                move || open_lock(path)
+            }),
+            "this is a symbolic link, not a file"
+        );
+        assert!(!at("target").exists());
+        assert!(open("/dev/null").unwrap_err().to_string().contains("a device"));
+    }
+
+    #[test]
+    fn a_lock_leaves_what_is_in_the_file_and_reading_follows_links() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, link) = (folder.path().join("a"), folder.path().join("link"));
+        fs::write(&path, "text").unwrap();
+        symlink(&path, &link).unwrap();
+        open_lock(&path).unwrap().try_lock().unwrap();
+        assert_eq!(io::read_to_string(open(&link).unwrap()).unwrap(), "text");
+        open_lock(folder.path().join("new")).unwrap();
+        assert!(folder.path().join("new").is_file());
+    }
+}

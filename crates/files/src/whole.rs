@@ -1,0 +1,134 @@
+//! [`WholeFile`]: a file that has its name only when it is whole.
+
+use crate::Part;
+use crate::regular::require_replaceable;
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// A new file that has another name, in the same folder, until it is finished. Dropped before, it is removed. So
+/// nobody reads half of it, and a file of this name stays as it was until then. A link of this name is replaced; what it
+/// leads to stays.
+///
+/// What is left where the process is killed is removed by the next that writes a file of this name.
+#[derive(Debug)]
+pub struct WholeFile {
+    path: PathBuf,
+    part: Part,
+}
+
+impl WholeFile {
+    /// Begins the file that is to be at `path`, in a folder that is there.
+    ///
+    /// # Errors
+    /// Those of the system; [`InvalidInput`](io::ErrorKind::InvalidInput) where a folder, a named pipe or a device is in
+    /// its place, or the path doesn't end in a name.
+    pub fn create(path: impl AsRef<Path>) -> io::Result<Self> {
+        let path = path.as_ref();
+        require_replaceable(path)?;
+        Ok(Self { path: path.to_path_buf(), part: Part::file(path)? })
+    }
+
+    /// Where it is until it is finished, for what writes to a path.
+    pub fn part(&self) -> &Path {
+        self.part.path()
+    }
+
+    /// Brings what was written to the disk, and gives the file its name. A file that had it is replaced.
+    ///
+    /// # Errors
+    /// Those of the system; then there is no new file.
+    pub fn finish(self) -> io::Result<()> {
+        self.part.handle()?.sync_all()?;
+        require_replaceable(&self.path)?;
+        self.part.rename(&self.path).map(drop)
+    }
+
+    /// Gives the file its name now: for one that is to be read while it grows.
+    ///
+    /// # Errors
+    /// As [`finish`](Self::finish).
+    pub fn into_growing(self) -> io::Result<File> {
+        require_replaceable(&self.path)?;
+        let file = self.part.rename(&self.path)?;
+        file.ok_or_else(|| io::Error::other("this is a folder, not a file"))
+    }
+}
+
+impl Write for WholeFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.part.handle()?.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.part.handle()?.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn a_file_has_its_name_only_when_it_is_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        fs::write(&path, b"old").unwrap();
+        let mut file = WholeFile::create(&path).unwrap();
+        file.write_all(b"new").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"old");
+        drop(file);
+        assert_eq!(fs::read(&path).unwrap(), b"old");
+        let mut file = WholeFile::create(&path).unwrap();
+        file.write_all(b"newer").unwrap();
+        file.finish().unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"newer");
+        let mut file = WholeFile::create(&path).unwrap().into_growing().unwrap();
+        file.write_all(b"grows").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"grows");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing else is left");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_file_may_be_read_by_those_who_may_read_others() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let (path, other) = (folder.path().join("a"), folder.path().join("other"));
+        WholeFile::create(&path).unwrap().finish().unwrap();
+        fs::write(&other, b"").unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode();
+        assert_eq!(mode(&path), mode(&other));
+    }
+
+    // INV-24
+    #[cfg(unix)]
+    #[test]
+    fn a_link_is_replaced_and_what_it_leads_to_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        fs::write(at("precious"), "text").unwrap();
+        std::os::unix::fs::symlink(at("precious"), at("a")).unwrap();
+        WholeFile::create(at("a")).unwrap().into_growing().unwrap().write_all(b"new").unwrap();
+        assert_eq!(fs::read_to_string(at("a")).unwrap(), "new");
+        assert_eq!(fs::read_to_string(at("precious")).unwrap(), "text");
+    }
+
+    #[test]
+    fn a_place_that_cannot_be_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(WholeFile::create(folder.path().join("missing/a")).is_err());
+        assert!(WholeFile::create(folder.path().join("..")).is_err());
+        let error = WholeFile::create(folder.path()).unwrap_err();
+        assert_eq!(error.to_string(), "this is a folder, not a file");
+        #[cfg(unix)]
+        assert!(WholeFile::create("/dev/null").unwrap_err().to_string().contains("a device"));
+        // Also where it has come meanwhile.
+        let path = folder.path().join("a");
+        let file = WholeFile::create(&path).unwrap();
+        fs::create_dir(&path).unwrap();
+        assert!(file.finish().unwrap_err().to_string().contains("a folder"));
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing else is left");
+    }
+}
