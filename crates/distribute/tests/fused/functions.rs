@@ -205,7 +205,9 @@ fn a_softmax_of_many_narrow_numbers_is_one() {
             assert_eq!(y.dtype(), dtype);
             flat(&y.to_dtype(DType::F64).unwrap().sum(dim).unwrap())
         };
-        for sum in [sums(ops::softmax_last_dim(&x.t().unwrap()), 1), sums(ops::softmax(x.as_tensor(), 0), 0)].concat() {
+        for sum in [sums(ops::softmax_last_dim(&x.t().unwrap()), 1), sums(ops::softmax(x.as_tensor(), 0), 0)]
+            .concat()
+        {
             assert!((sum - 1.).abs() < precision, "{dtype:?}: {sum}");
         }
         let first = ops::softmax(x.as_tensor(), 0).unwrap().narrow(0, 0, 1).unwrap().sum_all().unwrap();
