@@ -64,6 +64,7 @@ fn rounds(part: &str) {
     }
 }
 
+// INV-3
 #[test]
 fn a_run_on_a_worker_of_a_pool_returns() {
     if let Some(part) = child::part() {

@@ -290,6 +290,7 @@ mod tests {
     /// Its square is 0 in arithmetic that wraps.
     const HUGE: usize = 1 << (usize::BITS / 2);
 
+    // INV-16
     #[test]
     #[should_panic(expected = "elements of the product")]
     fn a_product_whose_size_wraps_is_not_written() {

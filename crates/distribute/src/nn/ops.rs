@@ -31,7 +31,8 @@ pub use candle_nn::ops::{
 
 /// Softmax over the last dimension of `[…, n]`, of any strides.
 ///
-/// f32 and f64 on the CPU take one pass; other dtypes and devices take several operations of candle's.
+/// f32 and f64 on the CPU take one pass; other dtypes and devices take several operations of candle's. f16 and bf16 are
+/// computed as f32: candle adds them up as they are, and of 4096 equal numbers its softmax has a sum of 2, or of 16.
 ///
 /// # Errors
 /// For a scalar; candle's, for dtypes that have no exponential.
@@ -46,11 +47,7 @@ pub fn softmax_last_dim(xs: &Tensor) -> Result<Tensor> {
 /// As [`softmax_last_dim`], and where there is no such dimension.
 #[doc(alias = "tf.nn.softmax")]
 pub fn softmax<I: Dim>(xs: &Tensor, dim: I) -> Result<Tensor> {
-    let dim = dim.to_index(xs.shape(), "softmax")?;
-    match dim + 1 == xs.rank() {
-        true => softmax_last_dim(xs),
-        false => candle_nn::ops::softmax(xs, dim),
-    }
+    softmax::softmax(xs, dim.to_index(xs.shape(), "softmax")?)
 }
 
 /// Rows of the last dimension scaled to a mean square of 1, times a weight `alpha` of `[n]`: what
@@ -97,7 +94,8 @@ fn require_rows(name: &str, xs: &Tensor, parameters: &[&Tensor]) -> Result<()> {
 /// | result | `[batch, heads, queries, value_width]` |
 ///
 /// f32 and f64 on the CPU take one operation, which keeps the weights of each head for its backward; a mask that is trained,
-/// a cap, other dtypes and devices take several of candle's. A query that sees no key is NaN, as by the formula.
+/// a cap, other dtypes and devices take several of candle's. A query that sees no key is NaN, as by the formula, and so
+/// are the gradients of keys and values then, even where the loss leaves that query out.
 /// `candle_nn::ops::sdpa` runs on Metal only, and has no gradient.
 ///
 /// # Errors

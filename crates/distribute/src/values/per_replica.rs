@@ -127,8 +127,8 @@ impl PerReplica<Tensor> {
         const OPERATION: &str = "to_scalar";
         let scalars = self.iter().map(|value| Ok(value.to_scalar::<S>()?)).collect::<Result<Vec<_>>>()?;
         let Some(first) = scalars.first() else { return Err(Error::invalid(OPERATION, "there is no value")) };
-        let bits = |scalar: &S| scalar.to_f64().to_bits();
-        if scalars.iter().all(|scalar| scalar == first || bits(scalar) == bits(first)) {
+        let nan = |scalar: &S| scalar.to_f64().is_nan();
+        if scalars.iter().all(|scalar| scalar == first || nan(scalar) && nan(first)) {
             return Ok(*first);
         }
         let each =
@@ -281,6 +281,20 @@ mod tests {
             error.contains("value[1]") && error.contains("a list of 1") && error.contains("a list of 0"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn numbers_that_differ_are_not_one_however_large_they_are() {
+        use candle_core::Device;
+        fn of<S: WithDType>(a: S, b: S) -> Result<S> {
+            let scalar = |x: S| Tensor::new(x, &Device::Cpu).unwrap();
+            PerReplica::from_values(vec![scalar(a), scalar(b)]).to_scalar::<S>()
+        }
+        // As f64 they are the same.
+        assert!(of(1i64 << 53, (1 << 53) + 1).is_err());
+        assert_eq!(of((1i64 << 53) + 1, (1 << 53) + 1).unwrap(), (1 << 53) + 1);
+        assert!(of(f32::NAN, -f32::NAN).unwrap().is_nan());
+        assert!(of(f32::NAN, 0.).is_err() && of(0., f32::NAN).is_err());
     }
 
     #[test]

@@ -197,6 +197,25 @@ proptest! {
 }
 
 #[test]
+fn a_softmax_of_many_narrow_numbers_is_one() {
+    for (dtype, precision) in [(DType::F16, 2e-3), (DType::BF16, 1e-2)] {
+        let x = Var::zeros((4096, 2), dtype, &Device::Cpu).unwrap();
+        let sums = |y: Result<Tensor>, dim| {
+            let y = y.unwrap();
+            assert_eq!(y.dtype(), dtype);
+            flat(&y.to_dtype(DType::F64).unwrap().sum(dim).unwrap())
+        };
+        for sum in [sums(ops::softmax_last_dim(&x.t().unwrap()), 1), sums(ops::softmax(x.as_tensor(), 0), 0)]
+            .concat()
+        {
+            assert!((sum - 1.).abs() < precision, "{dtype:?}: {sum}");
+        }
+        let first = ops::softmax(x.as_tensor(), 0).unwrap().narrow(0, 0, 1).unwrap().sum_all().unwrap();
+        assert_eq!(first.backward().unwrap().get(&x).unwrap().dtype(), dtype);
+    }
+}
+
+#[test]
 fn a_mask_that_is_trained_gets_its_gradient() {
     // A bias of relative positions, as T5 has it.
     let of = |shape: &[usize], seed| (numbers(shape, DType::F64, seed), Lies::Plain);

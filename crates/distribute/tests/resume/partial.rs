@@ -165,6 +165,7 @@ fn weights_of_others_are_loaded_under_their_names() {
     });
 }
 
+// INV-24
 #[cfg(unix)]
 #[test]
 fn files_in_the_way_of_a_save_or_load_are_refused_and_what_a_killed_save_left_is_removed() {
