@@ -47,9 +47,11 @@ pub fn softmax_last_dim(xs: &Tensor) -> Result<Tensor> {
 #[doc(alias = "tf.nn.softmax")]
 pub fn softmax<I: Dim>(xs: &Tensor, dim: I) -> Result<Tensor> {
     let dim = dim.to_index(xs.shape(), "softmax")?;
-    match dim + 1 == xs.rank() {
+    let last = xs.rank() - 1;
+    match dim == last {
         true => softmax_last_dim(xs),
-        false => candle_nn::ops::softmax(xs, dim),
+        // Also for an empty piece of a batch, of which candle's has no maximum.
+        false => softmax_last_dim(&xs.transpose(dim, last)?)?.transpose(dim, last)?.contiguous(),
     }
 }
 
@@ -75,6 +77,9 @@ pub fn layer_norm(xs: &Tensor, alpha: &Tensor, beta: &Tensor, eps: f32) -> Resul
 
 /// Refuses parameters that are not as long as rows.
 fn require_rows(name: &str, xs: &Tensor, parameters: &[&Tensor]) -> Result<()> {
+    if xs.dtype().is_int() {
+        bail!("{name}: rows of {:?} have no mean square: convert them by to_dtype", xs.dtype());
+    }
     let size = xs.dim(D::Minus1)?;
     match parameters.iter().find(|parameter| parameter.dims() != [size]) {
         Some(other) => {
