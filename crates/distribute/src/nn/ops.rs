@@ -47,7 +47,13 @@ pub fn softmax_last_dim(xs: &Tensor) -> Result<Tensor> {
 /// As [`softmax_last_dim`], and where there is no such dimension.
 #[doc(alias = "tf.nn.softmax")]
 pub fn softmax<I: Dim>(xs: &Tensor, dim: I) -> Result<Tensor> {
-    softmax::softmax(xs, dim.to_index(xs.shape(), "softmax")?)
+    let dim = dim.to_index(xs.shape(), "softmax")?;
+    let last = xs.rank() - 1;
+    match dim == last {
+        true => softmax_last_dim(xs),
+        // Also for an empty piece of a batch, of which candle's has no maximum.
+        false => softmax_last_dim(&xs.transpose(dim, last)?)?.transpose(dim, last)?.contiguous(),
+    }
 }
 
 /// Rows of the last dimension scaled to a mean square of 1, times a weight `alpha` of `[n]`: what
@@ -72,6 +78,9 @@ pub fn layer_norm(xs: &Tensor, alpha: &Tensor, beta: &Tensor, eps: f32) -> Resul
 
 /// Refuses parameters that are not as long as rows.
 fn require_rows(name: &str, xs: &Tensor, parameters: &[&Tensor]) -> Result<()> {
+    if xs.dtype().is_int() {
+        bail!("{name}: rows of {:?} have no mean square: convert them by to_dtype", xs.dtype());
+    }
     let size = xs.dim(D::Minus1)?;
     match parameters.iter().find(|parameter| parameter.dims() != [size]) {
         Some(other) => {

@@ -439,3 +439,27 @@ fn every_function_has_a_gradient() {
         assert!(gradient(f).is_none(), "candle's {name} has a gradient now");
     }
 }
+
+#[test]
+fn softmax_takes_an_empty_piece_and_integers_are_refused() {
+    let empty = Tensor::zeros((0, 3, 4), DType::F32, &Device::Cpu).unwrap();
+    for dim in 0..3 {
+        assert_eq!(ops::softmax(&empty, dim).unwrap().dims(), [0, 3, 4]);
+    }
+    let integers = Tensor::new(&[[1u32, 2], [3, 4]], &Device::Cpu).unwrap();
+    for dim in 0..2 {
+        let error = ops::softmax(&integers, dim).unwrap_err().to_string();
+        assert!(error.contains("U32 has no exponential"), "{error}");
+    }
+    let ones = Tensor::ones((1, 1, 2, 2), DType::U32, &Device::Cpu).unwrap();
+    let (row, table) = (ones.flatten_all().unwrap().narrow(0, 0, 2).unwrap(), ones.narrow(3, 0, 1).unwrap());
+    let table = table.reshape((2, 1)).unwrap();
+    for result in [
+        ops::rms_norm(&ones, &row, 1e-5),
+        ops::layer_norm(&ones, &row, &row, 1e-5),
+        rotary_emb::rope(&ones, &table, &table),
+    ] {
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains("U32") && error.contains("to_dtype"), "{error}");
+    }
+}

@@ -193,3 +193,33 @@ fn files_in_the_way_of_a_save_or_load_are_refused_and_what_a_killed_save_left_is
         model(2, 2).variables.load(&link).unwrap();
     });
 }
+
+#[test]
+fn no_file_at_all_is_said_to_be_missing() {
+    let error = model(3, 0).variables.load_some([""; 0], &Select::all()).unwrap_err().to_string();
+    assert!(error.contains("load_some: no file was given"), "{error}");
+}
+
+#[test]
+fn several_that_save_to_one_path_at_once_leave_a_whole_file() {
+    watched(|| {
+        let (folder, path) = folder();
+        std::thread::scope(|scope| {
+            for seed in 0..4 {
+                let path = &path;
+                scope.spawn(move || {
+                    let model = model(3, seed);
+                    for _ in 0..20 {
+                        model.variables.save(path).unwrap();
+                        model.variables.load(path).unwrap();
+                    }
+                });
+            }
+        });
+        let other = folder.path().join("other");
+        std::fs::write(&other, "").unwrap();
+        let permissions = |path: &Path| std::fs::metadata(path).unwrap().permissions();
+        assert_eq!(permissions(&path), permissions(&other), "others may read it as they may read any file");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2, "nothing else is left");
+    });
+}
