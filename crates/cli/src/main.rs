@@ -21,7 +21,7 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     /// Measures this library on this machine, beside recorded figures of its peers
-    Bench(bench::Arguments),
+    Bench(Box<bench::Arguments>),
     /// Looks for what makes training slow on this machine
     Doctor,
 }

@@ -55,6 +55,7 @@ impl Drop for Killed {
     }
 }
 
+// INV-3
 #[test]
 fn what_the_process_sleeps_is_nobodys_fault() {
     if std::env::var_os(STOPPED).is_some() {

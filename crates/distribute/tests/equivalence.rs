@@ -361,6 +361,7 @@ fn a_variable_without_gradient_on_all_replicas_stays_untouched_with_its_slots() 
     });
 }
 
+// INV-9
 #[test]
 fn skip_takes_part_without_running_the_model() {
     watched(|| {

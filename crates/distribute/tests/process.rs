@@ -6,6 +6,7 @@
 #[path = "support/child.rs"]
 mod child;
 
+use candle_nn::{Linear, VarBuilder, linear};
 use distribute::prelude::*;
 use std::sync::mpsc;
 use std::time::Duration;
@@ -76,6 +77,15 @@ fn program(part: &str) {
             tracing_subscriber::fmt().with_writer(std::io::stdout).init();
             stuck(&strategy);
         }
+        "a step" => {
+            let strategy = two_replicas();
+            let model = strategy.replicate(|vb: VarBuilder| linear(2, 2, vb)).unwrap();
+            let optimizer = Sgd::new(&model.variables, 0.1).unwrap();
+            let step = |ctx: &ReplicaContext, model: &Linear| {
+                optimizer.minimize(ctx, model.weight().sum_all()?, 1) // not of the bias
+            };
+            strategy.run(&model, step).unwrap();
+        }
         "log" => {
             let sums = two_replicas().run((), |ctx, ()| ctx.all_reduce(ReduceOp::Sum, 1f32));
             assert_eq!(sums.unwrap().values(), [2., 2.]);
@@ -95,7 +105,7 @@ fn main() {
     if let Some(part) = child::part() {
         return program(&part);
     }
-    let cases: [(&str, fn()); 5] = [
+    let cases: [(&str, fn()); 6] = [
         ("the_first_strategy_of_several_replicas_tames_candles_threads", || {
             assert_eq!(run("alone", &[]).1, "");
             assert_eq!(run("set", &[(THREADS[0], "3"), (THREADS[1], "2")]).1, "");
@@ -108,6 +118,14 @@ fn main() {
         ("who_is_stuck_is_told_where_nobody_has_subscribed", || {
             let text = run("stuck", &[]).1;
             assert!(text.contains("distribute: error: ") && text.contains("replica 1"), "{text}");
+        }),
+        ("what_an_optimizer_has_to_say_is_told_where_nobody_has_subscribed", || {
+            let text = run("a step", &[]).1;
+            assert!(
+                text.contains("distribute: warning: minimize: 1 of 2 variables got no gradient"),
+                "{text}"
+            );
+            assert_eq!(run("a step", &[("DISTRIBUTE_LOG", "error")]).1, "");
         }),
         ("a_programs_own_subscriber_gets_it_before_or_later", || {
             let (out, err) = run("own subscriber", &[]);

@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[path = "support/child.rs"]
+mod child;
 #[path = "resume/partial.rs"]
 mod partial;
 #[path = "support/watched.rs"]

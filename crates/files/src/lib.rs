@@ -7,7 +7,7 @@
 //!
 //! | module | what it is |
 //! |---|---|
-//! | `regular` | opening regular files, and nothing else |
+//! | `regular` | opening files, and nothing that makes one wait |
 //! | `part` | names for what isn't whole, and who still holds them |
 //! | `whole` | [`WholeFile`] |
 
@@ -18,5 +18,5 @@ mod regular;
 mod whole;
 
 pub use part::{Part, whole_name};
-pub use regular::{open, open_lock};
+pub use regular::{open, open_checked, open_lock};
 pub use whole::WholeFile;

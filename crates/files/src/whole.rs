@@ -29,11 +29,6 @@ impl WholeFile {
         Ok(Self { path: path.to_path_buf(), part: Part::file(path)? })
     }
 
-    /// Where it is until it is finished, for what writes to a path.
-    pub fn part(&self) -> &Path {
-        self.part.path()
-    }
-
     /// Brings what was written to the disk, and gives the file its name. A file that had it is replaced.
     ///
     /// # Errors

@@ -223,6 +223,7 @@ mod tests {
 
     proptest! {
         // CO-5: dtypes don't share packs; sparse leaves stay apart.
+        // INV-7
         #[test]
         fn packing_changes_no_bit(
             replicas in 1usize..6,

@@ -297,6 +297,7 @@ mod tests {
     }
 
     // A pipe's bytes come once: whoever read it a second time would find the rest of it, or wait for ever.
+    // INV-24
     #[cfg(unix)]
     #[test]
     fn what_can_be_read_only_once_is_refused_by_every_format() {

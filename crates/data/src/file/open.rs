@@ -7,19 +7,7 @@ use std::path::Path;
 /// Opens a file that gives the same bytes each time it is read. Others are refused at once, without waiting for
 /// whoever writes into them.
 pub(super) fn open(path: &Path) -> Result<File> {
-    // Looked at first: opening a pipe and closing it again would end the program that writes into it.
-    again(std::fs::metadata(path)?.file_type())?;
-    let mut options = File::options();
-    options.read(true);
-    // What became a pipe in the meantime is not waited for either.
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::OpenOptionsExt;
-        options.custom_flags(rustix::fs::OFlags::NONBLOCK.bits() as i32);
-    }
-    let file = options.open(path)?;
-    again(file.metadata()?.file_type())?;
-    Ok(file)
+    distribute_files::open_checked(path, again)
 }
 
 /// Whether what is read can be read once more.

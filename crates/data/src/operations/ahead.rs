@@ -141,6 +141,7 @@ mod tests {
     use super::*;
     use crate::testing::watchdog;
 
+    // INV-3
     #[test]
     fn a_thread_that_dies_is_an_error() {
         struct Broken;

@@ -372,7 +372,7 @@ mod tests {
             let folder = tempfile::tempdir().unwrap();
             let path = folder.path().join("pipe");
             assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
-            for (path, what) in [(path.as_path(), "a named pipe"), (folder.path(), "a folder")] {
+            for (path, what) in [(path.as_path(), "this is a pipe"), (folder.path(), "Is a directory")] {
                 let error = Dataset::range(2).cache_to(path).iter().next().unwrap().unwrap_err();
                 let text = error.to_string();
                 assert!(text.contains(what) && text.contains(&path.display().to_string()), "{text}");

@@ -23,7 +23,7 @@ pub(super) struct Page {
 /// What the pages of a column so far can become.
 #[derive(Debug, Default)]
 pub(super) struct Widest {
-    /// What the longest value of a dictionary may take.
+    /// What the longest text of a dictionary may take.
     pub(super) entry: u64,
 }
 
@@ -31,7 +31,7 @@ impl Widest {
     /// Adds a page of a column whose values are numbers of `width` bytes, or text (`None`); why it is too large, if it is.
     pub(super) fn add(&mut self, page: &Page, width: Option<u64>, limit: ElementLimit) -> Result<(), String> {
         limit.check("a page", page.unpacked)?;
-        if page.dictionary {
+        if page.dictionary && width.is_none() {
             self.entry = self.entry.max(page.unpacked);
         }
         // Numbers can be said to come again and again in a few bytes.
@@ -185,6 +185,8 @@ mod tests {
         let page = |unpacked, values| Page { unpacked, values, dictionary: true, ..Page::default() };
         let mut widest = Widest::default();
         widest.add(&page(900, 100), Some(8), limit).unwrap();
+        assert_eq!(widest.entry, 0, "a number is no longer for being one of many");
+        widest.add(&page(900, 100), None, limit).unwrap();
         assert_eq!(widest.entry, 900);
         assert!(widest.add(&page(1001, 1), Some(8), limit).unwrap_err().starts_with("a page takes"));
         assert!(widest.add(&page(10, 126), Some(8), limit).unwrap_err().starts_with("a page's values"));

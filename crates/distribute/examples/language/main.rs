@@ -37,8 +37,8 @@ fn main() -> distribute::Result<()> {
     let text = Text::read()?;
     let strategy = options.strategy()?;
     let config = Config {
-        dim: 96,
-        hidden_dim: 256,
+        dim: 64,
+        hidden_dim: 192,
         n_layers: 3,
         n_heads: 4,
         n_kv_heads: 4,

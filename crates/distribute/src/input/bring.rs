@@ -10,9 +10,9 @@ use distribute_tensor::{Leaf, Tree};
 pub(super) enum Bring {
     /// Nothing: it may be anywhere, or there is only one place where it can be.
     Nowhere,
-    /// Its candle tensors are brought to these devices (IN-4).
+    /// Its candle tensors are brought to these devices.
     To(Vec<Device>),
-    /// It has to be on these devices already (IN-6).
+    /// It has to be on these devices already.
     IsOn(Vec<DeviceName>),
 }
 

@@ -85,7 +85,7 @@ impl Attention {
                 sizes.queries
             );
         }
-        if !(softcapping > 0.) {
+        if softcapping <= 0. || softcapping.is_nan() {
             bail!("sdpa: softcapping has to be positive, 1 for none, not {softcapping}");
         }
         let mask = mask.map(|mask| added(mask, &sizes, q)).transpose()?;

@@ -85,7 +85,7 @@ pub(super) fn new_product<T: Number>(a: Matrix<'_, T>, b: Matrix<'_, T>) -> Vec<
 
 fn made<T: Number>(order: Order, a: Matrix<'_, T>, b: Matrix<'_, T>) -> Vec<T> {
     // What no memory holds is refused as a capacity.
-    let len = a.rows.checked_mul(b.columns).unwrap_or(usize::MAX);
+    let len = a.rows.saturating_mul(b.columns);
     let mut out = Vec::with_capacity(len);
     multiply(&mut out.spare_capacity_mut()[..len], order, false, a, b);
     // SAFETY: `multiply` has written all `len` elements.
@@ -290,6 +290,7 @@ mod tests {
     /// Its square is 0 in arithmetic that wraps.
     const HUGE: usize = 1 << (usize::BITS / 2);
 
+    // INV-16
     #[test]
     #[should_panic(expected = "elements of the product")]
     fn a_product_whose_size_wraps_is_not_written() {

@@ -42,8 +42,7 @@ pub use batch_norm::{BatchNorm, batch_norm};
 // candle_nn's own, all of whose operations have gradients.
 pub use candle_nn::{
     Activation, BatchNormConfig, Conv1d, Conv1dConfig, Conv2dConfig, Func, GroupNorm, Init, LayerNormConfig,
-    Module, ModuleT, PReLU, VarBuilder, conv1d, conv1d_no_bias, encoding, func, group_norm, init,
-    prelu,
+    Module, ModuleT, PReLU, VarBuilder, conv1d, conv1d_no_bias, encoding, func, group_norm, init, prelu,
 };
 pub use conv2d::{Conv2d, conv2d, conv2d_no_bias};
 pub use dropout::Dropout;

@@ -31,7 +31,8 @@ pub use candle_nn::ops::{
 
 /// Softmax over the last dimension of `[…, n]`, of any strides.
 ///
-/// f32 and f64 on the CPU take one pass; other dtypes and devices take several operations of candle's.
+/// f32 and f64 on the CPU take one pass; other dtypes and devices take several operations of candle's. f16 and bf16 are
+/// computed as f32: candle adds them up as they are, and of 4096 equal numbers its softmax has a sum of 2, or of 16.
 ///
 /// # Errors
 /// For a scalar; candle's, for dtypes that have no exponential.
@@ -47,9 +48,11 @@ pub fn softmax_last_dim(xs: &Tensor) -> Result<Tensor> {
 #[doc(alias = "tf.nn.softmax")]
 pub fn softmax<I: Dim>(xs: &Tensor, dim: I) -> Result<Tensor> {
     let dim = dim.to_index(xs.shape(), "softmax")?;
-    match dim + 1 == xs.rank() {
+    let last = xs.rank() - 1;
+    match dim == last {
         true => softmax_last_dim(xs),
-        false => candle_nn::ops::softmax(xs, dim),
+        // Also for an empty piece of a batch, of which candle's has no maximum.
+        false => softmax_last_dim(&xs.transpose(dim, last)?)?.transpose(dim, last)?.contiguous(),
     }
 }
 
@@ -75,6 +78,9 @@ pub fn layer_norm(xs: &Tensor, alpha: &Tensor, beta: &Tensor, eps: f32) -> Resul
 
 /// Refuses parameters that are not as long as rows.
 fn require_rows(name: &str, xs: &Tensor, parameters: &[&Tensor]) -> Result<()> {
+    if xs.dtype().is_int() {
+        bail!("{name}: rows of {:?} have no mean square: convert them by to_dtype", xs.dtype());
+    }
     let size = xs.dim(D::Minus1)?;
     match parameters.iter().find(|parameter| parameter.dims() != [size]) {
         Some(other) => {
@@ -97,7 +103,8 @@ fn require_rows(name: &str, xs: &Tensor, parameters: &[&Tensor]) -> Result<()> {
 /// | result | `[batch, heads, queries, value_width]` |
 ///
 /// f32 and f64 on the CPU take one operation, which keeps the weights of each head for its backward; a mask that is trained,
-/// a cap, other dtypes and devices take several of candle's. A query that sees no key is NaN, as by the formula.
+/// a cap, other dtypes and devices take several of candle's. A query that sees no key is NaN, as by the formula, and so
+/// are the gradients of keys and values then, even where the loss leaves that query out.
 /// `candle_nn::ops::sdpa` runs on Metal only, and has no gradient.
 ///
 /// # Errors

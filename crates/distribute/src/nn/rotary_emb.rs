@@ -68,6 +68,9 @@ fn turned(name: &str, kind: Kind, xs: &Tensor, cos: &Tensor, sin: &Tensor) -> Re
     let &[batch, _, _, width] = xs.dims() else {
         bail!("{name}: the input has to have four dimensions, not {:?}", xs.dims());
     };
+    if xs.dtype().is_int() {
+        bail!("{name}: numbers of {:?} cannot be turned: convert them by to_dtype", xs.dtype());
+    }
     let positions = xs.dim(kind.positions)?;
     let fits = |table: &Tensor| match *table.dims() {
         [len, half] => len >= positions && half * 2 == width,

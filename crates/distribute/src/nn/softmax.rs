@@ -43,9 +43,16 @@ pub(super) fn softmax_last_dim(xs: &Tensor) -> Result<Tensor> {
     if xs.rank() == 0 {
         bail!("softmax-last-dim: a scalar has no last dimension");
     }
+    if xs.dtype().is_int() {
+        bail!("softmax-last-dim: {:?} has no exponential: convert it by to_dtype", xs.dtype());
+    }
     match (xs.dtype(), xs.device().is_cpu()) {
         (DType::F32, true) => xs.contiguous()?.apply_op1(SoftmaxLastDim(PhantomData::<f32>)),
         (DType::F64, true) => xs.contiguous()?.apply_op1(SoftmaxLastDim(PhantomData::<f64>)),
+        (DType::F16 | DType::BF16, _) => {
+            // Sums of numbers of 16 bits stop growing: 1 + 1 + … ends at 2048, or 256.
+            softmax_last_dim(&xs.to_dtype(DType::F32)?)?.to_dtype(xs.dtype())
+        }
         _ => candle_nn::ops::softmax(xs, D::Minus1),
     }
 }

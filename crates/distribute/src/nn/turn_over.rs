@@ -38,7 +38,6 @@ pub(super) fn turn_over<T: Number>(
 
 /// One whole tile, by loops of a known length: three times as fast as element by element.
 #[inline(always)]
-#[expect(clippy::needless_range_loop, reason = "both indices of a tile are counted, one in each loop")]
 fn turn_tile<T: Number>(
     source: &[T],
     rows: usize,

@@ -8,6 +8,7 @@ use super::progress::busy;
 use super::{Optimizer, examples};
 use crate::{Error, ReplicaContext, Result};
 use candle_core::DType;
+use distribute_collective::heard;
 use distribute_optim::Rule;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -56,7 +57,7 @@ impl Call {
     /// Says it, once the others don't wait for this replica any more: who writes a log may take long.
     pub(super) fn tell(self) {
         for warning in self.warnings {
-            tracing::warn!(step = self.step, "{}: {warning}", self.operation);
+            heard(|| tracing::warn!(step = self.step, "{}: {warning}", self.operation));
         }
     }
 }

@@ -191,7 +191,7 @@ impl MirroredStrategy {
 /// A replica on each of several devices of this process, and one copy of every variable, which they share.
 ///
 /// What replicas write to a variable is aggregated and then written once. ON_READ variables are kept in one copy too,
-/// so their writes are aggregated as those of ON_WRITE variables .
+/// so their writes are aggregated as those of ON_WRITE variables.
 ///
 /// ```
 /// use distribute::{CentralStorageStrategy, Variable, VariableAggregation, prelude::*};

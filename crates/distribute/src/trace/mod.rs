@@ -113,7 +113,7 @@ impl TraceFile {
 impl Drop for TraceFile {
     fn drop(&mut self) {
         if let Err(error) = self.close() {
-            tracing::error!("{error}");
+            distribute_collective::heard(|| tracing::error!("{error}"));
         }
     }
 }

@@ -127,12 +127,12 @@ impl PerReplica<Tensor> {
         const OPERATION: &str = "to_scalar";
         let scalars = self.iter().map(|value| Ok(value.to_scalar::<S>()?)).collect::<Result<Vec<_>>>()?;
         let Some(first) = scalars.first() else { return Err(Error::invalid(OPERATION, "there is no value")) };
-        let bits = |scalar: &S| scalar.to_f64().to_bits();
-        if scalars.iter().all(|scalar| scalar == first || bits(scalar) == bits(first)) {
+        // The only numbers without a place among themselves; large integers would not survive a look at them as f64.
+        let is_nan = |scalar: &S| scalar.partial_cmp(scalar).is_none();
+        if scalars.iter().all(|scalar| scalar == first || is_nan(scalar) && is_nan(first)) {
             return Ok(*first);
         }
-        let each =
-            scalars.iter().enumerate().map(|(r, scalar)| format!("{} on replica {r}", scalar.to_f64()));
+        let each = scalars.iter().enumerate().map(|(r, scalar)| format!("{scalar} on replica {r}"));
         let reason = format!(
             "the replicas have different numbers, {}; make one of them with strategy.reduce(ReduceOp::Mean, &values, \
              None), or take one replica's with values()[0]",
@@ -268,6 +268,21 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_number_is_one_only_where_all_replicas_have_it() {
+        let scalars = |values: [i64; 2]| {
+            PerReplica::from_values(
+                values.map(|x| Tensor::new(x, &candle_core::Device::Cpu).unwrap()).to_vec(),
+            )
+        };
+        assert_eq!(scalars([1 << 60; 2]).to_scalar::<i64>().unwrap(), 1 << 60);
+        let error = scalars([1 << 60, (1 << 60) + 1]).to_scalar::<i64>().unwrap_err().to_string();
+        assert!(
+            error.contains("1152921504606846976 on replica 0, 1152921504606846977 on replica 1"),
+            "{error}"
+        );
+    }
+
+    #[test]
     fn merge_1_to_3_structures_stay_and_leaves_are_per_replica() {
         let merged = PerReplica::from_values(vec![(1i32, vec![2f32]), (3, vec![4.])]).regroup().unwrap();
         assert_eq!(merged.describe(&|p| p.len().to_string()), "(2, [2])");
@@ -281,6 +296,20 @@ mod tests {
             error.contains("value[1]") && error.contains("a list of 1") && error.contains("a list of 0"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn numbers_that_differ_are_not_one_however_large_they_are() {
+        use candle_core::Device;
+        fn of<S: WithDType>(a: S, b: S) -> Result<S> {
+            let scalar = |x: S| Tensor::new(x, &Device::Cpu).unwrap();
+            PerReplica::from_values(vec![scalar(a), scalar(b)]).to_scalar::<S>()
+        }
+        // As f64 they are the same.
+        assert!(of(1i64 << 53, (1 << 53) + 1).is_err());
+        assert_eq!(of((1i64 << 53) + 1, (1 << 53) + 1).unwrap(), (1 << 53) + 1);
+        assert!(of(f32::NAN, -f32::NAN).unwrap().is_nan());
+        assert!(of(f32::NAN, 0.).is_err() && of(0., f32::NAN).is_err());
     }
 
     #[test]

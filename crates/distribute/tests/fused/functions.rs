@@ -197,6 +197,25 @@ proptest! {
 }
 
 #[test]
+fn a_softmax_of_many_narrow_numbers_is_one() {
+    for (dtype, precision) in [(DType::F16, 2e-3), (DType::BF16, 1e-2)] {
+        let x = Var::zeros((4096, 2), dtype, &Device::Cpu).unwrap();
+        let sums = |y: Result<Tensor>, dim| {
+            let y = y.unwrap();
+            assert_eq!(y.dtype(), dtype);
+            flat(&y.to_dtype(DType::F64).unwrap().sum(dim).unwrap())
+        };
+        for sum in [sums(ops::softmax_last_dim(&x.t().unwrap()), 1), sums(ops::softmax(x.as_tensor(), 0), 0)]
+            .concat()
+        {
+            assert!((sum - 1.).abs() < precision, "{dtype:?}: {sum}");
+        }
+        let first = ops::softmax(x.as_tensor(), 0).unwrap().narrow(0, 0, 1).unwrap().sum_all().unwrap();
+        assert_eq!(first.backward().unwrap().get(&x).unwrap().dtype(), dtype);
+    }
+}
+
+#[test]
 fn a_mask_that_is_trained_gets_its_gradient() {
     // A bias of relative positions, as T5 has it.
     let of = |shape: &[usize], seed| (numbers(shape, DType::F64, seed), Lies::Plain);
@@ -418,5 +437,29 @@ fn every_function_has_a_gradient() {
     ];
     for (name, f) in cut {
         assert!(gradient(f).is_none(), "candle's {name} has a gradient now");
+    }
+}
+
+#[test]
+fn softmax_takes_an_empty_piece_and_integers_are_refused() {
+    let empty = Tensor::zeros((0, 3, 4), DType::F32, &Device::Cpu).unwrap();
+    for dim in 0..3 {
+        assert_eq!(ops::softmax(&empty, dim).unwrap().dims(), [0, 3, 4]);
+    }
+    let integers = Tensor::new(&[[1u32, 2], [3, 4]], &Device::Cpu).unwrap();
+    for dim in 0..2 {
+        let error = ops::softmax(&integers, dim).unwrap_err().to_string();
+        assert!(error.contains("U32 has no exponential"), "{error}");
+    }
+    let ones = Tensor::ones((1, 1, 2, 2), DType::U32, &Device::Cpu).unwrap();
+    let (row, table) = (ones.flatten_all().unwrap().narrow(0, 0, 2).unwrap(), ones.narrow(3, 0, 1).unwrap());
+    let table = table.reshape((2, 1)).unwrap();
+    for result in [
+        ops::rms_norm(&ones, &row, 1e-5),
+        ops::layer_norm(&ones, &row, &row, 1e-5),
+        rotary_emb::rope(&ones, &table, &table),
+    ] {
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains("U32") && error.contains("to_dtype"), "{error}");
     }
 }

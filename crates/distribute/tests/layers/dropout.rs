@@ -23,6 +23,7 @@ fn masks(strategy: &Strategy, dropout: &Dropout, shape: &[usize]) -> Vec<Vec<f64
     steps
 }
 
+// INV-8
 #[test]
 fn replicas_drop_what_one_device_would() {
     watched(|| {

@@ -2,6 +2,7 @@
 //! the rest is told.
 
 use super::{Training, folder, replicas};
+use crate::child;
 use crate::watched::watched;
 use candle_core::safetensors::save;
 use candle_core::{DType, Device, Tensor};
@@ -165,6 +166,7 @@ fn weights_of_others_are_loaded_under_their_names() {
     });
 }
 
+// INV-24
 #[cfg(unix)]
 #[test]
 fn files_in_the_way_of_a_save_or_load_are_refused_and_what_a_killed_save_left_is_removed() {
@@ -190,5 +192,84 @@ fn files_in_the_way_of_a_save_or_load_are_refused_and_what_a_killed_save_left_is
         names.sort();
         assert_eq!(names, ["link", "pipe", "precious"]);
         model(2, 2).variables.load(&link).unwrap();
+    });
+}
+
+#[test]
+fn no_file_at_all_is_said_to_be_missing() {
+    let error = model(3, 0).variables.load_some([""; 0], &Select::all()).unwrap_err().to_string();
+    assert!(error.contains("load_some: no file was given"), "{error}");
+}
+
+#[test]
+fn several_that_save_to_one_path_at_once_leave_a_whole_file() {
+    watched(|| {
+        let (folder, path) = folder();
+        std::thread::scope(|scope| {
+            for seed in 0..4 {
+                let path = &path;
+                scope.spawn(move || {
+                    let model = model(3, seed);
+                    for _ in 0..20 {
+                        model.variables.save(path).unwrap();
+                        model.variables.load(path).unwrap();
+                    }
+                });
+            }
+        });
+        let other = folder.path().join("other");
+        std::fs::write(&other, "").unwrap();
+        let permissions = |path: &Path| std::fs::metadata(path).unwrap().permissions();
+        assert_eq!(permissions(&path), permissions(&other), "others may read it as they may read any file");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2, "nothing else is left");
+    });
+}
+
+const KILLED: &str =
+    "partial::a_save_that_is_killed_leaves_the_old_file_and_what_else_it_left_the_next_removes";
+
+// INV-24
+#[cfg(target_os = "linux")]
+#[test]
+fn a_save_that_is_killed_leaves_the_old_file_and_what_else_it_left_the_next_removes() {
+    use std::os::unix::fs::PermissionsExt;
+    // More than 1 MiB.
+    let large = || {
+        distribute::MirroredStrategy::cpus(2)
+            .unwrap()
+            .replicate(|vb: VarBuilder| linear(600, 600, vb))
+            .unwrap()
+    };
+    if let Some(path) = child::part() {
+        large().variables.save(path).unwrap();
+        return;
+    }
+    watched(move || {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("weights");
+        let names = || {
+            let names = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name());
+            names.map(|name| name.into_string().unwrap()).collect::<Vec<_>>()
+        };
+        std::fs::write(&path, "old").unwrap();
+        let permissions = path.metadata().unwrap().permissions().mode();
+        // The system kills a process that makes a file larger than it may; the shell says so by a number above 128.
+        let saves = child::command(KILLED, path.to_str().unwrap());
+        let mut limited = std::process::Command::new("sh");
+        limited.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+        limited
+            .args(["-c", r#"ulimit -f 64; "$0" "$@"; test $? -gt 128"#])
+            .arg(saves.get_program())
+            .args(saves.get_args());
+        for (name, value) in saves.get_envs().filter_map(|(name, value)| Some((name, value?))) {
+            limited.env(name, value);
+        }
+        child::output(limited, std::time::Duration::from_secs(60));
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "old");
+        assert!(names().len() > 1, "it left nothing");
+        large().variables.save(&path).unwrap();
+        assert_eq!(names(), ["weights"]);
+        assert_eq!(path.metadata().unwrap().permissions().mode(), permissions);
+        large().variables.load(&path).unwrap();
     });
 }

@@ -7,9 +7,10 @@ use candle_core::safetensors::BufferedSafetensors;
 use candle_core::{Device, Tensor};
 use distribute_files::WholeFile;
 use distribute_tensor::{DType, Leaf};
+use safetensors::tensor::{Metadata, TensorInfo};
 use sha2::{Digest, Sha256};
-use std::collections::{BTreeMap, HashMap};
-use std::io::Read;
+use std::collections::BTreeMap;
+use std::io::{self, BufWriter, Read, Write};
 use std::path::Path;
 
 impl Variables {
@@ -19,7 +20,7 @@ impl Variables {
     /// killed meanwhile, the next save to the same path removes. A link at `path` is replaced; what it leads to stays.
     ///
     /// # Errors
-    /// [`Error::Candle`] or [`Error::Io`], with the path, where the file cannot be written; [`Error::WrongContext`] inside of
+    /// [`Error::Io`], with the path, where the file cannot be written; [`Error::WrongContext`] inside of
     /// `run`, other than in `merge_call`.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         require_outside_of_run(
@@ -28,11 +29,10 @@ impl Variables {
         )?;
         let path = path.as_ref();
         let io = |source| Error::Io { operation: format!("writing {}", path.display()), source };
-        let tensors: HashMap<_, _> = self.snapshot()?.into_iter().collect();
-        let file = WholeFile::create(path).map_err(io)?;
-        candle_core::safetensors::save(&tensors, file.part())
-            .map_err(|error| Error::Candle(error.with_path(path)))?;
-        file.finish().map_err(io)
+        let tensors = self.snapshot()?;
+        let mut file = BufWriter::with_capacity(1 << 18, WholeFile::create(path).map_err(io)?);
+        write(&tensors, &mut file).map_err(io)?;
+        file.into_inner().map_err(|error| io(error.into_error()))?.finish().map_err(io)
     }
 
     /// Sets all variables from a safetensors file, by name. Tensors of other names in the file are ignored.
@@ -100,6 +100,9 @@ impl Variables {
     ) -> Result<Restored> {
         const OPERATION: &str = "load_some";
         let paths: Vec<_> = files.into_iter().map(|path| path.as_ref().to_path_buf()).collect();
+        if paths.is_empty() {
+            return Err(Error::invalid(OPERATION, "no file was given"));
+        }
         let files = paths.iter().map(|path| open(path)).collect::<Result<Vec<_>>>()?;
         let mut there = BTreeMap::new();
         for (file, path) in files.iter().zip(&paths) {
@@ -158,6 +161,26 @@ fn read(file: &BufferedSafetensors, name: &str, path: &Path) -> Result<Tensor> {
 /// Our dtype for candle's, of those that there are in both.
 fn host_dtype(dtype: candle_core::DType) -> Option<DType> {
     Leaf::Candle(Tensor::zeros(0, dtype, &Device::Cpu).ok()?).dtype().ok()
+}
+
+/// Writes a safetensors file. candle's own writer, given a path, puts another file there: one that nobody has locked.
+fn write(tensors: &BTreeMap<String, Tensor>, to: &mut impl Write) -> io::Result<()> {
+    let mut tensors: Vec<_> = tensors.iter().collect();
+    // The widest first: so each begins where its dtype is aligned.
+    tensors.sort_by_key(|(_, value)| std::cmp::Reverse(value.dtype().size_in_bytes()));
+    let mut end = 0;
+    let info = |(name, value): &(&String, &Tensor)| {
+        let start = end;
+        end += value.elem_count() * value.dtype().size_in_bytes();
+        let (dtype, shape) = (value.dtype().into(), value.dims().to_vec());
+        (name.to_string(), TensorInfo { dtype, shape, data_offsets: (start, end) })
+    };
+    let header = Metadata::new(None, tensors.iter().map(info).collect()).map_err(io::Error::other)?;
+    let mut header = serde_json::to_vec(&header)?;
+    header.resize(header.len().next_multiple_of(8), b' ');
+    to.write_all(&(header.len() as u64).to_le_bytes())?;
+    to.write_all(&header)?;
+    tensors.iter().try_for_each(|(_, value)| to.write_all(&bytes(value).map_err(io::Error::other)?))
 }
 
 fn bytes(value: &Tensor) -> Result<Vec<u8>> {
