@@ -167,16 +167,18 @@ impl<'a> Checkpoint<'a> {
     ///
     /// ```
     /// # use distribute::prelude::*;
-    /// use candle_nn::{VarBuilder, linear};
+    /// use candle_nn::linear;
     /// use distribute::{Checkpoint, Select};
     ///
     /// # let folder = tempfile::tempdir().unwrap();
     /// # let path = folder.path().join("saved");
     /// let strategy = MirroredStrategy::cpus(2)?;
     /// let model = |classes| {
-    ///     strategy.replicate(move |vb: VarBuilder| Ok((linear(4, 8, vb.pp("body"))?, linear(8, classes, vb.pp("head"))?)))
+    ///     strategy.replicate(move |vb| {
+    ///         distribute::Ok((linear(4, 8, vb.pp("body"))?, linear(8, classes, vb.pp("head"))?))
+    ///     })
     /// };
-    /// let pretrained: Replicated<(candle_nn::Linear, candle_nn::Linear)> = model(1000)?;
+    /// let pretrained = model(1000)?;
     /// Checkpoint::new().part("model", &pretrained.variables).save(&path)?;
     ///
     /// let mine = model(3)?;
