@@ -1,5 +1,7 @@
 //! Each collective, on worlds of several workers and replicas, against one process that has all replicas.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
 #[path = "support/watched.rs"]
 mod watched;
 
@@ -124,7 +126,7 @@ fn all_gather_gives_every_worker_the_leaves_of_all_replicas() {
         for len in [0, 3, 3001] {
             let of = move |replica: usize| {
                 let mut all = leaves(replica, len + replica);
-                all.push(HostTensor::vector(vec![replica % 2 == 0]).into());
+                all.push(HostTensor::vector(vec![replica.is_multiple_of(2)]).into());
                 all.push(HostTensor::vector(vec![format!("replica {replica}").into_bytes()]).into());
                 all
             };

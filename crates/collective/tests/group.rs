@@ -1,5 +1,7 @@
 //! Sessions of several workers in one process: agreement, data, faults.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
 #[path = "support/watched.rs"]
 mod watched;
 

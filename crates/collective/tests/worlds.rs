@@ -1,5 +1,7 @@
 //! Teams of several workers in one process: replicas of all of them meet in one call.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
 #[path = "support/watched.rs"]
 mod watched;
 

@@ -93,7 +93,6 @@ impl Meeting {
     /// Member 0 has the global id `first`; `session` is the run's traffic with other processes, where there are any.
     pub fn open(&self, step: u64, first: usize, session: Option<Arc<Session>>) {
         let mut state = lock(&self.state);
-        let size = state.standings.len();
         state.step = step;
         state.session = session;
         state.delegated = false;
