@@ -3,6 +3,10 @@
 #![cfg(not(shuttle))]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[path = "support/cooperate.rs"]
+mod cooperate;
+
+use cooperate::cooperate;
 use distribute_cluster::{Fingerprint, Operation};
 use distribute_collective::threads::{Crew, Team};
 use std::panic::{AssertUnwindSafe, Location, catch_unwind, resume_unwind};
@@ -35,7 +39,7 @@ fn helpers_borrow_disjoint_parts() {
     let team = Arc::new(Team::new(3).unwrap());
     team.run(1, LONG, &|member| {
         for _ in 0..2 {
-            let made = member.cooperate(call(), member.rank(), |_, helpers| {
+            let made = cooperate(&member, call(), member.rank(), |_, helpers| {
                 let mut data = vec![0; helpers.size()];
                 for _ in 0..2 {
                     let parts: Vec<_> = data.iter_mut().map(Mutex::new).collect();
@@ -77,7 +81,7 @@ fn a_second_broadcast_or_run_inside_of_one_is_refused() {
             let again = catch_unwind(AssertUnwindSafe(|| team.run(2, LONG, &|_| true)));
             *nested.lock().unwrap() += usize::from(again.is_err());
         }
-        let made = member.cooperate(call(), (), |_, helpers| {
+        let made = cooperate(&member, call(), (), |_, helpers| {
             helpers.broadcast(&|rank| {
                 let again = catch_unwind(AssertUnwindSafe(|| helpers.broadcast(&|_| ())));
                 *nested.lock().unwrap() += usize::from(again.is_err());

@@ -5,6 +5,10 @@
 #![cfg(shuttle)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[path = "support/cooperate.rs"]
+mod cooperate;
+
+use cooperate::cooperate;
 use distribute_cluster::{Fault, Fingerprint, Operation};
 use distribute_collective::threads::{Crew, Member, Team};
 use shuttle::sync::{Arc, Mutex, atomic::AtomicUsize};
@@ -143,7 +147,7 @@ impl Loan {
 }
 
 fn cooperation(member: &Member, broadcasts: usize) {
-    let made = member.cooperate(call(""), member.rank(), |offers, helpers| {
+    let made = cooperate(&member, call(""), member.rank(), |offers, helpers| {
         for _ in 0..broadcasts {
             let loan = Loan::new();
             helpers.broadcast(&|_| loan.use_it());
@@ -172,7 +176,7 @@ fn a_panic_in_a_cooperation_reaches_the_leader_and_the_next_one_works() {
         team(3).run(1, MINUTE, &|member| {
             let loan = Loan::new();
             let made = catch_unwind(AssertUnwindSafe(|| {
-                member.cooperate(call(""), (), |_, helpers| {
+                cooperate(&member, call(""), (), |_, helpers| {
                     helpers.broadcast(&|rank| {
                         loan.use_it();
                         if rank == 1 {

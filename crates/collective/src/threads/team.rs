@@ -264,30 +264,15 @@ impl Member {
         self.exchange(call.part(part), make(self.rank))
     }
 
-    /// Exchanges offers, then member 0 leads and the others lend their cores: each closure that `lead` broadcasts
-    /// runs once on every member. Everybody gets the same result.
+    /// After an exchange that succeeded, and on all members or none, member 0 leads and the others lend their cores: each
+    /// closure that `lead` broadcasts runs once on every member. Everybody gets the same result.
     ///
     /// `lead` and what it broadcasts must be code that ends by itself, which is this project's own: the others wait for it
     /// without a deadline, because it borrows from members. Code of users belongs into [`Member::hand_out`] and
     /// [`Member::each`]. What lasts longer than this member's timeout is logged, again and again.
     ///
     /// # Errors
-    /// As [`Member::exchange`]. If `lead` panics, so does member 0, and the others learn that it failed.
-    pub fn cooperate<T: Send + Sync + 'static, R: Send + Sync + 'static>(
-        &self,
-        call: Fingerprint,
-        offer: T,
-        lead: impl FnOnce(Vec<Arc<T>>, &Helpers<'_>) -> R,
-    ) -> Result<Arc<R>, Arc<Blame>> {
-        let offers = self.exchange(call.clone(), offer)?;
-        self.lead(&call, |helpers| lead(offers, helpers))
-    }
-
-    /// The second half of [`Member::cooperate`], for those who decide by the offers whether to: after an exchange that
-    /// succeeded, and on all members or none.
-    ///
-    /// # Errors
-    /// As [`Member::cooperate`].
+    /// If `lead` panics, so does member 0, and the others learn that it failed.
     pub fn lead<R: Send + Sync + 'static>(
         &self,
         call: &Fingerprint,

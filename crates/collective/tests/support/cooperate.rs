@@ -1,0 +1,15 @@
+//! An exchange, and what member 0 leads after it.
+
+use distribute_cluster::{Blame, Fingerprint};
+use distribute_collective::threads::{Helpers, Member};
+use std::sync::Arc;
+
+pub fn cooperate<T: Send + Sync + 'static, R: Send + Sync + 'static>(
+    member: &Member,
+    call: Fingerprint,
+    offer: T,
+    lead: impl FnOnce(Vec<Arc<T>>, &Helpers<'_>) -> R,
+) -> Result<Arc<R>, Arc<Blame>> {
+    let offers = member.exchange(call.clone(), offer)?;
+    member.lead(&call, |helpers| lead(offers, helpers))
+}
