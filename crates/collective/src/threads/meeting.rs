@@ -1,8 +1,8 @@
 //! Where members of one process meet: each brings what it is doing and an offer, all get all offers.
 
-use crate::heard;
 use crate::sync::{AtomicU64, Mutex, Ordering, Signal, linger, lock};
 use distribute_cluster::{Blame, Deadline, Fingerprint, Presence, Standing};
+use distribute_log::heard;
 use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;

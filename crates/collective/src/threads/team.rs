@@ -2,9 +2,9 @@
 
 use super::worker::{self, Kind, Worker};
 use super::{Crew, Meeting, Offer};
-use crate::heard;
 use crate::sync::{AtomicBool, Mutex, Ordering, lock};
 use distribute_cluster::{Blame, Fingerprint, Standing};
+use distribute_log::heard;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;

@@ -8,7 +8,7 @@ use super::progress::busy;
 use super::{Optimizer, examples};
 use crate::{Error, ReplicaContext, Result};
 use candle_core::DType;
-use distribute_collective::heard;
+use distribute_log::heard;
 use distribute_optim::Rule;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
