@@ -156,6 +156,10 @@ impl Stage for BatchStage {
         self.number += skipped;
         Ok(skipped)
     }
+
+    fn passes(&self) -> usize {
+        self.input.passes()
+    }
 }
 
 #[cfg(test)]

@@ -78,6 +78,10 @@ impl Stage for TakeStage {
         self.left -= skipped;
         Ok(skipped)
     }
+
+    fn passes(&self) -> usize {
+        self.input.passes()
+    }
 }
 
 struct Skip {
@@ -140,6 +144,10 @@ impl Stage for SkipStage {
     fn skip(&mut self, count: usize) -> Result<usize> {
         self.begin()?;
         if self.ended { Ok(0) } else { self.input.skip(count) }
+    }
+
+    fn passes(&self) -> usize {
+        self.input.passes()
     }
 }
 
