@@ -128,11 +128,12 @@ impl FilesStage {
         let threads = self.format.threads();
         while self.begun && threads > 1 && self.has_room() {
             let Some(work) = self.next_part()? else { break };
+            let file = self.reading();
             let crew = match &mut self.crew {
                 Some(crew) => crew,
                 none => none.insert(Crew::start("parse", threads, true, |work: Work| (work.make)())?),
             };
-            self.under_way.push_back((self.next.saturating_sub(1), work.bytes));
+            self.under_way.push_back((file, work.bytes));
             crew.send(work);
         }
         Ok(())
