@@ -97,8 +97,8 @@ fn measured_steps_a_second_with_and_without_main() {
     if let Some(part) = child::part() {
         let (done, wait) = mpsc::channel::<()>();
         drop(std::thread::spawn(move || wait.recv_timeout(10 * MINUTE)));
-        train(REPLICAS, 200);
-        println!("{:.0} steps/s {part} #[distribute::main]", train(REPLICAS, 3000).1);
+        train(REPLICAS, 50);
+        println!("{:.0} steps/s {part} #[distribute::main]", train(REPLICAS, 500).1);
         return drop(done);
     }
     for _ in 0..5 {
