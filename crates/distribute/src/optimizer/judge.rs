@@ -91,6 +91,7 @@ impl<R: Rule> Optimizer<R> {
             ));
         }
         let (finished, learning_rate) = self.rate_of(operation, all)?;
+        self.groups.require_rates(operation, &self.trained, learning_rate)?;
         if !self.seen.gradients.load(Ordering::Relaxed) {
             self.look_for_gradients(call, all)?;
         }

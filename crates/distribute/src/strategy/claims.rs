@@ -1,6 +1,6 @@
 //! What a strategy says of itself: checked in one place, where the strategy is made.
 
-use super::{DeviceName, StrategyExtended, VariablePlacement};
+use super::{CommunicationOptions, CrossDeviceOps, DeviceName, StrategyExtended, VariablePlacement};
 use crate::{Error, Result};
 use distribute_data::Layout;
 use std::time::Duration;
@@ -16,11 +16,12 @@ pub(super) fn check(extended: &dyn StrategyExtended) -> Result<()> {
         workers: extended.input_workers(),
         worker: extended.input_worker(),
         timeout: extended.timeout(),
+        options: extended.communication_options(),
     };
-    match claims.contradiction() {
-        None => Ok(()),
-        Some(reason) => Err(Error::invalid("Strategy::new", format!("{} {reason}", extended.kind()))),
+    if let Some(reason) = claims.contradiction() {
+        return Err(Error::invalid("Strategy::new", format!("{} {reason}", extended.kind())));
     }
+    extended.cross_device_ops().map_or(Ok(()), CrossDeviceOps::check)
 }
 
 /// What the author's methods return.
@@ -34,11 +35,13 @@ struct Claims<'a> {
     workers: usize,
     worker: usize,
     timeout: Duration,
+    options: CommunicationOptions,
 }
 
 impl Claims<'_> {
     fn contradiction(&self) -> Option<String> {
-        let Self { devices, placement, local_replicas, in_sync, first_id, workers, worker, timeout } = self;
+        let Self { devices, placement, local_replicas, in_sync, first_id, workers, worker, timeout, options } =
+            self;
         let layout = Layout { workers: *workers, replicas: *local_replicas };
         let first_of_worker = worker.saturating_mul(*local_replicas);
         let twice = devices.iter().enumerate().find(|(i, device)| devices[..*i].contains(device));
@@ -70,6 +73,13 @@ impl Claims<'_> {
             )
         } else if timeout.is_zero() {
             "has a timeout of zero, before which no other replica can come; use Duration::MAX for none".into()
+        } else if let Some(fault) = options.fault() {
+            format!("has communication_options that nothing can keep: {fault}")
+        } else if let Some(other) = options.timeout.filter(|other| other != timeout) {
+            format!(
+                "has a timeout of {timeout:?}, but one of {other:?} in communication_options, by which a view with options \
+                 would wait; give it in one of them"
+            )
         } else {
             return None;
         })
@@ -79,6 +89,7 @@ impl Claims<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::strategy::CommunicationImplementation::{Nccl, Ring};
 
     const TWO: &[DeviceName] = &[DeviceName::cpu(0), DeviceName::cpu(1)];
 
@@ -92,6 +103,7 @@ mod tests {
             workers: 1,
             worker: 0,
             timeout: Duration::from_secs(1),
+            options: CommunicationOptions::default(),
         }
     }
 
@@ -100,7 +112,9 @@ mod tests {
         let second_of_three = Claims { in_sync: 6, first_id: 2, workers: 3, worker: 1, ..two() };
         let one = Claims { devices: &TWO[1..], local_replicas: 1, in_sync: 1, ..two() };
         let ordinary = Claims { placement: VariablePlacement::Ordinary, ..one.clone() };
-        for claims in [two(), second_of_three, one, ordinary] {
+        let second = CommunicationOptions { timeout: Some(Duration::from_secs(1)), ..Default::default() };
+        let same = Claims { options: second, ..two() };
+        for claims in [two(), second_of_three, one, ordinary, same] {
             assert_eq!(claims.contradiction(), None, "{claims:?}");
         }
     }
@@ -108,7 +122,11 @@ mod tests {
     #[test]
     fn what_contradicts_what_is_named() {
         const SAME: &[DeviceName] = &[DeviceName::cpu(1), DeviceName::cpu(1)];
-        let cases: [(Claims, &[&str]); 10] = [
+        let options = CommunicationOptions::default();
+        let implementation = |implementation| CommunicationOptions { implementation, ..options };
+        let within =
+            |seconds| CommunicationOptions { timeout: Some(Duration::from_secs(seconds)), ..options };
+        let cases: [(Claims, &[&str]); 14] = [
             (Claims { devices: &[], ..two() }, &["no replica", "worker_devices are empty"]),
             (Claims { devices: SAME, ..two() }, &["CPU:1 twice", "worker_devices"]),
             (Claims { local_replicas: 3, in_sync: 3, ..two() }, &["3 local_replicas on 2 worker_devices"]),
@@ -119,6 +137,11 @@ mod tests {
             (Claims { workers: usize::MAX, ..two() }, &["2 num_replicas_in_sync"]),
             (Claims { placement: VariablePlacement::Ordinary, ..two() }, &["Ordinary", "2 replicas"]),
             (Claims { timeout: Duration::ZERO, ..two() }, &["timeout of zero"]),
+            // CO-3: as where a MirroredStrategy is asked for it.
+            (Claims { options: implementation(Ring), ..two() }, &["communication_options", "RING", "AUTO"]),
+            (Claims { options: implementation(Nccl), ..two() }, &["CommunicationImplementation NCCL"]),
+            (Claims { options: within(0), ..two() }, &["communication_options", "timeout of zero"]),
+            (Claims { options: within(7), ..two() }, &["timeout of 1s", "one of 7s"]),
         ];
         for (claims, texts) in cases {
             let found = claims.contradiction().unwrap();
