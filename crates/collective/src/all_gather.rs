@@ -1,7 +1,8 @@
 //! Every member contributes, every member gets the concatenation.
 
+use crate::Failure;
+use crate::combined::{Combined, tracked};
 use crate::threads::Member;
-use crate::{Combined, Failure};
 use distribute_cluster::Fingerprint;
 use distribute_tensor::Leaf;
 
@@ -17,13 +18,24 @@ pub fn all_gather(
     leaves: Vec<Leaf>,
 ) -> Result<(Combined, Vec<usize>), Failure> {
     let _gather = tracing::trace_span!("gather").entered();
-    let all = member.exchange(call, leaves)?;
-    let count = all.first().map_or(0, |leaves| leaves.len());
-    let (mut gathered, mut offsets) = (Vec::with_capacity(count), Vec::with_capacity(count));
+    let (all, together) = member.together(call, leaves, |all, calling| {
+        let local: Vec<&[Leaf]> = all.iter().map(|leaves| leaves.as_slice()).collect();
+        calling.all_gather(&local)
+    })?;
+    let (everybody, tracked) = match together.as_deref() {
+        Some((everybody, tracked)) => (everybody.iter().map(Vec::as_slice).collect(), tracked.clone()),
+        None => {
+            let all: Vec<&[Leaf]> = all.iter().map(|leaves| leaves.as_slice()).collect();
+            let tracked = tracked(&all);
+            (all, tracked)
+        }
+    };
+    let count = everybody.first().map_or(0, |leaves| leaves.len());
+    let (mut leaves, mut offsets) = (Vec::with_capacity(count), Vec::with_capacity(count));
     for i in 0..count {
-        let parts: Vec<Leaf> = all.iter().map(|leaves| leaves[i].clone()).collect();
-        gathered.push(Leaf::concat(&parts, axis)?);
-        offsets.push(parts[..member.rank()].iter().map(|part| part.dims()[axis]).sum());
+        let parts: Vec<Leaf> = everybody.iter().map(|leaves: &&[Leaf]| leaves[i].clone()).collect();
+        leaves.push(Leaf::concat(&parts, axis)?);
+        offsets.push(parts[..member.replica()].iter().map(|part| part.dims()[axis]).sum());
     }
-    Ok((Combined::new(gathered, &all), offsets))
+    Ok((Combined { leaves, tracked }, offsets))
 }

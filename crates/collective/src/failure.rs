@@ -12,6 +12,9 @@ pub enum Failure {
     /// The members' values cannot be combined.
     #[error(transparent)]
     Tensor(#[from] distribute_tensor::Error),
+    /// One member found this for all of its process.
+    #[error("{0}")]
+    Shared(Arc<Failure>),
 }
 
 impl From<Arc<Blame>> for Failure {

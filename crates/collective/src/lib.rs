@@ -3,6 +3,7 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`threads`] | the engine whose members are threads of this process |
+//! | [`group`] | the processes of a world, which hand each other bytes |
 //! | [`all_reduce`], [`all_gather`] | the operations, one a file |
 //! | [`Failure`] | why one failed, on every member |
 //! | [`heard`] | warnings and errors that are seen also in a program without a subscriber |
@@ -18,6 +19,7 @@ mod filled;
 mod heard;
 mod sync;
 
+pub mod group;
 pub mod threads;
 
 pub use all_gather::all_gather;

@@ -2,8 +2,9 @@
 
 use super::worker::{self, Kind, Worker};
 use super::{Crew, Meeting, Offer};
-use crate::heard;
+use crate::group::{Calling, Session};
 use crate::sync::{AtomicBool, Mutex, Ordering, lock};
+use crate::{Failure, heard};
 use distribute_cluster::{Blame, Fingerprint, Standing};
 use std::io;
 use std::sync::Arc;
@@ -108,11 +109,26 @@ impl Team {
     /// # Panics
     /// As `body`; and where this team is running already, whose meeting this would confuse.
     pub fn run(self: &Arc<Self>, step: u64, timeout: Duration, body: &(dyn Fn(Member) -> bool + Sync)) {
+        self.run_among(step, timeout, None, body);
+    }
+
+    /// As [`Team::run`], where the processes of `session` run the same: calls of [`Member::together`] meet theirs.
+    ///
+    /// # Panics
+    /// As [`Team::run`].
+    pub fn run_among(
+        self: &Arc<Self>,
+        step: u64,
+        timeout: Duration,
+        session: Option<Session>,
+        body: &(dyn Fn(Member) -> bool + Sync),
+    ) {
         let _busy = Busy::new(&self.busy);
-        self.meeting.open(step);
+        let first = session.as_ref().map_or(0, |session| session.world().global(0));
+        self.meeting.open(step, first, session.map(Arc::new));
         let work = |rank| {
             let mut leave = Leave { team: self, rank, failed: true };
-            leave.failed = !body(Member { team: self.clone(), step, rank, timeout });
+            leave.failed = !body(Member { team: self.clone(), step, rank, first, timeout });
             drop(leave);
             worker::do_spawned();
         };
@@ -171,6 +187,8 @@ pub struct Member {
     team: Arc<Team>,
     step: u64,
     rank: usize,
+    /// The global id of member 0.
+    first: usize,
     timeout: Duration,
 }
 
@@ -178,6 +196,11 @@ impl Member {
     /// Which member this is, from 0.
     pub fn rank(&self) -> usize {
         self.rank
+    }
+
+    /// The global id of this member's replica.
+    pub fn replica(&self) -> usize {
+        self.first + self.rank
     }
 
     /// How many members there are.
@@ -204,11 +227,57 @@ impl Member {
         call: Fingerprint,
         offer: T,
     ) -> Result<Vec<Arc<T>>, Arc<Blame>> {
-        let offers = self.team.meeting.meet(self.rank, call.clone(), Arc::new(offer), self.timeout)?;
+        let met = self.team.meeting.meet(self.rank, call.clone(), Arc::new(offer), self.timeout, None)?;
+        self.typed(&call, &met.offers)
+    }
+
+    /// Exchanges offers with the members of this process, and has one of them make something of them with the other
+    /// processes, where there are any: `make` is called on the last to arrive, and all get what it made.
+    ///
+    /// # Errors
+    /// The same on the members of all processes: as [`Member::exchange`], and where a process is lost.
+    #[allow(clippy::type_complexity)]
+    pub fn together<T: Send + Sync + 'static, M: Send + Sync + 'static>(
+        &self,
+        call: Fingerprint,
+        offer: T,
+        make: impl Fn(&[Arc<T>], Calling<'_>) -> Result<M, Failure>,
+    ) -> Result<(Vec<Arc<T>>, Option<Arc<M>>), Failure> {
+        let delegate = |offers: &[Offer], session: &Session, standings, timeout| {
+            let typed = self.typed(&call, offers);
+            let calling = Calling::new(session, standings, timeout);
+            match typed {
+                Ok(typed) => match make(&typed, calling) {
+                    Ok(made) => Ok(Arc::new(Made(Ok(Arc::new(made)))) as Offer),
+                    Err(Failure::Blame(blame)) => Err(blame),
+                    Err(other) => Ok(Arc::new(Made::<M>(Err(Arc::new(other)))) as Offer),
+                },
+                // The others must not wait for what cannot come.
+                Err(blame) => Err(calling.refuse(blame)),
+            }
+        };
+        let offer = Arc::new(offer);
+        let met = self.team.meeting.meet(self.rank, call.clone(), offer, self.timeout, Some(&delegate))?;
+        let offers = self.typed(&call, &met.offers)?;
+        let Some(made) = met.made else { return Ok((offers, None)) };
+        match made.downcast_ref::<Made<M>>() {
+            Some(Made(Ok(made))) => Ok((offers, Some(made.clone()))),
+            Some(Made(Err(failure))) => Err(Failure::Shared(failure.clone())),
+            None => Err(self.other_result(&call).into()),
+        }
+    }
+
+    fn typed<T: Send + Sync + 'static>(
+        &self,
+        call: &Fingerprint,
+        offers: &[Offer],
+    ) -> Result<Vec<Arc<T>>, Arc<Blame>> {
         let typed: Option<Vec<_>> = offers.iter().map(|offer| offer.clone().downcast().ok()).collect();
-        let others =
-            || (0..offers.len()).filter(|r| (*offers[*r]).type_id() != (*offers[0]).type_id()).collect();
-        typed.ok_or_else(|| Arc::new(Blame::other_types(self.step, &call, others())))
+        let others = || {
+            let other = |r: &usize| (*offers[*r]).type_id() != (*offers[0]).type_id();
+            (0..offers.len()).filter(other).map(|rank| self.first + rank).collect()
+        };
+        typed.ok_or_else(|| Arc::new(Blame::other_types(self.step, call, others())))
     }
 
     /// Exchanges offers, then member 0 alone makes something of them while the others wait for it, as long as the
@@ -246,8 +315,8 @@ impl Member {
                 Arc::new(())
             }
         };
-        let made = self.team.meeting.meet(self.rank, outcome.clone(), made, self.timeout)?;
-        made[0].clone().downcast().map_err(|_| self.other_result(&outcome))
+        let made = self.team.meeting.meet(self.rank, outcome.clone(), made, self.timeout, None)?;
+        made.offers[0].clone().downcast().map_err(|_| self.other_result(&outcome))
     }
 
     /// Each member makes something after an exchange that succeeded, all at once; everybody gets everybody's, in the order
@@ -295,7 +364,7 @@ impl Member {
             drop(waiting);
             let made = lock(&self.team.result).clone();
             return made
-                .ok_or_else(|| Arc::new(Blame::failed(self.step, 0, call)))?
+                .ok_or_else(|| Arc::new(Blame::failed(self.step, self.first, call)))?
                 .downcast()
                 .map_err(|_| self.other_result(call));
         }
@@ -309,9 +378,12 @@ impl Member {
 
     /// This member asks for another type of result than member 0 has made.
     fn other_result(&self, call: &Fingerprint) -> Arc<Blame> {
-        Arc::new(Blame::other_types(self.step, call, vec![self.rank]))
+        Arc::new(Blame::other_types(self.step, call, vec![self.replica()]))
     }
 }
+
+/// What a delegate made for all members of its process.
+struct Made<M>(Result<Arc<M>, Arc<Failure>>);
 
 /// Lets the helpers go, also when the leader panics.
 struct Dismiss<'a>(&'a Crew);

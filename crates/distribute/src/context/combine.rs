@@ -58,5 +58,9 @@ pub(super) fn failure(operation: &'static str) -> impl Fn(Failure) -> Error {
     move |failure| match failure {
         Failure::Blame(blame) => Error::Collective(blame),
         Failure::Tensor(source) => Error::Tensor { operation, source },
+        Failure::Shared(shared) => match &*shared {
+            Failure::Blame(blame) => Error::Collective(blame.clone()),
+            other => Error::invalid(operation, other.to_string()),
+        },
     }
 }
