@@ -24,6 +24,12 @@ pub enum Operation {
     WriteVariable,
     /// Members wait for each other.
     Barrier,
+    /// The workers begin a step.
+    Run,
+    /// A value of all replicas is combined by code that runs once for them.
+    Reduce,
+    /// The workers agree on whether there is data for another step.
+    NextBatch,
 }
 
 impl fmt::Display for Operation {
@@ -36,6 +42,9 @@ impl fmt::Display for Operation {
             Operation::CreateVariable => "creation of a variable",
             Operation::WriteVariable => "write to a variable",
             Operation::Barrier => "barrier",
+            Operation::Run => "run",
+            Operation::Reduce => "reduce",
+            Operation::NextBatch => "the next batch",
         })
     }
 }

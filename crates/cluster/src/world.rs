@@ -154,6 +154,13 @@ impl World {
     }
 }
 
+impl Default for World {
+    /// One process with one replica.
+    fn default() -> Self {
+        Self { workers: 1, worker: 0, replicas: 1 }
+    }
+}
+
 impl fmt::Display for World {
     /// `worker 1 of 3, 2 replicas each`
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -4,7 +4,7 @@ use crate::Failure;
 use crate::combined::{Combined, tracked};
 use crate::threads::Member;
 use distribute_cluster::Fingerprint;
-use distribute_tensor::Leaf;
+use distribute_tensor::{Error, Leaf};
 
 /// Concatenates each leaf over all members along `axis`, in the order of ranks. Gives the leaves, and for each where
 /// this member's part begins along the axis.
@@ -17,6 +17,11 @@ pub fn all_gather(
     axis: usize,
     leaves: Vec<Leaf>,
 ) -> Result<(Combined, Vec<usize>), Failure> {
+    if member.is_alone() {
+        leaves.iter().try_for_each(|leaf| check(leaf, axis))?;
+        let (tracked, offsets) = (vec![false; leaves.len()], vec![0; leaves.len()]);
+        return Ok((Combined { leaves, tracked }, offsets));
+    }
     let _gather = tracing::trace_span!("gather").entered();
     let (all, together) = member.together(call, leaves, |all, calling| {
         let local: Vec<&[Leaf]> = all.iter().map(|leaves| leaves.as_slice()).collect();
@@ -38,4 +43,17 @@ pub fn all_gather(
         offsets.push(parts[..member.replica()].iter().map(|part| part.dims()[axis]).sum());
     }
     Ok((Combined { leaves, tracked }, offsets))
+}
+
+/// What cannot be gathered of several members cannot be of one.
+fn check(leaf: &Leaf, axis: usize) -> Result<(), Error> {
+    const OPERATION: &str = "all_gather";
+    let (rank, shape) = (leaf.dims().len(), leaf.dims().to_vec());
+    match leaf {
+        Leaf::Slices(_) => {
+            Err(Error::LeafKind { operation: OPERATION, expected: "a dense tensor", found: "indexed slices" })
+        }
+        _ if axis >= rank => Err(Error::Axis { operation: OPERATION, axis: axis as i64, rank, shape }),
+        _ => Ok(()),
+    }
 }

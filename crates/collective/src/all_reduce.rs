@@ -31,6 +31,13 @@ pub fn all_reduce(
     packing: Packing,
     leaves: Vec<Leaf>,
 ) -> Result<Combined, Failure> {
+    if member.is_alone() {
+        let tracked = vec![false; leaves.len()];
+        return Ok(Combined {
+            leaves: leaves.into_iter().map(|leaf| of_one(op, leaf)).collect::<Result<_, _>>()?,
+            tracked,
+        });
+    }
     let _reduce = tracing::trace_span!("reduce").entered();
     let (all, together) = member.together(call.clone(), leaves, |all, calling| {
         let local: Vec<&[Leaf]> = all.iter().map(|leaves| leaves.as_slice()).collect();
@@ -51,6 +58,16 @@ pub fn all_reduce(
     }
     let reduced = reduce_packed(op, &replicas, packing, &Threads::Mine)?;
     Ok(Combined { leaves: reduced, tracked: tracked(&replicas) })
+}
+
+/// The reduction over one member, which has the dtype that it would have over several, and fails where that would.
+fn of_one(op: ReduceOp, leaf: Leaf) -> Result<Leaf, Failure> {
+    let dtype = leaf.dtype()?;
+    match leaf {
+        Leaf::Slices(_) => Ok(Leaf::reduce(op, &[leaf])?),
+        dense if dtype.mean() == Some(dtype) => Ok(dense),
+        dense => Ok(Leaf::reduce(op, &[dense])?),
+    }
 }
 
 /// Whether a leaf is worth sharing; where they are packed, whether all of them are.

@@ -23,7 +23,7 @@ impl<M> Replicated<M> {
     pub(crate) fn build(strategy: &Strategy, seed: u64, build: Build<M>) -> Result<Self> {
         let variables = Variables::new(strategy, seed);
         let mut models = Vec::new();
-        for replica in 0..strategy.extended().local_replicas() {
+        for replica in 0..strategy.world().replicas() {
             models.push(build(variables.builder(replica)?).map_err(raised)?);
             variables.require_same_names(replica)?;
         }

@@ -81,6 +81,20 @@ impl<'a> Calling<'a> {
         Ok((self.decode_all(&bodies, local)?, tracked))
     }
 
+    /// A small record of each worker, by worker.
+    ///
+    /// # Errors
+    /// [`Failure`] on every worker.
+    pub fn records(&mut self, mine: Bytes) -> Result<Vec<Bytes>, Failure> {
+        let mut all = self.session.swap(self.standings.clone(), |_| mine.clone(), self.timeout)?;
+        self.go_on_from_here();
+        let me = self.world().worker();
+        if let Some(own) = all.get_mut(me) {
+            *own = mine;
+        }
+        Ok(all)
+    }
+
     /// Tells the other workers that this one cannot make the call after all, and gives the reason back.
     pub fn refuse(self, blame: Arc<Blame>) -> Arc<Blame> {
         self.session.abandon(&blame);

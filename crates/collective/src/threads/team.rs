@@ -5,9 +5,9 @@ use super::{Crew, Meeting, Offer};
 use crate::group::{Calling, Session};
 use crate::sync::{AtomicBool, Mutex, Ordering, lock};
 use crate::{Failure, heard};
-use distribute_cluster::{Blame, Fingerprint, Standing};
+use distribute_cluster::{Blame, Fingerprint, Presence, Standing};
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// N members that run one closure at once: member 0 on the caller's thread, the others on threads of the team.
@@ -25,7 +25,7 @@ pub struct Team {
     workers: Vec<Worker>,
     /// Where a run goes that is not for its caller's thread; started with the first.
     #[cfg(not(shuttle))]
-    host: std::sync::OnceLock<super::host::Host>,
+    host: OnceLock<super::host::Host>,
     /// A run lasts.
     busy: AtomicBool,
 }
@@ -48,24 +48,27 @@ impl Team {
             let reason = format!("{threads} threads, where a team has {} at most", worker::MOST_THREADS);
             return Err(io::Error::new(io::ErrorKind::InvalidInput, reason));
         }
-        let crew = Arc::new(Crew::new(size - 1));
-        let mut team = Self {
+        let mut team = Self::without_workers(size, kind.threads);
+        for rank in 1..size {
+            let crew = team.crew.clone();
+            team.workers.push(Worker::start(rank, kind, move || crew.serve(rank))?);
+        }
+        Ok(team)
+    }
+
+    fn without_workers(size: usize, threads: usize) -> Self {
+        Self {
             size,
-            threads: kind.threads,
-            crew: crew.clone(),
+            threads,
+            crew: Arc::new(Crew::new(size - 1)),
             meeting: Meeting::new(size),
             helpers: Crew::new(size - 1),
             result: Mutex::new(None),
             workers: Vec::with_capacity(size - 1),
             #[cfg(not(shuttle))]
-            host: std::sync::OnceLock::new(),
+            host: OnceLock::new(),
             busy: AtomicBool::new(false),
-        };
-        for rank in 1..size {
-            let crew = crew.clone();
-            team.workers.push(Worker::start(rank, kind, move || crew.serve(rank))?);
         }
-        Ok(team)
     }
 
     /// Does `work` on a thread of this team, on which member 0 of a run in it then is.
@@ -120,15 +123,16 @@ impl Team {
         self: &Arc<Self>,
         step: u64,
         timeout: Duration,
-        session: Option<Session>,
+        session: Option<Arc<Session>>,
         body: &(dyn Fn(Member) -> bool + Sync),
     ) {
         let _busy = Busy::new(&self.busy);
         let first = session.as_ref().map_or(0, |session| session.world().global(0));
-        self.meeting.open(step, first, session.map(Arc::new));
+        self.meeting.open(step, first, session.clone());
         let work = |rank| {
             let mut leave = Leave { team: self, rank, failed: true };
-            leave.failed = !body(Member { team: self.clone(), step, rank, first, timeout });
+            let session = session.clone();
+            leave.failed = !body(Member { team: self.clone(), step, rank, first, session, timeout });
             drop(leave);
             worker::do_spawned();
         };
@@ -189,10 +193,40 @@ pub struct Member {
     rank: usize,
     /// The global id of member 0.
     first: usize,
+    /// The traffic with the other processes, where there are any.
+    session: Option<Arc<Session>>,
     timeout: Duration,
 }
 
 impl Member {
+    /// The only member of a world of one: it waits for nobody, and no call of it fails but by what it does itself.
+    pub fn alone(step: u64) -> Self {
+        static ALONE: OnceLock<Arc<Team>> = OnceLock::new();
+        let team = ALONE.get_or_init(|| Arc::new(Team::without_workers(1, 1)));
+        Self { team: team.clone(), step, rank: 0, first: 0, session: None, timeout: Duration::MAX }
+    }
+
+    /// Whether it is the only one of its world.
+    pub fn is_alone(&self) -> bool {
+        self.team.size == 1 && self.session.is_none()
+    }
+
+    /// The traffic with the other processes of this run, where there are any.
+    pub fn session(&self) -> Option<&Arc<Session>> {
+        self.session.as_ref()
+    }
+
+    /// A call that this member makes with the other processes for all members of this one, where there are any: after these
+    /// have agreed on it, and while they wait for this one.
+    pub fn calling(&self, call: &Fingerprint) -> Option<Calling<'_>> {
+        let session = self.session.as_ref()?;
+        let mut standings = self.team.meeting.standings();
+        for standing in &mut standings {
+            standing.presence = Presence::Waiting(Fingerprint { continues: true, ..call.clone() });
+        }
+        Some(Calling::new(session, standings, self.timeout))
+    }
+
     /// Which member this is, from 0.
     pub fn rank(&self) -> usize {
         self.rank
@@ -227,6 +261,9 @@ impl Member {
         call: Fingerprint,
         offer: T,
     ) -> Result<Vec<Arc<T>>, Arc<Blame>> {
+        if self.is_alone() {
+            return Ok(vec![Arc::new(offer)]);
+        }
         let met = self.team.meeting.meet(self.rank, call.clone(), Arc::new(offer), self.timeout, None)?;
         self.typed(&call, &met.offers)
     }
@@ -243,6 +280,9 @@ impl Member {
         offer: T,
         make: impl Fn(&[Arc<T>], Calling<'_>) -> Result<M, Failure>,
     ) -> Result<(Vec<Arc<T>>, Option<Arc<M>>), Failure> {
+        if self.is_alone() {
+            return Ok((vec![Arc::new(offer)], None));
+        }
         let delegate = |offers: &[Offer], session: &Session, standings, timeout| {
             let typed = self.typed(&call, offers);
             let calling = Calling::new(session, standings, timeout);
@@ -306,6 +346,9 @@ impl Member {
         part: &str,
         make: impl FnOnce() -> R,
     ) -> Result<Arc<R>, Arc<Blame>> {
+        if self.is_alone() {
+            return Ok(Arc::new(make()));
+        }
         let outcome = call.part(part);
         let made: Offer = match self.rank {
             0 => Arc::new(make()),
@@ -347,6 +390,9 @@ impl Member {
         call: &Fingerprint,
         lead: impl FnOnce(&Helpers<'_>) -> R,
     ) -> Result<Arc<R>, Arc<Blame>> {
+        if self.is_alone() {
+            return Ok(Arc::new(lead(&Helpers { team: &self.team })));
+        }
         if self.rank > 0 {
             // With what it holds, such as offers: whoever offered them has them back when member 0 is done.
             drop(lead);
@@ -407,6 +453,9 @@ impl Helpers<'_> {
 
     /// Runs `work(rank)` once on every member, and returns when all have finished.
     pub fn broadcast(&self, work: &(dyn Fn(usize) + Sync)) {
+        if self.team.size == 1 {
+            return work(0);
+        }
         // What the others do is a part of what member 0 is doing.
         let span = tracing::Span::current();
         let work = &|rank| {

@@ -48,6 +48,12 @@ impl std::ops::Add for Ballot {
     }
 }
 
+impl std::iter::Sum for Ballot {
+    fn sum<I: Iterator<Item = Ballot>>(all: I) -> Ballot {
+        all.fold(Ballot::default(), std::ops::Add::add)
+    }
+}
+
 impl UnevenEnds {
     /// What holds for datasets that a function makes. `known`: whether all sizes of their tensors are.
     pub(crate) fn of_function(self, rule: SplitRule, known: bool) -> Self {

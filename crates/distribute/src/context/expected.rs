@@ -53,7 +53,7 @@ impl ReplicaContext {
         gave: bool,
         with_zeros: impl Fn(&ReplicaContext) -> Result<()> + Send + Sync + 'static,
     ) {
-        if self.member().is_none() {
+        if self.member().is_alone() {
             return;
         }
         let expected = Expected {
@@ -77,7 +77,10 @@ impl ReplicaContext {
     /// # Errors
     /// [`Error::Collective`] where a replica does not come.
     pub(crate) fn forget_gradients(&self, call: u64, at: &'static Location<'static>) -> Result<()> {
-        let Some(member) = self.member() else { return Ok(()) };
+        let member = self.member();
+        if member.is_alone() {
+            return Ok(());
+        }
         let in_graphs: Vec<Number> = {
             let mut expectations = self.expected();
             if expectations.look_at == 0 {
@@ -174,7 +177,7 @@ impl ReplicaContext {
         mine: impl FnOnce() -> Order,
         at: &'static Location<'static>,
     ) -> Result<Vec<Arc<Order>>> {
-        let Some(member) = self.member() else { return Ok(Vec::new()) };
+        let member = self.member();
         if self.gradients_expected() == 0 {
             return Ok(Vec::new());
         }

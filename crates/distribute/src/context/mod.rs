@@ -13,6 +13,7 @@ mod merge;
 mod replica;
 mod update;
 
+pub(crate) use combine::failure;
 pub(crate) use gradient::{raise, raised};
 pub(crate) use layers::consecutive;
 pub use replica::ReplicaContext;
@@ -21,6 +22,7 @@ pub use update::UpdateContext;
 
 use crate::strategy::DeviceName;
 use crate::{Error, Result, Strategy};
+use distribute_collective::threads::Member;
 use std::cell::RefCell;
 use std::fmt;
 
@@ -63,6 +65,8 @@ impl fmt::Display for ContextKind {
 #[derive(Clone)]
 pub(crate) enum Mode {
     CrossReplica(Strategy),
+    /// Cross-replica, in a merge function: replica 0's of this process.
+    Merge(ReplicaContext),
     /// Cross-replica, where new variables go to these devices.
     Colocated(Strategy, Vec<DeviceName>),
     Update(UpdateContext),
@@ -80,7 +84,7 @@ impl Mode {
         match self {
             Mode::CrossReplica(strategy) | Mode::Colocated(strategy, _) => strategy,
             Mode::Update(context) => context.strategy(),
-            Mode::Replica(context) => context.strategy(),
+            Mode::Replica(context) | Mode::Merge(context) => context.strategy(),
         }
     }
 
@@ -109,12 +113,24 @@ pub(crate) enum Here {
 pub(crate) fn here() -> Here {
     top(|mode| match mode {
         None => Here::Default,
-        Some(Mode::CrossReplica(strategy)) => Here::CrossReplica(strategy.clone(), None),
+        Some(mode @ (Mode::CrossReplica(_) | Mode::Merge(_))) => {
+            Here::CrossReplica(mode.strategy().clone(), None)
+        }
         Some(Mode::Colocated(strategy, devices)) => {
             Here::CrossReplica(strategy.clone(), Some(devices.clone()))
         }
         Some(Mode::Update(context)) => Here::Update(context.clone()),
         Some(Mode::Replica(context)) => Here::Replica(context.clone()),
+    })
+}
+
+/// The replica whose merge function this thread is in, of a strategy.
+pub(crate) fn merging(strategy: &Strategy) -> Option<Member> {
+    STACK.with_borrow(|stack| {
+        stack.iter().rev().find_map(|mode| match mode {
+            Mode::Merge(context) if context.strategy() == strategy => Some(context.member().clone()),
+            _ => None,
+        })
     })
 }
 

@@ -52,7 +52,7 @@ impl Strategy {
         let per_replica = options.replication_mode == InputReplicationMode::PerReplica;
         let make = move |context| dataset_fn(context).map_err(Into::into);
         let plan = Distribution::from_function(layout(self), per_replica, options.plan(), make)?;
-        let worker = self.extended().input_worker();
+        let worker = self.world().worker();
         let (made, ends) = (plan.made_for(worker)?, plan.ends(worker)?);
         made.iter().try_for_each(Dataset::check)?;
         Ok(DistributedDataset::of_function(self, plan, options, &made, ends))

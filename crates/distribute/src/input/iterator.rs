@@ -6,9 +6,12 @@ use super::passes::Passes;
 use crate::context::require_outside_of_run;
 use crate::values::PerReplica;
 use crate::{Error, Result, Strategy};
+use distribute_cluster::{Fingerprint, Operation};
 use distribute_data::distribution::WorkerPass;
+use distribute_data::plan::ends::Ballot;
 use distribute_data::{Distribution, Position};
 use distribute_tensor::Nest;
+use std::panic::Location;
 
 /// A pass over a [`DistributedDataset`](super::DistributedDataset): for each step a piece for each local replica.
 ///
@@ -44,7 +47,7 @@ impl<T: Nest> DistributedIterator<T> {
     ) -> DistributedIterator<T> {
         let (number, position) = passes.begin(|epoch| plan.beginning(epoch));
         let next = plan.beginning(position.epoch.saturating_add(1));
-        let worker = strategy.extended().input_worker();
+        let worker = strategy.world().worker();
         let started = plan.resume(worker, &position).map_err(Error::from);
         let started = started.and_then(|pass| Ok((pass, Bring::new(strategy, options)?)));
         let (pass, bring) = match started {
@@ -101,7 +104,7 @@ impl<T: Nest> DistributedIterator<T> {
 
     fn step(&self, operation: &'static str, pass: &mut WorkerPass<T>) -> Result<Option<PerReplica<T>>> {
         let mine = pass.prepare()?;
-        let all = if self.votes { self.strategy.extended().vote(mine)? } else { mine };
+        let all = if self.votes { self.agree(mine)? } else { mine };
         let Some(trees) = pass.finish_trees(all)? else { return Ok(None) };
         let brought = |(replica, piece)| self.bring.piece(operation, replica, piece);
         let trees = trees.into_iter().enumerate().map(brought).collect::<Result<Vec<_>>>()?;
@@ -117,6 +120,29 @@ impl<T: Nest> DistributedIterator<T> {
             None => PerReplica::from_values(values),
         }))
     }
+
+    /// What all workers have for the next step: their ballots added up. A worker whose own data fails does not come to it,
+    /// which the others learn by their deadline.
+    fn agree(&self, mine: Ballot) -> Result<Ballot> {
+        let call = || Fingerprint::new(Operation::NextBatch, String::new(), Location::caller());
+        let all = self.strategy.among_workers("DistributedIterator::next", call, |mut calling| {
+            let ballots = calling.records(encode(mine).into())?;
+            Ok(ballots.iter().map(|bytes| decode(bytes)).sum::<Ballot>())
+        })?;
+        Ok(all.unwrap_or(mine))
+    }
+}
+
+fn encode(ballot: Ballot) -> Vec<u8> {
+    let Ballot { present, missing, rows, full } = ballot;
+    [present, missing, rows, full].iter().flat_map(|n| (*n as u64).to_le_bytes()).collect()
+}
+
+fn decode(bytes: &[u8]) -> Ballot {
+    let mut numbers =
+        bytes.chunks_exact(8).map(|chunk| chunk.iter().rev().fold(0, |n, byte| n << 8 | usize::from(*byte)));
+    let mut next = || numbers.next().unwrap_or_default();
+    Ballot { present: next(), missing: next(), rows: next(), full: next() }
 }
 
 impl<T: Nest> Iterator for DistributedIterator<T> {

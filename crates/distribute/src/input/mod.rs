@@ -24,6 +24,6 @@ use distribute_data::Layout;
 // DIST-2
 /// Who takes part in a strategy's input.
 fn layout(strategy: &Strategy) -> Layout {
-    let extended = strategy.extended();
-    Layout { workers: extended.input_workers(), replicas: extended.local_replicas() }
+    let world = strategy.world();
+    Layout { workers: world.workers(), replicas: world.replicas() }
 }

@@ -110,7 +110,7 @@ pub(super) fn report(
         if loss.is_none() && found.is_empty() {
             continue;
         }
-        let replica = trained.strategy.extended().first_replica_id() + local;
+        let replica = trained.strategy.world().global(local);
         let loss = loss.map(|loss| format!("the loss is {loss}"));
         let gradients = found.first().map(|(name, at, value)| {
             format!(

@@ -33,24 +33,19 @@ impl<R: Rule> Optimizer<R> {
         }
         let member = ctx.member();
         if let Rate::Schedule(_) = self.rate
-            && member.is_none_or(|member| member.rank() == 0)
+            && member.rank() == 0
         {
             // Before replicas meet: one that hangs is late, and holds nobody beyond the deadline.
             mine.scheduled = Some(self.scheduled(operation));
         }
         let mut call = Call::new(ctx, operation);
-        let made = match member {
-            None => self.update(&mut call, &Together::Alone, vec![Arc::new(mine)]),
-            Some(member) => {
-                let detail = match weighting {
-                    Weighting::Replicas(op) => format!("{} {} {op}", self.rule.name(), self.id),
-                    _ => format!("{} {}", self.rule.name(), self.id),
-                };
-                let print = Fingerprint::new(Operation::Minimize, detail, at);
-                let all = member.exchange(print.clone(), mine)?;
-                self.update(&mut call, &Together::Members(member, &print), all)
-            }
+        let detail = match weighting {
+            Weighting::Replicas(op) => format!("{} {} {op}", self.rule.name(), self.id),
+            _ => format!("{} {}", self.rule.name(), self.id),
         };
+        let print = Fingerprint::new(Operation::Minimize, detail, at);
+        let all = member.exchange(print.clone(), mine)?;
+        let made = self.update(&mut call, &Together { member, call: &print }, all);
         call.tell();
         let Judged { loss, dtype, .. } = made?;
         Ok(Tensor::new(loss, &candle_core::Device::Cpu)?.to_dtype(dtype)?)

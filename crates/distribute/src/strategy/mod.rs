@@ -8,12 +8,14 @@ mod destinations;
 mod device;
 mod extended;
 mod kinds;
+mod multi_worker;
 mod reduce;
 mod reduce_to;
 mod run;
 mod state;
 mod threads;
 mod update;
+mod workers;
 
 pub use builder::MirroredBuilder;
 pub use communication::{CommunicationImplementation, CommunicationOptions};
@@ -26,8 +28,10 @@ pub use device::{DeviceKind, DeviceName};
 pub use extended::{Replicas, StrategyExtended, VariablePlacement};
 pub(crate) use kinds::default_strategy;
 pub use kinds::{CentralStorageStrategy, MirroredStrategy, OneDeviceStrategy};
+pub use multi_worker::MultiWorkerMirroredStrategy;
 pub use threads::Threads;
 
+use self::workers::Workers;
 use crate::context::enter_cross_replica;
 use crate::lock::lock;
 use crate::values::{Distributed, PerReplica};
@@ -35,6 +39,8 @@ use crate::variables::{Variable, WeakVariable};
 use crate::{Replicated, Result};
 use candle_core::TensorId;
 use candle_nn::VarBuilder;
+use distribute_cluster::World;
+use distribute_collective::group::Group;
 use std::collections::HashMap;
 use std::fmt;
 use std::panic::Location;
@@ -55,6 +61,8 @@ struct Inner {
     number: u64,
     made_at: &'static Location<'static>,
     steps: AtomicU64,
+    world: World,
+    workers: Workers,
     /// The variables of this strategy, by the candle tensors of their copies.
     containers: Mutex<HashMap<TensorId, WeakVariable>>,
 }
@@ -75,13 +83,17 @@ impl Strategy {
     #[track_caller]
     fn unchecked(extended: impl StrategyExtended) -> Self {
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
-        crate::log::prepare(extended.local_replicas());
+        let replicas = extended.worker_devices().len();
+        let world = extended.group().map_or_else(|| World::alone(replicas).unwrap_or_default(), Group::world);
+        crate::log::prepare(replicas);
         let (steps, containers) = Default::default();
         Self(Arc::new(Inner {
             extended: Box::new(extended),
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
             made_at: Location::caller(),
             steps,
+            world,
+            workers: Workers::default(),
             containers,
         }))
     }
@@ -95,7 +107,7 @@ impl Strategy {
     /// How many replicas are in sync: gradients are aggregated over so many.
     #[doc(alias = "tf.distribute.Strategy.num_replicas_in_sync")]
     pub fn num_replicas_in_sync(&self) -> usize {
-        self.extended().num_replicas_in_sync()
+        self.world().num_replicas_in_sync()
     }
 
     /// Makes this strategy current on this thread while `body` runs, in cross-replica context.
@@ -198,7 +210,7 @@ impl Strategy {
     /// [`Error::Parts`](crate::Error::Parts) for a value made for another number of replicas.
     #[doc(alias = "tf.distribute.Strategy.experimental_local_results")]
     pub fn local_results<D: Distributed>(&self, value: D) -> Result<Vec<D::Local>> {
-        let replicas = self.extended().local_replicas();
+        let replicas = self.world().replicas();
         let results = value.local_results(replicas);
         let mut parts = value.split(replicas).map_err(|error| error.of_argument("local_results", "value"))?;
         parts.truncate(results);
@@ -232,12 +244,11 @@ impl Strategy {
         &self,
         value: impl FnMut(ValueContext) -> Result<T>,
     ) -> Result<PerReplica<T>> {
-        let first = self.extended().first_replica_id();
-        let context = |local| ValueContext {
-            replica_id_in_sync_group: first + local,
+        let context = |replica| ValueContext {
+            replica_id_in_sync_group: replica,
             num_replicas_in_sync: self.num_replicas_in_sync(),
         };
-        let values = (0..self.extended().local_replicas()).map(context).map(value).collect::<Result<_>>()?;
+        let values = self.world().local_replicas().map(context).map(value).collect::<Result<_>>()?;
         Ok(PerReplica::from_values(values))
     }
 

@@ -142,7 +142,7 @@ impl Strategy {
     #[doc(alias = "tf.distribute.Strategy.gather")]
     pub fn gather<V: Reducible>(&self, value: V, axis: usize) -> Result<V::Nest> {
         let _scope = self.enter("gather", GATHER_ADVICE)?;
-        let replicas = self.extended().local_replicas();
+        let replicas = self.world().replicas();
         let components = match value.into_components()? {
             Components::PerReplica(values) => self.counted("gather", values)?,
             Components::Plain(value) => return Ok(value),
@@ -154,7 +154,7 @@ impl Strategy {
     // RED-7
     /// What each replica contributes where it first sums for itself: there everybody has a plain value, too.
     fn contributions_of_all<V: Reducible>(&self, value: V) -> Result<(Contributions, Tree<()>)> {
-        let replicas = self.extended().local_replicas();
+        let replicas = self.world().replicas();
         let trees = match value.into_components()? {
             Components::PerReplica(values) => {
                 self.counted("reduce", values)?.into_iter().map(Nest::into_tree).collect()
@@ -166,7 +166,7 @@ impl Strategy {
     }
 
     pub(super) fn counted<N>(&self, operation: &'static str, values: Vec<N>) -> Result<Vec<N>> {
-        let replicas = self.extended().local_replicas();
+        let replicas = self.world().replicas();
         match values.len() == replicas {
             true => Ok(values),
             false => Err(Error::invalid(

@@ -140,7 +140,7 @@ impl Strategy {
         op: ReduceOp,
         value: V,
     ) -> Result<(Contributions, Tree<()>)> {
-        let replicas = self.extended().local_replicas();
+        let replicas = self.world().replicas();
         match value.into_components()? {
             Components::PerReplica(values) => {
                 let trees = self.counted(operation, values)?.into_iter().map(Nest::into_tree).collect();
