@@ -61,6 +61,7 @@ struct Inner {
     number: u64,
     made_at: &'static Location<'static>,
     steps: AtomicU64,
+    optimizers: AtomicU64,
     world: World,
     workers: Workers,
     /// The variables of this strategy, by the candle tensors of their copies.
@@ -86,12 +87,13 @@ impl Strategy {
         let replicas = extended.worker_devices().len();
         let world = extended.group().map_or_else(|| World::alone(replicas).unwrap_or_default(), Group::world);
         crate::log::prepare(replicas);
-        let (steps, containers) = Default::default();
+        let (steps, optimizers, containers) = Default::default();
         Self(Arc::new(Inner {
             extended: Box::new(extended),
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
             made_at: Location::caller(),
             steps,
+            optimizers,
             world,
             workers: Workers::default(),
             containers,
@@ -273,6 +275,11 @@ impl Strategy {
     /// The device of each local replica.
     pub(crate) fn devices(&self) -> Vec<DeviceName> {
         self.extended().worker_devices().to_vec()
+    }
+
+    /// A number for one more optimizer, from 1.
+    pub(crate) fn next_optimizer(&self) -> u64 {
+        self.0.optimizers.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     fn next_step(&self) -> u64 {

@@ -1,0 +1,1 @@
+//! What a worker does wrong: told on all workers, with one text.
