@@ -368,7 +368,7 @@ mod tests {
     #[cfg(unix)]
     #[test]
     fn what_is_no_file_is_refused_at_once() {
-        crate::testing::watchdog(|| {
+        distribute_testing::watched(|| {
             let folder = tempfile::tempdir().unwrap();
             let path = folder.path().join("pipe");
             assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());

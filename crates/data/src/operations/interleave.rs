@@ -174,7 +174,8 @@ impl Operation for InTurn {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{ids, in_turn, values, watchdog};
+    use crate::testing::{ids, in_turn, values};
+    use distribute_testing::watched;
     use proptest::prelude::*;
 
     fn of_lengths(lengths: &[usize], turns: Interleave) -> (Dataset<i64>, Vec<i64>) {
@@ -194,7 +195,7 @@ mod tests {
             lengths in proptest::collection::vec(0usize..6, 0..8),
             cycle_length in 1usize..5, block_length in 1usize..4, ahead in 0usize..3, skip in 0usize..12,
         ) {
-            watchdog(move || {
+            watched(move || {
                 let turns = Interleave { cycle_length, block_length, ahead };
                 let (data, expected) = of_lengths(&lengths, turns);
                 assert_eq!(values(&data), expected);
@@ -218,7 +219,7 @@ mod tests {
     // INV-13
     #[test]
     fn what_goes_wrong_names_the_element_and_comes_when_it_is_its_turn() {
-        watchdog(|| {
+        watched(|| {
             for ahead in [0, 2] {
                 let turns = Interleave { cycle_length: 2, block_length: 1, ahead };
                 let data = Dataset::range(4)

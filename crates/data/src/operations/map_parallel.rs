@@ -269,14 +269,15 @@ impl Stage for MapParallelStage {
 
 #[cfg(test)]
 mod tests {
-    use crate::testing::{ids, values, watchdog};
+    use crate::testing::{ids, values};
     use crate::{Dataset, Distribution, Error, Layout};
+    use distribute_testing::watched;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::sync::{Arc, Mutex, mpsc};
 
     #[test]
     fn it_does_what_map_does() {
-        watchdog(|| {
+        watched(|| {
             for threads in [1, 2, 5] {
                 let square = Dataset::range(300).map_parallel(threads, |x| x * x);
                 let expected: Vec<i64> = (0..300).map(|x| x * x).collect();
@@ -297,7 +298,7 @@ mod tests {
     // INV-13
     #[test]
     fn an_error_or_panic_comes_at_its_place_and_names_the_element() {
-        watchdog(|| {
+        watched(|| {
             let unordered =
                 Dataset::range(9).try_map_unordered(2, |x| if x == 4 { Err("four") } else { Ok(x) });
             let error = unordered.iter().find_map(Result::err).unwrap();
@@ -337,7 +338,7 @@ mod tests {
     /// Two calls wait for each other: with one thread they would wait for ever.
     #[test]
     fn elements_are_worked_on_at_once() {
-        watchdog(|| {
+        watched(|| {
             for ordered in [true, false] {
                 let (sender, receiver) = mpsc::sync_channel::<()>(0);
                 let receiver = Mutex::new(receiver);
@@ -359,7 +360,7 @@ mod tests {
 
     #[test]
     fn only_a_few_elements_are_under_way() {
-        watchdog(|| {
+        watched(|| {
             let calls = Arc::new(AtomicUsize::new(0));
             let count = calls.clone();
             let data = Dataset::range(1 << 40).map_parallel(2, move |x| {
@@ -375,7 +376,7 @@ mod tests {
 
     #[test]
     fn a_pass_without_order_is_not_restored_in_the_middle() {
-        watchdog(|| {
+        watched(|| {
             let plan = |data: Dataset<i64>| {
                 Distribution::new(&data.batch(2), Layout::one_worker(1), Default::default()).unwrap()
             };

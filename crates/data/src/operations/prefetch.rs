@@ -64,15 +64,16 @@ impl Operation for Prefetch {
 
 #[cfg(test)]
 mod tests {
-    use crate::testing::{ids, values, watchdog};
+    use crate::testing::{ids, values};
     use crate::{Dataset, Result};
+    use distribute_testing::watched;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::sync::{Arc, mpsc};
     use std::time::Duration;
 
     #[test]
     fn prefetch_changes_nothing_but_the_time() {
-        watchdog(|| {
+        watched(|| {
             for buffer in [0, 1, 2, 7, usize::MAX] {
                 assert_eq!(values(&Dataset::range(20).prefetch(buffer)), (0..20).collect::<Vec<_>>());
                 let batched = Dataset::range(20).shuffle(20, 1).batch(6);
@@ -86,7 +87,7 @@ mod tests {
     // INV-3
     #[test]
     fn an_error_comes_where_it_would_have_come_and_the_thread_ends() {
-        watchdog(|| {
+        watched(|| {
             let data = Dataset::range(9).try_map(|x| if x == 4 { Err("four") } else { Ok(x) }).prefetch(3);
             let mut iter = data.iter();
             assert_eq!(iter.by_ref().take(4).map(Result::unwrap).collect::<Vec<_>>(), [0, 1, 2, 3]);
@@ -117,7 +118,7 @@ mod tests {
     // INV-3
     #[test]
     fn dropping_the_consumer_ends_the_thread_and_it_never_ran_far_ahead() {
-        watchdog(|| {
+        watched(|| {
             let count = Arc::new(AtomicUsize::new(0));
             let (sender, dropped) = mpsc::channel();
             let seen = count.clone();
