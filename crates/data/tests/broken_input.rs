@@ -15,7 +15,6 @@ mod files;
 
 use distribute_data::{AutoShardPolicy, Dataset, DistributeOptions, Distribution, Layout, Location, Result};
 use distribute_tensor::Nest;
-use distribute_testing::watched;
 
 /// How many elements come, and what ends the pass.
 fn end<T>(mut pass: impl Iterator<Item = Result<T>>) -> (usize, String) {

@@ -4,7 +4,7 @@ use super::batch::at_least_one;
 use super::crew::most_threads;
 use super::cycle::{Cycle, InnerFn};
 use crate::guard::guarded;
-use crate::pipeline::{Batching, Operation, Pipeline, Sharding};
+use crate::pipeline::{Batching, Operation, Pipeline, Sharding, one_input};
 use crate::stage::Stage;
 use crate::{Cardinality, Cause, Dataset, ElementSpec, Error, Result};
 use distribute_tensor::Nest;
@@ -107,6 +107,7 @@ where
     })
 }
 
+#[derive(Clone)]
 struct InTurn {
     input: Pipeline,
     operation: &'static str,
@@ -115,13 +116,7 @@ struct InTurn {
 }
 
 impl Operation for InTurn {
-    fn inputs(&self) -> &[Pipeline] {
-        std::slice::from_ref(&self.input)
-    }
-
-    fn over(&self, f: &mut dyn FnMut(&Pipeline) -> Pipeline) -> Option<Pipeline> {
-        Some(Arc::new(InTurn { input: f(&self.input), function: self.function.clone(), ..*self }))
-    }
+    one_input!();
 
     fn describe(&self) -> String {
         let Interleave { cycle_length, block_length, ahead } = self.turns;

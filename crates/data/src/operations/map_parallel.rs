@@ -3,13 +3,12 @@
 use super::batch::at_least_one;
 use super::crew::{Crew, JOBS, most_threads};
 use super::map::{MapFn, on_trees};
-use crate::pipeline::{Batching, Operation, Pipeline, Sharding};
+use crate::pipeline::{Batching, Operation, Pipeline, Sharding, one_input};
 use crate::run::Run;
 use crate::stage::{Stage, read_over};
 use crate::{Cardinality, Cause, Dataset, ElementSpec, Error, Result};
 use distribute_tensor::{Leaf, Nest, Tree};
 use std::convert::Infallible;
-use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
     /// [`map`](Dataset::map) on `threads` threads: the same elements in the same order, made up to a few for each thread
@@ -75,6 +74,7 @@ impl<T: Nest> Dataset<T> {
     }
 }
 
+#[derive(Clone)]
 struct MapParallel {
     input: Pipeline,
     function: MapFn,
@@ -89,13 +89,7 @@ impl MapParallel {
 }
 
 impl Operation for MapParallel {
-    fn inputs(&self) -> &[Pipeline] {
-        std::slice::from_ref(&self.input)
-    }
-
-    fn over(&self, f: &mut dyn FnMut(&Pipeline) -> Pipeline) -> Option<Pipeline> {
-        Some(Arc::new(MapParallel { input: f(&self.input), function: self.function.clone(), ..*self }))
-    }
+    one_input!();
 
     fn describe(&self) -> String {
         format!("{} on {} threads", self.name(), self.threads)

@@ -1,11 +1,10 @@
 //! Elements made ahead of time, on a thread of their own.
 
 use super::ahead::AheadStage;
-use crate::pipeline::{Operation, Pipeline, Sharding};
+use crate::pipeline::{Operation, Pipeline, Sharding, one_input};
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset};
 use distribute_tensor::Nest;
-use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
     /// Makes up to `buffer` elements ahead of time, on a thread that starts with the first element asked for and
@@ -19,19 +18,14 @@ impl<T: Nest> Dataset<T> {
     }
 }
 
+#[derive(Clone)]
 struct Prefetch {
     input: Pipeline,
     buffer: usize,
 }
 
 impl Operation for Prefetch {
-    fn inputs(&self) -> &[Pipeline] {
-        std::slice::from_ref(&self.input)
-    }
-
-    fn over(&self, f: &mut dyn FnMut(&Pipeline) -> Pipeline) -> Option<Pipeline> {
-        Some(Arc::new(Prefetch { input: f(&self.input), buffer: self.buffer }))
-    }
+    one_input!();
 
     fn describe(&self) -> String {
         format!("prefetch {}", self.buffer)
