@@ -4,7 +4,7 @@ use super::cache::ends;
 use super::cache_contents::Contents;
 use super::encoding::{Broken, decode, encode};
 use crate::file::Location;
-use crate::pipeline::{self, Operation, Part, Pipeline, Sharding};
+use crate::pipeline::{self, Operation, Part, Pipeline, Sharding, one_input};
 use crate::run::Run;
 use crate::stage::Stage;
 use crate::{Cardinality, Compression, Dataset, Error, Result, TfRecordReader, TfRecordWriter};
@@ -40,19 +40,14 @@ impl<T: Nest> Dataset<T> {
     }
 }
 
+#[derive(Clone)]
 struct CacheFile {
     input: Pipeline,
     file: Arc<Location>,
 }
 
 impl Operation for CacheFile {
-    fn inputs(&self) -> &[Pipeline] {
-        std::slice::from_ref(&self.input)
-    }
-
-    fn over(&self, f: &mut dyn FnMut(&Pipeline) -> Pipeline) -> Option<Pipeline> {
-        Some(Arc::new(CacheFile { input: f(&self.input), file: self.file.clone() }))
-    }
+    one_input!();
 
     fn describe(&self) -> String {
         format!("cache in '{}'", self.file)
@@ -368,7 +363,7 @@ mod tests {
     #[cfg(unix)]
     #[test]
     fn what_is_no_file_is_refused_at_once() {
-        crate::testing::watchdog(|| {
+        distribute_testing::watched(|| {
             let folder = tempfile::tempdir().unwrap();
             let path = folder.path().join("pipe");
             assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());

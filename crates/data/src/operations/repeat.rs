@@ -1,11 +1,10 @@
 //! The same pass again and again.
 
-use crate::pipeline::{Operation, Pipeline, Sharding};
+use crate::pipeline::{Operation, Pipeline, Sharding, one_input};
 use crate::run::Run;
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset, Error, Result};
 use distribute_tensor::Nest;
-use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
     /// The dataset `times` times over, each time in the shuffles' next order. A pass that happens to be without elements is
@@ -23,6 +22,7 @@ impl<T: Nest> Dataset<T> {
     }
 }
 
+#[derive(Clone)]
 struct Repeat {
     input: Pipeline,
     /// `None` repeats forever.
@@ -30,13 +30,7 @@ struct Repeat {
 }
 
 impl Operation for Repeat {
-    fn inputs(&self) -> &[Pipeline] {
-        std::slice::from_ref(&self.input)
-    }
-
-    fn over(&self, f: &mut dyn FnMut(&Pipeline) -> Pipeline) -> Option<Pipeline> {
-        Some(Arc::new(Repeat { input: f(&self.input), times: self.times }))
-    }
+    one_input!();
 
     fn describe(&self) -> String {
         match self.times {

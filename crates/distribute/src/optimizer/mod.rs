@@ -273,16 +273,12 @@ impl<R: Rule> Optimizer<R> {
 }
 
 #[cfg(test)]
-#[path = "../../tests/support/watched.rs"]
-mod watched;
-
-#[cfg(test)]
 mod tests {
-    use super::watched::watched;
     use crate::nn::{Linear, linear};
     use crate::{MirroredStrategy, ReplicaContext, Sgd};
     use candle_core::{DType, Device, Module, Tensor};
     use candle_nn::VarBuilder;
+    use distribute_testing::watched;
 
     #[test]
     fn all_steps_take_one_bucket_for_each_replica() {
