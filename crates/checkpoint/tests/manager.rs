@@ -119,6 +119,36 @@ fn what_is_not_ours_is_stepped_over_and_told_once() {
     assert!(told.iter().any(|text| text.contains(".ckpt-000001.distribute-0.part")), "{told:?}");
 }
 
+/// Set in a process that has no subscriber. It says in which folder to save.
+const UNHEARD: &str = "DISTRIBUTE_TEST_UNHEARD";
+
+#[test]
+fn warnings_reach_standard_error_where_there_is_no_subscriber() {
+    const NAME: &str = "warnings_reach_standard_error_where_there_is_no_subscriber";
+    if let Some(folder) = std::env::var_os(UNHEARD) {
+        CheckpointManager::new(folder).unwrap().save(&step(1), 1).unwrap();
+        return;
+    }
+    watched(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name).display().to_string();
+        // The first is no checkpoint; in place of the second the manager makes a part.
+        fs::write(at("ckpt-last"), "text").unwrap();
+        fs::write(at(".ckpt-000001.distribute-0.part"), "text").unwrap();
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", NAME, "--nocapture"]).env(UNHEARD, folder.path());
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let told = String::from_utf8(output.stderr).unwrap();
+        for text in [
+            format!("distribute: warning: {} is no checkpoint of this folder's", at("ckpt-last")),
+            format!("distribute: warning: {} is a file,", at(".ckpt-000001.distribute-0.part")),
+        ] {
+            assert!(told.lines().any(|line| line.starts_with(&text)), "{text}: {told}");
+        }
+    });
+}
+
 #[test]
 fn the_last_number_is_told() {
     let folder = tempfile::tempdir().unwrap();

@@ -4,7 +4,7 @@
 //! chain of stages that runs it.
 
 use crate::stage::Stage;
-use crate::{Cardinality, ElementSpec, Result};
+use crate::{Cardinality, ElementSpec, Files, Result};
 use std::sync::Arc;
 
 /// An operation and, through its inputs, all those before it.
@@ -29,6 +29,12 @@ pub(crate) trait Operation: Send + Sync {
     /// another element. Names of files are no part of it, since a folder may have moved. Empty if it changes neither.
     fn identity(&self) -> String {
         self.describe()
+    }
+
+    /// The files of a source. They are no part of [`identity`](Self::identity), but what has been kept of them is theirs
+    /// alone: a position means the same in files that were moved, a cache may be of others.
+    fn files(&self) -> Option<&Files> {
+        None
     }
 
     /// How many elements a pass gives.

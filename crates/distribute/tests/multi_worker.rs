@@ -3,9 +3,6 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-#[path = "support/watched.rs"]
-mod watched;
-
 #[path = "multi_worker/faults.rs"]
 mod faults;
 #[path = "multi_worker/training.rs"]

@@ -2,10 +2,11 @@
 
 use super::worker::{self, Kind, Worker};
 use super::{Crew, Meeting, Offer};
+use crate::Failure;
 use crate::group::{Calling, Session};
 use crate::sync::{AtomicBool, Mutex, Ordering, lock};
-use crate::{Failure, heard};
 use distribute_cluster::{Blame, Fingerprint, Presence, Standing};
+use distribute_log::heard;
 use std::io;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;

@@ -85,6 +85,14 @@ impl Location {
         }
     }
 
+    /// How many bytes there are, if they are in memory.
+    pub(crate) fn in_memory(&self) -> Option<u64> {
+        match &self.kind {
+            Kind::Bytes(_, bytes) => Some((**bytes).as_ref().len() as u64),
+            _ => None,
+        }
+    }
+
     /// The raw bytes from the first one on; [`Compression::open`](super::Compression::open) unpacks them. Reads
     /// aren't buffered.
     ///

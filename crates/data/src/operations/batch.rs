@@ -150,6 +150,10 @@ impl Stage for BatchStage {
         self.number += skipped;
         Ok(skipped)
     }
+
+    fn passes(&self) -> usize {
+        self.input.passes()
+    }
 }
 
 #[cfg(test)]

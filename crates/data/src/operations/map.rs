@@ -151,6 +151,10 @@ impl Stage for MapStage {
         self.index = self.index.saturating_add(skipped);
         Ok(skipped)
     }
+
+    fn passes(&self) -> usize {
+        self.input.passes()
+    }
 }
 
 #[cfg(test)]

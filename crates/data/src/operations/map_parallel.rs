@@ -149,6 +149,8 @@ impl Operation for MapParallel {
 struct Job {
     run: Run,
     first: usize,
+    /// How many [passes](Stage::passes) the input had behind it when it gave them.
+    passes: usize,
 }
 
 /// What became of a job: the elements before the first that failed.
@@ -156,10 +158,12 @@ struct Job {
 struct Done {
     values: Vec<Tree<Leaf>>,
     failed: Option<Error>,
+    /// As of the job.
+    passes: usize,
 }
 
 fn apply(function: &MapFn, job: Job) -> Done {
-    let mut done = Done::default();
+    let mut done = Done { passes: job.passes, ..Done::default() };
     let values = match job.run.into_values() {
         Ok(values) => values,
         Err(error) => return Done { failed: Some(error), ..done },
@@ -213,7 +217,7 @@ impl MapParallelStage {
                 Some(Ok(run)) => {
                     let first = self.index;
                     self.index += run.len();
-                    crew.send(Job { run, first });
+                    crew.send(Job { run, first, passes: self.input.passes() });
                 }
                 Some(Err(error)) => {
                     self.ended = true;
@@ -258,6 +262,10 @@ impl Stage for MapParallelStage {
         self.index = self.index.saturating_add(skipped);
         self.ended = skipped < count;
         Ok(skipped)
+    }
+
+    fn passes(&self) -> usize {
+        self.done.passes
     }
 }
 

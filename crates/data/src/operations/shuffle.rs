@@ -190,6 +190,10 @@ impl Stage for ShuffleStage {
             None => self.draw(max).transpose(),
         }
     }
+
+    fn passes(&self) -> usize {
+        self.input.passes()
+    }
 }
 
 #[cfg(test)]

@@ -72,6 +72,10 @@ impl Stage for TakeStage {
         self.left -= skipped;
         Ok(skipped)
     }
+
+    fn passes(&self) -> usize {
+        self.input.passes()
+    }
 }
 
 #[derive(Clone)]
@@ -129,6 +133,10 @@ impl Stage for SkipStage {
     fn skip(&mut self, count: usize) -> Result<usize> {
         self.begin()?;
         if self.ended { Ok(0) } else { self.input.skip(count) }
+    }
+
+    fn passes(&self) -> usize {
+        self.input.passes()
     }
 }
 

@@ -121,6 +121,10 @@ impl Stage for UnbatchStage {
         }
         Ok(count - left)
     }
+
+    fn passes(&self) -> usize {
+        self.input.passes()
+    }
 }
 
 #[cfg(test)]

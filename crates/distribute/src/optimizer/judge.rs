@@ -11,7 +11,7 @@ use super::together::Together;
 use super::{Optimizer, examples};
 use crate::{Error, ReplicaContext, Result};
 use candle_core::DType;
-use distribute_collective::heard;
+use distribute_log::heard;
 use distribute_optim::Rule;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -104,6 +104,7 @@ impl<R: Rule> Optimizer<R> {
             ));
         }
         let (finished, learning_rate) = self.rate_of(operation, all)?;
+        self.groups.require_rates(operation, &self.trained, learning_rate)?;
         if !self.seen.gradients.load(Ordering::Relaxed) {
             self.look_for_gradients(call, all)?;
         }

@@ -133,8 +133,8 @@ struct Trained {
     strategy: Strategy,
     /// By name.
     variables: Vec<(String, Var)>,
-    /// Those of the model's that are not.
-    frozen: Vec<Var>,
+    /// Those of the model's that are not, by name.
+    frozen: Vec<(String, Var)>,
     /// Where layers put gradients.
     buckets: Arc<Pool>,
 }

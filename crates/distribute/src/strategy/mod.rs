@@ -73,7 +73,9 @@ impl Strategy {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) where its methods contradict each other: a device that is
-    /// named twice, more replicas than devices, ids that don't fit the number of replicas in sync.
+    /// named twice, more replicas than devices, ids that don't fit the number of replicas in sync; and where nothing here
+    /// could do what it asks for: by [`communication_options`](StrategyExtended::communication_options), or by
+    /// [`check`](CrossDeviceOps::check) of its cross-device ops.
     #[track_caller]
     pub fn new(extended: impl StrategyExtended) -> Result<Self> {
         claims::check(&extended)?;

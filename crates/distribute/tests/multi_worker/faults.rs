@@ -1,10 +1,10 @@
 //! What a worker does wrong: told on all workers, with one text, and what can go on goes on.
 
-use crate::watched::watched;
 use distribute::cluster::{Blame, Fault};
 use distribute::{
     CommunicationOptions, Error, MultiWorkerMirroredStrategy, ReduceOp, ReplicaContext, Result, Sgd,
 };
+use distribute_testing::watched;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

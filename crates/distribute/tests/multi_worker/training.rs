@@ -1,6 +1,5 @@
 //! Whole trainings of W workers with R replicas each: to the bit those of one process with W·R replicas, and so of one device.
 
-use crate::watched::watched;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Linear, Module, ModuleT, VarBuilder, linear};
 use distribute::data::Dataset;
@@ -10,6 +9,7 @@ use distribute::optimizer::{NotFinite, Transform};
 use distribute::{
     MirroredStrategy, MultiWorkerMirroredStrategy, OneDeviceStrategy, Optimizer, Result, Strategy,
 };
+use distribute_testing::watched;
 
 const WORDS: usize = 11;
 
