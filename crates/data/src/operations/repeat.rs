@@ -156,7 +156,7 @@ impl Stage for RepeatStage {
 
 #[cfg(test)]
 mod tests {
-    use crate::testing::{values, watchdog};
+    use crate::testing::values;
     use crate::{Dataset, Error};
 
     #[test]
