@@ -32,7 +32,7 @@ impl Worker {
     ) -> Vec<Result<T, Arc<Blame>>> {
         let results: Vec<_> = (0..self.team.size()).map(|_| Mutex::new(None)).collect();
         let session = self.group.open("strategy", step);
-        self.team.run_among(step, timeout, Some(session), &|member| {
+        self.team.run_among(step, timeout, Some(Arc::new(session)), &|member| {
             let result = body(&member);
             let succeeded = result.is_ok();
             *results[member.rank()].lock().unwrap() = Some(result);
