@@ -14,8 +14,6 @@ mod options;
 mod resume;
 #[path = "support/watched.rs"]
 mod watched;
-#[path = "input/workers.rs"]
-mod workers;
 
 use candle_core::{Device, Tensor};
 use distribute::data::{Dataset, SplitRule, split};

@@ -4,7 +4,7 @@ use super::{Kind, Variables};
 use crate::checkpoint::{
     Checkpointed, Reader, Restore, SOME, Writer, described, read_as, read_cast, require_names,
 };
-use crate::{Restored, Result, Select};
+use crate::{Restored, Result, Select, Strategy};
 use candle_core::Device;
 use distribute_tensor::{DType, HostTensor};
 use serde_json::json;
@@ -70,6 +70,10 @@ impl Checkpointed for Variables {
             }
         }
         Ok((Box::new(move || changes.into_iter().try_for_each(|change| change())), restored))
+    }
+
+    fn strategy(&self) -> Option<&Strategy> {
+        Some(Variables::strategy(self))
     }
 }
 
