@@ -30,6 +30,12 @@ pub enum Operation {
     Reduce,
     /// The workers agree on whether there is data for another step.
     NextBatch,
+    /// A dataset is distributed over the workers.
+    DistributeDataset,
+    /// State is saved, by the chief for all workers.
+    Save,
+    /// Every worker restores the same state.
+    Restore,
 }
 
 impl fmt::Display for Operation {
@@ -45,6 +51,9 @@ impl fmt::Display for Operation {
             Operation::Run => "run",
             Operation::Reduce => "reduce",
             Operation::NextBatch => "the next batch",
+            Operation::DistributeDataset => "distribution of a dataset",
+            Operation::Save => "save",
+            Operation::Restore => "restore",
         })
     }
 }

@@ -47,7 +47,8 @@ pub enum Error {
         #[source]
         source: Box<Error>,
     },
-    /// The program of a worker failed. The source is its own error.
+    /// A worker failed, in its program or in its part of what all do together. The source is its own error; on other workers,
+    /// the text of that.
     #[error("worker {worker} failed: {source}")]
     Worker {
         /// Which worker, from 0.

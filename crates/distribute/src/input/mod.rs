@@ -3,6 +3,7 @@
 //! Who gets what is a plan of the crate `data` ([`Distribution`](crate::data::Distribution)). Here are the strategy's
 //! replicas, their devices, and where a pass stands.
 
+mod agree;
 mod bring;
 mod dataset;
 mod from_function;

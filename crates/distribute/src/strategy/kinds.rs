@@ -88,6 +88,9 @@ macro_rules! handle {
             fn restore<'a>(&'a self, prefix: &str, from: &Reader) -> Result<Restore<'a>> {
                 self.0.restore(prefix, from)
             }
+            fn strategy(&self) -> Option<&Strategy> {
+                Some(&self.0)
+            }
         }
     };
 }

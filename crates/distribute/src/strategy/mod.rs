@@ -9,6 +9,7 @@ mod device;
 mod extended;
 mod kinds;
 mod multi_worker;
+mod outcome;
 mod reduce;
 mod reduce_to;
 mod run;

@@ -118,9 +118,10 @@ impl MultiWorkerMirroredStrategy {
             };
             threads.into_iter().map(join).collect::<Vec<_>>()
         });
-        let cause = |worker: usize, error: &Error| match error.blame() {
-            None => true,
-            Some(blame) => blame.culprits.iter().any(|replica| replica / replicas == worker),
+        let cause = |worker: usize, error: &Error| match (error, error.blame()) {
+            (Error::Worker { worker: culprit, .. }, None) => *culprit == worker,
+            (_, None) => true,
+            (_, Some(blame)) => blame.culprits.iter().any(|replica| replica / replicas == worker),
         };
         let failed =
             results.iter().enumerate().filter_map(|(number, result)| Some((number, result.as_ref().err()?)));
@@ -131,6 +132,8 @@ impl MultiWorkerMirroredStrategy {
         for (number, result) in results.into_iter().enumerate() {
             match result {
                 Ok(value) => values.push(value),
+                // What all have been told of names the worker already.
+                Err(error @ Error::Worker { .. }) if first == Some(number) => return Err(error),
                 Err(source) if first == Some(number) => {
                     return Err(Error::Worker { worker: number, source: Box::new(source) });
                 }
