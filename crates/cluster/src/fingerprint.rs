@@ -30,6 +30,10 @@ pub enum Operation {
     Reduce,
     /// The workers agree on whether there is data for another step.
     NextBatch,
+    /// Values of all replicas are concatenated by code that runs once for them.
+    Gather,
+    /// The copies of a variable are combined into what is read.
+    ReadVariable,
 }
 
 impl fmt::Display for Operation {
@@ -45,6 +49,8 @@ impl fmt::Display for Operation {
             Operation::Run => "run",
             Operation::Reduce => "reduce",
             Operation::NextBatch => "the next batch",
+            Operation::Gather => "gather",
+            Operation::ReadVariable => "read of a variable",
         })
     }
 }

@@ -3,14 +3,17 @@
 use super::Variables;
 use crate::context::require_outside_of_run;
 use crate::{Error, Restored, Result, Select};
+use bytes::Bytes;
 use candle_core::safetensors::BufferedSafetensors;
 use candle_core::{Device, Tensor};
+use distribute_cluster::{Fingerprint, Operation};
 use distribute_files::WholeFile;
 use distribute_tensor::{DType, Leaf};
 use safetensors::tensor::{Metadata, TensorInfo};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::io::{self, BufWriter, Read, Write};
+use std::panic::Location;
 use std::path::Path;
 
 impl Variables {
@@ -22,6 +25,7 @@ impl Variables {
     /// # Errors
     /// [`Error::Io`], with the path, where the file cannot be written; [`Error::WrongContext`] inside of
     /// `run`, other than in `merge_call`.
+    #[track_caller]
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         require_outside_of_run(
             "Variables::save",
@@ -134,14 +138,47 @@ impl Variables {
     ///
     /// # Errors
     /// Those of reading the variables.
+    #[track_caller]
     pub fn sha256(&self) -> Result<String> {
         let mut hasher = Sha256::new();
         for (name, value) in self.snapshot()? {
-            hasher.update(format!("{name} {:?} {:?}\n", value.dtype(), value.dims()));
-            hasher.update(bytes(&value)?);
+            absorb(&mut hasher, &name, &value)?;
         }
-        Ok(hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+        Ok(hex(hasher))
     }
+
+    /// Refuses models that are not the same on all workers: they would never be again.
+    pub(crate) fn require_same_on_workers(&self, at: &'static Location<'static>) -> Result<()> {
+        const OPERATION: &str = "replicate";
+        if !self.strategy().world().is_multi_worker() {
+            return Ok(());
+        }
+        let digest = || -> Result<String> {
+            let mut hasher = Sha256::new();
+            for (name, kind) in self.kinds() {
+                absorb(&mut hasher, &name, kind.any()?.as_tensor())?;
+            }
+            Ok(hex(hasher))
+        };
+        let digest = self.strategy().told(digest())?;
+        let call = || {
+            let (count, seed) = (self.names().len(), self.seed());
+            let detail = format!("the {count} variables of a model, seed {seed}, SHA-256 {digest}");
+            Fingerprint::new(Operation::CreateVariable, detail, at)
+        };
+        self.strategy().among_workers(OPERATION, call, |mut calling| calling.records(Bytes::new()))?;
+        Ok(())
+    }
+}
+
+fn absorb(hasher: &mut Sha256, name: &str, value: &Tensor) -> Result<()> {
+    hasher.update(format!("{name} {:?} {:?}\n", value.dtype(), value.dims()));
+    hasher.update(bytes(value)?);
+    Ok(())
+}
+
+fn hex(hasher: Sha256) -> String {
+    hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// A safetensors file, in memory.
