@@ -101,7 +101,8 @@ impl Strategy {
                 None => sums.iter().map(|sums| sums.counts.iter().sum::<usize>() as u64).collect(),
             };
             let made = reduced.into_iter().flatten().zip(&sums).zip(of_all);
-            made.map(|((sum, Sums { dtype, .. }), count)| sum.reduction(call.op, count as usize, *dtype)).collect()
+            made.map(|((sum, Sums { dtype, .. }), count)| sum.reduction(call.op, count as usize, *dtype))
+                .collect()
         };
         finish().map_err(Error::tensor(call.operation))
     }

@@ -180,7 +180,8 @@ impl Strategy {
             call.fingerprint(&all.join(", "))
         };
         let parts = given.iter().flat_map(|given| {
-            let leaves = if let Contributions::Each(leaves) = &given.leaves { leaves.as_slice() } else { &[] };
+            let leaves =
+                if let Contributions::Each(leaves) = &given.leaves { leaves.as_slice() } else { &[] };
             leaves.iter().map(|parts| (parts.clone(), given.to.as_slice()))
         });
         let mut reduced = self.reduce_parts(call, what, parts)?.into_iter();
@@ -280,7 +281,10 @@ impl Strategy {
             }
             Leaf::reduce(op, &parts)
         };
-        (0..leaves.len()).map(reduce).collect::<distribute_tensor::Result<_>>().map_err(Error::tensor(operation))
+        (0..leaves.len())
+            .map(reduce)
+            .collect::<distribute_tensor::Result<_>>()
+            .map_err(Error::tensor(operation))
     }
 
     fn ops(&self) -> &dyn CrossDeviceOps {

@@ -132,8 +132,9 @@ impl Strategy {
         }
         let mut between = lock(&self.0.workers.between);
         let session = self.between(group, &mut between);
-        let waiting =
-            |local| Standing::waiting(self.world().global(local), Fingerprint { continues: false, ..call(local) });
+        let waiting = |local| {
+            Standing::waiting(self.world().global(local), Fingerprint { continues: false, ..call(local) })
+        };
         let standings = (0..self.world().replicas()).map(waiting).collect();
         let made = make(Calling::new(&session, standings, self.extended().timeout()));
         made.map(Some).map_err(failure(operation))

@@ -37,14 +37,19 @@ impl Variable {
                 let copies = self.copies_at_once()?;
                 let local: Vec<&[Leaf]> = copies.chunks(1).collect();
                 match self.strategy().reduce_over_workers(READ, op, |_| self.reading(at), &local)? {
-                    Some(mut reduced) => reduced.pop().ok_or_else(|| Error::invalid(READ, "a sum of nothing")),
+                    Some(mut reduced) => {
+                        reduced.pop().ok_or_else(|| Error::invalid(READ, "a sum of nothing"))
+                    }
                     None => Leaf::reduce(op, &copies).map_err(Error::tensor(READ)),
                 }
             }
             Way::Combined(Combine::First) => {
                 let mine = self.copy(0)?.read()?;
-                let first =
-                    self.strategy().of_first_worker(READ, || self.reading(at), std::slice::from_ref(&mine))?;
+                let first = self.strategy().of_first_worker(
+                    READ,
+                    || self.reading(at),
+                    std::slice::from_ref(&mine),
+                )?;
                 Ok(first.and_then(|mut first| first.pop()).unwrap_or(mine))
             }
             _ => self.copy(0)?.read(),

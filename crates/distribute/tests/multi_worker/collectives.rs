@@ -1,7 +1,7 @@
 //! What replicas of all workers do together inside of `run`: collectives, their gradients, batch-norm, masks of dropout.
 
 use crate::watched::watched;
-use crate::{bits, number, one_text, replicas_as_in_one_process, rows, vector};
+use crate::{LARGE, bits, number, one_text, replicas_as_in_one_process, rows, vector};
 use candle_core::{Device, Tensor, Var};
 use candle_nn::{BatchNormConfig, ModuleT};
 use distribute::nn::{Dropout, batch_norm};
@@ -16,8 +16,10 @@ fn reductions_and_gathers_have_the_bits_of_one_process() {
             let id = ctx.replica_id_in_sync_group();
             let mut all = Vec::new();
             for op in [ReduceOp::Sum, ReduceOp::Mean] {
-                for len in [1, 7, 20_011] {
-                    for dtype in [DType::F32, DType::F64, DType::I32] {
+                for len in [1, 7, LARGE] {
+                    // Of large ones that takes long.
+                    let dtypes = [DType::F32, DType::F64, DType::I32];
+                    for dtype in dtypes.into_iter().take(if len < LARGE { 3 } else { 1 }) {
                         all.push(bits(ctx.all_reduce(op, Leaf::Host(vector(dtype, id, len)))?));
                     }
                     let pair = vec![vector(DType::F32, id, len), vector(DType::F32, id + 7, 3)];
@@ -26,7 +28,7 @@ fn reductions_and_gathers_have_the_bits_of_one_process() {
                 }
                 all.push(bits(Leaf::Slices(ctx.all_reduce(op, rows(id))?)));
             }
-            for len in [1, 9_001] {
+            for len in [1, LARGE / 2] {
                 let uneven = vector(DType::F32, id, len * (id % 3));
                 all.push(bits(ctx.all_gather(uneven, 0)?));
             }
@@ -102,7 +104,9 @@ fn masks_of_dropout_are_those_of_one_process() {
         let dropout = Dropout::new(0.5, 42, "hidden")?;
         let ones = Tensor::ones((23, 4), candle_core::DType::F32, &Device::Cpu)?;
         let mut all = Vec::new();
-        for (step, batch) in strategy.distribute_dataset(Dataset::from_slices(ones)?.batch(9))?.iter().enumerate() {
+        for (step, batch) in
+            strategy.distribute_dataset(Dataset::from_slices(ones)?.batch(9))?.iter().enumerate()
+        {
             let masks = strategy.run(batch?, |ctx, piece| {
                 let rows = ctx.rows().expect("a piece of a batch");
                 assert_eq!(rows.len(), piece.dim(0)?);
@@ -156,10 +160,15 @@ fn contexts_know_their_global_ids() {
             })?;
             Ok(ids.into_values())
         });
-        let ids: Vec<usize> = all.unwrap().into_iter().flatten().map(|(id, all, _)| {
-            assert_eq!(all, 6);
-            id
-        }).collect();
+        let ids: Vec<usize> = all
+            .unwrap()
+            .into_iter()
+            .flatten()
+            .map(|(id, all, _)| {
+                assert_eq!(all, 6);
+                id
+            })
+            .collect();
         assert_eq!(ids, [0, 1, 2, 3, 4, 5]);
     });
 }

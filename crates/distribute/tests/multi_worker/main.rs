@@ -18,6 +18,9 @@ use watched::watched;
 /// Workers, and replicas of each.
 const WORLDS: [(usize, usize); 9] = [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (2, 3), (3, 1), (3, 2), (3, 3)];
 
+/// Elements of which each worker folds a range; fewer go to every worker.
+const LARGE: usize = 16_411;
+
 /// What `body` gives on every worker is what it gives in one process with as many replicas.
 fn same_as_one_process<T: PartialEq + Debug + Send + 'static>(
     body: impl Fn(&Strategy) -> Result<T> + Send + Sync + 'static,
@@ -95,9 +98,7 @@ fn bits(leaf: impl Into<Leaf>) -> (String, Vec<u64>) {
         elements.into_iter().map(f64::to_bits).collect::<Vec<_>>()
     };
     match &leaf {
-        Leaf::Slices(slices) => {
-            (leaf.describe(), [bits(&slices.values), bits(&slices.indices)].concat())
-        }
+        Leaf::Slices(slices) => (leaf.describe(), [bits(&slices.values), bits(&slices.indices)].concat()),
         dense => (leaf.describe(), bits(&dense.to_host().unwrap())),
     }
 }

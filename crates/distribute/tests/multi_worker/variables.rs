@@ -1,11 +1,12 @@
 //! Variables of several workers: created, written in replica context, read from outside; running statistics and metrics.
 
 use crate::watched::watched;
-use crate::{WORLDS, bits, number, one_text, rows, same_as_one_process, vector};
+use crate::{LARGE, WORLDS, bits, number, one_text, rows, same_as_one_process, vector};
 use candle_core::{Device, Tensor};
 use candle_nn::{BatchNormConfig, Init, ModuleT, VarBuilder};
 use distribute::VariableAggregation as Aggregation;
 use distribute::VariableSynchronization as Synchronization;
+use distribute::checkpoint::{Checkpointed, Reader, Writer};
 use distribute::metrics::Mean;
 use distribute::prelude::*;
 use distribute::tensor::DType;
@@ -20,7 +21,7 @@ fn on_read_variables_are_read_as_the_aggregate_of_all_workers() {
     same_as_one_process(|strategy| {
         let mut all = Vec::new();
         for aggregation in AGGREGATIONS {
-            for len in [1, 20_001] {
+            for len in [1, LARGE] {
                 let new = Variable::builder("seen", HostTensor::zeros(DType::F32, &[len])?)
                     .synchronization(Synchronization::OnRead)
                     .aggregation(aggregation);
@@ -61,7 +62,7 @@ fn what_the_replicas_of_all_workers_write_is_combined() {
     same_as_one_process(|strategy| {
         let mut all = Vec::new();
         for aggregation in AGGREGATIONS {
-            for len in [2, 20_001] {
+            for len in [2, LARGE] {
                 let start = vector(DType::F32, 9, len);
                 let weight = strategy
                     .scope(|| Variable::builder("weight", start.clone()).aggregation(aggregation).create())?;
@@ -117,9 +118,8 @@ fn worker_0_gives_everybody_the_initial_value() {
                 let candle = Tensor::new(&[mine, 1.], &Device::Cpu)?;
                 let tensor = strategy.scope(|| Variable::new("tensor", candle))?;
                 assert!(matches!(tensor.read::<Leaf>()?, Leaf::Candle(_)));
-                let in_run = strategy.run((), |ctx, ()| {
-                    Variable::new("in_run", number(ctx.replica_id_in_sync_group(), 1))
-                })?;
+                let in_run = strategy
+                    .run((), |ctx, ()| Variable::new("in_run", number(ctx.replica_id_in_sync_group(), 1)))?;
                 let values = [in_scope.copies::<f64>()?, in_run.values()[0].copies()?].concat();
                 Ok((values, tensor.read::<Tensor>()?.to_vec1::<f64>()?))
             });
@@ -136,7 +136,9 @@ fn workers_that_create_other_variables_get_one_error() {
         let len = 2 + strategy.world().worker();
         strategy.scope(|| Variable::new("weight", vector(DType::F32, 0, len))).map(drop)
     });
-    for part in ["creation of a variable (weight float32[2]", "float32[3]", "replicas 2 and 3", "variables.rs"] {
+    for part in
+        ["creation of a variable (weight float32[2]", "float32[3]", "replicas 2 and 3", "variables.rs"]
+    {
         assert!(text.contains(part), "{text}");
     }
 }
@@ -175,7 +177,8 @@ fn a_worker_that_cannot_create_a_variable_says_so() {
 #[test]
 fn a_read_that_not_all_workers_make_is_an_error_at_the_deadline() {
     watched(|| {
-        let options = CommunicationOptions { timeout: Some(Duration::from_millis(300)), ..Default::default() };
+        let options =
+            CommunicationOptions { timeout: Some(Duration::from_millis(300)), ..Default::default() };
         let texts = MultiWorkerMirroredStrategy::on_threads_with(options, 2, 2, |strategy| {
             let new = Variable::builder("seen", 0f32)
                 .synchronization(Synchronization::OnRead)
@@ -205,8 +208,7 @@ fn models_of_other_seeds_are_refused_by_all_workers() {
     let text = one_text(2, 2, |strategy| {
         let seed = strategy.world().worker() as u64;
         let normal = Init::Randn { mean: 0., stdev: 1. };
-        let model =
-            strategy.replicate_seeded(seed, move |vb: VarBuilder| vb.get_with_hints(3, "w", normal));
+        let model = strategy.replicate_seeded(seed, move |vb: VarBuilder| vb.get_with_hints(3, "w", normal));
         model.map(drop)
     });
     for part in ["the 1 variables of a model, seed 0", "seed 1, SHA-256", "variables.rs"] {
@@ -214,8 +216,7 @@ fn models_of_other_seeds_are_refused_by_all_workers() {
     }
     let text = one_text(2, 1, |strategy| {
         let value = strategy.world().worker() as f64;
-        let model =
-            strategy.replicate(move |vb: VarBuilder| vb.get_with_hints(3, "w", Init::Const(value)));
+        let model = strategy.replicate(move |vb: VarBuilder| vb.get_with_hints(3, "w", Init::Const(value)));
         model.map(drop)
     });
     assert!(text.contains("seed 0, SHA-256"), "{text}");
@@ -225,7 +226,8 @@ fn models_of_other_seeds_are_refused_by_all_workers() {
 #[test]
 fn running_statistics_are_the_mean_over_the_replicas_of_all_workers() {
     same_as_one_process(|strategy| {
-        let model = strategy.replicate(|vb| candle_nn::batch_norm(2, BatchNormConfig::default(), vb.pp("bn")))?;
+        let model =
+            strategy.replicate(|vb| candle_nn::batch_norm(2, BatchNormConfig::default(), vb.pp("bn")))?;
         let mut all = Vec::new();
         for seen in [0, 1, 2, 3] {
             strategy.run(&model, |ctx, bn| {
@@ -302,5 +304,42 @@ fn a_variable_without_aggregation_is_refused_without_asking_other_workers() {
             Ok(weight.copies::<f32>()?)
         });
         assert_eq!(all.unwrap(), [[3., 3.], [3., 3.]]);
+    });
+}
+
+/// Each worker writes for itself here, so that what it writes can be looked at.
+#[test]
+fn the_copies_of_all_workers_are_saved_and_come_back_where_there_are_as_many() {
+    same_as_one_process(|strategy| {
+        let new = Variable::builder("seen", 0f64)
+            .synchronization(Synchronization::OnRead)
+            .aggregation(Aggregation::Sum);
+        let seen = strategy.scope(|| new.create())?;
+        let model =
+            strategy.replicate(|vb| candle_nn::batch_norm(2, BatchNormConfig::default(), vb.pp("bn")))?;
+        strategy.run(&model, |ctx, bn| {
+            let id = ctx.replica_id_in_sync_group();
+            let x: Vec<f32> = (0..6).map(|i| number(id, i) as f32).collect();
+            bn.forward_t(&Tensor::from_vec(x, (3, 2), &Device::Cpu)?, true)?;
+            seen.assign_add(number(id, 0))
+        })?;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("saved");
+        let mut writer = Writer::new();
+        seen.save("seen", &mut writer)?;
+        Checkpointed::save(&model.variables, "model", &mut writer)?;
+        writer.save(&path, 1)?;
+        let own = |model: &Replicated<candle_nn::BatchNorm>| -> Vec<_> {
+            model.models().iter().map(|bn| bits(Leaf::Candle(bn.running_mean().clone()))).collect()
+        };
+        let (before, copies, means) = (seen.read::<f64>()?, seen.copies::<f64>()?, own(&model));
+        seen.assign(0f64)?;
+        model.variables.set("bn.running_mean", &Tensor::new(&[0f32, 0.], &Device::Cpu)?)?;
+        let reader = Reader::open(&path)?;
+        seen.restore("seen", &reader)?()?;
+        Checkpointed::restore(&model.variables, "model", &reader)?()?;
+        assert_eq!((seen.read::<f64>()?, seen.copies::<f64>()?, own(&model)), (before, copies, means));
+        let saved = reader.tensor("seen/per_replica")?;
+        Ok((before.to_bits(), bits(saved), model.variables.sha256()?))
     });
 }
