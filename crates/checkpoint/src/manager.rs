@@ -2,6 +2,7 @@
 
 use crate::{Error, Reader, Result, Writer};
 use distribute_files::{Part, open_lock, whole_name};
+use distribute_log::heard;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs::{self, TryLockError};
@@ -169,10 +170,12 @@ impl CheckpointManager {
         if path.symlink_metadata().is_ok()
             && self.told.lock().unwrap_or_else(PoisonError::into_inner).insert(found)
         {
-            tracing::warn!(
-                "{} is no checkpoint of this folder's, though its name is like theirs: it stays as it is",
-                path.display()
-            );
+            heard(|| {
+                tracing::warn!(
+                    "{} is no checkpoint of this folder's, though its name is like theirs: it stays as it is",
+                    path.display()
+                );
+            });
         }
     }
 }

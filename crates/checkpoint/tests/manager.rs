@@ -4,11 +4,11 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use distribute_checkpoint::{CheckpointManager, Error, Writer};
+use distribute_testing::watched;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
-use std::sync::{Arc, Mutex, mpsc};
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, span};
 
@@ -36,19 +36,6 @@ impl Visit for Warnings {
     fn record_debug(&mut self, _: &Field, value: &dyn std::fmt::Debug) {
         self.0.lock().unwrap().push(format!("{value:?}"));
     }
-}
-
-/// Fails a test that hangs.
-fn watched(body: impl FnOnce() + Send + 'static) {
-    let (tell, told) = mpsc::channel();
-    let thread = std::thread::spawn(move || {
-        body();
-        tell.send(())
-    });
-    if let Err(mpsc::RecvTimeoutError::Timeout) = told.recv_timeout(Duration::from_secs(60)) {
-        panic!("the test hangs");
-    }
-    thread.join().unwrap().unwrap();
 }
 
 fn step(step: u64) -> Writer {
@@ -130,6 +117,36 @@ fn what_is_not_ours_is_stepped_over_and_told_once() {
         assert_eq!(told.iter().filter(|text| text.contains(&path)).count(), 1, "{name}: {told:?}");
     }
     assert!(told.iter().any(|text| text.contains(".ckpt-000001.distribute-0.part")), "{told:?}");
+}
+
+/// Set in a process that has no subscriber. It says in which folder to save.
+const UNHEARD: &str = "DISTRIBUTE_TEST_UNHEARD";
+
+#[test]
+fn warnings_reach_standard_error_where_there_is_no_subscriber() {
+    const NAME: &str = "warnings_reach_standard_error_where_there_is_no_subscriber";
+    if let Some(folder) = std::env::var_os(UNHEARD) {
+        CheckpointManager::new(folder).unwrap().save(&step(1), 1).unwrap();
+        return;
+    }
+    watched(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name).display().to_string();
+        // The first is no checkpoint; in place of the second the manager makes a part.
+        fs::write(at("ckpt-last"), "text").unwrap();
+        fs::write(at(".ckpt-000001.distribute-0.part"), "text").unwrap();
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", NAME, "--nocapture"]).env(UNHEARD, folder.path());
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let told = String::from_utf8(output.stderr).unwrap();
+        for text in [
+            format!("distribute: warning: {} is no checkpoint of this folder's", at("ckpt-last")),
+            format!("distribute: warning: {} is a file,", at(".ckpt-000001.distribute-0.part")),
+        ] {
+            assert!(told.lines().any(|line| line.starts_with(&text)), "{text}: {told}");
+        }
+    });
 }
 
 #[test]

@@ -6,7 +6,6 @@
 //! | [`group`] | the processes of a world, which hand each other bytes |
 //! | [`all_reduce`], [`all_gather`] | the operations, one a file |
 //! | [`Failure`] | why one failed, on every member |
-//! | [`heard`] | warnings and errors that are seen also in a program without a subscriber |
 //!
 //! A call in which all members take part is compared by its [`Fingerprint`](distribute_cluster::Fingerprint) before
 //! any data moves: where members differ, or one is gone or late, all get one error that names who and where.
@@ -16,7 +15,6 @@ mod all_reduce;
 mod combined;
 mod failure;
 mod filled;
-mod heard;
 mod sync;
 
 pub mod group;
@@ -26,4 +24,3 @@ pub use all_gather::all_gather;
 pub use all_reduce::all_reduce;
 pub use combined::Combined;
 pub use failure::Failure;
-pub use heard::heard;

@@ -2,17 +2,14 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-#[path = "support/watched.rs"]
-mod watched;
-
 use distribute_cluster::{Fingerprint, Operation, Standing};
 use distribute_collective::group::{Calling, Session, memory};
 use distribute_tensor::fold::Alone;
 use distribute_tensor::pack::reduce_packed;
 use distribute_tensor::{DType, HostTensor, IndexedSlices, Leaf, Packing, ReduceOp, wire};
+use distribute_testing::watched;
 use std::panic::Location;
 use std::time::Duration;
-use watched::watched;
 
 /// Numbers whose sum depends on the order in which they are added.
 fn numbers(replica: usize, len: usize) -> HostTensor {

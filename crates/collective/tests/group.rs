@@ -2,17 +2,14 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-#[path = "support/watched.rs"]
-mod watched;
-
 use bytes::Bytes;
 use distribute_cluster::{Blame, Fault, Fingerprint, Operation, Presence, Standing};
 use distribute_collective::group::{Group, Session, memory};
+use distribute_testing::watched;
 use proptest::prelude::*;
 use std::panic::Location;
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
-use watched::watched;
 
 const LONG: Duration = Duration::from_secs(20);
 const SHORT: Duration = Duration::from_millis(100);

@@ -2,20 +2,17 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-#[path = "support/watched.rs"]
-mod watched;
-
 use bytes::Bytes;
 use distribute_cluster::{Blame, Fault, Fingerprint, Operation};
 use distribute_collective::group::{Group, memory};
 use distribute_collective::threads::{Member, Team};
 use distribute_collective::{Failure, all_gather, all_reduce};
 use distribute_tensor::{HostTensor, Leaf, Packing, ReduceOp};
+use distribute_testing::watched;
 use proptest::prelude::*;
 use std::panic::Location;
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
-use watched::watched;
 
 const LONG: Duration = Duration::from_secs(30);
 const SHORT: Duration = Duration::from_millis(100);

@@ -293,11 +293,13 @@ pub enum Error {
         /// How many.
         elements: usize,
     },
-    /// A repeated dataset gave nothing, again and again.
+    /// A repeated dataset gave nothing, again and again, or nothing that a filter behind it keeps.
     #[error(
-        "repeat: {passes} passes in a row had no element: look at what the filters before it keep, or take an empty dataset out"
+        "{operation}: {passes} passes in a row had no element: look at what filters keep, or take an empty dataset out"
     )]
     EmptyPasses {
+        /// Which operation waited for one.
+        operation: &'static str,
         /// How many passes.
         passes: usize,
     },

@@ -4,7 +4,7 @@
 //! chain of stages that runs it.
 
 use crate::stage::Stage;
-use crate::{Cardinality, ElementSpec, Result};
+use crate::{Cardinality, ElementSpec, Files, Result};
 use std::sync::Arc;
 
 /// An operation and, through its inputs, all those before it.
@@ -29,6 +29,12 @@ pub(crate) trait Operation: Send + Sync {
     /// another element. Names of files are no part of it, since a folder may have moved. Empty if it changes neither.
     fn identity(&self) -> String {
         self.describe()
+    }
+
+    /// The files of a source. They are no part of [`identity`](Self::identity), but what has been kept of them is theirs
+    /// alone: a position means the same in files that were moved, a cache may be of others.
+    fn files(&self) -> Option<&Files> {
+        None
     }
 
     /// How many elements a pass gives.
@@ -73,6 +79,25 @@ pub(crate) trait Operation: Send + Sync {
     /// The stages of one pass. `epoch` selects the orders of the shuffles in it.
     fn start(&self, epoch: u64) -> Box<dyn Stage>;
 }
+
+/// In `impl Operation`: what an operation reads that has one input, its field `input`, and is `Clone`.
+macro_rules! one_input {
+    () => {
+        fn inputs(&self) -> &[$crate::pipeline::Pipeline] {
+            std::slice::from_ref(&self.input)
+        }
+
+        fn over(
+            &self,
+            f: &mut dyn FnMut(&$crate::pipeline::Pipeline) -> $crate::pipeline::Pipeline,
+        ) -> Option<$crate::pipeline::Pipeline> {
+            let mut operation = self.clone();
+            operation.input = f(&self.input);
+            Some(std::sync::Arc::new(operation))
+        }
+    };
+}
+pub(crate) use one_input;
 
 /// Whether the elements of a dataset are batches, as far as the pipeline tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

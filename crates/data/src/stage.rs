@@ -21,6 +21,14 @@ pub(crate) trait Stage: Send {
     fn skip(&mut self, count: usize) -> Result<usize> {
         read_over(self, count)
     }
+
+    /// How many passes of a repeated dataset have come to their end with all of their elements handed on, or dropped: what
+    /// the next stage knows of them. 0 where a stage cannot tell, or where what it gives depends on the number of the pass.
+    ///
+    /// A stage that drops elements needs it to find that nothing will ever come.
+    fn passes(&self) -> usize {
+        0
+    }
 }
 
 /// [`Stage::skip`] by reading: for elements that have to be made.
@@ -45,5 +53,9 @@ impl Stage for Box<dyn Stage> {
 
     fn skip(&mut self, count: usize) -> Result<usize> {
         self.as_mut().skip(count)
+    }
+
+    fn passes(&self) -> usize {
+        self.as_ref().passes()
     }
 }

@@ -123,9 +123,9 @@ fn a_changed_byte_never_panics_and_headers_notice_it() {
 
 #[test]
 fn no_memory_is_reserved_for_what_a_header_only_claims() {
-    let mut large = header(EntryType::Regular, 1 << 40);
+    let mut large = header(EntryType::Regular, 1 << 27);
     large.set_path("1.a").unwrap();
     large.set_cksum();
     let error = read([&large.as_bytes()[..], b"x"].concat()).unwrap_err();
-    assert_eq!(error.to_string(), "'t.tar', byte 513: the file ends, 1099511627775 bytes early or more");
+    assert_eq!(error.to_string(), "'t.tar', byte 513: the file ends, 134217727 bytes early or more");
 }

@@ -1,7 +1,7 @@
 //! What is best done before any thread starts: candle's threads; and logging.
 
 use crate::trace;
-use distribute_collective::heard;
+use distribute_log::heard;
 use std::io::IsTerminal;
 use std::sync::Once;
 use tracing_subscriber::layer::SubscriberExt;

@@ -12,7 +12,26 @@ type Build<M> = Box<dyn Fn(VarBuilder<'static>) -> Result<M> + Send + Sync>;
 /// A model on every local replica, and the variables that all of them share.
 ///
 /// Given to [`run`](Strategy::run) as `&model`, each replica gets its own `&M`; as `&mut model`, its own `&mut M`, for models
-/// whose `forward` takes `&mut self`.
+/// whose `forward` takes `&mut self`, and for those that are not `Sync`:
+///
+/// ```compile_fail,E0277
+/// # use distribute::prelude::*;
+/// use std::cell::Cell;
+/// let strategy = MirroredStrategy::cpus(2)?;
+/// let model = strategy.replicate(|_vb| distribute::Ok(Cell::new(0)))?;
+/// strategy.run(&model, |_, calls| Ok(calls.set(calls.get() + 1)))?; // a Cell is not shared
+/// # Ok::<(), distribute::Error>(())
+/// ```
+///
+/// ```
+/// # use distribute::prelude::*;
+/// use std::cell::Cell;
+/// let strategy = MirroredStrategy::cpus(2)?;
+/// let mut model = strategy.replicate(|_vb| distribute::Ok(Cell::new(0)))?;
+/// strategy.run(&mut model, |_, calls| Ok(calls.set(calls.get() + 1)))?; // each replica has its own
+/// assert_eq!(model.models().iter().map(Cell::get).collect::<Vec<_>>(), [1, 1]);
+/// # Ok::<(), distribute::Error>(())
+/// ```
 pub struct Replicated<M> {
     models: PerReplica<M>,
     build: Build<M>,

@@ -150,9 +150,13 @@ impl Restored {
     ) -> Result<Self> {
         let used: BTreeSet<&str> = self.restored.values().map(String::as_str).collect();
         // Beside the mean of running statistics is what each replica has: `norm.running_mean/per_replica`.
-        let is_used = |name: &str| {
-            used.contains(name) || name.rsplit_once('/').is_some_and(|(whole, _)| used.contains(whole))
+        let is_beside = |name: &str| {
+            let parts = name.rsplit_once('/');
+            parts.is_some_and(|(whole, part)| {
+                ["per_replica", "common"].contains(&part) && used.contains(whole)
+            })
         };
+        let is_used = |name: &str| used.contains(name) || is_beside(name);
         self.unused = there.into_iter().filter(|name| !is_used(name)).collect();
         match self.restored.is_empty() {
             true => Err(Error::invalid(operation, format!("nothing of {from} is restored: {self}"))),
@@ -220,10 +224,10 @@ mod tests {
         let lenient = decide(&Select::all().lenient()).unwrap();
         assert_eq!(lenient.restored, BTreeMap::from([("a".to_string(), "a".to_string())]));
         assert_eq!(lenient.kept["c"], Kept::Absent { source: "c".into() });
-        let there = ["a", "b", "a/per_replica", "z"].map(String::from);
+        let there = ["a", "a/common", "a/other", "a/per_replica", "b", "z"].map(String::from);
         let finished = lenient.finish("load_some", "file", there.clone()).unwrap();
-        assert_eq!(finished.unused, ["b", "z"]);
-        let text = "1 of 3 set; kept: b (b is float32[4], but here it is float32[3]), c (there is no c); not used: b, z";
+        assert_eq!(finished.unused, ["a/other", "b", "z"]);
+        let text = "1 of 3 set; kept: b (b is float32[4], but here it is float32[3]), c (there is no c); not used: a/other, b, z";
         assert_eq!(finished.to_string(), text);
         // Of an integer no float is made, nor the other way round.
         let renamed = Select::named(|name| (name == "c").then(|| "x.c".to_string()));

@@ -3,12 +3,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-#[path = "support/child.rs"]
-mod child;
 #[path = "resume/partial.rs"]
 mod partial;
-#[path = "support/watched.rs"]
-mod watched;
 
 use candle_core::{DType, Device, Module, ModuleT, Tensor};
 use candle_nn::{BatchNorm, Linear, VarBuilder, linear};
@@ -16,12 +12,12 @@ use distribute::data::Dataset;
 use distribute::optimizer::rules::{Adagrad, Adam, AdamW, Ftrl, Momentum, RmsProp, Rule, Sgd};
 use distribute::{
     CentralStorageStrategy, Checkpoint, Checkpointed, Error, HostTensor, Leaf, MirroredStrategy,
-    OneDeviceStrategy, Optimizer, Replicated,
+    OneDeviceStrategy, Optimizer, Replicated, Select,
 };
 use distribute::{Strategy, Variable, VariableAggregation, VariableSynchronization, nn::loss};
+use distribute_testing::watched;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
-use watched::watched;
 
 struct Net {
     hidden: Linear,
@@ -254,6 +250,57 @@ fn what_replicas_had_in_common_is_saved_too() {
         assert_eq!(read(&first), copies[0]);
         assert_eq!(read(&second), copies[0]);
         assert_eq!(second.bits(), first.bits());
+    });
+}
+
+// What was saved by a `Variable` has no common value beside its copies.
+#[test]
+fn running_statistics_begin_at_what_an_on_read_variable_saved() {
+    watched(|| {
+        let (_folder, path) = folder();
+        let name = "norm.running_mean";
+        let (_, variable) = counts(2, VariableAggregation::Mean, 0f32);
+        Checkpoint::new().part(format!("model/{name}"), &variable).save(&path).unwrap();
+        for n in [1, 2, 3] {
+            let model = replicas(n).replicate(|vb: VarBuilder| vb.get((), name)).unwrap();
+            let read = |value: f32| {
+                assert_eq!(model.variables.get(name).unwrap().to_scalar::<f32>().unwrap(), value);
+                assert_eq!(values(&model.variables.variable(name).unwrap()), vec![f64::from(value); n]);
+            };
+            let parts = Checkpoint::new().part("model", &model.variables);
+            parts.restore(&path).unwrap();
+            read(1.5);
+            model.variables.set(name, &Tensor::new(9f32, &Device::Cpu).unwrap()).unwrap();
+            let restored = parts.restore_some(&path, &Select::all()).unwrap();
+            assert!(restored.kept.is_empty() && restored.unused.is_empty(), "{restored}");
+            read(1.5);
+        }
+        // The other way round, copies come back as they were.
+        let model = replicas(2).replicate(|vb: VarBuilder| vb.get((), name)).unwrap();
+        model.variables.set(name, &Tensor::new(4f32, &Device::Cpu).unwrap()).unwrap();
+        let path = path.with_extension("2");
+        Checkpoint::new().part("model", &model.variables).save(&path).unwrap();
+        Checkpoint::new().part(format!("model/{name}"), &variable).restore(&path).unwrap();
+        assert_eq!(values(&variable), [4., 4.]);
+    });
+}
+
+#[test]
+fn a_variable_named_as_a_part_of_running_statistics_is_told_where_it_is_saved() {
+    watched(|| {
+        for part in ["common", "per_replica"] {
+            let (_folder, path) = folder();
+            let taken = format!("running_var/{part}");
+            let name = taken.clone();
+            let build = move |vb: VarBuilder| Ok((vb.get(2, "running_var")?, vb.get(2, &name)?));
+            let model = replicas(2).replicate::<_, candle_core::Error>(build).unwrap();
+            let error = Checkpoint::new().part("model", &model.variables).save(&path).unwrap_err();
+            assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
+            let text = format!(
+                "variable {taken} has the name under which part of the running statistic running_var"
+            );
+            assert!(error.to_string().contains(&text) && !path.exists(), "{error}");
+        }
     });
 }
 

@@ -4,6 +4,7 @@
 //! a part that can be locked was left behind.
 
 use crate::regular::{kind, open_any};
+use distribute_log::heard;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -177,7 +178,12 @@ fn clear(part: &Path, kind: Kind) {
     };
     if !is_ours {
         let what = self::kind(found);
-        tracing::warn!("{} is {what}, which this program did not make: it stays as it is", part.display());
+        heard(|| {
+            tracing::warn!(
+                "{} is {what}, which this program did not make: it stays as it is",
+                part.display()
+            );
+        });
         return;
     }
     let Ok(handle) = open_any(part) else { return };
@@ -186,12 +192,12 @@ fn clear(part: &Path, kind: Kind) {
     }
     match remove(part) {
         Ok(()) => tracing::debug!("removed {}, which a process left that was killed", part.display()),
-        Err(error) => {
+        Err(error) => heard(|| {
             tracing::warn!(
                 "{}, which a process left that was killed, cannot be removed: {error}",
                 part.display()
             );
-        }
+        }),
     }
 }
 

@@ -117,6 +117,15 @@ impl<'a> Calling<'a> {
         blame
     }
 
+    /// Tells the other workers that this one cannot go on with a call that all have agreed on: they get that its first
+    /// replica failed.
+    pub fn give_up(self) {
+        let first = self.standings.first();
+        if let Some((first, call)) = first.and_then(|first| Some((first, first.call()?))) {
+            self.session.abandon(&Arc::new(Blame::failed(self.session.step(), first.replica, call)));
+        }
+    }
+
     /// How many workers there are, and which one this is.
     pub fn world(&self) -> World {
         self.session.world()

@@ -79,6 +79,11 @@ impl Session {
         self.group.world
     }
 
+    /// The number of the step, as errors tell it.
+    pub fn step(&self) -> u64 {
+        self.step
+    }
+
     /// Tells all other workers where this one's replicas stand and sends each its data, and gets theirs for this worker,
     /// if all replicas of all workers make the same call. Of this worker's own data nothing comes back.
     ///

@@ -1,10 +1,10 @@
 //! Where members of one process meet: each brings what it is doing and an offer, all get all offers.
 
 use crate::group::Session;
-use crate::heard;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, Signal, linger, lock};
 use bytes::Bytes;
 use distribute_cluster::{Blame, Deadline, Fingerprint, Presence, Standing};
+use distribute_log::heard;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;

@@ -2,10 +2,11 @@
 
 use super::worker::{self, Kind, Worker};
 use super::{Crew, Meeting, Offer};
+use crate::Failure;
 use crate::group::{Calling, Session};
 use crate::sync::{AtomicBool, Mutex, Ordering, lock};
-use crate::{Failure, heard};
 use distribute_cluster::{Blame, Fingerprint, Presence, Standing};
+use distribute_log::heard;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::io;
@@ -227,13 +228,22 @@ impl Member {
         call: impl Fn(usize) -> Fingerprint,
         make: impl FnOnce(Calling<'_>) -> R,
     ) -> Option<R> {
+        let _speaking = self.session.as_ref().map(|_| self.team.meeting.speaking());
+        self.calls(call).map(make)
+    }
+
+    /// As [`Member::speak`], in [`Member::lead`], where those who wait have no deadline.
+    pub fn calling(&self, call: &Fingerprint) -> Option<Calling<'_>> {
+        self.calls(|_| call.clone())
+    }
+
+    fn calls(&self, call: impl Fn(usize) -> Fingerprint) -> Option<Calling<'_>> {
         let session = self.session.as_ref()?;
         let mut standings = self.team.meeting.standings();
         for (rank, standing) in standings.iter_mut().enumerate() {
             standing.presence = Presence::Waiting(Fingerprint { continues: true, ..call(rank) });
         }
-        let _speaking = self.team.meeting.speaking();
-        Some(make(Calling::new(session, standings, self.timeout)))
+        Some(Calling::new(session, standings, self.timeout))
     }
 
     /// Exchanges offers that can be sent with the members of all processes: everybody gets everybody's, in the order of

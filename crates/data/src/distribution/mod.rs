@@ -22,6 +22,7 @@ use crate::plan::ends::UnevenEnds;
 use crate::plan::layout::Layout;
 use crate::plan::policy::{AutoShardPolicy, Decision, decide};
 use crate::{Batching, Cause, Dataset, Error, Result, SplitRule, pipeline};
+use distribute_log::heard;
 use distribute_tensor::Nest;
 use function::Function;
 use parts::Parted;
@@ -99,10 +100,12 @@ impl<T: Nest> Distribution<T> {
         let pipeline = dataset.pipeline().clone();
         let decision = decide(&pipeline, options.policy, options.rule, layout.workers)?;
         if decision.fell_back {
-            tracing::warn!(
-                why = decision.why,
-                "every worker reads all files, and takes its pieces of each batch"
-            );
+            heard(|| {
+                tracing::warn!(
+                    why = decision.why,
+                    "every worker reads all files, and takes its pieces of each batch"
+                );
+            });
         }
         let parted = Parted::new(pipeline, decision, layout.workers);
         // TensorFlow hands single elements to a single replica.

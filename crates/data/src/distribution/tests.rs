@@ -5,7 +5,7 @@ mod files;
 
 use super::*;
 use crate::plan::ends::Ballot;
-use crate::testing::values;
+use crate::testing::{quietly, values};
 use distribute_tensor::HostTensor;
 use proptest::prelude::*;
 
@@ -24,7 +24,7 @@ fn plan(
     replicas: usize,
     options: &DistributeOptions,
 ) -> Distribution<HostTensor> {
-    Distribution::new(data, Layout { workers, replicas }, options.clone()).unwrap()
+    quietly(|| Distribution::new(data, Layout { workers, replicas }, options.clone())).unwrap()
 }
 
 fn policies() -> impl proptest::strategy::Strategy<Value = AutoShardPolicy> {

@@ -1,9 +1,9 @@
 //! What is taken off a file before its format sees the bytes.
 
 use super::Location;
-use crate::Result;
-use flate2::bufread::{MultiGzDecoder, ZlibDecoder};
-use std::io::{self, BufRead, BufReader, Cursor, Read};
+use crate::{Error, Result};
+use flate2::bufread::{GzDecoder, ZlibDecoder};
+use std::io::{self, BufRead, BufReader, Cursor, ErrorKind, Read};
 
 /// How a file is compressed.
 ///
@@ -11,6 +11,9 @@ use std::io::{self, BufRead, BufReader, Cursor, Read};
 /// first record has a length of 559 903 bytes plus a multiple of 16 MiB. Zlib doesn't: its two bytes may be the text
 /// `x^`. So zlib is found only by formats that know their own first bytes when they see them; for others, such as
 /// text, it has to be named.
+///
+/// Behind the end of a stream there may be zeros, with which some media fill their blocks, and behind gzip another gzip
+/// member. Anything else there is an error: it may be what is left of a member.
 ///
 /// ```
 /// use distribute_data::{Compression, Location};
@@ -82,32 +85,131 @@ impl Compression {
         let found = if self == Compression::Auto { announced(&head, plain(&head)) } else { self };
         let packed = BufReader::with_capacity(BUFFER, Cursor::new(head).chain(raw));
         Ok(match found {
-            Compression::Gzip => (unpacked(MultiGzDecoder::new(packed)), true),
-            Compression::Zlib => (unpacked(ZlibDecoder::new(packed)), true),
+            Compression::Gzip => (unpacked(Decoder::Gzip(GzDecoder::new(packed))), true),
+            Compression::Zlib => (unpacked(Decoder::Zlib(ZlibDecoder::new(packed))), true),
             Compression::Auto | Compression::None => (Box::new(packed), false),
         })
     }
+
+    /// Why a format can make nothing of a file that it has opened in this way: that its stream is damaged, if it is, else
+    /// `error`. What comes out of a damaged stream is wrong in any way, and the checksum that says so is at its end.
+    pub(crate) fn blame(
+        self,
+        location: &Location,
+        plain: impl FnOnce(&[u8]) -> Option<bool>,
+        error: Error,
+    ) -> Error {
+        if matches!(error, Error::Io { .. }) {
+            return error;
+        }
+        let read = self.unpack(location, plain).and_then(|(bytes, packed)| {
+            let looked_at = if packed { MOST_LOOKED_AT } else { 0 };
+            io::copy(&mut bytes.take(looked_at), &mut io::sink()).map_err(|e| location.io_error(e))
+        });
+        match read {
+            Err(Error::Io { path, source }) if source.kind() == DAMAGED => Error::Io { path, source },
+            _ => error,
+        }
+    }
 }
 
-/// The bytes that a decoder gives, buffered.
-fn unpacked(decoder: impl Read + Send + 'static) -> Box<dyn BufRead + Send> {
-    Box::new(BufReader::with_capacity(BUFFER, Unpacked { decoder, offset: 0 }))
+/// How much is unpacked to find whether a stream is damaged: it takes seconds, and a file of zeros may unpack to more
+/// than anybody waits for.
+const MOST_LOOKED_AT: u64 = 4 << 30;
+
+/// The kind of all errors about a stream, other than those of reading it.
+const DAMAGED: ErrorKind = ErrorKind::InvalidData;
+
+/// The bytes of a stream, buffered.
+fn unpacked(decoder: Decoder<impl BufRead + Send + 'static>) -> Box<dyn BufRead + Send> {
+    Box::new(BufReader::with_capacity(BUFFER, Unpacked { decoder: Some(decoder), offset: 0 }))
 }
 
-/// Says in errors how far a broken stream could be unpacked.
+enum Decoder<R> {
+    /// One member of several.
+    Gzip(GzDecoder<R>),
+    Zlib(ZlibDecoder<R>),
+}
+
+impl<R: BufRead> Decoder<R> {
+    fn name(&self) -> &'static str {
+        match self {
+            Decoder::Gzip(_) => "gzip",
+            Decoder::Zlib(_) => "zlib",
+        }
+    }
+
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Decoder::Gzip(member) => member.read(buffer),
+            Decoder::Zlib(stream) => stream.read(buffer),
+        }
+    }
+
+    /// The first byte behind the end that is not 0.
+    fn following(&mut self) -> io::Result<Option<u8>> {
+        let raw = match self {
+            Decoder::Gzip(member) => member.get_mut(),
+            Decoder::Zlib(stream) => stream.get_mut(),
+        };
+        loop {
+            let bytes = raw.fill_buf()?;
+            let (zeros, len) = (bytes.iter().take_while(|byte| **byte == 0).count(), bytes.len());
+            let found = bytes.get(zeros).copied();
+            raw.consume(zeros);
+            if found.is_some() || len == 0 {
+                return Ok(found);
+            }
+        }
+    }
+}
+
+/// Unpacks a stream, and says in errors how far it could be unpacked.
 struct Unpacked<R> {
-    decoder: R,
+    /// `None` behind the end.
+    decoder: Option<Decoder<R>>,
     offset: u64,
 }
 
-impl<R: Read> Read for Unpacked<R> {
+impl<R: BufRead> Unpacked<R> {
+    /// Goes on to the next member, if there is one.
+    fn end(&mut self) -> io::Result<()> {
+        let Some(decoder) = &mut self.decoder else { return Ok(()) };
+        let found = decoder.following()?;
+        self.decoder = match (found, self.decoder.take()) {
+            (Some(0x1f), Some(Decoder::Gzip(member))) => {
+                Some(Decoder::Gzip(GzDecoder::new(member.into_inner())))
+            }
+            (Some(_), decoder) => {
+                self.decoder = decoder;
+                return Err(io::Error::new(DAMAGED, "it ends here, and what follows is no part of it"));
+            }
+            (None, _) => None,
+        };
+        Ok(())
+    }
+}
+
+impl<R: BufRead> Read for Unpacked<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let read = self.decoder.read(buffer).map_err(|e| match e.kind() {
-            io::ErrorKind::Interrupted => e,
-            kind => io::Error::new(kind, format!("at byte {}, unpacked: {e}", self.offset)),
-        })?;
-        self.offset += read as u64;
-        Ok(read)
+        while let Some(decoder) = self.decoder.as_mut().filter(|_| !buffer.is_empty()) {
+            let (name, offset) = (decoder.name(), self.offset);
+            let damaged = |e: io::Error| match e.kind() {
+                ErrorKind::InvalidInput | ErrorKind::UnexpectedEof | DAMAGED => {
+                    let what = format!("its {name} stream is damaged at byte {offset}, unpacked: {e}");
+                    io::Error::new(DAMAGED, what)
+                }
+                ErrorKind::Interrupted => e,
+                kind => io::Error::new(kind, format!("at byte {offset}, unpacked: {e}")),
+            };
+            let read = decoder.read(buffer).map_err(damaged)?;
+            if read > 0 {
+                self.offset += read as u64;
+                return Ok(read);
+            }
+            self.end().map_err(damaged)?;
+        }
+        Ok(0)
     }
 }
 
@@ -187,6 +289,29 @@ mod tests {
             for cut in 1..packed.len() {
                 let location = Location::bytes("cut", packed[..cut].to_vec());
                 assert!(read(kind.open(&location).unwrap()).is_err(), "{kind:?} cut at {cut}");
+            }
+        }
+    }
+
+    #[test]
+    fn behind_the_end_there_may_be_zeros_or_a_member_and_nothing_else() {
+        let member = gzip(b"text");
+        let packed = [
+            (Compression::Gzip, member.clone(), member.clone(), &b"texttext"[..]),
+            (Compression::Zlib, zlib(b"text", 6), Vec::new(), b"text"),
+        ];
+        for (kind, first, second, text) in packed {
+            let opened = |rest: &[u8]| {
+                let bytes = [&first, rest].concat();
+                read(kind.open(&Location::bytes("a", bytes)).unwrap())
+            };
+            let zeros = vec![0; 600_000];
+            assert_eq!(opened(&zeros).unwrap(), b"text");
+            assert_eq!(opened(&[zeros.as_slice(), &second, &zeros].concat()).unwrap(), text);
+            for rest in [&b"x"[..], b"\x1f", b"\0\0x", b"more text than a header has", &zlib(b"text", 6)] {
+                let error = opened(rest).unwrap_err();
+                assert!(error.to_string().contains("stream is damaged at byte 4, unpacked: "), "{error}");
+                assert_eq!(error.kind(), DAMAGED);
             }
         }
     }

@@ -23,7 +23,8 @@ impl Files {
     /// name, `**` any number of folders, `[ab]` and `[!ab]` one of these or none of them.
     ///
     /// Names that are not UTF-8 match as if `\u{fffd}` stood for what is no text. Links to folders are followed, but `**`
-    /// enters no folder from within itself, so that links in a circle end.
+    /// enters each folder once, by a path without links if there is one: so no file comes twice because of a link, and
+    /// links in a circle end.
     ///
     /// With the feature `object-store` the pattern may be a URL, `s3://bucket/data/train-*.tfrecord`, with `*`, `[ab]`
     /// and `[!ab]` in its last part.

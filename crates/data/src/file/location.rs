@@ -85,6 +85,14 @@ impl Location {
         }
     }
 
+    /// How many bytes there are, if they are in memory.
+    pub(crate) fn in_memory(&self) -> Option<u64> {
+        match &self.kind {
+            Kind::Bytes(_, bytes) => Some((**bytes).as_ref().len() as u64),
+            _ => None,
+        }
+    }
+
     /// The raw bytes from the first one on; [`Compression::open`](super::Compression::open) unpacks them. Reads
     /// aren't buffered.
     ///
@@ -301,7 +309,7 @@ mod tests {
     #[cfg(unix)]
     #[test]
     fn what_can_be_read_only_once_is_refused_by_every_format() {
-        crate::testing::watchdog(|| {
+        distribute_testing::watched(|| {
             let folder = tempfile::tempdir().unwrap();
             let pipe = folder.path().join("pipe");
             rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();

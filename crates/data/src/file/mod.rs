@@ -5,6 +5,7 @@
 //! | `location.rs` | [`Location`]: a path, bytes in memory or a URL |
 //! | `open.rs` | local files that can be read again |
 //! | `url.rs` | what of a URL may be shown |
+//! | `stamp.rs` | what tells a file from others, and from what it was |
 //! | `limit.rs` | how much memory one element may take |
 //! | `compression.rs` | [`Compression`]: what is taken off before a format sees the bytes |
 //! | `files.rs` | [`Files`]: an ordered list of locations, and a worker's part of it |
@@ -21,6 +22,7 @@ mod location;
 mod object_store;
 mod open;
 mod pattern;
+mod stamp;
 mod url;
 
 pub use compression::Compression;
@@ -28,3 +30,4 @@ pub use files::Files;
 pub(crate) use input::Input;
 pub(crate) use limit::ElementLimit;
 pub use location::Location;
+pub(crate) use stamp::Stamp;

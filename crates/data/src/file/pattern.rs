@@ -2,7 +2,7 @@
 
 use crate::{Location, Result};
 use glob::{Pattern, PatternError};
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::io::ErrorKind;
 use std::path::{Component, Path, PathBuf};
 
@@ -33,7 +33,8 @@ impl PathPattern {
         Path::new(pattern).components().map(part).collect::<std::result::Result<_, _>>().map(Self)
     }
 
-    /// The files that match. Links are followed, but no folder is entered from within itself.
+    /// The files that match. Links are followed, but `**` enters no folder twice, whatever paths lead to it: among
+    /// folders that link to each other there are as many paths as orders of them.
     pub(super) fn files(&self) -> Result<BTreeSet<PathBuf>> {
         let mut walk = Walk::default();
         walk.descend(PathBuf::new(), &self.0)?;
@@ -44,8 +45,9 @@ impl PathPattern {
 #[derive(Default)]
 struct Walk {
     found: BTreeSet<PathBuf>,
-    /// Where the folders really are that are being walked through.
-    within: Vec<PathBuf>,
+    /// Where the folders really are that `**` has entered, and how much of the pattern was left there: what is left finds
+    /// the same in them, by whatever path it came.
+    entered: BTreeSet<(usize, PathBuf)>,
 }
 
 impl Walk {
@@ -59,7 +61,7 @@ impl Walk {
         match part {
             Part::Literal(name) => self.descend(at.join(name), rest),
             Part::Name(pattern) => {
-                for entry in entries(&at)? {
+                for (_, entry) in entries(&at)? {
                     // What is no text is matched by what stands for a character that is none.
                     let name = entry.file_name().map(|name| name.to_string_lossy());
                     let matches = name.is_some_and(|name| pattern.matches(&name));
@@ -70,26 +72,35 @@ impl Walk {
                 Ok(())
             }
             Part::Folders => {
-                self.descend(at.clone(), rest)?;
-                let Ok(here) = here(&at).canonicalize() else { return Ok(()) };
-                if self.within.contains(&here) {
-                    return Ok(());
+                for folder in self.enter(at, rest.len())? {
+                    self.descend(folder, rest)?;
                 }
-                self.within.push(here);
-                for entry in entries(&at)?.into_iter().filter(|entry| entry.is_dir()) {
-                    if !self.is_within(&entry) {
-                        self.descend(entry, parts)?;
-                    }
-                }
-                self.within.pop();
                 Ok(())
             }
         }
     }
 
-    /// Whether a folder is one of those that lead to it.
-    fn is_within(&self, folder: &Path) -> bool {
-        folder.canonicalize().is_ok_and(|folder| self.within.contains(&folder))
+    /// A folder and all below it that were not entered with so much of the pattern left. Those to which a path without
+    /// links leads have that one.
+    fn enter(&mut self, at: PathBuf, left: usize) -> Result<Vec<PathBuf>> {
+        let mut entered = Vec::new();
+        let (mut folders, mut links) = (vec![at], VecDeque::new());
+        while let Some(folder) = folders.pop().or_else(|| links.pop_front()) {
+            let place = match here(&folder).canonicalize() {
+                Ok(place) => place,
+                Err(e) if is_absent(&e) => continue,
+                Err(e) => return Err(Location::from(here(&folder)).io_error(e)),
+            };
+            if !self.entered.insert((left, place)) {
+                continue;
+            }
+            let within = entries(&folder)?.into_iter().filter(|(_, entry)| entry.is_dir());
+            let (linked, own): (Vec<_>, Vec<_>) = within.partition(|(is_link, _)| *is_link);
+            links.extend(linked.into_iter().map(|(_, entry)| entry));
+            folders.extend(own.into_iter().rev().map(|(_, entry)| entry));
+            entered.push(folder);
+        }
+        Ok(entered)
     }
 }
 
@@ -98,14 +109,25 @@ fn here(at: &Path) -> &Path {
     if at.as_os_str().is_empty() { Path::new(".") } else { at }
 }
 
-/// What is in a folder; nothing if it is none.
-fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
-    let failed = |e| Location::from(here(folder)).io_error(e);
-    match std::fs::read_dir(here(folder)) {
-        Ok(entries) => entries.map(|e| Ok(folder.join(e.map_err(failed)?.file_name()))).collect(),
-        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(Vec::new()),
-        Err(e) => Err(failed(e)),
+/// What is in a folder, with whether it is a link: sorted, links last. Nothing if it is no folder.
+fn entries(folder: &Path) -> Result<Vec<(bool, PathBuf)>> {
+    let entry = |entry: std::io::Result<std::fs::DirEntry>| {
+        let entry = entry?;
+        Ok((entry.file_type()?.is_symlink(), folder.join(entry.file_name())))
+    };
+    let read = || std::fs::read_dir(here(folder))?.map(entry).collect::<std::io::Result<Vec<_>>>();
+    match read() {
+        Ok(mut entries) => {
+            entries.sort();
+            Ok(entries)
+        }
+        Err(e) if is_absent(&e) => Ok(Vec::new()),
+        Err(e) => Err(Location::from(here(folder)).io_error(e)),
     }
+}
+
+fn is_absent(error: &std::io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
 }
 
 #[cfg(test)]
@@ -167,16 +189,37 @@ mod tests {
     #[test]
     fn links_are_followed_but_not_in_circles() {
         use std::os::unix::fs::symlink;
-        let folder = tree(&["x/a.csv", "x/y/b.csv"]);
+        let (folder, outside) = (tree(&["x/a.csv", "x/y/b.csv"]), tree(&["c.csv"]));
         let at = |name: &str| folder.path().join(name);
         symlink("../..", at("x/y/up")).unwrap();
         symlink(".", at("x/self")).unwrap();
         symlink("x/y", at("other")).unwrap();
         symlink("nowhere", at("broken")).unwrap();
-        let mut files = found(folder.path(), "**/*.csv");
-        files.retain(|file| !file.starts_with("other"));
-        assert_eq!(files, ["x/a.csv", "x/y/b.csv"]);
-        assert!(found(folder.path(), "**/*.csv").contains(&"other/b.csv".to_string()), "links are followed");
-        assert!(found(folder.path(), "**/*.csv").len() < 10);
+        symlink(outside.path(), at("x/outside")).unwrap();
+        // Files come once, by a path without links where there is one.
+        assert_eq!(found(folder.path(), "**/*.csv"), ["x/a.csv", "x/outside/c.csv", "x/y/b.csv"]);
+        assert_eq!(found(folder.path(), "*/**/b.csv"), ["x/y/b.csv"]);
+        // But names are those of links, too.
+        assert_eq!(found(folder.path(), "**/other/*.csv"), ["other/b.csv"]);
+        assert_eq!(
+            found(folder.path(), "other/**/*.csv"),
+            ["other/b.csv", "other/up/x/a.csv", "other/up/x/outside/c.csv"]
+        );
+    }
+
+    /// There are more than 10⁴⁷ paths without a circle.
+    #[cfg(unix)]
+    #[test]
+    fn folders_that_link_to_each_other_are_entered_once() {
+        distribute_testing::watched(|| {
+            let names: Vec<String> = (0..40).map(|i| format!("{i:02}/a.csv")).collect();
+            let folder = tree(&names.iter().map(String::as_str).collect::<Vec<_>>());
+            for (i, j) in (0..40 * 40).map(|n| (n / 40, n % 40)) {
+                let link = folder.path().join(format!("{i:02}/to-{j:02}"));
+                std::os::unix::fs::symlink(format!("../{j:02}"), link).unwrap();
+            }
+            assert_eq!(found(folder.path(), "**/*.csv"), names);
+            assert_eq!(found(folder.path(), "**/**/a.*"), names);
+        });
     }
 }

@@ -46,7 +46,8 @@ pub fn read_npy(location: impl Into<Location>) -> Result<HostTensor> {
     let (bytes, packed) = Compression::Auto.unpack(&location, known)?;
     // What wasn't compressed takes no more memory than the file has bytes.
     let mut room = Room { limit: packed.then(|| location.limit()), taken: 0 };
-    read(&mut Input::new(location.to_string(), bytes), &mut room)
+    let array = read(&mut Input::new(location.to_string(), bytes), &mut room);
+    array.map_err(|error| Compression::Auto.blame(&location, known, error))
 }
 
 /// Reads all arrays of a `.npz` file, as `numpy.savez` and `numpy.savez_compressed` write them, by name.

@@ -28,11 +28,16 @@ enum State {
 }
 
 struct Running {
-    receiver: Receiver<Result<Run>>,
+    receiver: Receiver<Made>,
     thread: JoinHandle<()>,
+    /// How many passes the input had behind it when what came last was made.
+    passes: usize,
     /// What was received but didn't fit into the run before it.
     kept: Option<Result<Run>>,
 }
+
+/// What the input gave, and how many [passes](Stage::passes) it had behind it then.
+type Made = (Result<Run>, usize);
 
 /// A channel sets all its places aside at once: more than these would only cost memory.
 const MOST_PLACES: usize = 4096;
@@ -47,11 +52,12 @@ impl Running {
                 let mut next = || {
                     let _input = tracing::trace_span!("input").entered();
                     // Nobody else has time to put batches together.
-                    input.next(1).map(|run| run.and_then(Run::together))
+                    let run = input.next(1)?;
+                    Some((run.and_then(Run::together), input.passes()))
                 };
-                while let Some(run) = next() {
-                    let failed = run.is_err();
-                    if sender.send(run).is_err() || failed {
+                while let Some(made) = next() {
+                    let failed = made.0.is_err();
+                    if sender.send(made).is_err() || failed {
                         break;
                     }
                 }
@@ -60,27 +66,39 @@ impl Running {
                 drop(sender);
             })
             .map_err(|source| Error::Thread { operation, source })?;
-        Ok(Self { receiver, thread, kept: None })
+        Ok(Self { receiver, thread, passes: 0, kept: None })
     }
 
     /// Waits for one element and takes what else is there already, up to `max` elements.
     fn pull(&mut self, max: usize) -> Option<Result<Run>> {
         // This wait ends with the thread, see above.
-        let mut run = match self.kept.take().or_else(|| self.receiver.iter().next())? {
+        let first = match self.kept.take() {
+            Some(kept) => kept,
+            None => {
+                let made = self.receiver.iter().next()?;
+                self.counted(made)
+            }
+        };
+        let mut run = match first {
             Ok(run) => run,
             error => return Some(error),
         };
         while run.len() < max {
-            self.kept = match self.receiver.try_recv() {
-                Ok(Ok(next)) => run.append(next).map(Ok),
-                Ok(error) => Some(error),
-                Err(_) => break,
+            let Ok(made) = self.receiver.try_recv() else { break };
+            self.kept = match self.counted(made) {
+                Ok(next) => run.append(next).map(Ok),
+                error => Some(error),
             };
             if self.kept.is_some() {
                 break;
             }
         }
         Some(Ok(run))
+    }
+
+    fn counted(&mut self, (run, passes): Made) -> Result<Run> {
+        self.passes = passes;
+        run
     }
 
     /// Why nothing more comes: the thread has nothing left to do but to end, so this join doesn't wait.
@@ -134,12 +152,20 @@ impl Stage for AheadStage {
         }
         read_over(self, count)
     }
+
+    fn passes(&self) -> usize {
+        match &self.state {
+            State::Waiting(input) => input.passes(),
+            State::Running(running) => running.passes,
+            State::Ended => 0,
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::watchdog;
+    use distribute_testing::watched;
 
     // INV-3
     #[test]
@@ -150,7 +176,7 @@ mod tests {
                 panic!("a bug of ours")
             }
         }
-        watchdog(|| {
+        watched(|| {
             let mut stage = AheadStage::new(Box::new(Broken), 2, "prefetch");
             let error = stage.next(1).unwrap().err().unwrap();
             assert_eq!(error.to_string(), "a thread of prefetch died: a bug of ours");

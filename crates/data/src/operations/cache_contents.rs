@@ -1,7 +1,9 @@
 //! Of which pipeline the elements in a cache's file are.
 
+use crate::file::Stamp;
 use crate::pipeline::{self, Pipeline};
 use crate::{Cardinality, Error, Location, Result};
+use std::sync::Arc;
 
 /// What is known of elements without making them.
 #[derive(Clone, Debug, PartialEq)]
@@ -10,31 +12,48 @@ pub(super) struct Contents {
     operations: u32,
     /// The number of elements, and what they are, in words: empty where it isn't known.
     known: [String; 2],
+    /// The files of its sources, in order.
+    files: Arc<[Stamp]>,
 }
 
 /// With what the record begins: no element does. The last byte is the version.
-const BEGIN: &[u8] = b"\xd5cache\x01";
+const BEGIN: &[u8] = b"\xd5cache\x02";
+
+/// The files of a pipeline as they are now. That takes a call of the system for each.
+pub(super) fn files(pipeline: &Pipeline) -> Arc<[Stamp]> {
+    let mut stamps = Vec::new();
+    pipeline::visit(pipeline, &mut |operation| {
+        stamps.extend(operation.files().into_iter().flatten().map(Stamp::of))
+    });
+    stamps.into()
+}
 
 impl Contents {
-    /// Those of a pipeline.
-    pub(super) fn of(pipeline: &Pipeline) -> Self {
+    /// Those of a pipeline with such files.
+    pub(super) fn of(pipeline: &Pipeline, files: Arc<[Stamp]>) -> Self {
         let count = match pipeline.cardinality() {
             Cardinality::Unknown => String::new(),
             known => known.to_string(),
         };
         let spec = pipeline.spec().map_or(String::new(), |spec| spec.describe(&|leaf| leaf.to_string()));
-        Self { operations: pipeline::identity(pipeline), known: [count, spec] }
+        Self { operations: pipeline::identity(pipeline), known: [count, spec], files }
     }
 
     pub(super) fn encode(&self) -> Vec<u8> {
-        let known = self.known.join("\n");
-        [BEGIN, &self.operations.to_le_bytes(), known.as_bytes()].concat()
+        let mut record =
+            [BEGIN, &self.operations.to_le_bytes(), &(self.files.len() as u64).to_le_bytes()].concat();
+        self.files.iter().for_each(|file| file.encode(&mut record));
+        record.extend(self.known.join("\n").as_bytes());
+        record
     }
 
     fn decode(record: &[u8]) -> Option<Self> {
-        let (operations, known) = record.strip_prefix(BEGIN)?.split_first_chunk::<4>()?;
+        let (operations, rest) = record.strip_prefix(BEGIN)?.split_first_chunk()?;
+        let (files, mut known) = rest.split_first_chunk()?;
+        let files =
+            (0..u64::from_le_bytes(*files)).map(|_| Stamp::decode(&mut known)).collect::<Option<_>>()?;
         let (count, spec) = std::str::from_utf8(known).ok()?.split_once('\n')?;
-        Some(Self { operations: u32::from_le_bytes(*operations), known: [count.into(), spec.into()] })
+        Some(Self { operations: u32::from_le_bytes(*operations), known: [count.into(), spec.into()], files })
     }
 
     /// Whether the first record of a file says the same.
@@ -49,13 +68,21 @@ impl Contents {
                 return refuse(format!("those are {theirs}, these are {mine}"));
             }
         }
-        match self.operations == theirs.operations {
-            true => Ok(()),
-            false => refuse(
+        if self.operations != theirs.operations {
+            return refuse(
                 "it was written with other operations, or other parameters of them: seeds, sizes, the number of files"
                     .into(),
-            ),
+            );
         }
+        if self.files.len() != theirs.files.len() {
+            return refuse(format!(
+                "those are of {} files, these of {}",
+                theirs.files.len(),
+                self.files.len()
+            ));
+        }
+        let mut files = self.files.iter().zip(theirs.files.iter());
+        files.find_map(|(mine, theirs)| mine.difference(theirs)).map_or(Ok(()), refuse)
     }
 }
 
@@ -66,9 +93,13 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read() {
-        for pipeline in [Dataset::range(3).filter(|_| true).pipeline(), Dataset::range(3).batch(2).pipeline()]
-        {
-            let contents = Contents::of(pipeline);
+        let files_too = crate::text_lines(["/nonexistent/a", "b"]).concatenate(&crate::text_lines("c"));
+        for pipeline in [
+            Dataset::range(3).filter(|_| true).pipeline(),
+            Dataset::range(3).batch(2).pipeline(),
+            files_too.pipeline(),
+        ] {
+            let contents = Contents::of(pipeline, files(pipeline));
             assert_eq!(Contents::decode(&contents.encode()), Some(contents));
         }
         assert_eq!(Contents::decode(b"record"), None);

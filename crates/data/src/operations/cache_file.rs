@@ -1,9 +1,9 @@
 //! Elements kept in a file: which pipeline they are of, a record for each of them, and how many there are.
 
 use super::cache::ends;
-use super::cache_contents::Contents;
+use super::cache_contents::{Contents, files};
 use super::encoding::{Broken, decode, encode};
-use crate::file::Location;
+use crate::file::{Location, Stamp};
 use crate::pipeline::{self, Operation, Part, Pipeline, Sharding};
 use crate::run::Run;
 use crate::stage::Stage;
@@ -11,15 +11,18 @@ use crate::{Cardinality, Compression, Dataset, Error, Result, TfRecordReader, Tf
 use distribute_tensor::Nest;
 use std::io::BufRead;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 impl<T: Nest> Dataset<T> {
     /// [`cache`](Dataset::cache) in a file: the first whole pass writes it, later passes, of later processes too, read it.
     /// It has its name only when it is whole. Workers that read files of their own, or have a hint, each have a file of
     /// their own: `path.0-of-2`. Datasets that a function makes for each worker need a path for each.
     ///
-    /// A file of other operations, parameters, lengths or shapes than those of this dataset gives [`Error::Cache`].
-    /// Delete it when what is in the files changes, or what a function of yours does: that cannot be seen.
+    /// A file of other operations, parameters, lengths or shapes than those of this dataset, or of other files, gives
+    /// [`Error::Cache`]. Files are the same if their paths, as they were given, are the same, their sizes, and when they
+    /// were modified, all as they were before the first pass of the process; those that are gone are not missed. Bytes in
+    /// memory are known by name and size, URLs by what is before a `?`. Delete the cache when a function of yours does
+    /// something else, or reads other files: that cannot be seen.
     ///
     /// A file that is damaged gives [`Error::Record`] or [`Error::Damaged`] in the pass, one that cannot be written
     /// [`Error::Write`]. Elements are host tensors, of any dtype; for others, and for those that are larger than
@@ -36,13 +39,22 @@ impl<T: Nest> Dataset<T> {
     /// ```
     #[doc(alias = "tf.data.Dataset.cache")]
     pub fn cache_to(&self, path: impl Into<Location>) -> Self {
-        Self::of(CacheFile { input: self.pipeline().clone(), file: Arc::new(path.into()) })
+        Self::of(CacheFile::new(self.pipeline().clone(), Arc::new(path.into())))
     }
 }
 
+#[derive(Clone)]
 struct CacheFile {
     input: Pipeline,
     file: Arc<Location>,
+    /// The files of the input, when the first pass began: there may be many.
+    stamps: OnceLock<Arc<[Stamp]>>,
+}
+
+impl CacheFile {
+    fn new(input: Pipeline, file: Arc<Location>) -> Self {
+        Self { input, file, stamps: OnceLock::new() }
+    }
 }
 
 impl Operation for CacheFile {
@@ -51,7 +63,7 @@ impl Operation for CacheFile {
     }
 
     fn over(&self, f: &mut dyn FnMut(&Pipeline) -> Pipeline) -> Option<Pipeline> {
-        Some(Arc::new(CacheFile { input: f(&self.input), file: self.file.clone() }))
+        Some(Arc::new(CacheFile::new(f(&self.input), self.file.clone())))
     }
 
     fn describe(&self) -> String {
@@ -86,7 +98,7 @@ impl Operation for CacheFile {
         path.push(format!(".{index}-of-{workers}"));
         let file = Location::from(PathBuf::from(path)).element_limit(self.file.limit().bytes());
         let input = pipeline::shard(&self.input, part);
-        Some(Arc::new(CacheFile { input, file: Arc::new(file) }))
+        Some(Arc::new(CacheFile::new(input, Arc::new(file))))
     }
 
     fn costly(&self) -> bool {
@@ -94,7 +106,8 @@ impl Operation for CacheFile {
     }
 
     fn start(&self, _epoch: u64) -> Box<dyn Stage> {
-        let (file, contents) = (self.file.clone(), Contents::of(&self.input));
+        let stamps = self.stamps.get_or_init(|| files(&self.input)).clone();
+        let (file, contents) = (self.file.clone(), Contents::of(&self.input, stamps));
         match file.path().is_some_and(Path::exists) {
             true => Box::new(ReadStage { file, contents, reader: None, read: 0, ended: false }),
             false => {
@@ -124,8 +137,13 @@ impl WriteStage {
             Some(writer) => writer,
             none => {
                 let path = self.file.path().unwrap_or(Path::new(""));
+                let contents = self.contents.encode();
+                self.file
+                    .limit()
+                    .check("the list of files", contents.len() as u64)
+                    .map_err(|what| Error::Unwritable { path: self.file.to_string(), index: 0, what })?;
                 let mut writer = TfRecordWriter::create(path, Compression::None)?;
-                writer.write(&self.contents.encode())?;
+                writer.write(&contents)?;
                 none.insert(writer)
             }
         })
@@ -335,6 +353,49 @@ mod tests {
     }
 
     #[test]
+    fn elements_of_other_files_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let write = |name: &str, text: &str| std::fs::write(at(name), text).unwrap();
+        let read = |cache: &str, names: &[&str]| {
+            let files: crate::Files = names.iter().map(|name| at(name)).collect();
+            let lines = crate::text_lines(files).cache_to(at(cache));
+            lines.iter().collect::<Result<Vec<_>>>().map(|lines| lines.concat())
+        };
+        let refused = |cache: &str, names: &[&str], why: &str| {
+            let error = read(cache, names).unwrap_err();
+            assert!(matches!(error, Error::Cache { .. }), "{error}");
+            assert!(error.to_string().contains(why) && error.to_string().contains("delete it"), "{error}");
+        };
+        write("a", "1\n");
+        write("b", "2\n");
+        assert_eq!(read("cache", &["a"]).unwrap(), "1");
+        refused(
+            "cache",
+            &["b"],
+            &format!("it was written from '{}', here is '{}'", at("a").display(), at("b").display()),
+        );
+        assert_eq!(read("both", &["a", "b"]).unwrap(), "12");
+        refused("both", &["b", "a"], "it was written from");
+        // Names are elements, too, and what is read by them is seen.
+        let names =
+            |name: &str| Dataset::list_files(at(name)).cache_to(at("names")).iter().find_map(Result::err);
+        assert!(names("a").is_none() && names("a").is_none());
+        assert!(matches!(names("b"), Some(Error::Cache { .. })));
+
+        write("a", "17\n");
+        refused("cache", &["a"], "had 2 bytes when it was written, and has 3");
+        write("a", "7\n");
+        let set =
+            |time| std::fs::File::options().write(true).open(at("a")).unwrap().set_modified(time).unwrap();
+        set(std::time::UNIX_EPOCH + std::time::Duration::from_secs(7));
+        refused("cache", &["a"], "is not as old as it was");
+        // What a cache has been made of may go.
+        std::fs::remove_file(at("a")).unwrap();
+        assert_eq!(read("cache", &["a"]).unwrap(), "1");
+    }
+
+    #[test]
     fn every_dtype_is_kept() {
         let folder = tempfile::tempdir().unwrap();
         for dtype in DType::ALL.into_iter().filter(|dtype| *dtype != DType::String) {
@@ -368,7 +429,7 @@ mod tests {
     #[cfg(unix)]
     #[test]
     fn what_is_no_file_is_refused_at_once() {
-        crate::testing::watchdog(|| {
+        distribute_testing::watched(|| {
             let folder = tempfile::tempdir().unwrap();
             let path = folder.path().join("pipe");
             assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());

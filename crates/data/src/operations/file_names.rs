@@ -30,6 +30,10 @@ impl Operation for FileNames {
         format!("names of {} files", self.files.len())
     }
 
+    fn files(&self) -> Option<&Files> {
+        Some(&self.files)
+    }
+
     fn cardinality(&self) -> Cardinality {
         Cardinality::Finite(self.files.len())
     }

@@ -70,10 +70,12 @@ pub(crate) struct FilesStage {
     current: Option<Reading>,
     /// What was made of a part and has not been handed on.
     made: Made,
+    /// Of which file that part is.
+    made_of: usize,
     /// The threads. The first part is worked on without, so that a small file needs none.
     crew: Option<Crew<Work, Made>>,
-    /// The bytes of the parts that threads have, in the order in which they come back.
-    under_way: VecDeque<usize>,
+    /// The files of the parts that threads have, and their bytes, in the order in which they come back.
+    under_way: VecDeque<(usize, usize)>,
     begun: bool,
     /// What went wrong behind the parts that are worked on.
     failed: Option<Error>,
@@ -82,7 +84,8 @@ pub(crate) struct FilesStage {
 impl FilesStage {
     pub(crate) fn new(files: Arc<Files>, format: Arc<dyn Format>) -> Self {
         let (current, made, crew, failed) = (None, Made::default(), None, None);
-        Self { files, format, next: 0, current, made, crew, under_way: VecDeque::new(), begun: false, failed }
+        let under_way = VecDeque::new();
+        Self { files, format, next: 0, current, made, made_of: 0, crew, under_way, begun: false, failed }
     }
 
     /// The file that is being read, or the next one; `None` after the last.
@@ -90,15 +93,30 @@ impl FilesStage {
         if self.current.is_none() {
             let Some(file) = self.files.iter().nth(self.next) else { return Ok(None) };
             self.next += 1;
-            self.current = Some(self.format.open(file)?);
+            let opened = self.format.open(file);
+            self.current = Some(opened.map_err(|error| self.format.blame(file, error))?);
         }
         Ok(self.current.as_mut())
+    }
+
+    /// The number of the file that is being read.
+    fn reading(&self) -> usize {
+        self.next.saturating_sub(1)
+    }
+
+    /// What is wrong with a file of which nothing can be made.
+    fn blame(&self, file: usize, error: Error) -> Error {
+        match self.files.iter().nth(file) {
+            Some(file) => self.format.blame(file, error),
+            None => error,
+        }
     }
 
     fn next_part(&mut self) -> Result<Option<Work>> {
         while let Some(Reading::Parts(parts)) = self.current()? {
             match parts.next() {
-                Some(work) => return work.map(Some),
+                Some(Ok(work)) => return Ok(Some(work)),
+                Some(Err(error)) => return Err(self.blame(self.reading(), error)),
                 None => self.current = None,
             }
         }
@@ -110,11 +128,12 @@ impl FilesStage {
         let threads = self.format.threads();
         while self.begun && threads > 1 && self.has_room() {
             let Some(work) = self.next_part()? else { break };
+            let file = self.reading();
             let crew = match &mut self.crew {
                 Some(crew) => crew,
                 none => none.insert(Crew::start("parse", threads, true, |work: Work| (work.make)())?),
             };
-            self.under_way.push_back(work.bytes);
+            self.under_way.push_back((file, work.bytes));
             crew.send(work);
         }
         Ok(())
@@ -122,19 +141,22 @@ impl FilesStage {
 
     /// Whether another part may be under way.
     fn has_room(&mut self) -> bool {
-        self.under_way.iter().sum::<usize>() < MOST_BYTES && self.crew.as_mut().is_none_or(Crew::has_room)
+        self.under_way.iter().map(|(_, bytes)| bytes).sum::<usize>() < MOST_BYTES
+            && self.crew.as_mut().is_none_or(Crew::has_room)
     }
 
     fn read(&mut self, max: usize) -> Result<Option<Run>> {
         loop {
-            if let Some(run) = self.made.take(max)? {
-                return Ok(Some(run));
+            match self.made.take(max) {
+                Ok(Some(run)) => return Ok(Some(run)),
+                Ok(None) => {}
+                Err(error) => return Err(self.blame(self.made_of, error)),
             }
             if self.failed.is_none() {
                 self.failed = self.feed().err();
             }
             if let Some(made) = self.crew.as_mut().and_then(Crew::receive) {
-                self.under_way.pop_front();
+                self.made_of = self.under_way.pop_front().map_or(0, |(file, _)| file);
                 self.made = made?;
                 continue;
             }
@@ -144,15 +166,18 @@ impl FilesStage {
             let ended = match self.current()? {
                 None => return Ok(None),
                 Some(Reading::Elements(stage)) => match stage.next(max) {
-                    Some(run) => return run.map(Some),
+                    Some(Ok(run)) => return Ok(Some(run)),
+                    Some(Err(error)) => return Err(self.blame(self.reading(), error)),
                     None => true,
                 },
                 Some(Reading::Parts(parts)) => match parts.next() {
-                    Some(work) => {
-                        self.made = (work?.make)();
+                    Some(Ok(work)) => {
+                        self.made = (work.make)();
+                        self.made_of = self.reading();
                         self.begun = true;
                         false
                     }
+                    Some(Err(error)) => return Err(self.blame(self.reading(), error)),
                     None => true,
                 },
             };
@@ -175,13 +200,14 @@ impl FilesStage {
         }
         let skipped = match self.current()? {
             None => return Ok((0, false)),
-            Some(Reading::Elements(stage)) => stage.skip(count)?,
-            Some(Reading::Parts(parts)) => match parts.skip(count)? {
-                Some(skipped) => skipped,
-                None => return Ok((0, false)),
-            },
+            Some(Reading::Elements(stage)) => stage.skip(count).map(Some),
+            Some(Reading::Parts(parts)) => parts.skip(count),
         };
-        Ok((skipped, skipped < count))
+        match skipped {
+            Ok(Some(skipped)) => Ok((skipped, skipped < count)),
+            Ok(None) => Ok((0, false)),
+            Err(error) => Err(self.blame(self.reading(), error)),
+        }
     }
 }
 
@@ -217,9 +243,10 @@ pub(crate) fn threads() -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{values, watchdog};
+    use crate::testing::values;
     use crate::{Dataset, ElementSpec, Location};
     use distribute_tensor::{HostTensor, Leaf, Tree};
+    use distribute_testing::watched;
     use std::io::Read;
 
     /// A file's bytes, three to a part; a `?` is broken.
@@ -275,7 +302,7 @@ mod tests {
 
     #[test]
     fn elements_are_in_the_order_of_the_files_whoever_makes_them() {
-        watchdog(|| {
+        watched(|| {
             let long: String = (0..200).map(|i| char::from(b'a' + i % 26)).collect();
             let files = ["", "ab", &long, "", "xyz", "q"];
             let expected: Vec<i64> = files.concat().bytes().map(i64::from).collect();
@@ -294,7 +321,7 @@ mod tests {
 
     #[test]
     fn an_error_comes_after_the_elements_before_it() {
-        watchdog(|| {
+        watched(|| {
             for threads in [1, 2, 5] {
                 let broken = data(&["abcdefghijklm?", "z"], threads, false);
                 let seen: Vec<_> = broken.iter().collect();

@@ -3,7 +3,7 @@
 use super::file_stage::{FilesStage, Reading};
 use crate::pipeline::{Batching, Operation, Part, Pipeline, Sharding};
 use crate::stage::Stage;
-use crate::{Cardinality, Dataset, ElementSpec, Files, Location, Result};
+use crate::{Cardinality, Compression, Dataset, ElementSpec, Error, Files, Location, Result};
 use distribute_tensor::Nest;
 use std::sync::Arc;
 
@@ -22,6 +22,11 @@ pub(crate) trait Format: Send + Sync + 'static {
 
     /// How one file is read.
     fn open(&self, file: &Location) -> Result<Reading>;
+
+    /// Why nothing can be made of a file: a compressed stream that is damaged, if that is so, else `error`.
+    fn blame(&self, file: &Location, error: Error) -> Error {
+        Compression::Auto.blame(file, |_| None, error)
+    }
 
     /// On how many threads parts of files are worked on.
     fn threads(&self) -> usize {
@@ -53,6 +58,10 @@ impl Operation for FilesSource {
 
     fn identity(&self) -> String {
         format!("{} from {} files", self.format.describe(), self.files.len())
+    }
+
+    fn files(&self) -> Option<&Files> {
+        Some(&self.files)
     }
 
     fn cardinality(&self) -> Cardinality {
@@ -203,6 +212,18 @@ mod tests {
         assert_eq!(lines(&auto), ["02", "13"]);
         let asked = plan(&data, AutoShardPolicy::File, 2).unwrap();
         assert_eq!(lines(&asked), ["0134", "2"]);
+    }
+
+    /// A position means the same in a folder that was moved. A cache is of its files: see `cache_file.rs`.
+    #[test]
+    fn a_position_goes_on_where_files_were_moved() {
+        let files = |folder: &str| {
+            Files::from(["a", "b"].map(|name| Location::bytes(format!("{folder}/{name}"), "0\n1\n")))
+        };
+        let data = |folder| text_lines(files(folder)).batch(1);
+        let mut pass = plan(&data("old"), AutoShardPolicy::File, 1).unwrap().worker(0, 0).unwrap();
+        pass.step().unwrap();
+        plan(&data("new"), AutoShardPolicy::File, 1).unwrap().check_position(&pass.position()).unwrap();
     }
 
     /// A pass over files of workers of their own goes on elsewhere.

@@ -1,7 +1,8 @@
 //! Some of the elements.
 
+use super::repeat::Fruitless;
 use crate::guard::guarded;
-use crate::pipeline::{Operation, Pipeline, Sharding};
+use crate::pipeline::{Operation, Pipeline, Sharding, one_input};
 use crate::run::{Picks, Run};
 use crate::stage::Stage;
 use crate::{Cardinality, Cause, Dataset, Error, Result};
@@ -11,6 +12,9 @@ use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
     /// Keeps the elements for which `predicate` is true.
+    ///
+    /// Where it is true for none in 100 passes of a dataset that is [repeated](Dataset::repeat) before, comes
+    /// [`Error::EmptyPasses`].
     ///
     /// A panic gives [`Error::Panicked`] with the element's index and ends the pass.
     #[doc(alias = "tf.data.Dataset.filter")]
@@ -58,19 +62,14 @@ pub(crate) fn on_trees<T: Nest + 'static, E: Into<Cause>>(
     })
 }
 
+#[derive(Clone)]
 struct Filter {
     input: Pipeline,
     predicate: FilterFn,
 }
 
 impl Operation for Filter {
-    fn inputs(&self) -> &[Pipeline] {
-        std::slice::from_ref(&self.input)
-    }
-
-    fn over(&self, f: &mut dyn FnMut(&Pipeline) -> Pipeline) -> Option<Pipeline> {
-        Some(Arc::new(Filter { input: f(&self.input), predicate: self.predicate.clone() }))
-    }
+    one_input!();
 
     fn describe(&self) -> String {
         "filter".into()
@@ -94,7 +93,13 @@ impl Operation for Filter {
 
     fn start(&self, epoch: u64) -> Box<dyn Stage> {
         let input = self.input.start(epoch);
-        Box::new(FilterStage { input, predicate: self.predicate.clone(), index: 0, failed: None })
+        Box::new(FilterStage {
+            input,
+            predicate: self.predicate.clone(),
+            index: 0,
+            fruitless: Fruitless::default(),
+            failed: None,
+        })
     }
 }
 
@@ -102,6 +107,7 @@ struct FilterStage {
     input: Box<dyn Stage>,
     predicate: FilterFn,
     index: usize,
+    fruitless: Fruitless,
     /// What went wrong after the elements that were handed on last.
     failed: Option<Error>,
 }
@@ -148,10 +154,21 @@ impl Stage for FilterStage {
                 return Some(Err(error));
             }
             match self.input.next(max.min(MOST_AT_ONCE))?.and_then(|run| self.apply(run)) {
-                Ok(run) if run.len() == 0 => continue,
-                result => return Some(result),
+                Ok(run) if run.len() == 0 => {
+                    if let Err(error) = self.fruitless.nothing("filter", self.input.passes()) {
+                        return Some(Err(error));
+                    }
+                }
+                result => {
+                    self.fruitless.found();
+                    return Some(result);
+                }
             }
         }
+    }
+
+    fn passes(&self) -> usize {
+        self.input.passes()
     }
 }
 

@@ -1,11 +1,10 @@
 //! The same pass again and again.
 
-use crate::pipeline::{Operation, Pipeline, Sharding};
+use crate::pipeline::{Operation, Pipeline, Sharding, one_input};
 use crate::run::Run;
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset, Error, Result};
 use distribute_tensor::Nest;
-use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
     /// The dataset `times` times over, each time in the shuffles' next order. A pass that happens to be without elements is
@@ -23,6 +22,7 @@ impl<T: Nest> Dataset<T> {
     }
 }
 
+#[derive(Clone)]
 struct Repeat {
     input: Pipeline,
     /// `None` repeats forever.
@@ -30,13 +30,7 @@ struct Repeat {
 }
 
 impl Operation for Repeat {
-    fn inputs(&self) -> &[Pipeline] {
-        std::slice::from_ref(&self.input)
-    }
-
-    fn over(&self, f: &mut dyn FnMut(&Pipeline) -> Pipeline) -> Option<Pipeline> {
-        Some(Arc::new(Repeat { input: f(&self.input), times: self.times }))
-    }
+    one_input!();
 
     fn describe(&self) -> String {
         match self.times {
@@ -75,6 +69,27 @@ struct RepeatStage {
 /// So many passes without an element are no chance. A filter that keeps nothing would be asked for ever.
 const MOST_EMPTY: usize = 100;
 
+/// Of a stage that drops elements of a dataset that is repeated before it: for how many passes it has dropped all.
+#[derive(Default)]
+pub(super) struct Fruitless {
+    /// How many passes there had been when the first of them was dropped. What stages before hold for later has been
+    /// taken from the input by then, so that passes are counted from there on only as their elements come.
+    since: Option<usize>,
+}
+
+impl Fruitless {
+    /// An element was kept.
+    pub(super) fn found(&mut self) {
+        self.since = None;
+    }
+
+    /// None was kept of those that came last, after so many [passes](Stage::passes).
+    pub(super) fn nothing(&mut self, operation: &'static str, passes: usize) -> Result<()> {
+        let passes = passes.saturating_sub(*self.since.get_or_insert(passes));
+        if passes < MOST_EMPTY { Ok(()) } else { Err(Error::EmptyPasses { operation, passes }) }
+    }
+}
+
 impl RepeatStage {
     /// Repetition `r` of pass `epoch` is epoch `epoch * times + r` of the input, so that going through `repeat(3)`
     /// once shuffles as going three times through the input does. Endless repetitions get 2³² epochs a pass.
@@ -92,7 +107,7 @@ impl RepeatStage {
                 return Ok(None);
             }
             if self.empty >= MOST_EMPTY {
-                return Err(Error::EmptyPasses { passes: self.empty });
+                return Err(Error::EmptyPasses { operation: "repeat", passes: self.empty });
             }
             let epoch = self.first_epoch.wrapping_add(self.started as u64);
             self.started = self.started.saturating_add(1);
@@ -133,6 +148,10 @@ impl Stage for RepeatStage {
         }
         Ok(count - left)
     }
+
+    fn passes(&self) -> usize {
+        self.started - usize::from(self.current.is_some())
+    }
 }
 
 #[cfg(test)]
@@ -157,13 +176,57 @@ mod tests {
         {
             let mut pass = data.iter();
             let error = pass.next().unwrap().unwrap_err();
-            assert!(matches!(error, Error::EmptyPasses { passes: 100 }), "{error}");
+            assert!(matches!(error, Error::EmptyPasses { operation: "repeat", passes: 100 }), "{error}");
             assert!(error.to_string().contains("filters"), "{error}");
             assert!(pass.next().is_none());
             assert!(data.skip(1).iter().next().unwrap().is_err());
         }
         assert_eq!(values(&nothing.repeat(100)), [0i64; 0]);
         assert_eq!(values(&Dataset::range(0).map(|x| x).repeat_forever()), [0i64; 0]);
+    }
+
+    #[test]
+    fn so_do_elements_that_are_dropped_pass_after_pass() {
+        distribute_testing::watched(|| {
+            let endless = Dataset::range(3).repeat_forever();
+            let many = Dataset::range(3).filter(|_| true).repeat(usize::MAX);
+            let never = |x: &i64| *x > 7;
+            for data in [
+                endless.filter(never),
+                many.filter(never),
+                endless.take(usize::MAX).skip(1).filter(|_| true).map(|x| x + 1).filter(never).map(|x| x),
+                endless.shuffle(1000, 1).filter(never),
+                endless.prefetch(1000).filter(never).prefetch(1),
+                endless.map_parallel(2, |x| x).filter(never),
+                endless.batch(2).filter(|_| false).unbatch(),
+                endless.batch(2).unbatch::<i64>().filter(never),
+            ] {
+                let mut pass = data.iter();
+                let error = pass.next().unwrap().unwrap_err();
+                assert!(matches!(error, Error::EmptyPasses { operation: "filter", .. }), "{error}");
+                assert!(pass.next().is_none());
+                assert!(data.skip(1).iter().next().unwrap().is_err());
+            }
+        });
+    }
+
+    /// What stages hold for later, and what depends on the number of the pass, is no reason to give up.
+    #[test]
+    fn an_element_that_comes_after_many_passes_comes() {
+        distribute_testing::watched(|| {
+            let endless = Dataset::range(3).repeat_forever();
+            let late = endless.enumerate().filter(|(i, _)| *i == 2000).map(|(_, x)| x);
+            let paired = Dataset::range(5000).repeat_forever().zip(&endless);
+            let paired = paired.filter(|(i, _)| *i == 4000).map(|(_, x)| x);
+            for (data, expected) in [(late, 2000 % 3), (paired, 4000 % 3)] {
+                assert_eq!(values(&data.take(1)), [expected]);
+            }
+            // Each second element of one by one, behind buffers of many passes.
+            for data in [endless.shuffle(5000, 1), endless.prefetch(5000), endless.map_parallel(4, |x| x)] {
+                let odd = data.filter(|x| *x == 1);
+                assert!(odd.iter().take(3000).all(|x| x.unwrap() == 1));
+            }
+        });
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Records of TFRecord files as elements.
 
+use super::frame::starts;
 use super::{Records, TfRecordReader};
 use crate::example::Features;
 use crate::operations::crew::most_threads;
@@ -114,6 +115,10 @@ impl Format for RecordsFormat {
     fn open(&self, file: &Location) -> Result<Reading> {
         let reader = TfRecordReader::open(file, self.compression)?;
         Ok(Reading::Parts(Box::new(RecordsParts { reader, features: self.features.clone() })))
+    }
+
+    fn blame(&self, file: &Location, error: Error) -> Error {
+        self.compression.blame(file, |head| Some(starts(head)), error)
     }
 
     fn threads(&self) -> usize {

@@ -1,12 +1,13 @@
 //! Files of every format.
 
-use super::{broken, file, refused, watchdog};
+use super::{broken, file, refused};
 use distribute_data::example::{Example, Features, FixedLen};
 use distribute_data::numpy::{read_npy, read_npz};
 use distribute_data::{
     Compression, Csv, Dataset, Files, TfRecord, TfRecordReader, TfRecordWriter, text_lines,
 };
 use distribute_tensor::HostTensor;
+use distribute_testing::watched;
 use flate2::write::{GzEncoder, ZlibEncoder};
 use std::io::Write;
 
@@ -38,7 +39,7 @@ fn tfrecord(bytes: Vec<u8>) -> Dataset<HostTensor> {
 
 #[test]
 fn truncated_tfrecord() {
-    watchdog(|| {
+    watched(|| {
         let cut = |len: usize| tfrecord(records(3)[..len].to_vec());
         broken(
             cut(59),
@@ -65,7 +66,7 @@ fn truncated_tfrecord() {
 
 #[test]
 fn tfrecord_with_a_wrong_crc() {
-    watchdog(|| {
+    watched(|| {
         let flipped = |at: usize, what: &str| {
             let mut bytes = records(3);
             bytes[at] ^= 1;
@@ -85,17 +86,17 @@ fn tfrecord_with_a_wrong_crc() {
 
 #[test]
 fn bad_gzip_and_zlib() {
-    watchdog(|| {
+    watched(|| {
         let torn = |bytes: &[u8]| bytes[..bytes.len() - 3].to_vec();
         broken(
             tfrecord(torn(&gzip(&records(3)))),
             3,
-            "cannot read 'a.tfrecord': at byte 60, unpacked: unexpected end of file",
+            "cannot read 'a.tfrecord': its gzip stream is damaged at byte 60, unpacked: unexpected end of file",
         );
         broken(
             tfrecord(torn(&zlib(&records(3)))),
             3,
-            "cannot read 'a.tfrecord': at byte 60, unpacked: incomplete deflate stream",
+            "cannot read 'a.tfrecord': its zlib stream is damaged at byte 60, unpacked: incomplete deflate stream",
         );
         let mut wrong = gzip(&records(3));
         let crc = wrong.len() - 8;
@@ -103,21 +104,80 @@ fn bad_gzip_and_zlib() {
         broken(
             tfrecord(wrong),
             3,
-            "cannot read 'a.tfrecord': at byte 60, unpacked: corrupt gzip stream does not have a matching checksum",
+            "cannot read 'a.tfrecord': its gzip stream is damaged at byte 60, unpacked: corrupt gzip stream does not have a matching checksum",
         );
         let plain = TfRecord::new(file("a.tfrecord", records(3))).compression(Compression::Gzip);
-        broken(plain.records(), 0, "cannot read 'a.tfrecord': at byte 0, unpacked: invalid gzip header");
+        broken(
+            plain.records(),
+            0,
+            "cannot read 'a.tfrecord': its gzip stream is damaged at byte 0, unpacked: invalid gzip header",
+        );
         let lines = text_lines(file("a.txt.gz", torn(&gzip(b"one\ntwo\n"))));
-        broken(lines, 2, "cannot read 'a.txt.gz': at byte 8, unpacked: unexpected end of file");
+        broken(
+            lines,
+            2,
+            "cannot read 'a.txt.gz': its gzip stream is damaged at byte 8, unpacked: unexpected end of file",
+        );
         let rows = Csv::bytes("a.csv.gz", torn(&gzip(b"1,2\n3,4\n"))).header(false);
-        let error = "cannot read 'a.csv.gz': at byte 8, unpacked: unexpected end of file";
+        let error =
+            "cannot read 'a.csv.gz': its gzip stream is damaged at byte 8, unpacked: unexpected end of file";
         broken(rows.features().unwrap(), 2, error);
+        let followed = text_lines(file("a.txt.gz", [gzip(b"one\n"), b"more".to_vec()].concat()));
+        let error =
+            "its gzip stream is damaged at byte 4, unpacked: it ends here, and what follows is no part of it";
+        broken(followed, 1, &format!("cannot read 'a.txt.gz': {error}"));
+    });
+}
+
+/// What comes out of a damaged stream is no row, record or header: the checksum at the end says why.
+#[test]
+fn a_damaged_stream_is_named_before_what_came_out_of_it() {
+    distribute_testing::watched(|| {
+        // Stored as they are, so that a byte changes in place.
+        let stored = |bytes: &[u8]| {
+            let mut encoder = GzEncoder::new(Vec::new(), flate2::Compression::none());
+            encoder.write_all(bytes).unwrap();
+            encoder.finish().unwrap()
+        };
+        let damaged = |bytes: &[u8], from: &[u8], to: &[u8]| {
+            let mut packed = stored(bytes);
+            let at = packed.windows(from.len()).position(|bytes| bytes == from).unwrap();
+            packed[at..at + to.len()].copy_from_slice(to);
+            packed
+        };
+        let why = |len: usize| {
+            format!(
+                "its gzip stream is damaged at byte {len}, unpacked: corrupt gzip stream does not have a matching checksum"
+            )
+        };
+        let text: String = (0..200_000).map(|i| format!("{i},1\n")).collect();
+        for threads in [1, 3] {
+            let rows = Csv::bytes("a.csv.gz", damaged(text.as_bytes(), b"\n60000,", b"\n6?")).header(false);
+            let error = format!("cannot read 'a.csv.gz': {}", why(text.len()));
+            broken(rows.threads(threads).features().unwrap(), 60_000, &error);
+        }
+        // Of two files the second.
+        let whole = distribute_data::Location::bytes("a.csv.gz", stored(b"1,2\n"));
+        let second = distribute_data::Location::bytes("b.csv.gz", damaged(b"1,2\n", b"1,", b"x"));
+        let rows = Csv::files([whole, second]).header(false).features().unwrap();
+        broken(rows, 1, &format!("cannot read 'b.csv.gz': {}", why(4)));
+        let data = tfrecord(damaged(&records(3), &[1; 4], &[2]));
+        broken(data, 1, &format!("cannot read 'a.tfrecord': {}", why(60)));
+        // Where the stream is whole, the row is to blame.
+        let rows = Csv::bytes("a.csv.gz", stored(b"1,2\n1,x\n")).header(false).features().unwrap();
+        broken(rows, 1, "'a.csv.gz', line 2, column 2: found \"x\", expected a number (float32)");
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.npy");
+        distribute_data::numpy::write_npy(&path, &HostTensor::vector(vec![1i64, 2])).unwrap();
+        let npy = std::fs::read(&path).unwrap();
+        let error = read_npy(file("a.npy.gz", damaged(&npy, b"descr", b"x"))).unwrap_err();
+        assert_eq!(error.to_string(), format!("cannot read 'a.npy.gz': {}", why(npy.len())));
     });
 }
 
 #[test]
 fn records_that_are_not_the_examples_asked_for() {
-    watchdog(|| {
+    watched(|| {
         let folder = tempfile::tempdir().unwrap();
         let data = |name: &str, second: Vec<u8>| {
             let path = folder.path().join(name);
@@ -154,7 +214,7 @@ fn records_that_are_not_the_examples_asked_for() {
 
 #[test]
 fn csv_rows_of_another_width_and_fields_that_are_no_numbers() {
-    watchdog(|| {
+    watched(|| {
         let rows = |text: &str| Csv::bytes("a.csv", text.to_string()).features().unwrap();
         broken(rows("x,y\n1,2\n3\n"), 1, "'a.csv', line 3, column 2: found 1 column, expected 2 columns");
         broken(
@@ -179,7 +239,7 @@ fn csv_rows_of_another_width_and_fields_that_are_no_numbers() {
 
 #[test]
 fn missing_files() {
-    watchdog(|| {
+    watched(|| {
         let error = "cannot read '/none/a': No such file or directory (os error 2)";
         broken(TfRecord::new("/none/a").records(), 0, error);
         broken(text_lines("/none/a"), 0, error);
@@ -197,7 +257,7 @@ fn missing_files() {
 #[test]
 fn tar_files() {
     use distribute_data::webdataset::samples;
-    watchdog(|| {
+    watched(|| {
         let mut tar = tar::Builder::new(Vec::new());
         for name in ["1.txt", "2.txt"] {
             let mut header = tar::Header::new_ustar();
@@ -221,7 +281,7 @@ fn tar_files() {
 #[test]
 fn parquet_files() {
     use distribute_data::parquet::rows;
-    watchdog(|| {
+    watched(|| {
         let error = "cannot read 'a.parquet': Parquet error: Invalid Parquet file. Corrupt footer";
         broken(rows(file("a.parquet", "PAR1, it says"), ["x"]), 0, error);
         broken(rows("/none/a", ["x"]), 0, "cannot read '/none/a': No such file or directory (os error 2)");

@@ -216,10 +216,10 @@ impl candle_core::CustomOp1 for Zeros {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::watched;
     use super::*;
     use crate::{MirroredStrategy, MultiWorkerMirroredStrategy, ReduceOp, Sgd};
     use candle_nn::{Init, VarBuilder};
+    use distribute_testing::watched;
 
     /// A run may be a whole training. The pieces of replica 1 have no graph, those of replica 0 do.
     #[test]

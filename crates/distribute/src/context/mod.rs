@@ -339,6 +339,7 @@ fn whereabouts() -> String {
 mod tests {
     use super::*;
     use crate::{MirroredStrategy, ReduceOp};
+    use distribute_testing::watched;
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
     // INV-6
@@ -352,19 +353,6 @@ mod tests {
         let panic = || strategy.scope(|| -> Result<()> { std::panic::resume_unwind(Box::new("boom")) });
         catch_unwind(AssertUnwindSafe(panic)).unwrap_err();
         assert!(!has_strategy());
-    }
-
-    /// Fails a test that hangs.
-    pub(super) fn watched(body: impl FnOnce() + Send + 'static) {
-        let (done, wait) = std::sync::mpsc::channel();
-        let thread = std::thread::spawn(move || {
-            body();
-            let _ = done.send(());
-        });
-        match wait.recv_timeout(std::time::Duration::from_secs(60)) {
-            Err(std::sync::mpsc::RecvTimeoutError::Timeout) => panic!("the test hangs"),
-            _ => thread.join().unwrap(),
-        }
     }
 
     // INV-6

@@ -72,7 +72,8 @@ impl ReplicaContext {
     /// passes ends the call for all.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a timeout of zero.
+    /// [`Error::InvalidArgument`] for a timeout of zero, and a
+    /// [`CommunicationImplementation`](crate::CommunicationImplementation) other than AUTO.
     ///
     /// ```
     /// # use distribute::prelude::*;

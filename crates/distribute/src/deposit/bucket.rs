@@ -21,13 +21,16 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    pub(crate) fn new<'v>(variables: impl Iterator<Item = &'v Var>, frozen: &[Var]) -> Arc<Self> {
+    pub(crate) fn new<'v>(
+        variables: impl Iterator<Item = &'v Var>,
+        frozen: impl Iterator<Item = &'v Var>,
+    ) -> Arc<Self> {
         let (mut numbers, mut sizes) = (HashMap::new(), Vec::new());
         for (number, variable) in variables.enumerate() {
             numbers.insert(variable.as_tensor().id(), number);
             sizes.push((variable.dtype(), variable.elem_count()));
         }
-        let frozen = frozen.iter().map(|variable| variable.as_tensor().id()).collect();
+        let frozen = frozen.map(|variable| variable.as_tensor().id()).collect();
         Arc::new(Self { numbers, frozen, sizes, idle: Mutex::default() })
     }
 
@@ -203,7 +206,7 @@ mod tests {
     #[test]
     fn of_rows_and_dense_gradients_of_one_table_the_sum_is_there_in_any_order() {
         let table = variable((3, 2), DType::F64);
-        let pool = Pool::new([&table].into_iter(), &[]);
+        let pool = Pool::new([&table].into_iter(), [].into_iter());
         let one = |bucket: &mut Bucket| bucket.add_rows(0, rows(&[0, 2], &[1., 2., 3., 4.]));
         let other = |bucket: &mut Bucket| bucket.add_rows(0, rows(&[1, 2], &[10., 20., 30., 40.]));
         let all = |bucket: &mut Bucket| bucket.add(0, &dense(&[100.; 6])).unwrap();
@@ -231,7 +234,7 @@ mod tests {
     fn variables_of_two_dtypes_have_places_of_their_own() {
         let all = [(1, DType::F64), (3, DType::F32), (2, DType::F64), (5, DType::F32)];
         let all = all.map(|(n, dtype)| variable((n, 2), dtype));
-        let mut bucket = Pool::new(all.iter(), &[]).take(0);
+        let mut bucket = Pool::new(all.iter(), [].into_iter()).take(0);
         for (number, variable) in all.iter().enumerate() {
             bucket.add(number, &(variable.ones_like().unwrap() * number as f64).unwrap()).unwrap();
         }
@@ -246,7 +249,7 @@ mod tests {
     #[test]
     fn buckets_serve_again_one_for_each_replica() {
         let weight = variable((3, 2), DType::F64);
-        let pool = Pool::new([&weight].into_iter(), &[]);
+        let pool = Pool::new([&weight].into_iter(), [].into_iter());
         let mut places = Vec::new();
         for _ in 0..3 {
             // Both at once, as in a step.

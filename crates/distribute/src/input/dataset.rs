@@ -4,7 +4,6 @@ use super::passes::Passes;
 use super::{DistributedIterator, InputOptions, layout, spec};
 use crate::values::PerReplica;
 use crate::{Result, Strategy};
-use distribute_collective::heard;
 use distribute_data::{Cardinality, Dataset, Distribution, ElementSpec, Position, UnevenEnds};
 use distribute_tensor::Nest;
 use std::fmt;
@@ -114,7 +113,7 @@ impl Strategy {
         const OPERATION: &str = "distribute_dataset";
         options.check(OPERATION, self, false)?;
         let layout = layout(self);
-        let plan = heard(|| Distribution::new(&dataset, layout, options.plan()))?;
+        let plan = Distribution::new(&dataset, layout, options.plan())?;
         let spec = dataset.element_spec().map(|batch| spec::of_pieces(&batch, layout));
         Ok(DistributedDataset::new(self, plan, options, dataset.cardinality(), spec))
     }

@@ -86,9 +86,12 @@ impl Attention {
             );
         }
         if softcapping <= 0. || softcapping.is_nan() {
-            bail!("sdpa: softcapping has to be positive, 1 for none, not {softcapping}");
+            bail!("sdpa: softcapping has to be positive, 1 or infinity for none, not {softcapping}");
         }
+        operation::require_dtype("sdpa", ("q", q), &[("k", k), ("v", v)])?;
         let mask = mask.map(|mask| added(mask, &sizes, q)).transpose()?;
+        // As the cap grows, scores become what they were without it; computed, they would be 0 times infinity.
+        let softcapping = if softcapping.is_infinite() { 1. } else { softcapping };
         Ok(Self { mask, causal, scale: scale.into(), softcapping: softcapping.into(), sizes })
     }
 

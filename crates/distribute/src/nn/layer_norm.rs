@@ -108,6 +108,10 @@ impl LayerNorm {
 
     /// By operations of candle's that have gradients: those that its layer takes without a bias.
     fn composed(&self, x: &Tensor) -> Result<Tensor> {
+        let name = if self.remove_mean { "layer_norm" } else { "rms_norm" };
+        let bias = self.bias.iter().map(|bias| ("the bias", bias));
+        let others: Vec<_> = [("the weight", &self.weight)].into_iter().chain(bias).collect();
+        operation::require_dtype(name, ("the input", x), &others)?;
         let weight = self.weight.clone();
         let y = match self.remove_mean {
             true => candle_nn::LayerNorm::new_no_bias(weight, self.eps).forward(x)?,

@@ -51,6 +51,22 @@ pub(super) fn takes(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> bool 
         && [Some(x), Some(weight), bias].into_iter().flatten().all(fits)
 }
 
+/// Refuses operands of another dtype than the input's. Each comes with its name; candle's own message has none.
+pub(super) fn require_dtype(
+    operation: &str,
+    (name, x): (&str, &Tensor),
+    others: &[(&str, &Tensor)],
+) -> Result<()> {
+    match others.iter().find(|(_, other)| other.dtype() != x.dtype()) {
+        Some((other, tensor)) => bail!(
+            "{operation}: {other} is of {:?}, but {name} of {:?}; convert one of them by to_dtype",
+            tensor.dtype(),
+            x.dtype()
+        ),
+        None => Ok(()),
+    }
+}
+
 /// Refuses an output of more elements than memory has addresses: operands that fit can have one.
 pub(super) fn require_size(name: &str, dims: &[usize]) -> Result<()> {
     let len = dims.iter().try_fold(size_of::<f64>(), |len, dim| len.checked_mul(*dim));

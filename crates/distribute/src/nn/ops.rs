@@ -21,7 +21,7 @@
 
 pub use super::Dropout;
 use super::attention::Attention;
-use super::{LayerNorm, softmax};
+use super::{LayerNorm, operation, softmax};
 use candle_core::shape::Dim;
 use candle_core::{D, Module, Result, Tensor, bail};
 pub use candle_nn::ops::{
@@ -60,9 +60,9 @@ pub fn softmax<I: Dim>(xs: &Tensor, dim: I) -> Result<Tensor> {
 /// [`RmsNorm`](super::RmsNorm) computes. `eps` is added to mean squares.
 ///
 /// # Errors
-/// Where shapes don't fit; candle's, for operands of different dtypes.
+/// Where shapes don't fit, and for operands of different dtypes.
 pub fn rms_norm(xs: &Tensor, alpha: &Tensor, eps: f32) -> Result<Tensor> {
-    require_rows("rms_norm", xs, &[alpha])?;
+    require_rows("rms_norm", xs, &[("alpha", alpha)])?;
     LayerNorm::rms_norm(alpha.clone(), eps.into()).forward(xs)
 }
 
@@ -72,21 +72,21 @@ pub fn rms_norm(xs: &Tensor, alpha: &Tensor, eps: f32) -> Result<Tensor> {
 /// # Errors
 /// As [`rms_norm`].
 pub fn layer_norm(xs: &Tensor, alpha: &Tensor, beta: &Tensor, eps: f32) -> Result<Tensor> {
-    require_rows("layer_norm", xs, &[alpha, beta])?;
+    require_rows("layer_norm", xs, &[("alpha", alpha), ("beta", beta)])?;
     LayerNorm::new(alpha.clone(), beta.clone(), eps.into()).forward(xs)
 }
 
-/// Refuses parameters that are not as long as rows.
-fn require_rows(name: &str, xs: &Tensor, parameters: &[&Tensor]) -> Result<()> {
+/// Refuses parameters that are not as long as rows, or of another dtype.
+fn require_rows(name: &str, xs: &Tensor, parameters: &[(&str, &Tensor)]) -> Result<()> {
     if xs.dtype().is_int() {
         bail!("{name}: rows of {:?} have no mean square: convert them by to_dtype", xs.dtype());
     }
     let size = xs.dim(D::Minus1)?;
-    match parameters.iter().find(|parameter| parameter.dims() != [size]) {
-        Some(other) => {
+    match parameters.iter().find(|(_, parameter)| parameter.dims() != [size]) {
+        Some((_, other)) => {
             bail!("{name}: rows of {:?} need parameters of [{size}], not {:?}", xs.dims(), other.dims())
         }
-        None => Ok(()),
+        None => operation::require_dtype(name, ("xs", xs), parameters),
     }
 }
 
@@ -99,7 +99,7 @@ fn require_rows(name: &str, xs: &Tensor, parameters: &[&Tensor]) -> Result<()> {
 /// | `v` | `[batch, kv_heads, keys, value_width]` |
 /// | `mask` | broadcast to `[batch, heads, queries, keys]`: of the dtype of `q` it is added to the scores, of u8 it hides what is not 0, as the models of candle-transformers have it |
 /// | `do_causal` | the last query sees all keys, each one before it one key less |
-/// | `softcapping` | 1 for none; else scores become `tanh(scores / softcapping) · softcapping` before the mask |
+/// | `softcapping` | 1 or infinity for none; else scores become `tanh(scores / softcapping) · softcapping` before the mask |
 /// | result | `[batch, heads, queries, value_width]` |
 ///
 /// f32 and f64 on the CPU take one operation, which keeps the weights of each head for its backward; a mask that is trained,
@@ -108,7 +108,7 @@ fn require_rows(name: &str, xs: &Tensor, parameters: &[&Tensor]) -> Result<()> {
 /// `candle_nn::ops::sdpa` runs on Metal only, and has no gradient.
 ///
 /// # Errors
-/// Where shapes or the mask's dtype don't fit.
+/// Where shapes or dtypes don't fit, and for a cap that is not positive.
 #[doc(alias = "tf.keras.layers.Attention")]
 #[doc(alias = "scaled_dot_product_attention")]
 pub fn sdpa(

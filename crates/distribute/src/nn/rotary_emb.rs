@@ -29,7 +29,7 @@ use std::marker::PhantomData;
 /// Turns the halves of each head: element i with element i + width / 2. `xs` is `[batch, heads, positions, width]`.
 ///
 /// # Errors
-/// Where shapes don't fit; candle's, for operands of different dtypes.
+/// Where shapes don't fit, and for operands of different dtypes.
 pub fn rope(xs: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
     turned("rope", Kind { pairs: Pairs::Halves, positions: 2 }, xs, cos, sin)
 }
@@ -91,6 +91,7 @@ fn turned(name: &str, kind: Kind, xs: &Tensor, cos: &Tensor, sin: &Tensor) -> Re
     let [cos, sin] = [cos, sin].map(|table| table.narrow(D::Minus2, 0, positions));
     let (cos, sin) = (cos?, sin?);
     if !operation::takes(xs, &cos, Some(&sin)) {
+        operation::require_dtype(name, ("xs", xs), &[("cos", &cos), ("sin", &sin)])?;
         return composed(kind, xs, &cos, &sin);
     }
     let (xs, cos, sin) = (xs.contiguous()?, cos.contiguous()?, sin.contiguous()?);

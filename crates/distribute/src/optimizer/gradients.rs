@@ -213,7 +213,11 @@ impl Trained {
     pub(super) fn position(&self, operation: &'static str, name: &str) -> Result<usize> {
         let unknown = || {
             let all: Vec<_> = self.variables.iter().map(|(name, _)| name).take(20).collect();
-            Error::invalid(operation, format!("no variable is named {name:?}; there are {all:?}"))
+            let why = match self.frozen.iter().any(|(frozen, _)| frozen == name) {
+                true => format!("variable {name:?} is frozen; those that are trained"),
+                false => format!("no variable is named {name:?}; there"),
+            };
+            Error::invalid(operation, format!("{why} are {all:?}"))
         };
         self.variables.iter().position(|(all, _)| all == name).ok_or_else(unknown)
     }

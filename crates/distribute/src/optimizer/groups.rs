@@ -5,7 +5,7 @@ use super::slots::Slots;
 use super::{Optimizer, Trained};
 use crate::deposit::Pool;
 use crate::{Error, Result};
-use candle_core::Var;
+use candle_core::{DType, Var};
 use distribute_optim::{Rule, Step};
 use std::sync::Arc;
 
@@ -15,6 +15,8 @@ pub(super) struct Groups<R> {
     /// Besides that of the optimizer.
     rules: Vec<R>,
     of_variables: Vec<Of>,
+    /// No variable's factor is larger.
+    largest_factor: f64,
 }
 
 /// What a variable has of its own.
@@ -27,12 +29,38 @@ struct Of {
 
 impl<R: Rule> Groups<R> {
     pub(super) fn new(variables: usize) -> Self {
-        Self { rules: Vec::new(), of_variables: vec![Of { rule: None, rate_factor: 1. }; variables] }
+        let of_variables = vec![Of { rule: None, rate_factor: 1. }; variables];
+        Self { rules: Vec::new(), of_variables, largest_factor: 1. }
     }
 
     /// Whether all rules of groups only compute.
     pub(super) fn only_compute(&self) -> bool {
         self.rules.iter().all(Rule::only_computes)
+    }
+
+    /// Refuses a step in which a variable's rate is more than numbers of its dtype can be: the update would be infinite.
+    pub(super) fn require_rates(
+        &self,
+        operation: &'static str,
+        trained: &Trained,
+        learning_rate: f64,
+    ) -> Result<()> {
+        // One comparison in each step, unless a rate is out of all proportion.
+        if learning_rate * self.largest_factor <= f64::from(f32::MAX) {
+            return Ok(());
+        }
+        for (Of { rate_factor, .. }, (name, variable)) in self.of_variables.iter().zip(&trained.variables) {
+            let (dtype, rate) = (variable.dtype(), learning_rate * rate_factor);
+            let most = if dtype == DType::F64 { f64::MAX } else { f64::from(f32::MAX) };
+            if rate > most {
+                let reason = format!(
+                    "variable {name} cannot be updated with the learning rate {learning_rate:e} times its rate_factor \
+                     {rate_factor:e}: a {dtype:?} is {most:.2e} at most; lower the rate or the factor"
+                );
+                return Err(Error::invalid(operation, reason));
+            }
+        }
+        Ok(())
     }
 
     /// What each variable is updated with in the step after `finished` others.
@@ -59,7 +87,8 @@ impl<R: Rule> Optimizer<R> {
     /// no slots, also not in checkpoints. In `minimize`, layers of [`nn`](crate::nn) don't even compute their gradients.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] where no variable has such a name, with the names there are, or no other is left.
+    /// [`Error::InvalidArgument`] where no variable that is trained has such a name, with the names there are and those that
+    /// are frozen already, or no other is left.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -88,7 +117,7 @@ impl<R: Rule> Optimizer<R> {
         for (index, (name, variable)) in self.trained.variables.iter().enumerate() {
             match stays(index) {
                 true => variables.push((name.clone(), variable.clone())),
-                false => frozen.push(variable.clone()),
+                false => frozen.push((name.clone(), variable.clone())),
             }
         }
         self.progress.keep(stays);
@@ -99,11 +128,12 @@ impl<R: Rule> Optimizer<R> {
     }
 
     /// Multiplies the learning rate of the variables of some names, in each step, whatever sets or schedules it. Factors
-    /// of several calls multiply.
+    /// of several calls multiply. A step in which the product is more than the variable's dtype can hold is refused.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] where no variable that is trained has such a name, with the names there are, and for a
-    /// factor that is not finite and positive: with 0, [`freeze`](Optimizer::freeze) is meant.
+    /// factor that is not finite and positive, by itself or times earlier ones: with 0, [`freeze`](Optimizer::freeze) is
+    /// meant.
     #[doc(alias = "param_groups")]
     pub fn rate_factor(mut self, names: impl Fn(&str) -> bool, factor: f64) -> Result<Self> {
         if !(factor.is_finite() && factor > 0.) {
@@ -113,7 +143,18 @@ impl<R: Rule> Optimizer<R> {
             return Err(Error::invalid("rate_factor", reason));
         }
         for index in self.choose("rate_factor", names)? {
-            self.groups.of_variables[index].rate_factor *= factor;
+            let of_variable = &mut self.groups.of_variables[index].rate_factor;
+            let (before, product) = (*of_variable, *of_variable * factor);
+            if !(product.is_finite() && product > 0.) {
+                let reason = format!(
+                    "the factors of variable {} multiply to {product}, with {factor:e} after {before:e}; they must stay \
+                     finite and positive",
+                    self.trained.variables[index].0
+                );
+                return Err(Error::invalid("rate_factor", reason));
+            }
+            *of_variable = product;
+            self.groups.largest_factor = self.groups.largest_factor.max(product);
         }
         Ok(self)
     }
@@ -156,21 +197,31 @@ impl<R: Rule> Optimizer<R> {
     fn choose(&self, operation: &'static str, names: impl Fn(&str) -> bool) -> Result<Vec<usize>> {
         let all = self.trained.variables.iter().enumerate();
         let chosen: Vec<usize> = all.filter(|(_, (name, _))| names(name)).map(|(index, _)| index).collect();
-        if chosen.is_empty() {
-            let there: Vec<_> = self.variable_names().take(20).collect();
-            let reason = format!(
-                "no variable has such a name; the {} that are trained: {there:?}",
-                self.trained.variables.len()
-            );
-            return Err(Error::invalid(operation, reason));
+        if !chosen.is_empty() {
+            return Ok(chosen);
         }
-        Ok(chosen)
+        let frozen = self.trained.frozen.iter().map(|(name, _)| name);
+        let frozen: Vec<_> = frozen.filter(|name| names(name)).take(20).collect();
+        let why = match frozen.is_empty() {
+            true => "no variable that is trained has such a name".to_string(),
+            false => format!("only variables that are frozen already have such names: {frozen:?}"),
+        };
+        let (count, there) =
+            (self.trained.variables.len(), self.variable_names().take(20).collect::<Vec<_>>());
+        Err(Error::invalid(operation, format!("{why}; the {count} that are trained: {there:?}")))
     }
 }
 
 impl Trained {
-    pub(super) fn new(strategy: crate::Strategy, variables: Vec<(String, Var)>, frozen: Vec<Var>) -> Self {
-        let buckets = Pool::new(variables.iter().map(|(_, variable)| variable), &frozen);
+    pub(super) fn new(
+        strategy: crate::Strategy,
+        variables: Vec<(String, Var)>,
+        frozen: Vec<(String, Var)>,
+    ) -> Self {
+        let buckets = Pool::new(
+            variables.iter().map(|(_, variable)| variable),
+            frozen.iter().map(|(_, variable)| variable),
+        );
         Self { strategy, variables, frozen, buckets }
     }
 }

@@ -18,6 +18,9 @@ impl<R: Rule> Optimizer<R> {
     /// with pieces of 1 row and of none. Where the loss is a mean over tokens with padding left out, `n` is the number of
     /// tokens that it counts. Only the proportions between the replicas of a step matter.
     ///
+    /// One number on pieces of different sizes is warned of once, unless it is more than any batch has rows. An `n` above
+    /// the rows of its piece is not, by itself: a row may have many tokens.
+    ///
     /// All replicas have to call this, or [`skip`](Optimizer::skip) or [`minimize_each`](Optimizer::minimize_each), the
     /// same number of times. With 0 examples the loss has no weight; what this replica gave to collectives in the model
     /// still counts in the others' losses.

@@ -3,6 +3,7 @@
 use super::pass::{Work, Workers};
 use crate::{Error, Result};
 use distribute_cluster::Fingerprint;
+use distribute_collective::group::Calling;
 use distribute_collective::threads::Member;
 use std::sync::Arc;
 
@@ -14,6 +15,11 @@ pub(super) struct Together<'a> {
 }
 
 impl Together<'_> {
+    /// A further call with the other workers, where there are any: by replica 0, where it leads.
+    pub(super) fn calling(&self) -> Option<Calling<'_>> {
+        self.member.calling(self.call)
+    }
+
     /// Replica 0 leads, and the others lend it their cores. They wait without a deadline: code of users has no place here.
     pub(super) fn lead<R: Clone + Send + Sync + 'static>(
         &self,

@@ -87,7 +87,9 @@ impl MirroredBuilder {
     ///
     /// # Errors
     /// As [`MirroredStrategy::new`] and [`Threads::new`]; and
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a timeout of zero.
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a timeout of zero, a
+    /// [`CommunicationImplementation`](crate::CommunicationImplementation) other than AUTO, and settings of the cross-device
+    /// ops that they [cannot follow](CrossDeviceOps::check).
     #[track_caller]
     pub fn build(self) -> Result<MirroredStrategy> {
         let devices = self.devices.iter().map(String::as_str);

@@ -1,6 +1,6 @@
 //! What a strategy says of itself: checked in one place, where the strategy is made.
 
-use super::{DeviceName, StrategyExtended, VariablePlacement};
+use super::{CommunicationOptions, CrossDeviceOps, DeviceName, StrategyExtended, VariablePlacement};
 use crate::{Error, Result};
 use distribute_cluster::World;
 use distribute_collective::group::Group;
@@ -13,11 +13,12 @@ pub(super) fn check(extended: &dyn StrategyExtended) -> Result<()> {
         placement: extended.variable_placement(),
         world: extended.group().map(Group::world),
         timeout: extended.timeout(),
+        options: extended.communication_options(),
     };
-    match claims.contradiction() {
-        None => Ok(()),
-        Some(reason) => Err(Error::invalid("Strategy::new", format!("{} {reason}", extended.kind()))),
+    if let Some(reason) = claims.contradiction() {
+        return Err(Error::invalid("Strategy::new", format!("{} {reason}", extended.kind())));
     }
+    extended.cross_device_ops().map_or(Ok(()), CrossDeviceOps::check)
 }
 
 /// What the author's methods return.
@@ -27,11 +28,12 @@ struct Claims<'a> {
     placement: VariablePlacement,
     world: Option<World>,
     timeout: Duration,
+    options: CommunicationOptions,
 }
 
 impl Claims<'_> {
     fn contradiction(&self) -> Option<String> {
-        let Self { devices, placement, world, timeout } = self;
+        let Self { devices, placement, world, timeout, options } = self;
         let twice = devices.iter().enumerate().find(|(i, device)| devices[..*i].contains(device));
         let other = world.filter(|world| world.replicas() != devices.len());
         let in_sync = world.map_or(devices.len(), |world| world.num_replicas_in_sync());
@@ -55,6 +57,13 @@ impl Claims<'_> {
             "keeps variables on one device of each of several workers, which nothing keeps in step; use Mirrored".into()
         } else if timeout.is_zero() {
             "has a timeout of zero, before which no other replica can come; use Duration::MAX for none".into()
+        } else if let Some(fault) = options.fault() {
+            format!("has communication_options that nothing can keep: {fault}")
+        } else if let Some(other) = options.timeout.filter(|other| other != timeout) {
+            format!(
+                "has a timeout of {timeout:?}, but one of {other:?} in communication_options, by which a view with options \
+                 would wait; give it in one of them"
+            )
         } else {
             return None;
         })
@@ -64,6 +73,7 @@ impl Claims<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::strategy::CommunicationImplementation::{Nccl, Ring};
 
     const TWO: &[DeviceName] = &[DeviceName::cpu(0), DeviceName::cpu(1)];
 
@@ -73,6 +83,7 @@ mod tests {
             placement: VariablePlacement::Mirrored,
             world: None,
             timeout: Duration::from_secs(1),
+            options: CommunicationOptions::default(),
         }
     }
 
@@ -85,7 +96,9 @@ mod tests {
         let second_of_three = Claims { world: Some(World::new(3, 1, 2).unwrap()), ..two() };
         let one = Claims { devices: &TWO[1..], ..two() };
         let ordinary = Claims { placement: VariablePlacement::Ordinary, ..one.clone() };
-        for claims in [two(), second_of_three, one, ordinary] {
+        let second = CommunicationOptions { timeout: Some(Duration::from_secs(1)), ..Default::default() };
+        let same = Claims { options: second, ..two() };
+        for claims in [two(), second_of_three, one, ordinary, same] {
             assert_eq!(claims.contradiction(), None, "{claims:?}");
         }
     }
@@ -93,9 +106,13 @@ mod tests {
     #[test]
     fn what_contradicts_what_is_named() {
         const SAME: &[DeviceName] = &[DeviceName::cpu(1), DeviceName::cpu(1)];
+        let options = CommunicationOptions::default();
+        let implementation = |implementation| CommunicationOptions { implementation, ..options };
+        let within =
+            |seconds| CommunicationOptions { timeout: Some(Duration::from_secs(seconds)), ..options };
         let central = VariablePlacement::Central(DeviceName::cpu(0));
         let one = Claims { devices: &TWO[1..], ..two() };
-        let cases: [(Claims, &[&str]); 7] = [
+        let cases: [(Claims, &[&str]); 11] = [
             (Claims { devices: &[], ..two() }, &["no replica", "worker_devices are empty"]),
             (Claims { devices: SAME, ..two() }, &["CPU:1 twice", "worker_devices"]),
             (Claims { world: of(2, 3), ..two() }, &["2 worker_devices", "worker 0 of 2, 3 replicas each"]),
@@ -106,6 +123,11 @@ mod tests {
             ),
             (Claims { placement: central, world: of(2, 2), ..two() }, &["one device of each", "Mirrored"]),
             (Claims { timeout: Duration::ZERO, ..two() }, &["timeout of zero"]),
+            // CO-3: as where a MirroredStrategy is asked for it.
+            (Claims { options: implementation(Ring), ..two() }, &["communication_options", "RING", "AUTO"]),
+            (Claims { options: implementation(Nccl), ..two() }, &["CommunicationImplementation NCCL"]),
+            (Claims { options: within(0), ..two() }, &["communication_options", "timeout of zero"]),
+            (Claims { options: within(7), ..two() }, &["timeout of 1s", "one of 7s"]),
         ];
         for (claims, texts) in cases {
             let found = claims.contradiction().unwrap();

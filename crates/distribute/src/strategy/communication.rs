@@ -50,33 +50,33 @@ impl CommunicationOptions {
         }
     }
 
-    /// Fails for a timeout that nobody could keep, and for what replicas of one process don't have.
-    pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
+    /// A timeout that nobody could keep, or what replicas of one process don't have.
+    pub(super) fn fault(&self) -> Option<String> {
         if self.timeout == Some(Duration::ZERO) {
-            return Err(Error::invalid(
-                operation,
-                "a timeout of zero is over before any other replica can come; leave it out for the strategy's, or \
-                 give Duration::MAX to wait for ever",
-            ));
+            let reason = "a timeout of zero is over before any other replica can come; leave it out for the strategy's, or \
+                          give Duration::MAX to wait for ever";
+            return Some(reason.into());
         }
         match self.implementation {
-            CommunicationImplementation::Auto => Ok(()),
-            other => Err(Error::invalid(
-                operation,
-                format!(
-                    "CommunicationImplementation {other}: replicas of one process exchange values in the memory they \
-                     share, and nothing else carries them there; leave it at AUTO"
-                ),
+            CommunicationImplementation::Auto => None,
+            other => Some(format!(
+                "CommunicationImplementation {other}: replicas of one process exchange values in the memory they share, \
+                 and nothing else carries them there; leave it at AUTO"
             )),
         }
+    }
+
+    /// Refuses options that have a [`fault`](Self::fault).
+    pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
+        self.fault().map_or(Ok(()), |fault| Err(Error::invalid(operation, fault)))
     }
 }
 
 /// What carries the values of a collective.
 ///
 /// Replicas of one process exchange what they have in the memory they share. Where something else is asked of them, that
-/// is [`Error::InvalidArgument`], from [`MirroredBuilder::build`](super::MirroredBuilder::build) and
-/// [`with_options`](crate::ReplicaContext::with_options); the others are for workers on several machines.
+/// is [`Error::InvalidArgument`], from [`MirroredBuilder::build`](super::MirroredBuilder::build),
+/// [`Strategy::new`](crate::Strategy::new) and [`with_options`](crate::ReplicaContext::with_options); the others are for workers on several machines.
 #[doc(alias = "tf.distribute.experimental.CommunicationImplementation")]
 #[doc(alias = "tf.distribute.experimental.CollectiveCommunication")]
 #[doc(alias = "CollectiveCommunication")]

@@ -62,6 +62,7 @@ struct Inner {
     number: u64,
     made_at: &'static Location<'static>,
     steps: AtomicU64,
+    optimizers: AtomicU64,
     /// How many variables have been created.
     created: AtomicU64,
     world: World,
@@ -75,7 +76,9 @@ impl Strategy {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) where its methods contradict each other: a device that is
-    /// named twice, more replicas than devices, ids that don't fit the number of replicas in sync.
+    /// named twice, more replicas than devices, ids that don't fit the number of replicas in sync; and where nothing here
+    /// could do what it asks for: by [`communication_options`](StrategyExtended::communication_options), or by
+    /// [`check`](CrossDeviceOps::check) of its cross-device ops.
     #[track_caller]
     pub fn new(extended: impl StrategyExtended) -> Result<Self> {
         claims::check(&extended)?;
@@ -89,12 +92,13 @@ impl Strategy {
         let replicas = extended.worker_devices().len();
         let world = extended.group().map_or_else(|| World::alone(replicas).unwrap_or_default(), Group::world);
         crate::log::prepare(replicas);
-        let (steps, created, containers) = Default::default();
+        let (steps, optimizers, created, containers) = Default::default();
         Self(Arc::new(Inner {
             extended: Box::new(extended),
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
             made_at: Location::caller(),
             steps,
+            optimizers,
             created,
             world,
             workers: Workers::default(),
@@ -287,6 +291,11 @@ impl Strategy {
     /// The device of each local replica.
     pub(crate) fn devices(&self) -> Vec<DeviceName> {
         self.extended().worker_devices().to_vec()
+    }
+
+    /// A number for one more optimizer, from 1.
+    pub(crate) fn next_optimizer(&self) -> u64 {
+        self.0.optimizers.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     fn next_step(&self) -> u64 {

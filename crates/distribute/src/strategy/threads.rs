@@ -85,7 +85,7 @@ impl Drop for Unpinned {
 #[cfg(target_os = "linux")]
 mod affinity {
     use crate::{Error, Result};
-    use distribute_collective::heard;
+    use distribute_log::heard;
     use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
     pub(super) type Cores = CpuSet;

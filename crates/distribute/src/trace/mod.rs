@@ -113,7 +113,7 @@ impl TraceFile {
 impl Drop for TraceFile {
     fn drop(&mut self) {
         if let Err(error) = self.close() {
-            distribute_collective::heard(|| tracing::error!("{error}"));
+            distribute_log::heard(|| tracing::error!("{error}"));
         }
     }
 }

@@ -9,6 +9,13 @@ use std::convert::Infallible;
 /// A value of which each local replica gets its part: of a [`PerReplica`] its component, of a
 /// [`Mirrored`], a tensor or a number the value itself, of a tuple or `Vec` the parts of its items.
 #[doc(alias = "tf.distribute.DistributedValues")]
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be given to replicas",
+    label = "this has no part for each replica",
+    note = "a model lent by `&model` is looked at from several threads, so it has to be `Sync`; where it is not, because it has \
+            a `Cell` or a `RefCell`, lend it by `&mut model`: each replica then has its own to change",
+    note = "what is the same for all replicas is captured by the closure; what differs is a `PerReplica`"
+)]
 pub trait Distributed: Sized {
     /// What one replica gets.
     type Local: Send;
@@ -129,6 +136,8 @@ impl<'a, M: Send> Distributed for &'a mut Replicated<M> {
     }
 }
 
+// So that the compiler says what is to be done with a model that is not `Sync`, and not only that it is none.
+#[diagnostic::do_not_recommend]
 impl<'a, M: Sync> Distributed for &'a Replicated<M> {
     type Local = &'a M;
     fn split(self, replicas: usize) -> Result<Vec<&'a M>> {

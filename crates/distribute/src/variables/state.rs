@@ -85,6 +85,6 @@ impl Variable {
 }
 
 /// Where the copies are: a row for each replica.
-fn of_replicas(prefix: &str) -> String {
+pub(super) fn of_replicas(prefix: &str) -> String {
     format!("{prefix}/per_replica")
 }

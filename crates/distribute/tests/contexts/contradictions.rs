@@ -1,8 +1,8 @@
 //! Strategies of one's own that contradict themselves: refused where they are made, or where they are first used.
 
-use crate::watched::watched;
 use distribute::{DeviceName, Error, ReduceOp, Replicas, Result, Strategy, StrategyExtended};
 use distribute_collective::group::{Group, memory};
+use distribute_testing::watched;
 
 /// What an author may get wrong.
 #[derive(Clone, Copy, Debug)]

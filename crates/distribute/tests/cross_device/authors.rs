@@ -1,13 +1,13 @@
 //! Algorithms that authors bring, and how theirs fail.
 
-use crate::watched::watched;
 use crate::{per_replica, with_ops};
 use candle_core::{Device, Tensor};
 use distribute::strategy::{Reduction, StrategyExtended};
 use distribute::{
     CommunicationOptions, CrossDeviceOps, DeviceName, Error, HostTensor, IndexedSlices, Leaf,
-    MirroredStrategy, ReduceOp, ReductionToOneDevice, Replicas, Result, Strategy,
+    MirroredStrategy, NcclAllReduce, ReduceOp, ReductionToOneDevice, Replicas, Result, Strategy,
 };
+use distribute_testing::watched;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -166,6 +166,37 @@ fn an_authors_strategy_brings_its_algorithm_and_options() {
         assert_eq!((sums.values(), calls.load(Ordering::Relaxed)), (&[2., 2.][..], 1));
         assert_eq!(strategy.extended().timeout().as_secs(), 7);
     });
+}
+
+#[test]
+fn co_3_options_of_an_authors_strategy_are_held_to_what_there_is() {
+    use distribute::CommunicationImplementation::{Nccl, Ring};
+    #[derive(Debug)]
+    struct Asks(Vec<DeviceName>, CommunicationOptions, Option<NcclAllReduce>);
+    impl StrategyExtended for Asks {
+        fn kind(&self) -> &'static str {
+            "Asks"
+        }
+        fn worker_devices(&self) -> &[DeviceName] {
+            &self.0
+        }
+        fn communication_options(&self) -> CommunicationOptions {
+            self.1
+        }
+        fn cross_device_ops(&self) -> Option<&dyn CrossDeviceOps> {
+            self.2.as_ref().map(|ops| ops as &dyn CrossDeviceOps)
+        }
+    }
+    let refused = |options, ops, texts: &[&str]| {
+        let devices = vec![DeviceName::cpu(0), DeviceName::cpu(1)];
+        let error = Strategy::new(Asks(devices, options, ops)).unwrap_err();
+        assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
+        texts.iter().for_each(|text| assert!(error.to_string().contains(text), "{text:?} is not in {error}"));
+    };
+    let options = |implementation| CommunicationOptions { implementation, ..Default::default() };
+    refused(options(Ring), None, &["Asks", "CommunicationImplementation RING", "leave it at AUTO"]);
+    refused(options(Nccl), None, &["Asks", "CommunicationImplementation NCCL"]);
+    refused(CommunicationOptions::default(), Some(NcclAllReduce { num_packs: 3 }), &["num_packs is 3"]);
 }
 
 /// Where results were to be.

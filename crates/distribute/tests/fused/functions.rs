@@ -1,8 +1,8 @@
 //! `nn::ops` and `nn::rotary_emb` against the same in candle's operations, which have gradients: values and gradients.
 
 use crate::{Lies, assert_same, flat, numbers, results};
-use candle_core::{D, DType, Device, Result, Tensor, Var};
-use distribute::nn::{ops, rotary_emb};
+use candle_core::{D, DType, Device, Module, Result, Tensor, Var};
+use distribute::nn::{LayerNorm, RmsNorm, ops, rotary_emb};
 use proptest::prelude::*;
 
 fn dtype(f64: bool) -> DType {
@@ -246,6 +246,14 @@ fn what_is_not_asked_for_is_not_computed_and_the_rest_is_right() {
 }
 
 #[test]
+fn an_infinite_cap_is_none() {
+    let inputs =
+        [[2, 4, 3, 5], [2, 2, 3, 5], [2, 2, 3, 4]].map(|shape| (numbers(&shape, DType::F64, 1), Lies::Plain));
+    let capped = |cap| results(&inputs, |t| ops::sdpa(&t[0], &t[1], &t[2], None, true, 0.5, cap)).unwrap();
+    assert_same(&capped(f32::INFINITY), &capped(1.), "values and gradients");
+}
+
+#[test]
 fn large_scores_are_no_overflow_and_hidden_ones_are_0() {
     for dtype in [DType::F32, DType::F64] {
         let x =
@@ -342,7 +350,17 @@ fn wrong_shapes_are_errors_that_name_them() {
     fails(ops::rms_norm(&of(&[2, 3]), &of(&[1, 3]), 1e-3), "not [1, 3]");
     fails(ops::layer_norm(&of(&[2, 3]), &of(&[3]), &of(&[4]), 1e-3), "layer_norm: rows of [2, 3]");
     fails(ops::rms_norm(&of(&[]), &of(&[1]), 1e-3), "");
-    fails(ops::rms_norm(&of(&[2, 3]), &numbers(&[3], DType::F64, 1), 1e-3), "dtype");
+    let wide = |shape: &[usize]| numbers(shape, DType::F64, 1);
+    let of_f64 =
+        |name, input| format!("{name} is of F64, but {input} of F32; convert one of them by to_dtype");
+    let norm = ops::rms_norm(&of(&[2, 3]), &wide(&[3]), 1e-3);
+    fails(norm, &format!("rms_norm: {}", of_f64("alpha", "xs")));
+    let norm = ops::layer_norm(&of(&[2, 3]), &of(&[3]), &wide(&[3]), 1e-3);
+    fails(norm, &format!("layer_norm: {}", of_f64("beta", "xs")));
+    let layer = RmsNorm::new(wide(&[3]), 1e-3).forward(&of(&[2, 3]));
+    fails(layer, &format!("rms_norm: {}", of_f64("the weight", "the input")));
+    let layer = LayerNorm::new(of(&[3]), wide(&[3]), 1e-3).forward(&of(&[2, 3]));
+    fails(layer, &format!("layer_norm: {}", of_f64("the bias", "the input")));
     for name in ROPES {
         let rope = |x: &[usize], cos: &[usize], sin: &[usize]| fast_rope(name, &of(x), &of(cos), &of(sin));
         fails(rope(&[3, 2, 4], &[2, 2], &[2, 2]), "four dimensions, not [3, 2, 4]");
@@ -351,8 +369,9 @@ fn wrong_shapes_are_errors_that_name_them() {
         fails(rope(&[1, 3, 3, 5], &[3, 2], &[3, 2]), name);
         fails(rope(&[2, 3, 3, 4], &[1, 3, 2], &[1, 3, 2]), "[2, positions, 2]");
         fails(rope(&[2, 3, 3, 4], &[2, 3, 2], &[3, 2]), "not [2, 3, 2] and [3, 2]");
-        let wide = numbers(&[3, 2], DType::F64, 1);
-        fails(fast_rope(name, &of(&[1, 3, 3, 4]), &wide, &wide), "dtype");
+        let (x, table) = (of(&[1, 3, 3, 4]), of(&[3, 2]));
+        fails(fast_rope(name, &x, &wide(&[3, 2]), &table), &format!("{name}: {}", of_f64("cos", "xs")));
+        fails(fast_rope(name, &x, &table, &wide(&[3, 2])), &format!("{name}: {}", of_f64("sin", "xs")));
     }
     let sdpa = |q: &[usize], k: &[usize], v: &[usize], mask: Option<&Tensor>, causal| {
         ops::sdpa(&of(q), &of(k), &of(v), mask, causal, 1., 1.)
@@ -368,7 +387,10 @@ fn wrong_shapes_are_errors_that_name_them() {
     fails(sdpa(&q, &k, &k, Some(&of(&[1, 1, 1, 3, 3])), false), "doesn't fit scores");
     fails(sdpa(&q, &k, &k, Some(&numbers(&[3, 3], DType::F64, 1)), false), "not of F64");
     fails(ops::sdpa(&of(&q), &of(&k), &of(&k), None, false, 1., 0.), "softcapping has to be positive");
-    fails(ops::sdpa(&of(&q), &numbers(&k, DType::F64, 1), &of(&k), None, false, 1., 1.), "dtype");
+    let mixed = |k: &Tensor, v: &Tensor| ops::sdpa(&of(&q), k, v, None, false, 1., 1.);
+    fails(mixed(&wide(&k), &of(&k)), &format!("sdpa: {}", of_f64("k", "q")));
+    fails(mixed(&of(&k), &wide(&k)), &format!("sdpa: {}", of_f64("v", "q")));
+    fails(ops::sdpa(&of(&q), &of(&k), &of(&k), None, false, 1., f32::NEG_INFINITY), "has to be positive");
     // Tables of one number behind each row: a product of which no memory holds the result.
     let half = 1usize << (usize::BITS / 2);
     let long = of(&[1, 1, 1, 1]).broadcast_as((1, 1, half, 1)).unwrap();

@@ -1,9 +1,9 @@
 //! Several workers, each with a strategy of its own, as authors of strategies may write them: here threads that vote
 //! over channels.
 
-use crate::watched::watched;
 use distribute::data::{AutoShardPolicy, Dataset, Location, plan::ends::Ballot, text_lines};
 use distribute::{DeviceName, Error, HostTensor, InputOptions, Result, Strategy, StrategyExtended};
+use distribute_testing::watched;
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;

@@ -1,6 +1,5 @@
 //! What replicas of all workers do together inside of `run`: collectives, their gradients, batch-norm, masks of dropout.
 
-use crate::watched::watched;
 use crate::{LARGE, bits, number, one_text, replicas_as_in_one_process, rows, vector};
 use candle_core::{Device, Tensor, Var};
 use candle_nn::{BatchNormConfig, ModuleT};
@@ -8,6 +7,7 @@ use distribute::nn::{Dropout, batch_norm};
 use distribute::prelude::*;
 use distribute::tensor::DType;
 use distribute::{CommunicationOptions, Leaf};
+use distribute_testing::watched;
 
 #[test]
 fn reductions_and_gathers_have_the_bits_of_one_process() {

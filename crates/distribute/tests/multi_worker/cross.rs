@@ -1,11 +1,11 @@
 //! What code that runs once for all replicas makes of their values: `reduce`, `gather`, `reduce_to`, `batch_reduce_to`.
 
-use crate::watched::watched;
 use crate::{LARGE, WORLDS, bits, number, one_text, rows, same_as_one_process, vector};
 use candle_core::{Device, Tensor};
 use distribute::prelude::*;
 use distribute::tensor::DType;
 use distribute::{Destinations, Error, Leaf, Result, Variable};
+use distribute_testing::watched;
 
 const OPS: [ReduceOp; 2] = [ReduceOp::Sum, ReduceOp::Mean];
 

@@ -1,6 +1,5 @@
 //! Variables of several workers: created, written in replica context, read from outside; running statistics and metrics.
 
-use crate::watched::watched;
 use crate::{LARGE, WORLDS, bits, number, one_text, rows, same_as_one_process, vector};
 use candle_core::{Device, Tensor};
 use candle_nn::{BatchNormConfig, Init, ModuleT, VarBuilder};
@@ -11,6 +10,7 @@ use distribute::metrics::Mean;
 use distribute::prelude::*;
 use distribute::tensor::DType;
 use distribute::{CommunicationOptions, Error, Leaf, Variable, nn};
+use distribute_testing::watched;
 use std::time::Duration;
 
 const AGGREGATIONS: [Aggregation; 3] = [Aggregation::Sum, Aggregation::Mean, Aggregation::OnlyFirstReplica];

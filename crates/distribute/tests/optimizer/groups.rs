@@ -1,6 +1,5 @@
 //! Variables that are frozen, or trained otherwise than the others.
 
-use crate::watched::watched;
 use crate::{replicas, value, vector, vectors};
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::VarBuilder;
@@ -8,6 +7,7 @@ use distribute::nn::{Embedding, Linear, embedding, linear};
 use distribute::optimizer::{Gradients, MissingGradients, Transform, rules};
 use distribute::prelude::*;
 use distribute::{Checkpoint, Error, Momentum, Result};
+use distribute_testing::watched;
 
 const NAMES: &[&str] = &["a.bias", "a.weight", "b.weight"];
 
@@ -38,7 +38,11 @@ fn frozen_variables_are_neither_updated_nor_counted_in_norms_nor_saved() {
         assert!(moved.iter().all(|x| x.abs() < 1e-12), "{moved:?}");
         assert!(optimizer.variable_names().eq(["b.weight"]));
         let error = optimizer.slot("a.bias", "momentum").unwrap_err().to_string();
-        assert!(error.contains("no variable is named \"a.bias\""), "{error}");
+        assert!(error.contains("\"a.bias\" is frozen") && error.contains("b.weight"), "{error}");
+        let error = Gradients::new(&optimizer).insert("a.bias", vector(&[1.])).unwrap_err().to_string();
+        assert!(error.contains("\"a.bias\" is frozen"), "{error}");
+        let error = Gradients::new(&optimizer).insert("a", vector(&[1.])).unwrap_err().to_string();
+        assert!(error.contains("no variable is named \"a\""), "{error}");
 
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("saved");
@@ -103,18 +107,65 @@ fn names_and_numbers_that_are_wrong_are_refused() {
             assert!(error.to_string().contains(part), "{part:?} is not in {error}");
         }
     };
-    let there = ["no variable has such a name", "3 that are trained", "a.weight"];
+    let there = ["no variable that is trained has such a name", "3 that are trained", "a.weight"];
     refused(new().freeze(|name| name == "a"), &there);
     refused(new().rate_factor(|_| false, 0.1), &there);
     refused(new().with_rule_for(|_| false, rules::Adam::default()), &there);
     refused(new().freeze(|_| true), &["none is left to train"]);
-    let frozen = new().freeze(|name| name == "a.bias").unwrap();
-    refused(frozen.rate_factor(|name| name == "a.bias", 0.1), &["2 that are trained"]);
+    let frozen = || new().freeze(|name| name == "a.bias").unwrap();
+    let already = ["frozen already", "[\"a.bias\"]", "2 that are trained"];
+    refused(frozen().freeze(|name| name == "a.bias"), &already);
+    refused(frozen().rate_factor(|name| name == "a.bias", 0.1), &already);
+    refused(frozen().with_rule_for(|name| name == "a.bias", rules::Adam::default()), &already);
+    refused(frozen().rate_factor(|name| name == "a", 0.1), &["no variable that is trained", "2 that are"]);
     for factor in [0., -1., f64::NAN, f64::INFINITY] {
         refused(new().rate_factor(|_| true, factor), &["finite and positive", "freeze"]);
     }
+    for factor in [1e200, 1e-200] {
+        let twice = new().rate_factor(|_| true, factor).unwrap().rate_factor(|name| name == "a.bias", factor);
+        refused(twice, &["variable a.bias multiply to", "1e", "200 after"]);
+    }
     let wrong = rules::Adam { beta1: 2., ..Default::default() };
     assert!(matches!(new().with_rule_for(|_| true, wrong).unwrap_err(), Error::Hyperparameter(_)));
+}
+
+#[test]
+fn a_rate_that_a_variable_cannot_hold_is_refused_by_name_and_nothing_has_changed() {
+    watched(|| {
+        for n in [1, 2] {
+            let strategy = replicas(n);
+            // Of f64: infinite only as f64.
+            let model = vectors(&strategy, NAMES);
+            let optimizer = || {
+                let optimizer = Sgd::new(&model.variables, 1e10).unwrap();
+                optimizer.rate_factor(|name| name == "a.weight", 1e300).unwrap()
+            };
+            let error = step(&strategy, &optimizer()).unwrap_err();
+            assert!(matches!(error.root_cause(), Error::InvalidArgument { .. }), "{error}");
+            for part in ["variable a.weight", "1e10", "rate_factor 1e300", "F64 is 1.80e308 at most"] {
+                assert!(error.to_string().contains(part), "{part:?} is not in {error}");
+            }
+            assert_eq!(NAMES.iter().map(|name| value(&model, name)).collect::<Vec<_>>(), [[1.; 3]; 3]);
+            // What nobody trains is not asked.
+            step(&strategy, &optimizer().freeze(|name| name == "a.weight").unwrap()).unwrap();
+
+            let layer = strategy.replicate(|vb: VarBuilder| linear(1, 1, vb)).unwrap();
+            let optimizer = Sgd::new(&layer.variables, 1e3).unwrap();
+            let optimizer = optimizer.rate_factor(|name| name == "bias", 1e36).unwrap();
+            let train = |optimizer: &Sgd| {
+                strategy.run(&layer, |ctx, layer| {
+                    let x = Tensor::ones((1, 1), DType::F32, &Device::Cpu)?;
+                    optimizer.minimize(ctx, layer.forward(&x)?.sum_all()?, 1)
+                })
+            };
+            let error = train(&optimizer).unwrap_err().to_string();
+            for part in ["minimize: variable bias", "rate_factor 1e36", "F32 is 3.40e38 at most"] {
+                assert!(error.contains(part), "{part:?} is not in {error}");
+            }
+            optimizer.set_learning_rate(1e-36).unwrap();
+            train(&optimizer).unwrap();
+        }
+    });
 }
 
 /// A table and two layers of `distribute::nn`.

@@ -1,13 +1,14 @@
 //! Variables that get no gradient.
 
-use crate::watched::watched;
 use crate::{log, replicas, vectors};
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{Linear, RmsNorm, VarBuilder, linear, rms_norm};
 use candle_transformers::models::llama2_c::{Cache, Config, Llama};
+use candle_transformers::models::{bert, distilbert};
 use distribute::optimizer::MissingGradients;
 use distribute::prelude::*;
 use distribute::{Error, Result};
+use distribute_testing::watched;
 
 /// A model whose norm is candle's fused one, so that only its head trains.
 struct Cut {
@@ -99,6 +100,83 @@ fn llama_as_it_stands_is_told_of() {
         for part in
             ["22 of 23 variables got no gradient", "12 more", "only lm_head got one", "rms_norm", "rope"]
         {
+            assert!(lines[0].contains(part), "{part:?} is not in {}", lines[0]);
+        }
+    });
+}
+
+/// What the log says of the variable `name` after a model's first step on five tokens, and which variables had a gradient.
+fn said<M: Send + Sync>(
+    load: impl Fn(VarBuilder) -> candle_core::Result<M> + Send + Sync + 'static,
+    forward: impl Fn(&M, &Tensor) -> candle_core::Result<Tensor> + Sync,
+    name: &str,
+) -> (Vec<String>, Vec<String>) {
+    let (log, strategy) = (log(), replicas(2));
+    let model = strategy.replicate(move |vb: VarBuilder| load(vb)).unwrap();
+    let step = |optimizer: &Sgd| {
+        let run = strategy.run(&model, |ctx, model| {
+            let tokens = Tensor::new(&[[1u32, 2, 3, 4, 5]], &Device::Cpu)?;
+            optimizer.minimize(ctx, forward(model, &tokens)?.sqr()?.mean_all()?, 1)
+        });
+        run.map(drop)
+    };
+    let optimizer = || Sgd::new(&model.variables, 1e-3).unwrap();
+    step(&optimizer()).unwrap();
+    let error = step(&optimizer().on_missing_gradients(MissingGradients::Error)).unwrap_err();
+    let Error::MissingGradients { variables, .. } = error.root_cause() else { panic!("{error}") };
+    let trained = model.variables.names().into_iter().filter(|name| !variables.contains(name)).collect();
+    (log.lines(name), trained)
+}
+
+#[test]
+fn bert_as_it_stands_is_told_of() {
+    watched(|| {
+        let config = bert::Config {
+            vocab_size: 10,
+            hidden_size: 8,
+            num_hidden_layers: 2,
+            num_attention_heads: 2,
+            intermediate_size: 16,
+            max_position_embeddings: 6,
+            ..Default::default()
+        };
+        let (lines, trained) = said(
+            move |vb| bert::BertForMaskedLM::load(vb, &config),
+            |model, tokens| model.forward(tokens, &tokens.zeros_like()?, None),
+            ": bert.embeddings.LayerNorm.bias",
+        );
+        assert_eq!(lines.len(), 1, "{lines:?}");
+        assert_eq!(trained, ["cls.predictions.decoder.bias", "cls.predictions.decoder.weight"]);
+        for part in
+            ["41 of 43 variables got no gradient", "only cls.predictions.decoder got one", "layer_norm"]
+        {
+            assert!(lines[0].contains(part), "{part:?} is not in {}", lines[0]);
+        }
+    });
+}
+
+#[test]
+fn distilbert_as_it_stands_is_told_of() {
+    watched(|| {
+        let config = serde_json::json!({
+            "vocab_size": 10, "dim": 8, "n_layers": 2, "n_heads": 2, "hidden_dim": 16, "activation": "gelu",
+            "max_position_embeddings": 6, "initializer_range": 0.02, "pad_token_id": 0, "model_type": "distilbert",
+        });
+        let (lines, trained) = said(
+            move |vb| {
+                let config = serde_json::from_value(config.clone()).map_err(candle_core::Error::wrap)?;
+                distilbert::DistilBertForMaskedLM::load(vb, &config)
+            },
+            |model, tokens| model.forward(tokens, &tokens.zeros_like()?.to_dtype(DType::U8)?),
+            ": distilbert.embeddings.LayerNorm.bias",
+        );
+        assert_eq!(lines.len(), 1, "{lines:?}");
+        // The head's weight is the table of words.
+        assert_eq!(trained, ["distilbert.embeddings.word_embeddings.weight", "vocab_projector.bias"]);
+        for part in [
+            "variables got no gradient",
+            "only distilbert.embeddings.word_embeddings and vocab_projector got one",
+        ] {
             assert!(lines[0].contains(part), "{part:?} is not in {}", lines[0]);
         }
     });

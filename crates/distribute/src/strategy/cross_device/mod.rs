@@ -98,6 +98,14 @@ pub trait CrossDeviceOps: Debug + Send + Sync + 'static {
         values.iter().map(|value| self.reduce(op, value, options)).collect()
     }
 
+    /// Refuses settings that it cannot follow. Asked once, where the strategy is made.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`], which says which and why. By default any settings will do.
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// A copy of one value for each of `to`, in order. Devices that share memory share it.
     ///
     /// # Errors

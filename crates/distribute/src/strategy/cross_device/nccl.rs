@@ -12,7 +12,7 @@ use distribute_tensor::{Leaf, ReduceOp};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NcclAllReduce {
     /// Into how many packs the engine would put the values of a batch. Without it nothing is packed: more than 1 is
-    /// [`Error::InvalidArgument`] when values are reduced. [`HierarchicalCopyAllReduce`](super::HierarchicalCopyAllReduce)
+    /// [`Error::InvalidArgument`] where a strategy is made with it. [`HierarchicalCopyAllReduce`](super::HierarchicalCopyAllReduce)
     /// has packs.
     pub num_packs: usize,
 }
@@ -31,14 +31,19 @@ impl CrossDeviceOps for NcclAllReduce {
         value: &Reduction<'_>,
         options: &CommunicationOptions,
     ) -> Result<Vec<Leaf>> {
-        if self.num_packs > 1 {
-            let reason = format!(
-                "num_packs is {}, but without an engine for NVIDIA's library nothing is packed; leave it at 1, or use \
-                 HierarchicalCopyAllReduce",
-                self.num_packs
-            );
-            return Err(Error::invalid("NcclAllReduce", reason));
-        }
+        self.check()?;
         ReductionToOneDevice::default().reduce(op, value, options)
+    }
+
+    fn check(&self) -> Result<()> {
+        if self.num_packs <= 1 {
+            return Ok(());
+        }
+        let reason = format!(
+            "num_packs is {}, but without an engine for NVIDIA's library nothing is packed; leave it at 1, or use \
+             HierarchicalCopyAllReduce",
+            self.num_packs
+        );
+        Err(Error::invalid("NcclAllReduce", reason))
     }
 }

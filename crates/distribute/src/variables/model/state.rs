@@ -4,7 +4,8 @@ use super::{Kind, Variables};
 use crate::checkpoint::{
     Checkpointed, Reader, Restore, SOME, Writer, described, read_as, read_cast, require_names,
 };
-use crate::{Restored, Result, Select};
+use crate::variables::state::of_replicas;
+use crate::{Error, Restored, Result, Select};
 use candle_core::Device;
 use distribute_tensor::{DType, HostTensor};
 use serde_json::json;
@@ -24,11 +25,13 @@ impl Variables {
 /// have seen rows, and what all last had in common.
 impl Checkpointed for Variables {
     fn save(&self, prefix: &str, writer: &mut Writer) -> Result<()> {
-        for (name, kind) in self.kinds() {
+        let kinds = self.kinds();
+        for (name, kind) in &kinds {
             let entry = format!("{prefix}/{name}");
-            match &kind {
+            match kind {
                 Kind::Mirrored(variable) => variable.save(&entry, writer)?,
                 Kind::Running(running) => {
+                    require_free(&kinds, name)?;
                     writer.insert(in_common(&entry), HostTensor::from_candle(&running.common())?)?;
                     running.variable().save_copies(&entry, writer)?;
                     writer.insert(entry, HostTensor::from_candle(&running.mean()?)?)?;
@@ -96,7 +99,9 @@ impl Variables {
         let (dtype, dims) = (variable.dtype(), variable.dims());
         let same_dtype = from.describe(source)?.dtype == dtype;
         let copies = match kind {
-            Kind::Running(running) if same_dtype => {
+            // What a `Variable` saved has copies, but not what they had in common: which of them have seen rows is not
+            // known, and all begin at the value.
+            Kind::Running(running) if same_dtype && from.contains(&in_common(source)) => {
                 variable.saved_copies(source, from)?.map(|copies| (running.clone(), copies))
             }
             _ => None,
@@ -115,6 +120,20 @@ impl Variables {
                 })
             }
         })
+    }
+}
+
+/// Refuses to save running statistics where another variable has a name under which part of them is saved.
+fn require_free(kinds: &[(String, Kind)], name: &str) -> Result<()> {
+    let beside = [in_common(name), of_replicas(name)];
+    match kinds.iter().find(|(other, _)| beside.contains(other)) {
+        None => Ok(()),
+        Some((other, _)) => Err(Error::invalid(
+            "Checkpoint::save",
+            format!(
+                "variable {other} has the name under which part of the running statistic {name} is saved; rename it"
+            ),
+        )),
     }
 }
 

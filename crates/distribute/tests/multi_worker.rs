@@ -1,19 +1,25 @@
-//! Several workers, on threads of one process: each result has the bits of one process with all their replicas.
+//! Several workers in one process, over memory: what they compute is what one process computes with all of their replicas, and
+//! what one of them does wrong is told on all.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[path = "multi_worker/collectives.rs"]
 mod collectives;
+#[path = "multi_worker/cross.rs"]
 mod cross;
+#[path = "multi_worker/faults.rs"]
+mod faults;
+#[path = "multi_worker/training.rs"]
+mod training;
+#[path = "multi_worker/variables.rs"]
 mod variables;
-#[path = "../support/watched.rs"]
-mod watched;
 
 use distribute::prelude::*;
 use distribute::tensor::DType;
 use distribute::{CommunicationOptions, Error, Leaf, Result};
+use distribute_testing::watched;
 use std::fmt::Debug;
 use std::time::Duration;
-use watched::watched;
 
 /// Workers, and replicas of each.
 const WORLDS: [(usize, usize); 9] = [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (2, 3), (3, 1), (3, 2), (3, 3)];

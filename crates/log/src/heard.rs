@@ -1,7 +1,7 @@
 //! Warnings and errors that are seen also in a program that listens to none.
 
 use std::fmt::{Debug, Write as _};
-use std::io::Write as _;
+use std::io::{self, Write};
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
@@ -35,7 +35,7 @@ impl Subscriber for StandardError {
         let mut line = Line::default();
         event.record(&mut line);
         // Whoever has closed it wants no lines.
-        let _ = writeln!(std::io::stderr(), "{}", line.text(*event.metadata().level()));
+        let _ = line.write(*event.metadata().level(), &mut std::io::stderr());
     }
 
     fn new_span(&self, _: &Attributes<'_>) -> Id {
@@ -58,6 +58,13 @@ impl Line {
         let level = if level == Level::ERROR { "error" } else { "warning" };
         let (open, close) = if self.fields.is_empty() { ("", "") } else { (" (", ")") };
         format!("distribute: {level}: {}{open}{}{close}", self.message, self.fields)
+    }
+
+    /// The text and its end in one write: what other threads or processes write to the same place comes before or after it.
+    fn write(&self, level: Level, out: &mut impl Write) -> io::Result<()> {
+        let mut text = self.text(level);
+        text.push('\n');
+        out.write_all(text.as_bytes())
     }
 }
 
@@ -113,6 +120,24 @@ mod tests {
             lines,
             ["distribute: error: stuck (replica 1, call all_reduce)", "distribute: warning: slow"]
         );
+    }
+
+    #[test]
+    fn a_line_is_one_write() {
+        #[derive(Default)]
+        struct Writes(Vec<Vec<u8>>);
+        impl Write for Writes {
+            fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+                self.0.push(bytes.to_vec());
+                Ok(bytes.len())
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let mut writes = Writes::default();
+        Line { message: "slow".into(), fields: String::new() }.write(Level::WARN, &mut writes).unwrap();
+        assert_eq!(writes.0, [b"distribute: warning: slow\n"]);
     }
 
     #[test]
