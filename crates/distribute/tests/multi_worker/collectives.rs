@@ -16,15 +16,13 @@ fn reductions_and_gathers_have_the_bits_of_one_process() {
             let id = ctx.replica_id_in_sync_group();
             let mut all = Vec::new();
             for op in [ReduceOp::Sum, ReduceOp::Mean] {
-                for len in [1, 7, LARGE] {
-                    // Of large ones that takes long.
-                    let dtypes = [DType::F32, DType::F64, DType::I32];
-                    for dtype in dtypes.into_iter().take(if len < LARGE { 3 } else { 1 }) {
-                        all.push(bits(ctx.all_reduce(op, Leaf::Host(vector(dtype, id, len)))?));
-                    }
-                    let pair = vec![vector(DType::F32, id, len), vector(DType::F32, id + 7, 3)];
+                for lens in [&[1, 7][..], &[LARGE, 3]] {
+                    let dtypes = [DType::F32, DType::F64, DType::I32].into_iter();
+                    let of = dtypes.flat_map(|dtype| lens.iter().map(move |len| vector(dtype, id, *len)));
+                    let values: Vec<HostTensor> = of.collect();
+                    all.extend(ctx.all_reduce(op, values.clone())?.into_iter().map(bits));
                     let packs = CommunicationOptions { bytes_per_pack: 64, ..Default::default() };
-                    all.extend(ctx.with_options(packs)?.all_reduce(op, pair)?.into_iter().map(bits));
+                    all.extend(ctx.with_options(packs)?.all_reduce(op, values)?.into_iter().map(bits));
                 }
                 all.push(bits(Leaf::Slices(ctx.all_reduce(op, rows(id))?)));
             }

@@ -15,13 +15,18 @@ use std::time::Duration;
 
 const AGGREGATIONS: [Aggregation; 3] = [Aggregation::Sum, Aggregation::Mean, Aggregation::OnlyFirstReplica];
 
+/// A large one with one of the aggregations: what each of them does with it is the same.
+fn lens(aggregation: Aggregation) -> Vec<usize> {
+    if aggregation == Aggregation::Mean { vec![2, LARGE] } else { vec![2] }
+}
+
 // ONR-2, ONR-3
 #[test]
 fn on_read_variables_are_read_as_the_aggregate_of_all_workers() {
     same_as_one_process(|strategy| {
         let mut all = Vec::new();
         for aggregation in AGGREGATIONS {
-            for len in [1, LARGE] {
+            for len in lens(aggregation) {
                 let new = Variable::builder("seen", HostTensor::zeros(DType::F32, &[len])?)
                     .synchronization(Synchronization::OnRead)
                     .aggregation(aggregation);
@@ -62,7 +67,7 @@ fn what_the_replicas_of_all_workers_write_is_combined() {
     same_as_one_process(|strategy| {
         let mut all = Vec::new();
         for aggregation in AGGREGATIONS {
-            for len in [2, LARGE] {
+            for len in lens(aggregation) {
                 let start = vector(DType::F32, 9, len);
                 let weight = strategy
                     .scope(|| Variable::builder("weight", start.clone()).aggregation(aggregation).create())?;
