@@ -36,6 +36,10 @@ pub enum Operation {
     Save,
     /// Every worker restores the same state.
     Restore,
+    /// Values of all replicas are concatenated by code that runs once for them.
+    Gather,
+    /// The copies of a variable are combined into what is read.
+    ReadVariable,
 }
 
 impl fmt::Display for Operation {
@@ -54,6 +58,8 @@ impl fmt::Display for Operation {
             Operation::DistributeDataset => "distribution of a dataset",
             Operation::Save => "save",
             Operation::Restore => "restore",
+            Operation::Gather => "gather",
+            Operation::ReadVariable => "read of a variable",
         })
     }
 }

@@ -109,6 +109,19 @@ fn all_reduce_has_the_bits_of_one_process_with_all_replicas() {
     }
 }
 
+#[test]
+fn everybody_gets_the_leaves_of_worker_0() {
+    for workers in 1..=4 {
+        let all = on_workers(
+            workers,
+            2,
+            |calling, local| calling.of_first(local[0]).unwrap(),
+            |replica| leaves(replica, 7),
+        );
+        assert!(all.iter().all(|of_first| bytes(of_first) == bytes(&leaves(0, 7))));
+    }
+}
+
 // INV-7
 #[test]
 fn large_leaves_are_folded_by_ranges_to_the_same_bits() {

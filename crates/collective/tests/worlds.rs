@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use bytes::Bytes;
 use distribute_cluster::{Blame, Fault, Fingerprint, Operation};
 use distribute_collective::group::{Group, memory};
 use distribute_collective::threads::{Member, Team};
@@ -101,6 +102,51 @@ fn replicas_of_all_workers_reduce_and_gather() {
             }
         });
     }
+}
+
+#[test]
+fn what_can_be_sent_is_shared_in_the_order_of_ids() {
+    for (n, replicas) in [(1, 1), (1, 3), (2, 1), (2, 2), (3, 2)] {
+        workers(n, replicas, move |worker| {
+            let of = |id: usize| (!id.is_multiple_of(3)).then(|| vec![(id as u64, id); id]);
+            let shared = worker.run(1, LONG, |member| {
+                let call = Fingerprint::new(Operation::Minimize, "orders", Location::caller());
+                Ok(member.share(call, of(member.replica())).unwrap())
+            });
+            for shared in shared {
+                let shared: Vec<_> = shared.unwrap().iter().map(|offer| Option::clone(offer)).collect();
+                assert_eq!(shared, (0..n * replicas).map(of).collect::<Vec<_>>());
+            }
+        });
+    }
+}
+
+#[test]
+fn a_member_that_speaks_with_other_workers_is_not_late_for_those_who_wait_for_it() {
+    let met = Arc::new(Barrier::new(4));
+    let all = workers(2, 2, move |worker| {
+        worker.run(1, SHORT, |member| {
+            if member.replica() >= 2 {
+                // Until the others have given up.
+                met.wait();
+                return Ok(None);
+            }
+            let call = Fingerprint::new(Operation::MergeCall, "speaks", Location::caller());
+            let said = member.merge(call.clone(), (), |_| {
+                let said = member.speak(|_| call.clone(), |mut calling| calling.records(Bytes::new()));
+                said.expect("there is another worker").map(drop)
+            });
+            met.wait();
+            match &*said? {
+                Err(Failure::Blame(blame)) => Ok(Some(blame.clone())),
+                other => panic!("{other:?}"),
+            }
+        })
+    });
+    let all: Vec<_> = all.into_iter().flatten().map(Result::unwrap).collect();
+    let blame = all[0].as_ref().unwrap();
+    assert_eq!((blame.fault, blame.culprits.as_slice()), (Fault::Late, &[2, 3][..]), "{blame}");
+    assert_eq!(all[1].as_ref(), Some(blame));
 }
 
 // INV-1, INV-2

@@ -81,6 +81,22 @@ impl<'a> Calling<'a> {
         Ok((self.decode_all(&bodies, local)?, tracked))
     }
 
+    /// The leaves of worker 0, of the kinds and on the devices of this worker's `mine`. Those of others are not sent.
+    ///
+    /// # Errors
+    /// [`Failure`] on every worker.
+    pub fn of_first(mut self, mine: &[Leaf]) -> Result<Vec<Leaf>, Failure> {
+        let first = self.world().worker() == 0;
+        let body = if first { Bytes::from(wire::encode(mine)?) } else { Bytes::new() };
+        let bodies = self.records(body)?;
+        if first {
+            return Ok(mine.to_vec());
+        }
+        let leaves = wire::decode(bodies.first().map_or(&[][..], |body| body))?;
+        let beside = leaves.into_iter().zip(mine).map(|(theirs, mine)| theirs.beside(mine));
+        Ok(beside.collect::<Result<_, _>>()?)
+    }
+
     /// A small record of each worker, by worker.
     ///
     /// # Errors

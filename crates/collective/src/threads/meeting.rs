@@ -68,6 +68,15 @@ impl State {
     }
 }
 
+/// See [`Meeting::speaking`].
+pub(super) struct Speaking<'a>(&'a Meeting);
+
+impl Drop for Speaking<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.state).delegated = false;
+    }
+}
+
 /// How often members look whether their delegate is back, after their own deadline.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -172,6 +181,12 @@ impl Meeting {
     /// Where everybody stands, for the log.
     pub fn standings(&self) -> Vec<Standing> {
         lock(&self.state).standings.clone()
+    }
+
+    /// While this lasts, one member speaks with other processes for all, outside of a round: those who wait for it wait on.
+    pub(super) fn speaking(&self) -> Speaking<'_> {
+        lock(&self.state).delegated = true;
+        Speaking(self)
     }
 
     /// Ends the round if every member waits or is gone. Gives what has to be dropped without the lock.

@@ -7,6 +7,8 @@ use crate::group::{Calling, Session};
 use crate::sync::{AtomicBool, Mutex, Ordering, lock};
 use distribute_cluster::{Blame, Fingerprint, Presence, Standing};
 use distribute_log::heard;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use std::io;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -217,15 +219,63 @@ impl Member {
         self.session.as_ref()
     }
 
-    /// A call that this member makes with the other processes for all members of this one, where there are any: after these
-    /// have agreed on it, and while they wait for this one.
+    /// Makes a call with the other processes for all members of this one, where there are other processes: after these have
+    /// agreed on it, and while they wait for this one. `call` says what each of them does, by rank.
+    ///
+    /// The others wait as long as this lasts, beyond their own timeouts: it has deadlines of its own.
+    pub fn speak<R>(
+        &self,
+        call: impl Fn(usize) -> Fingerprint,
+        make: impl FnOnce(Calling<'_>) -> R,
+    ) -> Option<R> {
+        let _speaking = self.session.as_ref().map(|_| self.team.meeting.speaking());
+        self.calls(call).map(make)
+    }
+
+    /// As [`Member::speak`], in [`Member::lead`], where those who wait have no deadline.
     pub fn calling(&self, call: &Fingerprint) -> Option<Calling<'_>> {
+        self.calls(|_| call.clone())
+    }
+
+    fn calls(&self, call: impl Fn(usize) -> Fingerprint) -> Option<Calling<'_>> {
         let session = self.session.as_ref()?;
         let mut standings = self.team.meeting.standings();
-        for standing in &mut standings {
-            standing.presence = Presence::Waiting(Fingerprint { continues: true, ..call.clone() });
+        for (rank, standing) in standings.iter_mut().enumerate() {
+            standing.presence = Presence::Waiting(Fingerprint { continues: true, ..call(rank) });
         }
         Some(Calling::new(session, standings, self.timeout))
+    }
+
+    /// Exchanges offers that can be sent with the members of all processes: everybody gets everybody's, in the order of
+    /// global ids.
+    ///
+    /// # Errors
+    /// As [`Member::together`].
+    pub fn share<T>(&self, call: Fingerprint, offer: T) -> Result<Vec<Arc<T>>, Failure>
+    where
+        T: Serialize + DeserializeOwned + Send + Sync + 'static,
+    {
+        let (local, all) = self.together(call, offer, |local, mut calling| {
+            let record = |error: postcard::Error| Failure::Record(error.to_string());
+            let mine: Vec<&T> = local.iter().map(|offer| &**offer).collect();
+            let bodies = calling.records(postcard::to_allocvec(&mine).map_err(record)?.into())?;
+            let world = calling.world();
+            let mut all = Vec::with_capacity(world.num_replicas_in_sync());
+            for (worker, body) in bodies.iter().enumerate() {
+                if worker == world.worker() {
+                    all.extend_from_slice(local);
+                    continue;
+                }
+                let theirs: Vec<T> = postcard::from_bytes(body).map_err(record)?;
+                if theirs.len() != world.replicas() {
+                    let reason = format!("{} offers of worker {worker}, {world}", theirs.len());
+                    return Err(Failure::Record(reason));
+                }
+                all.extend(theirs.into_iter().map(Arc::new));
+            }
+            Ok(all)
+        })?;
+        Ok(all.map_or(local, |all| Vec::clone(&all)))
     }
 
     /// Which member this is, from 0.

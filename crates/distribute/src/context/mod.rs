@@ -5,7 +5,7 @@
 
 mod collectives;
 mod combine;
-mod describe;
+pub(crate) mod describe;
 mod expected;
 mod gradient;
 mod layers;

@@ -4,6 +4,7 @@ mod builder;
 mod claims;
 mod communication;
 mod cross_device;
+mod cross_worker;
 mod destinations;
 mod device;
 mod extended;
@@ -63,6 +64,8 @@ struct Inner {
     made_at: &'static Location<'static>,
     steps: AtomicU64,
     optimizers: AtomicU64,
+    /// How many variables have been created.
+    created: AtomicU64,
     world: World,
     workers: Workers,
     /// The variables of this strategy, by the candle tensors of their copies.
@@ -90,13 +93,14 @@ impl Strategy {
         let replicas = extended.worker_devices().len();
         let world = extended.group().map_or_else(|| World::alone(replicas).unwrap_or_default(), Group::world);
         crate::log::prepare(replicas);
-        let (steps, optimizers, containers) = Default::default();
+        let (steps, optimizers, created, containers) = Default::default();
         Self(Arc::new(Inner {
             extended: Box::new(extended),
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
             made_at: Location::caller(),
             steps,
             optimizers,
+            created,
             world,
             workers: Workers::default(),
             containers,
@@ -170,9 +174,12 @@ impl Strategy {
     /// Two layers that ask for one path share its variables, as with candle alone: on purpose, where weights are tied, and
     /// silently else. Log level `debug` tells of it.
     ///
+    /// Over several workers it is a call of all of them, which compares their models.
+    ///
     /// # Errors
     /// The error of `build`; [`Error::InvalidArgument`](crate::Error::InvalidArgument) where replicas ask for different
-    /// variables, or two layers for one path in different shapes.
+    /// variables, or two layers for one path in different shapes; [`Error::Collective`](crate::Error::Collective) where
+    /// workers' variables or initial values differ.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -182,6 +189,7 @@ impl Strategy {
     /// assert_eq!(model.variables.names(), ["fc.bias", "fc.weight"]);
     /// # Ok::<(), distribute::Error>(())
     /// ```
+    #[track_caller]
     pub fn replicate<M, E>(
         &self,
         build: impl Fn(VarBuilder<'static>) -> Result<M, E> + Send + Sync + 'static,
@@ -196,6 +204,7 @@ impl Strategy {
     ///
     /// # Errors
     /// As [`Strategy::replicate`].
+    #[track_caller]
     pub fn replicate_seeded<M, E>(
         &self,
         seed: u64,
@@ -259,6 +268,11 @@ impl Strategy {
 
     pub(crate) fn is_default(&self) -> bool {
         self == default_strategy()
+    }
+
+    /// The number of the next variable, from 1: the same on all workers, which create the same ones in the same order.
+    pub(crate) fn next_variable(&self) -> u64 {
+        self.0.created.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     /// Remembers which candle tensors are copies of `variable`.

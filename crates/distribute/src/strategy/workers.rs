@@ -6,7 +6,7 @@ use crate::context::{failure, merging};
 use crate::lock::lock;
 use crate::{Error, Result};
 use bytes::Bytes;
-use distribute_cluster::{Fingerprint, Operation, Standing, World};
+use distribute_cluster::{Fingerprint, Operation, Presence, Standing, World};
 use distribute_collective::Failure;
 use distribute_collective::group::{Calling, Group, Session};
 use std::panic::Location;
@@ -109,19 +109,58 @@ impl Strategy {
         call: impl FnOnce() -> Fingerprint,
         make: impl FnOnce(Calling<'_>) -> Result<R, Failure>,
     ) -> Result<Option<R>> {
-        let Some(group) = self.group() else { return Ok(None) };
+        if self.group().is_none() {
+            return Ok(None);
+        }
         let call = call();
+        self.among_replicas(operation, |_| call.clone(), make)
+    }
+
+    /// As [`among_workers`](Self::among_workers), where `call` says what each local replica does: what they bring may differ.
+    ///
+    /// # Errors
+    /// As [`among_workers`](Self::among_workers).
+    pub(super) fn among_replicas<R>(
+        &self,
+        operation: &'static str,
+        call: impl Fn(usize) -> Fingerprint,
+        make: impl FnOnce(Calling<'_>) -> Result<R, Failure>,
+    ) -> Result<Option<R>> {
+        let Some(group) = self.group() else { return Ok(None) };
         if let Some(member) = merging(self) {
-            let Some(calling) = member.calling(&call) else { return Ok(None) };
-            return make(calling).map(Some).map_err(failure(operation));
+            return member.speak(call, make).transpose().map_err(failure(operation));
         }
         let mut between = lock(&self.0.workers.between);
-        if between.as_ref().is_none_or(|session| session.is_over()) {
-            *between = Some(Arc::new(group.open("between steps", self.steps())));
+        let session = self.between(group, &mut between);
+        let waiting = |local| {
+            Standing::waiting(self.world().global(local), Fingerprint { continues: false, ..call(local) })
+        };
+        let standings = (0..self.world().replicas()).map(waiting).collect();
+        let made = make(Calling::new(&session, standings, self.extended().timeout()));
+        made.map(Some).map_err(failure(operation))
+    }
+
+    /// Tells the other workers, where there are any, that this one cannot make the call in which they wait, and gives back
+    /// the reason. Inside of a step they hear of it when the merge function fails.
+    pub(crate) fn told<T>(&self, prepared: Result<T>) -> Result<T> {
+        if prepared.is_err()
+            && let Some(group) = self.group()
+            && merging(self).is_none()
+        {
+            let mut between = lock(&self.0.workers.between);
+            let session = self.between(group, &mut between);
+            // What they say to it is no news.
+            let _ = session.swap(failed(self.world()), |_| Bytes::new(), self.extended().timeout());
         }
-        let Some(session) = between.clone() else { return Ok(None) };
-        let calling = Calling::new(&session, self.standings(&call), self.extended().timeout());
-        make(calling).map(Some).map_err(failure(operation))
+        prepared
+    }
+
+    /// The traffic between steps, from the time on at which nobody was late or lost in it.
+    fn between(&self, group: &Group, open: &mut Option<Arc<Session>>) -> Arc<Session> {
+        match open {
+            Some(session) if !session.is_over() => session.clone(),
+            _ => open.insert(Arc::new(group.open("between steps", self.steps()))).clone(),
+        }
     }
 
     /// All replicas of this worker make a call.
@@ -141,11 +180,13 @@ impl Begun {
 impl Drop for Begun {
     fn drop(&mut self) {
         if !self.handed_over {
-            let failed = |replica| Standing {
-                presence: distribute_cluster::Presence::Failed,
-                ..Standing::running(replica)
-            };
-            self.session.leave(self.session.world().local_replicas().map(failed).collect());
+            self.session.leave(failed(self.session.world()));
         }
     }
+}
+
+/// All replicas of this worker are gone, and have made no call.
+fn failed(world: World) -> Vec<Standing> {
+    let failed = |replica| Standing { presence: Presence::Failed, ..Standing::running(replica) };
+    world.local_replicas().map(failed).collect()
 }

@@ -65,43 +65,27 @@ impl Variable {
 }
 
 impl Variable {
-    /// Adds each copy of an ON_READ variable: of several workers, those of all.
+    /// Adds the copies of the replicas of all workers, if it is an ON_READ variable.
+    #[track_caller]
     pub(super) fn save_copies(&self, prefix: &str, writer: &mut Writer) -> Result<()> {
         if self.0.sort == Sort::OnRead {
-            let copies: Vec<Leaf> = self.copies()?;
+            let copies = self.copies_of_all(Location::caller())?;
             let copies = copies.iter().map(Leaf::to_host).collect::<Result<Vec<_>, _>>()?;
-            let copies = self.of_all_workers(copies)?;
             writer.insert(of_replicas(prefix), HostTensor::stack(&copies.iter().collect::<Vec<_>>())?)?;
         }
         Ok(())
     }
 
-    /// This worker's copies, and those of the others, in the order of workers.
-    fn of_all_workers(&self, copies: Vec<HostTensor>) -> Result<Vec<HostTensor>> {
-        let strategy = Variable::strategy(self);
-        let call =
-            || Fingerprint::new(Operation::Save, format!("variable {}", self.name()), Location::caller());
-        let all = strategy.among_workers("Checkpoint::save", call, |calling| {
-            let mine: Vec<_> = copies.iter().cloned().map(Leaf::Host).collect();
-            calling.all_gather(&[&mine])
-        })?;
-        let Some((all, _)) = all else { return Ok(copies) };
-        Ok(all.iter().flatten().map(Leaf::to_host).collect::<Result<_, _>>()?)
-    }
-
-    /// What each copy of an ON_READ variable was, if there were as many.
+    /// What each copy of an ON_READ variable was, if there were as many on all workers together.
     pub(super) fn saved_copies(&self, prefix: &str, from: &Reader) -> Result<Option<Vec<HostTensor>>> {
-        let (name, world) = (of_replicas(prefix), Variable::strategy(self).world());
-        let mine = self.0.copies.len();
-        let count = mine * world.workers();
+        let (name, (mine, count)) = (of_replicas(prefix), self.numbers());
         let as_many = || Ok::<_, crate::Error>(from.describe(&name)?.shape.first() == Some(&count));
         if self.0.sort != Sort::OnRead || !from.contains(&name) || !as_many()? {
             return Ok(None);
         }
         let shape: Vec<usize> = [count].iter().chain(self.dims()).copied().collect();
         let rows = read_as(from, &name, self.dtype(), &shape)?;
-        let first = mine * world.worker();
-        Ok(Some((first..first + mine).map(|copy| rows.row(copy)).collect::<Result<_, _>>()?))
+        Ok(Some(mine.map(|copy| rows.row(copy)).collect::<Result<_, _>>()?))
     }
 }
 

@@ -3,9 +3,13 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod checkpoint;
+mod collectives;
+mod cross;
 mod faults;
 mod input;
+mod support;
 mod training;
+mod variables;
 
 use distribute::{Error, MultiWorkerMirroredStrategy, Result, Strategy};
 use distribute_testing::watched;

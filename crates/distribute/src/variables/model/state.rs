@@ -16,7 +16,7 @@ impl Variables {
         self.0.seed
     }
 
-    fn kinds(&self) -> Vec<(String, Kind)> {
+    pub(super) fn kinds(&self) -> Vec<(String, Kind)> {
         self.entries().iter().map(|(name, entry)| (name.clone(), entry.kind.clone())).collect()
     }
 }
