@@ -72,7 +72,7 @@ fn whatever_one_replica_does_all_workers_get_one_text_and_the_next_step_works() 
                     assert!(last.to_string().contains(&format!("replica {culprit} ")), "{last}");
                 }
                 let victims =
-                    if matches!(wrong, Wrong::Fails | Wrong::Panics) { workers - 1 } else { workers };
+                    if matches!(wrong, Wrong::Fails | Wrong::Panics) { workers - 1 } else { errors.len() };
                 let first = blame(&errors[0]);
                 assert_eq!(first.fault, fault, "{first}");
                 // Of two, nobody knows who is right.

@@ -138,7 +138,7 @@ fn steps_of_different_datasets_do_not_meet() {
             _ => test.get_next(),
         }
     });
-    one_text(&errors, &["the next batch (epoch 0, step 0 of pipeline ", "input.rs"]);
+    one_text(&errors, &["the next batch (epoch 0, step 0 of pipeline ", "input/faults.rs"]);
     assert_eq!(errors[0].blame().unwrap().culprits, [0, 1]);
 }
 
