@@ -147,7 +147,7 @@ impl Loan {
 }
 
 fn cooperation(member: &Member, broadcasts: usize) {
-    let made = cooperate(&member, call(""), member.rank(), |offers, helpers| {
+    let made = cooperate(member, call(""), member.rank(), |offers, helpers| {
         for _ in 0..broadcasts {
             let loan = Loan::new();
             helpers.broadcast(&|_| loan.use_it());

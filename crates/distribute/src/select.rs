@@ -1,5 +1,6 @@
 //! Which tensors are restored, and what became of the others.
 
+use crate::variables::{in_common, of_replicas};
 use crate::{Error, Result};
 use distribute_tensor::DType;
 use std::collections::{BTreeMap, BTreeSet};
@@ -149,12 +150,10 @@ impl Restored {
         there: impl IntoIterator<Item = String>,
     ) -> Result<Self> {
         let used: BTreeSet<&str> = self.restored.values().map(String::as_str).collect();
-        // Beside the mean of running statistics is what each replica has: `norm.running_mean/per_replica`.
+        // Beside the mean of running statistics is what they are made of.
         let is_beside = |name: &str| {
-            let parts = name.rsplit_once('/');
-            parts.is_some_and(|(whole, part)| {
-                ["per_replica", "common"].contains(&part) && used.contains(whole)
-            })
+            let whole = name.rsplit_once('/').map(|(whole, _)| whole).filter(|whole| used.contains(whole));
+            whole.is_some_and(|whole| name == of_replicas(whole) || name == in_common(whole))
         };
         let is_used = |name: &str| used.contains(name) || is_beside(name);
         self.unused = there.into_iter().filter(|name| !is_used(name)).collect();

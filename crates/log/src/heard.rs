@@ -1,7 +1,7 @@
 //! Warnings and errors that are seen also in a program that listens to none.
 
 use std::fmt::{Debug, Write as _};
-use std::io::{self, Write};
+use std::io::{self, Write, stderr};
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
@@ -13,16 +13,16 @@ use tracing::{Event, Level, Metadata, Subscriber, dispatcher};
 /// installed for that, so it can still set a subscriber of its own.
 pub fn heard<R>(body: impl FnOnce() -> R) -> R {
     if dispatcher::get_default(|program| program.is::<NoSubscriber>()) {
-        with_default(StandardError, body)
+        with_default(Lines(stderr), body)
     } else {
         body()
     }
 }
 
-/// Writes warnings and errors as lines.
-struct StandardError;
+/// Writes warnings and errors as lines to what this gives.
+struct Lines<O>(fn() -> O);
 
-impl Subscriber for StandardError {
+impl<O: Write + 'static> Subscriber for Lines<O> {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         metadata.is_event() && *metadata.level() <= Level::WARN
     }
@@ -35,7 +35,7 @@ impl Subscriber for StandardError {
         let mut line = Line::default();
         event.record(&mut line);
         // Whoever has closed it wants no lines.
-        let _ = line.write(*event.metadata().level(), &mut std::io::stderr());
+        let _ = line.write(*event.metadata().level(), &mut (self.0)());
     }
 
     fn new_span(&self, _: &Attributes<'_>) -> Id {
@@ -84,65 +84,40 @@ impl Visit for Line {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::{Arc, Mutex};
+    use std::cell::RefCell;
+    use std::io::Stderr;
 
-    /// Keeps the lines.
-    #[derive(Clone, Default)]
-    struct Kept(Arc<Mutex<Vec<String>>>);
+    thread_local! {
+        static WRITES: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
+    }
 
-    impl Subscriber for Kept {
-        fn enabled(&self, _: &Metadata<'_>) -> bool {
-            true
+    /// Keeps what this thread writes, write by write.
+    struct Kept;
+
+    impl Write for Kept {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            WRITES.with_borrow_mut(|writes| writes.push(bytes.to_vec()));
+            Ok(bytes.len())
         }
-        fn event(&self, event: &Event<'_>) {
-            let mut line = Line::default();
-            event.record(&mut line);
-            self.0.lock().unwrap().push(line.text(*event.metadata().level()));
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
         }
-        fn new_span(&self, _: &Attributes<'_>) -> Id {
-            Id::from_u64(1)
-        }
-        fn record(&self, _: &Id, _: &Record<'_>) {}
-        fn record_follows_from(&self, _: &Id, _: &Id) {}
-        fn enter(&self, _: &Id) {}
-        fn exit(&self, _: &Id) {}
     }
 
     #[test]
-    fn a_programs_own_subscriber_hears_it_and_nobody_else() {
-        let kept = Kept::default();
-        with_default(kept.clone(), || {
+    fn a_programs_own_subscriber_hears_it_and_nobody_else_and_a_line_is_one_write() {
+        with_default(Lines(|| Kept), || {
             heard(|| tracing::error!(replica = 1, call = %"all_reduce", "stuck"));
             heard(|| tracing::warn!("slow"));
         });
-        let lines = kept.0.lock().unwrap().clone();
-        assert_eq!(
-            lines,
-            ["distribute: error: stuck (replica 1, call all_reduce)", "distribute: warning: slow"]
-        );
-    }
-
-    #[test]
-    fn a_line_is_one_write() {
-        #[derive(Default)]
-        struct Writes(Vec<Vec<u8>>);
-        impl Write for Writes {
-            fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-                self.0.push(bytes.to_vec());
-                Ok(bytes.len())
-            }
-            fn flush(&mut self) -> io::Result<()> {
-                Ok(())
-            }
-        }
-        let mut writes = Writes::default();
-        Line { message: "slow".into(), fields: String::new() }.write(Level::WARN, &mut writes).unwrap();
-        assert_eq!(writes.0, [b"distribute: warning: slow\n"]);
+        let lines =
+            ["distribute: error: stuck (replica 1, call all_reduce)\n", "distribute: warning: slow\n"];
+        assert_eq!(WRITES.take(), lines.map(|line| line.as_bytes().to_vec()));
     }
 
     #[test]
     fn without_one_warnings_are_written_and_nothing_stays_installed() {
-        let inside = heard(|| dispatcher::get_default(|now| now.is::<StandardError>()));
+        let inside = heard(|| dispatcher::get_default(|now| now.is::<Lines<Stderr>>()));
         let after = dispatcher::get_default(|now| now.is::<NoSubscriber>());
         assert!(inside && after);
     }

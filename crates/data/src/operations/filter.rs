@@ -13,8 +13,8 @@ use std::sync::Arc;
 impl<T: Nest> Dataset<T> {
     /// Keeps the elements for which `predicate` is true.
     ///
-    /// Where it is true for none in 100 passes of a dataset that is [repeated](Dataset::repeat) before, comes
-    /// [`Error::EmptyPasses`].
+    /// If it is true for no element in 100 passes of a dataset that is [repeated](Dataset::repeat) before it, the pass ends
+    /// with [`Error::EmptyPasses`].
     ///
     /// A panic gives [`Error::Panicked`] with the element's index and ends the pass.
     #[doc(alias = "tf.data.Dataset.filter")]

@@ -83,6 +83,11 @@ impl Variable {
 }
 
 /// Where the copies are: a row for each replica.
-pub(super) fn of_replicas(prefix: &str) -> String {
+pub(crate) fn of_replicas(prefix: &str) -> String {
     format!("{prefix}/per_replica")
+}
+
+/// Where that is what the copies of running statistics last had in common.
+pub(crate) fn in_common(prefix: &str) -> String {
+    format!("{prefix}/common")
 }

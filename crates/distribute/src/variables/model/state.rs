@@ -4,7 +4,7 @@ use super::{Kind, Variables};
 use crate::checkpoint::{
     Checkpointed, Reader, Restore, SOME, Writer, described, read_as, read_cast, require_names,
 };
-use crate::variables::state::of_replicas;
+use crate::variables::{in_common, of_replicas};
 use crate::{Error, Restored, Result, Select};
 use candle_core::Device;
 use distribute_tensor::{DType, HostTensor};
@@ -135,9 +135,4 @@ fn require_free(kinds: &[(String, Kind)], name: &str) -> Result<()> {
             ),
         )),
     }
-}
-
-/// Where that is what the copies of running statistics last had in common.
-fn in_common(entry: &str) -> String {
-    format!("{entry}/common")
 }
