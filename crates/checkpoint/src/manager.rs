@@ -69,6 +69,11 @@ impl CheckpointManager {
         self
     }
 
+    /// The folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
     /// Saves under the next number, and gives the path; as [`Writer::save`].
     ///
     /// # Errors

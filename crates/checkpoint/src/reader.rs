@@ -18,6 +18,7 @@ use std::path::{Component, Path, PathBuf};
 #[derive(Debug)]
 pub struct Reader {
     path: PathBuf,
+    checksum: u32,
     metadata: BTreeMap<String, Value>,
     shards: Vec<Shard>,
     tensors: BTreeMap<String, Tensor>,
@@ -47,7 +48,8 @@ impl Reader {
             let mut bytes = Vec::new();
             file.read_to_end(&mut bytes).map(|_| bytes)
         });
-        let index = Index::from_bytes(&index_path, &bytes.map_err(Error::io("reading", &index_path))?)?;
+        let bytes = bytes.map_err(Error::io("reading", &index_path))?;
+        let (index, checksum) = (Index::from_bytes(&index_path, &bytes)?, crc32fast::hash(&bytes));
         let wrong = |at: String, reason: String| Error::Index { path: index_path.clone(), at, reason };
         let mut shards = Vec::new();
         for file in &index.files {
@@ -68,12 +70,18 @@ impl Reader {
             let tensor = tensor.map_err(|reason| wrong(format!("entry {name:?}"), reason))?;
             tensors.insert(name, tensor);
         }
-        Ok(Self { path: path.to_path_buf(), metadata: index.metadata, shards, tensors })
+        Ok(Self { path: path.to_path_buf(), checksum, metadata: index.metadata, shards, tensors })
     }
 
     /// The folder.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// A checksum of the index, which holds those of all that was saved: equal for copies of one checkpoint, and for no
+    /// others but by a chance of 1 in 2³².
+    pub fn checksum(&self) -> u32 {
+        self.checksum
     }
 
     /// The names of the tensors, sorted.

@@ -4,11 +4,11 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use distribute_checkpoint::{CheckpointManager, Error, Writer};
+use distribute_testing::watched;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
-use std::sync::{Arc, Mutex, mpsc};
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, span};
 
@@ -36,19 +36,6 @@ impl Visit for Warnings {
     fn record_debug(&mut self, _: &Field, value: &dyn std::fmt::Debug) {
         self.0.lock().unwrap().push(format!("{value:?}"));
     }
-}
-
-/// Fails a test that hangs.
-fn watched(body: impl FnOnce() + Send + 'static) {
-    let (tell, told) = mpsc::channel();
-    let thread = std::thread::spawn(move || {
-        body();
-        tell.send(())
-    });
-    if let Err(mpsc::RecvTimeoutError::Timeout) = told.recv_timeout(Duration::from_secs(60)) {
-        panic!("the test hangs");
-    }
-    thread.join().unwrap().unwrap();
 }
 
 fn step(step: u64) -> Writer {

@@ -3,16 +3,31 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use distribute::cluster::Deadline;
+use distribute_testing::child;
 use serde_json::Value;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-fn bench(options: &[&str]) -> Vec<Value> {
-    let output = Command::new(env!("CARGO_BIN_EXE_distribute")).arg("bench").args(options).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let text = String::from_utf8(output.stdout).unwrap();
+/// The peers' scripts.
+const SCRIPTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../bench/peers");
+/// Longer than any of these takes on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+fn command(options: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_distribute"));
+    command.arg("bench").args(options);
+    command
+}
+
+/// The lines that it prints.
+fn lines(command: Command) -> Vec<Value> {
+    let (text, _) = child::output(command, PATIENCE);
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn bench(options: &[&str]) -> Vec<Value> {
+    lines(command(options))
 }
 
 #[test]
@@ -33,11 +48,22 @@ fn peers_that_cannot_be_started_are_left_out() {
         "--filter",
         "empty_step_2",
         "--peers",
+        SCRIPTS,
         "--python",
         python,
     ]);
     assert!(lines[0]["ratio"].as_f64().unwrap() > 0.);
     assert!(lines[0]["peer_source"].as_str().unwrap().starts_with("recorded"));
+}
+
+#[test]
+fn away_from_the_repository_it_says_that_it_needs_the_peers_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = command(&["--filter", "empty_step_2", "--peers"]);
+    command.current_dir(folder.path());
+    let (out, err) = child::refused(command, PATIENCE);
+    assert!(err.contains("bench/peers has no peer_tensorflow.py") && err.contains("--peers FOLDER"), "{err}");
+    assert_eq!(out, "");
 }
 
 /// What a shell script says as a peer of `empty_step_2`, in three rounds.
@@ -47,16 +73,11 @@ fn beside(script: &str, folder: &Path, options: &[&str]) -> Value {
     let peer = folder.join("peer");
     std::fs::write(&peer, script).unwrap();
     std::fs::set_permissions(&peer, std::fs::Permissions::from_mode(0o755)).unwrap();
-    let output = Command::new(env!("CARGO_BIN_EXE_distribute"))
-        .args(["bench", "--json", "--quick", "--rounds", "3", "--filter", "empty_step_2"])
-        .args(["--peers", "--python", "/nowhere/python"])
-        .args(options)
-        .env("DISTRIBUTE_PEER_BURN", &peer)
-        .current_dir(folder)
-        .output()
-        .unwrap();
-    serde_json::from_slice(&output.stdout)
-        .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)))
+    let mut command = command(&["--json", "--quick", "--rounds", "3", "--filter", "empty_step_2"]);
+    command.args(["--peers", SCRIPTS, "--python", "/nowhere/python"]).args(options);
+    command.env("DISTRIBUTE_PEER_BURN", &peer).current_dir(folder);
+    let [line] = <[Value; 1]>::try_from(lines(command)).unwrap();
+    line
 }
 
 /// A peer of a few lines, which speaks as the scripts do.

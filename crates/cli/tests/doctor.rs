@@ -2,8 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use std::process::{Command, Stdio};
-use std::sync::mpsc;
+use distribute_testing::child;
+use std::process::Command;
 use std::time::Duration;
 
 /// What it prints where `CANDLE_NUM_THREADS` is so. It is killed after five minutes.
@@ -11,18 +11,7 @@ fn doctor(threads: Option<&str>) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_distribute"));
     command.arg("doctor").env_remove("CANDLE_NUM_THREADS").env_remove("RAYON_NUM_THREADS");
     command.envs(threads.map(|threads| ("CANDLE_NUM_THREADS", threads)));
-    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
-    let mut pipe = child.stdout.take().unwrap();
-    let (done, wait) = mpsc::channel();
-    std::thread::spawn(move || done.send(std::io::read_to_string(&mut pipe)));
-    let text = wait.recv_timeout(Duration::from_secs(300));
-    if text.is_err() {
-        child.kill().unwrap();
-    }
-    let status = child.wait().unwrap();
-    let text = text.expect("doctor hangs").unwrap();
-    assert!(status.success(), "{status}: {text}");
-    text
+    child::output(command, Duration::from_secs(300)).0
 }
 
 #[test]

@@ -1,64 +1,12 @@
 //! Who did not do what the others waited for: a pure function of where everybody stands.
 
-use crate::{Fingerprint, Operation};
+use crate::{Fingerprint, Operation, Presence, Standing};
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::time::Duration;
 
-/// What a member is doing at the moment.
-#[derive(Clone, Debug)]
-pub enum Presence {
-    /// It runs the user's code.
-    Running,
-    /// It waits in a call for the others.
-    Waiting(Fingerprint),
-    /// Its closure has returned.
-    Returned,
-    /// Its closure has failed or panicked: the cause comes from there.
-    Failed,
-}
-
-/// Where one member stands: what it is doing, and what it has done.
-#[derive(Clone, Debug)]
-pub struct Standing {
-    /// What it is doing at the moment.
-    pub presence: Presence,
-    /// How many calls it has completed in this step.
-    pub completed: u64,
-    /// The last call it completed.
-    pub last: Option<Fingerprint>,
-}
-
-impl Standing {
-    /// A member that has just begun.
-    pub fn running() -> Self {
-        Self { presence: Presence::Running, completed: 0, last: None }
-    }
-
-    /// A member that waits in its first call.
-    pub fn waiting(fingerprint: Fingerprint) -> Self {
-        Self { presence: Presence::Waiting(fingerprint), completed: 0, last: None }
-    }
-
-    /// Whether nothing more will come from it until the others move.
-    pub fn is_settled(&self) -> bool {
-        !matches!(self.presence, Presence::Running)
-    }
-
-    /// Whether its closure is over.
-    pub fn is_gone(&self) -> bool {
-        matches!(self.presence, Presence::Returned | Presence::Failed)
-    }
-
-    fn history(&self) -> String {
-        match &self.last {
-            None => "it has made no call in this step".into(),
-            Some(last) => format!("its last call was {last}, number {} of this step", self.completed),
-        }
-    }
-}
-
 /// What kind of fault kept a call from completing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Fault {
     /// Members made different calls.
     Mismatch,
@@ -68,199 +16,308 @@ pub enum Fault {
     Failed,
     /// A member did not come before the deadline.
     Late,
+    /// The connection to a worker was lost.
+    Lost,
 }
 
-/// Why a call did not complete, and who is to blame. One text for all members.
-#[derive(Clone, Debug)]
+/// Why a call did not complete, and who is to blame. The same for all members, wherever they run: it can be sent, and
+/// [`Display`](fmt::Display) makes the text out of what happened.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Blame {
     /// The kind of fault.
     pub fault: Fault,
     /// The number of the step: of `run` calls on the strategy, from 1.
     pub step: u64,
-    /// The members that did not do what the others waited for.
+    /// The global ids of the replicas that did not do what the others waited for.
     pub culprits: Vec<usize>,
-    text: String,
+    /// What happened.
+    pub cause: Cause,
+}
+
+/// Those who make one call.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Callers {
+    /// The call.
+    pub call: Fingerprint,
+    /// The global ids of the replicas that make it.
+    pub replicas: Vec<usize>,
+}
+
+/// What kept a call from completing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Cause {
+    /// Members made different calls.
+    Mismatch {
+        /// The number of the call in the step, from 1.
+        number: u64,
+        /// The call that is taken to be right, and those who made it.
+        right: Callers,
+        /// The other calls.
+        others: Vec<Callers>,
+    },
+    /// Members have returned or failed without making a call in which others wait.
+    Gone {
+        /// The number of the call in the step, from 1.
+        number: u64,
+        /// Those who wait.
+        waiting: Callers,
+        /// Where those stand who are gone.
+        gone: Vec<Standing>,
+    },
+    /// Members did not come in time.
+    Late {
+        /// How long the others waited.
+        timeout: Duration,
+        /// Those who waited.
+        waiting: Vec<Callers>,
+        /// Where those stand who did not come, as far as it is known here.
+        missing: Vec<Standing>,
+    },
+    /// Members made equal calls, with values of other Rust types than the first.
+    OtherTypes {
+        /// The call.
+        call: Fingerprint,
+    },
+    /// A member failed inside of a call that it led.
+    InCall {
+        /// The call.
+        call: Fingerprint,
+    },
+    /// A worker can't be reached any more.
+    Lost {
+        /// The worker.
+        worker: usize,
+        /// What the connection said.
+        reason: String,
+        /// The call in which the others wait.
+        waiting: Fingerprint,
+    },
 }
 
 impl Blame {
-    /// Judges a group by those of its members that wait or are gone. `None` if all wait in equal calls: nobody is to
-    /// blame so far.
+    /// Judges members by those of them that wait or are gone. `None` if all wait in equal calls: nobody is to blame so
+    /// far.
     ///
     /// Where members made different calls, the call that most of them made is taken to be right; without such a call
     /// all who wait are culprits.
     pub fn judge(step: u64, standings: &[Standing]) -> Option<Self> {
-        if all_agree(standings) {
+        if Standing::all_agree(standings) {
             return None;
         }
         let calls = calls(standings);
-        let (call, who) = calls.first()?;
-        let n = standings[*who.first()?].completed + u64::from(!call.continues);
+        let first = calls.first()?;
+        let caller = standings.iter().find(|s| s.replica == first.replicas[0])?;
+        let number = caller.completed + u64::from(!first.call.continues);
         if calls.len() > 1 {
-            return Some(Self::mismatch(step, n, calls));
+            return Some(Self::mismatch(step, number, calls));
         }
-        Self::gone(step, n, standings, &calls[0])
+        Self::gone(step, number, standings, calls.into_iter().next()?)
     }
 
-    fn mismatch(step: u64, n: u64, mut calls: Vec<(&Fingerprint, Vec<usize>)>) -> Self {
-        let most = calls.iter().map(|(_, who)| who.len()).max().unwrap_or(0);
-        let tie = calls.iter().filter(|(_, who)| who.len() == most).count() > 1;
-        let right = calls.iter().position(|(_, who)| who.len() == most).unwrap_or(0);
-        let steps = calls.iter().filter(|(call, _)| call.operation == Operation::Minimize).count();
-        let skipped = (1..calls.len()).contains(&steps);
+    fn mismatch(step: u64, number: u64, mut calls: Vec<Callers>) -> Self {
+        let most = calls.iter().map(|callers| callers.replicas.len()).max().unwrap_or(0);
+        let tie = calls.iter().filter(|callers| callers.replicas.len() == most).count() > 1;
+        let right = calls.iter().position(|callers| callers.replicas.len() == most).unwrap_or(0);
         let right = calls.remove(right);
-        let mut culprits: Vec<usize> = calls.iter().flat_map(|(_, who)| who).copied().collect();
+        let mut culprits: Vec<usize> = calls.iter().flat_map(|callers| &callers.replicas).copied().collect();
         if tie {
-            culprits.extend(&right.1);
+            culprits.extend(&right.replicas);
         }
         culprits.sort_unstable();
-        let others: Vec<_> = calls.iter().map(|(call, who)| called(who, call)).collect();
         Self {
             fault: Fault::Mismatch,
             step,
             culprits,
-            text: format!(
-                "step {step}, call {n}: {}, but {}; \
-                 all replicas have to make the same calls in the same order, with equal dtypes, shapes and structure{}",
-                called(&right.1, right.0),
-                others.join(" and "),
-                if skipped { instead_of_minimize() } else { "" },
-            ),
+            cause: Cause::Mismatch { number, right, others: calls },
         }
     }
 
-    fn gone(step: u64, n: u64, standings: &[Standing], call: &(&Fingerprint, Vec<usize>)) -> Option<Self> {
-        let (call, waiting) = call;
-        let which = |gone: fn(&Presence) -> bool| -> Vec<usize> {
-            (0..standings.len()).filter(|r| gone(&standings[*r].presence)).collect()
+    fn gone(step: u64, number: u64, standings: &[Standing], waiting: Callers) -> Option<Self> {
+        let which = |gone: fn(&Presence) -> bool| -> Vec<Standing> {
+            standings.iter().filter(|standing| gone(&standing.presence)).cloned().collect()
         };
-        let failed = which(|p| matches!(p, Presence::Failed));
-        let returned = which(|p| matches!(p, Presence::Returned));
-        let (fault, gone, did, advice) = match (failed.is_empty(), returned.is_empty()) {
-            (false, _) => (Fault::Failed, failed, "failed", "see its error for the cause"),
-            (true, false) => {
-                (Fault::Returned, returned, "returned", "all replicas have to make the same number of calls")
-            }
-            (true, true) => return None,
+        let failed = which(|presence| matches!(presence, Presence::Failed));
+        let (fault, gone) = match failed.is_empty() {
+            false => (Fault::Failed, failed),
+            true => (Fault::Returned, which(|presence| matches!(presence, Presence::Returned))),
         };
+        if gone.is_empty() {
+            return None;
+        }
         // Of most members that returned, those who still wait are the odd ones: they make an additional call.
-        let additional = fault == Fault::Returned && gone.len() > waiting.len();
-        Some(Self {
-            fault,
-            step,
-            text: format!(
-                "step {step}, call {n}: {} in {call}, but {} without making this call ({}); {advice}{}",
-                names(waiting, "waits", "wait"),
-                names(&gone, did, did),
-                histories(&gone, standings),
-                match (fault, call.operation) {
-                    (Fault::Returned, Operation::Minimize) => instead_of_minimize(),
-                    _ => "",
-                },
-            ),
-            culprits: if additional { waiting.clone() } else { gone },
-        })
+        let additional = fault == Fault::Returned && gone.len() > waiting.replicas.len();
+        let culprits = if additional { waiting.replicas.clone() } else { ids(&gone) };
+        Some(Self { fault, step, culprits, cause: Cause::Gone { number, waiting, gone } })
     }
 
-    /// Judges a group whose deadline has passed while some members still run.
+    /// Judges members whose deadline has passed while some still run.
     pub fn late(step: u64, standings: &[Standing], timeout: Duration) -> Self {
-        let culprits: Vec<_> = (0..standings.len()).filter(|r| !standings[*r].is_settled()).collect();
-        let waited = |(call, who): &(&Fingerprint, Vec<usize>)| {
-            format!("{} {timeout:?} in {call}", names(who, "waited", "waited"))
-        };
-        let waits: Vec<_> = calls(standings).iter().map(waited).collect();
+        let missing: Vec<_> = standings.iter().filter(|standing| !standing.is_settled()).cloned().collect();
+        let waiting = calls(standings);
         Self {
             fault: Fault::Late,
             step,
-            text: format!(
-                "step {step}: {}, but {} not come ({}); \
-                 look for a loop, a lock or slow input there, or raise the strategy's timeout or the call's",
-                waits.join(" and "),
-                names(&culprits, "has", "have"),
-                histories(&culprits, standings),
-            ),
-            culprits,
+            culprits: ids(&missing),
+            cause: Cause::Late { timeout, waiting, missing },
         }
     }
-}
 
-impl Blame {
-    /// Members made equal calls, some with values of other Rust types than member 0.
+    /// Members made equal calls, some with values of other Rust types than the first.
     pub fn other_types(step: u64, call: &Fingerprint, culprits: Vec<usize>) -> Self {
-        let text = format!(
-            "step {step}: {} {call} with values of another type than replica 0; give all the same type",
-            names(&culprits, "called", "called"),
-        );
-        Self { fault: Fault::Mismatch, step, culprits, text }
+        Self { fault: Fault::Mismatch, step, culprits, cause: Cause::OtherTypes { call: call.clone() } }
     }
 
     /// A member failed inside of a call that it led.
     pub fn failed(step: u64, culprit: usize, call: &Fingerprint) -> Self {
-        let text = format!("step {step}: replica {culprit} failed in {call}; see its error for the cause");
-        Self { fault: Fault::Failed, step, culprits: vec![culprit], text }
+        let cause = Cause::InCall { call: call.clone() };
+        Self { fault: Fault::Failed, step, culprits: vec![culprit], cause }
+    }
+
+    /// A worker can't be reached any more, whose replicas are `culprits`.
+    pub fn lost(
+        step: u64,
+        worker: usize,
+        culprits: Vec<usize>,
+        reason: impl Into<String>,
+        waiting: &Fingerprint,
+    ) -> Self {
+        let cause = Cause::Lost { worker, reason: reason.into(), waiting: waiting.clone() };
+        Self { fault: Fault::Lost, step, culprits, cause }
     }
 }
 
 impl fmt::Display for Blame {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
+        let step = self.step;
+        match &self.cause {
+            Cause::Mismatch { number, right, others } => {
+                let names_of: Vec<_> = others.iter().map(called).collect();
+                let is_step = |callers: &Callers| callers.call.operation == Operation::Minimize;
+                let steps = others.iter().chain([right]).filter(|callers| is_step(callers)).count();
+                let skipped = (1..=others.len()).contains(&steps);
+                write!(
+                    f,
+                    "step {step}, call {number}: {}, but {}; all replicas have to make the same calls in the same \
+                     order, with equal dtypes, shapes and structure{}",
+                    called(right),
+                    names_of.join(" and "),
+                    if skipped { INSTEAD_OF_MINIMIZE } else { "" },
+                )
+            }
+            Cause::Gone { number, waiting, gone } => {
+                let (did, advice) = match self.fault {
+                    Fault::Failed => ("failed", "see its error for the cause"),
+                    _ => ("returned", "all replicas have to make the same number of calls"),
+                };
+                write!(
+                    f,
+                    "step {step}, call {number}: {} in {}, but {} without making this call ({}); {advice}{}",
+                    names(&waiting.replicas, "waits", "wait"),
+                    waiting.call,
+                    names(&ids(gone), did, did),
+                    histories(gone),
+                    match (self.fault, waiting.call.operation) {
+                        (Fault::Returned, Operation::Minimize) => INSTEAD_OF_MINIMIZE,
+                        _ => "",
+                    },
+                )
+            }
+            Cause::Late { timeout, waiting, missing } => {
+                let waited = |callers: &Callers| {
+                    let who = names(&callers.replicas, "waited", "waited");
+                    format!("{who} {timeout:?} in {}", callers.call)
+                };
+                let waits: Vec<_> = waiting.iter().map(waited).collect();
+                write!(
+                    f,
+                    "step {step}: {}, but {} not come ({}); look for a loop, a lock or slow input there, or raise the \
+                     strategy's timeout or the call's",
+                    waits.join(" and "),
+                    names(&ids(missing), "has", "have"),
+                    histories(missing),
+                )
+            }
+            Cause::OtherTypes { call } => write!(
+                f,
+                "step {step}: {} {call} with values of another type than replica 0; give all the same type",
+                names(&self.culprits, "called", "called"),
+            ),
+            Cause::InCall { call } => write!(
+                f,
+                "step {step}: {} in {call}; see its error for the cause",
+                names(&self.culprits, "failed", "failed")
+            ),
+            Cause::Lost { worker, reason, waiting } => write!(
+                f,
+                "step {step}: the connection to worker {worker} ({}) was lost while the others wait in {waiting}: \
+                 {reason}; see that worker's log",
+                replicas(&self.culprits),
+            ),
+        }
     }
 }
 
 impl std::error::Error for Blame {}
 
 /// What takes part in an optimizer's step without a loss.
-fn instead_of_minimize() -> &'static str {
-    "; a replica that has nothing to train on calls the optimizer's skip in place of minimize"
-}
+const INSTEAD_OF_MINIMIZE: &str =
+    "; a replica that has nothing to train on calls the optimizer's skip in place of minimize";
 
 /// The calls in which members wait, each with its members, in the order of their first.
-fn calls(standings: &[Standing]) -> Vec<(&Fingerprint, Vec<usize>)> {
-    let mut calls: Vec<(&Fingerprint, Vec<usize>)> = Vec::new();
-    for (replica, standing) in standings.iter().enumerate() {
-        let Presence::Waiting(call) = &standing.presence else { continue };
-        match calls.iter_mut().find(|(other, _)| other.matches(call)) {
-            Some((_, who)) => who.push(replica),
-            None => calls.push((call, vec![replica])),
+fn calls(standings: &[Standing]) -> Vec<Callers> {
+    let mut calls: Vec<Callers> = Vec::new();
+    for standing in standings {
+        let Some(call) = standing.call() else { continue };
+        match calls.iter_mut().find(|other| other.call.matches(call)) {
+            Some(callers) => callers.replicas.push(standing.replica),
+            None => calls.push(Callers { call: call.clone(), replicas: vec![standing.replica] }),
         }
     }
     calls
 }
 
-fn called(who: &[usize], call: &Fingerprint) -> String {
-    format!("{} {call}", names(who, "called", "called"))
+fn ids(standings: &[Standing]) -> Vec<usize> {
+    standings.iter().map(|standing| standing.replica).collect()
 }
 
-fn histories(who: &[usize], standings: &[Standing]) -> String {
-    match who {
-        [one] => standings[*one].history(),
-        many => many
-            .iter()
-            .map(|r| format!("replica {r}: {}", standings[*r].history()))
-            .collect::<Vec<_>>()
-            .join("; "),
+fn called(callers: &Callers) -> String {
+    format!("{} {}", names(&callers.replicas, "called", "called"), callers.call)
+}
+
+fn history(standing: &Standing) -> String {
+    match &standing.last {
+        None => "it has made no call in this step".into(),
+        Some(last) => format!("its last call was {last}, number {} of this step", standing.completed),
     }
 }
 
-/// Whether everybody waits in equal calls: what is nearly always so, found without allocating.
-fn all_agree(standings: &[Standing]) -> bool {
-    let mut calls = standings.iter().map(|standing| match &standing.presence {
-        Presence::Waiting(call) => Some(call),
-        _ => None,
-    });
-    match calls.next() {
-        Some(Some(first)) => calls.all(|call| call.is_some_and(|call| call.matches(first))),
-        _ => false,
+fn histories(who: &[Standing]) -> String {
+    match who {
+        [one] => history(one),
+        many => {
+            let each = many.iter().map(|one| format!("replica {}: {}", one.replica, history(one)));
+            each.collect::<Vec<_>>().join("; ")
+        }
     }
 }
 
 /// `replica 2 waits`, `replicas 0, 2 and 3 wait`.
-fn names(replicas: &[usize], singular: &str, plural: &str) -> String {
-    match replicas {
+fn names(who: &[usize], singular: &str, plural: &str) -> String {
+    match who {
         [] => format!("nobody {singular}"),
-        [one] => format!("replica {one} {singular}"),
+        [_] => format!("{} {singular}", replicas(who)),
+        _ => format!("{} {plural}", replicas(who)),
+    }
+}
+
+/// `replica 2`, `replicas 0, 2 and 3`.
+fn replicas(who: &[usize]) -> String {
+    match who {
+        [] => "no replica".into(),
+        [one] => format!("replica {one}"),
         [head @ .., last] => {
             let head: Vec<_> = head.iter().map(usize::to_string).collect();
-            format!("replicas {} and {last} {plural}", head.join(", "))
+            format!("replicas {} and {last}", head.join(", "))
         }
     }
 }
@@ -274,22 +331,27 @@ mod tests {
         Fingerprint::new(operation, detail, Location::caller())
     }
 
-    fn gone(presence: Presence) -> Standing {
-        Standing { presence, completed: 2, last: Some(call(Operation::Barrier, "")) }
+    fn gone(replica: usize, presence: Presence) -> Standing {
+        Standing { replica, presence, completed: 2, last: Some(call(Operation::Barrier, "")) }
+    }
+
+    /// Members that wait in these calls, or are as given.
+    fn waiting(replica: usize, call: &Fingerprint) -> Standing {
+        Standing::waiting(replica, call.clone())
     }
 
     #[test]
     fn equal_calls_are_nobodys_fault() {
-        let s = Standing::waiting(call(Operation::AllReduce, "SUM float32[2]"));
-        assert!(Blame::judge(1, &[s.clone(), s]).is_none());
+        let reduce = call(Operation::AllReduce, "SUM float32[2]");
+        assert!(Blame::judge(1, &[waiting(0, &reduce), waiting(1, &reduce)]).is_none());
     }
 
     // INV-1
     #[test]
     fn mismatch_names_both_replicas_and_both_calls() {
-        let a = Standing::waiting(call(Operation::AllReduce, "SUM float32[2]"));
-        let b = Standing::waiting(call(Operation::AllReduce, "SUM float32[3]"));
-        let blame = Blame::judge(5, &[a.clone(), a, b]).unwrap();
+        let (a, b) =
+            (call(Operation::AllReduce, "SUM float32[2]"), call(Operation::AllReduce, "SUM float32[3]"));
+        let blame = Blame::judge(5, &[waiting(0, &a), waiting(1, &a), waiting(2, &b)]).unwrap();
         assert_eq!((blame.fault, blame.culprits.as_slice()), (Fault::Mismatch, &[2][..]));
         let text = blame.to_string();
         for part in [
@@ -306,10 +368,10 @@ mod tests {
 
     #[test]
     fn the_call_that_most_make_is_taken_to_be_right() {
-        let a = Standing::waiting(call(Operation::AllReduce, "SUM float32[2]"));
-        let b = Standing::waiting(call(Operation::AllGather, ""));
-        let c = Standing::waiting(call(Operation::Barrier, ""));
-        let blame = Blame::judge(1, &[b.clone(), a.clone(), a.clone(), c]).unwrap();
+        let a = call(Operation::AllReduce, "SUM float32[2]");
+        let (b, c) = (call(Operation::AllGather, ""), call(Operation::Barrier, ""));
+        let all = [waiting(0, &b), waiting(1, &a), waiting(2, &a), waiting(3, &c)];
+        let blame = Blame::judge(1, &all).unwrap();
         assert_eq!(blame.culprits, [0, 3]);
         let text = blame.to_string();
         for part in [
@@ -319,17 +381,15 @@ mod tests {
         ] {
             assert!(text.contains(part), "{text}");
         }
-        assert_eq!(
-            Blame::judge(1, &[a, b]).unwrap().culprits,
-            [0, 1],
-            "nobody can say which of two is right"
-        );
+        let culprits = Blame::judge(1, &[waiting(0, &a), waiting(1, &b)]).unwrap().culprits;
+        assert_eq!(culprits, [0, 1], "nobody can say which of two is right");
     }
 
     #[test]
     fn who_waits_while_most_have_returned_makes_an_additional_call() {
-        let a = Standing::waiting(call(Operation::MergeCall, ""));
-        let blame = Blame::judge(1, &[gone(Presence::Returned), a, gone(Presence::Returned)]).unwrap();
+        let merge = call(Operation::MergeCall, "");
+        let all = [gone(0, Presence::Returned), waiting(1, &merge), gone(2, Presence::Returned)];
+        let blame = Blame::judge(1, &all).unwrap();
         assert_eq!((blame.fault, blame.culprits.as_slice()), (Fault::Returned, &[1][..]));
         let text = blame.to_string();
         for part in [
@@ -344,10 +404,9 @@ mod tests {
 
     #[test]
     fn late_members_are_named_with_all_calls_that_wait_for_them() {
-        let a = Standing::waiting(call(Operation::AllReduce, ""));
-        let b = Standing::waiting(call(Operation::AllGather, ""));
-        let text = Blame::late(1, &[Standing::running(), a, b, Standing::running()], Duration::from_secs(1))
-            .to_string();
+        let (a, b) = (call(Operation::AllReduce, ""), call(Operation::AllGather, ""));
+        let all = [Standing::running(0), waiting(1, &a), waiting(2, &b), Standing::running(3)];
+        let text = Blame::late(1, &all, Duration::from_secs(1)).to_string();
         for part in [
             "replica 1 waited 1s in all_reduce",
             "replica 2 waited 1s in all_gather",
@@ -359,8 +418,9 @@ mod tests {
 
     #[test]
     fn a_replica_that_returned_is_named_with_its_history() {
-        let a = Standing::waiting(call(Operation::MergeCall, ""));
-        let blame = Blame::judge(1, &[a.clone(), gone(Presence::Returned), a]).unwrap();
+        let merge = call(Operation::MergeCall, "");
+        let all = [waiting(0, &merge), gone(1, Presence::Returned), waiting(2, &merge)];
+        let blame = Blame::judge(1, &all).unwrap();
         assert_eq!((blame.fault, blame.culprits.as_slice()), (Fault::Returned, &[1][..]));
         let text = blame.to_string();
         assert!(text.contains("replicas 0 and 2 wait in merge_call"), "{text}");
@@ -372,21 +432,20 @@ mod tests {
 
     #[test]
     fn where_a_step_is_left_out_the_text_names_what_to_call_instead() {
-        let step = Standing::waiting(call(Operation::Minimize, "adam 1"));
-        let sum = Standing::waiting(call(Operation::AllReduce, "SUM float32[]"));
+        let (step, other) = (call(Operation::Minimize, "adam 1"), call(Operation::Minimize, "adam 2"));
+        let sum = call(Operation::AllReduce, "SUM float32[]");
         let text = |standings: &[Standing]| Blame::judge(1, standings).unwrap().to_string();
         for standings in [
-            vec![step.clone(), gone(Presence::Returned)],
-            vec![step.clone(), sum.clone()],
-            vec![sum.clone(), sum.clone(), step.clone()],
+            vec![waiting(0, &step), gone(1, Presence::Returned)],
+            vec![waiting(0, &step), waiting(1, &sum)],
+            vec![waiting(0, &sum), waiting(1, &sum), waiting(2, &step)],
         ] {
             assert!(text(&standings).contains("calls the optimizer's skip"), "{}", text(&standings));
         }
-        let other = Standing::waiting(call(Operation::Minimize, "adam 2"));
         for standings in [
-            vec![sum.clone(), gone(Presence::Returned)],
-            vec![step.clone(), gone(Presence::Failed)],
-            vec![step, other],
+            vec![waiting(0, &sum), gone(1, Presence::Returned)],
+            vec![waiting(0, &step), gone(1, Presence::Failed)],
+            vec![waiting(0, &step), waiting(1, &other)],
         ] {
             assert!(!text(&standings).contains("skip"), "{}", text(&standings));
         }
@@ -395,22 +454,52 @@ mod tests {
     // INV-5
     #[test]
     fn a_failure_is_the_cause_before_a_return() {
-        let a = Standing::waiting(call(Operation::MergeCall, ""));
-        let blame = Blame::judge(1, &[a, gone(Presence::Returned), gone(Presence::Failed)]).unwrap();
+        let merge = call(Operation::MergeCall, "");
+        let all = [waiting(0, &merge), gone(1, Presence::Returned), gone(2, Presence::Failed)];
+        let blame = Blame::judge(1, &all).unwrap();
         assert_eq!(blame.fault, Fault::Failed);
         assert!(blame.to_string().contains("replica 2 failed"), "{blame}");
     }
 
     #[test]
     fn lateness_names_who_did_not_come_and_what_to_do() {
-        let a = Standing::waiting(call(Operation::AllReduce, "SUM float32[2]"));
-        let blame = Blame::late(3, &[Standing::running(), a], Duration::from_secs(60));
+        let reduce = call(Operation::AllReduce, "SUM float32[2]");
+        let all = [Standing::running(0), waiting(1, &reduce)];
+        let blame = Blame::late(3, &all, Duration::from_secs(60));
         assert_eq!(blame.culprits, [0]);
         let text = blame.to_string();
         for part in
             ["replica 1 waited 60s in all_reduce", "replica 0 has not come", "made no call", "timeout"]
         {
             assert!(text.contains(part), "{text}");
+        }
+    }
+
+    #[test]
+    fn ids_are_those_of_the_whole_world() {
+        let (a, b) = (call(Operation::AllReduce, ""), call(Operation::AllGather, ""));
+        let all = [waiting(4, &a), waiting(5, &a), waiting(6, &b)];
+        let blame = Blame::judge(1, &all).unwrap();
+        assert_eq!(blame.culprits, [6]);
+        assert!(blame.to_string().contains("replicas 4 and 5 called all_reduce"), "{blame}");
+        let text = Blame::lost(2, 3, vec![6, 7], "connection reset by peer", &a).to_string();
+        assert!(text.contains("worker 3 (replicas 6 and 7) was lost"), "{text}");
+    }
+
+    #[test]
+    fn what_is_sent_has_the_text_of_what_was_made() {
+        let (a, b) = (call(Operation::AllReduce, "SUM float32[2]"), call(Operation::Barrier, ""));
+        let all = [waiting(0, &a), waiting(1, &b), gone(2, Presence::Failed)];
+        for blame in [
+            Blame::judge(1, &all).unwrap(),
+            Blame::judge(1, &[waiting(0, &a), gone(2, Presence::Failed)]).unwrap(),
+            Blame::late(1, &[waiting(0, &a), Standing::running(1)], Duration::from_millis(1500)),
+            Blame::other_types(1, &a, vec![1]),
+            Blame::failed(1, 0, &a),
+            Blame::lost(1, 1, vec![1], "gone", &a),
+        ] {
+            let sent: Blame = serde_json::from_str(&serde_json::to_string(&blame).unwrap()).unwrap();
+            assert_eq!((sent.to_string(), &sent), (blame.to_string(), &blame));
         }
     }
 }

@@ -1,11 +1,13 @@
 //! What a member is doing, and whether two members do the same.
 
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
 
 /// A call in which all members of a group take part.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Operation {
     /// Every member contributes, every member gets the reduction.
@@ -22,6 +24,22 @@ pub enum Operation {
     WriteVariable,
     /// Members wait for each other.
     Barrier,
+    /// The workers begin a step.
+    Run,
+    /// A value of all replicas is combined by code that runs once for them.
+    Reduce,
+    /// The workers agree on whether there is data for another step.
+    NextBatch,
+    /// A dataset is distributed over the workers.
+    DistributeDataset,
+    /// State is saved, by the chief for all workers.
+    Save,
+    /// Every worker restores the same state.
+    Restore,
+    /// Values of all replicas are concatenated by code that runs once for them.
+    Gather,
+    /// The copies of a variable are combined into what is read.
+    ReadVariable,
 }
 
 impl fmt::Display for Operation {
@@ -34,27 +52,58 @@ impl fmt::Display for Operation {
             Operation::CreateVariable => "creation of a variable",
             Operation::WriteVariable => "write to a variable",
             Operation::Barrier => "barrier",
+            Operation::Run => "run",
+            Operation::Reduce => "reduce",
+            Operation::NextBatch => "the next batch",
+            Operation::DistributeDataset => "distribution of a dataset",
+            Operation::Save => "save",
+            Operation::Restore => "restore",
+            Operation::Gather => "gather",
+            Operation::ReadVariable => "read of a variable",
         })
     }
 }
 
+/// A line of the user's program, of this process or of another.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CallSite {
+    /// The source file, as the compiler was given it.
+    pub file: Cow<'static, str>,
+    /// The line, from 1.
+    pub line: u32,
+    /// The column, from 1.
+    pub column: u32,
+}
+
+impl From<&'static Location<'static>> for CallSite {
+    fn from(at: &'static Location<'static>) -> Self {
+        Self { file: Cow::Borrowed(at.file()), line: at.line(), column: at.column() }
+    }
+}
+
+impl fmt::Display for CallSite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}:{}", self.file, self.line, self.column)
+    }
+}
+
 /// What one member is doing: compared between members before any data moves.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fingerprint {
     /// The kind of call.
     pub operation: Operation,
     /// What has to be equal on all members besides: reduce operation, dtypes, shapes, structure.
     pub detail: Arc<str>,
     /// The line of the user's program. Not compared: branches may make the same call in different places.
-    pub at: &'static Location<'static>,
+    pub at: CallSite,
     /// The second half of a call whose first half has been counted. Not compared.
     pub continues: bool,
 }
 
 impl Fingerprint {
     /// A fingerprint of a call made at `at`.
-    pub fn new(operation: Operation, detail: impl Into<Arc<str>>, at: &'static Location<'static>) -> Self {
-        Self { operation, detail: detail.into(), at, continues: false }
+    pub fn new(operation: Operation, detail: impl Into<Arc<str>>, at: impl Into<CallSite>) -> Self {
+        Self { operation, detail: detail.into(), at: at.into(), continues: false }
     }
 
     /// That of a later part of the same call, after its first half has been counted.
@@ -65,6 +114,16 @@ impl Fingerprint {
     /// Whether two members do the same.
     pub fn matches(&self, other: &Self) -> bool {
         self.operation == other.operation && self.detail == other.detail
+    }
+
+    /// A number that is equal for members that do the same, and for no others but by a chance of 1 in 2⁶⁴: what members
+    /// on different machines compare. The same in every process of one program.
+    pub fn digest(&self) -> u64 {
+        // FNV-1a: the hashers of std may change from one version to the next.
+        let bytes = (self.operation as u8).to_le_bytes();
+        bytes.iter().chain(self.detail.as_bytes()).fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+            (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
+        })
     }
 }
 

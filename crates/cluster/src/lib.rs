@@ -4,7 +4,11 @@
 //! |---|---|
 //! | [`deadline`] | [`Deadline`]: until when a wait may last. The one place that reads the clock |
 //! | [`fingerprint`] | [`Fingerprint`]: what a member is doing, and whether two members do the same |
+//! | [`standing`] | [`Standing`]: where a member stands |
 //! | [`blame`] | [`Blame`]: who did not do what the others waited for |
+//! | [`world`] | [`World`]: how many take part, and which of them this process is |
+//!
+//! What members tell each other is data that can be sent, with global ids of replicas.
 //!
 //! ```
 //! use distribute_cluster::{Blame, Fingerprint, Operation, Standing};
@@ -12,7 +16,7 @@
 //!
 //! let reduce = Fingerprint::new(Operation::AllReduce, "SUM float32[2]", Location::caller());
 //! let gather = Fingerprint::new(Operation::AllGather, "axis 0 of float32[2]", Location::caller());
-//! let blame = Blame::judge(7, &[Standing::waiting(reduce), Standing::waiting(gather)]);
+//! let blame = Blame::judge(7, &[Standing::waiting(0, reduce), Standing::waiting(1, gather)]);
 //! assert!(blame.is_some_and(|b| b.to_string().contains("replica 1 called all_gather")));
 //! ```
 
@@ -21,7 +25,11 @@
 pub mod blame;
 pub mod deadline;
 pub mod fingerprint;
+pub mod standing;
+pub mod world;
 
-pub use blame::{Blame, Fault, Presence, Standing};
+pub use blame::{Blame, Callers, Cause, Fault};
 pub use deadline::{Deadline, Stopwatch};
-pub use fingerprint::{Fingerprint, Operation};
+pub use fingerprint::{CallSite, Fingerprint, Operation};
+pub use standing::{Presence, Standing};
+pub use world::{World, WorldError};

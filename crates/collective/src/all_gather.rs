@@ -1,9 +1,10 @@
 //! Every member contributes, every member gets the concatenation.
 
+use crate::Failure;
+use crate::combined::{Combined, tracked};
 use crate::threads::Member;
-use crate::{Combined, Failure};
 use distribute_cluster::Fingerprint;
-use distribute_tensor::Leaf;
+use distribute_tensor::{Error, Leaf};
 
 /// Concatenates each leaf over all members along `axis`, in the order of ranks. Gives the leaves, and for each where
 /// this member's part begins along the axis.
@@ -16,14 +17,43 @@ pub fn all_gather(
     axis: usize,
     leaves: Vec<Leaf>,
 ) -> Result<(Combined, Vec<usize>), Failure> {
-    let _gather = tracing::trace_span!("gather").entered();
-    let all = member.exchange(call, leaves)?;
-    let count = all.first().map_or(0, |leaves| leaves.len());
-    let (mut gathered, mut offsets) = (Vec::with_capacity(count), Vec::with_capacity(count));
-    for i in 0..count {
-        let parts: Vec<Leaf> = all.iter().map(|leaves| leaves[i].clone()).collect();
-        gathered.push(Leaf::concat(&parts, axis)?);
-        offsets.push(parts[..member.rank()].iter().map(|part| part.dims()[axis]).sum());
+    if member.is_alone() {
+        leaves.iter().try_for_each(|leaf| check(leaf, axis))?;
+        let (tracked, offsets) = (vec![false; leaves.len()], vec![0; leaves.len()]);
+        return Ok((Combined { leaves, tracked }, offsets));
     }
-    Ok((Combined::new(gathered, &all), offsets))
+    let _gather = tracing::trace_span!("gather").entered();
+    let (all, together) = member.together(call, leaves, |all, calling| {
+        let local: Vec<&[Leaf]> = all.iter().map(|leaves| leaves.as_slice()).collect();
+        calling.all_gather(&local)
+    })?;
+    let (everybody, tracked) = match together.as_deref() {
+        Some((everybody, tracked)) => (everybody.iter().map(Vec::as_slice).collect(), tracked.clone()),
+        None => {
+            let all: Vec<&[Leaf]> = all.iter().map(|leaves| leaves.as_slice()).collect();
+            let tracked = tracked(&all);
+            (all, tracked)
+        }
+    };
+    let count = everybody.first().map_or(0, |leaves| leaves.len());
+    let (mut leaves, mut offsets) = (Vec::with_capacity(count), Vec::with_capacity(count));
+    for i in 0..count {
+        let parts: Vec<Leaf> = everybody.iter().map(|leaves: &&[Leaf]| leaves[i].clone()).collect();
+        leaves.push(Leaf::concat(&parts, axis)?);
+        offsets.push(parts[..member.replica()].iter().map(|part| part.dims()[axis]).sum());
+    }
+    Ok((Combined { leaves, tracked }, offsets))
+}
+
+/// What cannot be gathered of several members cannot be of one.
+fn check(leaf: &Leaf, axis: usize) -> Result<(), Error> {
+    const OPERATION: &str = "all_gather";
+    let (rank, shape) = (leaf.dims().len(), leaf.dims().to_vec());
+    match leaf {
+        Leaf::Slices(_) => {
+            Err(Error::LeafKind { operation: OPERATION, expected: "a dense tensor", found: "indexed slices" })
+        }
+        _ if axis >= rank => Err(Error::Axis { operation: OPERATION, axis: axis as i64, rank, shape }),
+        _ => Ok(()),
+    }
 }

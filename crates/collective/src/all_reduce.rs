@@ -1,5 +1,6 @@
 //! Every member contributes, every member gets the reduction.
 
+use crate::combined::tracked;
 use crate::filled::{Part, filled};
 use crate::sync::{Mutex, lock};
 use crate::threads::{Helpers, Member};
@@ -30,20 +31,43 @@ pub fn all_reduce(
     packing: Packing,
     leaves: Vec<Leaf>,
 ) -> Result<Combined, Failure> {
+    if member.is_alone() {
+        let tracked = vec![false; leaves.len()];
+        return Ok(Combined {
+            leaves: leaves.into_iter().map(|leaf| of_one(op, leaf)).collect::<Result<_, _>>()?,
+            tracked,
+        });
+    }
     let _reduce = tracing::trace_span!("reduce").entered();
-    let all = member.exchange(call.clone(), leaves)?;
+    let (all, together) = member.together(call.clone(), leaves, |all, calling| {
+        let local: Vec<&[Leaf]> = all.iter().map(|leaves| leaves.as_slice()).collect();
+        calling.all_reduce(op, packing, &local, &Threads::Mine)
+    })?;
+    if let Some(together) = together {
+        return Ok(Combined::clone(&*together));
+    }
     let replicas: Vec<&[Leaf]> = all.iter().map(|leaves| leaves.as_slice()).collect();
     // All members judge by the same leaves, so they agree.
     if member.size() > 1 && replicas.iter().any(|leaves| are_large(leaves, packing)) {
         let together = member
             .lead(&call, |helpers| reduce_packed(op, &replicas, packing, &Threads::All(helpers)).ok())?;
         if let Some(reduced) = Arc::unwrap_or_clone(together) {
-            return Ok(Combined::new(reduced, &all));
+            return Ok(Combined { leaves: reduced, tracked: tracked(&replicas) });
         }
         // An error cannot be cloned: every member finds it for itself.
     }
     let reduced = reduce_packed(op, &replicas, packing, &Threads::Mine)?;
-    Ok(Combined::new(reduced, &all))
+    Ok(Combined { leaves: reduced, tracked: tracked(&replicas) })
+}
+
+/// The reduction over one member, which has the dtype that it would have over several, and fails where that would.
+fn of_one(op: ReduceOp, leaf: Leaf) -> Result<Leaf, Failure> {
+    let dtype = leaf.dtype()?;
+    match leaf {
+        Leaf::Slices(_) => Ok(Leaf::reduce(op, &[leaf])?),
+        dense if dtype.mean() == Some(dtype) => Ok(dense),
+        dense => Ok(Leaf::reduce(op, &[dense])?),
+    }
 }
 
 /// Whether a leaf is worth sharing; where they are packed, whether all of them are.

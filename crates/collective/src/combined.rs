@@ -1,21 +1,19 @@
 //! What a collective gives each member.
 
 use distribute_tensor::Leaf;
-use std::sync::Arc;
 
 /// What a collective made of all members' leaves.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Combined {
     /// The results, in the order of the leaves.
     pub leaves: Vec<Leaf>,
-    /// For each leaf, whether gradients flow through it on some member. All members then have to take part in its
-    /// gradient, also those on which nothing depends on a variable.
+    /// For each leaf, whether gradients flow through it on some replica of some process. All then have to take part in
+    /// its gradient, also those on which nothing depends on a variable.
     pub tracked: Vec<bool>,
 }
 
-impl Combined {
-    pub(crate) fn new(leaves: Vec<Leaf>, all: &[Arc<Vec<Leaf>>]) -> Self {
-        let tracked = |leaf: usize| all.iter().any(|leaves| leaves.get(leaf).is_some_and(Leaf::is_tracked));
-        Self { tracked: (0..leaves.len()).map(tracked).collect(), leaves }
-    }
+/// For each leaf, whether gradients flow through it on some replica.
+pub(crate) fn tracked(all: &[&[Leaf]]) -> Vec<bool> {
+    let count = all.first().map_or(0, |leaves| leaves.len());
+    (0..count).map(|leaf| all.iter().any(|leaves| leaves[leaf].is_tracked())).collect()
 }

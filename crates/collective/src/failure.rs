@@ -12,6 +12,12 @@ pub enum Failure {
     /// The members' values cannot be combined.
     #[error(transparent)]
     Tensor(#[from] distribute_tensor::Error),
+    /// What another process sent is not what it should be.
+    #[error("a record of another process cannot be read: {0}")]
+    Record(String),
+    /// One member found this for all of its process.
+    #[error("{0}")]
+    Shared(Arc<Failure>),
 }
 
 impl From<Arc<Blame>> for Failure {

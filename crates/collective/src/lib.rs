@@ -3,6 +3,7 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`threads`] | the engine whose members are threads of this process |
+//! | [`group`] | the processes of a world, which hand each other bytes |
 //! | [`all_reduce`], [`all_gather`] | the operations, one a file |
 //! | [`Failure`] | why one failed, on every member |
 //!
@@ -16,6 +17,7 @@ mod failure;
 mod filled;
 mod sync;
 
+pub mod group;
 pub mod threads;
 
 pub use all_gather::all_gather;

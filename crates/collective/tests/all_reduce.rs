@@ -1,17 +1,14 @@
 //! all_reduce against the reduction of one thread, to the bit.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-#[path = "support/watched.rs"]
-mod watched;
-
 use distribute_cluster::{Fingerprint, Operation};
 use distribute_collective::{all_reduce, threads::Team};
 use distribute_tensor::{HostTensor, IndexedSlices, Leaf, Packing, ReduceOp};
+use distribute_testing::watched;
 use proptest::prelude::*;
 use std::panic::Location;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use watched::watched;
 
 /// What each member of a team gets for its leaves.
 fn reduced(op: ReduceOp, packing: Packing, leaves: Vec<Vec<Leaf>>) -> Vec<Result<Vec<Leaf>, String>> {

@@ -2,13 +2,10 @@
 #![cfg(all(target_os = "linux", not(shuttle)))]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-#[path = "support/watched.rs"]
-mod watched;
-
 use distribute_collective::threads::Teams;
+use distribute_testing::watched;
 use std::sync::Barrier;
 use std::time::Duration;
-use watched::watched;
 
 /// How many threads of replicas this process has.
 fn replicas() -> usize {

@@ -10,6 +10,8 @@ mod cooperate;
 
 use cooperate::cooperate;
 use distribute_cluster::{Fault, Fingerprint, Operation};
+use distribute_collective::Failure;
+use distribute_collective::group::{Group, memory};
 use distribute_collective::threads::{Crew, Member, Team};
 use shuttle::sync::{Arc, Mutex, atomic::AtomicUsize};
 use std::panic::{AssertUnwindSafe, Location, catch_unwind, resume_unwind};
@@ -261,5 +263,88 @@ fn a_missed_deadline_ends_the_session_for_all_with_one_text() {
         let texts = texts.into_inner().unwrap();
         assert!(texts.is_empty() || (texts.len() == 2 && texts[0] == texts[1]), "{texts:?}");
         team.run(2, MINUTE, &|member| member.exchange(call(""), ()).is_ok());
+    });
+}
+
+/// Runs `body` on each replica of two workers with `replicas` each, which are threads of one process; twice, in a step each.
+fn two_workers(replicas: usize, body: impl Fn(&Member) -> bool + Send + Sync + Copy + 'static) {
+    let groups = memory::groups(2, replicas).unwrap();
+    let worker = move |group: Group| {
+        let team = team(replicas);
+        for step in 1..3 {
+            let session = std::sync::Arc::new(group.open("steps", step));
+            team.run_among(step, MINUTE, Some(session), &|member| body(&member));
+        }
+    };
+    let threads: Vec<_> =
+        groups.into_iter().map(|group| shuttle::thread::spawn(move || worker(group))).collect();
+    for thread in threads {
+        thread.join().unwrap();
+    }
+}
+
+/// What all replicas of both workers have brought, as the delegates made it.
+fn told(member: &Member, detail: &'static str) -> Result<Vec<u8>, Failure> {
+    let (_, made) = member.together(call(detail), member.replica() as u8, |mine, mut calling| {
+        let mine: Vec<u8> = mine.iter().map(|id| **id).collect();
+        Ok(calling.records(mine.into())?.concat())
+    })?;
+    Ok(made.unwrap().to_vec())
+}
+
+/// Fewer schedules: each is of four threads and many operations.
+fn explore_workers(scenario: impl Fn() + Send + Sync + Copy + 'static) {
+    shuttle::check_random(scenario, iterations() / 5);
+    shuttle::check_pct(scenario, iterations() / 5, 3);
+}
+
+#[test]
+fn workers_meet_by_their_delegates() {
+    explore_workers(|| {
+        two_workers(2, |member| {
+            for _ in 0..2 {
+                assert_eq!(told(member, "").unwrap(), [0, 1, 2, 3]);
+            }
+            true
+        });
+    });
+}
+
+#[test]
+fn a_mismatch_between_workers_costs_only_its_round() {
+    explore_workers(|| {
+        two_workers(2, |member| {
+            let detail = if member.replica() == 2 { "other" } else { "" };
+            let Err(Failure::Blame(blame)) = told(member, detail) else { panic!("no blame") };
+            assert_eq!((blame.fault, blame.culprits.as_slice()), (Fault::Mismatch, &[2][..]));
+            assert_eq!(told(member, "").unwrap(), [0, 1, 2, 3]);
+            true
+        });
+    });
+}
+
+#[test]
+fn a_replica_that_leaves_early_releases_those_of_all_workers() {
+    explore_workers(|| {
+        two_workers(2, |member| {
+            if member.replica() != 3 {
+                let Err(Failure::Blame(blame)) = told(member, "") else { panic!("no blame") };
+                assert_eq!((blame.fault, blame.culprits.as_slice()), (Fault::Returned, &[3][..]));
+            }
+            true
+        });
+    });
+}
+
+#[test]
+fn a_worker_that_leaves_early_releases_the_other() {
+    explore_workers(|| {
+        two_workers(1, |member| {
+            if member.replica() == 0 {
+                let Err(Failure::Blame(blame)) = told(member, "") else { panic!("no blame") };
+                assert_eq!((blame.fault, blame.culprits.as_slice()), (Fault::Returned, &[1][..]));
+            }
+            true
+        });
     });
 }

@@ -2,20 +2,17 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-#[path = "support/watched.rs"]
-mod watched;
-
 #[path = "support/cooperate.rs"]
 mod cooperate;
 
 use cooperate::cooperate;
 use distribute_cluster::{Fault, Fingerprint, Operation};
 use distribute_collective::threads::{Member, Team, Teams};
+use distribute_testing::watched;
 use std::panic::{AssertUnwindSafe, Location, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
-use watched::watched;
 
 const MINUTE: Duration = Duration::from_secs(60);
 

@@ -384,10 +384,20 @@ pub enum Error {
     NoEmptyBatch {
         /// The step, counted from 0 within the pass.
         step: u64,
-        /// Replicas of this worker with data.
+        /// Replicas with data.
         present: usize,
-        /// Replicas of this worker.
+        /// All replicas.
         replicas: usize,
+    },
+    /// Of workers that read the same dataset, one is at its end before the others.
+    #[error(
+        "worker {worker} is at the end of the data at step {step}, and others are not: the workers read different data; give all of them the same files, and functions that give the same for the same element"
+    )]
+    OtherData {
+        /// The step, counted from 0 within the pass.
+        step: u64,
+        /// The first worker that is at the end.
+        worker: usize,
     },
     /// A position is of a pass over another dataset, or not one of ours.
     #[error("the position ({position}) cannot be restored: {why}")]

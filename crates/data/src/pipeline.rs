@@ -80,6 +80,25 @@ pub(crate) trait Operation: Send + Sync {
     fn start(&self, epoch: u64) -> Box<dyn Stage>;
 }
 
+/// In `impl Operation`: what an operation reads that has one input, its field `input`, and is `Clone`.
+macro_rules! one_input {
+    () => {
+        fn inputs(&self) -> &[$crate::pipeline::Pipeline] {
+            std::slice::from_ref(&self.input)
+        }
+
+        fn over(
+            &self,
+            f: &mut dyn FnMut(&$crate::pipeline::Pipeline) -> $crate::pipeline::Pipeline,
+        ) -> Option<$crate::pipeline::Pipeline> {
+            let mut operation = self.clone();
+            operation.input = f(&self.input);
+            Some(std::sync::Arc::new(operation))
+        }
+    };
+}
+pub(crate) use one_input;
+
 /// Whether the elements of a dataset are batches, as far as the pipeline tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Batching {

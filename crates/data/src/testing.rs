@@ -1,9 +1,5 @@
 //! Helpers for tests.
 
-mod watchdog;
-
-pub(crate) use watchdog::watchdog;
-
 use crate::{Dataset, Interleave};
 use distribute_tensor::HostTensor;
 use distribute_tensor::Nest;

@@ -12,12 +12,9 @@ mod distribution;
 mod elements;
 #[path = "broken_input/files.rs"]
 mod files;
-#[path = "../src/testing/watchdog.rs"]
-mod watchdog;
 
 use distribute_data::{AutoShardPolicy, Dataset, DistributeOptions, Distribution, Layout, Location, Result};
 use distribute_tensor::Nest;
-use watchdog::watchdog;
 
 /// How many elements come, and what ends the pass.
 fn end<T>(mut pass: impl Iterator<Item = Result<T>>) -> (usize, String) {

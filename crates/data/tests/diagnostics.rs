@@ -3,12 +3,9 @@
 #![cfg(not(miri))]
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-#[path = "../src/testing/watchdog.rs"]
-mod watchdog;
-
+use distribute_testing::watched;
 use std::path::PathBuf;
 use std::process::Command;
-use watchdog::watchdog;
 
 /// This crate as it was built for the tests, the newest first: there may be one for each set of features.
 fn libraries() -> Vec<PathBuf> {
@@ -57,7 +54,7 @@ fn said(body: &str) -> String {
 
 #[test]
 fn a_function_that_can_fail_is_sent_to_the_try_methods() {
-    watchdog(|| {
+    watched(|| {
         assert_eq!(said("let _ = Dataset::range(3).map(|x| x + 1);"), "", "right programs compile");
         for mistake in [
             "let _ = Dataset::range(3).map(|x| { let y = u8::try_from(x)?; Ok(i64::from(y)) });",

@@ -3,18 +3,15 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-#[path = "../src/testing/watchdog.rs"]
-mod watchdog;
-
 use distribute_data::example::{Example, Features, VarLen};
 use distribute_data::numpy::{read_npy, read_npz};
 use distribute_data::{Compression, Csv, Dataset, Error, Location, TfRecord, TfRecordWriter, text_lines};
 use distribute_tensor::Nest;
+use distribute_testing::watched;
 use flate2::write::GzEncoder;
 use rustix::process::{Resource, Rlimit, setrlimit};
 use std::io::Write;
 use std::process::{Command, Stdio};
-use watchdog::watchdog;
 
 /// What makes this test's program the child that reads a file: which case, and the limit for an element.
 const CASE: &str = "DISTRIBUTE_HOSTILE_CASE";
@@ -254,7 +251,7 @@ fn read(case: &str, limit: Option<u64>) -> String {
 #[test]
 fn each_is_refused_at_the_limit_that_was_set() {
     for (case, _) in CASES {
-        watchdog(move || {
+        watched(move || {
             let error = read(case, Some(SMALL));
             // No header of an array is as long, whatever the limit.
             let said = error.contains(&SMALL.to_string()) && error.contains("element_limit");
@@ -266,7 +263,7 @@ fn each_is_refused_at_the_limit_that_was_set() {
 #[test]
 fn one_is_refused_at_the_limit_that_nobody_set() {
     for case in ["a line without an end", "a record that says its length"] {
-        watchdog(move || {
+        watched(move || {
             let error = read(case, None);
             assert!(error.contains("'hostile'") && error.contains("268435456 bytes of memory"), "{error}");
         });

@@ -2,16 +2,13 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-#[path = "../src/testing/watchdog.rs"]
-mod watchdog;
-
 use distribute_data::example::{Features, FixedLen, VarLen};
 use distribute_data::{
     Csv, Dataset, DistributeOptions, Distribution, Error, Files, InputContext, Interleave, Layout, Location,
     Padding, SplitRule, TfRecord, UnevenEnds, split,
 };
 use distribute_tensor::{HostTensor, Leaf, Tree};
-use watchdog::watchdog;
+use distribute_testing::watched;
 
 const HALF: usize = usize::MAX / 2 + 1;
 const EXTREMES: [usize; 4] = [0, 1, HALF, usize::MAX];
@@ -64,7 +61,7 @@ fn interleaved(data: &Dataset<i64>, turns: Interleave) -> Any {
 // Or the allocation, the multiplication or the thread that cannot be would end the process.
 #[test]
 fn an_operation_at_its_extremes_gives_elements_or_an_error() {
-    watchdog(|| {
+    watched(|| {
         for numbers in [0..0, 0..5, 0..i64::MAX, i64::MIN..i64::MAX] {
             for (name, operation) in OPERATIONS {
                 for n in EXTREMES {
@@ -92,7 +89,7 @@ fn an_operation_at_its_extremes_gives_elements_or_an_error() {
 
 #[test]
 fn what_is_more_than_memory_or_a_machine_has_is_told() {
-    watchdog(|| {
+    watched(|| {
         let range = Dataset::range(i64::MAX);
         let told = |error: Option<Error>| error.unwrap().to_string();
         let first = |data: &Any| told(data.iter().next().unwrap().err());
@@ -130,7 +127,7 @@ fn what_is_more_than_memory_or_a_machine_has_is_told() {
 
 #[test]
 fn layouts_and_pieces_at_their_extremes() {
-    watchdog(|| {
+    watched(|| {
         let batches = Dataset::range(8).batch(4);
         for workers in EXTREMES {
             for replicas in EXTREMES {

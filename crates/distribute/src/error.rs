@@ -47,6 +47,16 @@ pub enum Error {
         #[source]
         source: Box<Error>,
     },
+    /// A worker failed, in its program or in its part of what all do together. The source is its own error; on other workers,
+    /// the text of that.
+    #[error("worker {worker} failed: {source}")]
+    Worker {
+        /// Which worker, from 0.
+        worker: usize,
+        /// Its error.
+        #[source]
+        source: Box<Error>,
+    },
     /// The closure given to `run` panicked on a replica.
     #[error("panicked: {message}")]
     Panicked {
@@ -249,7 +259,9 @@ impl Error {
     /// The error that the closure itself returned: this one, without what `run` put around it.
     pub fn root_cause(&self) -> &Error {
         match self {
-            Error::Replica { source, .. } | Error::EmptyPiece { source, .. } => source.root_cause(),
+            Error::Replica { source, .. }
+            | Error::EmptyPiece { source, .. }
+            | Error::Worker { source, .. } => source.root_cause(),
             Error::Shared(source) => source.root_cause(),
             other => other,
         }

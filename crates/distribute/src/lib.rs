@@ -106,8 +106,9 @@ pub use replicated::Replicated;
 pub use select::{Kept, Restored, Select};
 pub use strategy::{
     CentralStorageStrategy, CommunicationImplementation, CommunicationOptions, CrossDeviceOps, Destinations,
-    DeviceKind, DeviceName, HierarchicalCopyAllReduce, MirroredStrategy, NcclAllReduce, OneDeviceStrategy,
-    ReductionToOneDevice, Replicas, Strategy, StrategyExtended, Threads, ValueContext, VariablePlacement,
+    DeviceKind, DeviceName, HierarchicalCopyAllReduce, MirroredStrategy, MultiWorkerMirroredStrategy,
+    NcclAllReduce, OneDeviceStrategy, ReductionToOneDevice, Replicas, Strategy, StrategyExtended, Threads,
+    ValueContext, VariablePlacement,
 };
 pub use values::{Axes, Distributed, Mirrored, PerReplica, Reducible};
 pub use variables::{NewVariable, Variable, VariableAggregation, VariableSynchronization, Variables};
@@ -136,8 +137,9 @@ pub mod tensor {
 /// Traits with methods of common names, like `split`, are left out: they would come before those of `String`.
 pub mod prelude {
     pub use crate::{
-        Adam, AdamW, Dataset, HostTensor, IndexedSlices, Mirrored, MirroredStrategy, Nest, OneDeviceStrategy,
-        Optimizer, PerReplica, ReduceOp, ReplicaContext, Replicated, Sgd, Strategy, Variables,
+        Adam, AdamW, Dataset, HostTensor, IndexedSlices, Mirrored, MirroredStrategy,
+        MultiWorkerMirroredStrategy, Nest, OneDeviceStrategy, Optimizer, PerReplica, ReduceOp,
+        ReplicaContext, Replicated, Sgd, Strategy, Variables,
     };
 }
 

@@ -5,6 +5,7 @@ use crate::values::PerReplica;
 use crate::variables::Variables;
 use crate::{Error, Result, Strategy};
 use candle_nn::VarBuilder;
+use std::panic::Location;
 
 type Build<M> = Box<dyn Fn(VarBuilder<'static>) -> Result<M> + Send + Sync>;
 
@@ -39,13 +40,20 @@ pub struct Replicated<M> {
 }
 
 impl<M> Replicated<M> {
+    #[track_caller]
     pub(crate) fn build(strategy: &Strategy, seed: u64, build: Build<M>) -> Result<Self> {
+        let at = Location::caller();
         let variables = Variables::new(strategy, seed);
-        let mut models = Vec::new();
-        for replica in 0..strategy.extended().local_replicas() {
-            models.push(build(variables.builder(replica)?).map_err(raised)?);
-            variables.require_same_names(replica)?;
-        }
+        let models = || {
+            let mut models = Vec::new();
+            for replica in 0..strategy.world().replicas() {
+                models.push(build(variables.builder(replica)?).map_err(raised)?);
+                variables.require_same_names(replica)?;
+            }
+            Ok(models)
+        };
+        let models = strategy.told(models())?;
+        variables.require_same_on_workers(at)?;
         Ok(Self { models: PerReplica::from_values(models), build, variables })
     }
 
@@ -59,10 +67,11 @@ impl<M> Replicated<M> {
     }
 
     /// The model as one device would have it, to evaluate or export it: a snapshot of the variables, with running
-    /// statistics averaged over the replicas.
+    /// statistics averaged over the replicas: where there are any, of several workers all have to call it.
     ///
     /// # Errors
-    /// Those of the closure that builds the model.
+    /// Those of the closure that builds the model, and of reading its variables.
+    #[track_caller]
     pub fn merged(&self) -> Result<M> {
         (self.build)(self.variables.snapshot_builder()?)
     }

@@ -2,9 +2,6 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-#[path = "support/watched.rs"]
-mod watched;
-
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{VarBuilder, linear};
 use distribute::data::{Csv, Dataset, Error as DataError};
@@ -13,8 +10,8 @@ use distribute::{
     DeviceName, Error, HostTensor, MirroredStrategy, OneDeviceStrategy, Optimizer, PerReplica, ReduceOp,
     Replicated, Result, Sgd, Strategy, StrategyExtended,
 };
+use distribute_testing::watched;
 use std::path::PathBuf;
-use watched::watched;
 
 fn strategy() -> Strategy {
     MirroredStrategy::cpus(2).unwrap().into()

@@ -3,9 +3,6 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-#[path = "support/watched.rs"]
-mod watched;
-
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Init, VarBuilder};
 use distribute::data::Dataset;
@@ -13,7 +10,7 @@ use distribute::optimizer::rules::{Float, Formula, Sgd as SgdRule, SlotSpec, Ste
 use distribute::{
     CommunicationOptions, Error, MirroredStrategy, OneDeviceStrategy, Optimizer, ReduceOp, Sgd, Strategy,
 };
-use watched::watched;
+use distribute_testing::watched;
 
 fn numbers(n: usize) -> Tensor {
     let values: Vec<f64> = (0..n * 3).map(|i| ((i * 7 + 3) as f64 * 0.37).sin()).collect();

@@ -28,8 +28,6 @@ mod strategies;
 mod texts;
 #[path = "contexts/values.rs"]
 mod values;
-#[path = "support/watched.rs"]
-mod watched;
 
 use candle_core::{Device, Tensor, Var};
 use distribute::{

@@ -11,8 +11,6 @@ mod authors;
 mod options;
 #[path = "cross_device/reduce_to.rs"]
 mod reduce_to;
-#[path = "support/watched.rs"]
-mod watched;
 
 use distribute::{CrossDeviceOps, HostTensor, IndexedSlices, Leaf, MirroredStrategy, PerReplica, Strategy};
 

@@ -2,16 +2,13 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-#[path = "support/watched.rs"]
-mod watched;
-
 use candle_core::{D, DType, Device, Module, Result, Tensor, Var};
 use candle_nn::{Init, VarBuilder};
 use distribute::data::Dataset;
 use distribute::nn::{BagMode, Embedding, EmbeddingBag, loss};
 use distribute::optimizer::rules::{Adam, Rule, Sgd};
 use distribute::{MirroredStrategy, Optimizer, Replicated, Strategy};
-use watched::watched;
+use distribute_testing::watched;
 
 const HEIGHT: usize = 40;
 const WIDTH: usize = 5;

@@ -3,9 +3,6 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-#[path = "support/watched.rs"]
-mod watched;
-
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Linear, Module, VarBuilder, linear};
 use distribute::data::Dataset;
@@ -13,8 +10,8 @@ use distribute::optimizer::Transform;
 use distribute::optimizer::rules::{Adagrad, Adam, AdamW, Ftrl, Momentum, RmsProp, Rule, Sgd};
 use distribute::{MirroredStrategy, OneDeviceStrategy, ReduceOp};
 use distribute::{Optimizer, PerReplica, Replicated, Result, Strategy, nn::loss};
+use distribute_testing::watched;
 use proptest::prelude::*;
-use watched::watched;
 
 const FEATURES: usize = 3;
 const CLASSES: usize = 3;

@@ -14,5 +14,3 @@ mod random_programs;
 mod replicas;
 #[path = "faults/support.rs"]
 mod support;
-#[path = "support/watched.rs"]
-mod watched;

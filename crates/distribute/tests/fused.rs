@@ -17,8 +17,6 @@ mod losses;
 mod norm;
 #[path = "fused/training.rs"]
 mod training;
-#[path = "support/watched.rs"]
-mod watched;
 
 use candle_core::{D, DType, Device, Result, Tensor, Var};
 

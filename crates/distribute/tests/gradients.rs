@@ -11,8 +11,6 @@ mod callbacks;
 mod rows;
 #[path = "gradients/transforms.rs"]
 mod transforms;
-#[path = "support/watched.rs"]
-mod watched;
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Init, VarBuilder};

@@ -12,10 +12,6 @@ mod legacy;
 mod options;
 #[path = "input/resume.rs"]
 mod resume;
-#[path = "support/watched.rs"]
-mod watched;
-#[path = "input/workers.rs"]
-mod workers;
 
 use candle_core::{Device, Tensor};
 use distribute::data::{Dataset, SplitRule, split};

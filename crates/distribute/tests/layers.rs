@@ -6,8 +6,6 @@
 mod batch_norm;
 #[path = "layers/dropout.rs"]
 mod dropout;
-#[path = "support/watched.rs"]
-mod watched;
 
 use candle_core::{DType, Device, Tensor};
 use distribute::{MirroredStrategy, OneDeviceStrategy, Strategy};

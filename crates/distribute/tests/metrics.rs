@@ -2,15 +2,12 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-#[path = "support/watched.rs"]
-mod watched;
-
 use candle_core::{DType, Device, Tensor};
 use distribute::data::Dataset;
 use distribute::metrics::{Accuracy, Auc, ConfusionMatrix, Mean};
 use distribute::{Error, MirroredStrategy, OneDeviceStrategy, Result, Strategy};
 use distribute::{VariableAggregation, VariableSynchronization};
-use watched::watched;
+use distribute_testing::watched;
 
 fn replicas(n: usize) -> Strategy {
     MirroredStrategy::cpus(n).unwrap().into()

@@ -15,8 +15,6 @@ mod inside_of_run;
 mod missing;
 #[path = "optimizer/own_code.rs"]
 mod own_code;
-#[path = "support/watched.rs"]
-mod watched;
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Init, VarBuilder};

@@ -18,6 +18,7 @@ mod oracle {
     pub mod even;
     pub mod files;
     pub mod gather;
+    pub mod multi_worker;
     pub mod reduce;
     pub mod report;
     pub mod run;
@@ -37,7 +38,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// The runner of each area. A case of any other area fails.
-const AREAS: [(&str, Run); 8] = [
+const AREAS: [(&str, Run); 9] = [
     ("reduce", oracle::reduce::oracle_reduce),
     ("gather", oracle::gather::oracle_gather),
     ("all_reduce", oracle::all_reduce::oracle_all_reduce),
@@ -46,6 +47,7 @@ const AREAS: [(&str, Run); 8] = [
     ("variables", oracle::variables::oracle_variables),
     ("batching", oracle::batching::oracle_batching),
     ("training", oracle::training::oracle_training),
+    ("multi_worker", oracle::multi_worker::oracle_multi_worker),
 ];
 
 fn main() -> ExitCode {

@@ -11,8 +11,6 @@ mod replica_context;
 mod strategy_extended;
 #[path = "pages/table.rs"]
 mod table;
-#[path = "support/watched.rs"]
-mod watched;
 
 use candle_core::{Device, Tensor};
 use distribute::{

@@ -3,13 +3,10 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-#[path = "support/watched.rs"]
-mod watched;
-
 use distribute::prelude::*;
+use distribute_testing::watched;
 use rustix::thread::{CpuSet, sched_getaffinity};
 use std::sync::Barrier;
-use watched::watched;
 
 /// How many cores this thread may run on.
 fn cores() -> usize {

@@ -3,11 +3,9 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-#[path = "support/child.rs"]
-mod child;
-
 use candle_nn::{Linear, VarBuilder, linear};
 use distribute::prelude::*;
+use distribute_testing::child;
 use std::sync::mpsc;
 use std::time::Duration;
 

@@ -2,15 +2,11 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-#[path = "support/child.rs"]
-mod child;
-#[path = "support/watched.rs"]
-mod watched;
-
 use candle_core::{Device, Module, Tensor};
 use candle_nn::VarBuilder;
 use candle_nn::attention::{AttnMask, flash_attn};
 use distribute::prelude::*;
+use distribute_testing::{child, watched};
 use rayon::prelude::*;
 use std::sync::mpsc;
 use std::time::Duration;
@@ -82,7 +78,7 @@ fn a_run_on_a_worker_of_a_pool_returns() {
 
 #[test]
 fn what_a_replica_spawns_in_rayon_is_done_before_the_run_returns() {
-    watched::watched(|| {
+    watched(|| {
         let strategy = MirroredStrategy::cpus(3).unwrap();
         let (done, wait) = mpsc::channel();
         let spawned = strategy.run((), |ctx, ()| {

@@ -3,12 +3,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-#[path = "support/child.rs"]
-mod child;
 #[path = "resume/partial.rs"]
 mod partial;
-#[path = "support/watched.rs"]
-mod watched;
 
 use candle_core::{DType, Device, Module, ModuleT, Tensor};
 use candle_nn::{BatchNorm, Linear, VarBuilder, linear};
@@ -19,9 +15,9 @@ use distribute::{
     OneDeviceStrategy, Optimizer, Replicated, Select,
 };
 use distribute::{Strategy, Variable, VariableAggregation, VariableSynchronization, nn::loss};
+use distribute_testing::watched;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
-use watched::watched;
 
 struct Net {
     hidden: Linear,

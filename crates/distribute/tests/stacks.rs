@@ -2,14 +2,11 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-#[path = "support/watched.rs"]
-mod watched;
-
 use candle_core::Tensor;
 use candle_nn::VarBuilder;
 use distribute::prelude::*;
+use distribute_testing::watched;
 use rayon::prelude::*;
-use watched::watched;
 
 const OPERATIONS: usize = 10_000;
 

@@ -3,16 +3,13 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-#[path = "support/watched.rs"]
-mod watched;
-
 use candle_core::{DType, Device, IndexOp, Module, ModuleT, Tensor};
 use candle_nn::rnn::{LSTM, LSTMConfig, RNN, lstm};
 use candle_nn::{BatchNorm, Conv2d, Conv2dConfig, Embedding, Func, GRU, GRUConfig, Linear, VarBuilder};
 use candle_transformers::models::stable_diffusion::resnet::{ResnetBlock2D, ResnetBlock2DConfig};
 use distribute::data::Dataset;
 use distribute::{Adam, MirroredStrategy, OneDeviceStrategy, Replicated, Sgd, Strategy, nn::loss};
-use watched::watched;
+use distribute_testing::watched;
 
 fn one_device() -> Strategy {
     OneDeviceStrategy::new("cpu:0").unwrap().into()

@@ -1,16 +1,13 @@
 //! What is stuck is logged with its call, while it is stuck. A program of its own: the log is the process's.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-#[path = "support/watched.rs"]
-mod watched;
-
 use candle_nn::{Init, VarBuilder};
 use distribute::optimizer::Transform;
 use distribute::prelude::*;
+use distribute_testing::watched;
 use std::sync::{Arc, Mutex, OnceLock, mpsc};
 use std::time::Duration;
 use tracing_subscriber::fmt::MakeWriter;
-use watched::watched;
 
 const MINUTE: Duration = Duration::from_secs(60);
 

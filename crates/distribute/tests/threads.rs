@@ -2,15 +2,12 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-#[path = "support/watched.rs"]
-mod watched;
-
 use candle_core::{Device, Module, Tensor};
 use candle_nn::VarBuilder;
 use distribute::nn::{linear, loss};
 use distribute::prelude::*;
+use distribute_testing::watched;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use watched::watched;
 
 /// A model's weights after a few steps.
 fn trained(strategy: &Strategy) -> Vec<f32> {

@@ -1,17 +1,14 @@
 //! The timeline of a training, read back from its file.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-#[path = "support/watched.rs"]
-mod watched;
-
 use candle_core::{Device, Tensor};
 use candle_nn::{Module, VarBuilder, linear};
 use distribute::{data::Dataset, nn::loss, prelude::*, trace};
+use distribute_testing::watched;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
-use watched::watched;
 
 /// A process has one trace at a time.
 static ONE: Mutex<()> = Mutex::new(());

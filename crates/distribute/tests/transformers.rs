@@ -3,19 +3,17 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-#[path = "../examples/language/model.rs"]
+#[path = "../../../examples/language/model.rs"]
 mod model;
-#[path = "support/watched.rs"]
-mod watched;
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use candle_transformers::models::llama2_c;
 use distribute::data::Dataset;
 use distribute::{MirroredStrategy, PerReplica, Replicated, Sgd, Strategy, Variables, nn::loss};
+use distribute_testing::watched;
 use model::{Config, Llama};
 use std::collections::HashMap;
-use watched::watched;
 
 const LENGTH: usize = 6;
 const VOCABULARY: usize = 11;

@@ -8,8 +8,6 @@ mod contexts;
 mod create;
 #[path = "variables/scatter.rs"]
 mod scatter;
-#[path = "support/watched.rs"]
-mod support;
 #[path = "variables/tables.rs"]
 mod tables;
 #[path = "variables/update.rs"]

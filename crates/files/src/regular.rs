@@ -106,9 +106,8 @@ fn no_file(found: FileType) -> io::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use distribute_testing::watched;
     use std::os::unix::fs::symlink;
-    use std::sync::mpsc;
-    use std::time::Duration;
 
     fn named_pipe(path: &Path) {
         use rustix::fs::{CWD, FileType, Mode, mknodat};
@@ -117,9 +116,7 @@ mod tests {
 
     /// The error of an opening, which may hang.
     fn refused(open: impl FnOnce() -> io::Result<File> + Send + 'static) -> String {
-        let (tell, told) = mpsc::channel();
-        std::thread::spawn(move || tell.send(open().map(drop)));
-        told.recv_timeout(Duration::from_secs(20)).expect("opening hangs").unwrap_err().to_string()
+        watched(move || open().map(drop)).unwrap_err().to_string()
     }
 
     // INV-24
@@ -165,9 +162,7 @@ mod tests {
             assert!(open(&path).is_err());
         }
         assert!(!writer.is_finished(), "opened and closed, the pipe would be broken");
-        let (tell, told) = mpsc::channel();
-        std::thread::spawn(move || tell.send(fs::read_to_string(from)));
-        assert_eq!(told.recv_timeout(Duration::from_secs(20)).unwrap().unwrap(), "text");
+        assert_eq!(watched(move || fs::read_to_string(from)).unwrap(), "text");
         writer.join().unwrap().unwrap();
     }
 

@@ -17,6 +17,16 @@ pub enum Error {
         /// How many elements were given.
         elements: usize,
     },
+    /// Bytes that were received are no leaves.
+    #[error("{operation}: {what} at byte {offset}; the sender has another version, or the bytes are damaged")]
+    Bytes {
+        /// What was being done.
+        operation: &'static str,
+        /// Where, from the first byte.
+        offset: usize,
+        /// What was found.
+        what: &'static str,
+    },
     /// Two shapes that had to be equal differ.
     #[error("{operation}: shapes differ: {expected:?} and {found:?}; values are never broadcast")]
     ShapeMismatch {

@@ -251,6 +251,18 @@ impl Leaf {
         }
     }
 
+    /// A leaf that came from another process, of the kind and on the device of `like`; indexed slices stay as they are.
+    ///
+    /// # Errors
+    /// [`Error::UnsupportedDType`] for elements that candle lacks.
+    pub fn beside(self, like: &Leaf) -> Result<Leaf> {
+        match (self, like) {
+            #[cfg(feature = "candle")]
+            (Leaf::Host(tensor), Leaf::Candle(like)) => tensor.to_candle(like.device()).map(Leaf::Candle),
+            (leaf, _) => Ok(leaf),
+        }
+    }
+
     /// Whether the two are of one kind and on one device, so that they can be joined without a copy between devices.
     pub(crate) fn is_beside(&self, other: &Leaf) -> bool {
         match (self, other) {

@@ -32,6 +32,7 @@ pub mod op;
 pub mod pack;
 pub mod slices;
 pub mod tree;
+pub mod wire;
 
 #[cfg(feature = "candle")]
 mod candle;

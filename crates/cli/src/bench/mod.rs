@@ -60,9 +60,10 @@ pub struct Arguments {
     /// busy machine
     #[arg(long)]
     seconds: Option<f64>,
-    /// Measure the peers of bench/peers in turn with ours, too. Without, what they reached before is shown
-    #[arg(long)]
-    peers: bool,
+    /// Measure the peers, too, in turn with ours; FOLDER has their scripts, as bench/peers of the repository. Without, what
+    /// they reached before is shown
+    #[arg(long, value_name = "FOLDER", num_args = 0..=1, default_missing_value = "bench/peers")]
+    peers: Option<PathBuf>,
     /// The Python that has the peers' libraries (bench/peers/README.md says how to make one)
     #[arg(long, default_value = "python3", requires = "peers")]
     python: PathBuf,
@@ -171,13 +172,14 @@ pub fn run(arguments: &Arguments) -> Result<()> {
             output::line(format!("{:<26} {}", about.name, about.measures))
         });
     }
+    let peers = arguments.peers.as_ref().map(|folder| peers::entries(folder, &arguments.python));
+    let peers = peers.transpose()?.unwrap_or_default();
     let form = arguments.form();
     match form {
         Form::Text if output::is_terminal() => output::line(Report::heads())?,
         Form::Markdown => output::line(Report::MARKDOWN)?,
         _ => {}
     }
-    let peers = if arguments.peers { peers::entries(&arguments.python)? } else { Vec::new() };
     let (mut drawn, mut kept) = (Vec::new(), String::new());
     for figure in figures {
         let report = turns::measure(&*figure, Effort { seconds }, arguments.rounds, &peers)?;

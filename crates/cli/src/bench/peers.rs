@@ -20,13 +20,18 @@ pub struct Entry {
     pub peer: String,
 }
 
-/// What the peers can measure: the scripts with this Python, and burn's program where it has been built.
-pub fn entries(python: &Path) -> Result<Vec<Entry>> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bench/peers");
-    let mut programs: Vec<Vec<PathBuf>> = ["peer_tensorflow.py", "peer_pytorch.py", "peer_jax.py"]
-        .into_iter()
-        .map(|script| vec![python.into(), folder.join(script)])
-        .collect();
+const SCRIPTS: [&str; 3] = ["peer_tensorflow.py", "peer_pytorch.py", "peer_jax.py"];
+
+/// What the peers can measure: the scripts of this folder with this Python, and burn's program where it has been built.
+pub fn entries(folder: &Path, python: &Path) -> Result<Vec<Entry>> {
+    if let Some(missing) = SCRIPTS.iter().find(|script| !folder.join(script).is_file()) {
+        return Err(super::invalid(format!(
+            "--peers: {} has no {missing}; run it in the root of the repository, or name the peers' folder: --peers FOLDER",
+            folder.display()
+        )));
+    }
+    let mut programs: Vec<Vec<PathBuf>> =
+        SCRIPTS.iter().map(|script| vec![python.into(), folder.join(script)]).collect();
     match std::env::var_os("DISTRIBUTE_PEER_BURN") {
         Some(path) => programs.push(vec![path.into()]),
         None => programs.push(vec![folder.join("burn/target/release/peer-burn")]),

@@ -2,11 +2,15 @@
 
 use super::worker::{self, Kind, Worker};
 use super::{Crew, Meeting, Offer};
+use crate::Failure;
+use crate::group::{Calling, Session};
 use crate::sync::{AtomicBool, Mutex, Ordering, lock};
-use distribute_cluster::{Blame, Fingerprint, Standing};
+use distribute_cluster::{Blame, Fingerprint, Presence, Standing};
 use distribute_log::heard;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// N members that run one closure at once: member 0 on the caller's thread, the others on threads of the team.
@@ -24,7 +28,7 @@ pub struct Team {
     workers: Vec<Worker>,
     /// Where a run goes that is not for its caller's thread; started with the first.
     #[cfg(not(shuttle))]
-    host: std::sync::OnceLock<super::host::Host>,
+    host: OnceLock<super::host::Host>,
     /// A run lasts.
     busy: AtomicBool,
 }
@@ -47,24 +51,27 @@ impl Team {
             let reason = format!("{threads} threads, where a team has {} at most", worker::MOST_THREADS);
             return Err(io::Error::new(io::ErrorKind::InvalidInput, reason));
         }
-        let crew = Arc::new(Crew::new(size - 1));
-        let mut team = Self {
+        let mut team = Self::without_workers(size, kind.threads);
+        for rank in 1..size {
+            let crew = team.crew.clone();
+            team.workers.push(Worker::start(rank, kind, move || crew.serve(rank))?);
+        }
+        Ok(team)
+    }
+
+    fn without_workers(size: usize, threads: usize) -> Self {
+        Self {
             size,
-            threads: kind.threads,
-            crew: crew.clone(),
+            threads,
+            crew: Arc::new(Crew::new(size - 1)),
             meeting: Meeting::new(size),
             helpers: Crew::new(size - 1),
             result: Mutex::new(None),
             workers: Vec::with_capacity(size - 1),
             #[cfg(not(shuttle))]
-            host: std::sync::OnceLock::new(),
+            host: OnceLock::new(),
             busy: AtomicBool::new(false),
-        };
-        for rank in 1..size {
-            let crew = crew.clone();
-            team.workers.push(Worker::start(rank, kind, move || crew.serve(rank))?);
         }
-        Ok(team)
     }
 
     /// Does `work` on a thread of this team, on which member 0 of a run in it then is.
@@ -108,11 +115,27 @@ impl Team {
     /// # Panics
     /// As `body`; and where this team is running already, whose meeting this would confuse.
     pub fn run(self: &Arc<Self>, step: u64, timeout: Duration, body: &(dyn Fn(Member) -> bool + Sync)) {
+        self.run_among(step, timeout, None, body);
+    }
+
+    /// As [`Team::run`], where the processes of `session` run the same: calls of [`Member::together`] meet theirs.
+    ///
+    /// # Panics
+    /// As [`Team::run`].
+    pub fn run_among(
+        self: &Arc<Self>,
+        step: u64,
+        timeout: Duration,
+        session: Option<Arc<Session>>,
+        body: &(dyn Fn(Member) -> bool + Sync),
+    ) {
         let _busy = Busy::new(&self.busy);
-        self.meeting.open(step);
+        let first = session.as_ref().map_or(0, |session| session.world().global(0));
+        self.meeting.open(step, first, session.clone());
         let work = |rank| {
             let mut leave = Leave { team: self, rank, failed: true };
-            leave.failed = !body(Member { team: self.clone(), step, rank, timeout });
+            let session = session.clone();
+            leave.failed = !body(Member { team: self.clone(), step, rank, first, session, timeout });
             drop(leave);
             worker::do_spawned();
         };
@@ -171,13 +194,98 @@ pub struct Member {
     team: Arc<Team>,
     step: u64,
     rank: usize,
+    /// The global id of member 0.
+    first: usize,
+    /// The traffic with the other processes, where there are any.
+    session: Option<Arc<Session>>,
     timeout: Duration,
 }
 
 impl Member {
+    /// The only member of a world of one: it waits for nobody, and no call of it fails but by what it does itself.
+    pub fn alone(step: u64) -> Self {
+        static ALONE: OnceLock<Arc<Team>> = OnceLock::new();
+        let team = ALONE.get_or_init(|| Arc::new(Team::without_workers(1, 1)));
+        Self { team: team.clone(), step, rank: 0, first: 0, session: None, timeout: Duration::MAX }
+    }
+
+    /// Whether it is the only one of its world.
+    pub fn is_alone(&self) -> bool {
+        self.team.size == 1 && self.session.is_none()
+    }
+
+    /// The traffic with the other processes of this run, where there are any.
+    pub fn session(&self) -> Option<&Arc<Session>> {
+        self.session.as_ref()
+    }
+
+    /// Makes a call with the other processes for all members of this one, where there are other processes: after these have
+    /// agreed on it, and while they wait for this one. `call` says what each of them does, by rank.
+    ///
+    /// The others wait as long as this lasts, beyond their own timeouts: it has deadlines of its own.
+    pub fn speak<R>(
+        &self,
+        call: impl Fn(usize) -> Fingerprint,
+        make: impl FnOnce(Calling<'_>) -> R,
+    ) -> Option<R> {
+        let _speaking = self.session.as_ref().map(|_| self.team.meeting.speaking());
+        self.calls(call).map(make)
+    }
+
+    /// As [`Member::speak`], in [`Member::lead`], where those who wait have no deadline.
+    pub fn calling(&self, call: &Fingerprint) -> Option<Calling<'_>> {
+        self.calls(|_| call.clone())
+    }
+
+    fn calls(&self, call: impl Fn(usize) -> Fingerprint) -> Option<Calling<'_>> {
+        let session = self.session.as_ref()?;
+        let mut standings = self.team.meeting.standings();
+        for (rank, standing) in standings.iter_mut().enumerate() {
+            standing.presence = Presence::Waiting(Fingerprint { continues: true, ..call(rank) });
+        }
+        Some(Calling::new(session, standings, self.timeout))
+    }
+
+    /// Exchanges offers that can be sent with the members of all processes: everybody gets everybody's, in the order of
+    /// global ids.
+    ///
+    /// # Errors
+    /// As [`Member::together`].
+    pub fn share<T>(&self, call: Fingerprint, offer: T) -> Result<Vec<Arc<T>>, Failure>
+    where
+        T: Serialize + DeserializeOwned + Send + Sync + 'static,
+    {
+        let (local, all) = self.together(call, offer, |local, mut calling| {
+            let record = |error: postcard::Error| Failure::Record(error.to_string());
+            let mine: Vec<&T> = local.iter().map(|offer| &**offer).collect();
+            let bodies = calling.records(postcard::to_allocvec(&mine).map_err(record)?.into())?;
+            let world = calling.world();
+            let mut all = Vec::with_capacity(world.num_replicas_in_sync());
+            for (worker, body) in bodies.iter().enumerate() {
+                if worker == world.worker() {
+                    all.extend_from_slice(local);
+                    continue;
+                }
+                let theirs: Vec<T> = postcard::from_bytes(body).map_err(record)?;
+                if theirs.len() != world.replicas() {
+                    let reason = format!("{} offers of worker {worker}, {world}", theirs.len());
+                    return Err(Failure::Record(reason));
+                }
+                all.extend(theirs.into_iter().map(Arc::new));
+            }
+            Ok(all)
+        })?;
+        Ok(all.map_or(local, |all| Vec::clone(&all)))
+    }
+
     /// Which member this is, from 0.
     pub fn rank(&self) -> usize {
         self.rank
+    }
+
+    /// The global id of this member's replica.
+    pub fn replica(&self) -> usize {
+        self.first + self.rank
     }
 
     /// How many members there are.
@@ -204,11 +312,63 @@ impl Member {
         call: Fingerprint,
         offer: T,
     ) -> Result<Vec<Arc<T>>, Arc<Blame>> {
-        let offers = self.team.meeting.meet(self.rank, call.clone(), Arc::new(offer), self.timeout)?;
+        if self.is_alone() {
+            return Ok(vec![Arc::new(offer)]);
+        }
+        let met = self.team.meeting.meet(self.rank, call.clone(), Arc::new(offer), self.timeout, None)?;
+        self.typed(&call, &met.offers)
+    }
+
+    /// Exchanges offers with the members of this process, and has one of them make something of them with the other
+    /// processes, where there are any: `make` is called on the last to arrive, and all get what it made.
+    ///
+    /// # Errors
+    /// The same on the members of all processes: as [`Member::exchange`], and where a process is lost.
+    #[allow(clippy::type_complexity)]
+    pub fn together<T: Send + Sync + 'static, M: Send + Sync + 'static>(
+        &self,
+        call: Fingerprint,
+        offer: T,
+        make: impl Fn(&[Arc<T>], Calling<'_>) -> Result<M, Failure>,
+    ) -> Result<(Vec<Arc<T>>, Option<Arc<M>>), Failure> {
+        if self.is_alone() {
+            return Ok((vec![Arc::new(offer)], None));
+        }
+        let delegate = |offers: &[Offer], session: &Session, standings, timeout| {
+            let typed = self.typed(&call, offers);
+            let calling = Calling::new(session, standings, timeout);
+            match typed {
+                Ok(typed) => match make(&typed, calling) {
+                    Ok(made) => Ok(Arc::new(Made(Ok(Arc::new(made)))) as Offer),
+                    Err(Failure::Blame(blame)) => Err(blame),
+                    Err(other) => Ok(Arc::new(Made::<M>(Err(Arc::new(other)))) as Offer),
+                },
+                // The others must not wait for what cannot come.
+                Err(blame) => Err(calling.refuse(blame)),
+            }
+        };
+        let offer = Arc::new(offer);
+        let met = self.team.meeting.meet(self.rank, call.clone(), offer, self.timeout, Some(&delegate))?;
+        let offers = self.typed(&call, &met.offers)?;
+        let Some(made) = met.made else { return Ok((offers, None)) };
+        match made.downcast_ref::<Made<M>>() {
+            Some(Made(Ok(made))) => Ok((offers, Some(made.clone()))),
+            Some(Made(Err(failure))) => Err(Failure::Shared(failure.clone())),
+            None => Err(self.other_result(&call).into()),
+        }
+    }
+
+    fn typed<T: Send + Sync + 'static>(
+        &self,
+        call: &Fingerprint,
+        offers: &[Offer],
+    ) -> Result<Vec<Arc<T>>, Arc<Blame>> {
         let typed: Option<Vec<_>> = offers.iter().map(|offer| offer.clone().downcast().ok()).collect();
-        let others =
-            || (0..offers.len()).filter(|r| (*offers[*r]).type_id() != (*offers[0]).type_id()).collect();
-        typed.ok_or_else(|| Arc::new(Blame::other_types(self.step, &call, others())))
+        let others = || {
+            let other = |r: &usize| (*offers[*r]).type_id() != (*offers[0]).type_id();
+            (0..offers.len()).filter(other).map(|rank| self.first + rank).collect()
+        };
+        typed.ok_or_else(|| Arc::new(Blame::other_types(self.step, call, others())))
     }
 
     /// Exchanges offers, then member 0 alone makes something of them while the others wait for it, as long as the
@@ -237,6 +397,9 @@ impl Member {
         part: &str,
         make: impl FnOnce() -> R,
     ) -> Result<Arc<R>, Arc<Blame>> {
+        if self.is_alone() {
+            return Ok(Arc::new(make()));
+        }
         let outcome = call.part(part);
         let made: Offer = match self.rank {
             0 => Arc::new(make()),
@@ -246,8 +409,8 @@ impl Member {
                 Arc::new(())
             }
         };
-        let made = self.team.meeting.meet(self.rank, outcome.clone(), made, self.timeout)?;
-        made[0].clone().downcast().map_err(|_| self.other_result(&outcome))
+        let made = self.team.meeting.meet(self.rank, outcome.clone(), made, self.timeout, None)?;
+        made.offers[0].clone().downcast().map_err(|_| self.other_result(&outcome))
     }
 
     /// Each member makes something after an exchange that succeeded, all at once; everybody gets everybody's, in the order
@@ -278,6 +441,9 @@ impl Member {
         call: &Fingerprint,
         lead: impl FnOnce(&Helpers<'_>) -> R,
     ) -> Result<Arc<R>, Arc<Blame>> {
+        if self.is_alone() {
+            return Ok(Arc::new(lead(&Helpers { team: &self.team })));
+        }
         if self.rank > 0 {
             // With what it holds, such as offers: whoever offered them has them back when member 0 is done.
             drop(lead);
@@ -295,7 +461,7 @@ impl Member {
             drop(waiting);
             let made = lock(&self.team.result).clone();
             return made
-                .ok_or_else(|| Arc::new(Blame::failed(self.step, 0, call)))?
+                .ok_or_else(|| Arc::new(Blame::failed(self.step, self.first, call)))?
                 .downcast()
                 .map_err(|_| self.other_result(call));
         }
@@ -309,9 +475,12 @@ impl Member {
 
     /// This member asks for another type of result than member 0 has made.
     fn other_result(&self, call: &Fingerprint) -> Arc<Blame> {
-        Arc::new(Blame::other_types(self.step, call, vec![self.rank]))
+        Arc::new(Blame::other_types(self.step, call, vec![self.replica()]))
     }
 }
+
+/// What a delegate made for all members of its process.
+struct Made<M>(Result<Arc<M>, Arc<Failure>>);
 
 /// Lets the helpers go, also when the leader panics.
 struct Dismiss<'a>(&'a Crew);
@@ -335,6 +504,9 @@ impl Helpers<'_> {
 
     /// Runs `work(rank)` once on every member, and returns when all have finished.
     pub fn broadcast(&self, work: &(dyn Fn(usize) + Sync)) {
+        if self.team.size == 1 {
+            return work(0);
+        }
         // What the others do is a part of what member 0 is doing.
         let span = tracing::Span::current();
         let work = &|rank| {

@@ -150,7 +150,7 @@ impl Parts for CsvParts {
 #[cfg(test)]
 mod tests {
     use crate::csv::{ColumnType, Csv};
-    use crate::testing::watchdog;
+    use distribute_testing::watched;
 
     /// Rows of several parts: a number, and a text that may hold ends of lines and quotes.
     fn long(end: &str, odd_from: usize) -> String {
@@ -164,7 +164,7 @@ mod tests {
 
     #[test]
     fn parts_are_the_rows_of_the_whole_wherever_lines_end() {
-        watchdog(|| {
+        watched(|| {
             for (end, odd_from) in [("\n", 0), ("\r\n", 29_000), ("\r", 50_000), ("\r\n", 50_000)] {
                 let text = long(end, odd_from);
                 let mut reader = ::csv::ReaderBuilder::new().has_headers(false).from_reader(text.as_bytes());
@@ -183,7 +183,7 @@ mod tests {
 
     #[test]
     fn numbers_of_several_parts_and_a_row_longer_than_a_part() {
-        watchdog(|| {
+        watched(|| {
             let text: String = (0..100_000).map(|i| format!("{}.5,{i}\n", i % 1000)).collect();
             let csv = Csv::bytes("long.csv", format!("x,y\n{text}")).labelled("y").unwrap();
             let (x, y) = csv.load().unwrap();
@@ -197,7 +197,7 @@ mod tests {
 
     #[test]
     fn a_broken_row_of_a_later_part_is_named_after_the_rows_before_it() {
-        watchdog(|| {
+        watched(|| {
             let mut text: String = (0..90_000).map(|i| format!("{i},1\n")).collect();
             text += "90000,?\n1,1\n";
             let rows = Csv::bytes("b.csv", text).header(false).features().unwrap();

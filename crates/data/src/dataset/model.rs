@@ -1,7 +1,8 @@
 //! Tests: pipelines do what the same operations do on a `Vec`.
 
-use crate::testing::{ids, in_turn, values, watchdog};
+use crate::testing::{ids, in_turn, values};
 use crate::{Dataset, Interleave, Padding};
+use distribute_testing::watched;
 use proptest::prelude::*;
 use std::path::Path;
 
@@ -157,6 +158,6 @@ proptest! {
             sorted.sort_unstable();
             assert_eq!(unordered, sorted);
         };
-        watchdog(test);
+        watched(test);
     }
 }

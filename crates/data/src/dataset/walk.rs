@@ -2,8 +2,8 @@
 
 use super::model::{Step, on_dataset, step};
 use crate::Dataset;
-use crate::testing::watchdog;
 use distribute_tensor::Nest;
+use distribute_testing::watched;
 use proptest::prelude::*;
 
 /// The elements of a pass before its end or its first error, read one by one, and whether it ended well.
@@ -70,7 +70,7 @@ proptest! {
         epoch in 0u64..3,
         ways in proptest::collection::vec((any::<bool>(), 1usize..9), 1..6),
     ) {
-        watchdog(move || {
+        watched(move || {
             let folder = tempfile::tempdir().unwrap();
             let mut data = Dataset::range(n);
             if let Some(fails) = fails {

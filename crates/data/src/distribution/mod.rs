@@ -166,20 +166,17 @@ impl<T: Nest> Distribution<T> {
         }
     }
 
-    /// Whether workers can come to the end at different steps, so that they have to ask each other before each.
-    /// Where all read the same batches they cannot, unless a short one is dropped: one worker alone may have as
-    /// many rows of it as of a whole one.
-    pub fn is_uneven(&self) -> bool {
-        let alike = self.decision().is_some_and(|decision| decision.taken == AutoShardPolicy::Data);
-        self.layout.workers > 1 && !(alike && self.options.ends != UnevenEnds::Drop)
-    }
-
     /// Starts pass `epoch` of one worker.
     ///
     /// # Errors
     /// [`Error::Worker`] if there is no such worker, and those of a function that makes datasets.
     pub fn worker(&self, worker: usize, epoch: u64) -> Result<WorkerPass<T>> {
-        Ok(WorkerPass::new(self.steps(worker, epoch)?, self.beginning(epoch)))
+        Ok(WorkerPass::new(self.steps(worker, epoch)?, self.beginning(epoch), self.same_batches()))
+    }
+
+    /// Whether every worker reads the same batches, and takes its pieces of each.
+    fn same_batches(&self) -> bool {
+        self.decision().is_some_and(|decision| decision.taken == AutoShardPolicy::Data)
     }
 
     /// Where pass `epoch` begins.

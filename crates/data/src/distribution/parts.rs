@@ -78,7 +78,7 @@ impl<T: Nest> Distribution<T> {
                 self.made_for(worker)?.iter().map(|made| made.pipeline().clone()).collect()
             }
         };
-        Ok(Templates { pipelines, epoch })
+        Ok(Templates { pipelines, epoch, alone: self.layout.workers == 1 })
     }
 
     /// The rows of a worker in a step of a full batch. Where workers take turns with their shares these add up to a batch

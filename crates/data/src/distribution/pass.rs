@@ -14,13 +14,29 @@ use std::marker::PhantomData;
 pub struct WorkerPass<T> {
     steps: Steps,
     begun: Position,
+    /// Whether every worker reads the same batches.
+    same_batches: bool,
     nest: PhantomData<fn() -> T>,
 }
 
 impl<T: Nest> WorkerPass<T> {
     /// A pass that was begun where `begun` says.
-    pub(super) fn new(steps: Steps, begun: Position) -> Self {
-        Self { steps, begun, nest: PhantomData }
+    pub(super) fn new(steps: Steps, begun: Position, same_batches: bool) -> Self {
+        Self { steps, begun, same_batches, nest: PhantomData }
+    }
+
+    /// What all workers have for the step that was prepared, their ballots by worker, added up. Where they read the same batches,
+    /// they have to be at the end together.
+    ///
+    /// # Errors
+    /// [`Error::OtherData`].
+    pub fn count(&self, ballots: &[Ballot]) -> Result<Ballot> {
+        let all: Ballot = ballots.iter().copied().sum();
+        let ended = ballots.iter().position(|ballot| ballot.missing > 0);
+        match ended.filter(|_| self.same_batches && all.present > 0) {
+            Some(worker) => Err(Error::OtherData { step: self.steps.taken(), worker }),
+            None => Ok(all),
+        }
     }
 
     /// Where the pass stands: behind the steps that were taken.

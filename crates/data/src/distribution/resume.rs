@@ -27,7 +27,8 @@ impl<T: Nest> Distribution<T> {
         self.check_position(position)?;
         self.made_for(worker)?.iter().try_for_each(|made| repeatable(position, made.pipeline()))?;
         let mine = self.origin();
-        let steps = if position.steps == 0 || position.origin == mine {
+        let as_begun = position.steps == 0 || position.origin == mine;
+        let steps = if as_begun {
             let mut steps = self.steps(worker, position.epoch)?;
             steps.skip(position.steps)?;
             steps
@@ -43,7 +44,9 @@ impl<T: Nest> Distribution<T> {
             steps
         };
         let origin = if position.steps == 0 { mine } else { position.origin };
-        Ok(WorkerPass::new(steps, Position { origin, ..position.clone() }))
+        // What others have begun, every worker reads.
+        let same_batches = !as_begun || self.same_batches();
+        Ok(WorkerPass::new(steps, Position { origin, ..position.clone() }, same_batches))
     }
 
     /// Whether a pass can go on at a position.

@@ -75,8 +75,8 @@ pub(crate) struct Steps {
     ends: UnevenEnds,
     /// The rows of this worker in a step of a whole batch: where the pipeline doesn't tell, those of its first step.
     full: Option<usize>,
-    /// What an empty piece looks like, once that is known.
-    empty: Option<Tree<Leaf>>,
+    /// What an empty piece looks like, once that is known: nothing where elements have no rows.
+    empty: Option<Option<Tree<Leaf>>>,
     templates: Templates,
     next: Vec<Option<Tree<Leaf>>>,
     taken: u64,
@@ -120,7 +120,11 @@ impl Steps {
             self.end();
         }
         self.next = next?;
-        let mut ballot = Ballot::default();
+        let filled = self.fill();
+        if filled.is_err() {
+            self.end();
+        }
+        let mut ballot = Ballot { unfilled: filled?, ..Ballot::default() };
         for piece in &self.next {
             match piece {
                 Some(piece) => {
@@ -135,6 +139,22 @@ impl Steps {
         Ok(ballot)
     }
 
+    /// Sees to an empty piece where one may be needed, and says how many replicas go without: before all decide on the
+    /// step, so that no worker takes one that another cannot.
+    fn fill(&mut self) -> Result<usize> {
+        let missing = self.next.iter().filter(|piece| piece.is_none()).count();
+        if self.empty.is_none() {
+            self.empty = match self.next.iter().flatten().next() {
+                Some(piece) => Some(without_rows(piece)),
+                // It is the end, where there are no others.
+                None if self.templates.alone => None,
+                None => Some(self.templates.empty()?),
+            };
+        }
+        let none = self.ends == UnevenEnds::PadEmpty && self.empty.as_ref().is_some_and(Option::is_none);
+        Ok(if none { missing } else { 0 })
+    }
+
     /// Nothing more is asked for: what is left is of no step.
     fn end(&mut self) {
         self.ended.fill(true);
@@ -147,20 +167,15 @@ impl Steps {
             self.end();
             return Ok(None);
         }
-        let (present, replicas) = (next.iter().flatten().count(), next.len());
-        if self.empty.is_none() {
-            self.empty = match next.iter().flatten().next() {
-                Some(piece) => without_rows(piece),
-                None => self.templates.empty()?,
-            };
+        let empty = || self.empty.clone().flatten();
+        let no_empty = || {
+            let Ballot { present, missing, .. } = all;
+            Error::NoEmptyBatch { step: self.taken, present, replicas: present.saturating_add(missing) }
+        };
+        if all.unfilled > 0 {
+            return Err(no_empty());
         }
-        let filled = next.into_iter().map(|piece| {
-            piece.or_else(|| self.empty.clone()).ok_or(Error::NoEmptyBatch {
-                step: self.taken,
-                present,
-                replicas,
-            })
-        });
+        let filled = next.into_iter().map(|piece| piece.or_else(empty).ok_or_else(no_empty));
         let filled = filled.collect::<Result<_>>()?;
         self.taken += 1;
         Ok(Some(filled))
@@ -172,6 +187,8 @@ pub(crate) struct Templates {
     /// The pipelines of whole datasets, one of which has a first batch if anybody has data.
     pub(crate) pipelines: Vec<Pipeline>,
     pub(crate) epoch: u64,
+    /// Whether no other worker has data.
+    pub(crate) alone: bool,
 }
 
 impl Templates {

@@ -309,7 +309,7 @@ mod tests {
     #[cfg(unix)]
     #[test]
     fn what_can_be_read_only_once_is_refused_by_every_format() {
-        crate::testing::watchdog(|| {
+        distribute_testing::watched(|| {
             let folder = tempfile::tempdir().unwrap();
             let pipe = folder.path().join("pipe");
             rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();

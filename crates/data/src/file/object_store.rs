@@ -139,8 +139,8 @@ impl Read for Pieces {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::watchdog;
     use crate::{Compression, Csv, Files, Location};
+    use distribute_testing::watched;
     use object_store::memory::InMemory;
 
     fn stored(bytes: &[u8]) -> (InMemory, Path) {
@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn pieces_of_any_size_are_the_object() {
-        watchdog(|| {
+        watched(|| {
             let bytes: Vec<u8> = (0..1000u32).flat_map(u32::to_le_bytes).collect();
             for len in [0, 1, 999, 1000, 1001, 4000] {
                 let (store, path) = stored(&bytes[..len]);
@@ -165,7 +165,7 @@ mod tests {
     // INV-3
     #[test]
     fn dropping_the_reader_ends_the_thread() {
-        watchdog(|| {
+        watched(|| {
             let (store, path) = stored(&[7; 1000]);
             let (sender, receiver) = sync_channel(AHEAD);
             let thread = std::thread::spawn(move || request(&store, &path, 1, &sender));
@@ -177,7 +177,7 @@ mod tests {
 
     #[test]
     fn a_thread_that_dies_is_an_error_and_no_end() {
-        watchdog(|| {
+        watched(|| {
             let (sender, receiver) = sync_channel(AHEAD);
             sender.send(Ok(bytes::Bytes::from_static(b"a"))).unwrap();
             drop(sender);
@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn urls_of_files_are_read_globbed_and_unpacked_as_paths_are() {
-        watchdog(|| {
+        watched(|| {
             let folder = tempfile::tempdir().unwrap();
             for name in ["b.csv", "a.csv", "c.txt"] {
                 std::fs::write(folder.path().join(name), format!("{name}\n1\n")).unwrap();
@@ -209,7 +209,7 @@ mod tests {
 
     #[test]
     fn errors_name_the_url() {
-        watchdog(|| {
+        watched(|| {
             for url in ["file:///no/such/file", "s3://", "nonsense://host/key"] {
                 let location = Location::from(url);
                 let error = Compression::Auto.open(&location).err().unwrap();

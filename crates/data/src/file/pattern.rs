@@ -211,7 +211,7 @@ mod tests {
     #[cfg(unix)]
     #[test]
     fn folders_that_link_to_each_other_are_entered_once() {
-        crate::testing::watchdog(|| {
+        distribute_testing::watched(|| {
             let names: Vec<String> = (0..40).map(|i| format!("{i:02}/a.csv")).collect();
             let folder = tree(&names.iter().map(String::as_str).collect::<Vec<_>>());
             for (i, j) in (0..40 * 40).map(|n| (n / 40, n % 40)) {

@@ -165,7 +165,7 @@ impl Stage for AheadStage {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::watchdog;
+    use distribute_testing::watched;
 
     // INV-3
     #[test]
@@ -176,7 +176,7 @@ mod tests {
                 panic!("a bug of ours")
             }
         }
-        watchdog(|| {
+        watched(|| {
             let mut stage = AheadStage::new(Box::new(Broken), 2, "prefetch");
             let error = stage.next(1).unwrap().err().unwrap();
             assert_eq!(error.to_string(), "a thread of prefetch died: a bug of ours");

@@ -1,11 +1,10 @@
 //! A number of elements that somebody knows.
 
-use crate::pipeline::{Operation, Part, Pipeline, Sharding};
+use crate::pipeline::{Operation, Part, Pipeline, Sharding, one_input};
 use crate::run::Run;
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset, Error, Result};
 use distribute_tensor::Nest;
-use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
     /// The same elements, of which there are `count`: what [`cardinality`](Dataset::cardinality) says from here on.
@@ -25,19 +24,14 @@ impl<T: Nest> Dataset<T> {
     }
 }
 
+#[derive(Clone)]
 struct AssertCardinality {
     input: Pipeline,
     count: usize,
 }
 
 impl Operation for AssertCardinality {
-    fn inputs(&self) -> &[Pipeline] {
-        std::slice::from_ref(&self.input)
-    }
-
-    fn over(&self, f: &mut dyn FnMut(&Pipeline) -> Pipeline) -> Option<Pipeline> {
-        Some(Arc::new(AssertCardinality { input: f(&self.input), count: self.count }))
-    }
+    one_input!();
 
     fn describe(&self) -> String {
         format!("assert_cardinality {}", self.count)

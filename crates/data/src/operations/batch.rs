@@ -1,12 +1,11 @@
 //! Several elements as one, with a new axis 0.
 
 use super::room::fits;
-use crate::pipeline::{Batching, Operation, Pipeline, Sharding};
+use crate::pipeline::{Batching, Operation, Pipeline, Sharding, one_input};
 use crate::run::{Assembly, Run};
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset, ElementSpec, Error, Result};
 use distribute_tensor::Nest;
-use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
     /// Puts `size` elements after each other together along a new axis 0: leaves of shape `[…]` become leaves of
@@ -26,6 +25,7 @@ impl<T: Nest> Dataset<T> {
     }
 }
 
+#[derive(Clone)]
 struct Batch {
     input: Pipeline,
     size: usize,
@@ -33,13 +33,7 @@ struct Batch {
 }
 
 impl Operation for Batch {
-    fn inputs(&self) -> &[Pipeline] {
-        std::slice::from_ref(&self.input)
-    }
-
-    fn over(&self, f: &mut dyn FnMut(&Pipeline) -> Pipeline) -> Option<Pipeline> {
-        Some(Arc::new(Batch { input: f(&self.input), ..*self }))
-    }
+    one_input!();
 
     fn describe(&self) -> String {
         match self.drop_remainder {

@@ -43,6 +43,7 @@ impl<T: Nest> Dataset<T> {
     }
 }
 
+#[derive(Clone)]
 struct CacheFile {
     input: Pipeline,
     file: Arc<Location>,
@@ -428,7 +429,7 @@ mod tests {
     #[cfg(unix)]
     #[test]
     fn what_is_no_file_is_refused_at_once() {
-        crate::testing::watchdog(|| {
+        distribute_testing::watched(|| {
             let folder = tempfile::tempdir().unwrap();
             let path = folder.path().join("pipe");
             assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());

@@ -176,12 +176,12 @@ impl<J: Send + 'static, D: Send + 'static> Crew<J, D> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::watchdog;
+    use distribute_testing::watched;
 
     // INV-3
     #[test]
     fn a_thread_that_dies_is_an_error_where_its_result_is_waited_for() {
-        watchdog(|| {
+        watched(|| {
             let work = |job: usize| if job == 1 { panic!("a bug of ours") } else { job };
             for ordered in [true, false] {
                 let mut crew = Crew::start("test", 2, ordered, work).unwrap();
@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn results_come_in_the_order_of_jobs_and_only_of_those_given() {
-        watchdog(|| {
+        watched(|| {
             let mut crew = Crew::start("test", 3, true, |job: usize| 2 * job).unwrap();
             let mut given = 0;
             while crew.has_room() {

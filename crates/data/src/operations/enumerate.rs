@@ -1,7 +1,7 @@
 //! Elements with their numbers.
 
 use super::pairing::Pairing;
-use crate::pipeline::{Batching, Operation, Pipeline, Sharding};
+use crate::pipeline::{Batching, Operation, Pipeline, Sharding, one_input};
 use crate::rows::Rows;
 use crate::run::{Picks, Run};
 use crate::stage::Stage;
@@ -24,18 +24,13 @@ impl<T: Nest> Dataset<T> {
     }
 }
 
+#[derive(Clone)]
 struct Enumerate {
     input: Pipeline,
 }
 
 impl Operation for Enumerate {
-    fn inputs(&self) -> &[Pipeline] {
-        std::slice::from_ref(&self.input)
-    }
-
-    fn over(&self, f: &mut dyn FnMut(&Pipeline) -> Pipeline) -> Option<Pipeline> {
-        Some(Arc::new(Enumerate { input: f(&self.input) }))
-    }
+    one_input!();
 
     fn describe(&self) -> String {
         "enumerate".into()

@@ -243,9 +243,10 @@ pub(crate) fn threads() -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{values, watchdog};
+    use crate::testing::values;
     use crate::{Dataset, ElementSpec, Location};
     use distribute_tensor::{HostTensor, Leaf, Tree};
+    use distribute_testing::watched;
     use std::io::Read;
 
     /// A file's bytes, three to a part; a `?` is broken.
@@ -301,7 +302,7 @@ mod tests {
 
     #[test]
     fn elements_are_in_the_order_of_the_files_whoever_makes_them() {
-        watchdog(|| {
+        watched(|| {
             let long: String = (0..200).map(|i| char::from(b'a' + i % 26)).collect();
             let files = ["", "ab", &long, "", "xyz", "q"];
             let expected: Vec<i64> = files.concat().bytes().map(i64::from).collect();
@@ -320,7 +321,7 @@ mod tests {
 
     #[test]
     fn an_error_comes_after_the_elements_before_it() {
-        watchdog(|| {
+        watched(|| {
             for threads in [1, 2, 5] {
                 let broken = data(&["abcdefghijklm?", "z"], threads, false);
                 let seen: Vec<_> = broken.iter().collect();

@@ -2,7 +2,7 @@
 
 use super::repeat::Fruitless;
 use crate::guard::guarded;
-use crate::pipeline::{Operation, Pipeline, Sharding};
+use crate::pipeline::{Operation, Pipeline, Sharding, one_input};
 use crate::run::{Picks, Run};
 use crate::stage::Stage;
 use crate::{Cardinality, Cause, Dataset, Error, Result};
@@ -62,19 +62,14 @@ pub(crate) fn on_trees<T: Nest + 'static, E: Into<Cause>>(
     })
 }
 
+#[derive(Clone)]
 struct Filter {
     input: Pipeline,
     predicate: FilterFn,
 }
 
 impl Operation for Filter {
-    fn inputs(&self) -> &[Pipeline] {
-        std::slice::from_ref(&self.input)
-    }
-
-    fn over(&self, f: &mut dyn FnMut(&Pipeline) -> Pipeline) -> Option<Pipeline> {
-        Some(Arc::new(Filter { input: f(&self.input), predicate: self.predicate.clone() }))
-    }
+    one_input!();
 
     fn describe(&self) -> String {
         "filter".into()

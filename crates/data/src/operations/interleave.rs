@@ -4,7 +4,7 @@ use super::batch::at_least_one;
 use super::crew::most_threads;
 use super::cycle::{Cycle, InnerFn};
 use crate::guard::guarded;
-use crate::pipeline::{Batching, Operation, Pipeline, Sharding};
+use crate::pipeline::{Batching, Operation, Pipeline, Sharding, one_input};
 use crate::stage::Stage;
 use crate::{Cardinality, Cause, Dataset, ElementSpec, Error, Result};
 use distribute_tensor::Nest;
@@ -107,6 +107,7 @@ where
     })
 }
 
+#[derive(Clone)]
 struct InTurn {
     input: Pipeline,
     operation: &'static str,
@@ -115,13 +116,7 @@ struct InTurn {
 }
 
 impl Operation for InTurn {
-    fn inputs(&self) -> &[Pipeline] {
-        std::slice::from_ref(&self.input)
-    }
-
-    fn over(&self, f: &mut dyn FnMut(&Pipeline) -> Pipeline) -> Option<Pipeline> {
-        Some(Arc::new(InTurn { input: f(&self.input), function: self.function.clone(), ..*self }))
-    }
+    one_input!();
 
     fn describe(&self) -> String {
         let Interleave { cycle_length, block_length, ahead } = self.turns;
@@ -174,7 +169,8 @@ impl Operation for InTurn {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{ids, in_turn, values, watchdog};
+    use crate::testing::{ids, in_turn, values};
+    use distribute_testing::watched;
     use proptest::prelude::*;
 
     fn of_lengths(lengths: &[usize], turns: Interleave) -> (Dataset<i64>, Vec<i64>) {
@@ -194,7 +190,7 @@ mod tests {
             lengths in proptest::collection::vec(0usize..6, 0..8),
             cycle_length in 1usize..5, block_length in 1usize..4, ahead in 0usize..3, skip in 0usize..12,
         ) {
-            watchdog(move || {
+            watched(move || {
                 let turns = Interleave { cycle_length, block_length, ahead };
                 let (data, expected) = of_lengths(&lengths, turns);
                 assert_eq!(values(&data), expected);
@@ -218,7 +214,7 @@ mod tests {
     // INV-13
     #[test]
     fn what_goes_wrong_names_the_element_and_comes_when_it_is_its_turn() {
-        watchdog(|| {
+        watched(|| {
             for ahead in [0, 2] {
                 let turns = Interleave { cycle_length: 2, block_length: 1, ahead };
                 let data = Dataset::range(4)

@@ -1,7 +1,7 @@
 //! A function applied to every element.
 
 use crate::guard::guarded;
-use crate::pipeline::{Batching, Operation, Pipeline, Sharding};
+use crate::pipeline::{Batching, Operation, Pipeline, Sharding, one_input};
 use crate::run::Run;
 use crate::stage::Stage;
 use crate::{Cardinality, Cause, Dataset, ElementSpec, Error, Result};
@@ -65,19 +65,14 @@ where
     })
 }
 
+#[derive(Clone)]
 struct Map {
     input: Pipeline,
     function: MapFn,
 }
 
 impl Operation for Map {
-    fn inputs(&self) -> &[Pipeline] {
-        std::slice::from_ref(&self.input)
-    }
-
-    fn over(&self, f: &mut dyn FnMut(&Pipeline) -> Pipeline) -> Option<Pipeline> {
-        Some(Arc::new(Map { input: f(&self.input), function: self.function.clone() }))
-    }
+    one_input!();
 
     fn describe(&self) -> String {
         "map".into()

@@ -3,13 +3,12 @@
 use super::batch::at_least_one;
 use super::crew::{Crew, JOBS, most_threads};
 use super::map::{MapFn, on_trees};
-use crate::pipeline::{Batching, Operation, Pipeline, Sharding};
+use crate::pipeline::{Batching, Operation, Pipeline, Sharding, one_input};
 use crate::run::Run;
 use crate::stage::{Stage, read_over};
 use crate::{Cardinality, Cause, Dataset, ElementSpec, Error, Result};
 use distribute_tensor::{Leaf, Nest, Tree};
 use std::convert::Infallible;
-use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
     /// [`map`](Dataset::map) on `threads` threads: the same elements in the same order, made up to a few for each thread
@@ -75,6 +74,7 @@ impl<T: Nest> Dataset<T> {
     }
 }
 
+#[derive(Clone)]
 struct MapParallel {
     input: Pipeline,
     function: MapFn,
@@ -89,13 +89,7 @@ impl MapParallel {
 }
 
 impl Operation for MapParallel {
-    fn inputs(&self) -> &[Pipeline] {
-        std::slice::from_ref(&self.input)
-    }
-
-    fn over(&self, f: &mut dyn FnMut(&Pipeline) -> Pipeline) -> Option<Pipeline> {
-        Some(Arc::new(MapParallel { input: f(&self.input), function: self.function.clone(), ..*self }))
-    }
+    one_input!();
 
     fn describe(&self) -> String {
         format!("{} on {} threads", self.name(), self.threads)
@@ -277,14 +271,15 @@ impl Stage for MapParallelStage {
 
 #[cfg(test)]
 mod tests {
-    use crate::testing::{ids, values, watchdog};
+    use crate::testing::{ids, values};
     use crate::{Dataset, Distribution, Error, Layout};
+    use distribute_testing::watched;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::sync::{Arc, Mutex, mpsc};
 
     #[test]
     fn it_does_what_map_does() {
-        watchdog(|| {
+        watched(|| {
             for threads in [1, 2, 5] {
                 let square = Dataset::range(300).map_parallel(threads, |x| x * x);
                 let expected: Vec<i64> = (0..300).map(|x| x * x).collect();
@@ -305,7 +300,7 @@ mod tests {
     // INV-13
     #[test]
     fn an_error_or_panic_comes_at_its_place_and_names_the_element() {
-        watchdog(|| {
+        watched(|| {
             let unordered =
                 Dataset::range(9).try_map_unordered(2, |x| if x == 4 { Err("four") } else { Ok(x) });
             let error = unordered.iter().find_map(Result::err).unwrap();
@@ -345,7 +340,7 @@ mod tests {
     /// Two calls wait for each other: with one thread they would wait for ever.
     #[test]
     fn elements_are_worked_on_at_once() {
-        watchdog(|| {
+        watched(|| {
             for ordered in [true, false] {
                 let (sender, receiver) = mpsc::sync_channel::<()>(0);
                 let receiver = Mutex::new(receiver);
@@ -367,7 +362,7 @@ mod tests {
 
     #[test]
     fn only_a_few_elements_are_under_way() {
-        watchdog(|| {
+        watched(|| {
             let calls = Arc::new(AtomicUsize::new(0));
             let count = calls.clone();
             let data = Dataset::range(1 << 40).map_parallel(2, move |x| {
@@ -383,7 +378,7 @@ mod tests {
 
     #[test]
     fn a_pass_without_order_is_not_restored_in_the_middle() {
-        watchdog(|| {
+        watched(|| {
             let plan = |data: Dataset<i64>| {
                 Distribution::new(&data.batch(2), Layout::one_worker(1), Default::default()).unwrap()
             };

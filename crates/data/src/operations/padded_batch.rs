@@ -3,7 +3,7 @@
 use super::batch::{BatchStage, at_least_one, batch_rows, batches, remainder};
 use super::pad::pad;
 use super::room::fits;
-use crate::pipeline::{Batching, Operation, Pipeline, Sharding};
+use crate::pipeline::{Batching, Operation, Pipeline, Sharding, one_input};
 use crate::run::{Assembly, Run};
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset, ElementSpec, Result};
@@ -65,6 +65,7 @@ impl<T: Nest> Dataset<T> {
     }
 }
 
+#[derive(Clone)]
 struct PaddedBatch {
     input: Pipeline,
     size: usize,
@@ -73,13 +74,7 @@ struct PaddedBatch {
 }
 
 impl Operation for PaddedBatch {
-    fn inputs(&self) -> &[Pipeline] {
-        std::slice::from_ref(&self.input)
-    }
-
-    fn over(&self, f: &mut dyn FnMut(&Pipeline) -> Pipeline) -> Option<Pipeline> {
-        Some(Arc::new(PaddedBatch { input: f(&self.input), padding: self.padding.clone(), ..*self }))
-    }
+    one_input!();
 
     fn describe(&self) -> String {
         match self.drop_remainder {

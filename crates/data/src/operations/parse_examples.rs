@@ -1,7 +1,7 @@
 //! Batches of records becoming columns of tensors.
 
 use crate::example::Features;
-use crate::pipeline::{Operation, Pipeline, Sharding};
+use crate::pipeline::{Operation, Pipeline, Sharding, one_input};
 use crate::run::Run;
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset, ElementSpec, Error, Result};
@@ -20,19 +20,14 @@ impl Dataset<HostTensor> {
     }
 }
 
+#[derive(Clone)]
 struct ParseExamples {
     input: Pipeline,
     features: Arc<Features>,
 }
 
 impl Operation for ParseExamples {
-    fn inputs(&self) -> &[Pipeline] {
-        std::slice::from_ref(&self.input)
-    }
-
-    fn over(&self, f: &mut dyn FnMut(&Pipeline) -> Pipeline) -> Option<Pipeline> {
-        Some(Arc::new(ParseExamples { input: f(&self.input), features: self.features.clone() }))
-    }
+    one_input!();
 
     fn describe(&self) -> String {
         "parse examples".into()

@@ -1,11 +1,10 @@
 //! Elements made ahead of time, on a thread of their own.
 
 use super::ahead::AheadStage;
-use crate::pipeline::{Operation, Pipeline, Sharding};
+use crate::pipeline::{Operation, Pipeline, Sharding, one_input};
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset};
 use distribute_tensor::Nest;
-use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
     /// Makes up to `buffer` elements ahead of time, on a thread that starts with the first element asked for and
@@ -19,19 +18,14 @@ impl<T: Nest> Dataset<T> {
     }
 }
 
+#[derive(Clone)]
 struct Prefetch {
     input: Pipeline,
     buffer: usize,
 }
 
 impl Operation for Prefetch {
-    fn inputs(&self) -> &[Pipeline] {
-        std::slice::from_ref(&self.input)
-    }
-
-    fn over(&self, f: &mut dyn FnMut(&Pipeline) -> Pipeline) -> Option<Pipeline> {
-        Some(Arc::new(Prefetch { input: f(&self.input), buffer: self.buffer }))
-    }
+    one_input!();
 
     fn describe(&self) -> String {
         format!("prefetch {}", self.buffer)
@@ -64,15 +58,16 @@ impl Operation for Prefetch {
 
 #[cfg(test)]
 mod tests {
-    use crate::testing::{ids, values, watchdog};
+    use crate::testing::{ids, values};
     use crate::{Dataset, Result};
+    use distribute_testing::watched;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::sync::{Arc, mpsc};
     use std::time::Duration;
 
     #[test]
     fn prefetch_changes_nothing_but_the_time() {
-        watchdog(|| {
+        watched(|| {
             for buffer in [0, 1, 2, 7, usize::MAX] {
                 assert_eq!(values(&Dataset::range(20).prefetch(buffer)), (0..20).collect::<Vec<_>>());
                 let batched = Dataset::range(20).shuffle(20, 1).batch(6);
@@ -86,7 +81,7 @@ mod tests {
     // INV-3
     #[test]
     fn an_error_comes_where_it_would_have_come_and_the_thread_ends() {
-        watchdog(|| {
+        watched(|| {
             let data = Dataset::range(9).try_map(|x| if x == 4 { Err("four") } else { Ok(x) }).prefetch(3);
             let mut iter = data.iter();
             assert_eq!(iter.by_ref().take(4).map(Result::unwrap).collect::<Vec<_>>(), [0, 1, 2, 3]);
@@ -117,7 +112,7 @@ mod tests {
     // INV-3
     #[test]
     fn dropping_the_consumer_ends_the_thread_and_it_never_ran_far_ahead() {
-        watchdog(|| {
+        watched(|| {
             let count = Arc::new(AtomicUsize::new(0));
             let (sender, dropped) = mpsc::channel();
             let seen = count.clone();

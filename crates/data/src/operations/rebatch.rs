@@ -2,7 +2,7 @@
 
 use super::batch::at_least_one;
 use super::room::fits;
-use crate::pipeline::{Batching, Operation, Pipeline, Sharding};
+use crate::pipeline::{Batching, Operation, Pipeline, Sharding, one_input};
 use crate::run::Run;
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset, ElementSpec, Error, Result};
@@ -34,6 +34,7 @@ impl<T: Nest> Dataset<T> {
     }
 }
 
+#[derive(Clone)]
 struct Rebatch {
     input: Pipeline,
     sizes: Arc<[usize]>,
@@ -41,13 +42,7 @@ struct Rebatch {
 }
 
 impl Operation for Rebatch {
-    fn inputs(&self) -> &[Pipeline] {
-        std::slice::from_ref(&self.input)
-    }
-
-    fn over(&self, f: &mut dyn FnMut(&Pipeline) -> Pipeline) -> Option<Pipeline> {
-        Some(Arc::new(Rebatch { input: f(&self.input), sizes: self.sizes.clone(), ..*self }))
-    }
+    one_input!();
 
     fn describe(&self) -> String {
         let remainder = if self.drop_remainder { ", remainder dropped" } else { "" };

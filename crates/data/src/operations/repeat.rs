@@ -1,11 +1,10 @@
 //! The same pass again and again.
 
-use crate::pipeline::{Operation, Pipeline, Sharding};
+use crate::pipeline::{Operation, Pipeline, Sharding, one_input};
 use crate::run::Run;
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset, Error, Result};
 use distribute_tensor::Nest;
-use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
     /// The dataset `times` times over, each time in the shuffles' next order. A pass that happens to be without elements is
@@ -23,6 +22,7 @@ impl<T: Nest> Dataset<T> {
     }
 }
 
+#[derive(Clone)]
 struct Repeat {
     input: Pipeline,
     /// `None` repeats forever.
@@ -30,13 +30,7 @@ struct Repeat {
 }
 
 impl Operation for Repeat {
-    fn inputs(&self) -> &[Pipeline] {
-        std::slice::from_ref(&self.input)
-    }
-
-    fn over(&self, f: &mut dyn FnMut(&Pipeline) -> Pipeline) -> Option<Pipeline> {
-        Some(Arc::new(Repeat { input: f(&self.input), times: self.times }))
-    }
+    one_input!();
 
     fn describe(&self) -> String {
         match self.times {
@@ -162,7 +156,7 @@ impl Stage for RepeatStage {
 
 #[cfg(test)]
 mod tests {
-    use crate::testing::{values, watchdog};
+    use crate::testing::values;
     use crate::{Dataset, Error};
 
     #[test]
@@ -193,7 +187,7 @@ mod tests {
 
     #[test]
     fn so_do_elements_that_are_dropped_pass_after_pass() {
-        watchdog(|| {
+        distribute_testing::watched(|| {
             let endless = Dataset::range(3).repeat_forever();
             let many = Dataset::range(3).filter(|_| true).repeat(usize::MAX);
             let never = |x: &i64| *x > 7;
@@ -219,7 +213,7 @@ mod tests {
     /// What stages hold for later, and what depends on the number of the pass, is no reason to give up.
     #[test]
     fn an_element_that_comes_after_many_passes_comes() {
-        watchdog(|| {
+        distribute_testing::watched(|| {
             let endless = Dataset::range(3).repeat_forever();
             let late = endless.enumerate().filter(|(i, _)| *i == 2000).map(|(_, x)| x);
             let paired = Dataset::range(5000).repeat_forever().zip(&endless);

@@ -1,7 +1,7 @@
 //! Every so-manieth element, for one of several workers.
 
 use super::batch::at_least_one;
-use crate::pipeline::{Operation, Part, Pipeline, Sharding};
+use crate::pipeline::{Operation, Part, Pipeline, Sharding, one_input};
 use crate::run::{Picks, Run};
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset, Error, Result};
@@ -26,6 +26,7 @@ impl<T: Nest> Dataset<T> {
     }
 }
 
+#[derive(Clone)]
 struct Shard {
     input: Pipeline,
     workers: usize,
@@ -33,13 +34,7 @@ struct Shard {
 }
 
 impl Operation for Shard {
-    fn inputs(&self) -> &[Pipeline] {
-        std::slice::from_ref(&self.input)
-    }
-
-    fn over(&self, f: &mut dyn FnMut(&Pipeline) -> Pipeline) -> Option<Pipeline> {
-        Some(Arc::new(Shard { input: f(&self.input), ..*self }))
-    }
+    one_input!();
 
     fn describe(&self) -> String {
         format!("shard {} of {}", self.index, self.workers)
@@ -134,18 +129,13 @@ impl Stage for ShardStage {
 /// The most rows that are asked for at once.
 const MOST_AT_ONCE: usize = 1024;
 
+#[derive(Clone)]
 struct ShardHint {
     input: Pipeline,
 }
 
 impl Operation for ShardHint {
-    fn inputs(&self) -> &[Pipeline] {
-        std::slice::from_ref(&self.input)
-    }
-
-    fn over(&self, f: &mut dyn FnMut(&Pipeline) -> Pipeline) -> Option<Pipeline> {
-        Some(Arc::new(ShardHint { input: f(&self.input) }))
-    }
+    one_input!();
 
     fn describe(&self) -> String {
         "shard_hint".into()

@@ -2,7 +2,7 @@
 
 use super::batch::at_least_one;
 use super::room::fits;
-use crate::pipeline::{Operation, Pipeline, Sharding};
+use crate::pipeline::{Operation, Pipeline, Sharding, one_input};
 use crate::random::EpochRng;
 use crate::rows::Rows;
 use crate::run::{Picks, Run};
@@ -26,6 +26,7 @@ impl<T: Nest> Dataset<T> {
     }
 }
 
+#[derive(Clone)]
 struct Shuffle {
     input: Pipeline,
     buffer: usize,
@@ -33,13 +34,7 @@ struct Shuffle {
 }
 
 impl Operation for Shuffle {
-    fn inputs(&self) -> &[Pipeline] {
-        std::slice::from_ref(&self.input)
-    }
-
-    fn over(&self, f: &mut dyn FnMut(&Pipeline) -> Pipeline) -> Option<Pipeline> {
-        Some(Arc::new(Shuffle { input: f(&self.input), ..*self }))
-    }
+    one_input!();
 
     fn describe(&self) -> String {
         format!("shuffle, buffer {}, seed {}", self.buffer, self.seed)

@@ -1,11 +1,10 @@
 //! The first elements, and all but the first.
 
-use crate::pipeline::{Operation, Pipeline, Sharding};
+use crate::pipeline::{Operation, Pipeline, Sharding, one_input};
 use crate::run::Run;
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset, Result};
 use distribute_tensor::Nest;
-use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
     /// The first `count` elements.
@@ -21,19 +20,14 @@ impl<T: Nest> Dataset<T> {
     }
 }
 
+#[derive(Clone)]
 struct Take {
     input: Pipeline,
     count: usize,
 }
 
 impl Operation for Take {
-    fn inputs(&self) -> &[Pipeline] {
-        std::slice::from_ref(&self.input)
-    }
-
-    fn over(&self, f: &mut dyn FnMut(&Pipeline) -> Pipeline) -> Option<Pipeline> {
-        Some(Arc::new(Take { input: f(&self.input), count: self.count }))
-    }
+    one_input!();
 
     fn describe(&self) -> String {
         format!("take {}", self.count)
@@ -84,19 +78,14 @@ impl Stage for TakeStage {
     }
 }
 
+#[derive(Clone)]
 struct Skip {
     input: Pipeline,
     count: usize,
 }
 
 impl Operation for Skip {
-    fn inputs(&self) -> &[Pipeline] {
-        std::slice::from_ref(&self.input)
-    }
-
-    fn over(&self, f: &mut dyn FnMut(&Pipeline) -> Pipeline) -> Option<Pipeline> {
-        Some(Arc::new(Skip { input: f(&self.input), count: self.count }))
-    }
+    one_input!();
 
     fn describe(&self) -> String {
         format!("skip {}", self.count)

@@ -1,13 +1,12 @@
 //! The elements before the first that fails a test.
 
 use super::filter::{FilterFn, on_trees};
-use crate::pipeline::{Operation, Pipeline, Sharding};
+use crate::pipeline::{Operation, Pipeline, Sharding, one_input};
 use crate::run::{Picks, Run};
 use crate::stage::Stage;
 use crate::{Cardinality, Cause, Dataset, Error, Result};
 use distribute_tensor::{Leaf, Nest, Tree};
 use std::convert::Infallible;
-use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
     /// The elements before the first for which `predicate` is false.
@@ -42,19 +41,14 @@ impl<T: Nest> Dataset<T> {
     }
 }
 
+#[derive(Clone)]
 struct TakeWhile {
     input: Pipeline,
     predicate: FilterFn,
 }
 
 impl Operation for TakeWhile {
-    fn inputs(&self) -> &[Pipeline] {
-        std::slice::from_ref(&self.input)
-    }
-
-    fn over(&self, f: &mut dyn FnMut(&Pipeline) -> Pipeline) -> Option<Pipeline> {
-        Some(Arc::new(TakeWhile { input: f(&self.input), predicate: self.predicate.clone() }))
-    }
+    one_input!();
 
     fn describe(&self) -> String {
         "take_while".into()

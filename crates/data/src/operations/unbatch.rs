@@ -1,6 +1,6 @@
 //! The rows of batches as elements.
 
-use crate::pipeline::{Batching, Operation, Pipeline, Sharding};
+use crate::pipeline::{Batching, Operation, Pipeline, Sharding, one_input};
 use crate::rows::Rows;
 use crate::run::{Picks, Run};
 use crate::stage::Stage;
@@ -31,6 +31,7 @@ impl<B: Nest> Dataset<B> {
     }
 }
 
+#[derive(Clone)]
 struct Unbatch {
     input: Pipeline,
 }
@@ -46,13 +47,7 @@ impl Unbatch {
 }
 
 impl Operation for Unbatch {
-    fn inputs(&self) -> &[Pipeline] {
-        std::slice::from_ref(&self.input)
-    }
-
-    fn over(&self, f: &mut dyn FnMut(&Pipeline) -> Pipeline) -> Option<Pipeline> {
-        Some(Arc::new(Unbatch { input: f(&self.input) }))
-    }
+    one_input!();
 
     fn describe(&self) -> String {
         "unbatch".into()

@@ -171,9 +171,9 @@ impl Stage for ZipStage {
 
 #[cfg(test)]
 mod tests {
-    use crate::testing::watchdog;
     use crate::{Batching, Cardinality, Dataset, Error, Result};
     use distribute_tensor::HostTensor;
+    use distribute_testing::watched;
     use proptest::prelude::*;
 
     /// A dataset of the numbers `0..n`, of a kind: rows, values, unknown length, several sources, made ahead.
@@ -193,7 +193,7 @@ mod tests {
         fn pairs_end_with_the_shorter(
             a in 0i64..30, b in 0i64..30, kinds in (0usize..5, 0usize..5), skip in 0usize..12, batch in 1usize..8,
         ) {
-            watchdog(move || {
+            watched(move || {
                 let (first, second) = (of_kind(a, kinds.0), of_kind(b, kinds.1).map(|x| x + 100));
                 let second = if kinds.1 == 0 { Dataset::range(100..100 + b) } else { second };
                 let data = first.zip(&second);

@@ -33,6 +33,8 @@ pub struct Ballot {
     pub rows: usize,
     /// The rows that they would have in a whole global batch.
     pub full: usize,
+    /// Those of the missing that no empty batch can be made for.
+    pub unfilled: usize,
 }
 
 impl std::ops::Add for Ballot {
@@ -40,11 +42,19 @@ impl std::ops::Add for Ballot {
 
     fn add(self, other: Ballot) -> Ballot {
         Ballot {
-            present: self.present + other.present,
-            missing: self.missing + other.missing,
-            rows: self.rows + other.rows,
-            full: self.full + other.full,
+            // What other workers say is not taken on trust.
+            present: self.present.saturating_add(other.present),
+            missing: self.missing.saturating_add(other.missing),
+            rows: self.rows.saturating_add(other.rows),
+            full: self.full.saturating_add(other.full),
+            unfilled: self.unfilled.saturating_add(other.unfilled),
         }
+    }
+}
+
+impl std::iter::Sum for Ballot {
+    fn sum<I: Iterator<Item = Ballot>>(all: I) -> Ballot {
+        all.fold(Ballot::default(), std::ops::Add::add)
     }
 }
 
@@ -77,7 +87,9 @@ mod tests {
     fn each_policy_ends_where_it_says() {
         let ballots = [(4, 0, 8), (4, 0, 5), (3, 1, 6), (0, 4, 0)];
         let take = |ends: UnevenEnds| {
-            ballots.map(|(present, missing, rows)| ends.take(Ballot { present, missing, rows, full: 8 }))
+            ballots.map(|(present, missing, rows)| {
+                ends.take(Ballot { present, missing, rows, full: 8, unfilled: 0 })
+            })
         };
         assert_eq!(take(UnevenEnds::PadEmpty), [true, true, true, false]);
         assert_eq!(take(UnevenEnds::StopAll), [true, true, false, false]);
@@ -100,7 +112,7 @@ mod tests {
 
     #[test]
     fn ballots_add_up() {
-        let one = Ballot { present: 1, missing: 2, rows: 3, full: 4 };
-        assert_eq!(one + one, Ballot { present: 2, missing: 4, rows: 6, full: 8 });
+        let one = Ballot { present: 1, missing: 2, rows: 3, full: 4, unfilled: 5 };
+        assert_eq!(one + one, Ballot { present: 2, missing: 4, rows: 6, full: 8, unfilled: 10 });
     }
 }

@@ -1,16 +1,17 @@
 //! What cannot be parted over workers and replicas.
 
-use super::{broken, end, file, refused, watchdog};
+use super::{broken, end, file, refused};
 use distribute_data::{
     AutoShardPolicy, Dataset, DistributeOptions, Distribution, Files, Layout, SplitRule, UnevenEnds, split,
     text_lines,
 };
 use distribute_tensor::HostTensor;
+use distribute_testing::watched;
 
 // AS-5
 #[test]
 fn fewer_files_than_workers() {
-    watchdog(|| {
+    watched(|| {
         let lines = Files::from([file("a.txt", "0\n1\n2\n"), file("b.txt", "3\n4\n")]);
         let data = text_lines(lines).batch(2);
         let layout = Layout { workers: 3, replicas: 1 };
@@ -57,7 +58,7 @@ fn sources_that_cannot_be_parted_as_asked() {
 // DIST-12
 #[test]
 fn datasets_of_different_lengths_side_by_side() {
-    watchdog(|| {
+    watched(|| {
         let odd = |n| Dataset::range(n).filter(|x| x % 2 == 1);
         let ends = |shorter, other| {
             format!("zip_equal: the {shorter} dataset ends after 2 elements, the other doesn't ({other})")
@@ -84,7 +85,7 @@ fn datasets_of_different_lengths_side_by_side() {
 // DIST-9, ITER-2
 #[test]
 fn scalars_where_a_batch_is_needed() {
-    watchdog(|| {
+    watched(|| {
         let two = Layout::one_worker(2);
         let plan = |data: &Dataset<HostTensor>| Distribution::new(data, two, DistributeOptions::default());
         let advice =

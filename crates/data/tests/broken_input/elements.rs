@@ -1,14 +1,15 @@
 //! Elements that do not fit together, and functions of users.
 
-use super::{broken, end, file, refused, watchdog};
+use super::{broken, end, file, refused};
 use distribute_data::{
     Cause, Dataset, DistributeOptions, Distribution, Interleave, Layout, Padding, text_lines,
 };
 use distribute_tensor::HostTensor;
+use distribute_testing::watched;
 
 #[test]
 fn elements_that_do_not_fit_together() {
-    watchdog(|| {
+    watched(|| {
         let rows = Dataset::range(4).map(|n| HostTensor::vector(vec![n; 2 + n as usize / 2]));
         let (differs, advice) =
             ("differs from element 0: stack: shapes differ: [2] and [3]", "structure, dtype and shape");
@@ -40,7 +41,7 @@ fn elements_that_do_not_fit_together() {
 // INV-13
 #[test]
 fn functions_that_fail_or_panic() {
-    watchdog(|| {
+    watched(|| {
         let data = Dataset::range(8);
         let fail = |n: i64| if n == 5 { Err("no five") } else { Ok(n) };
         let panics = |n: i64| if n == 5 { panic!("no five") } else { n };
@@ -97,7 +98,7 @@ fn functions_that_fail_or_panic() {
 
 #[test]
 fn parameters_that_make_no_sense() {
-    watchdog(|| {
+    watched(|| {
         let data = Dataset::range(8);
         for (broken, error) in [
             (data.batch(0), "batch: the size is 0, but must be at least 1"),

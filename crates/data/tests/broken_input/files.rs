@@ -1,12 +1,13 @@
 //! Files of every format.
 
-use super::{broken, file, refused, watchdog};
+use super::{broken, file, refused};
 use distribute_data::example::{Example, Features, FixedLen};
 use distribute_data::numpy::{read_npy, read_npz};
 use distribute_data::{
     Compression, Csv, Dataset, Files, TfRecord, TfRecordReader, TfRecordWriter, text_lines,
 };
 use distribute_tensor::HostTensor;
+use distribute_testing::watched;
 use flate2::write::{GzEncoder, ZlibEncoder};
 use std::io::Write;
 
@@ -38,7 +39,7 @@ fn tfrecord(bytes: Vec<u8>) -> Dataset<HostTensor> {
 
 #[test]
 fn truncated_tfrecord() {
-    watchdog(|| {
+    watched(|| {
         let cut = |len: usize| tfrecord(records(3)[..len].to_vec());
         broken(
             cut(59),
@@ -65,7 +66,7 @@ fn truncated_tfrecord() {
 
 #[test]
 fn tfrecord_with_a_wrong_crc() {
-    watchdog(|| {
+    watched(|| {
         let flipped = |at: usize, what: &str| {
             let mut bytes = records(3);
             bytes[at] ^= 1;
@@ -85,7 +86,7 @@ fn tfrecord_with_a_wrong_crc() {
 
 #[test]
 fn bad_gzip_and_zlib() {
-    watchdog(|| {
+    watched(|| {
         let torn = |bytes: &[u8]| bytes[..bytes.len() - 3].to_vec();
         broken(
             tfrecord(torn(&gzip(&records(3)))),
@@ -131,7 +132,7 @@ fn bad_gzip_and_zlib() {
 /// What comes out of a damaged stream is no row, record or header: the checksum at the end says why.
 #[test]
 fn a_damaged_stream_is_named_before_what_came_out_of_it() {
-    watchdog(|| {
+    distribute_testing::watched(|| {
         // Stored as they are, so that a byte changes in place.
         let stored = |bytes: &[u8]| {
             let mut encoder = GzEncoder::new(Vec::new(), flate2::Compression::none());
@@ -176,7 +177,7 @@ fn a_damaged_stream_is_named_before_what_came_out_of_it() {
 
 #[test]
 fn records_that_are_not_the_examples_asked_for() {
-    watchdog(|| {
+    watched(|| {
         let folder = tempfile::tempdir().unwrap();
         let data = |name: &str, second: Vec<u8>| {
             let path = folder.path().join(name);
@@ -213,7 +214,7 @@ fn records_that_are_not_the_examples_asked_for() {
 
 #[test]
 fn csv_rows_of_another_width_and_fields_that_are_no_numbers() {
-    watchdog(|| {
+    watched(|| {
         let rows = |text: &str| Csv::bytes("a.csv", text.to_string()).features().unwrap();
         broken(rows("x,y\n1,2\n3\n"), 1, "'a.csv', line 3, column 2: found 1 column, expected 2 columns");
         broken(
@@ -238,7 +239,7 @@ fn csv_rows_of_another_width_and_fields_that_are_no_numbers() {
 
 #[test]
 fn missing_files() {
-    watchdog(|| {
+    watched(|| {
         let error = "cannot read '/none/a': No such file or directory (os error 2)";
         broken(TfRecord::new("/none/a").records(), 0, error);
         broken(text_lines("/none/a"), 0, error);
@@ -256,7 +257,7 @@ fn missing_files() {
 #[test]
 fn tar_files() {
     use distribute_data::webdataset::samples;
-    watchdog(|| {
+    watched(|| {
         let mut tar = tar::Builder::new(Vec::new());
         for name in ["1.txt", "2.txt"] {
             let mut header = tar::Header::new_ustar();
@@ -280,7 +281,7 @@ fn tar_files() {
 #[test]
 fn parquet_files() {
     use distribute_data::parquet::rows;
-    watchdog(|| {
+    watched(|| {
         let error = "cannot read 'a.parquet': Parquet error: Invalid Parquet file. Corrupt footer";
         broken(rows(file("a.parquet", "PAR1, it says"), ["x"]), 0, error);
         broken(rows("/none/a", ["x"]), 0, "cannot read '/none/a': No such file or directory (os error 2)");

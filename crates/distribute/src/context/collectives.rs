@@ -54,13 +54,10 @@ impl ReplicaContext {
         let at = Location::caller();
         self.require_current("all_reduce")?;
         let call = self.next_call();
-        let Some(member) = self.member() else {
-            return alone(op, value).map_err(Error::tensor("all_reduce"));
-        };
         let (leaves, structure) = value.into_tree().flatten();
-        let detail = format!("{op} {}", describe(&structure, &leaves, describe_for_sum));
+        let detail = |leaves: &[Leaf]| format!("{op} {}", describe(&structure, leaves, describe_for_sum));
         let inputs = leaves.clone();
-        let reduced = self.combine("all_reduce", member, op, detail, leaves, at)?;
+        let reduced = self.combine("all_reduce", op, detail, leaves, at)?;
         let gradient = move |leaf: usize, upstream: &candle_core::Tensor, context: &ReplicaContext| {
             let detail = format!("{op}, the gradient of call {} leaf {leaf}", call + 1);
             context.all_reduce_gradient(detail, op, upstream, at)
@@ -148,20 +145,12 @@ impl ReplicaContext {
         self.require_current("all_gather")?;
         let call = self.next_call();
         let (leaves, structure) = value.into_tree().flatten();
-        let Some(member) = self.member() else {
-            // What fails on two replicas fails on one.
-            leaves
-                .iter()
-                .try_for_each(|leaf| check_gathered(leaf, axis))
-                .map_err(Error::tensor("all_gather"))?;
-            return N::from_tree(structure.fill(leaves)?).map_err(Error::tensor("all_gather"));
-        };
         // Sizes along the axis may differ: they are no part of what has to be equal.
         let detail = describe(&structure, &leaves, |leaf| describe_without(leaf, axis));
         let call_made = Fingerprint::new(Operation::AllGather, format!("axis {axis} of {detail}"), at);
         let inputs = leaves.clone();
         let (gathered, offsets) =
-            all_gather(member, call_made, axis, leaves).map_err(failure("all_gather"))?;
+            all_gather(self.member(), call_made, axis, leaves).map_err(failure("all_gather"))?;
         let sizes: Vec<usize> =
             inputs.iter().map(|leaf| leaf.dims().get(axis).copied().unwrap_or(0)).collect();
         let gradient = move |leaf: usize, upstream: &candle_core::Tensor, context: &ReplicaContext| {
@@ -182,10 +171,9 @@ impl ReplicaContext {
         at: &'static Location<'static>,
     ) -> Result<candle_core::Tensor> {
         self.require_current("backward through a collective, which belongs inside of its run")?;
-        let Some(member) = self.member() else { return Ok(upstream.clone()) };
-        let detail = format!("{detail}: {}", Leaf::Candle(upstream.clone()).describe());
+        let detail = |leaves: &[Leaf]| format!("{detail}: {}", leaves[0].describe());
         let leaves = vec![Leaf::Candle(upstream.clone())];
-        let mut reduced = self.combine("the gradient of a collective", member, op, detail, leaves, at)?;
+        let mut reduced = self.combine("the gradient of a collective", op, detail, leaves, at)?;
         match reduced.leaves.pop() {
             Some(Leaf::Candle(tensor)) => Ok(tensor),
             _ => Err(Error::invalid(
@@ -193,34 +181,5 @@ impl ReplicaContext {
                 "a gradient was reduced to another kind of value",
             )),
         }
-    }
-}
-
-/// The reduction over the only replica: what it would be over several that add nothing. A dense float is the value
-/// itself, whose gradients go on through it.
-fn alone<N: Nest>(op: ReduceOp, value: N) -> distribute_tensor::Result<N> {
-    N::from_tree(value.into_tree().try_map(&mut |leaf| {
-        let dtype = leaf.dtype()?;
-        match leaf {
-            dense @ (Leaf::Host(_) | Leaf::Candle(_)) if dtype.mean() == Some(dtype) => Ok(dense),
-            leaf => Leaf::reduce(op, &[leaf]),
-        }
-    })?)
-}
-
-/// What [`Leaf::concat`] would refuse, where there is nothing to join.
-fn check_gathered(leaf: &Leaf, axis: usize) -> distribute_tensor::Result<()> {
-    const OPERATION: &str = "all_gather";
-    let (rank, shape) = (leaf.dims().len(), leaf.dims().to_vec());
-    match leaf {
-        Leaf::Slices(_) => Err(distribute_tensor::Error::LeafKind {
-            operation: OPERATION,
-            expected: "a dense tensor",
-            found: "indexed slices",
-        }),
-        _ if axis >= rank => {
-            Err(distribute_tensor::Error::Axis { operation: OPERATION, axis: axis as i64, rank, shape })
-        }
-        _ => Ok(()),
     }
 }

@@ -4,7 +4,7 @@ use super::ReplicaContext;
 use crate::strategy::{Reduction, reduce_by};
 use crate::{Error, Result};
 use distribute_cluster::{Fingerprint, Operation};
-use distribute_collective::{Combined, Failure, all_reduce, threads::Member};
+use distribute_collective::{Combined, Failure, all_reduce};
 use distribute_tensor::{Leaf, Packing, ReduceOp};
 use std::panic::Location;
 use std::sync::Arc;
@@ -15,19 +15,22 @@ impl ReplicaContext {
     pub(super) fn combine(
         &self,
         operation: &'static str,
-        member: &Member,
         op: ReduceOp,
-        mut detail: String,
+        detail: impl FnOnce(&[Leaf]) -> String,
         leaves: Vec<Leaf>,
         at: &'static Location<'static>,
     ) -> Result<Combined> {
-        let options = self.options();
+        let (member, options) = (self.member(), self.options());
+        // Who is alone is compared with nobody.
+        let mut text = if member.is_alone() { String::new() } else { detail(&leaves) };
         if options.bytes_per_pack > 0 {
-            detail += &format!(", in packs of {} bytes", options.bytes_per_pack);
+            text += &format!(", in packs of {} bytes", options.bytes_per_pack);
         }
-        let call = Fingerprint::new(Operation::AllReduce, detail, at);
+        let call = Fingerprint::new(Operation::AllReduce, text, at);
         let extended = self.strategy().extended();
-        let Some(ops) = extended.cross_device_ops() else {
+        // Between processes there are bytes, and no devices to combine across; nor are there for one replica.
+        let ops = extended.cross_device_ops().filter(|_| !member.is_alone() && member.session().is_none());
+        let Some(ops) = ops else {
             let packing = Packing::Bytes(options.bytes_per_pack);
             return all_reduce(member, call, op, packing, leaves).map_err(failure(operation));
         };
@@ -54,9 +57,14 @@ impl ReplicaContext {
     }
 }
 
-pub(super) fn failure(operation: &'static str) -> impl Fn(Failure) -> Error {
+pub(crate) fn failure(operation: &'static str) -> impl Fn(Failure) -> Error {
     move |failure| match failure {
         Failure::Blame(blame) => Error::Collective(blame),
         Failure::Tensor(source) => Error::Tensor { operation, source },
+        record @ Failure::Record(_) => Error::invalid(operation, record.to_string()),
+        Failure::Shared(shared) => match &*shared {
+            Failure::Blame(blame) => Error::Collective(blame.clone()),
+            other => Error::invalid(operation, other.to_string()),
+        },
     }
 }

@@ -3,7 +3,7 @@
 use distribute_tensor::{Leaf, Tree};
 
 /// A nest, with each leaf as `leaf` tells it.
-pub(super) fn describe(structure: &Tree<()>, leaves: &[Leaf], leaf: impl Fn(&Leaf) -> String) -> String {
+pub(crate) fn describe(structure: &Tree<()>, leaves: &[Leaf], leaf: impl Fn(&Leaf) -> String) -> String {
     if let (Tree::Leaf(()), [only]) = (structure, leaves) {
         return leaf(only);
     }
@@ -13,7 +13,7 @@ pub(super) fn describe(structure: &Tree<()>, leaves: &[Leaf], leaf: impl Fn(&Lea
 
 /// What has to be equal for a sum: of indexed slices the shape of the whole, not the number of rows. A dense
 /// tensor of that shape may stand on another replica.
-pub(super) fn describe_for_sum(leaf: &Leaf) -> String {
+pub(crate) fn describe_for_sum(leaf: &Leaf) -> String {
     match leaf {
         Leaf::Slices(slices) => match &slices.dense_shape {
             Some(shape) => format!("{}{shape:?}", slices.values.dtype()),
@@ -24,7 +24,7 @@ pub(super) fn describe_for_sum(leaf: &Leaf) -> String {
 }
 
 /// A leaf without its size along `axis`.
-pub(super) fn describe_without(leaf: &Leaf, axis: usize) -> String {
+pub(crate) fn describe_without(leaf: &Leaf, axis: usize) -> String {
     let dims: Vec<_> = leaf
         .dims()
         .iter()

@@ -1,6 +1,7 @@
 //! Results whose gradients are collectives: which there are, and how replicas without a weight take part in them.
 
 use super::ReplicaContext;
+use super::combine::failure;
 use super::gradient::raise;
 use crate::strategy::CommunicationOptions;
 use crate::{Error, Result};
@@ -53,7 +54,7 @@ impl ReplicaContext {
         gave: bool,
         with_zeros: impl Fn(&ReplicaContext) -> Result<()> + Send + Sync + 'static,
     ) {
-        if self.member().is_none() {
+        if self.member().is_alone() {
             return;
         }
         let expected = Expected {
@@ -71,13 +72,16 @@ impl ReplicaContext {
     /// Forgets results that no replica's graph has any more: a run may be a whole training. To be called by all replicas
     /// in each call whose results have gradients.
     ///
-    /// A replica without rows has no graph, though others go backward through the same call. So replicas ask each
-    /// other, now and then: at the same calls, since these have the same numbers on all.
+    /// A replica without rows has no graph, though others go backward through the same call. So replicas of all workers ask
+    /// each other, now and then: at the same calls, since these have the same numbers on all.
     ///
     /// # Errors
     /// [`Error::Collective`] where a replica does not come.
     pub(crate) fn forget_gradients(&self, call: u64, at: &'static Location<'static>) -> Result<()> {
-        let Some(member) = self.member() else { return Ok(()) };
+        let member = self.member();
+        if member.is_alone() {
+            return Ok(());
+        }
         let in_graphs: Vec<Number> = {
             let mut expectations = self.expected();
             if expectations.look_at == 0 {
@@ -91,7 +95,7 @@ impl ReplicaContext {
             alive.map(|(number, _)| *number).collect()
         };
         let question = Fingerprint::new(Operation::Barrier, "which gradients may still be asked for", at);
-        let answers = member.exchange(question, in_graphs)?;
+        let answers = member.share(question, in_graphs).map_err(failure("all_reduce"))?;
         let needed: HashSet<Number> = answers.iter().flat_map(|answer| answer.iter().copied()).collect();
         let mut expectations = self.expected();
         expectations.all.retain(|number, _| needed.contains(number));
@@ -174,14 +178,14 @@ impl ReplicaContext {
         mine: impl FnOnce() -> Order,
         at: &'static Location<'static>,
     ) -> Result<Vec<Arc<Order>>> {
-        let Some(member) = self.member() else { return Ok(Vec::new()) };
+        let member = self.member();
         if self.gradients_expected() == 0 {
             return Ok(Vec::new());
         }
         self.require_current("minimize")?;
         let detail = "one more loss or micro-batch, whose graph may hold collectives";
         let call = Fingerprint::new(Operation::Minimize, detail, at);
-        Ok(member.exchange(call, mine())?)
+        member.share(call, mine()).map_err(failure("minimize"))
     }
 }
 
@@ -212,10 +216,10 @@ impl candle_core::CustomOp1 for Zeros {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::watched;
     use super::*;
-    use crate::{MirroredStrategy, ReduceOp, Sgd};
+    use crate::{MirroredStrategy, MultiWorkerMirroredStrategy, ReduceOp, Sgd};
     use candle_nn::{Init, VarBuilder};
+    use distribute_testing::watched;
 
     /// A run may be a whole training. The pieces of replica 1 have no graph, those of replica 0 do.
     #[test]
@@ -246,5 +250,74 @@ mod tests {
         let most = most.unwrap().into_values();
         assert!(most.iter().all(|most| (CALLS..=2 * CALLS).contains(most)) && most[0] == most[1], "{most:?}");
         assert_eq!(model.variables.get("w").unwrap().to_vec1::<f32>().unwrap(), [0.]);
+    }
+    #[test]
+    fn what_one_worker_has_is_not_forgotten_by_the_others() {
+        watched(|| {
+            let most = MultiWorkerMirroredStrategy::on_threads(2, 1, |strategy| {
+                let most = strategy.run((), |ctx, ()| {
+                    let first = ctx.replica_id_in_sync_group() == 0;
+                    let x = Var::new(1f32, &Device::Cpu)?;
+                    let sum = || {
+                        let mine = if first { x.as_tensor().clone() } else { x.as_detached_tensor() };
+                        ctx.all_reduce(ReduceOp::Sum, mine)
+                    };
+                    let kept = if first { sum()? } else { sum()?.detach() };
+                    let mut most = 0;
+                    for _ in 0..3 * CALLS {
+                        sum()?;
+                        most = most.max(ctx.gradients_expected());
+                    }
+                    assert!(ctx.gradients_expected() > 0);
+                    let at = Location::caller();
+                    let root = if first {
+                        assert!(ctx.announce_gradients(&kept, at)?);
+                        Some(kept)
+                    } else {
+                        ctx.join_gradients(None, at)?
+                    };
+                    root.map(|root| root.backward()).transpose()?;
+                    Ok(most as u64)
+                })?;
+                Ok(most.into_values()[0])
+            });
+            let most = most.unwrap();
+            assert!((CALLS..=2 * CALLS).contains(&most[0]) && most[0] == most[1], "{most:?}");
+        });
+    }
+
+    /// The losses of worker 0 depend on what worker 1 gave, whose own have no weight.
+    #[test]
+    fn a_worker_without_a_weight_joins_the_gradients_of_another() {
+        for gives in [true, false] {
+            watched(move || joins(gives));
+        }
+    }
+
+    fn joins(gives: bool) {
+        let all = MultiWorkerMirroredStrategy::on_threads(2, 2, |strategy| {
+            let gradients = strategy.run((), |ctx, ()| {
+                let id = ctx.replica_id_in_sync_group();
+                let x = Var::new(1. + id as f64, &Device::Cpu)?;
+                let mine = if gives || id < 2 { x.as_tensor().clone() } else { x.as_detached_tensor() };
+                let squares = ctx.all_reduce(ReduceOp::Sum, mine.sqr()?)?;
+                let values = ctx.all_reduce(ReduceOp::Sum, mine)?;
+                let loss = ((squares * 2.)? + (values * 3.)?)?;
+                let at = Location::caller();
+                let root = if id < 2 {
+                    assert!(ctx.announce_gradients(&loss, at)?);
+                    Some(loss)
+                } else {
+                    ctx.join_gradients(gives.then_some(&loss), at)?
+                };
+                let Some(root) = root else { return Err(Error::other("there are gradients to join")) };
+                Ok(root.backward()?.get(&x).map(|gradient| gradient.to_scalar::<f64>()).transpose()?)
+            })?;
+            Ok(gradients.into_values())
+        });
+        // Of two losses, each with 2 x² + 3 x.
+        let gradient = |id: usize| (gives || id < 2).then_some(2. * (4. * (1. + id as f64) + 3.));
+        let all: Vec<_> = all.unwrap().into_iter().flatten().collect();
+        assert_eq!(all, (0..4).map(gradient).collect::<Vec<_>>());
     }
 }

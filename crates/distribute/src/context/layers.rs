@@ -65,9 +65,8 @@ impl ReplicaContext {
     }
 }
 
-/// Which rows each of several pieces has, in their order, of what they are pieces of together.
-pub(crate) fn consecutive(sizes: &[Option<usize>]) -> Option<Vec<Range<usize>>> {
-    let mut start = 0;
+/// Which rows each of several pieces has, in their order, of what they are pieces of together, `start` rows before them.
+pub(crate) fn consecutive(mut start: usize, sizes: &[Option<usize>]) -> Option<Vec<Range<usize>>> {
     let ranges = sizes.iter().map(|size| {
         let range = start..start + (*size)?;
         start = range.end;
@@ -96,7 +95,7 @@ mod tests {
 
     #[test]
     fn pieces_follow_each_other() {
-        assert_eq!(consecutive(&[Some(2), Some(0), Some(1)]), Some(vec![0..2, 2..2, 2..3]));
-        assert_eq!(consecutive(&[Some(2), None]), None);
+        assert_eq!(consecutive(7, &[Some(2), Some(0), Some(1)]), Some(vec![7..9, 9..9, 9..10]));
+        assert_eq!(consecutive(0, &[Some(2), None]), None);
     }
 }

@@ -74,14 +74,16 @@ impl ReplicaContext {
         self.require_current(operation)?;
         let merge = |values| -> Result<Vec<R::Local>> {
             let _merge = tracing::trace_span!("merge").entered();
-            let _cross_replica = enter(Mode::CrossReplica(self.strategy().clone()));
+            let _cross_replica = enter(Mode::Merge(self.clone()));
             merge(self.strategy(), PerReplica::from_values(values))?
-                .split(self.strategy().extended().local_replicas())
+                .split(self.strategy().world().replicas())
                 .map_err(|error| error.of_argument(operation, "the merge function's result"))
         };
         let not_given = || Error::invalid(operation, "the merge function gave no value for this replica");
-        let Some(member) = self.member() else { return merge(vec![value])?.pop().ok_or_else(not_given) };
-
+        let member = self.member();
+        if member.is_alone() {
+            return merge(vec![value])?.pop().ok_or_else(not_given);
+        }
         let failed = Mutex::new(None);
         let parts =
             member.merge(call.clone(), Mutex::new(Some(value)), |offers: Vec<Arc<Mutex<Option<T>>>>| {
@@ -100,7 +102,11 @@ impl ReplicaContext {
         }
         match parts?.get(member.rank()).and_then(|part| lock(part).take()) {
             Some(part) => Ok(part),
-            None => Err(Error::Collective(Arc::new(Blame::failed(self.step(), 0, &call)))),
+            None => Err(Error::Collective(Arc::new(Blame::failed(
+                self.step(),
+                self.strategy().world().global(0),
+                &call,
+            )))),
         }
     }
 }

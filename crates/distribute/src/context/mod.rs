@@ -5,7 +5,7 @@
 
 mod collectives;
 mod combine;
-mod describe;
+pub(crate) mod describe;
 mod expected;
 mod gradient;
 mod layers;
@@ -13,6 +13,7 @@ mod merge;
 mod replica;
 mod update;
 
+pub(crate) use combine::failure;
 pub(crate) use gradient::{raise, raised};
 pub(crate) use layers::consecutive;
 pub use replica::ReplicaContext;
@@ -21,6 +22,7 @@ pub use update::UpdateContext;
 
 use crate::strategy::DeviceName;
 use crate::{Error, Result, Strategy};
+use distribute_collective::threads::Member;
 use std::cell::RefCell;
 use std::fmt;
 
@@ -63,6 +65,8 @@ impl fmt::Display for ContextKind {
 #[derive(Clone)]
 pub(crate) enum Mode {
     CrossReplica(Strategy),
+    /// Cross-replica, in a merge function: replica 0's of this process.
+    Merge(ReplicaContext),
     /// Cross-replica, where new variables go to these devices.
     Colocated(Strategy, Vec<DeviceName>),
     Update(UpdateContext),
@@ -80,7 +84,7 @@ impl Mode {
         match self {
             Mode::CrossReplica(strategy) | Mode::Colocated(strategy, _) => strategy,
             Mode::Update(context) => context.strategy(),
-            Mode::Replica(context) => context.strategy(),
+            Mode::Replica(context) | Mode::Merge(context) => context.strategy(),
         }
     }
 
@@ -109,12 +113,24 @@ pub(crate) enum Here {
 pub(crate) fn here() -> Here {
     top(|mode| match mode {
         None => Here::Default,
-        Some(Mode::CrossReplica(strategy)) => Here::CrossReplica(strategy.clone(), None),
+        Some(mode @ (Mode::CrossReplica(_) | Mode::Merge(_))) => {
+            Here::CrossReplica(mode.strategy().clone(), None)
+        }
         Some(Mode::Colocated(strategy, devices)) => {
             Here::CrossReplica(strategy.clone(), Some(devices.clone()))
         }
         Some(Mode::Update(context)) => Here::Update(context.clone()),
         Some(Mode::Replica(context)) => Here::Replica(context.clone()),
+    })
+}
+
+/// The replica whose merge function this thread is in, of a strategy.
+pub(crate) fn merging(strategy: &Strategy) -> Option<Member> {
+    STACK.with_borrow(|stack| {
+        stack.iter().rev().find_map(|mode| match mode {
+            Mode::Merge(context) if context.strategy() == strategy => Some(context.member().clone()),
+            _ => None,
+        })
     })
 }
 
@@ -323,6 +339,7 @@ fn whereabouts() -> String {
 mod tests {
     use super::*;
     use crate::{MirroredStrategy, ReduceOp};
+    use distribute_testing::watched;
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
     // INV-6
@@ -336,19 +353,6 @@ mod tests {
         let panic = || strategy.scope(|| -> Result<()> { std::panic::resume_unwind(Box::new("boom")) });
         catch_unwind(AssertUnwindSafe(panic)).unwrap_err();
         assert!(!has_strategy());
-    }
-
-    /// Fails a test that hangs.
-    pub(super) fn watched(body: impl FnOnce() + Send + 'static) {
-        let (done, wait) = std::sync::mpsc::channel();
-        let thread = std::thread::spawn(move || {
-            body();
-            let _ = done.send(());
-        });
-        match wait.recv_timeout(std::time::Duration::from_secs(60)) {
-            Err(std::sync::mpsc::RecvTimeoutError::Timeout) => panic!("the test hangs"),
-            _ => thread.join().unwrap(),
-        }
     }
 
     // INV-6

@@ -32,15 +32,12 @@ pub struct ReplicaContext(Arc<Inner>, Option<Arc<View>>);
 /// What one view of a context does otherwise, see [`ReplicaContext::with_options`].
 struct View {
     options: CommunicationOptions,
-    member: Option<Member>,
+    member: Member,
 }
 
 struct Inner {
     strategy: Strategy,
-    local: usize,
-    step: u64,
-    /// None where this replica is the only one.
-    member: Option<Member>,
+    member: Member,
     /// Counts the collectives of this replica in this run: gradients name the call that they belong to.
     calls: AtomicU64,
     /// The results whose gradient is a collective, too.
@@ -50,16 +47,14 @@ struct Inner {
 
 pub(crate) fn default_context() -> &'static ReplicaContext {
     static CONTEXT: OnceLock<ReplicaContext> = OnceLock::new();
-    CONTEXT.get_or_init(|| ReplicaContext::new(crate::strategy::default_strategy().clone(), 0, 0, None))
+    CONTEXT.get_or_init(|| ReplicaContext::new(crate::strategy::default_strategy().clone(), Member::alone(0)))
 }
 
 impl ReplicaContext {
-    pub(crate) fn new(strategy: Strategy, local: usize, step: u64, member: Option<Member>) -> Self {
+    pub(crate) fn new(strategy: Strategy, member: Member) -> Self {
         Self(
             Arc::new(Inner {
                 strategy,
-                local,
-                step,
                 member,
                 calls: AtomicU64::new(0),
                 expected: Mutex::default(),
@@ -99,10 +94,10 @@ impl ReplicaContext {
 
     /// A view of this context whose calls communicate as `options` say, and not as this one's.
     pub(super) fn view(&self, options: CommunicationOptions) -> Self {
-        let member = self.0.member.as_ref().map(|member| match options.timeout {
-            Some(timeout) => member.with_timeout(timeout),
-            None => member.clone(),
-        });
+        let member = match options.timeout {
+            Some(timeout) => self.0.member.with_timeout(timeout),
+            None => self.0.member.clone(),
+        };
         Self(self.0.clone(), Some(Arc::new(View { options, member })))
     }
 
@@ -132,10 +127,10 @@ impl ReplicaContext {
         self.0.calls.fetch_add(1, Ordering::Relaxed)
     }
 
-    pub(crate) fn member(&self) -> Option<&Member> {
+    pub(crate) fn member(&self) -> &Member {
         match &self.1 {
-            Some(view) => view.member.as_ref(),
-            None => self.0.member.as_ref(),
+            Some(view) => &view.member,
+            None => &self.0.member,
         }
     }
 
@@ -154,12 +149,12 @@ impl ReplicaContext {
     /// ```
     #[doc(alias = "tf.distribute.ReplicaContext.replica_id_in_sync_group")]
     pub fn replica_id_in_sync_group(&self) -> usize {
-        self.0.strategy.extended().first_replica_id() + self.0.local
+        self.0.member.replica()
     }
 
     /// Which of this process's replicas this is.
     pub(crate) fn local_replica(&self) -> usize {
-        self.0.local
+        self.0.member.rank()
     }
 
     /// How many replicas are in sync, those of all workers together.
@@ -176,7 +171,7 @@ impl ReplicaContext {
 
     /// The number of this `run` on its strategy, from 1.
     pub fn step(&self) -> u64 {
-        self.0.step
+        self.0.member.step()
     }
 
     /// The device that this replica runs on: one full name, such as `/job:localhost/replica:0/task:0/device:CPU:1`.
@@ -194,7 +189,7 @@ impl ReplicaContext {
     /// # Errors
     /// [`Error::Candle`] where candle cannot open the device.
     pub fn device_for_candle(&self) -> Result<candle_core::Device> {
-        match self.0.strategy.extended().worker_devices().get(self.0.local) {
+        match self.0.strategy.extended().worker_devices().get(self.0.member.rank()) {
             Some(name) => name.to_candle(),
             None => Ok(candle_core::Device::Cpu),
         }
@@ -202,7 +197,7 @@ impl ReplicaContext {
 
     pub(crate) fn device(&self) -> String {
         let devices = self.0.strategy.extended().worker_devices();
-        devices.get(self.0.local).map_or_else(|| "the current device".into(), ToString::to_string)
+        devices.get(self.0.member.rank()).map_or_else(|| "the current device".into(), ToString::to_string)
     }
 
     /// Fails unless this is the context of the closure that is running on this thread.
@@ -223,14 +218,14 @@ impl ReplicaContext {
                 Err(Error::StaleContext {
                     operation,
                     replica: self.replica_id_in_sync_group(),
-                    step: self.0.step,
+                    step: self.0.member.step(),
                 })
             }
             super::Current::Other(_) => {
                 let what = format!(
                     "the replica context that is used (replica {}, step {})",
                     self.replica_id_in_sync_group(),
-                    self.0.step
+                    self.0.member.step()
                 );
                 Err(super::mixed(operation, Some(what), self.strategy()))
             }
@@ -245,7 +240,7 @@ impl std::fmt::Debug for ReplicaContext {
             "ReplicaContext(replica {} of {}, step {}, {})",
             self.replica_id_in_sync_group(),
             self.num_replicas_in_sync(),
-            self.0.step,
+            self.0.member.step(),
             self.0.strategy
         )
     }

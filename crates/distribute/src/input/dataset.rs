@@ -1,5 +1,6 @@
 //! [`DistributedDataset`]: a dataset over the replicas of a strategy.
 
+use super::agree::same_plan;
 use super::passes::Passes;
 use super::{DistributedIterator, InputOptions, layout, spec};
 use crate::values::PerReplica;
@@ -7,6 +8,7 @@ use crate::{Result, Strategy};
 use distribute_data::{Cardinality, Dataset, Distribution, ElementSpec, Position, UnevenEnds};
 use distribute_tensor::Nest;
 use std::fmt;
+use std::panic::Location;
 
 /// A dataset of which each replica gets its piece, step by step.
 ///
@@ -39,7 +41,7 @@ use std::fmt;
 /// ```
 #[doc(alias = "tf.distribute.DistributedDataset")]
 pub struct DistributedDataset<T> {
-    strategy: Strategy,
+    pub(super) strategy: Strategy,
     plan: Distribution<T>,
     options: InputOptions,
     cardinality: Cardinality,
@@ -53,6 +55,10 @@ impl Strategy {
     /// Every batch of b elements, the last one too, becomes N pieces, one for each replica in the order of ids: b/N
     /// rounded up for the first b mod N, down for the rest. A piece may be empty: tensors of 0 rows, which
     /// [`minimize`](crate::Optimizer::minimize) weighs with 0.
+    ///
+    /// Of several workers each gets the pieces of its own replicas, and each makes this call: how the data is parted has to
+    /// come out the same on all, which they compare. By default every worker reads files of its own where there are enough,
+    /// and the whole dataset else ([`InputOptions::auto_shard_policy`]); all take the same number of steps.
     ///
     /// # Errors
     /// [`Error::Data`](crate::Error::Data) for a dataset that is not batched; it says to call `batch`. And, while iterating, those of the
@@ -95,6 +101,7 @@ impl Strategy {
     /// # Ok::<(), distribute::Error>(())
     /// ```
     #[doc(alias = "tf.distribute.Strategy.experimental_distribute_dataset")]
+    #[track_caller]
     pub fn distribute_dataset<T: Nest>(&self, dataset: Dataset<T>) -> Result<DistributedDataset<T>> {
         self.distribute_dataset_with(dataset, InputOptions::default())
     }
@@ -105,15 +112,17 @@ impl Strategy {
     /// As there; [`Error::NotSupported`](crate::Error::NotSupported) and
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for options that the strategy cannot do or that don't
     /// go together.
+    #[track_caller]
     pub fn distribute_dataset_with<T: Nest>(
         &self,
         dataset: Dataset<T>,
         options: InputOptions,
     ) -> Result<DistributedDataset<T>> {
         const OPERATION: &str = "distribute_dataset";
-        options.check(OPERATION, self, false)?;
         let layout = layout(self);
-        let plan = Distribution::new(&dataset, layout, options.plan())?;
+        options.check(OPERATION, self, false)?;
+        let plan = Distribution::new(&dataset, layout, options.plan()).map_err(Into::into);
+        let plan = same_plan(self, OPERATION, Location::caller(), plan)?;
         let spec = dataset.element_spec().map(|batch| spec::of_pieces(&batch, layout));
         Ok(DistributedDataset::new(self, plan, options, dataset.cardinality(), spec))
     }

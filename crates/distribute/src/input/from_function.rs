@@ -1,13 +1,18 @@
 //! Datasets that a function makes, one for each worker or replica.
 
+use super::agree::same_plan;
 use super::{DistributedDataset, InputOptions, InputReplicationMode, layout};
 use crate::{Result, Strategy};
 use distribute_data::{Dataset, Distribution, InputContext};
 use distribute_tensor::Nest;
+use std::panic::Location;
 
 impl Strategy {
     /// What `dataset_fn` makes for each worker: batched for one replica, and parted by its context. Each replica takes
     /// one element a step, in order; nothing is cut.
+    ///
+    /// Of several workers each makes this call, and calls `dataset_fn` once, with its own number as `input_pipeline_id`. A
+    /// worker whose data ends before the others' gets empty pieces until all are at the end.
     ///
     /// # Errors
     /// That of `dataset_fn`, as [`Error::Data`](crate::Error::Data); and, while iterating, those of the pipeline.
@@ -27,6 +32,7 @@ impl Strategy {
     /// ```
     #[doc(alias = "tf.distribute.Strategy.distribute_datasets_from_function")]
     #[doc(alias = "tf.distribute.Strategy.experimental_distribute_datasets_from_function")]
+    #[track_caller]
     pub fn distribute_datasets_from_function<T: Nest>(
         &self,
         dataset_fn: impl Fn(InputContext) -> Result<Dataset<T>> + Send + Sync + 'static,
@@ -42,6 +48,7 @@ impl Strategy {
     /// As there; [`Error::NotSupported`](crate::Error::NotSupported) and
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for options that the strategy cannot do or that don't
     /// go together.
+    #[track_caller]
     pub fn distribute_datasets_from_function_with<T: Nest>(
         &self,
         options: InputOptions,
@@ -51,10 +58,14 @@ impl Strategy {
         options.check(OPERATION, self, true)?;
         let per_replica = options.replication_mode == InputReplicationMode::PerReplica;
         let make = move |context| dataset_fn(context).map_err(Into::into);
-        let plan = Distribution::from_function(layout(self), per_replica, options.plan(), make)?;
-        let worker = self.extended().input_worker();
+        let worker = self.world().worker();
+        let plan = Distribution::from_function(layout(self), per_replica, options.plan(), make);
+        let plan = plan.and_then(|plan| {
+            plan.made_for(worker)?.iter().try_for_each(Dataset::check)?;
+            Ok(plan)
+        });
+        let plan = same_plan(self, OPERATION, Location::caller(), plan.map_err(Into::into))?;
         let (made, ends) = (plan.made_for(worker)?, plan.ends(worker)?);
-        made.iter().try_for_each(Dataset::check)?;
         Ok(DistributedDataset::of_function(self, plan, options, &made, ends))
     }
 }

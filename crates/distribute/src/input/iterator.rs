@@ -1,18 +1,27 @@
 //! [`DistributedIterator`]: one pass, step by step.
 
 use super::InputOptions;
+use super::agree::{decode, encode};
 use super::bring::Bring;
 use super::passes::Passes;
 use crate::context::require_outside_of_run;
 use crate::values::PerReplica;
 use crate::{Error, Result, Strategy};
+use distribute_cluster::{Fingerprint, Operation};
 use distribute_data::distribution::WorkerPass;
+use distribute_data::plan::ends::Ballot;
 use distribute_data::{Distribution, Position};
 use distribute_tensor::Nest;
+use std::panic::Location;
 
 /// A pass over a [`DistributedDataset`](super::DistributedDataset): for each step a piece for each local replica.
 ///
-/// After the end or an error it is over. Where several workers read, taking a step is a call of all of them.
+/// After the end or an error it is over.
+///
+/// Of several workers, all take the steps together: taking one is a call of all of them, which tells each whether the
+/// others have data for it. A worker whose data fails ends the pass for all: each gets [`Error::Worker`], which names it and
+/// says why. One that stops taking steps keeps the others waiting, until the strategy's timeout: leave a pass early on all
+/// workers or on none.
 #[doc(alias = "tf.distribute.DistributedIterator")]
 pub struct DistributedIterator<T> {
     pass: Pass<T>,
@@ -23,8 +32,6 @@ pub struct DistributedIterator<T> {
     position: Position,
     /// Where the next epoch begins.
     next: Position,
-    /// Whether workers have to ask each other before each step.
-    votes: bool,
     bring: Bring,
 }
 
@@ -44,15 +51,15 @@ impl<T: Nest> DistributedIterator<T> {
     ) -> DistributedIterator<T> {
         let (number, position) = passes.begin(|epoch| plan.beginning(epoch));
         let next = plan.beginning(position.epoch.saturating_add(1));
-        let worker = strategy.extended().input_worker();
+        let worker = strategy.world().worker();
         let started = plan.resume(worker, &position).map_err(Error::from);
         let started = started.and_then(|pass| Ok((pass, Bring::new(strategy, options)?)));
         let (pass, bring) = match started {
             Ok((pass, bring)) => (Pass::Running(Box::new(pass)), bring),
             Err(error) => (Pass::Broken(error), Bring::Nowhere),
         };
-        let (strategy, passes, votes) = (strategy.clone(), passes.clone(), plan.is_uneven());
-        Self { pass, strategy, passes, number, position, next, votes, bring }
+        let (strategy, passes) = (strategy.clone(), passes.clone());
+        Self { pass, strategy, passes, number, position, next, bring }
     }
 
     /// The pieces of the next step.
@@ -61,6 +68,7 @@ impl<T: Nest> DistributedIterator<T> {
     /// [`Error::OutOfRange`] at the end, [`Error::WrongContext`] inside of `run`, and those of the
     /// dataset.
     #[doc(alias = "tf.distribute.DistributedIterator.get_next")]
+    #[track_caller]
     pub fn get_next(&mut self) -> Result<PerReplica<T>> {
         const OPERATION: &str = "DistributedIterator::get_next";
         self.take(OPERATION)?.ok_or(Error::OutOfRange { operation: OPERATION })
@@ -71,6 +79,7 @@ impl<T: Nest> DistributedIterator<T> {
     /// # Errors
     /// [`Error::WrongContext`] inside of `run`, and those of the dataset.
     #[doc(alias = "tf.distribute.DistributedIterator.get_next_as_optional")]
+    #[track_caller]
     pub fn get_next_as_optional(&mut self) -> Result<Option<PerReplica<T>>> {
         self.take("DistributedIterator::get_next_as_optional")
     }
@@ -80,16 +89,22 @@ impl<T: Nest> DistributedIterator<T> {
         self.position.clone()
     }
 
+    #[track_caller]
     fn take(&mut self, operation: &'static str) -> Result<Option<PerReplica<T>>> {
         require_outside_of_run(operation, "take steps outside of run, and give their pieces to it")?;
         let _input = tracing::trace_span!("input").entered();
         // Ended until proven otherwise, so that the threads of a pass go with its last step.
-        let mut pass = match std::mem::replace(&mut self.pass, Pass::Ended) {
-            Pass::Running(pass) => pass,
-            Pass::Broken(error) => return Err(error),
+        let pass = match std::mem::replace(&mut self.pass, Pass::Ended) {
+            Pass::Running(pass) => Ok(pass),
+            Pass::Broken(error) => Err(error),
             Pass::Ended => return Ok(None),
         };
-        let Some(pieces) = self.step(operation, &mut pass)? else {
+        let prepared = pass.and_then(|mut pass| {
+            let mine = pass.prepare()?;
+            Ok((pass, mine))
+        });
+        let (mut pass, all) = self.agree(operation, prepared)?;
+        let Some(pieces) = self.finish(operation, &mut pass, all)? else {
             self.passes.ended(self.number, self.next.clone());
             return Ok(None);
         };
@@ -99,9 +114,36 @@ impl<T: Nest> DistributedIterator<T> {
         Ok(Some(pieces))
     }
 
-    fn step(&self, operation: &'static str, pass: &mut WorkerPass<T>) -> Result<Option<PerReplica<T>>> {
-        let mine = pass.prepare()?;
-        let all = if self.votes { self.strategy.extended().vote(mine)? } else { mine };
+    // ITER-4
+    /// What all workers have for the next step: their ballots added up.
+    #[track_caller]
+    fn agree(
+        &self,
+        operation: &'static str,
+        prepared: Result<(Box<WorkerPass<T>>, Ballot)>,
+    ) -> Result<(Box<WorkerPass<T>>, Ballot)> {
+        let at = Location::caller();
+        let call = || {
+            let Position { epoch, steps, origin } = &self.position;
+            let pipeline = origin.pipeline.map_or("a function".into(), |sum| format!("pipeline {sum:08x}"));
+            Fingerprint::new(Operation::NextBatch, format!("epoch {epoch}, step {steps} of {pipeline}"), at)
+        };
+        let ((pass, mine), all) =
+            self.strategy.agree(operation, call, prepared, |(_, ballot)| encode(*ballot))?;
+        if all.is_empty() {
+            return Ok((pass, mine));
+        }
+        let all = pass.count(&all.iter().map(|record| decode(record)).collect::<Vec<_>>())?;
+        Ok((pass, all))
+    }
+
+    /// The pieces that were prepared, if all together take the step.
+    fn finish(
+        &self,
+        operation: &'static str,
+        pass: &mut WorkerPass<T>,
+        all: Ballot,
+    ) -> Result<Option<PerReplica<T>>> {
         let Some(trees) = pass.finish_trees(all)? else { return Ok(None) };
         let brought = |(replica, piece)| self.bring.piece(operation, replica, piece);
         let trees = trees.into_iter().enumerate().map(brought).collect::<Result<Vec<_>>>()?;
@@ -122,6 +164,7 @@ impl<T: Nest> DistributedIterator<T> {
 impl<T: Nest> Iterator for DistributedIterator<T> {
     type Item = Result<PerReplica<T>>;
 
+    #[track_caller]
     fn next(&mut self) -> Option<Result<PerReplica<T>>> {
         self.take("DistributedIterator::next").transpose()
     }

@@ -67,6 +67,7 @@ impl Strategy {
     /// # Ok::<(), distribute::Error>(())
     /// ```
     #[doc(alias = "tf.distribute.Strategy.make_dataset_iterator")]
+    #[track_caller]
     pub fn make_dataset_iterator<T: Nest>(&self, dataset: Dataset<T>) -> Result<InputIterator<T>> {
         Ok(InputIterator::new(self.distribute_dataset(dataset)?))
     }
@@ -94,6 +95,7 @@ impl Strategy {
     /// # Ok::<(), distribute::Error>(())
     /// ```
     #[doc(alias = "tf.distribute.Strategy.make_input_fn_iterator")]
+    #[track_caller]
     pub fn make_input_fn_iterator<T: Nest + 'static, S: Into<InputSource<T>>>(
         &self,
         input_fn: impl Fn(InputContext) -> Result<S> + Send + Sync + 'static,
@@ -177,6 +179,7 @@ impl<T: Nest> InputIterator<T> {
     ///
     /// # Errors
     /// As [`DistributedIterator::get_next`].
+    #[track_caller]
     pub fn get_next(&mut self) -> Result<PerReplica<T>> {
         self.pass.get_next()
     }
@@ -185,6 +188,7 @@ impl<T: Nest> InputIterator<T> {
     ///
     /// # Errors
     /// As [`DistributedIterator::get_next_as_optional`].
+    #[track_caller]
     pub fn get_next_as_optional(&mut self) -> Result<Option<PerReplica<T>>> {
         self.pass.get_next_as_optional()
     }

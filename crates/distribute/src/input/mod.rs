@@ -3,6 +3,7 @@
 //! Who gets what is a plan of the crate `data` ([`Distribution`](crate::data::Distribution)). Here are the strategy's
 //! replicas, their devices, and where a pass stands.
 
+mod agree;
 mod bring;
 mod dataset;
 mod from_function;
@@ -24,6 +25,6 @@ use distribute_data::Layout;
 // DIST-2
 /// Who takes part in a strategy's input.
 fn layout(strategy: &Strategy) -> Layout {
-    let extended = strategy.extended();
-    Layout { workers: extended.input_workers(), replicas: extended.local_replicas() }
+    let world = strategy.world();
+    Layout { workers: world.workers(), replicas: world.replicas() }
 }

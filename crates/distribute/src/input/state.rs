@@ -2,7 +2,7 @@
 
 use super::DistributedDataset;
 use crate::checkpoint::{Checkpointed, Reader, Restore, Writer};
-use crate::{Error, Result};
+use crate::{Error, Result, Strategy};
 use distribute_data::Position;
 use distribute_tensor::Nest;
 
@@ -25,6 +25,10 @@ impl<T: Nest> Checkpointed for DistributedDataset<T> {
             .map_err(|error| wrong(format!("has no position in {:?}: {error}", metadata_key(prefix))))?;
         self.check_position(&position)?;
         Ok(Box::new(move || self.resume(position)))
+    }
+
+    fn strategy(&self) -> Option<&Strategy> {
+        Some(&self.strategy)
     }
 }
 

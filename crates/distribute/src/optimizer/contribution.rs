@@ -1,13 +1,15 @@
 //! What one replica brings to a step.
 
 use super::Trained;
-use super::gradients::{Gradient, Weighting};
+use super::Weighting;
+use super::gradients::Gradient;
 use super::losses::Losses;
 use super::pass;
+use super::tally::{Kind, Tally};
 use super::transform::Transform;
 use crate::deposit::{Bucket, Deposit, Rows};
 use crate::number::{Any, Elements, Number};
-use crate::{Error, HostTensor, IndexedSlices, ReduceOp, Result};
+use crate::{HostTensor, IndexedSlices, Result};
 use candle_core::{DType, Device, Tensor, Var};
 use distribute_optim::merge_rows;
 use std::sync::Arc;
@@ -15,18 +17,9 @@ use std::sync::Arc;
 /// What one replica brings to a step.
 #[derive(Debug)]
 pub(super) struct Contribution {
-    pub(super) weighting: Weighting,
-    /// The losses of all examples, added up.
-    pub(super) loss: f64,
-    pub(super) dtype: DType,
+    pub(super) tally: Tally,
     /// For each variable its gradient, none where the loss doesn't depend on it.
     pub(super) gradients: Vec<Option<Ready>>,
-    /// The rows of this replica's piece of the batch, where it is known.
-    pub(super) rows: Option<usize>,
-    /// Whether loss and gradients are finite, as far as somebody asks for that.
-    pub(super) finite: bool,
-    /// What a schedule gave on replica 0, after how many finished steps.
-    pub(super) scheduled: Option<(u64, Result<f64, Arc<Error>>)>,
 }
 
 /// A gradient as the pass takes it.
@@ -44,48 +37,34 @@ impl Contribution {
     pub(super) fn new(trained: &Trained, mine: Losses, before_reduce: &[Transform]) -> Result<Self> {
         let Losses { gradients, bucket, weighting, loss, dtype } = mine;
         let gradients = gradients.of_optimizer(trained)?;
-        let mut made = Self {
+        let mut tally = Tally {
             weighting,
             loss,
             dtype,
-            gradients: vec![None; gradients.len()],
             rows: None,
             finite: loss.is_finite(),
-            scheduled: None,
+            rate: None,
+            kinds: vec![Kind::Nothing; gradients.len()],
         };
         // INV-9: of no examples they have no weight, not even if they are NaN. Added up over none, they are the others':
         // their losses depend on this replica, through collectives.
         if weighting == Weighting::MeanOver(0) {
-            return Ok(made);
+            return Ok(Self { tally, gradients: vec![None; gradients.len()] });
         }
-        made.gradients = Ready::all(trained, gradients, bucket)?;
+        let mut gradients = Ready::all(trained, gradients, bucket)?;
         if !before_reduce.is_empty() && weighting != Weighting::SumOver(0) {
             // What users clip is the gradient of the mean, whose size does not grow with the piece of the batch.
             let weight = match weighting {
                 Weighting::SumOver(examples) => {
-                    made.weighting = Weighting::MeanOver(examples);
+                    tally.weighting = Weighting::MeanOver(examples);
                     1. / examples as f64
                 }
                 _ => 1.,
             };
-            made.gradients = pass::transformed(before_reduce, trained, weight, &made.gradients)?;
+            gradients = pass::transformed(before_reduce, trained, weight, &gradients)?;
         }
-        Ok(made)
-    }
-
-    /// What these gradients weigh among those of all replicas.
-    pub(super) fn weight(&self, examples: f64, replicas: usize) -> f64 {
-        match self.weighting {
-            Weighting::MeanOver(mine) => mine as f64 / examples,
-            Weighting::SumOver(_) => 1. / examples,
-            Weighting::Replicas(ReduceOp::Sum) => 1.,
-            Weighting::Replicas(ReduceOp::Mean) => 1. / replicas as f64,
-        }
-    }
-
-    /// The examples of all replicas.
-    pub(super) fn examples(all: &[Arc<Self>]) -> f64 {
-        all.iter().filter_map(|contribution| contribution.weighting.examples()).map(|n| n as f64).sum()
+        tally.kinds = gradients.iter().map(Kind::of).collect();
+        Ok(Self { tally, gradients })
     }
 }
 

@@ -5,6 +5,7 @@ use super::contribution::{Contribution, Ready};
 use crate::Result;
 use crate::number::{Any, Number, with_elements};
 use candle_core::{DType, Tensor, Var};
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -83,6 +84,7 @@ pub(super) fn all_finite(trained: &Trained, gradients: &[Option<Ready>]) -> Resu
 }
 
 /// Who had a number that is not finite, and what is known of it.
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Report {
     pub(super) replica: usize,
     /// The first by name of those whose gradient has one.
@@ -97,8 +99,9 @@ pub(super) fn report(
     step: u64,
     number: u64,
 ) -> Result<Option<Report>> {
-    for (local, contribution) in all.iter().enumerate() {
-        let loss = (!contribution.loss.is_finite()).then_some(contribution.loss);
+    for (replica, contribution) in trained.strategy.world().local_replicas().zip(all) {
+        let loss = contribution.tally.loss;
+        let loss = (!loss.is_finite()).then_some(loss);
         let mut found = Vec::new();
         for ((name, variable), ready) in trained.variables.iter().zip(&contribution.gradients) {
             if let Some(ready) = ready
@@ -110,7 +113,6 @@ pub(super) fn report(
         if loss.is_none() && found.is_empty() {
             continue;
         }
-        let replica = trained.strategy.extended().first_replica_id() + local;
         let loss = loss.map(|loss| format!("the loss is {loss}"));
         let gradients = found.first().map(|(name, at, value)| {
             format!(

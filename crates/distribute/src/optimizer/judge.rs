@@ -1,10 +1,13 @@
 //! What is decided of a step where all replicas have met, for all of them: whether it is made, by what numbers, and what is
 //! to be said of it.
 
+use super::brought::Brought;
 use super::contribution::{Contribution, Ready};
 use super::finite::{self, NotFinite};
 use super::missing::{self, MissingGradients};
 use super::progress::busy;
+use super::tally::{Kind, Tally};
+use super::together::Together;
 use super::{Optimizer, examples};
 use crate::{Error, ReplicaContext, Result};
 use candle_core::DType;
@@ -35,8 +38,12 @@ pub(super) enum Verdict {
 
 impl Judged {
     /// The gradients of each replica, and what they weigh.
-    pub(super) fn weighted<'c>(&self, all: &'c [Arc<Contribution>]) -> Vec<(f64, &'c [Option<Ready>])> {
-        all.iter().map(|c| (c.weight(self.examples, all.len()), c.gradients.as_slice())).collect()
+    pub(super) fn weighted<'c>(
+        &self,
+        mine: &'c [Arc<Contribution>],
+        replicas: usize,
+    ) -> Vec<(f64, &'c [Option<Ready>])> {
+        mine.iter().map(|c| (c.tally.weight(self.examples, replicas), c.gradients.as_slice())).collect()
     }
 }
 
@@ -44,7 +51,7 @@ impl Judged {
 pub(super) struct Call {
     pub(super) operation: &'static str,
     /// The number of the `run`.
-    step: u64,
+    pub(super) step: u64,
     /// What is to be said on replica 0.
     warnings: Vec<String>,
 }
@@ -73,16 +80,22 @@ pub(super) struct Seen {
 
 impl<R: Rule> Optimizer<R> {
     /// On replica 0, for all.
-    pub(super) fn judge(&self, call: &mut Call, all: &[Arc<Contribution>]) -> Result<Judged> {
+    pub(super) fn judge(
+        &self,
+        call: &mut Call,
+        together: &Together<'_>,
+        brought: &Brought,
+    ) -> Result<Judged> {
+        let all = &*brought.tallies();
         let operation = call.operation;
-        let examples = Contribution::examples(all);
+        let examples = Tally::examples(all);
         let Some(first) = all.iter().find(|c| c.weighting.examples() != Some(0)) else {
             return Err(Error::invalid(
                 operation,
                 "no replica has an example; a global batch has at least one",
             ));
         };
-        if all.iter().all(|c| c.gradients.iter().all(Option::is_none)) {
+        if all.iter().all(|c| c.kinds.iter().all(|kind| *kind == Kind::Nothing)) {
             return Err(Error::invalid(
                 operation,
                 "no replica has a gradient for any of this optimizer's variables; compute the loss with the model whose \
@@ -102,30 +115,47 @@ impl<R: Rule> Optimizer<R> {
                 self.seen.not_finite.end();
                 Verdict::Make
             }
-            false => self.not_finite(call, finished, all)?,
+            false => {
+                let (step, number) = (call.step, finished + 1);
+                self.not_finite(call, || brought.not_finite(together.calling(), &self.trained, step, number))?
+            }
         };
         let loss = all.iter().map(|c| c.loss).sum::<f64>() / examples;
         Ok(Judged { verdict, loss, dtype: first.dtype, examples, finished, learning_rate })
     }
 
     /// How many steps come before this one, and its learning rate.
-    fn rate_of(&self, operation: &'static str, all: &[Arc<Contribution>]) -> Result<(u64, f64)> {
+    fn rate_of(&self, operation: &'static str, all: &[&Tally]) -> Result<(u64, f64)> {
         let finished = self.finished_steps();
-        match all.iter().find_map(|c| c.scheduled.as_ref()) {
+        let workers: Vec<_> = all.iter().filter_map(|tally| tally.rate.as_ref()).collect();
+        let Some((then, rate)) = workers.first() else {
+            return Ok((finished, self.rate.of_step(finished, operation)?));
+        };
+        if workers.iter().any(|(others, _)| others != then) {
+            let steps: Vec<_> = workers.iter().map(|(finished, _)| finished.to_string()).collect();
+            let reason = format!(
+                "the workers have made different numbers of steps with this optimizer ({}, by worker): start them all from \
+                 the beginning, or restore the same checkpoint on all",
+                steps.join(", ")
+            );
+            return Err(Error::invalid(operation, reason));
+        }
+        match rate {
             None => Ok((finished, self.rate.of_step(finished, operation)?)),
-            Some((_, Err(error))) => Err(Error::Shared(error.clone())),
+            Some(Err(error)) => Err(Error::Shared(error.clone())),
             // Beside this one another was made.
-            Some((then, Ok(_))) if *then != finished => Err(busy(operation)),
-            Some((_, Ok(learning_rate))) => Ok((finished, *learning_rate)),
+            Some(Ok(_)) if *then != finished => Err(busy(operation)),
+            Some(Ok(learning_rate)) => Ok((finished, *learning_rate)),
         }
     }
 
     /// In the first step, tells of variables that have no gradient on any replica.
-    fn look_for_gradients(&self, call: &mut Call, all: &[Arc<Contribution>]) -> Result<()> {
+    fn look_for_gradients(&self, call: &mut Call, all: &[&Tally]) -> Result<()> {
         if self.missing_gradients != MissingGradients::Quiet {
             let names = self.variable_names().enumerate();
-            let with: Vec<_> =
-                names.map(|(index, name)| (name, all.iter().any(|c| c.gradients[index].is_some()))).collect();
+            let with: Vec<_> = names
+                .map(|(index, name)| (name, all.iter().any(|c| c.kinds[index] != Kind::Nothing)))
+                .collect();
             match (missing::report(&with), self.missing_gradients) {
                 (None, _) => {}
                 (Some(missing::Report { missing, text }), MissingGradients::Error) => {
@@ -140,12 +170,15 @@ impl<R: Rule> Optimizer<R> {
     }
 
     /// What becomes of a step that is not finite, as far as that was looked at.
-    fn not_finite(&self, call: &mut Call, finished: u64, all: &[Arc<Contribution>]) -> Result<Verdict> {
+    fn not_finite(
+        &self,
+        call: &mut Call,
+        report: impl FnOnce() -> Result<Option<finite::Report>>,
+    ) -> Result<Verdict> {
         let (operation, step) = (call.operation, call.step);
         if self.not_finite == NotFinite::Ignore {
             return Ok(Verdict::Make);
         }
-        let report = || finite::report(&self.trained, all, step, finished + 1);
         if self.not_finite == NotFinite::Error {
             return match report()? {
                 None => Ok(Verdict::Make),

@@ -23,7 +23,7 @@ impl Losses {
     pub(super) fn new<R>(optimizer: &Optimizer<R>, ctx: &ReplicaContext) -> Self {
         Self {
             gradients: Gradients::new(optimizer),
-            bucket: Some(optimizer.trained.buckets.take(ctx.replica_id_in_sync_group())),
+            bucket: Some(optimizer.trained.buckets.take(ctx.local_replica())),
             weighting: Weighting::SumOver(0),
             loss: 0.,
             dtype: DType::F32,

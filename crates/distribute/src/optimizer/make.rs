@@ -1,16 +1,20 @@
 //! How a step is made, once each replica has its gradients.
 
+use super::brought::{self, Brought, Summands};
 use super::contribution::{Contribution, Ready};
 use super::judge::{Call, Judged, Verdict};
 use super::losses::Losses;
+use super::pass::{self, Workers};
 use super::progress::Change;
 use super::rate::Rate;
 use super::together::Together;
-use super::{Optimizer, Transform, Weighting, finite, own_rule, pass};
-use crate::context::{Mode, enter};
+use super::{Optimizer, Transform, Weighting, finite, own_rule};
+use crate::context::{Mode, enter, failure};
 use crate::{Error, ReplicaContext, Result};
 use candle_core::Tensor;
 use distribute_cluster::{Fingerprint, Operation};
+use distribute_collective::group::Calling;
+use distribute_collective::threads::Member;
 use distribute_optim::Rule;
 use std::panic::Location;
 use std::sync::Arc;
@@ -27,49 +31,54 @@ impl<R: Rule> Optimizer<R> {
         let _update = tracing::trace_span!("update").entered();
         let weighting = mine.weighting;
         let mut mine = Contribution::new(&self.trained, mine, &self.before_reduce)?;
-        mine.rows = ctx.rows().map(|rows| rows.len());
-        if self.not_finite.looks_at_gradients() && mine.finite {
-            mine.finite = finite::all_finite(&self.trained, &mine.gradients)?;
+        mine.tally.rows = ctx.rows().map(|rows| rows.len());
+        if self.not_finite.looks_at_gradients() && mine.tally.finite {
+            mine.tally.finite = finite::all_finite(&self.trained, &mine.gradients)?;
         }
         let member = ctx.member();
-        if let Rate::Schedule(_) = self.rate
-            && member.is_none_or(|member| member.rank() == 0)
-        {
-            // Before replicas meet: one that hangs is late, and holds nobody beyond the deadline.
-            mine.scheduled = Some(self.scheduled(operation));
+        if member.rank() == 0 {
+            // Before replicas meet: a schedule that hangs is late, and holds nobody beyond the deadline.
+            mine.tally.rate = self.of_this_step(operation, member);
         }
         let mut call = Call::new(ctx, operation);
-        let made = match member {
-            None => self.update(&mut call, &Together::Alone, vec![Arc::new(mine)]),
-            Some(member) => {
-                let detail = match weighting {
-                    Weighting::Replicas(op) => format!("{} {} {op}", self.rule.name(), self.id),
-                    _ => format!("{} {}", self.rule.name(), self.id),
-                };
-                let print = Fingerprint::new(Operation::Minimize, detail, at);
-                let all = member.exchange(print.clone(), mine)?;
-                self.update(&mut call, &Together::Members(member, &print), all)
-            }
+        let detail = match weighting {
+            Weighting::Replicas(op) => format!("{} {} {op}", self.rule.name(), self.number),
+            _ => format!("{} {}", self.rule.name(), self.number),
         };
+        let print = Fingerprint::new(Operation::Minimize, detail, at);
+        let variables = self.trained.variables.len();
+        let (mine, all) = member
+            .together(print.clone(), mine, |all: &[Arc<Contribution>], calling| {
+                brought::tallies(calling, all, variables)
+            })
+            .map_err(failure(operation))?;
+        let together = Together { member, call: &print };
+        let made = self.update(&mut call, &together, Brought { mine, all });
         call.tell();
         let Judged { loss, dtype, .. } = made?;
         Ok(Tensor::new(loss, &candle_core::Device::Cpu)?.to_dtype(dtype)?)
     }
 
-    /// What a schedule says on replica 0, once for all replicas: a collective has nobody to meet there.
-    fn scheduled(&self, operation: &'static str) -> (u64, Result<f64, Arc<Error>>) {
+    /// How many steps come before this one, where that is to be compared, and the learning rate that a schedule gives after
+    /// them.
+    #[allow(clippy::type_complexity)]
+    fn of_this_step(
+        &self,
+        operation: &'static str,
+        member: &Member,
+    ) -> Option<(u64, Option<Result<f64, Arc<Error>>>)> {
         let finished = self.finished_steps();
-        let _once = enter(Mode::CrossReplica(self.trained.strategy.clone()));
-        (finished, self.rate.of_step(finished, operation).map_err(Arc::new))
+        match &self.rate {
+            Rate::Set(_) => member.session().map(|_| (finished, None)),
+            Rate::Schedule(_) => {
+                let _once = enter(Mode::CrossReplica(self.trained.strategy.clone()));
+                Some((finished, Some(self.rate.of_step(finished, operation).map_err(Arc::new))))
+            }
+        }
     }
 
     /// The step, once all replicas have met.
-    fn update(
-        &self,
-        call: &mut Call,
-        together: &Together<'_>,
-        all: Vec<Arc<Contribution>>,
-    ) -> Result<Judged> {
+    fn update(&self, call: &mut Call, together: &Together<'_>, brought: Brought) -> Result<Judged> {
         let only_computes = self.rule.only_computes() && self.groups.only_compute();
         let closures = self
             .after_reduce
@@ -79,12 +88,12 @@ impl<R: Rule> Optimizer<R> {
         if only_computes && closures == 0 {
             // What is run is all our own: one pass.
             return together.lead(move |workers| {
-                let judged = self.judge(call, &all)?;
+                let judged = self.judge(call, together, &brought)?;
                 if judged.verdict == Verdict::Make {
-                    let change = self.progress.change(call.operation)?;
+                    let (change, all) = self.begin(call, together, &brought, &judged, workers)?;
                     let mut slots = change.slots();
                     let rules = self.groups.rules(&self.rule, judged.finished, judged.learning_rate);
-                    let all = judged.weighted(&all);
+                    let all = all.weighted();
                     pass::run(&rules, &self.after_reduce, &self.trained, &mut slots, &all, workers)?;
                     change.set_finished(judged.finished + 1);
                 }
@@ -97,7 +106,26 @@ impl<R: Rule> Optimizer<R> {
             // The rule sees whole gradients, too.
             parts.push(rest);
         }
-        self.update_in_parts(call, together, all, &parts, rest)
+        self.update_in_parts(call, together, brought, &parts, rest)
+    }
+
+    /// The right to make a step, and what is added up in it.
+    fn begin<'a, 'b>(
+        &'a self,
+        call: &Call,
+        together: &Together<'_>,
+        brought: &'b Brought,
+        judged: &Judged,
+        workers: &Workers<'_>,
+    ) -> Result<(Change<'a>, Summands<'b>)> {
+        let calling = together.calling();
+        match self.progress.change(call.operation) {
+            Ok(change) => Ok((change, brought.summands(calling, &self.trained, judged, workers)?)),
+            Err(error) => {
+                calling.into_iter().for_each(Calling::give_up);
+                Err(error)
+            }
+        }
     }
 
     /// The step where it calls code of users, a part after the other, so that nobody waits for that beyond the deadline.
@@ -107,7 +135,7 @@ impl<R: Rule> Optimizer<R> {
         &self,
         call: &mut Call,
         together: &Together<'_>,
-        all: Vec<Arc<Contribution>>,
+        brought: Brought,
         parts: &[&[Transform]],
         rest: &[Transform],
     ) -> Result<Judged> {
@@ -118,11 +146,12 @@ impl<R: Rule> Optimizer<R> {
         };
         let right = &mut change;
         let (judged, mut gradients) = together.lead(move |workers| {
-            let judged = self.judge(call, &all)?;
+            let judged = self.judge(call, together, &brought)?;
             let mut made = Vec::new();
             if judged.verdict == Verdict::Make {
-                *right = Some(self.progress.change(call.operation)?);
-                made = pass::reduced(first, &self.trained, &judged.weighted(&all), workers)?;
+                let (change, all) = self.begin(call, together, &brought, &judged, workers)?;
+                *right = Some(change);
+                made = pass::reduced(first, &self.trained, &all.weighted(), workers)?;
             }
             Ok((judged, Arc::new(made)))
         })?;

@@ -16,6 +16,7 @@
 //! that it owns (`pass.rs`). Where that calls code of users, a closure or a rule of their own, it is done in parts
 //! (`together.rs`, `own_rule.rs`), so that nobody waits for such code beyond the deadline.
 
+mod brought;
 mod collect;
 mod contribution;
 mod examples;
@@ -39,6 +40,7 @@ mod state;
 mod step;
 mod stretch;
 mod summed;
+mod tally;
 mod together;
 mod transform;
 mod update;
@@ -60,7 +62,7 @@ use progress::Progress;
 use rate::Rate;
 use slots::Slots;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 
 /// The update rules behind the optimizers, with their hyper-parameters, and what it takes to apply one to a table of
 /// one's own: dense ([`RuleExt::update`](rules::RuleExt::update)) or by row, from
@@ -113,7 +115,8 @@ pub type Ftrl = Optimizer<rules::Ftrl>;
 pub struct Optimizer<R> {
     rule: R,
     groups: Groups<R>,
-    id: u64,
+    /// Which of its strategy's optimizers this is, from 1: the same on all workers.
+    number: u64,
     trained: Arc<Trained>,
     rate: Rate,
     before_reduce: Vec<Transform>,
@@ -159,7 +162,6 @@ impl<R: Rule> Optimizer<R> {
     /// nor f64, not on the CPU, or where there is none; [`Error::WrongContext`] inside of `run`, where each replica would
     /// make an optimizer of its own.
     pub fn with_rule(rule: R, variables: &Variables, learning_rate: f64) -> Result<Self> {
-        static IDS: AtomicU64 = AtomicU64::new(1);
         require_outside_of_run(
             "Optimizer::new",
             "create it outside of run, beside the model, and use it inside: all replicas share one optimizer",
@@ -188,7 +190,7 @@ impl<R: Rule> Optimizer<R> {
         Ok(Self {
             rule,
             groups: Groups::new(variables.len()),
-            id: IDS.fetch_add(1, Ordering::Relaxed),
+            number: strategy.next_optimizer(),
             trained: Arc::new(Trained::new(strategy, variables, Vec::new())),
             rate: Rate::Set(AtomicU64::new(learning_rate.to_bits())),
             before_reduce: Vec::new(),
@@ -271,16 +273,12 @@ impl<R: Rule> Optimizer<R> {
 }
 
 #[cfg(test)]
-#[path = "../../tests/support/watched.rs"]
-mod watched;
-
-#[cfg(test)]
 mod tests {
-    use super::watched::watched;
     use crate::nn::{Linear, linear};
     use crate::{MirroredStrategy, ReplicaContext, Sgd};
     use candle_core::{DType, Device, Module, Tensor};
     use candle_nn::VarBuilder;
+    use distribute_testing::watched;
 
     #[test]
     fn all_steps_take_one_bucket_for_each_replica() {

@@ -3,7 +3,7 @@
 use super::slots::Slots;
 use super::{Optimizer, rate};
 use crate::checkpoint::{Checkpointed, Reader, Restore, Writer, read_as, require_names};
-use crate::{Error, Result};
+use crate::{Error, Result, Strategy};
 use candle_core::Var;
 use distribute_optim::Rule;
 use distribute_tensor::{DType, HostTensor};
@@ -29,6 +29,10 @@ impl<R: Rule> Checkpointed for Optimizer<R> {
         });
         writer.metadata(metadata_key(prefix), state);
         Ok(())
+    }
+
+    fn strategy(&self) -> Option<&Strategy> {
+        Some(&self.trained.strategy)
     }
 
     fn restore<'a>(&'a self, prefix: &str, from: &Reader) -> Result<Restore<'a>> {

@@ -40,9 +40,9 @@ impl<R: Rule> Optimizer<R> {
         require_rows(ctx, "minimize", n)?;
         let mut sum = Losses::new(self, ctx);
         // A replica that is alone has the same bits as without a strategy; others may be in each other's graphs.
-        let weighting = match ctx.member() {
-            Some(_) => Weighting::SumOver(n),
-            None => Weighting::MeanOver(n),
+        let weighting = match ctx.num_replicas_in_sync() {
+            1 => Weighting::MeanOver(n),
+            _ => Weighting::SumOver(n),
         };
         sum.add(self, ctx, loss, weighting, at)?;
         sum.weighting = weighting;

@@ -2,7 +2,8 @@
 
 use super::{CommunicationOptions, CrossDeviceOps, DeviceName, StrategyExtended, VariablePlacement};
 use crate::{Error, Result};
-use distribute_data::Layout;
+use distribute_cluster::World;
+use distribute_collective::group::Group;
 use std::time::Duration;
 
 /// Refuses a strategy whose methods contradict each other, and names those that do.
@@ -10,11 +11,7 @@ pub(super) fn check(extended: &dyn StrategyExtended) -> Result<()> {
     let claims = Claims {
         devices: extended.worker_devices(),
         placement: extended.variable_placement(),
-        local_replicas: extended.local_replicas(),
-        in_sync: extended.num_replicas_in_sync(),
-        first_id: extended.first_replica_id(),
-        workers: extended.input_workers(),
-        worker: extended.input_worker(),
+        world: extended.group().map(Group::world),
         timeout: extended.timeout(),
         options: extended.communication_options(),
     };
@@ -29,48 +26,35 @@ pub(super) fn check(extended: &dyn StrategyExtended) -> Result<()> {
 struct Claims<'a> {
     devices: &'a [DeviceName],
     placement: VariablePlacement,
-    local_replicas: usize,
-    in_sync: usize,
-    first_id: usize,
-    workers: usize,
-    worker: usize,
+    world: Option<World>,
     timeout: Duration,
     options: CommunicationOptions,
 }
 
 impl Claims<'_> {
     fn contradiction(&self) -> Option<String> {
-        let Self { devices, placement, local_replicas, in_sync, first_id, workers, worker, timeout, options } =
-            self;
-        let layout = Layout { workers: *workers, replicas: *local_replicas };
-        let first_of_worker = worker.saturating_mul(*local_replicas);
+        let Self { devices, placement, world, timeout, options } = self;
         let twice = devices.iter().enumerate().find(|(i, device)| devices[..*i].contains(device));
+        let other = world.filter(|world| world.replicas() != devices.len());
+        let in_sync = world.map_or(devices.len(), |world| world.num_replicas_in_sync());
         Some(if devices.is_empty() {
             "has no replica: its worker_devices are empty".into()
         } else if let Some((_, device)) = twice {
             format!("names {device} twice in worker_devices; a device holds one replica")
-        } else if *local_replicas != devices.len() {
+        } else if let Some(world) = other {
             format!(
-                "has {local_replicas} local_replicas on {} worker_devices; each replica has a device of its own",
+                "has {} worker_devices, and its group is {world}; each replica has a device of its own",
                 devices.len()
             )
-        } else if worker >= workers {
-            format!("is input_worker {worker} of {workers} input_workers; they are numbered from 0")
-        } else if layout.total() != *in_sync {
-            format!(
-                "has {in_sync} num_replicas_in_sync, but input_workers and local_replicas are {layout}: every worker \
-                 has the same number of replicas"
-            )
-        } else if *first_id != first_of_worker {
-            format!(
-                "begins with first_replica_id {first_id}, but input_worker {worker} with {local_replicas} \
-                 local_replicas begins with {first_of_worker}: ids are given in the order of workers"
-            )
-        } else if *placement == VariablePlacement::Ordinary && *in_sync > 1 {
+        } else if *placement == VariablePlacement::Ordinary && in_sync > 1 {
             format!(
                 "has {in_sync} replicas and variable_placement Ordinary, under which nothing keeps their writes in \
                  step; use Mirrored or Central"
             )
+        } else if matches!(placement, VariablePlacement::Central(_))
+            && world.is_some_and(|w| w.is_multi_worker())
+        {
+            "keeps variables on one device of each of several workers, which nothing keeps in step; use Mirrored".into()
         } else if timeout.is_zero() {
             "has a timeout of zero, before which no other replica can come; use Duration::MAX for none".into()
         } else if let Some(fault) = options.fault() {
@@ -97,20 +81,20 @@ mod tests {
         Claims {
             devices: TWO,
             placement: VariablePlacement::Mirrored,
-            local_replicas: 2,
-            in_sync: 2,
-            first_id: 0,
-            workers: 1,
-            worker: 0,
+            world: None,
             timeout: Duration::from_secs(1),
             options: CommunicationOptions::default(),
         }
     }
 
+    fn of(workers: usize, replicas: usize) -> Option<World> {
+        Some(World::new(workers, 0, replicas).unwrap())
+    }
+
     #[test]
     fn what_agrees_is_taken() {
-        let second_of_three = Claims { in_sync: 6, first_id: 2, workers: 3, worker: 1, ..two() };
-        let one = Claims { devices: &TWO[1..], local_replicas: 1, in_sync: 1, ..two() };
+        let second_of_three = Claims { world: Some(World::new(3, 1, 2).unwrap()), ..two() };
+        let one = Claims { devices: &TWO[1..], ..two() };
         let ordinary = Claims { placement: VariablePlacement::Ordinary, ..one.clone() };
         let second = CommunicationOptions { timeout: Some(Duration::from_secs(1)), ..Default::default() };
         let same = Claims { options: second, ..two() };
@@ -126,16 +110,18 @@ mod tests {
         let implementation = |implementation| CommunicationOptions { implementation, ..options };
         let within =
             |seconds| CommunicationOptions { timeout: Some(Duration::from_secs(seconds)), ..options };
-        let cases: [(Claims, &[&str]); 14] = [
+        let central = VariablePlacement::Central(DeviceName::cpu(0));
+        let one = Claims { devices: &TWO[1..], ..two() };
+        let cases: [(Claims, &[&str]); 11] = [
             (Claims { devices: &[], ..two() }, &["no replica", "worker_devices are empty"]),
             (Claims { devices: SAME, ..two() }, &["CPU:1 twice", "worker_devices"]),
-            (Claims { local_replicas: 3, in_sync: 3, ..two() }, &["3 local_replicas on 2 worker_devices"]),
-            (Claims { first_id: 9, ..two() }, &["first_replica_id 9", "begins with 0"]),
-            (Claims { in_sync: 3, ..two() }, &["3 num_replicas_in_sync", "1 worker of 2 replicas"]),
-            (Claims { worker: 1, ..two() }, &["input_worker 1 of 1 input_workers"]),
-            (Claims { workers: 0, ..two() }, &["input_worker 0 of 0"]),
-            (Claims { workers: usize::MAX, ..two() }, &["2 num_replicas_in_sync"]),
+            (Claims { world: of(2, 3), ..two() }, &["2 worker_devices", "worker 0 of 2, 3 replicas each"]),
             (Claims { placement: VariablePlacement::Ordinary, ..two() }, &["Ordinary", "2 replicas"]),
+            (
+                Claims { placement: VariablePlacement::Ordinary, world: of(3, 1), ..one },
+                &["Ordinary", "3 replicas"],
+            ),
+            (Claims { placement: central, world: of(2, 2), ..two() }, &["one device of each", "Mirrored"]),
             (Claims { timeout: Duration::ZERO, ..two() }, &["timeout of zero"]),
             // CO-3: as where a MirroredStrategy is asked for it.
             (Claims { options: implementation(Ring), ..two() }, &["communication_options", "RING", "AUTO"]),

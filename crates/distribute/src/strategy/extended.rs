@@ -4,9 +4,10 @@ use super::threads::unpinned;
 use super::{CommunicationOptions, CrossDeviceOps, DeviceName, Strategy, Threads};
 use crate::{Error, ReplicaContext, Result};
 use distribute_cluster::deadline::DEFAULT_TIMEOUT;
-use distribute_collective::threads::Teams;
-use distribute_data::plan::ends::Ballot;
+use distribute_collective::group::{Group, Session};
+use distribute_collective::threads::{Member, Teams};
 use std::fmt::Debug;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -72,51 +73,17 @@ pub trait StrategyExtended: Debug + Send + Sync + 'static {
         }
     }
 
-    /// How many replicas this process has.
-    fn local_replicas(&self) -> usize {
-        self.worker_devices().len()
-    }
-
-    /// How many replicas are in sync, those of all processes together.
-    fn num_replicas_in_sync(&self) -> usize {
-        self.local_replicas()
-    }
-
-    /// The global id of this process's first replica.
-    fn first_replica_id(&self) -> usize {
-        0
-    }
-
-    /// How many processes read input, each for as many replicas.
-    fn input_workers(&self) -> usize {
-        1
-    }
-
-    /// Which of them this process is, from 0 on.
-    fn input_worker(&self) -> usize {
-        0
+    /// The workers that train together, and how they reach each other. None: this process trains alone.
+    ///
+    /// Each has as many replicas as this one has devices.
+    fn group(&self) -> Option<&Group> {
+        None
     }
 
     /// Whether each replica of this process can have an input pipeline of its own
     /// ([`InputReplicationMode::PerReplica`](crate::InputReplicationMode::PerReplica)).
     fn per_replica_input(&self) -> bool {
-        self.variable_placement() == VariablePlacement::Mirrored && self.input_workers() == 1
-    }
-
-    /// What all input workers have for the next step, out of what this one has: they add their ballots up. Called before
-    /// each step where there are several and their data can end at different steps. It is a collective: a
-    /// worker whose own data fails does not come to it, which the others learn by their deadline.
-    ///
-    /// # Errors
-    /// [`Error::NotSupported`], unless the strategy's author writes it: no worker may take a step that others don't.
-    fn vote(&self, mine: Ballot) -> Result<Ballot> {
-        let _ = mine;
-        Err(Error::NotSupported {
-            operation: "reading a distributed dataset",
-            strategy: self.kind(),
-            what: "workers whose data can end at different steps",
-            advice: "use AutoShardPolicy::Data, or implement StrategyExtended::vote",
-        })
+        self.variable_placement() == VariablePlacement::Mirrored && self.group().is_none()
     }
 
     /// How the replicas' collectives communicate, where a call doesn't say otherwise.
@@ -146,19 +113,6 @@ pub trait StrategyExtended: Debug + Send + Sync + 'static {
         false
     }
 
-    /// Whether this process writes checkpoints. True where there is one process; of several, one writes for all.
-    #[doc(alias = "tf.distribute.StrategyExtended.should_checkpoint")]
-    fn should_checkpoint(&self) -> bool {
-        true
-    }
-
-    /// Whether this process writes logs and figures of the training. True where there is one process; of several, one
-    /// writes for all.
-    #[doc(alias = "tf.distribute.StrategyExtended.should_save_summary")]
-    fn should_save_summary(&self) -> bool {
-        true
-    }
-
     /// Runs a step on every local replica, all at once: returns when all are done.
     ///
     /// # Errors
@@ -185,6 +139,8 @@ pub enum VariablePlacement {
 pub struct Replicas<'a> {
     strategy: &'a Strategy,
     step: u64,
+    /// The same step on the other workers, where there are any.
+    session: Option<Arc<Session>>,
     body: &'a (dyn Fn(ReplicaContext) -> bool + Sync),
     /// Whether they have run.
     ran: AtomicBool,
@@ -195,9 +151,10 @@ impl<'a> Replicas<'a> {
     pub(super) fn new(
         strategy: &'a Strategy,
         step: u64,
+        session: Option<Arc<Session>>,
         body: &'a (dyn Fn(ReplicaContext) -> bool + Sync),
     ) -> Self {
-        Self { strategy, step, body, ran: AtomicBool::new(false) }
+        Self { strategy, step, session, body, ran: AtomicBool::new(false) }
     }
 
     /// The number of this step on its strategy, from 1.
@@ -207,7 +164,7 @@ impl<'a> Replicas<'a> {
 
     /// How many replicas there are to run.
     pub fn count(&self) -> usize {
-        self.strategy.extended().local_replicas()
+        self.strategy.world().replicas()
     }
 
     /// Runs every replica on a thread of its own. Returns when all have returned.
@@ -228,16 +185,15 @@ impl<'a> Replicas<'a> {
         }
         let replicas = self.count();
         let extended = self.strategy.extended();
-        let body =
-            |local, member| (self.body)(ReplicaContext::new(self.strategy.clone(), local, self.step, member));
+        let body = |member| (self.body)(ReplicaContext::new(self.strategy.clone(), member));
         let teams = extended.threads().map_or(Teams::shared(), Threads::teams);
         let _unpinned = unpinned();
-        let done = match replicas {
-            1 => teams.alone(|| {
-                body(0, None);
+        let done = match (replicas, &self.session) {
+            (1, None) => teams.alone(|| {
+                body(Member::alone(self.step));
             }),
-            _ => teams.borrow(replicas, |team| {
-                team.run(self.step, extended.timeout(), &|member| body(member.rank(), Some(member)));
+            (_, session) => teams.borrow(replicas, |team| {
+                team.run_among(self.step, extended.timeout(), session.clone(), &body);
             }),
         };
         done.map_err(|source| Error::Io { operation: format!("starting {replicas} replica threads"), source })

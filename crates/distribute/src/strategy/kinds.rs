@@ -65,6 +65,7 @@ impl StrategyExtended for Local {
     }
 }
 
+/// A type of its own for a kind of strategy, which can do all that a strategy can.
 macro_rules! handle {
     ($name:ident) => {
         impl Deref for $name {
@@ -87,9 +88,13 @@ macro_rules! handle {
             fn restore<'a>(&'a self, prefix: &str, from: &Reader) -> Result<Restore<'a>> {
                 self.0.restore(prefix, from)
             }
+            fn strategy(&self) -> Option<&Strategy> {
+                Some(&self.0)
+            }
         }
     };
 }
+pub(super) use handle;
 
 /// Everything on one device: one replica, and nothing to reduce.
 #[doc(alias = "tf.distribute.OneDeviceStrategy")]
@@ -232,7 +237,7 @@ impl CentralStorageStrategy {
     }
 }
 
-fn check_count(operation: &'static str, replicas: usize) -> Result<()> {
+pub(super) fn check_count(operation: &'static str, replicas: usize) -> Result<()> {
     if replicas <= MOST_THREADS {
         return Ok(());
     }
@@ -244,7 +249,7 @@ fn check_count(operation: &'static str, replicas: usize) -> Result<()> {
     Err(Error::invalid(operation, reason))
 }
 
-fn resolve<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<Vec<DeviceName>> {
+pub(super) fn resolve<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<Vec<DeviceName>> {
     let mut devices: Vec<DeviceName> = Vec::new();
     for name in names {
         check_count("MirroredStrategy::new", devices.len() + 1)?;

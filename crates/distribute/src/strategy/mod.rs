@@ -4,16 +4,20 @@ mod builder;
 mod claims;
 mod communication;
 mod cross_device;
+mod cross_worker;
 mod destinations;
 mod device;
 mod extended;
 mod kinds;
+mod multi_worker;
+mod outcome;
 mod reduce;
 mod reduce_to;
 mod run;
 mod state;
 mod threads;
 mod update;
+mod workers;
 
 pub use builder::MirroredBuilder;
 pub use communication::{CommunicationImplementation, CommunicationOptions};
@@ -26,8 +30,10 @@ pub use device::{DeviceKind, DeviceName};
 pub use extended::{Replicas, StrategyExtended, VariablePlacement};
 pub(crate) use kinds::default_strategy;
 pub use kinds::{CentralStorageStrategy, MirroredStrategy, OneDeviceStrategy};
+pub use multi_worker::MultiWorkerMirroredStrategy;
 pub use threads::Threads;
 
+use self::workers::Workers;
 use crate::context::enter_cross_replica;
 use crate::lock::lock;
 use crate::values::{Distributed, PerReplica};
@@ -35,6 +41,8 @@ use crate::variables::{Variable, WeakVariable};
 use crate::{Replicated, Result};
 use candle_core::TensorId;
 use candle_nn::VarBuilder;
+use distribute_cluster::World;
+use distribute_collective::group::Group;
 use std::collections::HashMap;
 use std::fmt;
 use std::panic::Location;
@@ -55,6 +63,11 @@ struct Inner {
     number: u64,
     made_at: &'static Location<'static>,
     steps: AtomicU64,
+    optimizers: AtomicU64,
+    /// How many variables have been created.
+    created: AtomicU64,
+    world: World,
+    workers: Workers,
     /// The variables of this strategy, by the candle tensors of their copies.
     containers: Mutex<HashMap<TensorId, WeakVariable>>,
 }
@@ -77,13 +90,19 @@ impl Strategy {
     #[track_caller]
     fn unchecked(extended: impl StrategyExtended) -> Self {
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
-        crate::log::prepare(extended.local_replicas());
-        let (steps, containers) = Default::default();
+        let replicas = extended.worker_devices().len();
+        let world = extended.group().map_or_else(|| World::alone(replicas).unwrap_or_default(), Group::world);
+        crate::log::prepare(replicas);
+        let (steps, optimizers, created, containers) = Default::default();
         Self(Arc::new(Inner {
             extended: Box::new(extended),
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
             made_at: Location::caller(),
             steps,
+            optimizers,
+            created,
+            world,
+            workers: Workers::default(),
             containers,
         }))
     }
@@ -97,7 +116,7 @@ impl Strategy {
     /// How many replicas are in sync: gradients are aggregated over so many.
     #[doc(alias = "tf.distribute.Strategy.num_replicas_in_sync")]
     pub fn num_replicas_in_sync(&self) -> usize {
-        self.extended().num_replicas_in_sync()
+        self.world().num_replicas_in_sync()
     }
 
     /// Makes this strategy current on this thread while `body` runs, in cross-replica context.
@@ -155,9 +174,12 @@ impl Strategy {
     /// Two layers that ask for one path share its variables, as with candle alone: on purpose, where weights are tied, and
     /// silently else. Log level `debug` tells of it.
     ///
+    /// Over several workers it is a call of all of them, which compares their models.
+    ///
     /// # Errors
     /// The error of `build`; [`Error::InvalidArgument`](crate::Error::InvalidArgument) where replicas ask for different
-    /// variables, or two layers for one path in different shapes.
+    /// variables, or two layers for one path in different shapes; [`Error::Collective`](crate::Error::Collective) where
+    /// workers' variables or initial values differ.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -167,6 +189,7 @@ impl Strategy {
     /// assert_eq!(model.variables.names(), ["fc.bias", "fc.weight"]);
     /// # Ok::<(), distribute::Error>(())
     /// ```
+    #[track_caller]
     pub fn replicate<M, E>(
         &self,
         build: impl Fn(VarBuilder<'static>) -> Result<M, E> + Send + Sync + 'static,
@@ -181,6 +204,7 @@ impl Strategy {
     ///
     /// # Errors
     /// As [`Strategy::replicate`].
+    #[track_caller]
     pub fn replicate_seeded<M, E>(
         &self,
         seed: u64,
@@ -200,7 +224,7 @@ impl Strategy {
     /// [`Error::Parts`](crate::Error::Parts) for a value made for another number of replicas.
     #[doc(alias = "tf.distribute.Strategy.experimental_local_results")]
     pub fn local_results<D: Distributed>(&self, value: D) -> Result<Vec<D::Local>> {
-        let replicas = self.extended().local_replicas();
+        let replicas = self.world().replicas();
         let results = value.local_results(replicas);
         let mut parts = value.split(replicas).map_err(|error| error.of_argument("local_results", "value"))?;
         parts.truncate(results);
@@ -234,17 +258,21 @@ impl Strategy {
         &self,
         value: impl FnMut(ValueContext) -> Result<T>,
     ) -> Result<PerReplica<T>> {
-        let first = self.extended().first_replica_id();
-        let context = |local| ValueContext {
-            replica_id_in_sync_group: first + local,
+        let context = |replica| ValueContext {
+            replica_id_in_sync_group: replica,
             num_replicas_in_sync: self.num_replicas_in_sync(),
         };
-        let values = (0..self.extended().local_replicas()).map(context).map(value).collect::<Result<_>>()?;
+        let values = self.world().local_replicas().map(context).map(value).collect::<Result<_>>()?;
         Ok(PerReplica::from_values(values))
     }
 
     pub(crate) fn is_default(&self) -> bool {
         self == default_strategy()
+    }
+
+    /// The number of the next variable, from 1: the same on all workers, which create the same ones in the same order.
+    pub(crate) fn next_variable(&self) -> u64 {
+        self.0.created.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     /// Remembers which candle tensors are copies of `variable`.
@@ -264,6 +292,11 @@ impl Strategy {
     /// The device of each local replica.
     pub(crate) fn devices(&self) -> Vec<DeviceName> {
         self.extended().worker_devices().to_vec()
+    }
+
+    /// A number for one more optimizer, from 1.
+    pub(crate) fn next_optimizer(&self) -> u64 {
+        self.0.optimizers.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     fn next_step(&self) -> u64 {

@@ -1,10 +1,13 @@
 //! Combining the replicas' values outside of `run`.
 
-use super::reduce_to::Contributions;
+use super::reduce_to::{Call, Given};
 use super::{DeviceName, Strategy};
+use crate::context::describe::{describe, describe_without};
 use crate::values::{Axes, Components, Reducible};
 use crate::{Error, Result};
-use distribute_tensor::{DType, Leaf, Nest, ReduceOp, Tree};
+use distribute_cluster::{Fingerprint, Operation};
+use distribute_tensor::{DType, HostTensor, Leaf, Nest, ReduceOp, Tree};
+use std::panic::Location;
 
 const ADVICE: &str = "use the replica context's all_reduce, or merge_call";
 const GATHER_ADVICE: &str = "use the replica context's all_gather";
@@ -18,10 +21,13 @@ impl Strategy {
     /// A value that is not distributed is, with an axis, what every replica has; without, MEAN gives it back. Of several
     /// replicas the result is on `cpu:0`, of one where its value is.
     ///
+    /// Over several workers it is a call of all of them, and all get the same result. Without an axis, a value that is not
+    /// distributed is reduced over workers then: each has one.
+    ///
     /// # Errors
     /// [`Error::Tensor`] for different shapes or dtypes, an axis outside of the rank, bool and string;
-    /// [`Error::InvalidArgument`] for a SUM of a value that is not distributed over several replicas;
-    /// [`Error::WrongContext`] inside of `run`.
+    /// [`Error::InvalidArgument`] for a SUM of a value that is not distributed over several replicas of one process;
+    /// [`Error::WrongContext`] inside of `run`; [`Error::Collective`] where workers don't make the same call.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -47,48 +53,70 @@ impl Strategy {
     /// # Ok::<(), distribute::Error>(())
     /// ```
     #[doc(alias = "tf.distribute.Strategy.reduce")]
+    #[track_caller]
     pub fn reduce<V: Reducible>(&self, op: ReduceOp, value: V, axis: impl Into<Axes>) -> Result<V::Nest> {
-        let _scope = self.enter("reduce", ADVICE)?;
-        let Axes(axes) = axis.into();
-        let (leaves, structure) = match &axes {
-            None => self.contributions("reduce", op, value)?,
-            Some(_) => self.contributions_of_all(value)?,
-        };
+        let call = Call { operation: "reduce", op, at: Location::caller() };
+        let _scope = self.enter(call.operation, ADVICE)?;
         // RED-2; the value of one replica stays where it is.
         let here = match self.devices()[..] {
-            [one] => [one],
-            _ => [DeviceName::cpu(0)],
+            [one] => vec![one],
+            _ => vec![DeviceName::cpu(0)],
         };
-        let reduce = |op, leaves: Vec<Vec<Leaf>>| {
-            let leaves = leaves.into_iter().map(|parts| (parts, &here[..]));
-            let reduced = self.reduce_parts("reduce", op, leaves)?;
-            Ok::<_, Error>(reduced.into_iter().flatten())
-        };
-        let leaves: Vec<Leaf> = match (leaves, axes) {
-            (Contributions::Same(leaves), _) => leaves,
-            (Contributions::Each(leaves), None) => reduce(op, leaves)?.collect(),
-            (Contributions::Each(leaves), Some(axes)) => {
-                let sums = leaves.iter().map(|parts| sum_over(op, parts, &axes));
-                let (sums, counts): (Vec<_>, Vec<_>) =
-                    sums.collect::<distribute_tensor::Result<_>>().map_err(Error::tensor("reduce"))?;
-                reduce(ReduceOp::Sum, sums)?
-                    .zip(counts)
-                    .map(|(sum, (count, dtype))| sum.reduction(op, count, dtype))
-                    .collect::<distribute_tensor::Result<_>>()
-                    .map_err(Error::tensor("reduce"))?
+        let (leaves, structure): (Vec<Leaf>, _) = match axis.into() {
+            Axes(None) => {
+                let (leaves, structure) = self.told(self.contributions(call.operation, op, value))?;
+                let given = [Given { leaves, structure, to: here }];
+                let reduced = self.reduce_given(call, &given)?;
+                let [Given { structure, .. }] = given;
+                (reduced.into_iter().flatten().flatten().collect(), structure)
+            }
+            Axes(Some(axes)) => {
+                let (sums, structure) = self.told(self.sums(op, value, &axes))?;
+                (self.reduce_sums(call, sums, &axes, &here)?, structure)
             }
         };
         structure.fill(leaves).and_then(V::Nest::from_tree).map_err(Error::tensor("reduce"))
     }
 
+    /// The reduction over replicas of what each has summed for itself.
+    fn reduce_sums(&self, call: Call, sums: Vec<Sums>, axes: &[i64], to: &[DeviceName]) -> Result<Vec<Leaf>> {
+        let sum = Call { op: ReduceOp::Sum, ..call };
+        let what = |local: usize| {
+            let all: Vec<_> = sums.iter().map(|sums| sums.parts[local].describe()).collect();
+            call.fingerprint(&format!("{} over axes {axes:?}", all.join(", ")))
+        };
+        let parts = sums.iter().map(|sums| (sums.parts.clone(), to));
+        let counts = match self.world().is_multi_worker() {
+            true => Some((counts(&sums, self.world().replicas()), to)),
+            false => None,
+        };
+        let mut reduced = self.reduce_parts(sum, what, parts.chain(counts))?;
+        let counts = match reduced.len() > sums.len() {
+            true => reduced.pop().unwrap_or_default(),
+            false => Vec::new(),
+        };
+        let finish = || -> distribute_tensor::Result<Vec<Leaf>> {
+            let of_all = match counts.first() {
+                Some(counts) => counts.to_host()?.to_vec::<u64>()?,
+                None => sums.iter().map(|sums| sums.counts.iter().sum::<usize>() as u64).collect(),
+            };
+            let made = reduced.into_iter().flatten().zip(&sums).zip(of_all);
+            made.map(|((sum, Sums { dtype, .. }), count)| sum.reduction(call.op, count as usize, *dtype))
+                .collect()
+        };
+        finish().map_err(Error::tensor(call.operation))
+    }
+
     /// Concatenates the replicas' values along `axis`, in the order of replica ids.
     ///
     /// Shapes may differ in dimension `axis` only. A [`Mirrored`](crate::Mirrored) value is there once for each replica;
-    /// one that is not distributed comes back as it is.
+    /// one that is not distributed comes back as it is. Of a [`PerReplica`](crate::PerReplica) value, several workers all get
+    /// the parts of all of their replicas.
     ///
     /// # Errors
     /// [`Error::Tensor`] for scalars, an axis outside of `[0, rank)`, other shapes or dtypes that differ, and
-    /// [`IndexedSlices`](crate::IndexedSlices); [`Error::WrongContext`] inside of `run`.
+    /// [`IndexedSlices`](crate::IndexedSlices); [`Error::WrongContext`] inside of `run`; [`Error::Collective`] where workers
+    /// don't make the same call.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -140,21 +168,51 @@ impl Strategy {
     /// # Ok::<(), distribute::Error>(())
     /// ```
     #[doc(alias = "tf.distribute.Strategy.gather")]
+    #[track_caller]
     pub fn gather<V: Reducible>(&self, value: V, axis: usize) -> Result<V::Nest> {
-        let _scope = self.enter("gather", GATHER_ADVICE)?;
-        let replicas = self.extended().local_replicas();
-        let components = match value.into_components()? {
-            Components::PerReplica(values) => self.counted("gather", values)?,
+        const OPERATION: &str = "gather";
+        let at = Location::caller();
+        let _scope = self.enter(OPERATION, GATHER_ADVICE)?;
+        let trees = match value.into_components()? {
+            Components::PerReplica(values) => self.told(self.counted(OPERATION, values))?,
             Components::Plain(value) => return Ok(value),
-            Components::Mirrored(value) => return gathered(vec![value.into_tree(); replicas], axis),
+            // Equal on all workers: there is nothing to ask them.
+            Components::Mirrored(value) => {
+                return gathered(vec![value.into_tree(); self.num_replicas_in_sync()], axis);
+            }
         };
-        gathered(components.into_iter().map(Nest::into_tree).collect(), axis)
+        let trees = trees.into_iter().map(Nest::into_tree).collect();
+        match self.world().is_multi_worker() {
+            true => gathered(self.trees_of_all(trees, axis, at)?, axis),
+            false => gathered(trees, axis),
+        }
+    }
+
+    /// The values of all replicas of all workers, out of this worker's.
+    fn trees_of_all(
+        &self,
+        trees: Vec<Tree<Leaf>>,
+        axis: usize,
+        at: &'static Location<'static>,
+    ) -> Result<Vec<Tree<Leaf>>> {
+        const OPERATION: &str = "gather";
+        let (leaves, structure) = self.told(Tree::zip(trees).map_err(Error::tensor(OPERATION)))?.flatten();
+        let of_replica = |local: usize| leaves.iter().map(|parts| parts[local].clone()).collect();
+        let local: Vec<Vec<Leaf>> = (0..self.world().replicas()).map(of_replica).collect();
+        let what = |replica: usize| {
+            let detail = describe(&structure, &local[replica], |leaf| describe_without(leaf, axis));
+            Fingerprint::new(Operation::Gather, format!("axis {axis} of {detail}"), at)
+        };
+        let slices: Vec<&[Leaf]> = local.iter().map(Vec::as_slice).collect();
+        let all = self.gather_over_workers(OPERATION, what, &slices)?.unwrap_or_default();
+        let fill = |leaves: Vec<Leaf>| structure.fill(leaves);
+        all.into_iter().map(fill).collect::<distribute_tensor::Result<_>>().map_err(Error::tensor(OPERATION))
     }
 
     // RED-7
-    /// What each replica contributes where it first sums for itself: there everybody has a plain value, too.
-    fn contributions_of_all<V: Reducible>(&self, value: V) -> Result<(Contributions, Tree<()>)> {
-        let replicas = self.extended().local_replicas();
+    /// What each local replica sums for itself: there everybody has a plain value, too.
+    fn sums<V: Reducible>(&self, op: ReduceOp, value: V, axes: &[i64]) -> Result<(Vec<Sums>, Tree<()>)> {
+        let replicas = self.world().replicas();
         let trees = match value.into_components()? {
             Components::PerReplica(values) => {
                 self.counted("reduce", values)?.into_iter().map(Nest::into_tree).collect()
@@ -162,11 +220,12 @@ impl Strategy {
             Components::Plain(value) | Components::Mirrored(value) => vec![value.into_tree(); replicas],
         };
         let (leaves, structure) = Tree::zip(trees).map_err(Error::tensor("reduce"))?.flatten();
-        Ok((Contributions::Each(leaves), structure))
+        let sums = leaves.iter().map(|parts| Sums::over(op, parts, axes));
+        Ok((sums.collect::<distribute_tensor::Result<_>>().map_err(Error::tensor("reduce"))?, structure))
     }
 
     pub(super) fn counted<N>(&self, operation: &'static str, values: Vec<N>) -> Result<Vec<N>> {
-        let replicas = self.extended().local_replicas();
+        let replicas = self.world().replicas();
         match values.len() == replicas {
             true => Ok(values),
             false => Err(Error::invalid(
@@ -182,20 +241,32 @@ fn gathered<N: Nest>(trees: Vec<Tree<Leaf>>, axis: usize) -> Result<N> {
     gathered.and_then(N::from_tree).map_err(Error::tensor("gather"))
 }
 
-/// The sums over `axes` within each replica, of how many elements they are in all, and of which dtype.
-fn sum_over(
-    op: ReduceOp,
-    parts: &[Leaf],
-    axes: &[i64],
-) -> distribute_tensor::Result<(Vec<Leaf>, (usize, DType))> {
-    let dtype = parts.first().map_or(Ok(DType::F32), Leaf::dtype)?;
-    let (mut sums, mut count) = (Vec::with_capacity(parts.len()), 0);
-    for part in Leaf::summands(op, parts)? {
-        let axes = normalise(&part, axes)?;
-        count += axes.iter().map(|axis| part.dims()[*axis]).product::<usize>();
-        sums.push(part.sum_axes(&axes)?);
+/// The sums over axes within each local replica.
+struct Sums {
+    parts: Vec<Leaf>,
+    /// Of how many elements each is the sum.
+    counts: Vec<usize>,
+    /// Those elements' type.
+    dtype: DType,
+}
+
+impl Sums {
+    fn over(op: ReduceOp, parts: &[Leaf], axes: &[i64]) -> distribute_tensor::Result<Self> {
+        let dtype = parts.first().map_or(Ok(DType::F32), Leaf::dtype)?;
+        let (mut sums, mut counts) = (Vec::with_capacity(parts.len()), Vec::with_capacity(parts.len()));
+        for part in Leaf::summands(op, parts)? {
+            let axes = normalise(&part, axes)?;
+            counts.push(axes.iter().map(|axis| part.dims()[*axis]).product::<usize>());
+            sums.push(part.sum_axes(&axes)?);
+        }
+        Ok(Self { parts: sums, counts, dtype })
     }
-    Ok((sums, (count, dtype)))
+}
+
+/// Of each local replica, how many elements each of the sums is of.
+fn counts(sums: &[Sums], replicas: usize) -> Vec<Leaf> {
+    let of = |local: usize| sums.iter().map(|sums| sums.counts[local] as u64).collect::<Vec<_>>();
+    (0..replicas).map(|local| Leaf::Host(HostTensor::vector(of(local)))).collect()
 }
 
 fn normalise(leaf: &Leaf, axes: &[i64]) -> distribute_tensor::Result<Vec<usize>> {

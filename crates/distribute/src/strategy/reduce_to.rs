@@ -2,9 +2,12 @@
 
 use super::cross_device::{DEFAULT, reduce_by};
 use super::{CrossDeviceOps, Destinations, DeviceName, Reduction, Strategy};
+use crate::context::describe::{describe, describe_for_sum};
 use crate::values::{Components, Mirrored, Reducible};
 use crate::{Error, Result};
+use distribute_cluster::{Fingerprint, Operation};
 use distribute_tensor::{Leaf, Nest, ReduceOp, Tree};
+use std::panic::Location;
 
 const ADVICE: &str = "use the replica context's all_reduce, or merge_call";
 
@@ -14,6 +17,45 @@ pub(super) enum Contributions {
     Same(Vec<Leaf>),
     /// Of each leaf, the part of every local replica.
     Each(Vec<Vec<Leaf>>),
+    /// A value that is not distributed, on each of several workers.
+    OfWorkers(Vec<Leaf>),
+}
+
+/// A value that is to be reduced, and where the result is to be.
+pub(super) struct Given {
+    pub(super) leaves: Contributions,
+    pub(super) structure: Tree<()>,
+    pub(super) to: Vec<DeviceName>,
+}
+
+/// Which call of the user's it is that reduces.
+#[derive(Clone, Copy)]
+pub(super) struct Call {
+    pub(super) operation: &'static str,
+    pub(super) op: ReduceOp,
+    pub(super) at: &'static Location<'static>,
+}
+
+impl Given {
+    /// What a local replica brings, as far as it has to be equal on all.
+    fn describe(&self, local: usize) -> String {
+        let describe = |leaves: &[Leaf]| describe(&self.structure, leaves, describe_for_sum);
+        match &self.leaves {
+            Contributions::Same(leaves) => format!("the same {}", describe(leaves)),
+            Contributions::OfWorkers(leaves) => format!("one {} of each worker", describe(leaves)),
+            Contributions::Each(leaves) => {
+                describe(&leaves.iter().map(|parts| parts[local].clone()).collect::<Vec<_>>())
+            }
+        }
+    }
+}
+
+impl Call {
+    /// `what` is reduced.
+    pub(super) fn fingerprint(&self, what: &str) -> Fingerprint {
+        let Self { operation, op, at } = *self;
+        Fingerprint::new(Operation::Reduce, format!("{operation} {op} {what}"), at)
+    }
 }
 
 impl Strategy {
@@ -23,6 +65,9 @@ impl Strategy {
     /// replica. Of a value that is not distributed the MEAN is that value; it has no SUM over several replicas. Given
     /// the value itself as destinations, this is an all-reduction.
     ///
+    /// Over several workers it is a call of all of them, which all get the same result; in a merge function, too, that of
+    /// their merge functions. A value that is not distributed is reduced over workers then: each has one.
+    ///
     /// The result has one copy for each destination device, however many that are; those of CPU devices share memory,
     /// so don't change them in place.
     ///
@@ -30,7 +75,8 @@ impl Strategy {
     /// [`Error::Tensor`] for different shapes or dtypes, bool and string; [`Error::InvalidArgument`] for a SUM of a
     /// value that is not distributed over several replicas, a value made for another number of replicas, and
     /// destinations that are empty; [`Error::Device`] for one that cannot be read or is neither the strategy's nor the
-    /// host's `cpu:0`; [`Error::WrongContext`] inside of `run`.
+    /// host's `cpu:0`; [`Error::WrongContext`] inside of `run`; [`Error::Collective`] where workers don't make the same
+    /// call.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -43,13 +89,15 @@ impl Strategy {
     /// # Ok::<(), distribute::Error>(())
     /// ```
     #[doc(alias = "tf.distribute.StrategyExtended.reduce_to")]
+    #[track_caller]
     pub fn reduce_to<V: Reducible>(
         &self,
         op: ReduceOp,
         value: V,
         destinations: impl Into<Destinations>,
     ) -> Result<Mirrored<V::Nest>> {
-        let reduced = self.reduce_pairs("reduce_to", op, [(value, destinations.into())])?.pop();
+        let call = Call { operation: "reduce_to", op, at: Location::caller() };
+        let reduced = self.reduce_pairs(call, [(value, destinations.into())])?.pop();
         reduced.ok_or_else(|| Error::invalid("reduce_to", "one value gave no result"))
     }
 
@@ -71,12 +119,14 @@ impl Strategy {
     /// # Ok::<(), distribute::Error>(())
     /// ```
     #[doc(alias = "tf.distribute.StrategyExtended.batch_reduce_to")]
+    #[track_caller]
     pub fn batch_reduce_to<V: Reducible, D: Into<Destinations>>(
         &self,
         op: ReduceOp,
         pairs: impl IntoIterator<Item = (V, D)>,
     ) -> Result<Vec<Mirrored<V::Nest>>> {
-        self.reduce_pairs("batch_reduce_to", op, pairs.into_iter().map(|(value, to)| (value, to.into())))
+        let call = Call { operation: "batch_reduce_to", op, at: Location::caller() };
+        self.reduce_pairs(call, pairs.into_iter().map(|(value, to)| (value, to.into())))
     }
 
     /// Puts a copy of one value on each of `destinations`.
@@ -107,30 +157,42 @@ impl Strategy {
 
     fn reduce_pairs<V: Reducible>(
         &self,
-        operation: &'static str,
-        op: ReduceOp,
+        call: Call,
         pairs: impl IntoIterator<Item = (V, Destinations)>,
     ) -> Result<Vec<Mirrored<V::Nest>>> {
+        let operation = call.operation;
         let _scope = self.enter(operation, ADVICE)?;
         let prepare = |(value, destinations): (V, Destinations)| {
             let to = destinations.resolve(operation, self)?;
-            let (leaves, structure) = self.contributions(operation, op, value)?;
-            Ok((to, structure, leaves))
+            let (leaves, structure) = self.contributions(operation, call.op, value)?;
+            Ok(Given { leaves, structure, to })
         };
-        let pairs = pairs.into_iter().map(prepare).collect::<Result<Vec<_>>>()?;
-        let reductions = pairs.iter().flat_map(|(to, _, leaves)| {
-            let leaves = if let Contributions::Each(leaves) = leaves { leaves.as_slice() } else { &[] };
-            leaves.iter().map(|parts| (parts.clone(), to.as_slice()))
+        let given = self.told(pairs.into_iter().map(prepare).collect::<Result<Vec<_>>>())?;
+        let reduced = self.reduce_given(call, &given)?;
+        let finish = |(given, copies): (&Given, _)| mirrored(operation, &given.structure, &given.to, copies);
+        given.iter().zip(reduced).map(finish).collect()
+    }
+
+    /// Of each value, the copies of each leaf's reduction.
+    pub(super) fn reduce_given(&self, call: Call, given: &[Given]) -> Result<Vec<Vec<Vec<Leaf>>>> {
+        let what = |local: usize| {
+            let all: Vec<_> = given.iter().map(|given| given.describe(local)).collect();
+            call.fingerprint(&all.join(", "))
+        };
+        let parts = given.iter().flat_map(|given| {
+            let leaves =
+                if let Contributions::Each(leaves) = &given.leaves { leaves.as_slice() } else { &[] };
+            leaves.iter().map(|parts| (parts.clone(), given.to.as_slice()))
         });
-        let mut reduced = self.reduce_parts(operation, op, reductions)?.into_iter();
-        let finish = |(to, structure, leaves): (Vec<DeviceName>, Tree<()>, Contributions)| {
-            let copies = match leaves {
-                Contributions::Each(leaves) => reduced.by_ref().take(leaves.len()).collect(),
-                Contributions::Same(leaves) => self.broadcast(&leaves, &to)?,
-            };
-            mirrored(operation, &structure, &to, copies)
+        let mut reduced = self.reduce_parts(call, what, parts)?.into_iter();
+        let finish = |given: &Given| match &given.leaves {
+            Contributions::Each(leaves) => Ok(reduced.by_ref().take(leaves.len()).collect()),
+            Contributions::Same(leaves) => self.broadcast(leaves, &given.to),
+            Contributions::OfWorkers(leaves) => {
+                self.broadcast(&self.reduce_of_workers(call, what, leaves)?, &given.to)
+            }
         };
-        pairs.into_iter().map(finish).collect()
+        given.iter().map(finish).collect()
     }
 
     /// The leaves of a value that is to be reduced over replicas, and its structure.
@@ -140,12 +202,17 @@ impl Strategy {
         op: ReduceOp,
         value: V,
     ) -> Result<(Contributions, Tree<()>)> {
-        let replicas = self.extended().local_replicas();
+        let replicas = self.world().replicas();
         match value.into_components()? {
             Components::PerReplica(values) => {
                 let trees = self.counted(operation, values)?.into_iter().map(Nest::into_tree).collect();
                 let (leaves, structure) = Tree::zip(trees).map_err(Error::tensor(operation))?.flatten();
                 Ok((Contributions::Each(leaves), structure))
+            }
+            // RED-13
+            Components::Plain(value) if self.world().is_multi_worker() => {
+                let (leaves, structure) = value.into_tree().flatten();
+                Ok((Contributions::OfWorkers(leaves), structure))
             }
             Components::Plain(_) if replicas > 1 && op == ReduceOp::Sum => Err(Error::invalid(
                 operation,
@@ -175,16 +242,49 @@ impl Strategy {
         }
     }
 
-    /// Reduces leaves, each given by its replicas' parts and the devices for the result, by the strategy's algorithm.
+    /// Reduces leaves, each given by its replicas' parts and the devices for the result: over all workers, or by the
+    /// strategy's algorithm. `what` says what a local replica brings.
     pub(super) fn reduce_parts<'a>(
         &self,
-        operation: &'static str,
-        op: ReduceOp,
+        call: Call,
+        what: impl Fn(usize) -> Fingerprint,
         leaves: impl IntoIterator<Item = (Vec<Leaf>, &'a [DeviceName])>,
     ) -> Result<Vec<Vec<Leaf>>> {
+        let Call { operation, op, .. } = call;
         let from = &self.devices();
         let values: Vec<_> = leaves.into_iter().map(|(parts, to)| Reduction { parts, from, to }).collect();
-        reduce_by(self.ops(), operation, op, &values, &self.extended().communication_options())
+        if !self.world().is_multi_worker() || values.is_empty() {
+            return reduce_by(self.ops(), operation, op, &values, &self.extended().communication_options());
+        }
+        let of_replica = |local: usize| values.iter().map(|value| value.parts[local].clone()).collect();
+        let local: Vec<Vec<Leaf>> = (0..self.world().replicas()).map(of_replica).collect();
+        let local: Vec<&[Leaf]> = local.iter().map(Vec::as_slice).collect();
+        let reduced = self.reduce_over_workers(operation, op, what, &local)?.unwrap_or_default();
+        reduced.iter().zip(&values).map(|(leaf, value)| self.ops().broadcast(leaf, value.to)).collect()
+    }
+
+    /// The reduction of what several workers have one of each. The mean of equal values is the value, whatever it is.
+    fn reduce_of_workers(
+        &self,
+        Call { operation, op, .. }: Call,
+        what: impl Fn(usize) -> Fingerprint,
+        leaves: &[Leaf],
+    ) -> Result<Vec<Leaf>> {
+        let all = self.gather_over_workers(operation, what, &[leaves])?.unwrap_or_default();
+        let reduce = |leaf: usize| {
+            let parts: Vec<Leaf> = all.iter().map(|leaves| leaves[leaf].clone()).collect();
+            if op == ReduceOp::Mean {
+                let host = parts.iter().map(Leaf::to_host).collect::<distribute_tensor::Result<Vec<_>>>()?;
+                if host.windows(2).all(|pair| pair[0].same_bits(&pair[1])) {
+                    return Ok(parts[0].clone());
+                }
+            }
+            Leaf::reduce(op, &parts)
+        };
+        (0..leaves.len())
+            .map(reduce)
+            .collect::<distribute_tensor::Result<_>>()
+            .map_err(Error::tensor(operation))
     }
 
     fn ops(&self) -> &dyn CrossDeviceOps {

@@ -2,6 +2,7 @@
 
 use super::Strategy;
 use super::extended::Replicas;
+use super::workers::Begun;
 use crate::context::{Mode, consecutive, enter, raised};
 use crate::error::panicked;
 use crate::lock::lock;
@@ -10,7 +11,7 @@ use crate::values::{Distributed, PerReplica};
 use crate::{Error, ReplicaContext, Result};
 use candle_core::{Tensor, Var};
 use distribute_cluster::Fault;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, Location, catch_unwind};
 use std::sync::{Mutex, PoisonError};
 
 impl Strategy {
@@ -67,6 +68,7 @@ impl Strategy {
     /// ```
     #[doc(alias = "tf.distribute.Strategy.run")]
     #[doc(alias = "experimental_run_v2")]
+    #[track_caller]
     pub fn run<A, R>(
         &self,
         args: A,
@@ -78,30 +80,29 @@ impl Strategy {
     {
         let advice = "use the replica context's merge_call to leave it first";
         let _scope = self.enter("run", advice)?;
-        let replicas = self.extended().local_replicas();
-        if self.num_replicas_in_sync() != replicas {
-            let reason = format!(
-                "{self} has {replicas} in this process; collectives between processes are not there yet"
-            );
-            return Err(Error::invalid("run", reason));
-        }
+        let at = Location::caller();
+        let replicas = self.world().replicas();
         let rows: Vec<_> = (0..replicas).map(|replica| args.rows(replica)).collect();
-        let pieces = consecutive(&rows);
         // Of most steps no piece is empty, and there are none.
         let empty = rows.iter().enumerate().filter(|(_, rows)| **rows == Some(0));
         let untouched = empty
             .map(|(replica, _)| Ok((replica, Snapshot::of(args.own_variables(replica))?)))
-            .collect::<Result<Vec<_>>>()?;
-        let args = args.split(replicas).map_err(|error| error.of_argument("run", "args"))?;
-        let cells: Vec<_> = args.into_iter().map(|arg| Mutex::new(Cell::Argument(arg))).collect();
+            .collect::<Result<Vec<_>>>();
+        let args = args.split(replicas).map_err(|error| error.of_argument("run", "args"));
+        let given = args.and_then(|args| Ok((args, untouched?)));
+        // Where there are other workers, they are told of a step that cannot begin.
+        let given = if self.world().is_multi_worker() { given } else { Ok(given?) };
+        let _only = self.one_step_at_a_time()?;
         let step = self.next_step();
+        let (begun, before) = self.begin(step, rows.iter().copied().sum(), at)?;
+        let (args, untouched) = given?;
+        let pieces = before.and_then(|before| consecutive(before, &rows));
+        let cells: Vec<_> = args.into_iter().map(|arg| Mutex::new(Cell::Argument(arg))).collect();
         let whole = tracing::trace_span!(STEP, step, replicas).entered();
 
         let replica = |context: ReplicaContext| {
-            let local = context.replica_id_in_sync_group().checked_sub(self.extended().first_replica_id());
-            let Some((local, cell)) = local.and_then(|local| Some((local, cells.get(local)?))) else {
-                return false;
-            };
+            let local = context.local_replica();
+            let Some(cell) = cells.get(local) else { return false };
             let Cell::Argument(arg) = std::mem::replace(&mut *lock(cell), Cell::Running) else {
                 return false;
             };
@@ -121,7 +122,8 @@ impl Strategy {
             *lock(cell) = Cell::Result(result);
             succeeded
         };
-        self.extended().call_for_each_replica(&Replicas::new(self, step, &replica))?;
+        let session = begun.map(Begun::hand_over);
+        self.extended().call_for_each_replica(&Replicas::new(self, step, session, &replica))?;
         collect(self, step, cells)
     }
 }
@@ -153,7 +155,7 @@ enum Cell<A, R> {
 /// All results, or the error that caused the others.
 fn collect<A, R>(strategy: &Strategy, step: u64, cells: Vec<Mutex<Cell<A, R>>>) -> Result<PerReplica<R>> {
     let (mut values, mut cause) = (Vec::with_capacity(cells.len()), None::<(Guilt, usize, Error)>);
-    for (replica, cell) in cells.into_iter().enumerate() {
+    for (replica, cell) in strategy.world().local_replicas().zip(cells) {
         let error = match cell.into_inner().unwrap_or_else(PoisonError::into_inner) {
             Cell::Result(Ok(value)) => {
                 values.push(value);
@@ -167,9 +169,9 @@ fn collect<A, R>(strategy: &Strategy, step: u64, cells: Vec<Mutex<Cell<A, R>>>) 
             cause = Some((guilt, replica, error));
         }
     }
-    let Some((_, local, source)) = cause else { return Ok(PerReplica::from_values(values)) };
+    let Some((_, replica, source)) = cause else { return Ok(PerReplica::from_values(values)) };
+    let local = strategy.world().local(replica).unwrap_or_default();
     let device = strategy.extended().worker_devices().get(local).map(ToString::to_string).unwrap_or_default();
-    let replica = strategy.extended().first_replica_id() + local;
     Err(Error::Replica { replica, device, step, source: Box::new(source) })
 }
 

@@ -54,4 +54,8 @@ impl Checkpointed for Strategy {
             Ok(())
         }))
     }
+
+    fn strategy(&self) -> Option<&Strategy> {
+        Some(self)
+    }
 }

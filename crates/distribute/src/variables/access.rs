@@ -32,7 +32,7 @@ pub(super) enum Way {
     Own,
     /// All copies, or any of them.
     All,
-    /// All copies are combined into what is read.
+    /// The copies of all replicas are combined into what is read.
     Combined(Combine),
     /// All copies, each a part of a value, so that their sum is the value.
     Shares,
@@ -87,7 +87,6 @@ pub(super) fn way(
                 "give it an aggregation that says how its copies become one value, or read them one by one \
                          with copies()",
             ),
-            Some(Combine::First) => Ok(Way::All),
             Some(combine) => Ok(Way::Combined(combine)),
         },
         (Sort::OnRead, Access::Write(how), _) => match (aggregation, how) {
@@ -162,7 +161,8 @@ mod tests {
             assert_eq!(row(Sort::OnRead, Access::Write(how), CrossReplica), [all, sum, all, all]);
         }
         assert_eq!(row(Sort::OnRead, Access::Read, Replica), [Some(Way::Own); 4]);
-        let combined = [None, Some(Way::Combined(SUM)), Some(Way::Combined(MEAN)), Some(Way::All)];
+        let first = Some(Way::Combined(Combine::First));
+        let combined = [None, Some(Way::Combined(SUM)), Some(Way::Combined(MEAN)), first];
         assert_eq!(row(Sort::OnRead, Access::Read, CrossReplica), combined);
         assert_eq!(row(Sort::OnRead, Access::Read, Default), combined);
     }

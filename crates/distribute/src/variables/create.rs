@@ -4,13 +4,13 @@ use super::about;
 use super::access::Sort;
 use super::copy::Copy;
 use super::kinds::{VariableAggregation, VariableSynchronization};
-use super::variable::{Inner, Variable, next_id};
+use super::variable::{Inner, Variable};
 use crate::context::{Here, here};
 use crate::strategy::{DeviceName, VariablePlacement};
 use crate::{Error, Result, Strategy};
 use candle_core::Tensor;
 use distribute_cluster::{Fingerprint, Operation};
-use distribute_tensor::{Leaf, Tree};
+use distribute_tensor::{DType, Leaf, Tree};
 use std::panic::Location;
 use std::sync::Mutex;
 
@@ -54,32 +54,25 @@ impl NewVariable {
     /// Creates the variable, with the strategy that is current: in its scope, or in its `run`, where all replicas have
     /// to create the same and get the same variable. Where no strategy has been entered, it is an ordinary one.
     ///
+    /// Over several workers it is a call of all of them, and worker 0's initial value is everybody's.
+    ///
     /// # Errors
     /// [`Error::InvalidArgument`] for an initial value that is not one tensor, synchronization NONE with a strategy
-    /// that has replicas, and aggregation MEAN of what is no float; [`Error::Collective`] where replicas don't create
-    /// the same.
+    /// that has replicas, and aggregation MEAN of what is no float; [`Error::Collective`] where replicas, or workers, don't
+    /// create the same.
     #[track_caller]
     pub fn create(self) -> Result<Variable> {
         let at = Location::caller();
         match here() {
-            Here::Default => self.create_on(crate::strategy::default_strategy(), None),
-            Here::CrossReplica(strategy, colocated) => self.create_on(&strategy, colocated),
-            Here::Update(context) => self.create_on(context.strategy(), None),
+            Here::Default => self.create_on(crate::strategy::default_strategy(), None, at),
+            Here::CrossReplica(strategy, colocated) => self.create_on(&strategy, colocated, at),
+            Here::Update(context) => self.create_on(context.strategy(), None, at),
             Here::Replica(context) => {
                 let Tree::Leaf(initial) = &self.initial else { return Err(self.one_tensor()) };
-                let detail = format!(
-                    "{} {}, {}, {}{}",
-                    self.name,
-                    initial.describe(),
-                    self.synchronization,
-                    self.aggregation,
-                    self.trainable.map(|trainable| format!(", trainable: {trainable}")).unwrap_or_default()
-                );
-                let call = Fingerprint::new(Operation::CreateVariable, detail, at);
-                context.merge(call, CREATE, self, |strategy, replicas| {
+                context.merge(self.call(initial, at), CREATE, self, |strategy, replicas| {
                     // Replica 0's initial value is everybody's (VAR-5).
                     match replicas.into_iter().next() {
-                        Some(first) => Ok(Shared(first.create_on(strategy, None)?)),
+                        Some(first) => Ok(Shared(first.create_on(strategy, None, at)?)),
                         None => Err(Error::invalid(CREATE, "there is no replica")),
                     }
                 })
@@ -87,12 +80,59 @@ impl NewVariable {
         }
     }
 
+    /// What has to be equal on all replicas.
+    fn call(&self, initial: &Leaf, at: &'static Location<'static>) -> Fingerprint {
+        let detail = format!(
+            "{} {}, {}, {}{}",
+            self.name,
+            initial.describe(),
+            self.synchronization,
+            self.aggregation,
+            self.trainable.map(|trainable| format!(", trainable: {trainable}")).unwrap_or_default()
+        );
+        Fingerprint::new(Operation::CreateVariable, detail, at)
+    }
+
     fn one_tensor(&self) -> Error {
         let reason = format!("the initial value of {} is not one tensor", self.name);
         Error::invalid(CREATE, reason)
     }
 
-    fn create_on(self, strategy: &Strategy, colocated: Option<Vec<DeviceName>>) -> Result<Variable> {
+    fn create_on(
+        self,
+        strategy: &Strategy,
+        colocated: Option<Vec<DeviceName>>,
+        at: &'static Location<'static>,
+    ) -> Result<Variable> {
+        let (devices, sort, initial, dtype) = strategy.told(self.placed(strategy, colocated))?;
+        // VAR-5
+        let of_first =
+            strategy.of_first_worker(CREATE, || self.call(initial, at), std::slice::from_ref(initial))?;
+        let of_first = of_first.and_then(|mut first| first.pop());
+        let initial = of_first.as_ref().unwrap_or(initial);
+        let copies = devices.into_iter().map(|device| Copy::new(initial, device));
+        let copies = copies.collect::<Result<_>>().map_err(about(&self.name))?;
+        Ok(Variable::of(Inner {
+            id: strategy.next_variable(),
+            all_copies: Mutex::new(()),
+            strategy: strategy.clone(),
+            synchronization: self.synchronization,
+            aggregation: self.aggregation,
+            sort,
+            trainable: self.trainable.unwrap_or(self.synchronization != VariableSynchronization::OnRead),
+            dtype,
+            dims: initial.dims().to_vec(),
+            copies,
+            name: self.name,
+        }))
+    }
+
+    /// The devices of the copies, what a strategy makes of them, and the initial value.
+    fn placed(
+        &self,
+        strategy: &Strategy,
+        colocated: Option<Vec<DeviceName>>,
+    ) -> Result<(Vec<DeviceName>, Sort, &Leaf, DType)> {
         let placement = strategy.extended().variable_placement();
         let devices = match (colocated, placement) {
             (Some(devices), _) => devices,
@@ -127,21 +167,7 @@ impl NewVariable {
             );
             return Err(Error::invalid(CREATE, reason));
         }
-        let copies = devices.into_iter().map(|device| Copy::new(initial, device));
-        let copies = copies.collect::<Result<_>>().map_err(about(&self.name))?;
-        Ok(Variable::of(Inner {
-            id: next_id(),
-            all_copies: Mutex::new(()),
-            strategy: strategy.clone(),
-            synchronization: self.synchronization,
-            aggregation: self.aggregation,
-            sort,
-            trainable: self.trainable.unwrap_or(self.synchronization != VariableSynchronization::OnRead),
-            dtype,
-            dims: initial.dims().to_vec(),
-            copies,
-            name: self.name,
-        }))
+        Ok((devices, sort, initial, dtype))
     }
 }
 
@@ -185,7 +211,7 @@ impl Variable {
         let copies = devices.into_iter().map(|device| Copy::new(&initial, device));
         let copies = copies.collect::<Result<_>>().map_err(about(name))?;
         Ok(Variable::of(Inner {
-            id: next_id(),
+            id: strategy.next_variable(),
             all_copies: Mutex::new(()),
             name: name.to_string(),
             strategy: strategy.clone(),

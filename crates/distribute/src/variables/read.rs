@@ -5,33 +5,76 @@ use super::variable::Variable;
 use crate::context::ContextKind;
 use crate::{Error, Result};
 use candle_core::Tensor;
+use distribute_cluster::{Fingerprint, Operation};
 use distribute_tensor::{Leaf, Nest, Tree};
+use std::panic::Location;
+
+const READ: &str = "read";
 
 impl Variable {
     /// The value, as a copy that later writes leave as it is. See [`Variable`] for what is read where.
     ///
+    /// Where the copies of an ON_READ variable are to be one value, that is a call of all workers, which all get the value
+    /// of all replicas.
+    ///
     /// # Errors
     /// [`Error::VariableAccess`] where the copies of an ON_READ variable are to be one value, but it has no
     /// aggregation; [`Error::Tensor`] where the value is not of type `N`; [`Error::MixedStrategies`] in another
-    /// strategy's context.
+    /// strategy's context; [`Error::Collective`] where not all workers read.
     #[doc(alias = "tf.distribute.StrategyExtended.read_var")]
+    #[track_caller]
     pub fn read<N: Nest>(&self) -> Result<N> {
         typed(self.read_leaf()?)
     }
 
+    #[track_caller]
     pub(crate) fn read_leaf(&self) -> Result<Leaf> {
-        let place = self.place("read", false)?;
-        match self.way("read", Access::Read, place.kind)? {
+        let at = Location::caller();
+        let place = self.place(READ, false)?;
+        match self.way(READ, Access::Read, place.kind)? {
             Way::Own => self.nearest(&place)?.read(),
             Way::Combined(Combine::Reduce(op)) => {
-                let copies: Vec<Leaf> = {
-                    let _all = self.all_copies();
-                    self.copies()?
-                };
-                Leaf::reduce(op, &copies).map_err(Error::tensor("read"))
+                let copies = self.copies_at_once()?;
+                let local: Vec<&[Leaf]> = copies.chunks(1).collect();
+                match self.strategy().reduce_over_workers(READ, op, |_| self.reading(at), &local)? {
+                    Some(mut reduced) => {
+                        reduced.pop().ok_or_else(|| Error::invalid(READ, "a sum of nothing"))
+                    }
+                    None => Leaf::reduce(op, &copies).map_err(Error::tensor(READ)),
+                }
+            }
+            Way::Combined(Combine::First) => {
+                let mine = self.copy(0)?.read()?;
+                let first = self.strategy().of_first_worker(
+                    READ,
+                    || self.reading(at),
+                    std::slice::from_ref(&mine),
+                )?;
+                Ok(first.and_then(|mut first| first.pop()).unwrap_or(mine))
             }
             _ => self.copy(0)?.read(),
         }
+    }
+
+    /// The copies of the replicas of all workers, in the order of their ids.
+    pub(super) fn copies_of_all(&self, at: &'static Location<'static>) -> Result<Vec<Leaf>> {
+        let copies = self.copies_at_once()?;
+        let local: Vec<&[Leaf]> = copies.chunks(1).collect();
+        let all = self.strategy().gather_over_workers(READ, |_| self.reading(at), &local)?;
+        Ok(all.map_or(copies, |all| all.into_iter().flatten().collect()))
+    }
+
+    /// The copies of this worker's replicas, while nobody writes all of them.
+    fn copies_at_once(&self) -> Result<Vec<Leaf>> {
+        let _all = self.all_copies();
+        self.copies()
+    }
+
+    /// All workers read.
+    fn reading(&self, at: &'static Location<'static>) -> Fingerprint {
+        let (dtype, dims) = (self.dtype(), self.dims());
+        let detail = format!("{} (variable {}), {dtype}{dims:?}", self.name(), self.0.id);
+        Fingerprint::new(Operation::ReadVariable, detail, at)
     }
 
     /// The candle tensor of this replica's copy (in [`update`](crate::Strategy::update) of the copy being updated,

@@ -5,8 +5,10 @@ use super::variable::Variable;
 use crate::checkpoint::{
     Checkpointed, Reader, Restore, SOME, Writer, described, read_as, read_cast, require_names,
 };
-use crate::{Restored, Result, Select};
+use crate::{Restored, Result, Select, Strategy};
+use distribute_cluster::{Fingerprint, Operation};
 use distribute_tensor::{HostTensor, Leaf, Write};
+use std::panic::Location;
 
 /// ON_WRITE: the one value. ON_READ: what is read from outside of `run`, so that of NONE cannot be saved; it is
 /// restored by the rules of `assign`, a SUM in equal shares. Beside it each replica's copy, which comes back as it
@@ -38,6 +40,10 @@ impl Checkpointed for Variable {
         };
         Ok((change, restored))
     }
+
+    fn strategy(&self) -> Option<&Strategy> {
+        Some(Variable::strategy(self))
+    }
 }
 
 impl Variable {
@@ -59,26 +65,27 @@ impl Variable {
 }
 
 impl Variable {
-    /// Adds each copy of an ON_READ variable.
+    /// Adds the copies of the replicas of all workers, if it is an ON_READ variable.
+    #[track_caller]
     pub(super) fn save_copies(&self, prefix: &str, writer: &mut Writer) -> Result<()> {
         if self.0.sort == Sort::OnRead {
-            let copies: Vec<Leaf> = self.copies()?;
+            let copies = self.copies_of_all(Location::caller())?;
             let copies = copies.iter().map(Leaf::to_host).collect::<Result<Vec<_>, _>>()?;
             writer.insert(of_replicas(prefix), HostTensor::stack(&copies.iter().collect::<Vec<_>>())?)?;
         }
         Ok(())
     }
 
-    /// What each copy of an ON_READ variable was, if there were as many.
+    /// What each copy of an ON_READ variable was, if there were as many on all workers together.
     pub(super) fn saved_copies(&self, prefix: &str, from: &Reader) -> Result<Option<Vec<HostTensor>>> {
-        let (name, count) = (of_replicas(prefix), self.0.copies.len());
+        let (name, (mine, count)) = (of_replicas(prefix), self.numbers());
         let as_many = || Ok::<_, crate::Error>(from.describe(&name)?.shape.first() == Some(&count));
         if self.0.sort != Sort::OnRead || !from.contains(&name) || !as_many()? {
             return Ok(None);
         }
         let shape: Vec<usize> = [count].iter().chain(self.dims()).copied().collect();
         let rows = read_as(from, &name, self.dtype(), &shape)?;
-        Ok(Some((0..count).map(|copy| rows.row(copy)).collect::<Result<_, _>>()?))
+        Ok(Some(mine.map(|copy| rows.row(copy)).collect::<Result<_, _>>()?))
     }
 }
 

@@ -10,7 +10,6 @@ use crate::{Error, Result, Strategy};
 use candle_core::Var;
 use distribute_tensor::{DType, Leaf, Nest};
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 /// A value that replicas share, or that each has a copy of; read and written by the rules of the documents.
@@ -27,6 +26,9 @@ use std::sync::{Arc, Mutex, Weak};
 ///
 /// What the table of the documents refuses is [`Error::VariableAccess`](crate::Error::VariableAccess), which says what
 /// to do instead; nothing has been written then. A clone is another handle of the same variable.
+///
+/// Over several workers, replicas are those of all of them. What a worker writes outside of `run` goes to its own copies: give
+/// the same value on all. A combined read is a call that all workers make.
 ///
 /// The value is a candle tensor, a [`HostTensor`](crate::HostTensor) of any dtype or a plain number.
 ///
@@ -51,7 +53,7 @@ use std::sync::{Arc, Mutex, Weak};
 pub struct Variable(pub(super) Arc<Inner>);
 
 pub(super) struct Inner {
-    /// Tells variables of one name apart.
+    /// Its number among the strategy's: tells variables of one name apart.
     pub(super) id: u64,
     pub(super) name: String,
     pub(super) strategy: Strategy,
@@ -65,12 +67,6 @@ pub(super) struct Inner {
     pub(super) copies: Vec<Copy>,
     /// Held while all copies are written, or read as one value.
     pub(super) all_copies: Mutex<()>,
-}
-
-/// The number of the next variable.
-pub(super) fn next_id() -> u64 {
-    static IDS: AtomicU64 = AtomicU64::new(1);
-    IDS.fetch_add(1, Ordering::Relaxed)
 }
 
 impl Variable {
@@ -175,7 +171,7 @@ impl Variable {
         let copy = |copy: &Copy| Copy::new(&copy.read()?, copy.device);
         let inner = &*self.0;
         Ok(Self::of(Inner {
-            id: next_id(),
+            id: inner.strategy.next_variable(),
             name: inner.name.clone(),
             strategy: inner.strategy.clone(),
             all_copies: Mutex::new(()),

@@ -8,6 +8,7 @@ use crate::values::{Components, PerReplica, Reducible};
 use crate::{Error, ReplicaContext, Result};
 use distribute_cluster::{Fingerprint, Operation};
 use distribute_tensor::{HostTensor, IndexedSlices, Leaf, Nest, ReduceOp, Tree, Write};
+use std::ops::Range;
 use std::panic::Location;
 use std::sync::MutexGuard;
 
@@ -84,8 +85,8 @@ impl Variable {
             Way::Shares => self.shares(&value).and_then(|shares| self.set_copies(&shares)),
             Way::Together(combine) => {
                 let detail = value.describe();
-                self.together(operation, detail, value, place.replica, at, |values| {
-                    let value = combined(combine, &values)?;
+                self.together(operation, detail, value, place.replica, at, |call, values| {
+                    let value = self.combined(operation, call, combine, values)?;
                     self.each_copy(|copy| copy.write(how, &value))
                 })
             }
@@ -108,8 +109,8 @@ impl Variable {
             Way::Own => self.own(operation, &place)?.write_rows(how, &rows),
             Way::Together(combine) => {
                 let detail = rows.values.dtype().to_string();
-                self.together(operation, detail, rows, place.replica, at, |replicas| {
-                    let rows = joined(combine, &replicas)?;
+                self.together(operation, detail, rows, place.replica, at, |call, rows| {
+                    let rows = self.joined(operation, call, combine, rows)?;
                     self.each_copy(|copy| copy.write_rows(how, &rows))
                 })
             }
@@ -118,7 +119,7 @@ impl Variable {
         written.map_err(|error| self.named(operation, error))
     }
 
-    /// A call of all replicas: `write` gets the values of all of them, once.
+    /// A call of all replicas: `write` gets the values of this worker's, once, and goes on with the other workers.
     fn together<T: Send + 'static>(
         &self,
         operation: &'static str,
@@ -126,16 +127,74 @@ impl Variable {
         value: T,
         replica: Option<ReplicaContext>,
         at: &'static Location<'static>,
-        write: impl FnOnce(Vec<T>) -> Result<()>,
+        write: impl FnOnce(&Fingerprint, Vec<T>) -> Result<()>,
     ) -> Result<()> {
-        let Some(context) = replica else { return write(vec![value]) };
         let call = Fingerprint::new(
             Operation::WriteVariable,
             // The number tells variables of one name apart.
             format!("{operation} of {} (variable {}), {detail}", self.name(), self.0.id),
             at,
         );
-        context.merge(call, operation, value, |_, values: PerReplica<T>| write(values.into_values()))
+        let Some(context) = replica else { return write(&call, vec![value]) };
+        let write = |values: PerReplica<T>| write(&call, values.into_values());
+        context.merge(call.clone(), operation, value, |_, values| write(values))
+    }
+
+    /// What all replicas write, as one value.
+    fn combined(
+        &self,
+        operation: &'static str,
+        call: &Fingerprint,
+        combine: Combine,
+        values: Vec<HostTensor>,
+    ) -> Result<HostTensor> {
+        let values: Vec<Leaf> = values.into_iter().map(Leaf::Host).collect();
+        let strategy = self.strategy();
+        let combined = match combine {
+            Combine::First => self.first(operation, call, values),
+            Combine::Reduce(op) => {
+                let local: Vec<&[Leaf]> = values.chunks(1).collect();
+                let reduced = strategy.reduce_over_workers(operation, op, |_| call.clone(), &local)?;
+                match reduced.map(|mut reduced| reduced.pop()) {
+                    Some(reduced) => reduced.ok_or_else(|| nothing(operation)),
+                    None => Leaf::reduce(op, &values).map_err(Error::tensor(operation)),
+                }
+            }
+        };
+        combined?.to_host().map_err(Error::tensor(operation))
+    }
+
+    /// The rows that all replicas write. Not reduced, which would merge them: each is written on its own, one after another
+    /// (SC-1, SC-2).
+    fn joined(
+        &self,
+        operation: &'static str,
+        call: &Fingerprint,
+        combine: Combine,
+        rows: Vec<IndexedSlices>,
+    ) -> Result<IndexedSlices> {
+        let rows: Vec<Leaf> = rows.into_iter().map(Leaf::Slices).collect();
+        let slices = |leaf: Leaf| if let Leaf::Slices(slices) = leaf { Some(slices) } else { None };
+        let Combine::Reduce(op) = combine else {
+            return slices(self.first(operation, call, rows)?).ok_or_else(|| nothing(operation));
+        };
+        let local: Vec<&[Leaf]> = rows.chunks(1).collect();
+        let all = self.strategy().gather_over_workers(operation, |_| call.clone(), &local)?;
+        let all = all.map_or(rows, |all| all.into_iter().flatten().collect());
+        let all: Vec<IndexedSlices> = all.into_iter().filter_map(slices).collect();
+        let joined = IndexedSlices::concat(&all.iter().collect::<Vec<_>>());
+        let joined = match op {
+            ReduceOp::Sum => joined,
+            ReduceOp::Mean => joined.and_then(|joined| joined.divide(all.len() as f64)),
+        };
+        joined.map_err(Error::tensor(operation))
+    }
+
+    /// What replica 0 of worker 0 writes.
+    fn first(&self, operation: &'static str, call: &Fingerprint, values: Vec<Leaf>) -> Result<Leaf> {
+        let mine = values.get(..1).unwrap_or_default();
+        let first = self.strategy().of_first_worker(operation, || call.clone(), mine)?;
+        first.unwrap_or(values).into_iter().next().ok_or_else(|| nothing(operation))
     }
 
     fn each_copy(&self, write: impl FnMut(&Copy) -> Result<()>) -> Result<()> {
@@ -155,10 +214,17 @@ impl Variable {
         lock(&self.0.all_copies)
     }
 
-    /// A part of a value for each copy, whose sum is the value: of integers to the bit.
+    /// A part of a value for each copy, whose sum over all workers is the value: of integers to the bit.
     pub(super) fn shares(&self, value: &HostTensor) -> Result<Vec<HostTensor>> {
-        let copies = self.copy_count();
-        (0..copies).map(|copy| Ok(value.share(copy, copies)?)).collect()
+        let (of_world, all) = self.numbers();
+        of_world.map(|copy| Ok(value.share(copy, all)?)).collect()
+    }
+
+    /// The numbers of this worker's copies among those of all workers, and how many there are in all.
+    pub(super) fn numbers(&self) -> (Range<usize>, usize) {
+        let (copies, world) = (self.copy_count(), self.strategy().world());
+        let first = copies * world.worker();
+        (first..first + copies, copies * world.workers())
     }
 
     /// An error that does not know which variable it is about.
@@ -229,25 +295,6 @@ impl Variable {
     }
 }
 
-fn combined(combine: Combine, values: &[HostTensor]) -> distribute_tensor::Result<HostTensor> {
-    match (combine, values) {
-        (Combine::First, [first, ..]) => Ok(first.clone()),
-        (Combine::Reduce(op), values) => HostTensor::reduce(op, &values.iter().collect::<Vec<_>>()),
-        (Combine::First, []) => Err(distribute_tensor::Error::Empty { operation: "aggregate" }),
-    }
-}
-
-fn joined(combine: Combine, rows: &[IndexedSlices]) -> distribute_tensor::Result<IndexedSlices> {
-    match (combine, rows) {
-        (Combine::First, [first, ..]) => Ok(first.clone()),
-        // Not reduced, which would merge rows: each is written on its own, one after another (SC-1, SC-2).
-        (Combine::Reduce(op), rows) => {
-            let all = IndexedSlices::concat(&rows.iter().collect::<Vec<_>>())?;
-            match op {
-                ReduceOp::Sum => Ok(all),
-                ReduceOp::Mean => all.divide(rows.len() as f64),
-            }
-        }
-        (Combine::First, []) => Err(distribute_tensor::Error::Empty { operation: "aggregate" }),
-    }
+fn nothing(operation: &'static str) -> Error {
+    Error::tensor(operation)(distribute_tensor::Error::Empty { operation: "aggregate" })
 }

@@ -1,11 +1,11 @@
 //! `ReplicaContext::all_reduce`, and its gradient.
 
-use crate::watched::watched;
 use crate::{floats, gradients, host, is_wrong_context, mirrored, one_device, tensor};
 use candle_core::Var;
 use candle_nn::VarBuilder;
 use distribute::cluster::Fault;
 use distribute::{ContextKind, Error, IndexedSlices, Leaf, ReduceOp, get_replica_context};
+use distribute_testing::watched;
 use std::collections::BTreeMap;
 
 #[test]

@@ -1,22 +1,33 @@
 //! Strategies of one's own that contradict themselves: refused where they are made, or where they are first used.
 
-use crate::watched::watched;
 use distribute::{DeviceName, Error, ReduceOp, Replicas, Result, Strategy, StrategyExtended};
+use distribute_collective::group::{Group, memory};
+use distribute_testing::watched;
 
 /// What an author may get wrong.
 #[derive(Clone, Copy, Debug)]
 enum Wrong {
     Nothing,
     ADeviceTwice,
-    MoreReplicasThanDevices,
-    TheFirstId,
+    AGroupOfOthers,
     RunTwice,
     RunTwiceUnnoticed,
     NotRun,
 }
 
 #[derive(Debug)]
-struct Own(Wrong);
+struct Own {
+    wrong: Wrong,
+    group: Option<Group>,
+}
+
+impl Own {
+    fn new(wrong: Wrong) -> Self {
+        // Of 3 replicas each, where there are devices for 2.
+        let group = matches!(wrong, Wrong::AGroupOfOthers).then(|| memory::groups(2, 3).unwrap().remove(0));
+        Self { wrong, group }
+    }
+}
 
 impl StrategyExtended for Own {
     fn kind(&self) -> &'static str {
@@ -25,16 +36,13 @@ impl StrategyExtended for Own {
     fn worker_devices(&self) -> &[DeviceName] {
         const TWO: &[DeviceName] = &[DeviceName::cpu(0), DeviceName::cpu(1)];
         const TWICE: &[DeviceName] = &[DeviceName::cpu(1), DeviceName::cpu(1)];
-        if matches!(self.0, Wrong::ADeviceTwice) { TWICE } else { TWO }
+        if matches!(self.wrong, Wrong::ADeviceTwice) { TWICE } else { TWO }
     }
-    fn local_replicas(&self) -> usize {
-        if matches!(self.0, Wrong::MoreReplicasThanDevices) { 3 } else { 2 }
-    }
-    fn first_replica_id(&self) -> usize {
-        if matches!(self.0, Wrong::TheFirstId) { 9 } else { 0 }
+    fn group(&self) -> Option<&Group> {
+        self.group.as_ref()
     }
     fn call_for_each_replica(&self, replicas: &Replicas<'_>) -> Result<()> {
-        match self.0 {
+        match self.wrong {
             Wrong::NotRun => Ok(()),
             Wrong::RunTwice => replicas.on_threads().and_then(|()| replicas.on_threads()),
             Wrong::RunTwiceUnnoticed => {
@@ -58,19 +66,18 @@ fn says(error: &Error, texts: &[&str]) {
 fn a_strategy_that_contradicts_itself_is_refused_where_it_is_made() {
     for (wrong, texts) in [
         (Wrong::ADeviceTwice, ["Strategy::new: Own names", "CPU:1 twice in worker_devices"]),
-        (Wrong::MoreReplicasThanDevices, ["3 local_replicas", "2 worker_devices"]),
-        (Wrong::TheFirstId, ["first_replica_id 9", "begins with 0"]),
+        (Wrong::AGroupOfOthers, ["2 worker_devices", "worker 0 of 2, 3 replicas each"]),
     ] {
-        says(&Strategy::new(Own(wrong)).unwrap_err(), &texts);
+        says(&Strategy::new(Own::new(wrong)).unwrap_err(), &texts);
     }
-    Strategy::new(Own(Wrong::Nothing)).unwrap();
+    Strategy::new(Own::new(Wrong::Nothing)).unwrap();
 }
 
 #[test]
 fn a_step_whose_replicas_run_twice_or_not_at_all_is_an_error() {
     watched(|| {
         let run = |wrong| {
-            let strategy = Strategy::new(Own(wrong)).unwrap();
+            let strategy = Strategy::new(Own::new(wrong)).unwrap();
             strategy.run((), |ctx, ()| ctx.all_reduce(ReduceOp::Sum, 1f32))
         };
         says(

@@ -1,9 +1,9 @@
 //! Which error an operation gives in the wrong context.
 
-use crate::watched::watched;
 use crate::{floats, is_mixed, is_wrong_context, mirrored, per_replica, tensor};
 use candle_nn::{VarBuilder, linear};
 use distribute::{ContextKind, Error, HostTensor, ReduceOp, has_strategy};
+use distribute_testing::watched;
 use std::sync::Mutex;
 
 #[test]

@@ -1,10 +1,10 @@
 //! `Strategy::gather`, `ReplicaContext::all_gather`, and its gradient.
 
-use crate::watched::watched;
 use crate::{floats, gradients, host, mirrored, per_replica, tensor};
 use distribute::cluster::Fault;
 use distribute::tensor::DType as HostDType;
 use distribute::{Error, HostTensor, IndexedSlices, Mirrored};
+use distribute_testing::watched;
 
 #[test]
 fn ga_1_components_are_joined_in_replica_order_and_may_differ_along_the_axis() {

@@ -1,9 +1,9 @@
 //! How the results of replicas become one distributed value.
 
-use crate::watched::watched;
 use crate::{mirrored, one_device, tensor};
 use distribute::tensor::DType as HostDType;
 use distribute::{Error, Leaf, Nest, PerReplica, Tree};
+use distribute_testing::watched;
 use std::collections::BTreeMap;
 
 #[test]

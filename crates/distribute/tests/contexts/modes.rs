@@ -1,6 +1,5 @@
 //! The stack of modes, and the scopes of strategies.
 
-use crate::watched::watched;
 use crate::{floats, id, is_mixed, is_wrong_context, mirrored, one_device};
 use candle_core::{Device, Tensor};
 use candle_nn::{Module, VarBuilder, linear};
@@ -9,6 +8,7 @@ use distribute::{
     ContextKind, Error, HostTensor, ReduceOp, Result, Strategy, get_replica_context, get_strategy,
     has_strategy, in_cross_replica_context,
 };
+use distribute_testing::watched;
 use std::sync::Mutex;
 
 // 1. The mode stack

@@ -1,6 +1,5 @@
 //! Reduce operations, and `Strategy::reduce`.
 
-use crate::watched::watched;
 use crate::{floats, host, mirrored, per_replica, tensor};
 use candle_core::{DType, Tensor};
 use distribute::cluster::Fault;
@@ -10,6 +9,7 @@ use distribute::{
     MirroredStrategy, Nest, ReduceOp, Result, Strategy, Variable, VariableAggregation,
     VariableSynchronization,
 };
+use distribute_testing::watched;
 
 // Reduce operations
 

@@ -1,6 +1,5 @@
 //! Members of the replica context, and `merge_call`.
 
-use crate::watched::watched;
 use crate::{is_wrong_context, mirrored, one_device, per_replica};
 use candle_core::{Device, Tensor};
 use candle_nn::VarBuilder;
@@ -9,6 +8,7 @@ use distribute::{
     ContextKind, DeviceKind, DeviceName, Error, Mirrored, ReduceOp, Result, Strategy, StrategyExtended,
     get_replica_context, get_strategy, has_strategy, in_cross_replica_context,
 };
+use distribute_testing::watched;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 // 5. Members of the replica context

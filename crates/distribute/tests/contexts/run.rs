@@ -1,10 +1,10 @@
 //! `run`: what each replica gets and sees, and what becomes of its errors.
 
-use crate::watched::watched;
 use crate::{floats, is_wrong_context, mirrored, one_device, per_replica, tensor};
 use candle_core::DType;
 use candle_nn::{VarBuilder, linear};
 use distribute::{ContextKind, Error, Mirrored, ReduceOp, Result, get_replica_context, get_strategy};
+use distribute_testing::watched;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Barrier, Mutex};
 

@@ -43,7 +43,7 @@ fn def_2_the_default_strategy_does_everything_here() {
 #[test]
 fn def_3_the_default_strategy_has_one_replica_here() {
     let strategy = get_strategy();
-    assert_eq!((strategy.num_replicas_in_sync(), strategy.extended().local_replicas()), (1, 1));
+    assert_eq!((strategy.num_replicas_in_sync(), strategy.world().replicas()), (1, 1));
     assert!(strategy == get_strategy());
 }
 
@@ -125,6 +125,6 @@ fn str_6_no_strategy_needs_static_shapes() {
 #[test]
 fn str_7_strategies_of_one_process_save_for_themselves() {
     for strategy in [mirrored(2), one_device(), get_strategy()] {
-        assert!(strategy.extended().should_checkpoint() && strategy.extended().should_save_summary());
+        assert!(strategy.should_checkpoint() && strategy.should_save_summary());
     }
 }

@@ -1,10 +1,10 @@
 //! What errors say: to whom things belong, which argument is wrong, and nothing twice.
 
-use crate::watched::watched;
 use crate::{mirrored, one_device, per_replica};
 use candle_core::{Device, Tensor};
 use candle_nn::{Linear, Module, VarBuilder, linear};
 use distribute::{Adam, Error, MirroredStrategy, PerReplica, ReduceOp, Strategy, Tree, Variable};
+use distribute_testing::watched;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 

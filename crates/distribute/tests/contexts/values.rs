@@ -1,8 +1,8 @@
 //! Distributed values, and those made by a function.
 
-use crate::watched::watched;
 use crate::{floats, mirrored, one_device, per_replica, tensor};
 use distribute::{Error, Mirrored, ReduceOp, ValueContext, get_strategy, has_strategy};
+use distribute_testing::watched;
 
 // 7. Distributed values
 

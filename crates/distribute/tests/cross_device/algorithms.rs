@@ -1,12 +1,12 @@
 //! All algorithms give the same bits.
 
-use crate::watched::watched;
 use crate::{mirrored, per_replica, rows, with_ops};
 use candle_core::{Device, Tensor, Var};
 use distribute::{
     DeviceName, HierarchicalCopyAllReduce, HostTensor, Leaf, NcclAllReduce, PerReplica, ReduceOp,
     ReductionToOneDevice, Strategy,
 };
+use distribute_testing::watched;
 
 /// Every algorithm, and what a strategy does that names none.
 fn strategies(replicas: usize) -> Vec<Strategy> {

@@ -1,6 +1,5 @@
 //! Algorithms that authors bring, and how theirs fail.
 
-use crate::watched::watched;
 use crate::{per_replica, with_ops};
 use candle_core::{Device, Tensor};
 use distribute::strategy::{Reduction, StrategyExtended};
@@ -8,6 +7,7 @@ use distribute::{
     CommunicationOptions, CrossDeviceOps, DeviceName, Error, HostTensor, IndexedSlices, Leaf,
     MirroredStrategy, NcclAllReduce, ReduceOp, ReductionToOneDevice, Replicas, Result, Strategy,
 };
+use distribute_testing::watched;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 

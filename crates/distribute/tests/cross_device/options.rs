@@ -1,10 +1,10 @@
 //! Options of the whole strategy, and of one call.
 
-use crate::watched::watched;
 use crate::{mirrored, per_replica};
 use distribute::cluster::Fault;
 use distribute::prelude::*;
 use distribute::{CommunicationImplementation, CommunicationOptions, Error, Leaf, NcclAllReduce, Result};
+use distribute_testing::watched;
 use std::sync::{Mutex, mpsc};
 use std::time::Duration;
 

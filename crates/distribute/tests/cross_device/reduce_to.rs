@@ -1,12 +1,12 @@
 //! Where results go, and what batches may hold.
 
-use crate::watched::watched;
 use crate::{mirrored, per_replica, rows, with_ops};
 use candle_core::{Device, Tensor};
 use distribute::{
     ContextKind, Destinations, DeviceName, Error, HierarchicalCopyAllReduce, HostTensor, Leaf, Mirrored,
     NcclAllReduce, OneDeviceStrategy, ReduceOp, Strategy, get_strategy,
 };
+use distribute_testing::watched;
 
 fn tensor(values: &[f32]) -> Tensor {
     Tensor::new(values, &Device::Cpu).unwrap()

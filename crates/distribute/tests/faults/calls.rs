@@ -1,10 +1,10 @@
 //! Replicas that don't make the same calls (MC-4, AR-1, GA-8; collectives T7).
 
 use crate::support::{Training, fault, fault_on, healthy, says};
-use crate::watched::watched;
 use distribute::cluster::Fault;
 use distribute::prelude::*;
 use distribute::{Error, Leaf, Result, Tree};
+use distribute_testing::watched;
 use std::sync::Mutex;
 
 type Call = fn(&ReplicaContext) -> Result<()>;

@@ -1,10 +1,10 @@
 //! Calls in a context that they don't belong to (ERR-1, ERR-2, RUN-11, MC-6, SCOPE-4).
 
 use crate::support::{fault_on, healthy, says, tensor};
-use crate::watched::watched;
 use candle_core::{Tensor, Var};
 use distribute::prelude::*;
 use distribute::{ContextKind, Error};
+use distribute_testing::watched;
 use std::sync::Mutex;
 
 /// A replica context, and a loss whose graph goes through an all_reduce, kept from a run that is over.

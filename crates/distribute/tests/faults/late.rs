@@ -1,10 +1,10 @@
 //! A replica that does not come before the deadline.
 
 use crate::support::{healthy, says};
-use crate::watched::watched;
 use distribute::cluster::Fault;
 use distribute::prelude::*;
 use distribute::{Error, Result};
+use distribute_testing::watched;
 use std::sync::{Mutex, mpsc};
 use std::time::Duration;
 

@@ -2,10 +2,10 @@
 //! a strategy that works afterwards. And programs without a fault, whose results are those of a serial model.
 
 use crate::support::{Training, healthy};
-use crate::watched::watched;
 use candle_nn::Module;
 use distribute::prelude::*;
 use distribute::{Error, Leaf, Result, Tree};
+use distribute_testing::watched;
 
 /// Small and good enough to make programs (Steele, Lea, Flood: SplitMix64).
 struct SplitMix(u64);

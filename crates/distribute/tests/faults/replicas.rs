@@ -1,11 +1,11 @@
 //! A replica that panics, fails or returns early: `run` returns its own error, whoever else fails because of it (RUN-7).
 
 use crate::support::{Training, fault, fault_on, healthy, says, tensor};
-use crate::watched::watched;
 use distribute::cluster::Fault;
 use distribute::data::Dataset;
 use distribute::prelude::*;
 use distribute::{Error, Result};
+use distribute_testing::watched;
 
 #[derive(Debug)]
 struct Wrapped(Error);

@@ -1,12 +1,12 @@
 //! What layers leave in the bucket of an optimizer stays where it belongs: with that optimizer, in that step.
 
-use crate::watched::watched;
 use crate::{assert_same, numbers};
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Module, Result, Shape, Tensor, bail};
 use candle_nn::VarBuilder;
 use distribute::optimizer::rules::Momentum;
 use distribute::optimizer::{Gradient, Gradients, Weighting};
 use distribute::{MirroredStrategy, Optimizer, Replicated, Strategy, nn};
+use distribute_testing::watched;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -1,13 +1,13 @@
 //! Models of fast layers train to the weights of models of candle's: plain, tied, scaled and frozen weights, layers used
 //! twice, however the step is made.
 
-use crate::watched::watched;
 use crate::{assert_same, numbers};
 use candle_core::{D, DType, Device, Module, Result, Tensor};
 use candle_nn::{Conv2dConfig, Init, VarBuilder};
 use distribute::optimizer::rules::{Adam, Momentum, Rule};
 use distribute::optimizer::{Gradients, Transform};
 use distribute::{MirroredStrategy, Optimizer, Strategy, nn};
+use distribute_testing::watched;
 
 const CLASSES: usize = 5;
 

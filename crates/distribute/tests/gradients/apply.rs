@@ -1,11 +1,11 @@
 //! `apply_gradients`, what it refuses, and the learning rate of its steps.
 
-use crate::watched::watched;
 use crate::{COUNTS, bits, loss, model, numbers, one_weight, reduced, replicas};
 use candle_core::{DType, Device, Tensor};
 use distribute::optimizer::rules::{Adam, Sgd};
 use distribute::optimizer::{Gradient, Gradients, Weighting, schedules};
 use distribute::{Error, HostTensor, IndexedSlices, Optimizer, ReduceOp};
+use distribute_testing::watched;
 
 #[test]
 fn minimize_is_gradients_of_the_loss_and_apply_gradients() {

@@ -1,10 +1,10 @@
 //! Code of users that a step calls: schedules, and closures that change gradients.
 
-use crate::watched::watched;
 use crate::{one_weight, replicas, vector};
 use distribute::optimizer::rules::Adam;
 use distribute::optimizer::{Gradients, Transform};
 use distribute::{Checkpoint, Error, Optimizer, ReduceOp, Replicated, Result, Strategy};
+use distribute_testing::watched;
 use std::sync::{Arc, Mutex, OnceLock};
 
 type Shared = Arc<OnceLock<Optimizer<Adam>>>;

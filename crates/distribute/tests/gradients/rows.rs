@@ -1,12 +1,12 @@
 //! Gradients by row train as dense ones do.
 
-use crate::watched::watched;
 use crate::{COUNTS, numbers, replicas};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Init, VarBuilder};
 use distribute::optimizer::rules::{Adagrad, Adam, Ftrl, Momentum, RmsProp, Rule, Sgd};
 use distribute::optimizer::{Gradient, Gradients, Transform};
 use distribute::{HostTensor, IndexedSlices, Optimizer, ReduceOp};
+use distribute_testing::watched;
 use proptest::prelude::*;
 
 /// What one replica brings for a table: row numbers, and a value for each; or nothing; or a dense gradient.

@@ -1,12 +1,12 @@
 //! Transforms: what they do, and when.
 
-use crate::watched::watched;
 use crate::{COUNTS, model, numbers, one_weight, reduced, replicas, vector};
 use candle_core::{Device, Tensor};
 use candle_nn::{Init, VarBuilder};
 use distribute::optimizer::rules::{Momentum, Sgd};
 use distribute::optimizer::{Gradient, Gradients, Transform, Weighting};
 use distribute::{Error, HostTensor, IndexedSlices, Optimizer, ReduceOp};
+use distribute_testing::watched;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 

@@ -133,7 +133,7 @@ fn a_position_of_another_dataset_is_refused_and_changes_nothing() {
 /// `experimental_run`: a step of the iterator is taken and given to the closure, once for each call.
 #[test]
 fn run_13_a_step_takes_the_next_batch_of_an_iterator_in_replica_context() {
-    crate::watched::watched(|| {
+    distribute_testing::watched(|| {
         let strategy = crate::mirrored(2);
         let data = strategy.distribute_dataset(Dataset::range(6).batch(4)).unwrap();
         let mut input = data.iter();
@@ -153,7 +153,7 @@ fn run_13_a_step_takes_the_next_batch_of_an_iterator_in_replica_context() {
 /// `experimental_run_steps_on_iterator`: several steps are a loop, and the last one's result is what stays.
 #[test]
 fn run_13_several_steps_are_a_loop_over_the_dataset() {
-    crate::watched::watched(|| {
+    distribute_testing::watched(|| {
         let strategy = crate::mirrored(2);
         let data = strategy.distribute_dataset(Dataset::range(12).batch(4)).unwrap();
         let mut last = None;

@@ -1,6 +1,5 @@
 //! Options: what they are without a word, what doesn't go together, and what a strategy refuses.
 
-use crate::watched::watched;
 use crate::{central, everywhere, mirrored, one_device, steps};
 use candle_core::{Device, Tensor};
 use distribute::data::{AutoShardPolicy, Dataset, SplitRule, UnevenEnds};
@@ -8,6 +7,7 @@ use distribute::{
     DeviceKind, DeviceName, Error, HostTensor, InputOptions, InputReplicationMode, Result, Strategy,
     StrategyExtended,
 };
+use distribute_testing::watched;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};

@@ -2,11 +2,11 @@
 //! comes once, and on as many replicas the weights have the bits of a training that ran through.
 
 use crate::mirrored;
-use crate::watched::watched;
 use candle_core::{Device, Tensor};
 use candle_nn::{Linear, Module, VarBuilder, linear};
 use distribute::data::Dataset;
 use distribute::{Adam, Checkpoint, CheckpointManager, DistributedDataset, Optimizer, Replicated, Strategy};
+use distribute_testing::watched;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};

@@ -1,12 +1,12 @@
 //! Batch-norm over the global batch (pains 23).
 
-use super::watched::watched;
 use super::{assert_close, flat, numbers, one_device, replicas};
 use candle_core::{DType, Device, Module, ModuleT, Tensor, Var};
 use candle_nn::{BatchNormConfig, Conv2d, Conv2dConfig, Linear, VarBuilder, VarMap};
 use distribute::data::Dataset;
 use distribute::nn::{BatchNorm, batch_norm, loss};
 use distribute::{Error, Replicated, Sgd, Strategy};
+use distribute_testing::watched;
 
 /// Either of the two layers, in one model.
 trait Norm: ModuleT + Send + Sync + Sized + 'static {

@@ -1,12 +1,12 @@
 //! Dropout by position in the global batch.
 
-use super::watched::watched;
 use super::{flat, numbers, one_device, replicas};
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{Linear, Module, VarBuilder};
 use distribute::data::Dataset;
 use distribute::nn::{Dropout, loss};
 use distribute::{PerReplica, Sgd, Strategy};
+use distribute_testing::watched;
 
 fn ones(shape: &[usize]) -> Tensor {
     Tensor::ones(shape, DType::F32, &Device::Cpu).unwrap()

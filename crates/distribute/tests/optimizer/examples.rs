@@ -1,12 +1,12 @@
 //! The number of examples that `minimize` is given.
 
-use crate::watched::watched;
 use crate::{log, replicas, vectors};
 use candle_core::{DType, Device};
 use candle_nn::{Init, VarBuilder};
 use distribute::data::Dataset;
 use distribute::prelude::*;
 use distribute::{Error, Result};
+use distribute_testing::watched;
 
 /// Trains on 0 … `rows` in batches of 4, with `n` examples of a piece of so many rows, on each replica.
 fn train(replicas_: usize, rows: i64, n: fn(usize) -> usize, name: &'static str) -> Result<Vec<f64>> {

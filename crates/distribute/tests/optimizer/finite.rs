@@ -1,11 +1,11 @@
 //! NaN and infinity: whose, when, and in which variable.
 
-use crate::watched::watched;
 use crate::{log, replicas, value, vectors};
 use candle_core::Tensor;
 use distribute::optimizer::NotFinite;
 use distribute::prelude::*;
 use distribute::{Error, Result};
+use distribute_testing::watched;
 
 /// A loss of two variables. In run number `bad`, replica 1's gradient of the second is infinite, but no loss is.
 fn loss(ctx: &ReplicaContext, model: &[Tensor], bad: u64) -> Result<Tensor> {

@@ -1,6 +1,5 @@
 //! Variables that are frozen, or trained otherwise than the others.
 
-use crate::watched::watched;
 use crate::{replicas, value, vector, vectors};
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::VarBuilder;
@@ -8,6 +7,7 @@ use distribute::nn::{Embedding, Linear, embedding, linear};
 use distribute::optimizer::{Gradients, MissingGradients, Transform, rules};
 use distribute::prelude::*;
 use distribute::{Checkpoint, Error, Momentum, Result};
+use distribute_testing::watched;
 
 const NAMES: &[&str] = &["a.bias", "a.weight", "b.weight"];
 

@@ -1,9 +1,9 @@
 //! What belongs outside of `run`: inside, every replica would do it, to what all of them share.
 
-use crate::watched::watched;
 use crate::{replicas, vector, vectors};
 use distribute::prelude::*;
 use distribute::{Checkpoint, Error, Result};
+use distribute_testing::watched;
 
 #[test]
 fn what_would_be_done_by_every_replica_is_refused_and_says_what_to_do() {

@@ -1,6 +1,5 @@
 //! Variables that get no gradient.
 
-use crate::watched::watched;
 use crate::{log, replicas, vectors};
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{Linear, RmsNorm, VarBuilder, linear, rms_norm};
@@ -9,6 +8,7 @@ use candle_transformers::models::{bert, distilbert};
 use distribute::optimizer::MissingGradients;
 use distribute::prelude::*;
 use distribute::{Error, Result};
+use distribute_testing::watched;
 
 /// A model whose norm is candle's fused one, so that only its head trains.
 struct Cut {

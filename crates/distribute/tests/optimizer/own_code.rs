@@ -1,6 +1,5 @@
 //! Code of users inside of a step that hangs, fails, or reads what is being updated.
 
-use crate::watched::watched;
 use crate::{replicas, value, vectors};
 use candle_core::{DType, Tensor, Var};
 use candle_nn::{Init, VarBuilder};
@@ -9,6 +8,7 @@ use distribute::optimizer::rules::{self, Float, Formula, SlotSpec, Step};
 use distribute::optimizer::{Gradients, Transform};
 use distribute::prelude::*;
 use distribute::{CommunicationOptions, Result};
+use distribute_testing::watched;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, mpsc};
 use std::time::Duration;

@@ -78,7 +78,7 @@ fn both(case: &Case, inputs: &Inputs<'_>, run: impl Fn(SplitRule) -> Result<Seen
     }
 }
 
-fn policy(name: &str) -> Result<AutoShardPolicy, String> {
+pub fn policy(name: &str) -> Result<AutoShardPolicy, String> {
     Ok(match name {
         "AUTO" => AutoShardPolicy::Auto,
         "OFF" => AutoShardPolicy::Off,
@@ -137,7 +137,7 @@ fn distribute_dataset(case: &Case, inputs: &Inputs<'_>, rule: SplitRule) -> Resu
     Ok(seen(strategy.distribute_dataset_with(batches, options), limit, ids))
 }
 
-fn batched(data: Dataset<i64>, size: usize, drop_remainder: bool) -> Dataset<HostTensor> {
+pub fn batched(data: Dataset<i64>, size: usize, drop_remainder: bool) -> Dataset<HostTensor> {
     match drop_remainder {
         true => data.batch_exact(size),
         false => data.batch(size),

@@ -57,6 +57,25 @@ fn has_ids(value: &Value) -> bool {
     }
 }
 
+/// DIST-4, over workers: TensorFlow's pieces of size 0 may make a step in which no worker has a row. Ours leaves it out, under
+/// either rule. For the rest, what TensorFlow gave is given under its rule, and ours was asserted when the case ran.
+pub fn workers_cut_evenly(case: &Case, inputs: &Inputs<'_>) -> Found {
+    if case.area != "multi_worker" || op(inputs) != "dataset" {
+        return Ok(None);
+    }
+    let Some(theirs) = outcome(case).and_then(|theirs| theirs.get("per_worker")?.as_array()) else {
+        return Ok(None);
+    };
+    let steps = |worker: &Value| worker["steps"].as_array().cloned().unwrap_or_default();
+    let all: Vec<_> = theirs.iter().map(steps).collect();
+    let has_rows = |step: &usize| all.iter().any(|steps| steps.get(*step).is_some_and(has_ids));
+    let kept: Vec<_> = (0..all.first().map_or(0, Vec::len)).filter(has_rows).collect();
+    let of = |steps: &Vec<Value>| json!({"steps": kept.iter().map(|step| &steps[*step]).collect::<Vec<_>>()});
+    let filled = json!({"per_worker": all.iter().map(of).collect::<Vec<_>>()});
+    let same = Expect::Outcome(even::of_workers(inputs)?) == case.expect;
+    Ok((!same).then(|| Difference::outcome("DIST-4", filled)))
+}
+
 /// AS-6: TensorFlow deals the pieces of a batch to workers in turn, so that neighbours are on different ones. Ours gives
 /// piece k to global replica k.
 pub fn pieces_are_in_the_order_of_replicas(case: &Case, inputs: &Inputs<'_>) -> Found {

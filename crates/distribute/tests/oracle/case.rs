@@ -19,7 +19,7 @@ pub struct Case {
 }
 
 /// What should come out.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Expect {
     /// An outcome with at least these fields.
     Outcome(Value),

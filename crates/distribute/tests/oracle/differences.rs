@@ -31,7 +31,7 @@ impl Difference {
 pub type Found = Result<Option<Difference>, String>;
 
 /// One row for each kind of difference.
-const TABLE: [fn(&Case, &Inputs<'_>) -> Found; 20] = [
+const TABLE: [fn(&Case, &Inputs<'_>) -> Found; 21] = [
     never_merged_by_identity,
     the_variable_is_on_each_replica,
     leaf_beside_container,
@@ -47,6 +47,7 @@ const TABLE: [fn(&Case, &Inputs<'_>) -> Found; 20] = [
     variables::the_remainder_is_kept,
     variables::copies_are_not_given_values_of_their_own,
     batching::every_batch_is_cut_evenly,
+    batching::workers_cut_evenly,
     batching::pieces_are_in_the_order_of_replicas,
     batching::single_elements_are_refused,
     batching::the_last_step_is_not_dropped,

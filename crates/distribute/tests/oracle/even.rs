@@ -153,6 +153,24 @@ pub fn read(inputs: &Inputs<'_>) -> Result<Option<Read>, String> {
     }))
 }
 
+/// `auto_shard` of a range over workers of one replica each, by worker.
+pub fn of_workers(inputs: &Inputs<'_>) -> Result<Value, String> {
+    let mut fields = serde_json::Map::new();
+    for name in ["n", "global_batch", "drop_remainder", "policy"] {
+        fields.insert(name.into(), inputs.get(name)?.clone());
+    }
+    let workers = inputs.count("workers")?;
+    fields.extend([
+        ("num_workers".to_string(), json!(workers)),
+        ("replicas_per_worker".into(), json!(1)),
+        ("source".into(), json!("range")),
+    ]);
+    let together = auto_shard(&Inputs::new(&fields))?;
+    let steps = together["steps"].as_array().ok_or("a range is never refused")?;
+    let of = |worker: usize| json!({"steps": steps.iter().map(|step| &step[worker][0]).collect::<Vec<_>>()});
+    Ok(json!({"per_worker": (0..workers).map(of).collect::<Vec<_>>()}))
+}
+
 fn ids_of(file: &Value) -> Result<Ids, String> {
     serde_json::from_value(file.clone()).map_err(|e| e.to_string())
 }

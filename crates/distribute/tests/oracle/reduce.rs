@@ -29,7 +29,7 @@ pub fn oracle_reduce(case: &Case, inputs: &Inputs<'_>) -> Ran {
     }
 }
 
-fn axes(value: &Value) -> Result<Axes, String> {
+pub fn axes(value: &Value) -> Result<Axes, String> {
     let axis = |value: &Value| value.as_i64().ok_or_else(|| format!("{value} is no axis"));
     match value {
         Value::Null => Ok(None.into()),

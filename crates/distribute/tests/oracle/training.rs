@@ -107,12 +107,12 @@ fn same_for_every_count(case: &Case, inputs: &Inputs<'_>, train: impl Fn(&Strate
     Ok(last)
 }
 
-fn candle(value: &Value) -> Result<Tensor, Stop> {
+pub fn candle(value: &Value) -> Result<Tensor, Stop> {
     Ok(tensor(value)?.to_candle(&Device::Cpu)?)
 }
 
 /// A model of nothing but these variables, in this order.
-fn variables(strategy: &Strategy, initial: &[Tensor]) -> distribute::Result<Replicated<Vec<Tensor>>> {
+pub fn variables(strategy: &Strategy, initial: &[Tensor]) -> distribute::Result<Replicated<Vec<Tensor>>> {
     let kinds: Vec<_> = initial.iter().map(|tensor| (tensor.shape().clone(), tensor.dtype())).collect();
     let build = move |vb: VarBuilder| -> candle_core::Result<Vec<Tensor>> {
         let one = |(i, (shape, dtype)): (usize, &(candle_core::Shape, DType))| {
@@ -131,7 +131,7 @@ fn name(i: usize) -> String {
     format!("w{i}")
 }
 
-fn weights(model: &Replicated<Vec<Tensor>>) -> distribute::Result<Vec<Value>> {
+pub fn weights(model: &Replicated<Vec<Tensor>>) -> distribute::Result<Vec<Value>> {
     model.variables.names().iter().map(|name| Ok(candle_json(&model.variables.get(name)?))).collect()
 }
 

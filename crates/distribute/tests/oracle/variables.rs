@@ -6,8 +6,8 @@ use super::errors::Kind;
 use super::tensors::{each, leaf, leaf_json, tensor};
 use candle_core::{Device, Tensor};
 use distribute::{
-    Destinations, DeviceName, Distributed, HostTensor, IndexedSlices, Leaf, Mirrored, PerReplica, ReduceOp,
-    Reducible, Strategy, Variable, VariableAggregation, VariableSynchronization,
+    Destinations, DeviceName, Distributed, HostTensor, IndexedSlices, Leaf, Mirrored, NewVariable,
+    PerReplica, ReduceOp, Reducible, Strategy, Variable, VariableAggregation, VariableSynchronization,
 };
 use serde_json::{Value, json};
 
@@ -58,24 +58,29 @@ pub fn oracle_variables(case: &Case, inputs: &Inputs<'_>) -> Ran {
 
 /// The variable that a spec describes, made in the strategy's scope.
 fn create(strategy: &Strategy, spec: &Inputs<'_>) -> Result<Variable, Stop> {
-    let synchronization = match spec.text("sync")? {
+    let initial = tensor(spec.get("initial")?)?;
+    let builder = builder((spec.text("sync")?, spec.text("aggregation")?), initial)?;
+    spec.finish()?;
+    Ok(strategy.scope(|| builder.create())?)
+}
+
+/// A variable of this synchronization and aggregation, to be created.
+pub fn builder((sync, aggregation): (&str, &str), initial: HostTensor) -> Result<NewVariable, Stop> {
+    let synchronization = match sync {
         "AUTO" => VariableSynchronization::Auto,
         "NONE" => VariableSynchronization::None,
         "ON_WRITE" => VariableSynchronization::OnWrite,
         "ON_READ" => VariableSynchronization::OnRead,
         other => return Err(format!("unknown sync {other:?}").into()),
     };
-    let aggregation = match spec.text("aggregation")? {
+    let aggregation = match aggregation {
         "NONE" => VariableAggregation::None,
         "SUM" => VariableAggregation::Sum,
         "MEAN" => VariableAggregation::Mean,
         "ONLY_FIRST_REPLICA" => VariableAggregation::OnlyFirstReplica,
         other => return Err(format!("unknown aggregation {other:?}").into()),
     };
-    let initial = tensor(spec.get("initial")?)?;
-    spec.finish()?;
-    let builder = Variable::builder("v", initial).synchronization(synchronization).aggregation(aggregation);
-    Ok(strategy.scope(|| builder.create())?)
+    Ok(Variable::builder("v", initial).synchronization(synchronization).aggregation(aggregation))
 }
 
 enum Argument {
@@ -126,7 +131,7 @@ fn write<V: Distributed<Local = Leaf> + Reducible>(
     Ok(())
 }
 
-fn assign<V: Reducible>(variable: &Variable, method: &str, value: V) -> distribute::Result<()> {
+pub fn assign<V: Reducible>(variable: &Variable, method: &str, value: V) -> distribute::Result<()> {
     match method {
         "assign" => variable.assign(value),
         "assign_add" => variable.assign_add(value),
@@ -152,7 +157,7 @@ fn seen(strategy: &Strategy, variable: &Variable) -> Ran {
     }))
 }
 
-fn components(variable: &Variable) -> distribute::Result<Vec<Value>> {
+pub fn components(variable: &Variable) -> distribute::Result<Vec<Value>> {
     Ok(variable.copies::<Leaf>()?.iter().map(leaf_json).collect())
 }
 

@@ -1,12 +1,12 @@
 //! The members that the page of StrategyExtended has: what no other test asserts as strongly.
 
-use crate::watched::watched;
 use crate::{bits, everywhere, mirrored, on_one, per_replica, tensor};
 use candle_core::Tensor;
 use distribute::{
     CentralStorageStrategy, ContextKind, DeviceName, Error, Mirrored, ReduceOp, Result, Strategy,
     StrategyExtended, Variable, get_strategy, get_update_context,
 };
+use distribute_testing::watched;
 
 // What the author gives
 

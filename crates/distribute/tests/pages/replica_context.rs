@@ -1,9 +1,9 @@
 //! The page of ReplicaContext: what no other test asserts as strongly.
 
-use crate::watched::watched;
 use crate::{bits, mirrored, per_replica, tensor};
 use distribute::cluster::Fault;
 use distribute::{CommunicationOptions, ContextKind, Error, HostTensor, Leaf, Nest, ReduceOp, Tree};
+use distribute_testing::watched;
 use std::sync::{Mutex, mpsc};
 use std::time::Duration;
 

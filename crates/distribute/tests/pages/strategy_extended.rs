@@ -1,6 +1,5 @@
 //! The page of StrategyExtended, what comes before its members: what no other test asserts as strongly.
 
-use crate::watched::watched;
 use crate::{bits, central, mirrored, on_one, per_replica, tensor};
 use candle_core::{DType, Tensor};
 use candle_nn::{Init, VarBuilder};
@@ -11,6 +10,7 @@ use distribute::{
     VariableSynchronization as Synchronization, get_replica_context, get_update_context,
     in_cross_replica_context,
 };
+use distribute_testing::watched;
 use std::sync::Mutex;
 
 // Lower-level concepts

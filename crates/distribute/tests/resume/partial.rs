@@ -2,13 +2,12 @@
 //! the rest is told.
 
 use super::{Training, folder, replicas};
-use crate::child;
-use crate::watched::watched;
 use candle_core::safetensors::save;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Linear, VarBuilder, linear};
 use distribute::optimizer::rules::Sgd;
 use distribute::{Checkpoint, Error, Kept, Replicated, Restored, Result, Select};
+use distribute_testing::{child, watched};
 use std::collections::HashMap;
 use std::path::Path;
 

@@ -1,11 +1,11 @@
 //! Every operation of every kind of variable in every context: it works, or its error names variable, context and what
 //! to call instead, and nothing has been written.
 
-use super::support::watched;
 use super::{AGGREGATIONS, Aggregation, Synchronization, copies, own, two};
 use candle_core::{Device, Tensor};
 use distribute::prelude::*;
 use distribute::{ContextKind, Error, Result, Variable};
+use distribute_testing::watched;
 
 type Operation = (&'static str, fn(&Variable) -> Result<()>);
 

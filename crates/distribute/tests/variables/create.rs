@@ -1,10 +1,10 @@
 //! Section 1: creating variables.
 
-use super::support::watched;
 use super::{AGGREGATIONS, Aggregation, Synchronization, copies, own, two};
 use candle_core::{Device, Tensor};
 use distribute::prelude::*;
 use distribute::{CentralStorageStrategy, Error, Leaf, Variable, tensor::DType};
+use distribute_testing::watched;
 
 #[test]
 fn var_1_to_var_3_auto_is_on_write_and_none_is_refused() {

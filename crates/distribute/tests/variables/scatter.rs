@@ -1,9 +1,9 @@
 //! Section 2.3: rows. Start [1, 2, 3], replicas' rows at index 1: 2 and 4.
 
-use super::support::watched;
 use super::{AGGREGATIONS, Aggregation, Synchronization, two};
 use distribute::prelude::*;
 use distribute::{Error, Result, Variable};
+use distribute_testing::watched;
 
 type Op = fn(&Variable, IndexedSlices) -> Result<()>;
 const OPS: [(&str, Op); 7] = [

@@ -1,9 +1,9 @@
 //! The tables of section 2: two replicas, initial value 10, replicas write 1 and 2, others 3.
 
-use super::support::watched;
 use super::{AGGREGATIONS, Aggregation, Synchronization, copies, own, ten, two};
 use distribute::prelude::*;
 use distribute::{Error, Result, Variable};
+use distribute_testing::watched;
 
 type Op = fn(&Variable, f32) -> Result<()>;
 const OPS: [(&str, Op); 3] = [

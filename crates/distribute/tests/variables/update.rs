@@ -1,12 +1,12 @@
 //! Sections 3 and 4: update, update_non_slot, colocation.
 
-use super::support::watched;
 use super::{Aggregation, Synchronization, copies, ten, two};
 use distribute::prelude::*;
 use distribute::{
     CentralStorageStrategy, ContextKind, Error, Variable, get_replica_context, get_strategy,
     get_update_context, in_cross_replica_context,
 };
+use distribute_testing::watched;
 
 #[test]
 fn upd_1_the_function_is_called_once_for_each_copy_in_order() {

@@ -8,13 +8,12 @@
 //! | [`fold`] | the sum of several slices, in the one order of sums |
 //! | [`fold_then`], [`fold_two`] | the same, with a last step for each sum (a division, say) |
 //! | [`fold_scaled`] | the sum of weighted slices |
-//! | [`fold_into_all`], [`fold_into_all_then`], [`fold_scaled_into_all`] | the sum, written back into every slice |
 //! | [`sum_axis`] | the sum along one axis of one tensor |
 //! | [`RowMerge`] | one replica's rows with indices, merged: equal indices summed |
 //! | [`RowSum`] | [`fold`] of the rows of several replicas, as they come |
 //! | [`each_row`] | the merged rows of several replicas side by side, for [`fold_scaled`] |
 //! | [`write()`], [`write_rows`] | assigned, added, … to what is there |
-//! | [`concat()`], [`split`], [`narrow`] | put together and cut along an axis |
+//! | [`concat()`], [`narrow`] | put together and cut along an axis |
 
 mod axis;
 mod concat;
@@ -26,10 +25,8 @@ mod sum;
 mod write;
 
 pub use axis::sum_axis;
-pub use concat::{concat, narrow, split};
-pub use reduce::{
-    fold, fold_into_all, fold_into_all_then, fold_scaled, fold_scaled_into_all, fold_then, fold_two,
-};
+pub use concat::{concat, narrow};
+pub use reduce::{fold, fold_scaled, fold_then, fold_two};
 pub use row_fold::each_row;
 pub use row_sum::RowSum;
 pub use rows::RowMerge;

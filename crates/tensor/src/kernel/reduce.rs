@@ -46,39 +46,9 @@ pub fn fold_scaled<F: Scale>(inputs: &[&[F]], weights: &[F], out: &mut [F]) {
     blocks(inputs, out, &|r, x: F| x.times(weights[r]), &keep);
 }
 
-/// Replaces every slice by the element-wise sum of all of them, in the order of [`fold`].
-///
-/// # Panics
-/// When the slices differ in length.
-pub fn fold_into_all<T: Sum>(slices: &mut [&mut [T]]) {
-    fold_into_all_then(slices, keep);
-}
-
-/// Like [`fold_into_all`], with `last` applied to each sum.
-///
-/// # Panics
-/// When the slices differ in length.
-pub fn fold_into_all_then<T: Sum>(slices: &mut [&mut [T]], last: impl Fn(T) -> T) {
-    into_all(slices, &|_, x| x, &last);
-}
-
-/// Replaces every slice by the element-wise sum of `weights[r] * slices[r]`.
-///
-/// # Panics
-/// When the slices differ in length, or when there are not as many weights as slices.
-pub fn fold_scaled_into_all<F: Scale>(slices: &mut [&mut [F]], weights: &[F]) {
-    assert_eq!(slices.len(), weights.len(), "one weight for each slice");
-    into_all(slices, &|r, x: F| x.times(weights[r]), &keep);
-}
-
-fn blocks<T: Sum, S: AsRef<[T]>>(
-    inputs: &[S],
-    out: &mut [T],
-    term: &impl Fn(usize, T) -> T,
-    last: &impl Fn(T) -> T,
-) {
+fn blocks<T: Sum>(inputs: &[&[T]], out: &mut [T], term: &impl Fn(usize, T) -> T, last: &impl Fn(T) -> T) {
     for input in inputs {
-        assert_eq!(input.as_ref().len(), out.len(), "all slices of a sum are of one length");
+        assert_eq!(input.len(), out.len(), "all slices of a sum are of one length");
     }
     if inputs.len() <= 4 {
         return few(inputs, 0, 0..out.len(), out, term, last);
@@ -87,39 +57,6 @@ fn blocks<T: Sum, S: AsRef<[T]>>(
     for (i, block) in out.chunks_mut(BLOCK).enumerate() {
         let start = i * BLOCK;
         tree(inputs, 0, start..start + block.len(), block, &mut scratch, term, last);
-    }
-}
-
-fn into_all<T: Sum>(slices: &mut [&mut [T]], term: &impl Fn(usize, T) -> T, last: &impl Fn(T) -> T) {
-    let len = slices.first().map_or(0, |s| s.len());
-    for slice in slices.iter() {
-        assert_eq!(slice.len(), len, "all slices of a sum are of one length");
-    }
-    match slices {
-        [] => {}
-        [a] => a.iter_mut().for_each(|a| *a = last(term(0, *a))),
-        [a, b] => {
-            for (a, b) in a.iter_mut().zip(b.iter_mut()) {
-                let sum = last(term(0, *a).plus(term(1, *b)));
-                *a = sum;
-                *b = sum;
-            }
-        }
-        many => {
-            let width = BLOCK.min(len);
-            let mut scratch = vec![T::ZERO; (1 + depth(many.len())) * width];
-            let (sums, scratch) = scratch.split_at_mut(width);
-            let mut start = 0;
-            while start < len {
-                let range = start..len.min(start + BLOCK);
-                let sums = &mut sums[..range.len()];
-                tree(many, 0, range.clone(), sums, scratch, term, last);
-                for slice in many.iter_mut() {
-                    slice[range.clone()].copy_from_slice(sums);
-                }
-                start = range.end;
-            }
-        }
     }
 }
 
@@ -136,8 +73,8 @@ fn depth(n: usize) -> usize {
 }
 
 /// The sum of one block of all inputs, by cutting the list at a power of two.
-fn tree<T: Sum, S: AsRef<[T]>>(
-    inputs: &[S],
+fn tree<T: Sum>(
+    inputs: &[&[T]],
     first: usize,
     range: Range<usize>,
     out: &mut [T],
@@ -160,8 +97,8 @@ fn tree<T: Sum, S: AsRef<[T]>>(
 }
 
 /// Up to four inputs in one pass.
-fn few<T: Sum, S: AsRef<[T]>>(
-    inputs: &[S],
+fn few<T: Sum>(
+    inputs: &[&[T]],
     first: usize,
     range: Range<usize>,
     out: &mut [T],
@@ -171,25 +108,25 @@ fn few<T: Sum, S: AsRef<[T]>>(
     let r = first;
     match inputs {
         [a] => {
-            for (out, a) in out.iter_mut().zip(&a.as_ref()[range]) {
+            for (out, a) in out.iter_mut().zip(&a[range]) {
                 *out = last(term(r, *a));
             }
         }
         [a, b] => {
-            let (a, b) = (&a.as_ref()[range.clone()], &b.as_ref()[range]);
+            let (a, b) = (&a[range.clone()], &b[range]);
             for ((out, a), b) in out.iter_mut().zip(a).zip(b) {
                 *out = last(term(r, *a).plus(term(r + 1, *b)));
             }
         }
         [a, b, c] => {
-            let (a, b, c) = (&a.as_ref()[range.clone()], &b.as_ref()[range.clone()], &c.as_ref()[range]);
+            let (a, b, c) = (&a[range.clone()], &b[range.clone()], &c[range]);
             for (((out, a), b), c) in out.iter_mut().zip(a).zip(b).zip(c) {
                 *out = last(term(r, *a).plus(term(r + 1, *b)).plus(term(r + 2, *c)));
             }
         }
         [a, b, c, d, ..] => {
-            let (a, b) = (&a.as_ref()[range.clone()], &b.as_ref()[range.clone()]);
-            let (c, d) = (&c.as_ref()[range.clone()], &d.as_ref()[range]);
+            let (a, b) = (&a[range.clone()], &b[range.clone()]);
+            let (c, d) = (&c[range.clone()], &d[range]);
             for ((((out, a), b), c), d) in out.iter_mut().zip(a).zip(b).zip(c).zip(d) {
                 let left = term(r, *a).plus(term(r + 1, *b));
                 *out = last(left.plus(term(r + 2, *c).plus(term(r + 3, *d))));
@@ -225,12 +162,8 @@ mod tests {
         }
         let mut out = vec![T::ZERO; len];
         fold(&inputs.iter().map(Vec::as_slice).collect::<Vec<_>>(), &mut out);
-        let mut all = inputs.to_vec();
-        fold_into_all(&mut all.iter_mut().map(Vec::as_mut_slice).collect::<Vec<_>>());
-        for got in all.iter().chain([&out]) {
-            for (got, want) in got.iter().zip(&expected) {
-                assert!(same(*got, *want), "{got:?} instead of {want:?}");
-            }
+        for (got, want) in out.iter().zip(&expected) {
+            assert!(same(*got, *want), "{got:?} instead of {want:?}");
         }
     }
 
@@ -270,9 +203,6 @@ mod tests {
             fold(&scaled.iter().map(Vec::as_slice).collect::<Vec<_>>(), &mut want);
             fold_scaled(&values.iter().map(Vec::as_slice).collect::<Vec<_>>(), &weights, &mut got);
             prop_assert_eq!(&got, &want);
-            let mut all = values;
-            fold_scaled_into_all(&mut all.iter_mut().map(Vec::as_mut_slice).collect::<Vec<_>>(), &weights);
-            prop_assert!(all.iter().all(|v| *v == want));
         }
     }
 
@@ -283,11 +213,6 @@ mod tests {
             let mut out = vec![0.0; 5];
             fold_then(&ones.iter().map(Vec::as_slice).collect::<Vec<_>>(), &mut out, |sum| sum + 100.0);
             assert_eq!(out, vec![100.0 + n as f32; 5]);
-            let mut all = ones;
-            fold_into_all_then(&mut all.iter_mut().map(Vec::as_mut_slice).collect::<Vec<_>>(), |sum| {
-                sum + 100.0
-            });
-            assert!(all.iter().all(|v| *v == out));
         }
     }
 
@@ -296,6 +221,5 @@ mod tests {
         let mut out = [3.0f32; 4];
         fold(&[], &mut out);
         assert_eq!(out, [0.0; 4]);
-        fold_into_all::<f32>(&mut []);
     }
 }

@@ -47,3 +47,54 @@ fn a_short_batch_is_dropped_behind_a_position_too() {
         assert!(pass.step().unwrap().is_none(), "{replicas}");
     }
 }
+
+/// ITER-2: what a step needs is seen before it is decided on, so that no worker takes one that another cannot.
+#[test]
+fn a_worker_says_before_a_step_that_it_has_no_empty_batch() {
+    let layout = Layout { workers: 2, replicas: 2 };
+    let make = |context: InputContext| Ok(Dataset::range([2, 4][context.input_pipeline_id]));
+    let plan = Distribution::from_function(layout, false, DistributeOptions::default(), make).unwrap();
+    let mut passes = [0, 1].map(|worker| plan.worker(worker, 0).unwrap());
+    for (step, unfilled) in [0, 2].into_iter().enumerate() {
+        let ballots = passes.each_mut().map(|pass| pass.prepare().unwrap());
+        assert_eq!(ballots.map(|ballot| ballot.unfilled), [unfilled, 0]);
+        for pass in &mut passes {
+            let all = pass.count(&ballots).unwrap();
+            let taken = pass.finish(all).map(|pieces| pieces.is_some()).map_err(|error| error.to_string());
+            match step {
+                0 => assert_eq!(taken, Ok(true)),
+                _ => assert!(taken.unwrap_err().starts_with("only 2 of 4 replicas have data for step 1")),
+            }
+        }
+    }
+}
+
+/// Workers that read the same batches are at the end together, or read different data.
+#[test]
+fn a_worker_that_ends_before_others_is_named_where_all_read_the_same() {
+    for (policy, refused) in [(AutoShardPolicy::Data, true), (AutoShardPolicy::Off, false)] {
+        let options = DistributeOptions { policy, ..Default::default() };
+        let layout = Layout { workers: 2, replicas: 1 };
+        let mut passes = [8, 4].map(|n| {
+            let plan = Distribution::new(&Dataset::range(n).batch(4), layout, options.clone()).unwrap();
+            plan.worker(usize::from(n == 4), 0).unwrap()
+        });
+        let mut seen = Vec::new();
+        for _ in 0..2 {
+            let ballots = passes.each_mut().map(|pass| pass.prepare().unwrap());
+            for pass in &mut passes {
+                seen.push(pass.count(&ballots).map_err(|error| error.to_string()));
+                pass.finish(ballots.into_iter().sum()).unwrap();
+            }
+        }
+        assert!(seen[..2].iter().all(Result::is_ok));
+        for end in &seen[2..] {
+            match end {
+                Err(error) => {
+                    assert!(error.starts_with("worker 1 is at the end of the data at step 1"), "{error}")
+                }
+                Ok(_) => assert!(!refused),
+            }
+        }
+    }
+}

@@ -114,28 +114,6 @@ proptest! {
         seen.sort_unstable();
         prop_assert_eq!(seen, whole);
     }
-
-    // T7: who needn't ask takes as many steps as the others.
-    #[test]
-    fn workers_that_need_not_ask_end_together(
-        shape in shape(), policy in all_policies(), ends in all_ends(), workers in 1usize..4, replicas in 1usize..4,
-    ) {
-        let folder = tempfile::tempdir().unwrap();
-        let data = dataset(&shape, folder.path());
-        let plan = plan(&data, workers, replicas, &DistributeOptions { policy, ends, ..Default::default() });
-        if plan.is_uneven() {
-            return Ok(());
-        }
-        let together = plan.lockstep(0).unwrap().count();
-        for worker in 0..workers {
-            let mut pass = plan.worker(worker, 0).unwrap();
-            let mut steps = 0;
-            while pass.step().unwrap().is_some() {
-                steps += 1;
-            }
-            prop_assert_eq!(steps, together);
-        }
-    }
 }
 
 /// Each worker of a FILE policy keeps its own part.

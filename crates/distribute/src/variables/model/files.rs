@@ -3,15 +3,18 @@
 use super::Variables;
 use crate::context::require_outside_of_run;
 use crate::{Error, Restored, Result, Select};
+use bytes::Bytes;
 use candle_core::safetensors::BufferedSafetensors;
 use candle_core::{Device, Tensor};
+use distribute_cluster::{Fingerprint, Operation};
 use distribute_files::WholeFile;
 use distribute_tensor::{DType, Leaf};
 use safetensors::tensor::{Metadata, TensorInfo};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::io::{self, BufWriter, Read, Write};
-use std::path::Path;
+use std::panic::Location;
+use std::path::{Path, PathBuf};
 
 impl Variables {
     /// Writes all variables to a safetensors file, by name; running statistics as their mean over the replicas.
@@ -19,31 +22,50 @@ impl Variables {
     /// The file appears whole or not at all: it is written beside its place and renamed. What is left where the process is
     /// killed meanwhile, the next save to the same path removes. A link at `path` is replaced; what it leads to stays.
     ///
+    /// Of several workers all make the call, the chief alone writes, and all get what that came to.
+    ///
     /// # Errors
     /// [`Error::Io`], with the path, where the file cannot be written; [`Error::WrongContext`] inside of
     /// `run`, other than in `merge_call`.
+    #[track_caller]
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
+        const OPERATION: &str = "Variables::save";
         require_outside_of_run(
-            "Variables::save",
+            OPERATION,
             "each replica would save, while others train: save between runs, or once for all of them in ctx.merge_call",
         )?;
-        let path = path.as_ref();
+        let (path, at) = (path.as_ref(), Location::caller());
         let io = |source| Error::Io { operation: format!("writing {}", path.display()), source };
-        let tensors = self.snapshot()?;
-        let mut file = BufWriter::with_capacity(1 << 18, WholeFile::create(path).map_err(io)?);
-        write(&tensors, &mut file).map_err(io)?;
-        file.into_inner().map_err(|error| io(error.into_error()))?.finish().map_err(io)
+        let write = |tensors| {
+            let mut file = BufWriter::with_capacity(1 << 18, WholeFile::create(path).map_err(io)?);
+            write(&tensors, &mut file).map_err(io)?;
+            file.into_inner().map_err(|error| io(error.into_error()))?.finish().map_err(io)
+        };
+        let call = || Fingerprint::new(Operation::Save, OPERATION, at);
+        // None is written where a worker cannot read its variables.
+        let (tensors, _) = self.0.strategy.agree(OPERATION, call, self.snapshot(), |_| Bytes::new())?;
+        let written = || call().part("written by the chief");
+        self.0.strategy.on_chief(OPERATION, written, || write(tensors), |()| Bytes::new())?;
+        Ok(())
     }
 
     /// Sets all variables from a safetensors file, by name. Tensors of other names in the file are ignored.
+    ///
+    /// Of several workers all make the call, and each reads a file of the same content: that is compared before anything is
+    /// changed.
     ///
     /// # Errors
     /// [`Error::Candle`] with the path for a file that cannot be read; [`Error::InvalidArgument`] where the file lacks a variable or
     /// has it in another shape or dtype; [`Error::WrongContext`] inside of `run`, other than in `merge_call`. Nothing has
     /// changed then.
+    #[track_caller]
     pub fn load(&self, path: impl AsRef<Path>) -> Result<()> {
         require_outside_of_run("Variables::load", super::WRITE)?;
-        let path = path.as_ref();
+        self.set_all("load", Location::caller(), self.read_all(path.as_ref()))
+    }
+
+    /// What a file has of all variables, by name.
+    fn read_all(&self, path: &Path) -> Result<BTreeMap<String, Tensor>> {
         let file = open(path)?;
         let names = self.names();
         let missing: Vec<_> = names.iter().filter(|name| file.get(name).is_err()).collect();
@@ -53,14 +75,33 @@ impl Variables {
                 format!("{} lacks the variables {missing:?}", path.display()),
             ));
         }
-        let mut values = Vec::new();
-        for name in &names {
-            let value = read(&file, name, path)?;
+        let mut values = BTreeMap::new();
+        for name in names {
+            let value = read(&file, &name, path)?;
             let place = format!("in {} it is", path.display());
-            self.find("load", name)?.require_fit("load", name, &value, &place)?;
-            values.push(value);
+            self.find("load", &name)?.require_fit("load", &name, &value, &place)?;
+            values.insert(name, value);
         }
-        names.iter().zip(values).try_for_each(|(name, value)| self.set(name, &value))
+        Ok(values)
+    }
+
+    /// Sets variables to what was read for them, if it is the same on all workers.
+    fn set_all(
+        &self,
+        operation: &'static str,
+        at: &'static Location<'static>,
+        values: Result<BTreeMap<String, Tensor>>,
+    ) -> Result<()> {
+        let several = self.0.strategy.world().is_multi_worker();
+        let values = values.and_then(|values| {
+            let sum = if several { sha256(&values)? } else { String::new() };
+            Ok((values, sum))
+        });
+        let call = || Fingerprint::new(Operation::Restore, operation, at);
+        let same = ("what was read", "give all workers the same file");
+        let sum = |(_, sum): &(_, String)| format!("of SHA-256 {sum}");
+        let (values, _) = self.0.strategy.agree_on(operation, call, values, same, sum)?;
+        values.iter().try_for_each(|(name, value)| self.set(name, value))
     }
 
     /// Sets the variables that `select` takes, from one safetensors file or several, as models are often given out. Says
@@ -93,19 +134,34 @@ impl Variables {
     /// where nothing is set; and where two files have one name. [`Error::Candle`] with the path for a file that cannot be
     /// read. Nothing has changed then.
     #[doc(alias = "from_mmaped_safetensors")]
+    #[track_caller]
     pub fn load_some<P: AsRef<Path>>(
         &self,
         files: impl IntoIterator<Item = P>,
         select: &Select<'_>,
     ) -> Result<Restored> {
-        const OPERATION: &str = "load_some";
         let paths: Vec<_> = files.into_iter().map(|path| path.as_ref().to_path_buf()).collect();
+        let (values, restored) = match self.read_some(&paths, select) {
+            Ok((values, restored)) => (Ok(values), restored),
+            Err(error) => (Err(error), Restored::default()),
+        };
+        self.set_all(LOAD_SOME, Location::caller(), values)?;
+        Ok(restored)
+    }
+
+    /// What files have of the variables that `select` takes, by name, and what was taken.
+    fn read_some(
+        &self,
+        paths: &[PathBuf],
+        select: &Select<'_>,
+    ) -> Result<(BTreeMap<String, Tensor>, Restored)> {
+        const OPERATION: &str = LOAD_SOME;
         if paths.is_empty() {
             return Err(Error::invalid(OPERATION, "no file was given"));
         }
         let files = paths.iter().map(|path| open(path)).collect::<Result<Vec<_>>>()?;
         let mut there = BTreeMap::new();
-        for (file, path) in files.iter().zip(&paths) {
+        for (file, path) in files.iter().zip(paths) {
             for (name, view) in file.tensors() {
                 let dtype = candle_core::DType::try_from(view.dtype()).ok().and_then(host_dtype);
                 let found = (file, path, (dtype, view.shape().to_vec()));
@@ -119,29 +175,68 @@ impl Variables {
         let found = |name: &str| there.get(name).map(|(_, _, found)| found.clone());
         let restored = select.decide(OPERATION, &from, self.described()?, found)?;
         let restored = restored.finish(OPERATION, &from, there.keys().cloned())?;
-        let mut values = Vec::new();
+        let mut values = BTreeMap::new();
         for (name, source) in &restored.restored {
             if let Some((file, path, _)) = there.get(source) {
                 let value = read(file, source, path)?;
-                values.push((name, value.to_dtype(self.find(OPERATION, name)?.any()?.dtype())?));
+                let value = value.to_dtype(self.find(OPERATION, name)?.any()?.dtype())?;
+                values.insert(name.clone(), value);
             }
         }
-        values.into_iter().try_for_each(|(name, value)| self.set(name, &value))?;
-        Ok(restored)
+        Ok((values, restored))
     }
 
     /// SHA-256 over names, dtypes, shapes and bytes of all variables: equal for equal bits, in hexadecimal digits.
     ///
     /// # Errors
     /// Those of reading the variables.
+    #[track_caller]
     pub fn sha256(&self) -> Result<String> {
-        let mut hasher = Sha256::new();
-        for (name, value) in self.snapshot()? {
-            hasher.update(format!("{name} {:?} {:?}\n", value.dtype(), value.dims()));
-            hasher.update(bytes(&value)?);
-        }
-        Ok(hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+        sha256(&self.snapshot()?)
     }
+
+    /// Refuses models that are not the same on all workers: they would never be again.
+    pub(crate) fn require_same_on_workers(&self, at: &'static Location<'static>) -> Result<()> {
+        const OPERATION: &str = "replicate";
+        if !self.strategy().world().is_multi_worker() {
+            return Ok(());
+        }
+        let digest = || -> Result<String> {
+            let mut hasher = Sha256::new();
+            for (name, kind) in self.kinds() {
+                absorb(&mut hasher, &name, kind.any()?.as_tensor())?;
+            }
+            Ok(hex(hasher))
+        };
+        let digest = self.strategy().told(digest())?;
+        let call = || {
+            let (count, seed) = (self.names().len(), self.seed());
+            let detail = format!("the {count} variables of a model, seed {seed}, SHA-256 {digest}");
+            Fingerprint::new(Operation::CreateVariable, detail, at)
+        };
+        self.strategy().among_workers(OPERATION, call, |mut calling| calling.records(Bytes::new()))?;
+        Ok(())
+    }
+}
+
+fn absorb(hasher: &mut Sha256, name: &str, value: &Tensor) -> Result<()> {
+    hasher.update(format!("{name} {:?} {:?}\n", value.dtype(), value.dims()));
+    hasher.update(bytes(value)?);
+    Ok(())
+}
+
+fn hex(hasher: Sha256) -> String {
+    hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// What errors of [`Variables::load_some`] call it.
+const LOAD_SOME: &str = "load_some";
+
+/// Over names, dtypes, shapes and bytes.
+fn sha256(tensors: &BTreeMap<String, Tensor>) -> Result<String> {
+    let mut hasher = Sha256::new();
+    tensors.iter().try_for_each(|(name, value)| absorb(&mut hasher, name, value))?;
+    Ok(hex(hasher))
 }
 
 /// A safetensors file, in memory.

@@ -72,16 +72,18 @@ impl Variables {
         self.entries().values().filter_map(|entry| Some(entry.kind.any().ok()?.elem_count())).sum()
     }
 
-    /// The value of a variable, as one device would have it: of running statistics the mean over the replicas. It is a
-    /// copy, which later steps leave as it is.
+    /// The value of a variable, as one device would have it: of running statistics the mean over the replicas, for which all
+    /// workers have to ask. It is a copy, which later steps leave as it is.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for an unknown name: it lists those there are.
+    /// [`Error::InvalidArgument`] for an unknown name: it lists those there are. [`Error::Collective`] where not all workers
+    /// ask for the running statistics.
+    #[track_caller]
     pub fn get(&self, name: &str) -> Result<Tensor> {
         self.find("get", name)?.read()
     }
 
-    /// Sets a variable, on all replicas.
+    /// Sets a variable, on all replicas of this worker: of several, each sets its own, and has to set the same.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for an unknown name, another shape or another dtype; [`Error::WrongContext`] inside of
@@ -167,10 +169,15 @@ impl Variables {
     }
 
     /// Copies of all variables, by name.
+    #[track_caller]
     pub(crate) fn snapshot(&self) -> Result<BTreeMap<String, Tensor>> {
         let kinds: Vec<_> =
             self.entries().iter().map(|(name, entry)| (name.clone(), entry.kind.clone())).collect();
-        kinds.into_iter().map(|(name, kind)| Ok((name, kind.read()?))).collect()
+        let mut values = BTreeMap::new();
+        for (name, kind) in kinds {
+            values.insert(name, kind.read()?);
+        }
+        Ok(values)
     }
 
     // RUN-9, RUN-10
@@ -281,6 +288,7 @@ impl Kind {
     }
 
     /// A copy: optimizers write variables in place.
+    #[track_caller]
     fn read(&self) -> Result<Tensor> {
         match self {
             Kind::Mirrored(variable) => Ok(variable.var(0)?.as_detached_tensor().copy()?),

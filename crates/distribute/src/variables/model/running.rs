@@ -5,6 +5,7 @@ use crate::variables::Variable;
 use crate::{Error, Result, Strategy};
 use candle_core::Tensor;
 use distribute_tensor::{Leaf, ReduceOp};
+use std::panic::Location;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// A variable of synchronization ON_READ and aggregation MEAN, which leaves out replicas that have seen nothing.
@@ -34,16 +35,19 @@ impl Running {
         Ok(())
     }
 
-    /// The mean over the replicas that have seen rows; what all have in common, if none has. Of equal copies it is that
-    /// value, to the bit: their sum may have been rounded.
+    /// The mean over the replicas, of all workers, that have seen rows; what all have in common, if none has. Of equal copies
+    /// it is that value, to the bit: their sum may have been rounded.
+    #[track_caller]
     pub(super) fn mean(&self) -> Result<Tensor> {
+        let copies = self.variable.copies_of_all(Location::caller())?;
         let common = self.common().clone();
         let before = elements(&common)?;
         let (mut moved, mut values) = (Vec::new(), Vec::new());
-        for copy in self.variable.vars() {
-            let now = elements(copy)?;
+        for copy in copies {
+            let Leaf::Candle(tensor) = &copy else { continue };
+            let now = elements(tensor)?;
             if now != before {
-                moved.push(Leaf::Candle(copy.as_detached_tensor()));
+                moved.push(copy);
                 values.push(now);
             }
         }

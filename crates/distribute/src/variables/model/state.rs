@@ -5,7 +5,7 @@ use crate::checkpoint::{
     Checkpointed, Reader, Restore, SOME, Writer, described, read_as, read_cast, require_names,
 };
 use crate::variables::{in_common, of_replicas};
-use crate::{Error, Restored, Result, Select};
+use crate::{Error, Restored, Result, Select, Strategy};
 use candle_core::Device;
 use distribute_tensor::{DType, HostTensor};
 use serde_json::json;
@@ -16,7 +16,7 @@ impl Variables {
         self.0.seed
     }
 
-    fn kinds(&self) -> Vec<(String, Kind)> {
+    pub(super) fn kinds(&self) -> Vec<(String, Kind)> {
         self.entries().iter().map(|(name, entry)| (name.clone(), entry.kind.clone())).collect()
     }
 }
@@ -73,6 +73,10 @@ impl Checkpointed for Variables {
             }
         }
         Ok((Box::new(move || changes.into_iter().try_for_each(|change| change())), restored))
+    }
+
+    fn strategy(&self) -> Option<&Strategy> {
+        Some(Variables::strategy(self))
     }
 }
 

@@ -50,8 +50,8 @@ fn main() -> distribute::Result<()> {
         .part("input", &batches); // where the pass stands: which examples of the epoch are still to come
 
     let manager = checkpoints.map(CheckpointManager::new).transpose()?.map(|manager| manager.keep(3));
-    if let Some(saved) = manager.as_ref().map(CheckpointManager::latest).transpose()?.flatten() {
-        training.restore_from(&saved)?;
+    if let Some(manager) = &manager {
+        training.restore_latest(manager)?;
     }
 
     let begun = batches.position();
@@ -69,7 +69,7 @@ fn main() -> distribute::Result<()> {
             progress.step(&losses)?;
             steps += 1;
             if let Some(manager) = manager.as_ref().filter(|_| steps.is_multiple_of(SAVE_EVERY)) {
-                manager.save(&training.writer()?, 1)?;
+                training.save_to(manager)?;
             }
             if stop_after.is_some_and(|last| steps >= last) {
                 break 'training;

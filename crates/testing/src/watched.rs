@@ -3,7 +3,7 @@
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// Fails a test that hangs.
+/// Runs a test that starts threads or processes, and fails it if it hangs: if it has not ended after a minute.
 pub fn watched<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, wait) = mpsc::channel();
     let thread = std::thread::spawn(move || {
@@ -11,7 +11,7 @@ pub fn watched<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> 
     });
     match wait.recv_timeout(Duration::from_secs(60)) {
         Ok(value) => value,
-        Err(mpsc::RecvTimeoutError::Timeout) => panic!("the test hangs"),
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("the test has not ended after a minute"),
         Err(mpsc::RecvTimeoutError::Disconnected) => match thread.join() {
             Err(panic) => std::panic::resume_unwind(panic),
             Ok(()) => unreachable!("the body ended without a result"),

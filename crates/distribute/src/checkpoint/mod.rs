@@ -1,12 +1,19 @@
 //! Checkpoints of a training: several parts, saved together and restored together.
 
+mod read;
+mod workers;
+
+pub(crate) use read::{described, read_as, read_cast, require_names};
+
 use crate::context::{ContextKind, Here, here};
-use crate::{Error, Restored, Result, Select};
+use crate::{Error, Restored, Result, Select, Strategy};
+use bytes::Bytes;
 pub use distribute_checkpoint::{
     CheckpointManager, Description, Error as CheckpointError, Metadata, Reader, Value, Writer,
 };
-use distribute_tensor::{DType, HostTensor};
-use std::path::Path;
+use std::panic::Location;
+use std::path::{Path, PathBuf};
+use workers::Saved;
 
 /// What can be a part of a checkpoint: [`Variables`](crate::Variables), a [`Variable`](crate::Variable), an
 /// [`Optimizer`](crate::Optimizer), something of your own.
@@ -41,8 +48,16 @@ pub trait Checkpointed {
             format!("part {prefix:?} is restored as a whole or not at all; leave it out, and it begins anew"),
         ))
     }
+
+    /// The strategy that it belongs to, whose workers save and restore it together. None, as where this is not written: one
+    /// process does that alone, or the checkpoint's other parts tell.
+    fn strategy(&self) -> Option<&Strategy> {
+        None
+    }
 }
 
+const SAVE: &str = "Checkpoint::save";
+const RESTORE: &str = "Checkpoint::restore";
 /// What errors of a restore in part call it.
 pub(crate) const SOME: &str = "Checkpoint::restore_some";
 
@@ -57,7 +72,7 @@ pub type Restore<'a> = Box<dyn FnOnce() -> Result<()> + 'a>;
 /// with the mean. Slots of an optimizer are saved by variable name, `optimizer/m/fc.weight`, with the finished steps and
 /// the learning rate. The seed of the model is in the metadata, for whoever builds it anew.
 ///
-/// Save and restore between runs, on the chief. A single file of weights for other programs is
+/// Save and restore between runs. A single file of weights for other programs is
 /// [`Variables::save`](crate::Variables::save).
 ///
 /// ```
@@ -72,20 +87,28 @@ pub type Restore<'a> = Box<dyn FnOnce() -> Result<()> + 'a>;
 /// let training = Checkpoint::new().part("model", &model.variables).part("optimizer", &optimizer);
 ///
 /// let manager = CheckpointManager::new(folder.path())?.keep(3);
-/// let first_epoch = match manager.latest()? {
+/// let first_epoch = match training.restore_latest(&manager)? {
 ///     None => 0,                                                              // the first start
-///     Some(saved) => {
-///         training.restore_from(&saved)?;
-///         1 + saved.metadata("epoch").and_then(|epoch| epoch.as_u64()).unwrap_or(0)
-///     }
+///     Some(saved) => 1 + saved.metadata("epoch").and_then(|epoch| epoch.as_u64()).unwrap_or(0),
 /// };
 /// for epoch in first_epoch..3 {
 ///     // … train …
-///     manager.save(&training.clone().metadata("epoch", epoch).writer()?, 1)?;
+///     training.clone().metadata("epoch", epoch).save_to(&manager)?;
 /// }
 /// # assert_eq!(manager.latest()?.unwrap().tensor("optimizer/m/fc.weight")?.dims(), [2, 4]);
 /// # Ok::<(), distribute::Error>(())
 /// ```
+///
+/// # Several workers
+///
+/// All workers make the same calls: each reads its parts, the chief alone writes, and what that came to is the result of
+/// all, an error as well. A worker that doesn't come is named in the error of the others. They wait while the chief writes,
+/// as long as the strategy's timeout at most: set a longer one
+/// ([`CommunicationOptions::timeout`](crate::CommunicationOptions)) where a save takes longer.
+///
+/// Every worker reads what it restores, from a folder that all of them see: one of a shared file system, or a copy of the
+/// chief's. That it is the same checkpoint is compared before anything is changed. Where each worker has a disk of its own,
+/// only the chief's holds what was saved: a restore is an error on all workers then, and names the first that lacks it.
 #[doc(alias = "tf.train.Checkpoint")]
 #[derive(Clone, Default)]
 pub struct Checkpoint<'a> {
@@ -112,13 +135,15 @@ impl<'a> Checkpoint<'a> {
         self
     }
 
-    /// A copy of everything as it is now, to be saved by a [`CheckpointManager`] or in several files. Training may go on
-    /// while it is written.
+    /// A copy of everything as it is now, to be saved in several files, or later. Training may go on while it is written.
+    ///
+    /// Of several workers all make this call, which collects what each has; one of them saves it, the chief
+    /// ([`should_checkpoint`](Strategy::should_checkpoint)).
     ///
     /// # Errors
     /// [`Error::WrongContext`] in a replica context; [`Error::InvalidArgument`] for two parts of one name; those of the parts.
     pub fn writer(&self) -> Result<Writer> {
-        self.require("Checkpoint::save")?;
+        self.require(SAVE)?;
         let mut writer = Writer::new();
         self.parts.iter().try_for_each(|(name, part)| part.save(name, &mut writer))?;
         self.metadata.iter().for_each(|(key, value)| writer.metadata(key, value.clone()));
@@ -131,8 +156,25 @@ impl<'a> Checkpoint<'a> {
     /// Those of [`writer`](Checkpoint::writer); [`Error::Checkpoint`] where there is something at `path` already or the
     /// system refuses.
     #[doc(alias = "tf.train.Checkpoint.save")]
+    #[track_caller]
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
-        Ok(self.writer()?.save(path, 1)?)
+        let path = path.as_ref();
+        self.save_by(Location::caller(), |writer| Ok(writer.save(path, 1)?), |()| Bytes::new())?;
+        Ok(())
+    }
+
+    /// Saves everything as the next checkpoint of a folder of them, which removes the oldest, and gives its path.
+    ///
+    /// # Errors
+    /// Those of [`writer`](Checkpoint::writer); [`Error::Checkpoint`] as for [`CheckpointManager::save`].
+    #[doc(alias = "tf.train.CheckpointManager.save")]
+    #[track_caller]
+    pub fn save_to(&self, manager: &CheckpointManager) -> Result<PathBuf> {
+        let write = |writer: Writer| Ok(manager.save(&writer, 1)?);
+        Ok(match self.save_by(Location::caller(), write, |path| workers::name(path))? {
+            Saved::Here(path) => path,
+            Saved::ByTheChief(name) => manager.folder().join(&*String::from_utf8_lossy(&name)),
+        })
     }
 
     /// Restores all parts from the folder at `path`, and gives what was saved, to ask it for metadata.
@@ -141,10 +183,24 @@ impl<'a> Checkpoint<'a> {
     /// [`Error::Checkpoint`] for a checkpoint that is damaged or not there, and those of
     /// [`restore_from`](Checkpoint::restore_from).
     #[doc(alias = "tf.train.Checkpoint.restore")]
+    #[track_caller]
     pub fn restore(&self, path: impl AsRef<Path>) -> Result<Reader> {
-        let reader = Reader::open(path)?;
-        self.restore_from(&reader)?;
-        Ok(reader)
+        self.restore_by(RESTORE, Location::caller(), || Ok(Reader::open(path)?), |reader| self.all_of(reader))
+            .map(|(reader, ())| reader)
+    }
+
+    /// Restores all parts from the latest checkpoint of a folder of them, and gives what was saved; `None` before the first.
+    /// Of several workers the chief says which one is the latest.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] as for [`CheckpointManager::latest`], and those of [`restore_from`](Checkpoint::restore_from).
+    #[doc(alias = "tf.train.CheckpointManager.restore_or_initialize")]
+    #[track_caller]
+    pub fn restore_latest(&self, manager: &CheckpointManager) -> Result<Option<Reader>> {
+        let at = Location::caller();
+        self.require(RESTORE)?;
+        let Some(open) = self.latest(manager, at)? else { return Ok(None) };
+        self.restore_by(RESTORE, at, open, |reader| self.all_of(reader)).map(|(reader, ())| Some(reader))
     }
 
     /// Restores all parts from a checkpoint that is open. What is there besides is ignored.
@@ -152,11 +208,9 @@ impl<'a> Checkpoint<'a> {
     /// # Errors
     /// [`Error::InvalidArgument`] where a part lacks something, or has it in another shape, dtype or of another rule;
     /// [`Error::Checkpoint`] for damage; [`Error::WrongContext`] in a replica context. Nothing has changed then.
+    #[track_caller]
     pub fn restore_from(&self, reader: &Reader) -> Result<()> {
-        self.require("Checkpoint::restore")?;
-        let ready: Vec<_> =
-            self.parts.iter().map(|(name, part)| part.restore(name, reader)).collect::<Result<_>>()?;
-        ready.into_iter().try_for_each(|change| change())
+        self.restore_by(RESTORE, Location::caller(), || Ok(reader), |reader| self.all_of(reader)).map(drop)
     }
 
     /// Restores what `select` takes, of the names that the checkpoint would have of these parts: `model/fc.weight`. What
@@ -194,19 +248,26 @@ impl<'a> Checkpoint<'a> {
     /// [`Error::InvalidArgument`] where something selected is missing or does not fit, all of it by name; where nothing is
     /// restored; for parts that are restored as a whole. [`Error::Checkpoint`] for damage; [`Error::WrongContext`] in a
     /// replica context. Nothing has changed then.
+    #[track_caller]
     pub fn restore_some(&self, path: impl AsRef<Path>, select: &Select<'_>) -> Result<Restored> {
-        self.require(SOME)?;
-        let reader = Reader::open(path)?;
-        let (mut ready, mut restored) = (Vec::new(), Restored::default());
-        for (name, part) in &self.parts {
-            let (change, of_part) = part.restore_some(name, &reader, select)?;
-            ready.push(change);
-            restored.append(of_part);
-        }
-        let from = reader.path().display().to_string();
-        let restored = restored.finish(SOME, &from, reader.names().map(String::from))?;
-        ready.into_iter().try_for_each(|change| change())?;
-        Ok(restored)
+        let some = |reader: &Reader| {
+            let (mut ready, mut restored) = (Vec::new(), Restored::default());
+            for (name, part) in &self.parts {
+                let (change, of_part) = part.restore_some(name, reader, select)?;
+                ready.push(change);
+                restored.append(of_part);
+            }
+            let from = reader.path().display().to_string();
+            Ok((ready, restored.finish(SOME, &from, reader.names().map(String::from))?))
+        };
+        let open = || Ok(Reader::open(path)?);
+        self.restore_by(SOME, Location::caller(), open, some).map(|(_, restored)| restored)
+    }
+
+    /// What changes all parts into what was saved.
+    fn all_of(&self, reader: &Reader) -> Result<(Vec<Restore<'a>>, ())> {
+        let ready = self.parts.iter().map(|(name, part)| part.restore(name, reader));
+        Ok((ready.collect::<Result<_>>()?, ()))
     }
 
     fn require(&self, operation: &'static str) -> Result<()> {
@@ -235,48 +296,4 @@ impl std::fmt::Debug for Checkpoint<'_> {
         let names: Vec<_> = self.parts.iter().map(|(name, _)| name).collect();
         write!(f, "Checkpoint(parts {names:?})")
     }
-}
-
-/// The names among `expected` that a checkpoint lacks are an error.
-pub(crate) fn require_names(reader: &Reader, expected: &[String]) -> Result<()> {
-    let missing: Vec<_> = expected.iter().filter(|name| !reader.contains(name)).take(20).collect();
-    if missing.is_empty() {
-        return Ok(());
-    }
-    let there: Vec<_> = reader.names().take(20).collect();
-    let path = reader.path().display();
-    Err(Error::invalid(
-        "Checkpoint::restore",
-        format!(
-            "{path} lacks {missing:?}; it has {there:?}; build model and optimizer as they were when it was saved"
-        ),
-    ))
-}
-
-/// A tensor of a checkpoint that is as [`Select`] wants it, in this dtype.
-pub(crate) fn read_cast(reader: &Reader, name: &str, dtype: DType) -> Result<HostTensor> {
-    let value = reader.tensor(name)?;
-    Ok(if value.dtype() == dtype { value } else { value.cast(dtype)? })
-}
-
-/// What a checkpoint has under a name.
-pub(crate) fn described(reader: &Reader, name: &str) -> Option<(Option<DType>, Vec<usize>)> {
-    reader.describe(name).ok().map(|found| (Some(found.dtype), found.shape))
-}
-
-/// A tensor of a checkpoint, if it is of this dtype and shape.
-pub(crate) fn read_as(reader: &Reader, name: &str, dtype: DType, shape: &[usize]) -> Result<HostTensor> {
-    let found = reader.describe(name)?;
-    if (found.dtype, &*found.shape) != (dtype, shape) {
-        return Err(Error::invalid(
-            "Checkpoint::restore",
-            format!(
-                "{name} in {} is {}{:?}, but here it is {dtype}{shape:?}",
-                reader.path().display(),
-                found.dtype,
-                found.shape
-            ),
-        ));
-    }
-    Ok(reader.tensor(name)?)
 }

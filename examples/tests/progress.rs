@@ -2,21 +2,17 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-#[path = "support/child.rs"]
-mod child;
-#[path = "../examples/common/mod.rs"]
+#[path = "../common/mod.rs"]
 mod common;
-#[path = "support/watched.rs"]
-mod watched;
 
 use candle_core::{Device, Tensor};
 use common::progress::Progress;
 use distribute::prelude::*;
+use distribute_testing::{child, watched};
 use indicatif::{ProgressDrawTarget, TermLike};
 use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use watched::watched;
 
 const NAME: &str = "a_pipe_gets_plain_lines_and_a_quiet_program_none";
 

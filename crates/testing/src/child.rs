@@ -34,14 +34,23 @@ impl Drop for Killed {
 }
 
 /// What a process has written, on standard output and on standard error, when it has ended well.
-pub fn output(mut command: Command, patience: Duration) -> (String, String) {
-    let mut child = Killed(command.spawn().unwrap());
+pub fn output(command: Command, patience: Duration) -> (String, String) {
+    ended(command, patience, true)
+}
+
+/// The same of a process that has to fail.
+pub fn refused(command: Command, patience: Duration) -> (String, String) {
+    ended(command, patience, false)
+}
+
+fn ended(mut command: Command, patience: Duration, well: bool) -> (String, String) {
+    let mut child = Killed(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
     let (out, err) = (read(child.0.stdout.take().unwrap()), read(child.0.stderr.take().unwrap()));
     let text = |pipe: mpsc::Receiver<String>| pipe.recv_timeout(patience);
     match (text(out), text(err)) {
         (Ok(out), Ok(err)) => {
             let status = child.0.wait().unwrap();
-            assert!(status.success(), "{command:?}: {status}\n{out}\n{err}");
+            assert_eq!(status.success(), well, "{command:?}: {status}\n{out}\n{err}");
             (out, err)
         }
         _ => panic!("{command:?} hangs"),

@@ -1,0 +1,69 @@
+//! Where a member stands: what it is doing, and what it has done.
+
+use crate::Fingerprint;
+use serde::{Deserialize, Serialize};
+
+/// What a member is doing at the moment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Presence {
+    /// It runs the user's code.
+    Running,
+    /// It waits in a call for the others.
+    Waiting(Fingerprint),
+    /// Its closure has returned.
+    Returned,
+    /// Its closure has failed or panicked: the cause comes from there.
+    Failed,
+}
+
+/// Where one member stands: what it is doing, and what it has done.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Standing {
+    /// The global id of the replica.
+    pub replica: usize,
+    /// What it is doing at the moment.
+    pub presence: Presence,
+    /// How many calls it has completed in this step.
+    pub completed: u64,
+    /// The last call it completed.
+    pub last: Option<Fingerprint>,
+}
+
+impl Standing {
+    /// A member that has just begun.
+    pub fn running(replica: usize) -> Self {
+        Self { replica, presence: Presence::Running, completed: 0, last: None }
+    }
+
+    /// A member that waits in its first call.
+    pub fn waiting(replica: usize, fingerprint: Fingerprint) -> Self {
+        Self { presence: Presence::Waiting(fingerprint), ..Self::running(replica) }
+    }
+
+    /// The call in which it waits.
+    pub fn call(&self) -> Option<&Fingerprint> {
+        match &self.presence {
+            Presence::Waiting(call) => Some(call),
+            _ => None,
+        }
+    }
+
+    /// Whether nothing more will come from it until the others move.
+    pub fn is_settled(&self) -> bool {
+        !matches!(self.presence, Presence::Running)
+    }
+
+    /// Whether its closure is over.
+    pub fn is_gone(&self) -> bool {
+        matches!(self.presence, Presence::Returned | Presence::Failed)
+    }
+
+    /// Whether everybody waits in equal calls: what is nearly always so, found without allocating.
+    pub fn all_agree(all: &[Standing]) -> bool {
+        let mut calls = all.iter().map(Standing::call);
+        match calls.next() {
+            Some(Some(first)) => calls.all(|call| call.is_some_and(|call| call.matches(first))),
+            _ => false,
+        }
+    }
+}

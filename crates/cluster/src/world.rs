@@ -1,0 +1,217 @@
+//! Who takes part, and which part of it this process is.
+
+use std::fmt;
+use std::ops::Range;
+
+/// The workers of one training, the replicas of each, and which worker this process is.
+///
+/// Every question about numbers and ids has its answer here: how many replicas are in sync, which global id a local
+/// replica has, who is the chief, who writes checkpoints. All workers have the same number of replicas, and replica `r`
+/// of worker `w` has the global id `w * replicas + r`.
+///
+/// ```
+/// use distribute_cluster::World;
+/// let world = World::new(3, 1, 2)?; // worker 1 of 3, with 2 replicas each
+/// assert_eq!(world.num_replicas_in_sync(), 6);
+/// assert_eq!(world.local_replicas(), 2..4);
+/// assert_eq!(world.worker_of(5), 2);
+/// assert!(!world.is_chief());
+/// # Ok::<(), distribute_cluster::WorldError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct World {
+    workers: usize,
+    worker: usize,
+    replicas: usize,
+}
+
+/// Numbers that are no world.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum WorldError {
+    /// There is no worker.
+    NoWorkers,
+    /// A worker has no replica.
+    NoReplicas,
+    /// There are fewer workers than the number of this one asks for.
+    NoSuchWorker {
+        /// Which worker this was to be.
+        worker: usize,
+        /// How many there are.
+        workers: usize,
+    },
+    /// More replicas than can be counted.
+    TooMany {
+        /// The workers.
+        workers: usize,
+        /// The replicas of each.
+        replicas: usize,
+    },
+}
+
+impl fmt::Display for WorldError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            WorldError::NoWorkers => f.write_str("a world has at least one worker"),
+            WorldError::NoReplicas => f.write_str("a worker has at least one replica; give it a device"),
+            WorldError::NoSuchWorker { worker, workers } => {
+                write!(f, "there is no worker {worker}: the {workers} workers are numbered from 0")
+            }
+            WorldError::TooMany { workers, replicas } => {
+                write!(f, "{workers} workers of {replicas} replicas are more than can be counted")
+            }
+        }
+    }
+}
+
+impl std::error::Error for WorldError {}
+
+impl World {
+    /// Worker `worker` (from 0) of `workers`, each with `replicas` replicas.
+    ///
+    /// # Errors
+    /// [`WorldError`] where a number is 0 or too large, or `worker` is not one of the workers.
+    pub fn new(workers: usize, worker: usize, replicas: usize) -> Result<Self, WorldError> {
+        match (workers, replicas) {
+            (0, _) => Err(WorldError::NoWorkers),
+            (_, 0) => Err(WorldError::NoReplicas),
+            _ if workers.checked_mul(replicas).is_none() => Err(WorldError::TooMany { workers, replicas }),
+            _ if worker >= workers => Err(WorldError::NoSuchWorker { worker, workers }),
+            _ => Ok(Self { workers, worker, replicas }),
+        }
+    }
+
+    /// One process with these replicas.
+    ///
+    /// # Errors
+    /// [`WorldError::NoReplicas`] for 0.
+    pub fn alone(replicas: usize) -> Result<Self, WorldError> {
+        Self::new(1, 0, replicas)
+    }
+
+    /// How many workers there are.
+    pub fn workers(&self) -> usize {
+        self.workers
+    }
+
+    /// Which worker this is, from 0.
+    pub fn worker(&self) -> usize {
+        self.worker
+    }
+
+    /// How many replicas each worker has.
+    pub fn replicas(&self) -> usize {
+        self.replicas
+    }
+
+    /// The replicas of all workers together.
+    pub fn num_replicas_in_sync(&self) -> usize {
+        self.workers * self.replicas
+    }
+
+    /// The global ids of this worker's replicas.
+    pub fn local_replicas(&self) -> Range<usize> {
+        self.replicas_of(self.worker)
+    }
+
+    /// The global ids of a worker's replicas.
+    pub fn replicas_of(&self, worker: usize) -> Range<usize> {
+        worker * self.replicas..(worker + 1) * self.replicas
+    }
+
+    /// The global id of one of this worker's replicas.
+    pub fn global(&self, local: usize) -> usize {
+        self.worker * self.replicas + local
+    }
+
+    /// Which of this worker's replicas has this global id; none of another worker's.
+    pub fn local(&self, global: usize) -> Option<usize> {
+        let local = global.checked_sub(self.worker * self.replicas)?;
+        (local < self.replicas).then_some(local)
+    }
+
+    /// The worker that a global id belongs to.
+    pub fn worker_of(&self, global: usize) -> usize {
+        global / self.replicas
+    }
+
+    /// Whether there are several workers.
+    pub fn is_multi_worker(&self) -> bool {
+        self.workers > 1
+    }
+
+    /// Whether this worker does what only one of them may, such as writing checkpoints and summaries: worker 0.
+    pub fn is_chief(&self) -> bool {
+        self.worker == 0
+    }
+
+    /// The same workers, seen by another of them.
+    ///
+    /// # Errors
+    /// [`WorldError::NoSuchWorker`].
+    pub fn seen_by(&self, worker: usize) -> Result<Self, WorldError> {
+        Self::new(self.workers, worker, self.replicas)
+    }
+}
+
+impl Default for World {
+    /// One process with one replica.
+    fn default() -> Self {
+        Self { workers: 1, worker: 0, replicas: 1 }
+    }
+}
+
+impl fmt::Display for World {
+    /// `worker 1 of 3, 2 replicas each`
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let plural = if self.replicas == 1 { "" } else { "s" };
+        match self.workers {
+            1 => write!(f, "{} replica{plural}", self.replicas),
+            _ => {
+                write!(
+                    f,
+                    "worker {} of {}, {} replica{plural} each",
+                    self.worker, self.workers, self.replicas
+                )
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_go_through_all_workers() {
+        for (workers, replicas) in [(1, 1), (1, 4), (3, 1), (3, 2)] {
+            let mut next = 0;
+            for worker in 0..workers {
+                let world = World::new(workers, worker, replicas).unwrap();
+                for (local, global) in world.local_replicas().enumerate() {
+                    assert_eq!((global, world.global(local), world.local(global)), (next, next, Some(local)));
+                    assert_eq!(world.worker_of(global), worker);
+                    next += 1;
+                }
+                assert_eq!(world.local(next), None);
+                assert_eq!(world.num_replicas_in_sync(), workers * replicas);
+                assert_eq!((world.is_chief(), world.is_multi_worker()), (worker == 0, workers > 1));
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_world_is_refused() {
+        assert_eq!(World::new(0, 0, 1), Err(WorldError::NoWorkers));
+        assert_eq!(World::alone(0), Err(WorldError::NoReplicas));
+        let text = World::new(2, 2, 1).unwrap_err().to_string();
+        assert_eq!(text, "there is no worker 2: the 2 workers are numbered from 0");
+        assert!(matches!(World::new(usize::MAX, 0, 2), Err(WorldError::TooMany { .. })));
+    }
+
+    #[test]
+    fn it_prints_who_it_is() {
+        assert_eq!(World::new(3, 1, 2).unwrap().to_string(), "worker 1 of 3, 2 replicas each");
+        assert_eq!(World::alone(1).unwrap().to_string(), "1 replica");
+    }
+}

@@ -1,0 +1,172 @@
+//! What has come from other workers, until somebody takes it.
+
+use super::{Frame, SessionId};
+use crate::sync::{Mutex, Signal, lock};
+use distribute_cluster::Deadline;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+/// What has come from other workers, by session, until somebody takes it.
+///
+/// A worker that is ahead may send frames of a session that this one has not opened yet: they are kept. Those of
+/// sessions that are over are dropped. A worker is ahead by one round at most, so what is kept is bounded by what the
+/// others send in two rounds.
+#[derive(Clone)]
+pub struct Inbox(Arc<Shared>);
+
+struct Shared {
+    state: Mutex<State>,
+    changed: Signal,
+}
+
+struct State {
+    /// Of each worker why it can't be reached, if so.
+    lost: Vec<Option<String>>,
+    names: HashMap<u64, Sessions>,
+}
+
+/// The sessions of one name.
+#[derive(Default)]
+struct Sessions {
+    /// The one that was opened last.
+    current: u64,
+    /// What has come for it and for later ones.
+    come: VecDeque<(usize, Frame)>,
+}
+
+/// What an inbox has for a session.
+#[derive(Debug, PartialEq)]
+pub enum Event {
+    /// A frame from a worker.
+    Frame(usize, Frame),
+    /// A worker can't be reached any more, and nothing more is there from it.
+    Lost(usize, String),
+    /// The deadline has passed.
+    Expired,
+}
+
+impl Inbox {
+    /// An empty inbox, for frames from so many workers.
+    pub fn new(workers: usize) -> Self {
+        let state = State { lost: vec![None; workers], names: HashMap::new() };
+        Self(Arc::new(Shared { state: Mutex::new(state), changed: Signal::new() }))
+    }
+
+    /// Puts a frame in that has come from a worker.
+    pub fn deliver(&self, from: usize, frame: Frame) {
+        let mut state = lock(&self.0.state);
+        let sessions = state.names.entry(frame.session.name).or_default();
+        if frame.session.number >= sessions.current {
+            sessions.come.push_back((from, frame));
+            self.0.changed.notify(&mut *state);
+        }
+    }
+
+    /// A worker can't be reached any more. The first reason is kept.
+    pub fn lose(&self, worker: usize, reason: impl Into<String>) {
+        let mut state = lock(&self.0.state);
+        if let Some(lost @ None) = state.lost.get_mut(worker) {
+            *lost = Some(reason.into());
+            self.0.changed.notify(&mut *state);
+        }
+    }
+
+    /// Opens the next session of a name. What came for earlier ones is dropped.
+    pub fn open(&self, name: u64) -> SessionId {
+        // Dropped without the lock: frames may hold large buffers.
+        let _earlier: VecDeque<_>;
+        let mut state = lock(&self.0.state);
+        let sessions = state.names.entry(name).or_default();
+        sessions.current += 1;
+        let number = sessions.current;
+        let (kept, earlier) =
+            std::mem::take(&mut sessions.come).into_iter().partition(|(_, f)| f.session.number >= number);
+        sessions.come = kept;
+        _earlier = earlier;
+        drop(state);
+        SessionId { name, number }
+    }
+
+    /// Waits for what comes next in a session. `known` are workers whose loss has been told already.
+    pub fn next(&self, session: SessionId, known: &[bool], deadline: &mut Deadline) -> Event {
+        let mut state = lock(&self.0.state);
+        loop {
+            if let Some(event) = state.take(session, known) {
+                return event;
+            }
+            if deadline.has_passed() {
+                return Event::Expired;
+            }
+            state = self.0.changed.wait(state, deadline);
+        }
+    }
+
+    /// What has come in a session already, if anything has.
+    pub fn poll(&self, session: SessionId, known: &[bool]) -> Option<Event> {
+        lock(&self.0.state).take(session, known)
+    }
+}
+
+impl State {
+    fn take(&mut self, session: SessionId, known: &[bool]) -> Option<Event> {
+        if let Some(sessions) = self.names.get_mut(&session.name)
+            && let Some(at) = sessions.come.iter().position(|(_, frame)| frame.session == session)
+        {
+            return sessions.come.remove(at).map(|(from, frame)| Event::Frame(from, frame));
+        }
+        let mut lost = self.lost.iter().zip(known).enumerate();
+        lost.find_map(|(worker, (reason, known))| match reason {
+            Some(reason) if !known => Some(Event::Lost(worker, reason.clone())),
+            _ => None,
+        })
+    }
+}
+
+impl std::fmt::Debug for Inbox {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let state = lock(&self.0.state);
+        let waiting: usize = state.names.values().map(|sessions| sessions.come.len()).sum();
+        write!(f, "Inbox({} workers, {waiting} frames)", state.lost.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Said;
+    use super::*;
+    use std::time::Duration;
+
+    fn frame(session: SessionId, round: u64) -> Frame {
+        Frame { session, round, said: Said::Left { standings: Vec::new() } }
+    }
+
+    #[test]
+    fn frames_of_sessions_that_are_over_are_dropped_and_of_later_ones_kept() {
+        let inbox = Inbox::new(2);
+        let (none, mut now) = ([false; 2], Deadline::after(Duration::ZERO));
+        let first = inbox.open(7);
+        let second = SessionId { number: first.number + 1, ..first };
+        inbox.deliver(1, frame(second, 1));
+        inbox.deliver(1, frame(first, 1));
+        inbox.deliver(1, frame(first, 2));
+        assert_eq!(inbox.next(first, &none, &mut now), Event::Frame(1, frame(first, 1)));
+        assert_eq!(inbox.open(7), second);
+        inbox.deliver(1, frame(first, 3));
+        assert_eq!(inbox.next(second, &none, &mut now), Event::Frame(1, frame(second, 1)));
+        assert_eq!(inbox.next(second, &none, &mut now), Event::Expired);
+        assert_eq!(inbox.open(8).number, 1);
+    }
+
+    #[test]
+    fn a_loss_is_told_after_what_came_before_it_and_once() {
+        let inbox = Inbox::new(3);
+        let mut now = Deadline::after(Duration::ZERO);
+        let session = inbox.open(1);
+        inbox.deliver(2, frame(session, 1));
+        inbox.lose(2, "connection reset");
+        inbox.lose(2, "again");
+        assert_eq!(inbox.next(session, &[false; 3], &mut now), Event::Frame(2, frame(session, 1)));
+        assert_eq!(inbox.next(session, &[false; 3], &mut now), Event::Lost(2, "connection reset".into()));
+        assert_eq!(inbox.next(session, &[false, false, true], &mut now), Event::Expired);
+    }
+}

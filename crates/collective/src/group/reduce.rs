@@ -1,0 +1,385 @@
+//! Leaves of all replicas of all workers, reduced and gathered, in the one order of sums.
+
+use super::Session;
+use crate::combined::tracked;
+use crate::{Combined, Failure};
+use bytes::Bytes;
+use distribute_cluster::{Blame, Fingerprint, Standing, World};
+use distribute_tensor::{DType, Folder, HostTensor, Leaf, Packing, ReduceOp, pack::reduce_packed, wire};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Up to so many bytes of one worker's leaves go to every worker, which then folds for itself: one round instead of two.
+const SMALL: usize = 64 << 10;
+
+/// Elements of a range begin at multiples of this: no two workers share a cache line.
+const GRAIN: usize = 64;
+
+/// A call of all replicas of a worker, which goes on over several rounds of a session.
+#[derive(Debug)]
+pub struct Calling<'a> {
+    session: &'a Session,
+    standings: Vec<Standing>,
+    timeout: Duration,
+}
+
+/// What a worker tells the others of its leaves, before data that may be large.
+struct Tally {
+    tracked: Vec<bool>,
+    /// For each leaf, whether it is dense and of numbers on all replicas of this worker.
+    dense: Vec<bool>,
+    /// The leaves of its replicas, where they are small.
+    leaves: Option<Bytes>,
+}
+
+impl<'a> Calling<'a> {
+    /// All replicas of this worker stand so, and wait `timeout` at most in each round.
+    pub fn new(session: &'a Session, standings: Vec<Standing>, timeout: Duration) -> Self {
+        Self { session, standings, timeout }
+    }
+
+    /// Reduces each leaf over all replicas of all workers. `local` are the leaves of this worker's replicas.
+    ///
+    /// The result depends on values and ids alone: it has the bits that one process with all the replicas would get. Of
+    /// large dense leaves each worker receives a range from all others, folds it, and sends it back to all.
+    ///
+    /// # Errors
+    /// [`Failure`] on every worker.
+    pub fn all_reduce(
+        mut self,
+        op: ReduceOp,
+        packing: Packing,
+        local: &[&[Leaf]],
+        folder: &impl Folder,
+    ) -> Result<Combined, Failure> {
+        let tallies = self.tallies(local)?;
+        let tracked = any(&tallies, |tally| &tally.tracked);
+        let dense: Vec<bool> =
+            (0..tracked.len()).map(|leaf| tallies.iter().all(|tally| tally.dense[leaf])).collect();
+        let all = match tallies.iter().all(|tally| tally.leaves.is_some()) {
+            true => self.all_of(&tallies, local)?,
+            false => return Ok(Combined { leaves: self.by_ranges(op, local, &dense, folder)?, tracked }),
+        };
+        let all: Vec<&[Leaf]> = all.iter().map(Vec::as_slice).collect();
+        Ok(Combined { leaves: reduce_packed(op, &all, packing, folder)?, tracked })
+    }
+
+    /// The leaves of all replicas of all workers, in the order of their ids, and for each leaf whether gradients flow
+    /// through it on some replica.
+    ///
+    /// # Errors
+    /// [`Failure`] on every worker.
+    pub fn all_gather(mut self, local: &[&[Leaf]]) -> Result<(Vec<Vec<Leaf>>, Vec<bool>), Failure> {
+        let tallies = self.tallies(local)?;
+        let tracked = any(&tallies, |tally| &tally.tracked);
+        if tallies.iter().all(|tally| tally.leaves.is_some()) {
+            return Ok((self.all_of(&tallies, local)?, tracked));
+        }
+        let mine = Bytes::from(wire::encode(local.iter().flat_map(|leaves| leaves.iter()))?);
+        let bodies = self.go_on("its data", |_| mine.clone())?;
+        Ok((self.decode_all(&bodies, local)?, tracked))
+    }
+
+    /// The leaves of worker 0, of the kinds and on the devices of this worker's `mine`. Those of others are not sent.
+    ///
+    /// # Errors
+    /// [`Failure`] on every worker.
+    pub fn of_first(mut self, mine: &[Leaf]) -> Result<Vec<Leaf>, Failure> {
+        let first = self.world().worker() == 0;
+        let body = if first { Bytes::from(wire::encode(mine)?) } else { Bytes::new() };
+        let bodies = self.records(body)?;
+        if first {
+            return Ok(mine.to_vec());
+        }
+        let leaves = wire::decode(bodies.first().map_or(&[][..], |body| body))?;
+        let beside = leaves.into_iter().zip(mine).map(|(theirs, mine)| theirs.beside(mine));
+        Ok(beside.collect::<Result<_, _>>()?)
+    }
+
+    /// A small record of each worker, by worker.
+    ///
+    /// # Errors
+    /// [`Failure`] on every worker.
+    pub fn records(&mut self, mine: Bytes) -> Result<Vec<Bytes>, Failure> {
+        let mut all = self.session.swap(self.standings.clone(), |_| mine.clone(), self.timeout)?;
+        self.go_on_from_here();
+        let me = self.world().worker();
+        if let Some(own) = all.get_mut(me) {
+            *own = mine;
+        }
+        Ok(all)
+    }
+
+    /// Tells the other workers that this one cannot make the call after all, and gives the reason back.
+    pub fn refuse(self, blame: Arc<Blame>) -> Arc<Blame> {
+        self.session.abandon(&blame);
+        blame
+    }
+
+    /// Tells the other workers that this one cannot go on with a call that all have agreed on: they get that its first
+    /// replica failed.
+    pub fn give_up(self) {
+        let first = self.standings.first();
+        if let Some((first, call)) = first.and_then(|first| Some((first, first.call()?))) {
+            self.session.abandon(&Arc::new(Blame::failed(self.session.step(), first.replica, call)));
+        }
+    }
+
+    /// How many workers there are, and which one this is.
+    pub fn world(&self) -> World {
+        self.session.world()
+    }
+
+    /// The first round: everybody's tally, by worker.
+    fn tallies(&mut self, local: &[&[Leaf]]) -> Result<Vec<Tally>, Failure> {
+        let count = local.first().map_or(0, |leaves| leaves.len());
+        let bytes: usize = local.iter().flat_map(|leaves| leaves.iter()).map(size).sum();
+        let mine = Tally {
+            tracked: tracked(local),
+            dense: (0..count).map(|leaf| local.iter().all(|leaves| is_dense(&leaves[leaf]))).collect(),
+            leaves: match bytes <= SMALL {
+                true => Some(wire::encode(local.iter().flat_map(|leaves| leaves.iter()))?.into()),
+                false => None,
+            },
+        };
+        let body = mine.encode();
+        let bodies = self.session.swap(self.standings.clone(), |_| body.clone(), self.timeout)?;
+        self.go_on_from_here();
+        let me = self.world().worker();
+        let mut mine = Some(mine);
+        let tally = |(worker, body)| match mine.take_if(|_| worker == me) {
+            Some(mine) => Ok(mine),
+            None => Tally::decode(body, count),
+        };
+        bodies.into_iter().enumerate().map(tally).collect()
+    }
+
+    /// Each further round goes on with the call that all have agreed on.
+    fn go_on_from_here(&mut self) {
+        for standing in &mut self.standings {
+            if let distribute_cluster::Presence::Waiting(call) = &mut standing.presence {
+                call.continues = true;
+            }
+            standing.completed += 1;
+        }
+    }
+
+    fn go_on(&mut self, what: &str, body: impl FnMut(usize) -> Bytes) -> Result<Vec<Bytes>, Failure> {
+        let mut standings = self.standings.clone();
+        for standing in &mut standings {
+            if let distribute_cluster::Presence::Waiting(call) = &mut standing.presence {
+                *call = Fingerprint { detail: format!("{}: {what}", call.detail).into(), ..call.clone() };
+            }
+        }
+        Ok(self.session.swap(standings, body, self.timeout)?)
+    }
+
+    /// The leaves of all replicas, out of tallies that hold them.
+    fn all_of(&self, tallies: &[Tally], local: &[&[Leaf]]) -> Result<Vec<Vec<Leaf>>, Failure> {
+        let bodies: Vec<Bytes> =
+            tallies.iter().map(|tally| tally.leaves.clone().unwrap_or_default()).collect();
+        self.decode_all(&bodies, local)
+    }
+
+    fn decode_all(&self, bodies: &[Bytes], local: &[&[Leaf]]) -> Result<Vec<Vec<Leaf>>, Failure> {
+        let mut all = Vec::with_capacity(self.world().num_replicas_in_sync());
+        for (worker, body) in bodies.iter().enumerate() {
+            if worker == self.world().worker() {
+                all.extend(local.iter().map(|leaves| leaves.to_vec()));
+                continue;
+            }
+            let mut leaves = wire::decode(body)?.into_iter();
+            for mine in local {
+                let theirs: Vec<Leaf> = leaves.by_ref().take(mine.len()).collect();
+                let theirs = theirs.into_iter().zip(*mine).map(|(theirs, mine)| theirs.beside(mine));
+                all.push(theirs.collect::<Result<_, _>>()?);
+            }
+        }
+        Ok(all)
+    }
+
+    /// Each worker folds a range of every dense leaf; of the others everybody gets all.
+    fn by_ranges(
+        &mut self,
+        op: ReduceOp,
+        local: &[&[Leaf]],
+        dense: &[bool],
+        folder: &impl Folder,
+    ) -> Result<Vec<Leaf>, Failure> {
+        let world = self.world();
+        let parts: Vec<Option<Vec<Leaf>>> = (0..dense.len())
+            .map(|leaf| match dense[leaf] {
+                true => Part::new(op, world, local, leaf).leaves(folder).map(Some),
+                false => Ok(None),
+            })
+            .collect::<Result<_, _>>()?;
+        let mine = |worker: usize| -> Result<Vec<Leaf>, Failure> {
+            let mut to = Vec::new();
+            for (leaf, parts) in parts.iter().enumerate() {
+                match parts {
+                    Some(parts) => {
+                        for part in parts {
+                            let range = range(part.dims()[0], world.workers(), worker);
+                            to.push(part.narrow(0, range.start, range.len())?);
+                        }
+                    }
+                    None => to.extend(column(local, leaf).into_iter().cloned()),
+                }
+            }
+            Ok(to)
+        };
+        let mut bodies = Vec::with_capacity(world.workers());
+        for worker in 0..world.workers() {
+            bodies.push(match worker == world.worker() {
+                true => Bytes::new(),
+                false => wire::encode(&mine(worker)?)?.into(),
+            });
+        }
+        let come = self.go_on("its ranges", |worker| bodies[worker].clone())?;
+        let mut theirs = Vec::with_capacity(world.workers());
+        for (worker, body) in come.iter().enumerate() {
+            theirs.push(match worker == world.worker() {
+                true => mine(worker)?.into_iter(),
+                false => wire::decode(body)?.into_iter(),
+            });
+        }
+        let (mut folded, mut reduced) = (Vec::new(), Vec::with_capacity(dense.len()));
+        for (leaf, parts) in parts.iter().enumerate() {
+            let of_each = parts.as_ref().map_or(local.len(), Vec::len);
+            let like = &local[0][leaf];
+            let mut all = Vec::with_capacity(of_each * world.workers());
+            for worker in &mut theirs {
+                for part in worker.by_ref().take(of_each) {
+                    all.push(part.beside(like)?);
+                }
+            }
+            match parts {
+                Some(_) => folded.push(Part::new(op, world, local, leaf).fold(&all, folder)?),
+                None => reduced.push((leaf, Leaf::reduce_with(op, &all, folder)?)),
+            }
+        }
+        let body = Bytes::from(wire::encode(&folded)?);
+        let come = self.go_on("its sums", |_| body.clone())?;
+        let mut ranges = vec![Vec::with_capacity(world.workers()); folded.len()];
+        for (worker, body) in come.iter().enumerate() {
+            let sums = match worker == world.worker() {
+                true => folded.clone(),
+                false => wire::decode(body)?,
+            };
+            for (range, sum) in ranges.iter_mut().zip(sums) {
+                range.push(sum.to_host()?);
+            }
+        }
+        let mut ranges = ranges.into_iter();
+        let mut reduced = reduced.into_iter().peekable();
+        let whole = |leaf: usize| -> Result<Leaf, Failure> {
+            if let Some((_, whole)) = reduced.next_if(|(other, _)| *other == leaf) {
+                return Ok(whole);
+            }
+            let parts = ranges.next().unwrap_or_default();
+            let like = &local[0][leaf];
+            let joined = HostTensor::concat(&parts.iter().collect::<Vec<_>>(), 0)?;
+            Ok(Leaf::Host(joined.reshape(like.dims())?).beside(like)?)
+        };
+        (0..dense.len()).map(whole).collect()
+    }
+}
+
+/// What a worker brings of one dense leaf: its replicas' parts, or their sum where that changes no bit.
+struct Part<'a> {
+    op: ReduceOp,
+    world: World,
+    parts: Vec<&'a Leaf>,
+}
+
+impl<'a> Part<'a> {
+    fn new(op: ReduceOp, world: World, local: &[&'a [Leaf]], leaf: usize) -> Self {
+        Self { op, world, parts: column(local, leaf) }
+    }
+
+    /// The sum over replicas is a balanced binary tree over their ids. Where each worker holds a power of two of them,
+    /// its own are a whole branch. The sum of integers wraps, of which no mean can be made later.
+    fn is_branch(&self) -> bool {
+        let floats = self.parts[0].dtype().is_ok_and(|dtype| dtype.mean() == Some(dtype));
+        self.world.replicas().is_power_of_two() && (self.op == ReduceOp::Sum || floats)
+    }
+
+    /// Flat.
+    fn leaves(&self, folder: &impl Folder) -> Result<Vec<Leaf>, Failure> {
+        let flat = |leaf: &Leaf| leaf.reshape(&[leaf.dims().iter().product()]);
+        if self.is_branch() {
+            return Ok(vec![flat(&Leaf::reduce_with(ReduceOp::Sum, &self.parts, folder)?)?]);
+        }
+        Ok(self.parts.iter().map(|part| flat(part)).collect::<Result<_, _>>()?)
+    }
+
+    /// The reduction over all workers' parts, in the order of workers.
+    fn fold(&self, all: &[Leaf], folder: &impl Folder) -> Result<Leaf, Failure> {
+        Ok(match (self.is_branch(), self.op) {
+            (true, ReduceOp::Mean) => {
+                let sum = Leaf::reduce_with(ReduceOp::Sum, all, folder)?;
+                sum.divide(self.world.num_replicas_in_sync() as f64)?
+            }
+            _ => Leaf::reduce_with(self.op, all, folder)?,
+        })
+    }
+}
+
+impl Tally {
+    fn encode(&self) -> Bytes {
+        let flags = self.tracked.iter().zip(&self.dense);
+        let mut bytes: Vec<u8> =
+            flags.map(|(tracked, dense)| u8::from(*tracked) | u8::from(*dense) << 1).collect();
+        bytes.push(u8::from(self.leaves.is_some()));
+        bytes.extend_from_slice(self.leaves.as_deref().unwrap_or_default());
+        bytes.into()
+    }
+
+    /// Of so many leaves.
+    fn decode(mut bytes: Bytes, count: usize) -> Result<Self, Failure> {
+        if bytes.len() <= count {
+            return Err(distribute_tensor::Error::Bytes {
+                operation: "all_reduce",
+                offset: bytes.len(),
+                what: "a tally that ends too early",
+            }
+            .into());
+        }
+        let flags = bytes.split_to(count);
+        let has_leaves = bytes.split_to(1)[0] == 1;
+        Ok(Self {
+            tracked: flags.iter().map(|flag| flag & 1 > 0).collect(),
+            dense: flags.iter().map(|flag| flag & 2 > 0).collect(),
+            leaves: has_leaves.then_some(bytes),
+        })
+    }
+}
+
+/// What of each worker's tally holds for some worker.
+fn any(tallies: &[Tally], of: impl Fn(&Tally) -> &Vec<bool>) -> Vec<bool> {
+    let count = tallies.first().map_or(0, |tally| of(tally).len());
+    (0..count).map(|leaf| tallies.iter().any(|tally| of(tally)[leaf])).collect()
+}
+
+/// One leaf of each replica.
+fn column<'a>(local: &[&'a [Leaf]], leaf: usize) -> Vec<&'a Leaf> {
+    local.iter().map(|leaves| &leaves[leaf]).collect()
+}
+
+/// The bytes of a leaf's values; of strings, about.
+fn size(leaf: &Leaf) -> usize {
+    let width = leaf.dtype().ok().and_then(DType::bytes).unwrap_or(16);
+    leaf.dims().iter().product::<usize>().saturating_mul(width)
+}
+
+fn is_dense(leaf: &Leaf) -> bool {
+    !matches!(leaf, Leaf::Slices(_)) && leaf.dtype().is_ok_and(|dtype| dtype.mean().is_some())
+}
+
+/// Which elements of `len` a worker folds: a function of sizes alone.
+fn range(len: usize, workers: usize, worker: usize) -> Range<usize> {
+    let each = len.div_ceil(workers.max(1)).next_multiple_of(GRAIN);
+    let start = each.saturating_mul(worker).min(len);
+    start..start.saturating_add(each).min(len)
+}

@@ -1,0 +1,202 @@
+//! What the workers of a round have said, and what follows from it. Pure: no socket, no thread, no clock.
+//!
+//! Every worker tells every other what its replicas do. Where all make the same call, the round is done. Where a worker
+//! differs, is gone, lost or late, every worker sees it, since all hear the same; then each tells where its replicas
+//! stand, and all judge the same standings. Only where the deadline has passed may they have heard different things: then
+//! the first of those who are there judges, and tells the others its verdict.
+
+use super::Said;
+use bytes::Bytes;
+use distribute_cluster::{Blame, Fault, Fingerprint, Standing, World};
+use std::time::Duration;
+
+/// One round of a session, as one worker sees it.
+#[derive(Debug)]
+pub struct Round {
+    world: World,
+    step: u64,
+    /// Where this worker's replicas stand.
+    mine: Vec<Standing>,
+    /// How long this worker waits at most.
+    timeout: Duration,
+    peers: Vec<Peer>,
+    /// This worker has told the others where its replicas stand.
+    explained: bool,
+    expired: Option<Duration>,
+    /// The verdict of a worker that judges before this one.
+    verdict: Option<Blame>,
+}
+
+/// What is known of another worker.
+#[derive(Clone, Debug)]
+enum Peer {
+    /// It has said nothing.
+    Silent,
+    Calls {
+        digest: u64,
+        body: Bytes,
+        /// It will answer nothing more.
+        lost: bool,
+    },
+    Stands(Vec<Standing>),
+    Left(Vec<Standing>),
+    Lost(String),
+    /// This worker itself.
+    Me,
+}
+
+/// What follows from what has been said.
+#[derive(Debug, PartialEq)]
+pub enum Next {
+    /// Wait for what others say.
+    Wait,
+    /// Say this to all others, then ask again.
+    Say(Said),
+    /// All make the same call: the data of each worker, this one's empty.
+    Agreed(Vec<Bytes>),
+    /// The call does not complete: why, the same on all workers.
+    Blamed(Blame),
+    /// The call does not complete, and the session is over: who was late would meet the others' next call. The verdict
+    /// is to be told to all others where it is this worker's own.
+    Over {
+        /// Why.
+        blame: Blame,
+        /// Whether this worker has judged.
+        own: bool,
+    },
+}
+
+impl Round {
+    /// A round in which this worker's replicas stand so.
+    pub fn new(world: World, step: u64, mine: Vec<Standing>, timeout: Duration) -> Self {
+        let peer = |worker| if worker == world.worker() { Peer::Me } else { Peer::Silent };
+        let peers = (0..world.workers()).map(peer).collect();
+        Self { world, step, mine, timeout, peers, explained: false, expired: None, verdict: None }
+    }
+
+    /// The call that all replicas of this worker make, if they do.
+    pub fn call(&self) -> Option<&Fingerprint> {
+        Standing::all_agree(&self.mine).then(|| self.mine.first()?.call()).flatten()
+    }
+
+    /// Whether nothing more can come from a worker than what has been heard.
+    pub fn has_heard(&self, worker: usize) -> bool {
+        !matches!(self.peers[worker], Peer::Silent)
+    }
+
+    /// Another worker has said something.
+    pub fn hear(&mut self, worker: usize, said: Said) {
+        let Some(peer) = self.peers.get_mut(worker) else { return };
+        match (said, &*peer) {
+            (Said::Verdict(blame), _) => {
+                // The first worker's verdict counts.
+                self.verdict.get_or_insert(blame);
+            }
+            (_, Peer::Me) => {}
+            (Said::Call { digest, body }, Peer::Silent) => *peer = Peer::Calls { digest, body, lost: false },
+            (Said::Call { .. }, _) => {}
+            (Said::Stand { standings, expired }, _) => {
+                *peer = Peer::Stands(standings);
+                self.expired = self.expired.or(expired);
+            }
+            (Said::Left { standings }, Peer::Silent) => *peer = Peer::Left(standings),
+            // It has left after this round.
+            (Said::Left { .. }, Peer::Calls { .. }) => self.lose(worker, String::new()),
+            (Said::Left { .. }, _) => {}
+        }
+    }
+
+    /// Another worker can't be reached any more.
+    pub fn lose(&mut self, worker: usize, reason: String) {
+        match self.peers.get_mut(worker) {
+            Some(peer @ Peer::Silent) => *peer = Peer::Lost(reason),
+            // What it has said counts: it may have ended after its last call.
+            Some(Peer::Calls { lost, .. }) => *lost = true,
+            _ => {}
+        }
+    }
+
+    /// The deadline has passed. What follows is decided by what has been heard, and by what those say who answer soon.
+    pub fn expire(&mut self) {
+        self.expired.get_or_insert(self.timeout);
+    }
+
+    /// Whether [`expire`](Self::expire) has been called.
+    pub fn has_expired(&self) -> bool {
+        self.expired.is_some()
+    }
+
+    /// What follows. `last` says that nobody is waited for any longer.
+    pub fn next(&mut self, last: bool) -> Next {
+        if let Some(blame) = self.verdict.take() {
+            return Next::Over { blame, own: false };
+        }
+        let mine = self.call().map(Fingerprint::digest);
+        let agrees = |peer: &Peer| match peer {
+            Peer::Me => true,
+            Peer::Calls { digest, .. } => Some(*digest) == mine,
+            _ => false,
+        };
+        if mine.is_some() && !self.explained && self.peers.iter().all(agrees) {
+            return Next::Agreed(self.peers.iter_mut().map(take_body).collect());
+        }
+        let silent = self.peers.iter().any(|peer| matches!(peer, Peer::Silent));
+        let differs =
+            mine.is_none() || self.peers.iter().any(|peer| !agrees(peer) && !matches!(peer, Peer::Silent));
+        if !differs && self.expired.is_none() {
+            return Next::Wait;
+        }
+        if !self.explained {
+            self.explained = true;
+            return Next::Say(Said::Stand { standings: self.mine.clone(), expired: self.expired });
+        }
+        let unexplained =
+            silent || self.peers.iter().any(|peer| matches!(peer, Peer::Calls { lost: false, .. }));
+        if unexplained && !last {
+            return Next::Wait;
+        }
+        let is_there =
+            |peer: &Peer| matches!(peer, Peer::Me | Peer::Stands(_) | Peer::Calls { lost: false, .. });
+        let first = self.peers.iter().position(is_there);
+        let judges = first == Some(self.world.worker());
+        if self.expired.is_some() && !judges && !last {
+            return Next::Wait;
+        }
+        let blame = self.judge();
+        match self.expired.is_some() || blame.fault == Fault::Lost {
+            true => Next::Over { blame, own: true },
+            false => Next::Blamed(blame),
+        }
+    }
+
+    /// Why the call does not complete, by all that is known.
+    fn judge(&self) -> Blame {
+        let call = self.mine.iter().find_map(Standing::call).cloned();
+        let mut all = Vec::with_capacity(self.world.num_replicas_in_sync());
+        for (worker, peer) in self.peers.iter().enumerate() {
+            let replicas = self.world.replicas_of(worker);
+            match (peer, &call) {
+                (Peer::Me, _) => all.extend_from_slice(&self.mine),
+                (Peer::Stands(standings) | Peer::Left(standings), _) => all.extend_from_slice(standings),
+                // It has made a call and not told which: the others' digests say whether it is this one.
+                (Peer::Calls { digest, .. }, Some(call)) if *digest == call.digest() => {
+                    all.extend(replicas.map(|replica| Standing::waiting(replica, call.clone())));
+                }
+                (Peer::Lost(reason), Some(call)) => {
+                    return Blame::lost(self.step, worker, replicas.collect(), reason, call);
+                }
+                _ => all.extend(replicas.map(Standing::running)),
+            }
+        }
+        // A fault that is certain comes before the guess that somebody is stuck.
+        Blame::judge(self.step, &all)
+            .unwrap_or_else(|| Blame::late(self.step, &all, self.expired.unwrap_or(self.timeout)))
+    }
+}
+
+fn take_body(peer: &mut Peer) -> Bytes {
+    match peer {
+        Peer::Calls { body, .. } => std::mem::take(body),
+        _ => Bytes::new(),
+    }
+}

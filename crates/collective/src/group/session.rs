@@ -1,0 +1,219 @@
+//! The processes of a world, and the traffic of one run.
+
+use super::inbox::Event;
+use super::round::{Next, Round};
+use super::{Frame, Inbox, Said, SessionId, Transport};
+use crate::sync::{Mutex, lock};
+use bytes::Bytes;
+use distribute_cluster::{Blame, Deadline, Fingerprint, Standing, World};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long those are waited for who have come, when the deadline has passed: for what they know.
+const GRACE: Duration = Duration::from_millis(500);
+
+/// The processes of a world, as one of them sees them.
+#[derive(Clone, Debug)]
+pub struct Group {
+    world: World,
+    transport: Arc<dyn Transport>,
+    inbox: Inbox,
+}
+
+/// The traffic of one run or of one cross-replica call, which meets only that of the same run on other workers.
+///
+/// It is used by one thread at a time: the one that speaks for all replicas of its worker.
+#[derive(Debug)]
+pub struct Session {
+    group: Group,
+    id: SessionId,
+    step: u64,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Rounds that have begun.
+    round: u64,
+    /// Frames of a round that this worker has not begun.
+    early: Vec<(usize, Frame)>,
+    /// Workers whose replicas are gone.
+    left: Vec<Option<Vec<Standing>>>,
+    /// Workers that can't be reached any more.
+    lost: Vec<bool>,
+    /// Why the session is over.
+    over: Option<Arc<Blame>>,
+}
+
+impl Group {
+    /// The workers of `world`, whose frames come into `inbox`.
+    pub fn new(world: World, transport: Arc<dyn Transport>, inbox: Inbox) -> Self {
+        Self { world, transport, inbox }
+    }
+
+    /// How many workers there are, and which one this is.
+    pub fn world(&self) -> World {
+        self.world
+    }
+
+    /// Opens the next session of a name: the same one on all workers that open the same names as often. `step` is told in
+    /// errors.
+    pub fn open(&self, name: &str, step: u64) -> Session {
+        let digest = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+        });
+        let workers = self.world.workers();
+        let state = State { left: vec![None; workers], lost: vec![false; workers], ..State::default() };
+        Session { group: self.clone(), id: self.inbox.open(digest), step, state: Mutex::new(state) }
+    }
+
+    fn others(&self) -> impl Iterator<Item = usize> + use<> {
+        let me = self.world.worker();
+        (0..self.world.workers()).filter(move |worker| *worker != me)
+    }
+}
+
+impl Session {
+    /// How many workers there are, and which one this is.
+    pub fn world(&self) -> World {
+        self.group.world
+    }
+
+    /// The number of the step, as errors tell it.
+    pub fn step(&self) -> u64 {
+        self.step
+    }
+
+    /// Tells all other workers where this one's replicas stand and sends each its data, and gets theirs for this worker,
+    /// if all replicas of all workers make the same call. Of this worker's own data nothing comes back.
+    ///
+    /// # Errors
+    /// The same [`Blame`] on every worker where they don't, or where one is gone, lost, or does not come within
+    /// `timeout`. Whoever is late or lost ends the session: its later rounds fail the same way.
+    pub fn swap(
+        &self,
+        standings: Vec<Standing>,
+        mut body: impl FnMut(usize) -> Bytes,
+        timeout: Duration,
+    ) -> Result<Vec<Bytes>, Arc<Blame>> {
+        let mut state = lock(&self.state);
+        if let Some(blame) = &state.over {
+            return Err(blame.clone());
+        }
+        state.round += 1;
+        let mut deadline = Deadline::after(timeout);
+        let late = standings.iter().any(|standing| !standing.is_settled());
+        let mut round = Round::new(self.group.world, self.step, standings, timeout);
+        if let Some(digest) = round.call().map(Fingerprint::digest) {
+            for worker in self.group.others() {
+                self.send(worker, state.round, Said::Call { digest, body: body(worker) });
+            }
+        }
+        if late {
+            round.expire();
+        }
+        self.catch_up(&mut state, &mut round);
+        let (mut grace, mut last) = (false, false);
+        loop {
+            // All that is there is heard before anything follows from it: those who have given up waiting have sent
+            // their call before.
+            while let Some(event) = self.group.inbox.poll(self.id, &state.lost) {
+                self.hear(&mut state, &mut round, event);
+            }
+            if round.has_expired() && !grace {
+                grace = true;
+                deadline = Deadline::after(GRACE);
+            }
+            match round.next(last) {
+                Next::Agreed(bodies) => return Ok(bodies),
+                Next::Say(said) => self.say(state.round, &said),
+                Next::Blamed(blame) => return Err(Arc::new(blame)),
+                Next::Over { blame, own } => {
+                    if own {
+                        self.say(state.round, &Said::Verdict(blame.clone()));
+                    }
+                    let blame = Arc::new(blame);
+                    state.over = Some(blame.clone());
+                    return Err(blame);
+                }
+                Next::Wait => match self.group.inbox.next(self.id, &state.lost, &mut deadline) {
+                    Event::Expired if grace => last = true,
+                    Event::Expired => round.expire(),
+                    event => self.hear(&mut state, &mut round, event),
+                },
+            }
+        }
+    }
+
+    /// Ends the session for all workers, for a reason of this one's own.
+    pub fn abandon(&self, blame: &Arc<Blame>) {
+        let mut state = lock(&self.state);
+        state.round += 1;
+        self.say(state.round, &Said::Verdict(Blame::clone(blame)));
+        state.over.get_or_insert_with(|| blame.clone());
+    }
+
+    /// Whether a worker was late or lost, so that no more calls are possible.
+    pub fn is_over(&self) -> bool {
+        lock(&self.state).over.is_some()
+    }
+
+    /// All replicas of this worker are gone: the others need not wait for them.
+    pub fn leave(&self, standings: Vec<Standing>) {
+        let round = lock(&self.state).round + 1;
+        self.say(round, &Said::Left { standings });
+    }
+
+    /// What is known from before of the round that begins.
+    fn catch_up(&self, state: &mut State, round: &mut Round) {
+        for (worker, left) in state.left.iter().enumerate() {
+            if let Some(standings) = left {
+                round.hear(worker, Said::Left { standings: standings.clone() });
+            }
+        }
+        for (worker, _) in state.lost.iter().enumerate().filter(|(_, lost)| **lost) {
+            round.lose(worker, "it ended after an earlier call".into());
+        }
+        for (from, frame) in std::mem::take(&mut state.early) {
+            self.take(state, round, from, frame);
+        }
+    }
+
+    fn hear(&self, state: &mut State, round: &mut Round, event: Event) {
+        match event {
+            Event::Frame(from, frame) => self.take(state, round, from, frame),
+            Event::Lost(worker, reason) => {
+                state.lost[worker] = true;
+                round.lose(worker, reason);
+            }
+            Event::Expired => {}
+        }
+    }
+
+    fn take(&self, state: &mut State, round: &mut Round, from: usize, frame: Frame) {
+        match &frame.said {
+            Said::Left { standings } => {
+                if let Some(left) = state.left.get_mut(from) {
+                    *left = Some(standings.clone());
+                }
+                round.hear(from, frame.said);
+            }
+            // Whatever round it is of: the session is over for those who sent it.
+            Said::Verdict(_) => round.hear(from, frame.said),
+            _ if frame.round == state.round => round.hear(from, frame.said),
+            _ if frame.round > state.round => state.early.push((from, frame)),
+            // Of a round that is over: an answer to those who had gone on.
+            _ => {}
+        }
+    }
+
+    fn say(&self, round: u64, said: &Said) {
+        for worker in self.group.others() {
+            self.send(worker, round, said.clone());
+        }
+    }
+
+    fn send(&self, to: usize, round: u64, said: Said) {
+        self.group.transport.send(to, Frame { session: self.id, round, said });
+    }
+}

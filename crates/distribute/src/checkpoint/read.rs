@@ -1,0 +1,49 @@
+//! What parts of a checkpoint read of it, and what they say where it isn't there or doesn't fit.
+
+use super::Reader;
+use crate::{Error, Result};
+use distribute_tensor::{DType, HostTensor};
+
+/// The names among `expected` that a checkpoint lacks are an error.
+pub(crate) fn require_names(reader: &Reader, expected: &[String]) -> Result<()> {
+    let missing: Vec<_> = expected.iter().filter(|name| !reader.contains(name)).take(20).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let there: Vec<_> = reader.names().take(20).collect();
+    let path = reader.path().display();
+    Err(Error::invalid(
+        "Checkpoint::restore",
+        format!(
+            "{path} lacks {missing:?}; it has {there:?}; build model and optimizer as they were when it was saved"
+        ),
+    ))
+}
+
+/// A tensor of a checkpoint that is as [`Select`] wants it, in this dtype.
+pub(crate) fn read_cast(reader: &Reader, name: &str, dtype: DType) -> Result<HostTensor> {
+    let value = reader.tensor(name)?;
+    Ok(if value.dtype() == dtype { value } else { value.cast(dtype)? })
+}
+
+/// What a checkpoint has under a name.
+pub(crate) fn described(reader: &Reader, name: &str) -> Option<(Option<DType>, Vec<usize>)> {
+    reader.describe(name).ok().map(|found| (Some(found.dtype), found.shape))
+}
+
+/// A tensor of a checkpoint, if it is of this dtype and shape.
+pub(crate) fn read_as(reader: &Reader, name: &str, dtype: DType, shape: &[usize]) -> Result<HostTensor> {
+    let found = reader.describe(name)?;
+    if (found.dtype, &*found.shape) != (dtype, shape) {
+        return Err(Error::invalid(
+            "Checkpoint::restore",
+            format!(
+                "{name} in {} is {}{:?}, but here it is {dtype}{shape:?}",
+                reader.path().display(),
+                found.dtype,
+                found.shape
+            ),
+        ));
+    }
+    Ok(reader.tensor(name)?)
+}

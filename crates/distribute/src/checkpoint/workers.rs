@@ -1,0 +1,122 @@
+//! Saving and restoring as the workers of a strategy do it together: the chief writes, all read, and what comes of it is the
+//! same on all.
+
+use super::{Checkpoint, CheckpointManager, RESTORE, Reader, Restore, SAVE, Writer};
+use crate::{Error, Result, Strategy, get_strategy};
+use bytes::Bytes;
+use distribute_cluster::{Fingerprint, Operation};
+use std::borrow::Borrow;
+use std::panic::Location;
+use std::path::Path;
+
+/// What a save has come to.
+pub(super) enum Saved<T> {
+    /// This worker has saved: what it got of it.
+    Here(T),
+    /// The chief has, and has told this.
+    ByTheChief(Bytes),
+}
+
+/// Opens what the chief has called the latest.
+type Open<'m> = Box<dyn FnOnce() -> Result<Reader> + 'm>;
+
+impl<'a> Checkpoint<'a> {
+    /// Collects the parts on all workers, and writes them on the chief.
+    pub(super) fn save_by<T>(
+        &self,
+        at: &'static Location<'static>,
+        write: impl FnOnce(Writer) -> Result<T>,
+        tell: impl FnOnce(&T) -> Bytes,
+    ) -> Result<Saved<T>> {
+        self.require(SAVE)?;
+        let strategy = self.together(SAVE)?;
+        let call = || self.call(Operation::Save, at);
+        // None is written where a worker cannot read its parts.
+        let (writer, _) = strategy.agree(SAVE, call, self.writer(), |_| Bytes::new())?;
+        let written = || call().part("written by the chief");
+        let (saved, told) = strategy.on_chief(SAVE, written, || write(writer), tell)?;
+        Ok(saved.map_or(Saved::ByTheChief(told), Saved::Here))
+    }
+
+    /// Reads what every worker restores, and changes it where all can, and all read the same checkpoint.
+    pub(super) fn restore_by<R: Borrow<Reader>, T>(
+        &self,
+        operation: &'static str,
+        at: &'static Location<'static>,
+        open: impl FnOnce() -> Result<R>,
+        read: impl FnOnce(&Reader) -> Result<(Vec<Restore<'a>>, T)>,
+    ) -> Result<(R, T)> {
+        self.require(operation)?;
+        let strategy = self.together(operation)?;
+        let ready = open().and_then(|reader| {
+            let (ready, restored) = read(reader.borrow())?;
+            Ok((reader, ready, restored))
+        });
+        let same = ("the checkpoint", "let all workers read the chief's, from one folder or copies of it");
+        let sum = |(reader, ..): &(R, _, _)| format!("one with checksum {:08x}", reader.borrow().checksum());
+        let call = || self.call(Operation::Restore, at);
+        let (reader, ready, restored) = strategy.agree_on(operation, call, ready, same, sum)?;
+        ready.into_iter().try_for_each(|change| change())?;
+        Ok((reader, restored))
+    }
+
+    /// The latest checkpoint of a folder, as the chief sees it: what opens it. None before the first.
+    pub(super) fn latest<'m>(
+        &self,
+        manager: &'m CheckpointManager,
+        at: &'static Location<'static>,
+    ) -> Result<Option<Open<'m>>> {
+        let strategy = self.together(RESTORE)?;
+        let call = || Fingerprint::new(Operation::Restore, "the latest", at);
+        let tell =
+            |latest: &Option<Reader>| latest.as_ref().map(|latest| name(latest.path())).unwrap_or_default();
+        let (latest, told) = strategy.on_chief(RESTORE, call, || Ok(manager.latest()?), tell)?;
+        Ok(match latest {
+            Some(latest) => latest.map(|latest| -> Open<'m> { Box::new(|| Ok(latest)) }),
+            None if told.is_empty() => None,
+            None => Some(Box::new(move || find(manager, &String::from_utf8_lossy(&told)))),
+        })
+    }
+
+    /// The strategy whose workers save and restore this together: that of its parts; where they have none, the current one.
+    fn together(&self, operation: &'static str) -> Result<Strategy> {
+        let parts = self.parts.iter().filter_map(|(name, part)| Some((name, part.strategy()?)));
+        let mut among_workers = parts.filter(|(_, strategy)| strategy.world().is_multi_worker());
+        let Some((name, strategy)) = among_workers.next() else { return Ok(get_strategy()) };
+        match among_workers.find(|(_, other)| *other != strategy) {
+            None => Ok(strategy.clone()),
+            Some((other, _)) => {
+                let reason = format!(
+                    "parts {name:?} and {other:?} belong to different strategies of several workers; give each its own \
+                     checkpoint"
+                );
+                Err(Error::invalid(operation, reason))
+            }
+        }
+    }
+
+    fn call(&self, operation: Operation, at: &'static Location<'static>) -> Fingerprint {
+        let names: Vec<_> = self.parts.iter().map(|(name, _)| name.as_str()).collect();
+        Fingerprint::new(operation, format!("parts {}", names.join(", ")), at)
+    }
+}
+
+/// The last part of a path.
+pub(super) fn name(path: &Path) -> Bytes {
+    path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default().into()
+}
+
+/// The checkpoint of this name among those of a folder.
+fn find(manager: &CheckpointManager, name: &str) -> Result<Reader> {
+    let paths = manager.paths()?;
+    match paths.into_iter().find(|path| path.file_name().is_some_and(|found| found == name)) {
+        Some(path) => Ok(Reader::open(path)?),
+        None => {
+            let reason = format!(
+                "{} has no {name}, which is the chief's latest; give all workers one folder, or copies of it",
+                manager.folder().display()
+            );
+            Err(Error::invalid(RESTORE, reason))
+        }
+    }
+}

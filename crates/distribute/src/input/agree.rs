@@ -1,0 +1,68 @@
+//! What workers tell each other about a dataset: how they part it, and what they have for the next step.
+
+use crate::{Result, Strategy};
+use bytes::Bytes;
+use distribute_cluster::{Fingerprint, Operation};
+use distribute_data::plan::ends::Ballot;
+use distribute_data::{Distribution, UnevenEnds};
+use distribute_tensor::Nest;
+use std::panic::Location;
+
+/// The plan of this worker, if all workers have the same: files that only some see would part the data in two ways at once.
+pub(super) fn same_plan<T: Nest>(
+    strategy: &Strategy,
+    operation: &'static str,
+    at: &'static Location<'static>,
+    plan: Result<Distribution<T>>,
+) -> Result<Distribution<T>> {
+    let plan = plan.and_then(|plan| {
+        let ends = plan.ends(strategy.world().worker())?;
+        Ok((plan, ends))
+    });
+    let call = || Fingerprint::new(Operation::DistributeDataset, operation, at);
+    let what = ("the plan", "build the same dataset on every worker, of files that all of them see");
+    let (plan, _) = strategy.agree_on(operation, call, plan, what, |(plan, ends)| describe(plan, *ends))?;
+    Ok(plan)
+}
+
+/// What has to be the same on all workers.
+fn describe<T: Nest>(plan: &Distribution<T>, ends: UnevenEnds) -> String {
+    let origin = plan.beginning(0).origin;
+    let parted = match (plan.decision(), origin.pipeline) {
+        (Some(decision), Some(pipeline)) => {
+            format!("policy {} ({}), checksum of the pipeline {pipeline:08x}", decision.taken, decision.why)
+        }
+        _ => "by a function".into(),
+    };
+    let size = origin.batch.map_or("unknown size".into(), |size| size.to_string());
+    format!("\"{parted}, batches of {size}, cut by {:?}, at the end {ends:?}\"", origin.rule)
+}
+
+pub(super) fn encode(ballot: Ballot) -> Bytes {
+    let Ballot { present, missing, rows, full, unfilled } = ballot;
+    let numbers = [present, missing, rows, full, unfilled];
+    numbers.iter().flat_map(|n| (*n as u64).to_le_bytes()).collect::<Vec<_>>().into()
+}
+
+pub(super) fn decode(bytes: &[u8]) -> Ballot {
+    let mut numbers = bytes.chunks_exact(8).map(|chunk| {
+        let number = chunk.try_into().map_or(0, u64::from_le_bytes);
+        usize::try_from(number).unwrap_or(usize::MAX)
+    });
+    let mut next = || numbers.next().unwrap_or_default();
+    Ballot { present: next(), missing: next(), rows: next(), full: next(), unfilled: next() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ballots_come_as_they_were_sent() {
+        let ballot = Ballot { present: 1, missing: 2, rows: usize::MAX, full: 4, unfilled: 5 };
+        assert_eq!(decode(&encode(ballot)), ballot);
+        // Of a peer that says anything, nothing panics.
+        assert_eq!(decode(b"short"), Ballot::default());
+        assert_eq!([ballot, ballot].into_iter().sum::<Ballot>().rows, usize::MAX);
+    }
+}

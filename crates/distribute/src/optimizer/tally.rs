@@ -1,0 +1,186 @@
+//! What a replica tells of its part of a step before any gradient moves.
+
+use super::Weighting;
+use super::contribution::Ready;
+use crate::{Error, ReduceOp};
+use candle_core::DType;
+use distribute_tensor::Error as Unreadable;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// What a replica tells of its part of a step: what is decided of the step for all replicas is a function of these.
+#[derive(Clone, Debug)]
+pub(super) struct Tally {
+    pub(super) weighting: Weighting,
+    /// Summed over the examples.
+    pub(super) loss: f64,
+    /// That of the loss.
+    pub(super) dtype: DType,
+    /// The rows of this replica's piece of the batch, where they are known.
+    pub(super) rows: Option<usize>,
+    /// Whether the loss is, and the gradients where they are looked at.
+    pub(super) finite: bool,
+    /// The finished steps on the first replica of each process, and the learning rate that its schedule gives after them,
+    /// where there is one.
+    pub(super) rate: Option<(u64, Option<Result<f64, Arc<Error>>>)>,
+    /// What there is of each variable, in the optimizer's order.
+    pub(super) kinds: Vec<Kind>,
+}
+
+impl Tally {
+    /// How many examples the losses of all replicas are over.
+    pub(super) fn examples(all: &[&Tally]) -> f64 {
+        all.iter().filter_map(|tally| tally.weighting.examples()).map(|n| n as f64).sum()
+    }
+
+    /// What this replica's gradients are multiplied by, before they are added to the others'.
+    pub(super) fn weight(&self, examples: f64, replicas: usize) -> f64 {
+        match self.weighting {
+            Weighting::MeanOver(mine) => mine as f64 / examples,
+            Weighting::SumOver(_) => 1. / examples,
+            Weighting::Replicas(ReduceOp::Sum) => 1.,
+            Weighting::Replicas(ReduceOp::Mean) => 1. / replicas as f64,
+        }
+    }
+}
+
+/// What a replica has of a variable's gradient.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Kind {
+    Nothing,
+    Dense,
+    Rows,
+}
+
+impl Kind {
+    pub(super) fn of(ready: &Option<Ready>) -> Self {
+        match ready {
+            None => Kind::Nothing,
+            Some(Ready::Dense(_) | Ready::Deposited(..)) => Kind::Dense,
+            Some(Ready::Rows(_)) => Kind::Rows,
+        }
+    }
+
+    /// That of the sum of two: dense where either is.
+    pub(super) fn plus(self, other: Self) -> Self {
+        match (self, other) {
+            (Kind::Nothing, kind) | (kind, Kind::Nothing) => kind,
+            (Kind::Rows, Kind::Rows) => Kind::Rows,
+            _ => Kind::Dense,
+        }
+    }
+}
+
+/// A tally as it is sent.
+#[derive(Serialize, Deserialize)]
+struct Sent {
+    weighting: SentWeighting,
+    loss: f64,
+    dtype: String,
+    rows: Option<usize>,
+    finite: bool,
+    rate: Option<(u64, Option<Result<f64, String>>)>,
+    kinds: Vec<Kind>,
+}
+
+#[derive(Serialize, Deserialize)]
+enum SentWeighting {
+    MeanOver(usize),
+    SumOver(usize),
+    Sum,
+    Mean,
+}
+
+/// The tallies of a process, for the others.
+pub(super) fn encode<'t>(tallies: impl Iterator<Item = &'t Tally>) -> Result<Vec<u8>, Unreadable> {
+    let sent = tallies.map(|tally| Sent {
+        weighting: match tally.weighting {
+            Weighting::MeanOver(n) => SentWeighting::MeanOver(n),
+            Weighting::SumOver(n) => SentWeighting::SumOver(n),
+            Weighting::Replicas(ReduceOp::Sum) => SentWeighting::Sum,
+            Weighting::Replicas(ReduceOp::Mean) => SentWeighting::Mean,
+        },
+        loss: tally.loss,
+        dtype: tally.dtype.as_str().into(),
+        rows: tally.rows,
+        finite: tally.finite,
+        rate: tally.rate.as_ref().map(|(finished, rate)| {
+            let rate = rate.as_ref().map(|rate| rate.as_ref().map(|rate| *rate).map_err(ToString::to_string));
+            (*finished, rate)
+        }),
+        kinds: tally.kinds.clone(),
+    });
+    postcard::to_stdvec(&sent.collect::<Vec<_>>()).map_err(|_| unreadable("tallies that cannot be written"))
+}
+
+/// The tallies of another process, each of so many variables.
+pub(super) fn decode(bytes: &[u8], replicas: usize, variables: usize) -> Result<Vec<Tally>, Unreadable> {
+    let sent: Vec<Sent> = postcard::from_bytes(bytes).map_err(|_| unreadable("no tallies of a step"))?;
+    if sent.len() != replicas || sent.iter().any(|sent| sent.kinds.len() != variables) {
+        return Err(unreadable("tallies of another number of replicas or variables"));
+    }
+    let tally = |sent: Sent| {
+        Ok(Tally {
+            weighting: match sent.weighting {
+                SentWeighting::MeanOver(n) => Weighting::MeanOver(n),
+                SentWeighting::SumOver(n) => Weighting::SumOver(n),
+                SentWeighting::Sum => Weighting::Replicas(ReduceOp::Sum),
+                SentWeighting::Mean => Weighting::Replicas(ReduceOp::Mean),
+            },
+            loss: sent.loss,
+            dtype: sent.dtype.parse().map_err(|_| unreadable("a loss of no dtype"))?,
+            rows: sent.rows,
+            finite: sent.finite,
+            rate: sent.rate.map(|(finished, rate)| {
+                let failed = |text| Arc::new(Error::other(text));
+                (finished, rate.map(|rate| rate.map_err(failed)))
+            }),
+            kinds: sent.kinds,
+        })
+    };
+    sent.into_iter().map(tally).collect()
+}
+
+fn unreadable(what: &'static str) -> Unreadable {
+    Unreadable::Bytes { operation: "minimize", offset: 0, what }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_sent_is_what_is_read_and_what_does_not_fit_is_refused() {
+        let tally = |weighting, dtype, rate| Tally {
+            weighting,
+            loss: 0.1,
+            dtype,
+            rows: Some(3),
+            finite: true,
+            rate,
+            kinds: vec![Kind::Nothing, Kind::Dense, Kind::Rows],
+        };
+        let all = [
+            tally(Weighting::MeanOver(3), DType::F32, Some((7, Some(Ok(0.3))))),
+            tally(Weighting::SumOver(0), DType::BF16, Some((7, None))),
+            tally(Weighting::Replicas(ReduceOp::Sum), DType::F64, None),
+            tally(
+                Weighting::Replicas(ReduceOp::Mean),
+                DType::F16,
+                Some((1, Some(Err(Arc::new(Error::other("no")))))),
+            ),
+        ];
+        let bytes = encode(all.iter()).unwrap();
+        let read = decode(&bytes, 4, 3).unwrap();
+        assert_eq!(
+            format!("{read:?}").replace("Other(\"no\")", "…"),
+            format!("{all:?}").replace("Other(\"no\")", "…")
+        );
+        for (replicas, variables) in [(3, 3), (4, 2)] {
+            assert!(decode(&bytes, replicas, variables).is_err());
+        }
+        for len in 0..bytes.len() {
+            assert!(decode(&bytes[..len], 4, 3).is_err(), "{len} bytes");
+        }
+    }
+}

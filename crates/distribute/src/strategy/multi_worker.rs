@@ -1,0 +1,154 @@
+//! Several workers that train one model in lock step.
+
+use super::kinds::{handle, resolve};
+use super::{CommunicationOptions, DeviceName, Strategy, StrategyExtended, Threads, VariablePlacement};
+use crate::checkpoint::{Checkpointed, Reader, Restore, Writer};
+use crate::error::panicked;
+use crate::{Error, Result};
+use distribute_collective::group::{Group, memory};
+use std::ops::Deref;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::thread;
+
+#[derive(Debug)]
+struct MultiWorker {
+    devices: Vec<DeviceName>,
+    group: Group,
+    options: CommunicationOptions,
+}
+
+impl StrategyExtended for MultiWorker {
+    fn kind(&self) -> &'static str {
+        "MultiWorkerMirroredStrategy"
+    }
+    fn worker_devices(&self) -> &[DeviceName] {
+        &self.devices
+    }
+    fn variable_placement(&self) -> VariablePlacement {
+        VariablePlacement::Mirrored
+    }
+    fn group(&self) -> Option<&Group> {
+        Some(&self.group)
+    }
+    fn communication_options(&self) -> CommunicationOptions {
+        self.options
+    }
+    fn threads(&self) -> Option<&Threads> {
+        None
+    }
+}
+
+/// Synchronous training over several workers, each with as many replicas: [`MirroredStrategy`](super::MirroredStrategy) beyond
+/// one process. Every worker runs the same program; each has a copy of all variables, and after each step all copies are equal.
+///
+/// Workers are threads of one process so far ([`on_threads`](Self::on_threads)): for tests, and to try out a program that is
+/// for many machines. They exchange bytes all the same, as processes would. Which worker a program is, it learns from
+/// [`world`](Strategy::world).
+///
+/// Steps of the workers meet: each makes the same calls of [`run`](Strategy::run), [`reduce`](Strategy::reduce) and
+/// [`gather`](Strategy::gather) in the same order. A worker that makes another call, fails, or is later than the timeout is
+/// named in the error that all workers get.
+#[doc(alias = "tf.distribute.MultiWorkerMirroredStrategy")]
+#[doc(alias = "tf.distribute.experimental.MultiWorkerMirroredStrategy")]
+#[doc(alias = "CollectiveAllReduceStrategy")]
+#[derive(Clone, Debug)]
+pub struct MultiWorkerMirroredStrategy(Strategy);
+handle!(MultiWorkerMirroredStrategy);
+
+impl MultiWorkerMirroredStrategy {
+    /// Starts `workers` workers of `replicas` CPU replicas each, every one on a thread of this process, and runs `worker` on
+    /// each of them with its strategy. Gives what they return, by worker.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// let sums = MultiWorkerMirroredStrategy::on_threads(2, 3, |strategy| {
+    ///     let ids = strategy.run((), |ctx, ()| ctx.all_reduce(ReduceOp::Sum, ctx.replica_id_in_sync_group() as f32))?;
+    ///     Ok((strategy.world().worker(), ids.values()[0]))
+    /// })?;
+    /// assert_eq!(sums, [(0, 15.), (1, 15.)]);
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Worker`] for the worker that failed or panicked: of several, one that did not fail because of another. And
+    /// [`Error::InvalidArgument`] for no worker or no replica, [`Error::Io`] if the system refuses a thread.
+    #[track_caller]
+    pub fn on_threads<R: Send>(
+        workers: usize,
+        replicas: usize,
+        worker: impl Fn(&Self) -> Result<R> + Sync,
+    ) -> Result<Vec<R>> {
+        Self::on_threads_with(CommunicationOptions::default(), workers, replicas, worker)
+    }
+
+    /// [`on_threads`](Self::on_threads) with a timeout, or other ways to communicate.
+    ///
+    /// # Errors
+    /// As [`on_threads`](Self::on_threads); and [`Error::InvalidArgument`] for a timeout of zero.
+    #[track_caller]
+    pub fn on_threads_with<R: Send>(
+        options: CommunicationOptions,
+        workers: usize,
+        replicas: usize,
+        worker: impl Fn(&Self) -> Result<R> + Sync,
+    ) -> Result<Vec<R>> {
+        const OPERATION: &str = "MultiWorkerMirroredStrategy::on_threads";
+        super::kinds::check_count(OPERATION, workers.saturating_mul(replicas))?;
+        let groups = memory::groups(workers, replicas)
+            .map_err(|error| Error::invalid(OPERATION, error.to_string()))?;
+        let strategies: Vec<Self> =
+            groups.into_iter().map(|group| Self::of_group(group, options)).collect::<Result<_>>()?;
+        let worker = &worker;
+        let results = thread::scope(|scope| {
+            let start = |(number, strategy): (usize, Self)| {
+                // The strategy goes with its worker's thread: the others learn that this one has ended.
+                let run = move || {
+                    catch_unwind(AssertUnwindSafe(|| worker(&strategy)))
+                        .unwrap_or_else(|panic| Err(panicked(&*panic)))
+                };
+                thread::Builder::new().name(format!("worker {number}")).spawn_scoped(scope, run)
+            };
+            let threads: Vec<_> = strategies.into_iter().enumerate().map(start).collect();
+            let join = |thread: std::io::Result<thread::ScopedJoinHandle<'_, Result<R>>>| match thread {
+                Ok(thread) => thread.join().unwrap_or_else(|panic| Err(panicked(&*panic))),
+                Err(source) => Err(Error::Io {
+                    operation: format!("starting {workers} threads, one for each worker"),
+                    source,
+                }),
+            };
+            threads.into_iter().map(join).collect::<Vec<_>>()
+        });
+        let cause = |worker: usize, error: &Error| match (error, error.blame()) {
+            (Error::Worker { worker: culprit, .. }, None) => *culprit == worker,
+            (_, None) => true,
+            (_, Some(blame)) => blame.culprits.iter().any(|replica| replica / replicas == worker),
+        };
+        let failed =
+            results.iter().enumerate().filter_map(|(number, result)| Some((number, result.as_ref().err()?)));
+        let first =
+            failed.clone().find(|(number, error)| cause(*number, error)).or_else(|| failed.clone().next());
+        let first = first.map(|(number, _)| number);
+        let mut values = Vec::with_capacity(workers);
+        for (number, result) in results.into_iter().enumerate() {
+            match result {
+                Ok(value) => values.push(value),
+                // What all have been told of names the worker already.
+                Err(error @ Error::Worker { .. }) if first == Some(number) => return Err(error),
+                Err(source) if first == Some(number) => {
+                    return Err(Error::Worker { worker: number, source: Box::new(source) });
+                }
+                Err(_) => {}
+            }
+        }
+        Ok(values)
+    }
+
+    /// The strategy of one worker of a group, with a CPU replica for each that the group's world has of one worker.
+    #[track_caller]
+    fn of_group(group: Group, options: CommunicationOptions) -> Result<Self> {
+        options.check("MultiWorkerMirroredStrategy")?;
+        let names: Vec<_> = (0..group.world().replicas()).map(|i| format!("cpu:{i}")).collect();
+        let devices = resolve(names.iter().map(String::as_str))?;
+        Strategy::new(MultiWorker { devices, group, options }).map(Self)
+    }
+}

@@ -1,0 +1,192 @@
+//! What a strategy's worker says to the others of its world: at the beginning of a step, and in calls that are made once for
+//! all of its replicas.
+
+use super::Strategy;
+use crate::context::{failure, merging};
+use crate::lock::lock;
+use crate::{Error, Result};
+use bytes::Bytes;
+use distribute_cluster::{Fingerprint, Operation, Presence, Standing, World};
+use distribute_collective::Failure;
+use distribute_collective::group::{Calling, Group, Session};
+use std::panic::Location;
+use std::sync::{Arc, Mutex, TryLockError};
+
+/// The traffic of one strategy with the other workers.
+#[derive(Debug, Default)]
+pub(super) struct Workers {
+    /// Held while a step lasts: two at once would meet in an order of their own on each worker.
+    step: Mutex<()>,
+    /// The calls that are made between steps.
+    between: Mutex<Option<Arc<Session>>>,
+}
+
+/// A step that has begun on all workers. One that ends before its replicas have run is told to the others.
+pub(super) struct Begun {
+    session: Arc<Session>,
+    handed_over: bool,
+}
+
+impl Strategy {
+    /// The workers that train together, which of them this process is, and its replicas: every question about numbers and
+    /// ids has its answer there.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// let world = MirroredStrategy::cpus(2)?.world();
+    /// assert_eq!((world.workers(), world.local_replicas()), (1, 0..2));
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    pub fn world(&self) -> World {
+        self.0.world
+    }
+
+    /// Whether this process writes checkpoints: of several workers the chief alone does.
+    #[doc(alias = "tf.distribute.StrategyExtended.should_checkpoint")]
+    pub fn should_checkpoint(&self) -> bool {
+        self.world().is_chief()
+    }
+
+    /// Whether this process writes logs and figures of the training: of several workers the chief alone does.
+    #[doc(alias = "tf.distribute.StrategyExtended.should_save_summary")]
+    pub fn should_save_summary(&self) -> bool {
+        self.world().is_chief()
+    }
+
+    fn group(&self) -> Option<&Group> {
+        self.extended().group().filter(|group| group.world().is_multi_worker())
+    }
+
+    /// Keeps a second step out while one lasts, where there are several workers.
+    pub(super) fn one_step_at_a_time(&self) -> Result<Option<std::sync::MutexGuard<'_, ()>>> {
+        if self.group().is_none() {
+            return Ok(None);
+        }
+        match self.0.workers.step.try_lock() {
+            Ok(guard) => Ok(Some(guard)),
+            Err(TryLockError::Poisoned(poisoned)) => Ok(Some(poisoned.into_inner())),
+            Err(TryLockError::WouldBlock) => {
+                let reason = "another thread is in run of this strategy; over several workers one step goes after another, \
+                              because each worker could take them in an order of its own";
+                Err(Error::invalid("run", reason))
+            }
+        }
+    }
+
+    /// Begins a step on all workers, where there are several. `rows` are those of this worker's pieces of a batch, if they are
+    /// known. Gives how many rows the workers before this one have.
+    pub(super) fn begin(
+        &self,
+        step: u64,
+        rows: Option<usize>,
+        at: &'static Location<'static>,
+    ) -> Result<(Option<Begun>, Option<usize>)> {
+        let Some(group) = self.group() else { return Ok((None, Some(0))) };
+        let begun = Begun { session: Arc::new(group.open("run", step)), handed_over: false };
+        let call = Fingerprint::new(Operation::Run, format!("step {step}"), at);
+        let mine = rows.map_or(u64::MAX, |rows| rows as u64).to_le_bytes();
+        let standings = self.standings(&call);
+        let said = begun
+            .session
+            .swap(standings, |_| Bytes::copy_from_slice(&mine), self.extended().timeout())
+            .map_err(Error::Collective)?;
+        let before = said.iter().take(self.world().worker()).map(|said| {
+            let bytes = said.as_ref().try_into().map(u64::from_le_bytes);
+            bytes.ok().and_then(|rows| usize::try_from(rows).ok()).filter(|rows| *rows < usize::MAX)
+        });
+        let before = before.sum();
+        Ok((Some(begun), before))
+    }
+
+    /// Makes a call with the other workers, once for all of this one's replicas. None where there is one worker. Inside of a
+    /// step, that is in a merge function, it meets the same step on the others.
+    ///
+    /// # Errors
+    /// The same on all workers: they make other calls, or one is lost or late.
+    pub(crate) fn among_workers<R>(
+        &self,
+        operation: &'static str,
+        call: impl FnOnce() -> Fingerprint,
+        make: impl FnOnce(Calling<'_>) -> Result<R, Failure>,
+    ) -> Result<Option<R>> {
+        if self.group().is_none() {
+            return Ok(None);
+        }
+        let call = call();
+        self.among_replicas(operation, |_| call.clone(), make)
+    }
+
+    /// As [`among_workers`](Self::among_workers), where `call` says what each local replica does: what they bring may differ.
+    ///
+    /// # Errors
+    /// As [`among_workers`](Self::among_workers).
+    pub(super) fn among_replicas<R>(
+        &self,
+        operation: &'static str,
+        call: impl Fn(usize) -> Fingerprint,
+        make: impl FnOnce(Calling<'_>) -> Result<R, Failure>,
+    ) -> Result<Option<R>> {
+        let Some(group) = self.group() else { return Ok(None) };
+        if let Some(member) = merging(self) {
+            return member.speak(call, make).transpose().map_err(failure(operation));
+        }
+        let mut between = lock(&self.0.workers.between);
+        let session = self.between(group, &mut between);
+        let waiting = |local| {
+            Standing::waiting(self.world().global(local), Fingerprint { continues: false, ..call(local) })
+        };
+        let standings = (0..self.world().replicas()).map(waiting).collect();
+        let made = make(Calling::new(&session, standings, self.extended().timeout()));
+        made.map(Some).map_err(failure(operation))
+    }
+
+    /// Tells the other workers, where there are any, that this one cannot make the call in which they wait, and gives back
+    /// the reason. Inside of a step they hear of it when the merge function fails.
+    pub(crate) fn told<T>(&self, prepared: Result<T>) -> Result<T> {
+        if prepared.is_err()
+            && let Some(group) = self.group()
+            && merging(self).is_none()
+        {
+            let mut between = lock(&self.0.workers.between);
+            let session = self.between(group, &mut between);
+            // What they say to it is no news.
+            let _ = session.swap(failed(self.world()), |_| Bytes::new(), self.extended().timeout());
+        }
+        prepared
+    }
+
+    /// The traffic between steps, from the time on at which nobody was late or lost in it.
+    fn between(&self, group: &Group, open: &mut Option<Arc<Session>>) -> Arc<Session> {
+        match open {
+            Some(session) if !session.is_over() => session.clone(),
+            _ => open.insert(Arc::new(group.open("between steps", self.steps()))).clone(),
+        }
+    }
+
+    /// All replicas of this worker make a call.
+    fn standings(&self, call: &Fingerprint) -> Vec<Standing> {
+        self.world().local_replicas().map(|replica| Standing::waiting(replica, call.clone())).collect()
+    }
+}
+
+impl Begun {
+    /// The replicas' threads tell the others from here on.
+    pub(super) fn hand_over(mut self) -> Arc<Session> {
+        self.handed_over = true;
+        self.session.clone()
+    }
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        if !self.handed_over {
+            self.session.leave(failed(self.session.world()));
+        }
+    }
+}
+
+/// All replicas of this worker are gone, and have made no call.
+fn failed(world: World) -> Vec<Standing> {
+    let failed = |replica| Standing { presence: Presence::Failed, ..Standing::running(replica) };
+    world.local_replicas().map(failed).collect()
+}

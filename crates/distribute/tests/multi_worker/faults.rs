@@ -1,0 +1,180 @@
+//! What a worker does wrong: told on all workers, with one text, and what can go on goes on.
+
+use distribute::cluster::{Blame, Fault};
+use distribute::{
+    CommunicationOptions, Error, MultiWorkerMirroredStrategy, ReduceOp, ReplicaContext, Result, Sgd,
+};
+use distribute_testing::watched;
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// What one replica does instead of what all others do.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Wrong {
+    OtherCall,
+    OtherShape,
+    OtherOp,
+    Returns,
+    Fails,
+    Panics,
+}
+
+fn step(ctx: &ReplicaContext, wrong: Option<Wrong>) -> Result<f32> {
+    ctx.all_reduce(ReduceOp::Sum, 1f32)?;
+    match wrong {
+        None => {}
+        Some(Wrong::OtherCall) => return ctx.all_gather(vec![1f32], 0).map(|all| all[0]),
+        Some(Wrong::OtherShape) => return ctx.all_reduce(ReduceOp::Sum, vec![1f32; 3]).map(|all| all[0]),
+        Some(Wrong::OtherOp) => return ctx.all_reduce(ReduceOp::Mean, 1f32),
+        Some(Wrong::Returns) => return Ok(0.),
+        Some(Wrong::Fails) => return Err(Error::other("a file is missing")),
+        Some(Wrong::Panics) => panic!("index out of bounds"),
+    }
+    ctx.all_reduce(ReduceOp::Sum, 1f32)
+}
+
+fn blame(error: &Error) -> Blame {
+    error.blame().unwrap_or_else(|| panic!("no blame in {error}")).clone()
+}
+
+#[test]
+fn whatever_one_replica_does_all_workers_get_one_text_and_the_next_step_works() {
+    let cases = [
+        (Wrong::OtherCall, Fault::Mismatch),
+        (Wrong::OtherShape, Fault::Mismatch),
+        (Wrong::OtherOp, Fault::Mismatch),
+        (Wrong::Returns, Fault::Returned),
+        (Wrong::Fails, Fault::Failed),
+        (Wrong::Panics, Fault::Failed),
+    ];
+    for (wrong, fault) in cases {
+        for (workers, replicas) in [(2, 1), (3, 1), (2, 2), (3, 2)] {
+            watched(move || {
+                let culprit = workers * replicas - 1;
+                let outcomes = MultiWorkerMirroredStrategy::on_threads(workers, replicas, |strategy| {
+                    let failed = strategy.run((), |ctx, ()| {
+                        step(ctx, (ctx.replica_id_in_sync_group() == culprit).then_some(wrong))
+                    });
+                    let after = strategy.run((), |ctx, ()| step(ctx, None))?.into_values();
+                    assert_eq!(after, vec![(workers * replicas) as f32; replicas]);
+                    Ok(failed.err())
+                });
+                let mut errors = outcomes.unwrap();
+                if wrong == Wrong::Returns && replicas == 1 {
+                    // Whoever is through does not wait for the others, and learns nothing of them.
+                    assert!(errors.pop().unwrap().is_none());
+                }
+                let errors: Vec<Error> = errors.into_iter().map(Option::unwrap).collect();
+                let last = &errors[errors.len() - 1];
+                if matches!(wrong, Wrong::Fails | Wrong::Panics) {
+                    assert!(matches!(last.root_cause(), Error::Other(_) | Error::Panicked { .. }), "{last}");
+                    assert!(last.to_string().contains(&format!("replica {culprit} ")), "{last}");
+                }
+                let victims =
+                    if matches!(wrong, Wrong::Fails | Wrong::Panics) { workers - 1 } else { errors.len() };
+                let first = blame(&errors[0]);
+                assert_eq!(first.fault, fault, "{first}");
+                // Of two, nobody knows who is right.
+                if !(fault == Fault::Mismatch && workers * replicas == 2) {
+                    assert_eq!(first.culprits, [culprit], "{wrong:?}: {first}");
+                }
+                for error in &errors[..victims] {
+                    assert_eq!(blame(error).to_string(), first.to_string());
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn a_late_worker_is_named_on_all_and_the_next_step_works() {
+    watched(|| {
+        let options =
+            CommunicationOptions { timeout: Some(Duration::from_millis(300)), ..Default::default() };
+        let (tell, told) = channel();
+        let (tell, told) = (Mutex::new(tell), Arc::new(Mutex::new(told)));
+        let errors = MultiWorkerMirroredStrategy::on_threads_with(options, 3, 1, |strategy| {
+            let worker = strategy.world().worker();
+            let failed = strategy.run((), |ctx, ()| {
+                if worker == 1 {
+                    // Until the others have given it up.
+                    for _ in 0..2 {
+                        told.lock().unwrap().recv_timeout(Duration::from_secs(30)).map_err(Error::other)?;
+                    }
+                }
+                let result = ctx.all_reduce(ReduceOp::Sum, 1f32);
+                if worker != 1 {
+                    tell.lock().unwrap().send(()).map_err(Error::other)?;
+                }
+                result
+            });
+            Ok(failed.unwrap_err())
+        });
+        for error in errors.unwrap() {
+            let blame = blame(&error);
+            assert_eq!((blame.fault, blame.culprits.as_slice()), (Fault::Late, &[1][..]), "{blame}");
+        }
+    });
+}
+
+#[test]
+fn a_worker_that_has_ended_is_lost_to_the_others_at_once() {
+    watched(|| {
+        let error = MultiWorkerMirroredStrategy::on_threads(3, 2, |strategy| -> Result<()> {
+            strategy.run((), |ctx, ()| step(ctx, None))?;
+            if strategy.world().worker() == 2 {
+                return Err(Error::other("out of disk"));
+            }
+            let error = strategy.run((), |ctx, ()| step(ctx, None)).unwrap_err();
+            let blame = blame(&error);
+            assert_eq!((blame.fault, blame.culprits.as_slice()), (Fault::Lost, &[4, 5][..]), "{blame}");
+            Err(error)
+        });
+        let error = error.unwrap_err();
+        assert!(matches!(error, Error::Worker { worker: 2, .. }), "{error}");
+        assert!(error.to_string().contains("out of disk"), "{error}");
+    });
+}
+
+#[test]
+fn optimizers_and_steps_that_differ_between_workers_are_told() {
+    watched(|| {
+        let errors = MultiWorkerMirroredStrategy::on_threads(2, 2, |strategy| {
+            let worker = strategy.world().worker();
+            let model = strategy.replicate(|vb: candle_nn::VarBuilder| candle_nn::linear(2, 1, vb))?;
+            let (a, b) = (Sgd::new(&model.variables, 0.1)?, Sgd::new(&model.variables, 0.1)?);
+            let train = |optimizer: &Sgd, n: usize| {
+                strategy.run(&model, |ctx, linear| {
+                    let x = candle_core::Tensor::ones(
+                        (n, 2),
+                        candle_core::DType::F32,
+                        &candle_core::Device::Cpu,
+                    )?;
+                    let loss = candle_nn::Module::forward(linear, &x)?.mean_all()?;
+                    optimizer.minimize(ctx, loss, n)
+                })
+            };
+            let other = train(if worker == 0 { &a } else { &b }, 2).unwrap_err();
+            assert_eq!(blame(&other).fault, Fault::Mismatch, "{other}");
+            train(&a, 2)?;
+            assert_eq!((a.finished_steps(), b.finished_steps()), (1, 0));
+            Ok(other.blame().map(ToString::to_string))
+        });
+        let errors = errors.unwrap();
+        assert_eq!(errors[0], errors[1]);
+    });
+}
+
+#[test]
+fn worlds_that_cannot_be_are_refused() {
+    for (workers, replicas, text) in [(0, 1, "at least one worker"), (1, 0, "at least one replica")] {
+        let error = MultiWorkerMirroredStrategy::on_threads(workers, replicas, |_| Ok(())).unwrap_err();
+        assert!(
+            matches!(error, Error::InvalidArgument { .. }) && error.to_string().contains(text),
+            "{error}"
+        );
+    }
+    let error = MultiWorkerMirroredStrategy::on_threads(1 << 40, 1 << 40, |_| Ok(())).unwrap_err();
+    assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
+}

@@ -1,0 +1,9 @@
+//! What the tests of all crates share. Nothing but tests depends on it.
+
+// As in the tests that it is part of.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+pub mod child;
+mod watched;
+
+pub use watched::watched;
