@@ -21,6 +21,7 @@ pub(crate) use shuttle::{
 
 use distribute_cluster::Deadline;
 use std::sync::PoisonError;
+use std::time::{Duration, Instant};
 
 /// Locks, also after a panic elsewhere: every critical section here leaves its state whole.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -62,24 +63,78 @@ impl Signal {
     }
 }
 
-/// Waits a short while without sleeping, until `ready`. Waking a sleeping thread takes 50 µs, more than many steps;
-/// long spins cost ten times as much as they gain once there are more threads than cores.
+/// Waits a short while without sleeping, until `ready`. Waking a sleeping thread takes 50 µs, more than many steps.
+///
+/// Where every member has a core, it spins: to yield would hand the core to whatever else is runnable, and beside another
+/// busy program each meeting would then take a slice of the scheduler's, some milliseconds. Where there are more members
+/// than cores, those that spin keep the others from working, so it yields.
 pub(crate) fn linger(ready: impl Fn() -> bool) -> bool {
     // shuttle schedules at each operation: lingering would only make more of the same interleavings.
     if cfg!(shuttle) {
         return ready();
     }
-    for _ in 0..30 {
+    if crowd::is_larger_than_cores() {
+        return spin(30, &ready) || yielding(200, &ready);
+    }
+    let since = Instant::now();
+    while !spin(50, &ready) {
+        if since.elapsed() > LINGER {
+            return false;
+        }
+    }
+    true
+}
+
+/// As long as it takes to wake a sleeping thread: what is ready later costs twice the least at most.
+const LINGER: Duration = Duration::from_micros(50);
+
+fn spin(times: usize, ready: impl Fn() -> bool) -> bool {
+    for _ in 0..times {
         if ready() {
             return true;
         }
         std::hint::spin_loop();
     }
-    for _ in 0..200 {
+    false
+}
+
+fn yielding(times: usize, ready: impl Fn() -> bool) -> bool {
+    for _ in 0..times {
         if ready() {
             return true;
         }
         thread::yield_now();
     }
     false
+}
+
+/// How many members of teams are at work in this process.
+pub(crate) mod crowd {
+    use std::sync::OnceLock;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    static AT_WORK: AtomicUsize = AtomicUsize::new(0);
+
+    /// So many members are at work as long as this lives.
+    pub(crate) struct AtWork(usize);
+
+    pub(crate) fn at_work(members: usize) -> AtWork {
+        AT_WORK.fetch_add(members, Ordering::Relaxed);
+        AtWork(members)
+    }
+
+    impl Drop for AtWork {
+        fn drop(&mut self) {
+            AT_WORK.fetch_sub(self.0, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn is_larger_than_cores() -> bool {
+        AT_WORK.load(Ordering::Relaxed) > cores()
+    }
+
+    pub(crate) fn cores() -> usize {
+        static CORES: OnceLock<usize> = OnceLock::new();
+        *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
+    }
 }

@@ -3,9 +3,10 @@
 use super::Team;
 use super::stack::on_large_stack;
 use super::worker::{self, Kind, Start};
+use crate::sync::crowd::{AtWork, at_work, cores};
 use crate::sync::lock;
 use std::io;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 
 /// Idle teams that are kept whatever their size, the latest ones.
 const KEPT: usize = 4;
@@ -72,7 +73,7 @@ impl Teams {
             Some(team) => team,
             None => Arc::new(Team::of(size, &self.kind)?),
         };
-        Ok(Loan { teams: self, team })
+        Ok(Loan { teams: self, _at_work: at_work(team.size()), team })
     }
 
     fn take_back(&self, team: Arc<Team>) {
@@ -106,15 +107,11 @@ fn kept(threads_of_latest: impl Iterator<Item = usize>, cores: usize) -> usize {
     threads_of_latest.enumerate().take_while(within).count()
 }
 
-fn cores() -> usize {
-    static CORES: OnceLock<usize> = OnceLock::new();
-    *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
-}
-
 /// Gives the team back also when the run panics: all members have left by then.
 struct Loan<'a> {
     teams: &'a Teams,
     team: Arc<Team>,
+    _at_work: AtWork,
 }
 
 impl Drop for Loan<'_> {

@@ -1,6 +1,6 @@
 //! A replica's gradients of one step, in memory that is kept for the next.
 
-use super::Rows;
+use super::{LocalGradient, Rows};
 use crate::lock::lock;
 use crate::number::{Elements, Number, with_elements};
 use candle_core::{DType, Result, Tensor, TensorId, Var};
@@ -65,7 +65,7 @@ struct Buffers {
 
 /// What a bucket has of a variable.
 #[derive(Debug, Default)]
-pub(crate) enum Deposit {
+enum Deposit {
     #[default]
     Nothing,
     /// Elements of the whole variable, in the bucket's memory.
@@ -93,7 +93,7 @@ impl Bucket {
     }
 
     /// Whether there is something of a variable.
-    pub(crate) fn has(&self, number: usize) -> bool {
+    fn has(&self, number: usize) -> bool {
         !matches!(self.buffers.filled[number], Deposit::Nothing)
     }
 
@@ -117,7 +117,7 @@ impl Bucket {
     }
 
     /// Adds rows of a table.
-    pub(crate) fn add_rows(&mut self, number: usize, rows: Rows) {
+    pub(super) fn add_rows(&mut self, number: usize, rows: Rows) {
         match self.pool.sizes[number].0 {
             DType::F32 => self.add_rows_of::<f32>(number, rows),
             _ => self.add_rows_of::<f64>(number, rows),
@@ -139,7 +139,7 @@ impl Bucket {
     }
 
     /// Adds a variable's dense gradient.
-    pub(crate) fn add(&mut self, number: usize, gradient: &Tensor) -> Result<()> {
+    fn add(&mut self, number: usize, gradient: &Tensor) -> Result<()> {
         match gradient.dtype() {
             DType::F32 => self.add_of::<f32>(number, gradient),
             _ => self.add_of::<f64>(number, gradient),
@@ -149,16 +149,40 @@ impl Bucket {
     fn add_of<T: Number>(&mut self, number: usize, gradient: &Tensor) -> Result<()> {
         with_elements(gradient, |gradient: &[T]| {
             let Some((place, add)) = self.place::<T>(number) else { return };
-            match add {
-                true => place.iter_mut().zip(gradient).for_each(|(sum, x)| *sum = sum.plus(*x)),
-                false => place.copy_from_slice(gradient),
+            if add {
+                place.iter_mut().zip(gradient).for_each(|(sum, x)| *sum = sum.plus(*x))
+            } else {
+                place.copy_from_slice(gradient)
             }
         })
     }
 
-    /// Takes what is there of a variable: rows are given away, dense elements stay for [`dense`](Self::dense).
-    pub(crate) fn take(&mut self, number: usize) -> Deposit {
-        std::mem::take(&mut self.buffers.filled[number])
+    /// The gradients of all variables: what is here, and what candle has found. Of a variable that is used by layers and by
+    /// other operations, too, they add up.
+    pub(crate) fn with_found(
+        mut self,
+        mut gradients: Vec<Option<LocalGradient>>,
+    ) -> Result<Vec<Option<LocalGradient>>> {
+        let mut dense = Vec::new();
+        for (number, gradient) in gradients.iter_mut().enumerate() {
+            if self.has(number) {
+                match gradient.take() {
+                    Some(LocalGradient::Dense(tensor)) => self.add(number, &tensor)?,
+                    Some(LocalGradient::Rows(rows)) => self.add_rows(number, rows),
+                    Some(LocalGradient::InBucket(..)) | None => {}
+                }
+            }
+            match std::mem::take(&mut self.buffers.filled[number]) {
+                Deposit::Nothing => {}
+                Deposit::Rows(rows) => *gradient = Some(LocalGradient::Rows(rows)),
+                Deposit::Dense => dense.push(number),
+            }
+        }
+        let bucket = Arc::new(self);
+        for number in dense {
+            gradients[number] = Some(LocalGradient::InBucket(bucket.clone(), number));
+        }
+        Ok(gradients)
     }
 
     /// A copy of a dense gradient that is there, of the variable's shape.
@@ -199,6 +223,11 @@ mod tests {
         Rows { rows: rows.to_vec(), values: f64::vector(values.to_vec()) }
     }
 
+    /// The gradient of the one variable.
+    fn only(bucket: Bucket) -> Option<LocalGradient> {
+        bucket.with_found(vec![None]).unwrap().pop().unwrap()
+    }
+
     fn dense(values: &[f64]) -> Tensor {
         Tensor::from_slice(values, (3, 2), &Device::Cpu).unwrap()
     }
@@ -216,18 +245,18 @@ mod tests {
         for steps in steps {
             let mut bucket = pool.take(0);
             // What an earlier step left in the buffer is gone.
-            assert!(!bucket.has(0) && matches!(bucket.take(0), Deposit::Nothing));
+            assert!(!bucket.has(0));
             steps.iter().for_each(|step| step(&mut bucket));
-            assert!(matches!(bucket.take(0), Deposit::Dense));
+            let Some(LocalGradient::InBucket(bucket, 0)) = only(bucket) else { panic!("not dense") };
             assert_eq!(bucket.dense::<f64>(0).unwrap(), [101., 102., 110., 120., 133., 144.]);
         }
+        assert!(only(pool.take(0)).is_none());
         let mut bucket = pool.take(0);
         one(&mut bucket);
         other(&mut bucket);
-        let Deposit::Rows(Rows { rows, values }) = bucket.take(0) else { panic!("rows") };
+        let Some(LocalGradient::Rows(Rows { rows, values })) = only(bucket) else { panic!("not by row") };
         assert_eq!(rows, [0, 1, 2]);
         assert_eq!(f64::in_vector(&values).unwrap(), [1., 2., 10., 20., 33., 44.]);
-        assert!(!bucket.has(0));
     }
 
     #[test]

@@ -8,9 +8,11 @@
 //! A layer calls [`gradient`] or [`row_gradient`] and passes on what it gets: it need not know which of the two it is.
 
 mod bucket;
+mod local;
 mod rows;
 
-pub(crate) use bucket::{Bucket, Deposit, Pool};
+pub(crate) use bucket::{Bucket, Pool};
+pub(crate) use local::LocalGradient;
 pub(crate) use rows::Rows;
 
 use crate::number::Number;

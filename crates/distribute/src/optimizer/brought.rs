@@ -1,13 +1,14 @@
 //! What all replicas bring to a step, those of this process and those of other workers.
 
 use super::Trained;
-use super::contribution::{Contribution, Ready};
+use super::contribution::Contribution;
 use super::finite;
 use super::gradients::Gradient;
 use super::judge::Judged;
-use super::pass::{self, Workers};
+use super::reduction::{self, Workers};
 use super::tally::{self, Kind, Tally};
 use crate::context::failure;
+use crate::deposit::LocalGradient;
 use crate::{Error, ReduceOp, Result};
 use candle_core::{Device, Tensor, Var};
 use distribute_collective::Failure;
@@ -25,18 +26,18 @@ pub(super) struct Brought {
 }
 
 /// What is added up: gradients, each with its weight.
-pub(super) enum Summands<'b> {
+pub(super) enum ToReduce<'b> {
     /// Those of this process's replicas.
-    Local(Vec<(f64, &'b [Option<Ready>])>),
+    Local(Vec<(f64, &'b [Option<LocalGradient>])>),
     /// The sum over all workers.
-    Reduced(Vec<Option<Ready>>),
+    Reduced(Vec<Option<LocalGradient>>),
 }
 
-impl Summands<'_> {
-    pub(super) fn weighted(&self) -> Vec<(f64, &[Option<Ready>])> {
+impl ToReduce<'_> {
+    pub(super) fn weighted(&self) -> Vec<(f64, &[Option<LocalGradient>])> {
         match self {
-            Summands::Local(all) => all.clone(),
-            Summands::Reduced(sum) => vec![(1., sum.as_slice())],
+            ToReduce::Local(all) => all.clone(),
+            ToReduce::Reduced(sum) => vec![(1., sum.as_slice())],
         }
     }
 }
@@ -51,9 +52,10 @@ pub(super) fn tallies(
     let records = calling.records(tally::encode(mine.iter().map(|c| &c.tally))?.into())?;
     let mut all = Vec::with_capacity(world.num_replicas_in_sync());
     for (worker, record) in records.iter().enumerate() {
-        match worker == world.worker() {
-            true => all.extend(mine.iter().map(|c| c.tally.clone())),
-            false => all.extend(tally::decode(record, world.replicas(), variables)?),
+        if worker == world.worker() {
+            all.extend(mine.iter().map(|c| c.tally.clone()))
+        } else {
+            all.extend(tally::decode(record, world.replicas(), variables)?)
         }
     }
     Ok(all)
@@ -96,16 +98,16 @@ impl Brought {
         trained: &Trained,
         judged: &Judged,
         workers: &Workers<'_>,
-    ) -> Result<Summands<'_>> {
+    ) -> Result<ToReduce<'_>> {
         let tallies = self.tallies();
         let weighted = judged.weighted(&self.mine, tallies.len());
-        let Some(calling) = calling else { return Ok(Summands::Local(weighted)) };
+        let Some(calling) = calling else { return Ok(ToReduce::Local(weighted)) };
         let none = vec![Kind::Nothing; trained.variables.len()];
         let kinds = tallies.iter().fold(none, |all, tally| {
             all.iter().zip(&tally.kinds).map(|(all, kind)| all.plus(*kind)).collect()
         });
         let of_replica = |weighted| {
-            let scaled = pass::reduced(&[], trained, &[weighted], workers)?;
+            let scaled = reduction::reduced(&[], trained, &[weighted], workers)?;
             let all = scaled.into_iter().zip(&kinds).zip(&trained.variables);
             let some = all.filter(|((_, kind), _)| **kind != Kind::Nothing);
             some.map(|((ready, kind), (_, variable))| leaf(ready, *kind, variable, tallies.len())).collect()
@@ -124,15 +126,15 @@ impl Brought {
             Kind::Nothing => Ok(None),
             _ => reduced.next().map(|leaf| ready(leaf, variable)).transpose(),
         };
-        Ok(Summands::Reduced(kinds.iter().zip(&trained.variables).map(back).collect::<Result<_>>()?))
+        Ok(ToReduce::Reduced(kinds.iter().zip(&trained.variables).map(back).collect::<Result<_>>()?))
     }
 }
 
 /// What a replica brings of a variable that some replica has a gradient of.
-fn leaf(ready: Option<Ready>, kind: Kind, variable: &Var, replicas: usize) -> Result<Leaf> {
+fn leaf(ready: Option<LocalGradient>, kind: Kind, variable: &Var, replicas: usize) -> Result<Leaf> {
     let ready = match ready {
         Some(ready) => ready,
-        None if kind == Kind::Rows => Ready::nothing(variable),
+        None if kind == Kind::Rows => LocalGradient::no_rows(variable),
         // Of two replicas one alone is the sum, as in one process: only -0 leaves every number as it is.
         None => {
             let nothing = if replicas == 2 { -0. } else { 0. };
@@ -147,11 +149,11 @@ fn leaf(ready: Option<Ready>, kind: Kind, variable: &Var, replicas: usize) -> Re
     })
 }
 
-fn ready(leaf: Leaf, variable: &Var) -> Result<Ready> {
+fn ready(leaf: Leaf, variable: &Var) -> Result<LocalGradient> {
     let gradient = match leaf {
         Leaf::Candle(tensor) => Gradient::Dense(tensor),
         Leaf::Slices(slices) => Gradient::Rows(slices),
         _ => return Err(Error::invalid("minimize", "a gradient was reduced to another kind of value")),
     };
-    Ready::new(gradient, variable)
+    LocalGradient::new(gradient, variable)
 }

@@ -1,18 +1,17 @@
 //! Gradients, reduced and transformed, as tensors of their own.
 
 use super::Trained;
-use super::contribution::Ready;
+use super::gradient_range::GradientRange;
+use super::operands::{Values, Variable, Whole};
 use super::owners::Owners;
-use super::pass::Workers;
-use super::stretch::Stretch;
-use super::summed::{Values, Variable, Whole};
+use super::reduction::Workers;
 use super::transform::Settled;
 use crate::Result;
-use crate::deposit::Rows;
+use crate::deposit::{LocalGradient, Rows};
 use crate::number::{Any, Elements, Number};
 use candle_core::{Tensor, Var};
 
-/// The gradient of a stretch of a variable, or of all of it: with the numbers of its rows, if it is by row.
+/// The gradient of a range of a variable, or of all of it: with the numbers of its rows, if it is by row.
 struct Part {
     rows: Option<Vec<usize>>,
     values: Elements,
@@ -24,14 +23,14 @@ pub(super) fn collect(
     variables: &[Variable<'_>],
     settled: &Settled,
     workers: &Workers<'_>,
-) -> Result<Vec<Option<Ready>>> {
+) -> Result<Vec<Option<LocalGradient>>> {
     let values = Values::open(variables, settled);
-    let parts = Owners::deal(workers.count, values.stretches(variables)?).each(workers, |stretches| {
-        let of = |stretch: &Whole<'_>| match stretch {
-            Any::F32(stretch) => Part::of(stretch, settled),
-            Any::F64(stretch) => Part::of(stretch, settled),
+    let parts = Owners::partition(workers.count, values.ranges(variables)?).each(workers, |ranges| {
+        let of = |range: &Whole<'_>| match range {
+            Any::F32(range) => Part::of(range, settled),
+            Any::F64(range) => Part::of(range, settled),
         };
-        Ok(stretches.iter().map(of).collect::<Vec<_>>())
+        Ok(ranges.iter().map(of).collect::<Vec<_>>())
     })?;
     let mut whole: Vec<Option<Part>> = trained.variables.iter().map(|_| None).collect();
     // Also of those without an element or a row, of which there are no parts.
@@ -54,9 +53,9 @@ impl Part {
         Self { rows: variable.by_row().then(Vec::new), values: Elements::none(variable.variable.dtype()) }
     }
 
-    fn of<F: Number>(stretch: &Stretch<'_, F>, settled: &Settled) -> (usize, Self) {
-        let (rows, values) = stretch.whole(settled);
-        (stretch.variable, Self { rows, values: F::vector(values) })
+    fn of<F: Number>(range: &GradientRange<'_, F>, settled: &Settled) -> (usize, Self) {
+        let (rows, values) = range.whole(settled);
+        (range.variable, Self { rows, values: F::vector(values) })
     }
 
     /// Parts come in the order of the parameters.
@@ -71,12 +70,12 @@ impl Part {
         }
     }
 
-    fn ready(self, variable: &Var) -> Result<Ready> {
+    fn ready(self, variable: &Var) -> Result<LocalGradient> {
         let (shape, device) = (variable.shape(), variable.device());
         Ok(match (self.rows, self.values) {
-            (Some(rows), values) => Ready::Rows(Rows { rows, values }),
-            (None, Any::F32(values)) => Ready::Dense(Tensor::from_vec(values, shape, device)?),
-            (None, Any::F64(values)) => Ready::Dense(Tensor::from_vec(values, shape, device)?),
+            (Some(rows), values) => LocalGradient::Rows(Rows { rows, values }),
+            (None, Any::F32(values)) => LocalGradient::Dense(Tensor::from_vec(values, shape, device)?),
+            (None, Any::F64(values)) => LocalGradient::Dense(Tensor::from_vec(values, shape, device)?),
         })
     }
 }

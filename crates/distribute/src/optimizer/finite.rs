@@ -1,8 +1,9 @@
 //! NaN and infinity in losses and gradients: who had them first.
 
 use super::Trained;
-use super::contribution::{Contribution, Ready};
+use super::contribution::Contribution;
 use crate::Result;
+use crate::deposit::LocalGradient;
 use crate::number::{Any, Number, with_elements};
 use candle_core::{DType, Tensor, Var};
 use serde::{Deserialize, Serialize};
@@ -72,7 +73,7 @@ impl Count {
 }
 
 /// Whether all gradients of a replica are finite.
-pub(super) fn all_finite(trained: &Trained, gradients: &[Option<Ready>]) -> Result<bool> {
+pub(super) fn all_finite(trained: &Trained, gradients: &[Option<LocalGradient>]) -> Result<bool> {
     for ((_, variable), ready) in trained.variables.iter().zip(gradients) {
         if let Some(ready) = ready
             && first_of(ready, variable)?.is_some()
@@ -152,12 +153,12 @@ fn origin(trained: &Trained) -> Result<String> {
 }
 
 /// The first element of a gradient that is not finite.
-fn first_of(ready: &Ready, variable: &Var) -> Result<Option<(usize, f64)>> {
+fn first_of(ready: &LocalGradient, variable: &Var) -> Result<Option<(usize, f64)>> {
     Ok(match (ready, variable.dtype()) {
-        (Ready::Dense(tensor), _) => first_in(tensor)?,
-        (Ready::Deposited(bucket, number), DType::F32) => bucket.dense(*number).and_then(first::<f32>),
-        (Ready::Deposited(bucket, number), _) => bucket.dense(*number).and_then(first::<f64>),
-        (Ready::Rows(rows), _) => {
+        (LocalGradient::Dense(tensor), _) => first_in(tensor)?,
+        (LocalGradient::InBucket(bucket, number), DType::F32) => bucket.dense(*number).and_then(first::<f32>),
+        (LocalGradient::InBucket(bucket, number), _) => bucket.dense(*number).and_then(first::<f64>),
+        (LocalGradient::Rows(rows), _) => {
             let found = match &rows.values {
                 Any::F32(values) => first(values),
                 Any::F64(values) => first(values),

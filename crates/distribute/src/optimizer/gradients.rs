@@ -213,9 +213,10 @@ impl Trained {
     pub(super) fn position(&self, operation: &'static str, name: &str) -> Result<usize> {
         let unknown = || {
             let all: Vec<_> = self.variables.iter().map(|(name, _)| name).take(20).collect();
-            let why = match self.frozen.iter().any(|(frozen, _)| frozen == name) {
-                true => format!("variable {name:?} is frozen; those that are trained"),
-                false => format!("no variable is named {name:?}; there"),
+            let why = if self.frozen.iter().any(|(frozen, _)| frozen == name) {
+                format!("variable {name:?} is frozen; those that are trained")
+            } else {
+                format!("no variable is named {name:?}; there")
             };
             Error::invalid(operation, format!("{why} are {all:?}"))
         };

@@ -115,9 +115,10 @@ impl<R: Rule> Optimizer<R> {
         }
         let (mut variables, mut frozen) = (Vec::new(), self.trained.frozen.clone());
         for (index, (name, variable)) in self.trained.variables.iter().enumerate() {
-            match stays(index) {
-                true => variables.push((name.clone(), variable.clone())),
-                false => frozen.push((name.clone(), variable.clone())),
+            if stays(index) {
+                variables.push((name.clone(), variable.clone()))
+            } else {
+                frozen.push((name.clone(), variable.clone()))
             }
         }
         self.progress.keep(stays);
@@ -202,9 +203,10 @@ impl<R: Rule> Optimizer<R> {
         }
         let frozen = self.trained.frozen.iter().map(|(name, _)| name);
         let frozen: Vec<_> = frozen.filter(|name| names(name)).take(20).collect();
-        let why = match frozen.is_empty() {
-            true => "no variable that is trained has such a name".to_string(),
-            false => format!("only variables that are frozen already have such names: {frozen:?}"),
+        let why = if frozen.is_empty() {
+            "no variable that is trained has such a name".to_string()
+        } else {
+            format!("only variables that are frozen already have such names: {frozen:?}")
         };
         let (count, there) =
             (self.trained.variables.len(), self.variable_names().take(20).collect::<Vec<_>>());

@@ -2,13 +2,14 @@
 //! to be said of it.
 
 use super::brought::Brought;
-use super::contribution::{Contribution, Ready};
+use super::contribution::Contribution;
 use super::finite::{self, NotFinite};
 use super::missing::{self, MissingGradients};
 use super::progress::busy;
 use super::tally::{Kind, Tally};
 use super::together::Together;
 use super::{Optimizer, examples};
+use crate::deposit::LocalGradient;
 use crate::{Error, ReplicaContext, Result};
 use candle_core::DType;
 use distribute_log::heard;
@@ -42,7 +43,7 @@ impl Judged {
         &self,
         mine: &'c [Arc<Contribution>],
         replicas: usize,
-    ) -> Vec<(f64, &'c [Option<Ready>])> {
+    ) -> Vec<(f64, &'c [Option<LocalGradient>])> {
         mine.iter().map(|c| (c.tally.weight(self.examples, replicas), c.gradients.as_slice())).collect()
     }
 }
@@ -110,15 +111,12 @@ impl<R: Rule> Optimizer<R> {
         }
         let pieces = all.iter().filter_map(|c| Some((c.weighting.examples()?, c.rows?)));
         call.warnings.extend(self.seen.examples.warning(pieces));
-        let verdict = match all.iter().all(|c| c.finite) {
-            true => {
-                self.seen.not_finite.end();
-                Verdict::Make
-            }
-            false => {
-                let (step, number) = (call.step, finished + 1);
-                self.not_finite(call, || brought.not_finite(together.calling(), &self.trained, step, number))?
-            }
+        let verdict = if all.iter().all(|c| c.finite) {
+            self.seen.not_finite.end();
+            Verdict::Make
+        } else {
+            let (step, number) = (call.step, finished + 1);
+            self.not_finite(call, || brought.not_finite(together.calling(), &self.trained, step, number))?
         };
         let loss = all.iter().map(|c| c.loss).sum::<f64>() / examples;
         Ok(Judged { verdict, loss, dtype: first.dtype, examples, finished, learning_rate })

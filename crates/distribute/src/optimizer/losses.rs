@@ -50,13 +50,12 @@ impl Losses {
         // Half precision has no room for losses added up: where nobody else's are among the gradients, they wait.
         let later = summed && !shared && !matches!(loss.dtype(), DType::F32 | DType::F64);
         let root = if summed && !later { added_up(&loss, examples)? } else { loss.clone() };
-        match later {
-            false => self.backward(optimizer, &root)?,
-            true => {
-                let mut gradients = Gradients::of(optimizer, &root)?;
-                gradients.scale(examples as f64)?;
-                self.gradients.add(gradients)?;
-            }
+        if later {
+            let mut gradients = Gradients::of(optimizer, &root)?;
+            gradients.scale(examples as f64)?;
+            self.gradients.add(gradients)?;
+        } else {
+            self.backward(optimizer, &root)?
         }
         self.dtype = loss.dtype();
         self.loss += loss.to_dtype(DType::F64)?.to_scalar::<f64>()? * examples as f64;

@@ -1,15 +1,20 @@
 //! How a step is made, once each replica has its gradients.
 
-use super::brought::{self, Brought, Summands};
-use super::contribution::{Contribution, Ready};
+use super::brought::{self, Brought, ToReduce};
+use super::contribution::Contribution;
+use super::groups::Rules;
+use super::in_place::InPlace;
 use super::judge::{Call, Judged, Verdict};
 use super::losses::Losses;
-use super::pass::{self, Workers};
+use super::on_copies::OnCopies;
 use super::progress::Change;
 use super::rate::Rate;
+use super::reduction::{self, Workers};
 use super::together::Together;
-use super::{Optimizer, Transform, Weighting, finite, own_rule};
+use super::updater::Updater;
+use super::{Optimizer, Transform, Weighting, finite};
 use crate::context::{Mode, enter, failure};
+use crate::deposit::LocalGradient;
 use crate::{Error, ReplicaContext, Result};
 use candle_core::Tensor;
 use distribute_cluster::{Fingerprint, Operation};
@@ -79,7 +84,7 @@ impl<R: Rule> Optimizer<R> {
 
     /// The step, once all replicas have met.
     fn update(&self, call: &mut Call, together: &Together<'_>, brought: Brought) -> Result<Judged> {
-        let only_computes = self.rule.only_computes() && self.groups.only_compute();
+        let only_computes = self.only_computes();
         let closures = self
             .after_reduce
             .iter()
@@ -91,17 +96,14 @@ impl<R: Rule> Optimizer<R> {
                 let judged = self.judge(call, together, &brought)?;
                 if judged.verdict == Verdict::Make {
                     let (change, all) = self.begin(call, together, &brought, &judged, workers)?;
-                    let mut slots = change.slots();
-                    let rules = self.groups.rules(&self.rule, judged.finished, judged.learning_rate);
-                    let all = all.weighted();
-                    pass::run(&rules, &self.after_reduce, &self.trained, &mut slots, &all, workers)?;
-                    change.set_finished(judged.finished + 1);
+                    let in_place = self.in_place(&judged, &self.after_reduce);
+                    in_place.reduce_and_apply(&change, &all.weighted(), workers)?;
                 }
                 Ok(judged)
             });
         }
         let (before, rest) = self.after_reduce.split_at(closures);
-        let mut parts: Vec<&[Transform]> = pass::parts(before).collect();
+        let mut parts: Vec<&[Transform]> = reduction::parts(before).collect();
         if !only_computes && (parts.is_empty() || !rest.is_empty()) {
             // The rule sees whole gradients, too.
             parts.push(rest);
@@ -117,7 +119,7 @@ impl<R: Rule> Optimizer<R> {
         brought: &'b Brought,
         judged: &Judged,
         workers: &Workers<'_>,
-    ) -> Result<(Change<'a>, Summands<'b>)> {
+    ) -> Result<(Change<'a>, ToReduce<'b>)> {
         let calling = together.calling();
         match self.progress.change(call.operation) {
             Ok(change) => Ok((change, brought.summands(calling, &self.trained, judged, workers)?)),
@@ -151,7 +153,7 @@ impl<R: Rule> Optimizer<R> {
             if judged.verdict == Verdict::Make {
                 let (change, all) = self.begin(call, together, &brought, &judged, workers)?;
                 *right = Some(change);
-                made = pass::reduced(first, &self.trained, &all.weighted(), workers)?;
+                made = reduction::reduced(first, &self.trained, &all.weighted(), workers)?;
             }
             Ok((judged, Arc::new(made)))
         })?;
@@ -162,37 +164,30 @@ impl<R: Rule> Optimizer<R> {
         for part in others {
             let all = gradients;
             gradients = together.lead(move |workers| {
-                Ok(Arc::new(pass::reduced(part, &self.trained, &[(1., all.as_slice())], workers)?))
+                Ok(Arc::new(reduction::reduced(part, &self.trained, &[(1., all.as_slice())], workers)?))
             })?;
             gradients = self.changed(together, part, gradients, change.as_ref())?;
         }
-        let rules = self.groups.rules(&self.rule, judged.finished, judged.learning_rate);
-        let made = match self.rule.only_computes() && self.groups.only_compute() {
-            true => None,
-            false => {
-                let apply = |of| {
-                    let _own = enter(Mode::CrossReplica(self.trained.strategy.clone()));
-                    own_rule::apply(&rules, &self.trained, &self.progress, &gradients, of)
-                };
-                Some(together.each("its update rule", apply)?)
-            }
-        };
-        together.lead(|workers| {
-            let Some(change) = &change else { return Ok(judged) };
-            let mut slots = change.slots();
-            match &made {
-                None => {
-                    let all = [(1., gradients.as_slice())];
-                    pass::run(&rules, rest, &self.trained, &mut slots, &all, workers)?;
-                }
-                Some(made) => {
-                    let all = made.iter().flat_map(|of_replica| of_replica.iter());
-                    own_rule::write(&self.trained, &mut slots, all)?;
-                }
-            }
-            change.set_finished(judged.finished + 1);
-            Ok(judged)
-        })
+        if self.only_computes() {
+            self.in_place(&judged, rest).apply(together, &gradients, change.as_ref())?;
+        } else {
+            let (rules, trained) = (self.rules_of(&judged), &*self.trained);
+            let on_copies = OnCopies { rules, trained, progress: &self.progress };
+            on_copies.apply(together, &gradients, change.as_ref())?;
+        }
+        Ok(judged)
+    }
+
+    fn only_computes(&self) -> bool {
+        self.rule.only_computes() && self.groups.only_compute()
+    }
+
+    fn in_place<'a>(&'a self, judged: &Judged, transforms: &'a [Transform]) -> InPlace<'a> {
+        InPlace { rules: self.rules_of(judged), transforms, trained: &self.trained }
+    }
+
+    fn rules_of(&self, judged: &Judged) -> Rules<'_> {
+        self.groups.rules(&self.rule, judged.finished, judged.learning_rate)
     }
 
     /// Gradients after the closure at the end of a part, if there is one.
@@ -200,15 +195,15 @@ impl<R: Rule> Optimizer<R> {
         &self,
         together: &Together<'_>,
         part: &[Transform],
-        gradients: Arc<Vec<Option<Ready>>>,
+        gradients: Arc<Vec<Option<LocalGradient>>>,
         change: Option<&Change<'_>>,
-    ) -> Result<Arc<Vec<Option<Ready>>>> {
+    ) -> Result<Arc<Vec<Option<LocalGradient>>>> {
         let Some(closure) = part.last().and_then(Transform::closure) else { return Ok(gradients) };
         together.once("a closure of after_reduce on replica 0", || {
             // What is looked at here would be of half a step.
             let _slots = change.map(Change::slots);
             let _once = enter(Mode::CrossReplica(self.trained.strategy.clone()));
-            Ok(Arc::new(pass::changed(closure, &self.trained, Arc::unwrap_or_clone(gradients))?))
+            Ok(Arc::new(reduction::changed(closure, &self.trained, Arc::unwrap_or_clone(gradients))?))
         })
     }
 }

@@ -12,38 +12,44 @@
 //! | update a table of one's own | [`rules`] |
 //!
 //! A step goes this way: each replica's gradients are checked and changed on its own thread (`contribution.rs`), then all
-//! meet, what becomes of the step is decided for all (`judge.rs`), and each replica reduces, changes and updates the range
-//! that it owns (`pass.rs`). Where that calls code of users, a closure or a rule of their own, it is done in parts
-//! (`together.rs`, `own_rule.rs`), so that nobody waits for such code beyond the deadline.
+//! meet and tell each other what they have (`tally.rs`), what becomes of the step is decided for all (`judge.rs`), gradients
+//! are added up over the workers of a group (`brought.rs`) and over the replicas of this process (`reduction.rs`, each replica
+//! the range that it owns), and an `Updater` applies them: `in_place.rs` in the same pass, or `on_copies.rs`, where a rule is the user's.
+//! What calls code of users is done in parts (`together.rs`), so that nobody waits for such code beyond the deadline.
+//!
+//! On this way a replica's gradient of a variable is a `LocalGradient`; `Operands` has those of all replicas, open for
+//! reading, of which each replica takes `GradientRange`s, and with values and slots beside them `UpdateRange`s.
 
 mod brought;
 mod collect;
 mod contribution;
+mod conversion;
 mod examples;
 mod finite;
+mod gradient_range;
 mod gradients;
 mod groups;
+mod in_place;
 mod judge;
 mod locked;
 mod losses;
 mod make;
 mod missing;
-mod own_rule;
+mod on_copies;
+mod operands;
 mod owners;
-mod pass;
 mod progress;
 mod rate;
+mod reduction;
 mod row_range;
 mod settings;
 mod slots;
 mod state;
 mod step;
-mod stretch;
-mod summed;
 mod tally;
 mod together;
 mod transform;
-mod update;
+mod updater;
 
 pub use finite::NotFinite;
 pub use gradients::{Gradient, Gradients, Weighting};

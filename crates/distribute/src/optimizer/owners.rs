@@ -1,7 +1,7 @@
 //! Which worker owns which range of the parameters.
 
-use super::pass::Workers;
-use super::stretch::BLOCK;
+use super::gradient_range::BLOCK;
+use super::reduction::Workers;
 use crate::Result;
 use crate::error::panicked;
 use crate::lock::lock;
@@ -37,22 +37,22 @@ impl<A: Cut, B: Cut> Cut for Any<A, B> {
 pub(super) struct Owners<P> {
     pieces: Vec<Vec<P>>,
     blocks_each: usize,
-    blocks_dealt: usize,
+    blocks_given: usize,
 }
 
 impl<P: Cut + Send> Owners<P> {
     /// Deals whole variables to workers, cut at the borders between them.
-    pub(super) fn deal(workers: usize, variables: Vec<P>) -> Self {
+    pub(super) fn partition(workers: usize, variables: Vec<P>) -> Self {
         let blocks: usize = variables.iter().map(|variable| variable.len().div_ceil(BLOCK)).sum();
         let pieces = (0..workers).map(|_| Vec::new()).collect();
-        let mut owners = Self { pieces, blocks_each: blocks.div_ceil(workers).max(1), blocks_dealt: 0 };
+        let mut owners = Self { pieces, blocks_each: blocks.div_ceil(workers).max(1), blocks_given: 0 };
         for mut rest in variables {
             while rest.len() > 0 {
-                let owner = owners.blocks_dealt / owners.blocks_each;
-                let room = (owner + 1) * owners.blocks_each - owners.blocks_dealt;
+                let owner = owners.blocks_given / owners.blocks_each;
+                let room = (owner + 1) * owners.blocks_each - owners.blocks_given;
                 let len = (room * BLOCK).min(rest.len());
                 owners.pieces[owner].push(rest.cut(len));
-                owners.blocks_dealt += len.div_ceil(BLOCK);
+                owners.blocks_given += len.div_ceil(BLOCK);
             }
         }
         owners

@@ -67,6 +67,11 @@ impl<'a> Change<'a> {
         self.progress.slots.write().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Counts a step.
+    pub(super) fn step_made(&self) {
+        self.set_finished(self.progress.finished() + 1);
+    }
+
     pub(super) fn set_finished(&self, finished: u64) {
         self.progress.finished.store(finished, Ordering::Relaxed);
     }

@@ -52,10 +52,11 @@ impl<'a, F> RowRange<'a, F> {
     /// Takes about that much work off the start; all of it where that is all there is, and whole rows.
     pub(super) fn cut(&mut self, work: usize) -> Self {
         let (rows, end) = (work.div_ceil(self.row_len.max(1)), self.first + self.height);
-        let border = match self.every_row {
-            true => end.min(self.first + rows),
+        let border = if self.every_row {
+            end.min(self.first + rows)
+        } else {
             // Rows of other replicas may be beyond the last one of this.
-            false => self.guide().get(rows).copied().unwrap_or(end),
+            self.guide().get(rows).copied().unwrap_or(end)
         };
         let row_len = self.row_len;
         let cut = |(rows, values): &mut (&'a [usize], &'a [F])| {

@@ -1,7 +1,7 @@
 //! What a replica tells of its part of a step before any gradient moves.
 
 use super::Weighting;
-use super::contribution::Ready;
+use crate::deposit::LocalGradient;
 use crate::{Error, ReduceOp};
 use candle_core::DType;
 use distribute_tensor::Error as Unreadable;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 #[derive(Clone, Debug)]
 pub(super) struct Tally {
     pub(super) weighting: Weighting,
-    /// Summed over the examples.
+    /// Operands over the examples.
     pub(super) loss: f64,
     /// That of the loss.
     pub(super) dtype: DType,
@@ -53,11 +53,11 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    pub(super) fn of(ready: &Option<Ready>) -> Self {
+    pub(super) fn of(ready: &Option<LocalGradient>) -> Self {
         match ready {
             None => Kind::Nothing,
-            Some(Ready::Dense(_) | Ready::Deposited(..)) => Kind::Dense,
-            Some(Ready::Rows(_)) => Kind::Rows,
+            Some(LocalGradient::Dense(_) | LocalGradient::InBucket(..)) => Kind::Dense,
+            Some(LocalGradient::Rows(_)) => Kind::Rows,
         }
     }
 

@@ -128,7 +128,7 @@ enum Change {
 }
 
 impl Settled {
-    /// Settles norms by `squares`: for each stretch of a variable in turn, its number and the sum of squares of its
+    /// Settles norms by `squares`: for each range of a variable in turn, its number and the sum of squares of its
     /// gradient after the transforms that are already settled.
     pub(super) fn new(
         transforms: &[Transform],
@@ -169,7 +169,7 @@ impl Settled {
         self.0.iter().any(|change| matches!(change, Change::Decay(_)))
     }
 
-    /// Changes a stretch of a variable's gradient. `values` are those of the variable, if they are needed.
+    /// Changes a range of a variable's gradient. `values` are those of the variable, if they are needed.
     pub(super) fn apply<F: Number>(&self, variable: usize, gradient: &mut [F], values: &[F]) {
         for change in &self.0 {
             match change {

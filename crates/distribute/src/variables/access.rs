@@ -6,7 +6,7 @@ use distribute_tensor::{ReduceOp, Write};
 
 /// What a strategy makes of the synchronization that was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Sort {
+pub(super) enum VariableKind {
     /// One copy, one replica: no rules.
     Ordinary,
     /// Copies that are always equal, or one that all replicas share.
@@ -27,7 +27,7 @@ pub(super) enum Access {
 
 /// How it is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum AccessPlan {
     /// The copy of this replica, or the one that is being updated.
     Own,
     /// All copies, or any of them.
@@ -47,54 +47,54 @@ pub(super) enum Combine {
     First,
 }
 
-/// The way to do it, or what to do instead.
-pub(super) fn way(
-    sort: Sort,
+/// How to do it, or what to do instead.
+pub(super) fn plan(
+    kind: VariableKind,
     aggregation: Aggregation,
     access: Access,
     found: ContextKind,
-) -> Result<Way, &'static str> {
+) -> Result<AccessPlan, &'static str> {
     let combine = match aggregation {
         Aggregation::None => None,
         Aggregation::Sum => Some(Combine::Reduce(ReduceOp::Sum)),
         Aggregation::Mean => Some(Combine::Reduce(ReduceOp::Mean)),
         Aggregation::OnlyFirstReplica => Some(Combine::First),
     };
-    match (sort, access, found) {
-        (_, _, ContextKind::Update) => match (sort, access) {
-            (Sort::OnRead, Access::Scatter(_)) => Err(SCATTER_ON_READ),
-            (Sort::OnWrite, Access::Scatter(how)) => ordered(how, combine).map(|()| Way::Own),
-            _ => Ok(Way::Own),
+    match (kind, access, found) {
+        (_, _, ContextKind::Update) => match (kind, access) {
+            (VariableKind::OnRead, Access::Scatter(_)) => Err(SCATTER_ON_READ),
+            (VariableKind::OnWrite, Access::Scatter(how)) => ordered(how, combine).map(|()| AccessPlan::Own),
+            _ => Ok(AccessPlan::Own),
         },
-        (Sort::Ordinary, ..) => Ok(Way::All),
+        (VariableKind::Ordinary, ..) => Ok(AccessPlan::All),
 
-        (Sort::OnWrite, Access::Read, ContextKind::Replica) => Ok(Way::Own),
-        (Sort::OnWrite, Access::Read, _) => Ok(Way::All),
-        (Sort::OnWrite, Access::Write(_), ContextKind::Replica) => {
-            combine.map(Way::Together).ok_or(REPLICA_WRITE)
+        (VariableKind::OnWrite, Access::Read, ContextKind::Replica) => Ok(AccessPlan::Own),
+        (VariableKind::OnWrite, Access::Read, _) => Ok(AccessPlan::All),
+        (VariableKind::OnWrite, Access::Write(_), ContextKind::Replica) => {
+            combine.map(AccessPlan::Together).ok_or(REPLICA_WRITE)
         }
-        (Sort::OnWrite, Access::Write(_), _) => Ok(Way::All),
-        (Sort::OnWrite, Access::Scatter(how), ContextKind::Replica) => {
+        (VariableKind::OnWrite, Access::Write(_), _) => Ok(AccessPlan::All),
+        (VariableKind::OnWrite, Access::Scatter(how), ContextKind::Replica) => {
             ordered(how, combine)?;
-            combine.map(Way::Together).ok_or(REPLICA_WRITE)
+            combine.map(AccessPlan::Together).ok_or(REPLICA_WRITE)
         }
-        (Sort::OnWrite, Access::Scatter(how), _) => ordered(how, combine).map(|()| Way::All),
+        (VariableKind::OnWrite, Access::Scatter(how), _) => ordered(how, combine).map(|()| AccessPlan::All),
 
-        (Sort::OnRead, Access::Scatter(_), _) => Err(SCATTER_ON_READ),
-        (Sort::OnRead, _, ContextKind::Replica) => Ok(Way::Own),
-        (Sort::OnRead, Access::Read, _) => match combine {
+        (VariableKind::OnRead, Access::Scatter(_), _) => Err(SCATTER_ON_READ),
+        (VariableKind::OnRead, _, ContextKind::Replica) => Ok(AccessPlan::Own),
+        (VariableKind::OnRead, Access::Read, _) => match combine {
             None => Err(
                 "give it an aggregation that says how its copies become one value, or read them one by one \
                          with copies()",
             ),
-            Some(combine) => Ok(Way::Combined(combine)),
+            Some(combine) => Ok(AccessPlan::Combined(combine)),
         },
-        (Sort::OnRead, Access::Write(how), _) => match (aggregation, how) {
-            (Aggregation::Sum, Write::Assign) => Ok(Way::Shares),
+        (VariableKind::OnRead, Access::Write(how), _) => match (aggregation, how) {
+            (Aggregation::Sum, Write::Assign) => Ok(AccessPlan::Shares),
             (Aggregation::Sum, _) => {
                 Err("its value is the sum of its copies: assign the whole, or add on one replica, in run")
             }
-            _ => Ok(Way::All),
+            _ => Ok(AccessPlan::All),
         },
     }
 }
@@ -126,8 +126,8 @@ mod tests {
         [Aggregation::None, Aggregation::Sum, Aggregation::Mean, Aggregation::OnlyFirstReplica];
 
     /// One row of a table: what each aggregation gives; none where it is refused.
-    fn row(sort: Sort, access: Access, found: ContextKind) -> [Option<Way>; 4] {
-        AGGREGATIONS.map(|aggregation| way(sort, aggregation, access, found).ok())
+    fn row(kind: VariableKind, access: Access, found: ContextKind) -> [Option<AccessPlan>; 4] {
+        AGGREGATIONS.map(|aggregation| plan(kind, aggregation, access, found).ok())
     }
 
     // INV-19
@@ -137,49 +137,50 @@ mod tests {
             let write = Access::Write(how);
             let together = [
                 None,
-                Some(Way::Together(SUM)),
-                Some(Way::Together(MEAN)),
-                Some(Way::Together(Combine::First)),
+                Some(AccessPlan::Together(SUM)),
+                Some(AccessPlan::Together(MEAN)),
+                Some(AccessPlan::Together(Combine::First)),
             ];
-            assert_eq!(row(Sort::OnWrite, write, Replica), together);
-            assert_eq!(row(Sort::OnWrite, write, CrossReplica), [Some(Way::All); 4]);
-            assert_eq!(row(Sort::OnWrite, write, Default), [Some(Way::All); 4]);
-            assert_eq!(row(Sort::OnWrite, write, Update), [Some(Way::Own); 4]);
+            assert_eq!(row(VariableKind::OnWrite, write, Replica), together);
+            assert_eq!(row(VariableKind::OnWrite, write, CrossReplica), [Some(AccessPlan::All); 4]);
+            assert_eq!(row(VariableKind::OnWrite, write, Default), [Some(AccessPlan::All); 4]);
+            assert_eq!(row(VariableKind::OnWrite, write, Update), [Some(AccessPlan::Own); 4]);
         }
-        assert_eq!(row(Sort::OnWrite, Access::Read, Replica), [Some(Way::Own); 4]);
-        assert_eq!(row(Sort::OnWrite, Access::Read, CrossReplica), [Some(Way::All); 4]);
-        assert_eq!(row(Sort::OnWrite, Access::Read, Update), [Some(Way::Own); 4]);
+        assert_eq!(row(VariableKind::OnWrite, Access::Read, Replica), [Some(AccessPlan::Own); 4]);
+        assert_eq!(row(VariableKind::OnWrite, Access::Read, CrossReplica), [Some(AccessPlan::All); 4]);
+        assert_eq!(row(VariableKind::OnWrite, Access::Read, Update), [Some(AccessPlan::Own); 4]);
     }
 
     #[test]
     fn onr_2_table_of_on_read_variables() {
         for how in [Write::Assign, Write::Add, Write::Sub] {
-            assert_eq!(row(Sort::OnRead, Access::Write(how), Replica), [Some(Way::Own); 4]);
-            assert_eq!(row(Sort::OnRead, Access::Write(how), Update), [Some(Way::Own); 4]);
-            let sum = (how == Write::Assign).then_some(Way::Shares);
-            let all = Some(Way::All);
-            assert_eq!(row(Sort::OnRead, Access::Write(how), CrossReplica), [all, sum, all, all]);
+            assert_eq!(row(VariableKind::OnRead, Access::Write(how), Replica), [Some(AccessPlan::Own); 4]);
+            assert_eq!(row(VariableKind::OnRead, Access::Write(how), Update), [Some(AccessPlan::Own); 4]);
+            let sum = (how == Write::Assign).then_some(AccessPlan::Shares);
+            let all = Some(AccessPlan::All);
+            assert_eq!(row(VariableKind::OnRead, Access::Write(how), CrossReplica), [all, sum, all, all]);
         }
-        assert_eq!(row(Sort::OnRead, Access::Read, Replica), [Some(Way::Own); 4]);
-        let first = Some(Way::Combined(Combine::First));
-        let combined = [None, Some(Way::Combined(SUM)), Some(Way::Combined(MEAN)), first];
-        assert_eq!(row(Sort::OnRead, Access::Read, CrossReplica), combined);
-        assert_eq!(row(Sort::OnRead, Access::Read, Default), combined);
+        assert_eq!(row(VariableKind::OnRead, Access::Read, Replica), [Some(AccessPlan::Own); 4]);
+        let first = Some(AccessPlan::Combined(Combine::First));
+        let combined = [None, Some(AccessPlan::Combined(SUM)), Some(AccessPlan::Combined(MEAN)), first];
+        assert_eq!(row(VariableKind::OnRead, Access::Read, CrossReplica), combined);
+        assert_eq!(row(VariableKind::OnRead, Access::Read, Default), combined);
     }
 
     #[test]
     fn sc_1_and_sc_3_table_of_scatters() {
         let [add, min] = [Access::Scatter(Write::Add), Access::Scatter(Write::Min)];
-        let (all, own, first) = (Some(Way::All), Some(Way::Own), Some(Way::Together(Combine::First)));
-        let together = [None, Some(Way::Together(SUM)), Some(Way::Together(MEAN)), first];
-        assert_eq!(row(Sort::OnWrite, add, Replica), together);
-        assert_eq!(row(Sort::OnWrite, add, CrossReplica), [all; 4]);
-        assert_eq!(row(Sort::OnWrite, add, Update), [own; 4]);
-        assert_eq!(row(Sort::OnWrite, min, Replica), [None, None, None, first]);
-        assert_eq!(row(Sort::OnWrite, min, CrossReplica), [all, None, None, all]);
-        assert_eq!(row(Sort::OnWrite, min, Update), [own, None, None, own]);
+        let (all, own, first) =
+            (Some(AccessPlan::All), Some(AccessPlan::Own), Some(AccessPlan::Together(Combine::First)));
+        let together = [None, Some(AccessPlan::Together(SUM)), Some(AccessPlan::Together(MEAN)), first];
+        assert_eq!(row(VariableKind::OnWrite, add, Replica), together);
+        assert_eq!(row(VariableKind::OnWrite, add, CrossReplica), [all; 4]);
+        assert_eq!(row(VariableKind::OnWrite, add, Update), [own; 4]);
+        assert_eq!(row(VariableKind::OnWrite, min, Replica), [None, None, None, first]);
+        assert_eq!(row(VariableKind::OnWrite, min, CrossReplica), [all, None, None, all]);
+        assert_eq!(row(VariableKind::OnWrite, min, Update), [own, None, None, own]);
         for found in [Replica, CrossReplica, Default, Update] {
-            assert_eq!(row(Sort::OnRead, add, found), [None; 4]);
+            assert_eq!(row(VariableKind::OnRead, add, found), [None; 4]);
         }
     }
 
@@ -188,7 +189,7 @@ mod tests {
     fn ordinary_variables_have_no_rules() {
         for access in [Access::Read, Access::Write(Write::Add), Access::Scatter(Write::Min)] {
             for found in [Replica, CrossReplica, Default, Update] {
-                assert!(row(Sort::Ordinary, access, found).iter().all(Option::is_some));
+                assert!(row(VariableKind::Ordinary, access, found).iter().all(Option::is_some));
             }
         }
     }

@@ -1,16 +1,17 @@
 //! Creating variables.
 
 use super::about;
-use super::access::Sort;
-use super::copy::Copy;
+use super::access::VariableKind;
 use super::kinds::{VariableAggregation, VariableSynchronization};
+use super::placement::{Placement, Policy, Purpose};
+use super::storage::Storage;
 use super::variable::{Inner, Variable};
 use crate::context::{Here, here};
-use crate::strategy::{DeviceName, VariablePlacement};
+use crate::strategy::DeviceName;
 use crate::{Error, Result, Strategy};
 use candle_core::Tensor;
 use distribute_cluster::{Fingerprint, Operation};
-use distribute_tensor::{DType, Leaf, Tree};
+use distribute_tensor::{Leaf, Tree};
 use std::panic::Location;
 use std::sync::Mutex;
 
@@ -104,71 +105,45 @@ impl NewVariable {
         colocated: Option<Vec<DeviceName>>,
         at: &'static Location<'static>,
     ) -> Result<Variable> {
-        let (devices, sort, initial, dtype) = strategy.told(self.placed(strategy, colocated))?;
+        let (placement, initial) = strategy.told(self.placed(strategy, colocated))?;
         // VAR-5
         let of_first =
             strategy.of_first_worker(CREATE, || self.call(initial, at), std::slice::from_ref(initial))?;
         let of_first = of_first.and_then(|mut first| first.pop());
-        let initial = of_first.as_ref().unwrap_or(initial);
-        let copies = devices.into_iter().map(|device| Copy::new(initial, device));
-        let copies = copies.collect::<Result<_>>().map_err(about(&self.name))?;
-        Ok(Variable::of(Inner {
-            id: strategy.next_variable(),
-            all_copies: Mutex::new(()),
-            strategy: strategy.clone(),
+        let properties = Properties {
             synchronization: self.synchronization,
             aggregation: self.aggregation,
-            sort,
             trainable: self.trainable.unwrap_or(self.synchronization != VariableSynchronization::OnRead),
-            dtype,
-            dims: initial.dims().to_vec(),
-            copies,
-            name: self.name,
-        }))
+        };
+        Variable::placed(strategy, &self.name, of_first.as_ref().unwrap_or(initial), placement, properties)
     }
 
-    /// The devices of the copies, what a strategy makes of them, and the initial value.
-    fn placed(
-        &self,
-        strategy: &Strategy,
-        colocated: Option<Vec<DeviceName>>,
-    ) -> Result<(Vec<DeviceName>, Sort, &Leaf, DType)> {
-        let placement = strategy.extended().variable_placement();
-        let devices = match (colocated, placement) {
-            (Some(devices), _) => devices,
-            (None, VariablePlacement::Central(device)) => vec![device],
-            (None, _) => strategy.devices(),
-        };
-        let workers = strategy.devices();
-        let each = devices.len() == workers.len() && workers.iter().all(|device| devices.contains(device));
-        if !each && devices.len() != 1 {
-            let reason = format!("{}: a copy for each replica or one for all, not on {devices:?}", self.name);
-            return Err(Error::invalid(CREATE, reason));
-        }
-        let sort = match (placement, self.synchronization) {
-            (VariablePlacement::Ordinary, _) => Sort::Ordinary,
-            (_, VariableSynchronization::None) => {
-                let reason =
-                    format!("{}: synchronization NONE is not supported; use ON_WRITE or ON_READ", self.name);
-                return Err(Error::invalid(CREATE, reason));
-            }
-            (VariablePlacement::Mirrored, VariableSynchronization::OnRead) if each => Sort::OnRead,
-            (_, VariableSynchronization::OnRead) if each && devices.len() > 1 => Sort::OnRead,
-            // PSV-3: there is one copy, which is all that a replica could write.
-            _ => Sort::OnWrite,
-        };
+    /// Where the variable goes, and its initial value.
+    fn placed(&self, strategy: &Strategy, colocated: Option<Vec<DeviceName>>) -> Result<(Placement, &Leaf)> {
+        let purpose = Purpose::Own { synchronization: self.synchronization, colocated };
+        let placement = place(strategy, &self.name, purpose)?;
         let Tree::Leaf(initial) = &self.initial else { return Err(self.one_tensor()) };
         let dtype = initial.dtype().map_err(Error::tensor(CREATE))?;
         let mean = self.aggregation == VariableAggregation::Mean;
-        if mean && sort != Sort::Ordinary && dtype.mean() != Some(dtype) {
+        if mean && placement.kind != VariableKind::Ordinary && dtype.mean() != Some(dtype) {
             let reason = format!(
                 "{}: aggregation MEAN is for floats, the variable is {dtype}; use SUM or a float",
                 self.name
             );
             return Err(Error::invalid(CREATE, reason));
         }
-        Ok((devices, sort, initial, dtype))
+        Ok((placement, initial))
     }
+}
+
+fn place(strategy: &Strategy, name: &str, purpose: Purpose) -> Result<Placement> {
+    let extended = strategy.extended();
+    let policy = Policy {
+        placement: extended.variable_placement(),
+        replicas: &strategy.devices(),
+        parameters: extended.parameter_devices().first().copied().unwrap_or(DeviceName::cpu(0)),
+    };
+    policy.place(purpose).map_err(|reason| Error::invalid(CREATE, format!("{name}: {reason}")))
 }
 
 /// The same for every replica.
@@ -181,35 +156,39 @@ impl crate::Distributed for Shared {
     }
 }
 
-/// Those that models are made of.
+/// What a variable was asked to be.
+struct Properties {
+    synchronization: VariableSynchronization,
+    aggregation: VariableAggregation,
+    trainable: bool,
+}
+
 impl Variable {
-    /// One copy, which the replicas of this process share, on the first of the strategy's devices.
-    pub(super) fn shared(strategy: &Strategy, name: &str, initial: &Tensor) -> Result<Variable> {
-        let device = strategy.extended().parameter_devices().first().copied().unwrap_or(DeviceName::cpu(0));
-        Self::of_model(strategy, name, initial, vec![device], VariableSynchronization::OnWrite)
+    /// Of a model's weights: one copy, which the replicas of this process share.
+    pub(super) fn weights(strategy: &Strategy, name: &str, initial: &Tensor) -> Result<Variable> {
+        // Only optimizers write, who know how.
+        let (synchronization, aggregation) = (VariableSynchronization::OnWrite, VariableAggregation::None);
+        let properties = Properties { synchronization, aggregation, trainable: true };
+        let placement = place(strategy, name, Purpose::Weights)?;
+        Self::placed(strategy, name, &Leaf::Candle(initial.clone()), placement, properties)
     }
 
-    /// A copy for each replica.
-    pub(super) fn running(strategy: &Strategy, name: &str, initial: &Tensor) -> Result<Variable> {
-        let devices = strategy.devices();
-        Self::of_model(strategy, name, initial, devices, VariableSynchronization::OnRead)
+    /// Of a model's running statistics: a copy for each replica.
+    pub(super) fn statistics(strategy: &Strategy, name: &str, initial: &Tensor) -> Result<Variable> {
+        let (synchronization, aggregation) = (VariableSynchronization::OnRead, VariableAggregation::Mean);
+        let properties = Properties { synchronization, aggregation, trainable: false };
+        let placement = place(strategy, name, Purpose::Statistics)?;
+        Self::placed(strategy, name, &Leaf::Candle(initial.clone()), placement, properties)
     }
 
-    fn of_model(
+    fn placed(
         strategy: &Strategy,
         name: &str,
-        initial: &Tensor,
-        devices: Vec<DeviceName>,
-        synchronization: VariableSynchronization,
+        initial: &Leaf,
+        Placement { devices, kind }: Placement,
+        Properties { synchronization, aggregation, trainable }: Properties,
     ) -> Result<Variable> {
-        let initial = Leaf::Candle(initial.clone());
-        let (sort, aggregation) = match synchronization {
-            VariableSynchronization::OnRead => (Sort::OnRead, VariableAggregation::Mean),
-            // Only optimizers write, who know how.
-            _ => (Sort::OnWrite, VariableAggregation::None),
-        };
-        let copies = devices.into_iter().map(|device| Copy::new(&initial, device));
-        let copies = copies.collect::<Result<_>>().map_err(about(name))?;
+        let copies = devices.into_iter().map(|device| Storage::new(initial, device));
         Ok(Variable::of(Inner {
             id: strategy.next_variable(),
             all_copies: Mutex::new(()),
@@ -217,11 +196,11 @@ impl Variable {
             strategy: strategy.clone(),
             synchronization,
             aggregation,
-            sort,
-            trainable: sort == Sort::OnWrite,
+            kind,
+            trainable,
             dtype: initial.dtype().map_err(Error::tensor(CREATE))?,
             dims: initial.dims().to_vec(),
-            copies,
+            copies: copies.collect::<Result<_>>().map_err(about(name))?,
         }))
     }
 }

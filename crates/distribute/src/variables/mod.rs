@@ -4,21 +4,23 @@
 //! |---|---|
 //! | `kinds` | [`VariableSynchronization`], [`VariableAggregation`] |
 //! | `access` | what may be done where, and how: the documents' tables as one pure function |
+//! | `placement` | which storages a new one gets: one pure function |
+//! | `storage` | where one copy is: candle's memory, or the host's |
 //! | `variable`, `create` | [`Variable`]: its properties; making one |
 //! | `place` | where it is being used, and which copy is the one of that place |
 //! | `read`, `write` | its operations, in whatever context |
-//! | `copy` | one copy of it: candle's, or in host memory |
 //! | `state` | it as a part of a checkpoint |
 //! | `model` | [`Variables`]: those of one model, made by `replicate` |
 
 mod access;
-mod copy;
 mod create;
 mod kinds;
 mod model;
 mod place;
+mod placement;
 mod read;
 mod state;
+mod storage;
 mod variable;
 mod write;
 

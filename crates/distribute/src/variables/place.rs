@@ -1,7 +1,7 @@
 //! Where a variable is being used, and which copy is the one of that place.
 
-use super::access::{Access, Sort, Way};
-use super::copy::Copy;
+use super::access::{Access, AccessPlan, VariableKind};
+use super::storage::Storage;
 use super::variable::Variable;
 use crate::context::{ContextKind, Here, here, mixed};
 use crate::strategy::DeviceName;
@@ -45,15 +45,20 @@ impl Variable {
             Here::Update(context) if context.strategy().is_default() => outside,
             Here::Replica(context) if context.strategy().is_default() => outside,
             // An ordinary variable is nobody's: a strategy's replicas may read it, as they may read what they capture.
-            _ if self.0.sort == Sort::Ordinary && !writes => outside,
+            _ if self.0.kind == VariableKind::Ordinary && !writes => outside,
             // In another strategy's update it would be written once for each copy.
-            Here::CrossReplica(..) if self.0.sort == Sort::Ordinary => outside,
+            Here::CrossReplica(..) if self.0.kind == VariableKind::Ordinary => outside,
             Here::CrossReplica(..) | Here::Update(_) | Here::Replica(_) => return Err(other()),
         })
     }
 
-    pub(super) fn way(&self, operation: &'static str, access: Access, found: ContextKind) -> Result<Way> {
-        super::access::way(self.0.sort, self.0.aggregation, access, found).map_err(|advice| {
+    pub(super) fn plan(
+        &self,
+        operation: &'static str,
+        access: Access,
+        found: ContextKind,
+    ) -> Result<AccessPlan> {
+        super::access::plan(self.0.kind, self.0.aggregation, access, found).map_err(|advice| {
             Error::VariableAccess {
                 operation,
                 variable: self.name().to_string(),
@@ -69,10 +74,10 @@ impl Variable {
     ///
     /// In an update, an ON_WRITE variable must have a copy for each that is being updated, and no others, or its copies
     /// would drift apart; one copy must not be written more than once.
-    pub(super) fn own(&self, operation: &'static str, place: &Place) -> Result<&Copy> {
+    pub(super) fn own(&self, operation: &'static str, place: &Place) -> Result<&Storage> {
         let (copies, among) = (self.0.copies.len(), place.among.len());
         let same = self.0.copies.iter().map(|copy| &copy.device).eq(&place.among);
-        let update = place.kind == ContextKind::Update && self.0.sort != Sort::OnRead;
+        let update = place.kind == ContextKind::Update && self.0.kind != VariableKind::OnRead;
         if update && !same && (copies, among) != (1, 1) {
             let names = |devices: &[DeviceName]| {
                 devices.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
@@ -90,12 +95,13 @@ impl Variable {
     }
 
     /// The copy that this replica, or this update, reads: its own, or one on its device, or the one there is.
-    pub(super) fn nearest(&self, place: &Place) -> Result<&Copy> {
+    pub(super) fn nearest(&self, place: &Place) -> Result<&Storage> {
         let copies = &self.0.copies;
         let device = place.among.get(place.index);
-        let found = match copies.iter().map(|copy| &copy.device).eq(&place.among) {
-            true => copies.get(place.index),
-            false => copies.iter().find(|copy| copies.len() == 1 || Some(&copy.device) == device),
+        let found = if copies.iter().map(|copy| &copy.device).eq(&place.among) {
+            copies.get(place.index)
+        } else {
+            copies.iter().find(|copy| copies.len() == 1 || Some(&copy.device) == device)
         };
         found.ok_or_else(|| {
             let device = device.map(ToString::to_string).unwrap_or_default();
@@ -103,7 +109,7 @@ impl Variable {
         })
     }
 
-    pub(super) fn copy(&self, copy: usize) -> Result<&Copy> {
+    pub(super) fn copy(&self, copy: usize) -> Result<&Storage> {
         self.0.copies.get(copy).ok_or_else(|| {
             let reason = format!("variable {} has no copy {copy}: it has {}", self.name(), self.copy_count());
             Error::invalid("variables", reason)

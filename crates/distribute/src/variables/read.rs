@@ -1,6 +1,6 @@
 //! Reading variables.
 
-use super::access::{Access, Combine, Way};
+use super::access::{Access, AccessPlan, Combine};
 use super::variable::Variable;
 use crate::context::ContextKind;
 use crate::{Error, Result};
@@ -31,9 +31,9 @@ impl Variable {
     pub(crate) fn read_leaf(&self) -> Result<Leaf> {
         let at = Location::caller();
         let place = self.place(READ, false)?;
-        match self.way(READ, Access::Read, place.kind)? {
-            Way::Own => self.nearest(&place)?.read(),
-            Way::Combined(Combine::Reduce(op)) => {
+        match self.plan(READ, Access::Read, place.kind)? {
+            AccessPlan::Own => self.nearest(&place)?.read(),
+            AccessPlan::Combined(Combine::Reduce(op)) => {
                 let copies = self.copies_at_once()?;
                 let local: Vec<&[Leaf]> = copies.chunks(1).collect();
                 match self.strategy().reduce_over_workers(READ, op, |_| self.reading(at), &local)? {
@@ -43,7 +43,7 @@ impl Variable {
                     None => Leaf::reduce(op, &copies).map_err(Error::tensor(READ)),
                 }
             }
-            Way::Combined(Combine::First) => {
+            AccessPlan::Combined(Combine::First) => {
                 let mine = self.copy(0)?.read()?;
                 let first = self.strategy().of_first_worker(
                     READ,

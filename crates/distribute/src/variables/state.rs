@@ -1,12 +1,11 @@
 //! A variable as a part of a checkpoint.
 
-use super::access::{Access, Sort, Way};
+use super::access::{Access, AccessPlan, VariableKind};
 use super::variable::Variable;
 use crate::checkpoint::{
     Checkpointed, Reader, Restore, SOME, Writer, described, read_as, read_cast, require_names,
 };
 use crate::{Restored, Result, Select, Strategy};
-use distribute_cluster::{Fingerprint, Operation};
 use distribute_tensor::{HostTensor, Leaf, Write};
 use std::panic::Location;
 
@@ -55,8 +54,8 @@ impl Variable {
         let saved = if same_dtype { self.saved_copies(source, from)? } else { None };
         let copies = match saved {
             Some(copies) => copies,
-            None => match self.way(OPERATION, Access::Write(Write::Assign), place.kind)? {
-                Way::Shares => self.shares(&value)?,
+            None => match self.plan(OPERATION, Access::Write(Write::Assign), place.kind)? {
+                AccessPlan::Shares => self.shares(&value)?,
                 _ => vec![value; self.copy_count()],
             },
         };
@@ -68,7 +67,7 @@ impl Variable {
     /// Adds the copies of the replicas of all workers, if it is an ON_READ variable.
     #[track_caller]
     pub(super) fn save_copies(&self, prefix: &str, writer: &mut Writer) -> Result<()> {
-        if self.0.sort == Sort::OnRead {
+        if self.0.kind == VariableKind::OnRead {
             let copies = self.copies_of_all(Location::caller())?;
             let copies = copies.iter().map(Leaf::to_host).collect::<Result<Vec<_>, _>>()?;
             writer.insert(of_replicas(prefix), HostTensor::stack(&copies.iter().collect::<Vec<_>>())?)?;
@@ -80,7 +79,7 @@ impl Variable {
     pub(super) fn saved_copies(&self, prefix: &str, from: &Reader) -> Result<Option<Vec<HostTensor>>> {
         let (name, (mine, count)) = (of_replicas(prefix), self.numbers());
         let as_many = || Ok::<_, crate::Error>(from.describe(&name)?.shape.first() == Some(&count));
-        if self.0.sort != Sort::OnRead || !from.contains(&name) || !as_many()? {
+        if self.0.kind != VariableKind::OnRead || !from.contains(&name) || !as_many()? {
             return Ok(None);
         }
         let shape: Vec<usize> = [count].iter().chain(self.dims()).copied().collect();

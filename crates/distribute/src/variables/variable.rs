@@ -1,9 +1,9 @@
 //! A variable: a value with a copy on each replica, or one copy that they share.
 
-use super::access::Sort;
-use super::copy::Copy;
+use super::access::VariableKind;
 use super::create::NewVariable;
 use super::kinds::{VariableAggregation, VariableSynchronization};
+use super::storage::Storage;
 use crate::context::ContextKind;
 use crate::strategy::DeviceName;
 use crate::{Error, Result, Strategy};
@@ -59,12 +59,12 @@ pub(super) struct Inner {
     pub(super) strategy: Strategy,
     pub(super) synchronization: VariableSynchronization,
     pub(super) aggregation: VariableAggregation,
-    pub(super) sort: Sort,
+    pub(super) kind: VariableKind,
     pub(super) trainable: bool,
     pub(super) dtype: DType,
     pub(super) dims: Vec<usize>,
     /// One for each local replica, or one that all share.
-    pub(super) copies: Vec<Copy>,
+    pub(super) copies: Vec<Storage>,
     /// Held while all copies are written, or read as one value.
     pub(super) all_copies: Mutex<()>,
 }
@@ -168,7 +168,7 @@ impl Variable {
                 advice: "copy it before run",
             });
         }
-        let copy = |copy: &Copy| Copy::new(&copy.read()?, copy.device);
+        let copy = |copy: &Storage| Storage::new(&copy.read()?, copy.device);
         let inner = &*self.0;
         Ok(Self::of(Inner {
             id: inner.strategy.next_variable(),
@@ -189,7 +189,7 @@ impl Variable {
 
     /// The candle variables of its copies: of a candle tensor all.
     pub(crate) fn vars(&self) -> impl Iterator<Item = &Var> {
-        self.0.copies.iter().filter_map(Copy::var)
+        self.0.copies.iter().filter_map(Storage::var)
     }
 
     /// The candle variable of one copy.
@@ -197,7 +197,7 @@ impl Variable {
         self.candle(self.copy(copy)?)
     }
 
-    pub(super) fn candle<'a>(&self, copy: &'a Copy) -> Result<&'a Var> {
+    pub(super) fn candle<'a>(&self, copy: &'a Storage) -> Result<&'a Var> {
         copy.var().ok_or_else(|| {
             let reason = format!("variable {} is no candle tensor; create it from one", self.name());
             Error::invalid("variables", reason)
@@ -210,7 +210,7 @@ impl Variable {
 
     /// Whether each replica writes a copy of its own.
     pub(crate) fn has_own_copies(&self) -> bool {
-        self.0.sort == Sort::OnRead
+        self.0.kind == VariableKind::OnRead
     }
 
     pub(crate) fn copy_count(&self) -> usize {

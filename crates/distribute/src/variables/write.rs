@@ -1,7 +1,7 @@
 //! Writing variables.
 
-use super::access::{Access, Combine, Way};
-use super::copy::Copy;
+use super::access::{Access, AccessPlan, Combine};
+use super::storage::Storage;
 use super::variable::Variable;
 use crate::lock::lock;
 use crate::values::{Components, PerReplica, Reducible};
@@ -75,22 +75,22 @@ impl Variable {
         at: &'static Location<'static>,
     ) -> Result<()> {
         let place = self.place(operation, true)?;
-        let way = self.way(operation, Access::Write(how), place.kind)?;
+        let plan = self.plan(operation, Access::Write(how), place.kind)?;
         self.require_fit(operation, &value)?;
         // Taken out before anything is locked: the value may be a variable's own tensor.
         let value = value.to_host().map_err(Error::tensor(operation))?;
-        let written = match way {
-            Way::Own => self.own(operation, &place)?.write(how, &value),
-            Way::All => self.each_copy(|copy| copy.write(how, &value)),
-            Way::Shares => self.shares(&value).and_then(|shares| self.set_copies(&shares)),
-            Way::Together(combine) => {
+        let written = match plan {
+            AccessPlan::Own => self.own(operation, &place)?.write(how, &value),
+            AccessPlan::All => self.each_copy(|copy| copy.write(how, &value)),
+            AccessPlan::Shares => self.shares(&value).and_then(|shares| self.set_copies(&shares)),
+            AccessPlan::Together(combine) => {
                 let detail = value.describe();
                 self.together(operation, detail, value, place.replica, at, |call, values| {
                     let value = self.combined(operation, call, combine, values)?;
                     self.each_copy(|copy| copy.write(how, &value))
                 })
             }
-            Way::Combined(_) => Err(Error::invalid(operation, "a write reads nothing")),
+            AccessPlan::Combined(_) => Err(Error::invalid(operation, "a write reads nothing")),
         };
         written.map_err(|error| self.named(operation, error))
     }
@@ -103,11 +103,11 @@ impl Variable {
         at: &'static Location<'static>,
     ) -> Result<()> {
         let place = self.place(operation, true)?;
-        let way = self.way(operation, Access::Scatter(how), place.kind)?;
+        let plan = self.plan(operation, Access::Scatter(how), place.kind)?;
         let rows = self.rows_that_fit(operation, rows)?;
-        let written = match way {
-            Way::Own => self.own(operation, &place)?.write_rows(how, &rows),
-            Way::Together(combine) => {
+        let written = match plan {
+            AccessPlan::Own => self.own(operation, &place)?.write_rows(how, &rows),
+            AccessPlan::Together(combine) => {
                 let detail = rows.values.dtype().to_string();
                 self.together(operation, detail, rows, place.replica, at, |call, rows| {
                     let rows = self.joined(operation, call, combine, rows)?;
@@ -197,7 +197,7 @@ impl Variable {
         first.unwrap_or(values).into_iter().next().ok_or_else(|| nothing(operation))
     }
 
-    fn each_copy(&self, write: impl FnMut(&Copy) -> Result<()>) -> Result<()> {
+    fn each_copy(&self, write: impl FnMut(&Storage) -> Result<()>) -> Result<()> {
         let _all = self.all_copies();
         self.0.copies.iter().try_for_each(write)
     }
@@ -280,17 +280,12 @@ impl Variable {
     fn rows_that_fit(&self, operation: &'static str, rows: IndexedSlices) -> Result<IndexedSlices> {
         let rows = IndexedSlices::new(rows.values, rows.indices, Some(self.dims().to_vec()))
             .map_err(Error::tensor(operation))?;
-        match rows.values.dtype() == self.dtype() {
-            true => Ok(rows),
-            false => {
-                let reason = format!(
-                    "variable {} is {}, the rows are {}",
-                    self.name(),
-                    self.dtype(),
-                    rows.values.dtype()
-                );
-                Err(Error::invalid(operation, reason))
-            }
+        if rows.values.dtype() == self.dtype() {
+            Ok(rows)
+        } else {
+            let reason =
+                format!("variable {} is {}, the rows are {}", self.name(), self.dtype(), rows.values.dtype());
+            Err(Error::invalid(operation, reason))
         }
     }
 }

@@ -192,9 +192,10 @@ impl Variables {
                 .collect()
         };
         let (missing, extra) = (not_asked_by(replica), not_asked_by(0));
-        match missing.is_empty() && extra.is_empty() {
-            true => Ok(()),
-            false => Err(other_variables(replica, &missing, &extra)),
+        if missing.is_empty() && extra.is_empty() {
+            Ok(())
+        } else {
+            Err(other_variables(replica, &missing, &extra))
         }
     }
 
@@ -212,9 +213,10 @@ impl Variables {
         if !entries.contains_key(name) {
             let value = init::values(init, self.0.seed, name, shape, dtype, device).map_err(about(name))?;
             let strategy = &self.0.strategy;
-            let kind = match is_running_statistic(name) {
-                true => Kind::Running(Running::new(strategy, name, &value)?),
-                false => Kind::Mirrored(Variable::shared(strategy, name, &value)?),
+            let kind = if is_running_statistic(name) {
+                Kind::Running(Running::new(strategy, name, &value)?)
+            } else {
+                Kind::Mirrored(Variable::weights(strategy, name, &value)?)
             };
             entries.insert(name.to_string(), Entry { kind, asked: BTreeSet::new() });
         }
@@ -225,9 +227,10 @@ impl Variables {
             Kind::Running(running) => running.variable().var(replica)?,
         };
         if variable.shape() != shape || variable.dtype() != dtype {
-            let advice = match again {
-                true => "two layers of the model have this path: give each a path of its own, vb.pp(\"…\")",
-                false => "build the same model on every replica",
+            let advice = if again {
+                "two layers of the model have this path: give each a path of its own, vb.pp(\"…\")"
+            } else {
+                "build the same model on every replica"
             };
             let reason = format!(
                 "variable {name} was created with shape {:?} and dtype {:?}, and is asked for with {:?} and {dtype:?}; \

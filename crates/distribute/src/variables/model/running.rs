@@ -19,7 +19,7 @@ pub(super) struct Running {
 
 impl Running {
     pub(super) fn new(strategy: &Strategy, name: &str, initial: &Tensor) -> Result<Self> {
-        let variable = Variable::running(strategy, name, initial)?;
+        let variable = Variable::statistics(strategy, name, initial)?;
         Ok(Self { variable, common: Arc::new(Mutex::new(initial.copy()?)) })
     }
 

@@ -1,39 +1,41 @@
 //! What is added up for each variable, opened for reading.
 
 use super::Trained;
-use super::contribution::{Ready, row_len};
+use super::conversion::row_len;
+use super::gradient_range::{GradientRange, Summands};
 use super::row_range::RowRange;
-use super::stretch::{Stretch, Summands};
 use super::transform::Settled;
-use crate::deposit::{Bucket, Rows};
+use crate::deposit::{Bucket, LocalGradient, Rows};
 use crate::number::{Any, Number, operand};
 use crate::{Error, Result};
 use candle_core::{DType, Layout, Storage, StorageRef, Var};
 use std::borrow::Cow;
 
 /// The gradients that replicas bring, one for each variable, with the weight of each replica.
-pub(super) type Weighted<'r> = [(f64, &'r [Option<Ready>])];
+pub(super) type Weighted<'r> = [(f64, &'r [Option<LocalGradient>])];
 
 /// All of a variable's gradients.
-pub(super) type Whole<'a> = Any<Stretch<'a, f32>, Stretch<'a, f64>>;
+pub(super) type Whole<'a> = Any<GradientRange<'a, f32>, GradientRange<'a, f64>>;
 
 /// For each variable, what is added up: on some replicas dense and on others by row counts as dense.
-pub(super) struct Summed<'r> {
+pub(super) struct Operands<'r> {
     trained: &'r Trained,
-    of_variables: Vec<Vec<(f64, Cow<'r, Ready>)>>,
+    of_variables: Vec<Vec<(f64, Cow<'r, LocalGradient>)>>,
 }
 
-impl<'r> Summed<'r> {
+impl<'r> Operands<'r> {
     pub(super) fn new(trained: &'r Trained, all: &Weighted<'r>) -> Result<Self> {
         let of = |(index, (_, variable)): (usize, &(String, Var))| {
             let any = all.iter().any(|(_, of_replica)| of_replica[index].is_some());
-            let part = |(weight, of_replica): &(f64, &'r [Option<Ready>])| match &of_replica[index] {
+            let part = |(weight, of_replica): &(f64, &'r [Option<LocalGradient>])| match &of_replica[index] {
                 Some(ready) => Some((*weight, Cow::Borrowed(ready))),
                 // Of two, one alone is the sum. Of more, each keeps its place in the tree of sums (INV-7).
-                None => (any && all.len() > 2).then(|| (*weight, Cow::Owned(Ready::nothing(variable)))),
+                None => {
+                    (any && all.len() > 2).then(|| (*weight, Cow::Owned(LocalGradient::no_rows(variable))))
+                }
             };
             let mut parts: Vec<_> = all.iter().filter_map(part).collect();
-            let rows = parts.iter().filter(|(_, ready)| matches!(**ready, Ready::Rows(_))).count();
+            let rows = parts.iter().filter(|(_, ready)| matches!(**ready, LocalGradient::Rows(_))).count();
             if (1..parts.len()).contains(&rows) {
                 for (_, ready) in &mut parts {
                     *ready = Cow::Owned(ready.to_dense(variable)?);
@@ -51,7 +53,7 @@ impl<'r> Summed<'r> {
         let active = all.filter(|(_, (_, parts))| !parts.is_empty());
         active
             .map(|(index, ((name, variable), parts))| {
-                let parts = parts.iter().map(|(weight, ready)| (*weight, Opened::new(ready))).collect();
+                let parts = parts.iter().map(|(weight, ready)| (*weight, ReadGuard::new(ready))).collect();
                 Variable { index, name, variable, parts }
             })
             .collect()
@@ -63,25 +65,25 @@ pub(super) struct Variable<'r> {
     pub(super) index: usize,
     pub(super) name: &'r str,
     pub(super) variable: &'r Var,
-    parts: Vec<(f64, Opened<'r>)>,
+    parts: Vec<(f64, ReadGuard<'r>)>,
 }
 
 /// A gradient to be read, for as long as it is borrowed.
-enum Opened<'r> {
+enum ReadGuard<'r> {
     Dense(StorageRef<'r>, &'r Layout),
     Deposited(&'r Bucket, usize),
     Rows(&'r Rows),
 }
 
-impl<'r> Opened<'r> {
-    fn new(ready: &'r Ready) -> Self {
+impl<'r> ReadGuard<'r> {
+    fn new(ready: &'r LocalGradient) -> Self {
         match ready {
-            Ready::Dense(tensor) => {
+            LocalGradient::Dense(tensor) => {
                 let (storage, layout) = tensor.storage_and_layout();
-                Opened::Dense(storage, layout)
+                ReadGuard::Dense(storage, layout)
             }
-            Ready::Deposited(bucket, number) => Opened::Deposited(bucket, *number),
-            Ready::Rows(rows) => Opened::Rows(rows),
+            LocalGradient::InBucket(bucket, number) => ReadGuard::Deposited(bucket, *number),
+            LocalGradient::Rows(rows) => ReadGuard::Rows(rows),
         }
     }
 }
@@ -89,36 +91,36 @@ impl<'r> Opened<'r> {
 impl Variable<'_> {
     /// Whether its gradient is by row.
     pub(super) fn by_row(&self) -> bool {
-        matches!(self.parts.first(), Some((_, Opened::Rows(_))))
+        matches!(self.parts.first(), Some((_, ReadGuard::Rows(_))))
     }
 
     /// All of it. `values` are those of the variable, where they are read beside the gradient.
-    pub(super) fn stretch<'a>(
+    pub(super) fn range<'a>(
         &'a self,
         every_row: bool,
         values: Option<&'a (StorageRef<'_>, &Layout)>,
     ) -> Result<Whole<'a>> {
         match self.variable.dtype() {
-            DType::F32 => self.stretch_of(every_row, values).map(Any::F32),
-            _ => self.stretch_of(every_row, values).map(Any::F64),
+            DType::F32 => self.range_of(every_row, values).map(Any::F32),
+            _ => self.range_of(every_row, values).map(Any::F64),
         }
     }
 
-    fn stretch_of<'a, F: Number>(
+    fn range_of<'a, F: Number>(
         &'a self,
         every_row: bool,
         values: Option<&'a (StorageRef<'_>, &Layout)>,
-    ) -> Result<Stretch<'a, F>> {
+    ) -> Result<GradientRange<'a, F>> {
         let weights = self.parts.iter().map(|(weight, _)| F::of(*weight)).collect();
         let other =
             || Error::invalid("optimizer step", "a gradient is of another dtype or device than its variable");
         let summands = match self.parts.first() {
-            Some((_, Opened::Rows(_))) => {
+            Some((_, ReadGuard::Rows(_))) => {
                 let (row_len, height) =
                     (row_len(self.variable), self.variable.dims().first().copied().unwrap_or(0));
                 let rows = self.parts.iter().filter_map(|(_, opened)| match opened {
-                    Opened::Rows(rows) => Some((rows.rows.as_slice(), F::in_vector(&rows.values)?)),
-                    Opened::Dense(..) | Opened::Deposited(..) => None,
+                    ReadGuard::Rows(rows) => Some((rows.rows.as_slice(), F::in_vector(&rows.values)?)),
+                    ReadGuard::Dense(..) | ReadGuard::Deposited(..) => None,
                 });
                 let rows: Vec<_> = rows.collect();
                 if rows.len() != self.parts.len() {
@@ -128,15 +130,15 @@ impl Variable<'_> {
             }
             _ => {
                 let dense = self.parts.iter().map(|(_, opened)| match opened {
-                    Opened::Dense(storage, layout) => elements::<F>(storage, layout),
-                    Opened::Deposited(bucket, number) => bucket.dense::<F>(*number).ok_or_else(other),
-                    Opened::Rows(_) => Err(other()),
+                    ReadGuard::Dense(storage, layout) => elements::<F>(storage, layout),
+                    ReadGuard::Deposited(bucket, number) => bucket.dense::<F>(*number).ok_or_else(other),
+                    ReadGuard::Rows(_) => Err(other()),
                 });
                 Summands::Dense(dense.collect::<Result<_>>()?)
             }
         };
         let values = values.map_or(Ok(&[][..]), |(storage, layout)| elements::<F>(storage, layout))?;
-        Ok(Stretch { variable: self.index, weights, summands, values })
+        Ok(GradientRange { variable: self.index, weights, summands, values })
     }
 }
 
@@ -156,10 +158,10 @@ impl<'r> Values<'r> {
         Self(settled.reads_values().then(all))
     }
 
-    /// All stretches of all variables.
-    pub(super) fn stretches<'a>(&'a self, variables: &'a [Variable<'_>]) -> Result<Vec<Whole<'a>>> {
+    /// All ranges of all variables.
+    pub(super) fn ranges<'a>(&'a self, variables: &'a [Variable<'_>]) -> Result<Vec<Whole<'a>>> {
         let of = |(i, variable): (usize, &'a Variable<'_>)| {
-            variable.stretch(false, self.0.as_ref().map(|values| &values[i]))
+            variable.range(false, self.0.as_ref().map(|values| &values[i]))
         };
         variables.iter().enumerate().map(of).collect()
     }

@@ -1,15 +1,19 @@
-//! Rules that may do anything: applied to copies, each replica its range, and written when all replicas are through.
+//! The update by rules that may do anything: applied to copies, each replica its range, and written when all are through.
 //!
 //! So nobody waits for such a rule beyond the deadline, none of the variables is locked while it runs, and where it fails
 //! nothing has changed.
 
 use super::Trained;
-use super::contribution::{Ready, row_len};
+use super::conversion::row_len;
 use super::groups::Rules;
 use super::locked::{Locked, with_locked};
 use super::owners::{Cut, Owners};
-use super::progress::Progress;
+use super::progress::{Change, Progress};
 use super::slots::Slots;
+use super::together::Together;
+use super::updater::Updater;
+use crate::context::{Mode, enter};
+use crate::deposit::LocalGradient;
 use crate::error::panicked;
 use crate::number::{Any, Elements, Number, with_elements};
 use crate::{Error, Result};
@@ -17,10 +21,38 @@ use candle_core::{DType, Var};
 use distribute_optim::{Rule, RuleExt, Step};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+/// Updates copies, by rules that may be the user's.
+pub(super) struct OnCopies<'a> {
+    pub(super) rules: Rules<'a>,
+    pub(super) trained: &'a Trained,
+    pub(super) progress: &'a Progress,
+}
+
+impl Updater for OnCopies<'_> {
+    fn apply(
+        &self,
+        together: &Together<'_>,
+        gradients: &Arc<Vec<Option<LocalGradient>>>,
+        change: Option<&Change<'_>>,
+    ) -> Result<()> {
+        let made = together.each("its update rule", |of| {
+            let _own = enter(Mode::CrossReplica(self.trained.strategy.clone()));
+            update_all(&self.rules, self.trained, self.progress, gradients, of)
+        })?;
+        together.lead(|_| {
+            let Some(change) = change else { return Ok(()) };
+            write(self.trained, &mut change.slots(), made.iter().flat_map(|of_replica| of_replica.iter()))?;
+            change.step_made();
+            Ok(())
+        })
+    }
+}
 
 /// What a rule made of a part of one variable.
 #[derive(Debug)]
-pub(super) struct Updated {
+struct Updated {
     variable: usize,
     place: Place,
     values: Elements,
@@ -78,22 +110,22 @@ impl Cut for Span {
 }
 
 /// Applies the rules to copies of the range that the replica with number `rank` of `count` owns. `gradients` are reduced.
-pub(super) fn apply(
+fn update_all(
     rules: &Rules<'_>,
     trained: &Trained,
     progress: &Progress,
-    gradients: &[Option<Ready>],
+    gradients: &[Option<LocalGradient>],
     (rank, count): (usize, usize),
 ) -> Result<Vec<Updated>> {
     let mut spans = Vec::new();
     for (index, ((_, variable), ready)) in trained.variables.iter().zip(gradients).enumerate() {
         let Some(ready) = ready else { continue };
         let (units, width) = match ready {
-            Ready::Rows(_) if rules.of(index).0.moves_absent_rows() => {
+            LocalGradient::Rows(_) if rules.of(index).0.moves_absent_rows() => {
                 (variable.dims().first().copied().unwrap_or(0), row_len(variable))
             }
-            Ready::Rows(rows) => (rows.rows.len(), row_len(variable)),
-            Ready::Dense(_) | Ready::Deposited(..) => (variable.elem_count(), 1),
+            LocalGradient::Rows(rows) => (rows.rows.len(), row_len(variable)),
+            LocalGradient::Dense(_) | LocalGradient::InBucket(..) => (variable.elem_count(), 1),
         };
         spans.push(Span { variable: index, units: 0..units, width });
     }
@@ -106,7 +138,7 @@ pub(super) fn apply(
             _ => update::<f64>(rule, progress, span, name, variable, ready),
         }
     };
-    Owners::deal(count, spans).of(rank).into_iter().map(one).collect()
+    Owners::partition(count, spans).of(rank).into_iter().map(one).collect()
 }
 
 fn update<F: Number>(
@@ -115,12 +147,12 @@ fn update<F: Number>(
     span: Span,
     name: &str,
     variable: &Var,
-    ready: &Ready,
+    ready: &LocalGradient,
 ) -> Result<Updated> {
     let Span { variable: index, units, width } = span;
     let every_row = rule.moves_absent_rows();
     let place = match ready {
-        Ready::Rows(rows) if !every_row => Place::Rows(rows.rows[units.clone()].to_vec(), width),
+        LocalGradient::Rows(rows) if !every_row => Place::Rows(rows.rows[units.clone()].to_vec(), width),
         _ => Place::Elements(units.start * width..units.end * width),
     };
     let mut values = with_elements(variable.as_tensor(), |all: &[F]| place.take(all))?;
@@ -131,22 +163,21 @@ fn update<F: Number>(
     };
     let mut of_slots: Vec<&mut [F]> = slots.iter_mut().map(Vec::as_mut_slice).collect();
     let made = catch_unwind(AssertUnwindSafe(|| match ready {
-        Ready::Dense(gradient) => with_elements(gradient, |all: &[F]| {
+        LocalGradient::Dense(gradient) => with_elements(gradient, |all: &[F]| {
             rule.update(step, &mut values, &all[units.clone()], &mut of_slots).map_err(Error::from)
         })?,
-        Ready::Deposited(bucket, number) => {
+        LocalGradient::InBucket(bucket, number) => {
             let all = bucket.dense::<F>(*number).ok_or_else(|| changed(name))?;
             rule.update(step, &mut values, &all[units.clone()], &mut of_slots).map_err(Error::from)
         }
-        Ready::Rows(rows) => {
+        LocalGradient::Rows(rows) => {
             let all = F::in_vector(&rows.values).ok_or_else(|| changed(name))?;
-            let (present, of): (Vec<usize>, _) = match every_row {
-                true => {
-                    let at = |row: usize| rows.rows.partition_point(|present| *present < row);
-                    let of = at(units.start)..at(units.end);
-                    (rows.rows[of.clone()].iter().map(|row| row - units.start).collect(), of)
-                }
-                false => ((0..units.len()).collect(), units.clone()),
+            let (present, of): (Vec<usize>, _) = if every_row {
+                let at = |row: usize| rows.rows.partition_point(|present| *present < row);
+                let of = at(units.start)..at(units.end);
+                (rows.rows[of.clone()].iter().map(|row| row - units.start).collect(), of)
+            } else {
+                ((0..units.len()).collect(), units.clone())
             };
             let gradient = &all[of.start * width..of.end * width];
             rule.update_rows(step, &mut values, width, &present, gradient, &mut of_slots).map_err(Error::from)
@@ -162,11 +193,7 @@ fn update<F: Number>(
 }
 
 /// Writes what the rules of all replicas made.
-pub(super) fn write<'u>(
-    trained: &Trained,
-    slots: &mut [Slots],
-    all: impl Iterator<Item = &'u Updated>,
-) -> Result<()> {
+fn write<'u>(trained: &Trained, slots: &mut [Slots], all: impl Iterator<Item = &'u Updated>) -> Result<()> {
     for Updated { variable: index, place, values, slots: made } in all {
         let (name, variable) = &trained.variables[*index];
         with_locked(&[variable], |locked| {

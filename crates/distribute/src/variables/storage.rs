@@ -1,4 +1,4 @@
-//! One copy of a variable: a candle variable, or a tensor in host memory.
+//! Where one copy of a variable is: in a candle variable, or in a tensor in host memory.
 
 use crate::{DeviceName, Result};
 use candle_core::{CpuStorage, InplaceOp1, Layout, Var};
@@ -7,43 +7,43 @@ use distribute_tensor::kernel;
 use distribute_tensor::{HostTensor, IndexedSlices, Leaf, Write};
 use std::sync::{PoisonError, RwLock};
 
-/// One copy of a variable.
-pub(super) struct Copy {
+/// Where one copy of a variable is. Everything that reads or writes a copy goes through it.
+pub(super) struct Storage {
     pub(super) device: DeviceName,
-    store: Store,
+    memory: Memory,
 }
 
-enum Store {
+enum Memory {
     Candle(Var),
     /// For the dtypes that candle lacks, and plain numbers.
     Host(RwLock<HostTensor>),
 }
 
-impl Copy {
+impl Storage {
     pub(super) fn new(initial: &Leaf, device: DeviceName) -> Result<Self> {
-        let store = match initial {
+        let memory = match initial {
             Leaf::Candle(tensor) => {
-                Store::Candle(Var::from_tensor(&tensor.detach().to_device(&device.to_candle()?)?.copy()?)?)
+                Memory::Candle(Var::from_tensor(&tensor.detach().to_device(&device.to_candle()?)?.copy()?)?)
             }
-            other => Store::Host(RwLock::new(other.to_host()?)),
+            other => Memory::Host(RwLock::new(other.to_host()?)),
         };
-        Ok(Self { device, store })
+        Ok(Self { device, memory })
     }
 
     /// candle's variable, if it is one.
     pub(super) fn var(&self) -> Option<&Var> {
-        match &self.store {
-            Store::Candle(var) => Some(var),
-            Store::Host(_) => None,
+        match &self.memory {
+            Memory::Candle(var) => Some(var),
+            Memory::Host(_) => None,
         }
     }
 
     /// The value now; later writes leave it as it is.
     pub(super) fn read(&self) -> Result<Leaf> {
-        match &self.store {
-            Store::Candle(var) => Ok(Leaf::Candle(var.as_detached_tensor().copy()?)),
+        match &self.memory {
+            Memory::Candle(var) => Ok(Leaf::Candle(var.as_detached_tensor().copy()?)),
             // Whoever writes copies the elements first, if they are still shared.
-            Store::Host(tensor) => {
+            Memory::Host(tensor) => {
                 Ok(Leaf::Host(tensor.read().unwrap_or_else(PoisonError::into_inner).clone()))
             }
         }
@@ -51,9 +51,9 @@ impl Copy {
 
     /// Writes a value that fits, and that shares no elements with a variable of candle: two locks would be held at once.
     pub(super) fn write(&self, how: Write, value: &HostTensor) -> Result<()> {
-        match &self.store {
-            Store::Candle(var) => on_candle(var, how, value, None),
-            Store::Host(tensor) => {
+        match &self.memory {
+            Memory::Candle(var) => on_candle(var, how, value, None),
+            Memory::Host(tensor) => {
                 Ok(tensor.write().unwrap_or_else(PoisonError::into_inner).write(how, value)?)
             }
         }
@@ -61,9 +61,9 @@ impl Copy {
 
     /// Writes rows that fit, one after another.
     pub(super) fn write_rows(&self, how: Write, rows: &IndexedSlices) -> Result<()> {
-        match &self.store {
-            Store::Candle(var) => on_candle(var, how, &rows.values, Some(rows.to_rows()?)),
-            Store::Host(tensor) => {
+        match &self.memory {
+            Memory::Candle(var) => on_candle(var, how, &rows.values, Some(rows.to_rows()?)),
+            Memory::Host(tensor) => {
                 Ok(tensor.write().unwrap_or_else(PoisonError::into_inner).write_rows(how, rows)?)
             }
         }

@@ -1,4 +1,4 @@
-//! A stretch of a variable's gradient on all replicas: what can be cut, reduced and transformed.
+//! A range of a variable's gradient on all replicas: what can be cut, reduced and transformed.
 
 use super::owners::Cut;
 use super::row_range::RowRange;
@@ -13,8 +13,8 @@ use std::sync::Arc;
 /// replicas end at multiples of it, so sums over blocks don't depend on the number of replicas.
 pub(super) const BLOCK: usize = 2048;
 
-/// The gradients of a stretch of a variable on the replicas that have one, and their weights.
-pub(super) struct Stretch<'a, F> {
+/// The gradients of a range of a variable on the replicas that have one, and their weights.
+pub(super) struct GradientRange<'a, F> {
     /// The number of the variable.
     pub(super) variable: usize,
     pub(super) weights: Arc<[F]>,
@@ -29,7 +29,7 @@ pub(super) enum Summands<'a, F> {
     Rows(RowRange<'a, F>),
 }
 
-impl<F> Stretch<'_, F> {
+impl<F> GradientRange<'_, F> {
     /// How many elements of the variable it covers. [`Cut::len`] counts work, which of rows is less.
     pub(super) fn elements(&self) -> usize {
         match &self.summands {
@@ -39,7 +39,7 @@ impl<F> Stretch<'_, F> {
     }
 }
 
-impl<F> Cut for Stretch<'_, F> {
+impl<F> Cut for GradientRange<'_, F> {
     fn len(&self) -> usize {
         match &self.summands {
             Summands::Dense(_) => self.elements(),
@@ -60,8 +60,8 @@ impl<F> Cut for Stretch<'_, F> {
     }
 }
 
-impl<F: Number> Stretch<'_, F> {
-    /// The reduced and transformed gradient of a block of a dense stretch. `values` are those of the block.
+impl<F: Number> GradientRange<'_, F> {
+    /// The reduced and transformed gradient of a block of a dense range. `values` are those of the block.
     pub(super) fn block<'s>(
         &'s self,
         of_replicas: &'s [&'s [F]],
@@ -98,7 +98,7 @@ impl<F: Number> Stretch<'_, F> {
         }
     }
 
-    /// The reduced and transformed rows of a stretch of rows, counted from its first. `values` are those of the stretch.
+    /// The reduced and transformed rows of a range of rows, counted from its first. `values` are those of the range.
     pub(super) fn rows<'s>(
         &self,
         range: &'s RowRange<'_, F>,

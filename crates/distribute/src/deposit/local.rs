@@ -1,0 +1,34 @@
+//! A replica's gradient of one variable, on its way from backward to the update.
+
+use super::{Bucket, Rows};
+use crate::number::Elements;
+use candle_core::{DType, Device, Result, Tensor, Var};
+use std::sync::Arc;
+
+/// A replica's gradient of one variable, wherever its elements are.
+#[derive(Clone, Debug)]
+pub(crate) enum LocalGradient {
+    /// Contiguous.
+    Dense(Tensor),
+    /// Dense, that of the variable with this number, where layers have put it.
+    InBucket(Arc<Bucket>, usize),
+    Rows(Rows),
+}
+
+impl LocalGradient {
+    /// That of a replica which has none: no rows.
+    pub(crate) fn no_rows(variable: &Var) -> Self {
+        Self::Rows(Rows { rows: Vec::new(), values: Elements::none(variable.dtype()) })
+    }
+
+    /// The same with a number for each element: beside a dense one, rows are no shorter way.
+    pub(crate) fn to_dense(&self, variable: &Var) -> Result<Self> {
+        let (Self::Rows(rows), count, shape) = (self, variable.elem_count(), variable.shape()) else {
+            return Ok(self.clone());
+        };
+        Ok(Self::Dense(match variable.dtype() {
+            DType::F32 => Tensor::from_vec(rows.spread::<f32>(count), shape, &Device::Cpu)?,
+            _ => Tensor::from_vec(rows.spread::<f64>(count), shape, &Device::Cpu)?,
+        }))
+    }
+}

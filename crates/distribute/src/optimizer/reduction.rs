@@ -1,0 +1,104 @@
+//! Sums over replicas, transformed: each replica makes them of the range that it owns.
+
+use super::Trained;
+use super::collect::collect;
+use super::operands::{Operands, Values, Variable, Weighted, Whole};
+use super::owners::Owners;
+use super::transform::{Each, Settled, Transform};
+use crate::deposit::LocalGradient;
+use crate::error::panicked;
+use crate::number::Any;
+use crate::{Error, Result};
+use candle_core::Var;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// What is run on several threads at once, with the number of each.
+pub(super) type Work<'a> = dyn Fn(usize) + Sync + 'a;
+
+/// The threads that share the work.
+pub(super) struct Workers<'a> {
+    pub(super) count: usize,
+    /// Runs a closure once on each.
+    pub(super) broadcast: &'a dyn Fn(&Work<'_>),
+}
+
+impl Workers<'_> {
+    /// The calling thread only.
+    pub(super) fn alone() -> Workers<'static> {
+        Workers { count: 1, broadcast: &|work| work(0) }
+    }
+}
+
+/// The gradients, reduced and transformed, as tensors of their own. Closures are left out.
+pub(super) fn reduced(
+    transforms: &[Transform],
+    trained: &Trained,
+    all: &Weighted<'_>,
+    workers: &Workers<'_>,
+) -> Result<Vec<Option<LocalGradient>>> {
+    let summed = Operands::new(trained, all)?;
+    let variables = summed.variables();
+    let settled = settle(transforms, trained, &variables, workers)?;
+    collect(trained, &variables, &settled, workers)
+}
+
+/// Gradients as a closure of the user's changes them.
+pub(super) fn changed(
+    closure: &Each,
+    trained: &Trained,
+    mut gradients: Vec<Option<LocalGradient>>,
+) -> Result<Vec<Option<LocalGradient>>> {
+    for (index, (name, variable)) in trained.variables.iter().enumerate() {
+        let Some(gradient) = gradients[index].take() else { continue };
+        let gradient = gradient.into_gradient(variable)?;
+        // On the thread that does this for all, a panic would be told of replica 0 only.
+        let changed = catch_unwind(AssertUnwindSafe(|| closure(name, gradient)))
+            .unwrap_or_else(|panic| Err(panicked(&*panic)))?;
+        gradients[index] = Some(LocalGradient::new(trained.check(index, changed)?, variable)?);
+    }
+    Ok(gradients)
+}
+
+/// A replica's own gradients, transformed.
+pub(super) fn transformed(
+    transforms: &[Transform],
+    trained: &Trained,
+    weight: f64,
+    gradients: &[Option<LocalGradient>],
+) -> Result<Vec<Option<LocalGradient>>> {
+    let mut made: Option<Vec<Option<LocalGradient>>> = None;
+    for part in parts(transforms) {
+        let all = made.as_deref().map_or((weight, gradients), |made| (1., made));
+        let mut now = reduced(part, trained, &[all], &Workers::alone())?;
+        if let Some(closure) = part.last().and_then(Transform::closure) {
+            now = changed(closure, trained, now)?;
+        }
+        made = Some(now);
+    }
+    made.map_or_else(|| Err(Error::invalid("transform", "there are none")), Ok)
+}
+
+/// Transforms, cut behind each closure.
+pub(super) fn parts(transforms: &[Transform]) -> impl Iterator<Item = &[Transform]> {
+    transforms.split_inclusive(|transform| transform.closure().is_some())
+}
+
+pub(super) fn settle(
+    transforms: &[Transform],
+    trained: &Trained,
+    variables: &[Variable<'_>],
+    workers: &Workers<'_>,
+) -> Result<Settled> {
+    Settled::new(transforms, trained.variables.len(), |settled| {
+        let values = Values::open(variables, settled);
+        let squares =
+            Owners::partition(workers.count, values.ranges(variables)?).each(workers, |ranges| {
+                let of = |range: &Whole<'_>| match range {
+                    Any::F32(range) => range.squares(settled),
+                    Any::F64(range) => range.squares(settled),
+                };
+                Ok(ranges.iter().flat_map(of).collect::<Vec<_>>())
+            })?;
+        Ok(squares.into_iter().flatten().collect())
+    })
+}

@@ -1,0 +1,26 @@
+//! What applies reduced gradients.
+
+use super::progress::Change;
+use super::together::Together;
+use crate::Result;
+use crate::deposit::LocalGradient;
+use std::sync::Arc;
+
+/// What applies the gradients of a step, once they are reduced, to the variables and to what is kept beside them.
+///
+/// | | variables | rules |
+/// |---|---|---|
+/// | [`InPlace`](super::in_place::InPlace) | in the memory of this process | that only compute |
+/// | [`OnCopies`](super::on_copies::OnCopies) | in the memory of this process | that may do anything |
+///
+/// Variables that lie elsewhere take one more.
+pub(super) trait Updater {
+    /// Applies the gradients and counts the step. A call of all replicas of this process, of which replica 0 has the right to
+    /// `change`. Where it fails before anything was written, nothing has changed.
+    fn apply(
+        &self,
+        together: &Together<'_>,
+        gradients: &Arc<Vec<Option<LocalGradient>>>,
+        change: Option<&Change<'_>>,
+    ) -> Result<()>;
+}
