@@ -11,7 +11,7 @@ mod common;
 
 use candle_core::{Device, Tensor};
 use candle_nn::{Activation::Relu, Module, VarBuilder};
-use common::compare::{Trained, with_one_replica};
+use common::compare::{Trained, compared};
 use common::{Options, progress::Progress};
 use distribute::data::{Csv, Dataset};
 use distribute::nn::{Linear, linear, loss}; // candle_nn's would do, at half the speed
@@ -47,7 +47,7 @@ impl Mlp {
 fn main() -> distribute::Result<()> {
     let options = Options::parse();
     let (training, held_out) = digits()?;
-    with_one_replica("digits", &options, |strategy| train(strategy, &options, &training, &held_out))
+    compared("digits", &options, |strategy| train(strategy, &options, &training, &held_out))
 }
 
 fn train(

@@ -1,4 +1,4 @@
-//! Trains with the strategy that was asked for and again with one replica, and shows both side by side.
+//! Trains with what was asked for, and again with one replica or in one process, and shows both side by side.
 
 use super::Options;
 use super::progress::{Pace, thousands};
@@ -18,8 +18,20 @@ pub struct Trained {
 /// other, and Adam, which divides gradients by their size, moves its weights by up to the learning rate in each step.
 const TOLERANCE: f64 = 1e-2;
 
-/// Trains, trains again with one replica where there were more, and prints a table of both.
-pub fn with_one_replica(
+/// Trains, trains again with one replica where there were more, or in one process where there were several workers, and
+/// prints a table of both.
+pub fn compared(
+    example: &str,
+    options: &Options,
+    train: impl Fn(&Strategy) -> distribute::Result<Trained> + Sync,
+) -> distribute::Result<()> {
+    match options.workers()? {
+        Some(world) => with_one_process(example, options, world, train),
+        None => with_one_replica(example, options, train),
+    }
+}
+
+fn with_one_replica(
     example: &str,
     options: &Options,
     train: impl Fn(&Strategy) -> distribute::Result<Trained>,
@@ -31,8 +43,8 @@ pub fn with_one_replica(
     drop(trace);
     let sha256 = trained.variables.sha256()?;
 
-    let mut table = format!("\n{:<14}{:>10}{:>10}{:>14}\n", "", "accuracy", "seconds", "examples/s");
-    table += &row(&format!("{replicas} replica{}", if replicas == 1 { "" } else { "s" }), &trained);
+    let mut table = header();
+    table += &row(&strategy.world().to_string(), &trained);
     let mut figures = figures(&trained);
     figures.splice(0..0, [("example", json!(example)), ("strategy", json!(strategy.extended().kind()))]);
     figures.extend([
@@ -51,9 +63,8 @@ pub fn with_one_replica(
             true => format!(" and train the same weights: they differ by {difference:.0e} at most.\n"),
             false => format!(". Their weights differ: by {difference:.0e} at most.\n"),
         };
-        let one = self::figures(&one).into_iter().map(|(name, value)| (name.to_string(), value));
         figures.extend([
-            ("one_replica", Value::Object(one.collect())),
+            ("one_replica", nested(self::figures(&one))),
             ("speedup", json!(speedup)),
             ("largest_difference_of_weights", json!(difference)),
         ]);
@@ -61,6 +72,55 @@ pub fn with_one_replica(
     table += &format!("weights: {sha256}");
     options.finish(&table, &figures);
     Ok(())
+}
+
+/// The same training by workers and by one process with as many replicas: nothing that is computed may differ.
+fn with_one_process(
+    example: &str,
+    options: &Options,
+    (workers, replicas): (usize, usize),
+    train: impl Fn(&Strategy) -> distribute::Result<Trained> + Sync,
+) -> distribute::Result<()> {
+    let train = |strategy: &Strategy| {
+        let trained = train(strategy)?;
+        let sha256 = trained.variables.sha256()?;
+        distribute::Ok((trained, sha256))
+    };
+    let trace = options.trace()?;
+    let all = MultiWorkerMirroredStrategy::on_threads(workers, replicas, |strategy| train(strategy))?;
+    drop(trace);
+    let (one, one_sha256) = train(&MirroredStrategy::cpus(workers * replicas)?)?;
+    let same = all.iter().all(|(_, sha256)| *sha256 == one_sha256);
+    let Some((first, sha256)) = all.first() else { return Ok(()) };
+
+    let mut table = header() + &row(&format!("{workers} workers"), first) + &row("one process", &one);
+    table += match same {
+        true => "All train the same weights, to the bit.\n",
+        false => "Their weights differ.\n",
+    };
+    for (worker, (_, sha256)) in all.iter().enumerate() {
+        table += &format!("weights of worker {worker}: {sha256}\n");
+    }
+    table += &format!("of one process:      {one_sha256}");
+    let mut figures = figures(first);
+    let kind = "MultiWorkerMirroredStrategy";
+    figures.splice(0..0, [("example", json!(example)), ("strategy", json!(kind))]);
+    let mut beside = self::figures(&one);
+    beside.push(("weights_sha256", json!(one_sha256)));
+    figures.extend([
+        ("workers", json!(workers)),
+        ("replicas", json!(workers * replicas)),
+        ("seed", json!(options.seed)),
+        ("weights_sha256", json!(sha256)),
+        ("one_process", nested(beside)),
+        ("same_weights", json!(same)),
+    ]);
+    options.finish(&table, &figures);
+    Ok(())
+}
+
+fn header() -> String {
+    format!("\n{:<14}{:>10}{:>10}{:>14}\n", "", "accuracy", "seconds", "examples/s")
 }
 
 fn row(title: &str, trained: &Trained) -> String {
@@ -77,6 +137,10 @@ fn figures(trained: &Trained) -> Vec<(&'static str, Value)> {
         ("examples_per_s", json!(pace.examples_per_s)),
         ("loss", json!(pace.loss)),
     ]
+}
+
+fn nested(figures: Vec<(&'static str, Value)>) -> Value {
+    Value::Object(figures.into_iter().map(|(name, value)| (name.to_string(), value)).collect())
 }
 
 fn largest_difference(a: &Variables, b: &Variables) -> distribute::Result<f64> {

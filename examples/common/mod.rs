@@ -22,9 +22,12 @@ pub struct Options {
     /// Where the replicas run
     #[arg(long, value_enum, default_value = "mirrored")]
     strategy: Kind,
-    /// How many replicas a mirrored strategy has [default: one for each core]
+    /// How many replicas a mirrored strategy has, on each of its workers [default: one for each core]
     #[arg(long)]
     replicas: Option<usize>,
+    /// How many workers train together, threads of this process: for examples that compare trainings
+    #[arg(long, default_value_t = 1)]
+    workers: usize,
     /// What initial weights and the order of examples are drawn from
     #[arg(long, default_value_t = 42)]
     pub seed: u64,
@@ -58,8 +61,11 @@ impl Options {
         Parser::parse()
     }
 
-    /// The strategy that was asked for.
+    /// The strategy that was asked for, of one process.
     pub fn strategy(&self) -> distribute::Result<Strategy> {
+        if self.workers != 1 {
+            return Err(distribute::Error::other("--workers is for digits and packages"));
+        }
         match (self.strategy, self.replicas) {
             (Kind::Mirrored, None) => Ok(MirroredStrategy::all_cores()?.into()),
             (Kind::Mirrored, Some(replicas)) => Ok(MirroredStrategy::cpus(replicas)?.into()),
@@ -69,6 +75,19 @@ impl Options {
             (Kind::OneDevice, _) => Ok(OneDeviceStrategy::new("cpu:0")?.into()),
             (Kind::Default, _) => Ok(distribute::get_strategy()),
         }
+    }
+
+    /// How many workers were asked for, where that is not one, and how many replicas each of them has.
+    pub fn workers(&self) -> distribute::Result<Option<(usize, usize)>> {
+        if self.workers == 1 {
+            return Ok(None);
+        }
+        if self.strategy != Kind::Mirrored {
+            return Err(distribute::Error::other("--workers needs --strategy mirrored"));
+        }
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let each = (cores / self.workers.max(1)).max(1);
+        Ok(Some((self.workers, self.replicas.unwrap_or(each))))
     }
 
     pub fn epochs(&self, default: usize) -> usize {

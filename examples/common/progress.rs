@@ -55,10 +55,10 @@ impl Progress {
         examples: usize,
         batch: usize,
     ) -> Self {
-        let replicas = strategy.num_replicas_in_sync();
-        let title = format!("{replicas} replica{}", if replicas == 1 { "" } else { "s" });
+        let title = strategy.world().to_string();
         let view = match terminal {
-            _ if quiet => View::Nothing,
+            // Of several workers, the chief alone tells.
+            _ if quiet || !strategy.should_save_summary() => View::Nothing,
             None => View::Lines(match epochs {
                 ..LONG => (epochs * examples).div_ceil(LINES),
                 _ => epochs.div_ceil(LINES) * examples,

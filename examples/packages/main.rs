@@ -15,7 +15,7 @@ mod graph;
 mod model;
 
 use clap::{Parser, ValueEnum};
-use common::compare::{Trained, with_one_replica};
+use common::compare::{Trained, compared};
 use common::{Options, progress::Progress};
 use data::Packages;
 use distribute::optimizer::{Adagrad, rules};
@@ -57,7 +57,7 @@ fn main() -> distribute::Result<()> {
         Kind::Graph => "packages_graph",
         Kind::Both => "packages_both",
     };
-    with_one_replica(name, &options, |strategy| train(strategy, &options, model, &packages))
+    compared(name, &options, |strategy| train(strategy, &options, model, &packages))
 }
 
 fn train(

@@ -53,10 +53,13 @@ impl TermLike for Terminal {
 
 /// Three epochs of ten examples, four at a time.
 fn train(terminal: Option<ProgressDrawTarget>, quiet: bool) {
-    let strategy: Strategy = MirroredStrategy::cpus(2).unwrap().into();
+    train_with(&MirroredStrategy::cpus(2).unwrap(), terminal, quiet);
+}
+
+fn train_with(strategy: &Strategy, terminal: Option<ProgressDrawTarget>, quiet: bool) {
     let loss = Tensor::new(0.5f32, &Device::Cpu).unwrap();
     let losses = PerReplica::from_values(vec![loss.clone(), loss]);
-    let mut progress = Progress::on(terminal, quiet, &strategy, 3, 10, 4);
+    let mut progress = Progress::on(terminal, quiet, strategy, 3, 10, 4);
     (0..9).for_each(|_| progress.step(&losses).unwrap());
     let pace = progress.finish();
     assert!(pace.loss == 0.5 && pace.examples_per_s > 0.);
@@ -79,6 +82,13 @@ fn a_terminal_gets_a_bar() {
 #[test]
 fn a_pipe_gets_plain_lines_and_a_quiet_program_none() {
     match child::part().as_deref() {
+        Some("workers") => {
+            let train = |strategy: &MultiWorkerMirroredStrategy| {
+                train_with(strategy, None, false);
+                Ok(())
+            };
+            MultiWorkerMirroredStrategy::on_threads(2, 1, train).unwrap();
+        }
         Some(part) => train(None, part == "quiet"),
         None => {
             let minute = Duration::from_secs(60);
@@ -92,6 +102,9 @@ fn a_pipe_gets_plain_lines_and_a_quiet_program_none() {
             assert!(!out.contains(['\x1b', '\r']), "{out:?}");
             let (out, _) = child::output(child::command(NAME, "quiet"), minute);
             assert!(!out.contains("replicas"), "{out}");
+            let (out, _) = child::output(child::command(NAME, "workers"), minute);
+            let count = |who: &str| out.lines().filter(|line| line.contains(who)).count();
+            assert_eq!([count("worker 0 of 2, 1 replica each: "), count("worker 1")], [3, 0], "{out}");
         }
     }
 }

@@ -97,7 +97,7 @@ fn check_all_reduce(workers: usize, replicas: usize, len: usize) {
     }
 }
 
-// INV-7
+// INV-7, INV-27
 #[test]
 fn all_reduce_has_the_bits_of_one_process_with_all_replicas() {
     for workers in 1..=8 {
@@ -122,7 +122,7 @@ fn everybody_gets_the_leaves_of_worker_0() {
     }
 }
 
-// INV-7
+// INV-7, INV-27
 #[test]
 fn large_leaves_are_folded_by_ranges_to_the_same_bits() {
     for (workers, replicas) in [(2, 1), (2, 2), (3, 1), (3, 2), (2, 3), (5, 4), (8, 1)] {

@@ -77,7 +77,7 @@ fn every_worker_gets_what_the_others_have_for_it() {
     }
 }
 
-// INV-2
+// INV-2, INV-25
 #[test]
 fn different_calls_have_one_text_on_all_and_the_next_call_works() {
     let results = workers(3, 2, |group| {
@@ -188,6 +188,7 @@ fn a_worker_that_ends_is_named_to_all_at_once() {
     assert!(text.contains("worker 1 (replicas 2 and 3) was lost"), "{text}");
 }
 
+// INV-26
 #[test]
 fn sessions_of_other_names_do_not_meet() {
     workers(2, 1, |group| {

@@ -149,7 +149,7 @@ fn a_member_that_speaks_with_other_workers_is_not_late_for_those_who_wait_for_it
     assert_eq!(all[1].as_ref(), Some(blame));
 }
 
-// INV-1, INV-2
+// INV-1, INV-2, INV-25
 #[test]
 fn a_replica_that_differs_is_named_by_its_global_id_on_all() {
     let all = workers(3, 2, |worker| {

@@ -47,8 +47,9 @@ pub enum Error {
         #[source]
         source: Box<Error>,
     },
-    /// A worker failed, in its program or in its part of what all do together. The source is its own error; on other workers,
-    /// the text of that.
+    /// A worker failed in its part of what all do together, such as its data or a checkpoint: all get this, with one text. Or
+    /// in its program: then this is what [`on_threads`](crate::MultiWorkerMirroredStrategy::on_threads) gives. The source is
+    /// the worker's own error; on other workers, the text of that.
     #[error("worker {worker} failed: {source}")]
     Worker {
         /// Which worker, from 0.

@@ -61,6 +61,11 @@
 //! | [`prelude`] | what most programs use |
 //! | [`tensor`], [`data`], [`cluster`] | the crates below: nests of tensors; datasets; deadlines and blame |
 //!
+//! # Several workers
+//!
+//! [`MultiWorkerMirroredStrategy`] trains on several workers in lock step; so far they are threads of one process. What takes
+//! a [`&Strategy`](Strategy) needs no change.
+//!
 //! # When things break
 //!
 //! An error or a panic in one replica's closure, a collective that one replica does not make or makes differently, a
@@ -154,4 +159,6 @@ mod guides {
     struct Transformers;
     #[doc = include_str!("../../../docs/errors.md")]
     struct Errors;
+    #[doc = include_str!("../../../docs/multi-worker.md")]
+    struct MultiWorker;
 }

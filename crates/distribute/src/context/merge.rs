@@ -16,6 +16,9 @@ impl ReplicaContext {
     /// same. It is replica 0's closure that is called; inside of it [`Strategy::run`] is allowed. The others wait for it
     /// as long as the strategy's timeout.
     ///
+    /// Each of several workers has its own merge function, with the values of its own replicas; `run` is refused there. What it
+    /// reduces goes over all workers.
+    ///
     /// # Errors
     /// [`Error::Collective`] on every replica where not all make the call, or `merge` takes longer. Where `merge` fails, `run` returns its error.
     ///

@@ -30,7 +30,8 @@ pub struct CommunicationOptions {
     /// Values of one `all_reduce` are put together until a pack has more than so many bytes, those of one dtype each.
     /// 0, the default: each value by itself, which is fastest where replicas share memory.
     pub bytes_per_pack: usize,
-    /// How long a replica waits for the others in one call. `None`: as the strategy says, 60 s by default.
+    /// How long a replica waits for the others in one call, those of other workers included. `None`: as the strategy says, 60 s
+    /// by default.
     #[doc(alias = "timeout_seconds")]
     pub timeout: Option<Duration>,
     /// What carries the values.
@@ -74,9 +75,11 @@ impl CommunicationOptions {
 
 /// What carries the values of a collective.
 ///
-/// Replicas of one process exchange what they have in the memory they share. Where something else is asked of them, that
-/// is [`Error::InvalidArgument`], from [`MirroredBuilder::build`](super::MirroredBuilder::build),
-/// [`Strategy::new`](crate::Strategy::new) and [`with_options`](crate::ReplicaContext::with_options); the others are for workers on several machines.
+/// Replicas of one process exchange what they have in the memory they share, and so do workers on its threads. Where
+/// something else is asked of them, that is [`Error::InvalidArgument`], from
+/// [`MirroredBuilder::build`](super::MirroredBuilder::build),
+/// [`on_threads_with`](crate::MultiWorkerMirroredStrategy::on_threads_with), [`Strategy::new`](crate::Strategy::new) and
+/// [`with_options`](crate::ReplicaContext::with_options).
 #[doc(alias = "tf.distribute.experimental.CommunicationImplementation")]
 #[doc(alias = "tf.distribute.experimental.CollectiveCommunication")]
 #[doc(alias = "CollectiveCommunication")]

@@ -39,15 +39,55 @@ impl StrategyExtended for MultiWorker {
 }
 
 /// Synchronous training over several workers, each with as many replicas: [`MirroredStrategy`](super::MirroredStrategy) beyond
-/// one process. Every worker runs the same program; each has a copy of all variables, and after each step all copies are equal.
+/// one process. Every worker runs the same program on its part of each batch; each has a copy of all variables, and after each
+/// step all copies are equal.
 ///
 /// Workers are threads of one process so far ([`on_threads`](Self::on_threads)): for tests, and to try out a program that is
 /// for many machines. They exchange bytes all the same, as processes would. Which worker a program is, it learns from
 /// [`world`](Strategy::world).
 ///
-/// Steps of the workers meet: each makes the same calls of [`run`](Strategy::run), [`reduce`](Strategy::reduce) and
-/// [`gather`](Strategy::gather) in the same order. A worker that makes another call, fails, or is later than the timeout is
-/// named in the error that all workers get.
+/// What takes a `&Strategy` needs no change, and trains to the bits of one process with as many replicas in all:
+///
+/// ```
+/// # use distribute::prelude::*;
+/// use candle_core::{Device, Tensor};
+/// use candle_nn::{Module, linear};
+///
+/// fn train(strategy: &Strategy) -> distribute::Result<String> {
+///     let model = strategy.replicate(|vb| linear(2, 1, vb.pp("fc")))?;
+///     let optimizer = Sgd::new(&model.variables, 0.1)?;
+///     let points = Tensor::arange(0f32, 32., &Device::Cpu)?.sin()?.reshape((16, 2))?;
+///     for batch in &strategy.distribute_dataset(Dataset::from_slices(points)?.batch(6))? {
+///         strategy.run((&model, batch?), |ctx, (linear, points)| {
+///             let loss = linear.forward(&points)?.sqr()?.mean_all()?;
+///             optimizer.minimize(ctx, loss, points.dim(0)?)
+///         })?;
+///     }
+///     model.variables.sha256()
+/// }
+///
+/// let workers = MultiWorkerMirroredStrategy::on_threads(2, 2, |strategy| train(strategy))?;
+/// let alone = train(&MirroredStrategy::cpus(4)?)?;
+/// assert!(workers.iter().all(|weights| *weights == alone));
+/// # Ok::<(), distribute::Error>(())
+/// ```
+///
+/// # What workers do together
+///
+/// Workers meet, in the same order on all, in [`run`](Strategy::run) and in what its closures do together; in
+/// [`reduce`](Strategy::reduce), [`reduce_to`](Strategy::reduce_to) and [`gather`](Strategy::gather); where models and variables
+/// are made, datasets distributed and their steps taken, checkpoints saved and restored. A merge function is that of one
+/// worker, and what it reduces goes over all. Steps go one after another: a second `run` while one lasts is refused.
+///
+/// Of what only one worker may do, such as writing summaries, [`should_save_summary`](Strategy::should_save_summary) tells
+/// which one; checkpoints see to it themselves. Variables that are written outside of `run` are written by each worker: by all
+/// in the same way.
+///
+/// # Errors of workers
+///
+/// Where a worker makes another call, fails, ends, or is later than the timeout, all workers get one
+/// [`Error::Collective`], which names its replicas by their global ids; where its data or its part of a checkpoint fails,
+/// [`Error::Worker`]. The next step works, unless the worker has ended.
 #[doc(alias = "tf.distribute.MultiWorkerMirroredStrategy")]
 #[doc(alias = "tf.distribute.experimental.MultiWorkerMirroredStrategy")]
 #[doc(alias = "CollectiveAllReduceStrategy")]
@@ -57,7 +97,7 @@ handle!(MultiWorkerMirroredStrategy);
 
 impl MultiWorkerMirroredStrategy {
     /// Starts `workers` workers of `replicas` CPU replicas each, every one on a thread of this process, and runs `worker` on
-    /// each of them with its strategy. Gives what they return, by worker.
+    /// each of them with its strategy. Gives what they return, in the order of workers, when all have returned.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -81,10 +121,26 @@ impl MultiWorkerMirroredStrategy {
         Self::on_threads_with(CommunicationOptions::default(), workers, replicas, worker)
     }
 
-    /// [`on_threads`](Self::on_threads) with a timeout, or other ways to communicate.
+    /// [`on_threads`](Self::on_threads) with a timeout, or packs: how long a replica waits for those of all workers in one call.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// use distribute::{CommunicationOptions, Error};
+    /// use std::time::Duration;
+    /// let options = CommunicationOptions { timeout: Some(Duration::from_secs(5)), ..Default::default() };
+    /// let failed = MultiWorkerMirroredStrategy::on_threads_with(options, 3, 1, |strategy| {
+    ///     match strategy.world().worker() {
+    ///         2 => Err(Error::other("out of disk")),
+    ///         _ => strategy.reduce(ReduceOp::Sum, 1f32, None), // not waited for: worker 2 has ended
+    ///     }
+    /// });
+    /// assert_eq!(failed.unwrap_err().to_string(), "worker 2 failed: out of disk");
+    /// # Ok::<(), Error>(())
+    /// ```
     ///
     /// # Errors
-    /// As [`on_threads`](Self::on_threads); and [`Error::InvalidArgument`] for a timeout of zero.
+    /// As [`on_threads`](Self::on_threads); and [`Error::InvalidArgument`] for a timeout of zero or an implementation that is
+    /// not there.
     #[track_caller]
     pub fn on_threads_with<R: Send>(
         options: CommunicationOptions,

@@ -9,6 +9,7 @@ use distribute::tensor::DType;
 use distribute::{CommunicationOptions, Leaf};
 use distribute_testing::watched;
 
+// INV-27
 #[test]
 fn reductions_and_gathers_have_the_bits_of_one_process() {
     replicas_as_in_one_process(|strategy| {

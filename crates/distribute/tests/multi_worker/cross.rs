@@ -15,6 +15,7 @@ fn each(strategy: &Strategy, value: impl Fn(usize) -> Leaf) -> Result<PerReplica
 }
 
 // RED-3, MW-9
+// INV-27
 #[test]
 fn dense_values_are_reduced_over_the_replicas_of_all_workers() {
     same_as_one_process(|strategy| {

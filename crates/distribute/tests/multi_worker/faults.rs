@@ -38,6 +38,7 @@ fn blame(error: &Error) -> Blame {
     error.blame().unwrap_or_else(|| panic!("no blame in {error}")).clone()
 }
 
+// INV-25
 #[test]
 fn whatever_one_replica_does_all_workers_get_one_text_and_the_next_step_works() {
     let cases = [
@@ -137,6 +138,7 @@ fn a_worker_that_has_ended_is_lost_to_the_others_at_once() {
     });
 }
 
+// INV-26
 #[test]
 fn optimizers_and_steps_that_differ_between_workers_are_told() {
     watched(|| {

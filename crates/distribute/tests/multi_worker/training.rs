@@ -175,6 +175,7 @@ fn all_alike<R: Rule + Clone + 'static>(plan: Plan, rule: R) {
     }
 }
 
+// INV-27
 #[test]
 fn every_remainder_of_the_last_batch_gives_the_same_bits() {
     watched(|| {

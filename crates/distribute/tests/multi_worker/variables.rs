@@ -148,6 +148,7 @@ fn workers_that_create_other_variables_get_one_error() {
     }
 }
 
+// INV-26
 #[test]
 fn workers_that_write_other_variables_get_one_error() {
     let text = one_text(2, 1, |strategy| {
