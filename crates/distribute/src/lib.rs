@@ -77,9 +77,9 @@ pub mod checkpoint;
 pub mod context;
 mod deposit;
 mod error;
+mod init;
 mod input;
 mod lock;
-mod log;
 pub mod metrics;
 pub mod nn;
 mod number;
@@ -102,10 +102,10 @@ pub use distribute_data::Dataset;
 pub use distribute_macros::{Nest, main};
 pub use distribute_tensor::{HostTensor, IndexedSlices, Leaf, Nest, ReduceOp, Tree};
 pub use error::{Error, Ok, Result};
+pub use init::init;
 pub use input::{
     DistributedDataset, DistributedIterator, InputIterator, InputOptions, InputReplicationMode, InputSource,
 };
-pub use log::init;
 pub use optimizer::{Adagrad, Adam, AdamW, Ftrl, Momentum, Optimizer, RmsProp, Sgd};
 pub use replicated::Replicated;
 pub use select::{Kept, Restored, Select};

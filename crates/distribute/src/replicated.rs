@@ -82,14 +82,3 @@ impl<M> std::fmt::Debug for Replicated<M> {
         write!(f, "Replicated({} replicas, {:?})", self.models.len(), self.variables)
     }
 }
-
-/// Tells which replica asked for other variables than replica 0.
-pub(crate) fn other_variables(replica: usize, missing: &[String], extra: &[String]) -> Error {
-    Error::invalid(
-        "replicate",
-        format!(
-            "replica {replica} did not ask for the variables {missing:?} that replica 0 has, and asked for {extra:?} \
-             that it has not; build the same model on every replica"
-        ),
-    )
-}

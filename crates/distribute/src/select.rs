@@ -1,6 +1,6 @@
 //! Which tensors are restored, and what became of the others.
 
-use crate::variables::{in_common, of_replicas};
+use crate::checkpoint::{in_common, of_replicas};
 use crate::{Error, Result};
 use distribute_tensor::DType;
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,8 +1,10 @@
 //! Checkpoints of a training: several parts, saved together and restored together.
 
+mod names;
 mod read;
 mod workers;
 
+pub(crate) use names::{in_common, of_replicas};
 pub(crate) use read::{described, read_as, read_cast, require_names};
 
 use crate::context::{ContextKind, Here, here};

@@ -8,6 +8,7 @@ mod combine;
 pub(crate) mod describe;
 mod expected;
 mod gradient;
+mod kind;
 mod layers;
 mod merge;
 mod replica;
@@ -15,6 +16,7 @@ mod update;
 
 pub(crate) use combine::failure;
 pub(crate) use gradient::{raise, raised};
+pub use kind::ContextKind;
 pub(crate) use layers::consecutive;
 pub use replica::ReplicaContext;
 pub(crate) use replica::default_context;
@@ -24,20 +26,6 @@ use crate::strategy::DeviceName;
 use crate::{Error, Result, Strategy};
 use distribute_collective::threads::Member;
 use std::cell::RefCell;
-use std::fmt;
-
-/// Where code is running, as errors name it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ContextKind {
-    /// No strategy has been entered: the context in which every thread starts.
-    Default,
-    /// Inside of `scope` or of a merge function: once for all replicas.
-    CrossReplica,
-    /// Inside of the closure given to `run`: once for each replica.
-    Replica,
-    /// Inside of the closure given to `update`: once for each copy of a variable. A kind of cross-replica context.
-    Update,
-}
 
 impl ContextKind {
     /// That of this thread.
@@ -48,17 +36,6 @@ impl ContextKind {
             Here::Update(_) => ContextKind::Update,
             Here::Replica(_) => ContextKind::Replica,
         }
-    }
-}
-
-impl fmt::Display for ContextKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            ContextKind::Default => "the default context",
-            ContextKind::CrossReplica => "cross-replica context",
-            ContextKind::Replica => "replica context",
-            ContextKind::Update => "update context",
-        })
     }
 }
 
@@ -203,9 +180,7 @@ pub(crate) fn require_outside_of_run(operation: &'static str, advice: &'static s
 /// The strategy that is current on this thread; the default strategy where none has been entered.
 #[doc(alias = "tf.distribute.get_strategy")]
 pub fn get_strategy() -> Strategy {
-    top(|mode| {
-        mode.map_or_else(|| crate::strategy::default_strategy().clone(), |mode| mode.strategy().clone())
-    })
+    top(|mode| mode.map_or_else(|| Strategy::of_default_context().clone(), |mode| mode.strategy().clone()))
 }
 
 /// Whether another than the default strategy is current on this thread.

@@ -47,7 +47,7 @@ struct Inner {
 
 pub(crate) fn default_context() -> &'static ReplicaContext {
     static CONTEXT: OnceLock<ReplicaContext> = OnceLock::new();
-    CONTEXT.get_or_init(|| ReplicaContext::new(crate::strategy::default_strategy().clone(), Member::alone(0)))
+    CONTEXT.get_or_init(|| ReplicaContext::new(Strategy::of_default_context().clone(), Member::alone(0)))
 }
 
 impl ReplicaContext {

@@ -1,6 +1,6 @@
 //! A replica's gradients of one step, in memory that is kept for the next.
 
-use super::{LocalGradient, Rows};
+use super::Rows;
 use crate::lock::lock;
 use crate::number::{Elements, Number, with_elements};
 use candle_core::{DType, Result, Tensor, TensorId, Var};
@@ -65,7 +65,7 @@ struct Buffers {
 
 /// What a bucket has of a variable.
 #[derive(Debug, Default)]
-enum Deposit {
+pub(super) enum Deposit {
     #[default]
     Nothing,
     /// Elements of the whole variable, in the bucket's memory.
@@ -93,7 +93,7 @@ impl Bucket {
     }
 
     /// Whether there is something of a variable.
-    fn has(&self, number: usize) -> bool {
+    pub(super) fn has(&self, number: usize) -> bool {
         !matches!(self.buffers.filled[number], Deposit::Nothing)
     }
 
@@ -139,7 +139,7 @@ impl Bucket {
     }
 
     /// Adds a variable's dense gradient.
-    fn add(&mut self, number: usize, gradient: &Tensor) -> Result<()> {
+    pub(super) fn add(&mut self, number: usize, gradient: &Tensor) -> Result<()> {
         match gradient.dtype() {
             DType::F32 => self.add_of::<f32>(number, gradient),
             _ => self.add_of::<f64>(number, gradient),
@@ -157,32 +157,9 @@ impl Bucket {
         })
     }
 
-    /// The gradients of all variables: what is here, and what candle has found. Of a variable that is used by layers and by
-    /// other operations, too, they add up.
-    pub(crate) fn with_found(
-        mut self,
-        mut gradients: Vec<Option<LocalGradient>>,
-    ) -> Result<Vec<Option<LocalGradient>>> {
-        let mut dense = Vec::new();
-        for (number, gradient) in gradients.iter_mut().enumerate() {
-            if self.has(number) {
-                match gradient.take() {
-                    Some(LocalGradient::Dense(tensor)) => self.add(number, &tensor)?,
-                    Some(LocalGradient::Rows(rows)) => self.add_rows(number, rows),
-                    Some(LocalGradient::InBucket(..)) | None => {}
-                }
-            }
-            match std::mem::take(&mut self.buffers.filled[number]) {
-                Deposit::Nothing => {}
-                Deposit::Rows(rows) => *gradient = Some(LocalGradient::Rows(rows)),
-                Deposit::Dense => dense.push(number),
-            }
-        }
-        let bucket = Arc::new(self);
-        for number in dense {
-            gradients[number] = Some(LocalGradient::InBucket(bucket.clone(), number));
-        }
-        Ok(gradients)
+    /// Takes what is there of a variable: rows are given away, dense elements stay for [`dense`](Self::dense).
+    pub(super) fn take(&mut self, number: usize) -> Deposit {
+        std::mem::take(&mut self.buffers.filled[number])
     }
 
     /// A copy of a dense gradient that is there, of the variable's shape.
@@ -223,11 +200,6 @@ mod tests {
         Rows { rows: rows.to_vec(), values: f64::vector(values.to_vec()) }
     }
 
-    /// The gradient of the one variable.
-    fn only(bucket: Bucket) -> Option<LocalGradient> {
-        bucket.with_found(vec![None]).unwrap().pop().unwrap()
-    }
-
     fn dense(values: &[f64]) -> Tensor {
         Tensor::from_slice(values, (3, 2), &Device::Cpu).unwrap()
     }
@@ -245,18 +217,18 @@ mod tests {
         for steps in steps {
             let mut bucket = pool.take(0);
             // What an earlier step left in the buffer is gone.
-            assert!(!bucket.has(0));
+            assert!(!bucket.has(0) && matches!(bucket.take(0), Deposit::Nothing));
             steps.iter().for_each(|step| step(&mut bucket));
-            let Some(LocalGradient::InBucket(bucket, 0)) = only(bucket) else { panic!("not dense") };
+            assert!(matches!(bucket.take(0), Deposit::Dense));
             assert_eq!(bucket.dense::<f64>(0).unwrap(), [101., 102., 110., 120., 133., 144.]);
         }
-        assert!(only(pool.take(0)).is_none());
         let mut bucket = pool.take(0);
         one(&mut bucket);
         other(&mut bucket);
-        let Some(LocalGradient::Rows(Rows { rows, values })) = only(bucket) else { panic!("not by row") };
+        let Deposit::Rows(Rows { rows, values }) = bucket.take(0) else { panic!("not by row") };
         assert_eq!(rows, [0, 1, 2]);
         assert_eq!(f64::in_vector(&values).unwrap(), [1., 2., 10., 20., 33., 44.]);
+        assert!(!bucket.has(0));
     }
 
     #[test]

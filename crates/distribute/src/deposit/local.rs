@@ -1,6 +1,7 @@
 //! A replica's gradient of one variable, on its way from backward to the update.
 
-use super::{Bucket, Rows};
+use super::Rows;
+use super::bucket::{Bucket, Deposit};
 use crate::number::Elements;
 use candle_core::{DType, Device, Result, Tensor, Var};
 use std::sync::Arc;
@@ -16,6 +17,31 @@ pub(crate) enum LocalGradient {
 }
 
 impl LocalGradient {
+    /// Of each variable what layers have put into the bucket and what candle has `found`. Of one that is used by layers and by
+    /// other operations, too, the gradients add up.
+    pub(crate) fn collected(mut bucket: Bucket, found: Vec<Option<Self>>) -> Result<Vec<Option<Self>>> {
+        let (mut all, mut dense) = (found, Vec::new());
+        for (number, gradient) in all.iter_mut().enumerate() {
+            if bucket.has(number) {
+                match gradient.take() {
+                    Some(Self::Dense(tensor)) => bucket.add(number, &tensor)?,
+                    Some(Self::Rows(rows)) => bucket.add_rows(number, rows),
+                    Some(Self::InBucket(..)) | None => {}
+                }
+            }
+            match bucket.take(number) {
+                Deposit::Nothing => {}
+                Deposit::Rows(rows) => *gradient = Some(Self::Rows(rows)),
+                Deposit::Dense => dense.push(number),
+            }
+        }
+        let bucket = Arc::new(bucket);
+        for number in dense {
+            all[number] = Some(Self::InBucket(bucket.clone(), number));
+        }
+        Ok(all)
+    }
+
     /// That of a replica which has none: no rows.
     pub(crate) fn no_rows(variable: &Var) -> Self {
         Self::Rows(Rows { rows: Vec::new(), values: Elements::none(variable.dtype()) })

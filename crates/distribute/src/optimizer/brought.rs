@@ -4,9 +4,9 @@ use super::Trained;
 use super::contribution::Contribution;
 use super::finite;
 use super::gradients::Gradient;
-use super::judge::Judged;
-use super::reduction::{self, Workers};
+use super::reduction;
 use super::tally::{self, Kind, Tally};
+use super::workers::Workers;
 use crate::context::failure;
 use crate::deposit::LocalGradient;
 use crate::{Error, ReduceOp, Result};
@@ -92,15 +92,16 @@ impl Brought {
     /// # Errors
     /// The same on all workers: they make other calls, or one is lost or late. A worker that cannot bring its part tells the
     /// others that it failed.
-    pub(super) fn summands(
+    pub(super) fn to_reduce(
         &self,
         calling: Option<Calling<'_>>,
         trained: &Trained,
-        judged: &Judged,
+        weights: impl Fn(&Tally) -> f64,
         workers: &Workers<'_>,
     ) -> Result<ToReduce<'_>> {
         let tallies = self.tallies();
-        let weighted = judged.weighted(&self.mine, tallies.len());
+        let weighted: Vec<_> =
+            self.mine.iter().map(|c| (weights(&c.tally), c.gradients.as_slice())).collect();
         let Some(calling) = calling else { return Ok(ToReduce::Local(weighted)) };
         let none = vec![Kind::Nothing; trained.variables.len()];
         let kinds = tallies.iter().fold(none, |all, tally| {

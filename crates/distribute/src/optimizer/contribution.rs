@@ -42,7 +42,7 @@ impl Contribution {
         });
         let found = found.collect::<Result<Vec<_>>>()?;
         let mut gradients = match bucket {
-            Some(bucket) => bucket.with_found(found)?,
+            Some(bucket) => LocalGradient::collected(bucket, found)?,
             None => found,
         };
         if !before_reduce.is_empty() && weighting != Weighting::SumOver(0) {

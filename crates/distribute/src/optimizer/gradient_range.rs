@@ -1,6 +1,6 @@
 //! A range of a variable's gradient on all replicas: what can be cut, reduced and transformed.
 
-use super::owners::Cut;
+use super::owners::{BLOCK, Cut};
 use super::row_range::RowRange;
 use super::transform::Settled;
 use crate::number::Number;
@@ -8,10 +8,6 @@ use distribute_tensor::kernel::fold_scaled;
 use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
-
-/// Elements that are reduced and updated at a time: they fit the first-level cache with their slots. Ranges of
-/// replicas end at multiples of it, so sums over blocks don't depend on the number of replicas.
-pub(super) const BLOCK: usize = 2048;
 
 /// The gradients of a range of a variable on the replicas that have one, and their weights.
 pub(super) struct GradientRange<'a, F> {

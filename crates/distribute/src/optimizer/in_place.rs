@@ -1,19 +1,20 @@
 //! The update of variables in the memory of this process: reduced, transformed and updated block by block, in one pass.
 
 use super::Trained;
-use super::gradient_range::{BLOCK, GradientRange, Summands, blocks};
+use super::gradient_range::{GradientRange, Summands, blocks};
 use super::groups::Rules;
 use super::locked::{Locked, with_locked};
 use super::operands::{Operands, Weighted};
-use super::owners::{Cut, Owners};
+use super::owners::{BLOCK, Cut, Owners};
 use super::progress::Change;
-use super::reduction::{Workers, settle};
+use super::reduction::settle;
 use super::row_range::RowRange;
 use super::slots::{MOST_SLOTS, Slots};
 use super::together::Together;
 use super::transform::Settled;
 use super::transform::Transform;
 use super::updater::Updater;
+use super::workers::Workers;
 use crate::deposit::LocalGradient;
 use crate::number::{Any, Number};
 use crate::{Error, Result};

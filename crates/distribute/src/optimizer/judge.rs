@@ -38,13 +38,9 @@ pub(super) enum Verdict {
 }
 
 impl Judged {
-    /// The gradients of each replica, and what they weigh.
-    pub(super) fn weighted<'c>(
-        &self,
-        mine: &'c [Arc<Contribution>],
-        replicas: usize,
-    ) -> Vec<(f64, &'c [Option<LocalGradient>])> {
-        mine.iter().map(|c| (c.tally.weight(self.examples, replicas), c.gradients.as_slice())).collect()
+    /// What the gradients of one of so many replicas are multiplied by.
+    pub(super) fn weight(&self, tally: &Tally, replicas: usize) -> f64 {
+        tally.weight(self.examples, replicas)
     }
 }
 

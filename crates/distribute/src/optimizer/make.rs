@@ -9,9 +9,11 @@ use super::losses::Losses;
 use super::on_copies::OnCopies;
 use super::progress::Change;
 use super::rate::Rate;
-use super::reduction::{self, Workers};
+use super::reduction;
+use super::tally::Tally;
 use super::together::Together;
 use super::updater::Updater;
+use super::workers::Workers;
 use super::{Optimizer, Transform, Weighting, finite};
 use crate::context::{Mode, enter, failure};
 use crate::deposit::LocalGradient;
@@ -122,7 +124,11 @@ impl<R: Rule> Optimizer<R> {
     ) -> Result<(Change<'a>, ToReduce<'b>)> {
         let calling = together.calling();
         match self.progress.change(call.operation) {
-            Ok(change) => Ok((change, brought.summands(calling, &self.trained, judged, workers)?)),
+            Ok(change) => {
+                let replicas = brought.tallies().len();
+                let weights = |tally: &Tally| judged.weight(tally, replicas);
+                Ok((change, brought.to_reduce(calling, &self.trained, weights, workers)?))
+            }
             Err(error) => {
                 calling.into_iter().for_each(Calling::give_up);
                 Err(error)

@@ -50,6 +50,7 @@ mod tally;
 mod together;
 mod transform;
 mod updater;
+mod workers;
 
 pub use finite::NotFinite;
 pub use gradients::{Gradient, Gradients, Weighting};

@@ -1,13 +1,16 @@
 //! Which worker owns which range of the parameters.
 
-use super::gradient_range::BLOCK;
-use super::reduction::Workers;
+use super::workers::Workers;
 use crate::Result;
 use crate::error::panicked;
 use crate::lock::lock;
 use crate::number::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, PoisonError};
+
+/// Elements that are reduced and updated at a time: they fit the first-level cache with their slots. Ranges of
+/// replicas end at multiples of it, so sums over blocks don't depend on the number of replicas.
+pub(super) const BLOCK: usize = 2048;
 
 /// Something that lies along the parameters and can be cut.
 pub(super) trait Cut {

@@ -5,29 +5,13 @@ use super::collect::collect;
 use super::operands::{Operands, Values, Variable, Weighted, Whole};
 use super::owners::Owners;
 use super::transform::{Each, Settled, Transform};
+use super::workers::Workers;
 use crate::deposit::LocalGradient;
 use crate::error::panicked;
 use crate::number::Any;
 use crate::{Error, Result};
 use candle_core::Var;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-
-/// What is run on several threads at once, with the number of each.
-pub(super) type Work<'a> = dyn Fn(usize) + Sync + 'a;
-
-/// The threads that share the work.
-pub(super) struct Workers<'a> {
-    pub(super) count: usize,
-    /// Runs a closure once on each.
-    pub(super) broadcast: &'a dyn Fn(&Work<'_>),
-}
-
-impl Workers<'_> {
-    /// The calling thread only.
-    pub(super) fn alone() -> Workers<'static> {
-        Workers { count: 1, broadcast: &|work| work(0) }
-    }
-}
 
 /// The gradients, reduced and transformed, as tensors of their own. Closures are left out.
 pub(super) fn reduced(

@@ -1,6 +1,6 @@
 //! The replicas of one step, after they have met: who does what, and who waits how long.
 
-use super::reduction::{Work, Workers};
+use super::workers::{Work, Workers};
 use crate::{Error, Result};
 use distribute_cluster::Fingerprint;
 use distribute_collective::group::Calling;

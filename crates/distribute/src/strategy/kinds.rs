@@ -28,9 +28,12 @@ impl StrategyExtended for Default {
     }
 }
 
-pub(crate) fn default_strategy() -> &'static Strategy {
-    static DEFAULT: OnceLock<Strategy> = OnceLock::new();
-    DEFAULT.get_or_init(|| Strategy::unchecked(Default))
+impl Strategy {
+    /// The one that is current where none has been entered.
+    pub(crate) fn of_default_context() -> &'static Strategy {
+        static DEFAULT: OnceLock<Strategy> = OnceLock::new();
+        DEFAULT.get_or_init(|| Strategy::unchecked(Default))
+    }
 }
 
 /// What the strategies of one process are made of.
@@ -166,7 +169,7 @@ impl MirroredStrategy {
         options.check("MirroredStrategy::builder")?;
         let devices = resolve(devices)?;
         // Before threads are made.
-        crate::log::prepare(devices.len());
+        crate::init::prepare(devices.len());
         let (kind, placement) = ("MirroredStrategy", VariablePlacement::Mirrored);
         let threads = threads(devices.len())?;
         Strategy::new(Local { kind, devices, placement, options, cross_device_ops, threads }).map(Self)

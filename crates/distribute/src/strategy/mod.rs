@@ -28,7 +28,6 @@ pub use cross_device::{
 pub use destinations::Destinations;
 pub use device::{DeviceKind, DeviceName};
 pub use extended::{Replicas, StrategyExtended, VariablePlacement};
-pub(crate) use kinds::default_strategy;
 pub use kinds::{CentralStorageStrategy, MirroredStrategy, OneDeviceStrategy};
 pub use multi_worker::MultiWorkerMirroredStrategy;
 pub use threads::Threads;
@@ -92,7 +91,7 @@ impl Strategy {
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
         let replicas = extended.worker_devices().len();
         let world = extended.group().map_or_else(|| World::alone(replicas).unwrap_or_default(), Group::world);
-        crate::log::prepare(replicas);
+        crate::init::prepare(replicas);
         let (steps, optimizers, created, containers) = Default::default();
         Self(Arc::new(Inner {
             extended: Box::new(extended),
@@ -267,7 +266,7 @@ impl Strategy {
     }
 
     pub(crate) fn is_default(&self) -> bool {
-        self == default_strategy()
+        self == Self::of_default_context()
     }
 
     /// The number of the next variable, from 1: the same on all workers, which create the same ones in the same order.

@@ -20,6 +20,9 @@
 mod file;
 mod layer;
 mod slices;
+mod subscriber;
+
+pub(crate) use subscriber::subscribe;
 
 use crate::{Error, Result};
 use file::Events;
@@ -62,7 +65,7 @@ static LAYERED: AtomicBool = AtomicBool::new(false);
 pub fn to_file(path: impl AsRef<Path>) -> Result<TraceFile> {
     const OPERATION: &str = "trace::to_file";
     let path = path.as_ref();
-    crate::log::subscribe();
+    subscribe();
     if !LAYERED.load(Ordering::Relaxed) {
         let reason = "the program has a tracing subscriber of its own; add distribute::trace::layer() to it: \
                       tracing_subscriber::registry().with(…).with(distribute::trace::layer())";

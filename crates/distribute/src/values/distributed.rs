@@ -1,7 +1,7 @@
 //! What can be given to each replica its own part of.
 
 use super::{Mirrored, PerReplica};
-use crate::{Error, Replicated, Result, Strategy, Variable};
+use crate::{Error, Replicated, Result, Strategy};
 use candle_core::{Tensor, Var};
 use distribute_tensor::{HostTensor, IndexedSlices, Tree};
 use std::convert::Infallible;
@@ -172,14 +172,6 @@ impl<'a, T: Sync> Distributed for &'a Mirrored<T> {
             1 => Ok(vec![self.get(); replicas]),
             _ => counted(self.copies(), replicas, mirrored),
         }
-    }
-}
-
-/// Each replica gets the variable itself: what it reads and writes depends on where it does.
-impl<'a> Distributed for &'a Variable {
-    type Local = &'a Variable;
-    fn split(self, replicas: usize) -> Result<Vec<&'a Variable>> {
-        Ok(vec![self; replicas])
     }
 }
 

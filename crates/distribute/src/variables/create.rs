@@ -65,7 +65,7 @@ impl NewVariable {
     pub fn create(self) -> Result<Variable> {
         let at = Location::caller();
         match here() {
-            Here::Default => self.create_on(crate::strategy::default_strategy(), None, at),
+            Here::Default => self.create_on(Strategy::of_default_context(), None, at),
             Here::CrossReplica(strategy, colocated) => self.create_on(&strategy, colocated, at),
             Here::Update(context) => self.create_on(context.strategy(), None, at),
             Here::Replica(context) => {

@@ -27,7 +27,6 @@ mod write;
 pub use create::NewVariable;
 pub use kinds::{VariableAggregation, VariableSynchronization};
 pub use model::Variables;
-pub(crate) use state::{in_common, of_replicas};
 pub use variable::Variable;
 pub(crate) use variable::WeakVariable;
 

@@ -3,7 +3,7 @@
 use super::access::{Access, AccessPlan, VariableKind};
 use super::variable::Variable;
 use crate::checkpoint::{
-    Checkpointed, Reader, Restore, SOME, Writer, described, read_as, read_cast, require_names,
+    Checkpointed, Reader, Restore, SOME, Writer, described, of_replicas, read_as, read_cast, require_names,
 };
 use crate::{Restored, Result, Select, Strategy};
 use distribute_tensor::{HostTensor, Leaf, Write};
@@ -86,14 +86,4 @@ impl Variable {
         let rows = read_as(from, &name, self.dtype(), &shape)?;
         Ok(Some(mine.map(|copy| rows.row(copy)).collect::<Result<_, _>>()?))
     }
-}
-
-/// Where the copies are: a row for each replica.
-pub(crate) fn of_replicas(prefix: &str) -> String {
-    format!("{prefix}/per_replica")
-}
-
-/// Where that is what the copies of running statistics last had in common.
-pub(crate) fn in_common(prefix: &str) -> String {
-    format!("{prefix}/common")
 }

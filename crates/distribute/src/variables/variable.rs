@@ -227,6 +227,14 @@ impl WeakVariable {
     }
 }
 
+/// Each replica gets the variable itself: what it reads and writes depends on where it does.
+impl<'a> crate::Distributed for &'a Variable {
+    type Local = &'a Variable;
+    fn split(self, replicas: usize) -> Result<Vec<&'a Variable>> {
+        Ok(vec![self; replicas])
+    }
+}
+
 /// Two handles are equal if they are of the same variable.
 impl PartialEq for Variable {
     fn eq(&self, other: &Self) -> bool {

@@ -16,7 +16,6 @@ mod state;
 use super::{Variable, about};
 use crate::context::require_outside_of_run;
 use crate::lock::lock;
-use crate::replicated::other_variables;
 use crate::{Error, Result, Strategy};
 use candle_core::{DType, Device, Shape, Tensor, Var};
 use candle_nn::{Init, VarBuilder};
@@ -315,6 +314,17 @@ const WRITE: &str =
 /// What stock batch-norm calls its running statistics: it sets them in forward, on each replica.
 fn is_running_statistic(name: &str) -> bool {
     matches!(name.rsplit('.').next(), Some("running_mean" | "running_var"))
+}
+
+/// Tells which replica asked for other variables than replica 0.
+fn other_variables(replica: usize, missing: &[String], extra: &[String]) -> Error {
+    Error::invalid(
+        "replicate",
+        format!(
+            "replica {replica} did not ask for the variables {missing:?} that replica 0 has, and asked for {extra:?} \
+             that it has not; build the same model on every replica"
+        ),
+    )
 }
 
 fn unknown(operation: &'static str, name: &str, entries: &BTreeMap<String, Entry>) -> Error {

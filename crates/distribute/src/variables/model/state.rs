@@ -4,7 +4,7 @@ use super::{Kind, Variables};
 use crate::checkpoint::{
     Checkpointed, Reader, Restore, SOME, Writer, described, read_as, read_cast, require_names,
 };
-use crate::variables::{in_common, of_replicas};
+use crate::checkpoint::{in_common, of_replicas};
 use crate::{Error, Restored, Result, Select, Strategy};
 use candle_core::Device;
 use distribute_tensor::{DType, HostTensor};
