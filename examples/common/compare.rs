@@ -47,9 +47,10 @@ pub fn with_one_replica(
         let speedup = trained.pace.examples_per_s / one.pace.examples_per_s;
         table += &row("1 replica", &one);
         table += &format!("{replicas} replicas are {speedup:.2} times as fast as one");
-        table += &match difference <= TOLERANCE {
-            true => format!(" and train the same weights: they differ by {difference:.0e} at most.\n"),
-            false => format!(". Their weights differ: by {difference:.0e} at most.\n"),
+        table += &if difference <= TOLERANCE {
+            format!(" and train the same weights: they differ by {difference:.0e} at most.\n")
+        } else {
+            format!(". Their weights differ: by {difference:.0e} at most.\n")
         };
         let one = self::figures(&one).into_iter().map(|(name, value)| (name.to_string(), value));
         figures.extend([

@@ -1,7 +1,7 @@
 //! Checkpoints one after another in one folder.
 
 use crate::{Error, Reader, Result, Writer};
-use distribute_files::{Part, open_lock, whole_name};
+use distribute_files::{Partial, open_lock, whole_name};
 use distribute_log::heard;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -88,15 +88,15 @@ impl CheckpointManager {
             Err(TryLockError::WouldBlock) => return Err(Error::Busy { path: self.folder.clone() }),
             Err(TryLockError::Error(error)) => return Err(Error::io("locking", &lock)(error)),
         }
-        let Found { checkpoints, parts } = self.list()?;
+        let Found { checkpoints, partials } = self.list()?;
         // Nobody else saves: what is not whole was left by a crash, and takes the room that the new one needs.
-        parts.iter().for_each(|part| Part::clear_folder(part));
+        partials.iter().for_each(|partial| Partial::clear_folder(partial));
         let saved = self.unused(checkpoints.last().map_or(1, |(number, _)| number + 1))?;
         writer.save(&saved, shards)?;
         let paths = self.paths()?;
         for path in &paths[..paths.len().saturating_sub(self.keep.unwrap_or(usize::MAX))] {
             // It loses its name first: a crash in between leaves no half of one.
-            Part::of_old(path).and_then(Part::remove).map_err(|source| Error::Removal {
+            Partial::of_old(path).and_then(Partial::remove).map_err(|source| Error::Removal {
                 saved: saved.clone(),
                 path: path.clone(),
                 source,
@@ -161,7 +161,7 @@ impl CheckpointManager {
             if let Some(number) = number(&text).filter(|_| path.is_dir()) {
                 ours.checkpoints.push((number, path));
             } else if whole_name(&found).and_then(number).is_some() {
-                ours.parts.push(path);
+                ours.partials.push(path);
             } else if text.starts_with(PREFIX) || text.starts_with(&format!(".{PREFIX}")) {
                 self.tell(found, &path);
             }
@@ -191,7 +191,7 @@ struct Found {
     /// By number.
     checkpoints: Vec<(u64, PathBuf)>,
     /// Those that are not whole.
-    parts: Vec<PathBuf>,
+    partials: Vec<PathBuf>,
 }
 
 /// The folder of a checkpoint.

@@ -48,9 +48,10 @@ impl Tensor {
         let mut end = 0;
         for slice in &slices {
             if slice.rows.start != end {
-                let (what, a, b) = match slice.rows.start > end {
-                    true => ("missing", end, slice.rows.start),
-                    false => ("there twice", slice.rows.start, end.min(slice.rows.end)),
+                let (what, a, b) = if slice.rows.start > end {
+                    ("missing", end, slice.rows.start)
+                } else {
+                    ("there twice", slice.rows.start, end.min(slice.rows.end))
                 };
                 return Err(format!("rows {a}..{b} of {} are {what}", show(*dtype, shape)));
             }

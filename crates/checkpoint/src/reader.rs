@@ -126,9 +126,10 @@ impl Reader {
     /// [`Error::UnknownName`].
     pub fn describe(&self, name: &str) -> Result<Description> {
         let tensor = self.find(name)?;
-        let slices = match tensor.shape.is_empty() {
-            true => Vec::new(),
-            false => tensor.slices.iter().map(|slice| slice.rows.clone()).collect(),
+        let slices = if tensor.shape.is_empty() {
+            Vec::new()
+        } else {
+            tensor.slices.iter().map(|slice| slice.rows.clone()).collect()
         };
         Ok(Description { dtype: tensor.dtype, shape: tensor.shape.clone(), slices })
     }

@@ -3,7 +3,7 @@
 use crate::index::{self, Index};
 use crate::writer::Writer;
 use crate::{Error, Result, shard};
-use distribute_files::Part;
+use distribute_files::Partial;
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
@@ -51,23 +51,25 @@ pub(crate) fn save(
     let mut files = files.into_iter();
     let mut written = Vec::new();
     // Removed where a step fails.
-    let mut part: Option<Part> = None;
+    let mut partial: Option<Partial> = None;
     for step in steps {
         before(step).map_err(Error::io("saving", path))?;
-        match (step, part.as_ref().map(Part::path)) {
-            (Step::CreateFolder, _) => part = Some(Part::folder(path).map_err(Error::io("creating", path))?),
+        match (step, partial.as_ref().map(Partial::path)) {
+            (Step::CreateFolder, _) => {
+                partial = Some(Partial::folder(path).map_err(Error::io("creating", path))?)
+            }
             (Step::SyncParent, _) => sync_folder(parent)?,
-            (Step::WriteShard(number), Some(part)) => {
+            (Step::WriteShard(number), Some(partial)) => {
                 let name = format!("shard-{:05}-of-{count:05}.safetensors", number + 1);
-                let parts = files.next().unwrap_or_default();
-                written.push(shard::write(&part.join(&name), name, parts)?);
+                let tensors = files.next().unwrap_or_default();
+                written.push(shard::write(&partial.join(&name), name, tensors)?);
             }
-            (Step::WriteIndex, Some(part)) => {
-                write_index(&part.join(index::NAME), &layout.index(written.clone()))?
+            (Step::WriteIndex, Some(partial)) => {
+                write_index(&partial.join(index::NAME), &layout.index(written.clone()))?
             }
-            (Step::SyncFolder, Some(part)) => sync_folder(part)?,
+            (Step::SyncFolder, Some(partial)) => sync_folder(partial)?,
             (Step::Rename, _) => {
-                let renamed = part.take().map_or(Ok(None), |part| part.rename(path));
+                let renamed = partial.take().map_or(Ok(None), |partial| partial.rename(path));
                 renamed.map_err(|error| match path.symlink_metadata() {
                     // Somebody else was faster.
                     Ok(_) => Error::Exists { path: path.to_path_buf() },
@@ -101,9 +103,10 @@ fn write_index(path: &Path, index: &Index) -> Result<()> {
 
 /// Brings the names in a folder to the disk. On Windows, folders cannot be opened, and names are on the disk already.
 fn sync_folder(path: &Path) -> Result<()> {
-    match cfg!(windows) {
-        true => Ok(()),
-        false => File::open(path).and_then(|folder| folder.sync_all()).map_err(Error::io("syncing", path)),
+    if cfg!(windows) {
+        Ok(())
+    } else {
+        File::open(path).and_then(|folder| folder.sync_all()).map_err(Error::io("syncing", path))
     }
 }
 
@@ -217,7 +220,7 @@ mod tests {
         let ended = child.env(CRASH, format!("2 {}", path.display())).output().unwrap();
         let names = || fs::read_dir(folder.path()).unwrap().count();
         assert!(!ended.status.success() && names() == 1, "{ended:?}");
-        let writing = Part::folder(&folder.path().join("other")).unwrap();
+        let writing = Partial::folder(&folder.path().join("other")).unwrap();
         save(&writer(1), &path, 2, &mut |_| Ok(())).unwrap();
         assert_eq!((names(), value(&path)), (2, 1));
         assert!(writing.path().exists());

@@ -19,7 +19,7 @@ const MOST_HEADER: u64 = 100_000_000;
 pub(crate) type Fill<'a> = Box<dyn Fn(&mut dyn Write) -> io::Result<()> + 'a>;
 
 /// One tensor of a file to be written.
-pub(crate) struct Part<'a> {
+pub(crate) struct PendingTensor<'a> {
     pub(crate) key: String,
     pub(crate) dtype: safetensors::Dtype,
     pub(crate) shape: Vec<usize>,
@@ -29,19 +29,19 @@ pub(crate) struct Part<'a> {
 }
 
 /// Writes a new file, all of it on the disk when this returns. `name` is what the index will call it.
-pub(crate) fn write(path: &Path, name: String, mut parts: Vec<Part<'_>>) -> Result<FileEntry> {
+pub(crate) fn write(path: &Path, name: String, mut tensors: Vec<PendingTensor<'_>>) -> Result<FileEntry> {
     // As safetensors does: larger elements first, so that all are aligned.
-    parts.sort_by(|a, b| b.dtype.cmp(&a.dtype).then_with(|| a.key.cmp(&b.key)));
+    tensors.sort_by(|a, b| b.dtype.cmp(&a.dtype).then_with(|| a.key.cmp(&b.key)));
     let io = |error| Error::io("writing", path)(error);
     let mut end = 0;
-    let info = |part: &Part<'_>| {
+    let info = |tensor: &PendingTensor<'_>| {
         let start = end;
-        end += part.bytes;
-        let (dtype, shape) = (part.dtype, part.shape.clone());
-        (part.key.clone(), TensorInfo { dtype, shape, data_offsets: (start, end) })
+        end += tensor.bytes;
+        let (dtype, shape) = (tensor.dtype, tensor.shape.clone());
+        (tensor.key.clone(), TensorInfo { dtype, shape, data_offsets: (start, end) })
     };
     let header =
-        Metadata::new(None, parts.iter().map(info).collect()).map_err(|e| io(io::Error::other(e)))?;
+        Metadata::new(None, tensors.iter().map(info).collect()).map_err(|e| io(io::Error::other(e)))?;
     let mut header = serde_json::to_vec(&header).map_err(|e| io(e.into()))?;
     header.resize(header.len().next_multiple_of(8), b' ');
     if header.len() as u64 > MOST_HEADER {
@@ -56,7 +56,7 @@ pub(crate) fn write(path: &Path, name: String, mut parts: Vec<Part<'_>>) -> Resu
     let written = (|| {
         summing.write_all(&(header.len() as u64).to_le_bytes())?;
         summing.write_all(&header)?;
-        parts.iter().try_for_each(|part| (part.write)(&mut summing))?;
+        tensors.iter().try_for_each(|tensor| (tensor.write)(&mut summing))?;
         summing.flush()?;
         file.sync_all()
     })();
@@ -181,7 +181,7 @@ impl Shard {
     /// file doesn't hold.
     pub(crate) fn read(&self, range: Range<u64>) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
-        self.visit(range, &mut |part| bytes.extend_from_slice(part))?;
+        self.visit(range, &mut |read| bytes.extend_from_slice(read))?;
         Ok(bytes)
     }
 

@@ -3,7 +3,7 @@
 use crate::error::show;
 use crate::index::{Entry, Index, SliceEntry};
 use crate::plan::{Piece, Slice, plan};
-use crate::shard::Part;
+use crate::shard::PendingTensor;
 use crate::{Error, Metadata, Result, Value, encoding, save};
 use distribute_tensor::{DType, HostTensor, codec};
 use std::collections::{BTreeMap, BTreeSet};
@@ -146,7 +146,7 @@ impl Writer {
         let mut layout = Layout { files: Vec::new(), entries: BTreeMap::new(), metadata: &self.metadata };
         for pieces in plan(&sizes, shards) {
             let mut keys = BTreeSet::new();
-            let mut parts = Vec::new();
+            let mut tensors = Vec::new();
             for Piece { slice, rows: of_slice } in pieces {
                 let (name, tensor, first, rows) = slices[slice];
                 let (entry, mut of_piece) =
@@ -156,9 +156,9 @@ impl Writer {
                     Entry { dtype, shape, slices: Vec::new() }
                 });
                 of_tensor.slices.push(entry);
-                parts.append(&mut of_piece);
+                tensors.append(&mut of_piece);
             }
-            layout.files.push(parts);
+            layout.files.push(tensors);
         }
         for entry in layout.entries.values_mut() {
             entry.slices.sort_by(|a, b| (&a.offset, &a.shape).cmp(&(&b.offset, &b.shape)));
@@ -188,7 +188,7 @@ impl Tensor {
 
 /// What the files of a checkpoint will hold.
 pub(crate) struct Layout<'a> {
-    pub(crate) files: Vec<Vec<Part<'a>>>,
+    pub(crate) files: Vec<Vec<PendingTensor<'a>>>,
     entries: BTreeMap<String, Entry>,
     metadata: &'a BTreeMap<String, Value>,
 }
@@ -209,7 +209,7 @@ fn piece<'a>(
     of_slice: std::ops::Range<usize>,
     file: usize,
     keys: &mut BTreeSet<String>,
-) -> (SliceEntry, Vec<Part<'a>>) {
+) -> (SliceEntry, Vec<PendingTensor<'a>>) {
     let (mut shape, mut offset) = (rows.dims().to_vec(), vec![0; rows.rank()]);
     let mut key = name.to_string();
     let mut elements = 0..rows.len();
@@ -239,17 +239,18 @@ fn piece<'a>(
     let write = Box::new(move |sink: &mut dyn Write| {
         codec::chunks(rows.buffer(), elements.clone()).try_for_each(|bytes| sink.write_all(&bytes))
     });
-    let mut parts = vec![Part { key: key.clone(), dtype: stored.dtype, shape: stored.shape, bytes, write }];
+    let mut tensors =
+        vec![PendingTensor { key: key.clone(), dtype: stored.dtype, shape: stored.shape, bytes, write }];
     let ends = ends.map(|ends| {
         let key = unused(format!("{key}.ends"), keys);
         let (bytes, shape) = (8 * ends.len(), shape.clone());
         let write = Box::new(move |sink: &mut dyn Write| {
             ends.iter().try_for_each(|end| sink.write_all(&end.to_le_bytes()))
         });
-        parts.push(Part { key: key.clone(), dtype: safetensors::Dtype::U64, shape, bytes, write });
+        tensors.push(PendingTensor { key: key.clone(), dtype: safetensors::Dtype::U64, shape, bytes, write });
         key
     });
-    (SliceEntry { file, key, ends, offset, shape }, parts)
+    (SliceEntry { file, key, ends, offset, shape }, tensors)
 }
 
 /// A key that no other tensor of the file has. safetensors keeps one for itself.

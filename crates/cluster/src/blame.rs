@@ -137,9 +137,10 @@ impl Blame {
             standings.iter().filter(|standing| gone(&standing.presence)).cloned().collect()
         };
         let failed = which(|presence| matches!(presence, Presence::Failed));
-        let (fault, gone) = match failed.is_empty() {
-            false => (Fault::Failed, failed),
-            true => (Fault::Returned, which(|presence| matches!(presence, Presence::Returned))),
+        let (fault, gone) = if failed.is_empty() {
+            (Fault::Returned, which(|presence| matches!(presence, Presence::Returned)))
+        } else {
+            (Fault::Failed, failed)
         };
         if gone.is_empty() {
             return None;

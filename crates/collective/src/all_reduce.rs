@@ -1,7 +1,7 @@
 //! Every member contributes, every member gets the reduction.
 
 use crate::combined::tracked;
-use crate::filled::{Part, filled};
+use crate::filled::{Chunk, filled};
 use crate::sync::{Mutex, lock};
 use crate::threads::{Helpers, Member};
 use crate::{Combined, Failure};
@@ -10,7 +10,7 @@ use distribute_tensor::kernel::{self, Sum};
 use distribute_tensor::{Folder, Leaf, Packing, ReduceOp, pack::reduce_packed};
 use std::sync::Arc;
 
-/// Up to so many bytes every member folds everything for itself: summing them costs less than another meeting.
+/// Up to so many bytes every member folds everything for itself: summing them costs less than another rendezvous.
 const ALONE: usize = 64 << 10;
 
 /// Bytes that are folded before they are written: they stay in the first cache.
@@ -72,9 +72,10 @@ fn of_one(op: ReduceOp, leaf: Leaf) -> Result<Leaf, Failure> {
 
 /// Whether a leaf is worth sharing; where they are packed, whether all of them are.
 fn are_large(leaves: &[Leaf], packing: Packing) -> bool {
-    match packing.is_on() {
-        true => leaves.iter().map(bytes).sum::<usize>() > ALONE,
-        false => leaves.iter().any(|leaf| bytes(leaf) > ALONE),
+    if packing.is_on() {
+        leaves.iter().map(bytes).sum::<usize>() > ALONE
+    } else {
+        leaves.iter().any(|leaf| bytes(leaf) > ALONE)
     }
 }
 
@@ -95,7 +96,7 @@ enum Threads<'a> {
 impl Folder for Threads<'_> {
     fn fold<T: Sum>(&self, inputs: &[&[T]], last: impl Fn(T) -> T + Sync) -> Vec<T> {
         let len = inputs.first().map_or(0, |input| input.len());
-        let fill = |part: &mut Part<'_, T>| fold_part(inputs, part, &last);
+        let fill = |chunk: &mut Chunk<'_, T>| fold_chunk(inputs, chunk, &last);
         match self {
             Threads::All(helpers) if len * size_of::<T>() > ALONE => {
                 filled(len, helpers.size(), |work| helpers.broadcast(work), fill)
@@ -109,11 +110,11 @@ impl Folder for Threads<'_> {
         match self {
             Threads::All(helpers) if len * size_of::<T>() > ALONE => {
                 let each = len.div_ceil(helpers.size()).max(1);
-                let parts = out.chunks_mut(each).enumerate();
-                let parts: Vec<_> = parts.map(|(i, part)| Mutex::new((i * each, part))).collect();
+                let chunks = out.chunks_mut(each).enumerate();
+                let chunks: Vec<_> = chunks.map(|(i, chunk)| Mutex::new((i * each, chunk))).collect();
                 helpers.broadcast(&|worker| {
-                    if let Some(part) = parts.get(worker) {
-                        let (start, out) = &mut *lock(part);
+                    if let Some(chunk) = chunks.get(worker) {
+                        let (start, out) = &mut *lock(chunk);
                         fill(*start, out);
                     }
                 });
@@ -124,17 +125,17 @@ impl Folder for Threads<'_> {
     }
 }
 
-fn fold_part<T: Sum>(inputs: &[&[T]], part: &mut Part<'_, T>, last: &impl Fn(T) -> T) {
+fn fold_chunk<T: Sum>(inputs: &[&[T]], chunk: &mut Chunk<'_, T>, last: &impl Fn(T) -> T) {
     if let [a, b] = inputs {
-        let all = part.next(usize::MAX);
-        return part.extend(kernel::fold_two(&a[all.clone()], &b[all], last));
+        let all = chunk.next(usize::MAX);
+        return chunk.extend(kernel::fold_two(&a[all.clone()], &b[all], last));
     }
-    // A short part is folded in a few blocks all the same: the block has to be cleared first.
-    let len = (part.next(BLOCK).len() / 4).clamp(64, BLOCK / size_of::<T>());
+    // A short chunk is folded in a few blocks all the same: the block has to be cleared first.
+    let len = (chunk.next(BLOCK).len() / 4).clamp(64, BLOCK / size_of::<T>());
     let mut block = vec![T::ZERO; len];
     let mut pieces = Vec::with_capacity(inputs.len());
     loop {
-        let next = part.next(block.len());
+        let next = chunk.next(block.len());
         if next.is_empty() {
             return;
         }
@@ -142,6 +143,6 @@ fn fold_part<T: Sum>(inputs: &[&[T]], part: &mut Part<'_, T>, last: &impl Fn(T) 
         pieces.extend(inputs.iter().map(|input| &input[next.clone()]));
         let block = &mut block[..next.len()];
         kernel::fold_then(&pieces, block, last);
-        part.write(block);
+        chunk.write(block);
     }
 }

@@ -36,7 +36,7 @@
 //! | [`error`] | [`Error`]: what can go wrong, and where |
 //!
 //! Inside, a dataset is a `pipeline`, which is data: `operations` and their parameters. Iterating starts a chain of
-//! `stage`s that hand on `run`s of elements, in which `rows` of a source stay numbers until a batch of them is cut
+//! `stage`s that hand on `chunk`s of elements, in which `rows` of a source stay numbers until a batch of them is cut
 //! out in one piece. An operation is one file: what users call, what it is as data, how it runs.
 //!
 //! A user's function that fails or panics gives an error that names the element; it never takes the process down.
@@ -59,12 +59,12 @@ pub mod tfrecord;
 #[cfg(feature = "webdataset")]
 pub mod webdataset;
 
+mod chunk;
 mod guard;
 mod operations;
 mod pipeline;
 mod random;
 mod rows;
-mod run;
 mod spec;
 mod stage;
 #[cfg(test)]

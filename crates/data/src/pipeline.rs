@@ -61,7 +61,7 @@ pub(crate) trait Operation: Send + Sync {
 
     /// A source of files that reads others; a shard of a hint that is one in earnest. `None` where there is no such
     /// thing to change.
-    fn shard(&self, _part: &Part) -> Option<Pipeline> {
+    fn shard(&self, _shard: &WorkerShard) -> Option<Pipeline> {
         None
     }
 
@@ -113,10 +113,7 @@ pub enum Batching {
 impl Batching {
     /// What is known where elements come from one of two datasets: what both say.
     pub(crate) fn or(self, other: Batching) -> Batching {
-        match self == other {
-            true => self,
-            false => Batching::Unknown,
-        }
+        if self == other { self } else { Batching::Unknown }
     }
 }
 
@@ -134,7 +131,7 @@ pub(crate) enum Sharding {
 }
 
 /// What part of a pipeline's input a worker takes.
-pub(crate) enum Part {
+pub(crate) enum WorkerShard {
     /// The files `index`, `index + workers`, …
     Files { workers: usize, index: usize },
     /// The elements `index`, `index + workers`, … where the user put a hint.
@@ -148,18 +145,19 @@ pub(crate) fn visit<'a>(pipeline: &'a Pipeline, f: &mut dyn FnMut(&'a dyn Operat
 }
 
 /// The pipeline in which every operation that takes part of its input takes this one.
-pub(crate) fn shard(pipeline: &Pipeline, part: &Part) -> Pipeline {
-    match pipeline.shard(part) {
+pub(crate) fn shard(pipeline: &Pipeline, worker: &WorkerShard) -> Pipeline {
+    match pipeline.shard(worker) {
         Some(sharded) => sharded,
-        None => pipeline.over(&mut |input| shard(input, part)).unwrap_or_else(|| pipeline.clone()),
+        None => pipeline.over(&mut |input| shard(input, worker)).unwrap_or_else(|| pipeline.clone()),
     }
 }
 
 /// Whether a pass of the same number gives the same once more; if not, the operation that doesn't.
 pub(crate) fn unrepeatable(pipeline: &Pipeline) -> Option<String> {
-    match pipeline.repeatable() {
-        true => pipeline.inputs().iter().find_map(unrepeatable),
-        false => Some(pipeline.describe()),
+    if pipeline.repeatable() {
+        pipeline.inputs().iter().find_map(unrepeatable)
+    } else {
+        Some(pipeline.describe())
     }
 }
 

@@ -1,7 +1,7 @@
 //! [`Stage`]: one operation at work during one pass over the data.
 
 use crate::Result;
-use crate::run::Run;
+use crate::chunk::Chunk;
 
 /// One operation at work during one pass, pulling from the stages before it.
 ///
@@ -11,7 +11,7 @@ pub(crate) trait Stage: Send {
     /// Between 1 and `max` further elements (`max` is at least 1), or `None` at the end.
     ///
     /// Not to be called again after `None` or an error.
-    fn next(&mut self, max: usize) -> Option<Result<Run>>;
+    fn next(&mut self, max: usize) -> Option<Result<Chunk>>;
 
     /// Passes over `count` elements without handing them on, and says how many there were: fewer only at the end,
     /// after which nothing more is to be asked for.
@@ -36,7 +36,7 @@ pub(crate) fn read_over(stage: &mut (impl Stage + ?Sized), count: usize) -> Resu
     let mut left = count;
     while left > 0 {
         match stage.next(left.min(SKIP_AT_ONCE)) {
-            Some(run) => left -= run?.len(),
+            Some(chunk) => left -= chunk?.len(),
             None => break,
         }
     }
@@ -47,7 +47,7 @@ pub(crate) fn read_over(stage: &mut (impl Stage + ?Sized), count: usize) -> Resu
 const SKIP_AT_ONCE: usize = 1024;
 
 impl Stage for Box<dyn Stage> {
-    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+    fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
         self.as_mut().next(max)
     }
 

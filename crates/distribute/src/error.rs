@@ -333,10 +333,7 @@ fn local(replicas: usize) -> String {
 fn in_step(step: u64, error: &Error) -> String {
     let text = error.to_string();
     let after = text.strip_prefix(&format!("step {step}")).filter(|_| matches!(error, Error::Collective(_)));
-    match after.is_some_and(|rest| rest.starts_with([',', ':'])) {
-        true => text,
-        false => format!("step {step}: {text}"),
-    }
+    if after.is_some_and(|rest| rest.starts_with([',', ':'])) { text } else { format!("step {step}: {text}") }
 }
 
 /// The error of a closure that panicked.

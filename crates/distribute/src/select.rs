@@ -76,15 +76,16 @@ impl<'a> Select<'a> {
             }
             decided.kept.insert(name, kept);
         }
-        match wrong.is_empty() {
-            true => Ok(decided),
-            false => Err(Error::invalid(
+        if wrong.is_empty() {
+            Ok(decided)
+        } else {
+            Err(Error::invalid(
                 operation,
                 format!(
                     "{from} lacks what is selected: {}; select other names, or what fits with Select::lenient",
                     some(&wrong, "; ")
                 ),
-            )),
+            ))
         }
     }
 }
@@ -157,9 +158,10 @@ impl Restored {
         };
         let is_used = |name: &str| used.contains(name) || is_beside(name);
         self.unused = there.into_iter().filter(|name| !is_used(name)).collect();
-        match self.restored.is_empty() {
-            true => Err(Error::invalid(operation, format!("nothing of {from} is restored: {self}"))),
-            false => Ok(self),
+        if self.restored.is_empty() {
+            Err(Error::invalid(operation, format!("nothing of {from} is restored: {self}")))
+        } else {
+            Ok(self)
         }
     }
 }
@@ -190,9 +192,10 @@ impl fmt::Display for Kept {
 /// The first names of a list.
 fn some(names: &[String], between: &str) -> String {
     const SHOWN: usize = 20;
-    match names.len() > SHOWN {
-        true => format!("{} and {} more", names[..SHOWN].join(between), names.len() - SHOWN),
-        false => names.join(between),
+    if names.len() > SHOWN {
+        format!("{} and {} more", names[..SHOWN].join(between), names.len() - SHOWN)
+    } else {
+        names.join(between)
     }
 }
 

@@ -1,6 +1,6 @@
 //! What this project does with files, whatever is in them.
 //!
-//! - A file has its name when it is whole: [`WholeFile`]. Folders, too: [`Part`].
+//! - A file has its name when it is whole: [`WholeFile`]. Folders, too: [`Partial`].
 //! - What was left by a process that was killed is removed by the next that writes to the same place; what anybody still
 //!   writes, and what others made, stays.
 //! - Opening never waits, as it would for a named pipe, and what is written never goes through a link into another file.
@@ -13,10 +13,10 @@
 
 #![forbid(unsafe_code)]
 
-mod part;
+mod partial;
 mod regular;
 mod whole;
 
-pub use part::{Part, whole_name};
+pub use partial::{Partial, whole_name};
 pub use regular::{open, open_checked, open_lock};
 pub use whole::WholeFile;

@@ -1,6 +1,6 @@
 //! [`WholeFile`]: a file that has its name only when it is whole.
 
-use crate::Part;
+use crate::Partial;
 use crate::regular::require_replaceable;
 use std::fs::File;
 use std::io::{self, Write};
@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug)]
 pub struct WholeFile {
     path: PathBuf,
-    part: Part,
+    partial: Partial,
 }
 
 impl WholeFile {
@@ -26,7 +26,7 @@ impl WholeFile {
     pub fn create(path: impl AsRef<Path>) -> io::Result<Self> {
         let path = path.as_ref();
         require_replaceable(path)?;
-        Ok(Self { path: path.to_path_buf(), part: Part::file(path)? })
+        Ok(Self { path: path.to_path_buf(), partial: Partial::file(path)? })
     }
 
     /// Brings what was written to the disk, and gives the file its name. A file that had it is replaced.
@@ -34,9 +34,9 @@ impl WholeFile {
     /// # Errors
     /// Those of the system; then there is no new file.
     pub fn finish(self) -> io::Result<()> {
-        self.part.handle()?.sync_all()?;
+        self.partial.handle()?.sync_all()?;
         require_replaceable(&self.path)?;
-        self.part.rename(&self.path).map(drop)
+        self.partial.rename(&self.path).map(drop)
     }
 
     /// Gives the file its name now: for one that is to be read while it grows.
@@ -45,18 +45,18 @@ impl WholeFile {
     /// As [`finish`](Self::finish).
     pub fn into_growing(self) -> io::Result<File> {
         require_replaceable(&self.path)?;
-        let file = self.part.rename(&self.path)?;
+        let file = self.partial.rename(&self.path)?;
         file.ok_or_else(|| io::Error::other("this is a folder, not a file"))
     }
 }
 
 impl Write for WholeFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.part.handle()?.write(bytes)
+        self.partial.handle()?.write(bytes)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.part.handle()?.flush()
+        self.partial.handle()?.flush()
     }
 }
 

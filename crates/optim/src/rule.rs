@@ -4,7 +4,7 @@ use std::fmt::Debug;
 
 use crate::error::Check;
 use crate::rows::{check_rows, every_run, row_runs};
-use crate::sweep::{Run, Slots};
+use crate::sweep::{Slots, Span};
 use crate::{Float, InvalidHyperparameter, UpdateError};
 
 /// When an update happens: how many steps came before it, and the learning rate of this one.
@@ -260,7 +260,7 @@ fn update<R: Formula, F: Float>(
     rule.check_learning_rate(at.learning_rate)?;
     same_length("gradient", var.len(), grad.len())?;
     check_slots::<R, F>(var, slots)?;
-    let whole = Run { at: 0..var.len(), grad: Some(grad) };
+    let whole = Span { at: 0..var.len(), grad: Some(grad) };
     R::Slots::<F>::sweep(var, slots, std::iter::once(whole), rule.kernel::<F>(at));
     Ok(())
 }

@@ -37,13 +37,13 @@ pub(crate) fn mean<T>(folder: &impl Folder, inputs: &[&[T]], count: T) -> Vec<T>
 where
     T: Sum + Mul<Output = T> + Div<Output = T> + From<u8>,
 {
-    match inputs.len().is_power_of_two() {
+    if inputs.len().is_power_of_two() {
         // To the bit the division, in a fraction of the time.
-        true => {
-            let share = T::from(1) / count;
-            folder.fold(inputs, move |sum| sum * share)
-        }
-        false => folder.fold(inputs, move |sum| sum / count),
+
+        let share = T::from(1) / count;
+        folder.fold(inputs, move |sum| sum * share)
+    } else {
+        folder.fold(inputs, move |sum| sum / count)
     }
 }
 

@@ -69,10 +69,7 @@ pub fn decode(bytes: &[u8]) -> Result<Vec<Leaf>> {
             _ => return Err(from.wrong("no kind of leaf")),
         });
     }
-    match from.at == bytes.len() {
-        true => Ok(leaves),
-        false => Err(from.wrong("more bytes than the leaves have")),
-    }
+    if from.at == bytes.len() { Ok(leaves) } else { Err(from.wrong("more bytes than the leaves have")) }
 }
 
 fn put_dims(dims: &[usize], to: &mut Vec<u8>) -> Result<()> {

@@ -57,10 +57,10 @@ impl<'a> Calling<'a> {
         let tracked = any(&tallies, |tally| &tally.tracked);
         let dense: Vec<bool> =
             (0..tracked.len()).map(|leaf| tallies.iter().all(|tally| tally.dense[leaf])).collect();
-        let all = match tallies.iter().all(|tally| tally.leaves.is_some()) {
-            true => self.all_of(&tallies, local)?,
-            false => return Ok(Combined { leaves: self.by_ranges(op, local, &dense, folder)?, tracked }),
-        };
+        if tallies.iter().any(|tally| tally.leaves.is_none()) {
+            return Ok(Combined { leaves: self.by_ranges(op, local, &dense, folder)?, tracked });
+        }
+        let all = self.all_of(&tallies, local)?;
         let all: Vec<&[Leaf]> = all.iter().map(Vec::as_slice).collect();
         Ok(Combined { leaves: reduce_packed(op, &all, packing, folder)?, tracked })
     }
@@ -138,9 +138,10 @@ impl<'a> Calling<'a> {
         let mine = Tally {
             tracked: tracked(local),
             dense: (0..count).map(|leaf| local.iter().all(|leaves| is_dense(&leaves[leaf]))).collect(),
-            leaves: match bytes <= SMALL {
-                true => Some(wire::encode(local.iter().flat_map(|leaves| leaves.iter()))?.into()),
-                false => None,
+            leaves: if bytes <= SMALL {
+                Some(wire::encode(local.iter().flat_map(|leaves| leaves.iter()))?.into())
+            } else {
+                None
             },
         };
         let body = mine.encode();
@@ -209,9 +210,9 @@ impl<'a> Calling<'a> {
     ) -> Result<Vec<Leaf>, Failure> {
         let world = self.world();
         let parts: Vec<Option<Vec<Leaf>>> = (0..dense.len())
-            .map(|leaf| match dense[leaf] {
-                true => Part::new(op, world, local, leaf).leaves(folder).map(Some),
-                false => Ok(None),
+            .map(|leaf| {
+                let contribution = dense[leaf].then(|| Contribution::new(op, world, local, leaf));
+                contribution.map(|contribution| contribution.leaves(folder)).transpose()
             })
             .collect::<Result<_, _>>()?;
         let mine = |worker: usize| -> Result<Vec<Leaf>, Failure> {
@@ -231,18 +232,14 @@ impl<'a> Calling<'a> {
         };
         let mut bodies = Vec::with_capacity(world.workers());
         for worker in 0..world.workers() {
-            bodies.push(match worker == world.worker() {
-                true => Bytes::new(),
-                false => wire::encode(&mine(worker)?)?.into(),
-            });
+            let is_me = worker == world.worker();
+            bodies.push(if is_me { Bytes::new() } else { wire::encode(&mine(worker)?)?.into() });
         }
         let come = self.go_on("its ranges", |worker| bodies[worker].clone())?;
         let mut theirs = Vec::with_capacity(world.workers());
         for (worker, body) in come.iter().enumerate() {
-            theirs.push(match worker == world.worker() {
-                true => mine(worker)?.into_iter(),
-                false => wire::decode(body)?.into_iter(),
-            });
+            let leaves = if worker == world.worker() { mine(worker)? } else { wire::decode(body)? };
+            theirs.push(leaves.into_iter());
         }
         let (mut folded, mut reduced) = (Vec::new(), Vec::with_capacity(dense.len()));
         for (leaf, parts) in parts.iter().enumerate() {
@@ -255,7 +252,7 @@ impl<'a> Calling<'a> {
                 }
             }
             match parts {
-                Some(_) => folded.push(Part::new(op, world, local, leaf).fold(&all, folder)?),
+                Some(_) => folded.push(Contribution::new(op, world, local, leaf).fold(&all, folder)?),
                 None => reduced.push((leaf, Leaf::reduce_with(op, &all, folder)?)),
             }
         }
@@ -263,10 +260,7 @@ impl<'a> Calling<'a> {
         let come = self.go_on("its sums", |_| body.clone())?;
         let mut ranges = vec![Vec::with_capacity(world.workers()); folded.len()];
         for (worker, body) in come.iter().enumerate() {
-            let sums = match worker == world.worker() {
-                true => folded.clone(),
-                false => wire::decode(body)?,
-            };
+            let sums = if worker == world.worker() { folded.clone() } else { wire::decode(body)? };
             for (range, sum) in ranges.iter_mut().zip(sums) {
                 range.push(sum.to_host()?);
             }
@@ -287,13 +281,13 @@ impl<'a> Calling<'a> {
 }
 
 /// What a worker brings of one dense leaf: its replicas' parts, or their sum where that changes no bit.
-struct Part<'a> {
+struct Contribution<'a> {
     op: ReduceOp,
     world: World,
     parts: Vec<&'a Leaf>,
 }
 
-impl<'a> Part<'a> {
+impl<'a> Contribution<'a> {
     fn new(op: ReduceOp, world: World, local: &[&'a [Leaf]], leaf: usize) -> Self {
         Self { op, world, parts: column(local, leaf) }
     }

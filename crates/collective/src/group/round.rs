@@ -163,9 +163,10 @@ impl Round {
             return Next::Wait;
         }
         let blame = self.judge();
-        match self.expired.is_some() || blame.fault == Fault::Lost {
-            true => Next::Over { blame, own: true },
-            false => Next::Blamed(blame),
+        if self.expired.is_some() || blame.fault == Fault::Lost {
+            Next::Over { blame, own: true }
+        } else {
+            Next::Blamed(blame)
         }
     }
 

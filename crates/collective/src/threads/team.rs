@@ -1,7 +1,7 @@
-//! A meeting and the threads that one `run` borrows, one for each local replica.
+//! A rendezvous and the threads that one `run` borrows, one for each local replica.
 
 use super::worker::{self, Kind, Worker};
-use super::{Crew, Meeting, Offer};
+use super::{Crew, Payload, Rendezvous};
 use crate::Failure;
 use crate::group::{Calling, Session};
 use crate::sync::{AtomicBool, Mutex, Ordering, lock};
@@ -20,11 +20,11 @@ pub struct Team {
     threads: usize,
     /// The threads, which serve as long as the team lives.
     crew: Arc<Crew>,
-    meeting: Meeting,
+    rendezvous: Rendezvous,
     /// Parked members lend their cores to member 0 here.
     helpers: Crew,
     /// What member 0 made of the last cooperation, for the others.
-    result: Mutex<Option<Offer>>,
+    result: Mutex<Option<Payload>>,
     workers: Vec<Worker>,
     /// Where a run goes that is not for its caller's thread; started with the first.
     #[cfg(not(shuttle))]
@@ -64,7 +64,7 @@ impl Team {
             size,
             threads,
             crew: Arc::new(Crew::new(size - 1)),
-            meeting: Meeting::new(size),
+            rendezvous: Rendezvous::new(size),
             helpers: Crew::new(size - 1),
             result: Mutex::new(None),
             workers: Vec::with_capacity(size - 1),
@@ -103,7 +103,7 @@ impl Team {
 
     /// Where everybody stands, for the log.
     pub fn standings(&self) -> Vec<Standing> {
-        self.meeting.standings()
+        self.rendezvous.standings()
     }
 
     /// Runs `body` once for every member, all at once, as step number `step`. `body` tells whether it succeeded.
@@ -113,7 +113,7 @@ impl Team {
     /// member 0 has returned is logged with its last call, again and again.
     ///
     /// # Panics
-    /// As `body`; and where this team is running already, whose meeting this would confuse.
+    /// As `body`; and where this team is running already, whose rendezvous this would confuse.
     pub fn run(self: &Arc<Self>, step: u64, timeout: Duration, body: &(dyn Fn(Member) -> bool + Sync)) {
         self.run_among(step, timeout, None, body);
     }
@@ -131,7 +131,7 @@ impl Team {
     ) {
         let _busy = Busy::new(&self.busy);
         let first = session.as_ref().map_or(0, |session| session.world().global(0));
-        self.meeting.open(step, first, session.clone());
+        self.rendezvous.open(step, first, session.clone());
         let work = |rank| {
             let mut leave = Leave { team: self, rank, failed: true };
             let session = session.clone();
@@ -140,7 +140,7 @@ impl Team {
             worker::do_spawned();
         };
         let overdue = || {
-            let standings = self.meeting.standings();
+            let standings = self.rendezvous.standings();
             for (rank, standing) in standings.iter().enumerate().filter(|(_, s)| !s.is_settled()) {
                 let last = standing.last.as_ref().map_or("none".to_string(), ToString::to_string);
                 heard(
@@ -184,7 +184,7 @@ struct Leave<'a> {
 
 impl Drop for Leave<'_> {
     fn drop(&mut self) {
-        self.team.meeting.leave(self.rank, self.failed);
+        self.team.rendezvous.leave(self.rank, self.failed);
     }
 }
 
@@ -228,7 +228,7 @@ impl Member {
         call: impl Fn(usize) -> Fingerprint,
         make: impl FnOnce(Calling<'_>) -> R,
     ) -> Option<R> {
-        let _speaking = self.session.as_ref().map(|_| self.team.meeting.speaking());
+        let _speaking = self.session.as_ref().map(|_| self.team.rendezvous.speaking());
         self.calls(call).map(make)
     }
 
@@ -239,25 +239,25 @@ impl Member {
 
     fn calls(&self, call: impl Fn(usize) -> Fingerprint) -> Option<Calling<'_>> {
         let session = self.session.as_ref()?;
-        let mut standings = self.team.meeting.standings();
+        let mut standings = self.team.rendezvous.standings();
         for (rank, standing) in standings.iter_mut().enumerate() {
             standing.presence = Presence::Waiting(Fingerprint { continues: true, ..call(rank) });
         }
         Some(Calling::new(session, standings, self.timeout))
     }
 
-    /// Exchanges offers that can be sent with the members of all processes: everybody gets everybody's, in the order of
+    /// Exchanges payloads that can be sent with the members of all processes: everybody gets everybody's, in the order of
     /// global ids.
     ///
     /// # Errors
     /// As [`Member::together`].
-    pub fn share<T>(&self, call: Fingerprint, offer: T) -> Result<Vec<Arc<T>>, Failure>
+    pub fn share<T>(&self, call: Fingerprint, payload: T) -> Result<Vec<Arc<T>>, Failure>
     where
         T: Serialize + DeserializeOwned + Send + Sync + 'static,
     {
-        let (local, all) = self.together(call, offer, |local, mut calling| {
+        let (local, all) = self.together(call, payload, |local, mut calling| {
             let record = |error: postcard::Error| Failure::Record(error.to_string());
-            let mine: Vec<&T> = local.iter().map(|offer| &**offer).collect();
+            let mine: Vec<&T> = local.iter().map(|payload| &**payload).collect();
             let bodies = calling.records(postcard::to_allocvec(&mine).map_err(record)?.into())?;
             let world = calling.world();
             let mut all = Vec::with_capacity(world.num_replicas_in_sync());
@@ -268,7 +268,7 @@ impl Member {
                 }
                 let theirs: Vec<T> = postcard::from_bytes(body).map_err(record)?;
                 if theirs.len() != world.replicas() {
-                    let reason = format!("{} offers of worker {worker}, {world}", theirs.len());
+                    let reason = format!("{} payloads of worker {worker}, {world}", theirs.len());
                     return Err(Failure::Record(reason));
                 }
                 all.extend(theirs.into_iter().map(Arc::new));
@@ -303,23 +303,24 @@ impl Member {
         Self { timeout, ..self.clone() }
     }
 
-    /// Exchanges offers: everybody gets everybody's, in the order of ranks.
+    /// Exchanges payloads: everybody gets everybody's, in the order of ranks.
     ///
     /// # Errors
-    /// As [`Meeting::meet`]; and where members offer values of different types.
+    /// As [`Rendezvous::arrive`]; and where members bring values of different types.
     pub fn exchange<T: Send + Sync + 'static>(
         &self,
         call: Fingerprint,
-        offer: T,
+        payload: T,
     ) -> Result<Vec<Arc<T>>, Arc<Blame>> {
         if self.is_alone() {
-            return Ok(vec![Arc::new(offer)]);
+            return Ok(vec![Arc::new(payload)]);
         }
-        let met = self.team.meeting.meet(self.rank, call.clone(), Arc::new(offer), self.timeout, None)?;
-        self.typed(&call, &met.offers)
+        let met =
+            self.team.rendezvous.arrive(self.rank, call.clone(), Arc::new(payload), self.timeout, None)?;
+        self.typed(&call, &met.payloads)
     }
 
-    /// Exchanges offers with the members of this process, and has one of them make something of them with the other
+    /// Exchanges payloads with the members of this process, and has one of them make something of them with the other
     /// processes, where there are any: `make` is called on the last to arrive, and all get what it made.
     ///
     /// # Errors
@@ -328,31 +329,32 @@ impl Member {
     pub fn together<T: Send + Sync + 'static, M: Send + Sync + 'static>(
         &self,
         call: Fingerprint,
-        offer: T,
+        payload: T,
         make: impl Fn(&[Arc<T>], Calling<'_>) -> Result<M, Failure>,
     ) -> Result<(Vec<Arc<T>>, Option<Arc<M>>), Failure> {
         if self.is_alone() {
-            return Ok((vec![Arc::new(offer)], None));
+            return Ok((vec![Arc::new(payload)], None));
         }
-        let delegate = |offers: &[Offer], session: &Session, standings, timeout| {
-            let typed = self.typed(&call, offers);
+        let delegate = |payloads: &[Payload], session: &Session, standings, timeout| {
+            let typed = self.typed(&call, payloads);
             let calling = Calling::new(session, standings, timeout);
             match typed {
                 Ok(typed) => match make(&typed, calling) {
-                    Ok(made) => Ok(Arc::new(Made(Ok(Arc::new(made)))) as Offer),
+                    Ok(made) => Ok(Arc::new(Made(Ok(Arc::new(made)))) as Payload),
                     Err(Failure::Blame(blame)) => Err(blame),
-                    Err(other) => Ok(Arc::new(Made::<M>(Err(Arc::new(other)))) as Offer),
+                    Err(other) => Ok(Arc::new(Made::<M>(Err(Arc::new(other)))) as Payload),
                 },
                 // The others must not wait for what cannot come.
                 Err(blame) => Err(calling.refuse(blame)),
             }
         };
-        let offer = Arc::new(offer);
-        let met = self.team.meeting.meet(self.rank, call.clone(), offer, self.timeout, Some(&delegate))?;
-        let offers = self.typed(&call, &met.offers)?;
-        let Some(made) = met.made else { return Ok((offers, None)) };
+        let payload = Arc::new(payload);
+        let met =
+            self.team.rendezvous.arrive(self.rank, call.clone(), payload, self.timeout, Some(&delegate))?;
+        let payloads = self.typed(&call, &met.payloads)?;
+        let Some(made) = met.made else { return Ok((payloads, None)) };
         match made.downcast_ref::<Made<M>>() {
-            Some(Made(Ok(made))) => Ok((offers, Some(made.clone()))),
+            Some(Made(Ok(made))) => Ok((payloads, Some(made.clone()))),
             Some(Made(Err(failure))) => Err(Failure::Shared(failure.clone())),
             None => Err(self.other_result(&call).into()),
         }
@@ -361,17 +363,17 @@ impl Member {
     fn typed<T: Send + Sync + 'static>(
         &self,
         call: &Fingerprint,
-        offers: &[Offer],
+        payloads: &[Payload],
     ) -> Result<Vec<Arc<T>>, Arc<Blame>> {
-        let typed: Option<Vec<_>> = offers.iter().map(|offer| offer.clone().downcast().ok()).collect();
+        let typed: Option<Vec<_>> = payloads.iter().map(|payload| payload.clone().downcast().ok()).collect();
         let others = || {
-            let other = |r: &usize| (*offers[*r]).type_id() != (*offers[0]).type_id();
-            (0..offers.len()).filter(other).map(|rank| self.first + rank).collect()
+            let other = |r: &usize| (*payloads[*r]).type_id() != (*payloads[0]).type_id();
+            (0..payloads.len()).filter(other).map(|rank| self.first + rank).collect()
         };
         typed.ok_or_else(|| Arc::new(Blame::other_types(self.step, call, others())))
     }
 
-    /// Exchanges offers, then member 0 alone makes something of them while the others wait for it, as long as the
+    /// Exchanges payloads, then member 0 alone makes something of them while the others wait for it, as long as the
     /// timeout at most. Everybody gets the same result.
     ///
     /// # Errors
@@ -379,14 +381,14 @@ impl Member {
     pub fn merge<T: Send + Sync + 'static, R: Send + Sync + 'static>(
         &self,
         call: Fingerprint,
-        offer: T,
+        payload: T,
         lead: impl FnOnce(Vec<Arc<T>>) -> R,
     ) -> Result<Arc<R>, Arc<Blame>> {
-        let offers = self.exchange(call.clone(), offer)?;
-        self.hand_out(&call, "its outcome on replica 0", || lead(offers))
+        let payloads = self.exchange(call.clone(), payload)?;
+        self.hand_out(&call, "its outcome on replica 0", || lead(payloads))
     }
 
-    /// The second half of [`Member::merge`], for those who decide by the offers whether to: after an exchange that
+    /// The second half of [`Member::merge`], for those who decide by the payloads whether to: after an exchange that
     /// succeeded, and on all members or none. `part` says what member 0 is doing in the error of those who waited in vain.
     ///
     /// # Errors
@@ -401,16 +403,16 @@ impl Member {
             return Ok(Arc::new(make()));
         }
         let outcome = call.part(part);
-        let made: Offer = match self.rank {
+        let made: Payload = match self.rank {
             0 => Arc::new(make()),
             _ => {
-                // With what it holds: whoever offered that has it back when member 0 is done.
+                // With what it holds: whoever brought it has it back when member 0 is done.
                 drop(make);
                 Arc::new(())
             }
         };
-        let made = self.team.meeting.meet(self.rank, outcome.clone(), made, self.timeout, None)?;
-        made.offers[0].clone().downcast().map_err(|_| self.other_result(&outcome))
+        let made = self.team.rendezvous.arrive(self.rank, outcome.clone(), made, self.timeout, None)?;
+        made.payloads[0].clone().downcast().map_err(|_| self.other_result(&outcome))
     }
 
     /// Each member makes something after an exchange that succeeded, all at once; everybody gets everybody's, in the order
@@ -445,7 +447,7 @@ impl Member {
             return Ok(Arc::new(lead(&Helpers { team: &self.team })));
         }
         if self.rank > 0 {
-            // With what it holds, such as offers: whoever offered them has them back when member 0 is done.
+            // With what it holds, such as payloads: whoever brought them has them back when member 0 is done.
             drop(lead);
             let (step, timeout) = (self.step, self.timeout);
             let overdue = || {

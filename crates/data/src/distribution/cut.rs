@@ -1,12 +1,12 @@
 //! A worker's batches becoming the pieces of its replicas.
 
 use crate::Result;
+use crate::chunk::Chunk;
 use crate::operations::rebatch::RebatchStage;
 use crate::plan::layout::Layout;
 use crate::plan::recut::recut;
 use crate::plan::shares;
 use crate::plan::split::SplitRule;
-use crate::run::Run;
 use crate::split::{batch_rows, pieces_of};
 use crate::stage::Stage;
 use distribute_tensor::{Leaf, Tree};
@@ -68,28 +68,28 @@ struct CutStage {
 }
 
 impl CutStage {
-    fn piece(&mut self) -> Result<Option<Run>> {
+    fn piece(&mut self) -> Result<Option<Chunk>> {
         while self.ready.is_empty() {
-            let Some(run) = self.input.next(1) else { return Ok(None) };
-            match run? {
-                Run::Batch(batch) => {
+            let Some(chunk) = self.input.next(1) else { return Ok(None) };
+            match chunk? {
+                Chunk::Batch(batch) => {
                     let pieces = self.cut.pieces(batch.len());
                     self.ready.extend(batch.cut(pieces)?);
                 }
-                run => {
-                    for batch in run.into_values()? {
+                chunk => {
+                    for batch in chunk.into_values()? {
                         let pieces = self.cut.pieces(batch_rows(&batch)?);
                         self.ready.extend(pieces_of(&batch, &pieces)?);
                     }
                 }
             }
         }
-        Ok(self.ready.pop_front().map(Run::one))
+        Ok(self.ready.pop_front().map(Chunk::one))
     }
 }
 
 impl Stage for CutStage {
-    fn next(&mut self, _max: usize) -> Option<Result<Run>> {
+    fn next(&mut self, _max: usize) -> Option<Result<Chunk>> {
         self.piece().transpose()
     }
 

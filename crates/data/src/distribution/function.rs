@@ -33,11 +33,12 @@ impl<T> Function<T> {
             input_pipeline_id,
             num_replicas_in_sync,
         };
-        match self.per_replica {
-            false => Ok(vec![self.dataset(context(workers, worker))?]),
-            true => (0..replicas)
+        if self.per_replica {
+            (0..replicas)
                 .map(|r| self.dataset(context(num_replicas_in_sync, worker * replicas + r)))
-                .collect(),
+                .collect()
+        } else {
+            Ok(vec![self.dataset(context(workers, worker))?])
         }
     }
 

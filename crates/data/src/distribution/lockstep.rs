@@ -2,8 +2,8 @@
 
 use super::Distribution;
 use super::steps::Steps;
-use crate::plan::ends::Ballot;
-use crate::run::Run;
+use crate::chunk::Chunk;
+use crate::plan::ends::StepCounts;
 use crate::stage::Stage;
 use crate::{Error, Result};
 use distribute_tensor::{Leaf, Nest, Tree};
@@ -44,7 +44,7 @@ impl Together {
 
     /// The next step, `[worker][replica]`.
     fn step(&mut self) -> Result<Option<Vec<Vec<Tree<Leaf>>>>> {
-        let mut all = Ballot::default();
+        let mut all = StepCounts::default();
         for worker in &mut self.0 {
             all = all + worker.prepare()?;
         }
@@ -73,7 +73,7 @@ impl<T: Nest> Iterator for Lockstep<T> {
 pub(super) struct Gathered(pub(super) Together);
 
 impl Gathered {
-    fn batch(&mut self) -> Result<Option<Run>> {
+    fn batch(&mut self) -> Result<Option<Chunk>> {
         let Some(step) = self.0.step()? else { return Ok(None) };
         let mut pieces = step.concat();
         // Of pieces that are all without rows, one stays.
@@ -92,12 +92,12 @@ impl Gathered {
                 source,
             })?),
         };
-        Ok(batch.map(Run::one))
+        Ok(batch.map(Chunk::one))
     }
 }
 
 impl Stage for Gathered {
-    fn next(&mut self, _max: usize) -> Option<Result<Run>> {
+    fn next(&mut self, _max: usize) -> Option<Result<Chunk>> {
         self.batch().transpose()
     }
 }

@@ -4,7 +4,7 @@ use super::cut::Cut;
 use super::steps::{Pieces, Steps, Templates};
 use super::{Distribution, Source};
 use crate::operations::ahead::AheadStage;
-use crate::pipeline::{self, Part, Pipeline};
+use crate::pipeline::{self, Pipeline, WorkerShard};
 use crate::plan::layout::Layout;
 use crate::plan::policy::Decision;
 use crate::plan::recut::worker_sizes;
@@ -143,9 +143,9 @@ impl Parted {
     pub(super) fn new(pipeline: Pipeline, decision: Decision, workers: usize) -> Self {
         let part = |index| match decision.taken {
             AutoShardPolicy::File if workers > 1 => {
-                pipeline::shard(&pipeline, &Part::Files { workers, index })
+                pipeline::shard(&pipeline, &WorkerShard::Files { workers, index })
             }
-            AutoShardPolicy::Hint => pipeline::shard(&pipeline, &Part::Hint { workers, index }),
+            AutoShardPolicy::Hint => pipeline::shard(&pipeline, &WorkerShard::Hint { workers, index }),
             _ => pipeline.clone(),
         };
         Self { parts: (0..workers).map(part).collect(), pipeline, decision }

@@ -2,7 +2,7 @@
 
 use super::position::Position;
 use super::steps::Steps;
-use crate::plan::ends::Ballot;
+use crate::plan::ends::StepCounts;
 use crate::{Error, Result};
 use distribute_tensor::{Leaf, Nest, Tree};
 use std::marker::PhantomData;
@@ -25,14 +25,14 @@ impl<T: Nest> WorkerPass<T> {
         Self { steps, begun, same_batches, nest: PhantomData }
     }
 
-    /// What all workers have for the step that was prepared, their ballots by worker, added up. Where they read the same batches,
-    /// they have to be at the end together.
+    /// The sum of all workers' counts for the step that was prepared. Workers that read the same batches have to reach the
+    /// end together.
     ///
     /// # Errors
     /// [`Error::OtherData`].
-    pub fn count(&self, ballots: &[Ballot]) -> Result<Ballot> {
-        let all: Ballot = ballots.iter().copied().sum();
-        let ended = ballots.iter().position(|ballot| ballot.missing > 0);
+    pub fn total(&self, counts: &[StepCounts]) -> Result<StepCounts> {
+        let all: StepCounts = counts.iter().copied().sum();
+        let ended = counts.iter().position(|counts| counts.missing > 0);
         match ended.filter(|_| self.same_batches && all.present > 0) {
             Some(worker) => Err(Error::OtherData { step: self.steps.taken(), worker }),
             None => Ok(all),
@@ -48,7 +48,7 @@ impl<T: Nest> WorkerPass<T> {
     ///
     /// # Errors
     /// Those of the pipeline. The pass is over then.
-    pub fn prepare(&mut self) -> Result<Ballot> {
+    pub fn prepare(&mut self) -> Result<StepCounts> {
         self.steps.prepare()
     }
 
@@ -57,7 +57,7 @@ impl<T: Nest> WorkerPass<T> {
     ///
     /// # Errors
     /// [`Error::NoEmptyBatch`], and [`Error::Type`] if a piece is not a `T`.
-    pub fn finish(&mut self, all: Ballot) -> Result<Option<Vec<T>>> {
+    pub fn finish(&mut self, all: StepCounts) -> Result<Option<Vec<T>>> {
         let Some(pieces) = self.finish_trees(all)? else { return Ok(None) };
         let typed = |(index, piece)| {
             T::from_tree(piece).map_err(|source| Error::Type { operation: "distribute", index, source })
@@ -69,7 +69,7 @@ impl<T: Nest> WorkerPass<T> {
     ///
     /// # Errors
     /// [`Error::NoEmptyBatch`].
-    pub fn finish_trees(&mut self, all: Ballot) -> Result<Option<Vec<Tree<Leaf>>>> {
+    pub fn finish_trees(&mut self, all: StepCounts) -> Result<Option<Vec<Tree<Leaf>>>> {
         self.steps.finish(all)
     }
 

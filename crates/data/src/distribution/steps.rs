@@ -1,7 +1,7 @@
 //! [`Steps`]: what the replicas of one worker get, step by step.
 
 use crate::pipeline::Pipeline;
-use crate::plan::ends::{Ballot, UnevenEnds};
+use crate::plan::ends::{StepCounts, UnevenEnds};
 use crate::stage::Stage;
 use crate::{ElementSpec, Error, Result, TensorSpec};
 use distribute_tensor::{HostTensor, Leaf, Tree};
@@ -31,10 +31,7 @@ impl Pieces {
                 Pieces::Dealt(stage, _) => (stage, 0),
                 Pieces::Each(stages) => (&mut stages[replica], replica),
             };
-            let piece = match ended[place] {
-                true => None,
-                false => one(stage)?,
-            };
+            let piece = if ended[place] { None } else { one(stage)? };
             ended[place] = piece.is_none();
             pieces.push(piece);
         }
@@ -61,7 +58,7 @@ impl Pieces {
 fn one(stage: &mut Box<dyn Stage>) -> Result<Option<Tree<Leaf>>> {
     match stage.next(1) {
         None => Ok(None),
-        Some(run) => Ok(run?.into_values()?.pop()),
+        Some(chunk) => Ok(chunk?.into_values()?.pop()),
     }
 }
 
@@ -114,7 +111,7 @@ impl Steps {
     }
 
     /// Makes the pieces of the next step, and says what there is: nothing more after the end or an error.
-    pub(crate) fn prepare(&mut self) -> Result<Ballot> {
+    pub(crate) fn prepare(&mut self) -> Result<StepCounts> {
         let next = self.pieces.next(&mut self.ended);
         if next.is_err() {
             self.end();
@@ -124,19 +121,19 @@ impl Steps {
         if filled.is_err() {
             self.end();
         }
-        let mut ballot = Ballot { unfilled: filled?, ..Ballot::default() };
+        let mut counts = StepCounts { unfilled: filled?, ..StepCounts::default() };
         for piece in &self.next {
             match piece {
                 Some(piece) => {
-                    ballot.present += 1;
+                    counts.present += 1;
                     // Elements that aren't batches count as one row.
-                    ballot.rows += piece.rows().unwrap_or(1);
+                    counts.rows += piece.rows().unwrap_or(1);
                 }
-                None => ballot.missing += 1,
+                None => counts.missing += 1,
             }
         }
-        ballot.full = *self.full.get_or_insert(ballot.rows);
-        Ok(ballot)
+        counts.full = *self.full.get_or_insert(counts.rows);
+        Ok(counts)
     }
 
     /// Sees to an empty piece where one may be needed, and says how many replicas go without: before all decide on the
@@ -161,7 +158,7 @@ impl Steps {
     }
 
     /// The step that was prepared, if all together take it; `None` at the end.
-    pub(crate) fn finish(&mut self, all: Ballot) -> Result<Option<Vec<Tree<Leaf>>>> {
+    pub(crate) fn finish(&mut self, all: StepCounts) -> Result<Option<Vec<Tree<Leaf>>>> {
         let next = std::mem::take(&mut self.next);
         if !self.ends.take(all) {
             self.end();
@@ -169,7 +166,7 @@ impl Steps {
         }
         let empty = || self.empty.clone().flatten();
         let no_empty = || {
-            let Ballot { present, missing, .. } = all;
+            let StepCounts { present, missing, .. } = all;
             Error::NoEmptyBatch { step: self.taken, present, replicas: present.saturating_add(missing) }
         };
         if all.unfilled > 0 {

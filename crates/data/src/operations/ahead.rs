@@ -1,7 +1,7 @@
 //! A stage on a thread of its own, ahead of its consumer.
 
+use crate::chunk::Chunk;
 use crate::guard::panic_message;
-use crate::run::Run;
 use crate::stage::{Stage, read_over};
 use crate::{Error, Result};
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -32,12 +32,12 @@ struct Running {
     thread: JoinHandle<()>,
     /// How many passes the input had behind it when what came last was made.
     passes: usize,
-    /// What was received but didn't fit into the run before it.
-    kept: Option<Result<Run>>,
+    /// What was received but didn't fit into the chunk before it.
+    kept: Option<Result<Chunk>>,
 }
 
 /// What the input gave, and how many [passes](Stage::passes) it had behind it then.
-type Made = (Result<Run>, usize);
+type Made = (Result<Chunk>, usize);
 
 /// A channel sets all its places aside at once: more than these would only cost memory.
 const MOST_PLACES: usize = 4096;
@@ -52,8 +52,8 @@ impl Running {
                 let mut next = || {
                     let _input = tracing::trace_span!("input").entered();
                     // Nobody else has time to put batches together.
-                    let run = input.next(1)?;
-                    Some((run.and_then(Run::together), input.passes()))
+                    let chunk = input.next(1)?;
+                    Some((chunk.and_then(Chunk::together), input.passes()))
                 };
                 while let Some(made) = next() {
                     let failed = made.0.is_err();
@@ -70,7 +70,7 @@ impl Running {
     }
 
     /// Waits for one element and takes what else is there already, up to `max` elements.
-    fn pull(&mut self, max: usize) -> Option<Result<Run>> {
+    fn pull(&mut self, max: usize) -> Option<Result<Chunk>> {
         // This wait ends with the thread, see above.
         let first = match self.kept.take() {
             Some(kept) => kept,
@@ -79,30 +79,30 @@ impl Running {
                 self.counted(made)
             }
         };
-        let mut run = match first {
-            Ok(run) => run,
+        let mut chunk = match first {
+            Ok(chunk) => chunk,
             error => return Some(error),
         };
-        while run.len() < max {
+        while chunk.len() < max {
             let Ok(made) = self.receiver.try_recv() else { break };
             self.kept = match self.counted(made) {
-                Ok(next) => run.append(next).map(Ok),
+                Ok(next) => chunk.append(next).map(Ok),
                 error => Some(error),
             };
             if self.kept.is_some() {
                 break;
             }
         }
-        Some(Ok(run))
+        Some(Ok(chunk))
     }
 
-    fn counted(&mut self, (run, passes): Made) -> Result<Run> {
+    fn counted(&mut self, (chunk, passes): Made) -> Result<Chunk> {
         self.passes = passes;
-        run
+        chunk
     }
 
     /// Why nothing more comes: the thread has nothing left to do but to end, so this join doesn't wait.
-    fn end(self, operation: &'static str) -> Option<Result<Run>> {
+    fn end(self, operation: &'static str) -> Option<Result<Chunk>> {
         let panic = self.thread.join().err()?;
         Some(Err(Error::ThreadDied { operation, message: panic_message(panic.as_ref()) }))
     }
@@ -125,7 +125,7 @@ impl AheadStage {
 }
 
 impl Stage for AheadStage {
-    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+    fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
         if let Err(error) = self.begin() {
             return Some(Err(error));
         }
@@ -172,7 +172,7 @@ mod tests {
     fn a_thread_that_dies_is_an_error() {
         struct Broken;
         impl Stage for Broken {
-            fn next(&mut self, _: usize) -> Option<Result<Run>> {
+            fn next(&mut self, _: usize) -> Option<Result<Chunk>> {
                 panic!("a bug of ours")
             }
         }

@@ -1,7 +1,7 @@
 //! Elements kept, so that later passes need not make them again.
 
+use crate::chunk::Chunk;
 use crate::pipeline::{Operation, Pipeline, Sharding};
-use crate::run::Run;
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset, Error, Result};
 use distribute_tensor::Nest;
@@ -27,7 +27,7 @@ struct Cache {
 /// All elements of a pass.
 #[derive(Default)]
 struct Kept {
-    runs: Vec<Run>,
+    chunks: Vec<Chunk>,
     len: usize,
 }
 
@@ -70,7 +70,7 @@ impl Operation for Cache {
 
     fn start(&self, _epoch: u64) -> Box<dyn Stage> {
         match self.kept.get() {
-            Some(_) => Box::new(KeptStage { kept: self.kept.clone(), run: 0, start: 0 }),
+            Some(_) => Box::new(KeptStage { kept: self.kept.clone(), chunk: 0, start: 0 }),
             None => {
                 let (input, kept) = (self.input.start(0), self.kept.clone());
                 Box::new(FillStage { input, kept, seen: Kept::default() })
@@ -95,51 +95,51 @@ struct FillStage {
 }
 
 impl Stage for FillStage {
-    fn next(&mut self, max: usize) -> Option<Result<Run>> {
-        let Some(run) = self.input.next(max) else {
+    fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
+        let Some(chunk) = self.input.next(max) else {
             // Of two passes at once the first at the end is the one; they have the same elements.
             let _ = self.kept.set(std::mem::take(&mut self.seen));
             return None;
         };
         // Batches are kept as they are handed out: put together once.
-        let run = run.and_then(Run::together);
-        if let Ok(run) = &run {
-            self.seen.len += run.len();
-            let copy = run.part(0..run.len());
-            let rest = match self.seen.runs.last_mut() {
+        let chunk = chunk.and_then(Chunk::together);
+        if let Ok(chunk) = &chunk {
+            self.seen.len += chunk.len();
+            let copy = chunk.slice(0..chunk.len());
+            let rest = match self.seen.chunks.last_mut() {
                 Some(last) => last.append(copy),
                 None => Some(copy),
             };
-            self.seen.runs.extend(rest);
+            self.seen.chunks.extend(rest);
         }
-        Some(run)
+        Some(chunk)
     }
 }
 
 /// Hands on what was kept.
 struct KeptStage {
     kept: Arc<OnceLock<Kept>>,
-    run: usize,
+    chunk: usize,
     start: usize,
 }
 
 impl KeptStage {
-    /// The next elements, up to `max`, all of one run; `None` at the end.
+    /// The next elements, up to `max`, all of one chunk; `None` at the end.
     fn advance(&mut self, max: usize) -> Option<(usize, std::ops::Range<usize>)> {
-        let runs = &self.kept.get()?.runs;
-        while self.start == runs.get(self.run)?.len() {
-            (self.run, self.start) = (self.run + 1, 0);
+        let chunks = &self.kept.get()?.chunks;
+        while self.start == chunks.get(self.chunk)?.len() {
+            (self.chunk, self.start) = (self.chunk + 1, 0);
         }
-        let (run, start) = (self.run, self.start);
-        self.start = runs.get(run)?.len().min(start.saturating_add(max));
-        Some((run, start..self.start))
+        let (chunk, start) = (self.chunk, self.start);
+        self.start = chunks.get(chunk)?.len().min(start.saturating_add(max));
+        Some((chunk, start..self.start))
     }
 }
 
 impl Stage for KeptStage {
-    fn next(&mut self, max: usize) -> Option<Result<Run>> {
-        let (run, range) = self.advance(max)?;
-        Some(Ok(self.kept.get()?.runs.get(run)?.part(range)))
+    fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
+        let (chunk, range) = self.advance(max)?;
+        Some(Ok(self.kept.get()?.chunks.get(chunk)?.slice(range)))
     }
 
     fn skip(&mut self, count: usize) -> Result<usize> {

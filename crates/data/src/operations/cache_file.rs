@@ -3,9 +3,9 @@
 use super::cache::ends;
 use super::cache_contents::{Contents, files};
 use super::encoding::{Broken, decode, encode};
+use crate::chunk::Chunk;
 use crate::file::{Location, Stamp};
-use crate::pipeline::{self, Operation, Part, Pipeline, Sharding};
-use crate::run::Run;
+use crate::pipeline::{self, Operation, Pipeline, Sharding, WorkerShard};
 use crate::stage::Stage;
 use crate::{Cardinality, Compression, Dataset, Error, Result, TfRecordReader, TfRecordWriter};
 use distribute_tensor::Nest;
@@ -92,12 +92,12 @@ impl Operation for CacheFile {
     }
 
     /// Each worker keeps its part in a file of its own.
-    fn shard(&self, part: &Part) -> Option<Pipeline> {
-        let (Part::Files { workers, index } | Part::Hint { workers, index }) = part;
+    fn shard(&self, worker: &WorkerShard) -> Option<Pipeline> {
+        let (WorkerShard::Files { workers, index } | WorkerShard::Hint { workers, index }) = worker;
         let mut path = self.file.path()?.as_os_str().to_owned();
         path.push(format!(".{index}-of-{workers}"));
         let file = Location::from(PathBuf::from(path)).element_limit(self.file.limit().bytes());
-        let input = pipeline::shard(&self.input, part);
+        let input = pipeline::shard(&self.input, worker);
         Some(Arc::new(CacheFile::new(input, Arc::new(file))))
     }
 
@@ -108,12 +108,11 @@ impl Operation for CacheFile {
     fn start(&self, _epoch: u64) -> Box<dyn Stage> {
         let stamps = self.stamps.get_or_init(|| files(&self.input)).clone();
         let (file, contents) = (self.file.clone(), Contents::of(&self.input, stamps));
-        match file.path().is_some_and(Path::exists) {
-            true => Box::new(ReadStage { file, contents, reader: None, read: 0, ended: false }),
-            false => {
-                let input = self.input.start(0);
-                Box::new(WriteStage { input, file, contents, writer: None, written: 0 })
-            }
+        if file.path().is_some_and(Path::exists) {
+            Box::new(ReadStage { file, contents, reader: None, read: 0, ended: false })
+        } else {
+            let input = self.input.start(0);
+            Box::new(WriteStage { input, file, contents, writer: None, written: 0 })
         }
     }
 }
@@ -149,8 +148,8 @@ impl WriteStage {
         })
     }
 
-    fn write(&mut self, run: Run) -> Result<Run> {
-        let values = run.into_values()?;
+    fn write(&mut self, chunk: Chunk) -> Result<Chunk> {
+        let values = chunk.into_values()?;
         for value in &values {
             let limit = self.file.limit();
             let encoded = encode(value).and_then(|bytes| {
@@ -165,7 +164,7 @@ impl WriteStage {
             self.begun()?.write(&encoded)?;
             self.written += 1;
         }
-        Ok(Run::Values(values))
+        Ok(Chunk::Values(values))
     }
 
     fn finish(&mut self) -> Result<()> {
@@ -176,9 +175,9 @@ impl WriteStage {
 }
 
 impl Stage for WriteStage {
-    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+    fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
         match self.input.next(max.min(MOST_AT_ONCE)) {
-            Some(run) => Some(run.and_then(|run| self.write(run))),
+            Some(chunk) => Some(chunk.and_then(|chunk| self.write(chunk))),
             None => self.finish().err().map(Err),
         }
     }
@@ -233,19 +232,19 @@ impl ReadStage {
         Error::Damaged { path, offset: 0, what }
     }
 
-    fn elements(&mut self, max: usize) -> Result<Option<Run>> {
+    fn elements(&mut self, max: usize) -> Result<Option<Chunk>> {
         let records = self.records(max)?;
         let decoded = records.iter().map(|record| decode(record, self.file.limit()));
         let values = decoded.collect::<std::result::Result<Vec<_>, _>>().map_err(|broken| match broken {
             Broken::Not => self.damaged("an element is no tensor, nor a structure of tensors"),
             Broken::TooLarge(what) => self.damaged(&what),
         })?;
-        Ok((!values.is_empty()).then_some(Run::Values(values)))
+        Ok((!values.is_empty()).then_some(Chunk::Values(values)))
     }
 }
 
 impl Stage for ReadStage {
-    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+    fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
         self.elements(max).transpose()
     }
 

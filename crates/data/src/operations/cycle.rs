@@ -2,8 +2,8 @@
 
 use super::ahead::AheadStage;
 use super::interleave::Interleave;
+use crate::chunk::Chunk;
 use crate::pipeline::Pipeline;
-use crate::run::Run;
 use crate::stage::Stage;
 use crate::{Error, Result};
 use distribute_tensor::{Leaf, Tree};
@@ -58,7 +58,7 @@ impl Cycle {
                 self.input = None;
                 return Slot::Empty;
             }
-            Some(run) => run.and_then(Run::into_values).map(|mut values| values.pop()),
+            Some(chunk) => chunk.and_then(Chunk::into_values).map(|mut values| values.pop()),
         };
         let index = self.index;
         self.index += 1;
@@ -163,7 +163,7 @@ impl Cycle {
 }
 
 impl Stage for Cycle {
-    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+    fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
         loop {
             let max = max.min(self.left);
             let (pulled, index) = match self.current() {
@@ -172,9 +172,9 @@ impl Stage for Cycle {
                 Err(error) => return Some(Err(error)),
             };
             match pulled {
-                Some(Ok(run)) => {
-                    self.gave(run.len());
-                    return Some(Ok(run));
+                Some(Ok(chunk)) => {
+                    self.gave(chunk.len());
+                    return Some(Ok(chunk));
                 }
                 Some(Err(error)) => return Some(Err(self.inner(index)(error))),
                 None => self.ended(),
@@ -190,10 +190,7 @@ impl Stage for Cycle {
             let skipped = stage.skip(wanted);
             let skipped = skipped.map_err(self.inner(index))?;
             to_go -= skipped;
-            match skipped == wanted {
-                true => self.gave(skipped),
-                false => self.ended(),
-            }
+            if skipped == wanted { self.gave(skipped) } else { self.ended() }
         }
         Ok(count - to_go)
     }

@@ -1,9 +1,9 @@
 //! Elements with their numbers.
 
 use super::pairing::Pairing;
+use crate::chunk::{Chunk, Picks};
 use crate::pipeline::{Batching, Operation, Pipeline, Sharding, one_input};
 use crate::rows::Rows;
-use crate::run::{Picks, Run};
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset, ElementSpec, Result, TensorSpec};
 use distribute_tensor::{DType, Nest, Tree};
@@ -72,14 +72,14 @@ struct EnumerateStage {
 }
 
 impl Stage for EnumerateStage {
-    fn next(&mut self, max: usize) -> Option<Result<Run>> {
-        let run = match self.input.next(max)? {
-            Ok(run) => run,
+    fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
+        let chunk = match self.input.next(max)? {
+            Ok(chunk) => chunk,
             error => return Some(error),
         };
         let start = self.index;
-        self.index = self.index.saturating_add(run.len());
-        Some(self.pairing.pair(Run::Rows(self.numbers.clone(), Picks::Range(start..self.index)), run))
+        self.index = self.index.saturating_add(chunk.len());
+        Some(self.pairing.pair(Chunk::Rows(self.numbers.clone(), Picks::Range(start..self.index)), chunk))
     }
 
     fn skip(&mut self, count: usize) -> Result<usize> {

@@ -1,7 +1,7 @@
 //! Elements out of files, one file after the other.
 
 use super::file_stage::{FilesStage, Reading};
-use crate::pipeline::{Batching, Operation, Part, Pipeline, Sharding};
+use crate::pipeline::{Batching, Operation, Pipeline, Sharding, WorkerShard};
 use crate::stage::Stage;
 use crate::{Cardinality, Compression, Dataset, ElementSpec, Error, Files, Location, Result};
 use distribute_tensor::Nest;
@@ -65,10 +65,7 @@ impl Operation for FilesSource {
     }
 
     fn cardinality(&self) -> Cardinality {
-        match self.files.is_empty() {
-            true => Cardinality::Finite(0),
-            false => Cardinality::Unknown,
-        }
+        if self.files.is_empty() { Cardinality::Finite(0) } else { Cardinality::Unknown }
     }
 
     fn batching(&self) -> Batching {
@@ -87,8 +84,8 @@ impl Operation for FilesSource {
         Sharding::Files(self.files.len())
     }
 
-    fn shard(&self, part: &Part) -> Option<Pipeline> {
-        let files = Arc::new(own(&self.files, part)?);
+    fn shard(&self, worker: &WorkerShard) -> Option<Pipeline> {
+        let files = Arc::new(own(&self.files, worker)?);
         Some(Arc::new(FilesSource { files, format: self.format.clone() }))
     }
 
@@ -102,10 +99,10 @@ impl Operation for FilesSource {
 }
 
 /// The files of a part.
-pub(super) fn own(files: &Files, part: &Part) -> Option<Files> {
-    match *part {
-        Part::Files { workers, index } => files.shard(workers, index).ok(),
-        Part::Hint { .. } => None,
+pub(super) fn own(files: &Files, worker: &WorkerShard) -> Option<Files> {
+    match *worker {
+        WorkerShard::Files { workers, index } => files.shard(workers, index).ok(),
+        WorkerShard::Hint { .. } => None,
     }
 }
 

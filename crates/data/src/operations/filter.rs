@@ -1,9 +1,9 @@
 //! Some of the elements.
 
 use super::repeat::Fruitless;
+use crate::chunk::{Chunk, Picks};
 use crate::guard::guarded;
 use crate::pipeline::{Operation, Pipeline, Sharding, one_input};
-use crate::run::{Picks, Run};
 use crate::stage::Stage;
 use crate::{Cardinality, Cause, Dataset, Error, Result};
 use distribute_tensor::{Leaf, Nest, Tree};
@@ -128,18 +128,18 @@ impl FilterStage {
     }
 
     /// Rows that are kept stay rows of their source, so that a batch of them is still one gather.
-    fn apply(&mut self, run: Run) -> Result<Run> {
-        Ok(match run {
-            Run::Rows(source, picks) => {
+    fn apply(&mut self, chunk: Chunk) -> Result<Chunk> {
+        Ok(match chunk {
+            Chunk::Rows(source, picks) => {
                 let mut rows = picks.into_list()?;
                 rows.retain(|row| self.keep(source.row(*row)));
-                Run::Rows(source, Picks::List(rows))
+                Chunk::Rows(source, Picks::List(rows))
             }
-            Run::Values(mut values) => {
+            Chunk::Values(mut values) => {
                 values.retain(|value| self.keep(Ok(value.clone())));
-                Run::Values(values)
+                Chunk::Values(values)
             }
-            batch @ Run::Batch(_) => self.apply(batch.together()?)?,
+            batch @ Chunk::Batch(_) => self.apply(batch.together()?)?,
         })
     }
 }
@@ -148,13 +148,13 @@ impl FilterStage {
 const MOST_AT_ONCE: usize = 4096;
 
 impl Stage for FilterStage {
-    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+    fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
         loop {
             if let Some(error) = self.failed.take() {
                 return Some(Err(error));
             }
-            match self.input.next(max.min(MOST_AT_ONCE))?.and_then(|run| self.apply(run)) {
-                Ok(run) if run.len() == 0 => {
+            match self.input.next(max.min(MOST_AT_ONCE))?.and_then(|chunk| self.apply(chunk)) {
+                Ok(chunk) if chunk.len() == 0 => {
                     if let Err(error) = self.fruitless.nothing("filter", self.input.passes()) {
                         return Some(Err(error));
                     }

@@ -1,8 +1,8 @@
 //! Elements out of a user's iterator.
 
+use crate::chunk::Chunk;
 use crate::guard::guarded;
 use crate::pipeline::{Batching, Operation, Sharding};
-use crate::run::Run;
 use crate::stage::Stage;
 use crate::{Cardinality, Cause, Dataset, Error, Result};
 use distribute_tensor::{Leaf, Nest, Tree};
@@ -95,9 +95,9 @@ impl GeneratorStage {
 }
 
 impl Stage for GeneratorStage {
-    fn next(&mut self, _max: usize) -> Option<Result<Run>> {
+    fn next(&mut self, _max: usize) -> Option<Result<Chunk>> {
         // One at a time: an iterator may be slow, and its first element should not wait for the others.
-        self.pull().transpose().map(|tree| tree.map(Run::one))
+        self.pull().transpose().map(|tree| tree.map(Chunk::one))
     }
 }
 

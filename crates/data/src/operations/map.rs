@@ -1,8 +1,8 @@
 //! A function applied to every element.
 
+use crate::chunk::Chunk;
 use crate::guard::guarded;
 use crate::pipeline::{Batching, Operation, Pipeline, Sharding, one_input};
-use crate::run::Run;
 use crate::stage::Stage;
 use crate::{Cardinality, Cause, Dataset, ElementSpec, Error, Result};
 use distribute_tensor::{Leaf, Nest, Tree};
@@ -114,9 +114,9 @@ struct MapStage {
 
 impl MapStage {
     /// The elements before one that fails come first, however many were asked for.
-    fn apply(&mut self, run: Run) -> Result<Run> {
-        let mut mapped = Vec::with_capacity(run.len());
-        for tree in run.into_values()? {
+    fn apply(&mut self, chunk: Chunk) -> Result<Chunk> {
+        let mut mapped = Vec::with_capacity(chunk.len());
+        for tree in chunk.into_values()? {
             match (self.function)(tree, self.index) {
                 Ok(value) => mapped.push(value),
                 Err(error) if mapped.is_empty() => return Err(error),
@@ -127,7 +127,7 @@ impl MapStage {
             }
             self.index += 1;
         }
-        Ok(Run::Values(mapped))
+        Ok(Chunk::Values(mapped))
     }
 }
 
@@ -135,12 +135,12 @@ impl MapStage {
 const MOST_AT_ONCE: usize = 4096;
 
 impl Stage for MapStage {
-    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+    fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
         if let Some(error) = self.failed.take() {
             return Some(Err(error));
         }
-        let run = self.input.next(max.min(MOST_AT_ONCE))?;
-        Some(run.and_then(|run| self.apply(run)))
+        let chunk = self.input.next(max.min(MOST_AT_ONCE))?;
+        Some(chunk.and_then(|chunk| self.apply(chunk)))
     }
 
     fn skip(&mut self, count: usize) -> Result<usize> {

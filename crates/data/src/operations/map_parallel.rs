@@ -1,10 +1,10 @@
 //! A function applied to several elements at once, on threads.
 
 use super::batch::at_least_one;
-use super::crew::{Crew, JOBS, most_threads};
 use super::map::{MapFn, on_trees};
+use super::worker_pool::{JOBS, WorkerPool, most_threads};
+use crate::chunk::Chunk;
 use crate::pipeline::{Batching, Operation, Pipeline, Sharding, one_input};
-use crate::run::Run;
 use crate::stage::{Stage, read_over};
 use crate::{Cardinality, Cause, Dataset, ElementSpec, Error, Result};
 use distribute_tensor::{Leaf, Nest, Tree};
@@ -137,7 +137,7 @@ impl Operation for MapParallel {
             threads: self.threads,
             ordered: self.ordered,
             index: 0,
-            crew: None,
+            pool: None,
             ended: false,
             failed: None,
             done: Done::default(),
@@ -147,7 +147,7 @@ impl Operation for MapParallel {
 
 /// Elements for a thread to work on, and the index of the first.
 struct Job {
-    run: Run,
+    chunk: Chunk,
     first: usize,
     /// How many [passes](Stage::passes) the input had behind it when it gave them.
     passes: usize,
@@ -164,7 +164,7 @@ struct Done {
 
 fn apply(function: &MapFn, job: Job) -> Done {
     let mut done = Done { passes: job.passes, ..Done::default() };
-    let values = match job.run.into_values() {
+    let values = match job.chunk.into_values() {
         Ok(values) => values,
         Err(error) => return Done { failed: Some(error), ..done },
     };
@@ -188,7 +188,7 @@ struct MapParallelStage {
     ordered: bool,
     index: usize,
     /// The threads, once they have been started.
-    crew: Option<Crew<Job, Done>>,
+    pool: Option<WorkerPool<Job, Done>>,
     ended: bool,
     /// The error that the input ended with: it comes after everything before it.
     failed: Option<Error>,
@@ -202,22 +202,22 @@ const MOST_AT_ONCE: usize = 64;
 impl MapParallelStage {
     /// Gives jobs to threads until each has all it may have.
     fn feed(&mut self, max: usize) -> Result<()> {
-        let crew = match &mut self.crew {
-            Some(crew) => crew,
+        let pool = match &mut self.pool {
+            Some(pool) => pool,
             none => {
                 let function = self.function.clone();
                 let work = move |job| apply(&function, job);
-                none.insert(Crew::start(self.operation, self.threads, self.ordered, work)?)
+                none.insert(WorkerPool::start(self.operation, self.threads, self.ordered, work)?)
             }
         };
         // As many as let all threads work on what is asked for, but fewer handings over where that is much.
         let together = (max / (JOBS * self.threads)).clamp(1, MOST_AT_ONCE);
-        while !self.ended && crew.has_room() {
+        while !self.ended && pool.has_room() {
             match self.input.next(together) {
-                Some(Ok(run)) => {
+                Some(Ok(chunk)) => {
                     let first = self.index;
-                    self.index += run.len();
-                    crew.send(Job { run, first, passes: self.input.passes() });
+                    self.index += chunk.len();
+                    pool.send(Job { chunk, first, passes: self.input.passes() });
                 }
                 Some(Err(error)) => {
                     self.ended = true;
@@ -229,33 +229,30 @@ impl MapParallelStage {
         Ok(())
     }
 
-    fn read(&mut self, max: usize) -> Result<Option<Run>> {
+    fn read(&mut self, max: usize) -> Result<Option<Chunk>> {
         while self.done.values.is_empty() {
             if let Some(error) = self.done.failed.take() {
                 return Err(error);
             }
             self.feed(max)?;
-            self.done = match self.crew.as_mut().and_then(Crew::receive) {
+            self.done = match self.pool.as_mut().and_then(WorkerPool::receive) {
                 Some(done) => done?,
                 None => return self.failed.take().map_or(Ok(None), Err),
             };
         }
-        let rest = match max < self.done.values.len() {
-            true => self.done.values.split_off(max),
-            false => Vec::new(),
-        };
-        Ok(Some(Run::Values(std::mem::replace(&mut self.done.values, rest))))
+        let rest = if max < self.done.values.len() { self.done.values.split_off(max) } else { Vec::new() };
+        Ok(Some(Chunk::Values(std::mem::replace(&mut self.done.values, rest))))
     }
 }
 
 impl Stage for MapParallelStage {
-    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+    fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
         self.read(max).transpose()
     }
 
     /// Before the threads have anything to do, the function needn't be called for what is skipped.
     fn skip(&mut self, count: usize) -> Result<usize> {
-        if self.crew.is_some() || self.ended {
+        if self.pool.is_some() || self.ended {
             return read_over(self, count);
         }
         let skipped = self.input.skip(count)?;

@@ -3,8 +3,8 @@
 use super::batch::{BatchStage, at_least_one, batch_rows, batches, remainder};
 use super::pad::pad;
 use super::room::fits;
+use crate::chunk::{Assembly, Chunk};
 use crate::pipeline::{Batching, Operation, Pipeline, Sharding, one_input};
-use crate::run::{Assembly, Run};
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset, ElementSpec, Result};
 use distribute_tensor::{Leaf, Nest};
@@ -77,9 +77,10 @@ impl Operation for PaddedBatch {
     one_input!();
 
     fn describe(&self) -> String {
-        match self.drop_remainder {
-            false => format!("padded_batch {}, last one may be shorter", self.size),
-            true => format!("padded_batch {}, remainder dropped", self.size),
+        if self.drop_remainder {
+            format!("padded_batch {}, remainder dropped", self.size)
+        } else {
+            format!("padded_batch {}, last one may be shorter", self.size)
         }
     }
 
@@ -113,7 +114,7 @@ impl Operation for PaddedBatch {
 
     fn start(&self, epoch: u64) -> Box<dyn Stage> {
         let padding = self.padding.clone();
-        let join = Box::new(move |elements: Assembly, first| pad(&padding, elements, first).map(Run::one));
+        let join = Box::new(move |elements: Assembly, first| pad(&padding, elements, first).map(Chunk::one));
         Box::new(BatchStage::new(self.input.start(epoch), self.size, self.drop_remainder, join))
     }
 }

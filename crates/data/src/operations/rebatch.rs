@@ -2,8 +2,8 @@
 
 use super::batch::at_least_one;
 use super::room::fits;
+use crate::chunk::Chunk;
 use crate::pipeline::{Batching, Operation, Pipeline, Sharding, one_input};
-use crate::run::Run;
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset, ElementSpec, Error, Result};
 use distribute_tensor::{Leaf, Nest, Tree};
@@ -120,8 +120,8 @@ impl RebatchStage {
     fn fill(&mut self) -> Result<bool> {
         while self.rows.start == self.rows.rows && !self.ended {
             match self.input.next(1) {
-                Some(run) => {
-                    let Some(batch) = run?.into_values()?.pop() else { continue };
+                Some(chunk) => {
+                    let Some(batch) = chunk?.into_values()?.pop() else { continue };
                     let rows = crate::split::rows(&batch, "rebatch")?;
                     self.rows = Rest { batch, start: 0, rows };
                 }
@@ -164,8 +164,8 @@ impl RebatchStage {
 }
 
 impl Stage for RebatchStage {
-    fn next(&mut self, _max: usize) -> Option<Result<Run>> {
-        self.piece().transpose().map(|piece| piece.map(Run::one))
+    fn next(&mut self, _max: usize) -> Option<Result<Chunk>> {
+        self.piece().transpose().map(|piece| piece.map(Chunk::one))
     }
 }
 

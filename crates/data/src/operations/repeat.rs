@@ -1,7 +1,7 @@
 //! The same pass again and again.
 
+use crate::chunk::Chunk;
 use crate::pipeline::{Operation, Pipeline, Sharding, one_input};
-use crate::run::Run;
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset, Error, Result};
 use distribute_tensor::Nest;
@@ -119,15 +119,15 @@ impl RepeatStage {
 }
 
 impl Stage for RepeatStage {
-    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+    fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
         loop {
             let stage = match self.current() {
                 Ok(stage) => stage?,
                 Err(error) => return Some(Err(error)),
             };
-            if let Some(run) = stage.next(max) {
+            if let Some(chunk) = stage.next(max) {
                 self.empty = 0;
-                return Some(run);
+                return Some(chunk);
             }
             self.current = None;
         }

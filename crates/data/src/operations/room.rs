@@ -19,10 +19,7 @@ pub(crate) fn fits(
         Cardinality::Unknown => 0,
     };
     let (found, expected) = (format!("{size}, of a dataset of {input}"), "what memory can hold");
-    match held as u64 > MOST {
-        true => Err(Error::Parameter { operation, parameter, found, expected }),
-        false => Ok(()),
-    }
+    if held as u64 > MOST { Err(Error::Parameter { operation, parameter, found, expected }) } else { Ok(()) }
 }
 
 /// Room for so many, or an error instead of the process's end.

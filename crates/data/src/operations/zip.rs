@@ -1,8 +1,8 @@
 //! Two datasets side by side.
 
 use super::pairing::Pairing;
+use crate::chunk::Chunk;
 use crate::pipeline::{Batching, Operation, Pipeline, Sharding};
-use crate::run::Run;
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset, ElementSpec, Error, Result};
 use distribute_tensor::{Nest, Tree};
@@ -110,22 +110,20 @@ impl ZipStage {
     /// One has ended, and the other hasn't.
     fn end(&mut self, ended: &'static str) -> Result<()> {
         self.ended = true;
-        match self.exact {
-            true => Err(Error::UnequalZip { shorter: ended, len: self.index, other: Cardinality::Unknown }),
-            false => Ok(()),
+        if self.exact {
+            Err(Error::UnequalZip { shorter: ended, len: self.index, other: Cardinality::Unknown })
+        } else {
+            Ok(())
         }
     }
 
     /// At the end of the first: the second has to be there as well.
     fn end_both(&mut self) -> Result<()> {
         self.ended = true;
-        match self.exact && self.second.skip(1)? > 0 {
-            true => self.end("first"),
-            false => Ok(()),
-        }
+        if self.exact && self.second.skip(1)? > 0 { self.end("first") } else { Ok(()) }
     }
 
-    fn pairs(&mut self, max: usize) -> Result<Option<Run>> {
+    fn pairs(&mut self, max: usize) -> Result<Option<Chunk>> {
         let Some(first) = self.first.next(max.min(self.at_once)).transpose()? else {
             return self.end_both().map(|()| None);
         };
@@ -138,7 +136,7 @@ impl ZipStage {
     }
 
     /// The second may give fewer elements at once: then the rest of them is asked for.
-    fn rest(&mut self, first: Run, second: Run) -> Result<Run> {
+    fn rest(&mut self, first: Chunk, second: Chunk) -> Result<Chunk> {
         if second.len() == first.len() {
             return self.pairing.pair(first, second);
         }
@@ -146,24 +144,24 @@ impl ZipStage {
         let mut seconds = second.into_values()?;
         while seconds.len() < wanted {
             match self.second.next(wanted - seconds.len()) {
-                Some(run) => seconds.extend(run?.into_values()?),
+                Some(chunk) => seconds.extend(chunk?.into_values()?),
                 None => {
                     self.ended = true;
                     break;
                 }
             }
         }
-        self.pairing.pair(first, Run::Values(seconds))
+        self.pairing.pair(first, Chunk::Values(seconds))
     }
 }
 
 /// What is skipped is read: an input that were skipped by itself could fail behind the end of the other, where nobody
 /// would have looked.
 impl Stage for ZipStage {
-    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+    fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
         match (self.ended, self.exact) {
             (true, false) => None,
-            (true, true) => Some(self.end("second").map(|()| Run::Values(Vec::new()))),
+            (true, true) => Some(self.end("second").map(|()| Chunk::Values(Vec::new()))),
             (false, _) => self.pairs(max).transpose(),
         }
     }

@@ -22,9 +22,9 @@ pub enum UnevenEnds {
     Drop,
 }
 
-/// What workers tell each other about the step to come; added up, what all together know.
+/// How many replicas have data for the next step: counted by each worker, and added up over all of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Ballot {
+pub struct StepCounts {
     /// Replicas that have a piece, with rows or without.
     pub present: usize,
     /// Replicas that have none: their data is at its end.
@@ -33,15 +33,15 @@ pub struct Ballot {
     pub rows: usize,
     /// The rows that they would have in a whole global batch.
     pub full: usize,
-    /// Those of the missing that no empty batch can be made for.
+    /// How many of the missing replicas cannot even be given an empty batch.
     pub unfilled: usize,
 }
 
-impl std::ops::Add for Ballot {
-    type Output = Ballot;
+impl std::ops::Add for StepCounts {
+    type Output = StepCounts;
 
-    fn add(self, other: Ballot) -> Ballot {
-        Ballot {
+    fn add(self, other: StepCounts) -> StepCounts {
+        StepCounts {
             // What other workers say is not taken on trust.
             present: self.present.saturating_add(other.present),
             missing: self.missing.saturating_add(other.missing),
@@ -52,9 +52,9 @@ impl std::ops::Add for Ballot {
     }
 }
 
-impl std::iter::Sum for Ballot {
-    fn sum<I: Iterator<Item = Ballot>>(all: I) -> Ballot {
-        all.fold(Ballot::default(), std::ops::Add::add)
+impl std::iter::Sum for StepCounts {
+    fn sum<I: Iterator<Item = StepCounts>>(all: I) -> StepCounts {
+        all.fold(StepCounts::default(), std::ops::Add::add)
     }
 }
 
@@ -69,7 +69,7 @@ impl UnevenEnds {
     }
 
     /// Whether the step is taken: by every worker or by none.
-    pub fn take(self, all: Ballot) -> bool {
+    pub fn take(self, all: StepCounts) -> bool {
         let everybody = all.present > 0 && all.missing == 0;
         match self {
             UnevenEnds::PadEmpty => all.present > 0,
@@ -85,10 +85,10 @@ mod tests {
 
     #[test]
     fn each_policy_ends_where_it_says() {
-        let ballots = [(4, 0, 8), (4, 0, 5), (3, 1, 6), (0, 4, 0)];
+        let counts = [(4, 0, 8), (4, 0, 5), (3, 1, 6), (0, 4, 0)];
         let take = |ends: UnevenEnds| {
-            ballots.map(|(present, missing, rows)| {
-                ends.take(Ballot { present, missing, rows, full: 8, unfilled: 0 })
+            counts.map(|(present, missing, rows)| {
+                ends.take(StepCounts { present, missing, rows, full: 8, unfilled: 0 })
             })
         };
         assert_eq!(take(UnevenEnds::PadEmpty), [true, true, true, false]);
@@ -111,8 +111,8 @@ mod tests {
     }
 
     #[test]
-    fn ballots_add_up() {
-        let one = Ballot { present: 1, missing: 2, rows: 3, full: 4, unfilled: 5 };
-        assert_eq!(one + one, Ballot { present: 2, missing: 4, rows: 6, full: 8, unfilled: 10 });
+    fn counts_add_up() {
+        let one = StepCounts { present: 1, missing: 2, rows: 3, full: 4, unfilled: 5 };
+        assert_eq!(one + one, StepCounts { present: 2, missing: 4, rows: 6, full: 8, unfilled: 10 });
     }
 }

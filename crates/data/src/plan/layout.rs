@@ -44,10 +44,7 @@ impl Layout {
     /// # Errors
     /// [`Error::Worker`].
     pub fn check_worker(&self, worker: usize) -> Result<()> {
-        match worker < self.workers {
-            true => Ok(()),
-            false => Err(Error::Worker { worker, workers: self.workers }),
-        }
+        if worker < self.workers { Ok(()) } else { Err(Error::Worker { worker, workers: self.workers }) }
     }
 }
 
@@ -58,12 +55,11 @@ pub(crate) fn check_replicas(
     parameter: &'static str,
     replicas: usize,
 ) -> Result<()> {
-    match replicas > 1 << 16 {
-        true => {
-            let (found, expected) = (replicas.to_string(), "at most 65536");
-            Err(Error::Parameter { operation, parameter, found, expected })
-        }
-        false => Ok(()),
+    if replicas > 1 << 16 {
+        let (found, expected) = (replicas.to_string(), "at most 65536");
+        Err(Error::Parameter { operation, parameter, found, expected })
+    } else {
+        Ok(())
     }
 }
 

@@ -35,9 +35,10 @@ impl SplitRule {
 
     /// The rows of piece `piece` of `pieces`; empty if there is no such piece.
     pub fn piece(self, rows: usize, pieces: usize, piece: usize) -> Range<usize> {
-        match piece < pieces {
-            true => self.start(rows, pieces, piece)..self.start(rows, pieces, piece + 1),
-            false => rows..rows,
+        if piece < pieces {
+            self.start(rows, pieces, piece)..self.start(rows, pieces, piece + 1)
+        } else {
+            rows..rows
         }
     }
 

@@ -7,9 +7,9 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
-/// What one replica knows and notes down for layers, during one run.
+/// What layers have asked and told one replica during one run.
 #[derive(Default)]
-pub(super) struct Notes {
+pub(super) struct LayerState {
     rows: OnceLock<Range<usize>>,
     /// How often each key has been drawn from.
     draws: Mutex<HashMap<u64, u64>>,
@@ -32,17 +32,17 @@ impl ReplicaContext {
     /// # Ok::<(), distribute::Error>(())
     /// ```
     pub fn rows(&self) -> Option<Range<usize>> {
-        self.notes().rows.get().cloned()
+        self.layers().rows.get().cloned()
     }
 
     pub(crate) fn set_rows(&self, rows: Range<usize>) {
         // A context is made for one run, which says so once.
-        let _ = self.notes().rows.set(rows);
+        let _ = self.layers().rows.set(rows);
     }
 
     /// How often this replica has drawn from `key` in this run before.
     pub(crate) fn next_draw(&self, key: u64) -> u64 {
-        let mut draws = lock(&self.notes().draws);
+        let mut draws = lock(&self.layers().draws);
         let count = draws.entry(key).or_default();
         *count += 1;
         *count - 1
@@ -50,7 +50,7 @@ impl ReplicaContext {
 
     /// Tells that what `variable` was set to is right, also where this replica's piece has no rows.
     pub(crate) fn keep(&self, variable: &Var) {
-        // The default context's notes would never end, and no run looks at them.
+        // The default context lives as long as the process, and no run reads what it keeps.
         if !self.is_default() {
             self.kept().insert(variable.id());
         }
@@ -61,7 +61,7 @@ impl ReplicaContext {
     }
 
     fn kept(&self) -> MutexGuard<'_, HashSet<TensorId>> {
-        lock(&self.notes().kept)
+        lock(&self.layers().kept)
     }
 }
 

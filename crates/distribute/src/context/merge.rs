@@ -86,8 +86,8 @@ impl ReplicaContext {
         }
         let failed = Mutex::new(None);
         let parts =
-            member.merge(call.clone(), Mutex::new(Some(value)), |offers: Vec<Arc<Mutex<Option<T>>>>| {
-                let values = offers.iter().filter_map(|offer| lock(offer).take()).collect();
+            member.merge(call.clone(), Mutex::new(Some(value)), |payloads: Vec<Arc<Mutex<Option<T>>>>| {
+                let values = payloads.iter().filter_map(|payload| lock(payload).take()).collect();
                 match merge(values) {
                     Ok(parts) => parts.into_iter().map(|part| Mutex::new(Some(part))).collect::<Vec<_>>(),
                     Err(error) => {

@@ -189,14 +189,15 @@ pub(crate) fn require_outside_of_run(operation: &'static str, advice: &'static s
         Some(Mode::Replica(context)) => !context.strategy().is_default(),
         _ => false,
     });
-    match inside {
-        true => Err(Error::WrongContext {
+    if inside {
+        Err(Error::WrongContext {
             operation,
             required: ContextKind::CrossReplica,
             found: ContextKind::Replica,
             advice,
-        }),
-        false => Ok(()),
+        })
+    } else {
+        Ok(())
     }
 }
 
@@ -259,8 +260,8 @@ pub fn get_update_context() -> Option<UpdateContext> {
 #[doc(alias = "tf.distribute.experimental_set_strategy")]
 pub fn set_strategy(strategy: Option<&Strategy>) -> Result<()> {
     GLOBAL.set(None);
-    match top(|mode| mode.is_some()) {
-        true => Err(Error::MixedStrategies {
+    if top(|mode| mode.is_some()) {
+        Err(Error::MixedStrategies {
             operation: "set_strategy",
             current: whereabouts(),
             other: match strategy {
@@ -268,12 +269,11 @@ pub fn set_strategy(strategy: Option<&Strategy>) -> Result<()> {
                 None => "it was called to end a scope".into(),
             },
             advice: "call it outside of scopes and runs",
-        }),
-        false => {
-            let given = strategy.filter(|strategy| !strategy.is_default());
-            GLOBAL.set(given.map(|strategy| Mode::CrossReplica(strategy.clone())));
-            Ok(())
-        }
+        })
+    } else {
+        let given = strategy.filter(|strategy| !strategy.is_default());
+        GLOBAL.set(given.map(|strategy| Mode::CrossReplica(strategy.clone())));
+        Ok(())
     }
 }
 
@@ -285,9 +285,8 @@ enum Current {
 }
 
 fn get_replica_context_if(is_this: impl Fn(&ReplicaContext) -> bool) -> Current {
-    let judge = |context: &ReplicaContext| match is_this(context) {
-        true => Current::This,
-        false => Current::Other(context.clone()),
+    let judge = |context: &ReplicaContext| {
+        if is_this(context) { Current::This } else { Current::Other(context.clone()) }
     };
     top(|mode| match mode {
         Some(Mode::Replica(context)) => judge(context),
@@ -299,9 +298,10 @@ fn get_replica_context_if(is_this: impl Fn(&ReplicaContext) -> bool) -> Current 
 // SCOPE-5
 /// The default strategy's scope: it pushes nothing, and does not nest in another strategy's.
 pub(crate) fn enter_default(default: &Strategy) -> Result<Entered> {
-    match has_strategy() {
-        false => Ok(Entered { pushed: false, _not_send: std::marker::PhantomData }),
-        true => Err(mixed("scope", None, default)),
+    if has_strategy() {
+        Err(mixed("scope", None, default))
+    } else {
+        Ok(Entered { pushed: false, _not_send: std::marker::PhantomData })
     }
 }
 
@@ -365,9 +365,8 @@ mod tests {
         let strategy = MirroredStrategy::cpus(2).unwrap();
         for fails in [false, true] {
             let result = strategy.run((), |ctx, ()| {
-                let merged = ctx.merge_call((), |strategy, _| match fails {
-                    false => strategy.reduce(ReduceOp::Mean, 1f32, None),
-                    true => Err(Error::other("no")),
+                let merged = ctx.merge_call((), |strategy, _| {
+                    if fails { Err(Error::other("no")) } else { strategy.reduce(ReduceOp::Mean, 1f32, None) }
                 });
                 assert_eq!(get_replica_context().map(|c| c.step()), Some(ctx.step()));
                 merged

@@ -1,7 +1,7 @@
 //! What code that runs once for each replica can ask and do.
 
 use super::expected::Expectations;
-use super::layers::Notes;
+use super::layers::LayerState;
 use super::top;
 use crate::context::ContextKind;
 use crate::lock::lock;
@@ -42,7 +42,7 @@ struct Inner {
     calls: AtomicU64,
     /// The results whose gradient is a collective, too.
     expected: Mutex<Expectations>,
-    notes: Notes,
+    layers: LayerState,
 }
 
 pub(crate) fn default_context() -> &'static ReplicaContext {
@@ -58,7 +58,7 @@ impl ReplicaContext {
                 member,
                 calls: AtomicU64::new(0),
                 expected: Mutex::default(),
-                notes: Notes::default(),
+                layers: LayerState::default(),
             }),
             None,
         )
@@ -118,8 +118,8 @@ impl ReplicaContext {
         Arc::ptr_eq(&self.0, &default_context().0)
     }
 
-    pub(super) fn notes(&self) -> &Notes {
-        &self.0.notes
+    pub(super) fn layers(&self) -> &LayerState {
+        &self.0.layers
     }
 
     /// The number of the next collective of this replica in this run, from 0.

@@ -77,9 +77,10 @@ fn require(operation: &'static str, replica: usize, leaf: &Leaf, device: DeviceN
         (DeviceLocation::Cuda { gpu_id }, DeviceKind::Gpu) => gpu_id == device.index,
         _ => false,
     };
-    match is_there {
-        true => Ok(()),
-        false => Err(Error::invalid(
+    if is_there {
+        Ok(())
+    } else {
+        Err(Error::invalid(
             operation,
             format!(
                 "place_dataset_on_device: the dataset of local replica {replica} gives {} {} on {place:?}, but its device \
@@ -88,6 +89,6 @@ fn require(operation: &'static str, replica: usize, leaf: &Leaf, device: DeviceN
                 leaf.kind(),
                 leaf.describe()
             ),
-        )),
+        ))
     }
 }

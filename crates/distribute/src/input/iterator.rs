@@ -9,7 +9,7 @@ use crate::values::PerReplica;
 use crate::{Error, Result, Strategy};
 use distribute_cluster::{Fingerprint, Operation};
 use distribute_data::distribution::WorkerPass;
-use distribute_data::plan::ends::Ballot;
+use distribute_data::plan::ends::StepCounts;
 use distribute_data::{Distribution, Position};
 use distribute_tensor::Nest;
 use std::panic::Location;
@@ -115,13 +115,13 @@ impl<T: Nest> DistributedIterator<T> {
     }
 
     // ITER-4
-    /// What all workers have for the next step: their ballots added up.
+    /// What all workers have for the next step: their counts added up.
     #[track_caller]
     fn agree(
         &self,
         operation: &'static str,
-        prepared: Result<(Box<WorkerPass<T>>, Ballot)>,
-    ) -> Result<(Box<WorkerPass<T>>, Ballot)> {
+        prepared: Result<(Box<WorkerPass<T>>, StepCounts)>,
+    ) -> Result<(Box<WorkerPass<T>>, StepCounts)> {
         let at = Location::caller();
         let call = || {
             let Position { epoch, steps, origin } = &self.position;
@@ -129,11 +129,11 @@ impl<T: Nest> DistributedIterator<T> {
             Fingerprint::new(Operation::NextBatch, format!("epoch {epoch}, step {steps} of {pipeline}"), at)
         };
         let ((pass, mine), all) =
-            self.strategy.agree(operation, call, prepared, |(_, ballot)| encode(*ballot))?;
+            self.strategy.agree(operation, call, prepared, |(_, counts)| encode(*counts))?;
         if all.is_empty() {
             return Ok((pass, mine));
         }
-        let all = pass.count(&all.iter().map(|record| decode(record)).collect::<Vec<_>>())?;
+        let all = pass.total(&all.iter().map(|record| decode(record)).collect::<Vec<_>>())?;
         Ok((pass, all))
     }
 
@@ -142,7 +142,7 @@ impl<T: Nest> DistributedIterator<T> {
         &self,
         operation: &'static str,
         pass: &mut WorkerPass<T>,
-        all: Ballot,
+        all: StepCounts,
     ) -> Result<Option<PerReplica<T>>> {
         let Some(trees) = pass.finish_trees(all)? else { return Ok(None) };
         let brought = |(replica, piece)| self.bring.piece(operation, replica, piece);

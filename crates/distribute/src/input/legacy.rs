@@ -155,9 +155,10 @@ impl Strategy {
     /// ```
     pub fn make_numpy_dataset_from_file<T: Nest>(&self, file: impl Into<Location>) -> Result<Dataset<T>> {
         let file = file.into();
-        let arrays = match file.to_string().ends_with(".npz") {
-            true => read_npz(file)?.into_tree(),
-            false => read_npy(file)?.into_tree(),
+        let arrays = if file.to_string().ends_with(".npz") {
+            read_npz(file)?.into_tree()
+        } else {
+            read_npy(file)?.into_tree()
         };
         Ok(self.make_numpy_dataset(arrays)?.typed())
     }

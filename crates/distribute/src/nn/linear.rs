@@ -131,10 +131,8 @@ impl Linear {
 impl Module for Linear {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let fused = self.activation.and_then(FromOutput::of);
-        let (y, finished) = match self.fuses(x) {
-            true => (self.fused(x, fused)?, fused.is_some()),
-            false => (self.composed(x)?, false),
-        };
+        let (y, finished) =
+            if self.fuses(x) { (self.fused(x, fused)?, fused.is_some()) } else { (self.composed(x)?, false) };
         match self.activation {
             Some(activation) if !finished => activation.forward(&y),
             _ => Ok(y),
@@ -246,12 +244,13 @@ impl Operation for Fused {
                     product(place, add, g.t(), Matrix::new(x, n, width));
                 })
             })??;
-            let of_input = match x.track_op() {
-                false => None,
-                true => Some(with_elements(weight, |weight| {
+            let of_input = if x.track_op() {
+                Some(with_elements(weight, |weight| {
                     let gradient = new_product(g, Matrix::new(weight, out, width));
                     Tensor::from_vec(gradient, (n, width), x.device())
-                })??),
+                })??)
+            } else {
+                None
             };
             Ok([of_input, of_weight, of_bias.transpose()?.flatten()])
         })?

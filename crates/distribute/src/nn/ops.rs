@@ -49,10 +49,11 @@ pub fn softmax_last_dim(xs: &Tensor) -> Result<Tensor> {
 pub fn softmax<I: Dim>(xs: &Tensor, dim: I) -> Result<Tensor> {
     let dim = dim.to_index(xs.shape(), "softmax")?;
     let last = xs.rank() - 1;
-    match dim == last {
-        true => softmax_last_dim(xs),
+    if dim == last {
+        softmax_last_dim(xs)
+    } else {
         // Also for an empty piece of a batch, of which candle's has no maximum.
-        false => softmax_last_dim(&xs.transpose(dim, last)?)?.transpose(dim, last)?.contiguous(),
+        softmax_last_dim(&xs.transpose(dim, last)?)?.transpose(dim, last)?.contiguous()
     }
 }
 

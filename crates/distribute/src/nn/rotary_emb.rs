@@ -219,14 +219,13 @@ impl<T: Number> CustomOp3 for Rotary<T> {
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
         let (dims, tables, upstream) = (x.dims(), cos.rank(), upstream.contiguous()?);
         with_elements(&upstream, |upstream: &[T]| {
-            let of_x = match x.track_op() {
-                false => None,
-                true => {
-                    let turned = with_elements(cos, |cos| {
-                        with_elements(sin, |sin| self.turn(upstream, dims, tables, cos, sin, true))
-                    })??;
-                    Some(Tensor::from_vec(turned, dims, x.device())?)
-                }
+            let of_x = if x.track_op() {
+                let turned = with_elements(cos, |cos| {
+                    with_elements(sin, |sin| self.turn(upstream, dims, tables, cos, sin, true))
+                })??;
+                Some(Tensor::from_vec(turned, dims, x.device())?)
+            } else {
+                None
             };
             let of_table = |table: &Tensor, of_sin| {
                 with_elements(x, |x| {

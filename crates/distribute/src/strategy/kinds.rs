@@ -264,11 +264,12 @@ pub(super) fn resolve<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<Ve
         })?;
         devices.push(device);
     }
-    match devices.is_empty() {
-        true => Err(Error::invalid(
+    if devices.is_empty() {
+        Err(Error::invalid(
             "MirroredStrategy::new",
             "no device was given; name at least one, such as \"cpu:0\", or use MirroredStrategy::all_cores()",
-        )),
-        false => Ok(devices),
+        ))
+    } else {
+        Ok(devices)
     }
 }

@@ -158,9 +158,10 @@ impl Strategy {
     /// ```
     #[doc(alias = "tf.distribute.Strategy.scope")]
     pub fn scope<T>(&self, body: impl FnOnce() -> Result<T>) -> Result<T> {
-        let _scope = match self.is_default() {
-            false => enter_cross_replica(self, "scope", "use the replica context's merge_call to leave it")?,
-            true => crate::context::enter_default(self)?,
+        let _scope = if self.is_default() {
+            crate::context::enter_default(self)?
+        } else {
+            enter_cross_replica(self, "scope", "use the replica context's merge_call to leave it")?
         };
         body()
     }

@@ -86,15 +86,13 @@ impl Strategy {
             call.fingerprint(&format!("{} over axes {axes:?}", all.join(", ")))
         };
         let parts = sums.iter().map(|sums| (sums.parts.clone(), to));
-        let counts = match self.world().is_multi_worker() {
-            true => Some((counts(&sums, self.world().replicas()), to)),
-            false => None,
+        let counts = if self.world().is_multi_worker() {
+            Some((counts(&sums, self.world().replicas()), to))
+        } else {
+            None
         };
         let mut reduced = self.reduce_parts(sum, what, parts.chain(counts))?;
-        let counts = match reduced.len() > sums.len() {
-            true => reduced.pop().unwrap_or_default(),
-            false => Vec::new(),
-        };
+        let counts = if reduced.len() > sums.len() { reduced.pop().unwrap_or_default() } else { Vec::new() };
         let finish = || -> distribute_tensor::Result<Vec<Leaf>> {
             let of_all = match counts.first() {
                 Some(counts) => counts.to_host()?.to_vec::<u64>()?,
@@ -182,9 +180,10 @@ impl Strategy {
             }
         };
         let trees = trees.into_iter().map(Nest::into_tree).collect();
-        match self.world().is_multi_worker() {
-            true => gathered(self.trees_of_all(trees, axis, at)?, axis),
-            false => gathered(trees, axis),
+        if self.world().is_multi_worker() {
+            gathered(self.trees_of_all(trees, axis, at)?, axis)
+        } else {
+            gathered(trees, axis)
         }
     }
 
@@ -226,12 +225,13 @@ impl Strategy {
 
     pub(super) fn counted<N>(&self, operation: &'static str, values: Vec<N>) -> Result<Vec<N>> {
         let replicas = self.world().replicas();
-        match values.len() == replicas {
-            true => Ok(values),
-            false => Err(Error::invalid(
+        if values.len() == replicas {
+            Ok(values)
+        } else {
+            Err(Error::invalid(
                 operation,
                 format!("the value has {} parts for {replicas} replicas", values.len()),
-            )),
+            ))
         }
     }
 }

@@ -36,7 +36,7 @@ impl Threads {
             rayon::current_num_threads();
             let cores = affinity::allowed()?;
             let start: Start = Arc::new(move |replica, thread| {
-                let core = deal(&cores, replica * per_replica + thread);
+                let core = core_of(&cores, replica * per_replica + thread);
                 FREE.set(core.and_then(|core| affinity::change(&[core])));
             });
             Ok::<_, Error>(start)
@@ -51,7 +51,7 @@ impl Threads {
 }
 
 /// The core of a thread, of all threads of all replicas.
-fn deal(cores: &[usize], thread: usize) -> Option<usize> {
+fn core_of(cores: &[usize], thread: usize) -> Option<usize> {
     cores.get(thread % cores.len().max(1)).copied()
 }
 
@@ -157,8 +157,8 @@ mod tests {
     #[test]
     fn cores_are_dealt_in_turn_and_round_again() {
         let cores = [3, 5, 8, 9];
-        assert_eq!([0, 1, 3, 4, 6].map(|thread| deal(&cores, thread)), [3, 5, 9, 3, 8].map(Some));
-        assert_eq!(deal(&[], 1), None);
+        assert_eq!([0, 1, 3, 4, 6].map(|thread| core_of(&cores, thread)), [3, 5, 9, 3, 8].map(Some));
+        assert_eq!(core_of(&[], 1), None);
     }
 
     #[test]

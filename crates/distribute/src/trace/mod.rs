@@ -103,9 +103,10 @@ impl TraceFile {
     }
 
     fn close(&mut self) -> Result<()> {
-        match std::mem::replace(&mut self.open, false) {
-            true => layer::close().map_err(|source| failed(&self.path, source)),
-            false => Ok(()),
+        if std::mem::replace(&mut self.open, false) {
+            layer::close().map_err(|source| failed(&self.path, source))
+        } else {
+            Ok(())
         }
     }
 }

@@ -44,10 +44,8 @@ pub fn every_batch_is_cut_evenly(case: &Case, inputs: &Inputs<'_>) -> Found {
     }
     // Of a dataset without any batch TensorFlow's pieces of size 0 are still made, without end for some.
     let nothing = outcome(case).is_some_and(|theirs| !theirs.values().any(has_ids));
-    Ok(Some(match nothing {
-        true => Difference::outcome("DIST-4", json!({"steps": []})),
-        false => theirs(case, "DIST-4"),
-    }))
+    let steps = json!({"steps": []});
+    Ok(Some(if nothing { Difference::outcome("DIST-4", steps) } else { theirs(case, "DIST-4") }))
 }
 
 fn has_ids(value: &Value) -> bool {

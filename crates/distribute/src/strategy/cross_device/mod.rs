@@ -127,9 +127,10 @@ pub(crate) fn reduce_by(
     options: &CommunicationOptions,
 ) -> Result<Vec<Vec<Leaf>>> {
     let nothing = |value: &Reduction<'_>| choose(value.from, value.to, false) == Algorithm::Nothing;
-    let reduced = match values.iter().all(nothing) {
-        true => values.iter().map(|value| Ok(vec![sum(op, &value.parts)?])).collect::<Result<Vec<_>>>()?,
-        false => ops.batch_reduce(op, values, options)?,
+    let reduced = if values.iter().all(nothing) {
+        values.iter().map(|value| Ok(vec![sum(op, &value.parts)?])).collect::<Result<Vec<_>>>()?
+    } else {
+        ops.batch_reduce(op, values, options)?
     };
     let wrong = |what: String| Err(Error::invalid(operation, format!("{ops:?} {what}")));
     let counts = reduced.iter().map(Vec::len);

@@ -1,4 +1,4 @@
-//! Where members of one process meet: each brings what it is doing and an offer, all get all offers.
+//! Where members of one process meet: each brings what it is doing and a payload, all get all payloads.
 
 use crate::group::Session;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, Signal, linger, lock};
@@ -10,24 +10,25 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What a member brings to a meeting.
-pub type Offer = Arc<dyn Any + Send + Sync>;
+/// What a member brings to a rendezvous.
+pub type Payload = Arc<dyn Any + Send + Sync>;
 
-type Outcome = Result<Met, Arc<Blame>>;
+type Outcome = Result<Exchanged, Arc<Blame>>;
 
 /// What members get from a round.
 #[derive(Clone)]
-pub struct Met {
+pub struct Exchanged {
     /// What each member of this process has brought, in the order of ranks.
-    pub offers: Arc<Vec<Offer>>,
+    pub payloads: Arc<Vec<Payload>>,
     /// What the delegate has made of them with other processes, where there are any.
-    pub made: Option<Offer>,
+    pub made: Option<Payload>,
 }
 
 /// What the last to arrive does for all members of its process, with those of others.
-pub type Delegate<'a> = dyn Fn(&[Offer], &Session, Vec<Standing>, Duration) -> Result<Offer, Arc<Blame>> + 'a;
+pub type Delegate<'a> =
+    dyn Fn(&[Payload], &Session, Vec<Standing>, Duration) -> Result<Payload, Arc<Blame>> + 'a;
 
-/// Members meet in rounds. A round ends when every member waits in it or is gone: with all offers if all make the
+/// Members meet in rounds. A round ends when every member waits in it or is gone: with all payloads if all make the
 /// same call, else with one [`Blame`] for everybody. It ends at the deadline at the latest.
 ///
 /// A failed round costs only itself: the next one starts clean. Only a missed deadline ends the session, because the
@@ -36,8 +37,8 @@ pub type Delegate<'a> = dyn Fn(&[Offer], &Session, Vec<Standing>, Duration) -> R
 /// Where other processes take part in a call, the last to arrive speaks for all members of this one, without the lock,
 /// while the others wait for it: it has deadlines of its own.
 ///
-/// Nothing that a member offers is dropped under the lock: that would run code of others.
-pub struct Meeting {
+/// No payload is dropped under the lock: that would run code of others.
+pub struct Rendezvous {
     state: Mutex<State>,
     changed: Signal,
     /// `State::round`, to linger on without the lock.
@@ -53,7 +54,7 @@ struct State {
     /// A member speaks with other processes for all of this one.
     delegated: bool,
     standings: Vec<Standing>,
-    offers: Vec<Option<Offer>>,
+    payloads: Vec<Option<Payload>>,
     round: u64,
     /// How the round ended in which a member waited, until it has read that. One for each: while one sleeps, the
     /// others may already have given up the next round at its deadline.
@@ -63,13 +64,13 @@ struct State {
 }
 
 impl State {
-    fn take_offers(&mut self) -> Arc<Vec<Offer>> {
-        Arc::new(self.offers.iter_mut().filter_map(Option::take).collect())
+    fn take_payloads(&mut self) -> Arc<Vec<Payload>> {
+        Arc::new(self.payloads.iter_mut().filter_map(Option::take).collect())
     }
 }
 
-/// See [`Meeting::speaking`].
-pub(super) struct Speaking<'a>(&'a Meeting);
+/// See [`Rendezvous::speaking`].
+pub(super) struct Speaking<'a>(&'a Rendezvous);
 
 impl Drop for Speaking<'_> {
     fn drop(&mut self) {
@@ -80,8 +81,8 @@ impl Drop for Speaking<'_> {
 /// How often members look whether their delegate is back, after their own deadline.
 const LOOK: Duration = Duration::from_secs(1);
 
-impl Meeting {
-    /// A meeting of `size` members.
+impl Rendezvous {
+    /// A rendezvous of `size` members.
     pub fn new(size: usize) -> Self {
         let state = State {
             step: 0,
@@ -89,7 +90,7 @@ impl Meeting {
             beyond: vec![None; size],
             delegated: false,
             standings: (0..size).map(Standing::running).collect(),
-            offers: vec![None; size],
+            payloads: vec![None; size],
             round: 0,
             outcomes: vec![None; size],
             missed: None,
@@ -97,7 +98,7 @@ impl Meeting {
         Self { state: Mutex::new(state), changed: Signal::new(), round: AtomicU64::new(0) }
     }
 
-    /// Begins a run: all members are there and have done nothing. Only while nobody is in the meeting.
+    /// Begins a run: all members are there and have done nothing. Only while nobody is in the rendezvous.
     ///
     /// Member 0 has the global id `first`; `session` is the run's traffic with other processes, where there are any.
     pub fn open(&self, step: u64, first: usize, session: Option<Arc<Session>>) {
@@ -110,24 +111,24 @@ impl Meeting {
             *standing = Standing::running(first + rank);
         }
         state.beyond.iter_mut().for_each(|beyond| *beyond = None);
-        state.offers.iter_mut().for_each(|offer| *offer = None);
+        state.payloads.iter_mut().for_each(|payload| *payload = None);
         state.outcomes.iter_mut().for_each(|outcome| *outcome = None);
         state.missed = None;
     }
 
-    /// Waits for all other members, at most `timeout`, and gets everybody's offers in the order of ranks. With a
+    /// Waits for all other members, at most `timeout`, and gets everybody's payloads in the order of ranks. With a
     /// `delegate` other processes take part; it is called on one member of each.
     ///
     /// # Errors
     /// The same [`Blame`] on every member: members made different calls, one is gone, or one is late.
-    pub fn meet(
+    pub fn arrive(
         &self,
         rank: usize,
         call: Fingerprint,
-        offer: Offer,
+        payload: Payload,
         timeout: Duration,
         delegate: Option<&Delegate<'_>>,
-    ) -> Result<Met, Arc<Blame>> {
+    ) -> Result<Exchanged, Arc<Blame>> {
         let mut deadline = Deadline::after(timeout);
         // Declared before the guard, so dropped after it.
         let mut _unused = Vec::new();
@@ -138,7 +139,7 @@ impl Meeting {
             return Err(blame.clone());
         }
         state.standings[rank].presence = Presence::Waiting(call);
-        state.offers[rank] = Some(offer);
+        state.payloads[rank] = Some(payload);
         state.beyond[rank] = delegate.map(|_| timeout);
         let round = state.round;
         (state, _unused) = self.settle(state, delegate);
@@ -172,9 +173,9 @@ impl Meeting {
         let _unused;
         let mut state = lock(&self.state);
         state.standings[rank].presence = if failed { Presence::Failed } else { Presence::Returned };
-        let offer = state.offers[rank].take();
-        let (state, offers) = self.settle(state, None);
-        _unused = (offer, offers);
+        let payload = state.payloads[rank].take();
+        let (state, payloads) = self.settle(state, None);
+        _unused = (payload, payloads);
         drop(state);
     }
 
@@ -194,7 +195,7 @@ impl Meeting {
         &'a self,
         mut state: MutexGuard<'a, State>,
         delegate: Option<&Delegate<'_>>,
-    ) -> (MutexGuard<'a, State>, Vec<Option<Offer>>) {
+    ) -> (MutexGuard<'a, State>, Vec<Option<Payload>>) {
         if state.delegated || !state.standings.iter().all(Standing::is_settled) {
             return (state, Vec::new());
         }
@@ -214,7 +215,7 @@ impl Meeting {
             _ => {
                 let outcome = match Blame::judge(state.step, &state.standings) {
                     Some(blame) => Err(Arc::new(blame)),
-                    None => Ok(Met { offers: state.take_offers(), made: None }),
+                    None => Ok(Exchanged { payloads: state.take_payloads(), made: None }),
                 };
                 (state, outcome)
             }
@@ -233,21 +234,18 @@ impl Meeting {
     ) -> (MutexGuard<'a, State>, Outcome) {
         state.delegated = true;
         let standings = state.standings.clone();
-        let offers = match Standing::all_agree(&standings) {
-            true => state.take_offers(),
-            false => Arc::default(),
-        };
+        let payloads = if Standing::all_agree(&standings) { state.take_payloads() } else { Arc::default() };
         drop(state);
         let spoken = catch_unwind(AssertUnwindSafe(|| match delegate {
             Some(delegate) if Standing::all_agree(&standings) => {
-                delegate(&offers, session, standings.clone(), timeout).map(Some)
+                delegate(&payloads, session, standings.clone(), timeout).map(Some)
             }
             _ => session.swap(standings.clone(), |_| Bytes::new(), timeout).map(|_| None),
         }));
         let mut state = lock(&self.state);
         state.delegated = false;
         let outcome = match spoken {
-            Ok(Ok(made)) => Ok(Met { offers, made }),
+            Ok(Ok(made)) => Ok(Exchanged { payloads, made }),
             Ok(Err(blame)) => {
                 if session.is_over() {
                     state.missed = Some(blame.clone());
@@ -276,7 +274,7 @@ impl Meeting {
         &'a self,
         mut state: MutexGuard<'a, State>,
         timeout: Duration,
-    ) -> (MutexGuard<'a, State>, Arc<Blame>, Vec<Option<Offer>>) {
+    ) -> (MutexGuard<'a, State>, Arc<Blame>, Vec<Option<Payload>>) {
         let is_beyond = state.beyond.iter().any(Option::is_some);
         let mut blame = None;
         if let Some(session) = state.session.clone().filter(|_| is_beyond) {
@@ -294,7 +292,7 @@ impl Meeting {
         (state, blame, unused)
     }
 
-    fn end(&self, state: &mut State, outcome: Outcome) -> Vec<Option<Offer>> {
+    fn end(&self, state: &mut State, outcome: Outcome) -> Vec<Option<Payload>> {
         for (standing, mine) in state.standings.iter_mut().zip(&mut state.outcomes) {
             if !matches!(standing.presence, Presence::Waiting(_)) {
                 continue;
@@ -309,7 +307,7 @@ impl Meeting {
             *mine = Some(outcome.clone());
         }
         state.beyond.fill(None);
-        let unused = state.offers.iter_mut().map(Option::take).collect();
+        let unused = state.payloads.iter_mut().map(Option::take).collect();
         state.round += 1;
         self.round.store(state.round, Ordering::Release);
         self.changed.notify(state);

@@ -8,10 +8,10 @@ use std::thread::JoinHandle;
 
 /// Threads that make results of jobs.
 ///
-/// Every wait ends with its owner: a thread waits for jobs until the crew drops their sender, and the crew waits for a
+/// Every wait ends with its owner: a thread waits for jobs until the pool drops their sender, and the pool waits for a
 /// result only of threads that have a job, and a thread that dies says so. Nobody joins a thread that may still be in a
 /// user's function.
-pub(crate) struct Crew<J, D> {
+pub(crate) struct WorkerPool<J, D> {
     operation: &'static str,
     workers: Vec<Worker<J>>,
     results: Results<D>,
@@ -60,16 +60,17 @@ const MOST_THREADS: usize = 1024;
 /// The error for a number of threads that no machine has a use for.
 pub(crate) fn most_threads(operation: &'static str, threads: usize) -> Result<()> {
     let (parameter, expected) = ("the number of threads", "at most 1024");
-    match threads > MOST_THREADS {
-        true => Err(Error::Parameter { operation, parameter, found: threads.to_string(), expected }),
-        false => Ok(()),
+    if threads > MOST_THREADS {
+        Err(Error::Parameter { operation, parameter, found: threads.to_string(), expected })
+    } else {
+        Ok(())
     }
 }
 
 /// How many jobs each thread may have: one at work, and some so that it needn't wait for the next.
 pub(crate) const JOBS: usize = 4;
 
-impl<J: Send + 'static, D: Send + 'static> Crew<J, D> {
+impl<J: Send + 'static, D: Send + 'static> WorkerPool<J, D> {
     /// Starts the threads. `operation` is who asked for them, for their names and for errors.
     pub(crate) fn start(
         operation: &'static str,
@@ -83,13 +84,12 @@ impl<J: Send + 'static, D: Send + 'static> Crew<J, D> {
         let (all, as_they_come) = channel();
         for worker in 0..threads {
             let (jobs, receiver) = sync_channel::<J>(JOBS);
-            let results = match ordered {
-                true => {
-                    let (sender, results) = channel();
-                    in_turn.push(results);
-                    sender
-                }
-                false => all.clone(),
+            let results = if ordered {
+                let (sender, results) = channel();
+                in_turn.push(results);
+                sender
+            } else {
+                all.clone()
             };
             let work = work.clone();
             let thread = std::thread::Builder::new()
@@ -164,9 +164,10 @@ impl<J: Send + 'static, D: Send + 'static> Crew<J, D> {
     /// Why a thread gives no results: it has nothing left to do but to end, so the join doesn't wait.
     /// The others' places change, which is of no matter: the pass is over.
     fn died(&mut self, worker: usize) -> Error {
-        let panic = match worker < self.workers.len() {
-            true => self.workers.swap_remove(worker).thread.join().err(),
-            false => None,
+        let panic = if worker < self.workers.len() {
+            self.workers.swap_remove(worker).thread.join().err()
+        } else {
+            None
         };
         let message = panic.map_or("it ended early".into(), |panic| panic_message(panic.as_ref()));
         Error::ThreadDied { operation: self.operation, message }
@@ -184,11 +185,11 @@ mod tests {
         watched(|| {
             let work = |job: usize| if job == 1 { panic!("a bug of ours") } else { job };
             for ordered in [true, false] {
-                let mut crew = Crew::start("test", 2, ordered, work).unwrap();
-                (0..4).for_each(|job| crew.send(job));
-                let first = crew.receive().unwrap();
+                let mut pool = WorkerPool::start("test", 2, ordered, work).unwrap();
+                (0..4).for_each(|job| pool.send(job));
+                let first = pool.receive().unwrap();
                 assert!(!ordered || first.is_ok());
-                let error = first.and_then(|_| crew.receive().unwrap()).and_then(|_| crew.receive().unwrap());
+                let error = first.and_then(|_| pool.receive().unwrap()).and_then(|_| pool.receive().unwrap());
                 assert!(error.unwrap_err().to_string().contains("a bug of ours"));
             }
         });
@@ -197,16 +198,16 @@ mod tests {
     #[test]
     fn results_come_in_the_order_of_jobs_and_only_of_those_given() {
         watched(|| {
-            let mut crew = Crew::start("test", 3, true, |job: usize| 2 * job).unwrap();
+            let mut pool = WorkerPool::start("test", 3, true, |job: usize| 2 * job).unwrap();
             let mut given = 0;
-            while crew.has_room() {
-                crew.send(given);
+            while pool.has_room() {
+                pool.send(given);
                 given += 1;
             }
             assert_eq!(given, 3 * JOBS);
-            let results: Vec<_> = std::iter::from_fn(|| crew.receive()).map(Result::unwrap).collect();
+            let results: Vec<_> = std::iter::from_fn(|| pool.receive()).map(Result::unwrap).collect();
             assert_eq!(results, (0..given).map(|job| 2 * job).collect::<Vec<_>>());
-            assert!(crew.is_idle());
+            assert!(pool.is_idle());
         });
     }
 }
