@@ -1,4 +1,4 @@
-//! The steps of a save, in an order in which a crash at any point leaves either nothing or all.
+//! The steps of a save, ordered so that a crash at any point leaves either no checkpoint or a complete one.
 
 use crate::index::{self, Index};
 use crate::writer::Writer;
@@ -8,24 +8,24 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
 
-/// What a save does next.
+/// A step of a save.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Step {
-    /// The folder, beside its place.
+    /// Creates the folder, next to its destination.
     CreateFolder,
-    /// One file, and its bytes to the disk.
+    /// Writes one file and syncs it.
     WriteShard(usize),
-    /// `index.json`, and its bytes to the disk.
+    /// Writes `index.json` and syncs it.
     WriteIndex,
-    /// The names of the files to the disk.
+    /// Syncs the names of the files.
     SyncFolder,
-    /// The folder gets its name: from here on it is there, and it is whole.
+    /// Renames the folder. From here on the checkpoint exists, and is complete.
     Rename,
-    /// The folder's name to the disk.
+    /// Syncs the name of the folder.
     SyncParent,
 }
 
-/// The steps for so many files.
+/// The steps for this many files.
 pub(crate) fn steps(files: usize) -> Vec<Step> {
     let mut steps = vec![Step::CreateFolder];
     steps.extend((0..files).map(Step::WriteShard));
@@ -33,7 +33,7 @@ pub(crate) fn steps(files: usize) -> Vec<Step> {
     steps
 }
 
-/// Saves as [`Writer::save`]. `before` is called before each step, so that tests can fail or crash there.
+/// Saves like [`Writer::save`]. `before` is called before each step, so that tests can fail or crash there.
 pub(crate) fn save(
     writer: &Writer,
     path: &Path,
@@ -50,7 +50,7 @@ pub(crate) fn save(
     let (steps, count) = (steps(files.len()), files.len());
     let mut files = files.into_iter();
     let mut written = Vec::new();
-    // Removed where a step fails.
+    // Removed if a step fails.
     let mut partial: Option<Partial> = None;
     for step in steps {
         before(step).map_err(Error::io("saving", path))?;
@@ -82,7 +82,7 @@ pub(crate) fn save(
     Ok(())
 }
 
-/// The folder that a checkpoint is to be in.
+/// The folder that will contain a checkpoint.
 fn parent(path: &Path) -> Result<&Path> {
     if path.file_name().is_none() {
         let reason = format!("{} does not end in the name of a folder to be created", path.display());
@@ -101,7 +101,7 @@ fn write_index(path: &Path, index: &Index) -> Result<()> {
     file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(io)
 }
 
-/// Brings the names in a folder to the disk. On Windows, folders cannot be opened, and names are on the disk already.
+/// Syncs the names in a folder to disk. On Windows, folders cannot be opened, and names are already on disk.
 fn sync_folder(path: &Path) -> Result<()> {
     if cfg!(windows) {
         Ok(())

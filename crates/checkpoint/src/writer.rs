@@ -1,4 +1,4 @@
-//! What is to be saved.
+//! Collects tensors and metadata, and saves them.
 
 use crate::error::show;
 use crate::index::{Entry, Index, SliceEntry};
@@ -26,7 +26,7 @@ struct Tensor {
 }
 
 impl Writer {
-    /// With nothing in it.
+    /// An empty writer.
     pub fn new() -> Self {
         Self::default()
     }
@@ -45,11 +45,11 @@ impl Writer {
         Ok(())
     }
 
-    /// Adds some rows of a tensor of shape `full_shape`: those from `first_row` on. Slices may come in any order.
+    /// Adds rows of a tensor of shape `full_shape`, from `first_row` on. Slices may be added in any order.
     ///
     /// # Errors
-    /// [`Error::Entry`] if the rows don't fit in that shape, overlap rows that are there already, or come with another
-    /// dtype or full shape than the slices before.
+    /// [`Error::Entry`] if the rows don't fit into that shape, overlap rows that were added before, or differ from earlier
+    /// slices in dtype or full shape.
     pub fn insert_slice(
         &mut self,
         name: impl Into<String>,
@@ -77,7 +77,7 @@ impl Writer {
                     format!("this slice is of {now}, those before of {before}"),
                 ));
             }
-            // Slices don't overlap, so the last one that begins before the end is the only one that can reach in.
+            // Slices don't overlap, so only the last one that begins before the end can overlap this one.
             let before = tensor.slices.range(..first_row + *count).next_back();
             let reaches =
                 |start: usize, there: &HostTensor| *count > 0 && start + there.dims()[0] > first_row;
@@ -90,17 +90,17 @@ impl Writer {
         let dtype = rows.dtype();
         let tensor =
             self.tensors.entry(name).or_insert_with(|| Tensor { dtype, shape, slices: BTreeMap::new() });
-        // Empty slices say nothing, except that there is such a tensor.
+        // Empty slices are kept only if the tensor is empty.
         if rows.dims()[0] > 0 || tensor.slices.is_empty() && tensor.shape[0] == 0 {
             tensor.slices.insert(first_row, rows);
         }
         Ok(())
     }
 
-    /// Sets a piece of metadata: the step, the seed, hyper-parameters. Numbers that JSON doesn't have, NaN and infinities,
-    /// are kept as text, and [`Reader::number`](crate::Reader::number) reads them again.
+    /// Sets a piece of metadata, such as the step, the seed or hyper-parameters. NaN and infinities, which JSON doesn't have,
+    /// are stored as text; [`Reader::number`](crate::Reader::number) reads them.
     ///
-    /// Such numbers inside of a [`Value`] were lost when that was made: `json!(f64::NAN)` is null.
+    /// A [`Value`] has already lost such numbers: `json!(f64::NAN)` is null.
     pub fn metadata(&mut self, key: impl Into<String>, value: impl Metadata) {
         self.metadata.insert(key.into(), value.into_value());
     }
@@ -111,21 +111,21 @@ impl Writer {
     }
 
     /// Saves everything as a new folder at `path`, in at most `shards` files of about equal size. A tensor larger than an
-    /// equal share is cut between rows.
+    /// equal share is split between rows.
     ///
-    /// The folder appears whole or not at all, whatever happens meanwhile: it is written beside its place, under a name
-    /// that begins with a dot and ends with `.part`, brought to the disk, and renamed. What a crash leaves of that, the next
-    /// save to the same path removes. The same content gives the same bytes.
+    /// The save is atomic: the folder is written next to its destination, under a name that begins with a dot and ends with
+    /// `.part`, synced to disk, and renamed. Leftovers of a crash are removed by the next save to the same path. The same
+    /// content gives the same bytes.
     ///
     /// # Errors
-    /// [`Error::Exists`] if there is anything at `path`; [`Error::Entry`] for a tensor of which rows are missing;
-    /// [`Error::InvalidArgument`] for 0 shards; [`Error::Io`] with the path where the system refuses. There is no folder at
-    /// `path` then.
+    /// [`Error::Exists`] if there is anything at `path`; [`Error::Entry`] for a tensor with missing rows;
+    /// [`Error::InvalidArgument`] for 0 shards; [`Error::Io`], with the path, if the system refuses. There is no folder at `path`
+    /// then, unless there was one before.
     pub fn save(&self, path: impl AsRef<Path>, shards: usize) -> Result<()> {
         save::save(self, path.as_ref(), shards, &mut |_| Ok(()))
     }
 
-    /// Everything as it will lie in files; `Err` if something is missing.
+    /// Plans the files; an error if rows are missing.
     pub(crate) fn layout(&self, shards: usize) -> Result<Layout<'_>> {
         if shards == 0 {
             let reason = "0 shards hold nothing; ask for 1 or more".into();
@@ -186,7 +186,7 @@ impl Tensor {
     }
 }
 
-/// What the files of a checkpoint will hold.
+/// The planned content of a checkpoint's files.
 pub(crate) struct Layout<'a> {
     pub(crate) files: Vec<Vec<PendingTensor<'a>>>,
     entries: BTreeMap<String, Entry>,
@@ -200,7 +200,7 @@ impl Layout<'_> {
     }
 }
 
-/// Some rows of a slice, as one tensor of a file, or two for strings.
+/// Some rows of a slice, as one tensor of a file, or as two for strings.
 fn piece<'a>(
     name: &str,
     tensor: &Tensor,
@@ -253,7 +253,7 @@ fn piece<'a>(
     (SliceEntry { file, key, ends, offset, shape }, tensors)
 }
 
-/// A key that no other tensor of the file has. safetensors keeps one for itself.
+/// A key that no other tensor of the file has, nor safetensors itself.
 fn unused(mut key: String, keys: &mut BTreeSet<String>) -> String {
     while key == "__metadata__" || !keys.insert(key.clone()) {
         key.push('_');

@@ -1,9 +1,9 @@
 //! Elements on their way through a pipeline, several at a time.
 //!
-//! A [`Chunk`] is what stages hand on. Rows of a source stay numbers of rows for as long as nobody looks at them, so
-//! that a batch of them is cut out of the source in one piece: by a view when they stand next to each other, by one
-//! gather when they don't. A batch stays the elements it is made of until somebody looks at it, so that one that is cut
-//! over replicas is put together piece by piece, and no row is copied twice.
+//! Stages pass on [`Chunk`]s. Rows of a source stay indices as long as nobody looks at the rows, so a batch of them is cut out
+//! of the source in one piece: by a view if they are contiguous, otherwise by one gather. A batch stays a list of its
+//! elements until somebody looks at it, so a batch that is split over replicas is assembled piece by piece, and no row is
+//! copied twice.
 
 use crate::operations::room::reserve;
 use crate::rows::Rows;
@@ -18,13 +18,13 @@ pub(crate) enum Chunk {
     Rows(Arc<Rows>, Picks),
     /// Elements by themselves.
     Values(Vec<Tree<Leaf>>),
-    /// One element: a batch, not yet put together.
+    /// One element: a batch, not yet assembled.
     Batch(Assembly),
 }
 
 /// Which rows, in which order.
 pub(crate) enum Picks {
-    /// Rows next to each other.
+    /// Contiguous rows.
     Range(Range<usize>),
     /// Any rows.
     List(Vec<usize>),
@@ -50,7 +50,7 @@ impl Picks {
         }
     }
 
-    /// Puts the rows behind those of a list.
+    /// Appends the rows to a list.
     pub(crate) fn extend(self, list: &mut Vec<usize>) -> Result<()> {
         reserve("a list of rows", list, self.len())?;
         match self {
@@ -60,7 +60,7 @@ impl Picks {
         Ok(())
     }
 
-    /// Puts more rows behind these; gives them back if there is no memory for a list of them.
+    /// Appends more rows; returns them if there is no memory for a list.
     fn append(&mut self, other: Picks) -> Option<Picks> {
         match (&mut *self, other) {
             (Picks::Range(mine), Picks::Range(theirs)) if mine.end == theirs.start => mine.end = theirs.end,
@@ -101,7 +101,7 @@ impl Chunk {
         }
     }
 
-    /// Some of the elements, sharing their tensors. The range is within them.
+    /// A range of the elements, which shares their tensors. It must be within bounds.
     pub(crate) fn slice(&self, range: Range<usize>) -> Chunk {
         match self {
             Chunk::Rows(source, Picks::Range(rows)) => {
@@ -139,7 +139,7 @@ impl Chunk {
         }
     }
 
-    /// The same with its batch put together: for those who hand it on to be read later, or more than once.
+    /// The same chunk with its batch assembled, for stages that keep it for later or read it more than once.
     pub(crate) fn together(self) -> Result<Chunk> {
         match self {
             Chunk::Batch(assembly) => Ok(Chunk::one(assembly.finish()?)),
@@ -147,7 +147,7 @@ impl Chunk {
         }
     }
 
-    /// Puts `other` behind this chunk; gives it back if the two cannot be one chunk.
+    /// Appends `other`; returns it if the two cannot be one chunk.
     pub(crate) fn append(&mut self, other: Chunk) -> Option<Chunk> {
         match (self, other) {
             (Chunk::Rows(mine, picks), Chunk::Rows(theirs, more)) if Arc::ptr_eq(mine, &theirs) => {
@@ -172,7 +172,7 @@ impl Chunk {
     }
 }
 
-/// Why chunks could not be put together.
+/// Why chunks could not be assembled.
 enum Fault {
     Tensor(distribute_tensor::Error),
     Other(Error),
@@ -187,7 +187,7 @@ impl From<Error> for Fault {
     }
 }
 
-/// Chunks that are to become one batch.
+/// Chunks that will become one batch.
 pub(crate) struct Assembly {
     /// Its place in the pass, for errors.
     number: usize,
@@ -196,7 +196,7 @@ pub(crate) struct Assembly {
 }
 
 impl Assembly {
-    /// The beginning of a batch, which is the `number`-th of the pass.
+    /// An empty batch, which is the `number`-th of the pass.
     pub(crate) fn new(number: usize) -> Self {
         Self { number, chunks: Vec::new(), len: 0 }
     }
@@ -228,7 +228,7 @@ impl Assembly {
         Ok(values)
     }
 
-    /// Some of the elements, sharing their tensors. The range is within them.
+    /// A range of the elements, which shares their tensors. It must be within bounds.
     fn slice(&self, range: Range<usize>) -> Assembly {
         let mut part = Assembly::new(self.number);
         let mut start = 0;
@@ -243,10 +243,10 @@ impl Assembly {
         part
     }
 
-    /// The rows of the batch in these pieces. Each row of a source is copied into its piece, and nowhere else.
+    /// Splits the batch into pieces. Each row of a source is copied once, directly into its piece.
     pub(crate) fn cut(self, pieces: Vec<Range<usize>>) -> Result<Vec<Tree<Leaf>>> {
         let of_rows = self.chunks.iter().all(|chunk| matches!(chunk, Chunk::Rows(..)));
-        // What an empty piece looks like can be seen of a whole batch, and elements that differ are one error, not two.
+        // An empty piece is derived from the whole batch, and elements that differ should be one error, not two.
         if pieces.len() < 2 || !of_rows || pieces.iter().any(Range::is_empty) {
             let batch = self.finish()?;
             crate::split::batch_rows(&batch)?;

@@ -66,8 +66,8 @@ impl<M> Replicated<M> {
         &mut self.models
     }
 
-    /// The model as one device would have it, to evaluate or export it: a snapshot of the variables, with running
-    /// statistics averaged over the replicas: where there are any, of several workers all have to call it.
+    /// The model as one device would have it, to evaluate or export it: a snapshot of the variables, with running statistics
+    /// averaged over the replicas. If there are running statistics, all workers have to call it.
     ///
     /// # Errors
     /// Those of the closure that builds the model, and of reading its variables.
@@ -83,7 +83,7 @@ impl<M> std::fmt::Debug for Replicated<M> {
     }
 }
 
-/// Tells which replica asked for other variables than replica 0.
+/// The error of a replica that asked for other variables than replica 0.
 pub(crate) fn other_variables(replica: usize, missing: &[String], extra: &[String]) -> Error {
     Error::invalid(
         "replicate",

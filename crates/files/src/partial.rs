@@ -1,7 +1,7 @@
-//! Names for what isn't whole yet, and who still holds them.
+//! Files and folders that aren't complete yet, and their names.
 //!
-//! A partial is locked as long as its writer lives: the system lets go of the lock when the process ends, however it does. So
-//! a partial that can be locked was left behind.
+//! A partial file or folder is locked as long as its writer lives: the system releases the lock when the process ends, however
+//! it ends. So one that can be locked was left behind.
 
 use crate::regular::{kind, open_any};
 use distribute_log::heard;
@@ -10,14 +10,14 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// A file or folder that isn't whole yet, beside its place: `.model.distribute-0.part` for `model`. Dropped, it is removed;
-/// [renamed](Partial::rename), it stays.
+/// A file or folder that isn't complete yet, next to its destination: `.model.distribute-0.part` for `model`. It is removed when
+/// dropped, unless it has been [renamed](Partial::rename).
 ///
-/// Making one removes those of the same place whose process was killed.
+/// Creating one removes those of killed processes for the same destination.
 #[derive(Debug)]
 pub struct Partial {
     path: PathBuf,
-    /// Its lock. Folders cannot be opened on Windows.
+    /// The open file, which is locked; `None` for folders on Windows, which cannot be opened.
     handle: Option<File>,
     whole: bool,
 }
@@ -28,14 +28,14 @@ enum Kind {
     Folder,
 }
 
-/// Partials of a place have numbers from 0. So many are looked at even where earlier ones are absent: as many writers at once
-/// can be killed before one is left behind.
+/// Partials of one destination are numbered from 0. This many are checked even if earlier ones are absent, so that none is left
+/// behind unless more concurrent writers than this were killed.
 const LOOKED_AT: u64 = 8;
 const MARK: &str = ".distribute-";
 const END: &str = ".part";
 
 impl Partial {
-    /// A new file, empty, for what is to be at `path`.
+    /// A new empty file, to become `path`.
     ///
     /// # Errors
     /// Those of the system; [`InvalidInput`](io::ErrorKind::InvalidInput) for a path that doesn't end in a name.
@@ -43,18 +43,18 @@ impl Partial {
         Self::new(path, Kind::File)
     }
 
-    /// A new folder, empty, for what is to be at `path`.
+    /// A new empty folder, to become `path`.
     ///
     /// # Errors
-    /// As [`file`](Self::file).
+    /// Those of [`file`](Self::file).
     pub fn folder(path: &Path) -> io::Result<Self> {
         Self::new(path, Kind::Folder)
     }
 
-    /// Moves what is at `path`, a file or folder, to a name that is nobody's, so that it can be removed bit by bit.
+    /// Moves the file or folder at `path` to an unused name, so that it can be removed bit by bit.
     ///
     /// # Errors
-    /// Those of the system; what is at `path` is there then as before.
+    /// Those of the system; `path` is unchanged then.
     pub fn of_old(path: &Path) -> io::Result<Self> {
         let unused = |partial: &io::Result<PathBuf>| {
             partial.as_ref().map_or(true, |partial| fs::symlink_metadata(partial).is_err())
@@ -65,7 +65,7 @@ impl Partial {
         Ok(Self { path: partial, handle: None, whole: false })
     }
 
-    /// Removes the folder of a partial, if a process that was killed left it. What is there besides stays, and is told.
+    /// Removes a partial folder if a killed process has left it. Anything else at `path` stays, with a warning.
     pub fn clear_folder(path: &Path) {
         clear(path, Kind::Folder);
     }
@@ -75,12 +75,12 @@ impl Partial {
         &self.path
     }
 
-    /// The file, to be written; none for a folder.
+    /// The file to write to; an error for a folder.
     pub(crate) fn handle(&self) -> io::Result<&File> {
         self.handle.as_ref().ok_or_else(|| io::Error::other("this is a folder, not a file"))
     }
 
-    /// Gives it its name. What is there is replaced, as the system's `rename` does.
+    /// Gives it its final name. An existing file is replaced, as by the system's `rename`.
     ///
     /// # Errors
     /// Those of the system; the partial is removed then.
@@ -90,7 +90,7 @@ impl Partial {
         Ok(self.handle.take())
     }
 
-    /// Removes it, which dropping does, too.
+    /// Removes it, as dropping it does, and returns errors.
     ///
     /// # Errors
     /// Those of the system.
@@ -122,13 +122,13 @@ impl Partial {
 impl Drop for Partial {
     fn drop(&mut self) {
         if !self.whole {
-            // What cannot be removed now is what a killed process leaves.
+            // If this fails, a later writer removes it.
             let _ = remove(&self.path);
         }
     }
 }
 
-/// The name of the place that a partial is for, if its name is one.
+/// The file name of a partial's destination, if this is a name of a partial.
 pub fn whole_name(partial: &OsStr) -> Option<&str> {
     let (name, number) = partial.to_str()?.strip_prefix('.')?.strip_suffix(END)?.rsplit_once(MARK)?;
     let is_number = !number.is_empty() && number.bytes().all(|digit| digit.is_ascii_digit());
@@ -149,16 +149,16 @@ fn create(partial: &Path, kind: Kind) -> io::Result<Option<File>> {
         Kind::File => OpenOptions::new().read(true).write(true).create_new(true).open(partial).map(Some),
         Kind::Folder => {
             fs::create_dir(partial)?;
-            // Somebody may take it for one that was left, and have removed it.
+            // Another process may have taken it for a leftover and removed it.
             Ok(open_any(partial).ok())
         }
     }
 }
 
-/// The partial, unless somebody took it for one that was left before it was locked.
+/// Locks the partial; `None` if another process took it for a leftover before.
 fn hold(partial: &Path, handle: Option<File>) -> io::Result<Option<Partial>> {
     let mine = match &handle {
-        // Without locks, nobody takes it for one that was left.
+        // Without locks, nobody takes it for a leftover.
         None => partial.exists(),
         Some(handle) => match handle.try_lock() {
             Ok(()) => is_at(handle, partial),
@@ -169,7 +169,7 @@ fn hold(partial: &Path, handle: Option<File>) -> io::Result<Option<Partial>> {
     Ok(mine.then(|| Partial { path: partial.to_path_buf(), handle, whole: false }))
 }
 
-/// Removes a partial that nobody holds.
+/// Removes a partial that nobody has locked.
 fn clear(partial: &Path, kind: Kind) {
     let Ok(found) = fs::symlink_metadata(partial).map(|found| found.file_type()) else { return };
     let is_ours = match kind {
@@ -201,7 +201,7 @@ fn clear(partial: &Path, kind: Kind) {
     }
 }
 
-/// Whether a path still leads to what was opened there.
+/// Whether a path still refers to the file that was opened there.
 fn is_at(handle: &File, path: &Path) -> bool {
     #[cfg(unix)]
     {

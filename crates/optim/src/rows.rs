@@ -64,7 +64,7 @@ pub(crate) fn check_rows(
 }
 
 /// The rows with a gradient.
-pub(crate) fn row_runs<'g, F>(
+pub(crate) fn row_spans<'g, F>(
     row_len: usize,
     rows: &'g [usize],
     grads: &'g [F],
@@ -77,7 +77,7 @@ pub(crate) fn row_runs<'g, F>(
 }
 
 /// All of a table of `len` elements: the rows with a gradient, and what is between them with zeros.
-pub(crate) fn every_run<'g, F>(
+pub(crate) fn every_span<'g, F>(
     len: usize,
     row_len: usize,
     rows: &'g [usize],
@@ -85,7 +85,7 @@ pub(crate) fn every_run<'g, F>(
 ) -> impl Iterator<Item = Span<'g, F>> {
     let mut end = 0;
     let tail = rows.last().map_or(0, |&row| row * row_len + row_len);
-    row_runs(row_len, rows, grads)
+    row_spans(row_len, rows, grads)
         .flat_map(move |span| {
             let gap = Span { at: end..span.at.start, grad: None };
             end = span.at.end;
@@ -121,7 +121,7 @@ mod tests {
     #[test]
     fn every_run_covers_the_table_once() {
         let spans = |rows: &[usize], grads: &[f32]| -> Vec<_> {
-            every_run(10, 2, rows, grads)
+            every_span(10, 2, rows, grads)
                 .filter(|span| !span.at.is_empty())
                 .map(|span| (span.at, span.grad.map(<[f32]>::to_vec)))
                 .collect()

@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 
 use crate::error::Check;
-use crate::rows::{check_rows, every_run, row_runs};
+use crate::rows::{check_rows, every_span, row_spans};
 use crate::sweep::{Slots, Span};
 use crate::{Float, InvalidHyperparameter, UpdateError};
 
@@ -279,9 +279,9 @@ fn update_rows<R: Formula, F: Float>(
     check_rows(var.len(), row_len, rows, grads.len())?;
     let (len, kernel) = (var.len(), rule.kernel::<F>(at));
     if rule.every_row() {
-        R::Slots::<F>::sweep(var, slots, every_run(len, row_len, rows, grads), kernel);
+        R::Slots::<F>::sweep(var, slots, every_span(len, row_len, rows, grads), kernel);
     } else {
-        R::Slots::<F>::sweep(var, slots, row_runs(row_len, rows, grads), kernel);
+        R::Slots::<F>::sweep(var, slots, row_spans(row_len, rows, grads), kernel);
     }
     Ok(())
 }

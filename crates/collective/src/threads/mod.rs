@@ -1,14 +1,14 @@
-//! The engine whose members are threads of this process.
+//! Teams: members that are threads of this process.
 //!
 //! | module | what it is |
 //! |---|---|
 //! | [`rendezvous`] | [`Rendezvous`]: members exchange payloads, or learn together why they can't |
-//! | [`crew`] | [`Crew`]: threads that run a borrowed closure. The engine's only `unsafe` |
+//! | [`crew`] | [`Crew`]: threads that run a borrowed closure. The module's only `unsafe` |
 //! | [`team`] | [`Team`]: a rendezvous, and the threads that one `run` borrows |
-//! | [`teams`] | [`Teams`]: idle teams, lent to runs; and which thread replica 0 is on |
-//! | [`worker`] | the thread of a replica: a rayon pool of its own |
-//! | `host` | a thread for replica 0, where the caller's is none for it |
-//! | `stack` | a stack for replica 0, where the caller's thread is |
+//! | [`teams`] | [`Teams`]: idle teams, lent to runs; picks the thread of replica 0 |
+//! | [`worker`] | the thread of a replica, with a rayon pool of its own |
+//! | `host` | a thread for replica 0, where the caller's thread is unsuitable |
+//! | `stack` | a large stack for replica 0 on the caller's thread |
 
 pub mod crew;
 #[cfg(not(shuttle))]

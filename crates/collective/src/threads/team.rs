@@ -16,20 +16,20 @@ use std::time::Duration;
 /// N members that run one closure at once: member 0 on the caller's thread, the others on threads of the team.
 pub struct Team {
     size: usize,
-    /// Of each member.
+    /// The number of threads of each member.
     threads: usize,
-    /// The threads, which serve as long as the team lives.
+    /// The members' threads, which serve as long as the team lives.
     crew: Arc<Crew>,
     rendezvous: Rendezvous,
     /// Parked members lend their cores to member 0 here.
     helpers: Crew,
-    /// What member 0 made of the last cooperation, for the others.
+    /// The result of the last [`Member::lead`], which the other members read.
     result: Mutex<Option<Payload>>,
     workers: Vec<Worker>,
-    /// Where a run goes that is not for its caller's thread; started with the first.
+    /// The thread for runs that must not use their caller's thread; started on first use.
     #[cfg(not(shuttle))]
     host: OnceLock<super::host::Host>,
-    /// A run lasts.
+    /// Whether a run is in progress.
     busy: AtomicBool,
 }
 
@@ -74,7 +74,7 @@ impl Team {
         }
     }
 
-    /// Does `work` on a thread of this team, on which member 0 of a run in it then is.
+    /// Runs `work` on a thread of this team; member 0 of a run inside of it is on that thread.
     ///
     /// # Errors
     /// If the system refuses the thread.
@@ -101,24 +101,25 @@ impl Team {
         self.size
     }
 
-    /// Where everybody stands, for the log.
+    /// The standing of each member, for logs.
     pub fn standings(&self) -> Vec<Standing> {
         self.rendezvous.standings()
     }
 
-    /// Runs `body` once for every member, all at once, as step number `step`. `body` tells whether it succeeded.
-    /// Returns when all have returned; a panic of `body` is resumed here after that.
+    /// Runs `body` once for every member, all at the same time, as step number `step`. `body` returns whether it
+    /// succeeded. This returns when all members have; a panic of `body` is then resumed here.
     ///
-    /// No call of a member waits longer than `timeout` for the others. A member that is still in `body` so long after
-    /// member 0 has returned is logged with its last call, again and again.
+    /// No call of a member waits longer than `timeout` for the others. A member that is still in `body` that long after
+    /// member 0 has returned is logged with its last call, repeatedly.
     ///
     /// # Panics
-    /// As `body`; and where this team is running already, whose rendezvous this would confuse.
+    /// If `body` panics, or if this team is already running.
     pub fn run(self: &Arc<Self>, step: u64, timeout: Duration, body: &(dyn Fn(Member) -> bool + Sync)) {
         self.run_among(step, timeout, None, body);
     }
 
-    /// As [`Team::run`], where the processes of `session` run the same: calls of [`Member::together`] meet theirs.
+    /// Like [`Team::run`], together with the processes of `session`, which run the same: calls of [`Member::together`]
+    /// meet theirs.
     ///
     /// # Panics
     /// As [`Team::run`].
@@ -154,12 +155,12 @@ impl Team {
 
 impl Drop for Team {
     fn drop(&mut self) {
-        // Its workers serve until then, and catch panics: they end.
+        // The workers serve until then and catch panics, so they end.
         self.crew.dismiss();
     }
 }
 
-/// Keeps a second run out while one lasts.
+/// Refuses a second run while one is in progress.
 struct Busy<'a>(&'a AtomicBool);
 
 impl<'a> Busy<'a> {
@@ -175,7 +176,7 @@ impl Drop for Busy<'_> {
     }
 }
 
-/// Tells the others that a member is gone, also when it panics.
+/// Tells the others that a member is gone, even if it panics.
 struct Leave<'a> {
     team: &'a Team,
     rank: usize,
@@ -196,33 +197,33 @@ pub struct Member {
     rank: usize,
     /// The global id of member 0.
     first: usize,
-    /// The traffic with the other processes, where there are any.
+    /// The traffic with the other processes, if there are any.
     session: Option<Arc<Session>>,
     timeout: Duration,
 }
 
 impl Member {
-    /// The only member of a world of one: it waits for nobody, and no call of it fails but by what it does itself.
+    /// The only member of a world of one. It waits for nobody, and a call fails only by what it does itself.
     pub fn alone(step: u64) -> Self {
         static ALONE: OnceLock<Arc<Team>> = OnceLock::new();
         let team = ALONE.get_or_init(|| Arc::new(Team::without_workers(1, 1)));
         Self { team: team.clone(), step, rank: 0, first: 0, session: None, timeout: Duration::MAX }
     }
 
-    /// Whether it is the only one of its world.
+    /// Whether this is the only member of its world.
     pub fn is_alone(&self) -> bool {
         self.team.size == 1 && self.session.is_none()
     }
 
-    /// The traffic with the other processes of this run, where there are any.
+    /// The traffic with the other processes of this run, if there are any.
     pub fn session(&self) -> Option<&Arc<Session>> {
         self.session.as_ref()
     }
 
-    /// Makes a call with the other processes for all members of this one, where there are other processes: after these have
-    /// agreed on it, and while they wait for this one. `call` says what each of them does, by rank.
+    /// Makes a call to the other processes on behalf of all members of this one; `None` if there are no other processes. To
+    /// be called when the members have agreed on it and wait for this one. `call` gives the fingerprint of each, by rank.
     ///
-    /// The others wait as long as this lasts, beyond their own timeouts: it has deadlines of its own.
+    /// The other members wait past their own timeouts, because `make` has deadlines of its own.
     pub fn speak<R>(
         &self,
         call: impl Fn(usize) -> Fingerprint,
@@ -232,7 +233,7 @@ impl Member {
         self.calls(call).map(make)
     }
 
-    /// As [`Member::speak`], in [`Member::lead`], where those who wait have no deadline.
+    /// Like [`Member::speak`], for use inside of [`Member::lead`], where the others wait without a deadline.
     pub fn calling(&self, call: &Fingerprint) -> Option<Calling<'_>> {
         self.calls(|_| call.clone())
     }
@@ -246,11 +247,11 @@ impl Member {
         Some(Calling::new(session, standings, self.timeout))
     }
 
-    /// Exchanges payloads that can be sent with the members of all processes: everybody gets everybody's, in the order of
-    /// global ids.
+    /// Exchanges serializable payloads with the members of all processes: each gets all payloads, in the order of global
+    /// ids.
     ///
     /// # Errors
-    /// As [`Member::together`].
+    /// Those of [`Member::together`].
     pub fn share<T>(&self, call: Fingerprint, payload: T) -> Result<Vec<Arc<T>>, Failure>
     where
         T: Serialize + DeserializeOwned + Send + Sync + 'static,
@@ -298,15 +299,15 @@ impl Member {
         self.step
     }
 
-    /// The same member, which waits `timeout` at most for the others in each of its calls.
+    /// The same member, but each of its calls waits at most `timeout` for the others.
     pub fn with_timeout(&self, timeout: Duration) -> Self {
         Self { timeout, ..self.clone() }
     }
 
-    /// Exchanges payloads: everybody gets everybody's, in the order of ranks.
+    /// Exchanges payloads with the members of this process: each gets all payloads, in the order of ranks.
     ///
     /// # Errors
-    /// As [`Rendezvous::arrive`]; and where members bring values of different types.
+    /// Those of [`Rendezvous::arrive`], and if members bring values of different types.
     pub fn exchange<T: Send + Sync + 'static>(
         &self,
         call: Fingerprint,
@@ -320,11 +321,11 @@ impl Member {
         self.typed(&call, &met.payloads)
     }
 
-    /// Exchanges payloads with the members of this process, and has one of them make something of them with the other
-    /// processes, where there are any: `make` is called on the last to arrive, and all get what it made.
+    /// Exchanges payloads with the members of this process, and lets one of them combine these with the other processes, if
+    /// there are any: `make` is called on the last member to arrive, and all members get its result.
     ///
     /// # Errors
-    /// The same on the members of all processes: as [`Member::exchange`], and where a process is lost.
+    /// The same on the members of all processes: those of [`Member::exchange`], and if a process is lost.
     #[allow(clippy::type_complexity)]
     pub fn together<T: Send + Sync + 'static, M: Send + Sync + 'static>(
         &self,
@@ -344,7 +345,7 @@ impl Member {
                     Err(Failure::Blame(blame)) => Err(blame),
                     Err(other) => Ok(Arc::new(Made::<M>(Err(Arc::new(other)))) as Payload),
                 },
-                // The others must not wait for what cannot come.
+                // Tell the other processes, so that they don't wait in vain.
                 Err(blame) => Err(calling.refuse(blame)),
             }
         };
@@ -373,11 +374,11 @@ impl Member {
         typed.ok_or_else(|| Arc::new(Blame::other_types(self.step, call, others())))
     }
 
-    /// Exchanges payloads, then member 0 alone makes something of them while the others wait for it, as long as the
-    /// timeout at most. Everybody gets the same result.
+    /// Exchanges payloads, then runs `lead` on member 0 alone while the others wait, at most for the timeout. All members
+    /// get the same result.
     ///
     /// # Errors
-    /// As [`Member::exchange`]. If `lead` panics, so does member 0, and the others learn that it failed.
+    /// Those of [`Member::exchange`]. If `lead` panics, so does member 0, and the others get an error that it failed.
     pub fn merge<T: Send + Sync + 'static, R: Send + Sync + 'static>(
         &self,
         call: Fingerprint,
@@ -388,11 +389,12 @@ impl Member {
         self.hand_out(&call, "its outcome on replica 0", || lead(payloads))
     }
 
-    /// The second half of [`Member::merge`], for those who decide by the payloads whether to: after an exchange that
-    /// succeeded, and on all members or none. `part` says what member 0 is doing in the error of those who waited in vain.
+    /// The second half of [`Member::merge`], for callers that decide by the payloads whether to go on. To be called after
+    /// a successful exchange, on all members or none. `part` names what member 0 is doing, in the error of members that
+    /// waited in vain.
     ///
     /// # Errors
-    /// As [`Member::merge`].
+    /// Those of [`Member::merge`].
     pub fn hand_out<R: Send + Sync + 'static>(
         &self,
         call: &Fingerprint,
@@ -406,7 +408,7 @@ impl Member {
         let made: Payload = match self.rank {
             0 => Arc::new(make()),
             _ => {
-                // With what it holds: whoever brought it has it back when member 0 is done.
+                // Dropped here, so that what it holds has a single owner again when member 0 is done.
                 drop(make);
                 Arc::new(())
             }
@@ -415,11 +417,11 @@ impl Member {
         made.payloads[0].clone().downcast().map_err(|_| self.other_result(&outcome))
     }
 
-    /// Each member makes something after an exchange that succeeded, all at once; everybody gets everybody's, in the order
-    /// of ranks. No one waits for the others longer than its timeout. `part` is as in [`Member::hand_out`].
+    /// Runs `make` on every member at the same time, after a successful exchange; each gets all results, in the order of
+    /// ranks. No member waits for the others longer than its timeout. `part` is as in [`Member::hand_out`].
     ///
     /// # Errors
-    /// As [`Member::exchange`].
+    /// Those of [`Member::exchange`].
     pub fn each<T: Send + Sync + 'static>(
         &self,
         call: &Fingerprint,
@@ -429,15 +431,15 @@ impl Member {
         self.exchange(call.part(part), make(self.rank))
     }
 
-    /// After an exchange that succeeded, and on all members or none, member 0 leads and the others lend their cores: each
-    /// closure that `lead` broadcasts runs once on every member. Everybody gets the same result.
+    /// Runs `lead` on member 0 while the others lend it their threads: each closure that `lead` broadcasts runs once on
+    /// every member. All members get the same result. To be called after a successful exchange, on all members or none.
     ///
-    /// `lead` and what it broadcasts must be code that ends by itself, which is this project's own: the others wait for it
-    /// without a deadline, because it borrows from members. Code of users belongs into [`Member::hand_out`] and
-    /// [`Member::each`]. What lasts longer than this member's timeout is logged, again and again.
+    /// The others wait without a deadline, because `lead` borrows from them. So `lead` and what it broadcasts must end by
+    /// themselves, which is true of this project's own code; user code belongs into [`Member::hand_out`] and
+    /// [`Member::each`]. A `lead` that takes longer than this member's timeout is logged, repeatedly.
     ///
     /// # Errors
-    /// If `lead` panics, so does member 0, and the others learn that it failed.
+    /// If `lead` panics, so does member 0, and the others get an error that it failed.
     pub fn lead<R: Send + Sync + 'static>(
         &self,
         call: &Fingerprint,
@@ -447,11 +449,11 @@ impl Member {
             return Ok(Arc::new(lead(&Helpers { team: &self.team })));
         }
         if self.rank > 0 {
-            // With what it holds, such as payloads: whoever brought them has them back when member 0 is done.
+            // Dropped here, so that what it holds, such as payloads, has a single owner again when member 0 is done.
             drop(lead);
             let (step, timeout) = (self.step, self.timeout);
             let overdue = || {
-                // Once, not by everyone who waits.
+                // Reported once, not by every member that waits.
                 if self.rank == 1 {
                     heard(
                         || tracing::error!(replica = 0, step, %call, "{timeout:?} after all had come, still in its own part of the call; the others wait"),
@@ -475,16 +477,16 @@ impl Member {
         Ok(made)
     }
 
-    /// This member asks for another type of result than member 0 has made.
+    /// The error of a member that asks for another type of result than member 0 made.
     fn other_result(&self, call: &Fingerprint) -> Arc<Blame> {
         Arc::new(Blame::other_types(self.step, call, vec![self.replica()]))
     }
 }
 
-/// What a delegate made for all members of its process.
+/// The result of a delegate, for all members of its process.
 struct Made<M>(Result<Arc<M>, Arc<Failure>>);
 
-/// Lets the helpers go, also when the leader panics.
+/// Dismisses the helpers, even if the leader panics.
 struct Dismiss<'a>(&'a Crew);
 
 impl Drop for Dismiss<'_> {
@@ -499,7 +501,7 @@ pub struct Helpers<'a> {
 }
 
 impl Helpers<'_> {
-    /// How many members run what is broadcast, member 0 included.
+    /// How many members run a broadcast closure, including member 0.
     pub fn size(&self) -> usize {
         self.team.size
     }
@@ -509,7 +511,7 @@ impl Helpers<'_> {
         if self.team.size == 1 {
             return work(0);
         }
-        // What the others do is a part of what member 0 is doing.
+        // The others' work is a part of member 0's span.
         let span = tracing::Span::current();
         let work = &|rank| {
             let _theirs = (rank > 0).then(|| span.enter());

@@ -1,4 +1,4 @@
-//! A worker's batches becoming the pieces of its replicas.
+//! Splits a worker's batches into the pieces of its replicas.
 
 use crate::Result;
 use crate::chunk::Chunk;
@@ -13,16 +13,16 @@ use distribute_tensor::{Leaf, Tree};
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// How a worker's batches are cut.
+/// How a worker's batches are split.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Cut {
-    /// Every worker reads the same batches: each is cut into `of` pieces, and these are ours, in this order.
+    /// Every worker reads the same batches. Each batch has `of` pieces, and this worker takes `pieces`, in this order.
     Own { rule: SplitRule, of: usize, pieces: Vec<usize> },
-    /// Every worker reads batches of its own, of `full` rows where that is known, and takes its share in each step.
+    /// Every worker reads batches of its own, of `full` rows if that is known, and takes its share in each step.
     Shares { full: Option<usize>, layout: Layout, worker: usize },
-    /// Over the borders of batches, into a cycle of sizes.
+    /// Across the borders of batches, into a cycle of sizes.
     Stream { sizes: Vec<usize> },
-    /// Elements are handed on as they are.
+    /// Elements are passed on as they are.
     Not,
 }
 
@@ -38,7 +38,7 @@ impl Cut {
         }
     }
 
-    /// The pieces of a first batch of `rows` rows: so many for each step that it lasts as the worker has replicas.
+    /// The pieces of a first batch of `rows` rows: one for each of the worker's replicas, for each step that the batch lasts.
     pub(crate) fn pieces(&self, rows: usize) -> Vec<Range<usize>> {
         match self {
             Cut::Stream { sizes } => recut(rows, sizes),
@@ -50,7 +50,7 @@ impl Cut {
         }
     }
 
-    /// The pieces that every batch has, where that is one number.
+    /// The number of pieces of every batch, if it is always the same.
     fn pieces_of_a_batch(&self) -> Option<usize> {
         match self {
             Cut::Own { pieces, .. } => Some(pieces.len()),
@@ -60,7 +60,7 @@ impl Cut {
     }
 }
 
-/// Cuts batch by batch.
+/// Splits one batch after another.
 struct CutStage {
     input: Box<dyn Stage>,
     cut: Cut,
@@ -93,7 +93,7 @@ impl Stage for CutStage {
         self.piece().transpose()
     }
 
-    /// Whole batches are passed over uncut where it is known how many pieces they have.
+    /// Skips whole batches without splitting them, if the number of their pieces is known.
     fn skip(&mut self, count: usize) -> Result<usize> {
         let mut left = count;
         if let (Some(each), true) = (self.cut.pieces_of_a_batch().filter(|n| *n > 0), self.ready.is_empty()) {

@@ -1,4 +1,4 @@
-//! [`WorkerPass`]: one worker's pass, as others see it.
+//! [`WorkerPass`]: the public interface of one worker's pass.
 
 use super::position::Position;
 use super::steps::Steps;
@@ -9,8 +9,9 @@ use std::marker::PhantomData;
 
 /// One worker's pass over a [`Distribution`](super::Distribution).
 ///
-/// With several workers that read data of their own, they decide step by step, together, whether there is one:
-/// [`prepare`](WorkerPass::prepare) says what this one has, and [`finish`](WorkerPass::finish) takes what all of them have.
+/// Several workers that read data of their own decide together in each step whether there is one more:
+/// [`prepare`](WorkerPass::prepare) returns what this worker has, and [`finish`](WorkerPass::finish) takes the sum over all
+/// workers.
 pub struct WorkerPass<T> {
     steps: Steps,
     begun: Position,
@@ -20,7 +21,7 @@ pub struct WorkerPass<T> {
 }
 
 impl<T: Nest> WorkerPass<T> {
-    /// A pass that was begun where `begun` says.
+    /// A pass that began at the position `begun`.
     pub(super) fn new(steps: Steps, begun: Position, same_batches: bool) -> Self {
         Self { steps, begun, same_batches, nest: PhantomData }
     }
@@ -39,20 +40,20 @@ impl<T: Nest> WorkerPass<T> {
         }
     }
 
-    /// Where the pass stands: behind the steps that were taken.
+    /// The position of the pass, after the steps that were taken.
     pub fn position(&self) -> Position {
         Position { steps: self.steps.taken(), ..self.begun.clone() }
     }
 
-    /// Makes the pieces of the next step, and says what there is of them.
+    /// Makes the pieces of the next step, and counts them.
     ///
     /// # Errors
-    /// Those of the pipeline. The pass is over then.
+    /// Those of the pipeline; the pass is over then.
     pub fn prepare(&mut self) -> Result<StepCounts> {
         self.steps.prepare()
     }
 
-    /// The step that was prepared: a piece for each replica of this worker. `None` if all together don't take it: the
+    /// The step that was prepared: a piece for each replica of this worker. `None` if the workers don't take it, because the
     /// pass is over.
     ///
     /// # Errors
@@ -65,7 +66,7 @@ impl<T: Nest> WorkerPass<T> {
         pieces.into_iter().enumerate().map(typed).collect::<Result<_>>().map(Some)
     }
 
-    /// [`finish`](WorkerPass::finish), with structures as they are known at run time.
+    /// Like [`finish`](WorkerPass::finish), with structures that are known only at run time.
     ///
     /// # Errors
     /// [`Error::NoEmptyBatch`].
@@ -73,7 +74,7 @@ impl<T: Nest> WorkerPass<T> {
         self.steps.finish(all)
     }
 
-    /// The next step where this worker is the only one, or no worker can be at the end before the others.
+    /// The next step, for a single worker, or for workers of which none can be at the end before the others.
     ///
     /// # Errors
     /// Those of [`prepare`](WorkerPass::prepare) and [`finish`](WorkerPass::finish).

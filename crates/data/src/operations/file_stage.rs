@@ -1,4 +1,4 @@
-//! One pass over files, of which several sections are worked on at once.
+//! One pass over files, several sections of which are parsed at the same time.
 
 use super::files::Format;
 use super::worker_pool::WorkerPool;
@@ -16,25 +16,25 @@ pub(crate) enum Reading {
     Sections(Box<dyn Sections>),
 }
 
-/// The sections of a file, one after the other: finding where they end is all that is done here.
+/// The sections of a file, one after the other. Reading them only finds where they end.
 pub(crate) trait Sections: Send {
-    /// What makes elements of the next section; `None` at the end. Not to be called again after an error.
+    /// The work that parses the next section; `None` at the end. Must not be called again after an error.
     fn next(&mut self) -> Option<Result<Work>>;
 
-    /// Passes over `count` elements, and says how many there were, where that takes less than making them.
+    /// Skips `count` elements and returns how many there were, if that is cheaper than making them.
     fn skip(&mut self, _count: usize) -> Result<Option<usize>> {
         Ok(None)
     }
 }
 
-/// Makes the elements of a section.
+/// Parses a section into elements.
 pub(crate) struct Work {
     /// How many bytes of the file it holds.
     pub(crate) bytes: usize,
     pub(crate) make: Box<dyn FnOnce() -> Made + Send>,
 }
 
-/// The most bytes of sections that are under way together; one section may have more.
+/// The most bytes of all sections in progress; one section may have more.
 const MOST_BYTES: usize = 64 << 20;
 
 /// The elements of a section, up to the first that is broken.
@@ -62,22 +62,22 @@ impl Made {
     }
 }
 
-/// The elements of files, one file after the other, in the order in which they stand there, whichever thread makes them.
+/// The elements of files, one file after the other and in the order within them, whichever threads make them.
 pub(crate) struct FilesStage {
     files: Arc<Files>,
     format: Arc<dyn Format>,
     next: usize,
     current: Option<Reading>,
-    /// What was made of a section and has not been handed on.
+    /// Elements that have been made and not passed on.
     made: Made,
-    /// Of which file that section is.
+    /// The number of their file.
     made_of: usize,
-    /// The threads. The first section is worked on without, so that a small file needs none.
+    /// The threads. The first section is parsed without them, so that a small file needs none.
     pool: Option<WorkerPool<Work, Made>>,
-    /// The files of the sections that threads have, and their bytes, in the order in which they come back.
+    /// The files and bytes of the sections that threads have, in the order in which they come back.
     under_way: VecDeque<(usize, usize)>,
     begun: bool,
-    /// What went wrong behind the sections that are worked on.
+    /// An error that comes after the sections in progress.
     failed: Option<Error>,
 }
 
@@ -104,7 +104,7 @@ impl FilesStage {
         self.next.saturating_sub(1)
     }
 
-    /// What is wrong with a file of which nothing can be made.
+    /// The reason why a file cannot be parsed.
     fn blame(&self, file: usize, error: Error) -> Error {
         match self.files.iter().nth(file) {
             Some(file) => self.format.blame(file, error),
@@ -123,7 +123,7 @@ impl FilesStage {
         Ok(None)
     }
 
-    /// Gives sections to threads that have room.
+    /// Sends sections to threads that have room.
     fn feed(&mut self) -> Result<()> {
         let threads = self.format.threads();
         while self.begun && threads > 1 && self.has_room() {
@@ -139,7 +139,7 @@ impl FilesStage {
         Ok(())
     }
 
-    /// Whether another section may be under way.
+    /// Whether another section may be in progress.
     fn has_room(&mut self) -> bool {
         self.under_way.iter().map(|(_, bytes)| bytes).sum::<usize>() < MOST_BYTES
             && self.pool.as_mut().is_none_or(WorkerPool::has_room)
@@ -187,13 +187,13 @@ impl FilesStage {
         }
     }
 
-    /// Whether everything that was read has been handed on.
+    /// Whether everything that was read has been passed on.
     fn is_idle(&self) -> bool {
         self.made.is_empty() && self.failed.is_none() && self.pool.as_ref().is_none_or(WorkerPool::is_idle)
     }
 
-    /// Passes over elements of the current file without making them, where that can be done: how many there were, and
-    /// whether it is at its end.
+    /// Skips elements of the current file without making them, if possible. Returns how many there were, and whether the file is
+    /// at its end.
     fn pass_over(&mut self, count: usize) -> Result<(usize, bool)> {
         if !self.is_idle() {
             return Ok((0, false));
@@ -234,7 +234,7 @@ impl Stage for FilesStage {
     }
 }
 
-/// As many threads as the machine has cores, but no more than one reading thread can keep at work.
+/// As many threads as the machine has cores, but no more than one reading thread can keep busy.
 pub(crate) fn threads() -> usize {
     const MOST: usize = 8;
     std::thread::available_parallelism().map_or(1, |cores| cores.get().min(MOST))

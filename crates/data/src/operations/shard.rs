@@ -1,4 +1,4 @@
-//! Every so-manieth element, for one of several workers.
+//! Every `W`-th element, for one of `W` workers.
 
 use super::batch::at_least_one;
 use crate::chunk::{Chunk, Picks};
@@ -58,7 +58,7 @@ impl Operation for Shard {
     }
 
     fn start(&self, epoch: u64) -> Box<dyn Stage> {
-        // Rows in memory cost nothing to pass over; of what has to be made, only our elements are.
+        // Skipping rows in memory costs nothing; of elements that have to be made, only this worker's are.
         let at_once = if self.input.costly() { 1 } else { MOST_AT_ONCE };
         let input = self.input.start(epoch);
         Box::new(ShardStage { input, workers: self.workers, at_once, ahead: self.index, ended: false })
@@ -68,15 +68,15 @@ impl Operation for Shard {
 struct ShardStage {
     input: Box<dyn Stage>,
     workers: usize,
-    /// How many elements of the input are asked for at once.
+    /// How many elements of the input are requested at once.
     at_once: usize,
-    /// How many elements come before the next one of ours.
+    /// How many elements come before this worker's next one.
     ahead: usize,
     ended: bool,
 }
 
 impl ShardStage {
-    /// Passes over the elements of other workers; false at the end.
+    /// Skips the elements of other workers; false at the end.
     fn advance(&mut self) -> Result<bool> {
         let ahead = std::mem::take(&mut self.ahead);
         self.ended = self.ended || self.input.skip(ahead)? < ahead;
@@ -127,7 +127,7 @@ impl Stage for ShardStage {
     }
 }
 
-/// The most rows that are asked for at once.
+/// The most rows that are requested at once.
 const MOST_AT_ONCE: usize = 1024;
 
 #[derive(Clone)]

@@ -1,4 +1,4 @@
-//! Threads that do jobs of one kind.
+//! Threads that run jobs of one kind.
 
 use crate::guard::panic_message;
 use crate::{Error, Result};
@@ -6,11 +6,10 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::thread::JoinHandle;
 
-/// Threads that make results of jobs.
+/// Threads that run jobs and return their results, in the order of the jobs or as they are done.
 ///
-/// Every wait ends with its owner: a thread waits for jobs until the pool drops their sender, and the pool waits for a
-/// result only of threads that have a job, and a thread that dies says so. Nobody joins a thread that may still be in a
-/// user's function.
+/// Every wait ends with its owner: a thread waits for jobs until the pool drops their sender. The pool waits only for threads
+/// that have a job, and a thread that dies reports it. Nobody joins a thread that may still be in a user function.
 pub(crate) struct WorkerPool<J, D> {
     operation: &'static str,
     workers: Vec<Worker<J>>,
@@ -22,17 +21,17 @@ pub(crate) struct WorkerPool<J, D> {
 struct Worker<J> {
     jobs: SyncSender<J>,
     thread: JoinHandle<()>,
-    /// How many jobs it has whose results have not been received.
+    /// The number of its jobs whose results have not been received.
     waiting: usize,
 }
 
-/// What one thread made; nothing if it died over it.
+/// The result of a job; `None` if the thread died.
 struct Done<D> {
     worker: usize,
     result: Option<D>,
 }
 
-/// Says that a thread dies, also to those who wait for all threads together.
+/// Reports the death of a thread when dropped by a panic, even to those who wait for any thread.
 struct Life<D> {
     worker: usize,
     results: Sender<Done<D>>,
@@ -48,16 +47,16 @@ impl<D> Drop for Life<D> {
 
 /// Where results come from.
 enum Results<D> {
-    /// From each thread by itself, so that they can be received in the order in which jobs were given.
+    /// A channel from each thread, so that results can be received in the order of the jobs.
     InTurn(Vec<Receiver<Done<D>>>),
-    /// From all threads together, in the order in which they are done.
+    /// One channel from all threads, in the order in which jobs are done.
     AsTheyCome(Receiver<Done<D>>),
 }
 
-/// The most threads of one operation: more only wait for each other's cores.
+/// The most threads of one operation; more would only compete for cores.
 const MOST_THREADS: usize = 1024;
 
-/// The error for a number of threads that no machine has a use for.
+/// Refuses a number of threads that no machine has a use for.
 pub(crate) fn most_threads(operation: &'static str, threads: usize) -> Result<()> {
     let (parameter, expected) = ("the number of threads", "at most 1024");
     if threads > MOST_THREADS {
@@ -67,7 +66,7 @@ pub(crate) fn most_threads(operation: &'static str, threads: usize) -> Result<()
     }
 }
 
-/// How many jobs each thread may have: one at work, and some so that it needn't wait for the next.
+/// How many jobs each thread may have: one in progress, and some so that it needn't wait for the next.
 pub(crate) const JOBS: usize = 4;
 
 impl<J: Send + 'static, D: Send + 'static> WorkerPool<J, D> {
@@ -135,7 +134,7 @@ impl<J: Send + 'static, D: Send + 'static> WorkerPool<J, D> {
     /// Gives a job to a thread that has room for one.
     pub(crate) fn send(&mut self, job: J) {
         if let Some(worker) = self.next_worker() {
-            // A thread that is gone says so where its result is waited for.
+            // The death of a thread is noticed when its result is awaited.
             let _ = worker.jobs.send(job);
             worker.waiting += 1;
             self.sent += 1;
@@ -161,8 +160,8 @@ impl<J: Send + 'static, D: Send + 'static> WorkerPool<J, D> {
         Some(Ok(result))
     }
 
-    /// Why a thread gives no results: it has nothing left to do but to end, so the join doesn't wait.
-    /// The others' places change, which is of no matter: the pass is over.
+    /// Why a thread has died. It has nothing left to do, so the join doesn't wait. The other threads' indices change, which
+    /// doesn't matter because the pass is over.
     fn died(&mut self, worker: usize) -> Error {
         let panic = if worker < self.workers.len() {
             self.workers.swap_remove(worker).thread.join().err()

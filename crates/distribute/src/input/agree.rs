@@ -1,4 +1,4 @@
-//! What workers tell each other about a dataset: how they part it, and what they have for the next step.
+//! What workers tell each other about a dataset: how they shard it, and how much they have for the next step.
 
 use crate::{Result, Strategy};
 use bytes::Bytes;
@@ -8,7 +8,7 @@ use distribute_data::{Distribution, UnevenEnds};
 use distribute_tensor::Nest;
 use std::panic::Location;
 
-/// The plan of this worker, if all workers have the same: files that only some see would part the data in two ways at once.
+/// The plan of this worker, if all workers have the same one. They may differ if files are visible to some workers only.
 pub(super) fn same_plan<T: Nest>(
     strategy: &Strategy,
     operation: &'static str,
@@ -25,7 +25,7 @@ pub(super) fn same_plan<T: Nest>(
     Ok(plan)
 }
 
-/// What has to be the same on all workers.
+/// Describes what has to be the same on all workers.
 fn describe<T: Nest>(plan: &Distribution<T>, ends: UnevenEnds) -> String {
     let origin = plan.beginning(0).origin;
     let parted = match (plan.decision(), origin.pipeline) {

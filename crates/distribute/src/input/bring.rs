@@ -1,4 +1,4 @@
-//! Where the tensors of a piece are to be: brought to the replica's device, made there, or wherever they are.
+//! Where the tensors of a piece should be: moved to the replica's device, made there, or anywhere.
 
 use super::InputOptions;
 use crate::strategy::{DeviceKind, DeviceName};
@@ -6,11 +6,11 @@ use crate::{Error, Result, Strategy};
 use candle_core::{Device, DeviceLocation};
 use distribute_tensor::{Leaf, Tree};
 
-/// What is done with each replica's piece.
+/// What to do with each replica's piece.
 pub(super) enum Bring {
-    /// Nothing: it may be anywhere, or there is only one place where it can be.
+    /// Nothing: it may be anywhere, or there is only one device.
     Nowhere,
-    /// Its candle tensors are brought to these devices.
+    /// Its candle tensors are moved to these devices.
     To(Vec<Device>),
     /// It has to be on these devices already.
     IsOn(Vec<DeviceName>),

@@ -38,16 +38,15 @@ impl StrategyExtended for MultiWorker {
     }
 }
 
-/// Synchronous training over several workers, each with as many replicas: [`MirroredStrategy`](super::MirroredStrategy) beyond
-/// one process. Every worker runs the same program; each has a copy of all variables, and after each step all copies are equal.
+/// Synchronous training over several workers with equally many replicas: [`MirroredStrategy`](super::MirroredStrategy) beyond
+/// one process. Every worker runs the same program and has a copy of all variables; after each step all copies are equal.
 ///
-/// Workers are threads of one process so far ([`on_threads`](Self::on_threads)): for tests, and to try out a program that is
-/// for many machines. They exchange bytes all the same, as processes would. Which worker a program is, it learns from
-/// [`world`](Strategy::world).
+/// So far, workers are threads of one process ([`on_threads`](Self::on_threads)), for tests and to try out a program that is
+/// meant for several machines. They exchange bytes nonetheless, as processes would. [`world`](Strategy::world) tells a
+/// program which worker it is.
 ///
-/// Steps of the workers meet: each makes the same calls of [`run`](Strategy::run), [`reduce`](Strategy::reduce) and
-/// [`gather`](Strategy::gather) in the same order. A worker that makes another call, fails, or is later than the timeout is
-/// named in the error that all workers get.
+/// The workers make the same calls of [`run`](Strategy::run), [`reduce`](Strategy::reduce) and [`gather`](Strategy::gather)
+/// in the same order. If a worker makes another call, fails, or misses the timeout, all workers get an error that names it.
 #[doc(alias = "tf.distribute.MultiWorkerMirroredStrategy")]
 #[doc(alias = "tf.distribute.experimental.MultiWorkerMirroredStrategy")]
 #[doc(alias = "CollectiveAllReduceStrategy")]
@@ -56,8 +55,8 @@ pub struct MultiWorkerMirroredStrategy(Strategy);
 handle!(MultiWorkerMirroredStrategy);
 
 impl MultiWorkerMirroredStrategy {
-    /// Starts `workers` workers of `replicas` CPU replicas each, every one on a thread of this process, and runs `worker` on
-    /// each of them with its strategy. Gives what they return, by worker.
+    /// Starts `workers` workers with `replicas` CPU replicas each, each on a thread of this process, and runs `worker` on every
+    /// one of them with its strategy. Returns their results, by worker.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -70,8 +69,8 @@ impl MultiWorkerMirroredStrategy {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Worker`] for the worker that failed or panicked: of several, one that did not fail because of another. And
-    /// [`Error::InvalidArgument`] for no worker or no replica, [`Error::Io`] if the system refuses a thread.
+    /// [`Error::Worker`] for a worker that failed or panicked; if several did, for one that did not fail because of another.
+    /// [`Error::InvalidArgument`] for no worker or no replica. [`Error::Io`] if the system refuses a thread.
     #[track_caller]
     pub fn on_threads<R: Send>(
         workers: usize,
@@ -81,10 +80,10 @@ impl MultiWorkerMirroredStrategy {
         Self::on_threads_with(CommunicationOptions::default(), workers, replicas, worker)
     }
 
-    /// [`on_threads`](Self::on_threads) with a timeout, or other ways to communicate.
+    /// Like [`on_threads`](Self::on_threads), with a timeout or other communication options.
     ///
     /// # Errors
-    /// As [`on_threads`](Self::on_threads); and [`Error::InvalidArgument`] for a timeout of zero.
+    /// Those of [`on_threads`](Self::on_threads); and [`Error::InvalidArgument`] for a timeout of zero.
     #[track_caller]
     pub fn on_threads_with<R: Send>(
         options: CommunicationOptions,
@@ -101,7 +100,7 @@ impl MultiWorkerMirroredStrategy {
         let worker = &worker;
         let results = thread::scope(|scope| {
             let start = |(number, strategy): (usize, Self)| {
-                // The strategy goes with its worker's thread: the others learn that this one has ended.
+                // The strategy is dropped with its worker's thread, which tells the others that this one has ended.
                 let run = move || {
                     catch_unwind(AssertUnwindSafe(|| worker(&strategy)))
                         .unwrap_or_else(|panic| Err(panicked(&*panic)))
@@ -132,7 +131,7 @@ impl MultiWorkerMirroredStrategy {
         for (number, result) in results.into_iter().enumerate() {
             match result {
                 Ok(value) => values.push(value),
-                // What all have been told of names the worker already.
+                // An error that all have been told already names the worker.
                 Err(error @ Error::Worker { .. }) if first == Some(number) => return Err(error),
                 Err(source) if first == Some(number) => {
                     return Err(Error::Worker { worker: number, source: Box::new(source) });
@@ -143,7 +142,7 @@ impl MultiWorkerMirroredStrategy {
         Ok(values)
     }
 
-    /// The strategy of one worker of a group, with a CPU replica for each that the group's world has of one worker.
+    /// The strategy of one worker of a group, with as many CPU replicas as the group's world says.
     #[track_caller]
     fn of_group(group: Group, options: CommunicationOptions) -> Result<Self> {
         options.check("MultiWorkerMirroredStrategy")?;
