@@ -49,7 +49,7 @@ impl Format for CsvRows {
 }
 
 /// How many bytes are parsed together, at least: rows are not cut.
-const PART: usize = 1 << 18;
+const SECTION: usize = 1 << 18;
 
 struct CsvSections {
     format: Arc<CsvFormat>,
@@ -68,7 +68,7 @@ impl CsvSections {
     /// Whether the row that begins with what is there, and does not end in it, may be longer.
     fn check(&self) -> Result<()> {
         // Rows are read many at once, so that small limits are not kept exactly.
-        if self.bytes.len() <= 2 * PART {
+        if self.bytes.len() <= 2 * SECTION {
             return Ok(());
         }
         let taken = cost(&self.bytes, self.format.delimiter);
@@ -83,7 +83,7 @@ impl CsvSections {
     fn fill(&mut self) {
         // More for a row that is longer than what is there, but no more than is there already.
         let limit = usize::try_from(self.file.limit().bytes()).unwrap_or(usize::MAX);
-        let more = self.bytes.len().min(limit.saturating_sub(self.bytes.len())).max(PART);
+        let more = self.bytes.len().min(limit.saturating_sub(self.bytes.len())).max(SECTION);
         self.bytes.reserve_exact(more);
         match self.text.by_ref().take(more as u64).read_to_end(&mut self.bytes) {
             Ok(read) => self.ended = read < more,

@@ -1,4 +1,4 @@
-//! A number of elements that somebody knows.
+//! Asserts the number of elements.
 
 use crate::chunk::Chunk;
 use crate::pipeline::{Operation, Pipeline, Sharding, WorkerShard, one_input};
@@ -7,11 +7,11 @@ use crate::{Cardinality, Dataset, Error, Result};
 use distribute_tensor::Nest;
 
 impl<T: Nest> Dataset<T> {
-    /// The same elements, of which there are `count`: what [`cardinality`](Dataset::cardinality) says from here on.
+    /// Asserts that there are `count` elements, which is the [`cardinality`](Dataset::cardinality) from here on.
     ///
-    /// Another number gives [`Error::Cardinality`]: before anything is read where the pipeline tells, otherwise in the
-    /// pass, at its end or in place of the first element too many. Workers that read files of their own each have a part
-    /// of the elements: for them it is taken out.
+    /// Another number gives [`Error::Cardinality`]: before anything is read if the pipeline tells, otherwise in the pass, at its
+    /// end or in place of the first excess element. Workers that read files of their own each have only some of the elements,
+    /// so the assertion is removed for them.
     ///
     /// ```
     /// # use distribute_data::Dataset;
@@ -80,7 +80,7 @@ struct AssertStage {
     input: Box<dyn Stage>,
     expected: usize,
     left: usize,
-    /// There was an element too many after those that were handed on last.
+    /// Whether there was an excess element after those passed on last.
     more: bool,
 }
 
@@ -89,7 +89,7 @@ impl AssertStage {
         wrong(self.expected, if self.more { "has more".into() } else { has(self.expected - self.left) })
     }
 
-    /// Hands on what is not too much.
+    /// Passes on all but the excess elements.
     fn count(&mut self, mut chunk: Chunk) -> Result<Chunk> {
         if chunk.len() > self.left {
             self.more = true;

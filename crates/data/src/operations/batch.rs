@@ -8,8 +8,8 @@ use crate::{Cardinality, Dataset, ElementSpec, Error, Result};
 use distribute_tensor::Nest;
 
 impl<T: Nest> Dataset<T> {
-    /// Puts `size` elements after each other together along a new axis 0: leaves of shape `[…]` become leaves of
-    /// shape `[size, …]`. The last batch has the elements that are left, at least one.
+    /// Stacks `size` consecutive elements along a new axis 0: leaves of shape `[…]` become leaves of shape `[size, …]`. The last
+    /// batch has the remaining elements, at least one.
     ///
     /// Elements that differ in structure, dtype or shape give [`Error::Stack`] in the pass, `size` 0 gives
     /// [`Error::Parameter`].
@@ -18,7 +18,7 @@ impl<T: Nest> Dataset<T> {
         Dataset::of(Batch { input: self.pipeline().clone(), size, drop_remainder: false })
     }
 
-    /// [`batch`](Dataset::batch), without a last batch that would be shorter.
+    /// Like [`batch`](Dataset::batch), but drops a shorter last batch.
     #[doc(alias = "drop_remainder")]
     pub fn batch_exact(&self, size: usize) -> Dataset<T::Batch> {
         Dataset::of(Batch { input: self.pipeline().clone(), size, drop_remainder: true })
@@ -76,13 +76,13 @@ pub(crate) fn batches(elements: Cardinality, size: usize, drop_remainder: bool) 
     elements.map(|n| if drop_remainder { n / size.max(1) } else { n.div_ceil(size.max(1)) })
 }
 
-/// The rows that all batches have, if it is one number.
+/// The number of rows of all batches, if it is always the same.
 pub(crate) fn batch_rows(elements: Cardinality, size: usize, drop_remainder: bool) -> Option<usize> {
     let full = drop_remainder || elements == Cardinality::Infinite;
     full.then_some(size)
 }
 
-/// What becomes of batching where each worker has a part: each would drop a remainder of its own.
+/// How batching behaves on a worker's shard: each worker would drop a remainder of its own.
 pub(super) fn remainder(drop: bool) -> Sharding {
     if drop { Sharding::Whole } else { Sharding::Through }
 }
@@ -95,7 +95,7 @@ pub(crate) fn at_least_one(operation: &'static str, parameter: &'static str, val
     }
 }
 
-/// Makes a batch of elements, of which it is told the index of the first.
+/// Makes a batch of elements, given the index of the first.
 pub(super) type Join = Box<dyn Fn(Assembly, usize) -> Result<Chunk> + Send>;
 
 pub(super) struct BatchStage {

@@ -1,4 +1,4 @@
-//! Elements kept, so that later passes need not make them again.
+//! Keeps elements, so that later passes need not make them again.
 
 use crate::chunk::Chunk;
 use crate::pipeline::{Operation, Pipeline, Sharding};
@@ -8,11 +8,11 @@ use distribute_tensor::Nest;
 use std::sync::{Arc, OnceLock};
 
 impl<T: Nest> Dataset<T> {
-    /// Keeps all elements in memory as the first whole pass makes them; later passes take them from there. A pass that
-    /// ends early keeps nothing, and a dataset that never ends gives [`Error::Endless`].
+    /// Keeps all elements of the first complete pass in memory, for later passes. A pass that ends early keeps nothing, and a
+    /// dataset that never ends gives [`Error::Endless`].
     ///
-    /// Every pass has the elements of the input's pass 0, in its order: put a [`shuffle`](Dataset::shuffle) behind the
-    /// cache, not before it. Tensors are shared, and rows in memory are kept as numbers.
+    /// Every pass has the elements of the input's pass 0, in its order, so put a [`shuffle`](Dataset::shuffle) after the cache,
+    /// not before it. Tensors are shared, and rows in memory are kept as indices.
     #[doc(alias = "tf.data.Dataset.cache")]
     pub fn cache(&self) -> Self {
         Self::of(Cache { input: self.pipeline().clone(), kept: Arc::default() })
@@ -36,7 +36,7 @@ impl Operation for Cache {
         std::slice::from_ref(&self.input)
     }
 
-    /// On another input there are other elements.
+    /// On another input the cache starts empty, since the elements differ.
     fn over(&self, f: &mut dyn FnMut(&Pipeline) -> Pipeline) -> Option<Pipeline> {
         Some(Arc::new(Cache { input: f(&self.input), kept: Arc::default() }))
     }
@@ -79,7 +79,7 @@ impl Operation for Cache {
     }
 }
 
-/// What is to be kept has to end: kept would be more and more, and never used.
+/// Refuses to cache a dataset that never ends, which would keep more and more elements and never use them.
 pub(super) fn ends(operation: &'static str, input: &Pipeline) -> Result<()> {
     match input.cardinality() {
         Cardinality::Infinite => Err(Error::Endless { operation }),
@@ -87,7 +87,7 @@ pub(super) fn ends(operation: &'static str, input: &Pipeline) -> Result<()> {
     }
 }
 
-/// Hands on what the input gives, and keeps it once that is all.
+/// Passes on the elements of the input, and keeps them once they are complete.
 struct FillStage {
     input: Box<dyn Stage>,
     kept: Arc<OnceLock<Kept>>,
@@ -97,11 +97,11 @@ struct FillStage {
 impl Stage for FillStage {
     fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
         let Some(chunk) = self.input.next(max) else {
-            // Of two passes at once the first at the end is the one; they have the same elements.
+            // Of two concurrent passes, the first to end is kept; they have the same elements.
             let _ = self.kept.set(std::mem::take(&mut self.seen));
             return None;
         };
-        // Batches are kept as they are handed out: put together once.
+        // Batches are assembled once, before they are kept.
         let chunk = chunk.and_then(Chunk::together);
         if let Ok(chunk) = &chunk {
             self.seen.len += chunk.len();
@@ -116,7 +116,7 @@ impl Stage for FillStage {
     }
 }
 
-/// Hands on what was kept.
+/// Passes on the kept elements.
 struct KeptStage {
     kept: Arc<OnceLock<Kept>>,
     chunk: usize,

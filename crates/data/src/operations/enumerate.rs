@@ -1,4 +1,4 @@
-//! Elements with their numbers.
+//! Numbers the elements.
 
 use super::pairing::Pairing;
 use crate::chunk::{Chunk, Picks};
@@ -10,7 +10,7 @@ use distribute_tensor::{DType, Nest, Tree};
 use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
-    /// Each element with its place in the pass, counted from 0.
+    /// Pairs each element with its index in the pass, from 0.
     ///
     /// ```
     /// # use distribute_data::Dataset;
@@ -40,7 +40,7 @@ impl Operation for Enumerate {
         self.input.cardinality()
     }
 
-    /// A batch and its number are no batch: the number cannot be cut.
+    /// A batch with its number is not a batch, since the number cannot be split.
     fn batching(&self) -> Batching {
         Batching::Elements.or(self.input.batching())
     }

@@ -13,8 +13,8 @@ use std::sync::Arc;
 impl<T: Nest> Dataset<T> {
     /// Keeps the elements for which `predicate` is true.
     ///
-    /// If it is true for no element in 100 passes of a dataset that is [repeated](Dataset::repeat) before it, the pass ends
-    /// with [`Error::EmptyPasses`].
+    /// If it keeps no element in 100 passes over a dataset that is [repeated](Dataset::repeat) before it, the pass ends with
+    /// [`Error::EmptyPasses`].
     ///
     /// A panic gives [`Error::Panicked`] with the element's index and ends the pass.
     #[doc(alias = "tf.data.Dataset.filter")]
@@ -108,12 +108,12 @@ struct FilterStage {
     predicate: FilterFn,
     index: usize,
     fruitless: Fruitless,
-    /// What went wrong after the elements that were handed on last.
+    /// An error after the elements passed on last.
     failed: Option<Error>,
 }
 
 impl FilterStage {
-    /// Whether an element is kept. False from one on that fails.
+    /// Whether an element is kept; false after an element has failed.
     fn keep(&mut self, tree: Result<Tree<Leaf>>) -> bool {
         let index = self.index;
         self.index += 1;
@@ -127,7 +127,7 @@ impl FilterStage {
         })
     }
 
-    /// Rows that are kept stay rows of their source, so that a batch of them is still one gather.
+    /// Kept rows stay rows of their source, so a batch of them is still one gather.
     fn apply(&mut self, chunk: Chunk) -> Result<Chunk> {
         Ok(match chunk {
             Chunk::Rows(source, picks) => {
@@ -144,7 +144,7 @@ impl FilterStage {
     }
 }
 
-/// The most elements looked at before those that are kept are handed on.
+/// The most elements that are filtered at a time.
 const MOST_AT_ONCE: usize = 4096;
 
 impl Stage for FilterStage {

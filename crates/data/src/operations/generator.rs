@@ -1,4 +1,4 @@
-//! Elements out of a user's iterator.
+//! Elements of a user's iterator.
 
 use crate::chunk::Chunk;
 use crate::guard::guarded;
@@ -9,8 +9,8 @@ use distribute_tensor::{Leaf, Nest, Tree};
 use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
-    /// The elements of an iterator that `make` makes for each pass. It may be endless. A position that is restored
-    /// counts on `make` giving the same elements again.
+    /// The elements of an iterator that `make` makes for each pass, which may be endless. Restoring a position requires that
+    /// `make` yields the same elements again.
     ///
     /// An `Err` gives [`Error::Generator`] with the element's index, a panic of `make` or of the iterator gives
     /// [`Error::Panicked`]; both end the pass.

@@ -9,10 +9,10 @@ use distribute_tensor::{Leaf, Nest, Tree};
 use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
-    /// Applies `function` to every element. One that can fail, as with `?`, goes to [`try_map`](Dataset::try_map).
+    /// Applies `function` to every element. If it can fail, use [`try_map`](Dataset::try_map).
     ///
     /// A panic gives [`Error::Panicked`] with the element's index and ends the pass. The function is not called for
-    /// elements that [`skip`](Dataset::skip) passes over.
+    /// elements that [`skip`](Dataset::skip) skips.
     #[doc(alias = "tf.data.Dataset.map")]
     pub fn map<U, F>(&self, function: F) -> Dataset<U>
     where
@@ -108,12 +108,12 @@ struct MapStage {
     input: Box<dyn Stage>,
     function: MapFn,
     index: usize,
-    /// What went wrong after the elements that were handed on last.
+    /// An error after the elements passed on last.
     failed: Option<Error>,
 }
 
 impl MapStage {
-    /// The elements before one that fails come first, however many were asked for.
+    /// The elements before one that fails come first, however many were requested.
     fn apply(&mut self, chunk: Chunk) -> Result<Chunk> {
         let mut mapped = Vec::with_capacity(chunk.len());
         for tree in chunk.into_values()? {
@@ -131,7 +131,7 @@ impl MapStage {
     }
 }
 
-/// The most elements that the function is applied to before they are handed on.
+/// The most elements that are mapped at a time.
 const MOST_AT_ONCE: usize = 4096;
 
 impl Stage for MapStage {

@@ -11,8 +11,8 @@ use distribute_tensor::{Leaf, Nest, Tree};
 use std::convert::Infallible;
 
 impl<T: Nest> Dataset<T> {
-    /// [`map`](Dataset::map) on `threads` threads: the same elements in the same order, made up to a few for each thread
-    /// ahead of time. The threads start with the first element asked for and end with the pass.
+    /// Like [`map`](Dataset::map), on `threads` threads: the same elements in the same order, a few of which are made ahead for
+    /// each thread. The threads start with the first requested element and end with the pass.
     ///
     /// Worth it for functions that take microseconds or more. `threads` 0, and more than 1024, give [`Error::Parameter`] in
     /// the pass.
@@ -33,7 +33,7 @@ impl<T: Nest> Dataset<T> {
         self.try_map_parallel(threads, move |value| Ok::<U, Infallible>(function(value)))
     }
 
-    /// [`try_map`](Dataset::try_map) on `threads` threads. An error comes at its place in the order, after all elements
+    /// Like [`try_map`](Dataset::try_map), on `threads` threads. An error comes at its place in the order, after all elements
     /// before it.
     #[doc(alias = "num_parallel_calls")]
     pub fn try_map_parallel<U, E, F>(&self, threads: usize, function: F) -> Dataset<U>
@@ -47,8 +47,8 @@ impl<T: Nest> Dataset<T> {
         Dataset::of(MapParallel { input: self.pipeline().clone(), function, threads, ordered: true })
     }
 
-    /// [`map_parallel`](Dataset::map_parallel), in whatever order elements are done: one that takes long holds no other
-    /// up. The order differs from pass to pass, so a pass over it cannot be restored in the middle.
+    /// Like [`map_parallel`](Dataset::map_parallel), in the order in which elements are done, so that a slow one does not hold up
+    /// others. The order differs from pass to pass, so a pass cannot be resumed in the middle.
     #[doc(alias = "deterministic")]
     pub fn map_unordered<U, F>(&self, threads: usize, function: F) -> Dataset<U>
     where
@@ -95,7 +95,7 @@ impl Operation for MapParallel {
         format!("{} on {} threads", self.name(), self.threads)
     }
 
-    /// In order it gives what `map` does, on however many threads.
+    /// In order it has the same elements as `map`, on any number of threads.
     fn identity(&self) -> String {
         if self.ordered { "map".into() } else { self.name().into() }
     }
@@ -153,12 +153,12 @@ struct Job {
     passes: usize,
 }
 
-/// What became of a job: the elements before the first that failed.
+/// The result of a job: the elements before the first that failed.
 #[derive(Default)]
 struct Done {
     values: Vec<Tree<Leaf>>,
     failed: Option<Error>,
-    /// As of the job.
+    /// The same as in the job.
     passes: usize,
 }
 
@@ -190,9 +190,9 @@ struct MapParallelStage {
     /// The threads, once they have been started.
     pool: Option<WorkerPool<Job, Done>>,
     ended: bool,
-    /// The error that the input ended with: it comes after everything before it.
+    /// The error that the input ended with, which comes after all elements before it.
     failed: Option<Error>,
-    /// What was received and has not been handed on.
+    /// The elements received and not passed on yet.
     done: Done,
 }
 
@@ -200,7 +200,7 @@ struct MapParallelStage {
 const MOST_AT_ONCE: usize = 64;
 
 impl MapParallelStage {
-    /// Gives jobs to threads until each has all it may have.
+    /// Sends jobs to threads until each has as many as it may have.
     fn feed(&mut self, max: usize) -> Result<()> {
         let pool = match &mut self.pool {
             Some(pool) => pool,
@@ -210,7 +210,7 @@ impl MapParallelStage {
                 none.insert(WorkerPool::start(self.operation, self.threads, self.ordered, work)?)
             }
         };
-        // As many as let all threads work on what is asked for, but fewer handings over where that is much.
+        // As few as to keep all threads busy with what is requested, but more if that is a lot.
         let together = (max / (JOBS * self.threads)).clamp(1, MOST_AT_ONCE);
         while !self.ended && pool.has_room() {
             match self.input.next(together) {
@@ -250,7 +250,7 @@ impl Stage for MapParallelStage {
         self.read(max).transpose()
     }
 
-    /// Before the threads have anything to do, the function needn't be called for what is skipped.
+    /// Before the threads have jobs, the function needn't be called for skipped elements.
     fn skip(&mut self, count: usize) -> Result<usize> {
         if self.pool.is_some() || self.ended {
             return read_over(self, count);

@@ -10,8 +10,8 @@ use crate::{Cardinality, Dataset, ElementSpec, Result};
 use distribute_tensor::{Leaf, Nest};
 use std::sync::Arc;
 
-/// What elements are padded to, and with what: the longest of the batch along each axis, with zeros, unless told
-/// otherwise.
+/// To which size elements are padded, and with what values. By default to the longest of the batch along each axis, with
+/// zeros.
 ///
 /// ```
 /// use distribute_data::{Dataset, Padding};
@@ -51,14 +51,14 @@ impl Padding {
 impl<T: Nest> Dataset<T> {
     /// [`batch`](Dataset::batch) of elements whose tensors may differ in size: each is padded at the end of its axes.
     ///
-    /// [`Error::Pad`](crate::Error::Pad) in the pass names the element and the tensor if it is longer than the size asked for, if ranks or
-    /// dtypes differ, or if it is no dense tensor in host memory.
+    /// [`Error::Pad`](crate::Error::Pad) in the pass names the element and the tensor if it is longer than the given size, if
+    /// ranks or dtypes differ, or if it is not a dense tensor in host memory.
     #[doc(alias = "tf.data.Dataset.padded_batch")]
     pub fn padded_batch(&self, size: usize, padding: Padding) -> Dataset<T::Batch> {
         Dataset::of(PaddedBatch { input: self.pipeline().clone(), size, padding, drop_remainder: false })
     }
 
-    /// [`padded_batch`](Dataset::padded_batch), without a last batch that would be shorter.
+    /// Like [`padded_batch`](Dataset::padded_batch), but drops a shorter last batch.
     #[doc(alias = "drop_remainder")]
     pub fn padded_batch_exact(&self, size: usize, padding: Padding) -> Dataset<T::Batch> {
         Dataset::of(PaddedBatch { input: self.pipeline().clone(), size, padding, drop_remainder: true })

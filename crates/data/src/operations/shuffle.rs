@@ -12,11 +12,11 @@ use distribute_tensor::{Leaf, Nest, Tree};
 use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
-    /// Random order: draws from a buffer of `buffer` elements that is filled up after each draw.
+    /// Shuffles elements, by drawing from a buffer of `buffer` elements that is refilled after each draw.
     ///
-    /// With a buffer of at least the number of elements every order is equally likely. The order depends on `seed`
-    /// and the epoch only: every pass, and every repetition of a [`repeat`](Dataset::repeat) after this, has its
-    /// own. Tensors in memory and ranges are shuffled as numbers of rows, 8 bytes each.
+    /// With a buffer of at least the number of elements, every order is equally likely. The order depends only on `seed` and the
+    /// epoch: every pass, and every repetition of a later [`repeat`](Dataset::repeat), has its own. Tensors in memory and ranges
+    /// are shuffled as row indices, 8 bytes each.
     ///
     /// `buffer` 0 gives [`Error::Parameter`] in the pass.
     #[doc(alias = "tf.data.Dataset.shuffle")]
@@ -68,13 +68,13 @@ struct ShuffleStage {
     rng: EpochRng,
     pool: Pool,
     ended: bool,
-    /// A place drawn that did not fit into the chunk before: the next chunk starts with it.
+    /// The index of a drawn element that could not be appended to the previous chunk; the next one starts with it.
     kept: Option<usize>,
-    /// What went wrong after the elements that were handed on last.
+    /// An error after the elements passed on last.
     failed: Option<Error>,
 }
 
-/// What waits in the buffer. Rows of one source wait as numbers, 8 bytes each; anything else as values.
+/// The contents of the buffer: row indices for rows of one source, otherwise values.
 enum Pool {
     Rows(Arc<Rows>, Vec<usize>),
     Values(Vec<Tree<Leaf>>),

@@ -70,7 +70,7 @@ impl Operation for TakeWhile {
     }
 
     fn start(&self, epoch: u64) -> Box<dyn Stage> {
-        // What has to be made is made one by one: behind the end, nothing is.
+        // Expensive elements are made one by one, so that none is made beyond the end.
         let at_once = if self.input.costly() { 1 } else { usize::MAX };
         let (input, predicate) = (self.input.start(epoch), self.predicate.clone());
         Box::new(TakeWhileStage { input, predicate, at_once, index: 0, ended: false, failed: None })
@@ -83,7 +83,7 @@ struct TakeWhileStage {
     at_once: usize,
     index: usize,
     ended: bool,
-    /// What went wrong after the elements that were handed on last.
+    /// An error after the elements passed on last.
     failed: Option<Error>,
 }
 
