@@ -47,11 +47,12 @@ pub fn with_one_replica(
         let speedup = trained.pace.examples_per_s / one.pace.examples_per_s;
         table += &row("1 replica", &one);
         table += &format!("{replicas} replicas are {speedup:.2} times as fast as one");
-        table += &if difference <= TOLERANCE {
-            format!(" and train the same weights: they differ by {difference:.0e} at most.\n")
+        let weights = if difference <= TOLERANCE {
+            " and train the same weights: they differ"
         } else {
-            format!(". Their weights differ: by {difference:.0e} at most.\n")
+            ". Their weights differ:"
         };
+        table += &format!("{weights} by {difference:.0e} at most.\n");
         let one = self::figures(&one).into_iter().map(|(name, value)| (name.to_string(), value));
         figures.extend([
             ("one_replica", Value::Object(one.collect())),

@@ -1,8 +1,8 @@
 //! Checkpoints: named tensors and metadata in safetensors files with an index, saved atomically, and loaded by any ranges of
 //! rows.
 //!
-//! Names belong to *logical* tensors. A tensor can be saved in slices of rows, as the shards of a parameter server hold it, in
-//! any number of files, and loaded by any ranges of rows. So a checkpoint saved on S shards loads on S′.
+//! Names belong to *logical* tensors. A tensor can be saved in slices of rows, as the shards of a parameter server hold it,
+//! in any number of files, and loaded by any ranges of rows. So a checkpoint saved on S shards loads on S′.
 //!
 //! ```
 //! use distribute_checkpoint::{Reader, Writer};

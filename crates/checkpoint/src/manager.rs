@@ -77,9 +77,9 @@ impl CheckpointManager {
     /// Saves under the next number like [`Writer::save`], and returns the path.
     ///
     /// # Errors
-    /// Those of [`Writer::save`]; [`Error::Busy`] while another process or thread saves here; [`Error::Io`] if `.lock` in the
-    /// folder is not a file. The latest checkpoint is then the same as before. [`Error::Removal`] if the new checkpoint is in
-    /// place, but an old one cannot be removed.
+    /// Those of [`Writer::save`]; [`Error::Busy`] while another process or thread saves here; [`Error::Io`] if `.lock` in
+    /// the folder is not a file. The latest checkpoint is then the same as before. [`Error::Removal`] if the new checkpoint
+    /// is in place, but an old one cannot be removed.
     pub fn save(&self, writer: &Writer, shards: usize) -> Result<PathBuf> {
         let lock = self.folder.join(LOCK);
         let file = open_lock(&lock).map_err(Error::io("locking", &lock))?;
@@ -116,7 +116,8 @@ impl CheckpointManager {
     /// The latest checkpoint; `None` before the first.
     ///
     /// # Errors
-    /// Those of [`Reader::open`]. A damaged checkpoint is an error and not skipped; [`paths`](Self::paths) lists the older ones.
+    /// Those of [`Reader::open`]. A damaged checkpoint is an error and not skipped; [`paths`](Self::paths) lists the older
+    /// ones.
     #[doc(alias = "latest_checkpoint")]
     #[doc(alias = "restore_or_initialize")]
     pub fn latest(&self) -> Result<Option<Reader>> {

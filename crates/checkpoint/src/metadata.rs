@@ -4,7 +4,8 @@ use crate::Value;
 use serde_json::{Map, Number};
 use std::borrow::Cow;
 
-/// A value for a checkpoint's metadata. NaN and infinities, which JSON doesn't have, become text: `"NaN"`, `"inf"`, `"-inf"`.
+/// A value for a checkpoint's metadata. NaN and infinities, which JSON doesn't have, become text: `"NaN"`, `"inf"`,
+/// `"-inf"`.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be metadata of a checkpoint",
     note = "numbers, bool, text, lists of them and `distribute_checkpoint::Value` can; make a `Value` of others with serde_json"

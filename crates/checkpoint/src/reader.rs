@@ -78,8 +78,8 @@ impl Reader {
         &self.path
     }
 
-    /// A checksum of the index, which contains the checksums of everything else. It is equal for copies of one checkpoint; two
-    /// different checkpoints collide with a probability of 2⁻³².
+    /// A checksum of the index, which contains the checksums of everything else. It is equal for copies of one checkpoint;
+    /// two different checkpoints collide with a probability of 2⁻³².
     pub fn checksum(&self) -> u32 {
         self.checksum
     }

@@ -97,8 +97,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Sets a piece of metadata, such as the step, the seed or hyper-parameters. NaN and infinities, which JSON doesn't have,
-    /// are stored as text; [`Reader::number`](crate::Reader::number) reads them.
+    /// Sets a piece of metadata, such as the step, the seed or hyper-parameters. NaN and infinities, which JSON doesn't
+    /// have, are stored as text; [`Reader::number`](crate::Reader::number) reads them.
     ///
     /// A [`Value`] has already lost such numbers: `json!(f64::NAN)` is null.
     pub fn metadata(&mut self, key: impl Into<String>, value: impl Metadata) {
@@ -119,8 +119,8 @@ impl Writer {
     ///
     /// # Errors
     /// [`Error::Exists`] if there is anything at `path`; [`Error::Entry`] for a tensor with missing rows;
-    /// [`Error::InvalidArgument`] for 0 shards; [`Error::Io`], with the path, if the system refuses. There is no folder at `path`
-    /// then, unless there was one before.
+    /// [`Error::InvalidArgument`] for 0 shards; [`Error::Io`], with the path, if the system refuses. There is no folder at
+    /// `path` then, unless there was one before.
     pub fn save(&self, path: impl AsRef<Path>, shards: usize) -> Result<()> {
         save::save(self, path.as_ref(), shards, &mut |_| Ok(()))
     }

@@ -46,8 +46,8 @@ impl Deadline {
         self.timeout
     }
 
-    /// Looks at the clock. Returns how long to wait until the next look: a slice, or the time left if that is less; zero once
-    /// the deadline has passed.
+    /// Looks at the clock. Returns how long to wait until the next look: a slice, or the time left if that is less; zero
+    /// once the deadline has passed.
     ///
     /// To be called before and after each wait, with no other work in between.
     pub fn look(&mut self) -> Duration {

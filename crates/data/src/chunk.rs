@@ -1,7 +1,7 @@
 //! Elements on their way through a pipeline, several at a time.
 //!
-//! Stages pass on [`Chunk`]s. Rows of a source stay indices as long as nobody looks at the rows, so a batch of them is cut out
-//! of the source in one piece: by a view if they are contiguous, otherwise by one gather. A batch stays a list of its
+//! Stages pass on [`Chunk`]s. Rows of a source stay indices as long as nobody looks at the rows, so a batch of them is cut
+//! out of the source in one piece: by a view if they are contiguous, otherwise by one gather. A batch stays a list of its
 //! elements until somebody looks at it, so a batch that is split over replicas is assembled piece by piece, and no row is
 //! copied twice.
 

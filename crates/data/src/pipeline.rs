@@ -31,8 +31,8 @@ pub(crate) trait Operation: Send + Sync {
         self.describe()
     }
 
-    /// The files of a source. They are not a part of [`identity`](Self::identity), because a position is valid for moved files,
-    /// too; but a cache belongs to certain files.
+    /// The files of a source. They are not a part of [`identity`](Self::identity), because a position is valid for moved
+    /// files, too; but a cache belongs to certain files.
     fn files(&self) -> Option<&Files> {
         None
     }
@@ -58,8 +58,8 @@ pub(crate) trait Operation: Send + Sync {
     /// How the operation behaves if each worker reads some of the files.
     fn sharding(&self) -> Sharding;
 
-    /// For a source of files, the same source with a worker's files; for a hint, a worker's shard in its place. `None` for all
-    /// other operations.
+    /// For a source of files, the same source with a worker's files; for a hint, a worker's shard in its place. `None` for
+    /// all other operations.
     fn shard(&self, _shard: &WorkerShard) -> Option<Pipeline> {
         None
     }

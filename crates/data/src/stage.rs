@@ -5,8 +5,8 @@ use crate::chunk::Chunk;
 
 /// One operation at work during one pass, pulling from the stages before it.
 ///
-/// The consumer says how many elements it can use, so a batch of a million rows is one call, and nothing is computed in vain.
-/// Which elements come, and in which order, never depends on how many are requested at a time.
+/// The consumer says how many elements it can use, so a batch of a million rows is one call, and nothing is computed in
+/// vain. Which elements come, and in which order, never depends on how many are requested at a time.
 pub(crate) trait Stage: Send {
     /// The next 1 to `max` elements (`max` is at least 1), or `None` at the end.
     ///
@@ -21,8 +21,8 @@ pub(crate) trait Stage: Send {
         read_over(self, count)
     }
 
-    /// How many passes of a repeated dataset have ended, with all of their elements passed on or dropped. 0 if the stage cannot
-    /// tell, or if its elements depend on the number of the pass.
+    /// How many passes of a repeated dataset have ended, with all of their elements passed on or dropped. 0 if the stage
+    /// cannot tell, or if its elements depend on the number of the pass.
     ///
     /// A filter needs this to detect that no element will ever come.
     fn passes(&self) -> usize {

@@ -47,8 +47,8 @@ pub enum Error {
         #[source]
         source: Box<Error>,
     },
-    /// A worker failed, in its own program or in its part of a common operation. The source is its own error; on other workers,
-    /// the text of that error.
+    /// A worker failed, in its own program or in its part of a common operation. The source is its own error; on other
+    /// workers, the text of that error.
     #[error("worker {worker} failed: {source}")]
     Worker {
         /// Which worker, from 0.

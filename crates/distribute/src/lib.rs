@@ -64,9 +64,9 @@
 //! # When things break
 //!
 //! If a replica's closure fails or panics, if a replica leaves out a collective or calls it differently, or if it is late,
-//! `run` returns one [`Error`] that names step, replica, call and line. No replica hangs, and the strategy can be used again.
-//! A replica that is stuck in its closure is logged with its last call; `run` returns when the closure does. docs/errors.md
-//! has a row for each kind of error.
+//! `run` returns one [`Error`] that names step, replica, call and line. No replica hangs, and the strategy can be used
+//! again. A replica that is stuck in its closure is logged with its last call; `run` returns when the closure does.
+//! docs/errors.md has a row for each kind of error.
 
 pub mod checkpoint;
 pub mod context;

@@ -11,12 +11,12 @@ use tracing_subscriber::{EnvFilter, Layer, fmt, registry};
 /// Limits candle to one thread for each replica. `#[distribute::main]` calls this first, and so does the first strategy with
 /// several replicas; it is needed only in a program that starts threads before that.
 ///
-/// candle's element-wise kernels share one pool of threads, on which replicas wait for each other, and each matrix product uses
-/// all cores. Unless the environment says otherwise (`CANDLE_NUM_THREADS`, `RAYON_NUM_THREADS`), both are set to one thread, for
-/// this process and its child processes, since the replicas use the cores.
+/// candle's element-wise kernels share one pool of threads, on which replicas wait for each other, and each matrix product
+/// uses all cores. Unless the environment says otherwise (`CANDLE_NUM_THREADS`, `RAYON_NUM_THREADS`), both are set to one
+/// thread, for this process and its child processes, since the replicas use the cores.
 ///
-/// candle reads the first variable only once, and the environment cannot be written while another thread may read it. If there
-/// is already another thread, the environment is left alone, with a warning. Only the first call has an effect.
+/// candle reads the first variable only once, and the environment cannot be written while another thread may read it. If
+/// there is already another thread, the environment is left alone, with a warning. Only the first call has an effect.
 pub fn init() {
     static ONCE: Once = Once::new();
     ONCE.call_once(tame);

@@ -11,8 +11,8 @@ type Build<M> = Box<dyn Fn(VarBuilder<'static>) -> Result<M> + Send + Sync>;
 
 /// A model on every local replica, and the variables that all of them share.
 ///
-/// Given to [`run`](Strategy::run) as `&model`, each replica gets its own `&M`; as `&mut model`, its own `&mut M`, for models
-/// whose `forward` takes `&mut self`, and for those that are not `Sync`:
+/// Given to [`run`](Strategy::run) as `&model`, each replica gets its own `&M`; as `&mut model`, its own `&mut M`, for
+/// models whose `forward` takes `&mut self`, and for those that are not `Sync`:
 ///
 /// ```compile_fail,E0277
 /// # use distribute::prelude::*;

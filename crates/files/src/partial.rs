@@ -1,7 +1,7 @@
 //! Files and folders that aren't complete yet, and their names.
 //!
-//! A partial file or folder is locked as long as its writer lives: the system releases the lock when the process ends, however
-//! it ends. So one that can be locked was left behind.
+//! A partial file or folder is locked as long as its writer lives: the system releases the lock when the process ends,
+//! however it ends. So one that can be locked was left behind.
 
 use crate::regular::{kind, open_any};
 use distribute_log::heard;
@@ -10,8 +10,8 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// A file or folder that isn't complete yet, next to its destination: `.model.distribute-0.part` for `model`. It is removed when
-/// dropped, unless it has been [renamed](Partial::rename).
+/// A file or folder that isn't complete yet, next to its destination: `.model.distribute-0.part` for `model`. It is removed
+/// when dropped, unless it has been [renamed](Partial::rename).
 ///
 /// Creating one removes those of killed processes for the same destination.
 #[derive(Debug)]
@@ -28,8 +28,8 @@ enum Kind {
     Folder,
 }
 
-/// Partials of one destination are numbered from 0. This many are checked even if earlier ones are absent, so that none is left
-/// behind unless more concurrent writers than this were killed.
+/// Partials of one destination are numbered from 0. This many are checked even if earlier ones are absent, so that none is
+/// left behind unless more concurrent writers than this were killed.
 const LOOKED_AT: u64 = 8;
 const MARK: &str = ".distribute-";
 const END: &str = ".part";

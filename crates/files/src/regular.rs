@@ -29,8 +29,8 @@ pub fn open_checked(path: &Path, fits: impl Fn(FileType) -> io::Result<()>) -> i
 /// Opens a lock file, and creates it if it doesn't exist. Its contents stay.
 ///
 /// # Errors
-/// Those of the system. At once, [`InvalidInput`](io::ErrorKind::InvalidInput) for anything but a file, including a link, since
-/// locking its target would lock something else.
+/// Those of the system. At once, [`InvalidInput`](io::ErrorKind::InvalidInput) for anything but a file, including a link,
+/// since locking its target would lock something else.
 pub fn open_lock(path: impl AsRef<Path>) -> io::Result<File> {
     let path = path.as_ref();
     match options(true).read(true).write(true).create(true).truncate(false).open(path) {

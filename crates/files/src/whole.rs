@@ -6,8 +6,9 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// A new file that has another name in the same folder until it is finished, and is removed if dropped before. So nobody reads
-/// half of it, and an existing file of this name stays as it is until then. A link of this name is replaced, not followed.
+/// A new file that has another name in the same folder until it is finished, and is removed if dropped before. So nobody
+/// reads half of it, and an existing file of this name stays as it is until then. A link of this name is replaced, not
+/// followed.
 ///
 /// What a killed process leaves behind is removed by the next process that writes a file of this name.
 #[derive(Debug)]

@@ -24,8 +24,8 @@ impl Teams {
         &SHARED
     }
 
-    /// Teams whose replicas have `threads` threads each; `start` is called on each thread when it starts. Replica 0 runs on a
-    /// thread of the team, too, not on the caller's. The threads end when this is dropped.
+    /// Teams whose replicas have `threads` threads each; `start` is called on each thread when it starts. Replica 0 runs on
+    /// a thread of the team, too, not on the caller's. The threads end when this is dropped.
     pub fn new(threads: usize, start: Option<Start>) -> Self {
         Self { kind: Kind { threads: threads.max(1), start }, idle: Mutex::new(Vec::new()) }
     }

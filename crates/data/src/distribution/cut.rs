@@ -38,7 +38,8 @@ impl Cut {
         }
     }
 
-    /// The pieces of a first batch of `rows` rows: one for each of the worker's replicas, for each step that the batch lasts.
+    /// The pieces of a first batch of `rows` rows: one for each of the worker's replicas, for each step that the batch
+    /// lasts.
     pub(crate) fn pieces(&self, rows: usize) -> Vec<Range<usize>> {
         match self {
             Cut::Stream { sizes } => recut(rows, sizes),

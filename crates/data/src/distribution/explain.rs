@@ -9,8 +9,8 @@ use distribute_tensor::Nest;
 use std::fmt::Write;
 
 impl<T: Nest> Distribution<T> {
-    /// Describes the pipeline, the policy taken and why, what each worker reads, the rows of each replica in a step of a full
-    /// batch, and what happens at the end.
+    /// Describes the pipeline, the policy taken and why, what each worker reads, the rows of each replica in a step of a
+    /// full batch, and what happens at the end.
     ///
     /// ```
     /// use distribute_data::{Dataset, DistributeOptions, Distribution, Layout};

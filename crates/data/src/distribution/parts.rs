@@ -81,8 +81,8 @@ impl<T: Nest> Distribution<T> {
         Ok(Templates { pipelines, epoch, alone: self.layout.workers == 1 })
     }
 
-    /// The number of rows of a worker in a step of a full batch. If workers take turns with their shares, only the sum over all
-    /// workers is known, so it is attributed to one of them.
+    /// The number of rows of a worker in a step of a full batch. If workers take turns with their shares, only the sum over
+    /// all workers is known, so it is attributed to one of them.
     fn own_full(&self, worker: usize) -> Option<usize> {
         let full = self.full()?;
         match self.cut(self.decision()?, worker) {
@@ -99,8 +99,8 @@ impl<T: Nest> Distribution<T> {
         }
     }
 
-    /// How a worker's batches are split into pieces. TensorFlow's rule cuts across their borders if all have the same known size
-    /// and differ from worker to worker.
+    /// How a worker's batches are split into pieces. TensorFlow's rule cuts across their borders if all have the same known
+    /// size and differ from worker to worker.
     pub(super) fn cut(&self, decision: &Decision, worker: usize) -> Cut {
         let Layout { workers, replicas } = self.layout;
         let of = self.layout.total();
@@ -119,7 +119,8 @@ impl<T: Nest> Distribution<T> {
         }
     }
 
-    /// A worker's pieces of a batch that every worker sees: those of its own replicas, or under TensorFlow's rule every `W`-th.
+    /// A worker's pieces of a batch that every worker sees: those of its own replicas, or under TensorFlow's rule every
+    /// `W`-th.
     pub(super) fn own_pieces(&self, worker: usize, rule: SplitRule) -> Cut {
         let Layout { workers, replicas } = self.layout;
         let piece = |r| match rule {

@@ -8,16 +8,17 @@ use std::fmt;
 /// A place in a pass over a distributed dataset: a few numbers, however much is in the buffers of shuffles.
 ///
 /// The workers and replicas that began a pass determine which elements each of its steps takes. So it can continue with
-/// another number of workers or replicas, and no element of the epoch is lost or repeated. This requires that a pass with the
-/// same number has the same elements in the same order, which holds for all operations except those documented otherwise.
+/// another number of workers or replicas, and no element of the epoch is lost or repeated. This requires that a pass with
+/// the same number has the same elements in the same order, which holds for all operations except those documented
+/// otherwise.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Position {
     /// The pass, counted from 0.
     pub epoch: u64,
     /// The number of steps taken in it.
     pub steps: u64,
-    /// The workers and replicas that began this pass, and how the data was sharded then. It determines which element belongs to
-    /// which step until the end of the pass.
+    /// The workers and replicas that began this pass, and how the data was sharded then. It determines which element
+    /// belongs to which step until the end of the pass.
     pub origin: Origin,
 }
 

@@ -16,8 +16,9 @@ use std::sync::Arc;
 impl<T: Nest> Distribution<T> {
     /// Starts the pass of one worker at a position: every element that was in no step before it comes exactly once.
     ///
-    /// On the layout that began the pass, each worker skips what it has had. On another layout, every worker reads the rest of
-    /// the pass as the old workers would have, and takes its pieces of each of their steps; the next pass uses the new layout.
+    /// On the layout that began the pass, each worker skips what it has had. On another layout, every worker reads the rest
+    /// of the pass as the old workers would have, and takes its pieces of each of their steps; the next pass uses the new
+    /// layout.
     ///
     /// # Errors
     /// [`Error::Position`] for a position with another batch size, other operations or parameters, or if an operation is not

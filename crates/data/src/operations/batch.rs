@@ -8,8 +8,8 @@ use crate::{Cardinality, Dataset, ElementSpec, Error, Result};
 use distribute_tensor::Nest;
 
 impl<T: Nest> Dataset<T> {
-    /// Stacks `size` consecutive elements along a new axis 0: leaves of shape `[…]` become leaves of shape `[size, …]`. The last
-    /// batch has the remaining elements, at least one.
+    /// Stacks `size` consecutive elements along a new axis 0: leaves of shape `[…]` become leaves of shape `[size, …]`. The
+    /// last batch has the remaining elements, at least one.
     ///
     /// Elements that differ in structure, dtype or shape give [`Error::Stack`] in the pass, `size` 0 gives
     /// [`Error::Parameter`].

@@ -8,11 +8,11 @@ use distribute_tensor::Nest;
 use std::sync::{Arc, OnceLock};
 
 impl<T: Nest> Dataset<T> {
-    /// Keeps all elements of the first complete pass in memory, for later passes. A pass that ends early keeps nothing, and a
-    /// dataset that never ends gives [`Error::Endless`].
+    /// Keeps all elements of the first complete pass in memory, for later passes. A pass that ends early keeps nothing, and
+    /// a dataset that never ends gives [`Error::Endless`].
     ///
-    /// Every pass has the elements of the input's pass 0, in its order, so put a [`shuffle`](Dataset::shuffle) after the cache,
-    /// not before it. Tensors are shared, and rows in memory are kept as indices.
+    /// Every pass has the elements of the input's pass 0, in its order, so put a [`shuffle`](Dataset::shuffle) after the
+    /// cache, not before it. Tensors are shared, and rows in memory are kept as indices.
     #[doc(alias = "tf.data.Dataset.cache")]
     pub fn cache(&self) -> Self {
         Self::of(Cache { input: self.pipeline().clone(), kept: Arc::default() })

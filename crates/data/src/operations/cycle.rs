@@ -86,8 +86,8 @@ impl Cycle {
         Ok(Box::new(stage))
     }
 
-    /// With threads, the whole cycle is opened at the start. Slots become empty in the order of their turns, so each still gets
-    /// the same element as if it were opened at its turn.
+    /// With threads, the whole cycle is opened at the start. Slots become empty in the order of their turns, so each still
+    /// gets the same element as if it were opened at its turn.
     fn open_all(&mut self) {
         while self.input.is_some() && self.slots.len() < self.turns.cycle_length {
             let slot = self.open();

@@ -4,7 +4,8 @@ use crate::file::ElementLimit;
 use distribute_tensor::{DType, HostTensor, Leaf, Tree, codec};
 use std::collections::BTreeMap;
 
-/// The kind of the next value. A tensor is followed by its dtype, shape and elements, a structure by the number of its members.
+/// The kind of the next value. A tensor is followed by its dtype, shape and elements, a structure by the number of its
+/// members.
 #[derive(Clone, Copy)]
 #[repr(u8)]
 enum Tag {
@@ -75,8 +76,8 @@ pub(super) enum Broken {
     TooLarge(String),
 }
 
-/// Decodes an element. No memory is reserved for bytes that don't exist, and structures encoded in few bytes take no more memory
-/// than an element may.
+/// Decodes an element. No memory is reserved for bytes that don't exist, and structures encoded in few bytes take no more
+/// memory than an element may.
 pub(super) fn decode(bytes: &[u8], limit: ElementLimit) -> Result<Tree<Leaf>, Broken> {
     let mut input = Bytes { rest: bytes, taken: 0, most: limit.bytes().max(LEAST) };
     let element = input.tree(DEEPEST).filter(|_| input.rest.is_empty());

@@ -192,8 +192,8 @@ impl FilesStage {
         self.made.is_empty() && self.failed.is_none() && self.pool.as_ref().is_none_or(WorkerPool::is_idle)
     }
 
-    /// Skips elements of the current file without making them, if possible. Returns how many there were, and whether the file is
-    /// at its end.
+    /// Skips elements of the current file without making them, if possible. Returns how many there were, and whether the
+    /// file is at its end.
     fn pass_over(&mut self, count: usize) -> Result<(usize, bool)> {
         if !self.is_idle() {
             return Ok((0, false));

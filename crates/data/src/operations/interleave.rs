@@ -29,8 +29,8 @@ pub struct Interleave {
     pub cycle_length: usize,
     /// How many elements are taken of one dataset before the next one's turn. At least 1, the default.
     pub block_length: usize,
-    /// How many elements of each open dataset are prepared ahead, on a thread of its own, of which there are at most 1024. The
-    /// order stays the same. 0, the default, starts no thread.
+    /// How many elements of each open dataset are prepared ahead, on a thread of its own, of which there are at most 1024.
+    /// The order stays the same. 0, the default, starts no thread.
     #[doc(alias = "num_parallel_calls")]
     pub ahead: usize,
 }

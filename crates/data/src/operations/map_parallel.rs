@@ -11,8 +11,8 @@ use distribute_tensor::{Leaf, Nest, Tree};
 use std::convert::Infallible;
 
 impl<T: Nest> Dataset<T> {
-    /// Like [`map`](Dataset::map), on `threads` threads: the same elements in the same order, a few of which are made ahead for
-    /// each thread. The threads start with the first requested element and end with the pass.
+    /// Like [`map`](Dataset::map), on `threads` threads: the same elements in the same order, a few of which are made ahead
+    /// for each thread. The threads start with the first requested element and end with the pass.
     ///
     /// Worth it for functions that take microseconds or more. `threads` 0, and more than 1024, give [`Error::Parameter`] in
     /// the pass.
@@ -33,8 +33,8 @@ impl<T: Nest> Dataset<T> {
         self.try_map_parallel(threads, move |value| Ok::<U, Infallible>(function(value)))
     }
 
-    /// Like [`try_map`](Dataset::try_map), on `threads` threads. An error comes at its place in the order, after all elements
-    /// before it.
+    /// Like [`try_map`](Dataset::try_map), on `threads` threads. An error comes at its place in the order, after all
+    /// elements before it.
     #[doc(alias = "num_parallel_calls")]
     pub fn try_map_parallel<U, E, F>(&self, threads: usize, function: F) -> Dataset<U>
     where
@@ -47,8 +47,8 @@ impl<T: Nest> Dataset<T> {
         Dataset::of(MapParallel { input: self.pipeline().clone(), function, threads, ordered: true })
     }
 
-    /// Like [`map_parallel`](Dataset::map_parallel), in the order in which elements are done, so that a slow one does not hold up
-    /// others. The order differs from pass to pass, so a pass cannot be resumed in the middle.
+    /// Like [`map_parallel`](Dataset::map_parallel), in the order in which elements are done, so that a slow one does not
+    /// hold up others. The order differs from pass to pass, so a pass cannot be resumed in the middle.
     #[doc(alias = "deterministic")]
     pub fn map_unordered<U, F>(&self, threads: usize, function: F) -> Dataset<U>
     where

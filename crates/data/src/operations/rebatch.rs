@@ -10,8 +10,8 @@ use distribute_tensor::{Leaf, Nest, Tree};
 use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
-    /// Concatenates the rows of all batches and cuts them into batches of `sizes`, taken in turn and starting over. The last one
-    /// may be shorter.
+    /// Concatenates the rows of all batches and cuts them into batches of `sizes`, taken in turn and starting over. The
+    /// last one may be shorter.
     ///
     /// A size of 0 gives an empty batch. [`Error::Parameter`] in the pass if no size is positive, [`Error::Scalar`] and
     /// [`Error::UnequalRows`] if elements aren't batches.

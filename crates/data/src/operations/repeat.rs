@@ -7,15 +7,15 @@ use crate::{Cardinality, Dataset, Error, Result};
 use distribute_tensor::Nest;
 
 impl<T: Nest> Dataset<T> {
-    /// Repeats the dataset `times` times, each time with the next order of its shuffles. A pass that happens to have no elements
-    /// counts; after 100 of these in a row, a dataset that could have had some gives [`Error::EmptyPasses`].
+    /// Repeats the dataset `times` times, each time with the next order of its shuffles. A pass that happens to have no
+    /// elements counts; after 100 of these in a row, a dataset that could have had some gives [`Error::EmptyPasses`].
     #[doc(alias = "tf.data.Dataset.repeat")]
     pub fn repeat(&self, times: usize) -> Self {
         Self::of(Repeat { input: self.pipeline().clone(), times: Some(times) })
     }
 
-    /// Repeats the dataset without end. One that is known to be empty ends at once; after 100 passes in a row without an element,
-    /// one that could have had some gives [`Error::EmptyPasses`].
+    /// Repeats the dataset without end. One that is known to be empty ends at once; after 100 passes in a row without an
+    /// element, one that could have had some gives [`Error::EmptyPasses`].
     #[doc(alias = "tf.data.Dataset.repeat")]
     pub fn repeat_forever(&self) -> Self {
         Self::of(Repeat { input: self.pipeline().clone(), times: None })
@@ -91,8 +91,8 @@ impl Fruitless {
 }
 
 impl RepeatStage {
-    /// Repetition `r` of pass `epoch` is epoch `epoch * times + r` of the input, so one pass over `repeat(3)` shuffles like three
-    /// passes over the input. Endless repetitions have 2³² epochs for each pass.
+    /// Repetition `r` of pass `epoch` is epoch `epoch * times + r` of the input, so one pass over `repeat(3)` shuffles like
+    /// three passes over the input. Endless repetitions have 2³² epochs for each pass.
     fn new(input: Pipeline, times: Option<usize>, epoch: u64) -> Self {
         let first_epoch = epoch.wrapping_mul(times.map_or(1 << 32, |times| times as u64));
         Self { input, times, first_epoch, started: 0, current: None, empty: 0 }

@@ -8,8 +8,8 @@ use std::thread::JoinHandle;
 
 /// Threads that run jobs and return their results, in the order of the jobs or as they are done.
 ///
-/// Every wait ends with its owner: a thread waits for jobs until the pool drops their sender. The pool waits only for threads
-/// that have a job, and a thread that dies reports it. Nobody joins a thread that may still be in a user function.
+/// Every wait ends with its owner: a thread waits for jobs until the pool drops their sender. The pool waits only for
+/// threads that have a job, and a thread that dies reports it. Nobody joins a thread that may still be in a user function.
 pub(crate) struct WorkerPool<J, D> {
     operation: &'static str,
     workers: Vec<Worker<J>>,

@@ -155,8 +155,8 @@ impl ZipStage {
     }
 }
 
-/// Skipping reads both inputs: one that is skipped separately could fail beyond the end of the other, where nobody would have
-/// looked.
+/// Skipping reads both inputs: one that is skipped separately could fail beyond the end of the other, where nobody would
+/// have looked.
 impl Stage for ZipStage {
     fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
         match (self.ended, self.exact) {

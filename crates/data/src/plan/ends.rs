@@ -9,15 +9,15 @@ pub enum UnevenEnds {
     /// Every element is used, with the exception below. Replicas without data get empty batches, with 0 rows, until all
     /// workers are at the end. An optimizer's `minimize` gives them weight 0.
     ///
-    /// Under [`SplitRule::TensorFlow`], datasets that a function makes end as in TensorFlow: if all tensors have static shapes,
-    /// as after [`batch_exact`](crate::Dataset::batch_exact), like [`StopAll`](Self::StopAll).
+    /// Under [`SplitRule::TensorFlow`], datasets that a function makes end as in TensorFlow: if all tensors have static
+    /// shapes, as after [`batch_exact`](crate::Dataset::batch_exact), like [`StopAll`](Self::StopAll).
     #[default]
     PadEmpty,
-    /// The pass ends for all as soon as one replica has no data left. The others' data for that step is dropped, but a shorter
-    /// last batch that reaches every replica is used.
+    /// The pass ends for all as soon as one replica has no data left. The others' data for that step is dropped, but a
+    /// shorter last batch that reaches every replica is used.
     StopAll,
-    /// Every step is a full global batch; the first shorter one ends the pass for all. If the pipeline doesn't tell the batch
-    /// size, the first step counts as full.
+    /// Every step is a full global batch; the first shorter one ends the pass for all. If the pipeline doesn't tell the
+    /// batch size, the first step counts as full.
     Drop,
 }
 

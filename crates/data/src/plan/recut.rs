@@ -30,8 +30,8 @@ pub fn worker_sizes(batch: usize, workers: usize, replicas_per_worker: usize, wo
 
 /// Cuts `rows` rows into pieces of `sizes`, taken in turn and starting over.
 ///
-/// The last piece may be shorter. A size of 0 gives an empty piece, even when all rows are used up, until a positive size finds
-/// no rows left. If no size is positive, there are no pieces.
+/// The last piece may be shorter. A size of 0 gives an empty piece, even when all rows are used up, until a positive size
+/// finds no rows left. If no size is positive, there are no pieces.
 pub fn recut(rows: usize, sizes: &[usize]) -> Vec<Range<usize>> {
     if sizes.iter().all(|size| *size == 0) {
         return Vec::new();

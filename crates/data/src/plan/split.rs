@@ -11,9 +11,9 @@ pub enum SplitRule {
     /// No two pieces differ by more than one row, whatever the batch size. A shorter last batch is split in the same way.
     #[default]
     Even,
-    /// As TensorFlow splits batches of sources in memory: ⌈b/n⌉ rows each as long as there are any, so the last replicas may get
-    /// fewer or none (4 rows over 3 replicas: 2, 2, 0). Datasets that a function makes for each worker or replica end as in
-    /// TensorFlow, see [`UnevenEnds::PadEmpty`](crate::UnevenEnds::PadEmpty).
+    /// As TensorFlow splits batches of sources in memory: ⌈b/n⌉ rows each as long as there are any, so the last replicas
+    /// may get fewer or none (4 rows over 3 replicas: 2, 2, 0). Datasets that a function makes for each worker or replica
+    /// end as in TensorFlow, see [`UnevenEnds::PadEmpty`](crate::UnevenEnds::PadEmpty).
     ///
     /// (TensorFlow splits batches of files in another way; [`recut`](super::recut) has those sizes.)
     TensorFlow,

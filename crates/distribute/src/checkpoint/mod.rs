@@ -67,10 +67,10 @@ pub type Restore<'a> = Box<dyn FnOnce() -> Result<()> + 'a>;
 /// A training to be saved and restored: parts by name, and metadata.
 ///
 /// Everything is saved atomically, in one folder of safetensors files with an index. A mirrored variable is saved once.
-/// Running statistics are saved as their mean over the replicas, and also for each replica: on the same number of replicas, a
-/// training continues with the same bits; on another number, each replica continues with the mean. Slots of an optimizer are
-/// saved by variable name, `optimizer/m/fc.weight`, with the finished steps and the learning rate. The seed of the model is in
-/// the metadata, for programs that rebuild it.
+/// Running statistics are saved as their mean over the replicas, and also for each replica: on the same number of replicas,
+/// a training continues with the same bits; on another number, each replica continues with the mean. Slots of an optimizer
+/// are saved by variable name, `optimizer/m/fc.weight`, with the finished steps and the learning rate. The seed of the
+/// model is in the metadata, for programs that rebuild it.
 ///
 /// Save and restore between runs. A single file of weights for other programs is
 /// [`Variables::save`](crate::Variables::save).
@@ -101,14 +101,14 @@ pub type Restore<'a> = Box<dyn FnOnce() -> Result<()> + 'a>;
 ///
 /// # Several workers
 ///
-/// All workers make the same calls. Each reads its parts, only the chief writes, and all get the chief's result, even if it is
-/// an error. A worker that doesn't arrive is named in the error of the others. They wait while the chief writes, at most for
-/// the strategy's timeout; set a longer one ([`CommunicationOptions::timeout`](crate::CommunicationOptions)) if a save takes
-/// longer.
+/// All workers make the same calls. Each reads its parts, only the chief writes, and all get the chief's result, even if it
+/// is an error. A worker that doesn't arrive is named in the error of the others. They wait while the chief writes, at most
+/// for the strategy's timeout; set a longer one ([`CommunicationOptions::timeout`](crate::CommunicationOptions)) if a save
+/// takes longer.
 ///
-/// Every worker restores from a folder that all of them see: on a shared file system, or a copy of the chief's. Before anything
-/// is changed, the workers compare that they read the same checkpoint. If each worker has a disk of its own, only the chief has
-/// the checkpoint, and a restore is an error on all workers that names the first one without it.
+/// Every worker restores from a folder that all of them see: on a shared file system, or a copy of the chief's. Before
+/// anything is changed, the workers compare that they read the same checkpoint. If each worker has a disk of its own, only
+/// the chief has the checkpoint, and a restore is an error on all workers that names the first one without it.
 #[doc(alias = "tf.train.Checkpoint")]
 #[derive(Clone, Default)]
 pub struct Checkpoint<'a> {
@@ -141,8 +141,8 @@ impl<'a> Checkpoint<'a> {
     /// ([`should_checkpoint`](Strategy::should_checkpoint)).
     ///
     /// # Errors
-    /// [`Error::WrongContext`] in a replica context; [`Error::InvalidArgument`] for two parts with the same name; those of the
-    /// parts.
+    /// [`Error::WrongContext`] in a replica context; [`Error::InvalidArgument`] for two parts with the same name; those of
+    /// the parts.
     pub fn writer(&self) -> Result<Writer> {
         self.require(SAVE)?;
         let mut writer = Writer::new();
@@ -189,8 +189,8 @@ impl<'a> Checkpoint<'a> {
             .map(|(reader, ())| reader)
     }
 
-    /// Restores all parts from the latest checkpoint of a manager's folder, and returns it; `None` before the first. With several
-    /// workers, the chief decides which one is the latest.
+    /// Restores all parts from the latest checkpoint of a manager's folder, and returns it; `None` before the first. With
+    /// several workers, the chief decides which one is the latest.
     ///
     /// # Errors
     /// [`Error::Checkpoint`] as for [`CheckpointManager::latest`], and those of [`restore_from`](Checkpoint::restore_from).
@@ -214,10 +214,11 @@ impl<'a> Checkpoint<'a> {
     }
 
     /// Restores what `select` selects among the names that these parts have in a checkpoint, such as `model/fc.weight`.
-    /// Everything else stays as it is. Returns what was restored, what was not and why, and what of the checkpoint was not used.
+    /// Everything else stays as it is. Returns what was restored, what was not and why, and what of the checkpoint was not
+    /// used.
     ///
-    /// This is for a model that starts from another's weights, with a new head or other names. Only variables can be restored in
-    /// part; an optimizer, a dataset or a strategy is left out, and starts over.
+    /// This is for a model that starts from another's weights, with a new head or other names. Only variables can be
+    /// restored in part; an optimizer, a dataset or a strategy is left out, and starts over.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -246,8 +247,8 @@ impl<'a> Checkpoint<'a> {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if something selected is missing or does not match, with all of the names; if nothing is
-    /// restored; and for parts that can only be restored as a whole. [`Error::Checkpoint`] for damage; [`Error::WrongContext`] in
-    /// a replica context. Nothing has changed then.
+    /// restored; and for parts that can only be restored as a whole. [`Error::Checkpoint`] for damage;
+    /// [`Error::WrongContext`] in a replica context. Nothing has changed then.
     #[track_caller]
     pub fn restore_some(&self, path: impl AsRef<Path>, select: &Select<'_>) -> Result<Restored> {
         let some = |reader: &Reader| {

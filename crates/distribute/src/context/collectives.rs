@@ -16,8 +16,8 @@ impl ReplicaContext {
     ///
     /// `value` is a nest of tensors (candle's, [`HostTensor`](crate::HostTensor)s, [`IndexedSlices`](crate::IndexedSlices)
     /// or numbers) with the same structure, shapes and dtypes on all replicas. Gradients flow through: those of the results
-    /// are reduced the same way. Every replica contributes, even if all pass the same tensor. A result of more than 64 KiB is
-    /// one tensor shared by all replicas, so do not change it in place. The rows of indexed slices are merged, see
+    /// are reduced the same way. Every replica contributes, even if all pass the same tensor. A result of more than 64 KiB
+    /// is one tensor shared by all replicas, so do not change it in place. The rows of indexed slices are merged, see
     /// [`IndexedSlices::reduce`](crate::IndexedSlices::reduce).
     ///
     /// # Errors

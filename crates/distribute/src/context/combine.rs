@@ -10,8 +10,8 @@ use std::panic::Location;
 use std::sync::Arc;
 
 impl ReplicaContext {
-    /// Reduces leaves over replicas: on all of their threads, or by the strategy's cross-device ops. All reductions inside of
-    /// `run` go through here.
+    /// Reduces leaves over replicas: on all of their threads, or by the strategy's cross-device ops. All reductions inside
+    /// of `run` go through here.
     pub(super) fn combine(
         &self,
         operation: &'static str,

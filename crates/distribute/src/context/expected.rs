@@ -45,8 +45,8 @@ pub(super) struct Expectations {
 type Order = Option<Vec<Number>>;
 
 impl ReplicaContext {
-    /// Records that all replicas take part in the gradient of `result`. The operation that made `result` holds `graph`; `gave`
-    /// says whether its gradient continues to variables of this replica.
+    /// Records that all replicas take part in the gradient of `result`. The operation that made `result` holds `graph`;
+    /// `gave` says whether its gradient continues to variables of this replica.
     pub(crate) fn expect_gradient(
         &self,
         number: Number,
@@ -126,14 +126,15 @@ impl ReplicaContext {
     /// Takes part in the gradients of the others' collectives, for a replica whose own loss, if it has one, has weight 0.
     /// Returns the tensor to go backward from, if there are any.
     ///
-    /// The others' losses may depend on values that this replica contributed, so its variables may have gradients. They can't
-    /// be computed from its own loss times 0: a mean over nothing is NaN, and so is 0 times NaN. Instead it goes backward
-    /// from the collectives' results, each times 0, in the order of the others' graphs, which may differ from the order of
-    /// the calls. Results without a graph here contribute zeros: candle does not continue beyond tensors without elements.
+    /// The others' losses may depend on values that this replica contributed, so its variables may have gradients. They
+    /// can't be computed from its own loss times 0: a mean over nothing is NaN, and so is 0 times NaN. Instead it goes
+    /// backward from the collectives' results, each times 0, in the order of the others' graphs, which may differ from the
+    /// order of the calls. Results without a graph here contribute zeros: candle does not continue beyond tensors without
+    /// elements.
     ///
     /// # Errors
-    /// [`Error::Collective`] on every replica if not all of them make one of these calls; [`Error::InvalidArgument`] if `loss`
-    /// does not depend on what this replica contributed.
+    /// [`Error::Collective`] on every replica if not all of them make one of these calls; [`Error::InvalidArgument`] if
+    /// `loss` does not depend on what this replica contributed.
     pub(crate) fn join_gradients(
         &self,
         loss: Option<&Tensor>,

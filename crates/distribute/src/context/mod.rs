@@ -154,8 +154,8 @@ pub(crate) fn enter(mode: Mode) -> Entered {
     Entered { pushed: true, _not_send: std::marker::PhantomData }
 }
 
-/// Enters the cross-replica context of `strategy` for an operation that requires it, or returns why that is impossible. If it
-/// is already current, nothing is pushed.
+/// Enters the cross-replica context of `strategy` for an operation that requires it, or returns why that is impossible. If
+/// it is already current, nothing is pushed.
 pub(crate) fn enter_cross_replica(
     strategy: &Strategy,
     operation: &'static str,

@@ -56,9 +56,9 @@ impl Strategy {
     /// b mod N pieces have b/N rows rounded up, the rest b/N rounded down. A piece may be empty, that is, have 0 rows;
     /// [`minimize`](crate::Optimizer::minimize) gives it weight 0.
     ///
-    /// With several workers, each makes this call and gets the pieces of its own replicas. The workers compare how they shard
-    /// the data, which has to be the same on all. By default every worker reads files of its own if there are enough, and
-    /// otherwise the whole dataset ([`InputOptions::auto_shard_policy`]). All workers take the same number of steps.
+    /// With several workers, each makes this call and gets the pieces of its own replicas. The workers compare how they
+    /// shard the data, which has to be the same on all. By default every worker reads files of its own if there are enough,
+    /// and otherwise the whole dataset ([`InputOptions::auto_shard_policy`]). All workers take the same number of steps.
     ///
     /// # Errors
     /// [`Error::Data`](crate::Error::Data) for a dataset that is not batched. While iterating, those of the pipeline, which

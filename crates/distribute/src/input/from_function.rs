@@ -11,8 +11,8 @@ impl Strategy {
     /// Distributes the dataset that `dataset_fn` makes for each worker, batched by the size for one replica and sharded
     /// according to its context. Each replica takes one element in each step, in order; nothing is split.
     ///
-    /// With several workers, each makes this call, and calls `dataset_fn` once, with its own number as `input_pipeline_id`. A
-    /// worker whose data ends before the others' gets empty pieces until all are at the end.
+    /// With several workers, each makes this call, and calls `dataset_fn` once, with its own number as `input_pipeline_id`.
+    /// A worker whose data ends before the others' gets empty pieces until all are at the end.
     ///
     /// # Errors
     /// That of `dataset_fn`, as [`Error::Data`](crate::Error::Data). While iterating, those of the pipeline.

@@ -14,7 +14,8 @@ use distribute_data::{Distribution, Position};
 use distribute_tensor::Nest;
 use std::panic::Location;
 
-/// A pass over a [`DistributedDataset`](super::DistributedDataset), which yields a piece for each local replica in each step.
+/// A pass over a [`DistributedDataset`](super::DistributedDataset), which yields a piece for each local replica in each
+/// step.
 ///
 /// The pass is over after its end or an error.
 ///

@@ -72,8 +72,8 @@ impl Strategy {
         Ok(InputIterator::new(self.distribute_dataset(dataset)?))
     }
 
-    /// [`distribute_datasets_from_function`](Strategy::distribute_datasets_from_function), as an iterator. The function makes
-    /// a dataset, or a callable that makes one element at a time.
+    /// [`distribute_datasets_from_function`](Strategy::distribute_datasets_from_function), as an iterator. The function
+    /// makes a dataset, or a callable that makes one element at a time.
     ///
     /// # Errors
     /// Those of `distribute_datasets_from_function`; [`Error::InvalidArgument`] for a mode other than
@@ -114,8 +114,8 @@ impl Strategy {
         Ok(InputIterator::new(self.distribute_datasets_from_function_with(options, make)?))
     }
 
-    /// A dataset of the rows of a nest of arrays: [`Dataset::from_slices`] under TensorFlow's name. The arrays are shared, not
-    /// copied. A `Vec` of arrays is a structure, as everywhere: each element is a `Vec` of rows.
+    /// A dataset of the rows of a nest of arrays: [`Dataset::from_slices`] under TensorFlow's name. The arrays are shared,
+    /// not copied. A `Vec` of arrays is a structure, as everywhere: each element is a `Vec` of rows.
     ///
     /// # Errors
     /// [`Error::Data`] for a scalar, and for arrays with different numbers of rows; [`Error::WrongContext`] inside of

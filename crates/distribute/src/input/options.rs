@@ -18,8 +18,8 @@ use distribute_data::{AutoShardPolicy, DistributeOptions, SplitRule, UnevenEnds}
 #[doc(alias = "tf.distribute.InputOptions")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InputOptions {
-    /// Whether candle tensors are moved to the device of their replica; `None`, the default, moves them. Host tensors stay in
-    /// host memory.
+    /// Whether candle tensors are moved to the device of their replica; `None`, the default, moves them. Host tensors stay
+    /// in host memory.
     #[doc(alias = "experimental_fetch_to_device")]
     pub fetch_to_device: Option<bool>,
     /// Whether a function makes a dataset for each worker or for each replica.

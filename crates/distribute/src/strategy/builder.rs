@@ -60,24 +60,24 @@ impl MirroredBuilder {
         self
     }
 
-    /// How values are combined across devices. By default the replicas' threads share the work of `all_reduce`, and everything
-    /// else is reduced to one device.
+    /// How values are combined across devices. By default the replicas' threads share the work of `all_reduce`, and
+    /// everything else is reduced to one device.
     pub fn cross_device_ops(mut self, ops: impl CrossDeviceOps) -> Self {
         self.cross_device_ops = Some(Box::new(ops));
         self
     }
 
     /// How many threads each replica computes with; 1 by default. candle's parallel operations use them, most of all matrix
-    /// products; other operations run on one of them. Use several threads if there are fewer replicas than cores, although more
-    /// replicas are mostly faster than more threads.
+    /// products; other operations run on one of them. Use several threads if there are fewer replicas than cores, although
+    /// more replicas are mostly faster than more threads.
     pub fn threads_per_replica(mut self, threads: usize) -> Self {
         self.threads_per_replica = threads;
         self
     }
 
-    /// Pins each replica to cores of its own; by default the system schedules them. This is for machines that do nothing else:
-    /// if another program takes one of these cores, all replicas wait for it. Threads that a closure starts inherit its
-    /// replica's core; rayon's global threads do not, since they are started before.
+    /// Pins each replica to cores of its own; by default the system schedules them. This is for machines that do nothing
+    /// else: if another program takes one of these cores, all replicas wait for it. Threads that a closure starts inherit
+    /// its replica's core; rayon's global threads do not, since they are started before.
     pub fn pinned(mut self, pinned: bool) -> Self {
         self.pinned = pinned;
         self

@@ -27,8 +27,8 @@ use std::time::Duration;
 #[doc(alias = "CollectiveHints")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CommunicationOptions {
-    /// Values of one `all_reduce` that have the same dtype are reduced together, in packs of about this many bytes. With 0, the
-    /// default, each value is reduced by itself, which is fastest for replicas that share memory.
+    /// Values of one `all_reduce` that have the same dtype are reduced together, in packs of about this many bytes. With 0,
+    /// the default, each value is reduced by itself, which is fastest for replicas that share memory.
     pub bytes_per_pack: usize,
     /// How long a replica waits for the others in one call. `None` keeps the strategy's timeout, 60 s by default.
     #[doc(alias = "timeout_seconds")]

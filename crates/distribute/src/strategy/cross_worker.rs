@@ -30,8 +30,8 @@ impl Strategy {
         })
     }
 
-    /// The leaves of all replicas of all workers, in the order of their ids. If `local` has a single entry for the whole worker,
-    /// so has the result for each worker.
+    /// The leaves of all replicas of all workers, in the order of their ids. If `local` has a single entry for the whole
+    /// worker, so has the result for each worker.
     ///
     /// # Errors
     /// Those of [`Strategy::among_workers`].

@@ -15,8 +15,8 @@ use std::time::Duration;
 ///
 /// Methods have to return the same in every call; [`Strategy::new`] refuses contradictions.
 ///
-/// Only [`kind`](Self::kind) and [`worker_devices`](Self::worker_devices) are required; they make one replica for each device,
-/// on a thread each, in lock step. A strategy with a shorter timeout that prints how long each run took:
+/// Only [`kind`](Self::kind) and [`worker_devices`](Self::worker_devices) are required; they make one replica for each
+/// device, on a thread each, in lock step. A strategy with a shorter timeout that prints how long each run took:
 ///
 /// ```
 /// use distribute::{DeviceName, Replicas, StrategyExtended, prelude::*};
@@ -96,8 +96,8 @@ pub trait StrategyExtended: Debug + Send + Sync + 'static {
         self.communication_options().timeout.unwrap_or(DEFAULT_TIMEOUT)
     }
 
-    /// The algorithm that combines values across devices. With `None`, the replicas' threads share the work of collectives, and
-    /// everything else is reduced to one device.
+    /// The algorithm that combines values across devices. With `None`, the replicas' threads share the work of collectives,
+    /// and everything else is reduced to one device.
     fn cross_device_ops(&self) -> Option<&dyn CrossDeviceOps> {
         None
     }
@@ -169,12 +169,13 @@ impl<'a> Replicas<'a> {
 
     /// Runs every replica on a thread of its own. Returns when all have returned.
     ///
-    /// The first replica runs on this thread. It gets a thread of its own if replicas have [several threads](Threads) each, or
-    /// if this thread is a worker of a rayon pool, as in a closure of `rayon::spawn` or `par_iter`, where it would pick up other
-    /// work of the pool in the middle of the step.
+    /// The first replica runs on this thread. It gets a thread of its own if replicas have [several threads](Threads) each,
+    /// or if this thread is a worker of a rayon pool, as in a closure of `rayon::spawn` or `par_iter`, where it would pick
+    /// up other work of the pool in the middle of the step.
     ///
     /// # Errors
-    /// [`Error::Io`] if the system refuses a thread; [`Error::InvalidArgument`] if the replicas of this step have already run.
+    /// [`Error::Io`] if the system refuses a thread; [`Error::InvalidArgument`] if the replicas of this step have already
+    /// run.
     pub fn on_threads(&self) -> Result<()> {
         if self.ran.swap(true, Ordering::Relaxed) {
             let reason = format!(

@@ -77,9 +77,9 @@ impl Strategy {
     /// The handle of a strategy.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if its methods contradict each other, for example by naming a
-    /// device twice, or if its [`communication_options`](StrategyExtended::communication_options) or cross-device ops
-    /// (see [`check`](CrossDeviceOps::check)) ask for something that is not supported.
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if its methods contradict each other, for example by
+    /// naming a device twice, or if its [`communication_options`](StrategyExtended::communication_options) or cross-device
+    /// ops (see [`check`](CrossDeviceOps::check)) ask for something that is not supported.
     #[track_caller]
     pub fn new(extended: impl StrategyExtended) -> Result<Self> {
         claims::check(&extended)?;
@@ -121,7 +121,8 @@ impl Strategy {
 
     /// Makes this strategy current on this thread while `body` runs, in cross-replica context.
     ///
-    /// `run`, `reduce`, `gather` and `replicate` enter the scope by themselves, so they work the same inside and outside of it.
+    /// `run`, `reduce`, `gather` and `replicate` enter the scope by themselves, so they work the same inside and outside of
+    /// it.
     ///
     /// # Errors
     /// [`Error::MixedStrategies`](crate::Error::MixedStrategies) inside of another strategy's scope,
@@ -138,7 +139,8 @@ impl Strategy {
     /// # Ok::<(), distribute::Error>(())
     /// ```
     ///
-    /// [`replicate`](Strategy::replicate) makes mirrored variables. A `Var` of candle is an ordinary tensor, even in a scope:
+    /// [`replicate`](Strategy::replicate) makes mirrored variables. A `Var` of candle is an ordinary tensor, even in a
+    /// scope:
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -171,8 +173,8 @@ impl Strategy {
     /// returns candle's `Result` or this crate's; if it ends in a bare `Ok`, use [`distribute::Ok`](crate::Ok) to say which.
     /// Initial values depend on the seed, here 0, and the variable's name.
     ///
-    /// Two layers that ask for the same path share its variables, as with candle alone. This ties weights, perhaps by mistake;
-    /// it is logged at level `debug`.
+    /// Two layers that ask for the same path share its variables, as with candle alone. This ties weights, perhaps by
+    /// mistake; it is logged at level `debug`.
     ///
     /// With several workers, all of them make this call, and their models are compared.
     ///

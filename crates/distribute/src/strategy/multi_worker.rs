@@ -38,8 +38,9 @@ impl StrategyExtended for MultiWorker {
     }
 }
 
-/// Synchronous training over several workers with equally many replicas: [`MirroredStrategy`](super::MirroredStrategy) beyond
-/// one process. Every worker runs the same program and has a copy of all variables; after each step all copies are equal.
+/// Synchronous training over several workers with equally many replicas: [`MirroredStrategy`](super::MirroredStrategy)
+/// beyond one process. Every worker runs the same program and has a copy of all variables; after each step all copies are
+/// equal.
 ///
 /// So far, workers are threads of one process ([`on_threads`](Self::on_threads)), for tests and to try out a program that is
 /// meant for several machines. They exchange bytes nonetheless, as processes would. [`world`](Strategy::world) tells a
@@ -55,8 +56,8 @@ pub struct MultiWorkerMirroredStrategy(Strategy);
 handle!(MultiWorkerMirroredStrategy);
 
 impl MultiWorkerMirroredStrategy {
-    /// Starts `workers` workers with `replicas` CPU replicas each, each on a thread of this process, and runs `worker` on every
-    /// one of them with its strategy. Returns their results, by worker.
+    /// Starts `workers` workers with `replicas` CPU replicas each, each on a thread of this process, and runs `worker` on
+    /// every one of them with its strategy. Returns their results, by worker.
     ///
     /// ```
     /// # use distribute::prelude::*;

@@ -18,12 +18,12 @@ const DONE: u8 = 1;
 const FAILED: u8 = 0;
 
 impl Strategy {
-    /// Tells the other workers whether this one has succeeded, and returns the records of all, by worker; none if there is only
-    /// one worker.
+    /// Tells the other workers whether this one has succeeded, and returns the records of all, by worker; none if there is
+    /// only one worker.
     ///
     /// # Errors
-    /// If workers have failed, [`Error::Worker`] of the first of them, on all workers; if all have failed alike, that error. Also
-    /// if they make other calls, or one is lost or late.
+    /// If workers have failed, [`Error::Worker`] of the first of them, on all workers; if all have failed alike, that
+    /// error. Also if they make other calls, or one is lost or late.
     pub(crate) fn agree<T>(
         &self,
         operation: &'static str,

@@ -18,8 +18,8 @@ impl Strategy {
     /// With `axis`, a MEAN divides by the number of elements along it, added up over all replicas. So partial batches are
     /// weighted by their size, and an empty piece has no weight.
     ///
-    /// A value that is not distributed counts once for each replica if an axis is given; without one, MEAN returns it as it is.
-    /// With several replicas the result is on `cpu:0`, with one it is where its value is.
+    /// A value that is not distributed counts once for each replica if an axis is given; without one, MEAN returns it as it
+    /// is. With several replicas the result is on `cpu:0`, with one it is where its value is.
     ///
     /// With several workers, all of them make this call and get the same result. Then, without an axis, a value that is not
     /// distributed is reduced over the workers, of which each has one.
@@ -107,14 +107,14 @@ impl Strategy {
 
     /// Concatenates the replicas' values along `axis`, in the order of replica ids.
     ///
-    /// Shapes may differ in dimension `axis` only. A [`Mirrored`](crate::Mirrored) value counts once for each replica; a value
-    /// that is not distributed is returned as it is. With several workers, the result has the parts of the replicas of all of
-    /// them.
+    /// Shapes may differ in dimension `axis` only. A [`Mirrored`](crate::Mirrored) value counts once for each replica; a
+    /// value that is not distributed is returned as it is. With several workers, the result has the parts of the replicas
+    /// of all of them.
     ///
     /// # Errors
     /// [`Error::Tensor`] for scalars, an axis outside of `[0, rank)`, shapes that differ elsewhere, dtypes that differ, and
-    /// [`IndexedSlices`](crate::IndexedSlices); [`Error::WrongContext`] inside of `run`; [`Error::Collective`] if workers don't
-    /// make the same call.
+    /// [`IndexedSlices`](crate::IndexedSlices); [`Error::WrongContext`] inside of `run`; [`Error::Collective`] if workers
+    /// don't make the same call.
     ///
     /// ```
     /// # use distribute::prelude::*;

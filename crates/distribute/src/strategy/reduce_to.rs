@@ -61,14 +61,15 @@ impl Call {
 impl Strategy {
     /// Reduces a value over all replicas and puts a copy of the result on each of `destinations`.
     ///
-    /// A [`PerReplica`](crate::PerReplica) has a part for each replica. A [`Mirrored`] value counts once for each replica. The
-    /// MEAN of a value that is not distributed is that value; it has no SUM over several replicas. With the value itself as
-    /// destinations, this is an all-reduce.
+    /// A [`PerReplica`](crate::PerReplica) has a part for each replica. A [`Mirrored`] value counts once for each replica.
+    /// The MEAN of a value that is not distributed is that value; it has no SUM over several replicas. With the value
+    /// itself as destinations, this is an all-reduce.
     ///
     /// With several workers, all of them make this call, also from their merge functions, and get the same result. A value
     /// that is not distributed is then reduced over the workers, of which each has one.
     ///
-    /// The result has one copy for each destination device. Copies on CPU devices share memory, so don't change them in place.
+    /// The result has one copy for each destination device. Copies on CPU devices share memory, so don't change them in
+    /// place.
     ///
     /// # Errors
     /// [`Error::Tensor`] for different shapes or dtypes, bool and string; [`Error::InvalidArgument`] for a SUM of a
@@ -240,8 +241,8 @@ impl Strategy {
         }
     }
 
-    /// Reduces leaves, each given by its replicas' parts and the devices for the result, over all workers or by the strategy's
-    /// cross-device ops. `what` describes what a local replica contributes.
+    /// Reduces leaves, each given by its replicas' parts and the devices for the result, over all workers or by the
+    /// strategy's cross-device ops. `what` describes what a local replica contributes.
     pub(super) fn reduce_parts<'a>(
         &self,
         call: Call,
@@ -261,7 +262,8 @@ impl Strategy {
         reduced.iter().zip(&values).map(|(leaf, value)| self.ops().broadcast(leaf, value.to)).collect()
     }
 
-    /// Reduces values of which each worker has one. The mean of equal values is the value itself, even if its dtype has no mean.
+    /// Reduces values of which each worker has one. The mean of equal values is the value itself, even if its dtype has no
+    /// mean.
     fn reduce_of_workers(
         &self,
         Call { operation, op, .. }: Call,

@@ -21,10 +21,11 @@ impl Strategy {
     /// [`Replicated`](crate::Replicated). Constants are captured. `body` may borrow from the caller.
     ///
     /// # Errors
-    /// [`Error::Parts`] names an argument that was made for another number of replicas. [`Error::Replica`] if `body` fails or
-    /// panics: it names the replica that caused the others to fail, even if `body` has wrapped the error; among several causes,
-    /// the one with the lowest id. It contains [`Error::Collective`] if replicas did not make the same calls, or one arrived
-    /// after the strategy's timeout; then `run` returns when the late closure does. The strategy can be used again.
+    /// [`Error::Parts`] names an argument that was made for another number of replicas. [`Error::Replica`] if `body` fails
+    /// or panics: it names the replica that caused the others to fail, even if `body` has wrapped the error; among several
+    /// causes, the one with the lowest id. It contains [`Error::Collective`] if replicas did not make the same calls, or
+    /// one arrived after the strategy's timeout; then `run` returns when the late closure does. The strategy can be used
+    /// again.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -127,8 +128,8 @@ impl Strategy {
     }
 }
 
-/// The values of variables before a replica ran on an empty piece, on which stock batch-norm would set its running statistics
-/// to NaN. Layers that handle empty pieces say so.
+/// The values of variables before a replica ran on an empty piece, on which stock batch-norm would set its running
+/// statistics to NaN. Layers that handle empty pieces say so.
 struct Snapshot(Vec<(Var, Tensor)>);
 
 impl Snapshot {

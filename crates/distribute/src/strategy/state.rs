@@ -11,8 +11,8 @@ impl Strategy {
         self.0.steps.load(Ordering::Relaxed)
     }
 
-    /// Continues counting after step `steps`. A resumed training then has the same step numbers, in errors and in the masks of
-    /// [`Dropout`](crate::nn::Dropout), as without an interruption.
+    /// Continues counting after step `steps`. A resumed training then has the same step numbers, in errors and in the masks
+    /// of [`Dropout`](crate::nn::Dropout), as without an interruption.
     ///
     /// # Errors
     /// [`Error::WrongContext`] inside of `run`.

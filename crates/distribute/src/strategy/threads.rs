@@ -19,7 +19,8 @@ impl Threads {
     /// cores that this process may use, and so on, starting over if there are more threads than cores.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for no thread, for more than a process may have, and for pinning on systems other than Linux.
+    /// [`Error::InvalidArgument`] for no thread, for more than a process may have, and for pinning on systems other than
+    /// Linux.
     pub fn new(replicas: usize, per_replica: usize, pinned: bool) -> Result<Self> {
         if per_replica == 0 {
             return Err(Error::invalid("threads_per_replica", "a replica has 1 thread at least"));
@@ -58,8 +59,8 @@ thread_local! {
     static FREE: Cell<Option<affinity::Cores>> = const { Cell::new(None) };
 }
 
-/// Unpins a replica's thread until the result is dropped. Threads inherit the cores of the thread that starts them, and those
-/// started for a nested run later serve other strategies.
+/// Unpins a replica's thread until the result is dropped. Threads inherit the cores of the thread that starts them, and
+/// those started for a nested run later serve other strategies.
 pub(super) fn unpinned() -> Option<Unpinned> {
     let free = FREE.take()?;
     let pinned = affinity::swap(&free)?;
@@ -98,8 +99,8 @@ mod affinity {
         Ok((0..CpuSet::MAX_CPU).filter(|core| set.is_set(*core)).collect())
     }
 
-    /// Pins this thread to `cores`, and returns those it had. `None` if the system refuses, for example because cores have been
-    /// taken away since; the thread then stays as it is.
+    /// Pins this thread to `cores`, and returns those it had. `None` if the system refuses, for example because cores have
+    /// been taken away since; the thread then stays as it is.
     pub(super) fn change(cores: &[usize]) -> Option<Cores> {
         let mut set = CpuSet::new();
         cores.iter().for_each(|core| set.set(*core));

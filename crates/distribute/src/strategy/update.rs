@@ -11,12 +11,12 @@ use std::sync::Arc;
 const ADVICE: &str = "use merge_call to leave it first, and there reduce_to what the replicas have";
 
 impl Strategy {
-    /// Calls `update` once for each copy of `variable`, in update context. There the variable stands for that copy: reads and
-    /// writes go to it. The same holds for other variables with copies on the same devices. Returns the results, one for each
-    /// copy.
+    /// Calls `update` once for each copy of `variable`, in update context. There the variable stands for that copy: reads
+    /// and writes go to it. The same holds for other variables with copies on the same devices. Returns the results, one
+    /// for each copy.
     ///
-    /// Each call gets its part of `args`: the copy of a [`Mirrored`] for its device, and anything else as it is. The standard
-    /// way to update a variable by values that replicas have computed:
+    /// Each call gets its part of `args`: the copy of a [`Mirrored`] for its device, and anything else as it is. The
+    /// standard way to update a variable by values that replicas have computed:
     ///
     /// ```
     /// use distribute::{Variable, prelude::*};
@@ -35,9 +35,9 @@ impl Strategy {
     /// ```
     ///
     /// # Errors
-    /// The first error of `update`; later copies have not been updated then. [`Error::InvalidArgument`] for another strategy's
-    /// variable, and for per-replica values, which would let copies drift apart.
-    /// [`Error::WrongContext`] inside of `run`.
+    /// The first error of `update`; later copies have not been updated then. [`Error::InvalidArgument`] for another
+    /// strategy's variable, and for per-replica values, which would let copies drift apart. [`Error::WrongContext`] inside
+    /// of `run`.
     #[doc(alias = "tf.distribute.StrategyExtended.update")]
     pub fn update<D: Distributed, R>(
         &self,

@@ -73,8 +73,8 @@ impl Strategy {
         }
     }
 
-    /// Begins a step on all workers, if there are several. `rows` is the number of rows of this worker's pieces of a batch, if
-    /// known. Returns how many rows the workers before this one have.
+    /// Begins a step on all workers, if there are several. `rows` is the number of rows of this worker's pieces of a batch,
+    /// if known. Returns how many rows the workers before this one have.
     pub(super) fn begin(
         &self,
         step: u64,
@@ -98,8 +98,8 @@ impl Strategy {
         Ok((Some(begun), before))
     }
 
-    /// Makes a call together with the other workers, once for all of this one's replicas; `None` if there is only one worker.
-    /// In a merge function, the call belongs to the session of its step.
+    /// Makes a call together with the other workers, once for all of this one's replicas; `None` if there is only one
+    /// worker. In a merge function, the call belongs to the session of its step.
     ///
     /// # Errors
     /// The same on all workers, if they make other calls, or one is lost or late.
@@ -116,8 +116,8 @@ impl Strategy {
         self.among_replicas(operation, |_| call.clone(), make)
     }
 
-    /// Like [`among_workers`](Self::among_workers), for calls in which local replicas may differ: `call` gives the fingerprint
-    /// of each.
+    /// Like [`among_workers`](Self::among_workers), for calls in which local replicas may differ: `call` gives the
+    /// fingerprint of each.
     ///
     /// # Errors
     /// Those of [`among_workers`](Self::among_workers).
@@ -141,8 +141,8 @@ impl Strategy {
         made.map(Some).map_err(failure(operation))
     }
 
-    /// If `prepared` is an error, tells the other workers, if there are any, that this one cannot make the call in which they
-    /// wait. Returns `prepared`. Inside of a step the others are told when the merge function fails.
+    /// If `prepared` is an error, tells the other workers, if there are any, that this one cannot make the call in which
+    /// they wait. Returns `prepared`. Inside of a step the others are told when the merge function fails.
     pub(crate) fn told<T>(&self, prepared: Result<T>) -> Result<T> {
         if prepared.is_err()
             && let Some(group) = self.group()

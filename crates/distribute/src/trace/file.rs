@@ -10,8 +10,8 @@ use std::path::Path;
 /// The number of bytes that are buffered before they are written to disk.
 const BUFFER: usize = 64 << 10;
 
-/// A file that grows event by event. Only complete lines are written, and readers don't need the closing bracket, so it can be
-/// read whenever the process ends.
+/// A file that grows event by event. Only complete lines are written, and readers don't need the closing bracket, so it can
+/// be read whenever the process ends.
 pub(super) struct Events<W: Write = File> {
     to: W,
     buffer: String,

@@ -37,8 +37,8 @@ static LAYERED: AtomicBool = AtomicBool::new(false);
 
 /// Writes a timeline into a file from now on, until the guard is dropped or [finished](TraceFile::finish).
 ///
-/// The file is in the Trace Event Format, and can be read however the process ends, even after a panic or `kill -9`, when only
-/// the last slices may be missing. An existing file is replaced; a link is replaced, not followed.
+/// The file is in the Trace Event Format, and can be read however the process ends, even after a panic or `kill -9`, when
+/// only the last slices may be missing. An existing file is replaced; a link is replaced, not followed.
 ///
 /// # Errors
 /// [`Error::Io`], with the path, if the file cannot be written; [`Error::InvalidArgument`] while another trace is being
@@ -76,7 +76,8 @@ pub fn to_file(path: impl AsRef<Path>) -> Result<TraceFile> {
     }
 }
 
-/// The layer through which [`to_file`] listens, for programs with their own `tracing` subscriber. Other programs don't need it.
+/// The layer through which [`to_file`] listens, for programs with their own `tracing` subscriber. Other programs don't need
+/// it.
 ///
 /// While no trace is being written, this layer is disabled.
 pub fn layer<S: Subscriber + for<'a> LookupSpan<'a>>() -> impl Layer<S> {

@@ -6,8 +6,8 @@ use candle_core::{Tensor, Var};
 use distribute_tensor::{HostTensor, IndexedSlices, Tree};
 use std::convert::Infallible;
 
-/// A value of which each local replica gets its part: its component of a [`PerReplica`]; a [`Mirrored`], a tensor or a number
-/// as it is; the parts of the items of a tuple or `Vec`.
+/// A value of which each local replica gets its part: its component of a [`PerReplica`]; a [`Mirrored`], a tensor or a
+/// number as it is; the parts of the items of a tuple or `Vec`.
 #[doc(alias = "tf.distribute.DistributedValues")]
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be given to replicas",
@@ -26,8 +26,8 @@ pub trait Distributed: Sized {
     /// [`Error::Parts`] for a value that was made for another number of replicas.
     fn split(self, replicas: usize) -> Result<Vec<Self::Local>>;
 
-    /// The number of rows of local replica `replica`'s part, if it is a piece of a batch; the smallest number if it has several
-    /// pieces.
+    /// The number of rows of local replica `replica`'s part, if it is a piece of a batch; the smallest number if it has
+    /// several pieces.
     fn rows(&self, replica: usize) -> Option<usize> {
         let _ = replica;
         None

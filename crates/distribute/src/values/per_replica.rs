@@ -7,11 +7,11 @@ use std::fmt;
 
 /// One value for each local replica, in the order of replica ids.
 ///
-/// [`run`](crate::Strategy::run) always returns one, even for a single replica, and distributed datasets yield them. Values are
-/// never merged because they happen to be the same object.
+/// [`run`](crate::Strategy::run) always returns one, even for a single replica, and distributed datasets yield them. Values
+/// are never merged because they happen to be the same object.
 ///
-/// Outside of `run` there is no single value to compute with: reduce or gather it first. If all replicas have the same number,
-/// [`to_scalar`](PerReplica::to_scalar) returns it.
+/// Outside of `run` there is no single value to compute with: reduce or gather it first. If all replicas have the same
+/// number, [`to_scalar`](PerReplica::to_scalar) returns it.
 ///
 /// ```compile_fail,E0369
 /// # use distribute::prelude::*;
@@ -105,12 +105,12 @@ impl<T> PerReplica<T> {
 }
 
 impl PerReplica<Tensor> {
-    /// The number that all replicas have, such as the loss returned by [`minimize`](crate::Optimizer::minimize) or a result of
-    /// [`all_reduce`](crate::ReplicaContext::all_reduce).
+    /// The number that all replicas have, such as the loss returned by [`minimize`](crate::Optimizer::minimize) or a result
+    /// of [`all_reduce`](crate::ReplicaContext::all_reduce).
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if replicas have different numbers, which it lists; [`reduce`](crate::Strategy::reduce) makes
-    /// one of them. [`Error::Candle`] for tensors that are not scalars or have another dtype.
+    /// [`Error::InvalidArgument`] if replicas have different numbers, which it lists; [`reduce`](crate::Strategy::reduce)
+    /// makes one of them. [`Error::Candle`] for tensors that are not scalars or have another dtype.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -127,7 +127,8 @@ impl PerReplica<Tensor> {
         const OPERATION: &str = "to_scalar";
         let scalars = self.iter().map(|value| Ok(value.to_scalar::<S>()?)).collect::<Result<Vec<_>>>()?;
         let Some(first) = scalars.first() else { return Err(Error::invalid(OPERATION, "there is no value")) };
-        // NaN is equal to nothing, not even itself. Compared in their own type: different large integers may be equal as f64.
+        // NaN is equal to nothing, not even itself. Compared in their own type: different large integers may be equal as
+        // f64.
         let is_nan = |scalar: &S| scalar.partial_cmp(scalar).is_none();
         if scalars.iter().all(|scalar| scalar == first || is_nan(scalar) && is_nan(first)) {
             return Ok(*first);
@@ -218,8 +219,8 @@ fn show(leaf: &PerReplica<Leaf>) -> String {
 
 /// One value that is the same on all replicas.
 ///
-/// It can be read without combining replicas, and passed to `run` it reaches each of them. There is one copy for all replicas,
-/// or one on each of several devices.
+/// It can be read without combining replicas, and passed to `run` it reaches each of them. There is one copy for all
+/// replicas, or one on each of several devices.
 #[doc(alias = "tf.distribute.DistributedValues")]
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mirrored<T> {
@@ -233,8 +234,8 @@ impl<T> Mirrored<T> {
         Self { first: value, others: Vec::new() }
     }
 
-    /// A copy for each device, in the order of devices; `None` if there are no copies. The caller has to ensure that they are
-    /// equal.
+    /// A copy for each device, in the order of devices; `None` if there are no copies. The caller has to ensure that they
+    /// are equal.
     pub fn from_copies(copies: impl IntoIterator<Item = T>) -> Option<Self> {
         let mut copies = copies.into_iter();
         Some(Self { first: copies.next()?, others: copies.collect() })

@@ -56,8 +56,8 @@ impl<N: Nest + Clone> Reducible for &Mirrored<N> {
     }
 }
 
-/// In replica and update context, the value that is read there. Elsewhere, the copies of an ON_READ variable, whatever its own
-/// aggregation, and the value of any other variable, whose copies are equal.
+/// In replica and update context, the value that is read there. Elsewhere, the copies of an ON_READ variable, whatever its
+/// own aggregation, and the value of any other variable, whose copies are equal.
 impl Reducible for &Variable {
     type Nest = Leaf;
     fn into_components(self) -> Result<Components<Leaf>> {

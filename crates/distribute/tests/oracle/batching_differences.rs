@@ -55,8 +55,8 @@ fn has_ids(value: &Value) -> bool {
     }
 }
 
-/// DIST-4, over workers: TensorFlow's pieces of size 0 may make a step in which no worker has a row. Ours leaves it out, under
-/// either rule. For the rest, what TensorFlow gave is given under its rule, and ours was asserted when the case ran.
+/// DIST-4, over workers: TensorFlow's pieces of size 0 may make a step in which no worker has a row. Ours leaves it out,
+/// under either rule. For the rest, what TensorFlow gave is given under its rule, and ours was asserted when the case ran.
 pub fn workers_cut_evenly(case: &Case, inputs: &Inputs<'_>) -> Found {
     if case.area != "multi_worker" || op(inputs) != "dataset" {
         return Ok(None);

@@ -15,7 +15,8 @@ use distribute_tensor::{Leaf, Packing, ReduceOp, pack::reduce_packed};
 #[doc(alias = "tf.distribute.HierarchicalCopyAllReduce")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HierarchicalCopyAllReduce {
-    /// The number of packs in which the values of a batch are reduced, for each dtype. With 0, each value is reduced by itself.
+    /// The number of packs in which the values of a batch are reduced, for each dtype. With 0, each value is reduced by
+    /// itself.
     pub num_packs: usize,
 }
 

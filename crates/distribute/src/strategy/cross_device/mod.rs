@@ -85,8 +85,8 @@ pub trait CrossDeviceOps: Debug + Send + Sync + 'static {
         options: &CommunicationOptions,
     ) -> Result<Vec<Leaf>>;
 
-    /// Reduces several values, whose destinations may differ, and returns the copies of each, in order. By default it reduces
-    /// them one by one.
+    /// Reduces several values, whose destinations may differ, and returns the copies of each, in order. By default it
+    /// reduces them one by one.
     ///
     /// # Errors
     /// Those of [`reduce`](Self::reduce).

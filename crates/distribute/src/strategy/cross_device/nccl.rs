@@ -10,8 +10,8 @@ use distribute_tensor::{Leaf, ReduceOp};
 #[doc(alias = "tf.distribute.NcclAllReduce")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NcclAllReduce {
-    /// The number of packs in which the engine would reduce the values of a batch. Without the engine nothing is packed, so a
-    /// strategy with more than 1 is refused with [`Error::InvalidArgument`];
+    /// The number of packs in which the engine would reduce the values of a batch. Without the engine nothing is packed, so
+    /// a strategy with more than 1 is refused with [`Error::InvalidArgument`];
     /// [`HierarchicalCopyAllReduce`](super::HierarchicalCopyAllReduce) supports packs.
     pub num_packs: usize,
 }
