@@ -1,4 +1,4 @@
-//! Leaves as bytes, for those who send them to another process.
+//! Leaves as bytes, to be sent to another process.
 //!
 //! A list of leaves is a count and the leaves, one after another. A leaf is a kind, then a tensor for a dense one, or two
 //! tensors (values, indices) and the shape of the whole for indexed slices. A tensor is dtype, shape and elements, all
