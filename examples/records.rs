@@ -68,10 +68,10 @@ fn train(
         .part("model", &model.variables)
         .part("optimizer", &optimizer)
         .part("input", &batches);
-    match saved.exists() {
-        true => drop(training.restore(saved)?),
-        false if options.quiet => {}
-        false => print!("{}", batches.explain()),
+    if saved.exists() {
+        training.restore(saved)?;
+    } else if !options.quiet {
+        print!("{}", batches.explain());
     }
 
     let mut progress = Progress::start(options, strategy, 1, count, BATCH);

@@ -59,10 +59,12 @@ fn with_one_replica(
         let speedup = trained.pace.examples_per_s / one.pace.examples_per_s;
         table += &row("1 replica", &one);
         table += &format!("{replicas} replicas are {speedup:.2} times as fast as one");
-        table += &match difference <= TOLERANCE {
-            true => format!(" and train the same weights: they differ by {difference:.0e} at most.\n"),
-            false => format!(". Their weights differ: by {difference:.0e} at most.\n"),
+        let weights = if difference <= TOLERANCE {
+            " and train the same weights: they differ"
+        } else {
+            ". Their weights differ:"
         };
+        table += &format!("{weights} by {difference:.0e} at most.\n");
         figures.extend([
             ("one_replica", nested(self::figures(&one))),
             ("speedup", json!(speedup)),

@@ -94,12 +94,11 @@ impl Progress {
                 if self.seen / every > before / every || self.seen == self.epochs * self.examples {
                     let (title, epochs, speed) = (&self.title, self.epochs, thousands(self.speed()));
                     let epoch = self.seen.div_ceil(self.examples);
-                    let (part, loss) = match whole {
-                        true => (String::new(), self.last_loss),
-                        false => {
-                            let part = 100 * (in_epoch + examples) / self.examples;
-                            (format!(" ({part} %)"), self.loss / (in_epoch + examples) as f64)
-                        }
+                    let (part, loss) = if whole {
+                        (String::new(), self.last_loss)
+                    } else {
+                        let part = 100 * (in_epoch + examples) / self.examples;
+                        (format!(" ({part} %)"), self.loss / (in_epoch + examples) as f64)
                     };
                     say(&format!(
                         "{title}: epoch {epoch} of {epochs}{part}, {speed} examples/s, loss {loss:.4}"

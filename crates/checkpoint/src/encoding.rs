@@ -1,10 +1,10 @@
-//! The 16 dtypes as safetensors has them; their bytes are those of [`distribute_tensor::codec`].
+//! How the 16 dtypes are stored in safetensors; their bytes are those of [`distribute_tensor::codec`].
 
 use distribute_tensor::{DType, HostTensor};
 use safetensors::Dtype;
 use std::ops::Range;
 
-/// How a slice of a tensor stands in a safetensors file.
+/// How a slice of a tensor is stored in a safetensors file.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Stored {
     pub(crate) dtype: Dtype,
@@ -38,7 +38,7 @@ pub(crate) fn stored(dtype: DType, shape: &[usize]) -> Option<Stored> {
     Some(Stored { dtype, shape })
 }
 
-/// Where each string ends among the bytes of all; empty for other dtypes.
+/// The end of each string within the bytes of all; empty for other dtypes.
 pub(crate) fn ends(tensor: &HostTensor, elements: Range<usize>) -> Vec<u64> {
     let strings = tensor.as_slice::<Vec<u8>>().map_or(&[][..], |strings| &strings[elements]);
     let end = |end: &mut u64, string: &Vec<u8>| {
@@ -48,7 +48,7 @@ pub(crate) fn ends(tensor: &HostTensor, elements: Range<usize>) -> Vec<u64> {
     strings.iter().scan(0, end).collect()
 }
 
-/// The bytes that elements take, [`ends`] included.
+/// The number of bytes of elements, including [`ends`].
 pub(crate) fn size(tensor: &HostTensor, elements: Range<usize>) -> usize {
     match tensor.dtype().bytes() {
         Some(bytes) => bytes * elements.len(),

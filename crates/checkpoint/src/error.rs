@@ -141,8 +141,9 @@ pub(crate) fn show(dtype: DType, shape: &[usize]) -> String {
 
 fn shortened(names: &[String]) -> String {
     const SHOWN: usize = 20;
-    match names.len() > SHOWN {
-        true => format!("{:?} and {} more", &names[..SHOWN], names.len() - SHOWN),
-        false => format!("{names:?}"),
+    if names.len() > SHOWN {
+        format!("{:?} and {} more", &names[..SHOWN], names.len() - SHOWN)
+    } else {
+        format!("{names:?}")
     }
 }

@@ -1,4 +1,4 @@
-//! `index.json`: what is where.
+//! `index.json`: where each tensor is.
 
 use crate::{Error, Result};
 use distribute_tensor::DType;
@@ -27,7 +27,7 @@ pub(crate) struct Index {
 pub(crate) struct FileEntry {
     pub(crate) name: String,
     pub(crate) bytes: u64,
-    /// Of each block.
+    /// The checksum of each block.
     pub(crate) crc32: Vec<u32>,
 }
 
@@ -46,7 +46,7 @@ pub(crate) struct SliceEntry {
     /// The number of the file among `files`, from 0.
     pub(crate) file: usize,
     pub(crate) key: String,
-    /// Of strings, the key of the tensor that says where each ends.
+    /// For strings, the key of the tensor with their ends.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) ends: Option<String>,
     pub(crate) offset: Vec<usize>,
@@ -82,7 +82,7 @@ impl Index {
         Ok(format!("{BEFORE_SUM}{:08x}{AFTER_SUM}{body}", crc32fast::hash(body.as_bytes())))
     }
 
-    /// From the content of the file at `path`. What it says is not checked yet.
+    /// Parses the content of the file at `path`. The values are not checked yet.
     pub(crate) fn from_bytes(path: &Path, bytes: &[u8]) -> Result<Self> {
         let damaged = |offset: usize, reason: String| Error::Damaged {
             path: path.to_path_buf(),
@@ -106,7 +106,7 @@ impl Index {
                 format!("the checksum of the rest of the file is {found:08x}, but {sum:08x} was written");
             return Err(damaged(bytes.len() - body.len(), reason));
         }
-        // Another version may have other fields: what it is comes first.
+        // Another version may have other fields, so the version is checked first.
         let Format { format, version } = parse(path, bytes)?;
         if (format.as_str(), version) != (FORMAT, VERSION) {
             return Err(Error::Version {

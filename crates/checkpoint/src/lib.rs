@@ -1,9 +1,8 @@
-//! Checkpoints: named tensors and metadata in safetensors files with an index, saved whole or not at all, and read
-//! back in any cut.
+//! Checkpoints: named tensors and metadata in safetensors files with an index, saved atomically, and loaded by any ranges of
+//! rows.
 //!
-//! The names are those of *logical* tensors. Whoever saves may bring a tensor in slices of rows, as the shards of a
-//! parameter server hold it, and ask for any number of files; whoever loads asks for the rows wanted. So what was saved
-//! on S shards loads on S′.
+//! Names belong to *logical* tensors. A tensor can be saved in slices of rows, as the shards of a parameter server hold it,
+//! in any number of files, and loaded by any ranges of rows. So a checkpoint saved on S shards loads on S′.
 //!
 //! ```
 //! use distribute_checkpoint::{Reader, Writer};
@@ -30,15 +29,15 @@
 //!
 //! | module | what it is |
 //! |---|---|
-//! | `writer` | [`Writer`]: what is to be saved |
-//! | `reader` | [`Reader`]: what was saved, read when asked for |
-//! | `manager` | [`CheckpointManager`]: checkpoints one after another, of which the last k are kept |
+//! | `writer` | [`Writer`]: collects tensors and saves them |
+//! | `reader` | [`Reader`]: a saved checkpoint, whose tensors are read on demand |
+//! | `manager` | [`CheckpointManager`]: a series of checkpoints, the last k of which are kept |
 //! | `plan` | which rows go into which file |
-//! | `save` | the steps of a save: after each of them, either nothing is there or all |
+//! | `save` | the steps of a save; after each of them there is either no checkpoint or a complete one |
 //! | `index` | `index.json` |
-//! | `metadata` | [`Metadata`]: what can be metadata, numbers that JSON doesn't have included |
+//! | `metadata` | [`Metadata`]: values for metadata, including numbers that JSON doesn't have |
 //! | `places` | where the rows of each tensor are: the index, checked against the files |
-//! | `shard` | one safetensors file: written with checksums, read in parts that are checked |
+//! | `shard` | one safetensors file, written with checksums that are verified on reading |
 //! | `encoding` | the 16 dtypes as bytes |
 //! | `error` | [`Error`]: what went wrong, in which file, at which byte |
 //!

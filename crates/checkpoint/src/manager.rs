@@ -1,7 +1,7 @@
 //! Checkpoints one after another in one folder.
 
 use crate::{Error, Reader, Result, Writer};
-use distribute_files::{Part, open_lock, whole_name};
+use distribute_files::{Partial, open_lock, whole_name};
 use distribute_log::heard;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -40,29 +40,29 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub struct CheckpointManager {
     folder: PathBuf,
     keep: Option<usize>,
-    /// What is not ours, and has been told.
+    /// Foreign names that have been reported.
     told: Arc<Mutex<BTreeSet<OsString>>>,
 }
 
-/// Of the names of checkpoints.
+/// The prefix of checkpoints' names.
 const PREFIX: &str = "ckpt-";
 /// The highest number: a thousand checkpoints a second for thirty years.
 const LAST: u64 = 999_999_999_999;
-/// Held while a checkpoint is saved. The system lets go of it when the process ends, however it does.
+/// Locked while a checkpoint is saved. The system releases the lock when the process ends, however it ends.
 const LOCK: &str = ".lock";
 
 impl CheckpointManager {
-    /// For a folder, which is created if it isn't there. All checkpoints are kept.
+    /// A manager for a folder, which is created if it doesn't exist. By default all checkpoints are kept.
     ///
     /// # Errors
-    /// [`Error::Io`] where it cannot be created.
+    /// [`Error::Io`] if the folder cannot be created.
     pub fn new(folder: impl AsRef<Path>) -> Result<Self> {
         let folder = folder.as_ref().to_path_buf();
         fs::create_dir_all(&folder).map_err(Error::io("creating", &folder))?;
         Ok(Self { folder, keep: None, told: Arc::default() })
     }
 
-    /// Keeps the last `count` checkpoints, 1 at least: a save removes older ones when the new one is in place.
+    /// Keeps the last `count` checkpoints, at least 1. A save removes older ones once the new one is in place.
     #[doc(alias = "max_to_keep")]
     pub fn keep(mut self, count: usize) -> Self {
         self.keep = Some(count.max(1));
@@ -74,12 +74,12 @@ impl CheckpointManager {
         &self.folder
     }
 
-    /// Saves under the next number, and gives the path; as [`Writer::save`].
+    /// Saves under the next number like [`Writer::save`], and returns the path.
     ///
     /// # Errors
-    /// Those of [`Writer::save`]; [`Error::Busy`] while another process or thread saves here; [`Error::Io`] where the file
-    /// `.lock` of the folder is none. The latest checkpoint is the one from before, then. [`Error::Removal`] where the new
-    /// one is in place, but an old one cannot be removed.
+    /// Those of [`Writer::save`]; [`Error::Busy`] while another process or thread saves here; [`Error::Io`] if `.lock` in
+    /// the folder is not a file. The latest checkpoint is then the same as before. [`Error::Removal`] if the new checkpoint
+    /// is in place, but an old one cannot be removed.
     pub fn save(&self, writer: &Writer, shards: usize) -> Result<PathBuf> {
         let lock = self.folder.join(LOCK);
         let file = open_lock(&lock).map_err(Error::io("locking", &lock))?;
@@ -88,15 +88,15 @@ impl CheckpointManager {
             Err(TryLockError::WouldBlock) => return Err(Error::Busy { path: self.folder.clone() }),
             Err(TryLockError::Error(error)) => return Err(Error::io("locking", &lock)(error)),
         }
-        let Found { checkpoints, parts } = self.list()?;
-        // Nobody else saves: what is not whole was left by a crash, and takes the room that the new one needs.
-        parts.iter().for_each(|part| Part::clear_folder(part));
+        let Found { checkpoints, partials } = self.list()?;
+        // Nobody else saves here, so partial ones were left by a crash. They take space that the new one may need.
+        partials.iter().for_each(|partial| Partial::clear_folder(partial));
         let saved = self.unused(checkpoints.last().map_or(1, |(number, _)| number + 1))?;
         writer.save(&saved, shards)?;
         let paths = self.paths()?;
         for path in &paths[..paths.len().saturating_sub(self.keep.unwrap_or(usize::MAX))] {
-            // It loses its name first: a crash in between leaves no half of one.
-            Part::of_old(path).and_then(Part::remove).map_err(|source| Error::Removal {
+            // Renamed first, so that a crash leaves no half of a checkpoint.
+            Partial::of_old(path).and_then(Partial::remove).map_err(|source| Error::Removal {
                 saved: saved.clone(),
                 path: path.clone(),
                 source,
@@ -108,7 +108,7 @@ impl CheckpointManager {
     /// The checkpoints, the latest last.
     ///
     /// # Errors
-    /// [`Error::Io`] where the folder cannot be read.
+    /// [`Error::Io`] if the folder cannot be read.
     pub fn paths(&self) -> Result<Vec<PathBuf>> {
         Ok(self.list()?.checkpoints.into_iter().map(|(_, path)| path).collect())
     }
@@ -116,7 +116,8 @@ impl CheckpointManager {
     /// The latest checkpoint; `None` before the first.
     ///
     /// # Errors
-    /// Those of [`Reader::open`]: a damaged one is an error, not passed over. [`paths`](Self::paths) has the older ones.
+    /// Those of [`Reader::open`]. A damaged checkpoint is an error and not skipped; [`paths`](Self::paths) lists the older
+    /// ones.
     #[doc(alias = "latest_checkpoint")]
     #[doc(alias = "restore_or_initialize")]
     pub fn latest(&self) -> Result<Option<Reader>> {
@@ -124,7 +125,7 @@ impl CheckpointManager {
         while let Some(path) = latest {
             match Reader::open(&path) {
                 Ok(checkpoint) => return Ok(Some(checkpoint)),
-                // It may have been removed, after newer ones came.
+                // It may have been removed because of newer ones.
                 Err(error) => match self.paths()?.pop() {
                     Some(newer) if newer != path => latest = Some(newer),
                     _ => return Err(error),
@@ -134,7 +135,7 @@ impl CheckpointManager {
         Ok(None)
     }
 
-    /// The first path from this number on where nothing is.
+    /// The first unused path from this number on.
     fn unused(&self, number: u64) -> Result<PathBuf> {
         let paths = (number..=LAST).map(|number| self.folder.join(name(number)));
         let unused = paths.into_iter().find(|path| path.symlink_metadata().is_err());
@@ -148,7 +149,7 @@ impl CheckpointManager {
         })
     }
 
-    /// What is in the folder. What has a name like ours and is not is told, once.
+    /// Lists the folder. Entries that only look like checkpoints are reported once.
     fn list(&self) -> Result<Found> {
         let read = || {
             let names = fs::read_dir(&self.folder)?.map(|entry| Ok(entry?.file_name()));
@@ -161,7 +162,7 @@ impl CheckpointManager {
             if let Some(number) = number(&text).filter(|_| path.is_dir()) {
                 ours.checkpoints.push((number, path));
             } else if whole_name(&found).and_then(number).is_some() {
-                ours.parts.push(path);
+                ours.partials.push(path);
             } else if text.starts_with(PREFIX) || text.starts_with(&format!(".{PREFIX}")) {
                 self.tell(found, &path);
             }
@@ -171,7 +172,7 @@ impl CheckpointManager {
     }
 
     fn tell(&self, found: OsString, path: &Path) {
-        // It may have been removed meanwhile.
+        // It may have been removed in the meantime.
         if path.symlink_metadata().is_ok()
             && self.told.lock().unwrap_or_else(PoisonError::into_inner).insert(found)
         {
@@ -185,21 +186,21 @@ impl CheckpointManager {
     }
 }
 
-/// What of a folder is its manager's.
+/// The entries of a folder that belong to its manager.
 #[derive(Default)]
 struct Found {
     /// By number.
     checkpoints: Vec<(u64, PathBuf)>,
-    /// Those that are not whole.
-    parts: Vec<PathBuf>,
+    /// Incomplete ones.
+    partials: Vec<PathBuf>,
 }
 
-/// The folder of a checkpoint.
+/// The folder name of a checkpoint.
 fn name(number: u64) -> String {
     format!("{PREFIX}{number:06}")
 }
 
-/// The number of a checkpoint, if the name is one that is given.
+/// The number of a checkpoint, given its folder name.
 fn number(text: &str) -> Option<u64> {
     let number = text.strip_prefix(PREFIX)?.parse().ok()?;
     ((1..=LAST).contains(&number) && name(number) == text).then_some(number)

@@ -1,16 +1,17 @@
-//! What can be metadata: whatever JSON can hold, and the numbers that it cannot.
+//! Values for metadata: whatever JSON can hold, and the numbers that it cannot.
 
 use crate::Value;
 use serde_json::{Map, Number};
 use std::borrow::Cow;
 
-/// What can be a checkpoint's metadata. NaN and infinities, which JSON doesn't have, become text: `"NaN"`, `"inf"`, `"-inf"`.
+/// A value for a checkpoint's metadata. NaN and infinities, which JSON doesn't have, become text: `"NaN"`, `"inf"`,
+/// `"-inf"`.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be metadata of a checkpoint",
     note = "numbers, bool, text, lists of them and `distribute_checkpoint::Value` can; make a `Value` of others with serde_json"
 )]
 pub trait Metadata {
-    /// As it is kept.
+    /// The value as it is stored.
     fn into_value(self) -> Value;
 }
 
@@ -62,7 +63,7 @@ impl<T: Metadata, const N: usize> Metadata for [T; N] {
     }
 }
 
-/// A number, whether or not JSON has it.
+/// A stored number, even one that JSON doesn't have.
 pub(crate) fn number(value: &Value) -> Option<f64> {
     match value {
         Value::String(text) => text.parse().ok().filter(|number: &f64| !number.is_finite()),

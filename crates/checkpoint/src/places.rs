@@ -1,4 +1,4 @@
-//! Where the rows of each tensor are: what the index says, checked against the files.
+//! Where the rows of each tensor are: the index, checked against the files.
 
 use crate::encoding::{self, Stored};
 use crate::error::show;
@@ -13,25 +13,25 @@ use std::ops::Range;
 pub(crate) struct Tensor {
     pub(crate) dtype: DType,
     pub(crate) shape: Vec<usize>,
-    /// The elements of one row; of a scalar, 1.
+    /// The number of elements of one row; 1 for a scalar.
     pub(crate) row: usize,
-    /// Ascending, without gaps. A scalar is one row.
+    /// In ascending order, without gaps. A scalar is one row.
     pub(crate) slices: Vec<Slice>,
 }
 
-/// Rows that lie together.
+/// Rows that are stored together.
 #[derive(Debug)]
 pub(crate) struct Slice {
     pub(crate) rows: Range<usize>,
     pub(crate) shard: usize,
     /// Where the elements are in the file, or the bytes of strings.
     pub(crate) bytes: Range<u64>,
-    /// Of strings: where it stands in the file where each ends.
+    /// For strings, where their ends are in the file.
     pub(crate) ends: Option<Range<u64>>,
 }
 
 impl Tensor {
-    /// Finds the slices of an entry in the files. The error says what doesn't fit.
+    /// Finds the slices of an entry in the files. The error says what doesn't match.
     pub(crate) fn resolve(
         entry: &Entry,
         shards: &[Shard],
@@ -48,9 +48,10 @@ impl Tensor {
         let mut end = 0;
         for slice in &slices {
             if slice.rows.start != end {
-                let (what, a, b) = match slice.rows.start > end {
-                    true => ("missing", end, slice.rows.start),
-                    false => ("there twice", slice.rows.start, end.min(slice.rows.end)),
+                let (what, a, b) = if slice.rows.start > end {
+                    ("missing", end, slice.rows.start)
+                } else {
+                    ("there twice", slice.rows.start, end.min(slice.rows.end))
                 };
                 return Err(format!("rows {a}..{b} of {} are {what}", show(*dtype, shape)));
             }
@@ -64,7 +65,7 @@ impl Tensor {
     }
 }
 
-/// The elements of one row. Without rows it doesn't matter.
+/// The number of elements of one row. Any number will do if there are no rows.
 fn row_of(shape: &[usize]) -> Result<usize, String> {
     match shape.split_first() {
         None => Ok(1),

@@ -2,16 +2,16 @@
 
 use std::ops::Range;
 
-/// Rows that were brought together.
+/// Rows that were added together.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Slice {
-    /// How many; 1 for a scalar.
+    /// The number of rows; 1 for a scalar.
     pub(crate) rows: usize,
-    /// Bytes of all of them.
+    /// The bytes of all rows.
     pub(crate) bytes: usize,
 }
 
-/// Rows of one slice that lie in one file together.
+/// Rows of one slice that are stored together in one file.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Piece {
     /// The number of the slice.
@@ -22,7 +22,7 @@ pub(crate) struct Piece {
 
 /// The pieces of each file: at most `files` files, of about equal size, none of them without pieces.
 ///
-/// A slice larger than an equal share is cut; the largest pieces are placed first, each in the file that has least.
+/// A slice larger than an equal share is split. The largest pieces are placed first, each in the smallest file so far.
 pub(crate) fn plan(slices: &[Slice], files: usize) -> Vec<Vec<Piece>> {
     let files = files.max(1);
     let total = slices.iter().fold(0usize, |sum, slice| sum.saturating_add(slice.bytes));
@@ -31,7 +31,7 @@ pub(crate) fn plan(slices: &[Slice], files: usize) -> Vec<Vec<Piece>> {
     for (number, slice) in slices.iter().enumerate() {
         let parts = slice.bytes.div_ceil(share).clamp(1, slice.rows.max(1));
         for part in 0..parts {
-            // The first ones have a row more, where they can't be equal.
+            // The first pieces have one more row if they can't be equal.
             let start = part * (slice.rows / parts) + part.min(slice.rows % parts);
             let len = slice.rows / parts + usize::from(part < slice.rows % parts);
             let bytes = (slice.bytes / slice.rows.max(1)).saturating_mul(len);

@@ -1,4 +1,4 @@
-//! What was saved, read when asked for.
+//! Reads a saved checkpoint, tensor by tensor, on demand.
 
 use crate::index::{self, Index};
 use crate::places::Tensor;
@@ -10,10 +10,10 @@ use std::io::Read;
 use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 
-/// A saved checkpoint. Loading reads the index and the files' headers; tensors are read when asked for, in part if only
-/// some rows are.
+/// A saved checkpoint. Opening it reads the index and the files' headers. Tensors are read on demand, and only the requested
+/// rows.
 ///
-/// The files stay open: on Unix, reading goes on even when the checkpoint has been removed.
+/// The files stay open, so on Unix they can be read even after the checkpoint has been removed.
 #[doc(alias = "tf.train.CheckpointReader")]
 #[derive(Debug)]
 pub struct Reader {
@@ -24,14 +24,14 @@ pub struct Reader {
     tensors: BTreeMap<String, Tensor>,
 }
 
-/// Dtype, shape and cut of a tensor in a checkpoint.
+/// Dtype, shape and slices of a tensor in a checkpoint.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Description {
     /// The type of its elements.
     pub dtype: DType,
-    /// The size of each axis of the whole.
+    /// The size of each axis of the whole tensor.
     pub shape: Vec<usize>,
-    /// The rows that lie together; none for a scalar.
+    /// The rows of each slice; empty for a scalar.
     pub slices: Vec<Range<usize>>,
 }
 
@@ -39,8 +39,8 @@ impl Reader {
     /// Opens the checkpoint in the folder `path`, and checks that index, files and their headers agree.
     ///
     /// # Errors
-    /// [`Error::Io`] where a file is missing or cannot be read; [`Error::Damaged`] for one that is torn or altered,
-    /// [`Error::Version`] for another format, [`Error::Index`] for an index that cannot be. All name the file.
+    /// [`Error::Io`] if a file is missing or cannot be read; [`Error::Damaged`] for one that is torn or altered;
+    /// [`Error::Version`] for another format; [`Error::Index`] for an impossible index. All name the file.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let index_path = path.join(index::NAME);
@@ -54,7 +54,7 @@ impl Reader {
         let mut shards = Vec::new();
         for file in &index.files {
             let mut parts = Path::new(&file.name).components();
-            // No index makes us read outside of its folder.
+            // An index must not make us read outside of its folder.
             let plain = matches!((parts.next(), parts.next()), (Some(Component::Normal(name)), None) if name == file.name.as_str());
             if !plain {
                 let at = format!("file {}", shards.len());
@@ -63,7 +63,7 @@ impl Reader {
             shards.push(Shard::open(path, file)?);
         }
         let mut tensors = BTreeMap::new();
-        // Each tensor of a file is used once: what is read is never more than what was received.
+        // Each tensor of a file is used at most once, so no more is read than the files contain.
         let mut used = BTreeSet::new();
         for (name, entry) in index.entries {
             let tensor = Tensor::resolve(&entry, &shards, &mut used);
@@ -78,8 +78,8 @@ impl Reader {
         &self.path
     }
 
-    /// A checksum of the index, which holds those of all that was saved: equal for copies of one checkpoint, and for no
-    /// others but by a chance of 1 in 2³².
+    /// A checksum of the index, which contains the checksums of everything else. It is equal for copies of one checkpoint;
+    /// two different checkpoints collide with a probability of 2⁻³².
     pub fn checksum(&self) -> u32 {
         self.checksum
     }
@@ -99,7 +99,7 @@ impl Reader {
         self.metadata.get(key)
     }
 
-    /// A piece of metadata that is a number, also one that JSON doesn't have: NaN or an infinity, which is kept as text.
+    /// A piece of metadata that is a number, even NaN or an infinity, which JSON doesn't have and which is stored as text.
     ///
     /// ```
     /// # use distribute_checkpoint::{Reader, Writer};
@@ -120,15 +120,16 @@ impl Reader {
         &self.metadata
     }
 
-    /// What a tensor is, without reading it.
+    /// Describes a tensor without reading it.
     ///
     /// # Errors
     /// [`Error::UnknownName`].
     pub fn describe(&self, name: &str) -> Result<Description> {
         let tensor = self.find(name)?;
-        let slices = match tensor.shape.is_empty() {
-            true => Vec::new(),
-            false => tensor.slices.iter().map(|slice| slice.rows.clone()).collect(),
+        let slices = if tensor.shape.is_empty() {
+            Vec::new()
+        } else {
+            tensor.slices.iter().map(|slice| slice.rows.clone()).collect()
         };
         Ok(Description { dtype: tensor.dtype, shape: tensor.shape.clone(), slices })
     }
@@ -143,10 +144,10 @@ impl Reader {
         self.read(tensor, 0..rows, tensor.shape.clone())
     }
 
-    /// Some rows of a tensor: indices of axis 0. No more is read than the blocks in which they lie.
+    /// Some rows of a tensor, by their indices along axis 0. Only the blocks that contain them are read.
     ///
     /// # Errors
-    /// [`Error::UnknownName`]; [`Error::Rows`] for rows that the tensor hasn't, or for any of a scalar;
+    /// [`Error::UnknownName`]; [`Error::Rows`] for rows that the tensor doesn't have, or for any rows of a scalar;
     /// [`Error::Damaged`] or [`Error::Io`] for what is read.
     pub fn rows(&self, name: &str, rows: Range<usize>) -> Result<HostTensor> {
         let tensor = self.find(name)?;
@@ -162,7 +163,7 @@ impl Reader {
         self.read(tensor, rows, shape)
     }
 
-    /// Reads everything, and so finds damage anywhere.
+    /// Reads everything to find any damage.
     ///
     /// # Errors
     /// [`Error::Damaged`] or [`Error::Io`], with the file and where in it.

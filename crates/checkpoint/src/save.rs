@@ -1,31 +1,31 @@
-//! The steps of a save, in an order in which a crash at any point leaves either nothing or all.
+//! The steps of a save, ordered so that a crash at any point leaves either no checkpoint or a complete one.
 
 use crate::index::{self, Index};
 use crate::writer::Writer;
 use crate::{Error, Result, shard};
-use distribute_files::Part;
+use distribute_files::Partial;
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
 
-/// What a save does next.
+/// A step of a save.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Step {
-    /// The folder, beside its place.
+    /// Creates the folder, next to its destination.
     CreateFolder,
-    /// One file, and its bytes to the disk.
+    /// Writes one file and syncs it.
     WriteShard(usize),
-    /// `index.json`, and its bytes to the disk.
+    /// Writes `index.json` and syncs it.
     WriteIndex,
-    /// The names of the files to the disk.
+    /// Syncs the names of the files.
     SyncFolder,
-    /// The folder gets its name: from here on it is there, and it is whole.
+    /// Renames the folder. From here on the checkpoint exists, and is complete.
     Rename,
-    /// The folder's name to the disk.
+    /// Syncs the name of the folder.
     SyncParent,
 }
 
-/// The steps for so many files.
+/// The steps for this many files.
 pub(crate) fn steps(files: usize) -> Vec<Step> {
     let mut steps = vec![Step::CreateFolder];
     steps.extend((0..files).map(Step::WriteShard));
@@ -33,7 +33,7 @@ pub(crate) fn steps(files: usize) -> Vec<Step> {
     steps
 }
 
-/// Saves as [`Writer::save`]. `before` is called before each step, so that tests can fail or crash there.
+/// Saves like [`Writer::save`]. `before` is called before each step, so that tests can fail or crash there.
 pub(crate) fn save(
     writer: &Writer,
     path: &Path,
@@ -50,24 +50,26 @@ pub(crate) fn save(
     let (steps, count) = (steps(files.len()), files.len());
     let mut files = files.into_iter();
     let mut written = Vec::new();
-    // Removed where a step fails.
-    let mut part: Option<Part> = None;
+    // Removed if a step fails.
+    let mut partial: Option<Partial> = None;
     for step in steps {
         before(step).map_err(Error::io("saving", path))?;
-        match (step, part.as_ref().map(Part::path)) {
-            (Step::CreateFolder, _) => part = Some(Part::folder(path).map_err(Error::io("creating", path))?),
+        match (step, partial.as_ref().map(Partial::path)) {
+            (Step::CreateFolder, _) => {
+                partial = Some(Partial::folder(path).map_err(Error::io("creating", path))?)
+            }
             (Step::SyncParent, _) => sync_folder(parent)?,
-            (Step::WriteShard(number), Some(part)) => {
+            (Step::WriteShard(number), Some(partial)) => {
                 let name = format!("shard-{:05}-of-{count:05}.safetensors", number + 1);
-                let parts = files.next().unwrap_or_default();
-                written.push(shard::write(&part.join(&name), name, parts)?);
+                let tensors = files.next().unwrap_or_default();
+                written.push(shard::write(&partial.join(&name), name, tensors)?);
             }
-            (Step::WriteIndex, Some(part)) => {
-                write_index(&part.join(index::NAME), &layout.index(written.clone()))?
+            (Step::WriteIndex, Some(partial)) => {
+                write_index(&partial.join(index::NAME), &layout.index(written.clone()))?
             }
-            (Step::SyncFolder, Some(part)) => sync_folder(part)?,
+            (Step::SyncFolder, Some(partial)) => sync_folder(partial)?,
             (Step::Rename, _) => {
-                let renamed = part.take().map_or(Ok(None), |part| part.rename(path));
+                let renamed = partial.take().map_or(Ok(None), |partial| partial.rename(path));
                 renamed.map_err(|error| match path.symlink_metadata() {
                     // Somebody else was faster.
                     Ok(_) => Error::Exists { path: path.to_path_buf() },
@@ -80,7 +82,7 @@ pub(crate) fn save(
     Ok(())
 }
 
-/// The folder that a checkpoint is to be in.
+/// The folder that will contain a checkpoint.
 fn parent(path: &Path) -> Result<&Path> {
     if path.file_name().is_none() {
         let reason = format!("{} does not end in the name of a folder to be created", path.display());
@@ -99,11 +101,12 @@ fn write_index(path: &Path, index: &Index) -> Result<()> {
     file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(io)
 }
 
-/// Brings the names in a folder to the disk. On Windows, folders cannot be opened, and names are on the disk already.
+/// Syncs the names in a folder to disk. On Windows, folders cannot be opened, and names are already on disk.
 fn sync_folder(path: &Path) -> Result<()> {
-    match cfg!(windows) {
-        true => Ok(()),
-        false => File::open(path).and_then(|folder| folder.sync_all()).map_err(Error::io("syncing", path)),
+    if cfg!(windows) {
+        Ok(())
+    } else {
+        File::open(path).and_then(|folder| folder.sync_all()).map_err(Error::io("syncing", path))
     }
 }
 
@@ -217,7 +220,7 @@ mod tests {
         let ended = child.env(CRASH, format!("2 {}", path.display())).output().unwrap();
         let names = || fs::read_dir(folder.path()).unwrap().count();
         assert!(!ended.status.success() && names() == 1, "{ended:?}");
-        let writing = Part::folder(&folder.path().join("other")).unwrap();
+        let writing = Partial::folder(&folder.path().join("other")).unwrap();
         save(&writer(1), &path, 2, &mut |_| Ok(())).unwrap();
         assert_eq!((names(), value(&path)), (2, 1));
         assert!(writing.path().exists());

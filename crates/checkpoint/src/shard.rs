@@ -1,4 +1,4 @@
-//! One safetensors file: written with the checksums of its blocks, read in parts that are checked against them.
+//! One safetensors file, written with a checksum for each block. Every read is verified against them.
 
 use crate::index::FileEntry;
 use crate::{Error, Result};
@@ -9,39 +9,39 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-/// Bytes that share a checksum. Part of the format.
+/// The bytes of a block, which share a checksum. Part of the format.
 const BLOCK: u64 = 1 << 20;
 
-/// What safetensors allows for the header of a file.
+/// The largest header that safetensors allows.
 const MOST_HEADER: u64 = 100_000_000;
 
 /// Writes the elements of one tensor.
 pub(crate) type Fill<'a> = Box<dyn Fn(&mut dyn Write) -> io::Result<()> + 'a>;
 
 /// One tensor of a file to be written.
-pub(crate) struct Part<'a> {
+pub(crate) struct PendingTensor<'a> {
     pub(crate) key: String,
     pub(crate) dtype: safetensors::Dtype,
     pub(crate) shape: Vec<usize>,
     pub(crate) bytes: usize,
-    /// Writes exactly so many bytes.
+    /// Writes exactly that many bytes.
     pub(crate) write: Fill<'a>,
 }
 
-/// Writes a new file, all of it on the disk when this returns. `name` is what the index will call it.
-pub(crate) fn write(path: &Path, name: String, mut parts: Vec<Part<'_>>) -> Result<FileEntry> {
+/// Writes a new file and syncs it to disk. `name` is its name in the index.
+pub(crate) fn write(path: &Path, name: String, mut tensors: Vec<PendingTensor<'_>>) -> Result<FileEntry> {
     // As safetensors does: larger elements first, so that all are aligned.
-    parts.sort_by(|a, b| b.dtype.cmp(&a.dtype).then_with(|| a.key.cmp(&b.key)));
+    tensors.sort_by(|a, b| b.dtype.cmp(&a.dtype).then_with(|| a.key.cmp(&b.key)));
     let io = |error| Error::io("writing", path)(error);
     let mut end = 0;
-    let info = |part: &Part<'_>| {
+    let info = |tensor: &PendingTensor<'_>| {
         let start = end;
-        end += part.bytes;
-        let (dtype, shape) = (part.dtype, part.shape.clone());
-        (part.key.clone(), TensorInfo { dtype, shape, data_offsets: (start, end) })
+        end += tensor.bytes;
+        let (dtype, shape) = (tensor.dtype, tensor.shape.clone());
+        (tensor.key.clone(), TensorInfo { dtype, shape, data_offsets: (start, end) })
     };
     let header =
-        Metadata::new(None, parts.iter().map(info).collect()).map_err(|e| io(io::Error::other(e)))?;
+        Metadata::new(None, tensors.iter().map(info).collect()).map_err(|e| io(io::Error::other(e)))?;
     let mut header = serde_json::to_vec(&header).map_err(|e| io(e.into()))?;
     header.resize(header.len().next_multiple_of(8), b' ');
     if header.len() as u64 > MOST_HEADER {
@@ -56,7 +56,7 @@ pub(crate) fn write(path: &Path, name: String, mut parts: Vec<Part<'_>>) -> Resu
     let written = (|| {
         summing.write_all(&(header.len() as u64).to_le_bytes())?;
         summing.write_all(&header)?;
-        parts.iter().try_for_each(|part| (part.write)(&mut summing))?;
+        tensors.iter().try_for_each(|tensor| (tensor.write)(&mut summing))?;
         summing.flush()?;
         file.sync_all()
     })();
@@ -65,7 +65,7 @@ pub(crate) fn write(path: &Path, name: String, mut parts: Vec<Part<'_>>) -> Resu
     Ok(FileEntry { name, bytes, crc32 })
 }
 
-/// A writer that takes the checksum of every block.
+/// A writer that computes the checksum of every block.
 struct Summing<W> {
     inner: W,
     bytes: u64,
@@ -104,7 +104,7 @@ impl<W: Write> Write for Summing<W> {
     }
 }
 
-/// A file that was written, kept open: it can be read even when it has been removed since.
+/// An open file of a checkpoint, which can be read even after it has been removed.
 #[derive(Debug)]
 pub(crate) struct Shard {
     path: PathBuf,
@@ -116,8 +116,7 @@ pub(crate) struct Shard {
 }
 
 impl Shard {
-    /// Opens a file of a checkpoint's folder, and reads its header. Its length is checked; its content will be when it
-    /// is read.
+    /// Opens a file of a checkpoint's folder, and reads its header. Its length is checked now, its content when it is read.
     pub(crate) fn open(folder: &Path, entry: &FileEntry) -> Result<Self> {
         let path = folder.join(&entry.name);
         let damaged = |offset: u64, reason: String| Error::Damaged { path: path.clone(), offset, reason };
@@ -177,15 +176,14 @@ impl Shard {
         self.data + info.data_offsets.0 as u64..self.data + info.data_offsets.1 as u64
     }
 
-    /// Bytes of the file, checked against the checksums of the blocks that they lie in. Nothing is allocated that the
-    /// file doesn't hold.
+    /// Reads bytes of the file, and verifies the checksums of their blocks. No more is allocated than the file contains.
     pub(crate) fn read(&self, range: Range<u64>) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
-        self.visit(range, &mut |part| bytes.extend_from_slice(part))?;
+        self.visit(range, &mut |read| bytes.extend_from_slice(read))?;
         Ok(bytes)
     }
 
-    /// Reads all, so that damage anywhere is found.
+    /// Reads everything to find any damage.
     pub(crate) fn verify(&self) -> Result<()> {
         self.visit(0..self.entry.bytes, &mut |_| ())
     }

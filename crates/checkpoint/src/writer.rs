@@ -1,9 +1,9 @@
-//! What is to be saved.
+//! Collects tensors and metadata, and saves them.
 
 use crate::error::show;
 use crate::index::{Entry, Index, SliceEntry};
 use crate::plan::{Piece, Slice, plan};
-use crate::shard::Part;
+use crate::shard::PendingTensor;
 use crate::{Error, Metadata, Result, Value, encoding, save};
 use distribute_tensor::{DType, HostTensor, codec};
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,7 +26,7 @@ struct Tensor {
 }
 
 impl Writer {
-    /// With nothing in it.
+    /// An empty writer.
     pub fn new() -> Self {
         Self::default()
     }
@@ -45,11 +45,11 @@ impl Writer {
         Ok(())
     }
 
-    /// Adds some rows of a tensor of shape `full_shape`: those from `first_row` on. Slices may come in any order.
+    /// Adds rows of a tensor of shape `full_shape`, from `first_row` on. Slices may be added in any order.
     ///
     /// # Errors
-    /// [`Error::Entry`] if the rows don't fit in that shape, overlap rows that are there already, or come with another
-    /// dtype or full shape than the slices before.
+    /// [`Error::Entry`] if the rows don't fit into that shape, overlap rows that were added before, or differ from earlier
+    /// slices in dtype or full shape.
     pub fn insert_slice(
         &mut self,
         name: impl Into<String>,
@@ -77,7 +77,7 @@ impl Writer {
                     format!("this slice is of {now}, those before of {before}"),
                 ));
             }
-            // Slices don't overlap, so the last one that begins before the end is the only one that can reach in.
+            // Slices don't overlap, so only the last one that begins before the end can overlap this one.
             let before = tensor.slices.range(..first_row + *count).next_back();
             let reaches =
                 |start: usize, there: &HostTensor| *count > 0 && start + there.dims()[0] > first_row;
@@ -90,17 +90,17 @@ impl Writer {
         let dtype = rows.dtype();
         let tensor =
             self.tensors.entry(name).or_insert_with(|| Tensor { dtype, shape, slices: BTreeMap::new() });
-        // Empty slices say nothing, except that there is such a tensor.
+        // Empty slices are kept only if the tensor is empty.
         if rows.dims()[0] > 0 || tensor.slices.is_empty() && tensor.shape[0] == 0 {
             tensor.slices.insert(first_row, rows);
         }
         Ok(())
     }
 
-    /// Sets a piece of metadata: the step, the seed, hyper-parameters. Numbers that JSON doesn't have, NaN and infinities,
-    /// are kept as text, and [`Reader::number`](crate::Reader::number) reads them again.
+    /// Sets a piece of metadata, such as the step, the seed or hyper-parameters. NaN and infinities, which JSON doesn't
+    /// have, are stored as text; [`Reader::number`](crate::Reader::number) reads them.
     ///
-    /// Such numbers inside of a [`Value`] were lost when that was made: `json!(f64::NAN)` is null.
+    /// A [`Value`] has already lost such numbers: `json!(f64::NAN)` is null.
     pub fn metadata(&mut self, key: impl Into<String>, value: impl Metadata) {
         self.metadata.insert(key.into(), value.into_value());
     }
@@ -111,21 +111,21 @@ impl Writer {
     }
 
     /// Saves everything as a new folder at `path`, in at most `shards` files of about equal size. A tensor larger than an
-    /// equal share is cut between rows.
+    /// equal share is split between rows.
     ///
-    /// The folder appears whole or not at all, whatever happens meanwhile: it is written beside its place, under a name
-    /// that begins with a dot and ends with `.part`, brought to the disk, and renamed. What a crash leaves of that, the next
-    /// save to the same path removes. The same content gives the same bytes.
+    /// The save is atomic: the folder is written next to its destination, under a name that begins with a dot and ends with
+    /// `.part`, synced to disk, and renamed. Leftovers of a crash are removed by the next save to the same path. The same
+    /// content gives the same bytes.
     ///
     /// # Errors
-    /// [`Error::Exists`] if there is anything at `path`; [`Error::Entry`] for a tensor of which rows are missing;
-    /// [`Error::InvalidArgument`] for 0 shards; [`Error::Io`] with the path where the system refuses. There is no folder at
-    /// `path` then.
+    /// [`Error::Exists`] if there is anything at `path`; [`Error::Entry`] for a tensor with missing rows;
+    /// [`Error::InvalidArgument`] for 0 shards; [`Error::Io`], with the path, if the system refuses. There is no folder at
+    /// `path` then, unless there was one before.
     pub fn save(&self, path: impl AsRef<Path>, shards: usize) -> Result<()> {
         save::save(self, path.as_ref(), shards, &mut |_| Ok(()))
     }
 
-    /// Everything as it will lie in files; `Err` if something is missing.
+    /// Plans the files; an error if rows are missing.
     pub(crate) fn layout(&self, shards: usize) -> Result<Layout<'_>> {
         if shards == 0 {
             let reason = "0 shards hold nothing; ask for 1 or more".into();
@@ -146,7 +146,7 @@ impl Writer {
         let mut layout = Layout { files: Vec::new(), entries: BTreeMap::new(), metadata: &self.metadata };
         for pieces in plan(&sizes, shards) {
             let mut keys = BTreeSet::new();
-            let mut parts = Vec::new();
+            let mut tensors = Vec::new();
             for Piece { slice, rows: of_slice } in pieces {
                 let (name, tensor, first, rows) = slices[slice];
                 let (entry, mut of_piece) =
@@ -156,9 +156,9 @@ impl Writer {
                     Entry { dtype, shape, slices: Vec::new() }
                 });
                 of_tensor.slices.push(entry);
-                parts.append(&mut of_piece);
+                tensors.append(&mut of_piece);
             }
-            layout.files.push(parts);
+            layout.files.push(tensors);
         }
         for entry in layout.entries.values_mut() {
             entry.slices.sort_by(|a, b| (&a.offset, &a.shape).cmp(&(&b.offset, &b.shape)));
@@ -186,9 +186,9 @@ impl Tensor {
     }
 }
 
-/// What the files of a checkpoint will hold.
+/// The planned content of a checkpoint's files.
 pub(crate) struct Layout<'a> {
-    pub(crate) files: Vec<Vec<Part<'a>>>,
+    pub(crate) files: Vec<Vec<PendingTensor<'a>>>,
     entries: BTreeMap<String, Entry>,
     metadata: &'a BTreeMap<String, Value>,
 }
@@ -200,7 +200,7 @@ impl Layout<'_> {
     }
 }
 
-/// Some rows of a slice, as one tensor of a file, or two for strings.
+/// Some rows of a slice, as one tensor of a file, or as two for strings.
 fn piece<'a>(
     name: &str,
     tensor: &Tensor,
@@ -209,7 +209,7 @@ fn piece<'a>(
     of_slice: std::ops::Range<usize>,
     file: usize,
     keys: &mut BTreeSet<String>,
-) -> (SliceEntry, Vec<Part<'a>>) {
+) -> (SliceEntry, Vec<PendingTensor<'a>>) {
     let (mut shape, mut offset) = (rows.dims().to_vec(), vec![0; rows.rank()]);
     let mut key = name.to_string();
     let mut elements = 0..rows.len();
@@ -239,20 +239,21 @@ fn piece<'a>(
     let write = Box::new(move |sink: &mut dyn Write| {
         codec::chunks(rows.buffer(), elements.clone()).try_for_each(|bytes| sink.write_all(&bytes))
     });
-    let mut parts = vec![Part { key: key.clone(), dtype: stored.dtype, shape: stored.shape, bytes, write }];
+    let mut tensors =
+        vec![PendingTensor { key: key.clone(), dtype: stored.dtype, shape: stored.shape, bytes, write }];
     let ends = ends.map(|ends| {
         let key = unused(format!("{key}.ends"), keys);
         let (bytes, shape) = (8 * ends.len(), shape.clone());
         let write = Box::new(move |sink: &mut dyn Write| {
             ends.iter().try_for_each(|end| sink.write_all(&end.to_le_bytes()))
         });
-        parts.push(Part { key: key.clone(), dtype: safetensors::Dtype::U64, shape, bytes, write });
+        tensors.push(PendingTensor { key: key.clone(), dtype: safetensors::Dtype::U64, shape, bytes, write });
         key
     });
-    (SliceEntry { file, key, ends, offset, shape }, parts)
+    (SliceEntry { file, key, ends, offset, shape }, tensors)
 }
 
-/// A key that no other tensor of the file has. safetensors keeps one for itself.
+/// A key that no other tensor of the file has, nor safetensors itself.
 fn unused(mut key: String, keys: &mut BTreeSet<String>) -> String {
     while key == "__metadata__" || !keys.insert(key.clone()) {
         key.push('_');

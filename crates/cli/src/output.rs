@@ -33,8 +33,5 @@ pub fn is_terminal() -> bool {
 
 /// Writes a word in a colour of the terminal (31 red, 32 green, 33 yellow), in a pipe plain.
 pub fn coloured(text: &str, colour: u8) -> String {
-    match is_terminal() {
-        true => format!("\x1b[{colour}m{text}\x1b[0m"),
-        false => text.to_string(),
-    }
+    if is_terminal() { format!("\x1b[{colour}m{text}\x1b[0m") } else { text.to_string() }
 }

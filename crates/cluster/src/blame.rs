@@ -1,4 +1,4 @@
-//! Who did not do what the others waited for: a pure function of where everybody stands.
+//! Who did not do what the others waited for: a pure function of all members' standings.
 
 use crate::{Fingerprint, Operation, Presence, Standing};
 use serde::{Deserialize, Serialize};
@@ -12,21 +12,21 @@ pub enum Fault {
     Mismatch,
     /// A member returned while others wait for it.
     Returned,
-    /// A member failed while others wait for it. The members that wait are victims; the cause is the other's.
+    /// A member failed while others wait for it. Those that wait are victims; the cause is that member's error.
     Failed,
-    /// A member did not come before the deadline.
+    /// A member did not arrive before the deadline.
     Late,
     /// The connection to a worker was lost.
     Lost,
 }
 
-/// Why a call did not complete, and who is to blame. The same for all members, wherever they run: it can be sent, and
-/// [`Display`](fmt::Display) makes the text out of what happened.
+/// Why a call did not complete, and who is to blame. It is the same for all members, wherever they run: it can be
+/// serialized, and its text comes from [`Display`](fmt::Display).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Blame {
     /// The kind of fault.
     pub fault: Fault,
-    /// The number of the step: of `run` calls on the strategy, from 1.
+    /// The number of the step, from 1: that of the strategy's `run` call.
     pub step: u64,
     /// The global ids of the replicas that did not do what the others waited for.
     pub culprits: Vec<usize>,
@@ -34,7 +34,7 @@ pub struct Blame {
     pub cause: Cause,
 }
 
-/// Those who make one call.
+/// The replicas that make one call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Callers {
     /// The call.
@@ -50,44 +50,44 @@ pub enum Cause {
     Mismatch {
         /// The number of the call in the step, from 1.
         number: u64,
-        /// The call that is taken to be right, and those who made it.
+        /// The call that is taken to be right, and its callers.
         right: Callers,
         /// The other calls.
         others: Vec<Callers>,
     },
-    /// Members have returned or failed without making a call in which others wait.
+    /// Members have returned or failed without making the call in which others wait.
     Gone {
         /// The number of the call in the step, from 1.
         number: u64,
-        /// Those who wait.
+        /// The call in which others wait, and its callers.
         waiting: Callers,
-        /// Where those stand who are gone.
+        /// The standings of the members that are gone.
         gone: Vec<Standing>,
     },
-    /// Members did not come in time.
+    /// Members did not arrive in time.
     Late {
         /// How long the others waited.
         timeout: Duration,
-        /// Those who waited.
+        /// The calls in which others waited, and their callers.
         waiting: Vec<Callers>,
-        /// Where those stand who did not come, as far as it is known here.
+        /// The standings of the members that did not arrive, as far as they are known.
         missing: Vec<Standing>,
     },
-    /// Members made equal calls, with values of other Rust types than the first.
+    /// Members made equal calls, but with values of other Rust types than the first member's.
     OtherTypes {
         /// The call.
         call: Fingerprint,
     },
-    /// A member failed inside of a call that it led.
+    /// A member failed inside of a call that it was leading.
     InCall {
         /// The call.
         call: Fingerprint,
     },
-    /// A worker can't be reached any more.
+    /// A worker has become unreachable.
     Lost {
         /// The worker.
         worker: usize,
-        /// What the connection said.
+        /// The error of the connection.
         reason: String,
         /// The call in which the others wait.
         waiting: Fingerprint,
@@ -95,11 +95,10 @@ pub enum Cause {
 }
 
 impl Blame {
-    /// Judges members by those of them that wait or are gone. `None` if all wait in equal calls: nobody is to blame so
-    /// far.
+    /// Judges the members that wait or are gone. `None` if all wait in equal calls, so that nobody is to blame so far.
     ///
-    /// Where members made different calls, the call that most of them made is taken to be right; without such a call
-    /// all who wait are culprits.
+    /// If members made different calls, the call that most of them made is taken to be right; in a tie, all members that
+    /// wait are culprits.
     pub fn judge(step: u64, standings: &[Standing]) -> Option<Self> {
         if Standing::all_agree(standings) {
             return None;
@@ -137,14 +136,15 @@ impl Blame {
             standings.iter().filter(|standing| gone(&standing.presence)).cloned().collect()
         };
         let failed = which(|presence| matches!(presence, Presence::Failed));
-        let (fault, gone) = match failed.is_empty() {
-            false => (Fault::Failed, failed),
-            true => (Fault::Returned, which(|presence| matches!(presence, Presence::Returned))),
+        let (fault, gone) = if failed.is_empty() {
+            (Fault::Returned, which(|presence| matches!(presence, Presence::Returned)))
+        } else {
+            (Fault::Failed, failed)
         };
         if gone.is_empty() {
             return None;
         }
-        // Of most members that returned, those who still wait are the odd ones: they make an additional call.
+        // If most members have returned, the ones that still wait are at fault: they make an additional call.
         let additional = fault == Fault::Returned && gone.len() > waiting.replicas.len();
         let culprits = if additional { waiting.replicas.clone() } else { ids(&gone) };
         Some(Self { fault, step, culprits, cause: Cause::Gone { number, waiting, gone } })
@@ -162,18 +162,18 @@ impl Blame {
         }
     }
 
-    /// Members made equal calls, some with values of other Rust types than the first.
+    /// Blames members that made equal calls, but with values of other Rust types than the first member's.
     pub fn other_types(step: u64, call: &Fingerprint, culprits: Vec<usize>) -> Self {
         Self { fault: Fault::Mismatch, step, culprits, cause: Cause::OtherTypes { call: call.clone() } }
     }
 
-    /// A member failed inside of a call that it led.
+    /// Blames a member that failed inside of a call that it was leading.
     pub fn failed(step: u64, culprit: usize, call: &Fingerprint) -> Self {
         let cause = Cause::InCall { call: call.clone() };
         Self { fault: Fault::Failed, step, culprits: vec![culprit], cause }
     }
 
-    /// A worker can't be reached any more, whose replicas are `culprits`.
+    /// Blames a worker that has become unreachable; `culprits` are its replicas.
     pub fn lost(
         step: u64,
         worker: usize,
@@ -259,11 +259,11 @@ impl fmt::Display for Blame {
 
 impl std::error::Error for Blame {}
 
-/// What takes part in an optimizer's step without a loss.
+/// The advice for a replica that left out an optimizer's step.
 const INSTEAD_OF_MINIMIZE: &str =
     "; a replica that has nothing to train on calls the optimizer's skip in place of minimize";
 
-/// The calls in which members wait, each with its members, in the order of their first.
+/// The calls in which members wait, each with its callers, in the order of the first caller.
 fn calls(standings: &[Standing]) -> Vec<Callers> {
     let mut calls: Vec<Callers> = Vec::new();
     for standing in standings {

@@ -1,21 +1,21 @@
-//! Until when a wait may last. The one place of the project that reads the clock.
+//! How long a wait may last. The only place in the project that reads the clock.
 
 #![allow(clippy::disallowed_methods)]
 
 use std::time::{Duration, Instant};
 
-/// How long a wait lasts where the user has not said otherwise.
+/// How long a wait lasts by default.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The longest that a wait lasts before it looks at the clock again.
+/// The longest time between two looks at the clock during a wait.
 const SLICE: Duration = Duration::from_millis(100);
 
-/// The moment until which a wait may last.
+/// The time until which a wait may last.
 ///
-/// A wait goes in slices, with a [`look`](Self::look) between them. One that took much longer than it should shows that the
-/// whole process slept, as after SIGSTOP or in a frozen container: then nobody worked, and that time doesn't count. It looks
-/// the same where the waiting thread alone got no core, so half a slice counts in any case: a deadline passes within
-/// `2 * timeout / slice` looks, however late each of them is.
+/// A wait is cut into slices, with a [`look`](Self::look) between them. A slice that took much longer than it should means
+/// that the whole process was suspended, by SIGSTOP or in a frozen container. Nobody worked in that time, so it doesn't
+/// count. It looks the same if only the waiting thread got no core; so half a slice always counts, and a deadline passes
+/// within `2 * timeout / slice` looks, however late each of them is.
 #[derive(Clone, Copy, Debug)]
 pub struct Deadline {
     at: Option<Instant>,
@@ -26,7 +26,7 @@ pub struct Deadline {
 }
 
 impl Deadline {
-    /// A deadline `timeout` from now. One too far away for the clock never comes.
+    /// A deadline `timeout` from now. One beyond the range of the clock never passes.
     pub fn after(timeout: Duration) -> Self {
         Self::from(Instant::now(), timeout)
     }
@@ -35,7 +35,7 @@ impl Deadline {
         let at = now.checked_add(timeout);
         let slice = match at {
             Some(_) => (timeout / 8).clamp(Duration::from_millis(1), SLICE),
-            // Nothing to look for. A wait of centuries overflows the clock of some systems.
+            // It never passes. A slice of centuries would overflow the clock of some systems.
             None => Duration::from_secs(3600),
         };
         Self { at, timeout, slice, seen: now }
@@ -46,9 +46,10 @@ impl Deadline {
         self.timeout
     }
 
-    /// How long to wait until the next look: a slice, or what is left if that is less; zero once the deadline has passed.
+    /// Looks at the clock. Returns how long to wait until the next look: a slice, or the time left if that is less; zero
+    /// once the deadline has passed.
     ///
-    /// Between two looks is nothing but a wait of so long at most, and what takes no time.
+    /// To be called before and after each wait, with no other work in between.
     pub fn look(&mut self) -> Duration {
         self.look_at(Instant::now())
     }
@@ -57,19 +58,19 @@ impl Deadline {
         let Some(at) = &mut self.at else { return self.slice };
         let gap = now.saturating_duration_since(self.seen);
         if gap > 2 * self.slice {
-            // Somewhere in the slice it fell asleep.
+            // It was suspended at some point of the slice: half of it counts.
             *at += gap - self.slice / 2;
         }
         self.seen = now;
         at.saturating_duration_since(now).min(self.slice)
     }
 
-    /// How long is left, as far as it has been looked at; zero once it has passed.
+    /// The time left, not counting suspension before the last look; zero once the deadline has passed.
     pub fn remaining(&self) -> Duration {
         self.at.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()))
     }
 
-    /// Whether it has passed, as far as it has been looked at.
+    /// Whether the deadline has passed, not counting suspension before the last look.
     pub fn has_passed(&self) -> bool {
         self.remaining().is_zero()
     }

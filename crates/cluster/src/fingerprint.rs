@@ -92,11 +92,11 @@ impl fmt::Display for CallSite {
 pub struct Fingerprint {
     /// The kind of call.
     pub operation: Operation,
-    /// What has to be equal on all members besides: reduce operation, dtypes, shapes, structure.
+    /// What else has to be equal on all members: reduce operation, dtypes, shapes, structure.
     pub detail: Arc<str>,
     /// The line of the user's program. Not compared: branches may make the same call in different places.
     pub at: CallSite,
-    /// The second half of a call whose first half has been counted. Not compared.
+    /// Whether this is a later part of a call that has already been counted. Not compared.
     pub continues: bool,
 }
 
@@ -106,7 +106,7 @@ impl Fingerprint {
         Self { operation, detail: detail.into(), at: at.into(), continues: false }
     }
 
-    /// That of a later part of the same call, after its first half has been counted.
+    /// The fingerprint of a later part of the same call, which is not counted again.
     pub fn part(&self, part: &str) -> Self {
         Self { detail: format!("{}: {part}", self.detail).into(), continues: true, ..self.clone() }
     }
@@ -116,10 +116,10 @@ impl Fingerprint {
         self.operation == other.operation && self.detail == other.detail
     }
 
-    /// A number that is equal for members that do the same, and for no others but by a chance of 1 in 2⁶⁴: what members
-    /// on different machines compare. The same in every process of one program.
+    /// A hash of what [`matches`](Self::matches) compares, for members in different processes. It is the same in every
+    /// process of one program, and two different calls collide with a probability of 2⁻⁶⁴.
     pub fn digest(&self) -> u64 {
-        // FNV-1a: the hashers of std may change from one version to the next.
+        // FNV-1a, because the hashers of std may change between versions.
         let bytes = (self.operation as u8).to_le_bytes();
         bytes.iter().chain(self.detail.as_bytes()).fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
             (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)

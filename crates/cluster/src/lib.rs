@@ -2,13 +2,13 @@
 //!
 //! | module | what it is |
 //! |---|---|
-//! | [`deadline`] | [`Deadline`]: until when a wait may last. The one place that reads the clock |
+//! | [`deadline`] | [`Deadline`]: how long a wait may last. The only module that reads the clock |
 //! | [`fingerprint`] | [`Fingerprint`]: what a member is doing, and whether two members do the same |
-//! | [`standing`] | [`Standing`]: where a member stands |
+//! | [`standing`] | [`Standing`]: what a member is doing and has done |
 //! | [`blame`] | [`Blame`]: who did not do what the others waited for |
 //! | [`world`] | [`World`]: how many take part, and which of them this process is |
 //!
-//! What members tell each other is data that can be sent, with global ids of replicas.
+//! Members identify replicas by their global ids, and everything they tell each other can be serialized.
 //!
 //! ```
 //! use distribute_cluster::{Blame, Fingerprint, Operation, Standing};

@@ -1,4 +1,4 @@
-//! Where a member stands: what it is doing, and what it has done.
+//! The standing of a member: what it is doing, and what it has done.
 
 use crate::Fingerprint;
 use serde::{Deserialize, Serialize};
@@ -6,17 +6,17 @@ use serde::{Deserialize, Serialize};
 /// What a member is doing at the moment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Presence {
-    /// It runs the user's code.
+    /// It runs user code.
     Running,
-    /// It waits in a call for the others.
+    /// It waits for the others in a call.
     Waiting(Fingerprint),
     /// Its closure has returned.
     Returned,
-    /// Its closure has failed or panicked: the cause comes from there.
+    /// Its closure has failed or panicked, which is the cause of its absence.
     Failed,
 }
 
-/// Where one member stands: what it is doing, and what it has done.
+/// What one member is doing, and what it has done.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Standing {
     /// The global id of the replica.
@@ -40,7 +40,7 @@ impl Standing {
         Self { presence: Presence::Waiting(fingerprint), ..Self::running(replica) }
     }
 
-    /// The call in which it waits.
+    /// The call in which it waits, if it does.
     pub fn call(&self) -> Option<&Fingerprint> {
         match &self.presence {
             Presence::Waiting(call) => Some(call),
@@ -48,7 +48,7 @@ impl Standing {
         }
     }
 
-    /// Whether nothing more will come from it until the others move.
+    /// Whether it does nothing more until the others move.
     pub fn is_settled(&self) -> bool {
         !matches!(self.presence, Presence::Running)
     }
@@ -58,7 +58,7 @@ impl Standing {
         matches!(self.presence, Presence::Returned | Presence::Failed)
     }
 
-    /// Whether everybody waits in equal calls: what is nearly always so, found without allocating.
+    /// Whether all members wait in equal calls. The common case, found without allocating.
     pub fn all_agree(all: &[Standing]) -> bool {
         let mut calls = all.iter().map(Standing::call);
         match calls.next() {

@@ -1,12 +1,12 @@
-//! Who takes part, and which part of it this process is.
+//! Who takes part, and which of them this process is.
 
 use std::fmt;
 use std::ops::Range;
 
 /// The workers of one training, the replicas of each, and which worker this process is.
 ///
-/// Every question about numbers and ids has its answer here: how many replicas are in sync, which global id a local
-/// replica has, who is the chief, who writes checkpoints. All workers have the same number of replicas, and replica `r`
+/// It answers every question about numbers and ids: how many replicas are in sync, which global id a local replica has,
+/// which worker is the chief and writes checkpoints. All workers have the same number of replicas, and replica `r`
 /// of worker `w` has the global id `w * replicas + r`.
 ///
 /// ```
@@ -25,22 +25,22 @@ pub struct World {
     replicas: usize,
 }
 
-/// Numbers that are no world.
+/// Why numbers don't make a world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WorldError {
-    /// There is no worker.
+    /// The number of workers is 0.
     NoWorkers,
-    /// A worker has no replica.
+    /// The number of replicas is 0.
     NoReplicas,
-    /// There are fewer workers than the number of this one asks for.
+    /// This worker's number is not below the number of workers.
     NoSuchWorker {
-        /// Which worker this was to be.
+        /// The number of this worker.
         worker: usize,
         /// How many there are.
         workers: usize,
     },
-    /// More replicas than can be counted.
+    /// The number of replicas overflows.
     TooMany {
         /// The workers.
         workers: usize,
@@ -81,7 +81,7 @@ impl World {
         }
     }
 
-    /// One process with these replicas.
+    /// A world of one process.
     ///
     /// # Errors
     /// [`WorldError::NoReplicas`] for 0.
@@ -104,7 +104,7 @@ impl World {
         self.replicas
     }
 
-    /// The replicas of all workers together.
+    /// The number of replicas of all workers together.
     pub fn num_replicas_in_sync(&self) -> usize {
         self.workers * self.replicas
     }
@@ -124,7 +124,7 @@ impl World {
         self.worker * self.replicas + local
     }
 
-    /// Which of this worker's replicas has this global id; none of another worker's.
+    /// Which of this worker's replicas has this global id; `None` for a replica of another worker.
     pub fn local(&self, global: usize) -> Option<usize> {
         let local = global.checked_sub(self.worker * self.replicas)?;
         (local < self.replicas).then_some(local)
@@ -140,12 +140,12 @@ impl World {
         self.workers > 1
     }
 
-    /// Whether this worker does what only one of them may, such as writing checkpoints and summaries: worker 0.
+    /// Whether this is worker 0, which does what only one worker may, such as writing checkpoints and summaries.
     pub fn is_chief(&self) -> bool {
         self.worker == 0
     }
 
-    /// The same workers, seen by another of them.
+    /// The same world, as seen by another of its workers.
     ///
     /// # Errors
     /// [`WorldError::NoSuchWorker`].

@@ -1,4 +1,4 @@
-//! Every member contributes, every member gets the concatenation.
+//! Every member contributes, and every member gets the concatenation.
 
 use crate::Failure;
 use crate::combined::{Combined, tracked};
@@ -6,8 +6,8 @@ use crate::threads::Member;
 use distribute_cluster::Fingerprint;
 use distribute_tensor::{Error, Leaf};
 
-/// Concatenates each leaf over all members along `axis`, in the order of ranks. Gives the leaves, and for each where
-/// this member's part begins along the axis.
+/// Concatenates each leaf over all members along `axis`, in the order of ranks. Returns the leaves, and for each leaf the
+/// offset of this member's part along the axis.
 ///
 /// # Errors
 /// [`Failure`] on every member.

@@ -1,7 +1,7 @@
-//! Every member contributes, every member gets the reduction.
+//! Every member contributes, and every member gets the reduction.
 
 use crate::combined::tracked;
-use crate::filled::{Part, filled};
+use crate::filled::{Chunk, filled};
 use crate::sync::{Mutex, lock};
 use crate::threads::{Helpers, Member};
 use crate::{Combined, Failure};
@@ -10,17 +10,17 @@ use distribute_tensor::kernel::{self, Sum};
 use distribute_tensor::{Folder, Leaf, Packing, ReduceOp, pack::reduce_packed};
 use std::sync::Arc;
 
-/// Up to so many bytes every member folds everything for itself: summing them costs less than another meeting.
+/// Inputs up to this many bytes are folded by every member; sharing the work would cost a second rendezvous.
 const ALONE: usize = 64 << 10;
 
-/// Bytes that are folded before they are written: they stay in the first cache.
+/// The bytes that are folded at a time, so that they stay in the L1 cache until they are written.
 const BLOCK: usize = 8 << 10;
 
 /// Reduces each leaf over all members, in the order of a balanced binary tree over the ranks.
 ///
-/// Large leaves are reduced together, each member a range of their elements, and all members get the same tensors:
-/// who changes one in place changes it for all. How leaves are packed changes no bit. Of indexed slices the rows are
-/// merged, in the order of ranks.
+/// The members share the work of large leaves, a range of elements each, and all get the same tensors: changing one in
+/// place changes it for all members. Packing leaves does not change a bit of the result. The rows of indexed slices are
+/// merged in the order of ranks.
 ///
 /// # Errors
 /// [`Failure`] on every member.
@@ -47,20 +47,20 @@ pub fn all_reduce(
         return Ok(Combined::clone(&*together));
     }
     let replicas: Vec<&[Leaf]> = all.iter().map(|leaves| leaves.as_slice()).collect();
-    // All members judge by the same leaves, so they agree.
+    // All members look at the same leaves, so they decide alike.
     if member.size() > 1 && replicas.iter().any(|leaves| are_large(leaves, packing)) {
         let together = member
             .lead(&call, |helpers| reduce_packed(op, &replicas, packing, &Threads::All(helpers)).ok())?;
         if let Some(reduced) = Arc::unwrap_or_clone(together) {
             return Ok(Combined { leaves: reduced, tracked: tracked(&replicas) });
         }
-        // An error cannot be cloned: every member finds it for itself.
+        // An error cannot be cloned, so every member runs into it below.
     }
     let reduced = reduce_packed(op, &replicas, packing, &Threads::Mine)?;
     Ok(Combined { leaves: reduced, tracked: tracked(&replicas) })
 }
 
-/// The reduction over one member, which has the dtype that it would have over several, and fails where that would.
+/// The reduction over one member. It has the same dtype and the same errors as one over several.
 fn of_one(op: ReduceOp, leaf: Leaf) -> Result<Leaf, Failure> {
     let dtype = leaf.dtype()?;
     match leaf {
@@ -70,11 +70,12 @@ fn of_one(op: ReduceOp, leaf: Leaf) -> Result<Leaf, Failure> {
     }
 }
 
-/// Whether a leaf is worth sharing; where they are packed, whether all of them are.
+/// Whether a leaf is large enough to share the work; with packing, whether all leaves together are.
 fn are_large(leaves: &[Leaf], packing: Packing) -> bool {
-    match packing.is_on() {
-        true => leaves.iter().map(bytes).sum::<usize>() > ALONE,
-        false => leaves.iter().any(|leaf| bytes(leaf) > ALONE),
+    if packing.is_on() {
+        leaves.iter().map(bytes).sum::<usize>() > ALONE
+    } else {
+        leaves.iter().any(|leaf| bytes(leaf) > ALONE)
     }
 }
 
@@ -84,18 +85,18 @@ fn bytes(leaf: &Leaf) -> usize {
     leaf.dims().iter().product::<usize>() * width
 }
 
-/// The threads that share a sum.
+/// The threads that share the work of a sum.
 enum Threads<'a> {
-    /// The calling one.
+    /// The calling thread.
     Mine,
-    /// Those of all members.
+    /// The threads of all members.
     All(&'a Helpers<'a>),
 }
 
 impl Folder for Threads<'_> {
     fn fold<T: Sum>(&self, inputs: &[&[T]], last: impl Fn(T) -> T + Sync) -> Vec<T> {
         let len = inputs.first().map_or(0, |input| input.len());
-        let fill = |part: &mut Part<'_, T>| fold_part(inputs, part, &last);
+        let fill = |chunk: &mut Chunk<'_, T>| fold_chunk(inputs, chunk, &last);
         match self {
             Threads::All(helpers) if len * size_of::<T>() > ALONE => {
                 filled(len, helpers.size(), |work| helpers.broadcast(work), fill)
@@ -109,11 +110,11 @@ impl Folder for Threads<'_> {
         match self {
             Threads::All(helpers) if len * size_of::<T>() > ALONE => {
                 let each = len.div_ceil(helpers.size()).max(1);
-                let parts = out.chunks_mut(each).enumerate();
-                let parts: Vec<_> = parts.map(|(i, part)| Mutex::new((i * each, part))).collect();
+                let chunks = out.chunks_mut(each).enumerate();
+                let chunks: Vec<_> = chunks.map(|(i, chunk)| Mutex::new((i * each, chunk))).collect();
                 helpers.broadcast(&|worker| {
-                    if let Some(part) = parts.get(worker) {
-                        let (start, out) = &mut *lock(part);
+                    if let Some(chunk) = chunks.get(worker) {
+                        let (start, out) = &mut *lock(chunk);
                         fill(*start, out);
                     }
                 });
@@ -124,17 +125,17 @@ impl Folder for Threads<'_> {
     }
 }
 
-fn fold_part<T: Sum>(inputs: &[&[T]], part: &mut Part<'_, T>, last: &impl Fn(T) -> T) {
+fn fold_chunk<T: Sum>(inputs: &[&[T]], chunk: &mut Chunk<'_, T>, last: &impl Fn(T) -> T) {
     if let [a, b] = inputs {
-        let all = part.next(usize::MAX);
-        return part.extend(kernel::fold_two(&a[all.clone()], &b[all], last));
+        let all = chunk.next(usize::MAX);
+        return chunk.extend(kernel::fold_two(&a[all.clone()], &b[all], last));
     }
-    // A short part is folded in a few blocks all the same: the block has to be cleared first.
-    let len = (part.next(BLOCK).len() / 4).clamp(64, BLOCK / size_of::<T>());
+    // The block has to be cleared first, so a short chunk gets a smaller one.
+    let len = (chunk.next(BLOCK).len() / 4).clamp(64, BLOCK / size_of::<T>());
     let mut block = vec![T::ZERO; len];
     let mut pieces = Vec::with_capacity(inputs.len());
     loop {
-        let next = part.next(block.len());
+        let next = chunk.next(block.len());
         if next.is_empty() {
             return;
         }
@@ -142,6 +143,6 @@ fn fold_part<T: Sum>(inputs: &[&[T]], part: &mut Part<'_, T>, last: &impl Fn(T) 
         pieces.extend(inputs.iter().map(|input| &input[next.clone()]));
         let block = &mut block[..next.len()];
         kernel::fold_then(&pieces, block, last);
-        part.write(block);
+        chunk.write(block);
     }
 }

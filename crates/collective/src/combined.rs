@@ -1,14 +1,14 @@
-//! What a collective gives each member.
+//! The result of a collective.
 
 use distribute_tensor::Leaf;
 
-/// What a collective made of all members' leaves.
+/// The result of a collective: the same on every member.
 #[derive(Clone, Debug)]
 pub struct Combined {
     /// The results, in the order of the leaves.
     pub leaves: Vec<Leaf>,
-    /// For each leaf, whether gradients flow through it on some replica of some process. All then have to take part in
-    /// its gradient, also those on which nothing depends on a variable.
+    /// For each leaf, whether gradients flow through it on some replica of some process. All replicas then have to take part
+    /// in its gradient, even those where it depends on no variable.
     pub tracked: Vec<bool>,
 }
 

@@ -1,36 +1,36 @@
-//! A vector whose parts are written by several threads, without being cleared first. The `unsafe` of the operations.
+//! A vector whose chunks are written by several threads, without being zeroed first. The only `unsafe` of the operations.
 //!
-//! Clearing 64 MiB costs as much as a third of summing them.
+//! Zeroing 64 MiB takes a third of the time of summing them.
 
 use crate::sync::{Mutex, lock};
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-/// A stretch of a vector, to be written from its start to its end.
-pub(crate) struct Part<'a, T> {
+/// A chunk of a vector, to be written from start to end.
+pub(crate) struct Chunk<'a, T> {
     start: usize,
     room: &'a mut [MaybeUninit<T>],
     written: usize,
 }
 
-impl<T: Copy> Part<'_, T> {
-    /// Which elements of the vector come next, `most` at most. Empty once the part is full.
+impl<T: Copy> Chunk<'_, T> {
+    /// The next elements of the vector to write, at most `most`. Empty once the chunk is full.
     pub(crate) fn next(&self, most: usize) -> Range<usize> {
         let start = self.start + self.written;
         start..start + most.min(self.room.len() - self.written)
     }
 
-    /// Writes the elements that come next.
+    /// Writes the next elements.
     ///
     /// # Panics
-    /// When there is no room for so many.
+    /// If there is no room for all of them.
     pub(crate) fn write(&mut self, block: &[T]) {
         let end = self.written + block.len();
         self.room[self.written..end].write_copy_of_slice(block);
         self.written = end;
     }
 
-    /// Writes the elements that come next, one after another, as many as there is room for.
+    /// Writes the next elements one by one, as long as there is room.
     pub(crate) fn extend(&mut self, elements: impl Iterator<Item = T>) {
         let mut count = 0;
         for (room, element) in self.room[self.written..].iter_mut().zip(elements) {
@@ -45,36 +45,36 @@ impl<T: Copy> Part<'_, T> {
     }
 }
 
-/// A vector of `len` elements, of which `fill` writes one part after another. `broadcast` runs a closure once with each
-/// number below `parts`, on any threads, and returns when all have finished.
+/// A vector of `len` elements, each chunk of which is written by a call of `fill`. `broadcast` runs a closure once with each
+/// number below `chunks`, on any threads, and returns when all calls have finished.
 ///
 /// # Panics
-/// When `fill` leaves a part unfinished, or `broadcast` leaves one out.
+/// If `fill` leaves a chunk unfinished, or `broadcast` leaves one out.
 pub(crate) fn filled<T: Copy + Send>(
     len: usize,
-    parts: usize,
+    chunks: usize,
     broadcast: impl FnOnce(&(dyn Fn(usize) + Sync)),
-    fill: impl Fn(&mut Part<'_, T>) + Sync,
+    fill: impl Fn(&mut Chunk<'_, T>) + Sync,
 ) -> Vec<T> {
-    /// Elements of a cache line or more: two threads don't write to one.
+    /// At least as many elements as in a cache line, so that no two threads write to the same one.
     const GRAIN: usize = 64;
     let mut out = Vec::with_capacity(len);
-    let each = len.div_ceil(parts.max(1)).next_multiple_of(GRAIN).max(GRAIN);
+    let each = len.div_ceil(chunks.max(1)).next_multiple_of(GRAIN).max(GRAIN);
     let room = &mut out.spare_capacity_mut()[..len];
     let cells: Vec<_> = room
         .chunks_mut(each)
         .enumerate()
-        .map(|(i, room)| Mutex::new(Part { start: i * each, room, written: 0 }))
+        .map(|(i, room)| Mutex::new(Chunk { start: i * each, room, written: 0 }))
         .collect();
     broadcast(&|worker| {
         if let Some(cell) = cells.get(worker) {
             fill(&mut lock(cell));
         }
     });
-    assert!(cells.iter().all(|cell| lock(cell).is_full()), "every part of the vector has been written");
+    assert!(cells.iter().all(|cell| lock(cell).is_full()), "every chunk of the vector has been written");
     drop(cells);
-    // SAFETY: the parts are all of `spare_capacity_mut()[..len]`, and each of them is full. `written` moves only in
-    // `Part::write` and `Part::extend`, which have then initialised that many elements from the start.
+    // SAFETY: the chunks are all of `spare_capacity_mut()[..len]`, and each of them is full. `written` moves only in
+    // `Chunk::write` and `Chunk::extend`, which have then initialised that many elements from the start.
     unsafe { out.set_len(len) };
     out
 }
@@ -83,20 +83,20 @@ pub(crate) fn filled<T: Copy + Send>(
 mod tests {
     use super::*;
 
-    fn numbers(len: usize, parts: usize, block: usize) -> Vec<usize> {
+    fn numbers(len: usize, chunks: usize, block: usize) -> Vec<usize> {
         let broadcast = |work: &(dyn Fn(usize) + Sync)| {
-            std::thread::scope(|s| (0..parts).for_each(|i| drop(s.spawn(move || work(i)))));
+            std::thread::scope(|s| (0..chunks).for_each(|i| drop(s.spawn(move || work(i)))));
         };
-        filled(len, parts, broadcast, |part| {
+        filled(len, chunks, broadcast, |chunk| {
             for round in 0.. {
-                let next = part.next(block);
+                let next = chunk.next(block);
                 if next.is_empty() {
                     break;
                 }
                 match round % 2 {
-                    0 => part.write(&next.collect::<Vec<_>>()),
+                    0 => chunk.write(&next.collect::<Vec<_>>()),
                     // What there is no room for is left.
-                    _ => part.extend(next.start..next.end + usize::from(next.len() < block)),
+                    _ => chunk.extend(next.start..next.end + usize::from(next.len() < block)),
                 }
             }
         })
@@ -105,21 +105,21 @@ mod tests {
     #[test]
     fn all_elements_are_written_each_in_its_place() {
         for len in [0, 1, 63, 64, 65, 200] {
-            for parts in 1..5 {
-                assert_eq!(numbers(len, parts, 7), (0..len).collect::<Vec<_>>());
+            for chunks in 1..5 {
+                assert_eq!(numbers(len, chunks, 7), (0..len).collect::<Vec<_>>());
             }
         }
     }
 
     #[test]
-    #[should_panic(expected = "every part")]
-    fn an_unfinished_part_is_not_given_out() {
-        filled(100, 1, |work| work(0), |part| part.write(&[1; 99]));
+    #[should_panic(expected = "every chunk")]
+    fn an_unfinished_chunk_is_not_given_out() {
+        filled(100, 1, |work| work(0), |chunk| chunk.write(&[1; 99]));
     }
 
     #[test]
-    #[should_panic(expected = "every part")]
-    fn a_part_left_out_is_not_given_out() {
-        filled(100, 2, |work| work(0), |part| part.write(&vec![1; part.next(100).len()]));
+    #[should_panic(expected = "every chunk")]
+    fn a_chunk_left_out_is_not_given_out() {
+        filled(100, 2, |work| work(0), |chunk| chunk.write(&vec![1; chunk.next(100).len()]));
     }
 }

@@ -1,14 +1,14 @@
-//! Collectives: members of a group that meet, reduce and gather.
+//! Collectives: members of a team or group that exchange, reduce and gather values.
 //!
 //! | module | what it is |
 //! |---|---|
-//! | [`threads`] | the engine whose members are threads of this process |
-//! | [`group`] | the processes of a world, which hand each other bytes |
+//! | [`threads`] | teams, whose members are threads of this process |
+//! | [`group`] | the processes of a world, which send each other bytes |
 //! | [`all_reduce`], [`all_gather`] | the operations, one a file |
 //! | [`Failure`] | why one failed, on every member |
 //!
-//! A call in which all members take part is compared by its [`Fingerprint`](distribute_cluster::Fingerprint) before
-//! any data moves: where members differ, or one is gone or late, all get one error that names who and where.
+//! Members compare the [`Fingerprint`](distribute_cluster::Fingerprint) of a call before any data moves. If they differ,
+//! or a member is gone or late, all of them get the same error, which names the culprit and the call.
 
 mod all_gather;
 mod all_reduce;

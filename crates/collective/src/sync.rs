@@ -1,5 +1,5 @@
-//! The synchronisation primitives that `threads` is made of: the standard ones, or shuttle's under `--cfg shuttle`,
-//! which then explores the interleavings (tests/shuttle.rs).
+//! The synchronisation primitives of `threads`: std's, or shuttle's under `--cfg shuttle`, which then explores the
+//! interleavings (tests/shuttle.rs).
 
 #[cfg(not(shuttle))]
 pub(crate) use std::{
@@ -23,15 +23,15 @@ use distribute_cluster::Deadline;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
-/// Locks, also after a panic elsewhere: every critical section here leaves its state whole.
+/// Locks a mutex, even if it is poisoned: every critical section here leaves its state consistent.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Wakes those who sleep until something under a mutex changes. To wake nobody costs no system call.
+/// Wakes the threads that sleep until something under a mutex changes. Without sleepers, it makes no system call.
 pub(crate) struct Signal {
     changed: Condvar,
-    /// Those who sleep: counted under the mutex, as it is read.
+    /// The number of sleeping threads, counted and read under the mutex.
     sleepers: AtomicU64,
 }
 
@@ -40,10 +40,10 @@ impl Signal {
         Self { changed: Condvar::new(), sleepers: AtomicU64::new(0) }
     }
 
-    /// Sleeps until the signal, until the deadline at most. It may wake without either, and does so to look at the clock.
+    /// Sleeps until the signal, at most until the deadline. It may also wake spuriously, and does so to look at the clock.
     pub(crate) fn wait<'a, T>(&self, guard: MutexGuard<'a, T>, deadline: &mut Deadline) -> MutexGuard<'a, T> {
         let slice = deadline.look();
-        // shuttle's waits never time out; one whose deadline has passed does.
+        // shuttle's waits never time out, so a passed deadline returns at once.
         #[cfg(shuttle)]
         if slice.is_zero() {
             return guard;
@@ -55,7 +55,7 @@ impl Signal {
         guard.unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// Wakes all who sleep. The mutex has to be held: `_guard` shows it.
+    /// Wakes all sleepers. The mutex has to be held, which `_guard` proves.
     pub(crate) fn notify<T>(&self, _guard: &mut T) {
         if self.sleepers.load(Ordering::Relaxed) > 0 {
             self.changed.notify_all();
@@ -69,7 +69,7 @@ impl Signal {
 /// busy program each meeting would then take a slice of the scheduler's, some milliseconds. Where there are more members
 /// than cores, those that spin keep the others from working, so it yields.
 pub(crate) fn linger(ready: impl Fn() -> bool) -> bool {
-    // shuttle schedules at each operation: lingering would only make more of the same interleavings.
+    // shuttle schedules at each operation, so spinning would only add equivalent interleavings.
     if cfg!(shuttle) {
         return ready();
     }

@@ -45,7 +45,7 @@ fn rounds(size: usize) {
         team.run(step, MINUTE, &|member| {
             for round in 0..2 {
                 let all = member.exchange(call(""), (step, round, member.rank())).unwrap();
-                let all: Vec<_> = all.iter().map(|offer| **offer).collect();
+                let all: Vec<_> = all.iter().map(|payload| **payload).collect();
                 assert_eq!(all, (0..size).map(|r| (step, round, r)).collect::<Vec<_>>());
             }
             true
@@ -118,7 +118,7 @@ fn merge_leads_once_and_all_get_its_result() {
     explore(|| {
         team(3).run(1, MINUTE, &|member| {
             let sum =
-                member.merge(call(""), member.rank(), |offers| offers.iter().map(|o| **o).sum::<usize>());
+                member.merge(call(""), member.rank(), |payloads| payloads.iter().map(|o| **o).sum::<usize>());
             assert_eq!(*sum.unwrap(), 3);
             true
         });
@@ -149,13 +149,13 @@ impl Loan {
 }
 
 fn cooperation(member: &Member, broadcasts: usize) {
-    let made = cooperate(member, call(""), member.rank(), |offers, helpers| {
+    let made = cooperate(member, call(""), member.rank(), |payloads, helpers| {
         for _ in 0..broadcasts {
             let loan = Loan::new();
             helpers.broadcast(&|_| loan.use_it());
             loan.end(helpers.size());
         }
-        offers.len()
+        payloads.len()
     });
     assert_eq!(*made.unwrap(), member.size());
 }

@@ -25,7 +25,7 @@ fn barrier() -> Fingerprint {
 }
 
 #[test]
-fn everybody_gets_everybodys_offer_in_order() {
+fn everybody_gets_everybodys_payload_in_order() {
     watched(|| {
         for size in [1, 2, 3, 8] {
             let team = Arc::new(Team::new(size).unwrap());
@@ -52,8 +52,8 @@ fn helpers_run_each_closure_once_and_may_borrow() {
             let team = Arc::new(Team::new(size).unwrap());
             team.run(1, MINUTE, &|member| {
                 for _ in 0..50 {
-                    let made = cooperate(&member, barrier(), member.rank(), |offers, helpers| {
-                        let mut data: Vec<_> = offers.iter().map(|o| **o).collect();
+                    let made = cooperate(&member, barrier(), member.rank(), |payloads, helpers| {
+                        let mut data: Vec<_> = payloads.iter().map(|o| **o).collect();
                         for _ in 0..3 {
                             let parts: Vec<_> = data.iter_mut().map(|x| Mutex::new(Some(x))).collect();
                             helpers.broadcast(&|rank| *parts[rank].lock().unwrap().take().unwrap() += 10);
@@ -74,9 +74,9 @@ fn merge_runs_once_on_replica_0() {
         let team = Arc::new(Team::new(3).unwrap());
         let calls = AtomicUsize::new(0);
         team.run(1, MINUTE, &|member| {
-            let sum = member.merge(barrier(), member.rank(), |offers| {
+            let sum = member.merge(barrier(), member.rank(), |payloads| {
                 calls.fetch_add(1, Ordering::Relaxed);
-                offers.iter().map(|o| **o).sum::<usize>()
+                payloads.iter().map(|o| **o).sum::<usize>()
             });
             *sum.unwrap() == 3
         });

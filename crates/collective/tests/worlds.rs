@@ -114,7 +114,7 @@ fn what_can_be_sent_is_shared_in_the_order_of_ids() {
                 Ok(member.share(call, of(member.replica())).unwrap())
             });
             for shared in shared {
-                let shared: Vec<_> = shared.unwrap().iter().map(|offer| Option::clone(offer)).collect();
+                let shared: Vec<_> = shared.unwrap().iter().map(|payload| Option::clone(payload)).collect();
                 assert_eq!(shared, (0..n * replicas).map(of).collect::<Vec<_>>());
             }
         });

@@ -1,15 +1,15 @@
 //! How many elements a dataset has.
 
-/// How many elements one pass over a dataset gives, as far as that is known without running it.
+/// The number of elements of one pass over a dataset, as far as it is known without running it.
 #[doc(alias = "tf.data.Dataset.cardinality")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cardinality {
-    /// Exactly so many.
+    /// Exactly this many.
     Finite(usize),
     /// The dataset never ends.
     #[doc(alias = "tf.data.INFINITE_CARDINALITY")]
     Infinite,
-    /// Only running it tells: generators, files and filters.
+    /// Known only by running it, as with generators, files and filters.
     #[doc(alias = "tf.data.UNKNOWN_CARDINALITY")]
     Unknown,
 }
@@ -23,7 +23,7 @@ impl Cardinality {
         }
     }
 
-    /// Another number where it is finite; infinite and unknown stay.
+    /// Maps a finite number; infinite and unknown stay as they are.
     pub(crate) fn map(self, f: impl FnOnce(usize) -> usize) -> Self {
         match self {
             Cardinality::Finite(n) => Cardinality::Finite(f(n)),

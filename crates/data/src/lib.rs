@@ -1,4 +1,4 @@
-//! Pipelines of nested tensors: where data comes from, what is done to it, and how batches are cut over replicas.
+//! Pipelines of nested tensors: where data comes from, how it is transformed, and how batches are split over replicas.
 //!
 //! ```
 //! use distribute_data::{Dataset, SplitRule, split};
@@ -31,15 +31,15 @@
 //! | [`example`] | [`Example`], and [`Features`](example::Features): records as columns of tensors |
 //! | [`cardinality`] | [`Cardinality`]: how many elements there are |
 //! | [`plan`] | who gets which rows, as functions of numbers: [`SplitRule`] and TensorFlow's sizes |
-//! | [`distribution`] | [`Distribution`]: the pass of each worker, step by step, and where it stands |
-//! | [`mod@split`] | cutting a batch into the pieces of replicas |
+//! | [`distribution`] | [`Distribution`]: the pass of each worker, step by step, and its position |
+//! | [`mod@split`] | splits a batch into the pieces of replicas |
 //! | [`error`] | [`Error`]: what can go wrong, and where |
 //!
-//! Inside, a dataset is a `pipeline`, which is data: `operations` and their parameters. Iterating starts a chain of
-//! `stage`s that hand on `run`s of elements, in which `rows` of a source stay numbers until a batch of them is cut
-//! out in one piece. An operation is one file: what users call, what it is as data, how it runs.
+//! Internally, a dataset is a `pipeline`, which is data: `operations` and their parameters. Iterating starts a chain of
+//! `stage`s that pass on `chunk`s of elements. In these, `rows` of a source stay indices until a batch is cut out in one
+//! piece. Each operation has one file: what users call, what it is as data, and how it runs.
 //!
-//! A user's function that fails or panics gives an error that names the element; it never takes the process down.
+//! A user function that fails or panics results in an error that names the element; it never takes the process down.
 
 #![forbid(unsafe_code)]
 
@@ -59,12 +59,12 @@ pub mod tfrecord;
 #[cfg(feature = "webdataset")]
 pub mod webdataset;
 
+mod chunk;
 mod guard;
 mod operations;
 mod pipeline;
 mod random;
 mod rows;
-mod run;
 mod spec;
 mod stage;
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! A pipeline as data: which operations, with which parameters.
 //!
-//! Nothing runs here. A pipeline is looked at and rewritten before it is started; [`Operation::start`] then makes the
+//! Nothing runs here. A pipeline can be inspected and rewritten before it is started; [`Operation::start`] then makes the
 //! chain of stages that runs it.
 
 use crate::stage::Stage;
@@ -12,12 +12,12 @@ pub(crate) type Pipeline = Arc<dyn Operation>;
 
 /// One operation with its parameters: a source, or a transformation of the pipelines that are its inputs.
 pub(crate) trait Operation: Send + Sync {
-    /// What it reads; nothing for a source.
+    /// The pipelines that it reads; empty for a source.
     fn inputs(&self) -> &[Pipeline] {
         &[]
     }
 
-    /// The same operation on what `f` makes of each input; `None` for a source, which has none.
+    /// The same operation with `f` applied to each input; `None` for a source, which has none.
     fn over(&self, _f: &mut dyn FnMut(&Pipeline) -> Pipeline) -> Option<Pipeline> {
         None
     }
@@ -25,28 +25,27 @@ pub(crate) trait Operation: Send + Sync {
     /// The operation and its parameters, in a line.
     fn describe(&self) -> String;
 
-    /// What of the operation decides which elements come, and in which order: where it differs, a position means
-    /// another element. Names of files are no part of it, since a folder may have moved. Empty if it changes neither.
+    /// Describes what decides which elements come, and in which order: if it differs, a position refers to another element.
+    /// It excludes file names, since a folder may have moved. Empty if the operation affects neither.
     fn identity(&self) -> String {
         self.describe()
     }
 
-    /// The files of a source. They are no part of [`identity`](Self::identity), but what has been kept of them is theirs
-    /// alone: a position means the same in files that were moved, a cache may be of others.
+    /// The files of a source. They are not a part of [`identity`](Self::identity), because a position is valid for moved
+    /// files, too; but a cache belongs to certain files.
     fn files(&self) -> Option<&Files> {
         None
     }
 
-    /// How many elements a pass gives.
+    /// The number of elements of a pass.
     fn cardinality(&self) -> Cardinality;
 
-    /// Whether elements are batches. An operation that hands on the elements of its input says what that
-    /// says, here and for the spec.
+    /// Whether elements are batches. By default, as for the spec, it is that of the first input.
     fn batching(&self) -> Batching {
         self.inputs().first().map_or(Batching::Unknown, |input| input.batching())
     }
 
-    /// Dtypes and shapes of the elements, where they are known without running it.
+    /// Dtypes and shapes of the elements, if they are known without running it.
     fn spec(&self) -> Option<ElementSpec> {
         self.inputs().first()?.spec()
     }
@@ -56,22 +55,22 @@ pub(crate) trait Operation: Send + Sync {
         Ok(())
     }
 
-    /// What becomes of it when each worker reads a part of the files.
+    /// How the operation behaves if each worker reads some of the files.
     fn sharding(&self) -> Sharding;
 
-    /// A source of files that reads others; a shard of a hint that is one in earnest. `None` where there is no such
-    /// thing to change.
-    fn shard(&self, _part: &Part) -> Option<Pipeline> {
+    /// For a source of files, the same source with a worker's files; for a hint, a worker's shard in its place. `None` for
+    /// all other operations.
+    fn shard(&self, _shard: &WorkerShard) -> Option<Pipeline> {
         None
     }
 
-    /// Whether a pass of the same number gives the same elements in the same order once more.
+    /// Whether another pass with the same number has the same elements in the same order.
     fn repeatable(&self) -> bool {
         true
     }
 
-    /// Whether reading it is worth a thread of its own: where there are files or functions of users that no thread
-    /// works on yet.
+    /// Whether reading it is worth a thread of its own, because it contains files or user functions that no thread works on
+    /// yet.
     fn costly(&self) -> bool {
         self.inputs().iter().any(|input| input.costly())
     }
@@ -80,7 +79,7 @@ pub(crate) trait Operation: Send + Sync {
     fn start(&self, epoch: u64) -> Box<dyn Stage>;
 }
 
-/// In `impl Operation`: what an operation reads that has one input, its field `input`, and is `Clone`.
+/// In `impl Operation` for a type that is `Clone` and has one input, its field `input`: the methods about inputs.
 macro_rules! one_input {
     () => {
         fn inputs(&self) -> &[$crate::pipeline::Pipeline] {
@@ -102,39 +101,36 @@ pub(crate) use one_input;
 /// Whether the elements of a dataset are batches, as far as the pipeline tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Batching {
-    /// Batches of this size, but for shorter ones where the data or an epoch ends.
+    /// Batches of this size, except for shorter ones at the end of the data or of an epoch.
     Batches(usize),
-    /// The pipeline doesn't tell: a generator or a `map` after the batching may have made batches of any size.
+    /// Unknown: a generator, or a `map` after the batching, may make batches of any size.
     Unknown,
     /// Single elements: slices, a range or rows of a file that nothing has batched.
     Elements,
 }
 
 impl Batching {
-    /// What is known where elements come from one of two datasets: what both say.
+    /// What is known of elements that come from either of two datasets.
     pub(crate) fn or(self, other: Batching) -> Batching {
-        match self == other {
-            true => self,
-            false => Batching::Unknown,
-        }
+        if self == other { self } else { Batching::Unknown }
     }
 }
 
-/// What becomes of an operation when each worker reads a part of the files.
+/// How an operation behaves if each worker reads some of the files.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sharding {
-    /// It reads so many files: here each worker takes its part.
+    /// It reads this many files, of which each worker takes some.
     Files(usize),
     /// A source that isn't files: it cannot be sharded.
     Source,
-    /// The results of the workers' parts are together the result of the whole.
+    /// Applied to the workers' shards, it gives the same elements together as applied to the whole.
     Through,
-    /// It counts, pairs or drops elements: on a part it does something else than on the whole.
+    /// It counts, pairs or drops elements, so its result on a shard is not a shard of its result.
     Whole,
 }
 
-/// What part of a pipeline's input a worker takes.
-pub(crate) enum Part {
+/// The shard of a pipeline's input that a worker takes.
+pub(crate) enum WorkerShard {
     /// The files `index`, `index + workers`, …
     Files { workers: usize, index: usize },
     /// The elements `index`, `index + workers`, … where the user put a hint.
@@ -147,23 +143,24 @@ pub(crate) fn visit<'a>(pipeline: &'a Pipeline, f: &mut dyn FnMut(&'a dyn Operat
     f(pipeline.as_ref());
 }
 
-/// The pipeline in which every operation that takes part of its input takes this one.
-pub(crate) fn shard(pipeline: &Pipeline, part: &Part) -> Pipeline {
-    match pipeline.shard(part) {
+/// The pipeline with every source of files or hint replaced by a worker's shard.
+pub(crate) fn shard(pipeline: &Pipeline, worker: &WorkerShard) -> Pipeline {
+    match pipeline.shard(worker) {
         Some(sharded) => sharded,
-        None => pipeline.over(&mut |input| shard(input, part)).unwrap_or_else(|| pipeline.clone()),
+        None => pipeline.over(&mut |input| shard(input, worker)).unwrap_or_else(|| pipeline.clone()),
     }
 }
 
-/// Whether a pass of the same number gives the same once more; if not, the operation that doesn't.
+/// The operation that may differ between two passes with the same number, if there is one.
 pub(crate) fn unrepeatable(pipeline: &Pipeline) -> Option<String> {
-    match pipeline.repeatable() {
-        true => pipeline.inputs().iter().find_map(unrepeatable),
-        false => Some(pipeline.describe()),
+    if pipeline.repeatable() {
+        pipeline.inputs().iter().find_map(unrepeatable)
+    } else {
+        Some(pipeline.describe())
     }
 }
 
-/// A checksum of what decides which elements come, and in which order.
+/// A checksum of everything that decides which elements come, and in which order.
 pub(crate) fn identity(pipeline: &Pipeline) -> u32 {
     let mut text = String::new();
     visit(pipeline, &mut |operation| {
@@ -176,7 +173,7 @@ pub(crate) fn identity(pipeline: &Pipeline) -> u32 {
     crc32c::crc32c(text.as_bytes())
 }
 
-/// Whether all parameters are in their ranges; the first that is not, from the source on.
+/// Checks that all parameters are in their ranges, from the source on.
 pub(crate) fn check(pipeline: &Pipeline) -> Result<()> {
     pipeline.inputs().iter().try_for_each(check)?;
     pipeline.check()

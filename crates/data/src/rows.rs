@@ -6,7 +6,7 @@ use distribute_tensor::{HostTensor, Leaf, Tree};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Rows that can be read at any place, and cut out many at a time without touching each.
+/// Rows with random access, many of which can be cut out at a time without touching each.
 #[derive(Debug)]
 pub(crate) enum Rows {
     /// The rows of a nest of tensors, all of whose leaves have `len` rows.
@@ -35,7 +35,7 @@ impl Rows {
         }
     }
 
-    /// Rows next to each other: a view where the tensors can give one.
+    /// Contiguous rows, as a view where possible.
     pub(crate) fn slice(&self, range: Range<usize>) -> Result<Tree<Leaf>> {
         match self {
             Rows::Memory { tree, len } if range == (0..*len) => Ok(tree.clone()),
@@ -71,7 +71,7 @@ pub(crate) fn pair(first: Tree<Leaf>, second: Tree<Leaf>) -> Tree<Leaf> {
     Tree::Tuple(vec![first, second])
 }
 
-/// So many numbers of a range as one tensor.
+/// Numbers of a range as one tensor.
 fn numbers(len: usize, numbers: impl Iterator<Item = i64>) -> Result<Tree<Leaf>> {
     let mut all = Vec::new();
     reserve("a batch of numbers", &mut all, len)?;

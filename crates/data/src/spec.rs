@@ -1,15 +1,15 @@
-//! [`TensorSpec`]: what is known of a tensor before there is one.
+//! [`TensorSpec`]: what is known about a tensor before it exists.
 
 use distribute_tensor::{DType, Leaf, Tree};
 use std::fmt;
 
-/// The dtype and shape of a tensor, with sizes that are only known once it is there left open.
+/// The dtype and shape of a tensor, in which sizes may be unknown.
 #[doc(alias = "tf.TensorSpec")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorSpec {
     /// The type of the elements.
     pub dtype: DType,
-    /// The sizes of the axes; `None` where one differs from element to element.
+    /// The sizes of the axes; `None` for one that differs from element to element.
     pub dims: Vec<Option<usize>>,
 }
 
@@ -33,13 +33,13 @@ impl TensorSpec {
         self.dims.iter().all(Option::is_some)
     }
 
-    /// The same with an axis 0 put before the others.
+    /// The same with an axis 0 inserted before the others.
     pub(crate) fn batched(mut self, rows: Option<usize>) -> Self {
         self.dims.insert(0, rows);
         self
     }
 
-    /// The same with another size of axis 0, where there is one.
+    /// The same with another size of axis 0, if it has axes.
     pub(crate) fn with_rows(mut self, rows: Option<usize>) -> Self {
         if let Some(first) = self.dims.first_mut() {
             *first = rows;
@@ -47,13 +47,13 @@ impl TensorSpec {
         self
     }
 
-    /// The same without axis 0, where there is one.
+    /// The same without axis 0, if it has axes.
     pub(crate) fn row(mut self) -> Self {
         self.dims.drain(..self.dims.len().min(1));
         self
     }
 
-    /// What holds for tensors of either spec: sizes that differ are open. `None` if no spec holds for both.
+    /// A spec that both tensors satisfy, in which sizes that differ are unknown; `None` if there is none.
     pub(crate) fn or(self, other: Self) -> Option<Self> {
         let fits = self.dtype == other.dtype && self.dims.len() == other.dims.len();
         let dims = self.dims.into_iter().zip(other.dims).map(|(a, b)| if a == b { a } else { None });

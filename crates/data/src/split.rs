@@ -1,14 +1,14 @@
-//! Cutting batches into the pieces of replicas.
+//! Splits batches into the pieces of replicas.
 
 use crate::plan::layout::check_replicas;
 use crate::{Error, Result, SplitRule};
 use distribute_tensor::{Leaf, Nest, Tree};
 use std::ops::Range;
 
-/// Cuts a batch into `pieces` pieces along axis 0, as `rule` says: views where the tensors can give them.
+/// Splits a batch into `pieces` pieces along axis 0, as `rule` says. The pieces are views where possible.
 ///
 /// Every leaf of shape `[b, …]` becomes leaves of shape `[bₖ, …]`; pieces with `bₖ` = 0 are tensors without rows, not
-/// missing values. Put together in order, the pieces are the batch.
+/// missing values. Concatenated in order, the pieces are the batch.
 ///
 /// # Errors
 ///
@@ -45,7 +45,7 @@ pub(crate) fn pieces_of(batch: &Tree<Leaf>, pieces: &[Range<usize>]) -> Result<V
     pieces.iter().map(|piece| Ok(batch.narrow_rows(piece.start, piece.len())?)).collect()
 }
 
-/// The rows of a batch that is to be cut over replicas.
+/// The number of rows of a batch to be split over replicas.
 pub(crate) fn batch_rows(batch: &Tree<Leaf>) -> Result<usize> {
     rows(batch, "split a batch").map_err(|error| match error {
         Error::Scalar { path, .. } => Error::NotBatched { what: format!("{path} of an element is a scalar") },

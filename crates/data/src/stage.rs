@@ -1,53 +1,52 @@
 //! [`Stage`]: one operation at work during one pass over the data.
 
 use crate::Result;
-use crate::run::Run;
+use crate::chunk::Chunk;
 
 /// One operation at work during one pass, pulling from the stages before it.
 ///
-/// The consumer says how many elements it can use, so a batch of a million rows is one call, and nothing is computed
-/// that nobody asked for. What elements come, and in what order, never depends on how they are asked for.
+/// The consumer says how many elements it can use, so a batch of a million rows is one call, and nothing is computed in
+/// vain. Which elements come, and in which order, never depends on how many are requested at a time.
 pub(crate) trait Stage: Send {
-    /// Between 1 and `max` further elements (`max` is at least 1), or `None` at the end.
+    /// The next 1 to `max` elements (`max` is at least 1), or `None` at the end.
     ///
-    /// Not to be called again after `None` or an error.
-    fn next(&mut self, max: usize) -> Option<Result<Run>>;
+    /// Must not be called again after `None` or an error.
+    fn next(&mut self, max: usize) -> Option<Result<Chunk>>;
 
-    /// Passes over `count` elements without handing them on, and says how many there were: fewer only at the end,
-    /// after which nothing more is to be asked for.
+    /// Skips `count` elements, and returns how many there were: fewer only at the end, after which nothing must be requested
+    /// any more.
     ///
-    /// What comes next is what would have come after reading them; functions of users whose results nobody would see
-    /// need not be called.
+    /// The next element is the same as after reading the skipped ones. User functions need not be called for these.
     fn skip(&mut self, count: usize) -> Result<usize> {
         read_over(self, count)
     }
 
-    /// How many passes of a repeated dataset have come to their end with all of their elements handed on, or dropped: what
-    /// the next stage knows of them. 0 where a stage cannot tell, or where what it gives depends on the number of the pass.
+    /// How many passes of a repeated dataset have ended, with all of their elements passed on or dropped. 0 if the stage
+    /// cannot tell, or if its elements depend on the number of the pass.
     ///
-    /// A stage that drops elements needs it to find that nothing will ever come.
+    /// A filter needs this to detect that no element will ever come.
     fn passes(&self) -> usize {
         0
     }
 }
 
-/// [`Stage::skip`] by reading: for elements that have to be made.
+/// [`Stage::skip`] by reading, for elements that have to be made.
 pub(crate) fn read_over(stage: &mut (impl Stage + ?Sized), count: usize) -> Result<usize> {
     let mut left = count;
     while left > 0 {
         match stage.next(left.min(SKIP_AT_ONCE)) {
-            Some(run) => left -= run?.len(),
+            Some(chunk) => left -= chunk?.len(),
             None => break,
         }
     }
     Ok(count - left)
 }
 
-/// How many elements are skipped at once where they have to be made: they are in memory until they are dropped.
+/// How many elements are made at a time to be skipped: all of them are in memory until they are dropped.
 const SKIP_AT_ONCE: usize = 1024;
 
 impl Stage for Box<dyn Stage> {
-    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+    fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
         self.as_mut().next(max)
     }
 

@@ -1,8 +1,8 @@
 //! Lines of text files as elements.
 
+use crate::chunk::Chunk;
 use crate::operations::file_stage::Reading;
 use crate::operations::files::Format;
-use crate::run::Run;
 use crate::stage::Stage;
 use crate::{Compression, Dataset, ElementSpec, Error, Files, Location, Result, TensorSpec};
 use distribute_tensor::{DType, HostTensor, Leaf, Tree};
@@ -76,7 +76,7 @@ impl LinesStage {
         Ok((read > 0).then_some(line))
     }
 
-    fn read(&mut self, max: usize) -> Result<Option<Run>> {
+    fn read(&mut self, max: usize) -> Result<Option<Chunk>> {
         if let Some(error) = self.failed.take() {
             return Err(error);
         }
@@ -99,12 +99,12 @@ impl LinesStage {
         }
         let len = lines.len();
         let tree = Tree::Leaf(Leaf::Host(HostTensor::vector(lines)));
-        Ok((len > 0).then(|| Run::rows(tree, len)))
+        Ok((len > 0).then(|| Chunk::rows(tree, len)))
     }
 }
 
 impl Stage for LinesStage {
-    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+    fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
         self.read(max).transpose()
     }
 }

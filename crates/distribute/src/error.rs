@@ -9,8 +9,8 @@ use std::sync::Arc;
 /// The result of everything in this crate, and of the closures given to it.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// `Ok`, in a [`Result`] of this crate: for closures that may return more than one type of error, such as those of
-/// [`replicate`](crate::Strategy::replicate), where the compiler asks which one a plain `Ok` has (E0283).
+/// `Ok` of this crate's [`Result`], for closures that may return more than one type of error, such as those of
+/// [`replicate`](crate::Strategy::replicate), where the compiler cannot infer that of a plain `Ok` (E0283).
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -30,7 +30,7 @@ pub fn Ok<T>(value: T) -> Result<T> {
 
 /// What went wrong.
 ///
-/// `Debug` prints the same text as `Display`: it is what a `main` that returns an error shows, and what `unwrap` does.
+/// `Debug` prints the same text as `Display`, because a `main` that returns an error and `unwrap` use it.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -47,9 +47,8 @@ pub enum Error {
         #[source]
         source: Box<Error>,
     },
-    /// A worker failed in its part of what all do together, such as its data or a checkpoint: all get this, with one text. Or
-    /// in its program: then this is what [`on_threads`](crate::MultiWorkerMirroredStrategy::on_threads) gives. The source is
-    /// the worker's own error; on other workers, the text of that.
+    /// A worker failed, in its own program or in its part of a common operation. The source is its own error; on other
+    /// workers, the text of that error.
     #[error("worker {worker} failed: {source}")]
     Worker {
         /// Which worker, from 0.
@@ -64,7 +63,7 @@ pub enum Error {
         /// What the panic said.
         message: String,
     },
-    /// Replicas did not make the same calls, or one came too late. Every replica gets the same text.
+    /// Replicas did not make the same calls, or one was too late. Every replica gets the same text.
     #[error("{0}")]
     Collective(Arc<Blame>),
     /// A replica's piece of the batch has no rows, and the closure failed on it.
@@ -92,7 +91,7 @@ pub enum Error {
         /// What to call instead.
         advice: &'static str,
     },
-    /// The variable cannot be used so in this context, by the tables of its synchronization and aggregation.
+    /// The variable does not support this operation in this context, because of its synchronization and aggregation.
     #[error(
         "{operation}: variable {variable} (synchronization {synchronization}, aggregation {aggregation}) cannot be used so in {found}; {advice}"
     )]
@@ -146,7 +145,7 @@ pub enum Error {
         /// The step of the stale context.
         step: u64,
     },
-    /// A device that does not exist, or whose name cannot be read.
+    /// A device that does not exist, or whose name cannot be parsed.
     #[error("device {name:?}: {reason}")]
     Device {
         /// The name given.
@@ -162,7 +161,7 @@ pub enum Error {
         /// What is wrong, what was expected, and what to do.
         reason: String,
     },
-    /// Variables have no gradient on any replica in an optimizer's first step, which was asked to be an error.
+    /// Variables have no gradient on any replica in an optimizer's first step, and the optimizer was told to refuse that.
     #[error("{operation}: {reason}")]
     MissingGradients {
         /// What was called.
@@ -172,7 +171,7 @@ pub enum Error {
         /// Which they are, what has probably cut them off, and what to do.
         reason: String,
     },
-    /// A loss or a gradient is NaN or infinite, which was asked to be an error.
+    /// A loss or a gradient is NaN or infinite, and the optimizer was told to refuse that.
     #[error("{operation}: {reason}")]
     NotFinite {
         /// What was called.
@@ -181,7 +180,7 @@ pub enum Error {
         replica: usize,
         /// The number of the step, as in [`Error::Replica`].
         step: u64,
-        /// The first variable by name whose gradient has it on that replica; none where only the loss has.
+        /// The first variable, by name, whose gradient is not finite on that replica; `None` if only the loss is not.
         variable: Option<String>,
         /// Where it was found, where it probably comes from, and what to look for.
         reason: String,
@@ -204,7 +203,7 @@ pub enum Error {
         /// What was called.
         operation: &'static str,
     },
-    /// Tensors or nests don't fit the operation.
+    /// Tensors or nests don't match the operation.
     #[error("{operation}: {source}")]
     Tensor {
         /// What was called.
@@ -237,10 +236,10 @@ pub enum Error {
         #[source]
         source: std::io::Error,
     },
-    /// The one error of a step that all replicas made together: each of them gets it.
+    /// The error of an operation that all replicas made together, of which each replica gets one.
     #[error("{0}")]
     Shared(Arc<Error>),
-    /// An error of the user's own.
+    /// A user error.
     #[error(transparent)]
     Other(Box<dyn std::error::Error + Send + Sync>),
 }
@@ -252,12 +251,12 @@ impl fmt::Debug for Error {
 }
 
 impl Error {
-    /// Wraps an error of the user's own, so that closures can return it.
+    /// Wraps a user error, so that closures can return it.
     pub fn other(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
         Error::Other(error.into())
     }
 
-    /// The error that the closure itself returned: this one, without what `run` put around it.
+    /// The error that the closure itself returned, without the layers that `run` has added.
     pub fn root_cause(&self) -> &Error {
         match self {
             Error::Replica { source, .. }
@@ -268,12 +267,11 @@ impl Error {
         }
     }
 
-    /// Why replicas did not agree on a call, if that is the cause: also inside of an error of the user's own that gives
-    /// it as its source.
+    /// Why replicas did not agree on a call, if that is the cause; it is also found in the sources of a user error.
     pub fn blame(&self) -> Option<&Blame> {
         match self.root_cause() {
             Error::Collective(blame) => Some(blame),
-            // The closure may have put an error of its own around it.
+            // The closure may have wrapped it in an error of its own.
             Error::Other(other) => {
                 let other: &(dyn std::error::Error + 'static) = &**other;
                 let mut chain = std::iter::successors(Some(other), |error| error.source());
@@ -330,14 +328,11 @@ fn local(replicas: usize) -> String {
     }
 }
 
-/// The text of an error of a step, which is told once: those of calls begin with it.
+/// The text of an error with the number of its step, unless it begins with that already, as errors of calls do.
 fn in_step(step: u64, error: &Error) -> String {
     let text = error.to_string();
     let after = text.strip_prefix(&format!("step {step}")).filter(|_| matches!(error, Error::Collective(_)));
-    match after.is_some_and(|rest| rest.starts_with([',', ':'])) {
-        true => text,
-        false => format!("step {step}: {text}"),
-    }
+    if after.is_some_and(|rest| rest.starts_with([',', ':'])) { text } else { format!("step {step}: {text}") }
 }
 
 /// The error of a closure that panicked.

@@ -1,18 +1,18 @@
-//! What is best done before any thread starts: candle's threads are tamed.
+//! What has to be set before any thread starts: candle's threads.
 
 use crate::trace::subscribe;
 use distribute_log::heard;
 use std::sync::Once;
 
-/// Tames candle's threads. `#[distribute::main]` calls it first thing; and the first strategy of several replicas does, so that
-/// it is needed only in a program that starts threads before.
+/// Limits candle to one thread for each replica. `#[distribute::main]` calls this first, and so does the first strategy with
+/// several replicas; it is needed only in a program that starts threads before that.
 ///
-/// candle's element-wise kernels share one pool of threads, on which replicas wait for each other; and each matrix product takes
-/// all cores. Unless the environment says otherwise (`CANDLE_NUM_THREADS`, `RAYON_NUM_THREADS`), both are set to one thread, for
-/// this process and those that it starts: replicas are what uses the cores.
+/// candle's element-wise kernels share one pool of threads, on which replicas wait for each other, and each matrix product
+/// uses all cores. Unless the environment says otherwise (`CANDLE_NUM_THREADS`, `RAYON_NUM_THREADS`), both are set to one
+/// thread, for this process and its child processes, since the replicas use the cores.
 ///
-/// candle reads the first of them only once, and the environment cannot be written while another thread may read it. Where there
-/// is another thread already, it is left alone, with a warning. Only the first call does something.
+/// candle reads the first variable only once, and the environment cannot be written while another thread may read it. If
+/// there is already another thread, the environment is left alone, with a warning. Only the first call has an effect.
 pub fn init() {
     static ONCE: Once = Once::new();
     ONCE.call_once(tame);
@@ -26,7 +26,7 @@ fn tame() {
     }
     if is_only_thread() {
         for name in missing {
-            // SAFETY: this is the only thread of the process, so nobody reads the environment meanwhile.
+            // SAFETY: this is the only thread of the process, so nobody reads the environment concurrently.
             unsafe { std::env::set_var(name, "1") };
         }
         return;
@@ -40,7 +40,7 @@ fn tame() {
     });
 }
 
-/// For a strategy of so many replicas: what has not been done yet.
+/// Prepares the process for a strategy with this many replicas, if that has not been done yet.
 pub(crate) fn prepare(replicas: usize) {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

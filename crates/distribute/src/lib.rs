@@ -47,14 +47,14 @@
 //! |---|---|
 //! | [`mod@strategy`] | [`Strategy`], the handle: `run`, `reduce`, `reduce_to`, `gather`, `scope`, `replicate`; the strategies and cross-device ops behind it |
 //! | [`context`] | where code is running; [`ReplicaContext`]: `all_reduce`, `all_gather`, `merge_call` |
-//! | [`values`] | [`PerReplica`], [`Mirrored`]; what can be given to each replica its part of, and reduced |
+//! | [`values`] | [`PerReplica`], [`Mirrored`]; which values can be split over replicas and reduced |
 //! | `replicated` | [`Replicated`]: a model on every replica |
 //! | `variables` | [`Variable`]: ON_WRITE and ON_READ; [`Variables`] of one model: initial values, safetensors, checksum |
 //! | [`mod@optimizer`] | [`Optimizer`]: backward, reduce, update in one call; [`Sgd`], [`Adam`], [`AdamW`], … |
 //! | [`checkpoint`] | [`Checkpoint`]: model, optimizer and more, saved and restored together |
 //! | [`nn`] | layers that know about replicas; losses that take an empty piece of a batch |
-//! | [`metrics`] | [`Mean`](metrics::Mean), accuracy, AUC, confusion matrix: counted by replicas, read outside |
-//! | `input` | [`DistributedDataset`]: for each step a piece for each replica; [`InputOptions`] |
+//! | [`metrics`] | [`Mean`](metrics::Mean), accuracy, AUC, confusion matrix: counted by replicas, read outside of `run` |
+//! | `input` | [`DistributedDataset`]: a piece for each replica in each step; [`InputOptions`] |
 //! | `error` | [`Error`]: what went wrong, who did it, what to do |
 //! | `log` | [`init`]: candle's threads and `DISTRIBUTE_LOG` |
 //! | [`trace`] | a timeline of what each replica does, for Perfetto |
@@ -68,10 +68,10 @@
 //!
 //! # When things break
 //!
-//! An error or a panic in one replica's closure, a collective that one replica does not make or makes differently, a
-//! replica that is late: `run` returns one [`Error`] that names step, replica, call and line, no replica hangs, and the
-//! strategy can be used again. A replica that is stuck in its closure is logged, with its last call; `run` returns when
-//! the closure does. docs/errors.md has a row for each kind of error.
+//! If a replica's closure fails or panics, if a replica leaves out a collective or calls it differently, or if it is late,
+//! `run` returns one [`Error`] that names step, replica, call and line. No replica hangs, and the strategy can be used
+//! again. A replica that is stuck in its closure is logged with its last call; `run` returns when the closure does.
+//! docs/errors.md has a row for each kind of error.
 
 pub mod checkpoint;
 pub mod context;
@@ -120,12 +120,12 @@ pub use variables::{NewVariable, Variable, VariableAggregation, VariableSynchron
 
 /// Deadlines, and who is to blame.
 pub mod cluster {
-    // By items, so that they are found in these docs without those of other crates.
+    // By items, so that these docs include them without building those of other crates.
     #[doc(inline)]
     pub use distribute_cluster::*;
 }
 
-/// Datasets: sources, transformations, file formats, and how batches are cut over replicas.
+/// Datasets: sources, transformations, file formats, and how batches are split over replicas.
 pub mod data {
     #[doc(inline)]
     pub use distribute_data::*;
@@ -139,7 +139,7 @@ pub mod tensor {
 
 /// What most programs use.
 ///
-/// Traits with methods of common names, like `split`, are left out: they would come before those of `String`.
+/// Traits with methods of common names, like `split`, are left out, because they would shadow those of `String`.
 pub mod prelude {
     pub use crate::{
         Adam, AdamW, Dataset, HostTensor, IndexedSlices, Mirrored, MirroredStrategy,

@@ -1,4 +1,4 @@
-//! The two element types that are trained, and what is of one or the other.
+//! The two element types that can be trained.
 
 use candle_core::{CpuStorage, DType, Layout, Result, Storage, Tensor, WithDType, bail};
 use distribute_optim::Float;
@@ -16,7 +16,7 @@ pub(crate) enum Any<A, B> {
 pub(crate) type Elements = Any<Vec<f32>, Vec<f64>>;
 
 impl Elements {
-    /// None of a variable's dtype.
+    /// No elements, of a variable's dtype.
     pub(crate) fn none(dtype: DType) -> Self {
         match dtype {
             DType::F32 => Any::F32(Vec::new()),

@@ -1,4 +1,4 @@
-//! Random numbers by position: neither thread nor replica nor shard plays a role.
+//! Random numbers by position, independent of threads, replicas and shards.
 
 /// Random numbers that are functions of their position (SplitMix64), so that any part of them can be drawn alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

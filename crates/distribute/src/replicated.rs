@@ -11,8 +11,8 @@ type Build<M> = Box<dyn Fn(VarBuilder<'static>) -> Result<M> + Send + Sync>;
 
 /// A model on every local replica, and the variables that all of them share.
 ///
-/// Given to [`run`](Strategy::run) as `&model`, each replica gets its own `&M`; as `&mut model`, its own `&mut M`, for models
-/// whose `forward` takes `&mut self`, and for those that are not `Sync`:
+/// Given to [`run`](Strategy::run) as `&model`, each replica gets its own `&M`; as `&mut model`, its own `&mut M`, for
+/// models whose `forward` takes `&mut self`, and for those that are not `Sync`:
 ///
 /// ```compile_fail,E0277
 /// # use distribute::prelude::*;
@@ -66,8 +66,8 @@ impl<M> Replicated<M> {
         &mut self.models
     }
 
-    /// The model as one device would have it, to evaluate or export it: a snapshot of the variables, with running
-    /// statistics averaged over the replicas: where there are any, of several workers all have to call it.
+    /// The model as one device would have it, to evaluate or export it: a snapshot of the variables, with running statistics
+    /// averaged over the replicas. If there are running statistics, all workers have to call it.
     ///
     /// # Errors
     /// Those of the closure that builds the model, and of reading its variables.

@@ -1,4 +1,4 @@
-//! Which tensors are restored, and what became of the others.
+//! Selects which tensors are restored, and reports what happened to the others.
 
 use crate::checkpoint::{in_common, of_replicas};
 use crate::{Error, Result};
@@ -8,7 +8,7 @@ use std::fmt;
 
 type Rename<'a> = Box<dyn Fn(&str) -> Option<String> + Send + Sync + 'a>;
 
-/// What to restore of a checkpoint or file, and what it is called there.
+/// Which tensors to restore from a checkpoint or file, and their names there.
 ///
 /// Floating-point numbers of another width are converted, as candle's `VarBuilder` does: weights in bfloat16 become a
 /// variable of float32. Shapes have to be the same.
@@ -27,18 +27,19 @@ pub struct Select<'a> {
 }
 
 impl<'a> Select<'a> {
-    /// Everything, by the names it has here.
+    /// Selects everything, by the same names.
     pub fn all() -> Self {
         Self::named(|name| Some(name.to_string()))
     }
 
-    /// That of which the function, given the name here, knows the name there. What it gives `None` for stays as it is.
+    /// Selects tensors by a function from their name here to the name in the checkpoint. Those for which it returns `None`
+    /// stay as they are.
     pub fn named(there: impl Fn(&str) -> Option<String> + Send + Sync + 'a) -> Self {
         Self { rename: Box::new(there), lenient: false }
     }
 
-    /// What is not there, or has another shape, stays as it is; without this it is an error. That nothing at all fits is
-    /// an error in any case.
+    /// Lets tensors that are missing in the checkpoint, or have another shape there, stay as they are, instead of failing.
+    /// It is still an error if nothing at all matches.
     pub fn lenient(mut self) -> Self {
         self.lenient = true;
         self
@@ -76,15 +77,16 @@ impl<'a> Select<'a> {
             }
             decided.kept.insert(name, kept);
         }
-        match wrong.is_empty() {
-            true => Ok(decided),
-            false => Err(Error::invalid(
+        if wrong.is_empty() {
+            Ok(decided)
+        } else {
+            Err(Error::invalid(
                 operation,
                 format!(
                     "{from} lacks what is selected: {}; select other names, or what fits with Select::lenient",
                     some(&wrong, "; ")
                 ),
-            )),
+            ))
         }
     }
 }
@@ -101,15 +103,15 @@ fn converts(from: DType, to: DType) -> bool {
     from == to || is_float(from) && is_float(to)
 }
 
-/// What a restore by [`Select`] did. Displayed, it is one line.
+/// The result of a restore by [`Select`]. It displays as one line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Restored {
-    /// What was set, by its name here, and the name it has there.
+    /// What was restored: for each name here, the name in the checkpoint.
     pub restored: BTreeMap<String, String>,
-    /// What stayed as it was, by its name here, and why.
+    /// What stayed as it was: for each name here, the reason.
     pub kept: BTreeMap<String, Kept>,
-    /// The names there of which nothing was set.
+    /// The names in the checkpoint that were not used.
     pub unused: Vec<String>,
 }
 
@@ -119,12 +121,12 @@ pub struct Restored {
 pub enum Kept {
     /// It was not selected.
     NotSelected,
-    /// There is nothing of its name.
+    /// The checkpoint has nothing of this name.
     Absent {
         /// The name looked for.
         source: String,
     },
-    /// What is there doesn't fit.
+    /// The tensor in the checkpoint does not match.
     Unlike {
         /// The name looked for.
         source: String,
@@ -136,13 +138,13 @@ pub enum Kept {
 }
 
 impl Restored {
-    /// Adds what another part did.
+    /// Adds the result of another part.
     pub(crate) fn append(&mut self, mut other: Self) {
         self.restored.append(&mut other.restored);
         self.kept.append(&mut other.kept);
     }
 
-    /// Notes what there is and is not used, or fails where nothing is.
+    /// Records the names that were not used, or fails if nothing was restored.
     pub(crate) fn finish(
         mut self,
         operation: &'static str,
@@ -157,9 +159,10 @@ impl Restored {
         };
         let is_used = |name: &str| used.contains(name) || is_beside(name);
         self.unused = there.into_iter().filter(|name| !is_used(name)).collect();
-        match self.restored.is_empty() {
-            true => Err(Error::invalid(operation, format!("nothing of {from} is restored: {self}"))),
-            false => Ok(self),
+        if self.restored.is_empty() {
+            Err(Error::invalid(operation, format!("nothing of {from} is restored: {self}")))
+        } else {
+            Ok(self)
         }
     }
 }
@@ -190,9 +193,10 @@ impl fmt::Display for Kept {
 /// The first names of a list.
 fn some(names: &[String], between: &str) -> String {
     const SHOWN: usize = 20;
-    match names.len() > SHOWN {
-        true => format!("{} and {} more", names[..SHOWN].join(between), names.len() - SHOWN),
-        false => names.join(between),
+    if names.len() > SHOWN {
+        format!("{} and {} more", names[..SHOWN].join(between), names.len() - SHOWN)
+    } else {
+        names.join(between)
     }
 }
 

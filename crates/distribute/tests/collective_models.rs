@@ -134,9 +134,10 @@ fn half(
         if collective {
             loss = ctx.all_reduce(ReduceOp::Mean, loss.to_dtype(DType::F32)?)?.to_dtype(dtype)?;
         }
-        match in_parts {
-            true => optimizer.minimize_each(ctx, [Ok((loss.clone(), examples)), Ok((loss, examples))]),
-            false => optimizer.minimize(ctx, loss, examples),
+        if in_parts {
+            optimizer.minimize_each(ctx, [Ok((loss.clone(), examples)), Ok((loss, examples))])
+        } else {
+            optimizer.minimize(ctx, loss, examples)
         }
     })?;
     Ok(model.variables.get("w")?.to_vec1::<f32>()?[0])

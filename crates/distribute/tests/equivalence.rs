@@ -242,9 +242,10 @@ proptest! {
         watched(move || {
             let whole = Plan { clip, ..Plan::new(DType::F64, rows, batch) };
             let parts = Plan { cuts, skip, ..whole.clone() };
-            let difference = match adam {
-                true => difference(&parts.train(&replicas(n), &Adam::default()).1, &whole.train(&one_device(), &Adam::default()).1),
-                false => difference(&parts.train(&replicas(n), &Sgd).1, &whole.train(&one_device(), &Sgd).1),
+            let difference = if adam {
+                difference(&parts.train(&replicas(n), &Adam::default()).1, &whole.train(&one_device(), &Adam::default()).1)
+            } else {
+                difference(&parts.train(&replicas(n), &Sgd).1, &whole.train(&one_device(), &Sgd).1)
             };
             // Micro-batches scale by examples and back, which rounds once more.
             assert!(difference <= 1e-11, "{parts:?} on {n} replicas: {difference}");

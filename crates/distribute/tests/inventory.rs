@@ -118,11 +118,12 @@ fn faults(row: &Row<'_>, sources: &BTreeMap<PathBuf, String>) -> Vec<String> {
     }
     let doctest = row.test.starts_with("doctest of ");
     for test in codes(row.test) {
-        let is_there = match doctest {
-            true => sources
+        let is_there = if doctest {
+            sources
                 .values()
-                .any(|source| declaration(source, test).is_some_and(|line| has_example(source, line))),
-            false => sources.values().any(|source| has_test(source, test)),
+                .any(|source| declaration(source, test).is_some_and(|line| has_example(source, line)))
+        } else {
+            sources.values().any(|source| has_test(source, test))
         };
         if !is_there {
             faults.push(format!("there is no {} {test}", if doctest { "example of" } else { "test" }));

@@ -1,22 +1,22 @@
-//! What this project does with files, whatever is in them.
+//! How this project opens and writes files, whatever they contain.
 //!
-//! - A file has its name when it is whole: [`WholeFile`]. Folders, too: [`Part`].
-//! - What was left by a process that was killed is removed by the next that writes to the same place; what anybody still
-//!   writes, and what others made, stays.
-//! - Opening never waits, as it would for a named pipe, and what is written never goes through a link into another file.
+//! - A file gets its name when it is complete: [`WholeFile`]. So does a folder: [`Partial`].
+//! - What a killed process has left is removed by the next process that writes to the same place. Files that are still being
+//!   written, or that this project did not make, stay.
+//! - Opening never blocks, as it would on a named pipe, and writing never follows a link into another file.
 //!
 //! | module | what it is |
 //! |---|---|
-//! | `regular` | opening files, and nothing that makes one wait |
-//! | `part` | names for what isn't whole, and who still holds them |
+//! | `regular` | opens regular files, and nothing that blocks |
+//! | `partial` | [`Partial`]: files and folders that aren't complete yet |
 //! | `whole` | [`WholeFile`] |
 
 #![forbid(unsafe_code)]
 
-mod part;
+mod partial;
 mod regular;
 mod whole;
 
-pub use part::{Part, whole_name};
+pub use partial::{Partial, whole_name};
 pub use regular::{open, open_checked, open_lock};
 pub use whole::WholeFile;

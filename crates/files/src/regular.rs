@@ -1,4 +1,4 @@
-//! Opening regular files, and nothing else.
+//! Opens regular files, and nothing else.
 
 use std::fs::{self, File, FileType, OpenOptions};
 use std::io;
@@ -7,7 +7,7 @@ use std::path::Path;
 /// Opens a file for reading. Links are followed.
 ///
 /// # Errors
-/// Those of the system; [`InvalidInput`](io::ErrorKind::InvalidInput), at once, for what is no file: a folder, or a named
+/// Those of the system. At once, [`InvalidInput`](io::ErrorKind::InvalidInput) for anything but a file: a folder, or a named
 /// pipe, on which opening would wait for a writer.
 pub fn open(path: impl AsRef<Path>) -> io::Result<File> {
     open_checked(path.as_ref(), regular)
@@ -16,21 +16,21 @@ pub fn open(path: impl AsRef<Path>) -> io::Result<File> {
 /// Opens what `fits` for reading. Links are followed.
 ///
 /// # Errors
-/// Those of the system, and at once those of `fits`, which is told what is there.
+/// Those of the system. At once, those of `fits`, which is called with the type of the file.
 pub fn open_checked(path: &Path, fits: impl Fn(FileType) -> io::Result<()>) -> io::Result<File> {
-    // Looked at first: opening a pipe and closing it again would end the program that writes into it.
+    // Checked first: opening a pipe and closing it again would end the program that writes to it.
     fits(fs::metadata(path)?.file_type())?;
-    // What became a pipe in the meantime is not waited for either.
+    // Opened without blocking, in case it has become a pipe in the meantime.
     let file = options(false).read(true).open(path)?;
     fits(file.metadata()?.file_type())?;
     Ok(file)
 }
 
-/// Opens a file that only stands for a lock, and creates it if it isn't there. What is in it stays.
+/// Opens a lock file, and creates it if it doesn't exist. Its contents stay.
 ///
 /// # Errors
-/// Those of the system; [`InvalidInput`](io::ErrorKind::InvalidInput), at once, for what is no file. A link is none: a lock
-/// elsewhere would not be this one.
+/// Those of the system. At once, [`InvalidInput`](io::ErrorKind::InvalidInput) for anything but a file, including a link,
+/// since locking its target would lock something else.
 pub fn open_lock(path: impl AsRef<Path>) -> io::Result<File> {
     let path = path.as_ref();
     match options(true).read(true).write(true).create(true).truncate(false).open(path) {
@@ -45,13 +45,12 @@ pub fn open_lock(path: impl AsRef<Path>) -> io::Result<File> {
     }
 }
 
-/// Opens what may be a file or a folder, to be locked. Links are not followed.
+/// Opens a file or a folder to lock it. Links are not followed.
 pub(crate) fn open_any(path: &Path) -> io::Result<File> {
     options(true).read(true).open(path)
 }
 
-/// An error for what is at the place of a file to be written, unless that is a file or a link, which will be replaced, or
-/// nothing.
+/// Refuses to replace anything but a file or a link.
 pub(crate) fn require_replaceable(path: &Path) -> io::Result<()> {
     match fs::symlink_metadata(path).map(|found| found.file_type()) {
         Ok(found) if !found.is_file() && !found.is_symlink() => Err(no_file(found)),
@@ -59,7 +58,7 @@ pub(crate) fn require_replaceable(path: &Path) -> io::Result<()> {
     }
 }
 
-/// What something is, for messages.
+/// The kind of a file, for messages.
 pub(crate) fn kind(found: FileType) -> &'static str {
     #[cfg(unix)]
     {

@@ -1,62 +1,62 @@
-//! [`WholeFile`]: a file that has its name only when it is whole.
+//! [`WholeFile`]: a file that gets its name only when it is complete.
 
-use crate::Part;
+use crate::Partial;
 use crate::regular::require_replaceable;
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// A new file that has another name, in the same folder, until it is finished. Dropped before, it is removed. So
-/// nobody reads half of it, and a file of this name stays as it was until then. A link of this name is replaced; what it
-/// leads to stays.
+/// A new file that has another name in the same folder until it is finished, and is removed if dropped before. So nobody
+/// reads half of it, and an existing file of this name stays as it is until then. A link of this name is replaced, not
+/// followed.
 ///
-/// What is left where the process is killed is removed by the next that writes a file of this name.
+/// What a killed process leaves behind is removed by the next process that writes a file of this name.
 #[derive(Debug)]
 pub struct WholeFile {
     path: PathBuf,
-    part: Part,
+    partial: Partial,
 }
 
 impl WholeFile {
-    /// Begins the file that is to be at `path`, in a folder that is there.
+    /// Begins a file that will be at `path`, in an existing folder.
     ///
     /// # Errors
-    /// Those of the system; [`InvalidInput`](io::ErrorKind::InvalidInput) where a folder, a named pipe or a device is in
-    /// its place, or the path doesn't end in a name.
+    /// Those of the system; [`InvalidInput`](io::ErrorKind::InvalidInput) if there is a folder, a named pipe or a device at
+    /// `path`, or it doesn't end in a name.
     pub fn create(path: impl AsRef<Path>) -> io::Result<Self> {
         let path = path.as_ref();
         require_replaceable(path)?;
-        Ok(Self { path: path.to_path_buf(), part: Part::file(path)? })
+        Ok(Self { path: path.to_path_buf(), partial: Partial::file(path)? })
     }
 
-    /// Brings what was written to the disk, and gives the file its name. A file that had it is replaced.
+    /// Syncs the file to disk and gives it its name, replacing an existing file.
     ///
     /// # Errors
-    /// Those of the system; then there is no new file.
+    /// Those of the system; there is no new file then.
     pub fn finish(self) -> io::Result<()> {
-        self.part.handle()?.sync_all()?;
+        self.partial.handle()?.sync_all()?;
         require_replaceable(&self.path)?;
-        self.part.rename(&self.path).map(drop)
+        self.partial.rename(&self.path).map(drop)
     }
 
-    /// Gives the file its name now: for one that is to be read while it grows.
+    /// Gives the file its name now, so that it can be read while it grows.
     ///
     /// # Errors
-    /// As [`finish`](Self::finish).
+    /// Those of [`finish`](Self::finish).
     pub fn into_growing(self) -> io::Result<File> {
         require_replaceable(&self.path)?;
-        let file = self.part.rename(&self.path)?;
+        let file = self.partial.rename(&self.path)?;
         file.ok_or_else(|| io::Error::other("this is a folder, not a file"))
     }
 }
 
 impl Write for WholeFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.part.handle()?.write(bytes)
+        self.partial.handle()?.write(bytes)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.part.handle()?.flush()
+        self.partial.handle()?.flush()
     }
 }
 

@@ -1,4 +1,4 @@
-//! Warnings and errors that are seen also in a program that listens to none.
+//! [`heard`]: warnings and errors that reach the user in any program.
 
 use std::fmt::{Debug, Write as _};
 use std::io::{self, Write, stderr};
@@ -8,9 +8,9 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::{NoSubscriber, with_default};
 use tracing::{Event, Level, Metadata, Subscriber, dispatcher};
 
-/// Does `body`, whose warnings and errors go to the program's `tracing` subscriber. Where it has none, they go to standard
-/// error, a line each: a program that is slow, or whose replicas wait for a stuck one, says so without being asked. Nothing is
-/// installed for that, so it can still set a subscriber of its own.
+/// Runs `body`, whose warnings and errors go to the program's `tracing` subscriber. If there is none, they go to standard
+/// error, a line each, so that a program says by default that it is slow, or that its replicas wait for a stuck one. No
+/// subscriber is installed for that, so the program can still set its own.
 pub fn heard<R>(body: impl FnOnce() -> R) -> R {
     if dispatcher::get_default(|program| program.is::<NoSubscriber>()) {
         with_default(Lines(stderr), body)
@@ -19,7 +19,7 @@ pub fn heard<R>(body: impl FnOnce() -> R) -> R {
     }
 }
 
-/// Writes warnings and errors as lines to what this gives.
+/// A subscriber that writes warnings and errors as lines to the output that the function returns.
 struct Lines<O>(fn() -> O);
 
 impl<O: Write + 'static> Subscriber for Lines<O> {
@@ -34,7 +34,7 @@ impl<O: Write + 'static> Subscriber for Lines<O> {
     fn event(&self, event: &Event<'_>) {
         let mut line = Line::default();
         event.record(&mut line);
-        // Whoever has closed it wants no lines.
+        // A closed output wants no lines.
         let _ = line.write(*event.metadata().level(), &mut (self.0)());
     }
 
@@ -60,7 +60,7 @@ impl Line {
         format!("distribute: {level}: {}{open}{}{close}", self.message, self.fields)
     }
 
-    /// The text and its end in one write: what other threads or processes write to the same place comes before or after it.
+    /// Writes a line in one call, so that output of other threads and processes comes before or after it.
     fn write(&self, level: Level, out: &mut impl Write) -> io::Result<()> {
         let mut text = self.text(level);
         text.push('\n');

@@ -1,7 +1,6 @@
-//! What a program is told, whether it listens or not.
+//! Warnings and errors that reach the user even in a program without a `tracing` subscriber.
 //!
-//! Crates of this workspace emit warnings and errors inside of [`heard`], so that none is lost where the program has no
-//! `tracing` subscriber. Everything else goes to `tracing` as it is.
+//! Crates of this workspace emit warnings and errors inside of [`heard`]. All other events go to `tracing` as usual.
 
 #![forbid(unsafe_code)]
 

@@ -3,7 +3,7 @@
 use distribute_tensor::kernel::RowMerge;
 
 use crate::rule::same_length;
-use crate::sweep::Run;
+use crate::sweep::Span;
 use crate::{Float, UpdateError};
 
 /// Sums the values of equal indices: a sparse gradient as [`RuleExt::update_rows`](crate::RuleExt::update_rows)
@@ -64,34 +64,34 @@ pub(crate) fn check_rows(
 }
 
 /// The rows with a gradient.
-pub(crate) fn row_runs<'g, F>(
+pub(crate) fn row_spans<'g, F>(
     row_len: usize,
     rows: &'g [usize],
     grads: &'g [F],
-) -> impl Iterator<Item = Run<'g, F>> {
+) -> impl Iterator<Item = Span<'g, F>> {
     // chunks_exact takes no 0. Then there is no gradient either, and so no chunk.
     let grads = grads.chunks_exact(row_len.max(1));
     rows.iter()
         .zip(grads)
-        .map(move |(&row, grad)| Run { at: row * row_len..row * row_len + row_len, grad: Some(grad) })
+        .map(move |(&row, grad)| Span { at: row * row_len..row * row_len + row_len, grad: Some(grad) })
 }
 
 /// All of a table of `len` elements: the rows with a gradient, and what is between them with zeros.
-pub(crate) fn every_run<'g, F>(
+pub(crate) fn every_span<'g, F>(
     len: usize,
     row_len: usize,
     rows: &'g [usize],
     grads: &'g [F],
-) -> impl Iterator<Item = Run<'g, F>> {
+) -> impl Iterator<Item = Span<'g, F>> {
     let mut end = 0;
     let tail = rows.last().map_or(0, |&row| row * row_len + row_len);
-    row_runs(row_len, rows, grads)
-        .flat_map(move |run| {
-            let gap = Run { at: end..run.at.start, grad: None };
-            end = run.at.end;
-            [gap, run]
+    row_spans(row_len, rows, grads)
+        .flat_map(move |span| {
+            let gap = Span { at: end..span.at.start, grad: None };
+            end = span.at.end;
+            [gap, span]
         })
-        .chain(std::iter::once(Run { at: tail..len, grad: None }))
+        .chain(std::iter::once(Span { at: tail..len, grad: None }))
 }
 
 #[cfg(test)]
@@ -120,15 +120,15 @@ mod tests {
 
     #[test]
     fn every_run_covers_the_table_once() {
-        let runs = |rows: &[usize], grads: &[f32]| -> Vec<_> {
-            every_run(10, 2, rows, grads)
-                .filter(|run| !run.at.is_empty())
-                .map(|run| (run.at, run.grad.map(<[f32]>::to_vec)))
+        let spans = |rows: &[usize], grads: &[f32]| -> Vec<_> {
+            every_span(10, 2, rows, grads)
+                .filter(|span| !span.at.is_empty())
+                .map(|span| (span.at, span.grad.map(<[f32]>::to_vec)))
                 .collect()
         };
-        assert_eq!(runs(&[], &[]), [(0..10, None)]);
+        assert_eq!(spans(&[], &[]), [(0..10, None)]);
         assert_eq!(
-            runs(&[1, 2, 4], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]),
+            spans(&[1, 2, 4], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]),
             [
                 (0..2, None),
                 (2..4, Some(vec![1.0, 2.0])),

@@ -3,8 +3,8 @@
 use std::fmt::Debug;
 
 use crate::error::Check;
-use crate::rows::{check_rows, every_run, row_runs};
-use crate::sweep::{Run, Slots};
+use crate::rows::{check_rows, every_span, row_spans};
+use crate::sweep::{Slots, Span};
 use crate::{Float, InvalidHyperparameter, UpdateError};
 
 /// When an update happens: how many steps came before it, and the learning rate of this one.
@@ -260,7 +260,7 @@ fn update<R: Formula, F: Float>(
     rule.check_learning_rate(at.learning_rate)?;
     same_length("gradient", var.len(), grad.len())?;
     check_slots::<R, F>(var, slots)?;
-    let whole = Run { at: 0..var.len(), grad: Some(grad) };
+    let whole = Span { at: 0..var.len(), grad: Some(grad) };
     R::Slots::<F>::sweep(var, slots, std::iter::once(whole), rule.kernel::<F>(at));
     Ok(())
 }
@@ -279,9 +279,9 @@ fn update_rows<R: Formula, F: Float>(
     check_rows(var.len(), row_len, rows, grads.len())?;
     let (len, kernel) = (var.len(), rule.kernel::<F>(at));
     if rule.every_row() {
-        R::Slots::<F>::sweep(var, slots, every_run(len, row_len, rows, grads), kernel);
+        R::Slots::<F>::sweep(var, slots, every_span(len, row_len, rows, grads), kernel);
     } else {
-        R::Slots::<F>::sweep(var, slots, row_runs(row_len, rows, grads), kernel);
+        R::Slots::<F>::sweep(var, slots, row_spans(row_len, rows, grads), kernel);
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ use crate::Float;
 /// A stretch of a variable and its gradient, `None` for zeros.
 #[doc(hidden)]
 #[derive(Debug)]
-pub struct Run<'g, F> {
+pub struct Span<'g, F> {
     pub(crate) at: Range<usize>,
     pub(crate) grad: Option<&'g [F]>,
 }
@@ -27,12 +27,12 @@ pub trait Slots<T>: Sized + sealed::Sealed {
     /// The same as a vector.
     fn into_vec(self) -> Vec<T>;
 
-    /// Applies `kernel` to all elements of all runs. Lengths and ranges have been checked.
+    /// Applies `kernel` to all elements of all spans. Lengths and ranges have been checked.
     #[doc(hidden)]
     fn sweep<'g>(
         var: &mut [T],
         slots: &mut [&mut [T]],
-        runs: impl Iterator<Item = Run<'g, T>>,
+        spans: impl Iterator<Item = Span<'g, T>>,
         kernel: impl Fn(T, T, Self) -> (T, Self),
     ) where
         T: Float;
@@ -50,14 +50,14 @@ macro_rules! slots {
             fn sweep<'g>(
                 var: &mut [T],
                 slots: &mut [&mut [T]],
-                runs: impl Iterator<Item = Run<'g, T>>,
+                spans: impl Iterator<Item = Span<'g, T>>,
                 kernel: impl Fn(T, T, Self) -> (T, Self),
             ) where
                 T: Float,
             {
                 // Callers have compared the number with COUNT.
                 let [$($slot),*] = slots else { return };
-                for Run { at, grad } in runs {
+                for Span { at, grad } in spans {
                     let state = var[at.clone()].iter_mut()$(.zip($slot[at.clone()].iter_mut()))*;
                     match grad {
                         Some(grad) => state.zip(grad).for_each(|($element, &grad)| {
@@ -82,13 +82,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn runs_visit_their_ranges_only_and_none_is_a_gradient_of_zero() {
+    fn spans_visit_their_ranges_only_and_none_is_a_gradient_of_zero() {
         let (mut var, mut a, mut b, mut c) = ([1.0f32; 5], [2.0f32; 5], [3.0f32; 5], [4.0f32; 5]);
-        let runs = [Run { at: 0..2, grad: Some(&[10.0, 20.0][..]) }, Run { at: 3..4, grad: None }];
+        let spans = [Span { at: 0..2, grad: Some(&[10.0, 20.0][..]) }, Span { at: 3..4, grad: None }];
         <[f32; 3]>::sweep(
             &mut var,
             &mut [&mut a, &mut b, &mut c],
-            runs.into_iter(),
+            spans.into_iter(),
             |var, grad, [a, b, c]| (var + grad, [a + grad + 1.0, b + 2.0, c + 3.0]),
         );
         assert_eq!(var, [11.0, 21.0, 1.0, 1.0, 1.0]);

@@ -10,7 +10,7 @@ use std::ops::Range;
 trait Raw: Sized {
     const BYTES: usize;
     fn put(&self, to: &mut Vec<u8>);
-    /// `None` where the bytes are no such element. There are `BYTES` of them.
+    /// `None` if the bytes are not such an element. There are `BYTES` of them.
     fn take(bytes: &[u8]) -> Option<Self>;
 }
 
@@ -84,8 +84,8 @@ macro_rules! by_kind {
     };
 }
 
-/// The bytes of elements of a buffer, some at a time, so that those of a large tensor are never all in memory; of strings
-/// their bytes, one string after another, without saying where one ends.
+/// The bytes of elements of a buffer, in chunks, so that those of a large tensor are never all in memory. Strings are
+/// concatenated, without their lengths.
 pub fn chunks(buffer: &Buffer, elements: Range<usize>) -> impl Iterator<Item = Vec<u8>> {
     let end = elements.end;
     elements.step_by(CHUNK).map(move |start| {
@@ -98,7 +98,7 @@ pub fn chunks(buffer: &Buffer, elements: Range<usize>) -> impl Iterator<Item = V
 /// How many elements become bytes at a time.
 const CHUNK: usize = 8192;
 
-/// Puts the bytes of elements behind others. The range is within the buffer.
+/// Appends the bytes of elements. The range must be within the buffer.
 pub fn append(buffer: &Buffer, elements: Range<usize>, to: &mut Vec<u8>) {
     by_kind!(buffer, v => v[elements].iter().for_each(|element| element.put(to)),
         strings => strings[elements].iter().for_each(|string| to.extend_from_slice(string)));

@@ -1,20 +1,20 @@
-//! Who makes the elements of a sum: a caller may have several threads for it.
+//! How the elements of a sum are computed: a caller may use several threads.
 
 use crate::kernel::{self, Sum};
 use std::ops::{Div, Mul};
 
-/// Makes the elements of a sum over leaves, see [`Leaf::reduce_with`](crate::Leaf::reduce_with).
+/// Computes the elements of a sum over leaves, see [`Leaf::reduce_with`](crate::Leaf::reduce_with).
 pub trait Folder {
-    /// `last` of each element-wise sum of `inputs`, which are of one length: the bits of
-    /// [`crate::kernel::fold_then`], however the work is cut.
+    /// The element-wise sum of `inputs`, which have the same length, with `last` applied to each element. The result is
+    /// bit-equal to [`crate::kernel::fold_then`], however the work is divided.
     fn fold<T: Sum>(&self, inputs: &[&[T]], last: impl Fn(T) -> T + Sync) -> Vec<T>;
 
-    /// `len` elements. They are zeros at first, and `fill` is called with parts of them and where these begin: with each
-    /// element once, however the work is cut.
+    /// `len` elements, which are initially zero. `fill` is called with parts of them and the offset of each part, so that
+    /// every element is passed once, however the work is divided.
     fn fill<T: Sum>(&self, len: usize, fill: impl Fn(usize, &mut [T]) + Sync) -> Vec<T>;
 }
 
-/// The calling thread.
+/// A folder that uses only the calling thread.
 #[derive(Clone, Copy, Debug)]
 pub struct Alone;
 
@@ -32,18 +32,18 @@ impl Folder for Alone {
     }
 }
 
-/// The element-wise sum of `inputs`, divided by `count`, which is how many they are: in one pass.
+/// The element-wise sum of `inputs`, divided by `count`, the number of inputs, in one pass.
 pub(crate) fn mean<T>(folder: &impl Folder, inputs: &[&[T]], count: T) -> Vec<T>
 where
     T: Sum + Mul<Output = T> + Div<Output = T> + From<u8>,
 {
-    match inputs.len().is_power_of_two() {
-        // To the bit the division, in a fraction of the time.
-        true => {
-            let share = T::from(1) / count;
-            folder.fold(inputs, move |sum| sum * share)
-        }
-        false => folder.fold(inputs, move |sum| sum / count),
+    if inputs.len().is_power_of_two() {
+        // Bit-equal to the division, in a fraction of the time.
+
+        let share = T::from(1) / count;
+        folder.fold(inputs, move |sum| sum * share)
+    } else {
+        folder.fold(inputs, move |sum| sum / count)
     }
 }
 

@@ -1,4 +1,4 @@
-//! What a nest may hold at its ends, and what can be done with it whatever its kind.
+//! The leaves of a nest, and the operations that work on every kind of leaf.
 
 #[cfg(feature = "candle")]
 use crate::candle;
@@ -6,10 +6,10 @@ use crate::fold::{Alone, Folder};
 use crate::{DType, Error, HostTensor, IndexedSlices, ReduceOp, Result};
 use std::borrow::Borrow;
 
-/// An end of a nest.
+/// A leaf of a nest.
 ///
-/// The operations keep the kind: candle tensors give candle tensors, on the device of the first. Those on several
-/// leaves give tensors that candle's gradients don't flow through.
+/// Operations keep the kind: candle tensors give candle tensors, on the device of the first. Gradients of candle don't flow
+/// through operations on several leaves.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Leaf {
@@ -87,22 +87,22 @@ impl Leaf {
     /// integers wraps. A MEAN divides the sum, so that of integers is a float, see [`DType::mean`], and their sum does
     /// not wrap. Bool and string have neither. What holds for several leaves holds for one.
     ///
-    /// Of indexed slices the rows are merged, see [`IndexedSlices::reduce`]; also those of one leaf. Where dense leaves
-    /// stand beside them, they are made dense first.
+    /// The rows of indexed slices are merged, even those of a single leaf, see [`IndexedSlices::reduce`]. If there are dense
+    /// leaves, too, slices are made dense first.
     pub fn reduce(op: ReduceOp, leaves: &[Leaf]) -> Result<Leaf> {
         Self::reduce_with(op, leaves, &Alone)
     }
 
-    /// As [`Leaf::reduce`], to the bit, where `folder` makes the elements of sums in host memory.
+    /// Bit-equal to [`Leaf::reduce`], with sums in host memory computed by `folder`.
     ///
-    /// Leaves may be borrowed: of those on other threads, counting another owner costs as much as a cache line that two
-    /// cores want.
+    /// Leaves may be borrowed, because incrementing the reference count of a leaf of another thread costs a contended cache
+    /// line.
     pub fn reduce_with(op: ReduceOp, leaves: &[impl Borrow<Leaf>], folder: &impl Folder) -> Result<Leaf> {
         const OPERATION: &str = "reduce";
         let all = || leaves.iter().map(Borrow::borrow);
         let sparse = |leaf: &Leaf| matches!(leaf, Leaf::Slices(_));
         if all().any(sparse) && !all().all(sparse) {
-            // Rows of one index are added up when they are made dense.
+            // Rows with the same index are added up when they are made dense.
             let summands = Leaf::summands(op, leaves)?;
             let Some(dense) = summands.iter().find(|l| !sparse(l)) else {
                 return Err(Error::Empty { operation: OPERATION });
@@ -251,7 +251,7 @@ impl Leaf {
         }
     }
 
-    /// A leaf that came from another process, of the kind and on the device of `like`; indexed slices stay as they are.
+    /// Converts a leaf that came from another process to the kind and device of `like`; indexed slices stay as they are.
     ///
     /// # Errors
     /// [`Error::UnsupportedDType`] for elements that candle lacks.

@@ -10,9 +10,9 @@
 //! | [`dtype`] | the 16 element types and the Rust types behind them |
 //! | [`host`] | [`HostTensor`]: dtype, shape, elements |
 //! | [`slices`] | [`IndexedSlices`]: rows of a larger tensor and their indices |
-//! | [`leaf`] | [`Leaf`]: what a nest may hold at its ends |
-//! | [`fold`] | who makes the elements of a sum: one thread or several |
-//! | [`pack`] | leaves put together for a reduction |
+//! | [`leaf`] | [`Leaf`]: the leaves of a nest |
+//! | [`fold`] | how the elements of a sum are computed: on one thread or several |
+//! | [`pack`] | packs leaves for a reduction |
 //! | [`tree`] | [`Tree`]: a nest whose structure is known at run time |
 //! | [`nest`] | [`Nest`]: any Rust structure that turns into a tree and back |
 //! | [`op`] | [`ReduceOp`] |

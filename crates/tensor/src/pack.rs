@@ -1,21 +1,21 @@
-//! Leaves put together for a reduction, so that many small ones cost as few moves as one large one.
+//! Packs leaves for a reduction, so that many small ones cost as few transfers as one large one.
 //!
-//! A sum over replicas is made element by element, so how leaves are packed changes no bit of it.
+//! Sums over replicas are element-wise, so packing does not change a bit of the result.
 
 use crate::fold::Folder;
 use crate::{Leaf, ReduceOp, Result};
 use std::ops::Range;
 
-/// How the leaves of one reduction are put together. Either number may be 0: then each leaf stays by itself.
+/// How the leaves of one reduction are packed. With 0, each leaf stays by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Packing {
-    /// Neighbours together, until a pack has more than so many bytes.
+    /// Neighbours go into one pack until it has more than this many bytes.
     Bytes(usize),
-    /// All together, then cut into so many packs of one size; the last takes the remainder.
+    /// All leaves are divided into this many packs of equal size, of which the last takes the remainder.
     Count(usize),
 }
 
-/// Elements of one leaf that travel in a pack.
+/// The elements of one leaf in a pack.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
     /// Which leaf of those that are packed.
@@ -28,7 +28,7 @@ impl Packing {
     /// Each leaf by itself.
     pub const APART: Packing = Packing::Bytes(0);
 
-    /// Whether leaves are put together at all.
+    /// Whether leaves are packed at all.
     pub fn is_on(self) -> bool {
         !matches!(self, Packing::Bytes(0) | Packing::Count(0))
     }
@@ -83,8 +83,8 @@ impl Packing {
 /// Reduces each leaf over replicas, to the bits of [`Leaf::reduce_with`]: `replicas[r][i]` is leaf `i` of replica `r`,
 /// and all replicas have the same number of them.
 ///
-/// Leaves are packed with those of their kind, dtype and device. Whatever replicas don't agree on, and indexed slices,
-/// is left apart, and so are the errors that this gives.
+/// Leaves are packed with others of their kind, dtype and device. Indexed slices, and leaves that differ between replicas,
+/// are reduced by themselves, so errors are the same as without packing.
 ///
 /// # Errors
 /// Those of [`Leaf::reduce`].

@@ -14,9 +14,9 @@ const TO_DENSE: &str = "to_dense";
 /// The indices of each replica's rows.
 type OfReplicas = Vec<Vec<usize>>;
 
-/// Rows of a larger tensor and where they stand in it.
+/// Rows of a larger tensor and their indices in it.
 ///
-/// Duplicate indices mean that rows add up. `values` has shape `[n, …]` and `indices` (int32 or int64) shape `[n]`.
+/// Rows with the same index add up. `values` has shape `[n, …]` and `indices` (int32 or int64) shape `[n]`.
 ///
 /// ```
 /// use distribute_tensor::{HostTensor, IndexedSlices, ReduceOp};
@@ -38,12 +38,12 @@ pub struct IndexedSlices {
     pub values: HostTensor,
     /// For each row, its index in axis 0 of the whole.
     pub indices: HostTensor,
-    /// The shape of the whole, where it is known.
+    /// The shape of the whole, if known.
     pub dense_shape: Option<Vec<usize>>,
 }
 
 impl IndexedSlices {
-    /// Rows, their indices and the shape of the whole, if they fit together.
+    /// Rows, their indices and the shape of the whole, if they are consistent.
     ///
     /// `values` is `[n, …]`; `indices` is `[n]`, int32 or int64, none negative and all below `dense_shape[0]`; and the
     /// further axes of `dense_shape` are those of `values`. Fields set by hand are checked where they are used.
@@ -90,9 +90,9 @@ impl IndexedSlices {
         indices.into_iter().map(row).collect()
     }
 
-    /// The whole tensor: zeros, and each row added where it stands, in order.
+    /// The whole tensor: zeros, to which each row is added at its index, in order.
     ///
-    /// An error where `dense_shape` is not known, or anything does not fit.
+    /// An error if `dense_shape` is not known, or anything is inconsistent.
     pub fn to_dense(&self) -> Result<HostTensor> {
         let shape = self.dense_shape.as_deref().ok_or(Error::NoDenseShape { operation: TO_DENSE })?;
         self.to_dense_of(shape)
@@ -138,7 +138,7 @@ impl IndexedSlices {
         Self::reduce_with(op, slices, &Alone)
     }
 
-    /// As [`IndexedSlices::reduce`], to the bit, where `folder` makes the values.
+    /// Bit-equal to [`IndexedSlices::reduce`], with values computed by `folder`.
     pub fn reduce_with(
         op: ReduceOp,
         slices: &[&IndexedSlices],
@@ -217,8 +217,7 @@ impl IndexedSlices {
 
     /// The rows of all, one after another in the order given, with their duplicates.
     ///
-    /// What to use where each row is to be applied on its own, one after another. To add rows up,
-    /// [`reduce`](Self::reduce) takes less memory.
+    /// For rows that are applied one after another. To add rows up, [`reduce`](Self::reduce) takes less memory.
     pub fn concat(slices: &[&IndexedSlices]) -> Result<IndexedSlices> {
         let (_, dense_shape) = Self::alike(CONCAT, slices)?;
         let values = HostTensor::concat(&slices.iter().map(|s| &s.values).collect::<Vec<_>>(), 0)?;

@@ -10,9 +10,9 @@ use std::fmt::Write;
 #[doc(alias = "tf.nest")]
 #[derive(Clone, Debug, PartialEq)]
 pub enum Tree<L> {
-    /// An end of the structure.
+    /// A leaf.
     Leaf(L),
-    /// Nothing where something might be: an `Option` that is `None`.
+    /// An `Option` that is `None`.
     None,
     /// Values in order, as many as there are: `Vec`, arrays.
     List(Vec<Tree<L>>),
@@ -149,7 +149,7 @@ impl<L> Tree<L> {
         Ok(merged)
     }
 
-    /// What stands here, in a word: `a leaf`, `a list of 2`.
+    /// The kind of this node: `a leaf`, `a list of 2`.
     pub fn kind(&self) -> String {
         match self {
             Tree::Leaf(_) => "a leaf".into(),

@@ -1,4 +1,4 @@
-//! Leaves as bytes, for those who send them to another process.
+//! Leaves as bytes, to be sent to another process.
 //!
 //! A list of leaves is a count and the leaves, one after another. A leaf is a kind, then a tensor for a dense one, or two
 //! tensors (values, indices) and the shape of the whole for indexed slices. A tensor is dtype, shape and elements, all
@@ -69,10 +69,7 @@ pub fn decode(bytes: &[u8]) -> Result<Vec<Leaf>> {
             _ => return Err(from.wrong("no kind of leaf")),
         });
     }
-    match from.at == bytes.len() {
-        true => Ok(leaves),
-        false => Err(from.wrong("more bytes than the leaves have")),
-    }
+    if from.at == bytes.len() { Ok(leaves) } else { Err(from.wrong("more bytes than the leaves have")) }
 }
 
 fn put_dims(dims: &[usize], to: &mut Vec<u8>) -> Result<()> {

@@ -94,12 +94,13 @@ impl<T: Nest> Passes<T> {
             found += batch?.into_values().into_iter().map(inputs::checksum).sum::<i64>();
         }
         let (name, checksum) = (self.0.name, self.0.checksum);
-        match found == checksum {
-            true => Ok(()),
-            false => Err(Error::InvalidArgument {
+        if found == checksum {
+            Ok(())
+        } else {
+            Err(Error::InvalidArgument {
                 operation: "bench",
                 reason: format!("a pass of {name} has the checksum {found}, that of the peers {checksum}"),
-            }),
+            })
         }
     }
 }

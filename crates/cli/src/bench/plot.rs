@@ -47,10 +47,12 @@ impl Scale {
         let logs = values.filter(|v| *v > 0. && v.is_finite()).map(f64::log10);
         let low = logs.clone().fold(f64::INFINITY, f64::min).floor();
         let high = logs.fold(f64::NEG_INFINITY, f64::max).ceil();
-        match low < high {
-            true => Self { low, high, from, to },
-            false if low.is_finite() => Self { low, high: low + 1., from, to },
-            false => Self { low: 0., high: 1., from, to },
+        if low < high {
+            Self { low, high, from, to }
+        } else if low.is_finite() {
+            Self { low, high: low + 1., from, to }
+        } else {
+            Self { low: 0., high: 1., from, to }
         }
     }
 

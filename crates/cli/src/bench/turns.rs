@@ -94,9 +94,10 @@ fn rival(other: Other, samples: &[Sample], ours: &[Sample]) -> Rival {
 
 /// The greatest difference of two series; of different lengths there is no telling.
 fn difference(a: &[f64], b: &[f64]) -> f64 {
-    match a.len() == b.len() {
-        true => a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0., f64::max),
-        false => f64::INFINITY,
+    if a.len() == b.len() {
+        a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0., f64::max)
+    } else {
+        f64::INFINITY
     }
 }
 

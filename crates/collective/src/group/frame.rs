@@ -1,58 +1,58 @@
-//! What one worker tells another, as bytes.
+//! The messages between workers, and their encoding as bytes.
 
 use bytes::Bytes;
 use distribute_cluster::{Blame, Standing};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// Which session a frame belongs to: equal on all workers, since it is made of names and counts that are.
+/// The session that a frame belongs to. Equal on all workers, because it is made of names and counts that are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct SessionId {
-    /// The digest of what the sessions are for: of a strategy, or of a run that was given a name.
+    /// The digest of the name of these sessions: that of a strategy, or of a named run.
     pub name: u64,
-    /// How many sessions of this name there have been, with this one.
+    /// How many sessions of this name have been opened, including this one.
     pub number: u64,
 }
 
-/// What one worker tells another in a round of a session.
+/// A message from one worker to another in a round of a session.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Frame {
-    /// Which session.
+    /// The session.
     pub session: SessionId,
     /// The number of the round in the session, from 1.
     pub round: u64,
-    /// What is told.
+    /// The content of the message.
     pub said: Said,
 }
 
 /// What a worker says in a round.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Said {
-    /// All its replicas make this call.
+    /// All replicas of the worker make this call.
     Call {
         /// [`Fingerprint::digest`](distribute_cluster::Fingerprint::digest) of the call.
         digest: u64,
-        /// Data, to be used only if all make the same call.
+        /// The data of the call, to be used only if all workers make it.
         body: Bytes,
     },
-    /// Where each of its replicas stands: they differ among themselves or from those of other workers, or the deadline
-    /// has passed.
+    /// The standing of each of its replicas, because they differ from each other or from those of other workers, or the
+    /// deadline has passed.
     Stand {
         /// One for each replica of the worker.
         standings: Vec<Standing>,
-        /// How long it has waited, where its deadline has passed.
+        /// How long the worker has waited, if its deadline has passed.
         expired: Option<Duration>,
     },
-    /// Its replicas are all gone: it makes no more calls in this session.
+    /// All replicas of the worker are gone; it makes no more calls in this session.
     Left {
         /// One for each replica of the worker.
         standings: Vec<Standing>,
     },
-    /// Why the call did not complete, where workers might judge by different standings.
+    /// Why the call did not complete, decided by one worker because others may have heard different standings.
     Verdict(Blame),
 }
 
-/// The part of a frame that is not data.
+/// A frame without its data.
 #[derive(Serialize, Deserialize)]
 struct Head {
     session: SessionId,
@@ -69,10 +69,10 @@ enum SaidHead {
 }
 
 impl Frame {
-    /// The frame as a head and a body. A transport keeps them apart, so that data is never copied.
+    /// Encodes the frame as a head and a body, which transports keep apart so that data is never copied.
     ///
     /// # Errors
-    /// What cannot be written, such as a standing of more than the memory there is.
+    /// If the head cannot be serialized.
     pub fn encode(self) -> postcard::Result<(Bytes, Bytes)> {
         let (said, body) = match self.said {
             Said::Call { digest, body } => (SaidHead::Call { digest }, body),
@@ -84,10 +84,10 @@ impl Frame {
         Ok((postcard::to_allocvec(&head)?.into(), body))
     }
 
-    /// The frame of these bytes.
+    /// Decodes a frame.
     ///
     /// # Errors
-    /// Bytes that are no frame.
+    /// If the bytes are not a frame.
     pub fn decode(head: &[u8], body: Bytes) -> postcard::Result<Self> {
         let Head { session, round, said } = postcard::from_bytes(head)?;
         let said = match said {

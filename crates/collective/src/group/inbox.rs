@@ -1,4 +1,4 @@
-//! What has come from other workers, until somebody takes it.
+//! The frames received from other workers, until they are taken.
 
 use super::{Frame, SessionId};
 use crate::sync::{Mutex, Signal, lock};
@@ -6,11 +6,11 @@ use distribute_cluster::Deadline;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-/// What has come from other workers, by session, until somebody takes it.
+/// The frames received from other workers, by session, until they are taken.
 ///
-/// A worker that is ahead may send frames of a session that this one has not opened yet: they are kept. Those of
-/// sessions that are over are dropped. A worker is ahead by one round at most, so what is kept is bounded by what the
-/// others send in two rounds.
+/// A worker that is ahead may send frames of a session that this one has not opened yet; they are kept. Frames of past
+/// sessions are dropped. A worker is ahead by one round at most, so an inbox holds no more than what the others send in
+/// two rounds.
 #[derive(Clone)]
 pub struct Inbox(Arc<Shared>);
 
@@ -20,7 +20,7 @@ struct Shared {
 }
 
 struct State {
-    /// Of each worker why it can't be reached, if so.
+    /// For each worker, why it is unreachable, if it is.
     lost: Vec<Option<String>>,
     names: HashMap<u64, Sessions>,
 }
@@ -28,31 +28,31 @@ struct State {
 /// The sessions of one name.
 #[derive(Default)]
 struct Sessions {
-    /// The one that was opened last.
+    /// The number of the session opened last.
     current: u64,
-    /// What has come for it and for later ones.
+    /// The frames of that session and of later ones.
     come: VecDeque<(usize, Frame)>,
 }
 
-/// What an inbox has for a session.
+/// What an inbox reports to a session.
 #[derive(Debug, PartialEq)]
 pub enum Event {
     /// A frame from a worker.
     Frame(usize, Frame),
-    /// A worker can't be reached any more, and nothing more is there from it.
+    /// A worker has become unreachable, and all of its frames have been taken.
     Lost(usize, String),
     /// The deadline has passed.
     Expired,
 }
 
 impl Inbox {
-    /// An empty inbox, for frames from so many workers.
+    /// An empty inbox, for frames from `workers` workers.
     pub fn new(workers: usize) -> Self {
         let state = State { lost: vec![None; workers], names: HashMap::new() };
         Self(Arc::new(Shared { state: Mutex::new(state), changed: Signal::new() }))
     }
 
-    /// Puts a frame in that has come from a worker.
+    /// Adds a frame received from a worker.
     pub fn deliver(&self, from: usize, frame: Frame) {
         let mut state = lock(&self.0.state);
         let sessions = state.names.entry(frame.session.name).or_default();
@@ -62,7 +62,7 @@ impl Inbox {
         }
     }
 
-    /// A worker can't be reached any more. The first reason is kept.
+    /// Records that a worker has become unreachable. Only the first reason is kept.
     pub fn lose(&self, worker: usize, reason: impl Into<String>) {
         let mut state = lock(&self.0.state);
         if let Some(lost @ None) = state.lost.get_mut(worker) {
@@ -71,7 +71,7 @@ impl Inbox {
         }
     }
 
-    /// Opens the next session of a name. What came for earlier ones is dropped.
+    /// Opens the next session of a name. Frames of earlier ones are dropped.
     pub fn open(&self, name: u64) -> SessionId {
         // Dropped without the lock: frames may hold large buffers.
         let _earlier: VecDeque<_>;
@@ -87,7 +87,7 @@ impl Inbox {
         SessionId { name, number }
     }
 
-    /// Waits for what comes next in a session. `known` are workers whose loss has been told already.
+    /// Waits for the next event of a session. `known` tells for each worker whether its loss has already been reported.
     pub fn next(&self, session: SessionId, known: &[bool], deadline: &mut Deadline) -> Event {
         let mut state = lock(&self.0.state);
         loop {
@@ -101,7 +101,7 @@ impl Inbox {
         }
     }
 
-    /// What has come in a session already, if anything has.
+    /// The next event of a session, if there is one already.
     pub fn poll(&self, session: SessionId, known: &[bool]) -> Option<Event> {
         lock(&self.0.state).take(session, known)
     }

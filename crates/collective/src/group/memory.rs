@@ -1,10 +1,10 @@
-//! The transport whose workers are threads of this process: for tests, for documents, and to try things out.
+//! The transport whose workers are threads of this process, for tests, examples and first experiments.
 
 use super::{Frame, Group, Inbox, Transport};
 use distribute_cluster::{World, WorldError};
 use std::sync::Arc;
 
-/// Moves frames to inboxes of the same process, by way of their bytes, as between processes. Data is not copied.
+/// Moves frames to inboxes of the same process. Heads are encoded and decoded as between processes; bodies are shared.
 struct Memory {
     worker: usize,
     inboxes: Arc<Vec<Inbox>>,
@@ -15,7 +15,7 @@ struct Memory {
 /// A worker whose group and sessions have all been dropped is lost to the others.
 ///
 /// # Errors
-/// [`WorldError`] for numbers that are no world.
+/// [`WorldError`] if the numbers don't make a world.
 pub fn groups(workers: usize, replicas: usize) -> Result<Vec<Group>, WorldError> {
     let inboxes = Arc::new((0..workers).map(|_| Inbox::new(workers)).collect::<Vec<_>>());
     let group = |worker| {

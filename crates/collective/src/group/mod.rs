@@ -1,18 +1,18 @@
-//! The workers of one world: processes that hand each other bytes.
+//! The workers of one world: processes that send each other bytes.
 //!
 //! | module | what it is |
 //! |---|---|
 //! | [`transport`] | [`Transport`]: moves frames from one worker to another |
 //! | [`memory`] | the transport whose workers are threads of this process |
-//! | [`inbox`] | [`Inbox`]: what has come, by session, until somebody takes it |
-//! | [`frame`] | [`Frame`]: what one worker tells another, as bytes |
+//! | [`inbox`] | [`Inbox`]: received frames, by session |
+//! | [`frame`] | [`Frame`]: the messages between workers |
 //! | [`session`] | [`Group`] and [`Session`]: the traffic of one run |
-//! | [`round`] | what the workers of a round have said, and what follows: a pure state machine |
-//! | [`reduce`] | leaves of all replicas of all workers, reduced and gathered |
+//! | [`round`] | one round of messages, as a pure state machine |
+//! | [`reduce`] | reduces and gathers leaves over all replicas of all workers |
 //!
-//! A session goes in *rounds*. In each, every worker tells every other what its replicas do, and may send data with
-//! it. Only where all do the same is the data given out; where they differ, or one is gone or late, all workers judge
-//! the same standings, so that all get the same [`Blame`](distribute_cluster::Blame).
+//! A session consists of *rounds*. In each, every worker tells every other which call its replicas make, and may attach
+//! data. The data is used only if all make the same call. If they differ, or one is gone or late, all workers judge the
+//! same standings, so all get the same [`Blame`](distribute_cluster::Blame).
 
 pub mod frame;
 pub mod inbox;

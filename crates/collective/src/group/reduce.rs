@@ -1,4 +1,4 @@
-//! Leaves of all replicas of all workers, reduced and gathered, in the one order of sums.
+//! Reduces and gathers leaves over all replicas of all workers, in the one order of sums.
 
 use super::Session;
 use crate::combined::tracked;
@@ -10,13 +10,14 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Up to so many bytes of one worker's leaves go to every worker, which then folds for itself: one round instead of two.
+/// If each worker's leaves have at most this many bytes, they are sent to every worker, which folds them itself:
+/// this takes fewer rounds.
 const SMALL: usize = 64 << 10;
 
-/// Elements of a range begin at multiples of this: no two workers share a cache line.
+/// Ranges begin at multiples of this many elements, so that no two share a cache line.
 const GRAIN: usize = 64;
 
-/// A call of all replicas of a worker, which goes on over several rounds of a session.
+/// A call that all replicas of a worker make together, over several rounds of a session.
 #[derive(Debug)]
 pub struct Calling<'a> {
     session: &'a Session,
@@ -24,25 +25,25 @@ pub struct Calling<'a> {
     timeout: Duration,
 }
 
-/// What a worker tells the others of its leaves, before data that may be large.
+/// What a worker tells the others about its leaves before it sends large data.
 struct Tally {
     tracked: Vec<bool>,
     /// For each leaf, whether it is dense and of numbers on all replicas of this worker.
     dense: Vec<bool>,
-    /// The leaves of its replicas, where they are small.
+    /// The leaves of its replicas, if they are small.
     leaves: Option<Bytes>,
 }
 
 impl<'a> Calling<'a> {
-    /// All replicas of this worker stand so, and wait `timeout` at most in each round.
+    /// A call of the replicas with these standings, which waits at most `timeout` in each round.
     pub fn new(session: &'a Session, standings: Vec<Standing>, timeout: Duration) -> Self {
         Self { session, standings, timeout }
     }
 
     /// Reduces each leaf over all replicas of all workers. `local` are the leaves of this worker's replicas.
     ///
-    /// The result depends on values and ids alone: it has the bits that one process with all the replicas would get. Of
-    /// large dense leaves each worker receives a range from all others, folds it, and sends it back to all.
+    /// The result depends on values and ids alone: it is bit-equal to that of one process with all the replicas. Large dense
+    /// leaves are reduced by reduce-scatter and all-gather: each worker folds a range of the elements and sends it to all.
     ///
     /// # Errors
     /// [`Failure`] on every worker.
@@ -57,10 +58,10 @@ impl<'a> Calling<'a> {
         let tracked = any(&tallies, |tally| &tally.tracked);
         let dense: Vec<bool> =
             (0..tracked.len()).map(|leaf| tallies.iter().all(|tally| tally.dense[leaf])).collect();
-        let all = match tallies.iter().all(|tally| tally.leaves.is_some()) {
-            true => self.all_of(&tallies, local)?,
-            false => return Ok(Combined { leaves: self.by_ranges(op, local, &dense, folder)?, tracked }),
-        };
+        if tallies.iter().any(|tally| tally.leaves.is_none()) {
+            return Ok(Combined { leaves: self.by_ranges(op, local, &dense, folder)?, tracked });
+        }
+        let all = self.all_of(&tallies, local)?;
         let all: Vec<&[Leaf]> = all.iter().map(Vec::as_slice).collect();
         Ok(Combined { leaves: reduce_packed(op, &all, packing, folder)?, tracked })
     }
@@ -81,7 +82,7 @@ impl<'a> Calling<'a> {
         Ok((self.decode_all(&bodies, local)?, tracked))
     }
 
-    /// The leaves of worker 0, of the kinds and on the devices of this worker's `mine`. Those of others are not sent.
+    /// The leaves of worker 0, with the kinds and devices of this worker's `mine`. Leaves of other workers are not sent.
     ///
     /// # Errors
     /// [`Failure`] on every worker.
@@ -97,7 +98,7 @@ impl<'a> Calling<'a> {
         Ok(beside.collect::<Result<_, _>>()?)
     }
 
-    /// A small record of each worker, by worker.
+    /// Exchanges a small record, and returns those of all workers, by worker.
     ///
     /// # Errors
     /// [`Failure`] on every worker.
@@ -111,14 +112,14 @@ impl<'a> Calling<'a> {
         Ok(all)
     }
 
-    /// Tells the other workers that this one cannot make the call after all, and gives the reason back.
+    /// Tells the other workers that this one cannot make the call after all, and returns the reason.
     pub fn refuse(self, blame: Arc<Blame>) -> Arc<Blame> {
         self.session.abandon(&blame);
         blame
     }
 
-    /// Tells the other workers that this one cannot go on with a call that all have agreed on: they get that its first
-    /// replica failed.
+    /// Tells the other workers that this one cannot go on with a call that all have agreed on. They get the error that its
+    /// first replica failed.
     pub fn give_up(self) {
         let first = self.standings.first();
         if let Some((first, call)) = first.and_then(|first| Some((first, first.call()?))) {
@@ -131,16 +132,17 @@ impl<'a> Calling<'a> {
         self.session.world()
     }
 
-    /// The first round: everybody's tally, by worker.
+    /// The first round: exchanges tallies.
     fn tallies(&mut self, local: &[&[Leaf]]) -> Result<Vec<Tally>, Failure> {
         let count = local.first().map_or(0, |leaves| leaves.len());
         let bytes: usize = local.iter().flat_map(|leaves| leaves.iter()).map(size).sum();
         let mine = Tally {
             tracked: tracked(local),
             dense: (0..count).map(|leaf| local.iter().all(|leaves| is_dense(&leaves[leaf]))).collect(),
-            leaves: match bytes <= SMALL {
-                true => Some(wire::encode(local.iter().flat_map(|leaves| leaves.iter()))?.into()),
-                false => None,
+            leaves: if bytes <= SMALL {
+                Some(wire::encode(local.iter().flat_map(|leaves| leaves.iter()))?.into())
+            } else {
+                None
             },
         };
         let body = mine.encode();
@@ -155,7 +157,7 @@ impl<'a> Calling<'a> {
         bodies.into_iter().enumerate().map(tally).collect()
     }
 
-    /// Each further round goes on with the call that all have agreed on.
+    /// Marks all further rounds as parts of the call that all have agreed on.
     fn go_on_from_here(&mut self) {
         for standing in &mut self.standings {
             if let distribute_cluster::Presence::Waiting(call) = &mut standing.presence {
@@ -175,7 +177,7 @@ impl<'a> Calling<'a> {
         Ok(self.session.swap(standings, body, self.timeout)?)
     }
 
-    /// The leaves of all replicas, out of tallies that hold them.
+    /// The leaves of all replicas, from tallies that contain them.
     fn all_of(&self, tallies: &[Tally], local: &[&[Leaf]]) -> Result<Vec<Vec<Leaf>>, Failure> {
         let bodies: Vec<Bytes> =
             tallies.iter().map(|tally| tally.leaves.clone().unwrap_or_default()).collect();
@@ -199,7 +201,7 @@ impl<'a> Calling<'a> {
         Ok(all)
     }
 
-    /// Each worker folds a range of every dense leaf; of the others everybody gets all.
+    /// Each worker folds a range of every dense leaf; other leaves are sent whole to all workers.
     fn by_ranges(
         &mut self,
         op: ReduceOp,
@@ -209,9 +211,9 @@ impl<'a> Calling<'a> {
     ) -> Result<Vec<Leaf>, Failure> {
         let world = self.world();
         let parts: Vec<Option<Vec<Leaf>>> = (0..dense.len())
-            .map(|leaf| match dense[leaf] {
-                true => Part::new(op, world, local, leaf).leaves(folder).map(Some),
-                false => Ok(None),
+            .map(|leaf| {
+                let contribution = dense[leaf].then(|| Contribution::new(op, world, local, leaf));
+                contribution.map(|contribution| contribution.leaves(folder)).transpose()
             })
             .collect::<Result<_, _>>()?;
         let mine = |worker: usize| -> Result<Vec<Leaf>, Failure> {
@@ -231,18 +233,14 @@ impl<'a> Calling<'a> {
         };
         let mut bodies = Vec::with_capacity(world.workers());
         for worker in 0..world.workers() {
-            bodies.push(match worker == world.worker() {
-                true => Bytes::new(),
-                false => wire::encode(&mine(worker)?)?.into(),
-            });
+            let is_me = worker == world.worker();
+            bodies.push(if is_me { Bytes::new() } else { wire::encode(&mine(worker)?)?.into() });
         }
         let come = self.go_on("its ranges", |worker| bodies[worker].clone())?;
         let mut theirs = Vec::with_capacity(world.workers());
         for (worker, body) in come.iter().enumerate() {
-            theirs.push(match worker == world.worker() {
-                true => mine(worker)?.into_iter(),
-                false => wire::decode(body)?.into_iter(),
-            });
+            let leaves = if worker == world.worker() { mine(worker)? } else { wire::decode(body)? };
+            theirs.push(leaves.into_iter());
         }
         let (mut folded, mut reduced) = (Vec::new(), Vec::with_capacity(dense.len()));
         for (leaf, parts) in parts.iter().enumerate() {
@@ -255,7 +253,7 @@ impl<'a> Calling<'a> {
                 }
             }
             match parts {
-                Some(_) => folded.push(Part::new(op, world, local, leaf).fold(&all, folder)?),
+                Some(_) => folded.push(Contribution::new(op, world, local, leaf).fold(&all, folder)?),
                 None => reduced.push((leaf, Leaf::reduce_with(op, &all, folder)?)),
             }
         }
@@ -263,10 +261,7 @@ impl<'a> Calling<'a> {
         let come = self.go_on("its sums", |_| body.clone())?;
         let mut ranges = vec![Vec::with_capacity(world.workers()); folded.len()];
         for (worker, body) in come.iter().enumerate() {
-            let sums = match worker == world.worker() {
-                true => folded.clone(),
-                false => wire::decode(body)?,
-            };
+            let sums = if worker == world.worker() { folded.clone() } else { wire::decode(body)? };
             for (range, sum) in ranges.iter_mut().zip(sums) {
                 range.push(sum.to_host()?);
             }
@@ -286,26 +281,27 @@ impl<'a> Calling<'a> {
     }
 }
 
-/// What a worker brings of one dense leaf: its replicas' parts, or their sum where that changes no bit.
-struct Part<'a> {
+/// What a worker contributes to the sum of one dense leaf: its replicas' leaves, or their sum where that changes no bit.
+struct Contribution<'a> {
     op: ReduceOp,
     world: World,
     parts: Vec<&'a Leaf>,
 }
 
-impl<'a> Part<'a> {
+impl<'a> Contribution<'a> {
     fn new(op: ReduceOp, world: World, local: &[&'a [Leaf]], leaf: usize) -> Self {
         Self { op, world, parts: column(local, leaf) }
     }
 
-    /// The sum over replicas is a balanced binary tree over their ids. Where each worker holds a power of two of them,
-    /// its own are a whole branch. The sum of integers wraps, of which no mean can be made later.
+    /// Whether this worker's leaves may be summed first. Replicas are summed in the order of a balanced binary tree over
+    /// their ids, in which each worker's own are a subtree if their number is a power of two. A sum of integers may wrap,
+    /// so it is of no use for a mean.
     fn is_branch(&self) -> bool {
         let floats = self.parts[0].dtype().is_ok_and(|dtype| dtype.mean() == Some(dtype));
         self.world.replicas().is_power_of_two() && (self.op == ReduceOp::Sum || floats)
     }
 
-    /// Flat.
+    /// The leaves to send, flattened.
     fn leaves(&self, folder: &impl Folder) -> Result<Vec<Leaf>, Failure> {
         let flat = |leaf: &Leaf| leaf.reshape(&[leaf.dims().iter().product()]);
         if self.is_branch() {
@@ -314,7 +310,7 @@ impl<'a> Part<'a> {
         Ok(self.parts.iter().map(|part| flat(part)).collect::<Result<_, _>>()?)
     }
 
-    /// The reduction over all workers' parts, in the order of workers.
+    /// The reduction over the contributions of all workers, in the order of workers.
     fn fold(&self, all: &[Leaf], folder: &impl Folder) -> Result<Leaf, Failure> {
         Ok(match (self.is_branch(), self.op) {
             (true, ReduceOp::Mean) => {
@@ -336,7 +332,7 @@ impl Tally {
         bytes.into()
     }
 
-    /// Of so many leaves.
+    /// Decodes the tally of `count` leaves.
     fn decode(mut bytes: Bytes, count: usize) -> Result<Self, Failure> {
         if bytes.len() <= count {
             return Err(distribute_tensor::Error::Bytes {
@@ -356,7 +352,7 @@ impl Tally {
     }
 }
 
-/// What of each worker's tally holds for some worker.
+/// For each leaf, whether a flag of the tallies is set on some worker.
 fn any(tallies: &[Tally], of: impl Fn(&Tally) -> &Vec<bool>) -> Vec<bool> {
     let count = tallies.first().map_or(0, |tally| of(tally).len());
     (0..count).map(|leaf| tallies.iter().any(|tally| of(tally)[leaf])).collect()
@@ -367,7 +363,7 @@ fn column<'a>(local: &[&'a [Leaf]], leaf: usize) -> Vec<&'a Leaf> {
     local.iter().map(|leaves| &leaves[leaf]).collect()
 }
 
-/// The bytes of a leaf's values; of strings, about.
+/// The bytes of a leaf's values; an estimate for strings.
 fn size(leaf: &Leaf) -> usize {
     let width = leaf.dtype().ok().and_then(DType::bytes).unwrap_or(16);
     leaf.dims().iter().product::<usize>().saturating_mul(width)
@@ -377,7 +373,7 @@ fn is_dense(leaf: &Leaf) -> bool {
     !matches!(leaf, Leaf::Slices(_)) && leaf.dtype().is_ok_and(|dtype| dtype.mean().is_some())
 }
 
-/// Which elements of `len` a worker folds: a function of sizes alone.
+/// Which of `len` elements a worker folds: a function of sizes alone.
 fn range(len: usize, workers: usize, worker: usize) -> Range<usize> {
     let each = len.div_ceil(workers.max(1)).next_multiple_of(GRAIN);
     let start = each.saturating_mul(worker).min(len);

@@ -1,9 +1,9 @@
 //! What the workers of a round have said, and what follows from it. Pure: no socket, no thread, no clock.
 //!
-//! Every worker tells every other what its replicas do. Where all make the same call, the round is done. Where a worker
-//! differs, is gone, lost or late, every worker sees it, since all hear the same; then each tells where its replicas
-//! stand, and all judge the same standings. Only where the deadline has passed may they have heard different things: then
-//! the first of those who are there judges, and tells the others its verdict.
+//! Every worker tells every other which call its replicas make. If all make the same call, the round is done. If a worker
+//! differs, or is gone, lost or late, every worker notices, because all hear the same. Each then sends the standings of its
+//! replicas, and all judge the same standings. Only after a deadline may workers have heard different things; then the
+//! first worker that is still present judges, and sends the others its verdict.
 
 use super::Said;
 use bytes::Bytes;
@@ -15,15 +15,15 @@ use std::time::Duration;
 pub struct Round {
     world: World,
     step: u64,
-    /// Where this worker's replicas stand.
+    /// The standings of this worker's replicas.
     mine: Vec<Standing>,
     /// How long this worker waits at most.
     timeout: Duration,
     peers: Vec<Peer>,
-    /// This worker has told the others where its replicas stand.
+    /// Whether this worker has sent the others the standings of its replicas.
     explained: bool,
     expired: Option<Duration>,
-    /// The verdict of a worker that judges before this one.
+    /// The verdict of a worker that judged before this one.
     verdict: Option<Blame>,
 }
 
@@ -35,7 +35,7 @@ enum Peer {
     Calls {
         digest: u64,
         body: Bytes,
-        /// It will answer nothing more.
+        /// Whether it will send nothing more.
         lost: bool,
     },
     Stands(Vec<Standing>),
@@ -48,26 +48,26 @@ enum Peer {
 /// What follows from what has been said.
 #[derive(Debug, PartialEq)]
 pub enum Next {
-    /// Wait for what others say.
+    /// Wait for the other workers.
     Wait,
-    /// Say this to all others, then ask again.
+    /// Send this to all other workers, then ask again.
     Say(Said),
-    /// All make the same call: the data of each worker, this one's empty.
+    /// All workers make the same call. This is the data of each; this worker's own is empty.
     Agreed(Vec<Bytes>),
-    /// The call does not complete: why, the same on all workers.
+    /// The call does not complete. The reason is the same on all workers.
     Blamed(Blame),
-    /// The call does not complete, and the session is over: who was late would meet the others' next call. The verdict
-    /// is to be told to all others where it is this worker's own.
+    /// The call does not complete, and the session is over, because a late worker would take part in the others' next call
+    /// instead of this one.
     Over {
-        /// Why.
+        /// The reason.
         blame: Blame,
-        /// Whether this worker has judged.
+        /// Whether this worker is the judge, and has to send the verdict to all others.
         own: bool,
     },
 }
 
 impl Round {
-    /// A round in which this worker's replicas stand so.
+    /// A round in which `mine` are the standings of this worker's replicas.
     pub fn new(world: World, step: u64, mine: Vec<Standing>, timeout: Duration) -> Self {
         let peer = |worker| if worker == world.worker() { Peer::Me } else { Peer::Silent };
         let peers = (0..world.workers()).map(peer).collect();
@@ -79,12 +79,12 @@ impl Round {
         Standing::all_agree(&self.mine).then(|| self.mine.first()?.call()).flatten()
     }
 
-    /// Whether nothing more can come from a worker than what has been heard.
+    /// Whether a worker has been heard, or is known to send nothing.
     pub fn has_heard(&self, worker: usize) -> bool {
         !matches!(self.peers[worker], Peer::Silent)
     }
 
-    /// Another worker has said something.
+    /// Records a message of another worker.
     pub fn hear(&mut self, worker: usize, said: Said) {
         let Some(peer) = self.peers.get_mut(worker) else { return };
         match (said, &*peer) {
@@ -106,17 +106,18 @@ impl Round {
         }
     }
 
-    /// Another worker can't be reached any more.
+    /// Records that another worker has become unreachable.
     pub fn lose(&mut self, worker: usize, reason: String) {
         match self.peers.get_mut(worker) {
             Some(peer @ Peer::Silent) => *peer = Peer::Lost(reason),
-            // What it has said counts: it may have ended after its last call.
+            // What it has said still counts: it may have ended after its last call.
             Some(Peer::Calls { lost, .. }) => *lost = true,
             _ => {}
         }
     }
 
-    /// The deadline has passed. What follows is decided by what has been heard, and by what those say who answer soon.
+    /// Records that the deadline has passed. The outcome is decided by what has been heard so far, and by answers that
+    /// arrive soon.
     pub fn expire(&mut self) {
         self.expired.get_or_insert(self.timeout);
     }
@@ -126,7 +127,7 @@ impl Round {
         self.expired.is_some()
     }
 
-    /// What follows. `last` says that nobody is waited for any longer.
+    /// What to do next. `last` says that there is no more waiting.
     pub fn next(&mut self, last: bool) -> Next {
         if let Some(blame) = self.verdict.take() {
             return Next::Over { blame, own: false };
@@ -163,13 +164,14 @@ impl Round {
             return Next::Wait;
         }
         let blame = self.judge();
-        match self.expired.is_some() || blame.fault == Fault::Lost {
-            true => Next::Over { blame, own: true },
-            false => Next::Blamed(blame),
+        if self.expired.is_some() || blame.fault == Fault::Lost {
+            Next::Over { blame, own: true }
+        } else {
+            Next::Blamed(blame)
         }
     }
 
-    /// Why the call does not complete, by all that is known.
+    /// Why the call does not complete, as far as this worker knows.
     fn judge(&self) -> Blame {
         let call = self.mine.iter().find_map(Standing::call).cloned();
         let mut all = Vec::with_capacity(self.world.num_replicas_in_sync());
@@ -178,7 +180,7 @@ impl Round {
             match (peer, &call) {
                 (Peer::Me, _) => all.extend_from_slice(&self.mine),
                 (Peer::Stands(standings) | Peer::Left(standings), _) => all.extend_from_slice(standings),
-                // It has made a call and not told which: the others' digests say whether it is this one.
+                // It has made a call and sent no standings: the digest tells whether it is this call.
                 (Peer::Calls { digest, .. }, Some(call)) if *digest == call.digest() => {
                     all.extend(replicas.map(|replica| Standing::waiting(replica, call.clone())));
                 }
@@ -188,7 +190,7 @@ impl Round {
                 _ => all.extend(replicas.map(Standing::running)),
             }
         }
-        // A fault that is certain comes before the guess that somebody is stuck.
+        // A certain fault takes precedence over the guess that somebody is stuck.
         Blame::judge(self.step, &all)
             .unwrap_or_else(|| Blame::late(self.step, &all, self.expired.unwrap_or(self.timeout)))
     }

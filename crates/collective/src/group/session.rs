@@ -9,10 +9,10 @@ use distribute_cluster::{Blame, Deadline, Fingerprint, Standing, World};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long those are waited for who have come, when the deadline has passed: for what they know.
+/// How long to wait for the standings of the other workers after a deadline has passed.
 const GRACE: Duration = Duration::from_millis(500);
 
-/// The processes of a world, as one of them sees them.
+/// The processes of a world, as seen by one of them.
 #[derive(Clone, Debug)]
 pub struct Group {
     world: World,
@@ -20,9 +20,9 @@ pub struct Group {
     inbox: Inbox,
 }
 
-/// The traffic of one run or of one cross-replica call, which meets only that of the same run on other workers.
+/// The traffic of one run or of one cross-replica call, kept apart from that of all others.
 ///
-/// It is used by one thread at a time: the one that speaks for all replicas of its worker.
+/// It is used by one thread at a time: the one that acts for all replicas of its worker.
 #[derive(Debug)]
 pub struct Session {
     group: Group,
@@ -33,20 +33,20 @@ pub struct Session {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Rounds that have begun.
+    /// The number of rounds that have begun.
     round: u64,
-    /// Frames of a round that this worker has not begun.
+    /// Frames of rounds that this worker has not begun.
     early: Vec<(usize, Frame)>,
-    /// Workers whose replicas are gone.
+    /// For each worker whose replicas are gone, their standings.
     left: Vec<Option<Vec<Standing>>>,
-    /// Workers that can't be reached any more.
+    /// For each worker, whether it has become unreachable.
     lost: Vec<bool>,
-    /// Why the session is over.
+    /// Why the session is over, if it is.
     over: Option<Arc<Blame>>,
 }
 
 impl Group {
-    /// The workers of `world`, whose frames come into `inbox`.
+    /// The workers of `world`, whose frames arrive in `inbox`.
     pub fn new(world: World, transport: Arc<dyn Transport>, inbox: Inbox) -> Self {
         Self { world, transport, inbox }
     }
@@ -56,8 +56,8 @@ impl Group {
         self.world
     }
 
-    /// Opens the next session of a name: the same one on all workers that open the same names as often. `step` is told in
-    /// errors.
+    /// Opens the next session of a name. It is the same session on all workers that have opened this name equally often.
+    /// `step` is for errors.
     pub fn open(&self, name: &str, step: u64) -> Session {
         let digest = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
@@ -79,17 +79,17 @@ impl Session {
         self.group.world
     }
 
-    /// The number of the step, as errors tell it.
+    /// The number of the step, for errors.
     pub fn step(&self) -> u64 {
         self.step
     }
 
-    /// Tells all other workers where this one's replicas stand and sends each its data, and gets theirs for this worker,
-    /// if all replicas of all workers make the same call. Of this worker's own data nothing comes back.
+    /// Sends every other worker the call of this one's replicas and its data, and returns the data that each sent to this
+    /// worker, if all replicas of all workers make the same call. The entry of this worker itself is empty.
     ///
     /// # Errors
-    /// The same [`Blame`] on every worker where they don't, or where one is gone, lost, or does not come within
-    /// `timeout`. Whoever is late or lost ends the session: its later rounds fail the same way.
+    /// The same [`Blame`] on every worker if they make different calls, or if one is gone, lost, or does not arrive within
+    /// `timeout`. A late or lost worker ends the session: its later rounds fail the same way.
     pub fn swap(
         &self,
         standings: Vec<Standing>,
@@ -115,8 +115,7 @@ impl Session {
         self.catch_up(&mut state, &mut round);
         let (mut grace, mut last) = (false, false);
         loop {
-            // All that is there is heard before anything follows from it: those who have given up waiting have sent
-            // their call before.
+            // Hear everything that has arrived before deciding: workers that have given up waiting sent their call first.
             while let Some(event) = self.group.inbox.poll(self.id, &state.lost) {
                 self.hear(&mut state, &mut round, event);
             }
@@ -145,7 +144,7 @@ impl Session {
         }
     }
 
-    /// Ends the session for all workers, for a reason of this one's own.
+    /// Ends the session for all workers, for a reason found by this one.
     pub fn abandon(&self, blame: &Arc<Blame>) {
         let mut state = lock(&self.state);
         state.round += 1;
@@ -153,18 +152,18 @@ impl Session {
         state.over.get_or_insert_with(|| blame.clone());
     }
 
-    /// Whether a worker was late or lost, so that no more calls are possible.
+    /// Whether the session is over because a worker was late or lost.
     pub fn is_over(&self) -> bool {
         lock(&self.state).over.is_some()
     }
 
-    /// All replicas of this worker are gone: the others need not wait for them.
+    /// Tells the others that all replicas of this worker are gone, so that they don't wait for them.
     pub fn leave(&self, standings: Vec<Standing>) {
         let round = lock(&self.state).round + 1;
         self.say(round, &Said::Left { standings });
     }
 
-    /// What is known from before of the round that begins.
+    /// Tells a new round what is already known.
     fn catch_up(&self, state: &mut State, round: &mut Round) {
         for (worker, left) in state.left.iter().enumerate() {
             if let Some(standings) = left {
@@ -198,11 +197,11 @@ impl Session {
                 }
                 round.hear(from, frame.said);
             }
-            // Whatever round it is of: the session is over for those who sent it.
+            // Of whichever round: for its sender, the session is over.
             Said::Verdict(_) => round.hear(from, frame.said),
             _ if frame.round == state.round => round.hear(from, frame.said),
             _ if frame.round > state.round => state.early.push((from, frame)),
-            // Of a round that is over: an answer to those who had gone on.
+            // An answer that belongs to a past round.
             _ => {}
         }
     }

@@ -3,12 +3,13 @@
 use super::Frame;
 use std::fmt::Debug;
 
-/// Moves frames from this worker to others. What comes from them it puts into this worker's [`Inbox`](super::Inbox).
+/// Moves frames from this worker to others, and puts frames received from them into this worker's
+/// [`Inbox`](super::Inbox).
 ///
-/// A transport keeps the order of the frames from one worker to another, and loses none: a connection that breaks is
-/// told to the inbox ([`Inbox::lose`](super::Inbox::lose)), once for each worker that can't be reached any more.
+/// A transport keeps the order of frames from one worker to another and loses none. A broken connection is reported to the
+/// inbox ([`Inbox::lose`](super::Inbox::lose)), once for each worker that has become unreachable.
 pub trait Transport: Debug + Send + Sync {
-    /// Sends a frame, without waiting for its receiver: two workers that send each other large frames don't wait for
-    /// each other. A worker that can't be reached is told to the inbox, not here.
+    /// Sends a frame without waiting for its receiver, so that two workers can send each other large frames without a
+    /// deadlock. An unreachable worker is reported to the inbox, not here.
     fn send(&self, to: usize, frame: Frame);
 }

@@ -1,4 +1,4 @@
-//! Threads that run a closure which borrows from its caller. The engine's only `unsafe`.
+//! Threads that run a closure which borrows from its caller. The only `unsafe` of `threads`.
 
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, Signal, linger, lock};
 use distribute_cluster::Deadline;
@@ -13,29 +13,29 @@ enum Order {
     Dismiss,
 }
 
-/// A leader and members that serve it: the leader broadcasts a closure, every member runs it once.
+/// A leader and the members that serve it: the leader broadcasts a closure, and every member runs it once.
 ///
-/// Members come by calling [`Crew::serve`] on their own threads; they stay until dismissed. However it is called, a
-/// closure is used only while its broadcast lasts: a second leader is refused, and each member runs an order once.
+/// Members join by calling [`Crew::serve`] on their own threads, and stay until dismissed. A closure is used only while
+/// its broadcast lasts, whatever the caller does: a second leader is refused, and each member runs an order once.
 pub struct Crew {
     members: usize,
     state: Mutex<State>,
     ordered: Signal,
     finished: Signal,
-    /// `State::number` and `State::left`, to linger on without the lock.
+    /// Copies of `State::number` and `State::left`, so that threads can spin without the lock.
     number: AtomicU64,
     left: AtomicU64,
-    /// How many orders each member has seen, locked by the thread that serves as that member.
+    /// The number of orders each member has seen, locked by the thread that serves as that member.
     seats: Vec<Mutex<u64>>,
 }
 
 struct State {
     order: Order,
-    /// A broadcast lasts: its closure is on loan.
+    /// Whether a broadcast is running, with its closure on loan.
     leading: bool,
-    /// Counts orders: a member that has seen fewer has something to do.
+    /// The number of orders so far. A member that has seen fewer has work to do.
     number: u64,
-    /// Members that still work on the order.
+    /// The number of members that still work on the order.
     left: u64,
     /// The first panic of a member, for the leader.
     panic: Option<Box<dyn std::any::Any + Send>>,
@@ -64,19 +64,19 @@ impl Crew {
     /// Runs `work(rank)` once on every thread: rank 0 here, the others on the members' threads. Returns when all
     /// have finished; a panic in one of them is then resumed here.
     ///
-    /// This waits for the members as long as they work: they hold what `work` borrows. Every `patience` the members
-    /// overrun, `overdue` is told, and then after ever longer times.
+    /// This waits for the members without a deadline, because they hold what `work` borrows. `overdue` is called after
+    /// `patience`, and again at growing intervals.
     ///
     /// # Panics
-    /// As `work`; and where this crew has a broadcast already.
+    /// If `work` panics, or if a broadcast of this crew is already running.
     pub fn broadcast(&self, work: &(dyn Fn(usize) + Sync), patience: Duration, overdue: &dyn Fn()) {
         if self.members == 0 {
             return work(0);
         }
         // SAFETY: members use the reference only between the order and `left` reaching 0 for it. This function does
-        // not return before that, nor unwind: the only code of others that it runs, `work(0)`, is caught, and
+        // not return before that, nor unwind: the only foreign code that it runs, `work(0)`, is caught, and
         // `overdue` runs under `finish`, which waits for the members even when unwinding. `left` cannot reach 0 early:
-        // `order` refuses another order while this one lasts, and a seat runs an order once, whoever sits there.
+        // `order` refuses another order while this one lasts, and a seat runs an order once, whichever thread holds it.
         let job = unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), Job>(work) };
         self.order(Order::Work(job), self.members as u64);
         let finish = Finish { crew: self };
@@ -93,16 +93,14 @@ impl Crew {
         }
     }
 
-    /// Serves as member `rank` (from 1) until the leader dismisses the crew; also when that has been before this
-    /// member came.
+    /// Serves as member `rank` (from 1) until the leader dismisses the crew, which may have happened before this call.
     pub fn serve(&self, rank: usize) {
         self.serve_watching(rank, Duration::MAX, &|| ());
     }
 
-    /// As [`Crew::serve`]. Where no order comes for as long as `patience`, `overdue` is told, and then after ever longer
-    /// times.
+    /// Like [`Crew::serve`], but calls `overdue` when no order has come for `patience`, and again at growing intervals.
     pub fn serve_watching(&self, rank: usize, patience: Duration, overdue: &dyn Fn()) {
-        // The leader counts on this member, whatever becomes of a report.
+        // The leader counts on this member, even if a report panics.
         let overdue = || {
             if let Err(panic) = catch_unwind(AssertUnwindSafe(overdue)) {
                 std::mem::forget(panic);
@@ -117,7 +115,7 @@ impl Crew {
                     let mut state = lock(&self.state);
                     match result {
                         Err(panic) if state.panic.is_none() => state.panic = Some(panic),
-                        // Only one can be resumed. Dropping another would run code of others, which might panic again.
+                        // Only one can be resumed. Dropping another would run foreign code, which might panic again.
                         Err(panic) => std::mem::forget(panic),
                         Ok(()) => {}
                     }
@@ -171,7 +169,7 @@ impl Crew {
         patience: Duration,
         overdue: &dyn Fn(),
     ) -> MutexGuard<'_, State> {
-        // No patience at all would report without end.
+        // Without this floor, a patience of zero would report in a busy loop.
         let mut patience = patience.max(Duration::from_millis(10));
         let mut deadline = Deadline::after(patience);
         let mut state = lock(&self.state);
@@ -198,7 +196,7 @@ impl Drop for Finish<'_> {
     fn drop(&mut self) {
         let mut state = self.crew.await_members(Duration::from_secs(60), &|| ());
         state.leading = false;
-        // Every member has seen the order; nothing keeps the reference beyond the loan.
+        // Every member has seen the order; clear the reference, so that nothing keeps it beyond the loan.
         state.order = Order::Dismiss;
     }
 }

@@ -1,4 +1,4 @@
-//! A thread that a run goes to, where the caller's own is none for replica 0.
+//! A thread for runs whose caller's thread is unsuitable for replica 0.
 
 use super::Crew;
 use super::worker::{self, Kind, Worker};
@@ -7,7 +7,7 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// A thread like those of the other replicas, on which a caller has something done while it waits.
+/// A thread like those of the other replicas, which works for a caller that waits.
 pub(super) struct Host {
     crew: Arc<Crew>,
     _worker: Worker,
@@ -22,9 +22,9 @@ impl Host {
         Ok(Self { crew, _worker: Worker::start(0, kind, move || serves.serve(1))? })
     }
 
-    /// Does `work` on this host's thread, and returns when it is done; a panic is resumed here.
+    /// Runs `work` on this host's thread and returns its result; a panic is resumed here.
     ///
-    /// There is no deadline here: what is done there has its own.
+    /// There is no deadline, because `work` has its own.
     pub(super) fn run<R: Send>(&self, work: impl FnOnce() -> R + Send) -> Option<R> {
         let (work, result) = (Mutex::new(Some(work)), Mutex::new(None));
         let once = |rank| {

@@ -1,19 +1,19 @@
-//! The engine whose members are threads of this process.
+//! Teams: members that are threads of this process.
 //!
 //! | module | what it is |
 //! |---|---|
-//! | [`meeting`] | [`Meeting`]: members exchange offers, or learn together why they can't |
-//! | [`crew`] | [`Crew`]: threads that run a borrowed closure. The engine's only `unsafe` |
-//! | [`team`] | [`Team`]: a meeting, and the threads that one `run` borrows |
-//! | [`teams`] | [`Teams`]: idle teams, lent to runs; and which thread replica 0 is on |
-//! | [`worker`] | the thread of a replica: a rayon pool of its own |
-//! | `host` | a thread for replica 0, where the caller's is none for it |
-//! | `stack` | a stack for replica 0, where the caller's thread is |
+//! | [`rendezvous`] | [`Rendezvous`]: members exchange payloads, or learn together why they can't |
+//! | [`crew`] | [`Crew`]: threads that run a borrowed closure. The module's only `unsafe` |
+//! | [`team`] | [`Team`]: a rendezvous, and the threads that one `run` borrows |
+//! | [`teams`] | [`Teams`]: idle teams, lent to runs; picks the thread of replica 0 |
+//! | [`worker`] | the thread of a replica, with a rayon pool of its own |
+//! | `host` | a thread for replica 0, where the caller's thread is unsuitable |
+//! | `stack` | a large stack for replica 0 on the caller's thread |
 
 pub mod crew;
 #[cfg(not(shuttle))]
 mod host;
-pub mod meeting;
+pub mod rendezvous;
 #[cfg(not(shuttle))]
 mod stack;
 pub mod team;
@@ -22,7 +22,7 @@ pub mod teams;
 pub mod worker;
 
 pub use crew::Crew;
-pub use meeting::{Meeting, Offer};
+pub use rendezvous::{Payload, Rendezvous};
 pub use team::{Helpers, Member, Team};
 #[cfg(not(shuttle))]
 pub use teams::Teams;

@@ -1,4 +1,4 @@
-//! A stack for replica 0 as large as the others have, on whatever thread it runs.
+//! A stack for replica 0 as large as the others', on whatever thread it runs.
 
 use super::worker::STACK;
 use corosensei::on_stack;
@@ -7,19 +7,19 @@ use std::cell::RefCell;
 use std::io;
 
 thread_local! {
-    /// Those that this thread has made and nothing runs on: one for each run inside of another.
+    /// The idle stacks of this thread: one for each level of nested runs.
     static IDLE: RefCell<Vec<DefaultStack>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Calls `work` on this thread, but on a stack of [`STACK`] bytes. A panic goes on here.
+/// Calls `work` on this thread, but on a stack of [`STACK`] bytes. A panic is propagated.
 ///
-/// Beyond its end is a page that cannot be touched, as beyond that of a thread; a program that runs into it ends by SIGSEGV,
-/// without the line that the standard library writes for its own stacks.
+/// As with a thread's stack, a guard page follows its end. A program that overflows it ends by SIGSEGV, without the message
+/// that the standard library prints for its own stacks.
 ///
 /// # Errors
 /// If the system refuses the memory.
 pub(super) fn on_large_stack<R>(work: impl FnOnce() -> R) -> io::Result<R> {
-    // Miri has no such thing as a stack.
+    // Miri cannot switch stacks.
     if cfg!(miri) {
         return Ok(work());
     }
@@ -33,12 +33,12 @@ pub(super) fn on_large_stack<R>(work: impl FnOnce() -> R) -> io::Result<R> {
     })
 }
 
-/// Keeps a stack for the next run of this thread when dropped, also by a panic.
+/// Keeps a stack for the next run of this thread when dropped, even by a panic.
 struct Lent(Option<DefaultStack>);
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        // While the thread ends, its stacks do.
+        // Fails only while the thread ends, and its stacks with it.
         let stack = self.0.take();
         let _ = IDLE.try_with(|idle| idle.borrow_mut().extend(stack));
     }

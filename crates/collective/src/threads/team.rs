@@ -1,7 +1,7 @@
-//! A meeting and the threads that one `run` borrows, one for each local replica.
+//! A rendezvous and the threads that one `run` borrows, one for each local replica.
 
 use super::worker::{self, Kind, Worker};
-use super::{Crew, Meeting, Offer};
+use super::{Crew, Payload, Rendezvous};
 use crate::Failure;
 use crate::group::{Calling, Session};
 use crate::sync::{AtomicBool, Mutex, Ordering, lock};
@@ -16,20 +16,20 @@ use std::time::Duration;
 /// N members that run one closure at once: member 0 on the caller's thread, the others on threads of the team.
 pub struct Team {
     size: usize,
-    /// Of each member.
+    /// The number of threads of each member.
     threads: usize,
-    /// The threads, which serve as long as the team lives.
+    /// The members' threads, which serve as long as the team lives.
     crew: Arc<Crew>,
-    meeting: Meeting,
+    rendezvous: Rendezvous,
     /// Parked members lend their cores to member 0 here.
     helpers: Crew,
-    /// What member 0 made of the last cooperation, for the others.
-    result: Mutex<Option<Offer>>,
+    /// The result of the last [`Member::lead`], which the other members read.
+    result: Mutex<Option<Payload>>,
     workers: Vec<Worker>,
-    /// Where a run goes that is not for its caller's thread; started with the first.
+    /// The thread for runs that must not use their caller's thread; started on first use.
     #[cfg(not(shuttle))]
     host: OnceLock<super::host::Host>,
-    /// A run lasts.
+    /// Whether a run is in progress.
     busy: AtomicBool,
 }
 
@@ -64,7 +64,7 @@ impl Team {
             size,
             threads,
             crew: Arc::new(Crew::new(size - 1)),
-            meeting: Meeting::new(size),
+            rendezvous: Rendezvous::new(size),
             helpers: Crew::new(size - 1),
             result: Mutex::new(None),
             workers: Vec::with_capacity(size - 1),
@@ -74,7 +74,7 @@ impl Team {
         }
     }
 
-    /// Does `work` on a thread of this team, on which member 0 of a run in it then is.
+    /// Runs `work` on a thread of this team; member 0 of a run inside of it is on that thread.
     ///
     /// # Errors
     /// If the system refuses the thread.
@@ -101,24 +101,25 @@ impl Team {
         self.size
     }
 
-    /// Where everybody stands, for the log.
+    /// The standing of each member, for logs.
     pub fn standings(&self) -> Vec<Standing> {
-        self.meeting.standings()
+        self.rendezvous.standings()
     }
 
-    /// Runs `body` once for every member, all at once, as step number `step`. `body` tells whether it succeeded.
-    /// Returns when all have returned; a panic of `body` is resumed here after that.
+    /// Runs `body` once for every member, all at the same time, as step number `step`. `body` returns whether it
+    /// succeeded. This returns when all members have; a panic of `body` is then resumed here.
     ///
-    /// No call of a member waits longer than `timeout` for the others. A member that is still in `body` so long after
-    /// member 0 has returned is logged with its last call, again and again.
+    /// No call of a member waits longer than `timeout` for the others. A member that is still in `body` that long after
+    /// member 0 has returned is logged with its last call, repeatedly.
     ///
     /// # Panics
-    /// As `body`; and where this team is running already, whose meeting this would confuse.
+    /// If `body` panics, or if this team is already running.
     pub fn run(self: &Arc<Self>, step: u64, timeout: Duration, body: &(dyn Fn(Member) -> bool + Sync)) {
         self.run_among(step, timeout, None, body);
     }
 
-    /// As [`Team::run`], where the processes of `session` run the same: calls of [`Member::together`] meet theirs.
+    /// Like [`Team::run`], together with the processes of `session`, which run the same: calls of [`Member::together`]
+    /// meet theirs.
     ///
     /// # Panics
     /// As [`Team::run`].
@@ -131,7 +132,7 @@ impl Team {
     ) {
         let _busy = Busy::new(&self.busy);
         let first = session.as_ref().map_or(0, |session| session.world().global(0));
-        self.meeting.open(step, first, session.clone());
+        self.rendezvous.open(step, first, session.clone());
         let work = |rank| {
             let mut leave = Leave { team: self, rank, failed: true };
             let session = session.clone();
@@ -140,7 +141,7 @@ impl Team {
             worker::do_spawned();
         };
         let overdue = || {
-            let standings = self.meeting.standings();
+            let standings = self.rendezvous.standings();
             for (rank, standing) in standings.iter().enumerate().filter(|(_, s)| !s.is_settled()) {
                 let last = standing.last.as_ref().map_or("none".to_string(), ToString::to_string);
                 heard(
@@ -154,12 +155,12 @@ impl Team {
 
 impl Drop for Team {
     fn drop(&mut self) {
-        // Its workers serve until then, and catch panics: they end.
+        // The workers serve until then and catch panics, so they end.
         self.crew.dismiss();
     }
 }
 
-/// Keeps a second run out while one lasts.
+/// Refuses a second run while one is in progress.
 struct Busy<'a>(&'a AtomicBool);
 
 impl<'a> Busy<'a> {
@@ -175,7 +176,7 @@ impl Drop for Busy<'_> {
     }
 }
 
-/// Tells the others that a member is gone, also when it panics.
+/// Tells the others that a member is gone, even if it panics.
 struct Leave<'a> {
     team: &'a Team,
     rank: usize,
@@ -184,7 +185,7 @@ struct Leave<'a> {
 
 impl Drop for Leave<'_> {
     fn drop(&mut self) {
-        self.team.meeting.leave(self.rank, self.failed);
+        self.team.rendezvous.leave(self.rank, self.failed);
     }
 }
 
@@ -196,68 +197,68 @@ pub struct Member {
     rank: usize,
     /// The global id of member 0.
     first: usize,
-    /// The traffic with the other processes, where there are any.
+    /// The traffic with the other processes, if there are any.
     session: Option<Arc<Session>>,
     timeout: Duration,
 }
 
 impl Member {
-    /// The only member of a world of one: it waits for nobody, and no call of it fails but by what it does itself.
+    /// The only member of a world of one. It waits for nobody, and a call fails only by what it does itself.
     pub fn alone(step: u64) -> Self {
         static ALONE: OnceLock<Arc<Team>> = OnceLock::new();
         let team = ALONE.get_or_init(|| Arc::new(Team::without_workers(1, 1)));
         Self { team: team.clone(), step, rank: 0, first: 0, session: None, timeout: Duration::MAX }
     }
 
-    /// Whether it is the only one of its world.
+    /// Whether this is the only member of its world.
     pub fn is_alone(&self) -> bool {
         self.team.size == 1 && self.session.is_none()
     }
 
-    /// The traffic with the other processes of this run, where there are any.
+    /// The traffic with the other processes of this run, if there are any.
     pub fn session(&self) -> Option<&Arc<Session>> {
         self.session.as_ref()
     }
 
-    /// Makes a call with the other processes for all members of this one, where there are other processes: after these have
-    /// agreed on it, and while they wait for this one. `call` says what each of them does, by rank.
+    /// Makes a call to the other processes on behalf of all members of this one; `None` if there are no other processes. To
+    /// be called when the members have agreed on it and wait for this one. `call` gives the fingerprint of each, by rank.
     ///
-    /// The others wait as long as this lasts, beyond their own timeouts: it has deadlines of its own.
+    /// The other members wait past their own timeouts, because `make` has deadlines of its own.
     pub fn speak<R>(
         &self,
         call: impl Fn(usize) -> Fingerprint,
         make: impl FnOnce(Calling<'_>) -> R,
     ) -> Option<R> {
-        let _speaking = self.session.as_ref().map(|_| self.team.meeting.speaking());
+        let _speaking = self.session.as_ref().map(|_| self.team.rendezvous.speaking());
         self.calls(call).map(make)
     }
 
-    /// As [`Member::speak`], in [`Member::lead`], where those who wait have no deadline.
+    /// Like [`Member::speak`], for use inside of [`Member::lead`], where the others wait without a deadline.
     pub fn calling(&self, call: &Fingerprint) -> Option<Calling<'_>> {
         self.calls(|_| call.clone())
     }
 
     fn calls(&self, call: impl Fn(usize) -> Fingerprint) -> Option<Calling<'_>> {
         let session = self.session.as_ref()?;
-        let mut standings = self.team.meeting.standings();
+        let mut standings = self.team.rendezvous.standings();
         for (rank, standing) in standings.iter_mut().enumerate() {
             standing.presence = Presence::Waiting(Fingerprint { continues: true, ..call(rank) });
         }
         Some(Calling::new(session, standings, self.timeout))
     }
 
-    /// Exchanges offers that can be sent with the members of all processes: everybody gets everybody's, in the order of
-    /// global ids.
+    /// Exchanges serializable payloads with the members of all processes: each gets all payloads, in the order of global
+    /// ids.
     ///
     /// # Errors
-    /// As [`Member::together`].
-    pub fn share<T>(&self, call: Fingerprint, offer: T) -> Result<Vec<Arc<T>>, Failure>
+    /// Those of [`Member::together`].
+    pub fn share<T>(&self, call: Fingerprint, payload: T) -> Result<Vec<Arc<T>>, Failure>
     where
         T: Serialize + DeserializeOwned + Send + Sync + 'static,
     {
-        let (local, all) = self.together(call, offer, |local, mut calling| {
+        let (local, all) = self.together(call, payload, |local, mut calling| {
             let record = |error: postcard::Error| Failure::Record(error.to_string());
-            let mine: Vec<&T> = local.iter().map(|offer| &**offer).collect();
+            let mine: Vec<&T> = local.iter().map(|payload| &**payload).collect();
             let bodies = calling.records(postcard::to_allocvec(&mine).map_err(record)?.into())?;
             let world = calling.world();
             let mut all = Vec::with_capacity(world.num_replicas_in_sync());
@@ -268,7 +269,7 @@ impl Member {
                 }
                 let theirs: Vec<T> = postcard::from_bytes(body).map_err(record)?;
                 if theirs.len() != world.replicas() {
-                    let reason = format!("{} offers of worker {worker}, {world}", theirs.len());
+                    let reason = format!("{} payloads of worker {worker}, {world}", theirs.len());
                     return Err(Failure::Record(reason));
                 }
                 all.extend(theirs.into_iter().map(Arc::new));
@@ -298,61 +299,63 @@ impl Member {
         self.step
     }
 
-    /// The same member, which waits `timeout` at most for the others in each of its calls.
+    /// The same member, but each of its calls waits at most `timeout` for the others.
     pub fn with_timeout(&self, timeout: Duration) -> Self {
         Self { timeout, ..self.clone() }
     }
 
-    /// Exchanges offers: everybody gets everybody's, in the order of ranks.
+    /// Exchanges payloads with the members of this process: each gets all payloads, in the order of ranks.
     ///
     /// # Errors
-    /// As [`Meeting::meet`]; and where members offer values of different types.
+    /// Those of [`Rendezvous::arrive`], and if members bring values of different types.
     pub fn exchange<T: Send + Sync + 'static>(
         &self,
         call: Fingerprint,
-        offer: T,
+        payload: T,
     ) -> Result<Vec<Arc<T>>, Arc<Blame>> {
         if self.is_alone() {
-            return Ok(vec![Arc::new(offer)]);
+            return Ok(vec![Arc::new(payload)]);
         }
-        let met = self.team.meeting.meet(self.rank, call.clone(), Arc::new(offer), self.timeout, None)?;
-        self.typed(&call, &met.offers)
+        let met =
+            self.team.rendezvous.arrive(self.rank, call.clone(), Arc::new(payload), self.timeout, None)?;
+        self.typed(&call, &met.payloads)
     }
 
-    /// Exchanges offers with the members of this process, and has one of them make something of them with the other
-    /// processes, where there are any: `make` is called on the last to arrive, and all get what it made.
+    /// Exchanges payloads with the members of this process, and lets one of them combine these with the other processes, if
+    /// there are any: `make` is called on the last member to arrive, and all members get its result.
     ///
     /// # Errors
-    /// The same on the members of all processes: as [`Member::exchange`], and where a process is lost.
+    /// The same on the members of all processes: those of [`Member::exchange`], and if a process is lost.
     #[allow(clippy::type_complexity)]
     pub fn together<T: Send + Sync + 'static, M: Send + Sync + 'static>(
         &self,
         call: Fingerprint,
-        offer: T,
+        payload: T,
         make: impl Fn(&[Arc<T>], Calling<'_>) -> Result<M, Failure>,
     ) -> Result<(Vec<Arc<T>>, Option<Arc<M>>), Failure> {
         if self.is_alone() {
-            return Ok((vec![Arc::new(offer)], None));
+            return Ok((vec![Arc::new(payload)], None));
         }
-        let delegate = |offers: &[Offer], session: &Session, standings, timeout| {
-            let typed = self.typed(&call, offers);
+        let delegate = |payloads: &[Payload], session: &Session, standings, timeout| {
+            let typed = self.typed(&call, payloads);
             let calling = Calling::new(session, standings, timeout);
             match typed {
                 Ok(typed) => match make(&typed, calling) {
-                    Ok(made) => Ok(Arc::new(Made(Ok(Arc::new(made)))) as Offer),
+                    Ok(made) => Ok(Arc::new(Made(Ok(Arc::new(made)))) as Payload),
                     Err(Failure::Blame(blame)) => Err(blame),
-                    Err(other) => Ok(Arc::new(Made::<M>(Err(Arc::new(other)))) as Offer),
+                    Err(other) => Ok(Arc::new(Made::<M>(Err(Arc::new(other)))) as Payload),
                 },
-                // The others must not wait for what cannot come.
+                // Tell the other processes, so that they don't wait in vain.
                 Err(blame) => Err(calling.refuse(blame)),
             }
         };
-        let offer = Arc::new(offer);
-        let met = self.team.meeting.meet(self.rank, call.clone(), offer, self.timeout, Some(&delegate))?;
-        let offers = self.typed(&call, &met.offers)?;
-        let Some(made) = met.made else { return Ok((offers, None)) };
+        let payload = Arc::new(payload);
+        let met =
+            self.team.rendezvous.arrive(self.rank, call.clone(), payload, self.timeout, Some(&delegate))?;
+        let payloads = self.typed(&call, &met.payloads)?;
+        let Some(made) = met.made else { return Ok((payloads, None)) };
         match made.downcast_ref::<Made<M>>() {
-            Some(Made(Ok(made))) => Ok((offers, Some(made.clone()))),
+            Some(Made(Ok(made))) => Ok((payloads, Some(made.clone()))),
             Some(Made(Err(failure))) => Err(Failure::Shared(failure.clone())),
             None => Err(self.other_result(&call).into()),
         }
@@ -361,36 +364,37 @@ impl Member {
     fn typed<T: Send + Sync + 'static>(
         &self,
         call: &Fingerprint,
-        offers: &[Offer],
+        payloads: &[Payload],
     ) -> Result<Vec<Arc<T>>, Arc<Blame>> {
-        let typed: Option<Vec<_>> = offers.iter().map(|offer| offer.clone().downcast().ok()).collect();
+        let typed: Option<Vec<_>> = payloads.iter().map(|payload| payload.clone().downcast().ok()).collect();
         let others = || {
-            let other = |r: &usize| (*offers[*r]).type_id() != (*offers[0]).type_id();
-            (0..offers.len()).filter(other).map(|rank| self.first + rank).collect()
+            let other = |r: &usize| (*payloads[*r]).type_id() != (*payloads[0]).type_id();
+            (0..payloads.len()).filter(other).map(|rank| self.first + rank).collect()
         };
         typed.ok_or_else(|| Arc::new(Blame::other_types(self.step, call, others())))
     }
 
-    /// Exchanges offers, then member 0 alone makes something of them while the others wait for it, as long as the
-    /// timeout at most. Everybody gets the same result.
+    /// Exchanges payloads, then runs `lead` on member 0 alone while the others wait, at most for the timeout. All members
+    /// get the same result.
     ///
     /// # Errors
-    /// As [`Member::exchange`]. If `lead` panics, so does member 0, and the others learn that it failed.
+    /// Those of [`Member::exchange`]. If `lead` panics, so does member 0, and the others get an error that it failed.
     pub fn merge<T: Send + Sync + 'static, R: Send + Sync + 'static>(
         &self,
         call: Fingerprint,
-        offer: T,
+        payload: T,
         lead: impl FnOnce(Vec<Arc<T>>) -> R,
     ) -> Result<Arc<R>, Arc<Blame>> {
-        let offers = self.exchange(call.clone(), offer)?;
-        self.hand_out(&call, "its outcome on replica 0", || lead(offers))
+        let payloads = self.exchange(call.clone(), payload)?;
+        self.hand_out(&call, "its outcome on replica 0", || lead(payloads))
     }
 
-    /// The second half of [`Member::merge`], for those who decide by the offers whether to: after an exchange that
-    /// succeeded, and on all members or none. `part` says what member 0 is doing in the error of those who waited in vain.
+    /// The second half of [`Member::merge`], for callers that decide by the payloads whether to go on. To be called after
+    /// a successful exchange, on all members or none. `part` names what member 0 is doing, in the error of members that
+    /// waited in vain.
     ///
     /// # Errors
-    /// As [`Member::merge`].
+    /// Those of [`Member::merge`].
     pub fn hand_out<R: Send + Sync + 'static>(
         &self,
         call: &Fingerprint,
@@ -401,23 +405,23 @@ impl Member {
             return Ok(Arc::new(make()));
         }
         let outcome = call.part(part);
-        let made: Offer = match self.rank {
+        let made: Payload = match self.rank {
             0 => Arc::new(make()),
             _ => {
-                // With what it holds: whoever offered that has it back when member 0 is done.
+                // Dropped here, so that what it holds has a single owner again when member 0 is done.
                 drop(make);
                 Arc::new(())
             }
         };
-        let made = self.team.meeting.meet(self.rank, outcome.clone(), made, self.timeout, None)?;
-        made.offers[0].clone().downcast().map_err(|_| self.other_result(&outcome))
+        let made = self.team.rendezvous.arrive(self.rank, outcome.clone(), made, self.timeout, None)?;
+        made.payloads[0].clone().downcast().map_err(|_| self.other_result(&outcome))
     }
 
-    /// Each member makes something after an exchange that succeeded, all at once; everybody gets everybody's, in the order
-    /// of ranks. No one waits for the others longer than its timeout. `part` is as in [`Member::hand_out`].
+    /// Runs `make` on every member at the same time, after a successful exchange; each gets all results, in the order of
+    /// ranks. No member waits for the others longer than its timeout. `part` is as in [`Member::hand_out`].
     ///
     /// # Errors
-    /// As [`Member::exchange`].
+    /// Those of [`Member::exchange`].
     pub fn each<T: Send + Sync + 'static>(
         &self,
         call: &Fingerprint,
@@ -427,15 +431,15 @@ impl Member {
         self.exchange(call.part(part), make(self.rank))
     }
 
-    /// After an exchange that succeeded, and on all members or none, member 0 leads and the others lend their cores: each
-    /// closure that `lead` broadcasts runs once on every member. Everybody gets the same result.
+    /// Runs `lead` on member 0 while the others lend it their threads: each closure that `lead` broadcasts runs once on
+    /// every member. All members get the same result. To be called after a successful exchange, on all members or none.
     ///
-    /// `lead` and what it broadcasts must be code that ends by itself, which is this project's own: the others wait for it
-    /// without a deadline, because it borrows from members. Code of users belongs into [`Member::hand_out`] and
-    /// [`Member::each`]. What lasts longer than this member's timeout is logged, again and again.
+    /// The others wait without a deadline, because `lead` borrows from them. So `lead` and what it broadcasts must end by
+    /// themselves, which is true of this project's own code; user code belongs into [`Member::hand_out`] and
+    /// [`Member::each`]. A `lead` that takes longer than this member's timeout is logged, repeatedly.
     ///
     /// # Errors
-    /// If `lead` panics, so does member 0, and the others learn that it failed.
+    /// If `lead` panics, so does member 0, and the others get an error that it failed.
     pub fn lead<R: Send + Sync + 'static>(
         &self,
         call: &Fingerprint,
@@ -445,11 +449,11 @@ impl Member {
             return Ok(Arc::new(lead(&Helpers { team: &self.team })));
         }
         if self.rank > 0 {
-            // With what it holds, such as offers: whoever offered them has them back when member 0 is done.
+            // Dropped here, so that what it holds, such as payloads, has a single owner again when member 0 is done.
             drop(lead);
             let (step, timeout) = (self.step, self.timeout);
             let overdue = || {
-                // Once, not by everyone who waits.
+                // Reported once, not by every member that waits.
                 if self.rank == 1 {
                     heard(
                         || tracing::error!(replica = 0, step, %call, "{timeout:?} after all had come, still in its own part of the call; the others wait"),
@@ -473,16 +477,16 @@ impl Member {
         Ok(made)
     }
 
-    /// This member asks for another type of result than member 0 has made.
+    /// The error of a member that asks for another type of result than member 0 made.
     fn other_result(&self, call: &Fingerprint) -> Arc<Blame> {
         Arc::new(Blame::other_types(self.step, call, vec![self.replica()]))
     }
 }
 
-/// What a delegate made for all members of its process.
+/// The result of a delegate, for all members of its process.
 struct Made<M>(Result<Arc<M>, Arc<Failure>>);
 
-/// Lets the helpers go, also when the leader panics.
+/// Dismisses the helpers, even if the leader panics.
 struct Dismiss<'a>(&'a Crew);
 
 impl Drop for Dismiss<'_> {
@@ -497,7 +501,7 @@ pub struct Helpers<'a> {
 }
 
 impl Helpers<'_> {
-    /// How many members run what is broadcast, member 0 included.
+    /// How many members run a broadcast closure, including member 0.
     pub fn size(&self) -> usize {
         self.team.size
     }
@@ -507,7 +511,7 @@ impl Helpers<'_> {
         if self.team.size == 1 {
             return work(0);
         }
-        // What the others do is a part of what member 0 is doing.
+        // The others' work is a part of member 0's span.
         let span = tracing::Span::current();
         let work = &|rank| {
             let _theirs = (rank > 0).then(|| span.enter());

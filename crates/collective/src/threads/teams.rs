@@ -1,4 +1,4 @@
-//! Teams that are lent to runs: a run starts threads only where no idle team fits.
+//! Teams that are lent to runs. A run starts threads only if no idle team fits.
 
 use super::Team;
 use super::stack::on_large_stack;
@@ -8,34 +8,35 @@ use crate::sync::lock;
 use std::io;
 use std::sync::{Arc, Mutex};
 
-/// Idle teams that are kept whatever their size, the latest ones.
+/// How many of the most recently used idle teams are kept, whatever their size.
 const KEPT: usize = 4;
 
-/// The teams of runs whose replicas have threads of one kind.
+/// Idle teams whose replicas have threads of one kind.
 pub struct Teams {
     kind: Kind,
-    /// The latest last.
+    /// The most recently used one last.
     idle: Mutex<Vec<Arc<Team>>>,
 }
 
 impl Teams {
-    /// Teams whose replicas have one thread each: those of all runs that want nothing else.
+    /// Teams whose replicas have one thread each, shared by all runs without other settings.
     pub fn shared() -> &'static Self {
         static SHARED: Teams = Teams { kind: Kind::PLAIN, idle: Mutex::new(Vec::new()) };
         &SHARED
     }
 
-    /// Teams whose replicas have `threads` threads each; `start` is called on each when it starts. Replica 0 is on a thread of
-    /// the team, too, and not on the caller's. Their threads end when this is dropped.
+    /// Teams whose replicas have `threads` threads each; `start` is called on each thread when it starts. Replica 0 runs on
+    /// a thread of the team, too, not on the caller's. The threads end when this is dropped.
     pub fn new(threads: usize, start: Option<Start>) -> Self {
         Self { kind: Kind { threads: threads.max(1), start }, idle: Mutex::new(Vec::new()) }
     }
 
-    /// Borrows an idle team of `size` members for `body`, or makes one. Runs may nest and run side by side: each has its own.
+    /// Borrows an idle team of `size` members for `body`, or makes one. Each run has a team of its own, so runs may nest and
+    /// be concurrent.
     ///
-    /// `body` is called on this thread, on a large stack, and so is member 0 of what it runs; on a thread of the team where these teams are of
-    /// several threads a member, and where this thread serves a rayon pool of the program's. Such a thread would else take up
-    /// other work of its pool in the middle of `body`, while it waits for a parallel operation in it.
+    /// `body`, and member 0 of what it runs, are called on this thread, on a large stack. They are called on a thread of the
+    /// team instead if its members have several threads each, or if this thread serves a rayon pool of the program: such a
+    /// thread would pick up other work of its pool in the middle of `body`, while it waits for a parallel operation.
     ///
     /// # Errors
     /// If the system refuses a thread or the memory for a stack.
@@ -49,7 +50,7 @@ impl Teams {
         on_large_stack(|| body(team))
     }
 
-    /// Calls `work`, a replica that is alone, where [`borrow`](Self::borrow) would.
+    /// Calls `work`, the closure of a lone replica, on the thread that [`borrow`](Self::borrow) would use.
     ///
     /// # Errors
     /// If the system refuses a thread.
@@ -85,7 +86,7 @@ impl Teams {
         let surplus = idle.len() - kept(idle.iter().rev().map(|team| team.threads()), cores());
         let surplus: Vec<_> = idle.drain(..surplus).collect();
         drop(idle);
-        // Without the lock: their threads end here.
+        // Without the lock, because their threads end here.
         drop(surplus);
     }
 }
@@ -96,8 +97,8 @@ impl std::fmt::Debug for Teams {
     }
 }
 
-/// How many idle teams to keep, of which the latest have so many threads: [`KEPT`] in any case, and of the others what has no
-/// more threads than the machine has cores.
+/// How many idle teams to keep, given the number of threads of each, most recently used first: [`KEPT`] in any case, and
+/// more as long as they have no more threads in total than the machine has cores.
 fn kept(threads_of_latest: impl Iterator<Item = usize>, cores: usize) -> usize {
     let mut threads = 0;
     let within = |(at, of_team): &(usize, usize)| {
@@ -107,7 +108,7 @@ fn kept(threads_of_latest: impl Iterator<Item = usize>, cores: usize) -> usize {
     threads_of_latest.enumerate().take_while(within).count()
 }
 
-/// Gives the team back also when the run panics: all members have left by then.
+/// Gives the team back, even if the run panics: all members have left by then.
 struct Loan<'a> {
     teams: &'a Teams,
     team: Arc<Team>,
@@ -130,7 +131,7 @@ mod tests {
         assert_eq!(kept([7; 40].into_iter(), 64), 9);
         assert_eq!(kept([1; 40].into_iter(), 16), 16);
         assert_eq!(kept([1; 3].into_iter(), 1), 3);
-        // A team of the whole machine and more is used again, too.
+        // A team larger than the machine is reused, too.
         assert_eq!(kept([500, 1, 1, 1, 1].into_iter(), 8), KEPT);
     }
 }

@@ -1,21 +1,22 @@
-//! The thread of a replica, which is a rayon pool of its own.
+//! The thread of a replica, with a rayon pool of its own.
 
 use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
 
-/// Stack of a replica, whatever thread it runs on. candle's backward, and the drop of a graph, recurse once for each operation
-/// of a chain: 10,000 of them take 11 MiB where candle is compiled without optimisation. Untouched, it costs nothing.
+/// The stack size of a replica, on whatever thread it runs. candle's backward pass and the drop of a graph recurse once for
+/// each operation of a chain: 10,000 of them take 11 MiB if candle is compiled without optimisation. Untouched pages cost
+/// nothing.
 pub(super) const STACK: usize = 64 << 20;
 
-/// The threads that a team has at most. A system refuses more than it can have, but some only when a thread has started, by
-/// ending the process.
+/// The most threads of a team. Some systems refuse a thread only after it has started, by ending the process, so we refuse
+/// earlier.
 pub const MOST_THREADS: usize = 4096;
 
-/// What is called on each thread of a replica when it starts: with the replica's rank, and which of its threads it is.
+/// Called on each thread of a replica when it starts, with the replica's rank and the index of the thread within it.
 pub type Start = Arc<dyn Fn(usize, usize) + Send + Sync>;
 
-/// What the threads of replicas are like.
+/// The settings of replicas' threads.
 #[derive(Clone)]
 pub(super) struct Kind {
     /// How many each replica has.
@@ -28,17 +29,17 @@ impl Kind {
 }
 
 thread_local! {
-    /// How many threads the replica on this thread has to itself; 0 where that is not known.
+    /// How many threads the replica on this thread has to itself; 0 if unknown.
     static OWN: Cell<usize> = const { Cell::new(0) };
 }
 
-/// How many threads the replica that runs on this thread has to itself, this one included. None outside of a replica, and where
-/// a replica is alone on a thread of the program's: it may use the whole machine.
+/// How many threads the replica that runs on this thread has to itself, including this one. `None` outside of a replica,
+/// and for a lone replica on a thread of the program, which may use the whole machine.
 pub fn own_threads() -> Option<usize> {
     Some(OWN.get()).filter(|threads| *threads > 0)
 }
 
-/// The replica on this thread has it alone, until the result is dropped. Where it has more, nothing changes.
+/// Marks this thread as the replica's only one until the result is dropped. A replica with more threads is unaffected.
 #[cfg(not(shuttle))]
 pub(super) fn alone() -> impl Drop {
     struct Before(usize);
@@ -52,21 +53,21 @@ pub(super) fn alone() -> impl Drop {
     Before(before)
 }
 
-/// Whether this thread serves a pool of somebody else's. While it waits in rayon, it takes up other work of that pool; while
-/// it waits for replicas, it serves nobody.
+/// Whether this thread serves a foreign rayon pool. While it waits in rayon, it picks up other work of that pool; while it
+/// waits for replicas, that pool is one thread short.
 #[cfg(not(shuttle))]
 pub(super) fn serves_others() -> bool {
     OWN.get() == 0 && rayon::current_thread_index().is_some()
 }
 
-/// Does what a replica has spawned in rayon and nobody has done yet: its only worker is this thread.
+/// Runs what a replica has spawned in rayon and nobody has run yet, since this thread is its pool's only worker.
 pub(super) fn do_spawned() {
     #[cfg(not(any(shuttle, miri)))]
     while rayon::yield_local() == Some(rayon::Yield::Executed) {}
 }
 
-/// A thread that runs one closure. candle's parallel operations use the rayon pool of the thread that they are called on: as it
-/// is a pool by itself, what a replica does never waits for a thread of the program's.
+/// A thread that runs one closure. candle's parallel operations use the rayon pool of the calling thread. This thread is a
+/// pool of its own, so a replica never waits for a thread of the program.
 #[cfg(not(any(shuttle, miri)))]
 pub(super) struct Worker {
     pool: Option<rayon::ThreadPool>,
@@ -136,14 +137,13 @@ impl Drop for Worker {
         drop(self.pool.take());
         let here = std::thread::current().id();
         for thread in self.threads.drain(..).filter(|thread| thread.thread().id() != here) {
-            // The owner has ended the closure, and a pool without work ends when it is dropped: so does this join.
+            // The owner has ended the closure, and an idle pool ends when dropped, so this join returns.
             let _ = thread.join();
         }
     }
 }
 
-/// Under shuttle a plain thread: rayon's threads are none of those that it schedules. And under Miri, which would be busy with
-/// them.
+/// A plain thread under shuttle, which does not schedule rayon's threads, and under Miri, where they would be too slow.
 #[cfg(any(shuttle, miri))]
 pub(super) struct Worker(Option<crate::sync::thread::JoinHandle<()>>);
 

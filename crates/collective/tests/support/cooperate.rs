@@ -7,9 +7,9 @@ use std::sync::Arc;
 pub fn cooperate<T: Send + Sync + 'static, R: Send + Sync + 'static>(
     member: &Member,
     call: Fingerprint,
-    offer: T,
+    payload: T,
     lead: impl FnOnce(Vec<Arc<T>>, &Helpers<'_>) -> R,
 ) -> Result<Arc<R>, Arc<Blame>> {
-    let offers = member.exchange(call.clone(), offer)?;
-    member.lead(&call, |helpers| lead(offers, helpers))
+    let payloads = member.exchange(call.clone(), payload)?;
+    member.lead(&call, |helpers| lead(payloads, helpers))
 }

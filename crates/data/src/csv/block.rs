@@ -127,9 +127,10 @@ impl<'a> Block<'a> {
             }
             Layout::Labelled { label } => {
                 for (column, field) in record.iter().enumerate() {
-                    match column == *label {
-                        true => self.labels.push(i64_field(column, field)?),
-                        false => self.features.push(f32_field(column, field)?),
+                    if column == *label {
+                        self.labels.push(i64_field(column, field)?)
+                    } else {
+                        self.features.push(f32_field(column, field)?)
                     }
                 }
             }

@@ -2,8 +2,8 @@
 
 mod block;
 mod file;
-mod part;
 mod plain;
+mod section;
 mod source;
 
 pub use block::ColumnType;

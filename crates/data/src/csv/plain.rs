@@ -84,17 +84,14 @@ fn next_line(text: &[u8], mut at: usize) -> usize {
 #[inline]
 fn row(text: &[u8], mut at: usize, delimiter: u8, to: &mut Numbers<'_>) -> Option<usize> {
     for column in 0..to.width {
-        let end = match to.label == Some(column) {
-            true => {
-                let (label, end) = field(text, at, delimiter, integer)?;
-                to.labels.push(label);
-                end
-            }
-            false => {
-                let (number, end) = field(text, at, delimiter, number)?;
-                to.features.push(number);
-                end
-            }
+        let end = if to.label == Some(column) {
+            let (label, end) = field(text, at, delimiter, integer)?;
+            to.labels.push(label);
+            end
+        } else {
+            let (number, end) = field(text, at, delimiter, number)?;
+            to.features.push(number);
+            end
         };
         let last = column + 1 == to.width;
         match text.get(end) {

@@ -1,11 +1,11 @@
-//! CSV files in parts of whole rows.
+//! CSV files in sections of whole rows.
 
 use super::file::{CsvFormat, cost};
-use super::part::Part;
 use super::plain;
-use crate::operations::crew::most_threads;
-use crate::operations::file_stage::{Parts, Reading, Work};
+use super::section::Section;
+use crate::operations::file_stage::{Reading, Sections, Work};
 use crate::operations::files::Format;
+use crate::operations::worker_pool::most_threads;
 use crate::{Compression, ElementSpec, Error, Location, Result};
 use csv_core::ReadRecordResult;
 use std::io::{BufRead, Read};
@@ -28,7 +28,7 @@ impl Format for CsvRows {
 
     fn open(&self, file: &Location) -> Result<Reading> {
         self.format.check_header(file)?;
-        Ok(Reading::Parts(Box::new(CsvParts {
+        Ok(Reading::Sections(Box::new(CsvSections {
             format: self.format.clone(),
             file: file.clone(),
             text: Compression::Auto.open(file)?,
@@ -49,26 +49,26 @@ impl Format for CsvRows {
 }
 
 /// How many bytes are parsed together, at least: rows are not cut.
-const PART: usize = 1 << 18;
+const SECTION: usize = 1 << 18;
 
-struct CsvParts {
+struct CsvSections {
     format: Arc<CsvFormat>,
     file: Location,
     text: Box<dyn BufRead + Send>,
     /// Where in the text `bytes` begins.
     offset: u64,
-    /// What was read and is in no part yet.
+    /// What was read and is in no section yet.
     bytes: Vec<u8>,
     ended: bool,
     /// Why nothing more can be read: after the rows before.
     failed: Option<Error>,
 }
 
-impl CsvParts {
+impl CsvSections {
     /// Whether the row that begins with what is there, and does not end in it, may be longer.
     fn check(&self) -> Result<()> {
         // Rows are read many at once, so that small limits are not kept exactly.
-        if self.bytes.len() <= 2 * PART {
+        if self.bytes.len() <= 2 * SECTION {
             return Ok(());
         }
         let taken = cost(&self.bytes, self.format.delimiter);
@@ -83,7 +83,7 @@ impl CsvParts {
     fn fill(&mut self) {
         // More for a row that is longer than what is there, but no more than is there already.
         let limit = usize::try_from(self.file.limit().bytes()).unwrap_or(usize::MAX);
-        let more = self.bytes.len().min(limit.saturating_sub(self.bytes.len())).max(PART);
+        let more = self.bytes.len().min(limit.saturating_sub(self.bytes.len())).max(SECTION);
         self.bytes.reserve_exact(more);
         match self.text.by_ref().take(more as u64).read_to_end(&mut self.bytes) {
             Ok(read) => self.ended = read < more,
@@ -124,7 +124,7 @@ impl CsvParts {
     }
 }
 
-impl Parts for CsvParts {
+impl Sections for CsvSections {
     fn next(&mut self) -> Option<Result<Work>> {
         let whole = loop {
             match if self.bytes.is_empty() { 0 } else { self.whole() } {
@@ -141,9 +141,10 @@ impl Parts for CsvParts {
         let rest = self.bytes.get(whole..).unwrap_or_default().to_vec();
         let mut bytes = std::mem::replace(&mut self.bytes, rest);
         bytes.truncate(whole);
-        let part = Part { format: self.format.clone(), file: self.file.clone(), offset: self.offset, bytes };
+        let section =
+            Section { format: self.format.clone(), file: self.file.clone(), offset: self.offset, bytes };
         self.offset += whole as u64;
-        Some(Ok(Work { bytes: whole, make: Box::new(move || part.made()) }))
+        Some(Ok(Work { bytes: whole, make: Box::new(move || section.made()) }))
     }
 }
 
@@ -152,7 +153,7 @@ mod tests {
     use crate::csv::{ColumnType, Csv};
     use distribute_testing::watched;
 
-    /// Rows of several parts: a number, and a text that may hold ends of lines and quotes.
+    /// Rows of several sections: a number, and a text that may hold ends of lines and quotes.
     fn long(end: &str, odd_from: usize) -> String {
         let row = |i: usize| match i {
             i if i < odd_from => format!("{i},plain{end}"),
@@ -163,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_the_rows_of_the_whole_wherever_lines_end() {
+    fn sections_are_the_rows_of_the_whole_wherever_lines_end() {
         watched(|| {
             for (end, odd_from) in [("\n", 0), ("\r\n", 29_000), ("\r", 50_000), ("\r\n", 50_000)] {
                 let text = long(end, odd_from);
@@ -182,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_of_several_parts_and_a_row_longer_than_a_part() {
+    fn numbers_of_several_sections_and_a_row_longer_than_a_section() {
         watched(|| {
             let text: String = (0..100_000).map(|i| format!("{}.5,{i}\n", i % 1000)).collect();
             let csv = Csv::bytes("long.csv", format!("x,y\n{text}")).labelled("y").unwrap();

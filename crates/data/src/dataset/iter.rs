@@ -25,8 +25,8 @@ impl<T: Nest> Iter<T> {
     }
 
     fn pull(&mut self, stage: &mut dyn Stage) -> Result<Option<T>> {
-        let Some(run) = stage.next(1) else { return Ok(None) };
-        let Some(tree) = run?.into_values()?.pop() else { return Ok(None) };
+        let Some(chunk) = stage.next(1) else { return Ok(None) };
+        let Some(tree) = chunk?.into_values()?.pop() else { return Ok(None) };
         let index = self.index;
         self.index += 1;
         T::from_tree(tree).map(Some).map_err(|source| Error::Type { operation: "iterate", index, source })

@@ -11,9 +11,9 @@ pub use crate::operations::memory::Numbers;
 pub use crate::operations::padded_batch::Padding;
 pub use iter::Iter;
 
+use crate::chunk::Assembly;
 use crate::operations::room::fits;
 use crate::pipeline::{self, Batching, Operation, Pipeline};
-use crate::run::Assembly;
 use crate::{Cardinality, ElementSpec, Error, Result};
 use distribute_tensor::Nest;
 use std::marker::PhantomData;
@@ -150,8 +150,8 @@ impl<T: Nest> Dataset<T> {
         fits("load", "the number of elements", usize::MAX, self.cardinality())?;
         let mut stage = self.pipeline.start(self.passes.fetch_add(1, Ordering::Relaxed));
         let mut all = Assembly::new(0);
-        while let Some(run) = stage.next(usize::MAX) {
-            all.push(run?);
+        while let Some(chunk) = stage.next(usize::MAX) {
+            all.push(chunk?);
         }
         if all.len() == 0 {
             return Err(Error::Empty { operation: "load" });

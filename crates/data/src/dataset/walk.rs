@@ -24,15 +24,15 @@ fn walk(data: &Dataset<i64>, epoch: u64, (all, well): &(Vec<i64>, bool), ways: &
     let (mut stage, mut at) = (data.pipeline().start(epoch), 0);
     for &(read, count) in ways.iter().cycle().take(400) {
         if read {
-            let Some(run) = stage.next(count) else {
+            let Some(chunk) = stage.next(count) else {
                 assert!(at == all.len() || !well, "it ends at {at}");
                 return;
             };
-            let Ok(run) = run else {
+            let Ok(chunk) = chunk else {
                 assert!(!well);
                 return;
             };
-            let values = run.into_values().unwrap();
+            let values = chunk.into_values().unwrap();
             assert!((1..=count).contains(&values.len()));
             for value in values {
                 let value = i64::from_tree(value).unwrap();

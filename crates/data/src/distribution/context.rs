@@ -1,17 +1,17 @@
-//! [`InputContext`]: what a function that makes a dataset is told.
+//! [`InputContext`]: the argument of a function that makes a dataset.
 
 use crate::{Error, Result};
 use std::fmt;
 
-/// Which pipeline is to be made, of how many, and for how many replicas.
+/// Which of how many pipelines to make, and for how many replicas.
 #[doc(alias = "tf.distribute.InputContext")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct InputContext {
-    /// How many pipelines there are: one for each worker, or for each replica.
+    /// The number of pipelines: one for each worker, or for each replica.
     pub num_input_pipelines: usize,
-    /// Which of them is to be made, from 0 on.
+    /// The number of the pipeline to make, from 0.
     pub input_pipeline_id: usize,
-    /// The replicas of all workers.
+    /// The number of replicas of all workers.
     pub num_replicas_in_sync: usize,
 }
 
@@ -25,7 +25,7 @@ impl InputContext {
     /// The rows of one replica in a global batch of `global_batch_size`.
     ///
     /// # Errors
-    /// [`Error::NotDivisible`] where the replicas would get different numbers of rows.
+    /// [`Error::NotDivisible`] if replicas would get different numbers of rows.
     ///
     /// ```
     /// # use distribute_data::InputContext;

@@ -1,28 +1,28 @@
-//! A worker's batches becoming the pieces of its replicas.
+//! Splits a worker's batches into the pieces of its replicas.
 
 use crate::Result;
+use crate::chunk::Chunk;
 use crate::operations::rebatch::RebatchStage;
 use crate::plan::layout::Layout;
 use crate::plan::recut::recut;
 use crate::plan::shares;
 use crate::plan::split::SplitRule;
-use crate::run::Run;
 use crate::split::{batch_rows, pieces_of};
 use crate::stage::Stage;
 use distribute_tensor::{Leaf, Tree};
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// How a worker's batches are cut.
+/// How a worker's batches are split.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Cut {
-    /// Every worker reads the same batches: each is cut into `of` pieces, and these are ours, in this order.
+    /// Every worker reads the same batches. Each batch has `of` pieces, and this worker takes `pieces`, in this order.
     Own { rule: SplitRule, of: usize, pieces: Vec<usize> },
-    /// Every worker reads batches of its own, of `full` rows where that is known, and takes its share in each step.
+    /// Every worker reads batches of its own, of `full` rows if that is known, and takes its share in each step.
     Shares { full: Option<usize>, layout: Layout, worker: usize },
-    /// Over the borders of batches, into a cycle of sizes.
+    /// Across the borders of batches, into a cycle of sizes.
     Stream { sizes: Vec<usize> },
-    /// Elements are handed on as they are.
+    /// Elements are passed on as they are.
     Not,
 }
 
@@ -38,7 +38,8 @@ impl Cut {
         }
     }
 
-    /// The pieces of a first batch of `rows` rows: so many for each step that it lasts as the worker has replicas.
+    /// The pieces of a first batch of `rows` rows: one for each of the worker's replicas, for each step that the batch
+    /// lasts.
     pub(crate) fn pieces(&self, rows: usize) -> Vec<Range<usize>> {
         match self {
             Cut::Stream { sizes } => recut(rows, sizes),
@@ -50,7 +51,7 @@ impl Cut {
         }
     }
 
-    /// The pieces that every batch has, where that is one number.
+    /// The number of pieces of every batch, if it is always the same.
     fn pieces_of_a_batch(&self) -> Option<usize> {
         match self {
             Cut::Own { pieces, .. } => Some(pieces.len()),
@@ -60,7 +61,7 @@ impl Cut {
     }
 }
 
-/// Cuts batch by batch.
+/// Splits one batch after another.
 struct CutStage {
     input: Box<dyn Stage>,
     cut: Cut,
@@ -68,32 +69,32 @@ struct CutStage {
 }
 
 impl CutStage {
-    fn piece(&mut self) -> Result<Option<Run>> {
+    fn piece(&mut self) -> Result<Option<Chunk>> {
         while self.ready.is_empty() {
-            let Some(run) = self.input.next(1) else { return Ok(None) };
-            match run? {
-                Run::Batch(batch) => {
+            let Some(chunk) = self.input.next(1) else { return Ok(None) };
+            match chunk? {
+                Chunk::Batch(batch) => {
                     let pieces = self.cut.pieces(batch.len());
                     self.ready.extend(batch.cut(pieces)?);
                 }
-                run => {
-                    for batch in run.into_values()? {
+                chunk => {
+                    for batch in chunk.into_values()? {
                         let pieces = self.cut.pieces(batch_rows(&batch)?);
                         self.ready.extend(pieces_of(&batch, &pieces)?);
                     }
                 }
             }
         }
-        Ok(self.ready.pop_front().map(Run::one))
+        Ok(self.ready.pop_front().map(Chunk::one))
     }
 }
 
 impl Stage for CutStage {
-    fn next(&mut self, _max: usize) -> Option<Result<Run>> {
+    fn next(&mut self, _max: usize) -> Option<Result<Chunk>> {
         self.piece().transpose()
     }
 
-    /// Whole batches are passed over uncut where it is known how many pieces they have.
+    /// Skips whole batches without splitting them, if the number of their pieces is known.
     fn skip(&mut self, count: usize) -> Result<usize> {
         let mut left = count;
         if let (Some(each), true) = (self.cut.pieces_of_a_batch().filter(|n| *n > 0), self.ready.is_empty()) {

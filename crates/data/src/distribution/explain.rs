@@ -9,8 +9,8 @@ use distribute_tensor::Nest;
 use std::fmt::Write;
 
 impl<T: Nest> Distribution<T> {
-    /// The pipeline, the policy taken and why, what each worker reads, the rows of each replica in a step of a full batch,
-    /// and what happens at the end.
+    /// Describes the pipeline, the policy taken and why, what each worker reads, the rows of each replica in a step of a
+    /// full batch, and what happens at the end.
     ///
     /// ```
     /// use distribute_data::{Dataset, DistributeOptions, Distribution, Layout};
@@ -33,9 +33,10 @@ impl<T: Nest> Distribution<T> {
                 let Parted { pipeline, decision, parts } = parted.as_ref();
                 write!(out, "{}over {}, ", pipeline::explain(pipeline), self.layout)?;
                 let asked = self.options.policy;
-                match asked == decision.taken {
-                    true => writeln!(out, "policy {}: {}", decision.taken, decision.why)?,
-                    false => writeln!(out, "policy {} ({asked}): {}", decision.taken, decision.why)?,
+                if asked == decision.taken {
+                    writeln!(out, "policy {}: {}", decision.taken, decision.why)?
+                } else {
+                    writeln!(out, "policy {} ({asked}): {}", decision.taken, decision.why)?
                 }
                 for (worker, part) in parts.iter().enumerate() {
                     let reads = match decision.taken {

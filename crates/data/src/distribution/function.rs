@@ -8,11 +8,11 @@ use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A function and what it has made: it is asked once for each context.
+/// A function and the datasets it has made. It is called once for each context.
 pub(super) struct Function<T> {
     make: Box<dyn Fn(InputContext) -> Result<Dataset<T>, Cause> + Send + Sync>,
     made: Mutex<HashMap<InputContext, Dataset<T>>>,
-    /// Whether each replica has a pipeline, or each worker.
+    /// Whether there is a pipeline for each replica, instead of each worker.
     pub(super) per_replica: bool,
 }
 
@@ -24,7 +24,7 @@ impl<T> Function<T> {
         Self { make: Box::new(make), made: Mutex::default(), per_replica }
     }
 
-    /// Those of a worker: one, or one for each of its replicas.
+    /// The datasets of a worker: one, or one for each of its replicas.
     pub(super) fn datasets(&self, layout: Layout, worker: usize) -> Result<Vec<Dataset<T>>> {
         let Layout { workers, replicas } = layout;
         let num_replicas_in_sync = layout.total();
@@ -33,11 +33,12 @@ impl<T> Function<T> {
             input_pipeline_id,
             num_replicas_in_sync,
         };
-        match self.per_replica {
-            false => Ok(vec![self.dataset(context(workers, worker))?]),
-            true => (0..replicas)
+        if self.per_replica {
+            (0..replicas)
                 .map(|r| self.dataset(context(num_replicas_in_sync, worker * replicas + r)))
-                .collect(),
+                .collect()
+        } else {
+            Ok(vec![self.dataset(context(workers, worker))?])
         }
     }
 
@@ -45,7 +46,7 @@ impl<T> Function<T> {
         if let Some(dataset) = self.made().get(&context) {
             return Ok(dataset.clone());
         }
-        // The lock is not held meanwhile: the function may use the distribution itself.
+        // Without the lock, since the function may use the distribution itself.
         let dataset = catch_unwind(AssertUnwindSafe(|| (self.make)(context)))
             .unwrap_or_else(|panic| Err(format!("it panicked: {}", panic_message(panic.as_ref())).into()))
             .map_err(|cause| Error::DatasetFunction { context, cause })?;

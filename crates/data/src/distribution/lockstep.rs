@@ -2,15 +2,15 @@
 
 use super::Distribution;
 use super::steps::Steps;
-use crate::plan::ends::Ballot;
-use crate::run::Run;
+use crate::chunk::Chunk;
+use crate::plan::ends::StepCounts;
 use crate::stage::Stage;
 use crate::{Error, Result};
 use distribute_tensor::{Leaf, Nest, Tree};
 use std::marker::PhantomData;
 
 impl<T: Nest> Distribution<T> {
-    /// All workers' passes side by side: for each step, for each worker, the pieces of its replicas.
+    /// Runs all workers' passes side by side. Yields the pieces of each step, by worker and replica.
     ///
     /// # Errors
     /// Those of [`worker`](Distribution::worker).
@@ -24,9 +24,7 @@ impl<T: Nest> Distribution<T> {
     }
 }
 
-/// The passes of all workers, step by step: for each worker the pieces of its replicas.
-///
-/// What several processes do together, in one: to see who gets what.
+/// The passes of all workers in one process, to see who gets what. Yields the pieces of each step, by worker and replica.
 pub struct Lockstep<T> {
     together: Together,
     ended: bool,
@@ -37,14 +35,14 @@ pub struct Lockstep<T> {
 pub(super) struct Together(pub(super) Vec<Steps>);
 
 impl Together {
-    /// Passes over `steps` steps.
+    /// Skips `steps` steps.
     pub(super) fn skip(&mut self, steps: u64) -> Result<()> {
         self.0.iter_mut().try_for_each(|worker| worker.skip(steps))
     }
 
     /// The next step, `[worker][replica]`.
     fn step(&mut self) -> Result<Option<Vec<Vec<Tree<Leaf>>>>> {
-        let mut all = Ballot::default();
+        let mut all = StepCounts::default();
         for worker in &mut self.0 {
             all = all + worker.prepare()?;
         }
@@ -69,14 +67,14 @@ impl<T: Nest> Iterator for Lockstep<T> {
     }
 }
 
-/// The steps of all workers as batches, for others to cut: the rows of all pieces, in the order of global replicas.
+/// The steps of all workers as batches, to be split again: the rows of all pieces, in the order of global replicas.
 pub(super) struct Gathered(pub(super) Together);
 
 impl Gathered {
-    fn batch(&mut self) -> Result<Option<Run>> {
+    fn batch(&mut self) -> Result<Option<Chunk>> {
         let Some(step) = self.0.step()? else { return Ok(None) };
         let mut pieces = step.concat();
-        // Of pieces that are all without rows, one stays.
+        // If no piece has rows, one is kept.
         let filled = pieces.iter().filter(|piece| piece.rows().is_ok_and(|rows| rows > 0)).count();
         if filled > 0 {
             pieces.retain(|piece| piece.rows().is_ok_and(|rows| rows > 0));
@@ -92,12 +90,12 @@ impl Gathered {
                 source,
             })?),
         };
-        Ok(batch.map(Run::one))
+        Ok(batch.map(Chunk::one))
     }
 }
 
 impl Stage for Gathered {
-    fn next(&mut self, _max: usize) -> Option<Result<Run>> {
+    fn next(&mut self, _max: usize) -> Option<Result<Chunk>> {
         self.batch().transpose()
     }
 }

@@ -1,10 +1,10 @@
-//! What one worker reads, and how it is cut.
+//! What one worker reads, and how it is split.
 
 use super::cut::Cut;
 use super::steps::{Pieces, Steps, Templates};
 use super::{Distribution, Source};
 use crate::operations::ahead::AheadStage;
-use crate::pipeline::{self, Part, Pipeline};
+use crate::pipeline::{self, Pipeline, WorkerShard};
 use crate::plan::layout::Layout;
 use crate::plan::policy::Decision;
 use crate::plan::recut::worker_sizes;
@@ -13,7 +13,7 @@ use crate::{AutoShardPolicy, Batching, Dataset, Error, Result, SplitRule, Uneven
 use distribute_tensor::Nest;
 
 impl<T: Nest> Distribution<T> {
-    /// The size of full batches, where the pipeline tells.
+    /// The size of full batches, if the pipeline tells.
     pub(super) fn full(&self) -> Option<usize> {
         match &self.source {
             Source::Dataset(parted) => match parted.pipeline.batching() {
@@ -70,7 +70,7 @@ impl<T: Nest> Distribution<T> {
         })
     }
 
-    /// Whole pipelines of which a batch shows what one looks like.
+    /// The unsharded pipelines, from whose batches an empty one can be derived.
     pub(super) fn templates(&self, worker: usize, epoch: u64) -> Result<Templates> {
         let pipelines = match &self.source {
             Source::Dataset(parted) => vec![parted.pipeline.clone()],
@@ -81,8 +81,8 @@ impl<T: Nest> Distribution<T> {
         Ok(Templates { pipelines, epoch, alone: self.layout.workers == 1 })
     }
 
-    /// The rows of a worker in a step of a full batch. Where workers take turns with their shares these add up to a batch
-    /// only together, so one speaks for all.
+    /// The number of rows of a worker in a step of a full batch. If workers take turns with their shares, only the sum over
+    /// all workers is known, so it is attributed to one of them.
     fn own_full(&self, worker: usize) -> Option<usize> {
         let full = self.full()?;
         match self.cut(self.decision()?, worker) {
@@ -91,7 +91,7 @@ impl<T: Nest> Distribution<T> {
         }
     }
 
-    /// Pieces made ahead of time, where that is asked for and worth it.
+    /// Prepares pieces ahead, if that is asked for and worth it.
     fn ahead(&self, stage: Box<dyn Stage>, pipeline: &Pipeline, pieces: usize) -> Box<dyn Stage> {
         match self.options.prefetch.saturating_mul(pieces) {
             ahead if ahead > 0 && pipeline.costly() => Box::new(AheadStage::new(stage, ahead, "prefetch")),
@@ -99,7 +99,7 @@ impl<T: Nest> Distribution<T> {
         }
     }
 
-    /// How a worker's batches are cut into pieces. TensorFlow's rule cuts over their borders where all have one known
+    /// How a worker's batches are split into pieces. TensorFlow's rule cuts across their borders if all have the same known
     /// size and differ from worker to worker.
     pub(super) fn cut(&self, decision: &Decision, worker: usize) -> Cut {
         let Layout { workers, replicas } = self.layout;
@@ -119,8 +119,8 @@ impl<T: Nest> Distribution<T> {
         }
     }
 
-    /// A worker's pieces of a batch that every worker sees: those of its own replicas; under TensorFlow's rule every
-    /// so-manieth.
+    /// A worker's pieces of a batch that every worker sees: those of its own replicas, or under TensorFlow's rule every
+    /// `W`-th.
     pub(super) fn own_pieces(&self, worker: usize, rule: SplitRule) -> Cut {
         let Layout { workers, replicas } = self.layout;
         let piece = |r| match rule {
@@ -135,7 +135,7 @@ impl<T: Nest> Distribution<T> {
 pub(super) struct Parted {
     pub(super) pipeline: Pipeline,
     pub(super) decision: Decision,
-    /// Of each worker. They are made once, so that what a cache has kept is there in the next pass.
+    /// The pipeline of each worker. They are made once, so that the contents of caches survive until the next pass.
     pub(super) parts: Vec<Pipeline>,
 }
 
@@ -143,15 +143,15 @@ impl Parted {
     pub(super) fn new(pipeline: Pipeline, decision: Decision, workers: usize) -> Self {
         let part = |index| match decision.taken {
             AutoShardPolicy::File if workers > 1 => {
-                pipeline::shard(&pipeline, &Part::Files { workers, index })
+                pipeline::shard(&pipeline, &WorkerShard::Files { workers, index })
             }
-            AutoShardPolicy::Hint => pipeline::shard(&pipeline, &Part::Hint { workers, index }),
+            AutoShardPolicy::Hint => pipeline::shard(&pipeline, &WorkerShard::Hint { workers, index }),
             _ => pipeline.clone(),
         };
         Self { parts: (0..workers).map(part).collect(), pipeline, decision }
     }
 
-    /// Whether all parameters are in their ranges; they are the same for all workers.
+    /// Checks that all parameters are in their ranges; they are the same for all workers.
     pub(super) fn check(&self) -> Result<()> {
         self.parts.first().map_or(Ok(()), pipeline::check)
     }

@@ -1,16 +1,17 @@
-//! [`WorkerPass`]: one worker's pass, as others see it.
+//! [`WorkerPass`]: the public interface of one worker's pass.
 
 use super::position::Position;
 use super::steps::Steps;
-use crate::plan::ends::Ballot;
+use crate::plan::ends::StepCounts;
 use crate::{Error, Result};
 use distribute_tensor::{Leaf, Nest, Tree};
 use std::marker::PhantomData;
 
 /// One worker's pass over a [`Distribution`](super::Distribution).
 ///
-/// With several workers that read data of their own, they decide step by step, together, whether there is one:
-/// [`prepare`](WorkerPass::prepare) says what this one has, and [`finish`](WorkerPass::finish) takes what all of them have.
+/// Several workers that read data of their own decide together in each step whether there is one more:
+/// [`prepare`](WorkerPass::prepare) returns what this worker has, and [`finish`](WorkerPass::finish) takes the sum over all
+/// workers.
 pub struct WorkerPass<T> {
     steps: Steps,
     begun: Position,
@@ -20,44 +21,44 @@ pub struct WorkerPass<T> {
 }
 
 impl<T: Nest> WorkerPass<T> {
-    /// A pass that was begun where `begun` says.
+    /// A pass that began at the position `begun`.
     pub(super) fn new(steps: Steps, begun: Position, same_batches: bool) -> Self {
         Self { steps, begun, same_batches, nest: PhantomData }
     }
 
-    /// What all workers have for the step that was prepared, their ballots by worker, added up. Where they read the same batches,
-    /// they have to be at the end together.
+    /// The sum of all workers' counts for the step that was prepared. Workers that read the same batches have to reach the
+    /// end together.
     ///
     /// # Errors
     /// [`Error::OtherData`].
-    pub fn count(&self, ballots: &[Ballot]) -> Result<Ballot> {
-        let all: Ballot = ballots.iter().copied().sum();
-        let ended = ballots.iter().position(|ballot| ballot.missing > 0);
+    pub fn total(&self, counts: &[StepCounts]) -> Result<StepCounts> {
+        let all: StepCounts = counts.iter().copied().sum();
+        let ended = counts.iter().position(|counts| counts.missing > 0);
         match ended.filter(|_| self.same_batches && all.present > 0) {
             Some(worker) => Err(Error::OtherData { step: self.steps.taken(), worker }),
             None => Ok(all),
         }
     }
 
-    /// Where the pass stands: behind the steps that were taken.
+    /// The position of the pass, after the steps that were taken.
     pub fn position(&self) -> Position {
         Position { steps: self.steps.taken(), ..self.begun.clone() }
     }
 
-    /// Makes the pieces of the next step, and says what there is of them.
+    /// Makes the pieces of the next step, and counts them.
     ///
     /// # Errors
-    /// Those of the pipeline. The pass is over then.
-    pub fn prepare(&mut self) -> Result<Ballot> {
+    /// Those of the pipeline; the pass is over then.
+    pub fn prepare(&mut self) -> Result<StepCounts> {
         self.steps.prepare()
     }
 
-    /// The step that was prepared: a piece for each replica of this worker. `None` if all together don't take it: the
+    /// The step that was prepared: a piece for each replica of this worker. `None` if the workers don't take it, because the
     /// pass is over.
     ///
     /// # Errors
     /// [`Error::NoEmptyBatch`], and [`Error::Type`] if a piece is not a `T`.
-    pub fn finish(&mut self, all: Ballot) -> Result<Option<Vec<T>>> {
+    pub fn finish(&mut self, all: StepCounts) -> Result<Option<Vec<T>>> {
         let Some(pieces) = self.finish_trees(all)? else { return Ok(None) };
         let typed = |(index, piece)| {
             T::from_tree(piece).map_err(|source| Error::Type { operation: "distribute", index, source })
@@ -65,15 +66,15 @@ impl<T: Nest> WorkerPass<T> {
         pieces.into_iter().enumerate().map(typed).collect::<Result<_>>().map(Some)
     }
 
-    /// [`finish`](WorkerPass::finish), with structures as they are known at run time.
+    /// Like [`finish`](WorkerPass::finish), with structures that are known only at run time.
     ///
     /// # Errors
     /// [`Error::NoEmptyBatch`].
-    pub fn finish_trees(&mut self, all: Ballot) -> Result<Option<Vec<Tree<Leaf>>>> {
+    pub fn finish_trees(&mut self, all: StepCounts) -> Result<Option<Vec<Tree<Leaf>>>> {
         self.steps.finish(all)
     }
 
-    /// The next step where this worker is the only one, or no worker can be at the end before the others.
+    /// The next step, for a single worker, or for workers of which none can be at the end before the others.
     ///
     /// # Errors
     /// Those of [`prepare`](WorkerPass::prepare) and [`finish`](WorkerPass::finish).

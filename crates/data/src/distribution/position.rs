@@ -1,39 +1,40 @@
-//! [`Position`]: where a pass stands.
+//! [`Position`]: a place in a pass.
 
 use crate::plan::layout::Layout;
 use crate::{AutoShardPolicy, SplitRule};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Where a pass over a distributed dataset stands: a few numbers, whatever is in the buffers of shuffles.
+/// A place in a pass over a distributed dataset: a few numbers, however much is in the buffers of shuffles.
 ///
-/// Which elements a step takes is settled by who began the pass, whoever takes part later: so it can go on where it stood
-/// with another number of workers or replicas, and no element of the epoch is lost or comes twice. It counts on pipelines
-/// that give the same elements in the same order in a pass of the same number, as all do but those that say otherwise.
+/// The workers and replicas that began a pass determine which elements each of its steps takes. So it can continue with
+/// another number of workers or replicas, and no element of the epoch is lost or repeated. This requires that a pass with
+/// the same number has the same elements in the same order, which holds for all operations except those documented
+/// otherwise.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Position {
     /// The pass, counted from 0.
     pub epoch: u64,
-    /// The steps taken in it.
+    /// The number of steps taken in it.
     pub steps: u64,
-    /// Who took the first step of this pass, and how the data was parted then: which element belongs to which step
-    /// depends on it, to the end of the pass.
+    /// The workers and replicas that began this pass, and how the data was sharded then. It determines which element
+    /// belongs to which step until the end of the pass.
     pub origin: Origin,
 }
 
-/// How the elements of a pass were parted into steps.
+/// How the elements of a pass are divided into steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Origin {
-    /// How many took part.
+    /// The number of workers and replicas.
     pub layout: Layout,
     /// The policy taken; `None` for datasets made by a function.
     pub policy: Option<AutoShardPolicy>,
-    /// The rule of cutting.
+    /// How batches are split.
     pub rule: SplitRule,
-    /// The size of full batches, where the pipeline tells.
+    /// The size of full batches, if the pipeline tells.
     pub batch: Option<usize>,
-    /// A checksum of the operations and their parameters, but for names of files, numbers of threads and what is made
-    /// ahead; `None` for datasets made by a function. What functions of users do, it cannot tell.
+    /// A checksum of the operations and their parameters, without file names, numbers of threads and buffers of prefetches;
+    /// `None` for datasets made by a function. It cannot detect changes inside of user functions.
     pub pipeline: Option<u32>,
 }
 

@@ -1,4 +1,4 @@
-//! Going on where a pass stood, on the same layout or another.
+//! Continues a pass at a position, on the same layout or another.
 
 use super::lockstep::Gathered;
 use super::parts::Parted;
@@ -14,14 +14,15 @@ use distribute_tensor::Nest;
 use std::sync::Arc;
 
 impl<T: Nest> Distribution<T> {
-    /// Starts the pass of one worker where another stood: every element that was not in a step before comes, once.
+    /// Starts the pass of one worker at a position: every element that was in no step before it comes exactly once.
     ///
-    /// On the layout that began the pass, each worker passes over what it had. On another, every worker reads the rest of
-    /// the pass as the old ones would have, and takes its pieces of each of their steps; the next pass is its own again.
+    /// On the layout that began the pass, each worker skips what it has had. On another layout, every worker reads the rest
+    /// of the pass as the old workers would have, and takes its pieces of each of their steps; the next pass uses the new
+    /// layout.
     ///
     /// # Errors
-    /// [`Error::Position`] for a position of another batch size, of other operations or parameters, or where an operation
-    /// cannot give the same once more. [`Error::Worker`].
+    /// [`Error::Position`] for a position with another batch size, other operations or parameters, or if an operation is not
+    /// repeatable. [`Error::Worker`] if there is no such worker.
     pub fn resume(&self, worker: usize, position: &Position) -> Result<WorkerPass<T>> {
         self.layout.check_worker(worker)?;
         self.check_position(position)?;
@@ -37,23 +38,23 @@ impl<T: Nest> Distribution<T> {
             old.skip(position.steps)?;
             let stage = self.own_pieces(worker, self.options.rule).start(Box::new(Gathered(old)));
             let pieces = Pieces::Dealt(stage, self.layout.replicas);
-            // Where the end is was decided by the old ones, together.
+            // The old workers decide together where the end is.
             let ends = UnevenEnds::PadEmpty;
             let mut steps = Steps::new(pieces, ends, None, self.templates(worker, position.epoch)?);
             steps.count(position.steps);
             steps
         };
         let origin = if position.steps == 0 { mine } else { position.origin };
-        // What others have begun, every worker reads.
+        // On another layout, every worker reads the same.
         let same_batches = !as_begun || self.same_batches();
         Ok(WorkerPass::new(steps, Position { origin, ..position.clone() }, same_batches))
     }
 
-    /// Whether a pass can go on at a position.
+    /// Checks that a pass can continue at a position.
     ///
     /// # Errors
-    /// [`Error::Position`] for a position of another batch size, of other operations or parameters, or where an operation
-    /// cannot give the same once more, or for one of no workers or more than there can be.
+    /// [`Error::Position`] for a position with another batch size, other operations or parameters, or an invalid number of
+    /// workers, or if an operation is not repeatable.
     pub fn check_position(&self, position: &Position) -> Result<()> {
         let refuse = |why: String| Err(Error::Position { position: position.to_string(), why });
         let (mine, theirs) = (self.origin(), &position.origin);
@@ -81,12 +82,12 @@ impl<T: Nest> Distribution<T> {
                     Err(error) => refuse(error.to_string()),
                 }
             }
-            // What the function makes is looked at once it is made.
+            // The datasets of a function are checked when they are made.
             Source::Function(_) => Ok(()),
         }
     }
 
-    /// How a pass of this distribution is parted.
+    /// How a pass of this distribution is divided into steps.
     pub(super) fn origin(&self) -> Origin {
         Origin {
             layout: self.layout,
@@ -100,7 +101,7 @@ impl<T: Nest> Distribution<T> {
         }
     }
 
-    /// This dataset, parted as it was where a pass began.
+    /// This dataset, divided as it was when a pass began.
     fn as_begun(&self, origin: &Origin) -> Self {
         let mut plan = self.clone();
         plan.layout = origin.layout;
@@ -114,7 +115,7 @@ impl<T: Nest> Distribution<T> {
     }
 }
 
-/// Whether a pass over a pipeline can be begun again to go on in the middle.
+/// Checks that a pass over a pipeline can be repeated, to continue in the middle.
 fn repeatable(position: &Position, pipeline: &Pipeline) -> Result<()> {
     match pipeline::unrepeatable(pipeline).filter(|_| position.steps > 0) {
         None => Ok(()),

@@ -1,14 +1,14 @@
-//! [`Steps`]: what the replicas of one worker get, step by step.
+//! [`Steps`]: the pieces of one worker's replicas, step by step.
 
 use crate::pipeline::Pipeline;
-use crate::plan::ends::{Ballot, UnevenEnds};
+use crate::plan::ends::{StepCounts, UnevenEnds};
 use crate::stage::Stage;
 use crate::{ElementSpec, Error, Result, TensorSpec};
 use distribute_tensor::{HostTensor, Leaf, Tree};
 
 /// Where the pieces of a worker's replicas come from.
 pub(crate) enum Pieces {
-    /// One after the other from one stage, replica by replica.
+    /// From one stage, replica by replica.
     Dealt(Box<dyn Stage>, usize),
     /// From a stage for each replica.
     Each(Vec<Box<dyn Stage>>),
@@ -22,19 +22,16 @@ impl Pieces {
         }
     }
 
-    /// A piece for each replica, as far as there are any.
+    /// The next piece of each replica, if it has one.
     fn next(&mut self, ended: &mut [bool]) -> Result<Vec<Option<Tree<Leaf>>>> {
         let mut pieces = Vec::with_capacity(ended.len());
         for replica in 0..ended.len() {
-            // The end of one stage is the end for all who are dealt from it.
+            // The end of a shared stage is the end for all of its replicas.
             let (stage, place) = match self {
                 Pieces::Dealt(stage, _) => (stage, 0),
                 Pieces::Each(stages) => (&mut stages[replica], replica),
             };
-            let piece = match ended[place] {
-                true => None,
-                false => one(stage)?,
-            };
+            let piece = if ended[place] { None } else { one(stage)? };
             ended[place] = piece.is_none();
             pieces.push(piece);
         }
@@ -61,21 +58,21 @@ impl Pieces {
 fn one(stage: &mut Box<dyn Stage>) -> Result<Option<Tree<Leaf>>> {
     match stage.next(1) {
         None => Ok(None),
-        Some(run) => Ok(run?.into_values()?.pop()),
+        Some(chunk) => Ok(chunk?.into_values()?.pop()),
     }
 }
 
 /// One worker's pass: pieces for its replicas, step by step.
 ///
-/// Whether a step is taken is decided by all workers together: [`prepare`](Steps::prepare) says what this one has for the
-/// next step, [`finish`](Steps::finish) what becomes of it.
+/// All workers decide together whether a step is taken: [`prepare`](Steps::prepare) returns what this one has for the next
+/// step, and [`finish`](Steps::finish) takes the sum over all of them.
 pub(crate) struct Steps {
     pieces: Pieces,
     ended: Vec<bool>,
     ends: UnevenEnds,
-    /// The rows of this worker in a step of a whole batch: where the pipeline doesn't tell, those of its first step.
+    /// The number of rows of this worker in a full step; if the pipeline doesn't tell, that of its first step.
     full: Option<usize>,
-    /// What an empty piece looks like, once that is known: nothing where elements have no rows.
+    /// An empty piece, once it is known; `Some(None)` if elements have no rows.
     empty: Option<Option<Tree<Leaf>>>,
     templates: Templates,
     next: Vec<Option<Tree<Leaf>>>,
@@ -88,17 +85,17 @@ impl Steps {
         Self { pieces, ended, ends, full, empty: None, templates, next: Vec::new(), taken: 0 }
     }
 
-    /// Counts steps that were passed over elsewhere.
+    /// Counts steps that were skipped elsewhere.
     pub(crate) fn count(&mut self, steps: u64) {
         self.taken += steps;
     }
 
-    /// Passes over `steps` steps.
+    /// Skips `steps` steps.
     pub(crate) fn skip(&mut self, steps: u64) -> Result<()> {
         self.count(steps);
         let mut left = usize::try_from(steps).unwrap_or(usize::MAX);
         if left > 0 && self.ends == UnevenEnds::Drop && self.full.is_none() {
-            // Which later steps are whole is only seen in the first.
+            // The first step tells which later ones are full.
             self.prepare()?;
             left -= 1;
         }
@@ -108,13 +105,13 @@ impl Steps {
         }
     }
 
-    /// The steps taken, those passed over too.
+    /// The number of steps taken or skipped.
     pub(crate) fn taken(&self) -> u64 {
         self.taken
     }
 
-    /// Makes the pieces of the next step, and says what there is: nothing more after the end or an error.
-    pub(crate) fn prepare(&mut self) -> Result<Ballot> {
+    /// Makes the pieces of the next step, and counts them; there are none after the end or an error.
+    pub(crate) fn prepare(&mut self) -> Result<StepCounts> {
         let next = self.pieces.next(&mut self.ended);
         if next.is_err() {
             self.end();
@@ -124,29 +121,29 @@ impl Steps {
         if filled.is_err() {
             self.end();
         }
-        let mut ballot = Ballot { unfilled: filled?, ..Ballot::default() };
+        let mut counts = StepCounts { unfilled: filled?, ..StepCounts::default() };
         for piece in &self.next {
             match piece {
                 Some(piece) => {
-                    ballot.present += 1;
+                    counts.present += 1;
                     // Elements that aren't batches count as one row.
-                    ballot.rows += piece.rows().unwrap_or(1);
+                    counts.rows += piece.rows().unwrap_or(1);
                 }
-                None => ballot.missing += 1,
+                None => counts.missing += 1,
             }
         }
-        ballot.full = *self.full.get_or_insert(ballot.rows);
-        Ok(ballot)
+        counts.full = *self.full.get_or_insert(counts.rows);
+        Ok(counts)
     }
 
-    /// Sees to an empty piece where one may be needed, and says how many replicas go without: before all decide on the
-    /// step, so that no worker takes one that another cannot.
+    /// Prepares an empty piece in case one is needed, and returns how many replicas lack one. This comes before all workers
+    /// decide on the step, so that no worker takes a step that another cannot.
     fn fill(&mut self) -> Result<usize> {
         let missing = self.next.iter().filter(|piece| piece.is_none()).count();
         if self.empty.is_none() {
             self.empty = match self.next.iter().flatten().next() {
                 Some(piece) => Some(without_rows(piece)),
-                // It is the end, where there are no others.
+                // Without other workers, this is the end.
                 None if self.templates.alone => None,
                 None => Some(self.templates.empty()?),
             };
@@ -155,13 +152,13 @@ impl Steps {
         Ok(if none { missing } else { 0 })
     }
 
-    /// Nothing more is asked for: what is left is of no step.
+    /// Ends the pass: whatever is left belongs to no step.
     fn end(&mut self) {
         self.ended.fill(true);
     }
 
-    /// The step that was prepared, if all together take it; `None` at the end.
-    pub(crate) fn finish(&mut self, all: Ballot) -> Result<Option<Vec<Tree<Leaf>>>> {
+    /// The step that was prepared, if the workers take it; `None` at the end.
+    pub(crate) fn finish(&mut self, all: StepCounts) -> Result<Option<Vec<Tree<Leaf>>>> {
         let next = std::mem::take(&mut self.next);
         if !self.ends.take(all) {
             self.end();
@@ -169,7 +166,7 @@ impl Steps {
         }
         let empty = || self.empty.clone().flatten();
         let no_empty = || {
-            let Ballot { present, missing, .. } = all;
+            let StepCounts { present, missing, .. } = all;
             Error::NoEmptyBatch { step: self.taken, present, replicas: present.saturating_add(missing) }
         };
         if all.unfilled > 0 {
@@ -182,9 +179,9 @@ impl Steps {
     }
 }
 
-/// Where a worker that has seen no batch finds out what one looks like.
+/// How a worker that has seen no batch finds out what one looks like.
 pub(crate) struct Templates {
-    /// The pipelines of whole datasets, one of which has a first batch if anybody has data.
+    /// The unsharded pipelines, one of which has a first batch if any worker has data.
     pub(crate) pipelines: Vec<Pipeline>,
     pub(crate) epoch: u64,
     /// Whether no other worker has data.
@@ -192,8 +189,7 @@ pub(crate) struct Templates {
 }
 
 impl Templates {
-    /// A batch without rows; `None` where elements have no rows, or these pipelines have no elements and don't tell what
-    /// they would be.
+    /// A batch without rows; `None` if elements have no rows, or if these pipelines have neither elements nor a spec.
     fn empty(&self) -> Result<Option<Tree<Leaf>>> {
         for pipeline in &self.pipelines {
             if let Some(batch) = one(&mut pipeline.start(self.epoch))? {
@@ -204,7 +200,7 @@ impl Templates {
     }
 }
 
-/// A batch without rows of a spec: sizes that are not known are 0.
+/// A batch without rows by its spec, with 0 for unknown sizes.
 fn of_spec(spec: ElementSpec) -> Option<Tree<Leaf>> {
     let leaf = &mut |spec: TensorSpec| {
         let (_rows, inner) = spec.dims.split_first().ok_or(())?;
@@ -214,7 +210,7 @@ fn of_spec(spec: ElementSpec) -> Option<Tree<Leaf>> {
     spec.try_map(leaf).ok()
 }
 
-/// The same without rows, of a batch.
+/// A batch like this one, without rows.
 fn without_rows(batch: &Tree<Leaf>) -> Option<Tree<Leaf>> {
     batch.narrow_rows(0, 0).ok()
 }

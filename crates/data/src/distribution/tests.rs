@@ -4,7 +4,7 @@ mod ends;
 mod files;
 
 use super::*;
-use crate::plan::ends::Ballot;
+use crate::plan::ends::StepCounts;
 use crate::testing::{quietly, values};
 use distribute_tensor::HostTensor;
 use proptest::prelude::*;
@@ -91,8 +91,8 @@ proptest! {
             let stop = stops.get(i).copied().unwrap_or(usize::MAX);
             let mut steps = 0;
             while steps < stop {
-                let ballots: Vec<_> = passes.iter_mut().map(|pass| pass.prepare().unwrap()).collect();
-                let all = ballots.into_iter().fold(Ballot::default(), |a, b| a + b);
+                let counts: Vec<_> = passes.iter_mut().map(|pass| pass.prepare().unwrap()).collect();
+                let all = counts.into_iter().fold(StepCounts::default(), |a, b| a + b);
                 let step: Option<Vec<_>> = passes.iter_mut().map(|pass| pass.finish(all).unwrap()).collect();
                 let Some(step) = step else { break };
                 seen.extend(step.into_iter().flatten().flat_map(|p| p.as_slice::<i64>().unwrap().to_vec()));

@@ -45,10 +45,7 @@ impl Files {
     pub fn glob(pattern: &str) -> Result<Self> {
         let mut files = if is_url(pattern) { remote(pattern)? } else { local(pattern)? };
         files.sort();
-        match files.is_empty() {
-            true => Err(Error::NoFiles { pattern: discreet(pattern) }),
-            false => Ok(Self(files)),
-        }
+        if files.is_empty() { Err(Error::NoFiles { pattern: discreet(pattern) }) } else { Ok(Self(files)) }
     }
 
     /// The files that one of several workers reads: `index`, `index + workers`, … A worker beyond the number

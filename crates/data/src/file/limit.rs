@@ -30,12 +30,13 @@ impl ElementLimit {
 
     /// Whether so many bytes are too many: what is wrong then, and what to do. `what` is what takes them: `a row`.
     pub(crate) fn check(self, what: &str, bytes: u64) -> Result<(), String> {
-        match bytes <= self.bytes {
-            true => Ok(()),
-            false => Err(format!(
+        if bytes <= self.bytes {
+            Ok(())
+        } else {
+            Err(format!(
                 "{what} takes more than {} bytes of memory; if it is meant to, raise the limit with `{}`",
                 self.bytes, self.setting
-            )),
+            ))
         }
     }
 }

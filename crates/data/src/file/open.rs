@@ -17,12 +17,13 @@ fn again(found: FileType) -> Result<()> {
     #[cfg(not(unix))]
     let disk = false;
     // Reading a folder fails with a text of its own.
-    match found.is_file() || found.is_dir() || disk {
-        true => Ok(()),
-        false => Err(Error::new(
+    if found.is_file() || found.is_dir() || disk {
+        Ok(())
+    } else {
+        Err(Error::new(
             ErrorKind::Unsupported,
             "this is a pipe, a socket or a device, whose bytes come only once, but every pass reads its files anew, \
              and some formats more than once in a pass: copy it into a file, or read all of it and use `Location::bytes`",
-        )),
+        ))
     }
 }

@@ -6,10 +6,10 @@ use std::collections::{BTreeSet, VecDeque};
 use std::io::ErrorKind;
 use std::path::{Component, Path, PathBuf};
 
-/// A pattern of paths, part by part.
-pub(super) struct PathPattern(Vec<Part>);
+/// A pattern of paths, segment by segment.
+pub(super) struct PathPattern(Vec<Segment>);
 
-enum Part {
+enum Segment {
     /// A name as it stands, or what comes before names: `/`, `..`.
     Literal(PathBuf),
     /// A name that matches.
@@ -22,15 +22,15 @@ impl PathPattern {
     pub(super) fn new(pattern: &str) -> std::result::Result<Self, PatternError> {
         // As a whole, for the places of errors.
         Pattern::new(pattern)?;
-        let part = |component: Component<'_>| {
+        let segment = |component: Component<'_>| {
             let text = component.as_os_str().to_string_lossy();
             Ok(match component {
-                Component::Normal(_) if text == "**" => Part::Folders,
-                Component::Normal(_) if text.contains(['*', '?', '[']) => Part::Name(Pattern::new(&text)?),
-                other => Part::Literal(other.as_os_str().into()),
+                Component::Normal(_) if text == "**" => Segment::Folders,
+                Component::Normal(_) if text.contains(['*', '?', '[']) => Segment::Name(Pattern::new(&text)?),
+                other => Segment::Literal(other.as_os_str().into()),
             })
         };
-        Path::new(pattern).components().map(part).collect::<std::result::Result<_, _>>().map(Self)
+        Path::new(pattern).components().map(segment).collect::<std::result::Result<_, _>>().map(Self)
     }
 
     /// The files that match. Links are followed, but `**` enters no folder twice, whatever paths lead to it: among
@@ -51,16 +51,16 @@ struct Walk {
 }
 
 impl Walk {
-    fn descend(&mut self, at: PathBuf, parts: &[Part]) -> Result<()> {
-        let Some((part, rest)) = parts.split_first() else {
+    fn descend(&mut self, at: PathBuf, segments: &[Segment]) -> Result<()> {
+        let Some((segment, rest)) = segments.split_first() else {
             if at.symlink_metadata().is_ok() && !at.is_dir() {
                 self.found.insert(at);
             }
             return Ok(());
         };
-        match part {
-            Part::Literal(name) => self.descend(at.join(name), rest),
-            Part::Name(pattern) => {
+        match segment {
+            Segment::Literal(name) => self.descend(at.join(name), rest),
+            Segment::Name(pattern) => {
                 for (_, entry) in entries(&at)? {
                     // What is no text is matched by what stands for a character that is none.
                     let name = entry.file_name().map(|name| name.to_string_lossy());
@@ -71,7 +71,7 @@ impl Walk {
                 }
                 Ok(())
             }
-            Part::Folders => {
+            Segment::Folders => {
                 for folder in self.enter(at, rest.len())? {
                     self.descend(folder, rest)?;
                 }

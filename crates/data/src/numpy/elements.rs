@@ -25,23 +25,26 @@ pub(super) fn read(header: &Header, input: &mut Input<impl Read>) -> Result<Buff
     macro_rules! numbers {
         ($($dtype:ident $ty:ty;)*) => {
             match header.dtype {
-                $(DType::$dtype => match header.big_endian {
-                    true => numbers(header, input, |bytes| Some(<$ty>::from_be_bytes(bytes))),
-                    false => numbers(header, input, |bytes| Some(<$ty>::from_le_bytes(bytes))),
+                $(DType::$dtype => if header.big_endian {
+                    numbers(header, input, |bytes| Some(<$ty>::from_be_bytes(bytes)))
+                } else {
+                    numbers(header, input, |bytes| Some(<$ty>::from_le_bytes(bytes)))
                 },)*
                 DType::Bool => numbers(header, input, |[byte]| (byte < 2).then_some(byte == 1)),
                 DType::C64 => numbers(header, input, |bytes: [u8; 8]| {
                     let (re, im) = halves::<8, 4>(bytes)?;
-                    Some(match header.big_endian {
-                        true => Complex32::new(f32::from_be_bytes(re), f32::from_be_bytes(im)),
-                        false => Complex32::new(f32::from_le_bytes(re), f32::from_le_bytes(im)),
+                    Some(if header.big_endian {
+                        Complex32::new(f32::from_be_bytes(re), f32::from_be_bytes(im))
+                    } else {
+                        Complex32::new(f32::from_le_bytes(re), f32::from_le_bytes(im))
                     })
                 }),
                 DType::C128 => numbers(header, input, |bytes: [u8; 16]| {
                     let (re, im) = halves::<16, 8>(bytes)?;
-                    Some(match header.big_endian {
-                        true => Complex64::new(f64::from_be_bytes(re), f64::from_be_bytes(im)),
-                        false => Complex64::new(f64::from_le_bytes(re), f64::from_le_bytes(im)),
+                    Some(if header.big_endian {
+                        Complex64::new(f64::from_be_bytes(re), f64::from_be_bytes(im))
+                    } else {
+                        Complex64::new(f64::from_le_bytes(re), f64::from_le_bytes(im))
                     })
                 }),
                 DType::Bf16 | DType::String => Err(input.damaged("a dtype that numpy doesn't have")),

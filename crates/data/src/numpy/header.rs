@@ -46,12 +46,11 @@ impl Header {
     /// The header with which we write a tensor.
     pub(super) fn of(tensor: &HostTensor) -> Result<Self> {
         let dtype = tensor.dtype();
-        match CODES.iter().any(|(known, _)| *known == dtype) {
-            true => Ok(Self { dtype, big_endian: false, fortran: false, shape: tensor.dims().to_vec() }),
-            false => {
-                let operation = "write_npy";
-                Err(distribute_tensor::Error::UnsupportedDType { operation, dtype }.into())
-            }
+        if CODES.iter().any(|(known, _)| *known == dtype) {
+            Ok(Self { dtype, big_endian: false, fortran: false, shape: tensor.dims().to_vec() })
+        } else {
+            let operation = "write_npy";
+            Err(distribute_tensor::Error::UnsupportedDType { operation, dtype }.into())
         }
     }
 
@@ -76,9 +75,10 @@ impl Header {
         let padded = (before + text.len() + 1).next_multiple_of(ALIGNMENT) - before;
         text.push_str(&" ".repeat(padded - 1 - text.len()));
         text.push('\n');
-        let (version, len) = match long {
-            true => (2, (text.len() as u32).to_le_bytes().to_vec()),
-            false => (1, (text.len() as u16).to_le_bytes().to_vec()),
+        let (version, len) = if long {
+            (2, (text.len() as u32).to_le_bytes().to_vec())
+        } else {
+            (1, (text.len() as u16).to_le_bytes().to_vec())
         };
         [MAGIC, &[version, 0], &len, text.as_bytes()].concat()
     }

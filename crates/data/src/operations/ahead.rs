@@ -1,7 +1,7 @@
 //! A stage on a thread of its own, ahead of its consumer.
 
+use crate::chunk::Chunk;
 use crate::guard::panic_message;
-use crate::run::Run;
 use crate::stage::{Stage, read_over};
 use crate::{Error, Result};
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -9,11 +9,10 @@ use std::thread::JoinHandle;
 
 /// Runs its input on a thread that stays at most `buffer` elements ahead of the consumer.
 ///
-/// Neither side waits for longer than the other lives, and neither needs a deadline for that: a channel's wait ends
-/// when its other end is dropped. The thread drops its end when the input ends, fails or panics; the consumer drops
-/// its end together with the stage, upon which the thread's next hand-over fails and the thread ends. Nobody joins
-/// a thread that may still be in a user's function. What can take long is the user's function itself, just as long
-/// as it would without a thread.
+/// No deadline is needed: a wait on a channel ends when the other end is dropped. The thread drops its end when the input
+/// ends, fails or panics. The consumer drops its end with the stage; the thread's next send then fails, and the thread ends.
+/// Nobody joins a thread that may still be in a user function. Only the user function itself can take long, just as it would
+/// without a thread.
 pub(crate) struct AheadStage {
     state: State,
     buffer: usize,
@@ -21,7 +20,7 @@ pub(crate) struct AheadStage {
 }
 
 enum State {
-    /// Not started: a pass that nobody pulls from costs no thread.
+    /// Not started, since a pass that nobody reads needs no thread.
     Waiting(Box<dyn Stage>),
     Running(Running),
     Ended,
@@ -30,30 +29,30 @@ enum State {
 struct Running {
     receiver: Receiver<Made>,
     thread: JoinHandle<()>,
-    /// How many passes the input had behind it when what came last was made.
+    /// How many passes the input had completed when the last element was made.
     passes: usize,
-    /// What was received but didn't fit into the run before it.
-    kept: Option<Result<Run>>,
+    /// A received chunk that could not be appended to the one before.
+    kept: Option<Result<Chunk>>,
 }
 
-/// What the input gave, and how many [passes](Stage::passes) it had behind it then.
-type Made = (Result<Run>, usize);
+/// A chunk, and how many [passes](Stage::passes) the input had completed by then.
+type Made = (Result<Chunk>, usize);
 
-/// A channel sets all its places aside at once: more than these would only cost memory.
+/// A channel allocates all its slots at once, so more than these would only cost memory.
 const MOST_PLACES: usize = 4096;
 
 impl Running {
     fn start(mut input: Box<dyn Stage>, buffer: usize, operation: &'static str) -> Result<Self> {
-        // One element more is in the thread's hands, waiting for a place.
+        // The thread holds one more element, waiting for a slot.
         let (sender, receiver) = sync_channel(buffer.saturating_sub(1).min(MOST_PLACES));
         let thread = std::thread::Builder::new()
             .name(format!("data-{operation}"))
             .spawn(move || {
                 let mut next = || {
                     let _input = tracing::trace_span!("input").entered();
-                    // Nobody else has time to put batches together.
-                    let run = input.next(1)?;
-                    Some((run.and_then(Run::together), input.passes()))
+                    // Batches are assembled here, ahead of the consumer.
+                    let chunk = input.next(1)?;
+                    Some((chunk.and_then(Chunk::together), input.passes()))
                 };
                 while let Some(made) = next() {
                     let failed = made.0.is_err();
@@ -61,7 +60,7 @@ impl Running {
                         break;
                     }
                 }
-                // The input goes first: when the consumer sees the end, what the input held is free.
+                // Dropped before the channel's end, so that its memory is free when the consumer sees the end.
                 drop(input);
                 drop(sender);
             })
@@ -69,8 +68,8 @@ impl Running {
         Ok(Self { receiver, thread, passes: 0, kept: None })
     }
 
-    /// Waits for one element and takes what else is there already, up to `max` elements.
-    fn pull(&mut self, max: usize) -> Option<Result<Run>> {
+    /// Waits for one element, and takes others that are ready, up to `max` in total.
+    fn pull(&mut self, max: usize) -> Option<Result<Chunk>> {
         // This wait ends with the thread, see above.
         let first = match self.kept.take() {
             Some(kept) => kept,
@@ -79,30 +78,30 @@ impl Running {
                 self.counted(made)
             }
         };
-        let mut run = match first {
-            Ok(run) => run,
+        let mut chunk = match first {
+            Ok(chunk) => chunk,
             error => return Some(error),
         };
-        while run.len() < max {
+        while chunk.len() < max {
             let Ok(made) = self.receiver.try_recv() else { break };
             self.kept = match self.counted(made) {
-                Ok(next) => run.append(next).map(Ok),
+                Ok(next) => chunk.append(next).map(Ok),
                 error => Some(error),
             };
             if self.kept.is_some() {
                 break;
             }
         }
-        Some(Ok(run))
+        Some(Ok(chunk))
     }
 
-    fn counted(&mut self, (run, passes): Made) -> Result<Run> {
+    fn counted(&mut self, (chunk, passes): Made) -> Result<Chunk> {
         self.passes = passes;
-        run
+        chunk
     }
 
-    /// Why nothing more comes: the thread has nothing left to do but to end, so this join doesn't wait.
-    fn end(self, operation: &'static str) -> Option<Result<Run>> {
+    /// Why there are no more elements. The thread has nothing left to do, so this join doesn't wait.
+    fn end(self, operation: &'static str) -> Option<Result<Chunk>> {
         let panic = self.thread.join().err()?;
         Some(Err(Error::ThreadDied { operation, message: panic_message(panic.as_ref()) }))
     }
@@ -114,7 +113,7 @@ impl AheadStage {
         Self { state: State::Waiting(input), buffer, operation }
     }
 
-    /// Starts the thread before the first element is asked for.
+    /// Starts the thread before the first element is requested.
     pub(crate) fn begin(&mut self) -> Result<()> {
         self.state = match std::mem::replace(&mut self.state, State::Ended) {
             State::Waiting(input) => State::Running(Running::start(input, self.buffer, self.operation)?),
@@ -125,7 +124,7 @@ impl AheadStage {
 }
 
 impl Stage for AheadStage {
-    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+    fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
         if let Err(error) = self.begin() {
             return Some(Err(error));
         }
@@ -141,7 +140,7 @@ impl Stage for AheadStage {
         }
     }
 
-    /// Before the thread has started the input itself skips, which can be much faster than making elements.
+    /// Before the thread has started, the input itself skips, which can be much faster than making elements.
     fn skip(&mut self, count: usize) -> Result<usize> {
         if let State::Waiting(input) = &mut self.state {
             let skipped = input.skip(count)?;
@@ -172,7 +171,7 @@ mod tests {
     fn a_thread_that_dies_is_an_error() {
         struct Broken;
         impl Stage for Broken {
-            fn next(&mut self, _: usize) -> Option<Result<Run>> {
+            fn next(&mut self, _: usize) -> Option<Result<Chunk>> {
                 panic!("a bug of ours")
             }
         }

@@ -1,17 +1,17 @@
-//! A number of elements that somebody knows.
+//! Asserts the number of elements.
 
-use crate::pipeline::{Operation, Part, Pipeline, Sharding, one_input};
-use crate::run::Run;
+use crate::chunk::Chunk;
+use crate::pipeline::{Operation, Pipeline, Sharding, WorkerShard, one_input};
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset, Error, Result};
 use distribute_tensor::Nest;
 
 impl<T: Nest> Dataset<T> {
-    /// The same elements, of which there are `count`: what [`cardinality`](Dataset::cardinality) says from here on.
+    /// Asserts that there are `count` elements, which is the [`cardinality`](Dataset::cardinality) from here on.
     ///
-    /// Another number gives [`Error::Cardinality`]: before anything is read where the pipeline tells, otherwise in the
-    /// pass, at its end or in place of the first element too many. Workers that read files of their own each have a part
-    /// of the elements: for them it is taken out.
+    /// Another number gives [`Error::Cardinality`]: before anything is read if the pipeline tells, otherwise in the pass,
+    /// at its end or in place of the first excess element. Workers that read files of their own each have only some of the
+    /// elements, so the assertion is removed for them.
     ///
     /// ```
     /// # use distribute_data::Dataset;
@@ -54,8 +54,8 @@ impl Operation for AssertCardinality {
         Sharding::Through
     }
 
-    fn shard(&self, part: &Part) -> Option<Pipeline> {
-        Some(crate::pipeline::shard(&self.input, part))
+    fn shard(&self, worker: &WorkerShard) -> Option<Pipeline> {
+        Some(crate::pipeline::shard(&self.input, worker))
     }
 
     fn start(&self, epoch: u64) -> Box<dyn Stage> {
@@ -80,7 +80,7 @@ struct AssertStage {
     input: Box<dyn Stage>,
     expected: usize,
     left: usize,
-    /// There was an element too many after those that were handed on last.
+    /// Whether there was an excess element after those passed on last.
     more: bool,
 }
 
@@ -89,27 +89,27 @@ impl AssertStage {
         wrong(self.expected, if self.more { "has more".into() } else { has(self.expected - self.left) })
     }
 
-    /// Hands on what is not too much.
-    fn count(&mut self, mut run: Run) -> Result<Run> {
-        if run.len() > self.left {
+    /// Passes on all but the excess elements.
+    fn count(&mut self, mut chunk: Chunk) -> Result<Chunk> {
+        if chunk.len() > self.left {
             self.more = true;
             if self.left == 0 {
                 return Err(self.wrong());
             }
-            run = run.part(0..self.left);
+            chunk = chunk.slice(0..self.left);
         }
-        self.left -= run.len();
-        Ok(run)
+        self.left -= chunk.len();
+        Ok(chunk)
     }
 }
 
 impl Stage for AssertStage {
-    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+    fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
         if self.more {
             return Some(Err(self.wrong()));
         }
         match self.input.next(max) {
-            Some(run) => Some(run.and_then(|run| self.count(run))),
+            Some(chunk) => Some(chunk.and_then(|chunk| self.count(chunk))),
             None if self.left > 0 => Some(Err(self.wrong())),
             None => None,
         }
@@ -119,10 +119,7 @@ impl Stage for AssertStage {
         let skipped = self.input.skip(count)?;
         self.more |= skipped > self.left;
         self.left = self.left.saturating_sub(skipped);
-        match self.more || (skipped < count && self.left > 0) {
-            true => Err(self.wrong()),
-            false => Ok(skipped),
-        }
+        if self.more || (skipped < count && self.left > 0) { Err(self.wrong()) } else { Ok(skipped) }
     }
 }
 

@@ -1,15 +1,15 @@
 //! Several elements as one, with a new axis 0.
 
 use super::room::fits;
+use crate::chunk::{Assembly, Chunk};
 use crate::pipeline::{Batching, Operation, Pipeline, Sharding, one_input};
-use crate::run::{Assembly, Run};
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset, ElementSpec, Error, Result};
 use distribute_tensor::Nest;
 
 impl<T: Nest> Dataset<T> {
-    /// Puts `size` elements after each other together along a new axis 0: leaves of shape `[…]` become leaves of
-    /// shape `[size, …]`. The last batch has the elements that are left, at least one.
+    /// Stacks `size` consecutive elements along a new axis 0: leaves of shape `[…]` become leaves of shape `[size, …]`. The
+    /// last batch has the remaining elements, at least one.
     ///
     /// Elements that differ in structure, dtype or shape give [`Error::Stack`] in the pass, `size` 0 gives
     /// [`Error::Parameter`].
@@ -18,7 +18,7 @@ impl<T: Nest> Dataset<T> {
         Dataset::of(Batch { input: self.pipeline().clone(), size, drop_remainder: false })
     }
 
-    /// [`batch`](Dataset::batch), without a last batch that would be shorter.
+    /// Like [`batch`](Dataset::batch), but drops a shorter last batch.
     #[doc(alias = "drop_remainder")]
     pub fn batch_exact(&self, size: usize) -> Dataset<T::Batch> {
         Dataset::of(Batch { input: self.pipeline().clone(), size, drop_remainder: true })
@@ -36,9 +36,10 @@ impl Operation for Batch {
     one_input!();
 
     fn describe(&self) -> String {
-        match self.drop_remainder {
-            false => format!("batch {}, last one may be shorter", self.size),
-            true => format!("batch {}, remainder dropped", self.size),
+        if self.drop_remainder {
+            format!("batch {}, remainder dropped", self.size)
+        } else {
+            format!("batch {}, last one may be shorter", self.size)
         }
     }
 
@@ -65,26 +66,23 @@ impl Operation for Batch {
     }
 
     fn start(&self, epoch: u64) -> Box<dyn Stage> {
-        let join = Box::new(|elements, _| Ok(Run::Batch(elements)));
+        let join = Box::new(|elements, _| Ok(Chunk::Batch(elements)));
         Box::new(BatchStage::new(self.input.start(epoch), self.size, self.drop_remainder, join))
     }
 }
 
 /// How many batches of `size` there are.
 pub(crate) fn batches(elements: Cardinality, size: usize, drop_remainder: bool) -> Cardinality {
-    elements.map(|n| match drop_remainder {
-        true => n / size.max(1),
-        false => n.div_ceil(size.max(1)),
-    })
+    elements.map(|n| if drop_remainder { n / size.max(1) } else { n.div_ceil(size.max(1)) })
 }
 
-/// The rows that all batches have, if it is one number.
+/// The number of rows of all batches, if it is always the same.
 pub(crate) fn batch_rows(elements: Cardinality, size: usize, drop_remainder: bool) -> Option<usize> {
     let full = drop_remainder || elements == Cardinality::Infinite;
     full.then_some(size)
 }
 
-/// What becomes of batching where each worker has a part: each would drop a remainder of its own.
+/// How batching behaves on a worker's shard: each worker would drop a remainder of its own.
 pub(super) fn remainder(drop: bool) -> Sharding {
     if drop { Sharding::Whole } else { Sharding::Through }
 }
@@ -97,8 +95,8 @@ pub(crate) fn at_least_one(operation: &'static str, parameter: &'static str, val
     }
 }
 
-/// Makes a batch of elements, of which it is told the index of the first.
-pub(super) type Join = Box<dyn Fn(Assembly, usize) -> Result<Run> + Send>;
+/// Makes a batch of elements, given the index of the first.
+pub(super) type Join = Box<dyn Fn(Assembly, usize) -> Result<Chunk> + Send>;
 
 pub(super) struct BatchStage {
     input: Box<dyn Stage>,
@@ -114,11 +112,11 @@ impl BatchStage {
         Self { input, size, drop_remainder, join, number: 0, ended: false }
     }
 
-    fn batch(&mut self) -> Result<Option<Run>> {
+    fn batch(&mut self) -> Result<Option<Chunk>> {
         let mut assembly = Assembly::new(self.number);
         while assembly.len() < self.size && !self.ended {
             match self.input.next(self.size - assembly.len()) {
-                Some(run) => assembly.push(run?),
+                Some(chunk) => assembly.push(chunk?),
                 None => self.ended = true,
             }
         }
@@ -132,7 +130,7 @@ impl BatchStage {
 }
 
 impl Stage for BatchStage {
-    fn next(&mut self, _max: usize) -> Option<Result<Run>> {
+    fn next(&mut self, _max: usize) -> Option<Result<Chunk>> {
         self.batch().transpose()
     }
 
@@ -143,10 +141,7 @@ impl Stage for BatchStage {
         let wanted = count.saturating_mul(self.size);
         let elements = self.input.skip(wanted)?;
         self.ended = elements < wanted;
-        let skipped = match self.drop_remainder {
-            true => elements / self.size,
-            false => elements.div_ceil(self.size),
-        };
+        let skipped = if self.drop_remainder { elements / self.size } else { elements.div_ceil(self.size) };
         self.number += skipped;
         Ok(skipped)
     }

@@ -1,18 +1,18 @@
-//! Elements kept, so that later passes need not make them again.
+//! Keeps elements, so that later passes need not make them again.
 
+use crate::chunk::Chunk;
 use crate::pipeline::{Operation, Pipeline, Sharding};
-use crate::run::Run;
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset, Error, Result};
 use distribute_tensor::Nest;
 use std::sync::{Arc, OnceLock};
 
 impl<T: Nest> Dataset<T> {
-    /// Keeps all elements in memory as the first whole pass makes them; later passes take them from there. A pass that
-    /// ends early keeps nothing, and a dataset that never ends gives [`Error::Endless`].
+    /// Keeps all elements of the first complete pass in memory, for later passes. A pass that ends early keeps nothing, and
+    /// a dataset that never ends gives [`Error::Endless`].
     ///
-    /// Every pass has the elements of the input's pass 0, in its order: put a [`shuffle`](Dataset::shuffle) behind the
-    /// cache, not before it. Tensors are shared, and rows in memory are kept as numbers.
+    /// Every pass has the elements of the input's pass 0, in its order, so put a [`shuffle`](Dataset::shuffle) after the
+    /// cache, not before it. Tensors are shared, and rows in memory are kept as indices.
     #[doc(alias = "tf.data.Dataset.cache")]
     pub fn cache(&self) -> Self {
         Self::of(Cache { input: self.pipeline().clone(), kept: Arc::default() })
@@ -27,7 +27,7 @@ struct Cache {
 /// All elements of a pass.
 #[derive(Default)]
 struct Kept {
-    runs: Vec<Run>,
+    chunks: Vec<Chunk>,
     len: usize,
 }
 
@@ -36,7 +36,7 @@ impl Operation for Cache {
         std::slice::from_ref(&self.input)
     }
 
-    /// On another input there are other elements.
+    /// On another input the cache starts empty, since the elements differ.
     fn over(&self, f: &mut dyn FnMut(&Pipeline) -> Pipeline) -> Option<Pipeline> {
         Some(Arc::new(Cache { input: f(&self.input), kept: Arc::default() }))
     }
@@ -70,7 +70,7 @@ impl Operation for Cache {
 
     fn start(&self, _epoch: u64) -> Box<dyn Stage> {
         match self.kept.get() {
-            Some(_) => Box::new(KeptStage { kept: self.kept.clone(), run: 0, start: 0 }),
+            Some(_) => Box::new(KeptStage { kept: self.kept.clone(), chunk: 0, start: 0 }),
             None => {
                 let (input, kept) = (self.input.start(0), self.kept.clone());
                 Box::new(FillStage { input, kept, seen: Kept::default() })
@@ -79,7 +79,7 @@ impl Operation for Cache {
     }
 }
 
-/// What is to be kept has to end: kept would be more and more, and never used.
+/// Refuses to cache a dataset that never ends, which would keep more and more elements and never use them.
 pub(super) fn ends(operation: &'static str, input: &Pipeline) -> Result<()> {
     match input.cardinality() {
         Cardinality::Infinite => Err(Error::Endless { operation }),
@@ -87,7 +87,7 @@ pub(super) fn ends(operation: &'static str, input: &Pipeline) -> Result<()> {
     }
 }
 
-/// Hands on what the input gives, and keeps it once that is all.
+/// Passes on the elements of the input, and keeps them once they are complete.
 struct FillStage {
     input: Box<dyn Stage>,
     kept: Arc<OnceLock<Kept>>,
@@ -95,51 +95,51 @@ struct FillStage {
 }
 
 impl Stage for FillStage {
-    fn next(&mut self, max: usize) -> Option<Result<Run>> {
-        let Some(run) = self.input.next(max) else {
-            // Of two passes at once the first at the end is the one; they have the same elements.
+    fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
+        let Some(chunk) = self.input.next(max) else {
+            // Of two concurrent passes, the first to end is kept; they have the same elements.
             let _ = self.kept.set(std::mem::take(&mut self.seen));
             return None;
         };
-        // Batches are kept as they are handed out: put together once.
-        let run = run.and_then(Run::together);
-        if let Ok(run) = &run {
-            self.seen.len += run.len();
-            let copy = run.part(0..run.len());
-            let rest = match self.seen.runs.last_mut() {
+        // Batches are assembled once, before they are kept.
+        let chunk = chunk.and_then(Chunk::together);
+        if let Ok(chunk) = &chunk {
+            self.seen.len += chunk.len();
+            let copy = chunk.slice(0..chunk.len());
+            let rest = match self.seen.chunks.last_mut() {
                 Some(last) => last.append(copy),
                 None => Some(copy),
             };
-            self.seen.runs.extend(rest);
+            self.seen.chunks.extend(rest);
         }
-        Some(run)
+        Some(chunk)
     }
 }
 
-/// Hands on what was kept.
+/// Passes on the kept elements.
 struct KeptStage {
     kept: Arc<OnceLock<Kept>>,
-    run: usize,
+    chunk: usize,
     start: usize,
 }
 
 impl KeptStage {
-    /// The next elements, up to `max`, all of one run; `None` at the end.
+    /// The next elements, up to `max`, all of one chunk; `None` at the end.
     fn advance(&mut self, max: usize) -> Option<(usize, std::ops::Range<usize>)> {
-        let runs = &self.kept.get()?.runs;
-        while self.start == runs.get(self.run)?.len() {
-            (self.run, self.start) = (self.run + 1, 0);
+        let chunks = &self.kept.get()?.chunks;
+        while self.start == chunks.get(self.chunk)?.len() {
+            (self.chunk, self.start) = (self.chunk + 1, 0);
         }
-        let (run, start) = (self.run, self.start);
-        self.start = runs.get(run)?.len().min(start.saturating_add(max));
-        Some((run, start..self.start))
+        let (chunk, start) = (self.chunk, self.start);
+        self.start = chunks.get(chunk)?.len().min(start.saturating_add(max));
+        Some((chunk, start..self.start))
     }
 }
 
 impl Stage for KeptStage {
-    fn next(&mut self, max: usize) -> Option<Result<Run>> {
-        let (run, range) = self.advance(max)?;
-        Some(Ok(self.kept.get()?.runs.get(run)?.part(range)))
+    fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
+        let (chunk, range) = self.advance(max)?;
+        Some(Ok(self.kept.get()?.chunks.get(chunk)?.slice(range)))
     }
 
     fn skip(&mut self, count: usize) -> Result<usize> {

@@ -1,25 +1,25 @@
-//! Of which pipeline the elements in a cache's file are.
+//! Identifies the pipeline whose elements are in a cache file.
 
 use crate::file::Stamp;
 use crate::pipeline::{self, Pipeline};
 use crate::{Cardinality, Error, Location, Result};
 use std::sync::Arc;
 
-/// What is known of elements without making them.
+/// What is known about elements without making them.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Contents {
-    /// The checksum of the operations that positions have, too.
+    /// The checksum of the operations, as in positions.
     operations: u32,
-    /// The number of elements, and what they are, in words: empty where it isn't known.
+    /// The number of elements, and their spec, as text; empty if unknown.
     known: [String; 2],
     /// The files of its sources, in order.
     files: Arc<[Stamp]>,
 }
 
-/// With what the record begins: no element does. The last byte is the version.
+/// How the record begins, unlike any element. The last byte is the version.
 const BEGIN: &[u8] = b"\xd5cache\x02";
 
-/// The files of a pipeline as they are now. That takes a call of the system for each.
+/// The current state of a pipeline's files, which takes a system call for each.
 pub(super) fn files(pipeline: &Pipeline) -> Arc<[Stamp]> {
     let mut stamps = Vec::new();
     pipeline::visit(pipeline, &mut |operation| {
@@ -29,7 +29,7 @@ pub(super) fn files(pipeline: &Pipeline) -> Arc<[Stamp]> {
 }
 
 impl Contents {
-    /// Those of a pipeline with such files.
+    /// The contents of a pipeline with these files.
     pub(super) fn of(pipeline: &Pipeline, files: Arc<[Stamp]>) -> Self {
         let count = match pipeline.cardinality() {
             Cardinality::Unknown => String::new(),
@@ -56,13 +56,13 @@ impl Contents {
         Some(Self { operations: u32::from_le_bytes(*operations), known: [count.into(), spec.into()], files })
     }
 
-    /// Whether the first record of a file says the same.
+    /// Checks that the first record of a file matches.
     pub(super) fn check(&self, record: Option<&[u8]>, file: &Location) -> Result<()> {
         let refuse = |why| Err(Error::Cache { path: file.to_string(), why });
         let Some(theirs) = record.and_then(Self::decode) else {
             return refuse("it is no cache of this version".into());
         };
-        // What one knows and the other doesn't is no difference: a cache in memory knows its length once it is filled.
+        // Unknown on one side is not a difference: a cache in memory knows its length only once it is filled.
         for (mine, theirs) in self.known.iter().zip(&theirs.known) {
             if mine != theirs && !mine.is_empty() && !theirs.is_empty() {
                 return refuse(format!("those are {theirs}, these are {mine}"));

@@ -1,11 +1,11 @@
-//! Elements kept in a file: which pipeline they are of, a record for each of them, and how many there are.
+//! Keeps elements in a file: an identification of their pipeline, a record for each element, and their number.
 
 use super::cache::ends;
 use super::cache_contents::{Contents, files};
 use super::encoding::{Broken, decode, encode};
+use crate::chunk::Chunk;
 use crate::file::{Location, Stamp};
-use crate::pipeline::{self, Operation, Part, Pipeline, Sharding};
-use crate::run::Run;
+use crate::pipeline::{self, Operation, Pipeline, Sharding, WorkerShard};
 use crate::stage::Stage;
 use crate::{Cardinality, Compression, Dataset, Error, Result, TfRecordReader, TfRecordWriter};
 use distribute_tensor::Nest;
@@ -14,19 +14,19 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 impl<T: Nest> Dataset<T> {
-    /// [`cache`](Dataset::cache) in a file: the first whole pass writes it, later passes, of later processes too, read it.
-    /// It has its name only when it is whole. Workers that read files of their own, or have a hint, each have a file of
-    /// their own: `path.0-of-2`. Datasets that a function makes for each worker need a path for each.
+    /// A [`cache`](Dataset::cache) in a local file. The first complete pass writes it, and later passes read it, in later
+    /// processes, too. The file gets its name when it is complete. Workers that read files of their own, or have a hint,
+    /// each have a file of their own: `path.0-of-2`. If a function makes a dataset for each worker, each needs its own
+    /// path.
     ///
-    /// A file of other operations, parameters, lengths or shapes than those of this dataset, or of other files, gives
-    /// [`Error::Cache`]. Files are the same if their paths, as they were given, are the same, their sizes, and when they
-    /// were modified, all as they were before the first pass of the process; those that are gone are not missed. Bytes in
-    /// memory are known by name and size, URLs by what is before a `?`. Delete the cache when a function of yours does
-    /// something else, or reads other files: that cannot be seen.
+    /// A cache of other operations, parameters, lengths or shapes, or of other source files, gives [`Error::Cache`]. Source
+    /// files are compared by path as given, size and time of modification, as of the first pass of the process; files that
+    /// no longer exist are ignored. Bytes in memory are compared by name and size, URLs without what follows a `?`. Changes
+    /// inside of your functions, or in files that these read, cannot be detected: delete the cache then.
     ///
-    /// A file that is damaged gives [`Error::Record`] or [`Error::Damaged`] in the pass, one that cannot be written
-    /// [`Error::Write`]. Elements are host tensors, of any dtype; for others, and for those that are larger than
-    /// [one element may be](Location::element_limit), [`Error::Unwritable`] says so. The file is a local one.
+    /// A damaged file gives [`Error::Record`] or [`Error::Damaged`] in the pass, one that cannot be written
+    /// [`Error::Write`]. Elements must be host tensors, of any dtype, and not larger than [one element may
+    /// be](Location::element_limit); otherwise the pass gives [`Error::Unwritable`].
     ///
     /// ```
     /// # use distribute_data::Dataset;
@@ -47,7 +47,7 @@ impl<T: Nest> Dataset<T> {
 struct CacheFile {
     input: Pipeline,
     file: Arc<Location>,
-    /// The files of the input, when the first pass began: there may be many.
+    /// The state of the input's files when the first pass began; there may be many.
     stamps: OnceLock<Arc<[Stamp]>>,
 }
 
@@ -91,13 +91,13 @@ impl Operation for CacheFile {
         Sharding::Through
     }
 
-    /// Each worker keeps its part in a file of its own.
-    fn shard(&self, part: &Part) -> Option<Pipeline> {
-        let (Part::Files { workers, index } | Part::Hint { workers, index }) = part;
+    /// Each worker keeps its shard in a file of its own.
+    fn shard(&self, worker: &WorkerShard) -> Option<Pipeline> {
+        let (WorkerShard::Files { workers, index } | WorkerShard::Hint { workers, index }) = worker;
         let mut path = self.file.path()?.as_os_str().to_owned();
         path.push(format!(".{index}-of-{workers}"));
         let file = Location::from(PathBuf::from(path)).element_limit(self.file.limit().bytes());
-        let input = pipeline::shard(&self.input, part);
+        let input = pipeline::shard(&self.input, worker);
         Some(Arc::new(CacheFile::new(input, Arc::new(file))))
     }
 
@@ -108,18 +108,17 @@ impl Operation for CacheFile {
     fn start(&self, _epoch: u64) -> Box<dyn Stage> {
         let stamps = self.stamps.get_or_init(|| files(&self.input)).clone();
         let (file, contents) = (self.file.clone(), Contents::of(&self.input, stamps));
-        match file.path().is_some_and(Path::exists) {
-            true => Box::new(ReadStage { file, contents, reader: None, read: 0, ended: false }),
-            false => {
-                let input = self.input.start(0);
-                Box::new(WriteStage { input, file, contents, writer: None, written: 0 })
-            }
+        if file.path().is_some_and(Path::exists) {
+            Box::new(ReadStage { file, contents, reader: None, read: 0, ended: false })
+        } else {
+            let input = self.input.start(0);
+            Box::new(WriteStage { input, file, contents, writer: None, written: 0 })
         }
     }
 }
 
-/// Hands on what the input gives, and writes it: what it is, a record for each element, and at the end one that says
-/// how many.
+/// Passes on the elements of the input and writes them: an identification, a record for each element, and their number at
+/// the end.
 struct WriteStage {
     input: Box<dyn Stage>,
     file: Arc<Location>,
@@ -149,8 +148,8 @@ impl WriteStage {
         })
     }
 
-    fn write(&mut self, run: Run) -> Result<Run> {
-        let values = run.into_values()?;
+    fn write(&mut self, chunk: Chunk) -> Result<Chunk> {
+        let values = chunk.into_values()?;
         for value in &values {
             let limit = self.file.limit();
             let encoded = encode(value).and_then(|bytes| {
@@ -165,7 +164,7 @@ impl WriteStage {
             self.begun()?.write(&encoded)?;
             self.written += 1;
         }
-        Ok(Run::Values(values))
+        Ok(Chunk::Values(values))
     }
 
     fn finish(&mut self) -> Result<()> {
@@ -176,27 +175,27 @@ impl WriteStage {
 }
 
 impl Stage for WriteStage {
-    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+    fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
         match self.input.next(max.min(MOST_AT_ONCE)) {
-            Some(run) => Some(run.and_then(|run| self.write(run))),
+            Some(chunk) => Some(chunk.and_then(|chunk| self.write(chunk))),
             None => self.finish().err().map(Err),
         }
     }
 }
 
-/// Hands on what is in the file.
+/// Passes on the elements in the file.
 struct ReadStage {
     file: Arc<Location>,
-    /// What the file has to be of.
+    /// What the file must contain.
     contents: Contents,
     reader: Option<TfRecordReader<Box<dyn BufRead + Send>>>,
     read: u64,
-    /// The number at the end has been read, with the last elements or after them.
+    /// Whether the number at the end has been read, with the last elements or after them.
     ended: bool,
 }
 
 impl ReadStage {
-    /// The records of up to `max` elements; none at the end, where their number has to be right.
+    /// The records of up to `max` elements; none at the end, where their number is checked.
     fn records(&mut self, max: usize) -> Result<Vec<Vec<u8>>> {
         if self.ended {
             return Ok(Vec::new());
@@ -233,19 +232,19 @@ impl ReadStage {
         Error::Damaged { path, offset: 0, what }
     }
 
-    fn elements(&mut self, max: usize) -> Result<Option<Run>> {
+    fn elements(&mut self, max: usize) -> Result<Option<Chunk>> {
         let records = self.records(max)?;
         let decoded = records.iter().map(|record| decode(record, self.file.limit()));
         let values = decoded.collect::<std::result::Result<Vec<_>, _>>().map_err(|broken| match broken {
             Broken::Not => self.damaged("an element is no tensor, nor a structure of tensors"),
             Broken::TooLarge(what) => self.damaged(&what),
         })?;
-        Ok((!values.is_empty()).then_some(Run::Values(values)))
+        Ok((!values.is_empty()).then_some(Chunk::Values(values)))
     }
 }
 
 impl Stage for ReadStage {
-    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+    fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
         self.elements(max).transpose()
     }
 

@@ -1,7 +1,7 @@
 //! One dataset after another.
 
+use crate::chunk::Chunk;
 use crate::pipeline::{Batching, Operation, Pipeline, Sharding};
-use crate::run::Run;
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset, ElementSpec, Result, spec};
 use distribute_tensor::Nest;
@@ -74,7 +74,7 @@ struct ConcatenateStage {
 }
 
 impl Stage for ConcatenateStage {
-    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+    fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
         match self.current.next(max) {
             None => {
                 self.current = self.second.take()?;

@@ -1,9 +1,9 @@
-//! Datasets made of elements, each in a place of a cycle, at work.
+//! A cycle of datasets that are read in turn.
 
 use super::ahead::AheadStage;
 use super::interleave::Interleave;
+use crate::chunk::Chunk;
 use crate::pipeline::Pipeline;
-use crate::run::Run;
 use crate::stage::Stage;
 use crate::{Error, Result};
 use distribute_tensor::{Leaf, Tree};
@@ -12,7 +12,7 @@ use std::sync::Arc;
 /// A user's function from an element to a dataset, with the element's index.
 pub(super) type InnerFn = Arc<dyn Fn(Tree<Leaf>, usize) -> Result<Pipeline> + Send + Sync>;
 
-/// The datasets that are read in turn, and whose turn it is.
+/// Datasets that are read in turn.
 pub(super) struct Cycle {
     /// `None` once it has ended.
     input: Option<Box<dyn Stage>>,
@@ -35,7 +35,7 @@ enum Slot {
     Empty,
     /// The dataset of an element.
     Open(Box<dyn Stage>, usize),
-    /// There is none, because of an error that comes when it is its turn.
+    /// No dataset, because of an error that is returned when it is its turn.
     Failed(Error),
 }
 
@@ -51,14 +51,14 @@ impl Cycle {
         Self { input, operation, function, turns, epoch, index: 0, slots: Vec::new(), turn: 0, left }
     }
 
-    /// The dataset of the next element; `Empty` where there is no further element.
+    /// The dataset of the next element; `Empty` if there is none.
     fn open(&mut self) -> Slot {
         let element = match self.input.as_mut().and_then(|input| input.next(1)) {
             None => {
                 self.input = None;
                 return Slot::Empty;
             }
-            Some(run) => run.and_then(Run::into_values).map(|mut values| values.pop()),
+            Some(chunk) => chunk.and_then(Chunk::into_values).map(|mut values| values.pop()),
         };
         let index = self.index;
         self.index += 1;
@@ -86,8 +86,8 @@ impl Cycle {
         Ok(Box::new(stage))
     }
 
-    /// With threads, the whole cycle is open from the start: each slot gets the element that it would have got when its
-    /// turn came, as slots become empty in the order of their turns.
+    /// With threads, the whole cycle is opened at the start. Slots become empty in the order of their turns, so each still
+    /// gets the same element as if it were opened at its turn.
     fn open_all(&mut self) {
         while self.input.is_some() && self.slots.len() < self.turns.cycle_length {
             let slot = self.open();
@@ -95,7 +95,7 @@ impl Cycle {
         }
     }
 
-    /// Opens the slot whose turn it is anew.
+    /// Reopens the slot whose turn it is.
     fn reopen(&mut self) {
         let opened = self.open();
         if let Some(slot) = self.slots.get_mut(self.turn) {
@@ -136,7 +136,7 @@ impl Cycle {
         self.turn = (self.turn + 1) % self.turns.cycle_length.max(1);
     }
 
-    /// The dataset whose turn it was gave so many elements.
+    /// Records that the current dataset has yielded `count` elements.
     fn gave(&mut self, count: usize) {
         self.left = self.left.saturating_sub(count);
         if self.left == 0 {
@@ -144,7 +144,7 @@ impl Cycle {
         }
     }
 
-    /// The dataset whose turn it was has ended.
+    /// Records that the current dataset has ended.
     fn ended(&mut self) {
         if let Some(slot) = self.slots.get_mut(self.turn) {
             *slot = Slot::Empty;
@@ -163,7 +163,7 @@ impl Cycle {
 }
 
 impl Stage for Cycle {
-    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+    fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
         loop {
             let max = max.min(self.left);
             let (pulled, index) = match self.current() {
@@ -172,9 +172,9 @@ impl Stage for Cycle {
                 Err(error) => return Some(Err(error)),
             };
             match pulled {
-                Some(Ok(run)) => {
-                    self.gave(run.len());
-                    return Some(Ok(run));
+                Some(Ok(chunk)) => {
+                    self.gave(chunk.len());
+                    return Some(Ok(chunk));
                 }
                 Some(Err(error)) => return Some(Err(self.inner(index)(error))),
                 None => self.ended(),
@@ -190,10 +190,7 @@ impl Stage for Cycle {
             let skipped = stage.skip(wanted);
             let skipped = skipped.map_err(self.inner(index))?;
             to_go -= skipped;
-            match skipped == wanted {
-                true => self.gave(skipped),
-                false => self.ended(),
-            }
+            if skipped == wanted { self.gave(skipped) } else { self.ended() }
         }
         Ok(count - to_go)
     }

@@ -4,7 +4,8 @@ use crate::file::ElementLimit;
 use distribute_tensor::{DType, HostTensor, Leaf, Tree, codec};
 use std::collections::BTreeMap;
 
-/// What stands here. A tensor is followed by its dtype, shape and elements, a structure by how many members it has.
+/// The kind of the next value. A tensor is followed by its dtype, shape and elements, a structure by the number of its
+/// members.
 #[derive(Clone, Copy)]
 #[repr(u8)]
 enum Tag {
@@ -15,7 +16,7 @@ enum Tag {
     Dict,
 }
 
-/// An element as bytes, or what it has that is no host tensor.
+/// Encodes an element, or returns a description of what is not a host tensor in it.
 pub(super) fn encode(element: &Tree<Leaf>) -> Result<Vec<u8>, String> {
     let mut out = Vec::new();
     put(element, &mut out)?;
@@ -66,17 +67,17 @@ fn put_bytes(bytes: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(bytes);
 }
 
-/// Why bytes are no element.
+/// Why bytes are not an element.
 #[derive(Debug, PartialEq)]
 pub(super) enum Broken {
-    /// They are none, or more than one.
+    /// They are not exactly one element.
     Not,
-    /// It takes more memory than it may.
+    /// The element takes more memory than it may.
     TooLarge(String),
 }
 
-/// An element out of its bytes. Nothing is reserved for what isn't there, and structures of few bytes take no more memory
-/// than an element may.
+/// Decodes an element. No memory is reserved for bytes that don't exist, and structures encoded in few bytes take no more
+/// memory than an element may.
 pub(super) fn decode(bytes: &[u8], limit: ElementLimit) -> Result<Tree<Leaf>, Broken> {
     let mut input = Bytes { rest: bytes, taken: 0, most: limit.bytes().max(LEAST) };
     let element = input.tree(DEEPEST).filter(|_| input.rest.is_empty());
@@ -89,19 +90,19 @@ pub(super) fn decode(bytes: &[u8], limit: ElementLimit) -> Result<Tree<Leaf>, Br
 /// Limits below are not kept exactly.
 const LEAST: u64 = 1 << 20;
 
-/// What a tensor or a structure takes, besides its elements and members.
+/// The memory of a tensor or a structure, besides its elements and members.
 const NODE: u64 = 192;
 
-/// What a string takes, besides its bytes.
+/// The memory of a string, besides its bytes.
 const STRING: u64 = size_of::<Vec<u8>>() as u64;
 
-/// How many structures can be within each other: a file of brackets alone must not exhaust the stack.
+/// The deepest nesting of structures, so that a file of nothing but brackets does not exhaust the stack.
 const DEEPEST: usize = 128;
 
 /// Bytes that are taken off from the front.
 struct Bytes<'a> {
     rest: &'a [u8],
-    /// What was made of them so far takes in memory.
+    /// The memory of what has been decoded so far.
     taken: u64,
     most: u64,
 }

@@ -1,16 +1,16 @@
-//! Elements with their numbers.
+//! Numbers the elements.
 
 use super::pairing::Pairing;
+use crate::chunk::{Chunk, Picks};
 use crate::pipeline::{Batching, Operation, Pipeline, Sharding, one_input};
 use crate::rows::Rows;
-use crate::run::{Picks, Run};
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset, ElementSpec, Result, TensorSpec};
 use distribute_tensor::{DType, Nest, Tree};
 use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
-    /// Each element with its place in the pass, counted from 0.
+    /// Pairs each element with its index in the pass, from 0.
     ///
     /// ```
     /// # use distribute_data::Dataset;
@@ -40,7 +40,7 @@ impl Operation for Enumerate {
         self.input.cardinality()
     }
 
-    /// A batch and its number are no batch: the number cannot be cut.
+    /// A batch with its number is not a batch, since the number cannot be split.
     fn batching(&self) -> Batching {
         Batching::Elements.or(self.input.batching())
     }
@@ -72,14 +72,14 @@ struct EnumerateStage {
 }
 
 impl Stage for EnumerateStage {
-    fn next(&mut self, max: usize) -> Option<Result<Run>> {
-        let run = match self.input.next(max)? {
-            Ok(run) => run,
+    fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
+        let chunk = match self.input.next(max)? {
+            Ok(chunk) => chunk,
             error => return Some(error),
         };
         let start = self.index;
-        self.index = self.index.saturating_add(run.len());
-        Some(self.pairing.pair(Run::Rows(self.numbers.clone(), Picks::Range(start..self.index)), run))
+        self.index = self.index.saturating_add(chunk.len());
+        Some(self.pairing.pair(Chunk::Rows(self.numbers.clone(), Picks::Range(start..self.index)), chunk))
     }
 
     fn skip(&mut self, count: usize) -> Result<usize> {

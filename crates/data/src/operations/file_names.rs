@@ -1,16 +1,16 @@
 //! The names of files as elements.
 
 use super::files::{names, own};
-use crate::pipeline::{Batching, Operation, Part, Pipeline, Sharding};
-use crate::run::Run;
+use crate::chunk::Chunk;
+use crate::pipeline::{Batching, Operation, Pipeline, Sharding, WorkerShard};
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset, ElementSpec, Files, Location, Result, TensorSpec};
 use distribute_tensor::{DType, HostTensor, Leaf, Tree};
 use std::sync::Arc;
 
 impl Dataset<String> {
-    /// The names of files, as elements: to be shuffled, and read by the function of an
-    /// [`interleave`](Dataset::interleave). It can be parted by files like a source that reads them itself.
+    /// The names of files, as elements, to be shuffled and read by the function of an
+    /// [`interleave`](Dataset::interleave). It can be sharded by files like a source that reads them itself.
     #[doc(alias = "tf.data.Dataset.list_files")]
     pub fn list_files(files: impl Into<Files>) -> Self {
         Self::of(FileNames { files: Arc::new(files.into()) })
@@ -50,8 +50,8 @@ impl Operation for FileNames {
         Sharding::Files(self.files.len())
     }
 
-    fn shard(&self, part: &Part) -> Option<Pipeline> {
-        Some(Arc::new(FileNames { files: Arc::new(own(&self.files, part)?) }))
+    fn shard(&self, worker: &WorkerShard) -> Option<Pipeline> {
+        Some(Arc::new(FileNames { files: Arc::new(own(&self.files, worker)?) }))
     }
 
     fn start(&self, _epoch: u64) -> Box<dyn Stage> {
@@ -65,11 +65,11 @@ struct NamesStage {
 }
 
 impl Stage for NamesStage {
-    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+    fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
         let name = |file: &Location| Tree::Leaf(Leaf::Host(HostTensor::scalar(file.as_given().to_vec())));
         let names: Vec<_> = self.files.iter().skip(self.next).take(max).map(name).collect();
         self.next += names.len();
-        (!names.is_empty()).then(|| Ok(Run::Values(names)))
+        (!names.is_empty()).then(|| Ok(Chunk::Values(names)))
     }
 }
 

@@ -1,8 +1,8 @@
-//! One pass over files, of which several parts are worked on at once.
+//! One pass over files, several sections of which are parsed at the same time.
 
-use super::crew::Crew;
 use super::files::Format;
-use crate::run::Run;
+use super::worker_pool::WorkerPool;
+use crate::chunk::Chunk;
 use crate::stage::Stage;
 use crate::{Error, Files, Result};
 use std::collections::VecDeque;
@@ -12,80 +12,80 @@ use std::sync::Arc;
 pub(crate) enum Reading {
     /// Element by element, on the thread that asks for them.
     Elements(Box<dyn Stage>),
-    /// In parts, which become elements on any thread.
-    Parts(Box<dyn Parts>),
+    /// In sections, which become elements on any thread.
+    Sections(Box<dyn Sections>),
 }
 
-/// The parts of a file, one after the other: finding where they end is all that is done here.
-pub(crate) trait Parts: Send {
-    /// What makes elements of the next part; `None` at the end. Not to be called again after an error.
+/// The sections of a file, one after the other. Reading them only finds where they end.
+pub(crate) trait Sections: Send {
+    /// The work that parses the next section; `None` at the end. Must not be called again after an error.
     fn next(&mut self) -> Option<Result<Work>>;
 
-    /// Passes over `count` elements, and says how many there were, where that takes less than making them.
+    /// Skips `count` elements and returns how many there were, if that is cheaper than making them.
     fn skip(&mut self, _count: usize) -> Result<Option<usize>> {
         Ok(None)
     }
 }
 
-/// Makes the elements of a part.
+/// Parses a section into elements.
 pub(crate) struct Work {
     /// How many bytes of the file it holds.
     pub(crate) bytes: usize,
     pub(crate) make: Box<dyn FnOnce() -> Made + Send>,
 }
 
-/// The most bytes of parts that are under way together; one part may have more.
+/// The most bytes of all sections in progress; one section may have more.
 const MOST_BYTES: usize = 64 << 20;
 
-/// The elements of a part, up to the first that is broken.
+/// The elements of a section, up to the first that is broken.
 #[derive(Default)]
 pub(crate) struct Made {
-    pub(crate) run: Option<Run>,
+    pub(crate) chunk: Option<Chunk>,
     pub(crate) failed: Option<Error>,
 }
 
 impl Made {
     /// The next elements, then the error.
-    fn take(&mut self, max: usize) -> Result<Option<Run>> {
-        match self.run.take() {
-            Some(run) if run.len() > max => {
-                self.run = Some(run.part(max..run.len()));
-                Ok(Some(run.part(0..max)))
+    fn take(&mut self, max: usize) -> Result<Option<Chunk>> {
+        match self.chunk.take() {
+            Some(chunk) if chunk.len() > max => {
+                self.chunk = Some(chunk.slice(max..chunk.len()));
+                Ok(Some(chunk.slice(0..max)))
             }
-            Some(run) => Ok(Some(run)),
+            Some(chunk) => Ok(Some(chunk)),
             None => self.failed.take().map_or(Ok(None), Err),
         }
     }
 
     fn is_empty(&self) -> bool {
-        self.run.is_none() && self.failed.is_none()
+        self.chunk.is_none() && self.failed.is_none()
     }
 }
 
-/// The elements of files, one file after the other, in the order in which they stand there, whichever thread makes them.
+/// The elements of files, one file after the other and in the order within them, whichever threads make them.
 pub(crate) struct FilesStage {
     files: Arc<Files>,
     format: Arc<dyn Format>,
     next: usize,
     current: Option<Reading>,
-    /// What was made of a part and has not been handed on.
+    /// Elements that have been made and not passed on.
     made: Made,
-    /// Of which file that part is.
+    /// The number of their file.
     made_of: usize,
-    /// The threads. The first part is worked on without, so that a small file needs none.
-    crew: Option<Crew<Work, Made>>,
-    /// The files of the parts that threads have, and their bytes, in the order in which they come back.
+    /// The threads. The first section is parsed without them, so that a small file needs none.
+    pool: Option<WorkerPool<Work, Made>>,
+    /// The files and bytes of the sections that threads have, in the order in which they come back.
     under_way: VecDeque<(usize, usize)>,
     begun: bool,
-    /// What went wrong behind the parts that are worked on.
+    /// An error that comes after the sections in progress.
     failed: Option<Error>,
 }
 
 impl FilesStage {
     pub(crate) fn new(files: Arc<Files>, format: Arc<dyn Format>) -> Self {
-        let (current, made, crew, failed) = (None, Made::default(), None, None);
+        let (current, made, pool, failed) = (None, Made::default(), None, None);
         let under_way = VecDeque::new();
-        Self { files, format, next: 0, current, made, made_of: 0, crew, under_way, begun: false, failed }
+        Self { files, format, next: 0, current, made, made_of: 0, pool, under_way, begun: false, failed }
     }
 
     /// The file that is being read, or the next one; `None` after the last.
@@ -104,7 +104,7 @@ impl FilesStage {
         self.next.saturating_sub(1)
     }
 
-    /// What is wrong with a file of which nothing can be made.
+    /// The reason why a file cannot be parsed.
     fn blame(&self, file: usize, error: Error) -> Error {
         match self.files.iter().nth(file) {
             Some(file) => self.format.blame(file, error),
@@ -112,9 +112,9 @@ impl FilesStage {
         }
     }
 
-    fn next_part(&mut self) -> Result<Option<Work>> {
-        while let Some(Reading::Parts(parts)) = self.current()? {
-            match parts.next() {
+    fn next_section(&mut self) -> Result<Option<Work>> {
+        while let Some(Reading::Sections(sections)) = self.current()? {
+            match sections.next() {
                 Some(Ok(work)) => return Ok(Some(work)),
                 Some(Err(error)) => return Err(self.blame(self.reading(), error)),
                 None => self.current = None,
@@ -123,39 +123,39 @@ impl FilesStage {
         Ok(None)
     }
 
-    /// Gives parts to threads that have room.
+    /// Sends sections to threads that have room.
     fn feed(&mut self) -> Result<()> {
         let threads = self.format.threads();
         while self.begun && threads > 1 && self.has_room() {
-            let Some(work) = self.next_part()? else { break };
+            let Some(work) = self.next_section()? else { break };
             let file = self.reading();
-            let crew = match &mut self.crew {
-                Some(crew) => crew,
-                none => none.insert(Crew::start("parse", threads, true, |work: Work| (work.make)())?),
+            let pool = match &mut self.pool {
+                Some(pool) => pool,
+                none => none.insert(WorkerPool::start("parse", threads, true, |work: Work| (work.make)())?),
             };
             self.under_way.push_back((file, work.bytes));
-            crew.send(work);
+            pool.send(work);
         }
         Ok(())
     }
 
-    /// Whether another part may be under way.
+    /// Whether another section may be in progress.
     fn has_room(&mut self) -> bool {
         self.under_way.iter().map(|(_, bytes)| bytes).sum::<usize>() < MOST_BYTES
-            && self.crew.as_mut().is_none_or(Crew::has_room)
+            && self.pool.as_mut().is_none_or(WorkerPool::has_room)
     }
 
-    fn read(&mut self, max: usize) -> Result<Option<Run>> {
+    fn read(&mut self, max: usize) -> Result<Option<Chunk>> {
         loop {
             match self.made.take(max) {
-                Ok(Some(run)) => return Ok(Some(run)),
+                Ok(Some(chunk)) => return Ok(Some(chunk)),
                 Ok(None) => {}
                 Err(error) => return Err(self.blame(self.made_of, error)),
             }
             if self.failed.is_none() {
                 self.failed = self.feed().err();
             }
-            if let Some(made) = self.crew.as_mut().and_then(Crew::receive) {
+            if let Some(made) = self.pool.as_mut().and_then(WorkerPool::receive) {
                 self.made_of = self.under_way.pop_front().map_or(0, |(file, _)| file);
                 self.made = made?;
                 continue;
@@ -166,11 +166,11 @@ impl FilesStage {
             let ended = match self.current()? {
                 None => return Ok(None),
                 Some(Reading::Elements(stage)) => match stage.next(max) {
-                    Some(Ok(run)) => return Ok(Some(run)),
+                    Some(Ok(chunk)) => return Ok(Some(chunk)),
                     Some(Err(error)) => return Err(self.blame(self.reading(), error)),
                     None => true,
                 },
-                Some(Reading::Parts(parts)) => match parts.next() {
+                Some(Reading::Sections(sections)) => match sections.next() {
                     Some(Ok(work)) => {
                         self.made = (work.make)();
                         self.made_of = self.reading();
@@ -187,13 +187,13 @@ impl FilesStage {
         }
     }
 
-    /// Whether everything that was read has been handed on.
+    /// Whether everything that was read has been passed on.
     fn is_idle(&self) -> bool {
-        self.made.is_empty() && self.failed.is_none() && self.crew.as_ref().is_none_or(Crew::is_idle)
+        self.made.is_empty() && self.failed.is_none() && self.pool.as_ref().is_none_or(WorkerPool::is_idle)
     }
 
-    /// Passes over elements of the current file without making them, where that can be done: how many there were, and
-    /// whether it is at its end.
+    /// Skips elements of the current file without making them, if possible. Returns how many there were, and whether the
+    /// file is at its end.
     fn pass_over(&mut self, count: usize) -> Result<(usize, bool)> {
         if !self.is_idle() {
             return Ok((0, false));
@@ -201,7 +201,7 @@ impl FilesStage {
         let skipped = match self.current()? {
             None => return Ok((0, false)),
             Some(Reading::Elements(stage)) => stage.skip(count).map(Some),
-            Some(Reading::Parts(parts)) => parts.skip(count),
+            Some(Reading::Sections(sections)) => sections.skip(count),
         };
         match skipped {
             Ok(Some(skipped)) => Ok((skipped, skipped < count)),
@@ -212,7 +212,7 @@ impl FilesStage {
 }
 
 impl Stage for FilesStage {
-    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+    fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
         self.read(max).transpose()
     }
 
@@ -225,7 +225,7 @@ impl Stage for FilesStage {
                 self.current = None;
             } else if left > 0 {
                 match self.read(left)? {
-                    Some(run) => left -= run.len(),
+                    Some(chunk) => left -= chunk.len(),
                     None => break,
                 }
             }
@@ -234,7 +234,7 @@ impl Stage for FilesStage {
     }
 }
 
-/// As many threads as the machine has cores, but no more than one reading thread can keep at work.
+/// As many threads as the machine has cores, but no more than one reading thread can keep busy.
 pub(crate) fn threads() -> usize {
     const MOST: usize = 8;
     std::thread::available_parallelism().map_or(1, |cores| cores.get().min(MOST))
@@ -249,7 +249,7 @@ mod tests {
     use distribute_testing::watched;
     use std::io::Read;
 
-    /// A file's bytes, three to a part; a `?` is broken.
+    /// A file's bytes, three to a section; a `?` is broken.
     struct Bytes {
         threads: usize,
         skips: bool,
@@ -270,29 +270,30 @@ mod tests {
         fn open(&self, file: &Location) -> Result<Reading> {
             let mut rest = Vec::new();
             file.open()?.read_to_end(&mut rest).map_err(|e| file.io_error(e))?;
-            Ok(Reading::Parts(Box::new(Threes { rest, skips: self.skips })))
+            Ok(Reading::Sections(Box::new(Threes { rest, skips: self.skips })))
         }
         fn threads(&self) -> usize {
             self.threads
         }
     }
 
-    impl Parts for Threes {
+    impl Sections for Threes {
         fn next(&mut self) -> Option<Result<Work>> {
-            let part: Vec<u8> = self.rest.drain(..self.rest.len().min(3)).collect();
-            (!part.is_empty()).then(|| Ok(Work { bytes: part.len(), make: Box::new(move || made(part)) }))
+            let section: Vec<u8> = self.rest.drain(..self.rest.len().min(3)).collect();
+            (!section.is_empty())
+                .then(|| Ok(Work { bytes: section.len(), make: Box::new(move || made(section)) }))
         }
         fn skip(&mut self, count: usize) -> Result<Option<usize>> {
             Ok(self.skips.then(|| self.rest.drain(..count.min(self.rest.len())).count()))
         }
     }
 
-    fn made(part: Vec<u8>) -> Made {
-        let whole = part.iter().position(|byte| *byte == b'?').unwrap_or(part.len());
-        let numbers = part.iter().take(whole).map(|byte| i64::from(*byte)).collect::<Vec<_>>();
+    fn made(section: Vec<u8>) -> Made {
+        let whole = section.iter().position(|byte| *byte == b'?').unwrap_or(section.len());
+        let numbers = section.iter().take(whole).map(|byte| i64::from(*byte)).collect::<Vec<_>>();
         let tree = Tree::Leaf(Leaf::Host(HostTensor::vector(numbers)));
-        let failed = (whole < part.len()).then_some(Error::Empty { operation: "test" });
-        Made { run: (whole > 0).then(|| Run::rows(tree, whole)), failed }
+        let failed = (whole < section.len()).then_some(Error::Empty { operation: "test" });
+        Made { chunk: (whole > 0).then(|| Chunk::rows(tree, whole)), failed }
     }
 
     fn data(files: &[&str], threads: usize, skips: bool) -> Dataset<i64> {

@@ -1,7 +1,7 @@
-//! Elements out of files, one file after the other.
+//! Elements of files, one file after the other.
 
 use super::file_stage::{FilesStage, Reading};
-use crate::pipeline::{Batching, Operation, Part, Pipeline, Sharding};
+use crate::pipeline::{Batching, Operation, Pipeline, Sharding, WorkerShard};
 use crate::stage::Stage;
 use crate::{Cardinality, Compression, Dataset, ElementSpec, Error, Files, Location, Result};
 use distribute_tensor::Nest;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 /// How a file becomes elements.
 pub(crate) trait Format: Send + Sync + 'static {
-    /// The format's name and what is asked of it: `TFRecord`.
+    /// The name of the format and its parameters: `TFRecord`.
     fn describe(&self) -> String;
 
     /// Dtypes and shapes of the elements.
@@ -23,24 +23,24 @@ pub(crate) trait Format: Send + Sync + 'static {
     /// How one file is read.
     fn open(&self, file: &Location) -> Result<Reading>;
 
-    /// Why nothing can be made of a file: a compressed stream that is damaged, if that is so, else `error`.
+    /// Why a file cannot be parsed: because its compressed stream is damaged, if it is, otherwise `error`.
     fn blame(&self, file: &Location, error: Error) -> Error {
         Compression::Auto.blame(file, |_| None, error)
     }
 
-    /// On how many threads parts of files are worked on.
+    /// The number of threads that parse sections of files.
     fn threads(&self) -> usize {
         1
     }
 
-    /// Whether its parameters are in their ranges.
+    /// Checks that its parameters are in their ranges.
     fn check(&self) -> Result<()> {
         Ok(())
     }
 }
 
 impl<T: Nest> Dataset<T> {
-    /// A dataset of what is in files.
+    /// A dataset of the contents of files.
     pub(crate) fn of_files(files: Files, format: impl Format) -> Self {
         Self::of(FilesSource { files: Arc::new(files), format: Arc::new(format) })
     }
@@ -65,10 +65,7 @@ impl Operation for FilesSource {
     }
 
     fn cardinality(&self) -> Cardinality {
-        match self.files.is_empty() {
-            true => Cardinality::Finite(0),
-            false => Cardinality::Unknown,
-        }
+        if self.files.is_empty() { Cardinality::Finite(0) } else { Cardinality::Unknown }
     }
 
     fn batching(&self) -> Batching {
@@ -87,8 +84,8 @@ impl Operation for FilesSource {
         Sharding::Files(self.files.len())
     }
 
-    fn shard(&self, part: &Part) -> Option<Pipeline> {
-        let files = Arc::new(own(&self.files, part)?);
+    fn shard(&self, worker: &WorkerShard) -> Option<Pipeline> {
+        let files = Arc::new(own(&self.files, worker)?);
         Some(Arc::new(FilesSource { files, format: self.format.clone() }))
     }
 
@@ -101,11 +98,11 @@ impl Operation for FilesSource {
     }
 }
 
-/// The files of a part.
-pub(super) fn own(files: &Files, part: &Part) -> Option<Files> {
-    match *part {
-        Part::Files { workers, index } => files.shard(workers, index).ok(),
-        Part::Hint { .. } => None,
+/// The files of a worker's shard.
+pub(super) fn own(files: &Files, worker: &WorkerShard) -> Option<Files> {
+    match *worker {
+        WorkerShard::Files { workers, index } => files.shard(workers, index).ok(),
+        WorkerShard::Hint { .. } => None,
     }
 }
 

@@ -1,9 +1,9 @@
 //! Some of the elements.
 
 use super::repeat::Fruitless;
+use crate::chunk::{Chunk, Picks};
 use crate::guard::guarded;
 use crate::pipeline::{Operation, Pipeline, Sharding, one_input};
-use crate::run::{Picks, Run};
 use crate::stage::Stage;
 use crate::{Cardinality, Cause, Dataset, Error, Result};
 use distribute_tensor::{Leaf, Nest, Tree};
@@ -13,8 +13,8 @@ use std::sync::Arc;
 impl<T: Nest> Dataset<T> {
     /// Keeps the elements for which `predicate` is true.
     ///
-    /// If it is true for no element in 100 passes of a dataset that is [repeated](Dataset::repeat) before it, the pass ends
-    /// with [`Error::EmptyPasses`].
+    /// If it keeps no element in 100 passes over a dataset that is [repeated](Dataset::repeat) before it, the pass ends with
+    /// [`Error::EmptyPasses`].
     ///
     /// A panic gives [`Error::Panicked`] with the element's index and ends the pass.
     #[doc(alias = "tf.data.Dataset.filter")]
@@ -108,12 +108,12 @@ struct FilterStage {
     predicate: FilterFn,
     index: usize,
     fruitless: Fruitless,
-    /// What went wrong after the elements that were handed on last.
+    /// An error after the elements passed on last.
     failed: Option<Error>,
 }
 
 impl FilterStage {
-    /// Whether an element is kept. False from one on that fails.
+    /// Whether an element is kept; false after an element has failed.
     fn keep(&mut self, tree: Result<Tree<Leaf>>) -> bool {
         let index = self.index;
         self.index += 1;
@@ -127,34 +127,34 @@ impl FilterStage {
         })
     }
 
-    /// Rows that are kept stay rows of their source, so that a batch of them is still one gather.
-    fn apply(&mut self, run: Run) -> Result<Run> {
-        Ok(match run {
-            Run::Rows(source, picks) => {
+    /// Kept rows stay rows of their source, so a batch of them is still one gather.
+    fn apply(&mut self, chunk: Chunk) -> Result<Chunk> {
+        Ok(match chunk {
+            Chunk::Rows(source, picks) => {
                 let mut rows = picks.into_list()?;
                 rows.retain(|row| self.keep(source.row(*row)));
-                Run::Rows(source, Picks::List(rows))
+                Chunk::Rows(source, Picks::List(rows))
             }
-            Run::Values(mut values) => {
+            Chunk::Values(mut values) => {
                 values.retain(|value| self.keep(Ok(value.clone())));
-                Run::Values(values)
+                Chunk::Values(values)
             }
-            batch @ Run::Batch(_) => self.apply(batch.together()?)?,
+            batch @ Chunk::Batch(_) => self.apply(batch.together()?)?,
         })
     }
 }
 
-/// The most elements looked at before those that are kept are handed on.
+/// The most elements that are filtered at a time.
 const MOST_AT_ONCE: usize = 4096;
 
 impl Stage for FilterStage {
-    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+    fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
         loop {
             if let Some(error) = self.failed.take() {
                 return Some(Err(error));
             }
-            match self.input.next(max.min(MOST_AT_ONCE))?.and_then(|run| self.apply(run)) {
-                Ok(run) if run.len() == 0 => {
+            match self.input.next(max.min(MOST_AT_ONCE))?.and_then(|chunk| self.apply(chunk)) {
+                Ok(chunk) if chunk.len() == 0 => {
                     if let Err(error) = self.fruitless.nothing("filter", self.input.passes()) {
                         return Some(Err(error));
                     }

@@ -1,16 +1,16 @@
-//! Elements out of a user's iterator.
+//! Elements of a user's iterator.
 
+use crate::chunk::Chunk;
 use crate::guard::guarded;
 use crate::pipeline::{Batching, Operation, Sharding};
-use crate::run::Run;
 use crate::stage::Stage;
 use crate::{Cardinality, Cause, Dataset, Error, Result};
 use distribute_tensor::{Leaf, Nest, Tree};
 use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
-    /// The elements of an iterator that `make` makes for each pass. It may be endless. A position that is restored
-    /// counts on `make` giving the same elements again.
+    /// The elements of an iterator that `make` makes for each pass, which may be endless. Restoring a position requires that
+    /// `make` yields the same elements again.
     ///
     /// An `Err` gives [`Error::Generator`] with the element's index, a panic of `make` or of the iterator gives
     /// [`Error::Panicked`]; both end the pass.
@@ -95,9 +95,9 @@ impl GeneratorStage {
 }
 
 impl Stage for GeneratorStage {
-    fn next(&mut self, _max: usize) -> Option<Result<Run>> {
+    fn next(&mut self, _max: usize) -> Option<Result<Chunk>> {
         // One at a time: an iterator may be slow, and its first element should not wait for the others.
-        self.pull().transpose().map(|tree| tree.map(Run::one))
+        self.pull().transpose().map(|tree| tree.map(Chunk::one))
     }
 }
 

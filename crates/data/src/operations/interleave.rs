@@ -1,8 +1,8 @@
 //! Several datasets made of elements, read in turn.
 
 use super::batch::at_least_one;
-use super::crew::most_threads;
 use super::cycle::{Cycle, InnerFn};
+use super::worker_pool::most_threads;
 use crate::guard::guarded;
 use crate::pipeline::{Batching, Operation, Pipeline, Sharding, one_input};
 use crate::stage::Stage;
@@ -27,9 +27,9 @@ use std::sync::Arc;
 pub struct Interleave {
     /// How many datasets are open at once. At least 1; 4 by default.
     pub cycle_length: usize,
-    /// How many elements are taken of one before it is the next one's turn. At least 1, the default.
+    /// How many elements are taken of one dataset before the next one's turn. At least 1, the default.
     pub block_length: usize,
-    /// How many elements each open dataset is made ahead of time, on a thread of its own, of which there are at most 1024.
+    /// How many elements of each open dataset are prepared ahead, on a thread of its own, of which there are at most 1024.
     /// The order stays the same. 0, the default, starts no thread.
     #[doc(alias = "num_parallel_calls")]
     pub ahead: usize,
@@ -42,11 +42,10 @@ impl Default for Interleave {
 }
 
 impl<T: Nest> Dataset<T> {
-    /// The elements of the datasets that `function` makes of each element, several of them in turn: files that are read
-    /// side by side.
+    /// Maps each element to a dataset, and reads several of these datasets in turn, for example files side by side.
     ///
-    /// A dataset that has ended is replaced by that of the next element when it would have been its turn again. Each is
-    /// read in the pass of this dataset's number, so that shuffles in it have another order in each.
+    /// A dataset that has ended is replaced by that of the next element at its next turn. Each is read in a pass with this
+    /// dataset's number, so that shuffles in it have another order in each pass.
     ///
     /// A panic gives [`Error::Panicked`], an error in one of the datasets [`Error::Inner`], both with the element's
     /// index; they end the pass.
@@ -72,7 +71,7 @@ impl<T: Nest> Dataset<T> {
         self.in_turn("interleave", function, turns)
     }
 
-    /// What `interleave` and `flat_map` are.
+    /// The implementation of `interleave` and `flat_map`.
     pub(super) fn in_turn<U, E, F>(
         &self,
         operation: &'static str,

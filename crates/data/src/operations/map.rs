@@ -1,18 +1,18 @@
 //! A function applied to every element.
 
+use crate::chunk::Chunk;
 use crate::guard::guarded;
 use crate::pipeline::{Batching, Operation, Pipeline, Sharding, one_input};
-use crate::run::Run;
 use crate::stage::Stage;
 use crate::{Cardinality, Cause, Dataset, ElementSpec, Error, Result};
 use distribute_tensor::{Leaf, Nest, Tree};
 use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
-    /// Applies `function` to every element. One that can fail, as with `?`, goes to [`try_map`](Dataset::try_map).
+    /// Applies `function` to every element. If it can fail, use [`try_map`](Dataset::try_map).
     ///
     /// A panic gives [`Error::Panicked`] with the element's index and ends the pass. The function is not called for
-    /// elements that [`skip`](Dataset::skip) passes over.
+    /// elements that [`skip`](Dataset::skip) skips.
     #[doc(alias = "tf.data.Dataset.map")]
     pub fn map<U, F>(&self, function: F) -> Dataset<U>
     where
@@ -108,15 +108,15 @@ struct MapStage {
     input: Box<dyn Stage>,
     function: MapFn,
     index: usize,
-    /// What went wrong after the elements that were handed on last.
+    /// An error after the elements passed on last.
     failed: Option<Error>,
 }
 
 impl MapStage {
-    /// The elements before one that fails come first, however many were asked for.
-    fn apply(&mut self, run: Run) -> Result<Run> {
-        let mut mapped = Vec::with_capacity(run.len());
-        for tree in run.into_values()? {
+    /// The elements before one that fails come first, however many were requested.
+    fn apply(&mut self, chunk: Chunk) -> Result<Chunk> {
+        let mut mapped = Vec::with_capacity(chunk.len());
+        for tree in chunk.into_values()? {
             match (self.function)(tree, self.index) {
                 Ok(value) => mapped.push(value),
                 Err(error) if mapped.is_empty() => return Err(error),
@@ -127,20 +127,20 @@ impl MapStage {
             }
             self.index += 1;
         }
-        Ok(Run::Values(mapped))
+        Ok(Chunk::Values(mapped))
     }
 }
 
-/// The most elements that the function is applied to before they are handed on.
+/// The most elements that are mapped at a time.
 const MOST_AT_ONCE: usize = 4096;
 
 impl Stage for MapStage {
-    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+    fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
         if let Some(error) = self.failed.take() {
             return Some(Err(error));
         }
-        let run = self.input.next(max.min(MOST_AT_ONCE))?;
-        Some(run.and_then(|run| self.apply(run)))
+        let chunk = self.input.next(max.min(MOST_AT_ONCE))?;
+        Some(chunk.and_then(|chunk| self.apply(chunk)))
     }
 
     fn skip(&mut self, count: usize) -> Result<usize> {

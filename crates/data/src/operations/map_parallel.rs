@@ -1,18 +1,18 @@
 //! A function applied to several elements at once, on threads.
 
 use super::batch::at_least_one;
-use super::crew::{Crew, JOBS, most_threads};
 use super::map::{MapFn, on_trees};
+use super::worker_pool::{JOBS, WorkerPool, most_threads};
+use crate::chunk::Chunk;
 use crate::pipeline::{Batching, Operation, Pipeline, Sharding, one_input};
-use crate::run::Run;
 use crate::stage::{Stage, read_over};
 use crate::{Cardinality, Cause, Dataset, ElementSpec, Error, Result};
 use distribute_tensor::{Leaf, Nest, Tree};
 use std::convert::Infallible;
 
 impl<T: Nest> Dataset<T> {
-    /// [`map`](Dataset::map) on `threads` threads: the same elements in the same order, made up to a few for each thread
-    /// ahead of time. The threads start with the first element asked for and end with the pass.
+    /// Like [`map`](Dataset::map), on `threads` threads: the same elements in the same order, a few of which are made ahead
+    /// for each thread. The threads start with the first requested element and end with the pass.
     ///
     /// Worth it for functions that take microseconds or more. `threads` 0, and more than 1024, give [`Error::Parameter`] in
     /// the pass.
@@ -33,8 +33,8 @@ impl<T: Nest> Dataset<T> {
         self.try_map_parallel(threads, move |value| Ok::<U, Infallible>(function(value)))
     }
 
-    /// [`try_map`](Dataset::try_map) on `threads` threads. An error comes at its place in the order, after all elements
-    /// before it.
+    /// Like [`try_map`](Dataset::try_map), on `threads` threads. An error comes at its place in the order, after all
+    /// elements before it.
     #[doc(alias = "num_parallel_calls")]
     pub fn try_map_parallel<U, E, F>(&self, threads: usize, function: F) -> Dataset<U>
     where
@@ -47,8 +47,8 @@ impl<T: Nest> Dataset<T> {
         Dataset::of(MapParallel { input: self.pipeline().clone(), function, threads, ordered: true })
     }
 
-    /// [`map_parallel`](Dataset::map_parallel), in whatever order elements are done: one that takes long holds no other
-    /// up. The order differs from pass to pass, so a pass over it cannot be restored in the middle.
+    /// Like [`map_parallel`](Dataset::map_parallel), in the order in which elements are done, so that a slow one does not
+    /// hold up others. The order differs from pass to pass, so a pass cannot be resumed in the middle.
     #[doc(alias = "deterministic")]
     pub fn map_unordered<U, F>(&self, threads: usize, function: F) -> Dataset<U>
     where
@@ -95,7 +95,7 @@ impl Operation for MapParallel {
         format!("{} on {} threads", self.name(), self.threads)
     }
 
-    /// In order it gives what `map` does, on however many threads.
+    /// In order it has the same elements as `map`, on any number of threads.
     fn identity(&self) -> String {
         if self.ordered { "map".into() } else { self.name().into() }
     }
@@ -137,7 +137,7 @@ impl Operation for MapParallel {
             threads: self.threads,
             ordered: self.ordered,
             index: 0,
-            crew: None,
+            pool: None,
             ended: false,
             failed: None,
             done: Done::default(),
@@ -147,24 +147,24 @@ impl Operation for MapParallel {
 
 /// Elements for a thread to work on, and the index of the first.
 struct Job {
-    run: Run,
+    chunk: Chunk,
     first: usize,
     /// How many [passes](Stage::passes) the input had behind it when it gave them.
     passes: usize,
 }
 
-/// What became of a job: the elements before the first that failed.
+/// The result of a job: the elements before the first that failed.
 #[derive(Default)]
 struct Done {
     values: Vec<Tree<Leaf>>,
     failed: Option<Error>,
-    /// As of the job.
+    /// The same as in the job.
     passes: usize,
 }
 
 fn apply(function: &MapFn, job: Job) -> Done {
     let mut done = Done { passes: job.passes, ..Done::default() };
-    let values = match job.run.into_values() {
+    let values = match job.chunk.into_values() {
         Ok(values) => values,
         Err(error) => return Done { failed: Some(error), ..done },
     };
@@ -188,11 +188,11 @@ struct MapParallelStage {
     ordered: bool,
     index: usize,
     /// The threads, once they have been started.
-    crew: Option<Crew<Job, Done>>,
+    pool: Option<WorkerPool<Job, Done>>,
     ended: bool,
-    /// The error that the input ended with: it comes after everything before it.
+    /// The error that the input ended with, which comes after all elements before it.
     failed: Option<Error>,
-    /// What was received and has not been handed on.
+    /// The elements received and not passed on yet.
     done: Done,
 }
 
@@ -200,24 +200,24 @@ struct MapParallelStage {
 const MOST_AT_ONCE: usize = 64;
 
 impl MapParallelStage {
-    /// Gives jobs to threads until each has all it may have.
+    /// Sends jobs to threads until each has as many as it may have.
     fn feed(&mut self, max: usize) -> Result<()> {
-        let crew = match &mut self.crew {
-            Some(crew) => crew,
+        let pool = match &mut self.pool {
+            Some(pool) => pool,
             none => {
                 let function = self.function.clone();
                 let work = move |job| apply(&function, job);
-                none.insert(Crew::start(self.operation, self.threads, self.ordered, work)?)
+                none.insert(WorkerPool::start(self.operation, self.threads, self.ordered, work)?)
             }
         };
-        // As many as let all threads work on what is asked for, but fewer handings over where that is much.
+        // As few as to keep all threads busy with what is requested, but more if that is a lot.
         let together = (max / (JOBS * self.threads)).clamp(1, MOST_AT_ONCE);
-        while !self.ended && crew.has_room() {
+        while !self.ended && pool.has_room() {
             match self.input.next(together) {
-                Some(Ok(run)) => {
+                Some(Ok(chunk)) => {
                     let first = self.index;
-                    self.index += run.len();
-                    crew.send(Job { run, first, passes: self.input.passes() });
+                    self.index += chunk.len();
+                    pool.send(Job { chunk, first, passes: self.input.passes() });
                 }
                 Some(Err(error)) => {
                     self.ended = true;
@@ -229,33 +229,30 @@ impl MapParallelStage {
         Ok(())
     }
 
-    fn read(&mut self, max: usize) -> Result<Option<Run>> {
+    fn read(&mut self, max: usize) -> Result<Option<Chunk>> {
         while self.done.values.is_empty() {
             if let Some(error) = self.done.failed.take() {
                 return Err(error);
             }
             self.feed(max)?;
-            self.done = match self.crew.as_mut().and_then(Crew::receive) {
+            self.done = match self.pool.as_mut().and_then(WorkerPool::receive) {
                 Some(done) => done?,
                 None => return self.failed.take().map_or(Ok(None), Err),
             };
         }
-        let rest = match max < self.done.values.len() {
-            true => self.done.values.split_off(max),
-            false => Vec::new(),
-        };
-        Ok(Some(Run::Values(std::mem::replace(&mut self.done.values, rest))))
+        let rest = if max < self.done.values.len() { self.done.values.split_off(max) } else { Vec::new() };
+        Ok(Some(Chunk::Values(std::mem::replace(&mut self.done.values, rest))))
     }
 }
 
 impl Stage for MapParallelStage {
-    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+    fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
         self.read(max).transpose()
     }
 
-    /// Before the threads have anything to do, the function needn't be called for what is skipped.
+    /// Before the threads have jobs, the function needn't be called for skipped elements.
     fn skip(&mut self, count: usize) -> Result<usize> {
-        if self.crew.is_some() || self.ended {
+        if self.pool.is_some() || self.ended {
             return read_over(self, count);
         }
         let skipped = self.input.skip(count)?;

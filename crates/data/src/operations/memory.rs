@@ -1,8 +1,8 @@
 //! Elements out of memory: rows of tensors, numbers of a range, items one by one.
 
+use crate::chunk::{Chunk, Picks};
 use crate::pipeline::{Batching, Operation, Sharding};
 use crate::rows::Rows;
-use crate::run::{Picks, Run};
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset, ElementSpec, Result, TensorSpec, spec};
 use distribute_tensor::{DType, Leaf, Nest, Tree};
@@ -145,9 +145,9 @@ impl RowsStage {
 }
 
 impl Stage for RowsStage {
-    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+    fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
         let rows = self.advance(max);
-        (!rows.is_empty()).then(|| Ok(Run::Rows(self.rows.clone(), Picks::Range(rows))))
+        (!rows.is_empty()).then(|| Ok(Chunk::Rows(self.rows.clone(), Picks::Range(rows))))
     }
 
     fn skip(&mut self, count: usize) -> Result<usize> {
@@ -192,11 +192,11 @@ struct ItemsStage {
 }
 
 impl Stage for ItemsStage {
-    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+    fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
         let start = self.next;
         self.next = self.items.len().min(start.saturating_add(max));
         let items = self.items.get(start..self.next)?;
-        (!items.is_empty()).then(|| Ok(Run::Values(items.to_vec())))
+        (!items.is_empty()).then(|| Ok(Chunk::Values(items.to_vec())))
     }
 
     fn skip(&mut self, count: usize) -> Result<usize> {

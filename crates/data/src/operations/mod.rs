@@ -1,8 +1,8 @@
-//! The operations, one a file: what users call, what it is as data, how it runs.
+//! The operations, one in each file: what users call, what it is as data, and how it runs.
 //!
-//! Some are made of parts that have files of their own: `ahead` (a stage on a thread), `crew` (threads that work on
-//! several things at once), `cycle` (datasets read in turn),
-//! `cache_contents` (of which pipeline a cache is), `pairing` (runs side by side), `pad` (tensors of different sizes in one), `room` (what can be in memory at once), `encoding` (elements as bytes).
+//! Building blocks have files of their own: `ahead` (a stage on a thread), `worker_pool` (jobs on several threads), `cycle`
+//! (datasets read in turn), `cache_contents` (which pipeline a cache belongs to), `pairing` (chunks side by side), `pad`
+//! (tensors of different sizes in one), `room` (limits of memory), `encoding` (elements as bytes).
 
 pub(crate) mod ahead;
 pub(crate) mod assert_cardinality;
@@ -11,7 +11,6 @@ pub(crate) mod cache;
 mod cache_contents;
 pub(crate) mod cache_file;
 pub(crate) mod concatenate;
-pub(crate) mod crew;
 mod cycle;
 mod encoding;
 pub(crate) mod enumerate;
@@ -38,4 +37,5 @@ pub(crate) mod shuffle;
 pub(crate) mod take;
 pub(crate) mod take_while;
 pub(crate) mod unbatch;
+pub(crate) mod worker_pool;
 pub(crate) mod zip;

@@ -1,7 +1,7 @@
 //! Tensors of different sizes in one, the gaps filled.
 
 use super::padded_batch::Padding;
-use crate::run::Assembly;
+use crate::chunk::Assembly;
 use crate::{Error, Result};
 use distribute_tensor::{Element, HostTensor, Leaf, Tree};
 

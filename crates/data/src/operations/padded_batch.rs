@@ -3,15 +3,15 @@
 use super::batch::{BatchStage, at_least_one, batch_rows, batches, remainder};
 use super::pad::pad;
 use super::room::fits;
+use crate::chunk::{Assembly, Chunk};
 use crate::pipeline::{Batching, Operation, Pipeline, Sharding, one_input};
-use crate::run::{Assembly, Run};
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset, ElementSpec, Result};
 use distribute_tensor::{Leaf, Nest};
 use std::sync::Arc;
 
-/// What elements are padded to, and with what: the longest of the batch along each axis, with zeros, unless told
-/// otherwise.
+/// To which size elements are padded, and with what values. By default to the longest of the batch along each axis, with
+/// zeros.
 ///
 /// ```
 /// use distribute_data::{Dataset, Padding};
@@ -51,14 +51,14 @@ impl Padding {
 impl<T: Nest> Dataset<T> {
     /// [`batch`](Dataset::batch) of elements whose tensors may differ in size: each is padded at the end of its axes.
     ///
-    /// [`Error::Pad`](crate::Error::Pad) in the pass names the element and the tensor if it is longer than the size asked for, if ranks or
-    /// dtypes differ, or if it is no dense tensor in host memory.
+    /// [`Error::Pad`](crate::Error::Pad) in the pass names the element and the tensor if it is longer than the given size,
+    /// if ranks or dtypes differ, or if it is not a dense tensor in host memory.
     #[doc(alias = "tf.data.Dataset.padded_batch")]
     pub fn padded_batch(&self, size: usize, padding: Padding) -> Dataset<T::Batch> {
         Dataset::of(PaddedBatch { input: self.pipeline().clone(), size, padding, drop_remainder: false })
     }
 
-    /// [`padded_batch`](Dataset::padded_batch), without a last batch that would be shorter.
+    /// Like [`padded_batch`](Dataset::padded_batch), but drops a shorter last batch.
     #[doc(alias = "drop_remainder")]
     pub fn padded_batch_exact(&self, size: usize, padding: Padding) -> Dataset<T::Batch> {
         Dataset::of(PaddedBatch { input: self.pipeline().clone(), size, padding, drop_remainder: true })
@@ -77,9 +77,10 @@ impl Operation for PaddedBatch {
     one_input!();
 
     fn describe(&self) -> String {
-        match self.drop_remainder {
-            false => format!("padded_batch {}, last one may be shorter", self.size),
-            true => format!("padded_batch {}, remainder dropped", self.size),
+        if self.drop_remainder {
+            format!("padded_batch {}, remainder dropped", self.size)
+        } else {
+            format!("padded_batch {}, last one may be shorter", self.size)
         }
     }
 
@@ -113,7 +114,7 @@ impl Operation for PaddedBatch {
 
     fn start(&self, epoch: u64) -> Box<dyn Stage> {
         let padding = self.padding.clone();
-        let join = Box::new(move |elements: Assembly, first| pad(&padding, elements, first).map(Run::one));
+        let join = Box::new(move |elements: Assembly, first| pad(&padding, elements, first).map(Chunk::one));
         Box::new(BatchStage::new(self.input.start(epoch), self.size, self.drop_remainder, join))
     }
 }

@@ -1,29 +1,29 @@
-//! Runs side by side: what `zip` and `enumerate` are made of.
+//! Chunks side by side: what `zip` and `enumerate` are made of.
 
 use crate::Result;
+use crate::chunk::{Chunk, Picks};
 use crate::rows::{Rows, pair};
-use crate::run::{Picks, Run};
 use std::sync::Arc;
 
-/// Makes pairs of runs.
+/// Makes pairs of chunks.
 #[derive(Default)]
 pub(super) struct Pairing {
-    /// The pairs of rows made last: those of the next run mostly go on in them.
+    /// The pairs of rows made last: those of the next chunk mostly go on in them.
     last: Option<Arc<Rows>>,
 }
 
 impl Pairing {
     /// The elements of both, to the end of the shorter. Where both are rows next to each other, they stay rows.
-    pub(super) fn pair(&mut self, first: Run, second: Run) -> Result<Run> {
+    pub(super) fn pair(&mut self, first: Chunk, second: Chunk) -> Result<Chunk> {
         match (first, second) {
-            (Run::Rows(first, Picks::Range(a)), Run::Rows(second, Picks::Range(b))) => {
+            (Chunk::Rows(first, Picks::Range(a)), Chunk::Rows(second, Picks::Range(b))) => {
                 let count = a.len().min(b.len());
                 let (rows, start) = self.rows(&first, a.start, &second, b.start);
-                Ok(Run::Rows(rows, Picks::Range(start..start + count)))
+                Ok(Chunk::Rows(rows, Picks::Range(start..start + count)))
             }
             (first, second) => {
                 let both = first.into_values()?.into_iter().zip(second.into_values()?);
-                Ok(Run::Values(both.map(|(first, second)| pair(first, second)).collect()))
+                Ok(Chunk::Values(both.map(|(first, second)| pair(first, second)).collect()))
             }
         }
     }

@@ -1,8 +1,8 @@
 //! Batches of records becoming columns of tensors.
 
+use crate::chunk::Chunk;
 use crate::example::Features;
 use crate::pipeline::{Operation, Pipeline, Sharding, one_input};
-use crate::run::Run;
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset, ElementSpec, Error, Result};
 use distribute_tensor::{HostTensor, Leaf, Nest, Tree};
@@ -73,10 +73,10 @@ impl ParseStage {
 }
 
 impl Stage for ParseStage {
-    fn next(&mut self, _max: usize) -> Option<Result<Run>> {
-        let run = self.input.next(1)?;
-        Some(run.and_then(Run::into_values).and_then(|batches| {
-            batches.into_iter().map(|batch| self.parse(batch)).collect::<Result<_>>().map(Run::Values)
+    fn next(&mut self, _max: usize) -> Option<Result<Chunk>> {
+        let chunk = self.input.next(1)?;
+        Some(chunk.and_then(Chunk::into_values).and_then(|batches| {
+            batches.into_iter().map(|batch| self.parse(batch)).collect::<Result<_>>().map(Chunk::Values)
         }))
     }
 

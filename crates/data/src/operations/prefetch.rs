@@ -1,4 +1,4 @@
-//! Elements made ahead of time, on a thread of their own.
+//! Prepares elements ahead, on a thread of its own.
 
 use super::ahead::AheadStage;
 use crate::pipeline::{Operation, Pipeline, Sharding, one_input};
@@ -7,9 +7,9 @@ use crate::{Cardinality, Dataset};
 use distribute_tensor::Nest;
 
 impl<T: Nest> Dataset<T> {
-    /// Makes up to `buffer` elements ahead of time, on a thread that starts with the first element asked for and
-    /// ends with the pass: at the end, at an error, or when the iterator is dropped (a user's function that is
-    /// running then is finished first). 0 changes nothing.
+    /// Prepares up to `buffer` elements ahead, on a thread that starts with the first requested element and ends with the
+    /// pass: at the end, at an error, or when the iterator is dropped (after a user function that is running). 0 does
+    /// nothing.
     ///
     /// A thread that cannot be started gives [`Error::Thread`](crate::Error::Thread).
     #[doc(alias = "tf.data.Dataset.prefetch")]
@@ -31,7 +31,7 @@ impl Operation for Prefetch {
         format!("prefetch {}", self.buffer)
     }
 
-    /// It changes nothing but the time.
+    /// It changes only the timing.
     fn identity(&self) -> String {
         String::new()
     }

@@ -1,19 +1,19 @@
-//! Batches cut anew, over their borders.
+//! Cuts batches into other sizes, across their borders.
 
 use super::batch::at_least_one;
 use super::room::fits;
+use crate::chunk::Chunk;
 use crate::pipeline::{Batching, Operation, Pipeline, Sharding, one_input};
-use crate::run::Run;
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset, ElementSpec, Error, Result};
 use distribute_tensor::{Leaf, Nest, Tree};
 use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
-    /// Batches of other sizes: the rows of all batches after each other, cut into pieces of `sizes`, taken in turn and
-    /// starting over. The last one may be shorter.
+    /// Concatenates the rows of all batches and cuts them into batches of `sizes`, taken in turn and starting over. The
+    /// last one may be shorter.
     ///
-    /// A size of 0 gives an empty batch. [`Error::Parameter`] in the pass if no size is larger, [`Error::Scalar`] and
+    /// A size of 0 gives an empty batch. [`Error::Parameter`] in the pass if no size is positive, [`Error::Scalar`] and
     /// [`Error::UnequalRows`] if elements aren't batches.
     ///
     /// ```
@@ -27,7 +27,7 @@ impl<T: Nest> Dataset<T> {
         Self::of(Rebatch { input: self.pipeline().clone(), sizes: sizes.into(), drop_remainder: false })
     }
 
-    /// [`rebatch`](Dataset::rebatch), without a last batch that would be shorter.
+    /// Like [`rebatch`](Dataset::rebatch), but drops a shorter last batch.
     #[doc(alias = "drop_remainder")]
     pub fn rebatch_exact(&self, sizes: &[usize]) -> Self {
         Self::of(Rebatch { input: self.pipeline().clone(), sizes: sizes.into(), drop_remainder: true })
@@ -102,7 +102,7 @@ pub(crate) struct RebatchStage {
     drop_remainder: bool,
 }
 
-/// What is left of the batch that was read last.
+/// The remaining rows of the batch that was read last.
 struct Rest {
     batch: Tree<Leaf>,
     start: usize,
@@ -110,7 +110,7 @@ struct Rest {
 }
 
 impl RebatchStage {
-    /// One of the sizes is not 0.
+    /// At least one of the sizes must be positive.
     pub(crate) fn new(input: Box<dyn Stage>, sizes: Arc<[usize]>) -> Self {
         let rows = Rest { batch: Tree::None, start: 0, rows: 0 };
         Self { input, sizes, turn: 0, rows, ended: false, drop_remainder: false }
@@ -120,8 +120,8 @@ impl RebatchStage {
     fn fill(&mut self) -> Result<bool> {
         while self.rows.start == self.rows.rows && !self.ended {
             match self.input.next(1) {
-                Some(run) => {
-                    let Some(batch) = run?.into_values()?.pop() else { continue };
+                Some(chunk) => {
+                    let Some(batch) = chunk?.into_values()?.pop() else { continue };
                     let rows = crate::split::rows(&batch, "rebatch")?;
                     self.rows = Rest { batch, start: 0, rows };
                 }
@@ -164,8 +164,8 @@ impl RebatchStage {
 }
 
 impl Stage for RebatchStage {
-    fn next(&mut self, _max: usize) -> Option<Result<Run>> {
-        self.piece().transpose().map(|piece| piece.map(Run::one))
+    fn next(&mut self, _max: usize) -> Option<Result<Chunk>> {
+        self.piece().transpose().map(|piece| piece.map(Chunk::one))
     }
 }
 

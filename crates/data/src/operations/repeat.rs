@@ -1,21 +1,21 @@
 //! The same pass again and again.
 
+use crate::chunk::Chunk;
 use crate::pipeline::{Operation, Pipeline, Sharding, one_input};
-use crate::run::Run;
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset, Error, Result};
 use distribute_tensor::Nest;
 
 impl<T: Nest> Dataset<T> {
-    /// The dataset `times` times over, each time in the shuffles' next order. A pass that happens to be without elements is
-    /// one of them; after 100 of these in a row, of a dataset that may have had some, comes [`Error::EmptyPasses`].
+    /// Repeats the dataset `times` times, each time with the next order of its shuffles. A pass that happens to have no
+    /// elements counts; after 100 of these in a row, a dataset that could have had some gives [`Error::EmptyPasses`].
     #[doc(alias = "tf.data.Dataset.repeat")]
     pub fn repeat(&self, times: usize) -> Self {
         Self::of(Repeat { input: self.pipeline().clone(), times: Some(times) })
     }
 
-    /// The dataset again and again without end. One that is known to be empty ends at once; after 100 passes in a row
-    /// without an element, of one that may have had some, comes [`Error::EmptyPasses`].
+    /// Repeats the dataset without end. One that is known to be empty ends at once; after 100 passes in a row without an
+    /// element, one that could have had some gives [`Error::EmptyPasses`].
     #[doc(alias = "tf.data.Dataset.repeat")]
     pub fn repeat_forever(&self) -> Self {
         Self::of(Repeat { input: self.pipeline().clone(), times: None })
@@ -66,10 +66,10 @@ struct RepeatStage {
     empty: usize,
 }
 
-/// So many passes without an element are no chance. A filter that keeps nothing would be asked for ever.
+/// This many empty passes in a row are not a coincidence. Without a limit, a filter that keeps nothing would run for ever.
 const MOST_EMPTY: usize = 100;
 
-/// Of a stage that drops elements of a dataset that is repeated before it: for how many passes it has dropped all.
+/// Detects that a stage drops all elements of a dataset that is repeated before it.
 #[derive(Default)]
 pub(super) struct Fruitless {
     /// How many passes there had been when the first of them was dropped. What stages before hold for later has been
@@ -78,12 +78,12 @@ pub(super) struct Fruitless {
 }
 
 impl Fruitless {
-    /// An element was kept.
+    /// Records that an element was kept.
     pub(super) fn found(&mut self) {
         self.since = None;
     }
 
-    /// None was kept of those that came last, after so many [passes](Stage::passes).
+    /// Records that none of the last elements was kept, after `passes` [passes](Stage::passes).
     pub(super) fn nothing(&mut self, operation: &'static str, passes: usize) -> Result<()> {
         let passes = passes.saturating_sub(*self.since.get_or_insert(passes));
         if passes < MOST_EMPTY { Ok(()) } else { Err(Error::EmptyPasses { operation, passes }) }
@@ -91,8 +91,8 @@ impl Fruitless {
 }
 
 impl RepeatStage {
-    /// Repetition `r` of pass `epoch` is epoch `epoch * times + r` of the input, so that going through `repeat(3)`
-    /// once shuffles as going three times through the input does. Endless repetitions get 2³² epochs a pass.
+    /// Repetition `r` of pass `epoch` is epoch `epoch * times + r` of the input, so one pass over `repeat(3)` shuffles like
+    /// three passes over the input. Endless repetitions have 2³² epochs for each pass.
     fn new(input: Pipeline, times: Option<usize>, epoch: u64) -> Self {
         let first_epoch = epoch.wrapping_mul(times.map_or(1 << 32, |times| times as u64));
         Self { input, times, first_epoch, started: 0, current: None, empty: 0 }
@@ -119,15 +119,15 @@ impl RepeatStage {
 }
 
 impl Stage for RepeatStage {
-    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+    fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
         loop {
             let stage = match self.current() {
                 Ok(stage) => stage?,
                 Err(error) => return Some(Err(error)),
             };
-            if let Some(run) = stage.next(max) {
+            if let Some(chunk) = stage.next(max) {
                 self.empty = 0;
-                return Some(run);
+                return Some(chunk);
             }
             self.current = None;
         }

@@ -1,8 +1,8 @@
-//! Every so-manieth element, for one of several workers.
+//! Every `W`-th element, for one of `W` workers.
 
 use super::batch::at_least_one;
-use crate::pipeline::{Operation, Part, Pipeline, Sharding, one_input};
-use crate::run::{Picks, Run};
+use crate::chunk::{Chunk, Picks};
+use crate::pipeline::{Operation, Pipeline, Sharding, WorkerShard, one_input};
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset, Error, Result};
 use distribute_tensor::Nest;
@@ -46,9 +46,10 @@ impl Operation for Shard {
 
     fn check(&self) -> Result<()> {
         at_least_one("shard", "the number of workers", self.workers)?;
-        match self.index < self.workers {
-            true => Ok(()),
-            false => Err(Error::Worker { worker: self.index, workers: self.workers }),
+        if self.index < self.workers {
+            Ok(())
+        } else {
+            Err(Error::Worker { worker: self.index, workers: self.workers })
         }
     }
 
@@ -57,7 +58,7 @@ impl Operation for Shard {
     }
 
     fn start(&self, epoch: u64) -> Box<dyn Stage> {
-        // Rows in memory cost nothing to pass over; of what has to be made, only our elements are.
+        // Skipping rows in memory costs nothing; of elements that have to be made, only this worker's are.
         let at_once = if self.input.costly() { 1 } else { MOST_AT_ONCE };
         let input = self.input.start(epoch);
         Box::new(ShardStage { input, workers: self.workers, at_once, ahead: self.index, ended: false })
@@ -67,15 +68,15 @@ impl Operation for Shard {
 struct ShardStage {
     input: Box<dyn Stage>,
     workers: usize,
-    /// How many elements of the input are asked for at once.
+    /// How many elements of the input are requested at once.
     at_once: usize,
-    /// How many elements come before the next one of ours.
+    /// How many elements come before this worker's next one.
     ahead: usize,
     ended: bool,
 }
 
 impl ShardStage {
-    /// Passes over the elements of other workers; false at the end.
+    /// Skips the elements of other workers; false at the end.
     fn advance(&mut self) -> Result<bool> {
         let ahead = std::mem::take(&mut self.ahead);
         self.ended = self.ended || self.input.skip(ahead)? < ahead;
@@ -84,31 +85,31 @@ impl ShardStage {
 }
 
 impl Stage for ShardStage {
-    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+    fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
         match self.advance() {
             Err(error) => return Some(Err(error)),
             Ok(false) => return None,
             Ok(true) => {}
         }
-        let run = match self.input.next(max.saturating_mul(self.workers).min(self.at_once)) {
-            Some(Ok(run)) => run,
+        let chunk = match self.input.next(max.saturating_mul(self.workers).min(self.at_once)) {
+            Some(Ok(chunk)) => chunk,
             other => return other,
         };
-        let len = run.len();
+        let len = chunk.len();
         let ours = |i: &usize| i.is_multiple_of(self.workers);
-        let picked = match run {
-            Run::Rows(source, picks) => {
+        let picked = match chunk {
+            Chunk::Rows(source, picks) => {
                 let rows = match picks.into_list() {
                     Ok(rows) => rows.into_iter().enumerate(),
                     Err(error) => return Some(Err(error)),
                 };
-                Run::Rows(source, Picks::List(rows.filter(|(i, _)| ours(i)).map(|(_, row)| row).collect()))
+                Chunk::Rows(source, Picks::List(rows.filter(|(i, _)| ours(i)).map(|(_, row)| row).collect()))
             }
-            Run::Values(values) => {
+            Chunk::Values(values) => {
                 let values = values.into_iter().enumerate();
-                Run::Values(values.filter(|(i, _)| ours(i)).map(|(_, value)| value).collect())
+                Chunk::Values(values.filter(|(i, _)| ours(i)).map(|(_, value)| value).collect())
             }
-            batch @ Run::Batch(_) => batch,
+            batch @ Chunk::Batch(_) => batch,
         };
         self.ahead = len.div_ceil(self.workers) * self.workers - len;
         Some(Ok(picked))
@@ -126,7 +127,7 @@ impl Stage for ShardStage {
     }
 }
 
-/// The most rows that are asked for at once.
+/// The most rows that are requested at once.
 const MOST_AT_ONCE: usize = 1024;
 
 #[derive(Clone)]
@@ -153,12 +154,12 @@ impl Operation for ShardHint {
         Sharding::Through
     }
 
-    fn shard(&self, part: &Part) -> Option<Pipeline> {
-        match *part {
-            Part::Hint { workers, index } => {
-                Some(Arc::new(Shard { input: crate::pipeline::shard(&self.input, part), workers, index }))
+    fn shard(&self, worker: &WorkerShard) -> Option<Pipeline> {
+        match *worker {
+            WorkerShard::Hint { workers, index } => {
+                Some(Arc::new(Shard { input: crate::pipeline::shard(&self.input, worker), workers, index }))
             }
-            Part::Files { .. } => None,
+            WorkerShard::Files { .. } => None,
         }
     }
 

@@ -2,21 +2,21 @@
 
 use super::batch::at_least_one;
 use super::room::fits;
+use crate::chunk::{Chunk, Picks};
 use crate::pipeline::{Operation, Pipeline, Sharding, one_input};
 use crate::random::EpochRng;
 use crate::rows::Rows;
-use crate::run::{Picks, Run};
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset, Error, Result};
 use distribute_tensor::{Leaf, Nest, Tree};
 use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
-    /// Random order: draws from a buffer of `buffer` elements that is filled up after each draw.
+    /// Shuffles elements, by drawing from a buffer of `buffer` elements that is refilled after each draw.
     ///
-    /// With a buffer of at least the number of elements every order is equally likely. The order depends on `seed`
-    /// and the epoch only: every pass, and every repetition of a [`repeat`](Dataset::repeat) after this, has its
-    /// own. Tensors in memory and ranges are shuffled as numbers of rows, 8 bytes each.
+    /// With a buffer of at least the number of elements, every order is equally likely. The order depends only on `seed`
+    /// and the epoch: every pass, and every repetition of a later [`repeat`](Dataset::repeat), has its own. Tensors in
+    /// memory and ranges are shuffled as row indices, 8 bytes each.
     ///
     /// `buffer` 0 gives [`Error::Parameter`] in the pass.
     #[doc(alias = "tf.data.Dataset.shuffle")]
@@ -68,13 +68,13 @@ struct ShuffleStage {
     rng: EpochRng,
     pool: Pool,
     ended: bool,
-    /// A place drawn that did not fit into the run before: the next run starts with it.
+    /// The index of a drawn element that could not be appended to the previous chunk; the next one starts with it.
     kept: Option<usize>,
-    /// What went wrong after the elements that were handed on last.
+    /// An error after the elements passed on last.
     failed: Option<Error>,
 }
 
-/// What waits in the buffer. Rows of one source wait as numbers, 8 bytes each; anything else as values.
+/// The contents of the buffer: row indices for rows of one source, otherwise values.
 enum Pool {
     Rows(Arc<Rows>, Vec<usize>),
     Values(Vec<Tree<Leaf>>),
@@ -88,19 +88,19 @@ impl Pool {
         }
     }
 
-    fn add(&mut self, run: Run) -> Result<()> {
-        let run = match (&mut *self, run) {
-            (Pool::Rows(mine, rows), Run::Rows(theirs, picks)) if Arc::ptr_eq(mine, &theirs) => {
+    fn add(&mut self, chunk: Chunk) -> Result<()> {
+        let chunk = match (&mut *self, chunk) {
+            (Pool::Rows(mine, rows), Chunk::Rows(theirs, picks)) if Arc::ptr_eq(mine, &theirs) => {
                 return picks.extend(rows);
             }
-            (Pool::Values(values), Run::Rows(source, picks)) if values.is_empty() => {
+            (Pool::Values(values), Chunk::Rows(source, picks)) if values.is_empty() => {
                 *self = Pool::Rows(source, picks.into_list()?);
                 return Ok(());
             }
-            (_, run) => run,
+            (_, chunk) => chunk,
         };
         let mut values = self.take_values()?;
-        values.extend(run.into_values()?);
+        values.extend(chunk.into_values()?);
         *self = Pool::Values(values);
         Ok(())
     }
@@ -108,25 +108,25 @@ impl Pool {
     /// Takes what is in the pool as values, leaving nothing.
     fn take_values(&mut self) -> Result<Vec<Tree<Leaf>>> {
         match std::mem::replace(self, Pool::Values(Vec::new())) {
-            Pool::Rows(source, rows) => Run::Rows(source, Picks::List(rows)).into_values(),
+            Pool::Rows(source, rows) => Chunk::Rows(source, Picks::List(rows)).into_values(),
             Pool::Values(values) => Ok(values),
         }
     }
 
     /// Takes element `i` out, the last one moving to its place, and puts it behind what was drawn before. False if
-    /// the two cannot be one run: then nothing was drawn.
-    fn draw(&mut self, i: usize, drawn: &mut Option<Run>) -> bool {
+    /// the two cannot be one chunk: then nothing was drawn.
+    fn draw(&mut self, i: usize, drawn: &mut Option<Chunk>) -> bool {
         match (self, &mut *drawn) {
-            (Pool::Rows(pool, rows), Some(Run::Rows(source, Picks::List(list))))
+            (Pool::Rows(pool, rows), Some(Chunk::Rows(source, Picks::List(list))))
                 if Arc::ptr_eq(pool, source) =>
             {
                 list.push(rows.swap_remove(i));
             }
-            (Pool::Values(values), Some(Run::Values(list))) => list.push(values.swap_remove(i)),
+            (Pool::Values(values), Some(Chunk::Values(list))) => list.push(values.swap_remove(i)),
             (Pool::Rows(pool, rows), None) => {
-                *drawn = Some(Run::Rows(pool.clone(), Picks::List(vec![rows.swap_remove(i)])));
+                *drawn = Some(Chunk::Rows(pool.clone(), Picks::List(vec![rows.swap_remove(i)])));
             }
-            (Pool::Values(values), None) => *drawn = Some(Run::Values(vec![values.swap_remove(i)])),
+            (Pool::Values(values), None) => *drawn = Some(Chunk::Values(vec![values.swap_remove(i)])),
             _ => return false,
         }
         true
@@ -150,7 +150,7 @@ impl ShuffleStage {
     fn fill(&mut self) -> Result<()> {
         while !self.ended && self.pool.len() < self.buffer {
             match self.input.next(self.buffer - self.pool.len()) {
-                Some(run) => self.pool.add(run?)?,
+                Some(chunk) => self.pool.add(chunk?)?,
                 None => self.ended = true,
             }
         }
@@ -158,7 +158,7 @@ impl ShuffleStage {
     }
 
     /// Up to `max` draws, each from a buffer as full as the input allows: so the order doesn't depend on `max`.
-    fn draw(&mut self, max: usize) -> Result<Option<Run>> {
+    fn draw(&mut self, max: usize) -> Result<Option<Chunk>> {
         let mut drawn = None;
         for _ in 0..max {
             match self.fill() {
@@ -184,7 +184,7 @@ impl ShuffleStage {
 }
 
 impl Stage for ShuffleStage {
-    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+    fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
         match self.failed.take() {
             Some(error) => Some(Err(error)),
             None => self.draw(max).transpose(),

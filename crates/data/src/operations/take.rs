@@ -1,7 +1,7 @@
 //! The first elements, and all but the first.
 
+use crate::chunk::Chunk;
 use crate::pipeline::{Operation, Pipeline, Sharding, one_input};
-use crate::run::Run;
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset, Result};
 use distribute_tensor::Nest;
@@ -56,15 +56,15 @@ struct TakeStage {
 }
 
 impl Stage for TakeStage {
-    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+    fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
         if self.left == 0 {
             return None;
         }
-        let run = self.input.next(max.min(self.left))?;
-        if let Ok(run) = &run {
-            self.left -= run.len();
+        let chunk = self.input.next(max.min(self.left))?;
+        if let Ok(chunk) = &chunk {
+            self.left -= chunk.len();
         }
-        Some(run)
+        Some(chunk)
     }
 
     fn skip(&mut self, count: usize) -> Result<usize> {
@@ -122,7 +122,7 @@ impl SkipStage {
 }
 
 impl Stage for SkipStage {
-    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+    fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
         match self.begin() {
             Err(error) => Some(Err(error)),
             Ok(()) if self.ended => None,

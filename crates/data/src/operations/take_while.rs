@@ -1,8 +1,8 @@
 //! The elements before the first that fails a test.
 
 use super::filter::{FilterFn, on_trees};
+use crate::chunk::{Chunk, Picks};
 use crate::pipeline::{Operation, Pipeline, Sharding, one_input};
-use crate::run::{Picks, Run};
 use crate::stage::Stage;
 use crate::{Cardinality, Cause, Dataset, Error, Result};
 use distribute_tensor::{Leaf, Nest, Tree};
@@ -70,7 +70,7 @@ impl Operation for TakeWhile {
     }
 
     fn start(&self, epoch: u64) -> Box<dyn Stage> {
-        // What has to be made is made one by one: behind the end, nothing is.
+        // Expensive elements are made one by one, so that none is made beyond the end.
         let at_once = if self.input.costly() { 1 } else { usize::MAX };
         let (input, predicate) = (self.input.start(epoch), self.predicate.clone());
         Box::new(TakeWhileStage { input, predicate, at_once, index: 0, ended: false, failed: None })
@@ -83,7 +83,7 @@ struct TakeWhileStage {
     at_once: usize,
     index: usize,
     ended: bool,
-    /// What went wrong after the elements that were handed on last.
+    /// An error after the elements passed on last.
     failed: Option<Error>,
 }
 
@@ -98,26 +98,28 @@ impl TakeWhileStage {
     }
 
     /// The elements before the end. Rows stay rows of their source.
-    fn apply(&mut self, run: Run) -> Result<Run> {
-        let taken = match &run {
-            Run::Rows(source, Picks::Range(rows)) => {
+    fn apply(&mut self, chunk: Chunk) -> Result<Chunk> {
+        let taken = match &chunk {
+            Chunk::Rows(source, Picks::Range(rows)) => {
                 rows.clone().take_while(|row| self.take(source.row(*row))).count()
             }
-            Run::Rows(source, Picks::List(rows)) => {
+            Chunk::Rows(source, Picks::List(rows)) => {
                 rows.iter().take_while(|row| self.take(source.row(**row))).count()
             }
-            Run::Values(values) => values.iter().take_while(|value| self.take(Ok((*value).clone()))).count(),
-            Run::Batch(_) => return self.apply(run.together()?),
+            Chunk::Values(values) => {
+                values.iter().take_while(|value| self.take(Ok((*value).clone()))).count()
+            }
+            Chunk::Batch(_) => return self.apply(chunk.together()?),
         };
-        Ok(run.part(0..taken))
+        Ok(chunk.slice(0..taken))
     }
 }
 
 impl Stage for TakeWhileStage {
-    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+    fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
         if self.failed.is_none() && !self.ended {
-            match self.input.next(max.min(self.at_once))?.and_then(|run| self.apply(run)) {
-                Ok(run) if run.len() == 0 => {}
+            match self.input.next(max.min(self.at_once))?.and_then(|chunk| self.apply(chunk)) {
+                Ok(chunk) if chunk.len() == 0 => {}
                 result => return Some(result),
             }
         }

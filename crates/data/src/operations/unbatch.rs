@@ -1,8 +1,8 @@
 //! The rows of batches as elements.
 
+use crate::chunk::{Chunk, Picks};
 use crate::pipeline::{Batching, Operation, Pipeline, Sharding, one_input};
 use crate::rows::Rows;
-use crate::run::{Picks, Run};
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset, ElementSpec, Result, TensorSpec};
 use distribute_tensor::Nest;
@@ -97,8 +97,8 @@ impl UnbatchStage {
                 left.start = taken.end;
                 return Ok(Some((rows.clone(), taken)));
             }
-            let Some(run) = self.input.next(1) else { return Ok(None) };
-            let Some(tree) = run?.into_values()?.pop() else { continue };
+            let Some(chunk) = self.input.next(1) else { return Ok(None) };
+            let Some(tree) = chunk?.into_values()?.pop() else { continue };
             let len = crate::split::rows(&tree, "unbatch")?;
             self.batch = Some((Arc::new(Rows::Memory { tree, len }), 0..len));
         }
@@ -106,9 +106,9 @@ impl UnbatchStage {
 }
 
 impl Stage for UnbatchStage {
-    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+    fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
         let rows = self.rows(max).transpose()?;
-        Some(rows.map(|(rows, taken)| Run::Rows(rows, Picks::Range(taken))))
+        Some(rows.map(|(rows, taken)| Chunk::Rows(rows, Picks::Range(taken))))
     }
 
     fn skip(&mut self, count: usize) -> Result<usize> {

@@ -1,8 +1,8 @@
 //! Two datasets side by side.
 
 use super::pairing::Pairing;
+use crate::chunk::Chunk;
 use crate::pipeline::{Batching, Operation, Pipeline, Sharding};
-use crate::run::Run;
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset, ElementSpec, Error, Result};
 use distribute_tensor::{Nest, Tree};
@@ -23,8 +23,8 @@ impl<T: Nest> Dataset<T> {
         Dataset::of(Zip { inputs: [self.pipeline().clone(), other.pipeline().clone()], exact: false })
     }
 
-    /// [`zip`](Dataset::zip) of datasets that have to be equally long: [`Error::UnequalZip`] where both lengths are known
-    /// before anything is read, otherwise when one ends before the other.
+    /// Like [`zip`](Dataset::zip), for datasets that must be equally long. Otherwise it gives [`Error::UnequalZip`]: before
+    /// anything is read if both lengths are known, or when one ends before the other.
     pub fn zip_equal<U: Nest>(&self, other: &Dataset<U>) -> Dataset<(T, U)> {
         Dataset::of(Zip { inputs: [self.pipeline().clone(), other.pipeline().clone()], exact: true })
     }
@@ -85,7 +85,7 @@ impl Operation for Zip {
     }
 
     fn start(&self, epoch: u64) -> Box<dyn Stage> {
-        // What has to be made is made one by one: behind the end of the shorter one, nothing is.
+        // Expensive elements are made one by one, so that none is made beyond the end of the shorter dataset.
         let at_once = if self.costly() { 1 } else { MOST_AT_ONCE };
         let [first, second] = self.inputs.each_ref().map(|input| input.start(epoch));
         let pairing = Pairing::default();
@@ -107,25 +107,23 @@ struct ZipStage {
 }
 
 impl ZipStage {
-    /// One has ended, and the other hasn't.
+    /// Handles the end of one dataset before the other.
     fn end(&mut self, ended: &'static str) -> Result<()> {
         self.ended = true;
-        match self.exact {
-            true => Err(Error::UnequalZip { shorter: ended, len: self.index, other: Cardinality::Unknown }),
-            false => Ok(()),
+        if self.exact {
+            Err(Error::UnequalZip { shorter: ended, len: self.index, other: Cardinality::Unknown })
+        } else {
+            Ok(())
         }
     }
 
-    /// At the end of the first: the second has to be there as well.
+    /// Handles the end of the first dataset, where the second must end as well.
     fn end_both(&mut self) -> Result<()> {
         self.ended = true;
-        match self.exact && self.second.skip(1)? > 0 {
-            true => self.end("first"),
-            false => Ok(()),
-        }
+        if self.exact && self.second.skip(1)? > 0 { self.end("first") } else { Ok(()) }
     }
 
-    fn pairs(&mut self, max: usize) -> Result<Option<Run>> {
+    fn pairs(&mut self, max: usize) -> Result<Option<Chunk>> {
         let Some(first) = self.first.next(max.min(self.at_once)).transpose()? else {
             return self.end_both().map(|()| None);
         };
@@ -137,8 +135,8 @@ impl ZipStage {
         Ok(Some(pairs))
     }
 
-    /// The second may give fewer elements at once: then the rest of them is asked for.
-    fn rest(&mut self, first: Run, second: Run) -> Result<Run> {
+    /// Pairs two chunks, after reading the rest of a shorter second one.
+    fn rest(&mut self, first: Chunk, second: Chunk) -> Result<Chunk> {
         if second.len() == first.len() {
             return self.pairing.pair(first, second);
         }
@@ -146,24 +144,24 @@ impl ZipStage {
         let mut seconds = second.into_values()?;
         while seconds.len() < wanted {
             match self.second.next(wanted - seconds.len()) {
-                Some(run) => seconds.extend(run?.into_values()?),
+                Some(chunk) => seconds.extend(chunk?.into_values()?),
                 None => {
                     self.ended = true;
                     break;
                 }
             }
         }
-        self.pairing.pair(first, Run::Values(seconds))
+        self.pairing.pair(first, Chunk::Values(seconds))
     }
 }
 
-/// What is skipped is read: an input that were skipped by itself could fail behind the end of the other, where nobody
-/// would have looked.
+/// Skipping reads both inputs: one that is skipped separately could fail beyond the end of the other, where nobody would
+/// have looked.
 impl Stage for ZipStage {
-    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+    fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
         match (self.ended, self.exact) {
             (true, false) => None,
-            (true, true) => Some(self.end("second").map(|()| Run::Values(Vec::new()))),
+            (true, true) => Some(self.end("second").map(|()| Chunk::Values(Vec::new()))),
             (false, _) => self.pairs(max).transpose(),
         }
     }

@@ -1,10 +1,10 @@
 //! Rows of Parquet files as elements.
 
 use super::{Batches, Parquet};
+use crate::chunk::{Chunk, Picks};
 use crate::operations::file_stage::Reading;
 use crate::operations::files::Format;
 use crate::rows::Rows;
-use crate::run::{Picks, Run};
 use crate::stage::Stage;
 use crate::{Dataset, ElementSpec, Files, Location, Result};
 use distribute_tensor::HostTensor;
@@ -63,14 +63,14 @@ struct RowsStage {
 }
 
 impl RowsStage {
-    fn read(&mut self, max: usize) -> Result<Option<Run>> {
+    fn read(&mut self, max: usize) -> Result<Option<Chunk>> {
         loop {
             if let Some((rows, next)) = &mut self.rest
                 && *next < rows.len()
             {
                 let start = *next;
                 *next = rows.len().min(start.saturating_add(max));
-                return Ok(Some(Run::Rows(rows.clone(), Picks::Range(start..*next))));
+                return Ok(Some(Chunk::Rows(rows.clone(), Picks::Range(start..*next))));
             }
             let Some(tree) = self.batches.next().transpose()? else { return Ok(None) };
             let len = tree.rows()?;
@@ -80,7 +80,7 @@ impl RowsStage {
 }
 
 impl Stage for RowsStage {
-    fn next(&mut self, max: usize) -> Option<Result<Run>> {
+    fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
         self.read(max).transpose()
     }
 }

@@ -1,48 +1,47 @@
-//! What becomes of a step that not every replica has data for.
+//! What happens in a step for which not every replica has data.
 
 use super::split::SplitRule;
 
-/// What happens at the end of the data, where some replicas have something left and others don't.
+/// What happens at the end of the data, when some replicas have data left and others don't.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum UnevenEnds {
-    /// Every element is used, but for the case below: replicas without data get empty batches, tensors of 0 rows, until
-    /// all workers are at the end. An optimizer's `minimize` weighs them with 0.
+    /// Every element is used, with the exception below. Replicas without data get empty batches, with 0 rows, until all
+    /// workers are at the end. An optimizer's `minimize` gives them weight 0.
     ///
-    /// Under [`SplitRule::TensorFlow`], datasets that a function makes end as TensorFlow's do: where all sizes of their
-    /// tensors are known before there are any, as behind [`batch_exact`](crate::Dataset::batch_exact), that is as
-    /// [`StopAll`](Self::StopAll).
+    /// Under [`SplitRule::TensorFlow`], datasets that a function makes end as in TensorFlow: if all tensors have static
+    /// shapes, as after [`batch_exact`](crate::Dataset::batch_exact), like [`StopAll`](Self::StopAll).
     #[default]
     PadEmpty,
-    /// The pass ends for all as soon as one replica has nothing left. What others have for that step is not used; a
-    /// shorter last batch that reaches every replica is.
+    /// The pass ends for all as soon as one replica has no data left. The others' data for that step is dropped, but a
+    /// shorter last batch that reaches every replica is used.
     StopAll,
-    /// Every step is a whole global batch: the first that is shorter ends the pass for all. Where the pipeline doesn't
-    /// tell the size of batches, the first step is a whole one.
+    /// Every step is a full global batch; the first shorter one ends the pass for all. If the pipeline doesn't tell the
+    /// batch size, the first step counts as full.
     Drop,
 }
 
-/// What workers tell each other about the step to come; added up, what all together know.
+/// How many replicas have data for the next step: counted by each worker, and added up over all of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Ballot {
-    /// Replicas that have a piece, with rows or without.
+pub struct StepCounts {
+    /// The number of replicas that have a piece, even one without rows.
     pub present: usize,
-    /// Replicas that have none: their data is at its end.
+    /// The number of replicas that have none, because their data is at its end.
     pub missing: usize,
-    /// The rows of all pieces.
+    /// The number of rows of all pieces.
     pub rows: usize,
-    /// The rows that they would have in a whole global batch.
+    /// The number of rows of all pieces in a full global batch.
     pub full: usize,
-    /// Those of the missing that no empty batch can be made for.
+    /// How many of the missing replicas cannot even be given an empty batch.
     pub unfilled: usize,
 }
 
-impl std::ops::Add for Ballot {
-    type Output = Ballot;
+impl std::ops::Add for StepCounts {
+    type Output = StepCounts;
 
-    fn add(self, other: Ballot) -> Ballot {
-        Ballot {
-            // What other workers say is not taken on trust.
+    fn add(self, other: StepCounts) -> StepCounts {
+        StepCounts {
+            // Saturating, because other workers' numbers are not trusted.
             present: self.present.saturating_add(other.present),
             missing: self.missing.saturating_add(other.missing),
             rows: self.rows.saturating_add(other.rows),
@@ -52,14 +51,14 @@ impl std::ops::Add for Ballot {
     }
 }
 
-impl std::iter::Sum for Ballot {
-    fn sum<I: Iterator<Item = Ballot>>(all: I) -> Ballot {
-        all.fold(Ballot::default(), std::ops::Add::add)
+impl std::iter::Sum for StepCounts {
+    fn sum<I: Iterator<Item = StepCounts>>(all: I) -> StepCounts {
+        all.fold(StepCounts::default(), std::ops::Add::add)
     }
 }
 
 impl UnevenEnds {
-    /// What holds for datasets that a function makes. `known`: whether all sizes of their tensors are.
+    /// The rule for datasets that a function makes. `known` says whether their tensors have static shapes.
     pub(crate) fn of_function(self, rule: SplitRule, known: bool) -> Self {
         match (self, rule) {
             // ITER-3: TensorFlow makes empty batches only of tensors that may have any number of rows.
@@ -68,8 +67,8 @@ impl UnevenEnds {
         }
     }
 
-    /// Whether the step is taken: by every worker or by none.
-    pub fn take(self, all: Ballot) -> bool {
+    /// Whether the step is taken, by all workers or by none.
+    pub fn take(self, all: StepCounts) -> bool {
         let everybody = all.present > 0 && all.missing == 0;
         match self {
             UnevenEnds::PadEmpty => all.present > 0,
@@ -85,10 +84,10 @@ mod tests {
 
     #[test]
     fn each_policy_ends_where_it_says() {
-        let ballots = [(4, 0, 8), (4, 0, 5), (3, 1, 6), (0, 4, 0)];
+        let counts = [(4, 0, 8), (4, 0, 5), (3, 1, 6), (0, 4, 0)];
         let take = |ends: UnevenEnds| {
-            ballots.map(|(present, missing, rows)| {
-                ends.take(Ballot { present, missing, rows, full: 8, unfilled: 0 })
+            counts.map(|(present, missing, rows)| {
+                ends.take(StepCounts { present, missing, rows, full: 8, unfilled: 0 })
             })
         };
         assert_eq!(take(UnevenEnds::PadEmpty), [true, true, true, false]);
@@ -111,8 +110,8 @@ mod tests {
     }
 
     #[test]
-    fn ballots_add_up() {
-        let one = Ballot { present: 1, missing: 2, rows: 3, full: 4, unfilled: 5 };
-        assert_eq!(one + one, Ballot { present: 2, missing: 4, rows: 6, full: 8, unfilled: 10 });
+    fn counts_add_up() {
+        let one = StepCounts { present: 1, missing: 2, rows: 3, full: 4, unfilled: 5 };
+        assert_eq!(one + one, StepCounts { present: 2, missing: 4, rows: 6, full: 8, unfilled: 10 });
     }
 }

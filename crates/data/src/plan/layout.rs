@@ -1,11 +1,11 @@
-//! [`Layout`]: how many take part.
+//! [`Layout`]: how many workers and replicas take part.
 
 use crate::{Error, Result};
 use std::fmt;
 
-/// How many workers read a dataset, and for how many replicas each: all have as many.
+/// How many workers read a dataset, and how many replicas each of them has.
 ///
-/// Global replica `worker * replicas + r` is replica `r` of a worker.
+/// Replica `r` of a worker is global replica `worker * replicas + r`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct Layout {
     /// The workers, each with a pipeline of its own.
@@ -15,20 +15,20 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// One worker with these replicas.
+    /// One worker with this many replicas.
     pub fn one_worker(replicas: usize) -> Self {
         Self { workers: 1, replicas }
     }
 
-    /// The replicas of all workers together.
+    /// The number of replicas of all workers together.
     pub fn total(&self) -> usize {
         self.workers.saturating_mul(self.replicas)
     }
 
-    /// Whether there are workers and replicas at all.
+    /// Checks that there are workers and replicas.
     ///
     /// # Errors
-    /// [`Error::Parameter`] names what is 0, or more than can be.
+    /// [`Error::Parameter`] names the number that is 0 or too large.
     pub fn check(&self) -> Result<()> {
         crate::operations::batch::at_least_one("distribute", "the number of workers", self.workers)?;
         crate::operations::batch::at_least_one(
@@ -39,31 +39,26 @@ impl Layout {
         check_replicas("distribute", "the number of replicas of all workers", self.total())
     }
 
-    /// Whether there is such a worker.
+    /// Checks that there is such a worker.
     ///
     /// # Errors
     /// [`Error::Worker`].
     pub fn check_worker(&self, worker: usize) -> Result<()> {
-        match worker < self.workers {
-            true => Ok(()),
-            false => Err(Error::Worker { worker, workers: self.workers }),
-        }
+        if worker < self.workers { Ok(()) } else { Err(Error::Worker { worker, workers: self.workers }) }
     }
 }
 
-/// Refuses more replicas than there can be: there is a pipeline for each worker, and a piece of each batch for each
-/// replica.
+/// Refuses too many replicas, since there is a pipeline for each worker, and a piece of each batch for each replica.
 pub(crate) fn check_replicas(
     operation: &'static str,
     parameter: &'static str,
     replicas: usize,
 ) -> Result<()> {
-    match replicas > 1 << 16 {
-        true => {
-            let (found, expected) = (replicas.to_string(), "at most 65536");
-            Err(Error::Parameter { operation, parameter, found, expected })
-        }
-        false => Ok(()),
+    if replicas > 1 << 16 {
+        let (found, expected) = (replicas.to_string(), "at most 65536");
+        Err(Error::Parameter { operation, parameter, found, expected })
+    } else {
+        Ok(())
     }
 }
 

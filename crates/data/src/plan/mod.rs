@@ -1,8 +1,8 @@
-//! Who gets which rows: decisions that are functions of numbers and pipelines, apart from the data they are applied to.
+//! Who gets which rows: pure functions of numbers and pipelines, apart from the data they are applied to.
 //!
-//! [`policy`] decides how a pipeline is parted over workers; [`split`] cuts one batch into pieces, one a replica;
-//! [`shares`] cuts a worker's own batches so that all workers together make global batches; [`recut`] cuts a stream of
-//! batches anew into pieces of given sizes; [`ends`] says what becomes of a step that not everybody has data for.
+//! [`policy`] decides how a pipeline is sharded over workers. [`split`] splits one batch into a piece for each replica.
+//! [`shares`] splits a worker's own batches so that all workers together make global batches. [`recut`] cuts a stream of
+//! batches into pieces of given sizes. [`ends`] decides about steps for which not everybody has data.
 
 pub mod ends;
 pub mod layout;

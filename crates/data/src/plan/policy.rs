@@ -1,17 +1,17 @@
-//! How a pipeline is parted over workers.
+//! How a pipeline is sharded over workers.
 
 use super::split::SplitRule;
 use crate::pipeline::{Pipeline, Sharding, visit};
 use crate::{Error, Result};
 use std::fmt;
 
-/// How elements are parted over workers that each have a pipeline of their own.
+/// How elements are sharded over workers that each have a pipeline of their own.
 #[doc(alias = "tf.data.experimental.AutoShardPolicy")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub enum AutoShardPolicy {
-    /// Each worker takes all: the user has parted the data, or wants every worker to see everything.
+    /// Each worker takes all elements: the user has sharded the data, or wants every worker to see everything.
     Off,
-    /// By files where that gives what reading everything would, by elements where not. It says which, and why.
+    /// By files if the workers together then get the same elements as by reading everything, otherwise by elements.
     #[default]
     Auto,
     /// Each worker reads files of its own: `w`, `w + W`, …
@@ -34,22 +34,22 @@ impl fmt::Display for AutoShardPolicy {
     }
 }
 
-/// What a policy came to, before anything is rewritten: it holds for the whole pipeline.
+/// The decision of a policy. It is made for the whole pipeline before anything is rewritten.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decision {
     /// The policy taken: never [`Auto`](AutoShardPolicy::Auto).
     pub taken: AutoShardPolicy,
-    /// Why, in words.
+    /// The reason, in words.
     pub why: String,
-    /// Whether the sources are files, and yet every worker has to read all of them: more work than the user may expect.
+    /// Whether every worker has to read all files although the sources are files, which may be more work than expected.
     pub fell_back: bool,
 }
 
 /// Decides for a pipeline and a number of workers.
 ///
-/// `Auto` takes files where every source has at least as many as there are workers and no operation on the way would
-/// do something else on a part than on the whole (`take`, `zip`, …); elements otherwise. Under
-/// [`SplitRule::TensorFlow`] it takes files wherever all sources are files.
+/// `Auto` shards by files if every source has at least as many files as there are workers, and no operation would behave
+/// differently on a shard (`take`, `zip`, …). Otherwise it shards by elements. Under [`SplitRule::TensorFlow`] it shards by
+/// files whenever all sources are files.
 pub(crate) fn decide(
     pipeline: &Pipeline,
     policy: AutoShardPolicy,
@@ -64,7 +64,7 @@ pub(crate) fn decide(
         AutoShardPolicy::Off => decided(policy, "as asked: every worker reads everything".into()),
         AutoShardPolicy::Data => decided(policy, "as asked".into()),
         AutoShardPolicy::Hint => decided(policy, "as asked: where shard_hint stands".into()),
-        // There is nothing to part, so nothing that can't be (AS-3).
+        // One worker needs no sharding, so nothing can be in its way (AS-3).
         AutoShardPolicy::File if workers == 1 && sources.other.is_some() => {
             decided(AutoShardPolicy::Off, "one worker reads everything".into())
         }
@@ -87,14 +87,14 @@ pub(crate) fn decide(
     }
 }
 
-/// What a pipeline reads, as far as it matters for parting it.
+/// What a pipeline reads, as far as it matters for sharding.
 #[derive(Default)]
 struct Sources {
-    /// The fewest files of a source.
+    /// The smallest number of files of a source.
     files: Option<usize>,
     /// A source that isn't files.
     other: Option<String>,
-    /// An operation that does something else on a part.
+    /// An operation that behaves differently on a shard.
     whole: Option<String>,
 }
 
@@ -110,7 +110,7 @@ impl Sources {
         sources
     }
 
-    /// Why files cannot be parted over so many workers.
+    /// Why the files cannot be sharded over this many workers.
     fn refusal(&self, workers: usize) -> Option<Error> {
         match (&self.other, self.files) {
             (Some(source), _) => Some(Error::Unshardable { reader: source.clone() }),

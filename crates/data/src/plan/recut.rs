@@ -1,8 +1,8 @@
-//! How a stream of rows is cut anew into pieces, over the borders of the batches it came in.
+//! How a stream of rows is cut into new pieces, across the borders of the batches it came in.
 //!
-//! This is TensorFlow's way with batches whose size is known: it numbers all rows of the stream and cuts them into a
-//! cycle of sizes, chosen so that any two replicas of any two workers differ by one row at most and each step of all
-//! workers takes a global batch.
+//! TensorFlow does this with batches of a known size: it numbers all rows of the stream and cuts them into a cycle of sizes,
+//! chosen so that any two replicas of any two workers differ by at most one row, and each step of all workers takes a global
+//! batch.
 
 use std::ops::Range;
 
@@ -30,8 +30,8 @@ pub fn worker_sizes(batch: usize, workers: usize, replicas_per_worker: usize, wo
 
 /// Cuts `rows` rows into pieces of `sizes`, taken in turn and starting over.
 ///
-/// The last piece may be shorter. A size of 0 gives an empty piece, also when all rows are used up, until a larger
-/// size finds nothing left. If no size is larger than 0, there are no pieces.
+/// The last piece may be shorter. A size of 0 gives an empty piece, even when all rows are used up, until a positive size
+/// finds no rows left. If no size is positive, there are no pieces.
 pub fn recut(rows: usize, sizes: &[usize]) -> Vec<Range<usize>> {
     if sizes.iter().all(|size| *size == 0) {
         return Vec::new();

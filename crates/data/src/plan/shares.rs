@@ -3,15 +3,14 @@
 use super::split::SplitRule;
 use std::ops::Range;
 
-/// The steps that one batch of a worker's own is used for, and the rows of each of its replicas in them.
+/// The steps in which one of a worker's own batches is used, and the rows of each of its replicas in them.
 ///
-/// A worker that reads its own files makes batches of the global size, of which a step takes its share: the pieces of
-/// `replicas` of the `workers * replicas` pieces of a full batch. So a batch lasts `workers` steps, in which each worker
-/// takes another of the shares, beginning with that of its own replicas; together they take a global batch a step.
-/// A share for which less is left is spread evenly over the replicas, and there is no step without rows, so a
-/// short batch takes fewer steps.
+/// A worker that reads its own files makes batches of the global size. A step takes a share of such a batch: `replicas` of
+/// the `workers * replicas` pieces of a full batch. So a batch lasts `workers` steps. In each step every worker takes
+/// another share, beginning with that of its own replicas, and together they take a global batch. A share that is cut short
+/// is spread evenly over the replicas. There is no step without rows, so a short batch lasts fewer steps.
 ///
-/// `full` is the size of full batches. With one worker a batch is one step, cut as [`SplitRule::Even`] says.
+/// `full` is the size of full batches. With one worker a batch is one step, split by [`SplitRule::Even`].
 ///
 /// ```
 /// use distribute_data::plan::shares::steps;
@@ -31,7 +30,7 @@ pub fn steps(
     }
     let mut steps = Vec::new();
     let (mut start, mut turn) = (0, worker % workers);
-    // Of a batch that is longer than a full one, which no batching gives, nothing is lost: it takes more turns.
+    // A batch longer than a full one, which no batching makes, loses nothing: it lasts more steps.
     while start < rows {
         let first = SplitRule::Even.piece(full.max(1), all, turn * replicas).start;
         let last = SplitRule::Even.piece(full.max(1), all, turn * replicas + replicas - 1).end;

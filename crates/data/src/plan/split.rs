@@ -1,28 +1,27 @@
-//! How a batch of rows is cut into one piece for each replica.
+//! How a batch of rows is split into one piece for each replica.
 
 use std::ops::Range;
 
-/// How a global batch is cut over replicas.
+/// How a global batch is split over replicas.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub enum SplitRule {
-    /// As evenly as can be: of b rows over n replicas, the first b mod n replicas get ⌈b/n⌉ and the others ⌊b/n⌋.
+    /// As evenly as possible: of b rows over n replicas, the first b mod n replicas get ⌈b/n⌉ and the others ⌊b/n⌋.
     ///
-    /// No two pieces differ by more than one row, whatever the batch size, and the last, shorter batch is cut in
-    /// the same way.
+    /// No two pieces differ by more than one row, whatever the batch size. A shorter last batch is split in the same way.
     #[default]
     Even,
-    /// As TensorFlow cuts batches of sources in memory: ⌈b/n⌉ rows each for as long as there are any, so that late
-    /// replicas may get fewer or none (4 rows over 3 replicas: 2, 2, 0). Datasets that a function makes for each worker or
-    /// replica end as TensorFlow's do, see [`UnevenEnds::PadEmpty`](crate::UnevenEnds::PadEmpty).
+    /// As TensorFlow splits batches of sources in memory: ⌈b/n⌉ rows each as long as there are any, so the last replicas
+    /// may get fewer or none (4 rows over 3 replicas: 2, 2, 0). Datasets that a function makes for each worker or replica
+    /// end as in TensorFlow, see [`UnevenEnds::PadEmpty`](crate::UnevenEnds::PadEmpty).
     ///
-    /// (TensorFlow cuts batches of files in a second way, for which [`recut`](super::recut) has the sizes.)
+    /// (TensorFlow splits batches of files in another way; [`recut`](super::recut) has those sizes.)
     TensorFlow,
 }
 
 impl SplitRule {
-    /// The rows of each of `pieces` pieces of a batch of `rows` rows: contiguous, in order, together the whole
-    /// batch. Pieces may be empty. With `pieces` 0 there are none.
+    /// The ranges of rows of `pieces` pieces of a batch of `rows` rows: contiguous, in order, and together the whole batch.
+    /// Pieces may be empty.
     ///
     /// ```
     /// use distribute_data::SplitRule;
@@ -35,9 +34,10 @@ impl SplitRule {
 
     /// The rows of piece `piece` of `pieces`; empty if there is no such piece.
     pub fn piece(self, rows: usize, pieces: usize, piece: usize) -> Range<usize> {
-        match piece < pieces {
-            true => self.start(rows, pieces, piece)..self.start(rows, pieces, piece + 1),
-            false => rows..rows,
+        if piece < pieces {
+            self.start(rows, pieces, piece)..self.start(rows, pieces, piece + 1)
+        } else {
+            rows..rows
         }
     }
 

@@ -14,7 +14,7 @@ pub(super) enum Frame {
     /// A whole record, with checksums that agree: where its data are, and where the next record begins.
     Whole { data: Range<usize>, next: usize },
     /// The beginning of a record that needs so many bytes at least.
-    Part { needs: usize },
+    Incomplete { needs: usize },
     /// No record: why.
     Broken(String),
 }
@@ -24,10 +24,10 @@ impl Frame {
     pub(super) fn at(bytes: &[u8], start: usize) -> Frame {
         let bytes = bytes.get(start..).unwrap_or_default();
         let Some((length, rest)) = bytes.split_first_chunk::<8>() else {
-            return Frame::Part { needs: HEADER };
+            return Frame::Incomplete { needs: HEADER };
         };
         let Some((stored, rest)) = rest.split_first_chunk::<4>() else {
-            return Frame::Part { needs: HEADER };
+            return Frame::Incomplete { needs: HEADER };
         };
         if let Err(what) = compare("length", masked_crc(length), *stored) {
             return Frame::Broken(what);
@@ -38,10 +38,10 @@ impl Frame {
             return Frame::Broken(format!("a length of {length} bytes is more than can be"));
         };
         let Some((data, rest)) = rest.split_at_checked(len) else {
-            return Frame::Part { needs: HEADER + len + FOOTER };
+            return Frame::Incomplete { needs: HEADER + len + FOOTER };
         };
         let Some(stored) = rest.first_chunk::<4>() else {
-            return Frame::Part { needs: HEADER + len + FOOTER };
+            return Frame::Incomplete { needs: HEADER + len + FOOTER };
         };
         if let Err(what) = compare("data", masked_crc(data), *stored) {
             return Frame::Broken(what);
@@ -62,24 +62,26 @@ pub(super) fn starts(head: &[u8]) -> bool {
 
 fn compare(part: &str, found: u32, stored: [u8; 4]) -> Result<(), String> {
     let stored = u32::from_le_bytes(stored);
-    match found == stored {
-        true => Ok(()),
-        false => Err(format!(
+    if found == stored {
+        Ok(())
+    } else {
+        Err(format!(
             "the checksum of its {part} is {found:08x}, but {stored:08x} is stored: the file is damaged, or is \
              not a TFRecord file, or is compressed in another way than was said"
-        )),
+        ))
     }
 }
 
 /// Why a file cannot end with these bytes of a record.
 pub(super) fn truncated(found: usize, needs: usize) -> String {
-    match found < HEADER {
-        true => format!("the file ends after {found} of the {HEADER} bytes of its header"),
-        false => format!(
+    if found < HEADER {
+        format!("the file ends after {found} of the {HEADER} bytes of its header")
+    } else {
+        format!(
             "the file ends after {} of the {} bytes of its data and their checksum",
             found - HEADER,
             needs.saturating_sub(HEADER)
-        ),
+        )
     }
 }
 
@@ -108,7 +110,7 @@ pub(super) mod tests {
         let bytes = [&b"???"[..], &framed(b"abc"), &framed(b"")].concat();
         assert_eq!(Frame::at(&bytes, 3), Frame::Whole { data: 15..18, next: 22 });
         assert_eq!(Frame::at(&bytes, 22), Frame::Whole { data: 34..34, next: 38 });
-        assert_eq!(Frame::at(&bytes, 38), Frame::Part { needs: HEADER });
+        assert_eq!(Frame::at(&bytes, 38), Frame::Incomplete { needs: HEADER });
     }
 
     #[test]
@@ -116,7 +118,7 @@ pub(super) mod tests {
         let bytes = framed(b"abcde");
         for len in 0..bytes.len() {
             let needs = if len < HEADER { HEADER } else { bytes.len() };
-            assert_eq!(Frame::at(&bytes[..len], 0), Frame::Part { needs }, "{len}");
+            assert_eq!(Frame::at(&bytes[..len], 0), Frame::Incomplete { needs }, "{len}");
         }
     }
 

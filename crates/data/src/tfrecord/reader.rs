@@ -102,8 +102,8 @@ impl<R: Read> TfRecordReader<R> {
                     ranges.push(data);
                     at = next;
                 }
-                Frame::Part { .. } if at_hand && !ranges.is_empty() => break,
-                Frame::Part { needs } => {
+                Frame::Incomplete { .. } if at_hand && !ranges.is_empty() => break,
+                Frame::Incomplete { needs } => {
                     let length = needs.saturating_sub(HEADER + FOOTER) as u64;
                     if let Err(what) = self.limit.check("the record", length) {
                         self.end = End::Failed(self.damaged(at, ranges.len(), what));

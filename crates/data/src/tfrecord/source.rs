@@ -2,11 +2,11 @@
 
 use super::frame::starts;
 use super::{Records, TfRecordReader};
+use crate::chunk::Chunk;
 use crate::example::Features;
-use crate::operations::crew::most_threads;
-use crate::operations::file_stage::{Made, Parts, Reading, Work, threads};
+use crate::operations::file_stage::{Made, Reading, Sections, Work, threads};
 use crate::operations::files::Format;
-use crate::run::Run;
+use crate::operations::worker_pool::most_threads;
 use crate::{Compression, Dataset, ElementSpec, Error, Files, Location, Result, TensorSpec};
 use distribute_tensor::{DType, HostTensor, Leaf, Nest, Tree};
 use std::collections::BTreeMap;
@@ -114,7 +114,7 @@ impl Format for RecordsFormat {
 
     fn open(&self, file: &Location) -> Result<Reading> {
         let reader = TfRecordReader::open(file, self.compression)?;
-        Ok(Reading::Parts(Box::new(RecordsParts { reader, features: self.features.clone() })))
+        Ok(Reading::Sections(Box::new(RecordSections { reader, features: self.features.clone() })))
     }
 
     fn blame(&self, file: &Location, error: Error) -> Error {
@@ -133,12 +133,12 @@ impl Format for RecordsFormat {
 /// The most records parsed together: they stay in memory until the last of them is gone.
 const MOST_RECORDS: usize = 1024;
 
-struct RecordsParts {
+struct RecordSections {
     reader: TfRecordReader<Box<dyn BufRead + Send>>,
     features: Option<Arc<Features>>,
 }
 
-impl Parts for RecordsParts {
+impl Sections for RecordSections {
     fn next(&mut self) -> Option<Result<Work>> {
         let features = self.features.clone();
         match self.reader.read_at_hand(MOST_RECORDS) {
@@ -168,12 +168,12 @@ impl Parts for RecordsParts {
 fn made(features: Option<&Features>, mut records: Records) -> Made {
     let Some(features) = features else {
         return Made {
-            run: Some(Run::rows(Tree::Leaf(Leaf::Host(records.to_tensor())), records.len())),
+            chunk: Some(Chunk::rows(Tree::Leaf(Leaf::Host(records.to_tensor())), records.len())),
             failed: None,
         };
     };
     match features.parse_records(&records) {
-        Ok(columns) => Made { run: Some(Run::rows(columns.into_tree(), records.len())), failed: None },
+        Ok(columns) => Made { chunk: Some(Chunk::rows(columns.into_tree(), records.len())), failed: None },
         Err(error) => {
             let before = match &error {
                 Error::Example { record, .. } => record.saturating_sub(records.first()) as usize,
@@ -181,7 +181,10 @@ fn made(features: Option<&Features>, mut records: Records) -> Made {
             };
             records.truncate(before);
             let parsed = if before > 0 { features.parse_records(&records).ok() } else { None };
-            Made { run: parsed.map(|columns| Run::rows(columns.into_tree(), before)), failed: Some(error) }
+            Made {
+                chunk: parsed.map(|columns| Chunk::rows(columns.into_tree(), before)),
+                failed: Some(error),
+            }
         }
     }
 }

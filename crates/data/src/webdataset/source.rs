@@ -1,9 +1,9 @@
 //! Samples of tar files as elements.
 
 use super::Samples;
+use crate::chunk::Chunk;
 use crate::operations::file_stage::Reading;
 use crate::operations::files::Format;
-use crate::run::Run;
 use crate::stage::Stage;
 use crate::{Dataset, ElementSpec, Files, Location, Result};
 use distribute_tensor::{HostTensor, Leaf, Tree};
@@ -45,9 +45,9 @@ impl Format for WebDataset {
 struct SamplesStage(Samples);
 
 impl Stage for SamplesStage {
-    fn next(&mut self, _max: usize) -> Option<Result<Run>> {
+    fn next(&mut self, _max: usize) -> Option<Result<Chunk>> {
         let bytes = |(name, bytes)| (name, Tree::Leaf(Leaf::Host(HostTensor::scalar::<Vec<u8>>(bytes))));
         let tree = |sample: super::Sample| Tree::Dict(sample.into_iter().map(bytes).collect());
-        self.0.next().map(|sample| sample.map(|sample| Run::one(tree(sample))))
+        self.0.next().map(|sample| sample.map(|sample| Chunk::one(tree(sample))))
     }
 }

@@ -60,19 +60,19 @@ pub trait Checkpointed {
 
 const SAVE: &str = "Checkpoint::save";
 const RESTORE: &str = "Checkpoint::restore";
-/// What errors of a restore in part call it.
+/// The name of a partial restore in errors.
 pub(crate) const SOME: &str = "Checkpoint::restore_some";
 
-/// What changes a part into what was saved.
+/// Applies the saved state to a part.
 pub type Restore<'a> = Box<dyn FnOnce() -> Result<()> + 'a>;
 
 /// A training to be saved and restored: parts by name, and metadata.
 ///
-/// Everything is in one folder of safetensors files with an index, which appears whole or not at all. A mirrored variable
-/// is saved once. Running statistics are saved as their mean over the replicas, and for each replica
-/// besides: on as many replicas as before, a training goes on with the same bits; on another number each replica goes on
-/// with the mean. Slots of an optimizer are saved by variable name, `optimizer/m/fc.weight`, with the finished steps and
-/// the learning rate. The seed of the model is in the metadata, for whoever builds it anew.
+/// Everything is saved atomically, in one folder of safetensors files with an index. A mirrored variable is saved once.
+/// Running statistics are saved as their mean over the replicas, and also for each replica: on the same number of replicas,
+/// a training continues with the same bits; on another number, each replica continues with the mean. Slots of an optimizer
+/// are saved by variable name, `optimizer/m/fc.weight`, with the finished steps and the learning rate. The seed of the
+/// model is in the metadata, for programs that rebuild it.
 ///
 /// Save and restore between runs. A single file of weights for other programs is
 /// [`Variables::save`](crate::Variables::save).
@@ -103,14 +103,14 @@ pub type Restore<'a> = Box<dyn FnOnce() -> Result<()> + 'a>;
 ///
 /// # Several workers
 ///
-/// All workers make the same calls: each reads its parts, the chief alone writes, and what that came to is the result of
-/// all, an error as well. A worker that doesn't come is named in the error of the others. They wait while the chief writes,
-/// as long as the strategy's timeout at most: set a longer one
-/// ([`CommunicationOptions::timeout`](crate::CommunicationOptions)) where a save takes longer.
+/// All workers make the same calls. Each reads its parts, only the chief writes, and all get the chief's result, even if it
+/// is an error. A worker that doesn't arrive is named in the error of the others. They wait while the chief writes, at most
+/// for the strategy's timeout; set a longer one ([`CommunicationOptions::timeout`](crate::CommunicationOptions)) if a save
+/// takes longer.
 ///
-/// Every worker reads what it restores, from a folder that all of them see: one of a shared file system, or a copy of the
-/// chief's. That it is the same checkpoint is compared before anything is changed. Where each worker has a disk of its own,
-/// only the chief's holds what was saved: a restore is an error on all workers then, and names the first that lacks it.
+/// Every worker restores from a folder that all of them see: on a shared file system, or a copy of the chief's. Before
+/// anything is changed, the workers compare that they read the same checkpoint. If each worker has a disk of its own, only
+/// the chief has the checkpoint, and a restore is an error on all workers that names the first one without it.
 #[doc(alias = "tf.train.Checkpoint")]
 #[derive(Clone, Default)]
 pub struct Checkpoint<'a> {
@@ -137,13 +137,14 @@ impl<'a> Checkpoint<'a> {
         self
     }
 
-    /// A copy of everything as it is now, to be saved in several files, or later. Training may go on while it is written.
+    /// A copy of the current state, to be saved in several files, or later. Training may continue while it is written.
     ///
-    /// Of several workers all make this call, which collects what each has; one of them saves it, the chief
+    /// With several workers, all make this call, which collects the state of each, and the chief saves it
     /// ([`should_checkpoint`](Strategy::should_checkpoint)).
     ///
     /// # Errors
-    /// [`Error::WrongContext`] in a replica context; [`Error::InvalidArgument`] for two parts of one name; those of the parts.
+    /// [`Error::WrongContext`] in a replica context; [`Error::InvalidArgument`] for two parts with the same name; those of
+    /// the parts.
     pub fn writer(&self) -> Result<Writer> {
         self.require(SAVE)?;
         let mut writer = Writer::new();
@@ -152,11 +153,10 @@ impl<'a> Checkpoint<'a> {
         Ok(writer)
     }
 
-    /// Saves everything as a new folder at `path`, whole or not at all.
+    /// Saves everything atomically as a new folder at `path`.
     ///
     /// # Errors
-    /// Those of [`writer`](Checkpoint::writer); [`Error::Checkpoint`] where there is something at `path` already or the
-    /// system refuses.
+    /// Those of [`writer`](Checkpoint::writer); [`Error::Checkpoint`] if something exists at `path` or the system refuses.
     #[doc(alias = "tf.train.Checkpoint.save")]
     #[track_caller]
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
@@ -165,7 +165,7 @@ impl<'a> Checkpoint<'a> {
         Ok(())
     }
 
-    /// Saves everything as the next checkpoint of a folder of them, which removes the oldest, and gives its path.
+    /// Saves everything as the next checkpoint of a manager's folder, which may remove old ones, and returns its path.
     ///
     /// # Errors
     /// Those of [`writer`](Checkpoint::writer); [`Error::Checkpoint`] as for [`CheckpointManager::save`].
@@ -179,10 +179,10 @@ impl<'a> Checkpoint<'a> {
         })
     }
 
-    /// Restores all parts from the folder at `path`, and gives what was saved, to ask it for metadata.
+    /// Restores all parts from the folder at `path`, and returns the open checkpoint, for its metadata.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] for a checkpoint that is damaged or not there, and those of
+    /// [`Error::Checkpoint`] for a checkpoint that is damaged or does not exist, and those of
     /// [`restore_from`](Checkpoint::restore_from).
     #[doc(alias = "tf.train.Checkpoint.restore")]
     #[track_caller]
@@ -191,8 +191,8 @@ impl<'a> Checkpoint<'a> {
             .map(|(reader, ())| reader)
     }
 
-    /// Restores all parts from the latest checkpoint of a folder of them, and gives what was saved; `None` before the first.
-    /// Of several workers the chief says which one is the latest.
+    /// Restores all parts from the latest checkpoint of a manager's folder, and returns it; `None` before the first. With
+    /// several workers, the chief decides which one is the latest.
     ///
     /// # Errors
     /// [`Error::Checkpoint`] as for [`CheckpointManager::latest`], and those of [`restore_from`](Checkpoint::restore_from).
@@ -205,21 +205,22 @@ impl<'a> Checkpoint<'a> {
         self.restore_by(RESTORE, at, open, |reader| self.all_of(reader)).map(|(reader, ())| Some(reader))
     }
 
-    /// Restores all parts from a checkpoint that is open. What is there besides is ignored.
+    /// Restores all parts from an open checkpoint. Other contents of the checkpoint are ignored.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] where a part lacks something, or has it in another shape, dtype or of another rule;
+    /// [`Error::InvalidArgument`] if a part lacks something in the checkpoint, or has another shape, dtype or rule there;
     /// [`Error::Checkpoint`] for damage; [`Error::WrongContext`] in a replica context. Nothing has changed then.
     #[track_caller]
     pub fn restore_from(&self, reader: &Reader) -> Result<()> {
         self.restore_by(RESTORE, Location::caller(), || Ok(reader), |reader| self.all_of(reader)).map(drop)
     }
 
-    /// Restores what `select` takes, of the names that the checkpoint would have of these parts: `model/fc.weight`. What
-    /// it does not take stays as it is. Says what was set, what was not and why, and what of the checkpoint was not used.
+    /// Restores what `select` selects among the names that these parts have in a checkpoint, such as `model/fc.weight`.
+    /// Everything else stays as it is. Returns what was restored, what was not and why, and what of the checkpoint was not
+    /// used.
     ///
-    /// For a model that goes on from another's weights: with a new head, or other names. Variables can be restored in part;
-    /// an optimizer, a dataset or a strategy is left out, and begins anew.
+    /// This is for a model that starts from another's weights, with a new head or other names. Only variables can be
+    /// restored in part; an optimizer, a dataset or a strategy is left out, and starts over.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -247,9 +248,9 @@ impl<'a> Checkpoint<'a> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] where something selected is missing or does not fit, all of it by name; where nothing is
-    /// restored; for parts that are restored as a whole. [`Error::Checkpoint`] for damage; [`Error::WrongContext`] in a
-    /// replica context. Nothing has changed then.
+    /// [`Error::InvalidArgument`] if something selected is missing or does not match, with all of the names; if nothing is
+    /// restored; and for parts that can only be restored as a whole. [`Error::Checkpoint`] for damage;
+    /// [`Error::WrongContext`] in a replica context. Nothing has changed then.
     #[track_caller]
     pub fn restore_some(&self, path: impl AsRef<Path>, select: &Select<'_>) -> Result<Restored> {
         let some = |reader: &Reader| {
@@ -266,7 +267,7 @@ impl<'a> Checkpoint<'a> {
         self.restore_by(SOME, Location::caller(), open, some).map(|(_, restored)| restored)
     }
 
-    /// What changes all parts into what was saved.
+    /// Prepares to apply the saved state to all parts.
     fn all_of(&self, reader: &Reader) -> Result<(Vec<Restore<'a>>, ())> {
         let ready = self.parts.iter().map(|(name, part)| part.restore(name, reader));
         Ok((ready.collect::<Result<_>>()?, ()))

@@ -1,10 +1,10 @@
-//! What parts of a checkpoint read of it, and what they say where it isn't there or doesn't fit.
+//! Reads tensors of a checkpoint for its parts, with errors if one is missing or does not match.
 
 use super::Reader;
 use crate::{Error, Result};
 use distribute_tensor::{DType, HostTensor};
 
-/// The names among `expected` that a checkpoint lacks are an error.
+/// Fails with the names among `expected` that a checkpoint lacks.
 pub(crate) fn require_names(reader: &Reader, expected: &[String]) -> Result<()> {
     let missing: Vec<_> = expected.iter().filter(|name| !reader.contains(name)).take(20).collect();
     if missing.is_empty() {
@@ -20,18 +20,18 @@ pub(crate) fn require_names(reader: &Reader, expected: &[String]) -> Result<()> 
     ))
 }
 
-/// A tensor of a checkpoint that is as [`Select`] wants it, in this dtype.
+/// A tensor of a checkpoint that matches a [`Select`], converted to this dtype.
 pub(crate) fn read_cast(reader: &Reader, name: &str, dtype: DType) -> Result<HostTensor> {
     let value = reader.tensor(name)?;
     Ok(if value.dtype() == dtype { value } else { value.cast(dtype)? })
 }
 
-/// What a checkpoint has under a name.
+/// The dtype and shape of a tensor of a checkpoint.
 pub(crate) fn described(reader: &Reader, name: &str) -> Option<(Option<DType>, Vec<usize>)> {
     reader.describe(name).ok().map(|found| (Some(found.dtype), found.shape))
 }
 
-/// A tensor of a checkpoint, if it is of this dtype and shape.
+/// A tensor of a checkpoint, which must have this dtype and shape.
 pub(crate) fn read_as(reader: &Reader, name: &str, dtype: DType, shape: &[usize]) -> Result<HostTensor> {
     let found = reader.describe(name)?;
     if (found.dtype, &*found.shape) != (dtype, shape) {

@@ -1,5 +1,4 @@
-//! Saving and restoring as the workers of a strategy do it together: the chief writes, all read, and what comes of it is the
-//! same on all.
+//! How the workers of a strategy save and restore together: the chief writes, all read, and all get the same result.
 
 use super::{Checkpoint, CheckpointManager, RESTORE, Reader, Restore, SAVE, Writer};
 use crate::{Error, Result, Strategy, get_strategy};
@@ -9,15 +8,15 @@ use std::borrow::Borrow;
 use std::panic::Location;
 use std::path::Path;
 
-/// What a save has come to.
+/// The result of a save.
 pub(super) enum Saved<T> {
-    /// This worker has saved: what it got of it.
+    /// This worker has saved, with this result.
     Here(T),
-    /// The chief has, and has told this.
+    /// The chief has saved, and sent this.
     ByTheChief(Bytes),
 }
 
-/// Opens what the chief has called the latest.
+/// Opens the checkpoint that the chief has named as the latest.
 type Open<'m> = Box<dyn FnOnce() -> Result<Reader> + 'm>;
 
 impl<'a> Checkpoint<'a> {
@@ -31,14 +30,14 @@ impl<'a> Checkpoint<'a> {
         self.require(SAVE)?;
         let strategy = self.together(SAVE)?;
         let call = || self.call(Operation::Save, at);
-        // None is written where a worker cannot read its parts.
+        // Nothing is written if a worker cannot read its parts.
         let (writer, _) = strategy.agree(SAVE, call, self.writer(), |_| Bytes::new())?;
         let written = || call().part("written by the chief");
         let (saved, told) = strategy.on_chief(SAVE, written, || write(writer), tell)?;
         Ok(saved.map_or(Saved::ByTheChief(told), Saved::Here))
     }
 
-    /// Reads what every worker restores, and changes it where all can, and all read the same checkpoint.
+    /// Reads the checkpoint on all workers, and applies it if all can read it and it is the same.
     pub(super) fn restore_by<R: Borrow<Reader>, T>(
         &self,
         operation: &'static str,
@@ -60,7 +59,7 @@ impl<'a> Checkpoint<'a> {
         Ok((reader, restored))
     }
 
-    /// The latest checkpoint of a folder, as the chief sees it: what opens it. None before the first.
+    /// Opens the latest checkpoint of a folder, as the chief sees it; `None` before the first.
     pub(super) fn latest<'m>(
         &self,
         manager: &'m CheckpointManager,
@@ -78,7 +77,7 @@ impl<'a> Checkpoint<'a> {
         })
     }
 
-    /// The strategy whose workers save and restore this together: that of its parts; where they have none, the current one.
+    /// The strategy whose workers save and restore this together: that of its parts, or else the current one.
     fn together(&self, operation: &'static str) -> Result<Strategy> {
         let parts = self.parts.iter().filter_map(|(name, part)| Some((name, part.strategy()?)));
         let mut among_workers = parts.filter(|(_, strategy)| strategy.world().is_multi_worker());

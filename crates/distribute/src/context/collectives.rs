@@ -1,4 +1,4 @@
-//! The calls in which every replica gives a value, and every one gets the result.
+//! The calls to which every replica contributes a value, and of which every replica gets the result.
 
 use super::ReplicaContext;
 use super::combine::failure;
@@ -15,14 +15,14 @@ impl ReplicaContext {
     /// Reduces `value` over all replicas; every replica gets the result.
     ///
     /// `value` is a nest of tensors (candle's, [`HostTensor`](crate::HostTensor)s, [`IndexedSlices`](crate::IndexedSlices)
-    /// or numbers); structure, shapes and dtypes have to be the same on all replicas. Gradients flow through: those of
-    /// the results are reduced the same way. Every replica contributes, also where all give the same tensor. Results of
-    /// more than 64 KiB are one tensor for all replicas: do not change them in place. Of indexed slices the rows are
-    /// merged, see [`IndexedSlices::reduce`](crate::IndexedSlices::reduce).
+    /// or numbers) with the same structure, shapes and dtypes on all replicas. Gradients flow through: those of the results
+    /// are reduced the same way. Every replica contributes, even if all pass the same tensor. A result of more than 64 KiB
+    /// is one tensor shared by all replicas, so do not change it in place. The rows of indexed slices are merged, see
+    /// [`IndexedSlices::reduce`](crate::IndexedSlices::reduce).
     ///
     /// # Errors
-    /// [`Error::Collective`] on every replica where they differ, one is gone or one is late.
-    /// [`Error::Tensor`] where the values cannot be reduced.
+    /// [`Error::Collective`] on every replica if their calls differ, or one is gone or late. [`Error::Tensor`] if the values
+    /// cannot be reduced.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -69,10 +69,10 @@ impl ReplicaContext {
     /// Concatenates `value` over all replicas along `axis`, in the order of replica ids; every replica gets the result.
     ///
     /// `value` is a nest of dense tensors of rank 1 or more, with the same structure on all replicas; shapes may differ
-    /// in dimension `axis` only. Gradients flow through: each replica gets its part of the sum of the upstream ones.
+    /// in dimension `axis` only. Gradients flow through: each replica gets its part of the sum of the upstream gradients.
     ///
     /// # Errors
-    /// [`Error::Collective`] on every replica where they differ, one is gone or one is late.
+    /// [`Error::Collective`] on every replica if their calls differ, or one is gone or late.
     /// [`Error::Tensor`] for scalars, an axis outside of the rank, or [`IndexedSlices`](crate::IndexedSlices).
     ///
     /// One tensor:
@@ -145,7 +145,7 @@ impl ReplicaContext {
         self.require_current("all_gather")?;
         let call = self.next_call();
         let (leaves, structure) = value.into_tree().flatten();
-        // Sizes along the axis may differ: they are no part of what has to be equal.
+        // Sizes along the axis may differ, so they are left out of the comparison.
         let detail = describe(&structure, &leaves, |leaf| describe_without(leaf, axis));
         let call_made = Fingerprint::new(Operation::AllGather, format!("axis {axis} of {detail}"), at);
         let inputs = leaves.clone();
@@ -162,7 +162,7 @@ impl ReplicaContext {
         N::from_tree(structure.fill(outputs)?).map_err(Error::tensor("all_gather"))
     }
 
-    /// The part of a collective in its own gradient.
+    /// The reduction in the gradient of a collective.
     pub(crate) fn all_reduce_gradient(
         &self,
         detail: String,

@@ -10,8 +10,8 @@ use std::panic::Location;
 use std::sync::Arc;
 
 impl ReplicaContext {
-    /// The one way in which replicas reduce leaves together: shared by their threads, or as the strategy's algorithm
-    /// does it.
+    /// Reduces leaves over replicas: on all of their threads, or by the strategy's cross-device ops. All reductions inside
+    /// of `run` go through here.
     pub(super) fn combine(
         &self,
         operation: &'static str,
@@ -21,14 +21,15 @@ impl ReplicaContext {
         at: &'static Location<'static>,
     ) -> Result<Combined> {
         let (member, options) = (self.member(), self.options());
-        // Who is alone is compared with nobody.
+        // A lone replica is compared with nobody.
         let mut text = if member.is_alone() { String::new() } else { detail(&leaves) };
         if options.bytes_per_pack > 0 {
             text += &format!(", in packs of {} bytes", options.bytes_per_pack);
         }
         let call = Fingerprint::new(Operation::AllReduce, text, at);
         let extended = self.strategy().extended();
-        // Between processes there are bytes, and no devices to combine across; nor are there for one replica.
+        // Cross-device ops combine devices of one process; processes exchange bytes, and a lone replica has nothing to
+        // combine.
         let ops = extended.cross_device_ops().filter(|_| !member.is_alone() && member.session().is_none());
         let Some(ops) = ops else {
             let packing = Packing::Bytes(options.bytes_per_pack);

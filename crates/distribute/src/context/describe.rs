@@ -1,8 +1,8 @@
-//! What a fingerprint says of the values of a call: what has to be equal on all replicas, and no more.
+//! How fingerprints describe the values of a call: by what has to be equal on all replicas, and no more.
 
 use distribute_tensor::{Leaf, Tree};
 
-/// A nest, with each leaf as `leaf` tells it.
+/// Describes a nest, with `leaf` for each leaf.
 pub(crate) fn describe(structure: &Tree<()>, leaves: &[Leaf], leaf: impl Fn(&Leaf) -> String) -> String {
     if let (Tree::Leaf(()), [only]) = (structure, leaves) {
         return leaf(only);
@@ -11,8 +11,8 @@ pub(crate) fn describe(structure: &Tree<()>, leaves: &[Leaf], leaf: impl Fn(&Lea
     structure.fill(texts).map(|tree| tree.describe(&String::clone)).unwrap_or_default()
 }
 
-/// What has to be equal for a sum: of indexed slices the shape of the whole, not the number of rows. A dense
-/// tensor of that shape may stand on another replica.
+/// Describes what has to be equal for a sum. For indexed slices that is the dense shape, not the number of rows; another
+/// replica may contribute a dense tensor of that shape.
 pub(crate) fn describe_for_sum(leaf: &Leaf) -> String {
     match leaf {
         Leaf::Slices(slices) => match &slices.dense_shape {
@@ -23,7 +23,7 @@ pub(crate) fn describe_for_sum(leaf: &Leaf) -> String {
     }
 }
 
-/// A leaf without its size along `axis`.
+/// Describes a leaf without its size along `axis`.
 pub(crate) fn describe_without(leaf: &Leaf, axis: usize) -> String {
     let dims: Vec<_> = leaf
         .dims()

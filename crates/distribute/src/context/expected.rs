@@ -1,4 +1,4 @@
-//! Results whose gradients are collectives: which there are, and how replicas without a weight take part in them.
+//! Keeps track of results whose gradients are collectives, and lets replicas whose loss has weight 0 take part in them.
 
 use super::ReplicaContext;
 use super::combine::failure;
@@ -11,42 +11,42 @@ use std::collections::{HashMap, HashSet};
 use std::panic::Location;
 use std::sync::{Arc, Weak};
 
-/// After so many collectives, replicas agree on which gradients can no longer be asked for.
+/// The number of collectives after which replicas agree on which gradients can no longer be needed.
 const CALLS: u64 = 1024;
 
-/// A result among all of this run: the number of its call, and its place in it. The same on all replicas.
+/// Identifies a result within a run, equally on all replicas: the number of its call, and its place among the leaves.
 pub(crate) type Number = (u64, usize);
 
-/// Takes part in a gradient without one of its own.
+/// Takes part in the collective of a gradient without contributing to it.
 type TakePart = dyn Fn(&ReplicaContext) -> Result<()> + Send + Sync;
 
 /// A result whose gradient is a collective: every replica has to take part in it.
 struct Expected {
     result: TensorId,
-    /// Gone where no graph on this replica has the result any more.
+    /// Dangling once no graph on this replica contains the result.
     graph: Weak<()>,
-    /// Whether the others' losses have gradients here, through what this replica gave.
+    /// Whether the others' losses depend on variables of this replica through the value it contributed.
     gave: bool,
-    /// How the call communicated: its gradient does the same, on whatever view the others go backward.
+    /// The options of the call, which its gradient uses, too, whatever view the others use in backward.
     options: CommunicationOptions,
     with_zeros: Box<TakePart>,
 }
 
-/// The results of one replica, in one run, whose gradients some replica may still ask for.
+/// The results of one replica, in one run, whose gradients some replica may still need.
 #[derive(Default)]
 pub(super) struct Expectations {
     all: HashMap<Number, Arc<Expected>>,
     numbers: HashMap<TensorId, Number>,
-    /// The call at which they are next looked through.
+    /// The number of the call at which they are next pruned.
     look_at: u64,
 }
 
-/// For a replica whose loss has a weight: which of the expected gradients it needs, in the order of its backward.
+/// The expected gradients that a replica needs, in the order of its backward pass; `None` if its loss has weight 0.
 type Order = Option<Vec<Number>>;
 
 impl ReplicaContext {
-    /// Notes that all replicas take part in the gradient of `result`. The operation behind `result` holds `graph`; `gave`
-    /// says whether gradients go on from there to variables of this replica.
+    /// Records that all replicas take part in the gradient of `result`. The operation that made `result` holds `graph`;
+    /// `gave` says whether its gradient continues to variables of this replica.
     pub(crate) fn expect_gradient(
         &self,
         number: Number,
@@ -69,14 +69,14 @@ impl ReplicaContext {
         expectations.all.insert(number, Arc::new(expected));
     }
 
-    /// Forgets results that no replica's graph has any more: a run may be a whole training. To be called by all replicas
-    /// in each call whose results have gradients.
+    /// Forgets results that are in no replica's graph any more, because one run may be a whole training. To be called by all
+    /// replicas in each call whose results have gradients.
     ///
-    /// A replica without rows has no graph, though others go backward through the same call. So replicas of all workers ask
-    /// each other, now and then: at the same calls, since these have the same numbers on all.
+    /// A replica without rows has no graph, though others go backward through the same call. So the replicas of all workers
+    /// ask each other from time to time: at the same calls, since calls have the same numbers on all.
     ///
     /// # Errors
-    /// [`Error::Collective`] where a replica does not come.
+    /// [`Error::Collective`] if a replica does not arrive.
     pub(crate) fn forget_gradients(&self, call: u64, at: &'static Location<'static>) -> Result<()> {
         let member = self.member();
         if member.is_alone() {
@@ -103,16 +103,16 @@ impl ReplicaContext {
         Ok(())
     }
 
-    /// How many results have a gradient that some replica may ask for, in which all take part.
+    /// The number of results whose gradient some replica may still need.
     pub(crate) fn gradients_expected(&self) -> usize {
         self.expected().all.len()
     }
 
-    /// To be called by a replica before it goes backward from a loss that has a weight, while those without a weight call
-    /// [`join_gradients`](Self::join_gradients). Gives whether replicas are in each other's graphs.
+    /// To be called by a replica before it goes backward from a loss with a weight, while replicas whose loss has weight 0
+    /// call [`join_gradients`](Self::join_gradients). Returns whether graphs contain collectives.
     ///
     /// # Errors
-    /// [`Error::Collective`] on every replica where not all make one of these calls.
+    /// [`Error::Collective`] on every replica if not all of them make one of these calls.
     pub(crate) fn announce_gradients(&self, loss: &Tensor, at: &'static Location<'static>) -> Result<bool> {
         let order = || {
             let expectations = self.expected();
@@ -123,17 +123,18 @@ impl ReplicaContext {
         Ok(orders.iter().any(|order| order.as_ref().as_ref().is_some_and(|order| !order.is_empty())))
     }
 
-    /// Takes part in the gradients of the others' collectives, for a replica whose own loss, if it has one, has no
-    /// weight. Gives what it has to go backward from, if there are any.
+    /// Takes part in the gradients of the others' collectives, for a replica whose own loss, if it has one, has weight 0.
+    /// Returns the tensor to go backward from, if there are any.
     ///
-    /// The others' losses may depend on what this replica gave, so it may have gradients all the same. Its loss is no
-    /// way to them: a mean over nothing is NaN, and 0 times NaN, too. So it goes backward from the collectives' results,
-    /// each times 0, in the order in which the others do, which is the order of their graphs and not of the calls. For
-    /// what has no graph here, since candle goes no further than to tensors without elements, there are zeros.
+    /// The others' losses may depend on values that this replica contributed, so its variables may have gradients. They
+    /// can't be computed from its own loss times 0: a mean over nothing is NaN, and so is 0 times NaN. Instead it goes
+    /// backward from the collectives' results, each times 0, in the order of the others' graphs, which may differ from the
+    /// order of the calls. Results without a graph here contribute zeros: candle does not continue beyond tensors without
+    /// elements.
     ///
     /// # Errors
-    /// [`Error::Collective`] on every replica where not all make this call; [`Error::InvalidArgument`] where `loss` does
-    /// not lead to what this replica gave.
+    /// [`Error::Collective`] on every replica if not all of them make one of these calls; [`Error::InvalidArgument`] if
+    /// `loss` does not depend on what this replica contributed.
     pub(crate) fn join_gradients(
         &self,
         loss: Option<&Tensor>,
@@ -144,11 +145,11 @@ impl ReplicaContext {
         let nodes = loss.map(Tensor::sorted_nodes).unwrap_or_default();
         let nodes: HashMap<_, _> = nodes.into_iter().map(|node| (node.id(), node)).collect();
         let mut root: Option<Tensor> = None;
-        // candle goes backward through a sum from its last term to its first, whatever these have in common.
+        // candle goes backward through a sum from its last term to its first, even if the terms share nodes.
         for number in order.iter().rev() {
             let Some(expected) = self.expected().all.get(number).cloned() else { continue };
             let term = match nodes.get(&expected.result) {
-                // Not `affine`: candle goes no further there.
+                // Not `affine`, beyond which candle does not go backward.
                 Some(result) if expected.gave => (*result * result.zeros_like()?)?.sum_all()?,
                 None if expected.gave => {
                     let reason = format!(
@@ -189,7 +190,7 @@ impl ReplicaContext {
     }
 }
 
-/// Takes part in a gradient, with zeros, where candle comes by on its way backward.
+/// An operation whose backward takes part in an expected gradient with zeros.
 struct Zeros {
     context: ReplicaContext,
     expected: Arc<Expected>,

@@ -1,4 +1,4 @@
-//! Gradients of collectives: candle's graph goes on behind a result that other replicas took part in.
+//! Gradients of collectives, which continue candle's graph across a result that other replicas contributed to.
 
 use super::ReplicaContext;
 use crate::{Error, Result};
@@ -14,9 +14,8 @@ thread_local! {
     static RAISED: RefCell<Option<Error>> = const { RefCell::new(None) };
 }
 
-/// The error behind one of candle's, also where the closure has put its own around the text: where a collective failed
-/// inside of backward, what it said. An earlier one that the closure has dealt with is not told again: the text tells
-/// them apart.
+/// The error of a collective that failed inside of backward and came back as an error of candle, even if the closure has
+/// wrapped its text. An earlier error that the closure has handled is not reported again; the text tells them apart.
 pub(crate) fn raised(error: Error) -> Error {
     if error.blame().is_some() {
         return error;
@@ -27,20 +26,20 @@ pub(crate) fn raised(error: Error) -> Error {
     }
 }
 
-/// An error of this crate as one of candle's, which can only pass on its text: [`raised`] finds it again.
+/// Wraps an error of this crate as one of candle, which carries only its text; [`raised`] finds it again.
 pub(crate) fn raise(error: Error) -> candle_core::Error {
     let text = error.to_string();
     RAISED.set(Some(error));
     candle_core::Error::msg(text)
 }
 
-/// Makes the gradient of one leaf of a call out of the upstream one.
+/// Computes the gradient of one leaf of a call from the upstream gradient.
 pub(super) type Gradient = dyn Fn(usize, &Tensor, &ReplicaContext) -> Result<Tensor> + Send + Sync;
 
-/// Ties results to the graphs of the tensors they were made of.
+/// Connects results to the graphs of the tensors they were made of.
 ///
-/// Where only other replicas' tensors have a graph, a variable of nobody's stands in for this replica's: its loss may
-/// still depend on the result, and the others wait for its part of the gradient.
+/// If only other replicas' tensors have a graph, a dummy variable stands in for this replica's: its loss may still depend on
+/// the result, and the others wait for it to take part in the gradient.
 pub(super) fn attach(
     context: &ReplicaContext,
     (call, at): (u64, &'static Location<'static>),
@@ -53,7 +52,7 @@ pub(super) fn attach(
     }
     let attach = |(leaf, ((input, output), tracked)): (usize, ((Leaf, Leaf), bool))| match (&input, &output) {
         (Leaf::Candle(x), Leaf::Candle(y)) if tracked => {
-            // Sums of nothing have elements, too, but no gradient goes through the nothing.
+            // A sum over no elements has an element itself, but gradients don't pass through tensors without elements.
             let gave = x.track_op() && x.sorted_nodes().iter().all(|node| node.elem_count() > 0);
             let x = if x.track_op() { x.clone() } else { Var::from_tensor(x)?.into_inner() };
             let graph = Arc::new(());
@@ -76,13 +75,13 @@ pub(super) fn attach(
     inputs.into_iter().zip(combined.leaves).zip(combined.tracked).enumerate().map(attach).collect()
 }
 
-/// An operation of candle whose result is known already, and whose gradient is a collective.
+/// An operation of candle whose result is already known, and whose gradient is a collective.
 struct WithGradient {
     context: ReplicaContext,
     leaf: usize,
     output: Tensor,
     gradient: Arc<Gradient>,
-    /// Tells how long there is a graph with this operation.
+    /// Dropped with the last graph that contains this operation.
     _graph: Arc<()>,
 }
 

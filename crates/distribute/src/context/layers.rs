@@ -1,4 +1,4 @@
-//! What layers ask of the replica that they run on.
+//! What layers need to know and record about the replica they run on.
 
 use super::ReplicaContext;
 use crate::lock::lock;
@@ -7,19 +7,19 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
-/// What one replica knows and notes down for layers, during one run.
+/// What layers need to know and record about one replica during one run.
 #[derive(Default)]
-pub(super) struct Notes {
+pub(super) struct LayerState {
     rows: OnceLock<Range<usize>>,
     /// How often each key has been drawn from.
     draws: Mutex<HashMap<u64, u64>>,
-    /// Variables that layers have set rightly even if this replica's piece is empty.
+    /// Variables that layers have set correctly even if this replica's piece is empty.
     kept: Mutex<HashSet<TensorId>>,
 }
 
 impl ReplicaContext {
-    /// Which rows of the global batch are this replica's piece; none where [`run`](crate::Strategy::run) was not given
-    /// a piece of a batch, such as [`distribute_dataset`](crate::Strategy::distribute_dataset) makes.
+    /// Which rows of the global batch are this replica's piece. `None` if [`run`](crate::Strategy::run) was not given pieces
+    /// of a batch, such as those of [`distribute_dataset`](crate::Strategy::distribute_dataset).
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -32,25 +32,25 @@ impl ReplicaContext {
     /// # Ok::<(), distribute::Error>(())
     /// ```
     pub fn rows(&self) -> Option<Range<usize>> {
-        self.notes().rows.get().cloned()
+        self.layers().rows.get().cloned()
     }
 
     pub(crate) fn set_rows(&self, rows: Range<usize>) {
-        // A context is made for one run, which says so once.
-        let _ = self.notes().rows.set(rows);
+        // A context belongs to one run, which sets this once.
+        let _ = self.layers().rows.set(rows);
     }
 
-    /// How often this replica has drawn from `key` in this run before.
+    /// How often this replica has drawn from `key` before in this run.
     pub(crate) fn next_draw(&self, key: u64) -> u64 {
-        let mut draws = lock(&self.notes().draws);
+        let mut draws = lock(&self.layers().draws);
         let count = draws.entry(key).or_default();
         *count += 1;
         *count - 1
     }
 
-    /// Tells that what `variable` was set to is right, also where this replica's piece has no rows.
+    /// Records that the value of `variable` is correct even if this replica's piece has no rows.
     pub(crate) fn keep(&self, variable: &Var) {
-        // The default context's notes would never end, and no run looks at them.
+        // The default context lives as long as the process, and no run reads what it keeps.
         if !self.is_default() {
             self.kept().insert(variable.id());
         }
@@ -61,11 +61,11 @@ impl ReplicaContext {
     }
 
     fn kept(&self) -> MutexGuard<'_, HashSet<TensorId>> {
-        lock(&self.notes().kept)
+        lock(&self.layers().kept)
     }
 }
 
-/// Which rows each of several pieces has, in their order, of what they are pieces of together, `start` rows before them.
+/// The rows of consecutive pieces with these sizes, of which the first begins at row `start`. `None` if a size is unknown.
 pub(crate) fn consecutive(mut start: usize, sizes: &[Option<usize>]) -> Option<Vec<Range<usize>>> {
     let ranges = sizes.iter().map(|size| {
         let range = start..start + (*size)?;

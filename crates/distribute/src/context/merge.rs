@@ -1,4 +1,4 @@
-//! The call in which all replicas pause, and one function runs once for all of them.
+//! The call in which all replicas pause while one function runs once for all of them.
 
 use super::{Mode, ReplicaContext, enter};
 use crate::lock::lock;
@@ -9,18 +9,18 @@ use std::panic::Location;
 use std::sync::{Arc, Mutex};
 
 impl ReplicaContext {
-    /// Pauses all replicas and calls `merge` once, in cross-replica context, with the values that they gave.
+    /// Pauses all replicas and calls `merge` once, in cross-replica context, with the values of all of them.
     ///
-    /// `merge` gets the strategy and the values of all replicas, and its result is given back: of a
-    /// [`PerReplica`] each replica gets its own part, of a [`Mirrored`](crate::Mirrored) or a plain value all get the
-    /// same. It is replica 0's closure that is called; inside of it [`Strategy::run`] is allowed. The others wait for it
-    /// as long as the strategy's timeout.
+    /// Replicas get the result of `merge`: each its own part of a [`PerReplica`], and all the same
+    /// [`Mirrored`](crate::Mirrored) or plain value. The closure of replica 0 is the one that is called; it may call
+    /// [`Strategy::run`]. The other replicas wait for it at most for the strategy's timeout.
     ///
     /// Each of several workers has its own merge function, with the values of its own replicas; `run` is refused there. What it
     /// reduces goes over all workers.
     ///
     /// # Errors
-    /// [`Error::Collective`] on every replica where not all make the call, or `merge` takes longer. Where `merge` fails, `run` returns its error.
+    /// [`Error::Collective`] on every replica if not all of them make the call, or `merge` takes longer than the timeout. If
+    /// `merge` fails, `run` returns its error.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -33,7 +33,7 @@ impl ReplicaContext {
     /// # Ok::<(), distribute::Error>(())
     /// ```
     ///
-    /// Where no strategy has been entered, `merge` is called directly, in the default strategy's cross-replica context:
+    /// If no strategy has been entered, `merge` is called directly, in the default strategy's cross-replica context:
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -61,7 +61,7 @@ impl ReplicaContext {
         self.merge(call, "merge_call", value, merge)
     }
 
-    /// [`merge_call`](Self::merge_call), as which others of this crate's operations are made, too.
+    /// The implementation of [`merge_call`](Self::merge_call), used by other operations of this crate, too.
     pub(crate) fn merge<T, R>(
         &self,
         call: Fingerprint,
@@ -89,8 +89,8 @@ impl ReplicaContext {
         }
         let failed = Mutex::new(None);
         let parts =
-            member.merge(call.clone(), Mutex::new(Some(value)), |offers: Vec<Arc<Mutex<Option<T>>>>| {
-                let values = offers.iter().filter_map(|offer| lock(offer).take()).collect();
+            member.merge(call.clone(), Mutex::new(Some(value)), |payloads: Vec<Arc<Mutex<Option<T>>>>| {
+                let values = payloads.iter().filter_map(|payload| lock(payload).take()).collect();
                 match merge(values) {
                     Ok(parts) => parts.into_iter().map(|part| Mutex::new(Some(part))).collect::<Vec<_>>(),
                     Err(error) => {
@@ -99,7 +99,7 @@ impl ReplicaContext {
                     }
                 }
             });
-        // Before the others' error: a merge function may fail after they have given it up.
+        // Before the other replicas' error: `merge` may fail after they have stopped waiting for it.
         if let Some(error) = lock(&failed).take() {
             return Err(error);
         }

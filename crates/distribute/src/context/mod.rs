@@ -1,7 +1,7 @@
 //! Where code is running: in replica context, in cross-replica context, or in neither.
 //!
-//! Each thread has a stack of modes; queries look at its top. The stack is pushed and popped by guards of this crate only,
-//! so it is always unwound in order.
+//! Each thread has a stack of modes, and queries look at its top. Only guards of this crate push and pop modes, so the stack
+//! always unwinds in order.
 
 mod collectives;
 mod combine;
@@ -28,7 +28,7 @@ use distribute_collective::threads::Member;
 use std::cell::RefCell;
 
 impl ContextKind {
-    /// That of this thread.
+    /// The context of this thread.
     pub(crate) fn current() -> Self {
         match here() {
             Here::Default => ContextKind::Default,
@@ -42,9 +42,9 @@ impl ContextKind {
 #[derive(Clone)]
 pub(crate) enum Mode {
     CrossReplica(Strategy),
-    /// Cross-replica, in a merge function: replica 0's of this process.
+    /// Cross-replica, inside of a merge function; with the context of this process's replica 0.
     Merge(ReplicaContext),
-    /// Cross-replica, where new variables go to these devices.
+    /// Cross-replica, with devices for new variables.
     Colocated(Strategy, Vec<DeviceName>),
     Update(UpdateContext),
     Replica(ReplicaContext),
@@ -78,10 +78,10 @@ fn top<R>(look: impl FnOnce(Option<&Mode>) -> R) -> R {
     })
 }
 
-/// Where this thread is, for what behaves differently in each.
+/// Where this thread is, for code that behaves differently in each context.
 pub(crate) enum Here {
     Default,
-    /// With the devices for new variables, where some were asked for.
+    /// With the devices for new variables, if they were given.
     CrossReplica(Strategy, Option<Vec<DeviceName>>),
     Update(UpdateContext),
     Replica(ReplicaContext),
@@ -101,7 +101,7 @@ pub(crate) fn here() -> Here {
     })
 }
 
-/// The replica whose merge function this thread is in, of a strategy.
+/// The member whose merge function this thread is in, if it is one of `strategy`.
 pub(crate) fn merging(strategy: &Strategy) -> Option<Member> {
     STACK.with_borrow(|stack| {
         stack.iter().rev().find_map(|mode| match mode {
@@ -131,8 +131,8 @@ pub(crate) fn enter(mode: Mode) -> Entered {
     Entered { pushed: true, _not_send: std::marker::PhantomData }
 }
 
-/// Enters the cross-replica context of `strategy` for an operation that belongs there, or says why not.
-/// Where it is current already, nothing is pushed.
+/// Enters the cross-replica context of `strategy` for an operation that requires it, or returns why that is impossible. If
+/// it is already current, nothing is pushed.
 pub(crate) fn enter_cross_replica(
     strategy: &Strategy,
     operation: &'static str,
@@ -141,7 +141,7 @@ pub(crate) fn enter_cross_replica(
     let current = top(|mode| match mode {
         None => Ok(false),
         Some(mode) if mode.is_cross_replica() && mode.strategy() == strategy => Ok(true),
-        // The default strategy's contexts count as none for all others, as everywhere else.
+        // To other strategies, the default strategy's contexts count as none.
         Some(mode) if mode.strategy().is_default() && !strategy.is_default() => Ok(false),
         Some(Mode::Replica(context)) if context.strategy() == strategy => Err(Error::WrongContext {
             operation,
@@ -151,7 +151,7 @@ pub(crate) fn enter_cross_replica(
         }),
         Some(_) => Err(mixed(operation, None, strategy)),
     })?;
-    // Over the global scope it is pushed all the same: that may end inside of this one.
+    // Above the global scope it is pushed anyway, because that scope may end inside of this one.
     let pushed = STACK.with_borrow(|stack| !stack.is_empty());
     if (current && pushed) || strategy.is_default() {
         return Ok(Entered { pushed: false, _not_send: std::marker::PhantomData });
@@ -159,38 +159,38 @@ pub(crate) fn enter_cross_replica(
     Ok(enter(Mode::CrossReplica(strategy.clone())))
 }
 
-/// Says no to what belongs outside of `run`, whatever the strategy. The default strategy's replica counts as outside, as
-/// everywhere else.
+/// Refuses an operation inside of any strategy's `run`. The default strategy's replica context counts as outside.
 pub(crate) fn require_outside_of_run(operation: &'static str, advice: &'static str) -> Result<()> {
     let inside = top(|mode| match mode {
         Some(Mode::Replica(context)) => !context.strategy().is_default(),
         _ => false,
     });
-    match inside {
-        true => Err(Error::WrongContext {
+    if inside {
+        Err(Error::WrongContext {
             operation,
             required: ContextKind::CrossReplica,
             found: ContextKind::Replica,
             advice,
-        }),
-        false => Ok(()),
+        })
+    } else {
+        Ok(())
     }
 }
 
-/// The strategy that is current on this thread; the default strategy where none has been entered.
+/// The strategy that is current on this thread; the default strategy if none has been entered.
 #[doc(alias = "tf.distribute.get_strategy")]
 pub fn get_strategy() -> Strategy {
     top(|mode| mode.map_or_else(|| Strategy::of_default_context().clone(), |mode| mode.strategy().clone()))
 }
 
-/// Whether another than the default strategy is current on this thread.
+/// Whether a strategy other than the default one is current on this thread.
 #[doc(alias = "tf.distribute.has_strategy")]
 pub fn has_strategy() -> bool {
     top(|mode| mode.is_some_and(|mode| !mode.strategy().is_default()))
 }
 
-/// The replica context of this thread: inside of `run` that replica's, with no strategy entered the default one
-/// (id 0 of 1), in cross-replica context none.
+/// The replica context of this thread: that of the replica inside of `run`, the default one (id 0 of 1) if no strategy has
+/// been entered, and `None` in cross-replica context.
 #[doc(alias = "tf.distribute.get_replica_context")]
 pub fn get_replica_context() -> Option<ReplicaContext> {
     top(|mode| match mode {
@@ -206,8 +206,8 @@ pub fn in_cross_replica_context() -> bool {
     top(|mode| mode.is_some_and(Mode::is_cross_replica))
 }
 
-/// The update context of this thread: inside of the closure given to [`update`](Strategy::update) which copy is being
-/// updated, elsewhere none.
+/// The update context of this thread, which tells which copy is being updated, inside of the closure given to
+/// [`update`](Strategy::update); `None` elsewhere.
 #[doc(alias = "get_update_replica_id")]
 pub fn get_update_context() -> Option<UpdateContext> {
     top(|mode| match mode {
@@ -216,11 +216,10 @@ pub fn get_update_context() -> Option<UpdateContext> {
     })
 }
 
-/// Makes a strategy current on this thread from here on, as if all that follows were in its scope; none ends that.
+/// Makes a strategy current on this thread from here on, as if all following code were in its scope. `None` ends this.
 ///
 /// # Errors
-/// [`Error::MixedStrategies`] inside of a scope, a run or an update: the strategy set before has been left
-/// then.
+/// [`Error::MixedStrategies`] inside of a scope, a run or an update; the strategy set before is no longer current then.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -234,8 +233,8 @@ pub fn get_update_context() -> Option<UpdateContext> {
 #[doc(alias = "tf.distribute.experimental_set_strategy")]
 pub fn set_strategy(strategy: Option<&Strategy>) -> Result<()> {
     GLOBAL.set(None);
-    match top(|mode| mode.is_some()) {
-        true => Err(Error::MixedStrategies {
+    if top(|mode| mode.is_some()) {
+        Err(Error::MixedStrategies {
             operation: "set_strategy",
             current: whereabouts(),
             other: match strategy {
@@ -243,16 +242,15 @@ pub fn set_strategy(strategy: Option<&Strategy>) -> Result<()> {
                 None => "it was called to end a scope".into(),
             },
             advice: "call it outside of scopes and runs",
-        }),
-        false => {
-            let given = strategy.filter(|strategy| !strategy.is_default());
-            GLOBAL.set(given.map(|strategy| Mode::CrossReplica(strategy.clone())));
-            Ok(())
-        }
+        })
+    } else {
+        let given = strategy.filter(|strategy| !strategy.is_default());
+        GLOBAL.set(given.map(|strategy| Mode::CrossReplica(strategy.clone())));
+        Ok(())
     }
 }
 
-/// Whether the current replica context is a certain one.
+/// How the current replica context compares to a given one.
 enum Current {
     This,
     Other(ReplicaContext),
@@ -260,9 +258,8 @@ enum Current {
 }
 
 fn get_replica_context_if(is_this: impl Fn(&ReplicaContext) -> bool) -> Current {
-    let judge = |context: &ReplicaContext| match is_this(context) {
-        true => Current::This,
-        false => Current::Other(context.clone()),
+    let judge = |context: &ReplicaContext| {
+        if is_this(context) { Current::This } else { Current::Other(context.clone()) }
     };
     top(|mode| match mode {
         Some(Mode::Replica(context)) => judge(context),
@@ -274,13 +271,14 @@ fn get_replica_context_if(is_this: impl Fn(&ReplicaContext) -> bool) -> Current 
 // SCOPE-5
 /// The default strategy's scope: it pushes nothing, and does not nest in another strategy's.
 pub(crate) fn enter_default(default: &Strategy) -> Result<Entered> {
-    match has_strategy() {
-        false => Ok(Entered { pushed: false, _not_send: std::marker::PhantomData }),
-        true => Err(mixed("scope", None, default)),
+    if has_strategy() {
+        Err(mixed("scope", None, default))
+    } else {
+        Ok(Entered { pushed: false, _not_send: std::marker::PhantomData })
     }
 }
 
-/// The error of an operation with `what`, which belongs to the strategy `of`; without it, of an operation of `of` itself.
+/// The error of an operation on `what`, which belongs to the strategy `of`; without `what`, of an operation on `of` itself.
 pub(crate) fn mixed(operation: &'static str, what: Option<String>, of: &Strategy) -> Error {
     let other = match what {
         None => format!("it was called on {of}"),
@@ -297,7 +295,7 @@ pub(crate) fn mixed(operation: &'static str, what: Option<String>, of: &Strategy
     Error::MixedStrategies { operation, current: whereabouts(), other, advice }
 }
 
-/// Where this thread is, in words.
+/// Describes where this thread is.
 fn whereabouts() -> String {
     let nested = STACK.with_borrow(|stack| stack.len() > 1);
     top(|mode| match mode {
@@ -340,9 +338,8 @@ mod tests {
         let strategy = MirroredStrategy::cpus(2).unwrap();
         for fails in [false, true] {
             let result = strategy.run((), |ctx, ()| {
-                let merged = ctx.merge_call((), |strategy, _| match fails {
-                    false => strategy.reduce(ReduceOp::Mean, 1f32, None),
-                    true => Err(Error::other("no")),
+                let merged = ctx.merge_call((), |strategy, _| {
+                    if fails { Err(Error::other("no")) } else { strategy.reduce(ReduceOp::Mean, 1f32, None) }
                 });
                 assert_eq!(get_replica_context().map(|c| c.step()), Some(ctx.step()));
                 merged

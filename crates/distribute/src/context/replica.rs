@@ -1,7 +1,7 @@
-//! What code that runs once for each replica can ask and do.
+//! The operations available to code that runs once for each replica.
 
 use super::expected::Expectations;
-use super::layers::Notes;
+use super::layers::LayerState;
 use super::top;
 use crate::context::ContextKind;
 use crate::lock::lock;
@@ -13,11 +13,11 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 /// One replica's view of a `run`: which replica it is, and the operations in which all replicas take part.
 ///
-/// Every operation in which all take part has to be called by all replicas, the same number of times and in the same
-/// order. Where they don't, or one fails, or one does not come before the strategy's timeout, all replicas get one
-/// error that names the replicas, the calls and their lines; none hangs.
+/// All replicas have to call every such operation, the same number of times and in the same order. If they don't, or one
+/// fails, or one does not arrive before the strategy's timeout, all replicas get the same error, which names the replicas,
+/// the calls and their lines. None hangs.
 ///
-/// Only `run` makes one:
+/// Only `run` creates a context:
 ///
 /// ```compile_fail,E0624
 /// # use distribute::prelude::*;
@@ -29,7 +29,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 #[derive(Clone)]
 pub struct ReplicaContext(Arc<Inner>, Option<Arc<View>>);
 
-/// What one view of a context does otherwise, see [`ReplicaContext::with_options`].
+/// How a view differs from its context, see [`ReplicaContext::with_options`].
 struct View {
     options: CommunicationOptions,
     member: Member,
@@ -38,11 +38,11 @@ struct View {
 struct Inner {
     strategy: Strategy,
     member: Member,
-    /// Counts the collectives of this replica in this run: gradients name the call that they belong to.
+    /// Counts the collectives of this replica in this run, so that gradients can name the call they belong to.
     calls: AtomicU64,
-    /// The results whose gradient is a collective, too.
+    /// The results whose gradients are collectives, too.
     expected: Mutex<Expectations>,
-    notes: Notes,
+    layers: LayerState,
 }
 
 pub(crate) fn default_context() -> &'static ReplicaContext {
@@ -58,21 +58,20 @@ impl ReplicaContext {
                 member,
                 calls: AtomicU64::new(0),
                 expected: Mutex::default(),
-                notes: Notes::default(),
+                layers: LayerState::default(),
             }),
             None,
         )
     }
 
-    /// A view of this context whose calls communicate as `options` say; what they leave at its default stays as it was.
-    /// With a timeout, replicas wait so long for the others in each call, also in the gradients of a collective,
-    /// in `merge_call` and in an optimizer's step.
+    /// A view of this context whose calls communicate as `options` say. Options left at their defaults keep their previous
+    /// values. A timeout applies to each call, including gradients of collectives, `merge_call` and an optimizer's step.
     ///
-    /// All replicas have to give the same `bytes_per_pack` to the same call; timeouts may differ, and the first that
-    /// passes ends the call for all.
+    /// All replicas have to give the same `bytes_per_pack` to the same call. Timeouts may differ; the first to pass ends the
+    /// call for all.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a timeout of zero, and a
+    /// [`Error::InvalidArgument`] for a timeout of zero, and for a
     /// [`CommunicationImplementation`](crate::CommunicationImplementation) other than AUTO.
     ///
     /// ```
@@ -92,7 +91,7 @@ impl ReplicaContext {
         Ok(self.view(options.over(self.options())))
     }
 
-    /// A view of this context whose calls communicate as `options` say, and not as this one's.
+    /// A view of this context whose calls communicate as `options` say, ignoring those of this one.
     pub(super) fn view(&self, options: CommunicationOptions) -> Self {
         let member = match options.timeout {
             Some(timeout) => self.0.member.with_timeout(timeout),
@@ -113,13 +112,13 @@ impl ReplicaContext {
         lock(&self.0.expected)
     }
 
-    /// Whether this is the context of code outside of all strategies.
+    /// Whether this is the default strategy's context.
     pub(super) fn is_default(&self) -> bool {
         Arc::ptr_eq(&self.0, &default_context().0)
     }
 
-    pub(super) fn notes(&self) -> &Notes {
-        &self.0.notes
+    pub(super) fn layers(&self) -> &LayerState {
+        &self.0.layers
     }
 
     /// The number of the next collective of this replica in this run, from 0.
@@ -152,12 +151,12 @@ impl ReplicaContext {
         self.0.member.replica()
     }
 
-    /// Which of this process's replicas this is.
+    /// The id of this replica among this process's, from 0.
     pub(crate) fn local_replica(&self) -> usize {
         self.0.member.rank()
     }
 
-    /// How many replicas are in sync, those of all workers together.
+    /// The number of replicas of all workers together.
     #[doc(alias = "tf.distribute.ReplicaContext.num_replicas_in_sync")]
     pub fn num_replicas_in_sync(&self) -> usize {
         self.0.strategy.num_replicas_in_sync()
@@ -177,17 +176,17 @@ impl ReplicaContext {
     /// The device that this replica runs on: one full name, such as `/job:localhost/replica:0/task:0/device:CPU:1`.
     ///
     /// # Errors
-    /// [`Error::StaleContext`] or [`Error::WrongContext`] where this context is not current.
+    /// [`Error::StaleContext`] or [`Error::WrongContext`] if this context is not current.
     #[doc(alias = "tf.distribute.ReplicaContext.devices")]
     pub fn devices(&self) -> Result<Vec<String>> {
         self.require_current("devices")?;
         Ok(vec![self.device()])
     }
 
-    /// candle's device for this replica: where to make tensors inside of the closure.
+    /// candle's device for this replica, on which the closure should create tensors.
     ///
     /// # Errors
-    /// [`Error::Candle`] where candle cannot open the device.
+    /// [`Error::Candle`] if candle cannot open the device.
     pub fn device_for_candle(&self) -> Result<candle_core::Device> {
         match self.0.strategy.extended().worker_devices().get(self.0.member.rank()) {
             Some(name) => name.to_candle(),
@@ -211,7 +210,7 @@ impl ReplicaContext {
                 found: ContextKind::current(),
                 advice: "call it inside of the closure given to run, on the context given there",
             }),
-            // With no strategy entered there is none to mix: the run is over, or this is a thread of the user's.
+            // No strategy is entered, so none are mixed: the run is over, or this is a thread of the user.
             super::Current::Other(other)
                 if other.strategy() == self.strategy() || top(|mode| mode.is_none()) =>
             {

@@ -14,7 +14,7 @@ pub struct UpdateContext {
 }
 
 impl UpdateContext {
-    /// The `copy`-th of `devices`, which has that many.
+    /// The context of copy `copy`, which is on the device at that place in `devices`.
     pub(crate) fn new(strategy: &Strategy, copy: usize, devices: &Arc<[DeviceName]>) -> Self {
         Self { strategy: strategy.clone(), copy, devices: devices.clone() }
     }
@@ -24,7 +24,7 @@ impl UpdateContext {
         &self.strategy
     }
 
-    /// Which copy: of a variable with one for each replica, that replica's local id.
+    /// The number of the copy. For a variable with a copy for each replica, that is the replica's local id.
     pub fn copy(&self) -> usize {
         self.copy
     }
@@ -34,7 +34,7 @@ impl UpdateContext {
         self.devices[self.copy]
     }
 
-    /// The devices of all copies that are being updated, one after another.
+    /// The devices of all copies that are updated, one after another.
     pub fn devices(&self) -> &[DeviceName] {
         &self.devices
     }

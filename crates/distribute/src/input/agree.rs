@@ -1,14 +1,14 @@
-//! What workers tell each other about a dataset: how they part it, and what they have for the next step.
+//! What workers tell each other about a dataset: how they shard it, and how much they have for the next step.
 
 use crate::{Result, Strategy};
 use bytes::Bytes;
 use distribute_cluster::{Fingerprint, Operation};
-use distribute_data::plan::ends::Ballot;
+use distribute_data::plan::ends::StepCounts;
 use distribute_data::{Distribution, UnevenEnds};
 use distribute_tensor::Nest;
 use std::panic::Location;
 
-/// The plan of this worker, if all workers have the same: files that only some see would part the data in two ways at once.
+/// The plan of this worker, if all workers have the same one. They may differ if files are visible to some workers only.
 pub(super) fn same_plan<T: Nest>(
     strategy: &Strategy,
     operation: &'static str,
@@ -25,7 +25,7 @@ pub(super) fn same_plan<T: Nest>(
     Ok(plan)
 }
 
-/// What has to be the same on all workers.
+/// Describes what has to be the same on all workers.
 fn describe<T: Nest>(plan: &Distribution<T>, ends: UnevenEnds) -> String {
     let origin = plan.beginning(0).origin;
     let parted = match (plan.decision(), origin.pipeline) {
@@ -38,19 +38,19 @@ fn describe<T: Nest>(plan: &Distribution<T>, ends: UnevenEnds) -> String {
     format!("\"{parted}, batches of {size}, cut by {:?}, at the end {ends:?}\"", origin.rule)
 }
 
-pub(super) fn encode(ballot: Ballot) -> Bytes {
-    let Ballot { present, missing, rows, full, unfilled } = ballot;
+pub(super) fn encode(counts: StepCounts) -> Bytes {
+    let StepCounts { present, missing, rows, full, unfilled } = counts;
     let numbers = [present, missing, rows, full, unfilled];
     numbers.iter().flat_map(|n| (*n as u64).to_le_bytes()).collect::<Vec<_>>().into()
 }
 
-pub(super) fn decode(bytes: &[u8]) -> Ballot {
+pub(super) fn decode(bytes: &[u8]) -> StepCounts {
     let mut numbers = bytes.chunks_exact(8).map(|chunk| {
         let number = chunk.try_into().map_or(0, u64::from_le_bytes);
         usize::try_from(number).unwrap_or(usize::MAX)
     });
     let mut next = || numbers.next().unwrap_or_default();
-    Ballot { present: next(), missing: next(), rows: next(), full: next(), unfilled: next() }
+    StepCounts { present: next(), missing: next(), rows: next(), full: next(), unfilled: next() }
 }
 
 #[cfg(test)]
@@ -58,11 +58,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ballots_come_as_they_were_sent() {
-        let ballot = Ballot { present: 1, missing: 2, rows: usize::MAX, full: 4, unfilled: 5 };
-        assert_eq!(decode(&encode(ballot)), ballot);
+    fn counts_come_as_they_were_sent() {
+        let counts = StepCounts { present: 1, missing: 2, rows: usize::MAX, full: 4, unfilled: 5 };
+        assert_eq!(decode(&encode(counts)), counts);
         // Of a peer that says anything, nothing panics.
-        assert_eq!(decode(b"short"), Ballot::default());
-        assert_eq!([ballot, ballot].into_iter().sum::<Ballot>().rows, usize::MAX);
+        assert_eq!(decode(b"short"), StepCounts::default());
+        assert_eq!([counts, counts].into_iter().sum::<StepCounts>().rows, usize::MAX);
     }
 }

@@ -1,4 +1,4 @@
-//! Where the tensors of a piece are to be: brought to the replica's device, made there, or wherever they are.
+//! Where the tensors of a piece should be: moved to the replica's device, made there, or anywhere.
 
 use super::InputOptions;
 use crate::strategy::{DeviceKind, DeviceName};
@@ -6,11 +6,11 @@ use crate::{Error, Result, Strategy};
 use candle_core::{Device, DeviceLocation};
 use distribute_tensor::{Leaf, Tree};
 
-/// What is done with each replica's piece.
+/// What to do with each replica's piece.
 pub(super) enum Bring {
-    /// Nothing: it may be anywhere, or there is only one place where it can be.
+    /// Nothing: it may be anywhere, or there is only one device.
     Nowhere,
-    /// Its candle tensors are brought to these devices.
+    /// Its candle tensors are moved to these devices.
     To(Vec<Device>),
     /// It has to be on these devices already.
     IsOn(Vec<DeviceName>),
@@ -77,9 +77,10 @@ fn require(operation: &'static str, replica: usize, leaf: &Leaf, device: DeviceN
         (DeviceLocation::Cuda { gpu_id }, DeviceKind::Gpu) => gpu_id == device.index,
         _ => false,
     };
-    match is_there {
-        true => Ok(()),
-        false => Err(Error::invalid(
+    if is_there {
+        Ok(())
+    } else {
+        Err(Error::invalid(
             operation,
             format!(
                 "place_dataset_on_device: the dataset of local replica {replica} gives {} {} on {place:?}, but its device \
@@ -88,6 +89,6 @@ fn require(operation: &'static str, replica: usize, leaf: &Leaf, device: DeviceN
                 leaf.kind(),
                 leaf.describe()
             ),
-        )),
+        ))
     }
 }

@@ -10,14 +10,14 @@ use distribute_tensor::Nest;
 use std::fmt;
 use std::panic::Location;
 
-/// A dataset of which each replica gets its piece, step by step.
+/// A dataset of which each replica gets a piece in each step.
 ///
-/// Iterate over a reference: each pass starts the dataset again, as the next epoch. Nothing can be added to the pipeline
-/// any more. Clones are handles on the same, and count passes together.
+/// Iterate over a reference: each pass starts the dataset again, as the next epoch. The pipeline can no longer be extended.
+/// Clones are handles to the same dataset, and count passes together.
 ///
-/// It remembers where its latest pass stands: as a part of a [`Checkpoint`](crate::Checkpoint) it goes on there, in the
-/// middle of an epoch, shuffles included, on the same number of replicas or another. No element of the epoch is lost or
-/// comes twice.
+/// It remembers the position of its latest pass. Restored as a part of a [`Checkpoint`](crate::Checkpoint), it continues
+/// there, in the middle of an epoch and of its shuffles, on the same number of replicas or another. No element of the epoch
+/// is lost or repeated.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -52,17 +52,17 @@ pub struct DistributedDataset<T> {
 impl Strategy {
     /// Splits the batches of a dataset over the replicas. The dataset is batched by the *global* batch size.
     ///
-    /// Every batch of b elements, the last one too, becomes N pieces, one for each replica in the order of ids: b/N
-    /// rounded up for the first b mod N, down for the rest. A piece may be empty: tensors of 0 rows, which
-    /// [`minimize`](crate::Optimizer::minimize) weighs with 0.
+    /// Every batch of b elements, including the last, becomes N pieces, one for each replica in the order of ids: the first
+    /// b mod N pieces have b/N rows rounded up, the rest b/N rounded down. A piece may be empty, that is, have 0 rows;
+    /// [`minimize`](crate::Optimizer::minimize) gives it weight 0.
     ///
-    /// Of several workers each gets the pieces of its own replicas, and each makes this call: how the data is parted has to
-    /// come out the same on all, which they compare. By default every worker reads files of its own where there are enough,
-    /// and the whole dataset else ([`InputOptions::auto_shard_policy`]); all take the same number of steps.
+    /// With several workers, each makes this call and gets the pieces of its own replicas. The workers compare how they
+    /// shard the data, which has to be the same on all. By default every worker reads files of its own if there are enough,
+    /// and otherwise the whole dataset ([`InputOptions::auto_shard_policy`]). All workers take the same number of steps.
     ///
     /// # Errors
-    /// [`Error::Data`](crate::Error::Data) for a dataset that is not batched; it says to call `batch`. And, while iterating, those of the
-    /// pipeline, naming the element.
+    /// [`Error::Data`](crate::Error::Data) for a dataset that is not batched. While iterating, those of the pipeline, which
+    /// name the element.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -106,12 +106,12 @@ impl Strategy {
         self.distribute_dataset_with(dataset, InputOptions::default())
     }
 
-    /// As [`distribute_dataset`](Strategy::distribute_dataset), with options.
+    /// Like [`distribute_dataset`](Strategy::distribute_dataset), with options.
     ///
     /// # Errors
-    /// As there; [`Error::NotSupported`](crate::Error::NotSupported) and
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for options that the strategy cannot do or that don't
-    /// go together.
+    /// Those of `distribute_dataset`; [`Error::NotSupported`](crate::Error::NotSupported) and
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for options that the strategy does not support or that
+    /// contradict each other.
     #[track_caller]
     pub fn distribute_dataset_with<T: Nest>(
         &self,
@@ -140,7 +140,7 @@ impl<T: Nest> DistributedDataset<T> {
         Self { strategy: strategy.clone(), plan, options, cardinality, spec, passes }
     }
 
-    /// Of datasets that a function made: one, or one for each replica.
+    /// A dataset over those that a function made: one, or one for each replica.
     pub(super) fn of_function(
         strategy: &Strategy,
         plan: Distribution<T>,
@@ -158,7 +158,7 @@ impl<T: Nest> DistributedDataset<T> {
         Self::new(strategy, plan, options, cardinality, spec.map(PerReplica::from_values))
     }
 
-    /// A pass over the dataset: for each step a piece for each local replica.
+    /// A pass over the dataset, which yields a piece for each local replica in each step.
     pub fn iter(&self) -> DistributedIterator<T> {
         DistributedIterator::new(&self.strategy, &self.plan, &self.passes, &self.options)
     }
@@ -182,23 +182,23 @@ impl<T: Nest> DistributedDataset<T> {
         self.iter().try_fold(initial, |state, pieces| step(state, pieces?))
     }
 
-    /// Who gets what and why: the pipeline, the policy taken, what each worker reads, the rows of each replica in a full
-    /// step, what happens at the end.
+    /// Explains who gets what and why: the pipeline, the sharding policy, what each worker reads, the rows of each replica
+    /// in a full step, and what happens at the end.
     pub fn explain(&self) -> String {
         self.plan.explain()
     }
 
-    /// Where the latest pass stands: behind the last step that was taken from it. Where none has begun or the latest is
-    /// at its end, where the next begins.
+    /// The position of the latest pass, after the last step taken from it. If no pass is in progress, the position at which
+    /// the next one begins.
     pub fn position(&self) -> Position {
         self.passes.position()
     }
 
-    /// The next pass goes on at a position, perhaps one of another number of replicas; later passes are the epochs after
-    /// it.
+    /// Lets the next pass continue at a position, which may have been taken on another number of replicas. Later passes are
+    /// the epochs after it.
     ///
     /// # Errors
-    /// [`Error::Data`](crate::Error::Data) for a position of another dataset. Nothing has changed then.
+    /// [`Error::Data`](crate::Error::Data) for a position of another dataset; nothing has changed then.
     pub fn resume(&self, position: Position) -> Result<()> {
         self.check_position(&position)?;
         self.passes.resume(position);
@@ -211,14 +211,14 @@ impl<T: Nest> DistributedDataset<T> {
 }
 
 impl<T> DistributedDataset<T> {
-    /// How many global batches a pass gives, as far as that is known.
+    /// How many global batches a pass yields, as far as is known.
     #[doc(alias = "tf.distribute.DistributedDataset.cardinality")]
     pub fn cardinality(&self) -> Cardinality {
         self.cardinality
     }
 
-    /// Dtypes and shapes of each local replica's pieces, as far as the pipeline tells: the number of rows where all
-    /// replicas get as many of every batch.
+    /// Dtypes and shapes of each local replica's pieces, as far as the pipeline tells. The number of rows is known if every
+    /// batch divides evenly over the replicas.
     #[doc(alias = "tf.distribute.DistributedDataset.element_spec")]
     pub fn element_spec(&self) -> Option<&PerReplica<ElementSpec>> {
         self.spec.as_ref()

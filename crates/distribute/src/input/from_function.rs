@@ -8,14 +8,14 @@ use distribute_tensor::Nest;
 use std::panic::Location;
 
 impl Strategy {
-    /// What `dataset_fn` makes for each worker: batched for one replica, and parted by its context. Each replica takes
-    /// one element a step, in order; nothing is cut.
+    /// Distributes the dataset that `dataset_fn` makes for each worker, batched by the size for one replica and sharded
+    /// according to its context. Each replica takes one element in each step, in order; nothing is split.
     ///
-    /// Of several workers each makes this call, and calls `dataset_fn` once, with its own number as `input_pipeline_id`. A
-    /// worker whose data ends before the others' gets empty pieces until all are at the end.
+    /// With several workers, each makes this call, and calls `dataset_fn` once, with its own number as `input_pipeline_id`.
+    /// A worker whose data ends before the others' gets empty pieces until all are at the end.
     ///
     /// # Errors
-    /// That of `dataset_fn`, as [`Error::Data`](crate::Error::Data); and, while iterating, those of the pipeline.
+    /// That of `dataset_fn`, as [`Error::Data`](crate::Error::Data). While iterating, those of the pipeline.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -40,14 +40,14 @@ impl Strategy {
         self.distribute_datasets_from_function_with(InputOptions::default(), dataset_fn)
     }
 
-    /// As [`distribute_datasets_from_function`](Strategy::distribute_datasets_from_function), with options. In mode
+    /// Like [`distribute_datasets_from_function`](Strategy::distribute_datasets_from_function), with options. In mode
     /// [`PerReplica`](InputReplicationMode::PerReplica) `dataset_fn` is called once for each replica, which iterates
     /// over its own dataset.
     ///
     /// # Errors
-    /// As there; [`Error::NotSupported`](crate::Error::NotSupported) and
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for options that the strategy cannot do or that don't
-    /// go together.
+    /// Those of `distribute_datasets_from_function`; [`Error::NotSupported`](crate::Error::NotSupported) and
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for options that the strategy does not support or that
+    /// contradict each other.
     #[track_caller]
     pub fn distribute_datasets_from_function_with<T: Nest>(
         &self,

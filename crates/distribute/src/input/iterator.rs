@@ -9,28 +9,28 @@ use crate::values::PerReplica;
 use crate::{Error, Result, Strategy};
 use distribute_cluster::{Fingerprint, Operation};
 use distribute_data::distribution::WorkerPass;
-use distribute_data::plan::ends::Ballot;
+use distribute_data::plan::ends::StepCounts;
 use distribute_data::{Distribution, Position};
 use distribute_tensor::Nest;
 use std::panic::Location;
 
-/// A pass over a [`DistributedDataset`](super::DistributedDataset): for each step a piece for each local replica.
+/// A pass over a [`DistributedDataset`](super::DistributedDataset), which yields a piece for each local replica in each
+/// step.
 ///
-/// After the end or an error it is over.
+/// The pass is over after its end or an error.
 ///
-/// Of several workers, all take the steps together: taking one is a call of all of them, which tells each whether the
-/// others have data for it. A worker whose data fails ends the pass for all: each gets [`Error::Worker`], which names it and
-/// says why. One that stops taking steps keeps the others waiting, until the strategy's timeout: leave a pass early on all
-/// workers or on none.
+/// Several workers take each step together, in a call that tells each whether the others have data for it. If a worker's
+/// data fails, the pass ends for all, and each gets [`Error::Worker`], which names that worker and the reason. A worker that
+/// stops taking steps keeps the others waiting until the strategy's timeout: leave a pass early on all workers or on none.
 #[doc(alias = "tf.distribute.DistributedIterator")]
 pub struct DistributedIterator<T> {
     pass: Pass<T>,
     strategy: Strategy,
     passes: Passes,
-    /// Which of the passes this is.
+    /// The number of this pass.
     number: u64,
     position: Position,
-    /// Where the next epoch begins.
+    /// The position at which the next epoch begins.
     next: Position,
     bring: Bring,
 }
@@ -74,7 +74,7 @@ impl<T: Nest> DistributedIterator<T> {
         self.take(OPERATION)?.ok_or(Error::OutOfRange { operation: OPERATION })
     }
 
-    /// The pieces of the next step; `None` at the end, however often it is asked.
+    /// The pieces of the next step; `None` at the end, and again in every later call.
     ///
     /// # Errors
     /// [`Error::WrongContext`] inside of `run`, and those of the dataset.
@@ -84,7 +84,7 @@ impl<T: Nest> DistributedIterator<T> {
         self.take("DistributedIterator::get_next_as_optional")
     }
 
-    /// Where the pass stands: behind the last step that it gave.
+    /// The position of the pass, after the last step that it yielded.
     pub fn position(&self) -> Position {
         self.position.clone()
     }
@@ -93,7 +93,7 @@ impl<T: Nest> DistributedIterator<T> {
     fn take(&mut self, operation: &'static str) -> Result<Option<PerReplica<T>>> {
         require_outside_of_run(operation, "take steps outside of run, and give their pieces to it")?;
         let _input = tracing::trace_span!("input").entered();
-        // Ended until proven otherwise, so that the threads of a pass go with its last step.
+        // Ended unless another step follows, so that the pass's threads end with its last step.
         let pass = match std::mem::replace(&mut self.pass, Pass::Ended) {
             Pass::Running(pass) => Ok(pass),
             Pass::Broken(error) => Err(error),
@@ -115,13 +115,13 @@ impl<T: Nest> DistributedIterator<T> {
     }
 
     // ITER-4
-    /// What all workers have for the next step: their ballots added up.
+    /// What all workers together have for the next step.
     #[track_caller]
     fn agree(
         &self,
         operation: &'static str,
-        prepared: Result<(Box<WorkerPass<T>>, Ballot)>,
-    ) -> Result<(Box<WorkerPass<T>>, Ballot)> {
+        prepared: Result<(Box<WorkerPass<T>>, StepCounts)>,
+    ) -> Result<(Box<WorkerPass<T>>, StepCounts)> {
         let at = Location::caller();
         let call = || {
             let Position { epoch, steps, origin } = &self.position;
@@ -129,25 +129,25 @@ impl<T: Nest> DistributedIterator<T> {
             Fingerprint::new(Operation::NextBatch, format!("epoch {epoch}, step {steps} of {pipeline}"), at)
         };
         let ((pass, mine), all) =
-            self.strategy.agree(operation, call, prepared, |(_, ballot)| encode(*ballot))?;
+            self.strategy.agree(operation, call, prepared, |(_, counts)| encode(*counts))?;
         if all.is_empty() {
             return Ok((pass, mine));
         }
-        let all = pass.count(&all.iter().map(|record| decode(record)).collect::<Vec<_>>())?;
+        let all = pass.total(&all.iter().map(|record| decode(record)).collect::<Vec<_>>())?;
         Ok((pass, all))
     }
 
-    /// The pieces that were prepared, if all together take the step.
+    /// The pieces that were prepared, if the workers take the step.
     fn finish(
         &self,
         operation: &'static str,
         pass: &mut WorkerPass<T>,
-        all: Ballot,
+        all: StepCounts,
     ) -> Result<Option<PerReplica<T>>> {
         let Some(trees) = pass.finish_trees(all)? else { return Ok(None) };
         let brought = |(replica, piece)| self.bring.piece(operation, replica, piece);
         let trees = trees.into_iter().enumerate().map(brought).collect::<Result<Vec<_>>>()?;
-        // Elements that are scalars are no rows of a batch.
+        // Scalar elements are not rows of a batch.
         let rows = trees.iter().map(|piece| piece.rows().ok()).collect::<Option<Vec<_>>>();
         let typed = |(index, piece)| {
             let wrong = |source| distribute_data::Error::Type { operation: "distribute", index, source };

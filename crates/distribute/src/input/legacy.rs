@@ -1,4 +1,4 @@
-//! Iterators and sources by TensorFlow's older names.
+//! Iterators and sources under TensorFlow's older names.
 
 use super::{DistributedDataset, DistributedIterator, InputOptions, InputReplicationMode};
 use crate::context::require_outside_of_run;
@@ -9,20 +9,20 @@ use distribute_data::{Dataset, InputContext, Location};
 use distribute_tensor::Nest;
 use std::sync::Arc;
 
-/// A pass that can be started again.
+/// A pass that can be restarted.
 ///
-/// [`DistributedDataset`], which is iterated over as anything else in Rust is, does the same.
+/// [`DistributedDataset`] does the same with Rust's iterators.
 #[doc(alias = "tf.distribute.InputIterator")]
 pub struct InputIterator<T> {
     dataset: DistributedDataset<T>,
     pass: DistributedIterator<T>,
 }
 
-/// What the function given to [`Strategy::make_input_fn_iterator`] makes.
+/// The return value of the function given to [`Strategy::make_input_fn_iterator`].
 pub enum InputSource<T> {
-    /// Of which each replica takes one element a step.
+    /// A dataset of which each replica takes one element in each step.
     Dataset(Dataset<T>),
-    /// What is called for each replica in each step, in order, until it has nothing more.
+    /// A callable that is called for each replica in each step, in order, until it returns `None`.
     Callable(Arc<dyn Fn() -> Result<Option<T>> + Send + Sync>),
 }
 
@@ -54,7 +54,7 @@ impl Strategy {
     /// size, as for TensorFlow's `MirroredStrategy`.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`distribute_dataset`](Strategy::distribute_dataset).
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -72,11 +72,12 @@ impl Strategy {
         Ok(InputIterator::new(self.distribute_dataset(dataset)?))
     }
 
-    /// [`distribute_datasets_from_function`](Strategy::distribute_datasets_from_function), as an iterator, of
-    /// a function that makes a dataset, or a callable that makes one element at a time.
+    /// [`distribute_datasets_from_function`](Strategy::distribute_datasets_from_function), as an iterator. The function
+    /// makes a dataset, or a callable that makes one element at a time.
     ///
     /// # Errors
-    /// As there; [`Error::InvalidArgument`] for another mode than [`PerWorker`](InputReplicationMode::PerWorker).
+    /// Those of `distribute_datasets_from_function`; [`Error::InvalidArgument`] for a mode other than
+    /// [`PerWorker`](InputReplicationMode::PerWorker).
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -113,8 +114,8 @@ impl Strategy {
         Ok(InputIterator::new(self.distribute_datasets_from_function_with(options, make)?))
     }
 
-    /// The rows of a nest of arrays: [`Dataset::from_slices`], by TensorFlow's name. The arrays are shared, not
-    /// copied. A `Vec` of arrays is a structure, as everywhere: each element is a `Vec` of rows.
+    /// A dataset of the rows of a nest of arrays: [`Dataset::from_slices`] under TensorFlow's name. The arrays are shared,
+    /// not copied. A `Vec` of arrays is a structure, as everywhere: each element is a `Vec` of rows.
     ///
     /// # Errors
     /// [`Error::Data`] for a scalar, and for arrays with different numbers of rows; [`Error::WrongContext`] inside of
@@ -135,12 +136,11 @@ impl Strategy {
         Ok(Dataset::from_slices(arrays)?)
     }
 
-    /// [`make_numpy_dataset`](Strategy::make_numpy_dataset) of the arrays in a file: one, `T` being a tensor, of a
-    /// `.npy`; those of a `.npz` by name, `T` being a map or a tree.
+    /// [`make_numpy_dataset`](Strategy::make_numpy_dataset) of the arrays in a file. For a `.npy`, `T` is a tensor; for a
+    /// `.npz`, whose arrays have names, a map or a tree.
     ///
     /// # Errors
-    /// As there, and those of [`read_npy`] and
-    /// [`read_npz`], which name the file and the place in it.
+    /// Those of `make_numpy_dataset`, and of [`read_npy`] and [`read_npz`], which name the file and the offset in it.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -155,9 +155,10 @@ impl Strategy {
     /// ```
     pub fn make_numpy_dataset_from_file<T: Nest>(&self, file: impl Into<Location>) -> Result<Dataset<T>> {
         let file = file.into();
-        let arrays = match file.to_string().ends_with(".npz") {
-            true => read_npz(file)?.into_tree(),
-            false => read_npy(file)?.into_tree(),
+        let arrays = if file.to_string().ends_with(".npz") {
+            read_npz(file)?.into_tree()
+        } else {
+            read_npy(file)?.into_tree()
         };
         Ok(self.make_numpy_dataset(arrays)?.typed())
     }
@@ -169,7 +170,7 @@ impl<T: Nest> InputIterator<T> {
         Self { dataset, pass }
     }
 
-    /// Starts again, with the next epoch.
+    /// Restarts with the next epoch.
     #[doc(alias = "initializer")]
     pub fn initialize(&mut self) {
         self.pass = self.dataset.iter();
@@ -178,7 +179,7 @@ impl<T: Nest> InputIterator<T> {
     /// The elements of the next step.
     ///
     /// # Errors
-    /// As [`DistributedIterator::get_next`].
+    /// Those of [`DistributedIterator::get_next`].
     #[track_caller]
     pub fn get_next(&mut self) -> Result<PerReplica<T>> {
         self.pass.get_next()
@@ -187,7 +188,7 @@ impl<T: Nest> InputIterator<T> {
     /// The elements of the next step; `None` at the end.
     ///
     /// # Errors
-    /// As [`DistributedIterator::get_next_as_optional`].
+    /// Those of [`DistributedIterator::get_next_as_optional`].
     #[track_caller]
     pub fn get_next_as_optional(&mut self) -> Result<Option<PerReplica<T>>> {
         self.pass.get_next_as_optional()

@@ -1,7 +1,7 @@
-//! Datasets over replicas: each step, each replica's piece.
+//! Datasets distributed over replicas.
 //!
-//! Who gets what is a plan of the crate `data` ([`Distribution`](crate::data::Distribution)). Here are the strategy's
-//! replicas, their devices, and where a pass stands.
+//! The crate `data` plans who gets what ([`Distribution`](crate::data::Distribution)). This module adds the strategy's
+//! replicas, their devices, and the position of a pass.
 
 mod agree;
 mod bring;

@@ -18,27 +18,27 @@ use distribute_data::{AutoShardPolicy, DistributeOptions, SplitRule, UnevenEnds}
 #[doc(alias = "tf.distribute.InputOptions")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InputOptions {
-    /// Whether candle tensors are brought to the device of their replica. `None`: they are. Host tensors stay in
-    /// host memory.
+    /// Whether candle tensors are moved to the device of their replica; `None`, the default, moves them. Host tensors stay
+    /// in host memory.
     #[doc(alias = "experimental_fetch_to_device")]
     pub fetch_to_device: Option<bool>,
     /// Whether a function makes a dataset for each worker or for each replica.
     #[doc(alias = "experimental_replication_mode")]
     pub replication_mode: InputReplicationMode,
-    /// The function makes its dataset's tensors on the device of the replica itself, whose number is
-    /// `input_pipeline_id`: nothing is copied, and a tensor that is elsewhere is an error. Needs
+    /// Whether the function itself makes its tensors on the replica's device, where `input_pipeline_id` is the number of the
+    /// replica. Nothing is copied then, and a tensor on another device is an error. Needs
     /// [`PerReplica`](InputReplicationMode::PerReplica) and `fetch_to_device: Some(false)`.
     #[doc(alias = "experimental_place_dataset_on_device")]
     pub place_dataset_on_device: bool,
-    /// How many steps are made ahead of time, on a thread, where reading is worth one. 0: none.
+    /// How many steps are prepared ahead on a thread, if reading is expensive enough for one. 0 prepares none.
     #[doc(alias = "experimental_per_replica_buffer_size")]
     pub per_replica_buffer_size: usize,
-    /// How elements are parted over workers.
+    /// How elements are sharded over workers.
     #[doc(alias = "tf.data.experimental.DistributeOptions.auto_shard_policy")]
     pub auto_shard_policy: AutoShardPolicy,
-    /// How batches are cut over replicas.
+    /// How batches are split over replicas.
     pub split_rule: SplitRule,
-    /// What happens where some replicas have data for a last step and others don't.
+    /// What happens at the end if some replicas have data for a last step and others don't.
     pub uneven_ends: UnevenEnds,
 }
 
@@ -57,7 +57,7 @@ impl Default for InputOptions {
     }
 }
 
-/// For whom a function makes datasets.
+/// Whether a function makes a dataset for each worker or for each replica.
 #[doc(alias = "tf.distribute.InputReplicationMode")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum InputReplicationMode {
@@ -81,13 +81,13 @@ impl InputOptions {
         }
     }
 
-    /// Whether tensors are brought to the replicas' devices.
+    /// Whether tensors are moved to the replicas' devices.
     pub(super) fn fetches(&self) -> bool {
         self.fetch_to_device.unwrap_or(true)
     }
 
-    /// Refuses what doesn't go together, and what the strategy cannot do. `from_function`: whether a function makes the
-    /// datasets.
+    /// Refuses options that contradict each other or that the strategy does not support. `from_function` says whether a
+    /// function makes the datasets.
     pub(super) fn check(
         &self,
         operation: &'static str,

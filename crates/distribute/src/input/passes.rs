@@ -1,19 +1,19 @@
-//! Where the passes over a dataset stand.
+//! The positions of the passes over a dataset.
 
 use crate::lock::lock;
 use distribute_data::Position;
 use std::sync::{Arc, Mutex};
 
-/// The passes over one dataset: all clones of it count them together.
+/// The passes over one dataset, shared by all clones of it.
 #[derive(Clone)]
 pub(super) struct Passes(Arc<Mutex<State>>);
 
 struct State {
-    /// Where the latest pass stands, or where the next begins.
+    /// The position of the latest pass, or the one at which the next begins.
     position: Position,
     /// Whether a pass has begun at `position`, so that the next one is the next epoch's.
     begun: bool,
-    /// The number of the latest pass in this process: earlier ones, still running, no longer count.
+    /// The number of the latest pass in this process. Earlier ones that are still running are ignored.
     latest: u64,
 }
 
@@ -22,7 +22,7 @@ impl Passes {
         Self(Arc::new(Mutex::new(State { position: beginning, begun: false, latest: 0 })))
     }
 
-    /// Begins a pass: its number, and where it begins. `epoch` says where an epoch does.
+    /// Begins a pass, and returns its number and the position at which it begins. `epoch` gives the beginning of an epoch.
     pub(super) fn begin(&self, epoch: impl FnOnce(u64) -> Position) -> (u64, Position) {
         let mut state = lock(&self.0);
         if state.begun {
@@ -33,7 +33,7 @@ impl Passes {
         (state.latest, state.position.clone())
     }
 
-    /// Pass `number` has handed out a step.
+    /// Records that pass `number` has yielded a step.
     pub(super) fn stands(&self, number: u64, position: &Position) {
         let mut state = lock(&self.0);
         if state.latest == number {
@@ -41,7 +41,7 @@ impl Passes {
         }
     }
 
-    /// Pass `number` is at its end: the next begins here.
+    /// Records that pass `number` is at its end, and that the next one begins at `next`.
     pub(super) fn ended(&self, number: u64, next: Position) {
         let mut state = lock(&self.0);
         if state.latest == number {
@@ -53,7 +53,7 @@ impl Passes {
         lock(&self.0).position.clone()
     }
 
-    /// The next pass begins here. Passes that are running no longer count.
+    /// Lets the next pass begin at `position`. Passes in progress are ignored from here on.
     pub(super) fn resume(&self, position: Position) {
         let mut state = lock(&self.0);
         (state.position, state.begun) = (position, false);

@@ -1,10 +1,10 @@
-//! What is known of the pieces of replicas before there are any.
+//! What is known about replicas' pieces before there are any.
 
 use crate::values::PerReplica;
 use distribute_data::{Cardinality, ElementSpec, Layout, UnevenEnds};
 
-/// The specs of the pieces of batches. The number of rows is known where all replicas get as many of every batch
-///: one worker, and batches of one known size that the replicas divide.
+/// The specs of the pieces of batches. The number of rows is known if all replicas always get equally many: with one
+/// worker, and batches of a known size that is a multiple of the number of replicas.
 pub(super) fn of_pieces(batch: &ElementSpec, layout: Layout) -> PerReplica<ElementSpec> {
     let rows = |rows: Option<usize>| {
         let rows = rows.filter(|rows| layout.workers == 1 && rows.is_multiple_of(layout.total().max(1)))?;
@@ -19,8 +19,8 @@ pub(super) fn of_pieces(batch: &ElementSpec, layout: Layout) -> PerReplica<Eleme
     PerReplica::from_values(vec![piece; layout.replicas])
 }
 
-/// The steps of a pass in which each of `replicas` replicas takes one of `elements` elements a step. Of other workers'
-/// elements nothing is known.
+/// The number of steps of a pass in which each of `replicas` replicas takes one of `elements` elements in each step. Nothing
+/// is known about other workers' elements.
 pub(super) fn steps_of(
     elements: Cardinality,
     replicas: usize,

@@ -6,8 +6,8 @@ use crate::{Error, Result, Strategy};
 use distribute_data::Position;
 use distribute_tensor::Nest;
 
-/// The position of its latest pass, as metadata. Restored, the next pass goes on there, on the same number of replicas
-/// or another.
+/// Saves the position of the latest pass as metadata. Once restored, the next pass continues there, on the same number of
+/// replicas or another.
 impl<T: Nest> Checkpointed for DistributedDataset<T> {
     fn save(&self, prefix: &str, writer: &mut Writer) -> Result<()> {
         let position = serde_json::to_value(self.position());

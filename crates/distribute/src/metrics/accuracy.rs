@@ -1,24 +1,24 @@
-//! How often the largest logit is the label's.
+//! How often the label has the largest logit.
 
 use super::counts::Counts;
 use crate::{Error, Result, Strategy, Variable, nn::loss};
 use candle_core::Tensor;
 
-/// The share of examples whose label has the largest of the logits or probabilities; of none it is 0.
+/// The share of examples whose label has the largest logit or probability; 0 without examples.
 ///
 /// Of equal ones the first counts as the largest. See [the module](super) for an example.
 #[doc(alias = "tf.keras.metrics.SparseCategoricalAccuracy")]
 #[derive(Clone, Debug)]
 pub struct Accuracy {
-    /// Right ones, and all.
+    /// The number of correct examples, and of all.
     counts: Counts,
 }
 
 impl Accuracy {
-    /// Of nothing yet; its variable has this name.
+    /// An empty metric, whose variable has this name.
     ///
     /// # Errors
-    /// As [`Mean::new`](super::Mean::new).
+    /// Those of [`Mean::new`](super::Mean::new).
     pub fn new(strategy: &Strategy, name: &str) -> Result<Self> {
         Ok(Self { counts: Counts::new(strategy, name, &[2])? })
     }
@@ -41,7 +41,7 @@ impl Accuracy {
         self.counts.add(vec![correct as f64, labels.elem_count() as f64])
     }
 
-    /// The share of right ones, over all replicas.
+    /// The share of correct examples, over all replicas.
     ///
     /// # Errors
     /// [`Error::WrongContext`](crate::Error::WrongContext) inside of `run`.
@@ -50,7 +50,7 @@ impl Accuracy {
         Ok(counts[0] / counts[1].max(1.))
     }
 
-    /// Forgets everything, on all replicas.
+    /// Resets the counts, on all replicas.
     ///
     /// # Errors
     /// [`Error::WrongContext`](crate::Error::WrongContext) inside of `run`.
@@ -59,7 +59,7 @@ impl Accuracy {
         self.counts.reset("Accuracy::reset")
     }
 
-    /// What it has counted: right ones and all, f64.
+    /// The counts: correct examples and all, f64.
     pub fn variable(&self) -> &Variable {
         self.counts.variable()
     }

@@ -4,14 +4,14 @@ use super::counts::{Counts, pairs};
 use crate::{Error, Result, Strategy, Variable};
 use candle_core::Tensor;
 
-/// TensorFlow's: just below 0, then even steps, then just above 1.
+/// As in TensorFlow, thresholds begin just below 0, continue in even steps, and end just above 1.
 const EDGE: f64 = 1e-7;
 
 /// The area under the ROC curve: how likely a positive example has a larger prediction than a negative one.
 ///
-/// As TensorFlow's by default: true and false positive rates at 200 thresholds, evenly from 0 to 1, and straight lines
-/// between them. Predictions that no threshold separates count as equal, so the error is small unless predictions crowd
-/// together. Without positive or without negative examples it is 0.
+/// Computed as in TensorFlow by default: from true and false positive rates at 200 even thresholds from 0 to 1, with linear
+/// interpolation. Predictions between the same thresholds count as equal, so the error is small unless predictions cluster.
+/// Without positive or without negative examples it is 0.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -36,18 +36,18 @@ pub struct Auc {
 }
 
 impl Auc {
-    /// Of nothing yet, with 200 thresholds; its variable has this name.
+    /// An empty metric with 200 thresholds, whose variable has this name.
     ///
     /// # Errors
-    /// As [`Mean::new`](super::Mean::new).
+    /// Those of [`Mean::new`](super::Mean::new).
     pub fn new(strategy: &Strategy, name: &str) -> Result<Self> {
         Self::with_thresholds(strategy, name, 200)
     }
 
-    /// With another number of thresholds.
+    /// An empty metric with another number of thresholds.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for fewer than 2; and as [`Auc::new`].
+    /// [`Error::InvalidArgument`] for fewer than 2; and those of [`Auc::new`].
     pub fn with_thresholds(strategy: &Strategy, name: &str, thresholds: usize) -> Result<Self> {
         if thresholds < 2 {
             let reason = format!("{thresholds} thresholds make no curve; give 2 or more");
@@ -93,7 +93,7 @@ impl Auc {
         Ok(area(negative, positive))
     }
 
-    /// Forgets everything, on all replicas.
+    /// Resets the counts, on all replicas.
     ///
     /// # Errors
     /// [`Error::WrongContext`](crate::Error::WrongContext) inside of `run`.
@@ -102,7 +102,7 @@ impl Auc {
         self.counts.reset("Auc::reset")
     }
 
-    /// What it has counted, f64 `[2, thresholds]`: negative and positive examples between thresholds.
+    /// The counts, f64 `[2, thresholds]`: negative and positive examples between thresholds.
     pub fn variable(&self) -> &Variable {
         self.counts.variable()
     }

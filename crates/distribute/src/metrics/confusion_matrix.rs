@@ -1,10 +1,10 @@
-//! Which classes are taken for which.
+//! Which classes are predicted for which.
 
 use super::counts::{Counts, pairs};
 use crate::{Error, Result, Strategy, Variable};
 use candle_core::{Device, Tensor};
 
-/// How many examples of each class (row) were taken for each class (column).
+/// How many examples of each class (row) were predicted to be of each class (column).
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -27,10 +27,10 @@ pub struct ConfusionMatrix {
 }
 
 impl ConfusionMatrix {
-    /// Zeros for so many classes; its variable has this name.
+    /// An empty matrix for this many classes, whose variable has this name.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for no classes; and as [`Mean::new`](super::Mean::new).
+    /// [`Error::InvalidArgument`] for no classes; and those of [`Mean::new`](super::Mean::new).
     pub fn new(strategy: &Strategy, name: &str, classes: usize) -> Result<Self> {
         if classes == 0 {
             return Err(Error::invalid("ConfusionMatrix::new", "no classes; give their number"));
@@ -38,7 +38,7 @@ impl ConfusionMatrix {
         Ok(Self { classes, counts: Counts::new(strategy, name, &[classes, classes])? })
     }
 
-    /// Adds examples: the classes they were taken for, and their labels, of the same shape.
+    /// Adds examples: predicted classes, and labels of the same shape.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for shapes that differ, and for what is not one of the classes: it names the first.
@@ -73,7 +73,7 @@ impl ConfusionMatrix {
         Ok(Tensor::from_vec(counts.collect(), (self.classes, self.classes), &Device::Cpu)?)
     }
 
-    /// Forgets everything, on all replicas.
+    /// Resets the counts, on all replicas.
     ///
     /// # Errors
     /// [`Error::WrongContext`](crate::Error::WrongContext) inside of `run`.
@@ -82,7 +82,7 @@ impl ConfusionMatrix {
         self.counts.reset("ConfusionMatrix::reset")
     }
 
-    /// What it has counted, f64 `[classes, classes]`.
+    /// The counts, f64 `[classes, classes]`.
     pub fn variable(&self) -> &Variable {
         self.counts.variable()
     }

@@ -1,4 +1,4 @@
-//! What all metrics are made of: numbers that replicas add to.
+//! The numbers that all metrics are made of, to which replicas add.
 
 use crate::context::{Here, here};
 use crate::{
@@ -35,7 +35,7 @@ impl Counts {
         self.variable.assign_add(HostTensor::new(counts, self.variable.dims())?)
     }
 
-    /// Those of all replicas.
+    /// The sums over all replicas.
     pub(super) fn total(&self, operation: &'static str) -> Result<Vec<f64>> {
         outside(operation)?;
         Ok(self.variable.read::<HostTensor>()?.to_vec()?)
@@ -48,7 +48,7 @@ impl Counts {
     }
 }
 
-/// In a replica there is its own copy only, which would pass for the whole.
+/// Refuses reads in a replica, which has only its own copy.
 fn outside(operation: &'static str) -> Result<()> {
     let found = match here() {
         Here::Default | Here::CrossReplica(..) => return Ok(()),

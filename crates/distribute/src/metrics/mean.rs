@@ -4,7 +4,7 @@ use super::counts::{Counts, numbers, pairs};
 use crate::{Result, Strategy, Variable};
 use candle_core::Tensor;
 
-/// The mean of all numbers that replicas have given it: Σ wᵢ xᵢ / Σ wᵢ. Of none it is 0, as in TensorFlow.
+/// The mean of all numbers that replicas have added: Σ wᵢ xᵢ / Σ wᵢ. Without numbers it is 0, as in TensorFlow.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -30,7 +30,7 @@ pub struct Mean {
 }
 
 impl Mean {
-    /// A mean of nothing yet, whose variable has this name.
+    /// An empty mean, whose variable has this name.
     ///
     /// # Errors
     /// [`Error::MixedStrategies`](crate::Error::MixedStrategies) and
@@ -49,8 +49,8 @@ impl Mean {
         self.counts.add(vec![values.iter().sum(), values.len() as f64])
     }
 
-    /// Adds each element of `values` with the weight at its place in `weights`. What has weight 0 doesn't count,
-    /// whatever it is: the loss of an empty piece may be NaN.
+    /// Adds each element of `values` with its weight in `weights`. An element with weight 0 is ignored, even if it is NaN,
+    /// like the loss of an empty piece.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for shapes that differ; those of writing a variable.
@@ -75,7 +75,7 @@ impl Mean {
         Ok(if counts[1] == 0. { 0. } else { counts[0] / counts[1] })
     }
 
-    /// Forgets everything, on all replicas.
+    /// Resets the mean, on all replicas.
     ///
     /// # Errors
     /// [`Error::WrongContext`](crate::Error::WrongContext) inside of `run`.
@@ -84,7 +84,7 @@ impl Mean {
         self.counts.reset("Mean::reset")
     }
 
-    /// What it has counted: the weighted sum and the sum of weights, f64.
+    /// The weighted sum and the sum of weights, f64.
     pub fn variable(&self) -> &Variable {
         self.counts.variable()
     }

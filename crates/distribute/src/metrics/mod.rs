@@ -1,8 +1,8 @@
 //! Metrics over all replicas: counted in [`run`](crate::Strategy::run) without communication, read outside of it.
 //!
-//! A metric is an ON_READ variable of aggregation SUM: each replica adds to its own copy, and
-//! [`result`](Mean::result) adds the copies up. So a metric costs a step nothing but its own arithmetic, replicas may
-//! update it as often as they like, and N replicas give what one would. Counts are f64: exact up to 2^53.
+//! A metric is an ON_READ variable with aggregation SUM: each replica adds to its own copy, and
+//! [`result`](Mean::result) adds the copies up. So a metric costs a step only its own arithmetic, replicas may update it any
+//! number of times, and N replicas give the same result as one. Counts are f64: exact up to 2^53.
 //!
 //! `update` belongs into `run`; `result` and `reset` outside of it. A piece without rows changes nothing.
 //!

@@ -10,10 +10,11 @@ use distribute_tensor::kernel::RowMerge;
 /// The rows of a table that ids name: candle_nn's `Embedding`, with a sparse gradient inside of
 /// [`minimize`](crate::Optimizer::minimize).
 ///
-/// Ids are u8, u32 or i64 of any shape `[…]`, none is allowed, too; the result has shape `[…, hidden]`. Only rows that some
-/// replica has looked up are then reduced and updated, so a step costs what its ids cost, however large the table is. For
-/// [`Sgd`](crate::optimizer::Sgd) and the other rules that leave rows without a gradient where they are, the numbers are
-/// those of the dense gradient. Elsewhere, and for dtypes other than f32 and f64, candle gets the dense gradient.
+/// Ids are u8, u32 or i64 of any shape `[…]`, which may be empty; the result has shape `[…, hidden]`. Only rows that some
+/// replica has looked up are reduced and updated, so the cost of a step depends on its ids, not on the size of the table.
+/// With [`Sgd`](crate::optimizer::Sgd) and the other rules that don't move rows without a gradient, the results are the
+/// same as with the dense gradient. Outside of `minimize`, and for dtypes other than f32 and f64, candle gets the dense
+/// gradient.
 ///
 /// # Errors
 /// `forward` gives one for an id that is no row of the table, which says where it stands.

@@ -1,4 +1,4 @@
-//! Bags of embeddings: for each bag of ids the sum or mean of their rows, which are nowhere copied out.
+//! Bags of embeddings: the sum or mean of the rows of each bag of ids, without copying these rows.
 
 use super::ids;
 use super::table::{self, Combine};
@@ -14,18 +14,18 @@ pub enum BagMode {
     Sum,
     /// Their sum, divided by how many there are.
     Mean,
-    /// Their sum, divided by the root of how many there are: long bags weigh more than short ones, but no more noise.
+    /// Their sum, divided by the square root of their number, which keeps the variance independent of the length.
     #[doc(alias = "sqrtn")]
     SqrtN,
 }
 
-/// The sum, mean or scaled sum of the rows of a table that the ids of each bag name: the words of a text, what a user has bought, the
-/// neighbours in a graph. As an [`Embedding`](super::Embedding) and a sum after it, but without a copy of the rows, neither
-/// forward nor backward, and with a sparse gradient inside of [`minimize`](crate::Optimizer::minimize).
+/// The sum, mean or scaled sum of the table rows of each bag of ids: the words of a text, the purchases of a user, the
+/// neighbours in a graph. Like an [`Embedding`](super::Embedding) followed by a sum, but without copying the rows, forward
+/// or backward, and with a sparse gradient inside of [`minimize`](crate::Optimizer::minimize).
 ///
-/// Ids are u8, u32 or i64 `[…, length]`, the result is `[…, hidden]`. Bags of different lengths are filled up to one length
-/// with a padding id, which counts for nothing: so a batch of bags is a tensor that datasets can batch and strategies can
-/// cut for their replicas as any other. A bag of padding alone gives zeros.
+/// Ids are u8, u32 or i64 `[…, length]`, the result is `[…, hidden]`. Bags of different lengths are padded to the same
+/// length with an id that is ignored, so a batch of bags is a tensor that datasets can batch and strategies can split. A
+/// bag of nothing but padding gives zeros.
 ///
 /// # Errors
 /// `forward` gives one for an id that is neither a row of the table nor padding, which says where it stands; for ids
@@ -73,7 +73,7 @@ impl EmbeddingBag {
         Self { embeddings, mode, padding: None }
     }
 
-    /// The same where this id counts for nothing. It need not be a row of the table; the number of rows is one that is not.
+    /// The same layer, which ignores this id. It need not be a row of the table; the number of rows is a good choice.
     pub fn with_padding(mut self, id: usize) -> Self {
         self.padding = Some(id);
         self

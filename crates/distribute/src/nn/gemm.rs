@@ -1,4 +1,4 @@
-//! Matrix products written where they are wanted: into a gradient's place, or on top of what is there.
+//! Matrix products written in place: as a gradient, or added to one.
 
 use super::turn_over::turn_over;
 use crate::number::Number;
@@ -187,10 +187,10 @@ fn multiply_by<T: Number>(
     let ((a_columns, a_rows), (b_columns, b_rows)) = (strides(&a), strides(&b));
     let (out_columns, out_rows) = order.strides(a.rows, b.columns);
     // SAFETY: each pointer is to the start of a slice that holds all elements of its matrix, in the steps that its strides
-    // say: `Matrix::new` and `multiply` have compared their numbers, as products that cannot wrap. `out` is borrowed alone, so it is neither `a` nor `b`.
-    // The elements of the factors are initialised, and those of `out` where they are read, which is if `add`. They are of one
-    // of the types that there are kernels for. Not adding, gemm sets every element, also of a sum of nothing (its `alpha` is
-    // zero then).
+    // say: `Matrix::new` and `multiply` have compared their numbers, as products that cannot wrap. `out` is borrowed alone,
+    // so it is neither `a` nor `b`. The elements of the factors are initialised, and those of `out` where they are read,
+    // which is if `add`. They are of one of the types that there are kernels for. Not adding, gemm sets every element, also
+    // of a sum of nothing (its `alpha` is zero then).
     unsafe {
         gemm::gemm(
             a.rows,

@@ -113,9 +113,10 @@ impl LayerNorm {
         let others: Vec<_> = [("the weight", &self.weight)].into_iter().chain(bias).collect();
         operation::require_dtype(name, ("the input", x), &others)?;
         let weight = self.weight.clone();
-        let y = match self.remove_mean {
-            true => candle_nn::LayerNorm::new_no_bias(weight, self.eps).forward(x)?,
-            false => candle_nn::LayerNorm::rms_norm(weight, self.eps).forward(x)?,
+        let y = if self.remove_mean {
+            candle_nn::LayerNorm::new_no_bias(weight, self.eps).forward(x)?
+        } else {
+            candle_nn::LayerNorm::rms_norm(weight, self.eps).forward(x)?
         };
         self.bias.as_ref().map_or(Ok(y.clone()), |bias| y.broadcast_add(bias))
     }
@@ -123,12 +124,11 @@ impl LayerNorm {
 
 impl Module for LayerNorm {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        match self.fuses(x) {
-            true => {
-                let operation = Fused { remove_mean: self.remove_mean, eps: self.eps };
-                operation::apply(operation, x, &self.weight, self.bias.as_ref())
-            }
-            false => self.composed(x),
+        if self.fuses(x) {
+            let operation = Fused { remove_mean: self.remove_mean, eps: self.eps };
+            operation::apply(operation, x, &self.weight, self.bias.as_ref())
+        } else {
+            self.composed(x)
         }
     }
 }
@@ -195,10 +195,7 @@ impl Fused {
     /// What is taken from a row's elements, and what the differences are multiplied by.
     fn statistics<T: Number>(&self, row: &[T]) -> (T, T) {
         let size = row.len() as f64;
-        let mean = match self.remove_mean {
-            true => T::of(sum(row, row, |x, _| x).to_f64() / size),
-            false => T::of(0.),
-        };
+        let mean = if self.remove_mean { T::of(sum(row, row, |x, _| x).to_f64() / size) } else { T::of(0.) };
         let squares = sum(row, row, |x, _| (x - mean) * (x - mean)).to_f64();
         (mean, T::of(1. / (squares / size + self.eps).sqrt()))
     }
@@ -215,9 +212,10 @@ impl Fused {
             normalized.iter_mut().zip(x).for_each(|(h, x)| *h = (*x - mean) * inverse);
             inner.iter_mut().zip(upstream.iter().zip(weight)).for_each(|(u, (up, w))| *u = *up * *w);
             let along = T::of(sum(&inner, &normalized, |u, h| u * h).to_f64() / size as f64);
-            let level = match self.remove_mean {
-                true => T::of(sum(&inner, &inner, |u, _| u).to_f64() / size as f64),
-                false => T::of(0.),
+            let level = if self.remove_mean {
+                T::of(sum(&inner, &inner, |u, _| u).to_f64() / size as f64)
+            } else {
+                T::of(0.)
             };
             of_x.extend(inner.iter().zip(&normalized).map(|(u, h)| (*u - level - *h * along) * inverse));
             of_weight
@@ -265,9 +263,12 @@ impl Operation for Fused {
             })
         })???;
         let deposited = |variable: &Tensor, gradient: &[T]| {
-            deposit::gradient(variable, |place: &mut [T], add| match add {
-                true => place.iter_mut().zip(gradient).for_each(|(sum, x)| *sum += *x),
-                false => place.copy_from_slice(gradient),
+            deposit::gradient(variable, |place: &mut [T], add| {
+                if add {
+                    place.iter_mut().zip(gradient).for_each(|(sum, x)| *sum += *x)
+                } else {
+                    place.copy_from_slice(gradient)
+                }
             })
         };
         let of_x = x.track_op().then(|| Tensor::from_vec(of_x, x.shape(), x.device()));

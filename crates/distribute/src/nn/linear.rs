@@ -7,14 +7,14 @@ use crate::number::{Number, with_elements};
 use candle_core::{D, Module, Result, Shape, Tensor};
 use candle_nn::{Activation, VarBuilder};
 
-/// `activation(x wᵀ + b)`: candle_nn's `Linear`, with the bias and mostly the activation in the same operation, and a
-/// backward that writes the gradients of weight and bias straight to where [`minimize`](crate::Optimizer::minimize) reduces
+/// `activation(x wᵀ + b)`: candle_nn's `Linear`, with the bias and most activations in the same operation, and a backward
+/// pass that writes the gradients of weight and bias directly to where [`minimize`](crate::Optimizer::minimize) reduces
 /// them.
 ///
-/// `x` has shape `[…, in]` and the result `[…, out]`; the weight is `[out, in]`, the bias `[out]`. Of f32 and f64 on the CPU
-/// this is faster than candle_nn's; other dtypes and devices take its way, and all give its numbers, save for the order in
-/// which a product is added up, and for the slope of relu at 0 itself: none, where candle's is 1 (and of leaky relu the
-/// lower one, where candle's is the mean of both).
+/// `x` has shape `[…, in]` and the result `[…, out]`; the weight is `[out, in]`, the bias `[out]`. With f32 and f64 on the
+/// CPU it is faster than candle_nn's; for other dtypes and devices it falls back to that. Results are those of candle_nn,
+/// except for the order in which products are summed, and for the slope of relu at 0: 0, while candle's is 1 (for leaky
+/// relu the lower slope, while candle's is the mean of both).
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -91,7 +91,7 @@ impl Linear {
         self.bias.as_ref()
     }
 
-    /// Whether the fused operation can do it; what it can't, the stock one does or says why not.
+    /// Whether the fused operation supports the input; otherwise the stock one computes it, or fails.
     fn fuses(&self, x: &Tensor) -> bool {
         let (Ok((out, width)), Ok(last)) = (self.weight.dims2(), x.dim(D::Minus1)) else { return false };
         let bias = self.bias.as_ref();
@@ -114,7 +114,7 @@ impl Linear {
         let x = x.contiguous()?;
         match x.rank() {
             ..3 => stock.forward(&x),
-            // It doesn't take no rows of more dimensions.
+            // It doesn't accept 0 rows with more dimensions.
             _ => self.unflatten(stock.forward(&x.flatten_to(D::Minus2)?)?, &x),
         }
     }
@@ -131,10 +131,8 @@ impl Linear {
 impl Module for Linear {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let fused = self.activation.and_then(FromOutput::of);
-        let (y, finished) = match self.fuses(x) {
-            true => (self.fused(x, fused)?, fused.is_some()),
-            false => (self.composed(x)?, false),
-        };
+        let (y, finished) =
+            if self.fuses(x) { (self.fused(x, fused)?, fused.is_some()) } else { (self.composed(x)?, false) };
         match self.activation {
             Some(activation) if !finished => activation.forward(&y),
             _ => Ok(y),
@@ -246,12 +244,13 @@ impl Operation for Fused {
                     product(place, add, g.t(), Matrix::new(x, n, width));
                 })
             })??;
-            let of_input = match x.track_op() {
-                false => None,
-                true => Some(with_elements(weight, |weight| {
+            let of_input = if x.track_op() {
+                Some(with_elements(weight, |weight| {
                     let gradient = new_product(g, Matrix::new(weight, out, width));
                     Tensor::from_vec(gradient, (n, width), x.device())
-                })??),
+                })??)
+            } else {
+                None
             };
             Ok([of_input, of_weight, of_bias.transpose()?.flatten()])
         })?

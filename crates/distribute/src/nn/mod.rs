@@ -1,21 +1,22 @@
 //! Layers and losses: fast on the CPU, and aware of replicas and empty pieces.
 //!
-//! Layers have the names and signatures of candle_nn's, and find the replica that they run on by themselves
-//! ([`get_replica_context`](crate::get_replica_context)): a model takes them by another `use` line. What models of layers
-//! mostly take from candle_nn beside them is here, too, so that one line is enough; [`ops`] and [`rotary_emb`] have the
-//! functions that candle_nn cuts off from the graph, with gradients. The guide `docs/transformers.md` shows it on a model.
+//! Layers have the names and signatures of candle_nn, and find the replica that they run on by themselves
+//! ([`get_replica_context`](crate::get_replica_context)), so a model switches to them by changing its `use` lines. Other
+//! items of candle_nn that models commonly use are re-exported, so that one line is enough. [`ops`] and [`rotary_emb`] have
+//! gradients for the functions that candle_nn cuts off from the graph. The guide `docs/transformers.md` shows this on a
+//! model.
 //!
 //! ```
 //! // was: use candle_nn::{Embedding, Linear, Module, RmsNorm, VarBuilder, embedding, linear_no_bias as linear, rms_norm};
 //! use distribute::nn::{Embedding, Linear, Module, RmsNorm, VarBuilder, embedding, linear_no_bias as linear, rms_norm};
 //! ```
 
-// A fast layer is made of: a type and functions with candle_nn's signatures, and `From` candle_nn's type; `fuses`, which says
-// what its operation takes (f32 and f64 on the CPU), and candle's way for the rest; the operation: an `Operation` of input,
-// weight and bias (operation.rs), or a `Combine` of a table's rows (table.rs). Its gradients are what `deposit::gradient` or
-// `deposit::row_gradient` gives for each parameter, and for other inputs a tensor if they ask for one (`track_op`).
-// `layer_norm.rs` is the shortest; tests/fused/ compares them with candle's. A function that candle cuts off from the graph
-// goes into `ops` or `rotary_emb`, under candle's name.
+// A fast layer is made of: a type and functions with candle_nn's signatures, and `From` candle_nn's type; `fuses`, which
+// says what its operation takes (f32 and f64 on the CPU), and candle's way for the rest; the operation: an `Operation` of
+// input, weight and bias (operation.rs), or a `Combine` of a table's rows (table.rs). Its gradients are what
+// `deposit::gradient` or `deposit::row_gradient` gives for each parameter, and for other inputs a tensor if they ask for
+// one (`track_op`). `layer_norm.rs` is the shortest; tests/fused/ compares them with candle's. A function that candle cuts
+// off from the graph goes into `ops` or `rotary_emb`, under candle's name.
 
 mod attention;
 mod batch_norm;

@@ -70,9 +70,10 @@ pub(super) fn require_dtype(
 /// Refuses an output of more elements than memory has addresses: operands that fit can have one.
 pub(super) fn require_size(name: &str, dims: &[usize]) -> Result<()> {
     let len = dims.iter().try_fold(size_of::<f64>(), |len, dim| len.checked_mul(*dim));
-    match len.is_some_and(|len| isize::try_from(len).is_ok()) {
-        true => Ok(()),
-        false => bail!("{name}: the result {dims:?} has more elements than memory has addresses"),
+    if len.is_some_and(|len| isize::try_from(len).is_ok()) {
+        Ok(())
+    } else {
+        bail!("{name}: the result {dims:?} has more elements than memory has addresses")
     }
 }
 

@@ -1,9 +1,9 @@
-//! Functions by the names that they have in `candle_nn::ops`, all of them with gradients.
+//! The functions of `candle_nn::ops`, all of them with gradients.
 //!
-//! `candle_nn::ops` has fused kernels that cut what is behind them off from the graph: `softmax_last_dim`, `rms_norm`,
-//! `layer_norm` and `sdpa` (and those of [`rotary_emb`](super::rotary_emb)). A model that uses them trains only what comes
-//! after the last of them, while its loss falls. Those of this module are trained through. The rest is candle_nn's own,
-//! so that one `use` line is enough:
+//! `candle_nn::ops` has fused kernels that cut their inputs off from the graph: `softmax_last_dim`, `rms_norm`,
+//! `layer_norm` and `sdpa` (and those of [`rotary_emb`](super::rotary_emb)). A model that uses them trains only the layers
+//! after the last of them, although its loss falls. Gradients flow through those of this module. All others are re-exported
+//! from candle_nn, so that one `use` line is enough:
 //!
 //! ```
 //! use candle_core::{Device, Tensor, Var};
@@ -49,10 +49,11 @@ pub fn softmax_last_dim(xs: &Tensor) -> Result<Tensor> {
 pub fn softmax<I: Dim>(xs: &Tensor, dim: I) -> Result<Tensor> {
     let dim = dim.to_index(xs.shape(), "softmax")?;
     let last = xs.rank() - 1;
-    match dim == last {
-        true => softmax_last_dim(xs),
+    if dim == last {
+        softmax_last_dim(xs)
+    } else {
         // Also for an empty piece of a batch, of which candle's has no maximum.
-        false => softmax_last_dim(&xs.transpose(dim, last)?)?.transpose(dim, last)?.contiguous(),
+        softmax_last_dim(&xs.transpose(dim, last)?)?.transpose(dim, last)?.contiguous()
     }
 }
 

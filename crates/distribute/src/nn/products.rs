@@ -37,9 +37,10 @@ impl Products {
         let x = Matrix::new(&self.x, self.rows, self.width);
         let weight = Matrix::new(&self.weight, self.out, self.width);
         let gradient = Matrix::new(&self.gradient, self.rows, self.out);
-        match by_columns(x, weight.t()) {
-            true => product(&mut self.y, false, weight, x.t()),
-            false => product(&mut self.y, false, x, weight.t()),
+        if by_columns(x, weight.t()) {
+            product(&mut self.y, false, weight, x.t())
+        } else {
+            product(&mut self.y, false, x, weight.t())
         }
         product(&mut self.of_weight, false, gradient.t(), x);
         if let Some(of_input) = &mut self.of_input {

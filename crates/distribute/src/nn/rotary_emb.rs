@@ -1,7 +1,7 @@
-//! Rotary embeddings, by the names that they have in `candle_nn::rotary_emb`, with gradients.
+//! The rotary embeddings of `candle_nn::rotary_emb`, with gradients.
 //!
-//! A pair of numbers of each head is turned by an angle that grows with the position. candle's functions of these names
-//! cut what is behind them off from the graph: the projections of queries and keys would not be trained.
+//! Each pair of numbers of a head is rotated by an angle that grows with the position. candle's functions of these names cut
+//! their inputs off from the graph, so the projections of queries and keys would not be trained.
 //!
 //! Tables of cosines and sines are `[positions, width / 2]`, or `[batch, positions, width / 2]` with angles of each
 //! example's own; they may have more positions than the input. Inputs need not be contiguous. f32 and f64 on the CPU take
@@ -219,14 +219,13 @@ impl<T: Number> CustomOp3 for Rotary<T> {
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
         let (dims, tables, upstream) = (x.dims(), cos.rank(), upstream.contiguous()?);
         with_elements(&upstream, |upstream: &[T]| {
-            let of_x = match x.track_op() {
-                false => None,
-                true => {
-                    let turned = with_elements(cos, |cos| {
-                        with_elements(sin, |sin| self.turn(upstream, dims, tables, cos, sin, true))
-                    })??;
-                    Some(Tensor::from_vec(turned, dims, x.device())?)
-                }
+            let of_x = if x.track_op() {
+                let turned = with_elements(cos, |cos| {
+                    with_elements(sin, |sin| self.turn(upstream, dims, tables, cos, sin, true))
+                })??;
+                Some(Tensor::from_vec(turned, dims, x.device())?)
+            } else {
+                None
             };
             let of_table = |table: &Tensor, of_sin| {
                 with_elements(x, |x| {

@@ -1,10 +1,10 @@
-//! A mirrored strategy with more to say than its devices.
+//! Builds a mirrored strategy with settings beyond its devices.
 
 use super::{CommunicationOptions, CrossDeviceOps, MirroredStrategy, Threads};
 use crate::Result;
 use std::time::Duration;
 
-/// What a [`MirroredStrategy`] is made of; see [`MirroredStrategy::builder`].
+/// The settings of a [`MirroredStrategy`]; see [`MirroredStrategy::builder`].
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -48,45 +48,45 @@ impl MirroredBuilder {
         self
     }
 
-    /// How long a replica waits for the others in one call; 60 s if not given.
+    /// How long a replica waits for the others in one call; 60 s by default.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.options.timeout = Some(timeout);
         self
     }
 
-    /// How collectives communicate. What these options leave at its default stays as it was.
+    /// How collectives communicate. Options left at their defaults keep their previous values.
     pub fn communication_options(mut self, options: CommunicationOptions) -> Self {
         self.options = options.over(self.options);
         self
     }
 
-    /// How values are combined across devices. If not given, replicas' threads share the sums of `all_reduce`, and
+    /// How values are combined across devices. By default the replicas' threads share the work of `all_reduce`, and
     /// everything else is reduced to one device.
     pub fn cross_device_ops(mut self, ops: impl CrossDeviceOps) -> Self {
         self.cross_device_ops = Some(Box::new(ops));
         self
     }
 
-    /// How many threads each replica computes with: 1 if not given. candle's parallel operations use them, matrix products above
-    /// all; other operations are on one of them. More than one for fewer replicas than cores; more replicas are mostly faster
-    /// than more threads.
+    /// How many threads each replica computes with; 1 by default. candle's parallel operations use them, most of all matrix
+    /// products; other operations run on one of them. Use several threads if there are fewer replicas than cores, although
+    /// more replicas are mostly faster than more threads.
     pub fn threads_per_replica(mut self, threads: usize) -> Self {
         self.threads_per_replica = threads;
         self
     }
 
-    /// Keeps each replica on cores of its own; if not given, the system decides. For machines that do nothing else: where
-    /// another program takes one of these cores, all replicas wait for it. Threads that a closure starts are on its replica's
-    /// core, too; rayon's global threads are not, since this starts them.
+    /// Pins each replica to cores of its own; by default the system schedules them. This is for machines that do nothing
+    /// else: if another program takes one of these cores, all replicas wait for it. Threads that a closure starts inherit
+    /// its replica's core; rayon's global threads do not, since they are started before.
     pub fn pinned(mut self, pinned: bool) -> Self {
         self.pinned = pinned;
         self
     }
 
-    /// The strategy.
+    /// Builds the strategy.
     ///
     /// # Errors
-    /// As [`MirroredStrategy::new`] and [`Threads::new`]; and
+    /// Those of [`MirroredStrategy::new`] and [`Threads::new`]; and
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a timeout of zero, a
     /// [`CommunicationImplementation`](crate::CommunicationImplementation) other than AUTO, and settings of the cross-device
     /// ops that they [cannot follow](CrossDeviceOps::check).

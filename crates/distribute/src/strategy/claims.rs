@@ -1,4 +1,4 @@
-//! What a strategy says of itself: checked in one place, where the strategy is made.
+//! Checks what a strategy says about itself, once, when it is made.
 
 use super::{CommunicationOptions, CrossDeviceOps, DeviceName, StrategyExtended, VariablePlacement};
 use crate::{Error, Result};
@@ -21,7 +21,7 @@ pub(super) fn check(extended: &dyn StrategyExtended) -> Result<()> {
     extended.cross_device_ops().map_or(Ok(()), CrossDeviceOps::check)
 }
 
-/// What the author's methods return.
+/// The return values of the author's methods.
 #[derive(Clone, Debug)]
 struct Claims<'a> {
     devices: &'a [DeviceName],

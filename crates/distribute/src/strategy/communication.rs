@@ -1,11 +1,11 @@
-//! How collectives communicate, as far as users may say.
+//! How collectives communicate, as far as users can choose.
 
 use crate::{Error, Result};
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// How the replicas' collectives communicate: of a strategy, or of the calls made on one view of a context
+/// How the replicas' collectives communicate: those of a strategy, or the calls made on one view of a context
 /// ([`ReplicaContext::with_options`](crate::ReplicaContext::with_options)). No option changes a bit of a result.
 ///
 /// ```
@@ -27,11 +27,11 @@ use std::time::Duration;
 #[doc(alias = "CollectiveHints")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CommunicationOptions {
-    /// Values of one `all_reduce` are put together until a pack has more than so many bytes, those of one dtype each.
-    /// 0, the default: each value by itself, which is fastest where replicas share memory.
+    /// Values of one `all_reduce` that have the same dtype are reduced together, in packs of about this many bytes. With 0,
+    /// the default, each value is reduced by itself, which is fastest for replicas that share memory.
     pub bytes_per_pack: usize,
-    /// How long a replica waits for the others in one call, those of other workers included. `None`: as the strategy says, 60 s
-    /// by default.
+    /// How long a replica waits for the others in one call, those of other workers included. `None` keeps the strategy's
+    /// timeout, 60 s by default.
     #[doc(alias = "timeout_seconds")]
     pub timeout: Option<Duration>,
     /// What carries the values.
@@ -39,7 +39,7 @@ pub struct CommunicationOptions {
 }
 
 impl CommunicationOptions {
-    /// These options where they are set, those of `base` where they are left at their defaults.
+    /// These options, with those left at their defaults taken from `base`.
     pub fn over(self, base: Self) -> Self {
         Self {
             bytes_per_pack: if self.bytes_per_pack > 0 { self.bytes_per_pack } else { base.bytes_per_pack },
@@ -51,7 +51,7 @@ impl CommunicationOptions {
         }
     }
 
-    /// A timeout that nobody could keep, or what replicas of one process don't have.
+    /// What is wrong with these options: a timeout of zero, or an implementation that replicas of one process don't have.
     pub(super) fn fault(&self) -> Option<String> {
         if self.timeout == Some(Duration::ZERO) {
             let reason = "a timeout of zero is over before any other replica can come; leave it out for the strategy's, or \
@@ -86,7 +86,7 @@ impl CommunicationOptions {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CommunicationImplementation {
-    /// What fits the devices.
+    /// Chosen by the devices.
     #[doc(alias = "tf.distribute.experimental.CommunicationImplementation.AUTO")]
     #[default]
     Auto,

@@ -1,6 +1,6 @@
-//! Values of all replicas of all workers, combined by code that runs once for each worker.
+//! Combines values of all replicas of all workers, in code that runs once for each worker.
 //!
-//! All of it gives `None` where there is one worker: it then has all values there are.
+//! Each function returns `None` if there is only one worker, which has all values itself.
 
 use super::Strategy;
 use crate::Result;
@@ -12,11 +12,11 @@ use distribute_tensor::{Leaf, Packing, ReduceOp};
 pub(crate) type Local<'a> = [&'a [Leaf]];
 
 impl Strategy {
-    /// Reduces each leaf over all replicas of all workers, which have the bits of one process with all of them. `call` says
-    /// what each local replica brings.
+    /// Reduces each leaf over all replicas of all workers, bit-equal to one process with all of them. `call` describes what
+    /// each local replica contributes.
     ///
     /// # Errors
-    /// The same on all workers, as of [`Strategy::among_workers`]; and where the values cannot be reduced.
+    /// The same on all workers: those of [`Strategy::among_workers`], and if the values cannot be reduced.
     pub(crate) fn reduce_over_workers(
         &self,
         operation: &'static str,
@@ -30,11 +30,11 @@ impl Strategy {
         })
     }
 
-    /// The leaves of all replicas of all workers, in the order of their ids. `local` may hold one part for the whole worker:
-    /// then there is one for each worker.
+    /// The leaves of all replicas of all workers, in the order of their ids. If `local` has a single entry for the whole
+    /// worker, so has the result for each worker.
     ///
     /// # Errors
-    /// As of [`Strategy::among_workers`].
+    /// Those of [`Strategy::among_workers`].
     pub(crate) fn gather_over_workers(
         &self,
         operation: &'static str,
@@ -44,10 +44,10 @@ impl Strategy {
         self.among_replicas(operation, call, |calling| Ok(calling.all_gather(local)?.0))
     }
 
-    /// The leaves that worker 0 has, on all workers.
+    /// The leaves of worker 0, on all workers.
     ///
     /// # Errors
-    /// As of [`Strategy::among_workers`].
+    /// Those of [`Strategy::among_workers`].
     pub(crate) fn of_first_worker(
         &self,
         operation: &'static str,

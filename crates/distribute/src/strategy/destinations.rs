@@ -6,8 +6,8 @@ use crate::{Error, Result, Variable};
 
 /// Where a reduction puts its result: a copy on each of these devices.
 ///
-/// Made of a device's name, of a variable, which stands for the devices of its copies, or of a distributed value, which
-/// stands for the devices of the replicas: given the value itself, a reduction is an all-reduction.
+/// Converted from the name of a device, from a variable, which stands for the devices of its copies, or from a distributed
+/// value, which stands for the devices of the replicas. A reduction whose destination is the value itself is an all-reduce.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Destinations(Place);
 
@@ -28,12 +28,12 @@ impl Destinations {
         Self(Place::Replicas)
     }
 
-    /// A list of devices, in the order in which the copies are to be.
+    /// A list of devices, in the order of the copies.
     pub fn devices(devices: impl IntoIterator<Item = DeviceName>) -> Self {
         Self(Place::Devices(devices.into_iter().collect()))
     }
 
-    /// The devices, each of which is one of the strategy's or the host's own.
+    /// The devices, checked to be the strategy's or the host's.
     pub(crate) fn resolve(&self, operation: &'static str, strategy: &Strategy) -> Result<Vec<DeviceName>> {
         let own = strategy.devices();
         let devices = match &self.0 {

@@ -7,7 +7,7 @@ use std::str::FromStr;
 /// What kind of device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DeviceKind {
-    /// A logical CPU device: as many as one likes, each with its own replica and thread.
+    /// A logical CPU device. There can be any number, each with its own replica and thread.
     Cpu,
     /// A CUDA GPU.
     Gpu,
@@ -15,7 +15,7 @@ pub enum DeviceKind {
 
 /// The resolved name of a device of this process.
 ///
-/// Reads `cpu:0`, `CPU:1`, `/cpu:0`, `/device:CPU:0`, `cuda:0`, `/job:localhost/replica:0/task:0/device:GPU:1`; prints
+/// Parses `cpu:0`, `CPU:1`, `/cpu:0`, `/device:CPU:0`, `cuda:0`, `/job:localhost/replica:0/task:0/device:GPU:1`; prints
 /// the full form.
 ///
 /// ```
@@ -38,10 +38,10 @@ impl DeviceName {
         Self { kind: DeviceKind::Cpu, index }
     }
 
-    /// candle's device for it. All logical CPU devices are candle's one CPU.
+    /// candle's device. All logical CPU devices are candle's single CPU device.
     ///
     /// # Errors
-    /// [`Error::Device`] for a GPU that candle cannot open, and for any where the cargo feature `cuda` is not enabled.
+    /// [`Error::Device`] for a GPU that candle cannot open, and for any GPU without the cargo feature `cuda`.
     pub fn to_candle(self) -> Result<candle_core::Device> {
         let unusable = |reason| Error::Device { name: self.to_string(), reason };
         match self.kind {

@@ -1,4 +1,4 @@
-//! What an author of a strategy implements.
+//! The trait that authors of strategies implement.
 
 use super::threads::unpinned;
 use super::{CommunicationOptions, CrossDeviceOps, DeviceName, Strategy, Threads};
@@ -11,12 +11,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// The part of a strategy that its author writes. Users call [`Strategy`], which does everything else with it.
+/// The part of a strategy that its author writes. Users call [`Strategy`], which builds everything else on it.
 ///
-/// What the methods return is taken to be the same in every call; [`Strategy::new`] refuses what contradicts itself.
+/// Methods have to return the same in every call; [`Strategy::new`] refuses contradictions.
 ///
-/// Only [`kind`](Self::kind) and [`worker_devices`](Self::worker_devices) have to be given: one replica for each
-/// device, on a thread each, in step. A strategy that waits for less long than others, and tells how long each run took:
+/// Only [`kind`](Self::kind) and [`worker_devices`](Self::worker_devices) are required; they make one replica for each
+/// device, on a thread each, in lock step. A strategy with a shorter timeout that prints how long each run took:
 ///
 /// ```
 /// use distribute::{DeviceName, Replicas, StrategyExtended, prelude::*};
@@ -59,7 +59,7 @@ pub trait StrategyExtended: Debug + Send + Sync + 'static {
     #[doc(alias = "tf.distribute.StrategyExtended.worker_devices")]
     fn worker_devices(&self) -> &[DeviceName];
 
-    /// How variables are kept: by default a copy on each worker device.
+    /// Where variables are kept; by default there is a copy on each worker device.
     fn variable_placement(&self) -> VariablePlacement {
         VariablePlacement::Mirrored
     }
@@ -73,9 +73,9 @@ pub trait StrategyExtended: Debug + Send + Sync + 'static {
         }
     }
 
-    /// The workers that train together, and how they reach each other. None: this process trains alone.
+    /// The workers that train together, and how they reach each other; `None` if this process trains alone.
     ///
-    /// Each has as many replicas as this one has devices.
+    /// Each worker has as many replicas as this one has devices.
     fn group(&self) -> Option<&Group> {
         None
     }
@@ -86,7 +86,7 @@ pub trait StrategyExtended: Debug + Send + Sync + 'static {
         self.variable_placement() == VariablePlacement::Mirrored && self.group().is_none()
     }
 
-    /// How the replicas' collectives communicate, where a call doesn't say otherwise.
+    /// How the replicas' collectives communicate by default.
     fn communication_options(&self) -> CommunicationOptions {
         CommunicationOptions::default()
     }
@@ -96,24 +96,24 @@ pub trait StrategyExtended: Debug + Send + Sync + 'static {
         self.communication_options().timeout.unwrap_or(DEFAULT_TIMEOUT)
     }
 
-    /// The algorithm that combines values across devices. None: collectives are shared by the replicas' threads, and
-    /// everything else is reduced to one device.
+    /// The algorithm that combines values across devices. With `None`, the replicas' threads share the work of collectives,
+    /// and everything else is reduced to one device.
     fn cross_device_ops(&self) -> Option<&dyn CrossDeviceOps> {
         None
     }
 
-    /// What replicas compute with. None: a thread each, on any core.
+    /// The threads that replicas compute with. `None` is one thread each, on any core.
     fn threads(&self) -> Option<&Threads> {
         None
     }
 
-    /// Whether step functions need shapes that never change. False for all strategies here.
+    /// Whether step functions require static shapes. False for all strategies of this crate.
     #[doc(alias = "tf.distribute.StrategyExtended.experimental_require_static_shapes")]
     fn require_static_shapes(&self) -> bool {
         false
     }
 
-    /// Runs a step on every local replica, all at once: returns when all are done.
+    /// Runs a step on all local replicas at the same time, and returns when all are done.
     ///
     /// # Errors
     /// If the system refuses a thread.
@@ -123,7 +123,7 @@ pub trait StrategyExtended: Debug + Send + Sync + 'static {
     }
 }
 
-/// How a strategy keeps variables.
+/// Where a strategy keeps variables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum VariablePlacement {
@@ -131,7 +131,7 @@ pub enum VariablePlacement {
     Mirrored,
     /// One copy on one device, which all replicas share.
     Central(DeviceName),
-    /// One copy, and no rules: for strategies of one replica.
+    /// One copy without rules, for strategies with one replica.
     Ordinary,
 }
 
@@ -139,15 +139,15 @@ pub enum VariablePlacement {
 pub struct Replicas<'a> {
     strategy: &'a Strategy,
     step: u64,
-    /// The same step on the other workers, where there are any.
+    /// The same step on the other workers, if there are any.
     session: Option<Arc<Session>>,
     body: &'a (dyn Fn(ReplicaContext) -> bool + Sync),
-    /// Whether they have run.
+    /// Whether the replicas have run.
     ran: AtomicBool,
 }
 
 impl<'a> Replicas<'a> {
-    /// `body` tells whether it succeeded.
+    /// `body` returns whether it succeeded.
     pub(super) fn new(
         strategy: &'a Strategy,
         step: u64,
@@ -162,19 +162,20 @@ impl<'a> Replicas<'a> {
         self.step
     }
 
-    /// How many replicas there are to run.
+    /// The number of replicas to run.
     pub fn count(&self) -> usize {
         self.strategy.world().replicas()
     }
 
     /// Runs every replica on a thread of its own. Returns when all have returned.
     ///
-    /// The first one is on this thread; on one of its own where replicas have [several threads](Threads) each, and where this
-    /// thread is a worker of a rayon pool, such as in a closure of `rayon::spawn` or `par_iter`: it would take up other work of
-    /// the pool in the middle of the step.
+    /// The first replica runs on this thread. It gets a thread of its own if replicas have [several threads](Threads) each,
+    /// or if this thread is a worker of a rayon pool, as in a closure of `rayon::spawn` or `par_iter`, where it would pick
+    /// up other work of the pool in the middle of the step.
     ///
     /// # Errors
-    /// [`Error::Io`] if the system refuses a thread; [`Error::InvalidArgument`] if the replicas of this step have run.
+    /// [`Error::Io`] if the system refuses a thread; [`Error::InvalidArgument`] if the replicas of this step have already
+    /// run.
     pub fn on_threads(&self) -> Result<()> {
         if self.ran.swap(true, Ordering::Relaxed) {
             let reason = format!(

@@ -11,7 +11,7 @@ use std::ops::Deref;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-/// What is current where no strategy has been entered: one replica, here.
+/// The strategy that is current if none has been entered, with one replica.
 #[derive(Debug)]
 struct Default;
 
@@ -36,7 +36,7 @@ impl Strategy {
     }
 }
 
-/// What the strategies of one process are made of.
+/// The implementation of the strategies of one process.
 #[derive(Debug)]
 struct Local {
     kind: &'static str,
@@ -68,7 +68,7 @@ impl StrategyExtended for Local {
     }
 }
 
-/// A type of its own for a kind of strategy, which can do all that a strategy can.
+/// Declares the type of a kind of strategy, which derefs to [`Strategy`].
 macro_rules! handle {
     ($name:ident) => {
         impl Deref for $name {
@@ -99,7 +99,7 @@ macro_rules! handle {
 }
 pub(super) use handle;
 
-/// Everything on one device: one replica, and nothing to reduce.
+/// One replica on one device, with nothing to reduce.
 #[doc(alias = "tf.distribute.OneDeviceStrategy")]
 #[derive(Clone, Debug)]
 pub struct OneDeviceStrategy(Strategy);
@@ -109,7 +109,7 @@ impl OneDeviceStrategy {
     /// One replica on `device`, such as `cpu:0`.
     ///
     /// # Errors
-    /// [`Error::Device`] for a name that cannot be read or a device that this build does not have.
+    /// [`Error::Device`] for a name that cannot be parsed or a device that this build does not support.
     #[track_caller]
     pub fn new(device: &str) -> Result<Self> {
         let devices = resolve([device])?;
@@ -120,7 +120,7 @@ impl OneDeviceStrategy {
     }
 }
 
-/// A replica on each of several devices of this process, training in step.
+/// A replica on each of several devices of this process, training in lock step.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -138,23 +138,23 @@ impl MirroredStrategy {
     /// A replica on each device, such as `["cpu:0", "cpu:1"]`. A replica waits 60 s for the others in one call.
     ///
     /// # Errors
-    /// [`Error::Device`] for a name that cannot be read, a device named twice or one that this build does not have;
+    /// [`Error::Device`] for a name that cannot be parsed, a device named twice or one that this build does not support;
     /// [`Error::InvalidArgument`] for no device at all.
     #[track_caller]
     pub fn new<'a>(devices: impl IntoIterator<Item = &'a str>) -> Result<Self> {
         Self::builder().devices(devices).build()
     }
 
-    /// A replica on each device, which waits `timeout` at most for the others in one call.
+    /// A replica on each device, which waits at most `timeout` for the others in one call.
     ///
     /// # Errors
-    /// As [`MirroredStrategy::new`]; and [`Error::InvalidArgument`] for a timeout of zero.
+    /// Those of [`MirroredStrategy::new`]; and [`Error::InvalidArgument`] for a timeout of zero.
     #[track_caller]
     pub fn with_timeout<'a>(devices: impl IntoIterator<Item = &'a str>, timeout: Duration) -> Result<Self> {
         Self::builder().devices(devices).timeout(timeout).build()
     }
 
-    /// A strategy with more to say: its timeout, how values are combined, how collectives communicate.
+    /// A builder for a strategy with more settings: timeout, cross-device ops, how collectives communicate.
     pub fn builder() -> MirroredBuilder {
         MirroredBuilder::default()
     }
@@ -168,7 +168,7 @@ impl MirroredStrategy {
     ) -> Result<Self> {
         options.check("MirroredStrategy::builder")?;
         let devices = resolve(devices)?;
-        // Before threads are made.
+        // Before threads are started.
         crate::init::prepare(devices.len());
         let (kind, placement) = ("MirroredStrategy", VariablePlacement::Mirrored);
         let threads = threads(devices.len())?;
@@ -178,7 +178,7 @@ impl MirroredStrategy {
     /// A replica on each of `replicas` logical CPU devices.
     ///
     /// # Errors
-    /// As [`MirroredStrategy::new`]; [`Error::InvalidArgument`] for more than 4096, which is what a process has at most.
+    /// Those of [`MirroredStrategy::new`]; [`Error::InvalidArgument`] for more than 4096, the most that a process may have.
     #[track_caller]
     pub fn cpus(replicas: usize) -> Result<Self> {
         check_count("MirroredStrategy::cpus", replicas)?;
@@ -189,17 +189,17 @@ impl MirroredStrategy {
     /// A replica on every core of this machine.
     ///
     /// # Errors
-    /// As [`MirroredStrategy::new`].
+    /// Those of [`MirroredStrategy::new`].
     #[track_caller]
     pub fn all_cores() -> Result<Self> {
         Self::cpus(std::thread::available_parallelism().map_or(1, usize::from))
     }
 }
 
-/// A replica on each of several devices of this process, and one copy of every variable, which they share.
+/// A replica on each of several devices of this process, which share one copy of every variable.
 ///
-/// What replicas write to a variable is aggregated and then written once. ON_READ variables are kept in one copy too,
-/// so their writes are aggregated as those of ON_WRITE variables.
+/// Values that replicas write to a variable are aggregated and then written once. ON_READ variables have a single copy, too,
+/// so their writes are aggregated like those of ON_WRITE variables.
 ///
 /// ```
 /// use distribute::{CentralStorageStrategy, Variable, VariableAggregation, prelude::*};
@@ -218,7 +218,7 @@ impl CentralStorageStrategy {
     /// A replica on each of `compute_devices`, and the variables on `parameter_device`.
     ///
     /// # Errors
-    /// As [`MirroredStrategy::new`].
+    /// Those of [`MirroredStrategy::new`].
     #[track_caller]
     pub fn new<'a>(
         compute_devices: impl IntoIterator<Item = &'a str>,
@@ -267,11 +267,12 @@ pub(super) fn resolve<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<Ve
         })?;
         devices.push(device);
     }
-    match devices.is_empty() {
-        true => Err(Error::invalid(
+    if devices.is_empty() {
+        Err(Error::invalid(
             "MirroredStrategy::new",
             "no device was given; name at least one, such as \"cpu:0\", or use MirroredStrategy::all_cores()",
-        )),
-        false => Ok(devices),
+        ))
+    } else {
+        Ok(devices)
     }
 }

@@ -48,17 +48,18 @@ use std::panic::Location;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// How a training step is run: a cheap handle, the same for every strategy.
+/// How training steps run: a handle that is cheap to clone and the same type for every strategy.
 ///
 /// Functions that train take a `&Strategy`; [`MirroredStrategy`] and the others deref to it. A new kind of strategy
-/// implements [`StrategyExtended`] and nothing else.
+/// implements only [`StrategyExtended`].
 #[doc(alias = "tf.distribute.Strategy")]
 #[derive(Clone)]
 pub struct Strategy(Arc<Inner>);
 
 struct Inner {
     extended: Box<dyn StrategyExtended>,
-    /// Which strategy of this process it is, from 0, and where it was made: what tells it from others of its kind.
+    /// The number of the strategy in this process, from 0, which together with where it was made tells it from others of its
+    /// kind.
     number: u64,
     made_at: &'static Location<'static>,
     steps: AtomicU64,
@@ -75,17 +76,16 @@ impl Strategy {
     /// The handle of a strategy.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) where its methods contradict each other: a device that is
-    /// named twice, more replicas than devices, ids that don't fit the number of replicas in sync; and where nothing here
-    /// could do what it asks for: by [`communication_options`](StrategyExtended::communication_options), or by
-    /// [`check`](CrossDeviceOps::check) of its cross-device ops.
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if its methods contradict each other, for example by
+    /// naming a device twice, or if its [`communication_options`](StrategyExtended::communication_options) or cross-device
+    /// ops (see [`check`](CrossDeviceOps::check)) ask for something that is not supported.
     #[track_caller]
     pub fn new(extended: impl StrategyExtended) -> Result<Self> {
         claims::check(&extended)?;
         Ok(Self::unchecked(extended))
     }
 
-    /// The handle of a strategy that is known to agree with itself.
+    /// The handle of a strategy that is known to be consistent.
     #[track_caller]
     fn unchecked(extended: impl StrategyExtended) -> Self {
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
@@ -112,7 +112,7 @@ impl Strategy {
         &*self.0.extended
     }
 
-    /// How many replicas are in sync: gradients are aggregated over so many.
+    /// The number of replicas over which gradients are aggregated.
     #[doc(alias = "tf.distribute.Strategy.num_replicas_in_sync")]
     pub fn num_replicas_in_sync(&self) -> usize {
         self.world().num_replicas_in_sync()
@@ -120,7 +120,8 @@ impl Strategy {
 
     /// Makes this strategy current on this thread while `body` runs, in cross-replica context.
     ///
-    /// `run`, `reduce`, `gather` and `replicate` enter the scope by themselves; inside or outside is the same to them.
+    /// `run`, `reduce`, `gather` and `replicate` enter the scope by themselves, so they work the same inside and outside of
+    /// it.
     ///
     /// # Errors
     /// [`Error::MixedStrategies`](crate::Error::MixedStrategies) inside of another strategy's scope,
@@ -137,8 +138,8 @@ impl Strategy {
     /// # Ok::<(), distribute::Error>(())
     /// ```
     ///
-    /// Variables are made by [`replicate`](Strategy::replicate) and mirrored; a `Var` of candle's own is an ordinary
-    /// tensor, in a scope too:
+    /// [`replicate`](Strategy::replicate) makes mirrored variables. A `Var` of candle is an ordinary tensor, even in a
+    /// scope:
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -157,9 +158,10 @@ impl Strategy {
     /// ```
     #[doc(alias = "tf.distribute.Strategy.scope")]
     pub fn scope<T>(&self, body: impl FnOnce() -> Result<T>) -> Result<T> {
-        let _scope = match self.is_default() {
-            false => enter_cross_replica(self, "scope", "use the replica context's merge_call to leave it")?,
-            true => crate::context::enter_default(self)?,
+        let _scope = if self.is_default() {
+            crate::context::enter_default(self)?
+        } else {
+            enter_cross_replica(self, "scope", "use the replica context's merge_call to leave it")?
         };
         body()
     }
@@ -167,17 +169,17 @@ impl Strategy {
     /// Builds a model on every local replica. Variables are created once, mirrored: replicas of one memory share them.
     ///
     /// `build` is called once for each replica with a candle `VarBuilder`, so any model that takes one can be built. It
-    /// returns candle's `Result` or this crate's; where it ends in an `Ok` of its own, [`distribute::Ok`](crate::Ok) says
-    /// which. Initial values are drawn from seed 0 and the variable's name.
+    /// returns candle's `Result` or this crate's; if it ends in a bare `Ok`, use [`distribute::Ok`](crate::Ok) to say which.
+    /// Initial values depend on the seed, here 0, and the variable's name.
     ///
-    /// Two layers that ask for one path share its variables, as with candle alone: on purpose, where weights are tied, and
-    /// silently else. Log level `debug` tells of it.
+    /// Two layers that ask for the same path share its variables, as with candle alone. This ties weights, perhaps by
+    /// mistake; it is logged at level `debug`.
     ///
-    /// Over several workers it is a call of all of them, which compares their models.
+    /// With several workers, all of them make this call, and their models are compared.
     ///
     /// # Errors
-    /// The error of `build`; [`Error::InvalidArgument`](crate::Error::InvalidArgument) where replicas ask for different
-    /// variables, or two layers for one path in different shapes; [`Error::Collective`](crate::Error::Collective) where
+    /// The error of `build`; [`Error::InvalidArgument`](crate::Error::InvalidArgument) if replicas ask for different
+    /// variables, or two layers for the same path with different shapes; [`Error::Collective`](crate::Error::Collective) if
     /// workers' variables or initial values differ.
     ///
     /// ```
@@ -199,10 +201,10 @@ impl Strategy {
         self.replicate_seeded(0, build)
     }
 
-    /// As [`Strategy::replicate`], with initial values drawn from `seed` and the variable's name.
+    /// Like [`Strategy::replicate`], with initial values that depend on `seed` and the variable's name.
     ///
     /// # Errors
-    /// As [`Strategy::replicate`].
+    /// Those of [`Strategy::replicate`].
     #[track_caller]
     pub fn replicate_seeded<M, E>(
         &self,
@@ -216,8 +218,8 @@ impl Strategy {
         Replicated::build(self, seed, Box::new(move |vb| Ok(build(vb)?)))
     }
 
-    /// This process's parts of a value: the components of a [`PerReplica`], in order; of a nested structure one
-    /// structure for each replica; of anything else the value itself.
+    /// This process's parts of a value: the components of a [`PerReplica`], in order; one structure for each replica for a
+    /// nested structure; and the value itself for anything else.
     ///
     /// # Errors
     /// [`Error::Parts`](crate::Error::Parts) for a value made for another number of replicas.
@@ -230,9 +232,9 @@ impl Strategy {
         Ok(parts)
     }
 
-    /// Makes a value for each local replica: `value` is called once for each, in order, on this thread.
+    /// Makes a value for each local replica by calling `value` for each, in order, on this thread.
     ///
-    /// The same on each; out of an array; out of the number of replicas:
+    /// The same value for each; values from an array; values from the number of replicas:
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -269,7 +271,7 @@ impl Strategy {
         self == Self::of_default_context()
     }
 
-    /// The number of the next variable, from 1: the same on all workers, which create the same ones in the same order.
+    /// The number of the next variable, from 1. It is the same on all workers, which create variables in the same order.
     pub(crate) fn next_variable(&self) -> u64 {
         self.0.created.fetch_add(1, Ordering::Relaxed) + 1
     }
@@ -277,7 +279,7 @@ impl Strategy {
     /// Remembers which candle tensors are copies of `variable`.
     pub(crate) fn contains(&self, variable: &Variable) {
         let mut containers = lock(&self.0.containers);
-        // Variables that are gone are forgotten, at a cost that each new one shares.
+        // Forgets dropped variables, at an amortized cost.
         if containers.len() + variable.copy_count() > containers.capacity() {
             containers.retain(|_, variable| variable.upgrade().is_some());
         }
@@ -293,7 +295,7 @@ impl Strategy {
         self.extended().worker_devices().to_vec()
     }
 
-    /// A number for one more optimizer, from 1.
+    /// The number of the next optimizer, from 1.
     pub(crate) fn next_optimizer(&self) -> u64 {
         self.0.optimizers.fetch_add(1, Ordering::Relaxed) + 1
     }
@@ -307,7 +309,7 @@ impl Strategy {
     }
 }
 
-/// Two handles are equal if they are of the same strategy object.
+/// Two handles are equal if they refer to the same strategy object.
 impl PartialEq for Strategy {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
@@ -316,8 +318,7 @@ impl PartialEq for Strategy {
 
 impl Eq for Strategy {}
 
-/// Its kind, its number of replicas, and what tells it from others: which strategy of this process it is, and where it was
-/// made.
+/// Its kind and number of replicas, and what tells it from others: its number in this process, and where it was made.
 impl fmt::Display for Strategy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (kind, replicas) = (self.extended().kind(), self.num_replicas_in_sync());
@@ -336,7 +337,7 @@ impl fmt::Debug for Strategy {
     }
 }
 
-/// For which replica a value is being made.
+/// The replica for which a value is made.
 #[doc(alias = "tf.distribute.experimental.ValueContext")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ValueContext {

@@ -38,13 +38,13 @@ impl StrategyExtended for MultiWorker {
     }
 }
 
-/// Synchronous training over several workers, each with as many replicas: [`MirroredStrategy`](super::MirroredStrategy) beyond
-/// one process. Every worker runs the same program on its part of each batch; each has a copy of all variables, and after each
-/// step all copies are equal.
+/// Synchronous training over several workers with equally many replicas: [`MirroredStrategy`](super::MirroredStrategy)
+/// beyond one process. Every worker runs the same program on its part of each batch and has a copy of all variables; after
+/// each step all copies are equal.
 ///
-/// Workers are threads of one process so far ([`on_threads`](Self::on_threads)): for tests, and to try out a program that is
-/// for many machines. They exchange bytes all the same, as processes would. Which worker a program is, it learns from
-/// [`world`](Strategy::world).
+/// So far, workers are threads of one process ([`on_threads`](Self::on_threads)), for tests and to try out a program that is
+/// meant for several machines. They exchange bytes nonetheless, as processes would. [`world`](Strategy::world) tells a
+/// program which worker it is.
 ///
 /// What takes a `&Strategy` needs no change, and trains to the bits of one process with as many replicas in all:
 ///
@@ -96,8 +96,8 @@ pub struct MultiWorkerMirroredStrategy(Strategy);
 handle!(MultiWorkerMirroredStrategy);
 
 impl MultiWorkerMirroredStrategy {
-    /// Starts `workers` workers of `replicas` CPU replicas each, every one on a thread of this process, and runs `worker` on
-    /// each of them with its strategy. Gives what they return, in the order of workers, when all have returned.
+    /// Starts `workers` workers with `replicas` CPU replicas each, each on a thread of this process, and runs `worker` on
+    /// every one of them with its strategy. Returns their results, by worker.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -110,8 +110,8 @@ impl MultiWorkerMirroredStrategy {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Worker`] for the worker that failed or panicked: of several, one that did not fail because of another. And
-    /// [`Error::InvalidArgument`] for no worker or no replica, [`Error::Io`] if the system refuses a thread.
+    /// [`Error::Worker`] for a worker that failed or panicked; if several did, for one that did not fail because of another.
+    /// [`Error::InvalidArgument`] for no worker or no replica. [`Error::Io`] if the system refuses a thread.
     #[track_caller]
     pub fn on_threads<R: Send>(
         workers: usize,
@@ -157,7 +157,7 @@ impl MultiWorkerMirroredStrategy {
         let worker = &worker;
         let results = thread::scope(|scope| {
             let start = |(number, strategy): (usize, Self)| {
-                // The strategy goes with its worker's thread: the others learn that this one has ended.
+                // The strategy is dropped with its worker's thread, which tells the others that this one has ended.
                 let run = move || {
                     catch_unwind(AssertUnwindSafe(|| worker(&strategy)))
                         .unwrap_or_else(|panic| Err(panicked(&*panic)))
@@ -188,7 +188,7 @@ impl MultiWorkerMirroredStrategy {
         for (number, result) in results.into_iter().enumerate() {
             match result {
                 Ok(value) => values.push(value),
-                // What all have been told of names the worker already.
+                // An error that all have been told already names the worker.
                 Err(error @ Error::Worker { .. }) if first == Some(number) => return Err(error),
                 Err(source) if first == Some(number) => {
                     return Err(Error::Worker { worker: number, source: Box::new(source) });
@@ -199,7 +199,7 @@ impl MultiWorkerMirroredStrategy {
         Ok(values)
     }
 
-    /// The strategy of one worker of a group, with a CPU replica for each that the group's world has of one worker.
+    /// The strategy of one worker of a group, with as many CPU replicas as the group's world says.
     #[track_caller]
     fn of_group(group: Group, options: CommunicationOptions) -> Result<Self> {
         options.check("MultiWorkerMirroredStrategy")?;

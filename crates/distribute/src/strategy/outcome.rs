@@ -1,16 +1,16 @@
-//! What each worker has done by itself, made known to all: one error for all of them where one has failed.
+//! Shares the outcome of what each worker did by itself: if one has failed, all of them get the same error.
 
 use super::Strategy;
 use crate::{Error, Result};
 use bytes::Bytes;
 use distribute_cluster::Fingerprint;
 
-/// What a worker tells the others of what it has done.
+/// What a worker tells the others about what it has done.
 #[derive(Clone, Debug, PartialEq)]
 enum Outcome {
-    /// It has succeeded: what the others need to know of it.
+    /// It has succeeded. The bytes are what the others need to know.
     Done(Bytes),
-    /// It has failed: the text of its error.
+    /// It has failed, with this error text.
     Failed(String),
 }
 
@@ -18,11 +18,12 @@ const DONE: u8 = 1;
 const FAILED: u8 = 0;
 
 impl Strategy {
-    /// Tells the other workers how this one has got on, and gives their records, by worker; none where there is one worker.
+    /// Tells the other workers whether this one has succeeded, and returns the records of all, by worker; none if there is
+    /// only one worker.
     ///
     /// # Errors
-    /// Where workers have failed, [`Error::Worker`] of the first of them, on all; where all have failed alike, that error; and
-    /// where they make other calls, or one is lost or late.
+    /// If workers have failed, [`Error::Worker`] of the first of them, on all workers; if all have failed alike, that
+    /// error. Also if they make other calls, or one is lost or late.
     pub(crate) fn agree<T>(
         &self,
         operation: &'static str,
@@ -30,7 +31,7 @@ impl Strategy {
         mine: Result<T>,
         record: impl FnOnce(&T) -> Bytes,
     ) -> Result<(T, Vec<Bytes>)> {
-        // What a call of all workers came to, all of them know already, and none comes here.
+        // All workers already know the error of a call in which all took part, so none of them arrives here.
         if mine.as_ref().is_err_and(|error| error.blame().is_some()) {
             return mine.map(|mine| (mine, Vec::new()));
         }
@@ -40,7 +41,7 @@ impl Strategy {
         };
         let all = self.among_workers(operation, call, |mut calling| calling.records(outcome().encode()));
         let (all, mine) = match (all, mine) {
-            // This worker's own error is the cause, also where the others are elsewhere.
+            // This worker's own error is the cause, even if the others make other calls.
             (Err(_) | Ok(None), Err(error)) => return Err(error),
             (Err(error), Ok(_)) => return Err(error),
             (Ok(None), Ok(mine)) => return Ok((mine, Vec::new())),
@@ -50,7 +51,7 @@ impl Strategy {
         settle(mine, all, self.world().worker())
     }
 
-    /// [`agree`](Self::agree), where the workers' records have to be equal: they are of `what`.
+    /// Like [`agree`](Self::agree), for records that have to be equal on all workers; `what` names them.
     pub(crate) fn agree_on<T>(
         &self,
         operation: &'static str,
@@ -73,10 +74,10 @@ impl Strategy {
         }
     }
 
-    /// Does something on the chief alone, and makes its outcome that of all workers.
+    /// Runs something on the chief alone, and gives all workers its outcome.
     ///
     /// # Errors
-    /// As [`agree`](Self::agree).
+    /// Those of [`agree`](Self::agree).
     pub(crate) fn on_chief<T>(
         &self,
         operation: &'static str,
@@ -109,7 +110,7 @@ impl Outcome {
     }
 }
 
-/// All records, or the error of the first that failed.
+/// The records of all workers, or the error of the first that failed.
 fn settle<T>(mine: Result<T>, all: Vec<Outcome>, me: usize) -> Result<(T, Vec<Bytes>)> {
     let alike = |error: &Error, all: &[Outcome]| {
         let text = error.to_string();
@@ -128,7 +129,7 @@ fn settle<T>(mine: Result<T>, all: Vec<Outcome>, me: usize) -> Result<(T, Vec<By
             Outcome::Failed(text) => text,
         };
         let source = match mine {
-            // Where this one has failed in the same way, its own error tells programs more than a text.
+            // If this worker has failed in the same way, its own typed error is more useful than a text.
             Err(error) if worker == me || error.to_string() == text => error,
             _ => Error::other(text),
         };

@@ -1,4 +1,4 @@
-//! Combining the replicas' values outside of `run`.
+//! Combines the replicas' values outside of `run`.
 
 use super::reduce_to::{Call, Given};
 use super::{DeviceName, Strategy};
@@ -13,21 +13,21 @@ const ADVICE: &str = "use the replica context's all_reduce, or merge_call";
 const GATHER_ADVICE: &str = "use the replica context's all_gather";
 
 impl Strategy {
-    /// Reduces a value over all replicas, and where `axis` is given first over that axis (or axes) within each.
+    /// Reduces a value over all replicas; if `axis` is given, first over that axis (or axes) within each replica.
     ///
-    /// With `axis` a MEAN divides by the number of elements along it, those of all replicas added up, so that a partial
-    /// batch weighs what it should and an empty piece nothing.
+    /// With `axis`, a MEAN divides by the number of elements along it, added up over all replicas. So partial batches are
+    /// weighted by their size, and an empty piece has no weight.
     ///
-    /// A value that is not distributed is, with an axis, what every replica has; without, MEAN gives it back. Of several
-    /// replicas the result is on `cpu:0`, of one where its value is.
+    /// A value that is not distributed counts once for each replica if an axis is given; without one, MEAN returns it as it
+    /// is. With several replicas the result is on `cpu:0`, with one it is where its value is.
     ///
-    /// Over several workers it is a call of all of them, and all get the same result. Without an axis, a value that is not
-    /// distributed is reduced over workers then: each has one.
+    /// With several workers, all of them make this call and get the same result. Then, without an axis, a value that is not
+    /// distributed is reduced over the workers, of which each has one.
     ///
     /// # Errors
     /// [`Error::Tensor`] for different shapes or dtypes, an axis outside of the rank, bool and string;
     /// [`Error::InvalidArgument`] for a SUM of a value that is not distributed over several replicas of one process;
-    /// [`Error::WrongContext`] inside of `run`; [`Error::Collective`] where workers don't make the same call.
+    /// [`Error::WrongContext`] inside of `run`; [`Error::Collective`] if workers don't make the same call.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -42,7 +42,7 @@ impl Strategy {
     /// # Ok::<(), distribute::Error>(())
     /// ```
     ///
-    /// Of what a `run` returns:
+    /// The result of a `run`:
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -78,7 +78,7 @@ impl Strategy {
         structure.fill(leaves).and_then(V::Nest::from_tree).map_err(Error::tensor("reduce"))
     }
 
-    /// The reduction over replicas of what each has summed for itself.
+    /// Reduces over replicas what each has summed for itself.
     fn reduce_sums(&self, call: Call, sums: Vec<Sums>, axes: &[i64], to: &[DeviceName]) -> Result<Vec<Leaf>> {
         let sum = Call { op: ReduceOp::Sum, ..call };
         let what = |local: usize| {
@@ -86,15 +86,13 @@ impl Strategy {
             call.fingerprint(&format!("{} over axes {axes:?}", all.join(", ")))
         };
         let parts = sums.iter().map(|sums| (sums.parts.clone(), to));
-        let counts = match self.world().is_multi_worker() {
-            true => Some((counts(&sums, self.world().replicas()), to)),
-            false => None,
+        let counts = if self.world().is_multi_worker() {
+            Some((counts(&sums, self.world().replicas()), to))
+        } else {
+            None
         };
         let mut reduced = self.reduce_parts(sum, what, parts.chain(counts))?;
-        let counts = match reduced.len() > sums.len() {
-            true => reduced.pop().unwrap_or_default(),
-            false => Vec::new(),
-        };
+        let counts = if reduced.len() > sums.len() { reduced.pop().unwrap_or_default() } else { Vec::new() };
         let finish = || -> distribute_tensor::Result<Vec<Leaf>> {
             let of_all = match counts.first() {
                 Some(counts) => counts.to_host()?.to_vec::<u64>()?,
@@ -109,13 +107,13 @@ impl Strategy {
 
     /// Concatenates the replicas' values along `axis`, in the order of replica ids.
     ///
-    /// Shapes may differ in dimension `axis` only. A [`Mirrored`](crate::Mirrored) value is there once for each replica;
-    /// one that is not distributed comes back as it is. Of a [`PerReplica`](crate::PerReplica) value, several workers all get
-    /// the parts of all of their replicas.
+    /// Shapes may differ in dimension `axis` only. A [`Mirrored`](crate::Mirrored) value counts once for each replica; a
+    /// value that is not distributed is returned as it is. With several workers, the result has the parts of the replicas
+    /// of all of them.
     ///
     /// # Errors
-    /// [`Error::Tensor`] for scalars, an axis outside of `[0, rank)`, other shapes or dtypes that differ, and
-    /// [`IndexedSlices`](crate::IndexedSlices); [`Error::WrongContext`] inside of `run`; [`Error::Collective`] where workers
+    /// [`Error::Tensor`] for scalars, an axis outside of `[0, rank)`, shapes that differ elsewhere, dtypes that differ, and
+    /// [`IndexedSlices`](crate::IndexedSlices); [`Error::WrongContext`] inside of `run`; [`Error::Collective`] if workers
     /// don't make the same call.
     ///
     /// ```
@@ -182,13 +180,14 @@ impl Strategy {
             }
         };
         let trees = trees.into_iter().map(Nest::into_tree).collect();
-        match self.world().is_multi_worker() {
-            true => gathered(self.trees_of_all(trees, axis, at)?, axis),
-            false => gathered(trees, axis),
+        if self.world().is_multi_worker() {
+            gathered(self.trees_of_all(trees, axis, at)?, axis)
+        } else {
+            gathered(trees, axis)
         }
     }
 
-    /// The values of all replicas of all workers, out of this worker's.
+    /// The values of all replicas of all workers, given those of this worker.
     fn trees_of_all(
         &self,
         trees: Vec<Tree<Leaf>>,
@@ -210,7 +209,7 @@ impl Strategy {
     }
 
     // RED-7
-    /// What each local replica sums for itself: there everybody has a plain value, too.
+    /// What each local replica sums for itself. A plain value counts once for each replica.
     fn sums<V: Reducible>(&self, op: ReduceOp, value: V, axes: &[i64]) -> Result<(Vec<Sums>, Tree<()>)> {
         let replicas = self.world().replicas();
         let trees = match value.into_components()? {
@@ -226,12 +225,13 @@ impl Strategy {
 
     pub(super) fn counted<N>(&self, operation: &'static str, values: Vec<N>) -> Result<Vec<N>> {
         let replicas = self.world().replicas();
-        match values.len() == replicas {
-            true => Ok(values),
-            false => Err(Error::invalid(
+        if values.len() == replicas {
+            Ok(values)
+        } else {
+            Err(Error::invalid(
                 operation,
                 format!("the value has {} parts for {replicas} replicas", values.len()),
-            )),
+            ))
         }
     }
 }
@@ -244,9 +244,9 @@ fn gathered<N: Nest>(trees: Vec<Tree<Leaf>>, axis: usize) -> Result<N> {
 /// The sums over axes within each local replica.
 struct Sums {
     parts: Vec<Leaf>,
-    /// Of how many elements each is the sum.
+    /// The number of elements in each sum.
     counts: Vec<usize>,
-    /// Those elements' type.
+    /// The dtype of those elements.
     dtype: DType,
 }
 
@@ -263,7 +263,7 @@ impl Sums {
     }
 }
 
-/// Of each local replica, how many elements each of the sums is of.
+/// For each local replica, the number of elements in each of its sums.
 fn counts(sums: &[Sums], replicas: usize) -> Vec<Leaf> {
     let of = |local: usize| sums.iter().map(|sums| sums.counts[local] as u64).collect::<Vec<_>>();
     (0..replicas).map(|local| Leaf::Host(HostTensor::vector(of(local)))).collect()

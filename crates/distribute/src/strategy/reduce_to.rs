@@ -1,4 +1,4 @@
-//! Combining the replicas' values onto chosen devices, for algorithms that know about replicas.
+//! Combines the replicas' values onto chosen devices, for algorithms that know about replicas.
 
 use super::cross_device::{DEFAULT, reduce_by};
 use super::{CrossDeviceOps, Destinations, DeviceName, Reduction, Strategy};
@@ -11,24 +11,24 @@ use std::panic::Location;
 
 const ADVICE: &str = "use the replica context's all_reduce, or merge_call";
 
-/// The leaves of a value that is to be reduced.
+/// The leaves of a value to reduce.
 pub(super) enum Contributions {
-    /// They are the result already: the mean of equal values.
+    /// They are already the result: the mean of equal values.
     Same(Vec<Leaf>),
-    /// Of each leaf, the part of every local replica.
+    /// For each leaf, the parts of all local replicas.
     Each(Vec<Vec<Leaf>>),
     /// A value that is not distributed, on each of several workers.
     OfWorkers(Vec<Leaf>),
 }
 
-/// A value that is to be reduced, and where the result is to be.
+/// A value to reduce, and the devices for its result.
 pub(super) struct Given {
     pub(super) leaves: Contributions,
     pub(super) structure: Tree<()>,
     pub(super) to: Vec<DeviceName>,
 }
 
-/// Which call of the user's it is that reduces.
+/// The user's call that reduces.
 #[derive(Clone, Copy)]
 pub(super) struct Call {
     pub(super) operation: &'static str,
@@ -37,7 +37,7 @@ pub(super) struct Call {
 }
 
 impl Given {
-    /// What a local replica brings, as far as it has to be equal on all.
+    /// Describes what a local replica contributes, as far as it has to be equal on all.
     fn describe(&self, local: usize) -> String {
         let describe = |leaves: &[Leaf]| describe(&self.structure, leaves, describe_for_sum);
         match &self.leaves {
@@ -51,7 +51,7 @@ impl Given {
 }
 
 impl Call {
-    /// `what` is reduced.
+    /// The fingerprint of a reduction of `what`.
     pub(super) fn fingerprint(&self, what: &str) -> Fingerprint {
         let Self { operation, op, at } = *self;
         Fingerprint::new(Operation::Reduce, format!("{operation} {op} {what}"), at)
@@ -61,21 +61,21 @@ impl Call {
 impl Strategy {
     /// Reduces a value over all replicas and puts a copy of the result on each of `destinations`.
     ///
-    /// A [`PerReplica`](crate::PerReplica) gives each replica's part. A [`Mirrored`] value is there once for each
-    /// replica. Of a value that is not distributed the MEAN is that value; it has no SUM over several replicas. Given
-    /// the value itself as destinations, this is an all-reduction.
+    /// A [`PerReplica`](crate::PerReplica) has a part for each replica. A [`Mirrored`] value counts once for each replica.
+    /// The MEAN of a value that is not distributed is that value; it has no SUM over several replicas. With the value
+    /// itself as destinations, this is an all-reduce.
     ///
-    /// Over several workers it is a call of all of them, which all get the same result; in a merge function, too, that of
-    /// their merge functions. A value that is not distributed is reduced over workers then: each has one.
+    /// With several workers, all of them make this call, also from their merge functions, and get the same result. A value
+    /// that is not distributed is then reduced over the workers, of which each has one.
     ///
-    /// The result has one copy for each destination device, however many that are; those of CPU devices share memory,
-    /// so don't change them in place.
+    /// The result has one copy for each destination device. Copies on CPU devices share memory, so don't change them in
+    /// place.
     ///
     /// # Errors
     /// [`Error::Tensor`] for different shapes or dtypes, bool and string; [`Error::InvalidArgument`] for a SUM of a
     /// value that is not distributed over several replicas, a value made for another number of replicas, and
-    /// destinations that are empty; [`Error::Device`] for one that cannot be read or is neither the strategy's nor the
-    /// host's `cpu:0`; [`Error::WrongContext`] inside of `run`; [`Error::Collective`] where workers don't make the same
+    /// empty destinations; [`Error::Device`] for one that cannot be parsed or is neither the strategy's nor the
+    /// host's `cpu:0`; [`Error::WrongContext`] inside of `run`; [`Error::Collective`] if workers don't make the same
     /// call.
     ///
     /// ```
@@ -103,11 +103,10 @@ impl Strategy {
 
     /// Several calls of [`reduce_to`](Strategy::reduce_to) in one; the results are in the order of the pairs.
     ///
-    /// Destinations may differ from pair to pair, and dense and sparse values may stand side by side. No pair gives no
-    /// result.
+    /// Destinations may differ from pair to pair, and dense and sparse values may be mixed.
     ///
     /// # Errors
-    /// As [`reduce_to`](Strategy::reduce_to), for the first pair that fails.
+    /// Those of [`reduce_to`](Strategy::reduce_to), for the first pair that fails.
     ///
     /// ```
     /// # use distribute::{prelude::*, Destinations};
@@ -173,7 +172,7 @@ impl Strategy {
         given.iter().zip(reduced).map(finish).collect()
     }
 
-    /// Of each value, the copies of each leaf's reduction.
+    /// For each value, the copies of each leaf's reduction.
     pub(super) fn reduce_given(&self, call: Call, given: &[Given]) -> Result<Vec<Vec<Vec<Leaf>>>> {
         let what = |local: usize| {
             let all: Vec<_> = given.iter().map(|given| given.describe(local)).collect();
@@ -195,7 +194,7 @@ impl Strategy {
         given.iter().map(finish).collect()
     }
 
-    /// The leaves of a value that is to be reduced over replicas, and its structure.
+    /// The leaves of a value to reduce over replicas, and its structure.
     pub(super) fn contributions<V: Reducible>(
         &self,
         operation: &'static str,
@@ -221,7 +220,7 @@ impl Strategy {
                      give a PerReplica, such as run returns, or reduce with MEAN"
                 ),
             )),
-            // What has no sum over several replicas has none over one.
+            // Refused for one replica, too, so that programs don't break on several.
             Components::Plain(value) if op == ReduceOp::Sum => {
                 let (leaves, structure) = value.into_tree().flatten();
                 leaves
@@ -242,8 +241,8 @@ impl Strategy {
         }
     }
 
-    /// Reduces leaves, each given by its replicas' parts and the devices for the result: over all workers, or by the
-    /// strategy's algorithm. `what` says what a local replica brings.
+    /// Reduces leaves, each given by its replicas' parts and the devices for the result, over all workers or by the
+    /// strategy's cross-device ops. `what` describes what a local replica contributes.
     pub(super) fn reduce_parts<'a>(
         &self,
         call: Call,
@@ -263,7 +262,8 @@ impl Strategy {
         reduced.iter().zip(&values).map(|(leaf, value)| self.ops().broadcast(leaf, value.to)).collect()
     }
 
-    /// The reduction of what several workers have one of each. The mean of equal values is the value, whatever it is.
+    /// Reduces values of which each worker has one. The mean of equal values is the value itself, even if its dtype has no
+    /// mean.
     fn reduce_of_workers(
         &self,
         Call { operation, op, .. }: Call,
@@ -296,7 +296,7 @@ impl Strategy {
     }
 }
 
-/// One structure on each device, of the copies of its leaves.
+/// Builds one structure for each device from the copies of the leaves.
 fn mirrored<N: Nest>(
     operation: &'static str,
     structure: &Tree<()>,

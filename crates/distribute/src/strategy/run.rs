@@ -1,4 +1,4 @@
-//! Running a closure once for each local replica.
+//! Runs a closure once for each local replica.
 
 use super::Strategy;
 use super::extended::Replicas;
@@ -15,17 +15,17 @@ use std::panic::{AssertUnwindSafe, Location, catch_unwind};
 use std::sync::{Mutex, PoisonError};
 
 impl Strategy {
-    /// Calls `body` once for each local replica, all at once, each on its own thread, and returns what they returned.
+    /// Calls `body` once for each local replica, all at the same time, each on its own thread, and returns their results.
     ///
-    /// Of `args`, each replica gets its part: of a [`PerReplica`] its component, of a [`Replicated`](crate::Replicated)
-    /// model its own. Constants are captured. `body` may borrow from the caller.
+    /// Each replica gets its part of `args`: its component of a [`PerReplica`], and its model of a
+    /// [`Replicated`](crate::Replicated). Constants are captured. `body` may borrow from the caller.
     ///
     /// # Errors
-    /// [`Error::Parts`] for an argument that was made for another number of replicas: it names which. [`Error::Replica`]
-    /// where `body` fails or panics: the one that caused the others to fail, also where `body` has put its own error
-    /// around; of several the one with the lowest id. [`Error::Collective`] inside of it where replicas did not make the
-    /// same calls, or one came later than the strategy's timeout; then this returns when the late closure does. The
-    /// strategy can be used again.
+    /// [`Error::Parts`] names an argument that was made for another number of replicas. [`Error::Replica`] if `body` fails
+    /// or panics: it names the replica that caused the others to fail, even if `body` has wrapped the error; among several
+    /// causes, the one with the lowest id. It contains [`Error::Collective`] if replicas did not make the same calls, or
+    /// one arrived after the strategy's timeout; then `run` returns when the late closure does. The strategy can be used
+    /// again.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -90,7 +90,7 @@ impl Strategy {
             .collect::<Result<Vec<_>>>();
         let args = args.split(replicas).map_err(|error| error.of_argument("run", "args"));
         let given = args.and_then(|args| Ok((args, untouched?)));
-        // Where there are other workers, they are told of a step that cannot begin.
+        // If there are other workers, they have to be told that the step cannot begin.
         let given = if self.world().is_multi_worker() { given } else { Ok(given?) };
         let _only = self.one_step_at_a_time()?;
         let step = self.next_step();
@@ -128,8 +128,8 @@ impl Strategy {
     }
 }
 
-/// Variables as they were before an empty piece of a batch: stock batch-norm would make NaN of its running statistics
-/// there. Layers that know better say so.
+/// The values of variables before a replica ran on an empty piece, on which stock batch-norm would set its running
+/// statistics to NaN. Layers that handle empty pieces say so.
 struct Snapshot(Vec<(Var, Tensor)>);
 
 impl Snapshot {
@@ -145,14 +145,14 @@ impl Snapshot {
     }
 }
 
-/// What a replica has: its argument, then its result.
+/// The argument of a replica, later its result.
 enum Cell<A, R> {
     Argument(A),
     Running,
     Result(Result<R>),
 }
 
-/// All results, or the error that caused the others.
+/// The results of all replicas, or the error that caused the others.
 fn collect<A, R>(strategy: &Strategy, step: u64, cells: Vec<Mutex<Cell<A, R>>>) -> Result<PerReplica<R>> {
     let (mut values, mut cause) = (Vec::with_capacity(cells.len()), None::<(Guilt, usize, Error)>);
     for (replica, cell) in strategy.world().local_replicas().zip(cells) {
@@ -175,16 +175,16 @@ fn collect<A, R>(strategy: &Strategy, step: u64, cells: Vec<Mutex<Cell<A, R>>>) 
     Err(Error::Replica { replica, device, step, source: Box::new(source) })
 }
 
-/// How much a replica's error tells of the cause.
+/// How much a replica's error says about the cause.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Guilt {
-    /// It failed because another one did.
+    /// It failed because another replica did.
     Victim,
-    /// It tells that others did not make its call.
+    /// It reports that others did not make its call.
     Witness,
-    /// It is an error of its own, or tells of itself that it did not make the others' call.
+    /// It is an error of its own, or reports that this replica did not make the others' call.
     Culprit,
-    /// It says why a culprit could do nothing else.
+    /// It explains why a culprit had no choice.
     Reason,
 }
 
@@ -197,14 +197,14 @@ fn guilt(replica: usize, error: &Error) -> Guilt {
     }
 }
 
-/// Says more about a closure's error than it can know itself.
+/// Adds to a closure's error what only `run` knows.
 fn explain(error: Error, rows: Option<usize>, context: &ReplicaContext) -> Error {
     let error = raised(error);
     let advice = match &error {
         Error::Candle(_) if rows == Some(0) => {
             "use a loss of distribute::nn::loss, which takes 0 rows, or call optimizer.skip(ctx) when labels.dim(0)? is 0"
         }
-        // candle keeps no graph of tensors without elements, so nothing calls the gradients that the others wait in.
+        // candle keeps no graph for tensors without elements, so nothing calls the gradients in which the others wait.
         Error::Collective(blame)
             if rows == Some(0) && blame.fault == Fault::Mismatch && context.gradients_expected() > 0 =>
         {

@@ -1,4 +1,4 @@
-//! The number of steps that a strategy has made, and it as a part of a checkpoint.
+//! The number of steps that a strategy has made, which is a part of checkpoints.
 
 use super::Strategy;
 use crate::checkpoint::{Checkpointed, Reader, Restore, Value, Writer};
@@ -11,8 +11,8 @@ impl Strategy {
         self.0.steps.load(Ordering::Relaxed)
     }
 
-    /// Goes on counting after step `steps`: a training that is resumed then has the steps, in errors and in the masks of
-    /// [`Dropout`](crate::nn::Dropout), that it would have had without a stop.
+    /// Continues counting after step `steps`. A resumed training then has the same step numbers, in errors and in the masks
+    /// of [`Dropout`](crate::nn::Dropout), as without an interruption.
     ///
     /// # Errors
     /// [`Error::WrongContext`] inside of `run`.
@@ -34,8 +34,8 @@ impl Strategy {
     }
 }
 
-/// The number of steps, as metadata: resumed, a training has the step numbers, and so the masks of
-/// [`Dropout`](crate::nn::Dropout), that it would have had without a stop.
+/// Saves the number of steps as metadata. A resumed training has the same step numbers, and so the same masks of
+/// [`Dropout`](crate::nn::Dropout), as without an interruption.
 impl Checkpointed for Strategy {
     fn save(&self, prefix: &str, writer: &mut Writer) -> Result<()> {
         writer.metadata(format!("{prefix}:steps"), self.steps());

@@ -1,4 +1,4 @@
-//! How replicas use the cores of the machine: threads of their own for matrix products, and cores of their own.
+//! How replicas use the cores of the machine: several threads for each, and pinning.
 
 use crate::{Error, Result};
 use distribute_collective::threads::worker::Start;
@@ -6,7 +6,7 @@ use distribute_collective::threads::{MOST_THREADS, Teams};
 use std::cell::Cell;
 use std::sync::Arc;
 
-/// What the replicas of one strategy compute with. See
+/// The threads that the replicas of one strategy compute with. See
 /// [`MirroredBuilder::threads_per_replica`](super::MirroredBuilder::threads_per_replica) and
 /// [`pinned`](super::MirroredBuilder::pinned).
 #[derive(Debug)]
@@ -15,12 +15,12 @@ pub struct Threads {
 }
 
 impl Threads {
-    /// So many threads for each replica, and if `pinned`, a core for each of them that it does not leave: the first ones of
-    /// those that this process may use to replica 0, and round again where there are more threads than cores.
+    /// `per_replica` threads for each replica. If `pinned`, each thread is pinned to a core: replica 0 gets the first of the
+    /// cores that this process may use, and so on, starting over if there are more threads than cores.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for no thread, for more than a process can have, or for pinning where the system doesn't do
-    /// it (it is for Linux).
+    /// [`Error::InvalidArgument`] for no thread, for more than a process may have, and for pinning on systems other than
+    /// Linux.
     pub fn new(replicas: usize, per_replica: usize, pinned: bool) -> Result<Self> {
         if per_replica == 0 {
             return Err(Error::invalid("threads_per_replica", "a replica has 1 thread at least"));
@@ -31,12 +31,11 @@ impl Threads {
             return Err(Error::invalid("threads_per_replica", reason));
         }
         let start = pinned.then(|| {
-            // Asked for their number, rayon's global threads are started: by a replica's thread, they would all be on its
-            // core for ever.
+            // This starts rayon's global threads. Started by a replica's thread, they would inherit its core.
             rayon::current_num_threads();
             let cores = affinity::allowed()?;
             let start: Start = Arc::new(move |replica, thread| {
-                let core = deal(&cores, replica * per_replica + thread);
+                let core = core_of(&cores, replica * per_replica + thread);
                 FREE.set(core.and_then(|core| affinity::change(&[core])));
             });
             Ok::<_, Error>(start)
@@ -50,25 +49,25 @@ impl Threads {
     }
 }
 
-/// The core of a thread, of all threads of all replicas.
-fn deal(cores: &[usize], thread: usize) -> Option<usize> {
+/// The core of a thread, given its number among all threads of all replicas.
+fn core_of(cores: &[usize], thread: usize) -> Option<usize> {
     cores.get(thread % cores.len().max(1)).copied()
 }
 
 thread_local! {
-    /// The cores that this thread had before it was kept on one.
+    /// The cores that this thread could use before it was pinned.
     static FREE: Cell<Option<affinity::Cores>> = const { Cell::new(None) };
 }
 
-/// Gives a replica's thread the cores back that it had before, until the result is dropped: threads that it starts inherit
-/// its cores, and those of a run inside of this one serve other strategies later.
+/// Unpins a replica's thread until the result is dropped. Threads inherit the cores of the thread that starts them, and
+/// those started for a nested run later serve other strategies.
 pub(super) fn unpinned() -> Option<Unpinned> {
     let free = FREE.take()?;
     let pinned = affinity::swap(&free)?;
     Some(Unpinned { free, pinned })
 }
 
-/// Keeps the thread on its replica's cores again when dropped.
+/// Pins the thread again when dropped.
 pub(super) struct Unpinned {
     free: affinity::Cores,
     pinned: affinity::Cores,
@@ -100,15 +99,15 @@ mod affinity {
         Ok((0..CpuSet::MAX_CPU).filter(|core| set.is_set(*core)).collect())
     }
 
-    /// Keeps this thread on `cores`, and gives those it had; none where the system refuses, as it may when cores were
-    /// taken away since: then the thread goes on where it is.
+    /// Pins this thread to `cores`, and returns those it had. `None` if the system refuses, for example because cores have
+    /// been taken away since; the thread then stays as it is.
     pub(super) fn change(cores: &[usize]) -> Option<Cores> {
         let mut set = CpuSet::new();
         cores.iter().for_each(|core| set.set(*core));
         swap(&set)
     }
 
-    /// As [`change`].
+    /// Like [`change`].
     pub(super) fn swap(cores: &Cores) -> Option<Cores> {
         let before = sched_getaffinity(None).ok()?;
         match sched_setaffinity(None, cores) {
@@ -121,7 +120,7 @@ mod affinity {
     }
 
     pub(super) fn restore(before: &Cores) {
-        // The thread could run there before; if that has changed, it stays where it is.
+        // The thread could run there before; if the system now refuses, it stays as it is.
         let _ = sched_setaffinity(None, before);
     }
 }
@@ -157,8 +156,8 @@ mod tests {
     #[test]
     fn cores_are_dealt_in_turn_and_round_again() {
         let cores = [3, 5, 8, 9];
-        assert_eq!([0, 1, 3, 4, 6].map(|thread| deal(&cores, thread)), [3, 5, 9, 3, 8].map(Some));
-        assert_eq!(deal(&[], 1), None);
+        assert_eq!([0, 1, 3, 4, 6].map(|thread| core_of(&cores, thread)), [3, 5, 9, 3, 8].map(Some));
+        assert_eq!(core_of(&[], 1), None);
     }
 
     #[test]

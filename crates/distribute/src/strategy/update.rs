@@ -1,4 +1,4 @@
-//! Updating variables from outside of `run`: once for each copy.
+//! Updates variables outside of `run`, once for each copy.
 
 use super::{Destinations, DeviceName, Strategy, VariablePlacement};
 use crate::context::{ContextKind, Here, Mode, UpdateContext, enter, here, mixed};
@@ -11,12 +11,12 @@ use std::sync::Arc;
 const ADVICE: &str = "use merge_call to leave it first, and there reduce_to what the replicas have";
 
 impl Strategy {
-    /// Calls `update` once for each copy of `variable`, in update context, where the variable stands for that copy:
-    /// reading it reads the copy, writing it writes the copy. The same holds for other variables with copies on the
-    /// same devices. Gives the results, one for each copy.
+    /// Calls `update` once for each copy of `variable`, in update context. There the variable stands for that copy: reads
+    /// and writes go to it. The same holds for other variables with copies on the same devices. Returns the results, one
+    /// for each copy.
     ///
-    /// Of `args` each call gets its part: of a [`Mirrored`] the copy for the device, of anything else the value itself.
-    /// The standard way to update a variable by what replicas have computed:
+    /// Each call gets its part of `args`: the copy of a [`Mirrored`] for its device, and anything else as it is. The
+    /// standard way to update a variable by values that replicas have computed:
     ///
     /// ```
     /// use distribute::{Variable, prelude::*};
@@ -35,9 +35,9 @@ impl Strategy {
     /// ```
     ///
     /// # Errors
-    /// The first error of `update`: later copies have not been updated then. [`Error::InvalidArgument`] for another
-    /// strategy's variable, and for values that are per replica: copies would drift apart.
-    /// [`Error::WrongContext`] inside of `run`.
+    /// The first error of `update`; later copies have not been updated then. [`Error::InvalidArgument`] for another
+    /// strategy's variable, and for per-replica values, which would let copies drift apart. [`Error::WrongContext`] inside
+    /// of `run`.
     #[doc(alias = "tf.distribute.StrategyExtended.update")]
     pub fn update<D: Distributed, R>(
         &self,
@@ -53,8 +53,8 @@ impl Strategy {
         self.on_devices("update", &variable.devices(), args, |args| update(variable, args))
     }
 
-    /// Calls `update` once for each of the devices that [`non_slot_devices`](Strategy::non_slot_devices) gave, in update
-    /// context: for variables that belong to no other, such as the number of steps made.
+    /// Calls `update` once for each of the devices returned by [`non_slot_devices`](Strategy::non_slot_devices), in update
+    /// context. For variables that are not slots of another variable, such as the number of steps.
     ///
     /// ```
     /// use distribute::{Variable, prelude::*};
@@ -67,7 +67,7 @@ impl Strategy {
     /// ```
     ///
     /// # Errors
-    /// As [`Strategy::update`]; [`Error::InvalidArgument`] for other devices.
+    /// Those of [`Strategy::update`]; [`Error::InvalidArgument`] for other devices.
     #[doc(alias = "tf.distribute.StrategyExtended.update_non_slot")]
     pub fn update_non_slot<D: Distributed, R>(
         &self,
@@ -79,7 +79,7 @@ impl Strategy {
         let _scope = self.enter(OPERATION, ADVICE)?;
         let parameters = self.extended().parameter_devices();
         let known = match self.extended().variable_placement() {
-            // Those of a variable, which may be elsewhere by colocation.
+            // The devices of a variable, which colocation may have placed elsewhere.
             VariablePlacement::Central(_) => Destinations::from(devices).resolve(OPERATION, self).is_ok(),
             _ => devices == parameters,
         };
@@ -112,11 +112,11 @@ impl Strategy {
         Mirrored::from_copies(results).ok_or_else(|| Error::invalid(operation, "there are no copies"))
     }
 
-    /// The devices for variables that belong to no other: all that have a copy of `variables`, or where there is one
-    /// copy of each variable, those of the one whose name comes first.
+    /// The devices for variables that are not slots of another variable: all devices with a copy of `variables`, or, if each
+    /// variable has one copy, those of the variable whose name sorts first.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for another strategy's variable, and for none where one is needed.
+    /// [`Error::InvalidArgument`] for another strategy's variable, and for an empty list if a variable is needed.
     #[doc(alias = "tf.distribute.StrategyExtended.non_slot_devices")]
     pub fn non_slot_devices(&self, variables: &[&Variable]) -> Result<Vec<DeviceName>> {
         const OPERATION: &str = "non_slot_devices";
@@ -133,8 +133,8 @@ impl Strategy {
         }
     }
 
-    /// While `body` runs, new variables get copies on the devices of a variable, or on those that
-    /// [`non_slot_devices`](Strategy::non_slot_devices) gave.
+    /// While `body` runs, new variables get their copies on the devices of a variable, or on those returned by
+    /// [`non_slot_devices`](Strategy::non_slot_devices).
     ///
     /// ```
     /// use distribute::{Variable, prelude::*};
@@ -163,7 +163,7 @@ impl Strategy {
     ) -> Result<T> {
         const OPERATION: &str = "colocate_vars_with";
         if self.is_default() && !crate::has_strategy() {
-            // There is one device.
+            // There is only one device.
             with.into().resolve(OPERATION, self)?;
             return body();
         }
@@ -182,8 +182,8 @@ impl Strategy {
         body()
     }
 
-    /// The variable that a candle tensor is a copy of: of a layer's weight, say. None for any other tensor, and where
-    /// the variable is gone.
+    /// The variable that a candle tensor, such as a layer's weight, is a copy of. `None` for any other tensor, and if the
+    /// variable has been dropped.
     ///
     /// ```
     /// # use distribute::prelude::*;

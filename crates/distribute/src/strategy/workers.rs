@@ -1,5 +1,5 @@
-//! What a strategy's worker says to the others of its world: at the beginning of a step, and in calls that are made once for
-//! all of its replicas.
+//! A strategy's traffic with the other workers: at the beginning of a step, and in calls that are made once for all local
+//! replicas.
 
 use super::Strategy;
 use crate::context::{failure, merging};
@@ -15,21 +15,21 @@ use std::sync::{Arc, Mutex, TryLockError};
 /// The traffic of one strategy with the other workers.
 #[derive(Debug, Default)]
 pub(super) struct Workers {
-    /// Held while a step lasts: two at once would meet in an order of their own on each worker.
+    /// Held during a step, because concurrent steps could run in a different order on each worker.
     step: Mutex<()>,
-    /// The calls that are made between steps.
+    /// The session of calls made between steps.
     between: Mutex<Option<Arc<Session>>>,
 }
 
-/// A step that has begun on all workers. One that ends before its replicas have run is told to the others.
+/// A step that has begun on all workers. Dropped before its replicas have run, it tells the others so.
 pub(super) struct Begun {
     session: Arc<Session>,
     handed_over: bool,
 }
 
 impl Strategy {
-    /// The workers that train together, which of them this process is, and its replicas: every question about numbers and
-    /// ids has its answer there.
+    /// The workers that train together, which of them this process is, and their replicas. It answers every question about
+    /// numbers and ids.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -41,13 +41,13 @@ impl Strategy {
         self.0.world
     }
 
-    /// Whether this process writes checkpoints: of several workers the chief alone does.
+    /// Whether this process writes checkpoints. With several workers, only the chief does.
     #[doc(alias = "tf.distribute.StrategyExtended.should_checkpoint")]
     pub fn should_checkpoint(&self) -> bool {
         self.world().is_chief()
     }
 
-    /// Whether this process writes logs and figures of the training: of several workers the chief alone does.
+    /// Whether this process writes logs and figures of the training. With several workers, only the chief does.
     #[doc(alias = "tf.distribute.StrategyExtended.should_save_summary")]
     pub fn should_save_summary(&self) -> bool {
         self.world().is_chief()
@@ -57,7 +57,7 @@ impl Strategy {
         self.extended().group().filter(|group| group.world().is_multi_worker())
     }
 
-    /// Keeps a second step out while one lasts, where there are several workers.
+    /// Refuses a second concurrent step if there are several workers.
     pub(super) fn one_step_at_a_time(&self) -> Result<Option<std::sync::MutexGuard<'_, ()>>> {
         if self.group().is_none() {
             return Ok(None);
@@ -73,8 +73,8 @@ impl Strategy {
         }
     }
 
-    /// Begins a step on all workers, where there are several. `rows` are those of this worker's pieces of a batch, if they are
-    /// known. Gives how many rows the workers before this one have.
+    /// Begins a step on all workers, if there are several. `rows` is the number of rows of this worker's pieces of a batch,
+    /// if known. Returns how many rows the workers before this one have.
     pub(super) fn begin(
         &self,
         step: u64,
@@ -98,11 +98,11 @@ impl Strategy {
         Ok((Some(begun), before))
     }
 
-    /// Makes a call with the other workers, once for all of this one's replicas. None where there is one worker. Inside of a
-    /// step, that is in a merge function, it meets the same step on the others.
+    /// Makes a call together with the other workers, once for all of this one's replicas; `None` if there is only one
+    /// worker. In a merge function, the call belongs to the session of its step.
     ///
     /// # Errors
-    /// The same on all workers: they make other calls, or one is lost or late.
+    /// The same on all workers, if they make other calls, or one is lost or late.
     pub(crate) fn among_workers<R>(
         &self,
         operation: &'static str,
@@ -116,10 +116,11 @@ impl Strategy {
         self.among_replicas(operation, |_| call.clone(), make)
     }
 
-    /// As [`among_workers`](Self::among_workers), where `call` says what each local replica does: what they bring may differ.
+    /// Like [`among_workers`](Self::among_workers), for calls in which local replicas may differ: `call` gives the
+    /// fingerprint of each.
     ///
     /// # Errors
-    /// As [`among_workers`](Self::among_workers).
+    /// Those of [`among_workers`](Self::among_workers).
     pub(super) fn among_replicas<R>(
         &self,
         operation: &'static str,
@@ -140,8 +141,8 @@ impl Strategy {
         made.map(Some).map_err(failure(operation))
     }
 
-    /// Tells the other workers, where there are any, that this one cannot make the call in which they wait, and gives back
-    /// the reason. Inside of a step they hear of it when the merge function fails.
+    /// If `prepared` is an error, tells the other workers, if there are any, that this one cannot make the call in which
+    /// they wait. Returns `prepared`. Inside of a step the others are told when the merge function fails.
     pub(crate) fn told<T>(&self, prepared: Result<T>) -> Result<T> {
         if prepared.is_err()
             && let Some(group) = self.group()
@@ -149,13 +150,13 @@ impl Strategy {
         {
             let mut between = lock(&self.0.workers.between);
             let session = self.between(group, &mut between);
-            // What they say to it is no news.
+            // The answer is the failure that was just sent.
             let _ = session.swap(failed(self.world()), |_| Bytes::new(), self.extended().timeout());
         }
         prepared
     }
 
-    /// The traffic between steps, from the time on at which nobody was late or lost in it.
+    /// The session for calls between steps; a new one if a worker was late or lost in the previous one.
     fn between(&self, group: &Group, open: &mut Option<Arc<Session>>) -> Arc<Session> {
         match open {
             Some(session) if !session.is_over() => session.clone(),
@@ -163,14 +164,14 @@ impl Strategy {
         }
     }
 
-    /// All replicas of this worker make a call.
+    /// The standings of this worker's replicas when all of them make `call`.
     fn standings(&self, call: &Fingerprint) -> Vec<Standing> {
         self.world().local_replicas().map(|replica| Standing::waiting(replica, call.clone())).collect()
     }
 }
 
 impl Begun {
-    /// The replicas' threads tell the others from here on.
+    /// Leaves it to the replicas' threads to talk to the others from here on.
     pub(super) fn hand_over(mut self) -> Arc<Session> {
         self.handed_over = true;
         self.session.clone()
@@ -185,7 +186,7 @@ impl Drop for Begun {
     }
 }
 
-/// All replicas of this worker are gone, and have made no call.
+/// The standings of this worker's replicas when all of them have failed without a call.
 fn failed(world: World) -> Vec<Standing> {
     let failed = |replica| Standing { presence: Presence::Failed, ..Standing::running(replica) };
     world.local_replicas().map(failed).collect()

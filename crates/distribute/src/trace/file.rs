@@ -1,4 +1,4 @@
-//! The file: events in the Trace Event Format, one a line, with a buffer in front.
+//! The trace file: events in the Trace Event Format, one in each line, written through a buffer.
 
 use super::slices::Slice;
 use distribute_files::WholeFile;
@@ -7,11 +7,11 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
 
-/// Events are written to the disk when so many bytes have come together.
+/// The number of bytes that are buffered before they are written to disk.
 const BUFFER: usize = 64 << 10;
 
-/// A file that grows by an event at a time. Only whole lines are written, and readers do without the closing bracket: so
-/// it can be read whenever the process ends.
+/// A file that grows event by event. Only complete lines are written, and readers don't need the closing bracket, so it can
+/// be read whenever the process ends.
 pub(super) struct Events<W: Write = File> {
     to: W,
     buffer: String,
@@ -21,7 +21,7 @@ pub(super) struct Events<W: Write = File> {
 
 impl Events {
     pub(super) fn create(path: &Path) -> io::Result<Self> {
-        // A link of this name is replaced, and a named pipe refused, which would be waited for.
+        // A link of this name is replaced; a named pipe, which would block, is refused.
         Events::new(WholeFile::create(path)?.into_growing()?)
     }
 }
@@ -63,7 +63,7 @@ impl<W: Write> Events<W> {
         }
     }
 
-    /// Writes what is left, and the bracket.
+    /// Writes the rest of the buffer and the closing bracket.
     pub(super) fn close(mut self) -> io::Result<()> {
         self.buffer.push_str("\n]\n");
         self.write();
@@ -86,7 +86,7 @@ impl<W: Write> Events<W> {
     }
 }
 
-/// A string as JSON has it.
+/// A string as JSON.
 pub(super) fn text(text: &str) -> serde_json::Value {
     serde_json::Value::from(text)
 }

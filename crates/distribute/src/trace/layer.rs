@@ -1,4 +1,4 @@
-//! What listens to spans and makes slices of them.
+//! The layer that listens to spans and turns them into slices.
 
 use super::file::{Events, text};
 use super::slices::{Kind, Slice, Stack};
@@ -18,11 +18,11 @@ use tracing_subscriber::registry::LookupSpan;
 
 /// The file that is being written.
 static FILE: Mutex<Option<Events>> = Mutex::new(None);
-/// Whether there is one. Counted, because threads keep what they were in.
+/// Whether a file is being written, and which one: counted, because threads keep their open spans.
 static LISTENS: AtomicBool = AtomicBool::new(false);
 static SESSION: AtomicU64 = AtomicU64::new(0);
 
-/// Begins to write, unless a file is being written already.
+/// Begins to write, unless a file is already being written.
 pub(super) fn open(events: impl FnOnce() -> std::io::Result<Events>) -> std::io::Result<bool> {
     let mut file = lock(&FILE);
     if file.is_some() {
@@ -54,7 +54,7 @@ thread_local! {
     static THREAD: RefCell<Thread> = RefCell::default();
 }
 
-/// Not while the thread ends.
+/// Does nothing while the thread ends.
 fn on_this_thread(change: impl FnOnce(&mut Thread)) {
     let _ = THREAD.try_with(|thread| {
         let mut thread = thread.borrow_mut();
@@ -74,7 +74,7 @@ struct Thread {
 }
 
 impl Thread {
-    /// What was begun for another file is forgotten.
+    /// Forgets what was begun for another file.
     fn renew(&mut self) {
         let session = SESSION.load(Ordering::Relaxed);
         if self.session != session {
@@ -97,7 +97,7 @@ impl Thread {
         events.slice(self.track, &slice);
     }
 
-    /// This thread runs a replica: its track is the replica's, also where the thread has another name.
+    /// Records that this thread runs a replica: its track is the replica's, even if the thread has another name.
     fn runs(&mut self, replica: u64) {
         if self.replica.is_none()
             && self.track != 0
@@ -109,7 +109,7 @@ impl Thread {
     }
 }
 
-/// Makes slices of spans.
+/// Turns spans into slices.
 pub(super) struct Slices;
 
 impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Slices {
@@ -155,7 +155,7 @@ fn is_ours(metadata: &Metadata<'_>) -> bool {
     matches!(krate, "distribute" | "distribute_collective" | "distribute_data")
 }
 
-/// Whether it is one of the things between which a replica's time is divided.
+/// Whether a span is one of the kinds into which a replica's time is divided.
 fn is_part(metadata: &Metadata<'_>) -> bool {
     is_ours(metadata) && metadata.name() != super::STEP
 }
@@ -198,7 +198,7 @@ impl Visit for Fields {
     }
 }
 
-/// While no file is written, nothing is wanted: what would make a span then costs a comparison.
+/// A filter that wants nothing while no file is written, so that a span then costs a comparison.
 pub(super) struct WhileOpen;
 
 fn wanted(metadata: &Metadata<'_>) -> bool {

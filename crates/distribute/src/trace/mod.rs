@@ -1,21 +1,21 @@
-//! A profile one can see: a timeline of what each replica does, to be opened in <https://ui.perfetto.dev>.
+//! A timeline of what each replica does, to be opened in <https://ui.perfetto.dev>.
 //!
 //! | slice | what happens in it |
 //! |---|---|
 //! | `step` | a `run`, on the track of the thread that calls it, around all that replica 0 does in it |
-//! | `forward` | the closure, as far as it is in none of the others; candle's own `backward` is in here, too |
+//! | `forward` | the closure, except for the other slices; it includes calls of candle's own `backward` |
 //! | `backward` | gradients of a loss: in `minimize`, or by [`Gradients::of`](crate::optimizer::Gradients::of) |
-//! | `waiting` | for other replicas: in a call that all make, or at its end for who has not finished it |
+//! | `waiting` | waiting for other replicas, at the beginning or end of a call that all make |
 //! | `update` | an optimizer's step: each replica reduces and updates its range of the parameters, in one pass |
 //! | `reduce`, `gather`, `merge` | `all_reduce`, `all_gather`, and the function of a `merge_call`, on replica 0 |
-//! | `input` | the next batch is made and cut into pieces; on the track `data-prefetch` what is made ahead of time |
+//! | `input` | makes the next batch and splits it into pieces; on the track `data-prefetch`, elements made ahead |
 //!
-//! Each replica has a track, `replica 0`, `replica 1` and so on; replica 0's is that of the thread that calls `run`. But for
-//! `step`, slices do not overlap: each moment of a replica belongs to one, so their lengths add up. Spans of your own, of
-//! the crate `tracing` and of level `INFO` or above, are in the timeline, too.
+//! Each replica has a track, `replica 0`, `replica 1` and so on; replica 0's is that of the thread that calls `run`. Except
+//! for `step`, slices do not overlap: each moment of a replica belongs to one, so their lengths add up. Your own `tracing`
+//! spans of level `INFO` or above are in the timeline, too.
 //!
-//! While nobody listens, a span costs a comparison. A slice costs about a microsecond and 100 bytes of the file, a training step
-//! of two replicas has some 20. Memory does not grow: events go to the file 64 KiB at a time.
+//! While no trace is written, a span costs a comparison. A slice costs about a microsecond and 100 bytes of the file, and a
+//! training step of two replicas has some 20. Memory does not grow: events are written to the file 64 KiB at a time.
 
 mod file;
 mod layer;
@@ -35,18 +35,17 @@ use tracing_subscriber::registry::LookupSpan;
 /// The name of the span of a `run`.
 pub(crate) const STEP: &str = "step";
 
-/// Some subscriber of this process has the layer.
+/// Whether a subscriber of this process has the layer.
 static LAYERED: AtomicBool = AtomicBool::new(false);
 
 /// Writes a timeline into a file from now on, until the guard is dropped or [finished](TraceFile::finish).
 ///
-/// The file is in the Trace Event Format, and can be read however the process ends: also after an error, a panic or
-/// `kill -9`, where the last slices may be missing. A file that is there already is replaced; so is a link, and what it
-/// leads to stays.
+/// The file is in the Trace Event Format, and can be read however the process ends, even after a panic or `kill -9`, when
+/// only the last slices may be missing. An existing file is replaced; a link is replaced, not followed.
 ///
 /// # Errors
-/// [`Error::Io`], with the path, where the file cannot be written; [`Error::InvalidArgument`] while another trace is being
-/// written, and where the program has a `tracing` subscriber of its own without [`layer`].
+/// [`Error::Io`], with the path, if the file cannot be written; [`Error::InvalidArgument`] while another trace is being
+/// written, and if the program has its own `tracing` subscriber without [`layer`].
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -80,15 +79,16 @@ pub fn to_file(path: impl AsRef<Path>) -> Result<TraceFile> {
     }
 }
 
-/// For programs with a `tracing` subscriber of their own: what [`to_file`] listens through. Others have it already.
+/// The layer through which [`to_file`] listens, for programs with their own `tracing` subscriber. Other programs don't need
+/// it.
 ///
-/// While no trace is being written, this layer wants nothing.
+/// While no trace is being written, this layer is disabled.
 pub fn layer<S: Subscriber + for<'a> LookupSpan<'a>>() -> impl Layer<S> {
     is_layered();
     proposed_layer()
 }
 
-/// A trace that is being written, see [`to_file`]. Dropped, it ends; what fails then is logged.
+/// A trace that is being written, see [`to_file`]. It ends when dropped; errors are logged then.
 #[derive(Debug)]
 #[must_use = "dropped, the trace ends"]
 pub struct TraceFile {
@@ -97,18 +97,19 @@ pub struct TraceFile {
 }
 
 impl TraceFile {
-    /// Ends the trace: after that the file is whole.
+    /// Ends the trace, after which the file is complete.
     ///
     /// # Errors
-    /// [`Error::Io`], with the path, where something could not be written, now or before.
+    /// [`Error::Io`], with the path, if something could not be written, now or before.
     pub fn finish(mut self) -> Result<()> {
         self.close()
     }
 
     fn close(&mut self) -> Result<()> {
-        match std::mem::replace(&mut self.open, false) {
-            true => layer::close().map_err(|source| failed(&self.path, source)),
-            false => Ok(()),
+        if std::mem::replace(&mut self.open, false) {
+            layer::close().map_err(|source| failed(&self.path, source))
+        } else {
+            Ok(())
         }
     }
 }
@@ -125,12 +126,12 @@ fn failed(path: &Path, source: std::io::Error) -> Error {
     Error::Io { operation: format!("writing the trace {}", path.display()), source }
 }
 
-/// A subscriber with this module's layer has become the process's.
+/// Records that a subscriber with this module's layer has been installed.
 pub(crate) fn is_layered() {
     LAYERED.store(true, Ordering::Relaxed);
 }
 
-/// The layer, of a subscriber that may not become the process's.
+/// The layer for a subscriber that may not get installed.
 pub(crate) fn proposed_layer<S: Subscriber + for<'a> LookupSpan<'a>>() -> impl Layer<S> {
     layer::Slices.with_filter(layer::WhileOpen)
 }

@@ -1,4 +1,4 @@
-//! What can be given to each replica its own part of.
+//! Values of which each replica gets its own part.
 
 use super::{Mirrored, PerReplica};
 use crate::{Error, Replicated, Result, Strategy};
@@ -6,8 +6,8 @@ use candle_core::{Tensor, Var};
 use distribute_tensor::{HostTensor, IndexedSlices, Tree};
 use std::convert::Infallible;
 
-/// A value of which each local replica gets its part: of a [`PerReplica`] its component, of a
-/// [`Mirrored`], a tensor or a number the value itself, of a tuple or `Vec` the parts of its items.
+/// A value of which each local replica gets its part: its component of a [`PerReplica`]; a [`Mirrored`], a tensor or a
+/// number as it is; the parts of the items of a tuple or `Vec`.
 #[doc(alias = "tf.distribute.DistributedValues")]
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be given to replicas",
@@ -20,32 +20,32 @@ pub trait Distributed: Sized {
     /// What one replica gets.
     type Local: Send;
 
-    /// One part for each of `replicas` local replicas.
+    /// Splits the value into one part for each of `replicas` local replicas.
     ///
     /// # Errors
     /// [`Error::Parts`] for a value that was made for another number of replicas.
     fn split(self, replicas: usize) -> Result<Vec<Self::Local>>;
 
-    /// How many rows of a batch the part of local replica `replica` has, if it is a piece of one; of several pieces the
-    /// smallest number.
+    /// The number of rows of local replica `replica`'s part, if it is a piece of a batch; the smallest number if it has
+    /// several pieces.
     fn rows(&self, replica: usize) -> Option<usize> {
         let _ = replica;
         None
     }
 
-    /// Whether any of it is one value for each replica.
+    /// Whether any part of it is per replica.
     fn is_per_replica(&self) -> bool {
         false
     }
 
-    /// What local replica `replica` writes on its own while a model of it runs: running statistics.
+    /// The variables that a model writes for local replica `replica` alone while it runs, such as running statistics.
     #[doc(hidden)]
     fn own_variables(&self, replica: usize) -> Vec<Var> {
         let _ = replica;
         Vec::new()
     }
 
-    /// How many local results this value is, among `replicas`: one, where it is a single value that is not
+    /// How many local results this value has on `replicas` local replicas: one if it is a single value that is not
     /// distributed.
     fn local_results(&self, replicas: usize) -> usize {
         replicas
@@ -54,7 +54,7 @@ pub trait Distributed: Sized {
 
 const OPERATION: &str = "giving each replica its part";
 
-/// The values, if there is one for each replica; `what` they are, if not.
+/// The values, if there is one for each replica; otherwise an error that describes them by `what`.
 fn counted<T>(values: Vec<T>, replicas: usize, what: impl FnOnce() -> String) -> Result<Vec<T>> {
     let parts = match values.len() {
         n if n == replicas => return Ok(values),
@@ -77,7 +77,7 @@ fn a_model<M>(strategy: &Strategy) -> String {
     format!("a model {} of {strategy}", short_name::<M>())
 }
 
-/// The name of a type without the modules that it is in.
+/// The name of a type without its modules.
 fn short_name<T: ?Sized>() -> String {
     let parts =
         std::any::type_name::<T>().split_inclusive(|c: char| !c.is_alphanumeric() && !"_:".contains(c));
@@ -110,7 +110,7 @@ impl<'a, T: Sync> Distributed for &'a PerReplica<T> {
     }
 }
 
-/// Each replica gets its component, to change it.
+/// Each replica gets its component by mutable reference.
 impl<'a, T: Send> Distributed for &'a mut PerReplica<T> {
     type Local = &'a mut T;
     fn split(self, replicas: usize) -> Result<Vec<&'a mut T>> {
@@ -124,7 +124,7 @@ impl<'a, T: Send> Distributed for &'a mut PerReplica<T> {
     }
 }
 
-/// Each replica gets its model, to call what takes `&mut self`: many of candle_transformers' do.
+/// Each replica gets its model by mutable reference, for methods that take `&mut self`, as many of candle_transformers do.
 impl<'a, M: Send> Distributed for &'a mut Replicated<M> {
     type Local = &'a mut M;
     fn split(self, replicas: usize) -> Result<Vec<&'a mut M>> {
@@ -136,7 +136,7 @@ impl<'a, M: Send> Distributed for &'a mut Replicated<M> {
     }
 }
 
-// So that the compiler says what is to be done with a model that is not `Sync`, and not only that it is none.
+// Makes the compiler say what to do with a model that is not `Sync`.
 #[diagnostic::do_not_recommend]
 impl<'a, M: Sync> Distributed for &'a Replicated<M> {
     type Local = &'a M;
@@ -153,7 +153,7 @@ impl<T: Clone + Send> Distributed for Mirrored<T> {
     type Local = T;
     fn split(self, replicas: usize) -> Result<Vec<T>> {
         let mut copies = self.into_copies();
-        // They are equal: any of them will do for one (UPD-8).
+        // They are equal, so any of them will do for one replica (UPD-8).
         if replicas == 1 {
             copies.truncate(1);
         }
@@ -175,7 +175,7 @@ impl<'a, T: Sync> Distributed for &'a Mirrored<T> {
     }
 }
 
-/// The parts of several values, replica by replica; `path` says where in the whole a value is that doesn't fit.
+/// The parts of several values, by replica. In errors, `path` says which value does not fit.
 fn split_all<D: Distributed>(
     values: Vec<D>,
     replicas: usize,
@@ -215,7 +215,7 @@ impl<D: Distributed> Distributed for Tree<D> {
                 paths.push(path());
                 Ok::<(), Infallible>(())
             });
-            // They begin with the word for the whole.
+            // Paths begin with the word for the whole value.
             paths.get(leaf).map(|path| path.trim_start_matches("value").to_string()).unwrap_or_default()
         };
         let parts = split_all(leaves, replicas, path)?.into_iter();

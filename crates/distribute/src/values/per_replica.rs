@@ -7,11 +7,11 @@ use std::fmt;
 
 /// One value for each local replica, in the order of replica ids.
 ///
-/// This is what [`run`](crate::Strategy::run) returns, for one replica too, and what a distributed dataset gives.
-/// Values are never merged because they happen to be the same object.
+/// [`run`](crate::Strategy::run) always returns one, even for a single replica, and distributed datasets yield them. Values
+/// are never merged because they happen to be the same object.
 ///
-/// Outside of `run` there is no one value to compute with: reduce or gather it first. Where all replicas have the same
-/// number, [`to_scalar`](PerReplica::to_scalar) gives it.
+/// Outside of `run` there is no single value to compute with: reduce or gather it first. If all replicas have the same
+/// number, [`to_scalar`](PerReplica::to_scalar) returns it.
 ///
 /// ```compile_fail,E0369
 /// # use distribute::prelude::*;
@@ -19,7 +19,7 @@ use std::fmt;
 /// let sum = values + 1.;
 /// ```
 ///
-/// Inside of `run` each replica has its own part of it: give it as an argument.
+/// Pass it to `run` as an argument, and each replica gets its own part:
 ///
 /// ```compile_fail,E0277
 /// # use distribute::prelude::*;
@@ -32,7 +32,7 @@ use std::fmt;
 #[derive(Clone, Debug)]
 pub struct PerReplica<T> {
     values: Vec<T>,
-    /// How many rows of a batch each value has, where the values are pieces of one.
+    /// The number of rows of each value, if the values are pieces of a batch.
     rows: Option<Vec<usize>>,
 }
 
@@ -65,12 +65,12 @@ impl<T> PerReplica<T> {
         self.values.get(replica)
     }
 
-    /// How many local replicas there are.
+    /// The number of local replicas.
     pub fn len(&self) -> usize {
         self.values.len()
     }
 
-    /// Whether there are no values: never for what `run` returns.
+    /// Whether there are no values; never true for a result of `run`.
     pub fn is_empty(&self) -> bool {
         self.values.is_empty()
     }
@@ -80,12 +80,12 @@ impl<T> PerReplica<T> {
         self.values.iter()
     }
 
-    /// The values in order, to change them.
+    /// The values in order, by mutable reference.
     pub fn iter_mut(&mut self) -> std::slice::IterMut<'_, T> {
         self.values.iter_mut()
     }
 
-    /// Another value for each replica.
+    /// Maps each replica's value.
     pub fn map<U>(self, f: impl FnMut(T) -> U) -> PerReplica<U> {
         PerReplica::from_values(self.values.into_iter().map(f).collect())
     }
@@ -93,7 +93,7 @@ impl<T> PerReplica<T> {
     /// The merged form of nests: one structure whose leaves are per replica.
     ///
     /// # Errors
-    /// [`Error::Tensor`] where replicas gave different structures: it names the path and both kinds.
+    /// [`Error::Tensor`] if replicas have different structures; it names the path and both kinds.
     pub fn regroup(self) -> Result<Tree<PerReplica<Leaf>>>
     where
         T: Nest,
@@ -105,12 +105,12 @@ impl<T> PerReplica<T> {
 }
 
 impl PerReplica<Tensor> {
-    /// The number that all replicas have: of a loss that [`minimize`](crate::Optimizer::minimize) has given, or of a result
+    /// The number that all replicas have, such as the loss returned by [`minimize`](crate::Optimizer::minimize) or a result
     /// of [`all_reduce`](crate::ReplicaContext::all_reduce).
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] where replicas have different numbers, which it tells: there is no one number then, unless
-    /// [`reduce`](crate::Strategy::reduce) makes it. [`Error::Candle`] for tensors that are no scalars, or of another dtype.
+    /// [`Error::InvalidArgument`] if replicas have different numbers, which it lists; [`reduce`](crate::Strategy::reduce)
+    /// makes one of them. [`Error::Candle`] for tensors that are not scalars or have another dtype.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -127,7 +127,8 @@ impl PerReplica<Tensor> {
         const OPERATION: &str = "to_scalar";
         let scalars = self.iter().map(|value| Ok(value.to_scalar::<S>()?)).collect::<Result<Vec<_>>>()?;
         let Some(first) = scalars.first() else { return Err(Error::invalid(OPERATION, "there is no value")) };
-        // NaN is equal to nothing. By their types, not as f64: large integers that differ are one number there.
+        // NaN is equal to nothing, not even itself. Compared in their own type: different large integers may be equal as
+        // f64.
         let is_nan = |scalar: &S| scalar.partial_cmp(scalar).is_none();
         if scalars.iter().all(|scalar| scalar == first || is_nan(scalar) && is_nan(first)) {
             return Ok(*first);
@@ -142,7 +143,7 @@ impl PerReplica<Tensor> {
     }
 }
 
-/// Equal where the values are, wherever they come from.
+/// Equal if the values are equal, wherever they come from.
 impl<T: PartialEq> PartialEq for PerReplica<T> {
     fn eq(&self, other: &Self) -> bool {
         self.values == other.values
@@ -150,7 +151,7 @@ impl<T: PartialEq> PartialEq for PerReplica<T> {
 }
 
 impl<A, B> PerReplica<(A, B)> {
-    /// Pairs, taken apart.
+    /// Splits pairs.
     pub fn unzip(self) -> (PerReplica<A>, PerReplica<B>) {
         let (a, b) = self.values.into_iter().unzip();
         (PerReplica { values: a, rows: self.rows.clone() }, PerReplica { values: b, rows: self.rows })
@@ -158,7 +159,7 @@ impl<A, B> PerReplica<(A, B)> {
 }
 
 impl<A, B, C> PerReplica<(A, B, C)> {
-    /// Triples, taken apart.
+    /// Splits triples.
     pub fn unzip3(self) -> (PerReplica<A>, PerReplica<B>, PerReplica<C>) {
         let rows = self.rows;
         let (mut first, mut second, mut third) = (Vec::new(), Vec::new(), Vec::new());
@@ -194,7 +195,7 @@ impl<'a, T> IntoIterator for &'a PerReplica<T> {
     }
 }
 
-/// The structure outside, the replicas' values at its leaves:
+/// Prints the structure, with the replicas' values at its leaves:
 ///
 /// ```text
 /// PerReplica:{
@@ -218,8 +219,8 @@ fn show(leaf: &PerReplica<Leaf>) -> String {
 
 /// One value that is the same on all replicas.
 ///
-/// It can be read without asking how to combine replicas, and given to `run` it reaches each of them. There is one copy
-/// of it for all, or one on each of several devices.
+/// It can be read without combining replicas, and passed to `run` it reaches each of them. There is one copy for all
+/// replicas, or one on each of several devices.
 #[doc(alias = "tf.distribute.DistributedValues")]
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mirrored<T> {
@@ -233,8 +234,8 @@ impl<T> Mirrored<T> {
         Self { first: value, others: Vec::new() }
     }
 
-    /// A copy for each device, in the order of devices; none where there are no copies. That they are equal is the
-    /// caller's promise.
+    /// A copy for each device, in the order of devices; `None` if there are no copies. The caller has to ensure that they
+    /// are equal.
     pub fn from_copies(copies: impl IntoIterator<Item = T>) -> Option<Self> {
         let mut copies = copies.into_iter();
         Some(Self { first: copies.next()?, others: copies.collect() })

@@ -1,4 +1,4 @@
-//! What `reduce` and `gather` take, and the axes they take it over.
+//! The arguments of `reduce` and `gather`: values, and axes.
 
 use super::{Mirrored, PerReplica};
 use crate::context::ContextKind;
@@ -6,7 +6,7 @@ use crate::{Result, Variable};
 use candle_core::Tensor;
 use distribute_tensor::{HostTensor, IndexedSlices, Leaf, Nest};
 
-/// What a value given to `reduce` or `gather` is made of.
+/// The components of a value given to `reduce` or `gather`.
 pub enum Components<N> {
     /// One nest for each local replica.
     PerReplica(Vec<N>),
@@ -18,13 +18,13 @@ pub enum Components<N> {
 
 /// A value that can be reduced or gathered over replicas.
 pub trait Reducible {
-    /// The nest that each replica holds.
+    /// The nest that each replica has.
     type Nest: Nest;
 
     /// Its components.
     ///
     /// # Errors
-    /// Where a variable cannot be read.
+    /// If a variable cannot be read.
     fn into_components(self) -> Result<Components<Self::Nest>>;
 }
 
@@ -56,8 +56,8 @@ impl<N: Nest + Clone> Reducible for &Mirrored<N> {
     }
 }
 
-/// In a replica and in an update what is read there; elsewhere the copies of an ON_READ variable, whatever its own
-/// aggregation, and of others, which are equal, the value.
+/// In replica and update context, the value that is read there. Elsewhere, the copies of an ON_READ variable, whatever its
+/// own aggregation, and the value of any other variable, whose copies are equal.
 impl Reducible for &Variable {
     type Nest = Leaf;
     fn into_components(self) -> Result<Components<Leaf>> {

@@ -269,10 +269,11 @@ fn run_13_a_step_is_what_the_strategys_author_does_for_each_replica() {
                     calls.fetch_add(1, Ordering::Relaxed);
                     Ok(ctx.replica_id_in_sync_group())
                 });
-                match runs {
-                    true => assert_eq!(ids.unwrap().values(), [0, 1]),
+                if runs {
+                    assert_eq!(ids.unwrap().values(), [0, 1])
+                } else {
                     // Nobody ran: that is an error, not a step without results.
-                    false => drop(ids.unwrap_err()),
+                    drop(ids.unwrap_err())
                 }
             }
             assert_eq!(

@@ -76,9 +76,8 @@ fn t7_every_pair_of_different_calls_names_both_replicas_calls_lines_step_and_rem
             let mut step = 0;
             for (right_name, right, odd_name, odd, texts) in PAIRS {
                 for culprit in 0..replicas {
-                    let body = |ctx: &ReplicaContext| match ctx.replica_id_in_sync_group() == culprit {
-                        true => odd(ctx),
-                        false => right(ctx),
+                    let body = |ctx: &ReplicaContext| {
+                        if ctx.replica_id_in_sync_group() == culprit { odd(ctx) } else { right(ctx) }
                     };
                     let error = strategy.run((), |ctx, ()| body(ctx)).unwrap_err();
                     step += 1;
@@ -121,9 +120,12 @@ fn mc_4_a_missing_an_additional_and_a_reordered_collective() {
         for replicas in 2..=4 {
             for culprit in 0..replicas {
                 let run = |odd: &[Call]| {
-                    fault(replicas, |ctx| match ctx.replica_id_in_sync_group() == culprit {
-                        true => program(ctx, odd),
-                        false => program(ctx, &[sum_2, gather_0, merge_i32]),
+                    fault(replicas, |ctx| {
+                        if ctx.replica_id_in_sync_group() == culprit {
+                            program(ctx, odd)
+                        } else {
+                            program(ctx, &[sum_2, gather_0, merge_i32])
+                        }
                     })
                 };
                 let named = format!("replica {culprit} ");
@@ -178,10 +180,11 @@ fn minimize_against_all_reduce_and_another_number_of_minimize_calls() {
             let training = Training::new(&strategy);
             let odd = replicas - 1;
             let is_odd = |ctx: &ReplicaContext| ctx.replica_id_in_sync_group() == odd;
-            let error = fault_on(&strategy, |ctx| match is_odd(ctx) {
-                true => sum_2(ctx),
-                false => training.minimize(ctx).map(drop),
-            });
+            let error =
+                fault_on(
+                    &strategy,
+                    |ctx| if is_odd(ctx) { sum_2(ctx) } else { training.minimize(ctx).map(drop) },
+                );
             says(&error, &["minimize (", "calls.rs:", "all_reduce (SUM float32[2])", &line_of("sum_2")]);
             says(&error, &[&format!("replica {odd} called all_reduce")]);
 

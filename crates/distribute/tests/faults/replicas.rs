@@ -68,9 +68,10 @@ fn mc_4_an_early_return_is_named_with_its_last_call() {
     for_each_culprit(|replicas, culprit| {
         let error = fault(replicas, |ctx| {
             ctx.all_reduce(ReduceOp::Sum, 1i32)?;
-            match ctx.replica_id_in_sync_group() == culprit {
-                true => Ok(0),
-                false => ctx.all_reduce(ReduceOp::Sum, 2i32),
+            if ctx.replica_id_in_sync_group() == culprit {
+                Ok(0)
+            } else {
+                ctx.all_reduce(ReduceOp::Sum, 2i32)
             }
         });
         let blame = error.blame().unwrap();

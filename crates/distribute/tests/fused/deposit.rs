@@ -42,10 +42,7 @@ impl CustomOp1 for Fails {
     }
 
     fn bwd(&self, _: &Tensor, _: &Tensor, upstream: &Tensor) -> Result<Option<Tensor>> {
-        match self.0.load(Ordering::SeqCst) {
-            true => bail!("as ordered"),
-            false => Ok(Some(upstream.clone())),
-        }
+        if self.0.load(Ordering::SeqCst) { bail!("as ordered") } else { Ok(Some(upstream.clone())) }
     }
 }
 
@@ -64,15 +61,14 @@ fn a_backward_that_fails_leaves_nothing_for_the_next_step() {
                     let run = strategy.run(&model, |ctx, [a, b]| {
                         let replica = ctx.replica_id_in_sync_group();
                         let hidden = a.forward(&numbers(&[2, 3], DType::F64, good * 5 + replica))?;
-                        let hidden = match replica + 1 == n {
-                            true => hidden.apply_op1(Fails(flag.clone()))?,
-                            false => hidden,
-                        };
+                        let hidden =
+                            if replica + 1 == n { hidden.apply_op1(Fails(flag.clone()))? } else { hidden };
                         optimizer.minimize(ctx, b.forward(&hidden)?.sqr()?.mean_all()?, 2)
                     });
-                    match fail {
-                        true => assert!(run.unwrap_err().to_string().contains("as ordered")),
-                        false => good += usize::from(run.is_ok()),
+                    if fail {
+                        assert!(run.unwrap_err().to_string().contains("as ordered"))
+                    } else {
+                        good += usize::from(run.is_ok())
                     }
                 }
                 assert_eq!(good, failing.iter().filter(|fail| !**fail).count());
@@ -102,12 +98,11 @@ fn two_optimizers_train_two_parts_of_one_graph() {
                         y.tanh()?.mean_all()
                     };
                     for optimizer in [&first, &second] {
-                        match by_hand {
-                            true => {
-                                let gradients = Gradients::of(optimizer, &loss()?)?;
-                                optimizer.apply_gradients(ctx, gradients, Weighting::MeanOver(2))?;
-                            }
-                            false => drop(optimizer.minimize(ctx, loss()?, 2)?),
+                        if by_hand {
+                            let gradients = Gradients::of(optimizer, &loss()?)?;
+                            optimizer.apply_gradients(ctx, gradients, Weighting::MeanOver(2))?;
+                        } else {
+                            drop(optimizer.minimize(ctx, loss()?, 2)?)
                         }
                     }
                     Ok(())

@@ -235,9 +235,10 @@ fn what_is_not_asked_for_is_not_computed_and_the_rest_is_right() {
             let mut t = t.to_vec();
             let var = Var::from_tensor(&t[number]).unwrap();
             t[number] = var.as_tensor().clone();
-            let y = match fast {
-                true => ops::sdpa(&t[0], &t[1], &t[2], None, false, 1., 1.).unwrap(),
-                false => plain_sdpa(&t, None, false, 1., 1.).unwrap(),
+            let y = if fast {
+                ops::sdpa(&t[0], &t[1], &t[2], None, false, 1., 1.).unwrap()
+            } else {
+                plain_sdpa(&t, None, false, 1., 1.).unwrap()
             };
             y.sqr().unwrap().sum_all().unwrap().backward().unwrap().get(&var).unwrap().clone()
         };

@@ -8,10 +8,7 @@ use proptest::prelude::*;
 /// The definition.
 fn plain(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, remove_mean: bool, eps: f64) -> Result<Tensor> {
     let size = x.dim(D::Minus1)? as f64;
-    let x = match remove_mean {
-        true => x.broadcast_sub(&(x.sum_keepdim(D::Minus1)? / size)?)?,
-        false => x.clone(),
-    };
+    let x = if remove_mean { x.broadcast_sub(&(x.sum_keepdim(D::Minus1)? / size)?)? } else { x.clone() };
     let variance = (x.sqr()?.sum_keepdim(D::Minus1)? / size)?;
     let y = x.broadcast_div(&(variance + eps)?.sqrt()?)?.broadcast_mul(weight)?;
     bias.map_or(Ok(y.clone()), |bias| y.broadcast_add(bias))

@@ -44,19 +44,19 @@ impl Net {
     }
 
     fn linear(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-        match self.fast {
-            true => nn::Linear::new(weight.clone(), bias.cloned()).forward(x),
-            false => {
-                let y = x.broadcast_matmul(&weight.t()?)?;
-                bias.map_or(Ok(y.clone()), |bias| y.broadcast_add(bias))
-            }
+        if self.fast {
+            nn::Linear::new(weight.clone(), bias.cloned()).forward(x)
+        } else {
+            let y = x.broadcast_matmul(&weight.t()?)?;
+            bias.map_or(Ok(y.clone()), |bias| y.broadcast_add(bias))
         }
     }
 
     fn norm(&self, x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> {
-        match self.fast {
-            true => nn::LayerNorm::new(weight.clone(), bias.clone(), 1e-3).forward(x),
-            false => candle_nn::LayerNorm::new_no_bias(weight.clone(), 1e-3).forward(x)?.broadcast_add(bias),
+        if self.fast {
+            nn::LayerNorm::new(weight.clone(), bias.clone(), 1e-3).forward(x)
+        } else {
+            candle_nn::LayerNorm::new_no_bias(weight.clone(), 1e-3).forward(x)?.broadcast_add(bias)
         }
     }
 
@@ -64,16 +64,18 @@ impl Net {
     fn logits(&self, x: &Tensor) -> Result<Tensor> {
         let config = Conv2dConfig { padding: 1, ..Default::default() };
         let (kernel, bias) = (self.kernel.clone(), Some(self.kernel_bias.clone()));
-        let y = match self.fast {
-            true => nn::Conv2d::new(kernel, bias, config).forward(x)?,
-            false => candle_nn::Conv2d::new(kernel, bias, config).forward(x)?,
+        let y = if self.fast {
+            nn::Conv2d::new(kernel, bias, config).forward(x)?
+        } else {
+            candle_nn::Conv2d::new(kernel, bias, config).forward(x)?
         };
         // [n, 6, 6], and not contiguous.
         let y = y.reshape((x.dim(0)?, 6, 6))?.transpose(1, 2)?;
         let y = self.norm(&y, &self.norm, &self.norm_bias)?.tanh()?;
-        let rms = match self.fast {
-            true => nn::RmsNorm::new(self.rms.clone(), 1e-3).forward(&y)?,
-            false => candle_nn::LayerNorm::rms_norm(self.rms.clone(), 1e-3).forward(&y)?,
+        let rms = if self.fast {
+            nn::RmsNorm::new(self.rms.clone(), 1e-3).forward(&y)?
+        } else {
+            candle_nn::LayerNorm::rms_norm(self.rms.clone(), 1e-3).forward(&y)?
         };
         // Twice the same layer; then its transpose, its half, and itself without gradient.
         let y = self.linear(&rms, &self.inner, Some(&self.inner_bias))?.tanh()?;
@@ -91,17 +93,18 @@ impl Net {
         let hot = logits.narrow(D::Minus1, 0, 2)?;
         let targets = (hot.zeros_like()? + 0.25)?;
         use {candle_nn::loss as stock, nn::loss as fast};
-        let losses = match self.fast {
-            true => [
+        let losses = if self.fast {
+            [
                 fast::cross_entropy(&logits, y)?,
                 fast::binary_cross_entropy_with_logit(&hot, &targets)?,
                 fast::mse(&hot, &targets)?,
-            ],
-            false => [
+            ]
+        } else {
+            [
                 stock::cross_entropy(&logits, y)?,
                 stock::binary_cross_entropy_with_logit(&hot, &targets)?,
                 stock::mse(&hot, &targets)?,
-            ],
+            ]
         };
         (&losses[0] + (&losses[1] * 0.5)?)? + &losses[2]
     }

@@ -287,12 +287,11 @@ fn a_replica_without_a_gradient_keeps_its_place_in_the_tree_of_sums() {
                 let mut gradients = Gradients::new(&optimizer);
                 if let Some(part) = parts[ctx.replica_id_in_sync_group()] {
                     let row = HostTensor::new(vec![part], [1, 1])?;
-                    match by_row {
-                        true => {
-                            let index = HostTensor::vector(vec![0i64]);
-                            gradients.insert("w", IndexedSlices::new(row, index, None)?)?;
-                        }
-                        false => gradients.insert("w", row.to_candle(&Device::Cpu)?)?,
+                    if by_row {
+                        let index = HostTensor::vector(vec![0i64]);
+                        gradients.insert("w", IndexedSlices::new(row, index, None)?)?;
+                    } else {
+                        gradients.insert("w", row.to_candle(&Device::Cpu)?)?
                     }
                 }
                 optimizer.apply_gradients(ctx, gradients, ReduceOp::Sum)

@@ -101,9 +101,10 @@ fn weight_decay_is_added_to_the_gradients_that_are_there() {
             let before = numbers(&model);
             let optimizer = Optimizer::with_rule(Sgd, &model.variables, 1.).unwrap();
             let decay = Transform::weight_decay(0.25);
-            let optimizer = match before_reduce {
-                true => optimizer.before_reduce(decay).unwrap(),
-                false => optimizer.after_reduce(decay).unwrap(),
+            let optimizer = if before_reduce {
+                optimizer.before_reduce(decay).unwrap()
+            } else {
+                optimizer.after_reduce(decay).unwrap()
             };
             let run = strategy.run((), |ctx, ()| {
                 let mut gradients = Gradients::new(&optimizer);
@@ -178,9 +179,12 @@ fn a_closure_that_fails_or_panics_fails_the_step_and_changes_nothing() {
             [(fail, "not this one"), (panic, "not this one"), (shape, "the gradient of w is F64[2]")]
         {
             for before in [true, false] {
-                let add = |o: Optimizer<Sgd>| match before {
-                    true => o.before_reduce(transform.clone()),
-                    false => o.after_reduce(transform.clone()),
+                let add = |o: Optimizer<Sgd>| {
+                    if before {
+                        o.before_reduce(transform.clone())
+                    } else {
+                        o.after_reduce(transform.clone())
+                    }
                 };
                 let error = reduced(3, add, gradient, |_| 1.into()).unwrap_err().to_string();
                 assert!(error.contains(text), "{error}");

@@ -174,17 +174,16 @@ fn in_6_a_tensor_that_is_not_on_the_device_where_it_was_to_be_placed_is_an_error
         assert_eq!(on_cpus.iter().filter(Result::is_ok).count(), 2);
         let elsewhere = Elsewhere::strategy().distribute_datasets_from_function_with(options, make).unwrap();
         let first = elsewhere.iter().get_next();
-        match place_dataset_on_device {
-            false => drop(first.unwrap()),
-            true => {
-                let error = first.unwrap_err().to_string();
-                for part in ["local replica 0", "a candle tensor uint32[2] on Cpu", "device:GPU:98"] {
-                    assert!(error.contains(part), "{error}");
-                }
-                let host =
-                    Elsewhere::strategy().distribute_datasets_from_function_with(options, |_| Ok(batches()));
-                assert!(host.unwrap().iter().get_next().unwrap_err().to_string().contains("GPU:98"));
+        if place_dataset_on_device {
+            let error = first.unwrap_err().to_string();
+            for part in ["local replica 0", "a candle tensor uint32[2] on Cpu", "device:GPU:98"] {
+                assert!(error.contains(part), "{error}");
             }
+            let host =
+                Elsewhere::strategy().distribute_datasets_from_function_with(options, |_| Ok(batches()));
+            assert!(host.unwrap().iter().get_next().unwrap_err().to_string().contains("GPU:98"));
+        } else {
+            drop(first.unwrap())
         }
     }
 }

@@ -258,9 +258,10 @@ fn a_replica_that_does_not_normalise_is_named_and_the_next_run_works() {
         let x = numbers(&[4, 2], DType::F32);
         let run = |leaves_out: bool| {
             strategy.run(&model, |ctx, bn: &BatchNorm| {
-                match leaves_out && ctx.replica_id_in_sync_group() == 1 {
-                    true => Ok(x.clone()),
-                    false => Ok(bn.forward_train(&x)?),
+                if leaves_out && ctx.replica_id_in_sync_group() == 1 {
+                    Ok(x.clone())
+                } else {
+                    Ok(bn.forward_train(&x)?)
                 }
             })
         };
@@ -342,9 +343,10 @@ fn masked(strategy: &Strategy, mask: [f64; 4], in_parts: bool) -> (Vec<f64>, Vec
                 let examples = mask.sum_all()?.to_scalar::<f64>()?;
                 // The mean over no examples: NaN.
                 let loss = (far.sum(1)?.mul(&mask)?.sum_all()? / examples)?;
-                match in_parts {
-                    true => optimizer.minimize_each(ctx, [Ok((loss, examples as usize))]),
-                    false => optimizer.minimize(ctx, loss, examples as usize),
+                if in_parts {
+                    optimizer.minimize_each(ctx, [Ok((loss, examples as usize))])
+                } else {
+                    optimizer.minimize(ctx, loss, examples as usize)
                 }
             })
             .unwrap();

@@ -10,10 +10,11 @@ use distribute_testing::watched;
 /// A loss of two variables. In run number `bad`, replica 1's gradient of the second is infinite, but no loss is.
 fn loss(ctx: &ReplicaContext, model: &[Tensor], bad: u64) -> Result<Tensor> {
     let replica = ctx.num_replicas_in_sync() - 1;
-    let second = match ctx.step() == bad && ctx.replica_id_in_sync_group() == replica {
+    let second = if ctx.step() == bad && ctx.replica_id_in_sync_group() == replica {
         // 0, since it is too small; its gradient is too large.
-        true => ((((&model[1] * 1e-200)? * 1e-200)? * 1e200)? * 1e200)?,
-        false => model[1].clone(),
+        ((((&model[1] * 1e-200)? * 1e-200)? * 1e200)? * 1e200)?
+    } else {
+        model[1].clone()
     };
     Ok((model[0].sum_all()? + second.sum_all()?)?)
 }

@@ -138,10 +138,7 @@ fn distribute_dataset(case: &Case, inputs: &Inputs<'_>, rule: SplitRule) -> Resu
 }
 
 pub fn batched(data: Dataset<i64>, size: usize, drop_remainder: bool) -> Dataset<HostTensor> {
-    match drop_remainder {
-        true => data.batch_exact(size),
-        false => data.batch(size),
-    }
+    if drop_remainder { data.batch_exact(size) } else { data.batch(size) }
 }
 
 fn distribute_struct(case: &Case, inputs: &Inputs<'_>, rule: SplitRule) -> Result<Seen, Stop> {
@@ -212,10 +209,7 @@ fn rebatch(inputs: &Inputs<'_>) -> Ran {
     let sizes: Vec<_> = sizes.ok_or("a size is none".to_string())?.into_iter().map(|n| n as usize).collect();
     let range = Dataset::range(inputs.int("n")?);
     let data = range.batch(inputs.count("batch")?);
-    let data = match inputs.flag("drop_remainder")? {
-        true => data.rebatch_exact(&sizes),
-        false => data.rebatch(&sizes),
-    };
+    let data = if inputs.flag("drop_remainder")? { data.rebatch_exact(&sizes) } else { data.rebatch(&sizes) };
     let batches = data.iter().map(|batch| Ok(batch?.to_vec::<i64>()?));
     Ok(json!({"batches": batches.collect::<distribute::Result<Vec<_>>>()?}))
 }

@@ -44,10 +44,8 @@ pub fn every_batch_is_cut_evenly(case: &Case, inputs: &Inputs<'_>) -> Found {
     }
     // Of a dataset without any batch TensorFlow's pieces of size 0 are still made, without end for some.
     let nothing = outcome(case).is_some_and(|theirs| !theirs.values().any(has_ids));
-    Ok(Some(match nothing {
-        true => Difference::outcome("DIST-4", json!({"steps": []})),
-        false => theirs(case, "DIST-4"),
-    }))
+    let steps = json!({"steps": []});
+    Ok(Some(if nothing { Difference::outcome("DIST-4", steps) } else { theirs(case, "DIST-4") }))
 }
 
 fn has_ids(value: &Value) -> bool {
@@ -57,8 +55,8 @@ fn has_ids(value: &Value) -> bool {
     }
 }
 
-/// DIST-4, over workers: TensorFlow's pieces of size 0 may make a step in which no worker has a row. Ours leaves it out, under
-/// either rule. For the rest, what TensorFlow gave is given under its rule, and ours was asserted when the case ran.
+/// DIST-4, over workers: TensorFlow's pieces of size 0 may make a step in which no worker has a row. Ours leaves it out,
+/// under either rule. For the rest, what TensorFlow gave is given under its rule, and ours was asserted when the case ran.
 pub fn workers_cut_evenly(case: &Case, inputs: &Inputs<'_>) -> Found {
     if case.area != "multi_worker" || op(inputs) != "dataset" {
         return Ok(None);

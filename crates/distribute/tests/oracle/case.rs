@@ -97,10 +97,7 @@ pub fn read(folder: &Path) -> Result<Vec<Entry>, String> {
             cases.push(Entry { area: text("area"), id: text("id"), case: Case::parse(value) });
         }
     }
-    match cases.is_empty() {
-        true => Err(wrong(folder, &"no cases")),
-        false => Ok(cases),
-    }
+    if cases.is_empty() { Err(wrong(folder, &"no cases")) } else { Ok(cases) }
 }
 
 impl Case {
@@ -211,9 +208,6 @@ impl<'a> Inputs<'a> {
     pub fn finish(&self) -> Result<(), String> {
         let asked = self.asked.borrow();
         let unknown: Vec<_> = self.fields.keys().filter(|name| !asked.contains(*name)).collect();
-        match unknown.is_empty() {
-            true => Ok(()),
-            false => Err(format!("unknown fields {unknown:?}")),
-        }
+        if unknown.is_empty() { Ok(()) } else { Err(format!("unknown fields {unknown:?}")) }
     }
 }

@@ -71,9 +71,10 @@ fn merged(slices: &Value) -> Result<Value, String> {
             rows.insert(index, sum);
         }
         let indices = HostTensor::vector(rows.keys().map(|row| *row as i64).collect());
-        let values = match rows.is_empty() {
-            true => slices.values.clone(),
-            false => Leaf::stack(&rows.into_values().collect::<Vec<_>>())?.to_host()?,
+        let values = if rows.is_empty() {
+            slices.values.clone()
+        } else {
+            Leaf::stack(&rows.into_values().collect::<Vec<_>>())?.to_host()?
         };
         let indices = indices.cast(slices.indices.dtype())?;
         Ok(IndexedSlices::new(values, indices, slices.dense_shape.clone())?.into())

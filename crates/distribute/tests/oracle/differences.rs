@@ -216,9 +216,10 @@ fn one_replica_reduces_as_several_do(case: &Case, inputs: &Inputs<'_>) -> Found 
     let floats = value.leaves().into_iter().map(float).collect::<Result<Vec<_>, String>>()?;
     let result = value.map(&mut |_| ()).fill(floats).map_err(|e| e.to_string())?;
     let result = leaves_json(&result);
-    let ours = match outcome.contains_key("per_replica") {
-        true => json!({"per_replica": [result]}),
-        false => json!({"result": result}),
+    let ours = if outcome.contains_key("per_replica") {
+        json!({"per_replica": [result]})
+    } else {
+        json!({"result": result})
     };
     Ok(Some(Difference::outcome("XD-8", ours)))
 }

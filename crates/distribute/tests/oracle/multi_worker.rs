@@ -1,5 +1,5 @@
-//! Several workers of one replica each, here threads of one process: every worker makes the same calls, and sees what is listed
-//! for it.
+//! Several workers of one replica each, here threads of one process: every worker makes the same calls, and sees what is
+//! listed for it.
 //!
 //! Datasets run twice, as in `batching.rs`: under our own rule, where they have to give what `even.rs` calculates, and under
 //! TensorFlow's.
@@ -82,9 +82,10 @@ struct Workers {
 impl Workers {
     fn of(case: &Case, inputs: &Inputs<'_>) -> std::result::Result<Self, String> {
         let workers = inputs.count("workers")?;
-        match workers > 0 && case.replicas == workers {
-            true => Ok(Self { workers, replicas: 1 }),
-            false => Err(format!("{} replicas on {workers} workers", case.replicas)),
+        if workers > 0 && case.replicas == workers {
+            Ok(Self { workers, replicas: 1 })
+        } else {
+            Err(format!("{} replicas on {workers} workers", case.replicas))
         }
     }
 
@@ -143,9 +144,10 @@ fn dataset(inputs: &Inputs<'_>, all: &Workers) -> Ran {
         })
     };
     let (ours, want) = (run(SplitRule::Even)?, even::of_workers(inputs)?);
-    match ours == want {
-        true => run(SplitRule::TensorFlow),
-        false => Err(format!("under our own rule: got {ours}, want {want}").into()),
+    if ours == want {
+        run(SplitRule::TensorFlow)
+    } else {
+        Err(format!("under our own rule: got {ours}, want {want}").into())
     }
 }
 

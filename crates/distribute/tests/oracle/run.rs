@@ -188,9 +188,10 @@ fn function(name: &str, constant: Option<Leaf>) -> Result<Function, String> {
             let last = name == "fail_last";
             Box::new(move |ctx, args, named| {
                 let failing = if last { ctx.num_replicas_in_sync() - 1 } else { 0 };
-                match ctx.replica_id_in_sync_group() == failing {
-                    true => Err(raise("ValueError")),
-                    false => Ok(Tree::Leaf(one(args, named)?)),
+                if ctx.replica_id_in_sync_group() == failing {
+                    Err(raise("ValueError"))
+                } else {
+                    Ok(Tree::Leaf(one(args, named)?))
                 }
             })
         }

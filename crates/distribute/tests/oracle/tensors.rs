@@ -128,9 +128,10 @@ pub fn leaves(value: &Value) -> Result<Tree<Leaf>> {
 
 /// One item for each replica.
 pub fn each<T>(values: &[Value], replicas: usize, read: impl Fn(&Value) -> Result<T>) -> Result<Vec<T>> {
-    match values.len() == replicas {
-        true => values.iter().map(read).collect(),
-        false => Err(format!("{} values for {replicas} replicas", values.len())),
+    if values.len() == replicas {
+        values.iter().map(read).collect()
+    } else {
+        Err(format!("{} values for {replicas} replicas", values.len()))
     }
 }
 

@@ -52,9 +52,8 @@ fn function<'a>(inputs: &Inputs<'a>) -> Result<Function<'a>, String> {
         }
         "array_by_replica_id" => {
             let array = tensor(inputs.get("array")?)?;
-            Box::new(move |ctx| match id(ctx) < array.dims()[0] {
-                true => leaf(array.row(id(ctx))?),
-                false => Err(raise("IndexError")),
+            Box::new(move |ctx| {
+                if id(ctx) < array.dims()[0] { leaf(array.row(id(ctx))?) } else { Err(raise("IndexError")) }
             })
         }
         "strided_slice" => {

@@ -80,9 +80,12 @@ fn t7_an_all_gather_that_one_replica_leaves_out_names_it_and_does_not_hang() {
     watched(|| {
         let strategy = mirrored(3);
         for absent in 0..3 {
-            let error = strategy.run((), |ctx, ()| match ctx.replica_id_in_sync_group() == absent {
-                true => Ok(zeros(&[0])),
-                false => ctx.all_gather(zeros(&[1]), 0),
+            let error = strategy.run((), |ctx, ()| {
+                if ctx.replica_id_in_sync_group() == absent {
+                    Ok(zeros(&[0]))
+                } else {
+                    ctx.all_gather(zeros(&[1]), 0)
+                }
             });
             let error = error.unwrap_err();
             let blame = error.blame().unwrap();

@@ -28,11 +28,10 @@ fn make(
     host: bool,
 ) -> Variable {
     let initial = [1f32, 2., 3.];
-    let variable = match host {
-        true => Variable::builder("v", HostTensor::vector(initial.to_vec())),
-        false => {
-            Variable::builder("v", candle_core::Tensor::new(&initial, &candle_core::Device::Cpu).unwrap())
-        }
+    let variable = if host {
+        Variable::builder("v", HostTensor::vector(initial.to_vec()))
+    } else {
+        Variable::builder("v", candle_core::Tensor::new(&initial, &candle_core::Device::Cpu).unwrap())
     };
     strategy.scope(|| variable.synchronization(synchronization).aggregation(aggregation).create()).unwrap()
 }

@@ -31,12 +31,11 @@ impl PolynomialDecay {
 
 impl Schedule for PolynomialDecay {
     fn rate(&self, finished: u64) -> f64 {
-        let (n, steps) = match self.cycle {
-            true => {
-                let cycles = finished.div_ceil(self.decay_steps.max(1)).max(1);
-                (finished, self.decay_steps as f64 * cycles as f64)
-            }
-            false => (finished.min(self.decay_steps), self.decay_steps as f64),
+        let (n, steps) = if self.cycle {
+            let cycles = finished.div_ceil(self.decay_steps.max(1)).max(1);
+            (finished, self.decay_steps as f64 * cycles as f64)
+        } else {
+            (finished.min(self.decay_steps), self.decay_steps as f64)
         };
         (self.initial - self.end) * (1.0 - n as f64 / steps).powf(self.power) + self.end
     }

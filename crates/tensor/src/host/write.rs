@@ -95,9 +95,10 @@ impl Write {
 
     /// Checks what depends on the values: that no integer is divided by 0.
     pub fn check<T: Arithmetic>(self, values: &[T]) -> Result<()> {
-        match self == Write::Div && values.iter().any(|value| T::ZERO.divided(*value).is_none()) {
-            true => Err(Error::DivisionByZero { operation: self.name() }),
-            false => Ok(()),
+        if self == Write::Div && values.iter().any(|value| T::ZERO.divided(*value).is_none()) {
+            Err(Error::DivisionByZero { operation: self.name() })
+        } else {
+            Ok(())
         }
     }
 }

@@ -114,9 +114,10 @@ impl RowSum {
                 let row = rank * width;
                 let (from, to) = (row.max(start), (row + width).min(end));
                 let (value, out) = (&value[from - row..to - row], &mut out[from - start..to - start]);
-                match std::mem::replace(met, true) {
-                    false => out.iter_mut().zip(value).for_each(|(sum, value)| *sum = T::ZERO.plus(*value)),
-                    true => out.iter_mut().zip(value).for_each(|(sum, value)| *sum = sum.plus(*value)),
+                if std::mem::replace(met, true) {
+                    out.iter_mut().zip(value).for_each(|(sum, value)| *sum = sum.plus(*value))
+                } else {
+                    out.iter_mut().zip(value).for_each(|(sum, value)| *sum = T::ZERO.plus(*value))
                 }
             }
         }

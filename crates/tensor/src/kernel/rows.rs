@@ -41,9 +41,10 @@ impl RowMerge {
             return Self::of_sorted(indices.iter().copied().enumerate(), indices.len());
         }
         let height = indices.iter().max().map_or(0, |last| last.saturating_add(1));
-        match height.div_ceil(SPARSE) <= indices.len() {
-            true => Self::of_whole_table(indices, height),
-            false => Self::of_sorted(sorted(indices).into_iter(), indices.len()),
+        if height.div_ceil(SPARSE) <= indices.len() {
+            Self::of_whole_table(indices, height)
+        } else {
+            Self::of_sorted(sorted(indices).into_iter(), indices.len())
         }
     }
 
@@ -155,9 +156,10 @@ impl RowMerge {
             let (from, to) = (at.max(start), (at + width).min(end));
             let (value, out) =
                 (&values[value + from - at..value + to - at], &mut out[from - start..to - start]);
-            match std::mem::replace(met, true) {
-                false => out.iter_mut().zip(value).for_each(|(sum, value)| *sum = T::ZERO.plus(*value)),
-                true => out.iter_mut().zip(value).for_each(|(sum, value)| *sum = sum.plus(*value)),
+            if std::mem::replace(met, true) {
+                out.iter_mut().zip(value).for_each(|(sum, value)| *sum = sum.plus(*value))
+            } else {
+                out.iter_mut().zip(value).for_each(|(sum, value)| *sum = T::ZERO.plus(*value))
             }
         }
     }

@@ -56,10 +56,10 @@ fn a_worker_says_before_a_step_that_it_has_no_empty_batch() {
     let plan = Distribution::from_function(layout, false, DistributeOptions::default(), make).unwrap();
     let mut passes = [0, 1].map(|worker| plan.worker(worker, 0).unwrap());
     for (step, unfilled) in [0, 2].into_iter().enumerate() {
-        let ballots = passes.each_mut().map(|pass| pass.prepare().unwrap());
-        assert_eq!(ballots.map(|ballot| ballot.unfilled), [unfilled, 0]);
+        let counts = passes.each_mut().map(|pass| pass.prepare().unwrap());
+        assert_eq!(counts.map(|counts| counts.unfilled), [unfilled, 0]);
         for pass in &mut passes {
-            let all = pass.count(&ballots).unwrap();
+            let all = pass.total(&counts).unwrap();
             let taken = pass.finish(all).map(|pieces| pieces.is_some()).map_err(|error| error.to_string());
             match step {
                 0 => assert_eq!(taken, Ok(true)),
@@ -81,10 +81,10 @@ fn a_worker_that_ends_before_others_is_named_where_all_read_the_same() {
         });
         let mut seen = Vec::new();
         for _ in 0..2 {
-            let ballots = passes.each_mut().map(|pass| pass.prepare().unwrap());
+            let counts = passes.each_mut().map(|pass| pass.prepare().unwrap());
             for pass in &mut passes {
-                seen.push(pass.count(&ballots).map_err(|error| error.to_string()));
-                pass.finish(ballots.into_iter().sum()).unwrap();
+                seen.push(pass.total(&counts).map_err(|error| error.to_string()));
+                pass.finish(counts.into_iter().sum()).unwrap();
             }
         }
         assert!(seen[..2].iter().all(Result::is_ok));

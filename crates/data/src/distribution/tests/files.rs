@@ -55,8 +55,8 @@ fn all_policies() -> impl Strategy<Value = AutoShardPolicy> {
 fn together(passes: &mut [WorkerPass<HostTensor>], stop: usize) -> (usize, Vec<i64>) {
     let (mut steps, mut seen) = (0, Vec::new());
     while steps < stop {
-        let ballots: Vec<_> = passes.iter_mut().map(|pass| pass.prepare().unwrap()).collect();
-        let all = ballots.into_iter().fold(Ballot::default(), |a, b| a + b);
+        let counts: Vec<_> = passes.iter_mut().map(|pass| pass.prepare().unwrap()).collect();
+        let all = counts.into_iter().fold(StepCounts::default(), |a, b| a + b);
         let step: Option<Vec<_>> = passes.iter_mut().map(|pass| pass.finish(all).unwrap()).collect();
         let Some(step) = step else { break };
         seen.extend(step.into_iter().flatten().flat_map(|p| p.as_slice::<i64>().unwrap().to_vec()));

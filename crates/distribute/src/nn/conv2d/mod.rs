@@ -97,14 +97,15 @@ impl Conv2d {
             return Ok(()); // candle says what is wrong.
         };
         let fits = |(input, kernel)| patches::places(input, kernel, &self.config).is_some();
-        match [(height, k_height), (width, k_width)].into_iter().all(fits) {
-            true => Ok(()),
-            false => bail!(
+        if [(height, k_height), (width, k_width)].into_iter().all(fits) {
+            Ok(())
+        } else {
+            bail!(
                 "conv2d: a kernel {:?} has no place in images {:?} with {:?}",
                 self.weight.dims(),
                 x.dims(),
                 self.config
-            ),
+            )
         }
     }
 }
@@ -146,12 +147,11 @@ impl Fused {
         let mut buffer = vec![T::of(0.); p.patch() * p.places()];
         let pairs = gradient.chunks_exact_mut(p.group_input()).zip(upstream.chunks_exact(p.group_output()));
         for ((gradient, upstream), weight) in pairs.zip(weight.chunks_exact(p.group_weight()).cycle()) {
-            match p.is_whole() {
-                true => product(gradient, false, p.weight(weight).t(), p.output(upstream)),
-                false => {
-                    product(&mut buffer, false, p.weight(weight).t(), p.output(upstream));
-                    p.scatter(&buffer, gradient);
-                }
+            if p.is_whole() {
+                product(gradient, false, p.weight(weight).t(), p.output(upstream))
+            } else {
+                product(&mut buffer, false, p.weight(weight).t(), p.output(upstream));
+                p.scatter(&buffer, gradient);
             }
         }
         gradient
@@ -209,12 +209,11 @@ impl Operation for Fused {
             let of_bias = bias.map(|bias| {
                 deposit::gradient(bias, |place: &mut [T], add| self.of_bias(upstream, place, add))
             });
-            let of_input = match x.track_op() {
-                false => None,
-                true => {
-                    let gradient = with_elements(weight, |weight| self.of_input(weight, upstream))?;
-                    Some(Tensor::from_vec(gradient, x.shape(), x.device())?)
-                }
+            let of_input = if x.track_op() {
+                let gradient = with_elements(weight, |weight| self.of_input(weight, upstream))?;
+                Some(Tensor::from_vec(gradient, x.shape(), x.device())?)
+            } else {
+                None
             };
             Ok([of_input, of_weight, of_bias.transpose()?.flatten()])
         })?

@@ -107,23 +107,22 @@ impl Patches {
 
     /// The patches of an image, in a buffer where they are not the image itself.
     pub(super) fn gather<'a, T: Number>(&self, image: &'a [T], buffer: &'a mut Vec<T>) -> Matrix<'a, T> {
-        let patches = match self.is_whole() {
-            true => image,
-            false => {
-                // What is padding stays zero from image to image.
-                buffer.resize(self.patch() * self.places(), T::of(0.));
-                self.each_line(|line, image_at, buffer_at| {
-                    let to = &mut buffer[buffer_at..][..line];
-                    match self.stride {
-                        1 => to.copy_from_slice(&image[image_at..][..line]),
-                        stride => {
-                            let from = image[image_at..].iter().step_by(stride);
-                            to.iter_mut().zip(from).for_each(|(to, from)| *to = *from);
-                        }
+        let patches = if self.is_whole() {
+            image
+        } else {
+            // What is padding stays zero from image to image.
+            buffer.resize(self.patch() * self.places(), T::of(0.));
+            self.each_line(|line, image_at, buffer_at| {
+                let to = &mut buffer[buffer_at..][..line];
+                match self.stride {
+                    1 => to.copy_from_slice(&image[image_at..][..line]),
+                    stride => {
+                        let from = image[image_at..].iter().step_by(stride);
+                        to.iter_mut().zip(from).for_each(|(to, from)| *to = *from);
                     }
-                });
-                buffer
-            }
+                }
+            });
+            buffer
         };
         Matrix::new(patches, self.patch(), self.places())
     }

@@ -1,21 +1,21 @@
-//! Which algorithm is used when: a function of devices. No choice changes a bit of the result.
+//! Chooses the algorithm by the devices. No choice changes a bit of the result.
 
 use crate::strategy::DeviceName;
 
-/// What is done for one value.
+/// How one value is reduced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Algorithm {
-    /// The one part is where the result has to be.
+    /// Not at all: there is one part, and it is where the result should be.
     Nothing,
-    /// All parts are brought to one device: this is always possible.
+    /// All parts are copied to one device, which is always possible.
     OneDevice,
-    /// Two halves, then across.
+    /// The replicas are summed in two halves, then the two sums.
     Hierarchical,
 }
 
-/// What is done for a value with a part on each of `from`, where halves are asked for.
+/// The algorithm for a value with a part on each of `from`, if the hierarchical one is asked for.
 ///
-/// Logical CPU devices are devices like others here, and integers are like other numbers.
+/// Logical CPU devices are treated like all devices, and integers like all numbers.
 pub(super) fn choose(from: &[DeviceName], to: &[DeviceName], sparse: bool) -> Algorithm {
     match (from.len(), from == to) {
         (1, true) => Algorithm::Nothing,

@@ -1,4 +1,4 @@
-//! Two halves of the replicas, each summed on its own first device, then across.
+//! Sums each half of the replicas on its first device, then the two sums.
 
 use super::choice::{Algorithm, choose};
 use super::{CrossDeviceOps, Reduction, ReductionToOneDevice, on_device, sum};
@@ -7,15 +7,16 @@ use crate::{Error, Result};
 use distribute_tensor::fold::Alone;
 use distribute_tensor::{Leaf, Packing, ReduceOp, pack::reduce_packed};
 
-/// Sums the two halves of the replicas each on a device of its own, then one half's sum with the other's.
+/// Sums each half of the replicas on a device of its own, then adds the two sums.
 ///
-/// The first half has the largest power of two below the number of replicas, as the one order of sums has it: for 3
-/// replicas it is 2 + 1, and no part is left out. Used where the result is to be on the replicas' own devices; other
-/// destinations, and sparse values, are reduced to one device.
+/// The first half has the largest power of two below the number of replicas, which keeps the one order of sums: 3 replicas
+/// are 2 + 1. Used if the result should be on the replicas' own devices; for other destinations and sparse values, the parts
+/// are reduced to one device.
 #[doc(alias = "tf.distribute.HierarchicalCopyAllReduce")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HierarchicalCopyAllReduce {
-    /// The values of a batch are put together and cut into so many packs, those of one dtype each. 0: each by itself.
+    /// The number of packs in which the values of a batch are reduced, for each dtype. With 0, each value is reduced by
+    /// itself.
     pub num_packs: usize,
 }
 
@@ -62,7 +63,7 @@ impl CrossDeviceOps for HierarchicalCopyAllReduce {
 }
 
 impl HierarchicalCopyAllReduce {
-    /// The reduction of each of `values`, which are one part for each of `devices`; on the first of these.
+    /// Reduces each of `values`, which has one part for each of `devices`; the results are on the first device.
     fn sums(&self, op: ReduceOp, values: &[&[Leaf]], devices: &[DeviceName]) -> Result<Vec<Leaf>> {
         let tensor = || Error::tensor("reduce");
         let dtypes =

@@ -1,13 +1,13 @@
-//! How values are combined across devices: the algorithms that users choose from, and the trait of further ones.
+//! How values are combined across devices: the algorithms that users choose from, and the trait for others.
 //!
 //! | module | what it is |
 //! |---|---|
-//! | `one_device` | [`ReductionToOneDevice`]: everything is summed in one place |
-//! | `hierarchical` | [`HierarchicalCopyAllReduce`]: two halves, then across |
-//! | `nccl` | [`NcclAllReduce`]: what a library of GPUs does, once there is an engine for it |
-//! | `choice` | which of them is used when: a function of devices |
+//! | `one_device` | [`ReductionToOneDevice`]: everything is summed on one device |
+//! | `hierarchical` | [`HierarchicalCopyAllReduce`]: two halves, then their sums |
+//! | `nccl` | [`NcclAllReduce`]: NVIDIA's library, once there is an engine for it |
+//! | `choice` | chooses the algorithm by the devices |
 //!
-//! All of them give the same bits: the sum over replicas has one order, that of
+//! All of them give the same bits: sums over replicas have one order, that of
 //! [`kernel::fold`](crate::tensor::kernel::fold).
 
 mod choice;
@@ -25,27 +25,27 @@ use crate::{Error, Result};
 use distribute_tensor::{Leaf, ReduceOp};
 use std::fmt::Debug;
 
-/// One value to reduce: its parts, where they are, and where the result is to be.
+/// A value to reduce: its parts, where they are, and where the result should be.
 #[derive(Clone, Debug)]
 pub struct Reduction<'a> {
     /// The part of each local replica, in the order of their ids.
     pub parts: Vec<Leaf>,
     /// The device of each replica.
     pub from: &'a [DeviceName],
-    /// Where the result is to be; never empty.
+    /// The devices for the result; never empty.
     pub to: &'a [DeviceName],
 }
 
 /// An algorithm that combines the replicas' values across devices.
 ///
-/// Given to [`MirroredStrategy::builder`](crate::MirroredStrategy::builder), it does what
-/// [`reduce`](crate::Strategy::reduce), [`reduce_to`](crate::Strategy::reduce_to) and
-/// [`batch_reduce_to`](crate::Strategy::batch_reduce_to) ask for, and each
-/// [`all_reduce`](crate::ReplicaContext::all_reduce): there replica 0 calls it while the others wait, as long as their
-/// timeout. Optimizers reduce and update in one pass of their own.
+/// Given to [`MirroredStrategy::builder`](crate::MirroredStrategy::builder), it implements
+/// [`reduce`](crate::Strategy::reduce), [`reduce_to`](crate::Strategy::reduce_to),
+/// [`batch_reduce_to`](crate::Strategy::batch_reduce_to) and [`all_reduce`](crate::ReplicaContext::all_reduce). In an
+/// `all_reduce`, replica 0 calls it while the others wait, at most for their timeout. Optimizers don't use it: they reduce
+/// and update in one pass.
 ///
-/// An algorithm of your own implements [`reduce`](Self::reduce); it may use another order of sums, and then gives other
-/// bits than those here:
+/// An algorithm of your own implements [`reduce`](Self::reduce). It may use another order of sums, whose results differ in
+/// their last bits:
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -72,12 +72,12 @@ pub struct Reduction<'a> {
 /// ```
 #[doc(alias = "tf.distribute.CrossDeviceOps")]
 pub trait CrossDeviceOps: Debug + Send + Sync + 'static {
-    /// Reduces one value, and gives a copy of the result for each of its destinations, in order: of the kind, shape and
-    /// dtype that [`Leaf::reduce`] would give. Not called where the parts of a whole batch are one each, where they have
-    /// to be.
+    /// Reduces one value, and returns a copy of the result for each of its destinations, in order. The result has the kind,
+    /// shape and dtype of that of [`Leaf::reduce`]. Not called if every value of a batch has a single part, which is already
+    /// where the result should be.
     ///
     /// # Errors
-    /// Where the parts cannot be combined, or a device fails. In `all_reduce`, every replica gets the error.
+    /// If the parts cannot be combined, or a device fails. In `all_reduce`, every replica gets the error.
     fn reduce(
         &self,
         op: ReduceOp,
@@ -85,10 +85,11 @@ pub trait CrossDeviceOps: Debug + Send + Sync + 'static {
         options: &CommunicationOptions,
     ) -> Result<Vec<Leaf>>;
 
-    /// Reduces several values, whose destinations may differ; gives the copies of each, in order. By default one by one.
+    /// Reduces several values, whose destinations may differ, and returns the copies of each, in order. By default it
+    /// reduces them one by one.
     ///
     /// # Errors
-    /// As [`reduce`](Self::reduce).
+    /// Those of [`reduce`](Self::reduce).
     fn batch_reduce(
         &self,
         op: ReduceOp,
@@ -98,27 +99,27 @@ pub trait CrossDeviceOps: Debug + Send + Sync + 'static {
         values.iter().map(|value| self.reduce(op, value, options)).collect()
     }
 
-    /// Refuses settings that it cannot follow. Asked once, where the strategy is made.
+    /// Refuses unsupported settings. Called once, when the strategy is made. By default it accepts all.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`], which says which and why. By default any settings will do.
+    /// [`Error::InvalidArgument`], which says which setting and why.
     fn check(&self) -> Result<()> {
         Ok(())
     }
 
-    /// A copy of one value for each of `to`, in order. Devices that share memory share it.
+    /// Returns a copy of one value for each of `to`, in order. Devices that share memory share the copy.
     ///
     /// # Errors
-    /// Where a device fails.
+    /// If a device fails.
     fn broadcast(&self, value: &Leaf, to: &[DeviceName]) -> Result<Vec<Leaf>> {
         to.iter().map(|device| on_device(value, *device)).collect()
     }
 }
 
-/// What reduces where a strategy names no algorithm: without an engine for GPUs, the same on all devices.
+/// The algorithm of strategies that name none. Without an engine for GPUs, it is the same for all devices.
 pub(crate) const DEFAULT: &dyn CrossDeviceOps = &ReductionToOneDevice { reduce_to_device: None };
 
-/// Reduces a batch by `ops`, and holds it to its promise.
+/// Reduces a batch by `ops`, and checks the results that it returns.
 pub(crate) fn reduce_by(
     ops: &dyn CrossDeviceOps,
     operation: &'static str,
@@ -127,9 +128,10 @@ pub(crate) fn reduce_by(
     options: &CommunicationOptions,
 ) -> Result<Vec<Vec<Leaf>>> {
     let nothing = |value: &Reduction<'_>| choose(value.from, value.to, false) == Algorithm::Nothing;
-    let reduced = match values.iter().all(nothing) {
-        true => values.iter().map(|value| Ok(vec![sum(op, &value.parts)?])).collect::<Result<Vec<_>>>()?,
-        false => ops.batch_reduce(op, values, options)?,
+    let reduced = if values.iter().all(nothing) {
+        values.iter().map(|value| Ok(vec![sum(op, &value.parts)?])).collect::<Result<Vec<_>>>()?
+    } else {
+        ops.batch_reduce(op, values, options)?
     };
     let wrong = |what: String| Err(Error::invalid(operation, format!("{ops:?} {what}")));
     let counts = reduced.iter().map(Vec::len);
@@ -152,9 +154,9 @@ pub(crate) fn reduce_by(
 /// Whether a value can be the reduction of `parts`, by its kind, shape and dtype.
 fn is_reduction(op: ReduceOp, parts: &[Leaf], value: &Leaf) -> bool {
     let is_dense = |leaf: &&Leaf| !matches!(leaf, Leaf::Slices(_));
-    // Rows beside dense parts become dense.
+    // Slices reduced with dense parts become dense.
     let Some(like) = parts.iter().find(is_dense).or(parts.first()) else { return true };
-    // Of rows there may be any number.
+    // Slices may have any number of rows.
     let shape = |leaf: &Leaf| match leaf {
         Leaf::Slices(slices) => slices.values.dims().get(1..).map(<[usize]>::to_vec),
         dense => Some(dense.dims().to_vec()),
@@ -166,12 +168,12 @@ fn is_reduction(op: ReduceOp, parts: &[Leaf], value: &Leaf) -> bool {
     like.kind() == value.kind() && shape(like) == shape(value) && dtype == value.dtype().ok()
 }
 
-/// The reduction of parts that are on one device.
+/// Reduces parts that are on one device.
 fn sum(op: ReduceOp, parts: &[Leaf]) -> Result<Leaf> {
     Leaf::reduce(op, parts).map_err(Error::tensor("reduce"))
 }
 
-/// The value on a device. What is in host memory stays there for every CPU device, and host tensors stay always.
+/// Copies the value to a device. Values in host memory stay there for every CPU device, and host tensors always do.
 fn on_device(value: &Leaf, device: DeviceName) -> Result<Leaf> {
     match value {
         Leaf::Candle(tensor) => Ok(Leaf::Candle(tensor.to_device(&device.to_candle()?)?)),

@@ -1,19 +1,18 @@
-//! What NVIDIA's library does between GPUs.
+//! NVIDIA's library for GPUs.
 
 use super::{CrossDeviceOps, Reduction, ReductionToOneDevice};
 use crate::strategy::CommunicationOptions;
 use crate::{Error, Result};
 use distribute_tensor::{Leaf, ReduceOp};
 
-/// Asks for NVIDIA's NCCL between GPUs, and reduces to one device wherever that cannot be used: on CPUs, for
-/// sparse values and other destinations; and on GPUs too, as long as there is no NCCL engine here. Programs that name it
-/// run everywhere, with the same results.
+/// Uses NVIDIA's NCCL between GPUs, once there is an engine for it. Until then, and on CPUs, for sparse values and for other
+/// destinations, it reduces to one device. Programs that name it run everywhere, with the same results.
 #[doc(alias = "tf.distribute.NcclAllReduce")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NcclAllReduce {
-    /// Into how many packs the engine would put the values of a batch. Without it nothing is packed: more than 1 is
-    /// [`Error::InvalidArgument`] where a strategy is made with it. [`HierarchicalCopyAllReduce`](super::HierarchicalCopyAllReduce)
-    /// has packs.
+    /// The number of packs in which the engine would reduce the values of a batch. Without the engine nothing is packed, so
+    /// a strategy with more than 1 is refused with [`Error::InvalidArgument`];
+    /// [`HierarchicalCopyAllReduce`](super::HierarchicalCopyAllReduce) supports packs.
     pub num_packs: usize,
 }
 

@@ -1,4 +1,4 @@
-//! Everything is summed in one place.
+//! Sums everything on one device.
 
 use super::{CrossDeviceOps, Reduction, on_device, sum};
 use crate::Result;
@@ -7,11 +7,11 @@ use distribute_tensor::{Leaf, ReduceOp};
 
 /// Copies all parts to one device, sums them there, and copies the sum to the destinations.
 ///
-/// Takes every kind of value, devices and destinations; the other algorithms come back to it where they cannot.
+/// It supports all values, devices and destinations; the other algorithms fall back to it.
 #[doc(alias = "tf.distribute.ReductionToOneDevice")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReductionToOneDevice {
-    /// Where to sum; `None`: on the first destination.
+    /// The device to sum on; `None` is the first destination.
     pub reduce_to_device: Option<DeviceName>,
 }
 

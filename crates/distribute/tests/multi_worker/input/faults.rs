@@ -30,10 +30,8 @@ fn iter_2_a_step_that_one_worker_cannot_fill_is_an_error_on_all() {
 /// A dataset that fails at element 6 on one worker alone, as where its disk does.
 fn broken_on(worker: usize, strategy: &Strategy) -> Dataset<i64> {
     let fails = strategy.world().worker() == worker;
-    Dataset::range(12).try_map(move |id: i64| match fails && id == 6 {
-        true => Err("the disk is gone".to_string()),
-        false => Ok(id),
-    })
+    Dataset::range(12)
+        .try_map(move |id: i64| if fails && id == 6 { Err("the disk is gone".to_string()) } else { Ok(id) })
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! Elements on their way through a pipeline, several at a time.
 //!
-//! A [`Run`] is what stages hand on. Rows of a source stay numbers of rows for as long as nobody looks at them, so
-//! that a batch of them is cut out of the source in one piece: by a view when they stand next to each other, by one
-//! gather when they don't. A batch stays the elements it is made of until somebody looks at it, so that one that is cut
-//! over replicas is put together piece by piece, and no row is copied twice.
+//! Stages pass on [`Chunk`]s. Rows of a source stay indices as long as nobody looks at the rows, so a batch of them is cut
+//! out of the source in one piece: by a view if they are contiguous, otherwise by one gather. A batch stays a list of its
+//! elements until somebody looks at it, so a batch that is split over replicas is assembled piece by piece, and no row is
+//! copied twice.
 
 use crate::operations::room::reserve;
 use crate::rows::Rows;
@@ -13,18 +13,18 @@ use std::ops::Range;
 use std::sync::Arc;
 
 /// One or more elements in order.
-pub(crate) enum Run {
+pub(crate) enum Chunk {
     /// Rows of a source, not yet looked at.
     Rows(Arc<Rows>, Picks),
     /// Elements by themselves.
     Values(Vec<Tree<Leaf>>),
-    /// One element: a batch, not yet put together.
+    /// One element: a batch, not yet assembled.
     Batch(Assembly),
 }
 
 /// Which rows, in which order.
 pub(crate) enum Picks {
-    /// Rows next to each other.
+    /// Contiguous rows.
     Range(Range<usize>),
     /// Any rows.
     List(Vec<usize>),
@@ -50,7 +50,7 @@ impl Picks {
         }
     }
 
-    /// Puts the rows behind those of a list.
+    /// Appends the rows to a list.
     pub(crate) fn extend(self, list: &mut Vec<usize>) -> Result<()> {
         reserve("a list of rows", list, self.len())?;
         match self {
@@ -60,7 +60,7 @@ impl Picks {
         Ok(())
     }
 
-    /// Puts more rows behind these; gives them back if there is no memory for a list of them.
+    /// Appends more rows; returns them if there is no memory for a list.
     fn append(&mut self, other: Picks) -> Option<Picks> {
         match (&mut *self, other) {
             (Picks::Range(mine), Picks::Range(theirs)) if mine.end == theirs.start => mine.end = theirs.end,
@@ -82,44 +82,44 @@ impl Picks {
     }
 }
 
-impl Run {
+impl Chunk {
     /// One element.
     pub(crate) fn one(value: Tree<Leaf>) -> Self {
-        Run::Values(vec![value])
+        Chunk::Values(vec![value])
     }
 
     /// All rows of a batch.
     pub(crate) fn rows(tree: Tree<Leaf>, len: usize) -> Self {
-        Run::Rows(Arc::new(Rows::Memory { tree, len }), Picks::Range(0..len))
+        Chunk::Rows(Arc::new(Rows::Memory { tree, len }), Picks::Range(0..len))
     }
 
     pub(crate) fn len(&self) -> usize {
         match self {
-            Run::Rows(_, picks) => picks.len(),
-            Run::Values(values) => values.len(),
-            Run::Batch(_) => 1,
+            Chunk::Rows(_, picks) => picks.len(),
+            Chunk::Values(values) => values.len(),
+            Chunk::Batch(_) => 1,
         }
     }
 
-    /// Some of the elements, sharing their tensors. The range is within them.
-    pub(crate) fn part(&self, range: Range<usize>) -> Run {
+    /// A range of the elements, which shares their tensors. It must be within bounds.
+    pub(crate) fn slice(&self, range: Range<usize>) -> Chunk {
         match self {
-            Run::Rows(source, Picks::Range(rows)) => {
-                Run::Rows(source.clone(), Picks::Range(rows.start + range.start..rows.start + range.end))
+            Chunk::Rows(source, Picks::Range(rows)) => {
+                Chunk::Rows(source.clone(), Picks::Range(rows.start + range.start..rows.start + range.end))
             }
-            Run::Rows(source, Picks::List(rows)) => {
-                Run::Rows(source.clone(), Picks::List(rows[range].to_vec()))
+            Chunk::Rows(source, Picks::List(rows)) => {
+                Chunk::Rows(source.clone(), Picks::List(rows[range].to_vec()))
             }
-            Run::Values(values) => Run::Values(values[range].to_vec()),
-            Run::Batch(_) if range.is_empty() => Run::Values(Vec::new()),
-            Run::Batch(assembly) => Run::Batch(assembly.part(0..assembly.len())),
+            Chunk::Values(values) => Chunk::Values(values[range].to_vec()),
+            Chunk::Batch(_) if range.is_empty() => Chunk::Values(Vec::new()),
+            Chunk::Batch(assembly) => Chunk::Batch(assembly.slice(0..assembly.len())),
         }
     }
 
     /// The elements, each by itself.
     pub(crate) fn into_values(self) -> Result<Vec<Tree<Leaf>>> {
         match self {
-            Run::Rows(source, picks) => {
+            Chunk::Rows(source, picks) => {
                 let mut values = Vec::new();
                 reserve("single elements", &mut values, picks.len())?;
                 match picks {
@@ -134,26 +134,26 @@ impl Run {
                 }
                 Ok(values)
             }
-            Run::Values(values) => Ok(values),
-            Run::Batch(assembly) => Ok(vec![assembly.finish()?]),
+            Chunk::Values(values) => Ok(values),
+            Chunk::Batch(assembly) => Ok(vec![assembly.finish()?]),
         }
     }
 
-    /// The same with its batch put together: for those who hand it on to be read later, or more than once.
-    pub(crate) fn together(self) -> Result<Run> {
+    /// The same chunk with its batch assembled, for stages that keep it for later or read it more than once.
+    pub(crate) fn together(self) -> Result<Chunk> {
         match self {
-            Run::Batch(assembly) => Ok(Run::one(assembly.finish()?)),
+            Chunk::Batch(assembly) => Ok(Chunk::one(assembly.finish()?)),
             other => Ok(other),
         }
     }
 
-    /// Puts `other` behind this run; gives it back if the two cannot be one run.
-    pub(crate) fn append(&mut self, other: Run) -> Option<Run> {
+    /// Appends `other`; returns it if the two cannot be one chunk.
+    pub(crate) fn append(&mut self, other: Chunk) -> Option<Chunk> {
         match (self, other) {
-            (Run::Rows(mine, picks), Run::Rows(theirs, more)) if Arc::ptr_eq(mine, &theirs) => {
-                picks.append(more).map(|more| Run::Rows(theirs, more))
+            (Chunk::Rows(mine, picks), Chunk::Rows(theirs, more)) if Arc::ptr_eq(mine, &theirs) => {
+                picks.append(more).map(|more| Chunk::Rows(theirs, more))
             }
-            (Run::Values(mine), Run::Values(theirs)) => {
+            (Chunk::Values(mine), Chunk::Values(theirs)) => {
                 mine.extend(theirs);
                 None
             }
@@ -164,15 +164,15 @@ impl Run {
     /// The elements as one batch: every leaf gets a new axis 0.
     fn into_batch(self) -> Result<Tree<Leaf>, Fault> {
         match self {
-            Run::Rows(source, Picks::Range(range)) => source.slice(range).map_err(Fault::from),
-            Run::Rows(source, Picks::List(list)) => source.gather(&list).map_err(Fault::from),
-            Run::Values(values) => Tree::stack(values).map_err(Fault::Tensor),
-            Run::Batch(assembly) => Tree::stack(vec![assembly.finish()?]).map_err(Fault::Tensor),
+            Chunk::Rows(source, Picks::Range(range)) => source.slice(range).map_err(Fault::from),
+            Chunk::Rows(source, Picks::List(list)) => source.gather(&list).map_err(Fault::from),
+            Chunk::Values(values) => Tree::stack(values).map_err(Fault::Tensor),
+            Chunk::Batch(assembly) => Tree::stack(vec![assembly.finish()?]).map_err(Fault::Tensor),
         }
     }
 }
 
-/// Why runs could not be put together.
+/// Why chunks could not be assembled.
 enum Fault {
     Tensor(distribute_tensor::Error),
     Other(Error),
@@ -187,18 +187,18 @@ impl From<Error> for Fault {
     }
 }
 
-/// Runs that are to become one batch.
+/// Chunks that will become one batch.
 pub(crate) struct Assembly {
     /// Its place in the pass, for errors.
     number: usize,
-    runs: Vec<Run>,
+    chunks: Vec<Chunk>,
     len: usize,
 }
 
 impl Assembly {
-    /// The beginning of a batch, which is the `number`-th of the pass.
+    /// An empty batch, which is the `number`-th of the pass.
     pub(crate) fn new(number: usize) -> Self {
-        Self { number, runs: Vec::new(), len: 0 }
+        Self { number, chunks: Vec::new(), len: 0 }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -209,50 +209,50 @@ impl Assembly {
         self.number
     }
 
-    pub(crate) fn push(&mut self, run: Run) {
-        self.len += run.len();
-        let rest = match self.runs.last_mut() {
-            Some(last) => last.append(run),
-            None => Some(run),
+    pub(crate) fn push(&mut self, chunk: Chunk) {
+        self.len += chunk.len();
+        let rest = match self.chunks.last_mut() {
+            Some(last) => last.append(chunk),
+            None => Some(chunk),
         };
-        self.runs.extend(rest);
+        self.chunks.extend(rest);
     }
 
     /// The elements, each by itself.
     pub(crate) fn into_values(self) -> Result<Vec<Tree<Leaf>>> {
         let mut values = Vec::new();
         reserve("single elements", &mut values, self.len)?;
-        for run in self.runs {
-            values.extend(run.into_values()?);
+        for chunk in self.chunks {
+            values.extend(chunk.into_values()?);
         }
         Ok(values)
     }
 
-    /// Some of the elements, sharing their tensors. The range is within them.
-    fn part(&self, range: Range<usize>) -> Assembly {
+    /// A range of the elements, which shares their tensors. It must be within bounds.
+    fn slice(&self, range: Range<usize>) -> Assembly {
         let mut part = Assembly::new(self.number);
         let mut start = 0;
-        for run in &self.runs {
-            let end = start + run.len();
+        for chunk in &self.chunks {
+            let end = start + chunk.len();
             let (from, to) = (range.start.max(start), range.end.min(end));
             if from < to {
-                part.push(run.part(from - start..to - start));
+                part.push(chunk.slice(from - start..to - start));
             }
             start = end;
         }
         part
     }
 
-    /// The rows of the batch in these pieces. Each row of a source is copied into its piece, and nowhere else.
+    /// Splits the batch into pieces. Each row of a source is copied once, directly into its piece.
     pub(crate) fn cut(self, pieces: Vec<Range<usize>>) -> Result<Vec<Tree<Leaf>>> {
-        let of_rows = self.runs.iter().all(|run| matches!(run, Run::Rows(..)));
-        // What an empty piece looks like can be seen of a whole batch, and elements that differ are one error, not two.
+        let of_rows = self.chunks.iter().all(|chunk| matches!(chunk, Chunk::Rows(..)));
+        // An empty piece is derived from the whole batch, and elements that differ should be one error, not two.
         if pieces.len() < 2 || !of_rows || pieces.iter().any(Range::is_empty) {
             let batch = self.finish()?;
             crate::split::batch_rows(&batch)?;
             return crate::split::pieces_of(&batch, &pieces);
         }
-        pieces.into_iter().map(|piece| self.part(piece).finish()).collect()
+        pieces.into_iter().map(|piece| self.slice(piece).finish()).collect()
     }
 
     /// The batch.
@@ -265,7 +265,7 @@ impl Assembly {
     }
 
     fn put_together(self) -> Result<Tree<Leaf>, Fault> {
-        let mut batches = self.runs.into_iter().map(Run::into_batch).collect::<Result<Vec<_>, _>>()?;
+        let mut batches = self.chunks.into_iter().map(Chunk::into_batch).collect::<Result<Vec<_>, _>>()?;
         match batches.len() {
             1 => Ok(batches.remove(0)),
             _ => Tree::concat_rows(batches).map_err(Fault::Tensor),

@@ -1,4 +1,4 @@
-//! Threads that do jobs of one kind.
+//! Threads that run jobs of one kind.
 
 use crate::guard::panic_message;
 use crate::{Error, Result};
@@ -6,12 +6,11 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::thread::JoinHandle;
 
-/// Threads that make results of jobs.
+/// Threads that run jobs and return their results, in the order of the jobs or as they are done.
 ///
-/// Every wait ends with its owner: a thread waits for jobs until the crew drops their sender, and the crew waits for a
-/// result only of threads that have a job, and a thread that dies says so. Nobody joins a thread that may still be in a
-/// user's function.
-pub(crate) struct Crew<J, D> {
+/// Every wait ends with its owner: a thread waits for jobs until the pool drops their sender. The pool waits only for
+/// threads that have a job, and a thread that dies reports it. Nobody joins a thread that may still be in a user function.
+pub(crate) struct WorkerPool<J, D> {
     operation: &'static str,
     workers: Vec<Worker<J>>,
     results: Results<D>,
@@ -22,17 +21,17 @@ pub(crate) struct Crew<J, D> {
 struct Worker<J> {
     jobs: SyncSender<J>,
     thread: JoinHandle<()>,
-    /// How many jobs it has whose results have not been received.
+    /// The number of its jobs whose results have not been received.
     waiting: usize,
 }
 
-/// What one thread made; nothing if it died over it.
+/// The result of a job; `None` if the thread died.
 struct Done<D> {
     worker: usize,
     result: Option<D>,
 }
 
-/// Says that a thread dies, also to those who wait for all threads together.
+/// Reports the death of a thread when dropped by a panic, even to those who wait for any thread.
 struct Life<D> {
     worker: usize,
     results: Sender<Done<D>>,
@@ -48,28 +47,29 @@ impl<D> Drop for Life<D> {
 
 /// Where results come from.
 enum Results<D> {
-    /// From each thread by itself, so that they can be received in the order in which jobs were given.
+    /// A channel from each thread, so that results can be received in the order of the jobs.
     InTurn(Vec<Receiver<Done<D>>>),
-    /// From all threads together, in the order in which they are done.
+    /// One channel from all threads, in the order in which jobs are done.
     AsTheyCome(Receiver<Done<D>>),
 }
 
-/// The most threads of one operation: more only wait for each other's cores.
+/// The most threads of one operation; more would only compete for cores.
 const MOST_THREADS: usize = 1024;
 
-/// The error for a number of threads that no machine has a use for.
+/// Refuses a number of threads that no machine has a use for.
 pub(crate) fn most_threads(operation: &'static str, threads: usize) -> Result<()> {
     let (parameter, expected) = ("the number of threads", "at most 1024");
-    match threads > MOST_THREADS {
-        true => Err(Error::Parameter { operation, parameter, found: threads.to_string(), expected }),
-        false => Ok(()),
+    if threads > MOST_THREADS {
+        Err(Error::Parameter { operation, parameter, found: threads.to_string(), expected })
+    } else {
+        Ok(())
     }
 }
 
-/// How many jobs each thread may have: one at work, and some so that it needn't wait for the next.
+/// How many jobs each thread may have: one in progress, and some so that it needn't wait for the next.
 pub(crate) const JOBS: usize = 4;
 
-impl<J: Send + 'static, D: Send + 'static> Crew<J, D> {
+impl<J: Send + 'static, D: Send + 'static> WorkerPool<J, D> {
     /// Starts the threads. `operation` is who asked for them, for their names and for errors.
     pub(crate) fn start(
         operation: &'static str,
@@ -83,13 +83,12 @@ impl<J: Send + 'static, D: Send + 'static> Crew<J, D> {
         let (all, as_they_come) = channel();
         for worker in 0..threads {
             let (jobs, receiver) = sync_channel::<J>(JOBS);
-            let results = match ordered {
-                true => {
-                    let (sender, results) = channel();
-                    in_turn.push(results);
-                    sender
-                }
-                false => all.clone(),
+            let results = if ordered {
+                let (sender, results) = channel();
+                in_turn.push(results);
+                sender
+            } else {
+                all.clone()
             };
             let work = work.clone();
             let thread = std::thread::Builder::new()
@@ -135,7 +134,7 @@ impl<J: Send + 'static, D: Send + 'static> Crew<J, D> {
     /// Gives a job to a thread that has room for one.
     pub(crate) fn send(&mut self, job: J) {
         if let Some(worker) = self.next_worker() {
-            // A thread that is gone says so where its result is waited for.
+            // The death of a thread is noticed when its result is awaited.
             let _ = worker.jobs.send(job);
             worker.waiting += 1;
             self.sent += 1;
@@ -161,12 +160,13 @@ impl<J: Send + 'static, D: Send + 'static> Crew<J, D> {
         Some(Ok(result))
     }
 
-    /// Why a thread gives no results: it has nothing left to do but to end, so the join doesn't wait.
-    /// The others' places change, which is of no matter: the pass is over.
+    /// Why a thread has died. It has nothing left to do, so the join doesn't wait. The other threads' indices change, which
+    /// doesn't matter because the pass is over.
     fn died(&mut self, worker: usize) -> Error {
-        let panic = match worker < self.workers.len() {
-            true => self.workers.swap_remove(worker).thread.join().err(),
-            false => None,
+        let panic = if worker < self.workers.len() {
+            self.workers.swap_remove(worker).thread.join().err()
+        } else {
+            None
         };
         let message = panic.map_or("it ended early".into(), |panic| panic_message(panic.as_ref()));
         Error::ThreadDied { operation: self.operation, message }
@@ -184,11 +184,11 @@ mod tests {
         watched(|| {
             let work = |job: usize| if job == 1 { panic!("a bug of ours") } else { job };
             for ordered in [true, false] {
-                let mut crew = Crew::start("test", 2, ordered, work).unwrap();
-                (0..4).for_each(|job| crew.send(job));
-                let first = crew.receive().unwrap();
+                let mut pool = WorkerPool::start("test", 2, ordered, work).unwrap();
+                (0..4).for_each(|job| pool.send(job));
+                let first = pool.receive().unwrap();
                 assert!(!ordered || first.is_ok());
-                let error = first.and_then(|_| crew.receive().unwrap()).and_then(|_| crew.receive().unwrap());
+                let error = first.and_then(|_| pool.receive().unwrap()).and_then(|_| pool.receive().unwrap());
                 assert!(error.unwrap_err().to_string().contains("a bug of ours"));
             }
         });
@@ -197,16 +197,16 @@ mod tests {
     #[test]
     fn results_come_in_the_order_of_jobs_and_only_of_those_given() {
         watched(|| {
-            let mut crew = Crew::start("test", 3, true, |job: usize| 2 * job).unwrap();
+            let mut pool = WorkerPool::start("test", 3, true, |job: usize| 2 * job).unwrap();
             let mut given = 0;
-            while crew.has_room() {
-                crew.send(given);
+            while pool.has_room() {
+                pool.send(given);
                 given += 1;
             }
             assert_eq!(given, 3 * JOBS);
-            let results: Vec<_> = std::iter::from_fn(|| crew.receive()).map(Result::unwrap).collect();
+            let results: Vec<_> = std::iter::from_fn(|| pool.receive()).map(Result::unwrap).collect();
             assert_eq!(results, (0..given).map(|job| 2 * job).collect::<Vec<_>>());
-            assert!(crew.is_idle());
+            assert!(pool.is_idle());
         });
     }
 }

@@ -1,4 +1,4 @@
-//! Where members of one process meet: each brings what it is doing and an offer, all get all offers.
+//! Where members of one process meet: each brings the fingerprint of its call and a payload, and gets all payloads.
 
 use crate::group::Session;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, Signal, linger, lock};
@@ -10,66 +10,67 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What a member brings to a meeting.
-pub type Offer = Arc<dyn Any + Send + Sync>;
+/// The value that a member brings to a rendezvous.
+pub type Payload = Arc<dyn Any + Send + Sync>;
 
-type Outcome = Result<Met, Arc<Blame>>;
+type Outcome = Result<Exchanged, Arc<Blame>>;
 
-/// What members get from a round.
+/// What each member gets out of a round.
 #[derive(Clone)]
-pub struct Met {
-    /// What each member of this process has brought, in the order of ranks.
-    pub offers: Arc<Vec<Offer>>,
-    /// What the delegate has made of them with other processes, where there are any.
-    pub made: Option<Offer>,
+pub struct Exchanged {
+    /// The payloads of this process's members, in the order of ranks.
+    pub payloads: Arc<Vec<Payload>>,
+    /// What the delegate made of them together with other processes; `None` without a delegate.
+    pub made: Option<Payload>,
 }
 
-/// What the last to arrive does for all members of its process, with those of others.
-pub type Delegate<'a> = dyn Fn(&[Offer], &Session, Vec<Standing>, Duration) -> Result<Offer, Arc<Blame>> + 'a;
+/// Called on the last member to arrive, for all members of its process: carries the call to the other processes.
+pub type Delegate<'a> =
+    dyn Fn(&[Payload], &Session, Vec<Standing>, Duration) -> Result<Payload, Arc<Blame>> + 'a;
 
-/// Members meet in rounds. A round ends when every member waits in it or is gone: with all offers if all make the
-/// same call, else with one [`Blame`] for everybody. It ends at the deadline at the latest.
+/// Members meet in rounds. A round ends when every member waits in it or is gone, at the latest at the deadline. If all
+/// members made the same call they get all payloads, otherwise they all get the same [`Blame`].
 ///
-/// A failed round costs only itself: the next one starts clean. Only a missed deadline ends the session, because the
-/// late member would meet the others' next call instead of the one they gave up.
+/// After a failed round the next one starts clean. Only a missed deadline ends the run, because the late member would
+/// arrive in the others' next round instead of the one they gave up.
 ///
-/// Where other processes take part in a call, the last to arrive speaks for all members of this one, without the lock,
-/// while the others wait for it: it has deadlines of its own.
+/// If other processes take part in a call, the last member to arrive is the delegate: it talks to them for all members of
+/// this process, without holding the lock. The others wait for it past their own deadlines, since it has deadlines too.
 ///
-/// Nothing that a member offers is dropped under the lock: that would run code of others.
-pub struct Meeting {
+/// No payload is dropped under the lock, because dropping it runs user code.
+pub struct Rendezvous {
     state: Mutex<State>,
     changed: Signal,
-    /// `State::round`, to linger on without the lock.
+    /// A copy of `State::round`, so that members can spin without the lock.
     round: AtomicU64,
 }
 
 struct State {
     step: u64,
-    /// The other processes of this run, where there are any.
+    /// The traffic of this run with other processes, if there are any.
     session: Option<Arc<Session>>,
-    /// Those members that wait in a call in which other processes take part, and how long they wait at most.
+    /// The timeout of each member that waits in a call in which other processes take part.
     beyond: Vec<Option<Duration>>,
-    /// A member speaks with other processes for all of this one.
+    /// Whether a member is talking to other processes for all members of this one.
     delegated: bool,
     standings: Vec<Standing>,
-    offers: Vec<Option<Offer>>,
+    payloads: Vec<Option<Payload>>,
     round: u64,
-    /// How the round ended in which a member waited, until it has read that. One for each: while one sleeps, the
-    /// others may already have given up the next round at its deadline.
+    /// For each member, the outcome of the round it waited in, until it has read it. One for each member: while one
+    /// sleeps, the others may already have given up the next round at its deadline.
     outcomes: Vec<Option<Outcome>>,
-    /// Ends the session: the error of the round whose deadline passed.
+    /// The error of the round whose deadline passed; it ends the run.
     missed: Option<Arc<Blame>>,
 }
 
 impl State {
-    fn take_offers(&mut self) -> Arc<Vec<Offer>> {
-        Arc::new(self.offers.iter_mut().filter_map(Option::take).collect())
+    fn take_payloads(&mut self) -> Arc<Vec<Payload>> {
+        Arc::new(self.payloads.iter_mut().filter_map(Option::take).collect())
     }
 }
 
-/// See [`Meeting::speaking`].
-pub(super) struct Speaking<'a>(&'a Meeting);
+/// See [`Rendezvous::speaking`].
+pub(super) struct Speaking<'a>(&'a Rendezvous);
 
 impl Drop for Speaking<'_> {
     fn drop(&mut self) {
@@ -77,11 +78,11 @@ impl Drop for Speaking<'_> {
     }
 }
 
-/// How often members look whether their delegate is back, after their own deadline.
+/// How often members check for their delegate's return after their own deadline.
 const LOOK: Duration = Duration::from_secs(1);
 
-impl Meeting {
-    /// A meeting of `size` members.
+impl Rendezvous {
+    /// A rendezvous of `size` members.
     pub fn new(size: usize) -> Self {
         let state = State {
             step: 0,
@@ -89,7 +90,7 @@ impl Meeting {
             beyond: vec![None; size],
             delegated: false,
             standings: (0..size).map(Standing::running).collect(),
-            offers: vec![None; size],
+            payloads: vec![None; size],
             round: 0,
             outcomes: vec![None; size],
             missed: None,
@@ -97,9 +98,9 @@ impl Meeting {
         Self { state: Mutex::new(state), changed: Signal::new(), round: AtomicU64::new(0) }
     }
 
-    /// Begins a run: all members are there and have done nothing. Only while nobody is in the meeting.
+    /// Begins a run: all members are present and have made no call. Must not be called while a member waits.
     ///
-    /// Member 0 has the global id `first`; `session` is the run's traffic with other processes, where there are any.
+    /// Member 0 has the global id `first`; `session` is the run's traffic with other processes, if there are any.
     pub fn open(&self, step: u64, first: usize, session: Option<Arc<Session>>) {
         let mut state = lock(&self.state);
         state.step = step;
@@ -110,24 +111,24 @@ impl Meeting {
             *standing = Standing::running(first + rank);
         }
         state.beyond.iter_mut().for_each(|beyond| *beyond = None);
-        state.offers.iter_mut().for_each(|offer| *offer = None);
+        state.payloads.iter_mut().for_each(|payload| *payload = None);
         state.outcomes.iter_mut().for_each(|outcome| *outcome = None);
         state.missed = None;
     }
 
-    /// Waits for all other members, at most `timeout`, and gets everybody's offers in the order of ranks. With a
-    /// `delegate` other processes take part; it is called on one member of each.
+    /// Waits at most `timeout` for all other members, and gives the payloads of all in the order of ranks. With a
+    /// `delegate` other processes take part; it is called on one member of each process.
     ///
     /// # Errors
-    /// The same [`Blame`] on every member: members made different calls, one is gone, or one is late.
-    pub fn meet(
+    /// The same [`Blame`] on every member if members made different calls, or one is gone or late.
+    pub fn arrive(
         &self,
         rank: usize,
         call: Fingerprint,
-        offer: Offer,
+        payload: Payload,
         timeout: Duration,
         delegate: Option<&Delegate<'_>>,
-    ) -> Result<Met, Arc<Blame>> {
+    ) -> Result<Exchanged, Arc<Blame>> {
         let mut deadline = Deadline::after(timeout);
         // Declared before the guard, so dropped after it.
         let mut _unused = Vec::new();
@@ -138,7 +139,7 @@ impl Meeting {
             return Err(blame.clone());
         }
         state.standings[rank].presence = Presence::Waiting(call);
-        state.offers[rank] = Some(offer);
+        state.payloads[rank] = Some(payload);
         state.beyond[rank] = delegate.map(|_| timeout);
         let round = state.round;
         (state, _unused) = self.settle(state, delegate);
@@ -151,7 +152,7 @@ impl Meeting {
             state = lock(&self.state);
             if state.round == round {
                 if state.delegated && deadline.has_passed() {
-                    // The delegate's deadlines end this.
+                    // The delegate's own deadlines end this wait.
                     deadline = Deadline::after(LOOK);
                 }
                 state = self.changed.wait(state, &mut deadline);
@@ -159,7 +160,7 @@ impl Meeting {
             if state.round == round && !state.delegated && deadline.has_passed() {
                 let blame;
                 (state, blame, _unused) = self.miss(state, timeout);
-                // Whoever writes the log must not keep the others from their deadlines.
+                // Without the lock: a slow logger must not keep the others from their deadlines.
                 drop(state);
                 heard(|| tracing::error!(step = blame.step, culprits = ?blame.culprits, "{blame}"));
                 state = lock(&self.state);
@@ -167,34 +168,35 @@ impl Meeting {
         }
     }
 
-    /// A member's closure is over: whoever waits for it, or comes to wait for it, is told.
+    /// Records that a member's closure is over, and tells whoever waits for it now or later.
     pub fn leave(&self, rank: usize, failed: bool) {
         let _unused;
         let mut state = lock(&self.state);
         state.standings[rank].presence = if failed { Presence::Failed } else { Presence::Returned };
-        let offer = state.offers[rank].take();
-        let (state, offers) = self.settle(state, None);
-        _unused = (offer, offers);
+        let payload = state.payloads[rank].take();
+        let (state, payloads) = self.settle(state, None);
+        _unused = (payload, payloads);
         drop(state);
     }
 
-    /// Where everybody stands, for the log.
+    /// The standing of each member, for logs.
     pub fn standings(&self) -> Vec<Standing> {
         lock(&self.state).standings.clone()
     }
 
-    /// While this lasts, one member speaks with other processes for all, outside of a round: those who wait for it wait on.
+    /// While the result lives, one member talks to other processes outside of a round, and the others wait for it past
+    /// their deadlines.
     pub(super) fn speaking(&self) -> Speaking<'_> {
         lock(&self.state).delegated = true;
         Speaking(self)
     }
 
-    /// Ends the round if every member waits or is gone. Gives what has to be dropped without the lock.
+    /// Ends the round if every member waits or is gone. Gives back what must be dropped without the lock.
     fn settle<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
         delegate: Option<&Delegate<'_>>,
-    ) -> (MutexGuard<'a, State>, Vec<Option<Offer>>) {
+    ) -> (MutexGuard<'a, State>, Vec<Option<Payload>>) {
         if state.delegated || !state.standings.iter().all(Standing::is_settled) {
             return (state, Vec::new());
         }
@@ -214,7 +216,7 @@ impl Meeting {
             _ => {
                 let outcome = match Blame::judge(state.step, &state.standings) {
                     Some(blame) => Err(Arc::new(blame)),
-                    None => Ok(Met { offers: state.take_offers(), made: None }),
+                    None => Ok(Exchanged { payloads: state.take_payloads(), made: None }),
                 };
                 (state, outcome)
             }
@@ -223,7 +225,7 @@ impl Meeting {
         (state, unused)
     }
 
-    /// Speaks with other processes for all members of this one, without the lock.
+    /// Talks to other processes for all members of this one, without the lock.
     fn speak<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
@@ -233,21 +235,18 @@ impl Meeting {
     ) -> (MutexGuard<'a, State>, Outcome) {
         state.delegated = true;
         let standings = state.standings.clone();
-        let offers = match Standing::all_agree(&standings) {
-            true => state.take_offers(),
-            false => Arc::default(),
-        };
+        let payloads = if Standing::all_agree(&standings) { state.take_payloads() } else { Arc::default() };
         drop(state);
         let spoken = catch_unwind(AssertUnwindSafe(|| match delegate {
             Some(delegate) if Standing::all_agree(&standings) => {
-                delegate(&offers, session, standings.clone(), timeout).map(Some)
+                delegate(&payloads, session, standings.clone(), timeout).map(Some)
             }
             _ => session.swap(standings.clone(), |_| Bytes::new(), timeout).map(|_| None),
         }));
         let mut state = lock(&self.state);
         state.delegated = false;
         let outcome = match spoken {
-            Ok(Ok(made)) => Ok(Met { offers, made }),
+            Ok(Ok(made)) => Ok(Exchanged { payloads, made }),
             Ok(Err(blame)) => {
                 if session.is_over() {
                     state.missed = Some(blame.clone());
@@ -271,12 +270,12 @@ impl Meeting {
         (state, outcome)
     }
 
-    /// The deadline has passed while members still run.
+    /// Ends the round because a deadline has passed while members still run.
     fn miss<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
         timeout: Duration,
-    ) -> (MutexGuard<'a, State>, Arc<Blame>, Vec<Option<Offer>>) {
+    ) -> (MutexGuard<'a, State>, Arc<Blame>, Vec<Option<Payload>>) {
         let is_beyond = state.beyond.iter().any(Option::is_some);
         let mut blame = None;
         if let Some(session) = state.session.clone().filter(|_| is_beyond) {
@@ -285,7 +284,7 @@ impl Meeting {
             blame = outcome.err();
         }
         let blame = blame.unwrap_or_else(|| {
-            // A fault that is certain already comes before the guess that somebody is stuck.
+            // A certain fault takes precedence over the guess that somebody is stuck.
             let certain = Blame::judge(state.step, &state.standings);
             Arc::new(certain.unwrap_or_else(|| Blame::late(state.step, &state.standings, timeout)))
         });
@@ -294,7 +293,7 @@ impl Meeting {
         (state, blame, unused)
     }
 
-    fn end(&self, state: &mut State, outcome: Outcome) -> Vec<Option<Offer>> {
+    fn end(&self, state: &mut State, outcome: Outcome) -> Vec<Option<Payload>> {
         for (standing, mine) in state.standings.iter_mut().zip(&mut state.outcomes) {
             if !matches!(standing.presence, Presence::Waiting(_)) {
                 continue;
@@ -309,7 +308,7 @@ impl Meeting {
             *mine = Some(outcome.clone());
         }
         state.beyond.fill(None);
-        let unused = state.offers.iter_mut().map(Option::take).collect();
+        let unused = state.payloads.iter_mut().map(Option::take).collect();
         state.round += 1;
         self.round.store(state.round, Ordering::Release);
         self.changed.notify(state);

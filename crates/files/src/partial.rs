@@ -1,7 +1,7 @@
-//! Names for what isn't whole yet, and who still holds them.
+//! Files and folders that aren't complete yet, and their names.
 //!
-//! A part is locked as long as its writer lives: the system lets go of the lock when the process ends, however it does. So
-//! a part that can be locked was left behind.
+//! A partial file or folder is locked as long as its writer lives: the system releases the lock when the process ends,
+//! however it ends. So one that can be locked was left behind.
 
 use crate::regular::{kind, open_any};
 use distribute_log::heard;
@@ -10,14 +10,14 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// A file or folder that isn't whole yet, beside its place: `.model.distribute-0.part` for `model`. Dropped, it is removed;
-/// [renamed](Part::rename), it stays.
+/// A file or folder that isn't complete yet, next to its destination: `.model.distribute-0.part` for `model`. It is removed
+/// when dropped, unless it has been [renamed](Partial::rename).
 ///
-/// Making one removes those of the same place whose process was killed.
+/// Creating one removes those of killed processes for the same destination.
 #[derive(Debug)]
-pub struct Part {
+pub struct Partial {
     path: PathBuf,
-    /// Its lock. Folders cannot be opened on Windows.
+    /// The open file, which is locked; `None` for folders on Windows, which cannot be opened.
     handle: Option<File>,
     whole: bool,
 }
@@ -28,14 +28,14 @@ enum Kind {
     Folder,
 }
 
-/// Parts of a place have numbers from 0. So many are looked at even where earlier ones are absent: as many writers at once
-/// can be killed before one is left behind.
+/// Partials of one destination are numbered from 0. This many are checked even if earlier ones are absent, so that none is
+/// left behind unless more concurrent writers than this were killed.
 const LOOKED_AT: u64 = 8;
 const MARK: &str = ".distribute-";
 const END: &str = ".part";
 
-impl Part {
-    /// A new file, empty, for what is to be at `path`.
+impl Partial {
+    /// A new empty file, to become `path`.
     ///
     /// # Errors
     /// Those of the system; [`InvalidInput`](io::ErrorKind::InvalidInput) for a path that doesn't end in a name.
@@ -43,29 +43,29 @@ impl Part {
         Self::new(path, Kind::File)
     }
 
-    /// A new folder, empty, for what is to be at `path`.
+    /// A new empty folder, to become `path`.
     ///
     /// # Errors
-    /// As [`file`](Self::file).
+    /// Those of [`file`](Self::file).
     pub fn folder(path: &Path) -> io::Result<Self> {
         Self::new(path, Kind::Folder)
     }
 
-    /// Moves what is at `path`, a file or folder, to a name that is nobody's, so that it can be removed bit by bit.
+    /// Moves the file or folder at `path` to an unused name, so that it can be removed bit by bit.
     ///
     /// # Errors
-    /// Those of the system; what is at `path` is there then as before.
+    /// Those of the system; `path` is unchanged then.
     pub fn of_old(path: &Path) -> io::Result<Self> {
-        let unused = |part: &io::Result<PathBuf>| {
-            part.as_ref().map_or(true, |part| fs::symlink_metadata(part).is_err())
+        let unused = |partial: &io::Result<PathBuf>| {
+            partial.as_ref().map_or(true, |partial| fs::symlink_metadata(partial).is_err())
         };
-        let part = (0..u64::MAX).map(|number| beside(path, number)).find(unused);
-        let part = part.unwrap_or_else(|| Err(io::ErrorKind::AlreadyExists.into()))?;
-        fs::rename(path, &part)?;
-        Ok(Self { path: part, handle: None, whole: false })
+        let partial = (0..u64::MAX).map(|number| beside(path, number)).find(unused);
+        let partial = partial.unwrap_or_else(|| Err(io::ErrorKind::AlreadyExists.into()))?;
+        fs::rename(path, &partial)?;
+        Ok(Self { path: partial, handle: None, whole: false })
     }
 
-    /// Removes the folder of a part, if a process that was killed left it. What is there besides stays, and is told.
+    /// Removes a partial folder if a killed process has left it. Anything else at `path` stays, with a warning.
     pub fn clear_folder(path: &Path) {
         clear(path, Kind::Folder);
     }
@@ -75,22 +75,22 @@ impl Part {
         &self.path
     }
 
-    /// The file, to be written; none for a folder.
+    /// The file to write to; an error for a folder.
     pub(crate) fn handle(&self) -> io::Result<&File> {
         self.handle.as_ref().ok_or_else(|| io::Error::other("this is a folder, not a file"))
     }
 
-    /// Gives it its name. What is there is replaced, as the system's `rename` does.
+    /// Gives it its final name. An existing file is replaced, as by the system's `rename`.
     ///
     /// # Errors
-    /// Those of the system; the part is removed then.
+    /// Those of the system; the partial is removed then.
     pub fn rename(mut self, path: &Path) -> io::Result<Option<File>> {
         fs::rename(&self.path, path)?;
         self.whole = true;
         Ok(self.handle.take())
     }
 
-    /// Removes it, which dropping does, too.
+    /// Removes it, as dropping it does, and returns errors.
     ///
     /// # Errors
     /// Those of the system.
@@ -105,11 +105,11 @@ impl Part {
             if mine.is_some() && number >= LOOKED_AT {
                 break;
             }
-            let part = beside(path, number)?;
-            clear(&part, kind);
+            let partial = beside(path, number)?;
+            clear(&partial, kind);
             if mine.is_none() {
-                mine = match create(&part, kind) {
-                    Ok(handle) => hold(&part, handle)?,
+                mine = match create(&partial, kind) {
+                    Ok(handle) => hold(&partial, handle)?,
                     Err(error) if error.kind() == io::ErrorKind::AlreadyExists => None,
                     Err(error) => return Err(error),
                 };
@@ -119,18 +119,18 @@ impl Part {
     }
 }
 
-impl Drop for Part {
+impl Drop for Partial {
     fn drop(&mut self) {
         if !self.whole {
-            // What cannot be removed now is what a killed process leaves.
+            // If this fails, a later writer removes it.
             let _ = remove(&self.path);
         }
     }
 }
 
-/// The name of the place that a part is for, if its name is one.
-pub fn whole_name(part: &OsStr) -> Option<&str> {
-    let (name, number) = part.to_str()?.strip_prefix('.')?.strip_suffix(END)?.rsplit_once(MARK)?;
+/// The file name of a partial's destination, if this is a name of a partial.
+pub fn whole_name(partial: &OsStr) -> Option<&str> {
+    let (name, number) = partial.to_str()?.strip_prefix('.')?.strip_suffix(END)?.rsplit_once(MARK)?;
     let is_number = !number.is_empty() && number.bytes().all(|digit| digit.is_ascii_digit());
     (is_number && !name.is_empty()).then_some(name)
 }
@@ -144,34 +144,34 @@ fn beside(path: &Path, number: u64) -> io::Result<PathBuf> {
     Ok(parent.unwrap_or(Path::new(".")).join(name))
 }
 
-fn create(part: &Path, kind: Kind) -> io::Result<Option<File>> {
+fn create(partial: &Path, kind: Kind) -> io::Result<Option<File>> {
     match kind {
-        Kind::File => OpenOptions::new().read(true).write(true).create_new(true).open(part).map(Some),
+        Kind::File => OpenOptions::new().read(true).write(true).create_new(true).open(partial).map(Some),
         Kind::Folder => {
-            fs::create_dir(part)?;
-            // Somebody may take it for one that was left, and have removed it.
-            Ok(open_any(part).ok())
+            fs::create_dir(partial)?;
+            // Another process may have taken it for a leftover and removed it.
+            Ok(open_any(partial).ok())
         }
     }
 }
 
-/// The part, unless somebody took it for one that was left before it was locked.
-fn hold(part: &Path, handle: Option<File>) -> io::Result<Option<Part>> {
+/// Locks the partial; `None` if another process took it for a leftover before.
+fn hold(partial: &Path, handle: Option<File>) -> io::Result<Option<Partial>> {
     let mine = match &handle {
-        // Without locks, nobody takes it for one that was left.
-        None => part.exists(),
+        // Without locks, nobody takes it for a leftover.
+        None => partial.exists(),
         Some(handle) => match handle.try_lock() {
-            Ok(()) => is_at(handle, part),
+            Ok(()) => is_at(handle, partial),
             Err(fs::TryLockError::WouldBlock) => false,
             Err(fs::TryLockError::Error(_)) => true,
         },
     };
-    Ok(mine.then(|| Part { path: part.to_path_buf(), handle, whole: false }))
+    Ok(mine.then(|| Partial { path: partial.to_path_buf(), handle, whole: false }))
 }
 
-/// Removes a part that nobody holds.
-fn clear(part: &Path, kind: Kind) {
-    let Ok(found) = fs::symlink_metadata(part).map(|found| found.file_type()) else { return };
+/// Removes a partial that nobody has locked.
+fn clear(partial: &Path, kind: Kind) {
+    let Ok(found) = fs::symlink_metadata(partial).map(|found| found.file_type()) else { return };
     let is_ours = match kind {
         Kind::File => found.is_file(),
         Kind::Folder => found.is_dir(),
@@ -181,27 +181,27 @@ fn clear(part: &Path, kind: Kind) {
         heard(|| {
             tracing::warn!(
                 "{} is {what}, which this program did not make: it stays as it is",
-                part.display()
+                partial.display()
             );
         });
         return;
     }
-    let Ok(handle) = open_any(part) else { return };
-    if handle.try_lock().is_err() || !is_at(&handle, part) {
+    let Ok(handle) = open_any(partial) else { return };
+    if handle.try_lock().is_err() || !is_at(&handle, partial) {
         return;
     }
-    match remove(part) {
-        Ok(()) => tracing::debug!("removed {}, which a process left that was killed", part.display()),
+    match remove(partial) {
+        Ok(()) => tracing::debug!("removed {}, which a process left that was killed", partial.display()),
         Err(error) => heard(|| {
             tracing::warn!(
                 "{}, which a process left that was killed, cannot be removed: {error}",
-                part.display()
+                partial.display()
             );
         }),
     }
 }
 
-/// Whether a path still leads to what was opened there.
+/// Whether a path still refers to the file that was opened there.
 fn is_at(handle: &File, path: &Path) -> bool {
     #[cfg(unix)]
     {
@@ -219,10 +219,11 @@ fn is_at(handle: &File, path: &Path) -> bool {
     }
 }
 
-fn remove(part: &Path) -> io::Result<()> {
-    match fs::symlink_metadata(part)?.is_dir() {
-        true => fs::remove_dir_all(part),
-        false => fs::remove_file(part),
+fn remove(partial: &Path) -> io::Result<()> {
+    if fs::symlink_metadata(partial)?.is_dir() {
+        fs::remove_dir_all(partial)
+    } else {
+        fs::remove_file(partial)
     }
 }
 
@@ -244,8 +245,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
         // Two writers at once, and what a killed one left: nobody holds its lock.
-        let first = Part::file(&at("a")).unwrap();
-        let second = Part::file(&at("a")).unwrap();
+        let first = Partial::file(&at("a")).unwrap();
+        let second = Partial::file(&at("a")).unwrap();
         assert_eq!(names(folder.path()), [".a.distribute-0.part", ".a.distribute-1.part"]);
         fs::write(at(".a.distribute-2.part"), "left").unwrap();
         fs::write(at(".a.distribute-7.part"), "left").unwrap();
@@ -254,7 +255,7 @@ mod tests {
         fs::write(at(".a.part"), "not ours").unwrap();
         fs::create_dir(at(".a.distribute-3.part")).unwrap();
         drop(first);
-        let third = Part::file(&at("a")).unwrap();
+        let third = Partial::file(&at("a")).unwrap();
         assert_eq!(third.path(), at(".a.distribute-0.part"));
         let others = [".a.distribute-3.part", ".a.part", ".b.distribute-0.part"];
         let held = [".a.distribute-0.part", ".a.distribute-1.part"];
@@ -268,12 +269,12 @@ mod tests {
     fn folders_are_held_too() {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
-        let held = Part::folder(&at("a")).unwrap();
+        let held = Partial::folder(&at("a")).unwrap();
         fs::write(held.path().join("file"), "x").unwrap();
         fs::create_dir(at(".a.distribute-1.part")).unwrap();
         fs::write(at(".a.distribute-1.part/file"), "left").unwrap();
-        Part::clear_folder(held.path());
-        let other = Part::folder(&at("a")).unwrap();
+        Partial::clear_folder(held.path());
+        let other = Partial::folder(&at("a")).unwrap();
         assert_eq!(names(folder.path()), [".a.distribute-0.part", ".a.distribute-1.part"]);
         assert_eq!(names(other.path()), [""; 0]);
         held.rename(&at("a")).unwrap();
@@ -282,7 +283,7 @@ mod tests {
             (names(folder.path()), names(&at("a"))),
             (vec!["a".to_string()], vec!["file".to_string()])
         );
-        let old = Part::of_old(&at("a")).unwrap();
+        let old = Partial::of_old(&at("a")).unwrap();
         assert_eq!(names(folder.path()), [".a.distribute-0.part"]);
         old.remove().unwrap();
         assert_eq!(names(folder.path()), [""; 0]);
@@ -295,14 +296,14 @@ mod tests {
         let at = |name: &str| folder.path().join(name);
         fs::write(at("precious"), "text").unwrap();
         std::os::unix::fs::symlink(at("precious"), at(".a.distribute-0.part")).unwrap();
-        let part = Part::file(&at("a")).unwrap();
-        assert_eq!(part.path(), at(".a.distribute-1.part"));
+        let partial = Partial::file(&at("a")).unwrap();
+        assert_eq!(partial.path(), at(".a.distribute-1.part"));
         assert_eq!(fs::read_to_string(at(".a.distribute-0.part")).unwrap(), "text");
     }
 
     #[test]
-    fn a_parts_name_says_of_what() {
-        for (part, name) in [
+    fn a_partials_name_says_of_what() {
+        for (partial, name) in [
             (".a.distribute-0.part", Some("a")),
             (".a.distribute-1.distribute-20.part", Some("a.distribute-1")),
             (".a.part", None),
@@ -312,7 +313,7 @@ mod tests {
             ("..distribute-1.part", None),
             (".distribute-1.part", None),
         ] {
-            assert_eq!(whole_name(OsStr::new(part)), name, "{part}");
+            assert_eq!(whole_name(OsStr::new(partial)), name, "{partial}");
         }
     }
 }

@@ -1,16 +1,16 @@
-//! A part of a CSV file becoming elements.
+//! A section of a CSV file becoming elements.
 
 use super::block::Block;
 use super::file::{CsvFormat, failure, line, reader};
 use super::plain::{self, Stop};
+use crate::chunk::Chunk;
 use crate::operations::file_stage::Made;
-use crate::run::Run;
 use crate::{Error, Location, Result};
 use std::io::Read;
 use std::sync::Arc;
 
 /// Whole rows of a file, which become elements on any thread.
-pub(super) struct Part {
+pub(super) struct Section {
     pub(super) format: Arc<CsvFormat>,
     pub(super) file: Location,
     /// Where in the text they are.
@@ -18,16 +18,16 @@ pub(super) struct Part {
     pub(super) bytes: Vec<u8>,
 }
 
-impl Part {
+impl Section {
     /// Their elements, up to the first row that is broken.
     pub(super) fn made(&self) -> Made {
         let mut block = Block::new(&self.format.layout, self.format.columns.count);
         let failed = self.parse(&mut block).err();
         match (block.rows(), failed) {
-            (0, failed) => Made { run: None, failed },
+            (0, failed) => Made { chunk: None, failed },
             (len, failed) => match block.finish() {
-                Ok(tree) => Made { run: Some(Run::rows(tree, len)), failed },
-                Err(error) => Made { run: None, failed: Some(error.into()) },
+                Ok(tree) => Made { chunk: Some(Chunk::rows(tree, len)), failed },
+                Err(error) => Made { chunk: None, failed: Some(error.into()) },
             },
         }
     }
