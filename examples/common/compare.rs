@@ -91,7 +91,8 @@ fn with_one_process(
     let trace = options.trace()?;
     let all = MultiWorkerMirroredStrategy::on_threads(workers, replicas, |strategy| train(strategy))?;
     drop(trace);
-    let (one, one_sha256) = train(&MirroredStrategy::cpus(workers * replicas)?)?;
+    let one_process: Strategy = MirroredStrategy::cpus(workers * replicas)?.into();
+    let (one, one_sha256) = train(&one_process)?;
     let same = all.iter().all(|(_, sha256)| *sha256 == one_sha256);
     let Some((first, sha256)) = all.first() else { return Ok(()) };
 

@@ -167,6 +167,23 @@ fn a_replica_that_differs_is_named_by_its_global_id_on_all() {
     assert!(text.contains("replicas 0, 1, 2, 4 and 5 called") && text.contains("replica 3 called"), "{text}");
 }
 
+/// An idle team is lent to other runs, and kept beyond the group of its last one.
+#[test]
+fn a_worker_that_has_ended_is_lost_to_the_others_while_its_team_is_idle() {
+    let idle = Arc::new(Mutex::new(Vec::new()));
+    let all = workers(2, 2, move |worker| {
+        let first = worker.run(1, LONG, |member| sum(member, "a", 1.));
+        assert!(first.iter().all(|sum| sum.as_ref().is_ok_and(|sum| *sum == 4.)));
+        if worker.group.world().worker() == 1 {
+            idle.lock().unwrap().push(worker.team.clone());
+            return Vec::new();
+        }
+        worker.run(2, LONG, |member| sum(member, "b", 1.))
+    });
+    let text = one_text(&all);
+    assert!(text.contains("worker 1 (replicas 2 and 3) was lost"), "{text}");
+}
+
 #[test]
 fn a_replica_that_is_stuck_is_named_to_all_workers_and_meets_the_error_later() {
     let met = Arc::new(Barrier::new(5));

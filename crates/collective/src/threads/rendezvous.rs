@@ -201,10 +201,12 @@ impl Rendezvous {
             return (state, Vec::new());
         }
         if state.standings.iter().all(Standing::is_gone) {
-            if let Some(session) = state.session.clone() {
+            // Not kept while the team is idle: the others learn that this process has ended when nothing holds it any more.
+            if let Some(session) = state.session.take() {
                 let standings = state.standings.clone();
                 drop(state);
                 session.leave(standings);
+                drop(session);
                 state = lock(&self.state);
             }
             return (state, Vec::new());

@@ -67,7 +67,8 @@ impl StrategyExtended for MultiWorker {
 /// }
 ///
 /// let workers = MultiWorkerMirroredStrategy::on_threads(2, 2, |strategy| train(strategy))?;
-/// let alone = train(&MirroredStrategy::cpus(4)?)?;
+/// let one_process = MirroredStrategy::cpus(4)?;
+/// let alone = train(&one_process)?;
 /// assert!(workers.iter().all(|weights| *weights == alone));
 /// # Ok::<(), distribute::Error>(())
 /// ```
