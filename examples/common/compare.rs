@@ -97,10 +97,7 @@ fn with_one_process(
     let Some((first, sha256)) = all.first() else { return Ok(()) };
 
     let mut table = header() + &row(&format!("{workers} workers"), first) + &row("one process", &one);
-    table += match same {
-        true => "All train the same weights, to the bit.\n",
-        false => "Their weights differ.\n",
-    };
+    table += if same { "All train the same weights, to the bit.\n" } else { "Their weights differ.\n" };
     for (worker, (_, sha256)) in all.iter().enumerate() {
         table += &format!("weights of worker {worker}: {sha256}\n");
     }

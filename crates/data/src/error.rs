@@ -419,3 +419,11 @@ fn file_of(path: &Option<String>) -> String {
 fn feature_of(feature: &Option<String>) -> String {
     feature.as_ref().map_or(String::new(), |feature| format!(", feature '{feature}'"))
 }
+
+/// The error for a parameter that is 0.
+pub(crate) fn at_least_one(operation: &'static str, parameter: &'static str, value: usize) -> Result<()> {
+    match value {
+        0 => Err(Error::Parameter { operation, parameter, found: "0".into(), expected: "at least 1" }),
+        _ => Ok(()),
+    }
+}

@@ -2,6 +2,7 @@
 
 use super::room::fits;
 use crate::chunk::{Assembly, Chunk};
+use crate::error::at_least_one;
 use crate::pipeline::{Batching, Operation, Pipeline, Sharding, one_input};
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset, ElementSpec, Error, Result};
@@ -85,14 +86,6 @@ pub(crate) fn batch_rows(elements: Cardinality, size: usize, drop_remainder: boo
 /// How batching behaves on a worker's shard: each worker would drop a remainder of its own.
 pub(super) fn remainder(drop: bool) -> Sharding {
     if drop { Sharding::Whole } else { Sharding::Through }
-}
-
-/// The error for a parameter that is 0.
-pub(crate) fn at_least_one(operation: &'static str, parameter: &'static str, value: usize) -> Result<()> {
-    match value {
-        0 => Err(Error::Parameter { operation, parameter, found: "0".into(), expected: "at least 1" }),
-        _ => Ok(()),
-    }
 }
 
 /// Makes a batch of elements, given the index of the first.

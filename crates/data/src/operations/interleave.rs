@@ -1,8 +1,8 @@
 //! Several datasets made of elements, read in turn.
 
-use super::batch::at_least_one;
 use super::cycle::{Cycle, InnerFn};
 use super::worker_pool::most_threads;
+use crate::error::at_least_one;
 use crate::guard::guarded;
 use crate::pipeline::{Batching, Operation, Pipeline, Sharding, one_input};
 use crate::stage::Stage;

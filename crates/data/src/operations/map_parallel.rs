@@ -1,9 +1,9 @@
 //! A function applied to several elements at once, on threads.
 
-use super::batch::at_least_one;
 use super::map::{MapFn, on_trees};
 use super::worker_pool::{JOBS, WorkerPool, most_threads};
 use crate::chunk::Chunk;
+use crate::error::at_least_one;
 use crate::pipeline::{Batching, Operation, Pipeline, Sharding, one_input};
 use crate::stage::{Stage, read_over};
 use crate::{Cardinality, Cause, Dataset, ElementSpec, Error, Result};

@@ -1,9 +1,10 @@
 //! Elements of different sizes as one batch.
 
-use super::batch::{BatchStage, at_least_one, batch_rows, batches, remainder};
+use super::batch::{BatchStage, batch_rows, batches, remainder};
 use super::pad::pad;
 use super::room::fits;
 use crate::chunk::{Assembly, Chunk};
+use crate::error::at_least_one;
 use crate::pipeline::{Batching, Operation, Pipeline, Sharding, one_input};
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset, ElementSpec, Result};

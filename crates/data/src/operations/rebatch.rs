@@ -1,8 +1,8 @@
 //! Cuts batches into other sizes, across their borders.
 
-use super::batch::at_least_one;
 use super::room::fits;
 use crate::chunk::Chunk;
+use crate::error::at_least_one;
 use crate::pipeline::{Batching, Operation, Pipeline, Sharding, one_input};
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset, ElementSpec, Error, Result};

@@ -1,7 +1,7 @@
 //! Every `W`-th element, for one of `W` workers.
 
-use super::batch::at_least_one;
 use crate::chunk::{Chunk, Picks};
+use crate::error::at_least_one;
 use crate::pipeline::{Operation, Pipeline, Sharding, WorkerShard, one_input};
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset, Error, Result};

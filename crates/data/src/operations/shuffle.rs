@@ -1,8 +1,8 @@
 //! Elements in random order.
 
-use super::batch::at_least_one;
 use super::room::fits;
 use crate::chunk::{Chunk, Picks};
+use crate::error::at_least_one;
 use crate::pipeline::{Operation, Pipeline, Sharding, one_input};
 use crate::random::EpochRng;
 use crate::rows::Rows;

@@ -30,12 +30,8 @@ impl Layout {
     /// # Errors
     /// [`Error::Parameter`] names the number that is 0 or too large.
     pub fn check(&self) -> Result<()> {
-        crate::operations::batch::at_least_one("distribute", "the number of workers", self.workers)?;
-        crate::operations::batch::at_least_one(
-            "distribute",
-            "the number of replicas of a worker",
-            self.replicas,
-        )?;
+        crate::error::at_least_one("distribute", "the number of workers", self.workers)?;
+        crate::error::at_least_one("distribute", "the number of replicas of a worker", self.replicas)?;
         check_replicas("distribute", "the number of replicas of all workers", self.total())
     }
 
