@@ -68,6 +68,8 @@ impl Signal {
 /// Where every member has a core, it spins: to yield would hand the core to whatever else is runnable, and beside another
 /// busy program each meeting would then take a slice of the scheduler's, some milliseconds. Where there are more members
 /// than cores, those that spin keep the others from working, so it yields.
+// Not inlined: .ci/instructions leaves it out by its name.
+#[inline(never)]
 pub(crate) fn linger(ready: impl Fn() -> bool) -> bool {
     // shuttle schedules at each operation, so spinning would only add equivalent interleavings.
     if cfg!(shuttle) {
@@ -88,6 +90,7 @@ pub(crate) fn linger(ready: impl Fn() -> bool) -> bool {
 /// As long as it takes to wake a sleeping thread: what is ready later costs twice the least at most.
 const LINGER: Duration = Duration::from_micros(50);
 
+#[inline(always)]
 fn spin(times: usize, ready: impl Fn() -> bool) -> bool {
     for _ in 0..times {
         if ready() {
@@ -98,6 +101,7 @@ fn spin(times: usize, ready: impl Fn() -> bool) -> bool {
     false
 }
 
+#[inline(always)]
 fn yielding(times: usize, ready: impl Fn() -> bool) -> bool {
     for _ in 0..times {
         if ready() {
@@ -109,6 +113,7 @@ fn yielding(times: usize, ready: impl Fn() -> bool) -> bool {
 }
 
 /// How many members of teams are at work in this process.
+#[cfg_attr(shuttle, allow(dead_code))]
 pub(crate) mod crowd {
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicUsize, Ordering};

@@ -164,8 +164,8 @@ impl Variable {
         combined?.to_host().map_err(Error::tensor(operation))
     }
 
-    /// The rows that all replicas write. Not reduced, which would merge them: each is written on its own, one after another
-    /// (SC-1, SC-2).
+    // SC-1, SC-2
+    /// The rows that all replicas write. Not reduced, which would merge them: each is written on its own, one after another.
     fn joined(
         &self,
         operation: &'static str,
