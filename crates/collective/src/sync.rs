@@ -21,7 +21,7 @@ pub(crate) use shuttle::{
 
 use distribute_cluster::Deadline;
 use std::sync::PoisonError;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Locks a mutex, even if it is poisoned: every critical section here leaves its state consistent.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -78,9 +78,9 @@ pub(crate) fn linger(ready: impl Fn() -> bool) -> bool {
     if crowd::is_larger_than_cores() {
         return spin(30, &ready) || yielding(200, &ready);
     }
-    let since = Instant::now();
+    let deadline = Deadline::after(LINGER);
     while !spin(50, &ready) {
-        if since.elapsed() > LINGER {
+        if deadline.has_passed() {
             return false;
         }
     }

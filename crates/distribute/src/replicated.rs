@@ -3,7 +3,7 @@
 use crate::context::raised;
 use crate::values::PerReplica;
 use crate::variables::Variables;
-use crate::{Error, Result, Strategy};
+use crate::{Result, Strategy};
 use candle_nn::VarBuilder;
 use std::panic::Location;
 

@@ -5,7 +5,7 @@ use crate::chunk::{Assembly, Chunk};
 use crate::error::at_least_one;
 use crate::pipeline::{Batching, Operation, Pipeline, Sharding, one_input};
 use crate::stage::Stage;
-use crate::{Cardinality, Dataset, ElementSpec, Error, Result};
+use crate::{Cardinality, Dataset, ElementSpec, Result};
 use distribute_tensor::Nest;
 
 impl<T: Nest> Dataset<T> {

@@ -8,7 +8,6 @@ use super::tally::{Kind, Tally};
 use super::transform::Transform;
 use crate::Result;
 use crate::deposit::LocalGradient;
-use candle_core::DType;
 
 /// What one replica brings to a step.
 #[derive(Debug)]

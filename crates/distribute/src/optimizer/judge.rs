@@ -2,19 +2,16 @@
 //! to be said of it.
 
 use super::brought::Brought;
-use super::contribution::Contribution;
 use super::finite::{self, NotFinite};
 use super::missing::{self, MissingGradients};
 use super::progress::busy;
 use super::tally::{Kind, Tally};
 use super::together::Together;
 use super::{Optimizer, examples};
-use crate::deposit::LocalGradient;
 use crate::{Error, ReplicaContext, Result};
 use candle_core::DType;
 use distribute_log::heard;
 use distribute_optim::Rule;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What is decided of a step.

@@ -10,7 +10,6 @@ use crate::deposit::LocalGradient;
 use crate::error::panicked;
 use crate::number::Any;
 use crate::{Error, Result};
-use candle_core::Var;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// The gradients, reduced and transformed, as tensors of their own. Closures are left out.
