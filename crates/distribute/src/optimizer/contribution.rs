@@ -28,7 +28,7 @@ impl Contribution {
             dtype,
             rows: None,
             finite: loss.is_finite(),
-            rate: None,
+            position: None,
             kinds: vec![Kind::Nothing; gradients.len()],
         };
         // INV-9: of no examples they have no weight, not even if they are NaN. Added up over none, they are the others':

@@ -118,12 +118,12 @@ impl<R: Rule> Optimizer<R> {
     /// How many steps come before this one, and its learning rate.
     fn rate_of(&self, operation: &'static str, all: &[&Tally]) -> Result<(u64, f64)> {
         let finished = self.finished_steps();
-        let workers: Vec<_> = all.iter().filter_map(|tally| tally.rate.as_ref()).collect();
-        let Some((then, rate)) = workers.first() else {
+        let workers: Vec<_> = all.iter().filter_map(|tally| tally.position.as_ref()).collect();
+        let Some(first) = workers.first() else {
             return Ok((finished, self.rate.of_step(finished, operation)?));
         };
-        if workers.iter().any(|(others, _)| others != then) {
-            let steps: Vec<_> = workers.iter().map(|(finished, _)| finished.to_string()).collect();
+        if workers.iter().any(|worker| worker.finished != first.finished) {
+            let steps: Vec<_> = workers.iter().map(|worker| worker.finished.to_string()).collect();
             let reason = format!(
                 "the workers have made different numbers of steps with this optimizer ({}, by worker): start them all from \
                  the beginning, or restore the same checkpoint on all",
@@ -131,13 +131,24 @@ impl<R: Rule> Optimizer<R> {
             );
             return Err(Error::invalid(operation, reason));
         }
-        match rate {
-            None => Ok((finished, self.rate.of_step(finished, operation)?)),
-            Some(Err(error)) => Err(Error::Shared(error.clone())),
-            // Beside this one another was made.
-            Some(Ok(_)) if *then != finished => Err(busy(operation)),
-            Some(Ok(learning_rate)) => Ok((finished, *learning_rate)),
+        let rates: Vec<f64> = workers
+            .iter()
+            .map(|worker| worker.learning_rate.clone().map_err(Error::Shared))
+            .collect::<Result<_>>()?;
+        if rates.iter().any(|rate| rate.to_bits() != rates[0].to_bits()) {
+            let rates: Vec<_> = rates.iter().map(ToString::to_string).collect();
+            let reason = format!(
+                "the workers have different learning rates ({}, by worker): set the same on all, or give all of them the same \
+                 schedule",
+                rates.join(", ")
+            );
+            return Err(Error::invalid(operation, reason));
         }
+        // Beside this one another was made.
+        if first.finished != finished {
+            return Err(busy(operation));
+        }
+        Ok((finished, rates[0]))
     }
 
     /// In the first step, tells of variables that have no gradient on any replica.

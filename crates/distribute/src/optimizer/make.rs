@@ -10,7 +10,7 @@ use super::on_copies::OnCopies;
 use super::progress::Change;
 use super::rate::Rate;
 use super::reduction;
-use super::tally::Tally;
+use super::tally::{Position, Tally};
 use super::together::Together;
 use super::updater::Updater;
 use super::workers::Workers;
@@ -45,7 +45,7 @@ impl<R: Rule> Optimizer<R> {
         let member = ctx.member();
         if member.rank() == 0 {
             // Before replicas meet: a schedule that hangs is late, and holds nobody beyond the deadline.
-            mine.tally.rate = self.of_this_step(operation, member);
+            mine.tally.position = self.position(operation, member);
         }
         let mut call = Call::new(ctx, operation);
         let detail = match weighting {
@@ -66,22 +66,15 @@ impl<R: Rule> Optimizer<R> {
         Ok(Tensor::new(loss, &candle_core::Device::Cpu)?.to_dtype(dtype)?)
     }
 
-    /// How many steps come before this one, where that is to be compared, and the learning rate that a schedule gives after
-    /// them.
-    #[allow(clippy::type_complexity)]
-    fn of_this_step(
-        &self,
-        operation: &'static str,
-        member: &Member,
-    ) -> Option<(u64, Option<Result<f64, Arc<Error>>>)> {
+    /// Where this process is in its training, where that is to be compared, or a schedule to be asked.
+    fn position(&self, operation: &'static str, member: &Member) -> Option<Position> {
         let finished = self.finished_steps();
-        match &self.rate {
-            Rate::Set(_) => member.session().map(|_| (finished, None)),
-            Rate::Schedule(_) => {
-                let _once = enter(Mode::CrossReplica(self.trained.strategy.clone()));
-                Some((finished, Some(self.rate.of_step(finished, operation).map_err(Arc::new))))
-            }
+        if matches!(self.rate, Rate::Set(_)) && member.session().is_none() {
+            return None;
         }
+        let _once = enter(Mode::CrossReplica(self.trained.strategy.clone()));
+        let learning_rate = self.rate.of_step(finished, operation).map_err(Arc::new);
+        Some(Position { finished, learning_rate })
     }
 
     /// The step, once all replicas have met.

@@ -20,11 +20,19 @@ pub(super) struct Tally {
     pub(super) rows: Option<usize>,
     /// Whether the loss is, and the gradients where they are looked at.
     pub(super) finite: bool,
-    /// The finished steps on the first replica of each process, and the learning rate that its schedule gives after them,
-    /// where there is one.
-    pub(super) rate: Option<(u64, Option<Result<f64, Arc<Error>>>)>,
+    /// On the first replica of a process, where processes are compared or a schedule is asked.
+    pub(super) position: Option<Position>,
     /// What there is of each variable, in the optimizer's order.
     pub(super) kinds: Vec<Kind>,
+}
+
+/// Where a process is in its training: the same on all of them.
+#[derive(Clone, Debug)]
+pub(super) struct Position {
+    /// Steps made with this optimizer.
+    pub(super) finished: u64,
+    /// That of the step to come, or why a schedule gives none.
+    pub(super) learning_rate: Result<f64, Arc<Error>>,
 }
 
 impl Tally {
@@ -79,7 +87,7 @@ struct Sent {
     dtype: String,
     rows: Option<usize>,
     finite: bool,
-    rate: Option<(u64, Option<Result<f64, String>>)>,
+    position: Option<(u64, Result<f64, String>)>,
     kinds: Vec<Kind>,
 }
 
@@ -104,9 +112,8 @@ pub(super) fn encode<'t>(tallies: impl Iterator<Item = &'t Tally>) -> Result<Vec
         dtype: tally.dtype.as_str().into(),
         rows: tally.rows,
         finite: tally.finite,
-        rate: tally.rate.as_ref().map(|(finished, rate)| {
-            let rate = rate.as_ref().map(|rate| rate.as_ref().map(|rate| *rate).map_err(ToString::to_string));
-            (*finished, rate)
+        position: tally.position.as_ref().map(|Position { finished, learning_rate }| {
+            (*finished, learning_rate.as_ref().map(|rate| *rate).map_err(ToString::to_string))
         }),
         kinds: tally.kinds.clone(),
     });
@@ -131,9 +138,9 @@ pub(super) fn decode(bytes: &[u8], replicas: usize, variables: usize) -> Result<
             dtype: sent.dtype.parse().map_err(|_| unreadable("a loss of no dtype"))?,
             rows: sent.rows,
             finite: sent.finite,
-            rate: sent.rate.map(|(finished, rate)| {
-                let failed = |text| Arc::new(Error::other(text));
-                (finished, rate.map(|rate| rate.map_err(failed)))
+            position: sent.position.map(|(finished, rate)| {
+                let learning_rate = rate.map_err(|text| Arc::new(Error::other(text)));
+                Position { finished, learning_rate }
             }),
             kinds: sent.kinds,
         })
@@ -151,24 +158,21 @@ mod tests {
 
     #[test]
     fn what_is_sent_is_what_is_read_and_what_does_not_fit_is_refused() {
-        let tally = |weighting, dtype, rate| Tally {
+        let tally = |weighting, dtype, position| Tally {
             weighting,
             loss: 0.1,
             dtype,
             rows: Some(3),
             finite: true,
-            rate,
+            position,
             kinds: vec![Kind::Nothing, Kind::Dense, Kind::Rows],
         };
+        let at = |finished, learning_rate| Some(Position { finished, learning_rate });
         let all = [
-            tally(Weighting::MeanOver(3), DType::F32, Some((7, Some(Ok(0.3))))),
-            tally(Weighting::SumOver(0), DType::BF16, Some((7, None))),
+            tally(Weighting::MeanOver(3), DType::F32, at(7, Ok(0.3))),
+            tally(Weighting::SumOver(0), DType::BF16, at(0, Ok(f64::MIN_POSITIVE))),
             tally(Weighting::Replicas(ReduceOp::Sum), DType::F64, None),
-            tally(
-                Weighting::Replicas(ReduceOp::Mean),
-                DType::F16,
-                Some((1, Some(Err(Arc::new(Error::other("no")))))),
-            ),
+            tally(Weighting::Replicas(ReduceOp::Mean), DType::F16, at(1, Err(Arc::new(Error::other("no"))))),
         ];
         let bytes = encode(all.iter()).unwrap();
         let read = decode(&bytes, 4, 3).unwrap();

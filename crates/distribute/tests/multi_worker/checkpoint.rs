@@ -232,7 +232,7 @@ fn weights_alone_are_written_by_the_chief_and_compared_by_all() {
         let (mine, shared) = (folders[worker].path().join("w"), folders[0].path().join("w"));
         let model = model(strategy, 6.)?;
         model.variables.save(&mine)?;
-        assert_eq!(folders[1].path().join("w").exists(), false);
+        assert!(!folders[1].path().join("w").exists());
         let zeros = candle_core::Tensor::zeros(3, candle_core::DType::F32, &candle_core::Device::Cpu)?;
         model.variables.set("w", &zeros)?;
         let alone = model.variables.load(&mine).unwrap_err().to_string();

@@ -2,6 +2,7 @@
 
 use crate::support::{LARGE, WORLDS, bits, number, one_text, rows, same_as_one_process, vector};
 use candle_core::{Device, Tensor};
+use candle_nn::Init;
 use distribute::prelude::*;
 use distribute::tensor::DType;
 use distribute::{Destinations, Error, Leaf, Result, Variable};
@@ -51,7 +52,7 @@ fn rows_are_merged_over_all_workers_and_made_dense_beside_dense_values() {
             all.push(bits(strategy.reduce(op, each(strategy, |id| rows(id).into())?, None)?));
             let mixed = each(strategy, |id| match id % 2 {
                 0 => rows(id).into(),
-                _ => vector(DType::F32, id, 10).reshape(&[5, 2]).unwrap().into(),
+                _ => vector(DType::F32, id, 10).reshape([5, 2]).unwrap().into(),
             })?;
             all.push(bits(strategy.reduce(op, mixed, None)?));
         }
@@ -69,7 +70,7 @@ fn axes_count_the_elements_of_all_workers() {
                 // Of some replicas nothing.
                 let uneven = each(strategy, |id| vector(dtype, id, (id * 5) % 4).into())?;
                 all.push(bits(strategy.reduce(op, uneven, 0)?));
-                let matrix = |id| vector(dtype, id, 6 * (id + 1)).reshape(&[id + 1, 3, 2]).unwrap().into();
+                let matrix = |id| vector(dtype, id, 6 * (id + 1)).reshape([id + 1, 3, 2]).unwrap().into();
                 all.push(bits(strategy.reduce(op, each(strategy, matrix)?, [0, -1])?));
                 // A value that is not distributed is that of every replica.
                 all.push(bits(strategy.reduce(op, vector(dtype, 3, 5), 0)?));
@@ -85,7 +86,7 @@ fn gather_joins_the_parts_of_all_workers_in_the_order_of_ids() {
     same_as_one_process(|strategy| {
         let mut all = Vec::new();
         for len in [1, 3, LARGE / 2] {
-            let uneven = |id: usize| vector(DType::F32, id, 2 * len * (id % 3)).reshape(&[2, len * (id % 3)]);
+            let uneven = |id: usize| vector(DType::F32, id, 2 * len * (id % 3)).reshape([2, len * (id % 3)]);
             all.push(bits(strategy.gather(each(strategy, |id| uneven(id).unwrap().into())?, 1)?));
         }
         let words = strategy.distribute_values_from_function(|ctx| {
@@ -283,4 +284,28 @@ fn a_worker_that_ends_is_named_by_all_others() {
         assert_eq!(texts[0], texts[1]);
         assert!(texts[0].as_ref().unwrap().contains("worker 2"), "{texts:#?}");
     });
+}
+
+#[test]
+fn workers_with_different_learning_rates_are_told_before_their_weights_differ() {
+    let said = watched(|| {
+        MultiWorkerMirroredStrategy::on_threads(2, 2, |strategy| {
+            let model = strategy.replicate(|vb| vb.get_with_hints(1, "w", Init::Const(1.)))?;
+            let optimizer = Sgd::new(&model.variables, 0.125)?;
+            let step = || strategy.run(&model, |ctx, w| optimizer.minimize(ctx, w.sum_all()?, 1)).map(drop);
+            step()?;
+            if strategy.world().worker() == 1 {
+                optimizer.set_learning_rate(0.5)?;
+            }
+            let error = step().expect_err("the weights would differ");
+            assert_eq!(model.variables.get("w")?.to_vec1::<f32>()?, [0.875]);
+            optimizer.set_learning_rate(0.25)?;
+            step()?;
+            assert_eq!(model.variables.get("w")?.to_vec1::<f32>()?, [0.625]);
+            Ok(error.to_string())
+        })
+        .unwrap()
+    });
+    assert!(said[0].contains("different learning rates (0.125, 0.5, by worker)"), "{}", said[0]);
+    assert_eq!(said[0], said[1]);
 }
