@@ -57,14 +57,20 @@ fn has_ids(value: &Value) -> bool {
     }
 }
 
-/// DIST-4, over workers. TensorFlow's pieces of size 0 may also make a step in which no worker has a row: as it does under its
-/// rule, and not under ours.
+/// DIST-4, over workers. TensorFlow's pieces of size 0 may also make a step in which no worker has a row: under its rule ours
+/// do so behind batches, but not of a dataset without any.
 pub fn workers_cut_evenly(case: &Case, inputs: &Inputs<'_>) -> Found {
-    if case.area != "multi_worker" || op(inputs) != "dataset" || outcome(case).is_none() {
+    if case.area != "multi_worker" || op(inputs) != "dataset" {
         return Ok(None);
     }
-    let same = Expect::Outcome(even::of_workers(inputs)?) == case.expect;
-    Ok((!same).then(|| theirs(case, "DIST-4")))
+    let of_workers = outcome(case).and_then(|theirs| theirs.get("per_worker")?.as_array());
+    let Some(of_workers) = of_workers else { return Ok(None) };
+    let ours = even::of_workers(inputs)?;
+    let nothing = !of_workers.iter().any(|worker| has_ids(&worker["steps"]));
+    Ok((Expect::Outcome(ours.clone()) != case.expect).then(|| match nothing {
+        true => Difference::outcome("DIST-4", ours),
+        false => theirs(case, "DIST-4"),
+    }))
 }
 
 /// AS-6: TensorFlow deals the pieces of a batch to workers in turn, so that neighbours are on different ones. Ours gives
