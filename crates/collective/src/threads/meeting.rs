@@ -115,6 +115,13 @@ impl Meeting {
         state.missed = None;
     }
 
+    /// Ends a run with other processes, when all members are gone.
+    pub fn close(&self) {
+        let session = lock(&self.state).session.take();
+        // Without the lock: it may be the last to hold the connections.
+        drop(session);
+    }
+
     /// Waits for all other members, at most `timeout`, and gets everybody's offers in the order of ranks. With a
     /// `delegate` other processes take part; it is called on one member of each.
     ///
@@ -211,13 +218,13 @@ impl Meeting {
         let outcome;
         (state, outcome) = match (state.session.clone(), timeout) {
             (Some(session), Some(timeout)) => self.speak(state, &session, timeout, delegate),
-            _ => {
-                let outcome = match Blame::judge(state.step, &state.standings) {
-                    Some(blame) => Err(Arc::new(blame)),
-                    None => Ok(Met { offers: state.take_offers(), made: None }),
-                };
-                (state, outcome)
-            }
+            _ => match Blame::judge(state.step, &state.standings) {
+                Some(blame) => self.tell(state, Arc::new(blame)),
+                None => {
+                    let offers = state.take_offers();
+                    (state, Ok(Met { offers, made: None }))
+                }
+            },
         };
         let unused = self.end(&mut state, outcome);
         (state, unused)
@@ -271,6 +278,24 @@ impl Meeting {
         (state, outcome)
     }
 
+    /// A call of this process's members alone has failed. Other processes, which made it by themselves and may wait for these
+    /// members in what comes of it, are told why: the run is over for all of them. Which error it is, if others have one, too.
+    fn tell<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        mut blame: Arc<Blame>,
+    ) -> (MutexGuard<'a, State>, Outcome) {
+        if let Some(session) = state.session.clone() {
+            state.delegated = true;
+            drop(state);
+            blame = session.abandon(blame);
+            state = lock(&self.state);
+            state.delegated = false;
+            state.missed = Some(blame.clone());
+        }
+        (state, Err(blame))
+    }
+
     /// The deadline has passed while members still run.
     fn miss<'a>(
         &'a self,
@@ -278,17 +303,25 @@ impl Meeting {
         timeout: Duration,
     ) -> (MutexGuard<'a, State>, Arc<Blame>, Vec<Option<Offer>>) {
         let is_beyond = state.beyond.iter().any(Option::is_some);
-        let mut blame = None;
-        if let Some(session) = state.session.clone().filter(|_| is_beyond) {
-            let outcome;
-            (state, outcome) = self.speak(state, &session, timeout, None);
-            blame = outcome.err();
+        let session = state.session.clone().filter(|_| is_beyond);
+        let mut outcome = Ok(());
+        if let Some(session) = session {
+            let spoken;
+            (state, spoken) = self.speak(state, &session, timeout, None);
+            outcome = spoken.map(drop);
         }
-        let blame = blame.unwrap_or_else(|| {
-            // A fault that is certain already comes before the guess that somebody is stuck.
-            let certain = Blame::judge(state.step, &state.standings);
-            Arc::new(certain.unwrap_or_else(|| Blame::late(state.step, &state.standings, timeout)))
-        });
+        let blame = match outcome {
+            Err(blame) => blame,
+            Ok(()) => {
+                // A fault that is certain already comes before the guess that somebody is stuck.
+                let certain = Blame::judge(state.step, &state.standings);
+                let late = || Blame::late(state.step, &state.standings, timeout);
+                let blame = Arc::new(certain.unwrap_or_else(late));
+                let told;
+                (state, told) = self.tell(state, blame.clone());
+                told.err().unwrap_or(blame)
+            }
+        };
         state.missed = Some(blame.clone());
         let unused = self.end(&mut state, Err(blame.clone()));
         (state, blame, unused)

@@ -132,6 +132,7 @@ impl Team {
         let _busy = Busy::new(&self.busy);
         let first = session.as_ref().map_or(0, |session| session.world().global(0));
         self.meeting.open(step, first, session.clone());
+        let _close = session.is_some().then(|| Close(&self.meeting));
         let work = |rank| {
             let mut leave = Leave { team: self, rank, failed: true };
             let session = session.clone();
@@ -156,6 +157,15 @@ impl Drop for Team {
     fn drop(&mut self) {
         // Its workers serve until then, and catch panics: they end.
         self.crew.dismiss();
+    }
+}
+
+/// Lets go of the traffic with other processes when a run is over: an idle team would keep their connections.
+struct Close<'a>(&'a Meeting);
+
+impl Drop for Close<'_> {
+    fn drop(&mut self) {
+        self.0.close();
     }
 }
 
