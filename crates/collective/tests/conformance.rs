@@ -1,153 +1,252 @@
-//! Each collective, on worlds of several workers and replicas, against one process that has all replicas.
+//! Each collective, over every transport and on worlds of every size, against one thread that has the values of all
+//! replicas.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use distribute_cluster::{Fingerprint, Operation, Standing};
-use distribute_collective::group::{Calling, Session, memory};
+mod conformance {
+    pub mod leaves;
+    pub mod tree;
+}
+
+use bytes::Bytes;
+use conformance::leaves::{joined, summed};
+use conformance::tree;
+use distribute_cluster::{Fingerprint, Operation};
+use distribute_collective::group::{Calling, memory};
+use distribute_collective::threads::{Member, Team};
+use distribute_collective::{all_gather, all_reduce};
 use distribute_tensor::fold::Alone;
-use distribute_tensor::pack::reduce_packed;
-use distribute_tensor::{DType, HostTensor, IndexedSlices, Leaf, Packing, ReduceOp, wire};
+use distribute_tensor::{HostTensor, Leaf, Packing, ReduceOp, wire};
 use distribute_testing::watched;
 use std::panic::Location;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Numbers whose sum depends on the order in which they are added.
-fn numbers(replica: usize, len: usize) -> HostTensor {
-    let mut state = (replica as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let mut next = || {
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        ((state >> 40) as f64 / 8388608.0 - 1.0) * if state & 64 == 0 { 1e-3 } else { 1e3 }
-    };
-    HostTensor::vector((0..len).map(|_| next()).collect())
+/// Where calls are made once for all replicas of a worker.
+fn several_workers() -> impl Iterator<Item = (usize, usize)> {
+    worlds().filter(|(workers, replicas)| *workers > 1 && (*replicas == 1 || *workers < 4))
 }
 
-fn rows(replica: usize, len: usize, dense_shape: bool) -> Leaf {
-    let count = replica % 3;
-    let values = numbers(replica, count * len).cast(DType::F32).unwrap().reshape([count, len]).unwrap();
-    let indices = HostTensor::vector((0..count).map(|row| ((row * 5 + replica) % 4) as i64).collect());
-    IndexedSlices::new(values, indices, dense_shape.then(|| vec![4, len])).unwrap().into()
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Workers, and replicas of each: worlds of 1 to 8 over the threads of one worker, of 1 to 8 workers over memory, and both.
+fn worlds() -> impl Iterator<Item = (usize, usize)> {
+    let threads = (1..=8).map(|replicas| (1, replicas));
+    threads
+        .chain((2..=8).flat_map(|workers| (1..=3).map(move |replicas| (workers, replicas))))
+        .chain([(3, 4)])
 }
 
-/// The leaves of one replica: every dtype, odd lengths, nothing, rows, and rows on some replicas only.
-fn leaves(replica: usize, len: usize) -> Vec<Leaf> {
-    let summed = DType::ALL.into_iter().filter(|dtype| dtype.mean().is_some());
-    let mut all: Vec<Leaf> = summed.map(|dtype| numbers(replica, len).cast(dtype).unwrap().into()).collect();
-    all.push(rows(replica, len, false));
-    all.push(match replica % 2 {
-        0 => rows(replica, len, true),
-        _ => numbers(replica, 4 * len).cast(DType::F32).unwrap().reshape([4, len]).unwrap().into(),
-    });
-    all
+fn call(operation: Operation, detail: String) -> Fingerprint {
+    Fingerprint::new(operation, detail, Location::caller())
 }
 
-fn calling<'a>(session: &'a Session, at: &'static Location<'static>) -> Calling<'a> {
-    let call = Fingerprint::new(Operation::AllReduce, "conformance", at);
-    let standing = |replica| Standing::waiting(replica, call.clone());
-    let standings = session.world().local_replicas().map(standing).collect();
-    Calling::new(session, standings, Duration::from_secs(30))
-}
-
-/// Runs `body` for each worker of a world over memory.
-#[track_caller]
-fn on_workers<T: Send + 'static>(
-    workers: usize,
-    replicas: usize,
-    body: impl Fn(Calling<'_>, &[&[Leaf]]) -> T + Send + Sync + 'static,
-    of: impl Fn(usize) -> Vec<Leaf> + Send + Sync + 'static,
+/// Runs `body` on each replica of a world, of which each worker is a team, and gives what they return, by id.
+fn on_replicas<T: Send + 'static>(
+    (workers, replicas): (usize, usize),
+    body: impl Fn(&Member) -> T + Send + Sync + 'static,
 ) -> Vec<T> {
-    let at = Location::caller();
     watched(move || {
         let groups = memory::groups(workers, replicas).unwrap();
+        let body = &body;
         std::thread::scope(|scope| {
-            let (body, of) = (&body, &of);
             let run = move |group: distribute_collective::group::Group| {
-                let session = group.open("conformance", 1);
-                let local: Vec<Vec<Leaf>> = group.world().local_replicas().map(of).collect();
-                body(calling(&session, at), &local.iter().map(Vec::as_slice).collect::<Vec<_>>())
+                let results: Vec<_> = (0..replicas).map(|_| Mutex::new(None)).collect();
+                let session = (workers > 1).then(|| Arc::new(group.open("conformance", 1)));
+                Arc::new(Team::new(replicas).unwrap()).run_among(1, PATIENCE, session, &|member| {
+                    *results[member.rank()].lock().unwrap() = Some(body(&member));
+                    true
+                });
+                results.into_iter().map(|result| result.into_inner().unwrap().unwrap()).collect::<Vec<T>>()
             };
             let threads: Vec<_> = groups.into_iter().map(|group| scope.spawn(move || run(group))).collect();
-            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+            threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
         })
     })
+}
+
+/// Runs `body` once on each worker, as calls between steps are made, and gives what they return, by worker.
+fn on_workers<T: Send + 'static>(
+    (workers, replicas): (usize, usize),
+    body: impl Fn(Calling<'_>, std::ops::Range<usize>) -> T + Send + Sync + 'static,
+) -> Vec<T> {
+    on_replicas((workers, replicas), move |member| {
+        let made = member.merge(call(Operation::MergeCall, String::new()), (), |_| {
+            let said = |_| call(Operation::Reduce, String::new());
+            let world = member.session().map(|session| session.world())?;
+            Some(Mutex::new(member.speak(said, |calling| body(calling, world.local_replicas()))))
+        });
+        made.unwrap().as_ref().as_ref().and_then(|made| made.lock().unwrap().take())
+    })
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 fn bytes(leaves: &[Leaf]) -> Vec<u8> {
     wire::encode(leaves).unwrap()
 }
 
-fn check_all_reduce(workers: usize, replicas: usize, len: usize) {
-    for op in [ReduceOp::Sum, ReduceOp::Mean] {
-        for packing in [Packing::APART, Packing::Bytes(1000)] {
-            let all: Vec<Vec<Leaf>> = (0..workers * replicas).map(|replica| leaves(replica, len)).collect();
-            let all: Vec<&[Leaf]> = all.iter().map(Vec::as_slice).collect();
-            let expected = bytes(&reduce_packed(op, &all, packing, &Alone).unwrap());
-            let reduced = on_workers(
-                workers,
-                replicas,
-                move |calling, local| calling.all_reduce(op, packing, local, &Alone).unwrap().leaves,
-                move |replica| leaves(replica, len),
-            );
-            for (worker, reduced) in reduced.iter().enumerate() {
+fn bytes_of(tensor: HostTensor) -> Vec<u8> {
+    bytes(&[tensor.into()])
+}
+
+/// What each replica has got is the fold of what all have brought, to the bit.
+fn check_sum(world: (usize, usize), op: ReduceOp, len: usize, got: &[Leaf]) {
+    let brought: Vec<_> = (0..world.0 * world.1).map(|replica| summed(replica, len)).collect();
+    assert_eq!(got.len(), brought[0].len());
+    for (leaf, got) in got.iter().enumerate() {
+        let all: Vec<Leaf> = brought.iter().map(|leaves| leaves[leaf].clone()).collect();
+        let what = format!("{op} of leaf {leaf}, {}, over {world:?}", all[0].describe());
+        match (tree::indices(&all), got) {
+            (Some(indices), Leaf::Slices(rows)) => assert_eq!(rows.to_rows().unwrap(), indices, "{what}"),
+            (None, Leaf::Host(_)) => {}
+            _ => panic!("{what} is {}", got.describe()),
+        }
+        assert!(bytes_of(tree::dense(got)) == bytes_of(tree::fold(op, &all)), "{what}");
+    }
+}
+
+fn reductions() -> impl Iterator<Item = (ReduceOp, Packing)> {
+    let packings = [Packing::APART, Packing::Bytes(1000), Packing::Count(3)];
+    [ReduceOp::Sum, ReduceOp::Mean].into_iter().flat_map(move |op| packings.map(|packing| (op, packing)))
+}
+
+/// All reductions of leaves of these lengths, on each replica.
+fn check_all_reduce(world: (usize, usize), lens: &'static [usize]) {
+    let all = on_replicas(world, move |member| {
+        let of = |len: usize, (op, packing)| {
+            let call = call(Operation::AllReduce, format!("{op} {packing:?} {len}"));
+            all_reduce(member, call, op, packing, summed(member.replica(), len)).unwrap().leaves
+        };
+        lens.iter().map(|len| reductions().map(|by| of(*len, by)).collect::<Vec<_>>()).collect::<Vec<_>>()
+    });
+    for (at, len) in lens.iter().enumerate() {
+        for (by, (op, packing)) in reductions().enumerate() {
+            check_sum(world, op, *len, &all[0][at][by]);
+            let first = bytes(&all[0][at][by]);
+            for (replica, got) in all.iter().enumerate() {
+                assert!(bytes(&got[at][by]) == first, "{op}, {packing:?} on replica {replica} of {world:?}");
+            }
+        }
+    }
+}
+
+// INV-7
+#[test]
+fn all_reduce_is_the_fold_by_the_tree_on_every_replica() {
+    worlds().for_each(|world| check_all_reduce(world, &[0, 1, 7, 65]));
+}
+
+// INV-7
+#[test]
+fn large_leaves_are_shared_out_to_the_same_bits() {
+    // A worker's leaves are more than 64 KiB together, and so are those of one dtype.
+    for world in [(1, 5), (2, 1), (2, 2), (3, 1), (2, 3), (5, 1), (8, 1)] {
+        check_all_reduce(world, &[1001]);
+    }
+    check_all_reduce((1, 3), &[33_001]);
+}
+
+#[test]
+fn all_gather_joins_the_leaves_of_all_replicas_in_the_order_of_ids() {
+    for world in worlds() {
+        let lens = [0, 1, 65, 1001];
+        let all = on_replicas(world, move |member| {
+            let of = |len: usize| {
+                let call = call(Operation::AllGather, format!("{len}"));
+                all_gather(member, call, 0, joined(member.replica(), len)).unwrap()
+            };
+            lens.map(|len| {
+                let (gathered, offsets) = of(len);
+                (gathered.leaves, offsets)
+            })
+        });
+        for (at, len) in lens.into_iter().enumerate() {
+            let brought: Vec<_> = (0..world.0 * world.1).map(|replica| joined(replica, len)).collect();
+            let column = |leaf: usize| brought.iter().map(|leaves| leaves[leaf].clone()).collect::<Vec<_>>();
+            let expected: Vec<Leaf> =
+                (0..brought[0].len()).map(|leaf| Leaf::concat(&column(leaf), 0).unwrap()).collect();
+            for (replica, got) in all.iter().enumerate() {
+                let before: usize = brought[..replica].iter().map(|leaves| leaves[0].dims()[0]).sum();
+                assert!(bytes(&got[at].0) == bytes(&expected), "{len} on replica {replica} of {world:?}");
+                assert_eq!(got[at].1, vec![before; expected.len()]);
+            }
+        }
+    }
+}
+
+#[test]
+fn what_can_be_sent_is_shared_in_the_order_of_ids() {
+    for world in worlds() {
+        let of = |id: usize| (!id.is_multiple_of(3)).then(|| vec![(id as u64, id); id]);
+        let all = on_replicas(world, move |member| {
+            let shared = member.share(call(Operation::Minimize, String::new()), of(member.replica()));
+            shared.unwrap().iter().map(|offer| Option::clone(offer)).collect::<Vec<_>>()
+        });
+        let expected: Vec<_> = (0..world.0 * world.1).map(of).collect();
+        assert!(all.iter().all(|got| *got == expected), "{world:?}");
+    }
+}
+
+// Calls that code makes once for all replicas of a worker.
+
+#[test]
+fn a_worker_reduces_for_all_of_its_replicas() {
+    for world in several_workers() {
+        for len in [0, 7, 1001].into_iter().filter(|len| *len < 1000 || world.1 == 1) {
+            for op in [ReduceOp::Sum, ReduceOp::Mean] {
+                let reduced = on_workers(world, move |calling, replicas| {
+                    let local: Vec<Vec<Leaf>> = replicas.map(|replica| summed(replica, len)).collect();
+                    let local: Vec<&[Leaf]> = local.iter().map(Vec::as_slice).collect();
+                    calling.all_reduce(op, Packing::APART, &local, &Alone).unwrap().leaves
+                });
+                check_sum(world, op, len, &reduced[0]);
+                assert_eq!(reduced.len(), world.0);
                 assert!(
-                    bytes(reduced) == expected,
-                    "{op} of {len} on worker {worker} of {workers} × {replicas}"
+                    reduced.iter().all(|got| bytes(got) == bytes(&reduced[0])),
+                    "{op} of {len}: {world:?}"
                 );
             }
         }
     }
 }
 
-// INV-7, INV-27
 #[test]
-fn all_reduce_has_the_bits_of_one_process_with_all_replicas() {
-    for workers in 1..=8 {
-        for replicas in 1..=3 {
-            for len in [0, 1, 7, 65] {
-                check_all_reduce(workers, replicas, len);
+fn a_worker_gathers_for_all_of_its_replicas() {
+    for world in several_workers() {
+        for len in [3, 1001] {
+            // Rows too, which are not joined here.
+            let of = move |replica: usize| [joined(replica, len), summed(replica, len)].concat();
+            let gathered = on_workers(world, move |calling, replicas| {
+                let local: Vec<Vec<Leaf>> = replicas.map(of).collect();
+                calling.all_gather(&local.iter().map(Vec::as_slice).collect::<Vec<_>>()).unwrap().0
+            });
+            for all in gathered {
+                assert_eq!(all.len(), world.0 * world.1);
+                for (replica, leaves) in all.iter().enumerate() {
+                    assert!(bytes(leaves) == bytes(&of(replica)), "replica {replica} of {world:?}");
+                }
             }
         }
     }
 }
 
 #[test]
-fn everybody_gets_the_leaves_of_worker_0() {
-    for workers in 1..=4 {
-        let all = on_workers(
-            workers,
-            2,
-            |calling, local| calling.of_first(local[0]).unwrap(),
-            |replica| leaves(replica, 7),
-        );
-        assert!(all.iter().all(|of_first| bytes(of_first) == bytes(&leaves(0, 7))));
-    }
-}
-
-// INV-7, INV-27
-#[test]
-fn large_leaves_are_folded_by_ranges_to_the_same_bits() {
-    for (workers, replicas) in [(2, 1), (2, 2), (3, 1), (3, 2), (2, 3), (5, 4), (8, 1)] {
-        check_all_reduce(workers, replicas, 3001);
-    }
-}
-
-#[test]
-fn all_gather_gives_every_worker_the_leaves_of_all_replicas() {
-    for (workers, replicas) in [(1, 2), (2, 1), (2, 3), (5, 2), (8, 1)] {
-        for len in [0, 3, 3001] {
-            let of = move |replica: usize| {
-                let mut all = leaves(replica, len + replica);
-                all.push(HostTensor::vector(vec![replica.is_multiple_of(2)]).into());
-                all.push(HostTensor::vector(vec![format!("replica {replica}").into_bytes()]).into());
-                all
-            };
-            let gathered =
-                on_workers(workers, replicas, |calling, local| calling.all_gather(local).unwrap().0, of);
-            for all in gathered {
-                assert_eq!(all.len(), workers * replicas);
-                for (replica, leaves) in all.iter().enumerate() {
-                    assert!(bytes(leaves) == bytes(&of(replica)), "replica {replica}");
-                }
-            }
+fn everybody_gets_the_leaves_and_the_records_of_worker_0() {
+    for world in several_workers() {
+        for len in [0, 7, 1001] {
+            let of = move |replica: usize| [joined(replica, len), summed(replica, len)].concat();
+            let all =
+                on_workers(world, move |calling, replicas| calling.of_first(&of(replicas.start)).unwrap());
+            assert!(all.iter().all(|of_first| bytes(of_first) == bytes(&of(0))), "{world:?}");
+        }
+        let records = on_workers(world, |mut calling, _| {
+            let worker = calling.world().worker();
+            calling.records(Bytes::from(vec![worker as u8; 1000 * worker])).unwrap()
+        });
+        for all in records {
+            assert!(all.iter().enumerate().all(|(worker, said)| *said == vec![worker as u8; 1000 * worker]));
         }
     }
 }

@@ -4,6 +4,8 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 pub mod child;
+mod random;
 mod watched;
 
+pub use random::SplitMix;
 pub use watched::watched;

@@ -71,14 +71,24 @@ impl Inbox {
         }
     }
 
+    /// The number that the next session of a name has.
+    pub fn next_number(&self, name: u64) -> u64 {
+        lock(&self.0.state).names.get(&name).map_or(0, |sessions| sessions.current) + 1
+    }
+
     /// Opens the next session of a name. Frames of earlier ones are dropped.
     pub fn open(&self, name: u64) -> SessionId {
+        self.open_at(name, self.next_number(name))
+    }
+
+    /// Opens a session of a name by its number, where there was none of that number or a later one. What came for earlier ones
+    /// is dropped.
+    pub fn open_at(&self, name: u64, number: u64) -> SessionId {
         // Dropped without the lock: frames may hold large buffers.
         let _earlier: VecDeque<_>;
         let mut state = lock(&self.0.state);
         let sessions = state.names.entry(name).or_default();
-        sessions.current += 1;
-        let number = sessions.current;
+        sessions.current = number;
         let (kept, earlier) =
             std::mem::take(&mut sessions.come).into_iter().partition(|(_, f)| f.session.number >= number);
         sessions.come = kept;

@@ -114,8 +114,7 @@ impl<'a> Calling<'a> {
 
     /// Tells the other workers that this one cannot make the call after all, and returns the reason.
     pub fn refuse(self, blame: Arc<Blame>) -> Arc<Blame> {
-        self.session.abandon(&blame);
-        blame
+        self.session.abandon(blame)
     }
 
     /// Tells the other workers that this one cannot go on with a call that all have agreed on. They get the error that its
@@ -123,7 +122,8 @@ impl<'a> Calling<'a> {
     pub fn give_up(self) {
         let first = self.standings.first();
         if let Some((first, call)) = first.and_then(|first| Some((first, first.call()?))) {
-            self.session.abandon(&Arc::new(Blame::failed(self.session.step(), first.replica, call)));
+            let blame = Blame::failed(self.session.step(), first.replica, call);
+            self.session.abandon(Arc::new(blame));
         }
     }
 

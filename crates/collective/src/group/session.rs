@@ -3,7 +3,7 @@
 use super::inbox::Event;
 use super::round::{Next, Round};
 use super::{Frame, Inbox, Said, SessionId, Transport};
-use crate::sync::{Mutex, lock};
+use crate::sync::{AtomicU64, Mutex, Ordering, lock};
 use bytes::Bytes;
 use distribute_cluster::{Blame, Deadline, Fingerprint, Standing, World};
 use std::sync::Arc;
@@ -27,7 +27,7 @@ pub struct Group {
 pub struct Session {
     group: Group,
     id: SessionId,
-    step: u64,
+    step: AtomicU64,
     state: Mutex<State>,
 }
 
@@ -59,18 +59,32 @@ impl Group {
     /// Opens the next session of a name. It is the same session on all workers that have opened this name equally often.
     /// `step` is for errors.
     pub fn open(&self, name: &str, step: u64) -> Session {
-        let digest = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-        });
+        self.open_at(name, self.next_number(name), step)
+    }
+
+    /// The number that the next session of a name has here.
+    pub fn next_number(&self, name: &str) -> u64 {
+        self.inbox.next_number(digest(name))
+    }
+
+    /// Opens a session of a name by a number that all workers have agreed on, which is none of an earlier one's.
+    pub fn open_at(&self, name: &str, number: u64, step: u64) -> Session {
         let workers = self.world.workers();
         let state = State { left: vec![None; workers], lost: vec![false; workers], ..State::default() };
-        Session { group: self.clone(), id: self.inbox.open(digest), step, state: Mutex::new(state) }
+        let id = self.inbox.open_at(digest(name), number);
+        Session { group: self.clone(), id, step: AtomicU64::new(step), state: Mutex::new(state) }
     }
 
     fn others(&self) -> impl Iterator<Item = usize> + use<> {
         let me = self.world.worker();
         (0..self.world.workers()).filter(move |worker| *worker != me)
     }
+}
+
+fn digest(name: &str) -> u64 {
+    name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
 }
 
 impl Session {
@@ -81,7 +95,12 @@ impl Session {
 
     /// The number of the step, for errors.
     pub fn step(&self) -> u64 {
-        self.step
+        self.step.load(Ordering::Relaxed)
+    }
+
+    /// Another number of the step, where the session lasts longer than one.
+    pub fn set_step(&self, step: u64) {
+        self.step.store(step, Ordering::Relaxed);
     }
 
     /// Sends every other worker the call of this one's replicas and its data, and returns the data that each sent to this
@@ -103,7 +122,7 @@ impl Session {
         state.round += 1;
         let mut deadline = Deadline::after(timeout);
         let late = standings.iter().any(|standing| !standing.is_settled());
-        let mut round = Round::new(self.group.world, self.step, standings, timeout);
+        let mut round = Round::new(self.group.world, self.step(), standings, timeout);
         if let Some(digest) = round.call().map(Fingerprint::digest) {
             for worker in self.group.others() {
                 self.send(worker, state.round, Said::Call { digest, body: body(worker) });
@@ -144,12 +163,33 @@ impl Session {
         }
     }
 
-    /// Ends the session for all workers, for a reason found by this one.
-    pub fn abandon(&self, blame: &Arc<Blame>) {
+    /// Ends the session for all workers, for a reason of this one's own; gives that of another worker that has ended it before.
+    pub fn abandon(&self, blame: Arc<Blame>) -> Arc<Blame> {
         let mut state = lock(&self.state);
-        state.round += 1;
-        self.say(state.round, &Said::Verdict(Blame::clone(blame)));
-        state.over.get_or_insert_with(|| blame.clone());
+        if state.over.is_none() {
+            let mut theirs = None;
+            for (_, frame) in std::mem::take(&mut state.early) {
+                if let Said::Verdict(blame) = frame.said {
+                    theirs = theirs.or(Some(blame));
+                }
+            }
+            while let Some(event) = self.group.inbox.poll(self.id, &state.lost) {
+                match event {
+                    Event::Frame(_, Frame { said: Said::Verdict(blame), .. }) => {
+                        theirs = theirs.or(Some(blame))
+                    }
+                    Event::Lost(worker, _) => state.lost[worker] = true,
+                    // Nobody takes part in a round any more.
+                    _ => {}
+                }
+            }
+            state.round += 1;
+            if theirs.is_none() {
+                self.say(state.round, &Said::Verdict(Blame::clone(&blame)));
+            }
+            state.over = theirs.map(Arc::new);
+        }
+        state.over.get_or_insert(blame).clone()
     }
 
     /// Whether the session is over because a worker was late or lost.
@@ -197,7 +237,9 @@ impl Session {
                 }
                 round.hear(from, frame.said);
             }
-            // Of whichever round: for its sender, the session is over.
+            // Of a later round: its sender has this one behind it, in which all have agreed then.
+            Said::Verdict(_) if frame.round > state.round => state.early.push((from, frame)),
+            // The session is over for those who sent it.
             Said::Verdict(_) => round.hear(from, frame.said),
             _ if frame.round == state.round => round.hear(from, frame.said),
             _ if frame.round > state.round => state.early.push((from, frame)),

@@ -215,13 +215,13 @@ impl Rendezvous {
         let outcome;
         (state, outcome) = match (state.session.clone(), timeout) {
             (Some(session), Some(timeout)) => self.speak(state, &session, timeout, delegate),
-            _ => {
-                let outcome = match Blame::judge(state.step, &state.standings) {
-                    Some(blame) => Err(Arc::new(blame)),
-                    None => Ok(Exchanged { payloads: state.take_payloads(), made: None }),
-                };
-                (state, outcome)
-            }
+            _ => match Blame::judge(state.step, &state.standings) {
+                Some(blame) => self.tell(state, Arc::new(blame)),
+                None => {
+                    let payloads = state.take_payloads();
+                    (state, Ok(Exchanged { payloads, made: None }))
+                }
+            },
         };
         let unused = self.end(&mut state, outcome);
         (state, unused)
@@ -272,6 +272,25 @@ impl Rendezvous {
         (state, outcome)
     }
 
+    /// A call of this process's members alone has failed. Other processes, which made it by themselves and may wait for these
+    /// members in what follows, are told why: the run is over for all of them. Gives the error that it ends with, which is
+    /// another process's if that has failed before.
+    fn tell<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        mut blame: Arc<Blame>,
+    ) -> (MutexGuard<'a, State>, Outcome) {
+        if let Some(session) = state.session.clone() {
+            state.delegated = true;
+            drop(state);
+            blame = session.abandon(blame);
+            state = lock(&self.state);
+            state.delegated = false;
+            state.missed = Some(blame.clone());
+        }
+        (state, Err(blame))
+    }
+
     /// Ends the round because a deadline has passed while members still run.
     fn miss<'a>(
         &'a self,
@@ -279,17 +298,25 @@ impl Rendezvous {
         timeout: Duration,
     ) -> (MutexGuard<'a, State>, Arc<Blame>, Vec<Option<Payload>>) {
         let is_beyond = state.beyond.iter().any(Option::is_some);
-        let mut blame = None;
-        if let Some(session) = state.session.clone().filter(|_| is_beyond) {
-            let outcome;
-            (state, outcome) = self.speak(state, &session, timeout, None);
-            blame = outcome.err();
+        let session = state.session.clone().filter(|_| is_beyond);
+        let mut outcome = Ok(());
+        if let Some(session) = session {
+            let spoken;
+            (state, spoken) = self.speak(state, &session, timeout, None);
+            outcome = spoken.map(drop);
         }
-        let blame = blame.unwrap_or_else(|| {
-            // A certain fault takes precedence over the guess that somebody is stuck.
-            let certain = Blame::judge(state.step, &state.standings);
-            Arc::new(certain.unwrap_or_else(|| Blame::late(state.step, &state.standings, timeout)))
-        });
+        let blame = match outcome {
+            Err(blame) => blame,
+            Ok(()) => {
+                // A certain fault takes precedence over the guess that somebody is stuck.
+                let certain = Blame::judge(state.step, &state.standings);
+                let late = || Blame::late(state.step, &state.standings, timeout);
+                let blame = Arc::new(certain.unwrap_or_else(late));
+                let told;
+                (state, told) = self.tell(state, blame.clone());
+                told.err().unwrap_or(blame)
+            }
+        };
         state.missed = Some(blame.clone());
         let unused = self.end(&mut state, Err(blame.clone()));
         (state, blame, unused)

@@ -93,8 +93,7 @@ impl Strategy {
         // If there are other workers, they have to be told that the step cannot begin.
         let given = if self.world().is_multi_worker() { given } else { Ok(given?) };
         let _only = self.one_step_at_a_time()?;
-        let step = self.next_step();
-        let (begun, before) = self.begin(step, rows.iter().copied().sum(), at)?;
+        let (step, begun, before) = self.begin(rows.iter().copied().sum(), at)?;
         let (args, untouched) = given?;
         let pieces = before.and_then(|before| consecutive(before, &rows));
         let cells: Vec<_> = args.into_iter().map(|arg| Mutex::new(Cell::Argument(arg))).collect();

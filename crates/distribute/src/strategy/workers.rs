@@ -10,7 +10,11 @@ use distribute_cluster::{Fingerprint, Operation, Presence, Standing, World};
 use distribute_collective::Failure;
 use distribute_collective::group::{Calling, Group, Session};
 use std::panic::Location;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, TryLockError};
+
+/// The sessions of steps.
+const RUN: &str = "run";
 
 /// The traffic of one strategy with the other workers.
 #[derive(Debug, Default)]
@@ -73,29 +77,31 @@ impl Strategy {
         }
     }
 
-    /// Begins a step on all workers, if there are several. `rows` is the number of rows of this worker's pieces of a batch,
-    /// if known. Returns how many rows the workers before this one have.
+    /// Begins the next step, on all workers if there are several. `rows` is the number of rows of this worker's pieces of a
+    /// batch, if known. Returns its number, and how many rows the workers before this one have.
+    ///
+    /// That is a call between steps, so that a worker which makes another one is told at once; the step has a session of its
+    /// own from then on. A step that has not begun on all is not counted.
     pub(super) fn begin(
         &self,
-        step: u64,
         rows: Option<usize>,
         at: &'static Location<'static>,
-    ) -> Result<(Option<Begun>, Option<usize>)> {
-        let Some(group) = self.group() else { return Ok((None, Some(0))) };
-        let begun = Begun { session: Arc::new(group.open("run", step)), handed_over: false };
-        let call = Fingerprint::new(Operation::Run, format!("step {step}"), at);
-        let mine = rows.map_or(u64::MAX, |rows| rows as u64).to_le_bytes();
-        let standings = self.standings(&call);
-        let said = begun
-            .session
-            .swap(standings, |_| Bytes::copy_from_slice(&mine), self.extended().timeout())
-            .map_err(Error::Collective)?;
-        let before = said.iter().take(self.world().worker()).map(|said| {
-            let bytes = said.as_ref().try_into().map(u64::from_le_bytes);
-            bytes.ok().and_then(|rows| usize::try_from(rows).ok()).filter(|rows| *rows < usize::MAX)
-        });
-        let before = before.sum();
-        Ok((Some(begun), before))
+    ) -> Result<(u64, Option<Begun>, Option<usize>)> {
+        let Some(group) = self.group() else { return Ok((self.next_step(), None, Some(0))) };
+        let mine = Start { step: self.steps(), session: group.next_number(RUN), rows };
+        let call = || Fingerprint::new(Operation::Run, "", at);
+        let said = self.among_workers("run", call, |mut calling| calling.records(mine.encode()))?;
+        let all: Vec<_> = said.unwrap_or_default().iter().map(|record| Start::decode(record)).collect();
+        // A worker that has missed a step is told once. From then on all count alike.
+        let latest = all.iter().map(|start| start.step).max().unwrap_or(mine.step);
+        if all.iter().any(|start| start.step != latest) {
+            self.0.steps.store(latest, Ordering::Relaxed);
+            return Err(Error::invalid("run", differ(&all, latest)));
+        }
+        let (step, number) = (self.next_step(), all.iter().map(|start| start.session).max());
+        let session = group.open_at(RUN, number.unwrap_or(mine.session), step);
+        let before = all.iter().take(self.world().worker()).map(|start| start.rows).sum();
+        Ok((step, Some(Begun { session: Arc::new(session), handed_over: false }), before))
     }
 
     /// Makes a call together with the other workers, once for all of this one's replicas; `None` if there is only one
@@ -159,14 +165,12 @@ impl Strategy {
     /// The session for calls between steps; a new one if a worker was late or lost in the previous one.
     fn between(&self, group: &Group, open: &mut Option<Arc<Session>>) -> Arc<Session> {
         match open {
-            Some(session) if !session.is_over() => session.clone(),
+            Some(session) if !session.is_over() => {
+                session.set_step(self.steps());
+                session.clone()
+            }
             _ => open.insert(Arc::new(group.open("between steps", self.steps()))).clone(),
         }
-    }
-
-    /// The standings of this worker's replicas when all of them make `call`.
-    fn standings(&self, call: &Fingerprint) -> Vec<Standing> {
-        self.world().local_replicas().map(|replica| Standing::waiting(replica, call.clone())).collect()
     }
 }
 
@@ -184,6 +188,39 @@ impl Drop for Begun {
             self.session.leave(failed(self.session.world()));
         }
     }
+}
+
+/// What a worker says of itself when a step begins.
+struct Start {
+    /// The number of the step before.
+    step: u64,
+    /// The number that the step's session has, unless another worker has opened more of them.
+    session: u64,
+    /// How many rows it has, if that is known.
+    rows: Option<usize>,
+}
+
+impl Start {
+    fn encode(&self) -> Bytes {
+        let rows = self.rows.map_or(u64::MAX, |rows| rows as u64);
+        [self.step, self.session, rows].map(u64::to_le_bytes).concat().into()
+    }
+
+    fn decode(bytes: &[u8]) -> Self {
+        let mut numbers = bytes.chunks_exact(8).map(|chunk| chunk.try_into().map_or(0, u64::from_le_bytes));
+        let mut next = || numbers.next().unwrap_or_default();
+        let (step, session, rows) = (next(), next(), next());
+        Self { step, session, rows: usize::try_from(rows).ok().filter(|rows| *rows < usize::MAX) }
+    }
+}
+
+fn differ(all: &[Start], latest: u64) -> String {
+    let each: Vec<_> = all.iter().map(|start| start.step.to_string()).collect();
+    format!(
+        "the workers have made {} steps; all have to make the same calls of run, or restore the same number of steps. \
+         All go on after step {latest}",
+        each.join(", ")
+    )
 }
 
 /// The standings of this worker's replicas when all of them have failed without a call.

@@ -5,22 +5,7 @@ use crate::support::{Training, healthy};
 use candle_nn::Module;
 use distribute::prelude::*;
 use distribute::{Error, Leaf, Result, Tree};
-use distribute_testing::watched;
-
-/// Small and good enough to make programs (Steele, Lea, Flood: SplitMix64).
-struct SplitMix(u64);
-
-impl SplitMix {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-    fn below(&mut self, n: usize) -> usize {
-        (self.next() % n as u64) as usize
-    }
-}
+use distribute_testing::{SplitMix, watched};
 
 /// A nest of int64 vectors: `false` a leaf of that many elements.
 #[derive(Clone, Debug, PartialEq)]

@@ -138,7 +138,53 @@ fn a_worker_that_has_ended_is_lost_to_the_others_at_once() {
     });
 }
 
-// INV-26
+/// Whatever it has made and done, and also where it panics.
+#[test]
+fn a_worker_that_has_ended_after_a_training_is_lost_to_the_others_at_once() {
+    use distribute::data::Dataset;
+    use distribute::{Checkpoint, Variable};
+    let parts: [(&str, fn(&distribute::Strategy) -> Result<()>); 5] = [
+        ("variable", |strategy| {
+            let weight = strategy.scope(|| Variable::new("weight", 1f32))?;
+            weight.read::<f32>().map(drop)
+        }),
+        ("model", |strategy| {
+            let model = strategy.replicate(|vb: candle_nn::VarBuilder| candle_nn::linear(2, 1, vb))?;
+            Sgd::new(&model.variables, 0.1).map(drop)
+        }),
+        ("data", |strategy| {
+            let data = strategy.distribute_dataset(Dataset::range(40).batch(4))?;
+            data.iter().take(2).try_for_each(|step| step.map(drop))
+        }),
+        ("mapped data", |strategy| {
+            let data = Dataset::range(40).try_map(|x: i64| Ok::<_, String>(x)).batch(4);
+            strategy.distribute_dataset(data)?.iter().take(2).try_for_each(|step| step.map(drop))
+        }),
+        ("checkpoint", |strategy| {
+            let folder = tempfile::tempdir().map_err(Error::other)?;
+            Checkpoint::new().part("steps", strategy).save(folder.path().join("saved"))
+        }),
+    ];
+    for (what, part) in parts {
+        watched(move || {
+            let options =
+                CommunicationOptions { timeout: Some(Duration::from_secs(3)), ..Default::default() };
+            let texts = MultiWorkerMirroredStrategy::on_threads_with(options, 2, 2, |strategy| {
+                part(strategy)?;
+                strategy.run((), |ctx, ()| step(ctx, None))?;
+                if strategy.world().worker() == 1 {
+                    return Ok(None);
+                }
+                let error = strategy.run((), |ctx, ()| step(ctx, None)).unwrap_err();
+                Ok(Some((blame(&error).fault, error.to_string())))
+            });
+            let texts = texts.unwrap();
+            let (fault, text) = texts[0].as_ref().unwrap();
+            assert_eq!(*fault, Fault::Lost, "{what}: {text}");
+        });
+    }
+}
+
 #[test]
 fn optimizers_and_steps_that_differ_between_workers_are_told() {
     watched(|| {

@@ -7,6 +7,7 @@ mod collectives;
 mod cross;
 mod faults;
 mod input;
+mod programs;
 mod support;
 mod training;
 mod variables;

@@ -31,7 +31,7 @@ impl Difference {
 pub type Found = Result<Option<Difference>, String>;
 
 /// One row for each kind of difference.
-const TABLE: [fn(&Case, &Inputs<'_>) -> Found; 21] = [
+const TABLE: [fn(&Case, &Inputs<'_>) -> Found; 22] = [
     never_merged_by_identity,
     the_variable_is_on_each_replica,
     leaf_beside_container,
@@ -46,6 +46,7 @@ const TABLE: [fn(&Case, &Inputs<'_>) -> Found; 21] = [
     variables::writes_give_nothing_to_read,
     variables::the_remainder_is_kept,
     variables::copies_are_not_given_values_of_their_own,
+    variables::the_first_replica_is_that_of_worker_0,
     batching::every_batch_is_cut_evenly,
     batching::workers_cut_evenly,
     batching::pieces_are_in_the_order_of_replicas,

@@ -125,6 +125,28 @@ pub fn copies_are_not_given_values_of_their_own(case: &Case, inputs: &Inputs<'_>
     Ok(program.steps.iter().any(own).then(|| Difference::error("WR-2", "ValueError")))
 }
 
+/// WR-4, ONR-3: where the first replica alone counts, each of TensorFlow's workers takes its own: the copies of an ON_WRITE
+/// variable drift apart, and workers read different values. Ours is worker 0's on all.
+pub fn the_first_replica_is_that_of_worker_0(case: &Case, inputs: &Inputs<'_>) -> Found {
+    if case.area != "multi_worker" || op(inputs) != "variable" {
+        return Ok(None);
+    }
+    let theirs = outcome(case).and_then(|theirs| theirs.get("per_worker")?.as_array());
+    let (Some(theirs), "ONLY_FIRST_REPLICA") = (theirs, inputs.text("aggregation")?) else { return Ok(None) };
+    // Replicas write their own copies of an ON_READ variable: only what is read is one value.
+    let (rule, equal): (_, &[&str]) = match inputs.text("sync")? {
+        "ON_READ" => ("ONR-3", &["cross_read"]),
+        _ => ("WR-4", &["cross_read", "local"]),
+    };
+    let of_first = |worker: &Value| {
+        let mut ours = worker.clone();
+        equal.iter().for_each(|field| ours[*field] = theirs[0][*field].clone());
+        ours
+    };
+    let ours: Vec<_> = theirs.iter().map(of_first).collect();
+    Ok((ours != *theirs).then(|| Difference::outcome(rule, json!({"per_worker": ours}))))
+}
+
 /// What is seen of a variable whose copies are all `copy`.
 fn everywhere(copy: &HostTensor, replicas: usize, cross_read: Value) -> Value {
     let copies = vec![to_json(copy); replicas];

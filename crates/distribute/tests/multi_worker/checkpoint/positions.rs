@@ -98,6 +98,32 @@ fn a_pass_saved_by_some_workers_goes_on_with_others_and_has_every_element_once()
     }
 }
 
+/// 47 elements in batches of 5: at every step, the beginning and the end too.
+#[test]
+fn a_pass_that_two_workers_stopped_anywhere_goes_on_with_three() {
+    for (before, after) in [((2, 1), (3, 1)), ((2, 2), (3, 2))] {
+        for stop in 0..=10 {
+            let folder = tempfile::tempdir().unwrap();
+            let path = |name: &str| folder.path().join(name);
+            let mut seen = rest(from_memory, AutoShardPolicy::Auto, before, None, stop, &path("first"));
+            assert_eq!(seen.len(), (5 * stop).min(47));
+            let from = Some(path("first"));
+            // At the end of a pass, the next one is another epoch's: of that, nothing.
+            let left = if stop == 10 { 0 } else { usize::MAX };
+            seen.extend(rest(
+                from_memory,
+                AutoShardPolicy::Auto,
+                after,
+                from.as_deref(),
+                left,
+                &path("second"),
+            ));
+            seen.sort_unstable();
+            assert_eq!(seen, (0..47).collect::<Vec<_>>(), "{before:?} stopped at step {stop}");
+        }
+    }
+}
+
 /// What a function made for two workers is read by three as those two would have.
 #[test]
 fn a_pass_over_datasets_of_a_function_goes_on_with_other_workers() {

@@ -1,0 +1,279 @@
+//! Programs that all workers run, and what one replica or worker does instead.
+
+use distribute_testing::SplitMix;
+
+/// What every worker does, and the one fault.
+#[derive(Clone, Debug)]
+pub struct Program {
+    pub workers: usize,
+    pub replicas: usize,
+    pub acts: Vec<Act>,
+    pub fault: Fault,
+}
+
+/// What a worker does once for all of its replicas.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Act {
+    Run(Vec<Call>),
+    /// `reduce` of so many elements.
+    Reduce(usize),
+    /// `gather` of so many rows, and as many more as the id says.
+    Gather(usize),
+    /// A read of the ON_READ variable.
+    Read,
+    /// The next batch, and a step of the optimizer on it.
+    Step,
+    /// A checkpoint.
+    Save,
+}
+
+/// What a replica does inside of `run`.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Call {
+    /// `all_reduce` of so many elements.
+    Reduce(usize),
+    /// `all_gather` of so many rows, and as many more as the id says.
+    Gather(usize),
+    /// `merge_call`, in it `reduce_to` and `update`.
+    Merge,
+    /// A step of the optimizer; of a model with a collective in forward.
+    Minimize { collective: bool },
+    /// What all replicas write to an ON_WRITE variable.
+    Write,
+    /// A write to this replica's copy of the ON_READ variable, in which nobody waits for anybody.
+    Count,
+}
+
+/// Where something else is done, and what.
+#[derive(Clone, Debug)]
+pub struct Fault {
+    /// In or instead of this act.
+    pub act: usize,
+    /// The global id of the replica; where a worker does it, that of one of its replicas.
+    pub replica: usize,
+    pub kind: Kind,
+}
+
+#[derive(Clone, Debug)]
+pub enum Kind {
+    /// At this call of the act, which is a run.
+    Replica(usize, Wrong),
+    Worker(Mistake),
+}
+
+/// What a replica does instead of a call.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Wrong {
+    Returns,
+    Fails,
+    Panics,
+    Other(Call),
+    Additional(Call),
+    Missing,
+    Shape,
+    DType,
+    /// Its backward fails, or panics.
+    Backward {
+        panics: bool,
+    },
+    /// It comes when the others have given up.
+    Late,
+}
+
+/// What a worker does instead of an act.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Mistake {
+    Ends,
+    Fails,
+    Panics,
+    Other(Act),
+    /// One replica's value has another shape.
+    Shape,
+    DType,
+    /// It makes the call, but cannot do its part.
+    Unable,
+    /// It comes when the others have given up.
+    Late,
+}
+
+/// More than goes to every worker in one round.
+const LARGE: usize = 9_001;
+
+impl Program {
+    /// Always the same one for a seed.
+    pub fn random(seed: u64) -> Self {
+        let random = &mut SplitMix(seed);
+        let (workers, replicas) = loop {
+            let world = (random.of(&[1, 2, 2, 2, 3, 3, 4, 5]), 1 + random.below(3));
+            if world.0 * world.1 > 1 {
+                break world;
+            }
+        };
+        loop {
+            let acts: Vec<Act> = (0..1 + random.below(5)).map(|_| Act::random(random)).collect();
+            // Of one worker there may be nothing in which anybody waits.
+            if let Some(fault) = Fault::random(random, workers, replicas, &acts) {
+                return Self { workers, replicas, acts, fault };
+            }
+        }
+    }
+
+    /// The worker of the fault.
+    pub fn culprit(&self) -> usize {
+        self.fault.replica / self.replicas
+    }
+
+    /// The act of the fault.
+    pub fn planted(&self) -> &Act {
+        &self.acts[self.fault.act]
+    }
+
+    /// How often the data has been asked for before the fault.
+    pub fn batches(&self) -> usize {
+        self.acts[..self.fault.act].iter().filter(|act| **act == Act::Step).count()
+    }
+}
+
+impl Act {
+    fn random(random: &mut SplitMix) -> Self {
+        match random.below(10) {
+            0..4 => Act::Run((0..1 + random.below(5)).map(|_| Call::random(random)).collect()),
+            4 => Act::Reduce(random.of(&[1, 2, 3, LARGE])),
+            5 => Act::Gather(random.of(&[1, 2, LARGE])),
+            6 => Act::Read,
+            7 | 8 => Act::Step,
+            _ => Act::Save,
+        }
+    }
+
+    /// Whether workers could take the one for the other.
+    fn is_like(&self, other: &Act) -> bool {
+        match (self, other) {
+            // The next step of all workers, whatever its replicas do.
+            (Act::Run(_), Act::Run(_)) | (Act::Gather(_), Act::Gather(_)) => true,
+            // A checkpoint begins with a read of the same variable.
+            (Act::Read, Act::Save) | (Act::Save, Act::Read) => true,
+            _ => self == other,
+        }
+    }
+}
+
+impl Call {
+    fn random(random: &mut SplitMix) -> Self {
+        match random.below(9) {
+            0 | 1 => Call::Reduce(random.of(&[1, 2, 3, LARGE])),
+            2 => Call::Gather(random.of(&[1, 2, LARGE])),
+            3 | 4 => Call::Merge,
+            5 | 6 => Call::Minimize { collective: random.below(2) == 0 },
+            7 => Call::Write,
+            _ => Call::Count,
+        }
+    }
+
+    /// Whether others wait for those who make it.
+    pub fn meets(&self) -> bool {
+        *self != Call::Count
+    }
+
+    /// Whether it is a call of one worker's replicas, in which that worker then calls the others.
+    pub fn is_local_first(&self) -> bool {
+        matches!(self, Call::Merge | Call::Write)
+    }
+
+    /// Whether members could take the one for the other.
+    fn is_like(&self, other: &Call) -> bool {
+        matches!((self, other), (Call::Gather(_), Call::Gather(_))) || self == other
+    }
+
+    fn unlike(&self, random: &mut SplitMix) -> Self {
+        loop {
+            let other = Call::random(random);
+            if other.meets() && !other.is_like(self) {
+                return other;
+            }
+        }
+    }
+}
+
+impl Fault {
+    fn random(random: &mut SplitMix, workers: usize, replicas: usize, acts: &[Act]) -> Option<Self> {
+        (0..100).find_map(|_| {
+            let act = random.below(acts.len());
+            let kind = match &acts[act] {
+                Act::Run(calls) if random.below(6) > 0 => Kind::replica(random, calls, workers),
+                act => Kind::worker(random, act, workers),
+            };
+            kind.map(|kind| Self { act, replica: random.below(workers * replicas), kind })
+        })
+    }
+
+    /// Whether the others wait until their deadline: then that is to be short.
+    pub fn is_late(&self) -> bool {
+        matches!(self.kind, Kind::Replica(_, Wrong::Late) | Kind::Worker(Mistake::Late))
+    }
+
+    /// Whether the worker is gone for good.
+    pub fn ends_its_worker(&self) -> bool {
+        matches!(self.kind, Kind::Worker(Mistake::Ends | Mistake::Fails | Mistake::Panics))
+    }
+}
+
+impl Kind {
+    fn replica(random: &mut SplitMix, calls: &[Call], workers: usize) -> Option<Self> {
+        let at = random.below(calls.len());
+        let call = &calls[at];
+        if !call.meets() {
+            return None;
+        }
+        let wrong = match random.below(11) {
+            0 => Wrong::Returns,
+            1 => Wrong::Fails,
+            2 => Wrong::Panics,
+            3 => Wrong::Other(call.unlike(random)),
+            4 => Wrong::Additional(call.unlike(random)),
+            5 => Wrong::Missing,
+            6 => Wrong::Shape,
+            7 => Wrong::DType,
+            8 => Wrong::Backward { panics: false },
+            9 => Wrong::Backward { panics: true },
+            _ => Wrong::Late,
+        };
+        let fits = match wrong {
+            // What a merge function of one worker makes of other values is no call of several members.
+            Wrong::Shape | Wrong::DType => {
+                matches!(call, Call::Reduce(_) | Call::Gather(_)) || *call == Call::Merge && workers > 1
+            }
+            Wrong::Backward { .. } => matches!(call, Call::Minimize { .. }),
+            _ => true,
+        };
+        // Those that wait for a deadline cost time.
+        let fits = fits && (wrong != Wrong::Late || random.below(2) == 0);
+        fits.then_some(Kind::Replica(at, wrong))
+    }
+
+    fn worker(random: &mut SplitMix, act: &Act, workers: usize) -> Option<Self> {
+        let mistake = match random.below(8) {
+            0 => Mistake::Ends,
+            1 => Mistake::Fails,
+            2 => Mistake::Panics,
+            3 => loop {
+                let other = Act::random(random);
+                if !other.is_like(act) {
+                    break Mistake::Other(other);
+                }
+            },
+            4 => Mistake::Shape,
+            5 => Mistake::DType,
+            6 => Mistake::Unable,
+            _ => Mistake::Late,
+        };
+        let fits = match mistake {
+            Mistake::Shape | Mistake::DType => matches!(act, Act::Reduce(_) | Act::Gather(_)),
+            Mistake::Unable => !matches!(act, Act::Run(_) | Act::Read),
+            _ => true,
+        };
+        let fits = fits && (mistake != Mistake::Late || random.below(3) == 0);
+        // Of one worker nobody waits for another.
+        (fits && workers > 1).then_some(Kind::Worker(mistake))
+    }
+}
