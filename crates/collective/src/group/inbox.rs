@@ -71,6 +71,11 @@ impl Inbox {
         }
     }
 
+    /// Why a worker can't be reached any more, if so.
+    pub fn lost(&self, worker: usize) -> Option<String> {
+        lock(&self.0.state).lost.get(worker).cloned().flatten()
+    }
+
     /// The number that the next session of a name has.
     pub fn next_number(&self, name: u64) -> u64 {
         lock(&self.0.state).names.get(&name).map_or(0, |sessions| sessions.current) + 1

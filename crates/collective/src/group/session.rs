@@ -211,7 +211,8 @@ impl Session {
             }
         }
         for (worker, _) in state.lost.iter().enumerate().filter(|(_, lost)| **lost) {
-            round.lose(worker, "it ended after an earlier call".into());
+            // In the words of those who learn of it only now.
+            round.lose(worker, self.group.inbox.lost(worker).unwrap_or_default());
         }
         for (from, frame) in std::mem::take(&mut state.early) {
             self.take(state, round, from, frame);
