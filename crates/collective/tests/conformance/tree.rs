@@ -25,15 +25,11 @@ fn sum(pair: &[Leaf]) -> Leaf {
 pub fn dense(leaf: &Leaf) -> HostTensor {
     let Leaf::Slices(slices) = leaf else { return leaf.to_host().unwrap() };
     let width = slices.values.dims()[1];
-    let mut table: Vec<Leaf> =
-        vec![HostTensor::zeros(slices.values.dtype(), &[width]).unwrap().into(); TABLE];
+    let mut table: Vec<Leaf> = vec![HostTensor::zeros(slices.values.dtype(), [width]).unwrap().into(); TABLE];
     let mut seen = [false; TABLE];
     for (row, index) in slices.to_rows().unwrap().into_iter().enumerate() {
         let value = Leaf::from(slices.values.clone()).row(row).unwrap();
-        table[index] = match seen[index] {
-            true => sum(&[table[index].clone(), value]),
-            false => value,
-        };
+        table[index] = if seen[index] { sum(&[table[index].clone(), value]) } else { value };
         seen[index] = true;
     }
     Leaf::stack(&table).unwrap().to_host().unwrap()

@@ -143,7 +143,8 @@ fn a_worker_that_has_ended_is_lost_to_the_others_at_once() {
 fn a_worker_that_has_ended_after_a_training_is_lost_to_the_others_at_once() {
     use distribute::data::Dataset;
     use distribute::{Checkpoint, Variable};
-    let parts: [(&str, fn(&distribute::Strategy) -> Result<()>); 5] = [
+    type Part = fn(&distribute::Strategy) -> Result<()>;
+    let parts: [(&str, Part); 5] = [
         ("variable", |strategy| {
             let weight = strategy.scope(|| Variable::new("weight", 1f32))?;
             weight.read::<f32>().map(drop)

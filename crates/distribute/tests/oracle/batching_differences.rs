@@ -65,10 +65,8 @@ pub fn workers_cut_evenly(case: &Case, inputs: &Inputs<'_>) -> Found {
     let Some(of_workers) = of_workers else { return Ok(None) };
     let ours = even::of_workers(inputs)?;
     let nothing = !of_workers.iter().any(|worker| has_ids(&worker["steps"]));
-    Ok((Expect::Outcome(ours.clone()) != case.expect).then(|| match nothing {
-        true => Difference::outcome("DIST-4", ours),
-        false => theirs(case, "DIST-4"),
-    }))
+    Ok((Expect::Outcome(ours.clone()) != case.expect)
+        .then(|| if nothing { Difference::outcome("DIST-4", ours) } else { theirs(case, "DIST-4") }))
 }
 
 /// AS-6: TensorFlow deals the pieces of a batch to workers in turn, so that neighbours are on different ones. Ours gives

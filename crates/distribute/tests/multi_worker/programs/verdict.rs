@@ -114,9 +114,10 @@ impl Program {
         if !named || !(exact || tie || late || self.may_name_more(blame)) {
             return Err(format!("culprits {:?}, not {expected:?}: {blame}", blame.culprits));
         }
-        match self.faults().contains(&blame.fault) {
-            true => Ok(()),
-            false => Err(format!("{:?} is none of {:?}: {blame}", blame.fault, self.faults())),
+        if self.faults().contains(&blame.fault) {
+            Ok(())
+        } else {
+            Err(format!("{:?} is none of {:?}: {blame}", blame.fault, self.faults()))
         }
     }
 

@@ -107,10 +107,8 @@ impl<'a> Worker<'a> {
             }
             _ => i64::MAX,
         };
-        let rows = Dataset::range(8 * size as i64).try_map(move |row: i64| match row < breaks {
-            true => Ok(row),
-            false => Err("planted".to_string()),
-        });
+        let rows = Dataset::range(8 * size as i64)
+            .try_map(move |row: i64| if row < breaks { Ok(row) } else { Err("planted".to_string()) });
         let batches = strategy.distribute_dataset(rows.batch(size))?.iter();
         let kit = Kit { strategy, model, optimizer, merged, written, seen, folder };
         Ok(Self { program, gate, kit, batches, wrote: 0, counted: 0 })
@@ -404,9 +402,10 @@ impl CustomOp1 for Breaks {
         Ok((CpuStorage::F32(vec![value]), layout.shape().clone()))
     }
     fn bwd(&self, _: &Tensor, _: &Tensor, _: &Tensor) -> candle_core::Result<Option<Tensor>> {
-        match self.panics {
-            true => std::panic::resume_unwind(Box::new("planted")),
-            false => Err(candle_core::Error::Msg("planted".into())),
+        if self.panics {
+            std::panic::resume_unwind(Box::new("planted"))
+        } else {
+            Err(candle_core::Error::Msg("planted".into()))
         }
     }
 }
