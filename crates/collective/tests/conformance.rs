@@ -132,13 +132,13 @@ fn check_all_reduce(world: (usize, usize), lens: &'static [usize]) {
     }
 }
 
-// INV-7
+// INV-7, INV-27
 #[test]
 fn all_reduce_is_the_fold_by_the_tree_on_every_replica() {
     worlds().for_each(|world| check_all_reduce(world, &[0, 1, 7, 65]));
 }
 
-// INV-7
+// INV-7, INV-27
 #[test]
 fn large_leaves_are_shared_out_to_the_same_bits() {
     // A worker's leaves are more than 64 KiB together, and so are those of one dtype.

@@ -302,7 +302,7 @@ fn workers_with_different_learning_rates_are_told_before_their_weights_differ() 
             optimizer.set_learning_rate(0.25)?;
             step()?;
             assert_eq!(model.variables.get("w")?.to_vec1::<f32>()?, [0.625]);
-            Ok(error.to_string())
+            Ok(error.root_cause().to_string())
         })
         .unwrap()
     });

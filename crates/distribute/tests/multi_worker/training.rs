@@ -222,6 +222,7 @@ fn alike<R: Rule + Clone + 'static>(
 const ALL: Parts = Parts { table: true, norm: true, dropout: true, collective: true };
 
 /// Of 16 rows over up to 15 replicas: workers that have two rows, one and none.
+// INV-27
 #[test]
 fn every_remainder_of_the_last_batch_gives_the_same_bits() {
     watched(|| (0..16).for_each(|remainder| all_alike(Plan::new(16 + remainder, 16), Sgd)));
