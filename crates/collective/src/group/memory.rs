@@ -12,7 +12,7 @@ struct Memory {
 
 /// The groups of all workers of a world in this process, by worker.
 ///
-/// A worker whose group and sessions have all been dropped is lost to the others.
+/// A worker is lost to the others when its group [ends](Group::end), and when its group and sessions have all been dropped.
 ///
 /// # Errors
 /// [`WorldError`] if the numbers don't make a world.
@@ -36,13 +36,17 @@ impl Transport for Memory {
             Err(error) => inbox.lose(self.worker, format!("its frame cannot be read: {error}")),
         }
     }
+
+    fn close(&self) {
+        for (_, inbox) in self.inboxes.iter().enumerate().filter(|(worker, _)| *worker != self.worker) {
+            inbox.lose(self.worker, "it has ended");
+        }
+    }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        for (_, inbox) in self.inboxes.iter().enumerate().filter(|(worker, _)| *worker != self.worker) {
-            inbox.lose(self.worker, "it has ended");
-        }
+        self.close();
     }
 }
 

@@ -93,9 +93,11 @@ impl<'a> Calling<'a> {
         if first {
             return Ok(mine.to_vec());
         }
-        let leaves = wire::decode(bodies.first().map_or(&[][..], |body| body))?;
-        let beside = leaves.into_iter().zip(mine).map(|(theirs, mine)| theirs.beside(mine));
-        Ok(beside.collect::<Result<_, _>>()?)
+        let mut leaves = wire::decode(bodies.first().map_or(&[][..], |body| body))?.into_iter();
+        let beside = mine.iter().map(|mine| Ok(next(&mut leaves)?.beside(mine)?));
+        let beside = beside.collect::<Result<_, Failure>>()?;
+        at_end(leaves)?;
+        Ok(beside)
     }
 
     /// Exchanges a small record, and returns those of all workers, by worker.
@@ -193,10 +195,10 @@ impl<'a> Calling<'a> {
             }
             let mut leaves = wire::decode(body)?.into_iter();
             for mine in local {
-                let theirs: Vec<Leaf> = leaves.by_ref().take(mine.len()).collect();
-                let theirs = theirs.into_iter().zip(*mine).map(|(theirs, mine)| theirs.beside(mine));
-                all.push(theirs.collect::<Result<_, _>>()?);
+                let theirs = mine.iter().map(|mine| Ok(next(&mut leaves)?.beside(mine)?));
+                all.push(theirs.collect::<Result<_, Failure>>()?);
             }
+            at_end(leaves)?;
         }
         Ok(all)
     }
@@ -248,8 +250,8 @@ impl<'a> Calling<'a> {
             let like = &local[0][leaf];
             let mut all = Vec::with_capacity(of_each * world.workers());
             for worker in &mut theirs {
-                for part in worker.by_ref().take(of_each) {
-                    all.push(part.beside(like)?);
+                for _ in 0..of_each {
+                    all.push(next(worker)?.beside(like)?);
                 }
             }
             match parts {
@@ -257,14 +259,17 @@ impl<'a> Calling<'a> {
                 None => reduced.push((leaf, Leaf::reduce_with(op, &all, folder)?)),
             }
         }
+        theirs.into_iter().try_for_each(at_end)?;
         let body = Bytes::from(wire::encode(&folded)?);
         let come = self.go_on("its sums", |_| body.clone())?;
         let mut ranges = vec![Vec::with_capacity(world.workers()); folded.len()];
         for (worker, body) in come.iter().enumerate() {
             let sums = if worker == world.worker() { folded.clone() } else { wire::decode(body)? };
-            for (range, sum) in ranges.iter_mut().zip(sums) {
-                range.push(sum.to_host()?);
+            let mut sums = sums.into_iter();
+            for range in &mut ranges {
+                range.push(next(&mut sums)?.to_host()?);
             }
+            at_end(sums)?;
         }
         let mut ranges = ranges.into_iter();
         let mut reduced = reduced.into_iter().peekable();
@@ -278,6 +283,19 @@ impl<'a> Calling<'a> {
             Ok(Leaf::Host(joined.reshape(like.dims())?).beside(like)?)
         };
         (0..dense.len()).map(whole).collect()
+    }
+}
+
+/// The next of the leaves that another worker has sent.
+fn next(leaves: &mut impl Iterator<Item = Leaf>) -> Result<Leaf, Failure> {
+    leaves.next().ok_or_else(|| Failure::Record("fewer leaves than the call has".into()))
+}
+
+/// Refuses more leaves than the call has.
+fn at_end(mut leaves: impl Iterator<Item = Leaf>) -> Result<(), Failure> {
+    match leaves.next() {
+        None => Ok(()),
+        Some(_) => Err(Failure::Record("more leaves than the call has".into())),
     }
 }
 

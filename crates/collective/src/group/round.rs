@@ -23,6 +23,8 @@ pub struct Round {
     /// Whether this worker has sent the others the standings of its replicas.
     explained: bool,
     expired: Option<Duration>,
+    /// The workers of which nothing had been heard by the deadline.
+    late: Vec<usize>,
     /// The verdict of a worker that judged before this one.
     verdict: Option<Blame>,
 }
@@ -71,17 +73,13 @@ impl Round {
     pub fn new(world: World, step: u64, mine: Vec<Standing>, timeout: Duration) -> Self {
         let peer = |worker| if worker == world.worker() { Peer::Me } else { Peer::Silent };
         let peers = (0..world.workers()).map(peer).collect();
-        Self { world, step, mine, timeout, peers, explained: false, expired: None, verdict: None }
+        let late = Vec::new();
+        Self { world, step, mine, timeout, peers, explained: false, expired: None, late, verdict: None }
     }
 
     /// The call that all replicas of this worker make, if they do.
     pub fn call(&self) -> Option<&Fingerprint> {
         Standing::all_agree(&self.mine).then(|| self.mine.first()?.call()).flatten()
-    }
-
-    /// Whether a worker has been heard, or is known to send nothing.
-    pub fn has_heard(&self, worker: usize) -> bool {
-        !matches!(self.peers[worker], Peer::Silent)
     }
 
     /// Records a message of another worker.
@@ -120,6 +118,8 @@ impl Round {
     /// arrive soon.
     pub fn expire(&mut self) {
         self.expired.get_or_insert(self.timeout);
+        let silent = |worker: &usize| matches!(self.peers[*worker], Peer::Silent);
+        self.late = (0..self.peers.len()).filter(silent).collect();
     }
 
     /// Whether [`expire`](Self::expire) has been called.
@@ -191,8 +191,13 @@ impl Round {
             }
         }
         // A certain fault takes precedence over the guess that somebody is stuck.
-        Blame::judge(self.step, &all)
-            .unwrap_or_else(|| Blame::late(self.step, &all, self.expired.unwrap_or(self.timeout)))
+        Blame::judge(self.step, &all).unwrap_or_else(|| {
+            // Who came after the deadline is late all the same.
+            for replica in self.late.iter().flat_map(|worker| self.world.replicas_of(*worker)) {
+                all[replica] = Standing::running(replica);
+            }
+            Blame::late(self.step, &all, self.expired.unwrap_or(self.timeout))
+        })
     }
 }
 
@@ -200,5 +205,29 @@ fn take_body(peer: &mut Peer) -> Bytes {
     match peer {
         Peer::Calls { body, .. } => std::mem::take(body),
         _ => Bytes::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use distribute_cluster::Operation;
+    use std::panic::Location;
+
+    #[test]
+    fn a_worker_that_comes_after_the_deadline_and_before_the_verdict_is_the_one_that_was_late() {
+        let call = Fingerprint::new(Operation::AllReduce, "", Location::caller());
+        let standings = |worker: usize| vec![Standing::waiting(worker, call.clone())];
+        let timeout = Duration::from_secs(3);
+        let mut round = Round::new(World::new(3, 0, 1).unwrap(), 1, standings(0), timeout);
+        round.hear(1, Said::Call { digest: call.digest(), body: Bytes::new() });
+        assert!(matches!(round.next(false), Next::Wait));
+        round.expire();
+        assert!(matches!(round.next(false), Next::Say(Said::Stand { expired: Some(_), .. })));
+        for worker in [1, 2] {
+            round.hear(worker, Said::Stand { standings: standings(worker), expired: Some(timeout) });
+        }
+        let Next::Over { blame, own: true } = round.next(false) else { panic!("worker 0 judges") };
+        assert_eq!((blame.fault, blame.culprits), (Fault::Late, vec![2]));
     }
 }

@@ -56,6 +56,11 @@ impl Group {
         self.world
     }
 
+    /// Tells the other workers that this one has ended, whoever still holds the group: they need not wait for it.
+    pub fn end(&self) {
+        self.transport.close();
+    }
+
     /// Opens the next session of a name. It is the same session on all workers that have opened this name equally often.
     /// `step` is for errors.
     pub fn open(&self, name: &str, step: u64) -> Session {

@@ -12,4 +12,7 @@ pub trait Transport: Debug + Send + Sync {
     /// Sends a frame without waiting for its receiver, so that two workers can send each other large frames without a
     /// deadlock. An unreachable worker is reported to the inbox, not here.
     fn send(&self, to: usize, frame: Frame);
+
+    /// Tells all other workers that this one has ended: what it has sent still arrives, and nothing comes after it.
+    fn close(&self);
 }

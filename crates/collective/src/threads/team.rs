@@ -234,17 +234,22 @@ impl Member {
     }
 
     /// Like [`Member::speak`], for use inside of [`Member::lead`], where the others wait without a deadline.
-    pub fn calling(&self, call: &Fingerprint) -> Option<Calling<'_>> {
-        self.calls(|_| call.clone())
+    pub fn calling(&self, call: impl FnOnce() -> Fingerprint) -> Option<Calling<'_>> {
+        let session = self.session.as_ref()?;
+        let call = call();
+        Some(self.calls_in(session, |_| call.clone()))
     }
 
     fn calls(&self, call: impl Fn(usize) -> Fingerprint) -> Option<Calling<'_>> {
-        let session = self.session.as_ref()?;
+        Some(self.calls_in(self.session.as_ref()?, call))
+    }
+
+    fn calls_in<'a>(&'a self, session: &'a Session, call: impl Fn(usize) -> Fingerprint) -> Calling<'a> {
         let mut standings = self.team.rendezvous.standings();
         for (rank, standing) in standings.iter_mut().enumerate() {
             standing.presence = Presence::Waiting(Fingerprint { continues: true, ..call(rank) });
         }
-        Some(Calling::new(session, standings, self.timeout))
+        Calling::new(session, standings, self.timeout)
     }
 
     /// Exchanges serializable payloads with the members of all processes: each gets all payloads, in the order of global

@@ -109,7 +109,14 @@ impl<R: Rule> Optimizer<R> {
             Verdict::Make
         } else {
             let (step, number) = (call.step, finished + 1);
-            self.not_finite(call, || brought.not_finite(together.calling(), &self.trained, step, number))?
+            self.not_finite(call, || {
+                brought.not_finite(
+                    together.calling("the report of numbers that are not finite"),
+                    &self.trained,
+                    step,
+                    number,
+                )
+            })?
         };
         let loss = all.iter().map(|c| c.loss).sum::<f64>() / examples;
         Ok(Judged { verdict, loss, dtype: first.dtype, examples, finished, learning_rate })

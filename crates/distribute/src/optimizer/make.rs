@@ -115,7 +115,7 @@ impl<R: Rule> Optimizer<R> {
         judged: &Judged,
         workers: &Workers<'_>,
     ) -> Result<(Change<'a>, ToReduce<'b>)> {
-        let calling = together.calling();
+        let calling = together.calling("its gradients");
         match self.progress.change(call.operation) {
             Ok(change) => {
                 let replicas = brought.tallies().len();

@@ -15,9 +15,9 @@ pub(super) struct Together<'a> {
 }
 
 impl Together<'_> {
-    /// A further call with the other workers, where there are any: by replica 0, where it leads.
-    pub(super) fn calling(&self) -> Option<Calling<'_>> {
-        self.member.calling(self.call)
+    /// A further part of the call with the other workers, where there are any: by replica 0, where it leads.
+    pub(super) fn calling(&self, part: &str) -> Option<Calling<'_>> {
+        self.member.calling(|| self.call.part(part))
     }
 
     /// Replica 0 leads, and the others lend it their cores. They wait without a deadline: code of users has no place here.

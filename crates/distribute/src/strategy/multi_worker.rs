@@ -158,10 +158,12 @@ impl MultiWorkerMirroredStrategy {
         let worker = &worker;
         let results = thread::scope(|scope| {
             let start = |(number, strategy): (usize, Self)| {
-                // The strategy is dropped with its worker's thread, which tells the others that this one has ended.
                 let run = move || {
-                    catch_unwind(AssertUnwindSafe(|| worker(&strategy)))
-                        .unwrap_or_else(|panic| Err(panicked(&*panic)))
+                    let result = catch_unwind(AssertUnwindSafe(|| worker(&strategy)))
+                        .unwrap_or_else(|panic| Err(panicked(&*panic)));
+                    // The result may hold the strategy, in a model say: its end is told all the same.
+                    strategy.extended().group().into_iter().for_each(Group::end);
+                    result
                 };
                 thread::Builder::new().name(format!("worker {number}")).spawn_scoped(scope, run)
             };

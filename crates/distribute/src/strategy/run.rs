@@ -121,8 +121,9 @@ impl Strategy {
             *lock(cell) = Cell::Result(result);
             succeeded
         };
-        let session = begun.map(Begun::hand_over);
+        let session = begun.as_ref().map(Begun::session);
         self.extended().call_for_each_replica(&Replicas::new(self, step, session, &replica))?;
+        begun.into_iter().for_each(Begun::hand_over);
         collect(self, step, cells)
     }
 }

@@ -70,8 +70,9 @@ impl Strategy {
             Ok(guard) => Ok(Some(guard)),
             Err(TryLockError::Poisoned(poisoned)) => Ok(Some(poisoned.into_inner())),
             Err(TryLockError::WouldBlock) => {
-                let reason = "another thread is in run of this strategy; over several workers one step goes after another, \
-                              because each worker could take them in an order of its own";
+                let reason = "a run of this strategy is in progress, on another thread or around this merge function; over several \
+                              workers one step goes after another, because each worker could take them in an order of its \
+                              own";
                 Err(Error::invalid("run", reason))
             }
         }
@@ -90,8 +91,14 @@ impl Strategy {
         let Some(group) = self.group() else { return Ok((self.next_step(), None, Some(0))) };
         let mine = Start { step: self.steps(), session: group.next_number(RUN), rows };
         let call = || Fingerprint::new(Operation::Run, "", at);
-        let said = self.among_workers("run", call, |mut calling| calling.records(mine.encode()))?;
-        let all: Vec<_> = said.unwrap_or_default().iter().map(|record| Start::decode(record)).collect();
+        let said = self.between_steps(
+            group,
+            self.steps() + 1,
+            |_| call(),
+            |mut calling| calling.records(mine.encode()),
+        );
+        let all = said.map_err(failure("run"))?;
+        let all: Vec<_> = all.iter().map(|record| Start::decode(record)).collect();
         // A worker that has missed a step is told once. From then on all count alike.
         let latest = all.iter().map(|start| start.step).max().unwrap_or(mine.step);
         if all.iter().any(|start| start.step != latest) {
@@ -137,14 +144,24 @@ impl Strategy {
         if let Some(member) = merging(self) {
             return member.speak(call, make).transpose().map_err(failure(operation));
         }
+        self.between_steps(group, self.steps(), call, make).map(Some).map_err(failure(operation))
+    }
+
+    /// Makes a call outside of steps; `step` is for errors.
+    fn between_steps<R>(
+        &self,
+        group: &Group,
+        step: u64,
+        call: impl Fn(usize) -> Fingerprint,
+        make: impl FnOnce(Calling<'_>) -> Result<R, Failure>,
+    ) -> Result<R, Failure> {
         let mut between = lock(&self.0.workers.between);
-        let session = self.between(group, &mut between);
+        let session = self.between(group, step, &mut between);
         let waiting = |local| {
             Standing::waiting(self.world().global(local), Fingerprint { continues: false, ..call(local) })
         };
         let standings = (0..self.world().replicas()).map(waiting).collect();
-        let made = make(Calling::new(&session, standings, self.extended().timeout()));
-        made.map(Some).map_err(failure(operation))
+        make(Calling::new(&session, standings, self.extended().timeout()))
     }
 
     /// If `prepared` is an error, tells the other workers, if there are any, that this one cannot make the call in which
@@ -155,7 +172,7 @@ impl Strategy {
             && merging(self).is_none()
         {
             let mut between = lock(&self.0.workers.between);
-            let session = self.between(group, &mut between);
+            let session = self.between(group, self.steps(), &mut between);
             // The answer is the failure that was just sent.
             let _ = session.swap(failed(self.world()), |_| Bytes::new(), self.extended().timeout());
         }
@@ -163,22 +180,26 @@ impl Strategy {
     }
 
     /// The session for calls between steps; a new one if a worker was late or lost in the previous one.
-    fn between(&self, group: &Group, open: &mut Option<Arc<Session>>) -> Arc<Session> {
+    fn between(&self, group: &Group, step: u64, open: &mut Option<Arc<Session>>) -> Arc<Session> {
         match open {
             Some(session) if !session.is_over() => {
-                session.set_step(self.steps());
+                session.set_step(step);
                 session.clone()
             }
-            _ => open.insert(Arc::new(group.open("between steps", self.steps()))).clone(),
+            _ => open.insert(Arc::new(group.open("between steps", step))).clone(),
         }
     }
 }
 
 impl Begun {
-    /// Leaves it to the replicas' threads to talk to the others from here on.
-    pub(super) fn hand_over(mut self) -> Arc<Session> {
-        self.handed_over = true;
+    /// What the replicas talk to the others in.
+    pub(super) fn session(&self) -> Arc<Session> {
         self.session.clone()
+    }
+
+    /// The replicas have run, and left the session by themselves.
+    pub(super) fn hand_over(mut self) {
+        self.handed_over = true;
     }
 }
 

@@ -187,6 +187,23 @@ fn a_worker_that_has_ended_after_a_training_is_lost_to_the_others_at_once() {
 }
 
 #[test]
+fn a_worker_that_returns_its_model_has_ended_all_the_same() {
+    watched(|| {
+        let options = CommunicationOptions { timeout: Some(Duration::from_secs(20)), ..Default::default() };
+        let fault = MultiWorkerMirroredStrategy::on_threads_with(options, 2, 2, |strategy| {
+            let model = strategy.replicate(|vb: candle_nn::VarBuilder| candle_nn::linear(2, 1, vb))?;
+            strategy.run((), |ctx, ()| step(ctx, None))?;
+            if strategy.world().worker() == 1 {
+                return Ok((Some(model), None));
+            }
+            let error = strategy.run((), |ctx, ()| step(ctx, None)).unwrap_err();
+            Ok((None, Some(blame(&error).fault)))
+        });
+        assert_eq!(fault.unwrap()[0].1, Some(Fault::Lost));
+    });
+}
+
+#[test]
 fn optimizers_and_steps_that_differ_between_workers_are_told() {
     watched(|| {
         let errors = MultiWorkerMirroredStrategy::on_threads(2, 2, |strategy| {
