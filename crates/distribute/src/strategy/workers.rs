@@ -91,14 +91,8 @@ impl Strategy {
         let Some(group) = self.group() else { return Ok((self.next_step(), None, Some(0))) };
         let mine = Start { step: self.steps(), session: group.next_number(RUN), rows };
         let call = || Fingerprint::new(Operation::Run, "", at);
-        let said = self.between_steps(
-            group,
-            self.steps() + 1,
-            |_| call(),
-            |mut calling| calling.records(mine.encode()),
-        );
-        let all = said.map_err(failure("run"))?;
-        let all: Vec<_> = all.iter().map(|record| Start::decode(record)).collect();
+        let said = self.among_workers("run", call, |mut calling| calling.records(mine.encode()))?;
+        let all: Vec<_> = said.unwrap_or_default().iter().map(|record| Start::decode(record)).collect();
         // A worker that has missed a step is told once. From then on all count alike.
         let latest = all.iter().map(|start| start.step).max().unwrap_or(mine.step);
         if all.iter().any(|start| start.step != latest) {
@@ -144,24 +138,14 @@ impl Strategy {
         if let Some(member) = merging(self) {
             return member.speak(call, make).transpose().map_err(failure(operation));
         }
-        self.between_steps(group, self.steps(), call, make).map(Some).map_err(failure(operation))
-    }
-
-    /// Makes a call outside of steps; `step` is for errors.
-    fn between_steps<R>(
-        &self,
-        group: &Group,
-        step: u64,
-        call: impl Fn(usize) -> Fingerprint,
-        make: impl FnOnce(Calling<'_>) -> Result<R, Failure>,
-    ) -> Result<R, Failure> {
         let mut between = lock(&self.0.workers.between);
-        let session = self.between(group, step, &mut between);
+        let session = self.between(group, &mut between);
         let waiting = |local| {
             Standing::waiting(self.world().global(local), Fingerprint { continues: false, ..call(local) })
         };
         let standings = (0..self.world().replicas()).map(waiting).collect();
-        make(Calling::new(&session, standings, self.extended().timeout()))
+        let made = make(Calling::new(&session, standings, self.extended().timeout()));
+        made.map(Some).map_err(failure(operation))
     }
 
     /// If `prepared` is an error, tells the other workers, if there are any, that this one cannot make the call in which
@@ -172,7 +156,7 @@ impl Strategy {
             && merging(self).is_none()
         {
             let mut between = lock(&self.0.workers.between);
-            let session = self.between(group, self.steps(), &mut between);
+            let session = self.between(group, &mut between);
             // The answer is the failure that was just sent.
             let _ = session.swap(failed(self.world()), |_| Bytes::new(), self.extended().timeout());
         }
@@ -180,13 +164,13 @@ impl Strategy {
     }
 
     /// The session for calls between steps; a new one if a worker was late or lost in the previous one.
-    fn between(&self, group: &Group, step: u64, open: &mut Option<Arc<Session>>) -> Arc<Session> {
+    fn between(&self, group: &Group, open: &mut Option<Arc<Session>>) -> Arc<Session> {
         match open {
             Some(session) if !session.is_over() => {
-                session.set_step(step);
+                session.set_step(self.steps());
                 session.clone()
             }
-            _ => open.insert(Arc::new(group.open("between steps", step))).clone(),
+            _ => open.insert(Arc::new(group.open("between steps", self.steps()))).clone(),
         }
     }
 }
