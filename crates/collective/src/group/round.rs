@@ -118,8 +118,11 @@ impl Round {
     /// arrive soon.
     pub fn expire(&mut self) {
         self.expired.get_or_insert(self.timeout);
-        let silent = |worker: &usize| matches!(self.peers[*worker], Peer::Silent);
-        self.late = (0..self.peers.len()).filter(silent).collect();
+        // A worker that is late itself has not waited for the others.
+        if self.call().is_some() {
+            let silent = |worker: &usize| matches!(self.peers[*worker], Peer::Silent);
+            self.late = (0..self.peers.len()).filter(silent).collect();
+        }
     }
 
     /// Whether [`expire`](Self::expire) has been called.
