@@ -12,8 +12,8 @@ impl<T: Nest> Dataset<T> {
     /// Stacks `size` consecutive elements along a new axis 0: leaves of shape `[…]` become leaves of shape `[size, …]`. The
     /// last batch has the remaining elements, at least one.
     ///
-    /// Elements that differ in structure, dtype or shape give [`Error::Stack`] in the pass, `size` 0 gives
-    /// [`Error::Parameter`].
+    /// Elements that differ in structure, dtype or shape give [`Error::Stack`](crate::Error::Stack) in the pass, `size` 0 gives
+    /// [`Error::Parameter`](crate::Error::Parameter).
     #[doc(alias = "tf.data.Dataset.batch")]
     pub fn batch(&self, size: usize) -> Dataset<T::Batch> {
         Dataset::of(Batch { input: self.pipeline().clone(), size, drop_remainder: false })
