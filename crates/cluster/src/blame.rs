@@ -106,7 +106,7 @@ impl Blame {
         let calls = calls(standings);
         let first = calls.first()?;
         let caller = standings.iter().find(|s| s.replica == first.replicas[0])?;
-        let number = caller.completed + u64::from(!first.call.continues);
+        let number = caller.completed.saturating_add(u64::from(!first.call.continues));
         if calls.len() > 1 {
             return Some(Self::mismatch(step, number, calls));
         }

@@ -119,12 +119,15 @@ impl Fingerprint {
     /// A hash of what [`matches`](Self::matches) compares, for members in different processes. It is the same in every
     /// process of one program, and two different calls collide with a probability of 2⁻⁶⁴.
     pub fn digest(&self) -> u64 {
-        // FNV-1a, because the hashers of std may change between versions.
-        let bytes = (self.operation as u8).to_le_bytes();
-        bytes.iter().chain(self.detail.as_bytes()).fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-            (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
-        })
+        fnv1a(std::iter::once(self.operation as u8).chain(self.detail.bytes()))
     }
+}
+
+/// The FNV-1a hash of bytes. It stays the same in every process and version, unlike those of std's hashers.
+pub fn fnv1a(bytes: impl IntoIterator<Item = u8>) -> u64 {
+    bytes.into_iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
 }
 
 impl fmt::Display for Fingerprint {

@@ -30,6 +30,6 @@ pub mod world;
 
 pub use blame::{Blame, Callers, Cause, Fault};
 pub use deadline::{Deadline, Stopwatch};
-pub use fingerprint::{CallSite, Fingerprint, Operation};
+pub use fingerprint::{CallSite, Fingerprint, Operation, fnv1a};
 pub use standing::{Presence, Standing};
 pub use world::{World, WorldError};

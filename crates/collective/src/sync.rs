@@ -66,7 +66,7 @@ impl Signal {
 /// Waits a short while without sleeping, until `ready`. Waking a sleeping thread takes 50 µs, more than many steps.
 ///
 /// Where every member has a core, it spins: to yield would hand the core to whatever else is runnable, and beside another
-/// busy program each meeting would then take a slice of the scheduler's, some milliseconds. Where there are more members
+/// busy program each rendezvous would then take a slice of the scheduler's, some milliseconds. Where there are more members
 /// than cores, those that spin keep the others from working, so it yields.
 // Not inlined: .ci/instructions leaves it out by its name.
 #[inline(never)]

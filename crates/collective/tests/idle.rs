@@ -35,13 +35,15 @@ fn at_once(runs: usize) {
 fn few_idle_threads_are_kept() {
     watched(|| {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let mut counts = Vec::new();
         for _ in 0..3 {
             at_once(40);
-            counts.push(replicas());
+            // Threads that were dismissed need a moment to end.
+            while replicas() > cores.max(4 * 7) {
+                std::thread::yield_now();
+            }
         }
-        assert!(counts.iter().all(|count| *count <= cores.max(4 * 7)), "{counts:?}");
+        let kept = replicas();
         at_once(1);
-        assert_eq!(replicas(), counts[2]);
+        assert_eq!(replicas(), kept);
     });
 }

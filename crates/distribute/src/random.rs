@@ -8,11 +8,8 @@ pub(crate) struct Draws {
 
 impl Draws {
     pub(crate) fn new(seed: u64, name: &str) -> Self {
-        // FNV-1a spreads names; the mixing below does the rest.
-        let name = name.bytes().fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-        });
-        Self { key: mix(mix(seed) ^ name) }
+        // The hash spreads names; the mixing below does the rest.
+        Self { key: mix(mix(seed) ^ distribute_cluster::fnv1a(name.bytes())) }
     }
 
     /// Another sequence for each index.

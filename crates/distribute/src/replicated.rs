@@ -52,7 +52,7 @@ impl<M> Replicated<M> {
             }
             Ok(models)
         };
-        let models = strategy.told(models())?;
+        let models = strategy.or_tell_workers(models())?;
         variables.require_same_on_workers(at)?;
         Ok(Self { models: PerReplica::from_values(models), build, variables })
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 /// The session that a frame belongs to. Equal on all workers, because it is made of names and counts that are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct SessionId {
-    /// The digest of the name of these sessions: that of a strategy, or of a named run.
+    /// The digest of the name of these sessions, which says what they are for.
     pub name: u64,
     /// How many sessions of this name have been opened, including this one.
     pub number: u64,
@@ -37,7 +37,7 @@ pub enum Said {
     },
     /// The standing of each of its replicas, because they differ from each other or from those of other workers, or the
     /// deadline has passed.
-    Stand {
+    Standings {
         /// One for each replica of the worker.
         standings: Vec<Standing>,
         /// How long the worker has waited, if its deadline has passed.
@@ -63,7 +63,7 @@ struct Head {
 #[derive(Serialize, Deserialize)]
 enum SaidHead {
     Call { digest: u64 },
-    Stand { standings: Vec<Standing>, expired: Option<Duration> },
+    Standings { standings: Vec<Standing>, expired: Option<Duration> },
     Left { standings: Vec<Standing> },
     Verdict(Blame),
 }
@@ -76,7 +76,9 @@ impl Frame {
     pub fn encode(self) -> postcard::Result<(Bytes, Bytes)> {
         let (said, body) = match self.said {
             Said::Call { digest, body } => (SaidHead::Call { digest }, body),
-            Said::Stand { standings, expired } => (SaidHead::Stand { standings, expired }, Bytes::new()),
+            Said::Standings { standings, expired } => {
+                (SaidHead::Standings { standings, expired }, Bytes::new())
+            }
             Said::Left { standings } => (SaidHead::Left { standings }, Bytes::new()),
             Said::Verdict(blame) => (SaidHead::Verdict(blame), Bytes::new()),
         };
@@ -92,7 +94,7 @@ impl Frame {
         let Head { session, round, said } = postcard::from_bytes(head)?;
         let said = match said {
             SaidHead::Call { digest } => Said::Call { digest, body },
-            SaidHead::Stand { standings, expired } => Said::Stand { standings, expired },
+            SaidHead::Standings { standings, expired } => Said::Standings { standings, expired },
             SaidHead::Left { standings } => Said::Left { standings },
             SaidHead::Verdict(blame) => Said::Verdict(blame),
         };
@@ -116,7 +118,7 @@ mod tests {
         let session = SessionId { name: u64::MAX, number: 3 };
         for said in [
             Said::Call { digest: 5, body: Bytes::from_static(b"data") },
-            Said::Stand { standings: standings.clone(), expired: Some(Duration::from_millis(1500)) },
+            Said::Standings { standings: standings.clone(), expired: Some(Duration::from_millis(1500)) },
             Said::Left { standings: standings.clone() },
             Said::Verdict(Blame::failed(1, 3, &call)),
         ] {

@@ -9,8 +9,8 @@ use std::sync::Arc;
 /// The frames received from other workers, by session, until they are taken.
 ///
 /// A worker that is ahead may send frames of a session that this one has not opened yet; they are kept. Frames of past
-/// sessions are dropped. A worker is ahead by one round at most, so an inbox holds no more than what the others send in
-/// two rounds.
+/// sessions are dropped. A worker is ahead by one round at most, so of each name an inbox holds no more than what the others
+/// send in two rounds.
 #[derive(Clone)]
 pub struct Inbox(Arc<Shared>);
 
@@ -78,7 +78,7 @@ impl Inbox {
 
     /// The number that the next session of a name has.
     pub fn next_number(&self, name: u64) -> u64 {
-        lock(&self.0.state).names.get(&name).map_or(0, |sessions| sessions.current) + 1
+        lock(&self.0.state).names.get(&name).map_or(1, |sessions| sessions.current.saturating_add(1))
     }
 
     /// Opens the next session of a name. Frames of earlier ones are dropped.

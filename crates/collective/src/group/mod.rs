@@ -8,22 +8,24 @@
 //! | [`frame`] | [`Frame`]: the messages between workers |
 //! | [`session`] | [`Group`] and [`Session`]: the traffic of one run |
 //! | [`round`] | one round of messages, as a pure state machine |
-//! | [`reduce`] | reduces and gathers leaves over all replicas of all workers |
+//! | [`calling`] | [`Calling`]: a call that the replicas of all workers make together |
+//! | [`reduce`] | reduces and gathers leaves in it, in the one order of sums |
 //!
 //! A session consists of *rounds*. In each, every worker tells every other which call its replicas make, and may attach
 //! data. The data is used only if all make the same call. If they differ, or one is gone or late, all workers judge the
 //! same standings, so all get the same [`Blame`](distribute_cluster::Blame).
 
+pub mod calling;
 pub mod frame;
 pub mod inbox;
 pub mod memory;
-pub mod reduce;
+mod reduce;
 pub mod round;
 pub mod session;
 pub mod transport;
 
+pub use calling::Calling;
 pub use frame::{Frame, Said, SessionId};
 pub use inbox::Inbox;
-pub use reduce::Calling;
 pub use session::{Group, Session};
 pub use transport::Transport;

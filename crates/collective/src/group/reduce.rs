@@ -1,14 +1,12 @@
 //! Reduces and gathers leaves over all replicas of all workers, in the one order of sums.
 
-use super::Session;
+use super::Calling;
 use crate::combined::tracked;
 use crate::{Combined, Failure};
 use bytes::Bytes;
-use distribute_cluster::{Blame, Fingerprint, Standing, World};
+use distribute_cluster::World;
 use distribute_tensor::{DType, Folder, HostTensor, Leaf, Packing, ReduceOp, pack::reduce_packed, wire};
 use std::ops::Range;
-use std::sync::Arc;
-use std::time::Duration;
 
 /// If each worker's leaves have at most this many bytes, they are sent to every worker, which folds them itself:
 /// this takes fewer rounds.
@@ -17,16 +15,8 @@ const SMALL: usize = 64 << 10;
 /// Ranges begin at multiples of this many elements, so that no two share a cache line.
 const GRAIN: usize = 64;
 
-/// A call that all replicas of a worker make together, over several rounds of a session.
-#[derive(Debug)]
-pub struct Calling<'a> {
-    session: &'a Session,
-    standings: Vec<Standing>,
-    timeout: Duration,
-}
-
 /// What a worker tells the others about its leaves before it sends large data.
-struct Tally {
+struct Opening {
     tracked: Vec<bool>,
     /// For each leaf, whether it is dense and of numbers on all replicas of this worker.
     dense: Vec<bool>,
@@ -34,12 +24,7 @@ struct Tally {
     leaves: Option<Bytes>,
 }
 
-impl<'a> Calling<'a> {
-    /// A call of the replicas with these standings, which waits at most `timeout` in each round.
-    pub fn new(session: &'a Session, standings: Vec<Standing>, timeout: Duration) -> Self {
-        Self { session, standings, timeout }
-    }
-
+impl Calling<'_> {
     /// Reduces each leaf over all replicas of all workers. `local` are the leaves of this worker's replicas.
     ///
     /// The result depends on values and ids alone: it is bit-equal to that of one process with all the replicas. Large dense
@@ -54,14 +39,14 @@ impl<'a> Calling<'a> {
         local: &[&[Leaf]],
         folder: &impl Folder,
     ) -> Result<Combined, Failure> {
-        let tallies = self.tallies(local)?;
-        let tracked = any(&tallies, |tally| &tally.tracked);
+        let openings = self.open(local)?;
+        let tracked = any(&openings, |opening| &opening.tracked);
         let dense: Vec<bool> =
-            (0..tracked.len()).map(|leaf| tallies.iter().all(|tally| tally.dense[leaf])).collect();
-        if tallies.iter().any(|tally| tally.leaves.is_none()) {
+            (0..tracked.len()).map(|leaf| openings.iter().all(|opening| opening.dense[leaf])).collect();
+        if openings.iter().any(|opening| opening.leaves.is_none()) {
             return Ok(Combined { leaves: self.by_ranges(op, local, &dense, folder)?, tracked });
         }
-        let all = self.all_of(&tallies, local)?;
+        let all = self.all_of(&openings, local)?;
         let all: Vec<&[Leaf]> = all.iter().map(Vec::as_slice).collect();
         Ok(Combined { leaves: reduce_packed(op, &all, packing, folder)?, tracked })
     }
@@ -72,10 +57,10 @@ impl<'a> Calling<'a> {
     /// # Errors
     /// [`Failure`] on every worker.
     pub fn all_gather(mut self, local: &[&[Leaf]]) -> Result<(Vec<Vec<Leaf>>, Vec<bool>), Failure> {
-        let tallies = self.tallies(local)?;
-        let tracked = any(&tallies, |tally| &tally.tracked);
-        if tallies.iter().all(|tally| tally.leaves.is_some()) {
-            return Ok((self.all_of(&tallies, local)?, tracked));
+        let openings = self.open(local)?;
+        let tracked = any(&openings, |opening| &opening.tracked);
+        if openings.iter().all(|opening| opening.leaves.is_some()) {
+            return Ok((self.all_of(&openings, local)?, tracked));
         }
         let mine = Bytes::from(wire::encode(local.iter().flat_map(|leaves| leaves.iter()))?);
         let bodies = self.go_on("its data", |_| mine.clone())?;
@@ -100,45 +85,11 @@ impl<'a> Calling<'a> {
         Ok(beside)
     }
 
-    /// Exchanges a small record, and returns those of all workers, by worker.
-    ///
-    /// # Errors
-    /// [`Failure`] on every worker.
-    pub fn records(&mut self, mine: Bytes) -> Result<Vec<Bytes>, Failure> {
-        let mut all = self.session.swap(self.standings.clone(), |_| mine.clone(), self.timeout)?;
-        self.go_on_from_here();
-        let me = self.world().worker();
-        if let Some(own) = all.get_mut(me) {
-            *own = mine;
-        }
-        Ok(all)
-    }
-
-    /// Tells the other workers that this one cannot make the call after all, and returns the reason.
-    pub fn refuse(self, blame: Arc<Blame>) -> Arc<Blame> {
-        self.session.abandon(blame)
-    }
-
-    /// Tells the other workers that this one cannot go on with a call that all have agreed on. They get the error that its
-    /// first replica failed.
-    pub fn give_up(self) {
-        let first = self.standings.first();
-        if let Some((first, call)) = first.and_then(|first| Some((first, first.call()?))) {
-            let blame = Blame::failed(self.session.step(), first.replica, call);
-            self.session.abandon(Arc::new(blame));
-        }
-    }
-
-    /// How many workers there are, and which one this is.
-    pub fn world(&self) -> World {
-        self.session.world()
-    }
-
-    /// The first round: exchanges tallies.
-    fn tallies(&mut self, local: &[&[Leaf]]) -> Result<Vec<Tally>, Failure> {
+    /// The first round: exchanges openings.
+    fn open(&mut self, local: &[&[Leaf]]) -> Result<Vec<Opening>, Failure> {
         let count = local.first().map_or(0, |leaves| leaves.len());
         let bytes: usize = local.iter().flat_map(|leaves| leaves.iter()).map(size).sum();
-        let mine = Tally {
+        let mine = Opening {
             tracked: tracked(local),
             dense: (0..count).map(|leaf| local.iter().all(|leaves| is_dense(&leaves[leaf]))).collect(),
             leaves: if bytes <= SMALL {
@@ -148,41 +99,20 @@ impl<'a> Calling<'a> {
             },
         };
         let body = mine.encode();
-        let bodies = self.session.swap(self.standings.clone(), |_| body.clone(), self.timeout)?;
-        self.go_on_from_here();
+        let bodies = self.begin(body)?;
         let me = self.world().worker();
         let mut mine = Some(mine);
-        let tally = |(worker, body)| match mine.take_if(|_| worker == me) {
+        let opening = |(worker, body)| match mine.take_if(|_| worker == me) {
             Some(mine) => Ok(mine),
-            None => Tally::decode(body, count),
+            None => Opening::decode(body, count),
         };
-        bodies.into_iter().enumerate().map(tally).collect()
+        bodies.into_iter().enumerate().map(opening).collect()
     }
 
-    /// Marks all further rounds as parts of the call that all have agreed on.
-    fn go_on_from_here(&mut self) {
-        for standing in &mut self.standings {
-            if let distribute_cluster::Presence::Waiting(call) = &mut standing.presence {
-                call.continues = true;
-            }
-            standing.completed += 1;
-        }
-    }
-
-    fn go_on(&mut self, what: &str, body: impl FnMut(usize) -> Bytes) -> Result<Vec<Bytes>, Failure> {
-        let mut standings = self.standings.clone();
-        for standing in &mut standings {
-            if let distribute_cluster::Presence::Waiting(call) = &mut standing.presence {
-                *call = Fingerprint { detail: format!("{}: {what}", call.detail).into(), ..call.clone() };
-            }
-        }
-        Ok(self.session.swap(standings, body, self.timeout)?)
-    }
-
-    /// The leaves of all replicas, from tallies that contain them.
-    fn all_of(&self, tallies: &[Tally], local: &[&[Leaf]]) -> Result<Vec<Vec<Leaf>>, Failure> {
+    /// The leaves of all replicas, from openings that contain them.
+    fn all_of(&self, openings: &[Opening], local: &[&[Leaf]]) -> Result<Vec<Vec<Leaf>>, Failure> {
         let bodies: Vec<Bytes> =
-            tallies.iter().map(|tally| tally.leaves.clone().unwrap_or_default()).collect();
+            openings.iter().map(|opening| opening.leaves.clone().unwrap_or_default()).collect();
         self.decode_all(&bodies, local)
     }
 
@@ -340,7 +270,7 @@ impl<'a> Contribution<'a> {
     }
 }
 
-impl Tally {
+impl Opening {
     fn encode(&self) -> Bytes {
         let flags = self.tracked.iter().zip(&self.dense);
         let mut bytes: Vec<u8> =
@@ -350,13 +280,13 @@ impl Tally {
         bytes.into()
     }
 
-    /// Decodes the tally of `count` leaves.
+    /// Decodes the opening of `count` leaves.
     fn decode(mut bytes: Bytes, count: usize) -> Result<Self, Failure> {
         if bytes.len() <= count {
             return Err(distribute_tensor::Error::Bytes {
                 operation: "all_reduce",
                 offset: bytes.len(),
-                what: "a tally that ends too early",
+                what: "an opening that ends too early",
             }
             .into());
         }
@@ -370,10 +300,10 @@ impl Tally {
     }
 }
 
-/// For each leaf, whether a flag of the tallies is set on some worker.
-fn any(tallies: &[Tally], of: impl Fn(&Tally) -> &Vec<bool>) -> Vec<bool> {
-    let count = tallies.first().map_or(0, |tally| of(tally).len());
-    (0..count).map(|leaf| tallies.iter().any(|tally| of(tally)[leaf])).collect()
+/// For each leaf, whether a flag of the openings is set on some worker.
+fn any(openings: &[Opening], of: impl Fn(&Opening) -> &Vec<bool>) -> Vec<bool> {
+    let count = openings.first().map_or(0, |opening| of(opening).len());
+    (0..count).map(|leaf| openings.iter().any(|opening| of(opening)[leaf])).collect()
 }
 
 /// One leaf of each replica.

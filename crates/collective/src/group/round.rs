@@ -2,12 +2,12 @@
 //!
 //! Every worker tells every other which call its replicas make. If all make the same call, the round is done. If a worker
 //! differs, or is gone, lost or late, every worker notices, because all hear the same. Each then sends the standings of its
-//! replicas, and all judge the same standings. Only after a deadline may workers have heard different things; then the
-//! first worker that is still present judges, and sends the others its verdict.
+//! replicas, and all judge the same standings. Only after a deadline, or where a worker is lost, may workers have heard
+//! different things; then the first worker that is still present judges, and sends the others its verdict.
 
 use super::Said;
 use bytes::Bytes;
-use distribute_cluster::{Blame, Fault, Fingerprint, Standing, World};
+use distribute_cluster::{Blame, Fingerprint, Standing, World};
 use std::time::Duration;
 
 /// One round of a session, as one worker sees it.
@@ -84,6 +84,11 @@ impl Round {
 
     /// Records a message of another worker.
     pub fn hear(&mut self, worker: usize, said: Said) {
+        if let Said::Standings { standings, .. } | Said::Left { standings } = &said
+            && !standings.iter().map(|standing| standing.replica).eq(self.world.replicas_of(worker))
+        {
+            return self.lose(worker, "it sent standings of other replicas than its own".into());
+        }
         let Some(peer) = self.peers.get_mut(worker) else { return };
         match (said, &*peer) {
             (Said::Verdict(blame), _) => {
@@ -93,7 +98,7 @@ impl Round {
             (_, Peer::Me) => {}
             (Said::Call { digest, body }, Peer::Silent) => *peer = Peer::Calls { digest, body, lost: false },
             (Said::Call { .. }, _) => {}
-            (Said::Stand { standings, expired }, _) => {
+            (Said::Standings { standings, expired }, _) => {
                 *peer = Peer::Stands(standings);
                 self.expired = self.expired.or(expired);
             }
@@ -125,9 +130,21 @@ impl Round {
         }
     }
 
-    /// Whether [`expire`](Self::expire) has been called.
+    /// Whether the deadline has passed, for this worker or another.
     pub fn has_expired(&self) -> bool {
         self.expired.is_some()
+    }
+
+    /// Whether a worker was lost before it said anything, so that the round cannot complete.
+    pub fn has_lost(&self) -> bool {
+        self.peers.iter().any(|peer| matches!(peer, Peer::Lost(_)))
+    }
+
+    /// Whether this worker judges where workers may have heard different things: the first that is still present.
+    pub fn judges(&self) -> bool {
+        let present =
+            |peer: &Peer| matches!(peer, Peer::Me | Peer::Stands(_) | Peer::Calls { lost: false, .. });
+        self.peers.iter().position(present) == Some(self.world.worker())
     }
 
     /// What to do next. `last` says that there is no more waiting.
@@ -152,26 +169,20 @@ impl Round {
         }
         if !self.explained {
             self.explained = true;
-            return Next::Say(Said::Stand { standings: self.mine.clone(), expired: self.expired });
+            return Next::Say(Said::Standings { standings: self.mine.clone(), expired: self.expired });
         }
         let unexplained =
             silent || self.peers.iter().any(|peer| matches!(peer, Peer::Calls { lost: false, .. }));
-        if unexplained && !last {
+        let lost = self.has_lost();
+        // Who is lost will not explain itself, and the others may have what this worker waits for in vain.
+        if unexplained && !lost && !last {
             return Next::Wait;
         }
-        let is_there =
-            |peer: &Peer| matches!(peer, Peer::Me | Peer::Stands(_) | Peer::Calls { lost: false, .. });
-        let first = self.peers.iter().position(is_there);
-        let judges = first == Some(self.world.worker());
-        if self.expired.is_some() && !judges && !last {
+        if (self.expired.is_some() || lost) && !self.judges() && !last {
             return Next::Wait;
         }
         let blame = self.judge();
-        if self.expired.is_some() || blame.fault == Fault::Lost {
-            Next::Over { blame, own: true }
-        } else {
-            Next::Blamed(blame)
-        }
+        if self.expired.is_some() || lost { Next::Over { blame, own: true } } else { Next::Blamed(blame) }
     }
 
     /// Why the call does not complete, as far as this worker knows.
@@ -214,7 +225,7 @@ fn take_body(peer: &mut Peer) -> Bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use distribute_cluster::Operation;
+    use distribute_cluster::{Fault, Operation};
     use std::panic::Location;
 
     #[test]
@@ -226,11 +237,31 @@ mod tests {
         round.hear(1, Said::Call { digest: call.digest(), body: Bytes::new() });
         assert!(matches!(round.next(false), Next::Wait));
         round.expire();
-        assert!(matches!(round.next(false), Next::Say(Said::Stand { expired: Some(_), .. })));
+        assert!(matches!(round.next(false), Next::Say(Said::Standings { expired: Some(_), .. })));
         for worker in [1, 2] {
-            round.hear(worker, Said::Stand { standings: standings(worker), expired: Some(timeout) });
+            round.hear(worker, Said::Standings { standings: standings(worker), expired: Some(timeout) });
         }
         let Next::Over { blame, own: true } = round.next(false) else { panic!("worker 0 judges") };
         assert_eq!((blame.fault, blame.culprits), (Fault::Late, vec![2]));
+    }
+
+    #[test]
+    fn nobody_waits_for_the_deadline_where_a_worker_is_lost_that_another_one_has_heard() {
+        let call = Fingerprint::new(Operation::AllReduce, "", Location::caller());
+        let of = |me: usize| {
+            let standings = vec![Standing::waiting(me, call.clone())];
+            let mut round = Round::new(World::new(3, me, 1).unwrap(), 1, standings, Duration::from_secs(60));
+            for other in (0..2).filter(|other| *other != me) {
+                round.hear(other, Said::Call { digest: call.digest(), body: Bytes::new() });
+            }
+            round.lose(2, "reset".into());
+            assert!(matches!(round.next(false), Next::Say(Said::Standings { expired: None, .. })));
+            round
+        };
+        let lost = |next| matches!(next, Next::Over { blame, own: true } if blame.fault == Fault::Lost);
+        assert!(lost(of(0).next(false)), "worker 0 judges");
+        let mut other = of(1);
+        assert_eq!(other.next(false), Next::Wait);
+        assert!(lost(other.next(true)), "worker 0 may be past the round, and say nothing");
     }
 }

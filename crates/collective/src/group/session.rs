@@ -1,16 +1,20 @@
-//! The processes of a world, and the traffic of one run.
+//! The processes of a world, and their traffic in one step or between steps.
 
 use super::inbox::Event;
 use super::round::{Next, Round};
 use super::{Frame, Inbox, Said, SessionId, Transport};
 use crate::sync::{AtomicU64, Mutex, Ordering, lock};
 use bytes::Bytes;
-use distribute_cluster::{Blame, Deadline, Fingerprint, Standing, World};
+use distribute_cluster::{Blame, Deadline, Fingerprint, Standing, World, fnv1a};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long to wait for the standings of the other workers after a deadline has passed.
+/// How long the worker that judges waits for the standings of the others after a deadline has passed. The others wait
+/// twice as long for its verdict.
 const GRACE: Duration = Duration::from_millis(500);
+
+/// How long to wait for the verdict on a worker that is lost. Whoever judges may not have noticed, and be past the round.
+const VERDICT: Duration = Duration::from_millis(100);
 
 /// The processes of a world, as seen by one of them.
 #[derive(Clone, Debug)]
@@ -20,7 +24,7 @@ pub struct Group {
     inbox: Inbox,
 }
 
-/// The traffic of one run or of one cross-replica call, kept apart from that of all others.
+/// The traffic of one step, or of all calls between steps, kept apart from that of all others.
 ///
 /// It is used by one thread at a time: the one that acts for all replicas of its worker.
 #[derive(Debug)]
@@ -69,14 +73,14 @@ impl Group {
 
     /// The number that the next session of a name has here.
     pub fn next_number(&self, name: &str) -> u64 {
-        self.inbox.next_number(digest(name))
+        self.inbox.next_number(fnv1a(name.bytes()))
     }
 
     /// Opens a session of a name by a number that all workers have agreed on, which is none of an earlier one's.
     pub fn open_at(&self, name: &str, number: u64, step: u64) -> Session {
         let workers = self.world.workers();
         let state = State { left: vec![None; workers], lost: vec![false; workers], ..State::default() };
-        let id = self.inbox.open_at(digest(name), number);
+        let id = self.inbox.open_at(fnv1a(name.bytes()), number);
         Session { group: self.clone(), id, step: AtomicU64::new(step), state: Mutex::new(state) }
     }
 
@@ -84,12 +88,6 @@ impl Group {
         let me = self.world.worker();
         (0..self.world.workers()).filter(move |worker| *worker != me)
     }
-}
-
-fn digest(name: &str) -> u64 {
-    name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    })
 }
 
 impl Session {
@@ -143,9 +141,13 @@ impl Session {
             while let Some(event) = self.group.inbox.poll(self.id, &state.lost) {
                 self.hear(&mut state, &mut round, event);
             }
-            if round.has_expired() && !grace {
+            if !grace && (round.has_expired() || round.has_lost()) {
                 grace = true;
-                deadline = Deadline::after(GRACE);
+                deadline = Deadline::after(match (round.has_expired(), round.judges()) {
+                    (false, _) => VERDICT,
+                    (true, true) => GRACE,
+                    (true, false) => 2 * GRACE,
+                });
             }
             match round.next(last) {
                 Next::Agreed(bodies) => return Ok(bodies),
@@ -172,22 +174,19 @@ impl Session {
     pub fn abandon(&self, blame: Arc<Blame>) -> Arc<Blame> {
         let mut state = lock(&self.state);
         if state.over.is_none() {
-            let mut theirs = None;
-            for (_, frame) in std::mem::take(&mut state.early) {
-                if let Said::Verdict(blame) = frame.said {
-                    theirs = theirs.or(Some(blame));
-                }
-            }
+            let mut arrived: Vec<_> = std::mem::take(&mut state.early);
             while let Some(event) = self.group.inbox.poll(self.id, &state.lost) {
                 match event {
-                    Event::Frame(_, Frame { said: Said::Verdict(blame), .. }) => {
-                        theirs = theirs.or(Some(blame))
-                    }
+                    Event::Frame(from, frame) => arrived.push((from, frame)),
                     Event::Lost(worker, _) => state.lost[worker] = true,
-                    // Nobody takes part in a round any more.
-                    _ => {}
+                    Event::Expired => {}
                 }
             }
+            // Nobody takes part in a round any more: of what has arrived, only a verdict counts.
+            let theirs = arrived.into_iter().find_map(|(_, frame)| match frame.said {
+                Said::Verdict(blame) => Some(blame),
+                _ => None,
+            });
             state.round += 1;
             if theirs.is_none() {
                 self.say(state.round, &Said::Verdict(Blame::clone(&blame)));
@@ -247,8 +246,8 @@ impl Session {
             Said::Verdict(_) if frame.round > state.round => state.early.push((from, frame)),
             // The session is over for those who sent it.
             Said::Verdict(_) => round.hear(from, frame.said),
-            _ if frame.round == state.round => round.hear(from, frame.said),
             _ if frame.round > state.round => state.early.push((from, frame)),
+            _ if frame.round == state.round => round.hear(from, frame.said),
             // An answer that belongs to a past round.
             _ => {}
         }

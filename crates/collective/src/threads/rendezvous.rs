@@ -216,7 +216,10 @@ impl Rendezvous {
         (state, outcome) = match (state.session.clone(), timeout) {
             (Some(session), Some(timeout)) => self.speak(state, &session, timeout, delegate),
             _ => match Blame::judge(state.step, &state.standings) {
-                Some(blame) => self.tell(state, Arc::new(blame)),
+                Some(blame) => {
+                    let (state, blame) = self.tell(state, Arc::new(blame));
+                    (state, Err(blame))
+                }
                 None => {
                     let payloads = state.take_payloads();
                     (state, Ok(Exchanged { payloads, made: None }))
@@ -279,7 +282,7 @@ impl Rendezvous {
         &'a self,
         mut state: MutexGuard<'a, State>,
         mut blame: Arc<Blame>,
-    ) -> (MutexGuard<'a, State>, Outcome) {
+    ) -> (MutexGuard<'a, State>, Arc<Blame>) {
         if let Some(session) = state.session.clone() {
             state.delegated = true;
             drop(state);
@@ -288,7 +291,7 @@ impl Rendezvous {
             state.delegated = false;
             state.missed = Some(blame.clone());
         }
-        (state, Err(blame))
+        (state, blame)
     }
 
     /// Ends the round because a deadline has passed while members still run.
@@ -305,16 +308,15 @@ impl Rendezvous {
             (state, spoken) = self.speak(state, &session, timeout, None);
             outcome = spoken.map(drop);
         }
-        let blame = match outcome {
-            Err(blame) => blame,
+        let blame;
+        (state, blame) = match outcome {
+            Err(blame) => (state, blame),
             Ok(()) => {
                 // A certain fault takes precedence over the guess that somebody is stuck.
                 let certain = Blame::judge(state.step, &state.standings);
                 let late = || Blame::late(state.step, &state.standings, timeout);
                 let blame = Arc::new(certain.unwrap_or_else(late));
-                let told;
-                (state, told) = self.tell(state, blame.clone());
-                told.err().unwrap_or(blame)
+                self.tell(state, blame)
             }
         };
         state.missed = Some(blame.clone());

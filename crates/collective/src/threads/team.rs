@@ -230,21 +230,17 @@ impl Member {
         make: impl FnOnce(Calling<'_>) -> R,
     ) -> Option<R> {
         let _speaking = self.session.as_ref().map(|_| self.team.rendezvous.speaking());
-        self.calls(call).map(make)
+        Some(make(self.calls(self.session.as_ref()?, call)))
     }
 
     /// Like [`Member::speak`], for use inside of [`Member::lead`], where the others wait without a deadline.
     pub fn calling(&self, call: impl FnOnce() -> Fingerprint) -> Option<Calling<'_>> {
         let session = self.session.as_ref()?;
         let call = call();
-        Some(self.calls_in(session, |_| call.clone()))
+        Some(self.calls(session, |_| call.clone()))
     }
 
-    fn calls(&self, call: impl Fn(usize) -> Fingerprint) -> Option<Calling<'_>> {
-        Some(self.calls_in(self.session.as_ref()?, call))
-    }
-
-    fn calls_in<'a>(&'a self, session: &'a Session, call: impl Fn(usize) -> Fingerprint) -> Calling<'a> {
+    fn calls<'a>(&'a self, session: &'a Session, call: impl Fn(usize) -> Fingerprint) -> Calling<'a> {
         let mut standings = self.team.rendezvous.standings();
         for (rank, standing) in standings.iter_mut().enumerate() {
             standing.presence = Presence::Waiting(Fingerprint { continues: true, ..call(rank) });

@@ -1,6 +1,7 @@
 //! What happens in a step for which not every replica has data.
 
 use super::split::SplitRule;
+use serde::{Deserialize, Serialize};
 
 /// What happens at the end of the data, when some replicas have data left and others don't.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -22,7 +23,7 @@ pub enum UnevenEnds {
 }
 
 /// How many replicas have data for the next step: counted by each worker, and added up over all of them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StepCounts {
     /// The number of replicas that have a piece, even one without rows.
     pub present: usize,

@@ -65,10 +65,11 @@ impl ReplicaContext {
     }
 }
 
-/// The rows of consecutive pieces with these sizes, of which the first begins at row `start`. `None` if a size is unknown.
+/// The rows of consecutive pieces with these sizes, of which the first begins at row `start`. `None` if a size is unknown, or they
+/// are too many to count.
 pub(crate) fn consecutive(mut start: usize, sizes: &[Option<usize>]) -> Option<Vec<Range<usize>>> {
     let ranges = sizes.iter().map(|size| {
-        let range = start..start + (*size)?;
+        let range = start..start.checked_add((*size)?)?;
         start = range.end;
         Some(range)
     });

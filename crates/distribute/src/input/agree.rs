@@ -1,9 +1,7 @@
 //! What workers tell each other about a dataset: how they shard it, and how much they have for the next step.
 
 use crate::{Result, Strategy};
-use bytes::Bytes;
 use distribute_cluster::{Fingerprint, Operation};
-use distribute_data::plan::ends::StepCounts;
 use distribute_data::{Distribution, UnevenEnds};
 use distribute_tensor::Nest;
 use std::panic::Location;
@@ -36,33 +34,4 @@ fn describe<T: Nest>(plan: &Distribution<T>, ends: UnevenEnds) -> String {
     };
     let size = origin.batch.map_or("unknown size".into(), |size| size.to_string());
     format!("\"{parted}, batches of {size}, cut by {:?}, at the end {ends:?}\"", origin.rule)
-}
-
-pub(super) fn encode(counts: StepCounts) -> Bytes {
-    let StepCounts { present, missing, rows, full, unfilled } = counts;
-    let numbers = [present, missing, rows, full, unfilled];
-    numbers.iter().flat_map(|n| (*n as u64).to_le_bytes()).collect::<Vec<_>>().into()
-}
-
-pub(super) fn decode(bytes: &[u8]) -> StepCounts {
-    let mut numbers = bytes.chunks_exact(8).map(|chunk| {
-        let number = chunk.try_into().map_or(0, u64::from_le_bytes);
-        usize::try_from(number).unwrap_or(usize::MAX)
-    });
-    let mut next = || numbers.next().unwrap_or_default();
-    StepCounts { present: next(), missing: next(), rows: next(), full: next(), unfilled: next() }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn counts_come_as_they_were_sent() {
-        let counts = StepCounts { present: 1, missing: 2, rows: usize::MAX, full: 4, unfilled: 5 };
-        assert_eq!(decode(&encode(counts)), counts);
-        // Of a peer that says anything, nothing panics.
-        assert_eq!(decode(b"short"), StepCounts::default());
-        assert_eq!([counts, counts].into_iter().sum::<StepCounts>().rows, usize::MAX);
-    }
 }

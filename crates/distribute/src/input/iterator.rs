@@ -1,10 +1,10 @@
 //! [`DistributedIterator`]: one pass, step by step.
 
 use super::InputOptions;
-use super::agree::{decode, encode};
 use super::bring::Bring;
 use super::passes::Passes;
 use crate::context::require_outside_of_run;
+use crate::strategy::record;
 use crate::values::PerReplica;
 use crate::{Error, Result, Strategy};
 use distribute_cluster::{Fingerprint, Operation};
@@ -129,11 +129,11 @@ impl<T: Nest> DistributedIterator<T> {
             Fingerprint::new(Operation::NextBatch, format!("epoch {epoch}, step {steps} of {pipeline}"), at)
         };
         let ((pass, mine), all) =
-            self.strategy.agree(operation, call, prepared, |(_, counts)| encode(*counts))?;
+            self.strategy.agree(operation, call, prepared, |(_, counts)| record::encode(counts))?;
         if all.is_empty() {
             return Ok((pass, mine));
         }
-        let all = pass.total(&all.iter().map(|record| decode(record)).collect::<Vec<_>>())?;
+        let all = pass.total(&record::decode_all::<StepCounts>(operation, &all)?)?;
         Ok((pass, all))
     }
 

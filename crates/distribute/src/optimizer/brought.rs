@@ -6,7 +6,7 @@ use super::finite;
 use super::gradients::Gradient;
 use super::reduction;
 use super::tally::{self, Kind, Tally};
-use super::workers::Workers;
+use super::threads::Threads;
 use crate::context::failure;
 use crate::deposit::LocalGradient;
 use crate::{Error, ReduceOp, Result};
@@ -97,7 +97,7 @@ impl Brought {
         calling: Option<Calling<'_>>,
         trained: &Trained,
         weights: impl Fn(&Tally) -> f64,
-        workers: &Workers<'_>,
+        threads: &Threads<'_>,
     ) -> Result<ToReduce<'_>> {
         let tallies = self.tallies();
         let weighted: Vec<_> =
@@ -108,7 +108,7 @@ impl Brought {
             all.iter().zip(&tally.kinds).map(|(all, kind)| all.plus(*kind)).collect()
         });
         let of_replica = |weighted| {
-            let scaled = reduction::reduced(&[], trained, &[weighted], workers)?;
+            let scaled = reduction::reduced(&[], trained, &[weighted], threads)?;
             let all = scaled.into_iter().zip(&kinds).zip(&trained.variables);
             let some = all.filter(|((_, kind), _)| **kind != Kind::Nothing);
             some.map(|((ready, kind), (_, variable))| leaf(ready, *kind, variable, tallies.len())).collect()

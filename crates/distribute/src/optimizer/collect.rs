@@ -4,8 +4,8 @@ use super::Trained;
 use super::gradient_range::GradientRange;
 use super::operands::{Values, Variable, Whole};
 use super::owners::Owners;
+use super::threads::Threads;
 use super::transform::Settled;
-use super::workers::Workers;
 use crate::Result;
 use crate::deposit::{LocalGradient, Rows};
 use crate::number::{Any, Elements, Number};
@@ -22,10 +22,10 @@ pub(super) fn collect(
     trained: &Trained,
     variables: &[Variable<'_>],
     settled: &Settled,
-    workers: &Workers<'_>,
+    threads: &Threads<'_>,
 ) -> Result<Vec<Option<LocalGradient>>> {
     let values = Values::open(variables, settled);
-    let parts = Owners::partition(workers.count, values.ranges(variables)?).each(workers, |ranges| {
+    let parts = Owners::partition(threads.count, values.ranges(variables)?).each(threads, |ranges| {
         let of = |range: &Whole<'_>| match range {
             Any::F32(range) => Part::of(range, settled),
             Any::F64(range) => Part::of(range, settled),

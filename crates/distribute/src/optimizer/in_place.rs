@@ -10,11 +10,11 @@ use super::progress::Change;
 use super::reduction::settle;
 use super::row_range::RowRange;
 use super::slots::{MOST_SLOTS, Slots};
+use super::threads::Threads;
 use super::together::Together;
 use super::transform::Settled;
 use super::transform::Transform;
 use super::updater::Updater;
-use super::workers::Workers;
 use crate::deposit::LocalGradient;
 use crate::number::{Any, Number};
 use crate::{Error, Result};
@@ -42,12 +42,12 @@ impl InPlace<'_> {
         &self,
         change: &Change<'_>,
         all: &Weighted<'_>,
-        workers: &Workers<'_>,
+        threads: &Threads<'_>,
     ) -> Result<()> {
         let Self { rules, transforms, trained } = self;
         let operands = Operands::new(trained, all)?;
         let mut variables = operands.variables();
-        let settled = settle(transforms, trained, &variables, workers)?;
+        let settled = settle(transforms, trained, &variables, threads)?;
 
         let mut slots = change.slots();
         let mut slots: Vec<Option<&mut Slots>> = slots.iter_mut().map(Some).collect();
@@ -70,8 +70,8 @@ impl InPlace<'_> {
                         )),
                     }
                 });
-                let owners = Owners::partition(workers.count, ranges.collect::<Result<Vec<_>>>()?);
-                owners.each(workers, |ranges| {
+                let owners = Owners::partition(threads.count, ranges.collect::<Result<Vec<_>>>()?);
+                owners.each(threads, |ranges| {
                     ranges.into_iter().try_for_each(|range| match range {
                         Any::F32(range) => Ok(update(range, rules, &settled)?),
                         Any::F64(range) => Ok(update(range, rules, &settled)?),
@@ -92,8 +92,8 @@ impl Updater for InPlace<'_> {
         gradients: &Arc<Vec<Option<LocalGradient>>>,
         change: Option<&Change<'_>>,
     ) -> Result<()> {
-        together.lead(|workers| match change {
-            Some(change) => self.reduce_and_apply(change, &[(1., gradients.as_slice())], workers),
+        together.lead(|threads| match change {
+            Some(change) => self.reduce_and_apply(change, &[(1., gradients.as_slice())], threads),
             None => Ok(()),
         })
     }

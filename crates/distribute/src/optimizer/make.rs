@@ -11,9 +11,9 @@ use super::progress::Change;
 use super::rate::Rate;
 use super::reduction;
 use super::tally::{Position, Tally};
+use super::threads::Threads;
 use super::together::Together;
 use super::updater::Updater;
-use super::workers::Workers;
 use super::{Optimizer, Transform, Weighting, finite};
 use crate::context::{Mode, enter, failure};
 use crate::deposit::LocalGradient;
@@ -87,12 +87,12 @@ impl<R: Rule> Optimizer<R> {
             .map_or(0, |last| last + 1);
         if only_computes && closures == 0 {
             // What is run is all our own: one pass.
-            return together.lead(move |workers| {
+            return together.lead(move |threads| {
                 let judged = self.judge(call, together, &brought)?;
                 if judged.verdict == Verdict::Make {
-                    let (change, all) = self.begin(call, together, &brought, &judged, workers)?;
+                    let (change, all) = self.begin(call, together, &brought, &judged, threads)?;
                     let in_place = self.in_place(&judged, &self.after_reduce);
-                    in_place.reduce_and_apply(&change, &all.weighted(), workers)?;
+                    in_place.reduce_and_apply(&change, &all.weighted(), threads)?;
                 }
                 Ok(judged)
             });
@@ -106,21 +106,21 @@ impl<R: Rule> Optimizer<R> {
         self.update_in_parts(call, together, brought, &parts, rest)
     }
 
-    /// The right to make a step, and what is added up in it.
+    /// Takes the right to make the step, and reduces its gradients over workers.
     fn begin<'a, 'b>(
         &'a self,
         call: &Call,
         together: &Together<'_>,
         brought: &'b Brought,
         judged: &Judged,
-        workers: &Workers<'_>,
+        threads: &Threads<'_>,
     ) -> Result<(Change<'a>, ToReduce<'b>)> {
         let calling = together.calling("its gradients");
         match self.progress.change(call.operation) {
             Ok(change) => {
                 let replicas = brought.tallies().len();
                 let weights = |tally: &Tally| judged.weight(tally, replicas);
-                Ok((change, brought.to_reduce(calling, &self.trained, weights, workers)?))
+                Ok((change, brought.to_reduce(calling, &self.trained, weights, threads)?))
             }
             Err(error) => {
                 calling.into_iter().for_each(Calling::give_up);
@@ -146,13 +146,13 @@ impl<R: Rule> Optimizer<R> {
             return Err(Error::invalid(call.operation, "there is nothing that calls code of users"));
         };
         let right = &mut change;
-        let (judged, mut gradients) = together.lead(move |workers| {
+        let (judged, mut gradients) = together.lead(move |threads| {
             let judged = self.judge(call, together, &brought)?;
             let mut made = Vec::new();
             if judged.verdict == Verdict::Make {
-                let (change, all) = self.begin(call, together, &brought, &judged, workers)?;
+                let (change, all) = self.begin(call, together, &brought, &judged, threads)?;
                 *right = Some(change);
-                made = reduction::reduced(first, &self.trained, &all.weighted(), workers)?;
+                made = reduction::reduced(first, &self.trained, &all.weighted(), threads)?;
             }
             Ok((judged, Arc::new(made)))
         })?;
@@ -162,8 +162,8 @@ impl<R: Rule> Optimizer<R> {
         gradients = self.changed(together, first, gradients, change.as_ref())?;
         for part in others {
             let all = gradients;
-            gradients = together.lead(move |workers| {
-                Ok(Arc::new(reduction::reduced(part, &self.trained, &[(1., all.as_slice())], workers)?))
+            gradients = together.lead(move |threads| {
+                Ok(Arc::new(reduction::reduced(part, &self.trained, &[(1., all.as_slice())], threads)?))
             })?;
             gradients = self.changed(together, part, gradients, change.as_ref())?;
         }

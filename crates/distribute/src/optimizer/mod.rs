@@ -47,10 +47,10 @@ mod slots;
 mod state;
 mod step;
 mod tally;
+mod threads;
 mod together;
 mod transform;
 mod updater;
-mod workers;
 
 pub use finite::NotFinite;
 pub use gradients::{Gradient, Gradients, Weighting};

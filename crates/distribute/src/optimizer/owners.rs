@@ -1,6 +1,6 @@
-//! Which worker owns which range of the parameters.
+//! Which thread owns which range of the parameters.
 
-use super::workers::Workers;
+use super::threads::Threads;
 use crate::Result;
 use crate::error::panicked;
 use crate::lock::lock;
@@ -36,7 +36,7 @@ impl<A: Cut, B: Cut> Cut for Any<A, B> {
     }
 }
 
-/// The pieces of each worker: contiguous ranges of all parameters taken together.
+/// The pieces of each thread: contiguous ranges of all parameters taken together.
 pub(super) struct Owners<P> {
     pieces: Vec<Vec<P>>,
     blocks_each: usize,
@@ -44,11 +44,11 @@ pub(super) struct Owners<P> {
 }
 
 impl<P: Cut + Send> Owners<P> {
-    /// Deals whole variables to workers, cut at the borders between them.
-    pub(super) fn partition(workers: usize, variables: Vec<P>) -> Self {
+    /// Deals whole variables to threads, cut at the borders between them.
+    pub(super) fn partition(threads: usize, variables: Vec<P>) -> Self {
         let blocks: usize = variables.iter().map(|variable| variable.len().div_ceil(BLOCK)).sum();
-        let pieces = (0..workers).map(|_| Vec::new()).collect();
-        let mut owners = Self { pieces, blocks_each: blocks.div_ceil(workers).max(1), blocks_given: 0 };
+        let pieces = (0..threads).map(|_| Vec::new()).collect();
+        let mut owners = Self { pieces, blocks_each: blocks.div_ceil(threads).max(1), blocks_given: 0 };
         for mut rest in variables {
             while rest.len() > 0 {
                 let owner = owners.blocks_given / owners.blocks_each;
@@ -61,20 +61,20 @@ impl<P: Cut + Send> Owners<P> {
         owners
     }
 
-    /// The pieces of one worker.
-    pub(super) fn of(mut self, worker: usize) -> Vec<P> {
-        self.pieces.get_mut(worker).map(std::mem::take).unwrap_or_default()
+    /// The pieces of one thread.
+    pub(super) fn of(mut self, thread: usize) -> Vec<P> {
+        self.pieces.get_mut(thread).map(std::mem::take).unwrap_or_default()
     }
 
-    /// Runs `work` on each worker with its pieces. Results are in the order of the parameters.
+    /// Runs `work` on each thread with its pieces. Results are in the order of the parameters.
     pub(super) fn each<T: Send>(
         self,
-        workers: &Workers<'_>,
+        threads: &Threads<'_>,
         work: impl Fn(Vec<P>) -> Result<T> + Sync,
     ) -> Result<Vec<T>> {
         let cells: Vec<_> = self.pieces.into_iter().map(|pieces| Mutex::new((Some(pieces), None))).collect();
-        (workers.broadcast)(&|worker| {
-            if let Some(cell) = cells.get(worker) {
+        (threads.broadcast)(&|thread| {
+            if let Some(cell) = cells.get(thread) {
                 let (pieces, result) = &mut *lock(cell);
                 // A rule of the user's own may panic: that must not unwind through candle's locks.
                 let work = |pieces| catch_unwind(AssertUnwindSafe(|| work(pieces)));

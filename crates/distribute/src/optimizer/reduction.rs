@@ -4,8 +4,8 @@ use super::Trained;
 use super::collect::collect;
 use super::operands::{Operands, Values, Variable, Weighted, Whole};
 use super::owners::Owners;
+use super::threads::Threads;
 use super::transform::{Each, Settled, Transform};
-use super::workers::Workers;
 use crate::deposit::LocalGradient;
 use crate::error::panicked;
 use crate::number::Any;
@@ -17,12 +17,12 @@ pub(super) fn reduced(
     transforms: &[Transform],
     trained: &Trained,
     all: &Weighted<'_>,
-    workers: &Workers<'_>,
+    threads: &Threads<'_>,
 ) -> Result<Vec<Option<LocalGradient>>> {
     let summed = Operands::new(trained, all)?;
     let variables = summed.variables();
-    let settled = settle(transforms, trained, &variables, workers)?;
-    collect(trained, &variables, &settled, workers)
+    let settled = settle(transforms, trained, &variables, threads)?;
+    collect(trained, &variables, &settled, threads)
 }
 
 /// Gradients as a closure of the user's changes them.
@@ -52,7 +52,7 @@ pub(super) fn transformed(
     let mut made: Option<Vec<Option<LocalGradient>>> = None;
     for part in parts(transforms) {
         let all = made.as_deref().map_or((weight, gradients), |made| (1., made));
-        let mut now = reduced(part, trained, &[all], &Workers::alone())?;
+        let mut now = reduced(part, trained, &[all], &Threads::alone())?;
         if let Some(closure) = part.last().and_then(Transform::closure) {
             now = changed(closure, trained, now)?;
         }
@@ -70,12 +70,12 @@ pub(super) fn settle(
     transforms: &[Transform],
     trained: &Trained,
     variables: &[Variable<'_>],
-    workers: &Workers<'_>,
+    threads: &Threads<'_>,
 ) -> Result<Settled> {
     Settled::new(transforms, trained.variables.len(), |settled| {
         let values = Values::open(variables, settled);
         let squares =
-            Owners::partition(workers.count, values.ranges(variables)?).each(workers, |ranges| {
+            Owners::partition(threads.count, values.ranges(variables)?).each(threads, |ranges| {
                 let of = |range: &Whole<'_>| match range {
                     Any::F32(range) => range.squares(settled),
                     Any::F64(range) => range.squares(settled),

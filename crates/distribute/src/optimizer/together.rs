@@ -1,6 +1,6 @@
 //! The replicas of one step, after they have met: who does what, and who waits how long.
 
-use super::workers::{Work, Workers};
+use super::threads::{Threads, Work};
 use crate::{Error, Result};
 use distribute_cluster::Fingerprint;
 use distribute_collective::group::Calling;
@@ -23,11 +23,11 @@ impl Together<'_> {
     /// Replica 0 leads, and the others lend it their cores. They wait without a deadline: code of users has no place here.
     pub(super) fn lead<R: Clone + Send + Sync + 'static>(
         &self,
-        lead: impl FnOnce(&Workers<'_>) -> Result<R>,
+        lead: impl FnOnce(&Threads<'_>) -> Result<R>,
     ) -> Result<R> {
         let made = self.member.lead(self.call, |helpers| {
             let broadcast = |work: &Work<'_>| helpers.broadcast(work);
-            lead(&Workers { count: helpers.size(), broadcast: &broadcast }).map_err(Arc::new)
+            lead(&Threads { count: helpers.size(), broadcast: &broadcast }).map_err(Arc::new)
         })?;
         given(&made)
     }

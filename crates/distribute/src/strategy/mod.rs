@@ -11,6 +11,7 @@ mod extended;
 mod kinds;
 mod multi_worker;
 mod outcome;
+pub(crate) mod record;
 mod reduce;
 mod reduce_to;
 mod run;

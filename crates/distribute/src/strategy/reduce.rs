@@ -64,14 +64,15 @@ impl Strategy {
         };
         let (leaves, structure): (Vec<Leaf>, _) = match axis.into() {
             Axes(None) => {
-                let (leaves, structure) = self.told(self.contributions(call.operation, op, value))?;
+                let (leaves, structure) =
+                    self.or_tell_workers(self.contributions(call.operation, op, value))?;
                 let given = [Given { leaves, structure, to: here }];
                 let reduced = self.reduce_given(call, &given)?;
                 let [Given { structure, .. }] = given;
                 (reduced.into_iter().flatten().flatten().collect(), structure)
             }
             Axes(Some(axes)) => {
-                let (sums, structure) = self.told(self.sums(op, value, &axes))?;
+                let (sums, structure) = self.or_tell_workers(self.sums(op, value, &axes))?;
                 (self.reduce_sums(call, sums, &axes, &here)?, structure)
             }
         };
@@ -172,7 +173,7 @@ impl Strategy {
         let at = Location::caller();
         let _scope = self.enter(OPERATION, GATHER_ADVICE)?;
         let trees = match value.into_components()? {
-            Components::PerReplica(values) => self.told(self.counted(OPERATION, values))?,
+            Components::PerReplica(values) => self.or_tell_workers(self.counted(OPERATION, values))?,
             Components::Plain(value) => return Ok(value),
             // Equal on all workers: there is nothing to ask them.
             Components::Mirrored(value) => {
@@ -195,7 +196,8 @@ impl Strategy {
         at: &'static Location<'static>,
     ) -> Result<Vec<Tree<Leaf>>> {
         const OPERATION: &str = "gather";
-        let (leaves, structure) = self.told(Tree::zip(trees).map_err(Error::tensor(OPERATION)))?.flatten();
+        let (leaves, structure) =
+            self.or_tell_workers(Tree::zip(trees).map_err(Error::tensor(OPERATION)))?.flatten();
         let of_replica = |local: usize| leaves.iter().map(|parts| parts[local].clone()).collect();
         let local: Vec<Vec<Leaf>> = (0..self.world().replicas()).map(of_replica).collect();
         let what = |replica: usize| {

@@ -166,7 +166,7 @@ impl Strategy {
             let (leaves, structure) = self.contributions(operation, call.op, value)?;
             Ok(Given { leaves, structure, to })
         };
-        let given = self.told(pairs.into_iter().map(prepare).collect::<Result<Vec<_>>>())?;
+        let given = self.or_tell_workers(pairs.into_iter().map(prepare).collect::<Result<Vec<_>>>())?;
         let reduced = self.reduce_given(call, &given)?;
         let finish = |(given, copies): (&Given, _)| mirrored(operation, &given.structure, &given.to, copies);
         given.iter().zip(reduced).map(finish).collect()

@@ -1,7 +1,7 @@
 //! A strategy's traffic with the other workers: at the beginning of a step, and in calls that are made once for all local
 //! replicas.
 
-use super::Strategy;
+use super::{Strategy, record};
 use crate::context::{failure, merging};
 use crate::lock::lock;
 use crate::{Error, Result};
@@ -9,6 +9,7 @@ use bytes::Bytes;
 use distribute_cluster::{Fingerprint, Operation, Presence, Standing, World};
 use distribute_collective::Failure;
 use distribute_collective::group::{Calling, Group, Session};
+use serde::{Deserialize, Serialize};
 use std::panic::Location;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, TryLockError};
@@ -91,8 +92,8 @@ impl Strategy {
         let Some(group) = self.group() else { return Ok((self.next_step(), None, Some(0))) };
         let mine = Start { step: self.steps(), session: group.next_number(RUN), rows };
         let call = || Fingerprint::new(Operation::Run, "", at);
-        let said = self.among_workers("run", call, |mut calling| calling.records(mine.encode()))?;
-        let all: Vec<_> = said.unwrap_or_default().iter().map(|record| Start::decode(record)).collect();
+        let said = self.among_workers("run", call, |mut calling| calling.records(record::encode(&mine)))?;
+        let all: Vec<Start> = record::decode_all("run", &said.unwrap_or_default())?;
         // A worker that has missed a step is told once. From then on all count alike.
         let latest = all.iter().map(|start| start.step).max().unwrap_or(mine.step);
         if all.iter().any(|start| start.step != latest) {
@@ -101,7 +102,8 @@ impl Strategy {
         }
         let (step, number) = (self.next_step(), all.iter().map(|start| start.session).max());
         let session = group.open_at(RUN, number.unwrap_or(mine.session), step);
-        let before = all.iter().take(self.world().worker()).map(|start| start.rows).sum();
+        let mut before = all.iter().take(self.world().worker()).map(|start| start.rows);
+        let before = before.try_fold(0usize, |sum, rows| sum.checked_add(rows?));
         Ok((step, Some(Begun { session: Arc::new(session), handed_over: false }), before))
     }
 
@@ -150,7 +152,7 @@ impl Strategy {
 
     /// If `prepared` is an error, tells the other workers, if there are any, that this one cannot make the call in which
     /// they wait. Returns `prepared`. Inside of a step the others are told when the merge function fails.
-    pub(crate) fn told<T>(&self, prepared: Result<T>) -> Result<T> {
+    pub(crate) fn or_tell_workers<T>(&self, prepared: Result<T>) -> Result<T> {
         if prepared.is_err()
             && let Some(group) = self.group()
             && merging(self).is_none()
@@ -196,6 +198,7 @@ impl Drop for Begun {
 }
 
 /// What a worker says of itself when a step begins.
+#[derive(Serialize, Deserialize)]
 struct Start {
     /// The number of the step before.
     step: u64,
@@ -203,20 +206,6 @@ struct Start {
     session: u64,
     /// How many rows it has, if that is known.
     rows: Option<usize>,
-}
-
-impl Start {
-    fn encode(&self) -> Bytes {
-        let rows = self.rows.map_or(u64::MAX, |rows| rows as u64);
-        [self.step, self.session, rows].map(u64::to_le_bytes).concat().into()
-    }
-
-    fn decode(bytes: &[u8]) -> Self {
-        let mut numbers = bytes.chunks_exact(8).map(|chunk| chunk.try_into().map_or(0, u64::from_le_bytes));
-        let mut next = || numbers.next().unwrap_or_default();
-        let (step, session, rows) = (next(), next(), next());
-        Self { step, session, rows: usize::try_from(rows).ok().filter(|rows| *rows < usize::MAX) }
-    }
 }
 
 fn differ(all: &[Start], latest: u64) -> String {

@@ -105,7 +105,7 @@ impl NewVariable {
         colocated: Option<Vec<DeviceName>>,
         at: &'static Location<'static>,
     ) -> Result<Variable> {
-        let (placement, initial) = strategy.told(self.placed(strategy, colocated))?;
+        let (placement, initial) = strategy.or_tell_workers(self.placed(strategy, colocated))?;
         // VAR-5
         let of_first =
             strategy.of_first_worker(CREATE, || self.call(initial, at), std::slice::from_ref(initial))?;

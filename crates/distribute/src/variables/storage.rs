@@ -7,7 +7,8 @@ use distribute_tensor::kernel;
 use distribute_tensor::{HostTensor, IndexedSlices, Leaf, Write};
 use std::sync::{PoisonError, RwLock};
 
-/// Where one copy of a variable is. Everything that reads or writes a copy goes through it.
+/// Where one copy of a variable is. A [`Variable`](super::Variable) reads and writes its copies through it; layers and optimizers
+/// take the candle variable in it.
 pub(super) struct Storage {
     pub(super) device: DeviceName,
     memory: Memory,

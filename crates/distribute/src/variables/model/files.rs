@@ -208,7 +208,7 @@ impl Variables {
             }
             Ok(hex(hasher))
         };
-        let digest = self.strategy().told(digest())?;
+        let digest = self.strategy().or_tell_workers(digest())?;
         let call = || {
             let (count, seed) = (self.names().len(), self.seed());
             let detail = format!("the {count} variables of a model, seed {seed}, SHA-256 {digest}");

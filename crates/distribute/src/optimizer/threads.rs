@@ -4,15 +4,15 @@
 pub(super) type Work<'a> = dyn Fn(usize) + Sync + 'a;
 
 /// The threads that share the work.
-pub(super) struct Workers<'a> {
+pub(super) struct Threads<'a> {
     pub(super) count: usize,
     /// Runs a closure once on each.
     pub(super) broadcast: &'a dyn Fn(&Work<'_>),
 }
 
-impl Workers<'_> {
+impl Threads<'_> {
     /// The calling thread only.
-    pub(super) fn alone() -> Workers<'static> {
-        Workers { count: 1, broadcast: &|work| work(0) }
+    pub(super) fn alone() -> Threads<'static> {
+        Threads { count: 1, broadcast: &|work| work(0) }
     }
 }

@@ -1,0 +1,83 @@
+//! A call that the replicas of all workers make together, in one round or several.
+
+use super::Session;
+use crate::Failure;
+use bytes::Bytes;
+use distribute_cluster::{Blame, Fingerprint, Presence, Standing, World};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A call that all replicas of a worker make together, over several rounds of a session.
+#[derive(Debug)]
+pub struct Calling<'a> {
+    session: &'a Session,
+    standings: Vec<Standing>,
+    timeout: Duration,
+}
+
+impl<'a> Calling<'a> {
+    /// A call of the replicas with these standings, which waits at most `timeout` in each round.
+    pub fn new(session: &'a Session, standings: Vec<Standing>, timeout: Duration) -> Self {
+        Self { session, standings, timeout }
+    }
+
+    /// Exchanges a small record, and returns those of all workers, by worker.
+    ///
+    /// # Errors
+    /// [`Failure`] on every worker.
+    pub fn records(&mut self, mine: Bytes) -> Result<Vec<Bytes>, Failure> {
+        let mut all = self.begin(mine.clone())?;
+        let me = self.world().worker();
+        if let Some(own) = all.get_mut(me) {
+            *own = mine;
+        }
+        Ok(all)
+    }
+
+    /// Tells the other workers that this one cannot make the call after all, and returns the reason.
+    pub fn refuse(self, blame: Arc<Blame>) -> Arc<Blame> {
+        self.session.abandon(blame)
+    }
+
+    /// Tells the other workers that this one cannot go on with a call that all have agreed on. They get the error that its
+    /// first replica failed.
+    pub fn give_up(self) {
+        let first = self.standings.first();
+        if let Some((first, call)) = first.and_then(|first| Some((first, first.call()?))) {
+            let blame = Blame::failed(self.session.step(), first.replica, call);
+            self.session.abandon(Arc::new(blame));
+        }
+    }
+
+    /// How many workers there are, and which one this is.
+    pub fn world(&self) -> World {
+        self.session.world()
+    }
+
+    /// The first round of the call, in which all agree on it. Further rounds are marked as parts of it.
+    pub(super) fn begin(&mut self, body: Bytes) -> Result<Vec<Bytes>, Arc<Blame>> {
+        let bodies = self.session.swap(self.standings.clone(), |_| body.clone(), self.timeout)?;
+        for standing in &mut self.standings {
+            if let Presence::Waiting(call) = &mut standing.presence {
+                call.continues = true;
+            }
+            standing.completed += 1;
+        }
+        Ok(bodies)
+    }
+
+    /// A further round of the call; `what` says in errors what it waits for.
+    pub(super) fn go_on(
+        &mut self,
+        what: &str,
+        body: impl FnMut(usize) -> Bytes,
+    ) -> Result<Vec<Bytes>, Failure> {
+        let mut standings = self.standings.clone();
+        for standing in &mut standings {
+            if let Presence::Waiting(call) = &mut standing.presence {
+                *call = Fingerprint { detail: format!("{}: {what}", call.detail).into(), ..call.clone() };
+            }
+        }
+        Ok(self.session.swap(standings, body, self.timeout)?)
+    }
+}
