@@ -2,61 +2,66 @@
 
 use crate::DType;
 use crate::dtype::Buffer;
+use bytemuck::{AnyBitPattern, NoUninit};
 use half::{bf16, f16};
 use num_complex::{Complex32, Complex64};
 use std::ops::Range;
 
-/// An element of fixed size as bytes.
-trait Raw: Sized {
-    const BYTES: usize;
-    fn put(&self, to: &mut Vec<u8>);
-    /// `None` if the bytes are not such an element. There are `BYTES` of them.
-    fn take(bytes: &[u8]) -> Option<Self>;
+/// An element of fixed size, whose bytes are those in memory where that is little-endian.
+trait Raw: NoUninit {
+    /// Elements from bytes in the machine's order.
+    ///
+    /// # Errors
+    /// The offset of the first bytes that are no such element.
+    fn all(bytes: &[u8]) -> Result<Vec<Self>, usize>;
+    /// The element with its bytes in reverse, those of each part for itself.
+    fn swapped(self) -> Self;
+}
+
+/// The elements of so many bytes, of which a rest that is shorter than an element is left out.
+fn collected<T: NoUninit + AnyBitPattern>(bytes: &[u8]) -> Vec<T> {
+    bytemuck::pod_collect_to_vec(&bytes[..bytes.len() / size_of::<T>() * size_of::<T>()])
 }
 
 macro_rules! raw {
-    ($($t:ty)*) => {
+    ($($t:ty: $swapped:expr;)*) => {
         $(impl Raw for $t {
-            const BYTES: usize = std::mem::size_of::<$t>();
-            fn put(&self, to: &mut Vec<u8>) {
-                to.extend_from_slice(&self.to_le_bytes());
+            fn all(bytes: &[u8]) -> Result<Vec<Self>, usize> {
+                Ok(collected(bytes))
             }
-            fn take(bytes: &[u8]) -> Option<Self> {
-                Some(Self::from_le_bytes(bytes.try_into().ok()?))
+            fn swapped(self) -> Self {
+                $swapped(self)
             }
         })*
     };
 }
-raw!(f16 bf16 f32 f64 i8 u8 i16 u16 i32 u32 i64 u64);
-
-macro_rules! raw_complex {
-    ($($t:ident $part:ty;)*) => {
-        $(impl Raw for $t {
-            const BYTES: usize = 2 * <$part>::BYTES;
-            fn put(&self, to: &mut Vec<u8>) {
-                self.re.put(to);
-                self.im.put(to);
-            }
-            fn take(bytes: &[u8]) -> Option<Self> {
-                let (re, im) = bytes.split_at_checked(<$part>::BYTES)?;
-                Some($t { re: <$part>::take(re)?, im: <$part>::take(im)? })
-            }
-        })*
-    };
+raw! {
+    i8: i8::swap_bytes; u8: u8::swap_bytes; i16: i16::swap_bytes; u16: u16::swap_bytes; i32: i32::swap_bytes;
+    u32: u32::swap_bytes; i64: i64::swap_bytes; u64: u64::swap_bytes;
+    f16: |x: f16| f16::from_bits(x.to_bits().swap_bytes());
+    bf16: |x: bf16| bf16::from_bits(x.to_bits().swap_bytes());
+    f32: |x: f32| f32::from_bits(x.to_bits().swap_bytes());
+    f64: |x: f64| f64::from_bits(x.to_bits().swap_bytes());
+    Complex32: |x: Complex32| Complex32::new(x.re.swapped(), x.im.swapped());
+    Complex64: |x: Complex64| Complex64::new(x.re.swapped(), x.im.swapped());
 }
-raw_complex! { Complex32 f32; Complex64 f64; }
 
 impl Raw for bool {
-    const BYTES: usize = 1;
-    fn put(&self, to: &mut Vec<u8>) {
-        to.push(u8::from(*self));
-    }
-    fn take(bytes: &[u8]) -> Option<Self> {
-        match bytes {
-            [0] => Some(false),
-            [1] => Some(true),
-            _ => None,
+    fn all(bytes: &[u8]) -> Result<Vec<Self>, usize> {
+        match bytes.iter().position(|byte| *byte > 1) {
+            Some(at) => Err(at),
+            None => Ok(bytes.iter().map(|byte| *byte == 1).collect()),
         }
+    }
+    fn swapped(self) -> Self {
+        self
+    }
+}
+
+/// Elements in the other order of bytes, where this machine's is not little-endian.
+fn to_or_from_little_endian<T: Raw>(elements: &mut [T]) {
+    if cfg!(target_endian = "big") {
+        elements.iter_mut().for_each(|element| *element = element.swapped());
     }
 }
 
@@ -100,7 +105,16 @@ const CHUNK: usize = 8192;
 
 /// Appends the bytes of elements. The range must be within the buffer.
 pub fn append(buffer: &Buffer, elements: Range<usize>, to: &mut Vec<u8>) {
-    by_kind!(buffer, v => v[elements].iter().for_each(|element| element.put(to)),
+    fn put<T: Raw>(elements: &[T], to: &mut Vec<u8>) {
+        if cfg!(target_endian = "big") {
+            let mut elements = elements.to_vec();
+            to_or_from_little_endian(&mut elements);
+            to.extend_from_slice(bytemuck::cast_slice(&elements));
+        } else {
+            to.extend_from_slice(bytemuck::cast_slice(elements));
+        }
+    }
+    by_kind!(buffer, v => put(&v[elements], to),
         strings => strings[elements].iter().for_each(|string| to.extend_from_slice(string)));
 }
 
@@ -110,10 +124,8 @@ pub fn append(buffer: &Buffer, elements: Range<usize>, to: &mut Vec<u8>) {
 /// The offset of the first bytes that are no such element: a bool is 0 or 1. 0 for strings, which have no fixed size.
 pub fn read(dtype: DType, bytes: &[u8]) -> Result<Buffer, usize> {
     fn fill<T: Raw>(v: &mut Vec<T>, bytes: &[u8]) -> Result<(), usize> {
-        v.reserve_exact(bytes.len() / T::BYTES);
-        for (i, element) in bytes.chunks_exact(T::BYTES).enumerate() {
-            v.push(T::take(element).ok_or(i * T::BYTES)?);
-        }
+        *v = T::all(bytes)?;
+        to_or_from_little_endian(v);
         Ok(())
     }
     let mut buffer = Buffer::zeros(dtype, 0);
