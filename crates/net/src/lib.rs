@@ -1,0 +1,20 @@
+//! Links.
+
+#![forbid(unsafe_code)]
+
+mod background;
+mod link;
+pub mod memory;
+pub mod mesh;
+mod message;
+mod poll;
+mod stream;
+pub mod transport;
+pub mod wire;
+
+pub use mesh::{Mesh, Settings};
+pub use message::Message;
+pub use transport::{Drive, Receiver, Transport};
+
+/// The reason that the others are told of a worker that has closed its transport.
+pub const ENDED: &str = "it has ended";

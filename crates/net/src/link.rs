@@ -1,0 +1,250 @@
+//! The connection to one other worker.
+
+use crate::stream::Stream;
+use crate::wire::{Decoder, Frame, Queue};
+use crate::{Message, poll};
+use rustix::event::PollFd;
+use std::io;
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// How much is written or read before the other direction, and other links, have their turn.
+const TURN: usize = 1 << 20;
+
+/// How much `send` writes by itself: what a socket takes, and not what its receiver reads meanwhile.
+const SENT: usize = 4 << 20;
+
+/// What a link has for the receiver.
+#[derive(Debug)]
+pub(crate) enum Event {
+    Message(usize, Message),
+    Lost(usize, String),
+}
+
+/// The connection to one other worker. Any thread sends; only the one that drives reads, so what it has read can be delivered
+/// in order without the lock.
+#[derive(Debug)]
+pub(crate) struct Link {
+    peer: usize,
+    socket: Arc<TcpStream>,
+    state: Mutex<State>,
+    /// Whether something waits to be written.
+    backlog: AtomicBool,
+    /// Whether it is to be looked at although nothing has come.
+    doomed: AtomicBool,
+    over: AtomicBool,
+}
+
+#[derive(Debug)]
+struct State {
+    stream: Stream,
+    decoder: Decoder,
+    queue: Queue,
+    /// Whether something has come since this was last asked.
+    heard: bool,
+    /// Why the link can't go on, once what has come is read.
+    broken: Option<String>,
+    closing: bool,
+    /// Whether the other side has been told that nothing more comes.
+    finished: bool,
+}
+
+impl Link {
+    pub fn new(peer: usize, stream: Stream, decoder: Decoder) -> Self {
+        let socket = stream.socket().clone();
+        let state = State {
+            stream,
+            decoder,
+            queue: Queue::default(),
+            heard: true,
+            broken: None,
+            closing: false,
+            finished: false,
+        };
+        let no = AtomicBool::default;
+        Self { peer, socket, state: Mutex::new(state), backlog: no(), doomed: no(), over: no() }
+    }
+
+    pub fn peer(&self) -> usize {
+        self.peer
+    }
+
+    /// Whether the loss of the worker has been told.
+    pub fn is_over(&self) -> bool {
+        self.over.load(Ordering::Acquire)
+    }
+
+    /// What to wait for, unless it is over.
+    pub fn interest(&self) -> Option<PollFd<'_>> {
+        let backlog = self.backlog.load(Ordering::Acquire);
+        (!self.is_over()).then(|| poll::interest(&*self.socket, backlog))
+    }
+
+    /// Whether it needs a turn although nothing has come.
+    pub fn is_doomed(&self) -> bool {
+        self.doomed.load(Ordering::Acquire) && !self.is_over()
+    }
+
+    /// Sends a frame, or keeps what the socket does not take. Says whether there is something to be written later.
+    pub fn send(&self, frame: Frame) -> bool {
+        let mut state = self.lock();
+        if self.is_over() || state.closing || state.broken.is_some() {
+            return false;
+        }
+        state.closing = frame == Frame::Goodbye;
+        let waits = !state.queue.is_empty();
+        state.queue.push(frame);
+        // Others wait for the socket already.
+        if !waits {
+            state.write(SENT);
+            self.note(&state);
+        }
+        !waits && self.backlog.load(Ordering::Relaxed)
+    }
+
+    /// A sign of life, where nothing else is being sent.
+    pub fn beat(&self) {
+        if !self.backlog.load(Ordering::Acquire) {
+            self.send(Frame::Heartbeat);
+        }
+    }
+
+    /// Whether something has come since this was last asked, or waits to be read.
+    pub fn was_heard(&self) -> bool {
+        let mut sockets = [poll::interest(&*self.socket, false)];
+        let waits = poll::wait(&mut sockets, std::time::Duration::ZERO).is_ok() && poll::is_ready(&sockets[0]);
+        std::mem::take(&mut self.lock().heard) || waits
+    }
+
+    /// The worker is lost for this reason. It is told by the thread that drives.
+    pub fn doom(&self, reason: String) {
+        self.lock().broken.get_or_insert(reason);
+        self.doomed.store(true, Ordering::Release);
+    }
+
+    /// Writes and reads what goes at once, at most a turn of each. Says whether there may be more.
+    ///
+    /// To be called by the thread that drives, alone.
+    pub fn turn(&self, events: &mut Vec<Event>) -> bool {
+        if self.is_over() {
+            return false;
+        }
+        let mut state = self.lock();
+        let mut more = state.write(TURN);
+        self.note(&state);
+        let mut read = 0;
+        let ended = loop {
+            if read >= TURN || !events.is_empty() {
+                more = true;
+                break None;
+            }
+            let State { stream, decoder, .. } = &mut *state;
+            match stream.read(decoder.buffer()) {
+                Ok(0) if state.closing => break Some("this worker has closed the link".to_owned()),
+                Ok(0) => break Some("it closed its connection".to_owned()),
+                Ok(length) => {
+                    read += length;
+                    state.heard = true;
+                    if let Some(reason) = self.take(&mut state, length, events) {
+                        break Some(reason);
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break state.broken.take(),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => break Some(state.broken.take().unwrap_or_else(|| text(&error))),
+            }
+        };
+        if let Some(reason) = ended {
+            state.queue.clear();
+            self.over.store(true, Ordering::Release);
+            self.backlog.store(false, Ordering::Release);
+            state.finish();
+            events.push(Event::Lost(self.peer, reason));
+            return false;
+        }
+        // TLS may have answered.
+        self.note(&state);
+        more
+    }
+
+    /// Takes the frames out of what was read; gives the reason if there will be no more.
+    fn take(&self, state: &mut State, read: usize, events: &mut Vec<Event>) -> Option<String> {
+        state.decoder.advance(read);
+        loop {
+            match state.decoder.next_frame() {
+                Ok(None) => return None,
+                Ok(Some(Frame::Data(message))) => events.push(Event::Message(self.peer, message)),
+                Ok(Some(Frame::Heartbeat)) => {}
+                Ok(Some(Frame::Goodbye)) => return Some(crate::ENDED.to_owned()),
+                Err(error) => {
+                    state.stream.end();
+                    return Some(format!("what it sent cannot be read: {error}"));
+                }
+            }
+        }
+    }
+
+    /// Ends the connection, whatever has not been sent.
+    pub fn end(&self) {
+        self.lock().stream.end();
+    }
+
+    fn note(&self, state: &State) {
+        let backlog = !state.queue.is_empty() || state.stream.has_unsent();
+        if backlog != self.backlog.load(Ordering::Relaxed) {
+            self.backlog.store(backlog, Ordering::Release);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Writes at most `most` bytes, and a part of a frame. Says whether the socket would have taken more.
+    fn write(&mut self, most: usize) -> bool {
+        let mut written = 0;
+        let result = loop {
+            if self.queue.is_empty() {
+                break self.stream.flush();
+            }
+            if written >= most {
+                return true;
+            }
+            match self.queue.write(|slices| self.stream.write(slices)) {
+                Ok(length) => written += length,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => break Err(error),
+            }
+        };
+        match result {
+            Ok(()) if self.closing => self.finish(),
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            // It is lost when what it has sent before has been read.
+            Err(error) => {
+                self.queue.clear();
+                self.broken.get_or_insert(text(&error));
+            }
+        }
+        false
+    }
+
+    fn finish(&mut self) {
+        if !std::mem::replace(&mut self.finished, true) {
+            self.stream.finish();
+        }
+    }
+}
+
+/// What happened to a connection, in few words.
+pub(crate) fn text(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => "connection reset".to_owned(),
+        io::ErrorKind::TimedOut => "connection timed out".to_owned(),
+        io::ErrorKind::ConnectionRefused => "connection refused".to_owned(),
+        _ => error.to_string(),
+    }
+}

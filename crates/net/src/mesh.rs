@@ -1,0 +1,294 @@
+//! The transport over sockets: a connection to each other worker.
+
+use crate::background::{self, Latecomers};
+use crate::link::{Event, Link};
+use crate::poll::{self, Waker};
+use crate::wire::Frame;
+use crate::{Drive, Message, Receiver, Transport};
+use distribute_cluster::{Deadline, World};
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// How long to look for messages before sleeping until one comes: about as long as it takes to wake a thread.
+const SPIN: Duration = Duration::from_micros(50);
+
+/// Up to so many links are read to see whether something has come; of more, the system is asked.
+const FEW: usize = 3;
+
+/// How a mesh behaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// How often a sign of life is sent.
+    pub heartbeat: Duration,
+    /// A worker that has sent nothing for so long is lost.
+    pub silence: Duration,
+    /// How long the end waits until the others have received what was sent.
+    pub farewell: Duration,
+    /// Whether threads that wait yield their core: there are more of them on this machine than cores. `None` to have it
+    /// counted.
+    pub crowded: Option<bool>,
+}
+
+impl Default for Settings {
+    /// Heartbeats each 500 ms, 3 s of silence, 5 s for the farewell.
+    fn default() -> Self {
+        Self {
+            heartbeat: Duration::from_millis(500),
+            silence: Duration::from_secs(3),
+            farewell: Duration::from_secs(5),
+            crowded: None,
+        }
+    }
+}
+
+/// The transport over sockets: one connection for each pair of workers.
+///
+/// Threads that wait for messages [drive](Transport::drive) the sockets themselves. A thread in the background does while
+/// nobody waits, and notices workers that have died. A mesh that is dropped says goodbye, and waits until the others have
+/// what it has sent.
+pub struct Mesh {
+    shared: Arc<Shared>,
+    background: Option<JoinHandle<()>>,
+}
+
+pub(crate) struct Shared {
+    pub world: World,
+    pub settings: Settings,
+    pub links: Vec<Link>,
+    /// Which link leads to which worker.
+    at: Vec<Option<usize>>,
+    receiver: Arc<dyn Receiver>,
+    /// Held by the thread that drives. What has been read and not yet delivered.
+    driver: Mutex<Vec<Event>>,
+    /// How often a thread has driven, to notice that one does.
+    pub drives: AtomicU64,
+    /// Whether a thread drives that is not the background's.
+    pub driving: AtomicBool,
+    /// How many threads wait for the background's to let them drive.
+    pub wanted: AtomicUsize,
+    to_driver: Waker,
+    pub to_background: Waker,
+    pub closed: AtomicBool,
+    crowded: bool,
+}
+
+impl Mesh {
+    /// A mesh over these links.
+    pub(crate) fn new(
+        world: World,
+        links: Vec<Link>,
+        receiver: Arc<dyn Receiver>,
+        settings: Settings,
+        crowded: bool,
+        latecomers: Option<Box<dyn Latecomers>>,
+    ) -> io::Result<Self> {
+        let mut at = vec![None; world.workers()];
+        for (index, link) in links.iter().enumerate() {
+            if let Some(at) = at.get_mut(link.peer()) {
+                *at = Some(index);
+            }
+        }
+        let shared = Arc::new(Shared {
+            world,
+            settings,
+            links,
+            at,
+            receiver,
+            driver: Mutex::default(),
+            drives: AtomicU64::default(),
+            driving: AtomicBool::default(),
+            wanted: AtomicUsize::default(),
+            to_driver: Waker::new()?,
+            to_background: Waker::new()?,
+            closed: AtomicBool::default(),
+            crowded: settings.crowded.unwrap_or(crowded),
+        });
+        let background = match shared.links.is_empty() {
+            true => None,
+            false => {
+                let shared = shared.clone();
+                let thread = std::thread::Builder::new().name("distribute-net".to_owned());
+                Some(thread.spawn(move || background::run(&shared, latecomers))?)
+            }
+        };
+        Ok(Self { shared, background })
+    }
+
+    /// The workers, and which of them this is.
+    pub fn world(&self) -> World {
+        self.shared.world
+    }
+}
+
+impl Transport for Mesh {
+    fn send(&self, to: usize, message: Message) {
+        let shared = &*self.shared;
+        let Some(link) = shared.at.get(to).copied().flatten().and_then(|at| shared.links.get(at)) else {
+            return;
+        };
+        if link.send(Frame::Data(message)) {
+            shared.wake();
+        }
+    }
+
+    fn drive(&self, patience: Duration) -> Drive {
+        self.shared.drive(patience)
+    }
+
+    fn close(&self) {
+        let shared = &*self.shared;
+        if !shared.closed.swap(true, Ordering::AcqRel) {
+            for link in &shared.links {
+                link.send(Frame::Goodbye);
+            }
+            shared.wake();
+        }
+    }
+}
+
+impl Shared {
+    /// Lets the thread that waits for sockets look at them anew.
+    pub fn wake(&self) {
+        if self.driving.load(Ordering::Acquire) {
+            self.to_driver.wake();
+        }
+        self.to_background.wake();
+    }
+
+    fn drive(&self, patience: Duration) -> Drive {
+        if self.links.iter().all(Link::is_over) {
+            return Drive::Elsewhere;
+        }
+        let mut deadline = Deadline::after(patience);
+        let Some(mut events) = self.take_over() else { return Drive::Elsewhere };
+        self.drives.fetch_add(1, Ordering::Release);
+        self.driving.store(true, Ordering::Release);
+        let drive = self.until_delivered(&mut events, &mut deadline);
+        self.driving.store(false, Ordering::Release);
+        drive
+    }
+
+    fn until_delivered(&self, events: &mut Vec<Event>, deadline: &mut Deadline) -> Drive {
+        let spin = Deadline::after(SPIN);
+        loop {
+            let more = if self.links.len() <= FEW || !events.is_empty() {
+                self.pass(events, |_| true)
+            } else {
+                self.pass_ready(events, Duration::ZERO)
+            };
+            if self.deliver(events) {
+                return Drive::Delivered;
+            }
+            if more {
+                continue;
+            }
+            let slice = deadline.look();
+            if slice.is_zero() || self.links.iter().all(Link::is_over) {
+                return Drive::Nothing;
+            }
+            if !spin.has_passed() {
+                if self.crowded { std::thread::yield_now() } else { std::hint::spin_loop() }
+            } else {
+                self.pass_ready(events, slice);
+                if self.deliver(events) {
+                    return Drive::Delivered;
+                }
+            }
+        }
+    }
+
+    /// Becomes the thread that drives, unless another thread of a caller is. That of the background makes way soon.
+    fn take_over(&self) -> Option<MutexGuard<'_, Vec<Event>>> {
+        if let Some(events) = self.try_driver() {
+            return Some(events);
+        }
+        if self.driving.load(Ordering::Acquire) {
+            return None;
+        }
+        self.wanted.fetch_add(1, Ordering::AcqRel);
+        let patience = Deadline::after(4 * SPIN);
+        let events = loop {
+            match self.try_driver() {
+                None if patience.has_passed() || self.driving.load(Ordering::Acquire) => break None,
+                None => std::thread::yield_now(),
+                events => break events,
+            }
+        };
+        self.wanted.fetch_sub(1, Ordering::AcqRel);
+        events
+    }
+
+    /// Becomes the thread that drives, if none does.
+    pub fn try_driver(&self) -> Option<MutexGuard<'_, Vec<Event>>> {
+        match self.driver.try_lock() {
+            Ok(events) => Some(events),
+            Err(TryLockError::Poisoned(events)) => Some(PoisonError::into_inner(events)),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Gives each of these links a turn. Says whether there may be more.
+    pub fn pass(&self, events: &mut Vec<Event>, which: impl Fn(usize) -> bool) -> bool {
+        let links = self.links.iter().enumerate().filter(|(at, _)| which(*at));
+        let mut own = Vec::new();
+        links.fold(false, |more, (_, link)| {
+            let again = link.turn(&mut own);
+            events.append(&mut own);
+            more | again
+        })
+    }
+
+    /// Waits until something can be read or written, and gives those links a turn.
+    fn pass_ready(&self, events: &mut Vec<Event>, patience: Duration) -> bool {
+        let mut sockets = vec![self.to_driver.interest()];
+        let waited: Vec<_> = self.links.iter().map(Link::interest).collect();
+        let index: Vec<_> = waited.iter().enumerate().filter(|(_, s)| s.is_some()).map(|(at, _)| at).collect();
+        sockets.extend(waited.into_iter().flatten());
+        if poll::wait(&mut sockets, patience).is_err() {
+            return false;
+        }
+        if poll::is_ready(&sockets[0]) {
+            self.to_driver.drain();
+        }
+        let ready = |at: usize| {
+            let position = index.binary_search(&at).ok();
+            position.is_some_and(|position| poll::is_ready(&sockets[position + 1]))
+                || self.links[at].is_doomed()
+        };
+        self.pass(events, ready)
+    }
+
+    /// Gives the receiver what has been read. Says whether there was anything.
+    pub fn deliver(&self, events: &mut Vec<Event>) -> bool {
+        let any = !events.is_empty();
+        for event in events.drain(..) {
+            match event {
+                Event::Message(from, message) => self.receiver.deliver(from, message),
+                Event::Lost(from, reason) => {
+                    tracing::debug!(worker = from, reason, "a worker is lost");
+                    self.receiver.lose(from, reason);
+                }
+            }
+        }
+        any
+    }
+}
+
+impl Drop for Mesh {
+    fn drop(&mut self) {
+        self.close();
+        if let Some(background) = self.background.take() {
+            // It ends by the deadline of the farewell.
+            let _ = background.join();
+        }
+    }
+}
+
+impl std::fmt::Debug for Mesh {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Mesh({})", self.shared.world)
+    }
+}

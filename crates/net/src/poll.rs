@@ -1,0 +1,69 @@
+//! Waits until a socket can be read or written, and wakes a thread that waits for that.
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+/// No wait is longer, so that the conversion to the system's type never fails.
+const LONGEST: Duration = Duration::from_secs(3600);
+
+/// What to wait for at a socket: that it can be read, and perhaps that it can be written.
+pub(crate) fn interest<F: AsFd>(socket: &F, write: bool) -> PollFd<'_> {
+    let flags = if write { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+    PollFd::new(socket, flags)
+}
+
+/// Waits until one of the sockets is ready, for at most `patience`. A signal ends the wait, too.
+pub(crate) fn wait(sockets: &mut [PollFd<'_>], patience: Duration) -> io::Result<()> {
+    let patience = patience.min(LONGEST);
+    let timeout =
+        Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: i64::from(patience.subsec_nanos()) };
+    match poll(sockets, Some(&timeout)) {
+        Ok(_) => Ok(()),
+        Err(rustix::io::Errno::INTR) => {
+            sockets.iter_mut().for_each(PollFd::clear_revents);
+            Ok(())
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Whether something happened at a socket that was waited for.
+pub(crate) fn is_ready(socket: &PollFd<'_>) -> bool {
+    !socket.revents().is_empty()
+}
+
+/// Wakes a thread that waits for sockets, of which this is one.
+#[derive(Debug)]
+pub(crate) struct Waker {
+    here: UnixStream,
+    there: UnixStream,
+}
+
+impl Waker {
+    pub fn new() -> io::Result<Self> {
+        let (here, there) = UnixStream::pair()?;
+        here.set_nonblocking(true)?;
+        there.set_nonblocking(true)?;
+        Ok(Self { here, there })
+    }
+
+    /// Wakes the thread that waits, or the next that does.
+    pub fn wake(&self) {
+        // Where it is full, the thread has been woken already.
+        let _ = (&self.there).write(&[1]);
+    }
+
+    /// To be waited for.
+    pub fn interest(&self) -> PollFd<'_> {
+        interest(&self.here, false)
+    }
+
+    /// Forgets past wakes.
+    pub fn drain(&self) {
+        let mut bytes = [0; 64];
+        while matches!((&self.here).read(&mut bytes), Ok(64)) {}
+    }
+}

@@ -1,0 +1,150 @@
+//! A connection that never blocks, in plain text or TLS.
+
+use rustls::Connection;
+use std::io::{self, IoSlice, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
+
+/// How much ciphertext is read at once.
+const STAGED: usize = 64 << 10;
+
+/// How much rustls may hold that is not yet sent.
+const UNSENT: usize = 256 << 10;
+
+/// A connection that never blocks: what can't be done at once is [`WouldBlock`](io::ErrorKind::WouldBlock).
+#[derive(Debug)]
+pub(crate) struct Stream {
+    socket: Arc<TcpStream>,
+    tls: Option<Box<Tls>>,
+}
+
+#[derive(Debug)]
+struct Tls {
+    connection: Connection,
+    /// Received, and not yet given to the connection: `from..to`.
+    staged: Box<[u8]>,
+    from: usize,
+    to: usize,
+}
+
+impl Stream {
+    /// A connection in plain text.
+    pub fn plain(socket: TcpStream) -> io::Result<Self> {
+        socket.set_nonblocking(true)?;
+        socket.set_nodelay(true)?;
+        Ok(Self { socket: Arc::new(socket), tls: None })
+    }
+
+    /// A connection in TLS, whose handshake happens as it is read and written.
+    pub fn tls(socket: TcpStream, mut connection: Connection) -> io::Result<Self> {
+        connection.set_buffer_limit(Some(UNSENT));
+        let staged = vec![0; STAGED].into_boxed_slice();
+        let tls = Tls { connection, staged, from: 0, to: 0 };
+        Ok(Self { tls: Some(Box::new(tls)), ..Self::plain(socket)? })
+    }
+
+    /// The socket, to wait for.
+    pub fn socket(&self) -> &Arc<TcpStream> {
+        &self.socket
+    }
+
+    /// Reads what has come; 0 at the end.
+    pub fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        match &mut self.tls {
+            None => (&*self.socket).read(into),
+            Some(tls) => tls.read(&self.socket, into),
+        }
+    }
+
+    /// Writes as much as goes at once. It may still have to be [flushed](Self::flush).
+    pub fn write(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        match &mut self.tls {
+            None => (&*self.socket).write_vectored(slices),
+            Some(tls) => tls.write(&self.socket, slices),
+        }
+    }
+
+    /// Whether something that was written has not been given to the system yet.
+    pub fn has_unsent(&self) -> bool {
+        self.tls.as_ref().is_some_and(|tls| tls.connection.wants_write())
+    }
+
+    /// Gives the system what was written.
+    pub fn flush(&mut self) -> io::Result<()> {
+        match &mut self.tls {
+            None => Ok(()),
+            Some(tls) => tls.flush(&self.socket),
+        }
+    }
+
+    /// Tells the other side that nothing more comes.
+    pub fn finish(&mut self) {
+        if let Some(tls) = &mut self.tls {
+            tls.connection.send_close_notify();
+            let _ = tls.flush(&self.socket);
+        }
+        let _ = self.socket.shutdown(Shutdown::Write);
+    }
+
+    /// Ends the connection in both directions.
+    pub fn end(&self) {
+        let _ = self.socket.shutdown(Shutdown::Both);
+    }
+}
+
+impl Tls {
+    fn read(&mut self, socket: &TcpStream, into: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match self.connection.reader().read(into) {
+                Ok(read) => return Ok(read),
+                // The socket has ended without TLS's own end: frames tell whether it was in order.
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(0),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error),
+            }
+            if self.from == self.to {
+                self.to = (&*socket).read(&mut self.staged)?;
+                self.from = 0;
+            }
+            // Nothing is how it learns of the end.
+            let taken = self.connection.read_tls(&mut &self.staged[self.from..self.to])?;
+            let ended = self.from == self.to;
+            self.from += taken;
+            if let Err(error) = self.connection.process_new_packets() {
+                // The alert, which says to the other side what is wrong.
+                let _ = self.flush(socket);
+                return Err(io::Error::new(io::ErrorKind::InvalidData, error));
+            }
+            if self.connection.wants_write() {
+                match self.flush(socket) {
+                    Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
+                    _ => {}
+                }
+            }
+            if ended && self.connection.is_handshaking() {
+                return Ok(0);
+            }
+        }
+    }
+
+    fn write(&mut self, socket: &TcpStream, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        let mut written = self.connection.writer().write_vectored(slices)?;
+        if written == 0 {
+            self.flush(socket)?;
+            written = self.connection.writer().write_vectored(slices)?;
+        }
+        match self.flush(socket) {
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
+            // In the middle of the handshake it takes no more until the other side has answered.
+            _ if written == 0 => Err(io::ErrorKind::WouldBlock.into()),
+            _ => Ok(written),
+        }
+    }
+
+    fn flush(&mut self, mut socket: &TcpStream) -> io::Result<()> {
+        while self.connection.wants_write() {
+            self.connection.write_tls(&mut socket)?;
+        }
+        Ok(())
+    }
+}

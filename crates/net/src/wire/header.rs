@@ -1,0 +1,117 @@
+//! The header of a frame: its kind, and the lengths of its two parts.
+
+use crate::Message;
+
+/// The length of a header: the kind, three zeros, the head's length in 4 bytes and the body's in 8, both little-endian.
+pub const HEADER: usize = 16;
+
+/// What travels on a link.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Frame {
+    /// A message.
+    Data(Message),
+    /// A sign of life, sent while there is nothing else to send.
+    Heartbeat,
+    /// The sender has ended in order, and sends nothing more.
+    Goodbye,
+}
+
+/// The kinds of frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    /// [`Frame::Data`].
+    Data = 1,
+    /// [`Frame::Heartbeat`].
+    Heartbeat = 2,
+    /// [`Frame::Goodbye`].
+    Goodbye = 3,
+}
+
+/// How long the parts of a frame may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// The longest head, in bytes.
+    pub head: u32,
+    /// The longest body, in bytes.
+    pub body: u64,
+}
+
+impl Default for Limits {
+    /// Heads of 16 MiB, bodies of 64 GiB.
+    fn default() -> Self {
+        Self { head: 16 << 20, body: 64 << 30 }
+    }
+}
+
+/// Why received bytes are no frame.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum WireError {
+    /// It is of no known kind, or bytes are set that have to be 0.
+    #[error("a frame begins with {0:02x?}, which is none of ours")]
+    Kind([u8; 4]),
+    /// The head is too long.
+    #[error("a frame announces a head of {length} bytes, and {limit} are the most")]
+    Head {
+        /// As announced.
+        length: u32,
+        /// The most.
+        limit: u32,
+    },
+    /// The body is too long.
+    #[error("a frame announces a body of {length} bytes, and {limit} are the most")]
+    Body {
+        /// As announced.
+        length: u64,
+        /// The most.
+        limit: u64,
+    },
+    /// A heartbeat or goodbye announces data.
+    #[error("a frame without data announces {0} bytes")]
+    NotEmpty(u64),
+    /// There is not enough memory for what has come.
+    #[error("there is no memory for a part of {0} bytes")]
+    Memory(usize),
+}
+
+/// A header that has been checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Header {
+    pub kind: Kind,
+    pub head: usize,
+    pub body: usize,
+}
+
+impl Header {
+    pub fn encode(self) -> [u8; HEADER] {
+        let mut bytes = [0; HEADER];
+        bytes[0] = self.kind as u8;
+        bytes[4..8].copy_from_slice(&(self.head as u32).to_le_bytes());
+        bytes[8..].copy_from_slice(&(self.body as u64).to_le_bytes());
+        bytes
+    }
+
+    /// Reads a header, and compares it with the limits.
+    pub fn decode(bytes: &[u8; HEADER], limits: Limits) -> Result<Self, WireError> {
+        let [k0, k1, k2, k3, h0, h1, h2, h3, body @ ..] = *bytes;
+        let kind = match [k0, k1, k2, k3] {
+            [1, 0, 0, 0] => Kind::Data,
+            [2, 0, 0, 0] => Kind::Heartbeat,
+            [3, 0, 0, 0] => Kind::Goodbye,
+            other => return Err(WireError::Kind(other)),
+        };
+        let (head, body) = (u32::from_le_bytes([h0, h1, h2, h3]), u64::from_le_bytes(body));
+        if kind != Kind::Data && (head > 0 || body > 0) {
+            return Err(WireError::NotEmpty(body.saturating_add(u64::from(head))));
+        }
+        if head > limits.head {
+            return Err(WireError::Head { length: head, limit: limits.head });
+        }
+        let too_long = WireError::Body { length: body, limit: limits.body };
+        if body > limits.body {
+            return Err(too_long);
+        }
+        Ok(Self { kind, head: head as usize, body: usize::try_from(body).map_err(|_| too_long)? })
+    }
+}

@@ -1,0 +1,78 @@
+//! Frames that have not been written yet.
+
+use super::Frame;
+use super::header::{HEADER, Header, Kind};
+use std::collections::VecDeque;
+use std::io::IoSlice;
+
+/// How many frames are offered in one write.
+const AT_ONCE: usize = 16;
+
+/// The frames that a link has still to write, in order. Their data is written from where it is.
+#[derive(Debug, Default)]
+pub struct Queue {
+    frames: VecDeque<([u8; HEADER], Frame)>,
+    /// How much of the first one has been written.
+    written: usize,
+}
+
+fn parts((header, frame): &([u8; HEADER], Frame)) -> [&[u8]; 3] {
+    match frame {
+        Frame::Data(message) => [header, &message.head, &message.body],
+        Frame::Heartbeat | Frame::Goodbye => [header, &[], &[]],
+    }
+}
+
+impl Queue {
+    /// Adds a frame at the end.
+    pub fn push(&mut self, frame: Frame) {
+        let (kind, head, body) = match &frame {
+            Frame::Data(message) => (Kind::Data, message.head.len(), message.body.len()),
+            Frame::Heartbeat => (Kind::Heartbeat, 0, 0),
+            Frame::Goodbye => (Kind::Goodbye, 0, 0),
+        };
+        self.frames.push_back((Header { kind, head, body }.encode(), frame));
+    }
+
+    /// Whether everything has been written.
+    pub fn is_empty(&self) -> bool {
+        self.frames.is_empty()
+    }
+
+    /// Forgets everything that has not been written.
+    pub fn clear(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Passes what is to be written next to `write`, which says how much of it was written.
+    ///
+    /// # Errors
+    /// That of `write`.
+    pub fn write<E>(&mut self, write: impl FnOnce(&[IoSlice<'_>]) -> Result<usize, E>) -> Result<usize, E> {
+        let mut slices = [IoSlice::new(&[]); 3 * AT_ONCE];
+        let (mut used, mut skip) = (0, self.written);
+        for part in self.frames.iter().take(AT_ONCE).flat_map(parts) {
+            let skipped = skip.min(part.len());
+            skip -= skipped;
+            if skipped < part.len() {
+                slices[used] = IoSlice::new(&part[skipped..]);
+                used += 1;
+            }
+        }
+        let written = write(&slices[..used])?;
+        self.advance(written);
+        Ok(written)
+    }
+
+    fn advance(&mut self, written: usize) {
+        self.written += written;
+        while let Some(front) = self.frames.front() {
+            let length: usize = parts(front).iter().map(|part| part.len()).sum();
+            if self.written < length {
+                return;
+            }
+            self.written -= length;
+            self.frames.pop_front();
+        }
+    }
+}
