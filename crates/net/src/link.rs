@@ -113,7 +113,8 @@ impl Link {
     /// Whether something has come since this was last asked, or waits to be read.
     pub fn was_heard(&self) -> bool {
         let mut sockets = [poll::interest(&*self.socket, false)];
-        let waits = poll::wait(&mut sockets, std::time::Duration::ZERO).is_ok() && poll::is_ready(&sockets[0]);
+        let waits =
+            poll::wait(&mut sockets, std::time::Duration::ZERO).is_ok() && poll::is_ready(&sockets[0]);
         std::mem::take(&mut self.lock().heard) || waits
     }
 

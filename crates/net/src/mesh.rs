@@ -160,7 +160,7 @@ impl Shared {
 
     fn drive(&self, patience: Duration) -> Drive {
         if self.links.iter().all(Link::is_over) {
-            return Drive::Elsewhere;
+            return Drive::Never;
         }
         let mut deadline = Deadline::after(patience);
         let Some(mut events) = self.take_over() else { return Drive::Elsewhere };
@@ -245,7 +245,8 @@ impl Shared {
     fn pass_ready(&self, events: &mut Vec<Event>, patience: Duration) -> bool {
         let mut sockets = vec![self.to_driver.interest()];
         let waited: Vec<_> = self.links.iter().map(Link::interest).collect();
-        let index: Vec<_> = waited.iter().enumerate().filter(|(_, s)| s.is_some()).map(|(at, _)| at).collect();
+        let index: Vec<_> =
+            waited.iter().enumerate().filter(|(_, s)| s.is_some()).map(|(at, _)| at).collect();
         sockets.extend(waited.into_iter().flatten());
         if poll::wait(&mut sockets, patience).is_err() {
             return false;

@@ -21,8 +21,10 @@ pub enum Drive {
     Delivered,
     /// Nothing came in the time given.
     Nothing,
-    /// Another thread moves the bytes, or none has to: wait for the receiver's own signal.
+    /// Another thread moves the bytes: wait for the receiver's own signal, and come back in a millisecond.
     Elsewhere,
+    /// No thread has to: wait for the receiver's own signal.
+    Never,
 }
 
 /// Sends messages to other workers, and gives those of others to a [`Receiver`].

@@ -1,10 +1,22 @@
 //! The frames received from other workers, until they are taken.
 
 use super::{Frame, SessionId};
-use crate::sync::{Mutex, Signal, lock};
+use crate::sync::{Mutex, MutexGuard, Signal, lock};
 use distribute_cluster::Deadline;
+use distribute_net::{Drive, Message, Receiver, Transport};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
+
+/// So many frames of one worker wait in the sessions of a name at most. One that sends more is lost: it does not run this
+/// program.
+const MOST_FRAMES: usize = 64;
+
+/// So many names of sessions there are at most.
+const MOST_NAMES: usize = 1024;
+
+/// How long to wait while another thread moves bytes, which ends as soon as it has its own.
+const TURN: Duration = Duration::from_millis(1);
 
 /// The frames received from other workers, by session, until they are taken.
 ///
@@ -53,20 +65,39 @@ impl Inbox {
     }
 
     /// Adds a frame received from a worker.
-    pub fn deliver(&self, from: usize, frame: Frame) {
+    pub fn add(&self, from: usize, frame: Frame) {
         let mut state = lock(&self.0.state);
-        let sessions = state.names.entry(frame.session.name).or_default();
-        if frame.session.number >= sessions.current {
-            sessions.come.push_back((from, frame));
-            self.0.changed.notify(&mut *state);
+        let name = frame.session.name;
+        if state.names.len() >= MOST_NAMES && !state.names.contains_key(&name) {
+            return self.lose_now(state, from, "it opens sessions that nobody else has".into());
         }
+        let sessions = state.names.entry(name).or_default();
+        if frame.session.number < sessions.current {
+            return;
+        }
+        let is_full = |all: &VecDeque<(usize, Frame)>| {
+            all.len() >= MOST_FRAMES
+                && all.iter().filter(|(worker, _)| *worker == from).count() >= MOST_FRAMES
+        };
+        if is_full(&sessions.come) {
+            return self.lose_now(
+                state,
+                from,
+                format!("it has sent {MOST_FRAMES} messages that nobody takes"),
+            );
+        }
+        sessions.come.push_back((from, frame));
+        self.0.changed.notify(&mut *state);
     }
 
     /// Records that a worker has become unreachable. Only the first reason is kept.
     pub fn lose(&self, worker: usize, reason: impl Into<String>) {
-        let mut state = lock(&self.0.state);
+        self.lose_now(lock(&self.0.state), worker, reason.into());
+    }
+
+    fn lose_now(&self, mut state: MutexGuard<'_, State>, worker: usize, reason: String) {
         if let Some(lost @ None) = state.lost.get_mut(worker) {
-            *lost = Some(reason.into());
+            *lost = Some(reason);
             self.0.changed.notify(&mut *state);
         }
     }
@@ -102,23 +133,55 @@ impl Inbox {
         SessionId { name, number }
     }
 
-    /// Waits for the next event of a session. `known` tells for each worker whether its loss has already been reported.
-    pub fn next(&self, session: SessionId, known: &[bool], deadline: &mut Deadline) -> Event {
-        let mut state = lock(&self.0.state);
+    /// Waits for the next event of a session, and moves bytes meanwhile, where the transport has to be driven. `known` tells
+    /// for each worker whether its loss has already been reported.
+    pub fn next(
+        &self,
+        session: SessionId,
+        known: &[bool],
+        deadline: &mut Deadline,
+        transport: &dyn Transport,
+    ) -> Event {
         loop {
-            if let Some(event) = state.take(session, known) {
+            if let Some(event) = self.poll(session, known) {
                 return event;
             }
             if deadline.has_passed() {
                 return Event::Expired;
             }
+            let drive = transport.drive(deadline.look());
+            deadline.look();
+            let turn = &mut Deadline::after(TURN);
+            let deadline = match drive {
+                Drive::Delivered | Drive::Nothing => continue,
+                Drive::Elsewhere => turn,
+                Drive::Never => &mut *deadline,
+            };
+            let mut state = lock(&self.0.state);
+            if let Some(event) = state.take(session, known) {
+                return event;
+            }
             state = self.0.changed.wait(state, deadline);
+            drop(state);
         }
     }
 
     /// The next event of a session, if there is one already.
     pub fn poll(&self, session: SessionId, known: &[bool]) -> Option<Event> {
         lock(&self.0.state).take(session, known)
+    }
+}
+
+impl Receiver for Inbox {
+    fn deliver(&self, from: usize, message: Message) {
+        match Frame::decode(&message.head, message.body) {
+            Ok(frame) => self.add(from, frame),
+            Err(error) => self.lose(from, format!("its message cannot be read: {error}")),
+        }
+    }
+
+    fn lose(&self, worker: usize, reason: String) {
+        Inbox::lose(self, worker, reason);
     }
 }
 
@@ -149,7 +212,18 @@ impl std::fmt::Debug for Inbox {
 mod tests {
     use super::super::Said;
     use super::*;
-    use std::time::Duration;
+
+    /// The transport of these tests, which moves nothing.
+    #[derive(Debug)]
+    struct Still;
+
+    impl Transport for Still {
+        fn send(&self, _to: usize, _message: Message) {}
+        fn drive(&self, _patience: Duration) -> Drive {
+            Drive::Never
+        }
+        fn close(&self) {}
+    }
 
     fn frame(session: SessionId, round: u64) -> Frame {
         Frame { session, round, said: Said::Left { standings: Vec::new() } }
@@ -161,14 +235,14 @@ mod tests {
         let (none, mut now) = ([false; 2], Deadline::after(Duration::ZERO));
         let first = inbox.open(7);
         let second = SessionId { number: first.number + 1, ..first };
-        inbox.deliver(1, frame(second, 1));
-        inbox.deliver(1, frame(first, 1));
-        inbox.deliver(1, frame(first, 2));
-        assert_eq!(inbox.next(first, &none, &mut now), Event::Frame(1, frame(first, 1)));
+        inbox.add(1, frame(second, 1));
+        inbox.add(1, frame(first, 1));
+        inbox.add(1, frame(first, 2));
+        assert_eq!(inbox.next(first, &none, &mut now, &Still), Event::Frame(1, frame(first, 1)));
         assert_eq!(inbox.open(7), second);
-        inbox.deliver(1, frame(first, 3));
-        assert_eq!(inbox.next(second, &none, &mut now), Event::Frame(1, frame(second, 1)));
-        assert_eq!(inbox.next(second, &none, &mut now), Event::Expired);
+        inbox.add(1, frame(first, 3));
+        assert_eq!(inbox.next(second, &none, &mut now, &Still), Event::Frame(1, frame(second, 1)));
+        assert_eq!(inbox.next(second, &none, &mut now, &Still), Event::Expired);
         assert_eq!(inbox.open(8).number, 1);
     }
 
@@ -177,11 +251,31 @@ mod tests {
         let inbox = Inbox::new(3);
         let mut now = Deadline::after(Duration::ZERO);
         let session = inbox.open(1);
-        inbox.deliver(2, frame(session, 1));
+        inbox.add(2, frame(session, 1));
         inbox.lose(2, "connection reset");
         inbox.lose(2, "again");
-        assert_eq!(inbox.next(session, &[false; 3], &mut now), Event::Frame(2, frame(session, 1)));
-        assert_eq!(inbox.next(session, &[false; 3], &mut now), Event::Lost(2, "connection reset".into()));
-        assert_eq!(inbox.next(session, &[false, false, true], &mut now), Event::Expired);
+        assert_eq!(inbox.next(session, &[false; 3], &mut now, &Still), Event::Frame(2, frame(session, 1)));
+        assert_eq!(
+            inbox.next(session, &[false; 3], &mut now, &Still),
+            Event::Lost(2, "connection reset".into())
+        );
+        assert_eq!(inbox.next(session, &[false, false, true], &mut now, &Still), Event::Expired);
+    }
+
+    #[test]
+    fn a_worker_that_sends_what_nobody_takes_is_lost_and_no_memory_with_it() {
+        let inbox = Inbox::new(3);
+        let session = inbox.open(1);
+        for round in 0..1_000 {
+            inbox.add(1, frame(SessionId { name: round, number: 1 }, 1));
+            inbox.add(2, frame(session, round));
+        }
+        assert_eq!(inbox.lost(1), None);
+        assert!(inbox.lost(2).unwrap().contains("64 messages that nobody takes"));
+        for name in 0..100 {
+            inbox.add(1, frame(SessionId { name: 5_000 + name, number: 1 }, 1));
+        }
+        assert!(inbox.lost(1).unwrap().contains("sessions that nobody else has"));
+        assert!(format!("{inbox:?}").contains("1088 frames"), "{inbox:?}");
     }
 }

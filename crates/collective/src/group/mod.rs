@@ -2,9 +2,8 @@
 //!
 //! | module | what it is |
 //! |---|---|
-//! | [`transport`] | [`Transport`]: moves frames from one worker to another |
-//! | [`memory`] | the transport whose workers are threads of this process |
 //! | [`inbox`] | [`Inbox`]: received frames, by session |
+//! | [`memory`] | groups whose workers are threads of this process |
 //! | [`frame`] | [`Frame`]: the messages between workers |
 //! | [`session`] | [`Group`] and [`Session`]: the traffic of one run |
 //! | [`round`] | one round of messages, as a pure state machine |
@@ -14,6 +13,8 @@
 //! A session consists of *rounds*. In each, every worker tells every other which call its replicas make, and may attach
 //! data. The data is used only if all make the same call. If they differ, or one is gone or late, all workers judge the
 //! same standings, so all get the same [`Blame`](distribute_cluster::Blame).
+//!
+//! Bytes are moved by a [`Transport`](distribute_net::Transport) of `distribute-net`.
 
 pub mod calling;
 pub mod frame;
@@ -22,10 +23,8 @@ pub mod memory;
 mod reduce;
 pub mod round;
 pub mod session;
-pub mod transport;
 
 pub use calling::Calling;
 pub use frame::{Frame, Said, SessionId};
 pub use inbox::Inbox;
 pub use session::{Group, Session};
-pub use transport::Transport;

@@ -2,10 +2,11 @@
 
 use super::inbox::Event;
 use super::round::{Next, Round};
-use super::{Frame, Inbox, Said, SessionId, Transport};
+use super::{Frame, Inbox, Said, SessionId};
 use crate::sync::{AtomicU64, Mutex, Ordering, lock};
 use bytes::Bytes;
 use distribute_cluster::{Blame, Deadline, Fingerprint, Standing, World, fnv1a};
+use distribute_net::{Message, Transport};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -50,7 +51,7 @@ struct State {
 }
 
 impl Group {
-    /// The workers of `world`, whose frames arrive in `inbox`.
+    /// The workers of `world`. The transport gives what it receives to `inbox`.
     pub fn new(world: World, transport: Arc<dyn Transport>, inbox: Inbox) -> Self {
         Self { world, transport, inbox }
     }
@@ -161,11 +162,13 @@ impl Session {
                     state.over = Some(blame.clone());
                     return Err(blame);
                 }
-                Next::Wait => match self.group.inbox.next(self.id, &state.lost, &mut deadline) {
-                    Event::Expired if grace => last = true,
-                    Event::Expired => round.expire(),
-                    event => self.hear(&mut state, &mut round, event),
-                },
+                Next::Wait => {
+                    match self.group.inbox.next(self.id, &state.lost, &mut deadline, &*self.group.transport) {
+                        Event::Expired if grace => last = true,
+                        Event::Expired => round.expire(),
+                        event => self.hear(&mut state, &mut round, event),
+                    }
+                }
             }
         }
     }
@@ -260,6 +263,10 @@ impl Session {
     }
 
     fn send(&self, to: usize, round: u64, said: Said) {
-        self.group.transport.send(to, Frame { session: self.id, round, said });
+        match (Frame { session: self.id, round, said }).encode() {
+            Ok((head, body)) => self.group.transport.send(to, Message { head, body }),
+            // Only out of memory; the others get what they can be told.
+            Err(error) => self.group.inbox.lose(to, format!("a message to it cannot be written: {error}")),
+        }
     }
 }
