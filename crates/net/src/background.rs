@@ -28,6 +28,8 @@ pub(crate) fn run(shared: &Shared, mut latecomers: Option<Box<dyn Latecomers>>) 
     let mut pulse = Pulse::new(shared);
     let mut farewell = None;
     let mut seen = shared.drives.load(Ordering::Acquire);
+    // What came before the links were a mesh.
+    move_bytes(shared);
     loop {
         pulse.look(shared);
         let closed = shared.closed.load(Ordering::Acquire);

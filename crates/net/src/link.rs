@@ -136,7 +136,7 @@ impl Link {
         self.note(&state);
         let mut read = 0;
         let ended = loop {
-            if read >= TURN || !events.is_empty() {
+            if (read >= TURN || !events.is_empty()) && !state.stream.has_unread() {
                 more = true;
                 break None;
             }

@@ -76,10 +76,11 @@ pub(crate) struct Shared {
 }
 
 impl Mesh {
-    /// A mesh over these links.
+    /// A mesh over these links, from which these events have come already.
     pub(crate) fn new(
         world: World,
         links: Vec<Link>,
+        early: Vec<Event>,
         receiver: Arc<dyn Receiver>,
         settings: Settings,
         crowded: bool,
@@ -97,7 +98,7 @@ impl Mesh {
             links,
             at,
             receiver,
-            driver: Mutex::default(),
+            driver: Mutex::new(early),
             drives: AtomicU64::default(),
             driving: AtomicBool::default(),
             wanted: AtomicUsize::default(),
@@ -106,13 +107,12 @@ impl Mesh {
             closed: AtomicBool::default(),
             crowded: settings.crowded.unwrap_or(crowded),
         });
-        let background = match shared.links.is_empty() {
-            true => None,
-            false => {
-                let shared = shared.clone();
-                let thread = std::thread::Builder::new().name("distribute-net".to_owned());
-                Some(thread.spawn(move || background::run(&shared, latecomers))?)
-            }
+        let background = if shared.links.is_empty() {
+            None
+        } else {
+            let shared = shared.clone();
+            let thread = std::thread::Builder::new().name("distribute-net".to_owned());
+            Some(thread.spawn(move || background::run(&shared, latecomers))?)
         };
         Ok(Self { shared, background })
     }

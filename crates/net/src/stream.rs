@@ -25,6 +25,8 @@ struct Tls {
     staged: Box<[u8]>,
     from: usize,
     to: usize,
+    /// How much the connection has decrypted that has not been read.
+    plain: usize,
 }
 
 impl Stream {
@@ -39,7 +41,7 @@ impl Stream {
     pub fn tls(socket: TcpStream, mut connection: Connection) -> io::Result<Self> {
         connection.set_buffer_limit(Some(UNSENT));
         let staged = vec![0; STAGED].into_boxed_slice();
-        let tls = Tls { connection, staged, from: 0, to: 0 };
+        let tls = Tls { connection, staged, from: 0, to: 0, plain: 0 };
         Ok(Self { tls: Some(Box::new(tls)), ..Self::plain(socket)? })
     }
 
@@ -54,6 +56,11 @@ impl Stream {
             None => (&*self.socket).read(into),
             Some(tls) => tls.read(&self.socket, into),
         }
+    }
+
+    /// Whether there is more to read that the socket knows nothing of, so that waiting for it would be in vain.
+    pub fn has_unread(&self) -> bool {
+        self.tls.as_ref().is_some_and(|tls| tls.plain > 0 || tls.from < tls.to)
     }
 
     /// Writes as much as goes at once. It may still have to be [flushed](Self::flush).
@@ -96,7 +103,10 @@ impl Tls {
     fn read(&mut self, socket: &TcpStream, into: &mut [u8]) -> io::Result<usize> {
         loop {
             match self.connection.reader().read(into) {
-                Ok(read) => return Ok(read),
+                Ok(read) => {
+                    self.plain = self.plain.saturating_sub(read);
+                    return Ok(read);
+                }
                 // The socket has ended without TLS's own end: frames tell whether it was in order.
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(0),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -110,10 +120,13 @@ impl Tls {
             let taken = self.connection.read_tls(&mut &self.staged[self.from..self.to])?;
             let ended = self.from == self.to;
             self.from += taken;
-            if let Err(error) = self.connection.process_new_packets() {
-                // The alert, which says to the other side what is wrong.
-                let _ = self.flush(socket);
-                return Err(io::Error::new(io::ErrorKind::InvalidData, error));
+            match self.connection.process_new_packets() {
+                Ok(state) => self.plain = state.plaintext_bytes_to_read(),
+                Err(error) => {
+                    // The alert, which says to the other side what is wrong.
+                    let _ = self.flush(socket);
+                    return Err(io::Error::new(io::ErrorKind::InvalidData, error));
+                }
             }
             if self.connection.wants_write() {
                 match self.flush(socket) {

@@ -1,0 +1,83 @@
+//! Numbers, bytes and texts, one after another: how words and tables are encoded.
+
+/// Why bytes are not what was expected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("it is cut off, too long, or no text")]
+pub struct Malformed;
+
+/// Writes fields.
+#[derive(Debug, Default)]
+pub struct Writer(pub Vec<u8>);
+
+impl Writer {
+    /// A number.
+    pub fn u64(&mut self, value: u64) {
+        self.0.extend_from_slice(&value.to_le_bytes());
+    }
+
+    /// Bytes whose number is known.
+    pub fn fixed(&mut self, bytes: &[u8]) {
+        self.0.extend_from_slice(bytes);
+    }
+
+    /// A text; what is beyond 65535 bytes is cut off.
+    pub fn text(&mut self, text: &str) {
+        let text = &text[..text.floor_char_boundary(usize::from(u16::MAX))];
+        self.0.extend_from_slice(&(text.len() as u16).to_le_bytes());
+        self.0.extend_from_slice(text.as_bytes());
+    }
+}
+
+/// Reads fields. Nothing is allocated beyond what is there.
+#[derive(Clone, Copy, Debug)]
+pub struct Reader<'a>(pub &'a [u8]);
+
+impl<'a> Reader<'a> {
+    /// So many bytes.
+    ///
+    /// # Errors
+    /// [`Malformed`] if there are fewer.
+    pub fn fixed<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
+        let (bytes, rest) = self.0.split_first_chunk().ok_or(Malformed)?;
+        self.0 = rest;
+        Ok(*bytes)
+    }
+
+    /// A number.
+    ///
+    /// # Errors
+    /// [`Malformed`] if it is cut off.
+    pub fn u64(&mut self) -> Result<u64, Malformed> {
+        self.fixed().map(u64::from_le_bytes)
+    }
+
+    /// A number of things that are counted in memory.
+    ///
+    /// # Errors
+    /// [`Malformed`] if it is cut off or too large.
+    pub fn count(&mut self) -> Result<usize, Malformed> {
+        usize::try_from(self.u64()?).map_err(|_| Malformed)
+    }
+
+    /// A text of at most `limit` bytes.
+    ///
+    /// # Errors
+    /// [`Malformed`] if it is cut off, longer, or not UTF-8.
+    pub fn text(&mut self, limit: usize) -> Result<&'a str, Malformed> {
+        let length = usize::from(u16::from_le_bytes(self.fixed()?));
+        if length > limit {
+            return Err(Malformed);
+        }
+        let (bytes, rest) = self.0.split_at_checked(length).ok_or(Malformed)?;
+        self.0 = rest;
+        std::str::from_utf8(bytes).map_err(|_| Malformed)
+    }
+
+    /// Nothing more.
+    ///
+    /// # Errors
+    /// [`Malformed`] if there is.
+    pub fn end(self) -> Result<(), Malformed> {
+        if self.0.is_empty() { Ok(()) } else { Err(Malformed) }
+    }
+}

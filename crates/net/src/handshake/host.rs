@@ -1,0 +1,165 @@
+//! The side that was connected to.
+
+use super::hearing::preamble;
+use super::{Hello, Reason, Refusal, Words};
+use ring::hmac;
+
+/// The side that was connected to: makes sure that the other one belongs to the job.
+#[derive(Debug)]
+pub struct Host {
+    /// What a caller of the same job says, but for its rank and purpose.
+    mine: Hello,
+    key: Option<hmac::Key>,
+    nonce: [u8; 32],
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    Start,
+    Challenged { hello: Hello, said: Vec<u8> },
+    Over,
+}
+
+/// What follows from what the other side has said.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// Send this, and listen on.
+    Say(Vec<u8>),
+    /// It belongs to the job. Whether it may stay is for others to decide; [`Host::welcome`] and [`Host::refuse`] tell it.
+    Applies(Hello),
+}
+
+impl Host {
+    /// A host that is the worker of this hello. The key is that of the job's secret, if it has one.
+    pub fn new(mine: Hello, key: Option<hmac::Key>, nonce: [u8; 32]) -> Self {
+        Self { mine, key, nonce, state: State::Start }
+    }
+
+    /// What follows from the words of the other side.
+    ///
+    /// # Errors
+    /// The refusal to tell it.
+    pub fn hear(&mut self, words: Words) -> Result<Answer, Refusal> {
+        match (std::mem::replace(&mut self.state, State::Over), words) {
+            (_, Words::Refusal(refusal)) => Err(refusal),
+            (State::Start, words @ Words::Hello(..)) => {
+                let said = words.encode();
+                let Words::Hello(hello, has_secret, _) = words else { return Err(Refusal::protocol()) };
+                if hello.job != self.mine.job {
+                    let text = format!(
+                        "another job than {:?} is at this address: does an earlier one still run, or do two use the same \
+                         port?",
+                        hello.job
+                    );
+                    return Err(Refusal::new(Reason::Job, text));
+                }
+                if has_secret != self.key.is_some() {
+                    return Err(only_one(has_secret));
+                }
+                let mut challenge = Words::Challenge(self.mine.rank, self.nonce, None);
+                let said = [said, challenge.encode()].concat();
+                if let (Some(key), Words::Challenge(.., mine)) = (&self.key, &mut challenge) {
+                    *mine = Some(proof(key, b"host", &said));
+                }
+                self.state = State::Challenged { hello, said };
+                Ok(Answer::Say([preamble(), challenge.encode()].concat()))
+            }
+            (State::Challenged { hello, said }, Words::Proof(theirs)) => {
+                check(self.key.as_ref(), b"caller", &said, theirs)?;
+                self.compare(&hello)?;
+                Ok(Answer::Applies(hello))
+            }
+            _ => Err(Refusal::protocol()),
+        }
+    }
+
+    /// What is compared only with those that know the secret.
+    fn compare(&self, hello: &Hello) -> Result<(), Refusal> {
+        let mine = &self.mine;
+        if hello.generation != mine.generation {
+            let (reason, which) = if hello.generation < mine.generation {
+                (Reason::Generation, "the worker that has connected has been replaced, and has to end")
+            } else {
+                (Reason::Replaced, "the worker that was connected to has been replaced")
+            };
+            let text = format!(
+                "worker {} is of generation {}, and worker {} of generation {}: {which}",
+                hello.rank, hello.generation, mine.rank, mine.generation
+            );
+            return Err(Refusal::new(reason, text));
+        }
+        if (hello.workers, hello.replicas) != (mine.workers, mine.replicas) {
+            let text = format!(
+                "worker {} knows {} workers with {} replicas each, and worker {} knows {} with {}: give all the same cluster \
+                 and devices",
+                hello.rank, hello.workers, hello.replicas, mine.rank, mine.workers, mine.replicas
+            );
+            return Err(Refusal::new(Reason::Cluster, text));
+        }
+        if hello.digest != mine.digest {
+            let text = format!(
+                "worker {} and worker {} are not of the same cluster or program: start all from the same build, with the \
+                 same cluster",
+                hello.rank, mine.rank
+            );
+            return Err(Refusal::new(Reason::Cluster, text));
+        }
+        if hello.rank >= mine.workers || hello.rank == mine.rank {
+            let text = format!(
+                "worker {} has connected to worker {} of {}: each needs a number of its own, from 0",
+                hello.rank, mine.rank, mine.workers
+            );
+            return Err(Refusal::new(Reason::Rank, text));
+        }
+        Ok(())
+    }
+
+    /// The bytes that let the other side in.
+    pub fn welcome() -> Vec<u8> {
+        Words::Welcome.encode()
+    }
+
+    /// The bytes that tell the other side of a refusal. Where it has heard nothing yet, the preamble comes first.
+    pub fn refuse(refusal: Refusal, is_first: bool) -> Vec<u8> {
+        let words = Words::Refusal(refusal).encode();
+        if is_first { [preamble(), words].concat() } else { words }
+    }
+}
+
+pub(super) fn proof(key: &hmac::Key, side: &[u8], said: &[u8]) -> [u8; 32] {
+    let mut context = hmac::Context::with_key(key);
+    context.update(side);
+    context.update(said);
+    let mut bytes = [0; 32];
+    bytes.copy_from_slice(context.sign().as_ref());
+    bytes
+}
+
+/// Compares a proof in constant time.
+pub(super) fn check(
+    key: Option<&hmac::Key>,
+    side: &[u8],
+    said: &[u8],
+    theirs: Option<[u8; 32]>,
+) -> Result<(), Refusal> {
+    match (key, theirs) {
+        (None, None) => Ok(()),
+        (Some(key), Some(theirs)) => hmac::verify(key, &[side, said].concat(), &theirs).map_err(|_| {
+            Refusal::new(
+                Reason::Secret,
+                "the secrets of the two workers differ: give all workers of the job the same DISTRIBUTE_SECRET",
+            )
+        }),
+        (None, Some(_)) => Err(only_one(true)),
+        (Some(_), None) => Err(only_one(false)),
+    }
+}
+
+fn only_one(theirs: bool) -> Refusal {
+    let has = if theirs { "that has connected" } else { "that was connected to" };
+    let text = format!(
+        "the worker {has} has a secret of the job, and the other one has none: give all workers the same DISTRIBUTE_SECRET"
+    );
+    Refusal::new(Reason::Secret, text)
+}

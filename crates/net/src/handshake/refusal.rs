@@ -1,0 +1,93 @@
+//! Why one side does not let the other in.
+
+use std::fmt;
+
+/// The kinds of reasons.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Reason {
+    /// The other side speaks another protocol, or sent what can't be read.
+    Protocol,
+    /// Another version of this crate's protocol.
+    Version,
+    /// Another job.
+    Job,
+    /// Another secret, or only one side has one.
+    Secret,
+    /// The worker that has connected is of an earlier generation: it has been replaced.
+    Generation,
+    /// The worker that was connected to is of an earlier generation. Its successor may come.
+    Replaced,
+    /// Another cluster or program: not what all workers have to have in common.
+    Cluster,
+    /// There is no worker of that number, or it is not its turn to connect.
+    Rank,
+    /// There is a worker of that number already.
+    Taken,
+    /// The world is complete.
+    Complete,
+    /// Too many connections that have not said who they are.
+    Crowded,
+    /// It took too long.
+    Late,
+    /// None that this version knows.
+    Other,
+}
+
+impl Reason {
+    const ALL: [Reason; 12] = [
+        Reason::Protocol,
+        Reason::Version,
+        Reason::Job,
+        Reason::Secret,
+        Reason::Generation,
+        Reason::Replaced,
+        Reason::Cluster,
+        Reason::Rank,
+        Reason::Taken,
+        Reason::Complete,
+        Reason::Crowded,
+        Reason::Late,
+    ];
+
+    pub(super) fn code(self) -> u8 {
+        Self::ALL.iter().position(|reason| *reason == self).map_or(0, |at| at as u8 + 1)
+    }
+
+    pub(super) fn of(code: u8) -> Self {
+        usize::from(code).checked_sub(1).and_then(|at| Self::ALL.get(at)).copied().unwrap_or(Reason::Other)
+    }
+}
+
+/// Why one side does not let the other in, in words that are told to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// The kind of reason.
+    pub reason: Reason,
+    /// What is wrong, and what to do.
+    pub text: String,
+}
+
+impl Refusal {
+    /// A refusal.
+    pub fn new(reason: Reason, text: impl Into<String>) -> Self {
+        Self { reason, text: text.into() }
+    }
+
+    /// Bytes that aren't of this protocol.
+    pub(super) fn protocol() -> Self {
+        Self::new(
+            Reason::Protocol,
+            "what was sent is not the protocol of distribute's workers, or not protected as here",
+        )
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // It may be from another process: what a terminal would obey is left out.
+        self.text.chars().filter(|c| !c.is_control()).try_for_each(|c| fmt::Write::write_char(f, c))
+    }
+}
+
+impl std::error::Error for Refusal {}

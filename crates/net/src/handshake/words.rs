@@ -1,0 +1,165 @@
+//! What the two sides of a new connection say, as bytes.
+
+use super::fields::{Malformed, Reader, Writer};
+use super::{Reason, Refusal};
+
+/// What every connection begins with, in both directions, before the version.
+pub const MAGIC: [u8; 8] = *b"dstrbnet";
+
+/// The longest words, in bytes.
+pub const LONGEST: usize = 1024;
+
+/// The longest name of a job, and the longest address.
+pub const LONGEST_TEXT: usize = 255;
+
+/// The longest text of a refusal.
+const LONGEST_REFUSAL: usize = 512;
+
+/// Why a connection is made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// To join the world, by the leader. Links of others are made to this address.
+    Join {
+        /// `host:port`.
+        address: String,
+    },
+    /// To be the link between two workers that have joined.
+    Link,
+}
+
+/// Who has connected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hello {
+    /// The name of the job.
+    pub job: String,
+    /// How often the job's world has been made anew.
+    pub generation: u64,
+    /// Which worker it is.
+    pub rank: usize,
+    /// The number of workers.
+    pub workers: usize,
+    /// The number of replicas of each.
+    pub replicas: usize,
+    /// A digest of what all workers have to have in common.
+    pub digest: [u8; 32],
+    /// Why it has connected.
+    pub purpose: Purpose,
+}
+
+/// What one side says to the other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Words {
+    /// Who has connected, whether it has a secret, and its nonce.
+    Hello(Hello, bool, [u8; 32]),
+    /// Which worker was connected to, its nonce, and the proof that it knows the secret, if there is one.
+    Challenge(usize, [u8; 32], Option<[u8; 32]>),
+    /// The proof of the side that has connected.
+    Proof(Option<[u8; 32]>),
+    /// It may stay.
+    Welcome,
+    /// It may not.
+    Refusal(Refusal),
+}
+
+impl Words {
+    /// The bytes: the length of what follows in 2 bytes, the kind, the fields.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut fields = Writer::default();
+        fields.fixed(&[0; 2]);
+        match self {
+            Words::Hello(hello, has_secret, nonce) => {
+                fields.fixed(&[1, u8::from(*has_secret)]);
+                fields.fixed(nonce);
+                fields.fixed(&hello.digest);
+                for number in [hello.rank, hello.workers, hello.replicas] {
+                    fields.u64(number as u64);
+                }
+                fields.u64(hello.generation);
+                fields.text(cut(&hello.job, LONGEST_TEXT));
+                match &hello.purpose {
+                    Purpose::Link => fields.fixed(&[0]),
+                    Purpose::Join { address } => {
+                        fields.fixed(&[1]);
+                        fields.text(cut(address, LONGEST_TEXT));
+                    }
+                }
+            }
+            Words::Challenge(rank, nonce, proof) => {
+                fields.fixed(&[2]);
+                fields.u64(*rank as u64);
+                fields.fixed(nonce);
+                optional(&mut fields, proof);
+            }
+            Words::Proof(proof) => {
+                fields.fixed(&[3]);
+                optional(&mut fields, proof);
+            }
+            Words::Welcome => fields.fixed(&[4]),
+            Words::Refusal(refusal) => {
+                fields.fixed(&[5, refusal.reason.code()]);
+                fields.text(cut(&refusal.text, LONGEST_REFUSAL));
+            }
+        }
+        let mut bytes = fields.0;
+        let length = (bytes.len() - 2) as u16;
+        bytes[..2].copy_from_slice(&length.to_le_bytes());
+        bytes
+    }
+
+    /// The words in these bytes, which follow their length.
+    ///
+    /// # Errors
+    /// [`Malformed`] if they are none.
+    pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+        let mut fields = Reader(bytes);
+        let [kind] = fields.fixed()?;
+        let words = match kind {
+            1 => {
+                let [has_secret] = fields.fixed()?;
+                let (nonce, digest) = (fields.fixed()?, fields.fixed()?);
+                let (rank, workers, replicas) = (fields.count()?, fields.count()?, fields.count()?);
+                let generation = fields.u64()?;
+                let job = fields.text(LONGEST_TEXT)?.to_owned();
+                let purpose = match fields.fixed()? {
+                    [0] => Purpose::Link,
+                    [1] => Purpose::Join { address: fields.text(LONGEST_TEXT)?.to_owned() },
+                    _ => return Err(Malformed),
+                };
+                let hello = Hello { job, generation, rank, workers, replicas, digest, purpose };
+                Words::Hello(hello, has_secret == 1, nonce)
+            }
+            2 => Words::Challenge(fields.count()?, fields.fixed()?, read_optional(&mut fields)?),
+            3 => Words::Proof(read_optional(&mut fields)?),
+            4 => Words::Welcome,
+            5 => {
+                let [code] = fields.fixed()?;
+                Words::Refusal(Refusal::new(Reason::of(code), fields.text(LONGEST_REFUSAL)?))
+            }
+            _ => return Err(Malformed),
+        };
+        fields.end()?;
+        Ok(words)
+    }
+}
+
+fn cut(text: &str, longest: usize) -> &str {
+    &text[..text.floor_char_boundary(longest)]
+}
+
+fn optional(fields: &mut Writer, proof: &Option<[u8; 32]>) {
+    match proof {
+        None => fields.fixed(&[0]),
+        Some(proof) => {
+            fields.fixed(&[1]);
+            fields.fixed(proof);
+        }
+    }
+}
+
+fn read_optional(fields: &mut Reader<'_>) -> Result<Option<[u8; 32]>, Malformed> {
+    match fields.fixed()? {
+        [0] => Ok(None),
+        [1] => Ok(Some(fields.fixed()?)),
+        _ => Err(Malformed),
+    }
+}

@@ -1,0 +1,156 @@
+//! Which protection links get. Pure.
+
+use super::Identity;
+
+/// How links are protected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protection {
+    /// Not at all.
+    Plain,
+    /// Both sides prove that they know the secret of the job; what they send can be read by others.
+    Proof,
+    /// Encrypted, and each side verifies the other.
+    Tls,
+}
+
+/// Why links of these addresses can't be made.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PolicyError {
+    /// Anybody could join.
+    #[error(
+        "{address} can be reached over the network, and anybody could join this job and read its weights: give all workers \
+         one DISTRIBUTE_SECRET (`openssl rand -hex 32` makes one), or certificates; \
+         allow_plain_text_on_the_network() does without"
+    )]
+    PlainTextOnTheNetwork {
+        /// An address that is not loopback.
+        address: String,
+    },
+    /// A loopback address reaches only the machine that it is used on.
+    #[error(
+        "{loopback} of worker {worker} is a loopback address, which other machines can't reach, and there are others \
+         ({other}): give worker {worker} an address of its machine in the network"
+    )]
+    LoopbackAmongSeveral {
+        /// The worker with the loopback address.
+        worker: usize,
+        /// That address.
+        loopback: String,
+        /// An address that is none.
+        other: String,
+    },
+}
+
+/// The protection of links between workers of these addresses, `host:port` each.
+///
+/// | addresses | nothing | secret | certificates |
+/// |---|---|---|---|
+/// | loopback | plain | proof | TLS |
+/// | others | refused | TLS | TLS |
+/// | others, with `allow_plain_text` | plain | proof | TLS |
+///
+/// # Errors
+/// [`PolicyError::PlainTextOnTheNetwork`].
+pub fn protection(
+    addresses: &[String],
+    identity: &Identity,
+    allow_plain_text: bool,
+) -> Result<Protection, PolicyError> {
+    let far = addresses.iter().find(|address| !is_loopback(address));
+    match (identity, far) {
+        (Identity::Certificates(_), _) => Ok(Protection::Tls),
+        (Identity::Secret(_), Some(_)) if !allow_plain_text => Ok(Protection::Tls),
+        (Identity::Secret(_), _) => Ok(Protection::Proof),
+        (Identity::None, Some(address)) if !allow_plain_text => {
+            Err(PolicyError::PlainTextOnTheNetwork { address: address.clone() })
+        }
+        (Identity::None, _) => Ok(Protection::Plain),
+    }
+}
+
+/// Refuses loopback addresses where there are several hosts.
+///
+/// # Errors
+/// [`PolicyError::LoopbackAmongSeveral`].
+pub fn check_hosts(addresses: &[String]) -> Result<(), PolicyError> {
+    let Some(other) = addresses.iter().find(|address| !is_loopback(address)) else { return Ok(()) };
+    match addresses.iter().enumerate().find(|(_, address)| is_loopback(address)) {
+        Some((worker, loopback)) => Err(PolicyError::LoopbackAmongSeveral {
+            worker,
+            loopback: loopback.clone(),
+            other: other.clone(),
+        }),
+        None => Ok(()),
+    }
+}
+
+/// The host of `host:port`, without the brackets of IPv6.
+pub fn host(address: &str) -> &str {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+    host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
+}
+
+/// Whether an address, `host:port`, is one of this machine for itself alone.
+pub fn is_loopback(address: &str) -> bool {
+    let host = host(address);
+    match host.parse::<std::net::IpAddr>() {
+        Ok(ip) => ip.to_canonical().is_loopback(),
+        Err(_) => host.eq_ignore_ascii_case("localhost"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Certificates, Secret};
+    use super::*;
+
+    #[test]
+    fn plain_text_leaves_the_machine_only_where_it_is_asked_for() {
+        let secret = || Identity::Secret(Secret::random().unwrap());
+        let certificates = || {
+            let path = std::path::PathBuf::new;
+            Identity::Certificates(Certificates { ca: path(), certificate: path(), key: path() })
+        };
+        let near: &[&str] = &["127.0.0.1:1", "localhost:2", "[::1]:3", "127.9.9.9:0"];
+        let far: &[&str] = &["127.0.0.1:1", "10.0.0.7:2222"];
+        let refused = PolicyError::PlainTextOnTheNetwork { address: "10.0.0.7:2222".into() };
+        use Protection::{Plain, Proof, Tls};
+        for (addresses, identity, allow, expected) in [
+            (near, Identity::None, false, Ok(Plain)),
+            (near, Identity::None, true, Ok(Plain)),
+            (near, secret(), false, Ok(Proof)),
+            (near, secret(), true, Ok(Proof)),
+            (near, certificates(), false, Ok(Tls)),
+            (near, certificates(), true, Ok(Tls)),
+            (far, Identity::None, false, Err(refused)),
+            (far, Identity::None, true, Ok(Plain)),
+            (far, secret(), false, Ok(Tls)),
+            (far, secret(), true, Ok(Proof)),
+            (far, certificates(), false, Ok(Tls)),
+            (far, certificates(), true, Ok(Tls)),
+        ] {
+            let addresses: Vec<_> = addresses.iter().map(|&address| address.to_owned()).collect();
+            assert_eq!(protection(&addresses, &identity, allow), expected, "{addresses:?} {identity:?} {allow}");
+        }
+    }
+
+    #[test]
+    fn loopback_is_told_from_other_addresses() {
+        for near in ["localhost:1", "LOCALHOST:1", "127.0.0.1:0", "[::1]:80", "[::ffff:127.0.0.1]:80"] {
+            assert!(is_loopback(near), "{near}");
+        }
+        for far in ["0.0.0.0:1", "[::]:1", "10.0.0.1:1", "worker-0:2222", "localhost.example.com:1", ""] {
+            assert!(!is_loopback(far), "{far}");
+        }
+    }
+
+    #[test]
+    fn a_loopback_address_among_several_hosts_is_refused_by_name() {
+        let all = |addresses: &[&str]| addresses.iter().map(|&a| a.to_owned()).collect::<Vec<_>>();
+        assert_eq!(check_hosts(&all(&["127.0.0.1:1", "localhost:2"])), Ok(()));
+        assert_eq!(check_hosts(&all(&["10.0.0.1:1", "10.0.0.2:1"])), Ok(()));
+        let error = check_hosts(&all(&["10.0.0.1:1", "localhost:1"])).unwrap_err().to_string();
+        assert!(error.starts_with("localhost:1 of worker 1 is a loopback address"), "{error}");
+    }
+}

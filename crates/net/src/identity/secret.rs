@@ -1,0 +1,131 @@
+//! What all processes of one job know.
+
+use super::IdentityError;
+use ring::rand::{SecureRandom, SystemRandom};
+use ring::{hkdf, hmac};
+use std::fmt::{self, Write};
+use std::path::Path;
+
+/// The environment variable that holds the secret of the job, as 64 hexadecimal digits.
+pub const VARIABLE: &str = "DISTRIBUTE_SECRET";
+
+/// 32 bytes that all processes of one job know, and nobody else. It is never shown or sent.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret([u8; 32]);
+
+impl Secret {
+    /// A new one.
+    ///
+    /// # Errors
+    /// [`IdentityError::Random`] if the system gives no random numbers.
+    pub fn random() -> Result<Self, IdentityError> {
+        random().map(Self)
+    }
+
+    /// The secret in the environment variable [`VARIABLE`]; `None` if it is not set.
+    ///
+    /// # Errors
+    /// [`IdentityError::Secret`] if it is malformed.
+    pub fn from_env() -> Result<Option<Self>, IdentityError> {
+        let Some(text) = std::env::var_os(VARIABLE) else { return Ok(None) };
+        Self::from_hex(&text.to_string_lossy(), VARIABLE).map(Some)
+    }
+
+    /// The secret in a file, as hexadecimal digits.
+    ///
+    /// # Errors
+    /// [`IdentityError::File`] and [`IdentityError::Secret`].
+    pub fn from_file(path: impl AsRef<Path>) -> Result<Self, IdentityError> {
+        let path = path.as_ref();
+        let text = super::certificates::read(path, "secret of the job")?;
+        Self::from_hex(&String::from_utf8_lossy(&text), &path.display().to_string())
+    }
+
+    /// The secret of these hexadecimal digits. `origin` is where they are from, for the error.
+    ///
+    /// # Errors
+    /// [`IdentityError::Secret`] if it is not 64 digits.
+    pub fn from_hex(text: &str, origin: &str) -> Result<Self, IdentityError> {
+        let malformed = || IdentityError::Secret { origin: origin.to_owned() };
+        let digits = text.trim().as_bytes();
+        if digits.len() != 64 {
+            return Err(malformed());
+        }
+        let mut bytes = [0; 32];
+        for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
+            for digit in pair {
+                let value = char::from(*digit).to_digit(16).ok_or_else(malformed)?;
+                *byte = (*byte << 4) | value as u8;
+            }
+        }
+        Ok(Self(bytes))
+    }
+
+    /// The hexadecimal digits, for the environment of a process that is to join. Not to be shown.
+    pub fn to_hex(&self) -> String {
+        self.0.iter().fold(String::with_capacity(64), |mut text, byte| {
+            // Writing into a string does not fail.
+            let _ = write!(text, "{byte:02x}");
+            text
+        })
+    }
+
+    /// The key by which it is proved that this secret is known.
+    pub(crate) fn proof_key(&self) -> hmac::Key {
+        hmac::Key::new(hmac::HMAC_SHA256, &self.derive(b"distribute proof"))
+    }
+
+    /// 32 bytes for one purpose, from which neither the secret nor those of other purposes can be found out.
+    pub(crate) fn derive(&self, purpose: &[u8]) -> [u8; 32] {
+        let mut bytes = [0; 32];
+        let salt = hkdf::Salt::new(hkdf::HKDF_SHA256, b"distribute-net 1").extract(&self.0);
+        // It fails only for lengths that are too large, which 32 is not.
+        let filled = salt.expand(&[purpose], hkdf::HKDF_SHA256).and_then(|okm| okm.fill(&mut bytes));
+        debug_assert!(filled.is_ok());
+        bytes
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(hidden)")
+    }
+}
+
+/// 32 random bytes.
+pub(crate) fn random() -> Result<[u8; 32], IdentityError> {
+    let mut bytes = [0; 32];
+    SystemRandom::new().fill(&mut bytes).map_err(|_| IdentityError::Random)?;
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn digits_and_files_give_the_secret_and_nothing_shows_it() {
+        let text = "00ff".repeat(16);
+        let secret = Secret::from_hex(&format!(" {text}\n"), "a test").unwrap();
+        assert_eq!(secret.to_hex(), text);
+        assert_eq!(format!("{secret:?}"), "Secret(hidden)");
+        let shown = format!("{:?}", super::super::Identity::Secret(secret.clone()));
+        assert!(!shown.contains("ff") && !shown.contains("255"), "{shown}");
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("secret");
+        std::fs::write(&path, &text).unwrap();
+        assert_eq!(Secret::from_file(&path).unwrap(), secret);
+        assert_ne!(secret.derive(b"a"), secret.derive(b"b"));
+        assert_ne!(secret.derive(b"a"), Secret::random().unwrap().derive(b"a"));
+    }
+
+    #[test]
+    fn what_is_no_secret_is_refused_without_showing_it() {
+        for text in ["", "12", &"g".repeat(64), &"0".repeat(65), &"é".repeat(32)] {
+            let error = Secret::from_hex(text, "DISTRIBUTE_SECRET").unwrap_err().to_string();
+            assert!(error.starts_with("the secret of the job in DISTRIBUTE_SECRET is not 64"), "{error}");
+        }
+        let error = Secret::from_file("/nowhere/secret").unwrap_err().to_string();
+        assert!(error.contains("cannot be read from /nowhere/secret"), "{error}");
+    }
+}

@@ -1,0 +1,157 @@
+//! The two sides of TLS, which verify each other, from certificates or from the secret of the job.
+
+use super::{Certificates, IdentityError, Secret};
+use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{Resumption, verify_server_cert_signed_by_trust_anchor};
+use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName, UnixTime};
+use rustls::server::{NoServerSessionStorage, ParsedCertificate, WebPkiClientVerifier};
+use rustls::{
+    ClientConfig, ClientConnection, Connection, DigitallySignedStruct, RootCertStore, ServerConfig,
+    ServerConnection, SignatureScheme, version::TLS13,
+};
+use std::sync::Arc;
+
+/// Named in every certificate that is made here. Not looked at: the signature says who may join.
+const NAME: &str = "worker.distribute.internal";
+
+/// An Ed25519 key as PKCS #8 is this and the 32 bytes of its seed (RFC 8410).
+const PKCS8: [u8; 16] = [0x30, 0x2e, 0x02, 1, 0, 0x30, 5, 6, 3, 0x2b, 0x65, 0x70, 4, 0x22, 4, 0x20];
+
+/// Both sides of TLS 1.3, each of which verifies the other.
+#[derive(Clone, Debug)]
+pub(crate) struct Tls {
+    client: Arc<ClientConfig>,
+    server: Arc<ServerConfig>,
+}
+
+impl Tls {
+    /// With the user's certificates.
+    pub fn from_certificates(certificates: &Certificates) -> Result<Self, IdentityError> {
+        let loaded = certificates.load()?;
+        Self::new(loaded.roots, loaded.chain, loaded.key)
+    }
+
+    /// With a certificate made for this process, signed by the CA whose key all processes derive from the secret.
+    pub fn from_secret(secret: &Secret) -> Result<Self, IdentityError> {
+        let (ca, chain, key) = made(secret).map_err(|error| IdentityError::Tls(error.to_string()))?;
+        Self::new(vec![ca], vec![chain], key)
+    }
+
+    fn new(
+        ca: Vec<CertificateDer<'static>>,
+        chain: Vec<CertificateDer<'static>>,
+        key: PrivateKeyDer<'static>,
+    ) -> Result<Self, IdentityError> {
+        let error = |error: &dyn std::fmt::Display| IdentityError::Tls(error.to_string());
+        let provider = Arc::new(ring::default_provider());
+        let mut roots = RootCertStore::empty();
+        for certificate in ca {
+            roots.add(certificate).map_err(|e| error(&e))?;
+        }
+        let roots = Arc::new(roots);
+        let clients = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone())
+            .build()
+            .map_err(|e| error(&e))?;
+        let mut server = ServerConfig::builder_with_provider(provider.clone())
+            .with_protocol_versions(&[&TLS13])
+            .map_err(|e| error(&e))?
+            .with_client_cert_verifier(clients)
+            .with_single_cert(chain.clone(), key.clone_key())
+            .map_err(|e| error(&e))?;
+        // Each pair connects once.
+        server.send_tls13_tickets = 0;
+        server.session_storage = Arc::new(NoServerSessionStorage {});
+        let mut client = ClientConfig::builder_with_provider(provider.clone())
+            .with_protocol_versions(&[&TLS13])
+            .map_err(|e| error(&e))?
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(SignedByCa { roots, provider }))
+            .with_client_auth_cert(chain, key)
+            .map_err(|e| error(&e))?;
+        client.resumption = Resumption::disabled();
+        Ok(Self { client: Arc::new(client), server: Arc::new(server) })
+    }
+
+    /// The side that has connected.
+    pub fn client(&self) -> Result<Connection, rustls::Error> {
+        let name = ServerName::try_from(NAME).map_err(|_| rustls::Error::General("no name".to_owned()))?;
+        Ok(ClientConnection::new(self.client.clone(), name)?.into())
+    }
+
+    /// The side that was connected to.
+    pub fn server(&self) -> Result<Connection, rustls::Error> {
+        Ok(ServerConnection::new(self.server.clone())?.into())
+    }
+}
+
+/// The CA's certificate, and one for this process with its key.
+fn made(
+    secret: &Secret,
+) -> Result<(CertificateDer<'static>, CertificateDer<'static>, PrivateKeyDer<'static>), rcgen::Error> {
+    let mut pkcs8 = PKCS8.to_vec();
+    pkcs8.extend_from_slice(&secret.derive(b"distribute ca"));
+    let pkcs8 = PrivatePkcs8KeyDer::from(pkcs8);
+    let ca_key = KeyPair::from_pkcs8_der_and_sign_algo(&pkcs8, &rcgen::PKCS_ED25519)?;
+    let mut params = CertificateParams::new(Vec::new())?;
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.distinguished_name.push(DnType::CommonName, "distribute job");
+    let ca = params.self_signed(&ca_key)?;
+
+    let key = KeyPair::generate_for(&rcgen::PKCS_ED25519)?;
+    let mut worker = CertificateParams::new(vec![NAME.to_owned()])?;
+    worker.extended_key_usages =
+        vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+    let certificate = worker.signed_by(&key, &Issuer::new(params, ca_key))?;
+    let key = PrivatePkcs8KeyDer::from(key.serialize_der());
+    Ok((ca.der().clone(), certificate.der().clone(), key.into()))
+}
+
+/// Accepts whom the CA has signed, whatever its name is: the CA signs for the workers of one job, which have no fixed names
+/// or addresses. The other side verifies its clients in the same way.
+#[derive(Debug)]
+struct SignedByCa {
+    roots: Arc<RootCertStore>,
+    provider: Arc<CryptoProvider>,
+}
+
+impl ServerCertVerifier for SignedByCa {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        _server_name: &ServerName<'_>,
+        _ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        let algorithms = self.provider.signature_verification_algorithms.all;
+        let certificate = ParsedCertificate::try_from(end_entity)?;
+        verify_server_cert_signed_by_trust_anchor(&certificate, &self.roots, intermediates, now, algorithms)?;
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls12_signature(message, certificate, signed, algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls13_signature(message, certificate, signed, algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}

@@ -1,0 +1,91 @@
+//! Why a worker could not join.
+
+use super::Missing;
+use crate::handshake::Refusal;
+use crate::identity::{IdentityError, PolicyError};
+use distribute_cluster::WorldError;
+use std::io;
+use std::time::Duration;
+
+/// Why a worker could not join its world.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum JoinError {
+    /// There has to be one address for each worker, `host:port`.
+    #[error("the addresses of the workers are wrong: {0}")]
+    Addresses(String),
+    /// The numbers don't make a world.
+    #[error(transparent)]
+    World(#[from] WorldError),
+    /// Such links would be unprotected, or lead nowhere.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
+    /// The secret or the certificates can't be used.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    /// This worker can't listen at its address.
+    #[error("worker {worker} cannot listen at {address}: {source}{}", advice(source))]
+    Bind {
+        /// This worker.
+        worker: usize,
+        /// The address.
+        address: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// A worker does not let this one in, or this one doesn't trust it.
+    #[error("worker {worker} at {address} cannot be joined: {refusal}")]
+    Refused {
+        /// The worker that was connected to.
+        worker: usize,
+        /// Its address.
+        address: String,
+        /// Why.
+        refusal: Refusal,
+    },
+    /// A worker was lost before all had connected to each other.
+    #[error("worker {worker} at {address} was lost while the workers connected to each other: {reason}")]
+    Lost {
+        /// The worker.
+        worker: usize,
+        /// Its address.
+        address: String,
+        /// How.
+        reason: String,
+    },
+    /// Not all workers have come in time.
+    #[error(
+        "the world is not complete after {} s: {} of {workers} workers are missing: {}; see whether they run, whether \
+         these are their addresses, and whether a firewall is between{}",
+        waited.as_secs_f32().ceil(),
+        missing.len(),
+        super::progress::list(missing),
+        if *loopback { " (loopback addresses reach this machine alone)" } else { "" },
+    )]
+    Deadline {
+        /// How long this worker has waited.
+        waited: Duration,
+        /// The number of workers.
+        workers: usize,
+        /// The missing ones.
+        missing: Vec<Missing>,
+        /// Whether all addresses are of this machine alone.
+        loopback: bool,
+    },
+    /// The system refuses a socket or a thread.
+    #[error("the links to the other workers cannot be made: {0}")]
+    System(#[from] io::Error),
+}
+
+fn advice(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            " (another program listens there, or an earlier run still does: end it, or take another port)"
+        }
+        io::ErrorKind::AddrNotAvailable => {
+            " (it is no address of this machine: is this the right worker? Else listen at 0.0.0.0)"
+        }
+        io::ErrorKind::PermissionDenied => " (ports below 1024 are the system's)",
+        _ => "",
+    }
+}

@@ -1,0 +1,146 @@
+//! Who has come to one worker, who may, and who is missing. Pure: no socket, no clock.
+
+use super::Missing;
+use crate::handshake::{Hello, Purpose, Reason, Refusal};
+
+/// The workers that one worker waits for: the leader for all others, which join it; another for those of higher numbers,
+/// which link to it.
+#[derive(Clone, Debug)]
+pub struct Membership {
+    me: usize,
+    /// Where each worker is, as far as is known.
+    addresses: Vec<String>,
+    come: Vec<bool>,
+}
+
+impl Membership {
+    /// Nobody has come to worker `me` yet.
+    pub fn new(me: usize, addresses: Vec<String>) -> Self {
+        Self { me, come: vec![false; addresses.len()], addresses }
+    }
+
+    /// Whether somebody who has shown to be of the job may stay.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn decide(&self, hello: &Hello) -> Result<(), Refusal> {
+        let refusal = |reason, text| Err(Refusal::new(reason, text));
+        let (me, rank) = (self.me, hello.rank);
+        match (&hello.purpose, me) {
+            (Purpose::Join { .. }, 0) | (Purpose::Link, 1..) => {}
+            (Purpose::Join { .. }, _) => {
+                return refusal(Reason::Rank, format!("worker {me} does not lead this world: join worker 0"));
+            }
+            (Purpose::Link, _) => {
+                return refusal(Reason::Rank, format!("worker {rank} has to join worker 0 first"));
+            }
+        }
+        if rank <= me {
+            let text = format!("worker {me} is the one that connects to worker {rank}, not the other way");
+            return refusal(Reason::Rank, text);
+        }
+        match (self.come.get(rank), self.addresses.get(rank)) {
+            (Some(false), _) => Ok(()),
+            (Some(true), Some(address)) => {
+                let text = format!(
+                    "there is a worker {rank} already, at {address}: each process needs a number of its own"
+                );
+                refusal(Reason::Taken, text)
+            }
+            _ => refusal(Reason::Rank, format!("there is no worker {rank}: the world has {}", self.come.len())),
+        }
+    }
+
+    /// A worker has come. One that has joined says where it is.
+    pub fn enter(&mut self, hello: &Hello) {
+        if let Some(come) = self.come.get_mut(hello.rank) {
+            *come = true;
+        }
+        if let (Purpose::Join { address }, Some(known)) =
+            (&hello.purpose, self.addresses.get_mut(hello.rank))
+        {
+            known.clone_from(address);
+        }
+    }
+
+    /// A worker has gone. It may come again.
+    pub fn leave(&mut self, worker: usize) {
+        if let Some(come) = self.come.get_mut(worker) {
+            *come = false;
+        }
+    }
+
+    /// Where the workers are, as the leader has been told.
+    pub fn addresses(&self) -> &[String] {
+        &self.addresses
+    }
+
+    /// Other addresses, of which this worker has been told.
+    pub fn locate(&mut self, addresses: Vec<String>) {
+        if addresses.len() == self.addresses.len() {
+            self.addresses = addresses;
+        }
+    }
+
+    /// The workers that have not come.
+    pub fn missing(&self) -> Vec<Missing> {
+        let waited = self.come.iter().zip(&self.addresses).enumerate().skip(self.me + 1);
+        waited
+            .filter(|(_, (come, _))| !**come)
+            .map(|(worker, (_, address))| Missing { worker, address: address.clone(), last: None })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hello(rank: usize, purpose: Purpose) -> Hello {
+        Hello { job: "a".into(), generation: 1, rank, workers: 3, replicas: 1, digest: [0; 32], purpose }
+    }
+
+    fn join(rank: usize) -> Hello {
+        hello(rank, Purpose::Join { address: format!("10.0.0.{rank}:7") })
+    }
+
+    fn at(me: usize) -> Membership {
+        Membership::new(me, (0..3).map(|worker| format!("10.0.0.{worker}:0")).collect())
+    }
+
+    #[test]
+    fn the_leader_takes_each_worker_once_and_again_when_it_has_gone() {
+        let mut members = at(0);
+        assert_eq!(members.missing().len(), 2);
+        members.decide(&join(2)).unwrap();
+        members.enter(&join(2));
+        assert_eq!(members.addresses(), ["10.0.0.0:0", "10.0.0.1:0", "10.0.0.2:7"]);
+        let taken = members.decide(&join(2)).unwrap_err();
+        assert_eq!(taken.reason, Reason::Taken);
+        assert!(taken.text.contains("a worker 2 already, at 10.0.0.2:7"), "{taken}");
+        members.leave(2);
+        members.decide(&join(2)).unwrap();
+        members.enter(&join(2));
+        members.enter(&join(1));
+        assert_eq!(members.missing(), []);
+    }
+
+    #[test]
+    fn who_comes_to_the_wrong_worker_is_told_so() {
+        for (members, caller, text) in [
+            (at(0), join(3), "there is no worker 3"),
+            (at(0), join(0), "worker 0 is the one that connects to worker 0"),
+            (at(0), hello(1, Purpose::Link), "worker 1 has to join worker 0 first"),
+            (at(1), join(2), "worker 1 does not lead this world: join worker 0"),
+            (at(2), hello(1, Purpose::Link), "worker 2 is the one that connects to worker 1"),
+        ] {
+            let refusal = members.decide(&caller).unwrap_err();
+            assert_eq!(refusal.reason, Reason::Rank);
+            assert!(refusal.text.contains(text), "{refusal}");
+        }
+        let mut members = at(1);
+        members.decide(&hello(2, Purpose::Link)).unwrap();
+        members.enter(&hello(2, Purpose::Link));
+        assert_eq!(members.missing(), []);
+    }
+}

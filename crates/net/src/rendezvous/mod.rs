@@ -1,0 +1,263 @@
+//! How the workers of a world find each other.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`listener`] | [`Listener`]: where a worker can be reached |
+//! | [`membership`] | who has come, may come and is missing: pure |
+//! | [`progress`] | [`Progress`]: how far it is |
+//! | [`note`] | what the leader tells those that have joined |
+//! | [`error`] | [`JoinError`] |
+//! | `gathering` | the meeting itself, from the first connection to the last |
+//! | `reception`, `dial`, `conversation` | connections that come, that are made, and the handshake on both |
+//!
+//! Worker 0 leads, at an address that all know. The others connect to it, in any order and as often as it takes, and say
+//! where they listen. When all have come, it tells them where each is; then worker i connects to each j with 0 < j < i. The
+//! connection to the leader becomes the link to it.
+
+pub mod error;
+pub mod listener;
+pub mod membership;
+pub mod note;
+pub mod progress;
+
+mod conversation;
+mod dial;
+mod gathering;
+mod reception;
+
+pub use error::JoinError;
+pub use listener::Listener;
+pub use progress::{Missing, Progress};
+
+use crate::handshake::{Hello, Purpose, words};
+use crate::identity::tls::Tls;
+use crate::identity::{Identity, PolicyError, Protection, policy};
+use crate::wire::Limits;
+use crate::{Mesh, Receiver, Settings};
+use dial::Calling;
+use distribute_cluster::{Deadline, World, deadline};
+use gathering::Gathering;
+use reception::Reception;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How a worker joins its world. Made by [`new`](Self::new), set up by the other methods, and ended by
+/// [`join`](Self::join).
+pub struct Rendezvous {
+    world: World,
+    addresses: Vec<String>,
+    job: String,
+    generation: u64,
+    digest: [u8; 32],
+    identity: Identity,
+    allow_plain_text: bool,
+    timeout: Duration,
+    settings: Settings,
+    limits: Limits,
+    listen: Option<String>,
+    listener: Option<Listener>,
+    progress: Box<dyn FnMut(&Progress) + Send>,
+}
+
+impl Rendezvous {
+    /// The meeting of the workers of `world`, which are at these addresses, `host:port` each, by number. Port 0 is for any
+    /// but worker 0's: it then tells the others its port.
+    pub fn new(world: World, addresses: Vec<String>) -> Self {
+        Self {
+            world,
+            addresses,
+            job: "job".to_owned(),
+            generation: 0,
+            digest: digest(b""),
+            identity: Identity::None,
+            allow_plain_text: false,
+            timeout: deadline::DEFAULT_TIMEOUT,
+            settings: Settings::default(),
+            limits: Limits::default(),
+            listen: None,
+            listener: None,
+            progress: Box::new(|progress| tracing::info!("{progress}")),
+        }
+    }
+
+    /// The name of the job, the same on all workers. Another job that happens to use the same port is refused.
+    pub fn job(mut self, name: impl Into<String>) -> Self {
+        self.job = name.into();
+        self
+    }
+
+    /// How often this world has been made anew. Members of earlier generations are refused.
+    pub fn generation(mut self, generation: u64) -> Self {
+        self.generation = generation;
+        self
+    }
+
+    /// What has to be the same on all workers, as bytes: workers with anything else are refused. The numbers of workers and
+    /// replicas are compared in any case.
+    pub fn agree_on(mut self, bytes: &[u8]) -> Self {
+        self.digest = digest(bytes);
+        self
+    }
+
+    /// What this worker shows to be one of the job.
+    pub fn identity(mut self, identity: Identity) -> Self {
+        self.identity = identity;
+        self
+    }
+
+    /// Lets links to other machines be made without encryption, where everybody on the way can read the weights and, if there
+    /// is no secret, everybody can write them. For networks that nobody else can reach.
+    pub fn allow_plain_text_on_the_network(mut self) -> Self {
+        self.allow_plain_text = true;
+        self
+    }
+
+    /// How long to wait for the others; a minute by default.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// How the links behave.
+    pub fn settings(mut self, settings: Settings) -> Self {
+        self.settings = settings;
+        self
+    }
+
+    /// How long messages may be.
+    pub fn limits(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
+    }
+
+    /// Where to listen, `host:port`, if that is not this worker's address among all: `0.0.0.0:2222` in a container.
+    pub fn listen(mut self, address: impl Into<String>) -> Self {
+        self.listen = Some(address.into());
+        self
+    }
+
+    /// A socket that listens already, such as one whose port the system has chosen.
+    pub fn listener(mut self, listener: Listener) -> Self {
+        self.listener = Some(listener);
+        self
+    }
+
+    /// Calls this once a second while workers are missing.
+    pub fn on_progress(mut self, progress: impl FnMut(&Progress) + Send + 'static) -> Self {
+        self.progress = Box::new(progress);
+        self
+    }
+
+    /// Waits until all workers have joined and are connected to each other. What they send then goes to `receiver`. A world
+    /// of one worker needs no socket.
+    ///
+    /// # Errors
+    /// [`JoinError`]. A worker that is missing at the deadline is named with its address.
+    pub fn join(mut self, receiver: Arc<dyn Receiver>) -> Result<Mesh, JoinError> {
+        let world = self.world;
+        if !world.is_multi_worker() {
+            return Ok(Mesh::new(world, vec![], vec![], receiver, self.settings, false, None)?);
+        }
+        self.check()?;
+        let protection = policy::protection(&self.addresses, &self.identity, self.allow_plain_text)?;
+        let tls = match (&self.identity, protection) {
+            (Identity::Certificates(certificates), _) => Some(Tls::from_certificates(certificates)?),
+            (Identity::Secret(secret), Protection::Tls) => Some(Tls::from_secret(secret)?),
+            _ => None,
+        };
+        let key = match &self.identity {
+            Identity::Secret(secret) => Some(secret.proof_key()),
+            _ => None,
+        };
+        let plain_text_allowed = self.allow_plain_text;
+        let listener = match self.listener.take() {
+            Some(listener) => listener,
+            None => self.bind(tls.is_some() || plain_text_allowed)?,
+        };
+        let port = listener.address()?.port();
+        let own = &mut self.addresses[world.worker()];
+        *own = with_port(own, port);
+        let hello = Hello {
+            job: self.job,
+            generation: self.generation,
+            rank: world.worker(),
+            workers: world.workers(),
+            replicas: world.replicas(),
+            digest: self.digest,
+            purpose: Purpose::Link,
+        };
+        let calling = Calling { hello: hello.clone(), key: key.clone(), tls: tls.clone(), plain_text_allowed };
+        let gathering = Gathering::new(
+            world,
+            self.addresses,
+            Reception::new(listener, tls, hello, key),
+            calling,
+            self.limits,
+            self.settings,
+            self.progress,
+        );
+        gathering.complete(Deadline::after(self.timeout), receiver)
+    }
+
+    /// What can be known to be wrong before any socket is opened.
+    fn check(&self) -> Result<(), JoinError> {
+        let (given, workers) = (self.addresses.len(), self.world.workers());
+        if given != workers {
+            return Err(JoinError::Addresses(format!("there are {given} for {workers} workers")));
+        }
+        for (worker, address) in self.addresses.iter().enumerate() {
+            let port = address.rsplit_once(':').and_then(|(_, port)| port.parse::<u16>().ok());
+            let wrong = match port {
+                None => "is not host:port",
+                Some(_) if address.len() > words::LONGEST_TEXT => "is too long",
+                Some(0) if worker == 0 => "leaves the port open, and the others have to know it",
+                _ => continue,
+            };
+            return Err(JoinError::Addresses(format!("{address:?} of worker {worker} {wrong}")));
+        }
+        if self.job.len() > words::LONGEST_TEXT {
+            let text = format!("the name of the job is longer than {} bytes", words::LONGEST_TEXT);
+            return Err(JoinError::Addresses(text));
+        }
+        Ok(policy::check_hosts(&self.addresses)?)
+    }
+
+    fn bind(&self, far_allowed: bool) -> Result<Listener, JoinError> {
+        let worker = self.world.worker();
+        let address = self.listen.as_ref().unwrap_or(&self.addresses[worker]);
+        let error = |source| JoinError::Bind { worker, address: address.clone(), source };
+        let all: Vec<SocketAddr> = address.to_socket_addrs().map_err(error)?.collect();
+        // A name may mean another address than it says.
+        if !far_allowed && all.iter().any(|to| !to.ip().to_canonical().is_loopback()) {
+            return Err(PolicyError::PlainTextOnTheNetwork { address: address.clone() }.into());
+        }
+        Listener::bind_to(&all).map_err(error)
+    }
+}
+
+impl std::fmt::Debug for Rendezvous {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Rendezvous")
+            .field("world", &self.world)
+            .field("addresses", &self.addresses)
+            .field("job", &self.job)
+            .field("generation", &self.generation)
+            .field("identity", &self.identity)
+            .finish_non_exhaustive()
+    }
+}
+
+fn digest(bytes: &[u8]) -> [u8; 32] {
+    let mut digest = [0; 32];
+    digest.copy_from_slice(ring::digest::digest(&ring::digest::SHA256, bytes).as_ref());
+    digest
+}
+
+/// The address with this port where it leaves it open.
+fn with_port(address: &str, port: u16) -> String {
+    match address.rsplit_once(':') {
+        Some((host, "0")) => format!("{host}:{port}"),
+        _ => address.to_owned(),
+    }
+}

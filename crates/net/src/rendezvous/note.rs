@@ -1,0 +1,90 @@
+//! What the leader tells those that have joined.
+
+use super::{Missing, Progress};
+use crate::handshake::fields::{Malformed, Reader, Writer};
+use bytes::Bytes;
+use std::time::Duration;
+
+/// The longest address in a note.
+const LONGEST: usize = 255;
+
+/// What the leader tells those that have joined.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Note {
+    /// Not all have joined.
+    Waiting(Progress),
+    /// All have: where each of them is.
+    Table(Vec<String>),
+}
+
+impl Note {
+    /// The bytes.
+    pub fn encode(&self) -> Bytes {
+        let mut fields = Writer::default();
+        match self {
+            Note::Waiting(progress) => {
+                fields.fixed(&[0]);
+                fields.u64(progress.workers as u64);
+                fields.u64(progress.waited.as_millis() as u64);
+                for missing in &progress.missing {
+                    fields.u64(missing.worker as u64);
+                    fields.text(&missing.address);
+                }
+            }
+            Note::Table(addresses) => {
+                fields.fixed(&[1]);
+                addresses.iter().for_each(|address| fields.text(address));
+            }
+        }
+        fields.0.into()
+    }
+
+    /// The note in these bytes.
+    ///
+    /// # Errors
+    /// [`Malformed`] if there is none.
+    pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+        let mut fields = Reader(bytes);
+        match fields.fixed()? {
+            [0] => {
+                let (workers, waited) = (fields.count()?, Duration::from_millis(fields.u64()?));
+                let mut missing = Vec::new();
+                while !fields.0.is_empty() {
+                    let (worker, address) = (fields.count()?, fields.text(LONGEST)?.to_owned());
+                    missing.push(Missing { worker, address, last: None });
+                }
+                Ok(Note::Waiting(Progress { workers, waited, missing }))
+            }
+            [1] => {
+                let mut addresses = Vec::new();
+                while !fields.0.is_empty() {
+                    addresses.push(fields.text(LONGEST)?.to_owned());
+                }
+                Ok(Note::Table(addresses))
+            }
+            _ => Err(Malformed),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn notes_come_back_from_their_bytes() {
+        let missing = vec![Missing { worker: 2, address: "10.0.0.7:2222".into(), last: None }];
+        let waiting = Progress { workers: 4, waited: Duration::from_millis(1500), missing };
+        for note in [Note::Waiting(waiting), Note::Table(vec!["a:1".into(), "b:2".into()])] {
+            assert_eq!(Note::decode(&note.encode()), Ok(note));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_a_note_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            let _ = Note::decode(&bytes);
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! How far a rendezvous is.
+
+use std::fmt;
+use std::time::Duration;
+
+/// How far a rendezvous is, once a second. Its text: `3 of 4 workers joined after 12 s, missing worker 2 at 10.0.0.7:2222`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// The number of workers.
+    pub workers: usize,
+    /// How long this worker has waited.
+    pub waited: Duration,
+    /// The workers that have not come.
+    pub missing: Vec<Missing>,
+}
+
+/// A worker that has not come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Missing {
+    /// The worker.
+    pub worker: usize,
+    /// Where it is expected.
+    pub address: String,
+    /// What came of the last attempt to reach it, if there was one.
+    pub last: Option<String>,
+}
+
+/// How many missing workers are named.
+const NAMED: usize = 8;
+
+impl fmt::Display for Progress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (joined, seconds) = (self.workers.saturating_sub(self.missing.len()), self.waited.as_secs());
+        write!(f, "{joined} of {} workers joined after {seconds} s", self.workers)?;
+        if self.missing.is_empty() { Ok(()) } else { write!(f, ", missing {}", list(&self.missing)) }
+    }
+}
+
+/// The missing workers, the first of them by name.
+pub(super) fn list(missing: &[Missing]) -> String {
+    let name = |missing: &Missing| {
+        let last = missing.last.as_ref().map(|last| format!(" ({last})")).unwrap_or_default();
+        format!("worker {} at {}{last}", missing.worker, missing.address)
+    };
+    let mut names: Vec<_> = missing.iter().take(NAMED).map(name).collect();
+    if missing.len() > NAMED {
+        names.push(format!("and {} more", missing.len() - NAMED));
+    }
+    names.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_says_who_is_missing_and_where() {
+        let missing = |worker| Missing { worker, address: format!("10.0.0.{worker}:2222"), last: None };
+        let mut progress =
+            Progress { workers: 4, waited: Duration::from_millis(12_900), missing: vec![missing(2)] };
+        let text = "3 of 4 workers joined after 12 s, missing worker 2 at 10.0.0.2:2222";
+        assert_eq!(progress.to_string(), text);
+        progress.missing[0].last = Some("connection refused".into());
+        assert_eq!(progress.to_string(), format!("{text} (connection refused)"));
+        progress.missing = (1..=12).map(missing).collect();
+        progress.workers = 13;
+        assert!(progress.to_string().ends_with("worker 8 at 10.0.0.8:2222, and 4 more"), "{progress}");
+        progress.missing.clear();
+        assert_eq!(progress.to_string(), "13 of 13 workers joined after 12 s");
+    }
+}

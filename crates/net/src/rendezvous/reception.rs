@@ -1,0 +1,229 @@
+//! Those who have connected and not yet shown who they are.
+
+use super::conversation::{Conversation, Trouble};
+use super::listener::Listener;
+use crate::background::Latecomers;
+use crate::handshake::host::Answer;
+use crate::handshake::{Hello, Host, Reason, Refusal};
+use crate::identity::secret;
+use crate::identity::tls::Tls;
+use crate::poll;
+use crate::stream::Stream;
+use distribute_cluster::Deadline;
+use distribute_log::heard;
+use ring::hmac;
+use rustix::event::PollFd;
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+/// How many may be here at once. Each holds a few kilobytes.
+const GUESTS: usize = 64;
+
+/// How long the handshake may take.
+pub(super) const HANDSHAKE: Duration = Duration::from_secs(5);
+
+/// How long somebody who was refused has to hear it.
+const LEAVE: Duration = Duration::from_secs(1);
+
+/// Listens, and talks to those who come, until they are refused or have shown that they belong to the job. None of them is
+/// waited for.
+#[derive(Debug)]
+pub(super) struct Reception {
+    listener: Listener,
+    tls: Option<Tls>,
+    mine: Hello,
+    key: Option<hmac::Key>,
+    guests: Vec<Guest>,
+    /// Until when nobody is let in, because the system refused it.
+    pause: Option<Deadline>,
+}
+
+#[derive(Debug)]
+struct Guest {
+    conversation: Conversation,
+    from: SocketAddr,
+    patience: Deadline,
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    Talking(Host),
+    /// The last words are on the way.
+    Welcome(Hello),
+    Leaving,
+    Gone,
+}
+
+/// Somebody who belongs to the job and may stay.
+#[derive(Debug)]
+pub(super) struct Arrival {
+    pub hello: Hello,
+    pub stream: Stream,
+}
+
+impl Reception {
+    pub fn new(listener: Listener, tls: Option<Tls>, mine: Hello, key: Option<hmac::Key>) -> Self {
+        Self { listener, tls, mine, key, guests: Vec::new(), pause: None }
+    }
+
+    /// What to wait for.
+    pub fn interests(&self) -> Vec<PollFd<'_>> {
+        let listener = self.pause.is_none().then(|| poll::interest(&self.listener.0, false));
+        listener.into_iter().chain(self.guests.iter().map(|guest| guest.conversation.interest())).collect()
+    }
+
+    /// Talks to all who are here. `decide` says who may stay, and is told of each who does, once.
+    pub fn attend(&mut self, decide: &mut dyn FnMut(&Hello) -> Result<(), Refusal>) -> Vec<Arrival> {
+        self.let_in();
+        for guest in &mut self.guests {
+            guest.attend(decide);
+        }
+        let mut arrivals = Vec::new();
+        for guest in std::mem::take(&mut self.guests) {
+            match guest.state {
+                State::Welcome(hello) if !guest.conversation.is_speaking() => {
+                    arrivals.push(Arrival { hello, stream: guest.conversation.into_stream() });
+                }
+                State::Gone => {}
+                _ => self.guests.push(guest),
+            }
+        }
+        arrivals
+    }
+
+    /// Whether this worker may stay, and the words that tell it are on the way.
+    pub fn is_welcoming(&self, worker: usize) -> bool {
+        self.guests.iter().any(|guest| matches!(&guest.state, State::Welcome(hello) if hello.rank == worker))
+    }
+
+    fn let_in(&mut self) {
+        if self.pause.is_some_and(|pause| !pause.has_passed()) {
+            return;
+        }
+        self.pause = None;
+        loop {
+            match self.listener.0.accept() {
+                Ok((socket, from)) => {
+                    if let Err(error) = self.greet(socket, from) {
+                        tracing::debug!(%from, %error, "a connection broke at once");
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted
+                    ) => {}
+                // No file descriptors, mostly. It would be ready again at once.
+                Err(error) => {
+                    heard(|| tracing::warn!(%error, "a connection cannot be accepted"));
+                    self.pause = Some(Deadline::after(Duration::from_millis(100)));
+                    return;
+                }
+            }
+        }
+    }
+
+    fn greet(&mut self, socket: TcpStream, from: SocketAddr) -> io::Result<()> {
+        if self.guests.len() >= GUESTS {
+            let text = format!("{GUESTS} connections have not said who they are: try again");
+            let refusal = Refusal::new(Reason::Crowded, text);
+            log(from, &refusal);
+            let mut conversation = Conversation::new(Stream::plain(socket)?);
+            // Those who speak TLS find out by the end of the connection.
+            if self.tls.is_none() {
+                conversation.say(&Host::refuse(refusal, true));
+                conversation.fall_silent();
+            }
+            return Ok(());
+        }
+        let stream = match &self.tls {
+            None => Stream::plain(socket)?,
+            Some(tls) => Stream::tls(socket, tls.server().map_err(io::Error::other)?)?,
+        };
+        let nonce = secret::random().map_err(io::Error::other)?;
+        let host = Host::new(self.mine.clone(), self.key.clone(), nonce);
+        self.guests.push(Guest {
+            conversation: Conversation::new(stream),
+            from,
+            patience: Deadline::after(HANDSHAKE),
+            state: State::Talking(host),
+        });
+        Ok(())
+    }
+}
+
+impl Guest {
+    fn attend(&mut self, decide: &mut dyn FnMut(&Hello) -> Result<(), Refusal>) {
+        let trouble = match self.talk(decide) {
+            Ok(()) if self.patience.has_passed() => {
+                let text = format!("the handshake took more than {} s", HANDSHAKE.as_secs());
+                Trouble::Refused(Refusal::new(Reason::Late, text))
+            }
+            Ok(()) => return,
+            Err(trouble) => trouble,
+        };
+        match (trouble, &self.state) {
+            (_, State::Leaving | State::Gone) => self.state = State::Gone,
+            (Trouble::Broken(reason), _) => {
+                heard(
+                    || tracing::warn!(address = %self.from, "a connection ended before its handshake: {reason}"),
+                );
+                self.state = State::Gone;
+            }
+            (Trouble::Refused(refusal), _) => {
+                log(self.from, &refusal);
+                self.conversation.say(&Host::refuse(refusal, !self.conversation.has_spoken));
+                self.conversation.fall_silent();
+                self.patience = Deadline::after(LEAVE);
+                self.state = State::Leaving;
+            }
+        }
+    }
+
+    fn talk(&mut self, decide: &mut dyn FnMut(&Hello) -> Result<(), Refusal>) -> Result<(), Trouble> {
+        loop {
+            self.conversation.speak()?;
+            let host = match &mut self.state {
+                State::Talking(host) => host,
+                State::Leaving if self.conversation.forget() => return Ok(()),
+                State::Leaving => return Err(Trouble::Broken(String::new())),
+                State::Welcome(_) | State::Gone => return Ok(()),
+            };
+            let Some(words) = self.conversation.listen()? else { return Ok(()) };
+            match host.hear(words).map_err(Trouble::Refused)? {
+                Answer::Say(words) => self.conversation.say(&words),
+                Answer::Applies(hello) => {
+                    decide(&hello).map_err(Trouble::Refused)?;
+                    self.conversation.say(&Host::welcome());
+                    self.state = State::Welcome(hello);
+                }
+            }
+        }
+    }
+}
+
+fn log(from: SocketAddr, refusal: &Refusal) {
+    heard(|| tracing::warn!(address = %from, "a connection was refused: {refusal}"));
+}
+
+impl Latecomers for Reception {
+    fn interests(&self) -> Vec<PollFd<'_>> {
+        Reception::interests(self)
+    }
+
+    fn attend(&mut self) {
+        let mine = self.mine.rank;
+        let complete = |hello: &Hello| {
+            let text = format!(
+                "the world is complete, and has a worker {} already: worker {mine} takes no other",
+                hello.rank
+            );
+            Err(Refusal::new(Reason::Complete, text))
+        };
+        // Nobody may stay.
+        let _ = Reception::attend(self, &mut { complete });
+    }
+}

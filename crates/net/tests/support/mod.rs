@@ -1,0 +1,203 @@
+//! Worlds of several workers in one process, and receivers that keep what comes.
+
+#![allow(dead_code)]
+
+use distribute_cluster::{Deadline, World};
+use distribute_net::{
+    Certificates, Drive, Identity, Listener, Mesh, Message, Receiver, Rendezvous, Secret, Settings, Transport,
+    memory,
+};
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+pub const PATIENCE: Duration = Duration::from_secs(50);
+
+/// What has come.
+#[derive(Debug, Default)]
+pub struct Come {
+    /// In order, from each worker.
+    pub messages: Vec<(usize, Message)>,
+    pub lost: Vec<(usize, String)>,
+    /// How many messages had come when a worker was lost.
+    pub before: Vec<usize>,
+}
+
+/// Keeps what comes.
+#[derive(Debug, Default)]
+pub struct Kept {
+    come: Mutex<Come>,
+    changed: Condvar,
+}
+
+impl Receiver for Kept {
+    fn deliver(&self, from: usize, message: Message) {
+        self.come.lock().unwrap().messages.push((from, message));
+        self.changed.notify_all();
+    }
+
+    fn lose(&self, from: usize, reason: String) {
+        let mut come = self.come.lock().unwrap();
+        let before = come.messages.len();
+        come.before.push(before);
+        come.lost.push((from, reason));
+        self.changed.notify_all();
+    }
+}
+
+impl Kept {
+    pub fn new() -> Arc<Self> {
+        Arc::default()
+    }
+
+    /// Waits until something is true of what has come, driving the transport if there is one.
+    pub fn until<T>(
+        &self,
+        transport: Option<&dyn Transport>,
+        what: &str,
+        mut is: impl FnMut(&mut Come) -> Option<T>,
+    ) -> T {
+        let deadline = Deadline::after(PATIENCE);
+        loop {
+            let mut come = self.come.lock().unwrap();
+            if let Some(value) = is(&mut come) {
+                return value;
+            }
+            assert!(!deadline.has_passed(), "{what} has not happened: {:?}", come.lost);
+            let slice = Duration::from_millis(20);
+            match transport {
+                Some(transport) => {
+                    drop(come);
+                    if transport.drive(slice) == Drive::Elsewhere {
+                        let come = self.come.lock().unwrap();
+                        drop(self.changed.wait_timeout(come, Duration::from_millis(1)).unwrap());
+                    }
+                }
+                None => drop(self.changed.wait_timeout(come, slice).unwrap()),
+            }
+        }
+    }
+
+    pub fn count(&self, transport: Option<&dyn Transport>, messages: usize) {
+        let enough = |come: &mut Come| (come.messages.len() >= messages).then_some(());
+        self.until(transport, &format!("the arrival of {messages} messages"), enough);
+    }
+
+    pub fn loss(&self, transport: Option<&dyn Transport>, worker: usize) -> String {
+        let lost =
+            |come: &mut Come| come.lost.iter().find(|(from, _)| *from == worker).map(|(_, why)| why.clone());
+        self.until(transport, &format!("the loss of worker {worker}"), lost)
+    }
+
+    pub fn take(&self) -> Come {
+        std::mem::take(&mut self.come.lock().unwrap())
+    }
+}
+
+/// The transports that have to behave alike.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Kind {
+    Memory,
+    Tcp,
+    /// With a secret that both sides prove to know.
+    Proof,
+    /// With certificates made from a secret.
+    TlsBySecret,
+    /// With certificates from files.
+    TlsByCertificates,
+}
+
+pub const KINDS: [Kind; 5] =
+    [Kind::Memory, Kind::Tcp, Kind::Proof, Kind::TlsBySecret, Kind::TlsByCertificates];
+
+pub struct Worker {
+    pub transport: Arc<dyn Transport>,
+    pub kept: Arc<Kept>,
+}
+
+impl Worker {
+    pub fn drive(&self) -> Option<&dyn Transport> {
+        Some(&*self.transport)
+    }
+}
+
+/// A world of workers in this process.
+pub fn world(kind: Kind, workers: usize) -> Vec<Worker> {
+    if kind == Kind::Memory {
+        let kept: Vec<_> = (0..workers).map(|_| Kept::new()).collect();
+        let receivers = kept.iter().map(|kept| kept.clone() as Arc<dyn Receiver>).collect();
+        let transports = memory::transports(receivers).into_iter();
+        return transports.zip(kept).map(|(t, kept)| Worker { transport: Arc::new(t), kept }).collect();
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let identity = match kind {
+        Kind::Memory | Kind::Tcp => Identity::None,
+        Kind::Proof | Kind::TlsBySecret => Identity::Secret(Secret::random().unwrap()),
+        Kind::TlsByCertificates => Identity::Certificates(certificates(folder.path(), "worker")),
+    };
+    // Which is no loopback address, and yet of this machine.
+    let host = if kind == Kind::TlsBySecret { "0.0.0.0" } else { "127.0.0.1" };
+    let setup = move |rendezvous: Rendezvous| rendezvous.identity(identity.clone());
+    meshes(workers, host, setup).into_iter().map(|(mesh, kept)| Worker { transport: Arc::new(mesh), kept }).collect()
+}
+
+/// Settings with which a busy machine is not taken for a dead one.
+pub fn patient() -> Settings {
+    Settings { silence: Duration::from_secs(30), ..Settings::default() }
+}
+
+/// Joins all workers of a world, each on a thread.
+pub fn meshes(
+    workers: usize,
+    host: &str,
+    setup: impl Fn(Rendezvous) -> Rendezvous + Sync,
+) -> Vec<(Mesh, Arc<Kept>)> {
+    let listener = Listener::bind(&format!("{host}:0")).unwrap();
+    let addresses = addresses(workers, host, listener.address().unwrap().port());
+    let mut listener = Some(listener);
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..workers)
+            .map(|worker| {
+                let (addresses, listener, setup) = (addresses.clone(), listener.take(), &setup);
+                scope.spawn(move || {
+                    let world = World::new(workers, worker, 1).unwrap();
+                    let rendezvous = setup(Rendezvous::new(world, addresses).settings(patient()));
+                    let rendezvous = match listener {
+                        Some(listener) => rendezvous.listener(listener),
+                        None => rendezvous,
+                    };
+                    let kept = Kept::new();
+                    (rendezvous.join(kept.clone()).unwrap(), kept)
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// The leader at this port, the others at ports that the system chooses.
+pub fn addresses(workers: usize, host: &str, port: u16) -> Vec<String> {
+    (0..workers).map(|worker| format!("{host}:{}", if worker == 0 { port } else { 0 })).collect()
+}
+
+/// A CA and a certificate that it has signed, as files.
+pub fn certificates(folder: &Path, name: &str) -> Certificates {
+    let ca_key = KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).unwrap();
+    let mut params = CertificateParams::new(Vec::new()).unwrap();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let ca = params.self_signed(&ca_key).unwrap();
+    let key = KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).unwrap();
+    let worker = CertificateParams::new(vec![format!("{name}.example")]).unwrap();
+    let certificate = worker.signed_by(&key, &Issuer::new(params, ca_key)).unwrap();
+    let write = |what: &str, pem: String| {
+        let path = folder.join(format!("{name}-{what}.pem"));
+        std::fs::write(&path, pem).unwrap();
+        path
+    };
+    Certificates {
+        ca: write("ca", ca.pem()),
+        certificate: write("certificate", certificate.pem()),
+        key: write("key", key.serialize_pem()),
+    }
+}
