@@ -1,5 +1,6 @@
 //! What can be wrong with a cluster, and what to do about it.
 
+use crate::http::HttpError;
 use crate::task::{Job, Task};
 use crate::world::WorldError;
 use std::fmt;
@@ -142,6 +143,152 @@ pub enum ClusterError {
         /// Its address.
         address: String,
     },
+    /// An environment variable that is needed is not set.
+    #[error("{variable} is not set: {remedy}")]
+    NotSet {
+        /// The variable.
+        variable: &'static str,
+        /// What sets it.
+        remedy: &'static str,
+    },
+    /// A text is no host.
+    #[error("expected a host, found {found:?}: {why}")]
+    Host {
+        /// The text.
+        found: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The jobs have another number of tasks than were started.
+    #[error(
+        "the jobs have {wanted} tasks, but {started} were started; ask the scheduler for {wanted}, or give the jobs {started}"
+    )]
+    TaskCount {
+        /// The tasks of all jobs.
+        wanted: usize,
+        /// The tasks that the scheduler started.
+        started: usize,
+    },
+    /// This process's rank is not below the number of tasks.
+    #[error("this process has rank {rank}, but {started} tasks were started")]
+    NoSuchRank {
+        /// The rank.
+        rank: usize,
+        /// How many tasks there are.
+        started: usize,
+    },
+    /// A host is in a list more than once.
+    #[error("the host {host:?} is there twice; give each host once, with all of its tasks")]
+    HostTwice {
+        /// The host.
+        host: String,
+    },
+    /// There are fewer ports than tasks of a host.
+    #[error("there are no {tasks} ports from {port_base} up; give a smaller port_base")]
+    Ports {
+        /// The first port.
+        port_base: u16,
+        /// How many tasks need one, at least.
+        tasks: usize,
+    },
+    /// The scheduler put a rank elsewhere than the resolver does. Numbers are of a host, and of a task of this host.
+    #[error(
+        "rank {rank} should be task {} of host {}, but is task {} of host {}: have the scheduler fill one host after the \
+         other (Slurm: --distribution=block; Open MPI: --map-by slot)",
+        expected.1, expected.0, found.1, found.0
+    )]
+    Dealt {
+        /// The rank.
+        rank: usize,
+        /// Its host and its number there, where ranks fill one host after the other.
+        expected: (usize, usize),
+        /// What the scheduler says.
+        found: (usize, usize),
+    },
+    /// The tasks of a node need more GPUs than it has.
+    #[error(
+        "{tasks} tasks of a node can not have {} each of its {gpus}; give gpus_per_node, gpus_per_task (0 for none), or \
+         start fewer tasks on a node",
+        gpus_each(*each)
+    )]
+    Gpus {
+        /// The tasks of the fullest node.
+        tasks: usize,
+        /// The GPUs of each; 0 where there are fewer than tasks.
+        each: usize,
+        /// The GPUs of the node.
+        gpus: usize,
+    },
+    /// An MPI launcher started ranks on several hosts, and doesn't tell which.
+    #[error(
+        "{size} ranks were started, {}but MPI doesn't tell on which hosts; give MpiOptions::hosts, or TF_CONFIG",
+        here(local)
+    )]
+    NoHosts {
+        /// The number of ranks.
+        size: usize,
+        /// How many of them are on this host, if that is known.
+        local: Option<usize>,
+    },
+    /// A union of no resolvers.
+    #[error("a union needs at least one resolver")]
+    NoResolver,
+    /// An API could not be asked.
+    #[error(transparent)]
+    Http(#[from] HttpError),
+    /// An API does not let this process ask.
+    #[error("{error}; {remedy}")]
+    Forbidden {
+        /// What it said.
+        error: HttpError,
+        /// What it takes to be let in.
+        remedy: &'static str,
+    },
+    /// An API gives page after page.
+    #[error("{url}: the list has no end")]
+    Endless {
+        /// The list.
+        url: String,
+    },
+    /// A file of the pod's service account cannot be read.
+    #[error("{path}: {what}; does the pod have a service account with a mounted token?")]
+    Account {
+        /// The file.
+        path: String,
+        /// What the system said.
+        what: String,
+    },
+    /// A pod does not run.
+    #[error("the pod {pod:?} doesn't run, its phase is {phase}; wait until all pods run, then try again")]
+    PodNotRunning {
+        /// Its name.
+        pod: String,
+        /// Its phase.
+        phase: String,
+    },
+    /// Two pods would have one address.
+    #[error(
+        "{one:?} and {other:?} would both be at {address}; give them ports of their own, or a network of their own"
+    )]
+    SharedAddress {
+        /// One of them.
+        one: String,
+        /// The other.
+        other: String,
+        /// The address.
+        address: String,
+    },
+    /// This machine is none of the group.
+    #[error(
+        "this machine has the address {own}, which no running machine of the instance group {group:?} has; give \
+         GceOptions::task_id if it is to take part"
+    )]
+    NotInGroup {
+        /// Its address.
+        own: String,
+        /// The group.
+        group: String,
+    },
     /// The tasks don't make a world.
     #[error(transparent)]
     World(#[from] WorldError),
@@ -206,6 +353,20 @@ fn tasks(indices: &[usize]) -> String {
             format!("tasks {}{end}", if more > 0 { shown.join(", ") } else { list(&shown) })
         }
     }
+}
+
+/// `2 GPUs`; of none, what was tried.
+fn gpus_each(each: usize) -> String {
+    match each {
+        0 => "a GPU".into(),
+        1 => "1 GPU".into(),
+        more => format!("{more} GPUs"),
+    }
+}
+
+/// `2 of them here, `
+fn here(local: &Option<usize>) -> String {
+    local.map_or(String::new(), |local| format!("{local} of them here, "))
 }
 
 /// `a, b and c`

@@ -1,4 +1,5 @@
-//! Who takes part, how long to wait for them, and who is to blame. Pure decisions: no socket, no thread.
+//! Who takes part, how long to wait for them, and who is to blame. Pure decisions: no thread, and no socket but that of a
+//! feature.
 //!
 //! | module | what it is |
 //! |---|---|
@@ -10,6 +11,9 @@
 //! | `spec`, `task`, `address` | [`ClusterSpec`]: the tasks of a cluster and where they listen; [`Job`], [`Task`], [`Address`] |
 //! | `roles` | what follows for a task: its rank, how many work with it, who leads; the [`World`] of a cluster |
 //! | `tf_config` | [`TfConfig`]: `TF_CONFIG`, read and written |
+//! | [`resolver`] | [`ClusterResolver`](resolver::ClusterResolver): where the cluster is found out: `TF_CONFIG`, Slurm, MPI, … |
+//! | [`environment`] | where resolvers look up environment variables |
+//! | [`http`] | what resolvers that ask an API need; the client is behind the features `gce` and `kubernetes` |
 //! | `error` | [`ClusterError`]: what is wrong with a cluster, and where |
 //!
 //! Members identify replicas by their global ids, and everything they tell each other can be serialized.
@@ -29,9 +33,12 @@
 mod address;
 pub mod blame;
 pub mod deadline;
+pub mod environment;
 mod error;
 pub mod fingerprint;
+pub mod http;
 mod json;
+pub mod resolver;
 mod roles;
 mod spec;
 pub mod standing;

@@ -2,6 +2,7 @@
 
 use crate::error::{ClusterError, Malformed};
 use crate::json::{self, Json};
+use crate::resolver::missing;
 use crate::spec::ClusterSpec;
 use crate::task::{Job, Task};
 use serde::{Deserialize, Serialize};
@@ -98,11 +99,7 @@ impl TfConfig {
     pub(crate) fn no_task(&self) -> ClusterError {
         ClusterError::NoTask {
             tasks: self.cluster.total_tasks(),
-            missing: match (&self.task.job, self.task.index) {
-                (None, None) => "the task",
-                (None, Some(_)) => "the type of the task",
-                _ => "the index of the task",
-            },
+            missing: missing(self.task.job.as_ref(), self.task.index),
             remedy: r#"add "task": {"type": "worker", "index": 0} to TF_CONFIG, with this process's own type and index"#,
         }
     }
