@@ -1,4 +1,5 @@
-//! Who takes part, how long to wait for them, and who is to blame. Pure decisions: no socket, no thread.
+//! Who takes part, how long to wait for them, and who is to blame. Pure decisions: no thread, and no socket but that of a
+//! feature.
 //!
 //! | module | what it is |
 //! |---|---|
@@ -7,6 +8,13 @@
 //! | [`standing`] | [`Standing`]: what a member is doing and has done |
 //! | [`blame`] | [`Blame`]: who did not do what the others waited for |
 //! | [`world`] | [`World`]: how many take part, and which of them this process is |
+//! | `spec`, `task`, `address` | [`ClusterSpec`]: the tasks of a cluster and where they listen; [`Job`], [`Task`], [`Address`] |
+//! | `roles` | what follows for a task: its rank, how many work with it, who leads; the [`World`] of a cluster |
+//! | `tf_config` | [`TfConfig`]: `TF_CONFIG`, read and written |
+//! | [`resolver`] | [`ClusterResolver`](resolver::ClusterResolver): where the cluster is found out: `TF_CONFIG`, Slurm, MPI, … |
+//! | [`environment`] | where resolvers look up environment variables |
+//! | [`http`] | what resolvers that ask an API need; the client is behind the features `gce` and `kubernetes` |
+//! | `error` | [`ClusterError`]: what is wrong with a cluster, and where |
 //!
 //! Members identify replicas by their global ids, and everything they tell each other can be serialized.
 //!
@@ -22,14 +30,29 @@
 
 #![forbid(unsafe_code)]
 
+mod address;
 pub mod blame;
 pub mod deadline;
+pub mod environment;
+mod error;
 pub mod fingerprint;
+pub mod http;
+mod json;
+pub mod resolver;
+mod roles;
+mod spec;
 pub mod standing;
+mod task;
+mod tf_config;
 pub mod world;
 
+pub use address::{Address, Host};
 pub use blame::{Blame, Callers, Cause, Fault};
 pub use deadline::{Deadline, Stopwatch};
+pub use error::{ClusterError, Malformed};
 pub use fingerprint::{CallSite, Fingerprint, Operation, fnv1a};
+pub use spec::{ClusterSpec, MAX_TASK_INDEX};
 pub use standing::{Presence, Standing};
+pub use task::{Job, OtherJob, Task};
+pub use tf_config::{OwnTask, TF_CONFIG, TfConfig};
 pub use world::{World, WorldError};

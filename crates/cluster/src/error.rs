@@ -1,0 +1,397 @@
+//! What can be wrong with a cluster, and what to do about it.
+
+use crate::http::HttpError;
+use crate::task::{Job, Task};
+use crate::world::WorldError;
+use std::fmt;
+
+/// What is wrong with a cluster, or with what describes it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ClusterError {
+    /// A value is not what it should be, in a text that describes the cluster.
+    #[error(transparent)]
+    Malformed(#[from] Malformed),
+    /// What is wrong with the cluster, and where that stands.
+    #[error("{origin}: {path}: {error}")]
+    At {
+        /// What holds it, such as the environment variable.
+        origin: &'static str,
+        /// Where in it: `task.index`.
+        path: String,
+        /// What is wrong.
+        error: Box<ClusterError>,
+    },
+    /// A text is no address.
+    #[error("expected \"host:port\", found {found:?}: {why}")]
+    Address {
+        /// The text.
+        found: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The cluster has no job of this name.
+    #[error("the cluster has no job {job:?}, it has {}", names(jobs), job = job.as_str())]
+    NoSuchJob {
+        /// The job that was asked for.
+        job: Job,
+        /// The jobs that it has.
+        jobs: Vec<Job>,
+    },
+    /// The job has no task of this number.
+    #[error("the cluster has no {task}: {job:?} has {}", tasks(indices), job = task.job.as_str())]
+    NoSuchTask {
+        /// The task that was asked for.
+        task: Task,
+        /// The numbers that its job has.
+        indices: Vec<usize>,
+    },
+    /// Two addresses for one task.
+    #[error("{task} is there twice, at {addresses}")]
+    Duplicate {
+        /// The task.
+        task: Task,
+        /// Both addresses.
+        addresses: String,
+    },
+    /// The number of a task is too large to be one.
+    #[error("{task} is there, but tasks are numbered from 0 to {}", crate::MAX_TASK_INDEX)]
+    TooLarge {
+        /// The task.
+        task: Task,
+    },
+    /// Strategies don't use a job of this name.
+    #[error("the job {job:?} is none that a strategy uses: chief, worker, ps, evaluator", job = job.as_str())]
+    DisallowedJob {
+        /// The job.
+        job: Job,
+    },
+    /// This process's own job is none that a strategy uses.
+    #[error("this task is {task}, but the tasks of strategies are chief, worker, ps and evaluator")]
+    DisallowedTask {
+        /// This process.
+        task: Task,
+    },
+    /// This process's job is not part of the cluster.
+    #[error("this task is {task}, but the cluster has no job {job:?}, it has {}", names(jobs), job = task.job.as_str())]
+    NotInCluster {
+        /// This process.
+        task: Task,
+        /// The jobs of the cluster.
+        jobs: Vec<Job>,
+    },
+    /// More than one chief, or more than one evaluator.
+    #[error("there are {count} tasks of the job {job:?}, where there can be one", job = job.as_str())]
+    Several {
+        /// The job.
+        job: Job,
+        /// How many tasks it has.
+        count: usize,
+    },
+    /// This process's number is not below the number of tasks of its job.
+    #[error("this task is {task}, but {job:?} has {}", tasks(indices), job = task.job.as_str())]
+    NoSuchIndex {
+        /// This process.
+        task: Task,
+        /// The numbers that its job has.
+        indices: Vec<usize>,
+    },
+    /// Workers are numbered with gaps.
+    #[error("{job:?} has {}: workers of a strategy are numbered from 0 without gaps", tasks(indices), job = job.as_str())]
+    Gaps {
+        /// The job.
+        job: Job,
+        /// The numbers that it has.
+        indices: Vec<usize>,
+    },
+    /// A parameter server is no worker: it has no rank, and counts no workers.
+    #[error("{task} is a parameter server: it has no rank among the workers")]
+    NoRank {
+        /// The task.
+        task: Task,
+    },
+    /// There is a cluster, but which of its tasks this process is isn't known.
+    #[error("there is a cluster of {tasks} tasks, but {missing} of this process is not given; {remedy}")]
+    NoTask {
+        /// How many tasks the cluster has.
+        tasks: usize,
+        /// What is missing: the job, the index, or both.
+        missing: &'static str,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// An address that each host takes for itself, in a cluster of several hosts.
+    #[error(
+        "{task} is at {address}, which every host takes for itself, while {other} is on another host; give the name or \
+         the address by which the others reach it"
+    )]
+    Loopback {
+        /// The task.
+        task: Task,
+        /// Its address.
+        address: String,
+        /// A task with an address of another host.
+        other: Task,
+    },
+    /// An address to listen at, to which nobody can connect.
+    #[error(
+        "{task} is at {address}, to which nobody can connect; give the name or the address by which the others reach it"
+    )]
+    Unspecified {
+        /// The task.
+        task: Task,
+        /// Its address.
+        address: String,
+    },
+    /// An environment variable that is needed is not set.
+    #[error("{variable} is not set: {remedy}")]
+    NotSet {
+        /// The variable.
+        variable: &'static str,
+        /// What sets it.
+        remedy: &'static str,
+    },
+    /// A text is no host.
+    #[error("expected a host, found {found:?}: {why}")]
+    Host {
+        /// The text.
+        found: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The jobs have another number of tasks than were started.
+    #[error(
+        "the jobs have {wanted} tasks, but {started} were started; ask the scheduler for {wanted}, or give the jobs {started}"
+    )]
+    TaskCount {
+        /// The tasks of all jobs.
+        wanted: usize,
+        /// The tasks that the scheduler started.
+        started: usize,
+    },
+    /// This process's rank is not below the number of tasks.
+    #[error("this process has rank {rank}, but {started} tasks were started")]
+    NoSuchRank {
+        /// The rank.
+        rank: usize,
+        /// How many tasks there are.
+        started: usize,
+    },
+    /// A host is in a list more than once.
+    #[error("the host {host:?} is there twice; give each host once, with all of its tasks")]
+    HostTwice {
+        /// The host.
+        host: String,
+    },
+    /// There are fewer ports than tasks of a host.
+    #[error("there are no {tasks} ports from {port_base} up; give a smaller port_base")]
+    Ports {
+        /// The first port.
+        port_base: u16,
+        /// How many tasks need one, at least.
+        tasks: usize,
+    },
+    /// The scheduler put a rank elsewhere than the resolver does. Numbers are of a host, and of a task of this host.
+    #[error(
+        "rank {rank} should be task {} of host {}, but is task {} of host {}: have the scheduler fill one host after the \
+         other (Slurm: --distribution=block; Open MPI: --map-by slot)",
+        expected.1, expected.0, found.1, found.0
+    )]
+    Dealt {
+        /// The rank.
+        rank: usize,
+        /// Its host and its number there, where ranks fill one host after the other.
+        expected: (usize, usize),
+        /// What the scheduler says.
+        found: (usize, usize),
+    },
+    /// The tasks of a node need more GPUs than it has.
+    #[error(
+        "{tasks} tasks of a node can not have {} each of its {gpus}; give gpus_per_node, gpus_per_task (0 for none), or \
+         start fewer tasks on a node",
+        gpus_each(*each)
+    )]
+    Gpus {
+        /// The tasks of the fullest node.
+        tasks: usize,
+        /// The GPUs of each; 0 where there are fewer than tasks.
+        each: usize,
+        /// The GPUs of the node.
+        gpus: usize,
+    },
+    /// An MPI launcher started ranks on several hosts, and doesn't tell which.
+    #[error(
+        "{size} ranks were started, {}but MPI doesn't tell on which hosts; give MpiOptions::hosts, or TF_CONFIG",
+        here(local)
+    )]
+    NoHosts {
+        /// The number of ranks.
+        size: usize,
+        /// How many of them are on this host, if that is known.
+        local: Option<usize>,
+    },
+    /// A union of no resolvers.
+    #[error("a union needs at least one resolver")]
+    NoResolver,
+    /// An API could not be asked.
+    #[error(transparent)]
+    Http(#[from] HttpError),
+    /// An API does not let this process ask.
+    #[error("{error}; {remedy}")]
+    Forbidden {
+        /// What it said.
+        error: HttpError,
+        /// What it takes to be let in.
+        remedy: &'static str,
+    },
+    /// An API gives page after page.
+    #[error("{url}: the list has no end")]
+    Endless {
+        /// The list.
+        url: String,
+    },
+    /// A file of the pod's service account cannot be read.
+    #[error("{path}: {what}; does the pod have a service account with a mounted token?")]
+    Account {
+        /// The file.
+        path: String,
+        /// What the system said.
+        what: String,
+    },
+    /// A pod does not run.
+    #[error("the pod {pod:?} doesn't run, its phase is {phase}; wait until all pods run, then try again")]
+    PodNotRunning {
+        /// Its name.
+        pod: String,
+        /// Its phase.
+        phase: String,
+    },
+    /// Two pods would have one address.
+    #[error(
+        "{one:?} and {other:?} would both be at {address}; give them ports of their own, or a network of their own"
+    )]
+    SharedAddress {
+        /// One of them.
+        one: String,
+        /// The other.
+        other: String,
+        /// The address.
+        address: String,
+    },
+    /// This machine is none of the group.
+    #[error(
+        "this machine has the address {own}, which no running machine of the instance group {group:?} has; give \
+         GceOptions::task_id if it is to take part"
+    )]
+    NotInGroup {
+        /// Its address.
+        own: String,
+        /// The group.
+        group: String,
+    },
+    /// The tasks don't make a world.
+    #[error(transparent)]
+    World(#[from] WorldError),
+}
+
+/// A value that is not what it should be: where, what was expected, what is there.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{origin}: {}expected {expected}, found {found}{}", At(path), Help(help))]
+pub struct Malformed {
+    /// What holds the value: the name of an environment variable, or of an answer from elsewhere.
+    pub origin: String,
+    /// Where in it: `cluster.worker[1]`. Empty for the whole.
+    pub path: String,
+    /// What should be there.
+    pub expected: String,
+    /// What is there.
+    pub found: String,
+    /// What to do, where that is not clear from what was expected. Empty if it is.
+    pub help: &'static str,
+}
+
+/// What to do, behind the rest.
+struct Help(&'static str);
+
+impl fmt::Display for Help {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            "" => Ok(()),
+            help => write!(f, "; {help}"),
+        }
+    }
+}
+
+/// A path with the colon behind it, if there is one.
+struct At<'a>(&'a str);
+
+impl fmt::Display for At<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            "" => Ok(()),
+            path => write!(f, "{path}: "),
+        }
+    }
+}
+
+/// `chief, ps and worker`
+fn names(jobs: &[Job]) -> String {
+    list(&jobs.iter().map(Job::as_str).collect::<Vec<_>>())
+}
+
+/// `tasks 0 to 3`, `tasks 0, 2 and 5`, `no task`
+fn tasks(indices: &[usize]) -> String {
+    match indices {
+        [] => "no task".into(),
+        [one] => format!("task {one} alone"),
+        [0, .., last] if *last == indices.len() - 1 => format!("tasks 0 to {last}"),
+        some => {
+            // Enough to see the gaps.
+            let shown: Vec<String> = some.iter().take(8).map(usize::to_string).collect();
+            let more = some.len() - shown.len();
+            let end = if more > 0 { format!(" and {more} more") } else { String::new() };
+            format!("tasks {}{end}", if more > 0 { shown.join(", ") } else { list(&shown) })
+        }
+    }
+}
+
+/// `2 GPUs`; of none, what was tried.
+fn gpus_each(each: usize) -> String {
+    match each {
+        0 => "a GPU".into(),
+        1 => "1 GPU".into(),
+        more => format!("{more} GPUs"),
+    }
+}
+
+/// `2 of them here, `
+fn here(local: &Option<usize>) -> String {
+    local.map_or(String::new(), |local| format!("{local} of them here, "))
+}
+
+/// `a, b and c`
+fn list<T: AsRef<str>>(items: &[T]) -> String {
+    match items {
+        [] => "none".into(),
+        [one] => one.as_ref().into(),
+        [first @ .., last] => {
+            format!("{} and {}", first.iter().map(T::as_ref).collect::<Vec<_>>().join(", "), last.as_ref())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_job_has_is_said_in_few_words() {
+        assert_eq!(tasks(&[]), "no task");
+        assert_eq!(tasks(&[0]), "task 0 alone");
+        assert_eq!(tasks(&[0, 1, 2]), "tasks 0 to 2");
+        assert_eq!(tasks(&[0, 2]), "tasks 0 and 2");
+        let many: Vec<usize> = (1..=10).collect();
+        assert_eq!(tasks(&many), "tasks 1, 2, 3, 4, 5, 6, 7, 8 and 2 more");
+        assert_eq!(names(&[]), "none");
+    }
+}

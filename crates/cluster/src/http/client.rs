@@ -1,0 +1,89 @@
+//! The HTTP client, and the files with what it needs. The only place of the crate that does I/O, behind the features `gce`
+//! and `kubernetes`.
+
+use super::{Http, HttpError, Request};
+use crate::deadline::DEFAULT_TIMEOUT;
+use std::time::Duration;
+use ureq::Agent;
+use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
+
+/// No answer is larger than this. A pod takes some 10 kB.
+const MOST: u64 = 64 << 20;
+
+/// A blocking client: one deadline for the whole of a request, no redirects (headers may hold a token), no proxy.
+#[derive(Clone, Debug)]
+pub struct Client {
+    agent: Agent,
+}
+
+impl Default for Client {
+    fn default() -> Self {
+        Self::new(DEFAULT_TIMEOUT)
+    }
+}
+
+impl Client {
+    /// A client that trusts the certificate authorities that browsers do.
+    pub fn new(timeout: Duration) -> Self {
+        Self::with_roots(timeout, RootCerts::WebPki)
+    }
+
+    /// A client that trusts these certificate authorities alone, in PEM.
+    ///
+    /// # Errors
+    /// Where there is no certificate in the text, or one cannot be read.
+    pub fn trusting(timeout: Duration, pem: &[u8]) -> Result<Self, String> {
+        let mut roots: Vec<Certificate<'static>> = Vec::new();
+        for item in parse_pem(pem) {
+            if let PemItem::Certificate(certificate) = item.map_err(|error| error.to_string())? {
+                roots.push(certificate);
+            }
+        }
+        if roots.is_empty() {
+            return Err("it holds no certificate".into());
+        }
+        Ok(Self::with_roots(timeout, RootCerts::new_with_certs(&roots)))
+    }
+
+    fn with_roots(timeout: Duration, roots: RootCerts) -> Self {
+        let agent = Agent::config_builder()
+            .timeout_global(Some(timeout))
+            .max_redirects(0)
+            .proxy(None)
+            .http_status_as_error(false)
+            .tls_config(TlsConfig::builder().root_certs(roots).build())
+            .build();
+        Self { agent: agent.into() }
+    }
+}
+
+/// The contents of a small file, such as a token.
+#[cfg(feature = "kubernetes")]
+pub(crate) fn read(path: &str) -> Result<Vec<u8>, String> {
+    std::fs::read(path).map_err(|error| error.to_string())
+}
+
+impl Http for Client {
+    fn fetch(&self, request: &Request<'_>) -> Result<Vec<u8>, HttpError> {
+        let failed =
+            |error: ureq::Error| HttpError { url: request.url.into(), status: None, what: error.to_string() };
+        let response = match request.body {
+            None => {
+                let get = self.agent.get(request.url);
+                request.headers.iter().fold(get, |get, (name, value)| get.header(*name, *value)).call()
+            }
+            Some(body) => {
+                let post = self.agent.post(request.url);
+                request.headers.iter().fold(post, |post, (name, value)| post.header(*name, *value)).send(body)
+            }
+        };
+        let mut response = response.map_err(failed)?;
+        let body = response.body_mut().with_config().limit(MOST).read_to_vec().map_err(failed)?;
+        let status = response.status();
+        if status.is_success() {
+            Ok(body)
+        } else {
+            Err(HttpError::of_status(request.url, status.as_u16(), &body))
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! Which scheduler started this process.
+
+use super::mpi;
+use crate::environment::{Environment, number};
+use crate::tf_config::{TF_CONFIG, TfConfig};
+use std::fmt;
+
+/// What named a cluster to this process by its environment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Scheduler {
+    /// `TF_CONFIG` has several tasks, or cannot be read.
+    TfConfig,
+    /// An MPI launcher started several ranks.
+    Mpi,
+    /// A Slurm job step has several tasks.
+    Slurm,
+    /// A SageMaker training job has several hosts.
+    SageMaker,
+}
+
+/// Which scheduler started several processes, of which this is one; `None` where it was started alone.
+///
+/// So a program can notice that it is about to train alone, once in each process of a cluster.
+///
+/// ```
+/// use distribute_cluster::resolver::{Scheduler, detect};
+/// let step = [("SLURM_PROCID", "0"), ("SLURM_STEP_NUM_TASKS", "4")];
+/// assert_eq!(detect(&step), Some(Scheduler::Slurm));
+/// assert_eq!(detect(&[]), None);
+/// ```
+pub fn detect(environment: &dyn Environment) -> Option<Scheduler> {
+    let several = |name: &str| number(environment, name).ok().flatten().is_some_and(|tasks| tasks > 1);
+    if let Some(text) = environment.get(TF_CONFIG) {
+        // What cannot be read was meant to be one.
+        let tasks = text.parse::<TfConfig>().map_or(usize::MAX, |config| config.cluster.total_tasks());
+        if tasks > 1 {
+            return Some(Scheduler::TfConfig);
+        }
+    }
+    if mpi::size(environment).is_some_and(|ranks| ranks > 1) {
+        return Some(Scheduler::Mpi);
+    }
+    if environment.get("SLURM_PROCID").is_some() && several("SLURM_STEP_NUM_TASKS") {
+        return Some(Scheduler::Slurm);
+    }
+    let hosts =
+        environment.get("SM_HOSTS").and_then(|hosts| serde_json::from_str::<Vec<String>>(&hosts).ok());
+    hosts.filter(|hosts| hosts.len() > 1).map(|_| Scheduler::SageMaker)
+}
+
+impl fmt::Display for Scheduler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Scheduler::TfConfig => "TF_CONFIG",
+            Scheduler::Mpi => "MPI",
+            Scheduler::Slurm => "Slurm",
+            Scheduler::SageMaker => "SageMaker",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // reference/pains.md 4: each worker trains alone.
+    #[test]
+    fn a_process_of_several_is_noticed() {
+        let of = |environment: [(&str, &str); 2]| detect(&environment);
+        let two = r#"{"cluster": {"worker": ["a:1", "b:1"]}}"#;
+        assert_eq!(of([("TF_CONFIG", two), ("", "")]), Some(Scheduler::TfConfig));
+        assert_eq!(of([("TF_CONFIG", "{"), ("", "")]), Some(Scheduler::TfConfig));
+        assert_eq!(of([("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "2")]), Some(Scheduler::Mpi));
+        assert_eq!(of([("SM_HOSTS", r#"["a", "b"]"#), ("", "")]), Some(Scheduler::SageMaker));
+        // One alone is no cluster, nor is the script of a batch job, which is no step.
+        assert_eq!(of([("TF_CONFIG", "{}"), ("SM_HOSTS", r#"["a"]"#)]), None);
+        assert_eq!(of([("PMI_RANK", "0"), ("PMI_SIZE", "1")]), None);
+        assert_eq!(of([("SLURM_PROCID", "0"), ("SLURM_NTASKS", "8")]), None);
+    }
+}

@@ -1,0 +1,186 @@
+//! How a process finds out which cluster it is part of.
+//!
+//! A [`ClusterResolver`] answers from where a scheduler left it: an environment variable, a set of them, or an API. It is
+//! asked once, when a strategy is made.
+//!
+//! | started by | resolver |
+//! |---|---|
+//! | `distribute launch`, Kubeflow, Vertex AI, a script | [`TfConfigClusterResolver`] |
+//! | `srun` | [`SlurmClusterResolver`] |
+//! | `mpirun`, `mpiexec` | [`MpiClusterResolver`] |
+//! | SageMaker | [`SageMakerClusterResolver`] |
+//! | an instance group of Compute Engine | [`GceClusterResolver`] |
+//! | pods of Kubernetes without an operator | [`KubernetesClusterResolver`] |
+//! | the program, which knows its cluster | [`SimpleClusterResolver`] |
+//! | several of these | [`UnionResolver`] |
+
+mod detect;
+mod gce;
+mod hostlist;
+mod kubernetes;
+mod layout;
+mod mpi;
+mod sagemaker;
+mod simple;
+mod slurm;
+mod tf_config;
+mod union;
+
+pub use detect::{Scheduler, detect};
+pub use gce::{GceClusterResolver, GceOptions};
+pub use hostlist::{expand_hostlist, expand_tasks_per_node};
+pub use kubernetes::{KubernetesAccess, KubernetesClusterResolver, KubernetesOptions};
+pub use mpi::{MpiClusterResolver, MpiOptions};
+pub use sagemaker::SageMakerClusterResolver;
+pub use simple::SimpleClusterResolver;
+pub use slurm::{SlurmClusterResolver, SlurmOptions, TasksPerNode};
+pub use tf_config::TfConfigClusterResolver;
+pub use union::UnionResolver;
+
+use crate::error::ClusterError;
+use crate::spec::ClusterSpec;
+use crate::task::{Job, Task};
+use crate::world::World;
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// Numbers of accelerators by their kind, such as `GPU`.
+pub type Accelerators = BTreeMap<String, usize>;
+
+/// What finds out which cluster a process is part of, and as which task.
+#[doc(alias = "tf.distribute.cluster_resolver.ClusterResolver")]
+pub trait ClusterResolver: Send + Sync {
+    /// The tasks of the cluster. Empty where there is no cluster.
+    ///
+    /// # Errors
+    /// Where the cluster cannot be found out.
+    fn cluster_spec(&self) -> Result<ClusterSpec, ClusterError>;
+
+    /// The job of this process, if it is known.
+    fn task_type(&self) -> Option<Job>;
+
+    /// The number of this process in its job, if it is known.
+    fn task_id(&self) -> Option<usize>;
+
+    /// The protocol that goes in front of addresses in [`master`](Self::master).
+    fn rpc_layer(&self) -> Option<String> {
+        None
+    }
+
+    /// The name of the environment that the cluster runs in, as the program gave it. Nothing here depends on it.
+    fn environment(&self) -> Option<String> {
+        None
+    }
+
+    /// How many accelerators this process has, of each kind, as far as the resolver knows.
+    fn num_accelerators(&self) -> Accelerators {
+        Accelerators::new()
+    }
+
+    /// The address of a task, with a protocol in front: `grpc://10.0.0.7:2222`. Without `task` that of this process, or
+    /// nothing where it is not known; without `rpc_layer` the resolver's.
+    ///
+    /// # Errors
+    /// Where the cluster cannot be found out, or has no such task.
+    #[doc(alias = "master")]
+    fn master_of(&self, task: Option<&Task>, rpc_layer: Option<&str>) -> Result<String, ClusterError> {
+        let Some(task) = task.cloned().or_else(|| self.task()) else { return Ok(String::new()) };
+        let layer =
+            rpc_layer.filter(|layer| !layer.is_empty()).map(String::from).or_else(|| self.rpc_layer());
+        Ok(master_url(self.cluster_spec()?.task_address(&task.job, task.index)?, layer.as_deref()))
+    }
+
+    /// [`master_of`](Self::master_of) this process.
+    ///
+    /// # Errors
+    /// As there.
+    fn master(&self) -> Result<String, ClusterError> {
+        self.master_of(None, None)
+    }
+
+    /// This process's task, if it is known.
+    fn task(&self) -> Option<Task> {
+        Some(self.task_type()?.task(self.task_id()?))
+    }
+
+    /// The cluster and this process's task, checked for use by a strategy. `None` where there is no cluster.
+    ///
+    /// # Errors
+    /// Where the cluster cannot be found out, this process's task is not known, or [`ClusterSpec::validate`] refuses them.
+    fn membership(&self) -> Result<Option<(ClusterSpec, Task)>, ClusterError> {
+        let spec = self.cluster_spec()?;
+        if spec.is_empty() {
+            return Ok(None);
+        }
+        let task = self.task().ok_or(ClusterError::NoTask {
+            tasks: spec.total_tasks(),
+            missing: missing(self.task_type().as_ref(), self.task_id()),
+            remedy: "give the resolver this process's task_type and task_id",
+        })?;
+        spec.validate(&task)?;
+        Ok(Some((spec, task)))
+    }
+
+    /// The world of a strategy that trains in lock step, with `replicas` replicas on each worker: that of
+    /// [`ClusterSpec::world`], or one process where there is no cluster.
+    ///
+    /// # Errors
+    /// Those of [`membership`](Self::membership) and [`ClusterSpec::world`].
+    fn world(&self, replicas: usize) -> Result<World, ClusterError> {
+        match self.membership()? {
+            Some((spec, task)) => spec.world(&task, replicas),
+            None => Ok(World::alone(replicas)?),
+        }
+    }
+}
+
+/// What the program says, whatever the resolver found out.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Overrides {
+    /// The job of this process.
+    pub task_type: Option<Job>,
+    /// The number of this process in its job.
+    pub task_id: Option<usize>,
+    /// The protocol in front of addresses.
+    pub rpc_layer: Option<String>,
+    /// The name of the environment.
+    pub environment: Option<String>,
+}
+
+/// An address with its protocol, if there is one.
+fn master_url(address: impl fmt::Display, rpc_layer: Option<&str>) -> String {
+    match rpc_layer {
+        None | Some("") => address.to_string(),
+        Some(layer) => format!("{layer}://{address}"),
+    }
+}
+
+/// Which part of a task is missing.
+pub(crate) fn missing(job: Option<&Job>, index: Option<usize>) -> &'static str {
+    match (job, index) {
+        (None, None) => "the task",
+        (None, Some(_)) => "the type of the task",
+        _ => "the index of the task",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // MW-5
+    #[test]
+    fn mw_5_a_cluster_without_a_task_is_refused_and_none_is_one_process() {
+        let spec: ClusterSpec = r#"{"worker": ["a:1", "b:1"]}"#.parse().unwrap();
+        let error = SimpleClusterResolver::new(spec.clone()).world(2).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "there is a cluster of 2 tasks, but the task of this process is not given; give the resolver this process's \
+             task_type and task_id"
+        );
+        let resolver = SimpleClusterResolver::new(spec).with_task(Job::Worker.task(1));
+        assert_eq!(resolver.world(2).unwrap(), World::new(2, 1, 2).unwrap());
+        let alone: &dyn ClusterResolver = &SimpleClusterResolver::new(ClusterSpec::new());
+        assert_eq!(alone.world(3).unwrap(), World::alone(3).unwrap());
+    }
+}

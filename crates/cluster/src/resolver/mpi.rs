@@ -1,0 +1,224 @@
+//! A cluster from the environment of an MPI launcher.
+
+use super::layout::Layout;
+use super::{ClusterResolver, slurm};
+use crate::environment::{Environment, ProcessEnvironment, number};
+use crate::error::ClusterError;
+use crate::spec::ClusterSpec;
+use crate::task::{Job, Task};
+use std::collections::BTreeMap;
+
+/// How an [`MpiClusterResolver`] lays out the ranks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MpiOptions {
+    /// The hosts in the order of their ranks, and how many ranks each has. Needed where ranks are on several hosts and
+    /// Slurm did not start them: an MPI launcher tells ranks, but no hosts.
+    pub hosts: Option<Vec<(String, usize)>>,
+    /// How many tasks each job has. By default all ranks are workers.
+    pub jobs: Option<BTreeMap<Job, usize>>,
+    /// The port of the first rank of each host; those after it count up.
+    pub port_base: u16,
+    /// The protocol in front of addresses.
+    pub rpc_layer: Option<String>,
+}
+
+impl Default for MpiOptions {
+    fn default() -> Self {
+        Self { hosts: None, jobs: None, port_base: 8888, rpc_layer: None }
+    }
+}
+
+/// The cluster of a program that was started by `mpirun` or `mpiexec`. MPI itself is not used.
+///
+/// The launcher tells each process its rank and the number of ranks, in variables of its own:
+///
+/// | launcher | rank, size | on this host |
+/// |---|---|---|
+/// | Open MPI | `OMPI_COMM_WORLD_RANK`, `…_SIZE` | `OMPI_COMM_WORLD_LOCAL_RANK`, `…_LOCAL_SIZE` |
+/// | MPICH, Intel MPI (Hydra) | `PMI_RANK`, `PMI_SIZE` | `MPI_LOCALRANKID`, `MPI_LOCALNRANKS` |
+/// | MVAPICH2 | `MV2_COMM_WORLD_RANK`, `…_SIZE` | `MV2_COMM_WORLD_LOCAL_RANK`, `…_LOCAL_SIZE` |
+/// | PMIx (PRRTE, `srun --mpi=pmix`) | `PMIX_RANK`; the size from Slurm | `SLURM_LOCALID` |
+///
+/// It does not tell where the others are. So the hosts come from [`MpiOptions::hosts`]; else, inside of a Slurm job step,
+/// from Slurm; else, where all ranks are on this host, they are `127.0.0.1`. Otherwise it is an error.
+///
+/// Ranks fill one host after the other, as `mpirun --map-by slot` has it.
+///
+/// ```
+/// use distribute_cluster::resolver::{ClusterResolver, MpiClusterResolver, MpiOptions};
+/// let environment = [
+///     ("OMPI_COMM_WORLD_RANK", "1"),
+///     ("OMPI_COMM_WORLD_SIZE", "2"),
+///     ("OMPI_COMM_WORLD_LOCAL_SIZE", "2"),
+/// ];
+/// let resolver = MpiClusterResolver::from_environment(MpiOptions::default(), &environment)?;
+/// assert_eq!(resolver.cluster_spec()?.to_string(), r#"{"worker":["127.0.0.1:8888","127.0.0.1:8889"]}"#);
+/// # Ok::<(), distribute_cluster::ClusterError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct MpiClusterResolver {
+    spec: ClusterSpec,
+    task: Task,
+    rpc_layer: Option<String>,
+}
+
+/// The variables of a launcher: rank, size, rank on this host, size on this host.
+const LAUNCHERS: [[&str; 4]; 4] = [
+    [
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ],
+    ["MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"],
+    ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"],
+    ["PMIX_RANK", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""],
+];
+
+/// What a launcher told this process.
+struct Told {
+    rank: usize,
+    size: usize,
+    local_rank: Option<usize>,
+    local_size: Option<usize>,
+}
+
+fn told(environment: &dyn Environment) -> Result<Option<Told>, ClusterError> {
+    for [rank, size, local_rank, local_size] in LAUNCHERS {
+        if let (Some(rank), Some(size)) = (number(environment, rank)?, number(environment, size)?) {
+            let (local_rank, local_size) =
+                (number(environment, local_rank)?, number(environment, local_size)?);
+            return Ok(Some(Told { rank, size, local_rank, local_size }));
+        }
+    }
+    Ok(None)
+}
+
+/// How many ranks an MPI launcher started; `None` where none did, or what it says cannot be read.
+pub(super) fn size(environment: &dyn Environment) -> Option<usize> {
+    told(environment).ok().flatten().map(|told| told.size)
+}
+
+impl MpiClusterResolver {
+    /// The cluster of the program that this process is part of.
+    ///
+    /// # Errors
+    /// Where no MPI launcher started this process, or the hosts of its ranks are not known.
+    pub fn from_env(options: MpiOptions) -> Result<Self, ClusterError> {
+        Self::from_environment(options, &ProcessEnvironment)
+    }
+
+    /// The cluster of a program with this environment.
+    ///
+    /// # Errors
+    /// As [`from_env`](Self::from_env).
+    pub fn from_environment(
+        options: MpiOptions,
+        environment: &dyn Environment,
+    ) -> Result<Self, ClusterError> {
+        let Told { rank, size, local_rank, local_size } = told(environment)?.ok_or(ClusterError::NotSet {
+            variable: "OMPI_COMM_WORLD_RANK (or PMI_RANK, PMIX_RANK, MV2_COMM_WORLD_RANK)",
+            remedy: "no MPI launcher started this process: start the program with mpirun or mpiexec",
+        })?;
+        let in_step = environment.get("SLURM_STEP_TASKS_PER_NODE").is_some();
+        let hosts = match options.hosts {
+            Some(hosts) => hosts,
+            None if local_size == Some(size) => vec![("127.0.0.1".into(), size)],
+            // Of an mpirun inside of sbatch, the step is that of its daemons, one on each node.
+            None if in_step && number(environment, "SLURM_STEP_NUM_TASKS")? == Some(size) => {
+                slurm::step(environment)?
+            }
+            None => return Err(ClusterError::NoHosts { size, local: local_size }),
+        };
+        let jobs = options.jobs.unwrap_or_else(|| BTreeMap::from([(Job::Worker, size)]));
+        let placed = Layout { hosts: &hosts, jobs: &jobs, port_base: options.port_base }.place(rank)?;
+        placed.check(rank, None, local_rank)?;
+        Ok(Self { spec: placed.spec, task: placed.task, rpc_layer: options.rpc_layer })
+    }
+}
+
+impl ClusterResolver for MpiClusterResolver {
+    fn cluster_spec(&self) -> Result<ClusterSpec, ClusterError> {
+        Ok(self.spec.clone())
+    }
+
+    fn task_type(&self) -> Option<Job> {
+        Some(self.task.job.clone())
+    }
+
+    fn task_id(&self) -> Option<usize> {
+        Some(self.task.index)
+    }
+
+    fn rpc_layer(&self) -> Option<String> {
+        self.rpc_layer.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn resolve<const N: usize>(
+        options: MpiOptions,
+        environment: [(&str, &str); N],
+    ) -> Result<(String, Task), String> {
+        let resolver = MpiClusterResolver::from_environment(options, &environment);
+        resolver.map(|resolver| (resolver.spec.to_string(), resolver.task)).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn ranks_of_one_host_are_on_loopback() {
+        let here = (r#"{"worker":["127.0.0.1:8888","127.0.0.1:8889"]}"#.to_string(), Job::Worker.task(1));
+        let ours = MpiOptions::default;
+        for launcher in &LAUNCHERS[..3] {
+            let environment =
+                [(launcher[0], "1"), (launcher[1], "2"), (launcher[2], "1"), (launcher[3], "2")];
+            assert_eq!(resolve(ours(), environment).unwrap(), here);
+        }
+    }
+
+    #[test]
+    fn hosts_are_given_or_slurms() {
+        let rank = [("PMI_RANK", "2"), ("PMI_SIZE", "3")];
+        let hosts = Some(vec![("b".into(), 2), ("a".into(), 1)]);
+        let jobs = Some(BTreeMap::from([(Job::Ps, 1), (Job::Worker, 2)]));
+        let options = MpiOptions { hosts, jobs, port_base: 100, ..MpiOptions::default() };
+        let there = (r#"{"ps":["b:100"],"worker":["b:101","a:100"]}"#.to_string(), Job::Worker.task(1));
+        assert_eq!(resolve(options.clone(), rank).unwrap(), there);
+        let dealt = [rank[0], rank[1], ("MPI_LOCALRANKID", "1")];
+        assert!(resolve(options, dealt).unwrap_err().contains("--map-by slot"));
+
+        let step = [
+            ("PMIX_RANK", "2"),
+            ("SLURM_STEP_NUM_TASKS", "3"),
+            ("SLURM_STEP_NODELIST", "n[1-2]"),
+            ("SLURM_STEP_TASKS_PER_NODE", "2,1"),
+            ("SLURM_LOCALID", "0"),
+        ];
+        let there = (r#"{"worker":["n1:8888","n1:8889","n2:8888"]}"#.to_string(), Job::Worker.task(2));
+        assert_eq!(resolve(MpiOptions::default(), step).unwrap(), there);
+    }
+
+    #[test]
+    fn without_hosts_it_says_what_is_needed() {
+        let error = resolve(MpiOptions::default(), [("PMI_RANK", "2"), ("PMI_SIZE", "3")]).unwrap_err();
+        assert_eq!(
+            error,
+            "3 ranks were started, but MPI doesn't tell on which hosts; give MpiOptions::hosts, or TF_CONFIG"
+        );
+        let some = [("PMI_RANK", "2"), ("PMI_SIZE", "3"), ("MPI_LOCALNRANKS", "2")];
+        assert!(
+            resolve(MpiOptions::default(), some)
+                .unwrap_err()
+                .starts_with("3 ranks were started, 2 of them here, but")
+        );
+        let error = resolve(MpiOptions::default(), []).unwrap_err();
+        assert!(
+            error.starts_with("OMPI_COMM_WORLD_RANK (or PMI_RANK") && error.contains("mpirun"),
+            "{error}"
+        );
+        let error = resolve(MpiOptions::default(), [("PMI_RANK", "-1"), ("PMI_SIZE", "3")]).unwrap_err();
+        assert_eq!(error, r#"PMI_RANK: expected a whole number from 0, found "-1""#);
+    }
+}

@@ -1,0 +1,336 @@
+//! A cluster from the environment of a Slurm job step.
+
+use super::hostlist::{expand_hostlist, expand_tasks_per_node};
+use super::layout::Layout;
+use super::{Accelerators, ClusterResolver};
+use crate::environment::{Environment, ProcessEnvironment, number, required, required_number, unexpected};
+use crate::error::{ClusterError, Malformed};
+use crate::spec::ClusterSpec;
+use crate::task::{Job, Task};
+use std::collections::BTreeMap;
+
+/// How a [`SlurmClusterResolver`] lays out the tasks of a job step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SlurmOptions {
+    /// How many tasks each job has. By default all tasks of the step are workers.
+    pub jobs: Option<BTreeMap<Job, usize>>,
+    /// The port of the first task of each node; those after it count up.
+    pub port_base: u16,
+    /// GPUs of each node. By default as many as `CUDA_VISIBLE_DEVICES` names, or `SLURM_GPUS_ON_NODE` says, or none.
+    pub gpus_per_node: Option<usize>,
+    /// GPUs of each task. By default those of a node, shared out among as many tasks as the fullest node has.
+    pub gpus_per_task: Option<usize>,
+    /// Tasks of the nodes. By default what the step says.
+    pub tasks_per_node: Option<TasksPerNode>,
+    /// The protocol in front of addresses.
+    pub rpc_layer: Option<String>,
+}
+
+/// How many tasks nodes have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TasksPerNode {
+    /// As many on each node of the step.
+    Each(usize),
+    /// The nodes, in the order of their ranks, and the tasks of each.
+    Nodes(Vec<(String, usize)>),
+}
+
+impl Default for SlurmOptions {
+    fn default() -> Self {
+        Self {
+            jobs: None,
+            port_base: 8888,
+            gpus_per_node: None,
+            gpus_per_task: None,
+            tasks_per_node: None,
+            rpc_layer: Some("grpc".into()),
+        }
+    }
+}
+
+/// The cluster of a Slurm job step, that is of a program started by `srun`.
+///
+/// Ranks go through the nodes in Slurm's order, which fills one node after the other; jobs take consecutive ranks, in
+/// the order of their names. It is checked against what Slurm says of this process (`SLURM_NODEID`, `SLURM_LOCALID`).
+///
+/// ```
+/// use distribute_cluster::resolver::{ClusterResolver, SlurmClusterResolver, SlurmOptions};
+/// let step = [
+///     ("SLURM_PROCID", "2"),
+///     ("SLURM_STEP_NUM_TASKS", "3"),
+///     ("SLURM_STEP_NODELIST", "n[01-02]"),
+///     ("SLURM_STEP_TASKS_PER_NODE", "2,1"),
+/// ];
+/// let resolver = SlurmClusterResolver::from_environment(SlurmOptions::default(), &step)?;
+/// assert_eq!(resolver.cluster_spec()?.to_string(), r#"{"worker":["n01:8888","n01:8889","n02:8888"]}"#);
+/// assert_eq!(resolver.master()?, "grpc://n02:8888");
+/// # Ok::<(), distribute_cluster::ClusterError>(())
+/// ```
+#[doc(alias = "tf.distribute.cluster_resolver.SlurmClusterResolver")]
+#[derive(Clone, Debug)]
+pub struct SlurmClusterResolver {
+    spec: ClusterSpec,
+    task: Task,
+    rpc_layer: Option<String>,
+    gpus_per_task: usize,
+    visible_devices: Option<String>,
+}
+
+const NO_STEP: &str = "this process is not part of a Slurm job step: start the program with srun";
+
+impl SlurmClusterResolver {
+    /// The cluster of the job step that this process is part of.
+    ///
+    /// # Errors
+    /// Where this is no job step, a variable is not what Slurm writes, the jobs have another number of tasks than the
+    /// step, or a node has too few GPUs.
+    pub fn from_env(options: SlurmOptions) -> Result<Self, ClusterError> {
+        Self::from_environment(options, &ProcessEnvironment)
+    }
+
+    /// The cluster of a job step with this environment.
+    ///
+    /// # Errors
+    /// As [`from_env`](Self::from_env).
+    pub fn from_environment(
+        options: SlurmOptions,
+        environment: &dyn Environment,
+    ) -> Result<Self, ClusterError> {
+        let rank = required_number(environment, "SLURM_PROCID", NO_STEP)?;
+        let jobs = match options.jobs {
+            Some(jobs) => jobs,
+            None => BTreeMap::from([(
+                Job::Worker,
+                required_number(environment, "SLURM_STEP_NUM_TASKS", NO_STEP)?,
+            )]),
+        };
+        let hosts = match options.tasks_per_node {
+            Some(TasksPerNode::Nodes(nodes)) => nodes,
+            Some(TasksPerNode::Each(tasks)) => nodes(environment)?.into_iter().map(|n| (n, tasks)).collect(),
+            None => step(environment)?,
+        };
+        let placed = Layout { hosts: &hosts, jobs: &jobs, port_base: options.port_base }.place(rank)?;
+        let (node, local) = (number(environment, "SLURM_NODEID")?, number(environment, "SLURM_LOCALID")?);
+        placed.check(rank, node, local)?;
+
+        let visible = visible(environment);
+        let gpus = match (options.gpus_per_node, &visible) {
+            (Some(gpus), _) => gpus,
+            (None, Some(visible)) => visible.len(),
+            (None, None) => number(environment, "SLURM_GPUS_ON_NODE")?.unwrap_or(0),
+        };
+        let most = hosts.iter().map(|(_, tasks)| *tasks).max().unwrap_or(0).max(1);
+        let each = options.gpus_per_task.unwrap_or(gpus / most);
+        // Without GPUs this is a cluster of CPUs; with some, a task without would be a mistake.
+        let shared = options.gpus_per_task.is_none() && gpus > 0 && each == 0;
+        if shared || most.saturating_mul(each) > gpus {
+            return Err(ClusterError::Gpus { tasks: most, each, gpus });
+        }
+        let mine = placed.local * each..(placed.local + 1) * each;
+        let visible_devices = (each > 0).then(|| match visible.filter(|visible| visible.len() == gpus) {
+            Some(visible) => visible[mine].join(","),
+            None => mine.map(|gpu| gpu.to_string()).collect::<Vec<_>>().join(","),
+        });
+        Ok(Self {
+            spec: placed.spec,
+            task: placed.task,
+            rpc_layer: options.rpc_layer,
+            gpus_per_task: each,
+            visible_devices,
+        })
+    }
+
+    /// The GPUs of this task, as a value for `CUDA_VISIBLE_DEVICES`. `None` where it has none. Nothing sets the variable:
+    /// that would have to be done before any thread starts.
+    pub fn visible_devices(&self) -> Option<&str> {
+        self.visible_devices.as_deref()
+    }
+}
+
+/// The nodes of the job step.
+fn nodes(environment: &dyn Environment) -> Result<Vec<String>, ClusterError> {
+    const NODELIST: &str = "SLURM_STEP_NODELIST";
+    expand_hostlist(&required(environment, NODELIST, NO_STEP)?).map_err(|error| of_variable(error, NODELIST))
+}
+
+/// The nodes of the job step, and how many tasks each has.
+pub(super) fn step(environment: &dyn Environment) -> Result<Vec<(String, usize)>, ClusterError> {
+    const TASKS: &str = "SLURM_STEP_TASKS_PER_NODE";
+    let nodes = nodes(environment)?;
+    let text = required(environment, TASKS, NO_STEP)?;
+    let tasks = expand_tasks_per_node(&text).map_err(|error| of_variable(error, TASKS))?;
+    if tasks.len() != nodes.len() {
+        let expected = format!("as many numbers as SLURM_STEP_NODELIST has nodes, {}", nodes.len());
+        return Err(unexpected(TASKS, expected, &text));
+    }
+    Ok(nodes.into_iter().zip(tasks).collect())
+}
+
+/// An error of a short form, with the name of the variable that holds it.
+fn of_variable(error: ClusterError, variable: &str) -> ClusterError {
+    match error {
+        ClusterError::Malformed(error) => Malformed { origin: variable.into(), ..error }.into(),
+        other => other,
+    }
+}
+
+/// The GPUs that this process may use; `None` where nothing limits it.
+fn visible(environment: &dyn Environment) -> Option<Vec<String>> {
+    let text = environment.get("CUDA_VISIBLE_DEVICES")?;
+    let devices = text.split(',').map(str::trim);
+    // What follows a -1 is hidden, too, and Slurm writes NoDevFiles where there is none.
+    let hidden = |device: &str| matches!(device, "" | "-1" | "NoDevFiles");
+    Some(devices.take_while(|device| !hidden(device)).map(String::from).collect())
+}
+
+impl ClusterResolver for SlurmClusterResolver {
+    fn cluster_spec(&self) -> Result<ClusterSpec, ClusterError> {
+        Ok(self.spec.clone())
+    }
+
+    fn task_type(&self) -> Option<Job> {
+        Some(self.task.job.clone())
+    }
+
+    fn task_id(&self) -> Option<usize> {
+        Some(self.task.index)
+    }
+
+    fn rpc_layer(&self) -> Option<String> {
+        self.rpc_layer.clone()
+    }
+
+    fn num_accelerators(&self) -> Accelerators {
+        Accelerators::from([("GPU".into(), self.gpus_per_task)])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STEP: [(&str, &str); 4] = [
+        ("SLURM_PROCID", "1"),
+        ("SLURM_STEP_NUM_TASKS", "3"),
+        ("SLURM_STEP_NODELIST", "n[01-02]"),
+        ("SLURM_STEP_TASKS_PER_NODE", "2,1"),
+    ];
+
+    /// The step with some variables changed or removed.
+    fn environment(changes: &[(&str, Option<&str>)]) -> BTreeMap<String, String> {
+        let mut map: BTreeMap<String, String> =
+            STEP.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
+        for (name, value) in changes {
+            match value {
+                Some(value) => drop(map.insert((*name).into(), (*value).into())),
+                None => drop(map.remove(*name)),
+            }
+        }
+        map
+    }
+
+    fn resolve(
+        options: SlurmOptions,
+        changes: &[(&str, Option<&str>)],
+    ) -> Result<SlurmClusterResolver, String> {
+        let resolver = SlurmClusterResolver::from_environment(options, &environment(changes));
+        resolver.map_err(|error| error.to_string())
+    }
+
+    fn jobs(jobs: &[(Job, usize)]) -> Option<BTreeMap<Job, usize>> {
+        Some(jobs.iter().cloned().collect())
+    }
+
+    // RES-3, its example
+    #[test]
+    fn res_3_ranks_ports_and_gpus_follow_the_step() {
+        let options = SlurmOptions {
+            jobs: jobs(&[(Job::Ps, 1), (Job::Worker, 2)]),
+            gpus_per_node: Some(2),
+            ..SlurmOptions::default()
+        };
+        let resolver = resolve(options, &[]).unwrap();
+        assert_eq!(resolver.spec.to_string(), r#"{"ps":["n01:8888"],"worker":["n01:8889","n02:8888"]}"#);
+        assert_eq!(resolver.task(), Some(Job::Worker.task(0)));
+        assert_eq!(resolver.visible_devices(), Some("1"));
+        assert_eq!(resolver.num_accelerators(), Accelerators::from([("GPU".into(), 1)]));
+        assert_eq!(resolver.master().unwrap(), "grpc://n01:8889");
+    }
+
+    // RES-3: text order would be n10, n11, n9, and every task would take itself for another.
+    #[test]
+    fn res_3_nodes_are_in_slurms_order() {
+        let changes =
+            [("SLURM_STEP_NODELIST", Some("n[9-11]")), ("SLURM_STEP_TASKS_PER_NODE", Some("1(x3)"))];
+        let resolver = resolve(SlurmOptions::default(), &changes).unwrap();
+        assert_eq!(resolver.spec.to_string(), r#"{"worker":["n9:8888","n10:8888","n11:8888"]}"#);
+        assert_eq!(resolver.master().unwrap(), "grpc://n10:8888");
+        let dealt = [changes[0], changes[1], ("SLURM_NODEID", Some("2"))];
+        assert!(resolve(SlurmOptions::default(), &dealt).unwrap_err().contains("--distribution=block"));
+    }
+
+    // RES-3, whose trap is that there is no cluster without GPUs.
+    #[test]
+    fn res_3_a_cluster_may_have_no_gpus() {
+        let resolver = resolve(SlurmOptions::default(), &[]).unwrap();
+        assert_eq!(resolver.visible_devices(), None);
+        assert_eq!(resolver.num_accelerators(), Accelerators::from([("GPU".into(), 0)]));
+        let options = SlurmOptions { gpus_per_task: Some(0), ..SlurmOptions::default() };
+        assert!(resolve(options, &[("SLURM_GPUS_ON_NODE", Some("4"))]).unwrap().visible_devices().is_none());
+    }
+
+    #[test]
+    fn the_gpus_are_those_that_the_step_may_use() {
+        let gpus = |value: &str| resolve(SlurmOptions::default(), &[("CUDA_VISIBLE_DEVICES", Some(value))]);
+        assert_eq!(gpus("4,5,6,7").unwrap().visible_devices(), Some("6,7"));
+        assert_eq!(gpus("").unwrap().visible_devices(), None);
+        assert_eq!(gpus("-1").unwrap().visible_devices(), None);
+        assert_eq!(
+            gpus("3").unwrap_err(),
+            "2 tasks of a node can not have a GPU each of its 1; give gpus_per_node, gpus_per_task (0 for none), or start \
+             fewer tasks on a node"
+        );
+        let four = resolve(SlurmOptions::default(), &[("SLURM_GPUS_ON_NODE", Some("4"))]).unwrap();
+        assert_eq!(four.visible_devices(), Some("2,3"));
+        let options =
+            SlurmOptions { gpus_per_node: Some(1), gpus_per_task: Some(1), ..SlurmOptions::default() };
+        assert!(
+            resolve(options, &[]).unwrap_err().contains("2 tasks of a node can not have 1 GPU each of its 1")
+        );
+    }
+
+    // RES-3
+    #[test]
+    fn res_3_a_wrong_step_is_refused_by_the_variables_name() {
+        let error = |changes: &[(&str, Option<&str>)]| resolve(SlurmOptions::default(), changes).unwrap_err();
+        for (name, _) in STEP {
+            let error = error(&[(name, None)]);
+            assert!(error.starts_with(&format!("{name} is not set: this process is not part of")), "{error}");
+        }
+        assert_eq!(
+            error(&[("SLURM_PROCID", Some("x"))]),
+            r#"SLURM_PROCID: expected a whole number from 0, found "x""#
+        );
+        assert!(
+            error(&[("SLURM_STEP_NODELIST", Some("n["))]).starts_with("SLURM_STEP_NODELIST: expected hosts")
+        );
+        assert!(error(&[("SLURM_STEP_TASKS_PER_NODE", Some("3"))]).contains("as many numbers as"));
+        assert!(
+            error(&[("SLURM_STEP_TASKS_PER_NODE", Some("3,3"))])
+                .contains("the jobs have 3 tasks, but 6 were")
+        );
+        assert!(error(&[("SLURM_PROCID", Some("3"))]).contains("rank 3"));
+    }
+
+    // RES-3
+    #[test]
+    fn res_3_tasks_per_node_may_be_given() {
+        let options = |tasks| SlurmOptions { tasks_per_node: Some(tasks), ..SlurmOptions::default() };
+        let without = [("SLURM_STEP_TASKS_PER_NODE", None), ("SLURM_STEP_NUM_TASKS", Some("2"))];
+        let resolver = resolve(options(TasksPerNode::Each(1)), &without).unwrap();
+        assert_eq!(resolver.spec.to_string(), r#"{"worker":["n01:8888","n02:8888"]}"#);
+        let nodes = TasksPerNode::Nodes(vec![("b".into(), 1), ("a".into(), 2)]);
+        let resolver = resolve(options(nodes), &[("SLURM_STEP_NODELIST", None)]).unwrap();
+        assert_eq!(resolver.spec.to_string(), r#"{"worker":["b:8888","a:8888","a:8889"]}"#);
+    }
+}

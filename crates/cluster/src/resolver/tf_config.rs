@@ -1,0 +1,178 @@
+//! A cluster from `TF_CONFIG`.
+
+use super::{Accelerators, ClusterResolver, Overrides, master_url};
+use crate::environment::{Environment, ProcessEnvironment};
+use crate::error::ClusterError;
+use crate::spec::ClusterSpec;
+use crate::task::{Job, Task};
+use crate::tf_config::{TF_CONFIG, TfConfig};
+
+/// The cluster that the environment variable `TF_CONFIG` describes: what `distribute launch`, Kubeflow and Vertex AI set.
+///
+/// The variable is read once, and checked as a whole. Where it is not set there is no cluster.
+///
+/// ```
+/// use distribute_cluster::resolver::{ClusterResolver, TfConfigClusterResolver};
+/// let environment = [("TF_CONFIG", r#"{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}"#)];
+/// let resolver = TfConfigClusterResolver::from_environment(&environment)?;
+/// assert_eq!(resolver.master()?, "b:1");
+/// assert_eq!(resolver.world(1)?.to_string(), "worker 1 of 2, 1 replica each");
+/// # Ok::<(), distribute_cluster::ClusterError>(())
+/// ```
+#[doc(alias = "tf.distribute.cluster_resolver.TFConfigClusterResolver")]
+#[doc(alias = "TF_CONFIG")]
+#[derive(Clone, Debug, Default)]
+pub struct TfConfigClusterResolver {
+    /// With what the program overrides.
+    config: TfConfig,
+    environment: Option<String>,
+    accelerators: Accelerators,
+}
+
+impl TfConfigClusterResolver {
+    /// The cluster of this process's environment.
+    ///
+    /// # Errors
+    /// Where `TF_CONFIG` is not what it should be: its place in the JSON, what was expected, and what is there.
+    pub fn from_env() -> Result<Self, ClusterError> {
+        Self::from_environment(&ProcessEnvironment)
+    }
+
+    /// The cluster of an environment.
+    ///
+    /// # Errors
+    /// As [`from_env`](Self::from_env).
+    pub fn from_environment(environment: &dyn Environment) -> Result<Self, ClusterError> {
+        let config = environment.get(TF_CONFIG).map(|text| text.parse()).transpose()?;
+        Ok(Self::new(config.unwrap_or_default()))
+    }
+
+    /// The cluster of a configuration.
+    pub fn new(config: TfConfig) -> Self {
+        Self { config, ..Self::default() }
+    }
+
+    /// Sets what the program knows better.
+    pub fn with_overrides(mut self, overrides: Overrides) -> Self {
+        let task = &mut self.config.task;
+        task.job = overrides.task_type.or(task.job.take());
+        task.index = overrides.task_id.or(task.index);
+        self.config.rpc_layer = overrides.rpc_layer.or(self.config.rpc_layer.take());
+        self.environment = overrides.environment.or(self.environment.take());
+        self
+    }
+
+    /// Sets the accelerators of this process, which `TF_CONFIG` does not tell.
+    pub fn with_accelerators(mut self, accelerators: Accelerators) -> Self {
+        self.accelerators = accelerators;
+        self
+    }
+}
+
+impl ClusterResolver for TfConfigClusterResolver {
+    fn cluster_spec(&self) -> Result<ClusterSpec, ClusterError> {
+        Ok(self.config.cluster.clone())
+    }
+
+    fn task_type(&self) -> Option<Job> {
+        self.config.task.job.clone()
+    }
+
+    fn task_id(&self) -> Option<usize> {
+        self.config.task.index
+    }
+
+    fn rpc_layer(&self) -> Option<String> {
+        self.config.rpc_layer.clone()
+    }
+
+    fn environment(&self) -> Option<String> {
+        self.environment.clone()
+    }
+
+    fn num_accelerators(&self) -> Accelerators {
+        self.accelerators.clone()
+    }
+
+    /// As [`ClusterResolver::master_of`]; but it is `session_master` where that is set, and nothing where there is at most
+    /// one task.
+    fn master_of(&self, task: Option<&Task>, rpc_layer: Option<&str>) -> Result<String, ClusterError> {
+        if let Some(master) = &self.config.session_master {
+            return Ok(master.clone());
+        }
+        let cluster = &self.config.cluster;
+        let jobs: Vec<&Job> = cluster.jobs().collect();
+        match jobs[..] {
+            [] => return Ok(String::new()),
+            [job] if cluster.job_tasks(job)?.len() == 1 => return Ok(String::new()),
+            _ => {}
+        }
+        let task = task.cloned().or_else(|| self.task()).ok_or_else(|| self.config.no_task())?;
+        let layer = rpc_layer.or(self.config.rpc_layer.as_deref());
+        Ok(master_url(cluster.task_address(&task.job, task.index)?, layer))
+    }
+
+    /// As [`ClusterResolver::membership`]; errors name the place in `TF_CONFIG`.
+    fn membership(&self) -> Result<Option<(ClusterSpec, Task)>, ClusterError> {
+        self.config.validate()?;
+        let cluster = self.cluster_spec()?;
+        Ok(self.task().filter(|_| !cluster.is_empty()).map(|task| (cluster, task)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn resolver(text: &str) -> TfConfigClusterResolver {
+        TfConfigClusterResolver::from_environment(&[(TF_CONFIG, text)]).unwrap()
+    }
+
+    // TFC-1
+    #[test]
+    fn tfc_1_without_the_variable_there_is_no_cluster() {
+        let resolver = TfConfigClusterResolver::from_environment(&[]).unwrap();
+        assert!(resolver.cluster_spec().unwrap().is_empty());
+        assert_eq!((resolver.task(), resolver.master().unwrap()), (None, String::new()));
+        assert!(resolver.membership().unwrap().is_none());
+        let error = TfConfigClusterResolver::from_environment(&[(TF_CONFIG, "")]).unwrap_err();
+        assert!(error.to_string().starts_with("TF_CONFIG: expected JSON, found no text"));
+    }
+
+    // TFC-2, TFC-3
+    #[test]
+    fn tfc_2_the_program_knows_better() {
+        let text = r#"{"cluster": {"worker": ["a:1", "b:1"], "ps": ["c:1"]}, "task": {"type": "worker", "index": 1},
+            "environment": "cloud", "rpc_layer": "grpc"}"#;
+        assert_eq!(resolver(text).environment(), None);
+        let overrides = Overrides {
+            task_type: Some(Job::Ps),
+            task_id: Some(0),
+            rpc_layer: Some("x".into()),
+            environment: Some("lab".into()),
+        };
+        let resolver = resolver(text).with_overrides(overrides);
+        assert_eq!(resolver.task(), Some(Job::Ps.task(0)));
+        assert_eq!(resolver.master().unwrap(), "x://c:1");
+        assert_eq!(resolver.environment().as_deref(), Some("lab"));
+    }
+
+    // TFC-4
+    #[test]
+    fn tfc_4_the_master_is_the_sessions_or_a_tasks_or_nothing() {
+        let master = |text: &str| resolver(text).master();
+        assert_eq!(master(r#"{"cluster": {"worker": ["a:1", "b:1"]}, "session_master": "m"}"#).unwrap(), "m");
+        assert_eq!(master(r#"{"cluster": {"worker": ["a:1"]}}"#).unwrap(), "");
+        let two = r#"{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}"#;
+        assert_eq!(master(two).unwrap(), "b:1");
+        assert!(master(r#"{"cluster": {"worker": ["a:1", "b:1"]}}"#).is_err());
+    }
+
+    // CL-2, TFC-6
+    #[test]
+    fn what_a_strategy_refuses_has_its_place() {
+        let error = resolver(r#"{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1}}"#);
+        let error = error.membership().unwrap_err().to_string();
+        assert_eq!(error, r#"TF_CONFIG: task.index: this task is worker 1, but "worker" has task 0 alone"#);
+    }
+}

@@ -1,0 +1,133 @@
+//! Several resolvers as one.
+
+use super::{Accelerators, ClusterResolver, Overrides, master_url};
+use crate::error::ClusterError;
+use crate::spec::ClusterSpec;
+use crate::task::{Job, Task};
+use std::sync::Arc;
+
+/// The cluster of several resolvers together.
+///
+/// The tasks of a job follow each other in the order of the resolvers; where one of them numbers them with gaps, they keep
+/// their numbers, which must differ. All else comes from the first resolver, or from the overrides.
+#[doc(alias = "tf.distribute.cluster_resolver.UnionResolver")]
+#[derive(Clone)]
+pub struct UnionResolver {
+    first: Arc<dyn ClusterResolver>,
+    others: Vec<Arc<dyn ClusterResolver>>,
+    overrides: Overrides,
+}
+
+impl UnionResolver {
+    /// The union of these resolvers.
+    ///
+    /// # Errors
+    /// [`ClusterError::NoResolver`] where there is none.
+    pub fn new(resolvers: Vec<Arc<dyn ClusterResolver>>) -> Result<Self, ClusterError> {
+        let mut resolvers = resolvers.into_iter();
+        let first = resolvers.next().ok_or(ClusterError::NoResolver)?;
+        Ok(Self { first, others: resolvers.collect(), overrides: Overrides::default() })
+    }
+
+    /// Sets what the program knows better.
+    pub fn with_overrides(mut self, overrides: Overrides) -> Self {
+        self.overrides = overrides;
+        self
+    }
+}
+
+impl ClusterResolver for UnionResolver {
+    /// # Errors
+    /// Where a resolver fails, or two give the same task.
+    fn cluster_spec(&self) -> Result<ClusterSpec, ClusterError> {
+        let all = std::iter::once(&self.first).chain(&self.others);
+        union(&all.map(|resolver| resolver.cluster_spec()).collect::<Result<Vec<_>, _>>()?)
+    }
+
+    fn task_type(&self) -> Option<Job> {
+        self.overrides.task_type.clone().or_else(|| self.first.task_type())
+    }
+
+    fn task_id(&self) -> Option<usize> {
+        self.overrides.task_id.or_else(|| self.first.task_id())
+    }
+
+    fn rpc_layer(&self) -> Option<String> {
+        self.overrides.rpc_layer.clone().or_else(|| self.first.rpc_layer())
+    }
+
+    fn environment(&self) -> Option<String> {
+        self.overrides.environment.clone().or_else(|| self.first.environment())
+    }
+
+    fn num_accelerators(&self) -> Accelerators {
+        self.first.num_accelerators()
+    }
+
+    /// As [`ClusterResolver::master_of`]; without a task that of the first resolver.
+    fn master_of(&self, task: Option<&Task>, rpc_layer: Option<&str>) -> Result<String, ClusterError> {
+        let Some(task) = task else { return self.first.master_of(None, rpc_layer) };
+        let layer = rpc_layer.filter(|layer| !layer.is_empty()).or(self.overrides.rpc_layer.as_deref());
+        Ok(master_url(self.cluster_spec()?.task_address(&task.job, task.index)?, layer))
+    }
+}
+
+/// The tasks of several clusters as one.
+fn union(specs: &[ClusterSpec]) -> Result<ClusterSpec, ClusterError> {
+    let mut union = ClusterSpec::new();
+    for spec in specs {
+        for job in spec.jobs() {
+            union.add_job(job.clone());
+        }
+    }
+    let jobs: Vec<Job> = union.jobs().cloned().collect();
+    for job in &jobs {
+        let parts = || specs.iter().filter_map(|spec| spec.of(job).ok());
+        let lists = parts().all(|tasks| tasks.keys().next_back().is_none_or(|last| last + 1 == tasks.len()));
+        if lists {
+            for (index, address) in parts().flat_map(|tasks| tasks.values()).enumerate() {
+                union.insert(job.clone().task(index), address.clone())?;
+            }
+        } else {
+            for (index, address) in parts().flatten() {
+                union.insert(job.clone().task(*index), address.clone())?;
+            }
+        }
+    }
+    Ok(union)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::SimpleClusterResolver;
+    use super::*;
+
+    fn member(text: &str) -> Arc<dyn ClusterResolver> {
+        Arc::new(SimpleClusterResolver::new(text.parse().unwrap()).with_task(Job::Worker.task(2)))
+    }
+
+    // RES-2
+    #[test]
+    fn res_2_lists_follow_each_other_and_numbers_stay() {
+        let union =
+            |parts: &[&str]| UnionResolver::new(parts.iter().map(|part| member(part)).collect()).unwrap();
+        let spec =
+            union(&[r#"{"worker": ["a:1"], "ps": ["p:1"]}"#, r#"{"worker": ["b:1", "c:1"]}"#]).cluster_spec();
+        assert_eq!(spec.unwrap().to_string(), r#"{"ps":["p:1"],"worker":["a:1","b:1","c:1"]}"#);
+        let spec = union(&[r#"{"worker": ["a:1"]}"#, r#"{"worker": {"3": "d:1"}}"#]).cluster_spec();
+        assert_eq!(spec.unwrap().to_string(), r#"{"worker":{"0":"a:1","3":"d:1"}}"#);
+        let error =
+            union(&[r#"{"worker": ["a:1"]}"#, r#"{"worker": {"0": "b:1", "2": "d:1"}}"#]).cluster_spec();
+        assert_eq!(error.unwrap_err().to_string(), "worker 0 is there twice, at a:1 and b:1");
+        assert!(matches!(UnionResolver::new(vec![]), Err(ClusterError::NoResolver)));
+    }
+
+    // RES-2, whose trap is that an override of 0 is ignored.
+    #[test]
+    fn res_2_an_override_of_0_counts() {
+        let union = UnionResolver::new(vec![member(r#"{"worker": ["a:1", "b:1", "c:1"]}"#)]).unwrap();
+        assert_eq!(union.task(), Some(Job::Worker.task(2)));
+        let union = union.with_overrides(Overrides { task_id: Some(0), ..Overrides::default() });
+        assert_eq!(union.task(), Some(Job::Worker.task(0)));
+    }
+}
