@@ -19,29 +19,53 @@ pub struct Trained {
 const TOLERANCE: f64 = 1e-2;
 
 /// Trains, trains again with one replica where there were more, or in one process where there were several workers, and
-/// prints a table of both.
+/// prints a table of both. Of workers in processes of their own, the chief does that.
 pub fn compared(
     example: &str,
     options: &Options,
     train: impl Fn(&Strategy) -> distribute::Result<Trained> + Sync,
 ) -> distribute::Result<()> {
     match options.workers()? {
-        Some(world) => with_one_process(example, options, world, train),
-        None => with_one_replica(example, options, train),
+        Some((workers, replicas)) => {
+            let trace = options.trace()?;
+            let all = MultiWorkerMirroredStrategy::on_threads(workers, replicas, |strategy| {
+                with_sha256(train(strategy)?)
+            })?;
+            drop(trace);
+            with_one_process(example, options, (workers, replicas), &all, train)
+        }
+        None => {
+            let strategy = options.strategy()?;
+            let trace = options.trace()?;
+            let (trained, sha256) = with_sha256(train(&strategy)?)?;
+            drop(trace);
+            let world = strategy.world();
+            match world.workers() {
+                1 => with_one_replica(example, options, &strategy, trained, sha256, train),
+                _ if !strategy.should_save_summary() => Ok(()),
+                workers => {
+                    let all = [(trained, sha256)];
+                    with_one_process(example, options, (workers, world.replicas()), &all, train)
+                }
+            }
+        }
     }
+}
+
+fn with_sha256(trained: Trained) -> distribute::Result<(Trained, String)> {
+    let sha256 = trained.variables.sha256()?;
+    Ok((trained, sha256))
 }
 
 fn with_one_replica(
     example: &str,
     options: &Options,
+    strategy: &Strategy,
+    trained: Trained,
+    sha256: String,
     train: impl Fn(&Strategy) -> distribute::Result<Trained>,
 ) -> distribute::Result<()> {
-    let strategy = options.strategy()?;
     let replicas = strategy.num_replicas_in_sync();
-    let trace = options.trace()?;
-    let trained = train(&strategy)?;
-    drop(trace);
-    let sha256 = trained.variables.sha256()?;
 
     let mut table = header();
     table += &row(&strategy.world().to_string(), &trained);
@@ -76,23 +100,17 @@ fn with_one_replica(
     Ok(())
 }
 
-/// The same training by workers and by one process with as many replicas: nothing that is computed may differ.
+/// The same training by workers, of which `all` are known here, and by one process with as many replicas: nothing that is
+/// computed may differ.
 fn with_one_process(
     example: &str,
     options: &Options,
     (workers, replicas): (usize, usize),
-    train: impl Fn(&Strategy) -> distribute::Result<Trained> + Sync,
+    all: &[(Trained, String)],
+    train: impl Fn(&Strategy) -> distribute::Result<Trained>,
 ) -> distribute::Result<()> {
-    let train = |strategy: &Strategy| {
-        let trained = train(strategy)?;
-        let sha256 = trained.variables.sha256()?;
-        distribute::Ok((trained, sha256))
-    };
-    let trace = options.trace()?;
-    let all = MultiWorkerMirroredStrategy::on_threads(workers, replicas, |strategy| train(strategy))?;
-    drop(trace);
     let one_process: Strategy = MirroredStrategy::cpus(workers * replicas)?.into();
-    let (one, one_sha256) = train(&one_process)?;
+    let (one, one_sha256) = with_sha256(train(&one_process)?)?;
     let same = all.iter().all(|(_, sha256)| *sha256 == one_sha256);
     let Some((first, sha256)) = all.first() else { return Ok(()) };
 

@@ -50,6 +50,9 @@ pub struct Options {
 enum Kind {
     /// MirroredStrategy: a replica on each core
     Mirrored,
+    /// MultiWorkerMirroredStrategy: all processes of the cluster that the environment names, a replica on each of their cores
+    #[value(alias = "multi-worker")]
+    MultiWorker,
     /// OneDeviceStrategy: one replica on cpu:0
     OneDevice,
     /// The strategy that is current where none was made
@@ -61,7 +64,7 @@ impl Options {
         Parser::parse()
     }
 
-    /// The strategy that was asked for, of one process.
+    /// The strategy that was asked for.
     pub fn strategy(&self) -> distribute::Result<Strategy> {
         if self.workers != 1 {
             return Err(distribute::Error::other("--workers is for digits and packages"));
@@ -69,8 +72,12 @@ impl Options {
         match (self.strategy, self.replicas) {
             (Kind::Mirrored, None) => Ok(MirroredStrategy::all_cores()?.into()),
             (Kind::Mirrored, Some(replicas)) => Ok(MirroredStrategy::cpus(replicas)?.into()),
+            (Kind::MultiWorker, replicas) => {
+                let replicas = replicas.unwrap_or_else(cores);
+                Ok(MultiWorkerMirroredStrategy::builder().replicas(replicas).build()?.into())
+            }
             (_, Some(replicas)) if replicas != 1 => Err(distribute::Error::other(format!(
-                "--replicas {replicas} needs --strategy mirrored: the others have one replica"
+                "--replicas {replicas} needs --strategy mirrored or multi_worker: the others have one replica"
             ))),
             (Kind::OneDevice, _) => Ok(OneDeviceStrategy::new("cpu:0")?.into()),
             (Kind::Default, _) => Ok(distribute::get_strategy()),
@@ -85,8 +92,7 @@ impl Options {
         if self.strategy != Kind::Mirrored {
             return Err(distribute::Error::other("--workers needs --strategy mirrored"));
         }
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let each = (cores / self.workers.max(1)).max(1);
+        let each = (cores() / self.workers.max(1)).max(1);
         Ok(Some((self.workers, self.replicas.unwrap_or(each))))
     }
 
@@ -109,6 +115,10 @@ impl Options {
             say(&format!("{{{}}}", fields.join(",")));
         }
     }
+}
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// Prints a line. Where nobody reads any more (`digits | head -1`) the program goes on in silence.

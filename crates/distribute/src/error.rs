@@ -2,7 +2,8 @@
 
 use crate::context::ContextKind;
 use crate::variables::{VariableAggregation, VariableSynchronization};
-use distribute_cluster::Blame;
+use distribute_cluster::{Blame, ClusterError};
+use distribute_net::JoinError;
 use std::fmt;
 use std::sync::Arc;
 
@@ -57,6 +58,12 @@ pub enum Error {
         #[source]
         source: Box<Error>,
     },
+    /// The cluster that this process belongs to is malformed, or has no place for it.
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
+    /// This worker could not join the others.
+    #[error(transparent)]
+    Join(#[from] JoinError),
     /// The closure given to `run` panicked on a replica.
     #[error("panicked: {message}")]
     Panicked {

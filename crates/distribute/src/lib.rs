@@ -63,8 +63,8 @@
 //!
 //! # Several workers
 //!
-//! [`MultiWorkerMirroredStrategy`] trains on several workers in lock step; so far they are threads of one process. What takes
-//! a [`&Strategy`](Strategy) needs no change.
+//! [`MultiWorkerMirroredStrategy`] trains on several workers in lock step: processes on one machine or several. What takes a
+//! [`&Strategy`](Strategy) needs no change.
 //!
 //! # When things break
 //!
@@ -111,18 +111,24 @@ pub use replicated::Replicated;
 pub use select::{Kept, Restored, Select};
 pub use strategy::{
     CentralStorageStrategy, CommunicationImplementation, CommunicationOptions, CrossDeviceOps, Destinations,
-    DeviceKind, DeviceName, HierarchicalCopyAllReduce, MirroredStrategy, MultiWorkerMirroredStrategy,
-    NcclAllReduce, OneDeviceStrategy, ReductionToOneDevice, Replicas, Strategy, StrategyExtended, Threads,
-    ValueContext, VariablePlacement,
+    DeviceKind, DeviceName, HierarchicalCopyAllReduce, MirroredStrategy, MultiWorkerBuilder,
+    MultiWorkerMirroredStrategy, NcclAllReduce, OneDeviceStrategy, ReductionToOneDevice, Replicas, Strategy,
+    StrategyExtended, Threads, ValueContext, VariablePlacement,
 };
 pub use values::{Axes, Distributed, Mirrored, PerReplica, Reducible};
 pub use variables::{NewVariable, Variable, VariableAggregation, VariableSynchronization, Variables};
 
-/// Deadlines, and who is to blame.
+/// Who takes part and how that is found out; deadlines, and who is to blame.
 pub mod cluster {
     // By items, so that these docs include them without building those of other crates.
     #[doc(inline)]
     pub use distribute_cluster::*;
+}
+
+/// How workers of several processes find and trust each other.
+pub mod net {
+    #[doc(inline)]
+    pub use distribute_net::{Certificates, Identity, JoinError, Secret};
 }
 
 /// Datasets: sources, transformations, file formats, and how batches are split over replicas.

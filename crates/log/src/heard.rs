@@ -12,30 +12,44 @@ use tracing::{Event, Level, Metadata, Subscriber, dispatcher};
 /// error, a line each, so that a program says by default that it is slow, or that its replicas wait for a stuck one. No
 /// subscriber is installed for that, so the program can still set its own.
 pub fn heard<R>(body: impl FnOnce() -> R) -> R {
+    above(Level::WARN, body)
+}
+
+/// Like [`heard`], for what the user of a program wants to know in any case: who it trains with, for whom it waits. Its
+/// events are of level INFO.
+pub fn told<R>(body: impl FnOnce() -> R) -> R {
+    above(Level::INFO, body)
+}
+
+fn above<R>(least: Level, body: impl FnOnce() -> R) -> R {
     if dispatcher::get_default(|program| program.is::<NoSubscriber>()) {
-        with_default(Lines(stderr), body)
+        with_default(Lines { out: stderr, least }, body)
     } else {
         body()
     }
 }
 
-/// A subscriber that writes warnings and errors as lines to the output that the function returns.
-struct Lines<O>(fn() -> O);
+/// A subscriber that writes events as lines to the output that the function returns.
+struct Lines<O> {
+    out: fn() -> O,
+    /// The least important level that is written.
+    least: Level,
+}
 
 impl<O: Write + 'static> Subscriber for Lines<O> {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.is_event() && *metadata.level() <= Level::WARN
+        metadata.is_event() && *metadata.level() <= self.least
     }
 
     fn max_level_hint(&self) -> Option<LevelFilter> {
-        Some(LevelFilter::WARN)
+        Some(LevelFilter::from_level(self.least))
     }
 
     fn event(&self, event: &Event<'_>) {
         let mut line = Line::default();
         event.record(&mut line);
         // A closed output wants no lines.
-        let _ = line.write(*event.metadata().level(), &mut (self.0)());
+        let _ = line.write(*event.metadata().level(), &mut (self.out)());
     }
 
     fn new_span(&self, _: &Attributes<'_>) -> Id {
@@ -55,9 +69,13 @@ struct Line {
 
 impl Line {
     fn text(&self, level: Level) -> String {
-        let level = if level == Level::ERROR { "error" } else { "warning" };
+        let level = match level {
+            Level::ERROR => "error: ",
+            Level::WARN => "warning: ",
+            _ => "",
+        };
         let (open, close) = if self.fields.is_empty() { ("", "") } else { (" (", ")") };
-        format!("distribute: {level}: {}{open}{}{close}", self.message, self.fields)
+        format!("distribute: {level}{}{open}{}{close}", self.message, self.fields)
     }
 
     /// Writes a line in one call, so that output of other threads and processes comes before or after it.
@@ -106,7 +124,7 @@ mod tests {
 
     #[test]
     fn a_programs_own_subscriber_hears_it_and_nobody_else_and_a_line_is_one_write() {
-        with_default(Lines(|| Kept), || {
+        with_default(Lines { out: || Kept, least: Level::WARN }, || {
             heard(|| tracing::error!(replica = 1, call = %"all_reduce", "stuck"));
             heard(|| tracing::warn!("slow"));
         });

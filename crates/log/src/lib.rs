@@ -6,4 +6,4 @@
 
 mod heard;
 
-pub use heard::heard;
+pub use heard::{heard, told};

@@ -10,7 +10,8 @@ use std::sync::Arc;
 use support::{Come, KINDS, Kind, world};
 
 fn message(head: &[u8], length: usize) -> Message {
-    let body: Vec<u8> = (0..length).map(|at| (at as u64).wrapping_mul(0x9e37_79b9).to_le_bytes()[3]).collect();
+    let body: Vec<u8> =
+        (0..length).map(|at| (at as u64).wrapping_mul(0x9e37_79b9).to_le_bytes()[3]).collect();
     Message::new(head.to_vec(), body)
 }
 
@@ -25,7 +26,8 @@ fn numbers(head: &[u8]) -> [u32; 2] {
 #[test]
 fn messages_of_each_pair_come_whole_and_in_order() {
     watched(|| {
-        for (kind, workers) in KINDS.into_iter().flat_map(|kind| (2..=6).map(move |workers| (kind, workers))) {
+        for (kind, workers) in KINDS.into_iter().flat_map(|kind| (2..=6).map(move |workers| (kind, workers)))
+        {
             let (workers, count) = (world(kind, workers), 60);
             std::thread::scope(|scope| {
                 for (me, worker) in workers.iter().enumerate() {

@@ -6,7 +6,7 @@ use super::{Frame, Inbox, Said, SessionId};
 use crate::sync::{AtomicU64, Mutex, Ordering, lock};
 use bytes::Bytes;
 use distribute_cluster::{Blame, Deadline, Fingerprint, Standing, World, fnv1a};
-use distribute_net::{Message, Transport};
+use distribute_net::{JoinError, Message, Rendezvous, Transport};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -51,6 +51,16 @@ struct State {
 }
 
 impl Group {
+    /// The processes of `world`, when all of them have joined.
+    ///
+    /// # Errors
+    /// [`JoinError`], which names workers that are missing.
+    pub fn join(world: World, rendezvous: Rendezvous) -> Result<Self, JoinError> {
+        let inbox = Inbox::new(world.workers());
+        let mesh = rendezvous.join(Arc::new(inbox.clone()))?;
+        Ok(Self::new(world, Arc::new(mesh), inbox))
+    }
+
     /// The workers of `world`. The transport gives what it receives to `inbox`.
     pub fn new(world: World, transport: Arc<dyn Transport>, inbox: Inbox) -> Self {
         Self { world, transport, inbox }

@@ -4,6 +4,7 @@ use super::threads::unpinned;
 use super::{CommunicationOptions, CrossDeviceOps, DeviceName, Strategy, Threads};
 use crate::{Error, ReplicaContext, Result};
 use distribute_cluster::deadline::DEFAULT_TIMEOUT;
+use distribute_cluster::resolver::ClusterResolver;
 use distribute_collective::group::{Group, Session};
 use distribute_collective::threads::{Member, Teams};
 use std::fmt::Debug;
@@ -77,6 +78,11 @@ pub trait StrategyExtended: Debug + Send + Sync + 'static {
     ///
     /// Each worker has as many replicas as this one has devices.
     fn group(&self) -> Option<&Group> {
+        None
+    }
+
+    /// Where the cluster that this strategy trains in was found out; `None` for strategies of one process.
+    fn cluster_resolver(&self) -> Option<&dyn ClusterResolver> {
         None
     }
 

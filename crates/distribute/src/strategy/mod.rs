@@ -30,7 +30,7 @@ pub use destinations::Destinations;
 pub use device::{DeviceKind, DeviceName};
 pub use extended::{Replicas, StrategyExtended, VariablePlacement};
 pub use kinds::{CentralStorageStrategy, MirroredStrategy, OneDeviceStrategy};
-pub use multi_worker::MultiWorkerMirroredStrategy;
+pub use multi_worker::{MultiWorkerBuilder, MultiWorkerMirroredStrategy};
 pub use threads::Threads;
 
 use self::workers::Workers;

@@ -6,6 +6,7 @@ use crate::context::{failure, merging};
 use crate::lock::lock;
 use crate::{Error, Result};
 use bytes::Bytes;
+use distribute_cluster::resolver::ClusterResolver;
 use distribute_cluster::{Fingerprint, Operation, Presence, Standing, World};
 use distribute_collective::Failure;
 use distribute_collective::group::{Calling, Group, Session};
@@ -44,6 +45,23 @@ impl Strategy {
     /// ```
     pub fn world(&self) -> World {
         self.0.world
+    }
+
+    /// Where the cluster that this strategy trains in was found out, and what this process is in it; `None` for strategies of
+    /// one process.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// use distribute::cluster::Job;
+    /// fn is_evaluator(strategy: &Strategy) -> bool {
+    ///     strategy.cluster_resolver().and_then(|resolver| resolver.task_type()) == Some(Job::Evaluator)
+    /// }
+    /// assert!(!is_evaluator(&MirroredStrategy::cpus(2)?));
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    #[doc(alias = "tf.distribute.Strategy.cluster_resolver")]
+    pub fn cluster_resolver(&self) -> Option<&dyn ClusterResolver> {
+        self.extended().cluster_resolver()
     }
 
     /// Whether this process writes checkpoints. With several workers, only the chief does.

@@ -1,0 +1,174 @@
+//! Workers that are processes: who takes part, and how they find each other.
+
+use super::{CommunicationOptions, MultiWorkerMirroredStrategy};
+use crate::strategy::kinds::check_count;
+use crate::{Error, Result};
+use distribute_cluster::environment::ProcessEnvironment;
+use distribute_cluster::resolver::{
+    ClusterResolver, MpiClusterResolver, MpiOptions, SageMakerClusterResolver, Scheduler,
+    SlurmClusterResolver, SlurmOptions, TfConfigClusterResolver, detect,
+};
+use distribute_cluster::{ClusterError, ClusterSpec, Stopwatch, Task, World};
+use distribute_collective::group::Group;
+use distribute_log::told;
+use distribute_net::{Certificates, Identity, JoinError, Rendezvous, Secret};
+use std::time::Duration;
+
+/// The settings of a [`MultiWorkerMirroredStrategy`] over processes; see [`MultiWorkerMirroredStrategy::builder`].
+///
+/// ```
+/// # use distribute::prelude::*;
+/// use distribute::cluster::{ClusterSpec, Job, resolver::SimpleClusterResolver};
+/// let cluster: ClusterSpec = r#"{"worker": ["localhost:0"]}"#.parse()?;
+/// let resolver = SimpleClusterResolver::new(cluster).with_task(Job::Worker.task(0));
+/// let strategy = MultiWorkerMirroredStrategy::builder().cluster_resolver(resolver).replicas(2).build()?;
+/// assert_eq!(strategy.world().to_string(), "2 replicas");
+/// # Ok::<(), distribute::Error>(())
+/// ```
+#[derive(Default)]
+pub struct MultiWorkerBuilder {
+    resolver: Option<Box<dyn ClusterResolver>>,
+    replicas: Option<usize>,
+    options: CommunicationOptions,
+    identity: Option<Identity>,
+    allow_plain_text: bool,
+    listen: Option<String>,
+    join_timeout: Option<Duration>,
+}
+
+impl MultiWorkerBuilder {
+    /// Who takes part. By default that is found out from the environment: `TF_CONFIG`, or that of MPI, Slurm or SageMaker.
+    /// Without any of these, there is one worker.
+    pub fn cluster_resolver(mut self, resolver: impl ClusterResolver + 'static) -> Self {
+        self.resolver = Some(Box::new(resolver));
+        self
+    }
+
+    /// How many CPU replicas each worker has; 1 by default. The same on all workers.
+    pub fn replicas(mut self, replicas: usize) -> Self {
+        self.replicas = Some(replicas);
+        self
+    }
+
+    /// How long a replica waits for those of all workers in one exchange; 60 s by default.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.options.timeout = Some(timeout);
+        self
+    }
+
+    /// How collectives communicate. Options left at their defaults keep their previous values.
+    pub fn communication_options(mut self, options: CommunicationOptions) -> Self {
+        self.options = options.over(self.options);
+        self
+    }
+
+    /// How long to wait until all workers have joined; a minute by default. Workers may start in any order.
+    pub fn join_timeout(mut self, timeout: Duration) -> Self {
+        self.join_timeout = Some(timeout);
+        self
+    }
+
+    /// Certificates for links between machines: the CA's, this process's, and its key, as PEM files. By default links are
+    /// protected by the secret of the job, if `DISTRIBUTE_SECRET` has one.
+    pub fn certificates(mut self, certificates: Certificates) -> Self {
+        self.identity = Some(Identity::Certificates(certificates));
+        self
+    }
+
+    /// The secret of the job, if it isn't in `DISTRIBUTE_SECRET`.
+    pub fn secret(mut self, secret: Secret) -> Self {
+        self.identity = Some(Identity::Secret(secret));
+        self
+    }
+
+    /// Lets links between machines go without encryption. Everybody on the way can read the weights and, without a secret,
+    /// write them; so this is for networks that nobody else can reach.
+    pub fn allow_plain_text_on_the_network(mut self) -> Self {
+        self.allow_plain_text = true;
+        self
+    }
+
+    /// Where this worker listens, `host:port`, if that is not its address in the cluster: `0.0.0.0:2222` in a container.
+    pub fn listen(mut self, address: impl Into<String>) -> Self {
+        self.listen = Some(address.into());
+        self
+    }
+
+    /// Waits until all workers have joined, says which one this is, and builds the strategy. While workers are missing, it says
+    /// once a second which.
+    ///
+    /// # Errors
+    /// [`Error::Cluster`] for a cluster that is malformed or has no place for this process, a parameter server say: a program
+    /// that was started as one of several never trains alone. [`Error::Join`] if a worker is missing after the join timeout, if
+    /// the workers don't let each other in, or if links over the network would not be protected. [`Error::InvalidArgument`]
+    /// for no replicas, and those of [`CommunicationOptions`].
+    #[track_caller]
+    pub fn build(self) -> Result<MultiWorkerMirroredStrategy> {
+        const OPERATION: &str = "MultiWorkerMirroredStrategy";
+        let replicas = self.replicas.unwrap_or(1);
+        check_count(OPERATION, replicas)?;
+        self.options.check(OPERATION)?;
+        let resolver = match self.resolver {
+            Some(resolver) => resolver,
+            None => of_environment()?,
+        };
+        let membership = resolver.membership()?;
+        let world = match &membership {
+            Some((cluster, task)) => cluster.world(task, replicas)?,
+            None => World::alone(replicas).map_err(ClusterError::from)?,
+        };
+        // Before threads are started.
+        crate::init::prepare(replicas);
+        let rendezvous = |cluster: &ClusterSpec| {
+            let addresses = cluster.workers().iter().map(|(_, address)| address.to_string()).collect();
+            let identity = match self.identity {
+                Some(identity) => identity,
+                None => Secret::from_env().map_err(JoinError::from)?.map_or(Identity::None, Identity::Secret),
+            };
+            let mut rendezvous = Rendezvous::new(world, addresses)
+                .agree_on(env!("CARGO_PKG_VERSION").as_bytes())
+                .identity(identity)
+                .on_progress(|progress| told(|| tracing::info!("{progress}")));
+            if self.allow_plain_text {
+                rendezvous = rendezvous.allow_plain_text_on_the_network();
+            }
+            if let Some(address) = self.listen {
+                rendezvous = rendezvous.listen(address);
+            }
+            if let Some(timeout) = self.join_timeout {
+                rendezvous = rendezvous.timeout(timeout);
+            }
+            Ok::<_, Error>(rendezvous)
+        };
+        let started = Stopwatch::start();
+        let group = match &membership {
+            Some((cluster, task)) if world.is_multi_worker() => {
+                let group = Group::join(world, rendezvous(cluster)?)?;
+                announce(world, task, started.elapsed());
+                Some(group)
+            }
+            _ => None,
+        };
+        MultiWorkerMirroredStrategy::of_worker(replicas, group, self.options, Some(resolver))
+    }
+}
+
+/// Says which worker this is.
+fn announce(world: World, task: &Task, waited: Duration) {
+    let (seconds, all) = (waited.as_secs_f64(), world.num_replicas_in_sync());
+    told(|| {
+        tracing::info!(
+            "{world}: {all} replicas in sync; this is {task}, all have joined after {seconds:.1} s"
+        )
+    });
+}
+
+/// What the environment says of the cluster.
+fn of_environment() -> Result<Box<dyn ClusterResolver>> {
+    Ok(match detect(&ProcessEnvironment) {
+        Some(Scheduler::Mpi) => Box::new(MpiClusterResolver::from_env(MpiOptions::default())?),
+        Some(Scheduler::Slurm) => Box::new(SlurmClusterResolver::from_env(SlurmOptions::default())?),
+        Some(Scheduler::SageMaker) => Box::new(SageMakerClusterResolver::from_env()?),
+        _ => Box::new(TfConfigClusterResolver::from_env()?),
+    })
+}
