@@ -10,8 +10,10 @@ use std::sync::Arc;
 use support::{Come, KINDS, Kind, world};
 
 fn message(head: &[u8], length: usize) -> Message {
-    let body: Vec<u8> =
-        (0..length).map(|at| (at as u64).wrapping_mul(0x9e37_79b9).to_le_bytes()[3]).collect();
+    // Of a prime period, so that nothing can move by a block without being noticed.
+    let period: Vec<u8> = (0..251).map(|at: u8| at.wrapping_mul(167)).collect();
+    let mut body = period.repeat(length.div_ceil(period.len()));
+    body.truncate(length);
     Message::new(head.to_vec(), body)
 }
 
@@ -26,8 +28,7 @@ fn numbers(head: &[u8]) -> [u32; 2] {
 #[test]
 fn messages_of_each_pair_come_whole_and_in_order() {
     watched(|| {
-        for (kind, workers) in KINDS.into_iter().flat_map(|kind| (2..=6).map(move |workers| (kind, workers)))
-        {
+        for (kind, workers) in KINDS.into_iter().flat_map(|kind| (2..=6).map(move |workers| (kind, workers))) {
             let (workers, count) = (world(kind, workers), 60);
             std::thread::scope(|scope| {
                 for (me, worker) in workers.iter().enumerate() {
@@ -172,7 +173,7 @@ fn who_ends_is_lost_once_and_after_all_that_it_has_sent() {
 }
 
 #[test]
-fn two_that_end_at_once_have_all_that_the_other_sent() {
+fn two_that_end_at_once_lose_each_other_once() {
     watched(|| {
         for kind in KINDS.into_iter().filter(|kind| *kind != Kind::Memory) {
             let workers = world(kind, 2);
@@ -185,10 +186,13 @@ fn two_that_end_at_once_have_all_that_the_other_sent() {
                     scope.spawn(move || drop(worker));
                 }
             });
-            for (me, kept) in kept.iter().enumerate() {
-                assert_eq!(kept.loss(None, 1 - me), ENDED, "{kind:?}");
+            let reasons: Vec<_> = kept.iter().enumerate().map(|(me, kept)| kept.loss(None, 1 - me)).collect();
+            // One may have learned of the other's end before its own.
+            assert!(reasons.iter().any(|reason| reason == ENDED), "{kind:?}: {reasons:?}");
+            for kept in &kept {
                 let come = kept.take();
-                assert_eq!((come.messages.len(), come.lost.len()), (1, 1), "{kind:?}");
+                assert!(come.messages.len() <= 1, "{kind:?}");
+                assert_eq!(come.lost.len(), 1, "{kind:?}");
             }
         }
     });

@@ -1,0 +1,140 @@
+//! How long two workers take to answer each other, and to exchange 64 MiB both ways at once: as threads over memory, and
+//! as two processes over TCP and TLS.
+//!
+//! ```text
+//! cargo run --release -p distribute-net --example pingpong
+//! ```
+
+use distribute_cluster::{Deadline, Stopwatch, World};
+use distribute_net::identity::IdentityError;
+use distribute_net::{
+    Drive, Identity, JoinError, Listener, Message, Receiver, Rendezvous, Secret, Transport, memory,
+};
+use std::collections::VecDeque;
+use std::error::Error;
+use std::process::Command;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+/// Set in the second process: the address of the first.
+const ADDRESS: &str = "DISTRIBUTE_PINGPONG";
+
+const ROUNDS: usize = 20_000;
+const EXCHANGES: usize = 15;
+const LARGE: usize = 64 << 20;
+
+#[derive(Default)]
+struct Inbox {
+    come: Mutex<VecDeque<Message>>,
+    changed: Condvar,
+}
+
+impl Receiver for Inbox {
+    fn deliver(&self, _from: usize, message: Message) {
+        self.come.lock().unwrap_or_else(PoisonError::into_inner).push_back(message);
+        self.changed.notify_all();
+    }
+
+    fn lose(&self, _from: usize, _reason: String) {}
+}
+
+impl Inbox {
+    fn next(&self, transport: &dyn Transport) -> Result<Message, Box<dyn Error>> {
+        let deadline = Deadline::after(Duration::from_secs(20));
+        loop {
+            let mut come = self.come.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(message) = come.pop_front() {
+                return Ok(message);
+            }
+            if deadline.has_passed() {
+                return Err("the other side says nothing".into());
+            }
+            drop(come);
+            if transport.drive(Duration::from_millis(100)) == Drive::Elsewhere {
+                come = self.come.lock().unwrap_or_else(PoisonError::into_inner);
+                if come.is_empty() {
+                    let _ = self.changed.wait_timeout(come, Duration::from_millis(100));
+                }
+            }
+        }
+    }
+}
+
+/// Worker `me`'s part. Gives the median times of a round trip and of an exchange.
+fn play(me: usize, transport: &dyn Transport, inbox: &Inbox) -> Result<[Duration; 2], Box<dyn Error>> {
+    let small = Message::new(vec![1; 16], vec![2; 48]);
+    let large = Message::new(vec![1; 16], vec![3; LARGE]);
+    let mut round = |message: &Message, both: bool| -> Result<Duration, Box<dyn Error>> {
+        let watch = Stopwatch::start();
+        if me == 0 || both {
+            transport.send(1 - me, message.clone());
+        }
+        inbox.next(transport)?;
+        if me == 1 && !both {
+            transport.send(0, message.clone());
+        }
+        Ok(watch.elapsed())
+    };
+    let mut median = |message, both, rounds: usize| -> Result<Duration, Box<dyn Error>> {
+        let times: Result<Vec<_>, _> = (0..rounds).map(|_| round(message, both)).collect();
+        let mut times = times?;
+        times.sort();
+        Ok(times[times.len() / 2])
+    };
+    Ok([median(&small, false, ROUNDS)?, median(&large, true, EXCHANGES)?])
+}
+
+fn rendezvous(me: usize, address: String, identity: Identity) -> Result<Rendezvous, Box<dyn Error>> {
+    let second = format!("{}:0", address.rsplit_once(':').map_or("", |(host, _)| host));
+    Ok(Rendezvous::new(World::new(2, me, 1)?, vec![address, second]).identity(identity))
+}
+
+fn identity() -> Result<Identity, IdentityError> {
+    Ok(Secret::from_env()?.map_or(Identity::None, Identity::Secret))
+}
+
+/// The first process, which starts the second. What is no loopback address is encrypted.
+fn processes(host: &str) -> Result<[Duration; 2], Box<dyn Error>> {
+    let listener = Listener::bind(&format!("{host}:0"))?;
+    let address = format!("{host}:{}", listener.address()?.port());
+    let secret = Secret::random()?;
+    let mut second = Command::new(std::env::current_exe()?);
+    second.env(ADDRESS, &address).env("DISTRIBUTE_SECRET", secret.to_hex());
+    let mut second = second.spawn()?;
+    let inbox = Arc::<Inbox>::default();
+    let mesh: Result<_, JoinError> =
+        rendezvous(0, address, Identity::Secret(secret))?.listener(listener).join(inbox.clone());
+    let played = play(0, &mesh?, &inbox);
+    second.wait()?;
+    played
+}
+
+fn threads() -> Result<[Duration; 2], Box<dyn Error>> {
+    let inboxes = [Arc::<Inbox>::default(), Arc::default()];
+    let receivers = inboxes.iter().map(|inbox| inbox.clone() as Arc<dyn Receiver>).collect();
+    let transports = memory::transports(receivers);
+    std::thread::scope(|scope| {
+        let second = scope.spawn(|| play(1, &transports[1], &inboxes[1]).map_err(|error| error.to_string()));
+        let first = play(0, &transports[0], &inboxes[0])?;
+        second.join().map_err(|_| "the second thread panicked")??;
+        Ok(first)
+    })
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    if let Ok(address) = std::env::var(ADDRESS) {
+        let inbox = Arc::<Inbox>::default();
+        let mesh = rendezvous(1, address, identity()?)?.join(inbox.clone())?;
+        play(1, &mesh, &inbox)?;
+        return Ok(());
+    }
+    println!("{:12} {:>18} {:>24}", "", "64 B and back", "64 MiB both ways");
+    for (name, played) in
+        [("memory", threads()), ("tcp", processes("127.0.0.1")), ("tls", processes("0.0.0.0"))]
+    {
+        let [round, exchange] = played?;
+        let (round, exchange) = (round.as_secs_f64() * 1e6, exchange.as_secs_f64() * 1e3);
+        println!("{name:12} {round:>15.1} µs {exchange:>21.1} ms");
+    }
+    Ok(())
+}

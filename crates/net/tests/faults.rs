@@ -1,0 +1,137 @@
+//! Workers that die, stop or fall silent: processes of their own.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod support;
+
+use distribute_cluster::{Stopwatch, World};
+use distribute_net::{Listener, Mesh, Message, Rendezvous, Settings, Transport};
+use distribute_testing::child::{self, Killed};
+use distribute_testing::watched;
+use rustix::process::{Pid, Signal, kill_process};
+use std::sync::Arc;
+use std::time::Duration;
+use support::{Kept, addresses, patient};
+
+fn join(worker: usize, port: u16, listener: Option<Listener>, settings: Settings) -> (Mesh, Arc<Kept>) {
+    let world = World::new(2, worker, 1).unwrap();
+    let rendezvous = Rendezvous::new(world, addresses(2, "127.0.0.1", port)).settings(settings);
+    let rendezvous = match listener {
+        Some(listener) => rendezvous.listener(listener),
+        None => rendezvous,
+    };
+    let kept = Kept::new();
+    (rendezvous.join(kept.clone()).unwrap(), kept)
+}
+
+/// The second worker, if this process is one: it says that it is there, and does what is asked of it.
+fn second() -> bool {
+    let Some(part) = child::part() else { return false };
+    let (port, what) = part.split_once(' ').unwrap();
+    let (mesh, kept) = join(1, port.parse().unwrap(), None, patient());
+    mesh.send(0, Message::new("there", vec![7; 1 << 20]));
+    match what {
+        "exits" => std::process::exit(0),
+        "ends" => {}
+        // Until it is killed, or the first worker is gone.
+        _ => drop(kept.loss(None, 0)),
+    }
+    true
+}
+
+/// A world of this process and a second one, from which one message has come.
+fn two(test: &str, what: &str, settings: Settings) -> (Mesh, Arc<Kept>, Killed) {
+    let listener = Listener::bind("127.0.0.1:0").unwrap();
+    let port = listener.address().unwrap().port();
+    let child = Killed(child::command(test, &format!("{port} {what}")).spawn().unwrap());
+    let (mesh, kept) = join(0, port, Some(listener), settings);
+    kept.count(None, 1);
+    (mesh, kept, child)
+}
+
+fn signal(child: &Killed, signal: Signal) {
+    kill_process(Pid::from_child(&child.0), signal).unwrap();
+}
+
+#[test]
+fn a_killed_worker_is_noticed_whether_or_not_somebody_waits() {
+    const TEST: &str = "a_killed_worker_is_noticed_whether_or_not_somebody_waits";
+    watched(|| {
+        if second() {
+            return;
+        }
+        for waits in [false, true] {
+            let (mesh, kept, child) = two(TEST, "stays", patient());
+            let watch = Stopwatch::start();
+            signal(&child, Signal::KILL);
+            let reason = kept.loss(waits.then_some(&mesh as &dyn Transport), 1);
+            eprintln!("noticed after {:?}, waiting: {waits}: {reason}", watch.elapsed());
+            assert!(["it closed its connection", "connection reset"].contains(&&*reason), "{reason}");
+            assert_eq!((kept.take().messages.len(), mesh.world().workers()), (1, 2));
+        }
+    });
+}
+
+#[test]
+fn a_worker_killed_while_it_is_sent_something_is_noticed() {
+    const TEST: &str = "a_worker_killed_while_it_is_sent_something_is_noticed";
+    watched(|| {
+        if second() {
+            return;
+        }
+        let (mesh, kept, child) = two(TEST, "stays", patient());
+        signal(&child, Signal::STOP);
+        // More than the sockets take: the rest waits here.
+        mesh.send(1, Message::new("large", vec![1; 64 << 20]));
+        signal(&child, Signal::KILL);
+        let reason = kept.loss(Some(&mesh), 1);
+        assert!(["it closed its connection", "connection reset"].contains(&&*reason), "{reason}");
+    });
+}
+
+#[test]
+fn a_worker_that_exits_without_a_word_is_no_worker_that_has_ended() {
+    const TEST: &str = "a_worker_that_exits_without_a_word_is_no_worker_that_has_ended";
+    watched(|| {
+        if second() {
+            return;
+        }
+        for (what, ended) in [("exits", false), ("ends", true)] {
+            let listener = Listener::bind("127.0.0.1:0").unwrap();
+            let port = listener.address().unwrap().port();
+            let _child = Killed(child::command(TEST, &format!("{port} {what}")).spawn().unwrap());
+            let (_mesh, kept) = join(0, port, Some(listener), patient());
+            let reason = kept.loss(None, 1);
+            assert_eq!(reason == distribute_net::ENDED, ended, "{what}: {reason}");
+            // What is sent before an end in order arrives.
+            assert!(kept.take().messages.len() == 1 || !ended);
+        }
+    });
+}
+
+#[test]
+fn a_stopped_worker_is_lost_although_its_socket_is_open_and_one_that_is_only_idle_is_not() {
+    const TEST: &str = "a_stopped_worker_is_lost_although_its_socket_is_open_and_one_that_is_only_idle_is_not";
+    watched(|| {
+        if second() {
+            return;
+        }
+        for waits in [false, true] {
+            let settings = Settings { silence: Duration::from_secs(3), ..Settings::default() };
+            let (mesh, kept, child) = two(TEST, "stays", settings);
+            let drive = waits.then_some(&mesh as &dyn Transport);
+            // Idle, and alive by its heartbeats.
+            let watch = Stopwatch::start();
+            kept.until(drive, "the time", |come| {
+                assert_eq!(come.lost, []);
+                (watch.elapsed() > Duration::from_secs(4)).then_some(())
+            });
+            let watch = Stopwatch::start();
+            signal(&child, Signal::STOP);
+            let reason = kept.loss(drive, 1);
+            eprintln!("noticed after {:?}, waiting: {waits}", watch.elapsed());
+            assert_eq!(reason, "it has sent nothing for 3.0 s");
+            assert!(watch.elapsed() > Duration::from_secs(2));
+        }
+    });
+}

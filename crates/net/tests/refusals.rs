@@ -1,0 +1,268 @@
+//! Those who may not join: each is told why, and disturbs nobody.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod support;
+
+use distribute_cluster::{Deadline, World};
+use distribute_net::handshake::{Hello, Purpose, Reason, Words, hearing};
+use distribute_net::{Identity, JoinError, Listener, Mesh, Message, Rendezvous, Secret, Transport};
+use distribute_testing::{SplitMix, watched};
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
+use std::time::Duration;
+use support::{Kept, addresses, certificates, patient};
+
+fn secret(digit: &str) -> Identity {
+    Identity::Secret(Secret::from_hex(&digit.repeat(64), "a test").unwrap())
+}
+
+/// A worker of a job of two that is like all others, but for what `setup` changes.
+fn rendezvous(worker: usize, port: u16) -> Rendezvous {
+    Rendezvous::new(World::new(2, worker, 1).unwrap(), addresses(2, "127.0.0.1", port))
+        .job("digits")
+        .generation(5)
+        .agree_on(b"cluster")
+        .identity(secret("a"))
+        .settings(patient())
+        .timeout(Duration::from_secs(40))
+}
+
+/// Starts the leader, lets `others` do what they want with its port while it waits, then joins the second worker.
+fn disturbed(others: impl FnOnce(u16)) -> [(Mesh, Arc<Kept>); 2] {
+    let listener = Listener::bind("127.0.0.1:0").unwrap();
+    let port = listener.address().unwrap().port();
+    std::thread::scope(|scope| {
+        let leader = scope.spawn(move || {
+            let kept = Kept::new();
+            (rendezvous(0, port).listener(listener).join(kept.clone()).unwrap(), kept)
+        });
+        others(port);
+        let kept = Kept::new();
+        let second = (rendezvous(1, port).join(kept.clone()).unwrap(), kept);
+        [leader.join().unwrap(), second]
+    })
+}
+
+/// Both workers reach each other.
+fn works([(first, first_kept), (second, second_kept)]: &[(Mesh, Arc<Kept>); 2]) {
+    first.send(1, Message::new("ping", vec![1; 100_000]));
+    second_kept.count(Some(second), 1);
+    second.send(0, Message::new("pong", vec![2; 100_000]));
+    first_kept.count(Some(first), 1);
+    for (kept, head) in [(first_kept, "pong"), (second_kept, "ping")] {
+        let come = kept.take();
+        assert_eq!((&come.messages[0].1.head[..], come.lost), (head.as_bytes(), vec![]));
+    }
+}
+
+fn refused(rendezvous: Rendezvous) -> (Reason, String) {
+    match rendezvous.join(Kept::new()) {
+        Err(error @ JoinError::Refused { worker: 0, .. }) => {
+            let text = error.to_string();
+            let JoinError::Refused { refusal, .. } = error else { unreachable!() };
+            (refusal.reason, text)
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+/// What a raw connection is told, until its end.
+fn told(port: u16, bytes: &[u8], half_closed: bool) -> Vec<u8> {
+    let mut socket = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    let _ = socket.write_all(bytes);
+    if half_closed {
+        let _ = socket.shutdown(Shutdown::Write);
+    }
+    let mut all = Vec::new();
+    // It may be reset, where it still sends.
+    let _ = socket.read_to_end(&mut all);
+    all
+}
+
+fn refusal_in(told: &[u8]) -> (Reason, String) {
+    match Words::decode(&told[hearing::PREAMBLE + 2..]).unwrap() {
+        Words::Refusal(refusal) => (refusal.reason, refusal.to_string()),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn hello() -> Hello {
+    Hello {
+        job: "digits".into(),
+        generation: 5,
+        rank: 1,
+        workers: 2,
+        replicas: 1,
+        digest: [0; 32],
+        purpose: Purpose::Link,
+    }
+}
+
+#[test]
+fn who_does_not_belong_to_the_world_is_told_why_by_name() {
+    watched(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let pair = disturbed(|port| {
+            let alike = || rendezvous(1, port);
+            let other_world = || {
+                let mut all = addresses(2, "127.0.0.1", port);
+                all.push("127.0.0.1:0".to_owned());
+                Rendezvous::new(World::new(3, 1, 1).unwrap(), all).job("digits").generation(5)
+            };
+            let strange = certificates(folder.path(), "stranger");
+            for (caller, reason, text) in [
+                (alike().identity(secret("b")), Reason::Secret, "the secrets of the two workers differ"),
+                (alike().identity(Identity::None), Reason::Secret, "and the other one has none"),
+                (alike().job("letters"), Reason::Job, "another job than \"letters\" is at this address"),
+                (alike().generation(4), Reason::Generation, "worker 1 is of generation 4, and worker 0 of generation 5"),
+                (alike().agree_on(b"other"), Reason::Cluster, "not of the same cluster or program"),
+                (other_world().identity(secret("a")), Reason::Cluster, "worker 1 knows 3 workers with 1 replicas each"),
+                (alike().identity(Identity::Certificates(strange)), Reason::Secret, "TLS"),
+            ] {
+                let (found, said) = refused(caller);
+                assert_eq!(found, reason, "{said}");
+                assert!(said.starts_with("worker 0 at 127.0.0.1:") && said.contains(text), "{said}");
+            }
+        });
+        works(&pair);
+    });
+}
+
+#[test]
+fn a_second_worker_of_one_number_is_refused_before_and_after_the_world_is_complete() {
+    watched(|| {
+        let listener = Listener::bind("127.0.0.1:0").unwrap();
+        let port = listener.address().unwrap().port();
+        let of_three = |worker| {
+            let world = World::new(3, worker, 1).unwrap();
+            Rendezvous::new(world, addresses(3, "127.0.0.1", port)).settings(patient())
+        };
+        let join = |rendezvous: Rendezvous| {
+            let kept = Kept::new();
+            (rendezvous.join(kept.clone()).unwrap(), kept)
+        };
+        std::thread::scope(|scope| {
+            let (joined, waits) = std::sync::mpsc::channel();
+            let told = std::sync::Mutex::new(joined);
+            let leader = of_three(0).listener(listener).on_progress(move |progress| {
+                // One of the two that have the same number is there.
+                if progress.missing.len() == 1 {
+                    let _ = told.lock().unwrap().send(());
+                }
+            });
+            let leader = scope.spawn(|| join(leader));
+            let second = scope.spawn(|| join(of_three(1)));
+            waits.recv_timeout(Duration::from_secs(30)).unwrap();
+            let (reason, text) = refused(of_three(1));
+            assert_eq!(reason, Reason::Taken, "{text}");
+            assert!(text.contains("there is a worker 1 already, at 127.0.0.1:"), "{text}");
+            let third = scope.spawn(|| join(of_three(2)));
+            let all = [leader, second, third].map(|worker| worker.join().unwrap());
+            let (reason, text) = refused(of_three(1));
+            assert_eq!(reason, Reason::Complete);
+            assert!(text.contains("the world is complete"), "{text}");
+            // An old member comes back: its generation is what it is told.
+            assert_eq!(refused(of_three(2).agree_on(b"x")).0, Reason::Cluster);
+            all[0].0.send(2, Message::new("on", vec![]));
+            all[2].1.count(None, 1);
+            assert!(all.iter().all(|(_, kept)| kept.take().lost.is_empty()));
+        });
+    });
+}
+
+#[test]
+fn garbage_is_refused_at_once_and_disturbs_nobody() {
+    watched(|| {
+        let attack = |port: u16| {
+            let mut random = SplitMix(7);
+            let noise: Vec<u8> = (0..100_000).map(|_| random.bits() as u8).collect();
+            assert_eq!(refusal_in(&told(port, b"GET / HTTP/1.1\r\n\r\n", false)).0, Reason::Protocol);
+            told(port, &noise, false);
+            // What begins well, and is cut off.
+            let good = [hearing::preamble(), Words::Hello(hello(), true, [1; 32]).encode()].concat();
+            for length in [1, 7, 9, 10, 11, 12, 40, good.len() - 1] {
+                assert_eq!(told(port, &good[..length], true), b"", "of {length} bytes");
+            }
+            // Lengths that are too large, or nothing.
+            for length in [[0xff, 0xff], [1, 4], [0, 0]] {
+                let bytes = [hearing::preamble(), length.to_vec()].concat();
+                assert_eq!(refusal_in(&told(port, &bytes, false)).0, Reason::Protocol);
+            }
+            // Another version.
+            let mut bytes = hearing::preamble();
+            bytes[8] = 99;
+            let (reason, text) = refusal_in(&told(port, &bytes, false));
+            assert_eq!(reason, Reason::Version);
+            assert!(text.contains("version 99"), "{text}");
+            // Words that are not its turn, and a proof that proves nothing.
+            let welcome = [hearing::preamble(), Words::Welcome.encode()].concat();
+            assert_eq!(refusal_in(&told(port, &welcome, false)).0, Reason::Protocol);
+            let forged = [good, Words::Proof(Some([0; 32])).encode()].concat();
+            let answer = told(port, &forged, false);
+            assert!(String::from_utf8_lossy(&answer).contains("secrets of the two workers differ"));
+        };
+        let (port, others) = std::sync::mpsc::channel();
+        let pair = disturbed(|at| {
+            attack(at);
+            port.send(at).unwrap();
+        });
+        works(&pair);
+        // The listener stays.
+        attack(others.recv_timeout(Duration::from_secs(1)).unwrap());
+        works(&pair);
+    });
+}
+
+#[test]
+fn those_who_say_nothing_are_few_and_not_waited_for() {
+    watched(|| {
+        let mut silent = Vec::new();
+        let pair = disturbed(|port| {
+            for _ in 0..64 {
+                silent.push(TcpStream::connect(("127.0.0.1", port)).unwrap());
+            }
+            // Which is one too many.
+            let (reason, text) = refusal_in(&told(port, b"", false));
+            assert_eq!(reason, Reason::Crowded, "{text}");
+            // The second worker tries again until they have been sent away.
+        });
+        works(&pair);
+        let deadline = Deadline::after(Duration::from_secs(30));
+        for mut socket in silent {
+            socket.set_read_timeout(Some(deadline.remaining().max(Duration::from_millis(1)))).unwrap();
+            let mut all = Vec::new();
+            socket.read_to_end(&mut all).unwrap();
+            assert_eq!(refusal_in(&all).0, Reason::Late);
+        }
+    });
+}
+
+#[test]
+fn a_stranger_without_a_certificate_of_the_ca_is_refused_and_the_world_goes_on() {
+    watched(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let ours = Identity::Certificates(certificates(folder.path(), "ours"));
+        let theirs = Identity::Certificates(certificates(folder.path(), "theirs"));
+        let listener = Listener::bind("127.0.0.1:0").unwrap();
+        let port = listener.address().unwrap().port();
+        let join = |rendezvous: Rendezvous| {
+            let kept = Kept::new();
+            (rendezvous.join(kept.clone()).unwrap(), kept)
+        };
+        let pair = std::thread::scope(|scope| {
+            let leader = rendezvous(0, port).identity(ours.clone()).listener(listener);
+            let leader = scope.spawn(move || join(leader));
+            let (reason, text) = refused(rendezvous(1, port).identity(theirs));
+            assert_eq!(reason, Reason::Secret);
+            assert!(text.contains("TLS: ") && text.contains("certificates of one CA"), "{text}");
+            let (reason, text) = refused(rendezvous(1, port));
+            assert_eq!(reason, Reason::Protocol, "{text}");
+            let second = join(rendezvous(1, port).identity(ours));
+            [leader.join().unwrap(), second]
+        });
+        works(&pair);
+    });
+}
