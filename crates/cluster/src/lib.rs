@@ -7,6 +7,10 @@
 //! | [`standing`] | [`Standing`]: what a member is doing and has done |
 //! | [`blame`] | [`Blame`]: who did not do what the others waited for |
 //! | [`world`] | [`World`]: how many take part, and which of them this process is |
+//! | `spec`, `task`, `address` | [`ClusterSpec`]: the tasks of a cluster and where they listen; [`Job`], [`Task`], [`Address`] |
+//! | `roles` | what follows for a task: its rank, how many work with it, who leads; the [`World`] of a cluster |
+//! | `tf_config` | [`TfConfig`]: `TF_CONFIG`, read and written |
+//! | `error` | [`ClusterError`]: what is wrong with a cluster, and where |
 //!
 //! Members identify replicas by their global ids, and everything they tell each other can be serialized.
 //!
@@ -22,14 +26,26 @@
 
 #![forbid(unsafe_code)]
 
+mod address;
 pub mod blame;
 pub mod deadline;
+mod error;
 pub mod fingerprint;
+mod json;
+mod roles;
+mod spec;
 pub mod standing;
+mod task;
+mod tf_config;
 pub mod world;
 
+pub use address::{Address, Host};
 pub use blame::{Blame, Callers, Cause, Fault};
 pub use deadline::{Deadline, Stopwatch};
+pub use error::{ClusterError, Malformed};
 pub use fingerprint::{CallSite, Fingerprint, Operation};
+pub use spec::{ClusterSpec, MAX_TASK_INDEX};
 pub use standing::{Presence, Standing};
+pub use task::{Job, OtherJob, Task};
+pub use tf_config::{OwnTask, TF_CONFIG, TfConfig};
 pub use world::{World, WorldError};

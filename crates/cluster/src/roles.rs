@@ -1,0 +1,292 @@
+//! What a task is to the others of its cluster: counts, ranks, chief, leader.
+
+use crate::address::Address;
+use crate::error::ClusterError;
+use crate::spec::ClusterSpec;
+use crate::task::{Job, Task};
+use crate::world::World;
+
+impl ClusterSpec {
+    /// Checks that strategies can use the cluster, and that `task` is part of it. An evaluator need not be: it takes no
+    /// part in the training.
+    ///
+    /// # Errors
+    /// Where a job has another name than chief, worker, ps and evaluator, there are several chiefs or evaluators, or the
+    /// cluster has no such task.
+    pub fn validate(&self, task: &Task) -> Result<(), ClusterError> {
+        // CL-2, in TensorFlow's order.
+        if let Some(job) = self.jobs().find(|job| !job.is_known()) {
+            return Err(ClusterError::DisallowedJob { job: job.clone() });
+        }
+        if !task.job.is_known() {
+            return Err(ClusterError::DisallowedTask { task: task.clone() });
+        }
+        if !self.has_job(&task.job) && task.job != Job::Evaluator {
+            let jobs = self.jobs().cloned().collect();
+            return Err(ClusterError::NotInCluster { task: task.clone(), jobs });
+        }
+        for job in [Job::Chief, Job::Evaluator] {
+            let count = self.count(&job);
+            if count > 1 {
+                return Err(ClusterError::Several { job, count });
+            }
+        }
+        if self.has_job(&task.job) && task.index >= self.count(&task.job) {
+            let indices = self.task_indices(&task.job)?;
+            return Err(ClusterError::NoSuchIndex { task: task.clone(), indices });
+        }
+        Ok(())
+    }
+
+    /// Whether a task does what only one may, such as writing checkpoints: the chief, an evaluator, or worker 0 where
+    /// there is no chief.
+    ///
+    /// # Errors
+    /// As [`validate`](Self::validate).
+    pub fn is_chief(&self, task: &Task) -> Result<bool, ClusterError> {
+        self.validate(task)?;
+        Ok(match task.job {
+            Job::Chief | Job::Evaluator => true,
+            Job::Worker => task.index == 0 && !self.has_job(&Job::Chief),
+            _ => false,
+        })
+    }
+
+    /// How many tasks of `task`'s kind work together: the chief and the workers, or the evaluators for one of these.
+    ///
+    /// # Errors
+    /// As [`validate`](Self::validate) for task 0 of the job, and [`ClusterError::NoRank`] for a parameter server.
+    pub fn worker_count(&self, job: &Job) -> Result<usize, ClusterError> {
+        self.validate(&job.clone().task(0))?;
+        match job {
+            Job::Chief | Job::Worker => Ok(self.count(&Job::Chief) + self.count(&Job::Worker)),
+            Job::Evaluator => Ok(self.count(&Job::Evaluator).max(1)),
+            _ => Err(ClusterError::NoRank { task: job.clone().task(0) }),
+        }
+    }
+
+    /// The rank of a task among those that it works together with: the chief is 0, the workers follow.
+    ///
+    /// # Errors
+    /// As [`validate`](Self::validate), and [`ClusterError::NoRank`] for a parameter server.
+    pub fn id_in_cluster(&self, task: &Task) -> Result<usize, ClusterError> {
+        self.validate(task)?;
+        match task.job {
+            Job::Chief => Ok(0),
+            Job::Worker => Ok(task.index + self.count(&Job::Chief)),
+            Job::Evaluator => Ok(task.index),
+            _ => Err(ClusterError::NoRank { task: task.clone() }),
+        }
+    }
+
+    /// The task that leads collectives: the chief, or worker 0. `None` for an evaluator, which is alone, and in an empty
+    /// cluster.
+    ///
+    /// # Errors
+    /// As [`validate`](Self::validate).
+    pub fn collective_leader(&self, task: &Task) -> Result<Option<Task>, ClusterError> {
+        if self.is_empty() {
+            return Ok(None);
+        }
+        self.validate(task)?;
+        Ok(match task.job {
+            Job::Evaluator => None,
+            _ => self.first_of(&[Job::Chief, Job::Worker]),
+        })
+    }
+
+    /// The task that all others register with: parameter server 0 if there is any, else the chief, else worker 0.
+    pub fn coordination_leader(&self) -> Option<Task> {
+        self.first_of(&[Job::Ps, Job::Chief, Job::Worker])
+    }
+
+    /// The chief and the workers with their addresses, in the order of their ranks.
+    pub fn workers(&self) -> Vec<(Task, &Address)> {
+        let of = |job: Job| self.tasks().filter(move |(task, _)| task.job == job);
+        of(Job::Chief).chain(of(Job::Worker)).collect()
+    }
+
+    /// The world of a strategy that trains in lock step, as `task` sees it: all workers, with `replicas` replicas each.
+    /// An evaluator is a world of its own.
+    ///
+    /// ```
+    /// use distribute_cluster::{ClusterSpec, Job};
+    /// let spec = ClusterSpec::from_lists([("chief", vec!["a:1"]), ("worker", vec!["b:1", "c:1"])])?;
+    /// assert_eq!(spec.world(&Job::Worker.task(1), 2)?.to_string(), "worker 2 of 3, 2 replicas each");
+    /// assert!(spec.world(&Job::Chief.task(0), 2)?.is_chief());
+    /// # Ok::<(), distribute_cluster::ClusterError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`validate`](Self::validate); [`ClusterError::NoRank`] for a parameter server, [`ClusterError::Gaps`] where
+    /// workers are not numbered from 0 without gaps, [`ClusterError::World`] for 0 replicas.
+    pub fn world(&self, task: &Task, replicas: usize) -> Result<World, ClusterError> {
+        // MW-5, MW-6
+        let rank = self.id_in_cluster(task)?;
+        if task.job == Job::Evaluator {
+            return Ok(World::alone(replicas)?);
+        }
+        for job in [Job::Chief, Job::Worker].into_iter().filter(|job| self.has_job(job)) {
+            let indices = self.task_indices(&job)?;
+            if indices.last().is_some_and(|last| last + 1 != indices.len()) {
+                return Err(ClusterError::Gaps { job, indices });
+            }
+        }
+        Ok(World::new(self.worker_count(&task.job)?, rank, replicas)?)
+    }
+
+    /// Refuses addresses by which the tasks cannot reach each other: `localhost` and its like where another task is on
+    /// another host, and the addresses that stand for all of a machine's.
+    ///
+    /// Where all addresses are loopback, it is taken for a cluster on one machine.
+    ///
+    /// # Errors
+    /// [`ClusterError::Loopback`], [`ClusterError::Unspecified`].
+    pub fn check_hosts(&self) -> Result<(), ClusterError> {
+        let address = |address: &Address| address.to_string();
+        if let Some((task, at)) = self.tasks().find(|(_, at)| at.host().is_unspecified()) {
+            return Err(ClusterError::Unspecified { task, address: address(at) });
+        }
+        let loopback = self.tasks().find(|(_, at)| at.host().is_loopback());
+        let other = self.tasks().find(|(_, at)| !at.host().is_loopback());
+        match (loopback, other) {
+            (Some((task, at)), Some((other, _))) => {
+                Err(ClusterError::Loopback { task, address: address(at), other })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The number of tasks of a job that may be missing.
+    fn count(&self, job: &Job) -> usize {
+        self.of(job).map_or(0, |tasks| tasks.len())
+    }
+
+    fn first_of(&self, jobs: &[Job]) -> Option<Task> {
+        jobs.iter().find(|job| self.has_job(job)).map(|job| job.clone().task(0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(text: &str) -> ClusterSpec {
+        text.parse().unwrap()
+    }
+
+    fn task(job: &str, index: usize) -> Task {
+        Task::new(job, index)
+    }
+
+    const FULL: &str =
+        r#"{"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1", "e:1"], "evaluator": ["f:1"]}"#;
+
+    // CL-2: each is refused for the first of its faults.
+    #[test]
+    fn cl_2_a_strategy_refuses_what_it_cannot_use_in_this_order() {
+        for (cluster, own, says) in [
+            (r#"{"boss": ["a:1"], "chief": ["b:1", "c:1"]}"#, task("none", 9), r#"the job "boss" is none"#),
+            (
+                r#"{"chief": ["b:1", "c:1"]}"#,
+                task("boss", 9),
+                "this task is boss 9, but the tasks of strategies",
+            ),
+            (
+                r#"{"chief": ["b:1", "c:1"]}"#,
+                task("worker", 9),
+                r#"the cluster has no job "worker", it has chief"#,
+            ),
+            (r#"{"chief": ["b:1", "c:1"]}"#, task("chief", 9), r#"there are 2 tasks of the job "chief""#),
+            (
+                r#"{"evaluator": ["b:1", "c:1"]}"#,
+                task("evaluator", 9),
+                r#"there are 2 tasks of the job "evaluator""#,
+            ),
+            (
+                r#"{"worker": ["b:1", "c:1"]}"#,
+                task("worker", 2),
+                r#"this task is worker 2, but "worker" has tasks 0 to 1"#,
+            ),
+        ] {
+            let error = spec(cluster).validate(&own).unwrap_err().to_string();
+            assert!(error.contains(says), "{cluster}: {error}");
+        }
+        spec(r#"{"worker": ["a:1"]}"#).validate(&task("evaluator", 3)).unwrap();
+        spec(FULL).validate(&task("ps", 1)).unwrap();
+    }
+
+    // CL-3, MW-6
+    #[test]
+    fn cl_3_ranks_go_from_the_chief_through_the_workers() {
+        let full = spec(FULL);
+        let rank = |job, index| full.id_in_cluster(&task(job, index)).unwrap();
+        assert_eq!(
+            [rank("chief", 0), rank("worker", 0), rank("worker", 1), rank("evaluator", 0)],
+            [0, 1, 2, 0]
+        );
+        let count = |job| full.worker_count(&Job::from(job)).unwrap();
+        assert_eq!([count("chief"), count("worker"), count("evaluator")], [3, 3, 1]);
+        let ps = full.id_in_cluster(&task("ps", 1)).unwrap_err();
+        assert_eq!(ps.to_string(), "ps 1 is a parameter server: it has no rank among the workers");
+        assert!(matches!(full.worker_count(&Job::Ps), Err(ClusterError::NoRank { .. })));
+        let chief = |spec: &ClusterSpec, job, index| spec.is_chief(&task(job, index)).unwrap();
+        assert!(chief(&full, "chief", 0) && chief(&full, "evaluator", 0));
+        assert!(!chief(&full, "worker", 0) && !chief(&full, "ps", 0));
+        let workers = spec(r#"{"worker": ["b:1", "c:1"]}"#);
+        assert!(chief(&workers, "worker", 0) && !chief(&workers, "worker", 1));
+        let ranks: Vec<_> = full.workers().into_iter().map(|(task, at)| format!("{task} {at}")).collect();
+        assert_eq!(ranks, ["chief 0 a:1", "worker 0 b:1", "worker 1 c:1"]);
+    }
+
+    // CL-4
+    #[test]
+    fn cl_4_there_is_one_leader() {
+        let leader = |cluster: &str, job, index| {
+            let leader = spec(cluster).collective_leader(&task(job, index)).unwrap();
+            leader.map(|task| task.device_name())
+        };
+        assert_eq!(leader(FULL, "worker", 1).unwrap(), "/job:chief/replica:0/task:0");
+        assert_eq!(leader(r#"{"worker": ["b:1"]}"#, "worker", 0).unwrap(), "/job:worker/replica:0/task:0");
+        assert_eq!(leader(FULL, "evaluator", 0), None);
+        assert_eq!(leader("{}", "worker", 0), None);
+        assert_eq!(spec(FULL).coordination_leader(), Some(Job::Ps.task(0)));
+        assert_eq!(
+            spec(r#"{"chief": ["a:1"], "worker": ["b:1"]}"#).coordination_leader(),
+            Some(Job::Chief.task(0))
+        );
+        assert_eq!(spec("{}").coordination_leader(), None);
+    }
+
+    // MW-5, MW-6
+    #[test]
+    fn mw_6_a_world_has_the_chief_first_and_the_evaluator_alone() {
+        let full = spec(FULL);
+        let world = |job, index| full.world(&task(job, index), 2).map(|world| world.to_string());
+        assert_eq!(world("chief", 0).unwrap(), "worker 0 of 3, 2 replicas each");
+        assert_eq!(world("worker", 1).unwrap(), "worker 2 of 3, 2 replicas each");
+        assert_eq!(world("evaluator", 0).unwrap(), "2 replicas");
+        assert!(matches!(world("ps", 0), Err(ClusterError::NoRank { .. })));
+        let gaps = spec(r#"{"worker": {"0": "a:1", "2": "b:1"}}"#).world(&task("worker", 0), 1).unwrap_err();
+        assert_eq!(
+            gaps.to_string(),
+            r#""worker" has tasks 0 and 2: workers of a strategy are numbered from 0 without gaps"#
+        );
+        assert!(matches!(full.world(&task("chief", 0), 0), Err(ClusterError::World(_))));
+    }
+
+    // pains.md, FAQ: one machine's TF_CONFIG, copied to all.
+    #[test]
+    fn loopback_is_refused_among_several_hosts() {
+        let check = |cluster: &str| spec(cluster).check_hosts().map_err(|error| error.to_string());
+        check(r#"{"worker": ["localhost:1", "127.0.0.1:2", "[::1]:3"]}"#).unwrap();
+        check(r#"{"worker": ["10.0.0.1:1", "10.0.0.2:1"]}"#).unwrap();
+        let error = check(r#"{"ps": ["10.0.0.1:1"], "worker": ["10.0.0.2:1", "localhost:1"]}"#).unwrap_err();
+        assert_eq!(
+            error,
+            "worker 1 is at localhost:1, which every host takes for itself, while ps 0 is on another host; give the \
+             name or the address by which the others reach it"
+        );
+        assert!(check(r#"{"worker": ["0.0.0.0:1"]}"#).unwrap_err().contains("to which nobody can connect"));
+    }
+}
