@@ -1,6 +1,6 @@
 //! What can be wrong with a job, and what the system can refuse.
 
-use crate::Task;
+use distribute_cluster::{ClusterError, Task};
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -31,7 +31,7 @@ pub enum Error {
         expected: &'static str,
     },
     /// A name of a host cannot be one.
-    #[error("--hosts: {host:?} {problem}")]
+    #[error("--hosts: {host:?}: {problem}")]
     Host {
         /// The name.
         host: String,
@@ -56,8 +56,11 @@ pub enum Error {
         /// How many it needs.
         ports: usize,
     },
+    /// The tasks make no cluster.
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
     /// This machine has no free port, or another reason to refuse one.
-    #[error("choosing a port for {task} on 127.0.0.1")]
+    #[error("choosing a port for {task} on 127.0.0.1: {source}")]
     NoPort {
         /// The task that needs it.
         task: Task,

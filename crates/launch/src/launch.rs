@@ -6,9 +6,9 @@ use crate::running::{Event, Shared, supervise};
 use crate::supervisor::{Policy, Supervisor};
 use crate::terminal::Style;
 use crate::{
-    Error, Host, Notice, Outcome, Output, Plan, PlannedTask, Result, Running, Task, command, cores, guard, interrupts,
+    Error, Notice, Outcome, Output, Plan, PlannedTask, RemoteHost, Result, Running, Task, command, cores, guard, interrupts,
 };
-use distribute_cluster::Deadline;
+use distribute_cluster::{Deadline, TF_CONFIG};
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -350,7 +350,7 @@ impl Starter {
     fn told(&self, planned: &PlannedTask, restart: u32) -> BTreeMap<OsString, Option<OsString>> {
         let mut told = self.environment.clone();
         let mut set = |name: &str, value: &str| told.insert(name.into(), Some(value.into()));
-        set("TF_CONFIG", &planned.tf_config);
+        set(TF_CONFIG, &planned.tf_config().to_string());
         set("DISTRIBUTE_SECRET", &self.secret);
         set("DISTRIBUTE_RESTART", &restart.to_string());
         let given = match self.environment.get(OsStr::new("RAYON_NUM_THREADS")) {
@@ -376,7 +376,7 @@ impl Starter {
         command
     }
 
-    fn remote(&self, host: &Host, prelude: usize) -> Command {
+    fn remote(&self, host: &RemoteHost, prelude: usize) -> Command {
         let mut command = Command::new(&self.ssh[0]);
         command.args(&self.ssh[1..]).arg(host.destination()).arg(guard::remote(prelude));
         command

@@ -1,6 +1,6 @@
 //! Which tasks a job has, and on which hosts.
 
-use crate::{Error, Host, Job, Result, Task};
+use crate::{Error, Job, RemoteHost, Result, Task};
 use std::collections::HashSet;
 
 /// The most tasks that one launcher starts.
@@ -21,7 +21,7 @@ pub struct Layout {
     pub(crate) chief: bool,
     pub(crate) ps: usize,
     pub(crate) evaluator: bool,
-    pub(crate) hosts: Vec<Host>,
+    pub(crate) hosts: Vec<RemoteHost>,
 }
 
 impl Layout {
@@ -49,7 +49,7 @@ impl Layout {
     }
 
     /// On these hosts; where there are none, on this machine.
-    pub fn hosts(mut self, hosts: Vec<Host>) -> Self {
+    pub fn hosts(mut self, hosts: Vec<RemoteHost>) -> Self {
         self.hosts = hosts;
         self
     }
@@ -87,12 +87,12 @@ impl Layout {
             return Err(Error::TooManyTasks { tasks: tasks - 2, most: MOST });
         }
         let mut seen = HashSet::new();
-        if let Some(twice) = self.hosts.iter().find(|host| !seen.insert(host.name())) {
-            let problem = "is given twice; tasks are spread evenly, give each host once";
-            return Err(Error::Host { host: twice.name().into(), problem });
+        if let Some(twice) = self.hosts.iter().find(|host| !seen.insert(host.host())) {
+            let problem = "it is given twice; tasks are spread evenly, give each host once";
+            return Err(Error::Host { host: twice.host().to_string(), problem });
         }
         match self.hosts.iter().find(|host| self.hosts.len() > 1 && host.is_loopback()) {
-            Some(host) => Err(Error::Loopback { host: host.name().into() }),
+            Some(host) => Err(Error::Loopback { host: host.host().to_string() }),
             None => Ok(()),
         }
     }
@@ -111,7 +111,7 @@ mod tests {
     fn placed(layout: &Layout) -> String {
         let tasks = layout.tasks();
         let shown = tasks.iter().map(|(task, host)| match host {
-            Some(host) => format!("{task}@{}", layout.hosts[*host].name()),
+            Some(host) => format!("{task}@{}", layout.hosts[*host].host()),
             None => task.to_string(),
         });
         shown.collect::<Vec<_>>().join(", ")

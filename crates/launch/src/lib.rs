@@ -23,7 +23,6 @@ mod error;
 mod host;
 pub mod layout;
 pub mod print;
-mod task;
 
 #[cfg(unix)]
 mod command;
@@ -56,13 +55,12 @@ mod supervisor;
 #[cfg(unix)]
 mod terminal;
 
-#[cfg(unix)]
-pub use distribute_cluster::Deadline;
+pub use distribute_cluster::{Deadline, Job, Task};
 pub use duration::parse_duration;
 pub use error::{Error, Result};
 #[cfg(unix)]
 pub use guard::split_words;
-pub use host::{Host, parse_hosts};
+pub use host::{RemoteHost, parse_hosts};
 #[cfg(unix)]
 pub use launch::Launch;
 pub use layout::Layout;
@@ -78,4 +76,3 @@ pub use running::Running;
 pub use secret::Secret;
 #[cfg(unix)]
 pub use signal::Signal;
-pub use task::{Job, Task};

@@ -1,11 +1,12 @@
 //! What each task is told: addresses, `TF_CONFIG`, the secret.
 
 use crate::layout::trains;
-use crate::{Error, Host, Job, Layout, Result, Secret, Task};
-use serde_json::{Map, Value, json};
+use crate::{Error, Job, Layout, RemoteHost, Result, Secret, Task};
+use distribute_cluster::{Address, ClusterSpec, Host, TfConfig};
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 /// The first port on hosts reached by ssh, where no other is given.
 pub const PORT_BASE: u16 = 2222;
@@ -28,16 +29,20 @@ pub struct PlannedTask {
     /// Which one.
     pub task: Task,
     /// Where it runs; `None` means this machine, without ssh.
-    pub host: Option<Host>,
+    pub host: Option<RemoteHost>,
     /// Where the others find it. An evaluator has no address.
-    pub address: Option<String>,
-    /// Its `TF_CONFIG`.
-    pub tf_config: String,
+    pub address: Option<Address>,
+    cluster: Arc<ClusterSpec>,
     /// Keeps its port.
     port: Option<OwnedFd>,
 }
 
 impl PlannedTask {
+    /// Its `TF_CONFIG`: the cluster, in which the evaluator is not, and which task of it this is.
+    pub fn tf_config(&self) -> TfConfig {
+        TfConfig::new(self.cluster.as_ref().clone(), self.task.clone())
+    }
+
     /// Gives its port back, just before it starts.
     pub(crate) fn release_port(&mut self) {
         self.port = None;
@@ -64,7 +69,7 @@ impl Plan {
     /// As [`Plan::new`]; [`Error::Ports`] for ports beyond 65535.
     pub fn with_port_base(layout: &Layout, base: Option<u16>) -> Result<Self> {
         layout.check()?;
-        let here = layout.hosts.iter().all(Host::is_loopback);
+        let here = layout.hosts.iter().all(RemoteHost::is_loopback);
         let mut tasks = layout.tasks();
         let mut kept = Vec::new();
         let ports = match (here, base) {
@@ -81,12 +86,18 @@ impl Plan {
             (_, base) => numbered(layout, &tasks, base.unwrap_or(PORT_BASE))?,
         };
         let addresses = addresses(layout, &tasks, &ports);
-        let mut kept = kept.into_iter();
-        let tasks = tasks.drain(..).zip(addresses.iter()).map(|((task, host), address)| PlannedTask {
-            tf_config: tf_config(&addresses, &tasks_of(layout), &task),
+        let mut cluster = ClusterSpec::new();
+        for ((task, _), address) in tasks.iter().zip(&addresses) {
+            if let Some(address) = address {
+                cluster.insert(task.clone(), address.clone())?;
+            }
+        }
+        let (cluster, mut kept) = (Arc::new(cluster), kept.into_iter());
+        let tasks = tasks.drain(..).zip(addresses).map(|((task, host), address)| PlannedTask {
             host: host.and_then(|host| layout.hosts.get(host).cloned()),
             port: address.as_ref().and_then(|_| kept.next()),
-            address: address.clone(),
+            cluster: cluster.clone(),
+            address,
             task,
         });
         Ok(Self { layout: layout.clone(), tasks: tasks.collect(), secret: Secret::random()? })
@@ -110,10 +121,6 @@ impl Plan {
     pub(crate) fn into_tasks(self) -> Vec<PlannedTask> {
         self.tasks
     }
-}
-
-fn tasks_of(layout: &Layout) -> Vec<Task> {
-    layout.tasks().into_iter().map(|(task, _)| task).collect()
 }
 
 /// An evaluator is found by nobody.
@@ -140,7 +147,7 @@ fn numbered(layout: &Layout, tasks: &[(Task, Option<usize>)], base: u16) -> Resu
         let port = u16::try_from(usize::from(base).saturating_add(used[host]));
         used[host] += 1;
         ports.push(port.map_err(|_| Error::Ports {
-            host: layout.hosts.get(host).map_or("this machine".into(), |host| host.name().into()),
+            host: layout.hosts.get(host).map_or("this machine".into(), |host| host.host().to_string()),
             base,
             ports: tasks.iter().filter(|(task, on)| has_address(task) && on.unwrap_or(0) == host).count(),
         })?);
@@ -148,29 +155,16 @@ fn numbered(layout: &Layout, tasks: &[(Task, Option<usize>)], base: u16) -> Resu
     Ok(ports)
 }
 
-fn addresses(layout: &Layout, tasks: &[(Task, Option<usize>)], ports: &[u16]) -> Vec<Option<String>> {
+fn addresses(layout: &Layout, tasks: &[(Task, Option<usize>)], ports: &[u16]) -> Vec<Option<Address>> {
     let mut ports = ports.iter();
     let address = |(task, host): &(Task, Option<usize>)| {
         let port = *has_address(task).then(|| ports.next())??;
         Some(match host.and_then(|host| layout.hosts.get(host)) {
             Some(host) => host.address(port),
-            None => format!("127.0.0.1:{port}"),
+            None => Address::new(Host::Ip(Ipv4Addr::LOCALHOST.into()), port),
         })
     };
     tasks.iter().map(address).collect()
-}
-
-/// `TF_CONFIG` of a task. The evaluator is not in the cluster: it meets nobody.
-fn tf_config(addresses: &[Option<String>], tasks: &[Task], own: &Task) -> String {
-    let mut cluster = Map::new();
-    for (task, address) in tasks.iter().zip(addresses) {
-        let Some(address) = address else { continue };
-        let job = cluster.entry(task.job.as_str()).or_insert_with(|| json!([]));
-        if let Value::Array(list) = job {
-            list.push(json!(address));
-        }
-    }
-    json!({ "cluster": cluster, "task": { "type": own.job.as_str(), "index": own.index } }).to_string()
 }
 
 #[cfg(test)]
@@ -184,13 +178,15 @@ mod tests {
         let hosts = parse_hosts("me@a,b").unwrap();
         let layout = Layout::new(2).chief(true).ps(1).evaluator(true).hosts(hosts);
         let plan = Plan::with_port_base(&layout, Some(5000)).unwrap();
-        let cluster = json!({ "chief": ["a:5000"], "worker": ["a:5001", "b:5000"], "ps": ["a:5002"] });
+        let jobs = [("chief", vec!["a:5000"]), ("worker", vec!["a:5001", "b:5000"]), ("ps", vec!["a:5002"])];
+        let cluster = ClusterSpec::from_lists(jobs).unwrap();
         let own = [("chief", 0, "a"), ("worker", 0, "a"), ("worker", 1, "b"), ("ps", 0, "a"), ("evaluator", 0, "b")];
         assert_eq!(plan.tasks().len(), own.len());
         for (planned, (job, index, host)) in plan.tasks().iter().zip(own) {
-            let told: Value = serde_json::from_str(&planned.tf_config).unwrap();
-            assert_eq!(told, json!({ "cluster": cluster, "task": { "type": job, "index": index } }));
-            assert_eq!(planned.host.as_ref().unwrap().name(), host);
+            let told: TfConfig = planned.tf_config().to_string().parse().unwrap();
+            assert_eq!(told, TfConfig::new(cluster.clone(), Task::new(job, index)));
+            told.validate().unwrap();
+            assert_eq!(planned.host.as_ref().unwrap().destination().trim_start_matches("me@"), host);
             assert_eq!(planned.address.is_none(), job == "evaluator");
         }
     }
@@ -201,7 +197,7 @@ mod tests {
             let mut plan = Plan::new(&layout).unwrap();
             let addresses: Vec<_> = plan.tasks().iter().map(|task| task.address.clone().unwrap()).collect();
             for (address, task) in addresses.iter().zip(&mut plan.tasks) {
-                let port: u16 = address.rsplit_once(':').unwrap().1.parse().unwrap();
+                let port = address.port();
                 assert!(TcpStream::connect(("127.0.0.1", port)).is_err(), "{address} listens");
                 assert!(TcpListener::bind(("127.0.0.1", port)).is_err(), "{address} is free for others");
                 task.release_port();

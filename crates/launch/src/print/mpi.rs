@@ -16,7 +16,7 @@ pub(super) fn call(job: &Job<'_>) -> Result<String> {
     }
     let mut options = format!("-np {}", layout.workers);
     let slots = layout.hosts.iter().zip(job.on_hosts()).filter(|(_, tasks)| *tasks > 0);
-    let slots: Vec<_> = slots.map(|(host, tasks)| format!("{}:{tasks}", host.name())).collect();
+    let slots: Vec<_> = slots.map(|(host, tasks)| format!("{}:{tasks}", host.host())).collect();
     if !slots.is_empty() {
         options += &format!(" --host {}", slots.join(","));
     }

@@ -23,7 +23,7 @@ pub(super) fn script(job: &Job<'_>) -> Result<String> {
     directive("ntasks", job.in_cluster().to_string());
     let on_hosts = job.on_hosts();
     if let Some(most) = on_hosts.iter().max() {
-        let names: Vec<_> = layout.hosts.iter().map(|host| host.name()).collect();
+        let names: Vec<_> = layout.hosts.iter().map(|host| host.host().to_string()).collect();
         directive("nodelist", names.join(","));
         directive("nodes", names.len().to_string());
         directive("ntasks-per-node", most.to_string());
