@@ -20,8 +20,11 @@ pub(crate) fn find(command: &OsStr, folder: &Path, path: &OsStr, task: &Task) ->
             Err(error) => Err(not_found(format!("{}: {error}", file.display()))),
         };
     }
-    let found = std::env::split_paths(path).map(|entry| folder.join(entry).join(command)).find(|file| can_run(file));
-    found.ok_or_else(|| not_found("it is in no folder of PATH; for a program in this folder, write ./ before it".into()))
+    let found =
+        std::env::split_paths(path).map(|entry| folder.join(entry).join(command)).find(|file| can_run(file));
+    found.ok_or_else(|| {
+        not_found("it is in no folder of PATH; for a program in this folder, write ./ before it".into())
+    })
 }
 
 fn can_run(file: &Path) -> bool {

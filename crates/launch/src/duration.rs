@@ -31,7 +31,10 @@ mod tests {
     #[test]
     fn durations_are_read_with_their_unit() {
         let millis = |text| parse_duration("--grace", text).unwrap().as_millis();
-        assert_eq!(["90", "90s", "1.5m", "2h", "250ms", "0"].map(millis), [90_000, 90_000, 90_000, 7_200_000, 250, 0]);
+        assert_eq!(
+            ["90", "90s", "1.5m", "2h", "250ms", "0"].map(millis),
+            [90_000, 90_000, 90_000, 7_200_000, 250, 0]
+        );
         for text in ["", "s", "x", "-1", "1e400", "nan", "1 s", "10 apples", "1s1"] {
             let error = parse_duration("--grace", text).unwrap_err().to_string();
             assert!(error.starts_with(&format!("--grace is {text:?}, but must be ")), "{error}");

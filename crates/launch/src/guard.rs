@@ -119,7 +119,9 @@ mod tests {
 
     #[test]
     fn names_of_variables() {
-        for (name, good) in [("A", true), ("_a1", true), ("1a", false), ("", false), ("A=B", false), ("a;b", false)] {
+        for (name, good) in
+            [("A", true), ("_a1", true), ("1a", false), ("", false), ("A=B", false), ("a;b", false)]
+        {
             assert_eq!(is_name(OsStr::new(name)), good, "{name}");
         }
     }
@@ -128,7 +130,10 @@ mod tests {
     fn an_ssh_command_is_cut_into_words() {
         let words = |text| split_words(text).unwrap();
         assert_eq!(words("ssh -p 2222  -o X=y"), ["ssh", "-p", "2222", "-o", "X=y"]);
-        assert_eq!(words("ssh -o 'ProxyCommand=nc %h %p' \"a \"b"), ["ssh", "-o", "ProxyCommand=nc %h %p", "a b"]);
+        assert_eq!(
+            words("ssh -o 'ProxyCommand=nc %h %p' \"a \"b"),
+            ["ssh", "-o", "ProxyCommand=nc %h %p", "a b"]
+        );
         assert_eq!(words("ssh ''"), ["ssh", ""]);
         assert_eq!(words(" "), Vec::<String>::new());
         assert_eq!(split_words("ssh 'a"), None);

@@ -60,11 +60,9 @@ impl FromStr for RemoteHost {
                 "it has a port; give ssh's as --ssh \"ssh -p PORT\", and the tasks' as --port-base",
             ));
         }
-        let host: Host = match name.contains(':') && !name.starts_with('[') {
-            true => format!("[{name}]").parse(),
-            false => name.parse(),
-        }
-        .map_err(refuse)?;
+        let bracketed =
+            if name.contains(':') && !name.starts_with('[') { format!("[{name}]") } else { name.into() };
+        let host: Host = bracketed.parse().map_err(refuse)?;
         // ssh wants IPv6 without brackets.
         let bare = host.to_string();
         let bare = bare.trim_start_matches('[').trim_end_matches(']');

@@ -6,7 +6,8 @@ use crate::running::{Event, Shared, supervise};
 use crate::supervisor::{Policy, Supervisor};
 use crate::terminal::Style;
 use crate::{
-    Error, Notice, Outcome, Output, Plan, PlannedTask, RemoteHost, Result, Running, Task, command, cores, guard, interrupts,
+    Error, Notice, Outcome, Output, Plan, PlannedTask, RemoteHost, Result, Running, command, cores, guard,
+    interrupts,
 };
 use distribute_cluster::{Deadline, TF_CONFIG};
 use std::collections::BTreeMap;
@@ -20,7 +21,8 @@ use std::time::Duration;
 
 /// How ssh is called where nothing else is said: it asks nothing, does not wait for a host that is not there, and notices
 /// one that is gone.
-pub const SSH: &str = "ssh -T -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 -o ServerAliveCountMax=3";
+pub const SSH: &str =
+    "ssh -T -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 -o ServerAliveCountMax=3";
 
 /// Starts the tasks of a plan, and sees to it that they end together.
 ///
@@ -198,10 +200,9 @@ impl Launch {
         let mut own = cores.iter().flatten();
         let own: Vec<_> = tasks
             .iter()
-            .map(|planned| match planned.trains() {
-                true => own.next().cloned().unwrap_or_default(),
-                false => Vec::new(),
-            })
+            .map(
+                |planned| if planned.trains() { own.next().cloned().unwrap_or_default() } else { Vec::new() },
+            )
             .collect();
         let shared = Arc::new(Shared {
             names: tasks.iter().map(|planned| planned.task.clone()).collect(),
@@ -296,7 +297,7 @@ fn one_core_each(tasks: &[PlannedTask], cores: Option<&[Vec<usize>]>) -> bool {
 
 /// Starts tasks, for the first time or again.
 pub(crate) struct Starter {
-    tasks: Vec<PlannedTask>,
+    pub tasks: Vec<PlannedTask>,
     cores: Vec<Vec<usize>>,
     one_core_each: bool,
     secret: String,
@@ -337,13 +338,9 @@ impl Starter {
             cores: self.cores.get(index).map_or(&[], Vec::as_slice),
         };
         let process = Process::start(start, &self.sink, report)?;
-        *self.shared.processes[index].lock().unwrap_or_else(PoisonError::into_inner) = (Some(process), restart);
+        *self.shared.processes[index].lock().unwrap_or_else(PoisonError::into_inner) =
+            (Some(process), restart);
         Ok(())
-    }
-
-    /// The name of a task.
-    pub(crate) fn task(&self, index: usize) -> &Task {
-        &self.tasks[index].task
     }
 
     /// What a task is told by its environment, where it differs from this process's.
@@ -384,8 +381,10 @@ impl Starter {
 
     fn prelude(&self, planned: &PlannedTask, restart: u32) -> Vec<u8> {
         let sent = |name: &OsStr| ["DISTRIBUTE_", "RUST_"].iter().any(|prefix| begins_with(name, prefix));
-        let mut told: BTreeMap<_, _> =
-            std::env::vars_os().filter(|(name, _)| sent(name)).map(|(name, value)| (name, Some(value))).collect();
+        let mut told: BTreeMap<_, _> = std::env::vars_os()
+            .filter(|(name, _)| sent(name))
+            .map(|(name, value)| (name, Some(value)))
+            .collect();
         told.extend(self.told(planned, restart));
         let told = told.iter().filter(|(name, _)| guard::is_name(name));
         guard::prelude(

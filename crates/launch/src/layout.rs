@@ -128,7 +128,8 @@ mod tests {
     fn tasks_are_spread_over_hosts_in_blocks() {
         let hosts = || parse_hosts("a,b,c").unwrap();
         let layout = Layout::new(4).chief(true).ps(2).evaluator(true).hosts(hosts());
-        let expected = "chief 0@a, worker 0@a, worker 1@b, worker 2@b, worker 3@c, ps 0@a, ps 1@b, evaluator 0@c";
+        let expected =
+            "chief 0@a, worker 0@a, worker 1@b, worker 2@b, worker 3@c, ps 0@a, ps 1@b, evaluator 0@c";
         assert_eq!(placed(&layout), expected);
         assert_eq!(placed(&Layout::new(2).hosts(hosts())), "worker 0@a, worker 1@b");
         for workers in 1..40 {

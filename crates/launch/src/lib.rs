@@ -62,7 +62,7 @@ pub use error::{Error, Result};
 pub use guard::split_words;
 pub use host::{RemoteHost, parse_hosts};
 #[cfg(unix)]
-pub use launch::Launch;
+pub use launch::{Launch, SSH};
 pub use layout::Layout;
 #[cfg(unix)]
 pub use outcome::{Cause, End, Outcome, TaskOutcome};

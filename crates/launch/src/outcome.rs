@@ -74,6 +74,8 @@ pub enum Cause {
 pub struct TaskOutcome {
     /// Which one.
     pub task: Task,
+    /// What ssh was told to connect to, where it did not run here.
+    pub host: Option<String>,
     /// How its last process has ended; `None` where it did not, not even by SIGKILL.
     pub end: Option<End>,
     /// How long that process ran.
@@ -148,7 +150,7 @@ fn names<'a>(tasks: impl Iterator<Item = &'a TaskOutcome>) -> String {
     let names: Vec<_> = tasks.map(|task| task.task.to_string()).collect();
     match names.len() {
         0 => "none".into(),
-        ..=6 => names.join(", "),
+        1..=6 => names.join(", "),
         many => format!("{many} tasks"),
     }
 }
@@ -160,13 +162,24 @@ impl fmt::Display for Outcome {
             Cause::Done => write!(f, "the job ended well after {}", seconds(self.after))?,
             Cause::Failed(_) => {
                 let Some(first) = self.first_failure() else { return f.write_str("a task failed") };
-                write!(f, "{} failed first", first.task)?;
+                write!(f, "{}", first.task)?;
+                if let Some(host) = &first.host {
+                    write!(f, " on {host}")?;
+                }
+                f.write_str(" failed first")?;
                 match &first.end {
                     Some(end) => write!(f, ": {end} after {}", seconds(first.after))?,
                     None => f.write_str(", and does not end")?,
                 }
-                if first.restarts > 0 {
-                    write!(f, ", having been restarted {} times", first.restarts)?;
+                if first.host.is_some() && first.end == Some(End::Exited(255)) {
+                    f.write_str(
+                        " (so does ssh when there is no connection, and when a signal ended the task)",
+                    )?;
+                }
+                match first.restarts {
+                    0 => (),
+                    1 => f.write_str(", having been restarted once")?,
+                    times => write!(f, ", having been restarted {times} times")?,
                 }
                 if let Some(line) = &first.last_error_line {
                     write!(f, "; its last line of errors: {line}")?;
@@ -206,6 +219,7 @@ mod tests {
     fn outcome(cause: Cause) -> Outcome {
         let task = |job: Job, end| TaskOutcome {
             task: job.task(0),
+            host: None,
             end: Some(end),
             after: Duration::from_millis(12_400),
             restarts: 0,
@@ -237,6 +251,19 @@ mod tests {
             failed.to_string(),
             "worker 0 failed first: signal 9 (SIGKILL: by hand, or by the system for want of memory) after 12.4 s, \
              having been restarted 2 times; stopped because of it: ps 0; killed, not having ended within 10.0 s: ps 0"
+        );
+    }
+
+    #[test]
+    fn a_host_is_named_and_what_ssh_means() {
+        let mut failed = outcome(Cause::Failed(0));
+        failed.tasks[0].host = Some("me@a".into());
+        failed.tasks[0].end = Some(End::Exited(255));
+        failed.tasks[0].restarts = 1;
+        assert_eq!(
+            failed.to_string(),
+            "worker 0 on me@a failed first: exit code 255 after 12.4 s (so does ssh when there is no connection, and when a \
+             signal ended the task), having been restarted once; no other task was running"
         );
     }
 

@@ -180,7 +180,13 @@ mod tests {
         let plan = Plan::with_port_base(&layout, Some(5000)).unwrap();
         let jobs = [("chief", vec!["a:5000"]), ("worker", vec!["a:5001", "b:5000"]), ("ps", vec!["a:5002"])];
         let cluster = ClusterSpec::from_lists(jobs).unwrap();
-        let own = [("chief", 0, "a"), ("worker", 0, "a"), ("worker", 1, "b"), ("ps", 0, "a"), ("evaluator", 0, "b")];
+        let own = [
+            ("chief", 0, "a"),
+            ("worker", 0, "a"),
+            ("worker", 1, "b"),
+            ("ps", 0, "a"),
+            ("evaluator", 0, "b"),
+        ];
         assert_eq!(plan.tasks().len(), own.len());
         for (planned, (job, index, host)) in plan.tasks().iter().zip(own) {
             let told: TfConfig = planned.tf_config().to_string().parse().unwrap();

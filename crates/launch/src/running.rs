@@ -84,9 +84,10 @@ impl Running {
     /// # Errors
     /// [`Error::NotRunning`] where the task has ended, or the job has none of that name.
     pub fn kill(&self, task: &Task, signal: Signal) -> Result<()> {
-        match self.shared.find(task)?.0.send(signal) {
-            true => Ok(()),
-            false => Err(Error::NotRunning { task: task.clone() }),
+        if self.shared.find(task)?.0.send(signal) {
+            Ok(())
+        } else {
+            Err(Error::NotRunning { task: task.clone() })
         }
     }
 
@@ -195,14 +196,16 @@ pub(crate) fn supervise(
         }
     }
     let (cause, known) = supervisor.into_parts();
-    let outcome = known.into_iter().zip(last_lines).enumerate().map(|(index, (known, last_error_line))| TaskOutcome {
-        task: starter.task(index).clone(),
-        end: known.end,
-        after: known.after,
-        restarts: known.restarts,
-        stopped: known.stopped,
-        killed: known.killed,
-        last_error_line,
-    });
+    let outcome =
+        known.into_iter().zip(last_lines).enumerate().map(|(index, (known, last_error_line))| TaskOutcome {
+            task: starter.tasks[index].task.clone(),
+            host: starter.tasks[index].host.as_ref().map(|host| host.destination().into()),
+            end: known.end,
+            after: known.after,
+            restarts: known.restarts,
+            stopped: known.stopped,
+            killed: known.killed,
+            last_error_line,
+        });
     Outcome { cause, after: watch.elapsed(), grace, tasks: outcome.collect() }
 }

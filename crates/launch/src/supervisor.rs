@@ -266,10 +266,7 @@ mod tests {
     fn who_fails_first_is_the_cause_and_stops_the_others() {
         for (task, others) in [(1, [0, 2, 3]), (2, [0, 1, 3]), (3, [0, 1, 2])] {
             let mut supervisor = supervisor(0);
-            assert_eq!(
-                supervisor.decide(ended(task, End::Exited(3))),
-                stopping(Signal::Terminate, &others)
-            );
+            assert_eq!(supervisor.decide(ended(task, End::Exited(3))), stopping(Signal::Terminate, &others));
             for other in others {
                 assert_eq!(supervisor.decide(ended(other, End::Exited(1))), []);
             }

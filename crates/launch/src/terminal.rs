@@ -43,11 +43,11 @@ impl Style {
         };
         let coloured = if stream == Stream::Out { self.out_coloured } else { self.err_coloured };
         let width = self.width;
-        let mut line = match coloured {
-            true => format!("\x1b[{colour}m{name:width$} │\x1b[0m "),
-            false => format!("{name:width$} │ "),
-        }
-        .into_bytes();
+        let mut line = if coloured {
+            format!("\x1b[{colour}m{name:width$} │\x1b[0m ").into_bytes()
+        } else {
+            format!("{name:width$} │ ").into_bytes()
+        };
         line.extend_from_slice(text);
         line.push(b'\n');
         (stream, line)
@@ -77,7 +77,8 @@ mod tests {
 
     fn line(style: &Style, stream: Stream, text: &[u8]) -> String {
         let task = Job::Worker.task(1);
-        String::from_utf8_lossy(&style.line(Output::Line { index: 1, task: &task, stream, text }).1).into_owned()
+        String::from_utf8_lossy(&style.line(Output::Line { index: 1, task: &task, stream, text }).1)
+            .into_owned()
     }
 
     #[test]

@@ -169,7 +169,11 @@ fn lines_have_the_name_of_their_task_and_no_colour_in_a_pipe() {
             assert!(out.contains(&format!("worker {worker} │ no end\n")), "{out}");
             assert!(err.contains(&format!("worker {worker} │ err\n")), "{err}");
         }
-        assert!(err.contains("launch   │ 2 tasks on this machine") && err.contains("launch   │ the job ended well"), "{err}");
+        assert!(
+            err.contains("launch   │ 2 tasks on this machine")
+                && err.contains("launch   │ the job ended well"),
+            "{err}"
+        );
         assert!(!out.contains('\x1b') && !err.contains('\x1b'));
     });
 }

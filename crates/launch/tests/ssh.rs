@@ -50,7 +50,8 @@ fn launch(ssh: Vec<String>, hosts: &str, workers: usize, script: &str) -> (Launc
     (launch, said, folder, secret)
 }
 
-const TOLD: &str = r#"echo "$TF_CONFIG"; pwd; echo "$1"; echo "${#DISTRIBUTE_SECRET} $DISTRIBUTE_RESTART $MINE""#;
+const TOLD: &str =
+    r#"echo "$TF_CONFIG"; pwd; echo "$1"; echo "${#DISTRIBUTE_SECRET} $DISTRIBUTE_RESTART $MINE""#;
 
 fn words(ssh: &Path) -> Vec<String> {
     vec![ssh.to_str().unwrap().into(), "-p".into(), "2222".into()]
@@ -140,7 +141,8 @@ fn nothing_is_left_when_a_connection_ends() {
 fn connection_ends(ssh: Vec<String>, hosts: &str) {
     let fifo = Fifo::new();
     let heard = fifo.read();
-    let text = r#"exec 9>"$PIPE"; trap '' TERM HUP; sleep 1000 & echo ready >&9; while :; do sleep 1000; done"#;
+    let text =
+        r#"exec 9>"$PIPE"; trap '' TERM HUP; sleep 1000 & echo ready >&9; while :; do sleep 1000; done"#;
     let (launch, _, _folder, _) = launch(ssh, hosts, 2, text);
     let running = launch.env("PIPE", fifo.path()).grace(Duration::from_millis(100)).spawn().unwrap();
     assert_eq!(heard.lines(2), ["ready", "ready"]);
@@ -180,7 +182,8 @@ fn a_large_environment_crosses_the_connection() {
 /// The launcher of [`with_sshd`] that is killed.
 fn launcher() {
     let Some(ssh) = part() else { return };
-    let text = r#"exec 9>"$PIPE"; trap '' TERM HUP; sleep 1000 & echo ready >&9; while :; do sleep 1000; done"#;
+    let text =
+        r#"exec 9>"$PIPE"; trap '' TERM HUP; sleep 1000 & echo ready >&9; while :; do sleep 1000; done"#;
     let (launch, _, _folder, _) = launch(distribute_launch::split_words(&ssh).unwrap(), "localhost", 2, text);
     let pipe = std::env::var_os("PIPE").unwrap();
     std::process::exit(launch.env("PIPE", pipe).run().unwrap().exit_code());
@@ -199,7 +202,8 @@ fn with_sshd() {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name).to_str().unwrap().to_string();
         for key in ["host", "user"] {
-            let made = Command::new("ssh-keygen").args(["-q", "-t", "ed25519", "-N", "", "-f", &path(key)]).status();
+            let made =
+                Command::new("ssh-keygen").args(["-q", "-t", "ed25519", "-N", "", "-f", &path(key)]).status();
             assert!(made.unwrap().success());
         }
         std::fs::copy(path("user.pub"), path("authorized")).unwrap();
@@ -212,7 +216,8 @@ fn with_sshd() {
         std::fs::write(path("config"), config).unwrap();
         // It separates its privileges in a folder that Debian makes when the service starts.
         let _ = std::fs::create_dir("/run/sshd");
-        let server = Command::new(sshd).args(["-D", "-e", "-f", &path("config")]).stderr(Stdio::piped()).spawn();
+        let server =
+            Command::new(sshd).args(["-D", "-e", "-f", &path("config")]).stderr(Stdio::piped()).spawn();
         let mut server = Killed(server.unwrap());
         let mut lines = BufReader::new(server.0.stderr.take().unwrap()).lines();
         assert!(lines.any(|line| line.unwrap().contains("Server listening")));
@@ -224,7 +229,12 @@ fn with_sshd() {
         );
         let words = || distribute_launch::split_words(&ssh).unwrap();
 
-        let (launch, said, home, secret) = launch(words(), "localhost", 2, &format!("{TOLD}; cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' '\\n'"));
+        let (launch, said, home, secret) = launch(
+            words(),
+            "localhost",
+            2,
+            &format!("{TOLD}; cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' '\\n'"),
+        );
         let outcome = ended(launch.env("MINE", "x'y").spawn().unwrap());
         assert!(outcome.is_success(), "{outcome}\n{}", said.all());
         for index in 0..2 {
@@ -234,7 +244,9 @@ fn with_sshd() {
         }
         assert!(!said.all().contains(&secret));
 
-        for (script, code) in [("echo last >&2; exit 3", 3), ("kill -KILL $$", 255), ("sleep 1000 & exit 5", 5)] {
+        for (script, code) in
+            [("echo last >&2; exit 3", 3), ("kill -KILL $$", 255), ("sleep 1000 & exit 5", 5)]
+        {
             let (launch, _, _folder, _) = self::launch(words(), "localhost", 1, script);
             assert_eq!(ended(launch.spawn().unwrap()).exit_code(), code, "{script}");
         }

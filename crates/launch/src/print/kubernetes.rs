@@ -85,7 +85,8 @@ mod tests {
         let command = ["/bin/train".to_string(), "--note=\"a: b\"".into()];
         let layout = Layout::new(2).ps(1);
         let timeout = Some(Duration::from_secs(60));
-        let job = Job { layout: &layout, command: &command, timeout, max_restarts: 3, image: Some("me/train:1") };
+        let job =
+            Job { layout: &layout, command: &command, timeout, max_restarts: 3, image: Some("me/train:1") };
         let text = manifest(&job).unwrap();
         let (comments, yaml) = text.split_once("apiVersion").unwrap();
         assert!(comments.lines().all(|line| line.starts_with('#')));
@@ -130,6 +131,8 @@ spec:
         let all = Layout::new(0).chief(true).evaluator(true);
         let text = manifest(&Job { layout: &all, image: None, max_restarts: 0, ..job }).unwrap();
         assert!(text.contains("    Chief:\n      replicas: 1\n      restartPolicy: Never"), "{text}");
-        assert!(text.contains("    Evaluator:") && text.contains("image: IMAGE #") && !text.contains("Worker:\n"));
+        assert!(
+            text.contains("    Evaluator:") && text.contains("image: IMAGE #") && !text.contains("Worker:\n")
+        );
     }
 }

@@ -134,7 +134,8 @@ mod tests {
     fn names_are_plain() {
         let name = |program: &str| {
             let command = [program.to_string()];
-            Job { layout: &Layout::new(1), command: &command, timeout: None, max_restarts: 0, image: None }.name()
+            Job { layout: &Layout::new(1), command: &command, timeout: None, max_restarts: 0, image: None }
+                .name()
         };
         assert_eq!(name("target/release/examples/digits"), "digits");
         assert_eq!(name("./Train_it.sh"), "train-it-sh");

@@ -55,7 +55,12 @@ mpirun -np 3 --host a:2,b:1 --timeout 2 -x DISTRIBUTE_SECRET ./train 'it'\''s' '
 "#
         );
         for layout in [Layout::new(1).ps(1), Layout::new(1).chief(true), Layout::new(1).evaluator(true)] {
-            assert!(call(&Job { layout: &layout, ..job }).unwrap_err().to_string().starts_with("--print mpi: ranks"));
+            assert!(
+                call(&Job { layout: &layout, ..job })
+                    .unwrap_err()
+                    .to_string()
+                    .starts_with("--print mpi: ranks")
+            );
         }
         assert!(call(&Job { max_restarts: 1, ..job }).is_err());
     }

@@ -9,7 +9,9 @@ pub(super) fn script(job: &Job<'_>) -> Result<String> {
     let layout = job.layout;
     let refuse = |problem| Err(Error::Unprintable { target: "slurm", problem });
     if layout.evaluator {
-        return refuse("an evaluator is no part of the cluster; submit it as a job of its own, without --evaluator here");
+        return refuse(
+            "an evaluator is no part of the cluster; submit it as a job of its own, without --evaluator here",
+        );
     }
     if job.max_restarts > 0 {
         return refuse("Slurm starts no single task again; leave out --max-restarts");
@@ -36,9 +38,10 @@ pub(super) fn script(job: &Job<'_>) -> Result<String> {
     script += "\n\n# The program finds its world in the environment that srun gives each task: SlurmClusterResolver";
     let jobs = [("chief", usize::from(layout.chief)), ("ps", layout.ps), ("worker", layout.workers)];
     let jobs: Vec<_> = jobs.iter().filter(|(_, n)| *n > 0).map(|(name, n)| format!("{name}: {n}")).collect();
-    script += &match layout.chief || layout.ps > 0 {
-        true => format!(",\n# made with the jobs {}, which get the tasks in this order.\n", jobs.join(", ")),
-        false => ".\n".into(),
+    script += &if layout.chief || layout.ps > 0 {
+        format!(",\n# made with the jobs {}, which get the tasks in this order.\n", jobs.join(", "))
+    } else {
+        ".\n".into()
     };
     // One task that fails ends the others.
     let _ = writeln!(script, "srun --kill-on-bad-exit=1 --label {}", job.shell_command());
@@ -78,7 +81,10 @@ srun --kill-on-bad-exit=1 --label target/release/train '--out=a b'
         );
         let workers = Layout::new(2);
         let text = script(&Job { layout: &workers, timeout: None, ..job }).unwrap();
-        assert!(text.contains("--ntasks=2\nset -eu") && text.contains("SlurmClusterResolver.\nsrun "), "{text}");
+        assert!(
+            text.contains("--ntasks=2\nset -eu") && text.contains("SlurmClusterResolver.\nsrun "),
+            "{text}"
+        );
         let evaluator = Layout::new(1).evaluator(true);
         assert!(script(&Job { layout: &evaluator, ..job }).is_err());
         assert!(script(&Job { max_restarts: 1, ..job }).is_err());

@@ -2,7 +2,7 @@
 
 #![allow(dead_code, clippy::unwrap_used, clippy::panic)]
 
-use distribute_launch::{Deadline, Launch, Layout, Output, Outcome, Plan, Running, Stream, Task};
+use distribute_launch::{Deadline, Launch, Layout, Outcome, Output, Plan, Running, Stream, Task};
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
