@@ -1,6 +1,6 @@
 //! Launches of small shell scripts, and what is seen of them.
 
-#![allow(dead_code, clippy::unwrap_used, clippy::panic)]
+#![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use distribute_launch::{Deadline, Launch, Layout, Outcome, Output, Plan, Running, Stream, Task};
 use std::fs::File;
@@ -15,9 +15,12 @@ use tempfile::TempDir;
 /// Longer than any test takes, and less than the watchdog.
 pub const PATIENCE: Duration = Duration::from_secs(50);
 
+/// Who has said something: a task, on one of its streams, or the launcher itself.
+type Speaker = Option<(Task, Stream)>;
+
 /// What a job has said.
 #[derive(Clone, Default)]
-pub struct Said(Arc<Mutex<Vec<(Option<(Task, Stream)>, String)>>>);
+pub struct Said(Arc<Mutex<Vec<(Speaker, String)>>>);
 
 impl Said {
     /// Keeps what a launch says.
