@@ -42,7 +42,8 @@ pub fn run() -> Result<()> {
     warnings.iter().try_for_each(|warning| line(format!("{} {warning}", coloured("warning:", 33))))
 }
 
-const THREADS: [&str; 2] = ["CANDLE_NUM_THREADS", "RAYON_NUM_THREADS"];
+/// How many threads matrix products use.
+pub(crate) const THREADS: [&str; 2] = ["CANDLE_NUM_THREADS", "RAYON_NUM_THREADS"];
 
 /// What the machine is like.
 struct Found {
@@ -99,7 +100,7 @@ fn warnings(found: &Found) -> Vec<String> {
 
 /// A variable as it was when the process started: `#[distribute::main]` has set it by now. Elsewhere than on Linux
 /// there is no telling.
-fn given(name: &str) -> Option<String> {
+pub(crate) fn given(name: &str) -> Option<String> {
     match std::fs::read("/proc/self/environ") {
         Ok(bytes) => bytes.split(|b| *b == 0).find_map(|entry| {
             let entry = String::from_utf8_lossy(entry);

@@ -1,8 +1,10 @@
 //! The command `distribute`: `bench` measures this machine against the figures of docs/performance.md, `doctor` looks
-//! for what makes training slow on it.
+//! for what makes training slow on it, `launch` starts the tasks of a job.
 
 mod bench;
 mod doctor;
+#[cfg(unix)]
+mod launch;
 mod output;
 
 use clap::{Parser, Subcommand};
@@ -12,7 +14,11 @@ use clap::{Parser, Subcommand};
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 #[derive(Parser)]
-#[command(name = "distribute", version, about = "Measures and checks this machine for distributed training")]
+#[command(
+    name = "distribute",
+    version,
+    about = "Measures and checks machines for distributed training, and starts it"
+)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,
@@ -24,6 +30,9 @@ enum Command {
     Bench(Box<bench::Arguments>),
     /// Looks for what makes training slow on this machine
     Doctor,
+    /// Starts workers and other tasks of a job, here or over ssh, and ends them together
+    #[cfg(unix)]
+    Launch(Box<launch::Arguments>),
 }
 
 #[distribute::main]
@@ -31,5 +40,7 @@ fn main() -> distribute::Result<()> {
     match Arguments::parse().command {
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Doctor => doctor::run(),
+        #[cfg(unix)]
+        Command::Launch(arguments) => launch::run(&arguments),
     }
 }

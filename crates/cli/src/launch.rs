@@ -1,0 +1,113 @@
+//! `distribute launch`: starts the tasks of a job, here or on other hosts.
+
+use crate::doctor;
+use distribute::{Error, Result};
+use distribute_launch::print::{Job, Target};
+use distribute_launch::{Launch, Layout, Outcome, Plan, SSH, parse_duration, parse_hosts, split_words};
+use std::ffi::OsString;
+use std::time::Duration;
+
+/// What to start.
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// Workers to start; without, one, or one on each of --hosts
+    #[arg(long, value_name = "N")]
+    workers: Option<usize>,
+    /// Start a chief beside the workers
+    #[arg(long)]
+    chief: bool,
+    /// Parameter servers to start
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    ps: usize,
+    /// Start an evaluator, which the others don't know of
+    #[arg(long)]
+    evaluator: bool,
+    /// Start the tasks on these hosts, separated by commas, each as ssh takes it; without, on this machine
+    #[arg(long, value_name = "HOSTS")]
+    hosts: Option<String>,
+    /// How to call ssh
+    #[arg(long, value_name = "COMMAND", default_value = SSH)]
+    ssh: String,
+    /// The first port on each host; without, free ones on this machine, and 2222 on others
+    #[arg(long, value_name = "PORT")]
+    port_base: Option<u16>,
+    /// How often each task may be started again after it has failed
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    max_restarts: u32,
+    /// How long the job may take, such as 90s, 10m or 2h; without, as long as it wants
+    #[arg(long, value_name = "TIME")]
+    timeout: Option<String>,
+    /// How long tasks have to end when they are asked to, before they are killed
+    #[arg(long, value_name = "TIME", default_value = "10s")]
+    grace: String,
+    /// Let all tasks use all cores, also where there is one for each
+    #[arg(long)]
+    no_pin: bool,
+    /// Start nothing, but print the same job for another system: slurm, mpi or k8s
+    #[arg(long, value_name = "SYSTEM")]
+    print: Option<String>,
+    /// The container's image, with --print k8s
+    #[arg(long, value_name = "IMAGE", requires = "print")]
+    image: Option<String>,
+    /// What every task runs, and its arguments
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+/// Starts the tasks and waits for them. Where the job did not end well, it ends this process with the exit code of the task
+/// that failed first.
+pub fn run(arguments: &Arguments) -> Result<()> {
+    match launch(arguments).map_err(|error| Error::other(error.to_string()))? {
+        Some(outcome) if !outcome.is_success() => std::process::exit(outcome.exit_code()),
+        _ => Ok(()),
+    }
+}
+
+fn launch(arguments: &Arguments) -> distribute_launch::Result<Option<Outcome>> {
+    let hosts = arguments.hosts.as_deref().map(parse_hosts).transpose()?.unwrap_or_default();
+    let layout = Layout::new(arguments.workers.unwrap_or(hosts.len().max(1)))
+        .chief(arguments.chief)
+        .ps(arguments.ps)
+        .evaluator(arguments.evaluator)
+        .hosts(hosts);
+    let timeout: Option<Duration> =
+        arguments.timeout.as_deref().map(|text| parse_duration("--timeout", text)).transpose()?;
+    if let Some(target) = &arguments.print {
+        let target: Target = target.parse()?;
+        // Other systems' scripts are text.
+        let words: Vec<_> =
+            arguments.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+        let job = Job {
+            layout: &layout,
+            command: &words,
+            timeout,
+            max_restarts: arguments.max_restarts,
+            image: arguments.image.as_deref(),
+        };
+        print!("{}", job.print(target)?);
+        return Ok(None);
+    }
+    let ssh = split_words(&arguments.ssh).ok_or_else(|| distribute_launch::Error::Option {
+        option: "--ssh",
+        value: arguments.ssh.clone(),
+        expected: "a command whose quotes end",
+    })?;
+    let Some((program, words)) = arguments.command.split_first() else {
+        return Err(distribute_launch::Error::NoCommand);
+    };
+    let mut launch = Launch::new(Plan::with_port_base(&layout, arguments.port_base)?)
+        .command(program, words)
+        .ssh(ssh)
+        .max_restarts(arguments.max_restarts)
+        .timeout(timeout)
+        .grace(parse_duration("--grace", &arguments.grace)?)
+        .pin(!arguments.no_pin)
+        .forward_signals(true);
+    for name in doctor::THREADS {
+        // What #[distribute::main] has set is for this process.
+        if doctor::given(name).is_none() {
+            launch = launch.env_remove(name);
+        }
+    }
+    launch.run().map(Some)
+}

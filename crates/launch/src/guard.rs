@@ -1,0 +1,141 @@
+//! The shell script through which every task is started.
+//!
+//! The script leaves a guard in the task's process group, which reads the script's standard input, and becomes the command.
+//! The other end of that input is the launcher's. When the launcher is gone, even by SIGKILL, the guard's input ends,
+//! and it kills the group: the task and whatever it has started. Over ssh the same happens when the connection ends.
+//! Lines on that input are names of signals for the group, which is how signals reach a task over ssh.
+//!
+//! The guard is a grandchild, so that the command has no child that it knows nothing of. It ignores the signals that the
+//! group gets, and has neither end of the task's output. What the script contains is neither secret nor dependent on the
+//! task.
+
+use std::ffi::OsStr;
+
+/// To be run as `sh -c GUARD NAME COMMAND ARGUMENTS…`. No newline and no single quote: it has to pass through login
+/// shells of all kinds.
+pub(crate) const GUARD: &str = concat!(
+    r#"exec 3<&0 </dev/null; "#,
+    r#"( ( trap "" HUP INT QUIT TERM USR1 USR2; while read -r s; do kill -s "$s" 0; done; kill -s KILL 0 ) "#,
+    r#"<&3 3<&- >/dev/null 2>&1 & ); "#,
+    r#"exec 3<&- "$@""#
+);
+
+/// What ssh is to run on another host: a shell that reads `length` bytes of [`prelude`] from its input, and then is the
+/// guard. Environment and arguments are not on its command line, where everybody on that host could read them.
+pub(crate) fn remote(length: usize) -> String {
+    format!("exec sh -c 'eval \"$(dd bs=1 count={length} 2>/dev/null)\"; {GUARD}' distribute-launch")
+}
+
+/// The part of the script that differs from task to task: environment, folder, command.
+pub(crate) fn prelude<'a>(
+    task: &str,
+    environment: impl Iterator<Item = (&'a OsStr, &'a OsStr)>,
+    folder: &OsStr,
+    command: impl Iterator<Item = &'a OsStr>,
+) -> Vec<u8> {
+    let mut script = Vec::new();
+    for (name, value) in environment {
+        script.extend_from_slice(b"export ");
+        script.extend_from_slice(name.as_encoded_bytes());
+        script.push(b'=');
+        quote(&mut script, value);
+        script.push(b'\n');
+    }
+    script.extend_from_slice(b"cd ");
+    quote(&mut script, folder);
+    script.extend_from_slice(b" || exit 126\nset --");
+    for word in command {
+        script.push(b' ');
+        quote(&mut script, word);
+    }
+    let missing = format!(
+        "\ncommand -v \"$1\" >/dev/null || {{ echo \"distribute launch: {task}: no command $1 on $(uname -n)\" >&2; exit 127; }}\n"
+    );
+    script.extend_from_slice(missing.as_bytes());
+    script
+}
+
+/// A word as the shell reads it back.
+fn quote(script: &mut Vec<u8>, word: &OsStr) {
+    script.push(b'\'');
+    for byte in word.as_encoded_bytes() {
+        match byte {
+            b'\'' => script.extend_from_slice(br"'\''"),
+            byte => script.push(*byte),
+        }
+    }
+    script.push(b'\'');
+}
+
+/// Whether the shell takes it as the name of a variable. What does not pass is not sent to other hosts.
+pub(crate) fn is_name(name: &OsStr) -> bool {
+    let name = name.as_encoded_bytes();
+    let plain = |byte: &u8| byte.is_ascii_alphanumeric() || *byte == b'_';
+    name.iter().all(plain) && name.first().is_some_and(|first| !first.is_ascii_digit())
+}
+
+/// Words as a shell would cut them: by spaces, save between quotes. `None` for a quote that does not end.
+pub fn split_words(text: &str) -> Option<Vec<String>> {
+    let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
+    for c in text.chars() {
+        match quote {
+            Some(open) if open == c => quote = None,
+            None if c == '"' || c == '\'' => {
+                quote = Some(c);
+                word.get_or_insert_default();
+            }
+            None if c.is_whitespace() => words.extend(word.take()),
+            _ => word.get_or_insert_default().push(c),
+        }
+    }
+    words.extend(word);
+    quote.is_none().then_some(words)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_script_passes_through_any_login_shell() {
+        assert!(!GUARD.contains(['\n', '\'', '!']));
+    }
+
+    #[test]
+    fn words_are_quoted() {
+        let words = ["a b", "it's", "$(id)\n`id`", "", "-n", "é"];
+        let environment = [("A", "x'y"), ("TF_CONFIG", "{\"a\": 1}")];
+        let script = prelude(
+            "worker 0",
+            environment.iter().map(|(name, value)| (OsStr::new(*name), OsStr::new(*value))),
+            OsStr::new("/tmp/it's"),
+            words.iter().map(OsStr::new),
+        );
+        let script = String::from_utf8(script).unwrap();
+        let expected = "export A='x'\\''y'\nexport TF_CONFIG='{\"a\": 1}'\ncd '/tmp/it'\\''s' || exit 126\n\
+                        set -- 'a b' 'it'\\''s' '$(id)\n`id`' '' '-n' 'é'\n";
+        assert!(script.starts_with(expected), "{script}");
+    }
+
+    #[test]
+    fn names_of_variables() {
+        for (name, good) in
+            [("A", true), ("_a1", true), ("1a", false), ("", false), ("A=B", false), ("a;b", false)]
+        {
+            assert_eq!(is_name(OsStr::new(name)), good, "{name}");
+        }
+    }
+
+    #[test]
+    fn an_ssh_command_is_cut_into_words() {
+        let words = |text| split_words(text).unwrap();
+        assert_eq!(words("ssh -p 2222  -o X=y"), ["ssh", "-p", "2222", "-o", "X=y"]);
+        assert_eq!(
+            words("ssh -o 'ProxyCommand=nc %h %p' \"a \"b"),
+            ["ssh", "-o", "ProxyCommand=nc %h %p", "a b"]
+        );
+        assert_eq!(words("ssh ''"), ["ssh", ""]);
+        assert_eq!(words(" "), Vec::<String>::new());
+        assert_eq!(split_words("ssh 'a"), None);
+    }
+}

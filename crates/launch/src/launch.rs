@@ -1,0 +1,401 @@
+//! Starts the tasks of a plan.
+
+use crate::output::Sink;
+use crate::process::{Process, Report, Start};
+use crate::running::{Event, Shared, supervise};
+use crate::supervisor::{Policy, Supervisor};
+use crate::terminal::Style;
+use crate::{
+    Error, Notice, Outcome, Output, Plan, PlannedTask, RemoteHost, Result, Running, command, cores, guard,
+    interrupts,
+};
+use distribute_cluster::{Deadline, TF_CONFIG};
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// How ssh is called where nothing else is said: it asks nothing, does not wait for a host that is not there, and notices
+/// one that is gone.
+pub const SSH: &str =
+    "ssh -T -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 -o ServerAliveCountMax=3";
+
+/// Starts the tasks of a plan, and sees to it that they end together.
+///
+/// ```
+/// use distribute_launch::{Deadline, Launch, Layout, Output, Plan};
+/// use std::sync::{Arc, Mutex};
+/// use std::time::Duration;
+///
+/// let said = Arc::new(Mutex::new(Vec::new()));
+/// let keep = said.clone();
+/// let plan = Plan::new(&Layout::new(2))?;
+/// let mut running = Launch::new(plan)
+///     .command("sh", ["-c", "echo $TF_CONFIG | grep -o 'index\":.'"])
+///     .output(move |output| {
+///         if let (Output::Line { task, text, .. }, Ok(mut said)) = (output, keep.lock()) {
+///             said.push(format!("{task}: {}", String::from_utf8_lossy(text)));
+///         }
+///     })
+///     .spawn()?;
+/// let outcome = running.wait(Deadline::after(Duration::from_secs(60)))?;
+/// assert_eq!(outcome.exit_code(), 0, "{outcome}");
+/// let mut said = said.lock().unwrap();
+/// said.sort();
+/// assert_eq!(*said, ["worker 0: index\":0", "worker 1: index\":1"]);
+/// # Ok::<(), distribute_launch::Error>(())
+/// ```
+pub struct Launch {
+    plan: Plan,
+    program: OsString,
+    arguments: Vec<OsString>,
+    folder: Option<PathBuf>,
+    environment: BTreeMap<OsString, Option<OsString>>,
+    ssh: Vec<String>,
+    pin: bool,
+    signals: bool,
+    policy: Policy,
+    sink: Sink,
+}
+
+impl Launch {
+    /// A launch of these tasks, which say what they have to on this process's standard output and error.
+    pub fn new(plan: Plan) -> Self {
+        let style = Style::of(plan.tasks().iter().map(|planned| &planned.task));
+        Self {
+            plan,
+            program: OsString::new(),
+            arguments: Vec::new(),
+            folder: None,
+            environment: BTreeMap::new(),
+            ssh: SSH.split(' ').map(String::from).collect(),
+            pin: true,
+            signals: false,
+            policy: Policy {
+                max_restarts: 0,
+                backoff: Duration::from_secs(1),
+                grace: Duration::from_secs(10),
+                timeout: None,
+            },
+            sink: Arc::new(move |output| style.write(output)),
+        }
+    }
+
+    /// What every task runs.
+    pub fn command(
+        mut self,
+        program: impl Into<OsString>,
+        arguments: impl IntoIterator<Item = impl Into<OsString>>,
+    ) -> Self {
+        self.program = program.into();
+        self.arguments = arguments.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// Where every task runs; by default where this process does.
+    pub fn folder(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.folder = Some(folder.into());
+        self
+    }
+
+    /// A variable in the environment of every task. On this machine, tasks also get the environment of this process; on other
+    /// hosts, those of its variables whose names begin with `DISTRIBUTE_` or `RUST_`.
+    pub fn env(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
+        self.environment.insert(name.into(), Some(value.into()));
+        self
+    }
+
+    /// A variable of this process that the tasks don't get.
+    pub fn env_remove(mut self, name: impl Into<OsString>) -> Self {
+        self.environment.insert(name.into(), None);
+        self
+    }
+
+    /// How often each task may be started again after it has failed; 0 by default. The environment of the `k`-th restart
+    /// has `DISTRIBUTE_RESTART=k`.
+    pub fn max_restarts(mut self, restarts: u32) -> Self {
+        self.policy.max_restarts = restarts;
+        self
+    }
+
+    /// How long to wait before a task's first restart, one second by default; twice as long before each further one, up to a
+    /// minute.
+    pub fn backoff(mut self, backoff: Duration) -> Self {
+        self.policy.backoff = backoff;
+        self
+    }
+
+    /// How long tasks have to end when they are asked to, before they are killed: 10 s by default.
+    pub fn grace(mut self, grace: Duration) -> Self {
+        self.policy.grace = grace;
+        self
+    }
+
+    /// How long the whole job may take; by default as long as it wants.
+    pub fn timeout(mut self, timeout: Option<Duration>) -> Self {
+        self.policy.timeout = timeout;
+        self
+    }
+
+    /// How other hosts are reached: a program and its arguments, to which the host and a command are added. [`SSH`] by
+    /// default.
+    pub fn ssh(mut self, words: Vec<String>) -> Self {
+        self.ssh = words;
+        self
+    }
+
+    /// Whether tasks that train get cores of their own, where there are enough on this machine; yes by default. Only Linux
+    /// does so.
+    pub fn pin(mut self, pin: bool) -> Self {
+        self.pin = pin;
+        self
+    }
+
+    /// Whether SIGINT, SIGTERM and SIGHUP to this process go to the tasks and end the job; no by default. They have no
+    /// other effect on this process any more, also after the end of the job.
+    pub fn forward_signals(mut self, forward: bool) -> Self {
+        self.signals = forward;
+        self
+    }
+
+    /// Takes what the tasks and the launcher say, instead of this process's standard output and error. It is called on
+    /// several threads at once.
+    pub fn output(mut self, sink: impl Fn(Output<'_>) + Send + Sync + 'static) -> Self {
+        self.sink = Arc::new(sink);
+        self
+    }
+
+    /// Starts all tasks, and waits until the job has ended.
+    ///
+    /// # Errors
+    /// As [`Launch::spawn`]. Tasks that fail are no error but an [`Outcome`].
+    pub fn run(self) -> Result<Outcome> {
+        self.spawn()?.wait(Deadline::after(Duration::MAX))
+    }
+
+    /// Starts all tasks.
+    ///
+    /// # Errors
+    /// Where the command or folder is not there, or the system refuses a process. No task is left running.
+    pub fn spawn(self) -> Result<Running> {
+        let folder = match &self.folder {
+            Some(folder) => folder.clone(),
+            None => std::env::current_dir()
+                .map_err(|source| Error::System { operation: "asking for the current folder", source })?,
+        };
+        self.check(&folder)?;
+        let cores = self.parted_cores();
+        let secret = self.plan.secret().expose().to_string();
+        let hosts = self.plan.layout().hosts.len();
+        let (events, happened) = channel();
+        let interrupts = self.signals.then(|| interrupts::forward(events.clone())).transpose();
+        let interrupts =
+            interrupts.map_err(|source| Error::System { operation: "listening for signals", source })?;
+
+        let tasks = self.plan.into_tasks();
+        let mut own = cores.iter().flatten();
+        let own: Vec<_> = tasks
+            .iter()
+            .map(
+                |planned| if planned.trains() { own.next().cloned().unwrap_or_default() } else { Vec::new() },
+            )
+            .collect();
+        let shared = Arc::new(Shared {
+            names: tasks.iter().map(|planned| planned.task.clone()).collect(),
+            processes: tasks.iter().map(|_| Mutex::new((None, 0))).collect(),
+        });
+        let mut starter = Starter {
+            one_core_each: one_core_each(&tasks, cores.as_deref()),
+            tasks,
+            cores: own,
+            secret,
+            program: self.program,
+            arguments: self.arguments,
+            folder,
+            environment: self.environment,
+            ssh: self.ssh,
+            sink: self.sink.clone(),
+            shared: shared.clone(),
+            events: events.clone(),
+        };
+        for index in 0..starter.tasks.len() {
+            starter.tasks[index].release_port();
+            if let Err(source) = starter.start(index, 0) {
+                shared.kill_all();
+                return Err(Error::Start { task: starter.tasks[index].task.clone(), source });
+            }
+        }
+        (self.sink)(Output::Notice(&Notice::Started { tasks: shared.names.len(), hosts, cores }));
+        let (supervisor, actions) = Supervisor::new(shared.names.iter().cloned(), self.policy.clone());
+        let (done, outcome) = channel();
+        let thread = std::thread::Builder::new().name("supervisor of tasks".into()).spawn({
+            let grace = self.policy.grace;
+            move || {
+                let outcome = supervise(supervisor, actions, &happened, &starter, grace);
+                drop(interrupts);
+                (starter.sink)(Output::Notice(&Notice::Ended(Box::new(outcome.clone()))));
+                let _ = done.send(outcome);
+            }
+        });
+        match thread {
+            Ok(_) => Ok(Running::new(shared, events, outcome)),
+            Err(source) => {
+                shared.kill_all();
+                Err(Error::System { operation: "starting the thread that supervises the tasks", source })
+            }
+        }
+    }
+
+    /// What can be known to fail before anything has been started.
+    fn check(&self, folder: &Path) -> Result<()> {
+        if self.program.is_empty() {
+            return Err(Error::NoCommand);
+        }
+        if self.ssh.is_empty() {
+            return Err(Error::Option {
+                option: "--ssh",
+                value: String::new(),
+                expected: "a command, such as \"ssh -p 2222\"",
+            });
+        }
+        if let Some(remote) = self.plan.tasks().iter().find(|planned| planned.host.is_some()) {
+            return command::find(self.ssh[0].as_ref(), folder, &path(None), &remote.task).map(drop);
+        }
+        let Some(first) = self.plan.tasks().first() else { return Err(Error::NoWorkers) };
+        if !folder.is_dir() {
+            return Err(Error::NoFolder { folder: folder.into() });
+        }
+        let own = self.environment.get(OsStr::new("PATH"));
+        command::find(&self.program, folder, &path(own.cloned()), &first.task).map(drop)
+    }
+
+    /// The cores of each task that trains, if each gets its own. On other hosts nobody knows which there are.
+    fn parted_cores(&self) -> Option<Vec<Vec<usize>>> {
+        let here = self.plan.tasks().iter().all(|planned| planned.host.is_none());
+        let training = self.plan.tasks().iter().filter(|planned| planned.trains()).count();
+        (self.pin && here).then(|| cores::part(&cores::allowed(), training))?
+    }
+}
+
+/// Where commands are looked for.
+fn path(own: Option<Option<OsString>>) -> OsString {
+    own.unwrap_or_else(|| std::env::var_os("PATH")).unwrap_or_else(|| "/usr/bin:/bin".into())
+}
+
+/// Whether several tasks of this machine have no more than one core each, so that more threads in one only cost.
+fn one_core_each(tasks: &[PlannedTask], cores: Option<&[Vec<usize>]>) -> bool {
+    let here = tasks.iter().filter(|planned| planned.trains() && planned.host.is_none()).count();
+    match cores {
+        Some(cores) => cores.iter().all(|own| own.len() == 1),
+        None => here > 1 && std::thread::available_parallelism().is_ok_and(|cores| cores.get() <= here),
+    }
+}
+
+/// Starts tasks, for the first time or again.
+pub(crate) struct Starter {
+    pub tasks: Vec<PlannedTask>,
+    cores: Vec<Vec<usize>>,
+    one_core_each: bool,
+    secret: String,
+    program: OsString,
+    arguments: Vec<OsString>,
+    folder: PathBuf,
+    environment: BTreeMap<OsString, Option<OsString>>,
+    ssh: Vec<String>,
+    pub sink: Sink,
+    pub shared: Arc<Shared>,
+    events: Sender<Event>,
+}
+
+impl Starter {
+    /// Starts a task, for the `restart`-th time again.
+    pub(crate) fn start(&self, index: usize, restart: u32) -> io::Result<()> {
+        let planned = &self.tasks[index];
+        let (mut command, prelude) = match &planned.host {
+            None => (self.local(planned, restart), None),
+            Some(host) => {
+                let prelude = self.prelude(planned, restart);
+                (self.remote(host, prelude.len()), Some(prelude))
+            }
+        };
+        let events = self.events.clone();
+        let report = move |report| {
+            // The supervisor is there as long as a task is.
+            let _ = events.send(match report {
+                Report::Ended { end, after } => Event::Ended { task: index, end, after },
+                Report::Drained { last_error_line } => Event::Drained { task: index, last_error_line },
+            });
+        };
+        let start = Start {
+            index,
+            task: &planned.task,
+            command: &mut command,
+            prelude,
+            cores: self.cores.get(index).map_or(&[], Vec::as_slice),
+        };
+        let process = Process::start(start, &self.sink, report)?;
+        *self.shared.processes[index].lock().unwrap_or_else(PoisonError::into_inner) =
+            (Some(process), restart);
+        Ok(())
+    }
+
+    /// What a task is told by its environment, where it differs from this process's.
+    fn told(&self, planned: &PlannedTask, restart: u32) -> BTreeMap<OsString, Option<OsString>> {
+        let mut told = self.environment.clone();
+        let mut set = |name: &str, value: &str| told.insert(name.into(), Some(value.into()));
+        set(TF_CONFIG, &planned.tf_config().to_string());
+        set("DISTRIBUTE_SECRET", &self.secret);
+        set("DISTRIBUTE_RESTART", &restart.to_string());
+        let given = match self.environment.get(OsStr::new("RAYON_NUM_THREADS")) {
+            Some(own) => own.is_some(),
+            None => std::env::var_os("RAYON_NUM_THREADS").is_some(),
+        };
+        if self.one_core_each && planned.trains() && !given {
+            set("RAYON_NUM_THREADS", "1");
+        }
+        told
+    }
+
+    fn local(&self, planned: &PlannedTask, restart: u32) -> Command {
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", guard::GUARD, "distribute-launch"]);
+        command.arg(&self.program).args(&self.arguments).current_dir(&self.folder);
+        for (name, value) in self.told(planned, restart) {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        command
+    }
+
+    fn remote(&self, host: &RemoteHost, prelude: usize) -> Command {
+        let mut command = Command::new(&self.ssh[0]);
+        command.args(&self.ssh[1..]).arg(host.destination()).arg(guard::remote(prelude));
+        command
+    }
+
+    fn prelude(&self, planned: &PlannedTask, restart: u32) -> Vec<u8> {
+        let sent = |name: &OsStr| ["DISTRIBUTE_", "RUST_"].iter().any(|prefix| begins_with(name, prefix));
+        let mut told: BTreeMap<_, _> = std::env::vars_os()
+            .filter(|(name, _)| sent(name))
+            .map(|(name, value)| (name, Some(value)))
+            .collect();
+        told.extend(self.told(planned, restart));
+        let told = told.iter().filter(|(name, _)| guard::is_name(name));
+        guard::prelude(
+            &planned.task.to_string(),
+            told.filter_map(|(name, value)| Some((name.as_os_str(), value.as_deref()?))),
+            self.folder.as_os_str(),
+            std::iter::once(self.program.as_os_str()).chain(self.arguments.iter().map(OsString::as_os_str)),
+        )
+    }
+}
+
+fn begins_with(name: &OsStr, prefix: &str) -> bool {
+    name.as_encoded_bytes().starts_with(prefix.as_bytes())
+}

@@ -1,0 +1,99 @@
+//! Cuts what a process writes into lines.
+
+/// The longest piece of a line that is kept before it is handed on.
+pub(crate) const LONGEST: usize = 64 * 1024;
+
+/// Cuts bytes into lines. A line longer than [`LONGEST`] comes in pieces, so that no process can make the launcher hold
+/// more than that.
+#[derive(Default)]
+pub(crate) struct Lines {
+    begun: Vec<u8>,
+    /// The line that is being read has been handed on up to here.
+    in_pieces: bool,
+}
+
+impl Lines {
+    /// Takes bytes, and calls `line` for each line that is whole now, without its end.
+    pub(crate) fn take(&mut self, mut bytes: &[u8], mut line: impl FnMut(&[u8])) {
+        while let Some(end) = bytes.iter().position(|byte| *byte == b'\n') {
+            self.keep(&bytes[..end], &mut line);
+            self.end(&mut line);
+            bytes = &bytes[end + 1..];
+        }
+        self.keep(bytes, &mut line);
+    }
+
+    /// Hands on a last line without an end.
+    pub(crate) fn finish(&mut self, mut line: impl FnMut(&[u8])) {
+        if !self.begun.is_empty() {
+            self.end(&mut line);
+        }
+    }
+
+    fn keep(&mut self, mut bytes: &[u8], line: &mut impl FnMut(&[u8])) {
+        while !bytes.is_empty() {
+            // Only where more follows: a line of just this length is one.
+            if self.begun.len() == LONGEST {
+                line(&self.begun);
+                self.begun.clear();
+                self.in_pieces = true;
+            }
+            let (now, rest) = bytes.split_at(bytes.len().min(LONGEST - self.begun.len()));
+            self.begun.extend_from_slice(now);
+            bytes = rest;
+        }
+    }
+
+    fn end(&mut self, line: &mut impl FnMut(&[u8])) {
+        let text = self.begun.strip_suffix(b"\r").unwrap_or(&self.begun);
+        if !(self.in_pieces && text.is_empty()) {
+            line(text);
+        }
+        self.begun.clear();
+        self.in_pieces = false;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cut(pieces: &[&[u8]]) -> Vec<Vec<u8>> {
+        let (mut lines, mut found) = (Lines::default(), Vec::new());
+        for piece in pieces {
+            lines.take(piece, |line| found.push(line.to_vec()));
+        }
+        lines.finish(|line| found.push(line.to_vec()));
+        found
+    }
+
+    #[test]
+    fn lines_are_whole_however_they_come() {
+        let text = b"one\n\ntwo\r\nthr\xffee";
+        let expected: [&[u8]; 4] = [b"one", b"", b"two", b"thr\xffee"];
+        for at in 0..text.len() {
+            assert_eq!(cut(&[&text[..at], &text[at..]]), expected, "cut at {at}");
+        }
+        assert_eq!(cut(&text.chunks(1).collect::<Vec<_>>()), expected);
+        assert_eq!(cut(&[b"end\n"]), [b"end"]);
+        assert_eq!(cut(&[b""]), Vec::<Vec<u8>>::new());
+    }
+
+    #[test]
+    fn a_line_without_end_comes_in_pieces() {
+        let long = vec![b'x'; 2 * LONGEST + 3];
+        let lengths = |text: &[u8], step| {
+            cut(&text.chunks(step).collect::<Vec<_>>()).iter().map(Vec::len).collect::<Vec<_>>()
+        };
+        for step in [1000, 4096, 65536, 200_000] {
+            assert_eq!(lengths(&long, step), [LONGEST, LONGEST, 3]);
+            assert_eq!(lengths(&long[..LONGEST], step), [LONGEST]);
+        }
+        let mut text = long[..LONGEST].to_vec();
+        text.extend_from_slice(b"\nnext\n");
+        assert_eq!(lengths(&text, 7), [LONGEST, 4]);
+        let mut lines = Lines::default();
+        lines.take(&long, |_| ());
+        assert!(lines.begun.capacity() <= 2 * LONGEST);
+    }
+}

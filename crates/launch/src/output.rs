@@ -1,0 +1,103 @@
+//! What a job says: the lines of its tasks, and the launcher's own.
+
+use crate::supervisor::restart_text;
+use crate::{End, Outcome, Signal, Task};
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Which output of a task a line is from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stream {
+    /// Standard output.
+    Out,
+    /// Standard error.
+    Err,
+}
+
+/// Something that a job says.
+#[derive(Clone, Copy, Debug)]
+pub enum Output<'a> {
+    /// A line that a task has written, without its end, and not necessarily UTF-8. Lines of more than 64 KiB come in pieces.
+    Line {
+        /// The index of the task among those of the plan.
+        index: usize,
+        /// The task.
+        task: &'a Task,
+        /// Where it has written it.
+        stream: Stream,
+        /// The line.
+        text: &'a [u8],
+    },
+    /// The launcher's own words.
+    Notice(&'a Notice),
+}
+
+/// Takes what a job says. It is called on several threads at once, and a task that writes waits for it.
+pub(crate) type Sink = Arc<dyn Fn(Output<'_>) + Send + Sync>;
+
+/// What the launcher itself has to say.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Notice {
+    /// All tasks have been started.
+    Started {
+        /// How many.
+        tasks: usize,
+        /// On how many hosts; 0 means on this machine.
+        hosts: usize,
+        /// The cores of each task that trains, where each has its own.
+        cores: Option<Vec<Vec<usize>>>,
+    },
+    /// A task has failed and is started again.
+    Restart {
+        /// Which one.
+        task: Task,
+        /// How it ended.
+        end: End,
+        /// How long it ran.
+        after: Duration,
+        /// The number of this restart, from 1.
+        restart: u32,
+        /// How many it may have.
+        of: u32,
+        /// How long the launcher waits before it.
+        wait: Duration,
+    },
+    /// The launcher was asked to end the job.
+    Interrupted {
+        /// By which signal.
+        signal: Signal,
+    },
+    /// The job has ended.
+    Ended(Box<Outcome>),
+}
+
+impl fmt::Display for Notice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Notice::Started { tasks, hosts, cores } => {
+                let plural = |n: usize| if n == 1 { "" } else { "s" };
+                write!(f, "{tasks} task{} on ", plural(*tasks))?;
+                match hosts {
+                    0 => f.write_str("this machine")?,
+                    hosts => write!(f, "{hosts} host{}", plural(*hosts))?,
+                }
+                match cores.as_deref() {
+                    None => Ok(()),
+                    Some(cores) if cores.iter().all(|own| own.len() == 1) => {
+                        f.write_str(", each that trains on a core of its own")
+                    }
+                    Some(_) => f.write_str(", each that trains on cores of its own"),
+                }
+            }
+            Notice::Restart { task, end, after, restart, of, wait } => {
+                write!(f, "{task}: {}", restart_text(end, *after, *restart, *of, *wait))
+            }
+            Notice::Interrupted { signal } => {
+                write!(f, "{signal}: sent on to all tasks; once more to kill them")
+            }
+            Notice::Ended(outcome) => outcome.fmt(f),
+        }
+    }
+}

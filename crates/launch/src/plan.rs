@@ -1,0 +1,224 @@
+//! What each task is told: addresses, `TF_CONFIG`, the secret.
+
+use crate::layout::trains;
+use crate::{Error, Job, Layout, RemoteHost, Result, Secret, Task};
+use distribute_cluster::{Address, ClusterSpec, Host, TfConfig};
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// The first port on hosts reached by ssh, where no other is given.
+pub const PORT_BASE: u16 = 2222;
+
+/// A job whose tasks have addresses: all that is decided before anything starts.
+///
+/// Ports on this machine are free ones that the system chose. They stay bound until just before their task starts, so
+/// only in that moment another program can take one; the task then fails with "address in use". On other hosts the tasks get
+/// the ports from [`PORT_BASE`] up, which nobody has looked at.
+#[derive(Debug)]
+pub struct Plan {
+    layout: Layout,
+    tasks: Vec<PlannedTask>,
+    secret: Secret,
+}
+
+/// One task of a plan.
+#[derive(Debug)]
+pub struct PlannedTask {
+    /// Which one.
+    pub task: Task,
+    /// Where it runs; `None` means this machine, without ssh.
+    pub host: Option<RemoteHost>,
+    /// Where the others find it. An evaluator has no address.
+    pub address: Option<Address>,
+    cluster: Arc<ClusterSpec>,
+    /// Keeps its port.
+    port: Option<OwnedFd>,
+}
+
+impl PlannedTask {
+    /// Its `TF_CONFIG`: the cluster, in which the evaluator is not, and which task of it this is.
+    pub fn tf_config(&self) -> TfConfig {
+        TfConfig::new(self.cluster.as_ref().clone(), self.task.clone())
+    }
+
+    /// Gives its port back, just before it starts.
+    pub(crate) fn release_port(&mut self) {
+        self.port = None;
+    }
+
+    /// Whether it trains: the job is done when all that do have ended well.
+    pub fn trains(&self) -> bool {
+        trains(&self.task)
+    }
+}
+
+impl Plan {
+    /// Gives each task of a layout an address, and chooses the secret.
+    ///
+    /// # Errors
+    /// What [`Layout::check`] finds; [`Error::NoPort`] where this machine has none left.
+    pub fn new(layout: &Layout) -> Result<Self> {
+        Self::with_port_base(layout, None)
+    }
+
+    /// The same, with the ports of each host from `base` up, in the order of its tasks. Without, as [`Plan`] says.
+    ///
+    /// # Errors
+    /// As [`Plan::new`]; [`Error::Ports`] for ports beyond 65535.
+    pub fn with_port_base(layout: &Layout, base: Option<u16>) -> Result<Self> {
+        layout.check()?;
+        let here = layout.hosts.iter().all(RemoteHost::is_loopback);
+        let mut tasks = layout.tasks();
+        let mut kept = Vec::new();
+        let ports = match (here, base) {
+            (true, None) => {
+                let mut ports = Vec::new();
+                for (task, _) in tasks.iter().filter(|(task, _)| has_address(task)) {
+                    let refused = |source| Error::NoPort { task: task.clone(), source };
+                    let (port, socket) = free_port().map_err(refused)?;
+                    ports.push(port);
+                    kept.push(socket);
+                }
+                ports
+            }
+            (_, base) => numbered(layout, &tasks, base.unwrap_or(PORT_BASE))?,
+        };
+        let addresses = addresses(layout, &tasks, &ports);
+        let mut cluster = ClusterSpec::new();
+        for ((task, _), address) in tasks.iter().zip(&addresses) {
+            if let Some(address) = address {
+                cluster.insert(task.clone(), address.clone())?;
+            }
+        }
+        let (cluster, mut kept) = (Arc::new(cluster), kept.into_iter());
+        let tasks = tasks.drain(..).zip(addresses).map(|((task, host), address)| PlannedTask {
+            host: host.and_then(|host| layout.hosts.get(host).cloned()),
+            port: address.as_ref().and_then(|_| kept.next()),
+            cluster: cluster.clone(),
+            address,
+            task,
+        });
+        Ok(Self { layout: layout.clone(), tasks: tasks.collect(), secret: Secret::random()? })
+    }
+
+    /// What it was made of.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Its tasks: chief, workers, parameter servers, evaluator.
+    pub fn tasks(&self) -> &[PlannedTask] {
+        &self.tasks
+    }
+
+    /// The secret that all its tasks get.
+    pub fn secret(&self) -> &Secret {
+        &self.secret
+    }
+
+    pub(crate) fn into_tasks(self) -> Vec<PlannedTask> {
+        self.tasks
+    }
+}
+
+/// An evaluator is found by nobody.
+fn has_address(task: &Task) -> bool {
+    task.job != Job::Evaluator
+}
+
+/// A port of this machine that nobody else gets while the socket is open. It does not listen: a task that connects too early
+/// is refused, as if nothing were there, and tries again.
+fn free_port() -> io::Result<(u16, OwnedFd)> {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, socket_with};
+    let socket = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    bind(&socket, &SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
+    let address = SocketAddr::try_from(getsockname(&socket)?)?;
+    Ok((address.port(), socket))
+}
+
+/// A port for each task with an address, counted from `base` on each host.
+fn numbered(layout: &Layout, tasks: &[(Task, Option<usize>)], base: u16) -> Result<Vec<u16>> {
+    let mut used = vec![0_usize; layout.hosts.len().max(1)];
+    let mut ports = Vec::new();
+    for (_, host) in tasks.iter().filter(|(task, _)| has_address(task)) {
+        let host = host.unwrap_or(0);
+        let port = u16::try_from(usize::from(base).saturating_add(used[host]));
+        used[host] += 1;
+        ports.push(port.map_err(|_| Error::Ports {
+            host: layout.hosts.get(host).map_or("this machine".into(), |host| host.host().to_string()),
+            base,
+            ports: tasks.iter().filter(|(task, on)| has_address(task) && on.unwrap_or(0) == host).count(),
+        })?);
+    }
+    Ok(ports)
+}
+
+fn addresses(layout: &Layout, tasks: &[(Task, Option<usize>)], ports: &[u16]) -> Vec<Option<Address>> {
+    let mut ports = ports.iter();
+    let address = |(task, host): &(Task, Option<usize>)| {
+        let port = *has_address(task).then(|| ports.next())??;
+        Some(match host.and_then(|host| layout.hosts.get(host)) {
+            Some(host) => host.address(port),
+            None => Address::new(Host::Ip(Ipv4Addr::LOCALHOST.into()), port),
+        })
+    };
+    tasks.iter().map(address).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::parse_hosts;
+    use std::net::{TcpListener, TcpStream};
+
+    #[test]
+    fn each_task_is_told_the_cluster_and_which_one_it_is() {
+        let hosts = parse_hosts("me@a,b").unwrap();
+        let layout = Layout::new(2).chief(true).ps(1).evaluator(true).hosts(hosts);
+        let plan = Plan::with_port_base(&layout, Some(5000)).unwrap();
+        let jobs = [("chief", vec!["a:5000"]), ("worker", vec!["a:5001", "b:5000"]), ("ps", vec!["a:5002"])];
+        let cluster = ClusterSpec::from_lists(jobs).unwrap();
+        let own = [
+            ("chief", 0, "a"),
+            ("worker", 0, "a"),
+            ("worker", 1, "b"),
+            ("ps", 0, "a"),
+            ("evaluator", 0, "b"),
+        ];
+        assert_eq!(plan.tasks().len(), own.len());
+        for (planned, (job, index, host)) in plan.tasks().iter().zip(own) {
+            let told: TfConfig = planned.tf_config().to_string().parse().unwrap();
+            assert_eq!(told, TfConfig::new(cluster.clone(), Task::new(job, index)));
+            told.validate().unwrap();
+            assert_eq!(planned.host.as_ref().unwrap().destination().trim_start_matches("me@"), host);
+            assert_eq!(planned.address.is_none(), job == "evaluator");
+        }
+    }
+
+    #[test]
+    fn ports_of_this_machine_are_free_ones_and_stay_ours_until_the_start() {
+        for layout in [Layout::new(3), Layout::new(3).hosts(parse_hosts("localhost").unwrap())] {
+            let mut plan = Plan::new(&layout).unwrap();
+            let addresses: Vec<_> = plan.tasks().iter().map(|task| task.address.clone().unwrap()).collect();
+            for (address, task) in addresses.iter().zip(&mut plan.tasks) {
+                let port = address.port();
+                assert!(TcpStream::connect(("127.0.0.1", port)).is_err(), "{address} listens");
+                assert!(TcpListener::bind(("127.0.0.1", port)).is_err(), "{address} is free for others");
+                task.release_port();
+                TcpListener::bind(("127.0.0.1", port)).unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn ports_beyond_the_last_are_refused() {
+        Plan::with_port_base(&Layout::new(2), Some(65534)).unwrap();
+        let error = Plan::with_port_base(&Layout::new(3).evaluator(true), Some(65534)).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "--port-base 65534: this machine needs 3 ports from there, beyond 65535; start lower"
+        );
+    }
+}

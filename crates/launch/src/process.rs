@@ -1,0 +1,254 @@
+//! The process of one task, with all it starts.
+
+use crate::lines::Lines;
+use crate::output::Sink;
+use crate::{End, Output, Signal, Stream, Task, cores};
+use distribute_cluster::{Deadline, Stopwatch};
+use rustix::fs::{OFlags, fcntl_setfl};
+use rustix::process::{Pid, WaitId, WaitIdOptions, kill_process_group, waitid};
+use std::io::{self, Read, Write};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+/// How long a task's output is still read after its end. Only a process that has left the task's group holds it so long.
+const DRAIN: Duration = Duration::from_secs(2);
+
+/// The longest last line that a summary has.
+const LAST_LINE: usize = 300;
+
+/// The running process of a task, the leader of a process group of its own.
+pub(crate) struct Process {
+    group: Pid,
+    /// `None` once it has been waited for: its number may be another's then.
+    child: Mutex<Option<Child>>,
+    /// The guard's input. While this is open the task lives.
+    guard: Arc<Mutex<Option<ChildStdin>>>,
+    remote: bool,
+}
+
+/// What is told of a process.
+pub(crate) enum Report {
+    /// It has ended, after so long.
+    Ended { end: End, after: Duration },
+    /// All it had written has been handed on; this was the last line of errors.
+    Drained { last_error_line: Option<String> },
+}
+
+/// How to start a process.
+pub(crate) struct Start<'a> {
+    pub index: usize,
+    pub task: &'a Task,
+    /// Becomes the guard, then the task; standard input and output are set here.
+    pub command: &'a mut Command,
+    /// What to write to the guard of a task on another host before anything else; `None` for one on this machine.
+    pub prelude: Option<Vec<u8>>,
+    /// The processors that it may use; all that the launcher may where there are none.
+    pub cores: &'a [usize],
+}
+
+impl Process {
+    /// Starts it. `report` is called twice, on another thread.
+    pub(crate) fn start(
+        start: Start<'_>,
+        sink: &Sink,
+        report: impl Fn(Report) + Send + 'static,
+    ) -> io::Result<Arc<Self>> {
+        let Start { index, task, command, prelude, cores } = start;
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+        let mut child = spawn_on(command, cores)?;
+        let group = Pid::from_child(&child);
+        let (stdin, out, err) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+        let process = Arc::new(Self {
+            group,
+            child: Mutex::new(Some(child)),
+            guard: Arc::default(),
+            remote: prelude.is_some(),
+        });
+        // From here on, whatever fails must not leave it running.
+        let started = (|| {
+            process.feed(stdin, prelude)?;
+            let (drained, readers) = channel();
+            for (stream, pipe) in [(Stream::Out, out.map(boxed)), (Stream::Err, err.map(boxed))] {
+                let Some(pipe) = pipe else { continue };
+                let (task, sink, drained) = (task.clone(), sink.clone(), drained.clone());
+                thread::Builder::new().name(format!("output of {task}")).spawn(move || {
+                    let last = read(pipe, |text| sink(Output::Line { index, task: &task, stream, text }));
+                    let _ = drained.send(last.filter(|_| stream == Stream::Err));
+                })?;
+            }
+            let (process, watch) = (process.clone(), Stopwatch::start());
+            thread::Builder::new().name(format!("end of {task}")).spawn(move || {
+                let end = process.wait();
+                report(Report::Ended { end, after: watch.elapsed() });
+                drop(drained);
+                let mut deadline = Deadline::after(DRAIN);
+                let mut last_error_line = None;
+                loop {
+                    match readers.recv_timeout(deadline.look()) {
+                        Ok(last) => last_error_line = last_error_line.or(last),
+                        Err(RecvTimeoutError::Timeout) if !deadline.has_passed() => (),
+                        Err(_) => break,
+                    }
+                }
+                report(Report::Drained { last_error_line });
+            })?;
+            Ok(())
+        })();
+        if let Err(error) = started {
+            process.kill_and_reap();
+            return Err(error);
+        }
+        Ok(process)
+    }
+
+    /// Its number, which is also that of its group.
+    pub(crate) fn pid(&self) -> u32 {
+        self.group.as_raw_nonzero().get().unsigned_abs()
+    }
+
+    /// Sends a signal to the task and whatever it has started. Returns whether it was still running.
+    pub(crate) fn send(&self, signal: Signal) -> bool {
+        let child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
+        if child.is_none() {
+            return false;
+        }
+        if self.remote {
+            // To the guard there. ssh itself is not asked to end: what the task says in its end comes through it.
+            let mut guard = self.guard.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(stdin) = guard.as_mut() {
+                // It does not block. If ssh takes nothing, the connection is as good as gone.
+                let _ = writeln!(stdin, "{}", signal.name());
+            }
+            // No connection yet, or nothing else has helped.
+            if guard.is_some() && signal != Signal::Kill {
+                return true;
+            }
+        }
+        let _ = kill_process_group(self.group, raw(signal));
+        true
+    }
+
+    /// Keeps the guard's input, once it has got what comes first.
+    fn feed(&self, stdin: Option<ChildStdin>, prelude: Option<Vec<u8>>) -> io::Result<()> {
+        let keep = |guard: &Mutex<Option<ChildStdin>>, stdin| {
+            *guard.lock().unwrap_or_else(PoisonError::into_inner) = stdin;
+        };
+        let Some(mut stdin) = stdin else { return Ok(()) };
+        let Some(prelude) = prelude else {
+            keep(&self.guard, Some(stdin));
+            return Ok(());
+        };
+        let guard = self.guard.clone();
+        // A connection may take its time, and more than a pipe holds may have to go through it.
+        thread::Builder::new().name("environment of a task".into()).spawn(move || {
+            // If ssh has ended, its exit code tells.
+            if stdin.write_all(&prelude).is_ok() && fcntl_setfl(&stdin, OFlags::NONBLOCK).is_ok() {
+                keep(&guard, Some(stdin));
+            }
+        })?;
+        Ok(())
+    }
+
+    /// Waits for the end of the task, and ends what it has left behind.
+    fn wait(&self) -> End {
+        // It is only looked at, not waited for: while it is a zombie, its number and its group's are nobody else's. A task
+        // runs as long as it wants; ending it is the supervisor's business.
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+        while let Err(rustix::io::Errno::INTR) = waitid(WaitId::Pid(self.group), options) {}
+        self.kill_and_reap().map_or(End::NotStarted("its end was not told".into()), end)
+    }
+
+    fn kill_and_reap(&self) -> Option<ExitStatus> {
+        let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
+        let status = child.as_mut().and_then(|child| {
+            let _ = kill_process_group(self.group, raw(Signal::Kill));
+            child.wait().ok()
+        });
+        *child = None;
+        self.guard.lock().unwrap_or_else(PoisonError::into_inner).take();
+        status
+    }
+}
+
+fn boxed(pipe: impl Read + Send + 'static) -> Box<dyn Read + Send> {
+    Box::new(pipe)
+}
+
+/// Starts a command on some processors. Children inherit the limit of the thread that starts them.
+fn spawn_on(command: &mut Command, cores: &[usize]) -> io::Result<Child> {
+    if cores.is_empty() {
+        return command.spawn();
+    }
+    let limited = || {
+        cores::limit_this_thread(cores)?;
+        command.spawn()
+    };
+    thread::scope(|scope| {
+        let thread = thread::Builder::new().name("start of a task".into()).spawn_scoped(scope, limited)?;
+        thread.join().unwrap_or_else(|_| Err(io::Error::other("the thread that starts it panicked")))
+    })
+}
+
+fn end(status: ExitStatus) -> End {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => End::Exited(code),
+        (None, signal) => End::Signaled(signal.unwrap_or_default()),
+    }
+}
+
+fn raw(signal: Signal) -> rustix::process::Signal {
+    use rustix::process::Signal as Raw;
+    match signal {
+        Signal::Hangup => Raw::HUP,
+        Signal::Interrupt => Raw::INT,
+        Signal::Terminate => Raw::TERM,
+        Signal::Kill => Raw::KILL,
+        Signal::Stop => Raw::STOP,
+        Signal::Continue => Raw::CONT,
+        Signal::User1 => Raw::USR1,
+        Signal::User2 => Raw::USR2,
+    }
+}
+
+/// Hands on all lines of a pipe until its end; returns the last one that says something.
+fn read(mut pipe: impl Read, mut line: impl FnMut(&[u8])) -> Option<String> {
+    let (mut lines, mut last, mut buffer) = (Lines::default(), Vec::new(), [0; 8192]);
+    let mut take = |text: &[u8]| {
+        line(text);
+        // What Rust writes below a panic says nothing of it.
+        if !text.trim_ascii().is_empty() && !text.starts_with(b"note: run with `RUST_BACKTRACE") {
+            last.clear();
+            last.extend_from_slice(&text[..text.len().min(LAST_LINE)]);
+        }
+    };
+    loop {
+        match pipe.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(n) => lines.take(&buffer[..n], &mut take),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => (),
+            Err(_) => break,
+        }
+    }
+    lines.finish(&mut take);
+    let printable = |c: char| if c.is_control() { ' ' } else { c };
+    (!last.is_empty()).then(|| String::from_utf8_lossy(last.trim_ascii()).chars().map(printable).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_line_is_one_that_says_something() {
+        let last = |text: &str| read(text.as_bytes(), |_| ());
+        let panic = "thread 'main' panicked at src/main.rs:2:5:\nno data\nnote: run with `RUST_BACKTRACE=1` for …\n\n";
+        assert_eq!(last(panic).as_deref(), Some("no data"));
+        assert_eq!(last("\x1b[31mred").as_deref(), Some(" [31mred"));
+        assert_eq!(last("\n \n"), None);
+        assert_eq!(last(&"x".repeat(100_000)).map(|text| text.len()), Some(LAST_LINE));
+    }
+}

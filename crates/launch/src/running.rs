@@ -1,0 +1,211 @@
+//! A job whose tasks run.
+
+use crate::launch::Starter;
+use crate::process::Process;
+use crate::supervisor::{Action, Happened, Supervisor, Timer};
+use crate::{End, Error, Outcome, Output, Result, Signal, Task, TaskOutcome};
+use distribute_cluster::{Deadline, Stopwatch};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// What the supervisor is told.
+pub(crate) enum Event {
+    Ended { task: usize, end: End, after: Duration },
+    Drained { task: usize, last_error_line: Option<String> },
+    Asked(Signal),
+}
+
+/// How long to wait for a job that is dropped: its tasks are killed.
+const DROPPED: Duration = Duration::from_secs(10);
+
+/// The processes of a job, each with the number of its restart.
+pub(crate) struct Shared {
+    pub names: Vec<Task>,
+    pub processes: Vec<Mutex<(Option<Arc<Process>>, u32)>>,
+}
+
+impl Shared {
+    fn process(&self, index: usize) -> (Option<Arc<Process>>, u32) {
+        self.processes[index].lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn find(&self, task: &Task) -> Result<(Arc<Process>, u32)> {
+        let not_running = || Error::NotRunning { task: task.clone() };
+        let index = self.names.iter().position(|name| name == task).ok_or_else(not_running)?;
+        let (process, restart) = self.process(index);
+        Ok((process.ok_or_else(not_running)?, restart))
+    }
+
+    pub(crate) fn kill_all(&self) {
+        (0..self.names.len()).filter_map(|index| self.process(index).0).for_each(|process| {
+            process.send(Signal::Kill);
+        });
+    }
+}
+
+/// A job whose tasks run. When it is dropped, they are killed.
+pub struct Running {
+    shared: Arc<Shared>,
+    events: Sender<Event>,
+    outcome: Receiver<Outcome>,
+    ended: Option<Outcome>,
+}
+
+impl Running {
+    pub(crate) fn new(shared: Arc<Shared>, events: Sender<Event>, outcome: Receiver<Outcome>) -> Self {
+        Self { shared, events, outcome, ended: None }
+    }
+
+    /// The tasks of the job.
+    pub fn tasks(&self) -> &[Task] {
+        &self.shared.names
+    }
+
+    /// The number of a task's process, which is also that of its process group. Over ssh it is that of ssh.
+    ///
+    /// # Errors
+    /// [`Error::NotRunning`] where the job has no such task. Of one that has ended, it is the last number.
+    pub fn pid(&self, task: &Task) -> Result<u32> {
+        Ok(self.shared.find(task)?.0.pid())
+    }
+
+    /// How often a task has been started again.
+    ///
+    /// # Errors
+    /// [`Error::NotRunning`] where the job has no such task.
+    pub fn restarts(&self, task: &Task) -> Result<u32> {
+        Ok(self.shared.find(task)?.1)
+    }
+
+    /// Sends a signal to a task and all that it has started. The launcher then sees what becomes of it, as if the signal came
+    /// from elsewhere.
+    ///
+    /// # Errors
+    /// [`Error::NotRunning`] where the task has ended, or the job has none of that name.
+    pub fn kill(&self, task: &Task, signal: Signal) -> Result<()> {
+        if self.shared.find(task)?.0.send(signal) {
+            Ok(())
+        } else {
+            Err(Error::NotRunning { task: task.clone() })
+        }
+    }
+
+    /// Asks the whole job to end: all tasks get SIGTERM, and SIGKILL after the grace time, or at a second call.
+    pub fn stop(&self) {
+        // A job that has ended needs no more.
+        let _ = self.events.send(Event::Asked(Signal::Terminate));
+    }
+
+    /// Waits until the job has ended. By then all its processes are gone, and what they wrote has been handed on.
+    ///
+    /// # Errors
+    /// [`Error::StillRunning`] once the deadline has passed; the job goes on.
+    pub fn wait(&mut self, mut deadline: Deadline) -> Result<Outcome> {
+        loop {
+            if let Some(outcome) = &self.ended {
+                return Ok(outcome.clone());
+            }
+            match self.outcome.recv_timeout(deadline.look()) {
+                Ok(outcome) => self.ended = Some(outcome),
+                Err(RecvTimeoutError::Timeout) if !deadline.has_passed() => (),
+                Err(RecvTimeoutError::Timeout) => return Err(Error::StillRunning(deadline.timeout())),
+                Err(RecvTimeoutError::Disconnected) => {
+                    let source = std::io::Error::other("the thread that supervises the tasks has panicked");
+                    return Err(Error::System { operation: "waiting for the job", source });
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if self.ended.is_some() {
+            return;
+        }
+        // The first asks, the second kills.
+        self.stop();
+        self.stop();
+        if self.wait(Deadline::after(DROPPED)).is_err() {
+            self.shared.kill_all();
+        }
+    }
+}
+
+/// Sees a job to its end: carries out what the supervisor decides.
+pub(crate) fn supervise(
+    mut supervisor: Supervisor,
+    begin: Vec<Action>,
+    events: &Receiver<Event>,
+    starter: &Starter,
+    grace: Duration,
+) -> Outcome {
+    let watch = Stopwatch::start();
+    let mut timers: Vec<(Deadline, Timer)> = Vec::new();
+    let mut undrained = vec![1_usize; starter.shared.names.len()];
+    let mut last_lines = vec![None; undrained.len()];
+    let mut given_up = false;
+    let mut actions = begin;
+    loop {
+        for action in std::mem::take(&mut actions) {
+            match action {
+                Action::Set(timer, after) => timers.push((Deadline::after(after), timer)),
+                Action::Say(notice) => (starter.sink)(Output::Notice(&notice)),
+                Action::Send { task, signal } => {
+                    if let (Some(process), _) = starter.shared.process(task) {
+                        process.send(signal);
+                    }
+                }
+                Action::Start { task, restart } => match starter.start(task, restart) {
+                    Ok(()) => undrained[task] += 1,
+                    Err(error) => {
+                        let end = End::NotStarted(error.to_string());
+                        let ended = Happened::Ended { task, end, after: Duration::ZERO };
+                        actions.extend(supervisor.decide(ended));
+                    }
+                },
+            }
+        }
+        let (passed, left): (Vec<_>, _) = timers.into_iter().partition(|(at, _)| at.has_passed());
+        timers = left;
+        for (_, timer) in passed {
+            given_up |= timer == Timer::Killed;
+            actions.extend(supervisor.decide(Happened::Passed(timer)));
+        }
+        if !actions.is_empty() {
+            continue;
+        }
+        // A process that does not end even after SIGKILL is left to the system, and what it holds with it.
+        if supervisor.is_over() && (given_up || undrained.iter().all(|left| *left == 0)) {
+            break;
+        }
+        // A job may run as long as it wants: what ends this wait is an event of one of its processes.
+        let wait = timers.iter().map(|(at, _)| at.remaining()).min();
+        match events.recv_timeout(wait.unwrap_or(Duration::MAX).min(Duration::from_secs(3600))) {
+            Ok(Event::Ended { task, end, after }) => {
+                actions = supervisor.decide(Happened::Ended { task, end, after });
+            }
+            Ok(Event::Drained { task, last_error_line }) => {
+                undrained[task] -= 1;
+                last_lines[task] = last_error_line;
+            }
+            Ok(Event::Asked(signal)) => actions = supervisor.decide(Happened::Asked(signal)),
+            // A timer, or nothing yet.
+            Err(_) => (),
+        }
+    }
+    let (cause, known) = supervisor.into_parts();
+    let outcome =
+        known.into_iter().zip(last_lines).enumerate().map(|(index, (known, last_error_line))| TaskOutcome {
+            task: starter.tasks[index].task.clone(),
+            host: starter.tasks[index].host.as_ref().map(|host| host.destination().into()),
+            end: known.end,
+            after: known.after,
+            restarts: known.restarts,
+            stopped: known.stopped,
+            killed: known.killed,
+            last_error_line,
+        });
+    Outcome { cause, after: watch.elapsed(), grace, tasks: outcome.collect() }
+}

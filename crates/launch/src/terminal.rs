@@ -1,0 +1,98 @@
+//! Lines with the name of their task before them.
+
+use crate::{Output, Stream, Task};
+use std::io::{self, IsTerminal, Write};
+
+/// The colours of tasks, in turn: cyan, yellow, magenta, green, blue, red.
+const COLOURS: [u8; 6] = [36, 33, 35, 32, 34, 31];
+
+/// Who the launcher's own lines are from.
+const OWN: &str = "launch";
+
+/// How lines look.
+pub(crate) struct Style {
+    /// The longest name of a task.
+    width: usize,
+    out_coloured: bool,
+    err_coloured: bool,
+}
+
+impl Style {
+    /// For these tasks; in colours where a person is looking who has not set `NO_COLOR`.
+    pub(crate) fn of<'a>(tasks: impl Iterator<Item = &'a Task>) -> Self {
+        let set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+        let wanted = !set("NO_COLOR") && std::env::var_os("TERM").is_none_or(|term| term != "dumb");
+        Self {
+            width: width(tasks),
+            out_coloured: wanted && io::stdout().is_terminal(),
+            err_coloured: wanted && io::stderr().is_terminal(),
+        }
+    }
+
+    /// A line, where it goes, and its end.
+    pub(crate) fn line(&self, output: Output<'_>) -> (Stream, Vec<u8>) {
+        let own;
+        let (stream, name, colour, text) = match output {
+            Output::Line { index, task, stream, text } => {
+                (stream, task.to_string(), COLOURS[index % COLOURS.len()], text)
+            }
+            Output::Notice(notice) => {
+                own = notice.to_string();
+                (Stream::Err, OWN.into(), 1, own.as_bytes())
+            }
+        };
+        let coloured = if stream == Stream::Out { self.out_coloured } else { self.err_coloured };
+        let width = self.width;
+        let mut line = if coloured {
+            format!("\x1b[{colour}m{name:width$} │\x1b[0m ").into_bytes()
+        } else {
+            format!("{name:width$} │ ").into_bytes()
+        };
+        line.extend_from_slice(text);
+        line.push(b'\n');
+        (stream, line)
+    }
+
+    /// Writes it in one go, so that lines of different tasks don't mix. Where nobody reads any more, the tasks go on.
+    pub(crate) fn write(&self, output: Output<'_>) {
+        let (stream, line) = self.line(output);
+        let _ = match stream {
+            Stream::Out => {
+                let mut out = io::stdout().lock();
+                out.write_all(&line).and_then(|()| out.flush())
+            }
+            Stream::Err => io::stderr().lock().write_all(&line),
+        };
+    }
+}
+
+fn width<'a>(tasks: impl Iterator<Item = &'a Task>) -> usize {
+    tasks.map(|task| task.to_string().len()).max().unwrap_or(0).max(OWN.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Job, Notice, Signal};
+
+    fn line(style: &Style, stream: Stream, text: &[u8]) -> String {
+        let task = Job::Worker.task(1);
+        String::from_utf8_lossy(&style.line(Output::Line { index: 1, task: &task, stream, text }).1)
+            .into_owned()
+    }
+
+    #[test]
+    fn lines_have_the_name_of_their_task() {
+        let tasks = [Job::Worker.task(1), Job::Evaluator.task(0)];
+        let mut style = Style { width: width(tasks.iter()), out_coloured: false, err_coloured: false };
+        assert_eq!(line(&style, Stream::Out, b"loss 0.5"), "worker 1    │ loss 0.5\n");
+        assert_eq!(line(&style, Stream::Err, b""), "worker 1    │ \n");
+        style.err_coloured = true;
+        assert_eq!(line(&style, Stream::Out, b"x"), "worker 1    │ x\n");
+        assert_eq!(line(&style, Stream::Err, b"x"), "\x1b[33mworker 1    │\x1b[0m x\n");
+        let notice = Notice::Interrupted { signal: Signal::Terminate };
+        let (stream, own) = style.line(Output::Notice(&notice));
+        assert_eq!(stream, Stream::Err);
+        assert!(String::from_utf8(own).unwrap().starts_with("\x1b[1mlaunch      │\x1b[0m SIGTERM: sent on"));
+    }
+}
