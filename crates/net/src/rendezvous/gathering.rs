@@ -182,6 +182,11 @@ impl Gathering {
     /// Before the leader has told where all are, a worker that is lost may come again.
     fn lose(&mut self, worker: usize, reason: String) -> Result<(), JoinError> {
         if self.located && !self.world.is_chief() {
+            // It had all its links, and has ended in order since.
+            if reason == crate::ENDED {
+                self.early.push(Event::Lost(worker, reason));
+                return Ok(());
+            }
             let address = self.members.addresses().get(worker).cloned().unwrap_or_default();
             return Err(JoinError::Lost { worker, address, reason });
         }
