@@ -198,6 +198,7 @@ fn a_signal_that_ends_a_task_is_named() {
     });
 }
 
+// INV-30
 #[test]
 fn who_does_not_end_when_asked_is_killed_with_all_it_has_started() {
     watched(|| {
