@@ -1,13 +1,14 @@
 //! `distribute launch`: starts the tasks of a job, here or on other hosts.
 
 use crate::doctor;
+use crate::output::line;
 use distribute::{Error, Result};
 use distribute_launch::print::{Job, Target};
 use distribute_launch::{Launch, Layout, Outcome, Plan, SSH, parse_duration, parse_hosts, split_words};
 use std::ffi::OsString;
 use std::time::Duration;
 
-/// What to start.
+/// Starts workers and other tasks of a job, here or over ssh, and ends them together
 #[derive(clap::Args)]
 pub struct Arguments {
     /// Workers to start; without, one, or one on each of --hosts
@@ -57,13 +58,19 @@ pub struct Arguments {
 /// Starts the tasks and waits for them. Where the job did not end well, it ends this process with the exit code of the task
 /// that failed first.
 pub fn run(arguments: &Arguments) -> Result<()> {
-    match launch(arguments).map_err(|error| Error::other(error.to_string()))? {
-        Some(outcome) if !outcome.is_success() => std::process::exit(outcome.exit_code()),
-        _ => Ok(()),
+    match launch(arguments).map_err(Error::other)? {
+        Done::Printed(text) => line(text.trim_end()),
+        Done::Ended(outcome) if outcome.is_success() => Ok(()),
+        Done::Ended(outcome) => std::process::exit(outcome.exit_code()),
     }
 }
 
-fn launch(arguments: &Arguments) -> distribute_launch::Result<Option<Outcome>> {
+enum Done {
+    Printed(String),
+    Ended(Outcome),
+}
+
+fn launch(arguments: &Arguments) -> distribute_launch::Result<Done> {
     let hosts = arguments.hosts.as_deref().map(parse_hosts).transpose()?.unwrap_or_default();
     let layout = Layout::new(arguments.workers.unwrap_or(hosts.len().max(1)))
         .chief(arguments.chief)
@@ -84,8 +91,7 @@ fn launch(arguments: &Arguments) -> distribute_launch::Result<Option<Outcome>> {
             max_restarts: arguments.max_restarts,
             image: arguments.image.as_deref(),
         };
-        print!("{}", job.print(target)?);
-        return Ok(None);
+        return job.print(target).map(Done::Printed);
     }
     let ssh = split_words(&arguments.ssh).ok_or_else(|| distribute_launch::Error::Option {
         option: "--ssh",
@@ -109,5 +115,5 @@ fn launch(arguments: &Arguments) -> distribute_launch::Result<Option<Outcome>> {
             launch = launch.env_remove(name);
         }
     }
-    launch.run().map(Some)
+    launch.run().map(Done::Ended)
 }

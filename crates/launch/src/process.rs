@@ -7,14 +7,18 @@ use distribute_cluster::{Deadline, Stopwatch};
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::process::{Pid, WaitId, WaitIdOptions, kill_process_group, waitid};
 use std::io::{self, Read, Write};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// How long a task's output is still read after its end. Only a process that has left the task's group holds it so long.
+/// How long what a task has started may go on writing after its end, before it is killed.
+const LINGER: Duration = Duration::from_millis(500);
+
+/// How long nothing may come of a task's output after that. Only a process that has left the task's group keeps it open.
 const DRAIN: Duration = Duration::from_secs(2);
 
 /// The longest last line that a summary has.
@@ -71,30 +75,25 @@ impl Process {
         // From here on, whatever fails must not leave it running.
         let started = (|| {
             process.feed(stdin, prelude)?;
-            let (drained, readers) = channel();
+            let mut drain = Drain::default();
             for (stream, pipe) in [(Stream::Out, out.map(boxed)), (Stream::Err, err.map(boxed))] {
                 let Some(pipe) = pipe else { continue };
-                let (task, sink, drained) = (task.clone(), sink.clone(), drained.clone());
+                let (task, sink) = (task.clone(), sink.clone());
+                let (pace, done) = drain.add();
                 thread::Builder::new().name(format!("output of {task}")).spawn(move || {
-                    let last = read(pipe, |text| sink(Output::Line { index, task: &task, stream, text }));
-                    let _ = drained.send(last.filter(|_| stream == Stream::Err));
+                    let last =
+                        read(pipe, &pace, |text| sink(Output::Line { index, task: &task, stream, text }));
+                    let _ = done.send(last.filter(|_| stream == Stream::Err));
                 })?;
             }
             let (process, watch) = (process.clone(), Stopwatch::start());
             thread::Builder::new().name(format!("end of {task}")).spawn(move || {
                 let end = process.wait();
                 report(Report::Ended { end, after: watch.elapsed() });
-                drop(drained);
-                let mut deadline = Deadline::after(DRAIN);
-                let mut last_error_line = None;
-                loop {
-                    match readers.recv_timeout(deadline.look()) {
-                        Ok(last) => last_error_line = last_error_line.or(last),
-                        Err(RecvTimeoutError::Timeout) if !deadline.has_passed() => (),
-                        Err(_) => break,
-                    }
-                }
-                report(Report::Drained { last_error_line });
+                drain.wait(LINGER);
+                process.kill_and_reap();
+                drain.wait(DRAIN);
+                report(Report::Drained { last_error_line: drain.last });
             })?;
             Ok(())
         })();
@@ -153,24 +152,75 @@ impl Process {
         Ok(())
     }
 
-    /// Waits for the end of the task, and ends what it has left behind.
+    /// Waits for the end of the task.
     fn wait(&self) -> End {
-        // It is only looked at, not waited for: while it is a zombie, its number and its group's are nobody else's. A task
-        // runs as long as it wants; ending it is the supervisor's business.
+        // It is only looked at: while it is a zombie, its number and its group's are nobody else's, so that what it has left
+        // behind can be killed by it. A task runs as long as it wants; ending it is the supervisor's business.
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
-        while let Err(rustix::io::Errno::INTR) = waitid(WaitId::Pid(self.group), options) {}
-        self.kill_and_reap().map_or(End::NotStarted("its end was not told".into()), end)
+        loop {
+            match waitid(WaitId::Pid(self.group), options) {
+                Err(rustix::io::Errno::INTR) | Ok(None) => (),
+                Err(error) => return End::NotStarted(format!("its end was not told: {error}")),
+                Ok(Some(status)) => {
+                    return match (status.exit_status(), status.terminating_signal()) {
+                        (Some(code), _) => End::Exited(code),
+                        (None, signal) => End::Signaled(signal.unwrap_or_default()),
+                    };
+                }
+            }
+        }
     }
 
-    fn kill_and_reap(&self) -> Option<ExitStatus> {
+    /// Kills the task's group, whether the task itself runs or has ended.
+    fn kill_and_reap(&self) {
         let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
-        let status = child.as_mut().and_then(|child| {
+        if let Some(child) = child.as_mut() {
             let _ = kill_process_group(self.group, raw(Signal::Kill));
-            child.wait().ok()
-        });
+            let _ = child.wait();
+        }
         *child = None;
         self.guard.lock().unwrap_or_else(PoisonError::into_inner).take();
-        status
+    }
+}
+
+/// The outputs of a task that are still read.
+#[derive(Default)]
+struct Drain {
+    readers: Vec<(Arc<AtomicUsize>, Receiver<Option<String>>)>,
+    last: Option<String>,
+}
+
+impl Drain {
+    /// For one output: its pace, odd while a line is handed on, and where its last line of errors goes at its end.
+    fn add(&mut self) -> (Arc<AtomicUsize>, Sender<Option<String>>) {
+        let (pace, (done, end)) = (Arc::default(), channel());
+        self.readers.push((Arc::clone(&pace), end));
+        (pace, done)
+    }
+
+    /// Waits until all outputs have ended, or nothing has come of one for so long. A slow reader of ours is waited for.
+    fn wait(&mut self, patience: Duration) {
+        while let Some((pace, end)) = self.readers.last() {
+            let (mut deadline, mut seen) = (Deadline::after(patience), pace.load(Ordering::Relaxed));
+            loop {
+                match end.recv_timeout(deadline.look()) {
+                    Err(RecvTimeoutError::Timeout) => {
+                        let now = pace.load(Ordering::Relaxed);
+                        if now != seen || now % 2 == 1 {
+                            (deadline, seen) = (Deadline::after(patience), now);
+                        } else if deadline.has_passed() {
+                            return;
+                        }
+                    }
+                    Err(RecvTimeoutError::Disconnected) => break,
+                    Ok(last) => {
+                        self.last = self.last.take().or(last);
+                        break;
+                    }
+                }
+            }
+            self.readers.pop();
+        }
     }
 }
 
@@ -193,13 +243,6 @@ fn spawn_on(command: &mut Command, cores: &[usize]) -> io::Result<Child> {
     })
 }
 
-fn end(status: ExitStatus) -> End {
-    match (status.code(), status.signal()) {
-        (Some(code), _) => End::Exited(code),
-        (None, signal) => End::Signaled(signal.unwrap_or_default()),
-    }
-}
-
 fn raw(signal: Signal) -> rustix::process::Signal {
     use rustix::process::Signal as Raw;
     match signal {
@@ -215,10 +258,12 @@ fn raw(signal: Signal) -> rustix::process::Signal {
 }
 
 /// Hands on all lines of a pipe until its end; returns the last one that says something.
-fn read(mut pipe: impl Read, mut line: impl FnMut(&[u8])) -> Option<String> {
+fn read(mut pipe: impl Read, pace: &AtomicUsize, mut line: impl FnMut(&[u8])) -> Option<String> {
     let (mut lines, mut last, mut buffer) = (Lines::default(), Vec::new(), [0; 8192]);
     let mut take = |text: &[u8]| {
+        pace.fetch_add(1, Ordering::Relaxed);
         line(text);
+        pace.fetch_add(1, Ordering::Relaxed);
         // What Rust writes below a panic says nothing of it.
         if !text.trim_ascii().is_empty() && !text.starts_with(b"note: run with `RUST_BACKTRACE") {
             last.clear();
@@ -244,7 +289,7 @@ mod tests {
 
     #[test]
     fn the_last_line_is_one_that_says_something() {
-        let last = |text: &str| read(text.as_bytes(), |_| ());
+        let last = |text: &str| read(text.as_bytes(), &AtomicUsize::new(0), |_| ());
         let panic = "thread 'main' panicked at src/main.rs:2:5:\nno data\nnote: run with `RUST_BACKTRACE=1` for …\n\n";
         assert_eq!(last(panic).as_deref(), Some("no data"));
         assert_eq!(last("\x1b[31mred").as_deref(), Some(" [31mred"));

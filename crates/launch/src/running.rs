@@ -145,6 +145,8 @@ pub(crate) fn supervise(
     let mut timers: Vec<(Deadline, Timer)> = Vec::new();
     let mut undrained = vec![1_usize; starter.shared.names.len()];
     let mut last_lines = vec![None; undrained.len()];
+    // To be started again once what their last process has left behind is gone, and with it the ports that it had.
+    let mut held: Vec<(usize, u32)> = Vec::new();
     let mut given_up = false;
     let mut actions = begin;
     loop {
@@ -157,6 +159,7 @@ pub(crate) fn supervise(
                         process.send(signal);
                     }
                 }
+                Action::Start { task, restart } if undrained[task] > 0 => held.push((task, restart)),
                 Action::Start { task, restart } => match starter.start(task, restart) {
                     Ok(()) => undrained[task] += 1,
                     Err(error) => {
@@ -189,6 +192,8 @@ pub(crate) fn supervise(
             Ok(Event::Drained { task, last_error_line }) => {
                 undrained[task] -= 1;
                 last_lines[task] = last_error_line;
+                let again = held.extract_if(.., |(waiting, _)| *waiting == task);
+                actions.extend(again.map(|(task, restart)| Action::Start { task, restart }));
             }
             Ok(Event::Asked(signal)) => actions = supervisor.decide(Happened::Asked(signal)),
             // A timer, or nothing yet.

@@ -127,6 +127,7 @@ fn after_the_grace_time_who_does_not_end_is_killed() {
     });
 }
 
+// INV-30
 #[test]
 fn nothing_is_left_when_the_launcher_is_killed() {
     launcher();

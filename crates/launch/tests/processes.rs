@@ -7,10 +7,12 @@ mod support;
 
 use distribute_cluster::TfConfig;
 use distribute_launch::{
-    Cause, Deadline, End, Error, Job, Launch, Layout, Plan, Signal, Stream, Task, split_words,
+    Cause, Deadline, End, Error, Job, Launch, Layout, Output, Plan, Signal, Stream, Task, split_words,
 };
 use distribute_testing::watched;
 use std::collections::BTreeSet;
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use support::{Fifo, PATIENCE, Said, ended, script};
 
@@ -106,6 +108,39 @@ fn nothing_that_a_task_writes_before_its_end_is_lost() {
 }
 
 #[test]
+fn what_a_task_has_started_may_write_its_last_words() {
+    watched(|| {
+        for _ in 0..20 {
+            let (launch, said) = script(&Layout::new(1), "echo late & exit 0");
+            assert!(ended(launch.spawn().unwrap()).is_success());
+            assert_eq!(said.of(&worker(0)), ["late"]);
+        }
+    });
+}
+
+#[test]
+fn a_slow_reader_loses_nothing() {
+    watched(|| {
+        let plan = Plan::new(&Layout::new(1)).unwrap();
+        let (free, wait) = channel::<()>();
+        let (heard, wait) = (Arc::new(Mutex::new(0)), Mutex::new(wait));
+        let count = heard.clone();
+        let launch = Launch::new(plan).command("sh", ["-c", "echo one; echo two"]).output(move |output| {
+            if let Output::Line { .. } = output {
+                let _ = wait.lock().unwrap().recv_timeout(PATIENCE);
+                *count.lock().unwrap() += 1;
+            }
+        });
+        let mut running = launch.spawn().unwrap();
+        // Longer than a process that has left its task could hold it up.
+        assert!(running.wait(Deadline::after(Duration::from_secs(4))).is_err());
+        drop(free);
+        assert!(ended(running).is_success());
+        assert_eq!(*heard.lock().unwrap(), 2);
+    });
+}
+
+#[test]
 fn a_line_without_end_comes_in_pieces() {
     watched(|| {
         let (launch, said) = script(&Layout::new(1), r"head -c 150000 /dev/zero | tr '\0' x");
@@ -163,6 +198,7 @@ fn a_signal_that_ends_a_task_is_named() {
     });
 }
 
+// INV-30
 #[test]
 fn who_does_not_end_when_asked_is_killed_with_all_it_has_started() {
     watched(|| {
@@ -221,6 +257,19 @@ fn a_failed_task_is_started_again_as_often_as_it_may() {
             summary.contains("worker 1 failed first: exit code 5") && summary.contains("restarted once"),
             "{summary}"
         );
+    });
+}
+
+#[test]
+fn a_task_is_started_again_when_nothing_is_left_of_it() {
+    watched(|| {
+        // What it has started holds a lock.
+        let text = r#"exec 8>"$LOCK"; flock -n 8 && echo free || echo held; sleep 1000 & [ "$DISTRIBUTE_RESTART" = 3 ]"#;
+        let (launch, said) = script(&Layout::new(1), text);
+        let folder = tempfile::tempdir().unwrap();
+        let launch = launch.env("LOCK", folder.path().join("lock")).max_restarts(3);
+        assert!(ended(launch.spawn().unwrap()).is_success());
+        assert_eq!(said.of(&worker(0)), ["free"; 4]);
     });
 }
 

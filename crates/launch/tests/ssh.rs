@@ -129,6 +129,7 @@ fn signals_and_ends(ssh: Vec<String>, hosts: &str) {
     assert_eq!(heard.end(), ["asked"]);
 }
 
+// INV-30
 #[test]
 fn nothing_is_left_when_a_connection_ends() {
     watched(|| {
