@@ -12,7 +12,7 @@ use bytes::Bytes;
 use conformance::leaves::{joined, summed};
 use conformance::tree;
 use distribute_cluster::{Fingerprint, Operation};
-use distribute_collective::group::{Calling, memory};
+use distribute_collective::group::{Calling, Links, local};
 use distribute_collective::threads::{Member, Team};
 use distribute_collective::{all_gather, all_reduce};
 use distribute_tensor::fold::Alone;
@@ -37,6 +37,16 @@ fn worlds() -> impl Iterator<Item = (usize, usize)> {
         .chain([(3, 4)])
 }
 
+/// What links the workers of a world: `DISTRIBUTE_TEST_LINKS` says `memory`, `tcp` or `tls` for all; else worlds take turns.
+fn links((workers, replicas): (usize, usize)) -> Links {
+    match std::env::var("DISTRIBUTE_TEST_LINKS").as_deref() {
+        Ok("memory") => Links::Memory,
+        Ok("tcp") => Links::Tcp,
+        Ok("tls") => Links::Tls,
+        _ => [Links::Memory, Links::Tcp, Links::Tls][(workers + replicas) % 3],
+    }
+}
+
 fn call(operation: Operation, detail: String) -> Fingerprint {
     Fingerprint::new(operation, detail, Location::caller())
 }
@@ -47,7 +57,7 @@ fn on_replicas<T: Send + 'static>(
     body: impl Fn(&Member) -> T + Send + Sync + 'static,
 ) -> Vec<T> {
     watched(move || {
-        let groups = memory::groups(workers, replicas).unwrap();
+        let groups = local::groups(links((workers, replicas)), workers, replicas).unwrap();
         let body = &body;
         std::thread::scope(|scope| {
             let run = move |group: distribute_collective::group::Group| {

@@ -4,7 +4,7 @@
 
 use bytes::Bytes;
 use distribute_cluster::{Blame, Fault, Fingerprint, Operation, Presence, Standing};
-use distribute_collective::group::{Group, Session, memory};
+use distribute_collective::group::{Group, Links, Session, local};
 use distribute_testing::watched;
 use proptest::prelude::*;
 use std::panic::Location;
@@ -21,7 +21,7 @@ fn workers<T: Send + 'static>(
     body: impl Fn(Group) -> T + Send + Sync + 'static,
 ) -> Vec<T> {
     watched(move || {
-        let groups = memory::groups(workers, replicas).unwrap();
+        let groups = local::groups(Links::Memory, workers, replicas).unwrap();
         std::thread::scope(|scope| {
             let threads: Vec<_> = groups.into_iter().map(|group| scope.spawn(|| body(group))).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()

@@ -11,7 +11,7 @@ mod cooperate;
 use cooperate::cooperate;
 use distribute_cluster::{Fault, Fingerprint, Operation};
 use distribute_collective::Failure;
-use distribute_collective::group::{Group, memory};
+use distribute_collective::group::{Group, Links, local};
 use distribute_collective::threads::{Crew, Member, Team};
 use shuttle::sync::{Arc, Mutex, atomic::AtomicUsize};
 use std::panic::{AssertUnwindSafe, Location, catch_unwind, resume_unwind};
@@ -268,7 +268,7 @@ fn a_missed_deadline_ends_the_session_for_all_with_one_text() {
 
 /// Runs `body` on each replica of two workers with `replicas` each, which are threads of one process; twice, in a step each.
 fn two_workers(replicas: usize, body: impl Fn(&Member) -> bool + Send + Sync + Copy + 'static) {
-    let groups = memory::groups(2, replicas).unwrap();
+    let groups = local::groups(Links::Memory, 2, replicas).unwrap();
     let worker = move |group: Group| {
         let team = team(replicas);
         for step in 1..3 {

@@ -4,7 +4,7 @@
 
 use bytes::Bytes;
 use distribute_cluster::{Blame, Fault, Fingerprint, Operation};
-use distribute_collective::group::{Group, memory};
+use distribute_collective::group::{Group, Links, local};
 use distribute_collective::threads::{Member, Team};
 use distribute_collective::{Failure, all_gather, all_reduce};
 use distribute_tensor::{HostTensor, Leaf, Packing, ReduceOp};
@@ -49,7 +49,7 @@ fn workers<T: Send + 'static>(
     body: impl Fn(Worker) -> T + Send + Sync + 'static,
 ) -> Vec<T> {
     watched(move || {
-        let groups = memory::groups(workers, replicas).unwrap();
+        let groups = local::groups(Links::Memory, workers, replicas).unwrap();
         std::thread::scope(|scope| {
             let body = &body;
             let start = |group| move || body(Worker { group, team: Arc::new(Team::new(replicas).unwrap()) });

@@ -5,7 +5,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use distribute_net::Message;
-use distribute_net::handshake::{Caller, Hearing, Hello, Host, Purpose, Reason, Refusal, Words, caller, host};
+use distribute_net::handshake::{
+    Caller, Hearing, Hello, Host, Purpose, Reason, Refusal, Words, caller, host,
+};
 use distribute_net::wire::{Decoder, Frame, Limits, Queue, WireError};
 use distribute_testing::SplitMix;
 use proptest::prelude::*;

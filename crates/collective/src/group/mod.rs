@@ -3,7 +3,7 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`inbox`] | [`Inbox`]: received frames, by session |
-//! | [`memory`] | groups whose workers are threads of this process |
+//! | [`local`] | groups whose workers are threads of this process |
 //! | [`frame`] | [`Frame`]: the messages between workers |
 //! | [`session`] | [`Group`] and [`Session`]: the traffic of one run |
 //! | [`round`] | one round of messages, as a pure state machine |
@@ -19,7 +19,7 @@
 pub mod calling;
 pub mod frame;
 pub mod inbox;
-pub mod memory;
+pub mod local;
 mod reduce;
 pub mod round;
 pub mod session;
@@ -27,4 +27,5 @@ pub mod session;
 pub use calling::Calling;
 pub use frame::{Frame, Said, SessionId};
 pub use inbox::Inbox;
+pub use local::Links;
 pub use session::{Group, Session};

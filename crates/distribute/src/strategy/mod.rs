@@ -28,6 +28,8 @@ pub use cross_device::{
 };
 pub use destinations::Destinations;
 pub use device::{DeviceKind, DeviceName};
+#[doc(inline)]
+pub use distribute_collective::group::Links;
 pub use extended::{Replicas, StrategyExtended, VariablePlacement};
 pub use kinds::{CentralStorageStrategy, MirroredStrategy, OneDeviceStrategy};
 pub use multi_worker::{MultiWorkerBuilder, MultiWorkerMirroredStrategy};

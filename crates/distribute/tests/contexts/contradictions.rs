@@ -1,7 +1,7 @@
 //! Strategies of one's own that contradict themselves: refused where they are made, or where they are first used.
 
 use distribute::{DeviceName, Error, ReduceOp, Replicas, Result, Strategy, StrategyExtended};
-use distribute_collective::group::{Group, memory};
+use distribute_collective::group::{Group, Links, local};
 use distribute_testing::watched;
 
 /// What an author may get wrong.
@@ -24,7 +24,8 @@ struct Own {
 impl Own {
     fn new(wrong: Wrong) -> Self {
         // Of 3 replicas each, where there are devices for 2.
-        let group = matches!(wrong, Wrong::AGroupOfOthers).then(|| memory::groups(2, 3).unwrap().remove(0));
+        let group = matches!(wrong, Wrong::AGroupOfOthers)
+            .then(|| local::groups(Links::Memory, 2, 3).unwrap().remove(0));
         Self { wrong, group }
     }
 }

@@ -153,7 +153,7 @@ fn a_replica_that_goes_backward_otherwise_is_one_error_on_all_workers() {
 #[test]
 fn contexts_know_their_global_ids() {
     watched(|| {
-        let all = MultiWorkerMirroredStrategy::on_threads(3, 2, |strategy| {
+        let all = crate::on_threads(3, 2, |strategy| {
             let ids = strategy.run((), |ctx, ()| {
                 Ok((ctx.replica_id_in_sync_group(), ctx.num_replicas_in_sync(), ctx.devices()?))
             })?;

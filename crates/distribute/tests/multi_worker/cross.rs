@@ -148,7 +148,7 @@ fn nests_keep_their_structure() {
 fn what_is_not_distributed_is_reduced_over_workers() {
     watched(|| {
         for (workers, replicas) in WORLDS.into_iter().filter(|(workers, _)| *workers > 1) {
-            let all = MultiWorkerMirroredStrategy::on_threads(workers, replicas, |strategy| {
+            let all = crate::on_threads(workers, replicas, |strategy| {
                 let worker = strategy.world().worker();
                 let total = strategy.reduce(ReduceOp::Sum, 2f32, None)?;
                 let to = strategy.reduce_to(ReduceOp::Sum, number(worker, 1), "cpu:0")?.into_inner();
@@ -249,7 +249,7 @@ fn merge_functions_that_reduce_otherwise_are_one_error_on_all_workers() {
 #[test]
 fn a_worker_that_cannot_make_the_call_says_so() {
     watched(|| {
-        let texts = MultiWorkerMirroredStrategy::on_threads(3, 2, |strategy| {
+        let texts = crate::on_threads(3, 2, |strategy| {
             let values = match strategy.world().worker() {
                 1 => PerReplica::from_values(vec![1f32]),
                 _ => PerReplica::from_values(vec![1f32, 2.]),
@@ -270,7 +270,7 @@ fn a_worker_that_cannot_make_the_call_says_so() {
 #[test]
 fn a_worker_that_ends_is_named_by_all_others() {
     watched(|| {
-        let texts = MultiWorkerMirroredStrategy::on_threads(3, 2, |strategy| {
+        let texts = crate::on_threads(3, 2, |strategy| {
             let ones = strategy.distribute_values_from_function(|_| Ok(1f32))?;
             assert_eq!(strategy.reduce(ReduceOp::Sum, &ones, None)?, 6.);
             if strategy.world().worker() == 2 {
@@ -289,7 +289,7 @@ fn a_worker_that_ends_is_named_by_all_others() {
 #[test]
 fn workers_with_different_learning_rates_are_told_before_their_weights_differ() {
     let said = watched(|| {
-        MultiWorkerMirroredStrategy::on_threads(2, 2, |strategy| {
+        crate::on_threads(2, 2, |strategy| {
             let model = strategy.replicate(|vb| vb.get_with_hints(1, "w", Init::Const(1.)))?;
             let optimizer = Sgd::new(&model.variables, 0.125)?;
             let step = || strategy.run(&model, |ctx, w| optimizer.minimize(ctx, w.sum_all()?, 1)).map(drop);

@@ -1,9 +1,7 @@
 //! What a worker does wrong: told on all workers, with one text, and what can go on goes on.
 
 use distribute::cluster::{Blame, Fault};
-use distribute::{
-    CommunicationOptions, Error, MultiWorkerMirroredStrategy, ReduceOp, ReplicaContext, Result, Sgd,
-};
+use distribute::{CommunicationOptions, Error, ReduceOp, ReplicaContext, Result, Sgd};
 use distribute_testing::watched;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
@@ -53,7 +51,7 @@ fn whatever_one_replica_does_all_workers_get_one_text_and_the_next_step_works() 
         for (workers, replicas) in [(2, 1), (3, 1), (2, 2), (3, 2)] {
             watched(move || {
                 let culprit = workers * replicas - 1;
-                let outcomes = MultiWorkerMirroredStrategy::on_threads(workers, replicas, |strategy| {
+                let outcomes = crate::on_threads(workers, replicas, |strategy| {
                     let failed = strategy.run((), |ctx, ()| {
                         step(ctx, (ctx.replica_id_in_sync_group() == culprit).then_some(wrong))
                     });
@@ -95,7 +93,7 @@ fn a_late_worker_is_named_on_all_and_the_next_step_works() {
             CommunicationOptions { timeout: Some(Duration::from_millis(300)), ..Default::default() };
         let (tell, told) = channel();
         let (tell, told) = (Mutex::new(tell), Arc::new(Mutex::new(told)));
-        let errors = MultiWorkerMirroredStrategy::on_threads_with(options, 3, 1, |strategy| {
+        let errors = crate::on_threads_with(options, 3, 1, |strategy| {
             let worker = strategy.world().worker();
             let failed = strategy.run((), |ctx, ()| {
                 if worker == 1 {
@@ -122,7 +120,7 @@ fn a_late_worker_is_named_on_all_and_the_next_step_works() {
 #[test]
 fn a_worker_that_has_ended_is_lost_to_the_others_at_once() {
     watched(|| {
-        let error = MultiWorkerMirroredStrategy::on_threads(3, 2, |strategy| -> Result<()> {
+        let error = crate::on_threads(3, 2, |strategy| -> Result<()> {
             strategy.run((), |ctx, ()| step(ctx, None))?;
             if strategy.world().worker() == 2 {
                 return Err(Error::other("out of disk"));
@@ -170,7 +168,7 @@ fn a_worker_that_has_ended_after_a_training_is_lost_to_the_others_at_once() {
         watched(move || {
             let options =
                 CommunicationOptions { timeout: Some(Duration::from_secs(3)), ..Default::default() };
-            let texts = MultiWorkerMirroredStrategy::on_threads_with(options, 2, 2, |strategy| {
+            let texts = crate::on_threads_with(options, 2, 2, |strategy| {
                 part(strategy)?;
                 strategy.run((), |ctx, ()| step(ctx, None))?;
                 if strategy.world().worker() == 1 {
@@ -190,7 +188,7 @@ fn a_worker_that_has_ended_after_a_training_is_lost_to_the_others_at_once() {
 fn a_worker_that_returns_its_model_has_ended_all_the_same() {
     watched(|| {
         let options = CommunicationOptions { timeout: Some(Duration::from_secs(20)), ..Default::default() };
-        let fault = MultiWorkerMirroredStrategy::on_threads_with(options, 2, 2, |strategy| {
+        let fault = crate::on_threads_with(options, 2, 2, |strategy| {
             let model = strategy.replicate(|vb: candle_nn::VarBuilder| candle_nn::linear(2, 1, vb))?;
             strategy.run((), |ctx, ()| step(ctx, None))?;
             if strategy.world().worker() == 1 {
@@ -206,7 +204,7 @@ fn a_worker_that_returns_its_model_has_ended_all_the_same() {
 #[test]
 fn optimizers_and_steps_that_differ_between_workers_are_told() {
     watched(|| {
-        let errors = MultiWorkerMirroredStrategy::on_threads(2, 2, |strategy| {
+        let errors = crate::on_threads(2, 2, |strategy| {
             let worker = strategy.world().worker();
             let model = strategy.replicate(|vb: candle_nn::VarBuilder| candle_nn::linear(2, 1, vb))?;
             let (a, b) = (Sgd::new(&model.variables, 0.1)?, Sgd::new(&model.variables, 0.1)?);
@@ -235,12 +233,12 @@ fn optimizers_and_steps_that_differ_between_workers_are_told() {
 #[test]
 fn worlds_that_cannot_be_are_refused() {
     for (workers, replicas, text) in [(0, 1, "at least one worker"), (1, 0, "at least one replica")] {
-        let error = MultiWorkerMirroredStrategy::on_threads(workers, replicas, |_| Ok(())).unwrap_err();
+        let error = crate::on_threads(workers, replicas, |_| Ok(())).unwrap_err();
         assert!(
             matches!(error, Error::InvalidArgument { .. }) && error.to_string().contains(text),
             "{error}"
         );
     }
-    let error = MultiWorkerMirroredStrategy::on_threads(1 << 40, 1 << 40, |_| Ok(())).unwrap_err();
+    let error = crate::on_threads(1 << 40, 1 << 40, |_| Ok(())).unwrap_err();
     assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
 }

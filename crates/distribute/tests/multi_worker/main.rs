@@ -12,8 +12,37 @@ mod support;
 mod training;
 mod variables;
 
-use distribute::{Error, MultiWorkerMirroredStrategy, Result, Strategy};
+use distribute::strategy::Links;
+use distribute::{CommunicationOptions, Error, MultiWorkerMirroredStrategy, Result, Strategy};
 use distribute_testing::watched;
+
+/// What links the workers of a world: `DISTRIBUTE_TEST_LINKS` says `memory`, `tcp` or `tls` for all; else worlds take turns.
+fn links(workers: usize, replicas: usize) -> Links {
+    match std::env::var("DISTRIBUTE_TEST_LINKS").as_deref() {
+        Ok("memory") => Links::Memory,
+        Ok("tcp") => Links::Tcp,
+        Ok("tls") => Links::Tls,
+        _ => [Links::Memory, Links::Tcp, Links::Tls][(workers + replicas) % 3],
+    }
+}
+
+fn on_threads<R: Send>(
+    workers: usize,
+    replicas: usize,
+    worker: impl Fn(&MultiWorkerMirroredStrategy) -> Result<R> + Sync,
+) -> Result<Vec<R>> {
+    on_threads_with(CommunicationOptions::default(), workers, replicas, worker)
+}
+
+fn on_threads_with<R: Send>(
+    options: CommunicationOptions,
+    workers: usize,
+    replicas: usize,
+    worker: impl Fn(&MultiWorkerMirroredStrategy) -> Result<R> + Sync,
+) -> Result<Vec<R>> {
+    let links = links(workers, replicas);
+    MultiWorkerMirroredStrategy::on_threads_over(links, options, workers, replicas, worker)
+}
 
 /// What each worker returns, under a watchdog.
 fn on_workers<R: Send + 'static>(
@@ -21,9 +50,7 @@ fn on_workers<R: Send + 'static>(
     replicas: usize,
     worker: impl Fn(&Strategy) -> Result<R> + Send + Sync + 'static,
 ) -> Vec<R> {
-    watched(move || {
-        MultiWorkerMirroredStrategy::on_threads(workers, replicas, |strategy| worker(strategy)).unwrap()
-    })
+    watched(move || on_threads(workers, replicas, |strategy| worker(strategy)).unwrap())
 }
 
 /// The error of each worker, all of which fail.

@@ -21,7 +21,7 @@ pub(crate) fn same_as_one_process<T: PartialEq + Debug + Send + 'static>(
     watched(move || {
         for (workers, replicas) in WORLDS {
             let one = body(&MirroredStrategy::cpus(workers * replicas).unwrap()).unwrap();
-            let all = MultiWorkerMirroredStrategy::on_threads(workers, replicas, |strategy| body(strategy));
+            let all = crate::on_threads(workers, replicas, |strategy| body(strategy));
             for (worker, got) in all.unwrap().into_iter().enumerate() {
                 assert_eq!(got, one, "worker {worker} of {workers}, {replicas} replicas each");
             }
@@ -36,7 +36,7 @@ pub(crate) fn replicas_as_in_one_process<T: PartialEq + Debug + Send + 'static>(
     watched(move || {
         for (workers, replicas) in WORLDS {
             let one = body(&MirroredStrategy::cpus(workers * replicas).unwrap()).unwrap();
-            let all = MultiWorkerMirroredStrategy::on_threads(workers, replicas, |strategy| body(strategy));
+            let all = crate::on_threads(workers, replicas, |strategy| body(strategy));
             let all: Vec<T> = all.unwrap().into_iter().flatten().collect();
             assert_eq!(all, one, "{workers} workers, {replicas} replicas each");
         }
@@ -51,7 +51,7 @@ pub(crate) fn one_text(
 ) -> String {
     watched(move || {
         let options = CommunicationOptions { timeout: Some(Duration::from_secs(20)), ..Default::default() };
-        let all = MultiWorkerMirroredStrategy::on_threads_with(options, workers, replicas, |strategy| {
+        let all = crate::on_threads_with(options, workers, replicas, |strategy| {
             let error = body(strategy).expect_err("nobody makes this call alone");
             let Error::Collective(blame) = error.root_cause() else { panic!("{error}") };
             let ones = strategy.distribute_values_from_function(|_| Ok(1f32))?;

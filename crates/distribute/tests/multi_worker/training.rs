@@ -6,9 +6,7 @@ use distribute::data::Dataset;
 use distribute::nn::{BatchNorm, Dropout, Embedding, batch_norm, embedding, loss};
 use distribute::optimizer::rules::{Adagrad, Adam, Momentum, Rule, Sgd};
 use distribute::optimizer::{NotFinite, Transform};
-use distribute::{
-    MirroredStrategy, MultiWorkerMirroredStrategy, OneDeviceStrategy, Optimizer, Result, Strategy,
-};
+use distribute::{MirroredStrategy, OneDeviceStrategy, Optimizer, Result, Strategy};
 use distribute_testing::watched;
 use std::collections::BTreeMap;
 
@@ -166,9 +164,7 @@ fn train<R: Rule + Clone + 'static>(strategy: &Strategy, plan: Plan, rule: &R) -
 }
 
 fn on_workers<R: Rule + Clone + 'static>(workers: usize, replicas: usize, plan: Plan, rule: &R) -> Outcome {
-    let outcomes =
-        MultiWorkerMirroredStrategy::on_threads(workers, replicas, |strategy| train(strategy, plan, rule))
-            .unwrap();
+    let outcomes = crate::on_threads(workers, replicas, |strategy| train(strategy, plan, rule)).unwrap();
     for other in &outcomes[1..] {
         assert!(*other == outcomes[0], "all workers have the same weights: {plan:?}");
     }

@@ -117,7 +117,7 @@ fn rows_that_the_replicas_of_all_workers_write_are_joined() {
 fn worker_0_gives_everybody_the_initial_value() {
     watched(|| {
         for (workers, replicas) in WORLDS {
-            let all = MultiWorkerMirroredStrategy::on_threads(workers, replicas, |strategy| {
+            let all = crate::on_threads(workers, replicas, |strategy| {
                 let mine = number(strategy.world().worker(), 0);
                 let in_scope = strategy.scope(|| Variable::new("in_scope", mine))?;
                 let candle = Tensor::new(&[mine, 1.], &Device::Cpu)?;
@@ -166,7 +166,7 @@ fn workers_that_write_other_variables_get_one_error() {
 #[test]
 fn a_worker_that_cannot_create_a_variable_says_so() {
     watched(|| {
-        let texts = MultiWorkerMirroredStrategy::on_threads(2, 1, |strategy| {
+        let texts = crate::on_threads(2, 1, |strategy| {
             let new = Variable::builder("weight", 0f32);
             let new = match strategy.world().worker() {
                 0 => new,
@@ -185,7 +185,7 @@ fn a_read_that_not_all_workers_make_is_an_error_at_the_deadline() {
     watched(|| {
         let options =
             CommunicationOptions { timeout: Some(Duration::from_millis(300)), ..Default::default() };
-        let texts = MultiWorkerMirroredStrategy::on_threads_with(options, 2, 2, |strategy| {
+        let texts = crate::on_threads_with(options, 2, 2, |strategy| {
             let new = Variable::builder("seen", 0f32)
                 .synchronization(Synchronization::OnRead)
                 .aggregation(Aggregation::Sum);
@@ -297,7 +297,7 @@ fn metrics_count_the_replicas_of_all_workers() {
 #[test]
 fn a_variable_without_aggregation_is_refused_without_asking_other_workers() {
     watched(|| {
-        let all = MultiWorkerMirroredStrategy::on_threads(2, 2, |strategy| {
+        let all = crate::on_threads(2, 2, |strategy| {
             let new = Variable::builder("own", 1f32).synchronization(Synchronization::OnRead);
             let own = strategy.scope(|| new.create())?;
             let error = own.read::<f32>().unwrap_err();

@@ -5,7 +5,8 @@ use crate::error::panicked;
 use crate::strategy::CommunicationOptions;
 use crate::strategy::kinds::check_count;
 use crate::{Error, Result};
-use distribute_collective::group::{Group, memory};
+use distribute_collective::group::{Group, Links, local};
+use distribute_net::JoinError;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
 
@@ -62,10 +63,38 @@ impl MultiWorkerMirroredStrategy {
         replicas: usize,
         worker: impl Fn(&Self) -> Result<R> + Sync,
     ) -> Result<Vec<R>> {
+        Self::on_threads_over(Links::Memory, options, workers, replicas, worker)
+    }
+
+    /// [`on_threads_with`](Self::on_threads_with), over what workers in processes of their own would be linked by: sockets,
+    /// encrypted or not. No bit of a result depends on it.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// use distribute::{CommunicationOptions, strategy::Links};
+    /// let ids = MultiWorkerMirroredStrategy::on_threads_over(Links::Tcp, CommunicationOptions::default(), 3, 1, |strategy| {
+    ///     strategy.reduce(ReduceOp::Sum, strategy.world().worker() as f32, None)
+    /// })?;
+    /// assert_eq!(ids, [3., 3., 3.]);
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`on_threads_with`](Self::on_threads_with); and [`Error::Join`] if the system refuses sockets.
+    #[track_caller]
+    pub fn on_threads_over<R: Send>(
+        links: Links,
+        options: CommunicationOptions,
+        workers: usize,
+        replicas: usize,
+        worker: impl Fn(&Self) -> Result<R> + Sync,
+    ) -> Result<Vec<R>> {
         const OPERATION: &str = "MultiWorkerMirroredStrategy::on_threads";
         check_count(OPERATION, workers.saturating_mul(replicas))?;
-        let groups = memory::groups(workers, replicas)
-            .map_err(|error| Error::invalid(OPERATION, error.to_string()))?;
+        let groups = local::groups(links, workers, replicas).map_err(|error| match error {
+            JoinError::World(error) => Error::invalid(OPERATION, error.to_string()),
+            error => error.into(),
+        })?;
         let strategies: Vec<Self> = groups
             .into_iter()
             .map(|group| Self::of_worker(replicas, Some(group), options, None))

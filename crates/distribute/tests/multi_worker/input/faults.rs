@@ -3,7 +3,7 @@
 use super::files;
 use crate::{errors, on_workers, one_text};
 use distribute::data::{AutoShardPolicy, Dataset, InputContext};
-use distribute::{Error, InputOptions, MultiWorkerMirroredStrategy, Result, Strategy};
+use distribute::{Error, InputOptions, Result, Strategy};
 use distribute_testing::watched;
 
 /// ITER-2: of scalars there are no empty ones. The workers that still have some don't go on alone.
@@ -65,7 +65,7 @@ fn a_worker_whose_data_fails_ends_the_pass_of_all_with_its_reason() {
 #[test]
 fn a_program_that_ends_with_the_error_of_the_data_names_its_worker() {
     let error = watched(|| {
-        MultiWorkerMirroredStrategy::on_threads(3, 1, |strategy| {
+        crate::on_threads(3, 1, |strategy| {
             let data = strategy.distribute_dataset(broken_on(2, strategy).batch(3))?;
             data.iter().try_for_each(|step| step.map(drop))
         })

@@ -7,7 +7,7 @@ mod program;
 mod verdict;
 mod worker;
 
-use distribute::{CommunicationOptions, Error, MultiWorkerMirroredStrategy, Result, Strategy};
+use distribute::{CommunicationOptions, Error, Result, Strategy};
 use distribute_testing::watched;
 use program::{Kind, Mistake, Program};
 use std::collections::BTreeMap;
@@ -79,7 +79,7 @@ fn check(program: &Program) -> std::result::Result<(), String> {
     let folder = tempfile::tempdir().unwrap();
     let (gate, told) = (Gate::default(), Mutex::new(Vec::new()));
     let ran = catch_unwind(AssertUnwindSafe(|| {
-        MultiWorkerMirroredStrategy::on_threads_with(options, program.workers, program.replicas, |strategy| {
+        crate::on_threads_with(options, program.workers, program.replicas, |strategy| {
             let worker = Worker::new(strategy, program, &gate, folder.path().to_path_buf())?;
             work(strategy, program, worker, &told)
         })

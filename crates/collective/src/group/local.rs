@@ -1,0 +1,69 @@
+//! Groups whose workers are threads of this process, for tests, examples and first experiments.
+
+use super::{Group, Inbox};
+use distribute_cluster::World;
+use distribute_net::{Identity, JoinError, Listener, Receiver, Rendezvous, Secret, memory};
+use std::sync::Arc;
+use std::thread;
+
+/// What links workers that are threads of one process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Links {
+    /// Memory: a message is handed over.
+    #[default]
+    Memory,
+    /// Sockets on this machine.
+    Tcp,
+    /// Sockets on this machine, encrypted as between machines.
+    Tls,
+}
+
+/// The groups of all workers of a world in this process, by worker.
+///
+/// A worker is lost to the others when its group [ends](Group::end), and when its group and sessions have all been dropped.
+///
+/// # Errors
+/// [`JoinError`] if the numbers don't make a world, or the system refuses sockets.
+pub fn groups(links: Links, workers: usize, replicas: usize) -> Result<Vec<Group>, JoinError> {
+    let worlds = (0..workers.max(1)).map(|worker| World::new(workers, worker, replicas));
+    let worlds = worlds.collect::<Result<Vec<_>, _>>()?;
+    match links {
+        Links::Memory => Ok(over_memory(worlds)),
+        Links::Tcp => over_sockets(worlds, "127.0.0.1", Identity::None),
+        // Any address but a loopback one has encryption.
+        Links::Tls => over_sockets(worlds, "0.0.0.0", Identity::Secret(Secret::random()?)),
+    }
+}
+
+fn over_memory(worlds: Vec<World>) -> Vec<Group> {
+    let inboxes: Vec<_> = worlds.iter().map(|_| Inbox::new(worlds.len())).collect();
+    let receivers = inboxes.iter().map(|inbox| Arc::new(inbox.clone()) as Arc<dyn Receiver>).collect();
+    let all = worlds.into_iter().zip(memory::transports(receivers)).zip(inboxes);
+    all.map(|((world, transport), inbox)| Group::new(world, Arc::new(transport), inbox)).collect()
+}
+
+fn over_sockets(worlds: Vec<World>, host: &str, identity: Identity) -> Result<Vec<Group>, JoinError> {
+    let first = Listener::bind(&format!("{host}:0"))?;
+    let leader = format!("{host}:{}", first.address()?.port());
+    let others = worlds.iter().skip(1).map(|_| format!("{host}:0"));
+    let addresses: Vec<_> = std::iter::once(leader).chain(others).collect();
+    let mut first = Some(first);
+    thread::scope(|scope| {
+        let join = |world: World| {
+            let rendezvous = Rendezvous::new(world, addresses.clone()).identity(identity.clone());
+            let rendezvous = match first.take() {
+                Some(listener) => rendezvous.listener(listener),
+                None => rendezvous,
+            };
+            thread::Builder::new()
+                .name(format!("joining {}", world.worker()))
+                .spawn_scoped(scope, move || Group::join(world, rendezvous))
+        };
+        let joining: Vec<_> = worlds.into_iter().map(join).collect();
+        let join = |thread: std::io::Result<thread::ScopedJoinHandle<'_, _>>| {
+            let panicked = |_| std::io::Error::other("a thread that joins workers has panicked");
+            thread?.join().map_err(panicked)?
+        };
+        joining.into_iter().map(join).collect()
+    })
+}
