@@ -74,7 +74,7 @@ fn kind(program: &Program) -> String {
 
 /// Runs a program, and says what is wrong with what came of it.
 fn check(program: &Program) -> std::result::Result<(), String> {
-    let timeout = Duration::from_millis(if program.fault.is_late() { 2000 } else { 20_000 });
+    let timeout = Duration::from_millis(if program.fault.is_late() { 5_000 } else { 20_000 });
     let options = CommunicationOptions { timeout: Some(timeout), ..Default::default() };
     let folder = tempfile::tempdir().unwrap();
     let (gate, told) = (Gate::default(), Mutex::new(Vec::new()));

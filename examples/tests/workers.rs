@@ -1,0 +1,164 @@
+//! Examples whose workers are processes of their own, found by TF_CONFIG and linked by sockets.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use distribute_testing::watched;
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+
+/// The program of an example, which `cargo test` has built beside this test.
+fn example(name: &str) -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    test.parent().and_then(|deps| deps.parent()).unwrap().join("examples").join(name)
+}
+
+/// The workers of a job, killed when dropped.
+struct Workers(Vec<Child>);
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        for worker in &mut self.0 {
+            let _ = worker.kill();
+            let _ = worker.wait();
+        }
+    }
+}
+
+impl Workers {
+    fn start(workers: usize, name: &str, arguments: &[&str]) -> Self {
+        let leader = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = leader.local_addr().unwrap().port();
+        drop(leader);
+        let address = |worker: usize| format!("127.0.0.1:{}", if worker == 0 { port } else { 0 });
+        let addresses: Vec<_> = (0..workers).map(address).collect();
+        let start = |worker: usize| {
+            let config =
+                json!({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": worker}});
+            Command::new(example(name))
+                .args(["--strategy", "multi-worker"])
+                .args(arguments)
+                .env("TF_CONFIG", config.to_string())
+                .stdin(Stdio::null())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap()
+        };
+        // The leader comes last.
+        let mut all: Vec<_> = (0..workers).rev().map(start).collect();
+        all.reverse();
+        Self(all)
+    }
+
+    fn end(mut self) -> Vec<Output> {
+        std::mem::take(&mut self.0).into_iter().map(|worker| worker.wait_with_output().unwrap()).collect()
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// The JSON that is the last line of an example's output.
+fn figures(output: &Output) -> Value {
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let stdout = text(&output.stdout);
+    let last = stdout.lines().last().unwrap_or_else(|| panic!("no output; {}", text(&output.stderr)));
+    serde_json::from_str(last).unwrap()
+}
+
+fn alone(name: &str, replicas: usize, arguments: &[&str]) -> Value {
+    let replicas = replicas.to_string();
+    let output =
+        Command::new(example(name)).args(["--replicas", &replicas]).args(arguments).output().unwrap();
+    figures(&output)
+}
+
+/// Weights of `workers` processes of `replicas` each are those of one process with as many.
+fn same_weights(name: &'static str, (workers, replicas): (usize, usize)) {
+    watched(move || {
+        let arguments = ["--epochs", "1", "--quiet", "--json"];
+        let each = replicas.to_string();
+        let outputs = Workers::start(workers, name, &[&arguments[..], &["--replicas", &each]].concat()).end();
+        let chief = figures(&outputs[0]);
+        assert_eq!(chief["same_weights"], json!(true), "{chief}");
+        assert_eq!(chief["replicas"], json!(workers * replicas));
+        let one = alone(name, workers * replicas, &arguments);
+        assert_eq!(chief["weights_sha256"], one["weights_sha256"]);
+        for other in &outputs[1..] {
+            assert!(other.status.success(), "{}", text(&other.stderr));
+            assert_eq!(text(&other.stdout), "", "the chief alone tells");
+            assert!(text(&other.stderr).contains(&format!("of {workers}, {replicas} replica")));
+        }
+    });
+}
+
+#[test]
+fn two_processes_train_the_weights_of_one_with_two_replicas() {
+    same_weights("digits", (2, 1));
+}
+
+#[test]
+fn four_processes_train_the_weights_of_one_with_four_replicas() {
+    same_weights("digits", (4, 1));
+}
+
+#[test]
+fn two_processes_of_two_replicas_train_the_weights_of_one_with_four() {
+    same_weights("digits", (2, 2));
+}
+
+#[test]
+fn a_worker_that_is_killed_is_named_by_all_others() {
+    watched(|| {
+        // Long enough not to be at its end before it is killed.
+        let mut workers = Workers::start(3, "packages", &["--epochs", "2", "--replicas", "1"]);
+        let mut said = BufReader::new(workers.0[0].stdout.take().unwrap());
+        let mut line = String::new();
+        while !line.contains("epoch") {
+            line.clear();
+            assert!(said.read_line(&mut line).unwrap() > 0, "it has ended");
+        }
+        workers.0[1].kill().unwrap();
+        let outputs = workers.end();
+        for survivor in [0, 2] {
+            let stderr = text(&outputs[survivor].stderr);
+            assert_eq!(outputs[survivor].status.code(), Some(1), "{stderr}");
+            assert!(
+                stderr.contains("the connection to worker 1 (replica 1) was lost while the others wait in ")
+            );
+        }
+        let of = |worker: usize| text(&outputs[worker].stderr).rsplit_once(": step ").unwrap().1.to_string();
+        assert_eq!(of(0), of(2), "one text on all");
+    });
+}
+
+#[test]
+fn a_worker_that_does_not_come_is_named() {
+    watched(|| {
+        let cluster = json!({"cluster": {"worker": ["127.0.0.1:0", "127.0.0.1:0"]}, "task": {"type": "worker", "index": 1}});
+        let run = |config: &str| {
+            let mut program = Command::new(example("digits"));
+            text(
+                &program
+                    .args(["--strategy", "multi_worker"])
+                    .env("TF_CONFIG", config)
+                    .output()
+                    .unwrap()
+                    .stderr,
+            )
+        };
+        let error = run(&cluster.to_string());
+        assert!(
+            error.contains("of worker 0 leaves the port open, and the others have to know it"),
+            "{error}"
+        );
+        let error = run(r#"{"cluster": {"worker": ["a:1", "b:1"]}}"#);
+        assert!(error.contains("the task of this process is not given"), "{error}");
+        let error = run(r#"{"cluster": {"worker": ["a:1", 7]}}"#);
+        assert!(error.contains("TF_CONFIG") && error.contains("cluster.worker[1]"), "{error}");
+    });
+}
