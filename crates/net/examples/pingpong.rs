@@ -136,7 +136,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         [("memory", threads()), ("tcp", processes("127.0.0.1")), ("tls", processes("0.0.0.0"))]
     {
         let [round, exchange] = played?;
-        let [[a, b], [c, d]] = [round.map(|t| t.as_secs_f64() * 1e6), exchange.map(|t| t.as_secs_f64() * 1e3)];
+        let [[a, b], [c, d]] =
+            [round.map(|t| t.as_secs_f64() * 1e6), exchange.map(|t| t.as_secs_f64() * 1e3)];
         println!("{name:18} {a:>7.1} ({b:>6.1}) µs {c:>12.1} ({d:>6.1}) ms");
     }
     Ok(())

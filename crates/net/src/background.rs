@@ -140,7 +140,8 @@ impl Pulse {
         if beats {
             self.beat = Deadline::after(shared.settings.heartbeat);
         }
-        for (link, silence) in shared.links.iter().zip(&mut self.silences).filter(|(link, _)| !link.is_over()) {
+        for (link, silence) in shared.links.iter().zip(&mut self.silences).filter(|(link, _)| !link.is_over())
+        {
             if beats {
                 link.beat();
             }

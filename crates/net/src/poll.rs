@@ -18,8 +18,7 @@ pub(crate) fn interest<F: AsFd>(socket: &F, write: bool) -> PollFd<'_> {
 /// Waits until one of the sockets is ready, for at most `patience`. A signal ends the wait, too.
 pub(crate) fn wait(sockets: &mut [PollFd<'_>], patience: Duration) -> io::Result<()> {
     let patience = patience.min(LONGEST);
-    let timeout =
-        Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: i64::from(patience.subsec_nanos()) };
+    let timeout = Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: i64::from(patience.subsec_nanos()) };
     match poll(sockets, Some(&timeout)) {
         Ok(_) => Ok(()),
         Err(rustix::io::Errno::INTR) => {

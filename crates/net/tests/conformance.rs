@@ -28,7 +28,8 @@ fn numbers(head: &[u8]) -> [u32; 2] {
 #[test]
 fn messages_of_each_pair_come_whole_and_in_order() {
     watched(|| {
-        for (kind, workers) in KINDS.into_iter().flat_map(|kind| (2..=6).map(move |workers| (kind, workers))) {
+        for (kind, workers) in KINDS.into_iter().flat_map(|kind| (2..=6).map(move |workers| (kind, workers)))
+        {
             let (workers, count) = (world(kind, workers), 60);
             std::thread::scope(|scope| {
                 for (me, worker) in workers.iter().enumerate() {

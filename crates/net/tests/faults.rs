@@ -111,7 +111,8 @@ fn a_worker_that_exits_without_a_word_is_no_worker_that_has_ended() {
 
 #[test]
 fn a_stopped_worker_is_lost_although_its_socket_is_open_and_one_that_is_only_idle_is_not() {
-    const TEST: &str = "a_stopped_worker_is_lost_although_its_socket_is_open_and_one_that_is_only_idle_is_not";
+    const TEST: &str =
+        "a_stopped_worker_is_lost_although_its_socket_is_open_and_one_that_is_only_idle_is_not";
     watched(|| {
         if second() {
             return;

@@ -2,7 +2,9 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use distribute_net::handshake::{Caller, Hearing, Hello, Host, Purpose, Reason, Refusal, Words, caller, host};
+use distribute_net::handshake::{
+    Caller, Hearing, Hello, Host, Purpose, Reason, Refusal, Words, caller, host,
+};
 use ring::hmac;
 
 fn hello(rank: usize) -> Hello {
@@ -89,14 +91,17 @@ fn every_difference_is_refused_by_its_name() {
         let (who, refusal) = talk(&mut caller(hello_1, keys[0].clone()), &mut host).unwrap_err();
         assert_eq!((who, refusal.reason), (side, reason), "{refusal}");
     }
-    let (_, refusal) = talk(&mut caller(hello(1), None), &mut Host::new(hello(2), None, [2; 32])).unwrap_err();
+    let (_, refusal) =
+        talk(&mut caller(hello(1), None), &mut Host::new(hello(2), None, [2; 32])).unwrap_err();
     assert_eq!(refusal.to_string(), "it is worker 2, not worker 0: check the addresses");
 }
 
 /// Who has no secret learns nothing about the job, and can't use what it has heard on another connection.
 #[test]
 fn a_proof_is_good_for_one_connection_and_one_side() {
-    let hear = |host: &mut Host, bytes: &[u8]| words(&mut Hearing::default(), bytes).map(|all| host.hear(all[0].clone()));
+    let hear = |host: &mut Host, bytes: &[u8]| {
+        words(&mut Hearing::default(), bytes).map(|all| host.hear(all[0].clone()))
+    };
     let mut first = Caller::new(hello(1), 0, key(b"a"), [1; 32]);
     let mut host = Host::new(hello(0), key(b"a"), [2; 32]);
     let host::Answer::Say(challenge) = hear(&mut host, &first.first()).unwrap().unwrap() else { panic!() };

@@ -117,9 +117,17 @@ fn who_does_not_belong_to_the_world_is_told_why_by_name() {
                 (alike().identity(secret("b")), Reason::Secret, "the secrets of the two workers differ"),
                 (alike().identity(Identity::None), Reason::Secret, "and the other one has none"),
                 (alike().job("letters"), Reason::Job, "another job than \"letters\" is at this address"),
-                (alike().generation(4), Reason::Generation, "worker 1 is of generation 4, and worker 0 of generation 5"),
+                (
+                    alike().generation(4),
+                    Reason::Generation,
+                    "worker 1 is of generation 4, and worker 0 of generation 5",
+                ),
                 (alike().agree_on(b"other"), Reason::Cluster, "not of the same cluster or program"),
-                (other_world().identity(secret("a")), Reason::Cluster, "worker 1 knows 3 workers with 1 replicas each"),
+                (
+                    other_world().identity(secret("a")),
+                    Reason::Cluster,
+                    "worker 1 knows 3 workers with 1 replicas each",
+                ),
                 (alike().identity(Identity::Certificates(strange)), Reason::Secret, "TLS"),
             ] {
                 let (found, said) = refused(caller);

@@ -178,7 +178,10 @@ fn what_can_be_known_to_be_wrong_is_refused_before_anybody_is_waited_for() {
             (&["127.0.0.1:1", "127.0.0.1"], "\"127.0.0.1\" of worker 1 is not host:port"),
             (&["127.0.0.1:0", "127.0.0.1:1"], "\"127.0.0.1:0\" of worker 0 leaves the port open"),
             (&["127.0.0.1:1", "10.9.8.7:1"], "127.0.0.1:1 of worker 0 is a loopback address"),
-            (&["10.9.8.7:1", "10.9.8.8:1"], "10.9.8.7:1 can be reached over the network, and anybody could join"),
+            (
+                &["10.9.8.7:1", "10.9.8.8:1"],
+                "10.9.8.7:1 can be reached over the network, and anybody could join",
+            ),
         ] {
             let error = error(addresses, Identity::None).to_string();
             assert!(error.contains(text), "{error}");

@@ -55,7 +55,9 @@ pub enum IdentityError {
         reason: String,
     },
     /// A secret is malformed.
-    #[error("the secret of the job in {origin} is not 64 hexadecimal digits; `openssl rand -hex 32` makes one")]
+    #[error(
+        "the secret of the job in {origin} is not 64 hexadecimal digits; `openssl rand -hex 32` makes one"
+    )]
     Secret {
         /// The environment variable or file.
         origin: String,

@@ -131,7 +131,11 @@ mod tests {
             (far, certificates(), true, Ok(Tls)),
         ] {
             let addresses: Vec<_> = addresses.iter().map(|&address| address.to_owned()).collect();
-            assert_eq!(protection(&addresses, &identity, allow), expected, "{addresses:?} {identity:?} {allow}");
+            assert_eq!(
+                protection(&addresses, &identity, allow),
+                expected,
+                "{addresses:?} {identity:?} {allow}"
+            );
         }
     }
 

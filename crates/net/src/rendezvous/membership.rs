@@ -47,7 +47,9 @@ impl Membership {
                 );
                 refusal(Reason::Taken, text)
             }
-            _ => refusal(Reason::Rank, format!("there is no worker {rank}: the world has {}", self.come.len())),
+            _ => {
+                refusal(Reason::Rank, format!("there is no worker {rank}: the world has {}", self.come.len()))
+            }
         }
     }
 
@@ -56,8 +58,7 @@ impl Membership {
         if let Some(come) = self.come.get_mut(hello.rank) {
             *come = true;
         }
-        if let (Purpose::Join { address }, Some(known)) =
-            (&hello.purpose, self.addresses.get_mut(hello.rank))
+        if let (Purpose::Join { address }, Some(known)) = (&hello.purpose, self.addresses.get_mut(hello.rank))
         {
             known.clone_from(address);
         }

@@ -187,7 +187,8 @@ impl Rendezvous {
             digest: self.digest,
             purpose: Purpose::Link,
         };
-        let calling = Calling { hello: hello.clone(), key: key.clone(), tls: tls.clone(), plain_text_allowed };
+        let calling =
+            Calling { hello: hello.clone(), key: key.clone(), tls: tls.clone(), plain_text_allowed };
         let gathering = Gathering::new(
             world,
             self.addresses,

@@ -4,8 +4,8 @@
 
 use distribute_cluster::{Deadline, World};
 use distribute_net::{
-    Certificates, Drive, Identity, Listener, Mesh, Message, Receiver, Rendezvous, Secret, Settings, Transport,
-    memory,
+    Certificates, Drive, Identity, Listener, Mesh, Message, Receiver, Rendezvous, Secret, Settings,
+    Transport, memory,
 };
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use std::path::Path;
@@ -139,7 +139,10 @@ pub fn world(kind: Kind, workers: usize) -> Vec<Worker> {
     // Which is no loopback address, and yet of this machine.
     let host = if kind == Kind::TlsBySecret { "0.0.0.0" } else { "127.0.0.1" };
     let setup = move |rendezvous: Rendezvous| rendezvous.identity(identity.clone());
-    meshes(workers, host, setup).into_iter().map(|(mesh, kept)| Worker { transport: Arc::new(mesh), kept }).collect()
+    meshes(workers, host, setup)
+        .into_iter()
+        .map(|(mesh, kept)| Worker { transport: Arc::new(mesh), kept })
+        .collect()
 }
 
 /// Settings with which a busy machine is not taken for a dead one.
