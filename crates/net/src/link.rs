@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// How much is written or read before the other direction, and other links, have their turn.
-const TURN: usize = 1 << 20;
+const TURN: usize = 512 << 10;
 
 /// How much `send` writes by itself: what a socket takes, and not what its receiver reads meanwhile.
 const SENT: usize = 4 << 20;
@@ -105,6 +105,7 @@ impl Link {
 
     /// A sign of life, where nothing else is being sent.
     pub fn beat(&self) {
+        self.lock().decoder.relax();
         if !self.backlog.load(Ordering::Acquire) {
             self.send(Frame::Heartbeat);
         }
@@ -134,9 +135,9 @@ impl Link {
         let mut state = self.lock();
         let mut more = state.write(TURN);
         self.note(&state);
-        let mut read = 0;
+        let (mut read, before) = (0, events.len());
         let ended = loop {
-            if (read >= TURN || !events.is_empty()) && !state.stream.has_unread() {
+            if (read >= TURN || events.len() > before) && !state.stream.has_unread() {
                 more = true;
                 break None;
             }

@@ -15,6 +15,9 @@ use std::time::Duration;
 /// How long to look for messages before sleeping until one comes: about as long as it takes to wake a thread.
 const SPIN: Duration = Duration::from_micros(50);
 
+/// How long the thread in the background takes at most to make way, which it does after each turn.
+const MAKE_WAY: Duration = Duration::from_millis(5);
+
 /// Up to so many links are read to see whether something has come; of more, the system is asked.
 const FEW: usize = 3;
 
@@ -209,7 +212,7 @@ impl Shared {
             return None;
         }
         self.wanted.fetch_add(1, Ordering::AcqRel);
-        let patience = Deadline::after(4 * SPIN);
+        let patience = Deadline::after(MAKE_WAY);
         let events = loop {
             match self.try_driver() {
                 None if patience.has_passed() || self.driving.load(Ordering::Acquire) => break None,
@@ -233,12 +236,7 @@ impl Shared {
     /// Gives each of these links a turn. Says whether there may be more.
     pub fn pass(&self, events: &mut Vec<Event>, which: impl Fn(usize) -> bool) -> bool {
         let links = self.links.iter().enumerate().filter(|(at, _)| which(*at));
-        let mut own = Vec::new();
-        links.fold(false, |more, (_, link)| {
-            let again = link.turn(&mut own);
-            events.append(&mut own);
-            more | again
-        })
+        links.fold(false, |more, (_, link)| link.turn(events) | more)
     }
 
     /// Waits until something can be read or written, and gives those links a turn.

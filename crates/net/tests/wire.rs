@@ -299,3 +299,33 @@ fn mutated_words_are_words_or_a_refusal_on_both_sides() {
 fn ring_key() -> ring::hmac::Key {
     ring::hmac::Key::new(ring::hmac::HMAC_SHA256, b"the secret")
 }
+
+#[test]
+fn a_large_body_reuses_the_memory_of_one_that_nobody_uses_any_more() {
+    let message = Message::new("head", vec![3; 1 << 20]);
+    let stream = bytes(&[Frame::Data(message.clone())], || usize::MAX);
+    let mut decoder = Decoder::new(Limits::default());
+    let mut next = || {
+        let mut rest = &stream[..];
+        loop {
+            let buffer = decoder.buffer();
+            let read = buffer.len().min(rest.len());
+            buffer[..read].copy_from_slice(&rest[..read]);
+            rest = &rest[read..];
+            decoder.advance(read);
+            if let Some(Frame::Data(found)) = decoder.next_frame().unwrap() {
+                assert_eq!(found, message);
+                return found.body;
+            }
+        }
+    };
+    let first = next();
+    let (place, second) = (first.as_ptr(), next());
+    assert_ne!(second.as_ptr(), place, "while it is in use");
+    assert_eq!(first, second);
+    let place = second.as_ptr();
+    drop((first, second));
+    assert_eq!(next().as_ptr(), place);
+    decoder.relax();
+    assert!(decoder.allocated() < 1 << 20);
+}

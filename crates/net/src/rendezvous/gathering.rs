@@ -133,11 +133,7 @@ impl Gathering {
         }
         let mut events = Vec::new();
         for link in &self.links {
-            let mut come = Vec::new();
-            while link.turn(&mut come) {
-                events.append(&mut come);
-            }
-            events.append(&mut come);
+            while link.turn(&mut events) {}
         }
         for event in events {
             match event {

@@ -16,11 +16,15 @@ const STEP: usize = 256 << 10;
 /// What is allocated for a part before any of it has come.
 const FIRST: usize = 64 << 10;
 
+/// Bodies from here on are received into memory of an earlier one, where the receiver has dropped that: new memory would have
+/// to be cleared by the system first, page by page, which takes as long as receiving.
+const REUSED: std::ops::RangeInclusive<usize> = 256 << 10..=64 << 20;
+
 /// Takes bytes as they come and gives the frames in them. Read into [`buffer`](Self::buffer), tell how much came by
 /// [`advance`](Self::advance), and take frames by [`next_frame`](Self::next_frame) until there is none.
 ///
 /// Lengths are compared with the limits before anything is allocated. Never more than twice of what has been received of
-/// a frame is allocated for it, and a small constant.
+/// a frame is allocated for it, and a small constant; a large one may reuse what an earlier one has filled.
 #[derive(Debug)]
 pub struct Decoder {
     limits: Limits,
@@ -31,6 +35,10 @@ pub struct Decoder {
     header: Option<Header>,
     head: Part,
     body: Part,
+    /// The last large body.
+    spare: Option<Bytes>,
+    /// Whether there was one since this was last asked.
+    is_used: bool,
 }
 
 /// A part of a frame: `bytes` has been made ready, of which `filled` have been received, of `length` in all.
@@ -45,7 +53,8 @@ impl Decoder {
     /// A decoder at the beginning of a stream.
     pub fn new(limits: Limits) -> Self {
         let staged = vec![0; STAGED].into_boxed_slice();
-        Self { limits, staged, from: 0, to: 0, header: None, head: Part::default(), body: Part::default() }
+        let (head, body) = (Part::default(), Part::default());
+        Self { limits, staged, from: 0, to: 0, header: None, head, body, spare: None, is_used: false }
     }
 
     /// Where to read to; never empty, once [`next_frame`](Self::next_frame) has given all frames.
@@ -90,7 +99,8 @@ impl Decoder {
                 let header = Header::decode(bytes, self.limits)?;
                 self.from += HEADER;
                 self.head = Part { length: header.head, ..Part::default() };
-                self.body = Part { length: header.body, ..Part::default() };
+                self.body =
+                    Part { bytes: self.reusable(header.body), length: header.body, ..Part::default() };
                 self.header = Some(header);
                 header
             }
@@ -108,9 +118,31 @@ impl Decoder {
             Kind::Heartbeat => Frame::Heartbeat,
             Kind::Goodbye => Frame::Goodbye,
             Kind::Data => {
-                Frame::Data(Message { head: Bytes::from(head.bytes), body: Bytes::from(body.bytes) })
+                let (head, body) = (Bytes::from(head.bytes), Bytes::from(body.bytes));
+                if REUSED.contains(&body.len()) {
+                    (self.spare, self.is_used) = (Some(body.clone()), true);
+                }
+                Frame::Data(Message { head, body })
             }
         }))
+    }
+
+    /// The memory of the last large body, for one of this length, if nobody uses it any more.
+    fn reusable(&mut self, length: usize) -> Vec<u8> {
+        match self.spare.take_if(|spare| REUSED.contains(&length) && spare.len() <= 4 * length) {
+            Some(mut spare) if spare.is_unique() => {
+                spare.clear();
+                spare.into()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// Gives back memory that is kept for the next large body, if there was none since the last call.
+    pub fn relax(&mut self) {
+        if !std::mem::take(&mut self.is_used) {
+            self.spare = None;
+        }
     }
 
     /// Whether the stream could end here: no part of a frame has come.
