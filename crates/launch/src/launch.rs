@@ -9,7 +9,7 @@ use crate::{
     Error, Notice, Outcome, Output, Plan, PlannedTask, RemoteHost, Result, Running, command, cores, guard,
     interrupts,
 };
-use distribute_cluster::{Deadline, TF_CONFIG};
+use distribute_cluster::{Deadline, Stopwatch, TF_CONFIG};
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -222,6 +222,8 @@ impl Launch {
             shared: shared.clone(),
             events: events.clone(),
         };
+        let watch = Stopwatch::start();
+        (self.sink)(Output::Notice(&Notice::Starting { tasks: shared.names.len(), hosts, cores }));
         for index in 0..starter.tasks.len() {
             starter.tasks[index].release_port();
             if let Err(source) = starter.start(index, 0) {
@@ -229,13 +231,12 @@ impl Launch {
                 return Err(Error::Start { task: starter.tasks[index].task.clone(), source });
             }
         }
-        (self.sink)(Output::Notice(&Notice::Started { tasks: shared.names.len(), hosts, cores }));
         let (supervisor, actions) = Supervisor::new(shared.names.iter().cloned(), self.policy.clone());
         let (done, outcome) = channel();
         let thread = std::thread::Builder::new().name("supervisor of tasks".into()).spawn({
             let grace = self.policy.grace;
             move || {
-                let outcome = supervise(supervisor, actions, &happened, &starter, grace);
+                let outcome = supervise(supervisor, actions, &happened, &starter, grace, watch);
                 drop(interrupts);
                 (starter.sink)(Output::Notice(&Notice::Ended(Box::new(outcome.clone()))));
                 let _ = done.send(outcome);

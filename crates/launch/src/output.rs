@@ -40,8 +40,8 @@ pub(crate) type Sink = Arc<dyn Fn(Output<'_>) + Send + Sync>;
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Notice {
-    /// All tasks have been started.
-    Started {
+    /// All tasks are about to be started.
+    Starting {
         /// How many.
         tasks: usize,
         /// On how many hosts; 0 means on this machine.
@@ -76,7 +76,7 @@ pub enum Notice {
 impl fmt::Display for Notice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Notice::Started { tasks, hosts, cores } => {
+            Notice::Starting { tasks, hosts, cores } => {
                 let plural = |n: usize| if n == 1 { "" } else { "s" };
                 write!(f, "{tasks} task{} on ", plural(*tasks))?;
                 match hosts {

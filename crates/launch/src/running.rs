@@ -140,8 +140,8 @@ pub(crate) fn supervise(
     events: &Receiver<Event>,
     starter: &Starter,
     grace: Duration,
+    watch: Stopwatch,
 ) -> Outcome {
-    let watch = Stopwatch::start();
     let mut timers: Vec<(Deadline, Timer)> = Vec::new();
     let mut undrained = vec![1_usize; starter.shared.names.len()];
     let mut last_lines = vec![None; undrained.len()];
