@@ -4,7 +4,6 @@
 //! On the CPU the kernels read candle's storage in place, so that order and types of sums are those of host tensors.
 //! On other devices candle's own operations do the work, in the same tree.
 
-use crate::dtype::Buffer;
 use crate::fold::{Folder, mean};
 use crate::host::{axis_of, check_axes, check_pieces, check_range, check_rows, check_same, sum_over};
 use crate::kernel;
@@ -81,26 +80,29 @@ impl HostTensor {
     /// A candle tensor on this device; bool becomes u8 of 0 and 1. An error for what candle lacks: int8, uint16,
     /// uint64, string and complex numbers.
     pub fn to_candle(&self, device: &Device) -> Result<Tensor> {
-        fn make<T: WithDType>(elements: &[T], dims: &[usize], device: &Device) -> Result<Tensor> {
-            Ok(Tensor::from_vec(elements.to_vec(), dims, device)?)
+        self.clone().into_candle(device)
+    }
+
+    /// [`to_candle`](Self::to_candle) without a copy, where no other tensor has the same elements.
+    pub(crate) fn into_candle(self, device: &Device) -> Result<Tensor> {
+        fn make<T: WithDType + crate::Element>(tensor: HostTensor, device: &Device) -> Result<Tensor> {
+            let dims = tensor.dims().to_vec();
+            Ok(Tensor::from_vec(tensor.into_vec::<T>()?, dims, device)?)
         }
-        match self.buffer() {
-            Buffer::F16(v) => make(v, self.dims(), device),
-            Buffer::Bf16(v) => make(v, self.dims(), device),
-            Buffer::F32(v) => make(v, self.dims(), device),
-            Buffer::F64(v) => make(v, self.dims(), device),
-            Buffer::U8(v) => make(v, self.dims(), device),
-            Buffer::I16(v) => make(v, self.dims(), device),
-            Buffer::I32(v) => make(v, self.dims(), device),
-            Buffer::U32(v) => make(v, self.dims(), device),
-            Buffer::I64(v) => make(v, self.dims(), device),
-            Buffer::Bool(v) => make(&v.iter().map(|x| u8::from(*x)).collect::<Vec<_>>(), self.dims(), device),
-            Buffer::I8(_)
-            | Buffer::U16(_)
-            | Buffer::U64(_)
-            | Buffer::String(_)
-            | Buffer::C64(_)
-            | Buffer::C128(_) => Err(Error::UnsupportedDType { operation: "to_candle", dtype: self.dtype() }),
+        match self.dtype() {
+            DType::F16 => make::<half::f16>(self, device),
+            DType::Bf16 => make::<half::bf16>(self, device),
+            DType::F32 => make::<f32>(self, device),
+            DType::F64 => make::<f64>(self, device),
+            DType::U8 => make::<u8>(self, device),
+            DType::I16 => make::<i16>(self, device),
+            DType::I32 => make::<i32>(self, device),
+            DType::U32 => make::<u32>(self, device),
+            DType::I64 => make::<i64>(self, device),
+            DType::Bool => make::<u8>(self.cast(DType::U8)?, device),
+            dtype @ (DType::I8 | DType::U16 | DType::U64 | DType::String | DType::C64 | DType::C128) => {
+                Err(Error::UnsupportedDType { operation: "to_candle", dtype })
+            }
         }
     }
 }
@@ -310,6 +312,17 @@ fn elements<T: WithDType>(tensor: &Tensor) -> Result<Vec<T>> {
 
 /// Runs `f` with the elements of tensors on the CPU, in row-major order. Contiguous ones are not copied.
 ///
+/// The elements of tensors of one dtype, one after another.
+pub(crate) fn joined(tensors: &[&Tensor]) -> Result<HostTensor> {
+    let Some(first) = tensors.first() else { return Err(Error::Empty { operation: "join" }) };
+    if !all_on_host(tensors) {
+        let host =
+            tensors.iter().map(|tensor| HostTensor::from_candle(tensor)).collect::<Result<Vec<_>>>()?;
+        return crate::flat::joined(&host.iter().collect::<Vec<_>>());
+    }
+    with_type!("join", first.dtype(), T => Ok(HostTensor::vector(slices::<T, _>(tensors, |all| all.concat())?)))
+}
+
 /// Each storage is locked once, and in the order of addresses: a second lock on a storage that several tensors share
 /// could wait forever for a writer that waits for the first.
 fn slices<T: WithDType, R>(tensors: &[&Tensor], f: impl FnOnce(&[&[T]]) -> R) -> Result<R> {

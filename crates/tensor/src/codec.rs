@@ -103,6 +103,14 @@ pub fn chunks(buffer: &Buffer, elements: Range<usize>) -> impl Iterator<Item = V
 /// How many elements become bytes at a time.
 const CHUNK: usize = 8192;
 
+/// The bytes of all elements as they are in memory; `None` for strings, and where the machine is not little-endian.
+pub fn as_bytes(buffer: &Buffer) -> Option<&[u8]> {
+    if cfg!(target_endian = "big") {
+        return None;
+    }
+    by_kind!(buffer, v => Some(bytemuck::cast_slice(v)), _strings => None)
+}
+
 /// Appends the bytes of elements. The range must be within the buffer.
 pub fn append(buffer: &Buffer, elements: Range<usize>, to: &mut Vec<u8>) {
     fn put<T: Raw>(elements: &[T], to: &mut Vec<u8>) {
@@ -145,6 +153,9 @@ mod tests {
             let mut bytes = Vec::new();
             append(tensor.buffer(), 1..5, &mut bytes);
             assert_eq!(bytes.len(), 4 * dtype.bytes().unwrap());
+            if let Some(all) = as_bytes(tensor.buffer()) {
+                assert_eq!(all[dtype.bytes().unwrap()..], bytes);
+            }
             let back = HostTensor::from_buffer(read(dtype, &bytes).unwrap(), [4]).unwrap();
             assert_eq!(back, tensor.narrow(0, 1, 4).unwrap(), "{dtype}");
         }

@@ -258,7 +258,7 @@ impl Leaf {
     pub fn beside(self, like: &Leaf) -> Result<Leaf> {
         match (self, like) {
             #[cfg(feature = "candle")]
-            (Leaf::Host(tensor), Leaf::Candle(like)) => tensor.to_candle(like.device()).map(Leaf::Candle),
+            (Leaf::Host(tensor), Leaf::Candle(like)) => tensor.into_candle(like.device()).map(Leaf::Candle),
             (leaf, _) => Ok(leaf),
         }
     }

@@ -23,6 +23,7 @@
 pub mod codec;
 pub mod dtype;
 pub mod error;
+pub mod flat;
 pub mod fold;
 pub mod host;
 pub mod kernel;

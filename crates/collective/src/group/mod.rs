@@ -8,7 +8,7 @@
 //! | [`session`] | [`Group`] and [`Session`]: the traffic of one run |
 //! | [`round`] | one round of messages, as a pure state machine |
 //! | [`calling`] | [`Calling`]: a call that the replicas of all workers make together |
-//! | [`reduce`] | reduces and gathers leaves in it, in the one order of sums |
+//! | `reduce`, `raw` | reduces and gathers leaves in it, in the one order of sums; elements as bytes |
 //!
 //! A session consists of *rounds*. In each, every worker tells every other which call its replicas make, and may attach
 //! data. The data is used only if all make the same call. If they differ, or one is gone or late, all workers judge the
@@ -20,6 +20,7 @@ pub mod calling;
 pub mod frame;
 pub mod inbox;
 pub mod local;
+mod raw;
 mod reduce;
 pub mod round;
 pub mod session;

@@ -1,11 +1,13 @@
 //! Reduces and gathers leaves over all replicas of all workers, in the one order of sums.
 
-use super::Calling;
+use super::{Calling, raw};
 use crate::combined::tracked;
 use crate::{Combined, Failure};
 use bytes::Bytes;
 use distribute_cluster::World;
-use distribute_tensor::{DType, Folder, HostTensor, Leaf, Packing, ReduceOp, pack::reduce_packed, wire};
+use distribute_tensor::{
+    DType, Folder, HostTensor, Leaf, Packing, ReduceOp, flat, pack::reduce_packed, wire,
+};
 use std::ops::Range;
 
 /// If each worker's leaves have at most this many bytes, they are sent to every worker, which folds them itself:
@@ -133,7 +135,7 @@ impl Calling<'_> {
         Ok(all)
     }
 
-    /// Each worker folds a range of every dense leaf; other leaves are sent whole to all workers.
+    /// Each worker folds a range of the dense leaves; other leaves are sent whole to all workers.
     fn by_ranges(
         &mut self,
         op: ReduceOp,
@@ -142,77 +144,89 @@ impl Calling<'_> {
         folder: &impl Folder,
     ) -> Result<Vec<Leaf>, Failure> {
         let world = self.world();
-        let parts: Vec<Option<Vec<Leaf>>> = (0..dense.len())
-            .map(|leaf| {
-                let contribution = dense[leaf].then(|| Contribution::new(op, world, local, leaf));
-                contribution.map(|contribution| contribution.leaves(folder)).transpose()
-            })
-            .collect::<Result<_, _>>()?;
-        let mine = |worker: usize| -> Result<Vec<Leaf>, Failure> {
-            let mut to = Vec::new();
-            for (leaf, parts) in parts.iter().enumerate() {
-                match parts {
-                    Some(parts) => {
-                        for part in parts {
-                            let range = range(part.dims()[0], world.workers(), worker);
-                            to.push(part.narrow(0, range.start, range.len())?);
-                        }
-                    }
-                    None => to.extend(column(local, leaf).into_iter().cloned()),
-                }
-            }
-            Ok(to)
-        };
-        let mut bodies = Vec::with_capacity(world.workers());
-        for worker in 0..world.workers() {
-            let is_me = worker == world.worker();
-            bodies.push(if is_me { Bytes::new() } else { wire::encode(&mine(worker)?)?.into() });
-        }
-        let come = self.go_on("its ranges", |worker| bodies[worker].clone())?;
+        let packs = Pack::all(op, world, local, dense)?;
+        let mine =
+            packs.iter().map(|pack| pack.contributions(local, folder)).collect::<Result<Vec<_>, _>>()?;
+        let others: Vec<usize> = (0..dense.len()).filter(|leaf| !dense[*leaf]).collect();
+        let columns = others.iter().flat_map(|leaf| column(local, *leaf));
+        let rest = if others.is_empty() { Vec::new() } else { wire::encode(columns)? };
+
+        let come = self.go_on("its ranges", |worker| {
+            let of = |(pack, parts): (&Pack, &Vec<HostTensor>)| {
+                let range = range(pack.len, world.workers(), worker);
+                parts.iter().map(move |part| raw::bytes(part, range.clone())).collect::<Vec<_>>()
+            };
+            let pieces = packs.iter().zip(&mine).flat_map(of).collect();
+            if worker == world.worker() { Bytes::new() } else { raw::all(pieces, &rest) }
+        })?;
+        // By worker what it contributes to this one's range of each pack, and its other leaves.
         let mut theirs = Vec::with_capacity(world.workers());
-        for (worker, body) in come.iter().enumerate() {
-            let leaves = if worker == world.worker() { mine(worker)? } else { wire::decode(body)? };
-            theirs.push(leaves.into_iter());
+        let mut whole = Vec::with_capacity(world.workers());
+        for (worker, mut body) in come.into_iter().enumerate() {
+            let mut parts = Vec::with_capacity(packs.len());
+            for (pack, mine) in packs.iter().zip(&mine) {
+                let range = range(pack.len, world.workers(), world.worker());
+                let part = |mine: &HostTensor| {
+                    if worker == world.worker() {
+                        return Ok(mine.narrow(0, range.start, range.len())?);
+                    }
+                    raw::take(&mut body, pack.dtype, range.len())
+                };
+                parts.push(mine.iter().map(part).collect::<Result<Vec<_>, Failure>>()?);
+            }
+            theirs.push(parts.into_iter());
+            let is_me = worker == world.worker() || others.is_empty();
+            whole.push(if is_me { Vec::new() } else { wire::decode(&body)? }.into_iter());
+            if others.is_empty() && !body.is_empty() {
+                return Err(Failure::Record("more data than the call has".into()));
+            }
         }
-        let (mut folded, mut reduced) = (Vec::new(), Vec::with_capacity(dense.len()));
-        for (leaf, parts) in parts.iter().enumerate() {
-            let of_each = parts.as_ref().map_or(local.len(), Vec::len);
-            let like = &local[0][leaf];
-            let mut all = Vec::with_capacity(of_each * world.workers());
-            for worker in &mut theirs {
-                for _ in 0..of_each {
-                    all.push(next(worker)?.beside(like)?);
+        let mut sums = Vec::with_capacity(packs.len());
+        for pack in &packs {
+            let all = theirs.iter_mut().filter_map(Iterator::next).flatten().map(Leaf::Host);
+            sums.push(pack.fold(op, world, &all.collect::<Vec<_>>(), folder)?);
+        }
+        let mut reduced: Vec<Option<Leaf>> = vec![None; dense.len()];
+        for leaf in others {
+            let mut all = Vec::with_capacity(world.num_replicas_in_sync());
+            for (worker, theirs) in whole.iter_mut().enumerate() {
+                if worker == world.worker() {
+                    all.extend(column(local, leaf).into_iter().cloned());
+                    continue;
+                }
+                for _ in 0..local.len() {
+                    all.push(next(theirs)?.beside(&local[0][leaf])?);
                 }
             }
-            match parts {
-                Some(_) => folded.push(Contribution::new(op, world, local, leaf).fold(&all, folder)?),
-                None => reduced.push((leaf, Leaf::reduce_with(op, &all, folder)?)),
-            }
+            reduced[leaf] = Some(Leaf::reduce_with(op, &all, folder)?);
         }
-        theirs.into_iter().try_for_each(at_end)?;
-        let body = Bytes::from(wire::encode(&folded)?);
+        whole.into_iter().try_for_each(at_end)?;
+
+        let body = raw::all(sums.iter().map(|sum| raw::bytes(sum, 0..sum.len())).collect(), &[]);
         let come = self.go_on("its sums", |_| body.clone())?;
-        let mut ranges = vec![Vec::with_capacity(world.workers()); folded.len()];
-        for (worker, body) in come.iter().enumerate() {
-            let sums = if worker == world.worker() { folded.clone() } else { wire::decode(body)? };
-            let mut sums = sums.into_iter();
-            for range in &mut ranges {
-                range.push(next(&mut sums)?.to_host()?);
+        let mut pieces = vec![Vec::with_capacity(world.workers()); packs.len()];
+        for (worker, mut body) in come.into_iter().enumerate() {
+            for ((pack, sum), pieces) in packs.iter().zip(&sums).zip(&mut pieces) {
+                let range = range(pack.len, world.workers(), worker);
+                let is_me = worker == world.worker();
+                pieces.push(if is_me {
+                    sum.clone()
+                } else {
+                    raw::take(&mut body, sum.dtype(), range.len())?
+                });
             }
-            at_end(sums)?;
+            if !body.is_empty() {
+                return Err(Failure::Record("more sums than the call has".into()));
+            }
         }
-        let mut ranges = ranges.into_iter();
-        let mut reduced = reduced.into_iter().peekable();
-        let whole = |leaf: usize| -> Result<Leaf, Failure> {
-            if let Some((_, whole)) = reduced.next_if(|(other, _)| *other == leaf) {
-                return Ok(whole);
+        for (pack, pieces) in packs.iter().zip(pieces) {
+            let like: Vec<&Leaf> = pack.leaves.iter().map(|leaf| &local[0][*leaf]).collect();
+            for (leaf, sum) in pack.leaves.iter().zip(flat::split(&pieces, &like)?) {
+                reduced[*leaf] = Some(sum);
             }
-            let parts = ranges.next().unwrap_or_default();
-            let like = &local[0][leaf];
-            let joined = HostTensor::concat(&parts.iter().collect::<Vec<_>>(), 0)?;
-            Ok(Leaf::Host(joined.reshape(like.dims())?).beside(like)?)
-        };
-        (0..dense.len()).map(whole).collect()
+        }
+        let all = reduced.into_iter().collect::<Option<Vec<_>>>();
+        all.ok_or_else(|| Failure::Record("a leaf that is in no pack".into()))
     }
 }
 
@@ -229,44 +243,65 @@ fn at_end(mut leaves: impl Iterator<Item = Leaf>) -> Result<(), Failure> {
     }
 }
 
-/// What a worker contributes to the sum of one dense leaf: its replicas' leaves, or their sum where that changes no bit.
-struct Contribution<'a> {
-    op: ReduceOp,
-    world: World,
-    parts: Vec<&'a Leaf>,
-}
-
-impl<'a> Contribution<'a> {
-    fn new(op: ReduceOp, world: World, local: &[&'a [Leaf]], leaf: usize) -> Self {
-        Self { op, world, parts: column(local, leaf) }
-    }
-
-    /// Whether this worker's leaves may be summed first. Replicas are summed in the order of a balanced binary tree over
+/// The dense leaves of one dtype, which are reduced together.
+struct Pack {
+    leaves: Vec<usize>,
+    dtype: DType,
+    /// The elements of all of them.
+    len: usize,
+    /// Whether each worker's leaves may be summed first. Replicas are summed in the order of a balanced binary tree over
     /// their ids, in which each worker's own are a subtree if their number is a power of two. A sum of integers may wrap,
     /// so it is of no use for a mean.
-    fn is_branch(&self) -> bool {
-        let floats = self.parts[0].dtype().is_ok_and(|dtype| dtype.mean() == Some(dtype));
-        self.world.replicas().is_power_of_two() && (self.op == ReduceOp::Sum || floats)
+    is_branch: bool,
+}
+
+impl Pack {
+    fn all(op: ReduceOp, world: World, local: &[&[Leaf]], dense: &[bool]) -> Result<Vec<Self>, Failure> {
+        let mut packs: Vec<Self> = Vec::new();
+        for leaf in (0..dense.len()).filter(|leaf| dense[*leaf]) {
+            let first = &local[0][leaf];
+            let (dtype, len) = (first.dtype()?, first.dims().iter().product::<usize>());
+            match packs.iter_mut().find(|pack| pack.dtype == dtype) {
+                Some(pack) => {
+                    pack.leaves.push(leaf);
+                    pack.len += len;
+                }
+                None => {
+                    let floats = dtype.mean() == Some(dtype);
+                    let is_branch = world.replicas().is_power_of_two() && (op == ReduceOp::Sum || floats);
+                    packs.push(Self { leaves: vec![leaf], dtype, len, is_branch });
+                }
+            }
+        }
+        Ok(packs)
     }
 
-    /// The leaves to send, flattened.
-    fn leaves(&self, folder: &impl Folder) -> Result<Vec<Leaf>, Failure> {
-        let flat = |leaf: &Leaf| leaf.reshape(&[leaf.dims().iter().product()]);
-        if self.is_branch() {
-            return Ok(vec![flat(&Leaf::reduce_with(ReduceOp::Sum, &self.parts, folder)?)?]);
+    /// What this worker contributes: its replicas' leaves, or their sum where that changes no bit.
+    fn contributions(&self, local: &[&[Leaf]], folder: &impl Folder) -> Result<Vec<HostTensor>, Failure> {
+        if self.is_branch && local.len() > 1 {
+            let sum = |leaf: &usize| Leaf::reduce_with(ReduceOp::Sum, &column(local, *leaf), folder);
+            let sums = self.leaves.iter().map(sum).collect::<Result<Vec<_>, _>>()?;
+            return Ok(vec![flat::join(&sums.iter().collect::<Vec<_>>())?]);
         }
-        Ok(self.parts.iter().map(|part| flat(part)).collect::<Result<_, _>>()?)
+        let of =
+            |leaves: &&[Leaf]| flat::join(&self.leaves.iter().map(|leaf| &leaves[*leaf]).collect::<Vec<_>>());
+        Ok(local.iter().map(of).collect::<Result<_, _>>()?)
     }
 
     /// The reduction over the contributions of all workers, in the order of workers.
-    fn fold(&self, all: &[Leaf], folder: &impl Folder) -> Result<Leaf, Failure> {
-        Ok(match (self.is_branch(), self.op) {
-            (true, ReduceOp::Mean) => {
-                let sum = Leaf::reduce_with(ReduceOp::Sum, all, folder)?;
-                sum.divide(self.world.num_replicas_in_sync() as f64)?
-            }
-            _ => Leaf::reduce_with(self.op, all, folder)?,
-        })
+    fn fold(
+        &self,
+        op: ReduceOp,
+        world: World,
+        all: &[Leaf],
+        folder: &impl Folder,
+    ) -> Result<HostTensor, Failure> {
+        let reduced = if self.is_branch && op == ReduceOp::Mean {
+            Leaf::reduce_with(ReduceOp::Sum, all, folder)?.divide(world.num_replicas_in_sync() as f64)?
+        } else {
+            Leaf::reduce_with(op, all, folder)?
+        };
+        Ok(reduced.to_host()?)
     }
 }
 

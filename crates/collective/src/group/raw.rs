@@ -1,0 +1,52 @@
+//! Elements of a known dtype and number as bytes, without a head: both sides know what is sent.
+
+use crate::Failure;
+use bytes::Bytes;
+use distribute_tensor::{DType, HostTensor, codec, flat};
+use std::ops::Range;
+
+/// A tensor whose bytes are sent from where they are.
+struct Owner(HostTensor);
+
+impl AsRef<[u8]> for Owner {
+    fn as_ref(&self) -> &[u8] {
+        codec::as_bytes(self.0.buffer()).unwrap_or_default()
+    }
+}
+
+/// The bytes of these elements of a flat tensor, which are not copied where they are in memory as they are sent.
+pub(super) fn bytes(tensor: &HostTensor, elements: Range<usize>) -> Bytes {
+    let width = tensor.dtype().bytes().unwrap_or(0);
+    if codec::as_bytes(tensor.buffer()).is_some() {
+        return Bytes::from_owner(Owner(tensor.clone())).slice(elements.start * width..elements.end * width);
+    }
+    let mut bytes = Vec::with_capacity(elements.len() * width);
+    codec::append(tensor.buffer(), elements, &mut bytes);
+    bytes.into()
+}
+
+/// All of these in one.
+pub(super) fn all(mut pieces: Vec<Bytes>, rest: &[u8]) -> Bytes {
+    match (pieces.pop(), rest) {
+        (Some(only), []) if pieces.is_empty() => only,
+        (last, rest) => {
+            pieces.extend(last);
+            let mut bytes = Vec::with_capacity(pieces.iter().map(Bytes::len).sum::<usize>() + rest.len());
+            pieces.iter().for_each(|piece| bytes.extend_from_slice(piece));
+            bytes.extend_from_slice(rest);
+            bytes.into()
+        }
+    }
+}
+
+/// The next elements that another worker has sent.
+///
+/// # Errors
+/// [`Failure::Record`] if there are not so many.
+pub(super) fn take(body: &mut Bytes, dtype: DType, elements: usize) -> Result<HostTensor, Failure> {
+    let too_short = || Failure::Record(format!("less data than {elements} elements of {dtype}"));
+    let size = flat::size(dtype, elements).filter(|size| *size <= body.len()).ok_or_else(too_short)?;
+    let buffer = codec::read(dtype, &body.split_to(size));
+    let buffer = buffer.map_err(|_| Failure::Record(format!("bytes that are no {dtype}")))?;
+    Ok(HostTensor::from_buffer(buffer, [elements])?)
+}

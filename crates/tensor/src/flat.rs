@@ -1,0 +1,114 @@
+//! Dense leaves, one after another in one vector, and back: many small ones move like one large one.
+
+use crate::{DType, Element, Error, HostTensor, Leaf, Result, with_buffer};
+
+/// The elements of dense leaves of one dtype, one leaf after another, in row-major order.
+///
+/// # Errors
+/// For no leaf, for indexed slices, and where dtypes differ.
+pub fn join(leaves: &[&Leaf]) -> Result<HostTensor> {
+    #[cfg(feature = "candle")]
+    {
+        let candle = |leaf: &&Leaf| if let Leaf::Candle(tensor) = leaf { Some(tensor.clone()) } else { None };
+        if let Some(tensors) = leaves.iter().map(candle).collect::<Option<Vec<_>>>()
+            && !tensors.is_empty()
+        {
+            return crate::candle::joined(&tensors.iter().collect::<Vec<_>>());
+        }
+    }
+    let host = leaves.iter().map(|leaf| dense(leaf)?.to_host()).collect::<Result<Vec<_>>>()?;
+    joined(&host.iter().collect::<Vec<_>>())
+}
+
+fn dense(leaf: &Leaf) -> Result<&Leaf> {
+    match leaf {
+        Leaf::Slices(_) => {
+            Err(Error::LeafKind { operation: "join", expected: "a dense tensor", found: leaf.kind() })
+        }
+        dense => Ok(dense),
+    }
+}
+
+pub(crate) fn joined(tensors: &[&HostTensor]) -> Result<HostTensor> {
+    fn all<T: Element>(_: &[T], tensors: &[&HostTensor]) -> Result<HostTensor> {
+        let parts = tensors.iter().map(|tensor| tensor.typed::<T>("join")).collect::<Result<Vec<_>>>()?;
+        Ok(HostTensor::vector(parts.concat()))
+    }
+    let first = tensors.first().ok_or(Error::Empty { operation: "join" })?;
+    with_buffer!(first.buffer(), v => all(v, tensors))
+}
+
+/// The leaves whose elements are in these pieces, one piece after another. They have the shapes, kinds and devices of `like`,
+/// and the dtype of the pieces.
+///
+/// # Errors
+/// Where the pieces differ in dtype, or are not exactly the elements of the leaves.
+pub fn split(pieces: &[HostTensor], like: &[&Leaf]) -> Result<Vec<Leaf>> {
+    fn all<T: Element>(_: &[T], pieces: &[HostTensor], like: &[&Leaf]) -> Result<Vec<Leaf>> {
+        let mut pieces =
+            pieces.iter().map(|piece| piece.typed::<T>("split")).collect::<Result<Vec<_>>>()?.into_iter();
+        let mut rest: &[T] = &[];
+        let mut leaf = |like: &&Leaf| {
+            let mut missing: usize = like.dims().iter().product();
+            let mut elements = Vec::with_capacity(missing);
+            while missing > 0 {
+                if rest.is_empty() {
+                    let shape = like.dims().to_vec();
+                    rest = pieces.next().ok_or(Error::ElementCount { shape, elements: elements.len() })?;
+                }
+                let (these, others) = rest.split_at(missing.min(rest.len()));
+                elements.extend_from_slice(these);
+                (missing, rest) = (missing - these.len(), others);
+            }
+            Leaf::Host(HostTensor::new(elements, like.dims())?).beside(like)
+        };
+        let leaves = like.iter().map(&mut leaf).collect::<Result<Vec<_>>>()?;
+        match rest.len() + pieces.map(<[T]>::len).sum::<usize>() {
+            0 => Ok(leaves),
+            elements => Err(Error::ElementCount { shape: vec![0], elements }),
+        }
+    }
+    match pieces.first() {
+        Some(first) => with_buffer!(first.buffer(), v => all(v, pieces, like)),
+        None => all::<f32>(&[], pieces, like),
+    }
+}
+
+/// How many bytes elements of a dtype take; `None` for strings, and where that is more than can be counted.
+pub fn size(dtype: DType, elements: usize) -> Option<usize> {
+    dtype.bytes()?.checked_mul(elements)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn leaves_come_back_however_they_are_cut(
+            lens in proptest::collection::vec(0usize..20, 1..6), cuts in proptest::collection::vec(0usize..60, 0..5),
+        ) {
+            let mut next = 0u64;
+            let mut leaf = |len: &usize| {
+                let elements = (0..*len).map(|_| { next += 1; next }).collect::<Vec<_>>();
+                Leaf::Host(HostTensor::vector(elements))
+            };
+            let leaves: Vec<Leaf> = lens.iter().map(&mut leaf).collect();
+            let like: Vec<&Leaf> = leaves.iter().collect();
+            let flat = join(&like).unwrap();
+            let mut cuts: Vec<usize> = cuts.into_iter().map(|cut| cut.min(flat.len())).chain([0, flat.len()]).collect();
+            cuts.sort_unstable();
+            let piece = |ends: &[usize]| flat.narrow(0, ends[0], ends[1] - ends[0]).unwrap();
+            let pieces: Vec<_> = cuts.windows(2).map(piece).collect();
+            let back = split(&pieces, &like).unwrap();
+            for (back, leaf) in back.iter().zip(&leaves) {
+                prop_assert_eq!(back.to_host().unwrap(), leaf.to_host().unwrap());
+            }
+            if !flat.is_empty() {
+                prop_assert!(split(&pieces[..0], &like).is_err());
+                prop_assert!(split(&[pieces.clone(), vec![HostTensor::vector(vec![1u64])]].concat(), &like).is_err());
+            }
+        }
+    }
+}
