@@ -31,7 +31,12 @@ pub(crate) fn run(shared: &Shared, mut latecomers: Option<Box<dyn Latecomers>>) 
     // What came before the links were a mesh.
     move_bytes(shared);
     loop {
-        pulse.look(shared);
+        // However busy the links are, those who come late are heard.
+        if pulse.look(shared)
+            && let Some(latecomers) = &mut latecomers
+        {
+            latecomers.attend();
+        }
         let closed = shared.closed.load(Ordering::Acquire);
         if closed {
             let deadline = farewell.get_or_insert_with(|| Deadline::after(shared.settings.farewell));
@@ -60,12 +65,7 @@ pub(crate) fn run(shared: &Shared, mut latecomers: Option<Box<dyn Latecomers>>) 
                 }
             }
             Woken::Asked | Woken::Link => move_bytes(shared),
-            Woken::Nothing => {
-                if let Some(latecomers) = &mut latecomers {
-                    // Of those, some may have said nothing for too long.
-                    latecomers.attend();
-                }
-            }
+            Woken::Nothing => {}
         }
     }
     shared.links.iter().for_each(Link::end);
@@ -87,6 +87,7 @@ fn wait(shared: &Shared, latecomers: Option<&dyn Latecomers>) -> Woken {
         return Woken::Link;
     }
     if poll::wait(&mut sockets, LOOK).is_err() {
+        let _ = poll::wait(&mut [], BACK_OFF);
         return Woken::Nothing;
     }
     let ready: Vec<_> = sockets.iter().map(poll::is_ready).collect();
@@ -130,9 +131,10 @@ impl Pulse {
         Self { look: Deadline::after(LOOK), beat, silences }
     }
 
-    fn look(&mut self, shared: &Shared) {
+    /// Looks if it is time to, and says whether it was.
+    fn look(&mut self, shared: &Shared) -> bool {
         if !self.look.has_passed() {
-            return;
+            return false;
         }
         self.look = Deadline::after(LOOK.min(shared.settings.heartbeat / 2));
         self.beat.look();
@@ -154,5 +156,6 @@ impl Pulse {
                 shared.wake();
             }
         }
+        true
     }
 }

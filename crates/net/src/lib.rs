@@ -1,4 +1,64 @@
-//! Links.
+//! Links between the workers of one world: who they are, how they find each other, and what moves messages between them.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`transport`] | [`Transport`] and [`Receiver`]: what sends messages, and what they come to |
+//! | [`memory`] | the transport whose workers are threads of this process |
+//! | [`mesh`] | [`Mesh`]: the transport over sockets, in plain text or TLS |
+//! | [`rendezvous`] | [`Rendezvous`]: how workers find each other and become a mesh |
+//! | [`handshake`] | the first words on a connection: whether both sides belong to the same job |
+//! | [`identity`] | [`Identity`]: a secret or certificates, and which links have to be protected |
+//! | [`wire`] | messages as bytes of a stream |
+//! | `link`, `stream`, `poll` | one connection; plain or TLS, never blocking; waiting for several |
+//! | `background` | the thread that moves bytes while nobody waits, and notices who has died |
+//!
+//! What a message is about is the business of those who send it: nothing here knows of tensors or calls.
+//!
+//! ```
+//! use distribute_cluster::World;
+//! use distribute_net::{Listener, Message, Receiver, Rendezvous, Transport};
+//! use std::sync::{Arc, mpsc};
+//! use std::time::Duration;
+//!
+//! struct Inbox(mpsc::Sender<Message>);
+//!
+//! impl Receiver for Inbox {
+//!     fn deliver(&self, _from: usize, message: Message) {
+//!         let _ = self.0.send(message);
+//!     }
+//!     fn lose(&self, from: usize, reason: String) {
+//!         println!("worker {from} is lost: {reason}");
+//!     }
+//! }
+//!
+//! // Two workers, here as threads. Worker 1 has any port, and tells worker 0 which.
+//! let listener = Listener::bind("127.0.0.1:0")?;
+//! let addresses = vec![listener.address()?.to_string(), "127.0.0.1:0".to_owned()];
+//! let second = Rendezvous::new(World::new(2, 1, 1)?, addresses.clone());
+//! let second = std::thread::spawn(move || {
+//!     let (inbox, _) = mpsc::channel();
+//!     let mesh = second.join(Arc::new(Inbox(inbox)))?;
+//!     mesh.send(0, Message::new("greeting", "hello"));
+//!     Ok::<(), distribute_net::JoinError>(()) // Its end waits until the message has arrived.
+//! });
+//! let (inbox, come) = mpsc::channel();
+//! let first = Rendezvous::new(World::new(2, 0, 1)?, addresses).listener(listener);
+//! let _mesh = first.join(Arc::new(Inbox(inbox)))?;
+//! assert_eq!(come.recv_timeout(Duration::from_secs(10))?.body, "hello");
+//! # second.join().unwrap()?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # What happens when something breaks
+//!
+//! - A worker that is killed is lost to the others as soon as the system closes its connections, within milliseconds.
+//! - One that is stopped, or whose machine is gone, is lost when it has sent nothing for 3 s ([`Settings::silence`]). Each
+//!   sends heartbeats, so that one that is only busy is not.
+//! - One that closes its transport has ended: what it has sent before still arrives.
+//! - A loss is told once for each worker, after everything received from it. Lost links are not made anew: the world is, with
+//!   the next generation.
+//! - What strangers send to the port is refused and logged with their address. It costs no more than what they have sent, and
+//!   they may be 64 at once, for 5 s each.
 
 #![forbid(unsafe_code)]
 

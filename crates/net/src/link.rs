@@ -92,6 +92,14 @@ impl Link {
         if self.is_over() || state.closing || state.broken.is_some() {
             return false;
         }
+        if let Frame::Data(message) = &frame
+            && u32::try_from(message.head.len()).is_err()
+        {
+            let text = format!("a head of {} bytes cannot be sent to it", message.head.len());
+            state.broken = Some(text);
+            self.doomed.store(true, Ordering::Release);
+            return true;
+        }
         state.closing = frame == Frame::Goodbye;
         let waits = !state.queue.is_empty();
         state.queue.push(frame);

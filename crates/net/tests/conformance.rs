@@ -139,6 +139,7 @@ fn what_is_sent_arrives_though_nobody_drives() {
     });
 }
 
+// INV-29
 #[test]
 fn who_ends_is_lost_once_and_after_all_that_it_has_sent() {
     watched(|| {

@@ -53,6 +53,7 @@ fn signal(child: &Killed, signal: Signal) {
     kill_process(Pid::from_child(&child.0), signal).unwrap();
 }
 
+// INV-29
 #[test]
 fn a_killed_worker_is_noticed_whether_or_not_somebody_waits() {
     const TEST: &str = "a_killed_worker_is_noticed_whether_or_not_somebody_waits";

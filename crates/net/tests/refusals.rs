@@ -181,6 +181,7 @@ fn a_second_worker_of_one_number_is_refused_before_and_after_the_world_is_comple
     });
 }
 
+// INV-28
 #[test]
 fn garbage_is_refused_at_once_and_disturbs_nobody() {
     watched(|| {
@@ -221,6 +222,29 @@ fn garbage_is_refused_at_once_and_disturbs_nobody() {
         // The listener stays.
         attack(others.recv_timeout(Duration::from_secs(1)).unwrap());
         works(&pair);
+    });
+}
+
+#[test]
+fn of_another_secret_not_even_tls_is_made() {
+    watched(|| {
+        let listener = Listener::bind("0.0.0.0:0").unwrap();
+        let port = listener.address().unwrap().port();
+        let far = move |worker| {
+            let world = World::new(2, worker, 1).unwrap();
+            let rendezvous = Rendezvous::new(world, addresses(2, "0.0.0.0", port)).settings(patient());
+            rendezvous.timeout(Duration::from_secs(40))
+        };
+        std::thread::scope(|scope| {
+            let leader = far(0).identity(secret("a")).listener(listener);
+            let leader = scope.spawn(move || leader.join(Kept::new()).map(drop).unwrap());
+            let error = far(1).identity(secret("b")).join(Kept::new()).unwrap_err();
+            let JoinError::Refused { refusal, .. } = &error else { panic!("{error}") };
+            assert_eq!(refusal.reason, Reason::Secret);
+            assert!(error.to_string().contains("TLS: "), "{error}");
+            far(1).identity(secret("a")).join(Kept::new()).unwrap();
+            leader.join().unwrap();
+        });
     });
 }
 

@@ -107,6 +107,7 @@ proptest! {
     }
 }
 
+// INV-28
 #[test]
 fn lengths_are_compared_with_the_limits_before_anything_is_allocated() {
     let limits = Limits { head: 100, body: 1000 };

@@ -49,7 +49,7 @@ struct Guest {
 
 #[derive(Debug)]
 enum State {
-    Talking(Host),
+    Talking(Box<Host>),
     /// The last words are on the way.
     Welcome(Hello),
     Leaving,
@@ -103,7 +103,8 @@ impl Reception {
             return;
         }
         self.pause = None;
-        loop {
+        // Those beyond have their turn after those who are here.
+        for _ in 0..GUESTS {
             match self.listener.0.accept() {
                 Ok((socket, from)) => {
                     if let Err(error) = self.greet(socket, from) {
@@ -149,7 +150,7 @@ impl Reception {
             conversation: Conversation::new(stream),
             from,
             patience: Deadline::after(HANDSHAKE),
-            state: State::Talking(host),
+            state: State::Talking(Box::new(host)),
         });
         Ok(())
     }

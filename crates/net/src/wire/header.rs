@@ -75,7 +75,7 @@ pub enum WireError {
     Memory(usize),
 }
 
-/// A header that has been checked.
+/// A header whose lengths have been checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
     pub kind: Kind,
