@@ -6,7 +6,7 @@
 //! Lines on that input are names of signals for the group, which is how signals reach a task over ssh.
 //!
 //! The guard is a grandchild, so that the command has no child that it knows nothing of. It ignores the signals that the
-//! group gets, and has neither end of the task's output. What the script contains is neither secret nor dependent on the
+//! group gets, from before the command runs, and has neither end of the task's output. What the script contains is neither secret nor dependent on the
 //! task.
 
 use std::ffi::OsStr;
@@ -15,8 +15,8 @@ use std::ffi::OsStr;
 /// shells of all kinds.
 pub(crate) const GUARD: &str = concat!(
     r#"exec 3<&0 </dev/null; "#,
-    r#"( ( trap "" HUP INT QUIT TERM USR1 USR2; while read -r s; do kill -s "$s" 0; done; kill -s KILL 0 ) "#,
-    r#"<&3 3<&- >/dev/null 2>&1 & ); "#,
+    r#"( trap "" HUP INT QUIT TERM USR1 USR2; "#,
+    r#"( while read -r s; do kill -s "$s" 0; done; kill -s KILL 0 ) <&3 3<&- >/dev/null 2>&1 & ); "#,
     r#"exec 3<&- "$@""#
 );
 

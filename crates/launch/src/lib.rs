@@ -8,7 +8,7 @@
 //! | [`running`] | [`Running`]: the job while its tasks run |
 //! | [`output`] | [`Output`]: what tasks and launcher say |
 //! | [`outcome`] | [`Outcome`]: how it has ended, who failed first |
-//! | [`print`] | the same job as a script of Slurm, a call of `mpirun` or a manifest of Kubernetes |
+//! | [`print`](mod@print) | the same job as a script of Slurm, a call of `mpirun` or a manifest of Kubernetes |
 //!
 //! A task is a process group. When its first process ends, the rest of it is killed; when one task fails, all others are
 //! asked to end, and killed if they don't. The tasks are killed, too, when the launcher itself is, by whatever signal,
