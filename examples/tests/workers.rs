@@ -137,6 +137,22 @@ fn a_worker_that_is_killed_is_named_by_all_others() {
 }
 
 #[test]
+fn a_process_of_a_cluster_that_trains_alone_says_so() {
+    watched(|| {
+        let config = r#"{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}"#;
+        let run = |config: &str, strategy: &str| {
+            let arguments = ["--epochs", "1", "--quiet", "--replicas", "1", "--strategy", strategy];
+            let output = Command::new(example("linear")).args(arguments).env("TF_CONFIG", config).output();
+            text(&output.unwrap().stderr)
+        };
+        let said = run(config, "mirrored");
+        assert_eq!(said.matches("TF_CONFIG started this process as one of several").count(), 1, "{said}");
+        assert_eq!(run(&config.replace(r#""type": "worker""#, r#""type": "evaluator""#), "mirrored"), "");
+        assert_eq!(run("{}", "mirrored"), "");
+    });
+}
+
+#[test]
 fn a_worker_that_does_not_come_is_named() {
     watched(|| {
         let cluster = json!({"cluster": {"worker": ["127.0.0.1:0", "127.0.0.1:0"]}, "task": {"type": "worker", "index": 1}});

@@ -167,6 +167,7 @@ impl MirroredStrategy {
         threads: impl FnOnce(usize) -> Result<Option<Threads>>,
     ) -> Result<Self> {
         options.check("MirroredStrategy::builder")?;
+        super::alone::warn("MirroredStrategy");
         let devices = resolve(devices)?;
         // Before threads are started.
         crate::init::prepare(devices.len());

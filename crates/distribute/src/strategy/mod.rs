@@ -1,5 +1,6 @@
 //! The handle that users call, and the strategies behind it.
 
+mod alone;
 mod builder;
 mod claims;
 mod communication;

@@ -1,6 +1,7 @@
 //! Workers that are processes: who takes part, and how they find each other.
 
 use super::{CommunicationOptions, MultiWorkerMirroredStrategy};
+use crate::strategy::alone;
 use crate::strategy::kinds::check_count;
 use crate::{Error, Result};
 use distribute_cluster::environment::ProcessEnvironment;
@@ -144,6 +145,7 @@ impl MultiWorkerBuilder {
         let group = match &membership {
             Some((cluster, task)) if world.is_multi_worker() => {
                 let group = Group::join(world, rendezvous(cluster)?)?;
+                alone::joined();
                 announce(world, task, started.elapsed());
                 Some(group)
             }
