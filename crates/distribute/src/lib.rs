@@ -59,7 +59,7 @@
 //! | `log` | [`init`]: candle's threads and `DISTRIBUTE_LOG` |
 //! | [`trace`] | a timeline of what each replica does, for Perfetto |
 //! | [`prelude`] | what most programs use |
-//! | [`tensor`], [`data`], [`cluster`] | the crates below: nests of tensors; datasets; deadlines and blame |
+//! | [`tensor`], [`data`], [`cluster`] | the crates below: nests of tensors; datasets; clusters and resolvers, deadlines and blame |
 //!
 //! # Several workers
 //!
@@ -97,6 +97,10 @@ pub use context::{
     ContextKind, ReplicaContext, UpdateContext, get_replica_context, get_strategy, get_update_context,
     has_strategy, in_cross_replica_context, set_strategy,
 };
+#[doc(inline)]
+pub use distribute_cluster::resolver::{ClusterResolver, SimpleClusterResolver, TfConfigClusterResolver};
+#[doc(inline)]
+pub use distribute_cluster::{ClusterSpec, Job, Task};
 #[doc(inline)]
 pub use distribute_data::Dataset;
 pub use distribute_macros::{Nest, main};
@@ -148,9 +152,10 @@ pub mod tensor {
 /// Traits with methods of common names, like `split`, are left out, because they would shadow those of `String`.
 pub mod prelude {
     pub use crate::{
-        Adam, AdamW, Dataset, HostTensor, IndexedSlices, Mirrored, MirroredStrategy,
-        MultiWorkerMirroredStrategy, Nest, OneDeviceStrategy, Optimizer, PerReplica, ReduceOp,
-        ReplicaContext, Replicated, Sgd, Strategy, Variables,
+        Adam, AdamW, ClusterResolver, ClusterSpec, Dataset, HostTensor, IndexedSlices, Mirrored,
+        MirroredStrategy, MultiWorkerMirroredStrategy, Nest, OneDeviceStrategy, Optimizer, PerReplica,
+        ReduceOp, ReplicaContext, Replicated, Sgd, SimpleClusterResolver, Strategy, TfConfigClusterResolver,
+        Variables,
     };
 }
 
@@ -167,4 +172,6 @@ mod guides {
     struct Errors;
     #[doc = include_str!("../../../docs/multi-worker.md")]
     struct MultiWorker;
+    #[doc = include_str!("../../../docs/clusters.md")]
+    struct Clusters;
 }

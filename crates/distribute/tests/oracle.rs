@@ -21,6 +21,8 @@ mod oracle {
     pub mod multi_worker;
     pub mod reduce;
     pub mod report;
+    pub mod resolver_differences;
+    pub mod resolvers;
     pub mod run;
     pub mod tensors;
     pub mod training;
@@ -38,7 +40,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// The runner of each area. A case of any other area fails.
-const AREAS: [(&str, Run); 9] = [
+const AREAS: [(&str, Run); 10] = [
     ("reduce", oracle::reduce::oracle_reduce),
     ("gather", oracle::gather::oracle_gather),
     ("all_reduce", oracle::all_reduce::oracle_all_reduce),
@@ -48,6 +50,7 @@ const AREAS: [(&str, Run); 9] = [
     ("batching", oracle::batching::oracle_batching),
     ("training", oracle::training::oracle_training),
     ("multi_worker", oracle::multi_worker::oracle_multi_worker),
+    ("resolvers", oracle::resolvers::oracle_resolvers),
 ];
 
 fn main() -> ExitCode {
@@ -146,6 +149,23 @@ fn check_the_runner(report: &mut Report) {
         ("a step without its last id", range.replace("[2,3]", "[2]")),
         ("an unknown policy", range.replace(r#""n":4"#, r#""n":4,"policy":"SOME""#)),
     ]);
+    let simple = json!({
+        "id": "x", "area": "resolvers", "doc": "", "replicas": 1,
+        "inputs": {"op": "simple", "ctor": {"cluster": {"worker": ["h:1"]}}, "master_calls": [["worker", 1]]},
+        "expect": {"task_id": {"ok": null}, "master_calls": [{"error": {"type": "ValueError", "why": ""}}],
+            "cluster_spec": {"ok": {"worker": ["h:1"]}}},
+    })
+    .to_string();
+    let broken = broken.chain([
+        ("another address", simple.replace(r#"{"ok":{"worker":["h:1"]}}"#, r#"{"ok":{"worker":["h:2"]}}"#)),
+        ("a property that should be an error", simple.replace(r#"[["worker",1]]"#, r#"[["worker",0]]"#)),
+        (
+            "a property that should be no error",
+            simple.replace(r#"[{"error":{"type":"ValueError","why":""}}]"#, "[{\"ok\":\"h:1\"}]"),
+        ),
+        ("an unknown class of a property", simple.replace("ValueError", "OddError")),
+        ("an unknown argument", simple.replace(r#""ctor":{"#, r#""ctor":{"tpu":1,"#)),
+    ]);
     let verdict = |text: &str| {
         let case = Case::parse(&serde_json::from_str(text).unwrap())?;
         let run = AREAS.iter().find(|(area, _)| *area == case.area).map(|(_, run)| *run);
@@ -158,6 +178,7 @@ fn check_the_runner(report: &mut Report) {
         ("what TensorFlow gave", sum.into()),
         ("its rows", slices(given.clone())),
         ("its steps", range.clone()),
+        ("its cluster", simple.clone()),
     ];
     for (what, text) in whole {
         let passes = match verdict(&text) {

@@ -82,7 +82,6 @@ pub trait ClusterResolver: Send + Sync {
     ///
     /// # Errors
     /// Where the cluster cannot be found out, or has no such task.
-    #[doc(alias = "master")]
     fn master_of(&self, task: Option<&Task>, rpc_layer: Option<&str>) -> Result<String, ClusterError> {
         let Some(task) = task.cloned().or_else(|| self.task()) else { return Ok(String::new()) };
         let layer =

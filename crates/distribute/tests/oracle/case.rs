@@ -72,6 +72,12 @@ impl From<String> for Stop {
     }
 }
 
+impl From<&str> for Stop {
+    fn from(error: &str) -> Self {
+        Stop::Runner(error.into())
+    }
+}
+
 /// A case as its file has it: its area and id, and what it says or why it cannot be read.
 pub struct Entry {
     pub area: String,

@@ -4,6 +4,7 @@
 
 use super::batching_differences as batching;
 use super::case::{Case, Expect, Inputs, Tolerance};
+use super::resolver_differences as resolvers;
 use super::tensors::{leaves, leaves_json, nest};
 use super::variable_differences as variables;
 use distribute::tensor::DType;
@@ -31,7 +32,7 @@ impl Difference {
 pub type Found = Result<Option<Difference>, String>;
 
 /// One row for each kind of difference.
-const TABLE: [fn(&Case, &Inputs<'_>) -> Found; 22] = [
+const TABLE: [fn(&Case, &Inputs<'_>) -> Found; 26] = [
     never_merged_by_identity,
     the_variable_is_on_each_replica,
     leaf_beside_container,
@@ -54,6 +55,10 @@ const TABLE: [fn(&Case, &Inputs<'_>) -> Found; 22] = [
     batching::the_last_step_is_not_dropped,
     batching::too_few_files_are_read_by_all,
     batching::a_hint_may_find_few_elements,
+    resolvers::tf_config_is_checked_as_a_whole,
+    resolvers::addresses_are_host_and_port,
+    resolvers::overrides_of_nothing_count,
+    resolvers::slurms_ranks_are_slurms,
 ];
 
 /// The difference that covers a case, if one does. An error where two claim it.

@@ -1,6 +1,6 @@
 //! TensorFlow's exception classes and our errors, as kinds that both know.
 
-use distribute::cluster::Fault;
+use distribute::cluster::{ClusterError, Fault};
 use distribute::data;
 use distribute::{Error, VariableAggregation, VariableSynchronization, tensor};
 
@@ -34,7 +34,9 @@ pub fn raise(class: &str) -> Error {
 impl Kind {
     pub fn of_type(class: &str) -> Option<Kind> {
         Some(match class {
-            "ValueError" | "TypeError" | "InvalidArgumentError" | "AssertionError" => Kind::BadArgument,
+            "ValueError" | "TypeError" | "InvalidArgumentError" | "AssertionError" | "JSONDecodeError" => {
+                Kind::BadArgument
+            }
             "RuntimeError" => Kind::WrongContext,
             "NotImplementedError" => Kind::NotSupported,
             "CancelledError" | "OutOfRangeError" | "NotFoundError" | "IndexError" | "KeyError" => {
@@ -58,6 +60,7 @@ impl Kind {
     pub fn of_error(error: &Error) -> Option<Kind> {
         match error.root_cause() {
             Error::Other(error) => Kind::of_type(&error.downcast_ref::<Raised>()?.0),
+            Error::Cluster(error) => Kind::of_cluster(error),
             Error::WrongContext { .. } | Error::MixedStrategies { .. } | Error::StaleContext { .. } => {
                 Some(Kind::WrongContext)
             }
@@ -83,6 +86,29 @@ impl Kind {
             Error::NotSupported { .. } => Some(Kind::NotSupported),
             Error::OutOfRange { .. } => Some(Kind::Named("OutOfRangeError".into())),
             Error::InvalidArgument { .. } | Error::Device { .. } => Some(Kind::BadArgument),
+            _ => None,
+        }
+    }
+
+    pub fn of_cluster(error: &ClusterError) -> Option<Kind> {
+        match error {
+            ClusterError::Duplicate { .. } => Some(Kind::Named("KeyError".into())),
+            // What the scheduler left does not fit what was asked for.
+            ClusterError::NotSet { .. } | ClusterError::TaskCount { .. } | ClusterError::Gpus { .. } => {
+                Some(Kind::WrongContext)
+            }
+            ClusterError::Malformed(_)
+            | ClusterError::Address { .. }
+            | ClusterError::NoSuchJob { .. }
+            | ClusterError::NoSuchTask { .. }
+            | ClusterError::DisallowedJob { .. }
+            | ClusterError::DisallowedTask { .. }
+            | ClusterError::NotInCluster { .. }
+            | ClusterError::Several { .. }
+            | ClusterError::NoSuchIndex { .. }
+            | ClusterError::NoRank { .. }
+            | ClusterError::NoTask { .. }
+            | ClusterError::NoResolver => Some(Kind::BadArgument),
             _ => None,
         }
     }
