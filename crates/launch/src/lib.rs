@@ -51,6 +51,8 @@ mod secret;
 #[cfg(unix)]
 mod signal;
 #[cfg(unix)]
+mod starter;
+#[cfg(unix)]
 mod supervisor;
 #[cfg(unix)]
 mod terminal;

@@ -1,7 +1,7 @@
 //! A job whose tasks run.
 
-use crate::launch::Starter;
 use crate::process::Process;
+use crate::starter::Starter;
 use crate::supervisor::{Action, Happened, Supervisor, Timer};
 use crate::{End, Error, Outcome, Output, Result, Signal, Task, TaskOutcome};
 use distribute_cluster::{Deadline, Stopwatch};

@@ -1,0 +1,129 @@
+//! What a task is started with: its command, its environment, and where it goes.
+
+use crate::output::Sink;
+use crate::process::{Process, Report, Start};
+use crate::running::{Event, Shared};
+use crate::{PlannedTask, RemoteHost, guard};
+use distribute_cluster::TF_CONFIG;
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, PoisonError};
+
+/// Starts tasks, for the first time or again.
+pub(crate) struct Starter {
+    pub tasks: Vec<PlannedTask>,
+    /// The cores of each, where it has its own; else none.
+    pub cores: Vec<Vec<usize>>,
+    pub one_core_each: bool,
+    pub secret: String,
+    pub program: OsString,
+    pub arguments: Vec<OsString>,
+    pub folder: PathBuf,
+    pub environment: BTreeMap<OsString, Option<OsString>>,
+    pub ssh: Vec<String>,
+    pub sink: Sink,
+    pub shared: Arc<Shared>,
+    pub events: Sender<Event>,
+}
+
+impl Starter {
+    /// Starts a task, for the `restart`-th time again.
+    pub(crate) fn start(&self, index: usize, restart: u32) -> io::Result<()> {
+        let planned = &self.tasks[index];
+        let (mut command, prelude) = match &planned.host {
+            None => (self.local(planned, restart), None),
+            Some(host) => {
+                let prelude = self.prelude(planned, restart);
+                (self.remote(host, prelude.len()), Some(prelude))
+            }
+        };
+        let events = self.events.clone();
+        let report = move |report| {
+            // The supervisor is there as long as a task is.
+            let _ = events.send(match report {
+                Report::Ended { end, after } => Event::Ended { task: index, end, after },
+                Report::Drained { last_error_line } => Event::Drained { task: index, last_error_line },
+            });
+        };
+        let start = Start {
+            index,
+            task: &planned.task,
+            command: &mut command,
+            prelude,
+            cores: self.cores.get(index).map_or(&[], Vec::as_slice),
+        };
+        let process = Process::start(start, &self.sink, report)?;
+        *self.shared.processes[index].lock().unwrap_or_else(PoisonError::into_inner) =
+            (Some(process), restart);
+        Ok(())
+    }
+
+    /// What a task is told by its environment, where it differs from this process's.
+    fn told(&self, planned: &PlannedTask, restart: u32) -> BTreeMap<OsString, Option<OsString>> {
+        let mut told = self.environment.clone();
+        let mut set = |name: &str, value: &str| told.insert(name.into(), Some(value.into()));
+        set(TF_CONFIG, &planned.tf_config().to_string());
+        set("DISTRIBUTE_SECRET", &self.secret);
+        set("DISTRIBUTE_RESTART", &restart.to_string());
+        let given = match self.environment.get(OsStr::new("RAYON_NUM_THREADS")) {
+            Some(own) => own.is_some(),
+            None => std::env::var_os("RAYON_NUM_THREADS").is_some(),
+        };
+        if self.one_core_each && planned.trains() && !given {
+            set("RAYON_NUM_THREADS", "1");
+        }
+        told
+    }
+
+    fn local(&self, planned: &PlannedTask, restart: u32) -> Command {
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", guard::GUARD, "distribute-launch"]);
+        command.arg(&self.program).args(&self.arguments).current_dir(&self.folder);
+        for (name, value) in self.told(planned, restart) {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        command
+    }
+
+    fn remote(&self, host: &RemoteHost, prelude: usize) -> Command {
+        let mut command = Command::new(&self.ssh[0]);
+        command.args(&self.ssh[1..]).arg(host.destination()).arg(guard::remote(prelude));
+        command
+    }
+
+    fn prelude(&self, planned: &PlannedTask, restart: u32) -> Vec<u8> {
+        let sent = |name: &OsStr| ["DISTRIBUTE_", "RUST_"].iter().any(|prefix| begins_with(name, prefix));
+        let mut told: BTreeMap<_, _> = std::env::vars_os()
+            .filter(|(name, _)| sent(name))
+            .map(|(name, value)| (name, Some(value)))
+            .collect();
+        told.extend(self.told(planned, restart));
+        let told = told.iter().filter(|(name, _)| guard::is_name(name));
+        guard::prelude(
+            &planned.task.to_string(),
+            told.filter_map(|(name, value)| Some((name.as_os_str(), value.as_deref()?))),
+            self.folder.as_os_str(),
+            std::iter::once(self.program.as_os_str()).chain(self.arguments.iter().map(OsString::as_os_str)),
+        )
+    }
+}
+
+fn begins_with(name: &OsStr, prefix: &str) -> bool {
+    name.as_encoded_bytes().starts_with(prefix.as_bytes())
+}
+
+/// Whether several tasks of this machine have no more than one core each, so that more threads in one only cost.
+pub(crate) fn one_core_each(tasks: &[PlannedTask], cores: Option<&[Vec<usize>]>) -> bool {
+    let here = tasks.iter().filter(|planned| planned.trains() && planned.host.is_none()).count();
+    match cores {
+        Some(cores) => cores.iter().all(|own| own.len() == 1),
+        None => here > 1 && std::thread::available_parallelism().is_ok_and(|cores| cores.get() <= here),
+    }
+}
