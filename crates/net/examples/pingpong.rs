@@ -2,7 +2,8 @@
 //! as two processes over TCP and TLS.
 //!
 //! ```text
-//! cargo run --release -p distribute-net --example pingpong
+//! cargo run --release -p distribute-net --example pingpong            # all of them
+//! cargo run --release -p distribute-net --example pingpong tcp
 //! ```
 
 use distribute_cluster::{Deadline, Stopwatch, World};
@@ -132,10 +133,13 @@ fn main() -> Result<(), Box<dyn Error>> {
         return Ok(());
     }
     println!("median (first tenth) {:>16} {:>26}", "64 B and back", "64 MiB both ways");
-    for (name, played) in
-        [("memory", threads()), ("tcp", processes("127.0.0.1")), ("tls", processes("0.0.0.0"))]
-    {
-        let [round, exchange] = played?;
+    let asked = std::env::args().nth(1);
+    for name in ["memory", "tcp", "tls"].into_iter().filter(|name| asked.as_ref().is_none_or(|a| a == name)) {
+        let [round, exchange] = match name {
+            "memory" => threads(),
+            "tcp" => processes("127.0.0.1"),
+            _ => processes("0.0.0.0"),
+        }?;
         let [[a, b], [c, d]] =
             [round.map(|t| t.as_secs_f64() * 1e6), exchange.map(|t| t.as_secs_f64() * 1e3)];
         println!("{name:18} {a:>7.1} ({b:>6.1}) µs {c:>12.1} ({d:>6.1}) ms");

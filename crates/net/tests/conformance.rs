@@ -27,10 +27,9 @@ fn numbers(head: &[u8]) -> [u32; 2] {
 
 #[test]
 fn messages_of_each_pair_come_whole_and_in_order() {
-    watched(|| {
-        for (kind, workers) in KINDS.into_iter().flat_map(|kind| (2..=6).map(move |workers| (kind, workers)))
-        {
-            let (workers, count) = (world(kind, workers), 60);
+    for (kind, workers) in KINDS.into_iter().flat_map(|kind| (2..=6).map(move |workers| (kind, workers))) {
+        watched(move || {
+            let (workers, count) = (world(kind, workers), 40);
             std::thread::scope(|scope| {
                 for (me, worker) in workers.iter().enumerate() {
                     let others = (0..workers.len()).filter(move |to| *to != me);
@@ -60,14 +59,14 @@ fn messages_of_each_pair_come_whole_and_in_order() {
                 }
                 assert_eq!(come.lost, []);
             }
-        }
-    });
+        });
+    }
 }
 
 #[test]
 fn two_workers_can_send_each_other_64_mib_at_once() {
-    watched(|| {
-        for kind in KINDS {
+    for kind in KINDS {
+        watched(move || {
             let workers = world(kind, 2);
             let sent = message(b"large", 64 << 20);
             std::thread::scope(|scope| {
@@ -82,14 +81,14 @@ fn two_workers_can_send_each_other_64_mib_at_once() {
             for worker in &workers {
                 assert!(worker.kept.take().messages[0].1 == sent, "{kind:?}");
             }
-        }
-    });
+        });
+    }
 }
 
 #[test]
 fn several_threads_may_send_and_drive_at_once() {
-    watched(|| {
-        for kind in KINDS {
+    for kind in KINDS {
+        watched(move || {
             let workers = world(kind, 3);
             let (threads, count) = (3, 40);
             std::thread::scope(|scope| {
@@ -119,14 +118,14 @@ fn several_threads_may_send_and_drive_at_once() {
                     }
                 }
             }
-        }
-    });
+        });
+    }
 }
 
 #[test]
 fn what_is_sent_arrives_though_nobody_drives() {
-    watched(|| {
-        for kind in KINDS {
+    for kind in KINDS {
+        watched(move || {
             let workers = world(kind, 2);
             for length in [10, 20 << 20] {
                 workers[0].transport.send(1, message(b"a", length));
@@ -135,15 +134,15 @@ fn what_is_sent_arrives_though_nobody_drives() {
             for worker in &workers {
                 worker.kept.count(None, 2);
             }
-        }
-    });
+        });
+    }
 }
 
 // INV-29
 #[test]
 fn who_ends_is_lost_once_and_after_all_that_it_has_sent() {
-    watched(|| {
-        for (kind, closes) in KINDS.into_iter().flat_map(|kind| [(kind, true), (kind, false)]) {
+    for (kind, closes) in KINDS.into_iter().flat_map(|kind| [(kind, true), (kind, false)]) {
+        watched(move || {
             let mut workers = world(kind, 3);
             let first = workers.remove(0);
             // Of what is sent to it after its end, nothing is known.
@@ -170,14 +169,14 @@ fn who_ends_is_lost_once_and_after_all_that_it_has_sent() {
             workers[1].kept.count(workers[1].drive(), 1);
             let come: Come = workers[1].kept.take();
             assert_eq!((come.messages[0].0, come.lost), (1, vec![]), "{kind:?}");
-        }
-    });
+        });
+    }
 }
 
 #[test]
 fn two_that_end_at_once_lose_each_other_once() {
-    watched(|| {
-        for kind in KINDS.into_iter().filter(|kind| *kind != Kind::Memory) {
+    for kind in KINDS.into_iter().filter(|kind| *kind != Kind::Memory) {
+        watched(move || {
             let workers = world(kind, 2);
             let kept: Vec<_> = workers.iter().map(|worker| worker.kept.clone()).collect();
             for (me, worker) in workers.iter().enumerate() {
@@ -196,32 +195,32 @@ fn two_that_end_at_once_lose_each_other_once() {
                 assert!(come.messages.len() <= 1, "{kind:?}");
                 assert_eq!(come.lost.len(), 1, "{kind:?}");
             }
-        }
-    });
+        });
+    }
 }
 
 #[test]
 fn messages_to_nobody_go_nowhere() {
-    watched(|| {
-        for kind in KINDS {
+    for kind in KINDS {
+        watched(move || {
             let workers = world(kind, 2);
             workers[0].transport.send(0, message(b"to itself", 1));
             workers[0].transport.send(7, message(b"to nobody", 1));
             workers[0].transport.send(1, message(b"to the other", 1));
             workers[1].kept.count(workers[1].drive(), 1);
             assert_eq!(workers[0].kept.take().messages, []);
-        }
-    });
+        });
+    }
 }
 
 #[test]
 fn transports_can_be_shared_and_shown() {
-    watched(|| {
-        for kind in KINDS {
+    for kind in KINDS {
+        watched(move || {
             let workers = world(kind, 2);
             let transport: Arc<dyn Transport> = workers[0].transport.clone();
             let shown = format!("{transport:?}");
             assert!(shown.starts_with("Me") && shown.contains("of 2"), "{shown}");
-        }
-    });
+        });
+    }
 }

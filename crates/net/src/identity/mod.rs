@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`secret`] | [`Secret`]: what all processes of one job know |
 //! | [`certificates`] | [`Certificates`]: those that the user has made, by path |
-//! | [`tls`] | the two sides of TLS from either |
+//! | `tls` | the two sides of TLS from either |
 //! | [`policy`] | which protection links get: a pure table |
 
 pub mod certificates;

@@ -172,6 +172,9 @@ impl Dial {
         let State::Connecting(socket, _) = self.rest() else {
             return Err(Trouble::Broken("not connected".to_owned()));
         };
+        if is_itself(&socket) {
+            return Err(Trouble::Broken("nobody listens there".to_owned()));
+        }
         let here = socket.local_addr().map_err(broken)?.ip();
         let stream = match &calling.tls {
             None => Stream::plain(socket).map_err(broken)?,
@@ -232,6 +235,11 @@ fn begin(to: SocketAddr) -> io::Result<TcpStream> {
     }
 }
 
+/// Whether a socket is connected to itself: the system gave it the very port, as its own, that nobody listens at.
+fn is_itself(socket: &TcpStream) -> bool {
+    matches!((socket.local_addr(), socket.peer_addr()), (Ok(here), Ok(there)) if here == there)
+}
+
 /// Whether the connection has been made.
 fn connected(socket: &TcpStream) -> io::Result<bool> {
     let mut sockets = [poll::interest(socket, true)];
@@ -241,4 +249,30 @@ fn connected(socket: &TcpStream) -> io::Result<bool> {
     }
     sockopt::socket_error(socket)??;
     Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_socket_that_is_connected_to_itself_is_known() {
+        let socket =
+            socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+        rustix::net::bind(&socket, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+        let socket = TcpStream::from(socket);
+        rustix::net::connect(&socket, &socket.local_addr().unwrap()).unwrap();
+        assert!(is_itself(&socket));
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        assert!(!is_itself(&TcpStream::connect(listener.local_addr().unwrap()).unwrap()));
+    }
+
+    #[test]
+    fn who_listens_on_all_addresses_is_reached_at_the_one_that_it_connects_from() {
+        let here = IpAddr::from([10, 0, 0, 7]);
+        assert_eq!(reachable("0.0.0.0:2222", here), "10.0.0.7:2222");
+        assert_eq!(reachable("[::]:2222", here), "10.0.0.7:2222");
+        assert_eq!(reachable("worker-1:2222", here), "worker-1:2222");
+        assert_eq!(reachable("10.0.0.9:2222", here), "10.0.0.9:2222");
+    }
 }

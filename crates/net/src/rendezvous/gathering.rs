@@ -18,6 +18,9 @@ use std::time::Duration;
 /// How often progress is told.
 const REPORT: Duration = Duration::from_secs(1);
 
+/// How much one link may take before the others.
+const TURNS: usize = 64;
+
 /// A rendezvous under way: connections that come, that are made, and those that are links already.
 pub(super) struct Gathering {
     world: World,
@@ -133,7 +136,12 @@ impl Gathering {
         }
         let mut events = Vec::new();
         for link in &self.links {
-            while link.turn(&mut events) {}
+            // What has not come by then is there the next time.
+            for _ in 0..TURNS {
+                if !link.turn(&mut events) {
+                    break;
+                }
+            }
         }
         for event in events {
             match event {
