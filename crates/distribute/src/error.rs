@@ -60,10 +60,10 @@ pub enum Error {
     },
     /// The cluster that this process belongs to is malformed, or has no place for it.
     #[error(transparent)]
-    Cluster(#[from] ClusterError),
+    Cluster(Box<ClusterError>),
     /// This worker could not join the others.
     #[error(transparent)]
-    Join(#[from] JoinError),
+    Join(Box<JoinError>),
     /// The closure given to `run` panicked on a replica.
     #[error("panicked: {message}")]
     Panicked {
@@ -254,6 +254,18 @@ pub enum Error {
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
+    }
+}
+
+impl From<ClusterError> for Error {
+    fn from(error: ClusterError) -> Self {
+        Error::Cluster(Box::new(error))
+    }
+}
+
+impl From<JoinError> for Error {
+    fn from(error: JoinError) -> Self {
+        Error::Join(Box::new(error))
     }
 }
 

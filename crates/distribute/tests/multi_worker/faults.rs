@@ -242,3 +242,21 @@ fn worlds_that_cannot_be_are_refused() {
     let error = crate::on_threads(1 << 40, 1 << 40, |_| Ok(())).unwrap_err();
     assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
 }
+
+// MW-5
+#[test]
+fn a_strategy_knows_how_its_cluster_was_found_out() {
+    use distribute::cluster::{ClusterSpec, Job, resolver::SimpleClusterResolver};
+    use distribute::{MirroredStrategy, MultiWorkerMirroredStrategy};
+    let cluster: ClusterSpec = r#"{"chief": ["localhost:1"], "ps": ["localhost:2"]}"#.parse().unwrap();
+    let of = |job: Job| {
+        let resolver = SimpleClusterResolver::new(cluster.clone()).with_task(job.task(0));
+        MultiWorkerMirroredStrategy::builder().cluster_resolver(resolver).replicas(2).build()
+    };
+    let chief = of(Job::Chief).unwrap();
+    assert_eq!((chief.world().workers(), chief.world().replicas()), (1, 2));
+    assert_eq!(chief.cluster_resolver().unwrap().task_type(), Some(Job::Chief));
+    let error = of(Job::Ps).unwrap_err().to_string();
+    assert!(error.contains("ps 0"), "{error}");
+    assert!(MirroredStrategy::cpus(2).unwrap().cluster_resolver().is_none());
+}
