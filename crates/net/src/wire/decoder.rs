@@ -20,6 +20,9 @@ const FIRST: usize = 64 << 10;
 /// to be cleared by the system first, page by page, which takes as long as receiving.
 const REUSED: std::ops::RangeInclusive<usize> = 256 << 10..=64 << 20;
 
+/// How many such bodies are kept.
+const SPARE: usize = 2;
+
 /// Takes bytes as they come and gives the frames in them. Read into [`buffer`](Self::buffer), tell how much came by
 /// [`advance`](Self::advance), and take frames by [`next_frame`](Self::next_frame) until there is none.
 ///
@@ -35,8 +38,8 @@ pub struct Decoder {
     header: Option<Header>,
     head: Part,
     body: Part,
-    /// The last large body.
-    spare: Option<Bytes>,
+    /// The last large bodies, one of which may still be in use while the next one comes.
+    spare: Vec<Bytes>,
     /// Whether there was one since this was last asked.
     is_used: bool,
 }
@@ -54,7 +57,7 @@ impl Decoder {
     pub fn new(limits: Limits) -> Self {
         let staged = vec![0; STAGED].into_boxed_slice();
         let (head, body) = (Part::default(), Part::default());
-        Self { limits, staged, from: 0, to: 0, header: None, head, body, spare: None, is_used: false }
+        Self { limits, staged, from: 0, to: 0, header: None, head, body, spare: Vec::new(), is_used: false }
     }
 
     /// Where to read to; never empty, once [`next_frame`](Self::next_frame) has given all frames.
@@ -120,19 +123,24 @@ impl Decoder {
             Kind::Data => {
                 let (head, body) = (Bytes::from(head.bytes), Bytes::from(body.bytes));
                 if REUSED.contains(&body.len()) {
-                    (self.spare, self.is_used) = (Some(body.clone()), true);
+                    self.is_used = true;
+                    self.spare.truncate(SPARE - 1);
+                    self.spare.insert(0, body.clone());
                 }
                 Frame::Data(Message { head, body })
             }
         }))
     }
 
-    /// The memory of the last large body, for one of this length, if nobody uses it any more.
+    /// The memory of an earlier large body that nobody uses any more, for one of this length.
     fn reusable(&mut self, length: usize) -> Vec<u8> {
-        match self.spare.take_if(|spare| REUSED.contains(&length) && spare.len() <= 4 * length) {
-            Some(mut spare) if spare.is_unique() => {
-                spare.clear();
-                spare.into()
+        let fits = |spare: &Bytes| spare.len() <= 4 * length && spare.is_unique();
+        match self.spare.iter().position(fits) {
+            Some(at) if REUSED.contains(&length) => {
+                // All of it is ready to be read into: nothing is made 0 again.
+                let mut bytes = Vec::from(self.spare.remove(at));
+                bytes.truncate(length);
+                bytes
             }
             _ => Vec::new(),
         }
@@ -141,7 +149,7 @@ impl Decoder {
     /// Gives back memory that is kept for the next large body, if there was none since the last call.
     pub fn relax(&mut self) {
         if !std::mem::take(&mut self.is_used) {
-            self.spare = None;
+            self.spare = Vec::new();
         }
     }
 
