@@ -42,6 +42,8 @@ pub enum Said {
         standings: Vec<Standing>,
         /// How long the worker has waited, if its deadline has passed.
         expired: Option<Duration>,
+        /// The workers of which nothing had been heard by then.
+        late: Vec<usize>,
     },
     /// All replicas of the worker are gone; it makes no more calls in this session.
     Left {
@@ -63,7 +65,7 @@ struct Head {
 #[derive(Serialize, Deserialize)]
 enum SaidHead {
     Call { digest: u64 },
-    Standings { standings: Vec<Standing>, expired: Option<Duration> },
+    Standings { standings: Vec<Standing>, expired: Option<Duration>, late: Vec<usize> },
     Left { standings: Vec<Standing> },
     Verdict(Blame),
 }
@@ -76,8 +78,8 @@ impl Frame {
     pub fn encode(self) -> postcard::Result<(Bytes, Bytes)> {
         let (said, body) = match self.said {
             Said::Call { digest, body } => (SaidHead::Call { digest }, body),
-            Said::Standings { standings, expired } => {
-                (SaidHead::Standings { standings, expired }, Bytes::new())
+            Said::Standings { standings, expired, late } => {
+                (SaidHead::Standings { standings, expired, late }, Bytes::new())
             }
             Said::Left { standings } => (SaidHead::Left { standings }, Bytes::new()),
             Said::Verdict(blame) => (SaidHead::Verdict(blame), Bytes::new()),
@@ -94,7 +96,7 @@ impl Frame {
         let Head { session, round, said } = postcard::from_bytes(head)?;
         let said = match said {
             SaidHead::Call { digest } => Said::Call { digest, body },
-            SaidHead::Standings { standings, expired } => Said::Standings { standings, expired },
+            SaidHead::Standings { standings, expired, late } => Said::Standings { standings, expired, late },
             SaidHead::Left { standings } => Said::Left { standings },
             SaidHead::Verdict(blame) => Said::Verdict(blame),
         };
@@ -118,7 +120,11 @@ mod tests {
         let session = SessionId { name: u64::MAX, number: 3 };
         for said in [
             Said::Call { digest: 5, body: Bytes::from_static(b"data") },
-            Said::Standings { standings: standings.clone(), expired: Some(Duration::from_millis(1500)) },
+            Said::Standings {
+                standings: standings.clone(),
+                expired: Some(Duration::from_millis(1500)),
+                late: vec![1, 2],
+            },
             Said::Left { standings: standings.clone() },
             Said::Verdict(Blame::failed(1, 3, &call)),
         ] {

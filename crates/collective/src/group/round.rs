@@ -23,7 +23,7 @@ pub struct Round {
     /// Whether this worker has sent the others the standings of its replicas.
     explained: bool,
     expired: Option<Duration>,
-    /// The workers of which nothing had been heard by the deadline.
+    /// The workers of which nothing had been heard by the deadline of some worker.
     late: Vec<usize>,
     /// The verdict of a worker that judged before this one.
     verdict: Option<Blame>,
@@ -98,9 +98,10 @@ impl Round {
             (_, Peer::Me) => {}
             (Said::Call { digest, body }, Peer::Silent) => *peer = Peer::Calls { digest, body, lost: false },
             (Said::Call { .. }, _) => {}
-            (Said::Standings { standings, expired }, _) => {
+            (Said::Standings { standings, expired, late }, _) => {
                 *peer = Peer::Stands(standings);
                 self.expired = self.expired.or(expired);
+                self.late.extend(late.into_iter().filter(|worker| *worker < self.world.workers()));
             }
             (Said::Left { standings }, Peer::Silent) => *peer = Peer::Left(standings),
             // It has left after this round.
@@ -126,7 +127,7 @@ impl Round {
         // A worker that is late itself has not waited for the others.
         if self.call().is_some() {
             let silent = |worker: &usize| matches!(self.peers[*worker], Peer::Silent);
-            self.late = (0..self.peers.len()).filter(silent).collect();
+            self.late.extend((0..self.peers.len()).filter(silent));
         }
     }
 
@@ -140,11 +141,14 @@ impl Round {
         self.peers.iter().any(|peer| matches!(peer, Peer::Lost(_)))
     }
 
-    /// Whether this worker judges where workers may have heard different things: the first that is still present.
+    /// Whether this worker judges where workers may have heard different things: the first that is present, and was before
+    /// the deadline.
     pub fn judges(&self) -> bool {
         let present =
             |peer: &Peer| matches!(peer, Peer::Me | Peer::Stands(_) | Peer::Calls { lost: false, .. });
-        self.peers.iter().position(present) == Some(self.world.worker())
+        let mut all = self.peers.iter().enumerate();
+        let first = all.find(|(worker, peer)| present(peer) && !self.late.contains(worker));
+        first.is_some_and(|(worker, _)| worker == self.world.worker())
     }
 
     /// What to do next. `last` says that there is no more waiting.
@@ -169,7 +173,8 @@ impl Round {
         }
         if !self.explained {
             self.explained = true;
-            return Next::Say(Said::Standings { standings: self.mine.clone(), expired: self.expired });
+            let late = self.late.clone();
+            return Next::Say(Said::Standings { standings: self.mine.clone(), expired: self.expired, late });
         }
         let unexplained =
             silent || self.peers.iter().any(|peer| matches!(peer, Peer::Calls { lost: false, .. }));
@@ -239,7 +244,8 @@ mod tests {
         round.expire();
         assert!(matches!(round.next(false), Next::Say(Said::Standings { expired: Some(_), .. })));
         for worker in [1, 2] {
-            round.hear(worker, Said::Standings { standings: standings(worker), expired: Some(timeout) });
+            let (standings, expired) = (standings(worker), Some(timeout));
+            round.hear(worker, Said::Standings { standings, expired, late: vec![] });
         }
         let Next::Over { blame, own: true } = round.next(false) else { panic!("worker 0 judges") };
         assert_eq!((blame.fault, blame.culprits), (Fault::Late, vec![2]));
@@ -263,5 +269,23 @@ mod tests {
         let mut other = of(1);
         assert_eq!(other.next(false), Next::Wait);
         assert!(lost(other.next(true)), "worker 0 may be past the round, and say nothing");
+    }
+
+    #[test]
+    fn a_worker_that_comes_after_the_deadline_of_the_others_leaves_the_verdict_to_them() {
+        let call = Fingerprint::new(Operation::AllReduce, "", Location::caller());
+        let standings = |worker: usize| vec![Standing::waiting(worker, call.clone())];
+        let timeout = Duration::from_secs(3);
+        let mut late = Round::new(World::new(3, 0, 1).unwrap(), 1, standings(0), timeout);
+        for worker in [1, 2] {
+            let (standings, expired) = (standings(worker), Some(timeout));
+            late.hear(worker, Said::Standings { standings, expired, late: vec![0, 7] });
+        }
+        let said = late.next(false);
+        assert!(matches!(&said, Next::Say(Said::Standings { expired: Some(_), .. })), "{said:?}");
+        assert_eq!(late.next(false), Next::Wait, "worker 1 judges");
+        // Should it not, the one that was late is named all the same.
+        let Next::Over { blame, own: true } = late.next(true) else { panic!("it is over") };
+        assert_eq!((blame.fault, blame.culprits), (Fault::Late, vec![0]));
     }
 }

@@ -56,7 +56,8 @@ impl Strategy {
     /// fn is_evaluator(strategy: &Strategy) -> bool {
     ///     strategy.cluster_resolver().and_then(|resolver| resolver.task_type()) == Some(Job::Evaluator)
     /// }
-    /// assert!(!is_evaluator(&MirroredStrategy::cpus(2)?));
+    /// let strategy = MirroredStrategy::cpus(2)?;
+    /// assert!(!is_evaluator(&strategy));
     /// # Ok::<(), distribute::Error>(())
     /// ```
     #[doc(alias = "tf.distribute.Strategy.cluster_resolver")]
