@@ -70,7 +70,7 @@ impl GceClusterResolver {
         Self::with_http(options, &client, &crate::environment::ProcessEnvironment)
     }
 
-    /// The machines of a group, asked for over `http`: a [`Client`](crate::http::Client), behind the feature `gce`, or one
+    /// The machines of a group, asked for over `http`: a `http::Client`, behind the feature `gce`, or one
     /// of your own.
     ///
     /// # Errors

@@ -95,7 +95,7 @@ impl KubernetesClusterResolver {
         Self::with_access(options, &access, &client, &environment)
     }
 
-    /// The cluster that an API describes, asked with a token over `http`: a [`Client`](crate::http::Client), behind the
+    /// The cluster that an API describes, asked with a token over `http`: a `http::Client`, behind the
     /// feature `kubernetes`, or one of your own.
     ///
     /// # Errors

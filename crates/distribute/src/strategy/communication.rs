@@ -62,7 +62,7 @@ impl CommunicationOptions {
             CommunicationImplementation::Auto => None,
             other => Some(format!(
                 "CommunicationImplementation {other}: replicas of one process exchange values in the memory they share, \
-                 and nothing else carries them there; leave it at AUTO"
+                 workers over sockets, and there is nothing else to choose; leave it at AUTO"
             )),
         }
     }

@@ -106,8 +106,8 @@ impl fmt::Debug for MultiWorker {
 /// # Errors of workers
 ///
 /// Where a worker makes another call, fails, ends, or is later than the timeout, all workers get one
-/// [`Error::Collective`], which names its replicas by their global ids; where its data or its part of a checkpoint fails,
-/// [`Error::Worker`]. The next step works, unless the worker has ended.
+/// [`Error::Collective`](crate::Error::Collective), which names its replicas by their global ids; where its data or its part of a checkpoint fails,
+/// [`Error::Worker`](crate::Error::Worker). The next step works, unless the worker has ended.
 #[doc(alias = "tf.distribute.MultiWorkerMirroredStrategy")]
 #[doc(alias = "tf.distribute.experimental.MultiWorkerMirroredStrategy")]
 #[doc(alias = "CollectiveAllReduceStrategy")]
