@@ -51,7 +51,7 @@ impl Inbox {
                 return Err("the other side says nothing".into());
             }
             drop(come);
-            if transport.drive(Duration::from_millis(100)) == Drive::Elsewhere {
+            if transport.drive(Duration::from_millis(100), &|| false) == Drive::Elsewhere {
                 come = self.come.lock().unwrap_or_else(PoisonError::into_inner);
                 if come.is_empty() {
                     let _ = self.changed.wait_timeout(come, Duration::from_millis(100));

@@ -86,7 +86,7 @@ fn wait(shared: &Shared, latecomers: Option<&dyn Latecomers>) -> Woken {
     if shared.links.iter().any(Link::is_doomed) {
         return Woken::Link;
     }
-    if poll::wait(&mut sockets, LOOK).is_err() {
+    if poll::wait(&mut sockets, LOOK.min(shared.settings.heartbeat / 2)).is_err() {
         let _ = poll::wait(&mut [], BACK_OFF);
         return Woken::Nothing;
     }
@@ -105,10 +105,13 @@ fn wait(shared: &Shared, latecomers: Option<&dyn Latecomers>) -> Woken {
     }
 }
 
+/// So many turns of all links are made before heartbeats are looked at again, however much comes.
+const TURNS: usize = 64;
+
 /// Moves what can be moved, until somebody else wants to.
 fn move_bytes(shared: &Shared) {
     let Some(mut events) = shared.try_driver() else { return };
-    loop {
+    for _ in 0..TURNS {
         let more = shared.pass(&mut events, |_| true);
         shared.deliver(&mut events);
         if !more || shared.wanted.load(Ordering::Acquire) > 0 {

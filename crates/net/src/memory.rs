@@ -35,7 +35,7 @@ impl Transport for Memory {
         }
     }
 
-    fn drive(&self, _patience: Duration) -> Drive {
+    fn drive(&self, _patience: Duration, _is_there: &dyn Fn() -> bool) -> Drive {
         Drive::Never
     }
 

@@ -137,8 +137,8 @@ impl Transport for Mesh {
         }
     }
 
-    fn drive(&self, patience: Duration) -> Drive {
-        self.shared.drive(patience)
+    fn drive(&self, patience: Duration, is_there: &dyn Fn() -> bool) -> Drive {
+        self.shared.drive(patience, is_there)
     }
 
     fn close(&self) {
@@ -161,12 +161,15 @@ impl Shared {
         self.to_background.wake();
     }
 
-    fn drive(&self, patience: Duration) -> Drive {
+    fn drive(&self, patience: Duration, is_there: &dyn Fn() -> bool) -> Drive {
         if self.links.iter().all(Link::is_over) {
             return Drive::Never;
         }
         let mut deadline = Deadline::after(patience);
         let Some(mut events) = self.take_over() else { return Drive::Elsewhere };
+        if is_there() {
+            return Drive::Delivered;
+        }
         self.drives.fetch_add(1, Ordering::Release);
         self.driving.store(true, Ordering::Release);
         let drive = self.until_delivered(&mut events, &mut deadline);
@@ -185,10 +188,10 @@ impl Shared {
             if self.deliver(events) {
                 return Drive::Delivered;
             }
-            if more {
+            let slice = deadline.look();
+            if more && !slice.is_zero() {
                 continue;
             }
-            let slice = deadline.look();
             if slice.is_zero() || self.links.iter().all(Link::is_over) {
                 return Drive::Nothing;
             }

@@ -39,8 +39,11 @@ pub trait Transport: Debug + Send + Sync {
     /// Moves bytes on the calling thread, and returns as soon as something was delivered, after `patience` at the latest.
     ///
     /// Threads that wait for a message call this, so that no other thread has to be woken first. Messages arrive without it,
-    /// too, some 50 µs later.
-    fn drive(&self, patience: Duration) -> Drive;
+    /// too, some 50 µs later, or a millisecond where callers have driven just before.
+    ///
+    /// `is_there` says whether what the caller waits for has come. It is asked when no other thread can deliver any more, so that
+    /// nothing is slept away that another thread has delivered a moment ago.
+    fn drive(&self, patience: Duration, is_there: &dyn Fn() -> bool) -> Drive;
 
     /// Ends this worker's part in order: what it has sent still arrives, and the others learn that it has ended.
     fn close(&self);

@@ -217,7 +217,7 @@ fn a_world_of_one_needs_no_socket() {
         let kept = Kept::new();
         let mesh = Rendezvous::new(World::alone(4).unwrap(), vec![]).join(kept.clone()).unwrap();
         mesh.send(0, Message::new("to itself", vec![]));
-        assert_eq!(mesh.drive(Duration::ZERO), Drive::Never);
+        assert_eq!(mesh.drive(Duration::ZERO, &|| false), Drive::Never);
         mesh.close();
         drop(mesh);
         assert_eq!(kept.take().messages, []);

@@ -149,7 +149,7 @@ impl Inbox {
             if deadline.has_passed() {
                 return Event::Expired;
             }
-            let drive = transport.drive(deadline.look());
+            let drive = transport.drive(deadline.look(), &|| lock(&self.0.state).has(session, known));
             deadline.look();
             let turn = &mut Deadline::after(TURN);
             let deadline = match drive {
@@ -186,6 +186,13 @@ impl Receiver for Inbox {
 }
 
 impl State {
+    /// Whether [`take`](Self::take) would give something.
+    fn has(&self, session: SessionId, known: &[bool]) -> bool {
+        let come = self.names.get(&session.name).map(|sessions| &sessions.come);
+        come.is_some_and(|come| come.iter().any(|(_, frame)| frame.session == session))
+            || self.lost.iter().zip(known).any(|(reason, known)| reason.is_some() && !known)
+    }
+
     fn take(&mut self, session: SessionId, known: &[bool]) -> Option<Event> {
         if let Some(sessions) = self.names.get_mut(&session.name)
             && let Some(at) = sessions.come.iter().position(|(_, frame)| frame.session == session)
@@ -219,7 +226,7 @@ mod tests {
 
     impl Transport for Still {
         fn send(&self, _to: usize, _message: Message) {}
-        fn drive(&self, _patience: Duration) -> Drive {
+        fn drive(&self, _patience: Duration, _is_there: &dyn Fn() -> bool) -> Drive {
             Drive::Never
         }
         fn close(&self) {}

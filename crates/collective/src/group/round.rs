@@ -37,8 +37,8 @@ enum Peer {
     Calls {
         digest: u64,
         body: Bytes,
-        /// Whether it will send nothing more.
-        lost: bool,
+        /// Why it will send nothing more, if so.
+        lost: Option<String>,
     },
     Stands(Vec<Standing>),
     Left(Vec<Standing>),
@@ -96,7 +96,7 @@ impl Round {
                 self.verdict.get_or_insert(blame);
             }
             (_, Peer::Me) => {}
-            (Said::Call { digest, body }, Peer::Silent) => *peer = Peer::Calls { digest, body, lost: false },
+            (Said::Call { digest, body }, Peer::Silent) => *peer = Peer::Calls { digest, body, lost: None },
             (Said::Call { .. }, _) => {}
             (Said::Standings { standings, expired, late }, _) => {
                 *peer = Peer::Stands(standings);
@@ -105,7 +105,7 @@ impl Round {
             }
             (Said::Left { standings }, Peer::Silent) => *peer = Peer::Left(standings),
             // It has left after this round.
-            (Said::Left { .. }, Peer::Calls { .. }) => self.lose(worker, String::new()),
+            (Said::Left { .. }, Peer::Calls { .. }) => self.lose(worker, "it has left".into()),
             (Said::Left { .. }, _) => {}
         }
     }
@@ -115,7 +115,9 @@ impl Round {
         match self.peers.get_mut(worker) {
             Some(peer @ Peer::Silent) => *peer = Peer::Lost(reason),
             // What it has said still counts: it may have ended after its last call.
-            Some(Peer::Calls { lost, .. }) => *lost = true,
+            Some(Peer::Calls { lost, .. }) => {
+                lost.get_or_insert(reason);
+            }
             _ => {}
         }
     }
@@ -136,16 +138,21 @@ impl Round {
         self.expired.is_some()
     }
 
-    /// Whether a worker was lost before it said anything, so that the round cannot complete.
+    /// Whether a worker was lost before it made this call, so that the round cannot complete.
     pub fn has_lost(&self) -> bool {
-        self.peers.iter().any(|peer| matches!(peer, Peer::Lost(_)))
+        let mine = self.call().map(Fingerprint::digest);
+        self.peers.iter().any(|peer| match peer {
+            Peer::Lost(_) => true,
+            Peer::Calls { digest, lost, .. } => lost.is_some() && Some(*digest) != mine,
+            _ => false,
+        })
     }
 
     /// Whether this worker judges where workers may have heard different things: the first that is present, and was before
     /// the deadline.
     pub fn judges(&self) -> bool {
         let present =
-            |peer: &Peer| matches!(peer, Peer::Me | Peer::Stands(_) | Peer::Calls { lost: false, .. });
+            |peer: &Peer| matches!(peer, Peer::Me | Peer::Stands(_) | Peer::Calls { lost: None, .. });
         let mut all = self.peers.iter().enumerate();
         let first = all.find(|(worker, peer)| present(peer) && !self.late.contains(worker));
         first.is_some_and(|(worker, _)| worker == self.world.worker())
@@ -177,7 +184,7 @@ impl Round {
             return Next::Say(Said::Standings { standings: self.mine.clone(), expired: self.expired, late });
         }
         let unexplained =
-            silent || self.peers.iter().any(|peer| matches!(peer, Peer::Calls { lost: false, .. }));
+            silent || self.peers.iter().any(|peer| matches!(peer, Peer::Calls { lost: None, .. }));
         let lost = self.has_lost();
         // Who is lost will not explain itself, and the others may have what this worker waits for in vain.
         if unexplained && !lost && !last {
@@ -203,7 +210,7 @@ impl Round {
                 (Peer::Calls { digest, .. }, Some(call)) if *digest == call.digest() => {
                     all.extend(replicas.map(|replica| Standing::waiting(replica, call.clone())));
                 }
-                (Peer::Lost(reason), Some(call)) => {
+                (Peer::Lost(reason) | Peer::Calls { lost: Some(reason), .. }, Some(call)) => {
                     return Blame::lost(self.step, worker, replicas.collect(), reason, call);
                 }
                 _ => all.extend(replicas.map(Standing::running)),
@@ -287,5 +294,19 @@ mod tests {
         // Should it not, the one that was late is named all the same.
         let Next::Over { blame, own: true } = late.next(true) else { panic!("it is over") };
         assert_eq!((blame.fault, blame.culprits), (Fault::Late, vec![0]));
+    }
+
+    #[test]
+    fn a_worker_that_is_lost_after_another_call_is_lost_and_not_late() {
+        let [mine, other] =
+            ["this", "that"].map(|what| Fingerprint::new(Operation::AllReduce, what, Location::caller()));
+        let standings = vec![Standing::waiting(0, mine)];
+        let mut round = Round::new(World::new(2, 0, 1).unwrap(), 1, standings, Duration::from_secs(60));
+        round.hear(1, Said::Call { digest: other.digest(), body: Bytes::new() });
+        round.lose(1, "reset".into());
+        assert!(round.has_lost());
+        assert!(matches!(round.next(false), Next::Say(_)));
+        let Next::Over { blame, own: true } = round.next(false) else { panic!("it is over") };
+        assert_eq!((blame.fault, blame.culprits), (Fault::Lost, vec![1]));
     }
 }

@@ -17,6 +17,9 @@ const GRACE: Duration = Duration::from_millis(500);
 /// How long to wait for the verdict on a worker that is lost. Whoever judges may not have noticed, and be past the round.
 const VERDICT: Duration = Duration::from_millis(100);
 
+/// How many rounds a worker may be ahead of another: it is in the next one at most, and may give that up.
+const AHEAD: u64 = 4;
+
 /// The processes of a world, as seen by one of them.
 #[derive(Clone, Debug)]
 pub struct Group {
@@ -222,6 +225,10 @@ impl Session {
 
     /// Tells a new round what is already known.
     fn catch_up(&self, state: &mut State, round: &mut Round) {
+        // What came before somebody left or was lost.
+        for (from, frame) in std::mem::take(&mut state.early) {
+            self.take(state, round, from, frame);
+        }
         for (worker, left) in state.left.iter().enumerate() {
             if let Some(standings) = left {
                 round.hear(worker, Said::Left { standings: standings.clone() });
@@ -230,9 +237,6 @@ impl Session {
         for (worker, _) in state.lost.iter().enumerate().filter(|(_, lost)| **lost) {
             // In the words of those who learn of it only now.
             round.lose(worker, self.group.inbox.lost(worker).unwrap_or_default());
-        }
-        for (from, frame) in std::mem::take(&mut state.early) {
-            self.take(state, round, from, frame);
         }
     }
 
@@ -248,6 +252,11 @@ impl Session {
     }
 
     fn take(&self, state: &mut State, round: &mut Round, from: usize, frame: Frame) {
+        if frame.round > state.round.saturating_add(AHEAD) {
+            let reason = "it has sent a round that it cannot be in: all workers have to run the same program";
+            self.group.inbox.lose(from, reason);
+            return;
+        }
         match &frame.said {
             Said::Left { standings } => {
                 if let Some(left) = state.left.get_mut(from) {

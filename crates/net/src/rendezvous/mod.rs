@@ -106,8 +106,8 @@ impl Rendezvous {
         self
     }
 
-    /// Lets links to other machines be made without encryption, where everybody on the way can read the weights and, if there
-    /// is no secret, everybody can write them. For networks that nobody else can reach.
+    /// Lets links to other machines be made without encryption: everybody on the way can read and write the weights, also
+    /// where a secret keeps strangers from joining. For networks that nobody else can reach.
     pub fn allow_plain_text_on_the_network(mut self) -> Self {
         self.allow_plain_text = true;
         self
@@ -172,7 +172,13 @@ impl Rendezvous {
         };
         let plain_text_allowed = self.allow_plain_text;
         let listener = match self.listener.take() {
-            Some(listener) => listener,
+            Some(listener) => {
+                let at = listener.address()?;
+                if tls.is_none() && !plain_text_allowed && !at.ip().to_canonical().is_loopback() {
+                    return Err(PolicyError::PlainTextOnTheNetwork { address: at.to_string() }.into());
+                }
+                listener
+            }
             None => self.bind(tls.is_some() || plain_text_allowed)?,
         };
         let port = listener.address()?.port();

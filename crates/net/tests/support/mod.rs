@@ -69,7 +69,7 @@ impl Kept {
             match transport {
                 Some(transport) => {
                     drop(come);
-                    if transport.drive(slice) == Drive::Elsewhere {
+                    if transport.drive(slice, &|| false) == Drive::Elsewhere {
                         let come = self.come.lock().unwrap();
                         drop(self.changed.wait_timeout(come, Duration::from_millis(1)).unwrap());
                     }

@@ -82,8 +82,8 @@ impl MultiWorkerBuilder {
         self
     }
 
-    /// Lets links between machines go without encryption. Everybody on the way can read the weights and, without a secret,
-    /// write them; so this is for networks that nobody else can reach.
+    /// Lets links between machines go without encryption: everybody on the way can read and write the weights, also where a
+    /// secret keeps strangers from joining. For networks that nobody else can reach.
     pub fn allow_plain_text_on_the_network(mut self) -> Self {
         self.allow_plain_text = true;
         self
