@@ -1,6 +1,6 @@
 //! A call that the replicas of all workers make together, in one round or several.
 
-use super::Session;
+use super::{Buffers, Session};
 use crate::Failure;
 use bytes::Bytes;
 use distribute_cluster::{Blame, Fingerprint, Presence, Standing, World};
@@ -13,12 +13,14 @@ pub struct Calling<'a> {
     session: &'a Session,
     standings: Vec<Standing>,
     timeout: Duration,
+    /// Whether all have agreed on it.
+    begun: bool,
 }
 
 impl<'a> Calling<'a> {
     /// A call of the replicas with these standings, which waits at most `timeout` in each round.
     pub fn new(session: &'a Session, standings: Vec<Standing>, timeout: Duration) -> Self {
-        Self { session, standings, timeout }
+        Self { session, standings, timeout, begun: false }
     }
 
     /// Exchanges a small record, and returns those of all workers, by worker.
@@ -26,7 +28,7 @@ impl<'a> Calling<'a> {
     /// # Errors
     /// [`Failure`] on every worker.
     pub fn records(&mut self, mine: Bytes) -> Result<Vec<Bytes>, Failure> {
-        let mut all = self.begin(mine.clone())?;
+        let mut all = self.round("its record", |_| mine.clone())?;
         let me = self.world().worker();
         if let Some(own) = all.get_mut(me) {
             *own = mine;
@@ -54,9 +56,28 @@ impl<'a> Calling<'a> {
         self.session.world()
     }
 
+    /// Memory for what is sent to the others.
+    pub fn buffers(&self) -> &Buffers {
+        self.session.buffers()
+    }
+
+    /// The next round of the call, be it the first or a further one; `what` says in errors what it waits for.
+    pub(super) fn round(
+        &mut self,
+        what: &str,
+        body: impl FnMut(usize) -> Bytes,
+    ) -> Result<Vec<Bytes>, Failure> {
+        if self.begun { self.go_on(what, body) } else { Ok(self.first(body)?) }
+    }
+
     /// The first round of the call, in which all agree on it. Further rounds are marked as parts of it.
     pub(super) fn begin(&mut self, body: Bytes) -> Result<Vec<Bytes>, Arc<Blame>> {
-        let bodies = self.session.swap(self.standings.clone(), |_| body.clone(), self.timeout)?;
+        self.first(|_| body.clone())
+    }
+
+    fn first(&mut self, body: impl FnMut(usize) -> Bytes) -> Result<Vec<Bytes>, Arc<Blame>> {
+        let bodies = self.session.swap(self.standings.clone(), body, self.timeout)?;
+        self.begun = true;
         for standing in &mut self.standings {
             if let Presence::Waiting(call) = &mut standing.presence {
                 call.continues = true;

@@ -8,6 +8,8 @@
 //! | [`session`] | [`Group`] and [`Session`]: the traffic of one run |
 //! | [`round`] | one round of messages, as a pure state machine |
 //! | [`calling`] | [`Calling`]: a call that the replicas of all workers make together |
+//! | [`buffer`] | [`Buffers`]: memory that is filled, sent from where it lies, and serves again |
+//! | `vectors` | exchanges and sums vectors of numbers in it, whose lengths all know |
 //! | `reduce`, `raw` | reduces and gathers leaves in it, in the one order of sums; elements as bytes |
 //!
 //! A session consists of *rounds*. In each, every worker tells every other which call its replicas make, and may attach
@@ -16,6 +18,7 @@
 //!
 //! Bytes are moved by a [`Transport`](distribute_net::Transport) of `distribute-net`.
 
+pub mod buffer;
 pub mod calling;
 pub mod frame;
 pub mod inbox;
@@ -24,7 +27,9 @@ mod raw;
 mod reduce;
 pub mod round;
 pub mod session;
+mod vectors;
 
+pub use buffer::{Buffer, Buffers, numbers};
 pub use calling::Calling;
 pub use frame::{Frame, Said, SessionId};
 pub use inbox::Inbox;

@@ -1,5 +1,6 @@
 //! Reduces and gathers leaves over all replicas of all workers, in the one order of sums.
 
+use super::vectors::range;
 use super::{Calling, raw};
 use crate::combined::tracked;
 use crate::{Combined, Failure};
@@ -8,14 +9,10 @@ use distribute_cluster::World;
 use distribute_tensor::{
     DType, Folder, HostTensor, Leaf, Packing, ReduceOp, flat, pack::reduce_packed, wire,
 };
-use std::ops::Range;
 
 /// If each worker's leaves have at most this many bytes, they are sent to every worker, which folds them itself:
 /// this takes fewer rounds.
 const SMALL: usize = 64 << 10;
-
-/// Ranges begin at multiples of this many elements, so that no two share a cache line.
-const GRAIN: usize = 64;
 
 /// What a worker tells the others about its leaves before it sends large data.
 struct Opening {
@@ -354,11 +351,4 @@ fn size(leaf: &Leaf) -> usize {
 
 fn is_dense(leaf: &Leaf) -> bool {
     !matches!(leaf, Leaf::Slices(_)) && leaf.dtype().is_ok_and(|dtype| dtype.mean().is_some())
-}
-
-/// Which of `len` elements a worker folds: a function of sizes alone.
-fn range(len: usize, workers: usize, worker: usize) -> Range<usize> {
-    let each = len.div_ceil(workers.max(1)).next_multiple_of(GRAIN);
-    let start = each.saturating_mul(worker).min(len);
-    start..start.saturating_add(each).min(len)
 }

@@ -2,7 +2,7 @@
 
 use super::inbox::Event;
 use super::round::{Next, Round};
-use super::{Frame, Inbox, Said, SessionId};
+use super::{Buffers, Frame, Inbox, Said, SessionId};
 use crate::sync::{AtomicU64, Mutex, Ordering, lock};
 use bytes::Bytes;
 use distribute_cluster::{Blame, Deadline, Fingerprint, Standing, World, fnv1a};
@@ -26,6 +26,7 @@ pub struct Group {
     world: World,
     transport: Arc<dyn Transport>,
     inbox: Inbox,
+    buffers: Buffers,
 }
 
 /// The traffic of one step, or of all calls between steps, kept apart from that of all others.
@@ -66,12 +67,17 @@ impl Group {
 
     /// The workers of `world`. The transport gives what it receives to `inbox`.
     pub fn new(world: World, transport: Arc<dyn Transport>, inbox: Inbox) -> Self {
-        Self { world, transport, inbox }
+        Self { world, transport, inbox, buffers: Buffers::default() }
     }
 
     /// How many workers there are, and which one this is.
     pub fn world(&self) -> World {
         self.world
+    }
+
+    /// Memory for what is sent to the others.
+    pub fn buffers(&self) -> &Buffers {
+        &self.buffers
     }
 
     /// Tells the other workers that this one has ended, whoever still holds the group: they need not wait for it.
@@ -105,6 +111,10 @@ impl Group {
 }
 
 impl Session {
+    pub(super) fn buffers(&self) -> &Buffers {
+        self.group.buffers()
+    }
+
     /// How many workers there are, and which one this is.
     pub fn world(&self) -> World {
         self.group.world
