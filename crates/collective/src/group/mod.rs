@@ -5,7 +5,9 @@
 //! | [`inbox`] | [`Inbox`]: received frames, by session |
 //! | [`local`] | groups whose workers are threads of this process |
 //! | [`frame`] | [`Frame`]: the messages between workers |
-//! | [`session`] | [`Group`] and [`Session`]: the traffic of one run |
+//! | `workers` | [`Group`]: the workers, as one of them sees them |
+//! | [`session`] | [`Session`]: the traffic of one run |
+//! | `recorder` | what this worker did last |
 //! | [`round`] | one round of messages, as a pure state machine |
 //! | [`calling`] | [`Calling`]: a call that the replicas of all workers make together |
 //! | `reduce`, `raw` | reduces and gathers leaves in it, in the one order of sums; elements as bytes |
@@ -21,12 +23,15 @@ pub mod frame;
 pub mod inbox;
 pub mod local;
 mod raw;
+mod recorder;
 mod reduce;
 pub mod round;
 pub mod session;
+mod workers;
 
 pub use calling::Calling;
 pub use frame::{Frame, Said, SessionId};
 pub use inbox::Inbox;
 pub use local::Links;
-pub use session::{Group, Session};
+pub use session::Session;
+pub use workers::Group;

@@ -116,7 +116,7 @@ impl Brought {
         let leaves: Vec<Vec<Leaf>> = match weighted.into_iter().map(of_replica).collect::<Result<_>>() {
             Ok(leaves) => leaves,
             Err(error) => {
-                calling.give_up();
+                calling.decline();
                 return Err(error);
             }
         };
