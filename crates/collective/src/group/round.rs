@@ -244,7 +244,7 @@ fn take_body(peer: &mut Peer) -> Bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use distribute_cluster::{Fault, Operation};
+    use distribute_cluster::{Fault, Operation, Presence};
     use std::panic::Location;
 
     #[test]
@@ -263,6 +263,25 @@ mod tests {
         }
         let Next::Over { blame, own: true } = round.next(false) else { panic!("worker 0 judges") };
         assert_eq!((blame.fault, blame.culprits), (Fault::Late, vec![2]));
+    }
+
+    // INV-31
+    #[test]
+    fn who_has_declined_judges_nothing_and_who_waits_does() {
+        let call = Fingerprint::new(Operation::AllReduce, "", Location::caller());
+        let failed = vec![Standing { presence: Presence::Failed, ..Standing::running(0) }];
+        let timeout = Duration::from_secs(3);
+        let declined = Round::new(World::new(3, 0, 1).unwrap(), 1, failed.clone(), timeout);
+        assert!(!declined.judges());
+        let mine = vec![Standing::waiting(1, call)];
+        let mut round = Round::new(World::new(3, 1, 1).unwrap(), 1, mine, timeout);
+        round.hear(0, Said::Standings { standings: failed, step: 1, expired: None, late: vec![] });
+        assert!(matches!(round.next(false), Next::Say(Said::Standings { expired: None, .. })));
+        assert_eq!(round.next(false), Next::Wait, "worker 2 may still come");
+        round.expire();
+        assert!(round.judges());
+        let Next::Over { blame, own: true } = round.next(true) else { panic!("it is over") };
+        assert_eq!((blame.fault, blame.culprits), (Fault::Failed, vec![0]));
     }
 
     #[test]
