@@ -41,14 +41,19 @@ impl<'a> Calling<'a> {
         self.session.abandon(blame)
     }
 
-    /// Tells the other workers that this one cannot go on with a call that all have agreed on. They get the error that its
-    /// first replica failed.
-    pub fn give_up(self) {
-        let first = self.standings.first();
-        if let Some((first, call)) = first.and_then(|first| Some((first, first.call()?))) {
-            let blame = Blame::failed(self.session.step(), first.replica, call);
-            self.session.abandon(Arc::new(blame));
+    /// Tells the other workers that this one cannot make the call, or go on with it: they get an error that names its
+    /// replicas.
+    pub fn decline(self) {
+        self.session.decline(self.standings, self.timeout);
+    }
+
+    /// The outcome of a call. Where this worker has failed by itself, the others may wait for it in a further round, or will
+    /// in their next call: it declines that.
+    pub(crate) fn end<T>(self, outcome: Result<T, Failure>) -> Result<T, Failure> {
+        if outcome.as_ref().is_err_and(|failure| !matches!(failure, Failure::Blame(_))) {
+            self.decline();
         }
+        outcome
     }
 
     /// How many workers there are, and which one this is.
@@ -58,7 +63,7 @@ impl<'a> Calling<'a> {
 
     /// Memory for what is sent to the others.
     pub fn buffers(&self) -> &Buffers {
-        self.session.buffers()
+        self.session.group().buffers()
     }
 
     /// The next round of the call, be it the first or a further one; `what` says in errors what it waits for.
@@ -99,6 +104,6 @@ impl<'a> Calling<'a> {
                 *call = Fingerprint { detail: format!("{}: {what}", call.detail).into(), ..call.clone() };
             }
         }
-        Ok(self.session.swap(standings, body, self.timeout)?)
+        Ok(self.session.go_on(standings, body, self.timeout)?)
     }
 }

@@ -38,6 +38,17 @@ impl Calling<'_> {
         local: &[&[Leaf]],
         folder: &impl Folder,
     ) -> Result<Combined, Failure> {
+        let reduced = self.reduce(op, packing, local, folder);
+        self.end(reduced)
+    }
+
+    fn reduce(
+        &mut self,
+        op: ReduceOp,
+        packing: Packing,
+        local: &[&[Leaf]],
+        folder: &impl Folder,
+    ) -> Result<Combined, Failure> {
         let openings = self.open(local)?;
         let tracked = any(&openings, |opening| &opening.tracked);
         let dense: Vec<bool> =
@@ -56,6 +67,11 @@ impl Calling<'_> {
     /// # Errors
     /// [`Failure`] on every worker.
     pub fn all_gather(mut self, local: &[&[Leaf]]) -> Result<(Vec<Vec<Leaf>>, Vec<bool>), Failure> {
+        let gathered = self.gather(local);
+        self.end(gathered)
+    }
+
+    fn gather(&mut self, local: &[&[Leaf]]) -> Result<(Vec<Vec<Leaf>>, Vec<bool>), Failure> {
         let openings = self.open(local)?;
         let tracked = any(&openings, |opening| &opening.tracked);
         if openings.iter().all(|opening| opening.leaves.is_some()) {
@@ -71,6 +87,11 @@ impl Calling<'_> {
     /// # Errors
     /// [`Failure`] on every worker.
     pub fn of_first(mut self, mine: &[Leaf]) -> Result<Vec<Leaf>, Failure> {
+        let first = self.first(mine);
+        self.end(first)
+    }
+
+    fn first(&mut self, mine: &[Leaf]) -> Result<Vec<Leaf>, Failure> {
         let first = self.world().worker() == 0;
         let body = if first { Bytes::from(wire::encode(mine)?) } else { Bytes::new() };
         let bodies = self.records(body)?;

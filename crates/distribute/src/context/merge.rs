@@ -91,9 +91,16 @@ impl ReplicaContext {
         let parts =
             member.merge(call.clone(), Mutex::new(Some(value)), |payloads: Vec<Arc<Mutex<Option<T>>>>| {
                 let values = payloads.iter().filter_map(|payload| lock(payload).take()).collect();
+                let declined = || member.session().map(|session| session.declined());
+                let before = declined();
                 match merge(values) {
                     Ok(parts) => parts.into_iter().map(|part| Mutex::new(Some(part))).collect::<Vec<_>>(),
                     Err(error) => {
+                        // The other workers may wait for what would have come. They know the error of a call, and of one
+                        // that was declined.
+                        if error.blame().is_none() && declined() == before {
+                            member.decline();
+                        }
                         *lock(&failed) = Some(error);
                         Vec::new()
                     }

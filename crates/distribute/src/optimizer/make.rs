@@ -124,7 +124,7 @@ impl<R: Rule> Optimizer<R> {
                 Ok((change, brought.operands(calling, &self.trained, weights, threads)?))
             }
             Err(error) => {
-                calling.into_iter().for_each(Calling::give_up);
+                calling.into_iter().for_each(Calling::decline);
                 Err(error)
             }
         }

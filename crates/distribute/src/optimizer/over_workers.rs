@@ -65,6 +65,15 @@ impl OverWorkers<'_> {
         trained: &'b Trained,
         mine: &Gradients<'b>,
     ) -> Result<Operands<'b>> {
+        let parts = self.exchange(&mut calling, mine);
+        if parts.as_ref().is_err_and(|error| !matches!(error, Error::Collective(_))) {
+            calling.decline();
+        }
+        Operands::of_parts(trained, parts?.into_iter(), self.tallies.len())
+    }
+
+    fn exchange<'b>(&self, calling: &mut Calling<'_>, mine: &Gradients<'b>) -> Result<Vec<Parts<'b>>> {
+        let trained = self.trained;
         let none = vec![Kind::Nothing; trained.variables.len()];
         let kinds = self.tallies.iter().fold(none, |all, tally| {
             all.iter().zip(&tally.kinds).map(|(all, kind)| all.plus(*kind)).collect()
@@ -72,23 +81,17 @@ impl OverWorkers<'_> {
         let dense: Vec<bool> = kinds.iter().map(|kind| *kind == Kind::Dense).collect();
         let rows: Vec<usize> = (0..kinds.len()).filter(|number| kinds[*number] == Kind::Rows).collect();
         let layout = trained.buckets.layout(&dense);
-        let vectors = match self.flat(&layout, mine, calling.world(), calling.buffers()) {
-            Ok(vectors) => vectors,
-            Err(error) => {
-                calling.give_up();
-                return Err(error);
-            }
-        };
+        let vectors = self.flat(&layout, mine, calling.world(), calling.buffers())?;
         let mut parts: Vec<Parts<'b>> = kinds.iter().map(|_| Vec::new()).collect();
         if !rows.is_empty() {
-            self.exchange_rows(&mut calling, mine, &rows, &mut parts)?;
+            self.exchange_rows(calling, mine, &rows, &mut parts)?;
         }
         if layout.len() > 0 {
             let world = calling.world();
             let made = if world.workers() == 2 {
-                self.exchange_whole(&mut calling, &layout, &vectors)
+                self.exchange_whole(calling, &layout, &vectors)
             } else {
-                self.sum_by_ranges(&mut calling, &layout, &vectors)
+                self.sum_by_ranges(calling, &layout, &vectors)
             };
             for Addend { weight, vector, replica } in made.map_err(failure("minimize"))? {
                 for number in (0..kinds.len()).filter(|number| dense[*number]) {
@@ -99,7 +102,7 @@ impl OverWorkers<'_> {
                 }
             }
         }
-        Operands::of_parts(trained, parts.into_iter(), self.tallies.len())
+        Ok(parts)
     }
 
     /// The vectors of this worker: one, or one of each replica.
