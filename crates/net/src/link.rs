@@ -1,5 +1,6 @@
 //! The connection to one other worker.
 
+use crate::shm::pair::Pair;
 use crate::stream::Stream;
 use crate::wire::{Decoder, Frame, Queue};
 use crate::{Message, poll};
@@ -8,6 +9,7 @@ use std::io;
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// How much is written or read before the other direction, and other links, have their turn.
 const TURN: usize = 512 << 10;
@@ -28,6 +30,8 @@ pub(crate) enum Event {
 pub(crate) struct Link {
     peer: usize,
     socket: Arc<TcpStream>,
+    /// The memory that is shared with the worker, through which everything is sent then.
+    pair: Option<Arc<Pair>>,
     state: Mutex<State>,
     /// Whether something waits to be written.
     backlog: AtomicBool,
@@ -52,7 +56,7 @@ struct State {
 
 impl Link {
     pub fn new(peer: usize, stream: Stream, decoder: Decoder) -> Self {
-        let socket = stream.socket().clone();
+        let (socket, pair) = (stream.socket().clone(), stream.pair().cloned());
         let state = State {
             stream,
             decoder,
@@ -63,7 +67,7 @@ impl Link {
             finished: false,
         };
         let no = AtomicBool::default;
-        Self { peer, socket, state: Mutex::new(state), backlog: no(), doomed: no(), over: no() }
+        Self { peer, socket, pair, state: Mutex::new(state), backlog: no(), doomed: no(), over: no() }
     }
 
     pub fn peer(&self) -> usize {
@@ -75,15 +79,23 @@ impl Link {
         self.over.load(Ordering::Acquire)
     }
 
-    /// What to wait for, unless it is over.
-    pub fn interest(&self) -> Option<PollFd<'_>> {
-        let backlog = self.backlog.load(Ordering::Acquire);
-        (!self.is_over()).then(|| poll::interest(&*self.socket, backlog))
+    /// What to wait for at its socket.
+    pub fn interest(&self) -> PollFd<'_> {
+        // A socket beside shared memory takes the bytes that wake at any time.
+        let backlog = self.pair.is_none() && self.backlog.load(Ordering::Acquire);
+        poll::interest(&*self.socket, backlog)
     }
 
-    /// Whether it needs a turn although nothing has come.
-    pub fn is_doomed(&self) -> bool {
-        self.doomed.load(Ordering::Acquire) && !self.is_over()
+    /// The memory through which everything is sent, if it is shared.
+    pub fn pair(&self) -> Option<&Arc<Pair>> {
+        self.pair.as_ref()
+    }
+
+    /// Whether it needs a turn, whatever its socket says.
+    pub fn has_work(&self) -> bool {
+        !self.is_over()
+            && (self.doomed.load(Ordering::Acquire)
+                || self.pair.as_ref().is_some_and(|pair| pair.has_work(self.backlog.load(Ordering::Acquire))))
     }
 
     /// Sends a frame, or keeps what the socket does not take. Says whether there is something to be written later.
@@ -122,9 +134,11 @@ impl Link {
     /// Whether something has come since this was last asked, or waits to be read.
     pub fn was_heard(&self) -> bool {
         let mut sockets = [poll::interest(&*self.socket, false)];
-        let waits =
-            poll::wait(&mut sockets, std::time::Duration::ZERO).is_ok() && poll::is_ready(&sockets[0]);
-        std::mem::take(&mut self.lock().heard) || waits
+        let waits = poll::wait(&mut sockets, Duration::ZERO).is_ok() && poll::is_ready(&sockets[0]);
+        if waits && let Some(pair) = &self.pair {
+            pair.mind_socket();
+        }
+        std::mem::take(&mut self.lock().heard) || waits || self.has_work()
     }
 
     /// The worker is lost for this reason. It is told by the thread that drives.
@@ -137,7 +151,7 @@ impl Link {
     ///
     /// To be called by the thread that drives, alone.
     pub fn turn(&self, events: &mut Vec<Event>) -> bool {
-        if self.is_over() {
+        if self.is_over() || (self.pair.is_some() && !self.has_work()) {
             return false;
         }
         let mut state = self.lock();
@@ -204,6 +218,9 @@ impl Link {
         let backlog = !state.queue.is_empty() || state.stream.has_unsent();
         if backlog != self.backlog.load(Ordering::Relaxed) {
             self.backlog.store(backlog, Ordering::Release);
+        }
+        if state.broken.is_some() {
+            self.doomed.store(true, Ordering::Release);
         }
     }
 

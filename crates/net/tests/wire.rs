@@ -6,7 +6,7 @@
 
 use distribute_net::Message;
 use distribute_net::handshake::{
-    Caller, Hearing, Hello, Host, Purpose, Reason, Refusal, Words, caller, host,
+    Caller, Hearing, Hello, Host, Offer, Purpose, Reason, Refusal, Words, caller, host,
 };
 use distribute_net::wire::{Decoder, Frame, Limits, Queue, WireError};
 use distribute_testing::SplitMix;
@@ -178,8 +178,12 @@ fn words(random: &mut SplitMix) -> Words {
     let proof = (random.below(3) > 0).then_some([random.bits() as u8; 32]);
     match random.below(5) {
         0 => Words::Hello(hello(random), random.below(2) == 0, [9; 32]),
-        1 => Words::Challenge(random.below(4), [8; 32], proof),
-        2 => Words::Proof(proof),
+        1 => Words::Challenge(random.below(4), [8; 32], (random.below(2) == 0).then_some([6; 32]), proof),
+        2 => {
+            let pid = random.bits() as u32;
+            let offer = Offer { pid, descriptor: 5, inode: random.bits(), token: [7; 32] };
+            Words::Proof(proof, (random.below(2) == 0).then_some(offer))
+        }
         3 => Words::Welcome,
         _ => Words::Refusal(Refusal::new(random.of(&[Reason::Taken, Reason::Other]), "no\x1b[2J")),
     }
@@ -257,7 +261,7 @@ fn mutated_words_are_words_or_a_refusal_on_both_sides() {
             // A caller that would be let in.
             let hello = Hello { rank: 1, ..mine(0) };
             stream.extend(Words::Hello(hello, keyed, [9; 32]).encode());
-            stream.extend(Words::Proof(keyed.then_some([5; 32])).encode());
+            stream.extend(Words::Proof(keyed.then_some([5; 32]), None).encode());
         }
         for _ in 0..random.below(3) {
             stream.extend(words(&mut random).encode());
@@ -285,7 +289,7 @@ fn mutated_words_are_words_or_a_refusal_on_both_sides() {
                 Ok(caller::Answer::Say(_)) | Err(_) => {}
             }
             match host.hear(words) {
-                Ok(host::Answer::Applies(_)) => {
+                Ok(host::Answer::Applies(..)) => {
                     assert!(!keyed, "nobody knew the secret");
                     applied += 1;
                 }

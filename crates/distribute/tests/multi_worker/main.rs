@@ -22,7 +22,8 @@ fn links(workers: usize, replicas: usize) -> Links {
         Ok("memory") => Links::Memory,
         Ok("tcp") => Links::Tcp,
         Ok("tls") => Links::Tls,
-        _ => [Links::Memory, Links::Tcp, Links::Tls][(workers + replicas) % 3],
+        Ok("shared") => Links::Shared,
+        _ => [Links::Memory, Links::Tcp, Links::Tls, Links::Shared][(workers + replicas) % 4],
     }
 }
 
