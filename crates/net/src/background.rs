@@ -141,6 +141,7 @@ impl Pulse {
         let beats = self.beat.has_passed();
         if beats {
             self.beat = Deadline::after(shared.settings.heartbeat);
+            shared.arena.iter().for_each(|arena| arena.relax());
         }
         for (link, silence) in shared.links.iter().zip(&mut self.silences).filter(|(link, _)| !link.is_over())
         {

@@ -84,7 +84,7 @@ pub use identity::{Certificates, Identity, Secret};
 pub use mesh::{Mesh, Settings};
 pub use message::Message;
 pub use rendezvous::{JoinError, Listener, Progress, Rendezvous};
-pub use shm::SharedMemory;
+pub use shm::{Region, SharedMemory};
 pub use transport::{Drive, Receiver, Transport};
 
 /// The reason that the others are told of a worker that has closed its transport.

@@ -1,6 +1,10 @@
 //! The connection to one other worker.
 
+use crate::shm::arena::Arena;
+use crate::shm::imports::Imports;
+use crate::shm::loans::Loans;
 use crate::shm::pair::Pair;
+use crate::shm::reference::BadReference;
 use crate::stream::Stream;
 use crate::wire::{Decoder, Frame, Queue};
 use crate::{Message, poll};
@@ -32,6 +36,8 @@ pub(crate) struct Link {
     socket: Arc<TcpStream>,
     /// The memory that is shared with the worker, through which everything is sent then.
     pair: Option<Arc<Pair>>,
+    /// What the worker reads in this one's memory.
+    loans: Option<Loans>,
     state: Mutex<State>,
     /// Whether something waits to be written.
     backlog: AtomicBool,
@@ -45,6 +51,8 @@ struct State {
     stream: Stream,
     decoder: Decoder,
     queue: Queue,
+    /// What this worker reads in the other's memory.
+    imports: Option<Imports>,
     /// Whether something has come since this was last asked.
     heard: bool,
     /// Why the link can't go on, once what has come is read.
@@ -61,13 +69,23 @@ impl Link {
             stream,
             decoder,
             queue: Queue::default(),
+            imports: pair.clone().map(Imports::new),
             heard: true,
             broken: None,
             closing: false,
             finished: false,
         };
         let no = AtomicBool::default;
-        Self { peer, socket, pair, state: Mutex::new(state), backlog: no(), doomed: no(), over: no() }
+        Self {
+            peer,
+            socket,
+            loans: pair.clone().map(Loans::new),
+            pair,
+            state: Mutex::new(state),
+            backlog: no(),
+            doomed: no(),
+            over: no(),
+        }
     }
 
     pub fn peer(&self) -> usize {
@@ -98,13 +116,27 @@ impl Link {
                 || self.pair.as_ref().is_some_and(|pair| pair.has_work(self.backlog.load(Ordering::Acquire))))
     }
 
+    /// Sends a message. Its body is lent to the worker if it is in memory that it can read.
+    pub fn send_message(&self, message: Message, arena: Option<&Arc<Arena>>) -> bool {
+        let lent = self.loans.as_ref().zip(arena).and_then(|(loans, arena)| loans.lend(arena, &message.body));
+        self.send(match lent {
+            Some(reference) => Frame::Reference(Message { body: reference.encode(), ..message }),
+            None => Frame::Data(message),
+        })
+    }
+
+    /// Takes back what the worker has read in this one's memory.
+    pub fn settle(&self) {
+        self.loans.iter().for_each(Loans::settle);
+    }
+
     /// Sends a frame, or keeps what the socket does not take. Says whether there is something to be written later.
     pub fn send(&self, frame: Frame) -> bool {
         let mut state = self.lock();
         if self.is_over() || state.closing || state.broken.is_some() {
             return false;
         }
-        if let Frame::Data(message) = &frame
+        if let Frame::Data(message) | Frame::Reference(message) = &frame
             && u32::try_from(message.head.len()).is_err()
         {
             let text = format!("a head of {} bytes cannot be sent to it", message.head.len());
@@ -125,7 +157,11 @@ impl Link {
 
     /// A sign of life, where nothing else is being sent.
     pub fn beat(&self) {
-        self.lock().decoder.relax();
+        let mut state = self.lock();
+        state.decoder.relax();
+        state.imports.iter_mut().for_each(Imports::relax);
+        drop(state);
+        self.settle();
         if !self.backlog.load(Ordering::Acquire) {
             self.send(Frame::Heartbeat);
         }
@@ -184,6 +220,7 @@ impl Link {
             self.over.store(true, Ordering::Release);
             self.backlog.store(false, Ordering::Release);
             state.finish();
+            self.loans.iter().for_each(Loans::close);
             events.push(Event::Lost(self.peer, reason));
             return false;
         }
@@ -199,6 +236,17 @@ impl Link {
             match state.decoder.next_frame() {
                 Ok(None) => return None,
                 Ok(Some(Frame::Data(message))) => events.push(Event::Message(self.peer, message)),
+                Ok(Some(Frame::Reference(Message { head, body }))) => {
+                    let limit = state.decoder.limits().body;
+                    let imports = state.imports.as_mut().ok_or(BadReference::NotShared);
+                    match imports.and_then(|imports| imports.resolve(&body, limit)) {
+                        Ok(body) => events.push(Event::Message(self.peer, Message { head, body })),
+                        Err(error) => {
+                            state.stream.end();
+                            return Some(format!("what it sent cannot be read: {error}"));
+                        }
+                    }
+                }
                 Ok(Some(Frame::Heartbeat)) => {}
                 Ok(Some(Frame::Goodbye)) => return Some(crate::ENDED.to_owned()),
                 Err(error) => {

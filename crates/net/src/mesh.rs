@@ -4,8 +4,9 @@ use crate::background::{self, Latecomers};
 use crate::link::{Event, Link};
 use crate::poll::Waker;
 use crate::ready::{self, Ready};
+use crate::shm::arena::Arena;
 use crate::wire::Frame;
-use crate::{Drive, Message, Receiver, Transport};
+use crate::{Drive, Message, Receiver, Region, Transport};
 use distribute_cluster::{Deadline, World};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -66,6 +67,8 @@ pub(crate) struct Shared {
     sockets: usize,
     /// Which link leads to which worker.
     at: Vec<Option<usize>>,
+    /// Memory that others can read, where there are others that can.
+    pub arena: Option<Arc<Arena>>,
     receiver: Arc<dyn Receiver>,
     /// Held by the thread that drives. What has been read and not yet delivered.
     driver: Mutex<Vec<Event>>,
@@ -102,6 +105,7 @@ impl Mesh {
             world,
             settings,
             sockets: links.iter().filter(|link| link.pair().is_none()).count(),
+            arena: links.iter().any(|link| link.pair().is_some()).then(Arc::default),
             links,
             at,
             receiver,
@@ -139,8 +143,21 @@ impl Transport for Mesh {
     fn send(&self, to: usize, message: Message) {
         let shared = &*self.shared;
         let Some(link) = shared.link(to) else { return };
-        if link.send(Frame::Data(message)) {
+        if link.send_message(message, shared.arena.as_ref()) {
             shared.wake();
+        }
+    }
+
+    fn memory(&self, len: usize) -> Option<Region> {
+        let arena = self.shared.arena.as_ref()?;
+        // What has been given back is used first.
+        self.shared.links.iter().for_each(Link::settle);
+        match arena.allocate(len) {
+            Ok(region) => Some(region),
+            Err(error) => {
+                tracing::debug!(len, %error, "there is no memory that other workers can read");
+                None
+            }
         }
     }
 
@@ -186,6 +203,12 @@ impl Shared {
         self.driving.store(true, Ordering::Release);
         let drive = self.until_delivered(&mut events, &mut deadline);
         self.driving.store(false, Ordering::Release);
+        drop(events);
+        // This thread has taken the byte that was to wake the one in the background, and may have left something.
+        let left = |link: &Link| link.pair().is_some_and(|pair| pair.sleepers() > 0) && link.has_work();
+        if self.links.iter().any(left) {
+            self.to_background.wake();
+        }
         drive
     }
 

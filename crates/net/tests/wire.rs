@@ -71,6 +71,7 @@ fn frame() -> impl Strategy<Value = Frame> {
     let data = (part(300), prop_oneof![3 => part(300), 1 => part(60_000)]);
     prop_oneof![
         6 => data.prop_map(|(head, body)| Frame::Data(Message::new(head, body))),
+        1 => part(60).prop_map(|body| Frame::Reference(Message::new("head", body))),
         1 => Just(Frame::Heartbeat),
         1 => Just(Frame::Goodbye),
     ]
@@ -122,7 +123,8 @@ fn lengths_are_compared_with_the_limits_before_anything_is_allocated() {
         (header(2, 1, 0), WireError::NotEmpty(1)),
         (header(3, 0, 9), WireError::NotEmpty(9)),
         (header(0, 0, 0), WireError::Kind([0, 0, 0, 0])),
-        (header(4, 0, 0), WireError::Kind([4, 0, 0, 0])),
+        (header(5, 0, 0), WireError::Kind([5, 0, 0, 0])),
+        (header(4, 0, 1001), WireError::Body { length: 1001, limit: 1000 }),
     ] {
         assert_eq!(decode(limits, &header, || 16), (vec![], Some(error)));
     }

@@ -33,6 +33,8 @@ pub(crate) struct Control {
 pub(crate) struct Side {
     /// Its process, once it has mapped this. Written by it.
     pub pid: Line<AtomicU32>,
+    /// Whether it can open memory of the other's process. Written by it.
+    pub opens: Line<AtomicU32>,
     /// How much it has put into its ring. Written by it.
     pub written: Line<AtomicU64>,
     /// How much it has taken out of the other's ring. Written by it.

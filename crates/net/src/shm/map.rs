@@ -95,7 +95,14 @@ impl Paired {
     }
 }
 
-/// A part of memory that this process writes and others read. No two parts overlap.
+/// Memory that this process writes and others read, in parts of one size.
+#[derive(Debug)]
+pub(crate) struct Parts {
+    map: Arc<Map>,
+    size: usize,
+}
+
+/// A part of such memory. No two overlap.
 #[derive(Debug)]
 pub(crate) struct Part {
     map: Arc<Map>,
@@ -103,14 +110,26 @@ pub(crate) struct Part {
     size: usize,
 }
 
-impl Part {
+impl Parts {
     /// New memory, in `count` parts of `size` bytes, and the file by which others find it.
-    pub fn create(count: usize, size: usize) -> io::Result<(File, Vec<Self>)> {
+    pub fn create(count: usize, size: usize) -> io::Result<(File, Self, Vec<Part>)> {
         let total = count.checked_mul(size).ok_or(io::ErrorKind::InvalidInput)?;
         let file = memfd::create(total as u64)?;
         let map = Arc::new(Map::of(&file, total, true)?);
+        // This process has it mapped for writing once, and nobody else will.
         memfd::seal_for_readers(&file)?;
-        Ok((file, (0..count).map(|at| Self { map: map.clone(), offset: at * size, size }).collect()))
+        let all = (0..count).map(|at| Part { map: map.clone(), offset: at * size, size }).collect();
+        Ok((file, Self { map, size }, all))
+    }
+
+    /// The address at which it begins, which is no other memory's while this value is there.
+    pub fn start(&self) -> usize {
+        self.map.start.addr().get()
+    }
+
+    /// The size of each part.
+    pub fn size(&self) -> usize {
+        self.size
     }
 }
 

@@ -59,6 +59,11 @@ mod system {
         std::fs::metadata(path(place)).is_ok_and(|file| file.ino() == place.inode)
     }
 
+    /// Whether what this process has open could be opened here, by what the system asks for that.
+    pub(crate) fn can_open_of(pid: u32) -> bool {
+        std::fs::read_link(format!("/proc/{pid}/exe")).is_ok()
+    }
+
     /// Opens what another process has open, if it is memory of this user, of that size for good.
     pub(crate) fn open(place: Place, write: bool) -> io::Result<File> {
         let path = path(place);
@@ -107,9 +112,13 @@ mod system {
         false
     }
 
+    pub(crate) fn can_open_of(_pid: u32) -> bool {
+        false
+    }
+
     pub(crate) fn open(_place: Place, _write: bool) -> io::Result<File> {
         Err(io::ErrorKind::Unsupported.into())
     }
 }
 
-pub(crate) use system::{create, is_there, open, place, seal, seal_for_readers};
+pub(crate) use system::{can_open_of, create, is_there, open, place, seal, seal_for_readers};

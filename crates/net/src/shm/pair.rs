@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 pub(crate) struct Pair {
     memory: Paired,
     me: usize,
+    their_pid: u32,
     read: AtomicU64,
     written: AtomicU64,
     /// Whether something has happened at the socket.
@@ -28,7 +29,7 @@ pub(crate) struct Pair {
 /// Memory that was made for a pair, until the other side has opened it.
 #[derive(Debug)]
 pub(crate) struct Offered {
-    pair: Arc<Pair>,
+    pair: Pair,
     /// Open for the other side to find it.
     _file: File,
     offer: Offer,
@@ -41,12 +42,12 @@ impl Offered {
         memfd::seal(&file)?;
         let Place { pid, descriptor, inode, .. } = memfd::place(&file)?;
         let token = secret::random().map_err(io::Error::other)?;
-        let pair = Pair::of(&file, 0)?;
+        let pair = Pair::of(&file, 0, 0)?;
         for (word, bytes) in pair.control().token.0.iter().zip(token.as_chunks().0) {
             word.store(u64::from_le_bytes(*bytes), Ordering::Relaxed);
         }
-        pair.introduce();
-        Ok(Self { pair: Arc::new(pair), _file: file, offer: Offer { pid, descriptor, inode, token } })
+        pair.mine().pid.0.store(pid, Ordering::Release);
+        Ok(Self { pair, _file: file, offer: Offer { pid, descriptor, inode, token } })
     }
 
     /// What the other side has to know.
@@ -56,7 +57,11 @@ impl Offered {
 
     /// The pair, if the other side has accepted, which it has said by the end of the handshake.
     pub fn accepted(self) -> Option<Arc<Pair>> {
-        (self.pair.their_pid() != 0).then_some(self.pair)
+        let Self { mut pair, .. } = self;
+        pair.their_pid = pair.theirs().pid.0.load(Ordering::Acquire);
+        let opens = memfd::can_open_of(pair.their_pid);
+        pair.mine().opens.0.store(u32::from(opens), Ordering::Release);
+        (pair.their_pid != 0).then(|| Arc::new(pair))
     }
 }
 
@@ -65,7 +70,7 @@ impl Pair {
     pub fn accept(offer: Offer) -> io::Result<Self> {
         let Offer { pid, descriptor, inode, token } = offer;
         let file = memfd::open(Place { pid, descriptor, inode, size: TOTAL as u64 }, true)?;
-        let pair = Self::of(&file, 1)?;
+        let pair = Self::of(&file, 1, pid)?;
         let mut found = [0; 32];
         for (word, bytes) in pair.control().token.0.iter().zip(found.as_chunks_mut().0) {
             *bytes = word.load(Ordering::Relaxed).to_le_bytes();
@@ -73,35 +78,37 @@ impl Pair {
         if found != token {
             return Err(io::Error::other("it is the memory of other workers"));
         }
-        pair.introduce();
+        pair.mine().opens.0.store(1, Ordering::Release);
+        pair.mine().pid.0.store(std::process::id(), Ordering::Release);
         Ok(pair)
     }
 
-    fn of(file: &File, me: usize) -> io::Result<Self> {
+    fn of(file: &File, me: usize, their_pid: u32) -> io::Result<Self> {
         let zero = AtomicU64::default;
         // What came with the end of the handshake.
         let socket = AtomicBool::new(true);
-        Ok(Self { memory: Paired::of(file)?, me, read: zero(), written: zero(), socket })
-    }
-
-    fn introduce(&self) {
-        self.mine().pid.0.store(std::process::id(), Ordering::Release);
+        Ok(Self { memory: Paired::of(file)?, me, their_pid, read: zero(), written: zero(), socket })
     }
 
     /// The process of the other side.
     pub fn their_pid(&self) -> u32 {
-        self.theirs().pid.0.load(Ordering::Acquire)
+        self.their_pid
+    }
+
+    /// Whether the other side can open memory of this process.
+    pub fn is_open_to_them(&self) -> bool {
+        self.theirs().opens.0.load(Ordering::Acquire) != 0
     }
 
     fn control(&self) -> &Control {
         self.memory.control()
     }
 
-    fn mine(&self) -> &Side {
+    pub(super) fn mine(&self) -> &Side {
         &self.control().sides[self.me]
     }
 
-    fn theirs(&self) -> &Side {
+    pub(super) fn theirs(&self) -> &Side {
         &self.control().sides[1 - self.me]
     }
 
@@ -217,6 +224,11 @@ impl Pair {
     /// A thread is awake again.
     pub fn wake(&self) {
         self.mine().asleep.0.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// How many threads of this side sleep.
+    pub fn sleepers(&self) -> u32 {
+        self.mine().asleep.0.load(Ordering::SeqCst)
     }
 
     /// Gives back what the other side has lent.
