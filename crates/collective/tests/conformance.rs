@@ -38,13 +38,14 @@ fn worlds() -> impl Iterator<Item = (usize, usize)> {
         .chain([(3, 4)])
 }
 
-/// What links the workers of a world: `DISTRIBUTE_TEST_LINKS` says `memory`, `tcp` or `tls` for all; else worlds take turns.
+/// What links the workers of a world: `DISTRIBUTE_TEST_LINKS` says `memory`, `tcp`, `tls` or `shared` for all; else worlds take turns.
 fn links((workers, replicas): (usize, usize)) -> Links {
     match std::env::var("DISTRIBUTE_TEST_LINKS").as_deref() {
         Ok("memory") => Links::Memory,
         Ok("tcp") => Links::Tcp,
         Ok("tls") => Links::Tls,
-        _ => [Links::Memory, Links::Tcp, Links::Tls][(workers + replicas) % 3],
+        Ok("shared") => Links::Shared,
+        _ => [Links::Memory, Links::Tcp, Links::Tls, Links::Shared][(workers + replicas) % 4],
     }
 }
 

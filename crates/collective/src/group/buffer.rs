@@ -3,6 +3,7 @@
 use crate::sync::{Mutex, lock};
 use bytemuck::Pod;
 use bytes::Bytes;
+use distribute_net::{Region, Transport};
 use std::borrow::Cow;
 use std::sync::Arc;
 
@@ -10,29 +11,56 @@ use std::sync::Arc;
 const MOST_IDLE: usize = 8;
 
 /// Where buffers come from, and return to when nobody reads them any more.
-#[derive(Clone, Debug, Default)]
-pub struct Buffers(Arc<Mutex<Vec<Vec<u64>>>>);
+#[derive(Clone, Debug)]
+pub struct Buffers(Arc<Home>);
+
+#[derive(Debug)]
+struct Home {
+    transport: Arc<dyn Transport>,
+    idle: Mutex<Vec<Vec<u64>>>,
+}
 
 /// Memory for numbers, to be filled by one thread and then [frozen](Self::freeze) for all.
 #[derive(Debug)]
-pub struct Buffer {
+pub struct Buffer(Memory);
+
+#[derive(Debug)]
+enum Memory {
+    /// Memory that the workers of this machine can read.
+    Shared(Region),
+    Own(Own),
+}
+
+/// Memory of this process.
+#[derive(Debug)]
+struct Own {
     words: Vec<u64>,
     len: usize,
     home: Buffers,
 }
 
 impl Buffers {
-    /// Memory for `len` bytes, whose contents are arbitrary: zeros, or what it has held before.
+    /// Buffers for what is sent over this transport.
+    pub fn new(transport: Arc<dyn Transport>) -> Self {
+        Self(Arc::new(Home { transport, idle: Mutex::new(Vec::new()) }))
+    }
+
+    /// Memory for `len` bytes, whose contents are arbitrary: zeros, or what it has held before. Numbers of any type can be
+    /// in it. Workers of this machine read it where it lies, if the transport can do that.
     pub fn take(&self, len: usize) -> Buffer {
+        if let Some(region) = self.0.transport.memory(len) {
+            return Buffer(Memory::Shared(region));
+        }
         let count = len.div_ceil(size_of::<u64>());
-        let mut idle = lock(&self.0);
+        let mut idle = lock(&self.0.idle);
         let kept = idle.iter().position(|words| words.len() == count).map(|at| idle.swap_remove(at));
         drop(idle);
-        Buffer { words: kept.unwrap_or_else(|| vec![0; count]), len, home: self.clone() }
+        let words = kept.unwrap_or_else(|| vec![0; count]);
+        Buffer(Memory::Own(Own { words, len, home: self.clone() }))
     }
 
     fn give_back(&self, words: Vec<u64>) {
-        let mut idle = lock(&self.0);
+        let mut idle = lock(&self.0.idle);
         // Those of sizes that nobody asks for any more make way.
         let oldest = (idle.len() >= MOST_IDLE).then(|| idle.remove(0));
         idle.push(words);
@@ -44,27 +72,36 @@ impl Buffers {
 impl Buffer {
     /// All bytes.
     pub fn bytes(&self) -> &[u8] {
-        &bytemuck::cast_slice(&self.words)[..self.len]
+        match &self.0 {
+            Memory::Shared(region) => region,
+            Memory::Own(own) => own.as_ref(),
+        }
     }
 
     /// All bytes, to be written.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        &mut bytemuck::cast_slice_mut(&mut self.words)[..self.len]
+        match &mut self.0 {
+            Memory::Shared(region) => region,
+            Memory::Own(own) => &mut bytemuck::cast_slice_mut(&mut own.words)[..own.len],
+        }
     }
 
     /// The same memory for readers of all threads. It serves again when all of them have dropped their clones.
     pub fn freeze(self) -> Bytes {
-        Bytes::from_owner(self)
+        match self.0 {
+            Memory::Shared(region) => region.freeze(),
+            Memory::Own(own) => Bytes::from_owner(own),
+        }
     }
 }
 
-impl AsRef<[u8]> for Buffer {
+impl AsRef<[u8]> for Own {
     fn as_ref(&self) -> &[u8] {
-        self.bytes()
+        &bytemuck::cast_slice(&self.words)[..self.len]
     }
 }
 
-impl Drop for Buffer {
+impl Drop for Own {
     fn drop(&mut self) {
         self.home.give_back(std::mem::take(&mut self.words));
     }
@@ -80,11 +117,12 @@ pub fn numbers<T: Pod>(bytes: &[u8]) -> Cow<'_, [T]> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::inbox::tests::Still;
     use super::*;
 
     #[test]
     fn memory_serves_again_when_its_last_reader_is_gone() {
-        let buffers = Buffers::default();
+        let buffers = Buffers::new(Arc::new(Still));
         let mut first = buffers.take(12);
         first.bytes_mut().copy_from_slice(b"twelve bytes");
         let place = first.bytes().as_ptr();
@@ -101,10 +139,10 @@ mod tests {
 
     #[test]
     fn idle_memory_has_a_bound() {
-        let buffers = Buffers::default();
+        let buffers = Buffers::new(Arc::new(Still));
         let taken: Vec<_> = (0..3 * MOST_IDLE).map(|len| buffers.take(len)).collect();
         drop(taken);
-        assert_eq!(lock(&buffers.0).len(), MOST_IDLE);
+        assert_eq!(lock(&buffers.0.idle).len(), MOST_IDLE);
     }
 
     #[test]

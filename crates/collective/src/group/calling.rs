@@ -72,15 +72,15 @@ impl<'a> Calling<'a> {
         what: &str,
         body: impl FnMut(usize) -> Bytes,
     ) -> Result<Vec<Bytes>, Failure> {
-        if self.begun { self.go_on(what, body) } else { Ok(self.first(body)?) }
+        if self.begun { self.go_on(what, body) } else { Ok(self.agree(body)?) }
     }
 
     /// The first round of the call, in which all agree on it. Further rounds are marked as parts of it.
     pub(super) fn begin(&mut self, body: Bytes) -> Result<Vec<Bytes>, Arc<Blame>> {
-        self.first(|_| body.clone())
+        self.agree(|_| body.clone())
     }
 
-    fn first(&mut self, body: impl FnMut(usize) -> Bytes) -> Result<Vec<Bytes>, Arc<Blame>> {
+    fn agree(&mut self, body: impl FnMut(usize) -> Bytes) -> Result<Vec<Bytes>, Arc<Blame>> {
         let bodies = self.session.swap(self.standings.clone(), body, self.timeout)?;
         self.begun = true;
         for standing in &mut self.standings {

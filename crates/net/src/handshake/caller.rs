@@ -2,7 +2,7 @@
 
 use super::hearing::preamble;
 use super::host::{check, proof};
-use super::{Hello, Reason, Refusal, Words};
+use super::{Hello, Offer, Reason, Refusal, Words};
 use ring::hmac;
 
 /// The side that has connected: says who it is, and makes sure of whom it has reached.
@@ -11,6 +11,7 @@ pub struct Caller {
     hello: Words,
     to: usize,
     key: Option<hmac::Key>,
+    offer: Option<Offer>,
     proved: bool,
 }
 
@@ -26,12 +27,17 @@ pub enum Answer {
 impl Caller {
     /// Says hello to worker `to`. The key is that of the job's secret, if it has one.
     pub fn new(hello: Hello, to: usize, key: Option<hmac::Key>, nonce: [u8; 32]) -> Self {
-        Self { hello: Words::Hello(hello, key.is_some(), nonce), to, key, proved: false }
+        Self { hello: Words::Hello(hello, key.is_some(), nonce), to, key, offer: None, proved: false }
     }
 
     /// The first bytes to send.
     pub fn first(&self) -> Vec<u8> {
         [preamble(), self.hello.encode()].concat()
+    }
+
+    /// Memory to offer the other side, which has said in its challenge that it is on this machine.
+    pub fn offer(&mut self, offer: Offer) {
+        self.offer = Some(offer);
     }
 
     /// What follows from the words of the other side.
@@ -40,16 +46,18 @@ impl Caller {
     /// Its refusal, or that of this side.
     pub fn hear(&mut self, words: Words) -> Result<Answer, Refusal> {
         match words {
-            Words::Challenge(rank, nonce, their_proof) if !self.proved => {
+            Words::Challenge(rank, nonce, machine, their_proof) if !self.proved => {
                 if rank != self.to {
                     let text = format!("it is worker {rank}, not worker {}: check the addresses", self.to);
                     return Err(Refusal::new(Reason::Rank, text));
                 }
-                let said = [self.hello.encode(), Words::Challenge(rank, nonce, None).encode()].concat();
+                let challenge = Words::Challenge(rank, nonce, machine, None);
+                let said = [self.hello.encode(), challenge.encode()].concat();
                 check(self.key.as_ref(), b"host", &said, their_proof)?;
                 self.proved = true;
+                let said = [said, Offer::encode(self.offer.as_ref())].concat();
                 let proof = self.key.as_ref().map(|key| proof(key, b"caller", &said));
-                Ok(Answer::Say(Words::Proof(proof).encode()))
+                Ok(Answer::Say(Words::Proof(proof, self.offer).encode()))
             }
             Words::Welcome if self.proved => Ok(Answer::Welcome),
             Words::Refusal(refusal) => Err(refusal),

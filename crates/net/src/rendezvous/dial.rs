@@ -3,10 +3,11 @@
 use super::conversation::{Conversation, Trouble};
 use super::reception::HANDSHAKE;
 use crate::handshake::caller::Answer;
-use crate::handshake::{Caller, Hello, Purpose, Reason, Refusal};
+use crate::handshake::{Caller, Hello, Purpose, Reason, Refusal, Words};
 use crate::identity::tls::Tls;
 use crate::identity::{PolicyError, policy, secret};
 use crate::poll;
+use crate::shm::{SharedMemory, machine, pair::Offered};
 use crate::stream::Stream;
 use distribute_cluster::Deadline;
 use ring::hmac;
@@ -30,6 +31,7 @@ pub(super) struct Calling {
     pub tls: Option<Tls>,
     /// Whether plain text may leave this machine.
     pub plain_text_allowed: bool,
+    pub shared_memory: SharedMemory,
 }
 
 /// Connects to a worker, again and again until it is there.
@@ -49,7 +51,15 @@ pub(super) struct Dial {
 enum State {
     Waiting(Deadline),
     Connecting(TcpStream, Deadline),
-    Talking(Box<Conversation>, Box<Caller>, Deadline),
+    Talking(Box<Talk>, Deadline),
+}
+
+/// The handshake, and the memory that has been offered in it.
+#[derive(Debug)]
+struct Talk {
+    conversation: Conversation,
+    caller: Caller,
+    offered: Option<Offered>,
 }
 
 /// Why there will be no connection.
@@ -70,7 +80,7 @@ impl Dial {
         match &self.state {
             State::Waiting(_) => None,
             State::Connecting(socket, _) => Some(poll::interest(socket, true)),
-            State::Talking(conversation, ..) => Some(conversation.interest()),
+            State::Talking(talk, _) => Some(talk.conversation.interest()),
         }
     }
 
@@ -99,19 +109,20 @@ impl Dial {
                         Err(error) => Err(Trouble::Broken(crate::link::text(&error))),
                     }
                 }
-                State::Talking(conversation, caller, patience) => match talk(conversation, caller) {
+                State::Talking(talk, patience) => match talk.go_on(calling.shared_memory) {
                     Ok(false) if patience.has_passed() => {
                         Err(Trouble::Broken("no answer to the handshake".to_owned()))
                     }
                     Ok(false) => return Ok(None),
                     Ok(true) => {
-                        let State::Talking(conversation, ..) = self.rest() else { return Ok(None) };
-                        return Ok(Some(conversation.into_stream()));
+                        let State::Talking(talk, _) = self.rest() else { return Ok(None) };
+                        let pair = talk.offered.and_then(Offered::accepted);
+                        return Ok(Some(talk.conversation.into_stream().sharing(pair)));
                     }
                     Err(trouble) => {
                         if let Trouble::Refused(refusal) = &trouble {
-                            conversation.say(&crate::handshake::Host::refuse(refusal.clone(), false));
-                            conversation.fall_silent();
+                            talk.conversation.say(&crate::handshake::Host::refuse(refusal.clone(), false));
+                            talk.conversation.fall_silent();
                         }
                         Err(trouble)
                     }
@@ -192,22 +203,41 @@ impl Dial {
         let caller = Caller::new(hello, self.worker, calling.key.clone(), nonce);
         let mut conversation = Conversation::new(stream);
         conversation.say(&caller.first());
-        Ok(State::Talking(Box::new(conversation), Box::new(caller), Deadline::after(HANDSHAKE)))
+        let talk = Talk { conversation, caller, offered: None };
+        Ok(State::Talking(Box::new(talk), Deadline::after(HANDSHAKE)))
     }
 }
 
 const FORBIDDEN: &str = "plain text may not leave this machine";
 
-fn talk(conversation: &mut Conversation, caller: &mut Caller) -> Result<bool, Trouble> {
-    loop {
-        // It may have refused before it has read everything.
-        let spoken = conversation.speak();
-        match conversation.listen()? {
-            None => return spoken.map(|()| false),
-            Some(words) => match caller.hear(words).map_err(Trouble::Refused)? {
-                Answer::Say(words) => conversation.say(&words),
+impl Talk {
+    /// Goes on as far as possible at once. Says whether the other side has said welcome.
+    fn go_on(&mut self, shared_memory: SharedMemory) -> Result<bool, Trouble> {
+        loop {
+            // It may have refused before it has read everything.
+            let spoken = self.conversation.speak();
+            let Some(words) = self.conversation.listen()? else { return spoken.map(|()| false) };
+            if let (SharedMemory::Auto, Words::Challenge(_, nonce, Some(machine), _)) =
+                (shared_memory, &words)
+                && machine::identity(nonce) == Some(*machine)
+            {
+                self.share();
+            }
+            match self.caller.hear(words).map_err(Trouble::Refused)? {
+                Answer::Say(words) => self.conversation.say(&words),
                 Answer::Welcome => return Ok(true),
-            },
+            }
+        }
+    }
+
+    /// Offers memory, since the other side is on this machine.
+    fn share(&mut self) {
+        match Offered::new() {
+            Ok(offered) => {
+                self.caller.offer(offered.offer());
+                self.offered = Some(offered);
+            }
+            Err(error) => tracing::debug!(%error, "there is no memory to share: messages go through sockets"),
         }
     }
 }

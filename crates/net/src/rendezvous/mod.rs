@@ -32,6 +32,7 @@ pub use progress::{Missing, Progress};
 use crate::handshake::{Hello, Purpose, words};
 use crate::identity::tls::Tls;
 use crate::identity::{Identity, PolicyError, Protection, policy};
+use crate::shm::SharedMemory;
 use crate::wire::Limits;
 use crate::{Mesh, Receiver, Settings};
 use dial::Calling;
@@ -55,6 +56,7 @@ pub struct Rendezvous {
     timeout: Duration,
     settings: Settings,
     limits: Limits,
+    shared_memory: SharedMemory,
     listen: Option<String>,
     listener: Option<Listener>,
     progress: Box<dyn FnMut(&Progress) + Send>,
@@ -75,6 +77,7 @@ impl Rendezvous {
             timeout: deadline::DEFAULT_TIMEOUT,
             settings: Settings::default(),
             limits: Limits::default(),
+            shared_memory: SharedMemory::default(),
             listen: None,
             listener: None,
             progress: Box::new(|progress| tracing::info!("{progress}")),
@@ -128,6 +131,12 @@ impl Rendezvous {
     /// How long messages may be.
     pub fn limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
+        self
+    }
+
+    /// Whether workers of one machine send each other messages through memory; wherever both can, by default.
+    pub fn shared_memory(mut self, shared_memory: SharedMemory) -> Self {
+        self.shared_memory = shared_memory;
         self
     }
 
@@ -193,12 +202,17 @@ impl Rendezvous {
             digest: self.digest,
             purpose: Purpose::Link,
         };
-        let calling =
-            Calling { hello: hello.clone(), key: key.clone(), tls: tls.clone(), plain_text_allowed };
+        let calling = Calling {
+            hello: hello.clone(),
+            key: key.clone(),
+            tls: tls.clone(),
+            plain_text_allowed,
+            shared_memory: self.shared_memory,
+        };
         let gathering = Gathering::new(
             world,
             self.addresses,
-            Reception::new(listener, tls, hello, key),
+            Reception::new(listener, tls, hello, key, self.shared_memory),
             calling,
             self.limits,
             self.settings,

@@ -4,10 +4,11 @@ use super::conversation::{Conversation, Trouble};
 use super::listener::Listener;
 use crate::background::Latecomers;
 use crate::handshake::host::Answer;
-use crate::handshake::{Hello, Host, Reason, Refusal};
+use crate::handshake::{Hello, Host, Offer, Reason, Refusal};
 use crate::identity::secret;
 use crate::identity::tls::Tls;
 use crate::poll;
+use crate::shm::{SharedMemory, machine, pair::Pair};
 use crate::stream::Stream;
 use distribute_cluster::Deadline;
 use distribute_log::heard;
@@ -15,6 +16,7 @@ use ring::hmac;
 use rustix::event::PollFd;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How many may be here at once. Each holds a few kilobytes.
@@ -34,6 +36,7 @@ pub(super) struct Reception {
     tls: Option<Tls>,
     mine: Hello,
     key: Option<hmac::Key>,
+    shared_memory: SharedMemory,
     guests: Vec<Guest>,
     /// Until when nobody is let in, because the system refused it.
     pause: Option<Deadline>,
@@ -51,7 +54,7 @@ struct Guest {
 enum State {
     Talking(Box<Host>),
     /// The last words are on the way.
-    Welcome(Hello),
+    Welcome(Hello, Option<Arc<Pair>>),
     Leaving,
     Gone,
 }
@@ -64,8 +67,14 @@ pub(super) struct Arrival {
 }
 
 impl Reception {
-    pub fn new(listener: Listener, tls: Option<Tls>, mine: Hello, key: Option<hmac::Key>) -> Self {
-        Self { listener, tls, mine, key, guests: Vec::new(), pause: None }
+    pub fn new(
+        listener: Listener,
+        tls: Option<Tls>,
+        mine: Hello,
+        key: Option<hmac::Key>,
+        shared_memory: SharedMemory,
+    ) -> Self {
+        Self { listener, tls, mine, key, shared_memory, guests: Vec::new(), pause: None }
     }
 
     /// What to wait for.
@@ -83,8 +92,9 @@ impl Reception {
         let mut arrivals = Vec::new();
         for guest in std::mem::take(&mut self.guests) {
             match guest.state {
-                State::Welcome(hello) if !guest.conversation.is_speaking() => {
-                    arrivals.push(Arrival { hello, stream: guest.conversation.into_stream() });
+                State::Welcome(hello, pair) if !guest.conversation.is_speaking() => {
+                    let stream = guest.conversation.into_stream().sharing(pair);
+                    arrivals.push(Arrival { hello, stream });
                 }
                 State::Gone => {}
                 _ => self.guests.push(guest),
@@ -95,7 +105,9 @@ impl Reception {
 
     /// Whether this worker may stay, and the words that tell it are on the way.
     pub fn is_welcoming(&self, worker: usize) -> bool {
-        self.guests.iter().any(|guest| matches!(&guest.state, State::Welcome(hello) if hello.rank == worker))
+        self.guests
+            .iter()
+            .any(|guest| matches!(&guest.state, State::Welcome(hello, _) if hello.rank == worker))
     }
 
     fn let_in(&mut self) {
@@ -145,7 +157,11 @@ impl Reception {
             Some(tls) => Stream::tls(socket, tls.server().map_err(io::Error::other)?)?,
         };
         let nonce = secret::random().map_err(io::Error::other)?;
-        let host = Host::new(self.mine.clone(), self.key.clone(), nonce);
+        let machine = match self.shared_memory {
+            SharedMemory::Auto => machine::identity(&nonce),
+            SharedMemory::Never => None,
+        };
+        let host = Host::new(self.mine.clone(), self.key.clone(), nonce).shares(machine);
         self.guests.push(Guest {
             conversation: Conversation::new(stream),
             from,
@@ -191,17 +207,29 @@ impl Guest {
                 State::Talking(host) => host,
                 State::Leaving if self.conversation.forget() => return Ok(()),
                 State::Leaving => return Err(Trouble::Broken(String::new())),
-                State::Welcome(_) | State::Gone => return Ok(()),
+                State::Welcome(..) | State::Gone => return Ok(()),
             };
             let Some(words) = self.conversation.listen()? else { return Ok(()) };
             match host.hear(words).map_err(Trouble::Refused)? {
                 Answer::Say(words) => self.conversation.say(&words),
-                Answer::Applies(hello) => {
+                Answer::Applies(hello, offer) => {
                     decide(&hello).map_err(Trouble::Refused)?;
+                    let pair = offer.and_then(|offer| accept(hello.rank, offer));
                     self.conversation.say(&Host::welcome());
-                    self.state = State::Welcome(hello);
+                    self.state = State::Welcome(hello, pair);
                 }
             }
+        }
+    }
+}
+
+/// Opens the memory that a worker has offered. Where that fails, the socket does as well.
+fn accept(worker: usize, offer: Offer) -> Option<Arc<Pair>> {
+    match Pair::accept(offer) {
+        Ok(pair) => Some(Arc::new(pair)),
+        Err(error) => {
+            tracing::debug!(worker, %error, "its memory cannot be shared: messages go through a socket");
+            None
         }
     }
 }
