@@ -218,9 +218,10 @@ impl Drop for Bucket {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Deposited;
+    use super::super::{Deposited, LocalGradient};
     use super::*;
     use candle_core::Device;
+    use distribute_collective::group::local;
 
     fn variable(shape: (usize, usize), dtype: DType) -> Var {
         Var::zeros(shape, dtype, &Device::Cpu).unwrap()
@@ -292,5 +293,38 @@ mod tests {
         }
         assert!(places[0][0] != places[0][1] && places.iter().all(|step| *step == places[0]));
         assert_eq!(pool.counts(), [1, 1]);
+    }
+
+    #[test]
+    fn what_had_a_dense_gradient_goes_into_one_vector_in_the_next_step() {
+        let all = [variable((1, 2), DType::F64), variable((3, 2), DType::F64), variable((2, 2), DType::F64)];
+        let buffers = local::groups(Default::default(), 1, 1).unwrap()[0].buffers().clone();
+        let pool = Pool::new(all.iter(), [].into_iter(), Some(buffers));
+        let found = || vec![None, Some(LocalGradient::Dense(dense(&[5.; 6]))), None];
+        let step = |pool: &Arc<Pool>| {
+            let mut bucket = pool.take(0);
+            bucket.place::<f64>(0).unwrap().0.copy_from_slice(&[1., 2.]);
+            LocalGradient::collected(bucket, found()).unwrap()
+        };
+        // Nobody knows yet which those are.
+        assert!(
+            matches!(&step(&pool)[..], [Some(LocalGradient::Deposited(one)), Some(LocalGradient::Dense(_)), None]
+            if one.flat().is_none())
+        );
+        let layout = pool.layout(&[true, true, true]);
+        for _ in 0..2 {
+            let gradients = step(&pool);
+            let [Some(LocalGradient::Deposited(one)), Some(LocalGradient::Deposited(other)), None] =
+                &gradients[..]
+            else {
+                panic!("{gradients:?}");
+            };
+            assert!(Arc::ptr_eq(one.flat().unwrap(), other.flat().unwrap()));
+            assert!(Arc::ptr_eq(one.flat().unwrap().layout(), &layout));
+            assert_eq!((one.elements().unwrap(), other.elements().unwrap()), (&[1., 2.][..], &[5.; 6][..]));
+            assert_eq!(one.flat().unwrap().dense(2).unwrap(), [0f64; 4]);
+        }
+        assert!(Arc::ptr_eq(&pool.layout(&[true, true, true]), &layout));
+        assert!(!pool.layout(&[true, false, true]).has(1));
     }
 }

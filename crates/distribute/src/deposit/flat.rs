@@ -118,10 +118,10 @@ pub(crate) struct Flat {
 impl Flat {
     /// A vector that another worker has sent, of as many bytes as the layout has.
     pub(crate) fn received(layout: &Arc<Layout>, bytes: Bytes, buffers: &Buffers) -> Self {
-        let mut own = Filling::new(layout.clone(), buffers);
         if bytes.len() == layout.len && bytes.as_ptr().cast::<f64>().is_aligned() {
             return Self { layout: layout.clone(), bytes };
         }
+        let mut own = Filling::new(layout.clone(), buffers);
         let len = bytes.len().min(layout.len);
         own.bytes_mut()[..len].copy_from_slice(&bytes[..len]);
         own.freeze()
@@ -138,5 +138,48 @@ impl Flat {
     /// The elements of a variable. None for another dtype, and where it has no place.
     pub(crate) fn dense<T: Number>(&self, number: usize) -> Option<&[T]> {
         bytemuck::try_cast_slice(&self.bytes[self.layout.place(number)?]).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use distribute_collective::group::local;
+
+    const SIZES: [(DType, usize); 5] =
+        [(DType::F32, 3), (DType::F64, 20), (DType::F32, 7), (DType::F64, 0), (DType::F32, 100)];
+
+    fn buffers() -> Buffers {
+        local::groups(Default::default(), 1, 1).unwrap()[0].buffers().clone()
+    }
+
+    #[test]
+    fn each_variable_begins_on_a_line_of_its_own_and_doubles_come_first() {
+        let dense = [true, true, false, true, true];
+        let layout = Layout::new(&SIZES, &dense);
+        assert!(layout.is_of(&dense) && !layout.is_of(&[true; 5]));
+        assert_eq!(layout.places, [Some(192..204), Some(0..160), None, Some(192..192), Some(256..656)]);
+        assert_eq!((layout.regions(), layout.len()), ((0..192, 192..704), 704));
+    }
+
+    #[test]
+    fn what_is_filled_is_read_by_dtype_wherever_it_has_arrived() {
+        let layout = Arc::new(Layout::new(&SIZES, &[true, true, false, true, true]));
+        let mut filling = Filling::new(layout.clone(), &buffers());
+        filling.place::<f32>(0).unwrap().copy_from_slice(&[1., 2., 3.]);
+        filling.place::<f64>(1).unwrap().fill(-4.);
+        assert!(filling.place::<f64>(0).is_none() && filling.place::<f32>(1).is_none());
+        assert!(filling.place::<f32>(2).is_none() && filling.place::<f64>(3).unwrap().is_empty());
+        filling.place::<f32>(4).unwrap().fill(9.);
+        filling.clear(4);
+        let flat = filling.freeze();
+        // Where no number may lie.
+        let shifted = Bytes::from([&[0; 1][..], flat.bytes()].concat()).slice(1..);
+        for flat in [Flat::received(&layout, shifted, &buffers()), flat] {
+            assert_eq!(flat.dense::<f32>(0).unwrap(), [1., 2., 3.]);
+            assert_eq!(flat.dense::<f64>(1).unwrap(), [-4.; 20]);
+            assert_eq!(flat.dense::<f32>(4).unwrap(), [0.; 100]);
+            assert!(flat.dense::<f32>(2).is_none());
+        }
     }
 }

@@ -216,6 +216,7 @@ impl OverWorkers<'_> {
         let record = row_records::encode(mine, variables, calling.buffers());
         let records = calling.records(record).map_err(failure("minimize"))?;
         let mut weights = self.weights.iter();
+        let of_rows: Vec<_> = variables.iter().map(|number| &self.trained.variables[*number].1).collect();
         for (worker, record) in records.iter().enumerate() {
             if worker == world.worker() {
                 for (gradients, weight) in mine.iter().zip(&mut weights) {
@@ -225,7 +226,7 @@ impl OverWorkers<'_> {
                 }
                 continue;
             }
-            let theirs = row_records::decode(record, world.replicas(), variables, self.trained)
+            let theirs = row_records::decode(record, world.replicas(), &of_rows)
                 .map_err(|source| Error::Tensor { operation: "minimize", source })?;
             for (rows, weight) in theirs.into_iter().zip(&mut weights) {
                 for (number, rows) in variables.iter().zip(rows) {

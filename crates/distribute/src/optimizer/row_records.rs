@@ -3,7 +3,6 @@
 //! For each replica and variable the number of rows, or [`NONE`]; then, for each that has some, the numbers of the rows and
 //! their values, each filled up to 8 bytes.
 
-use super::Trained;
 use super::conversion::row_len;
 use crate::deposit::{LocalGradient, Rows};
 use crate::number::{Any, Elements};
@@ -55,10 +54,8 @@ pub(super) fn encode(
 pub(super) fn decode(
     record: &[u8],
     replicas: usize,
-    variables: &[usize],
-    trained: &Trained,
+    variables: &[&Var],
 ) -> Result<Vec<Vec<Option<Rows>>>, Error> {
-    let variables: Vec<&Var> = variables.iter().map(|number| &trained.variables[*number].1).collect();
     let mut reader = Reader { record, rest: record };
     let counts = reader.words(replicas.saturating_mul(variables.len()))?;
     let mut counts = counts.into_iter();
@@ -127,5 +124,82 @@ impl<'a> Reader<'a> {
 
     fn error(&self, what: &'static str) -> Error {
         Error::Bytes { operation: "minimize", offset: self.record.len() - self.rest.len(), what }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle_core::Device;
+    use distribute_collective::group::local;
+    use proptest::prelude::*;
+
+    fn variables() -> [Var; 3] {
+        let of = |shape: (usize, usize), dtype| Var::zeros(shape, dtype, &Device::Cpu).unwrap();
+        [of((5, 3), DType::F32), of((4, 2), DType::F64), of((9, 1), DType::F32)]
+    }
+
+    fn gradients() -> Vec<Vec<Option<LocalGradient>>> {
+        let rows = |rows: &[usize], values| Some(LocalGradient::Rows(Rows { rows: rows.to_vec(), values }));
+        let first = vec![rows(&[0, 4], Any::F32((0..6).map(|i| i as f32).collect())), None, None];
+        let second = vec![
+            rows(&[], Any::F32(Vec::new())),
+            rows(&[1, 2, 3], Any::F64(vec![-0.5; 6])),
+            rows(&[8], Any::F32(vec![7.])),
+        ];
+        vec![first, second]
+    }
+
+    fn record(variables: &[usize]) -> Bytes {
+        let group = local::groups(Default::default(), 1, 1).unwrap().remove(0);
+        let gradients = gradients();
+        encode(&gradients.iter().map(Vec::as_slice).collect::<Vec<_>>(), variables, group.buffers())
+    }
+
+    #[test]
+    fn what_is_sent_is_what_is_read() {
+        let all = variables();
+        let read = decode(&record(&[0, 1, 2]), 2, &all.iter().collect::<Vec<_>>()).unwrap();
+        let sent = gradients();
+        let sent = sent
+            .iter()
+            .map(|of_replica| of_replica.iter().map(|gradient| rows(gradient).cloned()).collect::<Vec<_>>());
+        assert_eq!(format!("{read:?}"), format!("{:?}", sent.collect::<Vec<_>>()));
+        let read = decode(&record(&[2, 1]), 2, &[&all[2], &all[1]]).unwrap();
+        assert_eq!(read[1][0].as_ref().unwrap().rows, [8]);
+    }
+
+    #[test]
+    fn what_does_not_fit_the_variables_is_refused() {
+        let all = variables();
+        let all: Vec<&Var> = all.iter().collect();
+        let record = record(&[0, 1, 2]);
+        for len in 0..record.len() {
+            assert!(decode(&record[..len], 2, &all).is_err(), "{len} bytes");
+        }
+        assert!(decode(&[&record[..], &[0; 8]].concat(), 2, &all).is_err());
+        assert!(decode(&record, 1, &all).is_err() && decode(&record, 2, &all[..2]).is_err());
+        let word = |at: usize, value: u64| {
+            let mut changed = record.to_vec();
+            changed[8 * at..8 * at + 8].copy_from_slice(&value.to_le_bytes());
+            decode(&changed, 2, &all)
+        };
+        // The rows 0 and 4 of the first variable follow six numbers of rows.
+        assert!(word(6, 3).is_ok());
+        for (at, value) in [(6, 4), (6, 5), (7, 5), (0, 1 << 61), (0, u64::MAX - 1)] {
+            assert!(word(at, value).is_err(), "word {at} is {value}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_refused_or_rows_of_the_variables(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+            let all = variables();
+            if let Ok(read) = decode(&bytes, 1, &[&all[0], &all[1]]) {
+                for (rows, variable) in read[0].iter().zip(&all).filter_map(|(rows, all)| Some((rows.as_ref()?, all))) {
+                    prop_assert!(rows.rows.iter().all(|row| *row < variable.dims()[0]));
+                }
+            }
+        }
     }
 }
