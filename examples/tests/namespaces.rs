@@ -8,6 +8,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use distribute::cluster::Deadline;
 use distribute_testing::watched;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
@@ -115,8 +116,10 @@ impl Running {
 
     /// The first line that has all of these in it.
     fn says(&mut self, parts: &[&str]) -> String {
+        // It may say much else meanwhile.
+        let deadline = Deadline::after(PATIENCE);
         loop {
-            let line = self.errors.recv_timeout(PATIENCE);
+            let line = self.errors.recv_timeout(deadline.remaining());
             let line = line.unwrap_or_else(|_| panic!("nothing with {parts:?} in {:#?}", self.heard));
             self.heard.push(line.clone());
             if parts.iter().all(|part| line.contains(part)) {
