@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Duration;
 
 /// A namespace for each worker, and one for the stranger.
@@ -139,26 +139,22 @@ impl Running {
     }
 }
 
-/// The program of the example, built with this test's profile.
-fn digits() -> PathBuf {
-    if let Some(cargo) = std::env::var_os("CARGO") {
-        let mut build = Command::new(cargo);
-        build.args([
-            "build",
-            "--quiet",
-            "--locked",
-            "--package",
-            "distribute-examples",
-            "--example",
-            "digits",
-        ]);
-        if !cfg!(debug_assertions) {
-            build.arg("--release");
+/// The program of the example, built once with this test's profile: `cargo test --test` builds no examples.
+fn digits() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| {
+        if let Some(cargo) = std::env::var_os("CARGO") {
+            let mut build = Command::new(cargo);
+            build.args(["build", "--quiet", "--locked", "--package", "distribute-examples"]);
+            build.args(["--example", "digits"]);
+            if !cfg!(debug_assertions) {
+                build.arg("--release");
+            }
+            assert!(build.status().unwrap().success());
         }
-        assert!(build.status().unwrap().success());
-    }
-    let test = std::env::current_exe().unwrap();
-    test.parent().and_then(|deps| deps.parent()).unwrap().join("examples/digits")
+        let test = std::env::current_exe().unwrap();
+        test.parent().and_then(|deps| deps.parent()).unwrap().join("examples/digits")
+    })
 }
 
 /// Training on a host, as worker 0 or 1 of two that are at these addresses.
@@ -185,6 +181,7 @@ fn two_hosts_train(what: &str, identities: impl Fn(&Path) -> [Identity; 3]) {
     }
     let folder = tempfile::tempdir().unwrap();
     let identities = identities(folder.path());
+    // Outside of the watchdog.
     digits();
     // The watchdog's thread has a part in the hosts; this one has the last word.
     let hosts = Arc::new(Hosts::new(what));
