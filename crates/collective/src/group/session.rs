@@ -133,6 +133,7 @@ impl Session {
         made
     }
 
+    /// A round, until it is decided.
     fn round(
         &self,
         state: &mut State,
