@@ -1,6 +1,6 @@
 //! What this worker does where the other side, which the tests play, does not do what it should.
 
-#[cfg(test)]
+#[cfg(all(test, target_os = "linux"))]
 mod tests {
     use super::super::arena::Arena;
     use super::super::imports::Imports;
@@ -255,6 +255,21 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+        #[test]
+        fn what_is_written_to_a_region_is_there_and_nothing_beside_it(
+            at in 0..300_usize,
+            length in prop_oneof![0..300_usize, 4000..9000_usize],
+            from in 0..70_usize,
+        ) {
+            let arena = Arc::new(Arena::default());
+            let mut region = arena.allocate(10_000).unwrap();
+            region.fill(255);
+            let bytes: Vec<_> = (0..from + length).map(|at| (at % 251) as u8).collect();
+            region.write(at, &bytes[from..]);
+            prop_assert_eq!(&region[at..at + length], &bytes[from..]);
+            prop_assert!(region[..at].iter().chain(&region[at + length..]).all(|byte| *byte == 255));
+        }
 
         #[test]
         fn bytes_come_in_order_however_they_are_written_and_read(
