@@ -86,6 +86,12 @@ impl Imports {
         Ok(mapped)
     }
 
+    /// How many memories are mapped.
+    #[cfg(test)]
+    pub fn memories(&self) -> usize {
+        self.memories.len()
+    }
+
     /// Forgets memory that its owner has given up. To be called with each heartbeat.
     pub fn relax(&mut self) {
         self.memories.retain(|_, memory| std::mem::take(&mut memory.used) || memfd::is_there(memory.place));

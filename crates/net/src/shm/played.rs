@@ -7,6 +7,7 @@ mod tests {
     use super::super::layout::{SLOTS, TOTAL};
     use super::super::loans::Loans;
     use super::super::memfd;
+    use super::super::pair::tests::pair;
     use super::super::pair::{Offered, Pair};
     use super::super::reference::Reference;
     use super::super::ring::CAPACITY;
@@ -21,12 +22,6 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
     use std::sync::Arc;
     use std::sync::atomic::Ordering;
-
-    fn pair() -> (Arc<Pair>, Arc<Pair>) {
-        let offered = Offered::new().unwrap();
-        let second = Pair::accept(offered.offer()).unwrap();
-        (offered.accepted().unwrap(), Arc::new(second))
-    }
 
     /// A link of worker 0 to worker 1, and both of what that has.
     fn link() -> (Link, Arc<Pair>, TcpStream) {
@@ -102,6 +97,56 @@ mod tests {
         assert!(matches!(&turn(&link)[..], [Event::Message(1, message)] if message.body == "a body"));
     }
 
+    /// The bytes that have come by the socket.
+    fn rung(socket: &TcpStream) -> usize {
+        socket.set_nonblocking(true).unwrap();
+        let mut bytes = [0; 10];
+        let read = std::io::Read::read(&mut &*socket, &mut bytes);
+        read.or_else(|error| if error.kind() == std::io::ErrorKind::WouldBlock { Ok(0) } else { Err(error) })
+            .unwrap()
+    }
+
+    #[test]
+    fn the_other_side_is_woken_by_one_byte_for_what_is_sent_and_for_room() {
+        let (link, theirs, socket) = link();
+        link.send(Frame::Heartbeat);
+        assert_eq!(rung(&socket), 0, "it is awake");
+        theirs.begin_sleep();
+        link.send(Frame::Heartbeat);
+        link.send(Frame::Heartbeat);
+        assert_eq!(rung(&socket), 1);
+        theirs.has_woken();
+        let body = Bytes::from(vec![0; CAPACITY]);
+        let mut queue = Queue::default();
+        queue.push(Frame::Data(Message::new("", body)));
+        while queue.write(|slices| theirs.write(slices)).unwrap() > 0 {}
+        assert!(turn(&link).is_empty());
+        assert_eq!(rung(&socket), 1);
+        theirs.has_woken();
+        queue.write(|slices| theirs.write(slices)).unwrap();
+        assert!(matches!(&turn(&link)[..], [Event::Message(1, message)] if message.body.len() == CAPACITY));
+    }
+
+    #[test]
+    fn the_end_of_the_socket_is_the_workers_after_what_it_has_written() {
+        let (link, theirs, socket) = link();
+        assert!(turn(&link).is_empty());
+        say(&theirs, Frame::Data(Message::new("last", vec![1; CAPACITY / 2])));
+        drop(socket);
+        let events = turn(&link);
+        assert!(
+            matches!(&events[..], [Event::Message(1, _)]),
+            "nobody has waited for the socket: {events:?}"
+        );
+        say(&theirs, Frame::Data(Message::new("last", vec![1; CAPACITY / 2])));
+        let ready =
+            crate::ready::wait(std::slice::from_ref(&link), vec![], std::time::Duration::from_secs(20));
+        assert_eq!(ready.unwrap().links, [true]);
+        let events = turn(&link);
+        let [Event::Message(1, _), Event::Lost(1, reason)] = &events[..] else { panic!("{events:?}") };
+        assert_eq!(reason, "it closed its connection");
+    }
+
     #[test]
     fn an_offer_that_is_not_what_it_says_is_not_taken() {
         let offered = Offered::new().unwrap();
@@ -141,6 +186,38 @@ mod tests {
         region.fill(7);
         let (body, loans) = (region.freeze(), Loans::new(theirs.clone()));
         (loans.lend(arena, &body).unwrap(), body, loans)
+    }
+
+    #[test]
+    fn memory_that_nobody_uses_goes_back_to_the_system_on_both_sides() {
+        let (mine, theirs) = pair();
+        let arena = Arc::new(Arena::default());
+        let (reference, body, loans) = lent(&theirs, &arena, 1 << 20);
+        let mut imports = Imports::new(mine);
+        let received = imports.resolve(&reference.encode(), u64::MAX).unwrap();
+        let small = arena.allocate(20_000).unwrap();
+        drop(body);
+        for _ in 0..3 {
+            (0..20).for_each(|_| arena.relax());
+            imports.relax();
+            // One is lent, and a part of the other in use.
+            assert_eq!((arena.segments(), imports.memories()), (2, 1));
+        }
+        drop(received);
+        loans.settle();
+        (0..20).for_each(|_| arena.relax());
+        assert_eq!((arena.segments(), imports.memories()), (1, 1));
+        imports.relax();
+        assert_eq!(imports.memories(), 0);
+        // What is used between two looks stays.
+        drop(small);
+        for _ in 0..3 {
+            (0..9).for_each(|_| arena.relax());
+            drop(arena.allocate(20_000).unwrap());
+            assert_eq!(arena.segments(), 1);
+        }
+        (0..20).for_each(|_| arena.relax());
+        assert_eq!(arena.segments(), 0);
     }
 
     // INV-31
