@@ -234,6 +234,8 @@ fn a_killed_worker_leaves_nothing_but_what_it_has_sent() {
             let port = listener.address().unwrap().port();
             let child = Killed(child::command(TEST, &port.to_string()).spawn().unwrap());
             let (mesh, kept) = join(0, port, Some(listener));
+            // Until it has joined, it is sent copies.
+            kept.count(None, 1);
             mesh.send(1, Message::new("", filled(&mesh, 2 << 20, 4)));
             kept.count(None, 2);
             let (open, mapped, _) = held();

@@ -95,7 +95,7 @@ impl Pair {
         self.their_pid
     }
 
-    /// Whether the other side can open memory of this process.
+    /// Whether the other side can open memory of this process. The one that has connected says so when it has been welcomed.
     pub fn is_open_to_them(&self) -> bool {
         self.theirs().opens.0.load(Ordering::Acquire) != 0
     }
@@ -245,7 +245,8 @@ impl Pair {
     }
 }
 
-#[cfg(all(test, target_os = "linux"))]
+#[cfg(test)]
+#[cfg(target_os = "linux")]
 pub(super) mod tests {
     use super::*;
 
