@@ -4,7 +4,8 @@
 //! have, half each, in regions that stay where they are ("sum").
 //!
 //! ```text
-//! cargo run --release -p distribute-net --example exchange
+//! cargo run --release -p distribute-net --example exchange            # all sizes
+//! cargo run --release -p distribute-net --example exchange 1048576    # these
 //! ```
 
 use bytes::Bytes;
@@ -76,53 +77,62 @@ impl Worker {
 
     /// Writes, sends, and reads what the other one has written.
     fn exchange(&self, length: usize, round: u8, by_reference: bool, own: &mut [u8]) -> Result<u64> {
+        own.fill(round);
         if by_reference {
             let mut region = self.region(length)?;
-            region.fill(round);
+            region.write(0, own);
             self.send(region.freeze());
         } else {
-            own.fill(round);
             self.send(Bytes::copy_from_slice(own));
         }
         let theirs = self.receive()?;
         Ok(theirs.as_chunks().0.iter().fold(0_u64, |sum, word| sum.wrapping_add(u64::from_ne_bytes(*word))))
     }
 
-    /// Adds up what both have: each half of the numbers at one worker, which tells the other.
-    fn sum(&self, values: Bytes) -> Result<[Bytes; 2]> {
-        let half = values.len() / 2;
-        let halves = [values.slice(..half), values.slice(half..)];
-        self.send(halves[1 - self.me].clone());
-        let theirs = self.receive()?;
-        let mut sum = self.region(half)?;
-        let both = halves[self.me].as_chunks().0.iter().zip(theirs.as_chunks().0);
-        for (sum, (mine, theirs)) in sum.as_chunks_mut().0.iter_mut().zip(both) {
-            *sum = (f32::from_ne_bytes(*mine) + f32::from_ne_bytes(*theirs)).to_ne_bytes();
+    /// Adds up what both have, in place: half of the numbers at each worker, which tells the other.
+    fn sum(&self, mut values: Region) -> Result<[Bytes; 2]> {
+        let second = values.split_off(values.len() / 2);
+        let (mut mine, theirs) = if self.me == 0 { (values, second) } else { (second, values) };
+        self.send(theirs.freeze());
+        let other = self.receive()?;
+        for (mine, other) in mine.as_chunks_mut().0.iter_mut().zip(other.as_chunks().0) {
+            *mine = (f32::from_ne_bytes(*mine) + f32::from_ne_bytes(*other)).to_ne_bytes();
         }
-        drop(theirs);
-        let sum = sum.freeze();
-        self.send(sum.clone());
-        Ok([sum, self.receive()?])
+        drop(other);
+        let mine = mine.freeze();
+        self.send(mine.clone());
+        Ok([mine, self.receive()?])
     }
 
     fn play(&self) -> Result<()> {
         if self.me == 0 {
             println!("{:>10} {:>14} {:>14} {:>14}", "bytes", "copied", "by reference", "sum");
         }
-        for length in SIZES {
-            let rounds = ((256 << 20) / length).clamp(15, 5_000);
+        let asked: Vec<usize> =
+            std::env::args().skip(1).map(|length| length.parse()).collect::<std::result::Result<_, _>>()?;
+        for length in if asked.is_empty() { SIZES.to_vec() } else { asked } {
+            let rounds = ((256 << 20) / length.max(1)).clamp(15, 5_000);
             let mut own = vec![0; length];
             let mut medians = Vec::new();
             for way in 0..3 {
-                let mut values = self.region(length)?;
-                values.as_chunks_mut().0.fill(1_f32.to_ne_bytes());
-                let values = values.freeze();
                 let mut times = Vec::new();
                 for round in 0..rounds {
+                    let mut values = (way == 2).then(|| self.region(length)).transpose()?;
+                    if let Some(values) = &mut values {
+                        values.as_chunks_mut().0.fill(1_f32.to_ne_bytes());
+                    }
+                    // Both begin at once.
+                    self.send(Bytes::new());
+                    self.receive()?;
                     let watch = Stopwatch::start();
-                    match way {
-                        2 => drop(std::hint::black_box(self.sum(values.clone())?)),
-                        _ => {
+                    match values {
+                        Some(values) => {
+                            let sums = std::hint::black_box(self.sum(values)?);
+                            if sums.iter().any(|sum| !sum.ends_with(&2_f32.to_ne_bytes())) {
+                                return Err("the sum is wrong".into());
+                            }
+                        }
+                        None => {
                             let found = self.exchange(length, round as u8, way == 1, &mut own)?;
                             let expected =
                                 u64::from_ne_bytes([round as u8; 8]).wrapping_mul(length as u64 / 8);
@@ -150,7 +160,10 @@ fn main() -> Result<()> {
     }
     let listener = Listener::bind("127.0.0.1:0")?;
     let address = listener.address()?.to_string();
-    let mut second = Command::new(std::env::current_exe()?).env(ADDRESS, &address).spawn()?;
+    let mut second = Command::new(std::env::current_exe()?)
+        .args(std::env::args().skip(1))
+        .env(ADDRESS, &address)
+        .spawn()?;
     let played = Worker::join(0, address, Some(listener))?.play();
     second.wait()?;
     played

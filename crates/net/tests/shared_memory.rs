@@ -52,11 +52,11 @@ fn bodies_from_everywhere_come_whole_and_in_order() {
                     scope.spawn(move || {
                         let mut random = SplitMix(me as u64);
                         for number in 0..60_u8 {
-                            let length = random.of(&[1, 5000, 8192, 100_000, 1 << 20, (1 << 20) + 1]);
+                            let length = random.of(&[1, 5000, 16_384, 100_000, 1 << 20, (1 << 20) + 1]);
                             let first = number.wrapping_mul(7);
                             let body = match worker.transport.memory(length) {
                                 Some(mut region) if random.below(3) > 0 => {
-                                    region.copy_from_slice(&pattern(length, first));
+                                    region.write(0, &pattern(length, first));
                                     region.freeze()
                                 }
                                 _ => pattern(length, first).into(),
@@ -94,7 +94,7 @@ fn bodies_from_everywhere_come_whole_and_in_order() {
 fn memory_is_used_again_when_the_other_worker_has_dropped_what_it_received_and_not_before() {
     watched(|| {
         let [first, second] = two();
-        for length in [10_000, 1 << 20, 3 << 20] {
+        for length in [20_000, 1 << 20, 3 << 20] {
             let body = filled(&*first.transport, length, 1);
             let place = body.as_ptr().addr();
             first.transport.send(1, Message::new("", body.slice(100..)));
@@ -115,6 +115,32 @@ fn memory_is_used_again_when_the_other_worker_has_dropped_what_it_received_and_n
             let regions: Vec<_> = (0..5).map(|_| first.transport.memory(length).unwrap()).collect();
             assert!(regions.iter().any(|region| region.as_ptr().addr() == place), "{length}");
         }
+    });
+}
+
+#[test]
+fn parts_of_a_region_are_filled_and_sent_by_themselves() {
+    watched(|| {
+        let [first, second] = two();
+        let mut region = first.transport.memory(1 << 20).unwrap();
+        let place = region.as_ptr().addr();
+        region.copy_from_slice(&pattern(1 << 20, 5));
+        let mut behind = region.split_off(400_000);
+        assert_eq!((region.len(), behind.len()), (400_000, (1 << 20) - 400_000));
+        first.transport.send(1, Message::new("", region.freeze()));
+        // What another worker reads is not written, and what is written nobody else reads.
+        let received = next(&second);
+        behind.fill(0);
+        behind.write(7, &[1; 9]);
+        assert!(is_filled(&received, 5));
+        drop(received);
+        // One part is in use.
+        assert_ne!(first.transport.memory(1 << 20).unwrap().as_ptr().addr(), place);
+        assert!(behind.split_off(behind.len()).is_empty());
+        assert_eq!(behind[6..17], [0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0]);
+        drop(behind);
+        let regions: Vec<_> = (0..3).map(|_| first.transport.memory(1 << 20).unwrap()).collect();
+        assert!(regions.iter().any(|region| region.as_ptr().addr() == place));
     });
 }
 
@@ -208,6 +234,8 @@ fn a_killed_worker_leaves_nothing_but_what_it_has_sent() {
             let port = listener.address().unwrap().port();
             let child = Killed(child::command(TEST, &port.to_string()).spawn().unwrap());
             let (mesh, kept) = join(0, port, Some(listener));
+            // Until it has joined, it is sent copies.
+            kept.count(None, 1);
             mesh.send(1, Message::new("", filled(&mesh, 2 << 20, 4)));
             kept.count(None, 2);
             let (open, mapped, _) = held();

@@ -1,6 +1,6 @@
 //! Memory of this process that others of its machine can read.
 
-use super::map::{Part, Parts};
+use super::map::{Extent, Extents};
 use super::memfd::{self, Place};
 use super::region::Region;
 use std::collections::BTreeMap;
@@ -58,7 +58,7 @@ pub(crate) struct Segment {
     /// Which one: a number that is used once.
     pub number: u64,
     pub place: Place,
-    parts: Parts,
+    extents: Extents,
     /// Open for others to find it.
     _file: File,
     /// Whether somebody may still read what has been lent, and nobody will say when that ends.
@@ -66,11 +66,11 @@ pub(crate) struct Segment {
     arena: Weak<Arena>,
 }
 
-/// A part of a segment.
+/// A part of a segment, which is handed out as a whole.
 #[derive(Debug)]
 pub(super) struct Block {
-    segment: Arc<Segment>,
-    pub part: Part,
+    pub segment: Arc<Segment>,
+    pub extent: Extent,
 }
 
 impl Arena {
@@ -99,24 +99,24 @@ impl Arena {
             self.count.fetch_sub(1, Ordering::AcqRel);
             return Err(io::Error::other("there are too many regions"));
         }
-        let made = Parts::create((SEGMENT / size).max(1), size).and_then(|(file, parts, all)| {
+        let made = Extents::create((SEGMENT / size).max(1), size).and_then(|(file, extents, all)| {
             let place = memfd::place(&file)?;
-            Ok((file, place, parts, all))
+            Ok((file, place, extents, all))
         });
-        let (file, place, parts, all) = made.inspect_err(|_| {
+        let (file, place, extents, all) = made.inspect_err(|_| {
             self.count.fetch_sub(1, Ordering::AcqRel);
         })?;
         let segment = Arc::new(Segment {
             number: self.made.fetch_add(1, Ordering::Relaxed) as u64,
             place,
-            parts,
+            extents,
             _file: file,
             retired: AtomicBool::default(),
             arena: Arc::downgrade(self),
         });
-        lock(&self.segments).insert(segment.parts.start(), Arc::downgrade(&segment));
+        lock(&self.segments).insert(segment.extents.start(), Arc::downgrade(&segment));
         let mut blocks: Vec<_> =
-            all.into_iter().map(|part| Block { segment: segment.clone(), part }).collect();
+            all.into_iter().map(|extent| Block { segment: segment.clone(), extent }).collect();
         let block = blocks.pop().ok_or(io::ErrorKind::OutOfMemory)?;
         blocks.into_iter().for_each(|block| self.put_back(block));
         Ok(block)
@@ -124,7 +124,7 @@ impl Arena {
 
     /// Keeps a block for the next who needs one of its size.
     pub(super) fn put_back(&self, block: Block) {
-        let (mut free, size) = (lock(&self.free), block.part.len());
+        let (mut free, size) = (lock(&self.free), block.extent.size());
         if !block.segment.retired.load(Ordering::Acquire) && free.bytes.saturating_add(size) <= KEPT {
             free.bytes += size;
             free.classes.entry(size).or_default().blocks.push(block);
@@ -163,7 +163,7 @@ impl Arena {
                 class.unused = class.blocks.len();
             }
             free.classes.retain(|_, class| !class.blocks.is_empty());
-            free.bytes -= dropped.iter().map(|block: &Block| block.part.len()).sum::<usize>();
+            free.bytes -= dropped.iter().map(|block: &Block| block.extent.size()).sum::<usize>();
         }
     }
 }
@@ -176,11 +176,11 @@ impl Segment {
             // Those that are kept already.
             let mut dropped = Vec::new();
             let mut free = lock(&arena.free);
-            if let Some(class) = free.classes.get_mut(&self.parts.size()) {
+            if let Some(class) = free.classes.get_mut(&self.extents.size()) {
                 let of_this = |block: &mut Block| std::ptr::eq(&*block.segment, self);
                 dropped.extend(class.blocks.extract_if(.., of_this));
                 class.unused = class.unused.min(class.blocks.len());
-                free.bytes -= dropped.len() * self.parts.size();
+                free.bytes -= dropped.len() * self.extents.size();
             }
         }
     }
@@ -190,7 +190,7 @@ impl Drop for Segment {
     fn drop(&mut self) {
         // Its addresses are others' as soon as it is gone.
         if let Some(arena) = self.arena.upgrade() {
-            lock(&arena.segments).remove(&self.parts.start());
+            lock(&arena.segments).remove(&self.extents.start());
             arena.count.fetch_sub(1, Ordering::AcqRel);
         }
     }

@@ -1,6 +1,6 @@
 //! Memory that processes share, as seen by this one. All `unsafe` of this crate is here.
 //!
-//! Three uses, each with its own rules: [`Paired`], which both sides write; [`Part`], which this process writes and others
+//! Three uses, each with its own rules: [`Paired`], which both sides write; [`Extents`], which this process writes and others
 //! read; and [`Foreign`], which another process writes and this one reads. Every file is sealed against a change of its
 //! size (`memfd.rs`), so that its pages don't vanish while they are mapped.
 
@@ -73,7 +73,7 @@ impl Paired {
         // SAFETY: `ring` has compared the range with the mapping; the source is another memory. The other side reads here only
         // after it is told to; should it do anything else at the same time, these are bytes, to which nobody has a
         // reference, and only what they say is undetermined.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+        unsafe { copy_past_caches(bytes, to) };
     }
 
     /// Copies bytes out of a ring.
@@ -95,30 +95,39 @@ impl Paired {
     }
 }
 
-/// Memory that this process writes and others read, in parts of one size.
+/// Memory that this process writes and others read, in extents of one size.
 #[derive(Debug)]
-pub(crate) struct Parts {
+pub(crate) struct Extents {
     map: Arc<Map>,
     size: usize,
 }
 
-/// A part of such memory. No two overlap.
+/// The right to a range of such memory. No two overlap.
 #[derive(Debug)]
-pub(crate) struct Part {
+pub(crate) struct Extent {
     map: Arc<Map>,
     offset: usize,
     size: usize,
 }
 
-impl Parts {
-    /// New memory, in `count` parts of `size` bytes, and the file by which others find it.
-    pub fn create(count: usize, size: usize) -> io::Result<(File, Self, Vec<Part>)> {
+/// A part of an extent, to be read and written. No two overlap.
+#[derive(Debug)]
+pub(crate) struct Part {
+    extent: Arc<Extent>,
+    /// Inside of the extent.
+    offset: usize,
+    size: usize,
+}
+
+impl Extents {
+    /// New memory, in `count` extents of `size` bytes, and the file by which others find it.
+    pub fn create(count: usize, size: usize) -> io::Result<(File, Self, Vec<Extent>)> {
         let total = count.checked_mul(size).ok_or(io::ErrorKind::InvalidInput)?;
         let file = memfd::create(total as u64)?;
         let map = Arc::new(Map::of(&file, total, true)?);
         // This process has it mapped for writing once, and nobody else will.
         memfd::seal_for_readers(&file)?;
-        let all = (0..count).map(|at| Part { map: map.clone(), offset: at * size, size }).collect();
+        let all = (0..count).map(|at| Extent { map: map.clone(), offset: at * size, size }).collect();
         Ok((file, Self { map, size }, all))
     }
 
@@ -127,9 +136,56 @@ impl Parts {
         self.map.start.addr().get()
     }
 
-    /// The size of each part.
+    /// The size of each extent.
     pub fn size(&self) -> usize {
         self.size
+    }
+}
+
+impl Extent {
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Access to its first `size` bytes, or as many as it has.
+    pub fn open(self, size: usize) -> Part {
+        let size = size.min(self.size);
+        Part { extent: Arc::new(self), offset: 0, size }
+    }
+}
+
+impl Part {
+    /// Parts with what is before `at` and what is behind it, which this one then ends at.
+    ///
+    /// # Panics
+    /// If it is beyond the end.
+    pub fn split_off(&mut self, at: usize) -> Self {
+        assert!(at <= self.size, "{at} is beyond the {} bytes of a region", self.size);
+        let behind = Self { extent: self.extent.clone(), offset: self.offset + at, size: self.size - at };
+        self.size = at;
+        behind
+    }
+
+    /// The right to the extent, if this was the last of its parts.
+    pub fn close(self) -> Option<Extent> {
+        Arc::into_inner(self.extent)
+    }
+
+    fn start(&self) -> *mut u8 {
+        // SAFETY: inside of the mapping, which the extent keeps: parts and extents are made smaller only.
+        unsafe { self.extent.map.start.as_ptr().add(self.extent.offset + self.offset) }
+    }
+}
+
+impl Part {
+    /// Copies bytes to `at`.
+    ///
+    /// # Panics
+    /// If they are not inside.
+    pub fn write(&mut self, at: usize, bytes: &[u8]) {
+        let to = &mut self[at..][..bytes.len()];
+        // SAFETY: `to` is of that length, and this process's own.
+        unsafe { copy_past_caches(bytes, to.as_mut_ptr()) };
     }
 }
 
@@ -137,9 +193,9 @@ impl Deref for Part {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: inside of the mapping, which `map` keeps; all of it is initialised. This value alone gives access to this
-        // range for writing, and it is borrowed.
-        unsafe { std::slice::from_raw_parts(self.map.start.as_ptr().add(self.offset), self.size) }
+        // SAFETY: inside of the mapping, which the extent keeps; all of it is initialised. This value alone gives access to this
+        // range, since the extent it was opened from is consumed until all parts are closed, and it is borrowed.
+        unsafe { std::slice::from_raw_parts(self.start(), self.size) }
     }
 }
 
@@ -147,7 +203,7 @@ impl DerefMut for Part {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, and it is borrowed exclusively. Other processes can't write here, and read only while this
         // process has promised not to change it (`arena.rs`).
-        unsafe { std::slice::from_raw_parts_mut(self.map.start.as_ptr().add(self.offset), self.size) }
+        unsafe { std::slice::from_raw_parts_mut(self.start(), self.size) }
     }
 }
 
@@ -174,4 +230,39 @@ impl Foreign {
         (end <= self.0.size)
             .then(|| unsafe { std::slice::from_raw_parts(self.0.start.as_ptr().add(offset), length) })
     }
+}
+
+/// From this length on, copies go past the caches.
+#[cfg(target_arch = "x86_64")]
+const LONG: usize = 4 << 10;
+
+/// Copies to memory that another core has read. A store would have to take each line back from the cache of that core, one after
+/// another: 28 ns a line on Zen 4, or 450 µs for 1 MiB. Past the caches it is 40 µs, and is read as fast as before.
+///
+/// # Safety
+/// `to` is valid for writing `bytes.len()` bytes, which don't overlap with `bytes`.
+unsafe fn copy_past_caches(bytes: &[u8], to: *mut u8) {
+    #[cfg(target_arch = "x86_64")]
+    if bytes.len() >= LONG {
+        use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
+        let (before, rest) = bytes.split_at(to.align_offset(64).min(bytes.len()));
+        let (lines, after) = rest.as_chunks::<64>();
+        // SAFETY: the three pieces make up the whole. The stores are aligned to 16 bytes, as they have to be, since their first is
+        // to 64; the loads need not be. SSE2 is a part of this architecture. The fence lets no later store be seen before these.
+        unsafe {
+            std::ptr::copy_nonoverlapping(before.as_ptr(), to, before.len());
+            let mut at = to.add(before.len());
+            for line in lines {
+                for quarter in line.as_chunks::<16>().0 {
+                    _mm_stream_si128(at.cast::<__m128i>(), _mm_loadu_si128(quarter.as_ptr().cast()));
+                    at = at.add(16);
+                }
+            }
+            std::ptr::copy_nonoverlapping(after.as_ptr(), at, after.len());
+            _mm_sfence();
+        }
+        return;
+    }
+    // SAFETY: as promised by the caller.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
 }

@@ -16,8 +16,10 @@
 //! other opens it. From then on each direction is a ring of bytes, which holds what a socket would carry. The socket stays: a
 //! byte wakes who sleeps, and its end is that of the worker.
 //!
+//! The memory has no name: it is gone when the last process that has it mapped ends, however that happens.
+//!
 //! A body in a [`Region`] is not copied. The ring carries a [`reference`] to it; its receiver maps the sender's memory for
-//! reading, once, and reads the body there. When the last of its [`Bytes`](bytes::Bytes) is dropped it writes a number into
+//! reading, once, and reads the body there. When the last of its [`Bytes`](bytes::Bytes) is dropped, it writes a number into
 //! the memory of the pair, by which the sender knows. Until then the sender keeps the body; if the other worker is lost or ends
 //! before, the memory is used for nothing else, so that what was received stays as it is.
 
@@ -43,6 +45,9 @@ pub use region::Region;
 pub enum SharedMemory {
     /// Where both sides can: on Linux, on one machine, as one user, in one namespace of process ids (containers mostly have one
     /// each). Elsewhere through sockets, as if this had not been asked for.
+    ///
+    /// So it is where links between machines are encrypted, too, once both sides have shown who they are: who could read
+    /// this memory could read that of the processes as well.
     #[default]
     Auto,
     /// Through sockets alone.

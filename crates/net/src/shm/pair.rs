@@ -95,7 +95,7 @@ impl Pair {
         self.their_pid
     }
 
-    /// Whether the other side can open memory of this process.
+    /// Whether the other side can open memory of this process. The one that has connected says so when it has been welcomed.
     pub fn is_open_to_them(&self) -> bool {
         self.theirs().opens.0.load(Ordering::Acquire) != 0
     }
@@ -242,5 +242,62 @@ impl Pair {
     /// The number of the loan that the other side has given back last, of a slot of this side.
     pub fn returned(&self, slot: usize) -> u64 {
         self.mine().returned.0.get(slot).map_or(0, |returned| returned.load(Ordering::Acquire))
+    }
+}
+
+#[cfg(test)]
+#[cfg(target_os = "linux")]
+pub(super) mod tests {
+    use super::*;
+
+    /// Both sides of a pair, in one process.
+    pub(in crate::shm) fn pair() -> (Arc<Pair>, Arc<Pair>) {
+        let offered = Offered::new().unwrap();
+        let second = Pair::accept(offered.offer()).unwrap();
+        (offered.accepted().unwrap(), Arc::new(second))
+    }
+
+    fn write(pair: &Pair, length: usize) -> usize {
+        pair.write(&[IoSlice::new(&vec![1; length])]).unwrap()
+    }
+
+    #[test]
+    fn who_sleeps_is_woken_once_and_again_after_it_has_looked() {
+        let (first, second) = pair();
+        write(&first, 1);
+        assert!(!first.must_ring(), "nobody sleeps");
+        second.begin_sleep();
+        assert!(second.has_work(false), "it looks, and does not sleep");
+        write(&first, 1);
+        assert_eq!([first.must_ring(), first.must_ring()], [true, false]);
+        second.has_woken();
+        assert_eq!((second.read(&mut [0; 10]), second.sleepers()), (Ok(2), 1));
+        write(&first, 1);
+        assert!(first.must_ring());
+        second.wake();
+        second.has_woken();
+        write(&first, 1);
+        assert!(!first.must_ring(), "nobody sleeps");
+    }
+
+    #[test]
+    fn who_waits_for_room_is_woken_once_there_is_half_a_ring() {
+        let (first, second) = pair();
+        assert_eq!(write(&first, CAPACITY + 5), CAPACITY);
+        assert_eq!(write(&first, 5), 0);
+        first.begin_sleep();
+        first.take_socket();
+        assert!(!first.has_work(true), "there is none");
+        let mut half = vec![0; CAPACITY / 2];
+        second.read(&mut half[1..]).unwrap();
+        assert!(!second.must_tell_of_room(), "so little is not worth it");
+        assert!(first.has_work(true) && !first.has_work(false));
+        second.read(&mut half[..1]).unwrap();
+        assert_eq!([second.must_tell_of_room(), second.must_tell_of_room()], [true, false]);
+        // Who has never found the ring full waits for nothing.
+        first.has_woken();
+        write(&first, 5);
+        second.read(&mut half).unwrap();
+        assert!(!second.must_tell_of_room());
     }
 }
