@@ -322,7 +322,7 @@ mod tests {
             assert!(Arc::ptr_eq(one.flat().unwrap(), other.flat().unwrap()));
             assert!(Arc::ptr_eq(one.flat().unwrap().layout(), &layout));
             assert_eq!((one.elements().unwrap(), other.elements().unwrap()), (&[1., 2.][..], &[5.; 6][..]));
-            assert_eq!(one.flat().unwrap().dense(2).unwrap(), [0f64; 4]);
+            assert_eq!(one.flat().unwrap().dense::<f64>(2).unwrap(), [0.; 4]);
         }
         assert!(Arc::ptr_eq(&pool.layout(&[true, true, true]), &layout));
         assert!(!pool.layout(&[true, false, true]).has(1));

@@ -61,8 +61,9 @@ impl CommunicationOptions {
         match self.implementation {
             CommunicationImplementation::Auto => None,
             other => Some(format!(
-                "CommunicationImplementation {other}: replicas of one process exchange values in the memory they share, \
-                 workers over sockets, and there is nothing else to choose; leave it at AUTO"
+                "CommunicationImplementation {other}: replicas of one process exchange values in the memory they share, and \
+                 what links workers is chosen where they join: RING, which is sockets, by \
+                 MultiWorkerMirroredStrategy::builder; leave it at AUTO"
             )),
         }
     }
@@ -75,8 +76,10 @@ impl CommunicationOptions {
 
 /// What carries the values of a collective.
 ///
-/// Replicas of one process exchange what they have in the memory they share, and so do workers on its threads. Where
-/// something else is asked of them, that is [`Error::InvalidArgument`], from
+/// Replicas of one process exchange what they have in the memory they share, and so do workers on its threads. Workers that
+/// are processes are linked by shared memory where they can, else by sockets; by sockets alone if
+/// [`MultiWorkerBuilder::communication_options`](crate::MultiWorkerBuilder::communication_options) says
+/// [`Ring`](Self::Ring). Where something else is asked for, that is [`Error::InvalidArgument`], from
 /// [`MirroredBuilder::build`](super::MirroredBuilder::build),
 /// [`on_threads_with`](crate::MultiWorkerMirroredStrategy::on_threads_with), [`Strategy::new`](crate::Strategy::new) and
 /// [`with_options`](crate::ReplicaContext::with_options).
@@ -90,7 +93,7 @@ pub enum CommunicationImplementation {
     #[doc(alias = "tf.distribute.experimental.CommunicationImplementation.AUTO")]
     #[default]
     Auto,
-    /// Rings over sockets.
+    /// Over sockets.
     #[doc(alias = "tf.distribute.experimental.CommunicationImplementation.RING")]
     Ring,
     /// NVIDIA's library, between GPUs.

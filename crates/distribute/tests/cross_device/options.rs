@@ -1,7 +1,8 @@
 //! Options of the whole strategy, and of one call.
 
 use crate::{mirrored, per_replica};
-use distribute::cluster::Fault;
+use distribute::cluster::resolver::SimpleClusterResolver;
+use distribute::cluster::{ClusterSpec, Fault, Job};
 use distribute::prelude::*;
 use distribute::{CommunicationImplementation, CommunicationOptions, Error, Leaf, NcclAllReduce, Result};
 use distribute_testing::watched;
@@ -190,6 +191,15 @@ fn co_3_an_implementation_that_one_process_does_not_have_is_refused_where_it_is_
             .run((), |ctx, ()| ctx.with_options(options(Auto))?.all_reduce(ReduceOp::Sum, 1f32))
             .unwrap();
         assert_eq!(sums.values(), [2., 2.]);
+        // What links workers is chosen where they join.
+        let workers = |implementation| {
+            let cluster: ClusterSpec = r#"{"worker": ["localhost:0"]}"#.parse().unwrap();
+            let resolver = SimpleClusterResolver::new(cluster).with_task(Job::Worker.task(0));
+            let builder = MultiWorkerMirroredStrategy::builder().cluster_resolver(resolver);
+            builder.communication_options(options(implementation)).build()
+        };
+        assert_eq!(workers(Ring).unwrap().extended().communication_options().implementation, Auto);
+        assert!(workers(Nccl).unwrap_err().to_string().contains("CommunicationImplementation NCCL:"));
     });
 }
 

@@ -1,6 +1,7 @@
 //! Workers that are processes: who takes part, and how they find each other.
 
 use super::{CommunicationOptions, MultiWorkerMirroredStrategy};
+use crate::strategy::CommunicationImplementation;
 use crate::strategy::alone;
 use crate::strategy::kinds::check_count;
 use crate::{Error, Result};
@@ -59,6 +60,7 @@ impl MultiWorkerBuilder {
     }
 
     /// How collectives communicate. Options left at their defaults keep their previous values.
+    /// [`Ring`](CommunicationImplementation::Ring) is links over sockets, also between workers of one machine.
     pub fn communication_options(mut self, options: CommunicationOptions) -> Self {
         self.options = options.over(self.options);
         self
@@ -91,7 +93,6 @@ impl MultiWorkerBuilder {
     }
 
     /// Whether workers of one machine send each other messages through shared memory; by default they do where they can.
-
     pub fn shared_memory(mut self, shared_memory: SharedMemory) -> Self {
         self.shared_memory = shared_memory;
         self
@@ -116,7 +117,13 @@ impl MultiWorkerBuilder {
         const OPERATION: &str = "MultiWorkerMirroredStrategy";
         let replicas = self.replicas.unwrap_or(1);
         check_count(OPERATION, replicas)?;
-        self.options.check(OPERATION)?;
+        let (mut options, mut shared_memory) = (self.options, self.shared_memory);
+        if options.implementation == CommunicationImplementation::Ring {
+            // That is said of the links, which are made once for all calls.
+            (options.implementation, shared_memory) =
+                (CommunicationImplementation::Auto, SharedMemory::Never);
+        }
+        options.check(OPERATION)?;
         let resolver = match self.resolver {
             Some(resolver) => resolver,
             None => of_environment()?,
@@ -137,7 +144,7 @@ impl MultiWorkerBuilder {
             let mut rendezvous = Rendezvous::new(world, addresses)
                 .agree_on(env!("CARGO_PKG_VERSION").as_bytes())
                 .identity(identity)
-                .shared_memory(self.shared_memory)
+                .shared_memory(shared_memory)
                 .on_progress(|progress| told(|| tracing::info!("{progress}")));
             if self.allow_plain_text {
                 rendezvous = rendezvous.allow_plain_text_on_the_network();
@@ -160,7 +167,7 @@ impl MultiWorkerBuilder {
             }
             _ => None,
         };
-        MultiWorkerMirroredStrategy::of_worker(replicas, group, self.options, Some(resolver))
+        MultiWorkerMirroredStrategy::of_worker(replicas, group, options, Some(resolver))
     }
 }
 
