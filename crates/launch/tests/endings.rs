@@ -161,10 +161,30 @@ fn nothing_is_left_when_the_launcher_is_killed_while_its_tasks_are_suspended() {
         for line in heard.lines(4).iter().filter(|line| *line != "ready") {
             let group = Pid::from_raw(line.parse().unwrap()).unwrap();
             kill_process_group(group, Signal::STOP).unwrap();
+            // The system lets a group go on that loses its launcher, if it is suspended by then.
+            until_suspended(group);
         }
         launcher.0.kill().unwrap();
         heard.end();
     });
+}
+
+/// Waits until every process of a group is suspended: a signal is delivered when its receiver next runs.
+fn until_suspended(group: Pid) {
+    // What follows the name of a program, which is in parentheses: its state, its parent, its group.
+    let of_group = |stat: String| {
+        let fields: Vec<_> = stat.rsplit_once(')')?.1.split_whitespace().map(str::to_owned).collect();
+        (fields.get(2)? == &group.as_raw_nonzero().to_string()).then(|| fields[0] == "T")
+    };
+    loop {
+        let all = std::fs::read_dir("/proc").unwrap().flatten();
+        let stats = all.filter_map(|process| std::fs::read_to_string(process.path().join("stat")).ok());
+        let states: Vec<bool> = stats.filter_map(of_group).collect();
+        if !states.is_empty() && states.iter().all(|suspended| *suspended) {
+            return;
+        }
+        std::thread::yield_now();
+    }
 }
 
 #[test]
