@@ -1,13 +1,14 @@
 //! The side that was connected to.
 
 use super::hearing::preamble;
-use super::{Hello, Reason, Refusal, Words};
+use super::{Hello, Purpose, Reason, Refusal, Words};
 use ring::hmac;
 
 /// The side that was connected to: makes sure that the other one belongs to the job.
 #[derive(Debug)]
 pub struct Host {
-    /// What a caller of the same job says, but for its rank and purpose.
+    /// What a caller of the same job says, but for its rank and purpose. A host that answers calls is the task that its own
+    /// purpose is to call.
     mine: Hello,
     key: Option<hmac::Key>,
     nonce: [u8; 32],
@@ -77,6 +78,24 @@ impl Host {
     /// What is compared only with those that know the secret.
     fn compare(&self, hello: &Hello) -> Result<(), Refusal> {
         let mine = &self.mine;
+        let refusal = |text| Err(Refusal::new(Reason::Rank, text));
+        match (&mine.purpose, &hello.purpose) {
+            (Purpose::Call { to: me, .. }, Purpose::Call { to, .. }) if me == to => return Ok(()),
+            (Purpose::Call { to: me, .. }, Purpose::Call { to, .. }) => {
+                return refusal(format!("it is {me}, not {to}: check the addresses"));
+            }
+            (Purpose::Call { to: me, .. }, _) => {
+                return refusal(format!("{me} answers calls here, and joins no world: check the addresses"));
+            }
+            (_, Purpose::Call { to, .. }) => {
+                let text = format!(
+                    "worker {} of a world is at this address, and answers no calls: is there a server of {to}?",
+                    mine.rank
+                );
+                return refusal(text);
+            }
+            _ => {}
+        }
         if hello.generation != mine.generation {
             let (reason, which) = if hello.generation < mine.generation {
                 (Reason::Generation, "the worker that has connected has been replaced, and has to end")

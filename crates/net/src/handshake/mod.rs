@@ -30,4 +30,4 @@ pub use refusal::{Reason, Refusal};
 pub use words::{Hello, Purpose, Words};
 
 /// The version of the protocol. Both sides need the same.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;

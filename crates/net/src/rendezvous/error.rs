@@ -2,7 +2,7 @@
 
 use super::Missing;
 use crate::handshake::Refusal;
-use crate::identity::{IdentityError, PolicyError};
+use crate::identity::{AccessError, IdentityError, PolicyError};
 use distribute_cluster::WorldError;
 use std::io;
 use std::time::Duration;
@@ -77,7 +77,16 @@ pub enum JoinError {
     System(#[from] io::Error),
 }
 
-fn advice(error: &io::Error) -> &'static str {
+impl From<AccessError> for JoinError {
+    fn from(error: AccessError) -> Self {
+        match error {
+            AccessError::Policy(error) => error.into(),
+            AccessError::Identity(error) => error.into(),
+        }
+    }
+}
+
+pub(crate) fn advice(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::AddrInUse => {
             " (another program listens there, or an earlier run still does: end it, or take another port)"

@@ -1,17 +1,17 @@
 //! The meeting itself.
 
-use super::dial::{Calling, Dial, Failed};
+use super::attempt::Calling;
+use super::dial::{Dial, Failed};
 use super::membership::Membership;
 use super::note::Note;
 use super::reception::Reception;
 use super::{JoinError, Missing, Progress};
 use crate::handshake::Purpose;
-use crate::identity::policy;
 use crate::link::{Event, Link};
 use crate::poll;
 use crate::wire::{Decoder, Frame, Limits};
 use crate::{Mesh, Message, Receiver, Settings};
-use distribute_cluster::{Deadline, Stopwatch, World};
+use distribute_cluster::{Address, Deadline, Stopwatch, World};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -43,7 +43,7 @@ pub(super) struct Gathering {
 impl Gathering {
     pub fn new(
         world: World,
-        addresses: Vec<String>,
+        addresses: Vec<Address>,
         reception: Reception,
         calling: Calling,
         limits: Limits,
@@ -102,7 +102,7 @@ impl Gathering {
             }
             let slice = deadline.look();
             if slice.is_zero() {
-                let loopback = self.members.addresses().iter().all(|address| policy::is_loopback(address));
+                let loopback = self.members.addresses().iter().all(|address| address.host().is_loopback());
                 return Err(JoinError::Deadline { waited: waited.elapsed(), workers, missing, loopback });
             }
             self.wait(slice)?;
@@ -123,7 +123,7 @@ impl Gathering {
         }
         let mut at = 0;
         while let Some(dial) = self.dials.get_mut(at) {
-            let (worker, address) = (dial.worker, dial.address.clone());
+            let (worker, address) = (dial.worker(), dial.address().to_string());
             match dial.attend(&self.calling) {
                 Ok(None) => at += 1,
                 Ok(Some(stream)) => {
@@ -191,7 +191,7 @@ impl Gathering {
                 self.early.push(Event::Lost(worker, reason));
                 return Ok(());
             }
-            let address = self.members.addresses().get(worker).cloned().unwrap_or_default();
+            let address = self.members.address(worker);
             return Err(JoinError::Lost { worker, address, reason });
         }
         tracing::debug!(worker, reason, "a worker left before all had joined");
@@ -200,7 +200,7 @@ impl Gathering {
             self.told = None;
             self.dial_leader();
             if let Some(dial) = self.dials.first_mut() {
-                dial.last = Some(reason);
+                dial.note(reason);
             }
         }
         Ok(())
@@ -214,7 +214,7 @@ impl Gathering {
 
     fn dial_leader(&mut self) {
         if let (false, [leader, .., _]) = (self.world.is_chief(), self.members.addresses()) {
-            let own = self.members.addresses().get(self.world.worker()).cloned().unwrap_or_default();
+            let own = self.members.address(self.world.worker());
             self.dials.push(Dial::new(0, leader.clone(), Purpose::Join { address: own }));
         }
     }
@@ -225,15 +225,15 @@ impl Gathering {
             return told.missing.clone();
         }
         let dialed = self.dials.iter().map(|dial| Missing {
-            worker: dial.worker,
-            address: dial.address.clone(),
-            last: dial.last.clone(),
+            worker: dial.worker(),
+            address: dial.address().to_string(),
+            last: dial.last(),
         });
         // Without the leader, a worker can't know who else is there.
         let come = if self.located { self.members.missing() } else { Vec::new() };
         let missing: Vec<_> = dialed.chain(come).collect();
         if missing.is_empty() && !self.located {
-            let address = self.members.addresses().first().cloned().unwrap_or_default();
+            let address = self.members.address(0);
             let last = Some("joined, and it has not said yet where the others are".to_owned());
             return vec![Missing { worker: 0, address, last }];
         }
@@ -260,7 +260,7 @@ impl Gathering {
         if world.is_chief() {
             self.tell(&Note::Table(self.members.addresses().to_vec()));
         }
-        let host = |worker: usize| self.members.addresses().get(worker).map(|address| policy::host(address));
+        let host = |worker: usize| self.members.addresses().get(worker).map(Address::host);
         let here = (0..world.workers()).filter(|worker| host(*worker) == host(world.worker())).count();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let crowded = here.saturating_mul(world.replicas()) > cores;

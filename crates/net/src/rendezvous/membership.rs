@@ -2,6 +2,7 @@
 
 use super::Missing;
 use crate::handshake::{Hello, Purpose, Reason, Refusal};
+use distribute_cluster::Address;
 
 /// The workers that one worker waits for: the leader for all others, which join it; another for those of higher numbers,
 /// which link to it.
@@ -9,13 +10,13 @@ use crate::handshake::{Hello, Purpose, Reason, Refusal};
 pub struct Membership {
     me: usize,
     /// Where each worker is, as far as is known.
-    addresses: Vec<String>,
+    addresses: Vec<Address>,
     come: Vec<bool>,
 }
 
 impl Membership {
     /// Nobody has come to worker `me` yet.
-    pub fn new(me: usize, addresses: Vec<String>) -> Self {
+    pub fn new(me: usize, addresses: Vec<Address>) -> Self {
         Self { me, come: vec![false; addresses.len()], addresses }
     }
 
@@ -26,10 +27,18 @@ impl Membership {
     pub fn decide(&self, hello: &Hello) -> Result<(), Refusal> {
         let refusal = |reason, text| Err(Refusal::new(reason, text));
         let (me, rank) = (self.me, hello.rank);
+        if let Purpose::Join { address } = &hello.purpose
+            && let Err(error) = address.parse::<Address>()
+        {
+            return refusal(Reason::Protocol, format!("worker {rank} cannot be told to others: {error}"));
+        }
         match (&hello.purpose, me) {
             (Purpose::Join { .. }, 0) | (Purpose::Link, 1..) => {}
             (Purpose::Join { .. }, _) => {
                 return refusal(Reason::Rank, format!("worker {me} does not lead this world: join worker 0"));
+            }
+            (Purpose::Call { .. }, _) => {
+                return refusal(Reason::Rank, format!("worker {me} of a world answers no calls"));
             }
             (Purpose::Link, _) => {
                 return refusal(Reason::Rank, format!("worker {rank} has to join worker 0 first"));
@@ -60,7 +69,10 @@ impl Membership {
         }
         if let (Purpose::Join { address }, Some(known)) = (&hello.purpose, self.addresses.get_mut(hello.rank))
         {
-            known.clone_from(address);
+            // It has been read before.
+            if let Ok(address) = address.parse() {
+                *known = address;
+            }
         }
     }
 
@@ -72,12 +84,17 @@ impl Membership {
     }
 
     /// Where the workers are, as the leader has been told.
-    pub fn addresses(&self) -> &[String] {
+    pub fn addresses(&self) -> &[Address] {
         &self.addresses
     }
 
+    /// Where a worker is, as text.
+    pub fn address(&self, worker: usize) -> String {
+        self.addresses.get(worker).map(Address::to_string).unwrap_or_default()
+    }
+
     /// Other addresses, of which this worker has been told.
-    pub fn locate(&mut self, addresses: Vec<String>) {
+    pub fn locate(&mut self, addresses: Vec<Address>) {
         if addresses.len() == self.addresses.len() {
             self.addresses = addresses;
         }
@@ -88,7 +105,7 @@ impl Membership {
         let waited = self.come.iter().zip(&self.addresses).enumerate().skip(self.me + 1);
         waited
             .filter(|(_, (come, _))| !**come)
-            .map(|(worker, (_, address))| Missing { worker, address: address.clone(), last: None })
+            .map(|(worker, (_, address))| Missing { worker, address: address.to_string(), last: None })
             .collect()
     }
 }
@@ -106,7 +123,7 @@ mod tests {
     }
 
     fn at(me: usize) -> Membership {
-        Membership::new(me, (0..3).map(|worker| format!("10.0.0.{worker}:0")).collect())
+        Membership::new(me, (0..3).map(|worker| format!("10.0.0.{worker}:0").parse().unwrap()).collect())
     }
 
     #[test]
@@ -115,7 +132,10 @@ mod tests {
         assert_eq!(members.missing().len(), 2);
         members.decide(&join(2)).unwrap();
         members.enter(&join(2));
-        assert_eq!(members.addresses(), ["10.0.0.0:0", "10.0.0.1:0", "10.0.0.2:7"]);
+        assert_eq!(
+            members.addresses()[1..].iter().map(Address::to_string).collect::<Vec<_>>(),
+            ["10.0.0.1:0", "10.0.0.2:7"]
+        );
         let taken = members.decide(&join(2)).unwrap_err();
         assert_eq!(taken.reason, Reason::Taken);
         assert!(taken.text.contains("a worker 2 already, at 10.0.0.2:7"), "{taken}");

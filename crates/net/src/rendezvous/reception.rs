@@ -5,13 +5,11 @@ use super::listener::Listener;
 use crate::background::Latecomers;
 use crate::handshake::host::Answer;
 use crate::handshake::{Hello, Host, Reason, Refusal};
-use crate::identity::secret;
-use crate::identity::tls::Tls;
+use crate::identity::{Access, secret};
 use crate::poll;
 use crate::stream::Stream;
 use distribute_cluster::Deadline;
 use distribute_log::heard;
-use ring::hmac;
 use rustix::event::PollFd;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -29,11 +27,10 @@ const LEAVE: Duration = Duration::from_secs(1);
 /// Listens, and talks to those who come, until they are refused or have shown that they belong to the job. None of them is
 /// waited for.
 #[derive(Debug)]
-pub(super) struct Reception {
+pub(crate) struct Reception {
     listener: Listener,
-    tls: Option<Tls>,
+    access: Access,
     mine: Hello,
-    key: Option<hmac::Key>,
     guests: Vec<Guest>,
     /// Until when nobody is let in, because the system refused it.
     pause: Option<Deadline>,
@@ -58,14 +55,20 @@ enum State {
 
 /// Somebody who belongs to the job and may stay.
 #[derive(Debug)]
-pub(super) struct Arrival {
+pub(crate) struct Arrival {
     pub hello: Hello,
+    pub from: SocketAddr,
     pub stream: Stream,
 }
 
 impl Reception {
-    pub fn new(listener: Listener, tls: Option<Tls>, mine: Hello, key: Option<hmac::Key>) -> Self {
-        Self { listener, tls, mine, key, guests: Vec::new(), pause: None }
+    pub fn new(listener: Listener, access: Access, mine: Hello) -> Self {
+        Self { listener, access, mine, guests: Vec::new(), pause: None }
+    }
+
+    /// What those who come are compared with.
+    pub fn mine_mut(&mut self) -> &mut Hello {
+        &mut self.mine
     }
 
     /// What to wait for.
@@ -84,7 +87,8 @@ impl Reception {
         for guest in std::mem::take(&mut self.guests) {
             match guest.state {
                 State::Welcome(hello) if !guest.conversation.is_speaking() => {
-                    arrivals.push(Arrival { hello, stream: guest.conversation.into_stream() });
+                    let (from, stream) = (guest.from, guest.conversation.into_stream());
+                    arrivals.push(Arrival { hello, from, stream });
                 }
                 State::Gone => {}
                 _ => self.guests.push(guest),
@@ -134,18 +138,18 @@ impl Reception {
             log(from, &refusal);
             let mut conversation = Conversation::new(Stream::plain(socket)?);
             // Those who speak TLS find out by the end of the connection.
-            if self.tls.is_none() {
+            if self.access.tls.is_none() {
                 conversation.say(&Host::refuse(refusal, true));
                 conversation.fall_silent();
             }
             return Ok(());
         }
-        let stream = match &self.tls {
+        let stream = match &self.access.tls {
             None => Stream::plain(socket)?,
             Some(tls) => Stream::tls(socket, tls.server().map_err(io::Error::other)?)?,
         };
         let nonce = secret::random().map_err(io::Error::other)?;
-        let host = Host::new(self.mine.clone(), self.key.clone(), nonce);
+        let host = Host::new(self.mine.clone(), self.access.key.clone(), nonce);
         self.guests.push(Guest {
             conversation: Conversation::new(stream),
             from,
