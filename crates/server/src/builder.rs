@@ -1,5 +1,6 @@
 //! What a server is set up by.
 
+use crate::client::ClientBuilder;
 use crate::connection::Services;
 use crate::control::{self, Control};
 use crate::credentials::Credentials;
@@ -10,10 +11,60 @@ use crate::frame::LONGEST_NAME;
 use crate::own_task::{own_task, with_port};
 use crate::server::{Ready, Server};
 use crate::service::Service;
+use distribute_cluster::resolver::ClusterResolver;
 use distribute_cluster::{Address, ClusterSpec, Job, Task, deadline};
 use distribute_net::wire::Limits;
 use distribute_net::{Acceptor, Identity, Settings};
 use std::sync::Arc;
+
+impl Server {
+    /// Starts a server without services of the program. Where the cluster has one job, or the job one task, it need not be
+    /// said which. [`builder`](Self::builder) has more to choose.
+    ///
+    /// # Errors
+    /// [`ServerError`].
+    pub fn new(
+        cluster: ClusterSpec,
+        job_name: Option<Job>,
+        task_index: Option<usize>,
+    ) -> Result<Self, ServerError> {
+        let mut builder = Self::builder(cluster);
+        if let Some(job) = job_name {
+            builder = builder.job_name(job);
+        }
+        if let Some(index) = task_index {
+            builder = builder.task_index(index);
+        }
+        builder.start()
+    }
+
+    /// Starts a server of a cluster of its own on this machine, at a port that the system chooses.
+    ///
+    /// # Errors
+    /// [`ServerError`].
+    pub fn create_local_server() -> Result<Self, ServerError> {
+        Self::new(ClusterSpec::from_lists([("local", ["127.0.0.1:0"])])?, None, None)
+    }
+
+    /// What a server of this cluster is set up by.
+    pub fn builder(cluster: ClusterSpec) -> ServerBuilder {
+        ServerBuilder::new(cluster)
+    }
+
+    /// What the server of this process is set up by: a worker or a parameter server, as the resolver says.
+    ///
+    /// # Errors
+    /// [`ServerError::Cluster`], and [`ServerError::NotServing`] for another task, or where there is no cluster.
+    pub fn of_resolver(resolver: &dyn ClusterResolver) -> Result<ServerBuilder, ServerError> {
+        // SRV-2
+        match resolver.membership()? {
+            Some((cluster, task)) if matches!(task.job, Job::Worker | Job::Ps) => {
+                Ok(Self::builder(cluster).task(task))
+            }
+            other => Err(ServerError::NotServing { task: other.map(|(_, task)| task) }),
+        }
+    }
+}
 
 /// The settings of a [`Server`].
 pub struct ServerBuilder {
@@ -31,7 +82,7 @@ pub struct ServerBuilder {
 }
 
 impl ServerBuilder {
-    pub(crate) fn new(cluster: ClusterSpec) -> Self {
+    fn new(cluster: ClusterSpec) -> Self {
         Self {
             cluster,
             job: None,
@@ -140,7 +191,9 @@ impl ServerBuilder {
         let mut services = Services::new();
         let control = Control { cluster: cluster.clone(), ending: Arc::downgrade(&ending) };
         services.insert(control::NAME.into(), Arc::new(control));
-        services.insert(doctor::NAME.into(), Arc::new(doctor::Echo));
+        let mut clients = ClientBuilder::new((*cluster).clone(), task.clone());
+        clients.set_credentials(self.credentials);
+        services.insert(doctor::NAME.into(), Arc::new(doctor::Examiner::new(clients)));
         for (name, service) in self.services {
             let refused = |why| ServerError::Service { task: task.clone(), name: name.clone(), why };
             if name.is_empty() || name.len() > LONGEST_NAME {

@@ -43,6 +43,11 @@ impl ClientBuilder {
         self
     }
 
+    /// Shows and asks what a server does.
+    pub(crate) fn set_credentials(&mut self, credentials: Credentials) {
+        self.credentials = credentials;
+    }
+
     /// Lets connections between machines go without encryption: see
     /// [`Rendezvous`](distribute_net::Rendezvous::allow_plain_text_on_the_network).
     pub fn allow_plain_text_on_the_network(mut self) -> Self {

@@ -1,11 +1,9 @@
 //! A task that answers calls.
 
-use crate::builder::ServerBuilder;
 use crate::connection::{Inbox, Services, serve};
 use crate::ending::{End, Ending};
 use crate::error::ServerError;
-use distribute_cluster::resolver::ClusterResolver;
-use distribute_cluster::{Address, ClusterSpec, Job, Task};
+use distribute_cluster::{Address, ClusterSpec, Task};
 use distribute_log::heard;
 use distribute_net::Acceptor;
 use distribute_net::endpoint::Arrival;
@@ -62,53 +60,6 @@ pub struct Stopper {
 }
 
 impl Server {
-    /// Starts a server without services of the program. Where the cluster has one job, or the job one task, it need not be
-    /// said which. [`builder`](Self::builder) has more to choose.
-    ///
-    /// # Errors
-    /// [`ServerError`].
-    pub fn new(
-        cluster: ClusterSpec,
-        job_name: Option<Job>,
-        task_index: Option<usize>,
-    ) -> Result<Self, ServerError> {
-        let mut builder = Self::builder(cluster);
-        if let Some(job) = job_name {
-            builder = builder.job_name(job);
-        }
-        if let Some(index) = task_index {
-            builder = builder.task_index(index);
-        }
-        builder.start()
-    }
-
-    /// Starts a server of a cluster of its own on this machine, at a port that the system chooses.
-    ///
-    /// # Errors
-    /// [`ServerError`].
-    pub fn create_local_server() -> Result<Self, ServerError> {
-        Self::new(ClusterSpec::from_lists([("local", ["127.0.0.1:0"])])?, None, None)
-    }
-
-    /// What a server of this cluster is set up by.
-    pub fn builder(cluster: ClusterSpec) -> ServerBuilder {
-        ServerBuilder::new(cluster)
-    }
-
-    /// What the server of this process is set up by: a worker or a parameter server, as the resolver says.
-    ///
-    /// # Errors
-    /// [`ServerError::Cluster`], and [`ServerError::NotServing`] for another task, or where there is no cluster.
-    pub fn of_resolver(resolver: &dyn ClusterResolver) -> Result<ServerBuilder, ServerError> {
-        // SRV-2
-        match resolver.membership()? {
-            Some((cluster, task)) if matches!(task.job, Job::Worker | Job::Ps) => {
-                Ok(Self::builder(cluster).task(task))
-            }
-            other => Err(ServerError::NotServing { task: other.map(|(_, task)| task) }),
-        }
-    }
-
     pub(crate) fn ready(
         task: Task,
         cluster: Arc<ClusterSpec>,

@@ -78,21 +78,24 @@ impl Host {
     /// What is compared only with those that know the secret.
     fn compare(&self, hello: &Hello) -> Result<(), Refusal> {
         let mine = &self.mine;
-        let refusal = |text| Err(Refusal::new(Reason::Rank, text));
+        let refusal = |reason, text| Err(Refusal::new(reason, text));
         match (&mine.purpose, &hello.purpose) {
             (Purpose::Call { to: me, .. }, Purpose::Call { to, .. }) if me == to => return Ok(()),
             (Purpose::Call { to: me, .. }, Purpose::Call { to, .. }) => {
-                return refusal(format!("it is {me}, not {to}: check the addresses"));
+                return refusal(Reason::Rank, format!("it is {me}, not {to}: check the addresses"));
             }
             (Purpose::Call { to: me, .. }, _) => {
-                return refusal(format!("{me} answers calls here, and joins no world: check the addresses"));
+                return refusal(
+                    Reason::Purpose,
+                    format!("{me} answers calls here, and joins no world: check the addresses"),
+                );
             }
             (_, Purpose::Call { to, .. }) => {
                 let text = format!(
                     "worker {} of a world is at this address, and answers no calls: is there a server of {to}?",
                     mine.rank
                 );
-                return refusal(text);
+                return refusal(Reason::Purpose, text);
             }
             _ => {}
         }

@@ -38,7 +38,7 @@ impl Membership {
                 return refusal(Reason::Rank, format!("worker {me} does not lead this world: join worker 0"));
             }
             (Purpose::Call { .. }, _) => {
-                return refusal(Reason::Rank, format!("worker {me} of a world answers no calls"));
+                return refusal(Reason::Purpose, format!("worker {me} of a world answers no calls"));
             }
             (Purpose::Link, _) => {
                 return refusal(Reason::Rank, format!("worker {rank} has to join worker 0 first"));
