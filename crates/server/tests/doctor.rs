@@ -6,7 +6,7 @@ mod support;
 
 use distribute_cluster::{ClusterSpec, Job, Task, World};
 use distribute_net::{Identity, Listener, Receiver, Rendezvous, Secret};
-use distribute_server::doctor::{Link, State, examine};
+use distribute_server::doctor::{Link, State, examine, together};
 use distribute_server::{Client, ClientBuilder, Server};
 use distribute_testing::watched;
 use std::sync::Arc;
@@ -64,6 +64,32 @@ fn all_links_are_measured_also_those_between_the_others() {
     });
 }
 
+#[test]
+fn tasks_that_all_run_the_doctor_end_together_and_one_has_the_report() {
+    watched(|| {
+        let cluster = cluster(3, 1);
+        let reports: Vec<_> = std::thread::scope(|scope| {
+            let part = |task: Task| {
+                let builder = Server::builder(cluster.clone()).task(task.clone()).identity(secret("a"));
+                let clients = ClientBuilder::new(cluster.clone(), task.clone()).identity(secret("a"));
+                scope.spawn(move || {
+                    let report = together(builder, &clients, &task, PATIENCE, &mut |_: &Link| {});
+                    (task, report.unwrap())
+                })
+            };
+            let threads: Vec<_> = cluster.tasks().map(|(task, _)| part(task)).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        for (task, report) in reports {
+            assert_eq!(report.is_some(), task == Job::Worker.task(0), "{task}");
+            if let Some(report) = report {
+                assert_eq!(report.links.len(), 6, "{report:?}");
+                assert!(report.links.iter().all(|link| link.state.word() == "open"), "{report:?}");
+            }
+        }
+    });
+}
+
 struct Nobody;
 
 impl Receiver for Nobody {
@@ -84,7 +110,7 @@ fn what_is_closed_refused_or_in_training_is_told_apart() {
         let training = Rendezvous::new(World::new(2, 0, 1).unwrap(), vec![at(2), "127.0.0.1:0".to_owned()])
             .identity(secret("a"))
             .listener(listener)
-            .timeout(Duration::from_secs(10));
+            .timeout(Duration::from_secs(6));
         let training = std::thread::spawn(move || training.join(Arc::new(Nobody)).map(drop));
         let patience = Duration::from_secs(2);
         let report =
@@ -99,7 +125,6 @@ fn what_is_closed_refused_or_in_training_is_told_apart() {
         let closed =
             format!("doctor 0 → worker 3 is closed: nobody answers at {} (connection refused)", at(3));
         assert!(findings[1].starts_with(&closed), "{}", findings[1]);
-        // What the doctor sees of a task whose own way to another is closed.
         assert!(training.join().unwrap().is_err());
     });
 }

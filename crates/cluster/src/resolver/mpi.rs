@@ -94,6 +94,19 @@ fn told(environment: &dyn Environment) -> Result<Option<Told>, ClusterError> {
     Ok(None)
 }
 
+/// Of a launcher that told either the rank or the size, what it told and what it did not.
+pub(super) fn half(environment: &dyn Environment) -> Option<(&'static str, &'static str)> {
+    let is_set = |name: &str| environment.get(name).is_some();
+    // The size beside PMIX_RANK is Slurm's, and is there without it.
+    let own = LAUNCHERS.iter().filter(|[_, size, ..]| !size.starts_with("SLURM"));
+    let halves = own.filter_map(|[rank, size, ..]| match (is_set(rank), is_set(size)) {
+        (true, false) => Some((*rank, *size)),
+        (false, true) => Some((*size, *rank)),
+        _ => None,
+    });
+    halves.into_iter().next()
+}
+
 /// How many ranks an MPI launcher started; `None` where none did, or what it says cannot be read.
 pub(super) fn size(environment: &dyn Environment) -> Option<usize> {
     told(environment).ok().flatten().map(|told| told.size)

@@ -3,6 +3,7 @@
 //! | module | what it is |
 //! |---|---|
 //! | `examine` | [`examine`]: measures all of them |
+//! | `together` | [`together`]: each task listens, one of them measures |
 //! | `link` | [`Link`]: what is known of one, [`State`] |
 //! | `judge` | [`findings`]: what is wrong with them, a pure function |
 //! | `report` | [`Report`]: both, as a table and as JSON |
@@ -14,11 +15,13 @@ mod link;
 mod measure;
 mod report;
 mod service;
+mod together;
 
 pub use examine::examine;
 pub use judge::{Finding, findings};
 pub use link::{Link, State};
 pub use report::Report;
+pub use together::together;
 
 pub(crate) use measure::NAME;
 pub(crate) use service::Examiner;
