@@ -123,6 +123,7 @@ fn a_service_that_fails_panics_or_lets_go_fails_the_call_alone() {
     });
 }
 
+// INV-33
 #[test]
 fn a_late_call_keeps_its_room_until_it_is_answered() {
     watched(|| {
@@ -151,6 +152,7 @@ fn a_late_call_keeps_its_room_until_it_is_answered() {
     });
 }
 
+// INV-33
 #[test]
 fn a_lost_connection_fails_all_calls_at_once_also_those_that_wait_for_room() {
     watched(|| {

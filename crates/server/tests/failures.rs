@@ -44,6 +44,7 @@ fn lost(error: CallError, reason: &str) {
     assert!(text.contains("while never was called"), "{text}");
 }
 
+// INV-33
 #[test]
 fn a_killed_server_is_noticed_at_once() {
     if part().is_some() {
