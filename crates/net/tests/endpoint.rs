@@ -117,7 +117,7 @@ fn who_does_not_belong_is_told_why_and_by_whom() {
                     of(&secret("b")),
                     ps(),
                     Reason::Secret,
-                    "give all workers of the job the same DISTRIBUTE_SECRET",
+                    "give all tasks of the job the same DISTRIBUTE_SECRET",
                 ),
                 (of(&Identity::None), ps(), Reason::Secret, "the other one has none"),
                 (of(&strange), ps(), Reason::Secret, "TLS"),

@@ -170,7 +170,7 @@ pub(super) fn check(
         (Some(key), Some(theirs)) => hmac::verify(key, &[side, said].concat(), &theirs).map_err(|_| {
             Refusal::new(
                 Reason::Secret,
-                "the secrets of the two workers differ: give all workers of the job the same DISTRIBUTE_SECRET",
+                "the secrets of the two tasks differ: give all tasks of the job the same DISTRIBUTE_SECRET",
             )
         }),
         (None, Some(_)) => Err(only_one(true)),
@@ -181,7 +181,7 @@ pub(super) fn check(
 fn only_one(theirs: bool) -> Refusal {
     let has = if theirs { "that has connected" } else { "that was connected to" };
     let text = format!(
-        "the worker {has} has a secret of the job, and the other one has none: give all workers the same DISTRIBUTE_SECRET"
+        "the task {has} has a secret of the job, and the other one has none: give all tasks the same DISTRIBUTE_SECRET"
     );
     Refusal::new(Reason::Secret, text)
 }

@@ -1,7 +1,7 @@
 //! Which protection links get. Pure.
 
 use super::Identity;
-use distribute_cluster::Address;
+use distribute_cluster::{Address, Task};
 
 /// How links are protected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,12 +30,12 @@ pub enum PolicyError {
     },
     /// A loopback address reaches only the machine that it is used on.
     #[error(
-        "{loopback} of worker {worker} is a loopback address, which other machines can't reach, and there are others \
-         ({other}): give worker {worker} an address of its machine in the network"
+        "{loopback} of {task} is a loopback address, which other machines can't reach, and there are others \
+         ({other}): give {task} an address of its machine in the network"
     )]
     LoopbackAmongSeveral {
-        /// The worker with the loopback address.
-        worker: usize,
+        /// The task with the loopback address.
+        task: Task,
         /// That address.
         loopback: String,
         /// An address that is none.
@@ -70,16 +70,16 @@ pub fn protection(
     }
 }
 
-/// Refuses loopback addresses where there are several hosts.
+/// Refuses loopback addresses where there are several hosts. `task` says what the worker of a number is called.
 ///
 /// # Errors
 /// [`PolicyError::LoopbackAmongSeveral`].
-pub fn check_hosts(addresses: &[Address]) -> Result<(), PolicyError> {
+pub fn check_hosts(addresses: &[Address], task: impl Fn(usize) -> Task) -> Result<(), PolicyError> {
     let is_loopback = |address: &Address| address.host().is_loopback();
     let Some(other) = addresses.iter().find(|address| !is_loopback(address)) else { return Ok(()) };
     match addresses.iter().enumerate().find(|(_, address)| is_loopback(address)) {
         Some((worker, loopback)) => Err(PolicyError::LoopbackAmongSeveral {
-            worker,
+            task: task(worker),
             loopback: loopback.to_string(),
             other: other.to_string(),
         }),
@@ -131,9 +131,10 @@ mod tests {
     fn a_loopback_address_among_several_hosts_is_refused_by_name() {
         let all =
             |addresses: &[&str]| addresses.iter().map(|a| a.parse::<Address>().unwrap()).collect::<Vec<_>>();
-        assert_eq!(check_hosts(&all(&["127.0.0.1:1", "localhost:2"])), Ok(()));
-        assert_eq!(check_hosts(&all(&["10.0.0.1:1", "10.0.0.2:1"])), Ok(()));
-        let error = check_hosts(&all(&["10.0.0.1:1", "localhost:1"])).unwrap_err().to_string();
+        let check = |addresses: &[Address]| check_hosts(addresses, |worker| Task::new("worker", worker));
+        assert_eq!(check(&all(&["127.0.0.1:1", "localhost:2"])), Ok(()));
+        assert_eq!(check(&all(&["10.0.0.1:1", "10.0.0.2:1"])), Ok(()));
+        let error = check(&all(&["10.0.0.1:1", "localhost:1"])).unwrap_err().to_string();
         assert!(error.starts_with("localhost:1 of worker 1 is a loopback address"), "{error}");
     }
 }

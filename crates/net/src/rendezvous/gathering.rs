@@ -11,7 +11,7 @@ use crate::link::{Event, Link};
 use crate::poll;
 use crate::wire::{Decoder, Frame, Limits};
 use crate::{Mesh, Message, Receiver, Settings};
-use distribute_cluster::{Address, Deadline, Stopwatch, World};
+use distribute_cluster::{Address, Deadline, Stopwatch, Task, World};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -43,6 +43,7 @@ pub(super) struct Gathering {
 impl Gathering {
     pub fn new(
         world: World,
+        tasks: Vec<Task>,
         addresses: Vec<Address>,
         reception: Reception,
         calling: Calling,
@@ -50,7 +51,7 @@ impl Gathering {
         settings: Settings,
         progress: Box<dyn FnMut(&Progress) + Send>,
     ) -> Self {
-        let members = Membership::new(world.worker(), addresses);
+        let members = Membership::new(world.worker(), tasks, addresses);
         let (dials, links, early) = (Vec::new(), Vec::new(), Vec::new());
         let (located, told) = (world.is_chief(), None);
         let mut gathering = Self {
@@ -130,7 +131,10 @@ impl Gathering {
                     self.dials.remove(at);
                     self.links.push(Link::new(worker, stream, Decoder::new(self.limits)));
                 }
-                Err(Failed::Refused(refusal)) => return Err(JoinError::Refused { worker, address, refusal }),
+                Err(Failed::Refused(refusal)) => {
+                    let task = self.members.task(worker);
+                    return Err(JoinError::Refused { worker, task, address, refusal });
+                }
                 Err(Failed::Policy(error)) => return Err(error.into()),
             }
         }
@@ -192,7 +196,8 @@ impl Gathering {
                 return Ok(());
             }
             let address = self.members.address(worker);
-            return Err(JoinError::Lost { worker, address, reason });
+            let task = self.members.task(worker);
+            return Err(JoinError::Lost { worker, task, address, reason });
         }
         tracing::debug!(worker, reason, "a worker left before all had joined");
         self.drop_link(worker);
@@ -222,10 +227,13 @@ impl Gathering {
     /// Who is missing, as far as this worker knows.
     fn missing(&self) -> Vec<Missing> {
         if let (false, Some(told)) = (self.located, &self.told) {
-            return told.missing.clone();
+            let named =
+                |missing: &Missing| Missing { task: self.members.task(missing.worker), ..missing.clone() };
+            return told.missing.iter().map(named).collect();
         }
         let dialed = self.dials.iter().map(|dial| Missing {
             worker: dial.worker(),
+            task: self.members.task(dial.worker()),
             address: dial.address().to_string(),
             last: dial.last(),
         });
@@ -235,7 +243,7 @@ impl Gathering {
         if missing.is_empty() && !self.located {
             let address = self.members.address(0);
             let last = Some("joined, and it has not said yet where the others are".to_owned());
-            return vec![Missing { worker: 0, address, last }];
+            return vec![Missing { worker: 0, task: self.members.task(0), address, last }];
         }
         missing
     }

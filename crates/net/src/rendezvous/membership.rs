@@ -2,22 +2,24 @@
 
 use super::Missing;
 use crate::handshake::{Hello, Purpose, Reason, Refusal};
-use distribute_cluster::Address;
+use distribute_cluster::{Address, Job, Task};
 
 /// The workers that one worker waits for: the leader for all others, which join it; another for those of higher numbers,
 /// which link to it.
 #[derive(Clone, Debug)]
 pub struct Membership {
     me: usize,
+    /// What each is called.
+    tasks: Vec<Task>,
     /// Where each worker is, as far as is known.
     addresses: Vec<Address>,
     come: Vec<bool>,
 }
 
 impl Membership {
-    /// Nobody has come to worker `me` yet.
-    pub fn new(me: usize, addresses: Vec<Address>) -> Self {
-        Self { me, come: vec![false; addresses.len()], addresses }
+    /// Nobody has come to worker `me` yet. Each worker has a task, by which it is called.
+    pub fn new(me: usize, tasks: Vec<Task>, addresses: Vec<Address>) -> Self {
+        Self { me, tasks, come: vec![false; addresses.len()], addresses }
     }
 
     /// Whether somebody who has shown to be of the job may stay.
@@ -27,32 +29,36 @@ impl Membership {
     pub fn decide(&self, hello: &Hello) -> Result<(), Refusal> {
         let refusal = |reason, text| Err(Refusal::new(reason, text));
         let (me, rank) = (self.me, hello.rank);
+        let (mine, theirs) = (self.task(me), self.task(rank));
         if let Purpose::Join { address } = &hello.purpose
             && let Err(error) = address.parse::<Address>()
         {
-            return refusal(Reason::Protocol, format!("worker {rank} cannot be told to others: {error}"));
+            return refusal(Reason::Protocol, format!("{theirs} cannot be told to others: {error}"));
         }
         match (&hello.purpose, me) {
             (Purpose::Join { .. }, 0) | (Purpose::Link, 1..) => {}
             (Purpose::Join { .. }, _) => {
-                return refusal(Reason::Rank, format!("worker {me} does not lead this world: join worker 0"));
+                return refusal(
+                    Reason::Rank,
+                    format!("{mine} does not lead this world: join {}", self.task(0)),
+                );
             }
             (Purpose::Call { .. }, _) => {
-                return refusal(Reason::Purpose, format!("worker {me} of a world answers no calls"));
+                return refusal(Reason::Purpose, format!("{mine} of a world answers no calls"));
             }
             (Purpose::Link, _) => {
-                return refusal(Reason::Rank, format!("worker {rank} has to join worker 0 first"));
+                return refusal(Reason::Rank, format!("{theirs} has to join {mine} first"));
             }
         }
         if rank <= me {
-            let text = format!("worker {me} is the one that connects to worker {rank}, not the other way");
+            let text = format!("{mine} is the one that connects to {theirs}, not the other way");
             return refusal(Reason::Rank, text);
         }
         match (self.come.get(rank), self.addresses.get(rank)) {
             (Some(false), _) => Ok(()),
             (Some(true), Some(address)) => {
                 let text = format!(
-                    "there is a worker {rank} already, at {address}: each process needs a number of its own"
+                    "there is a {theirs} already, at {address}: each process needs a number of its own"
                 );
                 refusal(Reason::Taken, text)
             }
@@ -60,6 +66,11 @@ impl Membership {
                 refusal(Reason::Rank, format!("there is no worker {rank}: the world has {}", self.come.len()))
             }
         }
+    }
+
+    /// What a worker is called.
+    pub fn task(&self, worker: usize) -> Task {
+        self.tasks.get(worker).cloned().unwrap_or_else(|| Job::Worker.task(worker))
     }
 
     /// A worker has come. One that has joined says where it is.
@@ -105,7 +116,12 @@ impl Membership {
         let waited = self.come.iter().zip(&self.addresses).enumerate().skip(self.me + 1);
         waited
             .filter(|(_, (come, _))| !**come)
-            .map(|(worker, (_, address))| Missing { worker, address: address.to_string(), last: None })
+            .map(|(worker, (_, address))| Missing {
+                worker,
+                task: self.task(worker),
+                address: address.to_string(),
+                last: None,
+            })
             .collect()
     }
 }
@@ -123,7 +139,12 @@ mod tests {
     }
 
     fn at(me: usize) -> Membership {
-        Membership::new(me, (0..3).map(|worker| format!("10.0.0.{worker}:0").parse().unwrap()).collect())
+        let tasks = (0..3).map(|worker| Job::Worker.task(worker)).collect();
+        Membership::new(
+            me,
+            tasks,
+            (0..3).map(|worker| format!("10.0.0.{worker}:0").parse().unwrap()).collect(),
+        )
     }
 
     #[test]

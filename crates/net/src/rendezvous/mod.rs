@@ -37,7 +37,7 @@ use crate::identity::{Access, Identity, PolicyError, policy};
 use crate::wire::Limits;
 use crate::{Mesh, Receiver, Settings};
 use attempt::Calling;
-use distribute_cluster::{Address, Deadline, World, deadline};
+use distribute_cluster::{Address, Deadline, Job, Task, World, deadline};
 use gathering::Gathering;
 use listener::OpenError;
 use reception::Reception;
@@ -50,6 +50,7 @@ use std::time::Duration;
 pub struct Rendezvous {
     world: World,
     addresses: Vec<String>,
+    tasks: Vec<Task>,
     job: String,
     generation: u64,
     digest: [u8; 32],
@@ -70,6 +71,7 @@ impl Rendezvous {
         Self {
             world,
             addresses,
+            tasks: Vec::new(),
             job: "job".to_owned(),
             generation: 0,
             digest: digest(b""),
@@ -82,6 +84,13 @@ impl Rendezvous {
             listener: None,
             progress: Box::new(|progress| tracing::info!("{progress}")),
         }
+    }
+
+    /// What the workers are called where something is said of them, by number: `chief 0`, `worker 0`, … By default each is
+    /// called `worker` and its number.
+    pub fn tasks(mut self, tasks: Vec<Task>) -> Self {
+        self.tasks = tasks;
+        self
     }
 
     /// The name of the job, the same on all workers. Another job that happens to use the same port is refused.
@@ -192,6 +201,7 @@ impl Rendezvous {
         let calling = Calling { hello: hello.clone(), access: access.clone() };
         let gathering = Gathering::new(
             world,
+            self.tasks,
             addresses,
             Reception::new(listener, access, hello),
             calling,
@@ -210,7 +220,7 @@ impl Rendezvous {
         }
         let mut addresses = Vec::with_capacity(workers);
         for (worker, text) in self.addresses.iter().enumerate() {
-            let wrong = |why| Err(JoinError::Addresses(format!("{text:?} of worker {worker} {why}")));
+            let wrong = |why| Err(JoinError::Addresses(format!("{text:?} of {} {why}", self.task(worker))));
             if text.len() > words::LONGEST_TEXT {
                 return wrong("is too long".to_owned());
             }
@@ -226,14 +236,19 @@ impl Rendezvous {
             let text = format!("the name of the job is longer than {} bytes", words::LONGEST_TEXT);
             return Err(JoinError::Addresses(text));
         }
-        policy::check_hosts(&addresses)?;
+        policy::check_hosts(&addresses, |worker| self.task(worker))?;
         Ok(addresses)
     }
 
+    fn task(&self, worker: usize) -> Task {
+        self.tasks.get(worker).cloned().unwrap_or_else(|| Job::Worker.task(worker))
+    }
+
     fn bind(&self, own: &Address, access: &Access, deadline: Deadline) -> Result<Listener, JoinError> {
+        let worker = self.world.worker();
         let address = self.listen.clone().unwrap_or_else(|| own.to_string());
         let error =
-            |source| JoinError::Bind { worker: self.world.worker(), address: address.clone(), source };
+            |source| JoinError::Bind { worker, task: self.task(worker), address: address.clone(), source };
         let listen: Address = address.parse().map_err(|e| error(io::Error::other(e)))?;
         Listener::open(&listen, access, deadline).map_err(|failed| match failed {
             OpenError::Policy(policy) => policy.into(),

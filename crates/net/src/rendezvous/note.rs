@@ -3,7 +3,7 @@
 use super::{Missing, Progress};
 use crate::handshake::fields::{Malformed, Reader, Writer};
 use bytes::Bytes;
-use distribute_cluster::Address;
+use distribute_cluster::{Address, Job};
 use std::time::Duration;
 
 /// The longest address in a note.
@@ -52,7 +52,8 @@ impl Note {
                 let mut missing = Vec::new();
                 while !fields.0.is_empty() {
                     let (worker, address) = (fields.count()?, fields.text(LONGEST)?.to_owned());
-                    missing.push(Missing { worker, address, last: None });
+                    // Who reads it knows better what the worker is called.
+                    missing.push(Missing { worker, task: Job::Worker.task(worker), address, last: None });
                 }
                 Ok(Note::Waiting(Progress { workers, waited, missing }))
             }
@@ -75,7 +76,8 @@ mod tests {
 
     #[test]
     fn notes_come_back_from_their_bytes() {
-        let missing = vec![Missing { worker: 2, address: "10.0.0.7:2222".into(), last: None }];
+        let task = Job::Worker.task(2);
+        let missing = vec![Missing { worker: 2, task, address: "10.0.0.7:2222".into(), last: None }];
         let waiting = Progress { workers: 4, waited: Duration::from_millis(1500), missing };
         for note in
             [Note::Waiting(waiting), Note::Table(vec!["a:1".parse().unwrap(), "b:2".parse().unwrap()])]

@@ -122,7 +122,9 @@ impl MultiWorkerBuilder {
                 Some(identity) => identity,
                 None => Secret::from_env().map_err(JoinError::from)?.map_or(Identity::None, Identity::Secret),
             };
+            let tasks = cluster.workers().into_iter().map(|(task, _)| task).collect();
             let mut rendezvous = Rendezvous::new(world, addresses)
+                .tasks(tasks)
                 .agree_on(env!("CARGO_PKG_VERSION").as_bytes())
                 .identity(identity)
                 .on_progress(|progress| told(|| tracing::info!("{progress}")));
