@@ -11,7 +11,7 @@ use crate::link::{Event, Link};
 use crate::poll;
 use crate::wire::{Decoder, Frame, Limits};
 use crate::{Mesh, Message, Receiver, Settings};
-use distribute_cluster::{Address, Deadline, Stopwatch, Task, World};
+use distribute_cluster::{Address, Deadline, Stopwatch, World};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -43,15 +43,13 @@ pub(super) struct Gathering {
 impl Gathering {
     pub fn new(
         world: World,
-        tasks: Vec<Task>,
-        addresses: Vec<Address>,
+        members: Membership,
         reception: Reception,
         calling: Calling,
         limits: Limits,
         settings: Settings,
         progress: Box<dyn FnMut(&Progress) + Send>,
     ) -> Self {
-        let members = Membership::new(world.worker(), tasks, addresses);
         let (dials, links, early) = (Vec::new(), Vec::new(), Vec::new());
         let (located, told) = (world.is_chief(), None);
         let mut gathering = Self {

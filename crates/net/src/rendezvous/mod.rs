@@ -40,6 +40,7 @@ use attempt::Calling;
 use distribute_cluster::{Address, Deadline, Job, Task, World, deadline};
 use gathering::Gathering;
 use listener::OpenError;
+use membership::Membership;
 use reception::Reception;
 use std::io;
 use std::sync::Arc;
@@ -201,8 +202,7 @@ impl Rendezvous {
         let calling = Calling { hello: hello.clone(), access: access.clone() };
         let gathering = Gathering::new(
             world,
-            self.tasks,
-            addresses,
+            Membership::new(world.worker(), self.tasks, addresses),
             Reception::new(listener, access, hello),
             calling,
             self.limits,
