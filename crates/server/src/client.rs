@@ -229,7 +229,9 @@ impl Client {
             } else {
                 drop(state);
                 let there = || peek(&pending.lock());
-                if let Drive::Elsewhere | Drive::Never = self.endpoint.drive(slice.min(eager.remaining()), &there) {
+                if let Drive::Elsewhere | Drive::Never =
+                    self.endpoint.drive(slice.min(eager.remaining()), &there)
+                {
                     let state = pending.lock();
                     if !peek(&state) {
                         pending.wait(state, NAP.min(slice));
