@@ -2,8 +2,9 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use distribute_cluster::Job;
 use distribute_net::handshake::{
-    Caller, Hearing, Hello, Host, Purpose, Reason, Refusal, Words, caller, host,
+    Caller, Hearing, Hello, Host, Names, Purpose, Reason, Refusal, Words, caller, host,
 };
 use ring::hmac;
 
@@ -94,6 +95,18 @@ fn every_difference_is_refused_by_its_name() {
     let (_, refusal) =
         talk(&mut caller(hello(1), None), &mut Host::new(hello(2), None, [2; 32])).unwrap_err();
     assert_eq!(refusal.to_string(), "it is worker 2, not worker 0: check the addresses");
+    // By what they are called, if that is known.
+    let names = || Names::new([Job::Chief.task(0), Job::Worker.task(0), Job::Worker.task(1)]);
+    let (_, refusal) =
+        talk(&mut caller(hello(1), None).named(names()), &mut Host::new(hello(2), None, [2; 32]))
+            .unwrap_err();
+    assert_eq!(refusal.to_string(), "it is worker 1, not chief 0: check the addresses");
+    let mut host = Host::new(hello(0), None, [2; 32]).named(names());
+    let (_, refusal) = talk(&mut caller(other(|hello| hello.generation = 1), None), &mut host).unwrap_err();
+    assert!(
+        refusal.text.starts_with("worker 0 is of generation 1, and chief 0 of generation 2"),
+        "{refusal}"
+    );
 }
 
 /// Who has no secret learns nothing about the job, and can't use what it has heard on another connection.

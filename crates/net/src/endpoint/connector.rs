@@ -2,7 +2,7 @@
 
 use super::end::CALLING;
 use super::{ConnectError, Endpoint, JOB, hello, too_long};
-use crate::handshake::Purpose;
+use crate::handshake::{Names, Purpose};
 use crate::identity::Access;
 use crate::poll;
 use crate::rendezvous::attempt::Calling;
@@ -70,7 +70,7 @@ impl Connector {
         let waited = Stopwatch::start();
         let hello = hello(&self.job, self.from.clone(), to.clone());
         let purpose = Purpose::Call { from: self.from.clone(), to: to.clone() };
-        let calling = Calling { hello, access: self.access.clone() };
+        let calling = Calling { hello, access: self.access.clone(), names: Names::default() };
         let mut dial = Dial::new(0, address.clone(), purpose);
         loop {
             match dial.attend(&calling) {

@@ -1,7 +1,7 @@
 //! The side that was connected to.
 
 use super::hearing::preamble;
-use super::{Hello, Purpose, Reason, Refusal, Words};
+use super::{Hello, Names, Purpose, Reason, Refusal, Words};
 use ring::hmac;
 
 /// The side that was connected to: makes sure that the other one belongs to the job.
@@ -12,6 +12,7 @@ pub struct Host {
     mine: Hello,
     key: Option<hmac::Key>,
     nonce: [u8; 32],
+    names: Names,
     state: State,
 }
 
@@ -34,7 +35,13 @@ pub enum Answer {
 impl Host {
     /// A host that is the worker of this hello. The key is that of the job's secret, if it has one.
     pub fn new(mine: Hello, key: Option<hmac::Key>, nonce: [u8; 32]) -> Self {
-        Self { mine, key, nonce, state: State::Start }
+        Self { mine, key, nonce, names: Names::default(), state: State::Start }
+    }
+
+    /// What the workers are called in refusals.
+    pub fn named(mut self, names: Names) -> Self {
+        self.names = names;
+        self
     }
 
     /// What follows from the words of the other side.
@@ -78,6 +85,7 @@ impl Host {
     /// What is compared only with those that know the secret.
     fn compare(&self, hello: &Hello) -> Result<(), Refusal> {
         let mine = &self.mine;
+        let (me, other) = (self.names.of(mine.rank), self.names.of(hello.rank));
         let refusal = |reason, text| Err(Refusal::new(reason, text));
         match (&mine.purpose, &hello.purpose) {
             (Purpose::Call { to: me, .. }, Purpose::Call { to, .. }) if me == to => return Ok(()),
@@ -92,8 +100,7 @@ impl Host {
             }
             (_, Purpose::Call { to, .. }) => {
                 let text = format!(
-                    "worker {} of a world is at this address, and answers no calls: is there a server of {to}?",
-                    mine.rank
+                    "{me} of a world is at this address, and answers no calls: is there a server of {to}?"
                 );
                 return refusal(Reason::Purpose, text);
             }
@@ -106,31 +113,30 @@ impl Host {
                 (Reason::Replaced, "the worker that was connected to has been replaced")
             };
             let text = format!(
-                "worker {} is of generation {}, and worker {} of generation {}: {which}",
-                hello.rank, hello.generation, mine.rank, mine.generation
+                "{other} is of generation {}, and {me} of generation {}: {which}",
+                hello.generation, mine.generation
             );
             return Err(Refusal::new(reason, text));
         }
         if (hello.workers, hello.replicas) != (mine.workers, mine.replicas) {
             let text = format!(
-                "worker {} knows {} workers with {} replicas each, and worker {} knows {} with {}: give all the same cluster \
-                 and devices",
-                hello.rank, hello.workers, hello.replicas, mine.rank, mine.workers, mine.replicas
+                "{other} knows {} workers with {} replicas each, and {me} knows {} with {}: give all the same cluster and \
+                 devices",
+                hello.workers, hello.replicas, mine.workers, mine.replicas
             );
             return Err(Refusal::new(Reason::Cluster, text));
         }
         if hello.digest != mine.digest {
             let text = format!(
-                "worker {} and worker {} are not of the same cluster or program: start all from the same build, with the \
-                 same cluster",
-                hello.rank, mine.rank
+                "{other} and {me} are not of the same cluster or program: start all from the same build, with the same \
+                 cluster"
             );
             return Err(Refusal::new(Reason::Cluster, text));
         }
         if hello.rank >= mine.workers || hello.rank == mine.rank {
             let text = format!(
-                "worker {} has connected to worker {} of {}: each needs a number of its own, from 0",
-                hello.rank, mine.rank, mine.workers
+                "{other} has connected to {me}, of {} workers: each needs a number of its own, from 0",
+                mine.workers
             );
             return Err(Refusal::new(Reason::Rank, text));
         }

@@ -4,7 +4,7 @@ use super::conversation::{Conversation, Trouble};
 use super::lookup::Lookup;
 use super::reception::HANDSHAKE;
 use crate::handshake::caller::Answer;
-use crate::handshake::{Caller, Hello, Host, Purpose, Refusal};
+use crate::handshake::{Caller, Hello, Host, Names, Purpose, Refusal};
 use crate::identity::{Access, PolicyError, secret};
 use crate::poll;
 use crate::stream::Stream;
@@ -20,6 +20,7 @@ use std::time::Duration;
 pub(crate) struct Calling {
     pub hello: Hello,
     pub access: Access,
+    pub names: Names,
 }
 
 /// Whom to reach, and why.
@@ -160,6 +161,7 @@ fn greet(socket: TcpStream, target: &Target, calling: &Calling) -> Result<State,
     let hello = Hello { purpose, ..calling.hello.clone() };
     let nonce = secret::random().map_err(io::Error::other)?;
     let caller = Caller::new(hello, target.worker, calling.access.key.clone(), nonce);
+    let caller = caller.named(calling.names.clone());
     let mut conversation = Conversation::new(stream);
     conversation.say(&caller.first());
     Ok(State::Talking(Box::new(conversation), Box::new(caller)))

@@ -1,8 +1,8 @@
 //! Who has come to one worker, who may, and who is missing. Pure: no socket, no clock.
 
 use super::Missing;
-use crate::handshake::{Hello, Purpose, Reason, Refusal};
-use distribute_cluster::{Address, Job, Task};
+use crate::handshake::{Hello, Names, Purpose, Reason, Refusal};
+use distribute_cluster::{Address, Task};
 
 /// The workers that one worker waits for: the leader for all others, which join it; another for those of higher numbers,
 /// which link to it.
@@ -10,16 +10,16 @@ use distribute_cluster::{Address, Job, Task};
 pub struct Membership {
     me: usize,
     /// What each is called.
-    tasks: Vec<Task>,
+    names: Names,
     /// Where each worker is, as far as is known.
     addresses: Vec<Address>,
     come: Vec<bool>,
 }
 
 impl Membership {
-    /// Nobody has come to worker `me` yet. Each worker has a task, by which it is called.
-    pub fn new(me: usize, tasks: Vec<Task>, addresses: Vec<Address>) -> Self {
-        Self { me, tasks, come: vec![false; addresses.len()], addresses }
+    /// Nobody has come to worker `me` yet. They are called by these names.
+    pub fn new(me: usize, names: Names, addresses: Vec<Address>) -> Self {
+        Self { me, names, come: vec![false; addresses.len()], addresses }
     }
 
     /// Whether somebody who has shown to be of the job may stay.
@@ -70,7 +70,7 @@ impl Membership {
 
     /// What a worker is called.
     pub fn task(&self, worker: usize) -> Task {
-        self.tasks.get(worker).cloned().unwrap_or_else(|| Job::Worker.task(worker))
+        self.names.of(worker)
     }
 
     /// A worker has come. One that has joined says where it is.
@@ -139,10 +139,9 @@ mod tests {
     }
 
     fn at(me: usize) -> Membership {
-        let tasks = (0..3).map(|worker| Job::Worker.task(worker)).collect();
         Membership::new(
             me,
-            tasks,
+            Names::default(),
             (0..3).map(|worker| format!("10.0.0.{worker}:0").parse().unwrap()).collect(),
         )
     }

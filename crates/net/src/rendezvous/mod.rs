@@ -32,12 +32,12 @@ pub use error::JoinError;
 pub use listener::Listener;
 pub use progress::{Missing, Progress};
 
-use crate::handshake::{Hello, Purpose, words};
+use crate::handshake::{Hello, Names, Purpose, words};
 use crate::identity::{Access, Identity, PolicyError, policy};
 use crate::wire::Limits;
 use crate::{Mesh, Receiver, Settings};
 use attempt::Calling;
-use distribute_cluster::{Address, Deadline, Job, Task, World, deadline};
+use distribute_cluster::{Address, Deadline, Task, World, deadline};
 use gathering::Gathering;
 use listener::OpenError;
 use membership::Membership;
@@ -51,7 +51,7 @@ use std::time::Duration;
 pub struct Rendezvous {
     world: World,
     addresses: Vec<String>,
-    tasks: Vec<Task>,
+    names: Names,
     job: String,
     generation: u64,
     digest: [u8; 32],
@@ -72,7 +72,7 @@ impl Rendezvous {
         Self {
             world,
             addresses,
-            tasks: Vec::new(),
+            names: Names::default(),
             job: "job".to_owned(),
             generation: 0,
             digest: digest(b""),
@@ -90,7 +90,7 @@ impl Rendezvous {
     /// What the workers are called where something is said of them, by number: `chief 0`, `worker 0`, … By default each is
     /// called `worker` and its number.
     pub fn tasks(mut self, tasks: Vec<Task>) -> Self {
-        self.tasks = tasks;
+        self.names = Names::new(tasks);
         self
     }
 
@@ -199,11 +199,11 @@ impl Rendezvous {
             digest: self.digest,
             purpose: Purpose::Link,
         };
-        let calling = Calling { hello: hello.clone(), access: access.clone() };
+        let calling = Calling { hello: hello.clone(), access: access.clone(), names: self.names.clone() };
         let gathering = Gathering::new(
             world,
-            Membership::new(world.worker(), self.tasks, addresses),
-            Reception::new(listener, access, hello),
+            Membership::new(world.worker(), self.names.clone(), addresses),
+            Reception::new(listener, access, hello).named(self.names.clone()),
             calling,
             self.limits,
             self.settings,
@@ -241,7 +241,7 @@ impl Rendezvous {
     }
 
     fn task(&self, worker: usize) -> Task {
-        self.tasks.get(worker).cloned().unwrap_or_else(|| Job::Worker.task(worker))
+        self.names.of(worker)
     }
 
     fn bind(&self, own: &Address, access: &Access, deadline: Deadline) -> Result<Listener, JoinError> {

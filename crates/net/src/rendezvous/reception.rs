@@ -4,7 +4,7 @@ use super::conversation::{Conversation, Trouble};
 use super::listener::Listener;
 use crate::background::Latecomers;
 use crate::handshake::host::Answer;
-use crate::handshake::{Hello, Host, Reason, Refusal};
+use crate::handshake::{Hello, Host, Names, Reason, Refusal};
 use crate::identity::{Access, secret};
 use crate::poll;
 use crate::stream::Stream;
@@ -31,6 +31,7 @@ pub(crate) struct Reception {
     listener: Listener,
     access: Access,
     mine: Hello,
+    names: Names,
     guests: Vec<Guest>,
     /// Until when nobody is let in, because the system refused it.
     pause: Option<Deadline>,
@@ -63,7 +64,13 @@ pub(crate) struct Arrival {
 
 impl Reception {
     pub fn new(listener: Listener, access: Access, mine: Hello) -> Self {
-        Self { listener, access, mine, guests: Vec::new(), pause: None }
+        Self { listener, access, mine, names: Names::default(), guests: Vec::new(), pause: None }
+    }
+
+    /// What the workers are called in refusals.
+    pub fn named(mut self, names: Names) -> Self {
+        self.names = names;
+        self
     }
 
     /// What those who come are compared with.
@@ -149,7 +156,7 @@ impl Reception {
             Some(tls) => Stream::tls(socket, tls.server().map_err(io::Error::other)?)?,
         };
         let nonce = secret::random().map_err(io::Error::other)?;
-        let host = Host::new(self.mine.clone(), self.access.key.clone(), nonce);
+        let host = Host::new(self.mine.clone(), self.access.key.clone(), nonce).named(self.names.clone());
         self.guests.push(Guest {
             conversation: Conversation::new(stream),
             from,
@@ -220,12 +227,10 @@ impl Latecomers for Reception {
     }
 
     fn attend(&mut self) {
-        let mine = self.mine.rank;
+        let (mine, names) = (self.names.of(self.mine.rank), self.names.clone());
         let complete = |hello: &Hello| {
-            let text = format!(
-                "the world is complete, and has a worker {} already: worker {mine} takes no other",
-                hello.rank
-            );
+            let theirs = names.of(hello.rank);
+            let text = format!("the world is complete, and has a {theirs} already: {mine} takes no other");
             Err(Refusal::new(Reason::Complete, text))
         };
         // Nobody may stay.
