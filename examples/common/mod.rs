@@ -6,6 +6,7 @@ pub mod compare;
 pub mod progress;
 
 use clap::{Parser, ValueEnum};
+use distribute::net::Certificates;
 use distribute::prelude::*;
 use distribute::trace::{self, TraceFile};
 use serde_json::Value;
@@ -28,6 +29,10 @@ pub struct Options {
     /// How many workers train together, threads of this process: for examples that compare trainings
     #[arg(long, default_value_t = 1)]
     workers: usize,
+    /// Certificates for links between machines: ca.pem, certificate.pem and key.pem of this folder [default: they are made from
+    /// the secret of the job]
+    #[arg(long, value_name = "FOLDER")]
+    certificates: Option<PathBuf>,
     /// What initial weights and the order of examples are drawn from
     #[arg(long, default_value_t = 42)]
     pub seed: u64,
@@ -69,12 +74,21 @@ impl Options {
         if self.workers != 1 {
             return Err(distribute::Error::other("--workers is for digits and packages"));
         }
+        if self.certificates.is_some() && self.strategy != Kind::MultiWorker {
+            return Err(distribute::Error::other("--certificates needs --strategy multi_worker"));
+        }
         match (self.strategy, self.replicas) {
             (Kind::Mirrored, None) => Ok(MirroredStrategy::all_cores()?.into()),
             (Kind::Mirrored, Some(replicas)) => Ok(MirroredStrategy::cpus(replicas)?.into()),
             (Kind::MultiWorker, replicas) => {
                 let replicas = replicas.unwrap_or_else(cores);
-                Ok(MultiWorkerMirroredStrategy::builder().replicas(replicas).build()?.into())
+                let mut builder = MultiWorkerMirroredStrategy::builder().replicas(replicas);
+                if let Some(folder) = &self.certificates {
+                    let [ca, certificate, key] =
+                        ["ca.pem", "certificate.pem", "key.pem"].map(|name| folder.join(name));
+                    builder = builder.certificates(Certificates { ca, certificate, key });
+                }
+                Ok(builder.build()?.into())
             }
             (_, Some(replicas)) if replicas != 1 => Err(distribute::Error::other(format!(
                 "--replicas {replicas} needs --strategy mirrored or multi_worker: the others have one replica"

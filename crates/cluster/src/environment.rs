@@ -1,7 +1,7 @@
 //! What a process was started with: environment variables, from wherever they come.
 
-use crate::error::{ClusterError, Malformed};
 use crate::json::shown;
+use crate::{ClusterError, Malformed};
 use std::collections::{BTreeMap, HashMap};
 
 /// Where resolvers look up environment variables: those of this process, or a map of a test.

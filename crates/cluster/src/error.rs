@@ -1,9 +1,10 @@
 //! What can be wrong with a cluster, and what to do about it.
 
+use crate::Malformed;
 use crate::http::HttpError;
 use crate::task::{Job, Task};
+use crate::words::{gpus_each, here, names, tasks};
 use crate::world::WorldError;
-use std::fmt;
 
 /// What is wrong with a cluster, or with what describes it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -302,106 +303,4 @@ pub enum ClusterError {
     /// The tasks don't make a world.
     #[error(transparent)]
     World(#[from] WorldError),
-}
-
-/// A value that is not what it should be: where, what was expected, what is there.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{origin}: {}expected {expected}, found {found}{}", At(path), Help(help))]
-pub struct Malformed {
-    /// What holds the value: the name of an environment variable, or of an answer from elsewhere.
-    pub origin: String,
-    /// Where in it: `cluster.worker[1]`. Empty for the whole.
-    pub path: String,
-    /// What should be there.
-    pub expected: String,
-    /// What is there.
-    pub found: String,
-    /// What to do, where that is not clear from what was expected. Empty if it is.
-    pub help: &'static str,
-}
-
-/// What to do, behind the rest.
-struct Help(&'static str);
-
-impl fmt::Display for Help {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            "" => Ok(()),
-            help => write!(f, "; {help}"),
-        }
-    }
-}
-
-/// A path with the colon behind it, if there is one.
-struct At<'a>(&'a str);
-
-impl fmt::Display for At<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            "" => Ok(()),
-            path => write!(f, "{path}: "),
-        }
-    }
-}
-
-/// `chief, ps and worker`
-fn names(jobs: &[Job]) -> String {
-    list(&jobs.iter().map(Job::as_str).collect::<Vec<_>>())
-}
-
-/// `tasks 0 to 3`, `tasks 0, 2 and 5`, `no task`
-fn tasks(indices: &[usize]) -> String {
-    match indices {
-        [] => "no task".into(),
-        [one] => format!("task {one} alone"),
-        [0, .., last] if *last == indices.len() - 1 => format!("tasks 0 to {last}"),
-        some => {
-            // Enough to see the gaps.
-            let shown: Vec<String> = some.iter().take(8).map(usize::to_string).collect();
-            let more = some.len() - shown.len();
-            let end = if more > 0 { format!(" and {more} more") } else { String::new() };
-            format!("tasks {}{end}", if more > 0 { shown.join(", ") } else { list(&shown) })
-        }
-    }
-}
-
-/// `2 GPUs`; of none, what was tried.
-fn gpus_each(each: usize) -> String {
-    match each {
-        0 => "a GPU".into(),
-        1 => "1 GPU".into(),
-        more => format!("{more} GPUs"),
-    }
-}
-
-/// `2 of them here, `
-fn here(local: &Option<usize>) -> String {
-    local.map_or(String::new(), |local| format!("{local} of them here, "))
-}
-
-/// `a, b and c`
-fn list<T: AsRef<str>>(items: &[T]) -> String {
-    match items {
-        [] => "none".into(),
-        [one] => one.as_ref().into(),
-        [first @ .., last] => {
-            format!("{} and {}", first.iter().map(T::as_ref).collect::<Vec<_>>().join(", "), last.as_ref())
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_a_job_has_is_said_in_few_words() {
-        assert_eq!(tasks(&[]), "no task");
-        assert_eq!(tasks(&[0]), "task 0 alone");
-        assert_eq!(tasks(&[0, 1, 2]), "tasks 0 to 2");
-        assert_eq!(tasks(&[0, 2]), "tasks 0 and 2");
-        let many: Vec<usize> = (1..=10).collect();
-        assert_eq!(tasks(&many), "tasks 1, 2, 3, 4, 5, 6, 7, 8 and 2 more");
-        assert_eq!(names(&[]), "none");
-    }
 }

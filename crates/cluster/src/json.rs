@@ -1,7 +1,7 @@
 //! JSON that others wrote, read so that an error says where it is.
 
 use crate::address::Address;
-use crate::error::{ClusterError, Malformed};
+use crate::{ClusterError, Malformed};
 use serde_json::{Map, Value};
 use std::fmt;
 

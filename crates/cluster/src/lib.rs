@@ -6,7 +6,8 @@
 //! | [`deadline`] | [`Deadline`]: how long a wait may last. The only module that reads the clock |
 //! | [`fingerprint`] | [`Fingerprint`]: what a member is doing, and whether two members do the same |
 //! | [`standing`] | [`Standing`]: what a member is doing and has done |
-//! | [`blame`] | [`Blame`]: who did not do what the others waited for |
+//! | [`blame`], `blame_text` | [`Blame`]: who did not do what the others waited for, and what it says |
+//! | [`flight_recorder`] | [`FlightRecorder`]: what a worker did last |
 //! | [`world`] | [`World`]: how many take part, and which of them this process is |
 //! | `spec`, `task`, `address` | [`ClusterSpec`]: the tasks of a cluster and where they listen; [`Job`], [`Task`], [`Address`] |
 //! | `roles` | what follows for a task: its rank, how many work with it, who leads; the [`World`] of a cluster |
@@ -14,7 +15,7 @@
 //! | [`resolver`] | [`ClusterResolver`](resolver::ClusterResolver): where the cluster is found out: `TF_CONFIG`, Slurm, MPI, … |
 //! | [`environment`] | where resolvers look up environment variables |
 //! | [`http`] | what resolvers that ask an API need; the client is behind the features `gce` and `kubernetes` |
-//! | `error` | [`ClusterError`]: what is wrong with a cluster, and where |
+//! | `error`, `malformed`, `words` | [`ClusterError`]: what is wrong with a cluster, and where |
 //!
 //! Members identify replicas by their global ids, and everything they tell each other can be serialized.
 //!
@@ -32,25 +33,31 @@
 
 mod address;
 pub mod blame;
+mod blame_text;
 pub mod deadline;
 pub mod environment;
 mod error;
 pub mod fingerprint;
+pub mod flight_recorder;
 pub mod http;
 mod json;
+mod malformed;
 pub mod resolver;
 mod roles;
 mod spec;
 pub mod standing;
 mod task;
 mod tf_config;
+mod words;
 pub mod world;
 
 pub use address::{Address, Host};
 pub use blame::{Blame, Callers, Cause, Fault};
 pub use deadline::{Deadline, Stopwatch};
-pub use error::{ClusterError, Malformed};
+pub use error::ClusterError;
 pub use fingerprint::{CallSite, Fingerprint, Operation, fnv1a};
+pub use flight_recorder::{FlightRecorder, Progress, RECORDED_CALLS, RecordedCall};
+pub use malformed::Malformed;
 pub use spec::{ClusterSpec, MAX_TASK_INDEX};
 pub use standing::{Presence, Standing};
 pub use task::{Job, OtherJob, Task};

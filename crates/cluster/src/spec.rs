@@ -1,8 +1,8 @@
 //! The tasks of a cluster and their addresses.
 
+use crate::Malformed;
 use crate::address::Address;
 use crate::error::ClusterError;
-use crate::error::Malformed;
 use crate::json::{self, Json};
 use crate::task::{Job, Task};
 use serde::ser::{SerializeMap, Serializer};

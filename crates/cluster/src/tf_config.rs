@@ -1,10 +1,10 @@
 //! The environment variable `TF_CONFIG`.
 
-use crate::error::{ClusterError, Malformed};
 use crate::json::{self, Json};
 use crate::resolver::missing;
 use crate::spec::ClusterSpec;
 use crate::task::{Job, Task};
+use crate::{ClusterError, Malformed};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;

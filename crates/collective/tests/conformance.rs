@@ -16,6 +16,7 @@ use distribute_collective::group::{Calling, Links, local};
 use distribute_collective::threads::{Member, Team};
 use distribute_collective::{all_gather, all_reduce};
 use distribute_tensor::fold::Alone;
+use distribute_tensor::kernel::fold_scaled;
 use distribute_tensor::{HostTensor, Leaf, Packing, ReduceOp, wire};
 use distribute_testing::watched;
 use std::panic::Location;
@@ -37,13 +38,14 @@ fn worlds() -> impl Iterator<Item = (usize, usize)> {
         .chain([(3, 4)])
 }
 
-/// What links the workers of a world: `DISTRIBUTE_TEST_LINKS` says `memory`, `tcp` or `tls` for all; else worlds take turns.
+/// What links the workers of a world: `DISTRIBUTE_TEST_LINKS` says `memory`, `tcp`, `tls` or `shared` for all; else worlds take turns.
 fn links((workers, replicas): (usize, usize)) -> Links {
     match std::env::var("DISTRIBUTE_TEST_LINKS").as_deref() {
         Ok("memory") => Links::Memory,
         Ok("tcp") => Links::Tcp,
         Ok("tls") => Links::Tls,
-        _ => [Links::Memory, Links::Tcp, Links::Tls][(workers + replicas) % 3],
+        Ok("shared") => Links::Shared,
+        _ => [Links::Memory, Links::Tcp, Links::Tls, Links::Shared][(workers + replicas) % 4],
     }
 }
 
@@ -259,4 +261,55 @@ fn everybody_gets_the_leaves_and_the_records_of_worker_0() {
             assert!(all.iter().enumerate().all(|(worker, said)| *said == vec![worker as u8; 1000 * worker]));
         }
     }
+}
+
+/// The numbers of a replica's vector, whose sum depends on the order in which they are added.
+fn vector(replica: usize, len: usize) -> Vec<f32> {
+    (0..len)
+        .map(|at| ((replica * 7 + at * 13) % 97) as f32 * 10f32.powi((replica + at) as i32 % 7 - 3))
+        .collect()
+}
+
+// INV-7
+#[test]
+fn vectors_have_the_sums_of_the_tree_whole_and_by_ranges() {
+    for world in several_workers() {
+        let count = world.0 * world.1;
+        for len in [0, 1, 63, 1001, 40_000] {
+            let weights: Vec<f32> = (0..count).map(|replica| 1. / (replica + 1) as f32).collect();
+            let all: Vec<_> = (0..count).map(|replica| vector(replica, len)).collect();
+            let mut expected = vec![0f32; len];
+            fold_scaled(&all.iter().map(Vec::as_slice).collect::<Vec<_>>(), &weights, &mut expected);
+            let expected: Vec<u8> = expected.into_iter().flat_map(f32::to_ne_bytes).collect();
+            let whole: Vec<Vec<u8>> =
+                all.iter().map(|v| v.iter().flat_map(|x| x.to_ne_bytes()).collect()).collect();
+            let got = on_workers(world, move |mut calling, replicas| {
+                let mine: Vec<_> = replicas
+                    .map(|replica| {
+                        let mut buffer = calling.buffers().take(4 * len);
+                        buffer.bytes_mut().copy_from_slice(&whole[replica]);
+                        buffer.freeze()
+                    })
+                    .collect();
+                let sums = calling.sum(&mine, &weights).unwrap().concat();
+                let exchanged = calling.exchange("vectors", mine[0].clone()).unwrap();
+                let of_first = |(worker, got): (usize, &Bytes)| *got == whole[worker * world.1];
+                (sums, exchanged.iter().enumerate().all(of_first))
+            });
+            for (sums, exchanged) in got {
+                assert!(sums == expected && exchanged, "{len} numbers over {world:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn vectors_of_another_length_are_refused_by_name() {
+    let errors = on_workers((3, 1), |mut calling, replicas| {
+        let mine = Bytes::from(vec![0; if replicas.start == 1 { 8 } else { 4 }]);
+        calling.exchange("vectors", mine).unwrap_err().to_string()
+    });
+    assert!(errors[0].contains("8 bytes of worker 1, where 4 were expected"), "{errors:?}");
+    assert!(errors[2].contains("8 bytes of worker 1"), "{errors:?}");
+    assert!(errors[1].contains("4 bytes of worker 0, where 8 were expected"), "{errors:?}");
 }

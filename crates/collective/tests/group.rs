@@ -188,6 +188,110 @@ fn a_worker_that_ends_is_named_to_all_at_once() {
     assert!(text.contains("worker 1 (replicas 2 and 3) was lost"), "{text}");
 }
 
+// INV-31
+#[test]
+fn who_fails_between_calls_is_named_to_all_by_one_text_and_waits_for_nobody_and_the_next_call_works() {
+    let declined = Arc::new(Barrier::new(3));
+    let results = workers(3, 2, move |group| {
+        let session = group.open("strategy", 4);
+        swap(&session, "a", LONG).unwrap();
+        if group.world().worker() == 1 {
+            session.decline(are(&session, Presence::Running), LONG);
+            // Only now do the others make their call.
+            declined.wait();
+            assert_eq!(session.declined(), 1);
+            swap(&session, "c", LONG).unwrap();
+            return Ok(());
+        }
+        declined.wait();
+        let failed = swap(&session, "b", LONG).map(drop);
+        swap(&session, "c", LONG).unwrap();
+        failed
+    });
+    assert!(results[1].is_ok());
+    let failed = [results[0].clone(), results[2].clone()];
+    let [text] = &texts(&failed)[..] else { panic!("{:?}", texts(&failed)) };
+    for part in ["step 4", "replicas 0, 1, 4 and 5 wait in all_reduce (b)", "replicas 2 and 3 failed"] {
+        assert!(text.contains(part), "{text}");
+    }
+}
+
+// INV-31
+#[test]
+fn who_fails_again_and_again_does_not_run_away_from_the_others() {
+    const TIMES: usize = 20;
+    for decliners in [vec![0], vec![2], vec![0, 1], vec![0, 1, 2]] {
+        workers(3, 1, move |group| {
+            let session = group.open("strategy", 1);
+            for i in 0..TIMES {
+                if decliners.contains(&group.world().worker()) {
+                    session.decline(are(&session, Presence::Running), LONG);
+                } else {
+                    let blame = swap(&session, &format!("call {i}"), LONG).unwrap_err();
+                    assert_eq!((blame.fault, &blame.culprits), (Fault::Failed, &decliners));
+                }
+            }
+            assert!(swap(&session, "next", LONG).is_ok());
+        });
+    }
+}
+
+#[test]
+fn who_has_declined_and_ended_has_failed_and_is_not_lost() {
+    let ended = Arc::new(Barrier::new(2));
+    let results = workers(2, 1, move |group| {
+        let session = group.open("strategy", 1);
+        if group.world().worker() == 1 {
+            session.decline(are(&session, Presence::Running), LONG);
+            group.end();
+            ended.wait();
+            return Ok(());
+        }
+        ended.wait();
+        swap(&session, "a", LONG).map(drop)
+    });
+    assert_eq!(results[0].as_ref().unwrap_err().fault, Fault::Failed);
+}
+
+/// Whoever declines is past the call, and judges nothing.
+#[test]
+fn one_declines_and_another_is_late() {
+    for (declines, late) in [(0, 3), (1, 0), (3, 2)] {
+        let met = Arc::new(Barrier::new(3));
+        let results = workers(4, 1, move |group| {
+            let session = group.open("strategy", 1);
+            let me = group.world().worker();
+            if me == declines {
+                session.decline(are(&session, Presence::Running), SHORT);
+                return Ok(());
+            }
+            if me == late {
+                met.wait();
+            }
+            let failed = swap(&session, "a", if me == late { LONG } else { SHORT }).map(drop);
+            if me != late {
+                met.wait();
+            }
+            failed
+        });
+        let failed: Vec<_> = results.into_iter().filter(Result::is_err).collect();
+        assert_eq!((failed.len(), texts(&failed).len()), (3, 1), "{:#?}", texts(&failed));
+        assert_eq!(failed[0].as_ref().unwrap_err().culprits, [declines]);
+    }
+}
+
+/// As where one of them has missed a step.
+#[test]
+fn workers_that_count_other_steps_have_one_text() {
+    let results = workers(3, 1, |group| {
+        let me = group.world().worker();
+        let session = group.open("between steps", 4 + me as u64);
+        swap(&session, if me == 1 { "save" } else { "run" }, LONG)
+    });
+    let [text] = &texts(&results)[..] else { panic!("{:?}", texts(&results)) };
+    assert!(text.starts_with("step 6, "), "{text}");
+}
+
 // INV-26
 #[test]
 fn sessions_of_other_names_do_not_meet() {
@@ -212,7 +316,7 @@ proptest! {
     /// Programs of random length, in which one worker does something else at a random place.
     #[test]
     fn a_planted_fault_has_one_text_on_all_workers(
-        n in 2usize..5, replicas in 1usize..4, calls in 1usize..6, at in 0usize..6, who in 0usize..4, fault in 0usize..4,
+        n in 2usize..5, replicas in 1usize..4, calls in 1usize..6, at in 0usize..6, who in 0usize..4, fault in 0usize..5,
     ) {
         let (at, who) = (at % calls, who % n);
         let all = workers(n, replicas, move |group| {
@@ -226,6 +330,10 @@ proptest! {
                     0 if planted => standings = wait_in(&session, "another"),
                     1 if planted => standings[0].presence = Presence::Failed,
                     2 if planted => break,
+                    3 if planted => {
+                        session.decline(standings, LONG);
+                        continue;
+                    }
                     _ if planted => {
                         session.leave(are(&session, Presence::Failed));
                         return Ok(());
@@ -237,7 +345,7 @@ proptest! {
                     result = now;
                 } else {
                     // What was planted costs itself alone, or everything after it where the worker is gone.
-                    assert_eq!(now.is_ok(), i < at || fault < 2, "call {i}: {now:?}");
+                    assert_eq!(now.is_ok(), i < at || fault < 2 || fault == 3, "call {i}: {now:?}");
                 }
             }
             session.leave(are(&session, Presence::Returned));

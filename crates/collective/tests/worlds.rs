@@ -167,6 +167,77 @@ fn a_replica_that_differs_is_named_by_its_global_id_on_all() {
     assert!(text.contains("replicas 0, 1, 2, 4 and 5 called") && text.contains("replica 3 called"), "{text}");
 }
 
+/// What cannot be sent where `fails`.
+struct Payload {
+    fails: bool,
+}
+
+impl serde::Serialize for Payload {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        if self.fails {
+            return Err(serde::ser::Error::custom("out of memory"));
+        }
+        serializer.serialize_bool(false)
+    }
+}
+
+impl<'de> serde::Deserialize<'de> for Payload {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        bool::deserialize(deserializer).map(|fails| Self { fails })
+    }
+}
+
+// INV-31
+#[test]
+fn a_worker_that_cannot_bring_its_part_is_named_to_all_and_the_step_goes_on() {
+    let all = workers(3, 2, |worker| {
+        worker.run(1, LONG, |member| {
+            let call = Fingerprint::new(Operation::Minimize, "orders", Location::caller());
+            let mine = Payload { fails: worker.group.world().worker() == 1 };
+            let shared = member.share(call, mine);
+            assert_eq!(sum(member, "next", 1.), Ok(6.));
+            match shared {
+                Err(Failure::Blame(blame)) => Err(blame),
+                Err(Failure::Shared(own)) => Ok(own.to_string()),
+                other => panic!("{:?}", other.map(|all| all.len())),
+            }
+        })
+    });
+    for own in &all[1] {
+        assert!(own.as_ref().is_ok_and(|text| text.contains("cannot be read")), "{own:?}");
+    }
+    assert!(all[0].iter().chain(&all[2]).all(Result::is_err));
+    let text = one_text(&all);
+    assert!(text.contains("replicas 2 and 3 failed"), "{text}");
+}
+
+// INV-31
+#[test]
+fn a_merge_function_that_fails_before_its_call_is_named_to_all() {
+    let all = workers(2, 2, |worker| {
+        worker.run(1, LONG, |member| {
+            let call = Fingerprint::new(Operation::MergeCall, "", Location::caller());
+            let merged = member.merge(call.clone(), (), |_| {
+                if worker.group.world().worker() == 1 {
+                    member.decline();
+                    return Ok(());
+                }
+                let said = member.speak(|_| call.clone(), |mut calling| calling.records(Bytes::new()));
+                match said.expect("there is another worker") {
+                    Ok(_) => panic!("nobody takes part"),
+                    Err(Failure::Blame(blame)) => Err(blame),
+                    Err(other) => panic!("{other}"),
+                }
+            });
+            assert_eq!(sum(member, "next", 1.), Ok(4.));
+            Result::clone(&*merged?)
+        })
+    });
+    assert!(all[0].iter().all(Result::is_err) && all[1].iter().all(Result::is_ok));
+    let text = one_text(&all);
+    assert!(text.contains("replicas 2 and 3 failed"), "{text}");
+}
+
 /// An idle team is lent to other runs, and kept beyond the group of its last one.
 #[test]
 fn a_worker_that_has_ended_is_lost_to_the_others_while_its_team_is_idle() {

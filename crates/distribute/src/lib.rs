@@ -132,7 +132,7 @@ pub mod cluster {
 /// How workers of several processes find and trust each other.
 pub mod net {
     #[doc(inline)]
-    pub use distribute_net::{Certificates, Identity, JoinError, Secret};
+    pub use distribute_net::{Certificates, Identity, JoinError, Secret, SharedMemory};
 }
 
 /// Datasets: sources, transformations, file formats, and how batches are split over replicas.

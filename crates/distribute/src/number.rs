@@ -50,7 +50,7 @@ pub(crate) fn operand<'a, T: Number>(storage: &'a CpuStorage, layout: &Layout) -
 }
 
 /// A float that can be reduced, updated and found in a tensor.
-pub(crate) trait Number: Float + Scale + Element + WithDType {
+pub(crate) trait Number: Float + Scale + Element + WithDType + bytemuck::Pod {
     /// The nearest value: [`Float::from_f64`], whose name is candle's, too.
     #[inline]
     fn of(value: f64) -> Self {

@@ -1,5 +1,6 @@
 //! How long two workers take to answer each other, and to exchange 64 MiB both ways at once: as threads over memory, and
-//! as two processes over TCP and TLS.
+//! as two processes over TCP, TLS and shared memory, into which and out of which bodies are copied here. What they cost where
+//! they are not is in the example `exchange`.
 //!
 //! ```text
 //! cargo run --release -p distribute-net --example pingpong            # all of them
@@ -9,7 +10,8 @@
 use distribute_cluster::{Deadline, Stopwatch, World};
 use distribute_net::identity::IdentityError;
 use distribute_net::{
-    Drive, Identity, JoinError, Listener, Message, Receiver, Rendezvous, Secret, Transport, memory,
+    Drive, Identity, JoinError, Listener, Message, Receiver, Rendezvous, Secret, SharedMemory, Transport,
+    memory,
 };
 use std::collections::VecDeque;
 use std::error::Error;
@@ -17,8 +19,9 @@ use std::process::Command;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Set in the second process: the address of the first.
+/// Set in the second process: the address of the first, and what links them.
 const ADDRESS: &str = "DISTRIBUTE_PINGPONG";
+const LINK: &str = "DISTRIBUTE_PINGPONG_LINK";
 
 const ROUNDS: usize = 20_000;
 const EXCHANGES: usize = 15;
@@ -65,8 +68,9 @@ impl Inbox {
 type Times = [Duration; 2];
 
 /// Worker `me`'s part. Gives the times of a round trip and of an exchange.
-fn play(me: usize, transport: &dyn Transport, inbox: &Inbox) -> Result<[Times; 2], Box<dyn Error>> {
+fn play(me: usize, transport: &dyn Transport, inbox: &Inbox) -> Result<[Times; 3], Box<dyn Error>> {
     let small = Message::new(vec![1; 16], vec![2; 48]);
+    let page = Message::new(vec![1; 16], vec![2; 4080]);
     let large = Message::new(vec![1; 16], vec![3; LARGE]);
     let round = |message: &Message, both: bool| -> Result<Duration, Box<dyn Error>> {
         let watch = Stopwatch::start();
@@ -85,12 +89,20 @@ fn play(me: usize, transport: &dyn Transport, inbox: &Inbox) -> Result<[Times; 2
         times.sort();
         Ok([times[times.len() / 2], times[times.len() / 10]])
     };
-    Ok([quantiles(&small, false, ROUNDS)?, quantiles(&large, true, EXCHANGES)?])
+    let (small, page) = (quantiles(&small, false, ROUNDS)?, quantiles(&page, false, ROUNDS)?);
+    Ok([small, page, quantiles(&large, true, EXCHANGES)?])
 }
 
-fn rendezvous(me: usize, address: String, identity: Identity) -> Result<Rendezvous, Box<dyn Error>> {
+fn rendezvous(
+    me: usize,
+    address: String,
+    identity: Identity,
+    link: &str,
+) -> Result<Rendezvous, Box<dyn Error>> {
     let second = format!("{}:0", address.rsplit_once(':').map_or("", |(host, _)| host));
-    Ok(Rendezvous::new(World::new(2, me, 1)?, vec![address, second]).identity(identity))
+    let shared_memory = if link == "shared" { SharedMemory::Auto } else { SharedMemory::Never };
+    let rendezvous = Rendezvous::new(World::new(2, me, 1)?, vec![address, second]);
+    Ok(rendezvous.identity(identity).shared_memory(shared_memory))
 }
 
 fn identity() -> Result<Identity, IdentityError> {
@@ -98,22 +110,23 @@ fn identity() -> Result<Identity, IdentityError> {
 }
 
 /// The first process, which starts the second. What is no loopback address is encrypted.
-fn processes(host: &str) -> Result<[Times; 2], Box<dyn Error>> {
+fn processes(link: &str) -> Result<[Times; 3], Box<dyn Error>> {
+    let host = if link == "tls" { "0.0.0.0" } else { "127.0.0.1" };
     let listener = Listener::bind(&format!("{host}:0"))?;
     let address = format!("{host}:{}", listener.address()?.port());
     let secret = Secret::random()?;
     let mut second = Command::new(std::env::current_exe()?);
-    second.env(ADDRESS, &address).env("DISTRIBUTE_SECRET", secret.to_hex());
+    second.env(ADDRESS, &address).env(LINK, link).env("DISTRIBUTE_SECRET", secret.to_hex());
     let mut second = second.spawn()?;
     let inbox = Arc::<Inbox>::default();
     let mesh: Result<_, JoinError> =
-        rendezvous(0, address, Identity::Secret(secret))?.listener(listener).join(inbox.clone());
+        rendezvous(0, address, Identity::Secret(secret), link)?.listener(listener).join(inbox.clone());
     let played = play(0, &mesh?, &inbox);
     second.wait()?;
     played
 }
 
-fn threads() -> Result<[Times; 2], Box<dyn Error>> {
+fn threads() -> Result<[Times; 3], Box<dyn Error>> {
     let inboxes = [Arc::<Inbox>::default(), Arc::default()];
     let receivers = inboxes.iter().map(|inbox| inbox.clone() as Arc<dyn Receiver>).collect();
     let transports = memory::transports(receivers);
@@ -128,21 +141,22 @@ fn threads() -> Result<[Times; 2], Box<dyn Error>> {
 fn main() -> Result<(), Box<dyn Error>> {
     if let Ok(address) = std::env::var(ADDRESS) {
         let inbox = Arc::<Inbox>::default();
-        let mesh = rendezvous(1, address, identity()?)?.join(inbox.clone())?;
+        let mesh = rendezvous(1, address, identity()?, &std::env::var(LINK)?)?.join(inbox.clone())?;
         play(1, &mesh, &inbox)?;
         return Ok(());
     }
-    println!("median (first tenth) {:>16} {:>26}", "64 B and back", "64 MiB both ways");
+    println!(
+        "median (first tenth) {:>18} {:>21} {:>20}",
+        "64 B and back", "4 KiB and back", "64 MiB both ways"
+    );
     let asked = std::env::args().nth(1);
-    for name in ["memory", "tcp", "tls"].into_iter().filter(|name| asked.as_ref().is_none_or(|a| a == name)) {
-        let [round, exchange] = match name {
-            "memory" => threads(),
-            "tcp" => processes("127.0.0.1"),
-            _ => processes("0.0.0.0"),
-        }?;
-        let [[a, b], [c, d]] =
-            [round.map(|t| t.as_secs_f64() * 1e6), exchange.map(|t| t.as_secs_f64() * 1e3)];
-        println!("{name:18} {a:>7.1} ({b:>6.1}) µs {c:>12.1} ({d:>6.1}) ms");
+    for name in
+        ["memory", "shared", "tcp", "tls"].into_iter().filter(|name| asked.as_ref().is_none_or(|a| a == name))
+    {
+        let times = if name == "memory" { threads() } else { processes(name) }?;
+        let [[a, b], [c, d], [e, f]] = times.map(|times| times.map(|time| time.as_secs_f64() * 1e6));
+        let (e, f) = (e / 1e3, f / 1e3);
+        println!("{name:20} {a:>7.1} ({b:>6.1}) µs {c:>9.1} ({d:>6.1}) µs {e:>8.1} ({f:>6.1}) ms");
     }
     Ok(())
 }

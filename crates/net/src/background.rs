@@ -3,6 +3,7 @@
 use crate::link::Link;
 use crate::mesh::Shared;
 use crate::poll;
+use crate::ready::{self, Ready};
 use distribute_cluster::Deadline;
 use rustix::event::PollFd;
 use std::sync::atomic::Ordering;
@@ -79,26 +80,22 @@ enum Woken {
 }
 
 fn wait(shared: &Shared, latecomers: Option<&dyn Latecomers>) -> Woken {
-    let mut sockets = vec![shared.to_background.interest()];
-    sockets.extend(shared.links.iter().filter_map(Link::interest));
-    let links = sockets.len();
-    sockets.extend(latecomers.map(Latecomers::interests).unwrap_or_default());
-    if shared.links.iter().any(Link::is_doomed) {
-        return Woken::Link;
-    }
-    if poll::wait(&mut sockets, LOOK.min(shared.settings.heartbeat / 2)).is_err() {
+    let mut others = vec![shared.to_background.interest()];
+    others.extend(latecomers.map(Latecomers::interests).unwrap_or_default());
+    let patience = LOOK.min(shared.settings.heartbeat / 2);
+    let Ok(Ready { links, others }) = ready::wait(&shared.links, others, patience) else {
         let _ = poll::wait(&mut [], BACK_OFF);
         return Woken::Nothing;
-    }
-    let ready: Vec<_> = sockets.iter().map(poll::is_ready).collect();
-    if ready[0] {
+    };
+    let asked = others.first() == Some(&true);
+    if asked {
         shared.to_background.drain();
     }
-    if ready[1..links].contains(&true) {
+    if links.contains(&true) {
         Woken::Link
-    } else if ready[0] {
+    } else if asked {
         Woken::Asked
-    } else if ready[links..].contains(&true) {
+    } else if others.contains(&true) {
         Woken::Latecomers
     } else {
         Woken::Nothing
@@ -144,6 +141,7 @@ impl Pulse {
         let beats = self.beat.has_passed();
         if beats {
             self.beat = Deadline::after(shared.settings.heartbeat);
+            shared.arena.iter().for_each(|arena| arena.relax());
         }
         for (link, silence) in shared.links.iter().zip(&mut self.silences).filter(|(link, _)| !link.is_over())
         {

@@ -11,7 +11,9 @@
 //! | [`handshake`] | the first words on a connection: whether both sides belong to the same job |
 //! | [`identity`] | [`Identity`]: a secret or certificates, and which links have to be protected |
 //! | [`wire`] | messages as bytes of a stream |
-//! | `link`, `stream`, `poll` | one connection; plain or TLS, never blocking; waiting for several |
+//! | `link`, `stream` | one connection; plain, TLS or through shared memory, never blocking |
+//! | `shm` | memory that workers of one machine share |
+//! | `ready`, `poll` | waiting for several of them |
 //! | `background` | the thread that moves bytes while nobody waits, and notices who has died |
 //!
 //! What a message is about is the business of those who send it: nothing here knows of tensors or calls.
@@ -62,7 +64,8 @@
 //! - What strangers send to the port is refused and logged with their address. It costs no more than what they have sent, and
 //!   they may be 64 at once, for 5 s each.
 
-#![forbid(unsafe_code)]
+// But for one file, `shm/map.rs`.
+#![deny(unsafe_code)]
 
 mod background;
 pub mod endpoint;
@@ -73,7 +76,9 @@ pub mod memory;
 pub mod mesh;
 mod message;
 mod poll;
+mod ready;
 pub mod rendezvous;
+mod shm;
 mod stream;
 pub mod transport;
 pub mod wire;
@@ -83,6 +88,7 @@ pub use identity::{Access, AccessError, Certificates, Identity, Secret};
 pub use mesh::{Mesh, Settings};
 pub use message::Message;
 pub use rendezvous::{JoinError, Listener, Progress, Rendezvous};
+pub use shm::{Region, SharedMemory};
 pub use transport::{Drive, Receiver, Transport};
 
 /// The reason that the others are told of a worker that has closed its transport.

@@ -1,5 +1,10 @@
 //! The connection to one other worker.
 
+use crate::shm::arena::Arena;
+use crate::shm::imports::Imports;
+use crate::shm::loans::Loans;
+use crate::shm::pair::Pair;
+use crate::shm::reference::BadReference;
 use crate::stream::Stream;
 use crate::wire::{Decoder, Frame, Queue};
 use crate::{Message, poll};
@@ -8,6 +13,7 @@ use std::io;
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// How much is written or read before the other direction, and other links, have their turn.
 const TURN: usize = 512 << 10;
@@ -28,6 +34,10 @@ pub(crate) enum Event {
 pub(crate) struct Link {
     peer: usize,
     socket: Arc<TcpStream>,
+    /// The memory that is shared with the worker, through which everything is sent then.
+    pair: Option<Arc<Pair>>,
+    /// What the worker reads in this one's memory.
+    loans: Option<Loans>,
     state: Mutex<State>,
     /// Whether something waits to be written.
     backlog: AtomicBool,
@@ -41,6 +51,8 @@ struct State {
     stream: Stream,
     decoder: Decoder,
     queue: Queue,
+    /// What this worker reads in the other's memory.
+    imports: Option<Imports>,
     /// Whether something has come since this was last asked.
     heard: bool,
     /// Why the link can't go on, once what has come is read.
@@ -52,18 +64,28 @@ struct State {
 
 impl Link {
     pub fn new(peer: usize, stream: Stream, decoder: Decoder) -> Self {
-        let socket = stream.socket().clone();
+        let (socket, pair) = (stream.socket().clone(), stream.pair().cloned());
         let state = State {
             stream,
             decoder,
             queue: Queue::default(),
+            imports: pair.clone().map(Imports::new),
             heard: true,
             broken: None,
             closing: false,
             finished: false,
         };
         let no = AtomicBool::default;
-        Self { peer, socket, state: Mutex::new(state), backlog: no(), doomed: no(), over: no() }
+        Self {
+            peer,
+            socket,
+            loans: pair.clone().map(Loans::new),
+            pair,
+            state: Mutex::new(state),
+            backlog: no(),
+            doomed: no(),
+            over: no(),
+        }
     }
 
     pub fn peer(&self) -> usize {
@@ -75,15 +97,37 @@ impl Link {
         self.over.load(Ordering::Acquire)
     }
 
-    /// What to wait for, unless it is over.
-    pub fn interest(&self) -> Option<PollFd<'_>> {
-        let backlog = self.backlog.load(Ordering::Acquire);
-        (!self.is_over()).then(|| poll::interest(&*self.socket, backlog))
+    /// What to wait for at its socket.
+    pub fn interest(&self) -> PollFd<'_> {
+        // A socket beside shared memory takes the bytes that wake at any time.
+        let backlog = self.pair.is_none() && self.backlog.load(Ordering::Acquire);
+        poll::interest(&*self.socket, backlog)
     }
 
-    /// Whether it needs a turn although nothing has come.
-    pub fn is_doomed(&self) -> bool {
-        self.doomed.load(Ordering::Acquire) && !self.is_over()
+    /// The memory through which everything is sent, if it is shared.
+    pub fn pair(&self) -> Option<&Arc<Pair>> {
+        self.pair.as_ref()
+    }
+
+    /// Whether it needs a turn, whatever its socket says.
+    pub fn has_work(&self) -> bool {
+        !self.is_over()
+            && (self.doomed.load(Ordering::Acquire)
+                || self.pair.as_ref().is_some_and(|pair| pair.has_work(self.backlog.load(Ordering::Acquire))))
+    }
+
+    /// Sends a message. Its body is lent to the worker if it is in memory that it can read.
+    pub fn send_message(&self, message: Message, arena: Option<&Arc<Arena>>) -> bool {
+        let lent = self.loans.as_ref().zip(arena).and_then(|(loans, arena)| loans.lend(arena, &message.body));
+        self.send(match lent {
+            Some(reference) => Frame::Reference(Message { body: reference.encode(), ..message }),
+            None => Frame::Data(message),
+        })
+    }
+
+    /// Takes back what the worker has read in this one's memory.
+    pub fn settle(&self) {
+        self.loans.iter().for_each(Loans::settle);
     }
 
     /// Sends a frame, or keeps what the socket does not take. Says whether there is something to be written later.
@@ -92,7 +136,7 @@ impl Link {
         if self.is_over() || state.closing || state.broken.is_some() {
             return false;
         }
-        if let Frame::Data(message) = &frame
+        if let Frame::Data(message) | Frame::Reference(message) = &frame
             && u32::try_from(message.head.len()).is_err()
         {
             let text = format!("a head of {} bytes cannot be sent to it", message.head.len());
@@ -113,7 +157,11 @@ impl Link {
 
     /// A sign of life, where nothing else is being sent.
     pub fn beat(&self) {
-        self.lock().decoder.relax();
+        let mut state = self.lock();
+        state.decoder.relax();
+        state.imports.iter_mut().for_each(Imports::relax);
+        drop(state);
+        self.settle();
         if !self.backlog.load(Ordering::Acquire) {
             self.send(Frame::Heartbeat);
         }
@@ -122,9 +170,11 @@ impl Link {
     /// Whether something has come since this was last asked, or waits to be read.
     pub fn was_heard(&self) -> bool {
         let mut sockets = [poll::interest(&*self.socket, false)];
-        let waits =
-            poll::wait(&mut sockets, std::time::Duration::ZERO).is_ok() && poll::is_ready(&sockets[0]);
-        std::mem::take(&mut self.lock().heard) || waits
+        let waits = poll::wait(&mut sockets, Duration::ZERO).is_ok() && poll::is_ready(&sockets[0]);
+        if waits && let Some(pair) = &self.pair {
+            pair.mind_socket();
+        }
+        std::mem::take(&mut self.lock().heard) || waits || self.has_work()
     }
 
     /// The worker is lost for this reason. It is told by the thread that drives.
@@ -137,7 +187,7 @@ impl Link {
     ///
     /// To be called by the thread that drives, alone.
     pub fn turn(&self, events: &mut Vec<Event>) -> bool {
-        if self.is_over() {
+        if self.is_over() || (self.pair.is_some() && !self.has_work()) {
             return false;
         }
         let mut state = self.lock();
@@ -170,6 +220,7 @@ impl Link {
             self.over.store(true, Ordering::Release);
             self.backlog.store(false, Ordering::Release);
             state.finish();
+            self.loans.iter().for_each(Loans::close);
             events.push(Event::Lost(self.peer, reason));
             return false;
         }
@@ -185,6 +236,17 @@ impl Link {
             match state.decoder.next_frame() {
                 Ok(None) => return None,
                 Ok(Some(Frame::Data(message))) => events.push(Event::Message(self.peer, message)),
+                Ok(Some(Frame::Reference(Message { head, body }))) => {
+                    let limit = state.decoder.limits().body;
+                    let imports = state.imports.as_mut().ok_or(BadReference::NotShared);
+                    match imports.and_then(|imports| imports.resolve(&body, limit)) {
+                        Ok(body) => events.push(Event::Message(self.peer, Message { head, body })),
+                        Err(error) => {
+                            state.stream.end();
+                            return Some(format!("what it sent cannot be read: {error}"));
+                        }
+                    }
+                }
                 Ok(Some(Frame::Heartbeat)) => {}
                 Ok(Some(Frame::Goodbye)) => return Some(crate::ENDED.to_owned()),
                 Err(error) => {
@@ -204,6 +266,9 @@ impl Link {
         let backlog = !state.queue.is_empty() || state.stream.has_unsent();
         if backlog != self.backlog.load(Ordering::Relaxed) {
             self.backlog.store(backlog, Ordering::Release);
+        }
+        if state.broken.is_some() {
+            self.doomed.store(true, Ordering::Release);
         }
     }
 

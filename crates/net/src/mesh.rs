@@ -2,9 +2,11 @@
 
 use crate::background::{self, Latecomers};
 use crate::link::{Event, Link};
-use crate::poll::{self, Waker};
+use crate::poll::Waker;
+use crate::ready::{self, Ready};
+use crate::shm::arena::Arena;
 use crate::wire::Frame;
-use crate::{Drive, Message, Receiver, Transport};
+use crate::{Drive, Message, Receiver, Region, Transport};
 use distribute_cluster::{Deadline, World};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -18,7 +20,7 @@ const SPIN: Duration = Duration::from_micros(50);
 /// How long the thread in the background takes at most to make way, which it does after each turn.
 const MAKE_WAY: Duration = Duration::from_millis(5);
 
-/// Up to so many links are read to see whether something has come; of more, the system is asked.
+/// Up to so many sockets are read to see whether something has come; of more, the system is asked.
 const FEW: usize = 3;
 
 /// How a mesh behaves.
@@ -61,8 +63,12 @@ pub(crate) struct Shared {
     pub world: World,
     pub settings: Settings,
     pub links: Vec<Link>,
+    /// How many of them have nothing but a socket.
+    sockets: usize,
     /// Which link leads to which worker.
     at: Vec<Option<usize>>,
+    /// Memory that others can read, where there are others that can.
+    pub arena: Option<Arc<Arena>>,
     receiver: Arc<dyn Receiver>,
     /// Held by the thread that drives. What has been read and not yet delivered.
     driver: Mutex<Vec<Event>>,
@@ -98,6 +104,8 @@ impl Mesh {
         let shared = Arc::new(Shared {
             world,
             settings,
+            sockets: links.iter().filter(|link| link.pair().is_none()).count(),
+            arena: links.iter().any(|link| link.pair().is_some()).then(Arc::default),
             links,
             at,
             receiver,
@@ -124,16 +132,32 @@ impl Mesh {
     pub fn world(&self) -> World {
         self.shared.world
     }
+
+    /// Whether messages to and from this worker go through memory that both share.
+    pub fn shares_memory_with(&self, worker: usize) -> bool {
+        self.shared.link(worker).is_some_and(|link| link.pair().is_some())
+    }
 }
 
 impl Transport for Mesh {
     fn send(&self, to: usize, message: Message) {
         let shared = &*self.shared;
-        let Some(link) = shared.at.get(to).copied().flatten().and_then(|at| shared.links.get(at)) else {
-            return;
-        };
-        if link.send(Frame::Data(message)) {
+        let Some(link) = shared.link(to) else { return };
+        if link.send_message(message, shared.arena.as_ref()) {
             shared.wake();
+        }
+    }
+
+    fn memory(&self, len: usize) -> Option<Region> {
+        let arena = self.shared.arena.as_ref()?;
+        // What has been given back is used first.
+        self.shared.links.iter().for_each(Link::settle);
+        match arena.allocate(len) {
+            Ok(region) => Some(region),
+            Err(error) => {
+                tracing::debug!(len, %error, "there is no memory that other workers can read");
+                None
+            }
         }
     }
 
@@ -153,6 +177,11 @@ impl Transport for Mesh {
 }
 
 impl Shared {
+    /// The link to this worker.
+    fn link(&self, worker: usize) -> Option<&Link> {
+        self.links.get(self.at.get(worker).copied().flatten()?)
+    }
+
     /// Lets the thread that waits for sockets look at them anew.
     pub fn wake(&self) {
         if self.driving.load(Ordering::Acquire) {
@@ -174,13 +203,19 @@ impl Shared {
         self.driving.store(true, Ordering::Release);
         let drive = self.until_delivered(&mut events, &mut deadline);
         self.driving.store(false, Ordering::Release);
+        drop(events);
+        // This thread has taken the byte that was to wake the one in the background, and may have left something.
+        let left = |link: &Link| link.pair().is_some_and(|pair| pair.sleepers() > 0) && link.has_work();
+        if self.links.iter().any(left) {
+            self.to_background.wake();
+        }
         drive
     }
 
     fn until_delivered(&self, events: &mut Vec<Event>, deadline: &mut Deadline) -> Drive {
         let spin = Deadline::after(SPIN);
         loop {
-            let more = if self.links.len() <= FEW || !events.is_empty() {
+            let more = if self.sockets <= FEW || !events.is_empty() {
                 self.pass(events, |_| true)
             } else {
                 self.pass_ready(events, Duration::ZERO)
@@ -244,23 +279,12 @@ impl Shared {
 
     /// Waits until something can be read or written, and gives those links a turn.
     fn pass_ready(&self, events: &mut Vec<Event>, patience: Duration) -> bool {
-        let mut sockets = vec![self.to_driver.interest()];
-        let waited: Vec<_> = self.links.iter().map(Link::interest).collect();
-        let index: Vec<_> =
-            waited.iter().enumerate().filter(|(_, s)| s.is_some()).map(|(at, _)| at).collect();
-        sockets.extend(waited.into_iter().flatten());
-        if poll::wait(&mut sockets, patience).is_err() {
-            return false;
-        }
-        if poll::is_ready(&sockets[0]) {
+        let wait = ready::wait(&self.links, vec![self.to_driver.interest()], patience);
+        let Ok(Ready { links, others }) = wait else { return false };
+        if others.contains(&true) {
             self.to_driver.drain();
         }
-        let ready = |at: usize| {
-            let position = index.binary_search(&at).ok();
-            position.is_some_and(|position| poll::is_ready(&sockets[position + 1]))
-                || self.links[at].is_doomed()
-        };
-        self.pass(events, ready)
+        self.pass(events, |at| links.get(at).is_some_and(|ready| *ready))
     }
 
     /// Gives the receiver what has been read. Says whether there was anything.

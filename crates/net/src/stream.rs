@@ -1,5 +1,6 @@
-//! A connection that never blocks, in plain text or TLS.
+//! A connection that never blocks, in plain text or TLS, beside which there may be shared memory.
 
+use crate::shm::pair::Pair;
 use rustls::Connection;
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -12,10 +13,16 @@ const STAGED: usize = 64 << 10;
 const UNSENT: usize = 256 << 10;
 
 /// A connection that never blocks: what can't be done at once is [`WouldBlock`](io::ErrorKind::WouldBlock).
+///
+/// Where two workers share memory, all bytes go through that. By the socket they wake each other, with a byte that says
+/// nothing else, and learn that the other has ended.
 #[derive(Debug)]
 pub(crate) struct Stream {
     socket: Arc<TcpStream>,
     tls: Option<Box<Tls>>,
+    pair: Option<Arc<Pair>>,
+    /// How the socket has ended, while there is something in shared memory that came before.
+    ended: Option<io::Result<()>>,
 }
 
 #[derive(Debug)]
@@ -34,7 +41,7 @@ impl Stream {
     pub fn plain(socket: TcpStream) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
         socket.set_nodelay(true)?;
-        Ok(Self { socket: Arc::new(socket), tls: None })
+        Ok(Self { socket: Arc::new(socket), tls: None, pair: None, ended: None })
     }
 
     /// A connection in TLS, whose handshake happens as it is read and written.
@@ -45,6 +52,17 @@ impl Stream {
         Ok(Self { tls: Some(Box::new(tls)), ..Self::plain(socket)? })
     }
 
+    /// From here on, all bytes go through this memory, on both sides.
+    pub fn sharing(mut self, pair: Option<Arc<Pair>>) -> Self {
+        self.pair = pair;
+        self
+    }
+
+    /// The memory that is shared with the other side.
+    pub fn pair(&self) -> Option<&Arc<Pair>> {
+        self.pair.as_ref()
+    }
+
     /// The socket, to wait for.
     pub fn socket(&self) -> &Arc<TcpStream> {
         &self.socket
@@ -52,6 +70,39 @@ impl Stream {
 
     /// Reads what has come; 0 at the end.
     pub fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let Some(pair) = self.pair.clone() else { return self.receive(into) };
+        let mut read = pair.read(into).map_err(io::Error::other)?;
+        if read == 0 && self.ended.is_none() && pair.take_socket() {
+            let mut bytes = [0; 64];
+            self.ended = loop {
+                match self.receive(&mut bytes) {
+                    Ok(0) => break Some(Ok(())),
+                    Ok(_) => {}
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => break None,
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    Err(error) => break Some(Err(error)),
+                }
+            };
+            pair.has_woken();
+            // What was written before the byte, or the end.
+            read = pair.read(into).map_err(io::Error::other)?;
+            if self.ended.is_some() {
+                pair.mind_socket();
+            }
+        }
+        if read == 0 {
+            return match self.ended.take() {
+                Some(ended) => ended.map(|()| 0),
+                None => Err(io::ErrorKind::WouldBlock.into()),
+            };
+        }
+        if pair.must_tell_of_room() {
+            self.wake()?;
+        }
+        Ok(read)
+    }
+
+    fn receive(&mut self, into: &mut [u8]) -> io::Result<usize> {
         match &mut self.tls {
             None => (&*self.socket).read(into),
             Some(tls) => tls.read(&self.socket, into),
@@ -60,11 +111,33 @@ impl Stream {
 
     /// Whether there is more to read that the socket knows nothing of, so that waiting for it would be in vain.
     pub fn has_unread(&self) -> bool {
-        self.tls.as_ref().is_some_and(|tls| tls.plain > 0 || tls.from < tls.to)
+        self.pair.is_none() && self.tls.as_ref().is_some_and(|tls| tls.plain > 0 || tls.from < tls.to)
     }
 
     /// Writes as much as goes at once. It may still have to be [flushed](Self::flush).
     pub fn write(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        let Some(pair) = &self.pair else { return self.transmit(slices) };
+        let written = pair.write(slices).map_err(io::Error::other)?;
+        if written == 0 && slices.iter().any(|slice| !slice.is_empty()) {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        if pair.must_ring() {
+            self.wake()?;
+        }
+        Ok(written)
+    }
+
+    /// Wakes the other side.
+    fn wake(&mut self) -> io::Result<()> {
+        match self.transmit(&[IoSlice::new(&[1])]) {
+            Ok(_) => Ok(()),
+            // So full of such bytes that it wakes anyway, or gone, which is noticed where bytes are received.
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => self.wake(),
+            Err(_) => Ok(()),
+        }
+    }
+
+    fn transmit(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
         match &mut self.tls {
             None => (&*self.socket).write_vectored(slices),
             Some(tls) => tls.write(&self.socket, slices),
@@ -73,7 +146,7 @@ impl Stream {
 
     /// Whether something that was written has not been given to the system yet.
     pub fn has_unsent(&self) -> bool {
-        self.tls.as_ref().is_some_and(|tls| tls.connection.wants_write())
+        self.pair.is_none() && self.tls.as_ref().is_some_and(|tls| tls.connection.wants_write())
     }
 
     /// Gives the system what was written.

@@ -1,6 +1,6 @@
 //! What moves messages between workers, and what receives them.
 
-use crate::Message;
+use crate::{Message, Region};
 use std::fmt::Debug;
 use std::time::Duration;
 
@@ -35,6 +35,19 @@ pub trait Transport: Debug + Send + Sync {
     /// Sends a message without waiting for its receiver: two workers can send each other any amount at once. What is sent to
     /// a worker that is lost, or after [`close`](Self::close), goes nowhere.
     fn send(&self, to: usize, message: Message);
+
+    /// Memory of this length that other workers of this machine can read: as (a part of) a message's body, it is not copied on
+    /// the way to them. To all others it is sent as any body is. `None` where there is no such worker, or no such memory: use
+    /// any other then.
+    ///
+    /// What another worker receives is the memory itself. It can be used again when that worker has dropped what it received,
+    /// so let go of it soon: of what is kept, there are at most 256 bodies or 2 GiB for each pair of workers, and what is sent
+    /// beyond is copied. So are bodies of less than 16 KiB, for which that is as fast, and the first ones to a worker that is still
+    /// joining.
+    fn memory(&self, len: usize) -> Option<Region> {
+        let _ = len;
+        None
+    }
 
     /// Moves bytes on the calling thread, and returns as soon as something was delivered, after `patience` at the latest.
     ///

@@ -212,7 +212,7 @@ fn garbage_at_the_port_and_behind_the_handshake_disturbs_nobody() {
                 noise,
                 good[..good.len() - 3].to_vec(),
                 [hearing::preamble(), vec![0xff, 0xff]].concat(),
-                [good.clone(), Words::Proof(Some([0; 32])).encode()].concat(),
+                [good.clone(), Words::Proof(Some([0; 32]), None).encode()].concat(),
                 [good, Words::Welcome.encode()].concat(),
             ] {
                 let mut socket = TcpStream::connect(at.to_string()).unwrap();

@@ -5,7 +5,7 @@
 mod support;
 
 use distribute_cluster::{Stopwatch, World};
-use distribute_net::{Listener, Mesh, Message, Rendezvous, Settings, Transport};
+use distribute_net::{Listener, Mesh, Message, Rendezvous, Settings, SharedMemory, Transport};
 use distribute_testing::child::{self, Killed};
 use distribute_testing::watched;
 use rustix::process::{Pid, Signal, kill_process};
@@ -13,22 +13,35 @@ use std::sync::Arc;
 use std::time::Duration;
 use support::{Kept, addresses, patient};
 
-fn join(worker: usize, port: u16, listener: Option<Listener>, settings: Settings) -> (Mesh, Arc<Kept>) {
+/// What the links are made of: sockets alone, and sockets beside shared memory.
+const BOTH: [SharedMemory; 2] = [SharedMemory::Never, SharedMemory::Auto];
+
+fn join(
+    worker: usize,
+    port: u16,
+    listener: Option<Listener>,
+    settings: Settings,
+    shared_memory: SharedMemory,
+) -> (Mesh, Arc<Kept>) {
     let world = World::new(2, worker, 1).unwrap();
-    let rendezvous = Rendezvous::new(world, addresses(2, "127.0.0.1", port)).settings(settings);
+    let rendezvous = Rendezvous::new(world, addresses(2, "127.0.0.1", port));
+    let rendezvous = rendezvous.settings(settings).shared_memory(shared_memory);
     let rendezvous = match listener {
         Some(listener) => rendezvous.listener(listener),
         None => rendezvous,
     };
     let kept = Kept::new();
-    (rendezvous.join(kept.clone()).unwrap(), kept)
+    let mesh = rendezvous.join(kept.clone()).unwrap();
+    assert_eq!(mesh.shares_memory_with(1 - worker), shared_memory == SharedMemory::Auto);
+    (mesh, kept)
 }
 
 /// The second worker, if this process is one: it says that it is there, and does what is asked of it.
 fn second() -> bool {
     let Some(part) = child::part() else { return false };
-    let (port, what) = part.split_once(' ').unwrap();
-    let (mesh, kept) = join(1, port.parse().unwrap(), None, patient());
+    let [port, what, memory] = part.split(' ').collect::<Vec<_>>()[..] else { panic!("{part}") };
+    let shared_memory = if memory == "Auto" { SharedMemory::Auto } else { SharedMemory::Never };
+    let (mesh, kept) = join(1, port.parse().unwrap(), None, patient(), shared_memory);
     mesh.send(0, Message::new("there", vec![7; 1 << 20]));
     match what {
         "exits" => std::process::exit(0),
@@ -40,11 +53,12 @@ fn second() -> bool {
 }
 
 /// A world of this process and a second one, from which one message has come.
-fn two(test: &str, what: &str, settings: Settings) -> (Mesh, Arc<Kept>, Killed) {
+fn two(test: &str, what: &str, settings: Settings, shared_memory: SharedMemory) -> (Mesh, Arc<Kept>, Killed) {
     let listener = Listener::bind("127.0.0.1:0").unwrap();
     let port = listener.address().unwrap().port();
-    let child = Killed(child::command(test, &format!("{port} {what}")).spawn().unwrap());
-    let (mesh, kept) = join(0, port, Some(listener), settings);
+    let part = format!("{port} {what} {shared_memory:?}");
+    let child = Killed(child::command(test, &part).spawn().unwrap());
+    let (mesh, kept) = join(0, port, Some(listener), settings, shared_memory);
     kept.count(None, 1);
     (mesh, kept, child)
 }
@@ -61,12 +75,13 @@ fn a_killed_worker_is_noticed_whether_or_not_somebody_waits() {
         if second() {
             return;
         }
-        for waits in [false, true] {
-            let (mesh, kept, child) = two(TEST, "stays", patient());
+        for (waits, memory) in [false, true].into_iter().flat_map(|waits| BOTH.map(|memory| (waits, memory)))
+        {
+            let (mesh, kept, child) = two(TEST, "stays", patient(), memory);
             let watch = Stopwatch::start();
             signal(&child, Signal::KILL);
             let reason = kept.loss(waits.then_some(&mesh as &dyn Transport), 1);
-            eprintln!("noticed after {:?}, waiting: {waits}: {reason}", watch.elapsed());
+            eprintln!("noticed after {:?}, waiting: {waits}, {memory:?}: {reason}", watch.elapsed());
             assert!(["it closed its connection", "connection reset"].contains(&&*reason), "{reason}");
             assert_eq!((kept.take().messages.len(), mesh.world().workers()), (1, 2));
         }
@@ -80,13 +95,15 @@ fn a_worker_killed_while_it_is_sent_something_is_noticed() {
         if second() {
             return;
         }
-        let (mesh, kept, child) = two(TEST, "stays", patient());
-        signal(&child, Signal::STOP);
-        // More than the sockets take: the rest waits here.
-        mesh.send(1, Message::new("large", vec![1; 64 << 20]));
-        signal(&child, Signal::KILL);
-        let reason = kept.loss(Some(&mesh), 1);
-        assert!(["it closed its connection", "connection reset"].contains(&&*reason), "{reason}");
+        for memory in BOTH {
+            let (mesh, kept, child) = two(TEST, "stays", patient(), memory);
+            signal(&child, Signal::STOP);
+            // More than the sockets, or a ring, take: the rest waits here.
+            mesh.send(1, Message::new("large", vec![1; 64 << 20]));
+            signal(&child, Signal::KILL);
+            let reason = kept.loss(Some(&mesh), 1);
+            assert!(["it closed its connection", "connection reset"].contains(&&*reason), "{reason}");
+        }
     });
 }
 
@@ -97,11 +114,13 @@ fn a_worker_that_exits_without_a_word_is_no_worker_that_has_ended() {
         if second() {
             return;
         }
-        for (what, ended) in [("exits", false), ("ends", true)] {
+        let ends = [("exits", false), ("ends", true)];
+        for ((what, ended), memory) in ends.into_iter().flat_map(|end| BOTH.map(|memory| (end, memory))) {
             let listener = Listener::bind("127.0.0.1:0").unwrap();
             let port = listener.address().unwrap().port();
-            let _child = Killed(child::command(TEST, &format!("{port} {what}")).spawn().unwrap());
-            let (_mesh, kept) = join(0, port, Some(listener), patient());
+            let part = format!("{port} {what} {memory:?}");
+            let _child = Killed(child::command(TEST, &part).spawn().unwrap());
+            let (_mesh, kept) = join(0, port, Some(listener), patient(), memory);
             let reason = kept.loss(None, 1);
             assert_eq!(reason == distribute_net::ENDED, ended, "{what}: {reason}");
             // What is sent before an end in order arrives.
@@ -118,9 +137,9 @@ fn a_stopped_worker_is_lost_although_its_socket_is_open_and_one_that_is_only_idl
         if second() {
             return;
         }
-        for waits in [false, true] {
+        for (waits, memory) in [(false, BOTH[0]), (true, BOTH[0]), (false, BOTH[1]), (true, BOTH[1])] {
             let settings = Settings { silence: Duration::from_secs(3), ..Settings::default() };
-            let (mesh, kept, child) = two(TEST, "stays", settings);
+            let (mesh, kept, child) = two(TEST, "stays", settings, memory);
             let drive = waits.then_some(&mesh as &dyn Transport);
             // Idle, and alive by its heartbeats.
             let watch = Stopwatch::start();

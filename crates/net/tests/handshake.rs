@@ -37,7 +37,7 @@ fn talk(caller: &mut Caller, host: &mut Host) -> Result<Hello, (&'static str, Re
     loop {
         for word in words(&mut of_caller, &said).unwrap() {
             match host.hear(word).map_err(|refusal| ("host", refusal))? {
-                host::Answer::Applies(hello) => {
+                host::Answer::Applies(hello, _) => {
                     let end = words(&mut of_host, &Host::welcome()).unwrap();
                     assert_eq!(caller.hear(end[0].clone()), Ok(caller::Answer::Welcome));
                     return Ok(hello);
@@ -122,8 +122,8 @@ fn a_proof_is_good_for_one_connection_and_one_side() {
     let caller::Answer::Say(proof) = first.hear(challenge.clone()).unwrap() else { panic!() };
     let proof = Words::decode(&proof[2..]).unwrap();
     // Repeated to a host with another nonce; and the host's own proof, sent back to it.
-    let Words::Challenge(_, _, own) = challenge else { panic!() };
-    for forged in [proof.clone(), Words::Proof(own), Words::Proof(None)] {
+    let Words::Challenge(_, _, _, own) = challenge else { panic!() };
+    for forged in [proof.clone(), Words::Proof(own, None), Words::Proof(None, None)] {
         let mut host = Host::new(hello(0), key(b"a"), [3; 32]);
         hear(&mut host, &first.first()).unwrap().unwrap();
         assert_eq!(host.hear(forged).unwrap_err().reason, Reason::Secret);

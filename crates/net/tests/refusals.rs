@@ -209,7 +209,7 @@ fn garbage_is_refused_at_once_and_disturbs_nobody() {
             // Words that are not its turn, and a proof that proves nothing.
             let welcome = [hearing::preamble(), Words::Welcome.encode()].concat();
             assert_eq!(refusal_in(&told(port, &welcome, false)).0, Reason::Protocol);
-            let forged = [good, Words::Proof(Some([0; 32])).encode()].concat();
+            let forged = [good, Words::Proof(Some([0; 32]), None).encode()].concat();
             let answer = told(port, &forged, false);
             assert!(String::from_utf8_lossy(&answer).contains("secrets of the two tasks differ"));
         };

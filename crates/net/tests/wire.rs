@@ -6,7 +6,7 @@
 
 use distribute_net::Message;
 use distribute_net::handshake::{
-    Caller, Hearing, Hello, Host, Purpose, Reason, Refusal, Words, caller, host,
+    Caller, Hearing, Hello, Host, Offer, Purpose, Reason, Refusal, Words, caller, host,
 };
 use distribute_net::wire::{Decoder, Frame, Limits, Queue, WireError};
 use distribute_testing::SplitMix;
@@ -71,6 +71,7 @@ fn frame() -> impl Strategy<Value = Frame> {
     let data = (part(300), prop_oneof![3 => part(300), 1 => part(60_000)]);
     prop_oneof![
         6 => data.prop_map(|(head, body)| Frame::Data(Message::new(head, body))),
+        1 => part(60).prop_map(|body| Frame::Reference(Message::new("head", body))),
         1 => Just(Frame::Heartbeat),
         1 => Just(Frame::Goodbye),
     ]
@@ -122,7 +123,8 @@ fn lengths_are_compared_with_the_limits_before_anything_is_allocated() {
         (header(2, 1, 0), WireError::NotEmpty(1)),
         (header(3, 0, 9), WireError::NotEmpty(9)),
         (header(0, 0, 0), WireError::Kind([0, 0, 0, 0])),
-        (header(4, 0, 0), WireError::Kind([4, 0, 0, 0])),
+        (header(5, 0, 0), WireError::Kind([5, 0, 0, 0])),
+        (header(4, 0, 1001), WireError::Body { length: 1001, limit: 1000 }),
     ] {
         assert_eq!(decode(limits, &header, || 16), (vec![], Some(error)));
     }
@@ -178,8 +180,12 @@ fn words(random: &mut SplitMix) -> Words {
     let proof = (random.below(3) > 0).then_some([random.bits() as u8; 32]);
     match random.below(5) {
         0 => Words::Hello(hello(random), random.below(2) == 0, [9; 32]),
-        1 => Words::Challenge(random.below(4), [8; 32], proof),
-        2 => Words::Proof(proof),
+        1 => Words::Challenge(random.below(4), [8; 32], (random.below(2) == 0).then_some([6; 32]), proof),
+        2 => {
+            let pid = random.bits() as u32;
+            let offer = Offer { pid, descriptor: 5, inode: random.bits(), token: [7; 32] };
+            Words::Proof(proof, (random.below(2) == 0).then_some(offer))
+        }
         3 => Words::Welcome,
         _ => Words::Refusal(Refusal::new(random.of(&[Reason::Taken, Reason::Other]), "no\x1b[2J")),
     }
@@ -257,7 +263,7 @@ fn mutated_words_are_words_or_a_refusal_on_both_sides() {
             // A caller that would be let in.
             let hello = Hello { rank: 1, ..mine(0) };
             stream.extend(Words::Hello(hello, keyed, [9; 32]).encode());
-            stream.extend(Words::Proof(keyed.then_some([5; 32])).encode());
+            stream.extend(Words::Proof(keyed.then_some([5; 32]), None).encode());
         }
         for _ in 0..random.below(3) {
             stream.extend(words(&mut random).encode());
@@ -285,7 +291,7 @@ fn mutated_words_are_words_or_a_refusal_on_both_sides() {
                 Ok(caller::Answer::Say(_)) | Err(_) => {}
             }
             match host.hear(words) {
-                Ok(host::Answer::Applies(_)) => {
+                Ok(host::Answer::Applies(..)) => {
                     assert!(!keyed, "nobody knew the secret");
                     applied += 1;
                 }

@@ -3,11 +3,11 @@
 use super::{ClusterResolver, Overrides};
 use crate::address::{Address, Host};
 use crate::environment::Environment;
-use crate::error::{ClusterError, Malformed};
 use crate::http::{Http, Request, encoded};
 use crate::json::{self, Json};
 use crate::spec::ClusterSpec;
 use crate::task::Job;
+use crate::{ClusterError, Malformed};
 use serde_json::Value;
 
 /// Which machines are the tasks of a [`GceClusterResolver`].

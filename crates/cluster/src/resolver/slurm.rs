@@ -4,9 +4,9 @@ use super::hostlist::{expand_hostlist, expand_tasks_per_node};
 use super::layout::Layout;
 use super::{Accelerators, ClusterResolver};
 use crate::environment::{Environment, ProcessEnvironment, number, required, required_number, unexpected};
-use crate::error::{ClusterError, Malformed};
 use crate::spec::ClusterSpec;
 use crate::task::{Job, Task};
+use crate::{ClusterError, Malformed};
 use std::collections::BTreeMap;
 
 /// How a [`SlurmClusterResolver`] lays out the tasks of a job step.

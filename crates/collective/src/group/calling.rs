@@ -1,6 +1,6 @@
 //! A call that the replicas of all workers make together, in one round or several.
 
-use super::Session;
+use super::{Buffers, Session};
 use crate::Failure;
 use bytes::Bytes;
 use distribute_cluster::{Blame, Fingerprint, Presence, Standing, World};
@@ -13,12 +13,14 @@ pub struct Calling<'a> {
     session: &'a Session,
     standings: Vec<Standing>,
     timeout: Duration,
+    /// Whether all have agreed on it.
+    begun: bool,
 }
 
 impl<'a> Calling<'a> {
     /// A call of the replicas with these standings, which waits at most `timeout` in each round.
     pub fn new(session: &'a Session, standings: Vec<Standing>, timeout: Duration) -> Self {
-        Self { session, standings, timeout }
+        Self { session, standings, timeout, begun: false }
     }
 
     /// Exchanges a small record, and returns those of all workers, by worker.
@@ -26,7 +28,7 @@ impl<'a> Calling<'a> {
     /// # Errors
     /// [`Failure`] on every worker.
     pub fn records(&mut self, mine: Bytes) -> Result<Vec<Bytes>, Failure> {
-        let mut all = self.begin(mine.clone())?;
+        let mut all = self.round("its record", |_| mine.clone())?;
         let me = self.world().worker();
         if let Some(own) = all.get_mut(me) {
             *own = mine;
@@ -39,14 +41,19 @@ impl<'a> Calling<'a> {
         self.session.abandon(blame)
     }
 
-    /// Tells the other workers that this one cannot go on with a call that all have agreed on. They get the error that its
-    /// first replica failed.
-    pub fn give_up(self) {
-        let first = self.standings.first();
-        if let Some((first, call)) = first.and_then(|first| Some((first, first.call()?))) {
-            let blame = Blame::failed(self.session.step(), first.replica, call);
-            self.session.abandon(Arc::new(blame));
+    /// Tells the other workers that this one cannot make the call, or go on with it: they get an error that names its
+    /// replicas.
+    pub fn decline(self) {
+        self.session.decline(self.standings, self.timeout);
+    }
+
+    /// The outcome of a call. Where this worker has failed by itself, the others may wait for it in a further round, or will
+    /// in their next call: it declines that.
+    pub(crate) fn end<T>(self, outcome: Result<T, Failure>) -> Result<T, Failure> {
+        if outcome.as_ref().is_err_and(|failure| !matches!(failure, Failure::Blame(_))) {
+            self.decline();
         }
+        outcome
     }
 
     /// How many workers there are, and which one this is.
@@ -54,9 +61,28 @@ impl<'a> Calling<'a> {
         self.session.world()
     }
 
+    /// Memory for what is sent to the others.
+    pub fn buffers(&self) -> &Buffers {
+        self.session.group().buffers()
+    }
+
+    /// The next round of the call, be it the first or a further one; `what` says in errors what it waits for.
+    pub(super) fn round(
+        &mut self,
+        what: &str,
+        body: impl FnMut(usize) -> Bytes,
+    ) -> Result<Vec<Bytes>, Failure> {
+        if self.begun { self.go_on(what, body) } else { Ok(self.agree(body)?) }
+    }
+
     /// The first round of the call, in which all agree on it. Further rounds are marked as parts of it.
     pub(super) fn begin(&mut self, body: Bytes) -> Result<Vec<Bytes>, Arc<Blame>> {
-        let bodies = self.session.swap(self.standings.clone(), |_| body.clone(), self.timeout)?;
+        self.agree(|_| body.clone())
+    }
+
+    fn agree(&mut self, body: impl FnMut(usize) -> Bytes) -> Result<Vec<Bytes>, Arc<Blame>> {
+        let bodies = self.session.swap(self.standings.clone(), body, self.timeout)?;
+        self.begun = true;
         for standing in &mut self.standings {
             if let Presence::Waiting(call) = &mut standing.presence {
                 call.continues = true;
@@ -78,6 +104,6 @@ impl<'a> Calling<'a> {
                 *call = Fingerprint { detail: format!("{}: {what}", call.detail).into(), ..call.clone() };
             }
         }
-        Ok(self.session.swap(standings, body, self.timeout)?)
+        Ok(self.session.go_on(standings, body, self.timeout)?)
     }
 }

@@ -40,6 +40,8 @@ pub enum Said {
     Standings {
         /// One for each replica of the worker.
         standings: Vec<Standing>,
+        /// The number of the step there. Between steps, workers may have made different numbers of them.
+        step: u64,
         /// How long the worker has waited, if its deadline has passed.
         expired: Option<Duration>,
         /// The workers of which nothing had been heard by then.
@@ -65,7 +67,7 @@ struct Head {
 #[derive(Serialize, Deserialize)]
 enum SaidHead {
     Call { digest: u64 },
-    Standings { standings: Vec<Standing>, expired: Option<Duration>, late: Vec<usize> },
+    Standings { standings: Vec<Standing>, step: u64, expired: Option<Duration>, late: Vec<usize> },
     Left { standings: Vec<Standing> },
     Verdict(Blame),
 }
@@ -78,8 +80,8 @@ impl Frame {
     pub fn encode(self) -> postcard::Result<(Bytes, Bytes)> {
         let (said, body) = match self.said {
             Said::Call { digest, body } => (SaidHead::Call { digest }, body),
-            Said::Standings { standings, expired, late } => {
-                (SaidHead::Standings { standings, expired, late }, Bytes::new())
+            Said::Standings { standings, step, expired, late } => {
+                (SaidHead::Standings { standings, step, expired, late }, Bytes::new())
             }
             Said::Left { standings } => (SaidHead::Left { standings }, Bytes::new()),
             Said::Verdict(blame) => (SaidHead::Verdict(blame), Bytes::new()),
@@ -96,7 +98,9 @@ impl Frame {
         let Head { session, round, said } = postcard::from_bytes(head)?;
         let said = match said {
             SaidHead::Call { digest } => Said::Call { digest, body },
-            SaidHead::Standings { standings, expired, late } => Said::Standings { standings, expired, late },
+            SaidHead::Standings { standings, step, expired, late } => {
+                Said::Standings { standings, step, expired, late }
+            }
             SaidHead::Left { standings } => Said::Left { standings },
             SaidHead::Verdict(blame) => Said::Verdict(blame),
         };
@@ -122,6 +126,7 @@ mod tests {
             Said::Call { digest: 5, body: Bytes::from_static(b"data") },
             Said::Standings {
                 standings: standings.clone(),
+                step: 4,
                 expired: Some(Duration::from_millis(1500)),
                 late: vec![1, 2],
             },

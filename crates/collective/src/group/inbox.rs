@@ -216,13 +216,13 @@ impl std::fmt::Debug for Inbox {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::super::Said;
     use super::*;
 
     /// The transport of these tests, which moves nothing.
     #[derive(Debug)]
-    struct Still;
+    pub(in super::super) struct Still;
 
     impl Transport for Still {
         fn send(&self, _to: usize, _message: Message) {}

@@ -2,7 +2,7 @@
 
 use super::{Group, Inbox};
 use distribute_cluster::World;
-use distribute_net::{Identity, JoinError, Listener, Receiver, Rendezvous, Secret, memory};
+use distribute_net::{Identity, JoinError, Listener, Receiver, Rendezvous, Secret, SharedMemory, memory};
 use std::sync::Arc;
 use std::thread;
 
@@ -16,6 +16,8 @@ pub enum Links {
     Tcp,
     /// Sockets on this machine, encrypted as between machines.
     Tls,
+    /// Memory that is shared as between processes of one machine.
+    Shared,
 }
 
 /// The groups of all workers of a world in this process, by worker.
@@ -29,9 +31,12 @@ pub fn groups(links: Links, workers: usize, replicas: usize) -> Result<Vec<Group
     let worlds = worlds.collect::<Result<Vec<_>, _>>()?;
     match links {
         Links::Memory => Ok(over_memory(worlds)),
-        Links::Tcp => over_sockets(worlds, "127.0.0.1", Identity::None),
+        Links::Tcp => over_sockets(worlds, "127.0.0.1", Identity::None, SharedMemory::Never),
         // Any address but a loopback one has encryption.
-        Links::Tls => over_sockets(worlds, "0.0.0.0", Identity::Secret(Secret::random()?)),
+        Links::Tls => {
+            over_sockets(worlds, "0.0.0.0", Identity::Secret(Secret::random()?), SharedMemory::Never)
+        }
+        Links::Shared => over_sockets(worlds, "127.0.0.1", Identity::None, SharedMemory::Auto),
     }
 }
 
@@ -42,7 +47,12 @@ fn over_memory(worlds: Vec<World>) -> Vec<Group> {
     all.map(|((world, transport), inbox)| Group::new(world, Arc::new(transport), inbox)).collect()
 }
 
-fn over_sockets(worlds: Vec<World>, host: &str, identity: Identity) -> Result<Vec<Group>, JoinError> {
+fn over_sockets(
+    worlds: Vec<World>,
+    host: &str,
+    identity: Identity,
+    shared_memory: SharedMemory,
+) -> Result<Vec<Group>, JoinError> {
     let first = Listener::bind(&format!("{host}:0"))?;
     let leader = format!("{host}:{}", first.address()?.port());
     let others = worlds.iter().skip(1).map(|_| format!("{host}:0"));
@@ -50,7 +60,8 @@ fn over_sockets(worlds: Vec<World>, host: &str, identity: Identity) -> Result<Ve
     let mut first = Some(first);
     thread::scope(|scope| {
         let join = |world: World| {
-            let rendezvous = Rendezvous::new(world, addresses.clone()).identity(identity.clone());
+            let rendezvous = Rendezvous::new(world, addresses.clone());
+            let rendezvous = rendezvous.identity(identity.clone()).shared_memory(shared_memory);
             let rendezvous = match first.take() {
                 Some(listener) => rendezvous.listener(listener),
                 None => rendezvous,

@@ -5,9 +5,13 @@
 //! | [`inbox`] | [`Inbox`]: received frames, by session |
 //! | [`local`] | groups whose workers are threads of this process |
 //! | [`frame`] | [`Frame`]: the messages between workers |
-//! | [`session`] | [`Group`] and [`Session`]: the traffic of one run |
+//! | `workers` | [`Group`]: the workers, as one of them sees them |
+//! | [`session`] | [`Session`]: the traffic of one run |
+//! | `recorder` | what this worker did last |
 //! | [`round`] | one round of messages, as a pure state machine |
 //! | [`calling`] | [`Calling`]: a call that the replicas of all workers make together |
+//! | [`buffer`] | [`Buffers`]: memory that is filled, sent from where it lies, and serves again |
+//! | `vectors` | exchanges and sums vectors of numbers in it, whose lengths all know |
 //! | `reduce`, `raw` | reduces and gathers leaves in it, in the one order of sums; elements as bytes |
 //!
 //! A session consists of *rounds*. In each, every worker tells every other which call its replicas make, and may attach
@@ -16,17 +20,23 @@
 //!
 //! Bytes are moved by a [`Transport`](distribute_net::Transport) of `distribute-net`.
 
+pub mod buffer;
 pub mod calling;
 pub mod frame;
 pub mod inbox;
 pub mod local;
 mod raw;
+mod recorder;
 mod reduce;
 pub mod round;
 pub mod session;
+mod vectors;
+mod workers;
 
+pub use buffer::{Buffer, Buffers, numbers};
 pub use calling::Calling;
 pub use frame::{Frame, Said, SessionId};
 pub use inbox::Inbox;
 pub use local::Links;
-pub use session::{Group, Session};
+pub use session::Session;
+pub use workers::Group;

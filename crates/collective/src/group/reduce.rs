@@ -1,5 +1,6 @@
 //! Reduces and gathers leaves over all replicas of all workers, in the one order of sums.
 
+use super::vectors::range;
 use super::{Calling, raw};
 use crate::combined::tracked;
 use crate::{Combined, Failure};
@@ -8,14 +9,10 @@ use distribute_cluster::World;
 use distribute_tensor::{
     DType, Folder, HostTensor, Leaf, Packing, ReduceOp, flat, pack::reduce_packed, wire,
 };
-use std::ops::Range;
 
 /// If each worker's leaves have at most this many bytes, they are sent to every worker, which folds them itself:
 /// this takes fewer rounds.
 const SMALL: usize = 64 << 10;
-
-/// Ranges begin at multiples of this many elements, so that no two share a cache line.
-const GRAIN: usize = 64;
 
 /// What a worker tells the others about its leaves before it sends large data.
 struct Opening {
@@ -41,6 +38,17 @@ impl Calling<'_> {
         local: &[&[Leaf]],
         folder: &impl Folder,
     ) -> Result<Combined, Failure> {
+        let reduced = self.reduce(op, packing, local, folder);
+        self.end(reduced)
+    }
+
+    fn reduce(
+        &mut self,
+        op: ReduceOp,
+        packing: Packing,
+        local: &[&[Leaf]],
+        folder: &impl Folder,
+    ) -> Result<Combined, Failure> {
         let openings = self.open(local)?;
         let tracked = any(&openings, |opening| &opening.tracked);
         let dense: Vec<bool> =
@@ -59,6 +67,11 @@ impl Calling<'_> {
     /// # Errors
     /// [`Failure`] on every worker.
     pub fn all_gather(mut self, local: &[&[Leaf]]) -> Result<(Vec<Vec<Leaf>>, Vec<bool>), Failure> {
+        let gathered = self.gather(local);
+        self.end(gathered)
+    }
+
+    fn gather(&mut self, local: &[&[Leaf]]) -> Result<(Vec<Vec<Leaf>>, Vec<bool>), Failure> {
         let openings = self.open(local)?;
         let tracked = any(&openings, |opening| &opening.tracked);
         if openings.iter().all(|opening| opening.leaves.is_some()) {
@@ -74,6 +87,11 @@ impl Calling<'_> {
     /// # Errors
     /// [`Failure`] on every worker.
     pub fn of_first(mut self, mine: &[Leaf]) -> Result<Vec<Leaf>, Failure> {
+        let first = self.first(mine);
+        self.end(first)
+    }
+
+    fn first(&mut self, mine: &[Leaf]) -> Result<Vec<Leaf>, Failure> {
         let first = self.world().worker() == 0;
         let body = if first { Bytes::from(wire::encode(mine)?) } else { Bytes::new() };
         let bodies = self.records(body)?;
@@ -354,11 +372,4 @@ fn size(leaf: &Leaf) -> usize {
 
 fn is_dense(leaf: &Leaf) -> bool {
     !matches!(leaf, Leaf::Slices(_)) && leaf.dtype().is_ok_and(|dtype| dtype.mean().is_some())
-}
-
-/// Which of `len` elements a worker folds: a function of sizes alone.
-fn range(len: usize, workers: usize, worker: usize) -> Range<usize> {
-    let each = len.div_ceil(workers.max(1)).next_multiple_of(GRAIN);
-    let start = each.saturating_mul(worker).min(len);
-    start..start.saturating_add(each).min(len)
 }

@@ -14,6 +14,7 @@ use std::time::Duration;
 #[derive(Debug)]
 pub struct Round {
     world: World,
+    /// The number of the step, for errors: the highest of those that are known.
     step: u64,
     /// The standings of this worker's replicas.
     mine: Vec<Standing>,
@@ -98,8 +99,9 @@ impl Round {
             (_, Peer::Me) => {}
             (Said::Call { digest, body }, Peer::Silent) => *peer = Peer::Calls { digest, body, lost: None },
             (Said::Call { .. }, _) => {}
-            (Said::Standings { standings, expired, late }, _) => {
+            (Said::Standings { standings, step, expired, late }, _) => {
                 *peer = Peer::Stands(standings);
+                self.step = self.step.max(step);
                 self.expired = self.expired.or(expired);
                 self.late.extend(late.into_iter().filter(|worker| *worker < self.world.workers()));
             }
@@ -149,10 +151,15 @@ impl Round {
     }
 
     /// Whether this worker judges where workers may have heard different things: the first that is present, and was before
-    /// the deadline.
+    /// the deadline. One that has declined the call may be past it.
     pub fn judges(&self) -> bool {
-        let present =
-            |peer: &Peer| matches!(peer, Peer::Me | Peer::Stands(_) | Peer::Calls { lost: None, .. });
+        let takes_part = |standings: &[Standing]| !standings.iter().all(Standing::is_gone);
+        let present = |peer: &Peer| match peer {
+            Peer::Me => takes_part(&self.mine),
+            Peer::Stands(standings) => takes_part(standings),
+            Peer::Calls { lost, .. } => lost.is_none(),
+            _ => false,
+        };
         let mut all = self.peers.iter().enumerate();
         let first = all.find(|(worker, peer)| present(peer) && !self.late.contains(worker));
         first.is_some_and(|(worker, _)| worker == self.world.worker())
@@ -180,8 +187,8 @@ impl Round {
         }
         if !self.explained {
             self.explained = true;
-            let late = self.late.clone();
-            return Next::Say(Said::Standings { standings: self.mine.clone(), expired: self.expired, late });
+            let (standings, late) = (self.mine.clone(), self.late.clone());
+            return Next::Say(Said::Standings { standings, step: self.step, expired: self.expired, late });
         }
         let unexplained =
             silent || self.peers.iter().any(|peer| matches!(peer, Peer::Calls { lost: None, .. }));
@@ -237,7 +244,7 @@ fn take_body(peer: &mut Peer) -> Bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use distribute_cluster::{Fault, Operation};
+    use distribute_cluster::{Fault, Operation, Presence};
     use std::panic::Location;
 
     #[test]
@@ -252,10 +259,29 @@ mod tests {
         assert!(matches!(round.next(false), Next::Say(Said::Standings { expired: Some(_), .. })));
         for worker in [1, 2] {
             let (standings, expired) = (standings(worker), Some(timeout));
-            round.hear(worker, Said::Standings { standings, expired, late: vec![] });
+            round.hear(worker, Said::Standings { standings, step: 1, expired, late: vec![] });
         }
         let Next::Over { blame, own: true } = round.next(false) else { panic!("worker 0 judges") };
         assert_eq!((blame.fault, blame.culprits), (Fault::Late, vec![2]));
+    }
+
+    // INV-31
+    #[test]
+    fn who_has_declined_judges_nothing_and_who_waits_does() {
+        let call = Fingerprint::new(Operation::AllReduce, "", Location::caller());
+        let failed = vec![Standing { presence: Presence::Failed, ..Standing::running(0) }];
+        let timeout = Duration::from_secs(3);
+        let declined = Round::new(World::new(3, 0, 1).unwrap(), 1, failed.clone(), timeout);
+        assert!(!declined.judges());
+        let mine = vec![Standing::waiting(1, call)];
+        let mut round = Round::new(World::new(3, 1, 1).unwrap(), 1, mine, timeout);
+        round.hear(0, Said::Standings { standings: failed, step: 1, expired: None, late: vec![] });
+        assert!(matches!(round.next(false), Next::Say(Said::Standings { expired: None, .. })));
+        assert_eq!(round.next(false), Next::Wait, "worker 2 may still come");
+        round.expire();
+        assert!(round.judges());
+        let Next::Over { blame, own: true } = round.next(true) else { panic!("it is over") };
+        assert_eq!((blame.fault, blame.culprits), (Fault::Failed, vec![0]));
     }
 
     #[test]
@@ -286,7 +312,7 @@ mod tests {
         let mut late = Round::new(World::new(3, 0, 1).unwrap(), 1, standings(0), timeout);
         for worker in [1, 2] {
             let (standings, expired) = (standings(worker), Some(timeout));
-            late.hear(worker, Said::Standings { standings, expired, late: vec![0, 7] });
+            late.hear(worker, Said::Standings { standings, step: 1, expired, late: vec![0, 7] });
         }
         let said = late.next(false);
         assert!(matches!(&said, Next::Say(Said::Standings { expired: Some(_), .. })), "{said:?}");

@@ -1,12 +1,13 @@
-//! The processes of a world, and their traffic in one step or between steps.
+//! The traffic of workers in one step or between steps.
 
 use super::inbox::Event;
 use super::round::{Next, Round};
-use super::{Frame, Inbox, Said, SessionId};
+use super::{Frame, Group, Said, SessionId};
 use crate::sync::{AtomicU64, Mutex, Ordering, lock};
 use bytes::Bytes;
-use distribute_cluster::{Blame, Deadline, Fingerprint, Standing, World, fnv1a};
-use distribute_net::{JoinError, Message, Rendezvous, Transport};
+use distribute_cluster::flight_recorder::Ticket;
+use distribute_cluster::{Blame, Deadline, Fingerprint, Presence, Standing, World};
+use distribute_net::Message;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,16 +18,11 @@ const GRACE: Duration = Duration::from_millis(500);
 /// How long to wait for the verdict on a worker that is lost. Whoever judges may not have noticed, and be past the round.
 const VERDICT: Duration = Duration::from_millis(100);
 
-/// How many rounds a worker may be ahead of another: it is in the next one at most, and may give that up.
-const AHEAD: u64 = 4;
+/// So many calls in a row a worker declines without waiting for the others.
+const DECLINES: u64 = 2;
 
-/// The processes of a world, as seen by one of them.
-#[derive(Clone, Debug)]
-pub struct Group {
-    world: World,
-    transport: Arc<dyn Transport>,
-    inbox: Inbox,
-}
+/// How many rounds a worker may be ahead of another: it may have declined some, is in the next one, and may give that up.
+const AHEAD: u64 = DECLINES + 2;
 
 /// The traffic of one step, or of all calls between steps, kept apart from that of all others.
 ///
@@ -43,6 +39,11 @@ pub struct Session {
 struct State {
     /// The number of rounds that have begun.
     round: u64,
+    /// How many rounds this worker has declined, and how many of them since it took part in one.
+    declined: u64,
+    in_a_row: u64,
+    /// The latest call, which may go on in further rounds.
+    call: Option<Ticket>,
     /// Frames of rounds that this worker has not begun.
     early: Vec<(usize, Frame)>,
     /// For each worker whose replicas are gone, their standings.
@@ -53,58 +54,13 @@ struct State {
     over: Option<Arc<Blame>>,
 }
 
-impl Group {
-    /// The processes of `world`, when all of them have joined.
-    ///
-    /// # Errors
-    /// [`JoinError`], which names workers that are missing.
-    pub fn join(world: World, rendezvous: Rendezvous) -> Result<Self, JoinError> {
-        let inbox = Inbox::new(world.workers());
-        let mesh = rendezvous.join(Arc::new(inbox.clone()))?;
-        Ok(Self::new(world, Arc::new(mesh), inbox))
-    }
-
-    /// The workers of `world`. The transport gives what it receives to `inbox`.
-    pub fn new(world: World, transport: Arc<dyn Transport>, inbox: Inbox) -> Self {
-        Self { world, transport, inbox }
-    }
-
-    /// How many workers there are, and which one this is.
-    pub fn world(&self) -> World {
-        self.world
-    }
-
-    /// Tells the other workers that this one has ended, whoever still holds the group: they need not wait for it.
-    pub fn end(&self) {
-        self.transport.close();
-    }
-
-    /// Opens the next session of a name. It is the same session on all workers that have opened this name equally often.
-    /// `step` is for errors.
-    pub fn open(&self, name: &str, step: u64) -> Session {
-        self.open_at(name, self.next_number(name), step)
-    }
-
-    /// The number that the next session of a name has here.
-    pub fn next_number(&self, name: &str) -> u64 {
-        self.inbox.next_number(fnv1a(name.bytes()))
-    }
-
-    /// Opens a session of a name by a number that all workers have agreed on, which is none of an earlier one's.
-    pub fn open_at(&self, name: &str, number: u64, step: u64) -> Session {
-        let workers = self.world.workers();
-        let state = State { left: vec![None; workers], lost: vec![false; workers], ..State::default() };
-        let id = self.inbox.open_at(fnv1a(name.bytes()), number);
-        Session { group: self.clone(), id, step: AtomicU64::new(step), state: Mutex::new(state) }
-    }
-
-    fn others(&self) -> impl Iterator<Item = usize> + use<> {
-        let me = self.world.worker();
-        (0..self.world.workers()).filter(move |worker| *worker != me)
-    }
-}
-
 impl Session {
+    pub(super) fn new(group: Group, id: SessionId, step: u64) -> Self {
+        let workers = group.world.workers();
+        let state = State { left: vec![None; workers], lost: vec![false; workers], ..State::default() };
+        Self { group, id, step: AtomicU64::new(step), state: Mutex::new(state) }
+    }
+
     /// How many workers there are, and which one this is.
     pub fn world(&self) -> World {
         self.group.world
@@ -113,6 +69,10 @@ impl Session {
     /// The number of the step, for errors.
     pub fn step(&self) -> u64 {
         self.step.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn group(&self) -> &Group {
+        &self.group
     }
 
     /// Another number of the step, where the session lasts longer than one.
@@ -129,14 +89,59 @@ impl Session {
     pub fn swap(
         &self,
         standings: Vec<Standing>,
-        mut body: impl FnMut(usize) -> Bytes,
+        body: impl FnMut(usize) -> Bytes,
+        timeout: Duration,
+    ) -> Result<Vec<Bytes>, Arc<Blame>> {
+        self.call(false, standings, body, timeout)
+    }
+
+    /// Like [`swap`](Self::swap), in a further round of the same call.
+    ///
+    /// # Errors
+    /// Those of [`swap`](Self::swap).
+    pub(super) fn go_on(
+        &self,
+        standings: Vec<Standing>,
+        body: impl FnMut(usize) -> Bytes,
+        timeout: Duration,
+    ) -> Result<Vec<Bytes>, Arc<Blame>> {
+        self.call(true, standings, body, timeout)
+    }
+
+    /// A round of a call, recorded.
+    fn call(
+        &self,
+        goes_on: bool,
+        standings: Vec<Standing>,
+        body: impl FnMut(usize) -> Bytes,
         timeout: Duration,
     ) -> Result<Vec<Bytes>, Arc<Blame>> {
         let mut state = lock(&self.state);
         if let Some(blame) = &state.over {
             return Err(blame.clone());
         }
-        state.round += 1;
+        let of = state.call.filter(|_| goes_on);
+        state.call = self.group.recorder.begin(self.step(), &standings, of);
+        let made = self.round(&mut state, standings, body, timeout);
+        if let Some(call) = state.call {
+            self.group.recorder.end(call, made.is_ok());
+        }
+        drop(state);
+        if let Err(blame) = &made {
+            self.group.recorder.tell(self.world().worker(), blame);
+        }
+        made
+    }
+
+    /// A round, until it is decided.
+    fn round(
+        &self,
+        state: &mut State,
+        standings: Vec<Standing>,
+        mut body: impl FnMut(usize) -> Bytes,
+        timeout: Duration,
+    ) -> Result<Vec<Bytes>, Arc<Blame>> {
+        (state.round, state.in_a_row) = (state.round + 1, 0);
         let mut deadline = Deadline::after(timeout);
         let late = standings.iter().any(|standing| !standing.is_settled());
         let mut round = Round::new(self.group.world, self.step(), standings, timeout);
@@ -148,12 +153,12 @@ impl Session {
         if late {
             round.expire();
         }
-        self.catch_up(&mut state, &mut round);
+        self.catch_up(state, &mut round);
         let (mut grace, mut last) = (false, false);
         loop {
             // Hear everything that has arrived before deciding: workers that have given up waiting sent their call first.
             while let Some(event) = self.group.inbox.poll(self.id, &state.lost) {
-                self.hear(&mut state, &mut round, event);
+                self.hear(state, &mut round, event);
             }
             if !grace && (round.has_expired() || round.has_lost()) {
                 grace = true;
@@ -179,17 +184,47 @@ impl Session {
                     match self.group.inbox.next(self.id, &state.lost, &mut deadline, &*self.group.transport) {
                         Event::Expired if grace => last = true,
                         Event::Expired => round.expire(),
-                        event => self.hear(&mut state, &mut round, event),
+                        event => self.hear(state, &mut round, event),
                     }
                 }
             }
         }
     }
 
+    /// Takes no part in the next call of the others, since this worker has failed outside of one: they get one [`Blame`] that
+    /// names its replicas, whose `standings` these are, and all can make the call after that.
+    ///
+    /// The others learn it when they make their call; this worker does not wait for them, unless it has declined the calls
+    /// before as well: then at most for `timeout`.
+    pub fn decline(&self, mut standings: Vec<Standing>, timeout: Duration) {
+        for standing in &mut standings {
+            standing.presence = Presence::Failed;
+        }
+        let mut state = lock(&self.state);
+        if state.over.is_some() {
+            return;
+        }
+        state.declined += 1;
+        if state.in_a_row == DECLINES {
+            // What comes of it is known already: this worker has failed.
+            let _ = self.round(&mut state, standings, |_| Bytes::new(), timeout);
+            return;
+        }
+        (state.round, state.in_a_row) = (state.round + 1, state.in_a_row + 1);
+        let (step, expired, late) = (self.step(), None, Vec::new());
+        self.say(state.round, &Said::Standings { standings, step, expired, late });
+    }
+
+    /// How many calls this worker has declined.
+    pub fn declined(&self) -> u64 {
+        lock(&self.state).declined
+    }
+
     /// Ends the session for all workers, for a reason of this one's own; gives that of another worker that has ended it before.
     pub fn abandon(&self, blame: Arc<Blame>) -> Arc<Blame> {
         let mut state = lock(&self.state);
-        if state.over.is_none() {
+        let is_new = state.over.is_none();
+        if is_new {
             let mut arrived: Vec<_> = std::mem::take(&mut state.early);
             while let Some(event) = self.group.inbox.poll(self.id, &state.lost) {
                 match event {
@@ -209,7 +244,12 @@ impl Session {
             }
             state.over = theirs.map(Arc::new);
         }
-        state.over.get_or_insert(blame).clone()
+        let blame = state.over.get_or_insert(blame).clone();
+        drop(state);
+        if is_new {
+            self.group.recorder.tell(self.world().worker(), &blame);
+        }
+        blame
     }
 
     /// Whether the session is over because a worker was late or lost.

@@ -248,6 +248,14 @@ impl Member {
         Calling::new(session, standings, self.timeout)
     }
 
+    /// Tells the other processes that this one has failed outside of a call, on behalf of all members, which wait for this one:
+    /// see [`Session::decline`].
+    pub fn decline(&self) {
+        let Some(session) = &self.session else { return };
+        let _speaking = self.team.rendezvous.speaking();
+        session.decline(self.team.rendezvous.standings(), self.timeout);
+    }
+
     /// Exchanges serializable payloads with the members of all processes: each gets all payloads, in the order of global
     /// ids.
     ///
@@ -258,24 +266,8 @@ impl Member {
         T: Serialize + DeserializeOwned + Send + Sync + 'static,
     {
         let (local, all) = self.together(call, payload, |local, mut calling| {
-            let record = |error: postcard::Error| Failure::Record(error.to_string());
-            let mine: Vec<&T> = local.iter().map(|payload| &**payload).collect();
-            let bodies = calling.records(postcard::to_allocvec(&mine).map_err(record)?.into())?;
-            let world = calling.world();
-            let mut all = Vec::with_capacity(world.num_replicas_in_sync());
-            for (worker, body) in bodies.iter().enumerate() {
-                if worker == world.worker() {
-                    all.extend_from_slice(local);
-                    continue;
-                }
-                let theirs: Vec<T> = postcard::from_bytes(body).map_err(record)?;
-                if theirs.len() != world.replicas() {
-                    let reason = format!("{} payloads of worker {worker}, {world}", theirs.len());
-                    return Err(Failure::Record(reason));
-                }
-                all.extend(theirs.into_iter().map(Arc::new));
-            }
-            Ok(all)
+            let shared = share(local, &mut calling);
+            calling.end(shared)
         })?;
         Ok(all.map_or(local, |all| Vec::clone(&all)))
     }
@@ -482,6 +474,31 @@ impl Member {
     fn other_result(&self, call: &Fingerprint) -> Arc<Blame> {
         Arc::new(Blame::other_types(self.step, call, vec![self.replica()]))
     }
+}
+
+/// The payloads of the members of all processes, in the order of global ids; `local` are those of this one.
+fn share<T: Serialize + DeserializeOwned>(
+    local: &[Arc<T>],
+    calling: &mut Calling<'_>,
+) -> Result<Vec<Arc<T>>, Failure> {
+    let record = |error: postcard::Error| Failure::Record(error.to_string());
+    let mine: Vec<&T> = local.iter().map(|payload| &**payload).collect();
+    let bodies = calling.records(postcard::to_allocvec(&mine).map_err(record)?.into())?;
+    let world = calling.world();
+    let mut all = Vec::with_capacity(world.num_replicas_in_sync());
+    for (worker, body) in bodies.iter().enumerate() {
+        if worker == world.worker() {
+            all.extend_from_slice(local);
+            continue;
+        }
+        let theirs: Vec<T> = postcard::from_bytes(body).map_err(record)?;
+        if theirs.len() != world.replicas() {
+            let reason = format!("{} payloads of worker {worker}, {world}", theirs.len());
+            return Err(Failure::Record(reason));
+        }
+        all.extend(theirs.into_iter().map(Arc::new));
+    }
+    Ok(all)
 }
 
 /// The result of a delegate, for all members of its process.

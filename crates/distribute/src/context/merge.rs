@@ -91,11 +91,22 @@ impl ReplicaContext {
         let parts =
             member.merge(call.clone(), Mutex::new(Some(value)), |payloads: Vec<Arc<Mutex<Option<T>>>>| {
                 let values = payloads.iter().filter_map(|payload| lock(payload).take()).collect();
+                let declined = || member.session().map(|session| session.declined());
+                let before = declined();
                 match merge(values) {
-                    Ok(parts) => parts.into_iter().map(|part| Mutex::new(Some(part))).collect::<Vec<_>>(),
+                    Ok(parts) => Ok(parts.into_iter().map(|part| Mutex::new(Some(part))).collect::<Vec<_>>()),
                     Err(error) => {
+                        // The other workers may wait for what would have come. They know the error of a call, and of one
+                        // that was declined.
+                        if error.blame().is_none() && declined() == before {
+                            member.decline();
+                        }
+                        let known = match error.root_cause() {
+                            Error::Collective(blame) if member.session().is_some() => Some(blame.clone()),
+                            _ => None,
+                        };
                         *lock(&failed) = Some(error);
-                        Vec::new()
+                        Err(known)
                     }
                 }
             });
@@ -103,13 +114,16 @@ impl ReplicaContext {
         if let Some(error) = lock(&failed).take() {
             return Err(error);
         }
-        match parts?.get(member.rank()).and_then(|part| lock(part).take()) {
-            Some(part) => Ok(part),
-            None => Err(Error::Collective(Arc::new(Blame::failed(
-                self.step(),
-                self.strategy().world().global(0),
-                &call,
-            )))),
-        }
+        let parts = parts?;
+        let part = match &*parts {
+            Ok(parts) => parts.get(member.rank()).and_then(|part| lock(part).take()),
+            // What the replicas of all workers are told.
+            Err(Some(known)) => return Err(Error::Collective(known.clone())),
+            Err(None) => None,
+        };
+        part.ok_or_else(|| {
+            let first = self.strategy().world().global(0);
+            Error::Collective(Arc::new(Blame::failed(self.step(), first, &call)))
+        })
     }
 }

@@ -1,9 +1,10 @@
 //! A replica's gradients of one step, in memory that is kept for the next.
 
-use super::Rows;
+use super::{Filling, Flat, Layout, Rows};
 use crate::lock::lock;
 use crate::number::{Elements, Number, with_elements};
 use candle_core::{DType, Result, Tensor, TensorId, Var};
+use distribute_collective::group::Buffers;
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 
@@ -17,13 +18,18 @@ pub(crate) struct Pool {
     /// Of which dtype each variable is, and how many elements it has.
     sizes: Vec<(DType, usize)>,
     /// For each replica those that it doesn't use: the memory is near to its core.
-    idle: Mutex<Vec<Vec<Buffers>>>,
+    idle: Mutex<Vec<Vec<Loose>>>,
+    /// Where vectors for other workers come from, if a replica's gradients are sent as they are.
+    vectors: Option<Buffers>,
+    /// Which gradients are in such a vector, as all workers have found in the last step.
+    layout: Mutex<Option<Arc<Layout>>>,
 }
 
 impl Pool {
     pub(crate) fn new<'v>(
         variables: impl Iterator<Item = &'v Var>,
         frozen: impl Iterator<Item = &'v Var>,
+        vectors: Option<Buffers>,
     ) -> Arc<Self> {
         let (mut numbers, mut sizes) = (HashMap::new(), Vec::new());
         for (number, variable) in variables.enumerate() {
@@ -31,7 +37,7 @@ impl Pool {
             sizes.push((variable.dtype(), variable.elem_count()));
         }
         let frozen = frozen.map(|variable| variable.as_tensor().id()).collect();
-        Arc::new(Self { numbers, frozen, sizes, idle: Mutex::default() })
+        Arc::new(Self { numbers, frozen, sizes, idle: Mutex::default(), vectors, layout: Mutex::default() })
     }
 
     /// How many each replica has made and doesn't use.
@@ -43,21 +49,32 @@ impl Pool {
     /// An empty one.
     pub(crate) fn take(self: &Arc<Self>, replica: usize) -> Bucket {
         let idle = lock(&self.idle).get_mut(replica).and_then(Vec::pop);
-        let mut buffers = idle.unwrap_or_default();
-        if buffers.places.is_empty() {
-            buffers.places = self.sizes.iter().map(|(dtype, _)| Elements::none(*dtype)).collect();
+        let mut loose = idle.unwrap_or_default();
+        if loose.places.is_empty() {
+            loose.places = self.sizes.iter().map(|(dtype, _)| Elements::none(*dtype)).collect();
         }
-        buffers.filled.clear();
-        buffers.filled.resize_with(self.sizes.len(), Deposit::default);
-        Bucket { pool: self.clone(), replica, buffers }
+        loose.filled.clear();
+        loose.filled.resize_with(self.sizes.len(), Deposit::default);
+        let vector = self.vectors.as_ref().zip(lock(&self.layout).clone());
+        let vector = vector.map(|(buffers, layout)| Filling::new(layout, buffers));
+        Bucket { pool: self.clone(), replica, loose, vector }
+    }
+
+    /// The layout of a vector with the gradients of these variables, which the next buckets have.
+    pub(crate) fn layout(&self, dense: &[bool]) -> Arc<Layout> {
+        let mut layout = lock(&self.layout);
+        match &*layout {
+            Some(layout) if layout.is_of(dense) => layout.clone(),
+            _ => layout.insert(Arc::new(Layout::new(&self.sizes, dense))).clone(),
+        }
     }
 }
 
 /// What is kept from step to step.
 #[derive(Debug, Default)]
-struct Buffers {
-    /// For each variable the elements of its gradient; none before it has had a dense one, as of a table of which only rows
-    /// come.
+struct Loose {
+    /// For each variable the elements of its gradient; none before it has had a dense one that is in no vector, as of a table
+    /// of which only rows come.
     places: Vec<Elements>,
     /// For each variable.
     filled: Vec<Deposit>,
@@ -78,7 +95,9 @@ pub(super) enum Deposit {
 pub(crate) struct Bucket {
     pool: Arc<Pool>,
     replica: usize,
-    buffers: Buffers,
+    loose: Loose,
+    /// The vector for other workers, with places for variables that had a dense gradient in the last step.
+    vector: Option<Filling>,
 }
 
 impl Bucket {
@@ -94,16 +113,35 @@ impl Bucket {
 
     /// Whether there is something of a variable.
     pub(super) fn has(&self, number: usize) -> bool {
-        !matches!(self.buffers.filled[number], Deposit::Nothing)
+        !matches!(self.loose.filled[number], Deposit::Nothing)
+    }
+
+    /// Whether a dense gradient of a variable goes into the vector for other workers.
+    pub(super) fn is_in_vector(&self, number: usize) -> bool {
+        self.vector.as_ref().is_some_and(|vector| vector.has(number))
+    }
+
+    /// The vector for other workers, where there is one. Variables in it that are not among the `filled` are set to zero.
+    pub(super) fn take_vector(&mut self, filled: &[usize]) -> Option<Arc<Flat>> {
+        let mut vector = self.vector.take()?;
+        let all = 0..self.loose.filled.len();
+        all.filter(|number| !filled.contains(number)).for_each(|number| vector.clear(number));
+        Some(Arc::new(vector.freeze()))
     }
 
     /// Where the dense gradient of a variable goes, and whether there is something to add to. None for another dtype.
     pub(super) fn place<T: Number>(&mut self, number: usize) -> Option<(&mut [T], bool)> {
-        let Self { pool, buffers: Buffers { places, filled }, .. } = self;
-        let place = T::in_vector_mut(&mut places[number])?;
-        if place.is_empty() {
-            *place = vec![T::of(0.); pool.sizes[number].1];
-        }
+        let Self { pool, loose: Loose { places, filled }, vector, .. } = self;
+        let place: &mut [T] = match vector.as_mut().and_then(|vector| vector.place(number)) {
+            Some(place) => place,
+            None => {
+                let place = T::in_vector_mut(&mut places[number])?;
+                if place.is_empty() {
+                    *place = vec![T::of(0.); pool.sizes[number].1];
+                }
+                place
+            }
+        };
         let add = match std::mem::replace(&mut filled[number], Deposit::Dense) {
             Deposit::Nothing => false,
             Deposit::Dense => true,
@@ -125,7 +163,7 @@ impl Bucket {
     }
 
     fn add_rows_of<T: Number>(&mut self, number: usize, rows: Rows) {
-        let filled = &mut self.buffers.filled[number];
+        let filled = &mut self.loose.filled[number];
         match std::mem::take(filled) {
             Deposit::Nothing => *filled = Deposit::Rows(rows),
             Deposit::Rows(before) => *filled = Deposit::Rows(before.plus::<T>(rows)),
@@ -159,21 +197,12 @@ impl Bucket {
 
     /// Takes what is there of a variable: rows are given away, dense elements stay for [`dense`](Self::dense).
     pub(super) fn take(&mut self, number: usize) -> Deposit {
-        std::mem::take(&mut self.buffers.filled[number])
+        std::mem::take(&mut self.loose.filled[number])
     }
 
-    /// A copy of a dense gradient that is there, of the variable's shape.
-    pub(crate) fn tensor(&self, number: usize, variable: &Var) -> Result<Tensor> {
-        let (shape, device) = (variable.shape(), variable.device());
-        match variable.dtype() {
-            DType::F32 => Tensor::from_slice(self.dense::<f32>(number).unwrap_or_default(), shape, device),
-            _ => Tensor::from_slice(self.dense::<f64>(number).unwrap_or_default(), shape, device),
-        }
-    }
-
-    /// The elements of a dense gradient that is there.
-    pub(crate) fn dense<T: Number>(&self, number: usize) -> Option<&[T]> {
-        T::in_vector(self.buffers.places.get(number)?)
+    /// The elements of a dense gradient that is there, and in no vector.
+    pub(super) fn dense<T: Number>(&self, number: usize) -> Option<&[T]> {
+        T::in_vector(self.loose.places.get(number)?)
     }
 }
 
@@ -183,14 +212,16 @@ impl Drop for Bucket {
         if idle.len() <= self.replica {
             idle.resize_with(self.replica + 1, Vec::new);
         }
-        idle[self.replica].push(std::mem::take(&mut self.buffers));
+        idle[self.replica].push(std::mem::take(&mut self.loose));
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::{Deposited, LocalGradient};
     use super::*;
     use candle_core::Device;
+    use distribute_collective::group::local;
 
     fn variable(shape: (usize, usize), dtype: DType) -> Var {
         Var::zeros(shape, dtype, &Device::Cpu).unwrap()
@@ -207,7 +238,7 @@ mod tests {
     #[test]
     fn of_rows_and_dense_gradients_of_one_table_the_sum_is_there_in_any_order() {
         let table = variable((3, 2), DType::F64);
-        let pool = Pool::new([&table].into_iter(), [].into_iter());
+        let pool = Pool::new([&table].into_iter(), [].into_iter(), None);
         let one = |bucket: &mut Bucket| bucket.add_rows(0, rows(&[0, 2], &[1., 2., 3., 4.]));
         let other = |bucket: &mut Bucket| bucket.add_rows(0, rows(&[1, 2], &[10., 20., 30., 40.]));
         let all = |bucket: &mut Bucket| bucket.add(0, &dense(&[100.; 6])).unwrap();
@@ -235,12 +266,14 @@ mod tests {
     fn variables_of_two_dtypes_have_places_of_their_own() {
         let all = [(1, DType::F64), (3, DType::F32), (2, DType::F64), (5, DType::F32)];
         let all = all.map(|(n, dtype)| variable((n, 2), dtype));
-        let mut bucket = Pool::new(all.iter(), [].into_iter()).take(0);
+        let mut bucket = Pool::new(all.iter(), [].into_iter(), None).take(0);
         for (number, variable) in all.iter().enumerate() {
             bucket.add(number, &(variable.ones_like().unwrap() * number as f64).unwrap()).unwrap();
         }
+        let bucket = Arc::new(bucket);
         for (number, variable) in all.iter().enumerate() {
-            let there = bucket.tensor(number, variable).unwrap();
+            let bucket = &Deposited::in_bucket(&bucket, number);
+            let there = bucket.tensor(variable).unwrap();
             assert_eq!((there.dims(), there.dtype()), (variable.dims(), variable.dtype()));
             let there = there.to_dtype(DType::F64).unwrap().flatten_all().unwrap().to_vec1::<f64>().unwrap();
             assert_eq!(there, vec![number as f64; variable.elem_count()]);
@@ -250,7 +283,7 @@ mod tests {
     #[test]
     fn buckets_serve_again_one_for_each_replica() {
         let weight = variable((3, 2), DType::F64);
-        let pool = Pool::new([&weight].into_iter(), [].into_iter());
+        let pool = Pool::new([&weight].into_iter(), [].into_iter(), None);
         let mut places = Vec::new();
         for _ in 0..3 {
             // Both at once, as in a step.
@@ -260,5 +293,38 @@ mod tests {
         }
         assert!(places[0][0] != places[0][1] && places.iter().all(|step| *step == places[0]));
         assert_eq!(pool.counts(), [1, 1]);
+    }
+
+    #[test]
+    fn what_had_a_dense_gradient_goes_into_one_vector_in_the_next_step() {
+        let all = [variable((1, 2), DType::F64), variable((3, 2), DType::F64), variable((2, 2), DType::F64)];
+        let buffers = local::groups(Default::default(), 1, 1).unwrap()[0].buffers().clone();
+        let pool = Pool::new(all.iter(), [].into_iter(), Some(buffers));
+        let found = || vec![None, Some(LocalGradient::Dense(dense(&[5.; 6]))), None];
+        let step = |pool: &Arc<Pool>| {
+            let mut bucket = pool.take(0);
+            bucket.place::<f64>(0).unwrap().0.copy_from_slice(&[1., 2.]);
+            LocalGradient::collected(bucket, found()).unwrap()
+        };
+        // Nobody knows yet which those are.
+        assert!(
+            matches!(&step(&pool)[..], [Some(LocalGradient::Deposited(one)), Some(LocalGradient::Dense(_)), None]
+            if one.flat().is_none())
+        );
+        let layout = pool.layout(&[true, true, true]);
+        for _ in 0..2 {
+            let gradients = step(&pool);
+            let [Some(LocalGradient::Deposited(one)), Some(LocalGradient::Deposited(other)), None] =
+                &gradients[..]
+            else {
+                panic!("{gradients:?}");
+            };
+            assert!(Arc::ptr_eq(one.flat().unwrap(), other.flat().unwrap()));
+            assert!(Arc::ptr_eq(one.flat().unwrap().layout(), &layout));
+            assert_eq!((one.elements().unwrap(), other.elements().unwrap()), (&[1., 2.][..], &[5.; 6][..]));
+            assert_eq!(one.flat().unwrap().dense(2).unwrap(), [0f64; 4]);
+        }
+        assert!(Arc::ptr_eq(&pool.layout(&[true, true, true]), &layout));
+        assert!(!pool.layout(&[true, false, true]).has(1));
     }
 }

@@ -1,7 +1,7 @@
 //! A replica's gradient of one variable, on its way from backward to the update.
 
-use super::Rows;
 use super::bucket::{Bucket, Deposit};
+use super::{Deposited, Rows};
 use crate::number::Elements;
 use candle_core::{DType, Device, Result, Tensor, Var};
 use std::sync::Arc;
@@ -11,8 +11,8 @@ use std::sync::Arc;
 pub(crate) enum LocalGradient {
     /// Contiguous.
     Dense(Tensor),
-    /// Dense, that of the variable with this number, where layers have put it.
-    InBucket(Arc<Bucket>, usize),
+    /// Dense, where layers have put it.
+    Deposited(Deposited),
     Rows(Rows),
 }
 
@@ -22,11 +22,12 @@ impl LocalGradient {
     pub(crate) fn collected(mut bucket: Bucket, found: Vec<Option<Self>>) -> Result<Vec<Option<Self>>> {
         let (mut all, mut dense) = (found, Vec::new());
         for (number, gradient) in all.iter_mut().enumerate() {
-            if bucket.has(number) {
+            let joins = bucket.is_in_vector(number) && matches!(gradient, Some(Self::Dense(_)));
+            if joins || bucket.has(number) {
                 match gradient.take() {
                     Some(Self::Dense(tensor)) => bucket.add(number, &tensor)?,
                     Some(Self::Rows(rows)) => bucket.add_rows(number, rows),
-                    Some(Self::InBucket(..)) | None => {}
+                    Some(Self::Deposited(_)) | None => {}
                 }
             }
             match bucket.take(number) {
@@ -35,9 +36,13 @@ impl LocalGradient {
                 Deposit::Dense => dense.push(number),
             }
         }
+        let vector = bucket.take_vector(&dense);
         let bucket = Arc::new(bucket);
         for number in dense {
-            all[number] = Some(Self::InBucket(bucket.clone(), number));
+            all[number] = Some(Self::Deposited(match &vector {
+                Some(vector) if vector.layout().has(number) => Deposited::in_flat(vector, number),
+                _ => Deposited::in_bucket(&bucket, number),
+            }));
         }
         Ok(all)
     }

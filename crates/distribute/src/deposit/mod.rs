@@ -8,10 +8,14 @@
 //! A layer calls [`gradient`] or [`row_gradient`] and passes on what it gets: it need not know which of the two it is.
 
 mod bucket;
+mod deposited;
+mod flat;
 mod local;
 mod rows;
 
 pub(crate) use bucket::{Bucket, Pool};
+pub(crate) use deposited::Deposited;
+pub(crate) use flat::{Filling, Flat, Layout};
 pub(crate) use local::LocalGradient;
 pub(crate) use rows::Rows;
 

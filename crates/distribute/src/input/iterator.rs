@@ -104,7 +104,9 @@ impl<T: Nest> DistributedIterator<T> {
             Ok((pass, mine))
         });
         let (mut pass, all) = self.agree(operation, prepared)?;
-        let Some(pieces) = self.finish(operation, &mut pass, all)? else {
+        // The others have their pieces, and go on.
+        let finished = self.finish(operation, &mut pass, all);
+        let Some(pieces) = self.strategy.or_tell_workers(finished)? else {
             self.passes.ended(self.number, self.next.clone());
             return Ok(None);
         };

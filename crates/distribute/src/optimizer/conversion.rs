@@ -27,7 +27,7 @@ impl LocalGradient {
     pub(super) fn into_gradient(self, variable: &Var) -> Result<Gradient> {
         let Rows { rows, values } = match self {
             Self::Dense(tensor) => return Ok(Gradient::Dense(tensor)),
-            Self::InBucket(bucket, number) => return Ok(Gradient::Dense(bucket.tensor(number, variable)?)),
+            Self::Deposited(dense) => return Ok(Gradient::Dense(dense.tensor(variable)?)),
             Self::Rows(rows) => rows,
         };
         let mut shape = variable.dims().to_vec();

@@ -156,8 +156,8 @@ fn origin(trained: &Trained) -> Result<String> {
 fn first_of(ready: &LocalGradient, variable: &Var) -> Result<Option<(usize, f64)>> {
     Ok(match (ready, variable.dtype()) {
         (LocalGradient::Dense(tensor), _) => first_in(tensor)?,
-        (LocalGradient::InBucket(bucket, number), DType::F32) => bucket.dense(*number).and_then(first::<f32>),
-        (LocalGradient::InBucket(bucket, number), _) => bucket.dense(*number).and_then(first::<f64>),
+        (LocalGradient::Deposited(dense), DType::F32) => dense.elements().and_then(first::<f32>),
+        (LocalGradient::Deposited(dense), _) => dense.elements().and_then(first::<f64>),
         (LocalGradient::Rows(rows), _) => {
             let found = match &rows.values {
                 Any::F32(values) => first(values),

@@ -2,7 +2,7 @@
 
 use super::progress::Progress;
 use super::slots::Slots;
-use super::{Optimizer, Trained};
+use super::{Optimizer, Trained, over_workers};
 use crate::deposit::Pool;
 use crate::{Error, Result};
 use candle_core::{DType, Var};
@@ -223,6 +223,7 @@ impl Trained {
         let buckets = Pool::new(
             variables.iter().map(|(_, variable)| variable),
             frozen.iter().map(|(_, variable)| variable),
+            over_workers::vectors(&strategy),
         );
         Self { strategy, variables, frozen, buckets }
     }

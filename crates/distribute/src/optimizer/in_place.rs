@@ -4,7 +4,7 @@ use super::Trained;
 use super::gradient_range::{GradientRange, Summands, blocks};
 use super::groups::Rules;
 use super::locked::{Locked, with_locked};
-use super::operands::{Operands, Weighted};
+use super::operands::Operands;
 use super::owners::{BLOCK, Cut, Owners};
 use super::progress::Change;
 use super::reduction::settle;
@@ -41,12 +41,11 @@ impl InPlace<'_> {
     pub(super) fn reduce_and_apply(
         &self,
         change: &Change<'_>,
-        all: &Weighted<'_>,
+        all: &Operands<'_>,
         threads: &Threads<'_>,
     ) -> Result<()> {
         let Self { rules, transforms, trained } = self;
-        let operands = Operands::new(trained, all)?;
-        let mut variables = operands.variables();
+        let mut variables = all.variables();
         let settled = settle(transforms, trained, &variables, threads)?;
 
         let mut slots = change.slots();
@@ -93,7 +92,10 @@ impl Updater for InPlace<'_> {
         change: Option<&Change<'_>>,
     ) -> Result<()> {
         together.lead(|threads| match change {
-            Some(change) => self.reduce_and_apply(change, &[(1., gradients.as_slice())], threads),
+            Some(change) => {
+                let all = Operands::new(self.trained, &[(1., gradients.as_slice())], 1)?;
+                self.reduce_and_apply(change, &all, threads)
+            }
             None => Ok(()),
         })
     }

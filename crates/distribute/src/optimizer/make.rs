@@ -1,12 +1,13 @@
 //! How a step is made, once each replica has its gradients.
 
-use super::brought::{self, Brought, ToReduce};
+use super::brought::{self, Brought};
 use super::contribution::Contribution;
 use super::groups::Rules;
 use super::in_place::InPlace;
 use super::judge::{Call, Judged, Verdict};
 use super::losses::Losses;
 use super::on_copies::OnCopies;
+use super::operands::Operands;
 use super::progress::Change;
 use super::rate::Rate;
 use super::reduction;
@@ -92,7 +93,7 @@ impl<R: Rule> Optimizer<R> {
                 if judged.verdict == Verdict::Make {
                     let (change, all) = self.begin(call, together, &brought, &judged, threads)?;
                     let in_place = self.in_place(&judged, &self.after_reduce);
-                    in_place.reduce_and_apply(&change, &all.weighted(), threads)?;
+                    in_place.reduce_and_apply(&change, &all, threads)?;
                 }
                 Ok(judged)
             });
@@ -107,23 +108,23 @@ impl<R: Rule> Optimizer<R> {
     }
 
     /// Takes the right to make the step, and reduces its gradients over workers.
-    fn begin<'a, 'b>(
+    fn begin<'a: 'b, 'b>(
         &'a self,
         call: &Call,
         together: &Together<'_>,
         brought: &'b Brought,
         judged: &Judged,
         threads: &Threads<'_>,
-    ) -> Result<(Change<'a>, ToReduce<'b>)> {
+    ) -> Result<(Change<'a>, Operands<'b>)> {
         let calling = together.calling("its gradients");
         match self.progress.change(call.operation) {
             Ok(change) => {
                 let replicas = brought.tallies().len();
                 let weights = |tally: &Tally| judged.weight(tally, replicas);
-                Ok((change, brought.to_reduce(calling, &self.trained, weights, threads)?))
+                Ok((change, brought.operands(calling, &self.trained, weights, threads)?))
             }
             Err(error) => {
-                calling.into_iter().for_each(Calling::give_up);
+                calling.into_iter().for_each(Calling::decline);
                 Err(error)
             }
         }
@@ -152,7 +153,7 @@ impl<R: Rule> Optimizer<R> {
             if judged.verdict == Verdict::Make {
                 let (change, all) = self.begin(call, together, &brought, &judged, threads)?;
                 *right = Some(change);
-                made = reduction::reduced(first, &self.trained, &all.weighted(), threads)?;
+                made = reduction::reduced(first, &self.trained, &all, threads)?;
             }
             Ok((judged, Arc::new(made)))
         })?;
@@ -163,7 +164,8 @@ impl<R: Rule> Optimizer<R> {
         for part in others {
             let all = gradients;
             gradients = together.lead(move |threads| {
-                Ok(Arc::new(reduction::reduced(part, &self.trained, &[(1., all.as_slice())], threads)?))
+                let all = Operands::new(&self.trained, &[(1., all.as_slice())], 1)?;
+                Ok(Arc::new(reduction::reduced(part, &self.trained, &all, threads)?))
             })?;
             gradients = self.changed(together, part, gradients, change.as_ref())?;
         }

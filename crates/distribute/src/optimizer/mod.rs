@@ -13,7 +13,7 @@
 //!
 //! A step goes this way: each replica's gradients are checked and changed on its own thread (`contribution.rs`), then all
 //! meet and tell each other what they have (`tally.rs`), what becomes of the step is decided for all (`judge.rs`), gradients
-//! are added up over the workers of a group (`brought.rs`) and over the replicas of this process (`reduction.rs`, each replica
+//! are exchanged with the other workers of a group (`over_workers.rs`), added up and over the replicas of this process (`reduction.rs`, each replica
 //! the range that it owns), and an `Updater` applies them: `in_place.rs` in the same pass, or `on_copies.rs`, where a rule is the user's.
 //! What calls code of users is done in parts (`together.rs`), so that nobody waits for such code beyond the deadline.
 //!
@@ -37,11 +37,13 @@ mod make;
 mod missing;
 mod on_copies;
 mod operands;
+mod over_workers;
 mod owners;
 mod progress;
 mod rate;
 mod reduction;
 mod row_range;
+mod row_records;
 mod settings;
 mod slots;
 mod state;

@@ -125,7 +125,7 @@ fn update_all(
                 (variable.dims().first().copied().unwrap_or(0), row_len(variable))
             }
             LocalGradient::Rows(rows) => (rows.rows.len(), row_len(variable)),
-            LocalGradient::Dense(_) | LocalGradient::InBucket(..) => (variable.elem_count(), 1),
+            LocalGradient::Dense(_) | LocalGradient::Deposited(_) => (variable.elem_count(), 1),
         };
         spans.push(Span { variable: index, units: 0..units, width });
     }
@@ -166,8 +166,8 @@ fn update<F: Number>(
         LocalGradient::Dense(gradient) => with_elements(gradient, |all: &[F]| {
             rule.update(step, &mut values, &all[units.clone()], &mut of_slots).map_err(Error::from)
         })?,
-        LocalGradient::InBucket(bucket, number) => {
-            let all = bucket.dense::<F>(*number).ok_or_else(|| changed(name))?;
+        LocalGradient::Deposited(dense) => {
+            let all = dense.elements::<F>().ok_or_else(|| changed(name))?;
             rule.update(step, &mut values, &all[units.clone()], &mut of_slots).map_err(Error::from)
         }
         LocalGradient::Rows(rows) => {

@@ -5,7 +5,7 @@ use super::conversion::row_len;
 use super::gradient_range::{GradientRange, Summands};
 use super::row_range::RowRange;
 use super::transform::Settled;
-use crate::deposit::{Bucket, LocalGradient, Rows};
+use crate::deposit::{Deposited, LocalGradient, Rows};
 use crate::number::{Any, Number, operand};
 use crate::{Error, Result};
 use candle_core::{DType, Layout, Storage, StorageRef, Var};
@@ -13,6 +13,9 @@ use std::borrow::Cow;
 
 /// The gradients that replicas bring, one for each variable, with the weight of each replica.
 pub(super) type Weighted<'r> = [(f64, &'r [Option<LocalGradient>])];
+
+/// What is added up for a variable: weights and gradients, none of a replica without one.
+pub(super) type Parts<'r> = Vec<(f64, Option<Cow<'r, LocalGradient>>)>;
 
 /// All of a variable's gradients.
 pub(super) type Whole<'a> = Any<GradientRange<'a, f32>, GradientRange<'a, f64>>;
@@ -24,17 +27,31 @@ pub(super) struct Operands<'r> {
 }
 
 impl<'r> Operands<'r> {
-    pub(super) fn new(trained: &'r Trained, all: &Weighted<'r>) -> Result<Self> {
-        let of = |(index, (_, variable)): (usize, &(String, Var))| {
-            let any = all.iter().any(|(_, of_replica)| of_replica[index].is_some());
-            let part = |(weight, of_replica): &(f64, &'r [Option<LocalGradient>])| match &of_replica[index] {
-                Some(ready) => Some((*weight, Cow::Borrowed(ready))),
-                // Of two, one alone is the sum. Of more, each keeps its place in the tree of sums (INV-7).
-                None => {
-                    (any && all.len() > 2).then(|| (*weight, Cow::Owned(LocalGradient::no_rows(variable))))
-                }
+    /// What replicas have brought, of `replicas` there are in all.
+    pub(super) fn new(trained: &'r Trained, all: &Weighted<'r>, replicas: usize) -> Result<Self> {
+        let of = |index: usize| -> Parts<'r> {
+            let part = |(weight, of_replica): &(f64, &'r [Option<LocalGradient>])| {
+                (*weight, of_replica[index].as_ref().map(Cow::Borrowed))
             };
-            let mut parts: Vec<_> = all.iter().filter_map(part).collect();
+            all.iter().map(part).collect()
+        };
+        Self::of_parts(trained, (0..trained.variables.len()).map(of), replicas)
+    }
+
+    /// For each variable its parts, with the weight of each; `None` for a replica that has no gradient of it.
+    pub(super) fn of_parts(
+        trained: &'r Trained,
+        parts: impl Iterator<Item = Parts<'r>>,
+        replicas: usize,
+    ) -> Result<Self> {
+        let of = |(parts, (_, variable)): (Parts<'r>, &(String, Var))| {
+            let any = parts.iter().any(|(_, ready)| ready.is_some());
+            let part = |(weight, ready): (f64, Option<Cow<'r, LocalGradient>>)| match ready {
+                Some(ready) => Some((weight, ready)),
+                // Of two, one alone is the sum. Of more, each keeps its place in the tree of sums (INV-7).
+                None => (any && replicas > 2).then(|| (weight, Cow::Owned(LocalGradient::no_rows(variable)))),
+            };
+            let mut parts: Vec<_> = parts.into_iter().filter_map(part).collect();
             let rows = parts.iter().filter(|(_, ready)| matches!(**ready, LocalGradient::Rows(_))).count();
             if (1..parts.len()).contains(&rows) {
                 for (_, ready) in &mut parts {
@@ -43,7 +60,7 @@ impl<'r> Operands<'r> {
             }
             Ok(parts)
         };
-        let of_variables = trained.variables.iter().enumerate().map(of).collect::<Result<_>>()?;
+        let of_variables = parts.zip(&trained.variables).map(of).collect::<Result<_>>()?;
         Ok(Self { trained, of_variables })
     }
 
@@ -71,7 +88,7 @@ pub(super) struct Variable<'r> {
 /// A gradient to be read, for as long as it is borrowed.
 enum ReadGuard<'r> {
     Dense(StorageRef<'r>, &'r Layout),
-    Deposited(&'r Bucket, usize),
+    Deposited(&'r Deposited),
     Rows(&'r Rows),
 }
 
@@ -82,7 +99,7 @@ impl<'r> ReadGuard<'r> {
                 let (storage, layout) = tensor.storage_and_layout();
                 ReadGuard::Dense(storage, layout)
             }
-            LocalGradient::InBucket(bucket, number) => ReadGuard::Deposited(bucket, *number),
+            LocalGradient::Deposited(dense) => ReadGuard::Deposited(dense),
             LocalGradient::Rows(rows) => ReadGuard::Rows(rows),
         }
     }
@@ -120,7 +137,7 @@ impl Variable<'_> {
                     (row_len(self.variable), self.variable.dims().first().copied().unwrap_or(0));
                 let rows = self.parts.iter().filter_map(|(_, opened)| match opened {
                     ReadGuard::Rows(rows) => Some((rows.rows.as_slice(), F::in_vector(&rows.values)?)),
-                    ReadGuard::Dense(..) | ReadGuard::Deposited(..) => None,
+                    ReadGuard::Dense(..) | ReadGuard::Deposited(_) => None,
                 });
                 let rows: Vec<_> = rows.collect();
                 if rows.len() != self.parts.len() {
@@ -131,7 +148,7 @@ impl Variable<'_> {
             _ => {
                 let dense = self.parts.iter().map(|(_, opened)| match opened {
                     ReadGuard::Dense(storage, layout) => elements::<F>(storage, layout),
-                    ReadGuard::Deposited(bucket, number) => bucket.dense::<F>(*number).ok_or_else(other),
+                    ReadGuard::Deposited(dense) => dense.elements::<F>().ok_or_else(other),
                     ReadGuard::Rows(_) => Err(other()),
                 });
                 Summands::Dense(dense.collect::<Result<_>>()?)

@@ -2,7 +2,7 @@
 
 use super::Trained;
 use super::collect::collect;
-use super::operands::{Operands, Values, Variable, Weighted, Whole};
+use super::operands::{Operands, Values, Variable, Whole};
 use super::owners::Owners;
 use super::threads::Threads;
 use super::transform::{Each, Settled, Transform};
@@ -16,11 +16,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 pub(super) fn reduced(
     transforms: &[Transform],
     trained: &Trained,
-    all: &Weighted<'_>,
+    all: &Operands<'_>,
     threads: &Threads<'_>,
 ) -> Result<Vec<Option<LocalGradient>>> {
-    let summed = Operands::new(trained, all)?;
-    let variables = summed.variables();
+    let variables = all.variables();
     let settled = settle(transforms, trained, &variables, threads)?;
     collect(trained, &variables, &settled, threads)
 }
@@ -52,7 +51,7 @@ pub(super) fn transformed(
     let mut made: Option<Vec<Option<LocalGradient>>> = None;
     for part in parts(transforms) {
         let all = made.as_deref().map_or((weight, gradients), |made| (1., made));
-        let mut now = reduced(part, trained, &[all], &Threads::alone())?;
+        let mut now = reduced(part, trained, &Operands::new(trained, &[all], 1)?, &Threads::alone())?;
         if let Some(closure) = part.last().and_then(Transform::closure) {
             now = changed(closure, trained, now)?;
         }

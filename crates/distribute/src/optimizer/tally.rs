@@ -64,7 +64,7 @@ impl Kind {
     pub(super) fn of(ready: &Option<LocalGradient>) -> Self {
         match ready {
             None => Kind::Nothing,
-            Some(LocalGradient::Dense(_) | LocalGradient::InBucket(..)) => Kind::Dense,
+            Some(LocalGradient::Dense(_) | LocalGradient::Deposited(_)) => Kind::Dense,
             Some(LocalGradient::Rows(_)) => Kind::Rows,
         }
     }

@@ -172,7 +172,7 @@ impl Strategy {
         const OPERATION: &str = "gather";
         let at = Location::caller();
         let _scope = self.enter(OPERATION, GATHER_ADVICE)?;
-        let trees = match value.into_components()? {
+        let trees = match self.or_tell_workers(value.into_components())? {
             Components::PerReplica(values) => self.or_tell_workers(self.counted(OPERATION, values))?,
             Components::Plain(value) => return Ok(value),
             // Equal on all workers: there is nothing to ask them.

@@ -5,7 +5,6 @@ use super::{Strategy, record};
 use crate::context::{failure, merging};
 use crate::lock::lock;
 use crate::{Error, Result};
-use bytes::Bytes;
 use distribute_cluster::resolver::ClusterResolver;
 use distribute_cluster::{Fingerprint, Operation, Presence, Standing, World};
 use distribute_collective::Failure;
@@ -169,17 +168,21 @@ impl Strategy {
         made.map(Some).map_err(failure(operation))
     }
 
-    /// If `prepared` is an error, tells the other workers, if there are any, that this one cannot make the call in which
-    /// they wait. Returns `prepared`. Inside of a step the others are told when the merge function fails.
+    /// If `prepared` is an error of this worker alone, tells the other workers, if there are any, that it does not make their
+    /// next call: they get an error that names it, once, and all go on after that. Returns `prepared`.
     pub(crate) fn or_tell_workers<T>(&self, prepared: Result<T>) -> Result<T> {
-        if prepared.is_err()
+        // An error of a call in which all took part is known to all.
+        if prepared.as_ref().is_err_and(|error| error.blame().is_none())
             && let Some(group) = self.group()
-            && merging(self).is_none()
         {
-            let mut between = lock(&self.0.workers.between);
-            let session = self.between(group, &mut between);
-            // The answer is the failure that was just sent.
-            let _ = session.swap(failed(self.world()), |_| Bytes::new(), self.extended().timeout());
+            match merging(self) {
+                Some(member) => member.decline(),
+                None => {
+                    let mut between = lock(&self.0.workers.between);
+                    let standings = self.world().local_replicas().map(Standing::running).collect();
+                    self.between(group, &mut between).decline(standings, self.extended().timeout());
+                }
+            }
         }
         prepared
     }

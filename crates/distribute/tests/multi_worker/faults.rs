@@ -1,7 +1,7 @@
 //! What a worker does wrong: told on all workers, with one text, and what can go on goes on.
 
 use distribute::cluster::{Blame, Fault};
-use distribute::{CommunicationOptions, Error, ReduceOp, ReplicaContext, Result, Sgd};
+use distribute::{CommunicationOptions, Error, PerReplica, ReduceOp, ReplicaContext, Result, Sgd};
 use distribute_testing::watched;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
@@ -84,6 +84,60 @@ fn whatever_one_replica_does_all_workers_get_one_text_and_the_next_step_works() 
             });
         }
     }
+}
+
+// INV-31
+#[test]
+fn a_merge_function_that_fails_by_itself_is_named_to_all_by_one_text_and_the_step_goes_on() {
+    watched(|| {
+        let all = crate::on_threads(3, 2, |strategy| {
+            let texts = strategy.run((), |ctx, ()| {
+                let merged = ctx.merge_call(1f32, |strategy, ones| {
+                    if strategy.world().worker() == 1 {
+                        return Err(Error::other("no such file"));
+                    }
+                    strategy.reduce_to(ReduceOp::Sum, ones, "cpu:0")
+                });
+                // Handled: this call and the next step are made by all.
+                assert_eq!(ctx.all_reduce(ReduceOp::Sum, 1f32)?, 6.);
+                Ok(merged.map(drop).unwrap_err().to_string())
+            })?;
+            assert_eq!(strategy.run((), |ctx, ()| step(ctx, None))?.into_values(), [6.; 2]);
+            Ok(texts.into_values())
+        });
+        let mut all = all.unwrap();
+        assert_eq!(all.remove(1)[0], "no such file");
+        let text = all[0][0].clone();
+        assert!(all.iter().flatten().all(|other| *other == text), "{all:#?}");
+        assert!(text.contains("replicas 2 and 3 failed"), "{text}");
+    });
+}
+
+// INV-31
+#[test]
+fn a_worker_that_fails_between_steps_waits_for_nobody() {
+    watched(|| {
+        let (tell, told) = channel();
+        let (tell, told) = (Mutex::new(tell), Mutex::new(told));
+        let errors = crate::on_threads(3, 1, |strategy| {
+            let worker = strategy.world().worker();
+            let parts = if worker == 1 { vec![] } else { vec![1f32] };
+            if worker != 1 {
+                // Until worker 1 has its error.
+                told.lock().unwrap().recv_timeout(Duration::from_secs(30)).map_err(Error::other)?;
+            }
+            let error = strategy.reduce(ReduceOp::Sum, PerReplica::from_values(parts), None).unwrap_err();
+            if worker == 1 {
+                (0..2).try_for_each(|_| tell.lock().unwrap().send(()).map_err(Error::other))?;
+            }
+            assert_eq!(strategy.run((), |ctx, ()| step(ctx, None))?.into_values(), [3.]);
+            Ok(error)
+        });
+        let errors = errors.unwrap();
+        assert_eq!(blame(&errors[0]), blame(&errors[2]));
+        assert_eq!((blame(&errors[0]).fault, blame(&errors[0]).culprits), (Fault::Failed, vec![1]));
+        assert!(errors[1].blame().is_none(), "{}", errors[1]);
+    });
 }
 
 #[test]

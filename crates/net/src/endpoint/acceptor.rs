@@ -1,7 +1,7 @@
 //! The side that is called.
 
 use super::end::CALLED;
-use super::{Endpoint, JOB, ListenError, hello, too_long};
+use super::{Endpoint, JOB, ListenError, SHARED_MEMORY, hello, too_long};
 use crate::handshake::{Hello, Purpose, Reason, Refusal};
 use crate::identity::{Access, PolicyError};
 use crate::poll::{self, Waker};
@@ -83,7 +83,7 @@ impl Acceptor {
         if !access.allows(at.ip()) {
             return Err(PolicyError::PlainTextOnTheNetwork { address: at.to_string() }.into());
         }
-        let reception = Reception::new(listener, access, hello(JOB, me.clone(), me));
+        let reception = Reception::new(listener, access, hello(JOB, me.clone(), me), SHARED_MEMORY);
         let (limits, settings) = (Limits::default(), Settings::default());
         Ok(Self { reception, at, waker: Arc::new(Waker::new()?), limits, settings })
     }

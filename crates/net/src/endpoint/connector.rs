@@ -1,7 +1,7 @@
 //! The side that calls.
 
 use super::end::CALLING;
-use super::{ConnectError, Endpoint, JOB, hello, too_long};
+use super::{ConnectError, Endpoint, JOB, SHARED_MEMORY, hello, too_long};
 use crate::handshake::{Names, Purpose};
 use crate::identity::Access;
 use crate::poll;
@@ -70,7 +70,12 @@ impl Connector {
         let waited = Stopwatch::start();
         let hello = hello(&self.job, self.from.clone(), to.clone());
         let purpose = Purpose::Call { from: self.from.clone(), to: to.clone() };
-        let calling = Calling { hello, access: self.access.clone(), names: Names::default() };
+        let calling = Calling {
+            hello,
+            access: self.access.clone(),
+            names: Names::default(),
+            shared_memory: SHARED_MEMORY,
+        };
         let mut dial = Dial::new(0, address.clone(), purpose);
         loop {
             match dial.attend(&calling) {

@@ -2,7 +2,7 @@
 
 use super::hearing::preamble;
 use super::host::{check, proof};
-use super::{Hello, Names, Reason, Refusal, Words};
+use super::{Hello, Names, Offer, Reason, Refusal, Words};
 use ring::hmac;
 
 /// The side that has connected: says who it is, and makes sure of whom it has reached.
@@ -12,6 +12,7 @@ pub struct Caller {
     to: usize,
     key: Option<hmac::Key>,
     names: Names,
+    offer: Option<Offer>,
     proved: bool,
 }
 
@@ -32,6 +33,7 @@ impl Caller {
             to,
             key,
             names: Names::default(),
+            offer: None,
             proved: false,
         }
     }
@@ -47,23 +49,30 @@ impl Caller {
         [preamble(), self.hello.encode()].concat()
     }
 
+    /// Memory to offer the other side, which has said in its challenge that it is on this machine.
+    pub fn offer(&mut self, offer: Offer) {
+        self.offer = Some(offer);
+    }
+
     /// What follows from the words of the other side.
     ///
     /// # Errors
     /// Its refusal, or that of this side.
     pub fn hear(&mut self, words: Words) -> Result<Answer, Refusal> {
         match words {
-            Words::Challenge(rank, nonce, their_proof) if !self.proved => {
+            Words::Challenge(rank, nonce, machine, their_proof) if !self.proved => {
                 if rank != self.to {
                     let (is, to) = (self.names.of(rank), self.names.of(self.to));
                     let text = format!("it is {is}, not {to}: check the addresses");
                     return Err(Refusal::new(Reason::Rank, text));
                 }
-                let said = [self.hello.encode(), Words::Challenge(rank, nonce, None).encode()].concat();
+                let challenge = Words::Challenge(rank, nonce, machine, None);
+                let said = [self.hello.encode(), challenge.encode()].concat();
                 check(self.key.as_ref(), b"host", &said, their_proof)?;
                 self.proved = true;
+                let said = [said, Offer::encode(self.offer.as_ref())].concat();
                 let proof = self.key.as_ref().map(|key| proof(key, b"caller", &said));
-                Ok(Answer::Say(Words::Proof(proof).encode()))
+                Ok(Answer::Say(Words::Proof(proof, self.offer).encode()))
             }
             Words::Welcome if self.proved => Ok(Answer::Welcome),
             Words::Refusal(refusal) => Err(refusal),

@@ -1,7 +1,7 @@
 //! The side that was connected to.
 
 use super::hearing::preamble;
-use super::{Hello, Names, Purpose, Reason, Refusal, Words};
+use super::{Hello, Names, Offer, Purpose, Reason, Refusal, Words};
 use ring::hmac;
 
 /// The side that was connected to: makes sure that the other one belongs to the job.
@@ -13,6 +13,7 @@ pub struct Host {
     key: Option<hmac::Key>,
     nonce: [u8; 32],
     names: Names,
+    machine: Option<[u8; 32]>,
     state: State,
 }
 
@@ -28,19 +29,25 @@ enum State {
 pub enum Answer {
     /// Send this, and listen on.
     Say(Vec<u8>),
-    /// It belongs to the job. Whether it may stay is for others to decide; [`Host::welcome`] and [`Host::refuse`] tell it.
-    Applies(Hello),
+    /// It belongs to the job, and may have offered memory to share. Whether it may stay is for others to decide; [`Host::welcome`] and [`Host::refuse`] tell it.
+    Applies(Hello, Option<Offer>),
 }
 
 impl Host {
     /// A host that is the worker of this hello. The key is that of the job's secret, if it has one.
     pub fn new(mine: Hello, key: Option<hmac::Key>, nonce: [u8; 32]) -> Self {
-        Self { mine, key, nonce, names: Names::default(), state: State::Start }
+        Self { mine, key, nonce, names: Names::default(), machine: None, state: State::Start }
     }
 
     /// What the workers are called in refusals.
     pub fn named(mut self, names: Names) -> Self {
         self.names = names;
+        self
+    }
+
+    /// Says that memory of this machine would be shared, by a digest of it that is good for this connection.
+    pub fn shares(mut self, machine: Option<[u8; 32]>) -> Self {
+        self.machine = machine;
         self
     }
 
@@ -65,7 +72,7 @@ impl Host {
                 if has_secret != self.key.is_some() {
                     return Err(only_one(has_secret));
                 }
-                let mut challenge = Words::Challenge(self.mine.rank, self.nonce, None);
+                let mut challenge = Words::Challenge(self.mine.rank, self.nonce, self.machine, None);
                 let said = [said, challenge.encode()].concat();
                 if let (Some(key), Words::Challenge(.., mine)) = (&self.key, &mut challenge) {
                     *mine = Some(proof(key, b"host", &said));
@@ -73,10 +80,11 @@ impl Host {
                 self.state = State::Challenged { hello, said };
                 Ok(Answer::Say([preamble(), challenge.encode()].concat()))
             }
-            (State::Challenged { hello, said }, Words::Proof(theirs)) => {
+            (State::Challenged { hello, said }, Words::Proof(theirs, offer)) => {
+                let said = [said, Offer::encode(offer.as_ref())].concat();
                 check(self.key.as_ref(), b"caller", &said, theirs)?;
                 self.compare(&hello)?;
-                Ok(Answer::Applies(hello))
+                Ok(Answer::Applies(hello, offer))
             }
             _ => Err(Refusal::protocol()),
         }

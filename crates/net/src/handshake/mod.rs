@@ -12,8 +12,8 @@
 //!
 //! ```text
 //! caller ─ Hello: magic, version, job, generation, rank, world, digest, nonce ─► host
-//! caller ◄─ Challenge: nonce, proof of the secret ───────────────────────────── host
-//! caller ─ Proof ────────────────────────────────────────────────────────────► host
+//! caller ◄─ Challenge: nonce, machine, proof of the secret ──────────────────── host
+//! caller ─ Proof, memory to share if both are on one machine ────────────────► host
 //! caller ◄─ Welcome, or at any time Refusal ─────────────────────────────────── host
 //! ```
 
@@ -30,7 +30,7 @@ pub use hearing::Hearing;
 pub use host::Host;
 pub use names::Names;
 pub use refusal::{Reason, Refusal};
-pub use words::{Hello, Purpose, Words};
+pub use words::{Hello, Offer, Purpose, Words};
 
 /// The version of the protocol. Both sides need the same.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;

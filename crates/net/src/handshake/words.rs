@@ -54,15 +54,29 @@ pub struct Hello {
     pub purpose: Purpose,
 }
 
+/// Memory that the side that has connected offers to share with the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Offer {
+    /// The process that has it open.
+    pub pid: u32,
+    /// The file descriptor there.
+    pub descriptor: u32,
+    /// The number of the file.
+    pub inode: u64,
+    /// What is written in it, by which it is known to be the right one.
+    pub token: [u8; 32],
+}
+
 /// What one side says to the other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Words {
     /// Who has connected, whether it has a secret, and its nonce.
     Hello(Hello, bool, [u8; 32]),
-    /// Which worker was connected to, its nonce, and the proof that it knows the secret, if there is one.
-    Challenge(usize, [u8; 32], Option<[u8; 32]>),
-    /// The proof of the side that has connected.
-    Proof(Option<[u8; 32]>),
+    /// Which worker was connected to, its nonce, a digest of its machine if it would share memory, and the proof that it knows
+    /// the secret, if there is one.
+    Challenge(usize, [u8; 32], Option<[u8; 32]>, Option<[u8; 32]>),
+    /// The proof of the side that has connected, and memory that it offers to share.
+    Proof(Option<[u8; 32]>, Option<Offer>),
     /// It may stay.
     Welcome,
     /// It may not.
@@ -99,15 +113,17 @@ impl Words {
                     }
                 }
             }
-            Words::Challenge(rank, nonce, proof) => {
+            Words::Challenge(rank, nonce, machine, proof) => {
                 fields.fixed(&[2]);
                 fields.u64(*rank as u64);
                 fields.fixed(nonce);
+                optional(&mut fields, machine);
                 optional(&mut fields, proof);
             }
-            Words::Proof(proof) => {
+            Words::Proof(proof, offer) => {
                 fields.fixed(&[3]);
                 optional(&mut fields, proof);
+                fields.fixed(&Offer::encode(offer.as_ref()));
             }
             Words::Welcome => fields.fixed(&[4]),
             Words::Refusal(refusal) => {
@@ -144,8 +160,11 @@ impl Words {
                 let hello = Hello { job, generation, rank, workers, replicas, digest, purpose };
                 Words::Hello(hello, has_secret == 1, nonce)
             }
-            2 => Words::Challenge(fields.count()?, fields.fixed()?, read_optional(&mut fields)?),
-            3 => Words::Proof(read_optional(&mut fields)?),
+            2 => {
+                let (rank, nonce) = (fields.count()?, fields.fixed()?);
+                Words::Challenge(rank, nonce, read_optional(&mut fields)?, read_optional(&mut fields)?)
+            }
+            3 => Words::Proof(read_optional(&mut fields)?, Offer::decode(&mut fields)?),
             4 => Words::Welcome,
             5 => {
                 let [code] = fields.fixed()?;
@@ -165,6 +184,36 @@ fn task(fields: &mut Reader<'_>) -> Result<Task, Malformed> {
         return Err(Malformed);
     }
     Ok(Task::new(job, fields.count()?))
+}
+
+impl Offer {
+    /// The bytes, of an offer or none.
+    pub(super) fn encode(offer: Option<&Self>) -> Vec<u8> {
+        let mut fields = Writer::default();
+        match offer {
+            None => fields.fixed(&[0]),
+            Some(Self { pid, descriptor, inode, token }) => {
+                fields.fixed(&[1]);
+                fields.fixed(&pid.to_le_bytes());
+                fields.fixed(&descriptor.to_le_bytes());
+                fields.u64(*inode);
+                fields.fixed(token);
+            }
+        }
+        fields.0
+    }
+
+    fn decode(fields: &mut Reader<'_>) -> Result<Option<Self>, Malformed> {
+        match fields.fixed()? {
+            [0] => Ok(None),
+            [1] => {
+                let (pid, descriptor) = (fields.fixed()?, fields.fixed()?);
+                let (pid, descriptor) = (u32::from_le_bytes(pid), u32::from_le_bytes(descriptor));
+                Ok(Some(Self { pid, descriptor, inode: fields.u64()?, token: fields.fixed()? }))
+            }
+            _ => Err(Malformed),
+        }
+    }
 }
 
 fn cut(text: &str, longest: usize) -> &str {

@@ -4,9 +4,10 @@ use super::conversation::{Conversation, Trouble};
 use super::lookup::Lookup;
 use super::reception::HANDSHAKE;
 use crate::handshake::caller::Answer;
-use crate::handshake::{Caller, Hello, Host, Names, Purpose, Refusal};
+use crate::handshake::{Caller, Hello, Host, Names, Purpose, Refusal, Words};
 use crate::identity::{Access, PolicyError, secret};
 use crate::poll;
+use crate::shm::{SharedMemory, machine, pair::Offered};
 use crate::stream::Stream;
 use distribute_cluster::{Address, Deadline};
 use rustix::event::PollFd;
@@ -21,6 +22,7 @@ pub(crate) struct Calling {
     pub hello: Hello,
     pub access: Access,
     pub names: Names,
+    pub shared_memory: SharedMemory,
 }
 
 /// Whom to reach, and why.
@@ -44,8 +46,16 @@ pub(super) struct Attempt {
 enum State {
     Looking(Lookup),
     Connecting(TcpStream),
-    Talking(Box<Conversation>, Box<Caller>),
+    Talking(Box<Talk>),
     Over,
+}
+
+/// The handshake, and the memory that has been offered in it.
+#[derive(Debug)]
+struct Talk {
+    conversation: Conversation,
+    caller: Caller,
+    offered: Option<Offered>,
 }
 
 /// Why an attempt has failed.
@@ -82,7 +92,7 @@ impl Attempt {
         match &self.state {
             State::Looking(lookup) => Some(lookup.interest()),
             State::Connecting(socket) => Some(poll::interest(socket, true)),
-            State::Talking(conversation, _) => Some(conversation.interest()),
+            State::Talking(talk) => Some(talk.conversation.interest()),
             State::Over => None,
         }
     }
@@ -120,16 +130,19 @@ impl Attempt {
                         return self.still("no answer to the connection");
                     }
                 }
-                State::Talking(mut conversation, mut caller) => match talk(&mut conversation, &mut caller) {
-                    Ok(true) => return Ok(Some(conversation.into_stream())),
+                State::Talking(mut talk) => match talk.go_on(calling.shared_memory) {
+                    Ok(true) => {
+                        let pair = talk.offered.and_then(Offered::accepted);
+                        return Ok(Some(talk.conversation.into_stream().sharing(pair)));
+                    }
                     Ok(false) => {
-                        self.state = State::Talking(conversation, caller);
+                        self.state = State::Talking(talk);
                         return self.still("no answer to the handshake");
                     }
                     Err(trouble) => {
                         if let Trouble::Refused(refusal) = &trouble {
-                            conversation.say(&Host::refuse(refusal.clone(), false));
-                            conversation.fall_silent();
+                            talk.conversation.say(&Host::refuse(refusal.clone(), false));
+                            talk.conversation.fall_silent();
                         }
                         return Err(trouble.into());
                     }
@@ -164,20 +177,37 @@ fn greet(socket: TcpStream, target: &Target, calling: &Calling) -> Result<State,
     let caller = caller.named(calling.names.clone());
     let mut conversation = Conversation::new(stream);
     conversation.say(&caller.first());
-    Ok(State::Talking(Box::new(conversation), Box::new(caller)))
+    Ok(State::Talking(Box::new(Talk { conversation, caller, offered: None })))
 }
 
-/// Whether the other side has said welcome.
-fn talk(conversation: &mut Conversation, caller: &mut Caller) -> Result<bool, Trouble> {
-    loop {
-        // It may have refused before it has read everything.
-        let spoken = conversation.speak();
-        match conversation.listen()? {
-            None => return spoken.map(|()| false),
-            Some(words) => match caller.hear(words).map_err(Trouble::Refused)? {
-                Answer::Say(words) => conversation.say(&words),
+impl Talk {
+    /// Goes on as far as possible at once. Says whether the other side has said welcome.
+    fn go_on(&mut self, shared_memory: SharedMemory) -> Result<bool, Trouble> {
+        loop {
+            // It may have refused before it has read everything.
+            let spoken = self.conversation.speak();
+            let Some(words) = self.conversation.listen()? else { return spoken.map(|()| false) };
+            if let (SharedMemory::Auto, Words::Challenge(_, nonce, Some(machine), _)) =
+                (shared_memory, &words)
+                && machine::identity(nonce) == Some(*machine)
+            {
+                self.share();
+            }
+            match self.caller.hear(words).map_err(Trouble::Refused)? {
+                Answer::Say(words) => self.conversation.say(&words),
                 Answer::Welcome => return Ok(true),
-            },
+            }
+        }
+    }
+
+    /// Offers memory, since the other side is on this machine.
+    fn share(&mut self) {
+        match Offered::new() {
+            Ok(offered) => {
+                self.caller.offer(offered.offer());
+                self.offered = Some(offered);
+            }
+            Err(error) => tracing::debug!(%error, "there is no memory to share: messages go through sockets"),
         }
     }
 }

@@ -8,7 +8,7 @@ use super::reception::Reception;
 use super::{JoinError, Missing, Progress};
 use crate::handshake::Purpose;
 use crate::link::{Event, Link};
-use crate::poll;
+use crate::ready;
 use crate::wire::{Decoder, Frame, Limits};
 use crate::{Mesh, Message, Receiver, Settings};
 use distribute_cluster::{Address, Deadline, Stopwatch, World};
@@ -257,8 +257,8 @@ impl Gathering {
         let pause = self.dials.iter().filter_map(Dial::pause).min().unwrap_or(slice);
         let mut sockets = self.reception.interests();
         sockets.extend(self.dials.iter().filter_map(Dial::interest));
-        sockets.extend(self.links.iter().filter_map(Link::interest));
-        Ok(poll::wait(&mut sockets, slice.min(pause))?)
+        ready::wait(&self.links, sockets, slice.min(pause))?;
+        Ok(())
     }
 
     fn into_mesh(self, receiver: Arc<dyn Receiver>) -> Result<Mesh, JoinError> {

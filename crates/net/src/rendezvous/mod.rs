@@ -34,6 +34,7 @@ pub use progress::{Missing, Progress};
 
 use crate::handshake::{Hello, Names, Purpose, words};
 use crate::identity::{Access, Identity, PolicyError, policy};
+use crate::shm::SharedMemory;
 use crate::wire::Limits;
 use crate::{Mesh, Receiver, Settings};
 use attempt::Calling;
@@ -60,6 +61,7 @@ pub struct Rendezvous {
     timeout: Duration,
     settings: Settings,
     limits: Limits,
+    shared_memory: SharedMemory,
     listen: Option<String>,
     listener: Option<Listener>,
     progress: Box<dyn FnMut(&Progress) + Send>,
@@ -81,6 +83,7 @@ impl Rendezvous {
             timeout: deadline::DEFAULT_TIMEOUT,
             settings: Settings::default(),
             limits: Limits::default(),
+            shared_memory: SharedMemory::default(),
             listen: None,
             listener: None,
             progress: Box::new(|progress| tracing::info!("{progress}")),
@@ -144,6 +147,12 @@ impl Rendezvous {
         self
     }
 
+    /// Whether workers of one machine send each other messages through memory; wherever both can, by default.
+    pub fn shared_memory(mut self, shared_memory: SharedMemory) -> Self {
+        self.shared_memory = shared_memory;
+        self
+    }
+
     /// Where to listen, `host:port`, if that is not this worker's address among all: `0.0.0.0:2222` in a container.
     pub fn listen(mut self, address: impl Into<String>) -> Self {
         self.listen = Some(address.into());
@@ -199,11 +208,17 @@ impl Rendezvous {
             digest: self.digest,
             purpose: Purpose::Link,
         };
-        let calling = Calling { hello: hello.clone(), access: access.clone(), names: self.names.clone() };
+        let shared_memory = self.shared_memory;
+        let calling = Calling {
+            hello: hello.clone(),
+            access: access.clone(),
+            names: self.names.clone(),
+            shared_memory,
+        };
         let gathering = Gathering::new(
             world,
             Membership::new(world.worker(), self.names.clone(), addresses),
-            Reception::new(listener, access, hello).named(self.names.clone()),
+            Reception::new(listener, access, hello, shared_memory).named(self.names.clone()),
             calling,
             self.limits,
             self.settings,

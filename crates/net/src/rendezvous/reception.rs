@@ -4,15 +4,17 @@ use super::conversation::{Conversation, Trouble};
 use super::listener::Listener;
 use crate::background::Latecomers;
 use crate::handshake::host::Answer;
-use crate::handshake::{Hello, Host, Names, Reason, Refusal};
+use crate::handshake::{Hello, Host, Names, Offer, Reason, Refusal};
 use crate::identity::{Access, secret};
 use crate::poll;
+use crate::shm::{SharedMemory, machine, pair::Pair};
 use crate::stream::Stream;
 use distribute_cluster::Deadline;
 use distribute_log::heard;
 use rustix::event::PollFd;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How many may be here at once. Each holds a few kilobytes.
@@ -32,6 +34,7 @@ pub(crate) struct Reception {
     access: Access,
     mine: Hello,
     names: Names,
+    shared_memory: SharedMemory,
     guests: Vec<Guest>,
     /// Until when nobody is let in, because the system refused it.
     pause: Option<Deadline>,
@@ -49,7 +52,7 @@ struct Guest {
 enum State {
     Talking(Box<Host>),
     /// The last words are on the way.
-    Welcome(Hello),
+    Welcome(Hello, Option<Arc<Pair>>),
     Leaving,
     Gone,
 }
@@ -63,8 +66,9 @@ pub(crate) struct Arrival {
 }
 
 impl Reception {
-    pub fn new(listener: Listener, access: Access, mine: Hello) -> Self {
-        Self { listener, access, mine, names: Names::default(), guests: Vec::new(), pause: None }
+    pub fn new(listener: Listener, access: Access, mine: Hello, shared_memory: SharedMemory) -> Self {
+        let names = Names::default();
+        Self { listener, access, mine, names, shared_memory, guests: Vec::new(), pause: None }
     }
 
     /// What the workers are called in refusals.
@@ -93,8 +97,8 @@ impl Reception {
         let mut arrivals = Vec::new();
         for guest in std::mem::take(&mut self.guests) {
             match guest.state {
-                State::Welcome(hello) if !guest.conversation.is_speaking() => {
-                    let (from, stream) = (guest.from, guest.conversation.into_stream());
+                State::Welcome(hello, pair) if !guest.conversation.is_speaking() => {
+                    let (from, stream) = (guest.from, guest.conversation.into_stream().sharing(pair));
                     arrivals.push(Arrival { hello, from, stream });
                 }
                 State::Gone => {}
@@ -106,7 +110,9 @@ impl Reception {
 
     /// Whether this worker may stay, and the words that tell it are on the way.
     pub fn is_welcoming(&self, worker: usize) -> bool {
-        self.guests.iter().any(|guest| matches!(&guest.state, State::Welcome(hello) if hello.rank == worker))
+        self.guests
+            .iter()
+            .any(|guest| matches!(&guest.state, State::Welcome(hello, _) if hello.rank == worker))
     }
 
     fn let_in(&mut self) {
@@ -156,7 +162,12 @@ impl Reception {
             Some(tls) => Stream::tls(socket, tls.server().map_err(io::Error::other)?)?,
         };
         let nonce = secret::random().map_err(io::Error::other)?;
-        let host = Host::new(self.mine.clone(), self.access.key.clone(), nonce).named(self.names.clone());
+        let machine = match self.shared_memory {
+            SharedMemory::Auto => machine::identity(&nonce),
+            SharedMemory::Never => None,
+        };
+        let host = Host::new(self.mine.clone(), self.access.key.clone(), nonce);
+        let host = host.named(self.names.clone()).shares(machine);
         self.guests.push(Guest {
             conversation: Conversation::new(stream),
             from,
@@ -202,17 +213,29 @@ impl Guest {
                 State::Talking(host) => host,
                 State::Leaving if self.conversation.forget() => return Ok(()),
                 State::Leaving => return Err(Trouble::Broken(String::new())),
-                State::Welcome(_) | State::Gone => return Ok(()),
+                State::Welcome(..) | State::Gone => return Ok(()),
             };
             let Some(words) = self.conversation.listen()? else { return Ok(()) };
             match host.hear(words).map_err(Trouble::Refused)? {
                 Answer::Say(words) => self.conversation.say(&words),
-                Answer::Applies(hello) => {
+                Answer::Applies(hello, offer) => {
                     decide(&hello).map_err(Trouble::Refused)?;
+                    let pair = offer.and_then(|offer| accept(hello.rank, offer));
                     self.conversation.say(&Host::welcome());
-                    self.state = State::Welcome(hello);
+                    self.state = State::Welcome(hello, pair);
                 }
             }
+        }
+    }
+}
+
+/// Opens the memory that a worker has offered. Where that fails, the socket does as well.
+fn accept(worker: usize, offer: Offer) -> Option<Arc<Pair>> {
+    match Pair::accept(offer) {
+        Ok(pair) => Some(Arc::new(pair)),
+        Err(error) => {
+            tracing::debug!(worker, %error, "its memory cannot be shared: messages go through a socket");
+            None
         }
     }
 }

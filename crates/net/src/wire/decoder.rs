@@ -60,6 +60,11 @@ impl Decoder {
         Self { limits, staged, from: 0, to: 0, header: None, head, body, spare: Vec::new(), is_used: false }
     }
 
+    /// How long the parts of a frame may be.
+    pub fn limits(&self) -> Limits {
+        self.limits
+    }
+
     /// Where to read to; never empty, once [`next_frame`](Self::next_frame) has given all frames.
     pub fn buffer(&mut self) -> &mut [u8] {
         if self.from == self.to {
@@ -120,6 +125,7 @@ impl Decoder {
         Ok(Some(match header.kind {
             Kind::Heartbeat => Frame::Heartbeat,
             Kind::Goodbye => Frame::Goodbye,
+            Kind::Reference => Frame::Reference(Message::new(head.bytes, body.bytes)),
             Kind::Data => {
                 let (head, body) = (Bytes::from(head.bytes), Bytes::from(body.bytes));
                 if REUSED.contains(&body.len()) {

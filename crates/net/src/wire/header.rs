@@ -10,6 +10,8 @@ pub const HEADER: usize = 16;
 pub enum Frame {
     /// A message.
     Data(Message),
+    /// A message whose body stays in memory that both sides share: its body here says where.
+    Reference(Message),
     /// A sign of life, sent while there is nothing else to send.
     Heartbeat,
     /// The sender has ended in order, and sends nothing more.
@@ -26,6 +28,8 @@ pub enum Kind {
     Heartbeat = 2,
     /// [`Frame::Goodbye`].
     Goodbye = 3,
+    /// [`Frame::Reference`].
+    Reference = 4,
 }
 
 /// How long the parts of a frame may be.
@@ -99,10 +103,11 @@ impl Header {
             [1, 0, 0, 0] => Kind::Data,
             [2, 0, 0, 0] => Kind::Heartbeat,
             [3, 0, 0, 0] => Kind::Goodbye,
+            [4, 0, 0, 0] => Kind::Reference,
             other => return Err(WireError::Kind(other)),
         };
         let (head, body) = (u32::from_le_bytes([h0, h1, h2, h3]), u64::from_le_bytes(body));
-        if kind != Kind::Data && (head > 0 || body > 0) {
+        if matches!(kind, Kind::Heartbeat | Kind::Goodbye) && (head > 0 || body > 0) {
             return Err(WireError::NotEmpty(body.saturating_add(u64::from(head))));
         }
         if head > limits.head {

@@ -18,7 +18,7 @@ pub struct Queue {
 
 fn parts((header, frame): &([u8; HEADER], Frame)) -> [&[u8]; 3] {
     match frame {
-        Frame::Data(message) => [header, &message.head, &message.body],
+        Frame::Data(message) | Frame::Reference(message) => [header, &message.head, &message.body],
         Frame::Heartbeat | Frame::Goodbye => [header, &[], &[]],
     }
 }
@@ -28,6 +28,7 @@ impl Queue {
     pub fn push(&mut self, frame: Frame) {
         let (kind, head, body) = match &frame {
             Frame::Data(message) => (Kind::Data, message.head.len(), message.body.len()),
+            Frame::Reference(message) => (Kind::Reference, message.head.len(), message.body.len()),
             Frame::Heartbeat => (Kind::Heartbeat, 0, 0),
             Frame::Goodbye => (Kind::Goodbye, 0, 0),
         };

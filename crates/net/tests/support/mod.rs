@@ -5,7 +5,7 @@
 use distribute_cluster::{Deadline, World};
 use distribute_net::{
     Certificates, Drive, Identity, Listener, Mesh, Message, Receiver, Rendezvous, Secret, Settings,
-    Transport, memory,
+    SharedMemory, Transport, memory,
 };
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use std::path::Path;
@@ -106,10 +106,21 @@ pub enum Kind {
     TlsBySecret,
     /// With certificates from files.
     TlsByCertificates,
+    /// Memory that they share as processes would.
+    Shared,
+    /// The same, agreed on over TLS.
+    SharedByTls,
 }
 
-pub const KINDS: [Kind; 5] =
-    [Kind::Memory, Kind::Tcp, Kind::Proof, Kind::TlsBySecret, Kind::TlsByCertificates];
+pub const KINDS: [Kind; 7] = [
+    Kind::Memory,
+    Kind::Tcp,
+    Kind::Proof,
+    Kind::TlsBySecret,
+    Kind::TlsByCertificates,
+    Kind::Shared,
+    Kind::SharedByTls,
+];
 
 pub struct Worker {
     pub transport: Arc<dyn Transport>,
@@ -132,17 +143,22 @@ pub fn world(kind: Kind, workers: usize) -> Vec<Worker> {
     }
     let folder = tempfile::tempdir().unwrap();
     let identity = match kind {
-        Kind::Memory | Kind::Tcp => Identity::None,
-        Kind::Proof | Kind::TlsBySecret => Identity::Secret(Secret::random().unwrap()),
+        Kind::Memory | Kind::Tcp | Kind::Shared => Identity::None,
+        Kind::Proof | Kind::TlsBySecret | Kind::SharedByTls => Identity::Secret(Secret::random().unwrap()),
         Kind::TlsByCertificates => Identity::Certificates(certificates(folder.path(), "worker")),
     };
     // Which is no loopback address, and yet of this machine.
-    let host = if kind == Kind::TlsBySecret { "0.0.0.0" } else { "127.0.0.1" };
-    let setup = move |rendezvous: Rendezvous| rendezvous.identity(identity.clone());
-    meshes(workers, host, setup)
-        .into_iter()
-        .map(|(mesh, kept)| Worker { transport: Arc::new(mesh), kept })
-        .collect()
+    let host = if matches!(kind, Kind::TlsBySecret | Kind::SharedByTls) { "0.0.0.0" } else { "127.0.0.1" };
+    let shares = matches!(kind, Kind::Shared | Kind::SharedByTls);
+    let shared_memory = if shares { SharedMemory::Auto } else { SharedMemory::Never };
+    let setup =
+        move |rendezvous: Rendezvous| rendezvous.identity(identity.clone()).shared_memory(shared_memory);
+    let meshes = meshes(workers, host, setup);
+    for (me, (mesh, _)) in meshes.iter().enumerate() {
+        let shared = (0..workers).filter(|worker| mesh.shares_memory_with(*worker)).count();
+        assert_eq!(shared, if shares { workers - 1 } else { 0 }, "worker {me}");
+    }
+    meshes.into_iter().map(|(mesh, kept)| Worker { transport: Arc::new(mesh), kept }).collect()
 }
 
 /// Settings with which a busy machine is not taken for a dead one.

@@ -8,7 +8,7 @@ use distribute_cluster::resolver::{self, ClusterResolver};
 use distribute_cluster::{ClusterError, ClusterSpec, Stopwatch, Task, World};
 use distribute_collective::group::Group;
 use distribute_log::told;
-use distribute_net::{Certificates, Identity, JoinError, Rendezvous, Secret};
+use distribute_net::{Certificates, Identity, JoinError, Rendezvous, Secret, SharedMemory};
 use std::time::Duration;
 
 /// The settings of a [`MultiWorkerMirroredStrategy`] over processes; see [`MultiWorkerMirroredStrategy::builder`].
@@ -31,6 +31,7 @@ pub struct MultiWorkerBuilder {
     allow_plain_text: bool,
     listen: Option<String>,
     join_timeout: Option<Duration>,
+    shared_memory: SharedMemory,
 }
 
 impl MultiWorkerBuilder {
@@ -85,6 +86,12 @@ impl MultiWorkerBuilder {
         self
     }
 
+    /// Whether workers of one machine send each other messages through shared memory; by default they do where they can.
+    pub fn shared_memory(mut self, shared_memory: SharedMemory) -> Self {
+        self.shared_memory = shared_memory;
+        self
+    }
+
     /// Where this worker listens, `host:port`, if that is not its address in the cluster: `0.0.0.0:2222` in a container.
     pub fn listen(mut self, address: impl Into<String>) -> Self {
         self.listen = Some(address.into());
@@ -127,6 +134,7 @@ impl MultiWorkerBuilder {
                 .tasks(tasks)
                 .agree_on(env!("CARGO_PKG_VERSION").as_bytes())
                 .identity(identity)
+                .shared_memory(self.shared_memory)
                 .on_progress(|progress| told(|| tracing::info!("{progress}")));
             if self.allow_plain_text {
                 rendezvous = rendezvous.allow_plain_text_on_the_network();

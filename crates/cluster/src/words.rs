@@ -1,0 +1,65 @@
+//! Jobs, tasks and GPUs in words, for the texts of errors.
+
+use crate::Job;
+
+/// `chief, ps and worker`
+pub(crate) fn names(jobs: &[Job]) -> String {
+    list(&jobs.iter().map(Job::as_str).collect::<Vec<_>>())
+}
+
+/// `tasks 0 to 3`, `tasks 0, 2 and 5`, `no task`
+pub(crate) fn tasks(indices: &[usize]) -> String {
+    match indices {
+        [] => "no task".into(),
+        [one] => format!("task {one} alone"),
+        [0, .., last] if *last == indices.len() - 1 => format!("tasks 0 to {last}"),
+        some => {
+            // Enough to see the gaps.
+            let shown: Vec<String> = some.iter().take(8).map(usize::to_string).collect();
+            let more = some.len() - shown.len();
+            let end = if more > 0 { format!(" and {more} more") } else { String::new() };
+            format!("tasks {}{end}", if more > 0 { shown.join(", ") } else { list(&shown) })
+        }
+    }
+}
+
+/// `2 GPUs`; of none, what was tried.
+pub(crate) fn gpus_each(each: usize) -> String {
+    match each {
+        0 => "a GPU".into(),
+        1 => "1 GPU".into(),
+        more => format!("{more} GPUs"),
+    }
+}
+
+/// `2 of them here, `
+pub(crate) fn here(local: &Option<usize>) -> String {
+    local.map_or(String::new(), |local| format!("{local} of them here, "))
+}
+
+/// `a, b and c`
+fn list<T: AsRef<str>>(items: &[T]) -> String {
+    match items {
+        [] => "none".into(),
+        [one] => one.as_ref().into(),
+        [first @ .., last] => {
+            format!("{} and {}", first.iter().map(T::as_ref).collect::<Vec<_>>().join(", "), last.as_ref())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_job_has_is_said_in_few_words() {
+        assert_eq!(tasks(&[]), "no task");
+        assert_eq!(tasks(&[0]), "task 0 alone");
+        assert_eq!(tasks(&[0, 1, 2]), "tasks 0 to 2");
+        assert_eq!(tasks(&[0, 2]), "tasks 0 and 2");
+        let many: Vec<usize> = (1..=10).collect();
+        assert_eq!(tasks(&many), "tasks 1, 2, 3, 4, 5, 6, 7, 8 and 2 more");
+        assert_eq!(names(&[]), "none");
+    }
+}

@@ -1,0 +1,60 @@
+//! Waits until links need a turn.
+
+use crate::link::Link;
+use crate::poll;
+use crate::shm::pair::Pair;
+use rustix::event::PollFd;
+use std::io;
+use std::time::Duration;
+
+/// What a wait came to.
+#[derive(Debug)]
+pub(crate) struct Ready {
+    /// Of each link, whether it needs a turn.
+    pub links: Vec<bool>,
+    /// Of each of the other sockets, whether something happened there.
+    pub others: Vec<bool>,
+}
+
+/// Says to the other side of a link that a thread sleeps, so that it is woken.
+struct Asleep<'a>(&'a Pair);
+
+impl<'a> Asleep<'a> {
+    fn beside(pair: &'a Pair) -> Self {
+        pair.begin_sleep();
+        Self(pair)
+    }
+}
+
+impl Drop for Asleep<'_> {
+    fn drop(&mut self) {
+        self.0.wake();
+    }
+}
+
+/// Waits until one of the links needs a turn or something happens at one of the other sockets, for at most `patience`.
+pub(crate) fn wait<'a>(links: &'a [Link], others: Vec<PollFd<'a>>, patience: Duration) -> io::Result<Ready> {
+    let alive = || links.iter().enumerate().filter(|(_, link)| !link.is_over());
+    let asleep: Vec<_> = if patience.is_zero() {
+        Vec::new()
+    } else {
+        alive().filter_map(|(_, link)| link.pair()).map(|pair| Asleep::beside(pair)).collect()
+    };
+    // Whoever has done something before it saw that this thread sleeps has left it to be seen here.
+    let mut ready: Vec<_> = links.iter().map(Link::has_work).collect();
+    let patience = if ready.contains(&true) { Duration::ZERO } else { patience };
+    let (mut sockets, waited): (_, Vec<_>) = (others, alive().collect());
+    let before = sockets.len();
+    sockets.extend(waited.iter().map(|(_, link)| link.interest()));
+    poll::wait(&mut sockets, patience)?;
+    drop(asleep);
+    let mut happened: Vec<_> = sockets.iter().map(poll::is_ready).collect();
+    let at_links = happened.split_off(before);
+    for ((at, link), happened) in waited.into_iter().zip(at_links) {
+        if happened && let Some(pair) = link.pair() {
+            pair.mind_socket();
+        }
+        ready[at] |= happened || link.has_work();
+    }
+    Ok(Ready { links: ready, others: happened })
+}

@@ -1,0 +1,201 @@
+//! Memory of this process that others of its machine can read.
+
+use super::map::{Extent, Extents};
+use super::memfd::{self, Place};
+use super::region::Region;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// The smallest part that is handed out.
+const SMALLEST: usize = 4 << 10;
+
+/// Smaller parts are cut out of memory of this size.
+const SEGMENT: usize = 1 << 20;
+
+/// How many segments there are at most: each has a file descriptor, of which programs have a thousand.
+const SEGMENTS: usize = 256;
+
+/// How much is kept that nobody uses.
+const KEPT: usize = 2 << 30;
+
+/// After so many heartbeats, what has not been used since the same time before is given back to the system.
+const WINDOW: u32 = 10;
+
+/// Memory of this process that others of its machine can read. It is handed out in sizes of powers of two, and what comes back
+/// is handed out again: the same sizes in each step of a training are the same pages.
+#[derive(Debug, Default)]
+pub(crate) struct Arena {
+    free: Mutex<Free>,
+    /// By address.
+    segments: Mutex<BTreeMap<usize, Weak<Segment>>>,
+    /// How many there are, and how many there have been.
+    count: AtomicUsize,
+    made: AtomicUsize,
+}
+
+/// What nobody uses.
+#[derive(Debug, Default)]
+struct Free {
+    /// By size.
+    classes: BTreeMap<usize, Class>,
+    bytes: usize,
+    beats: u32,
+}
+
+#[derive(Debug, Default)]
+struct Class {
+    blocks: Vec<Block>,
+    /// How many there have always been since the last look.
+    unused: usize,
+}
+
+/// A file's worth of memory.
+#[derive(Debug)]
+pub(crate) struct Segment {
+    /// Which one: a number that is used once.
+    pub number: u64,
+    pub place: Place,
+    extents: Extents,
+    /// Open for others to find it.
+    _file: File,
+    /// Whether somebody may still read what has been lent, and nobody will say when that ends.
+    retired: AtomicBool,
+    arena: Weak<Arena>,
+}
+
+/// A part of a segment, which is handed out as a whole.
+#[derive(Debug)]
+pub(super) struct Block {
+    pub segment: Arc<Segment>,
+    pub extent: Extent,
+}
+
+impl Arena {
+    /// A region of this length, whose bytes are zeros or those of an earlier one.
+    pub fn allocate(self: &Arc<Self>, length: usize) -> io::Result<Region> {
+        let size = length.max(SMALLEST).checked_next_power_of_two().ok_or(io::ErrorKind::OutOfMemory)?;
+        let block = match self.reuse(size) {
+            Some(block) => block,
+            None => self.extend(size)?,
+        };
+        Ok(Region::new(block, length, self.clone()))
+    }
+
+    fn reuse(&self, size: usize) -> Option<Block> {
+        let mut free = lock(&self.free);
+        let class = free.classes.get_mut(&size)?;
+        let block = class.blocks.pop()?;
+        class.unused = class.unused.min(class.blocks.len());
+        free.bytes -= size;
+        Some(block)
+    }
+
+    /// Another segment, of which the first block is given, and the others are kept.
+    fn extend(self: &Arc<Self>, size: usize) -> io::Result<Block> {
+        if self.count.fetch_add(1, Ordering::AcqRel) >= SEGMENTS {
+            self.count.fetch_sub(1, Ordering::AcqRel);
+            return Err(io::Error::other("there are too many regions"));
+        }
+        let made = Extents::create((SEGMENT / size).max(1), size).and_then(|(file, extents, all)| {
+            let place = memfd::place(&file)?;
+            Ok((file, place, extents, all))
+        });
+        let (file, place, extents, all) = made.inspect_err(|_| {
+            self.count.fetch_sub(1, Ordering::AcqRel);
+        })?;
+        let segment = Arc::new(Segment {
+            number: self.made.fetch_add(1, Ordering::Relaxed) as u64,
+            place,
+            extents,
+            _file: file,
+            retired: AtomicBool::default(),
+            arena: Arc::downgrade(self),
+        });
+        lock(&self.segments).insert(segment.extents.start(), Arc::downgrade(&segment));
+        let mut blocks: Vec<_> =
+            all.into_iter().map(|extent| Block { segment: segment.clone(), extent }).collect();
+        let block = blocks.pop().ok_or(io::ErrorKind::OutOfMemory)?;
+        blocks.into_iter().for_each(|block| self.put_back(block));
+        Ok(block)
+    }
+
+    /// Keeps a block for the next who needs one of its size.
+    pub(super) fn put_back(&self, block: Block) {
+        let (mut free, size) = (lock(&self.free), block.extent.size());
+        if !block.segment.retired.load(Ordering::Acquire) && free.bytes.saturating_add(size) <= KEPT {
+            free.bytes += size;
+            free.classes.entry(size).or_default().blocks.push(block);
+        } else {
+            // Without the lock, which a segment's end needs none of, but others wait for.
+            drop(free);
+            drop(block);
+        }
+    }
+
+    /// Which of this process's memory these bytes are, and where in it they begin.
+    pub fn find(&self, bytes: &[u8]) -> Option<(Arc<Segment>, usize)> {
+        let at = bytes.as_ptr().addr();
+        let (start, segment) =
+            lock(&self.segments).range(..=at).next_back().map(|(s, g)| (*s, g.upgrade()))?;
+        let (segment, offset) = (segment?, at - start);
+        let inside = offset.checked_add(bytes.len()).is_some_and(|end| end as u64 <= segment.place.size);
+        inside.then_some((segment, offset))
+    }
+
+    /// How many segments there are.
+    #[cfg(test)]
+    pub fn segments(&self) -> usize {
+        self.count.load(Ordering::Acquire)
+    }
+
+    /// Gives the system back what has not been used for a while. To be called with each heartbeat.
+    pub fn relax(&self) {
+        let mut dropped = Vec::new();
+        let mut free = lock(&self.free);
+        free.beats += 1;
+        if free.beats >= WINDOW {
+            free.beats = 0;
+            for class in free.classes.values_mut() {
+                dropped.extend(class.blocks.drain(..class.unused.min(class.blocks.len())));
+                class.unused = class.blocks.len();
+            }
+            free.classes.retain(|_, class| !class.blocks.is_empty());
+            free.bytes -= dropped.iter().map(|block: &Block| block.extent.size()).sum::<usize>();
+        }
+    }
+}
+
+impl Segment {
+    /// Its blocks are not used again: somebody may still read them.
+    pub fn retire(&self) {
+        self.retired.store(true, Ordering::Release);
+        if let Some(arena) = self.arena.upgrade() {
+            // Those that are kept already.
+            let mut dropped = Vec::new();
+            let mut free = lock(&arena.free);
+            if let Some(class) = free.classes.get_mut(&self.extents.size()) {
+                let of_this = |block: &mut Block| std::ptr::eq(&*block.segment, self);
+                dropped.extend(class.blocks.extract_if(.., of_this));
+                class.unused = class.unused.min(class.blocks.len());
+                free.bytes -= dropped.len() * self.extents.size();
+            }
+        }
+    }
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        // Its addresses are others' as soon as it is gone.
+        if let Some(arena) = self.arena.upgrade() {
+            lock(&arena.segments).remove(&self.extents.start());
+            arena.count.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,277 @@
+//! Bodies that are read in another worker's memory.
+
+use super::map::Foreign;
+use super::memfd::{self, Place};
+use super::pair::Pair;
+use super::reference::{BadReference, Reference};
+use bytes::Bytes;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// How many memories of one worker are mapped at most.
+const MOST: usize = 4096;
+
+/// The memory of one other worker, as far as it has referred to it.
+#[derive(Debug)]
+pub(crate) struct Imports {
+    pair: Arc<Pair>,
+    memories: HashMap<u64, Memory>,
+}
+
+#[derive(Debug)]
+struct Memory {
+    mapped: Arc<Foreign>,
+    place: Place,
+    /// Whether it has been used since this was last asked.
+    used: bool,
+}
+
+/// A body in another worker's memory, which is given back when it is dropped.
+#[derive(Debug)]
+struct Lease {
+    mapped: Arc<Foreign>,
+    offset: usize,
+    length: usize,
+    pair: Arc<Pair>,
+    slot: usize,
+    loan: u64,
+}
+
+impl Imports {
+    pub fn new(pair: Arc<Pair>) -> Self {
+        Self { pair, memories: HashMap::new() }
+    }
+
+    /// The body that is referred to, of at most `limit` bytes. It stays valid whatever becomes of the link.
+    pub fn resolve(&mut self, reference: &[u8], limit: u64) -> Result<Bytes, BadReference> {
+        let reference = Reference::decode(reference)?;
+        let Reference { segment, descriptor, inode, size, offset, length, slot, loan } = reference;
+        if length > limit {
+            return Err(BadReference::TooLong { length, limit });
+        }
+        let place = Place { pid: self.pair.their_pid(), descriptor, inode, size };
+        let mapped = self.memory(segment, place)?;
+        let outside = || BadReference::Outside { segment, offset, length, size };
+        let (Ok(offset), Ok(length)) = (usize::try_from(offset), usize::try_from(length)) else {
+            return Err(outside());
+        };
+        if mapped.get(offset, length).is_none() {
+            return Err(outside());
+        }
+        let pair = self.pair.clone();
+        Ok(Bytes::from_owner(Lease { mapped, offset, length, pair, slot: slot as usize, loan }))
+    }
+
+    fn memory(&mut self, segment: u64, place: Place) -> Result<Arc<Foreign>, BadReference> {
+        if let Some(memory) = self.memories.get_mut(&segment) {
+            memory.used = true;
+            return if memory.place == place {
+                Ok(memory.mapped.clone())
+            } else {
+                Err(BadReference::Changed(segment))
+            };
+        }
+        if self.memories.len() >= MOST {
+            self.memories.retain(|_, memory| memfd::is_there(memory.place));
+        }
+        if self.memories.len() >= MOST {
+            return Err(BadReference::TooMany(MOST));
+        }
+        let mapped = usize::try_from(place.size)
+            .map_err(std::io::Error::other)
+            .and_then(|size| Foreign::of(&memfd::open(place, false)?, size))
+            .map_err(|source| BadReference::NotOpened { segment, source })?;
+        let mapped = Arc::new(mapped);
+        self.memories.insert(segment, Memory { mapped: mapped.clone(), place, used: true });
+        Ok(mapped)
+    }
+
+    /// How many memories are mapped.
+    #[cfg(test)]
+    pub fn memories(&self) -> usize {
+        self.memories.len()
+    }
+
+    /// Forgets memory that its owner has given up. To be called with each heartbeat.
+    pub fn relax(&mut self) {
+        self.memories.retain(|_, memory| std::mem::take(&mut memory.used) || memfd::is_there(memory.place));
+    }
+}
+
+impl AsRef<[u8]> for Lease {
+    fn as_ref(&self) -> &[u8] {
+        self.mapped.get(self.offset, self.length).unwrap_or_default()
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.pair.give_back(self.slot, self.loan);
+    }
+}
+
+#[cfg(test)]
+#[cfg(target_os = "linux")]
+mod tests {
+    use super::super::arena::Arena;
+    use super::super::layout::SLOTS;
+    use super::super::loans::Loans;
+    use super::super::pair::tests::pair;
+    use super::super::played::tests::{link, loss, say, turn};
+    use super::*;
+    use crate::Message;
+    use crate::link::{Event, Link};
+    use crate::stream::Stream;
+    use crate::wire::{Decoder, Frame, Limits, Queue};
+    use std::net::{TcpListener, TcpStream};
+
+    /// A region of the other side, and a reference to all of it.
+    fn lent(theirs: &Arc<Pair>, arena: &Arc<Arena>, length: usize) -> (Reference, Bytes, Loans) {
+        let mut region = arena.allocate(length).unwrap();
+        region.fill(7);
+        let (body, loans) = (region.freeze(), Loans::new(theirs.clone()));
+        (loans.lend(arena, &body).unwrap(), body, loans)
+    }
+
+    #[test]
+    fn memory_that_nobody_uses_goes_back_to_the_system_on_both_sides() {
+        let (mine, theirs) = pair();
+        let arena = Arc::new(Arena::default());
+        let (reference, body, loans) = lent(&theirs, &arena, 1 << 20);
+        let mut imports = Imports::new(mine);
+        let received = imports.resolve(&reference.encode(), u64::MAX).unwrap();
+        let small = arena.allocate(20_000).unwrap();
+        drop(body);
+        for _ in 0..3 {
+            (0..20).for_each(|_| arena.relax());
+            imports.relax();
+            // One is lent, and a part of the other in use.
+            assert_eq!((arena.segments(), imports.memories()), (2, 1));
+        }
+        drop(received);
+        loans.settle();
+        (0..20).for_each(|_| arena.relax());
+        assert_eq!((arena.segments(), imports.memories()), (1, 1));
+        imports.relax();
+        assert_eq!(imports.memories(), 0);
+        // What is used between two looks stays.
+        drop(small);
+        for _ in 0..3 {
+            (0..9).for_each(|_| arena.relax());
+            drop(arena.allocate(20_000).unwrap());
+            assert_eq!(arena.segments(), 1);
+        }
+        (0..20).for_each(|_| arena.relax());
+        assert_eq!(arena.segments(), 0);
+    }
+
+    // INV-32
+    #[test]
+    fn references_that_lead_nowhere_end_the_link_with_an_error() {
+        let arena = Arc::new(Arena::default());
+        let other = Arc::new(Arena::default());
+        let elsewhere = other.allocate(4 << 20).unwrap();
+        let (number, _) = other.find(&elsewhere).unwrap();
+        let text = |change: &dyn Fn(Reference) -> Reference| {
+            let (link, theirs, _socket) = link();
+            let (reference, _body, _loans) = lent(&theirs, &arena, 1 << 20);
+            // Good ones are read before.
+            say(&theirs, Frame::Reference(Message::new("head", reference.encode())));
+            assert!(matches!(&turn(&link)[..], [Event::Message(1, found)] if found.body == vec![7; 1 << 20]));
+            say(&theirs, Frame::Reference(Message::new("head", change(reference).encode())));
+            loss(&link)
+        };
+        let next = |reference: Reference| Reference { segment: reference.segment + 100, ..reference };
+        for (change, expected) in [
+            (
+                &(|r| Reference { offset: 1, ..r }) as &dyn Fn(Reference) -> Reference,
+                "1048576 bytes from 1 on",
+            ),
+            (&|r| Reference { offset: u64::MAX, ..r }, "which has 1048576"),
+            (&|r| Reference { length: u64::MAX, ..r }, "which has 1048576"),
+            (&|r| Reference { length: 0, offset: (1 << 20) + 1, ..r }, "which has 1048576"),
+            (&|r| Reference { slot: SLOTS as u32, ..r }, "it lends by slot 256"),
+            // Another size, of known memory or of such as is not known yet.
+            (&|r| Reference { size: 2 << 20, offset: 1 << 20, ..r }, "as another than before"),
+            (&|r| next(Reference { size: 2 << 20, offset: 1 << 20, ..r }), "other memory than was said"),
+            (&|r| Reference { inode: 1, ..r }, "as another than before"),
+            (&|r| next(Reference { inode: 1, ..r }), "other memory than was said"),
+            (&|r| Reference { descriptor: number.place.descriptor, ..r }, "as another than before"),
+            (&|r| next(Reference { descriptor: number.place.descriptor, ..r }), "other memory than was said"),
+            (&|r| next(Reference { descriptor: 1, ..r }), "no memory of a worker"),
+            (&|r| next(Reference { descriptor: u32::MAX, ..r }), "cannot be opened: No such file"),
+        ] {
+            let reason = text(change);
+            assert!(reason.starts_with("what it sent cannot be read: "), "{reason}");
+            assert!(reason.contains(expected), "{expected}: {reason}");
+        }
+    }
+
+    #[test]
+    fn a_reference_is_bounded_by_the_limits_and_a_link_without_memory_takes_none() {
+        let (mine, theirs) = pair();
+        let arena = Arc::new(Arena::default());
+        let (reference, _body, _loans) = lent(&theirs, &arena, 1 << 20);
+        let mut imports = Imports::new(mine);
+        let error = imports.resolve(&reference.encode(), (1 << 20) - 1).unwrap_err().to_string();
+        assert!(error.contains("1048575 are the most"), "{error}");
+        assert!(imports.resolve(&reference.encode(), 1 << 20).is_ok());
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let stream = Stream::plain(listener.accept().unwrap().0).unwrap();
+        let link = Link::new(1, stream, Decoder::new(Limits::default()));
+        let mut queue = Queue::default();
+        queue.push(Frame::Reference(Message::new("", reference.encode())));
+        queue.write(|slices| std::io::Write::write_vectored(&mut socket, slices)).unwrap();
+        drop(socket);
+        let reason = loss(&link);
+        assert!(reason.contains("shares none"), "{reason}");
+    }
+
+    #[test]
+    fn what_is_given_back_never_twice_or_wrongly_costs_only_who_does_so() {
+        let (mine, theirs) = pair();
+        let arena = Arc::new(Arena::default());
+        let loans = Loans::new(mine);
+        let fresh = |value| {
+            let mut region = arena.allocate(1 << 20).unwrap();
+            region.fill(value);
+            region.freeze()
+        };
+        // Each is a segment of its own.
+        let which = |body: &Bytes| arena.find(body).unwrap().0.number;
+        let first = fresh(1);
+        let place = which(&first);
+        let reference = loans.lend(&arena, &first).unwrap();
+        drop(first);
+        let slot = reference.slot as usize;
+        // Wrongly.
+        for (slot, loan) in [(slot, u64::MAX), (slot + 1, reference.loan), (SLOTS, 1), (usize::MAX, 1)] {
+            theirs.give_back(slot, loan);
+            loans.settle();
+            assert_ne!(which(&fresh(2)), place, "while it may be read");
+        }
+        // Twice.
+        theirs.give_back(slot, reference.loan);
+        loans.settle();
+        let held = [fresh(3), fresh(4)];
+        assert!(held.iter().any(|held| which(held) == place), "it is used again");
+        for body in held {
+            loans.lend(&arena, &body).unwrap();
+        }
+        theirs.give_back(slot, reference.loan);
+        loans.settle();
+        let other = [fresh(5), fresh(6)];
+        assert!(other.iter().all(|other| which(other) != place), "while the next may be read");
+        // Never: what is lent has a bound, and the end frees it. But nothing else is written there.
+        let [body, _] = other;
+        assert_eq!(std::iter::from_fn(|| loans.lend(&arena, &body)).count(), SLOTS - 2);
+        let kept = which(&body);
+        loans.close();
+        assert!(loans.lend(&arena, &body).is_none());
+        drop(body);
+        let after = [fresh(7), fresh(8), fresh(9), fresh(10)];
+        assert!(after.iter().all(|after| ![place, kept].contains(&which(after))));
+        assert_eq!(arena.segments(), after.len() + 1, "the memory that was lent has gone");
+    }
+}

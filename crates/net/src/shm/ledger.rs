@@ -1,0 +1,121 @@
+//! What has been lent to one other worker. Pure.
+
+use super::layout::SLOTS;
+
+/// How many bytes may be lent at once, beside a single body that is longer. What comes beyond is copied.
+const MOST: usize = 2 << 30;
+
+/// What has been lent to one other worker and not been given back: each in a slot, by a number that is used once.
+#[derive(Debug)]
+pub(crate) struct Ledger<T> {
+    lent: Vec<Loan<T>>,
+    free: Vec<u32>,
+    last: u64,
+    bytes: usize,
+    closed: bool,
+}
+
+#[derive(Debug)]
+struct Loan<T> {
+    slot: u32,
+    number: u64,
+    bytes: usize,
+    what: T,
+}
+
+impl<T> Default for Ledger<T> {
+    fn default() -> Self {
+        let free = (0..SLOTS as u32).rev().collect();
+        Self { lent: Vec::new(), free, last: 0, bytes: 0, closed: false }
+    }
+}
+
+impl<T> Ledger<T> {
+    /// Lends something of so many bytes: the slot and the number by which it comes back. `None` if there is too much.
+    pub fn lend(&mut self, bytes: usize, what: impl FnOnce() -> T) -> Option<(u32, u64)> {
+        let fits = self.lent.is_empty() || self.bytes.saturating_add(bytes) <= MOST;
+        if self.closed || !fits {
+            return None;
+        }
+        let slot = self.free.pop()?;
+        self.last += 1;
+        self.bytes = self.bytes.saturating_add(bytes);
+        self.lent.push(Loan { slot, number: self.last, bytes, what: what() });
+        Some((slot, self.last))
+    }
+
+    /// Drops what has been given back, as `returned` says: the last number that has come back by a slot. Any other number than
+    /// that of the loan says nothing.
+    pub fn settle(&mut self, returned: impl Fn(usize) -> u64) {
+        let (free, bytes) = (&mut self.free, &mut self.bytes);
+        self.lent.retain(|loan| {
+            let is_back = returned(loan.slot as usize) == loan.number;
+            if is_back {
+                free.push(loan.slot);
+                *bytes = bytes.saturating_sub(loan.bytes);
+            }
+            !is_back
+        });
+    }
+
+    /// Lends nothing more. What has not come back, and never will.
+    pub fn close(&mut self) -> Vec<T> {
+        self.closed = true;
+        self.bytes = 0;
+        self.lent.drain(..).map(|loan| loan.what).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::rc::Rc;
+
+    /// What the other side has written, by slot.
+    struct Returned([u64; SLOTS]);
+
+    fn settle(ledger: &mut Ledger<Rc<()>>, returned: &Returned) {
+        ledger.settle(|slot| returned.0[slot]);
+    }
+
+    #[test]
+    fn what_is_lent_is_kept_until_its_own_number_comes_back() {
+        let (mut ledger, mut returned) = (Ledger::default(), Returned([0; SLOTS]));
+        let kept = Rc::new(());
+        let (slot, number) = ledger.lend(10, || kept.clone()).unwrap();
+        for wrong in [0, number + 1, u64::MAX] {
+            returned.0[slot as usize] = wrong;
+            settle(&mut ledger, &returned);
+            assert_eq!(Rc::strong_count(&kept), 2);
+        }
+        returned.0[slot as usize] = number;
+        settle(&mut ledger, &returned);
+        assert_eq!(Rc::strong_count(&kept), 1);
+        // Given back twice, or the slot as it was: nothing of the next loan.
+        let (again, next) = ledger.lend(10, || kept.clone()).unwrap();
+        assert_eq!(again, slot);
+        assert_ne!(next, number);
+        settle(&mut ledger, &returned);
+        assert_eq!(Rc::strong_count(&kept), 2);
+    }
+
+    #[test]
+    fn one_that_gives_nothing_back_is_lent_no_more_and_its_end_frees_all() {
+        let (mut ledger, kept) = (Ledger::default(), Rc::new(()));
+        for _ in 0..SLOTS {
+            assert!(ledger.lend(1, || kept.clone()).is_some());
+        }
+        assert!(ledger.lend(1, || kept.clone()).is_none());
+        assert_eq!(ledger.close().len(), SLOTS);
+        assert_eq!(Rc::strong_count(&kept), 1);
+        assert!(ledger.lend(1, || kept.clone()).is_none(), "after its end");
+        // Of large bodies, fewer; but always one.
+        let mut ledger = Ledger::default();
+        assert!(ledger.lend(usize::MAX, || kept.clone()).is_some());
+        assert!(ledger.lend(1, || kept.clone()).is_none());
+        let mut ledger = Ledger::default();
+        assert!(ledger.lend(MOST / 2, || kept.clone()).is_some());
+        assert!(ledger.lend(MOST / 2, || kept.clone()).is_some());
+        assert!(ledger.lend(1, || kept.clone()).is_none());
+    }
+}

@@ -1,0 +1,74 @@
+//! Bodies that another worker reads where they are.
+
+use super::arena::{Arena, Segment};
+use super::ledger::Ledger;
+use super::pair::Pair;
+use super::reference::Reference;
+use bytes::Bytes;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Shorter bodies are copied, which takes no longer.
+const SHORTEST: usize = 16 << 10;
+
+/// What is lent to one other worker.
+#[derive(Debug)]
+pub(crate) struct Loans {
+    pair: Arc<Pair>,
+    ledger: Mutex<Ledger<Loan>>,
+}
+
+/// A body that is lent, and the memory that it is in.
+#[derive(Debug)]
+struct Loan {
+    segment: Arc<Segment>,
+    _body: Bytes,
+}
+
+impl Loans {
+    pub fn new(pair: Arc<Pair>) -> Self {
+        Self { pair, ledger: Mutex::default() }
+    }
+
+    /// Lends a body that is in memory which others can read. `None` if it is to be copied.
+    pub fn lend(&self, arena: &Arena, body: &Bytes) -> Option<Reference> {
+        if body.len() < SHORTEST || !self.pair.is_open_to_them() {
+            return None;
+        }
+        let (segment, offset) = arena.find(body)?;
+        let (number, place) = (segment.number, segment.place);
+        let mut ledger = self.settled();
+        let (slot, loan) = ledger.lend(body.len(), || Loan { segment, _body: body.clone() })?;
+        Some(Reference {
+            segment: number,
+            descriptor: place.descriptor,
+            inode: place.inode,
+            size: place.size,
+            offset: offset as u64,
+            length: body.len() as u64,
+            slot,
+            loan,
+        })
+    }
+
+    /// Takes back what the other worker has given back.
+    pub fn settle(&self) {
+        drop(self.settled());
+    }
+
+    fn settled(&self) -> MutexGuard<'_, Ledger<Loan>> {
+        let mut ledger = self.lock();
+        ledger.settle(|slot| self.pair.returned(slot));
+        ledger
+    }
+
+    /// The other worker is lost, or has ended: nothing comes back any more. It may still be reading, so that memory that it
+    /// has is given to the system, which leaves it to those who have it mapped.
+    pub fn close(&self) {
+        let left = self.settled().close();
+        left.iter().for_each(|loan| loan.segment.retire());
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Ledger<Loan>> {
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,37 @@
+//! Whether two workers are on one machine, and could open each other's memory.
+
+/// What two processes have in common that could share memory: the machine since it was started, the namespace of process
+/// ids, the user. As a digest that is good for one connection, so that strangers learn nothing by it. `None` where the system
+/// doesn't say.
+#[cfg(target_os = "linux")]
+pub(crate) fn identity(nonce: &[u8; 32]) -> Option<[u8; 32]> {
+    let boot = std::fs::read("/proc/sys/kernel/random/boot_id").ok()?;
+    let processes = std::fs::read_link("/proc/self/ns/pid").ok()?;
+    let user = rustix::process::geteuid().as_raw().to_le_bytes();
+    let mut context = ring::digest::Context::new(&ring::digest::SHA256);
+    for part in [b"distribute machine", &boot[..], processes.as_os_str().as_encoded_bytes(), &user, nonce] {
+        context.update(&(part.len() as u64).to_le_bytes());
+        context.update(part);
+    }
+    let mut digest = [0; 32];
+    digest.copy_from_slice(context.finish().as_ref());
+    Some(digest)
+}
+
+/// No other system has memory that is found through `/proc`.
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn identity(_nonce: &[u8; 32]) -> Option<[u8; 32]> {
+    None
+}
+
+#[cfg(test)]
+#[cfg(target_os = "linux")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_the_same_for_one_connection_and_another_for_each() {
+        assert_eq!(identity(&[1; 32]), identity(&[1; 32]));
+        assert_ne!(identity(&[1; 32]).unwrap(), identity(&[2; 32]).unwrap());
+    }
+}
