@@ -4,7 +4,7 @@
 
 use distribute_cluster::Job;
 use distribute_net::handshake::{
-    Caller, Hearing, Hello, Host, Names, Purpose, Reason, Refusal, Words, caller, host,
+    Caller, Hearing, Hello, Host, Names, Offer, Purpose, Reason, Refusal, Words, caller, host,
 };
 use ring::hmac;
 
@@ -107,6 +107,18 @@ fn every_difference_is_refused_by_its_name() {
         refusal.text.starts_with("worker 0 is of generation 1, and chief 0 of generation 2"),
         "{refusal}"
     );
+}
+
+#[test]
+fn memory_is_taken_only_by_a_host_that_has_said_it_would_share() {
+    let offer = Offer { pid: 1, descriptor: 3, inode: 5, token: [9; 32] };
+    for (machine, taken) in [(None, None), (Some([6; 32]), Some(offer))] {
+        let mut host = Host::new(hello(0), None, [2; 32]).shares(machine);
+        host.hear(Words::Hello(hello(1), false, [1; 32])).unwrap();
+        // An offer that comes whether or not it was asked for.
+        let answer = host.hear(Words::Proof(None, Some(offer))).unwrap();
+        assert_eq!(answer, host::Answer::Applies(hello(1), taken));
+    }
 }
 
 /// Who has no secret learns nothing about the job, and can't use what it has heard on another connection.

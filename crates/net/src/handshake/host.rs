@@ -29,7 +29,8 @@ enum State {
 pub enum Answer {
     /// Send this, and listen on.
     Say(Vec<u8>),
-    /// It belongs to the job, and may have offered memory to share. Whether it may stay is for others to decide; [`Host::welcome`] and [`Host::refuse`] tell it.
+    /// It belongs to the job, and may have offered memory to share. Whether it may stay is for others to decide;
+    /// [`Host::welcome`] and [`Host::refuse`] tell it.
     Applies(Hello, Option<Offer>),
 }
 
@@ -84,7 +85,8 @@ impl Host {
                 let said = [said, Offer::encode(offer.as_ref())].concat();
                 check(self.key.as_ref(), b"caller", &said, theirs)?;
                 self.compare(&hello)?;
-                Ok(Answer::Applies(hello, offer))
+                // Nobody's memory is opened by a side that hasn't said it would share.
+                Ok(Answer::Applies(hello, offer.filter(|_| self.machine.is_some())))
             }
             _ => Err(Refusal::protocol()),
         }
