@@ -1,5 +1,5 @@
 //! The command `distribute`: `bench` measures this machine against the figures of docs/performance.md, `doctor` looks
-//! for what makes training slow on it, `launch` starts the tasks of a job.
+//! for what makes training slow on it and between the tasks of a cluster, `launch` starts the tasks of a job.
 
 mod bench;
 mod doctor;
@@ -28,8 +28,8 @@ struct Arguments {
 enum Command {
     /// Measures this library on this machine, beside recorded figures of its peers
     Bench(Box<bench::Arguments>),
-    /// Looks for what makes training slow on this machine
-    Doctor,
+    /// Looks for what makes training slow, on this machine and between the tasks of a cluster
+    Doctor(doctor::Arguments),
     /// Starts workers and other tasks of a job, here or over ssh, and ends them together
     #[cfg(unix)]
     Launch(Box<launch::Arguments>),
@@ -39,7 +39,7 @@ enum Command {
 fn main() -> distribute::Result<()> {
     match Arguments::parse().command {
         Command::Bench(arguments) => bench::run(&arguments),
-        Command::Doctor => doctor::run(),
+        Command::Doctor(arguments) => doctor::run(&arguments),
         #[cfg(unix)]
         Command::Launch(arguments) => launch::run(&arguments),
     }

@@ -152,6 +152,16 @@ pub enum ClusterError {
         /// What sets it.
         remedy: &'static str,
     },
+    /// Variables say that this is one of several processes, and not how it finds the others: it would train alone.
+    #[error("found {found} without {missing}: {remedy}")]
+    HalfAnEnvironment {
+        /// What is set.
+        found: String,
+        /// What is missing.
+        missing: &'static str,
+        /// What to do.
+        remedy: &'static str,
+    },
     /// A text is no host.
     #[error("expected a host, found {found:?}: {why}")]
     Host {

@@ -68,8 +68,9 @@ pub enum Error {
         source: io::Error,
     },
     /// The system gives no random bytes.
+    #[cfg(unix)]
     #[error("choosing the secret of the job: {0}")]
-    Random(getrandom::Error),
+    Random(distribute_net::identity::IdentityError),
     /// No command was given.
     #[error("there is no command to launch: give it behind --")]
     NoCommand,

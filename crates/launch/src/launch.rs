@@ -184,7 +184,7 @@ impl Launch {
         };
         self.check(&folder)?;
         let cores = self.parted_cores();
-        let secret = self.plan.secret().expose().to_string();
+        let secret = self.plan.secret().to_hex();
         let hosts = self.plan.layout().hosts.len();
         let (events, happened) = channel();
         let interrupts = self.signals.then(|| interrupts::forward(events.clone())).transpose();

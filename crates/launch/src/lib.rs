@@ -47,8 +47,6 @@ mod process;
 #[cfg(unix)]
 pub mod running;
 #[cfg(unix)]
-mod secret;
-#[cfg(unix)]
 mod signal;
 #[cfg(unix)]
 mod starter;
@@ -58,6 +56,8 @@ mod supervisor;
 mod terminal;
 
 pub use distribute_cluster::{Deadline, Job, Task};
+#[cfg(unix)]
+pub use distribute_net::Secret;
 pub use duration::parse_duration;
 pub use error::{Error, Result};
 #[cfg(unix)]
@@ -74,7 +74,5 @@ pub use output::{Notice, Output, Stream};
 pub use plan::{Plan, PlannedTask};
 #[cfg(unix)]
 pub use running::Running;
-#[cfg(unix)]
-pub use secret::Secret;
 #[cfg(unix)]
 pub use signal::Signal;

@@ -100,7 +100,11 @@ impl Plan {
             address,
             task,
         });
-        Ok(Self { layout: layout.clone(), tasks: tasks.collect(), secret: Secret::random()? })
+        Ok(Self {
+            layout: layout.clone(),
+            tasks: tasks.collect(),
+            secret: Secret::random().map_err(Error::Random)?,
+        })
     }
 
     /// What it was made of.

@@ -59,7 +59,7 @@ fn each_task_is_told_who_it_is_and_all_share_one_secret() {
 fn the_secret_is_in_no_command_line_and_no_output() {
     watched(|| {
         let plan = Plan::new(&Layout::new(2)).unwrap();
-        let secret = plan.secret().expose().to_string();
+        let secret = plan.secret().to_hex();
         let all =
             r#"for p in /proc/[0-9]*; do tr '\0' ' ' <$p/cmdline; echo; done; echo "${#DISTRIBUTE_SECRET}""#;
         let said = Said::default();

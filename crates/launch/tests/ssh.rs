@@ -43,7 +43,7 @@ fn fake() -> (TempDir, PathBuf) {
 fn launch(ssh: Vec<String>, hosts: &str, workers: usize, script: &str) -> (Launch, Said, TempDir, String) {
     let folder = tempfile::Builder::new().prefix("it's a folder ").tempdir().unwrap();
     let plan = Plan::new(&Layout::new(workers).hosts(parse_hosts(hosts).unwrap())).unwrap();
-    let secret = plan.secret().expose().to_string();
+    let secret = plan.secret().to_hex();
     let said = Said::default();
     let launch = Launch::new(plan).command("sh", ["-c", script, "name", "it's \"$HOME\"\n two"]);
     let launch = said.keep(launch).ssh(ssh).folder(folder.path()).backoff(Duration::from_millis(1));

@@ -1,4 +1,5 @@
 //! Links between the workers of one world: who they are, how they find each other, and what moves messages between them.
+//! And connections for calls between any tasks of a job.
 //!
 //! | module | what it is |
 //! |---|---|
@@ -6,6 +7,7 @@
 //! | [`memory`] | the transport whose workers are threads of this process |
 //! | [`mesh`] | [`Mesh`]: the transport over sockets, in plain text or TLS |
 //! | [`rendezvous`] | [`Rendezvous`]: how workers find each other and become a mesh |
+//! | [`endpoint`] | [`Acceptor`], [`Connector`], [`Endpoint`]: connections for calls between tasks |
 //! | [`handshake`] | the first words on a connection: whether both sides belong to the same job |
 //! | [`identity`] | [`Identity`]: a secret or certificates, and which links have to be protected |
 //! | [`wire`] | messages as bytes of a stream |
@@ -66,6 +68,7 @@
 #![deny(unsafe_code)]
 
 mod background;
+pub mod endpoint;
 pub mod handshake;
 pub mod identity;
 mod link;
@@ -80,7 +83,8 @@ mod stream;
 pub mod transport;
 pub mod wire;
 
-pub use identity::{Certificates, Identity, Secret};
+pub use endpoint::{Acceptor, ConnectError, Connector, Endpoint, ListenError};
+pub use identity::{Access, AccessError, Certificates, Identity, Secret};
 pub use mesh::{Mesh, Settings};
 pub use message::Message;
 pub use rendezvous::{JoinError, Listener, Progress, Rendezvous};

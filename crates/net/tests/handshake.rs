@@ -2,8 +2,9 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use distribute_cluster::Job;
 use distribute_net::handshake::{
-    Caller, Hearing, Hello, Host, Purpose, Reason, Refusal, Words, caller, host,
+    Caller, Hearing, Hello, Host, Names, Offer, Purpose, Reason, Refusal, Words, caller, host,
 };
 use ring::hmac;
 
@@ -94,6 +95,30 @@ fn every_difference_is_refused_by_its_name() {
     let (_, refusal) =
         talk(&mut caller(hello(1), None), &mut Host::new(hello(2), None, [2; 32])).unwrap_err();
     assert_eq!(refusal.to_string(), "it is worker 2, not worker 0: check the addresses");
+    // By what they are called, if that is known.
+    let names = || Names::new([Job::Chief.task(0), Job::Worker.task(0), Job::Worker.task(1)]);
+    let (_, refusal) =
+        talk(&mut caller(hello(1), None).named(names()), &mut Host::new(hello(2), None, [2; 32]))
+            .unwrap_err();
+    assert_eq!(refusal.to_string(), "it is worker 1, not chief 0: check the addresses");
+    let mut host = Host::new(hello(0), None, [2; 32]).named(names());
+    let (_, refusal) = talk(&mut caller(other(|hello| hello.generation = 1), None), &mut host).unwrap_err();
+    assert!(
+        refusal.text.starts_with("worker 0 is of generation 1, and chief 0 of generation 2"),
+        "{refusal}"
+    );
+}
+
+#[test]
+fn memory_is_taken_only_by_a_host_that_has_said_it_would_share() {
+    let offer = Offer { pid: 1, descriptor: 3, inode: 5, token: [9; 32] };
+    for (machine, taken) in [(None, None), (Some([6; 32]), Some(offer))] {
+        let mut host = Host::new(hello(0), None, [2; 32]).shares(machine);
+        host.hear(Words::Hello(hello(1), false, [1; 32])).unwrap();
+        // An offer that comes whether or not it was asked for.
+        let answer = host.hear(Words::Proof(None, Some(offer))).unwrap();
+        assert_eq!(answer, host::Answer::Applies(hello(1), taken));
+    }
 }
 
 /// Who has no secret learns nothing about the job, and can't use what it has heard on another connection.

@@ -114,7 +114,7 @@ fn who_does_not_belong_to_the_world_is_told_why_by_name() {
             };
             let strange = certificates(folder.path(), "stranger");
             for (caller, reason, text) in [
-                (alike().identity(secret("b")), Reason::Secret, "the secrets of the two workers differ"),
+                (alike().identity(secret("b")), Reason::Secret, "the secrets of the two tasks differ"),
                 (alike().identity(Identity::None), Reason::Secret, "and the other one has none"),
                 (alike().job("letters"), Reason::Job, "another job than \"letters\" is at this address"),
                 (
@@ -211,7 +211,7 @@ fn garbage_is_refused_at_once_and_disturbs_nobody() {
             assert_eq!(refusal_in(&told(port, &welcome, false)).0, Reason::Protocol);
             let forged = [good, Words::Proof(Some([0; 32]), None).encode()].concat();
             let answer = told(port, &forged, false);
-            assert!(String::from_utf8_lossy(&answer).contains("secrets of the two workers differ"));
+            assert!(String::from_utf8_lossy(&answer).contains("secrets of the two tasks differ"));
         };
         let (port, others) = std::sync::mpsc::channel();
         let pair = disturbed(|at| {

@@ -4,7 +4,7 @@
 
 mod support;
 
-use distribute_cluster::World;
+use distribute_cluster::{Job, World};
 use distribute_net::identity::PolicyError;
 use distribute_net::{Drive, Identity, JoinError, Listener, Message, Rendezvous, Transport};
 use distribute_testing::{SplitMix, watched};
@@ -192,7 +192,9 @@ fn what_can_be_known_to_be_wrong_is_refused_before_anybody_is_waited_for() {
         assert!(found.contains(&format!("worker 1 cannot listen at {taken}")), "{found}");
         assert!(found.contains("end it, or take another port"), "{found}");
         let source = std::io::ErrorKind::AddrNotAvailable.into();
-        let found = JoinError::Bind { worker: 1, address: "10.0.0.9:1".into(), source }.to_string();
+        let found =
+            JoinError::Bind { worker: 1, task: Job::Worker.task(1), address: "10.0.0.9:1".into(), source }
+                .to_string();
         assert!(found.contains("is this the right worker?"), "{found}");
     });
 }
@@ -221,5 +223,37 @@ fn a_world_of_one_needs_no_socket() {
         mesh.close();
         drop(mesh);
         assert_eq!(kept.take().messages, []);
+    });
+}
+
+#[test]
+fn who_is_missing_is_called_by_its_task() {
+    watched(|| {
+        let tasks = || vec![Job::Chief.task(0), Job::Worker.task(0), Job::Worker.task(1)];
+        let port = free_port();
+        let join = |worker| {
+            let rendezvous = alone_of(3, worker, addresses(3, "127.0.0.1", port));
+            rendezvous
+                .tasks(tasks())
+                .timeout(Duration::from_secs(3))
+                .join(Kept::new())
+                .unwrap_err()
+                .to_string()
+        };
+        let (worker, chief) = std::thread::scope(|scope| {
+            let chief = scope.spawn(|| join(0));
+            (join(1), chief.join().unwrap())
+        });
+        assert!(worker.contains("missing: worker 1 at 127.0.0.1:0"), "{worker}");
+        assert!(chief.contains("worker 1 at 127.0.0.1:0") && !chief.contains("worker 2"), "{chief}");
+        // A chief that is not there.
+        let error = alone_of(2, 1, addresses(2, "127.0.0.1", free_port()));
+        let error = error.tasks(tasks()).timeout(Duration::from_millis(100)).join(Kept::new()).unwrap_err();
+        assert!(error.to_string().contains("missing: chief 0 at 127.0.0.1:"), "{error}");
+        // An own address that is none of this machine.
+        let all = vec!["192.0.2.1:9".to_owned(), "192.0.2.1:8".to_owned()];
+        let error = alone_of(2, 0, all).tasks(tasks()).allow_plain_text_on_the_network();
+        let error = error.join(Kept::new()).unwrap_err().to_string();
+        assert!(error.starts_with("chief 0 cannot listen at 192.0.2.1:9"), "{error}");
     });
 }

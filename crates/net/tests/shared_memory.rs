@@ -144,7 +144,7 @@ fn parts_of_a_region_are_filled_and_sent_by_themselves() {
     });
 }
 
-// INV-31
+// INV-32
 #[test]
 fn what_was_received_stays_as_it_is_when_its_sender_goes_on_or_has_gone() {
     watched(|| {

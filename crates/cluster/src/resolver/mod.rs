@@ -13,8 +13,11 @@
 //! | pods of Kubernetes without an operator | [`KubernetesClusterResolver`] |
 //! | the program, which knows its cluster | [`SimpleClusterResolver`] |
 //! | several of these | [`UnionResolver`] |
+//!
+//! [`from_env`] picks the one of the scheduler that started this process.
 
 mod detect;
+mod environment;
 mod gce;
 mod hostlist;
 mod kubernetes;
@@ -27,6 +30,7 @@ mod tf_config;
 mod union;
 
 pub use detect::{Scheduler, detect};
+pub use environment::{from_env, from_environment};
 pub use gce::{GceClusterResolver, GceOptions};
 pub use hostlist::{expand_hostlist, expand_tasks_per_node};
 pub use kubernetes::{KubernetesAccess, KubernetesClusterResolver, KubernetesOptions};

@@ -2,7 +2,7 @@
 
 use super::layout::Layout;
 use super::{ClusterResolver, slurm};
-use crate::environment::{Environment, ProcessEnvironment, number};
+use crate::environment::{Environment, ProcessEnvironment, number, unexpected};
 use crate::error::ClusterError;
 use crate::spec::ClusterSpec;
 use crate::task::{Job, Task};
@@ -39,7 +39,9 @@ impl Default for MpiOptions {
 /// | MVAPICH2 | `MV2_COMM_WORLD_RANK`, `…_SIZE` | `MV2_COMM_WORLD_LOCAL_RANK`, `…_LOCAL_SIZE` |
 /// | PMIx (PRRTE, `srun --mpi=pmix`) | `PMIX_RANK`; the size from Slurm | `SLURM_LOCALID` |
 ///
-/// It does not tell where the others are. So the hosts come from [`MpiOptions::hosts`]; else, inside of a Slurm job step,
+/// It does not tell where the others are. So the hosts come from [`MpiOptions::hosts`]; else from the variable
+/// `DISTRIBUTE_HOSTS`, such as `a:2,b:1` for two ranks on a and one on b, which `distribute launch --print mpi` sets; else,
+/// inside of a Slurm job step,
 /// from Slurm; else, where all ranks are on this host, they are `127.0.0.1`. Otherwise it is an error.
 ///
 /// Ranks fill one host after the other, as `mpirun --map-by slot` has it.
@@ -61,6 +63,9 @@ pub struct MpiClusterResolver {
     task: Task,
     rpc_layer: Option<String>,
 }
+
+/// The variable that names the hosts and how many ranks each has.
+const HOSTS: &str = "DISTRIBUTE_HOSTS";
 
 /// The variables of a launcher: rank, size, rank on this host, size on this host.
 const LAUNCHERS: [[&str; 4]; 4] = [
@@ -94,6 +99,30 @@ fn told(environment: &dyn Environment) -> Result<Option<Told>, ClusterError> {
     Ok(None)
 }
 
+/// The hosts that the environment names, and how many ranks each has.
+fn hosts(environment: &dyn Environment) -> Result<Option<Vec<(String, usize)>>, ClusterError> {
+    let Some(text) = environment.get(HOSTS) else { return Ok(None) };
+    let host = |entry: &str| {
+        let (host, ranks) = entry.trim().rsplit_once(':')?;
+        Some((host.to_owned(), ranks.parse().ok()?))
+    };
+    let all: Option<Vec<_>> = text.split(',').map(host).collect();
+    all.map(Some).ok_or_else(|| unexpected(HOSTS, "hosts and numbers of ranks, such as \"a:2,b:1\"", &text))
+}
+
+/// Of a launcher that told either the rank or the size, what it told and what it did not.
+pub(super) fn half(environment: &dyn Environment) -> Option<(&'static str, &'static str)> {
+    let is_set = |name: &str| environment.get(name).is_some();
+    // The size beside PMIX_RANK is Slurm's, and is there without it.
+    let own = LAUNCHERS.iter().filter(|[_, size, ..]| !size.starts_with("SLURM"));
+    let halves = own.filter_map(|[rank, size, ..]| match (is_set(rank), is_set(size)) {
+        (true, false) => Some((*rank, *size)),
+        (false, true) => Some((*size, *rank)),
+        _ => None,
+    });
+    halves.into_iter().next()
+}
+
 /// How many ranks an MPI launcher started; `None` where none did, or what it says cannot be read.
 pub(super) fn size(environment: &dyn Environment) -> Option<usize> {
     told(environment).ok().flatten().map(|told| told.size)
@@ -121,7 +150,7 @@ impl MpiClusterResolver {
             remedy: "no MPI launcher started this process: start the program with mpirun or mpiexec",
         })?;
         let in_step = environment.get("SLURM_STEP_TASKS_PER_NODE").is_some();
-        let hosts = match options.hosts {
+        let hosts = match options.hosts.or(hosts(environment)?) {
             Some(hosts) => hosts,
             None if local_size == Some(size) => vec![("127.0.0.1".into(), size)],
             // Of an mpirun inside of sbatch, the step is that of its daemons, one on each node.
@@ -186,6 +215,19 @@ mod tests {
         let options = MpiOptions { hosts, jobs, port_base: 100, ..MpiOptions::default() };
         let there = (r#"{"ps":["b:100"],"worker":["b:101","a:100"]}"#.to_string(), Job::Worker.task(1));
         assert_eq!(resolve(options.clone(), rank).unwrap(), there);
+        let told = |hosts| [rank[0], rank[1], ("DISTRIBUTE_HOSTS", hosts)];
+        let workers = r#"{"worker":["b:8888","b:8889","a:8888"]}"#.to_string();
+        assert_eq!(resolve(MpiOptions::default(), told("b:2,a:1")).unwrap(), (workers, Job::Worker.task(2)));
+        for (hosts, says) in [
+            (
+                "b:2,a",
+                r#"DISTRIBUTE_HOSTS: expected hosts and numbers of ranks, such as "a:2,b:1", found "b:2,a""#,
+            ),
+            ("b:2,a:9", "the jobs have 3 tasks, but 11 were started"),
+        ] {
+            let error = resolve(MpiOptions::default(), told(hosts)).unwrap_err();
+            assert!(error.starts_with(says), "{error}");
+        }
         let dealt = [rank[0], rank[1], ("MPI_LOCALRANKID", "1")];
         assert!(resolve(options, dealt).unwrap_err().contains("--map-by slot"));
 

@@ -49,7 +49,8 @@ pub(super) fn vectors(strategy: &Strategy) -> Option<Buffers> {
     (!folds_first(group.world())).then(|| group.buffers().clone())
 }
 
-/// Whether the replicas of a worker are a branch of the tree of sums (INV-7), so that their sum can go in their place.
+/// Whether the replicas of a worker are a branch of the tree of sums, so that their sum can go in their place.
+// INV-7
 fn folds_first(world: World) -> bool {
     world.replicas() > 1 && world.replicas().is_power_of_two()
 }

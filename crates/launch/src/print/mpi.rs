@@ -17,15 +17,18 @@ pub(super) fn call(job: &Job<'_>) -> Result<String> {
     let mut options = format!("-np {}", layout.workers);
     let slots = layout.hosts.iter().zip(job.on_hosts()).filter(|(_, tasks)| *tasks > 0);
     let slots: Vec<_> = slots.map(|(host, tasks)| format!("{}:{tasks}", host.host())).collect();
+    let (mut told, slots) = (String::new(), slots.join(","));
     if !slots.is_empty() {
-        options += &format!(" --host {}", slots.join(","));
+        // MPI tells no rank where the others are.
+        told = format!("export DISTRIBUTE_HOSTS={slots}\n");
+        options += &format!(" --host {slots} -x DISTRIBUTE_HOSTS");
     }
     if let Some(timeout) = job.timeout {
         options += &format!(" --timeout {}", timeout.as_secs_f64().ceil());
     }
     Ok(format!(
         "# The program finds its world in the environment that Open MPI gives each rank: MpiClusterResolver.\n\
-         {SECRET}\nmpirun {options} -x DISTRIBUTE_SECRET {}\n",
+         {SECRET}\n{told}mpirun {options} -x DISTRIBUTE_SECRET {}\n",
         job.shell_command()
     ))
 }
@@ -51,7 +54,8 @@ mod tests {
             call(&job).unwrap(),
             r#"# The program finds its world in the environment that Open MPI gives each rank: MpiClusterResolver.
 export DISTRIBUTE_SECRET="$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')"
-mpirun -np 3 --host a:2,b:1 --timeout 2 -x DISTRIBUTE_SECRET ./train 'it'\''s' ''
+export DISTRIBUTE_HOSTS=a:2,b:1
+mpirun -np 3 --host a:2,b:1 -x DISTRIBUTE_HOSTS --timeout 2 -x DISTRIBUTE_SECRET ./train 'it'\''s' ''
 "#
         );
         for layout in [Layout::new(1).ps(1), Layout::new(1).chief(true), Layout::new(1).evaluator(true)] {

@@ -2,7 +2,7 @@
 
 use super::hearing::preamble;
 use super::host::{check, proof};
-use super::{Hello, Offer, Reason, Refusal, Words};
+use super::{Hello, Names, Offer, Reason, Refusal, Words};
 use ring::hmac;
 
 /// The side that has connected: says who it is, and makes sure of whom it has reached.
@@ -11,6 +11,7 @@ pub struct Caller {
     hello: Words,
     to: usize,
     key: Option<hmac::Key>,
+    names: Names,
     offer: Option<Offer>,
     proved: bool,
 }
@@ -27,7 +28,20 @@ pub enum Answer {
 impl Caller {
     /// Says hello to worker `to`. The key is that of the job's secret, if it has one.
     pub fn new(hello: Hello, to: usize, key: Option<hmac::Key>, nonce: [u8; 32]) -> Self {
-        Self { hello: Words::Hello(hello, key.is_some(), nonce), to, key, offer: None, proved: false }
+        Self {
+            hello: Words::Hello(hello, key.is_some(), nonce),
+            to,
+            key,
+            names: Names::default(),
+            offer: None,
+            proved: false,
+        }
+    }
+
+    /// What the workers are called in refusals.
+    pub fn named(mut self, names: Names) -> Self {
+        self.names = names;
+        self
     }
 
     /// The first bytes to send.
@@ -48,7 +62,8 @@ impl Caller {
         match words {
             Words::Challenge(rank, nonce, machine, their_proof) if !self.proved => {
                 if rank != self.to {
-                    let text = format!("it is worker {rank}, not worker {}: check the addresses", self.to);
+                    let (is, to) = (self.names.of(rank), self.names.of(self.to));
+                    let text = format!("it is {is}, not {to}: check the addresses");
                     return Err(Refusal::new(Reason::Rank, text));
                 }
                 let challenge = Words::Challenge(rank, nonce, machine, None);

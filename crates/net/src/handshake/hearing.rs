@@ -61,8 +61,8 @@ impl Hearing {
                     return Err(Refusal::new(
                         Reason::Version,
                         format!(
-                            "one worker speaks version {theirs} of the protocol and the other version {VERSION}: start all \
-                             workers from the same build"
+                            "one task speaks version {theirs} of the protocol and the other version {VERSION}: start all \
+                             tasks from the same build"
                         ),
                     ));
                 }

@@ -1,16 +1,18 @@
 //! The side that was connected to.
 
 use super::hearing::preamble;
-use super::{Hello, Offer, Reason, Refusal, Words};
+use super::{Hello, Names, Offer, Purpose, Reason, Refusal, Words};
 use ring::hmac;
 
 /// The side that was connected to: makes sure that the other one belongs to the job.
 #[derive(Debug)]
 pub struct Host {
-    /// What a caller of the same job says, but for its rank and purpose.
+    /// What a caller of the same job says, but for its rank and purpose. A host that answers calls is the task that its own
+    /// purpose is to call.
     mine: Hello,
     key: Option<hmac::Key>,
     nonce: [u8; 32],
+    names: Names,
     machine: Option<[u8; 32]>,
     state: State,
 }
@@ -27,14 +29,21 @@ enum State {
 pub enum Answer {
     /// Send this, and listen on.
     Say(Vec<u8>),
-    /// It belongs to the job, and may have offered memory to share. Whether it may stay is for others to decide; [`Host::welcome`] and [`Host::refuse`] tell it.
+    /// It belongs to the job, and may have offered memory to share. Whether it may stay is for others to decide;
+    /// [`Host::welcome`] and [`Host::refuse`] tell it.
     Applies(Hello, Option<Offer>),
 }
 
 impl Host {
     /// A host that is the worker of this hello. The key is that of the job's secret, if it has one.
     pub fn new(mine: Hello, key: Option<hmac::Key>, nonce: [u8; 32]) -> Self {
-        Self { mine, key, nonce, machine: None, state: State::Start }
+        Self { mine, key, nonce, names: Names::default(), machine: None, state: State::Start }
+    }
+
+    /// What the workers are called in refusals.
+    pub fn named(mut self, names: Names) -> Self {
+        self.names = names;
+        self
     }
 
     /// Says that memory of this machine would be shared, by a digest of it that is good for this connection.
@@ -76,7 +85,8 @@ impl Host {
                 let said = [said, Offer::encode(offer.as_ref())].concat();
                 check(self.key.as_ref(), b"caller", &said, theirs)?;
                 self.compare(&hello)?;
-                Ok(Answer::Applies(hello, offer))
+                // Nobody's memory is opened by a side that hasn't said it would share.
+                Ok(Answer::Applies(hello, offer.filter(|_| self.machine.is_some())))
             }
             _ => Err(Refusal::protocol()),
         }
@@ -85,6 +95,27 @@ impl Host {
     /// What is compared only with those that know the secret.
     fn compare(&self, hello: &Hello) -> Result<(), Refusal> {
         let mine = &self.mine;
+        let (me, other) = (self.names.of(mine.rank), self.names.of(hello.rank));
+        let refusal = |reason, text| Err(Refusal::new(reason, text));
+        match (&mine.purpose, &hello.purpose) {
+            (Purpose::Call { to: me, .. }, Purpose::Call { to, .. }) if me == to => return Ok(()),
+            (Purpose::Call { to: me, .. }, Purpose::Call { to, .. }) => {
+                return refusal(Reason::Rank, format!("it is {me}, not {to}: check the addresses"));
+            }
+            (Purpose::Call { to: me, .. }, _) => {
+                return refusal(
+                    Reason::Purpose,
+                    format!("{me} answers calls here, and joins no world: check the addresses"),
+                );
+            }
+            (_, Purpose::Call { to, .. }) => {
+                let text = format!(
+                    "{me} of a world is at this address, and answers no calls: is there a server of {to}?"
+                );
+                return refusal(Reason::Purpose, text);
+            }
+            _ => {}
+        }
         if hello.generation != mine.generation {
             let (reason, which) = if hello.generation < mine.generation {
                 (Reason::Generation, "the worker that has connected has been replaced, and has to end")
@@ -92,31 +123,30 @@ impl Host {
                 (Reason::Replaced, "the worker that was connected to has been replaced")
             };
             let text = format!(
-                "worker {} is of generation {}, and worker {} of generation {}: {which}",
-                hello.rank, hello.generation, mine.rank, mine.generation
+                "{other} is of generation {}, and {me} of generation {}: {which}",
+                hello.generation, mine.generation
             );
             return Err(Refusal::new(reason, text));
         }
         if (hello.workers, hello.replicas) != (mine.workers, mine.replicas) {
             let text = format!(
-                "worker {} knows {} workers with {} replicas each, and worker {} knows {} with {}: give all the same cluster \
-                 and devices",
-                hello.rank, hello.workers, hello.replicas, mine.rank, mine.workers, mine.replicas
+                "{other} knows {} workers with {} replicas each, and {me} knows {} with {}: give all the same cluster and \
+                 devices",
+                hello.workers, hello.replicas, mine.workers, mine.replicas
             );
             return Err(Refusal::new(Reason::Cluster, text));
         }
         if hello.digest != mine.digest {
             let text = format!(
-                "worker {} and worker {} are not of the same cluster or program: start all from the same build, with the \
-                 same cluster",
-                hello.rank, mine.rank
+                "{other} and {me} are not of the same cluster or program: start all from the same build, with the same \
+                 cluster"
             );
             return Err(Refusal::new(Reason::Cluster, text));
         }
         if hello.rank >= mine.workers || hello.rank == mine.rank {
             let text = format!(
-                "worker {} has connected to worker {} of {}: each needs a number of its own, from 0",
-                hello.rank, mine.rank, mine.workers
+                "{other} has connected to {me}, of {} workers: each needs a number of its own, from 0",
+                mine.workers
             );
             return Err(Refusal::new(Reason::Rank, text));
         }
@@ -156,7 +186,7 @@ pub(super) fn check(
         (Some(key), Some(theirs)) => hmac::verify(key, &[side, said].concat(), &theirs).map_err(|_| {
             Refusal::new(
                 Reason::Secret,
-                "the secrets of the two workers differ: give all workers of the job the same DISTRIBUTE_SECRET",
+                "the secrets of the two tasks differ: give all tasks of the job the same DISTRIBUTE_SECRET",
             )
         }),
         (None, Some(_)) => Err(only_one(true)),
@@ -167,7 +197,7 @@ pub(super) fn check(
 fn only_one(theirs: bool) -> Refusal {
     let has = if theirs { "that has connected" } else { "that was connected to" };
     let text = format!(
-        "the worker {has} has a secret of the job, and the other one has none: give all workers the same DISTRIBUTE_SECRET"
+        "the task {has} has a secret of the job, and the other one has none: give all tasks the same DISTRIBUTE_SECRET"
     );
     Refusal::new(Reason::Secret, text)
 }

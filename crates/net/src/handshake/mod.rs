@@ -5,6 +5,7 @@
 //! | [`fields`] | numbers and texts as bytes |
 //! | [`words`] | [`Words`]: what the two sides say |
 //! | [`hearing`] | [`Hearing`]: words out of received bytes |
+//! | [`names`] | [`Names`]: what workers are called |
 //! | [`refusal`] | [`Refusal`]: why one does not let the other in |
 //! | [`caller`] | [`Caller`]: the side that has connected |
 //! | [`host`] | [`Host`]: the side that was connected to |
@@ -20,14 +21,16 @@ pub mod caller;
 pub mod fields;
 pub mod hearing;
 pub mod host;
+pub mod names;
 pub mod refusal;
 pub mod words;
 
 pub use caller::Caller;
 pub use hearing::Hearing;
 pub use host::Host;
+pub use names::Names;
 pub use refusal::{Reason, Refusal};
 pub use words::{Hello, Offer, Purpose, Words};
 
 /// The version of the protocol. Both sides need the same.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;

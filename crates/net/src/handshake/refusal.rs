@@ -30,12 +30,14 @@ pub enum Reason {
     Crowded,
     /// It took too long.
     Late,
+    /// A call of a worker that answers none, or the other way round.
+    Purpose,
     /// None that this version knows.
     Other,
 }
 
 impl Reason {
-    const ALL: [Reason; 12] = [
+    const ALL: [Reason; 13] = [
         Reason::Protocol,
         Reason::Version,
         Reason::Job,
@@ -48,6 +50,7 @@ impl Reason {
         Reason::Complete,
         Reason::Crowded,
         Reason::Late,
+        Reason::Purpose,
     ];
 
     pub(super) fn code(self) -> u8 {

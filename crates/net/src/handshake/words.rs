@@ -2,6 +2,7 @@
 
 use super::fields::{Malformed, Reader, Writer};
 use super::{Reason, Refusal};
+use distribute_cluster::Task;
 
 /// What every connection begins with, in both directions, before the version.
 pub const MAGIC: [u8; 8] = *b"dstrbnet";
@@ -25,9 +26,16 @@ pub enum Purpose {
     },
     /// To be the link between two workers that have joined.
     Link,
+    /// To call a task that need not be of the same world, nor of any.
+    Call {
+        /// Who calls.
+        from: Task,
+        /// Whom it means to reach.
+        to: Task,
+    },
 }
 
-/// Who has connected.
+/// Who has connected. Of a call, which belongs to no world, the numbers and the digest are 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
     /// The name of the job.
@@ -96,6 +104,13 @@ impl Words {
                         fields.fixed(&[1]);
                         fields.text(cut(address, LONGEST_TEXT));
                     }
+                    Purpose::Call { from, to } => {
+                        fields.fixed(&[2]);
+                        for task in [from, to] {
+                            fields.text(cut(task.job.as_str(), LONGEST_TEXT));
+                            fields.u64(task.index as u64);
+                        }
+                    }
                 }
             }
             Words::Challenge(rank, nonce, machine, proof) => {
@@ -139,6 +154,7 @@ impl Words {
                 let purpose = match fields.fixed()? {
                     [0] => Purpose::Link,
                     [1] => Purpose::Join { address: fields.text(LONGEST_TEXT)?.to_owned() },
+                    [2] => Purpose::Call { from: task(&mut fields)?, to: task(&mut fields)? },
                     _ => return Err(Malformed),
                 };
                 let hello = Hello { job, generation, rank, workers, replicas, digest, purpose };
@@ -159,6 +175,15 @@ impl Words {
         fields.end()?;
         Ok(words)
     }
+}
+
+fn task(fields: &mut Reader<'_>) -> Result<Task, Malformed> {
+    let job = fields.text(LONGEST_TEXT)?;
+    // It is shown to users, of whose terminals nothing is asked.
+    if job.is_empty() || job.chars().any(char::is_control) {
+        return Err(Malformed);
+    }
+    Ok(Task::new(job, fields.count()?))
 }
 
 impl Offer {

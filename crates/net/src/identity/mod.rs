@@ -6,12 +6,15 @@
 //! | [`certificates`] | [`Certificates`]: those that the user has made, by path |
 //! | `tls` | the two sides of TLS from either |
 //! | [`policy`] | which protection links get: a pure table |
+//! | [`access`] | [`Access`]: both together, for the connections of one process |
 
+pub mod access;
 pub mod certificates;
 pub mod policy;
 pub mod secret;
 pub(crate) mod tls;
 
+pub use access::{Access, AccessError};
 pub use certificates::Certificates;
 pub use policy::{PolicyError, Protection};
 pub use secret::Secret;

@@ -1,6 +1,7 @@
 //! Which protection links get. Pure.
 
 use super::Identity;
+use distribute_cluster::{Address, Task};
 
 /// How links are protected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,12 +30,12 @@ pub enum PolicyError {
     },
     /// A loopback address reaches only the machine that it is used on.
     #[error(
-        "{loopback} of worker {worker} is a loopback address, which other machines can't reach, and there are others \
-         ({other}): give worker {worker} an address of its machine in the network"
+        "{loopback} of {task} is a loopback address, which other machines can't reach, and there are others \
+         ({other}): give {task} an address of its machine in the network"
     )]
     LoopbackAmongSeveral {
-        /// The worker with the loopback address.
-        worker: usize,
+        /// The task with the loopback address.
+        task: Task,
         /// That address.
         loopback: String,
         /// An address that is none.
@@ -42,7 +43,7 @@ pub enum PolicyError {
     },
 }
 
-/// The protection of links between workers of these addresses, `host:port` each.
+/// The protection of links between processes at these addresses.
 ///
 /// | addresses | nothing | secret | certificates |
 /// |---|---|---|---|
@@ -53,50 +54,36 @@ pub enum PolicyError {
 /// # Errors
 /// [`PolicyError::PlainTextOnTheNetwork`].
 pub fn protection(
-    addresses: &[String],
+    addresses: &[Address],
     identity: &Identity,
     allow_plain_text: bool,
 ) -> Result<Protection, PolicyError> {
-    let far = addresses.iter().find(|address| !is_loopback(address));
+    let far = addresses.iter().find(|address| !address.host().is_loopback());
     match (identity, far) {
         (Identity::Certificates(_), _) => Ok(Protection::Tls),
         (Identity::Secret(_), Some(_)) if !allow_plain_text => Ok(Protection::Tls),
         (Identity::Secret(_), _) => Ok(Protection::Proof),
         (Identity::None, Some(address)) if !allow_plain_text => {
-            Err(PolicyError::PlainTextOnTheNetwork { address: address.clone() })
+            Err(PolicyError::PlainTextOnTheNetwork { address: address.to_string() })
         }
         (Identity::None, _) => Ok(Protection::Plain),
     }
 }
 
-/// Refuses loopback addresses where there are several hosts.
+/// Refuses loopback addresses where there are several hosts. `task` says what the worker of a number is called.
 ///
 /// # Errors
 /// [`PolicyError::LoopbackAmongSeveral`].
-pub fn check_hosts(addresses: &[String]) -> Result<(), PolicyError> {
+pub fn check_hosts(addresses: &[Address], task: impl Fn(usize) -> Task) -> Result<(), PolicyError> {
+    let is_loopback = |address: &Address| address.host().is_loopback();
     let Some(other) = addresses.iter().find(|address| !is_loopback(address)) else { return Ok(()) };
     match addresses.iter().enumerate().find(|(_, address)| is_loopback(address)) {
         Some((worker, loopback)) => Err(PolicyError::LoopbackAmongSeveral {
-            worker,
-            loopback: loopback.clone(),
-            other: other.clone(),
+            task: task(worker),
+            loopback: loopback.to_string(),
+            other: other.to_string(),
         }),
         None => Ok(()),
-    }
-}
-
-/// The host of `host:port`, without the brackets of IPv6.
-pub fn host(address: &str) -> &str {
-    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
-    host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
-}
-
-/// Whether an address, `host:port`, is one of this machine for itself alone.
-pub fn is_loopback(address: &str) -> bool {
-    let host = host(address);
-    match host.parse::<std::net::IpAddr>() {
-        Ok(ip) => ip.to_canonical().is_loopback(),
-        Err(_) => host.eq_ignore_ascii_case("localhost"),
     }
 }
 
@@ -130,7 +117,8 @@ mod tests {
             (far, certificates(), false, Ok(Tls)),
             (far, certificates(), true, Ok(Tls)),
         ] {
-            let addresses: Vec<_> = addresses.iter().map(|&address| address.to_owned()).collect();
+            let addresses: Vec<_> =
+                addresses.iter().map(|address| address.parse::<Address>().unwrap()).collect();
             assert_eq!(
                 protection(&addresses, &identity, allow),
                 expected,
@@ -140,21 +128,13 @@ mod tests {
     }
 
     #[test]
-    fn loopback_is_told_from_other_addresses() {
-        for near in ["localhost:1", "LOCALHOST:1", "127.0.0.1:0", "[::1]:80", "[::ffff:127.0.0.1]:80"] {
-            assert!(is_loopback(near), "{near}");
-        }
-        for far in ["0.0.0.0:1", "[::]:1", "10.0.0.1:1", "worker-0:2222", "localhost.example.com:1", ""] {
-            assert!(!is_loopback(far), "{far}");
-        }
-    }
-
-    #[test]
     fn a_loopback_address_among_several_hosts_is_refused_by_name() {
-        let all = |addresses: &[&str]| addresses.iter().map(|&a| a.to_owned()).collect::<Vec<_>>();
-        assert_eq!(check_hosts(&all(&["127.0.0.1:1", "localhost:2"])), Ok(()));
-        assert_eq!(check_hosts(&all(&["10.0.0.1:1", "10.0.0.2:1"])), Ok(()));
-        let error = check_hosts(&all(&["10.0.0.1:1", "localhost:1"])).unwrap_err().to_string();
+        let all =
+            |addresses: &[&str]| addresses.iter().map(|a| a.parse::<Address>().unwrap()).collect::<Vec<_>>();
+        let check = |addresses: &[Address]| check_hosts(addresses, |worker| Task::new("worker", worker));
+        assert_eq!(check(&all(&["127.0.0.1:1", "localhost:2"])), Ok(()));
+        assert_eq!(check(&all(&["10.0.0.1:1", "10.0.0.2:1"])), Ok(()));
+        let error = check(&all(&["10.0.0.1:1", "localhost:1"])).unwrap_err().to_string();
         assert!(error.starts_with("localhost:1 of worker 1 is a loopback address"), "{error}");
     }
 }

@@ -106,7 +106,7 @@ fn trouble(error: io::Error) -> Result<(), Trouble> {
         // Of rustls: a certificate of another CA, or no TLS at all.
         io::ErrorKind::InvalidData => {
             let text = format!(
-                "TLS: {error}: give all workers of the job the same DISTRIBUTE_SECRET, or certificates of one CA"
+                "TLS: {error}: give all tasks of the job the same DISTRIBUTE_SECRET, or certificates of one CA"
             );
             Err(Trouble::Refused(Refusal::new(Reason::Secret, text)))
         }

@@ -2,8 +2,8 @@
 
 use super::Missing;
 use crate::handshake::Refusal;
-use crate::identity::{IdentityError, PolicyError};
-use distribute_cluster::WorldError;
+use crate::identity::{AccessError, IdentityError, PolicyError};
+use distribute_cluster::{Task, WorldError};
 use std::io;
 use std::time::Duration;
 
@@ -24,30 +24,36 @@ pub enum JoinError {
     #[error(transparent)]
     Identity(#[from] IdentityError),
     /// This worker can't listen at its address.
-    #[error("worker {worker} cannot listen at {address}: {source}{}", advice(source))]
+    #[error("{task} cannot listen at {address}: {source}{}", advice(source))]
     Bind {
         /// This worker.
         worker: usize,
+        /// Its task.
+        task: Task,
         /// The address.
         address: String,
         /// Why.
         source: io::Error,
     },
     /// A worker does not let this one in, or this one doesn't trust it.
-    #[error("worker {worker} at {address} cannot be joined: {refusal}")]
+    #[error("{task} at {address} cannot be joined: {refusal}")]
     Refused {
         /// The worker that was connected to.
         worker: usize,
+        /// Its task.
+        task: Task,
         /// Its address.
         address: String,
         /// Why.
         refusal: Refusal,
     },
     /// A worker was lost before all had connected to each other.
-    #[error("worker {worker} at {address} was lost while the workers connected to each other: {reason}")]
+    #[error("{task} at {address} was lost while the workers connected to each other: {reason}")]
     Lost {
         /// The worker.
         worker: usize,
+        /// Its task.
+        task: Task,
         /// Its address.
         address: String,
         /// How.
@@ -77,7 +83,16 @@ pub enum JoinError {
     System(#[from] io::Error),
 }
 
-fn advice(error: &io::Error) -> &'static str {
+impl From<AccessError> for JoinError {
+    fn from(error: AccessError) -> Self {
+        match error {
+            AccessError::Policy(error) => error.into(),
+            AccessError::Identity(error) => error.into(),
+        }
+    }
+}
+
+pub(crate) fn advice(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::AddrInUse => {
             " (another program listens there, or an earlier run still does: end it, or take another port)"

@@ -1,17 +1,17 @@
 //! The meeting itself.
 
-use super::dial::{Calling, Dial, Failed};
+use super::attempt::Calling;
+use super::dial::{Dial, Failed};
 use super::membership::Membership;
 use super::note::Note;
 use super::reception::Reception;
 use super::{JoinError, Missing, Progress};
 use crate::handshake::Purpose;
-use crate::identity::policy;
 use crate::link::{Event, Link};
 use crate::ready;
 use crate::wire::{Decoder, Frame, Limits};
 use crate::{Mesh, Message, Receiver, Settings};
-use distribute_cluster::{Deadline, Stopwatch, World};
+use distribute_cluster::{Address, Deadline, Stopwatch, World};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -43,14 +43,13 @@ pub(super) struct Gathering {
 impl Gathering {
     pub fn new(
         world: World,
-        addresses: Vec<String>,
+        members: Membership,
         reception: Reception,
         calling: Calling,
         limits: Limits,
         settings: Settings,
         progress: Box<dyn FnMut(&Progress) + Send>,
     ) -> Self {
-        let members = Membership::new(world.worker(), addresses);
         let (dials, links, early) = (Vec::new(), Vec::new(), Vec::new());
         let (located, told) = (world.is_chief(), None);
         let mut gathering = Self {
@@ -102,7 +101,7 @@ impl Gathering {
             }
             let slice = deadline.look();
             if slice.is_zero() {
-                let loopback = self.members.addresses().iter().all(|address| policy::is_loopback(address));
+                let loopback = self.members.addresses().iter().all(|address| address.host().is_loopback());
                 return Err(JoinError::Deadline { waited: waited.elapsed(), workers, missing, loopback });
             }
             self.wait(slice)?;
@@ -123,14 +122,17 @@ impl Gathering {
         }
         let mut at = 0;
         while let Some(dial) = self.dials.get_mut(at) {
-            let (worker, address) = (dial.worker, dial.address.clone());
+            let (worker, address) = (dial.worker(), dial.address().to_string());
             match dial.attend(&self.calling) {
                 Ok(None) => at += 1,
                 Ok(Some(stream)) => {
                     self.dials.remove(at);
                     self.links.push(Link::new(worker, stream, Decoder::new(self.limits)));
                 }
-                Err(Failed::Refused(refusal)) => return Err(JoinError::Refused { worker, address, refusal }),
+                Err(Failed::Refused(refusal)) => {
+                    let task = self.members.task(worker);
+                    return Err(JoinError::Refused { worker, task, address, refusal });
+                }
                 Err(Failed::Policy(error)) => return Err(error.into()),
             }
         }
@@ -191,8 +193,9 @@ impl Gathering {
                 self.early.push(Event::Lost(worker, reason));
                 return Ok(());
             }
-            let address = self.members.addresses().get(worker).cloned().unwrap_or_default();
-            return Err(JoinError::Lost { worker, address, reason });
+            let address = self.members.address(worker);
+            let task = self.members.task(worker);
+            return Err(JoinError::Lost { worker, task, address, reason });
         }
         tracing::debug!(worker, reason, "a worker left before all had joined");
         self.drop_link(worker);
@@ -200,7 +203,7 @@ impl Gathering {
             self.told = None;
             self.dial_leader();
             if let Some(dial) = self.dials.first_mut() {
-                dial.last = Some(reason);
+                dial.note(reason);
             }
         }
         Ok(())
@@ -214,7 +217,7 @@ impl Gathering {
 
     fn dial_leader(&mut self) {
         if let (false, [leader, .., _]) = (self.world.is_chief(), self.members.addresses()) {
-            let own = self.members.addresses().get(self.world.worker()).cloned().unwrap_or_default();
+            let own = self.members.address(self.world.worker());
             self.dials.push(Dial::new(0, leader.clone(), Purpose::Join { address: own }));
         }
     }
@@ -222,20 +225,23 @@ impl Gathering {
     /// Who is missing, as far as this worker knows.
     fn missing(&self) -> Vec<Missing> {
         if let (false, Some(told)) = (self.located, &self.told) {
-            return told.missing.clone();
+            let named =
+                |missing: &Missing| Missing { task: self.members.task(missing.worker), ..missing.clone() };
+            return told.missing.iter().map(named).collect();
         }
         let dialed = self.dials.iter().map(|dial| Missing {
-            worker: dial.worker,
-            address: dial.address.clone(),
-            last: dial.last.clone(),
+            worker: dial.worker(),
+            task: self.members.task(dial.worker()),
+            address: dial.address().to_string(),
+            last: dial.last(),
         });
         // Without the leader, a worker can't know who else is there.
         let come = if self.located { self.members.missing() } else { Vec::new() };
         let missing: Vec<_> = dialed.chain(come).collect();
         if missing.is_empty() && !self.located {
-            let address = self.members.addresses().first().cloned().unwrap_or_default();
+            let address = self.members.address(0);
             let last = Some("joined, and it has not said yet where the others are".to_owned());
-            return vec![Missing { worker: 0, address, last }];
+            return vec![Missing { worker: 0, task: self.members.task(0), address, last }];
         }
         missing
     }
@@ -260,7 +266,7 @@ impl Gathering {
         if world.is_chief() {
             self.tell(&Note::Table(self.members.addresses().to_vec()));
         }
-        let host = |worker: usize| self.members.addresses().get(worker).map(|address| policy::host(address));
+        let host = |worker: usize| self.members.addresses().get(worker).map(Address::host);
         let here = (0..world.workers()).filter(|worker| host(*worker) == host(world.worker())).count();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let crowded = here.saturating_mul(world.replicas()) > cores;

@@ -1,11 +1,14 @@
 //! Where a worker can be reached.
 
+use super::lookup::Lookup;
+use crate::identity::{Access, PolicyError};
+use distribute_cluster::{Address, Deadline};
 use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 
 /// A socket at which a worker can be reached.
 #[derive(Debug)]
-pub struct Listener(pub(super) TcpListener);
+pub struct Listener(pub(crate) TcpListener);
 
 impl Listener {
     /// Listens at `host:port`. With port 0 the system chooses one.
@@ -16,7 +19,18 @@ impl Listener {
         Self::bind_to(&address.to_socket_addrs()?.collect::<Vec<_>>())
     }
 
-    pub(super) fn bind_to(addresses: &[SocketAddr]) -> io::Result<Self> {
+    /// Listens at an address, where connections are protected as they have to be.
+    pub(crate) fn open(address: &Address, access: &Access, deadline: Deadline) -> Result<Self, OpenError> {
+        let all = Lookup::begin(address)?.wait(deadline)?;
+        // A name may mean another address than it says.
+        if all.iter().any(|to| !access.allows(to.ip())) {
+            let address = address.to_string();
+            return Err(OpenError::Policy(PolicyError::PlainTextOnTheNetwork { address }));
+        }
+        Ok(Self::bind_to(&all)?)
+    }
+
+    fn bind_to(addresses: &[SocketAddr]) -> io::Result<Self> {
         let listener = TcpListener::bind(addresses)?;
         listener.set_nonblocking(true)?;
         Ok(Self(listener))
@@ -28,5 +42,18 @@ impl Listener {
     /// Those of the system.
     pub fn address(&self) -> io::Result<SocketAddr> {
         self.0.local_addr()
+    }
+}
+
+/// Why a task can't listen at its address.
+#[derive(Debug)]
+pub(crate) enum OpenError {
+    Policy(PolicyError),
+    System(io::Error),
+}
+
+impl From<io::Error> for OpenError {
+    fn from(error: io::Error) -> Self {
+        OpenError::System(error)
     }
 }

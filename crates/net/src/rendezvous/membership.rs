@@ -1,22 +1,25 @@
 //! Who has come to one worker, who may, and who is missing. Pure: no socket, no clock.
 
 use super::Missing;
-use crate::handshake::{Hello, Purpose, Reason, Refusal};
+use crate::handshake::{Hello, Names, Purpose, Reason, Refusal};
+use distribute_cluster::{Address, Task};
 
 /// The workers that one worker waits for: the leader for all others, which join it; another for those of higher numbers,
 /// which link to it.
 #[derive(Clone, Debug)]
 pub struct Membership {
     me: usize,
+    /// What each is called.
+    names: Names,
     /// Where each worker is, as far as is known.
-    addresses: Vec<String>,
+    addresses: Vec<Address>,
     come: Vec<bool>,
 }
 
 impl Membership {
-    /// Nobody has come to worker `me` yet.
-    pub fn new(me: usize, addresses: Vec<String>) -> Self {
-        Self { me, come: vec![false; addresses.len()], addresses }
+    /// Nobody has come to worker `me` yet. They are called by these names.
+    pub fn new(me: usize, names: Names, addresses: Vec<Address>) -> Self {
+        Self { me, names, come: vec![false; addresses.len()], addresses }
     }
 
     /// Whether somebody who has shown to be of the job may stay.
@@ -26,24 +29,36 @@ impl Membership {
     pub fn decide(&self, hello: &Hello) -> Result<(), Refusal> {
         let refusal = |reason, text| Err(Refusal::new(reason, text));
         let (me, rank) = (self.me, hello.rank);
+        let (mine, theirs) = (self.task(me), self.task(rank));
+        if let Purpose::Join { address } = &hello.purpose
+            && let Err(error) = address.parse::<Address>()
+        {
+            return refusal(Reason::Protocol, format!("{theirs} cannot be told to others: {error}"));
+        }
         match (&hello.purpose, me) {
             (Purpose::Join { .. }, 0) | (Purpose::Link, 1..) => {}
             (Purpose::Join { .. }, _) => {
-                return refusal(Reason::Rank, format!("worker {me} does not lead this world: join worker 0"));
+                return refusal(
+                    Reason::Rank,
+                    format!("{mine} does not lead this world: join {}", self.task(0)),
+                );
+            }
+            (Purpose::Call { .. }, _) => {
+                return refusal(Reason::Purpose, format!("{mine} of a world answers no calls"));
             }
             (Purpose::Link, _) => {
-                return refusal(Reason::Rank, format!("worker {rank} has to join worker 0 first"));
+                return refusal(Reason::Rank, format!("{theirs} has to join {mine} first"));
             }
         }
         if rank <= me {
-            let text = format!("worker {me} is the one that connects to worker {rank}, not the other way");
+            let text = format!("{mine} is the one that connects to {theirs}, not the other way");
             return refusal(Reason::Rank, text);
         }
         match (self.come.get(rank), self.addresses.get(rank)) {
             (Some(false), _) => Ok(()),
             (Some(true), Some(address)) => {
                 let text = format!(
-                    "there is a worker {rank} already, at {address}: each process needs a number of its own"
+                    "there is a {theirs} already, at {address}: each process needs a number of its own"
                 );
                 refusal(Reason::Taken, text)
             }
@@ -53,6 +68,11 @@ impl Membership {
         }
     }
 
+    /// What a worker is called.
+    pub fn task(&self, worker: usize) -> Task {
+        self.names.of(worker)
+    }
+
     /// A worker has come. One that has joined says where it is.
     pub fn enter(&mut self, hello: &Hello) {
         if let Some(come) = self.come.get_mut(hello.rank) {
@@ -60,7 +80,10 @@ impl Membership {
         }
         if let (Purpose::Join { address }, Some(known)) = (&hello.purpose, self.addresses.get_mut(hello.rank))
         {
-            known.clone_from(address);
+            // It has been read before.
+            if let Ok(address) = address.parse() {
+                *known = address;
+            }
         }
     }
 
@@ -72,12 +95,17 @@ impl Membership {
     }
 
     /// Where the workers are, as the leader has been told.
-    pub fn addresses(&self) -> &[String] {
+    pub fn addresses(&self) -> &[Address] {
         &self.addresses
     }
 
+    /// Where a worker is, as text.
+    pub fn address(&self, worker: usize) -> String {
+        self.addresses.get(worker).map(Address::to_string).unwrap_or_default()
+    }
+
     /// Other addresses, of which this worker has been told.
-    pub fn locate(&mut self, addresses: Vec<String>) {
+    pub fn locate(&mut self, addresses: Vec<Address>) {
         if addresses.len() == self.addresses.len() {
             self.addresses = addresses;
         }
@@ -88,7 +116,12 @@ impl Membership {
         let waited = self.come.iter().zip(&self.addresses).enumerate().skip(self.me + 1);
         waited
             .filter(|(_, (come, _))| !**come)
-            .map(|(worker, (_, address))| Missing { worker, address: address.clone(), last: None })
+            .map(|(worker, (_, address))| Missing {
+                worker,
+                task: self.task(worker),
+                address: address.to_string(),
+                last: None,
+            })
             .collect()
     }
 }
@@ -106,7 +139,11 @@ mod tests {
     }
 
     fn at(me: usize) -> Membership {
-        Membership::new(me, (0..3).map(|worker| format!("10.0.0.{worker}:0")).collect())
+        Membership::new(
+            me,
+            Names::default(),
+            (0..3).map(|worker| format!("10.0.0.{worker}:0").parse().unwrap()).collect(),
+        )
     }
 
     #[test]
@@ -115,7 +152,10 @@ mod tests {
         assert_eq!(members.missing().len(), 2);
         members.decide(&join(2)).unwrap();
         members.enter(&join(2));
-        assert_eq!(members.addresses(), ["10.0.0.0:0", "10.0.0.1:0", "10.0.0.2:7"]);
+        assert_eq!(
+            members.addresses()[1..].iter().map(Address::to_string).collect::<Vec<_>>(),
+            ["10.0.0.1:0", "10.0.0.2:7"]
+        );
         let taken = members.decide(&join(2)).unwrap_err();
         assert_eq!(taken.reason, Reason::Taken);
         assert!(taken.text.contains("a worker 2 already, at 10.0.0.2:7"), "{taken}");

@@ -9,6 +9,7 @@
 //! | [`error`] | [`JoinError`] |
 //! | `gathering` | the meeting itself, from the first connection to the last |
 //! | `reception`, `dial`, `conversation` | connections that come, that are made, and the handshake on both |
+//! | `attempt`, `lookup` | one attempt to connect; the addresses of a name |
 //!
 //! Worker 0 leads, at an address that all know. The others connect to it, in any order and as often as it takes, and say
 //! where they listen. When all have come, it tells them where each is; then worker i connects to each j with 0 < j < i. The
@@ -20,26 +21,29 @@ pub mod membership;
 pub mod note;
 pub mod progress;
 
+pub(crate) mod attempt;
 mod conversation;
-mod dial;
+pub(crate) mod dial;
 mod gathering;
-mod reception;
+pub(crate) mod lookup;
+pub(crate) mod reception;
 
 pub use error::JoinError;
 pub use listener::Listener;
 pub use progress::{Missing, Progress};
 
-use crate::handshake::{Hello, Purpose, words};
-use crate::identity::tls::Tls;
-use crate::identity::{Identity, PolicyError, Protection, policy};
+use crate::handshake::{Hello, Names, Purpose, words};
+use crate::identity::{Access, Identity, PolicyError, policy};
 use crate::shm::SharedMemory;
 use crate::wire::Limits;
 use crate::{Mesh, Receiver, Settings};
-use dial::Calling;
-use distribute_cluster::{Deadline, World, deadline};
+use attempt::Calling;
+use distribute_cluster::{Address, Deadline, Task, World, deadline};
 use gathering::Gathering;
+use listener::OpenError;
+use membership::Membership;
 use reception::Reception;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -48,6 +52,7 @@ use std::time::Duration;
 pub struct Rendezvous {
     world: World,
     addresses: Vec<String>,
+    names: Names,
     job: String,
     generation: u64,
     digest: [u8; 32],
@@ -69,6 +74,7 @@ impl Rendezvous {
         Self {
             world,
             addresses,
+            names: Names::default(),
             job: "job".to_owned(),
             generation: 0,
             digest: digest(b""),
@@ -82,6 +88,13 @@ impl Rendezvous {
             listener: None,
             progress: Box::new(|progress| tracing::info!("{progress}")),
         }
+    }
+
+    /// What the workers are called where something is said of them, by number: `chief 0`, `worker 0`, … By default each is
+    /// called `worker` and its number.
+    pub fn tasks(mut self, tasks: Vec<Task>) -> Self {
+        self.names = Names::new(tasks);
+        self
     }
 
     /// The name of the job, the same on all workers. Another job that happens to use the same port is refused.
@@ -168,31 +181,24 @@ impl Rendezvous {
         if !world.is_multi_worker() {
             return Ok(Mesh::new(world, vec![], vec![], receiver, self.settings, false, None)?);
         }
-        self.check()?;
-        let protection = policy::protection(&self.addresses, &self.identity, self.allow_plain_text)?;
-        let tls = match (&self.identity, protection) {
-            (Identity::Certificates(certificates), _) => Some(Tls::from_certificates(certificates)?),
-            (Identity::Secret(secret), Protection::Tls) => Some(Tls::from_secret(secret)?),
-            _ => None,
-        };
-        let key = match &self.identity {
-            Identity::Secret(secret) => Some(secret.proof_key()),
-            _ => None,
-        };
-        let plain_text_allowed = self.allow_plain_text;
+        let deadline = Deadline::after(self.timeout);
+        let mut addresses = self.check()?;
+        let access = Access::new(&self.identity, &addresses, self.allow_plain_text)?;
         let listener = match self.listener.take() {
             Some(listener) => {
                 let at = listener.address()?;
-                if tls.is_none() && !plain_text_allowed && !at.ip().to_canonical().is_loopback() {
+                if !access.allows(at.ip()) {
                     return Err(PolicyError::PlainTextOnTheNetwork { address: at.to_string() }.into());
                 }
                 listener
             }
-            None => self.bind(tls.is_some() || plain_text_allowed)?,
+            None => self.bind(&addresses[world.worker()], &access, deadline)?,
         };
         let port = listener.address()?.port();
-        let own = &mut self.addresses[world.worker()];
-        *own = with_port(own, port);
+        let own = &mut addresses[world.worker()];
+        if own.port() == 0 {
+            *own = Address::new(own.host().clone(), port);
+        }
         let hello = Hello {
             job: self.job,
             generation: self.generation,
@@ -202,58 +208,67 @@ impl Rendezvous {
             digest: self.digest,
             purpose: Purpose::Link,
         };
+        let shared_memory = self.shared_memory;
         let calling = Calling {
             hello: hello.clone(),
-            key: key.clone(),
-            tls: tls.clone(),
-            plain_text_allowed,
-            shared_memory: self.shared_memory,
+            access: access.clone(),
+            names: self.names.clone(),
+            shared_memory,
         };
         let gathering = Gathering::new(
             world,
-            self.addresses,
-            Reception::new(listener, tls, hello, key, self.shared_memory),
+            Membership::new(world.worker(), self.names.clone(), addresses),
+            Reception::new(listener, access, hello, shared_memory).named(self.names.clone()),
             calling,
             self.limits,
             self.settings,
             self.progress,
         );
-        gathering.complete(Deadline::after(self.timeout), receiver)
+        gathering.complete(deadline, receiver)
     }
 
-    /// What can be known to be wrong before any socket is opened.
-    fn check(&self) -> Result<(), JoinError> {
+    /// The addresses, and what can be known to be wrong before any socket is opened.
+    fn check(&self) -> Result<Vec<Address>, JoinError> {
         let (given, workers) = (self.addresses.len(), self.world.workers());
         if given != workers {
             return Err(JoinError::Addresses(format!("there are {given} for {workers} workers")));
         }
-        for (worker, address) in self.addresses.iter().enumerate() {
-            let port = address.rsplit_once(':').and_then(|(_, port)| port.parse::<u16>().ok());
-            let wrong = match port {
-                None => "is not host:port",
-                Some(_) if address.len() > words::LONGEST_TEXT => "is too long",
-                Some(0) if worker == 0 => "leaves the port open, and the others have to know it",
-                _ => continue,
-            };
-            return Err(JoinError::Addresses(format!("{address:?} of worker {worker} {wrong}")));
+        let mut addresses = Vec::with_capacity(workers);
+        for (worker, text) in self.addresses.iter().enumerate() {
+            let wrong = |why| Err(JoinError::Addresses(format!("{text:?} of {} {why}", self.task(worker))));
+            if text.len() > words::LONGEST_TEXT {
+                return wrong("is too long".to_owned());
+            }
+            match text.parse::<Address>() {
+                Ok(address) if worker == 0 && address.port() == 0 => {
+                    return wrong("leaves the port open, and the others have to know it".to_owned());
+                }
+                Ok(address) => addresses.push(address),
+                Err(error) => return wrong(format!("is not host:port: {error}")),
+            }
         }
         if self.job.len() > words::LONGEST_TEXT {
             let text = format!("the name of the job is longer than {} bytes", words::LONGEST_TEXT);
             return Err(JoinError::Addresses(text));
         }
-        Ok(policy::check_hosts(&self.addresses)?)
+        policy::check_hosts(&addresses, |worker| self.task(worker))?;
+        Ok(addresses)
     }
 
-    fn bind(&self, far_allowed: bool) -> Result<Listener, JoinError> {
+    fn task(&self, worker: usize) -> Task {
+        self.names.of(worker)
+    }
+
+    fn bind(&self, own: &Address, access: &Access, deadline: Deadline) -> Result<Listener, JoinError> {
         let worker = self.world.worker();
-        let address = self.listen.as_ref().unwrap_or(&self.addresses[worker]);
-        let error = |source| JoinError::Bind { worker, address: address.clone(), source };
-        let all: Vec<SocketAddr> = address.to_socket_addrs().map_err(error)?.collect();
-        // A name may mean another address than it says.
-        if !far_allowed && all.iter().any(|to| !to.ip().to_canonical().is_loopback()) {
-            return Err(PolicyError::PlainTextOnTheNetwork { address: address.clone() }.into());
-        }
-        Listener::bind_to(&all).map_err(error)
+        let address = self.listen.clone().unwrap_or_else(|| own.to_string());
+        let error =
+            |source| JoinError::Bind { worker, task: self.task(worker), address: address.clone(), source };
+        let listen: Address = address.parse().map_err(|e| error(io::Error::other(e)))?;
+        Listener::open(&listen, access, deadline).map_err(|failed| match failed {
+            OpenError::Policy(policy) => policy.into(),
+            OpenError::System(source) => error(source),
+        })
     }
 }
 
@@ -273,12 +288,4 @@ fn digest(bytes: &[u8]) -> [u8; 32] {
     let mut digest = [0; 32];
     digest.copy_from_slice(ring::digest::digest(&ring::digest::SHA256, bytes).as_ref());
     digest
-}
-
-/// The address with this port where it leaves it open.
-fn with_port(address: &str, port: u16) -> String {
-    match address.rsplit_once(':') {
-        Some((host, "0")) => format!("{host}:{port}"),
-        _ => address.to_owned(),
-    }
 }

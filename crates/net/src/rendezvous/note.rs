@@ -3,6 +3,7 @@
 use super::{Missing, Progress};
 use crate::handshake::fields::{Malformed, Reader, Writer};
 use bytes::Bytes;
+use distribute_cluster::{Address, Job};
 use std::time::Duration;
 
 /// The longest address in a note.
@@ -14,7 +15,7 @@ pub enum Note {
     /// Not all have joined.
     Waiting(Progress),
     /// All have: where each of them is.
-    Table(Vec<String>),
+    Table(Vec<Address>),
 }
 
 impl Note {
@@ -33,7 +34,7 @@ impl Note {
             }
             Note::Table(addresses) => {
                 fields.fixed(&[1]);
-                addresses.iter().for_each(|address| fields.text(address));
+                addresses.iter().for_each(|address| fields.text(&address.to_string()));
             }
         }
         fields.0.into()
@@ -51,14 +52,15 @@ impl Note {
                 let mut missing = Vec::new();
                 while !fields.0.is_empty() {
                     let (worker, address) = (fields.count()?, fields.text(LONGEST)?.to_owned());
-                    missing.push(Missing { worker, address, last: None });
+                    // Who reads it knows better what the worker is called.
+                    missing.push(Missing { worker, task: Job::Worker.task(worker), address, last: None });
                 }
                 Ok(Note::Waiting(Progress { workers, waited, missing }))
             }
             [1] => {
                 let mut addresses = Vec::new();
                 while !fields.0.is_empty() {
-                    addresses.push(fields.text(LONGEST)?.to_owned());
+                    addresses.push(fields.text(LONGEST)?.parse().map_err(|_| Malformed)?);
                 }
                 Ok(Note::Table(addresses))
             }
@@ -74,9 +76,12 @@ mod tests {
 
     #[test]
     fn notes_come_back_from_their_bytes() {
-        let missing = vec![Missing { worker: 2, address: "10.0.0.7:2222".into(), last: None }];
+        let task = Job::Worker.task(2);
+        let missing = vec![Missing { worker: 2, task, address: "10.0.0.7:2222".into(), last: None }];
         let waiting = Progress { workers: 4, waited: Duration::from_millis(1500), missing };
-        for note in [Note::Waiting(waiting), Note::Table(vec!["a:1".into(), "b:2".into()])] {
+        for note in
+            [Note::Waiting(waiting), Note::Table(vec!["a:1".parse().unwrap(), "b:2".parse().unwrap()])]
+        {
             assert_eq!(Note::decode(&note.encode()), Ok(note));
         }
     }

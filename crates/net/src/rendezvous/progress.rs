@@ -1,5 +1,6 @@
 //! How far a rendezvous is.
 
+use distribute_cluster::Task;
 use std::fmt;
 use std::time::Duration;
 
@@ -19,6 +20,8 @@ pub struct Progress {
 pub struct Missing {
     /// The worker.
     pub worker: usize,
+    /// Its task.
+    pub task: Task,
     /// Where it is expected.
     pub address: String,
     /// What came of the last attempt to reach it, if there was one.
@@ -40,7 +43,7 @@ impl fmt::Display for Progress {
 pub(super) fn list(missing: &[Missing]) -> String {
     let name = |missing: &Missing| {
         let last = missing.last.as_ref().map(|last| format!(" ({last})")).unwrap_or_default();
-        format!("worker {} at {}{last}", missing.worker, missing.address)
+        format!("{} at {}{last}", missing.task, missing.address)
     };
     let mut names: Vec<_> = missing.iter().take(NAMED).map(name).collect();
     if missing.len() > NAMED {
@@ -55,7 +58,11 @@ mod tests {
 
     #[test]
     fn it_says_who_is_missing_and_where() {
-        let missing = |worker| Missing { worker, address: format!("10.0.0.{worker}:2222"), last: None };
+        let task = |worker| distribute_cluster::Job::Worker.task(worker);
+        let missing = |worker| {
+            let address = format!("10.0.0.{worker}:2222");
+            Missing { worker, task: task(worker), address, last: None }
+        };
         let mut progress =
             Progress { workers: 4, waited: Duration::from_millis(12_900), missing: vec![missing(2)] };
         let text = "3 of 4 workers joined after 12 s, missing worker 2 at 10.0.0.2:2222";
@@ -65,6 +72,8 @@ mod tests {
         progress.missing = (1..=12).map(missing).collect();
         progress.workers = 13;
         assert!(progress.to_string().ends_with("worker 8 at 10.0.0.8:2222, and 4 more"), "{progress}");
+        progress.missing = vec![Missing { task: distribute_cluster::Job::Chief.task(0), ..missing(1) }];
+        assert!(progress.to_string().ends_with("missing chief 0 at 10.0.0.1:2222"), "{progress}");
         progress.missing.clear();
         assert_eq!(progress.to_string(), "13 of 13 workers joined after 12 s");
     }

@@ -4,15 +4,13 @@ use super::conversation::{Conversation, Trouble};
 use super::listener::Listener;
 use crate::background::Latecomers;
 use crate::handshake::host::Answer;
-use crate::handshake::{Hello, Host, Offer, Reason, Refusal};
-use crate::identity::secret;
-use crate::identity::tls::Tls;
+use crate::handshake::{Hello, Host, Names, Offer, Reason, Refusal};
+use crate::identity::{Access, secret};
 use crate::poll;
 use crate::shm::{SharedMemory, machine, pair::Pair};
 use crate::stream::Stream;
 use distribute_cluster::Deadline;
 use distribute_log::heard;
-use ring::hmac;
 use rustix::event::PollFd;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -31,11 +29,11 @@ const LEAVE: Duration = Duration::from_secs(1);
 /// Listens, and talks to those who come, until they are refused or have shown that they belong to the job. None of them is
 /// waited for.
 #[derive(Debug)]
-pub(super) struct Reception {
+pub(crate) struct Reception {
     listener: Listener,
-    tls: Option<Tls>,
+    access: Access,
     mine: Hello,
-    key: Option<hmac::Key>,
+    names: Names,
     shared_memory: SharedMemory,
     guests: Vec<Guest>,
     /// Until when nobody is let in, because the system refused it.
@@ -61,20 +59,27 @@ enum State {
 
 /// Somebody who belongs to the job and may stay.
 #[derive(Debug)]
-pub(super) struct Arrival {
+pub(crate) struct Arrival {
     pub hello: Hello,
+    pub from: SocketAddr,
     pub stream: Stream,
 }
 
 impl Reception {
-    pub fn new(
-        listener: Listener,
-        tls: Option<Tls>,
-        mine: Hello,
-        key: Option<hmac::Key>,
-        shared_memory: SharedMemory,
-    ) -> Self {
-        Self { listener, tls, mine, key, shared_memory, guests: Vec::new(), pause: None }
+    pub fn new(listener: Listener, access: Access, mine: Hello, shared_memory: SharedMemory) -> Self {
+        let names = Names::default();
+        Self { listener, access, mine, names, shared_memory, guests: Vec::new(), pause: None }
+    }
+
+    /// What the workers are called in refusals.
+    pub fn named(mut self, names: Names) -> Self {
+        self.names = names;
+        self
+    }
+
+    /// What those who come are compared with.
+    pub fn mine_mut(&mut self) -> &mut Hello {
+        &mut self.mine
     }
 
     /// What to wait for.
@@ -93,8 +98,8 @@ impl Reception {
         for guest in std::mem::take(&mut self.guests) {
             match guest.state {
                 State::Welcome(hello, pair) if !guest.conversation.is_speaking() => {
-                    let stream = guest.conversation.into_stream().sharing(pair);
-                    arrivals.push(Arrival { hello, stream });
+                    let (from, stream) = (guest.from, guest.conversation.into_stream().sharing(pair));
+                    arrivals.push(Arrival { hello, from, stream });
                 }
                 State::Gone => {}
                 _ => self.guests.push(guest),
@@ -146,13 +151,13 @@ impl Reception {
             log(from, &refusal);
             let mut conversation = Conversation::new(Stream::plain(socket)?);
             // Those who speak TLS find out by the end of the connection.
-            if self.tls.is_none() {
+            if self.access.tls.is_none() {
                 conversation.say(&Host::refuse(refusal, true));
                 conversation.fall_silent();
             }
             return Ok(());
         }
-        let stream = match &self.tls {
+        let stream = match &self.access.tls {
             None => Stream::plain(socket)?,
             Some(tls) => Stream::tls(socket, tls.server().map_err(io::Error::other)?)?,
         };
@@ -161,7 +166,8 @@ impl Reception {
             SharedMemory::Auto => machine::identity(&nonce),
             SharedMemory::Never => None,
         };
-        let host = Host::new(self.mine.clone(), self.key.clone(), nonce).shares(machine);
+        let host = Host::new(self.mine.clone(), self.access.key.clone(), nonce);
+        let host = host.named(self.names.clone()).shares(machine);
         self.guests.push(Guest {
             conversation: Conversation::new(stream),
             from,
@@ -244,12 +250,10 @@ impl Latecomers for Reception {
     }
 
     fn attend(&mut self) {
-        let mine = self.mine.rank;
+        let (mine, names) = (self.names.of(self.mine.rank), self.names.clone());
         let complete = |hello: &Hello| {
-            let text = format!(
-                "the world is complete, and has a worker {} already: worker {mine} takes no other",
-                hello.rank
-            );
+            let theirs = names.of(hello.rank);
+            let text = format!("the world is complete, and has a {theirs} already: {mine} takes no other");
             Err(Refusal::new(Reason::Complete, text))
         };
         // Nobody may stay.

@@ -165,7 +165,7 @@ mod tests {
         assert_eq!(arena.segments(), 0);
     }
 
-    // INV-31
+    // INV-32
     #[test]
     fn references_that_lead_nowhere_end_the_link_with_an_error() {
         let arena = Arc::new(Arena::default());

@@ -53,7 +53,7 @@ pub(super) mod tests {
         }
     }
 
-    // INV-31
+    // INV-32
     #[test]
     fn positions_that_cannot_be_end_the_link_with_an_error() {
         for position in [CAPACITY as u64 + 1, u64::MAX, 1 << 63] {

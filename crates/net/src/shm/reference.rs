@@ -96,7 +96,7 @@ mod tests {
         assert_eq!(Reference::decode(&reference().encode()).unwrap(), reference());
     }
 
-    // INV-31
+    // INV-32
     #[test]
     fn what_is_outside_is_refused() {
         for bad in [

@@ -5,11 +5,7 @@ use crate::strategy::CommunicationImplementation;
 use crate::strategy::alone;
 use crate::strategy::kinds::check_count;
 use crate::{Error, Result};
-use distribute_cluster::environment::ProcessEnvironment;
-use distribute_cluster::resolver::{
-    ClusterResolver, MpiClusterResolver, MpiOptions, SageMakerClusterResolver, Scheduler,
-    SlurmClusterResolver, SlurmOptions, TfConfigClusterResolver, detect,
-};
+use distribute_cluster::resolver::{self, ClusterResolver};
 use distribute_cluster::{ClusterError, ClusterSpec, Stopwatch, Task, World};
 use distribute_collective::group::Group;
 use distribute_log::told;
@@ -126,7 +122,7 @@ impl MultiWorkerBuilder {
         options.check(OPERATION)?;
         let resolver = match self.resolver {
             Some(resolver) => resolver,
-            None => of_environment()?,
+            None => resolver::from_env()?,
         };
         let membership = resolver.membership()?;
         let world = match &membership {
@@ -141,7 +137,9 @@ impl MultiWorkerBuilder {
                 Some(identity) => identity,
                 None => Secret::from_env().map_err(JoinError::from)?.map_or(Identity::None, Identity::Secret),
             };
+            let tasks = cluster.workers().into_iter().map(|(task, _)| task).collect();
             let mut rendezvous = Rendezvous::new(world, addresses)
+                .tasks(tasks)
                 .agree_on(env!("CARGO_PKG_VERSION").as_bytes())
                 .identity(identity)
                 .shared_memory(shared_memory)
@@ -179,14 +177,4 @@ fn announce(world: World, task: &Task, waited: Duration) {
             "{world}: {all} replicas in sync; this is {task}, all have joined after {seconds:.1} s"
         )
     });
-}
-
-/// What the environment says of the cluster.
-fn of_environment() -> Result<Box<dyn ClusterResolver>> {
-    Ok(match detect(&ProcessEnvironment) {
-        Some(Scheduler::Mpi) => Box::new(MpiClusterResolver::from_env(MpiOptions::default())?),
-        Some(Scheduler::Slurm) => Box::new(SlurmClusterResolver::from_env(SlurmOptions::default())?),
-        Some(Scheduler::SageMaker) => Box::new(SageMakerClusterResolver::from_env()?),
-        _ => Box::new(TfConfigClusterResolver::from_env()?),
-    })
 }

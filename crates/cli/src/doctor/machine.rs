@@ -1,0 +1,182 @@
+//! What makes training slow on this machine.
+
+use crate::bench::memory_bandwidth;
+use distribute::Result;
+
+impl Machine {
+    /// Looks at this machine, and copies memory for some seconds.
+    pub fn look() -> Result<Self> {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let alone = memory_bandwidth(1)?;
+        let together = if cores > 1 { memory_bandwidth(cores)? } else { alone };
+        let threads = THREADS.map(|name| (name, given(name)));
+        Ok(Self { cores, load: load(), quota: quota(), threads, alone, together })
+    }
+
+    /// What was found, a line each.
+    pub fn lines(&self) -> Vec<String> {
+        let cores = self.cores;
+        let quota = self.quota.map(|quota| format!(", of which cgroups grant {quota}")).unwrap_or_default();
+        let mut lines = vec![format!("cores               {cores}{quota}")];
+        for (name, value) in &self.threads {
+            let text = match value {
+                Some(value) => format!("{value}, from the environment"),
+                None => "1, set by #[distribute::main]".into(),
+            };
+            lines.push(format!("{name:<19} {text}"));
+        }
+        if let Some(load) = self.load {
+            lines.push(format!("load                {load:.1} threads wait or run, averaged over a minute"));
+        }
+        lines.push(format!("memory, 1 thread    {:.1} GB/s copied", self.alone));
+        if cores > 1 {
+            lines.push(format!("memory, {cores} threads   {:.1} GB/s copied", self.together));
+        }
+        lines
+    }
+
+    /// The same as JSON, with the warnings.
+    pub fn json(&self) -> serde_json::Value {
+        let threads: serde_json::Map<_, _> =
+            self.threads.iter().map(|(name, value)| ((*name).to_string(), value.clone().into())).collect();
+        serde_json::json!({
+            "cores": self.cores,
+            "quota": self.quota,
+            "load": self.load,
+            "threads": threads,
+            "copied_gb_per_s": [self.alone, self.together],
+            "warnings": self.warnings(),
+        })
+    }
+
+    /// The known traps that this machine is in: what is wrong, what it costs, what to do.
+    pub fn warnings(&self) -> Vec<String> {
+        let found = self;
+        let mut warnings = Vec::new();
+        for (name, value) in &found.threads {
+            let Some(value) = value.as_ref().filter(|value| value.trim() != "1") else { continue };
+            let trap = match *name {
+                "CANDLE_NUM_THREADS" => {
+                    "all replicas share one pool of candle's, and wait for each other in it"
+                }
+                _ => "each matrix product of each replica starts so many jobs",
+            };
+            warnings.push(format!(
+                "{name}={value}: {trap}; several replicas then run 3 to 8 times slower. Unset it, unless you train with one replica"
+            ));
+        }
+        if let Some(quota) = found.quota.filter(|quota| *quota + 0.01 < found.cores as f64) {
+            warnings.push(format!(
+                "the container sees {} cores but may use {quota}: replicas are stopped in turn while others wait for them. \
+                 Use {} replicas at most",
+                found.cores,
+                quota.floor().max(1.)
+            ));
+        }
+        if let Some(load) = found.load.filter(|load| *load > 0.5 * found.cores as f64) {
+            warnings.push(format!(
+                "other programs use the cores (load {load:.1} on {}): a step takes as long as its slowest replica",
+                found.cores
+            ));
+        }
+        if found.cores > 1 && found.together < 1.2 * found.alone {
+            warnings.push(format!(
+                "{} cores copy no faster than one ({:.1} and {:.1} GB/s): models that are bound by memory gain nothing from \
+                 more replicas here",
+                found.cores, found.together, found.alone
+            ));
+        }
+        if cfg!(debug_assertions) {
+            warnings.push("this program was built without optimisation: use cargo run --release".into());
+        }
+        warnings
+    }
+}
+
+/// How many threads matrix products use.
+pub(crate) const THREADS: [&str; 2] = ["CANDLE_NUM_THREADS", "RAYON_NUM_THREADS"];
+
+/// What this machine is like.
+pub struct Machine {
+    cores: usize,
+    load: Option<f64>,
+    quota: Option<f64>,
+    /// The user's own settings.
+    threads: [(&'static str, Option<String>); 2],
+    /// Gigabytes per second, copied by one thread.
+    alone: f64,
+    /// The same, by a thread on each core.
+    together: f64,
+}
+
+/// A variable as it was when the process started: `#[distribute::main]` has set it by now. Elsewhere than on Linux
+/// there is no telling.
+pub(crate) fn given(name: &str) -> Option<String> {
+    match std::fs::read("/proc/self/environ") {
+        Ok(bytes) => bytes.split(|b| *b == 0).find_map(|entry| {
+            let entry = String::from_utf8_lossy(entry);
+            entry.strip_prefix(name)?.strip_prefix('=').map(str::to_string)
+        }),
+        Err(_) => std::env::var(name).ok(),
+    }
+}
+
+/// Threads that wait or run, averaged over the last minute.
+fn load() -> Option<f64> {
+    std::fs::read_to_string("/proc/loadavg").ok()?.split_whitespace().next()?.parse().ok()
+}
+
+/// How many cores a container may use, where that is limited.
+fn quota() -> Option<f64> {
+    parse_quota(&std::fs::read_to_string("/sys/fs/cgroup/cpu.max").ok()?)
+}
+
+fn parse_quota(text: &str) -> Option<f64> {
+    let (quota, period) = text.trim().split_once(' ')?;
+    Some(quota.parse::<f64>().ok()? / period.parse::<f64>().ok()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn healthy() -> Machine {
+        let threads = [("CANDLE_NUM_THREADS", None), ("RAYON_NUM_THREADS", Some("1".into()))];
+        Machine { cores: 2, load: Some(0.1), quota: None, threads, alone: 10., together: 20. }
+    }
+
+    /// Besides that tests are built without optimisation.
+    fn traps(found: &Machine) -> Vec<String> {
+        found.warnings().into_iter().filter(|w| !w.contains("--release")).collect()
+    }
+
+    #[test]
+    fn a_healthy_machine_is_left_alone() {
+        assert_eq!(traps(&healthy()), Vec::<String>::new());
+    }
+
+    #[test]
+    fn each_trap_is_named_with_what_to_do() {
+        let mut found = healthy();
+        found.threads[0].1 = Some("8".into());
+        found.quota = Some(1.5);
+        found.load = Some(6.);
+        found.together = 10.;
+        let traps = traps(&found);
+        for (trap, words) in traps.iter().zip([
+            ["CANDLE_NUM_THREADS=8", "Unset it"],
+            ["may use 1.5", "Use 1 replicas"],
+            ["load 6.0", "slowest replica"],
+            ["copy no faster", "bound by memory"],
+        ]) {
+            assert!(words.iter().all(|word| trap.contains(word)), "{trap}");
+        }
+        assert_eq!(traps.len(), 4);
+    }
+
+    #[test]
+    fn a_quota_is_read_as_cores() {
+        assert_eq!(parse_quota("150000 100000\n"), Some(1.5));
+        assert_eq!(parse_quota("max 100000\n"), None);
+    }
+}

@@ -1,0 +1,73 @@
+//! `distribute doctor`: looks for what makes training slow on this machine, and tests the links to the tasks of a cluster.
+
+mod links;
+mod machine;
+
+pub(crate) use machine::{THREADS, given};
+
+use crate::output::{coloured, line};
+use distribute::{Error, Result};
+use machine::Machine;
+use std::path::PathBuf;
+
+/// Looks for what makes training slow: on this machine and, where the environment names a cluster, between its tasks
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// Take part as this process's task of the cluster: each task listens, and the chief or worker 0 measures all links
+    #[arg(long)]
+    listen: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    /// How long a task may be missing, such as 5s; without, 5s, and a minute with --listen
+    #[arg(long, value_name = "TIME")]
+    timeout: Option<String>,
+    /// The certificate of the job's CA, where links are protected by certificates; without, by DISTRIBUTE_SECRET
+    #[arg(long, value_name = "FILE", requires_all = ["certificate", "key"])]
+    ca: Option<PathBuf>,
+    /// The certificate of this process
+    #[arg(long, value_name = "FILE", requires = "ca")]
+    certificate: Option<PathBuf>,
+    /// Its private key
+    #[arg(long, value_name = "FILE", requires = "ca")]
+    key: Option<PathBuf>,
+    /// Let links between machines be measured without encryption
+    #[arg(long)]
+    allow_plain_text_on_the_network: bool,
+}
+
+/// Prints what was found. Where a link is closed, refused, broken or slow, this process ends with the exit code 1.
+pub fn run(arguments: &Arguments) -> Result<()> {
+    // Several that listen may be on one machine, whose memory they would measure at once.
+    let machine = if arguments.listen { None } else { Some(Machine::look()?) };
+    if let (Some(machine), false) = (&machine, arguments.json) {
+        machine.lines().iter().try_for_each(line)?;
+    }
+    let report = links::report(arguments)?;
+    if arguments.json {
+        let found = serde_json::json!({
+            "machine": machine.as_ref().map(Machine::json),
+            "links": report.as_ref().map(|report| &report.links),
+            "findings": report.as_ref().map(|report| &report.findings),
+        });
+        // A task that only listens has nothing to say.
+        if machine.is_some() || report.is_some() {
+            line(serde_json::to_string_pretty(&found).map_err(Error::other)?)?;
+        }
+    } else {
+        let mut wrong = machine.as_ref().map(Machine::warnings).unwrap_or_default();
+        if let Some(report) = &report {
+            let colour = |word: &str, well| coloured(word, if well { 32 } else { 31 });
+            report.table(colour).iter().try_for_each(line)?;
+            wrong.extend(report.findings.iter().map(ToString::to_string));
+        }
+        if wrong.is_empty() && (machine.is_some() || report.is_some()) {
+            line(coloured("nothing stands in the way", 32))?;
+        }
+        wrong.iter().try_for_each(|wrong| line(format!("{} {wrong}", coloured("warning:", 33))))?;
+    }
+    if report.is_some_and(|report| !report.is_well()) {
+        std::process::exit(1);
+    }
+    Ok(())
+}

@@ -1,0 +1,113 @@
+//! The side that calls.
+
+use super::end::CALLING;
+use super::{ConnectError, Endpoint, JOB, SHARED_MEMORY, hello, too_long};
+use crate::handshake::{Names, Purpose};
+use crate::identity::Access;
+use crate::poll;
+use crate::rendezvous::attempt::Calling;
+use crate::rendezvous::dial::{Dial, Failed};
+use crate::wire::Limits;
+use crate::{Receiver, Settings};
+use distribute_cluster::{Address, Deadline, Stopwatch, Task};
+use std::sync::Arc;
+
+/// Connects one task to others.
+#[derive(Clone, Debug)]
+pub struct Connector {
+    from: Task,
+    job: String,
+    access: Access,
+    limits: Limits,
+    settings: Settings,
+}
+
+impl Connector {
+    /// What `from` connects by to other tasks of its job.
+    pub fn new(from: Task, access: Access) -> Self {
+        let (limits, settings) = (Limits::default(), Settings::default());
+        Self { from, job: JOB.to_owned(), access, limits, settings }
+    }
+
+    /// The name of the job, the same at both ends.
+    pub fn job(mut self, name: impl Into<String>) -> Self {
+        self.job = name.into();
+        self
+    }
+
+    /// How long messages may be that come.
+    pub fn limits(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
+    }
+
+    /// How connections behave.
+    pub fn settings(mut self, settings: Settings) -> Self {
+        self.settings = settings;
+        self
+    }
+
+    /// The task that calls.
+    pub fn from(&self) -> &Task {
+        &self.from
+    }
+
+    /// Connects to a task, again and again until it is there.
+    ///
+    /// # Errors
+    /// [`ConnectError`]: at once where the other side refuses, else at the deadline, with what came of the last attempt.
+    pub fn connect(
+        &self,
+        to: &Task,
+        address: &Address,
+        receiver: Arc<dyn Receiver>,
+        mut deadline: Deadline,
+    ) -> Result<Endpoint, ConnectError> {
+        let (task, at) = (to.clone(), address.to_string());
+        if let Some(name) = too_long(&self.job, &[&self.from, to]) {
+            return Err(ConnectError::Name { name });
+        }
+        let waited = Stopwatch::start();
+        let hello = hello(&self.job, self.from.clone(), to.clone());
+        let purpose = Purpose::Call { from: self.from.clone(), to: to.clone() };
+        let calling = Calling {
+            hello,
+            access: self.access.clone(),
+            names: Names::default(),
+            shared_memory: SHARED_MEMORY,
+        };
+        let mut dial = Dial::new(0, address.clone(), purpose);
+        loop {
+            match dial.attend(&calling) {
+                Ok(None) => {}
+                Ok(Some(stream)) => {
+                    let opened = Endpoint::new(
+                        stream,
+                        CALLING,
+                        task.clone(),
+                        at.clone(),
+                        receiver,
+                        self.limits,
+                        self.settings,
+                    );
+                    return opened.map_err(|source| ConnectError::System { task, address: at, source });
+                }
+                Err(Failed::Refused(refusal)) => {
+                    return Err(ConnectError::Refused { task, address: at, refusal });
+                }
+                Err(Failed::Policy(error)) => return Err(ConnectError::Policy { task, error }),
+            }
+            let slice = deadline.look();
+            if slice.is_zero() {
+                let last = dial.last();
+                return Err(ConnectError::Unreachable { task, address: at, waited: waited.elapsed(), last });
+            }
+            let patience = dial.pause().map_or(slice, |pause| pause.min(slice));
+            let mut sockets: Vec<_> = dial.interest().into_iter().collect();
+            if let Err(source) = poll::wait(&mut sockets, patience) {
+                return Err(ConnectError::System { task, address: at, source });
+            }
+            deadline.look();
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! One end of a connection.
+
+use crate::link::Link;
+use crate::stream::Stream;
+use crate::wire::{Decoder, Limits};
+use crate::{Drive, Mesh, Message, Receiver, Settings, Transport};
+use distribute_cluster::{Task, World};
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The number of the side that was connected to, and that of the side that has connected.
+pub(super) const CALLED: usize = 0;
+pub(super) const CALLING: usize = 1;
+
+/// One end of a connection between two tasks. It is a mesh of these two: messages go both ways, each side sends signs of life,
+/// and one that is lost is told so once, after everything received from it. In a [`Receiver`], number 0 is the side that was
+/// connected to, and 1 the one that has connected.
+///
+/// One that is dropped says goodbye, and waits until the other side has what was sent, by the deadline of
+/// [`Settings::farewell`].
+pub struct Endpoint {
+    mesh: Mesh,
+    other: usize,
+    peer: Task,
+    address: String,
+}
+
+impl Endpoint {
+    pub(super) fn new(
+        stream: Stream,
+        me: usize,
+        peer: Task,
+        address: String,
+        receiver: Arc<dyn Receiver>,
+        limits: Limits,
+        settings: Settings,
+    ) -> io::Result<Self> {
+        let other = CALLED + CALLING - me;
+        let world = World::new(2, me, 1).map_err(|error| io::Error::other(error.to_string()))?;
+        let link = Link::new(other, stream, Decoder::new(limits));
+        // Both ends may be on this machine, and each has a thread that waits.
+        let mesh = Mesh::new(world, vec![link], Vec::new(), receiver, settings, true, None)?;
+        Ok(Self { mesh, other, peer, address })
+    }
+
+    /// The task at the other end, as it says; it has shown that it belongs to the job.
+    pub fn peer(&self) -> &Task {
+        &self.peer
+    }
+
+    /// Where that is.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Sends a message without waiting: see [`Transport::send`].
+    pub fn send(&self, message: Message) {
+        self.mesh.send(self.other, message);
+    }
+
+    /// Moves bytes on the calling thread: see [`Transport::drive`].
+    pub fn drive(&self, patience: Duration, is_there: &dyn Fn() -> bool) -> Drive {
+        self.mesh.drive(patience, is_there)
+    }
+
+    /// Ends the connection in order: see [`Transport::close`].
+    pub fn close(&self) {
+        self.mesh.close();
+    }
+}
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Endpoint({} at {})", self.peer, self.address)
+    }
+}

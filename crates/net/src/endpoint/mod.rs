@@ -1,0 +1,84 @@
+//! Connections for calls between tasks that are not workers of one world: chief to parameter server, `distribute doctor` to
+//! anybody.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | `end` | [`Endpoint`]: one end of such a connection |
+//! | `acceptor` | [`Acceptor`]: lets callers in |
+//! | `connector` | [`Connector`]: calls |
+//! | `error` | [`ListenError`], [`ConnectError`] |
+//!
+//! They have the handshake, the protection, the frames and the heartbeats of the links between workers. Who is called has to
+//! be the task that the caller means.
+//!
+//! ```
+//! use distribute_cluster::{Deadline, Job};
+//! use distribute_net::{Access, Acceptor, Connector, Identity, Message, Receiver};
+//! use std::sync::{Arc, mpsc};
+//! use std::time::Duration;
+//!
+//! struct Inbox(mpsc::Sender<Message>);
+//!
+//! impl Receiver for Inbox {
+//!     fn deliver(&self, _from: usize, message: Message) {
+//!         let _ = self.0.send(message);
+//!     }
+//!     fn lose(&self, _from: usize, _reason: String) {}
+//! }
+//!
+//! let patience = Duration::from_secs(20);
+//! let access = Access::new(&Identity::None, &["127.0.0.1:0".parse()?], false)?;
+//! let ps = Job::Ps.task(0);
+//! let mut acceptor = Acceptor::bind(ps.clone(), &"127.0.0.1:0".parse()?, access.clone(), patience)?;
+//! let address = acceptor.address().to_string().parse()?;
+//! let caller = std::thread::spawn(move || {
+//!     let (inbox, _) = mpsc::channel();
+//!     let connector = Connector::new(Job::Chief.task(0), access);
+//!     let connection = connector.connect(&ps, &address, Arc::new(Inbox(inbox)), Deadline::after(patience))?;
+//!     connection.send(Message::new("greeting", "hello"));
+//!     Ok::<(), distribute_net::ConnectError>(()) // Its end waits until the message has arrived.
+//! });
+//! let arrival = loop {
+//!     if let Some(arrival) = acceptor.accept(patience, 1)?.pop() {
+//!         break arrival;
+//!     }
+//! };
+//! assert_eq!(arrival.caller(), &Job::Chief.task(0));
+//! let (inbox, come) = mpsc::channel();
+//! let _connection = arrival.open(Arc::new(Inbox(inbox)))?;
+//! assert_eq!(come.recv_timeout(patience)?.body, "hello");
+//! caller.join().unwrap()?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod acceptor;
+mod connector;
+mod end;
+mod error;
+
+pub use acceptor::{Acceptor, Alarm, Arrival};
+pub use connector::Connector;
+pub use end::Endpoint;
+pub use error::{ConnectError, ListenError};
+
+use crate::handshake::{Hello, Purpose, words};
+use crate::shm::SharedMemory;
+use distribute_cluster::Task;
+
+/// The name of a job that has been given none.
+pub(crate) const JOB: &str = "job";
+
+/// Calls go through sockets, on one machine too: memory is shared by workers, whose links stay as long as their world.
+const SHARED_MEMORY: SharedMemory = SharedMemory::Never;
+
+/// What one says who calls.
+fn hello(job: &str, from: Task, to: Task) -> Hello {
+    let purpose = Purpose::Call { from, to };
+    Hello { job: job.to_owned(), generation: 0, rank: 0, workers: 0, replicas: 0, digest: [0; 32], purpose }
+}
+
+/// What is wrong with names that have to be sent.
+fn too_long(job: &str, tasks: &[&Task]) -> Option<String> {
+    let names = tasks.iter().map(|task| task.job.as_str()).chain([job]);
+    names.into_iter().find(|name| name.len() > words::LONGEST_TEXT).map(str::to_owned)
+}

@@ -1,0 +1,275 @@
+//! One attempt to connect to another process: its name, the connection, the handshake.
+
+use super::conversation::{Conversation, Trouble};
+use super::lookup::Lookup;
+use super::reception::HANDSHAKE;
+use crate::handshake::caller::Answer;
+use crate::handshake::{Caller, Hello, Host, Names, Purpose, Refusal, Words};
+use crate::identity::{Access, PolicyError, secret};
+use crate::poll;
+use crate::shm::{SharedMemory, machine, pair::Offered};
+use crate::stream::Stream;
+use distribute_cluster::{Address, Deadline};
+use rustix::event::PollFd;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::time::Duration;
+
+/// What all attempts of a process have in common.
+#[derive(Debug)]
+pub(crate) struct Calling {
+    pub hello: Hello,
+    pub access: Access,
+    pub names: Names,
+    pub shared_memory: SharedMemory,
+}
+
+/// Whom to reach, and why.
+#[derive(Debug)]
+pub(super) struct Target {
+    pub worker: usize,
+    pub address: Address,
+    pub purpose: Purpose,
+}
+
+/// One attempt. Nothing in it blocks.
+#[derive(Debug)]
+pub(super) struct Attempt {
+    /// Which of the addresses of a name to take.
+    number: usize,
+    patience: Deadline,
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    Looking(Lookup),
+    Connecting(TcpStream),
+    Talking(Box<Talk>),
+    Over,
+}
+
+/// The handshake, and the memory that has been offered in it.
+#[derive(Debug)]
+struct Talk {
+    conversation: Conversation,
+    caller: Caller,
+    offered: Option<Offered>,
+}
+
+/// Why an attempt has failed.
+#[derive(Debug)]
+pub(super) enum Failure {
+    Broken(String),
+    Refused(Refusal),
+    Policy(PolicyError),
+}
+
+impl From<Trouble> for Failure {
+    fn from(trouble: Trouble) -> Self {
+        match trouble {
+            Trouble::Broken(reason) => Failure::Broken(reason),
+            Trouble::Refused(refusal) => Failure::Refused(refusal),
+        }
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        Failure::Broken(crate::link::text(&error))
+    }
+}
+
+impl Attempt {
+    pub fn begin(target: &Target, number: usize) -> Result<Self, Failure> {
+        let state = State::Looking(Lookup::begin(&target.address)?);
+        Ok(Self { number, patience: Deadline::after(HANDSHAKE), state })
+    }
+
+    /// What to wait for.
+    pub fn interest(&self) -> Option<PollFd<'_>> {
+        match &self.state {
+            State::Looking(lookup) => Some(lookup.interest()),
+            State::Connecting(socket) => Some(poll::interest(socket, true)),
+            State::Talking(talk) => Some(talk.conversation.interest()),
+            State::Over => None,
+        }
+    }
+
+    /// Whether the name is being looked up, for which there is no second attempt before the first has ended.
+    pub fn is_looking(&self) -> bool {
+        matches!(self.state, State::Looking(_))
+    }
+
+    /// Goes on as far as possible at once. Gives the connection once the other side has said welcome.
+    pub fn attend(&mut self, target: &Target, calling: &Calling) -> Result<Option<Stream>, Failure> {
+        loop {
+            self.state = match std::mem::replace(&mut self.state, State::Over) {
+                State::Looking(lookup) => match lookup.take() {
+                    None => {
+                        self.state = State::Looking(lookup);
+                        return Ok(None);
+                    }
+                    Some(found) => {
+                        let found = found?;
+                        let to = found[self.number % found.len()];
+                        if !calling.access.allows(to.ip()) {
+                            let address = target.address.to_string();
+                            return Err(Failure::Policy(PolicyError::PlainTextOnTheNetwork { address }));
+                        }
+                        self.patience = Deadline::after(HANDSHAKE);
+                        State::Connecting(begin(to)?)
+                    }
+                },
+                State::Connecting(socket) => {
+                    if connected(&socket)? {
+                        greet(socket, target, calling)?
+                    } else {
+                        self.state = State::Connecting(socket);
+                        return self.still("no answer to the connection");
+                    }
+                }
+                State::Talking(mut talk) => match talk.go_on(calling.shared_memory) {
+                    Ok(true) => {
+                        let pair = talk.offered.and_then(Offered::accepted);
+                        return Ok(Some(talk.conversation.into_stream().sharing(pair)));
+                    }
+                    Ok(false) => {
+                        self.state = State::Talking(talk);
+                        return self.still("no answer to the handshake");
+                    }
+                    Err(trouble) => {
+                        if let Trouble::Refused(refusal) = &trouble {
+                            talk.conversation.say(&Host::refuse(refusal.clone(), false));
+                            talk.conversation.fall_silent();
+                        }
+                        return Err(trouble.into());
+                    }
+                },
+                State::Over => return Err(Failure::Broken("the attempt is over".to_owned())),
+            };
+        }
+    }
+
+    fn still(&self, otherwise: &str) -> Result<Option<Stream>, Failure> {
+        if self.patience.has_passed() { Err(Failure::Broken(otherwise.to_owned())) } else { Ok(None) }
+    }
+}
+
+/// Says hello over a connection that has been made.
+fn greet(socket: TcpStream, target: &Target, calling: &Calling) -> Result<State, Failure> {
+    if is_itself(&socket) {
+        return Err(Failure::Broken("nobody listens there".to_owned()));
+    }
+    let here = socket.local_addr()?.ip();
+    let stream = match &calling.access.tls {
+        None => Stream::plain(socket)?,
+        Some(tls) => Stream::tls(socket, tls.client().map_err(io::Error::other)?)?,
+    };
+    let purpose = match &target.purpose {
+        Purpose::Join { address } => Purpose::Join { address: reachable(address, here) },
+        other => other.clone(),
+    };
+    let hello = Hello { purpose, ..calling.hello.clone() };
+    let nonce = secret::random().map_err(io::Error::other)?;
+    let caller = Caller::new(hello, target.worker, calling.access.key.clone(), nonce);
+    let caller = caller.named(calling.names.clone());
+    let mut conversation = Conversation::new(stream);
+    conversation.say(&caller.first());
+    Ok(State::Talking(Box::new(Talk { conversation, caller, offered: None })))
+}
+
+impl Talk {
+    /// Goes on as far as possible at once. Says whether the other side has said welcome.
+    fn go_on(&mut self, shared_memory: SharedMemory) -> Result<bool, Trouble> {
+        loop {
+            // It may have refused before it has read everything.
+            let spoken = self.conversation.speak();
+            let Some(words) = self.conversation.listen()? else { return spoken.map(|()| false) };
+            if let (SharedMemory::Auto, Words::Challenge(_, nonce, Some(machine), _)) =
+                (shared_memory, &words)
+                && machine::identity(nonce) == Some(*machine)
+            {
+                self.share();
+            }
+            match self.caller.hear(words).map_err(Trouble::Refused)? {
+                Answer::Say(words) => self.conversation.say(&words),
+                Answer::Welcome => return Ok(true),
+            }
+        }
+    }
+
+    /// Offers memory, since the other side is on this machine.
+    fn share(&mut self) {
+        match Offered::new() {
+            Ok(offered) => {
+                self.caller.offer(offered.offer());
+                self.offered = Some(offered);
+            }
+            Err(error) => tracing::debug!(%error, "there is no memory to share: messages go through sockets"),
+        }
+    }
+}
+
+/// An address at which others reach a worker that listens on all addresses: the one that it has connected from.
+fn reachable(address: &str, here: IpAddr) -> String {
+    match address.parse::<Address>() {
+        Ok(listens) if listens.host().is_unspecified() => {
+            SocketAddr::new(here.to_canonical(), listens.port()).to_string()
+        }
+        _ => address.to_owned(),
+    }
+}
+
+/// Begins to connect.
+fn begin(to: SocketAddr) -> io::Result<TcpStream> {
+    let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let socket = socket_with(family, SocketType::STREAM, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC, None)?;
+    match rustix::net::connect(&socket, &to) {
+        Ok(()) | Err(rustix::io::Errno::INPROGRESS | rustix::io::Errno::INTR) => Ok(TcpStream::from(socket)),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Whether a socket is connected to itself: the system gave it the very port, as its own, that nobody listens at.
+fn is_itself(socket: &TcpStream) -> bool {
+    matches!((socket.local_addr(), socket.peer_addr()), (Ok(here), Ok(there)) if here == there)
+}
+
+/// Whether the connection has been made.
+fn connected(socket: &TcpStream) -> io::Result<bool> {
+    let mut sockets = [poll::interest(socket, true)];
+    poll::wait(&mut sockets, Duration::ZERO)?;
+    if !poll::is_ready(&sockets[0]) {
+        return Ok(false);
+    }
+    sockopt::socket_error(socket)??;
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_socket_that_is_connected_to_itself_is_known() {
+        let socket =
+            socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+        rustix::net::bind(&socket, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+        let socket = TcpStream::from(socket);
+        rustix::net::connect(&socket, &socket.local_addr().unwrap()).unwrap();
+        assert!(is_itself(&socket));
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        assert!(!is_itself(&TcpStream::connect(listener.local_addr().unwrap()).unwrap()));
+    }
+
+    #[test]
+    fn who_listens_on_all_addresses_is_reached_at_the_one_that_it_connects_from() {
+        let here = IpAddr::from([10, 0, 0, 7]);
+        assert_eq!(reachable("0.0.0.0:2222", here), "10.0.0.7:2222");
+        assert_eq!(reachable("[::]:2222", here), "10.0.0.7:2222");
+        assert_eq!(reachable("worker-1:2222", here), "worker-1:2222");
+        assert_eq!(reachable("10.0.0.9:2222", here), "10.0.0.9:2222");
+    }
+}

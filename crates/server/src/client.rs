@@ -1,0 +1,295 @@
+//! What calls the services of a server.
+
+use crate::control;
+use crate::credentials::Credentials;
+use crate::error::CallError;
+use crate::frame::{Frame, LONGEST_NAME};
+use crate::pending::{Pending, State};
+use distribute_cluster::{Address, ClusterSpec, Deadline, Stopwatch, Task};
+use distribute_net::wire::Limits;
+use distribute_net::{Access, Connector, Drive, Endpoint, Identity, Message, Settings};
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a thread looks for its answer by itself before it sleeps until it is woken.
+const EAGER: Duration = Duration::from_millis(20);
+
+/// How long a thread sleeps while another one moves the bytes.
+const NAP: Duration = Duration::from_millis(1);
+
+/// What clients of one task are set up by: whom it can reach, and how.
+#[derive(Clone, Debug)]
+pub struct ClientBuilder {
+    cluster: ClusterSpec,
+    from: Task,
+    credentials: Credentials,
+    window: usize,
+    limits: Limits,
+    settings: Settings,
+}
+
+impl ClientBuilder {
+    /// What the clients of task `from` of this cluster are set up by.
+    pub fn new(cluster: ClusterSpec, from: Task) -> Self {
+        let (limits, settings) = (Limits::default(), Settings::default());
+        Self { cluster, from, credentials: Credentials::default(), window: 64, limits, settings }
+    }
+
+    /// What this process shows to be one of the job, and asks of others. By default the secret in `DISTRIBUTE_SECRET`, if
+    /// there is one.
+    pub fn identity(mut self, identity: Identity) -> Self {
+        self.credentials.identity = Some(identity);
+        self
+    }
+
+    /// Shows and asks what a server does.
+    pub(crate) fn set_credentials(&mut self, credentials: Credentials) {
+        self.credentials = credentials;
+    }
+
+    /// Lets connections between machines go without encryption: see
+    /// [`Rendezvous`](distribute_net::Rendezvous::allow_plain_text_on_the_network).
+    pub fn allow_plain_text_on_the_network(mut self) -> Self {
+        self.credentials.allow_plain_text = true;
+        self
+    }
+
+    /// How many calls of a connection may wait for answers at once; 64 by default. Those beyond wait for room.
+    pub fn window(mut self, calls: usize) -> Self {
+        self.window = calls.max(1);
+        self
+    }
+
+    /// How long the heads and bodies of calls and answers may be.
+    pub fn limits(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
+    }
+
+    /// How connections behave.
+    pub fn settings(mut self, settings: Settings) -> Self {
+        self.settings = settings;
+        self
+    }
+
+    /// Connects to the server of a task of the cluster, again and again until it is there.
+    ///
+    /// # Errors
+    /// [`CallError::Cluster`], [`CallError::Access`]; [`CallError::Connect`] at once where the server refuses this task, else
+    /// after `timeout`, with what came of the last attempt.
+    pub fn connect(&self, to: &Task, timeout: Duration) -> Result<Client, CallError> {
+        let address = self.cluster.task_address(&to.job, to.index)?;
+        let access = self.credentials.access(&self.cluster)?;
+        Client::open(self, access, to, address, timeout)
+    }
+}
+
+/// A connection to the server of a task, by which threads call its services.
+///
+/// Any number of threads call at once, and answers come in any order. When the connection is lost, all calls fail at once,
+/// those included that wait for room; a new one is made by connecting again.
+pub struct Client {
+    endpoint: Endpoint,
+    pending: Arc<Pending>,
+    window: usize,
+    limits: Limits,
+}
+
+impl Client {
+    /// Connects task `from` to the server of task `to`, with the settings of a [`ClientBuilder`] by default.
+    ///
+    /// # Errors
+    /// See [`ClientBuilder::connect`].
+    pub fn connect(
+        cluster: &ClusterSpec,
+        from: Task,
+        to: &Task,
+        timeout: Duration,
+    ) -> Result<Self, CallError> {
+        ClientBuilder::new(cluster.clone(), from).connect(to, timeout)
+    }
+
+    fn open(
+        builder: &ClientBuilder,
+        access: Access,
+        to: &Task,
+        address: &Address,
+        timeout: Duration,
+    ) -> Result<Self, CallError> {
+        let ClientBuilder { from, window, limits, settings, .. } = builder;
+        let connector = Connector::new(from.clone(), access).limits(*limits).settings(*settings);
+        let pending = Arc::<Pending>::default();
+        let endpoint = connector.connect(to, address, pending.clone(), Deadline::after(timeout))?;
+        Ok(Self { endpoint, pending, window: *window, limits: *limits })
+    }
+
+    /// The task that is called.
+    pub fn task(&self) -> &Task {
+        self.endpoint.peer()
+    }
+
+    /// Calls a service and waits for its answer: `timeout` is for both, room and answer.
+    ///
+    /// # Errors
+    /// [`CallError`]. The connection can be used again, but after [`CallError::Lost`].
+    pub fn call(&self, service: &str, message: Message, timeout: Duration) -> Result<Message, CallError> {
+        let waited = Stopwatch::start();
+        let call = self.start(service, message, timeout)?;
+        call.wait(timeout.saturating_sub(waited.elapsed()))
+    }
+
+    /// Calls a service, and leaves it to the caller when to wait for the answer. Where too many calls have no answer yet, it
+    /// waits for room.
+    ///
+    /// # Errors
+    /// [`CallError::TooLong`], [`CallError::Room`], [`CallError::Lost`].
+    pub fn start(
+        &self,
+        service: &str,
+        message: Message,
+        timeout: Duration,
+    ) -> Result<Started<'_>, CallError> {
+        self.check(service, "a name", service.len(), LONGEST_NAME)?;
+        // With room for what stands before it.
+        let limit = (self.limits.head as usize).saturating_sub(LONGEST_NAME + 16);
+        self.check(service, "a head", message.head.len(), limit)?;
+        let limit = usize::try_from(self.limits.body).unwrap_or(usize::MAX);
+        self.check(service, "a body", message.body.len(), limit)?;
+        let waited = Stopwatch::start();
+        let window = self.window;
+        let id = self.until(
+            timeout,
+            |state| state.lost().is_some() || state.has_room(window),
+            |state| match state.lost() {
+                Some(reason) => Some(Err(reason.to_owned())),
+                None => state.enter(window).map(Ok),
+            },
+        );
+        let id = match id {
+            Some(Ok(id)) => id,
+            Some(Err(reason)) => return Err(self.lost(service, reason)),
+            None => {
+                let (service, task, address) = self.names(service);
+                let waited = waited.elapsed();
+                return Err(CallError::Room { service, task, address, window, waited });
+            }
+        };
+        self.endpoint.send(Frame::Call { id, service: service.to_owned(), message }.encode());
+        Ok(Started { client: self, id, service: service.to_owned(), waited })
+    }
+
+    /// Ends the server. Only the chief may or, without one, worker 0.
+    ///
+    /// # Errors
+    /// [`CallError`], with a fault of [`NotAllowed`](crate::FaultKind::NotAllowed) for others.
+    pub fn stop_server(&self, timeout: Duration) -> Result<(), CallError> {
+        self.call(control::NAME, Message::new(control::STOP, ""), timeout).map(drop)
+    }
+
+    fn check(&self, service: &str, what: &'static str, length: usize, limit: usize) -> Result<(), CallError> {
+        if length <= limit {
+            return Ok(());
+        }
+        let (service, task, address) = self.names(service);
+        Err(CallError::TooLong { service, task, address, what, length, limit })
+    }
+
+    fn lost(&self, service: &str, reason: String) -> CallError {
+        let (service, task, address) = self.names(service);
+        CallError::Lost { service, task, address, reason }
+    }
+
+    fn names(&self, service: &str) -> (String, Task, String) {
+        let service = service.get(..service.floor_char_boundary(LONGEST_NAME)).unwrap_or_default();
+        (service.to_owned(), self.endpoint.peer().clone(), self.endpoint.address().to_owned())
+    }
+
+    /// Waits for something that `take` takes once `peek` sees it; `None` at the deadline. First it moves the bytes itself, so
+    /// that no other thread has to be woken for an answer that comes soon.
+    fn until<T>(
+        &self,
+        timeout: Duration,
+        peek: impl Fn(&State) -> bool,
+        take: impl Fn(&mut State) -> Option<T>,
+    ) -> Option<T> {
+        let (mut deadline, eager) = (Deadline::after(timeout), Deadline::after(EAGER));
+        let pending = &*self.pending;
+        loop {
+            let mut state = pending.lock();
+            if let Some(found) = take(&mut state) {
+                return Some(found);
+            }
+            let slice = deadline.look();
+            if slice.is_zero() {
+                return None;
+            }
+            if eager.has_passed() {
+                pending.wait(state, slice);
+            } else {
+                drop(state);
+                let there = || peek(&pending.lock());
+                if let Drive::Elsewhere | Drive::Never =
+                    self.endpoint.drive(slice.min(eager.remaining()), &there)
+                {
+                    let state = pending.lock();
+                    if !peek(&state) {
+                        pending.wait(state, NAP.min(slice));
+                    }
+                }
+            }
+            deadline.look();
+        }
+    }
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Client({} at {})", self.endpoint.peer(), self.endpoint.address())
+    }
+}
+
+/// A call whose answer has not been taken yet. One that is dropped is still carried out, and keeps its room until then.
+#[derive(Debug)]
+pub struct Started<'a> {
+    client: &'a Client,
+    id: u64,
+    service: String,
+    waited: Stopwatch,
+}
+
+impl Started<'_> {
+    /// Whether the answer has come.
+    pub fn is_answered(&self) -> bool {
+        self.client.pending.lock().is_answered(self.id)
+    }
+
+    /// Waits for the answer.
+    ///
+    /// # Errors
+    /// [`CallError::Failed`], [`CallError::Late`], [`CallError::Lost`].
+    pub fn wait(self, timeout: Duration) -> Result<Message, CallError> {
+        let id = self.id;
+        let answer = self.client.until(
+            timeout,
+            |state| state.is_answered(id) || state.lost().is_some(),
+            |state| match state.take(id) {
+                Some(answer) => Some(Ok(answer)),
+                None => state.lost().map(|reason| Err(reason.to_owned())),
+            },
+        );
+        let (service, task, address) = self.client.names(&self.service);
+        match answer {
+            Some(Ok(Ok(message))) => Ok(message),
+            Some(Ok(Err(fault))) => Err(CallError::Failed { service, task, address, fault }),
+            Some(Err(reason)) => Err(CallError::Lost { service, task, address, reason }),
+            None => Err(CallError::Late { service, task, address, waited: self.waited.elapsed() }),
+        }
+    }
+}
+
+impl Drop for Started<'_> {
+    fn drop(&mut self) {
+        self.client.pending.abandon(self.id);
+    }
+}

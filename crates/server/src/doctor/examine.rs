@@ -1,0 +1,116 @@
+//! Measures the links between all tasks of a cluster.
+
+use super::link::{Link, State};
+use super::measure::{NAME, exchange, reach};
+use super::report::Report;
+use super::service::Probe;
+use crate::client::{Client, ClientBuilder};
+use distribute_cluster::{ClusterSpec, Task};
+use distribute_net::Message;
+use std::time::Duration;
+
+/// Up to so many tasks measure the links between each two of them; of more, each one to the next.
+const FEW: usize = 16;
+
+/// How many tasks are connected to at once.
+const AT_ONCE: usize = 32;
+
+/// Connects task `me` to the servers of all other tasks of a cluster, measures these links, and has those tasks measure the
+/// links among themselves. Links are measured one after the other, so that none disturbs another. A task may be missing for
+/// `patience`; `seen` is told of each link.
+///
+/// Tasks without a server can run `distribute doctor --listen`.
+pub fn examine(
+    clients: &ClientBuilder,
+    cluster: &ClusterSpec,
+    me: &Task,
+    patience: Duration,
+    seen: &mut dyn FnMut(&Link),
+) -> Report {
+    let clients = clients.clone().settings(super::settings());
+    let mut links = Vec::new();
+    let mut tell = |from: &Task, to: &Task, state: State| {
+        let address = cluster.task_address(&to.job, to.index).map(ToString::to_string).unwrap_or_default();
+        let link = Link { from: from.clone(), to: to.clone(), address, state };
+        seen(&link);
+        links.push(link);
+    };
+    let tasks: Vec<Task> = cluster.tasks().map(|(task, _)| task).filter(|task| task != me).collect();
+    let mut open = Vec::new();
+    for some in tasks.chunks(AT_ONCE) {
+        for (task, reached) in some.iter().zip(reach_all(&clients, some, patience)) {
+            match reached {
+                Ok(client) => {
+                    let state = exchange(&client, patience);
+                    if let State::Open { .. } = state {
+                        open.push((task, client));
+                    }
+                    tell(me, task, state);
+                }
+                Err(state) => tell(me, task, state),
+            }
+        }
+    }
+    for (from, to) in pairs(open.len()) {
+        if let (Some((from, client)), Some((to, _))) = (open.get(from), open.get(to)) {
+            tell(from, to, probe(client, to, patience));
+        }
+    }
+    Report::new(links)
+}
+
+/// Connects to several tasks at once: each that is missing takes all of the patience.
+fn reach_all(clients: &ClientBuilder, tasks: &[Task], patience: Duration) -> Vec<Result<Client, State>> {
+    std::thread::scope(|scope| {
+        let reach = |task| {
+            let thread = std::thread::Builder::new().name("distribute-doctor".to_owned());
+            thread.spawn_scoped(scope, move || reach(clients, task, patience))
+        };
+        let threads: Vec<_> = tasks.iter().map(reach).collect();
+        let broken = |why: String| Err(State::Broken { why });
+        let join = |thread: std::io::Result<std::thread::ScopedJoinHandle<'_, _>>| match thread {
+            Ok(thread) => thread.join().unwrap_or_else(|_| broken("the measurement panicked".to_owned())),
+            Err(error) => broken(format!("no thread for the measurement: {error}")),
+        };
+        threads.into_iter().map(join).collect()
+    })
+}
+
+/// Has a task measure its link to another one.
+fn probe(client: &Client, to: &Task, patience: Duration) -> State {
+    let patience_ms = patience.as_millis().try_into().unwrap_or(u64::MAX);
+    let broken = |why: String| State::Broken { why };
+    let ask = match serde_json::to_vec(&Probe { probe: to.clone(), patience_ms }) {
+        Ok(ask) => ask,
+        Err(error) => return broken(error.to_string()),
+    };
+    // It connects, and makes some calls, each with this patience.
+    match client.call(NAME, Message::new(ask, ""), patience.saturating_mul(4)) {
+        Ok(answer) => serde_json::from_slice(&answer.body)
+            .unwrap_or_else(|error| broken(format!("what it said cannot be read: {error}"))),
+        Err(error) => broken(error.to_string()),
+    }
+}
+
+/// Which of so many tasks measures its link to which.
+fn pairs(tasks: usize) -> Vec<(usize, usize)> {
+    if tasks <= FEW {
+        (0..tasks).flat_map(|from| (from + 1..tasks).map(move |to| (from, to))).collect()
+    } else {
+        (0..tasks).map(|from| (from, (from + 1) % tasks)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_tasks_are_measured_by_pairs_and_many_in_a_ring() {
+        assert_eq!(pairs(0), []);
+        assert_eq!(pairs(1), []);
+        assert_eq!(pairs(3), [(0, 1), (0, 2), (1, 2)]);
+        let ring = pairs(20);
+        assert_eq!((ring.len(), ring[19]), (20, (19, 0)));
+    }
+}

@@ -1,0 +1,79 @@
+//! The doctor as a task of the cluster: each task listens, and the one that leads measures all links.
+
+use super::examine::examine;
+use super::link::{Link, State};
+use super::report::Report;
+use crate::builder::ServerBuilder;
+use crate::client::ClientBuilder;
+use crate::ending::End;
+use crate::error::ServerError;
+use crate::own_task::may_end;
+use crate::server::Server;
+use distribute_cluster::{ClusterSpec, Task};
+use std::time::Duration;
+
+/// How long the one that leads may take after all have come.
+const LONGEST: Duration = Duration::from_secs(600);
+
+/// Takes part as a task whose server `builder` sets up. The task that leads, the chief or worker 0, waits for the others for
+/// `patience`, measures all links, ends the others' servers, and gets the report; the others get none when it has.
+///
+/// # Errors
+/// [`ServerError`]; [`ServerError::Broken`] where the one that leads has not come or not ended in ten minutes beyond the
+/// patience.
+pub fn together(
+    builder: ServerBuilder,
+    clients: &ClientBuilder,
+    task: &Task,
+    patience: Duration,
+    seen: &mut dyn FnMut(&Link),
+) -> Result<Option<Report>, ServerError> {
+    let server = builder.start()?;
+    if leader(server.cluster()).as_ref() != Some(task) {
+        return wait(&server, patience.saturating_add(LONGEST)).map(|()| None);
+    }
+    let report = examine(clients, server.cluster(), task, patience, seen);
+    for link in report.links.iter().filter(|link| link.from == *task) {
+        if let State::Open { .. } = link.state {
+            // One that does not hear it is over already, or gives up by itself.
+            let ended = clients.connect(&link.to, patience).and_then(|client| client.stop_server(patience));
+            if let Err(error) = ended {
+                tracing::debug!(%error, "a server could not be ended");
+            }
+        }
+    }
+    Ok(Some(report))
+}
+
+fn wait(server: &Server, timeout: Duration) -> Result<(), ServerError> {
+    match server.join_timeout(timeout)? {
+        Some(End::Stopped | End::Chief(_) | End::Dropped | End::Broken(_)) => Ok(()),
+        None => Err(ServerError::Broken {
+            task: server.task().clone(),
+            address: server.address().to_string(),
+            reason: format!(
+                "nobody has measured the links in {} s; see whether the chief or, without one, worker 0 runs",
+                timeout.as_secs()
+            ),
+        }),
+    }
+}
+
+/// The task that measures: the first of those that may end the others.
+fn leader(cluster: &ClusterSpec) -> Option<Task> {
+    cluster.tasks().map(|(task, _)| task).find(|task| may_end(cluster, task))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_task_leads() {
+        let of = |text: &str| leader(&text.parse().unwrap()).map(|task| task.to_string());
+        assert_eq!(of(r#"{"ps": ["a:1"], "worker": ["b:1", "c:1"]}"#).as_deref(), Some("worker 0"));
+        assert_eq!(of(r#"{"chief": ["a:1"], "worker": ["b:1"]}"#).as_deref(), Some("chief 0"));
+        assert_eq!(of(r#"{"ps": ["a:1", "b:1"]}"#).as_deref(), Some("ps 0"));
+        assert_eq!(of("{}"), None);
+    }
+}

@@ -1,0 +1,94 @@
+//! Which task of its cluster a server is. Pure.
+
+use crate::error::ServerError;
+use distribute_cluster::{Address, ClusterSpec, Job, Task};
+
+/// The task of this job and number, either of which may be left out where there is one alone.
+pub(crate) fn own_task(
+    cluster: &ClusterSpec,
+    job: Option<Job>,
+    index: Option<usize>,
+) -> Result<Task, ServerError> {
+    // SRV-1
+    let jobs: Vec<_> = cluster.jobs().collect();
+    let job = match (job, &jobs[..]) {
+        (Some(job), _) => job,
+        (None, [one]) => (*one).clone(),
+        (None, _) => return Err(ServerError::WhichJob { all: cluster.jobs().cloned().collect() }),
+    };
+    let index = match (index, &cluster.task_indices(&job)?[..]) {
+        (Some(index), _) => index,
+        (None, [one]) => *one,
+        (None, all) => return Err(ServerError::WhichTask { tasks: all.len(), job }),
+    };
+    cluster.task_address(&job, index)?;
+    Ok(job.task(index))
+}
+
+/// The cluster with the port that the system chose for a task that left it open.
+pub(crate) fn with_port(cluster: &ClusterSpec, task: &Task, port: u16) -> Result<ClusterSpec, ServerError> {
+    let mut chosen = ClusterSpec::new();
+    cluster.jobs().for_each(|job| chosen.add_job(job.clone()));
+    for (other, address) in cluster.tasks() {
+        let own = other == *task && address.port() == 0;
+        let address = if own { Address::new(address.host().clone(), port) } else { address.clone() };
+        chosen.insert(other, address)?;
+    }
+    Ok(chosen)
+}
+
+/// Whether a task may end servers: the chief or, where there is none, worker 0; where there is neither, anyone.
+pub(crate) fn may_end(cluster: &ClusterSpec, caller: &Task) -> bool {
+    let leads = [Job::Chief, Job::Worker].into_iter().find(|job| cluster.has_job(job));
+    leads.is_none_or(|job| *caller == job.task(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cluster(text: &str) -> ClusterSpec {
+        text.parse().unwrap()
+    }
+
+    // SRV-1
+    #[test]
+    fn srv_1_job_and_index_may_be_left_out_where_there_is_one() {
+        let one = cluster(r#"{"ps": {"3": "a:1"}}"#);
+        let two = cluster(r#"{"ps": ["a:1"], "worker": ["b:1", "c:1"]}"#);
+        let own = |cluster: &ClusterSpec, job: Option<&str>, index| {
+            own_task(cluster, job.map(Job::from), index).map_err(|error| error.to_string())
+        };
+        assert_eq!(own(&one, None, None), Ok(Job::Ps.task(3)));
+        assert_eq!(own(&two, Some("ps"), None), Ok(Job::Ps.task(0)));
+        assert_eq!(own(&two, Some("worker"), Some(1)), Ok(Job::Worker.task(1)));
+        for (job, index, says) in [
+            (None, None, "the cluster has the jobs ps, worker: say by job_name"),
+            (None, Some(0), "say by job_name"),
+            (Some("worker"), None, "the job \"worker\" has 2 tasks: say by task_index"),
+            (Some("worker"), Some(2), "the cluster has no worker 2"),
+            (Some("chief"), None, "the cluster has no job \"chief\""),
+        ] {
+            let error = own(&two, job, index).unwrap_err();
+            assert!(error.contains(says), "{error}");
+        }
+        assert!(own(&ClusterSpec::new(), None, None).unwrap_err().contains("the cluster has no job: say"));
+    }
+
+    #[test]
+    fn an_open_port_is_filled_in_and_others_are_not() {
+        let of = |text, port| with_port(&cluster(text), &Job::Ps.task(0), port).unwrap().to_string();
+        assert_eq!(of(r#"{"ps":["a:0","b:0"],"worker":[]}"#, 7), r#"{"ps":["a:7","b:0"],"worker":{}}"#);
+        assert_eq!(of(r#"{"ps":["a:5"]}"#, 7), r#"{"ps":["a:5"]}"#);
+    }
+
+    #[test]
+    fn servers_are_ended_by_who_leads() {
+        let may = |text, caller| may_end(&cluster(text), &caller);
+        let chief = r#"{"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}"#;
+        assert!(may(chief, Job::Chief.task(0)) && !may(chief, Job::Worker.task(0)));
+        let workers = r#"{"worker": ["b:1", "d:1"], "ps": ["c:1"]}"#;
+        assert!(may(workers, Job::Worker.task(0)) && !may(workers, Job::Worker.task(1)));
+        assert!(!may(workers, Job::Chief.task(0)) && may(r#"{"local": ["a:1"]}"#, Task::new("me", 3)));
+    }
+}

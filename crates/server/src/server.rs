@@ -1,0 +1,232 @@
+//! A task that answers calls.
+
+use crate::connection::{Inbox, Services, serve};
+use crate::ending::{End, Ending};
+use crate::error::ServerError;
+use distribute_cluster::{Address, ClusterSpec, Task};
+use distribute_log::heard;
+use distribute_net::Acceptor;
+use distribute_net::endpoint::Arrival;
+use std::sync::Arc;
+use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
+
+/// How long the thread that lets callers in waits at most before it looks whether the server has ended.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// How long the end waits for services that are still busy with a call.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// A task of a cluster that answers calls of the others.
+///
+/// It begins to listen when it is made, and answers from [`start`](Self::start) on. When it is dropped, its connections end in
+/// order: answers that have been given still arrive.
+#[doc(alias = "tf.distribute.Server")]
+#[doc(alias = "tf.train.Server")]
+#[derive(Debug)]
+pub struct Server {
+    task: Task,
+    cluster: Arc<ClusterSpec>,
+    address: Address,
+    protocol: String,
+    ending: Arc<Ending>,
+    /// Until it is started.
+    ready: Option<Ready>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What a server needs to answer calls.
+pub(crate) struct Ready {
+    pub acceptor: Acceptor,
+    pub services: Services,
+    /// How many connections it may have.
+    pub connections: usize,
+    /// How many calls of each may have no answer yet.
+    pub calls: usize,
+}
+
+impl std::fmt::Debug for Ready {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.services.keys()).finish()
+    }
+}
+
+/// Ends a server, or waits for its end, from another thread than that of its owner.
+#[derive(Clone, Debug)]
+pub struct Stopper {
+    task: Task,
+    address: String,
+    ending: Arc<Ending>,
+}
+
+impl Server {
+    pub(crate) fn ready(
+        task: Task,
+        cluster: Arc<ClusterSpec>,
+        address: Address,
+        protocol: String,
+        ending: Arc<Ending>,
+        ready: Ready,
+    ) -> Self {
+        Self { task, cluster, address, protocol, ending, ready: Some(ready), thread: None }
+    }
+
+    /// Begins to answer; nothing if it does already.
+    ///
+    /// # Errors
+    /// [`ServerError::Thread`] if the system has none to spare.
+    pub fn start(&mut self) -> Result<(), ServerError> {
+        let Some(ready) = self.ready.take() else { return Ok(()) };
+        let (me, ending) = (Arc::new(self.task.clone()), self.ending.clone());
+        let thread = Builder::new().name("distribute-server".to_owned());
+        let started = thread.spawn(move || accept(ready, &me, &ending));
+        let started = started.map_err(|source| ServerError::Thread { task: self.task.clone(), source });
+        self.thread = Some(started?);
+        Ok(())
+    }
+
+    /// Where callers find it: `tcp://10.0.0.7:2222`.
+    pub fn target(&self) -> String {
+        format!("{}://{}", self.protocol, self.address)
+    }
+
+    /// Its address, with the port that the system has chosen where the cluster left it open.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// The task that it is.
+    pub fn task(&self) -> &Task {
+        &self.task
+    }
+
+    /// The cluster that it is part of, with its port.
+    #[doc(alias = "server_def")]
+    pub fn cluster(&self) -> &ClusterSpec {
+        &self.cluster
+    }
+
+    /// How many connections it has.
+    pub fn connections(&self) -> usize {
+        self.ending.connections()
+    }
+
+    /// Waits until the server has ended: the chief has said so, or [`stop`](Self::stop). It waits as long as that takes.
+    ///
+    /// # Errors
+    /// [`ServerError::Broken`] if it could not go on.
+    pub fn join(&self) -> Result<End, ServerError> {
+        self.stopper().join()
+    }
+
+    /// As [`join`](Self::join), for at most this time; `None` if it has not ended by then.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn join_timeout(&self, timeout: Duration) -> Result<Option<End>, ServerError> {
+        self.stopper().join_timeout(timeout)
+    }
+
+    /// Ends the server. Calls that come later are lost.
+    pub fn stop(&self) {
+        self.ending.end(End::Stopped);
+    }
+
+    /// What ends this server, or waits for its end, on another thread.
+    pub fn stopper(&self) -> Stopper {
+        let address = self.address.to_string();
+        Stopper { task: self.task.clone(), address, ending: self.ending.clone() }
+    }
+}
+
+impl Stopper {
+    /// See [`Server::stop`].
+    pub fn stop(&self) {
+        self.ending.end(End::Stopped);
+    }
+
+    /// See [`Server::join`]. It ends, too, when the server is dropped.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn join(&self) -> Result<End, ServerError> {
+        loop {
+            // Whoever drops the server ends it.
+            if let Some(end) = self.join_timeout(Duration::MAX)? {
+                return Ok(end);
+            }
+        }
+    }
+
+    /// See [`Server::join_timeout`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn join_timeout(&self, timeout: Duration) -> Result<Option<End>, ServerError> {
+        match self.ending.wait(timeout) {
+            Some(End::Broken(reason)) => {
+                let (task, address) = (self.task.clone(), self.address.clone());
+                Err(ServerError::Broken { task, address, reason })
+            }
+            end => Ok(end),
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.ending.end(End::Dropped);
+        if let Some(thread) = self.thread.take() {
+            // It looks whether the server has ended, and runs no service.
+            let _ = thread.join();
+        }
+        if !self.ending.wait_for_connections(GRACE) {
+            heard(|| {
+                let (task, seconds) = (&self.task, GRACE.as_secs());
+                tracing::warn!("the server of {task} is over, and a call of it is not after {seconds} s");
+            });
+        }
+    }
+}
+
+/// Lets callers in until the server ends.
+fn accept(mut ready: Ready, me: &Arc<Task>, ending: &Arc<Ending>) {
+    let services = Arc::new(std::mem::take(&mut ready.services));
+    while !ending.has_ended() {
+        let room = ready.connections.saturating_sub(ending.connections());
+        match ready.acceptor.accept(LOOK, room) {
+            Ok(arrivals) => {
+                for arrival in arrivals {
+                    let caller = arrival.caller().clone();
+                    if let Err(error) = connect(arrival, &ready, me, &services, ending) {
+                        heard(|| tracing::warn!("{me} cannot serve {caller}: {error}"));
+                    }
+                }
+            }
+            Err(error) => ending.end(End::Broken(error.to_string())),
+        }
+    }
+}
+
+/// Opens a connection, and answers its calls on a thread.
+fn connect(
+    arrival: Arrival,
+    ready: &Ready,
+    me: &Arc<Task>,
+    services: &Arc<Services>,
+    ending: &Arc<Ending>,
+) -> std::io::Result<()> {
+    let inbox = Inbox::new(ready.calls);
+    let endpoint = Arc::new(arrival.open(inbox.clone())?);
+    let (me, services, ending) = (me.clone(), services.clone(), ending.clone());
+    ending.enter(&inbox);
+    let (entered, owner) = (inbox.clone(), ending.clone());
+    let thread = Builder::new().name("distribute-calls".to_owned());
+    let started = thread.spawn(move || {
+        serve(&endpoint, &inbox, &me, &services);
+        // What was answered still arrives.
+        drop(endpoint);
+        ending.leave(&inbox);
+    });
+    started.map(drop).inspect_err(|_| owner.leave(&entered))
+}
