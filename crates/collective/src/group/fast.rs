@@ -193,10 +193,14 @@ mod tests {
     #[test]
     fn a_worker_that_is_late_in_a_further_round_is_named_on_all_others() {
         for (len, rounds) in SUMS {
-            let (met, others) = (Arc::new(Barrier::new(WORKERS)), Duration::from_secs(1));
+            let (met, others) = (Arc::new(Barrier::new(WORKERS)), Duration::from_secs(2));
             let over = met.clone();
-            let wait = move |_: &Group| drop(met.wait());
-            let blames = without_one(len, rounds / 2, others, wait, move || drop(over.wait()));
+            let wait = move |_: &Group| {
+                met.wait();
+            };
+            let blames = without_one(len, rounds / 2, others, wait, move || {
+                over.wait();
+            });
             one_text(&blames, Fault::Late);
         }
     }
