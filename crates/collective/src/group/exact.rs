@@ -6,7 +6,7 @@ use super::{Buffers, Calling, SumOptions, raw};
 use crate::Failure;
 use bytemuck::Pod;
 use bytes::Bytes;
-use distribute_tensor::kernel::{Scale, fold_scaled};
+use distribute_tensor::kernel::Scale;
 use std::ops::Range;
 
 /// The sum of the vectors of all workers, in pieces. Where numbers are rounded to be sent, this worker's own are, too, so that the
@@ -38,11 +38,9 @@ pub(super) fn sum<F: Scale + Pod>(
         all.extend((0..vectors.len()).map(|at| body.slice(at * mine.len()..(at + 1) * mine.len())));
     }
     let mut sum = buffers.take(mine.len() / coding.width() * size_of::<F>());
-    let all: Vec<_> = all.iter().map(|bytes| coding.decode(bytes)).collect();
-    let all: Vec<&[F]> = all.iter().map(|numbers| &**numbers).collect();
-    fold_scaled(&all, weights, bytemuck::cast_slice_mut(sum.bytes_mut()));
+    coding.fold(&all, weights, bytemuck::cast_slice_mut(sum.bytes_mut()));
+    drop((all, come));
     let sum = coding.encode(sum.freeze(), &buffers);
-    drop(come);
 
     let mut sums = calling.part(&named("its sums", options), |_| sum.clone())?;
     for (worker, theirs) in sums.iter_mut().enumerate() {

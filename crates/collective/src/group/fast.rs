@@ -7,7 +7,7 @@ use super::wire::{Coding, Real};
 use super::{Algorithm, Calling, SumOptions, raw};
 use crate::Failure;
 use bytes::Bytes;
-use distribute_tensor::kernel::{fold, fold_scaled};
+use distribute_tensor::kernel::fold_scaled;
 use std::ops::Range;
 
 /// The sum of the vectors of all workers, in pieces. The owner of each element computes its sum, so all get the same bits.
@@ -40,8 +40,7 @@ pub(super) fn sum<F: Real>(
         let place = bytes_of(&range, size_of::<F>());
         let mine = partial.get(place.clone(), &buffers).ok_or_else(gap)?;
         let mut sum = buffers.take(place.len());
-        let both = [&*numbers::<F>(&mine), &*coding.decode(&theirs)];
-        fold(&both, bytemuck::cast_slice_mut(sum.bytes_mut()));
+        coding.add(&mine, &theirs, bytemuck::cast_slice_mut(sum.bytes_mut()));
         partial.put(place.start, sum.freeze());
     }
 

@@ -4,10 +4,9 @@ use super::buffer::numbers;
 use super::{Buffers, Wire};
 use bytemuck::Pod;
 use bytes::Bytes;
-use distribute_tensor::kernel::Scale;
+use distribute_tensor::kernel::{Scale, fold, fold_scaled};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
-use std::borrow::Cow;
 
 /// So many numbers are converted at a time.
 const BLOCK: usize = 256;
@@ -83,12 +82,39 @@ impl<F: Scale + Pod> Coding<F> {
         halves.freeze()
     }
 
-    /// What has been received as numbers.
-    pub(super) fn decode<'a>(&self, received: &'a [u8]) -> Cow<'a, [F]> {
-        let Some(half) = self.0 else { return numbers(received) };
-        let mut all = vec![F::ZERO; received.len() / size_of::<u16>()];
-        (half.decode)(received, &mut all);
-        Cow::Owned(all)
+    /// The sum of what has been received, each times its weight, in the one order of sums. Halves become numbers block by
+    /// block, so that no memory is taken for all of them.
+    pub(super) fn fold(&self, received: &[Bytes], weights: &[F], sum: &mut [F]) {
+        let Some(half) = self.0 else {
+            let all: Vec<_> = received.iter().map(|bytes| numbers::<F>(bytes)).collect();
+            let all: Vec<&[F]> = all.iter().map(|numbers| &**numbers).collect();
+            return fold_scaled(&all, weights, sum);
+        };
+        let mut blocks = vec![F::ZERO; received.len() * BLOCK.min(sum.len())];
+        for (at, sum) in sum.chunks_mut(BLOCK).enumerate() {
+            let start = at * BLOCK * size_of::<u16>();
+            let place = start..start + sum.len() * size_of::<u16>();
+            let blocks = &mut blocks[..received.len() * sum.len()];
+            for (block, bytes) in blocks.chunks_exact_mut(sum.len()).zip(received) {
+                (half.decode)(&bytes[place.clone()], block);
+            }
+            fold_scaled(&blocks.chunks_exact(sum.len()).collect::<Vec<_>>(), weights, sum);
+        }
+    }
+
+    /// The sum of a vector and of what has been received.
+    pub(super) fn add(&self, mine: &[u8], received: &[u8], sum: &mut [F]) {
+        let mine = numbers::<F>(mine);
+        let Some(half) = self.0 else {
+            return fold(&[&mine, &numbers::<F>(received)], sum);
+        };
+        let mut block = [F::ZERO; BLOCK];
+        let received = received.chunks(BLOCK * size_of::<u16>());
+        for ((sum, mine), received) in sum.chunks_mut(BLOCK).zip(mine.chunks(BLOCK)).zip(received) {
+            let block = &mut block[..sum.len()];
+            (half.decode)(received, block);
+            fold(&[mine, block], sum);
+        }
     }
 
     /// What has been received as a vector.
@@ -149,10 +175,11 @@ mod tests {
         vector.bytes_mut().copy_from_slice(bytemuck::cast_slice(all));
         let sent = coding.encode(vector.freeze(), &buffers);
         assert_eq!(sent.len(), coding.width() * all.len());
-        let got = coding.decode(&sent).into_owned();
+        let mut once = vec![F::ZERO; all.len()];
+        coding.fold(std::slice::from_ref(&sent), &[F::ONE], &mut once);
         let bytes = coding.decode_bytes(sent, &buffers);
-        assert_eq!(bytemuck::cast_slice::<F, u8>(&got), &bytes[..]);
-        got
+        assert_eq!(bytemuck::cast_slice::<F, u8>(&once), &bytes[..]);
+        once
     }
 
     /// The nearest half by trying: `bits` is one of the two around the number.
