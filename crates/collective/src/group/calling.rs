@@ -72,16 +72,29 @@ impl<'a> Calling<'a> {
         what: &str,
         body: impl FnMut(usize) -> Bytes,
     ) -> Result<Vec<Bytes>, Failure> {
-        if self.begun { self.go_on(what, body) } else { Ok(self.agree(body)?) }
+        if self.begun { self.go_on(what, body) } else { Ok(self.agree(self.standings.clone(), body)?) }
+    }
+
+    /// Like [`round`](Self::round), where workers have to agree on `what`, too, even if this is the first one.
+    pub(super) fn part(
+        &mut self,
+        what: &str,
+        body: impl FnMut(usize) -> Bytes,
+    ) -> Result<Vec<Bytes>, Failure> {
+        if self.begun { self.go_on(what, body) } else { Ok(self.agree(self.standings_in(what), body)?) }
     }
 
     /// The first round of the call, in which all agree on it. Further rounds are marked as parts of it.
     pub(super) fn begin(&mut self, body: Bytes) -> Result<Vec<Bytes>, Arc<Blame>> {
-        self.agree(|_| body.clone())
+        self.agree(self.standings.clone(), |_| body.clone())
     }
 
-    fn agree(&mut self, body: impl FnMut(usize) -> Bytes) -> Result<Vec<Bytes>, Arc<Blame>> {
-        let bodies = self.session.swap(self.standings.clone(), body, self.timeout)?;
+    fn agree(
+        &mut self,
+        standings: Vec<Standing>,
+        body: impl FnMut(usize) -> Bytes,
+    ) -> Result<Vec<Bytes>, Arc<Blame>> {
+        let bodies = self.session.swap(standings, body, self.timeout)?;
         self.begun = true;
         for standing in &mut self.standings {
             if let Presence::Waiting(call) = &mut standing.presence {
@@ -98,12 +111,17 @@ impl<'a> Calling<'a> {
         what: &str,
         body: impl FnMut(usize) -> Bytes,
     ) -> Result<Vec<Bytes>, Failure> {
+        Ok(self.session.go_on(self.standings_in(what), body, self.timeout)?)
+    }
+
+    /// The standings of this worker's replicas in a part of the call.
+    fn standings_in(&self, what: &str) -> Vec<Standing> {
         let mut standings = self.standings.clone();
         for standing in &mut standings {
             if let Presence::Waiting(call) = &mut standing.presence {
                 *call = Fingerprint { detail: format!("{}: {what}", call.detail).into(), ..call.clone() };
             }
         }
-        Ok(self.session.go_on(standings, body, self.timeout)?)
+        standings
     }
 }

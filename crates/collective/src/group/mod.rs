@@ -12,6 +12,10 @@
 //! | [`calling`] | [`Calling`]: a call that the replicas of all workers make together |
 //! | [`buffer`] | [`Buffers`]: memory that is filled, sent from where it lies, and serves again |
 //! | `vectors` | exchanges and sums vectors of numbers in it, whose lengths all know |
+//! | [`order`] | [`SumOptions`]: in which order, by which algorithm, and as what numbers are sent |
+//! | `exact`, `fast` | sums by owners of ranges; sums by a schedule |
+//! | `schedule`, `range` | who sends which elements to whom, as functions of sizes |
+//! | `wire`, `pieces` | numbers as halves; a vector in pieces |
 //! | `reduce`, `raw` | reduces and gathers leaves in it, in the one order of sums; elements as bytes |
 //!
 //! A session consists of *rounds*. In each, every worker tells every other which call its replicas make, and may attach
@@ -22,15 +26,22 @@
 
 pub mod buffer;
 pub mod calling;
+mod exact;
+mod fast;
 pub mod frame;
 pub mod inbox;
 pub mod local;
+pub mod order;
+mod pieces;
+mod range;
 mod raw;
 mod recorder;
 mod reduce;
 pub mod round;
+mod schedule;
 pub mod session;
 mod vectors;
+mod wire;
 mod workers;
 
 pub use buffer::{Buffer, Buffers, numbers};
@@ -38,5 +49,7 @@ pub use calling::Calling;
 pub use frame::{Frame, Said, SessionId};
 pub use inbox::Inbox;
 pub use local::Links;
+pub use order::{Algorithm, Order, SumOptions, Wire};
 pub use session::Session;
+pub use wire::Real;
 pub use workers::Group;

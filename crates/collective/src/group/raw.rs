@@ -50,3 +50,17 @@ pub(super) fn take(body: &mut Bytes, dtype: DType, elements: usize) -> Result<Ho
     let buffer = buffer.map_err(|_| Failure::Record(format!("bytes that are no {dtype}")))?;
     Ok(HostTensor::from_buffer(buffer, [elements])?)
 }
+
+/// Refuses what another worker has sent, if it is not as long as it has to be.
+///
+/// # Errors
+/// [`Failure::Record`], which names the worker and both lengths.
+pub(super) fn require_length(worker: usize, bytes: &Bytes, expected: usize) -> Result<(), Failure> {
+    if bytes.len() == expected {
+        return Ok(());
+    }
+    Err(Failure::Record(format!(
+        "{} bytes of worker {worker}, where {expected} were expected: start all workers from the same build",
+        bytes.len()
+    )))
+}

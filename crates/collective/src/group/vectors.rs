@@ -1,25 +1,14 @@
-//! Vectors of numbers whose lengths all workers know: exchanged whole, or summed by ranges.
+//! Vectors of numbers whose lengths all workers know: exchanged whole, or summed.
 //!
-//! Unlike leaves, they are sent without a head, from where they lie, and are folded from where they arrive.
+//! Unlike leaves, they are sent without a head, from where they lie, and are added up from where they arrive.
 
-use super::buffer::numbers;
-use super::{Buffers, Calling};
+use super::range::GRAIN;
+use super::wire::{Coding, Real};
+use super::{Calling, SumOptions, exact, fast, raw};
 use crate::Failure;
 use bytemuck::Pod;
 use bytes::Bytes;
-use distribute_cluster::World;
-use distribute_tensor::kernel::{Scale, fold_scaled};
-use std::ops::Range;
-
-/// Ranges begin at multiples of this many elements, so that no two share a cache line.
-const GRAIN: usize = 64;
-
-/// Which of `len` elements a worker folds: a function of sizes alone.
-pub(super) fn range(len: usize, workers: usize, worker: usize) -> Range<usize> {
-    let each = len.div_ceil(workers.max(1)).next_multiple_of(GRAIN);
-    let start = each.saturating_mul(worker).min(len);
-    start..start.saturating_add(each).min(len)
-}
+use distribute_tensor::kernel::Scale;
 
 impl Calling<'_> {
     /// Sends every other worker these bytes, and gives what all have sent, by worker. All send equally many. `what` says in
@@ -31,7 +20,7 @@ impl Calling<'_> {
         let me = self.world().worker();
         let mut all = self.round(what, |_| mine.clone())?;
         for (worker, bytes) in all.iter().enumerate().filter(|(worker, _)| *worker != me) {
-            require_length(worker, bytes, mine.len())?;
+            raw::require_length(worker, bytes, mine.len())?;
         }
         if let Some(own) = all.get_mut(me) {
             *own = mine;
@@ -49,69 +38,68 @@ impl Calling<'_> {
     /// [`Failure`] on every worker; [`Failure::Record`] where a worker has sent another number of bytes, and where vectors or
     /// weights are not as many or long as they have to be.
     pub fn sum<F: Scale + Pod>(&mut self, vectors: &[Bytes], weights: &[F]) -> Result<Vec<Bytes>, Failure> {
-        let (world, buffers) = (self.world(), self.buffers().clone());
-        let size = vectors.first().map_or(0, Bytes::len);
-        if weights.len() != vectors.len() * world.workers() || vectors.iter().any(|v| v.len() != size) {
-            return Err(Failure::Record("vectors of different lengths, or without a weight each".into()));
-        }
-        let part = |worker| of_worker::<F>(size, world, worker);
-        let mine = part(world.worker());
-        let come = self.round("its ranges", |worker| concatenated(vectors, part(worker), &buffers))?;
-        let mut all = Vec::with_capacity(weights.len());
-        for (worker, body) in come.iter().enumerate() {
-            if worker == world.worker() {
-                all.extend(vectors.iter().map(|vector| vector.slice(mine.clone())));
-                continue;
-            }
-            require_length(worker, body, mine.len() * vectors.len())?;
-            all.extend((0..vectors.len()).map(|at| body.slice(at * mine.len()..(at + 1) * mine.len())));
-        }
-        let mut sum = buffers.take(mine.len());
-        let all: Vec<_> = all.iter().map(|bytes| numbers::<F>(bytes)).collect();
-        let all: Vec<&[F]> = all.iter().map(|numbers| &**numbers).collect();
-        fold_scaled(&all, weights, bytemuck::cast_slice_mut(sum.bytes_mut()));
-        let sum = sum.freeze();
-        drop(come);
+        self.require_vectors(vectors, weights)?;
+        exact::sum(self, vectors, weights, &Coding::FULL, &SumOptions::default())
+    }
 
-        let mut sums = self.round("its sums", |_| sum.clone())?;
-        for (worker, theirs) in sums.iter_mut().enumerate() {
-            if worker == world.worker() {
-                *theirs = sum.clone();
-            } else {
-                require_length(worker, theirs, part(worker).len())?;
-            }
+    /// Like [`sum`](Self::sum), by options that are the same on all workers. With the default ones it is the same.
+    ///
+    /// Gives the sum in pieces, one after another. All workers get the same bits, whatever the options.
+    ///
+    /// ```
+    /// # use distribute_cluster::{Fingerprint, Operation, Standing};
+    /// # use distribute_collective::group::{Calling, Links, Order, SumOptions, Wire, local, numbers};
+    /// # use std::{panic::Location, time::Duration};
+    /// # let group = local::groups(Links::Memory, 1, 1)?.remove(0);
+    /// # let session = group.open("doc", 1);
+    /// # let call = Fingerprint::new(Operation::AllReduce, "float32[2]", Location::caller());
+    /// let mut calling = Calling::new(&session, vec![Standing::waiting(0, call)], Duration::from_secs(60));
+    /// let mut vector = calling.buffers().take(8);
+    /// vector.bytes_mut().copy_from_slice(&[1f32, 3.].map(f32::to_ne_bytes).concat());
+    /// let options = SumOptions { order: Order::Fast, wire: Wire::Bf16, ..Default::default() };
+    /// let sum = calling.sum_with(&[vector.freeze()], &[0.5f32], &options)?.concat();
+    /// assert_eq!(*numbers::<f32>(&sum), [0.5, 1.5]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`sum`](Self::sum); [`Failure::Blame`] on every worker where options, or lengths in
+    /// [`Order::Fast`](super::Order::Fast), differ.
+    pub fn sum_with<F: Real>(
+        &mut self,
+        vectors: &[Bytes],
+        weights: &[F],
+        options: &SumOptions,
+    ) -> Result<Vec<Bytes>, Failure> {
+        let size = self.require_vectors(vectors, weights)?;
+        let coding = Coding::of(options.wire);
+        let each = match options.bytes_per_pack {
+            0 => size.max(1),
+            bytes => (bytes / size_of::<F>() / GRAIN).max(1) * GRAIN * size_of::<F>(),
+        };
+        let mut sums = Vec::new();
+        // An empty vector is a pack, too: its sum is a call that all make.
+        for start in (0..size.max(1)).step_by(each) {
+            let pack: Vec<_> =
+                vectors.iter().map(|all| all.slice(start..size.min(start.saturating_add(each)))).collect();
+            let bytes = pack.first().map_or(0, Bytes::len);
+            sums.extend(match options.order.algorithm(bytes, self.world().workers()) {
+                Some(algorithm) => fast::sum(self, &pack, weights, algorithm, &coding, options)?,
+                None => exact::sum(self, &pack, weights, &coding, options)?,
+            });
         }
         Ok(sums)
     }
-}
 
-/// The bytes of a vector that a worker folds.
-fn of_worker<F>(size: usize, world: World, worker: usize) -> Range<usize> {
-    let elements = range(size / size_of::<F>(), world.workers(), worker);
-    elements.start * size_of::<F>()..elements.end * size_of::<F>()
-}
-
-/// The same part of each vector, one after another; of a single vector it is not copied.
-fn concatenated(vectors: &[Bytes], part: Range<usize>, buffers: &Buffers) -> Bytes {
-    match vectors {
-        [] => Bytes::new(),
-        [only] => only.slice(part),
-        several => {
-            let mut all = buffers.take(part.len() * several.len());
-            for (place, vector) in all.bytes_mut().chunks_exact_mut(part.len().max(1)).zip(several) {
-                place.copy_from_slice(&vector[part.clone()]);
-            }
-            all.freeze()
+    /// The bytes of each vector, if each is as long as the others, and has a weight.
+    fn require_vectors<F>(&self, vectors: &[Bytes], weights: &[F]) -> Result<usize, Failure> {
+        let size = vectors.first().map_or(0, Bytes::len);
+        if weights.len() != vectors.len() * self.world().workers()
+            || vectors.iter().any(|vector| vector.len() != size)
+            || !size.is_multiple_of(size_of::<F>())
+        {
+            return Err(Failure::Record("vectors of different lengths, or without a weight each".into()));
         }
+        Ok(size)
     }
-}
-
-fn require_length(worker: usize, bytes: &Bytes, expected: usize) -> Result<(), Failure> {
-    if bytes.len() == expected {
-        return Ok(());
-    }
-    Err(Failure::Record(format!(
-        "{} bytes of worker {worker}, where {expected} were expected: start all workers from the same build",
-        bytes.len()
-    )))
 }

@@ -1,0 +1,74 @@
+//! Sums in the one order of sums: each worker folds a range of all vectors, and sends the sum to all.
+
+use super::range::range;
+use super::wire::Coding;
+use super::{Buffers, Calling, SumOptions, raw};
+use crate::Failure;
+use bytemuck::Pod;
+use bytes::Bytes;
+use distribute_tensor::kernel::Scale;
+use std::ops::Range;
+
+/// The sum of the vectors of all workers, in pieces. Where numbers are rounded to be sent, this worker's own are, too, so that the
+/// bits do not depend on who folds which range.
+pub(super) fn sum<F: Scale + Pod>(
+    calling: &mut Calling<'_>,
+    vectors: &[Bytes],
+    weights: &[F],
+    coding: &Coding<F>,
+    options: &SumOptions,
+) -> Result<Vec<Bytes>, Failure> {
+    let (world, buffers) = (calling.world(), calling.buffers().clone());
+    let len = vectors.first().map_or(0, Bytes::len) / size_of::<F>();
+    let part = |worker| {
+        let elements = range(len, world.workers(), worker);
+        elements.start * coding.width()..elements.end * coding.width()
+    };
+    let mine = part(world.worker());
+    let vectors: Vec<_> = vectors.iter().map(|vector| coding.encode(vector.clone(), &buffers)).collect();
+    let come = calling
+        .part(&named("its ranges", options), |worker| concatenated(&vectors, part(worker), &buffers))?;
+    let mut all = Vec::with_capacity(weights.len());
+    for (worker, body) in come.iter().enumerate() {
+        if worker == world.worker() {
+            all.extend(vectors.iter().map(|vector| vector.slice(mine.clone())));
+            continue;
+        }
+        raw::require_length(worker, body, mine.len() * vectors.len())?;
+        all.extend((0..vectors.len()).map(|at| body.slice(at * mine.len()..(at + 1) * mine.len())));
+    }
+    let mut sum = buffers.take(mine.len() / coding.width() * size_of::<F>());
+    coding.fold(&all, weights, bytemuck::cast_slice_mut(sum.bytes_mut()));
+    drop((all, come));
+    let sum = coding.encode(sum.freeze(), &buffers);
+
+    let mut sums = calling.part(&named("its sums", options), |_| sum.clone())?;
+    for (worker, theirs) in sums.iter_mut().enumerate() {
+        if worker == world.worker() {
+            *theirs = sum.clone();
+        } else {
+            raw::require_length(worker, theirs, part(worker).len())?;
+        }
+    }
+    Ok(sums.into_iter().map(|sum| coding.decode_bytes(sum, &buffers)).collect())
+}
+
+/// What a round waits for, and by which options if they are not the default ones.
+fn named(what: &str, options: &SumOptions) -> String {
+    if *options == SumOptions::default() { what.into() } else { format!("{what}, {options}") }
+}
+
+/// The same part of each vector, one after another; of a single vector it is not copied.
+fn concatenated(vectors: &[Bytes], part: Range<usize>, buffers: &Buffers) -> Bytes {
+    match vectors {
+        [] => Bytes::new(),
+        [only] => only.slice(part),
+        several => {
+            let mut all = buffers.take(part.len() * several.len());
+            for (place, vector) in all.bytes_mut().chunks_exact_mut(part.len().max(1)).zip(several) {
+                place.copy_from_slice(&vector[part.clone()]);
+            }
+            all.freeze()
+        }
+    }
+}

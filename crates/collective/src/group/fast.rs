@@ -1,0 +1,206 @@
+//! Sums in whatever order is fast: carries out a schedule, in rounds in which all workers tell each other their call.
+
+use super::buffer::numbers;
+use super::pieces::Pieces;
+use super::schedule::{Schedule, Transfer, Turn};
+use super::wire::{Coding, Real};
+use super::{Algorithm, Calling, SumOptions, raw};
+use crate::Failure;
+use bytes::Bytes;
+use distribute_tensor::kernel::fold_scaled;
+use std::ops::Range;
+
+/// The sum of the vectors of all workers, in pieces. The owner of each element computes its sum, so all get the same bits.
+pub(super) fn sum<F: Real>(
+    calling: &mut Calling<'_>,
+    vectors: &[Bytes],
+    weights: &[F],
+    algorithm: Algorithm,
+    coding: &Coding<F>,
+    options: &SumOptions,
+) -> Result<Vec<Bytes>, Failure> {
+    let (world, buffers) = (calling.world(), calling.buffers().clone());
+    let mine = of_replicas(calling, vectors, weights);
+    let bytes = mine.len();
+    let schedule = Schedule::new(algorithm, bytes / size_of::<F>(), world.workers(), world.worker());
+    let mut number = 0;
+    let mut next = || {
+        number += 1;
+        round_of(bytes, algorithm, options, number)
+    };
+
+    let mut partial = Pieces::default();
+    partial.put(0, mine);
+    for turn in &schedule.reduce {
+        let send = |range: &Range<usize>| {
+            Ok(coding
+                .encode(partial.get(bytes_of(range, size_of::<F>()), &buffers).ok_or_else(gap)?, &buffers))
+        };
+        let Some((range, theirs)) = take_turn(calling, &next(), turn, coding, send)? else { continue };
+        let place = bytes_of(&range, size_of::<F>());
+        let mine = partial.get(place.clone(), &buffers).ok_or_else(gap)?;
+        let mut sum = buffers.take(place.len());
+        coding.add(&mine, &theirs, bytemuck::cast_slice_mut(sum.bytes_mut()));
+        partial.put(place.start, sum.freeze());
+    }
+
+    // From here on, what is sent has been rounded, this worker's own sum included.
+    let own = partial.get(bytes_of(&schedule.owned, size_of::<F>()), &buffers).ok_or_else(gap)?;
+    drop(partial);
+    let mut sums = Pieces::default();
+    sums.put(schedule.owned.start * coding.width(), coding.encode(own, &buffers));
+    for turn in &schedule.gather {
+        let send = |range: &Range<usize>| sums.get(bytes_of(range, coding.width()), &buffers).ok_or_else(gap);
+        if let Some((range, theirs)) = take_turn(calling, &next(), turn, coding, send)? {
+            sums.put(range.start * coding.width(), theirs);
+        }
+    }
+    Ok(sums.into_all().map(|sum| coding.decode_bytes(sum, &buffers)).collect())
+}
+
+/// What this worker's replicas have together; a single vector that counts once is not copied.
+fn of_replicas<F: Real>(calling: &Calling<'_>, vectors: &[Bytes], weights: &[F]) -> Bytes {
+    let first = calling.world().worker() * vectors.len();
+    let weights = &weights[first..first + vectors.len()];
+    if let ([only], [weight]) = (vectors, weights)
+        && *weight == F::ONE
+    {
+        return only.clone();
+    }
+    let all: Vec<_> = vectors.iter().map(|vector| numbers::<F>(vector)).collect();
+    let all: Vec<&[F]> = all.iter().map(|numbers| &**numbers).collect();
+    let mut sum = calling.buffers().take(vectors.first().map_or(0, Bytes::len));
+    fold_scaled(&all, weights, bytemuck::cast_slice_mut(sum.bytes_mut()));
+    sum.freeze()
+}
+
+/// What workers agree on in a round.
+fn round_of(bytes: usize, algorithm: Algorithm, options: &SumOptions, number: usize) -> String {
+    format!("its part of {bytes} bytes {options}, {algorithm}, round {number}")
+}
+
+/// One round: sends what this worker has to, and gives what it has received, and its place.
+fn take_turn<F: Real>(
+    calling: &mut Calling<'_>,
+    what: &str,
+    turn: &Turn,
+    coding: &Coding<F>,
+    send: impl Fn(&Range<usize>) -> Result<Bytes, Failure>,
+) -> Result<Option<(Range<usize>, Bytes)>, Failure> {
+    let body = turn.send.as_ref().map(|sent| send(&sent.range)).transpose()?.unwrap_or_default();
+    let to = turn.send.as_ref().map(|sent| sent.peer);
+    let mut come =
+        calling.part(what, |worker| if to == Some(worker) { body.clone() } else { Bytes::new() })?;
+    let Some(Transfer { peer, range }) = turn.receive.clone() else { return Ok(None) };
+    let theirs = come.get_mut(peer).map(std::mem::take).unwrap_or_default();
+    raw::require_length(peer, &theirs, range.len() * coding.width())?;
+    Ok(Some((range, theirs)))
+}
+
+fn bytes_of(elements: &Range<usize>, width: usize) -> Range<usize> {
+    elements.start * width..elements.end * width
+}
+
+/// Schedules are tested to have none.
+fn gap() -> Failure {
+    Failure::Record("a schedule that sends what is not there".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Group, Links, Order, Session, local};
+    use super::*;
+    use distribute_cluster::{Blame, Fault, Fingerprint, Operation, Standing};
+    use distribute_testing::watched;
+    use std::panic::Location;
+    use std::sync::{Arc, Barrier};
+    use std::time::Duration;
+
+    const WORKERS: usize = 5;
+    const LONG: Duration = Duration::from_secs(30);
+    const FAST: SumOptions =
+        SumOptions { order: Order::Fast, wire: super::super::Wire::Full, bytes_per_pack: 0 };
+    /// The worker that does not do its part.
+    const WHO: usize = 2;
+
+    fn calling(session: &Session, timeout: Duration) -> Calling<'_> {
+        let call = Fingerprint::new(Operation::AllReduce, "vectors", Location::caller());
+        Calling::new(session, vec![Standing::waiting(session.world().worker(), call)], timeout)
+    }
+
+    /// Sums on all workers but one, which takes part in `rounds` only and then does `last`. Gives the others' errors.
+    fn without_one(
+        len: usize,
+        rounds: usize,
+        timeout: Duration,
+        last: impl Fn(&Group) + Send + Sync + 'static,
+        then: impl Fn() + Send + Sync + 'static,
+    ) -> Vec<Arc<Blame>> {
+        watched(move || {
+            let groups = local::groups(Links::Memory, WORKERS, 1).unwrap();
+            let run = |group: Group| {
+                let session = group.open("fast", 1);
+                let mut calling = calling(&session, timeout);
+                if group.world().worker() == WHO {
+                    let algorithm = FAST.order.algorithm(4 * len, WORKERS).unwrap();
+                    let schedule = Schedule::new(algorithm, len, WORKERS, WHO);
+                    let turns = schedule.reduce.iter().chain(&schedule.gather).take(rounds).enumerate();
+                    for (number, turn) in turns {
+                        let what = round_of(4 * len, algorithm, &FAST, number + 1);
+                        let zeros = |range: &Range<usize>| Ok(vec![0; 4 * range.len()].into());
+                        take_turn::<f32>(&mut calling, &what, turn, &Coding::FULL, zeros).unwrap();
+                    }
+                    last(&group);
+                    return None;
+                }
+                let failed = calling.sum_with(&[vec![0; 4 * len].into()], &[1f32; WORKERS], &FAST);
+                then();
+                match failed {
+                    Err(Failure::Blame(blame)) => Some(blame),
+                    other => panic!("{other:?}"),
+                }
+            };
+            std::thread::scope(|scope| {
+                let all: Vec<_> = groups.into_iter().map(|group| scope.spawn(|| run(group))).collect();
+                all.into_iter().filter_map(|thread| thread.join().unwrap()).collect()
+            })
+        })
+    }
+
+    fn one_text(blames: &[Arc<Blame>], fault: Fault) {
+        assert_eq!(blames.len(), WORKERS - 1);
+        for blame in blames {
+            assert_eq!((blame.fault, &blame.culprits[..]), (fault, &[WHO][..]), "{blame}");
+            assert_eq!(blame.to_string(), blames[0].to_string());
+        }
+    }
+
+    /// Lengths for which the algorithms are chosen, and how many rounds they have.
+    const SUMS: [(usize, usize); 3] = [(1_000, 6), (40_000, 6), (100_000, 8)];
+
+    // INV-2, INV-25
+    #[test]
+    fn a_worker_that_is_lost_in_any_round_is_named_on_all_others() {
+        for (len, rounds) in SUMS {
+            for before in 0..rounds {
+                one_text(&without_one(len, before, LONG, Group::end, || ()), Fault::Lost);
+            }
+        }
+    }
+
+    // INV-2
+    #[test]
+    fn a_worker_that_is_late_in_a_further_round_is_named_on_all_others() {
+        for (len, rounds) in SUMS {
+            let (met, others) = (Arc::new(Barrier::new(WORKERS)), Duration::from_secs(2));
+            let over = met.clone();
+            let wait = move |_: &Group| {
+                met.wait();
+            };
+            let blames = without_one(len, rounds / 2, others, wait, move || {
+                over.wait();
+            });
+            one_text(&blames, Fault::Late);
+        }
+    }
+}

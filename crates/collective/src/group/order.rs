@@ -1,0 +1,158 @@
+//! In which order workers add up, by which algorithm, and as what numbers are sent.
+
+use std::fmt;
+
+/// Up to this many bytes a [tree](Algorithm::Tree) sums.
+const SMALL: usize = 4 << 10;
+
+/// Up to this many bytes workers whose number is no power of two sum by [halves](Algorithm::HalvingDoubling).
+const MEDIUM: usize = 256 << 10;
+
+/// In which order the vectors of workers are added up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Order {
+    /// In the one order of sums: the bits depend on values and ids alone. Each worker folds a range of all vectors.
+    #[default]
+    Exact,
+    /// In whatever order the [`Algorithm`] has. All workers get the same bits, which may differ from those of
+    /// [`Exact`](Self::Exact) as the rounding of each addition does, and depend on how many workers there are.
+    Fast,
+}
+
+/// As what the numbers of a sum are sent. Sums are computed in the type of the vectors, `f32` or `f64`.
+///
+/// A number is rounded to the nearest half, ties to even; one that is too large becomes infinite (`f16`: from 65,520 on). In
+/// [`Order::Exact`], each vector is rounded once, this worker's own included, and so is the sum: with a unit roundoff `u`, its
+/// error is at most `2 u Σ|w x|`, and underflow. In [`Order::Fast`] partial sums are rounded each time they are
+/// sent: see [`Algorithm::roundings`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Wire {
+    /// As they are.
+    #[default]
+    Full,
+    /// As `f16`: `u` is 2⁻¹¹, and what is below 2⁻¹⁴ has an absolute error of at most 2⁻²⁵.
+    F16,
+    /// As `bf16`, which has the range of `f32`: `u` is 2⁻⁸.
+    Bf16,
+}
+
+/// How vectors are summed. All workers have to say the same, else the call fails on all of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct SumOptions {
+    /// In which order.
+    pub order: Order,
+    /// As what numbers are sent.
+    pub wire: Wire,
+    /// A vector of more bytes than these is summed in packs of about as many (a multiple of 64 elements), one after another;
+    /// this bounds the memory that a sum takes beside the vectors. 0 is no bound. In [`Order::Exact`] it changes no bit.
+    pub bytes_per_pack: usize,
+}
+
+/// How workers add up in [`Order::Fast`]. In each round, all tell each other their call, and some send data.
+///
+/// | bytes of a vector, or pack | workers are a power of two | else |
+/// |---|---|---|
+/// | up to 4 KiB | tree | tree |
+/// | up to 256 KiB | halving and doubling | halving and doubling |
+/// | more | halving and doubling | ring |
+///
+/// [`Order::algorithm`] is this table. Rounds, and bytes that the busiest worker sends, of W workers with n bytes each:
+///
+/// | algorithm | rounds | bytes |
+/// |---|---|---|
+/// | tree | 2 ⌈log₂ W⌉ | n ⌈log₂ W⌉ |
+/// | halving and doubling | 2 log₂ W; 2 more if W is no power of two | 2 n (W − 1)/W; less than 3 n if W is no power of two |
+/// | ring | 2 (W − 1) | 2 n (W − 1)/W |
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Algorithm {
+    /// A binomial tree to worker 0, and back.
+    Tree,
+    /// Recursive halving (reduce-scatter) and doubling (all-gather). Workers beyond a power of two give their vectors to others
+    /// first, and get the sum last.
+    HalvingDoubling,
+    /// Reduce-scatter and all-gather, in which each worker sends to the next one only.
+    Ring,
+}
+
+impl Order {
+    /// How a vector, or pack, of this many bytes is summed over `workers`: a function of what all workers know. `None` where
+    /// the owners of ranges fold them in the one order of sums.
+    pub fn algorithm(self, bytes: usize, workers: usize) -> Option<Algorithm> {
+        match self {
+            Order::Exact => None,
+            Order::Fast if bytes <= SMALL => Some(Algorithm::Tree),
+            Order::Fast if bytes <= MEDIUM || workers.is_power_of_two() => Some(Algorithm::HalvingDoubling),
+            Order::Fast => Some(Algorithm::Ring),
+        }
+    }
+}
+
+impl Algorithm {
+    /// How often a number of a sum over `workers` is rounded at most, where [halves](Wire) are sent. The error is at most as many times
+    /// `u Σ|w x|`, to first order in `u`.
+    pub fn roundings(self, workers: usize) -> usize {
+        let rounds = workers.max(1).next_power_of_two().trailing_zeros() as usize;
+        match self {
+            Algorithm::Tree | Algorithm::HalvingDoubling => rounds + 1,
+            Algorithm::Ring => workers,
+        }
+    }
+}
+
+impl fmt::Display for Algorithm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Algorithm::Tree => "tree",
+            Algorithm::HalvingDoubling => "halving and doubling",
+            Algorithm::Ring => "ring",
+        })
+    }
+}
+
+/// What workers compare, and errors say.
+impl fmt::Display for SumOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.order {
+            Order::Exact => "in the exact order",
+            Order::Fast => "in the fast order",
+        })?;
+        match self.wire {
+            Wire::Full => {}
+            Wire::F16 => f.write_str(", sent as f16")?,
+            Wire::Bf16 => f.write_str(", sent as bf16")?,
+        }
+        match self.bytes_per_pack {
+            0 => Ok(()),
+            bytes => write!(f, ", in packs of {bytes} bytes"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use Algorithm::{HalvingDoubling, Ring, Tree};
+
+    #[test]
+    fn the_algorithm_follows_from_bytes_and_workers() {
+        for (bytes, [two, three, eight]) in [
+            (0, [Tree; 3]),
+            (4 << 10, [Tree; 3]),
+            ((4 << 10) + 1, [HalvingDoubling; 3]),
+            (256 << 10, [HalvingDoubling; 3]),
+            ((256 << 10) + 1, [HalvingDoubling, Ring, HalvingDoubling]),
+            (usize::MAX, [HalvingDoubling, Ring, HalvingDoubling]),
+        ] {
+            let found = [2, 3, 8].map(|workers| Order::Fast.algorithm(bytes, workers));
+            assert_eq!(found, [Some(two), Some(three), Some(eight)], "{bytes}");
+            assert_eq!(Order::Exact.algorithm(bytes, 3), None);
+        }
+    }
+
+    #[test]
+    fn texts_tell_options_apart() {
+        let fast = SumOptions { order: Order::Fast, wire: Wire::Bf16, bytes_per_pack: 8 };
+        assert_eq!(fast.to_string(), "in the fast order, sent as bf16, in packs of 8 bytes");
+        assert_eq!(SumOptions::default().to_string(), "in the exact order");
+    }
+}

@@ -1,0 +1,93 @@
+//! A vector in pieces, each where it has come to lie.
+
+use super::Buffers;
+use bytes::Bytes;
+use std::ops::Range;
+
+/// Bytes in pieces that follow each other, or leave out what has not come yet.
+#[derive(Debug, Default)]
+pub(super) struct Pieces(Vec<(usize, Bytes)>);
+
+impl Pieces {
+    /// Puts bytes to a place, instead of those that are there.
+    pub(super) fn put(&mut self, start: usize, bytes: Bytes) {
+        if bytes.is_empty() {
+            return;
+        }
+        let end = start + bytes.len();
+        let mut all = Vec::with_capacity(self.0.len() + 2);
+        for (at, old) in std::mem::take(&mut self.0) {
+            let old_end = at + old.len();
+            if at < start {
+                all.push((at, old.slice(..old.len().min(start - at))));
+            }
+            if old_end > end {
+                all.push((at.max(end), old.slice(end.saturating_sub(at)..)));
+            }
+        }
+        all.push((start, bytes));
+        all.sort_by_key(|(at, _)| *at);
+        self.0 = all;
+    }
+
+    /// The bytes of a place, which are copied only where they lie in several pieces. `None` if some are not there.
+    pub(super) fn get(&self, place: Range<usize>, buffers: &Buffers) -> Option<Bytes> {
+        if place.is_empty() {
+            return Some(Bytes::new());
+        }
+        let mut parts = Vec::new();
+        let mut next = place.start;
+        for (at, bytes) in &self.0 {
+            if *at <= next && next < (at + bytes.len()).min(place.end) {
+                parts.push(bytes.slice(next - at..bytes.len().min(place.end - at)));
+                next = (at + bytes.len()).min(place.end);
+            }
+        }
+        if next < place.end {
+            return None;
+        }
+        if let [only] = &parts[..] {
+            return Some(only.clone());
+        }
+        let mut whole = buffers.take(place.len());
+        let mut rest = whole.bytes_mut();
+        for part in parts {
+            let (here, after) = rest.split_at_mut(part.len());
+            here.copy_from_slice(&part);
+            rest = after;
+        }
+        Some(whole.freeze())
+    }
+
+    /// All pieces, in order.
+    pub(super) fn into_all(self) -> impl Iterator<Item = Bytes> {
+        self.0.into_iter().map(|(_, bytes)| bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::inbox::tests::Still;
+    use super::*;
+    use proptest::prelude::*;
+    use std::sync::Arc;
+
+    proptest! {
+        #[test]
+        fn pieces_are_the_vector_into_which_they_are_put(
+            puts in proptest::collection::vec((0usize..40, 0usize..20), 0..8), start in 0usize..60, len in 0usize..20,
+        ) {
+            let buffers = Buffers::new(Arc::new(Still));
+            let (mut pieces, mut model) = (Pieces::default(), vec![None; 80]);
+            for (value, (start, len)) in puts.into_iter().enumerate() {
+                let bytes: Vec<u8> = (0..len).map(|at| (20 * value + at) as u8).collect();
+                bytes.iter().zip(&mut model[start..]).for_each(|(byte, place)| *place = Some(*byte));
+                pieces.put(start, bytes.into());
+            }
+            let expected: Option<Vec<u8>> = model[start..start + len].iter().copied().collect();
+            prop_assert_eq!(pieces.get(start..start + len, &buffers).map(|bytes| bytes.to_vec()), expected);
+            let all: Vec<u8> = model.into_iter().flatten().collect();
+            prop_assert_eq!(pieces.into_all().flatten().collect::<Vec<u8>>(), all);
+        }
+    }
+}

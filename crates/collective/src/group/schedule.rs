@@ -1,0 +1,214 @@
+//! Who sends which elements to whom in each round of a sum in [`Order::Fast`](super::Order::Fast). Pure functions of sizes.
+
+use super::Algorithm;
+use super::range::{halves, range};
+use std::ops::Range;
+
+/// What one worker does in a sum. All workers have equally many rounds of both kinds.
+#[derive(Debug)]
+pub(super) struct Schedule {
+    /// Rounds in which what is received is added to what is there.
+    pub reduce: Vec<Turn>,
+    /// Whose sum this worker has then: each element has one owner.
+    pub owned: Range<usize>,
+    /// Rounds in which sums are received.
+    pub gather: Vec<Turn>,
+}
+
+/// A worker's part in one round. What is sent is as it was before the round.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Turn {
+    pub send: Option<Transfer>,
+    pub receive: Option<Transfer>,
+}
+
+/// Elements that go to another worker, or come from it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Transfer {
+    pub peer: usize,
+    pub range: Range<usize>,
+}
+
+impl Schedule {
+    /// What `worker` of `workers` does to sum vectors of `len` elements.
+    pub(super) fn new(algorithm: Algorithm, len: usize, workers: usize, worker: usize) -> Self {
+        match algorithm {
+            Algorithm::Ring => ring(len, workers, worker),
+            Algorithm::HalvingDoubling => halving_doubling(len, workers, worker),
+            Algorithm::Tree => tree(len, workers, worker),
+        }
+    }
+}
+
+impl Turn {
+    fn send(peer: usize, range: Range<usize>) -> Self {
+        Self { send: Some(Transfer { peer, range }), receive: None }
+    }
+
+    fn receive(peer: usize, range: Range<usize>) -> Self {
+        Self { send: None, receive: Some(Transfer { peer, range }) }
+    }
+
+    /// The same the other way round: a sum goes back where its parts came from.
+    fn back(&self) -> Self {
+        Self { send: self.receive.clone(), receive: self.send.clone() }
+    }
+}
+
+/// Every range goes once around, to the worker before the one where it has begun, and the sum once more.
+fn ring(len: usize, workers: usize, me: usize) -> Schedule {
+    let (next, previous) = ((me + 1) % workers, (me + workers - 1) % workers);
+    let part = |at: usize| range(len, workers, at % workers);
+    // `me + 2 * workers` stays above what is subtracted.
+    let round = |first: usize, round: usize| Turn {
+        send: Some(Transfer { peer: next, range: part(first + 2 * workers - round) }),
+        receive: Some(Transfer { peer: previous, range: part(first + 2 * workers - round - 1) }),
+    };
+    Schedule {
+        reduce: (1..workers).map(|at| round(me, at - 1)).collect(),
+        owned: part(me + 1),
+        gather: (1..workers).map(|at| round(me + 1, at - 1)).collect(),
+    }
+}
+
+/// In each round, two workers exchange halves of what they have, and halves of halves in the next. Those beyond the largest
+/// power of two give all they have to one below, and get the sum from there. The sums take the way back.
+fn halving_doubling(len: usize, workers: usize, me: usize) -> Schedule {
+    let core = if workers.is_power_of_two() { workers } else { workers.next_power_of_two() / 2 };
+    let extra = workers - core;
+    let mut reduce = Vec::new();
+    if extra > 0 {
+        reduce.push(match me {
+            _ if me >= core => Turn::send(me - core, 0..len),
+            _ if me < extra => Turn::receive(me + core, 0..len),
+            _ => Turn::default(),
+        });
+    }
+    let mut owned = 0..if me < core { len } else { 0 };
+    let mut distance = core / 2;
+    while distance > 0 {
+        reduce.push(if me < core {
+            let [low, high] = halves(&owned);
+            let (kept, given) = if me & distance == 0 { (low, high) } else { (high, low) };
+            owned = kept.clone();
+            let peer = me ^ distance;
+            Turn {
+                send: Some(Transfer { peer, range: given }),
+                receive: Some(Transfer { peer, range: kept }),
+            }
+        } else {
+            Turn::default()
+        });
+        distance /= 2;
+    }
+    let gather = reduce.iter().rev().map(Turn::back).collect();
+    Schedule { reduce, owned, gather }
+}
+
+/// Half of those that are left give all they have to the other half, until worker 0 has it. The sum takes the way back.
+fn tree(len: usize, workers: usize, me: usize) -> Schedule {
+    let mut reduce = Vec::new();
+    let mut distance = 1;
+    while distance < workers {
+        reduce.push(match me % (2 * distance) {
+            0 if me + distance < workers => Turn::receive(me + distance, 0..len),
+            at if at == distance => Turn::send(me - distance, 0..len),
+            _ => Turn::default(),
+        });
+        distance *= 2;
+    }
+    let gather = reduce.iter().rev().map(Turn::back).collect();
+    Schedule { reduce, owned: 0..if me == 0 { len } else { 0 }, gather }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Carries out one round of all workers: each sends what it had before, and every transfer has two ends.
+    fn carry_out(rounds: &[&Turn], values: &mut [Vec<Option<u64>>], add: bool) {
+        let before = values.to_vec();
+        for (me, round) in rounds.iter().enumerate() {
+            if let Some(Transfer { peer, range }) = &round.send {
+                assert_ne!(*peer, me);
+                let other_end = Some(Transfer { peer: me, range: range.clone() });
+                assert_eq!(rounds[*peer].receive, other_end, "{me} sends to {peer}");
+            }
+            let Some(Transfer { peer, range }) = &round.receive else { continue };
+            let other_end = Some(Transfer { peer: me, range: range.clone() });
+            assert_eq!(rounds[*peer].send, other_end, "{me} receives from {peer}");
+            for at in range.clone() {
+                let come = before[*peer][at].expect("a sum that is there");
+                values[me][at] = if add { before[me][at].map(|mine| mine + come) } else { Some(come) };
+            }
+        }
+    }
+
+    /// Sums vectors of small integers.
+    fn check(algorithm: Algorithm, len: usize, workers: usize) {
+        let all: Vec<_> = (0..workers).map(|worker| Schedule::new(algorithm, len, workers, worker)).collect();
+        let value = |worker: usize, at: usize| (1_000 * worker + at) as u64;
+        let mut values: Vec<Vec<_>> =
+            (0..workers).map(|worker| (0..len).map(|at| Some(value(worker, at))).collect()).collect();
+        for round in 0..all[0].reduce.len() {
+            carry_out(&all.iter().map(|one| &one.reduce[round]).collect::<Vec<_>>(), &mut values, true);
+        }
+        // Of what it does not own, a worker has no sum.
+        let mut owners = vec![0; len];
+        for (one, values) in all.iter().zip(&mut values) {
+            one.owned.clone().for_each(|at| owners[at] += 1);
+            for (at, value) in values.iter_mut().enumerate() {
+                *value = value.filter(|_| one.owned.contains(&at));
+            }
+        }
+        assert_eq!(owners, vec![1; len], "each element has one owner");
+        for round in 0..all[0].gather.len() {
+            carry_out(&all.iter().map(|one| &one.gather[round]).collect::<Vec<_>>(), &mut values, false);
+        }
+        for (worker, values) in values.iter().enumerate() {
+            for (at, got) in values.iter().enumerate() {
+                let sum = (0..workers).map(|worker| value(worker, at)).sum::<u64>();
+                assert_eq!(*got, Some(sum), "element {at} of worker {worker}");
+            }
+        }
+        for one in &all {
+            assert_eq!((one.reduce.len(), one.gather.len()), (all[0].reduce.len(), all[0].gather.len()));
+        }
+    }
+
+    const ALL: [Algorithm; 3] = [Algorithm::Tree, Algorithm::HalvingDoubling, Algorithm::Ring];
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(200))]
+        #[test]
+        fn every_worker_gets_the_sum_of_all(
+            workers in 1usize..=16, len in prop_oneof![0usize..20, 60usize..70, 0usize..3000],
+        ) {
+            for algorithm in ALL {
+                check(algorithm, len, workers);
+            }
+        }
+    }
+
+    #[test]
+    fn a_worker_sends_no_more_than_the_table_says() {
+        let n = 64 * 5040;
+        for workers in 2..=16usize {
+            let sent = |algorithm, worker| {
+                let schedule = Schedule::new(algorithm, n, workers, worker);
+                let rounds = schedule.reduce.iter().chain(&schedule.gather);
+                rounds.filter_map(|turn| turn.send.as_ref()).map(|sent| sent.range.len()).sum::<usize>()
+            };
+            let most = |algorithm| (0..workers).map(|worker| sent(algorithm, worker)).max().unwrap();
+            // Ranges begin at multiples of 64.
+            let slack = 2 * workers * 64;
+            let shared = 2 * n * (workers - 1) / workers + slack;
+            assert!(most(Algorithm::Ring) <= shared);
+            let halved = most(Algorithm::HalvingDoubling);
+            assert!(halved <= if workers.is_power_of_two() { shared } else { 3 * n }, "{workers}: {halved}");
+            let rounds = workers.next_power_of_two().trailing_zeros() as usize;
+            assert!(most(Algorithm::Tree) <= n * rounds);
+        }
+    }
+}
