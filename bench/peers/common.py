@@ -91,6 +91,14 @@ def products(name):
     return pairs
 
 
+# The all-reduces of two processes: names as in the figures, and bytes of one vector of f32.
+SUMS = {
+    "64B": 64,
+    **{f"{n}KiB": n << 10 for n in [1, 4, 16, 64, 256]},
+    **{f"{n}MiB": n << 20 for n in [1, 4, 16, 64]},
+}
+
+
 # ---- Entries: a figure measured in one way.
 
 
@@ -190,14 +198,16 @@ def arguments():
     parser.add_argument("--list", action="store_true", help="names the entries")
     parser.add_argument("--serve", action="store_true", help="one round for each line of standard input")
     parser.add_argument("--once", help=argparse.SUPPRESS)
+    parser.add_argument("--count", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--meeting", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
-def main(given, entries, package, memory=peak):
-    """What the command line asks for. `package` is the library's; `memory()` is the peak of all processes."""
-    version = lambda: importlib.metadata.version(package)
+def main(given, entries, package, memory=peak, version=None):
+    """What the command line asks for. `package` is the library's, which says the version unless `version()` does;
+    `memory()` is the peak of all processes."""
+    version = version or (lambda: importlib.metadata.version(package))
     say = lambda fields: print(json.dumps(fields), flush=True)
     chosen = [e for e in entries if given.only in (None, e.figure) and given.peer in (None, e.peer)]
     if given.list:

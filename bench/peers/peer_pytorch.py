@@ -16,6 +16,7 @@ THREADS = f"PyTorch, {GIVEN.threads} threads"
 ALONE = "PyTorch, 1 thread"
 COMPILED = f"PyTorch, compiled, {GIVEN.threads} threads"
 DDP = "PyTorch, DDP with gloo"
+GLOO = "PyTorch, gloo"
 
 
 def library(threads):
@@ -184,7 +185,12 @@ def entries():
         figure = f"all_reduce_2_{size}"
         peer = "PyTorch, gloo, 2 processes"
         yield Entry(figure, "µs", peer, all_reduce((figure, peer), count))
+    for size, number in common.SUMS.items():
+        figure = f"all_reduce_2p_tcp_{size}"
+        yield Entry(figure, "µs", GLOO, all_reduce((figure, GLOO), number // 4))
     for name in ["mlp", "recommender"]:
+        processes = f"{name}_2_processes"
+        yield Entry(processes, "steps/s", DDP, ddp_steps(name, (processes, DDP)))
         one, two = f"{name}_1_replicas", f"{name}_2_replicas"
         for sparse in [False, True] if name == "recommender" else [False]:
             mark = {"mlp": "", "recommender": ", sparse" if sparse else ", dense"}[name]

@@ -5,6 +5,7 @@ use super::growth;
 use super::program::{PATIENCE, Program};
 use super::turns::Sample;
 use super::work::{Mlp, Model, Recommender, Training};
+use super::workers;
 use crate::output;
 use distribute::cluster::{Deadline, Stopwatch};
 use distribute::{Error, Result};
@@ -97,6 +98,7 @@ pub fn run(name: &str) -> Result<()> {
         }
         "memory_mlp" => fifty_steps::<Mlp>(),
         "memory_recommender" => fifty_steps::<Recommender>(),
+        _ if name.starts_with("workers/") => workers::child(name),
         _ => growth::child(name),
     }
 }

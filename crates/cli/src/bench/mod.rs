@@ -9,6 +9,7 @@
 //! | [`report`], [`form`], [`plot`] | what a figure's values mean; table, plain lines, JSON; SVG |
 //! | [`work`] | models, inputs and weights, as the peers have them |
 //! | [`empty_step`], [`all_reduce`], [`traffic`], [`training`], [`products`], [`scaling`], [`input`], [`losses`], [`child`] | the figures, one kind a file |
+//! | [`workers`] | all-reduces and training of several processes |
 //! | [`growth`] | how a step's time and memory grow |
 //! | [`steps`] | steps without a measurement, for those who count instructions |
 
@@ -35,6 +36,7 @@ mod traffic;
 mod training;
 mod turns;
 mod work;
+mod workers;
 
 use crate::output;
 use distribute::{Error, Result};
@@ -70,6 +72,10 @@ pub struct Arguments {
     /// How a step grows with replicas, parameters, rows of a table and batch, instead of the figures
     #[arg(long)]
     growth: bool,
+    /// What an all-reduce takes among 2 to 16 processes of this machine, and what a model that is fitted to that says of
+    /// 1,000 machines, instead of the figures
+    #[arg(long, conflicts_with = "growth")]
+    worlds: bool,
     /// Draw the ratios, or the growth, as SVG into this file
     #[arg(long)]
     plot: Option<PathBuf>,
@@ -132,6 +138,7 @@ fn figures() -> Vec<Box<dyn Figure>> {
     all.extend(input::figures());
     all.extend(child::figures());
     all.extend(losses::figures());
+    all.extend(workers::figures());
     all
 }
 
@@ -152,16 +159,17 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     if arguments.rounds == 0 {
         return Err(invalid("--rounds must be 1 or more".into()));
     }
+    let filter = arguments.filter.as_deref().unwrap_or_default();
+    let (rounds, plot) = (arguments.rounds, arguments.plot.as_deref());
     if arguments.growth {
-        let filter = arguments.filter.as_deref().unwrap_or_default();
-        return growth::run(filter, arguments.rounds, seconds, arguments.form(), arguments.plot.as_deref());
+        return growth::run(filter, rounds, seconds, arguments.form(), plot);
     }
-    let wanted = |figure: &dyn Figure| {
-        arguments.filter.as_ref().is_none_or(|filter| figure.about().name.contains(filter))
-    };
+    if arguments.worlds {
+        return workers::worlds::run(filter, rounds, seconds, arguments.form(), plot);
+    }
+    let wanted = |figure: &dyn Figure| figure.about().name.contains(filter);
     let figures: Vec<_> = figures().into_iter().filter(|figure| wanted(&**figure)).collect();
     if figures.is_empty() {
-        let filter = arguments.filter.clone().unwrap_or_default();
         return Err(invalid(format!(
             "no figure's name contains {filter:?}; `distribute bench --list` names all"
         )));
@@ -182,7 +190,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     }
     let (mut drawn, mut kept) = (Vec::new(), String::new());
     for figure in figures {
-        let report = turns::measure(&*figure, Effort { seconds }, arguments.rounds, &peers)?;
+        let report = turns::measure(&*figure, Effort { seconds }, rounds, &peers)?;
         output::line(match form {
             Form::Json => report.json(),
             Form::Markdown => report.markdown(),
@@ -195,18 +203,19 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     }
     arguments.record.as_ref().map_or(Ok(()), |path| output::file(path, &kept))?;
     drawn.retain(|group| !group.bars.is_empty());
-    arguments.plot.as_ref().map_or(Ok(()), |path| output::file(path, &plot::bars(&drawn)))
+    plot.map_or(Ok(()), |path| output::file(path, &plot::bars(&drawn)))
 }
 
 fn invalid(reason: String) -> Error {
     Error::InvalidArgument { operation: "bench", reason }
 }
 
-/// `4 KiB`, as `4KiB`.
+/// `4KiB`, of 4096.
 fn size(bytes: usize) -> String {
     match bytes {
         b if b >= 1 << 20 => format!("{}MiB", b >> 20),
-        b => format!("{}KiB", b >> 10),
+        b if b >= 1 << 10 => format!("{}KiB", b >> 10),
+        b => format!("{b}B"),
     }
 }
 
@@ -228,8 +237,18 @@ mod tests {
             let name = figure.about().name;
             // Larger ones take minutes without optimisation; a test's binary has no `bench --child`.
             let left_out = [
-                "64MiB", "replicas", "scaling", "losses", "start", "memory", "tfrecord", "csv", "shuffle",
+                "64MiB",
+                "replicas",
+                "scaling",
+                "losses",
+                "start",
+                "memory",
+                "tfrecord",
+                "csv",
+                "shuffle",
                 "map",
+                "2p",
+                "processes",
             ];
             if left_out.iter().any(|part| name.contains(part)) {
                 continue;

@@ -20,7 +20,8 @@ pub struct Entry {
     pub peer: String,
 }
 
-const SCRIPTS: [&str; 3] = ["peer_tensorflow.py", "peer_pytorch.py", "peer_jax.py"];
+const SCRIPTS: [&str; 5] =
+    ["peer_tensorflow.py", "peer_tensorflow_workers.py", "peer_pytorch.py", "peer_jax.py", "peer_mpi.py"];
 
 /// What the peers can measure: the scripts of this folder with this Python, and burn's program where it has been built.
 pub fn entries(folder: &Path, python: &Path) -> Result<Vec<Entry>> {

@@ -69,12 +69,21 @@ impl<M: Model> Figure for Steps<M> {
 }
 
 /// Steps per second, after a quarter as many that don't count.
-pub fn timed(effort: Effort, mut step: impl FnMut() -> Result<()>) -> Result<Sample> {
+pub fn timed(effort: Effort, step: impl FnMut() -> Result<()>) -> Result<Sample> {
+    timed_as(effort, Ok, step)
+}
+
+/// The same where others make the same steps: `agree` gives all of them one estimate of what a step takes, in seconds.
+pub fn timed_as(
+    effort: Effort,
+    agree: impl FnOnce(f64) -> Result<f64>,
+    mut step: impl FnMut() -> Result<()>,
+) -> Result<Sample> {
     let watch = Stopwatch::start();
     for _ in 0..4 {
         step()?;
     }
-    let calls = effort.calls(watch.seconds() / 4.);
+    let calls = effort.calls(agree(watch.seconds() / 4.)?);
     for _ in 0..calls / 4 {
         step()?;
     }

@@ -4,7 +4,7 @@ use super::{BATCHES, RATE, formula};
 use candle_core::{Device, Tensor};
 use candle_nn::VarBuilder;
 use distribute::nn::Products;
-use distribute::{MirroredStrategy, PerReplica, Replicated, Result, Sgd, Strategy, Variables};
+use distribute::{MirroredStrategy, PerReplica, ReduceOp, Replicated, Result, Sgd, Strategy, Variables};
 
 /// A model that we and the peers train.
 pub trait Model: Sized + Send + Sync + 'static {
@@ -61,23 +61,40 @@ impl<M: Model> Training<M> {
 
     /// With another learning rate, and another number of examples in a global batch.
     pub fn with(replicas: usize, rate: f64, batch: usize) -> Result<Self> {
-        let strategy = MirroredStrategy::cpus(replicas)?;
+        Self::by(MirroredStrategy::cpus(replicas)?.into(), rate, batch)
+    }
+
+    /// By the replicas of a strategy, each of which has its part of a global batch.
+    pub fn by(strategy: Strategy, rate: f64, batch: usize) -> Result<Self> {
         let model = strategy.replicate(M::new)?;
         M::set_formula(&model.variables)?;
-        let each = batch / replicas;
+        let world = strategy.world();
+        let each = batch / world.num_replicas_in_sync();
         let piece = |number, replica| M::batch(number, replica * each, each);
         let batches = (0..BATCHES).map(|number| {
             Ok(PerReplica::from_values(
-                (0..replicas).map(|replica| piece(number, replica)).collect::<Result<Vec<_>>>()?,
+                world.local_replicas().map(|replica| piece(number, replica)).collect::<Result<Vec<_>>>()?,
             ))
         });
         Ok(Self {
             optimizer: Sgd::new(&model.variables, rate)?,
             batches: batches.collect::<Result<_>>()?,
-            strategy: strategy.into(),
+            strategy,
             model,
             done: 0,
         })
+    }
+
+    /// What gives all replicas the mean of what each says.
+    pub fn agreement(&self) -> impl FnOnce(f64) -> Result<f64> + use<M> {
+        let strategy = self.strategy.clone();
+        move |mine| {
+            let all = strategy.run((), |ctx, ()| {
+                let mine = Tensor::new(mine, &Device::Cpu)?;
+                Ok(ctx.all_reduce(ReduceOp::Mean, mine)?.to_scalar::<f64>()?)
+            })?;
+            Ok(all.values()[0])
+        }
     }
 
     /// A step on the next batch: the global mean loss.

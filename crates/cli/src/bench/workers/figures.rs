@@ -1,0 +1,77 @@
+//! Rows of two processes: all-reduces over both kinds of links, and training.
+
+use super::super::figure::{About, Better, Effort, Figure, Target};
+use super::super::size;
+use super::super::turns::Sample;
+use super::super::work::{Mlp, Model, Recommender};
+use super::place::{Links, Work};
+use super::start::measured;
+use distribute::Result;
+use std::marker::PhantomData;
+
+const WORKERS: usize = 2;
+
+/// From one that is all latency to one that is all bandwidth, each four times the one before.
+const SIZES: [usize; 10] =
+    [64, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20];
+
+/// All-reduces of two processes.
+struct AllReduce {
+    links: Links,
+    bytes: usize,
+}
+
+/// Training by two processes.
+struct Trained<M>(PhantomData<fn() -> M>);
+
+/// All sizes over both links, and both models.
+pub fn figures() -> Vec<Box<dyn Figure>> {
+    let sums = Links::ALL.into_iter().flat_map(|links| SIZES.map(|bytes| AllReduce { links, bytes }));
+    let mut all: Vec<_> = sums.map(|figure| Box::new(figure) as Box<dyn Figure>).collect();
+    all.push(Box::new(Trained::<Mlp>(PhantomData)));
+    all.push(Box::new(Trained::<Recommender>(PhantomData)));
+    all
+}
+
+impl Figure for AllReduce {
+    fn about(&self) -> About {
+        let Self { links, bytes } = self;
+        let over = match links {
+            Links::Tcp => "TCP on this machine",
+            Links::Shared => "shared memory",
+        };
+        About {
+            name: format!("all_reduce_{WORKERS}p_{}_{}", links.name(), size(*bytes)),
+            unit: "µs",
+            better: Better::Less,
+            measures: format!("sum of one f32 vector of {bytes} bytes, {WORKERS} processes over {over}"),
+            targets: vec![Target::BestPeer(1.)],
+        }
+    }
+
+    fn round(&self, effort: Effort) -> Result<Sample> {
+        let work = Work::Sum { links: self.links, bytes: self.bytes, seconds: effort.seconds };
+        measured(WORKERS, &work).map(Sample::from)
+    }
+}
+
+impl<M: Model> Figure for Trained<M> {
+    fn about(&self) -> About {
+        About {
+            name: format!("{}_{WORKERS}_processes", M::NAME),
+            unit: "steps/s",
+            better: Better::More,
+            measures: format!(
+                "SGD steps of {}, global batch {}, {WORKERS} processes of one replica and thread each",
+                M::WORK,
+                M::BATCH
+            ),
+            targets: vec![Target::BestPeer(1.)],
+        }
+    }
+
+    fn round(&self, effort: Effort) -> Result<Sample> {
+        let work = Work::Train { model: M::NAME.into(), seconds: effort.seconds };
+        measured(WORKERS, &work).map(Sample::from)
+    }
+}

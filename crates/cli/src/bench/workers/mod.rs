@@ -1,0 +1,22 @@
+//! Workers that are processes of this machine: what an all-reduce over them costs, what training by them gives, and what
+//! that means for more of them than one machine has.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`start`] | starts the processes of one round, and takes what worker 0 says |
+//! | [`place`] | what such a process is told: its number, where worker 0 is, and its work |
+//! | [`sum`], [`train`] | the work |
+//! | [`figures`] | the rows of two processes |
+//! | [`worlds`] | `--worlds`: more of them, and 1,000 |
+//! | [`model`] | what an all-reduce costs by its messages and bytes, fitted to what was measured |
+
+mod figures;
+mod model;
+mod place;
+mod start;
+mod sum;
+mod train;
+pub mod worlds;
+
+pub use figures::figures;
+pub use place::child;

@@ -1,0 +1,214 @@
+//! What an all-reduce costs by what it sends: a time for each message and a time for each byte (the α-β model), fitted to
+//! what was measured here, and used to say what more workers would take elsewhere.
+
+/// How workers sum vectors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Algorithm {
+    /// Each sends all to every other.
+    Exchange,
+    /// Each sends every other its range, and the sum of its own range to all: what the group does for more than two workers.
+    Owners,
+    /// Ranges go around, are summed on the way, and go around again.
+    Ring,
+    /// Halves to a partner, then halves of that to the next one; the same way back.
+    HalvingDoubling,
+    /// All to the parent in a binomial tree, and the sum back.
+    Tree,
+}
+
+/// What one worker, the busiest, sends.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sent {
+    /// How often it waits for others.
+    pub rounds: f64,
+    /// Messages of the algorithm, and of the agreement: in its first round, a worker tells every other which call it makes.
+    pub messages: f64,
+    /// Bytes of vectors.
+    pub bytes: f64,
+}
+
+impl Algorithm {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Exchange, Self::Owners, Self::Ring, Self::HalvingDoubling, Self::Tree];
+
+    /// What it is called.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Exchange => "exchange",
+            Self::Owners => "owners fold",
+            Self::Ring => "ring",
+            Self::HalvingDoubling => "halving-doubling",
+            Self::Tree => "tree",
+        }
+    }
+
+    /// What a worker sends in an all-reduce of `bytes` among `workers`.
+    pub fn sent(self, workers: usize, bytes: f64) -> Sent {
+        if workers < 2 {
+            return Sent { rounds: 0., messages: 0., bytes: 0. };
+        }
+        let others = workers as f64 - 1.;
+        let ranges = 2. * others / workers as f64 * bytes;
+        // The number of halvings; of a number that is no power of two, one more.
+        let depth = f64::from(workers.next_power_of_two().ilog2());
+        let agreed = |rounds: f64, bytes| Sent { rounds, messages: others + rounds - 1., bytes };
+        match self {
+            Self::Exchange => Sent { rounds: 1., messages: others, bytes: others * bytes },
+            Self::Owners => Sent { rounds: 2., messages: 2. * others, bytes: ranges },
+            Self::Ring => agreed(2. * others, ranges),
+            Self::HalvingDoubling => agreed(2. * depth, ranges),
+            // The root sends to, and hears from, a child in each round.
+            Self::Tree => agreed(2. * depth, 2. * depth * bytes),
+        }
+    }
+}
+
+/// An all-reduce that was measured on this machine.
+#[derive(Clone, Copy, Debug)]
+pub struct Point {
+    pub algorithm: Algorithm,
+    pub workers: usize,
+    pub bytes: usize,
+    pub seconds: f64,
+}
+
+/// What a link costs the processor of a worker.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Link {
+    /// Seconds of a message: sent, and one received.
+    pub alpha: f64,
+    /// Seconds of a byte: sent, one received, and added.
+    pub beta: f64,
+}
+
+/// What lies between machines.
+#[derive(Clone, Copy, Debug)]
+pub struct Network {
+    /// Seconds until a message arrives, on top of what it costs the processors.
+    pub latency: f64,
+    /// Bytes per second of a machine, each way.
+    pub bandwidth: f64,
+}
+
+impl Link {
+    /// The link for which the model is nearest to the points, in terms of what each point took: a microsecond of ten counts
+    /// for as much as a second of ten million. On `cores` cores, more workers than cores take turns. None without points.
+    pub fn fitted(points: &[Point], cores: usize) -> Option<Self> {
+        // Each point is an equation alpha * x + beta * y = 1.
+        let equations = points.iter().filter(|point| point.seconds > 0.).map(|point| {
+            let sent = point.algorithm.sent(point.workers, point.bytes as f64);
+            let turns = turns(point.workers, cores) / point.seconds;
+            (sent.messages * turns, sent.bytes * turns)
+        });
+        let sums = equations
+            .fold([0.; 5], |[xx, xy, yy, x, y], (a, b)| [xx + a * a, xy + a * b, yy + b * b, x + a, y + b]);
+        let [xx, xy, yy, x, y] = sums;
+        let determinant = xx * yy - xy * xy;
+        let link = Self { alpha: (x * yy - y * xy) / determinant, beta: (y * xx - x * xy) / determinant };
+        let alone = |sum: f64, square: f64| if square > 0. { sum / square } else { 0. };
+        if xx == 0. && yy == 0. {
+            None
+        } else if !link.alpha.is_finite() || link.alpha < 0. {
+            Some(Self { alpha: 0., beta: alone(y, yy) })
+        } else if !link.beta.is_finite() || link.beta < 0. {
+            Some(Self { alpha: alone(x, xx), beta: 0. })
+        } else {
+            Some(link)
+        }
+    }
+
+    /// Seconds of an all-reduce by processes of one machine.
+    pub fn on_one_machine(&self, algorithm: Algorithm, workers: usize, bytes: usize, cores: usize) -> f64 {
+        let sent = algorithm.sent(workers, bytes as f64);
+        turns(workers, cores) * (sent.messages * self.alpha + sent.bytes * self.beta)
+    }
+
+    /// Seconds of an all-reduce by workers that have a machine each: a byte takes as long as the slower of processor and
+    /// network needs for it.
+    pub fn over(&self, network: Network, algorithm: Algorithm, workers: usize, bytes: usize) -> f64 {
+        let sent = algorithm.sent(workers, bytes as f64);
+        let byte = self.beta.max(1. / network.bandwidth);
+        sent.rounds * network.latency + sent.messages * self.alpha + sent.bytes * byte
+    }
+
+    /// By what part of what was measured the model is off, for each point.
+    pub fn errors(&self, points: &[Point], cores: usize) -> Vec<f64> {
+        let error = |point: &Point| {
+            let model = self.on_one_machine(point.algorithm, point.workers, point.bytes, cores);
+            (model / point.seconds - 1.).abs()
+        };
+        points.iter().map(error).collect()
+    }
+}
+
+/// How many times as long workers take who share cores.
+fn turns(workers: usize, cores: usize) -> f64 {
+    (workers as f64 / cores.max(1) as f64).max(1.)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LINK: Link = Link { alpha: 2e-6, beta: 3e-10 };
+
+    fn points(link: Link, cores: usize) -> Vec<Point> {
+        let worlds = [2, 3, 4, 8, 16].into_iter();
+        let all = worlds.flat_map(|workers| [64, 1 << 16, 1 << 24].map(|bytes| (workers, bytes)));
+        all.map(|(workers, bytes)| {
+            let algorithm = Algorithm::Owners;
+            let seconds = link.on_one_machine(algorithm, workers, bytes, cores);
+            Point { algorithm, workers, bytes, seconds }
+        })
+        .collect()
+    }
+
+    #[test]
+    fn the_link_that_made_the_points_is_found() {
+        for cores in [1, 2, 64] {
+            let points = points(LINK, cores);
+            let found = Link::fitted(&points, cores).unwrap();
+            assert!((found.alpha / LINK.alpha - 1.).abs() < 1e-6, "{found:?}");
+            assert!((found.beta / LINK.beta - 1.).abs() < 1e-6, "{found:?}");
+            assert!(found.errors(&points, cores).iter().all(|error| *error < 1e-6));
+        }
+    }
+
+    #[test]
+    fn neither_cost_is_negative_nor_a_point_needed_twice() {
+        assert_eq!(Link::fitted(&[], 2), None);
+        // Bytes cost nothing, or less: what noise can look like.
+        let mut falling = points(Link { alpha: 1e-6, beta: 0. }, 2);
+        for point in &mut falling {
+            point.seconds /= 1. + point.bytes as f64 / 1e8;
+        }
+        let found = Link::fitted(&falling, 2).unwrap();
+        assert!(found.alpha >= 0. && found.beta >= 0., "{found:?}");
+        let one = Link::fitted(&points(LINK, 2)[..1], 2).unwrap();
+        assert!(one.errors(&points(LINK, 2)[..1], 2)[0] < 1e-6, "{one:?}");
+    }
+
+    #[test]
+    fn what_a_worker_sends_is_what_textbooks_say() {
+        let sent = |algorithm: Algorithm, workers| algorithm.sent(workers, 1000.);
+        for algorithm in Algorithm::ALL {
+            assert_eq!(sent(algorithm, 1), Sent { rounds: 0., messages: 0., bytes: 0. });
+        }
+        assert_eq!(sent(Algorithm::Exchange, 2), Sent { rounds: 1., messages: 1., bytes: 1000. });
+        assert_eq!(sent(Algorithm::Owners, 4), Sent { rounds: 2., messages: 6., bytes: 1500. });
+        assert_eq!(sent(Algorithm::Ring, 4), Sent { rounds: 6., messages: 3. + 5., bytes: 1500. });
+        assert_eq!(sent(Algorithm::HalvingDoubling, 5).rounds, 6.);
+        assert_eq!(sent(Algorithm::Tree, 1000), Sent { rounds: 20., messages: 999. + 19., bytes: 20_000. });
+    }
+
+    #[test]
+    fn a_slow_network_bounds_bytes_and_each_round_waits_for_it() {
+        let network = Network { latency: 1e-3, bandwidth: 1e9 };
+        let seconds = LINK.over(network, Algorithm::Owners, 2, 1_000_000);
+        assert!((seconds - (2e-3 + 2. * 2e-6 + 1e-3)).abs() < 1e-12, "{seconds}");
+        let fast = Network { latency: 0., bandwidth: f64::INFINITY };
+        let (a, b) =
+            (LINK.over(fast, Algorithm::Ring, 2, 77), LINK.on_one_machine(Algorithm::Ring, 2, 77, 2));
+        assert_eq!(a, b);
+    }
+}

@@ -1,0 +1,104 @@
+//! All-reduces of vectors in a worker's process.
+
+use super::super::figure::Effort;
+use super::model::Algorithm;
+use super::place::{Links, Place};
+use bytes::Bytes;
+use distribute::cluster::{Fingerprint, Operation, Standing, Stopwatch};
+use distribute::tensor::kernel::fold_scaled;
+use distribute::{Error, Result};
+use distribute_collective::group::{Calling, Group, numbers};
+use distribute_net::Rendezvous;
+use std::hint::black_box;
+use std::panic::Location;
+use std::time::Duration;
+
+/// How long a worker waits for the others in one exchange.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Up to so many bytes two workers exchange their vectors whole: one round less counts for more than adding all of it twice.
+const WHOLE: usize = 64 << 10;
+
+/// How workers sum vectors of this size.
+pub fn algorithm(workers: usize, bytes: usize) -> Algorithm {
+    if workers == 2 && bytes <= WHOLE { Algorithm::Exchange } else { Algorithm::Owners }
+}
+
+/// Microseconds of an all-reduce, by this worker's clock.
+///
+/// Vectors lie in the group's buffers, as gradients do. Sums stay where they arrive, in as many pieces as workers have made:
+/// nothing is copied into place before or after.
+pub fn micros(place: &Place, links: Links, bytes: usize, effort: Effort) -> Result<f64> {
+    let world = place.world;
+    let rendezvous = Rendezvous::new(world, place.addresses()).shared_memory(links.shared_memory());
+    let group = Group::join(world, rendezvous)?;
+    let session = group.open("bench", 0);
+    let mut mine = group.buffers().take(bytes);
+    mine.bytes_mut().as_chunks_mut().0.fill((world.worker() as f32 + 1.).to_ne_bytes());
+    let mine = mine.freeze();
+    let weights = vec![1_f32; world.workers()];
+    let call = Fingerprint::new(Operation::AllReduce, format!("{bytes} bytes"), Location::caller());
+    let calling = || Calling::new(&session, vec![Standing::waiting(world.worker(), call.clone())], TIMEOUT);
+    let way = algorithm(world.workers(), bytes);
+    let all_reduce = || match way {
+        Algorithm::Exchange => exchanged(calling(), &mine, &weights),
+        _ => calling().sum(std::slice::from_ref(&mine), &weights).map_err(failed),
+    };
+    let repeat = |calls: usize| {
+        let watch = Stopwatch::start();
+        for _ in 0..calls {
+            black_box(all_reduce()?);
+        }
+        Ok::<_, Error>(watch.seconds() / calls as f64)
+    };
+    repeat(3)?;
+    let calls = (effort.seconds / repeat(3)?).clamp(3., 1e6) as u64;
+    // As many on all workers: as many as worker 0 says.
+    let said = calling().records(Bytes::copy_from_slice(&calls.to_le_bytes())).map_err(failed)?;
+    let calls = said.first().and_then(|said| said[..].try_into().ok()).map(u64::from_le_bytes);
+    let calls = calls.ok_or_else(|| failed("worker 0 has not said how many calls there are"))? as usize;
+    repeat(calls / 4 + 1)?;
+    let seconds = repeat(calls)?;
+    check(&all_reduce()?, bytes, world.workers())?;
+    group.end();
+    Ok(seconds * 1e6)
+}
+
+/// Both workers get all of both vectors, and each adds them up in the same order.
+fn exchanged(mut calling: Calling<'_>, mine: &Bytes, weights: &[f32]) -> Result<Vec<Bytes>> {
+    let all = calling.exchange("its vector", mine.clone()).map_err(failed)?;
+    let all: Vec<_> = all.iter().map(|bytes| numbers::<f32>(bytes)).collect();
+    let all: Vec<&[f32]> = all.iter().map(|numbers| &**numbers).collect();
+    let mut sum = calling.buffers().take(mine.len());
+    fold_scaled(&all, weights, bytemuck::cast_slice_mut(sum.bytes_mut()));
+    Ok(vec![sum.freeze()])
+}
+
+/// What is fast has to be right, too: worker `k` has brought `k + 1` everywhere.
+fn check(sums: &[Bytes], bytes: usize, workers: usize) -> Result<()> {
+    let expected = (workers * (workers + 1) / 2) as f32;
+    let length: usize = sums.iter().map(Bytes::len).sum();
+    let right = sums.iter().all(|piece| numbers::<f32>(piece).iter().all(|x| *x == expected));
+    if length == bytes && right {
+        return Ok(());
+    }
+    Err(failed(format!("{length} bytes came of {bytes}, or not all numbers are {expected}")))
+}
+
+fn failed(reason: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+    Error::Io { operation: "all-reduce of processes".into(), source: std::io::Error::other(reason) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wrong_or_missing_sum_is_an_error() {
+        let piece =
+            |x: f32, len| Bytes::from(vec![x; len].iter().flat_map(|x| x.to_ne_bytes()).collect::<Vec<_>>());
+        check(&[piece(6., 2), piece(6., 1)], 12, 3).unwrap();
+        check(&[piece(6., 2), piece(5., 1)], 12, 3).unwrap_err();
+        check(&[piece(6., 2)], 12, 3).unwrap_err();
+    }
+}
