@@ -184,8 +184,20 @@ mod tests {
         }
         let found = Link::fitted(&falling, 2).unwrap();
         assert!(found.alpha >= 0. && found.beta >= 0., "{found:?}");
+        // Messages cost less than nothing: more of them, of as many bytes, in less time.
+        let point =
+            |workers, seconds| Point { algorithm: Algorithm::Owners, workers, bytes: 1 << 20, seconds };
+        let found = Link::fitted(&[point(2, 2e-3), point(16, 1e-3)], 64).unwrap();
+        assert!(found.alpha == 0. && found.beta > 0., "{found:?}");
         let one = Link::fitted(&points(LINK, 2)[..1], 2).unwrap();
         assert!(one.errors(&points(LINK, 2)[..1], 2)[0] < 1e-6, "{one:?}");
+    }
+
+    #[test]
+    fn more_processes_than_cores_take_turns_and_more_cores_do_not_help() {
+        let seconds = |cores| LINK.on_one_machine(Algorithm::Owners, 8, 1 << 20, cores);
+        assert_eq!((seconds(2), seconds(1)), (4. * seconds(8), 8. * seconds(8)));
+        assert_eq!(seconds(64), seconds(8));
     }
 
     #[test]
