@@ -195,11 +195,13 @@ impl Shared {
             return Drive::Never;
         }
         let mut deadline = Deadline::after(patience);
+        // Also where the thread in the background has been first: it makes way for those who wait, who would otherwise be woken
+        // by it for each message from here on.
+        self.drives.fetch_add(1, Ordering::Release);
         let Some(mut events) = self.take_over() else { return Drive::Elsewhere };
         if is_there() {
             return Drive::Delivered;
         }
-        self.drives.fetch_add(1, Ordering::Release);
         self.driving.store(true, Ordering::Release);
         let drive = self.until_delivered(&mut events, &mut deadline);
         self.driving.store(false, Ordering::Release);
