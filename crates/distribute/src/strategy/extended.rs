@@ -1,7 +1,7 @@
 //! The trait that authors of strategies implement.
 
 use super::threads::unpinned;
-use super::{CommunicationOptions, CrossDeviceOps, DeviceName, Strategy, Threads};
+use super::{CommunicationOptions, CrossDeviceOps, DeviceName, Strategy, Threads, VariablePlacement};
 use crate::{Error, ReplicaContext, Result};
 use distribute_cluster::deadline::DEFAULT_TIMEOUT;
 use distribute_cluster::resolver::ClusterResolver;
@@ -127,18 +127,6 @@ pub trait StrategyExtended: Debug + Send + Sync + 'static {
     fn call_for_each_replica(&self, replicas: &Replicas<'_>) -> Result<()> {
         replicas.on_threads()
     }
-}
-
-/// Where a strategy keeps variables.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum VariablePlacement {
-    /// A copy on each worker device.
-    Mirrored,
-    /// One copy on one device, which all replicas share.
-    Central(DeviceName),
-    /// One copy without rules, for strategies with one replica.
-    Ordinary,
 }
 
 /// The replicas of one step, about to run.

@@ -19,6 +19,7 @@ mod run;
 mod state;
 mod threads;
 mod update;
+mod variable_placement;
 mod workers;
 
 pub use builder::MirroredBuilder;
@@ -31,10 +32,11 @@ pub use destinations::Destinations;
 pub use device::{DeviceKind, DeviceName};
 #[doc(inline)]
 pub use distribute_collective::group::Links;
-pub use extended::{Replicas, StrategyExtended, VariablePlacement};
+pub use extended::{Replicas, StrategyExtended};
 pub use kinds::{CentralStorageStrategy, MirroredStrategy, OneDeviceStrategy};
 pub use multi_worker::{MultiWorkerBuilder, MultiWorkerMirroredStrategy};
 pub use threads::Threads;
+pub use variable_placement::VariablePlacement;
 
 use self::workers::Workers;
 use crate::context::enter_cross_replica;
