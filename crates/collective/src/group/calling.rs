@@ -28,12 +28,7 @@ impl<'a> Calling<'a> {
     /// # Errors
     /// [`Failure`] on every worker.
     pub fn records(&mut self, mine: Bytes) -> Result<Vec<Bytes>, Failure> {
-        let mut all = self.round("its record", |_| mine.clone())?;
-        let me = self.world().worker();
-        if let Some(own) = all.get_mut(me) {
-            *own = mine;
-        }
-        Ok(all)
+        self.everybodys("its record", mine)
     }
 
     /// Tells the other workers that this one cannot make the call after all, and returns the reason.
@@ -73,6 +68,16 @@ impl<'a> Calling<'a> {
         body: impl FnMut(usize) -> Bytes,
     ) -> Result<Vec<Bytes>, Failure> {
         if self.begun { self.go_on(what, body) } else { Ok(self.agree(self.standings.clone(), body)?) }
+    }
+
+    /// Sends the same to all workers, and gives what all have sent, this one included.
+    pub(super) fn everybodys(&mut self, what: &str, mine: Bytes) -> Result<Vec<Bytes>, Failure> {
+        let mut all = self.round(what, |_| mine.clone())?;
+        let me = self.world().worker();
+        if let Some(own) = all.get_mut(me) {
+            *own = mine;
+        }
+        Ok(all)
     }
 
     /// Like [`round`](Self::round), where workers have to agree on `what`, too, even if this is the first one.

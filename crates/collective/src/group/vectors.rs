@@ -17,13 +17,10 @@ impl Calling<'_> {
     /// # Errors
     /// [`Failure`] on every worker; [`Failure::Record`] where a worker has sent another number of bytes.
     pub fn exchange(&mut self, what: &str, mine: Bytes) -> Result<Vec<Bytes>, Failure> {
-        let me = self.world().worker();
-        let mut all = self.round(what, |_| mine.clone())?;
-        for (worker, bytes) in all.iter().enumerate().filter(|(worker, _)| *worker != me) {
-            raw::require_length(worker, bytes, mine.len())?;
-        }
-        if let Some(own) = all.get_mut(me) {
-            *own = mine;
+        let expected = mine.len();
+        let all = self.everybodys(what, mine)?;
+        for (worker, bytes) in all.iter().enumerate() {
+            raw::require_length(worker, bytes, expected)?;
         }
         Ok(all)
     }

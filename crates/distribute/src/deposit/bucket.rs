@@ -121,11 +121,11 @@ impl Bucket {
         self.vector.as_ref().is_some_and(|vector| vector.has(number))
     }
 
-    /// The vector for other workers, where there is one. Variables in it that are not among the `filled` are set to zero.
+    /// The vector for other workers, where there is one. Variables in it that are not among the `filled`, which ascend, are set to zero.
     pub(super) fn take_vector(&mut self, filled: &[usize]) -> Option<Arc<Flat>> {
         let mut vector = self.vector.take()?;
         let all = 0..self.loose.filled.len();
-        all.filter(|number| !filled.contains(number)).for_each(|number| vector.clear(number));
+        all.filter(|number| filled.binary_search(number).is_err()).for_each(|number| vector.clear(number));
         Some(Arc::new(vector.freeze()))
     }
 

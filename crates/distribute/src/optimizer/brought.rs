@@ -83,7 +83,7 @@ impl Brought {
         match calling {
             Some(calling) => {
                 let over_workers = OverWorkers { trained, tallies: &tallies, weights: &weights, threads };
-                over_workers.operands(calling, trained, &gradients)
+                over_workers.operands(calling, &gradients)
             }
             None => {
                 let all: Vec<_> = weights.into_iter().zip(gradients).collect();

@@ -27,8 +27,8 @@ use std::sync::Arc;
 type Gradients<'b> = [&'b [Option<LocalGradient>]];
 
 /// A step's exchange of gradients with the other workers.
-pub(super) struct OverWorkers<'a> {
-    pub(super) trained: &'a Trained,
+pub(super) struct OverWorkers<'a, 'b> {
+    pub(super) trained: &'b Trained,
     /// Those of all replicas.
     pub(super) tallies: &'a [&'a Tally],
     pub(super) weights: &'a [f64],
@@ -55,33 +55,28 @@ fn folds_first(world: World) -> bool {
     world.replicas() > 1 && world.replicas().is_power_of_two()
 }
 
-impl OverWorkers<'_> {
+impl<'b> OverWorkers<'_, 'b> {
     /// Exchanges the gradients of this worker's replicas for those of all.
     ///
     /// # Errors
     /// The same on all workers, where one is lost or late or fails; its own on a worker that cannot bring its part.
-    pub(super) fn operands<'b>(
-        &self,
-        mut calling: Calling<'_>,
-        trained: &'b Trained,
-        mine: &Gradients<'b>,
-    ) -> Result<Operands<'b>> {
-        let parts = self.exchange(&mut calling, mine);
+    pub(super) fn operands(&self, mut calling: Calling<'_>, mine: &Gradients<'b>) -> Result<Operands<'b>> {
+        let parts = self.parts(&mut calling, mine);
         if parts.as_ref().is_err_and(|error| !matches!(error, Error::Collective(_))) {
             calling.decline();
         }
-        Operands::of_parts(trained, parts?.into_iter(), self.tallies.len())
+        Operands::of_parts(self.trained, parts?.into_iter(), self.tallies.len())
     }
 
-    fn exchange<'b>(&self, calling: &mut Calling<'_>, mine: &Gradients<'b>) -> Result<Vec<Parts<'b>>> {
-        let trained = self.trained;
-        let none = vec![Kind::Nothing; trained.variables.len()];
-        let kinds = self.tallies.iter().fold(none, |all, tally| {
-            all.iter().zip(&tally.kinds).map(|(all, kind)| all.plus(*kind)).collect()
-        });
+    /// For each variable what is added up.
+    fn parts(&self, calling: &mut Calling<'_>, mine: &Gradients<'b>) -> Result<Vec<Parts<'b>>> {
+        let mut kinds = vec![Kind::Nothing; self.trained.variables.len()];
+        for tally in self.tallies {
+            kinds.iter_mut().zip(&tally.kinds).for_each(|(all, kind)| *all = all.plus(*kind));
+        }
         let dense: Vec<bool> = kinds.iter().map(|kind| *kind == Kind::Dense).collect();
         let rows: Vec<usize> = (0..kinds.len()).filter(|number| kinds[*number] == Kind::Rows).collect();
-        let layout = trained.buckets.layout(&dense);
+        let layout = self.trained.buckets.layout(&dense);
         let vectors = self.flat(&layout, mine, calling.world(), calling.buffers())?;
         let mut parts: Vec<Parts<'b>> = kinds.iter().map(|_| Vec::new()).collect();
         if !rows.is_empty() {
@@ -199,14 +194,15 @@ impl OverWorkers<'_> {
         };
         let mut place = &mut sum.bytes_mut()[region];
         for piece in calling.sum(&vectors, &weights)? {
-            let Some(of_piece) = place.split_off_mut(..piece.len()) else { break };
+            let too_long = || Failure::Record("a sum that is longer than its vectors".into());
+            let of_piece = place.split_off_mut(..piece.len()).ok_or_else(too_long)?;
             of_piece.copy_from_slice(&piece);
         }
         Ok(())
     }
 
     /// Every worker gets the rows of all replicas.
-    fn exchange_rows<'b>(
+    fn exchange_rows(
         &self,
         calling: &mut Calling<'_>,
         mine: &Gradients<'b>,
