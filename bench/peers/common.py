@@ -6,6 +6,7 @@ theirs are measured in turn. Between its rounds it is stopped, with all that it 
 """
 
 import argparse
+import ctypes
 import importlib.metadata
 import itertools
 import json
@@ -125,6 +126,7 @@ class Entry:
     def __init__(self, figure, unit, peer, make, per=1):
         self.figure, self.unit, self.peer, self.make, self.per = figure, unit, peer, make, per
         self.repeat, self.each = None, None
+        self.between_hosts = False
 
     def prepare(self):
         """All that needs no quiet machine, once: importing, making, tracing, compiling, first pages."""
@@ -139,9 +141,11 @@ class Entry:
             self.each = self._time(2)
             self._time(max(1, int(seconds / 2 / self.each)))
         calls = max(1, int(seconds / self.each))
+        before = sent() if self.between_hosts else 0
         self.each = self._time(calls)
+        more = {"sent": (sent() - before) / calls / self.per} if self.between_hosts else {}
         each = self.each / self.per
-        return (1 / each if self.unit.endswith("/s") else each * 1e6), {}
+        return (1 / each if self.unit.endswith("/s") else each * 1e6), more
 
     def _time(self, calls):
         start = time.perf_counter()
@@ -182,6 +186,38 @@ class Fresh(Entry):
         return (first * 1e3 if self.unit == "ms" else float(line)), {}
 
 
+# ---- Two hosts, which are network namespaces of this machine: `distribute bench --link` starts rank 0 on the first.
+
+DEVICE = "link0"  # crates/cli/src/bench/workers/link/commands.rs has the same name
+
+
+def addresses(given):
+    """Of the hosts of ranks 0 and 1: both this machine's, unless there are two."""
+    hosts = (given.hosts or "127.0.0.1,127.0.0.1").split(",")
+    return [host.split("@")[0] for host in hosts]
+
+
+def on_second(given, command):
+    """A command of a script, to be run on rank 1's host: in the namespace of the process that keeps it."""
+    if not given.hosts:
+        return command
+    keeper = given.hosts.split(",")[1].split("@")[1]
+    return ["nsenter", f"--net=/proc/{keeper}/ns/net", "--", *command, "--hosts", given.hosts]
+
+
+def sent():
+    """Bytes that this host has sent to others, with the headers of packets."""
+    with open("/proc/self/net/dev") as counters:
+        devices = [line.split(":") for line in counters if ":" in line]
+    return sum(int(counts.split()[8]) for name, counts in devices if name.strip() != "lo")
+
+
+def end_with_parent():
+    """This process is killed when the one that has started it ends, however it ends. Linux alone can do that."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, 9)
+
+
 def peak(pid="self"):
     """The most memory that a process has held, in MiB."""
     with open(f"/proc/{pid}/status") as status:
@@ -201,6 +237,7 @@ def arguments():
     parser.add_argument("--count", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--meeting", help=argparse.SUPPRESS)
+    parser.add_argument("--hosts", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -221,7 +258,9 @@ def main(given, entries, package, memory=peak, version=None):
         repeat(1 if given.once == "ms" else 50)
         print(memory(), flush=True)
     elif given.serve:
+        end_with_parent()
         entry = chosen[0]
+        entry.between_hosts = given.hosts is not None
         entry.prepare()
         say({"figure": entry.figure, "peer": entry.peer, "version": version()})
         for line in sys.stdin:

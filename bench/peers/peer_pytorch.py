@@ -36,14 +36,14 @@ def group(torch, entry):
     global CHILD
     import torch.distributed as dist
 
+    if GIVEN.hosts:
+        os.environ["GLOO_SOCKET_IFNAME"] = common.DEVICE
     meeting = GIVEN.meeting or os.path.join(tempfile.mkdtemp(), "meeting")
     if GIVEN.rank == 0:
         command = [sys.executable, __file__, "--only", entry[0], "--peer", entry[1], "--rank", "1", "--meeting", meeting]
-        CHILD = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        CHILD = subprocess.Popen(common.on_second(GIVEN, command), stdout=subprocess.DEVNULL)
     else:
-        import ctypes
-
-        ctypes.CDLL(None).prctl(1, 9)  # is killed when rank 0 ends, however it ends
+        common.end_with_parent()  # which is rank 0
     # Both processes are stopped while others are measured, which is no reason to give up.
     patience = datetime.timedelta(days=1)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=GIVEN.rank, world_size=2, timeout=patience)

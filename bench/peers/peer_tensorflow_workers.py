@@ -1,6 +1,5 @@
 """TensorFlow on two processes of a thread each: MultiWorkerMirroredStrategy, which sums over gRPC."""
 
-import ctypes
 import json
 import os
 import socket
@@ -23,10 +22,10 @@ CHAIN = 16
 
 
 def free_ports(count):
-    """Ports of this machine that were free just now."""
+    """Ports of this host that were free just now; of two hosts, nobody else listens on either."""
     sockets = [socket.socket() for _ in range(count)]
     for one in sockets:
-        one.bind(("127.0.0.1", 0))
+        one.bind((common.addresses(GIVEN)[0], 0))
     ports = [one.getsockname()[1] for one in sockets]
     for one in sockets:
         one.close()
@@ -36,6 +35,7 @@ def free_ports(count):
 def second(figure, meeting):
     """Starts rank 1."""
     command = [sys.executable, __file__, "--only", figure, "--peer", PEER, "--rank", "1", "--meeting", meeting]
+    command = common.on_second(GIVEN, command)
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
 
 
@@ -54,6 +54,20 @@ def in_step(child, repeat):
     sys.exit()
 
 
+def patient():
+    """Both processes are stopped while others are measured, longer than the 10 s after which TensorFlow takes one for lost. The
+    strategy takes what is configured before it; there is no public name for that."""
+    from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
+    from tensorflow.python.eager import context
+
+    context.context().configure_coordination_service(
+        service_type="standalone",
+        service_leader="/job:worker/replica:0/task:0",
+        coordinated_jobs=[coordination_config_pb2.CoordinatedJob(name="worker", num_tasks=2)],
+        heartbeat_timeout_in_ms=24 * 3600 * 1000,
+    )
+
+
 def joined(figure):
     """The library and a strategy of both processes; in rank 0 rank 1's process, too."""
     child = None
@@ -61,9 +75,9 @@ def joined(figure):
         meeting = ",".join(str(port) for port in free_ports(2))
         child = second(figure, meeting)
     else:
-        ctypes.CDLL(None).prctl(1, 9)  # is killed when rank 0 ends, however it ends
+        common.end_with_parent()  # which is rank 0
         meeting = GIVEN.meeting
-    workers = [f"127.0.0.1:{port}" for port in meeting.split(",")]
+    workers = [f"{host}:{port}" for host, port in zip(common.addresses(GIVEN), meeting.split(","))]
     task = {"type": "worker", "index": GIVEN.rank}
     os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers}, "task": task})
     import tensorflow as tf
@@ -71,6 +85,7 @@ def joined(figure):
     tf.get_logger().setLevel("ERROR")
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(2)  # one waits for the other worker
+    patient()
     ring = tf.distribute.experimental.CommunicationImplementation.RING
     options = tf.distribute.experimental.CommunicationOptions(implementation=ring)
     return tf, tf.distribute.MultiWorkerMirroredStrategy(communication_options=options), child

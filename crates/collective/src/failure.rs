@@ -15,6 +15,14 @@ pub enum Failure {
     /// A message of another process is malformed.
     #[error("a record of another process cannot be read: {0}")]
     Record(String),
+    /// The library that reduces by itself has failed here.
+    #[error("{library} cannot sum: {reason}")]
+    Native {
+        /// Its name.
+        library: &'static str,
+        /// What it said.
+        reason: String,
+    },
     /// The failure of the member that acted for all members of its process.
     #[error("{0}")]
     Shared(Arc<Failure>),

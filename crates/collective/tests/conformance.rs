@@ -11,7 +11,8 @@ mod conformance {
 use bytes::Bytes;
 use conformance::leaves::{joined, summed};
 use conformance::tree;
-use distribute_cluster::{Fingerprint, Operation};
+use distribute_cluster::{Fingerprint, Operation, World};
+use distribute_collective::group::ahead::part_of;
 use distribute_collective::group::{Calling, Links, Order, Real, SumOptions, Wire, local, numbers};
 use distribute_collective::threads::{Member, Team};
 use distribute_collective::{all_gather, all_reduce};
@@ -314,6 +315,68 @@ fn vectors_of_another_length_are_refused_by_name() {
     assert!(errors[0].contains("8 bytes of worker 1, where 4 were expected"), "{errors:?}");
     assert!(errors[2].contains("8 bytes of worker 1"), "{errors:?}");
     assert!(errors[1].contains("4 bytes of worker 0, where 8 were expected"), "{errors:?}");
+}
+
+/// A vector as it is sent.
+fn as_bytes(vector: Vec<f32>) -> Bytes {
+    vector.into_iter().flat_map(f32::to_ne_bytes).collect()
+}
+
+// INV-35
+#[test]
+fn what_is_sent_ahead_of_a_call_is_there_when_all_have_agreed_on_it() {
+    const LENGTHS: [usize; 4] = [1001, 0, 40_000, 129];
+    for workers in 2..=5 {
+        let brought = |replica, step| LENGTHS.map(|len| as_bytes(vector(replica + 10 * step, len)));
+        let got = on_replicas((workers, 1), move |member| {
+            let session = member.session().unwrap().clone();
+            let step = |step| {
+                let (ahead, mine) = (session.ahead(), brought(member.replica(), step));
+                for part in [2, 0, 3, 1] {
+                    ahead.send_near(part, &mine[part]);
+                    ahead.send_far(part, &mine[part]);
+                }
+                let together =
+                    member.together(call(Operation::Minimize, String::new()), (), |_, mut calling| {
+                        calling.records(Bytes::new())?;
+                        // What is not taken is dropped.
+                        if step == 1 { Ok(Vec::new()) } else { calling.sent_ahead(ahead.call(), &mine) }
+                    });
+                together.unwrap().1.unwrap().to_vec()
+            };
+            (0..4).map(step).collect::<Vec<_>>()
+        });
+        for (worker, steps) in got.into_iter().enumerate() {
+            let world = World::new(workers, worker, 1).unwrap();
+            for (step, got) in steps.into_iter().enumerate().filter(|(step, _)| *step != 1) {
+                for (from, got) in got.into_iter().enumerate() {
+                    let part = |all: Bytes| all.slice(part_of(world, worker, all.len()));
+                    assert!(
+                        got == brought(from, step).map(part),
+                        "{from} to {worker} of {workers} in {step}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_missing_or_of_another_length_among_what_is_sent_ahead_is_refused_by_name() {
+    let errors = on_replicas((2, 1), |member| {
+        let (ahead, mine) = (member.session().unwrap().ahead(), as_bytes(vector(0, 100)));
+        if member.replica() == 0 {
+            ahead.send_far(0, &mine.slice(..396));
+            ahead.send_near(0, &mine.slice(..396));
+        }
+        let together = member.together(call(Operation::Minimize, String::new()), (), |_, mut calling| {
+            calling.records(Bytes::new())?;
+            calling.sent_ahead(ahead.call(), std::slice::from_ref(&mine))
+        });
+        together.unwrap_err().to_string()
+    });
+    assert!(errors[0].contains("0 bytes of worker 1, where 400 were expected"), "{errors:?}");
+    assert!(errors[1].contains("396 bytes of worker 0, where 400 were expected"), "{errors:?}");
 }
 
 /// All ways to sum.

@@ -108,6 +108,7 @@ const TURNS: usize = 64;
 /// Moves what can be moved, until somebody else wants to.
 fn move_bytes(shared: &Shared) {
     let Some(mut events) = shared.try_driver() else { return };
+    let _span = tracing::trace_span!("network").entered();
     for _ in 0..TURNS {
         let more = shared.pass(&mut events, |_| true);
         shared.deliver(&mut events);
@@ -158,5 +159,65 @@ impl Pulse {
             }
         }
         true
+    }
+}
+
+#[cfg(test)]
+#[cfg(target_os = "linux")]
+mod tests {
+    use super::*;
+    use crate::shm::played::tests::{link, say};
+    use crate::wire::Frame;
+    use crate::{Drive, Message, Receiver, Settings};
+    use distribute_cluster::World;
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicUsize;
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    /// Counts messages.
+    #[derive(Default)]
+    struct Count(AtomicUsize);
+
+    impl Receiver for Count {
+        fn deliver(&self, _from: usize, _message: Message) {
+            self.0.fetch_add(1, Ordering::AcqRel);
+        }
+
+        fn lose(&self, _from: usize, _reason: String) {}
+    }
+
+    /// Whether the thread in the background has been woken since this was last asked.
+    fn is_woken(shared: &Shared) -> bool {
+        let mut sockets = [shared.to_background.interest()];
+        poll::wait(&mut sockets, Duration::ZERO).unwrap();
+        let is_woken = poll::is_ready(&sockets[0]);
+        shared.to_background.drain();
+        is_woken
+    }
+
+    // The race: both sleep, the byte that the other side has sent wakes the one that drives, and that one takes it.
+    #[test]
+    fn who_drives_and_leaves_something_in_a_ring_wakes_the_thread_in_the_background() {
+        let ((link, theirs, _socket), count) = (link(), Arc::<Count>::default());
+        let mine = link.pair().unwrap().clone();
+        let world = World::new(2, 0, 1).unwrap();
+        let shared = Shared::new(world, vec![link], vec![], count.clone(), Settings::default(), false);
+        let shared = shared.unwrap();
+        // This is the thread in the background.
+        mine.begin_sleep();
+        say(&theirs, Frame::Data(Message::new("first", "")));
+        // Longer than what is read at once.
+        say(&theirs, Frame::Data(Message::new("second", vec![0; 100 << 10])));
+        assert_eq!(shared.drive(LONG, &|| false), Drive::Delivered);
+        assert_eq!(count.0.load(Ordering::Acquire), 1);
+        assert!(is_woken(&shared), "the second message is in the ring, and nobody knows");
+        // The next one takes all there is.
+        assert_eq!(shared.drive(LONG, &|| false), Drive::Delivered);
+        assert_eq!(shared.drive(Duration::ZERO, &|| false), Drive::Nothing);
+        is_woken(&shared);
+        assert_eq!(shared.drive(Duration::ZERO, &|| false), Drive::Nothing);
+        assert_eq!((count.0.load(Ordering::Acquire), is_woken(&shared)), (2, false));
+        mine.wake();
     }
 }

@@ -89,7 +89,7 @@ pub use mesh::{Mesh, Settings};
 pub use message::Message;
 pub use rendezvous::{JoinError, Listener, Progress, Rendezvous};
 pub use shm::{Region, SharedMemory};
-pub use transport::{Drive, Receiver, Transport};
+pub use transport::{Drive, NativeSum, Number, Receiver, Transport};
 
 /// The reason that the others are told of a worker that has closed its transport.
 pub const ENDED: &str = "it has ended";

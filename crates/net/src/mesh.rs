@@ -5,7 +5,7 @@ use crate::link::{Event, Link};
 use crate::poll::Waker;
 use crate::ready::{self, Ready};
 use crate::shm::arena::Arena;
-use crate::wire::Frame;
+use crate::wire::{Frame, Limits};
 use crate::{Drive, Message, Receiver, Region, Transport};
 use distribute_cluster::{Deadline, World};
 use std::io;
@@ -23,7 +23,7 @@ const MAKE_WAY: Duration = Duration::from_millis(5);
 /// Up to so many sockets are read to see whether something has come; of more, the system is asked.
 const FEW: usize = 3;
 
-/// How a mesh behaves.
+/// How the connections of a mesh behave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// How often a sign of life is sent.
@@ -32,18 +32,21 @@ pub struct Settings {
     pub silence: Duration,
     /// How long the end waits until the others have received what was sent.
     pub farewell: Duration,
+    /// How long messages may be that come.
+    pub limits: Limits,
     /// Whether threads that wait yield their core: there are more of them on this machine than cores. `None` to have it
     /// counted.
     pub crowded: Option<bool>,
 }
 
 impl Default for Settings {
-    /// Heartbeats each 500 ms, 3 s of silence, 5 s for the farewell.
+    /// Heartbeats each 500 ms, 3 s of silence, 5 s for the farewell; heads of 16 MiB, bodies of 64 GiB.
     fn default() -> Self {
         Self {
             heartbeat: Duration::from_millis(500),
             silence: Duration::from_secs(3),
             farewell: Duration::from_secs(5),
+            limits: Limits::default(),
             crowded: None,
         }
     }
@@ -95,29 +98,7 @@ impl Mesh {
         crowded: bool,
         latecomers: Option<Box<dyn Latecomers>>,
     ) -> io::Result<Self> {
-        let mut at = vec![None; world.workers()];
-        for (index, link) in links.iter().enumerate() {
-            if let Some(at) = at.get_mut(link.peer()) {
-                *at = Some(index);
-            }
-        }
-        let shared = Arc::new(Shared {
-            world,
-            settings,
-            sockets: links.iter().filter(|link| link.pair().is_none()).count(),
-            arena: links.iter().any(|link| link.pair().is_some()).then(Arc::default),
-            links,
-            at,
-            receiver,
-            driver: Mutex::new(early),
-            drives: AtomicU64::default(),
-            driving: AtomicBool::default(),
-            wanted: AtomicUsize::default(),
-            to_driver: Waker::new()?,
-            to_background: Waker::new()?,
-            closed: AtomicBool::default(),
-            crowded: settings.crowded.unwrap_or(crowded),
-        });
+        let shared = Arc::new(Shared::new(world, links, early, receiver, settings, crowded)?);
         let background = if shared.links.is_empty() {
             None
         } else {
@@ -131,11 +112,6 @@ impl Mesh {
     /// The workers, and which of them this is.
     pub fn world(&self) -> World {
         self.shared.world
-    }
-
-    /// Whether messages to and from this worker go through memory that both share.
-    pub fn shares_memory_with(&self, worker: usize) -> bool {
-        self.shared.link(worker).is_some_and(|link| link.pair().is_some())
     }
 }
 
@@ -161,6 +137,10 @@ impl Transport for Mesh {
         }
     }
 
+    fn is_near(&self, worker: usize) -> bool {
+        self.shared.link(worker).is_some_and(|link| link.pair().is_some())
+    }
+
     fn drive(&self, patience: Duration, is_there: &dyn Fn() -> bool) -> Drive {
         self.shared.drive(patience, is_there)
     }
@@ -177,6 +157,40 @@ impl Transport for Mesh {
 }
 
 impl Shared {
+    /// What a mesh and its thread in the background have in common.
+    pub fn new(
+        world: World,
+        links: Vec<Link>,
+        early: Vec<Event>,
+        receiver: Arc<dyn Receiver>,
+        settings: Settings,
+        crowded: bool,
+    ) -> io::Result<Self> {
+        let mut at = vec![None; world.workers()];
+        for (index, link) in links.iter().enumerate() {
+            if let Some(at) = at.get_mut(link.peer()) {
+                *at = Some(index);
+            }
+        }
+        Ok(Self {
+            world,
+            settings,
+            sockets: links.iter().filter(|link| link.pair().is_none()).count(),
+            arena: links.iter().any(|link| link.pair().is_some()).then(Arc::default),
+            links,
+            at,
+            receiver,
+            driver: Mutex::new(early),
+            drives: AtomicU64::default(),
+            driving: AtomicBool::default(),
+            wanted: AtomicUsize::default(),
+            to_driver: Waker::new()?,
+            to_background: Waker::new()?,
+            closed: AtomicBool::default(),
+            crowded: settings.crowded.unwrap_or(crowded),
+        })
+    }
+
     /// The link to this worker.
     fn link(&self, worker: usize) -> Option<&Link> {
         self.links.get(self.at.get(worker).copied().flatten()?)
@@ -190,7 +204,8 @@ impl Shared {
         self.to_background.wake();
     }
 
-    fn drive(&self, patience: Duration, is_there: &dyn Fn() -> bool) -> Drive {
+    /// Moves bytes until some have been delivered, as [`Transport::drive`] says.
+    pub fn drive(&self, patience: Duration, is_there: &dyn Fn() -> bool) -> Drive {
         if self.links.iter().all(Link::is_over) {
             return Drive::Never;
         }

@@ -73,22 +73,7 @@ impl Stream {
         let Some(pair) = self.pair.clone() else { return self.receive(into) };
         let mut read = pair.read(into).map_err(io::Error::other)?;
         if read == 0 && self.ended.is_none() && pair.take_socket() {
-            let mut bytes = [0; 64];
-            self.ended = loop {
-                match self.receive(&mut bytes) {
-                    Ok(0) => break Some(Ok(())),
-                    Ok(_) => {}
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => break None,
-                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                    Err(error) => break Some(Err(error)),
-                }
-            };
-            pair.has_woken();
-            // What was written before the byte, or the end.
-            read = pair.read(into).map_err(io::Error::other)?;
-            if self.ended.is_some() {
-                pair.mind_socket();
-            }
+            read = self.look_again(&pair, into)?;
         }
         if read == 0 {
             return match self.ended.take() {
@@ -98,6 +83,27 @@ impl Stream {
         }
         if pair.must_tell_of_room() {
             self.wake()?;
+        }
+        Ok(read)
+    }
+
+    /// Looks at the socket after a look at the ring, which has found nothing, and then at the ring again: at what was written
+    /// in between, before the byte that wakes or the end.
+    fn look_again(&mut self, pair: &Pair, into: &mut [u8]) -> io::Result<usize> {
+        let mut bytes = [0; 64];
+        self.ended = loop {
+            match self.receive(&mut bytes) {
+                Ok(0) => break Some(Ok(())),
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break None,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => break Some(Err(error)),
+            }
+        };
+        pair.has_woken();
+        let read = pair.read(into).map_err(io::Error::other)?;
+        if self.ended.is_some() {
+            pair.mind_socket();
         }
         Ok(read)
     }
@@ -232,5 +238,37 @@ impl Tls {
             self.connection.write_tls(&mut socket)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+#[cfg(target_os = "linux")]
+mod tests {
+    use super::*;
+    use crate::poll;
+    use crate::shm::pair::tests::pair;
+    use std::net::TcpListener;
+    use std::time::Duration;
+
+    #[test]
+    fn what_is_written_between_the_looks_at_ring_and_socket_comes_before_the_end() {
+        let (mine, theirs) = pair();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (other, _) = listener.accept().unwrap();
+        let mut stream = Stream::plain(socket).unwrap().sharing(Some(mine.clone()));
+        let mut into = [0; 10];
+        // The first look finds nothing.
+        assert_eq!(stream.read(&mut into).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        // Then the other side writes its last, and ends.
+        assert_eq!(theirs.write(&[IoSlice::new(b"last")]).unwrap(), 4);
+        drop(other);
+        let mut sockets = [poll::interest(&*stream.socket, false)];
+        poll::wait(&mut sockets, Duration::from_secs(20)).unwrap();
+        assert!(poll::is_ready(&sockets[0]));
+        // And only then comes the look at the socket, which tells of the end.
+        assert_eq!(stream.look_again(&mine, &mut into).unwrap(), 4);
+        assert_eq!(&into[..4], b"last");
+        assert_eq!(stream.read(&mut into).unwrap(), 0);
     }
 }

@@ -1,6 +1,7 @@
 //! What moves messages between workers, and what receives them.
 
 use crate::{Message, Region};
+use bytes::Bytes;
 use std::fmt::Debug;
 use std::time::Duration;
 
@@ -27,6 +28,31 @@ pub enum Drive {
     Never,
 }
 
+/// The numbers of a vector, as this machine has them in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Number {
+    /// `f32`.
+    F32,
+    /// `f64`.
+    F64,
+}
+
+/// A library that adds up vectors of all workers by itself, in an order of its own, such as MPI.
+pub trait NativeSum: Send + Sync {
+    /// Its name, for errors.
+    fn name(&self) -> &'static str;
+
+    /// Whether it can add up vectors of so many bytes here. Where a sum has failed, workers may disagree, so they ask each other
+    /// before each.
+    fn is_able(&self, bytes: usize) -> bool;
+
+    /// The sum of the vectors of all workers, which are all of one length and make this call at the same time.
+    ///
+    /// # Errors
+    /// Why there is none on this worker. It is tried for as long as `patience`, and while no worker is known to be lost.
+    fn sum(&self, vector: Bytes, number: Number, patience: Duration) -> Result<Bytes, String>;
+}
+
 /// Sends messages to other workers, and gives those of others to a [`Receiver`].
 ///
 /// It keeps the order of messages from one worker to another and loses none, as long as both live. The loss of a worker is
@@ -49,6 +75,13 @@ pub trait Transport: Debug + Send + Sync {
         None
     }
 
+    /// Whether a message to this worker is there as soon as it is sent, because both share memory: there is nothing to gain by
+    /// sending it early.
+    fn is_near(&self, worker: usize) -> bool {
+        let _ = worker;
+        false
+    }
+
     /// Moves bytes on the calling thread, and returns as soon as something was delivered, after `patience` at the latest.
     ///
     /// Threads that wait for a message call this, so that no other thread has to be woken first. Messages arrive without it,
@@ -57,6 +90,11 @@ pub trait Transport: Debug + Send + Sync {
     /// `is_there` says whether what the caller waits for has come. It is asked when no other thread can deliver any more, so that
     /// nothing is slept away that another thread has delivered a moment ago.
     fn drive(&self, patience: Duration, is_there: &dyn Fn() -> bool) -> Drive;
+
+    /// The library that sums vectors by itself, where this transport stands on one.
+    fn native_sum(&self) -> Option<&dyn NativeSum> {
+        None
+    }
 
     /// Ends this worker's part in order: what it has sent still arrives, and the others learn that it has ended.
     fn close(&self);

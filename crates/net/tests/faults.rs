@@ -32,7 +32,7 @@ fn join(
     };
     let kept = Kept::new();
     let mesh = rendezvous.join(kept.clone()).unwrap();
-    assert_eq!(mesh.shares_memory_with(1 - worker), shared_memory == SharedMemory::Auto);
+    assert_eq!(mesh.is_near(1 - worker), shared_memory == SharedMemory::Auto);
     (mesh, kept)
 }
 

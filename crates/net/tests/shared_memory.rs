@@ -176,7 +176,7 @@ fn workers_that_do_not_all_want_it_use_sockets_where_one_does_not() {
             let turn = TURN.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
             rendezvous.shared_memory([SharedMemory::Auto, SharedMemory::Never][turn % 2])
         });
-        assert!(!two[0].0.shares_memory_with(1) && !two[1].0.shares_memory_with(0));
+        assert!(!two[0].0.is_near(1) && !two[1].0.is_near(0));
         two[0].0.send(1, Message::new("", "by the socket"));
         two[1].1.count(Some(&two[1].0), 1);
     });

@@ -1,15 +1,17 @@
 //! Frames and words out of any bytes: nothing panics, nothing is allocated beyond what has come.
 //!
-//! `DISTRIBUTE_FUZZ_INPUTS=1000000 cargo test --release -p distribute-net --test wire` tries more of them.
+//! `DISTRIBUTE_FUZZ_INPUTS=1000000 cargo test --release -p distribute-net mutated` tries more of them, and of what is said in
+//! shared memory (`src/shm/`).
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use distribute_cluster::Job;
 use distribute_net::Message;
 use distribute_net::handshake::{
     Caller, Hearing, Hello, Host, Offer, Purpose, Reason, Refusal, Words, caller, host,
 };
 use distribute_net::wire::{Decoder, Frame, Limits, Queue, WireError};
-use distribute_testing::SplitMix;
+use distribute_testing::{SplitMix, fuzz_inputs};
 use proptest::prelude::*;
 use std::io::IoSlice;
 
@@ -160,9 +162,10 @@ fn a_large_body_is_read_to_where_it_stays() {
 }
 
 fn hello(random: &mut SplitMix) -> Hello {
-    let purpose = match random.below(2) {
+    let purpose = match random.below(3) {
         0 => Purpose::Link,
-        _ => Purpose::Join { address: format!("10.0.0.{}:1", random.below(256)) },
+        1 => Purpose::Join { address: format!("10.0.0.{}:1", random.below(256)) },
+        _ => Purpose::Call { from: Job::Chief.task(0), to: Job::Ps.task(random.below(2)) },
     };
     let job = random.of(&["a", "", "ä"]).to_owned();
     let rank = random.below(4);
@@ -176,16 +179,23 @@ fn mine(rank: usize) -> Hello {
     Hello { job, generation: 1, rank, workers: 4, replicas: 1, digest: [1; 32], purpose }
 }
 
+/// What a task says that answers calls, or calls that one.
+fn calling(from: Job) -> Hello {
+    let purpose = Purpose::Call { from: from.task(0), to: Job::Ps.task(0) };
+    Hello { generation: 0, rank: 0, workers: 0, replicas: 0, digest: [0; 32], purpose, ..mine(0) }
+}
+
+fn offer(random: &mut SplitMix) -> Option<Offer> {
+    let pid = random.bits() as u32;
+    (random.below(2) == 0).then(|| Offer { pid, descriptor: 5, inode: random.bits(), token: [7; 32] })
+}
+
 fn words(random: &mut SplitMix) -> Words {
     let proof = (random.below(3) > 0).then_some([random.bits() as u8; 32]);
     match random.below(5) {
         0 => Words::Hello(hello(random), random.below(2) == 0, [9; 32]),
         1 => Words::Challenge(random.below(4), [8; 32], (random.below(2) == 0).then_some([6; 32]), proof),
-        2 => {
-            let pid = random.bits() as u32;
-            let offer = Offer { pid, descriptor: 5, inode: random.bits(), token: [7; 32] };
-            Words::Proof(proof, (random.below(2) == 0).then_some(offer))
-        }
+        2 => Words::Proof(proof, offer(random)),
         3 => Words::Welcome,
         _ => Words::Refusal(Refusal::new(random.of(&[Reason::Taken, Reason::Other]), "no\x1b[2J")),
     }
@@ -206,35 +216,17 @@ fn words_come_back_from_their_bytes() {
     assert!(long.len() <= 1024 + 2 && Words::decode(&long[2..]).is_ok());
 }
 
-/// Changes valid bytes in a few ways that streams go wrong.
-fn mutate(bytes: &mut Vec<u8>, random: &mut SplitMix) {
-    for _ in 0..1 + random.below(4) {
-        let at = random.below(bytes.len() + 1);
-        match random.below(6) {
-            0 => bytes.truncate(at),
-            1 => bytes.insert(at, random.bits() as u8),
-            2 if at < bytes.len() => drop(bytes.remove(at)),
-            3 if at < bytes.len() => bytes[at] ^= 1 << random.below(8),
-            4 if at + 8 < bytes.len() => bytes[at..at + 8].copy_from_slice(&random.bits().to_le_bytes()),
-            _ => bytes.extend((0..random.below(20)).map(|_| random.bits() as u8)),
-        }
-    }
-}
-
-fn inputs() -> u64 {
-    std::env::var("DISTRIBUTE_FUZZ_INPUTS").map_or(3000, |text| text.parse().unwrap())
-}
-
 #[test]
 fn mutated_streams_of_frames_are_frames_or_an_error() {
     let mut random = SplitMix(1);
     let limits = Limits { head: 1 << 16, body: 1 << 24 };
     let mut bad = 0;
-    for _ in 0..inputs() {
+    for _ in 0..fuzz_inputs() {
         let frames: Vec<_> = (0..1 + random.below(4))
-            .map(|_| match random.below(5) {
+            .map(|_| match random.below(6) {
                 0 => Frame::Heartbeat,
                 1 => Frame::Goodbye,
+                2 => Frame::Reference(Message::new(vec![1; random.below(40)], vec![3; 56])),
                 _ => {
                     let longest = random.of(&[10, 200, 40_000]);
                     let (head, body) = (random.below(40), random.below(longest));
@@ -243,36 +235,38 @@ fn mutated_streams_of_frames_are_frames_or_an_error() {
             })
             .collect();
         let mut stream = bytes(&frames, || usize::MAX);
-        mutate(&mut stream, &mut random);
+        random.mutate(&mut stream);
         let longest = random.of(&[30, 500, 70_000]);
         bad += u64::from(decode(limits, &stream, || 1 + random.below(longest)).1.is_some());
     }
     // Both kinds of ends have been reached.
-    assert!(bad > inputs() / 10 && bad < inputs(), "{bad} errors");
+    assert!(bad > fuzz_inputs() / 10 && bad < fuzz_inputs(), "{bad} errors");
 }
 
 #[test]
 fn mutated_words_are_words_or_a_refusal_on_both_sides() {
     let mut random = SplitMix(2);
-    let key = || Some(ring_key());
-    let (mut refused, mut applied) = (0, 0);
-    for _ in 0..inputs() {
+    let key = ring::hmac::Key::new(ring::hmac::HMAC_SHA256, b"the secret");
+    let (mut refused, mut linked, mut called, mut offered) = (0, 0, 0, 0);
+    for _ in 0..fuzz_inputs() {
         let mut stream = distribute_net::handshake::hearing::preamble();
-        let keyed = random.below(2) == 0;
+        let (keyed, calls, shares) = (random.below(2) == 0, random.below(2) == 0, random.below(2) == 0);
         if random.below(2) == 0 {
             // A caller that would be let in.
-            let hello = Hello { rank: 1, ..mine(0) };
+            let hello = if calls { calling(Job::Chief) } else { Hello { rank: 1, ..mine(0) } };
             stream.extend(Words::Hello(hello, keyed, [9; 32]).encode());
-            stream.extend(Words::Proof(keyed.then_some([5; 32]), None).encode());
+            stream.extend(Words::Proof(keyed.then_some([5; 32]), offer(&mut random)).encode());
         }
         for _ in 0..random.below(3) {
             stream.extend(words(&mut random).encode());
         }
         if random.below(8) > 0 {
-            mutate(&mut stream, &mut random);
+            random.mutate(&mut stream);
         }
-        let mut host = Host::new(mine(0), if keyed { key() } else { None }, [1; 32]);
-        let mut caller = Caller::new(mine(2), 1, if keyed { key() } else { None }, [2; 32]);
+        let key = || keyed.then(|| key.clone());
+        let host = Host::new(if calls { calling(Job::Ps) } else { mine(0) }, key(), [1; 32]);
+        let mut host = host.shares(shares.then_some([6; 32]));
+        let mut caller = Caller::new(mine(2), 1, key(), [2; 32]);
         let mut hearing = Hearing::default();
         let mut rest = &stream[..];
         while !rest.is_empty() {
@@ -291,20 +285,20 @@ fn mutated_words_are_words_or_a_refusal_on_both_sides() {
                 Ok(caller::Answer::Say(_)) | Err(_) => {}
             }
             match host.hear(words) {
-                Ok(host::Answer::Applies(..)) => {
+                Ok(host::Answer::Applies(hello, offer)) => {
                     assert!(!keyed, "nobody knew the secret");
-                    applied += 1;
+                    assert_eq!(matches!(hello.purpose, Purpose::Call { .. }), calls, "{hello:?}");
+                    assert!(shares || offer.is_none(), "nobody has asked for it");
+                    *(if calls { &mut called } else { &mut linked }) += 1;
+                    offered += u64::from(offer.is_some());
                 }
                 Ok(host::Answer::Say(_)) => {}
                 Err(_) => refused += 1,
             }
         }
     }
-    assert!(refused > inputs() / 10 && applied > 0, "{refused} refused, {applied} applied");
-}
-
-fn ring_key() -> ring::hmac::Key {
-    ring::hmac::Key::new(ring::hmac::HMAC_SHA256, b"the secret")
+    assert!(refused > fuzz_inputs() / 10, "{refused} refused");
+    assert!(linked > 0 && called > 0 && offered > 0, "{linked} linked, {called} called, {offered} offers");
 }
 
 #[test]

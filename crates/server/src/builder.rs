@@ -13,7 +13,6 @@ use crate::server::{Ready, Server};
 use crate::service::Service;
 use distribute_cluster::resolver::ClusterResolver;
 use distribute_cluster::{Address, ClusterSpec, Job, Task, deadline};
-use distribute_net::wire::Limits;
 use distribute_net::{Acceptor, Identity, Settings};
 use std::sync::Arc;
 
@@ -75,7 +74,6 @@ pub struct ServerBuilder {
     listen: Option<Address>,
     credentials: Credentials,
     services: Vec<(String, Arc<dyn Service>)>,
-    limits: Limits,
     settings: Settings,
     connections: usize,
     calls: usize,
@@ -91,7 +89,6 @@ impl ServerBuilder {
             listen: None,
             credentials: Credentials::default(),
             services: Vec::new(),
-            limits: Limits::default(),
             settings: Settings::default(),
             connections: 1024,
             calls: 1024,
@@ -147,13 +144,7 @@ impl ServerBuilder {
         self
     }
 
-    /// How long the heads and bodies of calls may be.
-    pub fn limits(mut self, limits: Limits) -> Self {
-        self.limits = limits;
-        self
-    }
-
-    /// How connections behave.
+    /// How connections behave, and how long the heads and bodies of calls may be.
     pub fn settings(mut self, settings: Settings) -> Self {
         self.settings = settings;
         self
@@ -181,9 +172,8 @@ impl ServerBuilder {
         let address = self.cluster.task_address(&task.job, task.index)?;
         let access = self.credentials.access(&self.cluster)?;
         let listen = self.listen.as_ref().unwrap_or(address);
-        let acceptor = Acceptor::bind(task.clone(), listen, access, deadline::DEFAULT_TIMEOUT)?
-            .limits(self.limits)
-            .settings(self.settings);
+        let acceptor =
+            Acceptor::bind(task.clone(), listen, access, deadline::DEFAULT_TIMEOUT)?.settings(self.settings);
         let cluster = with_port(&self.cluster, &task, acceptor.address().port())?;
         let address = cluster.task_address(&task.job, task.index)?.clone();
         let (cluster, ending) = (Arc::new(cluster), Ending::new(acceptor.alarm()));

@@ -25,15 +25,14 @@ pub struct ClientBuilder {
     from: Task,
     credentials: Credentials,
     window: usize,
-    limits: Limits,
     settings: Settings,
 }
 
 impl ClientBuilder {
     /// What the clients of task `from` of this cluster are set up by.
     pub fn new(cluster: ClusterSpec, from: Task) -> Self {
-        let (limits, settings) = (Limits::default(), Settings::default());
-        Self { cluster, from, credentials: Credentials::default(), window: 64, limits, settings }
+        let (credentials, settings) = (Credentials::default(), Settings::default());
+        Self { cluster, from, credentials, window: 64, settings }
     }
 
     /// What this process shows to be one of the job, and asks of others. By default the secret in `DISTRIBUTE_SECRET`, if
@@ -61,13 +60,7 @@ impl ClientBuilder {
         self
     }
 
-    /// How long the heads and bodies of calls and answers may be.
-    pub fn limits(mut self, limits: Limits) -> Self {
-        self.limits = limits;
-        self
-    }
-
-    /// How connections behave.
+    /// How connections behave, and how long the heads and bodies of calls and answers may be.
     pub fn settings(mut self, settings: Settings) -> Self {
         self.settings = settings;
         self
@@ -117,11 +110,11 @@ impl Client {
         address: &Address,
         timeout: Duration,
     ) -> Result<Self, CallError> {
-        let ClientBuilder { from, window, limits, settings, .. } = builder;
-        let connector = Connector::new(from.clone(), access).limits(*limits).settings(*settings);
+        let ClientBuilder { from, window, settings, .. } = builder;
+        let connector = Connector::new(from.clone(), access).settings(*settings);
         let pending = Arc::<Pending>::default();
         let endpoint = connector.connect(to, address, pending.clone(), Deadline::after(timeout))?;
-        Ok(Self { endpoint, pending, window: *window, limits: *limits })
+        Ok(Self { endpoint, pending, window: *window, limits: settings.limits })
     }
 
     /// The task that is called.

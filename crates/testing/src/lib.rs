@@ -3,9 +3,13 @@
 // As in the tests that it is part of.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+#[cfg(feature = "certificates")]
+mod certificates;
 pub mod child;
 mod random;
 mod watched;
 
-pub use random::SplitMix;
+#[cfg(feature = "certificates")]
+pub use certificates::certificates;
+pub use random::{SplitMix, fuzz_inputs};
 pub use watched::watched;

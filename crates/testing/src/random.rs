@@ -1,6 +1,7 @@
 //! Random programs and data, the same in every run.
 
 /// Small, and good enough to make programs (Steele, Lea, Flood: SplitMix64).
+#[derive(Clone, Debug)]
 pub struct SplitMix(pub u64);
 
 impl SplitMix {
@@ -21,4 +22,24 @@ impl SplitMix {
     pub fn of<T: Clone>(&mut self, all: &[T]) -> T {
         all[self.below(all.len())].clone()
     }
+
+    /// Changes valid bytes in a few ways that streams go wrong.
+    pub fn mutate(&mut self, bytes: &mut Vec<u8>) {
+        for _ in 0..1 + self.below(4) {
+            let at = self.below(bytes.len() + 1);
+            match self.below(6) {
+                0 => bytes.truncate(at),
+                1 => bytes.insert(at, self.bits() as u8),
+                2 if at < bytes.len() => drop(bytes.remove(at)),
+                3 if at < bytes.len() => bytes[at] ^= 1 << self.below(8),
+                4 if at + 8 < bytes.len() => bytes[at..at + 8].copy_from_slice(&self.bits().to_le_bytes()),
+                _ => bytes.extend((0..self.below(20)).map(|_| self.bits() as u8)),
+            }
+        }
+    }
+}
+
+/// How many inputs a test makes up: those that `DISTRIBUTE_FUZZ_INPUTS` asks for, or a few.
+pub fn fuzz_inputs() -> u64 {
+    std::env::var("DISTRIBUTE_FUZZ_INPUTS").map_or(3000, |text| text.parse().unwrap())
 }

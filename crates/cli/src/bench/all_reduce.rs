@@ -1,7 +1,7 @@
 //! What it costs to sum one tensor over replicas of one process.
 
 use super::figure::{About, Beside, Better, Effort, Figure, Target};
-use super::turns::Sample;
+use super::sample::Sample;
 use super::{size, traffic};
 use candle_core::{Device, Tensor};
 use distribute::cluster::Stopwatch;

@@ -3,7 +3,7 @@
 use super::figure::{About, Better, Effort, Figure, Target};
 use super::growth;
 use super::program::{PATIENCE, Program};
-use super::turns::Sample;
+use super::sample::Sample;
 use super::work::{Mlp, Model, Recommender, Training};
 use super::workers;
 use crate::output;

@@ -1,7 +1,7 @@
 //! What a step costs that does nothing: `run` itself.
 
 use super::figure::{About, Better, Effort, Figure, Target};
-use super::turns::Sample;
+use super::sample::Sample;
 use distribute::cluster::Stopwatch;
 use distribute::{MirroredStrategy, Result};
 use std::hint::black_box;

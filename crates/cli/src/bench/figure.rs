@@ -1,6 +1,7 @@
 //! What a figure is: something measured, and what it is compared with.
 
-use super::turns::Sample;
+use super::hosts::Hosts;
+use super::sample::Sample;
 use distribute::Result;
 
 /// Something that `distribute bench` measures. One kind a file; [`figures`](super::figures) lists them.
@@ -17,6 +18,16 @@ pub trait Figure {
     /// How many rounds there are where `wanted` are asked for: fewer of what takes seconds each time, or never changes.
     fn rounds(&self, wanted: usize) -> usize {
         wanted
+    }
+
+    /// What its name is in the peers' scripts.
+    fn peers(&self) -> String {
+        self.about().name
+    }
+
+    /// The hosts between which it is measured, if that isn't done on this one.
+    fn hosts(&self) -> Option<&Hosts> {
+        None
     }
 
     /// What is measured beside it in this process.

@@ -1,4 +1,5 @@
-//! A program and all that it starts, stopped and continued as one: so nothing of it runs while others are measured.
+//! A program and all that it starts, stopped and continued as one: so nothing of it runs while others are measured. And
+//! nothing of it runs on when who measures has ended.
 
 use distribute::cluster::Deadline;
 use std::io::Result;
@@ -8,13 +9,36 @@ use std::time::Duration;
 /// The group of processes that a program leads.
 pub struct Group(u32);
 
+/// Which process has started this one, for [`end_with_parent`].
+const PARENT: &str = "DISTRIBUTE_BENCH_PARENT";
+
+/// Has this process, which was started by a [`Program`](super::program::Program), killed when the one that has started it ends,
+/// however that ends. Only Linux can; elsewhere it goes on to the end of its round.
+///
+/// # Errors
+/// Those of the system, and that the other one has ended already.
+pub fn end_with_parent() -> Result<()> {
+    #[cfg(target_os = "linux")]
+    {
+        use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+        set_parent_process_death_signal(Some(Signal::KILL))?;
+        // It may have ended before that.
+        let parent = getppid().map(|parent| parent.to_string());
+        if std::env::var(PARENT).is_ok_and(|expected| parent.as_ref() != Some(&expected)) {
+            return Err(std::io::Error::other("the process that has started this one has ended"));
+        }
+    }
+    Ok(())
+}
+
 /// How long a signal may take to arrive: on a busy machine a process has to be scheduled to stop.
 #[cfg(unix)]
 const ARRIVES_WITHIN: Duration = Duration::from_secs(10);
 
 impl Group {
-    /// Has the program that will be started lead a group of its own.
+    /// Has the program that will be started lead a group of its own, and know who has started it.
     pub fn lead(command: &mut Command) -> &mut Command {
+        command.env(PARENT, std::process::id().to_string());
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(command, 0);
         command

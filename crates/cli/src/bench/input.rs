@@ -1,8 +1,8 @@
 //! How fast batches come: of a range by themselves, of files, tensors and functions as whole passes.
 
 use super::figure::{About, Better, Effort, Figure, Target};
+use super::sample::Sample;
 use super::training::timed;
-use super::turns::Sample;
 use super::work::inputs::{self, Pass};
 use distribute::data::Dataset;
 use distribute::{DistributedDataset, DistributedIterator, Error, MirroredStrategy, Nest, Result};

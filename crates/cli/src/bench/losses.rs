@@ -1,7 +1,7 @@
 //! The same losses as the peers' from the same weights and batches: speed of other numbers would be none.
 
 use super::figure::{About, Better, Effort, Figure, Target};
-use super::turns::Sample;
+use super::sample::Sample;
 use super::work::{Mlp, Model, Recommender, Training};
 use distribute::Result;
 use std::marker::PhantomData;
@@ -40,6 +40,6 @@ impl<M: Model> Figure for Losses<M> {
         let mut training = Training::<M>::with(2, M::LOSS_RATE, M::BATCH)?;
         let losses = (0..STEPS).map(|_| Ok(f64::from(training.step()?.to_scalar::<f32>()?)));
         let losses = losses.collect::<Result<Vec<_>>>()?;
-        Ok(Sample { value: losses[STEPS - 1], losses })
+        Ok(Sample { value: losses[STEPS - 1], losses, sent: None })
     }
 }

@@ -3,13 +3,13 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`figure`] | [`Figure`](figure): what is measured, and what it is compared with |
-//! | [`turns`], [`statistics`] | ours and theirs in turn; median and spread |
+//! | [`turns`], [`sample`], [`statistics`] | ours and theirs in turn; what a round gave; median and spread |
 //! | [`program`], [`group`] | a program that is measured from outside; stopping it with all that it starts |
 //! | [`peers`], [`serve`], [`recorded`] | peers and ourselves in processes that are led; what peers reached before |
 //! | [`report`], [`form`], [`plot`] | what a figure's values mean; table, plain lines, JSON; SVG |
 //! | [`work`] | models, inputs and weights, as the peers have them |
 //! | [`empty_step`], [`all_reduce`], [`traffic`], [`training`], [`products`], [`scaling`], [`input`], [`losses`], [`child`] | the figures, one kind a file |
-//! | [`workers`] | all-reduces and training of several processes |
+//! | [`workers`] | all-reduces and training of several processes, also over a slow link |
 //! | [`growth`] | how a step's time and memory grow |
 //! | [`steps`] | steps without a measurement, for those who count instructions |
 
@@ -20,6 +20,7 @@ mod figure;
 mod form;
 mod group;
 mod growth;
+mod hosts;
 mod input;
 mod losses;
 mod peers;
@@ -28,6 +29,7 @@ mod products;
 mod program;
 mod recorded;
 mod report;
+mod sample;
 mod scaling;
 mod serve;
 mod statistics;
@@ -41,10 +43,12 @@ mod workers;
 use crate::output;
 use distribute::{Error, Result};
 use figure::{Effort, Figure};
+use hosts::Hosts;
 use plot::Bars;
 use report::Report;
 use std::path::PathBuf;
 pub use traffic::memory_bandwidth;
+use workers::link;
 
 /// The options of `distribute bench`.
 #[derive(clap::Args)]
@@ -76,6 +80,11 @@ pub struct Arguments {
     /// 1,000 machines, instead of the figures
     #[arg(long, conflicts_with = "growth")]
     worlds: bool,
+    /// Training by two processes on two hosts, network namespaces of this machine, with a link of this rate between them (1gbit,
+    /// 100mbit, unlimited; several separated by commas), instead of the figures. As root, with ip and tc of iproute2
+    #[arg(long, value_name = "RATE", value_delimiter = ',')]
+    #[arg(conflicts_with_all = ["growth", "worlds", "list", "plot", "record"])]
+    link: Vec<link::Rate>,
     /// Draw the ratios, or the growth, as SVG into this file
     #[arg(long)]
     plot: Option<PathBuf>,
@@ -103,6 +112,9 @@ pub struct Arguments {
     /// Measure this figure, a round for each line of standard input
     #[arg(long, hide = true)]
     serve: Option<String>,
+    /// Between these hosts
+    #[arg(long, hide = true, requires = "serve")]
+    hosts: Option<Hosts>,
 }
 
 /// How results are printed.
@@ -147,11 +159,18 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     if let Some(steps) = arguments.steps {
         return steps::run(arguments.filter.as_deref().unwrap_or_default(), steps);
     }
+    if arguments.child.is_some() || arguments.serve.is_some() {
+        let io = |source| Error::Io { operation: "bench in another process".into(), source };
+        group::end_with_parent().map_err(io)?;
+    }
     if let Some(name) = &arguments.child {
         return child::run(name);
     }
     if let Some(name) = &arguments.serve {
-        let figure = figures().into_iter().find(|figure| figure.about().name == *name);
+        let figure = match arguments.hosts {
+            Some(hosts) => link::named(name, hosts),
+            None => figures().into_iter().find(|figure| figure.about().name == *name),
+        };
         let figure = figure.ok_or_else(|| invalid(format!("there is no figure {name:?}")))?;
         return serve::run(&*figure, std::io::stdin().lock());
     }
@@ -167,6 +186,13 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     if arguments.worlds {
         return workers::worlds::run(filter, rounds, seconds, arguments.form(), plot);
     }
+    let peers = || {
+        let entries = arguments.peers.as_ref().map(|folder| peers::entries(folder, &arguments.python));
+        Ok::<_, Error>(entries.transpose()?.unwrap_or_default())
+    };
+    if !arguments.link.is_empty() {
+        return link::run(&arguments.link, filter, Effort { seconds }, rounds, arguments.form(), &peers()?);
+    }
     let wanted = |figure: &dyn Figure| figure.about().name.contains(filter);
     let figures: Vec<_> = figures().into_iter().filter(|figure| wanted(&**figure)).collect();
     if figures.is_empty() {
@@ -180,9 +206,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
             output::line(format!("{:<26} {}", about.name, about.measures))
         });
     }
-    let peers = arguments.peers.as_ref().map(|folder| peers::entries(folder, &arguments.python));
-    let peers = peers.transpose()?.unwrap_or_default();
-    let form = arguments.form();
+    let (peers, form) = (peers()?, arguments.form());
     match form {
         Form::Text if output::is_terminal() => output::line(Report::heads())?,
         Form::Markdown => output::line(Report::MARKDOWN)?,
@@ -192,7 +216,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     for figure in figures {
         let report = turns::measure(&*figure, Effort { seconds }, rounds, &peers)?;
         output::line(match form {
-            Form::Json => report.json(),
+            Form::Json => report.json().to_string(),
             Form::Markdown => report.markdown(),
             Form::Text if output::is_terminal() => report.row(),
             Form::Text => report.plain(),

@@ -1,8 +1,9 @@
 //! Processes that are led line by line (`--serve`): peers, which are the scripts of `bench/peers/`, and ourselves. Each runs
 //! while it is measured, and is stopped while others are.
 
+use super::hosts::Hosts;
 use super::program::{PATIENCE, Program};
-use super::turns::Sample;
+use super::sample::Sample;
 use distribute::cluster::Deadline;
 use distribute::{Error, Result};
 use serde_json::Value;
@@ -47,8 +48,10 @@ pub fn entries(folder: &Path, python: &Path) -> Result<Vec<Entry>> {
     Ok(all)
 }
 
-fn command(program: &[PathBuf]) -> Command {
-    let mut command = Command::new(&program[0]);
+/// A peer's program, on the first of the hosts if there are any.
+fn command(program: &[PathBuf], hosts: Option<&Hosts>) -> Command {
+    let mut command =
+        hosts.map_or_else(|| Command::new(&program[0]), |hosts| hosts.first().command(&program[0]));
     // The peers have their own ideas of threads; ours were set for this process by #[distribute::main].
     command.args(&program[1..]).env_remove("RAYON_NUM_THREADS").env_remove("CANDLE_NUM_THREADS");
     command.env("PYTHONDONTWRITEBYTECODE", "1");
@@ -56,7 +59,7 @@ fn command(program: &[PathBuf]) -> Command {
 }
 
 fn list(program: &[PathBuf]) -> Result<Vec<Entry>> {
-    let mut command = command(program);
+    let mut command = command(program, None);
     command.arg("--list").stdin(Stdio::null()).stderr(Stdio::piped());
     let lines = Program::start(&mut command).and_then(|listing| listing.rest(Deadline::after(PATIENCE)));
     lines
@@ -72,17 +75,24 @@ fn list(program: &[PathBuf]) -> Result<Vec<Entry>> {
 
 impl Entry {
     /// Starts its process.
-    pub fn start(&self) -> Result<Process> {
-        let mut command = command(&self.program);
+    pub fn start(&self, hosts: Option<&Hosts>) -> Result<Process> {
+        let mut command = command(&self.program, hosts);
         command.args(["--serve", "--only", &self.figure, "--peer", &self.peer]);
+        if let Some(hosts) = hosts {
+            command.args(["--hosts", &hosts.to_string()]);
+        }
         Process::start(&self.peer, command.stderr(Stdio::null()))
     }
 }
 
-/// Starts this program again to measure a figure.
-pub fn ours(figure: &str) -> Result<Process> {
-    let path = std::env::current_exe().map_err(failed)?;
-    Process::start("this program", Command::new(path).args(["bench", "--serve", figure]))
+/// Starts this program again to measure a figure, between these hosts if there are any.
+pub fn ours(figure: &str, hosts: Option<&Hosts>) -> Result<Process> {
+    let mut command = Command::new(std::env::current_exe().map_err(failed)?);
+    command.args(["bench", "--serve", figure]);
+    if let Some(hosts) = hosts {
+        command.args(["--hosts", &hosts.to_string()]);
+    }
+    Process::start("this program", &mut command)
 }
 
 /// A program that is led, and stopped but for its own rounds. It is waiting for a line when dropped, and has nothing to lose.
@@ -117,12 +127,10 @@ impl Process {
         }
         let reply = self.reply()?;
         self.program.stop().map_err(failed)?;
-        let value = reply["value"].as_f64().ok_or_else(|| {
+        Sample::said(&reply).ok_or_else(|| {
             let reason = reply["error"].as_str().unwrap_or("it gave no value");
             failed(IoError::other(format!("{}: {reason}", self.peer)))
-        })?;
-        let losses = reply["losses"].as_array().into_iter().flatten().filter_map(Value::as_f64).collect();
-        Ok(Sample { value, losses })
+        })
     }
 
     fn reply(&mut self) -> Result<Value> {

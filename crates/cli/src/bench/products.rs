@@ -1,8 +1,8 @@
 //! What part of a step is its bare matrix products: no step of these shapes can be faster than they are.
 
 use super::figure::{About, Beside, Better, Effort, Figure, Role};
+use super::sample::Sample;
 use super::training::timed;
-use super::turns::Sample;
 use super::work::{Mlp, Model, Recommender, Training};
 use distribute::cluster::Stopwatch;
 use distribute::{MirroredStrategy, ReduceOp, Result};

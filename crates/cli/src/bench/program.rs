@@ -50,6 +50,11 @@ impl Program {
         Ok(Self { child, events, status: None, complaint: None })
     }
 
+    /// The number of its process.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Where it reads, if the command pipes it; once.
     pub fn take_stdin(&mut self) -> Option<ChildStdin> {
         self.child.take_stdin()

@@ -35,6 +35,7 @@ fn rival(line: &Value) -> Option<Rival> {
         name: line["peer"].as_str()?.into(),
         version: line["version"].as_str()?.into(),
         values: Summary::of(&[line["value"].as_f64()?]),
+        sent: None,
         role: Role::Peer,
         in_process: false,
         difference: None,
@@ -53,6 +54,7 @@ mod tests {
             name: name.into(),
             version: "1".into(),
             values: Summary::of(&[2., 4.]),
+            sent: None,
             role,
             in_process,
             difference: None,
@@ -60,7 +62,7 @@ mod tests {
         };
         let rivals =
             vec![rival("a", Role::Peer, false), rival("b", Role::Bound, true), rival("c", Role::Peer, true)];
-        let report = Report { about, ours: Summary::of(&[1.]), rounds: 2, rivals };
+        let report = Report { about, ours: Summary::of(&[1.]), sent: None, rounds: 2, rivals };
         let kept = lines(&report, "here, today");
         let back = super::rival(&serde_json::from_str(&kept).unwrap()).unwrap();
         assert_eq!((back.name.as_str(), back.values.median), ("a", 3.));

@@ -10,6 +10,8 @@ pub struct Report {
     pub about: About,
     /// What the rounds gave.
     pub ours: Summary,
+    /// Bytes that one of two hosts sent in a step, where they were counted.
+    pub sent: Option<f64>,
     /// How many rounds there were.
     pub rounds: usize,
     /// What others gave.
@@ -25,6 +27,8 @@ pub struct Rival {
     pub version: String,
     /// What the rounds gave.
     pub values: Summary,
+    /// Bytes sent in a step, as of ours.
+    pub sent: Option<f64>,
     /// What it is to us.
     pub role: Role,
     /// Whether it was measured in this process.
@@ -150,6 +154,7 @@ pub mod tests {
             name: name.into(),
             version: "1".into(),
             values: Summary::of(&[value]),
+            sent: None,
             role,
             in_process: false,
             difference: None,
@@ -170,7 +175,7 @@ pub mod tests {
             rival("fast", 160., Role::Peer),
             rival("bound", 3., Role::Bound),
         ];
-        Report { about, ours: Summary::of(&[2., 4., 6.]), rounds: 3, rivals }
+        Report { about, ours: Summary::of(&[2., 4., 6.]), sent: None, rounds: 3, rivals }
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! What a second replica brings where there is nothing to wait for but products.
 
 use super::figure::{About, Better, Effort, Figure, Target};
+use super::sample::Sample;
 use super::training::timed;
-use super::turns::Sample;
 use candle_core::{Device, Tensor};
 use candle_nn::{Activation::Relu, Module, VarBuilder};
 use distribute::nn::{Linear, linear};

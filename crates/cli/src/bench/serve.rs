@@ -1,7 +1,7 @@
 //! Ours in a process of its own, led as the peers are: so it is stopped while they are measured, as they are.
 
 use super::figure::{Effort, Figure};
-use super::turns::Sample;
+use super::sample::Sample;
 use crate::output;
 use distribute::{Error, Result};
 use serde_json::json;
@@ -14,7 +14,7 @@ pub fn run(figure: &dyn Figure, input: impl BufRead) -> Result<()> {
         let read = |source| Error::Io { operation: "reading how long a round is".into(), source };
         let answer = round(figure, &line.map_err(read)?);
         output::line(match answer {
-            Ok(Sample { value, losses }) => json!({ "value": value, "losses": losses }).to_string(),
+            Ok(sample) => sample.line(),
             Err(error) => json!({ "error": error.to_string() }).to_string(),
         })?;
     }

@@ -1,7 +1,7 @@
 //! Training steps: two models, one replica and two, with candle's own layers and optimizer beside.
 
 use super::figure::{About, Beside, Better, Effort, Figure, Role, Target};
-use super::turns::Sample;
+use super::sample::Sample;
 use super::work::{BATCHES, Mlp, Model, RATE, Recommender, Training};
 use candle_core::{DType, Device};
 use candle_nn::{Optimizer, SGD, VarBuilder, VarMap};
@@ -69,16 +69,18 @@ impl<M: Model> Figure for Steps<M> {
 }
 
 /// Steps per second, after a quarter as many that don't count.
-pub fn timed(effort: Effort, step: impl FnMut() -> Result<()>) -> Result<Sample> {
-    timed_as(effort, Ok, step)
+pub fn timed(effort: Effort, mut step: impl FnMut() -> Result<()>) -> Result<Sample> {
+    let calls = warmed_up(effort, Ok, &mut step)?;
+    steps_per_second(calls, step).map(Sample::from)
 }
 
-/// The same where others make the same steps: `agree` gives all of them one estimate of what a step takes, in seconds.
-pub fn timed_as(
+/// Makes steps that don't count, and says how many are to follow that do. Where others make the same steps, `agree` gives all
+/// of them one estimate of what a step takes, in seconds.
+pub fn warmed_up(
     effort: Effort,
     agree: impl FnOnce(f64) -> Result<f64>,
     mut step: impl FnMut() -> Result<()>,
-) -> Result<Sample> {
+) -> Result<usize> {
     let watch = Stopwatch::start();
     for _ in 0..4 {
         step()?;
@@ -87,11 +89,16 @@ pub fn timed_as(
     for _ in 0..calls / 4 {
         step()?;
     }
+    Ok(calls)
+}
+
+/// Times so many steps.
+pub fn steps_per_second(calls: usize, mut step: impl FnMut() -> Result<()>) -> Result<f64> {
     let watch = Stopwatch::start();
     for _ in 0..calls {
         step()?;
     }
-    Ok((calls as f64 / watch.seconds()).into())
+    Ok(calls as f64 / watch.seconds())
 }
 
 /// candle_nn's layers, losses and optimizer.

@@ -5,23 +5,9 @@ use super::figure::{Beside, Effort, Figure, Role};
 use super::peers::{self, Entry, Process};
 use super::recorded;
 use super::report::{Report, Rival};
+use super::sample::Sample;
 use super::statistics::Summary;
 use distribute::Result;
-
-/// What one round gave.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Sample {
-    /// The value, in the figure's unit.
-    pub value: f64,
-    /// The losses of the steps, where they are what is compared.
-    pub losses: Vec<f64>,
-}
-
-impl From<f64> for Sample {
-    fn from(value: f64) -> Self {
-        Self { value, losses: Vec::new() }
-    }
-}
 
 /// Somebody who takes turns with us.
 enum Other {
@@ -43,15 +29,16 @@ impl Other {
 pub fn measure(figure: &dyn Figure, effort: Effort, rounds: usize, peers: &[Entry]) -> Result<Report> {
     let (about, rounds) = (figure.about(), figure.rounds(rounds));
     let mut others: Vec<_> = figure.beside().into_iter().map(|b| (Other::Beside(b), Vec::new())).collect();
-    let started = peers.iter().filter(|entry| entry.figure == about.name);
-    let started: Vec<_> = started.map(|entry| (entry, entry.start())).collect();
+    let (theirs, hosts) = (figure.peers(), figure.hosts());
+    let started = peers.iter().filter(|entry| entry.figure == theirs);
+    let started: Vec<_> = started.map(|entry| (entry, entry.start(hosts))).collect();
     for (entry, process) in started {
         match process.and_then(Process::greeted) {
             Ok(process) => others.push((Other::Peer(process), Vec::new())),
             Err(error) => eprintln!("{}: {} is left out: {error}", about.name, entry.peer),
         }
     }
-    let mut we = peers::ours(&about.name)?.greeted()?;
+    let mut we = peers::ours(&about.name, hosts)?.greeted()?;
     // A first round that doesn't count: caches, pages and the team's threads come with it.
     we.round(effort.seconds)?;
     let mut ours = Vec::new();
@@ -73,11 +60,17 @@ pub fn measure(figure: &dyn Figure, effort: Effort, rounds: usize, peers: &[Entr
     if rivals.iter().all(|rival| rival.role != Role::Peer || rival.in_process) {
         rivals.extend(recorded::of(&about.name));
     }
-    Ok(Report { about, ours: summary(&ours), rounds, rivals })
+    Ok(Report { about, ours: summary(&ours), sent: sent(&ours), rounds, rivals })
 }
 
 fn summary(samples: &[Sample]) -> Summary {
     Summary::of(&samples.iter().map(|sample| sample.value).collect::<Vec<_>>())
+}
+
+/// Bytes sent in a step, where the samples know them.
+fn sent(samples: &[Sample]) -> Option<f64> {
+    let all: Vec<_> = samples.iter().filter_map(|sample| sample.sent).collect();
+    (!all.is_empty()).then(|| Summary::of(&all).median)
 }
 
 fn rival(other: Other, samples: &[Sample], ours: &[Sample]) -> Rival {
@@ -89,7 +82,8 @@ fn rival(other: Other, samples: &[Sample], ours: &[Sample]) -> Rival {
         (Some(a), Some(b)) if !a.losses.is_empty() => Some(difference(&a.losses, &b.losses)),
         _ => None,
     };
-    Rival { name, version, values: summary(samples), role, in_process, difference, recorded: None }
+    let (values, sent) = (summary(samples), sent(samples));
+    Rival { name, version, values, sent, role, in_process, difference, recorded: None }
 }
 
 /// The greatest difference of two series; of different lengths there is no telling.
@@ -109,5 +103,12 @@ mod tests {
     fn losses_differ_by_their_greatest_difference() {
         assert_eq!(difference(&[1., 2., 3.], &[1., 2.5, 2.75]), 0.5);
         assert_eq!(difference(&[1.], &[]), f64::INFINITY);
+    }
+
+    #[test]
+    fn bytes_are_those_of_the_rounds_that_counted_them() {
+        let counted = |bytes| Sample { sent: Some(bytes), ..Sample::from(1.) };
+        assert_eq!(sent(&[counted(4.), counted(8.), counted(5.)]), Some(5.));
+        assert_eq!(sent(&[Sample::from(1.)]), None);
     }
 }

@@ -44,7 +44,8 @@ impl Default for MpiOptions {
 /// inside of a Slurm job step,
 /// from Slurm; else, where all ranks are on this host, they are `127.0.0.1`. Otherwise it is an error.
 ///
-/// Ranks fill one host after the other, as `mpirun --map-by slot` has it.
+/// Ranks fill one host after the other, as `mpirun --map-by slot` has it. That begins with the host on which it is started,
+/// if it is one of them: `--map-by seq --host a,a,b` keeps to the order of the hosts.
 ///
 /// ```
 /// use distribute_cluster::resolver::{ClusterResolver, MpiClusterResolver, MpiOptions};

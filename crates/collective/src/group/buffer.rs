@@ -12,13 +12,17 @@ const MOST_IDLE: usize = 8;
 
 /// Where buffers come from, and return to when nobody reads them any more.
 #[derive(Clone, Debug)]
-pub struct Buffers(Arc<Home>);
-
-#[derive(Debug)]
-struct Home {
+pub struct Buffers {
     transport: Arc<dyn Transport>,
-    idle: Mutex<Vec<Vec<u64>>>,
+    idle: Arc<Idle>,
 }
+
+/// Memory of this process that waits to be used again.
+///
+/// A buffer holds this and not the transport: one that still waits to be sent would keep alive what it waits in, and the end of
+/// a worker, which waits until the others have everything, would not come.
+#[derive(Debug, Default)]
+struct Idle(Mutex<Vec<Vec<u64>>>);
 
 /// Memory for numbers, to be filled by one thread and then [frozen](Self::freeze) for all.
 #[derive(Debug)]
@@ -36,31 +40,52 @@ enum Memory {
 struct Own {
     words: Vec<u64>,
     len: usize,
-    home: Buffers,
+    home: Arc<Idle>,
 }
 
 impl Buffers {
     /// Buffers for what is sent over this transport.
     pub fn new(transport: Arc<dyn Transport>) -> Self {
-        Self(Arc::new(Home { transport, idle: Mutex::new(Vec::new()) }))
+        Self { transport, idle: Arc::default() }
     }
 
     /// Memory for `len` bytes, whose contents are arbitrary: zeros, or what it has held before. Numbers of any type can be
     /// in it. Workers of this machine read it where it lies, if the transport can do that.
     pub fn take(&self, len: usize) -> Buffer {
-        if let Some(region) = self.0.transport.memory(len) {
+        if let Some(region) = self.transport.memory(len) {
             return Buffer(Memory::Shared(region));
         }
-        let count = len.div_ceil(size_of::<u64>());
-        let mut idle = lock(&self.0.idle);
+        let words = self.idle.take(len.div_ceil(size_of::<u64>()));
+        Buffer(Memory::Own(Own { words, len, home: self.idle.clone() }))
+    }
+
+    /// These parts, one after another. They are copied, but where there is only one that is not empty.
+    pub(super) fn joined(&self, parts: impl IntoIterator<Item = Bytes>) -> Bytes {
+        let mut parts: Vec<_> = parts.into_iter().filter(|part| !part.is_empty()).collect();
+        if parts.len() < 2 {
+            return parts.pop().unwrap_or_default();
+        }
+        let mut whole = self.take(parts.iter().map(Bytes::len).sum());
+        let mut rest = whole.bytes_mut();
+        for part in parts {
+            let (here, after) = rest.split_at_mut(part.len());
+            here.copy_from_slice(&part);
+            rest = after;
+        }
+        whole.freeze()
+    }
+}
+
+impl Idle {
+    fn take(&self, count: usize) -> Vec<u64> {
+        let mut idle = lock(&self.0);
         let kept = idle.iter().position(|words| words.len() == count).map(|at| idle.swap_remove(at));
         drop(idle);
-        let words = kept.unwrap_or_else(|| vec![0; count]);
-        Buffer(Memory::Own(Own { words, len, home: self.clone() }))
+        kept.unwrap_or_else(|| vec![0; count])
     }
 
     fn give_back(&self, words: Vec<u64>) {
-        let mut idle = lock(&self.0.idle);
+        let mut idle = lock(&self.0);
         // Those of sizes that nobody asks for any more make way.
         let oldest = (idle.len() >= MOST_IDLE).then(|| idle.remove(0));
         idle.push(words);
@@ -138,11 +163,31 @@ mod tests {
     }
 
     #[test]
+    fn what_waits_to_be_sent_does_not_keep_its_transport_alive() {
+        let transport = Arc::new(Still);
+        let frozen = Buffers::new(transport.clone()).take(12).freeze();
+        assert_eq!(Arc::strong_count(&transport), 1);
+        drop(frozen);
+    }
+
+    #[test]
     fn idle_memory_has_a_bound() {
         let buffers = Buffers::new(Arc::new(Still));
         let taken: Vec<_> = (0..3 * MOST_IDLE).map(|len| buffers.take(len)).collect();
         drop(taken);
-        assert_eq!(lock(&buffers.0.idle).len(), MOST_IDLE);
+        assert_eq!(lock(&buffers.idle.0).len(), MOST_IDLE);
+    }
+
+    #[test]
+    fn parts_are_joined_and_a_single_one_is_not_copied() {
+        let buffers = Buffers::new(Arc::new(Still));
+        let parts = |all: &[&'static str]| {
+            all.iter().map(|part| Bytes::from_static(part.as_bytes())).collect::<Vec<_>>()
+        };
+        assert_eq!(buffers.joined(parts(&["some", "", " more ", "parts"])), "some more parts");
+        let one = parts(&["", "one", ""]);
+        assert_eq!(buffers.joined(one.clone()).as_ptr(), one[1].as_ptr());
+        assert_eq!(buffers.joined(parts(&[""])), "");
     }
 
     #[test]

@@ -4,6 +4,7 @@ use super::{Buffers, Session};
 use crate::Failure;
 use bytes::Bytes;
 use distribute_cluster::{Blame, Fingerprint, Presence, Standing, World};
+use distribute_net::Transport;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -51,9 +52,23 @@ impl<'a> Calling<'a> {
         outcome
     }
 
+    pub(super) fn session(&self) -> &Session {
+        self.session
+    }
+
     /// How many workers there are, and which one this is.
     pub fn world(&self) -> World {
         self.session.world()
+    }
+
+    /// How long it waits in each round.
+    pub(super) fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    /// What moves its bytes.
+    pub(super) fn transport(&self) -> Arc<dyn Transport> {
+        self.session.group().transport.clone()
     }
 
     /// Memory for what is sent to the others.

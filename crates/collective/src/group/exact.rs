@@ -2,12 +2,11 @@
 
 use super::range::range;
 use super::wire::Coding;
-use super::{Buffers, Calling, SumOptions, raw};
+use super::{Calling, SumOptions, raw};
 use crate::Failure;
 use bytemuck::Pod;
 use bytes::Bytes;
 use distribute_tensor::kernel::Scale;
-use std::ops::Range;
 
 /// The sum of the vectors of all workers, in pieces. Where numbers are rounded to be sent, this worker's own are, too, so that the
 /// bits do not depend on who folds which range.
@@ -26,8 +25,9 @@ pub(super) fn sum<F: Scale + Pod>(
     };
     let mine = part(world.worker());
     let vectors: Vec<_> = vectors.iter().map(|vector| coding.encode(vector.clone(), &buffers)).collect();
-    let come = calling
-        .part(&named("its ranges", options), |worker| concatenated(&vectors, part(worker), &buffers))?;
+    let come = calling.part(&named("its ranges", options), |worker| {
+        buffers.joined(vectors.iter().map(|vector| vector.slice(part(worker))))
+    })?;
     let mut all = Vec::with_capacity(weights.len());
     for (worker, body) in come.iter().enumerate() {
         if worker == world.worker() {
@@ -37,10 +37,8 @@ pub(super) fn sum<F: Scale + Pod>(
         raw::require_length(worker, body, mine.len() * vectors.len())?;
         all.extend((0..vectors.len()).map(|at| body.slice(at * mine.len()..(at + 1) * mine.len())));
     }
-    let mut sum = buffers.take(mine.len() / coding.width() * size_of::<F>());
-    coding.fold(&all, weights, bytemuck::cast_slice_mut(sum.bytes_mut()));
+    let sum = coding.fold(&all, weights, &buffers);
     drop((all, come));
-    let sum = coding.encode(sum.freeze(), &buffers);
 
     let mut sums = calling.part(&named("its sums", options), |_| sum.clone())?;
     for (worker, theirs) in sums.iter_mut().enumerate() {
@@ -56,19 +54,4 @@ pub(super) fn sum<F: Scale + Pod>(
 /// What a round waits for, and by which options if they are not the default ones.
 fn named(what: &str, options: &SumOptions) -> String {
     if *options == SumOptions::default() { what.into() } else { format!("{what}, {options}") }
-}
-
-/// The same part of each vector, one after another; of a single vector it is not copied.
-fn concatenated(vectors: &[Bytes], part: Range<usize>, buffers: &Buffers) -> Bytes {
-    match vectors {
-        [] => Bytes::new(),
-        [only] => only.slice(part),
-        several => {
-            let mut all = buffers.take(part.len() * several.len());
-            for (place, vector) in all.bytes_mut().chunks_exact_mut(part.len().max(1)).zip(several) {
-                place.copy_from_slice(&vector[part.clone()]);
-            }
-            all.freeze()
-        }
-    }
 }

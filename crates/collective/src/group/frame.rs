@@ -46,6 +46,8 @@ pub enum Said {
         expired: Option<Duration>,
         /// The workers of which nothing had been heard by then.
         late: Vec<usize>,
+        /// A worker that this one has lost before it made the call, and how.
+        lost: Option<(usize, String)>,
     },
     /// All replicas of the worker are gone; it makes no more calls in this session.
     Left {
@@ -54,6 +56,13 @@ pub enum Said {
     },
     /// Why the call did not complete, decided by one worker because others may have heard different standings.
     Verdict(Blame),
+    /// A vector of a call that is still to come; `round` is that before the call.
+    Ahead {
+        /// Which of the worker's vectors.
+        part: u64,
+        /// The numbers, or those that the receiver adds up.
+        body: Bytes,
+    },
 }
 
 /// A frame without its data.
@@ -66,10 +75,23 @@ struct Head {
 
 #[derive(Serialize, Deserialize)]
 enum SaidHead {
-    Call { digest: u64 },
-    Standings { standings: Vec<Standing>, step: u64, expired: Option<Duration>, late: Vec<usize> },
-    Left { standings: Vec<Standing> },
+    Call {
+        digest: u64,
+    },
+    Standings {
+        standings: Vec<Standing>,
+        step: u64,
+        expired: Option<Duration>,
+        late: Vec<usize>,
+        lost: Option<(usize, String)>,
+    },
+    Left {
+        standings: Vec<Standing>,
+    },
     Verdict(Blame),
+    Ahead {
+        part: u64,
+    },
 }
 
 impl Frame {
@@ -80,11 +102,12 @@ impl Frame {
     pub fn encode(self) -> postcard::Result<(Bytes, Bytes)> {
         let (said, body) = match self.said {
             Said::Call { digest, body } => (SaidHead::Call { digest }, body),
-            Said::Standings { standings, step, expired, late } => {
-                (SaidHead::Standings { standings, step, expired, late }, Bytes::new())
+            Said::Standings { standings, step, expired, late, lost } => {
+                (SaidHead::Standings { standings, step, expired, late, lost }, Bytes::new())
             }
             Said::Left { standings } => (SaidHead::Left { standings }, Bytes::new()),
             Said::Verdict(blame) => (SaidHead::Verdict(blame), Bytes::new()),
+            Said::Ahead { part, body } => (SaidHead::Ahead { part }, body),
         };
         let head = Head { session: self.session, round: self.round, said };
         Ok((postcard::to_allocvec(&head)?.into(), body))
@@ -98,11 +121,12 @@ impl Frame {
         let Head { session, round, said } = postcard::from_bytes(head)?;
         let said = match said {
             SaidHead::Call { digest } => Said::Call { digest, body },
-            SaidHead::Standings { standings, step, expired, late } => {
-                Said::Standings { standings, step, expired, late }
+            SaidHead::Standings { standings, step, expired, late, lost } => {
+                Said::Standings { standings, step, expired, late, lost }
             }
             SaidHead::Left { standings } => Said::Left { standings },
             SaidHead::Verdict(blame) => Said::Verdict(blame),
+            SaidHead::Ahead { part } => Said::Ahead { part, body },
         };
         Ok(Self { session, round, said })
     }
@@ -129,9 +153,11 @@ mod tests {
                 step: 4,
                 expired: Some(Duration::from_millis(1500)),
                 late: vec![1, 2],
+                lost: Some((2, "reset".to_owned())),
             },
             Said::Left { standings: standings.clone() },
             Said::Verdict(Blame::failed(1, 3, &call)),
+            Said::Ahead { part: 2, body: Bytes::from_static(b"numbers") },
         ] {
             let frame = Frame { session, round: 9, said };
             let (head, body) = frame.clone().encode().unwrap();

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 /// So many frames of one worker wait in the sessions of a name at most. One that sends more is lost: it does not run this
 /// program.
-const MOST_FRAMES: usize = 64;
+const MOST_FRAMES: usize = 512;
 
 /// So many names of sessions there are at most.
 const MOST_NAMES: usize = 1024;
@@ -278,11 +278,11 @@ pub(super) mod tests {
             inbox.add(2, frame(session, round));
         }
         assert_eq!(inbox.lost(1), None);
-        assert!(inbox.lost(2).unwrap().contains("64 messages that nobody takes"));
+        assert!(inbox.lost(2).unwrap().contains("512 messages that nobody takes"));
         for name in 0..100 {
             inbox.add(1, frame(SessionId { name: 5_000 + name, number: 1 }, 1));
         }
         assert!(inbox.lost(1).unwrap().contains("sessions that nobody else has"));
-        assert!(format!("{inbox:?}").contains("1088 frames"), "{inbox:?}");
+        assert!(format!("{inbox:?}").contains("1536 frames"), "{inbox:?}");
     }
 }

@@ -8,12 +8,14 @@
 //! | `workers` | [`Group`]: the workers, as one of them sees them |
 //! | [`session`] | [`Session`]: the traffic of one run |
 //! | `recorder` | what this worker did last |
+//! | [`protocol`] | [`Protocol`]: what a worker does in a session, as a pure state machine |
 //! | [`round`] | one round of messages, as a pure state machine |
 //! | [`calling`] | [`Calling`]: a call that the replicas of all workers make together |
 //! | [`buffer`] | [`Buffers`]: memory that is filled, sent from where it lies, and serves again |
+//! | [`ahead`] | [`Ahead`]: vectors that are sent before the call in which they are used |
 //! | `vectors` | exchanges and sums vectors of numbers in it, whose lengths all know |
 //! | [`order`] | [`SumOptions`]: in which order, by which algorithm, and as what numbers are sent |
-//! | `exact`, `fast` | sums by owners of ranges; sums by a schedule |
+//! | `exact`, `fast`, `native` | sums by owners of ranges; by a schedule; by a library such as MPI |
 //! | `schedule`, `range` | who sends which elements to whom, as functions of sizes |
 //! | `wire`, `pieces` | numbers as halves; a vector in pieces |
 //! | `reduce`, `raw` | reduces and gathers leaves in it, in the one order of sums; elements as bytes |
@@ -24,6 +26,7 @@
 //!
 //! Bytes are moved by a [`Transport`](distribute_net::Transport) of `distribute-net`.
 
+pub mod ahead;
 pub mod buffer;
 pub mod calling;
 mod exact;
@@ -31,8 +34,10 @@ mod fast;
 pub mod frame;
 pub mod inbox;
 pub mod local;
+mod native;
 pub mod order;
 mod pieces;
+pub mod protocol;
 mod range;
 mod raw;
 mod recorder;
@@ -44,12 +49,14 @@ mod vectors;
 mod wire;
 mod workers;
 
+pub use ahead::Ahead;
 pub use buffer::{Buffer, Buffers, numbers};
 pub use calling::Calling;
 pub use frame::{Frame, Said, SessionId};
 pub use inbox::Inbox;
 pub use local::Links;
 pub use order::{Algorithm, Order, SumOptions, Wire};
+pub use protocol::Protocol;
 pub use session::Session;
 pub use wire::Real;
 pub use workers::Group;

@@ -56,7 +56,8 @@ pub struct SumOptions {
 /// | up to 256 KiB | halving and doubling | halving and doubling |
 /// | more | halving and doubling | ring |
 ///
-/// [`Order::algorithm`] is this table. Rounds, and bytes that the busiest worker sends, of W workers with n bytes each:
+/// [`Order::algorithm`] is this table. Where the transport stands on a library that sums by itself, such as MPI, and numbers are
+/// sent [as they are](Wire::Full), that library chooses instead. Rounds, and bytes that the busiest worker sends, of W workers with n bytes each:
 ///
 /// | algorithm | rounds | bytes |
 /// |---|---|---|

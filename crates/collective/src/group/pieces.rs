@@ -32,9 +32,6 @@ impl Pieces {
 
     /// The bytes of a place, which are copied only where they lie in several pieces. `None` if some are not there.
     pub(super) fn get(&self, place: Range<usize>, buffers: &Buffers) -> Option<Bytes> {
-        if place.is_empty() {
-            return Some(Bytes::new());
-        }
         let mut parts = Vec::new();
         let mut next = place.start;
         for (at, bytes) in &self.0 {
@@ -43,20 +40,7 @@ impl Pieces {
                 next = (at + bytes.len()).min(place.end);
             }
         }
-        if next < place.end {
-            return None;
-        }
-        if let [only] = &parts[..] {
-            return Some(only.clone());
-        }
-        let mut whole = buffers.take(place.len());
-        let mut rest = whole.bytes_mut();
-        for part in parts {
-            let (here, after) = rest.split_at_mut(part.len());
-            here.copy_from_slice(&part);
-            rest = after;
-        }
-        Some(whole.freeze())
+        (next == place.end).then(|| buffers.joined(parts))
     }
 
     /// All pieces, in order.

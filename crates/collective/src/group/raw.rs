@@ -25,20 +25,6 @@ pub(super) fn bytes(tensor: &HostTensor, elements: Range<usize>) -> Bytes {
     bytes.into()
 }
 
-/// All of these in one.
-pub(super) fn all(mut pieces: Vec<Bytes>, rest: &[u8]) -> Bytes {
-    match (pieces.pop(), rest) {
-        (Some(only), []) if pieces.is_empty() => only,
-        (last, rest) => {
-            pieces.extend(last);
-            let mut bytes = Vec::with_capacity(pieces.iter().map(Bytes::len).sum::<usize>() + rest.len());
-            pieces.iter().for_each(|piece| bytes.extend_from_slice(piece));
-            bytes.extend_from_slice(rest);
-            bytes.into()
-        }
-    }
-}
-
 /// The next elements that another worker has sent.
 ///
 /// # Errors

@@ -167,15 +167,18 @@ impl Calling<'_> {
             packs.iter().map(|pack| pack.contributions(local, folder)).collect::<Result<Vec<_>, _>>()?;
         let others: Vec<usize> = (0..dense.len()).filter(|leaf| !dense[*leaf]).collect();
         let columns = others.iter().flat_map(|leaf| column(local, *leaf));
-        let rest = if others.is_empty() { Vec::new() } else { wire::encode(columns)? };
+        let rest = Bytes::from(if others.is_empty() { Vec::new() } else { wire::encode(columns)? });
+        let buffers = self.buffers().clone();
 
         let come = self.go_on("its ranges", |worker| {
             let of = |(pack, parts): (&Pack, &Vec<HostTensor>)| {
                 let range = range(pack.len, world.workers(), worker);
                 parts.iter().map(move |part| raw::bytes(part, range.clone())).collect::<Vec<_>>()
             };
-            let pieces = packs.iter().zip(&mine).flat_map(of).collect();
-            if worker == world.worker() { Bytes::new() } else { raw::all(pieces, &rest) }
+            if worker == world.worker() {
+                return Bytes::new();
+            }
+            buffers.joined(packs.iter().zip(&mine).flat_map(of).chain([rest.clone()]))
         })?;
         // By worker what it contributes to this one's range of each pack, and its other leaves.
         let mut theirs = Vec::with_capacity(world.workers());
@@ -220,7 +223,7 @@ impl Calling<'_> {
         }
         whole.into_iter().try_for_each(at_end)?;
 
-        let body = raw::all(sums.iter().map(|sum| raw::bytes(sum, 0..sum.len())).collect(), &[]);
+        let body = buffers.joined(sums.iter().map(|sum| raw::bytes(sum, 0..sum.len())));
         let come = self.go_on("its sums", |_| body.clone())?;
         let mut pieces = vec![Vec::with_capacity(world.workers()); packs.len()];
         for (worker, mut body) in come.into_iter().enumerate() {

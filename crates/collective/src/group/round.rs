@@ -26,6 +26,8 @@ pub struct Round {
     expired: Option<Duration>,
     /// The workers of which nothing had been heard by the deadline of some worker.
     late: Vec<usize>,
+    /// A worker that another one has lost, and how.
+    told: Option<(usize, String)>,
     /// The verdict of a worker that judged before this one.
     verdict: Option<Blame>,
 }
@@ -61,12 +63,9 @@ pub enum Next {
     Blamed(Blame),
     /// The call does not complete, and the session is over, because a late worker would take part in the others' next call
     /// instead of this one.
-    Over {
-        /// The reason.
-        blame: Blame,
-        /// Whether this worker is the judge, and has to send the verdict to all others.
-        own: bool,
-    },
+    ///
+    /// The reason is for all others, whoever has judged: not all may have heard of it.
+    Over(Blame),
 }
 
 impl Round {
@@ -75,7 +74,18 @@ impl Round {
         let peer = |worker| if worker == world.worker() { Peer::Me } else { Peer::Silent };
         let peers = (0..world.workers()).map(peer).collect();
         let late = Vec::new();
-        Self { world, step, mine, timeout, peers, explained: false, expired: None, late, verdict: None }
+        Self {
+            world,
+            step,
+            mine,
+            timeout,
+            peers,
+            explained: false,
+            expired: None,
+            late,
+            told: None,
+            verdict: None,
+        }
     }
 
     /// The call that all replicas of this worker make, if they do.
@@ -99,16 +109,18 @@ impl Round {
             (_, Peer::Me) => {}
             (Said::Call { digest, body }, Peer::Silent) => *peer = Peer::Calls { digest, body, lost: None },
             (Said::Call { .. }, _) => {}
-            (Said::Standings { standings, step, expired, late }, _) => {
+            (Said::Standings { standings, step, expired, late, lost }, _) => {
                 *peer = Peer::Stands(standings);
                 self.step = self.step.max(step);
                 self.expired = self.expired.or(expired);
+                self.told = self.told.take().or(lost.filter(|(worker, _)| *worker < self.world.workers()));
                 self.late.extend(late.into_iter().filter(|worker| *worker < self.world.workers()));
             }
             (Said::Left { standings }, Peer::Silent) => *peer = Peer::Left(standings),
             // It has left after this round.
             (Said::Left { .. }, Peer::Calls { .. }) => self.lose(worker, "it has left".into()),
             (Said::Left { .. }, _) => {}
+            (Said::Ahead { .. }, _) => self.lose(worker, "it sent a vector where a call was expected".into()),
         }
     }
 
@@ -128,6 +140,8 @@ impl Round {
     /// arrive soon.
     pub fn expire(&mut self) {
         self.expired.get_or_insert(self.timeout);
+        // The others are told, also where they know the standings already: else each would count its grace from another time.
+        self.explained = false;
         // A worker that is late itself has not waited for the others.
         if self.call().is_some() {
             let silent = |worker: &usize| matches!(self.peers[*worker], Peer::Silent);
@@ -140,13 +154,18 @@ impl Round {
         self.expired.is_some()
     }
 
-    /// Whether a worker was lost before it made this call, so that the round cannot complete.
+    /// Whether a worker was lost before it made this call, to this worker or another, so that the round cannot complete.
     pub fn has_lost(&self) -> bool {
+        self.told.is_some() || self.lost().is_some()
+    }
+
+    /// A worker that was lost before it made this call, and how.
+    fn lost(&self) -> Option<(usize, &String)> {
         let mine = self.call().map(Fingerprint::digest);
-        self.peers.iter().any(|peer| match peer {
-            Peer::Lost(_) => true,
-            Peer::Calls { digest, lost, .. } => lost.is_some() && Some(*digest) != mine,
-            _ => false,
+        self.peers.iter().enumerate().find_map(|(worker, peer)| match peer {
+            Peer::Lost(reason) => Some((worker, reason)),
+            Peer::Calls { digest, lost: Some(reason), .. } if Some(*digest) != mine => Some((worker, reason)),
+            _ => None,
         })
     }
 
@@ -168,7 +187,7 @@ impl Round {
     /// What to do next. `last` says that there is no more waiting.
     pub fn next(&mut self, last: bool) -> Next {
         if let Some(blame) = self.verdict.take() {
-            return Next::Over { blame, own: false };
+            return Next::Over(blame);
         }
         let mine = self.call().map(Fingerprint::digest);
         let agrees = |peer: &Peer| match peer {
@@ -187,8 +206,10 @@ impl Round {
         }
         if !self.explained {
             self.explained = true;
-            let (standings, late) = (self.mine.clone(), self.late.clone());
-            return Next::Say(Said::Standings { standings, step: self.step, expired: self.expired, late });
+            // Also what others have told: those that cannot reach each other hear it of a third.
+            let lost = self.lost().map(|(worker, reason)| (worker, reason.clone())).or(self.told.clone());
+            let (standings, step, late) = (self.mine.clone(), self.step, self.late.clone());
+            return Next::Say(Said::Standings { standings, step, expired: self.expired, late, lost });
         }
         let unexplained =
             silent || self.peers.iter().any(|peer| matches!(peer, Peer::Calls { lost: None, .. }));
@@ -201,7 +222,7 @@ impl Round {
             return Next::Wait;
         }
         let blame = self.judge();
-        if self.expired.is_some() || lost { Next::Over { blame, own: true } } else { Next::Blamed(blame) }
+        if self.expired.is_some() || lost { Next::Over(blame) } else { Next::Blamed(blame) }
     }
 
     /// Why the call does not complete, as far as this worker knows.
@@ -224,7 +245,11 @@ impl Round {
             }
         }
         // A certain fault takes precedence over the guess that somebody is stuck.
-        Blame::judge(self.step, &all).unwrap_or_else(|| {
+        let certain = Blame::judge(self.step, &all).or_else(|| {
+            let ((worker, reason), call) = (self.told.as_ref()?, call.as_ref()?);
+            Some(Blame::lost(self.step, *worker, self.world.replicas_of(*worker).collect(), reason, call))
+        });
+        certain.unwrap_or_else(|| {
             // Who came after the deadline is late all the same.
             for replica in self.late.iter().flat_map(|worker| self.world.replicas_of(*worker)) {
                 all[replica] = Standing::running(replica);
@@ -259,9 +284,9 @@ mod tests {
         assert!(matches!(round.next(false), Next::Say(Said::Standings { expired: Some(_), .. })));
         for worker in [1, 2] {
             let (standings, expired) = (standings(worker), Some(timeout));
-            round.hear(worker, Said::Standings { standings, step: 1, expired, late: vec![] });
+            round.hear(worker, Said::Standings { standings, step: 1, expired, late: vec![], lost: None });
         }
-        let Next::Over { blame, own: true } = round.next(false) else { panic!("worker 0 judges") };
+        let Next::Over(blame) = round.next(false) else { panic!("worker 0 judges") };
         assert_eq!((blame.fault, blame.culprits), (Fault::Late, vec![2]));
     }
 
@@ -275,12 +300,14 @@ mod tests {
         assert!(!declined.judges());
         let mine = vec![Standing::waiting(1, call)];
         let mut round = Round::new(World::new(3, 1, 1).unwrap(), 1, mine, timeout);
-        round.hear(0, Said::Standings { standings: failed, step: 1, expired: None, late: vec![] });
+        round
+            .hear(0, Said::Standings { standings: failed, step: 1, expired: None, late: vec![], lost: None });
         assert!(matches!(round.next(false), Next::Say(Said::Standings { expired: None, .. })));
         assert_eq!(round.next(false), Next::Wait, "worker 2 may still come");
         round.expire();
         assert!(round.judges());
-        let Next::Over { blame, own: true } = round.next(true) else { panic!("it is over") };
+        assert!(matches!(round.next(true), Next::Say(Said::Standings { expired: Some(_), .. })));
+        let Next::Over(blame) = round.next(true) else { panic!("it is over") };
         assert_eq!((blame.fault, blame.culprits), (Fault::Failed, vec![0]));
     }
 
@@ -297,11 +324,28 @@ mod tests {
             assert!(matches!(round.next(false), Next::Say(Said::Standings { expired: None, .. })));
             round
         };
-        let lost = |next| matches!(next, Next::Over { blame, own: true } if blame.fault == Fault::Lost);
+        let lost = |next| matches!(next, Next::Over(blame) if blame.fault == Fault::Lost);
         assert!(lost(of(0).next(false)), "worker 0 judges");
         let mut other = of(1);
         assert_eq!(other.next(false), Next::Wait);
         assert!(lost(other.next(true)), "worker 0 may be past the round, and say nothing");
+    }
+
+    #[test]
+    fn a_worker_that_others_have_lost_is_named_also_by_one_that_it_still_talks_to() {
+        let call = Fingerprint::new(Operation::AllReduce, "", Location::caller());
+        let standings = |worker: usize| vec![Standing::waiting(worker, call.clone())];
+        let timeout = Duration::from_secs(60);
+        let mut round = Round::new(World::new(3, 2, 1).unwrap(), 1, standings(2), timeout);
+        for (worker, other) in [(0, 1), (1, 0)] {
+            let lost = Some((other, "reset".to_owned()));
+            let (standings, expired, late) = (standings(worker), None, vec![]);
+            round.hear(worker, Said::Standings { standings, step: 1, expired, late, lost });
+        }
+        assert!(matches!(round.next(false), Next::Say(Said::Standings { lost: Some((1, _)), .. })));
+        assert_eq!(round.next(false), Next::Wait, "worker 0 judges");
+        let Next::Over(blame) = round.next(true) else { panic!("it is over") };
+        assert_eq!((blame.fault, blame.culprits), (Fault::Lost, vec![1]));
     }
 
     #[test]
@@ -312,14 +356,29 @@ mod tests {
         let mut late = Round::new(World::new(3, 0, 1).unwrap(), 1, standings(0), timeout);
         for worker in [1, 2] {
             let (standings, expired) = (standings(worker), Some(timeout));
-            late.hear(worker, Said::Standings { standings, step: 1, expired, late: vec![0, 7] });
+            late.hear(worker, Said::Standings { standings, step: 1, expired, late: vec![0, 7], lost: None });
         }
         let said = late.next(false);
         assert!(matches!(&said, Next::Say(Said::Standings { expired: Some(_), .. })), "{said:?}");
         assert_eq!(late.next(false), Next::Wait, "worker 1 judges");
         // Should it not, the one that was late is named all the same.
-        let Next::Over { blame, own: true } = late.next(true) else { panic!("it is over") };
+        let Next::Over(blame) = late.next(true) else { panic!("it is over") };
         assert_eq!((blame.fault, blame.culprits), (Fault::Late, vec![0]));
+    }
+
+    #[test]
+    fn a_deadline_is_told_also_to_those_who_know_the_standings() {
+        let [mine, other] =
+            ["this", "that"].map(|what| Fingerprint::new(Operation::AllReduce, what, Location::caller()));
+        let standings = vec![Standing::waiting(0, mine)];
+        let mut round = Round::new(World::new(3, 0, 1).unwrap(), 1, standings, Duration::from_secs(60));
+        round.hear(1, Said::Call { digest: other.digest(), body: Bytes::new() });
+        assert!(matches!(round.next(false), Next::Say(Said::Standings { expired: None, .. })));
+        assert_eq!(round.next(false), Next::Wait, "the others may explain themselves");
+        round.expire();
+        let said = round.next(false);
+        assert!(matches!(&said, Next::Say(Said::Standings { expired: Some(_), .. })), "{said:?}");
+        assert_eq!(round.next(false), Next::Wait);
     }
 
     #[test]
@@ -332,7 +391,7 @@ mod tests {
         round.lose(1, "reset".into());
         assert!(round.has_lost());
         assert!(matches!(round.next(false), Next::Say(_)));
-        let Next::Over { blame, own: true } = round.next(false) else { panic!("it is over") };
+        let Next::Over(blame) = round.next(false) else { panic!("it is over") };
         assert_eq!((blame.fault, blame.culprits), (Fault::Lost, vec![1]));
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! Unlike leaves, they are sent without a head, from where they lie, and are added up from where they arrive.
 
+use super::ahead::part_of;
 use super::range::GRAIN;
 use super::wire::{Coding, Real};
 use super::{Calling, SumOptions, exact, fast, raw};
@@ -18,11 +19,67 @@ impl Calling<'_> {
     /// [`Failure`] on every worker; [`Failure::Record`] where a worker has sent another number of bytes.
     pub fn exchange(&mut self, what: &str, mine: Bytes) -> Result<Vec<Bytes>, Failure> {
         let expected = mine.len();
+        self.exchange_all(what, mine, |_| expected)
+    }
+
+    /// Like [`exchange`](Self::exchange), where each worker sends as many bytes as `expected` says.
+    ///
+    /// # Errors
+    /// Those of [`exchange`](Self::exchange).
+    pub fn exchange_all(
+        &mut self,
+        what: &str,
+        mine: Bytes,
+        expected: impl Fn(usize) -> usize,
+    ) -> Result<Vec<Bytes>, Failure> {
         let all = self.everybodys(what, mine)?;
         for (worker, bytes) in all.iter().enumerate() {
-            raw::require_length(worker, bytes, expected)?;
+            raw::require_length(worker, bytes, expected(worker))?;
         }
         Ok(all)
+    }
+
+    /// What has been sent to this worker ahead of the call of this number: for each worker what it gets of each vector, its own
+    /// included. All have sent as many vectors, of the same lengths as `mine`. To be asked when all have agreed on the call
+    /// that was made after that, or on a later one.
+    ///
+    /// # Errors
+    /// [`Failure::Record`] where something is missing or of another length.
+    pub fn sent_ahead(&self, call: u64, mine: &[Bytes]) -> Result<Vec<Vec<Bytes>>, Failure> {
+        let (world, session) = (self.world(), self.session());
+        let part = |vector: &Bytes| part_of(world, world.worker(), vector.len());
+        let mut all = vec![vec![None; mine.len()]; world.workers()];
+        for piece in session.received().take(session.group(), call) {
+            if let Some(place) = all.get_mut(piece.from).and_then(|all| all.get_mut(piece.part)) {
+                *place = Some(piece.body);
+            }
+        }
+        if let Some(own) = all.get_mut(world.worker()) {
+            *own = mine.iter().map(|vector| Some(vector.slice(part(vector)))).collect();
+        }
+        let checked = |(worker, parts): (usize, Vec<Option<Bytes>>)| {
+            let of = |(body, mine): (Option<Bytes>, &Bytes)| {
+                let body = body.unwrap_or_default();
+                raw::require_length(worker, &body, part(mine).len())?;
+                Ok(body)
+            };
+            parts.into_iter().zip(mine).map(of).collect()
+        };
+        all.into_iter().enumerate().map(checked).collect()
+    }
+
+    /// Sends the others these vectors, and gives what they have sent: [`sent_ahead`](Self::sent_ahead), in one round.
+    ///
+    /// # Errors
+    /// [`Failure`] on every worker; [`Failure::Record`] where a worker has sent other lengths.
+    pub fn exchange_parts(&mut self, what: &str, mine: &[Bytes]) -> Result<Vec<Vec<Bytes>>, Failure> {
+        let ahead = self.session().ahead();
+        for (part, vector) in mine.iter().enumerate() {
+            ahead.send_far(part, vector);
+            ahead.send_near(part, vector);
+        }
+        self.everybodys(what, Bytes::new())?;
+        self.sent_ahead(ahead.call(), mine)
     }
 
     /// The sum of the vectors of all workers, each multiplied by its weight, in the one order of sums. Each worker brings the

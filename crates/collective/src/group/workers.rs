@@ -1,9 +1,9 @@
 //! The processes of a world, as one of them sees them.
 
 use super::recorder::Recorder;
-use super::{Buffers, Inbox, Session};
-use distribute_cluster::{RecordedCall, World, fnv1a};
-use distribute_net::{JoinError, Rendezvous, Transport};
+use super::{Buffers, Frame, Inbox};
+use distribute_cluster::{RecordedCall, World};
+use distribute_net::{JoinError, Message, Rendezvous, Transport};
 use std::sync::Arc;
 
 /// The processes of a world, as seen by one of them.
@@ -43,6 +43,14 @@ impl Group {
         &self.buffers
     }
 
+    pub(super) fn send(&self, to: usize, frame: Frame) {
+        match frame.encode() {
+            Ok((head, body)) => self.transport.send(to, Message { head, body }),
+            // Only out of memory; the others get what they can be told.
+            Err(error) => self.inbox.lose(to, format!("a message to it cannot be written: {error}")),
+        }
+    }
+
     /// Tells the other workers that this one has ended, whoever still holds the group: they need not wait for it.
     pub fn end(&self) {
         self.transport.close();
@@ -54,22 +62,6 @@ impl Group {
     /// which goes to standard error in a program without a subscriber, else at level INFO.
     pub fn last_calls(&self) -> Vec<RecordedCall> {
         self.recorder.calls()
-    }
-
-    /// Opens the next session of a name. It is the same session on all workers that have opened this name equally often.
-    /// `step` is for errors.
-    pub fn open(&self, name: &str, step: u64) -> Session {
-        self.open_at(name, self.next_number(name), step)
-    }
-
-    /// The number that the next session of a name has here.
-    pub fn next_number(&self, name: &str) -> u64 {
-        self.inbox.next_number(fnv1a(name.bytes()))
-    }
-
-    /// Opens a session of a name by a number that all workers have agreed on, which is none of an earlier one's.
-    pub fn open_at(&self, name: &str, number: u64, step: u64) -> Session {
-        Session::new(self.clone(), self.inbox.open_at(fnv1a(name.bytes()), number), step)
     }
 
     pub(super) fn others(&self) -> impl Iterator<Item = usize> + use<> {

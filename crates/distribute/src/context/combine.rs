@@ -62,7 +62,7 @@ pub(crate) fn failure(operation: &'static str) -> impl Fn(Failure) -> Error {
     move |failure| match failure {
         Failure::Blame(blame) => Error::Collective(blame),
         Failure::Tensor(source) => Error::Tensor { operation, source },
-        record @ Failure::Record(_) => Error::invalid(operation, record.to_string()),
+        other @ (Failure::Record(_) | Failure::Native { .. }) => Error::invalid(operation, other.to_string()),
         Failure::Shared(shared) => match &*shared {
             Failure::Blame(blame) => Error::Collective(blame.clone()),
             other => Error::invalid(operation, other.to_string()),

@@ -1,10 +1,12 @@
 //! A replica's gradients of one step, in memory that is kept for the next.
 
+use super::departures::Departures;
+use super::deposits::Deposits;
 use super::{Filling, Flat, Layout, Rows};
 use crate::lock::lock;
 use crate::number::{Elements, Number, with_elements};
 use candle_core::{DType, Result, Tensor, TensorId, Var};
-use distribute_collective::group::Buffers;
+use distribute_collective::group::{Ahead, Buffers};
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 
@@ -19,17 +21,19 @@ pub(crate) struct Pool {
     sizes: Vec<(DType, usize)>,
     /// For each replica those that it doesn't use: the memory is near to its core.
     idle: Mutex<Vec<Vec<Loose>>>,
-    /// Where vectors for other workers come from, if a replica's gradients are sent as they are.
-    vectors: Option<Buffers>,
-    /// Which gradients are in such a vector, as all workers have found in the last step.
+    /// Where packs for other workers come from, if a replica's gradients are sent as they are.
+    packs: Option<Buffers>,
+    /// Which gradients are in them, as all workers have found in the last step.
     layout: Mutex<Option<Arc<Layout>>>,
+    /// In which order the first replica of this process has made its gradients in the last step.
+    order: Mutex<Vec<u32>>,
 }
 
 impl Pool {
     pub(crate) fn new<'v>(
         variables: impl Iterator<Item = &'v Var>,
         frozen: impl Iterator<Item = &'v Var>,
-        vectors: Option<Buffers>,
+        packs: Option<Buffers>,
     ) -> Arc<Self> {
         let (mut numbers, mut sizes) = (HashMap::new(), Vec::new());
         for (number, variable) in variables.enumerate() {
@@ -37,7 +41,8 @@ impl Pool {
             sizes.push((variable.dtype(), variable.elem_count()));
         }
         let frozen = frozen.map(|variable| variable.as_tensor().id()).collect();
-        Arc::new(Self { numbers, frozen, sizes, idle: Mutex::default(), vectors, layout: Mutex::default() })
+        let (idle, layout, order) = Default::default();
+        Arc::new(Self { numbers, frozen, sizes, idle, packs, layout, order })
     }
 
     /// How many each replica has made and doesn't use.
@@ -46,8 +51,8 @@ impl Pool {
         lock(&self.idle).iter().map(Vec::len).collect()
     }
 
-    /// An empty one.
-    pub(crate) fn take(self: &Arc<Self>, replica: usize) -> Bucket {
+    /// An empty one of a replica of this process. Its packs are sent ahead of a call, if there is one.
+    pub(crate) fn take(self: &Arc<Self>, replica: usize, ahead: Option<Ahead>) -> Bucket {
         let idle = lock(&self.idle).get_mut(replica).and_then(Vec::pop);
         let mut loose = idle.unwrap_or_default();
         if loose.places.is_empty() {
@@ -55,29 +60,50 @@ impl Pool {
         }
         loose.filled.clear();
         loose.filled.resize_with(self.sizes.len(), Deposit::default);
-        let vector = self.vectors.as_ref().zip(lock(&self.layout).clone());
-        let vector = vector.map(|(buffers, layout)| Filling::new(layout, buffers));
-        Bucket { pool: self.clone(), replica, loose, vector }
+        if self.packs.is_some() {
+            loose.deposits.begin(self.sizes.len());
+        }
+        let packs = self.packs.as_ref().zip(lock(&self.layout).clone());
+        let packs = packs.map(|(buffers, layout)| Filling::new(layout, buffers));
+        let departures = ahead.zip(packs.as_ref());
+        let departures = departures.map(|(ahead, packs)| Departures::new(ahead, replica, packs.layout()));
+        Bucket { pool: self.clone(), replica, loose, packs, departures }
     }
 
-    /// The layout of a vector with the gradients of these variables, which the next buckets have.
-    pub(crate) fn layout(&self, dense: &[bool]) -> Arc<Layout> {
+    /// The layout of packs with the gradients of these variables, which the next buckets have. They are made in this `order`,
+    /// if it is known anew.
+    pub(crate) fn layout(&self, dense: &[bool], order: Option<&[u32]>) -> Arc<Layout> {
         let mut layout = lock(&self.layout);
         match &*layout {
-            Some(layout) if layout.is_of(dense) => layout.clone(),
-            _ => layout.insert(Arc::new(Layout::new(&self.sizes, dense))).clone(),
+            Some(layout) if layout.is_of(dense) && order.is_none() => layout.clone(),
+            before => {
+                let new = Layout::new(&self.sizes, dense, order.unwrap_or_default());
+                let same = before.clone().filter(|before| **before == new);
+                layout.insert(same.unwrap_or_else(|| Arc::new(new))).clone()
+            }
         }
+    }
+
+    /// Whether gradients are put into packs for other workers.
+    pub(crate) fn has_packs(&self) -> bool {
+        self.packs.is_some()
+    }
+
+    /// In which order the first replica of this process has made its gradients in the last step, if it has made any.
+    pub(crate) fn order(&self) -> Option<Vec<u32>> {
+        Some(lock(&self.order).clone()).filter(|order| !order.is_empty())
     }
 }
 
 /// What is kept from step to step.
 #[derive(Debug, Default)]
 struct Loose {
-    /// For each variable the elements of its gradient; none before it has had a dense one that is in no vector, as of a table
+    /// For each variable the elements of its gradient; none before it has had a dense one that is in no pack, as of a table
     /// of which only rows come.
     places: Vec<Elements>,
     /// For each variable.
     filled: Vec<Deposit>,
+    deposits: Deposits,
 }
 
 /// What a bucket has of a variable.
@@ -96,8 +122,10 @@ pub(crate) struct Bucket {
     pool: Arc<Pool>,
     replica: usize,
     loose: Loose,
-    /// The vector for other workers, with places for variables that had a dense gradient in the last step.
-    vector: Option<Filling>,
+    /// The packs for other workers, with places for variables that had a dense gradient in the last step.
+    packs: Option<Filling>,
+    /// Those that leave before the others are complete.
+    departures: Option<Departures>,
 }
 
 impl Bucket {
@@ -116,23 +144,47 @@ impl Bucket {
         !matches!(self.loose.filled[number], Deposit::Nothing)
     }
 
-    /// Whether a dense gradient of a variable goes into the vector for other workers.
-    pub(super) fn is_in_vector(&self, number: usize) -> bool {
-        self.vector.as_ref().is_some_and(|vector| vector.has(number))
+    /// Whether a dense gradient of a variable goes into the packs for other workers.
+    pub(super) fn is_in_packs(&self, number: usize) -> bool {
+        self.packs.as_ref().is_some_and(|packs| packs.layout().has(number))
     }
 
-    /// The vector for other workers, where there is one. Variables in it that are not among the `filled`, which ascend, are set to zero.
-    pub(super) fn take_vector(&mut self, filled: &[usize]) -> Option<Arc<Flat>> {
-        let mut vector = self.vector.take()?;
+    /// The packs for other workers, where there are any. Variables in them that are not among the `filled`, which ascend, are set
+    /// to zero. To the `joined` ones has been added what no layer deposits.
+    pub(super) fn take_packs(&mut self, filled: &[usize], joined: Vec<usize>) -> Option<Arc<Flat>> {
+        self.pool.packs.as_ref()?;
+        self.loose.deposits.end(joined);
+        if self.replica == 0 {
+            *lock(&self.pool.order) = self.loose.deposits.order();
+        }
+        let mut packs = self.packs.take()?;
         let all = 0..self.loose.filled.len();
-        all.filter(|number| filled.binary_search(number).is_err()).for_each(|number| vector.clear(number));
-        Some(Arc::new(vector.freeze()))
+        all.filter(|number| filled.binary_search(number).is_err()).for_each(|number| packs.clear(number));
+        let departures = self.departures.take().filter(|_| !packs.was_reopened());
+        let flat = packs.freeze();
+        Some(Arc::new(match departures.map(|departures| departures.end(flat.packs())) {
+            Some(call) => flat.sent(call),
+            None => flat,
+        }))
+    }
+
+    /// The gradient of a variable has been written to its [place](Self::place), or added to what was there.
+    pub(super) fn deposited(&mut self, number: usize) {
+        if self.pool.packs.is_none() || !self.loose.deposits.made(number) {
+            return;
+        }
+        if let Some((departures, packs)) = self.departures.as_mut().zip(self.packs.as_mut())
+            && let Some(pack) = packs.layout().pack(number)
+            && departures.complete(pack)
+        {
+            departures.leave(pack, &packs.close(pack));
+        }
     }
 
     /// Where the dense gradient of a variable goes, and whether there is something to add to. None for another dtype.
     pub(super) fn place<T: Number>(&mut self, number: usize) -> Option<(&mut [T], bool)> {
-        let Self { pool, loose: Loose { places, filled }, vector, .. } = self;
-        let place: &mut [T] = match vector.as_mut().and_then(|vector| vector.place(number)) {
+        let Self { pool, loose: Loose { places, filled, .. }, packs, .. } = self;
+        let place: &mut [T] = match packs.as_mut().and_then(|packs| packs.place(number)) {
             Some(place) => place,
             None => {
                 let place = T::in_vector_mut(&mut places[number])?;
@@ -171,6 +223,7 @@ impl Bucket {
                 *filled = Deposit::Dense;
                 if let Some((place, _)) = self.place::<T>(number) {
                     rows.add_to(place);
+                    self.deposited(number);
                 }
             }
         }
@@ -200,7 +253,7 @@ impl Bucket {
         std::mem::take(&mut self.loose.filled[number])
     }
 
-    /// The elements of a dense gradient that is there, and in no vector.
+    /// The elements of a dense gradient that is there, and in no pack.
     pub(super) fn dense<T: Number>(&self, number: usize) -> Option<&[T]> {
         T::in_vector(self.loose.places.get(number)?)
     }
@@ -246,14 +299,14 @@ mod tests {
         let steps: [Deposits<'_>; 4] =
             [&[&one, &other, &all], &[&all, &one, &other], &[&one, &all, &other], &[&other, &all, &one]];
         for steps in steps {
-            let mut bucket = pool.take(0);
+            let mut bucket = pool.take(0, None);
             // What an earlier step left in the buffer is gone.
             assert!(!bucket.has(0) && matches!(bucket.take(0), Deposit::Nothing));
             steps.iter().for_each(|step| step(&mut bucket));
             assert!(matches!(bucket.take(0), Deposit::Dense));
             assert_eq!(bucket.dense::<f64>(0).unwrap(), [101., 102., 110., 120., 133., 144.]);
         }
-        let mut bucket = pool.take(0);
+        let mut bucket = pool.take(0, None);
         one(&mut bucket);
         other(&mut bucket);
         let Deposit::Rows(Rows { rows, values }) = bucket.take(0) else { panic!("not by row") };
@@ -266,7 +319,7 @@ mod tests {
     fn variables_of_two_dtypes_have_places_of_their_own() {
         let all = [(1, DType::F64), (3, DType::F32), (2, DType::F64), (5, DType::F32)];
         let all = all.map(|(n, dtype)| variable((n, 2), dtype));
-        let mut bucket = Pool::new(all.iter(), [].into_iter(), None).take(0);
+        let mut bucket = Pool::new(all.iter(), [].into_iter(), None).take(0, None);
         for (number, variable) in all.iter().enumerate() {
             bucket.add(number, &(variable.ones_like().unwrap() * number as f64).unwrap()).unwrap();
         }
@@ -287,7 +340,7 @@ mod tests {
         let mut places = Vec::new();
         for _ in 0..3 {
             // Both at once, as in a step.
-            let mut buckets = [pool.take(0), pool.take(1)];
+            let mut buckets = [pool.take(0, None), pool.take(1, None)];
             buckets.iter_mut().for_each(|bucket| bucket.add(0, &dense(&[1.; 6])).unwrap());
             places.push(buckets.each_ref().map(|bucket| bucket.dense::<f64>(0).unwrap().as_ptr()));
         }
@@ -296,13 +349,13 @@ mod tests {
     }
 
     #[test]
-    fn what_had_a_dense_gradient_goes_into_one_vector_in_the_next_step() {
+    fn what_had_a_dense_gradient_goes_into_packs_in_the_next_step() {
         let all = [variable((1, 2), DType::F64), variable((3, 2), DType::F64), variable((2, 2), DType::F64)];
         let buffers = local::groups(Default::default(), 1, 1).unwrap()[0].buffers().clone();
         let pool = Pool::new(all.iter(), [].into_iter(), Some(buffers));
         let found = || vec![None, Some(LocalGradient::Dense(dense(&[5.; 6]))), None];
         let step = |pool: &Arc<Pool>| {
-            let mut bucket = pool.take(0);
+            let mut bucket = pool.take(0, None);
             bucket.place::<f64>(0).unwrap().0.copy_from_slice(&[1., 2.]);
             LocalGradient::collected(bucket, found()).unwrap()
         };
@@ -311,7 +364,7 @@ mod tests {
             matches!(&step(&pool)[..], [Some(LocalGradient::Deposited(one)), Some(LocalGradient::Dense(_)), None]
             if one.flat().is_none())
         );
-        let layout = pool.layout(&[true, true, true]);
+        let layout = pool.layout(&[true, true, true], None);
         for _ in 0..2 {
             let gradients = step(&pool);
             let [Some(LocalGradient::Deposited(one)), Some(LocalGradient::Deposited(other)), None] =
@@ -324,7 +377,7 @@ mod tests {
             assert_eq!((one.elements().unwrap(), other.elements().unwrap()), (&[1., 2.][..], &[5.; 6][..]));
             assert_eq!(one.flat().unwrap().dense::<f64>(2).unwrap(), [0.; 4]);
         }
-        assert!(Arc::ptr_eq(&pool.layout(&[true, true, true]), &layout));
-        assert!(!pool.layout(&[true, false, true]).has(1));
+        assert!(Arc::ptr_eq(&pool.layout(&[true, true, true], None), &layout));
+        assert!(!pool.layout(&[true, false, true], None).has(1));
     }
 }

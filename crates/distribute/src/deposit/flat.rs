@@ -1,149 +1,153 @@
-//! Dense gradients of several variables in one vector, which is sent to other workers from where it lies.
+//! Dense gradients of several variables in packs, which are sent to other workers from where they lie.
 
+use super::Layout;
+use super::layout::Place;
 use crate::number::Number;
 use bytes::Bytes;
-use candle_core::DType;
+use candle_core::WithDType;
 use distribute_collective::group::{Buffer, Buffers};
-use std::ops::Range;
 use std::sync::Arc;
 
-/// Each variable begins on a cache line of its own.
-const LINE: usize = 64;
-
-/// Which variables have a place in a vector, and where: a function of their dtypes, sizes and order, so the same on all
-/// workers.
-#[derive(Debug, PartialEq)]
-pub(crate) struct Layout {
-    /// For each variable the bytes of its elements.
-    places: Vec<Option<Range<usize>>>,
-    /// The bytes of elements of f64; those of f32 are behind them.
-    wide: usize,
-    len: usize,
-}
-
-impl Layout {
-    /// The layout of the variables that are `dense`, of which each has a dtype and a number of elements.
-    pub(crate) fn new(sizes: &[(DType, usize)], dense: &[bool]) -> Self {
-        let (mut places, mut len, mut wide) = (vec![None; sizes.len()], 0, 0);
-        for (is_wide, width) in [(true, 8), (false, 4)] {
-            for (number, (dtype, count)) in sizes.iter().enumerate() {
-                if dense[number] && (*dtype == DType::F64) == is_wide {
-                    places[number] = Some(len..len + count * width);
-                    len = (len + count * width).next_multiple_of(LINE);
-                }
-            }
-            if is_wide {
-                wide = len;
-            }
-        }
-        Self { places, wide, len }
-    }
-
-    /// Whether these are the variables that have a place.
-    pub(crate) fn is_of(&self, dense: &[bool]) -> bool {
-        self.places.iter().map(Option::is_some).eq(dense.iter().copied())
-    }
-
-    /// Whether a variable has a place.
-    pub(crate) fn has(&self, number: usize) -> bool {
-        self.place(number).is_some()
-    }
-
-    fn place(&self, number: usize) -> Option<Range<usize>> {
-        self.places.get(number).cloned().flatten()
-    }
-
-    /// The size of the vector in bytes.
-    pub(crate) fn len(&self) -> usize {
-        self.len
-    }
-
-    /// The bytes of elements of f64, and of f32.
-    pub(crate) fn regions(&self) -> (Range<usize>, Range<usize>) {
-        (0..self.wide, self.wide..self.len)
-    }
-}
-
-/// A vector that is being filled.
+/// Packs that are being filled.
 #[derive(Debug)]
 pub(crate) struct Filling {
     layout: Arc<Layout>,
-    buffer: Buffer,
+    buffers: Buffers,
+    packs: Vec<Filled>,
+    /// Whether one of them has been changed after it was closed.
+    reopened: bool,
+}
+
+#[derive(Debug)]
+enum Filled {
+    Open(Buffer),
+    Closed(Bytes),
 }
 
 impl Filling {
-    /// A vector of arbitrary contents.
+    /// Packs of arbitrary contents.
     pub(crate) fn new(layout: Arc<Layout>, buffers: &Buffers) -> Self {
-        Self { buffer: buffers.take(layout.len), layout }
+        let packs = layout.packs().iter().map(|pack| Filled::Open(buffers.take(pack.len))).collect();
+        Self { layout, buffers: buffers.clone(), packs, reopened: false }
     }
 
-    /// Whether a variable has a place.
-    pub(super) fn has(&self, number: usize) -> bool {
-        self.layout.has(number)
+    pub(super) fn layout(&self) -> &Arc<Layout> {
+        &self.layout
     }
 
     /// Where the elements of a variable go. None for another dtype, and where it has no place.
     pub(crate) fn place<T: Number>(&mut self, number: usize) -> Option<&mut [T]> {
-        let place = self.layout.place(number)?;
-        let is_wide = place.end <= self.layout.wide && self.layout.wide > 0;
-        let fits = (size_of::<T>() == 8) == is_wide || place.is_empty();
-        fits.then(|| bytemuck::cast_slice_mut(&mut self.buffer.bytes_mut()[place]))
+        let Place { pack, bytes } = self.layout.place(number)?.clone();
+        if self.layout.packs().get(pack)?.dtype != <T as WithDType>::DTYPE {
+            return None;
+        }
+        Some(bytemuck::cast_slice_mut(&mut self.pack_mut(pack)?[bytes]))
+    }
+
+    /// All bytes of a pack. One that was closed is copied: the others may have read it already.
+    pub(crate) fn pack_mut(&mut self, pack: usize) -> Option<&mut [u8]> {
+        let filled = self.packs.get_mut(pack)?;
+        if let Filled::Closed(bytes) = filled {
+            let mut copy = self.buffers.take(bytes.len());
+            copy.bytes_mut().copy_from_slice(bytes);
+            *filled = Filled::Open(copy);
+            self.reopened = true;
+        }
+        match filled {
+            Filled::Open(buffer) => Some(buffer.bytes_mut()),
+            Filled::Closed(_) => None,
+        }
     }
 
     /// Sets the elements of a variable to zero.
     pub(crate) fn clear(&mut self, number: usize) {
-        if let Some(place) = self.layout.place(number) {
-            self.buffer.bytes_mut()[place].fill(0);
+        if let Some(Place { pack, bytes }) = self.layout.place(number).cloned()
+            && let Some(all) = self.pack_mut(pack)
+        {
+            all[bytes].fill(0);
         }
     }
 
-    /// All bytes.
-    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        self.buffer.bytes_mut()
+    /// The bytes of a pack, which is complete.
+    pub(super) fn close(&mut self, pack: usize) -> Bytes {
+        let Some(filled) = self.packs.get_mut(pack) else { return Bytes::new() };
+        *filled = Filled::Closed(match std::mem::replace(filled, Filled::Closed(Bytes::new())) {
+            Filled::Open(buffer) => buffer.freeze(),
+            Filled::Closed(bytes) => bytes,
+        });
+        match filled {
+            Filled::Closed(bytes) => bytes.clone(),
+            Filled::Open(_) => Bytes::new(),
+        }
     }
 
-    /// The vector, filled.
-    pub(crate) fn freeze(self) -> Flat {
-        Flat { layout: self.layout, bytes: self.buffer.freeze() }
+    /// Whether a pack has been changed after it was closed.
+    pub(super) fn was_reopened(&self) -> bool {
+        self.reopened
+    }
+
+    /// The packs, filled.
+    pub(crate) fn freeze(mut self) -> Flat {
+        let packs = (0..self.packs.len()).map(|pack| self.close(pack)).collect();
+        Flat { layout: self.layout, packs, sent_ahead: None }
     }
 }
 
-/// The dense gradients of one replica or worker in one vector.
+/// The dense gradients of one replica or worker in packs.
 #[derive(Clone, Debug)]
 pub(crate) struct Flat {
     layout: Arc<Layout>,
-    bytes: Bytes,
+    packs: Vec<Bytes>,
+    /// The call ahead of which they have been sent to the other workers, if they have.
+    sent_ahead: Option<u64>,
 }
 
 impl Flat {
-    /// A vector that another worker has sent, of as many bytes as the layout has.
-    pub(crate) fn received(layout: &Arc<Layout>, bytes: Bytes, buffers: &Buffers) -> Self {
-        if bytes.len() == layout.len && bytes.as_ptr().cast::<f64>().is_aligned() {
-            return Self { layout: layout.clone(), bytes };
-        }
-        let mut own = Filling::new(layout.clone(), buffers);
-        let len = bytes.len().min(layout.len);
-        own.bytes_mut()[..len].copy_from_slice(&bytes[..len]);
-        own.freeze()
+    /// Packs that another worker has sent, of as many bytes as those of the layout.
+    pub(crate) fn received(layout: &Arc<Layout>, packs: Vec<Bytes>, buffers: &Buffers) -> Self {
+        let aligned = |bytes: Bytes| {
+            if bytes.as_ptr().cast::<f64>().is_aligned() {
+                return bytes;
+            }
+            let mut own = buffers.take(bytes.len());
+            own.bytes_mut().copy_from_slice(&bytes);
+            own.freeze()
+        };
+        Self { layout: layout.clone(), packs: packs.into_iter().map(aligned).collect(), sent_ahead: None }
+    }
+
+    /// The same, where all of it has been sent ahead of a call.
+    pub(super) fn sent(self, ahead_of: u64) -> Self {
+        Self { sent_ahead: Some(ahead_of), ..self }
+    }
+
+    /// The call ahead of which all of it has been sent to the other workers, if it has.
+    pub(crate) fn sent_ahead(&self) -> Option<u64> {
+        self.sent_ahead
     }
 
     pub(crate) fn layout(&self) -> &Arc<Layout> {
         &self.layout
     }
 
-    pub(crate) fn bytes(&self) -> &Bytes {
-        &self.bytes
+    pub(crate) fn packs(&self) -> &[Bytes] {
+        &self.packs
     }
 
     /// The elements of a variable. None for another dtype, and where it has no place.
     pub(crate) fn dense<T: Number>(&self, number: usize) -> Option<&[T]> {
-        bytemuck::try_cast_slice(&self.bytes[self.layout.place(number)?]).ok()
+        let Place { pack, bytes } = self.layout.place(number)?;
+        if self.layout.packs().get(*pack)?.dtype != <T as WithDType>::DTYPE {
+            return None;
+        }
+        bytemuck::try_cast_slice(self.packs.get(*pack)?.get(bytes.clone())?).ok()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use candle_core::DType;
     use distribute_collective::group::local;
 
     const SIZES: [(DType, usize); 5] =
@@ -153,18 +157,13 @@ mod tests {
         local::groups(Default::default(), 1, 1).unwrap()[0].buffers().clone()
     }
 
-    #[test]
-    fn each_variable_begins_on_a_line_of_its_own_and_doubles_come_first() {
-        let dense = [true, true, false, true, true];
-        let layout = Layout::new(&SIZES, &dense);
-        assert!(layout.is_of(&dense) && !layout.is_of(&[true; 5]));
-        assert_eq!(layout.places, [Some(192..204), Some(0..160), None, Some(192..192), Some(256..656)]);
-        assert_eq!((layout.regions(), layout.len()), ((0..192, 192..704), 704));
+    fn layout() -> Arc<Layout> {
+        Arc::new(Layout::new(&SIZES, &[true, true, false, true, true], &[]))
     }
 
     #[test]
     fn what_is_filled_is_read_by_dtype_wherever_it_has_arrived() {
-        let layout = Arc::new(Layout::new(&SIZES, &[true, true, false, true, true]));
+        let layout = layout();
         let mut filling = Filling::new(layout.clone(), &buffers());
         filling.place::<f32>(0).unwrap().copy_from_slice(&[1., 2., 3.]);
         filling.place::<f64>(1).unwrap().fill(-4.);
@@ -174,12 +173,24 @@ mod tests {
         filling.clear(4);
         let flat = filling.freeze();
         // Where no number may lie.
-        let shifted = Bytes::from([&[0; 1][..], flat.bytes()].concat()).slice(1..);
-        for flat in [Flat::received(&layout, shifted, &buffers()), flat] {
+        let shifted = flat.packs().iter().map(|pack| Bytes::from([&[0; 1][..], pack].concat()).slice(1..));
+        for flat in [Flat::received(&layout, shifted.collect(), &buffers()), flat] {
             assert_eq!(flat.dense::<f32>(0).unwrap(), [1., 2., 3.]);
             assert_eq!(flat.dense::<f64>(1).unwrap(), [-4.; 20]);
             assert_eq!(flat.dense::<f32>(4).unwrap(), [0.; 100]);
-            assert!(flat.dense::<f32>(2).is_none());
+            assert!(flat.dense::<f32>(2).is_none() && flat.dense::<f32>(1).is_none());
         }
+    }
+
+    #[test]
+    fn a_pack_that_is_changed_after_it_was_closed_is_another_one() {
+        let mut filling = Filling::new(layout(), &buffers());
+        filling.place::<f32>(0).unwrap().fill(1.);
+        let closed = filling.close(0);
+        assert!(!filling.was_reopened() && filling.close(0) == closed);
+        filling.place::<f32>(0).unwrap()[1] = 2.;
+        assert!(filling.was_reopened());
+        assert_eq!(bytemuck::cast_slice::<u8, f32>(&closed)[..3], [1.; 3]);
+        assert_eq!(filling.freeze().dense::<f32>(0).unwrap(), [1., 2., 1.]);
     }
 }

@@ -20,9 +20,12 @@ impl LocalGradient {
     /// Of each variable what layers have put into the bucket and what candle has `found`. Of one that is used by layers and by
     /// other operations, too, the gradients add up.
     pub(crate) fn collected(mut bucket: Bucket, found: Vec<Option<Self>>) -> Result<Vec<Option<Self>>> {
-        let (mut all, mut dense) = (found, Vec::new());
+        let (mut all, mut dense, mut joined) = (found, Vec::new(), Vec::new());
         for (number, gradient) in all.iter_mut().enumerate() {
-            let joins = bucket.is_in_vector(number) && matches!(gradient, Some(Self::Dense(_)));
+            let joins = bucket.is_in_packs(number) && matches!(gradient, Some(Self::Dense(_)));
+            if gradient.is_some() {
+                joined.push(number);
+            }
             if joins || bucket.has(number) {
                 match gradient.take() {
                     Some(Self::Dense(tensor)) => bucket.add(number, &tensor)?,
@@ -36,11 +39,11 @@ impl LocalGradient {
                 Deposit::Dense => dense.push(number),
             }
         }
-        let vector = bucket.take_vector(&dense);
+        let packs = bucket.take_packs(&dense, joined);
         let bucket = Arc::new(bucket);
         for number in dense {
-            all[number] = Some(Self::Deposited(match &vector {
-                Some(vector) if vector.layout().has(number) => Deposited::in_flat(vector, number),
+            all[number] = Some(Self::Deposited(match &packs {
+                Some(packs) if packs.layout().has(number) => Deposited::in_flat(packs, number),
                 _ => Deposited::in_bucket(&bucket, number),
             }));
         }

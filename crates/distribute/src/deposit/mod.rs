@@ -8,14 +8,18 @@
 //! A layer calls [`gradient`] or [`row_gradient`] and passes on what it gets: it need not know which of the two it is.
 
 mod bucket;
+mod departures;
 mod deposited;
+mod deposits;
 mod flat;
+mod layout;
 mod local;
 mod rows;
 
 pub(crate) use bucket::{Bucket, Pool};
 pub(crate) use deposited::Deposited;
-pub(crate) use flat::{Filling, Flat, Layout};
+pub(crate) use flat::{Filling, Flat};
+pub(crate) use layout::{Layout, Pack};
 pub(crate) use local::LocalGradient;
 pub(crate) use rows::Rows;
 
@@ -59,6 +63,7 @@ pub(crate) fn gradient<T: Number>(
             && let Some((place, add)) = bucket.place(number)
         {
             write(place, add);
+            bucket.deposited(number);
             return Ok(None);
         }
         if open.as_ref().is_some_and(|bucket| bucket.is_frozen(variable)) {

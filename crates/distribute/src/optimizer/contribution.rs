@@ -4,10 +4,11 @@ use super::Trained;
 use super::Weighting;
 use super::losses::Losses;
 use super::reduction;
-use super::tally::{Kind, Tally};
+use super::tally::{Kind, SentAhead, Tally};
 use super::transform::Transform;
 use crate::Result;
 use crate::deposit::LocalGradient;
+use std::sync::Arc;
 
 /// What one replica brings to a step.
 #[derive(Debug)]
@@ -20,7 +21,7 @@ pub(super) struct Contribution {
 impl Contribution {
     /// The replica's gradients, transformed, with duplicates of rows added up: here, on the replica's own thread.
     pub(super) fn new(trained: &Trained, mine: Losses, before_reduce: &[Transform]) -> Result<Self> {
-        let Losses { gradients, bucket, weighting, loss, dtype } = mine;
+        let Losses { gradients, bucket, weighting, loss, dtype, .. } = mine;
         let gradients = gradients.of_optimizer(trained)?;
         let mut tally = Tally {
             weighting,
@@ -30,6 +31,8 @@ impl Contribution {
             finite: loss.is_finite(),
             position: None,
             kinds: vec![Kind::Nothing; gradients.len()],
+            sent: None,
+            order: None,
         };
         // INV-9: of no examples they have no weight, not even if they are NaN. Added up over none, they are the others':
         // their losses depend on this replica, through collectives.
@@ -56,6 +59,24 @@ impl Contribution {
             gradients = reduction::transformed(before_reduce, trained, weight, &gradients)?;
         }
         tally.kinds = gradients.iter().map(Kind::of).collect();
+        tally.sent = sent_ahead(&gradients);
         Ok(Self { tally, gradients })
     }
+}
+
+/// How all dense gradients have been sent to the other workers, if all have: those that are in no pack have not, and one by row
+/// of a variable that has a place is missing there.
+fn sent_ahead(gradients: &[Option<LocalGradient>]) -> Option<SentAhead> {
+    let flat = |gradient: &LocalGradient| match gradient {
+        LocalGradient::Deposited(dense) => dense.flat().cloned(),
+        _ => None,
+    };
+    let all = gradients.iter().flatten().find_map(flat)?;
+    let is_sent = |(number, gradient): (usize, &Option<LocalGradient>)| match gradient {
+        Some(LocalGradient::Rows(_)) => !all.layout().has(number),
+        Some(dense) => flat(dense).is_some_and(|flat| Arc::ptr_eq(&flat, &all)),
+        None => true,
+    };
+    let call = all.sent_ahead()?;
+    gradients.iter().enumerate().all(is_sent).then(|| SentAhead { call, layout: all.layout().digest() })
 }

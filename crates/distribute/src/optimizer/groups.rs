@@ -223,7 +223,7 @@ impl Trained {
         let buckets = Pool::new(
             variables.iter().map(|(_, variable)| variable),
             frozen.iter().map(|(_, variable)| variable),
-            over_workers::vectors(&strategy),
+            over_workers::packs(&strategy),
         );
         Self { strategy, variables, frozen, buckets }
     }

@@ -17,13 +17,20 @@ pub(super) struct Losses {
     /// The losses of all examples, added up.
     pub(super) loss: f64,
     pub(super) dtype: DType,
+    /// Whether gradients may be sent to other workers before all of them are there.
+    pub(super) ahead: bool,
 }
 
 impl Losses {
     pub(super) fn new<R>(optimizer: &Optimizer<R>, ctx: &ReplicaContext) -> Self {
+        // What is transformed before it is reduced is not complete when layers have deposited it.
+        let buckets = &optimizer.trained.buckets;
+        let ahead = buckets.has_packs() && optimizer.before_reduce.is_empty();
+        let ahead = ctx.member().session().filter(|_| ahead).map(|session| session.ahead());
         Self {
+            ahead: ahead.is_some(),
             gradients: Gradients::new(optimizer),
-            bucket: Some(optimizer.trained.buckets.take(ctx.local_replica())),
+            bucket: Some(buckets.take(ctx.local_replica(), ahead)),
             weighting: Weighting::SumOver(0),
             loss: 0.,
             dtype: DType::F32,

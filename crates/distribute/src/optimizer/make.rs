@@ -37,13 +37,16 @@ impl<R: Rule> Optimizer<R> {
         at: &'static Location<'static>,
     ) -> Result<Tensor> {
         let _update = tracing::trace_span!("update").entered();
-        let weighting = mine.weighting;
+        let (weighting, ahead) = (mine.weighting, mine.ahead);
         let mut mine = Contribution::new(&self.trained, mine, &self.before_reduce)?;
         mine.tally.rows = ctx.rows().map(|rows| rows.len());
         if self.not_finite.looks_at_gradients() && mine.tally.finite {
             mine.tally.finite = finite::all_finite(&self.trained, &mine.gradients)?;
         }
         let member = ctx.member();
+        if ahead && mine.tally.sent.is_none() && member.replica() == 0 {
+            mine.tally.order = self.trained.buckets.order();
+        }
         if member.rank() == 0 {
             // Before replicas meet: a schedule that hangs is late, and holds nobody beyond the deadline.
             mine.tally.position = self.position(operation, member);

@@ -1,8 +1,9 @@
 //! The gradients of a step over the workers of a group: what is sent, and what is added up from what has come.
 //!
-//! Dense gradients are one vector of each replica, or of each worker whose replicas' sum changes no bit of the whole. Two
-//! workers exchange their vectors whole, and add the other's as that of further replicas in the pass that updates the
-//! variables; more share the sum out. Rows go as they are to everybody.
+//! Dense gradients are packs of each replica, or of each worker whose replicas' sum changes no bit of the whole. Where layers have
+//! put them there, they have been sent before the workers met; else they are sent now. Two workers have each other's packs whole, and
+//! add them as those of further replicas in the pass that updates the variables; more share the sum out. Rows go as they are
+//! to everybody.
 
 use super::Trained;
 use super::operands::{Operands, Parts};
@@ -11,16 +12,17 @@ use super::row_records;
 use super::tally::{Kind, Tally};
 use super::threads::Threads;
 use crate::context::failure;
-use crate::deposit::{Deposited, Filling, Flat, Layout, LocalGradient};
+use crate::deposit::{Deposited, Filling, Flat, Layout, LocalGradient, Pack};
 use crate::number::{Number, with_elements};
 use crate::{Error, Result, Strategy};
 use bytes::Bytes;
 use candle_core::DType;
 use distribute_cluster::World;
 use distribute_collective::Failure;
-use distribute_collective::group::{Buffers, Calling};
+use distribute_collective::group::ahead::part_of;
+use distribute_collective::group::{Buffers, Calling, numbers};
+use distribute_tensor::kernel::fold_scaled;
 use std::borrow::Cow;
-use std::ops::Range;
 use std::sync::Arc;
 
 /// For each replica its gradient of each variable.
@@ -35,16 +37,16 @@ pub(super) struct OverWorkers<'a, 'b> {
     pub(super) threads: &'a Threads<'a>,
 }
 
-/// A vector of dense gradients that is added up with others.
+/// Dense gradients that are added up with others.
 struct Addend {
     weight: f64,
-    vector: Arc<Flat>,
+    flat: Arc<Flat>,
     /// Whose it is, if it is that of one replica.
     replica: Option<usize>,
 }
 
-/// Where a replica's vector comes from, if there are other workers to which it is sent as it is.
-pub(super) fn vectors(strategy: &Strategy) -> Option<Buffers> {
+/// Where a replica's packs come from, if there are other workers to which they are sent as they are.
+pub(super) fn packs(strategy: &Strategy) -> Option<Buffers> {
     let group = strategy.extended().group().filter(|group| group.world().is_multi_worker())?;
     (!folds_first(group.world())).then(|| group.buffers().clone())
 }
@@ -76,24 +78,19 @@ impl<'b> OverWorkers<'_, 'b> {
         }
         let dense: Vec<bool> = kinds.iter().map(|kind| *kind == Kind::Dense).collect();
         let rows: Vec<usize> = (0..kinds.len()).filter(|number| kinds[*number] == Kind::Rows).collect();
-        let layout = self.trained.buckets.layout(&dense);
-        let vectors = self.flat(&layout, mine, calling.world(), calling.buffers())?;
+        let order = self.tallies.first().and_then(|tally| tally.order.as_deref());
+        let layout = self.trained.buckets.layout(&dense, order);
+        let mine_flat = self.flat(&layout, mine, calling.world(), calling.buffers())?;
         let mut parts: Vec<Parts<'b>> = kinds.iter().map(|_| Vec::new()).collect();
         if !rows.is_empty() {
             self.exchange_rows(calling, mine, &rows, &mut parts)?;
         }
-        if layout.len() > 0 {
-            let world = calling.world();
-            let made = if world.workers() == 2 {
-                self.exchange_whole(calling, &layout, &vectors)
-            } else {
-                self.sum_by_ranges(calling, &layout, &vectors)
-            };
-            for Addend { weight, vector, replica } in made.map_err(failure("minimize"))? {
+        if !layout.packs().is_empty() {
+            for Addend { weight, flat, replica } in self.addends(calling, &layout, &mine_flat)? {
                 for number in (0..kinds.len()).filter(|number| dense[*number]) {
                     let is_there =
                         replica.is_none_or(|id: usize| self.tallies[id].kinds[number] != Kind::Nothing);
-                    let part = || Cow::Owned(LocalGradient::Deposited(Deposited::in_flat(&vector, number)));
+                    let part = || Cow::Owned(LocalGradient::Deposited(Deposited::in_flat(&flat, number)));
                     parts[number].push((weight, is_there.then(part)));
                 }
             }
@@ -101,7 +98,7 @@ impl<'b> OverWorkers<'_, 'b> {
         Ok(parts)
     }
 
-    /// The vectors of this worker: one, or one of each replica.
+    /// The packs of this worker: of all its replicas together, or of each.
     fn flat(
         &self,
         layout: &Arc<Layout>,
@@ -109,7 +106,7 @@ impl<'b> OverWorkers<'_, 'b> {
         world: World,
         buffers: &Buffers,
     ) -> Result<Vec<Arc<Flat>>> {
-        if layout.len() == 0 {
+        if layout.packs().is_empty() {
             return Ok(Vec::new());
         }
         let trained = self.trained;
@@ -132,73 +129,79 @@ impl<'b> OverWorkers<'_, 'b> {
         Ok(vec![flat(layout, &sums, trained, buffers)?])
     }
 
-    /// Every worker gets every vector. Gives what is to be added up.
-    fn exchange_whole(
+    /// What is added up: the dense gradients of all, or their sum.
+    fn addends(
         &self,
         calling: &mut Calling<'_>,
         layout: &Arc<Layout>,
         mine: &[Arc<Flat>],
-    ) -> Result<Vec<Addend>, Failure> {
+    ) -> Result<Vec<Addend>> {
+        let packs: Vec<_> = mine.iter().flat_map(|flat| flat.packs().iter().cloned()).collect();
+        let sent = Tally::sent_ahead(self.tallies).filter(|sent| sent.layout == layout.digest());
+        let come = match sent {
+            Some(sent) => calling.sent_ahead(sent.call, &packs),
+            None => calling.exchange_parts("its gradients", &packs),
+        };
+        let come = come.map_err(failure("minimize"))?;
         let world = calling.world();
-        let mut all = vec![Vec::new(); world.workers()];
-        for vector in mine {
-            let bytes = calling.exchange("its gradients", vector.bytes().clone())?;
-            for (worker, (bytes, all)) in bytes.into_iter().zip(&mut all).enumerate() {
-                all.push(if worker == world.worker() {
-                    vector.clone()
-                } else {
-                    Arc::new(Flat::received(layout, bytes, calling.buffers()))
-                });
+        if world.workers() > 2 {
+            let sum = self.sum(calling, layout, &come).map_err(failure("minimize"))?;
+            return Ok(vec![Addend { weight: 1., flat: Arc::new(sum), replica: None }]);
+        }
+        let mut all = Vec::with_capacity(mine.len() * world.workers());
+        for (worker, come) in come.iter().enumerate() {
+            if worker == world.worker() {
+                all.extend(mine.iter().cloned());
+                continue;
+            }
+            for packs in come.chunks(layout.packs().len()) {
+                all.push(Arc::new(Flat::received(layout, packs.to_vec(), calling.buffers())));
             }
         }
-        let addend = |(at, vector)| {
+        let addend = |(at, flat)| {
             if folds_first(world) {
-                Addend { weight: 1., vector, replica: None }
+                Addend { weight: 1., flat, replica: None }
             } else {
-                Addend { weight: self.weights[at], vector, replica: Some(at) }
+                Addend { weight: self.weights[at], flat, replica: Some(at) }
             }
         };
-        Ok(all.into_iter().flatten().enumerate().map(addend).collect())
+        Ok(all.into_iter().enumerate().map(addend).collect())
     }
 
-    /// Each worker adds up a range of all vectors. Gives the sum.
-    fn sum_by_ranges(
+    /// Each worker adds up its range of every pack, and sends the sums to all. `come` are those ranges, of each worker.
+    fn sum(
         &self,
         calling: &mut Calling<'_>,
         layout: &Arc<Layout>,
-        mine: &[Arc<Flat>],
-    ) -> Result<Vec<Addend>, Failure> {
-        let mut sum = Filling::new(layout.clone(), calling.buffers());
-        let (wide, narrow) = layout.regions();
-        self.sum_region::<f64>(calling, mine, wide, &mut sum)?;
-        self.sum_region::<f32>(calling, mine, narrow, &mut sum)?;
-        Ok(vec![Addend { weight: 1., vector: Arc::new(sum.freeze()), replica: None }])
-    }
-
-    fn sum_region<F: Number>(
-        &self,
-        calling: &mut Calling<'_>,
-        mine: &[Arc<Flat>],
-        region: Range<usize>,
-        sum: &mut Filling,
-    ) -> Result<(), Failure> {
-        if region.is_empty() {
-            return Ok(());
-        }
+        come: &[Vec<Bytes>],
+    ) -> Result<Flat, Failure> {
         let world = calling.world();
-        let vectors: Vec<Bytes> = mine.iter().map(|vector| vector.bytes().slice(region.clone())).collect();
-        let weights: Vec<F> = if folds_first(world) {
-            vec![F::of(1.); world.workers()]
-        } else {
-            self.weights.iter().map(|weight| F::of(*weight)).collect()
-        };
-        let mut place = &mut sum.bytes_mut()[region];
-        for piece in calling.sum(&vectors, &weights)? {
-            let too_long = || Failure::Record("a sum that is longer than its vectors".into());
-            let of_piece = place.split_off_mut(..piece.len()).ok_or_else(too_long)?;
-            of_piece.copy_from_slice(&piece);
+        let ones = vec![1.; world.workers()];
+        let weights = if folds_first(world) { &ones[..] } else { self.weights };
+        let part = |worker, pack: &Pack| part_of(world, worker, pack.len);
+        let size = |worker| layout.packs().iter().map(|pack| part(worker, pack).len()).sum::<usize>();
+        let mut sums = calling.buffers().take(size(world.worker()));
+        let mut rest = sums.bytes_mut();
+        for (index, pack) in layout.packs().iter().enumerate() {
+            let place = rest.split_off_mut(..part(world.worker(), pack).len()).unwrap_or_default();
+            let all: Vec<_> =
+                come.iter().flat_map(|come| come.iter().skip(index).step_by(layout.packs().len())).collect();
+            match pack.dtype {
+                DType::F32 => fold::<f32>(&all, weights, place),
+                _ => fold::<f64>(&all, weights, place),
+            }
         }
-        Ok(())
+        let sums = calling.exchange_all("its sums", sums.freeze(), size)?;
+        let mut whole = Filling::new(layout.clone(), calling.buffers());
+        for (worker, mut sums) in sums.into_iter().enumerate() {
+            for (index, pack) in layout.packs().iter().enumerate() {
+                let part = part(worker, pack);
+                if let Some(bytes) = whole.pack_mut(index) {
+                    bytes[part.clone()].copy_from_slice(&sums.split_to(part.len()));
+                }
+            }
+        }
+        Ok(whole.freeze())
     }
 
     /// Every worker gets the rows of all replicas.
@@ -235,14 +238,22 @@ impl<'b> OverWorkers<'_, 'b> {
     }
 }
 
-/// The dense gradients of one replica in a vector: the one in which layers have put them, or a copy.
+/// The weighted sum of these vectors.
+fn fold<F: Number>(all: &[&Bytes], weights: &[f64], into: &mut [u8]) {
+    let all: Vec<_> = all.iter().map(|bytes| numbers::<F>(bytes)).collect();
+    let all: Vec<&[F]> = all.iter().map(|numbers| &**numbers).collect();
+    let weights: Vec<F> = weights.iter().map(|weight| F::of(*weight)).collect();
+    fold_scaled(&all, &weights, bytemuck::cast_slice_mut(into));
+}
+
+/// The dense gradients of one replica in packs: those in which layers have put them, or copies.
 fn flat(
     layout: &Arc<Layout>,
     gradients: &[Option<LocalGradient>],
     trained: &Trained,
     buffers: &Buffers,
 ) -> Result<Arc<Flat>> {
-    let in_vector = |gradient: &LocalGradient| match gradient {
+    let in_packs = |gradient: &LocalGradient| match gradient {
         LocalGradient::Deposited(dense) => {
             dense.flat().filter(|flat| Arc::ptr_eq(flat.layout(), layout)).cloned()
         }
@@ -250,25 +261,25 @@ fn flat(
     };
     let mut with_place =
         (0..gradients.len()).filter(|number| layout.has(*number)).filter_map(|n| gradients[n].as_ref());
-    if let Some(first) = with_place.next().and_then(in_vector)
-        && with_place.all(|gradient| in_vector(gradient).is_some_and(|flat| Arc::ptr_eq(&flat, &first)))
+    if let Some(first) = with_place.next().and_then(in_packs)
+        && with_place.all(|gradient| in_packs(gradient).is_some_and(|flat| Arc::ptr_eq(&flat, &first)))
     {
         return Ok(first);
     }
-    let mut vector = Filling::new(layout.clone(), buffers);
+    let mut packs = Filling::new(layout.clone(), buffers);
     for (number, (gradient, (_, variable))) in gradients.iter().zip(&trained.variables).enumerate() {
         match (gradient, variable.dtype()) {
-            (None, _) => vector.clear(number),
-            (Some(gradient), DType::F32) => copy::<f32>(gradient, number, &mut vector)?,
-            (Some(gradient), _) => copy::<f64>(gradient, number, &mut vector)?,
+            (None, _) => packs.clear(number),
+            (Some(gradient), DType::F32) => copy::<f32>(gradient, number, &mut packs)?,
+            (Some(gradient), _) => copy::<f64>(gradient, number, &mut packs)?,
         }
     }
-    Ok(Arc::new(vector.freeze()))
+    Ok(Arc::new(packs.freeze()))
 }
 
 /// Copies a gradient to its place, if it has one.
-fn copy<T: Number>(gradient: &LocalGradient, number: usize, vector: &mut Filling) -> Result<()> {
-    let Some(place) = vector.place::<T>(number) else { return Ok(()) };
+fn copy<T: Number>(gradient: &LocalGradient, number: usize, packs: &mut Filling) -> Result<()> {
+    let Some(place) = packs.place::<T>(number) else { return Ok(()) };
     match gradient {
         LocalGradient::Dense(tensor) => with_elements(tensor, |all: &[T]| place.copy_from_slice(all))?,
         LocalGradient::Deposited(dense) => place.copy_from_slice(dense.elements().unwrap_or_default()),
@@ -279,3 +290,6 @@ fn copy<T: Number>(gradient: &LocalGradient, number: usize, vector: &mut Filling
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

@@ -148,7 +148,7 @@ impl<R: Rule> Optimizer<R> {
             Weighting::SumOver(0) => Weighting::MeanOver(0),
             weighting => weighting,
         };
-        let given = Losses { gradients, bucket: None, weighting, loss: 0., dtype: DType::F32 };
+        let given = Losses { gradients, bucket: None, weighting, loss: 0., dtype: DType::F32, ahead: false };
         self.step(ctx, "apply_gradients", given, at).map(drop)
     }
 

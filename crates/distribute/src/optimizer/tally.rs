@@ -24,6 +24,19 @@ pub(super) struct Tally {
     pub(super) position: Option<Position>,
     /// What there is of each variable, in the optimizer's order.
     pub(super) kinds: Vec<Kind>,
+    /// How its dense gradients have been sent to the other workers already, if they have.
+    pub(super) sent: Option<SentAhead>,
+    /// Of the first replica of a process, where they could have been and were not: in which order they were complete.
+    pub(super) order: Option<Vec<u32>>,
+}
+
+/// How a replica's dense gradients have been sent before its tally.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct SentAhead {
+    /// Ahead of which call.
+    pub(super) call: u64,
+    /// The digest of their layout.
+    pub(super) layout: u64,
 }
 
 /// Where a process is in its training: the same on all of them.
@@ -36,6 +49,12 @@ pub(super) struct Position {
 }
 
 impl Tally {
+    /// How the dense gradients of all replicas have been sent ahead, if they have, in one way.
+    pub(super) fn sent_ahead(all: &[&Tally]) -> Option<SentAhead> {
+        let first = all.first()?.sent;
+        first.filter(|_| all.iter().all(|tally| tally.sent == first))
+    }
+
     /// How many examples the losses of all replicas are over.
     pub(super) fn examples(all: &[&Tally]) -> f64 {
         all.iter().filter_map(|tally| tally.weighting.examples()).map(|n| n as f64).sum()
@@ -89,6 +108,8 @@ struct Sent {
     finite: bool,
     position: Option<(u64, Result<f64, String>)>,
     kinds: Vec<Kind>,
+    sent: Option<SentAhead>,
+    order: Option<Vec<u32>>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -116,6 +137,8 @@ pub(super) fn encode<'t>(tallies: impl Iterator<Item = &'t Tally>) -> Result<Vec
             (*finished, learning_rate.as_ref().map(|rate| *rate).map_err(ToString::to_string))
         }),
         kinds: tally.kinds.clone(),
+        sent: tally.sent,
+        order: tally.order.clone(),
     });
     postcard::to_stdvec(&sent.collect::<Vec<_>>()).map_err(|_| unreadable("tallies that cannot be written"))
 }
@@ -123,7 +146,10 @@ pub(super) fn encode<'t>(tallies: impl Iterator<Item = &'t Tally>) -> Result<Vec
 /// The tallies of another process, each of so many variables.
 pub(super) fn decode(bytes: &[u8], replicas: usize, variables: usize) -> Result<Vec<Tally>, Unreadable> {
     let sent: Vec<Sent> = postcard::from_bytes(bytes).map_err(|_| unreadable("no tallies of a step"))?;
-    if sent.len() != replicas || sent.iter().any(|sent| sent.kinds.len() != variables) {
+    let fits = |sent: &Sent| {
+        sent.kinds.len() == variables && sent.order.as_ref().is_none_or(|order| order.len() == variables)
+    };
+    if sent.len() != replicas || !sent.iter().all(fits) {
         return Err(unreadable("tallies of another number of replicas or variables"));
     }
     let tally = |sent: Sent| {
@@ -143,6 +169,8 @@ pub(super) fn decode(bytes: &[u8], replicas: usize, variables: usize) -> Result<
                 Position { finished, learning_rate }
             }),
             kinds: sent.kinds,
+            sent: sent.sent,
+            order: sent.order,
         })
     };
     sent.into_iter().map(tally).collect()
@@ -158,7 +186,7 @@ mod tests {
 
     #[test]
     fn what_is_sent_is_what_is_read_and_what_does_not_fit_is_refused() {
-        let tally = |weighting, dtype, position| Tally {
+        let tally = |weighting, dtype, position, rows: Option<u64>| Tally {
             weighting,
             loss: 0.1,
             dtype,
@@ -166,13 +194,20 @@ mod tests {
             finite: true,
             position,
             kinds: vec![Kind::Nothing, Kind::Dense, Kind::Rows],
+            sent: rows.map(|rows| SentAhead { call: 3, layout: rows }),
+            order: rows.is_none().then(|| vec![2, 0, 1]),
         };
         let at = |finished, learning_rate| Some(Position { finished, learning_rate });
         let all = [
-            tally(Weighting::MeanOver(3), DType::F32, at(7, Ok(0.3))),
-            tally(Weighting::SumOver(0), DType::BF16, at(0, Ok(f64::MIN_POSITIVE))),
-            tally(Weighting::Replicas(ReduceOp::Sum), DType::F64, None),
-            tally(Weighting::Replicas(ReduceOp::Mean), DType::F16, at(1, Err(Arc::new(Error::other("no"))))),
+            tally(Weighting::MeanOver(3), DType::F32, at(7, Ok(0.3)), None),
+            tally(Weighting::SumOver(0), DType::BF16, at(0, Ok(f64::MIN_POSITIVE)), Some(1)),
+            tally(Weighting::Replicas(ReduceOp::Sum), DType::F64, None, Some(1)),
+            tally(
+                Weighting::Replicas(ReduceOp::Mean),
+                DType::F16,
+                at(1, Err(Arc::new(Error::other("no")))),
+                Some(2),
+            ),
         ];
         let bytes = encode(all.iter()).unwrap();
         let read = decode(&bytes, 4, 3).unwrap();

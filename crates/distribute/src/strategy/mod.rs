@@ -31,7 +31,7 @@ pub use cross_device::{
 pub use destinations::Destinations;
 pub use device::{DeviceKind, DeviceName};
 #[doc(inline)]
-pub use distribute_collective::group::Links;
+pub use distribute_collective::group::{Group, Links};
 pub use extended::{Replicas, StrategyExtended};
 pub use kinds::{CentralStorageStrategy, MirroredStrategy, OneDeviceStrategy};
 pub use multi_worker::{MultiWorkerBuilder, MultiWorkerMirroredStrategy};
@@ -47,7 +47,6 @@ use crate::{Replicated, Result};
 use candle_core::TensorId;
 use candle_nn::VarBuilder;
 use distribute_cluster::World;
-use distribute_collective::group::Group;
 use std::collections::HashMap;
 use std::fmt;
 use std::panic::Location;

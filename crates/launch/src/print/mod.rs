@@ -40,7 +40,8 @@ impl FromStr for Target {
 /// use distribute_launch::{Layout, print::{Job, Target}};
 /// let words = ["train".to_string(), "--epochs=3".to_string()];
 /// let job = Job { layout: &Layout::new(2), command: &words, timeout: None, max_restarts: 0, image: None };
-/// assert!(job.print(Target::Mpi)?.ends_with("mpirun -np 2 -x DISTRIBUTE_SECRET train --epochs=3\n"));
+/// let call = "mpirun -np 2 --bind-to none --oversubscribe -x DISTRIBUTE_SECRET train --epochs=3\n";
+/// assert!(job.print(Target::Mpi)?.ends_with(call));
 /// # Ok::<(), distribute_launch::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug)]

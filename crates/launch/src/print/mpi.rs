@@ -14,14 +14,22 @@ pub(super) fn call(job: &Job<'_>) -> Result<String> {
         let problem = "MPI starts no rank again; leave out --max-restarts";
         return Err(Error::Unprintable { target: "mpi", problem });
     }
-    let mut options = format!("-np {}", layout.workers);
-    let slots = layout.hosts.iter().zip(job.on_hosts()).filter(|(_, tasks)| *tasks > 0);
-    let slots: Vec<_> = slots.map(|(host, tasks)| format!("{}:{tasks}", host.host())).collect();
-    let (mut told, slots) = (String::new(), slots.join(","));
-    if !slots.is_empty() {
+    // A worker may have several threads, and Open MPI would give it one core.
+    let mut options = format!("-np {} --bind-to none", layout.workers);
+    let hosts: Vec<_> = layout.hosts.iter().zip(job.on_hosts()).filter(|(_, tasks)| *tasks > 0).collect();
+    let mut told = String::new();
+    if hosts.is_empty() {
+        // As many as are asked for, on however few cores.
+        options += " --oversubscribe";
+    } else {
         // MPI tells no rank where the others are.
-        told = format!("export DISTRIBUTE_HOSTS={slots}\n");
-        options += &format!(" --host {slots} -x DISTRIBUTE_HOSTS");
+        let ranks: Vec<_> = hosts.iter().map(|(host, tasks)| format!("{}:{tasks}", host.host())).collect();
+        told = format!("export DISTRIBUTE_HOSTS={}\n", ranks.join(","));
+        // In this order. By slots, the host where mpirun is started would be the first.
+        let each =
+            hosts.iter().flat_map(|(host, tasks)| std::iter::repeat_n(host.host().to_string(), *tasks));
+        options +=
+            &format!(" --host {} --map-by seq -x DISTRIBUTE_HOSTS", each.collect::<Vec<_>>().join(","));
     }
     if let Some(timeout) = job.timeout {
         options += &format!(" --timeout {}", timeout.as_secs_f64().ceil());
@@ -55,7 +63,7 @@ mod tests {
             r#"# The program finds its world in the environment that Open MPI gives each rank: MpiClusterResolver.
 export DISTRIBUTE_SECRET="$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')"
 export DISTRIBUTE_HOSTS=a:2,b:1
-mpirun -np 3 --host a:2,b:1 -x DISTRIBUTE_HOSTS --timeout 2 -x DISTRIBUTE_SECRET ./train 'it'\''s' ''
+mpirun -np 3 --bind-to none --host a,a,b --map-by seq -x DISTRIBUTE_HOSTS --timeout 2 -x DISTRIBUTE_SECRET ./train 'it'\''s' ''
 "#
         );
         for layout in [Layout::new(1).ps(1), Layout::new(1).chief(true), Layout::new(1).evaluator(true)] {

@@ -9,7 +9,6 @@ use crate::rendezvous::error::advice;
 use crate::rendezvous::listener::{Listener, OpenError};
 use crate::rendezvous::reception::{self, Reception};
 use crate::stream::Stream;
-use crate::wire::Limits;
 use crate::{Receiver, Settings};
 use distribute_cluster::{Address, Deadline, Task};
 use std::io;
@@ -24,7 +23,6 @@ pub struct Acceptor {
     reception: Reception,
     at: SocketAddr,
     waker: Arc<Waker>,
-    limits: Limits,
     settings: Settings,
 }
 
@@ -45,7 +43,6 @@ pub struct Arrival {
     caller: Task,
     from: SocketAddr,
     stream: Stream,
-    limits: Limits,
     settings: Settings,
 }
 
@@ -84,8 +81,7 @@ impl Acceptor {
             return Err(PolicyError::PlainTextOnTheNetwork { address: at.to_string() }.into());
         }
         let reception = Reception::new(listener, access, hello(JOB, me.clone(), me), SHARED_MEMORY);
-        let (limits, settings) = (Limits::default(), Settings::default());
-        Ok(Self { reception, at, waker: Arc::new(Waker::new()?), limits, settings })
+        Ok(Self { reception, at, waker: Arc::new(Waker::new()?), settings: Settings::default() })
     }
 
     /// The name of the job, the same at both ends.
@@ -98,12 +94,6 @@ impl Acceptor {
         }
         self.reception.mine_mut().job = name.to_owned();
         Ok(self)
-    }
-
-    /// How long messages may be that come.
-    pub fn limits(mut self, limits: Limits) -> Self {
-        self.limits = limits;
-        self
     }
 
     /// How connections behave.
@@ -148,7 +138,7 @@ impl Acceptor {
         let reception::Arrival { hello, from, stream } = arrival;
         // The handshake lets nobody else in.
         let Purpose::Call { from: caller, .. } = hello.purpose else { return None };
-        Some(Arrival { caller, from, stream, limits: self.limits, settings: self.settings })
+        Some(Arrival { caller, from, stream, settings: self.settings })
     }
 }
 
@@ -168,7 +158,7 @@ impl Arrival {
     /// # Errors
     /// Those of the system, which has no thread to spare.
     pub fn open(self, receiver: Arc<dyn Receiver>) -> io::Result<Endpoint> {
-        let Self { caller, from, stream, limits, settings } = self;
-        Endpoint::new(stream, CALLED, caller, from.to_string(), receiver, limits, settings)
+        let Self { caller, from, stream, settings } = self;
+        Endpoint::new(stream, CALLED, caller, from.to_string(), receiver, settings)
     }
 }

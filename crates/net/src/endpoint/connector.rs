@@ -7,7 +7,7 @@ use crate::identity::Access;
 use crate::poll;
 use crate::rendezvous::attempt::Calling;
 use crate::rendezvous::dial::{Dial, Failed};
-use crate::wire::Limits;
+use crate::rendezvous::meeting::Call;
 use crate::{Receiver, Settings};
 use distribute_cluster::{Address, Deadline, Stopwatch, Task};
 use std::sync::Arc;
@@ -18,26 +18,18 @@ pub struct Connector {
     from: Task,
     job: String,
     access: Access,
-    limits: Limits,
     settings: Settings,
 }
 
 impl Connector {
     /// What `from` connects by to other tasks of its job.
     pub fn new(from: Task, access: Access) -> Self {
-        let (limits, settings) = (Limits::default(), Settings::default());
-        Self { from, job: JOB.to_owned(), access, limits, settings }
+        Self { from, job: JOB.to_owned(), access, settings: Settings::default() }
     }
 
     /// The name of the job, the same at both ends.
     pub fn job(mut self, name: impl Into<String>) -> Self {
         self.job = name.into();
-        self
-    }
-
-    /// How long messages may be that come.
-    pub fn limits(mut self, limits: Limits) -> Self {
-        self.limits = limits;
         self
     }
 
@@ -76,20 +68,13 @@ impl Connector {
             names: Names::default(),
             shared_memory: SHARED_MEMORY,
         };
-        let mut dial = Dial::new(0, address.clone(), purpose);
+        let mut dial = Dial::new(Call { worker: 0, address: address.clone(), purpose, before: None });
         loop {
             match dial.attend(&calling) {
                 Ok(None) => {}
                 Ok(Some(stream)) => {
-                    let opened = Endpoint::new(
-                        stream,
-                        CALLING,
-                        task.clone(),
-                        at.clone(),
-                        receiver,
-                        self.limits,
-                        self.settings,
-                    );
+                    let opened =
+                        Endpoint::new(stream, CALLING, task.clone(), at.clone(), receiver, self.settings);
                     return opened.map_err(|source| ConnectError::System { task, address: at, source });
                 }
                 Err(Failed::Refused(refusal)) => {

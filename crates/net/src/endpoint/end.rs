@@ -2,7 +2,7 @@
 
 use crate::link::Link;
 use crate::stream::Stream;
-use crate::wire::{Decoder, Limits};
+use crate::wire::Decoder;
 use crate::{Drive, Mesh, Message, Receiver, Settings, Transport};
 use distribute_cluster::{Task, World};
 use std::fmt;
@@ -34,12 +34,11 @@ impl Endpoint {
         peer: Task,
         address: String,
         receiver: Arc<dyn Receiver>,
-        limits: Limits,
         settings: Settings,
     ) -> io::Result<Self> {
         let other = CALLED + CALLING - me;
         let world = World::new(2, me, 1).map_err(|error| io::Error::other(error.to_string()))?;
-        let link = Link::new(other, stream, Decoder::new(limits));
+        let link = Link::new(other, stream, Decoder::new(settings.limits));
         // Both ends may be on this machine, and each has a thread that waits.
         let mesh = Mesh::new(world, vec![link], Vec::new(), receiver, settings, true, None)?;
         Ok(Self { mesh, other, peer, address })

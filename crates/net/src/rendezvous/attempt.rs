@@ -2,6 +2,7 @@
 
 use super::conversation::{Conversation, Trouble};
 use super::lookup::Lookup;
+use super::meeting::Call;
 use super::reception::HANDSHAKE;
 use crate::handshake::caller::Answer;
 use crate::handshake::{Caller, Hello, Host, Names, Purpose, Refusal, Words};
@@ -23,14 +24,6 @@ pub(crate) struct Calling {
     pub access: Access,
     pub names: Names,
     pub shared_memory: SharedMemory,
-}
-
-/// Whom to reach, and why.
-#[derive(Debug)]
-pub(super) struct Target {
-    pub worker: usize,
-    pub address: Address,
-    pub purpose: Purpose,
 }
 
 /// One attempt. Nothing in it blocks.
@@ -82,8 +75,8 @@ impl From<io::Error> for Failure {
 }
 
 impl Attempt {
-    pub fn begin(target: &Target, number: usize) -> Result<Self, Failure> {
-        let state = State::Looking(Lookup::begin(&target.address)?);
+    pub fn begin(call: &Call, number: usize) -> Result<Self, Failure> {
+        let state = State::Looking(Lookup::begin(&call.address)?);
         Ok(Self { number, patience: Deadline::after(HANDSHAKE), state })
     }
 
@@ -103,7 +96,7 @@ impl Attempt {
     }
 
     /// Goes on as far as possible at once. Gives the connection once the other side has said welcome.
-    pub fn attend(&mut self, target: &Target, calling: &Calling) -> Result<Option<Stream>, Failure> {
+    pub fn attend(&mut self, call: &Call, calling: &Calling) -> Result<Option<Stream>, Failure> {
         loop {
             self.state = match std::mem::replace(&mut self.state, State::Over) {
                 State::Looking(lookup) => match lookup.take() {
@@ -115,7 +108,7 @@ impl Attempt {
                         let found = found?;
                         let to = found[self.number % found.len()];
                         if !calling.access.allows(to.ip()) {
-                            let address = target.address.to_string();
+                            let address = call.address.to_string();
                             return Err(Failure::Policy(PolicyError::PlainTextOnTheNetwork { address }));
                         }
                         self.patience = Deadline::after(HANDSHAKE);
@@ -124,7 +117,7 @@ impl Attempt {
                 },
                 State::Connecting(socket) => {
                     if connected(&socket)? {
-                        greet(socket, target, calling)?
+                        greet(socket, call, calling)?
                     } else {
                         self.state = State::Connecting(socket);
                         return self.still("no answer to the connection");
@@ -158,7 +151,7 @@ impl Attempt {
 }
 
 /// Says hello over a connection that has been made.
-fn greet(socket: TcpStream, target: &Target, calling: &Calling) -> Result<State, Failure> {
+fn greet(socket: TcpStream, call: &Call, calling: &Calling) -> Result<State, Failure> {
     if is_itself(&socket) {
         return Err(Failure::Broken("nobody listens there".to_owned()));
     }
@@ -167,13 +160,13 @@ fn greet(socket: TcpStream, target: &Target, calling: &Calling) -> Result<State,
         None => Stream::plain(socket)?,
         Some(tls) => Stream::tls(socket, tls.client().map_err(io::Error::other)?)?,
     };
-    let purpose = match &target.purpose {
+    let purpose = match &call.purpose {
         Purpose::Join { address } => Purpose::Join { address: reachable(address, here) },
         other => other.clone(),
     };
     let hello = Hello { purpose, ..calling.hello.clone() };
     let nonce = secret::random().map_err(io::Error::other)?;
-    let caller = Caller::new(hello, target.worker, calling.access.key.clone(), nonce);
+    let caller = Caller::new(hello, call.worker, calling.access.key.clone(), nonce);
     let caller = caller.named(calling.names.clone());
     let mut conversation = Conversation::new(stream);
     conversation.say(&caller.first());

@@ -1,27 +1,22 @@
 //! Connecting to a process that may not be there yet.
 
-use super::attempt::{Attempt, Calling, Failure, Target};
-use crate::handshake::{Purpose, Reason, Refusal};
+use super::attempt::{Attempt, Calling, Failure};
+use super::meeting::Call;
+use super::retries::Retries;
+use crate::handshake::Refusal;
 use crate::identity::PolicyError;
 use crate::stream::Stream;
-use distribute_cluster::{Address, Deadline};
+use distribute_cluster::Deadline;
 use rustix::event::PollFd;
 use std::time::Duration;
-
-/// How long to wait before the second attempt. Each next wait is twice as long.
-const FIRST_WAIT: Duration = Duration::from_millis(10);
-
-/// The longest wait between two attempts.
-const LONGEST_WAIT: Duration = Duration::from_millis(500);
 
 /// Connects to a process, again and again until it is there.
 #[derive(Debug)]
 pub(crate) struct Dial {
-    target: Target,
+    call: Call,
     state: State,
-    wait: Duration,
+    retries: Retries,
     attempts: usize,
-    last: Option<String>,
 }
 
 #[derive(Debug)]
@@ -38,32 +33,25 @@ pub(crate) enum Failed {
 }
 
 impl Dial {
-    /// To worker 0 of a world, or another of its workers; a task that is called has the number 0.
-    pub fn new(worker: usize, address: Address, purpose: Purpose) -> Self {
-        let state = State::Waiting(Deadline::after(Duration::ZERO));
-        let target = Target { worker, address, purpose };
-        Self { target, state, wait: FIRST_WAIT, attempts: 0, last: None }
+    /// Makes this call. A task that is called by itself has the number 0.
+    pub fn new(call: Call) -> Self {
+        let mut retries = Retries::default();
+        if let Some(before) = &call.before {
+            retries.note(before.clone());
+        }
+        Self { call, state: State::Waiting(Deadline::after(Duration::ZERO)), retries, attempts: 0 }
     }
 
-    /// The worker that it leads to.
-    pub fn worker(&self) -> usize {
-        self.target.worker
-    }
-
-    /// Where that is.
-    pub fn address(&self) -> &Address {
-        &self.target.address
+    /// Whom it calls.
+    pub fn call(&self) -> &Call {
+        &self.call
     }
 
     /// What came of the last attempt, or why there is none.
     pub fn last(&self) -> Option<String> {
         let looking = matches!(&self.state, State::Trying(attempt) if attempt.is_looking());
-        self.last.clone().or_else(|| looking.then(|| "its name is still being looked up".to_owned()))
-    }
-
-    /// What has come before the first attempt.
-    pub fn note(&mut self, reason: String) {
-        self.last = Some(reason);
+        let last = self.retries.last().map(str::to_owned);
+        last.or_else(|| looking.then(|| "its name is still being looked up".to_owned()))
     }
 
     /// What to wait for, if something can come.
@@ -89,7 +77,7 @@ impl Dial {
                 State::Waiting(until) if !until.has_passed() => return Ok(None),
                 State::Waiting(_) => {
                     self.attempts += 1;
-                    match Attempt::begin(&self.target, self.attempts - 1) {
+                    match Attempt::begin(&self.call, self.attempts - 1) {
                         Ok(attempt) => {
                             self.state = State::Trying(attempt);
                             continue;
@@ -97,22 +85,18 @@ impl Dial {
                         Err(failure) => Err(failure),
                     }
                 }
-                State::Trying(attempt) => attempt.attend(&self.target, calling),
+                State::Trying(attempt) => attempt.attend(&self.call, calling),
             };
             let failure = match result {
                 Ok(stream) => return Ok(stream),
                 Err(failure) => failure,
             };
-            self.last = Some(match failure {
-                Failure::Broken(reason) => reason,
-                Failure::Refused(refusal) => match refusal.reason {
-                    Reason::Crowded | Reason::Late | Reason::Replaced => refusal.to_string(),
-                    _ => return Err(Failed::Refused(refusal)),
-                },
+            let wait = match failure {
+                Failure::Broken(reason) => self.retries.broken(reason),
+                Failure::Refused(refusal) => self.retries.refused(refusal).map_err(Failed::Refused)?,
                 Failure::Policy(policy) => return Err(Failed::Policy(policy)),
-            });
-            self.state = State::Waiting(Deadline::after(self.wait));
-            self.wait = (2 * self.wait).min(LONGEST_WAIT);
+            };
+            self.state = State::Waiting(Deadline::after(wait));
         }
     }
 }

@@ -29,7 +29,11 @@ impl Lookup {
             }
             Host::Name(name) => {
                 let name = name.clone();
-                Self::on_thread(move || Ok((&*name, port).to_socket_addrs()?.collect()))
+                Self::on_thread(move || {
+                    #[cfg(test)]
+                    tests::hang_if_asked(&name);
+                    Ok((&*name, port).to_socket_addrs()?.collect())
+                })
             }
         }
     }
@@ -94,7 +98,67 @@ impl Teller {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Access, Connector, Identity, JoinError, Listener, Message, Receiver, Rendezvous};
+    use distribute_cluster::{Job, Stopwatch, World};
+    use distribute_testing::watched;
     use std::time::Duration;
+
+    /// A name whose lookup takes longer than any of these tests.
+    const HANGS: &str = "hangs.test";
+
+    pub(super) fn hang_if_asked(name: &str) {
+        if name == HANGS {
+            let (_keep, never) = mpsc::channel::<()>();
+            let _ = never.recv_timeout(Duration::from_secs(120));
+        }
+    }
+
+    struct Nobody;
+
+    impl Receiver for Nobody {
+        fn deliver(&self, _from: usize, _message: Message) {}
+        fn lose(&self, _from: usize, _reason: String) {}
+    }
+
+    /// What fails at its deadline, which is much sooner than the lookup ends.
+    fn late<T, E: std::fmt::Display>(body: impl FnOnce(Duration) -> Result<T, E>) -> E {
+        let (patience, waited) = (Duration::from_millis(300), Stopwatch::start());
+        let Err(error) = body(patience) else { panic!("nobody is there") };
+        let waited = waited.elapsed();
+        assert!(waited >= patience && waited < Duration::from_secs(30), "after {waited:?}: {error}");
+        error
+    }
+
+    #[test]
+    fn deadlines_hold_while_a_name_is_looked_up_and_errors_name_the_address() {
+        watched(|| {
+            let addresses = || vec!["hangs.test:2222".to_owned(), "other.test:2222".to_owned()];
+            let worker = |number| {
+                let world = World::new(2, number, 1).unwrap();
+                Rendezvous::new(world, addresses()).allow_plain_text_on_the_network()
+            };
+            // Of the leader, to whom others connect.
+            let second = worker(1).listener(Listener::bind("127.0.0.1:0").unwrap());
+            let error = late(|patience| second.timeout(patience).join(Arc::new(Nobody)));
+            assert!(matches!(error, JoinError::Deadline { .. }), "{error}");
+            let text = "missing: worker 0 at hangs.test:2222 (its name is still being looked up)";
+            assert!(error.to_string().contains(text), "{error}");
+            // The worker's own, at which it listens.
+            let error = late(|patience| worker(0).timeout(patience).join(Arc::new(Nobody)));
+            assert!(matches!(error, JoinError::Bind { .. }), "{error}");
+            let text = "worker 0 cannot listen at hangs.test:2222: the name's lookup takes too long";
+            assert!(error.to_string().contains(text), "{error}");
+            // Of a task that is called.
+            let (ps, address) = (Job::Ps.task(0), "hangs.test:2222".parse().unwrap());
+            let access = Access::new(&Identity::None, std::slice::from_ref(&address), true).unwrap();
+            let chief = Connector::new(Job::Chief.task(0), access);
+            let error =
+                late(|patience| chief.connect(&ps, &address, Arc::new(Nobody), Deadline::after(patience)));
+            let text = "ps 0 at hangs.test:2222 could not be reached";
+            assert!(error.to_string().contains(text), "{error}");
+            assert!(error.to_string().contains("its name is still being looked up"), "{error}");
+        });
+    }
 
     #[test]
     fn numbers_are_there_at_once_and_names_when_they_are_found() {

@@ -7,7 +7,9 @@
 //! | [`progress`] | [`Progress`]: how far it is |
 //! | [`note`] | what the leader tells those that have joined |
 //! | [`error`] | [`JoinError`] |
-//! | `gathering` | the meeting itself, from the first connection to the last |
+//! | [`meeting`] | `Meeting`: what a worker does about those that come and those it connects to: pure |
+//! | [`retries`] | when to connect again: pure |
+//! | `gathering` | the meeting over sockets, from the first connection to the last |
 //! | `reception`, `dial`, `conversation` | connections that come, that are made, and the handshake on both |
 //! | `attempt`, `lookup` | one attempt to connect; the addresses of a name |
 //!
@@ -17,9 +19,11 @@
 
 pub mod error;
 pub mod listener;
+pub mod meeting;
 pub mod membership;
 pub mod note;
 pub mod progress;
+pub mod retries;
 
 pub(crate) mod attempt;
 mod conversation;
@@ -35,12 +39,12 @@ pub use progress::{Missing, Progress};
 use crate::handshake::{Hello, Names, Purpose, words};
 use crate::identity::{Access, Identity, PolicyError, policy};
 use crate::shm::SharedMemory;
-use crate::wire::Limits;
 use crate::{Mesh, Receiver, Settings};
 use attempt::Calling;
 use distribute_cluster::{Address, Deadline, Task, World, deadline};
 use gathering::Gathering;
 use listener::OpenError;
+use meeting::Meeting;
 use membership::Membership;
 use reception::Reception;
 use std::io;
@@ -60,7 +64,6 @@ pub struct Rendezvous {
     allow_plain_text: bool,
     timeout: Duration,
     settings: Settings,
-    limits: Limits,
     shared_memory: SharedMemory,
     listen: Option<String>,
     listener: Option<Listener>,
@@ -82,7 +85,6 @@ impl Rendezvous {
             allow_plain_text: false,
             timeout: deadline::DEFAULT_TIMEOUT,
             settings: Settings::default(),
-            limits: Limits::default(),
             shared_memory: SharedMemory::default(),
             listen: None,
             listener: None,
@@ -138,12 +140,6 @@ impl Rendezvous {
     /// How the links behave.
     pub fn settings(mut self, settings: Settings) -> Self {
         self.settings = settings;
-        self
-    }
-
-    /// How long messages may be.
-    pub fn limits(mut self, limits: Limits) -> Self {
-        self.limits = limits;
         self
     }
 
@@ -217,10 +213,9 @@ impl Rendezvous {
         };
         let gathering = Gathering::new(
             world,
-            Membership::new(world.worker(), self.names.clone(), addresses),
+            Meeting::new(world, Membership::new(world.worker(), self.names.clone(), addresses)),
             Reception::new(listener, access, hello, shared_memory).named(self.names.clone()),
             calling,
-            self.limits,
             self.settings,
             self.progress,
         );

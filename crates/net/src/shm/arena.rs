@@ -9,8 +9,11 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// The smallest part that is handed out.
-const SMALLEST: usize = 4 << 10;
+/// What all sizes are multiples of.
+const PAGE: usize = 4 << 10;
+
+/// From one power of two to the next there are so many sizes, if they are whole pages.
+const STEPS: usize = 4;
 
 /// Smaller parts are cut out of memory of this size.
 const SEGMENT: usize = 1 << 20;
@@ -24,7 +27,7 @@ const KEPT: usize = 2 << 30;
 /// After so many heartbeats, what has not been used since the same time before is given back to the system.
 const WINDOW: u32 = 10;
 
-/// Memory of this process that others of its machine can read. It is handed out in sizes of powers of two, and what comes back
+/// Memory of this process that others of its machine can read. It is handed out in a few [sizes](size_for), and what comes back
 /// is handed out again: the same sizes in each step of a training are the same pages.
 #[derive(Debug, Default)]
 pub(crate) struct Arena {
@@ -76,7 +79,7 @@ pub(super) struct Block {
 impl Arena {
     /// A region of this length, whose bytes are zeros or those of an earlier one.
     pub fn allocate(self: &Arc<Self>, length: usize) -> io::Result<Region> {
-        let size = length.max(SMALLEST).checked_next_power_of_two().ok_or(io::ErrorKind::OutOfMemory)?;
+        let size = size_for(length).ok_or(io::ErrorKind::OutOfMemory)?;
         let block = match self.reuse(size) {
             Some(block) => block,
             None => self.extend(size)?,
@@ -196,6 +199,72 @@ impl Drop for Segment {
     }
 }
 
+/// The size in which so many bytes are handed out: whole pages, of which less than one, or a quarter of the length, is too many.
+/// `None` if there is no such size.
+fn size_for(length: usize) -> Option<usize> {
+    let step = length.checked_next_power_of_two()? / (2 * STEPS);
+    length.max(1).checked_next_multiple_of(step.max(PAGE))
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_size_is_whole_pages_and_little_more_than_the_length(
+            length in prop_oneof![0..100_000_usize, (0..60_u32, any::<usize>()).prop_map(|(shift, bits)| bits >> 4 >> shift)],
+        ) {
+            let size = size_for(length).unwrap();
+            prop_assert!(size >= length && size > 0 && size.is_multiple_of(PAGE));
+            prop_assert!(size - length <= PAGE.max(length / 4));
+            prop_assert_eq!(size_for(size), Some(size));
+        }
+    }
+
+    #[test]
+    fn there_are_four_sizes_for_each_power_of_two() {
+        let mebi = 1 << 20;
+        let sizes: std::collections::BTreeSet<_> =
+            (mebi + 1..=2 * mebi).step_by(PAGE).map(size_for).collect();
+        let expected = [5, 6, 7, 8].map(|quarters| Some(quarters * mebi / 4));
+        assert_eq!(sizes.into_iter().collect::<Vec<_>>(), expected);
+        assert_eq!([0, 1, PAGE, PAGE + 1].map(size_for), [PAGE, PAGE, PAGE, 2 * PAGE].map(Some));
+        assert_eq!(size_for(usize::MAX), None);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn memory_serves_again_for_lengths_of_its_size() {
+        let arena = Arc::new(Arena::default());
+        let first = arena.allocate(2_100_000).unwrap();
+        let place = first.as_ptr();
+        assert_eq!(arena.find(&first).unwrap().0.place.size, 5 << 19);
+        drop(first);
+        let smaller = arena.allocate(2 << 20).unwrap();
+        assert_eq!((arena.segments(), arena.find(&smaller).unwrap().0.place.size), (2, 2 << 20));
+        let mut again = arena.allocate(5 << 19).unwrap();
+        assert_eq!((arena.segments(), again.as_ptr()), (2, place));
+        again.fill(1);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_segment_has_as_many_small_parts_as_fit_beside_each_other() {
+        let arena = Arc::new(Arena::default());
+        let count = SEGMENT / (3 * PAGE);
+        let mut parts: Vec<_> = (0..count).map(|_| arena.allocate(9_000).unwrap()).collect();
+        assert_eq!(arena.segments(), 1);
+        for (number, part) in parts.iter_mut().enumerate() {
+            part.fill(number as u8);
+        }
+        assert!(parts.iter().enumerate().all(|(number, part)| part.iter().all(|byte| *byte == number as u8)));
+        parts.push(arena.allocate(9_000).unwrap());
+        assert_eq!(arena.segments(), 2);
+    }
 }

@@ -123,6 +123,7 @@ mod tests {
     use crate::link::{Event, Link};
     use crate::stream::Stream;
     use crate::wire::{Decoder, Frame, Limits, Queue};
+    use distribute_testing::{SplitMix, fuzz_inputs};
     use std::net::{TcpListener, TcpStream};
 
     /// A region of the other side, and a reference to all of it.
@@ -163,6 +164,28 @@ mod tests {
         }
         (0..20).for_each(|_| arena.relax());
         assert_eq!(arena.segments(), 0);
+    }
+
+    // INV-32
+    #[test]
+    fn mutated_references_are_a_part_of_memory_or_an_error() {
+        let (mine, theirs) = pair();
+        let arena = Arc::new(Arena::default());
+        let (reference, _body, _loans) = lent(&theirs, &arena, 100_000);
+        let (mut imports, mut random) = (Imports::new(mine), SplitMix(4));
+        let (mut found, inputs) = (0, fuzz_inputs());
+        for _ in 0..inputs {
+            // Also of memory that is not known yet.
+            let segment = reference.segment + random.below(3) as u64;
+            let mut bytes = Reference { segment, ..reference }.encode().to_vec();
+            random.mutate(&mut bytes);
+            if let Ok(body) = imports.resolve(&bytes, 100_000) {
+                assert!(body.len() <= 100_000 && body.iter().all(|byte| [0, 7].contains(byte)));
+                found += 1;
+            }
+        }
+        assert!(found > 0 && found < inputs / 2, "{found} of {inputs}");
+        assert!(imports.memories() <= MOST);
     }
 
     // INV-32

@@ -32,7 +32,7 @@ pub(crate) mod machine;
 mod map;
 mod memfd;
 pub(crate) mod pair;
-mod played;
+pub(crate) mod played;
 pub(crate) mod reference;
 mod region;
 mod ring;

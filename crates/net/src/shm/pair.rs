@@ -247,11 +247,11 @@ impl Pair {
 
 #[cfg(test)]
 #[cfg(target_os = "linux")]
-pub(super) mod tests {
+pub(crate) mod tests {
     use super::*;
 
     /// Both sides of a pair, in one process.
-    pub(in crate::shm) fn pair() -> (Arc<Pair>, Arc<Pair>) {
+    pub(crate) fn pair() -> (Arc<Pair>, Arc<Pair>) {
         let offered = Offered::new().unwrap();
         let second = Pair::accept(offered.offer()).unwrap();
         (offered.accepted().unwrap(), Arc::new(second))

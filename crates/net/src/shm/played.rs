@@ -2,7 +2,7 @@
 
 #[cfg(test)]
 #[cfg(target_os = "linux")]
-pub(super) mod tests {
+pub(crate) mod tests {
     use super::super::arena::Arena;
     use super::super::layout::TOTAL;
     use super::super::memfd;
@@ -10,10 +10,12 @@ pub(super) mod tests {
     use super::super::pair::{Offered, Pair};
     use super::super::ring::CAPACITY;
     use crate::Message;
+    use crate::handshake::Words;
     use crate::link::{Event, Link};
     use crate::stream::Stream;
     use crate::wire::{Decoder, Frame, Limits, Queue};
     use bytes::Bytes;
+    use distribute_testing::{SplitMix, fuzz_inputs};
     use proptest::prelude::*;
     use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
     use std::io::IoSlice;
@@ -22,7 +24,7 @@ pub(super) mod tests {
     use std::sync::atomic::Ordering;
 
     /// A link of worker 0 to worker 1, and both of what that has.
-    pub(in crate::shm) fn link() -> (Link, Arc<Pair>, TcpStream) {
+    pub(crate) fn link() -> (Link, Arc<Pair>, TcpStream) {
         let (mine, theirs) = pair();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -45,7 +47,7 @@ pub(super) mod tests {
     }
 
     /// What the other side says.
-    pub(in crate::shm) fn say(theirs: &Pair, frame: Frame) {
+    pub(crate) fn say(theirs: &Pair, frame: Frame) {
         let mut queue = Queue::default();
         queue.push(frame);
         while !queue.is_empty() {
@@ -176,6 +178,26 @@ pub(super) mod tests {
         assert!(error(offer).contains("other memory than was said"));
         // And the right one, once it has been accepted.
         assert!(offered.accepted().is_none());
+    }
+
+    // INV-32
+    #[test]
+    fn mutated_offers_are_the_right_memory_or_an_error() {
+        let offered = Offered::new().unwrap();
+        let words = Words::Proof(None, Some(offered.offer())).encode();
+        let (mut taken, mut random, inputs) = (0, SplitMix(5), fuzz_inputs());
+        for _ in 0..inputs {
+            let mut words = words[2..].to_vec();
+            random.mutate(&mut words);
+            let Ok(Words::Proof(_, Some(offer))) = Words::decode(&words) else { continue };
+            match Pair::accept(offer) {
+                // Under the numbers of its threads, a process has the same open.
+                Ok(_) => assert_eq!(offer.token, offered.offer().token),
+                Err(_) => assert_ne!(offer, offered.offer()),
+            }
+            taken += 1;
+        }
+        assert!(taken > inputs / 10, "{taken} of {inputs} are offers");
     }
 
     proptest! {

@@ -20,8 +20,11 @@ const FIRST: usize = 64 << 10;
 /// to be cleared by the system first, page by page, which takes as long as receiving.
 const REUSED: std::ops::RangeInclusive<usize> = 256 << 10..=64 << 20;
 
-/// How many such bodies are kept.
-const SPARE: usize = 2;
+/// How many such bodies are kept: those of a step's gradients, while those of the step before are still in use.
+const SPARE: usize = 32;
+
+/// How many bytes of them are kept, at least the latest two.
+const SPARE_BYTES: usize = 128 << 20;
 
 /// Takes bytes as they come and gives the frames in them. Read into [`buffer`](Self::buffer), tell how much came by
 /// [`advance`](Self::advance), and take frames by [`next_frame`](Self::next_frame) until there is none.
@@ -38,7 +41,7 @@ pub struct Decoder {
     header: Option<Header>,
     head: Part,
     body: Part,
-    /// The last large bodies, one of which may still be in use while the next one comes.
+    /// The last large bodies, the latest first, some of which may still be in use while the next ones come.
     spare: Vec<Bytes>,
     /// Whether there was one since this was last asked.
     is_used: bool,
@@ -130,17 +133,26 @@ impl Decoder {
                 let (head, body) = (Bytes::from(head.bytes), Bytes::from(body.bytes));
                 if REUSED.contains(&body.len()) {
                     self.is_used = true;
-                    self.spare.truncate(SPARE - 1);
-                    self.spare.insert(0, body.clone());
+                    self.keep(body.clone());
                 }
                 Frame::Data(Message { head, body })
             }
         }))
     }
 
+    fn keep(&mut self, body: Bytes) {
+        self.spare.truncate(SPARE - 1);
+        self.spare.insert(0, body);
+        let mut size = 0;
+        self.spare.retain(|body| {
+            size += body.len();
+            size <= SPARE_BYTES
+        });
+    }
+
     /// The memory of an earlier large body that nobody uses any more, for one of this length.
     fn reusable(&mut self, length: usize) -> Vec<u8> {
-        let fits = |spare: &Bytes| spare.len() <= 4 * length && spare.is_unique();
+        let fits = |spare: &Bytes| (length..=4 * length).contains(&spare.len()) && spare.is_unique();
         match self.spare.iter().position(fits) {
             Some(at) if REUSED.contains(&length) => {
                 // All of it is ready to be read into: nothing is made 0 again.

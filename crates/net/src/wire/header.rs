@@ -81,13 +81,17 @@ pub enum WireError {
 
 /// A header whose lengths have been checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Header {
+pub struct Header {
+    /// The kind of frame.
     pub kind: Kind,
+    /// The length of its head in bytes.
     pub head: usize,
+    /// The length of its body in bytes.
     pub body: usize,
 }
 
 impl Header {
+    /// Its bytes.
     pub fn encode(self) -> [u8; HEADER] {
         let mut bytes = [0; HEADER];
         bytes[0] = self.kind as u8;
@@ -97,6 +101,9 @@ impl Header {
     }
 
     /// Reads a header, and compares it with the limits.
+    ///
+    /// # Errors
+    /// [`WireError`] if the bytes are no header, or one beyond the limits.
     pub fn decode(bytes: &[u8; HEADER], limits: Limits) -> Result<Self, WireError> {
         let [k0, k1, k2, k3, h0, h1, h2, h3, body @ ..] = *bytes;
         let kind = match [k0, k1, k2, k3] {

@@ -11,5 +11,5 @@ pub mod header;
 pub mod queue;
 
 pub use decoder::Decoder;
-pub use header::{Frame, Kind, Limits, WireError};
+pub use header::{Frame, HEADER, Header, Kind, Limits, WireError};
 pub use queue::Queue;

@@ -7,7 +7,6 @@ use distribute_net::{
     Certificates, Drive, Identity, Listener, Mesh, Message, Receiver, Rendezvous, Secret, Settings,
     SharedMemory, Transport, memory,
 };
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
@@ -155,7 +154,7 @@ pub fn world(kind: Kind, workers: usize) -> Vec<Worker> {
         move |rendezvous: Rendezvous| rendezvous.identity(identity.clone()).shared_memory(shared_memory);
     let meshes = meshes(workers, host, setup);
     for (me, (mesh, _)) in meshes.iter().enumerate() {
-        let shared = (0..workers).filter(|worker| mesh.shares_memory_with(*worker)).count();
+        let shared = (0..workers).filter(|worker| mesh.is_near(*worker)).count();
         assert_eq!(shared, if shares { workers - 1 } else { 0 }, "worker {me}");
     }
     meshes.into_iter().map(|(mesh, kept)| Worker { transport: Arc::new(mesh), kept }).collect()
@@ -202,21 +201,6 @@ pub fn addresses(workers: usize, host: &str, port: u16) -> Vec<String> {
 
 /// A CA and a certificate that it has signed, as files.
 pub fn certificates(folder: &Path, name: &str) -> Certificates {
-    let ca_key = KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).unwrap();
-    let mut params = CertificateParams::new(Vec::new()).unwrap();
-    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let ca = params.self_signed(&ca_key).unwrap();
-    let key = KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).unwrap();
-    let worker = CertificateParams::new(vec![format!("{name}.example")]).unwrap();
-    let certificate = worker.signed_by(&key, &Issuer::new(params, ca_key)).unwrap();
-    let write = |what: &str, pem: String| {
-        let path = folder.join(format!("{name}-{what}.pem"));
-        std::fs::write(&path, pem).unwrap();
-        path
-    };
-    Certificates {
-        ca: write("ca", ca.pem()),
-        certificate: write("certificate", certificate.pem()),
-        key: write("key", key.serialize_pem()),
-    }
+    let [ca, certificate, key] = distribute_testing::certificates(folder, name);
+    Certificates { ca, certificate, key }
 }

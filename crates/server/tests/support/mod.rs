@@ -5,7 +5,6 @@
 use distribute_cluster::{ClusterSpec, Deadline, Job, Task};
 use distribute_net::{Certificates, Identity, Settings};
 use distribute_server::{Call, Client, ClientBuilder, Reply, Server, ServerBuilder};
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use std::path::Path;
 use std::sync::mpsc;
 use std::time::Duration;
@@ -60,21 +59,6 @@ pub fn until(what: &str, is: impl Fn() -> bool) {
 
 /// A CA and a certificate that it has signed, as files.
 pub fn certificates(folder: &Path, name: &str) -> Certificates {
-    let ca_key = KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).unwrap();
-    let mut params = CertificateParams::new(Vec::new()).unwrap();
-    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let ca = params.self_signed(&ca_key).unwrap();
-    let key = KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).unwrap();
-    let task = CertificateParams::new(vec![format!("{name}.example")]).unwrap();
-    let certificate = task.signed_by(&key, &Issuer::new(params, ca_key)).unwrap();
-    let write = |what: &str, pem: String| {
-        let path = folder.join(format!("{name}-{what}.pem"));
-        std::fs::write(&path, pem).unwrap();
-        path
-    };
-    Certificates {
-        ca: write("ca", ca.pem()),
-        certificate: write("certificate", certificate.pem()),
-        key: write("key", key.serialize_pem()),
-    }
+    let [ca, certificate, key] = distribute_testing::certificates(folder, name);
+    Certificates { ca, certificate, key }
 }

@@ -1,10 +1,10 @@
 //! Rows of two processes: all-reduces over both kinds of links, and training.
 
 use super::super::figure::{About, Better, Effort, Figure, Target};
+use super::super::sample::Sample;
 use super::super::size;
-use super::super::turns::Sample;
 use super::super::work::{Mlp, Model, Recommender};
-use super::place::{Links, Work};
+use super::place::{Communication, Links, Work};
 use super::start::measured;
 use distribute::Result;
 use std::marker::PhantomData;
@@ -51,7 +51,7 @@ impl Figure for AllReduce {
 
     fn round(&self, effort: Effort) -> Result<Sample> {
         let work = Work::Sum { links: self.links, bytes: self.bytes, seconds: effort.seconds };
-        measured(WORKERS, &work).map(Sample::from)
+        measured(WORKERS, &work)
     }
 }
 
@@ -71,7 +71,7 @@ impl<M: Model> Figure for Trained<M> {
     }
 
     fn round(&self, effort: Effort) -> Result<Sample> {
-        let work = Work::Train { model: M::NAME.into(), seconds: effort.seconds };
-        measured(WORKERS, &work).map(Sample::from)
+        let (model, seconds) = (M::NAME.into(), effort.seconds);
+        measured(WORKERS, &Work::Train { model, communication: Communication::Auto, seconds })
     }
 }

@@ -16,16 +16,8 @@ use std::str::FromStr;
 pub struct Place {
     /// How many there are, and which one this is.
     pub world: World,
-    /// Where worker 0 listens, `host:port`.
-    pub leader: String,
-}
-
-impl Place {
-    /// The addresses of all workers. Only worker 0's is known before they meet.
-    pub fn addresses(&self) -> Vec<String> {
-        let others = (1..self.world.workers()).map(|_| "127.0.0.1:0".to_string());
-        std::iter::once(self.leader.clone()).chain(others).collect()
-    }
+    /// Where all workers listen, `host:port`. Only worker 0's port has to be known before they meet.
+    pub addresses: Vec<String>,
 }
 
 /// What links the workers of an all-reduce.
@@ -58,20 +50,48 @@ impl Links {
     }
 }
 
+/// What workers that train communicate by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Communication {
+    /// What they find by themselves: on one machine memory that they share.
+    Auto,
+    /// Sockets.
+    Sockets,
+    /// Nothing: each computes alone what is its part of a step.
+    Nothing,
+}
+
+impl Communication {
+    const ALL: [Self; 3] = [Self::Auto, Self::Sockets, Self::Nothing];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Sockets => "sockets",
+            Self::Nothing => "nothing",
+        }
+    }
+}
+
 /// What all workers do, for about so many seconds.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Work {
     /// All-reduces of vectors of so many bytes.
     Sum { links: Links, bytes: usize, seconds: f64 },
+    /// Each sends so many bytes to the others, and that is all.
+    Exchange { bytes: usize, seconds: f64 },
     /// Training steps of the model of this name.
-    Train { model: String, seconds: f64 },
+    Train { model: String, communication: Communication, seconds: f64 },
 }
 
 impl fmt::Display for Work {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Sum { links, bytes, seconds } => write!(f, "sum/{}/{bytes}/{seconds}", links.name()),
-            Self::Train { model, seconds } => write!(f, "train/{model}/{seconds}"),
+            Self::Exchange { bytes, seconds } => write!(f, "exchange/{bytes}/{seconds}"),
+            Self::Train { model, communication, seconds } => {
+                write!(f, "train/{model}/{}/{seconds}", communication.name())
+            }
         }
     }
 }
@@ -85,8 +105,8 @@ pub struct Order {
 
 impl fmt::Display for Order {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Place { world, leader } = &self.place;
-        write!(f, "workers/{}/{}/{leader}/{}", world.workers(), world.worker(), self.work)
+        let Place { world, addresses } = &self.place;
+        write!(f, "workers/{}/{}/{}", world.worker(), addresses.join(","), self.work)
     }
 }
 
@@ -100,34 +120,44 @@ impl FromStr for Order {
 
 fn parsed(text: &str) -> Option<Order> {
     let parts: Vec<_> = text.split('/').collect();
-    let ["workers", workers, worker, leader, ref work @ ..] = parts[..] else { return None };
+    let ["workers", worker, addresses, ref work @ ..] = parts[..] else { return None };
     let work = match *work {
         ["sum", links, bytes, seconds] => Work::Sum {
             links: Links::ALL.into_iter().find(|known| known.name() == links)?,
             bytes: bytes.parse().ok()?,
             seconds: seconds.parse().ok()?,
         },
-        ["train", model, seconds] => Work::Train { model: model.into(), seconds: seconds.parse().ok()? },
+        ["exchange", bytes, seconds] => {
+            Work::Exchange { bytes: bytes.parse().ok()?, seconds: seconds.parse().ok()? }
+        }
+        ["train", model, communication, seconds] => Work::Train {
+            model: model.into(),
+            communication: Communication::ALL.into_iter().find(|known| known.name() == communication)?,
+            seconds: seconds.parse().ok()?,
+        },
         _ => return None,
     };
-    let world = World::new(workers.parse().ok()?, worker.parse().ok()?, 1).ok()?;
-    Some(Order { place: Place { world, leader: leader.into() }, work })
+    let addresses: Vec<_> = addresses.split(',').map(str::to_string).collect();
+    let world = World::new(addresses.len(), worker.parse().ok()?, 1).ok()?;
+    Some(Order { place: Place { world, addresses }, work })
 }
 
 /// In the process of a worker: does its work. Worker 0 prints what it measured.
 pub fn child(name: &str) -> Result<()> {
     let Order { place, work } = name.parse()?;
-    let value = match work {
-        Work::Sum { links, bytes, seconds } => sum::micros(&place, links, bytes, Effort { seconds })?,
-        Work::Train { model, seconds } if model == Mlp::NAME => {
-            train::steps_per_second::<Mlp>(&place, Effort { seconds })?
+    let sample = match work {
+        Work::Sum { links, bytes, seconds } => sum::micros(&place, links, bytes, Effort { seconds })?.into(),
+        Work::Exchange { bytes, seconds } => sum::exchange_micros(&place, bytes, Effort { seconds })?.into(),
+        Work::Train { model, communication, seconds } => {
+            let trained = match model.as_str() {
+                Mlp::NAME => train::sample::<Mlp>,
+                Recommender::NAME => train::sample::<Recommender>,
+                _ => return Err(invalid(format!("--child knows no model {model:?}"))),
+            };
+            trained(&place, communication, Effort { seconds })?
         }
-        Work::Train { model, seconds } if model == Recommender::NAME => {
-            train::steps_per_second::<Recommender>(&place, Effort { seconds })?
-        }
-        Work::Train { model, .. } => return Err(invalid(format!("--child knows no model {model:?}"))),
     };
-    if place.world.is_chief() { output::line(value.to_string()) } else { Ok(()) }
+    if place.world.is_chief() { output::line(sample.line()) } else { Ok(()) }
 }
 
 #[cfg(test)]
@@ -136,23 +166,31 @@ mod tests {
 
     #[test]
     fn a_process_is_told_what_was_meant() {
-        let place = Place { world: World::new(3, 1, 1).unwrap(), leader: "127.0.0.1:77".into() };
+        let addresses = ["127.0.0.1:77", "127.0.0.1:0", "10.0.0.1:0"].map(String::from).into();
+        let place = Place { world: World::new(3, 1, 1).unwrap(), addresses };
         for work in [
             Work::Sum { links: Links::Shared, bytes: 4096, seconds: 0.25 },
-            Work::Train { model: "mlp".into(), seconds: 1. },
+            Work::Exchange { bytes: 77, seconds: 0.5 },
+            Work::Train { model: "mlp".into(), communication: Communication::Auto, seconds: 1. },
+            Work::Train { model: "mlp".into(), communication: Communication::Sockets, seconds: 1. },
         ] {
             let order = Order { place: place.clone(), work };
             assert_eq!(order.to_string().parse::<Order>().unwrap(), order);
         }
-        assert_eq!(place.addresses(), ["127.0.0.1:77", "127.0.0.1:0", "127.0.0.1:0"]);
     }
 
     #[test]
     fn other_words_are_refused_by_name() {
-        for text in ["workers", "workers/2/0/a:1/sum/moon/1/1", "workers/2/5/a:1/train/mlp/1", "growth/x"] {
+        for text in [
+            "workers",
+            "workers/0/a:1,b:1/sum/moon/1/1",
+            "workers/5/a:1,b:1/train/mlp/auto/1",
+            "workers/0/a:1,b:1/train/mlp/moon/1",
+            "growth/x",
+        ] {
             assert!(text.parse::<Order>().unwrap_err().to_string().contains(text), "{text}");
         }
-        let error = child("workers/1/0/a:1/train/moon/1").unwrap_err();
+        let error = child("workers/0/a:1/train/moon/auto/1").unwrap_err();
         assert!(error.to_string().contains("moon"), "{error}");
     }
 }

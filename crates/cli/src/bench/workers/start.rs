@@ -1,37 +1,60 @@
 //! The processes of one round: all are started, all have to end well, and worker 0 says what it measured.
 
+use super::super::hosts::Hosts;
 use super::super::program::{PATIENCE, Program};
+use super::super::sample::Sample;
 use super::place::{Order, Place, Work};
-use distribute::cluster::{ClusterError, Deadline, World};
+use distribute::cluster::{Deadline, World};
 use distribute::{Error, Result};
 use std::io::Error as IoError;
 use std::net::TcpListener;
 use std::process::{Command, Stdio};
 
-/// Has so many processes do this work, and gives what worker 0 measured. None of them is left when this returns.
+/// Where worker 0 listens on its host, where nobody else does.
+const PORT: u16 = 2222;
+
+/// Has so many processes of this machine do this work, and gives what worker 0 measured. None of them is left when this
+/// returns.
 ///
 /// # Errors
 /// [`Error::Io`] with the last line of standard error of a worker that has failed, and if they take minutes.
-pub fn measured(workers: usize, work: &Work) -> Result<f64> {
+pub fn measured(workers: usize, work: &Work) -> Result<Sample> {
     let io = |source| Error::Io { operation: format!("{workers} processes for {work}"), source };
-    let path = std::env::current_exe().map_err(io)?;
-    let leader = free_address().map_err(io)?;
-    let start = |worker| {
-        let world = World::new(workers, worker, 1).map_err(ClusterError::from)?;
-        let order = Order { place: Place { world, leader: leader.clone() }, work: work.clone() };
-        let mut command = Command::new(&path);
-        command.args(["bench", "--child", &order.to_string()]).stderr(Stdio::piped());
-        Program::start(&mut command).map_err(io)
-    };
-    let all = (0..workers).map(start).collect::<Result<Vec<_>>>()?;
-    let deadline = Deadline::after(PATIENCE);
-    let lines = all.into_iter().map(|program| program.rest(deadline)).collect::<std::io::Result<Vec<_>>>();
-    let line = lines.map_err(io)?.into_iter().flatten().next();
-    let value = line.as_deref().map(str::parse);
-    match value {
-        Some(Ok(value)) => Ok(value),
-        _ => Err(io(IoError::other(format!("worker 0 has said {line:?}, which is no number")))),
+    let mut addresses = vec!["127.0.0.1:0".to_string(); workers];
+    if let Some(leader) = addresses.first_mut() {
+        *leader = free_address().map_err(io)?;
     }
+    let program = std::env::current_exe().map_err(io)?;
+    let all = addresses.iter().map(|_| Command::new(&program)).collect();
+    round(&addresses, all, work).map_err(io)
+}
+
+/// The same by a process on each of two hosts.
+///
+/// # Errors
+/// Those of [`measured`].
+pub fn measured_between(hosts: &Hosts, work: &Work) -> Result<Sample> {
+    let io = |source| Error::Io { operation: format!("{hosts} for {work}"), source };
+    let addresses: Vec<_> = hosts.all().map(|host| format!("{}:{PORT}", host.address())).collect();
+    let program = std::env::current_exe().map_err(io)?;
+    let all = hosts.all().map(|host| host.command(&program)).collect();
+    round(&addresses, all, work).map_err(io)
+}
+
+/// A round of workers at these addresses, which these commands start.
+fn round(addresses: &[String], commands: Vec<Command>, work: &Work) -> std::io::Result<Sample> {
+    let start = |(worker, mut command): (usize, Command)| {
+        let world = World::new(addresses.len(), worker, 1).map_err(IoError::other)?;
+        let order = Order { place: Place { world, addresses: addresses.to_vec() }, work: work.clone() };
+        command.args(["bench", "--child", &order.to_string()]).stderr(Stdio::piped());
+        Program::start(&mut command)
+    };
+    let all = commands.into_iter().enumerate().map(start).collect::<std::io::Result<Vec<_>>>()?;
+    let deadline = Deadline::after(PATIENCE);
+    let lines = all.into_iter().map(|program| program.rest(deadline)).collect::<std::io::Result<Vec<_>>>()?;
+    let line = lines.into_iter().flatten().next().unwrap_or_default();
+    let sample = serde_json::from_str(&line).ok().and_then(|said| Sample::said(&said));
+    sample.ok_or_else(|| IoError::other(format!("worker 0 has said {line:?}, which is no sample")))
 }
 
 /// An address that was free just now. Should somebody else take it before worker 0 does, the round fails and says so.

@@ -1,22 +1,46 @@
 //! Training in a worker's process, one replica in each.
 
 use super::super::figure::Effort;
-use super::super::training::timed_as;
+use super::super::sample::Sample;
+use super::super::training::{steps_per_second, timed, warmed_up};
 use super::super::work::{Model, RATE, Training};
-use super::place::Place;
-use distribute::{ClusterSpec, Job, MultiWorkerMirroredStrategy, Result, SimpleClusterResolver};
+use super::place::{Communication, Place};
+use super::sent::sent;
+use distribute::{
+    ClusterSpec, CommunicationImplementation, CommunicationOptions, Job, MultiWorkerMirroredStrategy, Result,
+    SimpleClusterResolver,
+};
 use std::hint::black_box;
 
-/// Steps per second of all workers together on a global batch.
-pub fn steps_per_second<M: Model>(place: &Place, effort: Effort) -> Result<f64> {
-    let cluster = ClusterSpec::from_lists([(Job::Worker, place.addresses())])?;
+/// Steps per second of all workers together on a global batch; of workers that communicate by nothing, those of one on its
+/// part of it. Over sockets with the bytes that this host has sent in a step.
+pub fn sample<M: Model>(place: &Place, communication: Communication, effort: Effort) -> Result<Sample> {
+    let builder = MultiWorkerMirroredStrategy::builder();
+    let builder = match communication {
+        Communication::Auto => builder,
+        Communication::Sockets => {
+            let implementation = CommunicationImplementation::Ring;
+            let options = CommunicationOptions { implementation, ..Default::default() };
+            // The peers encrypt nothing, and nobody else is in the network.
+            builder.communication_options(options).allow_plain_text_on_the_network()
+        }
+        Communication::Nothing => {
+            let mut training = Training::<M>::with(1, RATE, M::BATCH / place.world.workers())?;
+            return timed(effort, || training.step().map(|loss| drop(black_box(loss))));
+        }
+    };
+    let cluster = ClusterSpec::from_lists([(Job::Worker, place.addresses.clone())])?;
     let resolver = SimpleClusterResolver::new(cluster).with_task(Job::Worker.task(place.world.worker()));
-    let strategy = MultiWorkerMirroredStrategy::builder().cluster_resolver(resolver).build()?;
+    let strategy = builder.cluster_resolver(resolver).build()?;
     let mut training = Training::<M>::by(strategy.into(), RATE, M::BATCH)?;
     let agree = training.agreement();
-    let sample = timed_as(effort, agree, || {
-        black_box(training.step()?);
-        Ok(())
-    })?;
-    Ok(sample.value)
+    let mut step = || training.step().map(|loss| drop(black_box(loss)));
+    let calls = warmed_up(effort, agree, &mut step)?;
+    if communication == Communication::Auto {
+        return steps_per_second(calls, step).map(Sample::from);
+    }
+    let before = sent()?;
+    let value = steps_per_second(calls, step)?;
+    let sent = sent()?.saturating_sub(before) as f64 / calls as f64;
+    Ok(Sample { sent: Some(sent), ..Sample::from(value) })
 }

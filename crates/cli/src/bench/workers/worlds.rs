@@ -72,7 +72,8 @@ fn measure(links: Links, rounds: usize, seconds: f64) -> Result<Vec<Measured>> {
     for workers in WORLDS {
         for bytes in SIZES {
             let work = Work::Sum { links, bytes, seconds };
-            let micros = (0..rounds).map(|_| measured(workers, &work)).collect::<Result<Vec<_>>>()?;
+            let micros = (0..rounds).map(|_| measured(workers, &work).map(|sample| sample.value));
+            let micros = micros.collect::<Result<Vec<_>>>()?;
             let (micros, algorithm) = (Summary::of(&micros), algorithm(workers, bytes));
             let point = Point { algorithm, workers, bytes, seconds: micros.median / 1e6 };
             all.push(Measured { links, point, micros });

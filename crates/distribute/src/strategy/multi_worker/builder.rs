@@ -12,6 +12,8 @@ use distribute_log::told;
 use distribute_net::{Certificates, Identity, JoinError, Rendezvous, Secret, SharedMemory};
 use std::time::Duration;
 
+const OPERATION: &str = "MultiWorkerMirroredStrategy";
+
 /// The settings of a [`MultiWorkerMirroredStrategy`] over processes; see [`MultiWorkerMirroredStrategy::builder`].
 ///
 /// ```
@@ -26,6 +28,7 @@ use std::time::Duration;
 #[derive(Default)]
 pub struct MultiWorkerBuilder {
     resolver: Option<Box<dyn ClusterResolver>>,
+    group: Option<Group>,
     replicas: Option<usize>,
     options: CommunicationOptions,
     identity: Option<Identity>,
@@ -40,6 +43,23 @@ impl MultiWorkerBuilder {
     /// Without any of these, there is one worker.
     pub fn cluster_resolver(mut self, resolver: impl ClusterResolver + 'static) -> Self {
         self.resolver = Some(Box::new(resolver));
+        self
+    }
+
+    /// Workers that are linked already, by something other than this builder: MPI, by the crate `distribute-mpi`. They have as many
+    /// replicas as the group's world says, and no cluster is looked for, nor anything else set that says how they are linked.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// use distribute::strategy::Links;
+    /// use distribute_collective::group::local;
+    /// let group = local::groups(Links::Memory, 1, 2)?.remove(0); // the only worker of its world
+    /// let strategy = MultiWorkerMirroredStrategy::builder().group(group).build()?;
+    /// assert_eq!(strategy.world().to_string(), "2 replicas");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn group(mut self, group: Group) -> Self {
+        self.group = Some(group);
         self
     }
 
@@ -107,11 +127,13 @@ impl MultiWorkerBuilder {
     /// [`Error::Cluster`] for a cluster that is malformed or has no place for this process, a parameter server say: a program
     /// that was started as one of several never trains alone. [`Error::Join`] if a worker is missing after the join timeout, if
     /// the workers don't let each other in, or if links over the network would not be protected. [`Error::InvalidArgument`]
-    /// for no replicas, and those of [`CommunicationOptions`].
+    /// for no replicas, for a group beside a cluster resolver or another number of replicas, and those of [`CommunicationOptions`].
     #[track_caller]
     pub fn build(self) -> Result<MultiWorkerMirroredStrategy> {
-        const OPERATION: &str = "MultiWorkerMirroredStrategy";
-        let replicas = self.replicas.unwrap_or(1);
+        let replicas = match &self.group {
+            Some(group) => group.world().replicas(),
+            None => self.replicas.unwrap_or(1),
+        };
         check_count(OPERATION, replicas)?;
         let (mut options, mut shared_memory) = (self.options, self.shared_memory);
         if options.implementation == CommunicationImplementation::Ring {
@@ -120,6 +142,16 @@ impl MultiWorkerBuilder {
                 (CommunicationImplementation::Auto, SharedMemory::Never);
         }
         options.check(OPERATION)?;
+        if let Some(group) = self.group {
+            if self.resolver.is_some() || self.replicas.is_some_and(|asked| asked != replicas) {
+                let reason = "a group was given, which says who takes part and how many replicas each worker has: leave out \
+                              cluster_resolver and replicas";
+                return Err(Error::invalid(OPERATION, reason));
+            }
+            crate::init::prepare(replicas);
+            alone::joined();
+            return MultiWorkerMirroredStrategy::of_worker(replicas, Some(group), options, None);
+        }
         let resolver = match self.resolver {
             Some(resolver) => resolver,
             None => resolver::from_env()?,

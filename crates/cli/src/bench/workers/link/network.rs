@@ -1,0 +1,84 @@
+//! Two hosts and the link between them, for as long as somebody holds them.
+
+use super::super::super::hosts::{Host, Hosts};
+use super::super::super::program::Program;
+use super::commands::commands;
+use super::error::LinkError;
+use super::rate::Rate;
+use distribute::cluster::Deadline;
+use std::io;
+use std::process::{ChildStdin, Command, Stdio};
+use std::time::Duration;
+
+/// What is run, and the package of Debian that has it.
+const TOOLS: [(&str, &str); 4] =
+    [("unshare", "util-linux"), ("nsenter", "util-linux"), ("ip", "iproute2"), ("tc", "iproute2")];
+
+/// Of two hosts that nobody else can reach.
+const ADDRESSES: [[u8; 4]; 2] = [[10, 77, 0, 1], [10, 77, 0, 2]];
+
+/// How long a command may take that does no more than ask the kernel.
+const PROMPT: Duration = Duration::from_secs(30);
+
+/// Two hosts and the link between them.
+///
+/// The namespaces have no names: the kernel removes them, devices and all, with the last process in them. The first is a
+/// keeper, which ends when this is dropped, and when this process ends, however it does.
+pub struct Network {
+    hosts: Hosts,
+    _keepers: [Keeper; 2],
+}
+
+impl Network {
+    /// Makes them.
+    ///
+    /// # Errors
+    /// [`LinkError`], which says what to do.
+    pub fn new(rate: Rate) -> Result<Self, LinkError> {
+        for (tool, package) in TOOLS {
+            run(Command::new(tool).arg("-V")).map_err(|source| LinkError::Tool { tool, package, source })?;
+        }
+        let keeper = || Keeper::new().map_err(|source| LinkError::NotAllowed { source });
+        let keepers = [keeper()?, keeper()?];
+        let [a, b] = &keepers;
+        let hosts = [(ADDRESSES[0], a), (ADDRESSES[1], b)];
+        let hosts = Hosts::new(hosts.map(|(address, keeper)| Host::new(address.into(), keeper.program.id())));
+        for (host, words) in commands(&hosts, rate) {
+            let Some((program, arguments)) = words.split_first() else { continue };
+            run(host.command(program).args(arguments)).map_err(|source| LinkError::of(&words, source))?;
+        }
+        Ok(Self { hosts, _keepers: keepers })
+    }
+
+    /// Where processes are started.
+    pub fn hosts(&self) -> Hosts {
+        self.hosts
+    }
+}
+
+/// A process in a new namespace that does nothing but read from this one.
+struct Keeper {
+    program: Program,
+    /// Closed when this process ends, be it killed: then the keeper has read to the end, and ends, too.
+    _open: Option<ChildStdin>,
+}
+
+impl Keeper {
+    fn new() -> io::Result<Self> {
+        let mut command = Command::new("unshare");
+        command.args(["--net", "--", "sh", "-c", "echo inside; exec cat"]);
+        let mut program = Program::start(command.stdin(Stdio::piped()).stderr(Stdio::piped()))?;
+        let open = program.take_stdin();
+        let deadline = Deadline::after(PROMPT);
+        match program.line(deadline)? {
+            Some(_) => Ok(Self { program, _open: open }),
+            None => Err(program.rest(deadline).err().unwrap_or(io::ErrorKind::UnexpectedEof.into())),
+        }
+    }
+}
+
+/// Runs a command that says nothing of interest, unless it fails.
+fn run(command: &mut Command) -> io::Result<()> {
+    let program = Program::start(command.stdin(Stdio::null()).stderr(Stdio::piped()))?;
+    program.rest(Deadline::after(PROMPT)).map(drop)
+}

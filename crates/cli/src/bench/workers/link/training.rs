@@ -1,0 +1,105 @@
+//! Training by two processes on two hosts, as a figure.
+
+use super::super::super::figure::{About, Beside, Better, Effort, Figure, Role, Target};
+use super::super::super::hosts::Hosts;
+use super::super::super::sample::Sample;
+use super::super::super::work::{Mlp, Model, Recommender};
+use super::super::place::{Communication, Work};
+use super::super::start::{measured, measured_between};
+use super::rate::Rate;
+use distribute::Result;
+use std::cell::Cell;
+use std::marker::PhantomData;
+
+const WORKERS: usize = 2;
+
+/// The name of what a step takes where nothing is sent.
+pub const COMPUTING: &str = "computing alone";
+/// The name of what a step takes where nothing is computed.
+pub const SENDING: &str = "sending alone";
+
+/// Training between two hosts.
+struct Trained<M> {
+    rate: Rate,
+    hosts: Hosts,
+    model: PhantomData<fn() -> M>,
+}
+
+/// What both models are called over a link of this rate.
+pub fn names(rate: Rate) -> [String; 2] {
+    [name::<Mlp>(rate), name::<Recommender>(rate)]
+}
+
+/// Both models over a link of this rate between these hosts.
+pub fn figures(rate: Rate, hosts: Hosts) -> [Box<dyn Figure>; 2] {
+    [
+        Box::new(Trained::<Mlp> { rate, hosts, model: PhantomData }),
+        Box::new(Trained::<Recommender> { rate, hosts, model: PhantomData }),
+    ]
+}
+
+/// The figure of this name between these hosts, if there is one.
+pub fn named(name: &str, hosts: Hosts) -> Option<Box<dyn Figure>> {
+    let rate = name.rsplit('_').next()?.parse().ok()?;
+    figures(rate, hosts).into_iter().find(|figure| figure.about().name == name)
+}
+
+fn name<M: Model>(rate: Rate) -> String {
+    format!("{}_{WORKERS}p_{rate}", M::NAME)
+}
+
+fn training<M: Model>(communication: Communication, effort: Effort) -> Work {
+    Work::Train { model: M::NAME.into(), communication, seconds: effort.seconds }
+}
+
+/// As many numbers as a step sends, in bytes: a few steps tell.
+fn bytes_of_a_step<M: Model>(hosts: &Hosts) -> Result<usize> {
+    let few = training::<M>(Communication::Sockets, Effort { seconds: 0. });
+    let bytes = measured_between(hosts, &few)?.sent.unwrap_or_default() as usize;
+    Ok(bytes.next_multiple_of(size_of::<f32>()))
+}
+
+impl<M: Model> Figure for Trained<M> {
+    fn about(&self) -> About {
+        About {
+            name: name::<M>(self.rate),
+            unit: "steps/s",
+            better: Better::More,
+            measures: format!(
+                "SGD steps of {}, global batch {}, {WORKERS} processes of one replica and thread each, over a link of rate {}",
+                M::WORK,
+                M::BATCH,
+                self.rate
+            ),
+            targets: vec![Target::BestPeer(1.)],
+        }
+    }
+
+    fn round(&self, effort: Effort) -> Result<Sample> {
+        measured_between(&self.hosts, &training::<M>(Communication::Sockets, effort))
+    }
+
+    fn peers(&self) -> String {
+        format!("{}_{WORKERS}_processes", M::NAME)
+    }
+
+    fn hosts(&self) -> Option<&Hosts> {
+        Some(&self.hosts)
+    }
+
+    fn beside(&self) -> Vec<Beside> {
+        let bound = |name: &str, round| Beside { name: name.into(), version: "", role: Role::Bound, round };
+        let computing = |effort| measured(WORKERS, &training::<M>(Communication::Nothing, effort));
+        let (hosts, known) = (self.hosts, Cell::new(None));
+        let sending = move |Effort { seconds }| {
+            let bytes = match known.get() {
+                Some(bytes) => bytes,
+                None => bytes_of_a_step::<M>(&hosts)?,
+            };
+            known.set(Some(bytes));
+            let micros = measured_between(&hosts, &Work::Exchange { bytes, seconds })?.value;
+            Ok(Sample::from(1e6 / micros))
+        };
+        vec![bound(COMPUTING, Box::new(computing)), bound(SENDING, Box::new(sending))]
+    }
+}

@@ -1,0 +1,44 @@
+//! What this host has sent, as the kernel counts it.
+
+use distribute::{Error, Result};
+use std::io::Error as IoError;
+
+/// The counters of the namespace that this process is in. `/sys/class/net` may still be those of the one it was mounted in.
+const COUNTERS: &str = "/proc/self/net/dev";
+
+/// Bytes that this host has sent to others so far, with the headers of packets.
+///
+/// # Errors
+/// [`Error::Io`] where the system doesn't count.
+pub fn sent() -> Result<u64> {
+    let io = |source| Error::Io { operation: format!("reading {COUNTERS}"), source };
+    let text = std::fs::read_to_string(COUNTERS).map_err(io)?;
+    parsed(&text).ok_or_else(|| io(IoError::other(format!("it is not as expected: {text:?}"))))
+}
+
+/// After two lines of heads, a line for each device: eight columns of what has come, then the bytes that were sent.
+fn parsed(text: &str) -> Option<u64> {
+    let devices = text.lines().skip(2).map(|line| {
+        let (name, counters) = line.split_once(':')?;
+        Some((name.trim(), counters.split_whitespace().nth(8)?.parse::<u64>().ok()?))
+    });
+    let devices: Vec<_> = devices.collect::<Option<_>>()?;
+    Some(devices.iter().filter(|(name, _)| *name != "lo").map(|(_, bytes)| bytes).sum())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEADS: &str = "Inter-|   Receive                                                |  Transmit\n \
+        face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed\n";
+
+    #[test]
+    fn what_goes_to_itself_is_not_sent() {
+        let devices =
+            "    lo: 900 9 0 0 0 0 0 0 900 9 0 0 0 0 0 0\n link0:123 2 0 0 0 0 0 0 4567 3 0 0 0 0 0 0\n";
+        assert_eq!(parsed(&format!("{HEADS}{devices}")), Some(4567));
+        assert_eq!(parsed(HEADS), Some(0));
+        assert_eq!(parsed(&format!("{HEADS}link0: 1 2 3\n")), None);
+    }
+}

@@ -1,0 +1,112 @@
+//! Vectors that are sent ahead of the call in which they are used, such as gradients while backward still runs.
+//!
+//! Messages from one worker to another keep their order. So once all workers have agreed on a call, what they have sent ahead
+//! of it is there, and takes no round of its own.
+
+use super::inbox::Event;
+use super::range::range;
+use super::{Frame, Group, Said, SessionId};
+use crate::sync::{Mutex, lock};
+use bytes::Bytes;
+use distribute_cluster::World;
+use std::ops::Range;
+
+/// What tells the frames of vectors from those of the session's calls.
+const BESIDE: u64 = 0x6168_6561_6420_6f66;
+
+/// Ranges of bytes are cut where numbers of any width are.
+const WIDEST: usize = 8;
+
+/// Sends vectors ahead of the next call of a session.
+///
+/// Two workers send each other their vectors whole. Of more, each gets the [range](part_of) of every vector that it adds up.
+#[derive(Clone, Debug)]
+pub struct Ahead {
+    group: Group,
+    /// Beside that of the call.
+    session: SessionId,
+    call: u64,
+}
+
+/// What has been received of vectors, until their call.
+#[derive(Debug)]
+pub(super) struct Received {
+    session: SessionId,
+    pieces: Mutex<Vec<Piece>>,
+}
+
+/// What a worker has sent of a vector.
+#[derive(Debug)]
+pub(super) struct Piece {
+    pub(super) from: usize,
+    call: u64,
+    pub(super) part: usize,
+    pub(super) body: Bytes,
+}
+
+/// Which bytes of a vector a worker gets from all others.
+pub fn part_of(world: World, worker: usize, len: usize) -> Range<usize> {
+    if world.workers() == 2 {
+        return 0..len;
+    }
+    let elements = range(len.div_ceil(WIDEST), world.workers(), worker);
+    len.min(elements.start * WIDEST)..len.min(elements.end * WIDEST)
+}
+
+impl Ahead {
+    /// Sends vectors ahead of the call of this number in a session.
+    pub(super) fn new(group: Group, session: SessionId, call: u64) -> Self {
+        Self { group, session: beside(session), call }
+    }
+
+    /// The number of the call: the same on all workers that have made the same calls in this session.
+    pub fn call(&self) -> u64 {
+        self.call
+    }
+
+    /// Sends a vector to the workers to which that takes its time: all those that don't [share memory](distribute_net::Transport::is_near)
+    /// with this one. `part` is its number among this worker's vectors of the call.
+    pub fn send_far(&self, part: usize, vector: &Bytes) {
+        self.send(part, vector, false);
+    }
+
+    /// Sends a vector to the others, whom an early message would only disturb.
+    pub fn send_near(&self, part: usize, vector: &Bytes) {
+        self.send(part, vector, true);
+    }
+
+    fn send(&self, part: usize, vector: &Bytes, near: bool) {
+        let Self { group, session, call } = self;
+        for worker in group.others().filter(|worker| group.transport.is_near(*worker) == near) {
+            let body = vector.slice(part_of(group.world, worker, vector.len()));
+            let said = Said::Ahead { part: part as u64, body };
+            group.send(worker, Frame { session: *session, round: *call, said });
+        }
+    }
+}
+
+fn beside(session: SessionId) -> SessionId {
+    SessionId { name: session.name ^ BESIDE, ..session }
+}
+
+impl Received {
+    /// What comes beside this session. What has come beside earlier ones, whose calls have failed, is dropped.
+    pub(super) fn new(group: &Group, session: SessionId) -> Self {
+        let beside = beside(session);
+        Self { session: group.inbox.open_at(beside.name, beside.number), pieces: Mutex::default() }
+    }
+
+    /// The pieces of a call. Those of earlier ones are dropped.
+    pub(super) fn take(&self, group: &Group, call: u64) -> Vec<Piece> {
+        let losses_are_known = vec![true; group.world().workers()];
+        let mut pieces = lock(&self.pieces);
+        while let Some(event) = group.inbox.poll(self.session, &losses_are_known) {
+            if let Event::Frame(from, Frame { round: call, said: Said::Ahead { part, body }, .. }) = event {
+                pieces.push(Piece { from, call, part: usize::try_from(part).unwrap_or(usize::MAX), body });
+            }
+        }
+        let (later, now) = std::mem::take(&mut *pieces).into_iter().partition(|piece| piece.call > call);
+        *pieces = later;
+        now.into_iter().filter(|piece: &Piece| piece.call == call).collect()
+    }
+}

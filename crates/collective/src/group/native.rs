@@ -1,0 +1,198 @@
+//! Sums by a library that the transport stands on, such as MPI.
+
+use super::wire::Real;
+use super::{Calling, SumOptions, raw};
+use crate::Failure;
+use bytes::Bytes;
+
+/// The sum of the vectors of all workers, by the library under the transport. `None` where there is none, or one of the workers
+/// cannot use it: all go on by an algorithm of their own then.
+///
+/// A library that reduces waits for all, and tells nobody who is missing. So workers agree on the call before it, and where
+/// it has failed they meet once more, in a round that names who is late or lost.
+pub(super) fn sum<F: Real>(
+    calling: &mut Calling<'_>,
+    mine: &Bytes,
+    options: &SumOptions,
+) -> Result<Option<Bytes>, Failure> {
+    let (transport, timeout) = (calling.transport(), calling.timeout());
+    let Some(library) = transport.native_sum() else { return Ok(None) };
+    let what = format!("its part of {} bytes {options}, by {}", mine.len(), library.name());
+    let able = u8::from(library.is_able(mine.len()));
+    let all = calling.part(&what, |_| Bytes::copy_from_slice(&[able]))?;
+    let me = calling.world().worker();
+    if able == 0 || all.iter().enumerate().any(|(worker, able)| worker != me && **able != [1]) {
+        return Ok(None);
+    }
+    match library.sum(mine.clone(), F::NUMBER, timeout) {
+        Ok(sum) => {
+            raw::require_length(me, &sum, mine.len())?;
+            Ok(Some(sum))
+        }
+        Err(reason) => {
+            calling.go_on(&format!("{what}, which has failed"), |_| Bytes::new())?;
+            Err(Failure::Native { library: library.name(), reason })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Group, Inbox, Order, Session};
+    use super::*;
+    use bytemuck::{cast_slice, pod_collect_to_vec};
+    use distribute_cluster::{Fault, Fingerprint, Operation, Standing, World};
+    use distribute_net::memory::{self, Memory};
+    use distribute_net::{Drive, Message, NativeSum, Number, Receiver, Transport};
+    use distribute_testing::watched;
+    use std::panic::Location;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::{Arc, Barrier, Mutex};
+    use std::time::Duration;
+
+    const WORKERS: usize = 3;
+    const LEN: usize = 1000;
+
+    /// A library for threads: adds up what all have brought, in the order in which they come.
+    #[derive(Debug)]
+    struct Library {
+        sum: Mutex<Vec<f32>>,
+        met: Barrier,
+        used: AtomicUsize,
+    }
+
+    /// How a worker uses it.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    enum Use {
+        Able,
+        Unable,
+        Fails,
+        /// Its process dies in the middle.
+        Dies,
+    }
+    use Use::{Able, Dies, Fails, Unable};
+
+    /// Links in memory beside such a library.
+    #[derive(Debug)]
+    struct Links {
+        memory: Memory,
+        library: Arc<Library>,
+        by: Use,
+    }
+
+    impl Transport for Links {
+        fn send(&self, to: usize, message: Message) {
+            self.memory.send(to, message);
+        }
+        fn drive(&self, patience: Duration, is_there: &dyn Fn() -> bool) -> Drive {
+            self.memory.drive(patience, is_there)
+        }
+        fn native_sum(&self) -> Option<&dyn NativeSum> {
+            Some(self)
+        }
+        fn close(&self) {
+            self.memory.close();
+        }
+    }
+
+    impl NativeSum for Links {
+        fn name(&self) -> &'static str {
+            "a test"
+        }
+        fn is_able(&self, _bytes: usize) -> bool {
+            self.by != Unable
+        }
+        fn sum(&self, vector: Bytes, number: Number, _patience: Duration) -> Result<Bytes, String> {
+            assert_eq!(number, Number::F32);
+            match self.by {
+                Fails => return Err("out of luck".into()),
+                Dies => {
+                    self.close();
+                    std::panic::resume_unwind(Box::new("dead"));
+                }
+                Able | Unable => {}
+            }
+            let mine: Vec<f32> = pod_collect_to_vec(&vector);
+            self.library.sum.lock().unwrap().iter_mut().zip(mine).for_each(|(sum, mine)| *sum += mine);
+            self.library.met.wait();
+            self.library.used.fetch_add(1, Ordering::Relaxed);
+            Ok(Bytes::copy_from_slice(cast_slice(&self.library.sum.lock().unwrap())))
+        }
+    }
+
+    fn calling(session: &Session) -> Calling<'_> {
+        let call = Fingerprint::new(Operation::AllReduce, "vectors", Location::caller());
+        let standings = vec![Standing::waiting(session.world().worker(), call)];
+        Calling::new(session, standings, Duration::from_secs(30))
+    }
+
+    /// What `body` gives on each worker that lives, and how many sums the library has made.
+    fn on_workers<T: Send + 'static>(
+        uses: [Use; WORKERS],
+        body: impl Fn(&Group, Result<Vec<f32>, Failure>) -> T + Send + Sync + 'static,
+    ) -> (Vec<T>, usize) {
+        watched(move || {
+            let library = Arc::new(Library {
+                sum: Mutex::new(vec![0.; LEN]),
+                met: Barrier::new(WORKERS),
+                used: AtomicUsize::new(0),
+            });
+            let inboxes: Vec<_> = uses.iter().map(|_| Inbox::new(WORKERS)).collect();
+            let receivers =
+                inboxes.iter().map(|inbox| Arc::new(inbox.clone()) as Arc<dyn Receiver>).collect();
+            let all = memory::transports(receivers).into_iter().zip(inboxes).zip(uses).enumerate();
+            let groups: Vec<_> = all
+                .map(|(worker, ((memory, inbox), by))| {
+                    let links = Links { memory, library: library.clone(), by };
+                    Group::new(World::new(WORKERS, worker, 1).unwrap(), Arc::new(links), inbox)
+                })
+                .collect();
+            let run = |group: &Group| {
+                let session = group.open("native", 1);
+                let mine = vec![(group.world().worker() + 1) as f32; LEN];
+                let mine = Bytes::copy_from_slice(cast_slice(&mine));
+                let options = SumOptions { order: Order::Fast, ..SumOptions::default() };
+                let sum = calling(&session).sum_with(&[mine], &[1f32; WORKERS], &options);
+                body(group, sum.map(|pieces| pod_collect_to_vec(&pieces.concat())))
+            };
+            let results = std::thread::scope(|scope| {
+                let threads: Vec<_> = groups.iter().map(|group| scope.spawn(|| run(group))).collect();
+                threads.into_iter().filter_map(|thread| thread.join().ok()).collect()
+            });
+            (results, library.used.load(Ordering::Relaxed))
+        })
+    }
+
+    #[test]
+    fn the_library_sums_where_all_workers_can_use_it() {
+        for (uses, used) in [([Able; 3], WORKERS), ([Able, Unable, Able], 0), ([Unable; 3], 0)] {
+            let (sums, found) = on_workers(uses, |_, sum| sum.unwrap());
+            assert_eq!(sums, [[6.; LEN]; WORKERS], "{uses:?}");
+            assert_eq!(found, used, "{uses:?}");
+        }
+    }
+
+    // INV-31
+    #[test]
+    fn where_it_fails_on_all_each_gets_its_reason_and_the_group_works_on() {
+        let (errors, _) = on_workers([Fails; 3], |group, sum| {
+            let records = calling(&group.open("next", 2)).records(Bytes::from_static(b"on")).unwrap();
+            assert!(records.iter().all(|record| record == "on"));
+            sum.unwrap_err().to_string()
+        });
+        assert_eq!(errors, ["a test cannot sum: out of luck"; WORKERS]);
+    }
+
+    // INV-2
+    #[test]
+    fn a_worker_that_dies_in_it_is_named_on_the_others() {
+        let (blames, _) = on_workers([Fails, Dies, Fails], |_, sum| match sum {
+            Err(Failure::Blame(blame)) => blame,
+            other => panic!("{other:?}"),
+        });
+        assert_eq!(blames.len(), WORKERS - 1);
+        for blame in blames {
+            assert_eq!((blame.fault, &blame.culprits[..]), (Fault::Lost, &[1][..]), "{blame}");
+        }
+    }
+}

@@ -1,0 +1,360 @@
+//! What one worker does in a session: its rounds, the calls that it declines, and the end. Pure: no socket, no thread, no
+//! clock.
+//!
+//! It is told what the others have said, who is lost and that the time is up, and says what to do next. A
+//! [`Session`](super::Session) does it with a transport and a clock. The crate `distribute-simulation` does it with neither,
+//! for all workers of a world at once.
+
+use super::round::{Next, Round};
+use super::{Frame, Said, SessionId};
+use bytes::Bytes;
+use distribute_cluster::{Blame, Fingerprint, Presence, Standing, World};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long the worker that judges waits for the standings of the others after a deadline has passed. The others wait
+/// twice as long for its verdict.
+pub const GRACE: Duration = Duration::from_millis(500);
+
+/// How long to wait for the verdict on a worker that is lost. Whoever judges may not have noticed, and be past the round.
+pub const VERDICT: Duration = Duration::from_millis(100);
+
+/// So many calls in a row a worker declines without waiting for the others.
+const DECLINES: u64 = 2;
+
+/// How many rounds a worker may be ahead of another: it may have declined some, is in the next one, and may give that up.
+const AHEAD: u64 = DECLINES + 2;
+
+/// One worker's part in a session. One round is under way at most.
+///
+/// Before each [`next_action`](Self::next_action) it has to [`hear`](Self::hear) everything that has come: workers that have given up
+/// waiting sent their call first.
+#[derive(Debug)]
+pub struct Protocol {
+    world: World,
+    session: SessionId,
+    /// The number of rounds that have begun.
+    round: u64,
+    /// How many rounds this worker has declined, and how many of them since it took part in one.
+    declined: u64,
+    in_a_row: u64,
+    /// Frames of rounds that this worker has not begun.
+    early: Vec<(usize, Frame)>,
+    /// For each worker whose replicas are gone, their standings.
+    left: Vec<Option<Vec<Standing>>>,
+    /// For each worker, whether it has become unreachable; and why those have that are.
+    lost: Vec<bool>,
+    reasons: Vec<(usize, String)>,
+    turn: Option<Turn>,
+    /// Why the session is over, if it is.
+    over: Option<Arc<Blame>>,
+}
+
+/// The round under way.
+#[derive(Debug)]
+struct Turn {
+    round: Round,
+    /// How long to wait from now on, where that has changed.
+    patience: Option<Duration>,
+    /// Whether the outcome is settled but for what others still have to tell.
+    grace: bool,
+    /// Whether that time is up, too.
+    last: bool,
+}
+
+/// What to do next.
+#[derive(Debug, PartialEq)]
+pub enum Action {
+    /// Send this to all other workers, then ask again.
+    Say(Frame),
+    /// Wait until something comes. With `Some`, so long from now on at most; with `None`, as long as was said before, and at
+    /// first for the timeout of the round. Then [`expire`](Protocol::expire).
+    Wait(Option<Duration>),
+    /// The round is over. The data of all workers, by worker; this one's own is empty. Or who is to blame, in which case the
+    /// session may be [over](Protocol::over) as well.
+    End(Result<Vec<Bytes>, Arc<Blame>>),
+}
+
+impl Protocol {
+    /// Worker `world.worker()` in a session that has just been opened.
+    pub fn new(world: World, session: SessionId) -> Self {
+        let workers = world.workers();
+        Self {
+            world,
+            session,
+            round: 0,
+            declined: 0,
+            in_a_row: 0,
+            early: Vec::new(),
+            left: vec![None; workers],
+            lost: vec![false; workers],
+            reasons: Vec::new(),
+            turn: None,
+            over: None,
+        }
+    }
+
+    /// The session.
+    pub fn session(&self) -> SessionId {
+        self.session
+    }
+
+    /// How many rounds have begun: the same on all workers that have made the same calls.
+    pub fn rounds(&self) -> u64 {
+        self.round
+    }
+
+    /// How many rounds this worker has declined.
+    pub fn declined(&self) -> u64 {
+        self.declined
+    }
+
+    /// Why the session is over, if a worker was late or lost.
+    pub fn over(&self) -> Option<&Arc<Blame>> {
+        self.over.as_ref()
+    }
+
+    /// For each worker, whether its loss is known.
+    pub fn lost(&self) -> &[bool] {
+        &self.lost
+    }
+
+    /// This in a frame of the present round.
+    pub fn frame(&self, said: Said) -> Frame {
+        Frame { session: self.session, round: self.round, said }
+    }
+
+    /// Begins the next round, where the session is not over. `standings` are those of this worker's replicas, and `step` is for errors.
+    pub fn begin(&mut self, step: u64, standings: Vec<Standing>, timeout: Duration) {
+        if self.over.is_some() {
+            return;
+        }
+        (self.round, self.in_a_row) = (self.round + 1, 0);
+        let late = standings.iter().any(|standing| !standing.is_settled());
+        let mut round = Round::new(self.world, step, standings, timeout);
+        if late {
+            round.expire();
+        }
+        self.turn = Some(Turn { round, patience: None, grace: false, last: false });
+        // What came before somebody left or was lost.
+        for (from, frame) in std::mem::take(&mut self.early) {
+            // It has been looked at.
+            let _ = self.hear(from, frame);
+        }
+        let Some(Turn { round, .. }) = &mut self.turn else { return };
+        for (worker, left) in self.left.iter().enumerate() {
+            if let Some(standings) = left {
+                round.hear(worker, Said::Left { standings: standings.clone() });
+            }
+        }
+        for (worker, reason) in &self.reasons {
+            // In the words of those who learn of it only now.
+            round.lose(*worker, reason.clone());
+        }
+    }
+
+    /// The digest of the call that this worker's replicas make in the round under way, if they make one. All others have to be
+    /// told of it, and get the data for them, before anything else.
+    pub fn call(&self) -> Option<u64> {
+        self.turn.as_ref()?.round.call().map(Fingerprint::digest)
+    }
+
+    /// Takes no part in the next round, since this worker has failed. What to tell the others; `None` where the session is over, or
+    /// where this worker has declined so many that it takes part in one, which has begun then.
+    pub fn decline(&mut self, step: u64, mut standings: Vec<Standing>, timeout: Duration) -> Option<Frame> {
+        for standing in &mut standings {
+            standing.presence = Presence::Failed;
+        }
+        if self.over.is_some() {
+            return None;
+        }
+        self.declined += 1;
+        if self.in_a_row == DECLINES {
+            self.begin(step, standings, timeout);
+            return None;
+        }
+        (self.round, self.in_a_row) = (self.round + 1, self.in_a_row + 1);
+        Some(self.frame(Said::Standings { standings, step, expired: None, late: Vec::new(), lost: None }))
+    }
+
+    /// Ends the session for a reason of this worker's own, unless another one has ended it before. What to tell the others.
+    pub fn abandon(&mut self, blame: Arc<Blame>) -> Option<Frame> {
+        if self.over.is_some() {
+            return None;
+        }
+        // Nobody takes part in a round any more: of what has come, only a verdict counts.
+        let theirs = std::mem::take(&mut self.early).into_iter().find_map(|(_, frame)| match frame.said {
+            Said::Verdict(blame) => Some(Arc::new(blame)),
+            _ => None,
+        });
+        self.round += 1;
+        let blame = self.over.insert(theirs.unwrap_or(blame));
+        let verdict = Said::Verdict(Blame::clone(blame));
+        Some(self.frame(verdict))
+    }
+
+    /// What to tell the others where all replicas of this worker are gone.
+    pub fn leave(&self, standings: Vec<Standing>) -> Frame {
+        Frame { session: self.session, round: self.round + 1, said: Said::Left { standings } }
+    }
+
+    /// Takes a frame of the session from another worker.
+    ///
+    /// # Errors
+    /// Why the worker has to be taken for lost.
+    pub fn hear(&mut self, from: usize, frame: Frame) -> Result<(), &'static str> {
+        if frame.round > self.round.saturating_add(AHEAD) {
+            return Err("it has sent a round that it cannot be in: all workers have to run the same program");
+        }
+        if let Said::Left { standings } = &frame.said
+            && let Some(left) = self.left.get_mut(from)
+        {
+            *left = Some(standings.clone());
+        }
+        match (&mut self.turn, &frame.said) {
+            (Some(turn), Said::Left { .. }) => turn.round.hear(from, frame.said),
+            // Every round that begins is told who has left.
+            (None, Said::Left { .. }) => {}
+            // The session is over for those who sent it. Where it is one of a later round, they have this one behind them: all have
+            // agreed in it then, unless it cannot be agreed in here any more.
+            (Some(turn), Said::Verdict(_)) if frame.round <= self.round || turn.grace => {
+                turn.round.hear(from, frame.said);
+            }
+            (_, Said::Verdict(_)) => self.early.push((from, frame)),
+            _ if frame.round > self.round => self.early.push((from, frame)),
+            (Some(turn), _) if frame.round == self.round => turn.round.hear(from, frame.said),
+            // An answer that belongs to a past round.
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Another worker has become unreachable, after everything that came from it.
+    pub fn lose(&mut self, worker: usize, reason: String) {
+        let Some(lost @ false) = self.lost.get_mut(worker) else { return };
+        *lost = true;
+        if let Some(turn) = &mut self.turn {
+            turn.round.lose(worker, reason.clone());
+        }
+        self.reasons.push((worker, reason));
+    }
+
+    /// The time that [`Action::Wait`] allowed is up.
+    pub fn expire(&mut self) {
+        match &mut self.turn {
+            Some(turn) if turn.grace => turn.last = true,
+            Some(turn) => turn.round.expire(),
+            None => {}
+        }
+    }
+
+    /// What to do next in the round under way.
+    pub fn next_action(&mut self) -> Action {
+        let Some(Turn { round, patience, grace, last }) = &mut self.turn else {
+            return Action::End(self.over.clone().map_or_else(|| Ok(Vec::new()), Err));
+        };
+        if !*grace && (round.has_expired() || round.has_lost()) {
+            *grace = true;
+            *patience = Some(match (round.has_expired(), round.judges()) {
+                (false, _) => VERDICT,
+                (true, true) => GRACE,
+                (true, false) => 2 * GRACE,
+            });
+        }
+        let ended = match round.next(*last) {
+            Next::Wait => return Action::Wait(patience.take()),
+            Next::Say(said) => return Action::Say(self.frame(said)),
+            Next::Agreed(bodies) => Ok(bodies),
+            Next::Blamed(blame) => Err(Arc::new(blame)),
+            Next::Over(blame) => {
+                self.turn = None;
+                self.over = Some(Arc::new(blame.clone()));
+                // Then the round ends.
+                return Action::Say(self.frame(Said::Verdict(blame)));
+            }
+        };
+        self.turn = None;
+        Action::End(ended)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use distribute_cluster::{Fault, Operation};
+    use std::panic::Location;
+
+    const TIMEOUT: Duration = Duration::from_secs(60);
+
+    fn call() -> Fingerprint {
+        Fingerprint::new(Operation::AllReduce, "", Location::caller())
+    }
+
+    /// Worker 2 of 3 in its first round.
+    fn third() -> Protocol {
+        let mut protocol = Protocol::new(World::new(3, 2, 1).unwrap(), SessionId { name: 1, number: 1 });
+        protocol.begin(1, vec![Standing::waiting(2, call())], TIMEOUT);
+        protocol
+    }
+
+    fn calls(protocol: &mut Protocol, worker: usize) {
+        let said = Said::Call { digest: call().digest(), body: Bytes::from_static(b"data") };
+        protocol.hear(worker, protocol.frame(said)).unwrap();
+    }
+
+    /// Worker 0 has ended the session in this round.
+    fn verdict(protocol: &mut Protocol, round: u64) {
+        let said = Said::Verdict(Blame::failed(1, 0, &call()));
+        protocol.hear(0, Frame { round, ..protocol.frame(said) }).unwrap();
+    }
+
+    fn failed(action: Action) -> bool {
+        matches!(action, Action::End(Err(blame)) if blame.fault == Fault::Failed)
+    }
+
+    // INV-2
+    #[test]
+    fn a_verdict_is_passed_on_to_those_who_may_not_have_heard_it() {
+        let mut protocol = third();
+        verdict(&mut protocol, 1);
+        let said = protocol.next_action();
+        assert!(matches!(&said, Action::Say(Frame { said: Said::Verdict(_), .. })), "{said:?}");
+        assert!(failed(protocol.next_action()));
+        assert!(protocol.over().is_some());
+    }
+
+    // INV-2
+    #[test]
+    fn the_verdict_of_a_later_round_counts_where_this_one_cannot_be_agreed_in_any_more() {
+        let mut protocol = third();
+        calls(&mut protocol, 0);
+        assert_eq!(protocol.next_action(), Action::Wait(None));
+        protocol.expire();
+        let said = protocol.next_action();
+        assert!(matches!(&said, Action::Say(Frame { said: Said::Standings { .. }, .. })), "{said:?}");
+        assert_eq!(protocol.next_action(), Action::Wait(Some(2 * GRACE)), "worker 0 judges");
+        verdict(&mut protocol, 2);
+        assert!(matches!(protocol.next_action(), Action::Say(_)));
+        assert!(failed(protocol.next_action()));
+    }
+
+    #[test]
+    fn a_round_that_can_be_agreed_in_is_before_the_verdict_of_a_later_one() {
+        let mut protocol = third();
+        verdict(&mut protocol, 2);
+        calls(&mut protocol, 0);
+        calls(&mut protocol, 1);
+        assert!(matches!(protocol.next_action(), Action::End(Ok(_))));
+        protocol.begin(1, vec![Standing::waiting(2, call())], TIMEOUT);
+        assert!(matches!(protocol.next_action(), Action::Say(_)));
+        assert!(failed(protocol.next_action()));
+    }
+
+    #[test]
+    fn a_round_that_nobody_can_be_in_is_not_kept() {
+        let mut protocol = third();
+        let said = Said::Call { digest: 0, body: Bytes::new() };
+        let frame = Frame { round: 1 + AHEAD + 1, ..protocol.frame(said) };
+        assert!(protocol.hear(0, frame).unwrap_err().contains("a round that it cannot be in"));
+    }
+}

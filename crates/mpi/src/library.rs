@@ -1,0 +1,260 @@
+//! The calls of MPI, each checked: the one file with `unsafe`.
+//!
+//! MPI is initialized as `MPI_THREAD_SERIALIZED`: any thread may call it, one at a time. All calls are methods that take the
+//! [`Library`] by `&mut`, and a process has one, so the compiler sees to that. rsmpi's own methods ignore what the calls
+//! return; its bindings are used instead.
+
+use crate::Error;
+use crate::memory::Memory;
+use bytes::Bytes;
+use distribute_net::Number;
+use mpi::environment::{self, Threading, Universe};
+use mpi::ffi::{self, MPI_Comm, MPI_Datatype, MPI_Request};
+use std::ffi::c_int;
+use std::mem::{self, ManuallyDrop, MaybeUninit, take};
+
+/// All messages have one tag: those of a pair come in the order in which they were sent.
+const TAG: c_int = 0;
+
+/// MPI, from `MPI_Init_thread` on.
+pub(crate) struct Library {
+    /// Dropped by [`finalize`](Self::finalize) alone: a process that has lost another one must end without.
+    universe: ManuallyDrop<Universe>,
+    /// Whose messages meet no others of the program.
+    messages: MPI_Comm,
+    /// Whose reductions do.
+    reductions: MPI_Comm,
+    rank: usize,
+    workers: usize,
+}
+
+// SAFETY: MPI provides MPI_THREAD_SERIALIZED, as `start` has made sure: any thread may call it. Handles are names.
+unsafe impl Send for Library {}
+
+/// What a call of MPI has returned, where that was no success.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{call}: {text}")]
+pub struct CallError {
+    /// The function.
+    pub call: &'static str,
+    /// MPI's text.
+    pub text: String,
+}
+
+/// An operation that has begun. MPI reads and writes its memory until it has ended; one that is dropped before keeps its memory
+/// for ever.
+pub(crate) struct Request {
+    raw: MPI_Request,
+    from: Bytes,
+    into: Memory,
+    ended: bool,
+}
+
+// SAFETY: as of `Library`, without which nothing can be done with it.
+unsafe impl Send for Request {}
+
+impl Library {
+    /// Initializes MPI, and waits until all processes have.
+    pub fn start() -> Result<Self, Error> {
+        let (universe, threads) =
+            environment::initialize_with_threading(Threading::Serialized).ok_or(Error::AlreadyInitialized)?;
+        if threads < Threading::Serialized {
+            return Err(Error::Threads);
+        }
+        // SAFETY: MPI is initialized, and nobody else has a handle to call it by.
+        let (messages, reductions) = unsafe { (duplicate()?, duplicate()?) };
+        let (mut rank, mut size) = (0, 0);
+        // SAFETY: the communicator is valid, and both are written to.
+        unsafe {
+            check("MPI_Comm_rank", ffi::MPI_Comm_rank(messages, &mut rank))?;
+            check("MPI_Comm_size", ffi::MPI_Comm_size(messages, &mut size))?;
+        }
+        let universe = ManuallyDrop::new(universe);
+        Ok(Self { universe, messages, reductions, rank: index(rank), workers: index(size) })
+    }
+
+    /// Ends MPI, when all processes do.
+    pub fn finalize(mut self) {
+        // SAFETY: it is dropped once, since this takes `self`.
+        unsafe { ManuallyDrop::drop(&mut self.universe) }
+    }
+
+    /// Which process this is.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// How many processes there are.
+    pub fn workers(&self) -> usize {
+        self.workers
+    }
+
+    /// Begins to send bytes.
+    pub fn send(&mut self, to: usize, bytes: Bytes) -> Result<Request, CallError> {
+        const CALL: &str = "MPI_Isend";
+        let (to, count) = (number(CALL, to)?, number(CALL, bytes.len())?);
+        Request::begin(CALL, bytes, Memory::default(), |from, _, request| {
+            // SAFETY: `from` has `count` bytes, which are there and not written until the request has ended.
+            unsafe { ffi::MPI_Isend(from.cast(), count, byte(), to, TAG, self.messages, request) }
+        })
+    }
+
+    /// Begins to receive the next message of a process, if one has come.
+    pub fn receive(&mut self, from: usize) -> Result<Option<Request>, CallError> {
+        let from = number("MPI_Improbe", from)?;
+        let (mut flag, mut count) = (0, 0);
+        let (mut message, mut status) = (MaybeUninit::uninit(), MaybeUninit::uninit());
+        // SAFETY: all pointers are to values of their types; MPI writes message and status before it sets the flag.
+        let found = unsafe {
+            let (message, status) = (message.as_mut_ptr(), status.as_mut_ptr());
+            ffi::MPI_Improbe(from, TAG, self.messages, &mut flag, message, status)
+        };
+        check("MPI_Improbe", found)?;
+        if flag == 0 {
+            return Ok(None);
+        }
+        // SAFETY: the flag is set, so there is a status.
+        let counted = unsafe { ffi::MPI_Get_count(status.as_ptr(), byte(), &mut count) };
+        check("MPI_Get_count", counted)?;
+        let into = Memory::new(index(count));
+        let request = Request::begin("MPI_Imrecv", Bytes::new(), into, |_, into, request| {
+            // SAFETY: `into` has `count` bytes, which nobody else uses until the request has ended; the message has been matched.
+            unsafe { ffi::MPI_Imrecv(into.cast(), count, byte(), message.as_mut_ptr(), request) }
+        });
+        request.map(Some)
+    }
+
+    /// Begins to gather the same number of bytes of each process.
+    pub fn gather(&mut self, mine: Bytes) -> Result<Request, CallError> {
+        const CALL: &str = "MPI_Iallgather";
+        let (count, into) = (number(CALL, mine.len())?, Memory::new(mine.len() * self.workers));
+        Request::begin(CALL, mine, into, |from, into, request| {
+            let (from, into) = (from.cast(), into.cast());
+            // SAFETY: `from` has `count` bytes, and `into` as many for each process, as long as the request lasts.
+            unsafe { ffi::MPI_Iallgather(from, count, byte(), into, count, byte(), self.reductions, request) }
+        })
+    }
+
+    /// Begins to add up the vectors of all processes.
+    pub fn sum(&mut self, vector: Bytes, numbers: Number) -> Result<Request, CallError> {
+        const CALL: &str = "MPI_Iallreduce";
+        let (width, kind) = match numbers {
+            // SAFETY: constants of the library.
+            Number::F32 => (size_of::<f32>(), unsafe { ffi::RSMPI_FLOAT }),
+            // SAFETY: as above.
+            Number::F64 => (size_of::<f64>(), unsafe { ffi::RSMPI_DOUBLE }),
+        };
+        let count = number(CALL, vector.len() / width)?;
+        let into = Memory::new(vector.len());
+        let aligned = vector.as_ptr().align_offset(width) == 0;
+        let vector = if aligned { vector } else { Memory::of(&vector).into() };
+        Request::begin(CALL, vector, into, |from, into, request| {
+            let (from, into) = (from.cast(), into.cast());
+            // SAFETY: both have `count` numbers, aligned for their type, as long as the request lasts.
+            unsafe { ffi::MPI_Iallreduce(from, into, count, kind, ffi::RSMPI_SUM, self.reductions, request) }
+        })
+    }
+
+    /// Whether an operation has ended.
+    pub fn test(&mut self, request: &mut Request) -> Result<bool, CallError> {
+        if !request.ended {
+            let mut flag = 0;
+            // SAFETY: the request has begun and not ended; a status is not asked for.
+            let tested = unsafe { ffi::MPI_Test(&mut request.raw, &mut flag, ffi::RSMPI_STATUS_IGNORE) };
+            check("MPI_Test", tested)?;
+            request.ended = flag != 0;
+        }
+        Ok(request.ended)
+    }
+}
+
+impl Request {
+    fn begin(
+        call: &'static str,
+        from: Bytes,
+        mut into: Memory,
+        begin: impl FnOnce(*const u8, *mut u8, *mut MPI_Request) -> c_int,
+    ) -> Result<Self, CallError> {
+        let mut raw = MaybeUninit::uninit();
+        check(call, begin(from.as_ptr(), into.as_mut_ptr(), raw.as_mut_ptr()))?;
+        // SAFETY: MPI has written it, since the call was a success.
+        Ok(Self { raw: unsafe { raw.assume_init() }, from, into, ended: false })
+    }
+
+    /// What it has received, if it has ended.
+    pub fn received(mut self) -> Option<Bytes> {
+        self.ended.then(|| take(&mut self.into).into())
+    }
+}
+
+impl Drop for Request {
+    fn drop(&mut self) {
+        if !self.ended {
+            mem::forget((take(&mut self.from), take(&mut self.into)));
+        }
+    }
+}
+
+/// A communicator of all processes whose errors are returned.
+///
+/// # Safety
+/// MPI has to be initialized, and no other thread may call it.
+unsafe fn duplicate() -> Result<MPI_Comm, CallError> {
+    // SAFETY: by the contract; the first call writes the handle that the second one takes.
+    unsafe {
+        let mut duplicate = ffi::RSMPI_COMM_NULL;
+        check("MPI_Comm_dup", ffi::MPI_Comm_dup(ffi::RSMPI_COMM_WORLD, &mut duplicate))?;
+        let set = ffi::MPI_Comm_set_errhandler(duplicate, ffi::RSMPI_ERRORS_RETURN);
+        check("MPI_Comm_set_errhandler", set)?;
+        Ok(duplicate)
+    }
+}
+
+fn byte() -> MPI_Datatype {
+    // SAFETY: a constant of the library.
+    unsafe { ffi::RSMPI_UINT8_T }
+}
+
+/// A number that MPI has given, none of which is negative.
+fn index(number: c_int) -> usize {
+    usize::try_from(number).unwrap_or_default()
+}
+
+/// A number as MPI takes it.
+fn number(call: &'static str, number: usize) -> Result<c_int, CallError> {
+    number.try_into().map_err(|_| CallError { call, text: format!("{number} is too large for MPI") })
+}
+
+fn check(call: &'static str, code: c_int) -> Result<(), CallError> {
+    if code == ffi::MPI_SUCCESS as c_int {
+        return Ok(());
+    }
+    let mut text = vec![0u8; ffi::MPI_MAX_ERROR_STRING as usize];
+    let mut length = 0;
+    // SAFETY: the text has as many bytes as MPI says that it has at most.
+    let told = unsafe { ffi::MPI_Error_string(code, text.as_mut_ptr().cast(), &mut length) };
+    if told != ffi::MPI_SUCCESS as c_int {
+        return Err(CallError { call, text: format!("error {code}") });
+    }
+    text.truncate(index(length));
+    Err(CallError { call, text: String::from_utf8_lossy(&text).into_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::support::on_ranks;
+
+    #[test]
+    fn a_call_that_fails_is_an_error_and_the_process_lives() {
+        on_ranks("library::tests::a_call_that_fails_is_an_error_and_the_process_lives", &[2], || {
+            let mut library = Library::start().unwrap();
+            let error = library.send(99, Bytes::from_static(b"to nobody")).err().unwrap();
+            assert_eq!(error.to_string(), "MPI_Isend: MPI_ERR_RANK: invalid rank");
+            let error = library.receive(usize::MAX).err().unwrap();
+            assert_eq!(error.to_string(), format!("MPI_Improbe: {} is too large for MPI", usize::MAX));
+            assert!(matches!(Library::start(), Err(Error::AlreadyInitialized)));
+            library.finalize();
+        });
+    }
+}

@@ -1,0 +1,158 @@
+//! All other processes, as far as one thread at a time moves bytes to and from them.
+
+use crate::Settings;
+use crate::library::Library;
+use crate::peer::{Life, Peer};
+use distribute_cluster::Deadline;
+use distribute_net::wire::Frame;
+use distribute_net::{ENDED, Receiver};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How often silences are looked at.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// MPI and all other processes. Who has it may call MPI.
+pub(crate) struct State {
+    /// Until it is finalized.
+    library: Option<Library>,
+    peers: Vec<Peer>,
+    receiver: Arc<dyn Receiver>,
+    /// Whether this process has told the others that it ends.
+    closed: bool,
+    settings: Settings,
+    look: Deadline,
+    beat: Deadline,
+}
+
+impl State {
+    pub fn new(library: Library, receiver: Arc<dyn Receiver>, settings: Settings) -> Self {
+        let (me, workers) = (library.rank(), library.workers());
+        let others = (0..workers).filter(|rank| *rank != me);
+        Self {
+            library: Some(library),
+            peers: others.map(|rank| Peer::new(rank, settings.silence)).collect(),
+            receiver,
+            closed: false,
+            settings,
+            look: Deadline::after(LOOK),
+            beat: Deadline::after(settings.heartbeat),
+        }
+    }
+
+    /// MPI, until it is finalized.
+    pub fn library(&mut self) -> Option<&mut Library> {
+        self.library.as_mut()
+    }
+
+    /// Takes MPI away: nothing is sent or received any more.
+    pub fn take_library(&mut self) -> Option<Library> {
+        self.library.take()
+    }
+
+    /// Begins to send a frame to a process.
+    pub fn send(&mut self, to: usize, frame: Frame) {
+        if !self.closed {
+            self.say(|peer| peer.rank() == to, || frame.clone());
+        }
+    }
+
+    /// Tells all others that this process ends.
+    pub fn close(&mut self) {
+        if !self.closed {
+            self.say(|_| true, || Frame::Goodbye);
+            self.closed = true;
+        }
+    }
+
+    /// Goes on with all that has been begun, and gives the receiver what has come. Says whether there was anything.
+    pub fn turn(&mut self) -> bool {
+        let Some(library) = &mut self.library else { return false };
+        let mut any = false;
+        for peer in &mut self.peers {
+            let end = match peer.turn(library) {
+                Ok(None | Some(Frame::Heartbeat | Frame::Reference(_))) => continue,
+                Ok(Some(Frame::Data(message))) => {
+                    self.receiver.deliver(peer.rank(), message);
+                    None
+                }
+                Ok(Some(Frame::Goodbye)) => Some((Life::Ended, ENDED.to_owned())),
+                Err(reason) => Some((Life::Lost, reason)),
+            };
+            any = true;
+            if let Some((life, reason)) = end {
+                lose(peer, life, reason, &*self.receiver);
+            }
+        }
+        self.pulse() | any
+    }
+
+    /// Sends signs of life, and loses those who have sent none. Says whether there are any.
+    fn pulse(&mut self) -> bool {
+        if !self.look.has_passed() {
+            return false;
+        }
+        self.look = Deadline::after(LOOK.min(self.settings.heartbeat / 2));
+        if self.beat.has_passed() && !self.closed {
+            self.beat = Deadline::after(self.settings.heartbeat);
+            // What waits to be sent is a sign of life, too.
+            self.say(Peer::has_sent, || Frame::Heartbeat);
+        }
+        let mut any = false;
+        for peer in &mut self.peers {
+            if peer.is_silent() {
+                let seconds = self.settings.silence.as_secs_f64();
+                lose(peer, Life::Lost, format!("it has sent nothing for {seconds:.1} s"), &*self.receiver);
+                any = true;
+            }
+        }
+        any
+    }
+
+    fn say(&mut self, to: impl Fn(&Peer) -> bool, frame: impl Fn() -> Frame) {
+        let Some(library) = &mut self.library else { return };
+        for peer in self.peers.iter_mut().filter(|peer| to(peer)) {
+            if let Err(reason) = peer.send(library, frame()) {
+                lose(peer, Life::Lost, reason, &*self.receiver);
+            }
+        }
+    }
+
+    /// Whether something has been begun and not ended.
+    pub fn is_busy(&self) -> bool {
+        self.peers.iter().any(Peer::is_busy)
+    }
+
+    /// Whether anything may still come.
+    pub fn hears(&self) -> bool {
+        self.peers.iter().any(|peer| peer.life() == Life::Alive)
+    }
+
+    /// The first that can't be reached any more.
+    pub fn lost(&self) -> Option<usize> {
+        self.peers.iter().find(|peer| peer.life() == Life::Lost).map(Peer::rank)
+    }
+
+    /// Those who have not ended in order.
+    pub fn missing(&self) -> Vec<usize> {
+        self.peers.iter().filter(|peer| peer.life() != Life::Ended).map(Peer::rank).collect()
+    }
+
+    /// Whether nothing comes any more, and everything has been sent to those who still receive.
+    pub fn is_over(&self) -> bool {
+        let over = |peer: &Peer| match peer.life() {
+            Life::Alive => false,
+            Life::Ended => peer.has_sent(),
+            Life::Lost => true,
+        };
+        self.library.is_none() || self.peers.iter().all(over)
+    }
+}
+
+fn lose(peer: &mut Peer, life: Life, reason: String, receiver: &dyn Receiver) {
+    if peer.life() == Life::Alive {
+        tracing::debug!(worker = peer.rank(), reason, "a worker is lost");
+        receiver.lose(peer.rank(), reason);
+    }
+    peer.end(life);
+}

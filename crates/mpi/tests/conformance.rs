@@ -1,0 +1,225 @@
+//! Each collective over MPI, against workers that are threads of the same process: the same bits.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[path = "../../collective/tests/conformance/leaves.rs"]
+mod leaves;
+mod support;
+
+use bytes::Bytes;
+use distribute_cluster::{Fingerprint, Operation};
+use distribute_collective::group::{Calling, Group, Links, Order, SumOptions, Wire, local, numbers};
+use distribute_collective::threads::{Member, Team};
+use distribute_collective::{all_gather, all_reduce};
+use distribute_mpi::{Error, Settings};
+use distribute_tensor::fold::Alone;
+use distribute_tensor::{Leaf, Packing, ReduceOp, wire};
+use distribute_testing::child;
+use leaves::{joined, summed};
+use std::panic::Location;
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+use support::{mpirun, started};
+
+const PATIENCE: Duration = Duration::from_secs(40);
+
+/// What a replica has got of a call, by the call's name.
+type Got = Vec<(String, Vec<u8>)>;
+
+fn call(operation: Operation, detail: &str) -> Fingerprint {
+    Fingerprint::new(operation, detail, Location::caller())
+}
+
+fn bytes(leaves: &[Leaf]) -> Vec<u8> {
+    wire::encode(leaves).unwrap()
+}
+
+const LENGTHS: [usize; 3] = [0, 65, 1001];
+
+/// Calls that each replica makes.
+fn of_replicas(member: &Member) -> Got {
+    let mut got = Got::new();
+    for len in LENGTHS {
+        for op in [ReduceOp::Sum, ReduceOp::Mean] {
+            for packing in [Packing::APART, Packing::Bytes(1000), Packing::Count(3)] {
+                let name = format!("all_reduce {op} {packing:?} {len}");
+                let call = call(Operation::AllReduce, &name);
+                let sum = all_reduce(member, call, op, packing, summed(member.replica(), len)).unwrap();
+                got.push((name, bytes(&sum.leaves)));
+            }
+        }
+        let name = format!("all_gather {len}");
+        let call = call(Operation::AllGather, &name);
+        let (all, offsets) = all_gather(member, call, 0, joined(member.replica(), len)).unwrap();
+        got.push((format!("{name} {offsets:?}"), bytes(&all.leaves)));
+    }
+    let mine = vec![member.replica() as u64; member.replica()];
+    let shared = member.share(call(Operation::Minimize, "share"), mine).unwrap();
+    got.push(("share".into(), format!("{shared:?}").into_bytes()));
+    got
+}
+
+/// The numbers of a replica's vector, whose sum depends on the order in which they are added.
+fn vector(replica: usize, len: usize) -> Vec<f32> {
+    let exponent = |at: usize| (replica + at) as i32 % 7 - 4;
+    (0..len).map(|at| ((replica * 7 + at * 13) % 97) as f32 * 10f32.powi(exponent(at))).collect()
+}
+
+/// All ways to sum.
+fn ways() -> impl Iterator<Item = SumOptions> {
+    [Order::Exact, Order::Fast].into_iter().flat_map(|order| {
+        [Wire::Full, Wire::F16, Wire::Bf16].into_iter().flat_map(move |wire| {
+            [0, 10_000].map(|bytes_per_pack| SumOptions { order, wire, bytes_per_pack })
+        })
+    })
+}
+
+/// Calls that are made once for all replicas of a worker.
+fn of_workers(member: &Member) -> Got {
+    let make = |name: &str, make: &dyn Fn(Calling<'_>, &[usize]) -> Vec<u8>| {
+        let said = |_| call(Operation::Reduce, name);
+        let replicas: Vec<_> = member.session().unwrap().world().local_replicas().collect();
+        let made = member.merge(call(Operation::MergeCall, name), (), |_| {
+            member.speak(said, |calling| make(calling, &replicas)).unwrap()
+        });
+        (name.to_owned(), made.unwrap().to_vec())
+    };
+    let local = |replicas: &[usize], of: fn(usize, usize) -> Vec<Leaf>, len| -> Vec<Vec<Leaf>> {
+        replicas.iter().map(|replica| of(*replica, len)).collect()
+    };
+    let mut got = Got::new();
+    for len in LENGTHS {
+        got.push(make(&format!("reduce {len}"), &|calling, replicas| {
+            let all = local(replicas, summed, len);
+            let all: Vec<_> = all.iter().map(Vec::as_slice).collect();
+            bytes(&calling.all_reduce(ReduceOp::Mean, Packing::APART, &all, &Alone).unwrap().leaves)
+        }));
+        got.push(make(&format!("gather {len}"), &|calling, replicas| {
+            let all = local(replicas, joined, len);
+            let all: Vec<_> = all.iter().map(Vec::as_slice).collect();
+            bytes(&calling.all_gather(&all).unwrap().0.concat())
+        }));
+        got.push(make(&format!("of_first {len}"), &|calling, replicas| {
+            bytes(&calling.of_first(&joined(replicas[0], len)).unwrap())
+        }));
+    }
+    got.push(make("records", &|mut calling, replicas| {
+        calling.records(Bytes::from(vec![replicas[0] as u8; 1000 * replicas[0]])).unwrap().concat()
+    }));
+    // The last is more than MPI sends at once, and than what sockets hold.
+    for len in [0, 63, 40_000, 300_000] {
+        let vectors = |calling: &Calling<'_>, replicas: &[usize]| -> Vec<Bytes> {
+            let of = |replica: &usize| {
+                let mut buffer = calling.buffers().take(4 * len);
+                buffer.bytes_mut().copy_from_slice(bytemuck::cast_slice(&vector(*replica, len)));
+                buffer.freeze()
+            };
+            replicas.iter().map(of).collect()
+        };
+        got.push(make(&format!("exchange {len}"), &|mut calling, replicas| {
+            let mine = vectors(&calling, replicas)[0].clone();
+            calling.exchange("vectors", mine).unwrap().concat()
+        }));
+        for options in ways().filter(|options| len < 100_000 || options.bytes_per_pack == 0) {
+            got.push(make(
+                &format!("{}{options}, {len} numbers", native(&options)),
+                &|mut calling, replicas| {
+                    let count = calling.world().num_replicas_in_sync();
+                    let weights: Vec<f32> = (0..count).map(|replica| 1. / (replica + 1) as f32).collect();
+                    let mine = vectors(&calling, replicas);
+                    calling.sum_with(&mine, &weights, &options).unwrap().concat()
+                },
+            ));
+        }
+    }
+    got
+}
+
+/// In front of the names of sums that MPI makes by itself, in an order of its own.
+const NATIVE: &str = "natively ";
+
+fn native(options: &SumOptions) -> &'static str {
+    if options.order == Order::Fast && options.wire == Wire::Full { NATIVE } else { "" }
+}
+
+/// What each replica of this worker gets.
+fn on_replicas(group: &Group) -> Vec<Got> {
+    let replicas = group.world().replicas();
+    let results: Vec<_> = (0..replicas).map(|_| Mutex::new(None)).collect();
+    let session = Arc::new(group.open("conformance", 1));
+    Arc::new(Team::new(replicas).unwrap()).run_among(1, PATIENCE, Some(session), &|member| {
+        let got = [of_replicas(&member), of_workers(&member)].concat();
+        *results[member.rank()].lock().unwrap() = Some(got);
+        true
+    });
+    results.into_iter().map(|result| result.into_inner().unwrap().unwrap()).collect()
+}
+
+/// What the replicas of a worker get where all workers are threads of this process.
+fn on_threads(group: &Group) -> Vec<Got> {
+    let world = group.world();
+    let groups = local::groups(Links::Memory, world.workers(), world.replicas()).unwrap();
+    let mut all: Vec<_> = thread::scope(|scope| {
+        let threads: Vec<_> = groups.iter().map(|group| scope.spawn(|| on_replicas(group))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    all.swap_remove(world.worker())
+}
+
+fn compare(group: &Group) {
+    let (ours, threads) = (on_replicas(group), on_threads(group));
+    assert_eq!(ours.len(), group.world().replicas());
+    let mut sums = Vec::new();
+    for (replica, (ours, threads)) in ours.iter().zip(&threads).enumerate() {
+        assert_eq!(ours.len(), threads.len());
+        for ((name, ours), (expected, of_threads)) in ours.iter().zip(threads) {
+            assert_eq!(name, expected);
+            if name.starts_with(NATIVE) {
+                assert_eq!(ours.len(), of_threads.len(), "{name}");
+                let numbers = numbers::<f32>(ours).into_owned();
+                for (ours, theirs) in numbers.iter().zip(&*numbers_of(of_threads)) {
+                    // All numbers are positive: a few roundings.
+                    assert!(
+                        (ours - theirs).abs() <= 8. * f32::EPSILON * theirs.abs(),
+                        "{name}: {ours}, not {theirs}"
+                    );
+                }
+                sums.extend_from_slice(ours);
+            } else {
+                assert!(ours == of_threads, "{name} on local replica {replica} of {}", group.world());
+            }
+        }
+    }
+    // Native sums have the same bits on all workers.
+    let session = group.open("compare", 2);
+    let world = group.world();
+    let call = call(Operation::Reduce, "compare");
+    let standings =
+        world.local_replicas().map(|replica| distribute_cluster::Standing::waiting(replica, call.clone()));
+    let mut calling = Calling::new(&session, standings.collect(), PATIENCE);
+    let all = calling.exchange("native sums", sums.into()).unwrap();
+    assert!(all.iter().all(|sums| *sums == all[0]) && !all[0].is_empty());
+    println!("{} calls agree on {world}", ours[0].len());
+}
+
+fn numbers_of(bytes: &[u8]) -> std::borrow::Cow<'_, [f32]> {
+    numbers::<f32>(bytes)
+}
+
+// INV-7, INV-27
+#[test]
+fn all_calls_have_the_bits_of_threads() {
+    if let Some(replicas) = child::part() {
+        let settings = Settings { replicas: replicas.parse().unwrap(), ..Settings::default() };
+        return distribute_mpi::run(settings, |group| {
+            compare(&group);
+            Ok::<(), Error>(())
+        })
+        .unwrap();
+    }
+    for (ranks, replicas) in [(2, 1), (2, 2), (2, 3), (3, 1), (3, 2)] {
+        let said = started(mpirun("all_calls_have_the_bits_of_threads", ranks, &replicas.to_string()), true);
+        assert_eq!(said.matches("calls agree").count(), ranks, "{said}");
+    }
+}

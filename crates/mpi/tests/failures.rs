@@ -1,0 +1,193 @@
+//! What happens when a process fails, is late, stopped or killed, or was started wrongly.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod support;
+
+use bytes::Bytes;
+use distribute_cluster::{Blame, Deadline, Fault, Fingerprint, Operation, Standing, Stopwatch};
+use distribute_collective::Failure;
+use distribute_collective::group::{Calling, Group, Order, Session, SumOptions};
+use distribute_mpi::{Error, Settings};
+use distribute_testing::child;
+use std::panic::Location;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+use support::{mpirun, on_ranks, started};
+
+const LONG: Duration = Duration::from_secs(40);
+
+fn calling(session: &Session, timeout: Duration) -> Calling<'_> {
+    let call = Fingerprint::new(Operation::AllReduce, "numbers", Location::caller());
+    Calling::new(session, vec![Standing::waiting(session.world().worker(), call)], timeout)
+}
+
+fn meet(session: &Session, timeout: Duration) -> Result<usize, Arc<Blame>> {
+    match calling(session, timeout).records(Bytes::from_static(b"here")) {
+        Ok(all) => Ok(all.len()),
+        Err(Failure::Blame(blame)) => Err(blame),
+        Err(other) => panic!("{other}"),
+    }
+}
+
+fn sum(session: &Session, timeout: Duration) -> Result<Vec<u8>, Arc<Blame>> {
+    let options = SumOptions { order: Order::Fast, ..SumOptions::default() };
+    let weights = vec![1f32; session.world().workers()];
+    match calling(session, timeout).sum_with(&[vec![0; 4000].into()], &weights, &options) {
+        Ok(sum) => Ok(sum.concat()),
+        Err(Failure::Blame(blame)) => Err(blame),
+        Err(other) => panic!("{other}"),
+    }
+}
+
+fn run(body: impl FnOnce(Group)) {
+    let ran = distribute_mpi::run(Settings::default(), |group| {
+        body(group);
+        Ok::<(), Error>(())
+    });
+    ran.unwrap();
+}
+
+/// Whether a process is there, and none that only waits for its parent to hear of its end.
+fn lives(pid: &str) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, state)| !state.starts_with(['Z', 'X']))
+}
+
+fn signal(which: &str, pid: u32) {
+    let sent = Command::new("kill").args([which, &pid.to_string()]).status();
+    assert!(sent.unwrap().success());
+}
+
+// INV-2
+#[test]
+fn a_worker_that_ends_or_is_late_is_named_on_all_others() {
+    on_ranks("a_worker_that_ends_or_is_late_is_named_on_all_others", &[3], || {
+        run(|group| {
+            let (late, next, last) = (group.open("late", 1), group.open("next", 2), group.open("last", 3));
+            let is_late = group.world().worker() == 1;
+            if !is_late {
+                let blame = meet(&late, Duration::from_secs(1)).unwrap_err();
+                assert_eq!((blame.fault, &blame.culprits[..]), (Fault::Late, &[1][..]), "{blame}");
+            }
+            // The next call works, natively, too.
+            assert_eq!(meet(&next, LONG).unwrap(), 3);
+            assert_eq!(sum(&next, LONG).unwrap(), [0; 4000]);
+            if !is_late {
+                let blame = meet(&last, LONG).unwrap_err();
+                assert_eq!((blame.fault, &blame.culprits[..]), (Fault::Lost, &[1][..]), "{blame}");
+                assert!(blame.to_string().contains("it has ended"), "{blame}");
+            }
+        });
+    });
+}
+
+/// MPI does not notice, the others do, and end without `MPI_Finalize`; then `mpirun` kills it.
+#[test]
+fn a_process_that_is_stopped_is_lost_and_ended_with_the_job() {
+    const TEST: &str = "a_process_that_is_stopped_is_lost_and_ended_with_the_job";
+    if child::part().is_none() {
+        let said = started(mpirun(TEST, 3, "rank"), false);
+        let named = |line: &&str| line.starts_with("step 1: the connection to worker 1 (replica 1) was lost");
+        assert_eq!(said.lines().filter(named).count(), 2, "{said}");
+        assert!(said.contains("it has sent nothing for 1.0 s"), "{said}");
+        let pid = said.split_once("stopped: ").unwrap().1.lines().next().unwrap();
+        let deadline = Deadline::after(LONG);
+        while lives(pid) {
+            assert!(!deadline.has_passed(), "it was left behind: {said}");
+            std::thread::park_timeout(Duration::from_millis(10));
+        }
+        return;
+    }
+    let farewell = Duration::from_millis(200);
+    let settings = Settings { silence: Duration::from_secs(1), farewell, ..Settings::default() };
+    let ran = distribute_mpi::run(settings, |group| {
+        let session = group.open("stopped", 1);
+        meet(&session, LONG).unwrap();
+        if group.world().worker() == 1 {
+            println!("stopped: {}", std::process::id());
+            signal("-STOP", std::process::id());
+        }
+        let watch = Stopwatch::start();
+        let blame = sum(&session, LONG).unwrap_err();
+        assert_eq!((blame.fault, &blame.culprits[..]), (Fault::Lost, &[1][..]), "{blame}");
+        assert!(watch.elapsed() < Duration::from_secs(10));
+        Err::<(), Box<dyn std::error::Error>>(format!("{blame}").into())
+    });
+    println!("{}", ran.unwrap_err());
+    std::process::exit(1);
+}
+
+#[test]
+fn where_a_process_is_killed_mpirun_ends_all() {
+    const TEST: &str = "where_a_process_is_killed_mpirun_ends_all";
+    if child::part().is_none() {
+        let watch = Stopwatch::start();
+        let said = started(mpirun(TEST, 3, "rank"), false);
+        assert!(said.contains("signal 9"), "{said}");
+        assert!(watch.elapsed() < LONG, "{said}");
+        return;
+    }
+    run(|group| {
+        let session = group.open("killed", 1);
+        meet(&session, LONG).unwrap();
+        if group.world().worker() == 1 {
+            signal("-KILL", std::process::id());
+        }
+        let _ = meet(&session, Duration::MAX);
+    });
+}
+
+#[test]
+fn workers_have_equally_many_replicas() {
+    on_ranks("workers_have_equally_many_replicas", &[3], || {
+        let replicas = if std::env::var("OMPI_COMM_WORLD_RANK").unwrap() == "2" { 4 } else { 1 };
+        let settings = Settings { replicas, ..Settings::default() };
+        let error = distribute_mpi::run(settings, |_| Ok::<(), Error>(())).unwrap_err();
+        let text = "worker 2 has 4 replicas and worker 0 has 1: give all workers the same number";
+        assert_eq!(error.to_string(), text);
+        let again = distribute_mpi::run(settings, |_| Ok::<(), Error>(())).unwrap_err();
+        assert!(matches!(again, Error::AlreadyInitialized), "{again}");
+    });
+}
+
+#[test]
+fn a_process_that_does_not_join_is_not_waited_for_longer_than_asked() {
+    const TEST: &str = "a_process_that_does_not_join_is_not_waited_for_longer_than_asked";
+    if child::part().is_none() {
+        let said = started(mpirun(TEST, 2, "rank"), false);
+        assert!(said.contains("MPI has not brought all processes together after 2 s"), "{said}");
+        return;
+    }
+    if std::env::var("OMPI_COMM_WORLD_RANK").unwrap() == "1" {
+        // Until it is ended with the others.
+        std::thread::park_timeout(LONG);
+    }
+    let settings = Settings { join: Duration::from_secs(2), ..Settings::default() };
+    println!("{}", distribute_mpi::run(settings, |_| Ok::<(), Error>(())).unwrap_err());
+    std::process::exit(1);
+}
+
+#[test]
+fn a_process_alone_is_a_world_but_not_where_it_is_one_of_several() {
+    const TEST: &str = "a_process_alone_is_a_world_but_not_where_it_is_one_of_several";
+    match child::part().as_deref() {
+        None => {
+            started(child::command(TEST, "alone"), true);
+            let mut several = child::command(TEST, "several");
+            // As Hydra has it, which starts programs of MPICH.
+            several.env("PMI_RANK", "1").env("PMI_SIZE", "2");
+            started(several, true);
+        }
+        Some("alone") => run(|group| {
+            let session = group.open("alone", 1);
+            assert_eq!(meet(&session, LONG).unwrap(), 1);
+            assert_eq!(sum(&session, LONG).unwrap(), [0; 4000]);
+        }),
+        Some(_) => {
+            let error = distribute_mpi::run(Settings::default(), |_| Ok::<(), Error>(())).unwrap_err();
+            assert!(matches!(error, Error::Alone { .. }), "{error}");
+        }
+    }
+}

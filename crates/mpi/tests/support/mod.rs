@@ -1,0 +1,46 @@
+//! Tests whose processes are started by `mpirun`: each starts itself again.
+
+#![allow(dead_code, clippy::unwrap_used, clippy::panic)]
+
+use distribute_testing::child;
+use std::process::Command;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+pub const PATIENCE: Duration = Duration::from_secs(110);
+
+/// There are two cores: one `mpirun` at a time.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// This test again, as so many processes; `part` is for them.
+pub fn mpirun(test: &str, ranks: usize, part: &str) -> Command {
+    let own = child::command(test, part);
+    let mut mpirun = Command::new("mpirun");
+    // As root in a container; with more processes than cores; and its own watchdog, which also ends those that hang.
+    mpirun.args(["--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "--timeout", "100"]);
+    mpirun.args(["-np", &ranks.to_string()]).arg(own.get_program()).args(own.get_args());
+    for (name, value) in own.get_envs() {
+        match value {
+            Some(value) => mpirun.env(name, value),
+            None => mpirun.env_remove(name),
+        };
+    }
+    mpirun
+}
+
+/// Calls `body` in processes of `mpirun`, of which each of these numbers is started once; all have to end well.
+pub fn on_ranks(test: &str, ranks: &[usize], body: impl FnOnce()) {
+    if child::part().is_some() {
+        return body();
+    }
+    for ranks in ranks {
+        started(mpirun(test, *ranks, "rank"), true);
+    }
+}
+
+/// What a program has written, on both outputs, when it has ended: well, or not.
+pub fn started(command: Command, well: bool) -> String {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let (out, err) = if well { child::output(command, PATIENCE) } else { child::refused(command, PATIENCE) };
+    out + &err
+}

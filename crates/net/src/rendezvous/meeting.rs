@@ -1,0 +1,181 @@
+//! What one worker does about those that come to it and those it connects to, until it has a link to each. Pure: no socket, no
+//! thread, no clock.
+//!
+//! The rendezvous drives it with sockets, and the crate `distribute-simulation` with none.
+
+use super::membership::Membership;
+use super::note::Note;
+use super::{JoinError, Missing, Progress};
+use crate::handshake::{Hello, Purpose, Refusal};
+use distribute_cluster::{Address, World};
+
+/// One worker's part in a rendezvous.
+#[derive(Clone, Debug)]
+pub struct Meeting {
+    world: World,
+    members: Membership,
+    /// Whether the leader has told where all are.
+    located: bool,
+    /// What the leader has told last.
+    told: Option<Progress>,
+}
+
+/// A worker to connect to, again and again until it is there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// The worker.
+    pub worker: usize,
+    /// Where it is.
+    pub address: Address,
+    /// Why.
+    pub purpose: Purpose,
+    /// What came of a link to it before.
+    pub before: Option<String>,
+}
+
+/// What follows from what came over a link.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Then {
+    /// Connect to these.
+    Call(Vec<Call>),
+    /// Keep it: it is for those who use the links, and the one that sent it has all of its own.
+    Keep,
+    /// Close the link to the worker, if there still is one, and forget what has come from it. It may come again; where it has to be
+    /// connected to, this says so.
+    Drop(usize, Option<Call>),
+}
+
+impl Meeting {
+    /// Nobody has come yet. `members` are those of worker `world.worker()`.
+    pub fn new(world: World, members: Membership) -> Self {
+        Self { world, members, located: world.is_chief(), told: None }
+    }
+
+    /// Whom to connect to first; the leader waits.
+    pub fn begin(&self) -> Option<Call> {
+        self.call_leader(None)
+    }
+
+    fn call_leader(&self, before: Option<String>) -> Option<Call> {
+        let ([leader, .., _], false) = (self.members.addresses(), self.world.is_chief()) else { return None };
+        let purpose = Purpose::Join { address: self.members.address(self.world.worker()) };
+        Some(Call { worker: 0, address: leader.clone(), purpose, before })
+    }
+
+    /// Who is there, and where.
+    pub fn members(&self) -> &Membership {
+        &self.members
+    }
+
+    /// Whether somebody who has shown to be of the job may stay. Who may has come.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn decide(&mut self, hello: &Hello) -> Result<(), Refusal> {
+        self.members.decide(hello)?;
+        self.members.enter(hello);
+        Ok(())
+    }
+
+    /// A worker that was let in could not be told so. It may come again.
+    pub fn leave(&mut self, worker: usize) {
+        self.members.leave(worker);
+    }
+
+    /// Something has come over the link to a worker.
+    ///
+    /// # Errors
+    /// [`JoinError::Lost`] where it is nothing that a worker sends.
+    pub fn hear(&mut self, from: usize, body: &[u8]) -> Result<Then, JoinError> {
+        if self.world.is_chief() {
+            // Nobody knows yet that there is a world.
+            self.members.leave(from);
+            return Ok(Then::Drop(from, None));
+        }
+        if from != 0 || self.located {
+            return Ok(Then::Keep);
+        }
+        match Note::decode(body) {
+            Ok(Note::Waiting(progress)) => {
+                self.told = Some(progress);
+                Ok(Then::Call(Vec::new()))
+            }
+            Ok(Note::Table(addresses)) if addresses.len() == self.world.workers() => {
+                self.located = true;
+                self.members.locate(addresses);
+                let all = self.members.addresses().iter().enumerate();
+                let below = all.skip(1).take(self.world.worker() - 1);
+                let call = |(worker, address): (usize, &Address)| Call {
+                    worker,
+                    address: address.clone(),
+                    purpose: Purpose::Link,
+                    before: None,
+                };
+                Ok(Then::Call(below.map(call).collect()))
+            }
+            _ => self.lose(0, "its list of workers cannot be read".to_owned()),
+        }
+    }
+
+    /// The link to a worker has ended. Before the leader has told where all are, it may come again.
+    ///
+    /// # Errors
+    /// [`JoinError::Lost`] after that, unless the worker had all its links and has ended in order.
+    pub fn lose(&mut self, worker: usize, reason: String) -> Result<Then, JoinError> {
+        if self.located && !self.world.is_chief() {
+            if reason == crate::ENDED {
+                return Ok(Then::Keep);
+            }
+            let (task, address) = (self.members.task(worker), self.members.address(worker));
+            return Err(JoinError::Lost { worker, task, address, reason });
+        }
+        tracing::debug!(worker, reason, "a worker left before all had joined");
+        self.members.leave(worker);
+        if worker != 0 {
+            return Ok(Then::Drop(worker, None));
+        }
+        self.told = None;
+        Ok(Then::Drop(0, self.call_leader(Some(reason))))
+    }
+
+    /// Who is missing, as far as this worker knows; nobody once it has a link to each. `calls` are those that have not come to a
+    /// link, and what came of the last attempt of each.
+    pub fn missing<'a>(&self, calls: impl Iterator<Item = (&'a Call, Option<String>)>) -> Vec<Missing> {
+        if let (false, Some(told)) = (self.located, &self.told) {
+            let named =
+                |missing: &Missing| Missing { task: self.members.task(missing.worker), ..missing.clone() };
+            return told.missing.iter().map(named).collect();
+        }
+        let called = calls.map(|(call, last)| Missing {
+            worker: call.worker,
+            task: self.members.task(call.worker),
+            address: call.address.to_string(),
+            last,
+        });
+        // Without the leader, a worker can't know who else is there.
+        let come = if self.located { self.members.missing() } else { Vec::new() };
+        let missing: Vec<_> = called.chain(come).collect();
+        if missing.is_empty() && !self.located {
+            let address = self.members.address(0);
+            let last = Some("joined, and it has not said yet where the others are".to_owned());
+            return vec![Missing { worker: 0, task: self.members.task(0), address, last }];
+        }
+        missing
+    }
+
+    /// Whether this worker has a link to each, where nobody is missing.
+    pub fn is_complete(&self, missing: &[Missing]) -> bool {
+        missing.is_empty() && self.located
+    }
+
+    /// What the leader tells all others when the world is complete.
+    pub fn table(&self) -> Option<Note> {
+        self.world.is_chief().then(|| Note::Table(self.members.addresses().to_vec()))
+    }
+
+    /// The error where a worker that was called does not let this one in, or this one does not trust it.
+    pub fn refused(&self, call: &Call, refusal: Refusal) -> JoinError {
+        let (task, address) = (self.members.task(call.worker), call.address.to_string());
+        JoinError::Refused { worker: call.worker, task, address, refusal }
+    }
+}

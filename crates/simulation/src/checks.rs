@@ -1,0 +1,140 @@
+//! What has to hold, whatever happens.
+
+use crate::script::{Outcome, Script};
+use distribute_cluster::{Blame, Fault};
+use std::collections::BTreeMap;
+
+/// A generation, the number of a session and that of a round.
+type Round = (u64, u64, u64);
+
+/// How much of the script's outcome is certain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Certain {
+    /// Nothing but the script disturbs the calls.
+    All,
+    /// Workers may be late, and none is lost.
+    NobodyLost,
+    /// Anything may happen to calls.
+    Nothing,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Made {
+    Agreed(f32),
+    Blamed(Blame),
+    /// The session is over, too.
+    Over,
+}
+
+/// What workers have come to, and what is wrong with it.
+#[derive(Debug)]
+pub struct Checks {
+    script: Script,
+    certain: Certain,
+    one_blame: bool,
+    rounds: BTreeMap<Round, BTreeMap<usize, Made>>,
+    ends: BTreeMap<Round, BTreeMap<usize, Blame>>,
+    broken: Vec<String>,
+}
+
+impl Checks {
+    /// Nothing has happened.
+    pub fn new(script: Script, certain: Certain, one_blame: bool) -> Self {
+        Self {
+            script,
+            certain,
+            one_blame,
+            rounds: BTreeMap::new(),
+            ends: BTreeMap::new(),
+            broken: Vec::new(),
+        }
+    }
+
+    /// Something that must not be has happened.
+    pub fn broken(&mut self, what: String) {
+        self.broken.push(what);
+    }
+
+    /// What must not have been.
+    pub fn into_broken(self) -> Vec<String> {
+        self.broken
+    }
+
+    /// Whether nothing has gone wrong so far.
+    pub fn hold(&self) -> bool {
+        self.broken.is_empty()
+    }
+
+    /// How many rounds all have agreed in, and how many have been blamed or ended.
+    pub fn counts(&self) -> (usize, usize) {
+        let agreed =
+            |made: &&BTreeMap<usize, Made>| made.values().all(|made| matches!(made, Made::Agreed(_)));
+        let all = self.rounds.values().filter(agreed).count();
+        (all, self.rounds.len() - all)
+    }
+
+    /// A worker has the data of all.
+    pub fn agreed(&mut self, round: Round, rank: usize, call: u64, sum: f32) {
+        self.expect(round, rank, call, Made::Agreed(sum));
+    }
+
+    /// A worker has a blame.
+    pub fn blamed(&mut self, round: Round, rank: usize, call: u64, blame: &Blame, over: bool) {
+        let made = if over { Made::Over } else { Made::Blamed(blame.clone()) };
+        self.expect(round, rank, call, made);
+    }
+
+    fn expect(&mut self, round: Round, rank: usize, call: u64, made: Made) {
+        let (generation, session, _) = round;
+        let outcome = self.script.outcome(generation, session, call);
+        let expected = match (&made, outcome, self.certain) {
+            (Made::Agreed(_), Outcome::Agreed, _) => true,
+            (Made::Agreed(_), ..) => false,
+            (Made::Blamed(blame), Outcome::Blamed(fault), Certain::All) => blame.fault == fault,
+            (Made::Over, Outcome::Over, Certain::All) => true,
+            (_, _, Certain::All) => false,
+            (Made::Blamed(blame), Outcome::Blamed(_), _) => !matches!(blame.fault, Fault::Late | Fault::Lost),
+            (Made::Blamed(_), ..) => false,
+            (Made::Over, ..) => true,
+        };
+        if !expected {
+            self.broken.push(format!(
+                "worker {rank} came to {made:?} in call {call} of {round:?}, whose outcome is {outcome:?}"
+            ));
+        }
+        let all = self.rounds.entry(round).or_default();
+        // INV-2, INV-25
+        let differs =
+            all.iter().find(|(_, other)| **other != made && **other != Made::Over && made != Made::Over);
+        if let Some((other, theirs)) = differs {
+            self.broken.push(format!(
+                "in {round:?} worker {other} came to {theirs:?} and worker {rank} to {made:?}"
+            ));
+        }
+        all.insert(rank, made);
+    }
+
+    /// The session is over for a worker, in this round.
+    pub fn over(&mut self, round: Round, rank: usize, blame: &Blame) {
+        if self.certain != Certain::Nothing && blame.fault == Fault::Lost {
+            self.broken.push(format!("worker {rank} takes one for lost that is not: {blame}"));
+        }
+        if blame.culprits.is_empty() {
+            self.broken.push(format!("worker {rank} blames nobody: {blame}"));
+        }
+        // INV-2. How a worker was lost, each knows by itself. Who comes to the end in a round that others have behind them may do
+        // so for another reason than they do in a later one.
+        let same = |theirs: &Blame| match blame.fault {
+            Fault::Lost => (theirs.fault, &theirs.culprits) == (blame.fault, &blame.culprits),
+            _ => theirs == blame,
+        };
+        let all = self.ends.entry(round).or_default();
+        if let (true, Some((other, theirs))) = (self.one_blame, all.iter().find(|(_, theirs)| !same(theirs)))
+        {
+            self.broken.push(format!(
+                "in {round:?} the session is over for worker {other}, as {theirs}\n    but for worker {rank}, as {blame}"
+            ));
+        }
+        all.insert(rank, blame.clone());
+    }
+}

@@ -1,0 +1,312 @@
+//! A process that joins its world: drives a `Meeting` as `distribute_net`'s gathering does.
+
+use crate::context::Context;
+use crate::guests::{Guests, HANDSHAKE, words};
+use crate::network::{Arrival, Conn};
+use distribute_cluster::World;
+use distribute_net::handshake::caller::Answer;
+use distribute_net::handshake::{Caller, Hearing, Hello, Purpose};
+use distribute_net::rendezvous::meeting::{Call, Meeting, Then};
+use distribute_net::rendezvous::membership::Membership;
+use distribute_net::rendezvous::note::Note;
+use distribute_net::rendezvous::retries::Retries;
+use distribute_net::{Message, Progress};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// How often progress is told.
+const REPORT: Duration = Duration::from_secs(1);
+
+/// A worker that joins.
+#[derive(Debug)]
+pub struct Joining {
+    world: World,
+    hello: Hello,
+    meeting: Meeting,
+    began: Duration,
+    deadline: Duration,
+    report: Duration,
+    outgoing: Vec<Outgoing>,
+    guests: Guests,
+    links: BTreeMap<Conn, usize>,
+    early: Vec<(usize, Early)>,
+}
+
+/// What has come for those who will use the links.
+#[derive(Debug)]
+pub enum Early {
+    /// A message.
+    Message(Message),
+    /// The loss of the worker.
+    Lost(String),
+}
+
+#[derive(Debug)]
+struct Outgoing {
+    call: Call,
+    retries: Retries,
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    Waiting(Duration),
+    Connecting(Conn, Duration),
+    Talking(Conn, Duration, Box<(Hearing, Caller)>),
+}
+
+impl State {
+    fn conn(&self) -> Option<Conn> {
+        match self {
+            State::Waiting(_) => None,
+            State::Connecting(conn, _) | State::Talking(conn, ..) => Some(*conn),
+        }
+    }
+
+    fn until(&self) -> Duration {
+        let (State::Waiting(until) | State::Connecting(_, until) | State::Talking(_, until, _)) = self;
+        *until
+    }
+}
+
+/// Where a worker is that has joined.
+#[derive(Debug)]
+pub struct Joined {
+    /// The worker at the other end of each connection.
+    pub links: BTreeMap<Conn, usize>,
+    /// What has come over them.
+    pub early: Vec<(usize, Early)>,
+    /// Those who come too late.
+    pub guests: Guests,
+}
+
+impl Joining {
+    /// A worker that has just started.
+    pub fn new(context: &Context<'_>, world: World, hello: Hello, addresses: Vec<String>) -> Self {
+        let addresses = addresses.iter().filter_map(|address| address.parse().ok()).collect();
+        let members = Membership::new(world.worker(), Default::default(), addresses);
+        let meeting = Meeting::new(world, members);
+        let now = context.now();
+        let outgoing = meeting.begin().into_iter().map(|call| Outgoing::new(call, now)).collect();
+        let guests = Guests::new(Hello { purpose: Purpose::Link, ..hello.clone() });
+        Self {
+            world,
+            hello,
+            meeting,
+            began: now,
+            deadline: now + context.plan.join,
+            report: now + REPORT,
+            outgoing,
+            guests,
+            links: BTreeMap::new(),
+            early: Vec::new(),
+        }
+    }
+
+    /// Takes what has come over a connection.
+    ///
+    /// # Errors
+    /// Why the worker can't join.
+    pub fn take(&mut self, context: &mut Context<'_>, conn: Conn, what: Arrival) -> Result<(), String> {
+        if let Some(rank) = self.links.get(&conn).copied() {
+            return self.take_from_link(context, conn, rank, what);
+        }
+        if let Some(at) = self.outgoing.iter().position(|outgoing| outgoing.state.conn() == Some(conn)) {
+            return self.take_answer(context, at, conn, what);
+        }
+        match what {
+            Arrival::Words(bytes) => {
+                let Self { guests, meeting, links, .. } = self;
+                if let Some(rank) = guests.hear(context, conn, &bytes, &mut |hello| meeting.decide(hello)) {
+                    links.insert(conn, rank);
+                }
+            }
+            Arrival::Closed(_) => self.guests.lose(conn),
+            Arrival::Made | Arrival::Message(_) => {}
+        }
+        Ok(())
+    }
+
+    fn take_answer(
+        &mut self,
+        context: &mut Context<'_>,
+        at: usize,
+        conn: Conn,
+        what: Arrival,
+    ) -> Result<(), String> {
+        let now = context.now();
+        let Outgoing { call, retries, state } = &mut self.outgoing[at];
+        match (what, &mut *state) {
+            (Arrival::Made, State::Connecting(..)) => {
+                let hello = Hello { purpose: call.purpose.clone(), ..self.hello.clone() };
+                let caller = Caller::new(hello, call.worker, None, [0; 32]);
+                context.send(conn, Arrival::Words(caller.first()));
+                *state = State::Talking(conn, now + HANDSHAKE, Box::new((Hearing::default(), caller)));
+            }
+            (Arrival::Closed(reason), _) => *state = State::Waiting(now + retries.broken(reason)),
+            (Arrival::Words(bytes), State::Talking(_, _, talk)) => {
+                let (hearing, caller) = &mut **talk;
+                let answer = match words(hearing, &bytes) {
+                    Ok(None) => return Ok(()),
+                    Ok(Some(words)) => caller.hear(words),
+                    Err(refusal) => Err(refusal),
+                };
+                match answer {
+                    Ok(Answer::Say(words)) => context.send(conn, Arrival::Words(words)),
+                    Ok(Answer::Welcome) => {
+                        let rank = call.worker;
+                        context.note(|| format!("is linked to worker {rank}"));
+                        self.outgoing.remove(at);
+                        self.links.insert(conn, rank);
+                    }
+                    Err(refusal) => {
+                        context.note(|| format!("is refused by worker {}: {refusal}", call.worker));
+                        context.close(conn, "it closed its connection");
+                        match retries.refused(refusal) {
+                            Ok(wait) => *state = State::Waiting(now + wait),
+                            Err(refusal) => return Err(self.meeting.refused(call, refusal).to_string()),
+                        }
+                    }
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn take_from_link(
+        &mut self,
+        context: &mut Context<'_>,
+        conn: Conn,
+        rank: usize,
+        what: Arrival,
+    ) -> Result<(), String> {
+        let then = match &what {
+            Arrival::Message(message) => self.meeting.hear(rank, &message.body),
+            Arrival::Closed(reason) => {
+                context.note(|| format!("loses worker {rank}: {reason}"));
+                self.links.remove(&conn);
+                self.meeting.lose(rank, reason.clone())
+            }
+            Arrival::Made | Arrival::Words(_) => return Ok(()),
+        };
+        match (then.map_err(|error| error.to_string())?, what) {
+            (Then::Keep, Arrival::Message(message)) => self.early.push((rank, Early::Message(message))),
+            (Then::Keep, Arrival::Closed(reason)) => self.early.push((rank, Early::Lost(reason))),
+            (Then::Keep, _) => {}
+            (Then::Call(calls), _) => {
+                let now = context.now();
+                self.outgoing.extend(calls.into_iter().map(|call| Outgoing::new(call, now)));
+            }
+            (Then::Drop(worker, again), _) => {
+                let dropped: Vec<_> =
+                    self.links.iter().filter(|(_, rank)| **rank == worker).map(|(conn, _)| *conn).collect();
+                for conn in dropped {
+                    context.close(conn, "it closed its connection");
+                    self.links.remove(&conn);
+                }
+                self.early.retain(|(from, _)| *from != worker);
+                let now = context.now();
+                self.outgoing.extend(again.map(|call| Outgoing::new(call, now)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Does what is due, and says whether the world is complete.
+    ///
+    /// # Errors
+    /// Why the worker can't join.
+    pub fn go_on(&mut self, context: &mut Context<'_>) -> Result<bool, String> {
+        let now = context.now();
+        self.guests.wake(context);
+        for Outgoing { call, retries, state } in &mut self.outgoing {
+            match state {
+                _ if state.until() > now => {}
+                State::Waiting(_) => {
+                    let (host, port) = place(&call.address.to_string());
+                    let conn =
+                        context.network.connect(context.agenda, context.pid, self.world.worker(), host, port);
+                    *state = State::Connecting(conn, now + HANDSHAKE);
+                }
+                State::Connecting(conn, _) | State::Talking(conn, ..) => {
+                    let conn = *conn;
+                    *state = State::Waiting(now + retries.broken("no answer".to_owned()));
+                    context.close(conn, "it closed its connection");
+                }
+            }
+        }
+        let calls =
+            self.outgoing.iter().map(|outgoing| (&outgoing.call, outgoing.retries.last().map(str::to_owned)));
+        let missing = self.meeting.missing(calls);
+        let too_early =
+            context.planted.is_some_and(|planted| planted.completes(self.world.worker(), missing.len()));
+        if too_early || self.meeting.is_complete(&missing) {
+            if let Some(table) = self.meeting.table() {
+                self.tell(context, &table);
+            }
+            return Ok(true);
+        }
+        if self.report <= now {
+            self.report = now + REPORT;
+            let progress = Progress {
+                workers: self.world.workers(),
+                waited: now - self.began,
+                missing: missing.clone(),
+            };
+            context.note(|| progress.to_string());
+            if self.world.is_chief() {
+                self.tell(context, &Note::Waiting(progress));
+            }
+        }
+        if self.deadline <= now {
+            return Err("the world is not complete".to_owned());
+        }
+        Ok(false)
+    }
+
+    fn tell(&self, context: &mut Context<'_>, note: &Note) {
+        for conn in self.links.keys() {
+            context.send(*conn, Arrival::Message(Message::new("", note.encode())));
+        }
+    }
+
+    /// When to go on although nothing has come.
+    pub fn next(&self) -> Duration {
+        let outgoing = self.outgoing.iter().map(|outgoing| outgoing.state.until()).min();
+        let soonest = self.deadline.min(self.report);
+        outgoing.into_iter().chain(self.guests.next()).fold(soonest, Duration::min)
+    }
+
+    /// The process has been stopped for so long, which does not count.
+    pub fn shift(&mut self, pause: Duration) {
+        self.deadline += pause;
+    }
+
+    /// What the worker has, now that it has joined.
+    pub fn into_joined(self) -> Joined {
+        Joined { links: self.links, early: self.early, guests: self.guests }
+    }
+}
+
+impl Outgoing {
+    fn new(call: Call, now: Duration) -> Self {
+        let mut retries = Retries::default();
+        if let Some(before) = &call.before {
+            retries.note(before.clone());
+        }
+        Self { call, retries, state: State::Waiting(now) }
+    }
+}
+
+/// Where a worker of this rank listens that is this process.
+pub fn address(rank: usize, port: u16) -> String {
+    format!("10.0.0.{rank}:{port}")
+}
+
+/// The host and the port of an address.
+fn place(address: &str) -> (usize, u16) {
+    let (host, port) = address.rsplit_once(':').unwrap_or((address, "0"));
+    let host = host.rsplit('.').next().and_then(|host| host.parse().ok()).unwrap_or(0);
+    (host, port.parse().unwrap_or(0))
+}

@@ -1,0 +1,46 @@
+//! Simulates a cluster: one seed, whose history is printed, or many.
+
+use clap::Parser;
+use distribute_simulation::{Planted, Scenario};
+use std::process::ExitCode;
+
+/// Simulates a cluster. Prints the history of one seed, or what has been found with many.
+#[derive(Debug, Parser)]
+struct Asked {
+    /// What is simulated; everything by default.
+    #[arg(long, value_enum)]
+    scenario: Option<Scenario>,
+    /// The first seed.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// How many seeds. The history is printed of one alone.
+    #[arg(long, default_value_t = 1)]
+    seeds: u64,
+    /// A bug that is to be found.
+    #[arg(long, value_enum)]
+    planted: Option<Planted>,
+}
+
+fn main() -> ExitCode {
+    let Asked { scenario, seed, seeds, planted } = Asked::parse();
+    let scenarios = scenario.map_or(Scenario::ALL.to_vec(), |one| vec![one]);
+    let mut failed = false;
+    for scenario in scenarios {
+        let (mut events, mut agreed, mut other, mut broken) = (0, 0, 0, 0);
+        for seed in seed..seed + seeds {
+            let report = scenario.run(seed, planted, seeds == 1);
+            report.history.iter().for_each(|line| println!("{line}"));
+            for what in &report.broken {
+                println!("--scenario {scenario:?} --seed {seed}: {what}");
+            }
+            (events, agreed, other) =
+                (events + report.events, agreed + report.rounds.0, other + report.rounds.1);
+            broken += usize::from(!report.broken.is_empty());
+        }
+        println!(
+            "{scenario:?}: {seeds} seeds, {events} events, {agreed} rounds agreed, {other} did not, {broken} seeds broke a rule"
+        );
+        failed |= broken > 0;
+    }
+    if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}

@@ -1,0 +1,83 @@
+//! Bugs that are planted to see that the simulation finds them. Each is put between a machine and the world that drives it, so
+//! that the code which real processes run has none of them.
+
+use crate::network::Pid;
+use distribute_collective::group::{Frame, Said};
+use distribute_net::handshake::{Hello, Reason, Refusal};
+
+/// A bug.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Planted {
+    /// Frames of a session that is over are taken for those of the present one: no fence.
+    SessionFence,
+    /// A frame of a past round is taken for one of the present round.
+    RoundFence,
+    /// The time that a call may wait never passes.
+    NoDeadline,
+    /// The worker that judges tells nobody.
+    VerdictUnsaid,
+    /// Frames of rounds that have not begun are dropped.
+    EarlyDropped,
+    /// Any call is taken to be the same as one's own.
+    DigestIgnored,
+    /// The generation of who connects is not compared.
+    GenerationIgnored,
+    /// A second worker of a number is let in.
+    TakenIgnored,
+    /// The loss of a worker is not told to the session.
+    LossIgnored,
+    /// After the deadline nobody is waited for: each worker judges by what it knows.
+    NoGrace,
+    /// Who was late is not told.
+    LateForgotten,
+    /// A worker that takes no part in a call says nothing.
+    DeclineUnsaid,
+    /// That a worker has left the session is not heard.
+    LeaveUnheard,
+    /// The loss of a worker is told before what came from it.
+    LossFirst,
+    /// The leader doesn't wait for the last worker.
+    TableEarly,
+}
+
+impl Planted {
+    /// A frame on its way to other workers; `None` if it goes nowhere.
+    pub fn sends(self, mut frame: Frame) -> Option<Frame> {
+        match (self, &mut frame.said) {
+            (Planted::VerdictUnsaid, Said::Verdict(_)) => return None,
+            (Planted::LateForgotten, Said::Standings { late, .. }) => late.clear(),
+            _ => {}
+        }
+        Some(frame)
+    }
+
+    /// A frame that a worker takes, which has begun this round and makes this call.
+    pub fn takes(self, mut frame: Frame, round: u64, own: Option<u64>) -> Option<Frame> {
+        match (self, &mut frame.said) {
+            (Planted::RoundFence, _) if frame.round < round => frame.round = round,
+            (Planted::EarlyDropped, _) if frame.round > round => return None,
+            (Planted::LeaveUnheard, Said::Left { .. }) => return None,
+            (Planted::DigestIgnored, Said::Call { digest, .. }) => *digest = own.unwrap_or(*digest),
+            _ => {}
+        }
+        Some(frame)
+    }
+
+    /// What a host of this generation takes somebody for who has connected.
+    pub fn host(self, mut mine: Hello, theirs: u64) -> Hello {
+        if self == Planted::GenerationIgnored {
+            mine.generation = theirs;
+        }
+        mine
+    }
+
+    /// Whether somebody is let in all the same.
+    pub fn admits(self, refusal: &Refusal) -> bool {
+        self == Planted::TakenIgnored && refusal.reason == Reason::Taken
+    }
+
+    /// Whether the leader takes the world to be complete with so many missing.
+    pub fn completes(self, pid: Pid, missing: usize) -> bool {
+        self == Planted::TableEarly && pid == 0 && missing == 1
+    }
+}

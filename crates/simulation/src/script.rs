@@ -1,0 +1,117 @@
+//! What the workers' program does, as a function of the seed.
+
+use distribute_cluster::Fault;
+use distribute_testing::SplitMix;
+use std::time::Duration;
+
+/// What a worker does where the others make a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Deed {
+    /// It makes the call, or another one than the others.
+    Call {
+        /// Whether it is another one.
+        other: bool,
+    },
+    /// It has failed, and takes no part in the call.
+    Decline,
+    /// It ends the session for all.
+    Abandon,
+    /// Its replicas have returned: it leaves the session.
+    Leave,
+}
+
+/// What comes of a call where nothing but the script disturbs it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// All get the data of all.
+    Agreed,
+    /// All that make the call get one blame, and can make the next call.
+    Blamed(Fault),
+    /// The session is over for all.
+    Over,
+}
+
+/// A program: so many steps, each with a session of its own and so many calls.
+#[derive(Clone, Debug)]
+pub struct Script {
+    /// What everything is drawn from.
+    pub seed: u64,
+    /// The number of workers.
+    pub workers: usize,
+    /// The number of steps.
+    pub steps: u64,
+    /// The number of calls of each.
+    pub calls: u64,
+    /// How long a call waits.
+    pub timeout: Duration,
+    /// The shortest and the longest time between two calls.
+    pub compute: [Duration; 2],
+    /// Of how many calls in 100 something is odd.
+    pub odd: u64,
+    /// In which ways.
+    pub oddities: &'static [Deed],
+}
+
+impl Script {
+    fn draw(&self, what: [u64; 4]) -> SplitMix {
+        let mut draw = SplitMix(self.seed);
+        for number in what {
+            draw = SplitMix(draw.bits() ^ number);
+        }
+        draw
+    }
+
+    /// How long a worker computes before a call.
+    pub fn compute(&self, generation: u64, rank: usize, step: u64, call: u64) -> Duration {
+        let [least, most] = self.compute;
+        let span = (most - least).as_micros() as u64;
+        least + Duration::from_micros(self.draw([generation, rank as u64, step, call]).bits() % (span + 1))
+    }
+
+    /// What is odd about a call, and which worker is the first that does it.
+    fn oddity(&self, generation: u64, step: u64, call: u64) -> Option<(Deed, usize, SplitMix)> {
+        let mut draw = self.draw([generation, u64::MAX, step, call]);
+        if self.oddities.is_empty() || draw.bits() % 100 >= self.odd {
+            return None;
+        }
+        let deed = draw.of(self.oddities);
+        let rank = draw.below(self.workers);
+        Some((deed, rank, draw))
+    }
+
+    /// What a worker does at a call.
+    pub fn deed(&self, generation: u64, rank: usize, step: u64, call: u64) -> Deed {
+        if (1..call).any(|call| self.leaves(generation, rank, step, call)) {
+            return Deed::Leave;
+        }
+        match self.oddity(generation, step, call) {
+            Some((deed, first, _)) if rank == first => deed,
+            // Others may do the same, but one session has one end.
+            Some((deed @ (Deed::Call { .. } | Deed::Decline), _, mut draw)) => {
+                let same = (0..=rank).map(|_| draw.below(3)).last() == Some(0);
+                if same { deed } else { Deed::Call { other: false } }
+            }
+            _ => Deed::Call { other: false },
+        }
+    }
+
+    fn leaves(&self, generation: u64, rank: usize, step: u64, call: u64) -> bool {
+        matches!(self.oddity(generation, step, call), Some((Deed::Leave, first, _)) if first == rank)
+    }
+
+    /// What comes of a call.
+    pub fn outcome(&self, generation: u64, step: u64, call: u64) -> Outcome {
+        let deeds = |call| (0..self.workers).map(move |rank| self.deed(generation, rank, step, call));
+        let abandoned = |call| deeds(call).any(|deed| deed == Deed::Abandon);
+        if (1..=call).any(abandoned) {
+            return Outcome::Over;
+        }
+        let has = |wanted: Deed| deeds(call).any(|deed| deed == wanted);
+        match (has(Deed::Decline), has(Deed::Call { other: true }), has(Deed::Call { other: false })) {
+            (_, true, true) => Outcome::Blamed(Fault::Mismatch),
+            (true, ..) => Outcome::Blamed(Fault::Failed),
+            _ if has(Deed::Leave) => Outcome::Blamed(Fault::Returned),
+            _ => Outcome::Agreed,
+        }
+    }
+}
