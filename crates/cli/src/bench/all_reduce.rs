@@ -1,8 +1,9 @@
 //! What it costs to sum one tensor over replicas of one process.
 
 use super::figure::{About, Beside, Better, Effort, Figure, Target};
+use super::form::size;
 use super::sample::Sample;
-use super::{size, traffic};
+use super::traffic;
 use candle_core::{Device, Tensor};
 use distribute::cluster::Stopwatch;
 use distribute::{MirroredStrategy, ReduceOp, Result};

@@ -2,16 +2,14 @@
 
 use super::figure::{About, Better, Effort, Figure, Target};
 use super::growth;
-use super::program::{PATIENCE, Program};
+use super::program::PATIENCE;
 use super::sample::Sample;
+use super::spawned::{peak_mib, spawned};
 use super::work::{Mlp, Model, Recommender, Training};
 use super::workers;
 use crate::output;
-use distribute::cluster::{Deadline, Stopwatch};
 use distribute::{Error, Result};
 use std::io::Error as IoError;
-use std::process::Command;
-use std::time::Duration;
 
 /// Measured from outside of a child.
 struct Child {
@@ -75,20 +73,6 @@ impl Figure for Child {
     }
 }
 
-/// Starts this program again for `bench --child NAME`: the line that it prints, and the seconds until it came.
-pub fn spawned(name: &str, patience: Duration) -> Result<(String, f64)> {
-    let watch = Stopwatch::start();
-    let io = |source| Error::Io { operation: format!("bench --child {name}"), source };
-    let deadline = Deadline::after(patience);
-    let path = std::env::current_exe().map_err(io)?;
-    let mut program = Program::start(Command::new(path).args(["bench", "--child", name])).map_err(io)?;
-    let line = program.line(deadline).map_err(io)?;
-    let seconds = watch.seconds();
-    program.rest(deadline).map_err(io)?;
-    let line = line.ok_or_else(|| io(IoError::other("it printed nothing")))?;
-    Ok((line, seconds))
-}
-
 /// In the child: does what `name` says and prints a line.
 pub fn run(name: &str) -> Result<()> {
     match name {
@@ -98,7 +82,7 @@ pub fn run(name: &str) -> Result<()> {
         }
         "memory_mlp" => fifty_steps::<Mlp>(),
         "memory_recommender" => fifty_steps::<Recommender>(),
-        _ if name.starts_with("workers/") => workers::child(name),
+        _ if name.starts_with("workers/") => workers::child::run(name),
         _ => growth::child(name),
     }
 }
@@ -109,15 +93,6 @@ fn fifty_steps<M: Model>() -> Result<()> {
         training.step()?;
     }
     output::line(peak_mib()?.to_string())
-}
-
-/// The most memory that this process has held.
-pub fn peak_mib() -> Result<f64> {
-    let io = |source| Error::Io { operation: "reading /proc/self/status".into(), source };
-    let status = std::fs::read_to_string("/proc/self/status").map_err(io)?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<f64>().ok());
-    kib.map(|kib| kib / 1024.).ok_or_else(|| failed("/proc/self/status has no VmHWM".into()))
 }
 
 fn failed(reason: String) -> Error {

@@ -1,10 +1,21 @@
-//! One figure as a row of a table, a plain line or a line of JSON.
+//! One figure as a row of a table, a plain line or a line of JSON, and how numbers and sizes are written.
 
 use super::figure::{Better, Role};
 use super::report::{Report, Rival};
 use super::statistics::Summary;
 use crate::output::coloured;
 use serde_json::{Value, json};
+
+/// How results are printed.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Form {
+    /// For a person or a log.
+    Text,
+    /// A line for each.
+    Json,
+    /// A table.
+    Markdown,
+}
 
 impl Report {
     /// The heads of [`Report::row`]'s columns.
@@ -147,6 +158,15 @@ pub fn number(x: f64) -> String {
         a if a >= 10. => format!("{x:.1}"),
         a if a >= 1. => format!("{x:.2}"),
         _ => format!("{x:.3}"),
+    }
+}
+
+/// `4KiB`, of 4096.
+pub fn size(bytes: usize) -> String {
+    match bytes {
+        b if b >= 1 << 20 => format!("{}MiB", b >> 20),
+        b if b >= 1 << 10 => format!("{}KiB", b >> 10),
+        b => format!("{b}B"),
     }
 }
 

@@ -12,7 +12,7 @@ pub struct Group(u32);
 /// Which process has started this one, for [`end_with_parent`].
 const PARENT: &str = "DISTRIBUTE_BENCH_PARENT";
 
-/// Has this process, which was started by a [`Program`](super::program::Program), killed when the one that has started it ends,
+/// Has this process, which was started by a `Program`, killed when the one that has started it ends,
 /// however that ends. Only Linux can; elsewhere it goes on to the end of its round.
 ///
 /// # Errors

@@ -2,13 +2,14 @@
 //!
 //! Each point is a process of its own, so that its peak of memory is its own, too.
 
-use super::child::{peak_mib, spawned};
-use super::form::number;
+use super::error::invalid;
+use super::form::{Form, number};
 use super::plot::{Panel, Series, panels};
 use super::program::PATIENCE;
+use super::spawned::{peak_mib, spawned};
 use super::statistics::Summary;
+use super::traffic::memory_bandwidth;
 use super::work::{Mlp, Recommender, Training};
-use super::{Form, invalid, memory_bandwidth};
 use crate::output;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Module, VarBuilder};

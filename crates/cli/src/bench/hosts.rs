@@ -1,6 +1,6 @@
 //! Two hosts, which are network namespaces of this machine, and how a process is started on one.
 
-use super::invalid;
+use super::error::invalid;
 use distribute::Error;
 use std::ffi::OsStr;
 use std::fmt;

@@ -4,18 +4,19 @@
 //! |---|---|
 //! | [`figure`] | [`Figure`](figure): what is measured, and what it is compared with |
 //! | [`turns`], [`sample`], [`statistics`] | ours and theirs in turn; what a round gave; median and spread |
-//! | [`program`], [`group`] | a program that is measured from outside; stopping it with all that it starts |
+//! | [`program`], [`group`], [`spawned`] | a program that is measured from outside; stopping it with all that it starts; this one once more |
 //! | [`peers`], [`serve`], [`recorded`] | peers and ourselves in processes that are led; what peers reached before |
 //! | [`report`], [`form`], [`plot`] | what a figure's values mean; table, plain lines, JSON; SVG |
 //! | [`work`] | models, inputs and weights, as the peers have them |
 //! | [`empty_step`], [`all_reduce`], [`traffic`], [`training`], [`products`], [`scaling`], [`input`], [`losses`], [`child`] | the figures, one kind a file |
-//! | [`workers`] | all-reduces and training of several processes, also over a slow link |
+//! | [`workers`], [`hosts`] | all-reduces and training of several processes, also over a slow link; where two hosts are |
 //! | [`growth`] | how a step's time and memory grow |
 //! | [`steps`] | steps without a measurement, for those who count instructions |
 
 mod all_reduce;
 mod child;
 mod empty_step;
+mod error;
 mod figure;
 mod form;
 mod group;
@@ -32,6 +33,7 @@ mod report;
 mod sample;
 mod scaling;
 mod serve;
+mod spawned;
 mod statistics;
 mod steps;
 mod traffic;
@@ -42,7 +44,9 @@ mod workers;
 
 use crate::output;
 use distribute::{Error, Result};
+use error::invalid;
 use figure::{Effort, Figure};
+use form::Form;
 use hosts::Hosts;
 use plot::Bars;
 use report::Report;
@@ -115,17 +119,6 @@ pub struct Arguments {
     /// Between these hosts
     #[arg(long, hide = true, requires = "serve")]
     hosts: Option<Hosts>,
-}
-
-/// How results are printed.
-#[derive(Clone, Copy, PartialEq)]
-enum Form {
-    /// For a person or a log.
-    Text,
-    /// A line for each.
-    Json,
-    /// A table.
-    Markdown,
 }
 
 impl Arguments {
@@ -228,19 +221,6 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     arguments.record.as_ref().map_or(Ok(()), |path| output::file(path, &kept))?;
     drawn.retain(|group| !group.bars.is_empty());
     plot.map_or(Ok(()), |path| output::file(path, &plot::bars(&drawn)))
-}
-
-fn invalid(reason: String) -> Error {
-    Error::InvalidArgument { operation: "bench", reason }
-}
-
-/// `4KiB`, of 4096.
-fn size(bytes: usize) -> String {
-    match bytes {
-        b if b >= 1 << 20 => format!("{}MiB", b >> 20),
-        b if b >= 1 << 10 => format!("{}KiB", b >> 10),
-        b => format!("{b}B"),
-    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Processes that are led line by line (`--serve`): peers, which are the scripts of `bench/peers/`, and ourselves. Each runs
 //! while it is measured, and is stopped while others are.
 
+use super::error::invalid;
 use super::hosts::Hosts;
 use super::program::{PATIENCE, Program};
 use super::sample::Sample;
@@ -27,7 +28,7 @@ const SCRIPTS: [&str; 5] =
 /// What the peers can measure: the scripts of this folder with this Python, and burn's program where it has been built.
 pub fn entries(folder: &Path, python: &Path) -> Result<Vec<Entry>> {
     if let Some(missing) = SCRIPTS.iter().find(|script| !folder.join(script).is_file()) {
-        return Err(super::invalid(format!(
+        return Err(invalid(format!(
             "--peers: {} has no {missing}; run it in the root of the repository, or name the peers' folder: --peers FOLDER",
             folder.display()
         )));

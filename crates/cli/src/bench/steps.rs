@@ -1,7 +1,7 @@
 //! `distribute bench --steps N`: a certain number of steps and nothing else, for those who count instructions
 //! (`.ci/instructions`): what two runs of different N differ by is what the steps cost.
 
-use super::invalid;
+use super::error::invalid;
 use super::work::{Mlp, Model, Recommender, Training};
 use distribute::{MirroredStrategy, Result};
 use std::hint::black_box;

@@ -1,8 +1,8 @@
 //! What the same bytes cost without any meeting: the bound of every figure that moves bytes.
 
 use super::figure::{About, Beside, Better, Effort, Figure, Role};
+use super::form::size;
 use super::sample::Sample;
-use super::size;
 use distribute::cluster::Stopwatch;
 use distribute::{MirroredStrategy, Result};
 use std::hint::black_box;

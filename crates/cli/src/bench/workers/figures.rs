@@ -1,8 +1,8 @@
 //! Rows of two processes: all-reduces over both kinds of links, and training.
 
 use super::super::figure::{About, Better, Effort, Figure, Target};
+use super::super::form::size;
 use super::super::sample::Sample;
-use super::super::size;
 use super::super::work::{Mlp, Model, Recommender};
 use super::place::{Communication, Links, Work};
 use super::start::measured;

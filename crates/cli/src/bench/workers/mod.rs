@@ -5,13 +5,15 @@
 //! |---|---|
 //! | [`start`] | starts the processes of one round, and takes what worker 0 says |
 //! | [`place`] | what such a process is told: its number, where worker 0 is, and its work |
-//! | [`sum`], [`train`] | the work |
+//! | [`child`] | that process |
+//! | [`sum`], [`train`] | its work |
 //! | [`sent`] | what a host has sent to others |
 //! | [`figures`] | the rows of two processes |
 //! | [`link`] | `--link`: training on two hosts, with a link of a certain rate between them |
 //! | [`worlds`] | `--worlds`: more of them, and 1,000 |
 //! | [`model`] | what an all-reduce costs by its messages and bytes, fitted to what was measured |
 
+pub mod child;
 mod figures;
 pub mod link;
 mod model;
@@ -23,4 +25,3 @@ mod train;
 pub mod worlds;
 
 pub use figures::figures;
-pub use place::child;

@@ -1,10 +1,6 @@
 //! What a worker's process is told by `bench --child workers/…`.
 
-use super::super::figure::Effort;
-use super::super::invalid;
-use super::super::work::{Mlp, Model, Recommender};
-use super::{sum, train};
-use crate::output;
+use super::super::error::invalid;
 use distribute::Result;
 use distribute::cluster::World;
 use distribute_net::SharedMemory;
@@ -142,24 +138,6 @@ fn parsed(text: &str) -> Option<Order> {
     Some(Order { place: Place { world, addresses }, work })
 }
 
-/// In the process of a worker: does its work. Worker 0 prints what it measured.
-pub fn child(name: &str) -> Result<()> {
-    let Order { place, work } = name.parse()?;
-    let sample = match work {
-        Work::Sum { links, bytes, seconds } => sum::micros(&place, links, bytes, Effort { seconds })?.into(),
-        Work::Exchange { bytes, seconds } => sum::exchange_micros(&place, bytes, Effort { seconds })?.into(),
-        Work::Train { model, communication, seconds } => {
-            let trained = match model.as_str() {
-                Mlp::NAME => train::sample::<Mlp>,
-                Recommender::NAME => train::sample::<Recommender>,
-                _ => return Err(invalid(format!("--child knows no model {model:?}"))),
-            };
-            trained(&place, communication, Effort { seconds })?
-        }
-    };
-    if place.world.is_chief() { output::line(sample.line()) } else { Ok(()) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -190,7 +168,5 @@ mod tests {
         ] {
             assert!(text.parse::<Order>().unwrap_err().to_string().contains(text), "{text}");
         }
-        let error = child("workers/0/a:1/train/moon/auto/1").unwrap_err();
-        assert!(error.to_string().contains("moon"), "{error}");
     }
 }

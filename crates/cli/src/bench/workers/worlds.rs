@@ -1,9 +1,9 @@
 //! `distribute bench --worlds`: all-reduces of 2 to 16 processes of this machine, and what they say of 1,000 machines.
 
-use super::super::form::number;
+use super::super::error::invalid;
+use super::super::form::{Form, number, size};
 use super::super::plot::{Panel, Series, panels};
 use super::super::statistics::Summary;
-use super::super::{Form, size};
 use super::model::{Algorithm, Link, Network, Point};
 use super::place::{Links, Work};
 use super::start::measured;
@@ -57,9 +57,7 @@ pub fn run(filter: &str, rounds: usize, seconds: f64, form: Form, plot: Option<&
     }
     if drawn.is_empty() {
         let names = Links::ALL.map(Links::name).join(", ");
-        return Err(super::super::invalid(format!(
-            "no links of --worlds contain {filter:?}; there are {names}"
-        )));
+        return Err(invalid(format!("no links of --worlds contain {filter:?}; there are {names}")));
     }
     if form != Form::Json {
         output::line(assumptions(cores))?;

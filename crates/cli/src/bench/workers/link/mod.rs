@@ -20,9 +20,11 @@ mod training;
 pub use rate::Rate;
 pub use training::named;
 
+use super::super::error::invalid;
 use super::super::figure::Effort;
+use super::super::form::Form;
 use super::super::peers::Entry;
-use super::super::{Form, invalid, turns};
+use super::super::turns::measure;
 use crate::output;
 use distribute::{Error, Result};
 use network::Network;
@@ -54,7 +56,7 @@ pub fn run(
             if !wanted(&figure.about().name) {
                 continue;
             }
-            let report = turns::measure(&*figure, effort, rounds, peers)?;
+            let report = measure(&*figure, effort, rounds, peers)?;
             if form == Form::Json {
                 output::line(table::json(&report).to_string())?;
                 continue;

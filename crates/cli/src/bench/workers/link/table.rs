@@ -1,7 +1,7 @@
 //! What was measured over a link: who makes how many steps, what they send, and what a step takes beside its parts.
 
-use super::super::super::Form;
 use super::super::super::figure::Role;
+use super::super::super::form::Form;
 use super::super::super::form::number;
 use super::super::super::report::Report;
 use super::super::super::statistics::Summary;

@@ -1,0 +1,31 @@
+//! This program once more, as a process that measures something and prints a line: `bench --child NAME`.
+
+use super::program::Program;
+use distribute::cluster::{Deadline, Stopwatch};
+use distribute::{Error, Result};
+use std::io::Error as IoError;
+use std::process::Command;
+use std::time::Duration;
+
+/// Starts this program again for `bench --child NAME`: the line that it prints, and the seconds until it came.
+pub fn spawned(name: &str, patience: Duration) -> Result<(String, f64)> {
+    let watch = Stopwatch::start();
+    let io = |source| Error::Io { operation: format!("bench --child {name}"), source };
+    let deadline = Deadline::after(patience);
+    let path = std::env::current_exe().map_err(io)?;
+    let mut program = Program::start(Command::new(path).args(["bench", "--child", name])).map_err(io)?;
+    let line = program.line(deadline).map_err(io)?;
+    let seconds = watch.seconds();
+    program.rest(deadline).map_err(io)?;
+    let line = line.ok_or_else(|| io(IoError::other("it printed nothing")))?;
+    Ok((line, seconds))
+}
+
+/// The most memory that this process has held.
+pub fn peak_mib() -> Result<f64> {
+    let io = |source| Error::Io { operation: "reading /proc/self/status".into(), source };
+    let status = std::fs::read_to_string("/proc/self/status").map_err(io)?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<f64>().ok());
+    kib.map(|kib| kib / 1024.).ok_or_else(|| io(IoError::other("it has no VmHWM")))
+}

@@ -1,0 +1,38 @@
+//! The process of a worker.
+
+use super::super::error::invalid;
+use super::super::figure::Effort;
+use super::super::work::{Mlp, Model, Recommender};
+use super::place::{Order, Work};
+use super::{sum, train};
+use crate::output;
+use distribute::Result;
+
+/// Does its work. Worker 0 prints what it measured.
+pub fn run(name: &str) -> Result<()> {
+    let Order { place, work } = name.parse()?;
+    let sample = match work {
+        Work::Sum { links, bytes, seconds } => sum::micros(&place, links, bytes, Effort { seconds })?.into(),
+        Work::Exchange { bytes, seconds } => sum::exchange_micros(&place, bytes, Effort { seconds })?.into(),
+        Work::Train { model, communication, seconds } => {
+            let trained = match model.as_str() {
+                Mlp::NAME => train::sample::<Mlp>,
+                Recommender::NAME => train::sample::<Recommender>,
+                _ => return Err(invalid(format!("--child knows no model {model:?}"))),
+            };
+            trained(&place, communication, Effort { seconds })?
+        }
+    };
+    if place.world.is_chief() { output::line(sample.line()) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn models_that_are_not_known_are_refused_by_name() {
+        let error = run("workers/0/a:1/train/moon/auto/1").unwrap_err();
+        assert!(error.to_string().contains("moon"), "{error}");
+    }
+}
