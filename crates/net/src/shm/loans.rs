@@ -8,7 +8,7 @@ use bytes::Bytes;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Shorter bodies are copied, which takes no longer.
-const SHORTEST: usize = 16 << 10;
+const SHORTEST: usize = 2 << 10;
 
 /// What is lent to one other worker.
 #[derive(Debug)]
