@@ -183,7 +183,8 @@ impl Link {
         self.doomed.store(true, Ordering::Release);
     }
 
-    /// Writes and reads what goes at once, at most a turn of each. Says whether there may be more.
+    /// Writes and reads what goes at once, at most a turn of each. Says whether there may be more: also in the middle of a message
+    /// of which a part has gone, whose rest follows at once, mostly.
     ///
     /// To be called by the thread that drives, alone.
     pub fn turn(&self, events: &mut Vec<Event>) -> bool {
@@ -215,6 +216,7 @@ impl Link {
                 Err(error) => break Some(state.broken.take().unwrap_or_else(|| text(&error))),
             }
         };
+        more |= read > 0 && events.len() == before;
         if let Some(reason) = ended {
             state.queue.clear();
             self.over.store(true, Ordering::Release);
@@ -278,7 +280,8 @@ impl Link {
 }
 
 impl State {
-    /// Writes at most `most` bytes, and a part of a frame. Says whether the socket would have taken more.
+    /// Writes at most `most` bytes, and a part of a frame. Says whether there is more, and the socket would have taken it or has
+    /// taken a part.
     fn write(&mut self, most: usize) -> bool {
         let mut written = 0;
         let result = loop {
@@ -304,7 +307,7 @@ impl State {
                 self.broken.get_or_insert(text(&error));
             }
         }
-        false
+        written > 0 && !self.queue.is_empty()
     }
 
     fn finish(&mut self) {

@@ -14,7 +14,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// How long to look for messages before sleeping until one comes: about as long as it takes to wake a thread.
+/// How long to look for messages, or for the rest of one, before sleeping until something comes: about as long as it takes to
+/// wake a thread.
 const SPIN: Duration = Duration::from_micros(50);
 
 /// How long the thread in the background takes at most to make way, which it does after each turn.
@@ -230,7 +231,7 @@ impl Shared {
     }
 
     fn until_delivered(&self, events: &mut Vec<Event>, deadline: &mut Deadline) -> Drive {
-        let spin = Deadline::after(SPIN);
+        let mut spin = Deadline::after(SPIN);
         loop {
             let more = if self.sockets <= FEW || !events.is_empty() {
                 self.pass(events, |_| true)
@@ -242,6 +243,7 @@ impl Shared {
             }
             let slice = deadline.look();
             if more && !slice.is_zero() {
+                spin = Deadline::after(SPIN);
                 continue;
             }
             if slice.is_zero() || self.links.iter().all(Link::is_over) {
