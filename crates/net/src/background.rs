@@ -20,8 +20,8 @@ pub(crate) trait Latecomers: Send {
     /// What to wait for.
     fn interests(&self) -> Vec<PollFd<'_>>;
 
-    /// Talks to those who have come.
-    fn attend(&mut self);
+    /// Talks to those who have come. `lost` says which workers are.
+    fn attend(&mut self, lost: &dyn Fn(usize) -> bool);
 }
 
 /// Moves bytes until all links are over, or the farewell has taken too long.
@@ -36,7 +36,7 @@ pub(crate) fn run(shared: &Shared, mut latecomers: Option<Box<dyn Latecomers>>) 
         if pulse.look(shared)
             && let Some(latecomers) = &mut latecomers
         {
-            latecomers.attend();
+            latecomers.attend(&|worker| shared.has_lost(worker));
         }
         let closed = shared.closed.load(Ordering::Acquire);
         if closed {
@@ -55,7 +55,7 @@ pub(crate) fn run(shared: &Shared, mut latecomers: Option<Box<dyn Latecomers>>) 
         match wait(shared, latecomers.as_deref()) {
             Woken::Latecomers => {
                 if let Some(latecomers) = &mut latecomers {
-                    latecomers.attend();
+                    latecomers.attend(&|worker| shared.has_lost(worker));
                 }
             }
             // Something waits to be written. Who sent it is about to drive, mostly.

@@ -61,6 +61,7 @@ impl Default for Settings {
 pub struct Mesh {
     shared: Arc<Shared>,
     background: Option<JoinHandle<()>>,
+    generation: u64,
 }
 
 pub(crate) struct Shared {
@@ -107,7 +108,18 @@ impl Mesh {
             let thread = std::thread::Builder::new().name("distribute-net".to_owned());
             Some(thread.spawn(move || background::run(&shared, latecomers))?)
         };
-        Ok(Self { shared, background })
+        Ok(Self { shared, background, generation: 1 })
+    }
+
+    /// The mesh of a world of this generation.
+    pub(crate) fn of_generation(mut self, generation: u64) -> Self {
+        self.generation = generation;
+        self
+    }
+
+    /// How often the world has been made: 1 at first, and one more each time its workers have met again.
+    pub fn generation(&self) -> u64 {
+        self.generation
     }
 
     /// The workers, and which of them this is.
@@ -190,6 +202,11 @@ impl Shared {
             closed: AtomicBool::default(),
             crowded: settings.crowded.unwrap_or(crowded),
         })
+    }
+
+    /// Whether a worker is lost.
+    pub fn has_lost(&self, worker: usize) -> bool {
+        self.link(worker).is_none_or(Link::is_over)
     }
 
     /// The link to this worker.

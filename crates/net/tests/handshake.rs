@@ -80,8 +80,6 @@ fn every_difference_is_refused_by_its_name() {
         (hello(1), [&a, &None], "host", Reason::Secret),
         (hello(1), [&None, &a], "host", Reason::Secret),
         (other(|hello| hello.job = "letters".into()), [&a, &a], "host", Reason::Job),
-        (other(|hello| hello.generation = 1), [&a, &a], "host", Reason::Generation),
-        (other(|hello| hello.generation = 3), [&a, &a], "host", Reason::Replaced),
         (other(|hello| hello.workers = 4), [&a, &a], "host", Reason::Cluster),
         (other(|hello| hello.replicas = 2), [&a, &a], "host", Reason::Cluster),
         (other(|hello| hello.digest = [0; 32]), [&a, &a], "host", Reason::Cluster),
@@ -102,11 +100,9 @@ fn every_difference_is_refused_by_its_name() {
             .unwrap_err();
     assert_eq!(refusal.to_string(), "it is worker 1, not chief 0: check the addresses");
     let mut host = Host::new(hello(0), None, [2; 32]).named(names());
-    let (_, refusal) = talk(&mut caller(other(|hello| hello.generation = 1), None), &mut host).unwrap_err();
-    assert!(
-        refusal.text.starts_with("worker 0 is of generation 1, and chief 0 of generation 2"),
-        "{refusal}"
-    );
+    let (_, refusal) = talk(&mut caller(other(|hello| hello.workers = 4), None), &mut host).unwrap_err();
+    assert!(refusal.text.starts_with("worker 0 knows 4 workers"), "{refusal}");
+    assert!(refusal.text.contains("and chief 0 knows 3"), "{refusal}");
 }
 
 #[test]

@@ -24,6 +24,15 @@ pub fn words(hearing: &mut Hearing, mut bytes: &[u8]) -> Result<Option<Words>, R
     Ok(None)
 }
 
+/// What somebody who has connected is taken for by one who was a member of this generation.
+fn met(context: &Context<'_>, hello: &Hello, generation: u64) -> Hello {
+    let hello = hello.clone();
+    match context.planted {
+        Some(planted) => planted.meets(hello, generation),
+        None => hello,
+    }
+}
+
 /// The handshakes of those who have connected.
 #[derive(Debug)]
 pub struct Guests {
@@ -53,14 +62,10 @@ impl Guests {
         decide: &mut dyn FnMut(&Hello) -> Result<(), Refusal>,
     ) -> Option<usize> {
         let patience = context.now() + HANDSHAKE;
+        let mine = &self.mine;
         let guest = self.all.entry(conn).or_insert_with(|| {
-            let mut mine = self.mine.clone();
-            if let (Some(planted), Ok(Some(Words::Hello(theirs, ..)))) =
-                (context.planted, words(&mut Hearing::default(), bytes))
-            {
-                mine = planted.host(mine, theirs.generation);
-            }
-            Guest { host: Host::new(mine, None, [0; 32]), hearing: Hearing::default(), patience }
+            let host = Host::new(mine.clone(), None, [0; 32]);
+            Guest { host, hearing: Hearing::default(), patience }
         });
         let answer = match words(&mut guest.hearing, bytes) {
             Ok(None) => return None,
@@ -72,7 +77,7 @@ impl Guests {
                 context.send(conn, Arrival::Words(words));
                 return None;
             }
-            Ok(Answer::Applies(hello, _)) => match decide(&hello) {
+            Ok(Answer::Applies(hello, _)) => match decide(&met(context, &hello, self.mine.generation)) {
                 Err(refusal) if !context.planted.is_some_and(|planted| planted.admits(&refusal)) => refusal,
                 _ => {
                     context.note(|| format!("lets worker {} in", hello.rank));

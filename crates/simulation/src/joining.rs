@@ -84,7 +84,7 @@ impl Joining {
     /// A worker that has just started.
     pub fn new(context: &Context<'_>, world: World, hello: Hello, addresses: Vec<String>) -> Self {
         let addresses = addresses.iter().filter_map(|address| address.parse().ok()).collect();
-        let members = Membership::new(world.worker(), Default::default(), addresses);
+        let members = Membership::new(world.worker(), Default::default(), addresses).after(hello.generation);
         let meeting = Meeting::new(world, members);
         let now = context.now();
         let outgoing = meeting.begin().into_iter().map(|call| Outgoing::new(call, now)).collect();
@@ -138,7 +138,11 @@ impl Joining {
         let Outgoing { call, retries, state } = &mut self.outgoing[at];
         match (what, &mut *state) {
             (Arrival::Made, State::Connecting(..)) => {
-                let hello = Hello { purpose: call.purpose.clone(), ..self.hello.clone() };
+                let hello = Hello {
+                    purpose: call.purpose.clone(),
+                    generation: call.generation,
+                    ..self.hello.clone()
+                };
                 let caller = Caller::new(hello, call.worker, None, [0; 32]);
                 context.send(conn, Arrival::Words(caller.first()));
                 *state = State::Talking(conn, now + HANDSHAKE, Box::new((Hearing::default(), caller)));

@@ -3,7 +3,7 @@
 
 use crate::network::Pid;
 use distribute_collective::group::{Frame, Said};
-use distribute_net::handshake::{Hello, Reason, Refusal};
+use distribute_net::handshake::{Hello, Purpose, Reason, Refusal};
 
 /// A bug.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -63,12 +63,12 @@ impl Planted {
         Some(frame)
     }
 
-    /// What a host of this generation takes somebody for who has connected.
-    pub fn host(self, mut mine: Hello, theirs: u64) -> Hello {
+    /// What a worker that was a member of this generation takes somebody for who has connected.
+    pub fn meets(self, mut theirs: Hello, mine: u64) -> Hello {
         if self == Planted::GenerationIgnored {
-            mine.generation = theirs;
+            theirs.generation = mine + u64::from(theirs.purpose == Purpose::Link);
         }
-        mine
+        theirs
     }
 
     /// Whether somebody is let in all the same.

@@ -42,6 +42,7 @@ impl Process {
         let addresses: Vec<_> = places.collect();
         let hello = Hello {
             job: "simulated".to_owned(),
+            // Whoever starts them knows that all members of the one before have been killed.
             generation,
             rank,
             workers: world.workers(),

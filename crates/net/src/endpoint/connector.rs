@@ -68,7 +68,8 @@ impl Connector {
             names: Names::default(),
             shared_memory: SHARED_MEMORY,
         };
-        let mut dial = Dial::new(Call { worker: 0, address: address.clone(), purpose, before: None });
+        let mut dial =
+            Dial::new(Call { worker: 0, address: address.clone(), purpose, generation: 0, before: None });
         loop {
             match dial.attend(&calling) {
                 Ok(None) => {}

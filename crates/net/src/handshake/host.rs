@@ -116,18 +116,6 @@ impl Host {
             }
             _ => {}
         }
-        if hello.generation != mine.generation {
-            let (reason, which) = if hello.generation < mine.generation {
-                (Reason::Generation, "the worker that has connected has been replaced, and has to end")
-            } else {
-                (Reason::Replaced, "the worker that was connected to has been replaced")
-            };
-            let text = format!(
-                "{other} is of generation {}, and {me} of generation {}: {which}",
-                hello.generation, mine.generation
-            );
-            return Err(Refusal::new(reason, text));
-        }
         if (hello.workers, hello.replicas) != (mine.workers, mine.replicas) {
             let text = format!(
                 "{other} knows {} workers with {} replicas each, and {me} knows {} with {}: give all the same cluster and \

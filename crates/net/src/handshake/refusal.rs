@@ -30,6 +30,8 @@ pub enum Reason {
     Crowded,
     /// It took too long.
     Late,
+    /// The worker that was connected to has not come so far that it could take the other one. It may be tried again.
+    Early,
     /// A call of a worker that answers none, or the other way round.
     Purpose,
     /// None that this version knows.
@@ -37,7 +39,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    const ALL: [Reason; 13] = [
+    const ALL: [Reason; 14] = [
         Reason::Protocol,
         Reason::Version,
         Reason::Job,
@@ -51,6 +53,7 @@ impl Reason {
         Reason::Crowded,
         Reason::Late,
         Reason::Purpose,
+        Reason::Early,
     ];
 
     pub(super) fn code(self) -> u8 {

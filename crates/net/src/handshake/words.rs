@@ -40,7 +40,7 @@ pub enum Purpose {
 pub struct Hello {
     /// The name of the job.
     pub job: String,
-    /// How often the job's world has been made anew.
+    /// The generation of the world that the link is for; of a worker that joins, that of which it was a member last, or 0.
     pub generation: u64,
     /// Which worker it is.
     pub rank: usize,

@@ -164,7 +164,7 @@ fn greet(socket: TcpStream, call: &Call, calling: &Calling) -> Result<State, Fai
         Purpose::Join { address } => Purpose::Join { address: reachable(address, here) },
         other => other.clone(),
     };
-    let hello = Hello { purpose, ..calling.hello.clone() };
+    let hello = Hello { purpose, generation: call.generation, ..calling.hello.clone() };
     let nonce = secret::random().map_err(io::Error::other)?;
     let caller = Caller::new(hello, call.worker, calling.access.key.clone(), nonce);
     let caller = caller.named(calling.names.clone());

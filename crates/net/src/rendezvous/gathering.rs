@@ -175,6 +175,9 @@ impl Gathering {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let crowded = here.saturating_mul(world.replicas()) > cores;
         let reception = Box::new(self.reception);
-        Ok(Mesh::new(world, self.links, self.early, receiver, self.settings, crowded, Some(reception))?)
+        let generation = self.meeting.members().generation();
+        let mesh =
+            Mesh::new(world, self.links, self.early, receiver, self.settings, crowded, Some(reception))?;
+        Ok(mesh.of_generation(generation))
     }
 }

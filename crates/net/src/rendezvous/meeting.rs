@@ -29,6 +29,8 @@ pub struct Call {
     pub address: Address,
     /// Why.
     pub purpose: Purpose,
+    /// The generation to [say](crate::handshake::Hello::generation).
+    pub generation: u64,
     /// What came of a link to it before.
     pub before: Option<String>,
 }
@@ -59,7 +61,8 @@ impl Meeting {
     fn call_leader(&self, before: Option<String>) -> Option<Call> {
         let ([leader, .., _], false) = (self.members.addresses(), self.world.is_chief()) else { return None };
         let purpose = Purpose::Join { address: self.members.address(self.world.worker()) };
-        Some(Call { worker: 0, address: leader.clone(), purpose, before })
+        let generation = self.members.before();
+        Some(Call { worker: 0, address: leader.clone(), purpose, generation, before })
     }
 
     /// Who is there, and where.
@@ -100,15 +103,18 @@ impl Meeting {
                 self.told = Some(progress);
                 Ok(Then::Call(Vec::new()))
             }
-            Ok(Note::Table(addresses)) if addresses.len() == self.world.workers() => {
+            Ok(Note::Table(generation, addresses))
+                if addresses.len() == self.world.workers() && generation > self.members.before() =>
+            {
                 self.located = true;
-                self.members.locate(addresses);
+                self.members.locate(generation, addresses);
                 let all = self.members.addresses().iter().enumerate();
                 let below = all.skip(1).take(self.world.worker() - 1);
                 let call = |(worker, address): (usize, &Address)| Call {
                     worker,
                     address: address.clone(),
                     purpose: Purpose::Link,
+                    generation,
                     before: None,
                 };
                 Ok(Then::Call(below.map(call).collect()))
@@ -170,7 +176,8 @@ impl Meeting {
 
     /// What the leader tells all others when the world is complete.
     pub fn table(&self) -> Option<Note> {
-        self.world.is_chief().then(|| Note::Table(self.members.addresses().to_vec()))
+        let members = &self.members;
+        self.world.is_chief().then(|| Note::Table(members.generation(), members.addresses().to_vec()))
     }
 
     /// The error where a worker that was called does not let this one in, or this one does not trust it.

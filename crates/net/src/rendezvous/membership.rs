@@ -3,6 +3,7 @@
 use super::Missing;
 use crate::handshake::{Hello, Names, Purpose, Reason, Refusal};
 use distribute_cluster::{Address, Task};
+use std::cmp::Ordering;
 
 /// The workers that one worker waits for: the leader for all others, which join it; another for those of higher numbers,
 /// which link to it.
@@ -14,12 +15,36 @@ pub struct Membership {
     /// Where each worker is, as far as is known.
     addresses: Vec<Address>,
     come: Vec<bool>,
+    /// The generation of the world of which this worker was a member last, or 0.
+    before: u64,
+    /// The latest of those of all that have come.
+    latest: u64,
+    /// That of the world that is made, once it is known.
+    generation: Option<u64>,
 }
 
 impl Membership {
     /// Nobody has come to worker `me` yet. They are called by these names.
     pub fn new(me: usize, names: Names, addresses: Vec<Address>) -> Self {
-        Self { me, names, come: vec![false; addresses.len()], addresses }
+        let come = vec![false; addresses.len()];
+        Self { me, names, come, addresses, before: 0, latest: 0, generation: None }
+    }
+
+    /// Worker `me` was a member of a world before, of this generation; 0 if it was of none.
+    pub fn after(mut self, generation: u64) -> Self {
+        (self.before, self.latest) = (generation, generation);
+        self
+    }
+
+    /// The generation of which this worker was a member last, or 0.
+    pub fn before(&self) -> u64 {
+        self.before
+    }
+
+    /// The generation of the world, as far as this worker knows: for the leader, which makes it, the one after all that those
+    /// who have come were members of.
+    pub fn generation(&self) -> u64 {
+        self.generation.unwrap_or(self.latest.saturating_add(1))
     }
 
     /// Whether somebody who has shown to be of the job may stay.
@@ -50,6 +75,7 @@ impl Membership {
                 return refusal(Reason::Rank, format!("{theirs} has to join {mine} first"));
             }
         }
+        self.of_my_generation(hello)?;
         if rank <= me {
             let text = format!("{mine} is the one that connects to {theirs}, not the other way");
             return refusal(Reason::Rank, text);
@@ -68,6 +94,33 @@ impl Membership {
         }
     }
 
+    /// Whether somebody belongs to the world that is made now, by the generation that it says it is of.
+    fn of_my_generation(&self, hello: &Hello) -> Result<(), Refusal> {
+        let (mine, theirs) = (self.task(self.me), self.task(hello.rank));
+        let own = match (&hello.purpose, self.generation) {
+            // Who was in no world before can take any place that is free, and the leader that was in none knows of no other.
+            (Purpose::Join { .. }, _) if hello.generation == 0 || self.before == 0 => return Ok(()),
+            (Purpose::Join { .. }, _) => self.before,
+            (_, Some(generation)) => generation,
+            (_, None) => {
+                let text = format!("{mine} has not been told yet where the others are");
+                return Err(Refusal::new(Reason::Early, text));
+            }
+        };
+        let (reason, which) = match hello.generation.cmp(&own) {
+            Ordering::Equal => return Ok(()),
+            Ordering::Less => {
+                (Reason::Generation, "the worker that has connected has been replaced, and has to end")
+            }
+            Ordering::Greater => (Reason::Replaced, "the worker that was connected to has been replaced"),
+        };
+        let text = format!(
+            "{theirs} is of generation {}, and {mine} of generation {own}: {which}",
+            hello.generation
+        );
+        Err(Refusal::new(reason, text))
+    }
+
     /// What a worker is called.
     pub fn task(&self, worker: usize) -> Task {
         self.names.of(worker)
@@ -78,6 +131,7 @@ impl Membership {
         if let Some(come) = self.come.get_mut(hello.rank) {
             *come = true;
         }
+        self.latest = self.latest.max(hello.generation);
         if let (Purpose::Join { address }, Some(known)) = (&hello.purpose, self.addresses.get_mut(hello.rank))
         {
             // It has been read before.
@@ -104,8 +158,9 @@ impl Membership {
         self.addresses.get(worker).map(Address::to_string).unwrap_or_default()
     }
 
-    /// Other addresses, of which this worker has been told.
-    pub fn locate(&mut self, addresses: Vec<Address>) {
+    /// Other addresses, and the generation of the world, of which this worker has been told.
+    pub fn locate(&mut self, generation: u64, addresses: Vec<Address>) {
+        self.generation = Some(generation);
         if addresses.len() == self.addresses.len() {
             self.addresses = addresses;
         }
@@ -166,6 +221,52 @@ mod tests {
         assert_eq!(members.missing(), []);
     }
 
+    fn located(me: usize) -> Membership {
+        let mut members = at(me);
+        members.locate(1, members.addresses().to_vec());
+        members
+    }
+
+    // INV-34
+    #[test]
+    fn the_leader_makes_the_generation_after_all_that_there_were_and_refuses_who_has_missed_one() {
+        let of = |rank, generation| Hello { generation, ..join(rank) };
+        // The one of a world that is made for the first time.
+        assert_eq!(at(0).generation(), 1);
+        // A leader that has just started learns from the others what there was.
+        let mut started = at(0);
+        for (rank, last) in [(1, 4), (2, 0)] {
+            started.decide(&of(rank, last)).unwrap();
+            started.enter(&of(rank, last));
+        }
+        assert_eq!(started.generation(), 5);
+        // One that was there takes those who have just started, and who were there, too.
+        let mut there = at(0).after(4);
+        there.decide(&of(1, 0)).unwrap();
+        there.decide(&of(2, 4)).unwrap();
+        there.enter(&of(2, 4));
+        assert_eq!(there.generation(), 5);
+        let refusal = there.decide(&of(1, 3)).unwrap_err();
+        assert_eq!(refusal.reason, Reason::Generation);
+        assert!(
+            refusal.text.starts_with("worker 1 is of generation 3, and worker 0 of generation 4"),
+            "{refusal}"
+        );
+        assert_eq!(there.decide(&of(1, 5)).unwrap_err().reason, Reason::Replaced);
+    }
+
+    // INV-34
+    #[test]
+    fn links_are_made_between_workers_that_have_been_told_of_one_world() {
+        let of = |generation| Hello { generation, ..hello(2, Purpose::Link) };
+        let mut members = at(1).after(6);
+        assert_eq!(members.decide(&of(7)).unwrap_err().reason, Reason::Early);
+        members.locate(7, members.addresses().to_vec());
+        members.decide(&of(7)).unwrap();
+        assert_eq!(members.decide(&of(6)).unwrap_err().reason, Reason::Generation);
+        assert_eq!(members.decide(&of(8)).unwrap_err().reason, Reason::Replaced);
+    }
+
     #[test]
     fn who_comes_to_the_wrong_worker_is_told_so() {
         for (members, caller, text) in [
@@ -173,13 +274,14 @@ mod tests {
             (at(0), join(0), "worker 0 is the one that connects to worker 0"),
             (at(0), hello(1, Purpose::Link), "worker 1 has to join worker 0 first"),
             (at(1), join(2), "worker 1 does not lead this world: join worker 0"),
-            (at(2), hello(1, Purpose::Link), "worker 2 is the one that connects to worker 1"),
+            (located(2), hello(1, Purpose::Link), "worker 2 is the one that connects to worker 1"),
         ] {
             let refusal = members.decide(&caller).unwrap_err();
             assert_eq!(refusal.reason, Reason::Rank);
             assert!(refusal.text.contains(text), "{refusal}");
         }
         let mut members = at(1);
+        members.locate(1, members.addresses().to_vec());
         members.decide(&hello(2, Purpose::Link)).unwrap();
         members.enter(&hello(2, Purpose::Link));
         assert_eq!(members.missing(), []);

@@ -105,7 +105,11 @@ impl Rendezvous {
         self
     }
 
-    /// How often this world has been made anew. Members of earlier generations are refused.
+    /// The generation of the world of which this worker was a member last; 0, as it is by default, for a process that has just
+    /// started, which knows of none.
+    ///
+    /// The world that is made is of the [next](Mesh::generation) one: the first of all, or that of workers who meet again after
+    /// one was lost. Who says a generation before the leader's is refused, because others have gone on without it.
     pub fn generation(mut self, generation: u64) -> Self {
         self.generation = generation;
         self
@@ -175,7 +179,8 @@ impl Rendezvous {
     pub fn join(mut self, receiver: Arc<dyn Receiver>) -> Result<Mesh, JoinError> {
         let world = self.world;
         if !world.is_multi_worker() {
-            return Ok(Mesh::new(world, vec![], vec![], receiver, self.settings, false, None)?);
+            let mesh = Mesh::new(world, vec![], vec![], receiver, self.settings, false, None)?;
+            return Ok(mesh.of_generation(self.generation.saturating_add(1)));
         }
         let deadline = Deadline::after(self.timeout);
         let mut addresses = self.check()?;
@@ -211,9 +216,10 @@ impl Rendezvous {
             names: self.names.clone(),
             shared_memory,
         };
+        let members = Membership::new(world.worker(), self.names.clone(), addresses).after(self.generation);
         let gathering = Gathering::new(
             world,
-            Meeting::new(world, Membership::new(world.worker(), self.names.clone(), addresses)),
+            Meeting::new(world, members),
             Reception::new(listener, access, hello, shared_memory).named(self.names.clone()),
             calling,
             self.settings,

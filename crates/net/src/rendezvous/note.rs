@@ -14,8 +14,8 @@ const LONGEST: usize = 255;
 pub enum Note {
     /// Not all have joined.
     Waiting(Progress),
-    /// All have: where each of them is.
-    Table(Vec<Address>),
+    /// All have: the generation of their world, and where each of them is.
+    Table(u64, Vec<Address>),
 }
 
 impl Note {
@@ -32,8 +32,9 @@ impl Note {
                     fields.text(&missing.address);
                 }
             }
-            Note::Table(addresses) => {
+            Note::Table(generation, addresses) => {
                 fields.fixed(&[1]);
+                fields.u64(*generation);
                 addresses.iter().for_each(|address| fields.text(&address.to_string()));
             }
         }
@@ -58,11 +59,11 @@ impl Note {
                 Ok(Note::Waiting(Progress { workers, waited, missing }))
             }
             [1] => {
-                let mut addresses = Vec::new();
+                let (generation, mut addresses) = (fields.u64()?, Vec::new());
                 while !fields.0.is_empty() {
                     addresses.push(fields.text(LONGEST)?.parse().map_err(|_| Malformed)?);
                 }
-                Ok(Note::Table(addresses))
+                Ok(Note::Table(generation, addresses))
             }
             _ => Err(Malformed),
         }
@@ -80,7 +81,7 @@ mod tests {
         let missing = vec![Missing { worker: 2, task, address: "10.0.0.7:2222".into(), last: None }];
         let waiting = Progress { workers: 4, waited: Duration::from_millis(1500), missing };
         for note in
-            [Note::Waiting(waiting), Note::Table(vec!["a:1".parse().unwrap(), "b:2".parse().unwrap()])]
+            [Note::Waiting(waiting), Note::Table(7, vec!["a:1".parse().unwrap(), "b:2".parse().unwrap()])]
         {
             assert_eq!(Note::decode(&note.encode()), Ok(note));
         }

@@ -241,6 +241,10 @@ fn accept(worker: usize, offer: Offer) -> Option<Arc<Pair>> {
 }
 
 fn log(from: SocketAddr, refusal: &Refusal) {
+    if refusal.reason == Reason::Early {
+        // It will be let in soon.
+        return tracing::debug!(address = %from, "a connection was refused for now: {refusal}");
+    }
     heard(|| tracing::warn!(address = %from, "a connection was refused: {refusal}"));
 }
 
@@ -249,10 +253,15 @@ impl Latecomers for Reception {
         Reception::interests(self)
     }
 
-    fn attend(&mut self) {
+    fn attend(&mut self, lost: &dyn Fn(usize) -> bool) {
         let (mine, names) = (self.names.of(self.mine.rank), self.names.clone());
         let complete = |hello: &Hello| {
             let theirs = names.of(hello.rank);
+            if lost(hello.rank) {
+                let text =
+                    format!("{mine} has lost {theirs}, and takes another when all that are left meet again");
+                return Err(Refusal::new(Reason::Early, text));
+            }
             let text = format!("the world is complete, and has a {theirs} already: {mine} takes no other");
             Err(Refusal::new(Reason::Complete, text))
         };

@@ -9,17 +9,23 @@ const FIRST_WAIT: Duration = Duration::from_millis(10);
 /// The longest wait between two attempts.
 const LONGEST_WAIT: Duration = Duration::from_millis(500);
 
+/// How often to try for a place that another process has: for about 5 s, which is longer than it takes to notice that it has
+/// died.
+const OFTEN: u32 = 13;
+
 /// The attempts to connect to a process.
 #[derive(Clone, Debug)]
 pub struct Retries {
     wait: Duration,
     last: Option<String>,
+    /// How often another process had the place.
+    taken: u32,
 }
 
 impl Default for Retries {
     /// Before the first attempt.
     fn default() -> Self {
-        Self { wait: FIRST_WAIT, last: None }
+        Self { wait: FIRST_WAIT, last: None, taken: 0 }
     }
 }
 
@@ -48,7 +54,14 @@ impl Retries {
     /// The refusal, if none will.
     pub fn refused(&mut self, refusal: Refusal) -> Result<Duration, Refusal> {
         match refusal.reason {
-            Reason::Crowded | Reason::Late | Reason::Replaced => Ok(self.broken(refusal.to_string())),
+            Reason::Crowded | Reason::Late | Reason::Early | Reason::Replaced => {
+                Ok(self.broken(refusal.to_string()))
+            }
+            // Of a process that has died, and whose death has not been noticed yet.
+            Reason::Taken | Reason::Complete if self.taken < OFTEN => {
+                self.taken += 1;
+                Ok(self.broken(refusal.to_string()))
+            }
             _ => Err(refusal),
         }
     }
@@ -73,5 +86,20 @@ mod tests {
         assert!(retries.refused(Refusal::new(Reason::Replaced, "of generation 1")).is_ok());
         assert_eq!(retries.last(), Some("of generation 1"));
         assert!(retries.refused(Refusal::new(Reason::Generation, "of generation 1")).is_err());
+    }
+
+    #[test]
+    fn a_place_that_is_taken_is_tried_for_as_long_as_it_takes_to_notice_a_death() {
+        let mut retries = Retries::default();
+        let taken = || Refusal::new(Reason::Taken, "there is one already");
+        let mut waited = Duration::ZERO;
+        while let Ok(wait) = retries.refused(taken()) {
+            waited += wait;
+        }
+        let settings = crate::Settings::default();
+        assert!(
+            waited > settings.silence + settings.heartbeat && waited < 2 * settings.silence,
+            "{waited:?}"
+        );
     }
 }
