@@ -34,6 +34,7 @@
 //! | `manager` | [`CheckpointManager`]: a series of checkpoints, the last k of which are kept |
 //! | `plan` | which rows go into which file |
 //! | `save` | the steps of a save; after each of them there is either no checkpoint or a complete one |
+//! | `image` | a checkpoint in memory |
 //! | `index` | `index.json` |
 //! | `metadata` | [`Metadata`]: values for metadata, including numbers that JSON doesn't have |
 //! | `places` | where the rows of each tensor are: the index, checked against the files |
@@ -65,6 +66,7 @@
 
 mod encoding;
 mod error;
+mod image;
 mod index;
 mod manager;
 mod metadata;

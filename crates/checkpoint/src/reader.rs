@@ -1,6 +1,6 @@
 //! Reads a saved checkpoint, tensor by tensor, on demand.
 
-use crate::index::{self, Index};
+use crate::index::{self, FileEntry, Index};
 use crate::places::Tensor;
 use crate::shard::Shard;
 use crate::{Error, Result, Value, metadata};
@@ -49,8 +49,18 @@ impl Reader {
             file.read_to_end(&mut bytes).map(|_| bytes)
         });
         let bytes = bytes.map_err(Error::io("reading", &index_path))?;
-        let (index, checksum) = (Index::from_bytes(&index_path, &bytes)?, crc32fast::hash(&bytes));
-        let wrong = |at: String, reason: String| Error::Index { path: index_path.clone(), at, reason };
+        Self::of(path, &index_path, &bytes, &mut |file| Shard::open(path, file))
+    }
+
+    /// A checkpoint of which `open` opens the files that this index names.
+    pub(crate) fn of(
+        path: &Path,
+        index_path: &Path,
+        bytes: &[u8],
+        open: &mut dyn FnMut(&FileEntry) -> Result<Shard>,
+    ) -> Result<Self> {
+        let (index, checksum) = (Index::from_bytes(index_path, bytes)?, crc32fast::hash(bytes));
+        let wrong = |at: String, reason: String| Error::Index { path: index_path.to_path_buf(), at, reason };
         let mut shards = Vec::new();
         for file in &index.files {
             let mut parts = Path::new(&file.name).components();
@@ -60,7 +70,7 @@ impl Reader {
                 let at = format!("file {}", shards.len());
                 return Err(wrong(at, format!("{:?} is not the name of a file in this folder", file.name)));
             }
-            shards.push(Shard::open(path, file)?);
+            shards.push(open(file)?);
         }
         let mut tensors = BTreeMap::new();
         // Each tensor of a file is used at most once, so no more is read than the files contain.

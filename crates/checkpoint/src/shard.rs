@@ -3,6 +3,7 @@
 use crate::index::FileEntry;
 use crate::{Error, Result};
 use safetensors::tensor::{Metadata, TensorInfo};
+use std::fmt::Debug;
 use std::fs::File;
 use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
@@ -29,7 +30,21 @@ pub(crate) struct PendingTensor<'a> {
 }
 
 /// Writes a new file and syncs it to disk. `name` is its name in the index.
-pub(crate) fn write(path: &Path, name: String, mut tensors: Vec<PendingTensor<'_>>) -> Result<FileEntry> {
+pub(crate) fn write(path: &Path, name: String, tensors: Vec<PendingTensor<'_>>) -> Result<FileEntry> {
+    let io = |error| Error::io("writing", path)(error);
+    let file = File::create_new(path).map_err(io)?;
+    let entry = write_to(BufWriter::with_capacity(1 << 18, &file), path, name, tensors)?;
+    file.sync_all().map_err(io)?;
+    Ok(entry)
+}
+
+/// Writes what would be the content of a file. Errors name it by `path`.
+pub(crate) fn write_to(
+    to: impl Write,
+    path: &Path,
+    name: String,
+    mut tensors: Vec<PendingTensor<'_>>,
+) -> Result<FileEntry> {
     // As safetensors does: larger elements first, so that all are aligned.
     tensors.sort_by(|a, b| b.dtype.cmp(&a.dtype).then_with(|| a.key.cmp(&b.key)));
     let io = |error| Error::io("writing", path)(error);
@@ -51,14 +66,12 @@ pub(crate) fn write(path: &Path, name: String, mut tensors: Vec<PendingTensor<'_
         );
         return Err(Error::InvalidArgument { operation: "save", reason });
     }
-    let file = File::create_new(path).map_err(io)?;
-    let mut summing = Summing::new(BufWriter::with_capacity(1 << 18, &file));
+    let mut summing = Summing::new(to);
     let written = (|| {
         summing.write_all(&(header.len() as u64).to_le_bytes())?;
         summing.write_all(&header)?;
         tensors.iter().try_for_each(|tensor| (tensor.write)(&mut summing))?;
-        summing.flush()?;
-        file.sync_all()
+        summing.flush()
     })();
     written.map_err(io)?;
     let (bytes, crc32) = summing.finish();
@@ -104,11 +117,16 @@ impl<W: Write> Write for Summing<W> {
     }
 }
 
-/// An open file of a checkpoint, which can be read even after it has been removed.
+/// What the content of a file is read from: the file, which can be read even after it has been removed, or memory.
+pub(crate) trait Content: Read + Seek + Send + Debug {}
+
+impl<C: Read + Seek + Send + Debug> Content for C {}
+
+/// An open file of a checkpoint.
 #[derive(Debug)]
 pub(crate) struct Shard {
     path: PathBuf,
-    file: Mutex<File>,
+    file: Mutex<Box<dyn Content>>,
     entry: FileEntry,
     header: Metadata,
     /// Where the elements begin.
@@ -124,10 +142,21 @@ impl Shard {
             io::ErrorKind::InvalidInput => damaged(0, error.to_string()),
             _ => Error::io("reading", &path)(error),
         })?;
-        let found = file.metadata().map_err(Error::io("reading", &path))?;
-        if found.len() != entry.bytes {
-            let reason = format!("the file has {} bytes, but {} were written", found.len(), entry.bytes);
-            return Err(damaged(found.len().min(entry.bytes), reason));
+        let found = file.metadata().map_err(Error::io("reading", &path))?.len();
+        Self::of(Box::new(file), found, path, entry)
+    }
+
+    /// The same of a content of so many bytes. Errors name it by `path`.
+    pub(crate) fn of(
+        content: Box<dyn Content>,
+        found: u64,
+        path: PathBuf,
+        entry: &FileEntry,
+    ) -> Result<Self> {
+        let damaged = |offset: u64, reason: String| Error::Damaged { path: path.clone(), offset, reason };
+        if found != entry.bytes {
+            let reason = format!("the file has {found} bytes, but {} were written", entry.bytes);
+            return Err(damaged(found.min(entry.bytes), reason));
         }
         if entry.crc32.len() as u64 != entry.bytes.div_ceil(BLOCK) {
             let reason = format!(
@@ -141,7 +170,7 @@ impl Shard {
         let no_header = Metadata::new(None, Vec::new()).map_err(|error| damaged(0, error.to_string()))?;
         let mut shard = Self {
             path: path.clone(),
-            file: Mutex::new(file),
+            file: Mutex::new(content),
             entry: entry.clone(),
             header: no_header,
             data: 8,

@@ -1,0 +1,107 @@
+//! A checkpoint in memory, for a process that takes over the state of another.
+
+use crate::shard::{self, Shard};
+use crate::{Error, Reader, Result, Writer};
+use bytes::Bytes;
+use std::io::Cursor;
+use std::path::Path;
+
+/// The name of the only file, as in a folder of one.
+const FILE: &str = "shard-00001-of-00001.safetensors";
+
+impl Writer {
+    /// What [`save`](Writer::save) would write in one file, as bytes to be sent to another process: the length of the index in 8
+    /// bytes, the index, the file.
+    ///
+    /// ```
+    /// # use distribute_checkpoint::{Reader, Writer};
+    /// # use distribute_tensor::HostTensor;
+    /// let mut writer = Writer::new();
+    /// writer.insert("weight", HostTensor::vector(vec![1f32, 2.]))?;
+    /// writer.metadata("step", 7);
+    /// let image = writer.image()?;
+    /// let reader = Reader::from_image(image.into(), "worker 0")?;
+    /// assert_eq!(reader.tensor("weight")?.to_vec::<f32>()?, [1., 2.]);
+    /// assert_eq!(reader.number("step"), Some(7.));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Entry`] for a tensor with missing rows.
+    pub fn image(&self) -> Result<Vec<u8>> {
+        let path = Path::new("memory");
+        let mut layout = self.layout(1)?;
+        let mut content = Vec::new();
+        let mut entries = Vec::new();
+        for tensors in std::mem::take(&mut layout.files) {
+            entries.push(shard::write_to(&mut content, path, FILE.to_owned(), tensors)?);
+        }
+        let index =
+            layout.index(entries).to_text().map_err(|error| Error::io("writing", path)(error.into()))?;
+        let mut image = Vec::with_capacity(8 + index.len() + content.len());
+        image.extend_from_slice(&(index.len() as u64).to_le_bytes());
+        image.extend_from_slice(index.as_bytes());
+        image.append(&mut content);
+        Ok(image)
+    }
+}
+
+impl Reader {
+    /// The checkpoint in an [image](Writer::image). Errors and [`path`](Reader::path) name it by where it is from.
+    ///
+    /// # Errors
+    /// Those of [`open`](Reader::open).
+    pub fn from_image(image: Bytes, from: &str) -> Result<Self> {
+        let path = Path::new(from);
+        let short = || {
+            let reason = "the checkpoint ends within its index".to_owned();
+            Error::Damaged { path: path.to_path_buf(), offset: image.len() as u64, reason }
+        };
+        let length = image.first_chunk().map(|length| u64::from_le_bytes(*length)).ok_or_else(short)?;
+        let end = usize::try_from(length).ok().and_then(|length| length.checked_add(8));
+        let end = end.filter(|end| *end <= image.len()).ok_or_else(short)?;
+        let content = image.slice(end..);
+        Reader::of(path, path, &image[8..end], &mut |entry| {
+            let found = content.len() as u64;
+            Shard::of(Box::new(Cursor::new(content.clone())), found, path.to_path_buf(), entry)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use distribute_tensor::HostTensor;
+    use proptest::prelude::*;
+
+    fn image() -> Vec<u8> {
+        let mut writer = Writer::new();
+        writer.insert("a", HostTensor::vector((0..1000).collect::<Vec<i64>>())).unwrap();
+        writer.insert("b", HostTensor::vector(vec![b"text".to_vec()])).unwrap();
+        writer.metadata("step", 3);
+        writer.image().unwrap()
+    }
+
+    #[test]
+    fn nothing_is_an_image_too() {
+        let reader = Reader::from_image(Writer::new().image().unwrap().into(), "worker 0").unwrap();
+        assert_eq!(reader.names().count(), 0);
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_damaged_is_an_error_that_names_where_it_is_from(at in 0usize..8000, bit in 0u8..8, cut in any::<bool>()) {
+            let whole = image();
+            let at = at % whole.len();
+            let mut damaged = whole.clone();
+            if cut {
+                damaged.truncate(at);
+            } else {
+                damaged[at] ^= 1 << bit;
+            }
+            let read = Reader::from_image(damaged.into(), "worker 7").and_then(|reader| reader.verify());
+            let error = read.unwrap_err().to_string();
+            prop_assert!(error.contains("worker 7"), "{error}");
+        }
+    }
+}
