@@ -36,6 +36,8 @@ pub enum Operation {
     Save,
     /// Every worker restores the same state.
     Restore,
+    /// The workers of a training that goes on agree on where it stands.
+    Recover,
     /// Values of all replicas are concatenated by code that runs once for them.
     Gather,
     /// The copies of a variable are combined into what is read.
@@ -58,6 +60,7 @@ impl fmt::Display for Operation {
             Operation::DistributeDataset => "distribution of a dataset",
             Operation::Save => "save",
             Operation::Restore => "restore",
+            Operation::Recover => "recovery",
             Operation::Gather => "gather",
             Operation::ReadVariable => "read of a variable",
         })

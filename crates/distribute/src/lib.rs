@@ -89,6 +89,7 @@ mod replicated;
 mod select;
 pub mod strategy;
 pub mod trace;
+mod training;
 pub mod values;
 mod variables;
 
@@ -119,6 +120,7 @@ pub use strategy::{
     MultiWorkerMirroredStrategy, NcclAllReduce, OneDeviceStrategy, ReductionToOneDevice, Replicas, Strategy,
     StrategyExtended, Threads, ValueContext, VariablePlacement,
 };
+pub use training::Training;
 pub use values::{Axes, Distributed, Mirrored, PerReplica, Reducible};
 pub use variables::{NewVariable, Variable, VariableAggregation, VariableSynchronization, Variables};
 

@@ -64,6 +64,17 @@ impl Inbox {
         Self(Arc::new(Shared { state: Mutex::new(state), changed: Signal::new() }))
     }
 
+    /// Forgets everything, for a world that is made again: nobody is lost, nothing has come, no session was opened.
+    pub(super) fn renew(&self) {
+        let empty = State { lost: Vec::new(), names: HashMap::new() };
+        let mut state = lock(&self.0.state);
+        let workers = state.lost.len();
+        let old = std::mem::replace(&mut *state, State { lost: vec![None; workers], ..empty });
+        drop(state);
+        // Without the lock: frames may hold large buffers.
+        drop(old);
+    }
+
     /// Adds a frame received from a worker.
     pub fn add(&self, from: usize, frame: Frame) {
         let mut state = lock(&self.0.state);

@@ -6,6 +6,7 @@
 //! | [`local`] | groups whose workers are threads of this process |
 //! | [`frame`] | [`Frame`]: the messages between workers |
 //! | `workers` | [`Group`]: the workers, as one of them sees them |
+//! | `renewal` | links that are made again when the workers meet again |
 //! | [`session`] | [`Session`]: the traffic of one run |
 //! | `recorder` | what this worker did last |
 //! | [`protocol`] | [`Protocol`]: what a worker does in a session, as a pure state machine |
@@ -42,6 +43,7 @@ mod range;
 mod raw;
 mod recorder;
 mod reduce;
+mod renewal;
 pub mod round;
 mod schedule;
 pub mod session;

@@ -1,9 +1,11 @@
 //! The processes of a world, as one of them sees them.
 
 use super::recorder::Recorder;
+use super::renewal::Renewable;
 use super::{Buffers, Frame, Inbox};
 use distribute_cluster::{RecordedCall, World};
 use distribute_net::{JoinError, Message, Rendezvous, Transport};
+use std::io;
 use std::sync::Arc;
 
 /// The processes of a world, as seen by one of them.
@@ -14,6 +16,8 @@ pub struct Group {
     pub(super) inbox: Inbox,
     pub(super) recorder: Arc<Recorder>,
     pub(super) buffers: Buffers,
+    /// The transport, where the workers can meet again.
+    renewable: Option<Arc<Renewable>>,
 }
 
 impl Group {
@@ -23,14 +27,37 @@ impl Group {
     /// [`JoinError`], which names workers that are missing.
     pub fn join(world: World, rendezvous: Rendezvous) -> Result<Self, JoinError> {
         let inbox = Inbox::new(world.workers());
-        let mesh = rendezvous.join(Arc::new(inbox.clone()))?;
-        Ok(Self::new(world, Arc::new(mesh), inbox))
+        let links = Arc::new(Renewable::new(rendezvous.join(Arc::new(inbox.clone()))?));
+        Ok(Self { renewable: Some(links.clone()), ..Self::new(world, links, inbox) })
+    }
+
+    /// Leaves the world, in which a worker was lost or late, and waits until all workers of the next one have joined: those that
+    /// are left, and others in the places of those that are not. Everything that holds this group goes on with the new links;
+    /// its sessions are over. What goes wrong leaves it without links, and can be tried again.
+    ///
+    /// # Errors
+    /// [`JoinError`], which names workers that are missing.
+    pub fn rejoin(&self, rendezvous: Rendezvous) -> Result<(), JoinError> {
+        let Some(links) = &self.renewable else {
+            return Err(JoinError::System(io::Error::other(
+                "they were linked by something that cannot do it again",
+            )));
+        };
+        links.end();
+        self.inbox.renew();
+        links.renew(rendezvous.join(Arc::new(self.inbox.clone()))?);
+        Ok(())
+    }
+
+    /// How often the world has been made: 1 at first, and one more each time its workers have met again.
+    pub fn generation(&self) -> u64 {
+        self.renewable.as_ref().map_or(1, |links| links.generation())
     }
 
     /// The workers of `world`. The transport gives what it receives to `inbox`.
     pub fn new(world: World, transport: Arc<dyn Transport>, inbox: Inbox) -> Self {
         let buffers = Buffers::new(transport.clone());
-        Self { world, transport, inbox, recorder: Arc::new(Recorder::new()), buffers }
+        Self { world, transport, inbox, recorder: Arc::new(Recorder::new()), buffers, renewable: None }
     }
 
     /// How many workers there are, and which one this is.

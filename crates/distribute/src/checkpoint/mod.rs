@@ -51,6 +51,16 @@ pub trait Checkpointed {
         ))
     }
 
+    /// Goes back to where the last finished update of the weights has left it, as far as it has gone on since. Called on every
+    /// part of a [`Training`](crate::Training) when a worker was lost in the middle of a step, which is made again. Nothing, as
+    /// where this is not written, for what changes with the weights alone.
+    ///
+    /// # Errors
+    /// If that is not possible: the state is taken from another worker then.
+    fn rewind(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// The strategy that it belongs to, whose workers save and restore it together. None, as where this is not written: one
     /// process does that alone, or the checkpoint's other parts tell.
     fn strategy(&self) -> Option<&Strategy> {
@@ -265,6 +275,22 @@ impl<'a> Checkpoint<'a> {
         };
         let open = || Ok(Reader::open(path)?);
         self.restore_by(SOME, Location::caller(), open, some).map(|(_, restored)| restored)
+    }
+
+    /// Has all parts go back to where the last finished update has left them.
+    ///
+    /// # Errors
+    /// Of the first that cannot.
+    pub(crate) fn rewind(&self) -> Result<()> {
+        self.parts.iter().try_for_each(|(_, part)| part.rewind())
+    }
+
+    /// Sets all parts to what an image has of them, which this worker alone does.
+    ///
+    /// # Errors
+    /// As [`restore_from`](Checkpoint::restore_from).
+    pub(crate) fn take_over(&self, reader: &Reader) -> Result<()> {
+        self.all_of(reader)?.0.into_iter().try_for_each(|change| change())
     }
 
     /// Prepares to apply the saved state to all parts.

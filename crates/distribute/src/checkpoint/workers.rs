@@ -78,7 +78,7 @@ impl<'a> Checkpoint<'a> {
     }
 
     /// The strategy whose workers save and restore this together: that of its parts, or else the current one.
-    fn together(&self, operation: &'static str) -> Result<Strategy> {
+    pub(crate) fn together(&self, operation: &'static str) -> Result<Strategy> {
         let parts = self.parts.iter().filter_map(|(name, part)| Some((name, part.strategy()?)));
         let mut among_workers = parts.filter(|(_, strategy)| strategy.world().is_multi_worker());
         let Some((name, strategy)) = among_workers.next() else { return Ok(get_strategy()) };

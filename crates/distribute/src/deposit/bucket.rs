@@ -23,8 +23,8 @@ pub(crate) struct Pool {
     idle: Mutex<Vec<Vec<Loose>>>,
     /// Where packs for other workers come from, if a replica's gradients are sent as they are.
     packs: Option<Buffers>,
-    /// Which gradients are in them, as all workers have found in the last step.
-    layout: Mutex<Option<Arc<Layout>>>,
+    /// Which gradients are in them, as all workers of a generation have found in the last step.
+    layout: Mutex<(u64, Option<Arc<Layout>>)>,
     /// In which order the first replica of this process has made its gradients in the last step.
     order: Mutex<Vec<u32>>,
 }
@@ -51,8 +51,16 @@ impl Pool {
         lock(&self.idle).iter().map(Vec::len).collect()
     }
 
-    /// An empty one of a replica of this process. Its packs are sent ahead of a call, if there is one.
-    pub(crate) fn take(self: &Arc<Self>, replica: usize, ahead: Option<Ahead>) -> Bucket {
+    /// An empty one of a replica of this process. Its packs are sent ahead of a call, if there is one. What was found with the
+    /// workers of another generation is forgotten: those that have come since don't know it.
+    pub(crate) fn take(self: &Arc<Self>, replica: usize, generation: u64, ahead: Option<Ahead>) -> Bucket {
+        let mut known = lock(&self.layout);
+        if known.0 != generation {
+            *known = (generation, None);
+            lock(&self.order).clear();
+        }
+        let layout = known.1.clone();
+        drop(known);
         let idle = lock(&self.idle).get_mut(replica).and_then(Vec::pop);
         let mut loose = idle.unwrap_or_default();
         if loose.places.is_empty() {
@@ -63,7 +71,7 @@ impl Pool {
         if self.packs.is_some() {
             loose.deposits.begin(self.sizes.len());
         }
-        let packs = self.packs.as_ref().zip(lock(&self.layout).clone());
+        let packs = self.packs.as_ref().zip(layout);
         let packs = packs.map(|(buffers, layout)| Filling::new(layout, buffers));
         let departures = ahead.zip(packs.as_ref());
         let departures = departures.map(|(ahead, packs)| Departures::new(ahead, replica, packs.layout()));
@@ -73,7 +81,7 @@ impl Pool {
     /// The layout of packs with the gradients of these variables, which the next buckets have. They are made in this `order`,
     /// if it is known anew.
     pub(crate) fn layout(&self, dense: &[bool], order: Option<&[u32]>) -> Arc<Layout> {
-        let mut layout = lock(&self.layout);
+        let layout = &mut lock(&self.layout).1;
         match &*layout {
             Some(layout) if layout.is_of(dense) && order.is_none() => layout.clone(),
             before => {
@@ -299,14 +307,14 @@ mod tests {
         let steps: [Deposits<'_>; 4] =
             [&[&one, &other, &all], &[&all, &one, &other], &[&one, &all, &other], &[&other, &all, &one]];
         for steps in steps {
-            let mut bucket = pool.take(0, None);
+            let mut bucket = pool.take(0, 1, None);
             // What an earlier step left in the buffer is gone.
             assert!(!bucket.has(0) && matches!(bucket.take(0), Deposit::Nothing));
             steps.iter().for_each(|step| step(&mut bucket));
             assert!(matches!(bucket.take(0), Deposit::Dense));
             assert_eq!(bucket.dense::<f64>(0).unwrap(), [101., 102., 110., 120., 133., 144.]);
         }
-        let mut bucket = pool.take(0, None);
+        let mut bucket = pool.take(0, 1, None);
         one(&mut bucket);
         other(&mut bucket);
         let Deposit::Rows(Rows { rows, values }) = bucket.take(0) else { panic!("not by row") };
@@ -319,7 +327,7 @@ mod tests {
     fn variables_of_two_dtypes_have_places_of_their_own() {
         let all = [(1, DType::F64), (3, DType::F32), (2, DType::F64), (5, DType::F32)];
         let all = all.map(|(n, dtype)| variable((n, 2), dtype));
-        let mut bucket = Pool::new(all.iter(), [].into_iter(), None).take(0, None);
+        let mut bucket = Pool::new(all.iter(), [].into_iter(), None).take(0, 1, None);
         for (number, variable) in all.iter().enumerate() {
             bucket.add(number, &(variable.ones_like().unwrap() * number as f64).unwrap()).unwrap();
         }
@@ -340,7 +348,7 @@ mod tests {
         let mut places = Vec::new();
         for _ in 0..3 {
             // Both at once, as in a step.
-            let mut buckets = [pool.take(0, None), pool.take(1, None)];
+            let mut buckets = [pool.take(0, 1, None), pool.take(1, 1, None)];
             buckets.iter_mut().for_each(|bucket| bucket.add(0, &dense(&[1.; 6])).unwrap());
             places.push(buckets.each_ref().map(|bucket| bucket.dense::<f64>(0).unwrap().as_ptr()));
         }
@@ -355,7 +363,7 @@ mod tests {
         let pool = Pool::new(all.iter(), [].into_iter(), Some(buffers));
         let found = || vec![None, Some(LocalGradient::Dense(dense(&[5.; 6]))), None];
         let step = |pool: &Arc<Pool>| {
-            let mut bucket = pool.take(0, None);
+            let mut bucket = pool.take(0, 1, None);
             bucket.place::<f64>(0).unwrap().0.copy_from_slice(&[1., 2.]);
             LocalGradient::collected(bucket, found()).unwrap()
         };

@@ -92,7 +92,9 @@ impl<T: Nest> DistributedIterator<T> {
     #[track_caller]
     fn take(&mut self, operation: &'static str) -> Result<Option<PerReplica<T>>> {
         require_outside_of_run(operation, "take steps outside of run, and give their pieces to it")?;
+        self.strategy.require_settled(operation)?;
         let _input = tracing::trace_span!("input").entered();
+        self.passes.takes(self.number, &self.position, self.strategy.updates());
         // Ended unless another step follows, so that the pass's threads end with its last step.
         let pass = match std::mem::replace(&mut self.pass, Pass::Ended) {
             Pass::Running(pass) => Ok(pass),

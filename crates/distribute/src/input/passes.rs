@@ -15,11 +15,27 @@ struct State {
     begun: bool,
     /// The number of the latest pass in this process. Earlier ones that are still running are ignored.
     latest: u64,
+    /// Where the latest pass stood when what it gave was not yet in the weights.
+    anchor: Option<Anchor>,
+    /// How many updates there were at most from one anchor to the next.
+    most: u64,
+}
+
+/// A position, and how many updates had been made when a step was taken there.
+struct Anchor {
+    position: Position,
+    updates: u64,
 }
 
 impl Passes {
     pub(super) fn new(beginning: Position) -> Self {
-        Self(Arc::new(Mutex::new(State { position: beginning, begun: false, latest: 0 })))
+        Self(Arc::new(Mutex::new(State {
+            position: beginning,
+            begun: false,
+            latest: 0,
+            anchor: None,
+            most: 0,
+        })))
     }
 
     /// Begins a pass, and returns its number and the position at which it begins. `epoch` gives the beginning of an epoch.
@@ -31,6 +47,38 @@ impl Passes {
         state.begun = true;
         state.latest += 1;
         (state.latest, state.position.clone())
+    }
+
+    /// Records that pass `number` is about to take a step, from this position, after so many updates of all optimizers.
+    pub(super) fn takes(&self, number: u64, position: &Position, updates: u64) {
+        let mut state = lock(&self.0);
+        if state.latest != number {
+            return;
+        }
+        if let Some(anchor) = &state.anchor {
+            if anchor.updates == updates {
+                return;
+            }
+            state.most = state.most.max(updates.saturating_sub(anchor.updates));
+        }
+        state.anchor = Some(Anchor { position: position.clone(), updates });
+    }
+
+    /// Lets the next pass begin behind the last step that is in the weights, after so many updates.
+    ///
+    /// # Errors
+    /// How many of how many updates have been made with what was taken last, where they are not all.
+    pub(super) fn rewind(&self, updates: u64) -> Result<(), (u64, u64)> {
+        let state = lock(&self.0);
+        let Some(anchor) = &state.anchor else { return Ok(()) };
+        let position = match updates.saturating_sub(anchor.updates) {
+            0 => anchor.position.clone(),
+            made if made < state.most => return Err((made, state.most)),
+            _ => state.position.clone(),
+        };
+        drop(state);
+        self.resume(position);
+        Ok(())
     }
 
     /// Records that pass `number` has yielded a step.
@@ -56,7 +104,7 @@ impl Passes {
     /// Lets the next pass begin at `position`. Passes in progress are ignored from here on.
     pub(super) fn resume(&self, position: Position) {
         let mut state = lock(&self.0);
-        (state.position, state.begun) = (position, false);
+        (state.position, state.begun, state.anchor) = (position, false, None);
         state.latest += 1;
     }
 }

@@ -30,7 +30,7 @@ impl Losses {
         Self {
             ahead: ahead.is_some(),
             gradients: Gradients::new(optimizer),
-            bucket: Some(buckets.take(ctx.local_replica(), ahead)),
+            bucket: Some(buckets.take(ctx.local_replica(), optimizer.trained.strategy.generation(), ahead)),
             weighting: Weighting::SumOver(0),
             loss: 0.,
             dtype: DType::F32,

@@ -67,6 +67,9 @@ impl<R: Rule> Optimizer<R> {
         let made = self.update(&mut call, &together, Brought { mine, all });
         call.tell();
         let Judged { loss, dtype, .. } = made?;
+        if member.rank() == 0 {
+            self.trained.strategy.count_update();
+        }
         Ok(Tensor::new(loss, &candle_core::Device::Cpu)?.to_dtype(dtype)?)
     }
 

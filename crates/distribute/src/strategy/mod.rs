@@ -15,6 +15,7 @@ mod outcome;
 pub(crate) mod record;
 mod reduce;
 mod reduce_to;
+mod rejoin;
 mod run;
 mod state;
 mod threads;
@@ -38,6 +39,7 @@ pub use multi_worker::{MultiWorkerBuilder, MultiWorkerMirroredStrategy};
 pub use threads::Threads;
 pub use variable_placement::VariablePlacement;
 
+use self::rejoin::Updates;
 use self::workers::Workers;
 use crate::context::enter_cross_replica;
 use crate::lock::lock;
@@ -68,6 +70,7 @@ struct Inner {
     number: u64,
     made_at: &'static Location<'static>,
     steps: AtomicU64,
+    updates: Updates,
     optimizers: AtomicU64,
     /// How many variables have been created.
     created: AtomicU64,
@@ -98,17 +101,23 @@ impl Strategy {
         let world = extended.group().map_or_else(|| World::alone(replicas).unwrap_or_default(), Group::world);
         crate::init::prepare(replicas);
         let (steps, optimizers, created, containers) = Default::default();
-        Self(Arc::new(Inner {
+        let goes_on = extended.group().is_some_and(|group| group.generation() > 1);
+        let strategy = Self(Arc::new(Inner {
             extended: Box::new(extended),
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
             made_at: Location::caller(),
             steps,
+            updates: Updates::default(),
             optimizers,
             created,
             world,
             workers: Workers::default(),
             containers,
-        }))
+        }));
+        if goes_on {
+            strategy.unsettle();
+        }
+        strategy
     }
 
     /// The part that the strategy's author wrote.

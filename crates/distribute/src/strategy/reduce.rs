@@ -57,6 +57,7 @@ impl Strategy {
     pub fn reduce<V: Reducible>(&self, op: ReduceOp, value: V, axis: impl Into<Axes>) -> Result<V::Nest> {
         let call = Call { operation: "reduce", op, at: Location::caller() };
         let _scope = self.enter(call.operation, ADVICE)?;
+        self.require_settled(call.operation)?;
         // RED-2; the value of one replica stays where it is.
         let here = match self.devices()[..] {
             [one] => vec![one],
@@ -172,6 +173,7 @@ impl Strategy {
         const OPERATION: &str = "gather";
         let at = Location::caller();
         let _scope = self.enter(OPERATION, GATHER_ADVICE)?;
+        self.require_settled(OPERATION)?;
         let trees = match self.or_tell_workers(value.into_components())? {
             Components::PerReplica(values) => self.or_tell_workers(self.counted(OPERATION, values))?,
             Components::Plain(value) => return Ok(value),

@@ -11,7 +11,7 @@ use distribute_collective::Failure;
 use distribute_collective::group::{Calling, Group, Session};
 use serde::{Deserialize, Serialize};
 use std::panic::Location;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, TryLockError};
 
 /// The sessions of steps.
@@ -24,12 +24,32 @@ pub(super) struct Workers {
     step: Mutex<()>,
     /// The session of calls made between steps.
     between: Mutex<Option<Arc<Session>>>,
+    /// Whether this process takes, or may take, the place of another in a training that goes on, and does not yet make calls
+    /// with the others.
+    settling: AtomicBool,
 }
 
 /// A step that has begun on all workers. Dropped before its replicas have run, it tells the others so.
 pub(super) struct Begun {
     session: Arc<Session>,
     handed_over: bool,
+}
+
+impl Workers {
+    pub(super) fn is_settling(&self) -> bool {
+        self.settling.load(Ordering::Relaxed)
+    }
+
+    /// No calls are made with the others. The session that there was is over.
+    pub(super) fn unsettle(&self) {
+        self.settling.store(true, Ordering::Relaxed);
+        *lock(&self.between) = None;
+    }
+
+    /// Calls are made with the others again.
+    pub(super) fn settle(&self) {
+        self.settling.store(false, Ordering::Relaxed);
+    }
 }
 
 impl Strategy {
@@ -76,7 +96,13 @@ impl Strategy {
         self.world().is_chief()
     }
 
+    /// The other workers, if there are some and calls are made with them.
     fn group(&self) -> Option<&Group> {
+        self.all_workers().filter(|_| !self.0.workers.is_settling())
+    }
+
+    /// The other workers, if there are some.
+    pub(super) fn all_workers(&self) -> Option<&Group> {
         self.extended().group().filter(|group| group.world().is_multi_worker())
     }
 
@@ -107,6 +133,8 @@ impl Strategy {
         rows: Option<usize>,
         at: &'static Location<'static>,
     ) -> Result<(u64, Option<Begun>, Option<usize>)> {
+        self.require_settled("run")?;
+        self.begins_after_updates();
         let Some(group) = self.group() else { return Ok((self.next_step(), None, Some(0))) };
         let mine = Start { step: self.steps(), session: group.next_number(RUN), rows };
         let call = || Fingerprint::new(Operation::Run, "", at);

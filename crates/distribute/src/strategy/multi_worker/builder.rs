@@ -1,15 +1,15 @@
 //! Workers that are processes: who takes part, and how they find each other.
 
+use super::joining::Joining;
 use super::{CommunicationOptions, MultiWorkerMirroredStrategy};
 use crate::strategy::CommunicationImplementation;
 use crate::strategy::alone;
 use crate::strategy::kinds::check_count;
 use crate::{Error, Result};
 use distribute_cluster::resolver::{self, ClusterResolver};
-use distribute_cluster::{ClusterError, ClusterSpec, Stopwatch, Task, World};
+use distribute_cluster::{ClusterError, World};
 use distribute_collective::group::Group;
-use distribute_log::told;
-use distribute_net::{Certificates, Identity, JoinError, Rendezvous, Secret, SharedMemory};
+use distribute_net::{Certificates, Identity, JoinError, Secret, SharedMemory};
 use std::time::Duration;
 
 const OPERATION: &str = "MultiWorkerMirroredStrategy";
@@ -150,7 +150,7 @@ impl MultiWorkerBuilder {
             }
             crate::init::prepare(replicas);
             alone::joined();
-            return MultiWorkerMirroredStrategy::of_worker(replicas, Some(group), options, None);
+            return MultiWorkerMirroredStrategy::of_worker(replicas, Some(group), options, None, None);
         }
         let resolver = match self.resolver {
             Some(resolver) => resolver,
@@ -163,50 +163,34 @@ impl MultiWorkerBuilder {
         };
         // Before threads are started.
         crate::init::prepare(replicas);
-        let rendezvous = |cluster: &ClusterSpec| {
-            let addresses = cluster.workers().iter().map(|(_, address)| address.to_string()).collect();
-            let identity = match self.identity {
-                Some(identity) => identity,
-                None => Secret::from_env().map_err(JoinError::from)?.map_or(Identity::None, Identity::Secret),
-            };
-            let tasks = cluster.workers().into_iter().map(|(task, _)| task).collect();
-            let mut rendezvous = Rendezvous::new(world, addresses)
-                .tasks(tasks)
-                .agree_on(env!("CARGO_PKG_VERSION").as_bytes())
-                .identity(identity)
-                .shared_memory(shared_memory)
-                .on_progress(|progress| told(|| tracing::info!("{progress}")));
-            if self.allow_plain_text {
-                rendezvous = rendezvous.allow_plain_text_on_the_network();
-            }
-            if let Some(address) = self.listen {
-                rendezvous = rendezvous.listen(address);
-            }
-            if let Some(timeout) = self.join_timeout {
-                rendezvous = rendezvous.timeout(timeout);
-            }
-            Ok::<_, Error>(rendezvous)
-        };
-        let started = Stopwatch::start();
-        let group = match &membership {
+        let joining = match &membership {
             Some((cluster, task)) if world.is_multi_worker() => {
-                let group = Group::join(world, rendezvous(cluster)?)?;
-                alone::joined();
-                announce(world, task, started.elapsed());
-                Some(group)
+                let identity = match self.identity {
+                    Some(identity) => identity,
+                    None => {
+                        Secret::from_env().map_err(JoinError::from)?.map_or(Identity::None, Identity::Secret)
+                    }
+                };
+                let (tasks, addresses) =
+                    cluster.workers().into_iter().map(|(task, address)| (task, address.to_string())).unzip();
+                Some(Joining {
+                    world,
+                    task: task.clone(),
+                    addresses,
+                    tasks,
+                    identity,
+                    allow_plain_text: self.allow_plain_text,
+                    listen: self.listen,
+                    shared_memory,
+                    timeout: self.join_timeout,
+                })
             }
             _ => None,
         };
-        MultiWorkerMirroredStrategy::of_worker(replicas, group, options, Some(resolver))
+        let group = joining.as_ref().map(Joining::join).transpose()?;
+        if group.is_some() {
+            alone::joined();
+        }
+        MultiWorkerMirroredStrategy::of_worker(replicas, group, options, Some(resolver), joining)
     }
-}
-
-/// Says which worker this is.
-fn announce(world: World, task: &Task, waited: Duration) {
-    let (seconds, all) = (waited.as_secs_f64(), world.num_replicas_in_sync());
-    told(|| {
-        tracing::info!(
-            "{world}: {all} replicas in sync; this is {task}, all have joined after {seconds:.1} s"
-        )
-    });
 }

@@ -1,18 +1,21 @@
 //! Several workers that train one model in lock step.
 
 mod builder;
+mod joining;
 mod on_threads;
 
 pub use builder::MultiWorkerBuilder;
 
 use super::kinds::{handle, resolve};
 use super::{CommunicationOptions, DeviceName, Strategy, StrategyExtended, Threads, VariablePlacement};
-use crate::Result;
 use crate::checkpoint::{Checkpointed, Reader, Restore, Writer};
+use crate::{Error, Result};
 use distribute_cluster::resolver::ClusterResolver;
 use distribute_collective::group::Group;
+use joining::Joining;
 use std::fmt;
 use std::ops::Deref;
+use std::time::Duration;
 
 /// The implementation, on one of the workers.
 struct MultiWorker {
@@ -21,6 +24,8 @@ struct MultiWorker {
     group: Option<Group>,
     options: CommunicationOptions,
     resolver: Option<Box<dyn ClusterResolver>>,
+    /// How they meet, if this process can meet them again.
+    joining: Option<Joining>,
 }
 
 impl StrategyExtended for MultiWorker {
@@ -35,6 +40,15 @@ impl StrategyExtended for MultiWorker {
     }
     fn group(&self) -> Option<&Group> {
         self.group.as_ref()
+    }
+    fn rejoin(&self, patience: Duration) -> Result<()> {
+        match (&self.group, &self.joining) {
+            (Some(group), Some(joining)) => joining.rejoin(group, patience),
+            _ => {
+                let reason = "these workers were linked by the program, and only it can link them again";
+                Err(Error::invalid("Training::recover", reason))
+            }
+        }
     }
     fn communication_options(&self) -> CommunicationOptions {
         self.options
@@ -144,10 +158,11 @@ impl MultiWorkerMirroredStrategy {
         group: Option<Group>,
         options: CommunicationOptions,
         resolver: Option<Box<dyn ClusterResolver>>,
+        joining: Option<Joining>,
     ) -> Result<Self> {
         options.check("MultiWorkerMirroredStrategy")?;
         let names: Vec<_> = (0..replicas).map(|i| format!("cpu:{i}")).collect();
         let devices = resolve(names.iter().map(String::as_str))?;
-        Strategy::new(MultiWorker { devices, group, options, resolver }).map(Self)
+        Strategy::new(MultiWorker { devices, group, options, resolver, joining }).map(Self)
     }
 }

@@ -97,7 +97,7 @@ impl MultiWorkerMirroredStrategy {
         })?;
         let strategies: Vec<Self> = groups
             .into_iter()
-            .map(|group| Self::of_worker(replicas, Some(group), options, None))
+            .map(|group| Self::of_worker(replicas, Some(group), options, None, None))
             .collect::<Result<_>>()?;
         let worker = &worker;
         let results = thread::scope(|scope| {

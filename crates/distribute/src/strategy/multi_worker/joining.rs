@@ -1,0 +1,95 @@
+//! How the workers of a cluster meet, at first and again.
+
+use crate::{Error, Result};
+use distribute_cluster::{Deadline, Stopwatch, Task, World};
+use distribute_collective::group::Group;
+use distribute_log::told;
+use distribute_net::handshake::Reason;
+use distribute_net::{Identity, JoinError, Rendezvous, SharedMemory};
+use std::time::Duration;
+
+/// What is known of the cluster, and how this process joins it.
+#[derive(Clone, Debug)]
+pub(super) struct Joining {
+    pub world: World,
+    pub task: Task,
+    pub addresses: Vec<String>,
+    pub tasks: Vec<Task>,
+    pub identity: Identity,
+    pub allow_plain_text: bool,
+    pub listen: Option<String>,
+    pub shared_memory: SharedMemory,
+    pub timeout: Option<Duration>,
+}
+
+impl Joining {
+    /// Waits until all workers have joined, and says which one this is.
+    ///
+    /// # Errors
+    /// [`Error::Join`].
+    pub fn join(&self) -> Result<Group> {
+        let started = Stopwatch::start();
+        let mut rendezvous = self.rendezvous();
+        if let Some(timeout) = self.timeout {
+            rendezvous = rendezvous.timeout(timeout);
+        }
+        let group = Group::join(self.world, rendezvous)?;
+        self.announce(&group, started.elapsed());
+        Ok(group)
+    }
+
+    /// Waits, at most for `patience`, until all workers have met again: those that have lost one, and who takes its place.
+    ///
+    /// # Errors
+    /// [`Error::Join`].
+    pub fn rejoin(&self, group: &Group, patience: Duration) -> Result<()> {
+        let (started, mut deadline) = (Stopwatch::start(), Deadline::after(patience));
+        let mut generation = group.generation();
+        loop {
+            let rendezvous = self.rendezvous().generation(generation).timeout(deadline.look());
+            match group.rejoin(rendezvous) {
+                Ok(()) => break,
+                // Another was lost while they met.
+                Err(JoinError::Lost { .. }) if !deadline.look().is_zero() => {}
+                // The others have met without this one. It comes as one of whom they know nothing.
+                Err(JoinError::Refused { refusal, .. })
+                    if refusal.reason == Reason::Generation && generation > 0 =>
+                {
+                    generation = 0;
+                }
+                Err(error) => return Err(Error::from(error)),
+            }
+        }
+        self.announce(group, started.elapsed());
+        Ok(())
+    }
+
+    fn rendezvous(&self) -> Rendezvous {
+        let mut rendezvous = Rendezvous::new(self.world, self.addresses.clone())
+            .tasks(self.tasks.clone())
+            .agree_on(env!("CARGO_PKG_VERSION").as_bytes())
+            .identity(self.identity.clone())
+            .shared_memory(self.shared_memory)
+            .on_progress(|progress| told(|| tracing::info!("{progress}")));
+        if self.allow_plain_text {
+            rendezvous = rendezvous.allow_plain_text_on_the_network();
+        }
+        if let Some(address) = &self.listen {
+            rendezvous = rendezvous.listen(address.clone());
+        }
+        rendezvous
+    }
+
+    fn announce(&self, group: &Group, waited: Duration) {
+        let (world, task, seconds) = (self.world, &self.task, waited.as_secs_f64());
+        let all = world.num_replicas_in_sync();
+        told(|| match group.generation() {
+            1 => tracing::info!(
+                "{world}: {all} replicas in sync; this is {task}, all have joined after {seconds:.1} s"
+            ),
+            generation => tracing::info!(
+                "{world}: this is {task}, all have met again after {seconds:.1} s; generation {generation}"
+            ),
+        });
+    }
+}
