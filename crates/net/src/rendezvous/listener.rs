@@ -2,9 +2,18 @@
 
 use super::lookup::Lookup;
 use crate::identity::{Access, PolicyError};
+use crate::poll;
 use distribute_cluster::{Address, Deadline};
 use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::time::Duration;
+
+/// How long to try for a port that is taken. It is for a moment, where a process takes the place of one that has died: those that
+/// try to reach it may have been given its port for their end of the connection.
+const TAKEN: Duration = Duration::from_secs(2);
+
+/// How long to wait before the next try.
+const AGAIN: Duration = Duration::from_millis(10);
 
 /// A socket at which a worker can be reached.
 #[derive(Debug)]
@@ -27,7 +36,15 @@ impl Listener {
             let address = address.to_string();
             return Err(OpenError::Policy(PolicyError::PlainTextOnTheNetwork { address }));
         }
-        Ok(Self::bind_to(&all)?)
+        let patience = Deadline::after(deadline.remaining().min(TAKEN));
+        loop {
+            match Self::bind_to(&all) {
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse && !patience.has_passed() => {
+                    let _ = poll::wait(&mut [], AGAIN);
+                }
+                bound => return Ok(bound?),
+            }
+        }
     }
 
     fn bind_to(addresses: &[SocketAddr]) -> io::Result<Self> {
