@@ -16,6 +16,7 @@ use common::{Options, progress::Progress};
 use distribute::data::{Csv, Dataset};
 use distribute::nn::{Linear, linear, loss}; // candle_nn's would do, at half the speed
 use distribute::prelude::*;
+use distribute::{Checkpoint, Training};
 
 const EPOCHS: usize = 30;
 /// Of all replicas together.
@@ -62,17 +63,23 @@ fn train(
     let batches = strategy.distribute_dataset(training.shuffle(examples, options.seed).batch(BATCH))?;
 
     let mut progress = Progress::start(options, strategy, epochs, examples, BATCH);
-    for _ in 0..epochs {
-        for batch in &batches {
-            let losses = strategy.run((&model, batch?), |ctx, (model, (images, labels))| {
-                let loss = loss::cross_entropy(&model.forward(&images)?, &labels)?;
-                optimizer.minimize(ctx, loss, labels.dim(0)?) // backward, reduce, update; the mean loss of all replicas
-            })?;
-            progress.step(&losses)?;
+    let state = Checkpoint::new().part("strategy", strategy).part("model", &model.variables);
+    let state = state.part("optimizer", &optimizer).part("batches", &batches);
+    // Of several workers each may be killed: who takes its place takes over this state, and all go on from there.
+    let accuracy = Training::new(state)?.run(|| {
+        progress.at(batches.position());
+        while batches.position().epoch < epochs as u64 {
+            for batch in &batches {
+                let losses = strategy.run((&model, batch?), |ctx, (model, (images, labels))| {
+                    let loss = loss::cross_entropy(&model.forward(&images)?, &labels)?;
+                    optimizer.minimize(ctx, loss, labels.dim(0)?) // backward, reduce, update; the mean loss of all replicas
+                })?;
+                progress.step(&losses)?;
+            }
         }
-    }
-    let pace = progress.finish();
-    Ok(Trained { pace, accuracy: accuracy(strategy, &model, held_out)?, variables: model.variables.clone() })
+        accuracy(strategy, &model, held_out)
+    })?;
+    Ok(Trained { pace: progress.finish(), accuracy, variables: model.variables.clone() })
 }
 
 /// The share of `digits` that the model reads right: each replica counts in its pieces, `reduce` adds the counts up.

@@ -3,6 +3,7 @@
 use super::{Options, say};
 use candle_core::Tensor;
 use distribute::cluster::deadline::Stopwatch;
+use distribute::data::Position;
 use distribute::prelude::*;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
@@ -15,7 +16,10 @@ pub struct Progress {
     /// How many examples an epoch has, and a step (the last one of an epoch may have fewer).
     examples: usize,
     batch: usize,
+    /// How many the training has seen, how many of them here, and how many of these the sum of losses has of this epoch.
     seen: usize,
+    made: usize,
+    counted: usize,
     loss: f64,
     last_loss: f64,
     clock: Stopwatch,
@@ -66,7 +70,29 @@ impl Progress {
             Some(terminal) => View::Bar(bar(&title, (epochs * examples) as u64, terminal)),
         };
         let clock = Stopwatch::start();
-        Self { view, title, epochs, examples, batch, seen: 0, loss: 0., last_loss: f64::NAN, clock }
+        Self {
+            view,
+            title,
+            epochs,
+            examples,
+            batch,
+            seen: 0,
+            made: 0,
+            counted: 0,
+            loss: 0.,
+            last_loss: f64::NAN,
+            clock,
+        }
+    }
+
+    /// The training is there, at first or after an interruption.
+    pub fn at(&mut self, position: Position) {
+        let (epoch, steps) = (position.epoch as usize, position.steps as usize);
+        let seen = epoch * self.examples + (steps * self.batch).min(self.examples);
+        (self.seen, self.counted, self.loss) = (seen, 0, 0.);
+        if let View::Bar(bar) = &self.view {
+            bar.set_position(seen as u64);
+        }
     }
 
     /// A step has been made; `losses` is what `minimize` gave: on every replica the mean over all examples.
@@ -77,14 +103,16 @@ impl Progress {
             self.loss += f64::from(loss.to_scalar::<f32>()?) * examples as f64;
         }
         self.seen += examples;
+        self.made += examples;
+        self.counted += examples;
         if in_epoch + examples == self.examples {
-            self.last_loss = std::mem::take(&mut self.loss) / self.examples as f64;
+            self.last_loss = std::mem::take(&mut self.loss) / std::mem::take(&mut self.counted) as f64;
         }
         match &self.view {
             View::Bar(bar) => {
                 bar.inc(examples as u64);
-                let loss = match in_epoch + examples {
-                    some if self.last_loss.is_nan() => self.loss / some as f64,
+                let loss = match self.counted {
+                    some if self.last_loss.is_nan() && some > 0 => self.loss / some as f64,
                     _ => self.last_loss,
                 };
                 bar.set_message(format!("{:>9} examples/s, loss {loss:.4}", thousands(self.speed())));
@@ -98,7 +126,7 @@ impl Progress {
                         (String::new(), self.last_loss)
                     } else {
                         let part = 100 * (in_epoch + examples) / self.examples;
-                        (format!(" ({part} %)"), self.loss / (in_epoch + examples) as f64)
+                        (format!(" ({part} %)"), self.loss / self.counted as f64)
                     };
                     say(&format!(
                         "{title}: epoch {epoch} of {epochs}{part}, {speed} examples/s, loss {loss:.4}"
@@ -119,7 +147,7 @@ impl Progress {
     }
 
     fn speed(&self) -> f64 {
-        self.seen as f64 / self.clock.seconds()
+        self.made as f64 / self.clock.seconds()
     }
 }
 

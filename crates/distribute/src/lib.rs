@@ -174,6 +174,8 @@ mod guides {
     struct Errors;
     #[doc = include_str!("../../../docs/multi-worker.md")]
     struct MultiWorker;
+    #[doc = include_str!("../../../docs/recovery.md")]
+    struct Recovery;
     #[doc = include_str!("../../../docs/clusters.md")]
     struct Clusters;
 }

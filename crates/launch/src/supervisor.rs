@@ -16,7 +16,8 @@ const KILLED: Duration = Duration::from_secs(5);
 pub(crate) struct Policy {
     /// How often each task may be started again.
     pub max_restarts: u32,
-    /// How long to wait before the first restart of a task; twice as long before each further one.
+    /// How long to wait before the first restart of a task; twice as long before each further one of a task that has not run
+    /// for longer than it was waited for.
     pub backoff: Duration,
     /// How long tasks have to end when they are asked to.
     pub grace: Duration,
@@ -75,6 +76,8 @@ pub(crate) struct Known {
     task: Task,
     status: Status,
     pub restarts: u32,
+    /// How many of them in a row came soon after the one before.
+    soon: u32,
     pub end: Option<End>,
     pub after: Duration,
     pub stopped: bool,
@@ -107,6 +110,7 @@ impl Supervisor {
             task,
             status: Status::Running,
             restarts: 0,
+            soon: 0,
             end: None,
             after: Duration::ZERO,
             stopped: false,
@@ -170,7 +174,11 @@ impl Supervisor {
             if known.restarts == self.policy.max_restarts {
                 return self.stop(Cause::Failed(task), Signal::Terminate, actions);
             }
-            let wait = self.policy.backoff.saturating_mul(1 << known.restarts.min(20)).min(LONGEST_BACKOFF);
+            let wait = |soon: u32| self.policy.backoff.saturating_mul(1 << soon.min(20)).min(LONGEST_BACKOFF);
+            // One that has run well for a while was lost to something else than itself: others wait for it.
+            known.soon = if after > 2 * wait(known.soon.saturating_sub(1)) { 0 } else { known.soon };
+            let wait = wait(known.soon);
+            known.soon += 1;
             known.status = Status::Waiting;
             known.restarts += 1;
             let (restart, of, task_name) = (known.restarts, self.policy.max_restarts, known.task.clone());
@@ -349,6 +357,22 @@ mod tests {
         supervisor.decide(ended(3, End::Signaled(15)));
         assert!(supervisor.is_over());
         assert_eq!(supervisor.into_parts().0, Cause::Failed(0));
+    }
+
+    #[test]
+    fn who_fails_soon_waits_longer_each_time_and_who_has_run_for_a_while_does_not() {
+        let mut supervisor = supervisor(9);
+        let mut waits = Vec::new();
+        for after in [1, 1, 1, 30, 1, 4, 5] {
+            let end = Happened::Ended { task: 1, end: End::Exited(1), after: after * SECOND };
+            let actions = supervisor.decide(end);
+            waits.extend(actions.iter().filter_map(|action| match action {
+                Action::Set(Timer::Restart(1), wait) => Some(wait.as_secs()),
+                _ => None,
+            }));
+            supervisor.decide(Happened::Passed(Timer::Restart(1)));
+        }
+        assert_eq!(waits, [1, 2, 4, 1, 2, 4, 8]);
     }
 
     #[test]

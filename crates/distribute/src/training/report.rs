@@ -59,7 +59,7 @@ mod tests {
         Report { torn: Some("half a step".into()), ..at(updates) }
     }
 
-    // INV-37
+    // INV-42
     #[test]
     fn who_is_behind_or_has_just_started_takes_over_the_state_of_the_furthest() {
         let take = |source, takers: &[usize]| Decision::TakeOver { source, takers: takers.to_vec() };

@@ -1,6 +1,7 @@
 //! The workers are processes, which are killed and stopped.
 
 use crate::program::{Place, Task, program};
+use distribute::cluster::Deadline;
 use distribute_testing::{child, watched};
 use rustix::process::{Pid, Signal, getpid, kill_process};
 use std::io::{BufRead, BufReader};
@@ -8,7 +9,7 @@ use std::net::TcpListener;
 use std::process::ChildStderr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long one process may take.
 const PATIENCE: Duration = Duration::from_secs(100);
@@ -63,10 +64,12 @@ fn lines(pipe: ChildStderr) -> Receiver<String> {
 impl Worker {
     /// Waits until it says this.
     fn wait_for(&self, text: &str) -> String {
-        let until = Instant::now() + PATIENCE;
+        let until = Deadline::after(PATIENCE);
         loop {
-            let left = until.saturating_duration_since(Instant::now());
-            let line = self.said.recv_timeout(left).unwrap_or_else(|_| panic!("it doesn't say {text:?}"));
+            let line = self
+                .said
+                .recv_timeout(until.remaining())
+                .unwrap_or_else(|_| panic!("it doesn't say {text:?}"));
             if line.contains(text) {
                 return line;
             }
@@ -136,7 +139,7 @@ fn same_weights(test: &'static str, all: &'static [&'static [Fault]]) {
     });
 }
 
-// INV-37
+// INV-42
 #[test]
 fn killed_before_and_between_steps() {
     same_weights(
@@ -145,7 +148,7 @@ fn killed_before_and_between_steps() {
     );
 }
 
-// INV-37
+// INV-42
 #[test]
 fn killed_in_a_step() {
     same_weights(
@@ -154,7 +157,7 @@ fn killed_in_a_step() {
     );
 }
 
-// INV-37
+// INV-42
 #[test]
 fn killed_again_while_the_others_wait_for_it() {
     same_weights(
@@ -163,7 +166,7 @@ fn killed_again_while_the_others_wait_for_it() {
     );
 }
 
-// INV-37
+// INV-42
 #[test]
 fn stopped_until_the_others_have_given_it_up() {
     same_weights("processes::stopped_until_the_others_have_given_it_up", &[&[Fault::Stopped(Place::InStep)]]);

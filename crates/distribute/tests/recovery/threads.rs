@@ -31,7 +31,7 @@ fn train(workers: usize, replicas: usize, fault: Option<(usize, Place)>) -> Vec<
     })
 }
 
-// INV-37
+// INV-42
 fn same_weights(workers: usize, replicas: usize) {
     let undisturbed = train(workers, replicas, None);
     for place in Place::IN_TRAINING {

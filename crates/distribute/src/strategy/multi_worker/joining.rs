@@ -43,14 +43,14 @@ impl Joining {
     /// # Errors
     /// [`Error::Join`].
     pub fn rejoin(&self, group: &Group, patience: Duration) -> Result<()> {
-        let (started, mut deadline) = (Stopwatch::start(), Deadline::after(patience));
+        let (started, deadline) = (Stopwatch::start(), Deadline::after(patience));
         let mut generation = group.generation();
         loop {
-            let rendezvous = self.rendezvous().generation(generation).timeout(deadline.look());
+            let rendezvous = self.rendezvous().generation(generation).timeout(deadline.remaining());
             match group.rejoin(rendezvous) {
                 Ok(()) => break,
                 // Another was lost while they met.
-                Err(JoinError::Lost { .. }) if !deadline.look().is_zero() => {}
+                Err(JoinError::Lost { .. }) if !deadline.has_passed() => {}
                 // The others have met without this one. It comes as one of whom they know nothing.
                 Err(JoinError::Refused { refusal, .. })
                     if refusal.reason == Reason::Generation && generation > 0 =>
