@@ -7,6 +7,8 @@ use crate::{Error, Result, Strategy};
 use bytes::{Bytes, BytesMut};
 use distribute_cluster::{Fingerprint, Operation, Standing};
 use distribute_collective::group::Session;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use std::panic::Location;
 use std::time::Duration;
 
@@ -31,8 +33,7 @@ impl Handover<'_> {
     /// # Errors
     /// The same on all workers, where one is lost meanwhile, cannot give its state or cannot take it over, or if nobody's is whole.
     pub fn make(&self, mine: Report) -> Result<Option<usize>> {
-        let reports =
-            self.swap("where the training stands", self.patience, |_| record::encode(&mine), &mine)?;
+        let reports = self.swap("where the training stands", self.patience, &mine)?;
         let source = match decide(&reports) {
             Decision::Begin => None,
             Decision::Torn(worker, reason) => {
@@ -76,9 +77,8 @@ impl Handover<'_> {
         let chunks = length.div_ceil(CHUNK);
         for chunk in 0..chunks {
             let part = chunk * CHUNK..((chunk + 1) * CHUNK).min(length);
-            let body = |to: usize| match me == source && takers.contains(&to) {
-                true => image.slice(part.clone()),
-                false => Bytes::new(),
+            let body = |to: usize| {
+                if me == source && takers.contains(&to) { image.slice(part.clone()) } else { Bytes::new() }
             };
             let what = format!("its state, part {} of {chunks}", chunk + 1);
             let mut bodies = self.raw(&what, self.strategy.extended().timeout(), body)?;
@@ -95,13 +95,9 @@ impl Handover<'_> {
     }
 
     /// The outcomes of all workers, if all have succeeded.
-    fn agree<T: serde::Serialize + serde::de::DeserializeOwned + Clone>(
-        &self,
-        what: &str,
-        mine: Result<T>,
-    ) -> Result<Vec<T>> {
+    fn agree<T: Serialize + DeserializeOwned + Clone>(&self, what: &str, mine: Result<T>) -> Result<Vec<T>> {
         let told: std::result::Result<T, String> = mine.as_ref().map(T::clone).map_err(ToString::to_string);
-        let all = self.swap(what, self.strategy.extended().timeout(), |_| record::encode(&told), &told)?;
+        let all = self.swap(what, self.strategy.extended().timeout(), &told)?;
         // This worker's own error keeps its type.
         mine?;
         let outcome = |(worker, outcome): (usize, std::result::Result<T, String>)| {
@@ -111,20 +107,18 @@ impl Handover<'_> {
     }
 
     /// The records of all workers.
-    fn swap<T: serde::de::DeserializeOwned + Clone>(
+    fn swap<T: Serialize + DeserializeOwned>(
         &self,
         what: &str,
         timeout: Duration,
-        record: impl FnMut(usize) -> Bytes,
         mine: &T,
     ) -> Result<Vec<T>> {
-        let me = self.strategy.world().worker();
-        let mut all = self.raw(what, timeout, record)?;
-        let decoded = |worker: usize, bytes: Bytes| match worker == me {
-            true => Ok(mine.clone()),
-            false => Ok(record::decode_all::<T>(OPERATION, &[bytes])?.remove(0)),
-        };
-        all.drain(..).enumerate().map(|(worker, bytes)| decoded(worker, bytes)).collect()
+        let record = record::encode(mine);
+        let mut all = self.raw(what, timeout, |_| record.clone())?;
+        if let Some(own) = all.get_mut(self.strategy.world().worker()) {
+            *own = record;
+        }
+        record::decode_all(OPERATION, &all)
     }
 
     fn raw(&self, what: &str, timeout: Duration, body: impl FnMut(usize) -> Bytes) -> Result<Vec<Bytes>> {

@@ -11,11 +11,10 @@ fn train(workers: usize, replicas: usize, fault: Option<(usize, Place)>) -> Vec<
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let happened = &AtomicBool::new(false);
     let run = move |worker: usize| {
-        let lost =
-            |place: Place| match fault == Some((worker, place)) && !happened.swap(true, Ordering::SeqCst) {
-                true => Err(Error::other("killed")),
-                false => Ok(()),
-            };
+        let lost = |place: Place| {
+            let now = fault == Some((worker, place)) && !happened.swap(true, Ordering::SeqCst);
+            if now { Err(Error::other("killed")) } else { Ok(()) }
+        };
         loop {
             match program(Task { worker, workers, replicas, port }, lost) {
                 // As `distribute launch --max-restarts` does.
