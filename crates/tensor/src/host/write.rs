@@ -14,7 +14,7 @@ impl HostTensor {
     /// 0. Nothing has changed after an error.
     pub fn write(&mut self, how: Write, value: &HostTensor) -> Result<()> {
         check_same(how.name(), (self.dtype(), self.dims()), (value.dtype(), value.dims()))?;
-        into(how, Arc::make_mut(&mut self.buffer), value.buffer(), None)
+        Arc::make_mut(&mut self.buffer).write(how, value.buffer())
     }
 
     /// Writes rows into this tensor, one after another: a row that occurs twice is written twice.
@@ -27,7 +27,30 @@ impl HostTensor {
         if expected != found {
             return Err(Error::DTypeMismatch { operation: how.name(), expected, found });
         }
-        into(how, Arc::make_mut(&mut self.buffer), rows.values.buffer(), Some(&indices))
+        Arc::make_mut(&mut self.buffer).write_rows(how, &indices, rows.values.buffer())
+    }
+}
+
+impl Buffer {
+    /// Writes elements of the same dtype, as many as there are here, into these, one by one.
+    ///
+    /// Errors as for [`HostTensor::write`], after which nothing has changed.
+    ///
+    /// # Panics
+    /// When there is another number of them.
+    pub fn write(&mut self, how: Write, from: &Buffer) -> Result<()> {
+        into(how, self, from, None)
+    }
+
+    /// Writes rows of the same dtype into these, one after another: a row that occurs twice is written twice. There are
+    /// equally many elements for each of `rows`, which says how wide a row is.
+    ///
+    /// Errors as for [`HostTensor::write`], after which nothing has changed.
+    ///
+    /// # Panics
+    /// When a row is not here.
+    pub fn write_rows(&mut self, how: Write, rows: &[usize], from: &Buffer) -> Result<()> {
+        into(how, self, from, Some(rows))
     }
 }
 
