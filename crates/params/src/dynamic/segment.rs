@@ -98,38 +98,42 @@ impl<T: Number> Segment<T> {
         order.sort_unstable();
         let mut pushed = Pushed::default();
 
-        // Ids that get a row, and those that have to wait.
-        let mut new = Vec::new();
+        // The row of each id, and the ids that get a new one.
+        let (mut found, mut new) = (Vec::with_capacity(order.len()), Vec::new());
         for id in order.chunk_by(|a, b| a.0 == b.0).filter_map(|same| same.first()).map(|(id, _)| *id) {
-            if let Some(entry) = self.index.find_mut(hash(id), |entry| entry.id == id) {
+            let entry = self.index.find_mut(hash(id), |entry| entry.id == id);
+            if let Some(entry) = entry {
                 entry.used = now.max(entry.used);
-            } else if self.limits.admit_after <= 1 || self.waiting.count(id) >= self.limits.admit_after {
-                new.push(id);
+                found.push(Some(entry.row));
+                continue;
+            }
+            if self.limits.admit_after <= 1 || self.waiting.count(id) >= self.limits.admit_after {
+                new.push((id, found.len()));
             } else {
                 pushed.waiting += 1;
             }
+            found.push(None);
         }
         pushed.evicted =
             self.make_room(new.len(), |id| order.binary_search_by_key(&id, |(id, _)| *id).is_ok());
-        for id in new {
-            if self.insert(id, now, |values, slots, specs| {
+        for (id, at) in new {
+            found[at] = self.insert(id, now, |values, slots, specs| {
                 update.initializer.fill_row(id, values);
                 fill_slots(slots, values.len(), specs);
-            }) {
-                pushed.made += 1;
-            } else {
-                pushed.full += 1;
+            });
+            match found[at] {
+                Some(_) => pushed.made += 1,
+                None => pushed.full += 1,
             }
         }
 
         // Of those that have one: the rows, and which gradients belong to each.
         let (mut rows, mut members, mut sources) = (Vec::new(), Vec::new(), Vec::new());
-        for same in order.chunk_by(|a, b| a.0 == b.0) {
-            let Some((id, _)) = same.first() else { continue };
-            let Some(entry) = self.index.find(hash(*id), |entry| entry.id == *id) else { continue };
+        for (same, row) in order.chunk_by(|a, b| a.0 == b.0).zip(found) {
+            let Some(row) = row else { continue };
             members.extend(same.iter().map(|_| rows.len()));
             sources.extend(same.iter().map(|(_, position)| *position));
-            rows.push(entry.row);
+            rows.push(row);
         }
         pushed.rows = rows.len();
         self.update(&rows, &members, &sources, update)?;
@@ -165,23 +169,23 @@ impl<T: Number> Segment<T> {
         Ok(())
     }
 
-    /// Makes a row of an id that has none: `fill` gets its values, its slots, and what slots there are. False if there is no
+    /// Makes a row of an id that has none: `fill` gets its values, its slots, and what slots there are. `None` if there is no
     /// room.
     pub(super) fn insert(
         &mut self,
         id: i64,
         used: u32,
         fill: impl FnOnce(&mut [T], &mut [T], &[SlotSpec]),
-    ) -> bool {
+    ) -> Option<u32> {
         if self.limits.rows.is_some_and(|limit| self.index.len() >= limit) {
-            return false;
+            return None;
         }
-        let Some(row) = self.rows.add() else { return false };
+        let row = self.rows.add()?;
         let (values, slots) = self.rows.row_mut(row).split_at_mut(self.width);
         fill(values, slots, &self.slots);
         self.index.insert_unique(hash(id), Entry { id, row, used }, |entry| hash(entry.id));
         self.waiting.forget(id);
-        true
+        Some(row)
     }
 
     /// Puts a row there, of values and slots. False if there is no room.
@@ -196,6 +200,7 @@ impl<T: Number> Segment<T> {
             values.copy_from_slice(of_values);
             slots.copy_from_slice(of_slots);
         })
+        .is_some()
     }
 
     /// Removes the rows that were not used for the longest time, of several the least ids, so that `new` more fit. None that is

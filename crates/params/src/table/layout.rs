@@ -54,24 +54,6 @@ impl Layout {
         row >> (self.range + self.stripes) << self.range | row & ((1 << self.range) - 1)
     }
 
-    /// A number for each row that sorts them by stripe, and within one as in the table. There are few more such numbers than
-    /// rows.
-    pub(super) fn key(&self, row: usize) -> usize {
-        self.stripe(row) * self.height() + self.local(row)
-    }
-
-    /// Cuts ascending keys by stripe: which one, and how many of the first keys are in it.
-    pub(super) fn first_stripe(&self, keys: &[usize]) -> Option<(usize, usize)> {
-        let stripe = keys.first()? / self.height().max(1);
-        let end = (stripe + 1) * self.height();
-        Some((stripe, keys.partition_point(|key| *key < end)))
-    }
-
-    /// The local row that a key of this stripe stands for.
-    pub(super) fn of_key(&self, stripe: usize, key: usize) -> usize {
-        key - stripe * self.height()
-    }
-
     /// How many rows a stripe has.
     pub(super) fn len(&self, stripe: usize) -> usize {
         let turn = self.range + self.stripes;
@@ -87,11 +69,6 @@ impl Layout {
             let (end, local) = (layout.rows.min(row + (1 << layout.range)), layout.local(row));
             Stretch { rows: row..end, local: local..local + (end - row) }
         })
-    }
-
-    /// The most rows that a stripe has: the first has them.
-    fn height(&self) -> usize {
-        self.len(0)
     }
 }
 
@@ -116,7 +93,6 @@ mod tests {
         fn every_row_is_in_one_place(rows in 0usize..5000, bytes_per_row in 1usize..20_000) {
             let layout = Layout::new(rows, bytes_per_row);
             let mut seen = vec![0; rows];
-            let mut keys = Vec::new();
             for stripe in 0..layout.stripes() {
                 let mut next = 0;
                 for Stretch { rows, local } in layout.stretches(stripe) {
@@ -125,15 +101,11 @@ mod tests {
                     for (row, local) in rows.zip(local) {
                         seen[row] += 1;
                         prop_assert_eq!((layout.stripe(row), layout.local(row)), (stripe, local));
-                        prop_assert_eq!(layout.of_key(stripe, layout.key(row)), local);
-                        prop_assert_eq!(layout.first_stripe(&[layout.key(row)]), Some((stripe, 1)));
-                        keys.push(layout.key(row));
                     }
                 }
                 prop_assert_eq!(layout.len(stripe), next);
             }
             prop_assert!(seen.iter().all(|n| *n == 1));
-            prop_assert!(keys.is_sorted_by(|a, b| a < b));
         }
     }
 }

@@ -114,6 +114,11 @@ pub(super) struct ByStripe {
 }
 
 impl ByStripe {
+    /// Those of one stripe.
+    pub(super) fn of(&self, stripe: usize) -> &[usize] {
+        &self.positions[self.starts[stripe]..self.starts[stripe + 1]]
+    }
+
     /// The stripes that have some, and which.
     pub(super) fn each(&self) -> impl Iterator<Item = (usize, &[usize])> {
         let each = self.starts.windows(2).enumerate();

@@ -140,41 +140,28 @@ impl Table {
     ) -> Result<()> {
         self.check_finite(operation, push, gradient)?;
         let (layout, width) = (self.stripes.layout, self.width());
-        // Sorted by key, the rows of a stripe and their sums lie one after another.
-        let merge = RowMerge::new(&rows.iter().map(|row| layout.key(*row)).collect::<Vec<_>>());
-        let mut sums = vec![F::ZERO; merge.rows().len() * width];
-        merge.sum(gradient, width, 0, &mut sums);
-        let (mut keys, mut sums) = (merge.rows(), sums.as_slice());
-        // The keys and sums of the next stripe that has some.
-        let mut take = |only: Option<usize>| {
-            let next =
-                layout.first_stripe(keys).filter(|(stripe, _)| only.is_none_or(|only| only == *stripe));
-            let (stripe, count) = next.or(only.map(|stripe| (stripe, 0)))?;
-            let mine = keys.split_off(..count).unwrap_or_default();
-            let sums = sums.split_off(..count * width).unwrap_or_default();
-            Some((stripe, mine.iter().map(|key| layout.of_key(stripe, *key)).collect::<Vec<_>>(), sums))
+        // The rows at some positions as their stripe counts them, ascending and each once, and their sums.
+        let merged = |positions: &[usize]| {
+            let merge =
+                RowMerge::new(&positions.iter().map(|at| layout.local(rows[*at])).collect::<Vec<_>>());
+            let mut sums = vec![F::ZERO; merge.rows().len() * width];
+            merge.sum_shared(positions, gradient, width, 0, &mut sums);
+            (merge.into_rows(), sums)
         };
-        let apply = |stripe: &mut Stripe, local: &[usize], sums: &[F]| {
+        let apply = |stripe: &mut Stripe, (local, sums): (Vec<usize>, Vec<F>)| {
             let (values, mut slots) = stripe.open::<F>(&bound.slots);
-            bound
-                .rule
-                .update_rows(push.step, values, width, local, sums, &mut slots)
-                .map_err(|source| self.not_applied(operation, source))
+            let updated = bound.rule.update_rows(push.step, values, width, &local, &sums, &mut slots);
+            updated.map_err(|source| self.not_applied(operation, source))
         };
+        let by_stripe = self.stripes.by_stripe(rows);
         let done = if bound.rule.moves_absent_rows() {
-            self.stripes.write_all(|i, stripe, _| match take(Some(i)) {
-                Some((_, local, sums)) => apply(stripe, &local, sums),
-                None => Ok(()),
-            })
+            self.stripes.write_all(|i, stripe, _| apply(stripe, merged(by_stripe.of(i))))
         } else {
-            let mut done = Ok(());
-            while let Some((stripe, local, sums)) = take(None) {
-                done = apply(&mut self.stripes.write(stripe), &local, sums);
-                if done.is_err() {
-                    break;
-                }
-            }
-            done
+            by_stripe.each().try_for_each(|(stripe, positions)| {
+                // Summed before there is a lock.
+                let merged = merged(positions);
+                apply(&mut self.stripes.write(stripe), merged)
+            })
         };
         if !rows.is_empty() || bound.rule.moves_absent_rows() {
             self.changed();
