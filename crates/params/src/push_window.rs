@@ -192,6 +192,7 @@ mod tests {
     }
 
     proptest! {
+        // INV-52
         #[test]
         fn a_push_is_applied_once_at_most(pushes in sequences()) {
             let mut windows = PushWindows::new(2);

@@ -255,6 +255,7 @@ fn a_scalar_is_one_row_of_shape_nothing() {
     assert_eq!(empty.read_rows(&[]).unwrap().dims(), [0, 3]);
 }
 
+// INV-51
 #[test]
 fn a_variable_that_did_not_change_is_not_read_again() {
     let table = Table::new("t", tensor(vec![1.; 6], 3, 2)).unwrap();
@@ -382,6 +383,7 @@ fn additions_of_many_threads_are_all_there() {
     });
 }
 
+// INV-50, INV-51
 #[test]
 fn a_read_of_all_is_between_two_writes_of_all() {
     watched(|| {
