@@ -7,7 +7,7 @@
 //! ```
 //! use distribute_optim::{Sgd, Step};
 //! use distribute_params::{
-//!     Initializer, MinSizePartitioner, Placement, PlacementPolicy, Push, Table, partition, shard_name,
+//!     Initializer, MinSizePartitioner, Placement, PlacementPolicy, Push, Table, UniqueIds, partition, shard_name,
 //! };
 //! use distribute_tensor::{DType, HostTensor, random::Distribution};
 //! use std::sync::Arc;
@@ -24,19 +24,22 @@
 //!     .map(|i| Table::drawn(shard_name("words", i), &shape, dtype, &uniform, (cut, i)))
 //!     .collect::<Result<Vec<_>, _>>()?;
 //!
-//! // A worker sorts the ids of its batch by shard, and asks each for its rows.
-//! let ids = cut.split("embedding_lookup", &[9, 0, 5, 0])?;
-//! let mut rows = vec![0f32; 4 * 4];
+//! // A worker sorts the ids of its batch by shard, each once, and asks each shard for its rows.
+//! let batch = UniqueIds::new(&[9, 0, 5, 0]);
+//! let ids = cut.split("embedding_lookup", batch.ids())?;
+//! let mut rows = vec![0f32; 3 * 4];
 //! for (i, shard) in shards.iter().enumerate() {
 //!     let answer = shard.read_rows(ids.of(i))?;
 //!     ids.put(i, answer.as_slice::<f32>().expect("float32"), 4, &mut rows);
 //! }
+//! let rows = batch.spread(&rows, 4);
 //! assert_eq!(rows[4..8], rows[12..16]);
 //!
 //! // Gradients are applied where the rows are.
+//! let gradient = batch.sum(&[1f32; 4 * 4], 4);
 //! shards[0].set_rule(Arc::new(Sgd))?;
-//! let gradient = HostTensor::new(vec![1f32; 2 * 4], [2, 4])?;
-//! shards[0].push_rows(Push::at(Step::after(0, 0.5)), ids.of(0), &gradient)?;
+//! let of_shard = HostTensor::new(ids.take(0, &gradient, 4), [1, 4])?;
+//! shards[0].push_rows(Push::at(Step::after(0, 0.5)), ids.of(0), &of_shard)?;
 //! assert_eq!(shards[0].read_rows(&[0])?.as_slice::<f32>().expect("float32")[0], rows[4] - 1.0);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -46,7 +49,7 @@
 //! | module | what it holds |
 //! |---|---|
 //! | `partitioner` | [`Partitioner`] and the three that there are; [`partition`]: into how many shards a variable is cut |
-//! | `partition` | [`RowPartition`], [`HashPartition`]: which shard has which row or id; [`Split`]: the ids of a request by shard; [`Moves`]: from S shards to S′ |
+//! | `partition` | [`RowPartition`], [`HashPartition`]: which shard has which row or id; [`UniqueIds`], [`Split`]: the ids of a batch each once, and by shard; [`Moves`]: from S shards to S′ |
 //! | `placement` | [`Placement`]: which server has which shard, and a table of it to print |
 //! | `initializer` | [`Initializer`]: first values by (seed, name, position) |
 //! | `table` | [`Table`]: the values of a shard and the slots beside them, read, written and updated |
@@ -69,7 +72,7 @@ mod table;
 pub use dynamic::{DynamicOptions, DynamicState, DynamicTable, Pushed};
 pub use error::{Error, Result};
 pub use initializer::Initializer;
-pub use partition::{HashPartition, Move, Moves, PartitionStrategy, Place, RowPartition, Split};
+pub use partition::{HashPartition, Move, Moves, PartitionStrategy, Place, RowPartition, Split, UniqueIds};
 pub use partitioner::{
     FixedShardsPartitioner, MaxSizePartitioner, MinSizePartitioner, Partitioner, partition,
 };

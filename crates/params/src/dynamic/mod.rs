@@ -28,7 +28,7 @@ const SEGMENTS: usize = 64;
 pub struct DynamicOptions {
     /// In how many pushes an id has to come before it gets a row; 1 or more. Its gradients up to there are dropped.
     pub admit_after: u32,
-    /// Of how many ids without a row it is known how often they came; 2 or more. Those that come seldom are forgotten first.
+    /// Of about how many ids without a row it is known how often they came; 2 or more. Those that come seldom are forgotten first.
     pub waiting: usize,
     /// How many rows there may be on this shard; 1 or more. Before there would be more, those go that were not pushed to for
     /// the longest time.
