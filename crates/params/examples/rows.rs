@@ -1,7 +1,8 @@
 //! Rows of 32 `f32` that tables look up, scatter and update in a second, on one thread and on two, beside loops over a plain vector:
 //! `cargo run --release -p distribute-params --example rows [-- 100000 1000000 10000000]`.
 //!
-//! Each thread has rows of its own and asks for 1,024 at random, again and again. The vector knows neither locks nor rules: what it
+//! Each thread has rows of its own and asks for 1,024 at random, again and again; where it says "the same", all have the same rows,
+//! and the first ones come most often, by Zipf's law. The vector knows neither locks nor rules: what it
 //! does is what memory allows. Each figure is the best of seven, of two threads the sum of each one's best: the tables of
 //! others that use the machine meanwhile are not what is measured.
 
@@ -90,6 +91,9 @@ fn tables(rows: usize) -> Outcome {
     line(rows, "push_rows, SGD", |threads| {
         rate(threads, rows, |_| |ids: &[usize], _| Ok(table.push_rows(push, ids, &values)?))
     })?;
+    line(rows, "push_rows, SGD, the same", |threads| {
+        rate_of(threads, rows, true, |_| |ids: &[usize], _| Ok(table.push_rows(push, ids, &values)?))
+    })?;
     drop(table);
     let table = make()?;
     table.set_rule(Arc::new(Adagrad::default()))?;
@@ -173,21 +177,28 @@ fn rate<F: FnMut(&[usize], usize) -> Outcome>(
     rows: usize,
     make: impl Fn(Range<usize>) -> F + Sync,
 ) -> Outcome<f64> {
-    let share = rows / threads;
+    rate_of(threads, rows, false, make)
+}
+
+fn rate_of<F: FnMut(&[usize], usize) -> Outcome>(
+    threads: usize,
+    rows: usize,
+    same: bool,
+    make: impl Fn(Range<usize>) -> F + Sync,
+) -> Outcome<f64> {
+    let share = if same { rows } else { rows / threads };
     let thread = |i: usize| -> Outcome<Vec<f64>> {
-        let (first, mut call) = (i * share, make(i * share..(i + 1) * share));
-        let mut state = i as u64;
-        let mut batches = Vec::new();
-        for _ in 0..BATCHES {
-            batches.push(
-                (0..BATCH)
-                    .map(|_| {
-                        state += 1;
-                        first + mix(state) as usize % share
-                    })
-                    .collect::<Vec<_>>(),
-            );
-        }
+        let first = if same { 0 } else { i * share };
+        let mut call = make(first..first + share);
+        let row = |draw: u64| {
+            if same {
+                ((share as f64).powf(draw as f64 / u64::MAX as f64) as usize - 1).min(share - 1)
+            } else {
+                first + draw as usize % share
+            }
+        };
+        let draws = |batch: usize| (0..BATCH).map(move |at| mix(((i * BATCHES + batch) * BATCH + at) as u64));
+        let batches: Vec<Vec<usize>> = (0..BATCHES).map(|batch| draws(batch).map(row).collect()).collect();
         let mut rates = Vec::new();
         for _ in 0..7 {
             let watch = Stopwatch::start();

@@ -197,28 +197,33 @@ impl DynamicTable {
     /// The rows of these ids, in this order; of those that have none, their initial values.
     #[doc(alias = "embedding_lookup")]
     pub fn read_rows(&self, ids: &[i64]) -> Result<HostTensor> {
-        fn rows<T: Number>(all: &[RwLock<Segment<T>>], table: &DynamicTable, ids: &[i64]) -> Vec<T> {
-            let width = table.width();
-            let mut out = vec![T::default(); ids.len() * width];
-            let split = split(all.len(), ids);
-            for (segment, lock) in all.iter().enumerate() {
-                let positions = split.positions(segment);
+        fn fill<T: Number>(
+            all: &[RwLock<Segment<T>>],
+            table: &DynamicTable,
+            ids: &[i64],
+            out: &mut HostTensor,
+        ) {
+            let (width, split) = (table.width(), split(all.len(), ids));
+            let Some(out) = out.as_mut_slice::<T>() else { return };
+            for (i, segment) in all.iter().enumerate() {
+                let positions = split.positions(i);
                 if positions.is_empty() {
                     continue;
                 }
-                let held = read(lock);
-                for (at, id) in positions.iter().zip(split.of(segment)) {
+                let segment = read(segment);
+                for (at, id) in positions.iter().zip(split.of(i)) {
                     let out = &mut out[at * width..(at + 1) * width];
-                    match held.row(*id) {
+                    match segment.row(*id) {
                         Some(row) => out.copy_from_slice(&row[..width]),
                         None => table.initializer.fill_row(*id, out),
                     }
                 }
             }
-            out
         }
-        let shape = self.rows_shape(ids.len());
-        with_segments!(&self.segments, all => Ok(HostTensor::new(rows(all, self, ids), shape)?))
+        // An error where there are more of them than memory has.
+        let mut out = HostTensor::zeros(self.dtype(), self.rows_shape(ids.len()))?;
+        with_segments!(&self.segments, all => fill(all, self, ids, &mut out));
+        Ok(out)
     }
 
     /// Removes the rows that were not pushed to in the [`max_age`](DynamicOptions::max_age) steps before `now`, and says how

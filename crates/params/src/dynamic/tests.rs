@@ -1,11 +1,11 @@
 //! Dynamic tables against a map of rows.
 
 use super::{DynamicOptions, Pushed};
-use crate::{DynamicTable, Error, HashPartition, Initializer, Push};
+use crate::{DynamicTable, HashPartition, Initializer, Push};
 use distribute_optim::{Adagrad, Adam, Ftrl, Momentum, Rule, RuleExt, Sgd, Step};
 use distribute_tensor::random::Distribution;
 use distribute_tensor::{DType, HostTensor};
-use distribute_testing::{SplitMix, watched};
+use distribute_testing::SplitMix;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -262,50 +262,6 @@ fn there_are_never_more_rows_than_there_may_be() {
     }
 }
 
-// INV-12
-#[test]
-fn what_is_refused_says_why_and_has_changed_nothing() {
-    let options = DynamicOptions::default();
-    let make = |dtype, options| DynamicTable::new("users", &[2], dtype, normal(0), options).map(drop);
-    let says = |error: Error, text: &str| assert!(error.to_string().starts_with(text), "{error} | {text}");
-    says(make(DType::I32, options).unwrap_err(), "create is not defined for table users, which is int32");
-    let none = DynamicOptions { max_rows: Some(0), ..options };
-    says(make(DType::F32, none).unwrap_err(), "dynamic table users: max_rows is 0, but must be at least 1");
-    assert!(make(DType::F32, DynamicOptions { admit_after: 0, ..options }).is_err());
-    assert!(make(DType::F32, DynamicOptions { waiting: 1, ..options }).is_err());
-
-    let table = DynamicTable::new("users", &[2], DType::F32, normal(0), options).unwrap();
-    let (at, one) = (Push::at(Step::after(0, 0.1)), rows(vec![1., 2.], 2));
-    says(table.push_rows(at, &[5], &one).unwrap_err(), "push_rows: table users has no update rule");
-    let dense = table.set_rule(Arc::new(Adam::default())).unwrap_err();
-    says(dense, "set_rule: adam moves rows without a gradient too");
-    table.set_rule(Arc::new(Adam::lazy())).unwrap();
-    table.set_rule(Arc::new(Adam::lazy())).unwrap();
-    assert!(matches!(table.set_rule(Arc::new(Sgd)), Err(Error::RuleSet { .. })));
-    says(
-        table.push_rows(at, &[5, 6], &one).unwrap_err(),
-        "push_rows: table users takes shape [2, 2], found [1, 2]",
-    );
-    let nan = rows(vec![1., f32::NAN], 2);
-    says(
-        table.push_rows(at.finite(), &[5], &nan).unwrap_err(),
-        "push_rows: the gradient of table users is NaN",
-    );
-    let rate = Push::at(Step::after(0, f64::INFINITY));
-    says(
-        table.push_rows(rate, &[5], &one).unwrap_err(),
-        "push_rows: table users: adam_lazy: learning_rate is inf",
-    );
-    assert!(table.is_empty());
-    table.push_rows(at, &[5], &one).unwrap();
-    let mut state = (0..table.parts()).map(|i| table.state(i).unwrap()).find(|s| !s.ids.is_empty()).unwrap();
-    state.slots.pop();
-    says(table.restore(&state).unwrap_err(), r#"restore: table users has slots ["m", "v"], found ["m"]"#);
-    let twice = state.take(&[0, 0]).unwrap();
-    says(table.restore(&twice).unwrap_err(), "restore: dynamic table users was given id 5 twice");
-    assert_eq!(table.len(), 1);
-}
-
 #[test]
 fn a_rule_that_comes_later_finds_the_rows_that_were_restored() {
     let source = table(2, 3, &rules()[0], DynamicOptions::default());
@@ -328,30 +284,4 @@ fn a_rule_that_comes_later_finds_the_rows_that_were_restored() {
     let expected = model.read_rows(&ids).unwrap();
     let pairs = found.as_slice::<f32>().unwrap().iter().zip(expected.as_slice::<f32>().unwrap());
     assert!(pairs.into_iter().all(|(a, b)| (a - b).abs() < 1e-5));
-}
-
-#[test]
-fn pushes_of_many_threads_are_all_there() {
-    watched(|| {
-        let zeros = Initializer::new(Distribution::Constant(0.), 0, "users");
-        let table = DynamicTable::new("users", &[4], DType::F64, zeros, DynamicOptions::default()).unwrap();
-        table.set_rule(Arc::new(Sgd)).unwrap();
-        let table = Arc::new(table);
-        let threads: Vec<_> = (0..4)
-            .map(|_| {
-                let table = table.clone();
-                std::thread::spawn(move || {
-                    let ids: Vec<i64> = (0..400).collect();
-                    let gradient = HostTensor::new(vec![-1f64; 1600], [400, 4]).unwrap();
-                    for step in 0..25 {
-                        table.push_rows(Push::at(Step::after(step, 1.)), &ids, &gradient).unwrap();
-                        table.read_rows(&ids).unwrap();
-                    }
-                })
-            })
-            .collect();
-        threads.into_iter().for_each(|thread| thread.join().unwrap());
-        let found = table.read_rows(&(0..400).collect::<Vec<_>>()).unwrap();
-        assert!(found.as_slice::<f64>().unwrap().iter().all(|x| *x == 100.));
-    });
 }

@@ -33,7 +33,7 @@ impl Table {
     /// These rows, in this order; a row may be asked for more than once. Of a scalar there is row 0, of shape `[]`.
     ///
     /// # Errors
-    /// [`Error::Row`](crate::Error::Row).
+    /// [`Error::Row`](crate::Error::Row), and [`Error::Tensor`](crate::Error::Tensor) where there is no memory for so many.
     #[doc(alias = "tf.gather")]
     pub fn read_rows(&self, rows: &[usize]) -> Result<HostTensor> {
         self.check_are_here("read_rows", rows)?;
@@ -42,9 +42,9 @@ impl Table {
             Some(height) => *height = rows.len(),
             None => shape.push(rows.len()),
         }
-        fn rows_of<T: Element>(_: &[T], table: &Table, rows: &[usize]) -> Vec<T> {
+        fn fill<T: Element>(_: &[T], table: &Table, rows: &[usize], out: &mut HostTensor) {
             let (layout, width) = (table.stripes.layout, table.width());
-            let mut out = vec![T::default(); rows.len() * width];
+            let Some(out) = out.as_mut_slice::<T>() else { return };
             for (stripe, positions) in table.stripes.by_stripe(rows).each() {
                 let stripe = table.stripes.read(stripe);
                 let values = T::slice(&stripe.values).unwrap_or_default();
@@ -54,11 +54,11 @@ impl Table {
                         .clone_from_slice(&values[local * width..(local + 1) * width]);
                 }
             }
-            out
         }
-        with_buffer!(&Buffer::zeros(self.dtype, 0), like => {
-            Ok(HostTensor::new(rows_of(like, self, rows), shape)?)
-        })
+        // An error where there are more of them than memory has.
+        let mut out = HostTensor::zeros(self.dtype, shape)?;
+        with_buffer!(&Buffer::zeros(self.dtype, 0), like => fill(like, self, rows, &mut out));
+        Ok(out)
     }
 
     /// One buffer of each stripe, put together.
