@@ -104,26 +104,31 @@ fn tables(rows: usize) -> Outcome {
     dense(&table)
 }
 
-/// All of a table at once, in GB/s of its values.
+/// All of a table at once, in GB/s of its values: of two threads both at the same table.
 fn dense(table: &Table) -> Outcome {
     let gradient = table.read()?.value;
     let gigabytes = (gradient.len() * 4) as f64 / 1e9;
-    let mut times = [Vec::new(), Vec::new()];
-    for _ in 0..7 {
-        let watch = Stopwatch::start();
+    let rate = |threads: usize, call: &(dyn Fn() -> Outcome + Sync)| -> Outcome<f64> {
+        let mut rates = Vec::new();
+        for _ in 0..7 {
+            let watch = Stopwatch::start();
+            std::thread::scope(|scope| {
+                let started: Vec<_> = (0..threads).map(|_| scope.spawn(call)).collect();
+                started.into_iter().try_for_each(|thread| thread.join().map_err(|_| "a thread panicked")?)
+            })?;
+            rates.push(threads as f64 * gigabytes / watch.seconds());
+        }
+        Ok(best(rates))
+    };
+    let line = |what: &str, call: &(dyn Fn() -> Outcome + Sync)| -> Outcome {
+        println!("{:>10} {what:28} {:>10.1} {:>10.1} GB/s", table.rows(), rate(1, call)?, rate(2, call)?);
+        Ok(())
+    };
+    line("read", &|| {
         std::hint::black_box(table.read()?);
-        times[0].push(gigabytes / watch.seconds());
-        let watch = Stopwatch::start();
-        table.push(Push::at(Step::after(0, 0.01)), &gradient)?;
-        times[1].push(gigabytes / watch.seconds());
-    }
-    let [read, push] = times.map(best);
-    println!(
-        "{:>10} {:28} {read:>10.1} GB/s read, {push:.1} GB/s pushed",
-        table.rows(),
-        "all of it, Adagrad"
-    );
-    Ok(())
+        Ok(())
+    })?;
+    line("push, Adagrad", &|| Ok(table.push(Push::at(Step::after(0, 0.01)), &gradient)?))
 }
 
 fn dynamic_tables(rows: usize) -> Outcome {
