@@ -1,5 +1,5 @@
 //! Gradients of the user's own: `apply_gradients` as `minimize` does it, transforms before and after the reduction, and
-//! gradients by row, which train as dense ones do.
+//! gradients by row, which train as dense ones do, also on parameter servers' tables.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -9,6 +9,8 @@ mod apply;
 mod callbacks;
 #[path = "gradients/rows.rs"]
 mod rows;
+#[path = "gradients/servers.rs"]
+mod servers;
 #[path = "gradients/transforms.rs"]
 mod transforms;
 

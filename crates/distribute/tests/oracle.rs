@@ -19,6 +19,7 @@ mod oracle {
     pub mod files;
     pub mod gather;
     pub mod multi_worker;
+    pub mod partitioners;
     pub mod reduce;
     pub mod report;
     pub mod resolver_differences;
@@ -40,7 +41,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// The runner of each area. A case of any other area fails.
-const AREAS: [(&str, Run); 10] = [
+const AREAS: [(&str, Run); 11] = [
     ("reduce", oracle::reduce::oracle_reduce),
     ("gather", oracle::gather::oracle_gather),
     ("all_reduce", oracle::all_reduce::oracle_all_reduce),
@@ -51,6 +52,7 @@ const AREAS: [(&str, Run); 10] = [
     ("training", oracle::training::oracle_training),
     ("multi_worker", oracle::multi_worker::oracle_multi_worker),
     ("resolvers", oracle::resolvers::oracle_resolvers),
+    ("partitioners", oracle::partitioners::oracle_partitioners),
 ];
 
 fn main() -> ExitCode {
@@ -166,6 +168,21 @@ fn check_the_runner(report: &mut Report) {
         ("an unknown class of a property", simple.replace("ValueError", "OddError")),
         ("an unknown argument", simple.replace(r#""ctor":{"#, r#""ctor":{"tpu":1,"#)),
     ]);
+    let cut = json!({
+        "id": "x", "area": "partitioners", "doc": "", "replicas": 1,
+        "inputs": {"op": "partition", "partitioner": "FixedShardsPartitioner", "args": {"num_shards": 2},
+            "shape": [6, 1], "dtype": "float32", "axis": 0},
+        "expect": {"partitions": [2, 1]},
+    })
+    .to_string();
+    let broken = broken.chain([
+        ("another number of shards", cut.replace("[2,1]", "[3,1]")),
+        ("an unknown partitioner", cut.replace("Fixed", "Odd")),
+        (
+            "an unknown argument of a partitioner",
+            cut.replace(r#""num_shards":2"#, r#""num_shards":2,"seed":1"#),
+        ),
+    ]);
     let verdict = |text: &str| {
         let case = Case::parse(&serde_json::from_str(text).unwrap())?;
         let run = AREAS.iter().find(|(area, _)| *area == case.area).map(|(_, run)| *run);
@@ -179,6 +196,7 @@ fn check_the_runner(report: &mut Report) {
         ("its rows", slices(given.clone())),
         ("its steps", range.clone()),
         ("its cluster", simple.clone()),
+        ("its shards", cut.clone()),
     ];
     for (what, text) in whole {
         let passes = match verdict(&text) {

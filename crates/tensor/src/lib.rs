@@ -16,6 +16,7 @@
 //! | [`tree`] | [`Tree`]: a nest whose structure is known at run time |
 //! | [`nest`] | [`Nest`]: any Rust structure that turns into a tree and back |
 //! | [`op`] | [`ReduceOp`] |
+//! | [`random`] | random numbers by position |
 //! | [`kernel`] | sums, concatenations and cuts of plain slices |
 
 #![forbid(unsafe_code)]
@@ -31,6 +32,7 @@ pub mod leaf;
 pub mod nest;
 pub mod op;
 pub mod pack;
+pub mod random;
 pub mod slices;
 pub mod tree;
 pub mod wire;

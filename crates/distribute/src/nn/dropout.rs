@@ -1,9 +1,10 @@
 //! Dropout whose masks are functions of positions in the global batch.
 
 use crate::context::default_context;
-use crate::random::Draws;
+use crate::random;
 use crate::{ReplicaContext, get_replica_context};
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, WithDType, bail};
+use distribute_tensor::random::Draws;
 
 /// Drops elements at random while training, and scales those that stay by 1 / (1 - p).
 ///
@@ -57,7 +58,7 @@ impl Dropout {
         if !(0. ..1.).contains(&p) {
             bail!("dropout {name:?}: the probability has to be in [0, 1), not {p}");
         }
-        Ok(Self { p, draws: Draws::new(seed, name) })
+        Ok(Self { p, draws: random::draws(seed, name) })
     }
 
     /// `xs` with elements dropped if `train`; else `xs`. The gradient passes through the elements that stay.

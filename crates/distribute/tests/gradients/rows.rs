@@ -11,21 +11,26 @@ use proptest::prelude::*;
 
 /// What one replica brings for a table: row numbers, and a value for each; or nothing; or a dense gradient.
 #[derive(Clone, Debug)]
-enum Brought {
+pub(crate) enum Brought {
     Nothing,
     Rows(Vec<usize>),
     Dense,
 }
 
 // Large enough for several owners: they own blocks of 2048 elements, of a table or of the rows that are there.
-const HEIGHT: usize = 701;
-const WIDTH: usize = 8;
+pub(crate) const HEIGHT: usize = 701;
+pub(crate) const WIDTH: usize = 8;
 
 fn value(seed: usize) -> f32 {
     ((seed * 7919 + 13) % 1009) as f32 / 500. - 1.
 }
 
 impl Brought {
+    /// A value for each element of so many rows.
+    pub(crate) fn values(rows: usize, seed: usize) -> Vec<f32> {
+        (0..rows * WIDTH).map(|i| value(seed + i)).collect()
+    }
+
     fn dense(&self, seed: usize) -> Option<Tensor> {
         let mut all = vec![0f32; HEIGHT * WIDTH];
         match self {
@@ -44,7 +49,7 @@ impl Brought {
 
     fn gradient(&self, seed: usize) -> Option<Gradient> {
         let Brought::Rows(rows) = self else { return self.dense(seed).map(Gradient::from) };
-        let values = (0..rows.len() * WIDTH).map(|i| value(seed + i)).collect();
+        let values = Self::values(rows.len(), seed);
         let indices = HostTensor::vector(rows.iter().map(|row| *row as i32).collect());
         let slices = IndexedSlices::new(HostTensor::new(values, [rows.len(), WIDTH]).unwrap(), indices, None);
         Some(slices.unwrap().into())
@@ -52,7 +57,7 @@ impl Brought {
 }
 
 /// Trains a table and a vector, by what the replicas bring for the table in each step.
-fn train_table<R: Rule + Clone>(
+pub(crate) fn train_table<R: Rule + Clone>(
     rule: &R,
     transforms: &[Transform],
     steps: &[Vec<Brought>],

@@ -4,6 +4,7 @@
 
 use super::batching_differences as batching;
 use super::case::{Case, Expect, Inputs, Tolerance};
+use super::partitioners;
 use super::resolver_differences as resolvers;
 use super::tensors::{leaves, leaves_json, nest};
 use super::variable_differences as variables;
@@ -32,7 +33,7 @@ impl Difference {
 pub type Found = Result<Option<Difference>, String>;
 
 /// One row for each kind of difference.
-const TABLE: [fn(&Case, &Inputs<'_>) -> Found; 26] = [
+const TABLE: [fn(&Case, &Inputs<'_>) -> Found; 28] = [
     never_merged_by_identity,
     the_variable_is_on_each_replica,
     leaf_beside_container,
@@ -59,6 +60,8 @@ const TABLE: [fn(&Case, &Inputs<'_>) -> Found; 26] = [
     resolvers::addresses_are_host_and_port,
     resolvers::overrides_of_nothing_count,
     resolvers::slurms_ranks_are_slurms,
+    partitioners::there_is_at_least_one_shard,
+    partitioners::nothing_is_one_part,
 ];
 
 /// The difference that covers a case, if one does. An error where two claim it.

@@ -59,7 +59,10 @@ impl Kind {
     /// None for errors that no case may give, such as one that came too late.
     pub fn of_error(error: &Error) -> Option<Kind> {
         match error.root_cause() {
-            Error::Other(error) => Kind::of_type(&error.downcast_ref::<Raised>()?.0),
+            Error::Other(error) => match error.downcast_ref::<distribute_params::Error>() {
+                Some(error) => Kind::of_params(error),
+                None => Kind::of_type(&error.downcast_ref::<Raised>()?.0),
+            },
             Error::Cluster(error) => Kind::of_cluster(error),
             Error::WrongContext { .. } | Error::MixedStrategies { .. } | Error::StaleContext { .. } => {
                 Some(Kind::WrongContext)
@@ -109,6 +112,18 @@ impl Kind {
             | ClusterError::NoRank { .. }
             | ClusterError::NoTask { .. }
             | ClusterError::NoResolver => Some(Kind::BadArgument),
+            _ => None,
+        }
+    }
+
+    fn of_params(error: &distribute_params::Error) -> Option<Kind> {
+        use distribute_params::Error;
+        match error {
+            // One kind of mistake has two exceptions there.
+            Error::PartitionAxis { partitioner, .. } if *partitioner != "MinSizePartitioner" => {
+                Some(Kind::Named("IndexError".into()))
+            }
+            Error::PartitionAxis { .. } | Error::PartitionerParameter { .. } => Some(Kind::BadArgument),
             _ => None,
         }
     }

@@ -14,7 +14,7 @@ impl HostTensor {
     /// 0. Nothing has changed after an error.
     pub fn write(&mut self, how: Write, value: &HostTensor) -> Result<()> {
         check_same(how.name(), (self.dtype(), self.dims()), (value.dtype(), value.dims()))?;
-        into(how, Arc::make_mut(&mut self.buffer), value.buffer(), None)
+        Arc::make_mut(&mut self.buffer).write(how, value.buffer())
     }
 
     /// Writes rows into this tensor, one after another: a row that occurs twice is written twice.
@@ -27,7 +27,30 @@ impl HostTensor {
         if expected != found {
             return Err(Error::DTypeMismatch { operation: how.name(), expected, found });
         }
-        into(how, Arc::make_mut(&mut self.buffer), rows.values.buffer(), Some(&indices))
+        Arc::make_mut(&mut self.buffer).write_rows(how, &indices, rows.values.buffer())
+    }
+}
+
+impl Buffer {
+    /// Writes elements of the same dtype, as many as there are here, into these, one by one.
+    ///
+    /// Errors as for [`HostTensor::write`], after which nothing has changed.
+    ///
+    /// # Panics
+    /// When there is another number of them.
+    pub fn write(&mut self, how: Write, from: &Buffer) -> Result<()> {
+        into(how, self, from, None)
+    }
+
+    /// Writes rows of the same dtype into these, one after another: a row that occurs twice is written twice. There are
+    /// equally many elements for each of `rows`, which says how wide a row is.
+    ///
+    /// Errors as for [`HostTensor::write`], after which nothing has changed.
+    ///
+    /// # Panics
+    /// When a row is not here.
+    pub fn write_rows(&mut self, how: Write, rows: &[usize], from: &Buffer) -> Result<()> {
+        into(how, self, from, Some(rows))
     }
 }
 
@@ -111,12 +134,7 @@ fn into(how: Write, to: &mut Buffer, from: &Buffer, rows: Option<&[usize]>) -> R
             match (to, from) {
                 $((Buffer::$variant(to), Buffer::$variant(from)) => {
                     how.check(from)?;
-                    let operation = how.of().ok_or_else(unsupported)?;
-                    match rows {
-                        None => kernel::write(to, from, operation),
-                        Some(rows) => kernel::write_rows(to, rows, from, operation),
-                    }
-                    Ok(())
+                    calculated(how, to, from, rows).ok_or_else(unsupported)
                 })*
                 (to, from) if how == Write::Assign => with_buffer!(to, to => assign(to, from, rows).ok_or_else(unsupported)),
                 _ => Err(unsupported()),
@@ -124,6 +142,24 @@ fn into(how: Write, to: &mut Buffer, from: &Buffer, rows: Option<&[usize]>) -> R
         };
     }
     by_type!(F16 Bf16 F32 F64 I8 U8 I16 U16 I32 U32 I64 U64 C64 C128)
+}
+
+/// For elements that can be calculated with; none where the operation is not among what they can.
+fn calculated<T: Arithmetic>(how: Write, to: &mut [T], from: &[T], rows: Option<&[usize]>) -> Option<()> {
+    fn each<T: Copy>(to: &mut [T], from: &[T], rows: Option<&[usize]>, operation: impl Fn(T, T) -> T) {
+        match rows {
+            None => kernel::write(to, from, operation),
+            Some(rows) => kernel::write_rows(to, rows, from, operation),
+        }
+    }
+    match how {
+        // Those that are used most have loops of their own, which become vector instructions.
+        Write::Assign => each(to, from, rows, |_, new| new),
+        Write::Add => each(to, from, rows, T::plus),
+        Write::Sub => each(to, from, rows, T::minus),
+        _ => each(to, from, rows, how.of()?),
+    }
+    Some(())
 }
 
 /// For elements that cannot be calculated with.

@@ -1,10 +1,11 @@
 //! Initial values, drawn from (seed, variable name, position): neither thread nor replica nor shard plays a role.
 
-use crate::random::Draws;
+use crate::random;
 use crate::{Error, Result};
 use candle_core::{DType, Device, Shape, Tensor};
 use candle_nn::Init;
 use candle_nn::init::NormalOrUniform;
+use distribute_tensor::random::Distribution;
 
 /// The values of an initializer for the variable `name`.
 pub(crate) fn values(
@@ -15,7 +16,7 @@ pub(crate) fn values(
     dtype: DType,
     device: &Device,
 ) -> Result<Tensor> {
-    let draw = Draws::new(seed, name);
+    let draw = random::draws(seed, name);
     let uniform = |lo: f64, up: f64| Distribution::Uniform { lo, up };
     let normal = |mean: f64, stdev: f64| Distribution::Normal { mean, stdev };
     let distribution = match init {
@@ -43,21 +44,6 @@ pub(crate) fn values(
         _ => Tensor::from_vec(numbers.collect(), shape, &Device::Cpu)?.to_dtype(dtype),
     };
     Ok(values?.to_device(device)?)
-}
-
-#[derive(Clone, Copy)]
-enum Distribution {
-    Uniform { lo: f64, up: f64 },
-    Normal { mean: f64, stdev: f64 },
-}
-
-impl Distribution {
-    fn draw(self, draws: Draws, position: u64) -> f64 {
-        match self {
-            Self::Uniform { lo, up } => lo + (up - lo) * draws.uniform(position),
-            Self::Normal { mean, stdev } => mean + stdev * draws.normal(position),
-        }
-    }
 }
 
 #[cfg(test)]

@@ -1,0 +1,74 @@
+//! Memory of rows that come and go.
+
+/// So many rows are allocated at once: no row ever moves, and little is left over.
+const CHUNK: usize = 128;
+
+/// Rows of one width. Numbers of rows that were given back are used again.
+#[derive(Debug)]
+pub(super) struct Arena<T> {
+    width: usize,
+    chunks: Vec<Vec<T>>,
+    /// How many numbers were given out, and those of them that came back.
+    rows: u32,
+    free: Vec<u32>,
+}
+
+impl<T: Copy + Default> Arena<T> {
+    pub(super) fn new(width: usize) -> Self {
+        Self { width, chunks: Vec::new(), rows: 0, free: Vec::new() }
+    }
+
+    /// The number of a row to be filled; `None` when there are no more numbers.
+    pub(super) fn add(&mut self) -> Option<u32> {
+        if let Some(row) = self.free.pop() {
+            return Some(row);
+        }
+        let row = self.rows;
+        self.rows = row.checked_add(1)?;
+        if row as usize / CHUNK == self.chunks.len() {
+            self.chunks.push(vec![T::default(); CHUNK * self.width]);
+        }
+        Some(row)
+    }
+
+    pub(super) fn give_back(&mut self, row: u32) {
+        self.free.push(row);
+    }
+
+    pub(super) fn row(&self, row: u32) -> &[T] {
+        let (chunk, at) = self.place(row);
+        &self.chunks[chunk][at..at + self.width]
+    }
+
+    pub(super) fn row_mut(&mut self, row: u32) -> &mut [T] {
+        let (chunk, at) = self.place(row);
+        &mut self.chunks[chunk][at..at + self.width]
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        let rows = self.chunks.len() * CHUNK * self.width * std::mem::size_of::<T>();
+        rows + self.free.capacity() * std::mem::size_of::<u32>()
+    }
+
+    fn place(&self, row: u32) -> (usize, usize) {
+        (row as usize / CHUNK, row as usize % CHUNK * self.width)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_keep_what_is_in_them_and_come_again() {
+        let mut arena = Arena::new(3);
+        let rows: Vec<u32> = (0..300).map(|_| arena.add().unwrap()).collect();
+        assert_eq!(rows, (0..300).collect::<Vec<_>>());
+        rows.iter().for_each(|row| arena.row_mut(*row).fill(*row as f32));
+        arena.give_back(17);
+        assert_eq!(arena.add(), Some(17));
+        assert_eq!(arena.add(), Some(300));
+        assert!((18..300).all(|row| arena.row(row) == [row as f32; 3]));
+        assert_eq!(arena.bytes() / 4, 3 * CHUNK * 3 + arena.free.capacity());
+    }
+}

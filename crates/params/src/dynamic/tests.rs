@@ -1,0 +1,287 @@
+//! Dynamic tables against a map of rows.
+
+use super::{DynamicOptions, Pushed};
+use crate::{DynamicTable, HashPartition, Initializer, Push};
+use distribute_optim::{Adagrad, Adam, Ftrl, Momentum, Rule, RuleExt, Sgd, Step};
+use distribute_tensor::random::Distribution;
+use distribute_tensor::{DType, HostTensor};
+use distribute_testing::SplitMix;
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+fn rules() -> Vec<Arc<dyn Rule>> {
+    vec![
+        Arc::new(Sgd),
+        Arc::new(Momentum::new(0.9)),
+        Arc::new(Adam::lazy()),
+        Arc::new(Adagrad::default()),
+        Arc::new(Ftrl { l1: 0.01, ..Ftrl::default() }),
+    ]
+}
+
+fn normal(seed: u64) -> Initializer {
+    Initializer::new(Distribution::Normal { mean: 0., stdev: 1. }, seed, "users")
+}
+
+fn table(width: usize, seed: u64, rule: &Arc<dyn Rule>, options: DynamicOptions) -> DynamicTable {
+    let table = DynamicTable::new("users", &[width], DType::F32, normal(seed), options).unwrap();
+    table.set_rule(rule.clone()).unwrap();
+    table
+}
+
+fn rows(values: Vec<f32>, width: usize) -> HostTensor {
+    HostTensor::new(values.clone(), [values.len() / width, width]).unwrap()
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|x| x.to_bits()).collect()
+}
+
+/// A row, its slots, and when it was last pushed to.
+struct Row {
+    values: Vec<f32>,
+    slots: Vec<Vec<f32>>,
+    used: u64,
+}
+
+/// A dynamic table of one segment, told as simply as it can be.
+struct Model {
+    rule: Arc<dyn Rule>,
+    initializer: Initializer,
+    options: DynamicOptions,
+    width: usize,
+    rows: BTreeMap<i64, Row>,
+    came: BTreeMap<i64, u32>,
+}
+
+impl Model {
+    fn first(&self, id: i64) -> Vec<f32> {
+        let mut values = vec![0.; self.width];
+        self.initializer.fill_row(id, &mut values);
+        values
+    }
+
+    fn push(&mut self, step: Step, ids: &[i64], gradient: &[f32]) -> Pushed {
+        let mut sums: BTreeMap<i64, Vec<f32>> = BTreeMap::new();
+        for (id, gradient) in ids.iter().zip(gradient.chunks(self.width)) {
+            let sum = sums.entry(*id).or_insert_with(|| vec![0.; self.width]);
+            sum.iter_mut().zip(gradient).for_each(|(sum, x)| *sum += x);
+        }
+        let mut pushed = Pushed::default();
+        let mut new = Vec::new();
+        for id in sums.keys() {
+            if let Some(row) = self.rows.get_mut(id) {
+                row.used = step.number();
+                continue;
+            }
+            if self.options.admit_after > 1 {
+                let came = self.came.entry(*id).or_default();
+                *came += 1;
+                if *came < self.options.admit_after {
+                    pushed.waiting += 1;
+                    continue;
+                }
+            }
+            new.push(*id);
+        }
+        if let Some(limit) = self.options.max_rows {
+            let excess = (self.rows.len() + new.len()).saturating_sub(limit);
+            let mut ages: Vec<_> = self
+                .rows
+                .iter()
+                .filter(|(id, _)| !sums.contains_key(id))
+                .map(|(id, row)| (row.used, *id))
+                .collect();
+            ages.sort_unstable();
+            ages.truncate(if excess > 0 { excess.max(limit / 16) } else { 0 });
+            pushed.evicted = ages.len();
+            ages.iter().for_each(|(_, id)| drop(self.rows.remove(id)));
+        }
+        for id in new {
+            if self.options.max_rows.is_some_and(|limit| self.rows.len() >= limit) {
+                pushed.full += 1;
+                continue;
+            }
+            let slots = self.rule.slots().iter().map(|slot| vec![slot.initial as f32; self.width]).collect();
+            self.rows.insert(id, Row { values: self.first(id), slots, used: step.number() });
+            self.came.remove(&id);
+            pushed.made += 1;
+        }
+        for (id, sum) in &sums {
+            if let Some(row) = self.rows.get_mut(id) {
+                let mut slots: Vec<&mut [f32]> = row.slots.iter_mut().map(Vec::as_mut_slice).collect();
+                self.rule.update(step, &mut row.values, sum, &mut slots).unwrap();
+                pushed.rows += 1;
+            }
+        }
+        pushed
+    }
+}
+
+/// Compares everything that can be seen of a table with the model.
+fn check(table: &DynamicTable, model: &Model) -> Result<(), TestCaseError> {
+    let ids: Vec<i64> = (-3..40).collect();
+    let found = table.read_rows(&ids).unwrap();
+    for (id, found) in ids.iter().zip(found.as_slice::<f32>().unwrap().chunks(model.width)) {
+        let expected = model.rows.get(id).map_or_else(|| model.first(*id), |row| row.values.clone());
+        prop_assert_eq!(bits(found), bits(&expected), "{}", id);
+    }
+    prop_assert_eq!(table.len(), model.rows.len());
+    let mut seen = 0;
+    for part in 0..table.parts() {
+        let state = table.state(part).unwrap();
+        prop_assert!(state.ids.is_sorted_by(|a, b| a < b));
+        for (i, id) in state.ids.iter().enumerate() {
+            let row = &model.rows[id];
+            prop_assert_eq!(state.used[i], row.used);
+            for ((_, slot), expected) in state.slots.iter().zip(&row.slots) {
+                let slot = &slot.as_slice::<f32>().unwrap()[i * model.width..(i + 1) * model.width];
+                prop_assert_eq!(bits(slot), bits(expected));
+            }
+        }
+        seen += state.ids.len();
+    }
+    prop_assert_eq!(seen, model.rows.len());
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
+    // INV-8
+    #[test]
+    fn rows_come_are_updated_and_go_as_told(
+        width in 1usize..5,
+        rule in 0usize..5,
+        admit_after in 1u32..4,
+        // Up to 127 rows, there is one segment.
+        max_rows in prop_oneof![Just(None), (1usize..40).prop_map(Some)],
+        max_age in prop_oneof![Just(None), (1u64..6).prop_map(Some)],
+        seed: u64,
+    ) {
+        let mut random = SplitMix(seed);
+        let rule = rules()[rule].clone();
+        let options = DynamicOptions { admit_after, max_rows, max_age, ..DynamicOptions::default() };
+        let mut table = table(width, seed, &rule, options);
+        let (rows_of, came) = (BTreeMap::new(), BTreeMap::new());
+        let mut model = Model { rule: rule.clone(), initializer: normal(seed), options, width, rows: rows_of, came };
+        for step in 0..12 {
+            let ids: Vec<i64> = (0..random.below(20)).map(|_| random.below(40) as i64 - 3).collect();
+            let gradient: Vec<f32> = (0..ids.len() * width).map(|_| random.below(1000) as f32 / 300.).collect();
+            let at = Step::after(step, 0.1);
+            let pushed = table.push_rows(Push::at(at), &ids, &rows(gradient.clone(), width));
+            prop_assert_eq!(pushed.unwrap(), model.push(at, &ids, &gradient));
+            prop_assert_eq!(table.waiting(), model.came.len());
+            if random.below(3) == 0 {
+                let before = model.rows.len();
+                if let Some(oldest) = max_age.and_then(|age| (step + 1).checked_sub(age)) {
+                    model.rows.retain(|_, row| row.used >= oldest);
+                }
+                prop_assert_eq!(table.evict(step + 1), before - model.rows.len());
+            }
+            check(&table, &model)?;
+            if admit_after == 1 && random.below(4) == 0 {
+                // What is saved and restored goes on as if nothing had been.
+                let copy = self::table(width, seed, &rule, options);
+                for part in 0..table.parts() {
+                    prop_assert_eq!(copy.restore(&table.state(part).unwrap()).unwrap(), 0);
+                }
+                table = copy;
+                check(&table, &model)?;
+            }
+        }
+    }
+
+    // INV-8
+    #[test]
+    fn shards_have_the_rows_that_one_table_has(
+        from in prop_oneof![Just(1usize), Just(2), Just(3), Just(5), Just(8)],
+        to in prop_oneof![Just(1usize), Just(2), Just(3), Just(5), Just(8)],
+        rule in 0usize..5,
+        seed: u64,
+    ) {
+        let mut random = SplitMix(seed);
+        let (width, rule) = (3, rules()[rule].clone());
+        let make = |shards: usize| -> Vec<DynamicTable> {
+            (0..shards).map(|_| table(width, seed, &rule, DynamicOptions::default())).collect()
+        };
+        let (whole, mut tables) = (make(1).remove(0), make(from));
+        let ids: Vec<i64> = (0..60).map(|_| random.bits().cast_signed()).collect();
+        for step in 0..4 {
+            if step == 2 {
+                let (old, partition) = (std::mem::replace(&mut tables, make(to)), HashPartition::new(to));
+                for old in &old {
+                    for part in 0..old.parts() {
+                        let state = old.state(part).unwrap();
+                        let split = partition.split(&state.ids);
+                        for (shard, table) in tables.iter().enumerate() {
+                            table.restore(&state.take(split.positions(shard)).unwrap()).unwrap();
+                        }
+                    }
+                }
+            }
+            let mine: Vec<i64> = (0..50).map(|_| random.of(&ids)).collect();
+            let gradient: Vec<f32> = (0..mine.len() * width).map(|_| random.below(1000) as f32 / 300.).collect();
+            let at = Push::at(Step::after(step, 0.1));
+            whole.push_rows(at, &mine, &rows(gradient.clone(), width)).unwrap();
+            let partition = HashPartition::new(tables.len());
+            let split = partition.split(&mine);
+            for (shard, table) in tables.iter().enumerate() {
+                let gradient = split.take(shard, &gradient, width);
+                let gradient = HostTensor::new(gradient, [split.of(shard).len(), width]).unwrap();
+                table.push_rows(at, split.of(shard), &gradient).unwrap();
+            }
+            let split = partition.split(&ids);
+            let mut found = vec![0f32; ids.len() * width];
+            for (shard, table) in tables.iter().enumerate() {
+                split.put(shard, table.read_rows(split.of(shard)).unwrap().as_slice().unwrap(), width, &mut found);
+            }
+            prop_assert_eq!(bits(&found), bits(whole.read_rows(&ids).unwrap().as_slice().unwrap()));
+            prop_assert_eq!(tables.iter().map(DynamicTable::len).sum::<usize>(), whole.len());
+        }
+    }
+}
+
+#[test]
+fn there_are_never_more_rows_than_there_may_be() {
+    for max_rows in [1, 5, 64, 1000, 5000] {
+        let options = DynamicOptions { max_rows: Some(max_rows), ..DynamicOptions::default() };
+        let table = table(2, 1, &rules()[1], options);
+        for step in 0..20 {
+            let ids: Vec<i64> = (0..500).map(|i| step as i64 * 400 + i).collect();
+            let gradient = rows(vec![1.; 1000], 2);
+            let pushed = table.push_rows(Push::at(Step::after(step, 0.1)), &ids, &gradient).unwrap();
+            assert!(table.len() <= max_rows, "{} of {max_rows}", table.len());
+            assert_eq!(pushed.rows + pushed.full, 500, "{pushed:?}");
+        }
+        // Segments fill up a little unevenly.
+        assert!(table.len() * 4 >= max_rows * 3 || max_rows > 1000, "{} of {max_rows}", table.len());
+        let last = table.state(0).unwrap();
+        assert!(last.used.iter().all(|used| *used > 1));
+    }
+}
+
+#[test]
+fn a_rule_that_comes_later_finds_the_rows_that_were_restored() {
+    let source = table(2, 3, &rules()[0], DynamicOptions::default());
+    let ids: Vec<i64> = (0..300).collect();
+    source.push_rows(Push::at(Step::after(0, 0.5)), &ids, &rows(vec![1.; 600], 2)).unwrap();
+    let target = DynamicTable::new("users", &[2], DType::F32, normal(3), DynamicOptions::default()).unwrap();
+    for part in 0..source.parts() {
+        target.restore(&source.state(part).unwrap()).unwrap();
+    }
+    target.set_rule(Arc::new(Momentum::new(0.5))).unwrap();
+    assert_eq!(target.read_rows(&ids).unwrap(), source.read_rows(&ids).unwrap());
+    let model = table(2, 3, &rules()[0], DynamicOptions::default());
+    for (step, rate) in [(0, 0.5), (1, 0.5), (2, 0.75)] {
+        model.push_rows(Push::at(Step::after(step, rate)), &ids, &rows(vec![1.; 600], 2)).unwrap();
+    }
+    for step in 1..3 {
+        target.push_rows(Push::at(Step::after(step, 0.5)), &ids, &rows(vec![1.; 600], 2)).unwrap();
+    }
+    let found = target.read_rows(&ids).unwrap();
+    let expected = model.read_rows(&ids).unwrap();
+    let pairs = found.as_slice::<f32>().unwrap().iter().zip(expected.as_slice::<f32>().unwrap());
+    assert!(pairs.into_iter().all(|(a, b)| (a - b).abs() < 1e-5));
+}

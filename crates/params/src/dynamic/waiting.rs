@@ -1,0 +1,98 @@
+//! Ids that have no row yet: how often each was pushed.
+
+use super::hash;
+use hashbrown::HashTable;
+
+/// Counts ids, as many as there is room for: half of the room is for those that were counted last, and when that is full, those
+/// that were not counted since the last time are forgotten.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    recent: HashTable<(i64, u32)>,
+    older: HashTable<(i64, u32)>,
+    limit: usize,
+}
+
+impl Waiting {
+    /// Room for `limit` ids, at least two.
+    pub(super) fn new(limit: usize) -> Self {
+        Self { recent: HashTable::new(), older: HashTable::new(), limit: limit.max(2) }
+    }
+
+    /// Counts an id once more, and says how often that has been.
+    pub(super) fn count(&mut self, id: i64) -> u32 {
+        let hash_of = |entry: &(i64, u32)| hash(entry.0);
+        if let Some((_, count)) = self.recent.find_mut(hash(id), |entry| entry.0 == id) {
+            *count = count.saturating_add(1);
+            return *count;
+        }
+        let before = take(&mut self.older, id);
+        if self.recent.len() >= self.limit / 2 {
+            self.older = std::mem::take(&mut self.recent);
+        }
+        let count = before.unwrap_or(0).saturating_add(1);
+        self.recent.insert_unique(hash(id), (id, count), hash_of);
+        count
+    }
+
+    /// Forgets an id, which has got its row.
+    pub(super) fn forget(&mut self, id: i64) {
+        take(&mut self.recent, id);
+        take(&mut self.older, id);
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.recent.len() + self.older.len()
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.recent.allocation_size() + self.older.allocation_size()
+    }
+}
+
+fn take(table: &mut HashTable<(i64, u32)>, id: i64) -> Option<u32> {
+    let entry = table.find_entry(hash(id), |entry| entry.0 == id).ok()?;
+    Some(entry.remove().0.1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn ids_that_come_often_are_counted_and_there_are_never_more_than_the_limit(
+            limit in 0usize..12,
+            ids in prop::collection::vec(0i64..12, 0..200),
+        ) {
+            let mut waiting = Waiting::new(limit);
+            // As it is told: two generations of half the room each.
+            let (mut recent, mut older) = (Vec::<(i64, u32)>::new(), Vec::<(i64, u32)>::new());
+            for id in ids {
+                let expected = if let Some((_, count)) = recent.iter_mut().find(|(found, _)| *found == id) {
+                    *count += 1;
+                    *count
+                } else {
+                    let at = older.iter().position(|(found, _)| *found == id);
+                    let count = at.map_or(0, |at| older.swap_remove(at).1) + 1;
+                    if recent.len() >= limit.max(2) / 2 {
+                        older = std::mem::take(&mut recent);
+                    }
+                    recent.push((id, count));
+                    count
+                };
+                prop_assert_eq!(waiting.count(id), expected);
+                prop_assert_eq!(waiting.len(), recent.len() + older.len());
+                prop_assert!(waiting.len() <= limit.max(2));
+            }
+        }
+    }
+
+    #[test]
+    fn who_has_a_row_begins_anew() {
+        let mut waiting = Waiting::new(10);
+        assert_eq!((waiting.count(4), waiting.count(4), waiting.count(-4)), (1, 2, 1));
+        waiting.forget(4);
+        assert_eq!((waiting.count(4), waiting.len()), (1, 2));
+    }
+}

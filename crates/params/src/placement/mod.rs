@@ -1,0 +1,265 @@
+//! Which server has which variable, or which shard of one.
+
+mod display;
+mod policy;
+
+pub use policy::PlacementPolicy;
+
+use crate::{Error, Result, RowPartition};
+use distribute_tensor::DType;
+use policy::Choice;
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// The variables of a job and their servers: says where each new one goes, and prints where all are.
+///
+/// It is a function of the calls alone. Whoever makes the same variables in the same order gets the same servers.
+///
+/// ```
+/// use distribute_params::{Placement, PlacementPolicy, RowPartition};
+/// use distribute_tensor::DType;
+///
+/// let mut placement = Placement::new(2, PlacementPolicy::RoundRobin)?;
+/// assert_eq!(placement.place("table", &[5, 8], DType::F32, Some(RowPartition::div(5, 3)))?, [0, 1, 0]);
+/// assert_eq!(placement.place("bias", &[8], DType::F32, None)?, [1]);
+/// assert_eq!(
+///     placement.to_string(),
+///     "\
+/// variable      rows  shape   dtype    bytes  server
+/// table/part_0  0..2  [2, 8]  float32  64     0
+/// table/part_1  2..4  [2, 8]  float32  64     1
+/// table/part_2  4..5  [1, 8]  float32  32     0
+/// bias                [8]     float32  32     1
+///
+/// server 0: 2 variables, 96 bytes
+/// server 1: 2 variables, 96 bytes
+/// "
+/// );
+/// # Ok::<(), distribute_params::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Placement {
+    choice: Choice,
+    placed: Vec<Placed>,
+    /// For each variable, which of `placed` it is.
+    by_name: BTreeMap<String, Range<usize>>,
+}
+
+/// A variable on a server, or a shard of one.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Placed {
+    /// Its name: that of the variable, and of a shard `/part_` and its number.
+    pub name: String,
+    /// Which rows of the variable it has; `None` for all of it.
+    pub rows: Option<Range<usize>>,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// Its dtype.
+    pub dtype: DType,
+    /// How many bytes its values take, a string counted as 16. Slots are not among them.
+    pub bytes: u64,
+    /// The server that it is on.
+    pub server: usize,
+}
+
+impl Placement {
+    /// No variables yet, on `servers`, of which there is at least one.
+    ///
+    /// # Errors
+    /// [`Error::NoServers`].
+    pub fn new(servers: usize, policy: PlacementPolicy) -> Result<Self> {
+        if servers == 0 {
+            return Err(Error::NoServers);
+        }
+        Ok(Self { choice: Choice::new(policy, servers), placed: Vec::new(), by_name: BTreeMap::new() })
+    }
+
+    /// Places a new variable, cut as `partition` says, and gives the server of each shard.
+    ///
+    /// # Errors
+    /// [`Error::PlacedTwice`] if the name is taken; [`Error::Rows`] if the partition is of another number of rows.
+    pub fn place(
+        &mut self,
+        name: &str,
+        shape: &[usize],
+        dtype: DType,
+        partition: Option<RowPartition>,
+    ) -> Result<Vec<usize>> {
+        let parts = parts(name, shape, dtype, partition)?;
+        self.add(name, parts, |choice, part| choice.next(&part.name, part.bytes))
+    }
+
+    /// Places a new variable on the server of another, of whose shards that of the last. It stays whole, and doesn't change
+    /// whose turn it is.
+    ///
+    /// # Errors
+    /// [`Error::PlacedTwice`], and [`Error::NotPlaced`] if the other is not there.
+    pub fn colocate(&mut self, name: &str, shape: &[usize], dtype: DType, with: &str) -> Result<usize> {
+        let last = self.by_name.get(with).and_then(|range| self.placed.get(range.end.checked_sub(1)?));
+        let server = last.map(|placed| placed.server);
+        let server = server.ok_or_else(|| Error::NotPlaced { name: with.to_string() })?;
+        let parts = parts(name, shape, dtype, None)?;
+        self.add(name, parts, |choice, part| choice.take(server, part.bytes))?;
+        Ok(server)
+    }
+
+    /// All variables and shards, in the order in which they were made.
+    pub fn placed(&self) -> &[Placed] {
+        &self.placed
+    }
+
+    /// One variable: one entry, or one for each shard.
+    pub fn of(&self, name: &str) -> Option<&[Placed]> {
+        self.by_name.get(name).and_then(|range| self.placed.get(range.clone()))
+    }
+
+    /// The number of servers.
+    pub fn servers(&self) -> usize {
+        self.choice.loads().len()
+    }
+
+    /// The bytes that each server has.
+    pub fn loads(&self) -> &[u64] {
+        self.choice.loads()
+    }
+
+    fn add(
+        &mut self,
+        name: &str,
+        parts: Vec<Placed>,
+        mut choose: impl FnMut(&mut Choice, &Placed) -> usize,
+    ) -> Result<Vec<usize>> {
+        if self.by_name.contains_key(name) {
+            return Err(Error::PlacedTwice { name: name.to_string() });
+        }
+        let start = self.placed.len();
+        for part in parts {
+            let server = choose(&mut self.choice, &part);
+            self.placed.push(Placed { server, ..part });
+        }
+        self.by_name.insert(name.to_string(), start..self.placed.len());
+        Ok(self.placed[start..].iter().map(|placed| placed.server).collect())
+    }
+}
+
+/// The shards of a variable, whose server is still to be chosen.
+fn parts(name: &str, shape: &[usize], dtype: DType, partition: Option<RowPartition>) -> Result<Vec<Placed>> {
+    let part = |name, rows, shape: Vec<usize>| {
+        let element = dtype.bytes().unwrap_or(16) as u64;
+        let bytes = shape.iter().fold(element, |bytes, size| bytes.saturating_mul(*size as u64));
+        Placed { name, rows, shape, dtype, bytes, server: 0 }
+    };
+    let Some(partition) = partition else { return Ok(vec![part(name.to_string(), None, shape.to_vec())]) };
+    let rows = shape.first().copied().unwrap_or(0);
+    if rows != partition.rows() {
+        return Err(Error::Rows { operation: "placement", expected: rows, found: partition.rows() });
+    }
+    let shard = |(shard, range)| {
+        let mut shape = shape.to_vec();
+        if let Some(rows) = shape.first_mut() {
+            *rows = partition.len(shard);
+        }
+        part(shard_name(name, shard), Some(range), shape)
+    };
+    Ok(partition.ranges().enumerate().map(shard).collect())
+}
+
+/// What a shard of a variable is called.
+pub fn shard_name(variable: &str, shard: usize) -> String {
+    format!("{variable}/part_{shard}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn placement(servers: usize, policy: PlacementPolicy) -> Placement {
+        Placement::new(servers, policy).unwrap()
+    }
+
+    #[test]
+    fn place_1_shards_count_each_and_colocated_variables_do_not() {
+        let mut placement = placement(3, PlacementPolicy::default());
+        let five = Some(RowPartition::div(10, 5));
+        assert_eq!(placement.place("a", &[10], DType::F32, five).unwrap(), [0, 1, 2, 0, 1]);
+        // COLO-4
+        assert_eq!(placement.colocate("a/slot", &[10], DType::F32, "a").unwrap(), 1);
+        assert_eq!(placement.place("b", &[], DType::I64, None).unwrap(), [2]);
+        assert_eq!(placement.of("a").unwrap()[4].name, "a/part_4");
+        assert_eq!(placement.of("b").unwrap()[0].rows, None);
+        assert_eq!(placement.of("a/slot").unwrap()[0].shape, [10]);
+        assert_eq!(placement.loads(), [16, 16 + 40, 8 + 8]);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_and_places_nothing() {
+        assert!(matches!(Placement::new(0, PlacementPolicy::RoundRobin), Err(Error::NoServers)));
+        let mut placement = placement(2, PlacementPolicy::RoundRobin);
+        placement.place("a", &[4], DType::F32, None).unwrap();
+        let twice = placement.place("a", &[4], DType::F32, None).unwrap_err();
+        assert_eq!(twice.to_string(), "placement: there is a variable named \"a\" already; names are unique");
+        assert!(matches!(placement.colocate("b", &[], DType::F32, "c"), Err(Error::NotPlaced { .. })));
+        let rows = placement.place("b", &[4], DType::F32, Some(RowPartition::div(5, 2)));
+        assert!(matches!(rows, Err(Error::Rows { .. })));
+        assert_eq!(placement.placed().len(), 1);
+        assert_eq!(placement.place("b", &[4], DType::F32, None).unwrap(), [1]);
+    }
+
+    #[test]
+    fn place_3_greedy_takes_the_first_of_those_with_the_least_bytes() {
+        let mut placement = placement(3, PlacementPolicy::GreedyByBytes);
+        let servers: Vec<_> = [100, 10, 20, 15, 1, 60, 8]
+            .iter()
+            .enumerate()
+            .map(|(i, rows)| placement.place(&format!("v{i}"), &[*rows], DType::U8, None).unwrap()[0])
+            .collect();
+        // Loads: 100 0 0, 100 10 0, 100 10 20, 100 25 20, 100 25 21, 100 25 81.
+        assert_eq!(servers, [0, 1, 2, 1, 2, 2, 1]);
+    }
+
+    proptest! {
+        #[test]
+        fn greedy_is_never_off_by_more_than_the_largest(
+            servers in 1usize..9,
+            sizes in prop::collection::vec(0usize..1000, 0..60),
+        ) {
+            let mut placement = placement(servers, PlacementPolicy::GreedyByBytes);
+            for (i, size) in sizes.iter().enumerate() {
+                placement.place(&i.to_string(), &[*size], DType::U8, None).unwrap();
+            }
+            let loads = placement.loads();
+            let spread = loads.iter().max().unwrap() - loads.iter().min().unwrap();
+            prop_assert!(spread <= sizes.iter().max().map_or(0, |size| *size as u64), "{:?}", loads);
+            prop_assert_eq!(loads.iter().sum::<u64>(), sizes.iter().sum::<usize>() as u64);
+        }
+
+        #[test]
+        fn by_hash_a_server_more_takes_from_the_others_and_moves_nothing_between_them(
+            servers in 1usize..9,
+            names in prop::collection::hash_set("[a-z/0-9]{1,12}", 0..60),
+        ) {
+            let of = |servers| {
+                let mut placement = placement(servers, PlacementPolicy::ByHash);
+                let place = |name: &String| placement.place(name, &[1], DType::F32, None).unwrap()[0];
+                let mut names: Vec<_> = names.iter().collect();
+                // In whichever order they come.
+                names.sort();
+                names.into_iter().map(place).collect::<Vec<_>>()
+            };
+            for (before, after) in of(servers).into_iter().zip(of(servers + 1)) {
+                prop_assert!(after == before || after == servers);
+            }
+        }
+    }
+
+    #[test]
+    fn by_hash_servers_have_about_equally_many() {
+        let mut placement = placement(4, PlacementPolicy::ByHash);
+        let mut counts = [0usize; 4];
+        for i in 0..4000 {
+            counts[placement.place(&format!("layer_{i}/kernel"), &[1], DType::F32, None).unwrap()[0]] += 1;
+        }
+        assert!(counts.iter().all(|n| n.abs_diff(1000) < 120), "{counts:?}");
+    }
+}

@@ -1,0 +1,48 @@
+//! Whether what a table is given fits.
+
+use super::Table;
+use crate::{Error, Result};
+use distribute_tensor::HostTensor;
+
+impl Table {
+    /// A value for all of it.
+    pub(super) fn check_whole(&self, operation: &'static str, value: &HostTensor) -> Result<()> {
+        self.check(operation, &self.shape, value)
+    }
+
+    /// These rows, and a row of values for each.
+    pub(super) fn check_rows(
+        &self,
+        operation: &'static str,
+        rows: &[usize],
+        values: &HostTensor,
+    ) -> Result<()> {
+        let row = self.shape.get(1..).unwrap_or_default();
+        let expected: Vec<usize> = [rows.len()].iter().chain(row).copied().collect();
+        self.check(operation, &expected, values)?;
+        self.check_are_here(operation, rows)
+    }
+
+    pub(super) fn check_are_here(&self, operation: &'static str, rows: &[usize]) -> Result<()> {
+        let all = self.rows();
+        match rows.iter().position(|row| *row >= all) {
+            None => Ok(()),
+            Some(position) => {
+                let (table, row) = (self.name.clone(), rows[position]);
+                Err(Error::Row { operation, table, row, position, rows: all })
+            }
+        }
+    }
+
+    fn check(&self, operation: &'static str, expected: &[usize], value: &HostTensor) -> Result<()> {
+        if value.dims() != expected {
+            let (expected, found) = (expected.to_vec(), value.dims().to_vec());
+            return Err(Error::Shape { operation, table: self.name.clone(), expected, found });
+        }
+        if value.dtype() != self.dtype {
+            let (expected, found) = (self.dtype, value.dtype());
+            return Err(Error::DType { operation, table: self.name.clone(), expected, found });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,208 @@
+//! Gradients, applied by a rule where the values are.
+
+use super::Table;
+use super::stripes::Stripe;
+use crate::{Error, Result};
+use distribute_optim::{Float, Rule, RuleExt, SlotSpec, Step, UpdateError};
+use distribute_tensor::kernel::RowMerge;
+use distribute_tensor::{DType, Element, HostTensor};
+use std::sync::Arc;
+
+/// How a gradient is applied.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Push {
+    step: Step,
+    finite: bool,
+}
+
+impl Push {
+    /// At this step and learning rate, whatever the values are.
+    pub fn at(step: Step) -> Self {
+        Self { step, finite: false }
+    }
+
+    /// Refuses gradients that are NaN or infinite.
+    pub fn finite(self) -> Self {
+        Self { finite: true, ..self }
+    }
+
+    pub(crate) fn step(&self) -> Step {
+        self.step
+    }
+
+    /// The first element that is refused, and what it is.
+    pub(crate) fn refused<F: Float + Into<f64>>(&self, gradient: &[F]) -> Option<(usize, f64)> {
+        // 0 times what is finite is 0, and else NaN. All of them are looked at, since that makes vector instructions.
+        let finite = || gradient.iter().fold(true, |all, x| all & (*x * F::ZERO == F::ZERO));
+        if !self.finite || finite() {
+            return None;
+        }
+        let mut wide = gradient.iter().map(|x| (*x).into()).enumerate();
+        wide.find(|(_, x): &(usize, f64)| !x.is_finite())
+    }
+}
+
+/// The rule of a table, and the slots that it has.
+#[derive(Debug)]
+pub(super) struct Bound {
+    pub(super) rule: Arc<dyn Rule>,
+    pub(super) slots: Vec<SlotSpec>,
+}
+
+impl Table {
+    /// The rule by which gradients are applied from now on. Its slots are made with the first of them.
+    ///
+    /// To give it once more is nothing new.
+    ///
+    /// # Errors
+    /// [`Error::RuleSet`] if the table has another rule, [`Error::Rule`] if the rule's hyper-parameters are out of range, and
+    /// [`Error::UnsupportedDType`] unless the table is `float32` or `float64`.
+    pub fn set_rule(&self, rule: Arc<dyn Rule>) -> Result<()> {
+        rule.validate()?;
+        if !matches!(self.dtype, DType::F32 | DType::F64) {
+            let (table, dtype) = (self.name.clone(), self.dtype);
+            return Err(Error::UnsupportedDType { operation: "set_rule", table, dtype });
+        }
+        let slots = rule.slots();
+        let present = self.rule.get_or_init(|| Bound { rule: rule.clone(), slots });
+        let (present, found) = (format!("{:?}", present.rule), format!("{rule:?}"));
+        if present == found {
+            Ok(())
+        } else {
+            Err(Error::RuleSet { table: self.name.clone(), present, found })
+        }
+    }
+
+    /// Applies a gradient of all of it.
+    ///
+    /// # Errors
+    /// [`Error::NoRule`], [`Error::Shape`], [`Error::DType`], [`Error::NotFinite`] where that is [asked for](Push::finite), and
+    /// [`Error::Update`] for a learning rate that the rule cannot take.
+    pub fn push(&self, push: Push, gradient: &HostTensor) -> Result<()> {
+        const OPERATION: &str = "push";
+        let bound = self.bound(OPERATION)?;
+        self.check_whole(OPERATION, gradient)?;
+        match (gradient.as_slice::<f32>(), gradient.as_slice::<f64>()) {
+            (Some(gradient), _) => self.push_as(OPERATION, push, bound, gradient),
+            (_, Some(gradient)) => self.push_as(OPERATION, push, bound, gradient),
+            _ => Ok(()),
+        }
+    }
+
+    /// Applies a gradient of some rows, of which `gradient` has one for each of `rows`. Those of the same row are summed first,
+    /// in the order in which they stand: the bits are those of one process with the same gradient.
+    ///
+    /// Rows that are not among them stay as they are, unless the rule
+    /// [moves absent rows](distribute_optim::Rule::moves_absent_rows): then each shard has to be told of every step, with no
+    /// rows if it has none.
+    ///
+    /// # Errors
+    /// As for [`push`](Table::push), and [`Error::Row`].
+    #[doc(alias = "tf.IndexedSlices")]
+    pub fn push_rows(&self, push: Push, rows: &[usize], gradient: &HostTensor) -> Result<()> {
+        const OPERATION: &str = "push_rows";
+        let bound = self.bound(OPERATION)?;
+        self.check_rows(OPERATION, rows, gradient)?;
+        match (gradient.as_slice::<f32>(), gradient.as_slice::<f64>()) {
+            (Some(gradient), _) => self.push_rows_as(OPERATION, push, bound, rows, gradient),
+            (_, Some(gradient)) => self.push_rows_as(OPERATION, push, bound, rows, gradient),
+            _ => Ok(()),
+        }
+    }
+
+    fn push_as<F: Float + Element + Into<f64>>(
+        &self,
+        operation: &'static str,
+        push: Push,
+        bound: &Bound,
+        gradient: &[F],
+    ) -> Result<()> {
+        self.check_finite(operation, push, gradient)?;
+        let width = self.width();
+        let done = self.stripes.write_all(|_, stripe, stretches| {
+            let (values, mut slots) = stripe.open::<F>(&bound.slots);
+            for stretch in stretches {
+                let at = stretch.local.start * width..stretch.local.end * width;
+                let mut slots: Vec<&mut [F]> = slots.iter_mut().map(|slot| &mut slot[at.clone()]).collect();
+                let gradient = &gradient[stretch.rows.start * width..stretch.rows.end * width];
+                let updated = bound.rule.update(push.step, &mut values[at], gradient, &mut slots);
+                updated.map_err(|source| self.not_applied(operation, source))?;
+            }
+            Ok(())
+        });
+        self.changed();
+        done
+    }
+
+    fn push_rows_as<F: Float + Element + Into<f64>>(
+        &self,
+        operation: &'static str,
+        push: Push,
+        bound: &Bound,
+        rows: &[usize],
+        gradient: &[F],
+    ) -> Result<()> {
+        self.check_finite(operation, push, gradient)?;
+        let (layout, width) = (self.stripes.layout, self.width());
+        // The rows at some positions as their stripe counts them, ascending and each once, and their sums.
+        let merged = |positions: &[usize]| {
+            let merge =
+                RowMerge::new(&positions.iter().map(|at| layout.local(rows[*at])).collect::<Vec<_>>());
+            let mut sums = vec![F::ZERO; merge.rows().len() * width];
+            merge.sum_shared(positions, gradient, width, 0, &mut sums);
+            (merge.into_rows(), sums)
+        };
+        let apply = |stripe: &mut Stripe, (local, sums): (Vec<usize>, Vec<F>)| {
+            let (values, mut slots) = stripe.open::<F>(&bound.slots);
+            let updated = bound.rule.update_rows(push.step, values, width, &local, &sums, &mut slots);
+            updated.map_err(|source| self.not_applied(operation, source))
+        };
+        let by_stripe = self.stripes.by_stripe(rows);
+        let done = if bound.rule.moves_absent_rows() {
+            self.stripes.write_all(|i, stripe, _| apply(stripe, merged(by_stripe.of(i))))
+        } else {
+            by_stripe.each().try_for_each(|(stripe, positions)| {
+                // Summed before there is a lock.
+                let merged = merged(positions);
+                apply(&mut self.stripes.write(stripe), merged)
+            })
+        };
+        if !rows.is_empty() || bound.rule.moves_absent_rows() {
+            self.changed();
+        }
+        done
+    }
+
+    pub(super) fn bound(&self, operation: &'static str) -> Result<&Bound> {
+        self.rule.get().ok_or_else(|| Error::NoRule { operation, table: self.name.clone() })
+    }
+
+    fn check_finite<F: Float + Into<f64>>(
+        &self,
+        operation: &'static str,
+        push: Push,
+        gradient: &[F],
+    ) -> Result<()> {
+        match push.refused(gradient) {
+            None => Ok(()),
+            Some((element, value)) => {
+                Err(Error::NotFinite { operation, table: self.name.clone(), value, element })
+            }
+        }
+    }
+
+    fn not_applied(&self, operation: &'static str, source: UpdateError) -> Error {
+        Error::Update { operation, table: self.name.clone(), source }
+    }
+}
+
+impl Stripe {
+    /// Values and slots, to be changed; the slots are made if they are not there yet.
+    fn open<F: Element>(&mut self, specs: &[SlotSpec]) -> (&mut [F], Vec<&mut [F]>) {
+        self.make_slots(specs);
+        fn open<F: Element>(buffer: &mut distribute_tensor::dtype::Buffer) -> &mut [F] {
+            F::vec_mut(buffer).map(Vec::as_mut_slice).unwrap_or_default()
+        }
+        (open(&mut self.values), self.slots.iter_mut().map(open).collect())
+    }
+}

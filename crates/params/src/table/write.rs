@@ -1,0 +1,97 @@
+//! Writing, all of a table or rows: assigned, added, and what else [`Write`] has.
+
+use super::Table;
+use super::layout::Stretch;
+use crate::{Error, Result};
+use distribute_tensor::dtype::Buffer;
+use distribute_tensor::{Element, HostTensor, Write, with_buffer};
+
+impl Table {
+    /// Writes a value of the same shape and dtype into all of it, element by element.
+    ///
+    /// Integers wrap, and are not divided by 0; bool and string can only be assigned; complex numbers have no minimum and
+    /// maximum.
+    #[doc(alias = "assign")]
+    #[doc(alias = "assign_add")]
+    #[doc(alias = "assign_sub")]
+    pub fn write(&self, how: Write, value: &HostTensor) -> Result<()> {
+        self.check_whole(how.name(), value)?;
+        self.check_values(how, value)?;
+        let width = self.width();
+        let done = self.stripes.write_all(|_, stripe, stretches| {
+            let part = part(value.buffer(), width, stretches);
+            stripe.values.write(how, &part).map_err(|e| self.refused(how, e))
+        });
+        self.changed();
+        done
+    }
+
+    /// Writes rows, one after another: a row that occurs twice is written twice.
+    ///
+    /// `values` have a row for each of `rows`. Errors as for [`write`](Table::write), and [`Error::Row`].
+    #[doc(alias = "scatter_add")]
+    #[doc(alias = "scatter_sub")]
+    #[doc(alias = "scatter_mul")]
+    #[doc(alias = "scatter_div")]
+    #[doc(alias = "scatter_min")]
+    #[doc(alias = "scatter_max")]
+    #[doc(alias = "scatter_update")]
+    #[doc(alias = "batch_scatter_update")]
+    pub fn write_rows(&self, how: Write, rows: &[usize], values: &HostTensor) -> Result<()> {
+        self.check_rows(how.name(), rows, values)?;
+        self.check_values(how, values)?;
+        let (layout, width) = (self.stripes.layout, self.width());
+        let mut done = Ok(());
+        for (stripe, positions) in self.stripes.by_stripe(rows).each() {
+            let local: Vec<usize> = positions.iter().map(|at| layout.local(rows[*at])).collect();
+            let taken = taken(values.buffer(), width, positions);
+            let written = self.stripes.write(stripe).values.write_rows(how, &local, &taken);
+            done = done.and(written.map_err(|e| self.refused(how, e)));
+        }
+        if !rows.is_empty() {
+            self.changed();
+        }
+        done
+    }
+
+    /// What depends on values and dtype alone is found before the first write.
+    fn check_values(&self, how: Write, value: &HostTensor) -> Result<()> {
+        let checked = if how == Write::Div {
+            HostTensor::zeros(self.dtype, value.dims()).and_then(|mut zeros| zeros.write(how, value))
+        } else {
+            Buffer::zeros(self.dtype, 0).write(how, &Buffer::zeros(self.dtype, 0))
+        };
+        checked.map_err(|e| self.refused(how, e))
+    }
+
+    fn refused(&self, how: Write, error: distribute_tensor::Error) -> Error {
+        let (operation, table) = (how.name(), self.name.clone());
+        match error {
+            distribute_tensor::Error::DivisionByZero { .. } => Error::DivisionByZero { operation, table },
+            distribute_tensor::Error::UnsupportedDType { dtype, .. } => {
+                Error::UnsupportedDType { operation, table, dtype }
+            }
+            other => other.into(),
+        }
+    }
+}
+
+/// The rows of some ranges, one after another.
+pub(super) fn part(values: &Buffer, width: usize, stretches: &mut dyn Iterator<Item = Stretch>) -> Buffer {
+    with_buffer!(values, values => {
+        let mut part = Vec::new();
+        for Stretch { rows, .. } in stretches {
+            part.extend_from_slice(&values[rows.start * width..rows.end * width]);
+        }
+        Element::into_buffer(part)
+    })
+}
+
+/// The rows at some positions, one after another.
+fn taken(values: &Buffer, width: usize, positions: &[usize]) -> Buffer {
+    with_buffer!(values, values => {
+        let mut taken = Vec::with_capacity(positions.len() * width);
+        positions.iter().for_each(|at| taken.extend_from_slice(&values[at * width..(at + 1) * width]));
+        Element::into_buffer(taken)
+    })
+}
