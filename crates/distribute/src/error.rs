@@ -192,6 +192,18 @@ pub enum Error {
         /// Where it was found, where it probably comes from, and what to look for.
         reason: String,
     },
+    /// A variable that has to be the same on all workers is not. Every worker gets the same text, and the step has not begun.
+    #[error("run: before step {step}, {reason}")]
+    Drift {
+        /// The number of the step that would have begun, as in [`Error::Replica`].
+        step: u64,
+        /// The name of the first variable that differs, in the order of creation.
+        variable: String,
+        /// The workers on which it is not what most have; all of them, where no value is that of most.
+        workers: Vec<usize>,
+        /// Which variable, which workers, and what to do.
+        reason: String,
+    },
     /// The strategy cannot do this.
     #[error("{operation}: {strategy} does not support {what}; {advice}")]
     NotSupported {

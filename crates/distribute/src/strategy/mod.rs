@@ -8,6 +8,7 @@ mod cross_device;
 mod cross_worker;
 mod destinations;
 mod device;
+mod drift;
 mod extended;
 mod kinds;
 mod multi_worker;
@@ -289,6 +290,10 @@ impl Strategy {
             containers.retain(|_, variable| variable.upgrade().is_some());
         }
         containers.extend(variable.vars().map(|copy| (copy.id(), variable.downgrade())));
+        drop(containers);
+        if self.world().is_multi_worker() && variable.is_mirrored() {
+            self.0.workers.mirrored.add(variable);
+        }
     }
 
     fn container(&self, id: TensorId) -> Option<Variable> {

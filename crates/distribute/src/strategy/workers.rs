@@ -1,6 +1,7 @@
 //! A strategy's traffic with the other workers: at the beginning of a step, and in calls that are made once for all local
 //! replicas.
 
+use super::drift::{Digest, Mirrored};
 use super::{Strategy, record};
 use crate::context::{failure, merging};
 use crate::lock::lock;
@@ -24,6 +25,8 @@ pub(super) struct Workers {
     step: Mutex<()>,
     /// The session of calls made between steps.
     between: Mutex<Option<Arc<Session>>>,
+    /// What is compared with theirs.
+    pub(super) mirrored: Mirrored,
 }
 
 /// A step that has begun on all workers. Dropped before its replicas have run, it tells the others so.
@@ -101,14 +104,16 @@ impl Strategy {
     /// batch, if known. Returns its number, and how many rows the workers before this one have.
     ///
     /// That is a call between steps, so that a worker which makes another one is told at once; the step has a session of its
-    /// own from then on. A step that has not begun on all is not counted.
+    /// own from then on. A step that has not begun on all is not counted. Nor does one begin whose workers have variables that
+    /// drifted apart.
     pub(super) fn begin(
         &self,
         rows: Option<usize>,
         at: &'static Location<'static>,
     ) -> Result<(u64, Option<Begun>, Option<usize>)> {
         let Some(group) = self.group() else { return Ok((self.next_step(), None, Some(0))) };
-        let mine = Start { step: self.steps(), session: group.next_number(RUN), rows };
+        let variables = self.or_tell_workers(self.drift_digest())?;
+        let mine = Start { step: self.steps(), session: group.next_number(RUN), rows, variables };
         let call = || Fingerprint::new(Operation::Run, "", at);
         let said = self.among_workers("run", call, |mut calling| calling.records(record::encode(&mine)))?;
         let all: Vec<Start> = record::decode_all("run", &said.unwrap_or_default())?;
@@ -118,6 +123,8 @@ impl Strategy {
             self.0.steps.store(latest, Ordering::Relaxed);
             return Err(Error::invalid("run", differ(&all, latest)));
         }
+        let variables: Vec<_> = all.iter().map(|start| start.variables).collect();
+        self.require_no_drift(&variables, at)?;
         let (step, number) = (self.next_step(), all.iter().map(|start| start.session).max());
         let session = group.open_at(RUN, number.unwrap_or(mine.session), step);
         let mut before = all.iter().take(self.world().worker()).map(|start| start.rows);
@@ -228,6 +235,8 @@ struct Start {
     session: u64,
     /// How many rows it has, if that is known.
     rows: Option<usize>,
+    /// A part of its variables, where they are compared.
+    variables: Option<Digest>,
 }
 
 fn differ(all: &[Start], latest: u64) -> String {

@@ -5,6 +5,7 @@
 mod checkpoint;
 mod collectives;
 mod cross;
+mod drift;
 mod faults;
 mod input;
 mod programs;

@@ -21,6 +21,7 @@ struct MultiWorker {
     group: Option<Group>,
     options: CommunicationOptions,
     resolver: Option<Box<dyn ClusterResolver>>,
+    check_drift_every: u64,
 }
 
 impl StrategyExtended for MultiWorker {
@@ -38,6 +39,9 @@ impl StrategyExtended for MultiWorker {
     }
     fn communication_options(&self) -> CommunicationOptions {
         self.options
+    }
+    fn check_drift_every(&self) -> u64 {
+        self.check_drift_every
     }
     fn threads(&self) -> Option<&Threads> {
         None
@@ -108,6 +112,13 @@ impl fmt::Debug for MultiWorker {
 /// Where a worker makes another call, fails, ends, or is later than the timeout, all workers get one
 /// [`Error::Collective`](crate::Error::Collective), which names its replicas by their global ids; where its data or its part of a checkpoint fails,
 /// [`Error::Worker`](crate::Error::Worker). The next step works, unless the worker has ended.
+///
+/// # Variables that drift apart
+///
+/// Variables are the same on all workers, unless a program writes them on some of them only, or a machine errs. In each step workers
+/// compare the checksum of a part of them, so that all are compared within 100 steps
+/// ([`check_drift_every`](MultiWorkerBuilder::check_drift_every)): where one differs, no step begins any more, and all workers get
+/// [`Error::Drift`](crate::Error::Drift), which names the variable and the workers.
 #[doc(alias = "tf.distribute.MultiWorkerMirroredStrategy")]
 #[doc(alias = "tf.distribute.experimental.MultiWorkerMirroredStrategy")]
 #[doc(alias = "CollectiveAllReduceStrategy")]
@@ -144,10 +155,11 @@ impl MultiWorkerMirroredStrategy {
         group: Option<Group>,
         options: CommunicationOptions,
         resolver: Option<Box<dyn ClusterResolver>>,
+        check_drift_every: u64,
     ) -> Result<Self> {
         options.check("MultiWorkerMirroredStrategy")?;
         let names: Vec<_> = (0..replicas).map(|i| format!("cpu:{i}")).collect();
         let devices = resolve(names.iter().map(String::as_str))?;
-        Strategy::new(MultiWorker { devices, group, options, resolver }).map(Self)
+        Strategy::new(MultiWorker { devices, group, options, resolver, check_drift_every }).map(Self)
     }
 }

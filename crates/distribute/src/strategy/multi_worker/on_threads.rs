@@ -3,6 +3,7 @@
 use super::MultiWorkerMirroredStrategy;
 use crate::error::panicked;
 use crate::strategy::CommunicationOptions;
+use crate::strategy::drift::CHECK_DRIFT_EVERY;
 use crate::strategy::kinds::check_count;
 use crate::{Error, Result};
 use distribute_collective::group::{Group, Links, local};
@@ -97,7 +98,7 @@ impl MultiWorkerMirroredStrategy {
         })?;
         let strategies: Vec<Self> = groups
             .into_iter()
-            .map(|group| Self::of_worker(replicas, Some(group), options, None))
+            .map(|group| Self::of_worker(replicas, Some(group), options, None, CHECK_DRIFT_EVERY))
             .collect::<Result<_>>()?;
         let worker = &worker;
         let results = thread::scope(|scope| {
