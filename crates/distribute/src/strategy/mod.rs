@@ -42,6 +42,7 @@ pub use variable_placement::VariablePlacement;
 use self::workers::Workers;
 use crate::context::enter_cross_replica;
 use crate::lock::lock;
+use crate::preemption::Notice;
 use crate::values::{Distributed, PerReplica};
 use crate::variables::{Variable, WeakVariable};
 use crate::{Replicated, Result};
@@ -74,6 +75,8 @@ struct Inner {
     created: AtomicU64,
     world: World,
     workers: Workers,
+    /// Whether the training is to end in order.
+    notice: Arc<Notice>,
     /// The variables of this strategy, by the candle tensors of their copies.
     containers: Mutex<HashMap<TensorId, WeakVariable>>,
 }
@@ -108,6 +111,7 @@ impl Strategy {
             created,
             world,
             workers: Workers::default(),
+            notice: Arc::default(),
             containers,
         }))
     }
@@ -271,6 +275,11 @@ impl Strategy {
         };
         let values = self.world().local_replicas().map(context).map(value).collect::<Result<_>>()?;
         Ok(PerReplica::from_values(values))
+    }
+
+    /// Whether the training is to end in order, as far as this process knows.
+    pub(crate) fn notice(&self) -> &Arc<Notice> {
+        &self.0.notice
     }
 
     pub(crate) fn is_default(&self) -> bool {

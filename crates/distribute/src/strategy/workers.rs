@@ -105,7 +105,7 @@ impl Strategy {
     ///
     /// That is a call between steps, so that a worker which makes another one is told at once; the step has a session of its
     /// own from then on. A step that has not begun on all is not counted. Nor does one begin whose workers have variables that
-    /// drifted apart.
+    /// drifted apart. Behind it all know whether one of them has been told to end.
     pub(super) fn begin(
         &self,
         rows: Option<usize>,
@@ -113,7 +113,8 @@ impl Strategy {
     ) -> Result<(u64, Option<Begun>, Option<usize>)> {
         let Some(group) = self.group() else { return Ok((self.next_step(), None, Some(0))) };
         let variables = self.or_tell_workers(self.drift_digest())?;
-        let mine = Start { step: self.steps(), session: group.next_number(RUN), rows, variables };
+        let (session, noticed) = (group.next_number(RUN), self.notice().is_given());
+        let mine = Start { step: self.steps(), session, rows, variables, noticed };
         let call = || Fingerprint::new(Operation::Run, "", at);
         let said = self.among_workers("run", call, |mut calling| calling.records(record::encode(&mine)))?;
         let all: Vec<Start> = record::decode_all("run", &said.unwrap_or_default())?;
@@ -125,6 +126,7 @@ impl Strategy {
         }
         let variables: Vec<_> = all.iter().map(|start| start.variables).collect();
         self.require_no_drift(&variables, at)?;
+        self.notice().hear(all.iter().map(|start| start.noticed));
         let (step, number) = (self.next_step(), all.iter().map(|start| start.session).max());
         let session = group.open_at(RUN, number.unwrap_or(mine.session), step);
         let mut before = all.iter().take(self.world().worker()).map(|start| start.rows);
@@ -237,6 +239,8 @@ struct Start {
     rows: Option<usize>,
     /// A part of its variables, where they are compared.
     variables: Option<Digest>,
+    /// Whether it has been told to end.
+    noticed: bool,
 }
 
 fn differ(all: &[Start], latest: u64) -> String {

@@ -8,6 +8,7 @@ mod cross;
 mod drift;
 mod faults;
 mod input;
+mod preemption;
 mod programs;
 mod support;
 mod training;
