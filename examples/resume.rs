@@ -5,13 +5,15 @@
 //! cargo run --release --example resume -- --checkpoints /tmp/spiral --stop-after 75
 //! cargo run --release --example resume -- --checkpoints /tmp/spiral
 //! ```
+//!
+//! SIGTERM saves first: of several workers, all after the same step, whichever of them gets it.
 
 mod common;
 use candle_core::{Device, Tensor};
 use candle_nn::{Module, linear};
 use clap::Parser;
 use common::{Options, progress::Progress};
-use distribute::{Checkpoint, CheckpointManager, data::Dataset, nn::loss, prelude::*};
+use distribute::{Checkpoint, CheckpointManager, Preemption, data::Dataset, nn::loss, prelude::*};
 use std::path::PathBuf;
 
 const POINTS: usize = 1000;
@@ -53,6 +55,8 @@ fn main() -> distribute::Result<()> {
     if let Some(manager) = &manager {
         training.restore_latest(manager)?;
     }
+    // SIGTERM to any worker saves and ends all of them.
+    let preemption = manager.as_ref().map(|_| Preemption::watch(&strategy)).transpose()?;
 
     let begun = batches.position();
     let done = begun.epoch * POINTS.div_ceil(BATCH) as u64 + begun.steps;
@@ -70,6 +74,12 @@ fn main() -> distribute::Result<()> {
             steps += 1;
             if let Some(manager) = manager.as_ref().filter(|_| steps.is_multiple_of(SAVE_EVERY)) {
                 training.save_to(manager)?;
+            }
+            if let (Some(preemption), Some(manager)) = (&preemption, &manager)
+                && preemption.requested()
+            {
+                preemption.save(&training, manager)?;
+                break 'training;
             }
             if stop_after.is_some_and(|last| steps >= last) {
                 break 'training;

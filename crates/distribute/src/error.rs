@@ -5,7 +5,9 @@ use crate::variables::{VariableAggregation, VariableSynchronization};
 use distribute_cluster::{Blame, ClusterError};
 use distribute_net::JoinError;
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The result of everything in this crate, and of the closures given to it.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -191,6 +193,34 @@ pub enum Error {
         variable: Option<String>,
         /// Where it was found, where it probably comes from, and what to look for.
         reason: String,
+    },
+    /// A variable that has to be the same on all workers is not. Every worker gets the same text, and the step has not begun.
+    #[error("run: before step {step}, {reason}")]
+    Drift {
+        /// The number of the step that would have begun, as in [`Error::Replica`].
+        step: u64,
+        /// The name of the first variable that differs, in the order of creation.
+        variable: String,
+        /// The workers on which it is not what most have; all of them, where no value is that of most.
+        workers: Vec<usize>,
+        /// Which variable, which workers, and what to do.
+        reason: String,
+    },
+    /// A training that was told to end has saved its checkpoint, which is whole, but later than the grace period, after which a
+    /// scheduler kills processes.
+    #[error(
+        "Preemption::save: {} was saved after step {step}, {:.1} s after the notice, of which the grace period is {:.1} s; have the scheduler wait longer, or save more often and end without this checkpoint",
+        saved.display(), took.as_secs_f64(), grace.as_secs_f64()
+    )]
+    GracePeriod {
+        /// After which step.
+        step: u64,
+        /// The checkpoint.
+        saved: PathBuf,
+        /// How long it took from the notice on.
+        took: Duration,
+        /// How long it should have taken at most.
+        grace: Duration,
     },
     /// The strategy cannot do this.
     #[error("{operation}: {strategy} does not support {what}; {advice}")]

@@ -64,7 +64,7 @@
 //! # Several workers
 //!
 //! [`MultiWorkerMirroredStrategy`] trains on several workers in lock step: processes on one machine or several. What takes a
-//! [`&Strategy`](Strategy) needs no change.
+//! [`&Strategy`](Strategy) needs no change. [`Preemption`] ends a training in order when a scheduler asks for it.
 //!
 //! # When things break
 //!
@@ -84,6 +84,7 @@ pub mod metrics;
 pub mod nn;
 mod number;
 pub mod optimizer;
+mod preemption;
 mod random;
 mod replicated;
 mod select;
@@ -112,6 +113,7 @@ pub use input::{
     DistributedDataset, DistributedIterator, InputIterator, InputOptions, InputReplicationMode, InputSource,
 };
 pub use optimizer::{Adagrad, Adam, AdamW, Ftrl, Momentum, Optimizer, RmsProp, Sgd};
+pub use preemption::Preemption;
 pub use replicated::Replicated;
 pub use select::{Kept, Restored, Select};
 pub use strategy::{

@@ -10,11 +10,13 @@
 //! | [`work`] | models, inputs and weights, as the peers have them |
 //! | [`empty_step`], [`all_reduce`], [`traffic`], [`training`], [`products`], [`scaling`], [`input`], [`losses`], [`child`] | the figures, one kind a file |
 //! | [`workers`], [`hosts`] | all-reduces and training of several processes, also over a slow link; where two hosts are |
+//! | [`drift`] | what it costs to compare variables between workers |
 //! | [`growth`] | how a step's time and memory grow |
 //! | [`steps`] | steps without a measurement, for those who count instructions |
 
 mod all_reduce;
 mod child;
+mod drift;
 mod empty_step;
 mod error;
 mod figure;
@@ -144,6 +146,7 @@ fn figures() -> Vec<Box<dyn Figure>> {
     all.extend(child::figures());
     all.extend(losses::figures());
     all.extend(workers::figures());
+    all.extend(drift::figures());
     all
 }
 
@@ -253,6 +256,7 @@ mod tests {
                 "map",
                 "2p",
                 "processes",
+                "drift",
             ];
             if left_out.iter().any(|part| name.contains(part)) {
                 continue;

@@ -1,5 +1,6 @@
 //! The trait that authors of strategies implement.
 
+use super::drift::CHECK_DRIFT_EVERY;
 use super::threads::unpinned;
 use super::{CommunicationOptions, CrossDeviceOps, DeviceName, Strategy, Threads, VariablePlacement};
 use crate::{Error, ReplicaContext, Result};
@@ -112,6 +113,12 @@ pub trait StrategyExtended: Debug + Send + Sync + 'static {
     /// How long a replica waits for the others in one call.
     fn timeout(&self) -> Duration {
         self.communication_options().timeout.unwrap_or(DEFAULT_TIMEOUT)
+    }
+
+    /// Within how many steps each variable that is the same on all workers has been compared between them; 0 for never. The same
+    /// on all workers.
+    fn check_drift_every(&self) -> u64 {
+        CHECK_DRIFT_EVERY
     }
 
     /// The algorithm that combines values across devices. With `None`, the replicas' threads share the work of collectives,

@@ -8,6 +8,7 @@ mod cross_device;
 mod cross_worker;
 mod destinations;
 mod device;
+mod drift;
 mod extended;
 mod kinds;
 mod multi_worker;
@@ -43,6 +44,7 @@ use self::rejoin::Updates;
 use self::workers::Workers;
 use crate::context::enter_cross_replica;
 use crate::lock::lock;
+use crate::preemption::Notice;
 use crate::values::{Distributed, PerReplica};
 use crate::variables::{Variable, WeakVariable};
 use crate::{Replicated, Result};
@@ -76,6 +78,8 @@ struct Inner {
     created: AtomicU64,
     world: World,
     workers: Workers,
+    /// Whether the training is to end in order.
+    notice: Arc<Notice>,
     /// The variables of this strategy, by the candle tensors of their copies.
     containers: Mutex<HashMap<TensorId, WeakVariable>>,
 }
@@ -112,6 +116,7 @@ impl Strategy {
             created,
             world,
             workers: Workers::default(),
+            notice: Arc::default(),
             containers,
         }));
         if goes_on {
@@ -281,6 +286,11 @@ impl Strategy {
         Ok(PerReplica::from_values(values))
     }
 
+    /// Whether the training is to end in order, as far as this process knows.
+    pub(crate) fn notice(&self) -> &Arc<Notice> {
+        &self.0.notice
+    }
+
     pub(crate) fn is_default(&self) -> bool {
         self == Self::of_default_context()
     }
@@ -298,6 +308,10 @@ impl Strategy {
             containers.retain(|_, variable| variable.upgrade().is_some());
         }
         containers.extend(variable.vars().map(|copy| (copy.id(), variable.downgrade())));
+        drop(containers);
+        if self.world().is_multi_worker() && variable.is_mirrored() {
+            self.0.workers.mirrored.add(variable);
+        }
     }
 
     fn container(&self, id: TensorId) -> Option<Variable> {

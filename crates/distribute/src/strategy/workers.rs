@@ -1,6 +1,7 @@
 //! A strategy's traffic with the other workers: at the beginning of a step, and in calls that are made once for all local
 //! replicas.
 
+use super::drift::{Digest, Mirrored};
 use super::{Strategy, record};
 use crate::context::{failure, merging};
 use crate::lock::lock;
@@ -27,6 +28,8 @@ pub(super) struct Workers {
     /// Whether this process takes, or may take, the place of another in a training that goes on, and does not yet make calls
     /// with the others.
     settling: AtomicBool,
+    /// What is compared with theirs.
+    pub(super) mirrored: Mirrored,
 }
 
 /// A step that has begun on all workers. Dropped before its replicas have run, it tells the others so.
@@ -127,7 +130,8 @@ impl Strategy {
     /// batch, if known. Returns its number, and how many rows the workers before this one have.
     ///
     /// That is a call between steps, so that a worker which makes another one is told at once; the step has a session of its
-    /// own from then on. A step that has not begun on all is not counted.
+    /// own from then on. A step that has not begun on all is not counted. Nor does one begin whose workers have variables that
+    /// drifted apart. Behind it all know whether one of them has been told to end.
     pub(super) fn begin(
         &self,
         rows: Option<usize>,
@@ -136,7 +140,9 @@ impl Strategy {
         self.require_settled("run")?;
         self.begins_after_updates();
         let Some(group) = self.group() else { return Ok((self.next_step(), None, Some(0))) };
-        let mine = Start { step: self.steps(), session: group.next_number(RUN), rows };
+        let variables = self.or_tell_workers(self.drift_digest())?;
+        let (session, noticed) = (group.next_number(RUN), self.notice().is_given());
+        let mine = Start { step: self.steps(), session, rows, variables, noticed };
         let call = || Fingerprint::new(Operation::Run, "", at);
         let said = self.among_workers("run", call, |mut calling| calling.records(record::encode(&mine)))?;
         let all: Vec<Start> = record::decode_all("run", &said.unwrap_or_default())?;
@@ -146,6 +152,9 @@ impl Strategy {
             self.0.steps.store(latest, Ordering::Relaxed);
             return Err(Error::invalid("run", differ(&all, latest)));
         }
+        let variables: Vec<_> = all.iter().map(|start| start.variables).collect();
+        self.require_no_drift(&variables, at)?;
+        self.notice().hear(all.iter().map(|start| start.noticed));
         let (step, number) = (self.next_step(), all.iter().map(|start| start.session).max());
         let session = group.open_at(RUN, number.unwrap_or(mine.session), step);
         let mut before = all.iter().take(self.world().worker()).map(|start| start.rows);
@@ -256,6 +265,10 @@ struct Start {
     session: u64,
     /// How many rows it has, if that is known.
     rows: Option<usize>,
+    /// A part of its variables, where they are compared.
+    variables: Option<Digest>,
+    /// Whether it has been told to end.
+    noticed: bool,
 }
 
 fn differ(all: &[Start], latest: u64) -> String {

@@ -9,10 +9,12 @@
 //! | `variable`, `create` | [`Variable`]: its properties; making one |
 //! | `place` | where it is being used, and which copy is the one of that place |
 //! | `read`, `write` | its operations, in whatever context |
+//! | `checksum` | by which workers compare theirs |
 //! | `state` | it as a part of a checkpoint |
 //! | `model` | [`Variables`]: those of one model, made by `replicate` |
 
 mod access;
+mod checksum;
 mod create;
 mod kinds;
 mod model;

@@ -1,10 +1,12 @@
 //! Where one copy of a variable is: in a candle variable, or in a tensor in host memory.
 
+use super::checksum;
 use crate::{DeviceName, Result};
 use candle_core::{CpuStorage, InplaceOp1, Layout, Var};
 use distribute_tensor::dtype::Buffer;
 use distribute_tensor::kernel;
 use distribute_tensor::{HostTensor, IndexedSlices, Leaf, Write};
+use std::ops::Range;
 use std::sync::{PoisonError, RwLock};
 
 /// Where one copy of a variable is. A [`Variable`](super::Variable) reads and writes its copies through it; layers and optimizers
@@ -46,6 +48,17 @@ impl Storage {
             // Whoever writes copies the elements first, if they are still shared.
             Memory::Host(tensor) => {
                 Ok(Leaf::Host(tensor.read().unwrap_or_else(PoisonError::into_inner).clone()))
+            }
+        }
+    }
+
+    /// CRC-32C of some elements' bytes, going on from `sum`.
+    pub(super) fn checksum(&self, elements: Range<usize>, sum: u32) -> Result<u32> {
+        match &self.memory {
+            Memory::Candle(var) => Ok(checksum::of_candle(var.as_tensor(), elements, sum)?),
+            Memory::Host(tensor) => {
+                let tensor = tensor.read().unwrap_or_else(PoisonError::into_inner);
+                Ok(checksum::of_host(tensor.buffer(), elements, sum))
             }
         }
     }

@@ -213,6 +213,16 @@ impl Variable {
         self.0.kind == VariableKind::OnRead
     }
 
+    /// Whether it has to be the same on all workers.
+    pub(crate) fn is_mirrored(&self) -> bool {
+        self.0.kind == VariableKind::OnWrite
+    }
+
+    /// Its number among the strategy's, in the order of creation.
+    pub(crate) fn id(&self) -> u64 {
+        self.0.id
+    }
+
     pub(crate) fn copy_count(&self) -> usize {
         self.0.copies.len()
     }
@@ -224,6 +234,16 @@ pub(crate) struct WeakVariable(Weak<Inner>);
 impl WeakVariable {
     pub(crate) fn upgrade(&self) -> Option<Variable> {
         self.0.upgrade().map(Variable)
+    }
+
+    pub(crate) fn is_alive(&self) -> bool {
+        self.0.strong_count() > 0
+    }
+}
+
+impl fmt::Debug for WeakVariable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.is_alive() { "a variable" } else { "a variable that is gone" })
     }
 }
 

@@ -5,8 +5,10 @@
 mod checkpoint;
 mod collectives;
 mod cross;
+mod drift;
 mod faults;
 mod input;
+mod preemption;
 mod programs;
 mod support;
 mod training;

@@ -6,6 +6,7 @@ mod on_threads;
 
 pub use builder::MultiWorkerBuilder;
 
+use super::drift::CHECK_DRIFT_EVERY;
 use super::kinds::{handle, resolve};
 use super::{CommunicationOptions, DeviceName, Strategy, StrategyExtended, Threads, VariablePlacement};
 use crate::checkpoint::{Checkpointed, Reader, Restore, Writer};
@@ -26,6 +27,24 @@ struct MultiWorker {
     resolver: Option<Box<dyn ClusterResolver>>,
     /// How they meet, if this process can meet them again.
     joining: Option<Joining>,
+    check_drift_every: u64,
+}
+
+impl MultiWorker {
+    /// A worker with so many CPU replicas, which nobody has found out and which meets the others once.
+    fn new(replicas: usize, group: Option<Group>, options: CommunicationOptions) -> Result<Self> {
+        options.check("MultiWorkerMirroredStrategy")?;
+        let names: Vec<_> = (0..replicas).map(|i| format!("cpu:{i}")).collect();
+        let devices = resolve(names.iter().map(String::as_str))?;
+        Ok(Self {
+            devices,
+            group,
+            options,
+            resolver: None,
+            joining: None,
+            check_drift_every: CHECK_DRIFT_EVERY,
+        })
+    }
 }
 
 impl StrategyExtended for MultiWorker {
@@ -52,6 +71,9 @@ impl StrategyExtended for MultiWorker {
     }
     fn communication_options(&self) -> CommunicationOptions {
         self.options
+    }
+    fn check_drift_every(&self) -> u64 {
+        self.check_drift_every
     }
     fn threads(&self) -> Option<&Threads> {
         None
@@ -122,6 +144,13 @@ impl fmt::Debug for MultiWorker {
 /// Where a worker makes another call, fails, ends, or is later than the timeout, all workers get one
 /// [`Error::Collective`](crate::Error::Collective), which names its replicas by their global ids; where its data or its part of a checkpoint fails,
 /// [`Error::Worker`](crate::Error::Worker). The next step works, unless the worker has ended.
+///
+/// # Variables that drift apart
+///
+/// Variables are the same on all workers, unless a program writes them on some of them only, or a machine errs. In each step workers
+/// compare the checksum of a part of them, so that all are compared within 100 steps
+/// ([`check_drift_every`](MultiWorkerBuilder::check_drift_every)): where one differs, no step begins any more, and all workers get
+/// [`Error::Drift`](crate::Error::Drift), which names the variable and the workers.
 #[doc(alias = "tf.distribute.MultiWorkerMirroredStrategy")]
 #[doc(alias = "tf.distribute.experimental.MultiWorkerMirroredStrategy")]
 #[doc(alias = "CollectiveAllReduceStrategy")]
@@ -151,18 +180,9 @@ impl MultiWorkerMirroredStrategy {
         MultiWorkerBuilder::default()
     }
 
-    /// The strategy of one worker, with so many CPU replicas.
+    /// The strategy of this worker.
     #[track_caller]
-    fn of_worker(
-        replicas: usize,
-        group: Option<Group>,
-        options: CommunicationOptions,
-        resolver: Option<Box<dyn ClusterResolver>>,
-        joining: Option<Joining>,
-    ) -> Result<Self> {
-        options.check("MultiWorkerMirroredStrategy")?;
-        let names: Vec<_> = (0..replicas).map(|i| format!("cpu:{i}")).collect();
-        let devices = resolve(names.iter().map(String::as_str))?;
-        Strategy::new(MultiWorker { devices, group, options, resolver, joining }).map(Self)
+    fn of(worker: MultiWorker) -> Result<Self> {
+        Strategy::new(worker).map(Self)
     }
 }

@@ -1,0 +1,73 @@
+//! Whether this process has been told to end, and whether all workers know.
+
+use crate::lock::lock;
+use distribute_cluster::Stopwatch;
+use std::sync::Mutex;
+
+/// What a strategy knows of a notice: one that this process got, and one that all workers have heard of.
+#[derive(Debug, Default)]
+pub(crate) struct Notice(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// When this process got it.
+    given: Option<Stopwatch>,
+    heard: Option<Heard>,
+}
+
+/// A notice that all workers know of.
+#[derive(Clone, Debug)]
+pub(super) struct Heard {
+    /// Since when: of workers that got it themselves, since then.
+    pub(super) since: Stopwatch,
+    /// Those that got it.
+    pub(super) workers: Vec<usize>,
+}
+
+impl Notice {
+    /// This process got one. Returns whether that is the first.
+    pub(crate) fn give(&self) -> bool {
+        let mut state = lock(&self.0);
+        let first = state.given.is_none();
+        state.given.get_or_insert_with(Stopwatch::start);
+        first
+    }
+
+    /// Whether this process got one.
+    pub(crate) fn is_given(&self) -> bool {
+        lock(&self.0).given.is_some()
+    }
+
+    /// All workers have said whether they got one. That is heard once.
+    pub(crate) fn hear(&self, given: impl Iterator<Item = bool>) {
+        let workers: Vec<usize> =
+            given.enumerate().filter_map(|(worker, given)| given.then_some(worker)).collect();
+        let mut state = lock(&self.0);
+        if workers.is_empty() || state.heard.is_some() {
+            return;
+        }
+        let since = state.given.unwrap_or_else(Stopwatch::start);
+        state.heard = Some(Heard { since, workers });
+    }
+
+    pub(super) fn heard(&self) -> Option<Heard> {
+        lock(&self.0).heard.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_all_have_heard_first_counts_and_a_notice_of_ones_own_alone_does_not() {
+        let notice = Notice::default();
+        notice.hear([false, false].into_iter());
+        assert!(notice.heard().is_none() && !notice.is_given());
+        assert!(notice.give() && !notice.give());
+        assert!(notice.is_given() && notice.heard().is_none());
+        notice.hear([true, false, true].into_iter());
+        notice.hear([true, true, true].into_iter());
+        assert_eq!(notice.heard().unwrap().workers, [0, 2]);
+    }
+}

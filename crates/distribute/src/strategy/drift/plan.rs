@@ -1,0 +1,105 @@
+//! Which elements of which variables are compared in a step: a function of their sizes.
+
+use std::ops::Range;
+
+/// Variables, one after another, to be cut into parts of about equally many bytes.
+#[derive(Debug)]
+pub(super) struct Plan {
+    variables: Vec<Extent>,
+    bytes: u64,
+}
+
+/// Where the elements of a variable are among those of all.
+#[derive(Debug)]
+struct Extent {
+    start: u64,
+    elements: u64,
+    /// Of one of them.
+    bytes: u64,
+}
+
+impl Plan {
+    /// Of variables with so many elements of so many bytes each.
+    pub(super) fn new(variables: impl Iterator<Item = (usize, usize)>) -> Self {
+        let mut start = 0u64;
+        let extent = |(elements, bytes): (usize, usize)| {
+            let extent = Extent { start, elements: elements as u64, bytes: bytes.max(1) as u64 };
+            start = extent.end();
+            extent
+        };
+        let variables = variables.map(extent).collect();
+        Self { variables, bytes: start }
+    }
+
+    /// The elements of part `number` of `parts`, and of which variable they are. Each element is in one part.
+    pub(super) fn part(&self, number: u64, parts: u64) -> impl Iterator<Item = (usize, Range<usize>)> {
+        let (from, to) = (self.cut(number, parts), self.cut(number + 1, parts));
+        let first = self.variables.partition_point(|extent| extent.end() <= from);
+        let variables = self.variables.iter().enumerate().skip(first);
+        let elements = variables.take_while(move |(_, extent)| extent.start < to);
+        elements.map(move |(variable, extent)| (variable, extent.before(from)..extent.before(to)))
+    }
+
+    /// Where part `number` begins.
+    fn cut(&self, number: u64, parts: u64) -> u64 {
+        let cut = u128::from(self.bytes) * u128::from(number) / u128::from(parts.max(1));
+        u64::try_from(cut).unwrap_or(self.bytes).min(self.bytes)
+    }
+}
+
+impl Extent {
+    fn end(&self) -> u64 {
+        self.start.saturating_add(self.elements.saturating_mul(self.bytes))
+    }
+
+    /// How many of the elements begin before a cut.
+    fn before(&self, cut: u64) -> usize {
+        cut.saturating_sub(self.start).div_ceil(self.bytes).min(self.elements) as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        // INV-37
+        #[test]
+        fn each_element_is_in_one_part(
+            sizes in prop::collection::vec((0usize..50, prop::sample::select(vec![1usize, 2, 4, 8, 16])), 0..20),
+            parts in 1u64..120,
+        ) {
+            let plan = Plan::new(sizes.iter().copied());
+            let mut next = vec![0; sizes.len()];
+            for number in 0..parts {
+                for (variable, elements) in plan.part(number, parts) {
+                    prop_assert_eq!(elements.start, next[variable]);
+                    next[variable] = elements.end;
+                }
+            }
+            let elements: Vec<_> = sizes.iter().map(|(elements, _)| *elements).collect();
+            prop_assert_eq!(next, elements);
+        }
+
+        #[test]
+        fn parts_are_of_one_size_but_for_an_element_at_each_end(
+            sizes in prop::collection::vec((0usize..5000, prop::sample::select(vec![1usize, 4, 16])), 1..20),
+            parts in 1u64..120,
+        ) {
+            let plan = Plan::new(sizes.iter().copied());
+            let all: usize = sizes.iter().map(|(elements, bytes)| elements * bytes).sum();
+            for number in 0..parts {
+                let part: usize = plan.part(number, parts).map(|(variable, e)| e.len() * sizes[variable].1).sum();
+                prop_assert!(part <= all.div_ceil(parts as usize) + 2 * 16, "{} of {}", part, all);
+            }
+        }
+    }
+
+    #[test]
+    fn sizes_that_cannot_be_overflow_nothing() {
+        let plan = Plan::new([(usize::MAX, 16), (usize::MAX, 16), (3, 0)].into_iter());
+        assert!(plan.part(99, 100).count() <= 3);
+        assert_eq!(Plan::new(std::iter::empty()).part(0, 100).count(), 0);
+    }
+}

@@ -1,0 +1,74 @@
+//! Examples as processes: started as the workers of a job, and what they have written.
+
+#![allow(dead_code)] // Each test program uses its part.
+
+use serde_json::{Value, json};
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+
+/// The program of an example, which `cargo test` has built beside this test.
+pub fn example(name: &str) -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    test.parent().and_then(|deps| deps.parent()).unwrap().join("examples").join(name)
+}
+
+/// The workers of a job, killed when dropped.
+pub struct Workers(pub Vec<Child>);
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        for worker in &mut self.0 {
+            let _ = worker.kill();
+            let _ = worker.wait();
+        }
+    }
+}
+
+impl Workers {
+    pub fn start(workers: usize, name: &str, arguments: &[&str]) -> Self {
+        let leader = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = leader.local_addr().unwrap().port();
+        drop(leader);
+        let address = |worker: usize| format!("127.0.0.1:{}", if worker == 0 { port } else { 0 });
+        let addresses: Vec<_> = (0..workers).map(address).collect();
+        let start = |worker: usize| {
+            let config =
+                json!({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": worker}});
+            Command::new(example(name))
+                .args(["--strategy", "multi-worker"])
+                .args(arguments)
+                .env("TF_CONFIG", config.to_string())
+                .stdin(Stdio::null())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap()
+        };
+        // The leader comes last.
+        let mut all: Vec<_> = (0..workers).rev().map(start).collect();
+        all.reverse();
+        Self(all)
+    }
+
+    pub fn end(mut self) -> Vec<Output> {
+        std::mem::take(&mut self.0).into_iter().map(|worker| worker.wait_with_output().unwrap()).collect()
+    }
+}
+
+pub fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// The JSON that is the last line of an example's output.
+pub fn figures(output: &Output) -> Value {
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let stdout = text(&output.stdout);
+    let last = stdout.lines().last().unwrap_or_else(|| panic!("no output; {}", text(&output.stderr)));
+    serde_json::from_str(last).unwrap()
+}
+
+/// Sends SIGTERM.
+pub fn terminate(process: &Child) {
+    assert!(Command::new("kill").args(["-TERM", &process.id().to_string()]).status().unwrap().success());
+}
