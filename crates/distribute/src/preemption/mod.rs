@@ -64,7 +64,8 @@ const GRACE: Duration = Duration::from_secs(30);
 /// # When it breaks
 ///
 /// A worker that is lost before all have heard fails the step of the others, as at any other time: they go on from the checkpoint of
-/// before. The same is true of a worker that is killed while the chief writes. A step that takes longer than the grace period ends by SIGKILL.
+/// before. The same is true where a worker is killed while the chief writes, for which the others wait as long as the strategy's
+/// timeout. A step that takes longer than the grace period ends by SIGKILL.
 #[doc(alias = "tf.distribute.experimental.PreemptionCheckpointHandler")]
 #[doc(alias = "tf.distribute.experimental.TerminationConfig")]
 #[doc(alias = "tf.distribute.experimental.PreemptionWatcher")]
