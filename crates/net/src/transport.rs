@@ -68,7 +68,7 @@ pub trait Transport: Debug + Send + Sync {
     ///
     /// What another worker receives is the memory itself. It can be used again when that worker has dropped what it received,
     /// so let go of it soon: of what is kept, there are at most 256 bodies or 2 GiB for each pair of workers, and what is sent
-    /// beyond is copied. So are bodies of less than 16 KiB, for which that is as fast, and the first ones to a worker that is still
+    /// beyond is copied. So are bodies of less than 2 KiB, for which that is as fast, and the first ones to a worker that is still
     /// joining.
     fn memory(&self, len: usize) -> Option<Region> {
         let _ = len;
