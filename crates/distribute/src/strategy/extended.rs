@@ -83,15 +83,14 @@ pub trait StrategyExtended: Debug + Send + Sync + 'static {
     }
 
     /// Leaves the world, in which a worker was lost or late, and waits until all workers have met again: those that are left, and
-    /// new processes in the places of the others. The [`group`](Self::group) goes on with them.
+    /// new processes in the places of the others. The [`group`](Self::group) goes on with them. `None`, as where this is not
+    /// written, if workers can't meet again.
     ///
     /// # Errors
-    /// [`Error::Join`](crate::Error::Join) if a worker has not come after `patience`. Where this is not written, workers can't
-    /// meet again.
-    fn rejoin(&self, patience: Duration) -> Result<()> {
+    /// [`Error::Join`](crate::Error::Join) if a worker has not come after `patience`.
+    fn rejoin(&self, patience: Duration) -> Option<Result<()>> {
         let _ = patience;
-        let reason = format!("the workers of {} cannot meet again: start all of them anew", self.kind());
-        Err(Error::invalid("Training::recover", reason))
+        None
     }
 
     /// Where the cluster that this strategy trains in was found out; `None` for strategies of one process.

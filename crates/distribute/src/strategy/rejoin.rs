@@ -79,13 +79,14 @@ impl Strategy {
     }
 
     /// Leaves the world in which a worker was lost, and meets those of the next one; calls are made with them once this is
-    /// [settled](Self::settle).
+    /// [settled](Self::settle). `None` if workers can't meet again.
     ///
     /// # Errors
     /// [`Error::Join`] of workers that have not come after `patience`.
-    pub(crate) fn rejoin(&self, patience: Duration) -> Result<()> {
+    pub(crate) fn rejoin(&self, patience: Duration) -> Option<Result<()>> {
+        let met = self.extended().rejoin(patience)?;
         self.unsettle();
-        self.extended().rejoin(patience)
+        Some(met)
     }
 
     /// The traffic in which the workers agree on where the training stands; `None` if there is only one.

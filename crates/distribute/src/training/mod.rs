@@ -163,8 +163,9 @@ impl<'a> Training<'a> {
     /// # Errors
     /// The error itself, if it is another one, as of this worker's own data. [`Error::Join`] if a worker has not come within the
     /// [patience](Self::patience); [`Error::InvalidArgument`] where no worker has a whole state, since a step makes several
-    /// updates and not all of them were made, or where the workers were not linked by a cluster resolver; that of a part
-    /// whose state cannot be given or taken.
+    /// updates and not all of them were made; that of a part whose state cannot be given or taken. The error itself, too, where the
+    /// program has linked its workers, which only it can do again ([`MultiWorkerBuilder::group`](crate::strategy::MultiWorkerBuilder::group),
+    /// [`on_threads`](crate::MultiWorkerMirroredStrategy::on_threads)).
     #[track_caller]
     pub fn recover(&self, error: Error) -> Result<()> {
         let (at, watch, world) = (Location::caller(), Stopwatch::start(), self.strategy.world());
@@ -175,7 +176,10 @@ impl<'a> Training<'a> {
                 return Err(lost);
             }
             told(|| tracing::warn!("the training stops after step {}: {lost}", self.strategy.steps()));
-            self.strategy.rejoin(deadline.remaining())?;
+            match self.strategy.rejoin(deadline.remaining()) {
+                Some(met) => met?,
+                None => return Err(lost),
+            }
             match self.meet(deadline.remaining(), at) {
                 Ok(()) => break,
                 // Another was lost while they met.

@@ -9,8 +9,8 @@ pub use builder::MultiWorkerBuilder;
 use super::drift::CHECK_DRIFT_EVERY;
 use super::kinds::{handle, resolve};
 use super::{CommunicationOptions, DeviceName, Strategy, StrategyExtended, Threads, VariablePlacement};
+use crate::Result;
 use crate::checkpoint::{Checkpointed, Reader, Restore, Writer};
-use crate::{Error, Result};
 use distribute_cluster::resolver::ClusterResolver;
 use distribute_collective::group::Group;
 use joining::Joining;
@@ -60,14 +60,8 @@ impl StrategyExtended for MultiWorker {
     fn group(&self) -> Option<&Group> {
         self.group.as_ref()
     }
-    fn rejoin(&self, patience: Duration) -> Result<()> {
-        match (&self.group, &self.joining) {
-            (Some(group), Some(joining)) => joining.rejoin(group, patience),
-            _ => {
-                let reason = "these workers were linked by the program, and only it can link them again";
-                Err(Error::invalid("Training::recover", reason))
-            }
-        }
+    fn rejoin(&self, patience: Duration) -> Option<Result<()>> {
+        Some(self.joining.as_ref()?.rejoin(self.group.as_ref()?, patience))
     }
     fn communication_options(&self) -> CommunicationOptions {
         self.options
