@@ -11,6 +11,7 @@ use super::operands::Operands;
 use super::progress::Change;
 use super::rate::Rate;
 use super::reduction;
+use super::sharded::Sharded;
 use super::tally::{Position, Tally};
 use super::threads::Threads;
 use super::together::Together;
@@ -52,9 +53,10 @@ impl<R: Rule> Optimizer<R> {
             mine.tally.position = self.position(operation, member);
         }
         let mut call = Call::new(ctx, operation);
+        let sharded = if self.trained.shards.is_some() { ", sharded" } else { "" };
         let detail = match weighting {
-            Weighting::Replicas(op) => format!("{} {} {op}", self.rule.name(), self.number),
-            _ => format!("{} {}", self.rule.name(), self.number),
+            Weighting::Replicas(op) => format!("{} {}{sharded} {op}", self.rule.name(), self.number),
+            _ => format!("{} {}{sharded}", self.rule.name(), self.number),
         };
         let print = Fingerprint::new(Operation::Minimize, detail, at);
         let variables = self.trained.variables.len();
@@ -81,7 +83,8 @@ impl<R: Rule> Optimizer<R> {
         }
         let _once = enter(Mode::CrossReplica(self.trained.strategy.clone()));
         let learning_rate = self.rate.of_step(finished, operation).map_err(Arc::new);
-        Some(Position { finished, learning_rate })
+        let incomplete = self.progress.is_incomplete();
+        Some(Position { finished, incomplete, learning_rate })
     }
 
     /// The step, once all replicas have met.
@@ -97,9 +100,15 @@ impl<R: Rule> Optimizer<R> {
             return together.lead(move |threads| {
                 let judged = self.judge(call, together, &brought)?;
                 if judged.verdict == Verdict::Make {
-                    let (change, all) = self.begin(call, together, &brought, &judged, threads)?;
+                    let (change, all, calling) = self.begin(call, together, &brought, &judged, threads)?;
                     let in_place = self.in_place(&judged, &self.after_reduce);
-                    in_place.reduce_and_apply(&change, &all, threads)?;
+                    match (&self.trained.shards, calling) {
+                        (Some(shards), Some(calling)) => {
+                            let sharded = Sharded { in_place, shards, operation: call.operation };
+                            sharded.reduce_and_apply(&change, &all, calling, threads)?
+                        }
+                        _ => in_place.reduce_and_apply(&change, &all, threads)?,
+                    }
                 }
                 Ok(judged)
             });
@@ -113,24 +122,25 @@ impl<R: Rule> Optimizer<R> {
         self.update_in_parts(call, together, brought, &parts, rest)
     }
 
-    /// Takes the right to make the step, and reduces its gradients over workers.
-    fn begin<'a: 'b, 'b>(
+    /// Takes the right to make the step, and reduces its gradients over workers. Gives the call with these, where there are others.
+    fn begin<'a: 'b, 'b, 't>(
         &'a self,
         call: &Call,
-        together: &Together<'_>,
+        together: &'t Together<'_>,
         brought: &'b Brought,
         judged: &Judged,
         threads: &Threads<'_>,
-    ) -> Result<(Change<'a>, Operands<'b>)> {
-        let calling = together.calling("its gradients");
-        match self.progress.change(call.operation) {
-            Ok(change) => {
-                let replicas = brought.tallies().len();
-                let weights = |tally: &Tally| judged.weight(tally, replicas);
-                Ok((change, brought.operands(calling, &self.trained, weights, threads)?))
-            }
+    ) -> Result<(Change<'a>, Operands<'b>, Option<Calling<'t>>)> {
+        let mut calling = together.calling("its gradients");
+        let replicas = brought.tallies().len();
+        let weights = |tally: &Tally| judged.weight(tally, replicas);
+        let begun = self.progress.change(call.operation).and_then(|change| {
+            Ok((change, brought.operands(calling.as_mut(), &self.trained, weights, threads)?))
+        });
+        match begun {
+            Ok((change, all)) => Ok((change, all, calling)),
             Err(error) => {
-                calling.into_iter().for_each(Calling::decline);
+                or_decline(calling, &error);
                 Err(error)
             }
         }
@@ -157,7 +167,7 @@ impl<R: Rule> Optimizer<R> {
             let judged = self.judge(call, together, &brought)?;
             let mut made = Vec::new();
             if judged.verdict == Verdict::Make {
-                let (change, all) = self.begin(call, together, &brought, &judged, threads)?;
+                let (change, all, _) = self.begin(call, together, &brought, &judged, threads)?;
                 *right = Some(change);
                 made = reduction::reduced(first, &self.trained, &all, threads)?;
             }
@@ -212,5 +222,12 @@ impl<R: Rule> Optimizer<R> {
             let _once = enter(Mode::CrossReplica(self.trained.strategy.clone()));
             Ok(Arc::new(reduction::changed(closure, &self.trained, Arc::unwrap_or_clone(gradients))?))
         })
+    }
+}
+
+/// Tells the other workers of an error of this one's own, which ends their call. They know those of a call.
+pub(super) fn or_decline(calling: Option<Calling<'_>>, error: &Error) {
+    if !matches!(error, Error::Collective(_)) {
+        calling.into_iter().for_each(Calling::decline);
     }
 }

@@ -65,9 +65,9 @@ impl Model {
 }
 
 /// The weights, as bits.
-fn train(strategy: &Strategy, case: Case) -> Result<Vec<Vec<u32>>> {
+fn train(strategy: &Strategy, case: Case, sharded: bool) -> Result<Vec<Vec<u32>>> {
     let model = strategy.replicate(|vb: VarBuilder| Model::new(vb))?;
-    let mut optimizer = Momentum::new(&model.variables, 0.1)?;
+    let mut optimizer = Momentum::new(&model.variables, 0.1)?.sharded_state(sharded)?;
     if case == Case::Clipped {
         optimizer = optimizer.before_reduce(Transform::clip_by_norm(0.01))?;
     }
@@ -113,16 +113,39 @@ fn gradients_are_sent_ahead_where_nothing_comes_after_and_the_bits_are_those_of_
         ];
         for (at, (case, expected)) in cases.into_iter().enumerate() {
             for workers in [2, 3] {
-                let one = train(&MirroredStrategy::cpus(workers).unwrap(), case).unwrap();
+                let one = train(&MirroredStrategy::cpus(workers).unwrap(), case, false).unwrap();
                 let links = [Links::Memory, Links::Tcp, Links::Shared][(at + workers) % 3];
                 let all =
                     MultiWorkerMirroredStrategy::on_threads_over(links, options, workers, 1, |strategy| {
-                        Ok((train(strategy, case)?, late(strategy)))
+                        Ok((train(strategy, case, false)?, late(strategy)))
                     });
                 for (bits, late) in all.unwrap() {
                     assert!(bits == one, "{case:?} on {workers} workers over {links:?}");
                     // Of more workers, a call in several parts is recorded by its last one: the sums.
                     assert!(workers > 2 || late == expected, "{case:?} over {links:?}: {late:?}");
+                }
+            }
+        }
+    });
+}
+
+// INV-7, INV-35, INV-40
+#[test]
+fn what_is_sent_ahead_to_the_owners_of_ranges_gives_the_bits_of_one_process() {
+    watched(|| {
+        let options = CommunicationOptions::default();
+        let cases =
+            [Case::Nothing, Case::UsedAgain, Case::Penalty, Case::Unused, Case::NoExamples, Case::Clipped];
+        for (at, case) in cases.into_iter().enumerate() {
+            for workers in [2, 3, 4] {
+                let one = train(&MirroredStrategy::cpus(workers).unwrap(), case, false).unwrap();
+                let links = [Links::Memory, Links::Tcp, Links::Shared][(at + workers) % 3];
+                let all =
+                    MultiWorkerMirroredStrategy::on_threads_over(links, options, workers, 1, |strategy| {
+                        train(strategy, case, true)
+                    });
+                for bits in all.unwrap() {
+                    assert!(bits == one, "{case:?} on {workers} workers over {links:?}");
                 }
             }
         }
