@@ -100,14 +100,14 @@ impl<R: Rule> Optimizer<R> {
             return together.lead(move |threads| {
                 let judged = self.judge(call, together, &brought)?;
                 if judged.verdict == Verdict::Make {
-                    let (change, all, calling) = self.begin(call, together, &brought, &judged, threads)?;
+                    let (change, all) = self.begin(call, together, &brought, &judged, threads)?;
                     let in_place = self.in_place(&judged, &self.after_reduce);
-                    match (&self.trained.shards, calling) {
-                        (Some(shards), Some(calling)) => {
+                    match &self.trained.shards {
+                        Some(shards) => {
                             let sharded = Sharded { in_place, shards, operation: call.operation };
-                            sharded.reduce_and_apply(&change, &all, calling, threads)?
+                            sharded.reduce_and_apply(&change, &all, together, threads)?;
                         }
-                        _ => in_place.reduce_and_apply(&change, &all, threads)?,
+                        None => in_place.reduce_and_apply(&change, &all, threads)?,
                     }
                 }
                 Ok(judged)
@@ -122,28 +122,22 @@ impl<R: Rule> Optimizer<R> {
         self.update_in_parts(call, together, brought, &parts, rest)
     }
 
-    /// Takes the right to make the step, and reduces its gradients over workers. Gives the call with these, where there are others.
-    fn begin<'a: 'b, 'b, 't>(
+    /// Takes the right to make the step, and reduces its gradients over workers.
+    fn begin<'a: 'b, 'b>(
         &'a self,
         call: &Call,
-        together: &'t Together<'_>,
+        together: &Together<'_>,
         brought: &'b Brought,
         judged: &Judged,
         threads: &Threads<'_>,
-    ) -> Result<(Change<'a>, Operands<'b>, Option<Calling<'t>>)> {
+    ) -> Result<(Change<'a>, Operands<'b>)> {
         let mut calling = together.calling("its gradients");
         let replicas = brought.tallies().len();
         let weights = |tally: &Tally| judged.weight(tally, replicas);
         let begun = self.progress.change(call.operation).and_then(|change| {
             Ok((change, brought.operands(calling.as_mut(), &self.trained, weights, threads)?))
         });
-        match begun {
-            Ok((change, all)) => Ok((change, all, calling)),
-            Err(error) => {
-                or_decline(calling, &error);
-                Err(error)
-            }
-        }
+        begun.inspect_err(|error| or_decline(calling, error))
     }
 
     /// The step where it calls code of users, a part after the other, so that nobody waits for that beyond the deadline.
@@ -167,7 +161,7 @@ impl<R: Rule> Optimizer<R> {
             let judged = self.judge(call, together, &brought)?;
             let mut made = Vec::new();
             if judged.verdict == Verdict::Make {
-                let (change, all, _) = self.begin(call, together, &brought, &judged, threads)?;
+                let (change, all) = self.begin(call, together, &brought, &judged, threads)?;
                 *right = Some(change);
                 made = reduction::reduced(first, &self.trained, &all, threads)?;
             }

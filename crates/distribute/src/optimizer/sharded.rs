@@ -13,6 +13,7 @@ use super::row_shard::RowShard;
 use super::shards::Shards;
 use super::slots::Slots;
 use super::threads::Threads;
+use super::together::Together;
 use super::touched::Touched;
 use super::transform::Settled;
 use super::{conversion, norms, sharding};
@@ -63,15 +64,18 @@ impl Sharded<'_> {
         &self,
         change: &Change<'_>,
         all: &Operands<'_>,
-        mut calling: Calling<'_>,
+        together: &Together<'_>,
         threads: &Threads<'_>,
     ) -> Result<()> {
+        let Some(mut calling) = together.calling("its update") else {
+            // Of one worker nothing is shared out.
+            return self.in_place.reduce_and_apply(change, all, threads);
+        };
         let made = self.make(change, all, &mut calling, threads);
         made.inspect_err(|error| or_decline(Some(calling), error)).map_err(|error| {
-            if change.is_incomplete() {
-                sharding::ended(self.operation, change.number(), error)
-            } else {
-                error
+            match change.is_incomplete() {
+                true => sharding::ended(self.operation, change.number(), error),
+                false => error,
             }
         })
     }
