@@ -33,7 +33,7 @@ impl<R: Rule> Optimizer<R> {
     ///     let optimizer = Adam::new(&model.variables, 1e-3)?.sharded_state(true)?;
     ///     // As on one worker.
     ///     assert_eq!(optimizer.slot("fc.weight", "m")?.dims(), [16, 1024]);
-    ///     Ok(optimizer.state_bytes())
+    ///     optimizer.state_bytes()
     /// })?;
     /// // Two numbers of four bytes beside each of 1024 · 16 weights and 16 biases, all of which are one worker's.
     /// assert_eq!(bytes.iter().sum::<usize>(), 2 * 4 * (1024 + 1) * 16);
