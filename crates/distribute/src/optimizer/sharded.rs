@@ -73,10 +73,10 @@ impl Sharded<'_> {
         };
         let made = self.make(change, all, &mut calling, threads);
         made.inspect_err(|error| or_decline(Some(calling), error)).map_err(|error| {
-            match change.is_incomplete() {
-                true => sharding::ended(self.operation, change.number(), error),
-                false => error,
+            if !change.is_incomplete() {
+                return error;
             }
+            sharding::ended(self.operation, change.number(), error)
         })
     }
 
