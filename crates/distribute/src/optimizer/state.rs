@@ -44,6 +44,15 @@ impl<R: Rule> Checkpointed for Optimizer<R> {
         Ok(())
     }
 
+    /// Nothing, but where workers share the state: then no worker has all of it, and that of one that was lost is nowhere.
+    fn rewind(&self) -> Result<()> {
+        if self.trained.shards.is_none() {
+            return Ok(());
+        }
+        let reason = "the workers share the state of the optimizer (sharded_state), and that of one that is lost is lost with it";
+        Err(Error::invalid("Training::recover", reason))
+    }
+
     fn strategy(&self) -> Option<&Strategy> {
         Some(&self.trained.strategy)
     }

@@ -10,7 +10,7 @@ use distribute::nn::{Embedding, embedding};
 use distribute::optimizer::rules::{self, Float, Formula, Rule, SlotSpec, Step};
 use distribute::optimizer::{Gradients, Transform};
 use distribute::prelude::*;
-use distribute::{Adagrad, Checkpoint, Error, IndexedSlices, Replicated, Result};
+use distribute::{Adagrad, Checkpoint, Checkpointed, Error, IndexedSlices, Replicated, Result};
 use distribute_testing::watched;
 use std::path::Path;
 
@@ -374,6 +374,19 @@ fn what_cannot_be_shared_out_is_refused() {
             refused(optimizer.sharded_state(true), &["steps have been made", "when the optimizer is made"]);
             Ok(())
         });
+    });
+}
+
+/// So that a training in which a worker was lost is not gone on with, but started anew from a checkpoint.
+#[test]
+fn no_worker_has_a_whole_state_for_one_that_is_lost() {
+    on_workers(2, 1, |strategy| {
+        let model = model(strategy)?;
+        let whole = Adam::new(&model.variables, 0.01)?;
+        assert!(whole.rewind().is_ok());
+        let error = whole.sharded_state(true)?.rewind().unwrap_err();
+        assert!(error.to_string().contains("is lost with it"), "{error}");
+        Ok(())
     });
 }
 
