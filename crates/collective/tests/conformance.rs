@@ -379,6 +379,47 @@ fn what_is_missing_or_of_another_length_among_what_is_sent_ahead_is_refused_by_n
     assert!(errors[1].contains("396 bytes of worker 0, where 400 were expected"), "{errors:?}");
 }
 
+/// A piece of one worker for another.
+fn piece(from: usize, to: usize, part: usize) -> Bytes {
+    Bytes::from(vec![(100 * from + 10 * to + part) as u8; 3000 * part + to])
+}
+
+#[test]
+fn each_worker_gets_the_pieces_that_are_its_own_and_one_alone_what_is_gathered_to_it() {
+    for world in several_workers() {
+        let (workers, replicas) = world;
+        let got = on_workers(world, move |mut calling, mine| {
+            let me = mine.start / replicas;
+            let sizes = [piece(0, me, 0).len(), piece(0, me, 1).len(), piece(0, me, 2).len()];
+            let pieces = calling.exchange_pieces("pieces", &sizes, |to, part| piece(me, to, part)).unwrap();
+            let last = workers - 1;
+            let gathered =
+                calling.gather_to(last, "all", piece(me, last, 1), |from| piece(from, last, 1).len());
+            (pieces, gathered.unwrap())
+        });
+        for (me, (pieces, gathered)) in got.into_iter().enumerate() {
+            for (from, pieces) in pieces.into_iter().enumerate() {
+                let expected = (0..3).map(|part| piece(from, me, part)).collect();
+                assert_eq!(
+                    pieces,
+                    if from == me { Vec::new() } else { expected },
+                    "{from} to {me} of {world:?}"
+                );
+            }
+            let all = (0..workers).map(|from| piece(from, me, 1)).collect();
+            assert_eq!(gathered, (me == workers - 1).then_some(all));
+        }
+    }
+    let errors = on_workers((3, 1), |mut calling, mine| {
+        let bytes = Bytes::from(vec![0; 4 * (mine.start + 1)]);
+        calling.gather_to(0, "all", bytes, |_| 4).map(drop).map_err(|error| error.to_string())
+    });
+    assert!(
+        errors[0].as_ref().is_err_and(|text| text.contains("8 bytes of worker 1, where 4 were expected"))
+    );
+    assert!(errors[1].is_ok() && errors[2].is_ok());
+}
+
 /// All ways to sum.
 fn ways() -> impl Iterator<Item = SumOptions> {
     [Order::Exact, Order::Fast].into_iter().flat_map(|order| {

@@ -222,6 +222,21 @@ pub enum Error {
         /// How long it should have taken at most.
         grace: Duration,
     },
+    /// A step of an optimizer whose state is sharded has ended between the update of each worker's part of the state and the
+    /// exchange of the new weights. No weight has changed on this worker, but its part of the state has, and steps and saves of the
+    /// optimizer are refused until it is restored.
+    #[error("{operation}: {reason}")]
+    IncompleteState {
+        /// What was called.
+        operation: &'static str,
+        /// The number of the step, of those made with this optimizer.
+        step: u64,
+        /// Where it has ended, and what to do.
+        reason: String,
+        /// Why, in the step itself.
+        #[source]
+        source: Option<Box<Error>>,
+    },
     /// The strategy cannot do this.
     #[error("{operation}: {strategy} does not support {what}; {advice}")]
     NotSupported {
@@ -310,7 +325,8 @@ impl Error {
         match self {
             Error::Replica { source, .. }
             | Error::EmptyPiece { source, .. }
-            | Error::Worker { source, .. } => source.root_cause(),
+            | Error::Worker { source, .. }
+            | Error::IncompleteState { source: Some(source), .. } => source.root_cause(),
             Error::Shared(source) => source.root_cause(),
             other => other,
         }

@@ -67,19 +67,32 @@ impl Ahead {
     /// Sends a vector to the workers to which that takes its time: all those that don't [share memory](distribute_net::Transport::is_near)
     /// with this one. `part` is its number among this worker's vectors of the call.
     pub fn send_far(&self, part: usize, vector: &Bytes) {
-        self.send(part, vector, false);
+        self.send_far_pieces(part, |worker| self.piece(worker, vector));
     }
 
     /// Sends a vector to the others, whom an early message would only disturb.
     pub fn send_near(&self, part: usize, vector: &Bytes) {
-        self.send(part, vector, true);
+        self.send_near_pieces(part, |worker| self.piece(worker, vector));
     }
 
-    fn send(&self, part: usize, vector: &Bytes, near: bool) {
+    /// Like [`send_far`](Self::send_far), where `piece` says what each worker gets.
+    pub fn send_far_pieces(&self, part: usize, piece: impl Fn(usize) -> Bytes) {
+        self.send(part, piece, false);
+    }
+
+    /// Like [`send_near`](Self::send_near), where `piece` says what each worker gets.
+    pub fn send_near_pieces(&self, part: usize, piece: impl Fn(usize) -> Bytes) {
+        self.send(part, piece, true);
+    }
+
+    fn piece(&self, worker: usize, vector: &Bytes) -> Bytes {
+        vector.slice(part_of(self.group.world, worker, vector.len()))
+    }
+
+    fn send(&self, part: usize, piece: impl Fn(usize) -> Bytes, near: bool) {
         let Self { group, session, call } = self;
         for worker in group.others().filter(|worker| group.transport.is_near(*worker) == near) {
-            let body = vector.slice(part_of(group.world, worker, vector.len()));
-            let said = Said::Ahead { part: part as u64, body };
+            let said = Said::Ahead { part: part as u64, body: piece(worker) };
             group.send(worker, Frame { session: *session, round: *call, said });
         }
     }

@@ -60,7 +60,7 @@ impl Buffers {
     }
 
     /// These parts, one after another. They are copied, but where there is only one that is not empty.
-    pub(super) fn joined(&self, parts: impl IntoIterator<Item = Bytes>) -> Bytes {
+    pub fn joined(&self, parts: impl IntoIterator<Item = Bytes>) -> Bytes {
         let mut parts: Vec<_> = parts.into_iter().filter(|part| !part.is_empty()).collect();
         if parts.len() < 2 {
             return parts.pop().unwrap_or_default();

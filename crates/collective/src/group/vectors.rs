@@ -32,7 +32,36 @@ impl Calling<'_> {
         mine: Bytes,
         expected: impl Fn(usize) -> usize,
     ) -> Result<Vec<Bytes>, Failure> {
-        let all = self.everybodys(what, mine)?;
+        let all = self.part(what, |_| mine.clone())?;
+        self.with_own(all, mine, expected)
+    }
+
+    /// Sends one worker these bytes, and gives it what all have sent, by worker, each as many bytes as `expected` says; the others
+    /// get nothing.
+    ///
+    /// # Errors
+    /// Those of [`exchange`](Self::exchange).
+    pub fn gather_to(
+        &mut self,
+        to: usize,
+        what: &str,
+        mine: Bytes,
+        expected: impl Fn(usize) -> usize,
+    ) -> Result<Option<Vec<Bytes>>, Failure> {
+        let all = self.part(what, |worker| if worker == to { mine.clone() } else { Bytes::new() })?;
+        (self.world().worker() == to).then(|| self.with_own(all, mine, expected)).transpose()
+    }
+
+    /// What all have sent, with this worker's own among it, if each is as long as `expected` says.
+    fn with_own(
+        &self,
+        mut all: Vec<Bytes>,
+        mine: Bytes,
+        expected: impl Fn(usize) -> usize,
+    ) -> Result<Vec<Bytes>, Failure> {
+        if let Some(own) = all.get_mut(self.world().worker()) {
+            *own = mine;
+        }
         for (worker, bytes) in all.iter().enumerate() {
             raw::require_length(worker, bytes, expected(worker))?;
         }
@@ -46,26 +75,38 @@ impl Calling<'_> {
     /// # Errors
     /// [`Failure::Record`] where something is missing or of another length.
     pub fn sent_ahead(&self, call: u64, mine: &[Bytes]) -> Result<Vec<Vec<Bytes>>, Failure> {
+        let world = self.world();
+        let piece = |vector: &Bytes| vector.slice(part_of(world, world.worker(), vector.len()));
+        let pieces: Vec<_> = mine.iter().map(piece).collect();
+        let sizes: Vec<_> = pieces.iter().map(Bytes::len).collect();
+        let mut all = self.pieces_ahead(call, &sizes)?;
+        if let Some(own) = all.get_mut(world.worker()) {
+            *own = pieces;
+        }
+        Ok(all)
+    }
+
+    /// Like [`sent_ahead`](Self::sent_ahead), where each other worker has sent pieces of these sizes to this one; of this one there
+    /// are none.
+    ///
+    /// # Errors
+    /// Those of [`sent_ahead`](Self::sent_ahead).
+    pub fn pieces_ahead(&self, call: u64, sizes: &[usize]) -> Result<Vec<Vec<Bytes>>, Failure> {
         let (world, session) = (self.world(), self.session());
-        let part = |vector: &Bytes| part_of(world, world.worker(), vector.len());
-        let mut all = vec![vec![None; mine.len()]; world.workers()];
+        let mut all = vec![vec![Bytes::new(); sizes.len()]; world.workers()];
         for piece in session.received().take(session.group(), call) {
             if let Some(place) = all.get_mut(piece.from).and_then(|all| all.get_mut(piece.part)) {
-                *place = Some(piece.body);
+                *place = piece.body;
             }
         }
-        if let Some(own) = all.get_mut(world.worker()) {
-            *own = mine.iter().map(|vector| Some(vector.slice(part(vector)))).collect();
+        for (worker, pieces) in all.iter_mut().enumerate() {
+            if worker == world.worker() {
+                pieces.clear();
+            }
+            let mut pieces = pieces.iter().zip(sizes);
+            pieces.try_for_each(|(piece, size)| raw::require_length(worker, piece, *size))?;
         }
-        let checked = |(worker, parts): (usize, Vec<Option<Bytes>>)| {
-            let of = |(body, mine): (Option<Bytes>, &Bytes)| {
-                let body = body.unwrap_or_default();
-                raw::require_length(worker, &body, part(mine).len())?;
-                Ok(body)
-            };
-            parts.into_iter().zip(mine).map(of).collect()
-        };
-        all.into_iter().enumerate().map(checked).collect()
+        Ok(all)
     }
 
     /// Sends the others these vectors, and gives what they have sent: [`sent_ahead`](Self::sent_ahead), in one round.
@@ -73,13 +114,41 @@ impl Calling<'_> {
     /// # Errors
     /// [`Failure`] on every worker; [`Failure::Record`] where a worker has sent other lengths.
     pub fn exchange_parts(&mut self, what: &str, mine: &[Bytes]) -> Result<Vec<Vec<Bytes>>, Failure> {
+        let world = self.world();
+        let piece = |worker: usize, part: usize| mine[part].slice(part_of(world, worker, mine[part].len()));
+        let call = self.send_pieces(what, mine.len(), piece)?;
+        self.sent_ahead(call, mine)
+    }
+
+    /// Sends each other worker as many pieces as there are `sizes`, `piece(worker, number)`, and gives what they have sent, of
+    /// these sizes: [`pieces_ahead`](Self::pieces_ahead), in one round.
+    ///
+    /// # Errors
+    /// Those of [`exchange_parts`](Self::exchange_parts).
+    pub fn exchange_pieces(
+        &mut self,
+        what: &str,
+        sizes: &[usize],
+        piece: impl Fn(usize, usize) -> Bytes,
+    ) -> Result<Vec<Vec<Bytes>>, Failure> {
+        let call = self.send_pieces(what, sizes.len(), piece)?;
+        self.pieces_ahead(call, sizes)
+    }
+
+    /// Sends pieces, and waits until those of the others are there. Gives the call ahead of which they were sent.
+    fn send_pieces(
+        &mut self,
+        what: &str,
+        count: usize,
+        piece: impl Fn(usize, usize) -> Bytes,
+    ) -> Result<u64, Failure> {
         let ahead = self.session().ahead();
-        for (part, vector) in mine.iter().enumerate() {
-            ahead.send_far(part, vector);
-            ahead.send_near(part, vector);
+        for part in 0..count {
+            ahead.send_far_pieces(part, |worker| piece(worker, part));
+            ahead.send_near_pieces(part, |worker| piece(worker, part));
         }
         self.everybodys(what, Bytes::new())?;
-        self.sent_ahead(ahead.call(), mine)
+        Ok(ahead.call())
     }
 
     /// The sum of the vectors of all workers, each multiplied by its weight, in the one order of sums. Each worker brings the

@@ -5,7 +5,7 @@ mod read;
 mod workers;
 
 pub(crate) use names::{in_common, of_replicas};
-pub(crate) use read::{described, read_as, read_cast, require_names};
+pub(crate) use read::{described, read_as, read_cast, read_elements, require_names};
 
 use crate::context::{ContextKind, Here, here};
 use crate::{Error, Restored, Result, Select, Strategy};
@@ -150,7 +150,7 @@ impl<'a> Checkpoint<'a> {
     /// A copy of the current state, to be saved in several files, or later. Training may continue while it is written.
     ///
     /// With several workers, all make this call, which collects the state of each, and the chief saves it
-    /// ([`should_checkpoint`](Strategy::should_checkpoint)).
+    /// ([`should_checkpoint`](Strategy::should_checkpoint)): the writers of the others may lack what only it needs.
     ///
     /// # Errors
     /// [`Error::WrongContext`] in a replica context; [`Error::InvalidArgument`] for two parts with the same name; those of

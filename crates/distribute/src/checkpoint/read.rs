@@ -2,7 +2,8 @@
 
 use super::Reader;
 use crate::{Error, Result};
-use distribute_tensor::{DType, HostTensor};
+use distribute_tensor::{DType, Element, HostTensor};
+use std::ops::Range;
 
 /// Fails with the names among `expected` that a checkpoint lacks.
 pub(crate) fn require_names(reader: &Reader, expected: &[String]) -> Result<()> {
@@ -33,17 +34,44 @@ pub(crate) fn described(reader: &Reader, name: &str) -> Option<(Option<DType>, V
 
 /// A tensor of a checkpoint, which must have this dtype and shape.
 pub(crate) fn read_as(reader: &Reader, name: &str, dtype: DType, shape: &[usize]) -> Result<HostTensor> {
-    let found = reader.describe(name)?;
-    if (found.dtype, &*found.shape) != (dtype, shape) {
-        return Err(Error::invalid(
-            "Checkpoint::restore",
-            format!(
-                "{name} in {} is {}{:?}, but here it is {dtype}{shape:?}",
-                reader.path().display(),
-                found.dtype,
-                found.shape
-            ),
-        ));
-    }
+    require_as(reader, name, dtype, shape)?;
     Ok(reader.tensor(name)?)
+}
+
+/// Some elements of a tensor of a checkpoint, which must have this dtype and shape. No rows are read but those that have some.
+pub(crate) fn read_elements<F: Element>(
+    reader: &Reader,
+    name: &str,
+    dtype: DType,
+    shape: &[usize],
+    elements: &Range<usize>,
+) -> Result<Vec<F>> {
+    require_as(reader, name, dtype, shape)?;
+    if elements.is_empty() {
+        return Ok(Vec::new());
+    }
+    let Some((_, row)) = shape.split_first() else { return Ok(reader.tensor(name)?.into_vec()?) };
+    // There are elements, so rows have some.
+    let width = row.iter().product::<usize>().max(1);
+    let rows = elements.start / width..elements.end.div_ceil(width);
+    let first = rows.start * width;
+    let mut values = reader.rows(name, rows)?.into_vec::<F>()?;
+    values.truncate(elements.end - first);
+    Ok(values.split_off(elements.start - first))
+}
+
+fn require_as(reader: &Reader, name: &str, dtype: DType, shape: &[usize]) -> Result<()> {
+    let found = reader.describe(name)?;
+    if (found.dtype, &*found.shape) == (dtype, shape) {
+        return Ok(());
+    }
+    Err(Error::invalid(
+        "Checkpoint::restore",
+        format!(
+            "{name} in {} is {}{:?}, but here it is {dtype}{shape:?}",
+            reader.path().display(),
+            found.dtype,
+            found.shape
+        ),
+    ))
 }

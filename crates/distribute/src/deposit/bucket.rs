@@ -2,7 +2,7 @@
 
 use super::departures::Departures;
 use super::deposits::Deposits;
-use super::{Filling, Flat, Layout, Rows};
+use super::{Filling, Flat, Layout, Ranges, Rows};
 use crate::lock::lock;
 use crate::number::{Elements, Number, with_elements};
 use candle_core::{DType, Result, Tensor, TensorId, Var};
@@ -23,6 +23,8 @@ pub(crate) struct Pool {
     idle: Mutex<Vec<Vec<Loose>>>,
     /// Where packs for other workers come from, if a replica's gradients are sent as they are.
     packs: Option<Buffers>,
+    /// Which elements of variables each worker gets of them, where it is not all or an equal range of each pack.
+    ranges: Option<Ranges>,
     /// Which gradients are in them, as all workers of a generation have found in the last step.
     layout: Mutex<(u64, Option<Arc<Layout>>)>,
     /// In which order the first replica of this process has made its gradients in the last step.
@@ -34,6 +36,7 @@ impl Pool {
         variables: impl Iterator<Item = &'v Var>,
         frozen: impl Iterator<Item = &'v Var>,
         packs: Option<Buffers>,
+        ranges: Option<Ranges>,
     ) -> Arc<Self> {
         let (mut numbers, mut sizes) = (HashMap::new(), Vec::new());
         for (number, variable) in variables.enumerate() {
@@ -42,7 +45,7 @@ impl Pool {
         }
         let frozen = frozen.map(|variable| variable.as_tensor().id()).collect();
         let (idle, layout, order) = Default::default();
-        Arc::new(Self { numbers, frozen, sizes, idle, packs, layout, order })
+        Arc::new(Self { numbers, frozen, sizes, idle, packs, ranges, layout, order })
     }
 
     /// How many each replica has made and doesn't use.
@@ -74,7 +77,7 @@ impl Pool {
         let packs = self.packs.as_ref().zip(layout);
         let packs = packs.map(|(buffers, layout)| Filling::new(layout, buffers));
         let departures = ahead.zip(packs.as_ref());
-        let departures = departures.map(|(ahead, packs)| Departures::new(ahead, replica, packs.layout()));
+        let departures = departures.map(|(ahead, packs)| packs.departures(ahead, replica));
         Bucket { pool: self.clone(), replica, loose, packs, departures }
     }
 
@@ -85,7 +88,7 @@ impl Pool {
         match &*layout {
             Some(layout) if layout.is_of(dense) && order.is_none() => layout.clone(),
             before => {
-                let new = Layout::new(&self.sizes, dense, order.unwrap_or_default());
+                let new = Layout::new(&self.sizes, dense, order.unwrap_or_default(), self.ranges.as_ref());
                 let same = before.clone().filter(|before| **before == new);
                 layout.insert(same.unwrap_or_else(|| Arc::new(new))).clone()
             }
@@ -299,7 +302,7 @@ mod tests {
     #[test]
     fn of_rows_and_dense_gradients_of_one_table_the_sum_is_there_in_any_order() {
         let table = variable((3, 2), DType::F64);
-        let pool = Pool::new([&table].into_iter(), [].into_iter(), None);
+        let pool = Pool::new([&table].into_iter(), [].into_iter(), None, None);
         let one = |bucket: &mut Bucket| bucket.add_rows(0, rows(&[0, 2], &[1., 2., 3., 4.]));
         let other = |bucket: &mut Bucket| bucket.add_rows(0, rows(&[1, 2], &[10., 20., 30., 40.]));
         let all = |bucket: &mut Bucket| bucket.add(0, &dense(&[100.; 6])).unwrap();
@@ -327,7 +330,7 @@ mod tests {
     fn variables_of_two_dtypes_have_places_of_their_own() {
         let all = [(1, DType::F64), (3, DType::F32), (2, DType::F64), (5, DType::F32)];
         let all = all.map(|(n, dtype)| variable((n, 2), dtype));
-        let mut bucket = Pool::new(all.iter(), [].into_iter(), None).take(0, 1, None);
+        let mut bucket = Pool::new(all.iter(), [].into_iter(), None, None).take(0, 1, None);
         for (number, variable) in all.iter().enumerate() {
             bucket.add(number, &(variable.ones_like().unwrap() * number as f64).unwrap()).unwrap();
         }
@@ -344,7 +347,7 @@ mod tests {
     #[test]
     fn buckets_serve_again_one_for_each_replica() {
         let weight = variable((3, 2), DType::F64);
-        let pool = Pool::new([&weight].into_iter(), [].into_iter(), None);
+        let pool = Pool::new([&weight].into_iter(), [].into_iter(), None, None);
         let mut places = Vec::new();
         for _ in 0..3 {
             // Both at once, as in a step.
@@ -360,7 +363,7 @@ mod tests {
     fn what_had_a_dense_gradient_goes_into_packs_in_the_next_step() {
         let all = [variable((1, 2), DType::F64), variable((3, 2), DType::F64), variable((2, 2), DType::F64)];
         let buffers = local::groups(Default::default(), 1, 1).unwrap()[0].buffers().clone();
-        let pool = Pool::new(all.iter(), [].into_iter(), Some(buffers));
+        let pool = Pool::new(all.iter(), [].into_iter(), Some(buffers), None);
         let found = || vec![None, Some(LocalGradient::Dense(dense(&[5.; 6]))), None];
         let step = |pool: &Arc<Pool>| {
             let mut bucket = pool.take(0, 1, None);

@@ -2,12 +2,15 @@
 
 use super::Layout;
 use bytes::Bytes;
-use distribute_collective::group::Ahead;
+use distribute_collective::group::{Ahead, Buffers};
+use std::sync::Arc;
 
 /// Which packs of a replica have left.
 #[derive(Debug)]
 pub(super) struct Departures {
     ahead: Ahead,
+    layout: Arc<Layout>,
+    buffers: Buffers,
     /// The number of the first pack among all of this worker.
     first: usize,
     /// For each pack how many of its variables are not complete.
@@ -17,9 +20,10 @@ pub(super) struct Departures {
 
 impl Departures {
     /// Those of a replica, which has this number in its worker.
-    pub(super) fn new(ahead: Ahead, replica: usize, layout: &Layout) -> Self {
+    pub(super) fn new(ahead: Ahead, replica: usize, layout: &Arc<Layout>, buffers: &Buffers) -> Self {
         let open: Vec<_> = layout.packs().iter().map(|pack| pack.variables).collect();
-        Self { ahead, first: replica * open.len(), left: vec![false; open.len()], open }
+        let (first, left) = (replica * open.len(), vec![false; open.len()]);
+        Self { ahead, layout: layout.clone(), buffers: buffers.clone(), first, left, open }
     }
 
     /// One more variable of a pack is complete. Says whether the pack is.
@@ -34,7 +38,11 @@ impl Departures {
         if let Some(left @ false) = self.left.get_mut(pack) {
             let _span = tracing::trace_span!("send", pack, bytes = bytes.len()).entered();
             *left = true;
-            self.ahead.send_far(self.first + pack, bytes);
+            let number = self.first + pack;
+            match self.layout.pieces(pack, bytes, &self.buffers) {
+                Some(piece) => self.ahead.send_far_pieces(number, piece),
+                None => self.ahead.send_far(number, bytes),
+            }
         }
     }
 
@@ -42,7 +50,11 @@ impl Departures {
     pub(super) fn end(mut self, packs: &[Bytes]) -> u64 {
         for (pack, bytes) in packs.iter().enumerate() {
             self.leave(pack, bytes);
-            self.ahead.send_near(self.first + pack, bytes);
+            let number = self.first + pack;
+            match self.layout.pieces(pack, bytes, &self.buffers) {
+                Some(piece) => self.ahead.send_near_pieces(number, piece),
+                None => self.ahead.send_near(number, bytes),
+            }
         }
         self.ahead.call()
     }

@@ -3,6 +3,7 @@
 use super::{Bucket, Flat};
 use crate::number::Number;
 use candle_core::{DType, Result, Tensor, Var};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// A dense gradient where layers have put it, or where it has arrived from another worker.
@@ -11,6 +12,8 @@ pub(crate) struct Deposited {
     memory: Memory,
     /// Which of the optimizer's variables it is of.
     number: usize,
+    /// Which of the elements that are there, if not all.
+    range: Option<Range<usize>>,
 }
 
 #[derive(Clone, Debug)]
@@ -21,11 +24,16 @@ enum Memory {
 
 impl Deposited {
     pub(super) fn in_bucket(bucket: &Arc<Bucket>, number: usize) -> Self {
-        Self { memory: Memory::Bucket(bucket.clone()), number }
+        Self { memory: Memory::Bucket(bucket.clone()), number, range: None }
     }
 
     pub(crate) fn in_flat(flat: &Arc<Flat>, number: usize) -> Self {
-        Self { memory: Memory::Flat(flat.clone()), number }
+        Self { memory: Memory::Flat(flat.clone()), number, range: None }
+    }
+
+    /// The same, of a range of the elements.
+    pub(crate) fn range(self, range: Range<usize>) -> Self {
+        Self { range: Some(range), ..self }
     }
 
     /// The vector that it is part of, if it is.
@@ -38,9 +46,13 @@ impl Deposited {
 
     /// Its elements. None for another dtype.
     pub(crate) fn elements<T: Number>(&self) -> Option<&[T]> {
-        match &self.memory {
+        let all = match &self.memory {
             Memory::Bucket(bucket) => bucket.dense(self.number),
             Memory::Flat(flat) => flat.dense(self.number),
+        };
+        match &self.range {
+            Some(range) => all?.get(range.clone()),
+            None => all,
         }
     }
 

@@ -1,11 +1,12 @@
 //! Dense gradients of several variables in packs, which are sent to other workers from where they lie.
 
 use super::Layout;
+use super::departures::Departures;
 use super::layout::Place;
 use crate::number::Number;
 use bytes::Bytes;
 use candle_core::WithDType;
-use distribute_collective::group::{Buffer, Buffers};
+use distribute_collective::group::{Ahead, Buffer, Buffers};
 use std::sync::Arc;
 
 /// Packs that are being filled.
@@ -33,6 +34,11 @@ impl Filling {
 
     pub(super) fn layout(&self) -> &Arc<Layout> {
         &self.layout
+    }
+
+    /// Sends them as those of a replica, ahead of a call.
+    pub(super) fn departures(&self, ahead: Ahead, replica: usize) -> Departures {
+        Departures::new(ahead, replica, &self.layout, &self.buffers)
     }
 
     /// Where the elements of a variable go. None for another dtype, and where it has no place.
@@ -89,7 +95,7 @@ impl Filling {
     /// The packs, filled.
     pub(crate) fn freeze(mut self) -> Flat {
         let packs = (0..self.packs.len()).map(|pack| self.close(pack)).collect();
-        Flat { layout: self.layout, packs, sent_ahead: None }
+        Flat { layout: self.layout, part: None, packs, sent_ahead: None }
     }
 }
 
@@ -97,6 +103,8 @@ impl Filling {
 #[derive(Clone, Debug)]
 pub(crate) struct Flat {
     layout: Arc<Layout>,
+    /// The worker whose part of the packs this is, where it is not all of them.
+    part: Option<usize>,
     packs: Vec<Bytes>,
     /// The call ahead of which they have been sent to the other workers, if they have.
     sent_ahead: Option<u64>,
@@ -113,7 +121,18 @@ impl Flat {
             own.bytes_mut().copy_from_slice(&bytes);
             own.freeze()
         };
-        Self { layout: layout.clone(), packs: packs.into_iter().map(aligned).collect(), sent_ahead: None }
+        let packs = packs.into_iter().map(aligned).collect();
+        Self { layout: layout.clone(), part: None, packs, sent_ahead: None }
+    }
+
+    /// What another worker has sent to this one, which owns ranges of variables: of these there are no other elements.
+    pub(crate) fn received_part(
+        layout: &Arc<Layout>,
+        worker: usize,
+        packs: Vec<Bytes>,
+        buffers: &Buffers,
+    ) -> Self {
+        Self { part: Some(worker), ..Self::received(layout, packs, buffers) }
     }
 
     /// The same, where all of it has been sent ahead of a call.
@@ -134,9 +153,12 @@ impl Flat {
         &self.packs
     }
 
-    /// The elements of a variable. None for another dtype, and where it has no place.
+    /// The elements of a variable that are there. None for another dtype, and where it has no place.
     pub(crate) fn dense<T: Number>(&self, number: usize) -> Option<&[T]> {
-        let Place { pack, bytes } = self.layout.place(number)?;
+        let Place { pack, bytes } = match self.part {
+            Some(worker) => self.layout.part(worker)?.place(number)?,
+            None => self.layout.place(number)?,
+        };
         if self.layout.packs().get(*pack)?.dtype != <T as WithDType>::DTYPE {
             return None;
         }
@@ -158,7 +180,7 @@ mod tests {
     }
 
     fn layout() -> Arc<Layout> {
-        Arc::new(Layout::new(&SIZES, &[true, true, false, true, true], &[]))
+        Arc::new(Layout::new(&SIZES, &[true, true, false, true, true], &[], None))
     }
 
     #[test]
@@ -180,6 +202,33 @@ mod tests {
             assert_eq!(flat.dense::<f32>(4).unwrap(), [0.; 100]);
             assert!(flat.dense::<f32>(2).is_none() && flat.dense::<f32>(1).is_none());
         }
+    }
+
+    // INV-40
+    #[test]
+    fn a_worker_that_owns_ranges_gets_them_of_every_pack() {
+        let ranges = vec![vec![0..3, 4..20, 0..0, 0..0, 64..100], vec![0..0, 0..4, 0..7, 0..0, 0..64]];
+        let layout = Arc::new(Layout::new(&SIZES, &[true, true, false, true, true], &[], Some(&ranges)));
+        let mut filling = Filling::new(layout.clone(), &buffers());
+        filling.place::<f32>(0).unwrap().copy_from_slice(&[1., 2., 3.]);
+        (0..20).for_each(|at| filling.place::<f64>(1).unwrap()[at] = at as f64);
+        (0..100).for_each(|at| filling.place::<f32>(4).unwrap()[at] = at as f32);
+        let flat = filling.freeze();
+        for (worker, ranges) in ranges.iter().enumerate() {
+            let part = layout.part(worker).unwrap();
+            let pieces: Vec<_> =
+                flat.packs().iter().enumerate().map(|(pack, all)| part.of(pack, all, &buffers())).collect();
+            assert!(pieces.iter().enumerate().all(|(pack, piece)| piece.len() == part.len(pack)));
+            let piece = Flat::received_part(&layout, worker, pieces, &buffers());
+            for number in [0, 4] {
+                let (mine, all) = (piece.dense::<f32>(number).unwrap(), flat.dense::<f32>(number).unwrap());
+                assert_eq!(mine, &all[ranges[number].clone()]);
+            }
+            assert_eq!(piece.dense::<f64>(1).unwrap(), &flat.dense::<f64>(1).unwrap()[ranges[1].clone()]);
+            assert!(piece.dense::<f32>(2).is_none());
+        }
+        let whole = Layout::new(&SIZES, &[true, true, false, true, true], &[], None);
+        assert_ne!(whole.digest(), layout.digest());
     }
 
     #[test]

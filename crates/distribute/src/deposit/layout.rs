@@ -1,7 +1,10 @@
 //! Where the gradients of variables lie in the packs that go to other workers: a function of sizes and of their order.
 
+use super::Part;
+use bytes::Bytes;
 use candle_core::DType;
 use distribute_cluster::fnv1a;
+use distribute_collective::group::Buffers;
 use std::ops::Range;
 
 /// Each variable begins on a cache line of its own.
@@ -20,8 +23,13 @@ pub(crate) struct Layout {
     /// For each variable.
     places: Vec<Option<Place>>,
     packs: Vec<Pack>,
+    /// What each worker gets of them, where it is not all or an equal range of each.
+    parts: Option<Vec<Part>>,
     digest: u64,
 }
+
+/// The elements of each variable that a worker owns, for each worker.
+pub(crate) type Ranges = Vec<Vec<Range<usize>>>;
 
 /// Which bytes of a pack a variable has.
 #[derive(Clone, Debug, PartialEq)]
@@ -42,8 +50,14 @@ pub(crate) struct Pack {
 
 impl Layout {
     /// The layout of the variables that are `dense`, of which each has a dtype and a number of elements. Those that come first
-    /// in `order` are in the first packs; those that are not in it come last.
-    pub(crate) fn new(sizes: &[(DType, usize)], dense: &[bool], order: &[u32]) -> Self {
+    /// in `order` are in the first packs; those that are not in it come last. Where workers own `ranges` of variables, each gets
+    /// its own of every pack.
+    pub(crate) fn new(
+        sizes: &[(DType, usize)],
+        dense: &[bool],
+        order: &[u32],
+        ranges: Option<&Ranges>,
+    ) -> Self {
         let mut turn = vec![order.len(); sizes.len()];
         for (at, number) in order.iter().enumerate() {
             if let Some(turn) = turn.get_mut(*number as usize) {
@@ -55,10 +69,13 @@ impl Layout {
         let size = |number: usize| sizes[number].1 * sizes[number].0.size_in_bytes();
         let whole = numbers.iter().map(|number| size(*number)).sum::<usize>();
         let closed = PACK.max(whole.div_ceil(MOST_PACKS));
-        let mut all = Self { places: vec![None; sizes.len()], packs: Vec::new(), digest: 0 };
+        let mut all = Self { places: vec![None; sizes.len()], packs: Vec::new(), parts: None, digest: 0 };
         for number in numbers {
             let dtype = sizes[number].0;
+            // A range of a pack of one variable is sent from where it lies.
+            let alone = ranges.is_some() && size(number) >= closed;
             let open = all.packs.iter().rposition(|pack| pack.dtype == dtype && pack.len < closed);
+            let open = open.filter(|_| !alone);
             let index = open.unwrap_or_else(|| {
                 all.packs.push(Pack { dtype, len: 0, variables: 0 });
                 all.packs.len() - 1
@@ -73,7 +90,11 @@ impl Layout {
             Some(Place { pack, bytes }) => [*pack as u64 + 1, bytes.start as u64, bytes.end as u64],
             None => [0; 3],
         });
-        all.digest = fnv1a(places.flatten().flat_map(u64::to_le_bytes));
+        let part = |ranges: &Vec<_>| Part::new(all.packs.len(), &all.places, sizes, ranges);
+        let parts: Option<Vec<_>> = ranges.map(|ranges| ranges.iter().map(part).collect());
+        let of_parts = parts.iter().flatten().flat_map(Part::numbers);
+        all.digest = fnv1a(places.flatten().chain(of_parts).flat_map(u64::to_le_bytes));
+        all.parts = parts;
         all
     }
 
@@ -94,6 +115,24 @@ impl Layout {
 
     pub(super) fn place(&self, number: usize) -> Option<&Place> {
         self.places.get(number)?.as_ref()
+    }
+
+    /// What a worker gets of the packs, where workers own ranges of variables.
+    pub(crate) fn part(&self, worker: usize) -> Option<&Part> {
+        self.parts.as_ref()?.get(worker)
+    }
+
+    /// What each worker gets of a pack, where workers own ranges of variables.
+    pub(crate) fn pieces<'a>(
+        &'a self,
+        pack: usize,
+        bytes: &'a Bytes,
+        buffers: &'a Buffers,
+    ) -> Option<impl Fn(usize) -> Bytes + 'a> {
+        let parts = self.parts.as_ref()?;
+        Some(move |worker: usize| {
+            parts.get(worker).map_or_else(Bytes::new, |part| part.of(pack, bytes, buffers))
+        })
     }
 
     /// The packs, in the order in which they are sent.
@@ -121,7 +160,7 @@ mod tests {
     #[test]
     fn each_variable_begins_on_a_line_of_its_own_and_packs_have_one_dtype() {
         let dense = [true, true, false, true, true];
-        let layout = Layout::new(&SIZES, &dense, &[4, 1]);
+        let layout = Layout::new(&SIZES, &dense, &[4, 1], None);
         assert!(layout.is_of(&dense) && !layout.is_of(&[true; 5]));
         assert_eq!(
             layout.places,
@@ -137,15 +176,15 @@ mod tests {
         let sizes = [(DType::F32, 40 << 10); 7];
         let numbers = |layout: &Layout| (0..7).map(|n| layout.place(n).unwrap().pack).collect::<Vec<_>>();
         let reversed: Vec<u32> = (0..7).rev().collect();
-        assert_eq!(numbers(&Layout::new(&sizes, &[true; 7], &reversed)), [3, 2, 2, 1, 1, 0, 0]);
+        assert_eq!(numbers(&Layout::new(&sizes, &[true; 7], &reversed, None)), [3, 2, 2, 1, 1, 0, 0]);
         // A large model has no more of them.
         let sizes = vec![(DType::F32, 1 << 20); 100];
-        assert_eq!(Layout::new(&sizes, &[true; 100], &[]).packs().len(), 15);
+        assert_eq!(Layout::new(&sizes, &[true; 100], &[], None).packs().len(), 15);
     }
 
     #[test]
     fn other_variables_or_another_order_have_another_digest() {
-        let layout = |dense, order: &[u32]| Layout::new(&SIZES, dense, order).digest();
+        let layout = |dense, order: &[u32]| Layout::new(&SIZES, dense, order, None).digest();
         let one = layout(&[true; 5], &[0, 1, 2, 3, 4]);
         assert_eq!(one, layout(&[true; 5], &[]));
         assert_ne!(one, layout(&[true; 5], &[4]));

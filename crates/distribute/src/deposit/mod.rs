@@ -14,13 +14,15 @@ mod deposits;
 mod flat;
 mod layout;
 mod local;
+mod part;
 mod rows;
 
 pub(crate) use bucket::{Bucket, Pool};
 pub(crate) use deposited::Deposited;
 pub(crate) use flat::{Filling, Flat};
-pub(crate) use layout::{Layout, Pack};
+pub(crate) use layout::{Layout, Pack, Ranges};
 pub(crate) use local::LocalGradient;
+pub(crate) use part::Part;
 pub(crate) use rows::Rows;
 
 use crate::number::Number;

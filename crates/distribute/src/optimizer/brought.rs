@@ -68,11 +68,10 @@ impl Brought {
     /// What is added up, where there are other workers, with the bits that one process would get with all of the replicas.
     ///
     /// # Errors
-    /// The same on all workers: they make other calls, or one is lost or late. A worker that cannot bring its part tells the
-    /// others that it failed.
+    /// The same on all workers: they make other calls, or one is lost or late. Its own on a worker that cannot bring its part.
     pub(super) fn operands<'b>(
         &'b self,
-        calling: Option<Calling<'_>>,
+        calling: Option<&mut Calling<'_>>,
         trained: &'b Trained,
         weights: impl Fn(&Tally) -> f64,
         threads: &Threads<'_>,

@@ -1,8 +1,9 @@
 //! Variables that are trained otherwise than the others, or not at all: chosen by name.
 
 use super::progress::Progress;
+use super::shards::Shards;
 use super::slots::Slots;
-use super::{Optimizer, Trained, over_workers};
+use super::{Optimizer, Trained, over_workers, sharding};
 use crate::deposit::Pool;
 use crate::{Error, Result};
 use candle_core::{DType, Var};
@@ -35,7 +36,12 @@ impl<R: Rule> Groups<R> {
 
     /// Whether all rules of groups only compute.
     pub(super) fn only_compute(&self) -> bool {
-        self.rules.iter().all(Rule::only_computes)
+        self.all().all(Rule::only_computes)
+    }
+
+    /// All rules of groups.
+    pub(super) fn all(&self) -> impl Iterator<Item = &R> {
+        self.rules.iter()
     }
 
     /// Refuses a step in which a variable's rate is more than numbers of its dtype can be: the update would be infinite.
@@ -124,7 +130,8 @@ impl<R: Rule> Optimizer<R> {
         self.progress.keep(stays);
         let mut index = 0..;
         self.groups.of_variables.retain(|_| index.next().is_some_and(stays));
-        self.trained = Arc::new(Trained::new(self.trained.strategy.clone(), variables, frozen));
+        let (strategy, sharded) = (self.trained.strategy.clone(), self.trained.shards.is_some());
+        self.trained = Arc::new(Trained::new(strategy, variables, frozen, sharded));
         Ok(self)
     }
 
@@ -165,7 +172,7 @@ impl<R: Rule> Optimizer<R> {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] where no variable that is trained has such a name, with the names there are, or the rule
-    /// keeps other slots; [`Error::Hyperparameter`] for one out of range.
+    /// keeps other slots, or may do more than compute where [state is sharded](Optimizer::sharded_state); [`Error::Hyperparameter`] for one out of range.
     ///
     /// ```
     /// # use distribute::{optimizer::rules, prelude::*};
@@ -182,6 +189,9 @@ impl<R: Rule> Optimizer<R> {
     #[doc(alias = "param_groups")]
     pub fn with_rule_for(mut self, names: impl Fn(&str) -> bool, rule: R) -> Result<Self> {
         rule.validate()?;
+        if self.trained.shards.is_some() {
+            sharding::require_rule("with_rule_for", &rule)?;
+        }
         if rule.slots() != self.rule.slots() {
             let reason = format!("{rule:?} keeps other slots than the optimizer's {:?}", self.rule);
             return Err(Error::invalid("with_rule_for", reason));
@@ -219,13 +229,18 @@ impl Trained {
         strategy: crate::Strategy,
         variables: Vec<(String, Var)>,
         frozen: Vec<(String, Var)>,
+        sharded: bool,
     ) -> Self {
+        let world = strategy.world();
+        let names = || variables.iter().map(|(name, variable)| (name.as_str(), variable));
+        let shards = (sharded && world.is_multi_worker()).then(|| Shards::new(world, names()));
         let buckets = Pool::new(
             variables.iter().map(|(_, variable)| variable),
             frozen.iter().map(|(_, variable)| variable),
             over_workers::packs(&strategy),
+            shards.as_ref().map(Shards::by_worker),
         );
-        Self { strategy, variables, frozen, buckets }
+        Self { strategy, variables, frozen, shards, buckets }
     }
 }
 

@@ -25,7 +25,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 /// Variables that are locked at a time: candle's calls nest, and each takes stack.
-const LOCKED: usize = 64;
+pub(super) const LOCKED: usize = 64;
 
 /// Updates variables where they lie, by rules that do nothing but compute. While a replica waits for the others, none of the code that
 /// runs is the user's.
@@ -46,7 +46,7 @@ impl InPlace<'_> {
     ) -> Result<()> {
         let Self { rules, transforms, trained } = self;
         let mut variables = all.variables();
-        let settled = settle(transforms, trained, &variables, threads)?;
+        let settled = settle(transforms, trained, &variables, threads, Ok)?;
 
         let mut slots = change.slots();
         let mut slots: Vec<Option<&mut Slots>> = slots.iter_mut().map(Some).collect();
@@ -104,6 +104,8 @@ impl Updater for InPlace<'_> {
 /// A range of a variable, what is kept beside it, and its gradients.
 pub(super) struct UpdateRange<'a, F> {
     values: &'a mut [F],
+    /// The values before, where the new ones are put elsewhere.
+    old: Option<&'a [F]>,
     slots: Vec<&'a mut [F]>,
     gradients: GradientRange<'a, F>,
 }
@@ -111,7 +113,12 @@ pub(super) struct UpdateRange<'a, F> {
 impl<'a, F> UpdateRange<'a, F> {
     /// A whole variable.
     pub(super) fn new(values: &'a mut [F], slots: &'a mut [Vec<F>], gradients: GradientRange<'a, F>) -> Self {
-        Self { values, slots: slots.iter_mut().map(Vec::as_mut_slice).collect(), gradients }
+        Self { values, old: None, slots: slots.iter_mut().map(Vec::as_mut_slice).collect(), gradients }
+    }
+
+    /// The same, where the values are put into other memory and were these before.
+    pub(super) fn from(self, old: &'a [F]) -> Self {
+        Self { old: Some(old), ..self }
     }
 }
 
@@ -124,6 +131,7 @@ impl<F> Cut for UpdateRange<'_, F> {
         let len = gradients.elements();
         Self {
             values: self.values.split_off_mut(..len).unwrap_or_default(),
+            old: self.old.as_mut().map(|old| old.split_off(..len).unwrap_or_default()),
             slots: self.slots.iter_mut().map(|slot| slot.split_off_mut(..len).unwrap_or_default()).collect(),
             gradients,
         }
@@ -136,7 +144,7 @@ pub(super) fn update<F: Number>(
     rules: &Rules<'_>,
     settled: &Settled,
 ) -> Result<(), UpdateError> {
-    let UpdateRange { values, mut slots, gradients } = range;
+    let UpdateRange { values, old, mut slots, gradients } = range;
     let (rule, step) = rules.of(gradients.variable);
     let of_replicas = match &gradients.summands {
         Summands::Dense(of_replicas) => of_replicas,
@@ -147,6 +155,9 @@ pub(super) fn update<F: Number>(
     let mut scratch = [F::of(0.); BLOCK];
     let kept = slots.len().min(MOST_SLOTS);
     for at in blocks(values.len()) {
+        if let Some(old) = old {
+            values[at.clone()].copy_from_slice(&old[at.clone()]);
+        }
         let gradient = gradients.block(of_replicas, settled, at.clone(), &values[at.clone()], &mut scratch);
         let mut of_block = cut_all(&mut slots, &at);
         rule.update(step, &mut values[at], gradient, &mut of_block[..kept])?;

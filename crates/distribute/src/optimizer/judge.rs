@@ -7,7 +7,7 @@ use super::missing::{self, MissingGradients};
 use super::progress::busy;
 use super::tally::{Kind, Tally};
 use super::together::Together;
-use super::{Optimizer, examples};
+use super::{Optimizer, examples, sharding};
 use crate::{Error, ReplicaContext, Result};
 use candle_core::DType;
 use distribute_log::heard;
@@ -129,6 +129,10 @@ impl<R: Rule> Optimizer<R> {
         let Some(first) = workers.first() else {
             return Ok((finished, self.rate.of_step(finished, operation)?));
         };
+        let incomplete: Vec<_> = (0..workers.len()).filter(|worker| workers[*worker].incomplete).collect();
+        if let Some(worker) = incomplete.first() {
+            return Err(sharding::incomplete(operation, workers[*worker].finished + 1, &incomplete));
+        }
         if workers.iter().any(|worker| worker.finished != first.finished) {
             let steps: Vec<_> = workers.iter().map(|worker| worker.finished.to_string()).collect();
             let reason = format!(

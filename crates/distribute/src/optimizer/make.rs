@@ -11,6 +11,7 @@ use super::operands::Operands;
 use super::progress::Change;
 use super::rate::Rate;
 use super::reduction;
+use super::sharded::Sharded;
 use super::tally::{Position, Tally};
 use super::threads::Threads;
 use super::together::Together;
@@ -52,9 +53,10 @@ impl<R: Rule> Optimizer<R> {
             mine.tally.position = self.position(operation, member);
         }
         let mut call = Call::new(ctx, operation);
+        let sharded = if self.trained.shards.is_some() { ", sharded" } else { "" };
         let detail = match weighting {
-            Weighting::Replicas(op) => format!("{} {} {op}", self.rule.name(), self.number),
-            _ => format!("{} {}", self.rule.name(), self.number),
+            Weighting::Replicas(op) => format!("{} {}{sharded} {op}", self.rule.name(), self.number),
+            _ => format!("{} {}{sharded}", self.rule.name(), self.number),
         };
         let print = Fingerprint::new(Operation::Minimize, detail, at);
         let variables = self.trained.variables.len();
@@ -81,7 +83,8 @@ impl<R: Rule> Optimizer<R> {
         }
         let _once = enter(Mode::CrossReplica(self.trained.strategy.clone()));
         let learning_rate = self.rate.of_step(finished, operation).map_err(Arc::new);
-        Some(Position { finished, learning_rate })
+        let incomplete = self.progress.is_incomplete();
+        Some(Position { finished, incomplete, learning_rate })
     }
 
     /// The step, once all replicas have met.
@@ -99,7 +102,13 @@ impl<R: Rule> Optimizer<R> {
                 if judged.verdict == Verdict::Make {
                     let (change, all) = self.begin(call, together, &brought, &judged, threads)?;
                     let in_place = self.in_place(&judged, &self.after_reduce);
-                    in_place.reduce_and_apply(&change, &all, threads)?;
+                    match &self.trained.shards {
+                        Some(shards) => {
+                            let sharded = Sharded { in_place, shards, operation: call.operation };
+                            sharded.reduce_and_apply(&change, &all, together, threads)?;
+                        }
+                        None => in_place.reduce_and_apply(&change, &all, threads)?,
+                    }
                 }
                 Ok(judged)
             });
@@ -122,18 +131,13 @@ impl<R: Rule> Optimizer<R> {
         judged: &Judged,
         threads: &Threads<'_>,
     ) -> Result<(Change<'a>, Operands<'b>)> {
-        let calling = together.calling("its gradients");
-        match self.progress.change(call.operation) {
-            Ok(change) => {
-                let replicas = brought.tallies().len();
-                let weights = |tally: &Tally| judged.weight(tally, replicas);
-                Ok((change, brought.operands(calling, &self.trained, weights, threads)?))
-            }
-            Err(error) => {
-                calling.into_iter().for_each(Calling::decline);
-                Err(error)
-            }
-        }
+        let mut calling = together.calling("its gradients");
+        let replicas = brought.tallies().len();
+        let weights = |tally: &Tally| judged.weight(tally, replicas);
+        let begun = self.progress.change(call.operation).and_then(|change| {
+            Ok((change, brought.operands(calling.as_mut(), &self.trained, weights, threads)?))
+        });
+        begun.inspect_err(|error| or_decline(calling, error))
     }
 
     /// The step where it calls code of users, a part after the other, so that nobody waits for that beyond the deadline.
@@ -212,5 +216,12 @@ impl<R: Rule> Optimizer<R> {
             let _once = enter(Mode::CrossReplica(self.trained.strategy.clone()));
             Ok(Arc::new(reduction::changed(closure, &self.trained, Arc::unwrap_or_clone(gradients))?))
         })
+    }
+}
+
+/// Tells the other workers of an error of this one's own, which ends their call. They know those of a call.
+pub(super) fn or_decline(calling: Option<Calling<'_>>, error: &Error) {
+    if !matches!(error, Error::Collective(_)) {
+        calling.into_iter().for_each(Calling::decline);
     }
 }

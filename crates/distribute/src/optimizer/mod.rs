@@ -9,12 +9,14 @@
 //! | leave variables out, train some otherwise | [`Optimizer::freeze`], [`rate_factor`](Optimizer::rate_factor), [`with_rule_for`](Optimizer::with_rule_for) |
 //! | be told of NaN, and of variables without gradient | [`Optimizer::on_not_finite`], [`Optimizer::on_missing_gradients`] |
 //! | look at slots | [`Optimizer::slot`] |
+//! | divide slots among workers | [`Optimizer::sharded_state`] |
 //! | update a table of one's own | [`rules`] |
 //!
 //! A step goes this way: each replica's gradients are checked and changed on its own thread (`contribution.rs`), then all
 //! meet and tell each other what they have (`tally.rs`), what becomes of the step is decided for all (`judge.rs`), gradients
 //! are exchanged with the other workers of a group (`over_workers.rs`), added up and over the replicas of this process (`reduction.rs`, each replica
 //! the range that it owns), and an `Updater` applies them: `in_place.rs` in the same pass, or `on_copies.rs`, where a rule is the user's.
+//! Where workers share the state, each applies them to the elements that it owns (`shards.rs`), and gets the others' (`sharded.rs`).
 //! What calls code of users is done in parts (`together.rs`), so that nobody waits for such code beyond the deadline.
 //!
 //! On this way a replica's gradient of a variable is a `LocalGradient`; `Operands` has those of all replicas, open for
@@ -35,6 +37,7 @@ mod locked;
 mod losses;
 mod make;
 mod missing;
+mod norms;
 mod on_copies;
 mod operands;
 mod over_workers;
@@ -44,13 +47,19 @@ mod rate;
 mod reduction;
 mod row_range;
 mod row_records;
+mod row_shard;
 mod settings;
+mod sharded;
+mod sharding;
+mod shards;
 mod slots;
+mod slots_of_all;
 mod state;
 mod step;
 mod tally;
 mod threads;
 mod together;
+mod touched;
 mod transform;
 mod updater;
 
@@ -69,7 +78,9 @@ use groups::Groups;
 use judge::Seen;
 use progress::Progress;
 use rate::Rate;
+use shards::Shards;
 use slots::Slots;
+use std::panic::Location;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
@@ -144,6 +155,8 @@ struct Trained {
     variables: Vec<(String, Var)>,
     /// Those of the model's that are not, by name.
     frozen: Vec<(String, Var)>,
+    /// Which worker updates which elements, where not every one updates all.
+    shards: Option<Shards>,
     /// Where layers put gradients.
     buckets: Arc<Pool>,
 }
@@ -195,12 +208,13 @@ impl<R: Rule> Optimizer<R> {
             return Err(Error::invalid("Optimizer::with_rule", reason));
         }
         rate::require(learning_rate, "Optimizer::with_rule")?;
-        let slots = variables.iter().map(|(name, v)| Slots::new(name, v, &layout)).collect::<Result<_>>()?;
+        let slots = variables.iter().map(|(name, v)| Slots::new(name, v, &layout, v.elem_count()));
+        let slots = slots.collect::<Result<_>>()?;
         Ok(Self {
             rule,
             groups: Groups::new(variables.len()),
             number: strategy.next_optimizer(),
-            trained: Arc::new(Trained::new(strategy, variables, Vec::new())),
+            trained: Arc::new(Trained::new(strategy, variables, Vec::new(), false)),
             rate: Rate::Set(AtomicU64::new(learning_rate.to_bits())),
             before_reduce: Vec::new(),
             after_reduce: Vec::new(),
@@ -254,9 +268,12 @@ impl<R: Rule> Optimizer<R> {
 
     /// A copy of what the rule keeps beside a variable, such as Adam's `m` and `v`, of the variable's shape and dtype.
     ///
+    /// Where [state is sharded](Optimizer::sharded_state), all workers make this call, between runs, and each gets all of it.
+    ///
     /// # Errors
     /// [`Error::InvalidArgument`] for an unknown variable or slot: it lists those there are; and while a step is being
-    /// made, also from a closure that the step calls.
+    /// made, also from a closure that the step calls. Where state is sharded, also [`Error::Collective`] and [`Error::Worker`] on
+    /// every worker, [`Error::IncompleteState`], and [`Error::WrongContext`] inside of `run`.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -270,6 +287,7 @@ impl<R: Rule> Optimizer<R> {
     /// # Ok::<(), distribute::Error>(())
     /// ```
     #[doc(alias = "get_slot")]
+    #[track_caller]
     pub fn slot(&self, variable: &str, slot: &str) -> Result<Tensor> {
         let position = self.trained.position("slot", variable)?;
         let unknown = || {
@@ -277,6 +295,9 @@ impl<R: Rule> Optimizer<R> {
             Error::invalid("slot", format!("no slot is named {slot:?}; there are {all:?}"))
         };
         let index = self.slot_names().position(|name| name == slot).ok_or_else(unknown)?;
+        if let Some(shards) = &self.trained.shards {
+            return self.slot_of_all(shards, position, index, Location::caller());
+        }
         self.progress.read("slot")?[position].tensor(index, &self.trained.variables[position].1)
     }
 }

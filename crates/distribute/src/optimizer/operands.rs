@@ -4,12 +4,14 @@ use super::Trained;
 use super::conversion::row_len;
 use super::gradient_range::{GradientRange, Summands};
 use super::row_range::RowRange;
+use super::shards::Shards;
 use super::transform::Settled;
 use crate::deposit::{Deposited, LocalGradient, Rows};
 use crate::number::{Any, Number, operand};
 use crate::{Error, Result};
 use candle_core::{DType, Layout, Storage, StorageRef, Var};
 use std::borrow::Cow;
+use std::ops::Range;
 
 /// The gradients that replicas bring, one for each variable, with the weight of each replica.
 pub(super) type Weighted<'r> = [(f64, &'r [Option<LocalGradient>])];
@@ -23,6 +25,8 @@ pub(super) type Whole<'a> = Any<GradientRange<'a, f32>, GradientRange<'a, f64>>;
 /// For each variable, what is added up: on some replicas dense and on others by row counts as dense.
 pub(super) struct Operands<'r> {
     trained: &'r Trained,
+    /// Of dense ones only the elements that this worker owns, if they are shared out.
+    shards: Option<&'r Shards>,
     of_variables: Vec<Vec<(f64, Cow<'r, LocalGradient>)>>,
 }
 
@@ -61,7 +65,12 @@ impl<'r> Operands<'r> {
             Ok(parts)
         };
         let of_variables = parts.zip(&trained.variables).map(of).collect::<Result<_>>()?;
-        Ok(Self { trained, of_variables })
+        Ok(Self { trained, shards: None, of_variables })
+    }
+
+    /// The same, where dense gradients have only the elements that this worker owns.
+    pub(super) fn of_shards(self, shards: Option<&'r Shards>) -> Self {
+        Self { shards, ..self }
     }
 
     /// Those with a gradient on some replica, opened for reading.
@@ -71,7 +80,8 @@ impl<'r> Operands<'r> {
         active
             .map(|(index, ((name, variable), parts))| {
                 let parts = parts.iter().map(|(weight, ready)| (*weight, ReadGuard::new(ready))).collect();
-                Variable { index, name, variable, parts }
+                let owned = self.shards.map(|shards| shards.mine(index));
+                Variable { index, name, variable, owned, parts }
             })
             .collect()
     }
@@ -82,6 +92,8 @@ pub(super) struct Variable<'r> {
     pub(super) index: usize,
     pub(super) name: &'r str,
     pub(super) variable: &'r Var,
+    /// The elements that there are of a dense gradient, if not all.
+    owned: Option<Range<usize>>,
     parts: Vec<(f64, ReadGuard<'r>)>,
 }
 
@@ -111,7 +123,22 @@ impl Variable<'_> {
         matches!(self.parts.first(), Some((_, ReadGuard::Rows(_))))
     }
 
-    /// All of it. `values` are those of the variable, where they are read beside the gradient.
+    /// The rows that any replica has, ascending, if the gradient is by row.
+    pub(super) fn rows(&self) -> Option<Vec<usize>> {
+        if !self.by_row() {
+            return None;
+        }
+        let rows = self.parts.iter().filter_map(|(_, opened)| match opened {
+            ReadGuard::Rows(rows) => Some(rows.rows.as_slice()),
+            ReadGuard::Dense(..) | ReadGuard::Deposited(_) => None,
+        });
+        let mut all: Vec<_> = rows.flatten().copied().collect();
+        all.sort_unstable();
+        all.dedup();
+        Some(all)
+    }
+
+    /// All of it that there is. `values` are those of the variable, where they are read beside the gradient.
     pub(super) fn range<'a>(
         &'a self,
         every_row: bool,
@@ -154,7 +181,10 @@ impl Variable<'_> {
                 Summands::Dense(dense.collect::<Result<_>>()?)
             }
         };
-        let values = values.map_or(Ok(&[][..]), |(storage, layout)| elements::<F>(storage, layout))?;
+        let mut values = values.map_or(Ok(&[][..]), |(storage, layout)| elements::<F>(storage, layout))?;
+        if let (Summands::Dense(_), Some(owned)) = (&summands, &self.owned) {
+            values = values.get(owned.clone()).unwrap_or_default();
+        }
         Ok(GradientRange { variable: self.index, weights, summands, values })
     }
 }

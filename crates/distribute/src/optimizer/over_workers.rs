@@ -2,13 +2,14 @@
 //!
 //! Dense gradients are packs of each replica, or of each worker whose replicas' sum changes no bit of the whole. Where layers have
 //! put them there, they have been sent before the workers met; else they are sent now. Two workers have each other's packs whole, and
-//! add them as those of further replicas in the pass that updates the variables; more share the sum out. Rows go as they are
-//! to everybody.
+//! add them as those of further replicas in the pass that updates the variables; more share the sum out. Where each worker owns
+//! ranges of variables, it gets these of all packs, and adds them up in that pass. Rows go as they are to everybody.
 
 use super::Trained;
 use super::operands::{Operands, Parts};
 use super::reduction;
 use super::row_records;
+use super::shards::Shards;
 use super::tally::{Kind, Tally};
 use super::threads::Threads;
 use crate::context::failure;
@@ -38,11 +39,22 @@ pub(super) struct OverWorkers<'a, 'b> {
 }
 
 /// Dense gradients that are added up with others.
-struct Addend {
+struct Addend<'s> {
     weight: f64,
     flat: Arc<Flat>,
     /// Whose it is, if it is that of one replica.
     replica: Option<usize>,
+    /// Where only the elements are added up that this worker owns.
+    of_shard: Option<Cut<'s>>,
+}
+
+/// Who has cut a vector down to the elements that this worker owns.
+#[derive(Clone, Copy)]
+enum Cut<'s> {
+    /// The worker that has sent it.
+    BySender,
+    /// Nobody has yet: it is this worker's own.
+    Here(&'s Shards),
 }
 
 /// Where a replica's packs come from, if there are other workers to which they are sent as they are.
@@ -62,12 +74,10 @@ impl<'b> OverWorkers<'_, 'b> {
     ///
     /// # Errors
     /// The same on all workers, where one is lost or late or fails; its own on a worker that cannot bring its part.
-    pub(super) fn operands(&self, mut calling: Calling<'_>, mine: &Gradients<'b>) -> Result<Operands<'b>> {
-        let parts = self.parts(&mut calling, mine);
-        if parts.as_ref().is_err_and(|error| !matches!(error, Error::Collective(_))) {
-            calling.decline();
-        }
-        Operands::of_parts(self.trained, parts?.into_iter(), self.tallies.len())
+    pub(super) fn operands(&self, calling: &mut Calling<'_>, mine: &Gradients<'b>) -> Result<Operands<'b>> {
+        let parts = self.parts(calling, mine)?;
+        let all = Operands::of_parts(self.trained, parts.into_iter(), self.tallies.len())?;
+        Ok(all.of_shards(self.trained.shards.as_ref()))
     }
 
     /// For each variable what is added up.
@@ -86,11 +96,24 @@ impl<'b> OverWorkers<'_, 'b> {
             self.exchange_rows(calling, mine, &rows, &mut parts)?;
         }
         if !layout.packs().is_empty() {
-            for Addend { weight, flat, replica } in self.addends(calling, &layout, &mine_flat)? {
+            let addends = match &self.trained.shards {
+                Some(shards) => self.shards(calling, &layout, &mine_flat, shards)?,
+                None => self.addends(calling, &layout, &mine_flat)?,
+            };
+            for Addend { weight, flat, replica, of_shard } in addends {
                 for number in (0..kinds.len()).filter(|number| dense[*number]) {
                     let is_there =
                         replica.is_none_or(|id: usize| self.tallies[id].kinds[number] != Kind::Nothing);
-                    let part = || Cow::Owned(LocalGradient::Deposited(Deposited::in_flat(&flat, number)));
+                    // Zeros in the place of those that are not there would be of all elements. The pack has them, too.
+                    let is_there = is_there || of_shard.is_some() && self.tallies.len() > 2;
+                    let part = || {
+                        let all = Deposited::in_flat(&flat, number);
+                        let part = match of_shard {
+                            Some(Cut::Here(shards)) => all.range(shards.mine(number)),
+                            Some(Cut::BySender) | None => all,
+                        };
+                        Cow::Owned(LocalGradient::Deposited(part))
+                    };
                     parts[number].push((weight, is_there.then(part)));
                 }
             }
@@ -135,7 +158,7 @@ impl<'b> OverWorkers<'_, 'b> {
         calling: &mut Calling<'_>,
         layout: &Arc<Layout>,
         mine: &[Arc<Flat>],
-    ) -> Result<Vec<Addend>> {
+    ) -> Result<Vec<Addend<'b>>> {
         let packs: Vec<_> = mine.iter().flat_map(|flat| flat.packs().iter().cloned()).collect();
         let sent = Tally::sent_ahead(self.tallies).filter(|sent| sent.layout == layout.digest());
         let come = match sent {
@@ -146,7 +169,7 @@ impl<'b> OverWorkers<'_, 'b> {
         let world = calling.world();
         if world.workers() > 2 {
             let sum = self.sum(calling, layout, &come).map_err(failure("minimize"))?;
-            return Ok(vec![Addend { weight: 1., flat: Arc::new(sum), replica: None }]);
+            return Ok(vec![Addend { weight: 1., flat: Arc::new(sum), replica: None, of_shard: None }]);
         }
         let mut all = Vec::with_capacity(mine.len() * world.workers());
         for (worker, come) in come.iter().enumerate() {
@@ -158,14 +181,47 @@ impl<'b> OverWorkers<'_, 'b> {
                 all.push(Arc::new(Flat::received(layout, packs.to_vec(), calling.buffers())));
             }
         }
-        let addend = |(at, flat)| {
-            if folds_first(world) {
-                Addend { weight: 1., flat, replica: None }
-            } else {
-                Addend { weight: self.weights[at], flat, replica: Some(at) }
-            }
+        Ok(all.into_iter().enumerate().map(|(at, flat)| self.addend(world, at, flat, None)).collect())
+    }
+
+    /// The dense gradients of all, of which each worker has sent this one the elements that it owns.
+    fn shards(
+        &self,
+        calling: &mut Calling<'_>,
+        layout: &Arc<Layout>,
+        mine: &[Arc<Flat>],
+        shards: &'b Shards,
+    ) -> Result<Vec<Addend<'b>>> {
+        let (world, buffers, count) = (calling.world(), calling.buffers().clone(), layout.packs().len());
+        let size = |pack| layout.part(world.worker()).map_or(0, |part| part.len(pack));
+        let sizes: Vec<_> = mine.iter().flat_map(|_| (0..count).map(size)).collect();
+        let sent = Tally::sent_ahead(self.tallies).filter(|sent| sent.layout == layout.digest());
+        let come = match sent {
+            Some(sent) => calling.pieces_ahead(sent.call, &sizes),
+            None => calling.exchange_pieces("its gradients", &sizes, |worker, number| {
+                let (flat, pack) = (&mine[number / count], number % count);
+                let piece = layout.part(worker).zip(flat.packs().get(pack));
+                piece.map_or_else(Bytes::new, |(part, bytes)| part.of(pack, bytes, &buffers))
+            }),
         };
-        Ok(all.into_iter().enumerate().map(addend).collect())
+        let mut all = Vec::with_capacity(mine.len() * world.workers());
+        for (worker, come) in come.map_err(failure("minimize"))?.iter().enumerate() {
+            if worker == world.worker() {
+                all.extend(mine.iter().map(|flat| (flat.clone(), Cut::Here(shards))));
+            }
+            for packs in come.chunks(count) {
+                let part = Flat::received_part(layout, world.worker(), packs.to_vec(), &buffers);
+                all.push((Arc::new(part), Cut::BySender));
+            }
+        }
+        let all = all.into_iter().enumerate();
+        Ok(all.map(|(at, (flat, cut))| self.addend(world, at, flat, Some(cut))).collect())
+    }
+
+    /// The vector that is at this place among those of all.
+    fn addend(&self, world: World, at: usize, flat: Arc<Flat>, of_shard: Option<Cut<'b>>) -> Addend<'b> {
+        let replica = (!folds_first(world)).then_some(at);
+        Addend { weight: replica.map_or(1., |replica| self.weights[replica]), flat, replica, of_shard }
     }
 
     /// Each worker adds up its range of every pack, and sends the sums to all. `come` are those ranges, of each worker.

@@ -2,13 +2,15 @@
 
 use super::slots::Slots;
 use crate::{Error, Result};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
 
 /// Finished steps, and slots. A step calls code of users, which may ask for either: nobody waits for a step to end.
 #[derive(Debug)]
 pub(super) struct Progress {
     finished: AtomicU64,
+    /// Whether slots are those of a step that has been begun, and variables are not.
+    incomplete: AtomicBool,
     /// For each variable, what the rule keeps beside it.
     slots: RwLock<Vec<Slots>>,
     /// Held by whoever is about to write the slots: they may wait for readers, but not for each other.
@@ -17,11 +19,17 @@ pub(super) struct Progress {
 
 impl Progress {
     pub(super) fn new(slots: Vec<Slots>) -> Self {
-        Self { finished: AtomicU64::new(0), slots: RwLock::new(slots), changing: Mutex::new(()) }
+        let (finished, incomplete) = Default::default();
+        Self { finished, incomplete, slots: RwLock::new(slots), changing: Mutex::new(()) }
     }
 
     pub(super) fn finished(&self) -> u64 {
         self.finished.load(Ordering::Relaxed)
+    }
+
+    /// Whether slots are those of the step after the finished ones, and variables are not. They are of no use any more.
+    pub(super) fn is_incomplete(&self) -> bool {
+        self.incomplete.load(Ordering::Relaxed)
     }
 
     /// To read the slots.
@@ -67,12 +75,29 @@ impl<'a> Change<'a> {
         self.progress.slots.write().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// From now on slots are those of the next step, until it is made.
+    pub(super) fn begin_step(&self) {
+        self.progress.incomplete.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether that is so.
+    pub(super) fn is_incomplete(&self) -> bool {
+        self.progress.is_incomplete()
+    }
+
+    /// The number of the step that is being made.
+    pub(super) fn number(&self) -> u64 {
+        self.progress.finished() + 1
+    }
+
     /// Counts a step.
     pub(super) fn step_made(&self) {
         self.set_finished(self.progress.finished() + 1);
     }
 
+    /// Slots and variables are those after so many steps.
     pub(super) fn set_finished(&self, finished: u64) {
+        self.progress.incomplete.store(false, Ordering::Relaxed);
         self.progress.finished.store(finished, Ordering::Relaxed);
     }
 }

@@ -20,7 +20,7 @@ pub(super) fn reduced(
     threads: &Threads<'_>,
 ) -> Result<Vec<Option<LocalGradient>>> {
     let variables = all.variables();
-    let settled = settle(transforms, trained, &variables, threads)?;
+    let settled = settle(transforms, trained, &variables, threads, Ok)?;
     collect(trained, &variables, &settled, threads)
 }
 
@@ -65,11 +65,14 @@ pub(super) fn parts(transforms: &[Transform]) -> impl Iterator<Item = &[Transfor
     transforms.split_inclusive(|transform| transform.closure().is_some())
 }
 
+/// Makes transforms ready by the norms of gradients, if they ask for some. `all` makes the squares of what is here into those of
+/// everything.
 pub(super) fn settle(
     transforms: &[Transform],
     trained: &Trained,
     variables: &[Variable<'_>],
     threads: &Threads<'_>,
+    mut all: impl FnMut(Vec<(usize, f64)>) -> Result<Vec<(usize, f64)>>,
 ) -> Result<Settled> {
     Settled::new(transforms, trained.variables.len(), |settled| {
         let values = Values::open(variables, settled);
@@ -81,6 +84,6 @@ pub(super) fn settle(
                 };
                 Ok(ranges.iter().flat_map(of).collect::<Vec<_>>())
             })?;
-        Ok(squares.into_iter().flatten().collect())
+        all(squares.into_iter().flatten().collect())
     })
 }

@@ -4,6 +4,7 @@ use crate::number::Number;
 use distribute_tensor::kernel::{each_row, fold_scaled};
 use std::borrow::Cow;
 use std::convert::Infallible;
+use std::ops::Range;
 
 /// A range of a table's rows, and for each replica that has a sparse gradient of the table its rows in that range.
 pub(super) struct RowRange<'a, F> {
@@ -28,6 +29,17 @@ impl<'a, F> RowRange<'a, F> {
     ) -> Self {
         let guide = (0..of_replicas.len()).max_by_key(|r| of_replicas[*r].0.len()).unwrap_or(0);
         Self { row_len, first: 0, height, every_row, of_replicas, guide }
+    }
+
+    /// Those of its rows that are among these, counted in the whole table.
+    pub(super) fn between(self, rows: Range<usize>) -> Self {
+        let among = |(numbers, values): (&'a [usize], &'a [F])| {
+            let at = |border: usize| numbers.partition_point(|row| *row < border);
+            let (from, to) = (at(rows.start), at(rows.end));
+            (&numbers[from..to], &values[from * self.row_len..to * self.row_len])
+        };
+        let of_replicas = self.of_replicas.into_iter().map(among).collect();
+        Self { first: rows.start, ..Self::new(self.row_len, rows.len(), self.every_row, of_replicas) }
     }
 
     pub(super) fn elements(&self) -> usize {
@@ -124,6 +136,15 @@ mod tests {
         let (rows, sums) = whole.reduce(&[1., 10.]);
         assert_eq!((rows, &*sums), (vec![0, 1, 4, 9], &[30., 1., 42., 50.][..]));
         assert_eq!(range(false, &[(&[], &[]), (&[], &[])]).reduce(&[1., 1.]).0, Vec::<usize>::new());
+    }
+
+    #[test]
+    fn rows_between_two_are_those_of_all_replicas() {
+        let of_replicas: [(&[usize], &[f64]); 2] = [(&[1, 4], &[1., 2.]), (&[0, 4, 9], &[3., 4., 5.])];
+        let some = range(false, &of_replicas).between(1..9);
+        assert_eq!((some.first(), some.height(), some.work()), (1, 8, 2));
+        assert_eq!((some.reduce(&[1., 10.])), (vec![0, 3], vec![1., 42.].into()));
+        assert_eq!(range(true, &of_replicas).between(5..9).work(), 4);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What can be asked of an optimizer before it is used.
 
 use super::rate::Rate;
-use super::{MissingGradients, NotFinite, Optimizer, Transform};
+use super::{MissingGradients, NotFinite, Optimizer, Transform, sharding};
 use crate::Result;
 use distribute_optim::{Rule, Schedule};
 
@@ -55,9 +55,13 @@ impl<R: Rule> Optimizer<R> {
     /// applied. After what was asked for earlier.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for numbers out of range.
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for numbers out of range, and for [`Transform::each`] where
+    /// [state is sharded](Optimizer::sharded_state).
     pub fn after_reduce(mut self, transform: Transform) -> Result<Self> {
         transform.validate("after_reduce")?;
+        if self.trained.shards.is_some() {
+            sharding::require_transform("after_reduce", &transform)?;
+        }
         self.after_reduce.push(transform);
         Ok(self)
     }

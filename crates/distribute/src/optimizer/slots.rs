@@ -8,7 +8,8 @@ use std::any::Any;
 /// How many values a rule may keep beside each element.
 pub(super) const MOST_SLOTS: usize = 4;
 
-/// What a rule keeps beside one variable: a vector for each slot, of the variable's length.
+/// What a rule keeps beside one variable: a vector for each slot, of the variable's length, or of the range of it that this worker
+/// owns.
 #[derive(Debug)]
 pub(super) enum Slots {
     F32(Vec<Vec<f32>>),
@@ -16,8 +17,8 @@ pub(super) enum Slots {
 }
 
 impl Slots {
-    pub(super) fn new(name: &str, variable: &Var, layout: &[SlotSpec]) -> Result<Self> {
-        let n = variable.elem_count();
+    /// Those before the first step, of so many elements.
+    pub(super) fn new(name: &str, variable: &Var, layout: &[SlotSpec], n: usize) -> Result<Self> {
         match (variable.dtype(), variable.device().is_cpu()) {
             (DType::F32, true) => {
                 Ok(Slots::F32(layout.iter().map(|slot| vec![slot.initial as f32; n]).collect()))
@@ -38,6 +39,22 @@ impl Slots {
         match self {
             Slots::F32(slots) => (slots as &dyn Any).downcast_ref(),
             Slots::F64(slots) => (slots as &dyn Any).downcast_ref(),
+        }
+    }
+
+    /// The elements of one slot.
+    pub(super) fn elements(&self, index: usize) -> &[u8] {
+        match self {
+            Slots::F32(slots) => bytemuck::cast_slice(&slots[index]),
+            Slots::F64(slots) => bytemuck::cast_slice(&slots[index]),
+        }
+    }
+
+    /// The memory that they take.
+    pub(super) fn bytes(&self) -> usize {
+        match self {
+            Slots::F32(slots) => slots.iter().map(|slot| size_of_val(slot.as_slice())).sum(),
+            Slots::F64(slots) => slots.iter().map(|slot| size_of_val(slot.as_slice())).sum(),
         }
     }
 

@@ -44,6 +44,8 @@ pub(super) struct SentAhead {
 pub(super) struct Position {
     /// Steps made with this optimizer.
     pub(super) finished: u64,
+    /// Whether its part of the optimizer's state is that of another step than the variables.
+    pub(super) incomplete: bool,
     /// That of the step to come, or why a schedule gives none.
     pub(super) learning_rate: Result<f64, Arc<Error>>,
 }
@@ -106,7 +108,7 @@ struct Sent {
     dtype: String,
     rows: Option<usize>,
     finite: bool,
-    position: Option<(u64, Result<f64, String>)>,
+    position: Option<(u64, bool, Result<f64, String>)>,
     kinds: Vec<Kind>,
     sent: Option<SentAhead>,
     order: Option<Vec<u32>>,
@@ -133,8 +135,9 @@ pub(super) fn encode<'t>(tallies: impl Iterator<Item = &'t Tally>) -> Result<Vec
         dtype: tally.dtype.as_str().into(),
         rows: tally.rows,
         finite: tally.finite,
-        position: tally.position.as_ref().map(|Position { finished, learning_rate }| {
-            (*finished, learning_rate.as_ref().map(|rate| *rate).map_err(ToString::to_string))
+        position: tally.position.as_ref().map(|Position { finished, incomplete, learning_rate }| {
+            let rate = learning_rate.as_ref().map(|rate| *rate).map_err(ToString::to_string);
+            (*finished, *incomplete, rate)
         }),
         kinds: tally.kinds.clone(),
         sent: tally.sent,
@@ -164,9 +167,9 @@ pub(super) fn decode(bytes: &[u8], replicas: usize, variables: usize) -> Result<
             dtype: sent.dtype.parse().map_err(|_| unreadable("a loss of no dtype"))?,
             rows: sent.rows,
             finite: sent.finite,
-            position: sent.position.map(|(finished, rate)| {
+            position: sent.position.map(|(finished, incomplete, rate)| {
                 let learning_rate = rate.map_err(|text| Arc::new(Error::other(text)));
-                Position { finished, learning_rate }
+                Position { finished, incomplete, learning_rate }
             }),
             kinds: sent.kinds,
             sent: sent.sent,
@@ -197,7 +200,8 @@ mod tests {
             sent: rows.map(|rows| SentAhead { call: 3, layout: rows }),
             order: rows.is_none().then(|| vec![2, 0, 1]),
         };
-        let at = |finished, learning_rate| Some(Position { finished, learning_rate });
+        let at =
+            |finished, learning_rate| Some(Position { finished, incomplete: finished == 1, learning_rate });
         let all = [
             tally(Weighting::MeanOver(3), DType::F32, at(7, Ok(0.3)), None),
             tally(Weighting::SumOver(0), DType::BF16, at(0, Ok(f64::MIN_POSITIVE)), Some(1)),

@@ -133,7 +133,7 @@ impl Settled {
     pub(super) fn new(
         transforms: &[Transform],
         variables: usize,
-        squares: impl Fn(&Settled) -> Result<Vec<(usize, f64)>>,
+        mut squares: impl FnMut(&Settled) -> Result<Vec<(usize, f64)>>,
     ) -> Result<Self> {
         let mut settled = Settled::default();
         // A norm that is NaN clips nothing: the NaN shall be seen.

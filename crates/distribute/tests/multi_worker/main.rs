@@ -10,6 +10,7 @@ mod faults;
 mod input;
 mod preemption;
 mod programs;
+mod sharded;
 mod support;
 mod training;
 mod variables;

@@ -10,33 +10,37 @@ use distribute::{MirroredStrategy, OneDeviceStrategy, Optimizer, Result, Strateg
 use distribute_testing::watched;
 use std::collections::BTreeMap;
 
-const WORDS: usize = 11;
-
 /// What the model has besides two layers.
 #[derive(Clone, Copy, Debug, Default)]
-struct Parts {
-    table: bool,
-    norm: bool,
-    dropout: bool,
-    collective: bool,
+pub(crate) struct Parts {
+    pub(crate) table: bool,
+    pub(crate) norm: bool,
+    pub(crate) dropout: bool,
+    pub(crate) collective: bool,
 }
 
 /// How one training is done.
 #[derive(Clone, Copy, Debug)]
-struct Plan {
-    dtype: DType,
-    rows: usize,
-    batch: usize,
-    parts: Parts,
-    clip: bool,
-    micro: Micro,
+pub(crate) struct Plan {
+    pub(crate) dtype: DType,
+    pub(crate) rows: usize,
+    pub(crate) batch: usize,
+    pub(crate) parts: Parts,
+    pub(crate) clip: bool,
+    /// Weights decay, and each gradient has a norm of its own.
+    pub(crate) decay: bool,
+    pub(crate) micro: Micro,
     /// Elements of the layer in the middle.
-    width: usize,
+    pub(crate) width: usize,
+    /// Rows of the table.
+    pub(crate) words: usize,
+    /// Whether workers share the optimizer's state.
+    pub(crate) sharded: bool,
 }
 
 /// How a replica cuts its piece into micro-batches.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Micro {
+pub(crate) enum Micro {
     Whole,
     /// Two, of which one may be empty.
     Halves,
@@ -50,9 +54,10 @@ fn worlds() -> impl Iterator<Item = (usize, usize)> {
 }
 
 impl Plan {
-    fn new(rows: usize, batch: usize) -> Self {
-        let (parts, micro) = (Parts::default(), Micro::Whole);
-        Self { dtype: DType::F32, rows, batch, parts, clip: false, micro, width: 5 }
+    pub(crate) fn new(rows: usize, batch: usize) -> Self {
+        let (dtype, parts, micro) = (DType::F32, Parts::default(), Micro::Whole);
+        let (clip, decay, sharded) = (false, false, false);
+        Self { dtype, rows, batch, parts, clip, decay, micro, width: 5, words: 11, sharded }
     }
 }
 
@@ -65,10 +70,10 @@ struct Model {
 }
 
 impl Model {
-    fn new(vb: VarBuilder<'_>, Plan { parts, width, .. }: Plan) -> candle_core::Result<Self> {
+    fn new(vb: VarBuilder<'_>, Plan { parts, width, words, .. }: Plan) -> candle_core::Result<Self> {
         let inputs = if parts.table { 6 } else { 3 };
         Ok(Self {
-            table: parts.table.then(|| embedding(WORDS, 3, vb.pp("table"))).transpose()?,
+            table: parts.table.then(|| embedding(words, 3, vb.pp("table"))).transpose()?,
             hidden: linear(inputs, width, vb.pp("hidden"))?,
             norm: parts.norm.then(|| batch_norm(width, 1e-5, vb.pp("norm"))).transpose()?,
             dropout: parts.dropout.then(|| Dropout::new(0.4, 3, "drop")).transpose()?,
@@ -105,9 +110,9 @@ impl Model {
 }
 
 /// `rows` examples, the same for all strategies.
-fn examples(rows: usize, dtype: DType) -> (Tensor, Tensor, Tensor) {
+fn examples(Plan { rows, dtype, words, .. }: Plan) -> (Tensor, Tensor, Tensor) {
     let x: Vec<f64> = (0..rows * 3).map(|i| ((i * 37 + 11) % 41) as f64 / 20. - 1.).collect();
-    let words: Vec<u32> = (0..rows).map(|i| ((i * 5 + i / 3) % WORDS) as u32).collect();
+    let words: Vec<u32> = (0..rows).map(|i| ((i * 5 + i / 3) % 11 * (words / 11)) as u32).collect();
     let y: Vec<u32> = (0..rows).map(|i| ((i * 7 + 3) % 3) as u32).collect();
     let x = Tensor::from_vec(x, (rows, 3), &Device::Cpu).unwrap().to_dtype(dtype).unwrap();
     let vector = |v| Tensor::from_vec(v, rows, &Device::Cpu).unwrap();
@@ -122,11 +127,18 @@ fn train<R: Rule + Clone + 'static>(strategy: &Strategy, plan: Plan, rule: &R) -
     let model =
         strategy.replicate_seeded(7, move |vb: VarBuilder| Model::new(vb.to_dtype(plan.dtype), plan))?;
     let mut optimizer = Optimizer::with_rule(rule.clone(), &model.variables, 0.05)?;
+    optimizer = optimizer.sharded_state(plan.sharded)?;
+    if plan.decay {
+        optimizer = optimizer
+            .after_reduce(Transform::weight_decay(0.1))?
+            .after_reduce(Transform::clip_by_norm(0.05))?
+            .after_reduce(Transform::clip_by_value(-0.02, 0.02))?;
+    }
     if plan.clip {
         optimizer =
             optimizer.after_reduce(Transform::clip_by_global_norm(0.05))?.on_not_finite(NotFinite::Error);
     }
-    let dataset = Dataset::from_slices(examples(plan.rows, plan.dtype))?.batch(plan.batch);
+    let dataset = Dataset::from_slices(examples(plan))?.batch(plan.batch);
     let batches = strategy.distribute_dataset(dataset)?;
     let mut losses = Vec::new();
     for _ in 0..2 {
@@ -191,7 +203,7 @@ fn all_alike<R: Rule + Clone + 'static>(plan: Plan, rule: R) {
 }
 
 /// As [`all_alike`], for some worlds. What depends on how a batch is cut is not that of one device.
-fn alike<R: Rule + Clone + 'static>(
+pub(crate) fn alike<R: Rule + Clone + 'static>(
     plan: Plan,
     rule: R,
     worlds: impl IntoIterator<Item = (usize, usize)>,
@@ -215,7 +227,7 @@ fn alike<R: Rule + Clone + 'static>(
     }
 }
 
-const ALL: Parts = Parts { table: true, norm: true, dropout: true, collective: true };
+pub(crate) const ALL: Parts = Parts { table: true, norm: true, dropout: true, collective: true };
 
 /// Of 16 rows over up to 15 replicas: workers that have two rows, one and none.
 // INV-27

@@ -31,6 +31,17 @@ enum Case {
     Clipped,
 }
 
+/// Each with the steps in which gradients are sent late. The first is the one in which workers learn what there is, and after one of
+/// another kind they learn it anew.
+const CASES: [(Case, &[u64]); 6] = [
+    (Case::Nothing, &[1]),
+    (Case::UsedAgain, &[1, 3]),
+    (Case::Penalty, &[1, 3]),
+    (Case::Unused, &[1]),
+    (Case::NoExamples, &[1, 3, 4]),
+    (Case::Clipped, &[1, 2, 3, 4, 5, 6]),
+];
+
 struct Model {
     layers: [Linear; 3],
     weight: Tensor,
@@ -65,9 +76,9 @@ impl Model {
 }
 
 /// The weights, as bits.
-fn train(strategy: &Strategy, case: Case) -> Result<Vec<Vec<u32>>> {
+fn train(strategy: &Strategy, case: Case, sharded: bool) -> Result<Vec<Vec<u32>>> {
     let model = strategy.replicate(|vb: VarBuilder| Model::new(vb))?;
-    let mut optimizer = Momentum::new(&model.variables, 0.1)?;
+    let mut optimizer = Momentum::new(&model.variables, 0.1)?.sharded_state(sharded)?;
     if case == Case::Clipped {
         optimizer = optimizer.before_reduce(Transform::clip_by_norm(0.01))?;
     }
@@ -102,27 +113,40 @@ fn late(strategy: &Strategy) -> Vec<u64> {
 fn gradients_are_sent_ahead_where_nothing_comes_after_and_the_bits_are_those_of_one_process() {
     watched(|| {
         let options = CommunicationOptions::default();
-        // The first step is the one in which workers learn what there is, and after one of another kind they learn it anew.
-        let cases: [(Case, &[u64]); 6] = [
-            (Case::Nothing, &[1]),
-            (Case::UsedAgain, &[1, 3]),
-            (Case::Penalty, &[1, 3]),
-            (Case::Unused, &[1]),
-            (Case::NoExamples, &[1, 3, 4]),
-            (Case::Clipped, &[1, 2, 3, 4, 5, 6]),
-        ];
-        for (at, (case, expected)) in cases.into_iter().enumerate() {
+        for (at, (case, expected)) in CASES.into_iter().enumerate() {
             for workers in [2, 3] {
-                let one = train(&MirroredStrategy::cpus(workers).unwrap(), case).unwrap();
+                let one = train(&MirroredStrategy::cpus(workers).unwrap(), case, false).unwrap();
                 let links = [Links::Memory, Links::Tcp, Links::Shared][(at + workers) % 3];
                 let all =
                     MultiWorkerMirroredStrategy::on_threads_over(links, options, workers, 1, |strategy| {
-                        Ok((train(strategy, case)?, late(strategy)))
+                        Ok((train(strategy, case, false)?, late(strategy)))
                     });
                 for (bits, late) in all.unwrap() {
                     assert!(bits == one, "{case:?} on {workers} workers over {links:?}");
                     // Of more workers, a call in several parts is recorded by its last one: the sums.
                     assert!(workers > 2 || late == expected, "{case:?} over {links:?}: {late:?}");
+                }
+            }
+        }
+    });
+}
+
+// INV-7, INV-35, INV-40
+#[test]
+fn what_is_sent_ahead_to_the_owners_of_ranges_gives_the_bits_of_one_process() {
+    watched(|| {
+        let options = CommunicationOptions::default();
+        for (at, (case, expected)) in CASES.into_iter().enumerate() {
+            for workers in [2, 3, 4] {
+                let one = train(&MirroredStrategy::cpus(workers).unwrap(), case, false).unwrap();
+                let links = [Links::Memory, Links::Tcp, Links::Shared][(at + workers) % 3];
+                let all =
+                    MultiWorkerMirroredStrategy::on_threads_over(links, options, workers, 1, |strategy| {
+                        Ok((train(strategy, case, true)?, late(strategy)))
+                    });
+                for (bits, late) in all.unwrap() {
+                    assert!(bits == one, "{case:?} on {workers} workers over {links:?}");
+                    assert_eq!(late, expected, "{case:?} on {workers} workers over {links:?}");
                 }
             }
         }

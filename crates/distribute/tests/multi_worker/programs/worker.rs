@@ -92,7 +92,8 @@ impl<'a> Worker<'a> {
         folder: PathBuf,
     ) -> Result<Self> {
         let model = strategy.replicate(|vb: VarBuilder| linear(2, 1, vb.pp("fc")))?;
-        let optimizer = Sgd::new(&model.variables, 0.01)?;
+        // An error in a step that was not begun leaves the state as it was, also where the workers share it.
+        let optimizer = Sgd::new(&model.variables, 0.01)?.sharded_state(program.workers % 2 == 1)?;
         let zeros = |len: usize| HostTensor::vector(vec![0i64; len]);
         let (merged, written, seen) = strategy.scope(|| {
             let merged = variable("merged", zeros(3), VariableSynchronization::OnWrite)?;
