@@ -332,6 +332,21 @@ impl Error {
         }
     }
 
+    /// Which worker has failed by itself, if that is the cause; it is also found in the sources of a user error.
+    pub(crate) fn worker(&self) -> Option<usize> {
+        match self {
+            Error::Worker { worker, .. } => Some(*worker),
+            Error::Replica { source, .. } | Error::EmptyPiece { source, .. } => source.worker(),
+            Error::Shared(source) => source.worker(),
+            Error::Other(other) => {
+                let other: &(dyn std::error::Error + 'static) = &**other;
+                let mut chain = std::iter::successors(Some(other), |error| error.source());
+                chain.find_map(|error| error.downcast_ref::<Error>()?.worker())
+            }
+            _ => None,
+        }
+    }
+
     /// Why replicas did not agree on a call, if that is the cause; it is also found in the sources of a user error.
     pub fn blame(&self) -> Option<&Blame> {
         match self.root_cause() {

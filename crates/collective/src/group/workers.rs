@@ -33,7 +33,8 @@ impl Group {
 
     /// Leaves the world, in which a worker was lost or late, and waits until all workers of the next one have joined: those that
     /// are left, and others in the places of those that are not. Everything that holds this group goes on with the new links;
-    /// its sessions are over. What goes wrong leaves it without links, and can be tried again.
+    /// its sessions are over. Where that goes wrong, all others are lost to it;
+    /// it can be tried again.
     ///
     /// # Errors
     /// [`JoinError`], which names workers that are missing.
@@ -45,7 +46,14 @@ impl Group {
         };
         links.end();
         self.inbox.renew();
-        links.renew(rendezvous.join(Arc::new(self.inbox.clone()))?);
+        match rendezvous.join(Arc::new(self.inbox.clone())) {
+            Ok(mesh) => links.renew(mesh),
+            Err(error) => {
+                let alone = format!("the workers have not met again: {error}");
+                self.others().for_each(|worker| self.inbox.lose(worker, alone.clone()));
+                return Err(error);
+            }
+        }
         Ok(())
     }
 

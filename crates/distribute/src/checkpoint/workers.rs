@@ -29,6 +29,7 @@ impl<'a> Checkpoint<'a> {
     ) -> Result<Saved<T>> {
         self.require(SAVE)?;
         let strategy = self.together(SAVE)?;
+        strategy.require_settled(SAVE)?;
         let call = || self.call(Operation::Save, at);
         // Nothing is written if a worker cannot read its parts.
         let (writer, _) = strategy.agree(SAVE, call, self.writer(), |_| Bytes::new())?;

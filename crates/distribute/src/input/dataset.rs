@@ -195,11 +195,8 @@ impl<T: Nest> DistributedDataset<T> {
     }
 
     /// Lets the next pass begin behind the last step that is in the weights.
-    ///
-    /// # Errors
-    /// How many of how many updates of a step are in them, where they are not all.
-    pub(super) fn rewind_passes(&self) -> Result<(), (u64, u64)> {
-        self.passes.rewind(self.strategy.updates())
+    pub(super) fn rewind_passes(&self) {
+        self.passes.rewind(self.strategy.updates());
     }
 
     /// Lets the next pass continue at a position, which may have been taken on another number of replicas. Later passes are

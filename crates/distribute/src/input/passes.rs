@@ -17,8 +17,6 @@ struct State {
     latest: u64,
     /// Where the latest pass stood when what it gave was not yet in the weights.
     anchor: Option<Anchor>,
-    /// How many updates there were at most from one anchor to the next.
-    most: u64,
 }
 
 /// A position, and how many updates had been made when a step was taken there.
@@ -29,13 +27,7 @@ struct Anchor {
 
 impl Passes {
     pub(super) fn new(beginning: Position) -> Self {
-        Self(Arc::new(Mutex::new(State {
-            position: beginning,
-            begun: false,
-            latest: 0,
-            anchor: None,
-            most: 0,
-        })))
+        Self(Arc::new(Mutex::new(State { position: beginning, begun: false, latest: 0, anchor: None })))
     }
 
     /// Begins a pass, and returns its number and the position at which it begins. `epoch` gives the beginning of an epoch.
@@ -55,30 +47,21 @@ impl Passes {
         if state.latest != number {
             return;
         }
-        if let Some(anchor) = &state.anchor {
-            if anchor.updates == updates {
-                return;
-            }
-            state.most = state.most.max(updates.saturating_sub(anchor.updates));
+        if state.anchor.as_ref().is_some_and(|anchor| anchor.updates == updates) {
+            return;
         }
         state.anchor = Some(Anchor { position: position.clone(), updates });
     }
 
     /// Lets the next pass begin behind the last step that is in the weights, after so many updates.
-    ///
-    /// # Errors
-    /// How many of how many updates have been made with what was taken last, where they are not all.
-    pub(super) fn rewind(&self, updates: u64) -> Result<(), (u64, u64)> {
+    pub(super) fn rewind(&self, updates: u64) {
         let state = lock(&self.0);
-        let Some(anchor) = &state.anchor else { return Ok(()) };
-        let position = match updates.saturating_sub(anchor.updates) {
-            0 => anchor.position.clone(),
-            made if made < state.most => return Err((made, state.most)),
+        let position = match &state.anchor {
+            Some(anchor) if anchor.updates == updates => anchor.position.clone(),
             _ => state.position.clone(),
         };
         drop(state);
         self.resume(position);
-        Ok(())
     }
 
     /// Records that pass `number` has yielded a step.

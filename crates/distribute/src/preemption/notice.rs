@@ -50,6 +50,11 @@ impl Notice {
         state.heard = Some(Heard { since, workers });
     }
 
+    /// Forgets what all have heard: not all of those are there any more. Who got one says so again.
+    pub(crate) fn forget(&self) {
+        lock(&self.0).heard = None;
+    }
+
     pub(super) fn heard(&self) -> Option<Heard> {
         lock(&self.0).heard.clone()
     }
@@ -69,5 +74,7 @@ mod tests {
         notice.hear([true, false, true].into_iter());
         notice.hear([true, true, true].into_iter());
         assert_eq!(notice.heard().unwrap().workers, [0, 2]);
+        notice.forget();
+        assert!(notice.heard().is_none() && notice.is_given(), "it is said again");
     }
 }

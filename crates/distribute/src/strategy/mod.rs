@@ -40,6 +40,7 @@ pub use multi_worker::{MultiWorkerBuilder, MultiWorkerMirroredStrategy};
 pub use threads::Threads;
 pub use variable_placement::VariablePlacement;
 
+pub(crate) use self::rejoin::Numbers;
 use self::rejoin::Updates;
 use self::workers::Workers;
 use crate::context::enter_cross_replica;

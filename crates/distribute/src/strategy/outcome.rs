@@ -74,7 +74,8 @@ impl Strategy {
         }
     }
 
-    /// Runs something on the chief alone, and gives all workers its outcome.
+    /// Runs something on the chief alone, and gives all workers its outcome. A process that builds what the others have built
+    /// already runs it itself.
     ///
     /// # Errors
     /// Those of [`agree`](Self::agree).
@@ -85,7 +86,8 @@ impl Strategy {
         act: impl FnOnce() -> Result<T>,
         record: impl FnOnce(&T) -> Bytes,
     ) -> Result<(Option<T>, Bytes)> {
-        let mine = if self.world().is_chief() { act().map(Some) } else { Ok(None) };
+        let acts = self.world().is_chief() || self.is_settling();
+        let mine = if acts { act().map(Some) } else { Ok(None) };
         let record = |mine: &Option<T>| mine.as_ref().map(record).unwrap_or_default();
         let (mine, all) = self.agree(operation, call, mine, record)?;
         Ok((mine, all.into_iter().next().unwrap_or_default()))

@@ -159,6 +159,7 @@ impl Strategy {
         call: Call,
         pairs: impl IntoIterator<Item = (V, Destinations)>,
     ) -> Result<Vec<Mirrored<V::Nest>>> {
+        self.require_settled(call.operation)?;
         let operation = call.operation;
         let _scope = self.enter(operation, ADVICE)?;
         let prepare = |(value, destinations): (V, Destinations)| {

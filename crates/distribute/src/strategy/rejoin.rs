@@ -1,20 +1,42 @@
 //! Workers that meet again after one was lost, and processes that take the places of others in a training that goes on.
 
 use super::Strategy;
+use crate::lock::lock;
 use crate::{Error, Result};
 use distribute_collective::group::{Group, Session};
-use std::sync::atomic::{AtomicU64, Ordering};
+use serde::{Deserialize, Serialize};
+use std::sync::Mutex;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// How far the weights are, and how far the steps were with them.
 #[derive(Debug, Default)]
-pub(super) struct Updates {
+pub(super) struct Updates(Mutex<Counts>);
+
+#[derive(Debug, Default)]
+struct Counts {
     /// How many updates all optimizers have made.
-    made: AtomicU64,
-    /// How many there were when a step began last that had others before it than the step before.
-    seen: AtomicU64,
-    /// The number of steps before that one.
-    steps: AtomicU64,
+    made: u64,
+    /// When the first step since the last update began: how many updates and steps there were.
+    anchor: Option<(u64, u64)>,
+    /// In a step that has not ended well: how many updates there were before it.
+    open: Option<u64>,
+    /// How many updates one step has made at most.
+    most: u64,
+}
+
+/// What is counted alike on all workers of a strategy, and handed over with a state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Numbers {
+    /// How many updates all optimizers have made.
+    pub updates: u64,
+    /// How many one step makes at most.
+    pub most: u64,
+    /// How many steps were made.
+    pub steps: u64,
+    /// How many variables and optimizers have been made.
+    pub variables: u64,
+    pub optimizers: u64,
 }
 
 impl Strategy {
@@ -26,35 +48,70 @@ impl Strategy {
 
     /// How many updates all optimizers of this strategy have made. It is the same on all workers between steps.
     pub(crate) fn updates(&self) -> u64 {
-        self.0.updates.made.load(Ordering::Relaxed)
-    }
-
-    /// Another number of updates, of the state that was taken over.
-    pub(crate) fn set_updates(&self, updates: u64) {
-        self.0.updates.made.store(updates, Ordering::Relaxed);
+        lock(&self.0.updates.0).made
     }
 
     /// An optimizer has made an update, on all replicas of this process.
     pub(crate) fn count_update(&self) {
-        self.0.updates.made.fetch_add(1, Ordering::Relaxed);
+        lock(&self.0.updates.0).made += 1;
     }
 
     /// A step begins.
-    pub(super) fn begins_after_updates(&self) {
-        let Updates { made, seen, steps } = &self.0.updates;
-        let now = made.load(Ordering::Relaxed);
-        // What was seen is kept as one more, so that 0 is nothing.
-        if seen.swap(now.saturating_add(1), Ordering::Relaxed) != now.saturating_add(1) {
-            steps.store(self.steps(), Ordering::Relaxed);
+    pub(super) fn begin_updates(&self) {
+        let mut counts = lock(&self.0.updates.0);
+        let made = counts.made;
+        if counts.anchor.is_none_or(|(before, _)| before != made) {
+            counts.anchor = Some((made, self.steps()));
+        }
+        counts.open = Some(made);
+    }
+
+    /// The step has ended well.
+    pub(super) fn end_updates(&self) {
+        let mut counts = lock(&self.0.updates.0);
+        if let Some(before) = counts.open.take() {
+            counts.most = counts.most.max(counts.made - before);
         }
     }
 
     /// To the number of steps that there were when the last update was made: those after it are made again.
-    pub(super) fn rewind_steps(&self) {
-        let Updates { made, seen, steps } = &self.0.updates;
-        if seen.swap(0, Ordering::Relaxed) == made.load(Ordering::Relaxed).saturating_add(1) {
-            self.0.steps.store(steps.load(Ordering::Relaxed), Ordering::Relaxed);
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if the step that was interrupted has made some of its updates.
+    pub(crate) fn rewind_steps(&self) -> Result<()> {
+        let mut counts = lock(&self.0.updates.0);
+        let in_step = counts.open.take().map_or(0, |before| counts.made - before);
+        if in_step > 0 && in_step < counts.most {
+            let reason = format!(
+                "{in_step} of the {} updates of a step were made when it was interrupted",
+                counts.most
+            );
+            return Err(Error::invalid("Training::recover", reason));
         }
+        let (made, anchor) = (counts.made, counts.anchor.take());
+        if let Some((_, steps)) = anchor.filter(|(before, _)| *before == made) {
+            self.0.steps.store(steps, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// What is counted alike on all workers.
+    pub(crate) fn numbers(&self) -> Numbers {
+        let Counts { made: updates, most, .. } = *lock(&self.0.updates.0);
+        let (variables, optimizers) =
+            (self.0.created.load(Ordering::Relaxed), self.0.optimizers.load(Ordering::Relaxed));
+        Numbers { updates, most, steps: self.steps(), variables, optimizers }
+    }
+
+    /// Other numbers, on which all workers have agreed.
+    pub(crate) fn set_numbers(&self, numbers: Numbers) {
+        let Numbers { updates, most, steps, variables, optimizers } = numbers;
+        *lock(&self.0.updates.0) = Counts { made: updates, most, ..Counts::default() };
+        self.0.steps.store(steps, Ordering::Relaxed);
+        self.0.created.store(variables, Ordering::Relaxed);
+        self.0.optimizers.store(optimizers, Ordering::Relaxed);
+        // Of some only those who were there know that they are gone.
+        self.0.workers.mirrored.renew();
     }
 
     /// This process has taken a place in a training that goes on: from here until it is [settled](Self::settle), it builds what
@@ -68,9 +125,14 @@ impl Strategy {
         self.0.workers.settle();
     }
 
+    /// Whether this process builds alone what the others have built already.
+    pub(crate) fn is_settling(&self) -> bool {
+        self.0.workers.is_settling()
+    }
+
     /// Refuses what needs the others while this process has not taken over their state.
     pub(crate) fn require_settled(&self, operation: &'static str) -> Result<()> {
-        if !self.0.workers.is_settling() {
+        if !self.is_settling() {
             return Ok(());
         }
         let reason = "this process takes the place of a worker in a training that goes on: make a Training of it, which takes \
@@ -85,7 +147,11 @@ impl Strategy {
     /// [`Error::Join`] of workers that have not come after `patience`.
     pub(crate) fn rejoin(&self, patience: Duration) -> Option<Result<()>> {
         let met = self.extended().rejoin(patience)?;
-        self.unsettle();
+        if met.is_ok() {
+            self.unsettle();
+        }
+        // What one of the others has heard, and those that have come have not, is said again.
+        self.notice().forget();
         Some(met)
     }
 

@@ -124,7 +124,9 @@ impl Strategy {
         let session = begun.as_ref().map(Begun::session);
         self.extended().call_for_each_replica(&Replicas::new(self, step, session, &replica))?;
         begun.into_iter().for_each(Begun::hand_over);
-        collect(self, step, cells)
+        let results = collect(self, step, cells)?;
+        self.end_updates();
+        Ok(results)
     }
 }
 

@@ -55,11 +55,6 @@ impl Checkpointed for Strategy {
         }))
     }
 
-    fn rewind(&self) -> Result<()> {
-        self.rewind_steps();
-        Ok(())
-    }
-
     fn strategy(&self) -> Option<&Strategy> {
         Some(self)
     }

@@ -138,7 +138,7 @@ impl Strategy {
         at: &'static Location<'static>,
     ) -> Result<(u64, Option<Begun>, Option<usize>)> {
         self.require_settled("run")?;
-        self.begins_after_updates();
+        self.begin_updates();
         let Some(group) = self.group() else { return Ok((self.next_step(), None, Some(0))) };
         let variables = self.or_tell_workers(self.drift_digest())?;
         let (session, noticed) = (group.next_number(RUN), self.notice().is_given());

@@ -33,7 +33,7 @@ impl Handover<'_> {
     /// # Errors
     /// The same on all workers, where one is lost meanwhile, cannot give its state or cannot take it over, or if nobody's is whole.
     pub fn make(&self, mine: Report) -> Result<Option<usize>> {
-        let reports = self.swap("where the training stands", self.patience, &mine)?;
+        let reports = self.swap(&format!("where {:?} stands", self.parts), self.patience, &mine)?;
         let source = match decide(&reports) {
             Decision::Begin => None,
             Decision::Torn(worker, reason) => {
@@ -43,16 +43,14 @@ impl Handover<'_> {
                 );
                 return Err(Error::invalid(OPERATION, reason));
             }
-            Decision::TakeOver { source, takers } => {
+            Decision::TakeOver { source, takers, numbers } => {
                 let given = self.hand_over(source, &takers)?;
-                let Report { updates, steps, .. } = reports[source];
                 let taken = match given {
                     Some(image) => self.take(image, source),
                     None => Ok(()),
                 };
                 self.agree("whether all have taken it over", taken)?;
-                self.strategy.set_updates(updates);
-                self.strategy.set_steps(steps)?;
+                self.strategy.set_numbers(numbers);
                 Some(source)
             }
         };

@@ -7,10 +7,7 @@ use distribute_cluster::{Fault, World};
 /// another.
 pub(super) fn is_of_another(error: &Error, world: World) -> bool {
     let Some(blame) = error.blame() else {
-        return match error {
-            Error::Worker { worker, .. } => *worker != world.worker(),
-            _ => false,
-        };
+        return error.worker().is_some_and(|worker| worker != world.worker());
     };
     let mine = || blame.culprits.iter().any(|replica| world.local_replicas().contains(replica));
     match blame.fault {
@@ -20,6 +17,11 @@ pub(super) fn is_of_another(error: &Error, world: World) -> bool {
         // Another program: it would come to the same again.
         Fault::Mismatch | Fault::Returned => false,
     }
+}
+
+/// Whether an error tells that a worker did not come in time, and may come yet.
+pub(super) fn is_late(error: &Error) -> bool {
+    error.blame().is_some_and(|blame| blame.fault == Fault::Late)
 }
 
 #[cfg(test)]
@@ -47,6 +49,7 @@ mod tests {
             (blame(Fault::Returned, &[0]), false),
             (worker(2), true),
             (worker(1), false),
+            (Error::other(worker(0)), true),
             (Error::other("out of disk"), false),
         ] {
             assert_eq!(is_of_another(&error, world), goes_on, "{error}");

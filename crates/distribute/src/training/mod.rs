@@ -17,7 +17,7 @@ use distribute_log::told;
 use handover::Handover;
 use report::Report;
 use std::panic::Location;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// How long to wait for the others, unless that is said.
@@ -91,6 +91,8 @@ pub struct Training<'a> {
     patience: Duration,
     /// Whether this process has been part of the training.
     begun: AtomicBool,
+    /// How many updates there were when somebody was late last, as one more.
+    stood: AtomicU64,
 }
 
 impl<'a> Training<'a> {
@@ -98,12 +100,16 @@ impl<'a> Training<'a> {
     /// the state of the others.
     ///
     /// # Errors
-    /// As [`recover`](Self::recover), but that a loss meanwhile is an error.
+    /// As [`recover`](Self::recover).
     #[track_caller]
     pub fn new(parts: Checkpoint<'a>) -> Result<Self> {
         let strategy = parts.together("Training::new")?;
-        let training = Self { strategy, parts, patience: PATIENCE, begun: AtomicBool::new(false) };
-        training.meet(PATIENCE, Location::caller())?;
+        let (begun, stood) = Default::default();
+        let training = Self { strategy, parts, patience: PATIENCE, begun, stood };
+        match training.meet(PATIENCE, Location::caller()) {
+            Ok(()) => {}
+            Err(error) => training.recover(error)?,
+        }
         Ok(training)
     }
 
@@ -161,7 +167,8 @@ impl<'a> Training<'a> {
     /// ```
     ///
     /// # Errors
-    /// The error itself, if it is another one, as of this worker's own data. [`Error::Join`] if a worker has not come within the
+    /// The error itself, if it is another one, as of this worker's own data, or if somebody is late a second time with no update
+    /// in between. [`Error::Join`] if a worker has not come within the
     /// [patience](Self::patience); [`Error::InvalidArgument`] where no worker has a whole state, since a step makes several
     /// updates and not all of them were made; that of a part whose state cannot be given or taken. The error itself, too, where the
     /// program has linked its workers, which only it can do again ([`MultiWorkerBuilder::group`](crate::strategy::MultiWorkerBuilder::group),
@@ -173,6 +180,11 @@ impl<'a> Training<'a> {
         let mut lost = error;
         loop {
             if !world.is_multi_worker() || !loss::is_of_another(&lost, world) || deadline.has_passed() {
+                return Err(lost);
+            }
+            let updates = self.strategy.updates().saturating_add(1);
+            if loss::is_late(&lost) && self.stood.swap(updates, Ordering::Relaxed) == updates {
+                // It is late again in what is made again: nobody is lost.
                 return Err(lost);
             }
             told(|| tracing::warn!("the training stops after step {}: {lost}", self.strategy.steps()));
@@ -197,10 +209,10 @@ impl<'a> Training<'a> {
     fn meet(&self, patience: Duration, at: &'static Location<'static>) -> Result<()> {
         let Some(session) = self.strategy.recovery() else { return Ok(()) };
         let begun = self.begun.load(Ordering::Relaxed);
-        let torn = if begun { self.parts.rewind().err().map(|error| error.to_string()) } else { None };
-        let (updates, steps) = (self.strategy.updates(), self.strategy.steps());
+        let rewind = || self.strategy.rewind_steps().and_then(|()| self.parts.rewind());
+        let torn = if begun { rewind().err().map(|error| error.to_string()) } else { None };
         let handover = Handover { strategy: &self.strategy, parts: &self.parts, session, patience, at };
-        let source = handover.make(Report { begun, updates, steps, torn })?;
+        let source = handover.make(Report { begun, numbers: self.strategy.numbers(), torn })?;
         self.begun.store(true, Ordering::Relaxed);
         self.strategy.settle();
         if let Some(source) = source {

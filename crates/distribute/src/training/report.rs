@@ -1,5 +1,6 @@
 //! Where each worker stands when all have met, and whose state the others take over: pure.
 
+use crate::strategy::Numbers;
 use serde::{Deserialize, Serialize};
 
 /// What a worker says of itself.
@@ -7,10 +8,8 @@ use serde::{Deserialize, Serialize};
 pub(super) struct Report {
     /// Whether it has been part of the training: one that has just started has nothing that others need.
     pub begun: bool,
-    /// How many updates all of its optimizers have made.
-    pub updates: u64,
-    /// How many steps its strategy has made.
-    pub steps: u64,
+    /// What it has counted.
+    pub numbers: Numbers,
     /// Why it cannot go on from where it stands, if so.
     pub torn: Option<String>,
 }
@@ -20,8 +19,8 @@ pub(super) struct Report {
 pub(super) enum Decision {
     /// Nobody has begun: all go on from what they have made or restored by themselves.
     Begin,
-    /// These workers, by number, take over the state of worker `source`; there may be none.
-    TakeOver { source: usize, takers: Vec<usize> },
+    /// These workers, by number, take over the state of worker `source`; there may be none. All count on from these numbers.
+    TakeOver { source: usize, takers: Vec<usize>, numbers: Numbers },
     /// Nobody's state is whole, for this reason of the worker.
     Torn(usize, String),
 }
@@ -30,17 +29,28 @@ pub(super) enum Decision {
 pub(super) fn decide(reports: &[Report]) -> Decision {
     let begun = || reports.iter().enumerate().filter(|(_, report)| report.begun);
     let whole = begun().filter(|(_, report)| report.torn.is_none());
-    let Some((source, furthest)) = whole.max_by_key(|(worker, report)| (report.updates, usize::MAX - worker))
+    let Some((source, furthest)) =
+        whole.max_by_key(|(worker, report)| (report.numbers.updates, usize::MAX - worker))
     else {
         return match begun().find_map(|(worker, report)| Some((worker, report.torn.clone()?))) {
             None => Decision::Begin,
             Some((worker, reason)) => Decision::Torn(worker, reason),
         };
     };
-    let as_far =
-        |report: &Report| report.begun && report.torn.is_none() && report.updates == furthest.updates;
+    let as_far = |report: &Report| {
+        report.begun && report.torn.is_none() && report.numbers.updates == furthest.numbers.updates
+    };
     let takers = reports.iter().enumerate().filter(|(_, report)| !as_far(report)).map(|(worker, _)| worker);
-    Decision::TakeOver { source, takers: takers.collect() }
+    // Of what some have made and dropped again, others don't know: numbers that nobody has used are the same for all.
+    let latest =
+        |of: fn(&Numbers) -> u64| reports.iter().map(|report| of(&report.numbers)).max().unwrap_or(0);
+    let numbers = Numbers {
+        most: latest(|numbers| numbers.most),
+        variables: latest(|numbers| numbers.variables),
+        optimizers: latest(|numbers| numbers.optimizers),
+        ..furthest.numbers
+    };
+    Decision::TakeOver { source, takers: takers.collect(), numbers }
 }
 
 #[cfg(test)]
@@ -48,11 +58,13 @@ mod tests {
     use super::*;
 
     fn at(updates: u64) -> Report {
-        Report { begun: true, updates, steps: updates, torn: None }
+        let numbers = Numbers { updates, steps: updates, variables: 4, ..Numbers::default() };
+        Report { begun: true, numbers, torn: None }
     }
 
     fn started() -> Report {
-        Report { begun: false, ..at(0) }
+        let numbers = Numbers { variables: 6, ..Numbers::default() };
+        Report { begun: false, numbers, torn: None }
     }
 
     fn torn(updates: u64) -> Report {
@@ -62,17 +74,27 @@ mod tests {
     // INV-42
     #[test]
     fn who_is_behind_or_has_just_started_takes_over_the_state_of_the_furthest() {
-        let take = |source, takers: &[usize]| Decision::TakeOver { source, takers: takers.to_vec() };
+        let take = |source, takers: &[usize]| Some((source, takers.to_vec()));
         for (reports, decision) in [
-            (vec![started(), started()], Decision::Begin),
+            (vec![started(), started()], None),
             (vec![at(7), started(), at(7)], take(0, &[1])),
             (vec![started(), at(7), at(8)], take(2, &[0, 1])),
             (vec![at(0), started()], take(0, &[1])),
             (vec![at(3), at(3)], take(0, &[])),
             (vec![torn(9), at(8), started()], take(1, &[0, 2])),
-            (vec![torn(9), started()], Decision::Torn(0, "half a step".into())),
         ] {
-            assert_eq!(decide(&reports), decision, "{reports:?}");
+            let decided = match decide(&reports) {
+                Decision::TakeOver { source, takers, numbers } => {
+                    let steps = reports[source].numbers.steps;
+                    let variables = reports.iter().map(|report| report.numbers.variables).max().unwrap();
+                    assert_eq!((numbers.steps, numbers.variables), (steps, variables), "{reports:?}");
+                    Some((source, takers))
+                }
+                Decision::Begin => None,
+                torn => panic!("{torn:?} of {reports:?}"),
+            };
+            assert_eq!(decided, decision, "{reports:?}");
         }
+        assert_eq!(decide(&[torn(9), started()]), Decision::Torn(0, "half a step".into()));
     }
 }

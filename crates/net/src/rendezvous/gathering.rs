@@ -28,6 +28,8 @@ pub(super) struct Gathering {
     calling: Calling,
     dials: Vec<Dial>,
     links: Vec<Link>,
+    /// Until when something has to come over each link.
+    silences: Vec<(usize, Deadline)>,
     /// What those that have all their links have sent already.
     early: Vec<Event>,
     settings: Settings,
@@ -44,8 +46,8 @@ impl Gathering {
         progress: Box<dyn FnMut(&Progress) + Send>,
     ) -> Self {
         let dials = meeting.begin().map(Dial::new).into_iter().collect();
-        let (links, early) = (Vec::new(), Vec::new());
-        Self { world, meeting, reception, calling, dials, links, early, settings, progress }
+        let (links, silences, early) = Default::default();
+        Self { world, meeting, reception, calling, dials, links, silences, early, settings, progress }
     }
 
     /// Goes on until this worker has its links to all others.
@@ -67,6 +69,7 @@ impl Gathering {
                 // Those that have all their links listen for them.
                 self.links.iter().for_each(Link::beat);
                 beat = Deadline::after(self.settings.heartbeat);
+                self.listen_for_silence();
             }
             let workers = self.world.workers();
             if report.has_passed() {
@@ -85,6 +88,26 @@ impl Gathering {
             }
             self.wait(slice)?;
             deadline.look();
+        }
+    }
+
+    /// Gives up links over which nothing has come for too long, as from a machine that has vanished. All that are linked send
+    /// signs of life.
+    fn listen_for_silence(&mut self) {
+        let silence = self.settings.silence;
+        self.silences.retain(|(worker, _)| self.links.iter().any(|link| link.peer() == *worker));
+        for link in &self.links {
+            let at = self.silences.iter_mut().find(|(worker, _)| *worker == link.peer());
+            match at {
+                None => self.silences.push((link.peer(), Deadline::after(silence))),
+                Some((_, until)) if link.was_heard() => *until = Deadline::after(silence),
+                Some((_, until)) => {
+                    until.look();
+                    if until.has_passed() {
+                        link.doom(format!("nothing has come from it for {} s", silence.as_secs_f32()));
+                    }
+                }
+            }
         }
     }
 

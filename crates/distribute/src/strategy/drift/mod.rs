@@ -64,6 +64,13 @@ impl Mirrored {
         all.planned = None;
     }
 
+    /// Begins anew with those that are alive, for a world in which others don't know of the rest.
+    pub(super) fn renew(&self) {
+        let mut all = lock(&self.variables);
+        all.variables.retain(WeakVariable::is_alive);
+        all.planned = None;
+    }
+
     /// What this worker has of the part of the step behind `steps` others, where all are compared in `every` steps.
     fn digest(&self, steps: u64, every: u64) -> Result<Digest> {
         let mut all = lock(&self.variables);

@@ -1,6 +1,7 @@
 //! How the workers of a cluster meet, at first and again.
 
 use crate::{Error, Result};
+use distribute_cluster::deadline::DEFAULT_TIMEOUT;
 use distribute_cluster::{Deadline, Stopwatch, Task, World};
 use distribute_collective::group::Group;
 use distribute_log::told;
@@ -29,12 +30,20 @@ impl Joining {
     /// [`Error::Join`].
     pub fn join(&self) -> Result<Group> {
         let started = Stopwatch::start();
-        let mut rendezvous = self.rendezvous();
-        if let Some(timeout) = self.timeout {
-            rendezvous = rendezvous.timeout(timeout);
-        }
-        let group = Group::join(self.world, rendezvous)?;
-        self.announce(&group, started.elapsed());
+        let deadline = Deadline::after(self.timeout.unwrap_or(DEFAULT_TIMEOUT));
+        let group = loop {
+            match Group::join(self.world, self.rendezvous().timeout(deadline.remaining())) {
+                Ok(group) => break group,
+                // It may be started again.
+                Err(JoinError::Lost { .. }) if !deadline.has_passed() => {}
+                Err(error) => return Err(Error::from(error)),
+            }
+        };
+        let what = match group.generation() {
+            1 => "all have joined".to_owned(),
+            generation => format!("takes a place in a training that goes on, as generation {generation},"),
+        };
+        self.announce(&what, started.elapsed());
         Ok(group)
     }
 
@@ -60,7 +69,10 @@ impl Joining {
                 Err(error) => return Err(Error::from(error)),
             }
         }
-        self.announce(group, started.elapsed());
+        self.announce(
+            &format!("all have met again, as generation {},", group.generation()),
+            started.elapsed(),
+        );
         Ok(())
     }
 
@@ -80,16 +92,11 @@ impl Joining {
         rendezvous
     }
 
-    fn announce(&self, group: &Group, waited: Duration) {
+    fn announce(&self, what: &str, waited: Duration) {
         let (world, task, seconds) = (self.world, &self.task, waited.as_secs_f64());
         let all = world.num_replicas_in_sync();
-        told(|| match group.generation() {
-            1 => tracing::info!(
-                "{world}: {all} replicas in sync; this is {task}, all have joined after {seconds:.1} s"
-            ),
-            generation => tracing::info!(
-                "{world}: this is {task}, all have met again after {seconds:.1} s; generation {generation}"
-            ),
+        told(|| {
+            tracing::info!("{world}: {all} replicas in sync; this is {task}, {what} after {seconds:.1} s")
         });
     }
 }
