@@ -81,11 +81,10 @@ impl Strategy {
     pub(crate) fn rewind_steps(&self) -> Result<()> {
         let mut counts = lock(&self.0.updates.0);
         let in_step = counts.open.take().map_or(0, |before| counts.made - before);
-        if in_step > 0 && in_step < counts.most {
-            let reason = format!(
-                "{in_step} of the {} updates of a step were made when it was interrupted",
-                counts.most
-            );
+        // How many the first one makes is not known before it has ended.
+        if in_step > 0 && (in_step < counts.most || counts.most == 0) {
+            let of = if counts.most == 0 { String::new() } else { format!(" of the {}", counts.most) };
+            let reason = format!("{in_step}{of} updates of a step had been made when it was interrupted");
             return Err(Error::invalid("Training::recover", reason));
         }
         let (made, anchor) = (counts.made, counts.anchor.take());
