@@ -118,7 +118,7 @@ impl Launch {
     }
 
     /// How long to wait before a task's first restart, one second by default; twice as long before each further one, up to a
-    /// minute. A task that ran for more than twice as long as it was waited for begins again with the first.
+    /// minute. A task that ran for more than twice as long as it was waited for, and two seconds, begins again with the first.
     pub fn backoff(mut self, backoff: Duration) -> Self {
         self.policy.backoff = backoff;
         self

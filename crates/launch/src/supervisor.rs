@@ -5,6 +5,9 @@ use crate::outcome::seconds;
 use crate::{Cause, End, Notice, Signal, Task};
 use std::time::Duration;
 
+/// A task that ends sooner has not begun well.
+const A_WHILE: Duration = Duration::from_secs(2);
+
 /// The longest wait before a task is started again.
 const LONGEST_BACKOFF: Duration = Duration::from_secs(60);
 
@@ -176,7 +179,8 @@ impl Supervisor {
             }
             let wait = |soon: u32| self.policy.backoff.saturating_mul(1 << soon.min(20)).min(LONGEST_BACKOFF);
             // One that has run well for a while was lost to something else than itself: others wait for it.
-            known.soon = if after > 2 * wait(known.soon.saturating_sub(1)) { 0 } else { known.soon };
+            let a_while = (2 * wait(known.soon.saturating_sub(1))).max(A_WHILE);
+            known.soon = if after > a_while { 0 } else { known.soon };
             let wait = wait(known.soon);
             known.soon += 1;
             known.status = Status::Waiting;
