@@ -12,8 +12,8 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
-/// Long enough not to be at its end before the signal comes.
-const EPOCHS: &str = "40";
+/// Long enough not to be at its end before the signal comes, however busy the machine is: seconds.
+const EPOCHS: &str = "120";
 
 fn arguments(folder: &Path) -> Vec<&str> {
     vec!["--epochs", EPOCHS, "--json", "--checkpoints", folder.to_str().unwrap()]
