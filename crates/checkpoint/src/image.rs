@@ -10,8 +10,8 @@ use std::path::Path;
 const FILE: &str = "shard-00001-of-00001.safetensors";
 
 impl Writer {
-    /// What [`save`](Writer::save) would write in one file, as bytes to be sent to another process: the length of the index in 8
-    /// bytes, the index, the file.
+    /// What [`save`](Writer::save) would write in one file, as bytes to be sent to another process: the file, the index, the length
+    /// of the index in 8 bytes.
     ///
     /// ```
     /// # use distribute_checkpoint::{Reader, Writer};
@@ -31,17 +31,14 @@ impl Writer {
     pub fn image(&self) -> Result<Vec<u8>> {
         let path = Path::new("memory");
         let mut layout = self.layout(1)?;
-        let mut content = Vec::new();
-        let mut entries = Vec::new();
+        let (mut image, mut entries) = (Vec::new(), Vec::new());
         for tensors in std::mem::take(&mut layout.files) {
-            entries.push(shard::write_to(&mut content, path, FILE.to_owned(), tensors)?);
+            entries.push(shard::write_to(&mut image, path, FILE.to_owned(), tensors)?);
         }
         let index =
             layout.index(entries).to_text().map_err(|error| Error::io("writing", path)(error.into()))?;
-        let mut image = Vec::with_capacity(8 + index.len() + content.len());
-        image.extend_from_slice(&(index.len() as u64).to_le_bytes());
         image.extend_from_slice(index.as_bytes());
-        image.append(&mut content);
+        image.extend_from_slice(&(index.len() as u64).to_le_bytes());
         Ok(image)
     }
 }
@@ -53,15 +50,15 @@ impl Reader {
     /// Those of [`open`](Reader::open).
     pub fn from_image(image: Bytes, from: &str) -> Result<Self> {
         let path = Path::new(from);
-        let short = || {
-            let reason = "the checkpoint ends within its index".to_owned();
+        let damaged = || {
+            let reason = "there is no index at its end".to_owned();
             Error::Damaged { path: path.to_path_buf(), offset: image.len() as u64, reason }
         };
-        let length = image.first_chunk().map(|length| u64::from_le_bytes(*length)).ok_or_else(short)?;
-        let end = usize::try_from(length).ok().and_then(|length| length.checked_add(8));
-        let end = end.filter(|end| *end <= image.len()).ok_or_else(short)?;
-        let content = image.slice(end..);
-        Reader::of(path, path, &image[8..end], &mut |entry| {
+        let (front, length) = image.split_last_chunk().ok_or_else(damaged)?;
+        let length = usize::try_from(u64::from_le_bytes(*length)).ok();
+        let end = length.and_then(|length| front.len().checked_sub(length)).ok_or_else(damaged)?;
+        let content = image.slice(..end);
+        Reader::of(path, path, &front[end..], &mut |entry| {
             let found = content.len() as u64;
             Shard::of(Box::new(Cursor::new(content.clone())), found, path.to_path_buf(), entry)
         })

@@ -33,8 +33,7 @@ impl Group {
 
     /// Leaves the world, in which a worker was lost or late, and waits until all workers of the next one have joined: those that
     /// are left, and others in the places of those that are not. Everything that holds this group goes on with the new links;
-    /// its sessions are over. Where that goes wrong, all others are lost to it;
-    /// it can be tried again.
+    /// its sessions are over. Where that goes wrong, all others are lost to it; it can be tried again.
     ///
     /// # Errors
     /// [`JoinError`], which names workers that are missing.

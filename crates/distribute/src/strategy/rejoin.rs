@@ -80,13 +80,15 @@ impl Strategy {
     /// [`Error::InvalidArgument`] if the step that was interrupted has made some of its updates.
     pub(crate) fn rewind_steps(&self) -> Result<()> {
         let mut counts = lock(&self.0.updates.0);
-        let in_step = counts.open.take().map_or(0, |before| counts.made - before);
+        let in_step = counts.open.map_or(0, |before| counts.made - before);
         // How many the first one makes is not known before it has ended.
         if in_step > 0 && (in_step < counts.most || counts.most == 0) {
             let of = if counts.most == 0 { String::new() } else { format!(" of the {}", counts.most) };
             let reason = format!("{in_step}{of} updates of a step had been made when it was interrupted");
             return Err(Error::invalid("Training::recover", reason));
         }
+        // Half a step stays one, however often the workers meet until they go on.
+        counts.open = None;
         let (made, anchor) = (counts.made, counts.anchor.take());
         if let Some((_, steps)) = anchor.filter(|(before, _)| *before == made) {
             self.0.steps.store(steps, Ordering::Relaxed);
@@ -157,5 +159,29 @@ impl Strategy {
     /// The traffic in which the workers agree on where the training stands; `None` if there is only one.
     pub(crate) fn recovery(&self) -> Option<Session> {
         Some(self.all_workers()?.open("recovery", self.steps()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::MirroredStrategy;
+
+    // INV-42
+    #[test]
+    fn half_a_step_stays_one_until_all_go_on() {
+        let strategy = MirroredStrategy::cpus(1).unwrap();
+        strategy.begin_updates();
+        strategy.count_update();
+        assert!(strategy.rewind_steps().is_err(), "how many the first step makes is not known");
+        strategy.count_update();
+        strategy.end_updates();
+        strategy.begin_updates();
+        strategy.count_update();
+        for _ in 0..2 {
+            let error = strategy.rewind_steps().unwrap_err().to_string();
+            assert!(error.contains("1 of the 2 updates of a step"), "{error}");
+        }
+        strategy.set_numbers(strategy.numbers());
+        strategy.rewind_steps().unwrap();
     }
 }

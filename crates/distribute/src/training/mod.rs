@@ -168,8 +168,7 @@ impl<'a> Training<'a> {
     ///
     /// # Errors
     /// The error itself, if it is another one, as of this worker's own data, or if somebody is late a second time with no update
-    /// in between. [`Error::Join`] if a worker has not come within the
-    /// [patience](Self::patience); [`Error::InvalidArgument`] where no worker has a whole state, since a step makes several
+    /// in between. [`Error::Join`] if a worker has not come within the [patience](Self::patience); [`Error::InvalidArgument`] where no worker has a whole state, since a step makes several
     /// updates and not all of them were made; that of a part whose state cannot be given or taken. The error itself, too, where the
     /// program has linked its workers, which only it can do again ([`MultiWorkerBuilder::group`](crate::strategy::MultiWorkerBuilder::group),
     /// [`on_threads`](crate::MultiWorkerMirroredStrategy::on_threads)).
