@@ -1,4 +1,4 @@
-//! Trains with what was asked for, and again with one replica or in one process, and shows both side by side.
+//! Trains with what was asked for, and again with one replica, in one process or without servers, and shows both side by side.
 
 use super::Options;
 use super::progress::{Pace, thousands};
@@ -77,7 +77,17 @@ fn with_one_replica(
         ("weights_sha256", json!(sha256)),
     ]);
 
-    if replicas > 1 {
+    if strategy.extended().parameter_servers().is_some() {
+        let (one, one_sha256) = with_sha256(train(&OneDeviceStrategy::new("cpu:0")?.into())?)?;
+        table += &row("one device", &one);
+        let same = sha256 == one_sha256;
+        table += if same {
+            "Servers and one device train the same weights, to the bit.\n"
+        } else {
+            "Their weights differ.\n"
+        };
+        figures.extend([("one_device", nested(self::figures(&one))), ("same_weights", json!(same))]);
+    } else if replicas > 1 {
         let one = train(&OneDeviceStrategy::new("cpu:0")?.into())?;
         let difference = largest_difference(&trained.variables, &one.variables)?;
         let speedup = trained.pace.examples_per_s / one.pace.examples_per_s;

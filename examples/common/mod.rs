@@ -4,6 +4,7 @@
 
 pub mod compare;
 pub mod progress;
+mod servers;
 
 use clap::{Parser, ValueEnum};
 use distribute::net::Certificates;
@@ -58,6 +59,9 @@ enum Kind {
     /// MultiWorkerMirroredStrategy: all processes of the cluster that the environment names, a replica on each of their cores
     #[value(alias = "multi-worker")]
     MultiWorker,
+    /// ParameterServerStrategy: variables on the parameter servers of the cluster that the environment names or, without one, on two of
+    /// this process; the chief trains
+    Ps,
     /// OneDeviceStrategy: one replica on cpu:0
     OneDevice,
     /// The strategy that is current where none was made
@@ -93,6 +97,7 @@ impl Options {
             (_, Some(replicas)) if replicas != 1 => Err(distribute::Error::other(format!(
                 "--replicas {replicas} needs --strategy mirrored or multi_worker: the others have one replica"
             ))),
+            (Kind::Ps, _) => servers::strategy(),
             (Kind::OneDevice, _) => Ok(OneDeviceStrategy::new("cpu:0")?.into()),
             (Kind::Default, _) => Ok(distribute::get_strategy()),
         }
@@ -121,6 +126,7 @@ impl Options {
 
     /// Prints the result as text and, with `--json`, as the last line.
     pub fn finish(&self, text: &str, figures: &[(&str, Value)]) {
+        servers::end();
         if !(self.quiet && self.json) {
             say(text);
         }

@@ -71,7 +71,7 @@ fn a_worker_that_is_killed_is_named_by_all_others() {
                 stderr.contains("the connection to worker 1 (replica 1) was lost while the others wait in ")
             );
         }
-        let of = |worker: usize| text(&outputs[worker].stderr).rsplit_once(": step ").unwrap().1.to_string();
+        let of = |worker: usize| text(&outputs[worker].stderr).rsplit_once("step ").unwrap().1.to_string();
         assert_eq!(of(0), of(2), "one text on all");
     });
 }

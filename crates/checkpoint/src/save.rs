@@ -53,6 +53,7 @@ pub(crate) fn save(
     // Removed if a step fails.
     let mut partial: Option<Partial> = None;
     for step in steps {
+        let _save = tracing::trace_span!("save", ?step).entered();
         before(step).map_err(Error::io("saving", path))?;
         match (step, partial.as_ref().map(Partial::path)) {
             (Step::CreateFolder, _) => {

@@ -35,6 +35,9 @@ pub struct Arguments {
     /// How often each task may be started again after it has failed
     #[arg(long, value_name = "N", default_value_t = 0)]
     max_restarts: u32,
+    /// Go on with so many workers when others have failed for good, the first of them included; without, all are needed
+    #[arg(long, value_name = "N", conflicts_with = "print")]
+    min_workers: Option<usize>,
     /// How long the job may take, such as 90s, 10m or 2h; without, as long as it wants
     #[arg(long, value_name = "TIME")]
     timeout: Option<String>,
@@ -72,7 +75,8 @@ enum Done {
 
 fn launch(arguments: &Arguments) -> distribute_launch::Result<Done> {
     let hosts = arguments.hosts.as_deref().map(parse_hosts).transpose()?.unwrap_or_default();
-    let layout = Layout::new(arguments.workers.unwrap_or(hosts.len().max(1)))
+    let workers = arguments.workers.unwrap_or(hosts.len().max(1));
+    let layout = Layout::new(workers)
         .chief(arguments.chief)
         .ps(arguments.ps)
         .evaluator(arguments.evaluator)
@@ -109,6 +113,18 @@ fn launch(arguments: &Arguments) -> distribute_launch::Result<Done> {
         .grace(parse_duration("--grace", &arguments.grace)?)
         .pin(!arguments.no_pin)
         .forward_signals(true);
+    let exported = std::env::var("DISTRIBUTE_MIN_WORKERS").ok().and_then(|least| least.parse().ok());
+    if let Some(least) = arguments.min_workers.or(exported) {
+        let workers = workers + usize::from(arguments.chief);
+        if !(1..=workers).contains(&least) {
+            return Err(distribute_launch::Error::Option {
+                option: "--min-workers",
+                value: least.to_string(),
+                expected: "a number from 1 to that of the workers, the chief included",
+            });
+        }
+        launch = launch.min_workers(least);
+    }
     for name in doctor::THREADS {
         // What #[distribute::main] has set is for this process.
         if doctor::given(name).is_none() {

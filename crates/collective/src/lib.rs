@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`threads`] | teams, whose members are threads of this process |
 //! | [`group`] | the processes of a world, which send each other bytes |
+//! | [`recovery`] | how workers that meet again agree on whose state they take over |
 //! | [`all_reduce`], [`all_gather`] | the operations, one a file |
 //! | [`Failure`] | why one failed, on every member |
 //!
@@ -18,6 +19,7 @@ mod filled;
 mod sync;
 
 pub mod group;
+pub mod recovery;
 pub mod threads;
 
 pub use all_gather::all_gather;

@@ -58,10 +58,14 @@ fn both<T: Send + 'static>(
     watched(move || {
         let mut groups = local::groups(Links::Memory, 2, 1).unwrap();
         let (other, me) = (groups.pop().unwrap(), groups.pop().unwrap());
+        let kept = Kept::default();
+        // Two of them, and before the other worker begins: whether anybody listens to an event is remembered for all threads, and as
+        // long as there is one subscriber in the program, the thread that first comes to an event says so by its own, which that
+        // worker's has not.
+        let [subscriber, _second] = [0; 2].map(|_| tracing::Dispatch::new(kept.clone()));
         std::thread::scope(|scope| {
             scope.spawn(|| body(other));
-            let kept = Kept::default();
-            let returned = tracing::subscriber::with_default(kept.clone(), || body(me));
+            let returned = tracing::dispatcher::with_default(&subscriber, || body(me));
             let events = std::mem::take(&mut *kept.0.lock().unwrap());
             (returned, events)
         })

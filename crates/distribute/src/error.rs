@@ -206,6 +206,26 @@ pub enum Error {
         /// Which variable, which workers, and what to do.
         reason: String,
     },
+    /// Workers have come that wait to take part, and the step has not begun, on any worker. It goes on when all have met again.
+    #[error(
+        "run: before step {step}, {waiting} more worker{} to take part; have the steps made by Training::run, or give this error to \
+         Training::recover, which lets them in",
+        if *waiting == 1 { " waits" } else { "s wait" }
+    )]
+    WorkersWaiting {
+        /// The number of the step that would have begun, as in [`Error::Replica`].
+        step: u64,
+        /// How many there are.
+        waiting: usize,
+    },
+    /// A task that serves others cannot.
+    #[error("{task} cannot serve: {reason}")]
+    Serving {
+        /// Which one.
+        task: distribute_cluster::Task,
+        /// Why not, and what to do.
+        reason: String,
+    },
     /// A training that was told to end has saved its checkpoint, which is whole, but later than the grace period, after which a
     /// scheduler kills processes.
     #[error(
@@ -273,6 +293,19 @@ pub enum Error {
     /// A checkpoint could not be saved, or what is there cannot be restored.
     #[error(transparent)]
     Checkpoint(#[from] distribute_checkpoint::Error),
+    /// A parameter server refuses what it is asked for, or doesn't answer. Unless it refuses, it may have done it; where several
+    /// servers were asked, the others may have, too.
+    #[error("{operation}: {source}")]
+    Server {
+        /// What was being done.
+        operation: &'static str,
+        /// Which server, what it was asked for, and why it was not done.
+        #[source]
+        source: Box<distribute_params::ChannelError>,
+    },
+    /// A partitioner or a placement was given something that it cannot take.
+    #[error(transparent)]
+    Params(Box<distribute_params::Error>),
     /// An optimizer's hyper-parameter is out of range.
     #[error(transparent)]
     Hyperparameter(#[from] distribute_optim::InvalidHyperparameter),
@@ -305,6 +338,12 @@ impl fmt::Debug for Error {
 impl From<ClusterError> for Error {
     fn from(error: ClusterError) -> Self {
         Error::Cluster(Box::new(error))
+    }
+}
+
+impl From<distribute_params::Error> for Error {
+    fn from(error: distribute_params::Error) -> Self {
+        Error::Params(Box::new(error))
     }
 }
 
@@ -344,6 +383,19 @@ impl Error {
                 chain.find_map(|error| error.downcast_ref::<Error>()?.worker())
             }
             _ => None,
+        }
+    }
+
+    /// Whether workers wait to take part, if that is the cause; it is also found in the sources of a user error.
+    pub(crate) fn is_waiting(&self) -> bool {
+        match self.root_cause() {
+            Error::WorkersWaiting { .. } => true,
+            Error::Other(other) => {
+                let other: &(dyn std::error::Error + 'static) = &**other;
+                let mut chain = std::iter::successors(Some(other), |error| error.source());
+                chain.any(|error| error.downcast_ref::<Error>().is_some_and(Error::is_waiting))
+            }
+            _ => false,
         }
     }
 

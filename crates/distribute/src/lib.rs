@@ -61,6 +61,12 @@
 //! | [`prelude`] | what most programs use |
 //! | [`tensor`], [`data`], [`cluster`] | the crates below: nests of tensors; datasets; clusters and resolvers, deadlines and blame |
 //!
+//! # Parameter servers
+//!
+//! [`ParameterServerStrategy`] keeps variables on parameter servers, cut into shards, and workers train against them without waiting
+//! for each other. [`LocalCluster`] has them all in one process; [`params`] has the partitioners; [`mod@lookup`] rows by their ids;
+//! [`runner`] a strategy from the environment alone.
+//!
 //! # Several workers
 //!
 //! [`MultiWorkerMirroredStrategy`] trains on several workers in lock step: processes on one machine or several. What takes a
@@ -87,7 +93,10 @@ pub mod optimizer;
 mod preemption;
 mod random;
 mod replicated;
+pub mod runner;
 mod select;
+mod serve;
+mod servers;
 pub mod strategy;
 pub mod trace;
 mod training;
@@ -116,15 +125,19 @@ pub use optimizer::{Adagrad, Adam, AdamW, Ftrl, Momentum, Optimizer, RmsProp, Sg
 pub use preemption::Preemption;
 pub use replicated::Replicated;
 pub use select::{Kept, Restored, Select};
+pub use serve::{Serve, serve};
+pub use servers::ParameterServers;
 pub use strategy::{
     CentralStorageStrategy, CommunicationImplementation, CommunicationOptions, CrossDeviceOps, Destinations,
-    DeviceKind, DeviceName, HierarchicalCopyAllReduce, MirroredStrategy, MultiWorkerBuilder,
-    MultiWorkerMirroredStrategy, NcclAllReduce, OneDeviceStrategy, ReductionToOneDevice, Replicas, Strategy,
-    StrategyExtended, Threads, ValueContext, VariablePlacement,
+    DeviceKind, DeviceName, HierarchicalCopyAllReduce, LocalCluster, MirroredStrategy, MultiWorkerBuilder,
+    MultiWorkerMirroredStrategy, NcclAllReduce, OneDeviceStrategy, ParameterServerBuilder,
+    ParameterServerStrategy, ReductionToOneDevice, Replicas, Strategy, StrategyExtended, Threads,
+    ValueContext, VariablePlacement,
 };
 pub use training::Training;
 pub use values::{Axes, Distributed, Mirrored, PerReplica, Reducible};
-pub use variables::{NewVariable, Variable, VariableAggregation, VariableSynchronization, Variables};
+pub use variables::lookup;
+pub use variables::{NewVariable, Shard, Variable, VariableAggregation, VariableSynchronization, Variables};
 
 /// Who takes part and how that is found out; deadlines, and who is to blame.
 pub mod cluster {
@@ -137,6 +150,12 @@ pub mod cluster {
 pub mod net {
     #[doc(inline)]
     pub use distribute_net::{Certificates, Identity, JoinError, Secret, SharedMemory};
+}
+
+/// How variables are cut, and which parameter server has which; the tables on servers, and how they are reached.
+pub mod params {
+    #[doc(inline)]
+    pub use distribute_params::*;
 }
 
 /// Datasets: sources, transformations, file formats, and how batches are split over replicas.
@@ -178,6 +197,10 @@ mod guides {
     struct MultiWorker;
     #[doc = include_str!("../../../docs/recovery.md")]
     struct Recovery;
+    #[doc = include_str!("../../../docs/elastic.md")]
+    struct Elastic;
     #[doc = include_str!("../../../docs/clusters.md")]
     struct Clusters;
+    #[doc = include_str!("../../../docs/sharded-variables.md")]
+    struct ShardedVariables;
 }

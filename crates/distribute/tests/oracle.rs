@@ -25,6 +25,7 @@ mod oracle {
     pub mod resolver_differences;
     pub mod resolvers;
     pub mod run;
+    pub mod sharded;
     pub mod tensors;
     pub mod training;
     pub mod values_from_function;
@@ -41,7 +42,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// The runner of each area. A case of any other area fails.
-const AREAS: [(&str, Run); 11] = [
+const AREAS: [(&str, Run); 12] = [
     ("reduce", oracle::reduce::oracle_reduce),
     ("gather", oracle::gather::oracle_gather),
     ("all_reduce", oracle::all_reduce::oracle_all_reduce),
@@ -53,6 +54,7 @@ const AREAS: [(&str, Run); 11] = [
     ("multi_worker", oracle::multi_worker::oracle_multi_worker),
     ("resolvers", oracle::resolvers::oracle_resolvers),
     ("partitioners", oracle::partitioners::oracle_partitioners),
+    ("sharded", oracle::sharded::oracle_sharded),
 ];
 
 fn main() -> ExitCode {
@@ -183,6 +185,17 @@ fn check_the_runner(report: &mut Report) {
             cut.replace(r#""num_shards":2"#, r#""num_shards":2,"seed":1"#),
         ),
     ]);
+    let sliced = json!({
+        "id": "x", "area": "sharded", "doc": "", "replicas": 1,
+        "inputs": {"op": "slice", "num_shards": 2, "slice": [{"slice": [null, null, 2]}],
+            "table": {"dtype": "int32", "shape": [3], "data": [1, 2, 3]}},
+        "expect": {"result": {"dtype": "int32", "shape": [2], "data": [1, 3]}},
+    })
+    .to_string();
+    let broken = broken.chain([
+        ("another slice", sliced.replace("[null,null,2]", "[null,null,-2]")),
+        ("an unknown index", sliced.replace(r#"{"slice":[null,null,2]}"#, r#""all""#)),
+    ]);
     let verdict = |text: &str| {
         let case = Case::parse(&serde_json::from_str(text).unwrap())?;
         let run = AREAS.iter().find(|(area, _)| *area == case.area).map(|(_, run)| *run);
@@ -197,6 +210,7 @@ fn check_the_runner(report: &mut Report) {
         ("its steps", range.clone()),
         ("its cluster", simple.clone()),
         ("its shards", cut.clone()),
+        ("its slice", sliced.clone()),
     ];
     for (what, text) in whole {
         let passes = match verdict(&text) {

@@ -73,6 +73,7 @@ impl Launch {
             policy: Policy {
                 max_restarts: 0,
                 backoff: Duration::from_secs(1),
+                min_workers: None,
                 grace: Duration::from_secs(10),
                 timeout: None,
             },
@@ -115,6 +116,13 @@ impl Launch {
     pub fn max_restarts(mut self, restarts: u32) -> Self {
         self.policy.max_restarts = restarts;
         self
+    }
+
+    /// With how many workers the job goes on when others have failed and are not started again; all are needed by default. The first,
+    /// at whose address they meet, always is. Every task gets the number as `DISTRIBUTE_MIN_WORKERS`, by which its strategy goes, too.
+    pub fn min_workers(mut self, workers: usize) -> Self {
+        self.policy.min_workers = Some(workers);
+        self.env("DISTRIBUTE_MIN_WORKERS", workers.to_string())
     }
 
     /// How long to wait before a task's first restart, one second by default; twice as long before each further one, up to a

@@ -1,5 +1,6 @@
 //! What a job says: the lines of its tasks, and the launcher's own.
 
+use crate::outcome::seconds;
 use crate::supervisor::restart_text;
 use crate::{End, Outcome, Signal, Task};
 use std::fmt;
@@ -64,6 +65,17 @@ pub enum Notice {
         /// How long the launcher waits before it.
         wait: Duration,
     },
+    /// A task has failed for good, and the job goes on without it.
+    Lost {
+        /// Which one.
+        task: Task,
+        /// How it ended.
+        end: End,
+        /// How long it ran.
+        after: Duration,
+        /// How many that train are left.
+        left: usize,
+    },
     /// The launcher was asked to end the job.
     Interrupted {
         /// By which signal.
@@ -89,6 +101,14 @@ impl fmt::Display for Notice {
                         f.write_str(", each that trains on a core of its own")
                     }
                     Some(_) => f.write_str(", each that trains on cores of its own"),
+                }
+            }
+            Notice::Lost { task, end, after, left } => {
+                write!(f, "{task}: {end} after {}; ", seconds(*after))?;
+                match left {
+                    0 => f.write_str("the others have ended well"),
+                    1 => f.write_str("the job goes on with 1 worker"),
+                    _ => write!(f, "the job goes on with {left} workers"),
                 }
             }
             Notice::Restart { task, end, after, restart, of, wait } => {

@@ -22,6 +22,9 @@ pub(crate) struct Policy {
     /// How long to wait before the first restart of a task; twice as long before each further one of a task that has not run
     /// for longer than it was waited for.
     pub backoff: Duration,
+    /// With how many tasks that train the job goes on, the first of them included, when others have failed for good; `None` if
+    /// all are needed.
+    pub min_workers: Option<usize>,
     /// How long tasks have to end when they are asked to.
     pub grace: Duration,
     /// How long the whole job may take.
@@ -85,6 +88,8 @@ pub(crate) struct Known {
     pub after: Duration,
     pub stopped: bool,
     pub killed: bool,
+    /// Whether it has failed and is not started again.
+    lost: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,6 +123,7 @@ impl Supervisor {
             after: Duration::ZERO,
             stopped: false,
             killed: false,
+            lost: false,
         };
         let timeout = policy.timeout.map(|timeout| Action::Set(Timer::Timeout, timeout));
         let tasks = tasks.map(known).collect();
@@ -175,7 +181,13 @@ impl Supervisor {
         }
         if !end.is_success() {
             if known.restarts == self.policy.max_restarts {
-                return self.stop(Cause::Failed(task), Signal::Terminate, actions);
+                known.lost = true;
+                let task_name = known.task.clone();
+                let Some(left) = self.left() else {
+                    return self.stop(Cause::Failed(task), Signal::Terminate, actions);
+                };
+                actions.push(Action::Say(Notice::Lost { task: task_name, end, after, left }));
+                return self.end_if_all_have(actions);
             }
             let wait = |soon: u32| self.policy.backoff.saturating_mul(1 << soon.min(20)).min(LONGEST_BACKOFF);
             // One that has run well for a while was lost to something else than itself: others wait for it.
@@ -189,10 +201,27 @@ impl Supervisor {
             actions.push(Action::Say(Notice::Restart { task: task_name, end, after, restart, of, wait }));
             actions.push(Action::Set(Timer::Restart(task), wait));
         }
+        self.end_if_all_have(actions);
+    }
+
+    /// Ends the job when all that train have ended.
+    fn end_if_all_have(&mut self, actions: &mut Vec<Action>) {
         let well = |known: &Known| known.status == Status::Ended;
         if self.tasks.iter().filter(|known| trains(&known.task)).all(well) {
             self.stop(Cause::Done, Signal::Terminate, actions);
         }
+    }
+
+    /// With how many tasks that train the job goes on; `None` if they are too few, or another task is lost that is needed.
+    fn left(&self) -> Option<usize> {
+        let least = self.policy.min_workers?;
+        let (workers, others): (Vec<_>, Vec<_>) = self.tasks.iter().partition(|known| trains(&known.task));
+        // The workers meet at the first one's address.
+        let needed = others.into_iter().chain(workers.first().copied());
+        // Those that have ended well did not need it.
+        let well = workers.iter().filter(|known| !known.lost).count();
+        let left = workers.iter().filter(|known| !known.lost && known.status != Status::Ended).count();
+        (!needed.into_iter().any(|known| known.lost) && well >= least).then_some(left)
     }
 
     /// Asks all to end.
@@ -238,8 +267,13 @@ mod tests {
 
     /// Of two workers, a parameter server and an evaluator.
     fn supervisor(max_restarts: u32) -> Supervisor {
-        let policy =
-            Policy { max_restarts, backoff: SECOND, grace: 10 * SECOND, timeout: Some(100 * SECOND) };
+        let policy = Policy {
+            max_restarts,
+            backoff: SECOND,
+            min_workers: None,
+            grace: 10 * SECOND,
+            timeout: Some(100 * SECOND),
+        };
         let tasks = Layout::new(2).ps(1).evaluator(true).tasks();
         let (supervisor, actions) = Supervisor::new(tasks.into_iter().map(|(task, _)| task), policy);
         assert_eq!(actions, [Action::Set(Timer::Timeout, 100 * SECOND)]);
@@ -286,6 +320,48 @@ mod tests {
             let (cause, tasks) = supervisor.into_parts();
             assert_eq!(cause, Cause::Failed(task));
             assert!(others.iter().all(|other| tasks[*other].stopped) && !tasks[task].stopped);
+        }
+    }
+
+    #[test]
+    fn a_job_that_needs_not_all_workers_goes_on_without_some_and_never_without_the_first() {
+        let failed = |task| ended(task, End::Signaled(9));
+        let of_three = || {
+            let policy = Policy {
+                max_restarts: 0,
+                backoff: SECOND,
+                min_workers: Some(2),
+                grace: 10 * SECOND,
+                timeout: None,
+            };
+            let tasks = Layout::new(3).evaluator(true).tasks();
+            Supervisor::new(tasks.into_iter().map(|(task, _)| task), policy).0
+        };
+        let mut supervisor = of_three();
+        let said = supervisor.decide(failed(1));
+        let [Action::Say(notice @ Notice::Lost { left: 2, .. })] = &said[..] else { panic!("{said:?}") };
+        assert_eq!(
+            notice.to_string(),
+            "worker 1: signal 9 (SIGKILL: by hand, or by the system for want of memory) after 1.0 s; the job goes on with 2 workers"
+        );
+        // The others end well, and that is the end of the job.
+        assert_eq!(supervisor.decide(ended(0, End::Exited(0))), []);
+        assert_eq!(supervisor.decide(ended(2, End::Exited(0))), stopping(Signal::Terminate, &[3]));
+        assert_eq!(supervisor.into_parts().0, Cause::Done);
+
+        // One is lost when the others have ended.
+        let mut supervisor = of_three();
+        supervisor.decide(ended(0, End::Exited(0)));
+        supervisor.decide(ended(1, End::Exited(0)));
+        let actions = supervisor.decide(failed(2));
+        assert!(matches!(actions[0], Action::Say(Notice::Lost { left: 0, .. })), "{actions:?}");
+        assert_eq!(actions[1..], stopping(Signal::Terminate, &[3])[..]);
+        assert_eq!(supervisor.into_parts().0, Cause::Done);
+
+        for (lost, cause) in [(&[0][..], 0), (&[1, 2], 2), (&[3], 3)] {
+            let mut supervisor = of_three();
+            lost.iter().for_each(|task| drop(supervisor.decide(failed(*task))));
+            assert_eq!(supervisor.into_parts().0, Cause::Failed(cause), "{lost:?}");
         }
     }
 

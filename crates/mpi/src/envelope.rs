@@ -35,6 +35,7 @@ fn split(frame: Frame, piece: usize) -> Vec<Bytes> {
         Frame::Reference(message) => (Kind::Reference, message),
         Frame::Heartbeat => (Kind::Heartbeat, Message::default()),
         Frame::Goodbye => (Kind::Goodbye, Message::default()),
+        Frame::Leave => (Kind::Leave, Message::default()),
     };
     let header = Header { kind, head: head.len(), body: body.len() };
     let small = if body.len() <= SMALL { std::mem::take(&mut body) } else { Bytes::new() };
@@ -92,7 +93,8 @@ impl Assembly {
         match header.kind {
             Kind::Heartbeat => Ok(Some(Frame::Heartbeat)),
             Kind::Goodbye => Ok(Some(Frame::Goodbye)),
-            Kind::Reference => Err(WireError::Kind([Kind::Reference as u8, 0, 0, 0]).into()),
+            // Of processes that share memory, or meet again.
+            Kind::Reference | Kind::Leave => Err(WireError::Kind([header.kind as u8, 0, 0, 0]).into()),
             Kind::Data if small => Ok(Some(Frame::Data(Message { head, body: message }))),
             Kind::Data => {
                 self.0 = Some(Partial { head, pieces: Vec::new(), missing: header.body });

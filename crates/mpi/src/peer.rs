@@ -71,7 +71,7 @@ impl Peer {
     pub fn send(&mut self, library: &mut Library, frame: Frame) -> Result<(), String> {
         let hears = match self.life {
             Life::Alive => true,
-            Life::Ended => frame == Frame::Goodbye,
+            Life::Ended => matches!(frame, Frame::Goodbye | Frame::Leave),
             Life::Lost => false,
         };
         if hears {

@@ -5,7 +5,7 @@ use crate::library::Library;
 use crate::peer::{Life, Peer};
 use distribute_cluster::Deadline;
 use distribute_net::wire::Frame;
-use distribute_net::{ENDED, Receiver};
+use distribute_net::{ENDED, LEFT, Receiver};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -71,12 +71,13 @@ impl State {
         let mut any = false;
         for peer in &mut self.peers {
             let end = match peer.turn(library) {
-                Ok(None | Some(Frame::Heartbeat | Frame::Reference(_))) => continue,
+                Ok(None | Some(Frame::Heartbeat | Frame::Reference(_) | Frame::Leave)) => continue,
                 Ok(Some(Frame::Data(message))) => {
                     self.receiver.deliver(peer.rank(), message);
                     None
                 }
                 Ok(Some(Frame::Goodbye)) => Some((Life::Ended, ENDED.to_owned())),
+                Ok(Some(Frame::Leave)) => Some((Life::Ended, LEFT.to_owned())),
                 Err(reason) => Some((Life::Lost, reason)),
             };
             any = true;

@@ -108,6 +108,8 @@ fn a_process_that_is_stopped_is_lost_and_ended_with_the_job() {
         if group.world().worker() == 1 {
             println!("stopped: {}", std::process::id());
             signal("-STOP", std::process::id());
+            // It is a moment until all of its threads are stopped.
+            std::thread::park_timeout(LONG);
         }
         let watch = Stopwatch::start();
         let blame = sum(&session, LONG).unwrap_err();

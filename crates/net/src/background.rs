@@ -20,8 +20,8 @@ pub(crate) trait Latecomers: Send {
     /// What to wait for.
     fn interests(&self) -> Vec<PollFd<'_>>;
 
-    /// Talks to those who have come. `lost` says which workers are.
-    fn attend(&mut self, lost: &dyn Fn(usize) -> bool);
+    /// Talks to those who have come. `lost` says which workers are, `over` whether the world takes nobody in their place.
+    fn attend(&mut self, lost: &dyn Fn(usize) -> bool, over: bool);
 }
 
 /// Moves bytes until all links are over, or the farewell has taken too long.
@@ -36,7 +36,7 @@ pub(crate) fn run(shared: &Shared, mut latecomers: Option<Box<dyn Latecomers>>) 
         if pulse.look(shared)
             && let Some(latecomers) = &mut latecomers
         {
-            latecomers.attend(&|worker| shared.has_lost(worker));
+            shared.attend(&mut **latecomers);
         }
         let closed = shared.closed.load(Ordering::Acquire);
         if closed {
@@ -55,7 +55,7 @@ pub(crate) fn run(shared: &Shared, mut latecomers: Option<Box<dyn Latecomers>>) 
         match wait(shared, latecomers.as_deref()) {
             Woken::Latecomers => {
                 if let Some(latecomers) = &mut latecomers {
-                    latecomers.attend(&|worker| shared.has_lost(worker));
+                    shared.attend(&mut **latecomers);
                 }
             }
             // Something waits to be written. Who sent it is about to drive, mostly.
@@ -166,6 +166,7 @@ impl Pulse {
 #[cfg(target_os = "linux")]
 mod tests {
     use super::*;
+    use crate::mesh::Met;
     use crate::shm::played::tests::{link, say};
     use crate::wire::Frame;
     use crate::{Drive, Message, Receiver, Settings};
@@ -202,8 +203,8 @@ mod tests {
         let ((link, theirs, _socket), count) = (link(), Arc::<Count>::default());
         let mine = link.pair().unwrap().clone();
         let world = World::new(2, 0, 1).unwrap();
-        let shared = Shared::new(world, vec![link], vec![], count.clone(), Settings::default(), false);
-        let shared = shared.unwrap();
+        let met = Met::new(world, vec![link], Settings::default());
+        let shared = Shared::new(met, count.clone()).unwrap();
         // This is the thread in the background.
         mine.begin_sleep();
         say(&theirs, Frame::Data(Message::new("first", "")));

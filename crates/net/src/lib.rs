@@ -6,6 +6,7 @@
 //! | [`transport`] | [`Transport`] and [`Receiver`]: what sends messages, and what they come to |
 //! | [`memory`] | the transport whose workers are threads of this process |
 //! | [`mesh`] | [`Mesh`]: the transport over sockets, in plain text or TLS |
+//! | `settings` | [`Settings`]: how connections behave |
 //! | [`rendezvous`] | [`Rendezvous`]: how workers find each other and become a mesh |
 //! | [`endpoint`] | [`Acceptor`], [`Connector`], [`Endpoint`]: connections for calls between tasks |
 //! | [`handshake`] | the first words on a connection: whether both sides belong to the same job |
@@ -56,8 +57,8 @@
 //! # What happens when something breaks
 //!
 //! - A worker that is killed is lost to the others as soon as the system closes its connections, within milliseconds.
-//! - One that is stopped, or whose machine is gone, is lost when it has sent nothing for 3 s ([`Settings::silence`]). Each
-//!   sends heartbeats, so that one that is only busy is not.
+//! - One that is stopped, or whose machine is gone, is lost within 3 s, when it has sent nothing for 2.7 s
+//!   ([`Settings::silence`]). Each sends heartbeats, so that one that is only busy is not.
 //! - One that closes its transport has ended: what it has sent before still arrives.
 //! - A loss is told once for each worker, after everything received from it. Lost links are not made anew: the world is, with
 //!   the next generation.
@@ -78,6 +79,7 @@ mod message;
 mod poll;
 mod ready;
 pub mod rendezvous;
+mod settings;
 mod shm;
 mod stream;
 pub mod transport;
@@ -85,11 +87,15 @@ pub mod wire;
 
 pub use endpoint::{Acceptor, ConnectError, Connector, Endpoint, ListenError};
 pub use identity::{Access, AccessError, Certificates, Identity, Secret};
-pub use mesh::{Mesh, Settings};
+pub use mesh::Mesh;
 pub use message::Message;
-pub use rendezvous::{JoinError, Listener, Progress, Rendezvous};
+pub use rendezvous::{Claim, JoinError, Listener, Progress, Quorum, Rendezvous};
+pub use settings::Settings;
 pub use shm::{Region, SharedMemory};
 pub use transport::{Drive, NativeSum, Number, Receiver, Transport};
 
 /// The reason that the others are told of a worker that has closed its transport.
 pub const ENDED: &str = "it has ended";
+
+/// The reason that the others are told of a worker that has [left](Mesh::leave) to meet them again.
+pub const LEFT: &str = "it has left to meet the others again";

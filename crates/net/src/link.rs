@@ -92,6 +92,12 @@ impl Link {
         self.peer
     }
 
+    /// The same, where the worker has another number.
+    pub fn renumbered(mut self, peer: usize) -> Self {
+        self.peer = peer;
+        self
+    }
+
     /// Whether the loss of the worker has been told.
     pub fn is_over(&self) -> bool {
         self.over.load(Ordering::Acquire)
@@ -144,7 +150,7 @@ impl Link {
             self.doomed.store(true, Ordering::Release);
             return true;
         }
-        state.closing = frame == Frame::Goodbye;
+        state.closing = matches!(frame, Frame::Goodbye | Frame::Leave);
         let waits = !state.queue.is_empty();
         state.queue.push(frame);
         // Others wait for the socket already.
@@ -251,6 +257,7 @@ impl Link {
                 }
                 Ok(Some(Frame::Heartbeat)) => {}
                 Ok(Some(Frame::Goodbye)) => return Some(crate::ENDED.to_owned()),
+                Ok(Some(Frame::Leave)) => return Some(crate::LEFT.to_owned()),
                 Err(error) => {
                     state.stream.end();
                     return Some(format!("what it sent cannot be read: {error}"));

@@ -4,10 +4,12 @@ use crate::background::{self, Latecomers};
 use crate::link::{Event, Link};
 use crate::poll::Waker;
 use crate::ready::{self, Ready};
+use crate::rendezvous::waiting::WaitingRoom;
 use crate::shm::arena::Arena;
-use crate::wire::{Frame, Limits};
-use crate::{Drive, Message, Receiver, Region, Transport};
+use crate::wire::Frame;
+use crate::{Drive, Message, Receiver, Region, Settings, Transport};
 use distribute_cluster::{Deadline, World};
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -24,35 +26,6 @@ const MAKE_WAY: Duration = Duration::from_millis(5);
 /// Up to so many sockets are read to see whether something has come; of more, the system is asked.
 const FEW: usize = 3;
 
-/// How the connections of a mesh behave.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Settings {
-    /// How often a sign of life is sent.
-    pub heartbeat: Duration,
-    /// A worker that has sent nothing for so long is lost.
-    pub silence: Duration,
-    /// How long the end waits until the others have received what was sent.
-    pub farewell: Duration,
-    /// How long messages may be that come.
-    pub limits: Limits,
-    /// Whether threads that wait yield their core: there are more of them on this machine than cores. `None` to have it
-    /// counted.
-    pub crowded: Option<bool>,
-}
-
-impl Default for Settings {
-    /// Heartbeats each 500 ms, 3 s of silence, 5 s for the farewell; heads of 16 MiB, bodies of 64 GiB.
-    fn default() -> Self {
-        Self {
-            heartbeat: Duration::from_millis(500),
-            silence: Duration::from_secs(3),
-            farewell: Duration::from_secs(5),
-            limits: Limits::default(),
-            crowded: None,
-        }
-    }
-}
-
 /// The transport over sockets: one connection for each pair of workers.
 ///
 /// Threads that wait for messages [drive](Transport::drive) the sockets themselves. A thread in the background does while
@@ -62,6 +35,10 @@ pub struct Mesh {
     shared: Arc<Shared>,
     background: Option<JoinHandle<()>>,
     generation: u64,
+    /// How many wait for the next world.
+    /// The places of the workers in the cluster.
+    places: Vec<usize>,
+    waiting: Arc<WaitingRoom>,
 }
 
 pub(crate) struct Shared {
@@ -86,35 +63,79 @@ pub(crate) struct Shared {
     to_driver: Waker,
     pub to_background: Waker,
     pub closed: AtomicBool,
+    /// Whether the world takes nobody in the place of one that was lost.
+    over: AtomicBool,
     crowded: bool,
 }
 
+/// What a mesh is made of: the workers that have met, as one of them sees them.
+pub(crate) struct Met {
+    pub world: World,
+    /// The place of each worker in the cluster.
+    pub places: Vec<usize>,
+    /// How often the world has been made, this time included.
+    pub generation: u64,
+    pub links: Vec<Link>,
+    /// What has come over them already.
+    pub early: Vec<Event>,
+    pub settings: Settings,
+    /// Whether more threads than cores wait on this machine.
+    pub crowded: bool,
+}
+
+impl Met {
+    /// A worker that is linked to these.
+    pub fn new(world: World, links: Vec<Link>, settings: Settings) -> Self {
+        let places = (0..world.workers()).collect();
+        Self { world, places, generation: 1, links, early: Vec::new(), settings, crowded: false }
+    }
+}
+
 impl Mesh {
-    /// A mesh over these links, from which these events have come already.
-    pub(crate) fn new(
-        world: World,
-        links: Vec<Link>,
-        early: Vec<Event>,
+    /// The mesh of those who have met.
+    pub(crate) fn new(met: Met, receiver: Arc<dyn Receiver>) -> io::Result<Self> {
+        Self::open(met, receiver, None, Arc::default())
+    }
+
+    /// The mesh of those who have met, and how many wait for the next world, as the one says that talks to those who come.
+    pub(crate) fn open(
+        met: Met,
         receiver: Arc<dyn Receiver>,
-        settings: Settings,
-        crowded: bool,
         latecomers: Option<Box<dyn Latecomers>>,
+        waiting: Arc<WaitingRoom>,
     ) -> io::Result<Self> {
-        let shared = Arc::new(Shared::new(world, links, early, receiver, settings, crowded)?);
-        let background = if shared.links.is_empty() {
+        let (generation, places) = (met.generation, met.places.clone());
+        let shared = Arc::new(Shared::new(met, receiver)?);
+        let background = if shared.links.is_empty() && latecomers.is_none() {
             None
         } else {
             let shared = shared.clone();
             let thread = std::thread::Builder::new().name("distribute-net".to_owned());
             Some(thread.spawn(move || background::run(&shared, latecomers))?)
         };
-        Ok(Self { shared, background, generation: 1 })
+        Ok(Self { shared, background, generation, places, waiting })
     }
 
-    /// The mesh of a world of this generation.
-    pub(crate) fn of_generation(mut self, generation: u64) -> Self {
-        self.generation = generation;
-        self
+    /// How many workers have come since the world was made, and wait until it is made again: of clusters in which not all have
+    /// to be there. The leader knows.
+    pub fn waiting(&self) -> usize {
+        self.waiting.count()
+    }
+
+    /// The places in the cluster of those that wait, as far as the leader knows.
+    pub fn places_waiting(&self) -> BTreeSet<usize> {
+        self.waiting.places()
+    }
+
+    /// The place of each worker in the cluster.
+    pub fn places(&self) -> &[usize] {
+        &self.places
+    }
+
+    /// Whether one waits that was a member of a world as late as this one, and not of this one: its leader knew nothing of that world,
+    /// because it had just started.
+    pub fn is_supplanted(&self) -> bool {
+        self.waiting.latest() >= self.generation
     }
 
     /// How often the world has been made: 1 at first, and one more each time its workers have met again.
@@ -125,6 +146,18 @@ impl Mesh {
     /// The workers, and which of them this is.
     pub fn world(&self) -> World {
         self.shared.world
+    }
+
+    /// Leaves the world, in which a worker was lost, to meet the others again. To them it is lost as [`LEFT`](crate::LEFT), once what it
+    /// has sent has come.
+    pub fn leave(&self) {
+        self.shared.close(&Frame::Leave);
+    }
+
+    /// Whether what the world was made for has ended, so that its workers don't meet again: who comes in the place of one that was
+    /// lost is told so, and refused.
+    pub fn set_over(&self, over: bool) {
+        self.shared.over.store(over, Ordering::Relaxed);
     }
 }
 
@@ -159,26 +192,29 @@ impl Transport for Mesh {
     }
 
     fn close(&self) {
-        let shared = &*self.shared;
-        if !shared.closed.swap(true, Ordering::AcqRel) {
-            for link in &shared.links {
-                link.send(Frame::Goodbye);
-            }
-            shared.wake();
-        }
+        self.shared.close(&Frame::Goodbye);
     }
 }
 
 impl Shared {
+    /// Says this last word to all others, unless another has been said.
+    fn close(&self, last: &Frame) {
+        if !self.closed.swap(true, Ordering::AcqRel) {
+            for link in &self.links {
+                link.send(last.clone());
+            }
+            self.wake();
+        }
+    }
+
+    /// Talks to those who have come when the world was complete.
+    pub fn attend(&self, latecomers: &mut dyn Latecomers) {
+        latecomers.attend(&|worker| self.has_lost(worker), self.over.load(Ordering::Relaxed));
+    }
+
     /// What a mesh and its thread in the background have in common.
-    pub fn new(
-        world: World,
-        links: Vec<Link>,
-        early: Vec<Event>,
-        receiver: Arc<dyn Receiver>,
-        settings: Settings,
-        crowded: bool,
-    ) -> io::Result<Self> {
+    pub fn new(met: Met, receiver: Arc<dyn Receiver>) -> io::Result<Self> {
+        let Met { world, links, early, settings, crowded, .. } = met;
         let mut at = vec![None; world.workers()];
         for (index, link) in links.iter().enumerate() {
             if let Some(at) = at.get_mut(link.peer()) {
@@ -200,6 +236,7 @@ impl Shared {
             to_driver: Waker::new()?,
             to_background: Waker::new()?,
             closed: AtomicBool::default(),
+            over: AtomicBool::default(),
             crowded: settings.crowded.unwrap_or(crowded),
         })
     }

@@ -172,6 +172,13 @@ fn a_second_worker_of_one_number_is_refused_before_and_after_the_world_is_comple
             let (reason, text) = refused(of_three(1));
             assert_eq!(reason, Reason::Complete);
             assert!(text.contains("the world is complete"), "{text}");
+            all[0].0.set_over(true);
+            let (reason, text) = refused(of_three(1));
+            assert_eq!(reason, Reason::Ended);
+            assert!(
+                text.contains("the training has ended on all workers, and worker 0 waits for no worker 1")
+            );
+            all[0].0.set_over(false);
             // An old member comes back: its generation is what it is told.
             assert_eq!(refused(of_three(2).agree_on(b"x")).0, Reason::Cluster);
             all[0].0.send(2, Message::new("on", vec![]));

@@ -76,6 +76,7 @@ fn frame() -> impl Strategy<Value = Frame> {
         1 => part(60).prop_map(|body| Frame::Reference(Message::new("head", body))),
         1 => Just(Frame::Heartbeat),
         1 => Just(Frame::Goodbye),
+        1 => Just(Frame::Leave),
     ]
 }
 
@@ -101,7 +102,7 @@ proptest! {
     #[test]
     fn any_bytes_are_frames_or_an_error(
         bytes in proptest::collection::vec(any::<u8>(), 0..2000),
-        kind in 0..4_u8,
+        kind in 0..6_u8,
         longest in 1..100_usize,
     ) {
         // Most bytes fail at the first.
@@ -125,7 +126,8 @@ fn lengths_are_compared_with_the_limits_before_anything_is_allocated() {
         (header(2, 1, 0), WireError::NotEmpty(1)),
         (header(3, 0, 9), WireError::NotEmpty(9)),
         (header(0, 0, 0), WireError::Kind([0, 0, 0, 0])),
-        (header(5, 0, 0), WireError::Kind([5, 0, 0, 0])),
+        (header(5, 1, 0), WireError::NotEmpty(1)),
+        (header(6, 0, 0), WireError::Kind([6, 0, 0, 0])),
         (header(4, 0, 1001), WireError::Body { length: 1001, limit: 1000 }),
     ] {
         assert_eq!(decode(limits, &header, || 16), (vec![], Some(error)));
@@ -223,10 +225,11 @@ fn mutated_streams_of_frames_are_frames_or_an_error() {
     let mut bad = 0;
     for _ in 0..fuzz_inputs() {
         let frames: Vec<_> = (0..1 + random.below(4))
-            .map(|_| match random.below(6) {
+            .map(|_| match random.below(7) {
                 0 => Frame::Heartbeat,
                 1 => Frame::Goodbye,
-                2 => Frame::Reference(Message::new(vec![1; random.below(40)], vec![3; 56])),
+                2 => Frame::Leave,
+                3 => Frame::Reference(Message::new(vec![1; random.below(40)], vec![3; 56])),
                 _ => {
                     let longest = random.of(&[10, 200, 40_000]);
                     let (head, body) = (random.below(40), random.below(longest));

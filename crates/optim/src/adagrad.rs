@@ -1,13 +1,14 @@
 //! Adagrad: a rate for each element that falls with its gradients.
 
 use crate::error::Check;
-use crate::{Float, Formula, InvalidHyperparameter, SlotSpec, Step};
+use crate::{Float, Formula, InvalidHyperparameter, RuleSpec, SlotSpec, Step};
+use serde::{Deserialize, Serialize};
 
 /// Adagrad: accum ← accum + g², var ← var − lr · g / (√accum + ε).
 ///
 /// TensorFlow's default learning rate is 0.001. By row, absent rows stay: so they would for a gradient of 0.
 #[doc(alias = "tf.keras.optimizers.Adagrad")]
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Adagrad {
     /// What accum starts at, at least 0. 0.1 by default.
     pub initial_accumulator_value: f64,
@@ -43,6 +44,10 @@ impl Formula for Adagrad {
 
     fn only_computes(&self) -> bool {
         true
+    }
+
+    fn spec(&self) -> Option<RuleSpec> {
+        Some(RuleSpec::Adagrad(*self))
     }
 
     fn kernel<F: Float>(&self, at: Step) -> impl Fn(F, F, [F; 1]) -> (F, [F; 1]) {

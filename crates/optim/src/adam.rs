@@ -1,7 +1,8 @@
 //! Adam in TensorFlow's form, and its lazy variant.
 
 use crate::error::Check;
-use crate::{Float, Formula, InvalidHyperparameter, SlotSpec, Step};
+use crate::{Float, Formula, InvalidHyperparameter, RuleSpec, SlotSpec, Step};
+use serde::{Deserialize, Serialize};
 
 /// Adam: steps by the ratio of running averages of the gradient and of its square.
 ///
@@ -21,7 +22,7 @@ use crate::{Float, Formula, InvalidHyperparameter, SlotSpec, Step};
 /// ```
 #[doc(alias = "tf.keras.optimizers.Adam")]
 #[doc(alias = "LazyAdam")]
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Adam {
     /// How much of m remains, in [0, 1). 0.9 by default.
     pub beta1: f64,
@@ -71,6 +72,10 @@ impl Formula for Adam {
 
     fn only_computes(&self) -> bool {
         true
+    }
+
+    fn spec(&self) -> Option<RuleSpec> {
+        Some(RuleSpec::Adam(*self))
     }
 
     fn kernel<F: Float>(&self, at: Step) -> impl Fn(F, F, [F; 2]) -> (F, [F; 2]) {

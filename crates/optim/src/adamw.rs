@@ -1,7 +1,8 @@
 //! Adam with decoupled weight decay, in the form of PyTorch and candle_nn.
 
 use crate::error::Check;
-use crate::{Float, Formula, InvalidHyperparameter, SlotSpec, Step};
+use crate::{Float, Formula, InvalidHyperparameter, RuleSpec, SlotSpec, Step};
+use serde::{Deserialize, Serialize};
 
 /// Adam with weight decay that doesn't go through the averages; the same to the bit as `candle_nn::AdamW` on a CPU.
 ///
@@ -15,7 +16,7 @@ use crate::{Float, Formula, InvalidHyperparameter, SlotSpec, Step};
 /// stay as they are.
 #[doc(alias = "tf.keras.optimizers.AdamW")]
 #[doc(alias = "candle_nn::AdamW")]
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AdamW {
     /// How much of m remains, in [0, 1). 0.9 by default.
     pub beta1: f64,
@@ -60,6 +61,10 @@ impl Formula for AdamW {
 
     fn only_computes(&self) -> bool {
         true
+    }
+
+    fn spec(&self) -> Option<RuleSpec> {
+        Some(RuleSpec::AdamW(*self))
     }
 
     fn kernel<F: Float>(&self, at: Step) -> impl Fn(F, F, [F; 2]) -> (F, [F; 2]) {

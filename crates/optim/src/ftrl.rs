@@ -1,7 +1,8 @@
 //! FTRL-proximal: sparse weights for linear models.
 
 use crate::error::Check;
-use crate::{Float, Formula, InvalidHyperparameter, SlotSpec, Step};
+use crate::{Float, Formula, InvalidHyperparameter, RuleSpec, SlotSpec, Step};
+use serde::{Deserialize, Serialize};
 
 /// Follow the regularized leader.
 ///
@@ -14,7 +15,7 @@ use crate::{Float, Formula, InvalidHyperparameter, SlotSpec, Step};
 ///
 /// By row, absent rows stay.
 #[doc(alias = "tf.keras.optimizers.Ftrl")]
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Ftrl {
     /// What accum starts at, at least 0. 0.1 by default.
     pub initial_accumulator_value: f64,
@@ -71,6 +72,10 @@ impl Formula for Ftrl {
 
     fn only_computes(&self) -> bool {
         true
+    }
+
+    fn spec(&self) -> Option<RuleSpec> {
+        Some(RuleSpec::Ftrl(*self))
     }
 
     fn kernel<F: Float>(&self, at: Step) -> impl Fn(F, F, [F; 2]) -> (F, [F; 2]) {

@@ -33,6 +33,7 @@
 //! | `rule` | [`Rule`], what callers use, and [`Step`]; [`Formula`], what authors of rules write |
 //! | `rows` | [`merge_rows`], and which stretches of a table a row update visits |
 //! | `sweep` | the one loop that all rules run in, for each number of slots |
+//! | `spec` | [`RuleSpec`]: a rule as data |
 //! | `float` | [`Float`]: `f32` and `f64` |
 //! | `error` | [`UpdateError`] and [`InvalidHyperparameter`] |
 //! | [`schedules`] | [`Schedule`]: the learning rate as a function of the step |
@@ -54,6 +55,7 @@ mod rows;
 mod rule;
 pub mod schedules;
 mod sgd;
+mod spec;
 mod sweep;
 
 pub use adagrad::Adagrad;
@@ -68,4 +70,5 @@ pub use rows::merge_rows;
 pub use rule::{Formula, Rule, RuleExt, SlotSpec, Step};
 pub use schedules::Schedule;
 pub use sgd::Sgd;
+pub use spec::RuleSpec;
 pub use sweep::Slots;

@@ -1,7 +1,8 @@
 //! Gradient descent with momentum, Nesterov's too.
 
 use crate::error::Check;
-use crate::{Float, Formula, InvalidHyperparameter, SlotSpec, Step};
+use crate::{Float, Formula, InvalidHyperparameter, RuleSpec, SlotSpec, Step};
+use serde::{Deserialize, Serialize};
 
 /// Gradient descent with momentum.
 ///
@@ -19,7 +20,7 @@ use crate::{Float, Formula, InvalidHyperparameter, SlotSpec, Step};
 /// ```
 #[doc(alias = "tf.keras.optimizers.SGD")]
 #[doc(alias = "tf.compat.v1.train.MomentumOptimizer")]
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Momentum {
     /// How much of the past remains, in [0, 1). 0.9 by default; TensorFlow has no default for it but 0.
     pub momentum: f64,
@@ -62,6 +63,10 @@ impl Formula for Momentum {
 
     fn only_computes(&self) -> bool {
         true
+    }
+
+    fn spec(&self) -> Option<RuleSpec> {
+        Some(RuleSpec::Momentum(*self))
     }
 
     fn kernel<F: Float>(&self, at: Step) -> impl Fn(F, F, [F; 1]) -> (F, [F; 1]) {

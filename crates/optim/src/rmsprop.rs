@@ -1,14 +1,15 @@
 //! RMSprop, with momentum.
 
 use crate::error::Check;
-use crate::{Float, Formula, InvalidHyperparameter, SlotSpec, Step};
+use crate::{Float, Formula, InvalidHyperparameter, RuleSpec, SlotSpec, Step};
+use serde::{Deserialize, Serialize};
 
 /// RMSprop: ms ← ρ ms + (1 − ρ) g², mom ← momentum · mom + lr · g / √(ms + ε), var ← var − mom.
 ///
 /// ε is inside the root and the learning rate inside `mom`. TensorFlow's default learning rate is 0.001; its
 /// centered form isn't here. By row, ms and mom of absent rows neither decay nor move them.
 #[doc(alias = "tf.keras.optimizers.RMSprop")]
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RmsProp {
     /// ρ: how much of ms remains, in [0, 1). 0.9 by default.
     pub rho: f64,
@@ -45,6 +46,10 @@ impl Formula for RmsProp {
 
     fn only_computes(&self) -> bool {
         true
+    }
+
+    fn spec(&self) -> Option<RuleSpec> {
+        Some(RuleSpec::RmsProp(*self))
     }
 
     fn kernel<F: Float>(&self, at: Step) -> impl Fn(F, F, [F; 2]) -> (F, [F; 2]) {

@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use crate::error::Check;
 use crate::rows::{check_rows, every_span, row_spans};
 use crate::sweep::{Slots, Span};
-use crate::{Float, InvalidHyperparameter, UpdateError};
+use crate::{Float, InvalidHyperparameter, RuleSpec, UpdateError};
 
 /// When an update happens: how many steps came before it, and the learning rate of this one.
 ///
@@ -85,6 +85,11 @@ pub trait Rule: Debug + Send + Sync + 'static {
     /// Whether updates do nothing but arithmetic on their arguments: see [`Formula::only_computes`].
     fn only_computes(&self) -> bool {
         false
+    }
+
+    /// The rule as data, to be sent to a server: see [`Formula::spec`].
+    fn spec(&self) -> Option<RuleSpec> {
+        None
     }
 
     /// One step on `f32`: see [`RuleExt::update`].
@@ -244,6 +249,11 @@ pub trait Formula: Debug + Send + Sync + 'static {
         false
     }
 
+    /// The rule as data, to be sent to a server, where code cannot be sent. `None` by default: those of this crate alone have it.
+    fn spec(&self) -> Option<RuleSpec> {
+        None
+    }
+
     /// The formula, (variable, gradient, slots) → (variable, slots), for one element.
     ///
     /// This is called once for an update, the result once for an element: compute coefficients out here, in `f64`.
@@ -314,6 +324,10 @@ impl<R: Formula> Rule for R {
 
     fn only_computes(&self) -> bool {
         Formula::only_computes(self)
+    }
+
+    fn spec(&self) -> Option<RuleSpec> {
+        Formula::spec(self)
     }
 
     fn update_f32(

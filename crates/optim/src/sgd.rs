@@ -1,13 +1,14 @@
 //! Plain gradient descent.
 
-use crate::{Float, Formula, SlotSpec, Step};
+use crate::{Float, Formula, RuleSpec, SlotSpec, Step};
+use serde::{Deserialize, Serialize};
 
 /// Gradient descent: var ← var − lr · g.
 ///
 /// TensorFlow's default learning rate for it is 0.01. With momentum, it is [`Momentum`](crate::Momentum).
 #[doc(alias = "tf.keras.optimizers.SGD")]
 #[doc(alias = "SGD")]
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Sgd;
 
 impl Formula for Sgd {
@@ -23,6 +24,10 @@ impl Formula for Sgd {
 
     fn only_computes(&self) -> bool {
         true
+    }
+
+    fn spec(&self) -> Option<RuleSpec> {
+        Some(RuleSpec::Sgd(*self))
     }
 
     fn kernel<F: Float>(&self, at: Step) -> impl Fn(F, F, [F; 0]) -> (F, [F; 0]) {

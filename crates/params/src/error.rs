@@ -65,6 +65,14 @@ pub enum Error {
         "placement: there is no server to place variables on; a cluster needs at least one task of the job ps"
     )]
     NoServers,
+    /// A server was named that there is not.
+    #[error("placement: there is no server {server}, but {servers}, counted from 0")]
+    NoSuchServer {
+        /// Its number.
+        server: usize,
+        /// How many there are.
+        servers: usize,
+    },
     /// A variable was placed before.
     #[error("placement: there is a variable named {name:?} already; names are unique")]
     PlacedTwice {
@@ -219,6 +227,64 @@ pub enum Error {
         /// The id.
         id: i64,
     },
+    /// The server has no table of this name.
+    #[error("{operation}: there is no table {table}; create it first, on this server")]
+    NoSuchTable {
+        /// What was being done.
+        operation: &'static str,
+        /// The name.
+        table: String,
+    },
+    /// A table of this name was made in another way.
+    #[error(
+        "create: there is a table {table} already, {present}, and {found} with these first values was asked for; remove it first, or take another name"
+    )]
+    Exists {
+        /// The name.
+        table: String,
+        /// What is there.
+        present: String,
+        /// What was asked for.
+        found: String,
+    },
+    /// The name of a table is empty or too long.
+    #[error("create: a table's name has 1 to {limit} bytes, and this one has {length}")]
+    TableName {
+        /// How long it is.
+        length: usize,
+        /// How long it may be.
+        limit: usize,
+    },
+    /// Tables of this kind have no such operation.
+    #[error("{operation} is not defined for {kind} table {table}; {instead}")]
+    WrongKind {
+        /// What was being done.
+        operation: &'static str,
+        /// The table.
+        table: String,
+        /// Its kind.
+        kind: &'static str,
+        /// What to do instead.
+        instead: &'static str,
+    },
+    /// A part of a table that it doesn't have was asked for.
+    #[error("{operation}: table {table} has {parts} parts, and there is none of number {part}")]
+    NoPart {
+        /// What was being done.
+        operation: &'static str,
+        /// The table.
+        table: String,
+        /// How many parts it has.
+        parts: usize,
+        /// The number.
+        part: usize,
+    },
+    /// A batch has a batch in it.
+    #[error("batch: request {position} of it is a batch itself; put all requests into one")]
+    NestedBatch {
+        /// Which request.
+        position: usize,
+    },
     /// A client has repeated a push so late that nobody knows any more whether it was applied.
     #[error(
         "push {sequence} of client {client:x} is too old to tell whether it was applied: {highest} came after it, and {window} are remembered; read the variable again before you go on"
@@ -233,9 +299,21 @@ pub enum Error {
         /// How many are remembered.
         window: u64,
     },
-    /// More clients push than are remembered.
+    /// A client has been forgotten, and what it repeats may have been applied.
     #[error(
-        "push: {limit} clients are remembered, and client {client:x} is one more; forget those that are gone"
+        "push {sequence} of client {client:x} is too old to tell whether it was applied: {limit} clients are remembered, and this one is not any more; read the variable again, over a new connection"
+    )]
+    ClientForgotten {
+        /// The client.
+        client: u64,
+        /// The number of its push.
+        sequence: u64,
+        /// How many clients are remembered.
+        limit: usize,
+    },
+    /// More clients push at once than are remembered.
+    #[error(
+        "push: {limit} clients are remembered, all have pushes under way, and client {client:x} is one more; ask again later"
     )]
     TooManyClients {
         /// The client.

@@ -5,22 +5,68 @@ use distribute_cluster::fnv1a;
 use distribute_tensor::DType;
 use distribute_tensor::dtype::Buffer;
 use distribute_tensor::random::{Distribution, Drawn, Draws};
+use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
 /// Draws the initial values of a variable: functions of (seed, name, position) alone, so that neither the number of shards nor
 /// the order in which rows are made plays a role.
 ///
 /// The rows of a dynamic table have the id in place of the position.
-#[derive(Clone, Copy, Debug, PartialEq)]
+///
+/// It is data, and can be sent to a server.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(into = "Parts", from = "Parts")]
 pub struct Initializer {
+    seed: u64,
+    /// The hash of the name.
+    stream: u64,
     draws: Draws,
     distribution: Distribution,
+}
+
+/// An initializer as it is sent.
+#[derive(Serialize, Deserialize)]
+struct Parts {
+    seed: u64,
+    stream: u64,
+    kind: u8,
+    parameters: [f64; 2],
+}
+
+impl From<Initializer> for Parts {
+    fn from(initializer: Initializer) -> Self {
+        let Initializer { seed, stream, distribution, .. } = initializer;
+        let (kind, parameters) = match distribution {
+            Distribution::Constant(value) => (0, [value, 0.]),
+            Distribution::Uniform { lo, up } => (1, [lo, up]),
+            Distribution::Normal { mean, stdev } => (2, [mean, stdev]),
+        };
+        Self { seed, stream, kind, parameters }
+    }
+}
+
+impl From<Parts> for Initializer {
+    fn from(Parts { seed, stream, kind, parameters: [a, b] }: Parts) -> Self {
+        Self::of_stream(
+            match kind {
+                0 => Distribution::Constant(a),
+                1 => Distribution::Uniform { lo: a, up: b },
+                _ => Distribution::Normal { mean: a, stdev: b },
+            },
+            seed,
+            stream,
+        )
+    }
 }
 
 impl Initializer {
     /// Draws from `distribution` for the variable `name`, which is the same for all of its shards.
     pub fn new(distribution: Distribution, seed: u64, name: &str) -> Self {
-        Self { draws: Draws::new(seed, fnv1a(name.bytes())), distribution }
+        Self::of_stream(distribution, seed, fnv1a(name.bytes()))
+    }
+
+    fn of_stream(distribution: Distribution, seed: u64, stream: u64) -> Self {
+        Self { seed, stream, draws: Draws::new(seed, stream), distribution }
     }
 
     /// Whether elements of this dtype can be drawn.

@@ -54,6 +54,7 @@
 //! | `initializer` | [`Initializer`]: first values by (seed, name, position) |
 //! | `table` | [`Table`]: the values of a shard and the slots beside them, read, written and updated |
 //! | `dynamic` | [`DynamicTable`]: the same for ids of 64 bits, whose rows come and go |
+//! | `service` | [`Request`], [`Response`]: what is asked of a server, as data; [`Tables`]: all tables of one, which answer; [`Channel`]: the way to it |
 //! | `push_window` | [`PushWindows`]: which pushes were applied |
 //! | `error` | [`Error`] |
 
@@ -67,15 +68,20 @@ mod partition;
 mod partitioner;
 mod placement;
 mod push_window;
+mod service;
 mod table;
 
-pub use dynamic::{DynamicOptions, DynamicState, DynamicTable, Pushed};
+pub use dynamic::{DynamicOptions, DynamicState, DynamicTable, Pushed, WaitingCounts};
 pub use error::{Error, Result};
 pub use initializer::Initializer;
 pub use partition::{HashPartition, Move, Moves, PartitionStrategy, Place, RowPartition, Split, UniqueIds};
 pub use partitioner::{
     FixedShardsPartitioner, MaxSizePartitioner, MinSizePartitioner, Partitioner, partition,
 };
-pub use placement::{Placed, Placement, PlacementPolicy, shard_name};
+pub use placement::{Mark, Placed, Placement, PlacementPolicy, shard_name};
 pub use push_window::{Admission, ClientPushes, PushWindows};
+pub use service::{
+    Channel, ChannelError, Contents, ImageContents, LocalChannel, Refusal, RefusalKind, Request, Response,
+    Started, State, TableImage, TableInfo, TableKind, TableSpec, Tables, Version, VersionedValue, Waiting,
+};
 pub use table::{Push, Table, TableState, Versioned};

@@ -3,8 +3,7 @@
 use crate::{Error, Result};
 use std::collections::BTreeMap;
 
-/// So many pushes of a client are remembered, counted from the highest: more than a client has under way.
-const WINDOW: u64 = 1024;
+const WINDOW: u64 = PushWindows::SPAN;
 const BITS: u64 = u64::BITS as u64;
 const WORDS: usize = (WINDOW / BITS) as usize;
 
@@ -38,6 +37,9 @@ pub enum Admission {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PushWindows {
     clients: BTreeMap<u64, Window>,
+    /// The clients by when they were last heard of.
+    by_use: BTreeMap<u64, u64>,
+    uses: u64,
     limit: usize,
 }
 
@@ -48,6 +50,8 @@ struct Window {
     highest: u64,
     applied: Bits,
     under_way: Bits,
+    /// When the client was last heard of.
+    used: u64,
 }
 
 /// A bit for each of the last numbers: number `n` has bit `n` modulo the window.
@@ -66,21 +70,27 @@ pub struct ClientPushes {
 }
 
 impl PushWindows {
-    /// No pushes yet. Up to `clients` are remembered, of some 300 bytes each.
+    /// So many pushes of a client are remembered, counted from the highest: those that a client has under way have numbers nearer
+    /// to each other than that.
+    pub const SPAN: u64 = 1024;
+
+    /// No pushes yet. Up to `clients` are remembered, of some 300 bytes each; for one more, that is forgotten which has not been
+    /// heard of for longest.
     pub fn new(clients: usize) -> Self {
-        Self { clients: BTreeMap::new(), limit: clients }
+        Self { clients: BTreeMap::new(), by_use: BTreeMap::new(), uses: 0, limit: clients }
     }
 
     /// Decides about push `sequence` of a client.
     ///
     /// # Errors
-    /// [`Error::PushExpired`] if that is further behind than is remembered, and [`Error::TooManyClients`].
+    /// [`Error::PushExpired`] if that is further behind than is remembered, [`Error::ClientForgotten`] if the client must have been
+    /// forgotten, and [`Error::TooManyClients`] while pushes of all that are remembered are under way.
     pub fn begin(&mut self, client: u64, sequence: u64) -> Result<Admission> {
-        if !self.clients.contains_key(&client) && self.clients.len() >= self.limit {
-            return Err(Error::TooManyClients { client, limit: self.limit });
+        // Before its first answer a client doesn't get so far: this one has been here before, and may repeat what was applied.
+        if !self.clients.contains_key(&client) && self.clients.len() >= self.limit && sequence >= WINDOW {
+            return Err(Error::ClientForgotten { client, sequence, limit: self.limit });
         }
-        let window = self.clients.entry(client).or_insert_with(|| Window::new(sequence));
-        window.advance(sequence);
+        let window = self.window(client, sequence)?;
         if !window.remembers(sequence) {
             let highest = window.highest;
             return Err(Error::PushExpired { client, sequence, highest, window: WINDOW });
@@ -106,9 +116,39 @@ impl PushWindows {
         }
     }
 
+    /// Notes how a push ended that an earlier process applied, or did not, as its log says.
+    pub fn note(&mut self, client: u64, sequence: u64, applied: bool) {
+        // No push is under way while a log is read, so there is room.
+        let Ok(window) = self.window(client, sequence) else { return };
+        if window.remembers(sequence) {
+            window.applied.set(sequence, applied);
+        }
+    }
+
     /// Forgets a client that is gone for good: a push of it would be taken for a new one.
     pub fn forget(&mut self, client: u64) {
-        self.clients.remove(&client);
+        if let Some(window) = self.clients.remove(&client) {
+            self.by_use.remove(&window.used);
+        }
+    }
+
+    /// The window of a client that is heard of, up to this number.
+    fn window(&mut self, client: u64, sequence: u64) -> Result<&mut Window> {
+        if !self.clients.contains_key(&client) && self.clients.len() >= self.limit {
+            // What is under way would be applied twice if it came again.
+            let idle =
+                |client: &&u64| self.clients.get(client).is_none_or(|window| window.under_way.is_empty());
+            match self.by_use.values().find(idle).copied() {
+                Some(oldest) => self.forget(oldest),
+                None => return Err(Error::TooManyClients { client, limit: self.limit }),
+            }
+        }
+        self.uses += 1;
+        let window = self.clients.entry(client).or_insert_with(|| Window::new(sequence));
+        self.by_use.remove(&std::mem::replace(&mut window.used, self.uses));
+        self.by_use.insert(self.uses, client);
+        window.advance(sequence);
+        Ok(window)
     }
 
     /// What is known of all clients, by ascending number. What is under way is not among it: with a snapshot, it is not there.
@@ -123,26 +163,23 @@ impl PushWindows {
     /// Puts back what was known of a client.
     ///
     /// # Errors
-    /// [`Error::TooManyClients`].
+    /// [`Error::TooManyClients`] where none can be forgotten.
     pub fn restore(&mut self, pushes: &ClientPushes) -> Result<()> {
         let ClientPushes { client, highest, applied } = pushes;
-        if !self.clients.contains_key(client) && self.clients.len() >= self.limit {
-            return Err(Error::TooManyClients { client: *client, limit: self.limit });
-        }
-        let mut window = Window::new(*highest);
+        let window = self.window(*client, *highest)?;
+        *window = Window { used: window.used, ..Window::new(*highest) };
         for sequence in applied {
             if window.remembers(*sequence) {
                 window.applied.set(*sequence, true);
             }
         }
-        self.clients.insert(*client, window);
         Ok(())
     }
 }
 
 impl Window {
     fn new(highest: u64) -> Self {
-        Self { highest, applied: Bits::default(), under_way: Bits::default() }
+        Self { highest, applied: Bits::default(), under_way: Bits::default(), used: 0 }
     }
 
     fn remembers(&self, sequence: u64) -> bool {
@@ -163,6 +200,10 @@ impl Window {
 }
 
 impl Bits {
+    fn is_empty(&self) -> bool {
+        self.0.iter().all(|word| *word == 0)
+    }
+
     fn has(&self, number: u64) -> bool {
         let (word, bit) = Self::place(number);
         self.0[word] & bit != 0
@@ -232,6 +273,47 @@ mod tests {
                 }
             }
         }
+    }
+
+    // INV-52
+    #[test]
+    fn what_a_log_says_is_known_as_if_it_had_just_been() {
+        let mut windows = PushWindows::new(1);
+        for (sequence, applied) in [(3, true), (4, true), (4, false), (2000, true), (3, true)] {
+            windows.note(7, sequence, applied);
+        }
+        let known = ClientPushes { client: 7, highest: 2000, applied: vec![2000] };
+        assert_eq!(windows.clients().collect::<Vec<_>>(), [known]);
+        windows.note(7, 1990, true);
+        windows.note(7, 1990, false);
+        assert_eq!(windows.begin(7, 1990).unwrap(), Admission::Apply);
+        assert_eq!(windows.begin(7, 2000).unwrap(), Admission::Applied);
+    }
+
+    // INV-52
+    #[test]
+    fn for_one_client_more_that_is_forgotten_which_was_not_heard_of_for_longest() {
+        let mut windows = PushWindows::new(2);
+        for (client, sequence) in [(1, 0), (2, 5000), (1, 1)] {
+            assert_eq!(windows.begin(client, sequence).unwrap(), Admission::Apply);
+        }
+        // Not one that has a push under way.
+        assert!(matches!(windows.begin(3, 0), Err(Error::TooManyClients { client: 3, limit: 2 })));
+        windows.done(2, 5000, true);
+        assert_eq!(windows.begin(3, 0).unwrap(), Admission::Apply);
+        assert_eq!(windows.clients().map(|pushes| pushes.client).collect::<Vec<_>>(), [1, 3]);
+        // What it repeats was applied, and is not again; nor is anything forgotten for it.
+        windows.done(3, 0, true);
+        let error = windows.begin(2, 5000).unwrap_err();
+        assert!(matches!(error, Error::ClientForgotten { client: 2, sequence: 5000, limit: 2 }), "{error}");
+        assert_eq!(windows.begin(3, 0).unwrap(), Admission::Applied);
+        // Nor after it was saved and restored, or read from a log.
+        let mut restored = PushWindows::new(2);
+        windows.clients().for_each(|client| restored.restore(&client).unwrap());
+        assert!(matches!(restored.begin(2, 5000), Err(Error::ClientForgotten { .. })));
+        restored.note(4, 7000, true);
+        assert_eq!(restored.clients().map(|pushes| pushes.client).collect::<Vec<_>>(), [3, 4]);
+        assert_eq!(restored.begin(4, 7000).unwrap(), Admission::Applied);
     }
 
     #[test]

@@ -28,7 +28,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut started = std::collections::VecDeque::new();
     for _ in 0..calls {
         if started.len() == 32 {
-            started.pop_front().map(|call: distribute_server::Started<'_>| call.wait(minute)).transpose()?;
+            started.pop_front().map(|call: distribute_server::Started| call.wait(minute)).transpose()?;
         }
         started.push_back(client.start("echo", Message::new("", "x"), minute)?);
     }

@@ -82,7 +82,10 @@ impl ClientBuilder {
 ///
 /// Any number of threads call at once, and answers come in any order. When the connection is lost, all calls fail at once,
 /// those included that wait for room; a new one is made by connecting again.
-pub struct Client {
+pub struct Client(Arc<Link>);
+
+/// What a client shares with the calls that it has started.
+struct Link {
     endpoint: Endpoint,
     pending: Arc<Pending>,
     window: usize,
@@ -114,12 +117,12 @@ impl Client {
         let connector = Connector::new(from.clone(), access).settings(*settings);
         let pending = Arc::<Pending>::default();
         let endpoint = connector.connect(to, address, pending.clone(), Deadline::after(timeout))?;
-        Ok(Self { endpoint, pending, window: *window, limits: settings.limits })
+        Ok(Self(Arc::new(Link { endpoint, pending, window: *window, limits: settings.limits })))
     }
 
     /// The task that is called.
     pub fn task(&self) -> &Task {
-        self.endpoint.peer()
+        self.0.endpoint.peer()
     }
 
     /// Calls a service and waits for its answer: `timeout` is for both, room and answer.
@@ -137,21 +140,17 @@ impl Client {
     ///
     /// # Errors
     /// [`CallError::TooLong`], [`CallError::Room`], [`CallError::Lost`].
-    pub fn start(
-        &self,
-        service: &str,
-        message: Message,
-        timeout: Duration,
-    ) -> Result<Started<'_>, CallError> {
-        self.check(service, "a name", service.len(), LONGEST_NAME)?;
+    pub fn start(&self, service: &str, message: Message, timeout: Duration) -> Result<Started, CallError> {
+        let link = &*self.0;
+        link.check(service, "a name", service.len(), LONGEST_NAME)?;
         // With room for what stands before it.
-        let limit = (self.limits.head as usize).saturating_sub(LONGEST_NAME + 16);
-        self.check(service, "a head", message.head.len(), limit)?;
-        let limit = usize::try_from(self.limits.body).unwrap_or(usize::MAX);
-        self.check(service, "a body", message.body.len(), limit)?;
+        let limit = (link.limits.head as usize).saturating_sub(LONGEST_NAME + 16);
+        link.check(service, "a head", message.head.len(), limit)?;
+        let limit = usize::try_from(link.limits.body).unwrap_or(usize::MAX);
+        link.check(service, "a body", message.body.len(), limit)?;
         let waited = Stopwatch::start();
-        let window = self.window;
-        let id = self.until(
+        let window = link.window;
+        let id = link.until(
             timeout,
             |state| state.lost().is_some() || state.has_room(window),
             |state| match state.lost() {
@@ -161,15 +160,15 @@ impl Client {
         );
         let id = match id {
             Some(Ok(id)) => id,
-            Some(Err(reason)) => return Err(self.lost(service, reason)),
+            Some(Err(reason)) => return Err(link.lost(service, reason)),
             None => {
-                let (service, task, address) = self.names(service);
+                let (service, task, address) = link.names(service);
                 let waited = waited.elapsed();
                 return Err(CallError::Room { service, task, address, window, waited });
             }
         };
-        self.endpoint.send(Frame::Call { id, service: service.to_owned(), message }.encode());
-        Ok(Started { client: self, id, service: service.to_owned(), waited })
+        link.endpoint.send(Frame::Call { id, service: service.to_owned(), message }.encode());
+        Ok(Started { link: self.0.clone(), id, service: service.to_owned(), waited })
     }
 
     /// Ends the server. Only the chief may or, without one, worker 0.
@@ -179,7 +178,9 @@ impl Client {
     pub fn stop_server(&self, timeout: Duration) -> Result<(), CallError> {
         self.call(control::NAME, Message::new(control::STOP, ""), timeout).map(drop)
     }
+}
 
+impl Link {
     fn check(&self, service: &str, what: &'static str, length: usize, limit: usize) -> Result<(), CallError> {
         if length <= limit {
             return Ok(());
@@ -238,23 +239,36 @@ impl Client {
 
 impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Client({} at {})", self.endpoint.peer(), self.endpoint.address())
+        write!(f, "Client({:?})", self.0)
     }
 }
 
-/// A call whose answer has not been taken yet. One that is dropped is still carried out, and keeps its room until then.
+impl fmt::Debug for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} at {}", self.endpoint.peer(), self.endpoint.address())
+    }
+}
+
+/// A call whose answer has not been taken yet. One that is dropped is still carried out, and keeps its room until then. The
+/// connection stays as long as there is one of its calls.
 #[derive(Debug)]
-pub struct Started<'a> {
-    client: &'a Client,
+pub struct Started {
+    link: Arc<Link>,
     id: u64,
     service: String,
     waited: Stopwatch,
 }
 
-impl Started<'_> {
+impl Started {
     /// Whether the answer has come.
     pub fn is_answered(&self) -> bool {
-        self.client.pending.lock().is_answered(self.id)
+        self.link.pending.lock().is_answered(self.id)
+    }
+
+    /// Waits until the answer has come, or is known never to, and says whether it is so: [`wait`](Self::wait) doesn't wait then.
+    pub fn ready(&self, timeout: Duration) -> bool {
+        let is_ready = |state: &State| state.is_answered(self.id) || state.lost().is_some();
+        self.link.until(timeout, is_ready, |state| is_ready(state).then_some(())).is_some()
     }
 
     /// Waits for the answer.
@@ -263,7 +277,7 @@ impl Started<'_> {
     /// [`CallError::Failed`], [`CallError::Late`], [`CallError::Lost`].
     pub fn wait(self, timeout: Duration) -> Result<Message, CallError> {
         let id = self.id;
-        let answer = self.client.until(
+        let answer = self.link.until(
             timeout,
             |state| state.is_answered(id) || state.lost().is_some(),
             |state| match state.take(id) {
@@ -271,7 +285,7 @@ impl Started<'_> {
                 None => state.lost().map(|reason| Err(reason.to_owned())),
             },
         );
-        let (service, task, address) = self.client.names(&self.service);
+        let (service, task, address) = self.link.names(&self.service);
         match answer {
             Some(Ok(Ok(message))) => Ok(message),
             Some(Ok(Err(fault))) => Err(CallError::Failed { service, task, address, fault }),
@@ -281,8 +295,8 @@ impl Started<'_> {
     }
 }
 
-impl Drop for Started<'_> {
+impl Drop for Started {
     fn drop(&mut self) {
-        self.client.pending.abandon(self.id);
+        self.link.pending.abandon(self.id);
     }
 }

@@ -39,7 +39,7 @@
 //!
 //! - A call has a deadline. One that passes it fails, and keeps its room in the [window](ClientBuilder::window) until the
 //!   server has answered after all.
-//! - When a server is killed, all calls of it fail at once; when it is stopped or its machine is gone, after 3 s
+//! - When a server is killed, all calls of it fail at once; when it is stopped or its machine is gone, within 3 s
 //!   ([`Settings::silence`](distribute_net::Settings::silence)). Nothing is called again by itself, because a call may have
 //!   been carried out.
 //! - A service that panics, or lets go of a call, fails this call alone.

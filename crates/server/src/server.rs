@@ -224,8 +224,9 @@ fn connect(
     let thread = Builder::new().name("distribute-calls".to_owned());
     let started = thread.spawn(move || {
         serve(&endpoint, &inbox, &me, &services);
-        // What was answered still arrives.
+        // What was answered still arrives. And who waits for the end finds services that nobody has any more.
         drop(endpoint);
+        drop(services);
         ending.leave(&inbox);
     });
     started.map(drop).inspect_err(|_| owner.leave(&entered))

@@ -1,5 +1,7 @@
 //! What has to hold, whatever happens.
 
+use crate::course::Weights;
+use crate::network::Pid;
 use crate::script::{Outcome, Script};
 use distribute_cluster::{Blame, Fault};
 use std::collections::BTreeMap;
@@ -14,6 +16,8 @@ pub enum Certain {
     All,
     /// Workers may be late, and none is lost.
     NobodyLost,
+    /// Workers may be lost, and none is late: who goes on does so until all is done.
+    NobodyLate,
     /// Anything may happen to calls.
     Nothing,
 }
@@ -35,6 +39,13 @@ pub struct Checks {
     rounds: BTreeMap<Round, BTreeMap<usize, Made>>,
     ends: BTreeMap<Round, BTreeMap<usize, Blame>>,
     broken: Vec<String>,
+    /// Processes that go on in a generation after so many updates, or can't, and have not been compared with the others.
+    met: Vec<(Pid, u64, Option<u64>)>,
+    /// How often the workers of a training were lost, and how many updates they made.
+    losses: usize,
+    updates: usize,
+    /// What they ended with.
+    trained: Vec<Weights>,
 }
 
 impl Checks {
@@ -47,7 +58,46 @@ impl Checks {
             rounds: BTreeMap::new(),
             ends: BTreeMap::new(),
             broken: Vec::new(),
+            met: Vec::new(),
+            losses: 0,
+            updates: 0,
+            trained: Vec::new(),
         }
+    }
+
+    /// A process goes on in a generation after so many updates.
+    pub fn meet(&mut self, pid: Pid, generation: u64, updates: u64) {
+        self.met.push((pid, generation, Some(updates)));
+    }
+
+    /// A process has been told that nobody's state is whole.
+    pub fn torn(&mut self, pid: Pid, generation: u64) {
+        self.met.push((pid, generation, None));
+    }
+
+    /// Those that have not been compared with the others.
+    pub fn take_met(&mut self) -> Vec<(Pid, u64, Option<u64>)> {
+        std::mem::take(&mut self.met)
+    }
+
+    /// A worker has lost another, and goes on.
+    pub fn lost(&mut self) {
+        self.losses += 1;
+    }
+
+    /// A worker has made an update.
+    pub fn updated(&mut self) {
+        self.updates += 1;
+    }
+
+    /// A worker has trained to the end.
+    pub fn trained(&mut self, weights: Weights) {
+        self.trained.push(weights);
+    }
+
+    /// The states that workers have ended with.
+    pub fn states(&self) -> &[Weights] {
+        &self.trained
     }
 
     /// Something that must not be has happened.
@@ -65,12 +115,13 @@ impl Checks {
         self.broken.is_empty()
     }
 
-    /// How many rounds all have agreed in, and how many have been blamed or ended.
+    /// How many rounds all have agreed in, and how many have been blamed or ended. Of trainings, the updates and the losses of
+    /// all workers.
     pub fn counts(&self) -> (usize, usize) {
         let agreed =
             |made: &&BTreeMap<usize, Made>| made.values().all(|made| matches!(made, Made::Agreed(_)));
         let all = self.rounds.values().filter(agreed).count();
-        (all, self.rounds.len() - all)
+        (all + self.updates, self.rounds.len() - all + self.losses)
     }
 
     /// A worker has the data of all.
@@ -116,8 +167,11 @@ impl Checks {
 
     /// The session is over for a worker, in this round.
     pub fn over(&mut self, round: Round, rank: usize, blame: &Blame) {
-        if self.certain != Certain::Nothing && blame.fault == Fault::Lost {
+        if matches!(self.certain, Certain::All | Certain::NobodyLost) && blame.fault == Fault::Lost {
             self.broken.push(format!("worker {rank} takes one for lost that is not: {blame}"));
+        }
+        if self.certain == Certain::NobodyLate && blame.fault == Fault::Late {
+            self.broken.push(format!("worker {rank} takes one for late that is not: {blame}"));
         }
         if blame.culprits.is_empty() {
             self.broken.push(format!("worker {rank} blames nobody: {blame}"));

@@ -7,20 +7,46 @@ use crate::network::{Arrival, Conn, Network, Pid};
 use crate::plan::Plan;
 use crate::planted::Planted;
 use crate::world::Event;
+use std::fmt;
 use std::time::Duration;
+
+/// Everything but the processes.
+#[derive(Debug)]
+pub struct Surroundings {
+    pub agenda: Agenda<Event>,
+    pub network: Network,
+    pub history: History,
+    pub checks: Checks,
+    pub plan: Plan,
+    pub planted: Option<Planted>,
+}
+
+/// What a process is called in the history.
+#[derive(Clone, Copy, Debug)]
+pub struct Name {
+    pub pid: Pid,
+    pub rank: usize,
+}
 
 /// The world, as one process can act on it.
 pub struct Context<'a> {
     /// The process.
     pub pid: Pid,
-    /// What it is called in the history.
-    pub name: String,
+    name: Name,
     pub agenda: &'a mut Agenda<Event>,
     pub network: &'a mut Network,
-    pub history: &'a mut History,
+    history: &'a mut History,
     pub checks: &'a mut Checks,
     pub plan: &'a Plan,
     pub planted: Option<Planted>,
+}
+
+impl Surroundings {
+    /// The world, as this process can act on it.
+    pub fn of(&mut self, name: Name) -> Context<'_> {
+        let Self { agenda, network, history, checks, plan, planted } = self;
+        Context { pid: name.pid, name, agenda, network, history, checks, plan, planted: *planted }
+    }
 }
 
 impl Context<'_> {
@@ -44,8 +70,33 @@ impl Context<'_> {
         self.network.close(self.agenda, self.pid, conn, reason);
     }
 
+    /// Closes all connections of the process.
+    pub fn close_all(&mut self, reason: &str) {
+        for conn in self.network.of(self.pid) {
+            self.close(conn, reason);
+        }
+    }
+
+    /// Something that must not be has happened to the process.
+    pub fn broken(&mut self, what: impl fmt::Display) {
+        self.checks.broken(format!("{} {what}", self.name));
+    }
+
     /// Writes a line of the history.
     pub fn note(&mut self, what: impl FnOnce() -> String) {
-        self.history.note(self.agenda.now(), &self.name, what);
+        self.history.note(self.agenda.now(), self.name, what);
+    }
+
+    /// The faults of the plan that follow this call.
+    pub fn trigger(&mut self, generation: u64, step: u64, call: u64) {
+        for (number, after) in self.plan.triggered(generation, self.name.rank, step, call) {
+            self.agenda.at(self.agenda.now() + after, Event::Fault(number));
+        }
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "worker {} (process {})", self.rank, self.pid)
     }
 }

@@ -24,15 +24,6 @@ pub fn words(hearing: &mut Hearing, mut bytes: &[u8]) -> Result<Option<Words>, R
     Ok(None)
 }
 
-/// What somebody who has connected is taken for by one who was a member of this generation.
-fn met(context: &Context<'_>, hello: &Hello, generation: u64) -> Hello {
-    let hello = hello.clone();
-    match context.planted {
-        Some(planted) => planted.meets(hello, generation),
-        None => hello,
-    }
-}
-
 /// The handshakes of those who have connected.
 #[derive(Debug)]
 pub struct Guests {
@@ -77,7 +68,7 @@ impl Guests {
                 context.send(conn, Arrival::Words(words));
                 return None;
             }
-            Ok(Answer::Applies(hello, _)) => match decide(&met(context, &hello, self.mine.generation)) {
+            Ok(Answer::Applies(hello, _)) => match decide(&hello) {
                 Err(refusal) if !context.planted.is_some_and(|planted| planted.admits(&refusal)) => refusal,
                 _ => {
                     context.note(|| format!("lets worker {} in", hello.rank));

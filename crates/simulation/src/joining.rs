@@ -10,7 +10,7 @@ use distribute_net::rendezvous::meeting::{Call, Meeting, Then};
 use distribute_net::rendezvous::membership::Membership;
 use distribute_net::rendezvous::note::Note;
 use distribute_net::rendezvous::retries::Retries;
-use distribute_net::{Message, Progress};
+use distribute_net::{JoinError, Message, Progress};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -30,6 +30,8 @@ pub struct Joining {
     guests: Guests,
     links: BTreeMap<Conn, usize>,
     early: Vec<(usize, Early)>,
+    /// The generation that this worker has made, as the leader.
+    made: Option<u64>,
 }
 
 /// What has come for those who will use the links.
@@ -72,6 +74,8 @@ impl State {
 /// Where a worker is that has joined.
 #[derive(Debug)]
 pub struct Joined {
+    /// The generation of the world.
+    pub generation: u64,
     /// The worker at the other end of each connection.
     pub links: BTreeMap<Conn, usize>,
     /// What has come over them.
@@ -81,8 +85,14 @@ pub struct Joined {
 }
 
 impl Joining {
-    /// A worker that has just started.
-    pub fn new(context: &Context<'_>, world: World, hello: Hello, addresses: Vec<String>) -> Self {
+    /// A worker that comes to a rendezvous, until this time at most.
+    pub fn new(
+        context: &Context<'_>,
+        world: World,
+        hello: Hello,
+        addresses: &[String],
+        deadline: Duration,
+    ) -> Self {
         let addresses = addresses.iter().filter_map(|address| address.parse().ok()).collect();
         let members = Membership::new(world.worker(), Default::default(), addresses).after(hello.generation);
         let meeting = Meeting::new(world, members);
@@ -94,12 +104,13 @@ impl Joining {
             hello,
             meeting,
             began: now,
-            deadline: now + context.plan.join,
+            deadline,
             report: now + REPORT,
             outgoing,
             guests,
             links: BTreeMap::new(),
             early: Vec::new(),
+            made: None,
         }
     }
 
@@ -107,7 +118,7 @@ impl Joining {
     ///
     /// # Errors
     /// Why the worker can't join.
-    pub fn take(&mut self, context: &mut Context<'_>, conn: Conn, what: Arrival) -> Result<(), String> {
+    pub fn take(&mut self, context: &mut Context<'_>, conn: Conn, what: Arrival) -> Result<(), JoinError> {
         if let Some(rank) = self.links.get(&conn).copied() {
             return self.take_from_link(context, conn, rank, what);
         }
@@ -117,12 +128,30 @@ impl Joining {
         match what {
             Arrival::Words(bytes) => {
                 let Self { guests, meeting, links, .. } = self;
-                if let Some(rank) = guests.hear(context, conn, &bytes, &mut |hello| meeting.decide(hello)) {
+                let planted = context.planted;
+                let decide = &mut |hello: &Hello| match planted {
+                    Some(planted) => meeting.decide(&planted.meets(hello.clone(), meeting.members())),
+                    None => meeting.decide(hello),
+                };
+                if let Some(rank) = guests.hear(context, conn, &bytes, decide) {
                     links.insert(conn, rank);
                 }
             }
             Arrival::Closed(_) => self.guests.lose(conn),
             Arrival::Made | Arrival::Message(_) => {}
+        }
+        Ok(())
+    }
+
+    /// It has been told this by the leader, before it was out of reach.
+    ///
+    /// # Errors
+    /// Why the worker can't join.
+    pub fn is_told(&mut self, context: &Context<'_>, note: &Note) -> Result<(), JoinError> {
+        if let Then::Call(calls) = self.meeting.hear(0, &note.encode())? {
+            // The leader has said it, and is not called any more.
+            let now = context.now();
+            self.outgoing = calls.into_iter().map(|call| Outgoing::new(call, now)).collect();
         }
         Ok(())
     }
@@ -133,7 +162,7 @@ impl Joining {
         at: usize,
         conn: Conn,
         what: Arrival,
-    ) -> Result<(), String> {
+    ) -> Result<(), JoinError> {
         let now = context.now();
         let Outgoing { call, retries, state } = &mut self.outgoing[at];
         match (what, &mut *state) {
@@ -166,9 +195,13 @@ impl Joining {
                     Err(refusal) => {
                         context.note(|| format!("is refused by worker {}: {refusal}", call.worker));
                         context.close(conn, "it closed its connection");
-                        match retries.refused(refusal) {
+                        let retried = match context.planted {
+                            Some(planted) if planted.gives_up(&refusal) => Err(refusal),
+                            _ => retries.refused(refusal),
+                        };
+                        match retried {
                             Ok(wait) => *state = State::Waiting(now + wait),
-                            Err(refusal) => return Err(self.meeting.refused(call, refusal).to_string()),
+                            Err(refusal) => return Err(self.meeting.refused(call, refusal)),
                         }
                     }
                 }
@@ -184,7 +217,7 @@ impl Joining {
         conn: Conn,
         rank: usize,
         what: Arrival,
-    ) -> Result<(), String> {
+    ) -> Result<(), JoinError> {
         let then = match &what {
             Arrival::Message(message) => self.meeting.hear(rank, &message.body),
             Arrival::Closed(reason) => {
@@ -194,7 +227,7 @@ impl Joining {
             }
             Arrival::Made | Arrival::Words(_) => return Ok(()),
         };
-        match (then.map_err(|error| error.to_string())?, what) {
+        match (then?, what) {
             (Then::Keep, Arrival::Message(message)) => self.early.push((rank, Early::Message(message))),
             (Then::Keep, Arrival::Closed(reason)) => self.early.push((rank, Early::Lost(reason))),
             (Then::Keep, _) => {}
@@ -221,7 +254,7 @@ impl Joining {
     ///
     /// # Errors
     /// Why the worker can't join.
-    pub fn go_on(&mut self, context: &mut Context<'_>) -> Result<bool, String> {
+    pub fn go_on(&mut self, context: &mut Context<'_>) -> Result<bool, JoinError> {
         let now = context.now();
         self.guests.wake(context);
         for Outgoing { call, retries, state } in &mut self.outgoing {
@@ -247,6 +280,13 @@ impl Joining {
             context.planted.is_some_and(|planted| planted.completes(self.world.worker(), missing.len()));
         if too_early || self.meeting.is_complete(&missing) {
             if let Some(table) = self.meeting.table() {
+                let table = match context.planted {
+                    Some(planted) => planted.makes(table, self.meeting.members().before()),
+                    None => table,
+                };
+                if let Note::Table(generation, _) = &table {
+                    self.made = Some(*generation);
+                }
                 self.tell(context, &table);
             }
             return Ok(true);
@@ -264,7 +304,8 @@ impl Joining {
             }
         }
         if self.deadline <= now {
-            return Err("the world is not complete".to_owned());
+            let (waited, workers) = (now - self.began, self.world.workers());
+            return Err(JoinError::Deadline { waited, workers, missing, loopback: false });
         }
         Ok(false)
     }
@@ -273,6 +314,26 @@ impl Joining {
         for conn in self.links.keys() {
             context.send(*conn, Arrival::Message(Message::new("", note.encode())));
         }
+    }
+
+    /// The generation of the world, as far as this worker knows.
+    fn generation(&self) -> u64 {
+        self.made.unwrap_or(self.meeting.members().generation())
+    }
+
+    /// The generation of the world, once this worker knows it.
+    pub fn told(&self) -> Option<u64> {
+        self.meeting.is_located().then(|| self.generation())
+    }
+
+    /// The worker at the other end of each connection that is a link already.
+    pub fn links(&self) -> &BTreeMap<Conn, usize> {
+        &self.links
+    }
+
+    /// Since when it joins.
+    pub fn began(&self) -> Duration {
+        self.began
     }
 
     /// When to go on although nothing has come.
@@ -289,7 +350,8 @@ impl Joining {
 
     /// What the worker has, now that it has joined.
     pub fn into_joined(self) -> Joined {
-        Joined { links: self.links, early: self.early, guests: self.guests }
+        let generation = self.generation();
+        Joined { generation, links: self.links, early: self.early, guests: self.guests }
     }
 }
 

@@ -1,7 +1,8 @@
 //! A simulated cluster: workers that join and work, on a network that delays, breaks and parts, in virtual time.
 //!
 //! What is simulated is the code that real processes run, where it decides: [`Meeting`](distribute_net::rendezvous::meeting::Meeting),
-//! `Membership` and the handshake, and [`Protocol`](distribute_collective::group::Protocol) with its `Round` and `Inbox`. Each is a
+//! `Membership`, `Claim` and the handshake, and [`Protocol`](distribute_collective::group::Protocol) with its `Round` and `Inbox`, and what
+//! they come to when one was lost, a [`Handover`](distribute_collective::recovery::Handover) with its `Report`s. Each is a
 //! state machine without socket, thread or clock. Sockets, TLS, shared memory and the mesh are not run, but played by `network`:
 //! connections keep the order of what is sent and lose nothing as long as they last.
 //!
@@ -9,8 +10,9 @@
 //! |---|---|
 //! | `scenario` | [`Scenario`]: a kind of plans, and how to run one |
 //! | `plan`, `script` | what happens to workers, and what they do, as functions of a seed |
-//! | `world` | `Simulation`: all processes, started anew when their world has broken |
-//! | `process` | one of them: `joining`, then `working` |
+//! | `world` | `Simulation`: all processes, and others in the places of those that have ended |
+//! | `process` | one of them: `joining`, then `working`, and that again |
+//! | `program` | what it runs: `scripted`, or a `training` of a `course` |
 //! | `guests` | those who connect to it |
 //! | `network`, `agenda` | connections; events in the order of time |
 //! | `checks` | what has to hold after every event and at the end |
@@ -20,7 +22,7 @@
 //! A seed settles everything:
 //!
 //! ```text
-//! cargo run -p distribute-simulation -- --scenario crash-in-call --seed 7
+//! cargo run -p distribute-simulation -- --scenario train-killed --seed 7
 //! ```
 
 #![forbid(unsafe_code)]
@@ -28,6 +30,7 @@
 mod agenda;
 mod checks;
 mod context;
+mod course;
 mod guests;
 mod history;
 mod joining;
@@ -35,8 +38,11 @@ mod network;
 mod plan;
 mod planted;
 mod process;
+mod program;
 mod scenario;
 mod script;
+mod scripted;
+mod training;
 mod working;
 mod world;
 

@@ -3,6 +3,7 @@
 use clap::Parser;
 use distribute_simulation::{Planted, Scenario};
 use std::process::ExitCode;
+use std::time::Duration;
 
 /// Simulates a cluster. Prints the history of one seed, or what has been found with many.
 #[derive(Debug, Parser)]
@@ -27,6 +28,7 @@ fn main() -> ExitCode {
     let mut failed = false;
     for scenario in scenarios {
         let (mut events, mut agreed, mut other, mut broken) = (0, 0, 0, 0);
+        let mut lasted = Duration::ZERO;
         for seed in seed..seed + seeds {
             let report = scenario.run(seed, planted, seeds == 1);
             report.history.iter().for_each(|line| println!("{line}"));
@@ -35,10 +37,12 @@ fn main() -> ExitCode {
             }
             (events, agreed, other) =
                 (events + report.events, agreed + report.rounds.0, other + report.rounds.1);
+            lasted += report.lasted;
             broken += usize::from(!report.broken.is_empty());
         }
         println!(
-            "{scenario:?}: {seeds} seeds, {events} events, {agreed} rounds agreed, {other} did not, {broken} seeds broke a rule"
+            "{scenario:?}: {seeds} seeds, {:.1} h, {events} events, {agreed} rounds agreed, {other} did not, {broken} seeds broke a rule",
+            lasted.as_secs_f64() / 3600.0,
         );
         failed |= broken > 0;
     }

@@ -1,6 +1,7 @@
 //! What is going to happen to the workers of a simulation, as a function of its seed.
 
 use crate::checks::Certain;
+use crate::course::Course;
 use crate::script::Script;
 use std::time::Duration;
 
@@ -24,7 +25,7 @@ pub enum Fault {
     },
     /// The connections between two hosts break.
     Break(usize, usize),
-    /// A process of an earlier generation is started.
+    /// A process comes back that was told of an earlier generation, and has been out of reach since.
     Revenant(usize),
     /// A second process of a worker is started, by mistake.
     Twin(usize),
@@ -35,11 +36,13 @@ pub enum Fault {
 pub enum When {
     /// At this time.
     At(Duration),
-    /// So long after a worker of the first generation has begun a call.
+    /// So long after a worker has begun a call.
     InCall {
+        /// In which generation.
+        generation: u64,
         /// The worker.
         rank: usize,
-        /// The step.
+        /// The step; 0 where the workers that have met agree.
         step: u64,
         /// The call.
         call: u64,
@@ -55,6 +58,8 @@ pub struct Plan {
     pub workers: usize,
     /// What they do.
     pub script: Script,
+    /// What they train instead, if so.
+    pub course: Option<Course>,
     /// When each starts.
     pub starts: Vec<Duration>,
     /// How long joining may take.
@@ -70,12 +75,24 @@ pub struct Plan {
     pub one_blame: bool,
 }
 
+impl When {
+    /// So much later.
+    pub fn later(self, by: Duration) -> Self {
+        match self {
+            When::At(time) => When::At(time + by),
+            When::InCall { generation, rank, step, call, after } => {
+                When::InCall { generation, rank, step, call, after: after + by }
+            }
+        }
+    }
+}
+
 impl Plan {
     /// The faults that follow a call of a worker, and how long after.
     pub fn triggered(&self, generation: u64, rank: usize, step: u64, call: u64) -> Vec<(usize, Duration)> {
         let follows = |when: &When| match *when {
-            When::InCall { rank: who, step: in_step, call: in_call, after } => {
-                (generation == 1 && (who, in_step, in_call) == (rank, step, call)).then_some(after)
+            When::InCall { generation: of, rank: who, step: in_step, call: in_call, after } => {
+                ((of, who, in_step, in_call) == (generation, rank, step, call)).then_some(after)
             }
             When::At(_) => None,
         };

@@ -3,7 +3,10 @@
 
 use crate::network::Pid;
 use distribute_collective::group::{Frame, Said};
+use distribute_net::JoinError;
 use distribute_net::handshake::{Hello, Purpose, Reason, Refusal};
+use distribute_net::rendezvous::membership::Membership;
+use distribute_net::rendezvous::note::Note;
 
 /// A bug.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -20,7 +23,7 @@ pub enum Planted {
     EarlyDropped,
     /// Any call is taken to be the same as one's own.
     DigestIgnored,
-    /// The generation of who connects is not compared.
+    /// The generation of a link is not compared: no fence between worlds.
     GenerationIgnored,
     /// A second worker of a number is let in.
     TakenIgnored,
@@ -38,6 +41,28 @@ pub enum Planted {
     LossFirst,
     /// The leader doesn't wait for the last worker.
     TableEarly,
+    /// The leader makes the generation after its own, not the one after all that there were.
+    MaximumIgnored,
+    /// Who was left behind when the others met again doesn't come as one that has just started.
+    ClaimKept,
+    /// Who has lost another while they met doesn't come again.
+    LossGivesUp,
+    /// A place that another process has is not tried for again.
+    TakenGivesUp,
+    /// A worker of a complete world doesn't say that it has lost one, which comes again.
+    EarlyUnsaid,
+    /// Who leaves a world to meet the others again says what one says that has ended.
+    LeaveAsEnd,
+    /// What came in the world before is kept in the next one.
+    SessionKept,
+    /// The state is taken over from the first, not from the furthest.
+    FurthestIgnored,
+    /// A state that was taken over counts only when all have it.
+    TakenUncounted,
+    /// Half a step is taken for a whole one.
+    TornIgnored,
+    /// Steps that are made again are counted again.
+    RewindForgotten,
 }
 
 impl Planted {
@@ -63,12 +88,36 @@ impl Planted {
         Some(frame)
     }
 
-    /// What a worker that was a member of this generation takes somebody for who has connected.
-    pub fn meets(self, mut theirs: Hello, mine: u64) -> Hello {
-        if self == Planted::GenerationIgnored {
-            theirs.generation = mine + u64::from(theirs.purpose == Purpose::Link);
+    /// What a worker takes somebody for who has connected.
+    pub fn meets(self, mut theirs: Hello, members: &Membership) -> Hello {
+        if self == Planted::GenerationIgnored && theirs.purpose == Purpose::Link {
+            theirs.generation = members.generation();
         }
         theirs
+    }
+
+    /// What a leader tells the others that was a member of this generation before.
+    pub fn makes(self, table: Note, before: u64) -> Note {
+        match table {
+            Note::Table(_, addresses) if self == Planted::MaximumIgnored => {
+                Note::Table(before + 1, addresses)
+            }
+            table => table,
+        }
+    }
+
+    /// Whether a worker that was refused for this reason gives up.
+    pub fn gives_up(self, refusal: &Refusal) -> bool {
+        self == Planted::TakenGivesUp && refusal.reason == Reason::Taken
+    }
+
+    /// Whether a worker that could not join gives up.
+    pub fn ends(self, error: &JoinError) -> bool {
+        match error {
+            JoinError::Lost { .. } => self == Planted::LossGivesUp,
+            JoinError::Refused { .. } => self == Planted::ClaimKept,
+            _ => false,
+        }
     }
 
     /// Whether somebody is let in all the same.

@@ -1,24 +1,40 @@
-//! One process: it joins, works, and ends.
+//! One process: it joins, works, joins again when another is lost, and ends.
 
-use crate::context::Context;
+use crate::context::{Context, Name};
 use crate::joining::{Joining, address};
 use crate::network::{Arrival, Conn};
-use crate::working::{Ending, Working};
+use crate::planted::Planted;
+use crate::program::Program;
+use crate::training::Training;
+use crate::working::{Ending, Go, Working};
 use distribute_cluster::World;
+use distribute_collective::group::Inbox;
 use distribute_net::handshake::{Hello, Purpose};
+use distribute_net::rendezvous::note::Note;
+use distribute_net::{Claim, ENDED, JoinError, LEFT};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// One process of a worker.
 #[derive(Debug)]
 pub struct Process {
-    /// Which worker it is.
-    pub rank: usize,
-    /// The generation of the world that it is to join.
-    pub generation: u64,
+    /// What it is called.
+    pub name: Name,
     /// Where it listens.
     pub port: u16,
+    /// Whether it was started by mistake.
+    pub mistaken: bool,
     world: World,
+    addresses: Vec<String>,
+    claim: Claim,
+    /// Until when it may join.
+    until: Duration,
+    /// The generation of the world that it has been a member of last, or 0.
+    pub generation: u64,
     stage: Stage,
+    program: Program,
+    /// What it keeps of the world before, by mistake.
+    kept: Option<Inbox>,
     /// Since when it is stopped, and what has come meanwhile.
     pub stopped: Option<Duration>,
     waiting: Vec<(Conn, Arrival)>,
@@ -34,24 +50,99 @@ enum Stage {
 }
 
 impl Process {
-    /// A process that has just started.
-    pub fn start(context: &Context<'_>, world: World, generation: u64, port: u16) -> Self {
+    /// A process that has just started, and claims to have been a member of this generation.
+    pub fn start(
+        context: &Context<'_>,
+        world: World,
+        name: Name,
+        port: u16,
+        claim: Claim,
+        program: Program,
+    ) -> Self {
         let rank = world.worker();
         let places = (0..world.workers())
             .map(|other| address(other, if other == rank || other == 0 { port_of(other, port) } else { 0 }));
-        let addresses: Vec<_> = places.collect();
+        let mut process = Self {
+            name,
+            port,
+            mistaken: false,
+            world,
+            addresses: places.collect(),
+            claim,
+            until: context.now() + context.plan.join,
+            generation: 0,
+            stage: Stage::Ended(None),
+            program,
+            kept: None,
+            stopped: None,
+            waiting: Vec::new(),
+            woken: 0,
+        };
+        process.come(context);
+        process
+    }
+
+    /// Comes to a rendezvous.
+    fn come(&mut self, context: &Context<'_>) {
         let hello = Hello {
             job: "simulated".to_owned(),
-            // Whoever starts them knows that all members of the one before have been killed.
-            generation,
-            rank,
-            workers: world.workers(),
-            replicas: world.replicas(),
+            generation: self.claim.generation(),
+            rank: self.world.worker(),
+            workers: self.world.workers(),
+            replicas: self.world.replicas(),
             digest: [0; 32],
             purpose: Purpose::Link,
         };
-        let stage = Stage::Joining(Box::new(Joining::new(context, world, hello, addresses)));
-        Self { rank, generation, port, world, stage, stopped: None, waiting: Vec::new(), woken: 0 }
+        let joining = Joining::new(context, self.world, hello, &self.addresses, self.until);
+        self.stage = Stage::Joining(Box::new(joining));
+    }
+
+    /// It has been told this of a world, and nothing since.
+    pub fn is_told(&mut self, context: &mut Context<'_>, note: &Note) -> Option<Ending> {
+        let Stage::Joining(joining) = &mut self.stage else { return None };
+        let told = joining.is_told(context, note);
+        told.err().and_then(|error| self.could_not_join(context, error)).or_else(|| self.go_on(context))
+    }
+
+    /// A rendezvous has failed.
+    fn could_not_join(&mut self, context: &mut Context<'_>, error: JoinError) -> Option<Ending> {
+        context.note(|| format!("cannot join: {error}"));
+        context.close_all("it closed its connection");
+        if context.now() > self.until + Duration::from_secs(1) {
+            context.broken(format!(
+                "joins until {:?}, and had to have joined at {:?}",
+                context.now(),
+                self.until
+            ));
+        }
+        let failed = match context.planted {
+            _ if context.now() >= self.until => Err(error),
+            Some(planted) if planted.ends(&error) => Err(error),
+            _ => self.claim.failed(error),
+        };
+        match failed {
+            Ok(()) => {
+                self.come(context);
+                None
+            }
+            Err(error) => Some(Ending::Failed(error.to_string())),
+        }
+    }
+
+    /// Leaves its world, and comes to the next one.
+    fn meet_again(&mut self, context: &mut Context<'_>) {
+        context.note(|| "meets the others again".to_owned());
+        context.close_all(if context.has(Planted::LeaveAsEnd) { ENDED } else { LEFT });
+        if let (Stage::Working(working), true) = (&self.stage, context.has(Planted::SessionKept)) {
+            self.kept = Some(working.inbox().clone());
+        }
+        self.claim = Claim::after(self.generation);
+        self.until = match &self.program {
+            Program::Training(training) => training.until(),
+            Program::Scripted(_) => None,
+        }
+        .unwrap_or(context.now() + context.plan.join);
+        self.come(context);
     }
 
     /// Whether it still runs, stopped or not.
@@ -75,6 +166,31 @@ impl Process {
         }
     }
 
+    /// What it trains, if so.
+    pub fn training(&self) -> Option<&Training> {
+        match &self.program {
+            Program::Training(training) => Some(training),
+            Program::Scripted(_) => None,
+        }
+    }
+
+    /// Its links, the generation that they are of if it is known, and since when it listens for signs of life there.
+    pub fn links(&self) -> Option<(&BTreeMap<Conn, usize>, Option<u64>, Duration)> {
+        match &self.stage {
+            Stage::Joining(joining) => Some((joining.links(), joining.told(), joining.began())),
+            Stage::Working(working) => Some((working.links(), Some(working.generation), working.since)),
+            Stage::Ended(_) => None,
+        }
+    }
+
+    /// How it says goodbye.
+    pub fn farewell(&self) -> &'static str {
+        match self.stage {
+            Stage::Working(_) => ENDED,
+            _ => "it closed its connection",
+        }
+    }
+
     /// It is over.
     pub fn end(&mut self, vanished: Option<Duration>) {
         self.stage = Stage::Ended(vanished);
@@ -94,31 +210,46 @@ impl Process {
             }
             Stage::Ended(_) => Ok(()),
         };
-        taken.err().map(Ending::Failed)
+        taken.err().and_then(|error| self.could_not_join(context, error))
     }
 
     /// Does what is due.
     pub fn go_on(&mut self, context: &mut Context<'_>) -> Option<Ending> {
-        if self.stopped.is_some() {
-            return None;
-        }
-        if let Stage::Joining(joining) = &mut self.stage {
-            match joining.go_on(context) {
-                Ok(false) => return None,
-                Err(error) => return Some(Ending::Failed(error)),
-                Ok(true) => {
-                    let joined = std::mem::replace(&mut self.stage, Stage::Ended(None));
-                    let Stage::Joining(joining) = joined else { return None };
-                    context.note(|| "has joined".to_owned());
-                    let working = Working::new(context, self.world, self.generation, joining.into_joined());
-                    self.stage = Stage::Working(Box::new(working));
-                }
+        while self.stopped.is_none() {
+            match &mut self.stage {
+                Stage::Joining(joining) => match joining.go_on(context) {
+                    Ok(false) => return None,
+                    Err(error) => {
+                        if let Some(ending) = self.could_not_join(context, error) {
+                            return Some(ending);
+                        }
+                    }
+                    Ok(true) => self.begin_to_work(context),
+                },
+                Stage::Working(working) => match working.go_on(context, &mut self.program) {
+                    None | Some(Go::On) => return None,
+                    Some(Go::Meet) => self.meet_again(context),
+                    Some(Go::End(ending)) => return Some(ending),
+                },
+                Stage::Ended(_) => return None,
             }
         }
-        match &mut self.stage {
-            Stage::Working(working) => working.go_on(context),
-            _ => None,
-        }
+        None
+    }
+
+    fn begin_to_work(&mut self, context: &mut Context<'_>) {
+        let joined = match std::mem::replace(&mut self.stage, Stage::Ended(None)) {
+            Stage::Joining(joining) => joining.into_joined(),
+            other => {
+                self.stage = other;
+                return;
+            }
+        };
+        self.generation = joined.generation;
+        context.note(|| format!("has joined, as generation {}", joined.generation));
+        let mut working = Working::new(context, self.world, joined, self.kept.take());
+        self.program.joined(&mut working, context);
+        self.stage = Stage::Working(Box::new(working));
     }
 
     /// It goes on after it was stopped. What has come meanwhile is taken, all at once or one after the other.
@@ -126,6 +257,10 @@ impl Process {
         let pause = context.now().saturating_sub(self.stopped.take()?);
         // Half a slice of the wait counts (`distribute_cluster::Deadline`).
         let shift = pause.saturating_sub(Duration::from_millis(50));
+        self.until += shift;
+        if let Program::Training(training) = &mut self.program {
+            training.shift(shift);
+        }
         match &mut self.stage {
             Stage::Joining(joining) => joining.shift(shift),
             Stage::Working(working) => working.shift(shift),

@@ -31,7 +31,7 @@ macro_rules! scenarios {
     };
 }
 
-// INV-2, INV-25, INV-31, INV-34
+// INV-2, INV-25, INV-31, INV-34, INV-42
 scenarios! {
     any_order_of_starts: Starts, 200, false;
     a_worker_that_is_started_twice: Twins, 200, false;
@@ -48,11 +48,18 @@ scenarios! {
     processes_of_an_earlier_generation: Revenants, 200, true;
     all_of_it: Storm, 200, true;
     a_crowd: Crowd, 3, true;
+    trainings_whose_workers_are_killed: TrainKilled, 200, true;
+    a_handover_that_is_disturbed: TrainHandover, 200, true;
+    steps_of_several_updates: TrainHalves, 200, true;
+    trainings_whose_workers_are_out_of_reach: TrainParted, 200, true;
+    workers_that_come_back_when_they_have_been_replaced: TrainSupplanted, 200, true;
+    all_of_it_while_they_train: TrainStorm, 200, true;
+    a_crowd_that_trains: TrainCrowd, 3, true;
 }
 
 #[test]
 fn a_seed_settles_everything() {
-    for scenario in [Scenario::Storm, Scenario::Joining] {
+    for scenario in [Scenario::Storm, Scenario::Joining, Scenario::TrainStorm] {
         for seed in 0..20 {
             let [first, second] = [0, 1].map(|_| scenario.run(seed, None, true).history);
             assert!(first.len() > 10 && first == second, "{scenario:?} {seed}");

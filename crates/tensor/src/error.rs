@@ -55,6 +55,16 @@ pub enum Error {
         /// The dtype.
         dtype: DType,
     },
+    /// Indices that a tensor of this shape cannot have.
+    #[error("{operation}: {what}, of a tensor of shape {shape:?}")]
+    Indices {
+        /// What was being done.
+        operation: &'static str,
+        /// What is wrong with them.
+        what: &'static str,
+        /// The tensor's shape.
+        shape: Vec<usize>,
+    },
     /// The kinds of leaves differ, or this kind cannot do this.
     #[error("{operation}: expected {expected}, found {found}")]
     LeafKind {

@@ -2,11 +2,13 @@
 
 mod cast;
 mod display;
+mod index;
 mod reduce;
 mod shape;
 mod write;
 
 pub(crate) use display::shape as write_shape;
+pub use index::{Index, Selection};
 #[cfg(feature = "candle")]
 pub(crate) use reduce::{check_axes, sum_over};
 pub(crate) use shape::{axis_of, check_pieces, check_same, count, sizes};

@@ -43,7 +43,7 @@ mod candle;
 pub use dtype::{DType, Element};
 pub use error::{Error, Result};
 pub use fold::Folder;
-pub use host::HostTensor;
+pub use host::{HostTensor, Index, Selection};
 pub use kernel::Write;
 pub use leaf::Leaf;
 pub use nest::Nest;

@@ -6,10 +6,14 @@
 #[cfg(feature = "certificates")]
 mod certificates;
 pub mod child;
+#[cfg(unix)]
+mod port;
 mod random;
 mod watched;
 
 #[cfg(feature = "certificates")]
 pub use certificates::certificates;
+#[cfg(unix)]
+pub use port::Port;
 pub use random::{SplitMix, fuzz_inputs};
 pub use watched::watched;

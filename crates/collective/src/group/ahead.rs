@@ -86,7 +86,7 @@ impl Ahead {
     }
 
     fn piece(&self, worker: usize, vector: &Bytes) -> Bytes {
-        vector.slice(part_of(self.group.world, worker, vector.len()))
+        vector.slice(part_of(self.group.world(), worker, vector.len()))
     }
 
     fn send(&self, part: usize, piece: impl Fn(usize) -> Bytes, near: bool) {

@@ -1,40 +1,78 @@
 //! Links that are made again when the workers meet again: whoever holds them goes on with those of the present world.
 
+use distribute_cluster::World;
 use distribute_net::{Drive, Mesh, Message, Region, Transport};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
-/// The links of the present world, and how often it has been made.
+/// The links of the present world, who is in it, and how often it has been made.
 pub(super) struct Renewable {
     /// None while the workers meet.
     mesh: RwLock<Option<Mesh>>,
+    /// That of the last one while the workers meet, and the place in the cluster of each of its workers.
+    world: RwLock<(World, Vec<usize>)>,
     generation: AtomicU64,
 }
 
 impl Renewable {
     pub fn new(mesh: Mesh) -> Self {
         let generation = AtomicU64::new(mesh.generation());
-        Self { mesh: RwLock::new(Some(mesh)), generation }
+        let world = RwLock::new((mesh.world(), mesh.places().to_vec()));
+        Self { mesh: RwLock::new(Some(mesh)), world, generation }
     }
 
-    /// Ends the links in order. When this returns, nothing more comes over them, and this worker listens nowhere.
-    pub fn end(&self) {
-        let ended = self.mesh.write().unwrap_or_else(PoisonError::into_inner).take();
+    /// Leaves the present world. When this returns, nothing more comes over its links, and this worker listens nowhere.
+    pub fn leave(&self) {
+        let left = self.mesh.write().unwrap_or_else(PoisonError::into_inner).take();
+        left.iter().for_each(Mesh::leave);
         // It waits until the others have what was sent, and for its thread.
-        drop(ended);
+        drop(left);
     }
 
     /// The links of the next world.
     pub fn renew(&self, mesh: Mesh) {
         self.generation.store(mesh.generation(), Ordering::Relaxed);
+        let world = (mesh.world(), mesh.places().to_vec());
+        *self.world.write().unwrap_or_else(PoisonError::into_inner) = world;
         *self.mesh.write().unwrap_or_else(PoisonError::into_inner) = Some(mesh);
     }
 
     /// The generation of the present world, or of the last one while the workers meet.
     pub fn generation(&self) -> u64 {
         self.generation.load(Ordering::Relaxed)
+    }
+
+    /// The present world, or the last one while the workers meet.
+    pub fn world(&self) -> World {
+        self.world.read().unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    /// The place in the cluster of each of its workers.
+    pub fn places(&self) -> Vec<usize> {
+        self.world.read().unwrap_or_else(PoisonError::into_inner).1.clone()
+    }
+
+    /// How many workers wait until the world is made again.
+    pub fn waiting(&self) -> usize {
+        self.mesh().as_ref().map_or(0, Mesh::waiting)
+    }
+
+    /// Their places in the cluster.
+    pub fn places_waiting(&self) -> BTreeSet<usize> {
+        self.mesh().as_ref().map(Mesh::places_waiting).unwrap_or_default()
+    }
+
+    /// Whether one of them was in another world as late as this one.
+    pub fn is_supplanted(&self) -> bool {
+        self.mesh().as_ref().is_some_and(Mesh::is_supplanted)
+    }
+
+    /// Whether the workers don't meet again.
+    pub fn set_over(&self, over: bool) {
+        self.mesh().iter().for_each(|mesh| mesh.set_over(over));
     }
 
     fn mesh(&self) -> RwLockReadGuard<'_, Option<Mesh>> {

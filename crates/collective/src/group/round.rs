@@ -8,6 +8,7 @@
 use super::Said;
 use bytes::Bytes;
 use distribute_cluster::{Blame, Fingerprint, Standing, World};
+use distribute_net::{ENDED, LEFT};
 use std::time::Duration;
 
 /// One round of a session, as one worker sees it.
@@ -162,11 +163,13 @@ impl Round {
     /// A worker that was lost before it made this call, and how.
     fn lost(&self) -> Option<(usize, &String)> {
         let mine = self.call().map(Fingerprint::digest);
-        self.peers.iter().enumerate().find_map(|(worker, peer)| match peer {
+        let lost = self.peers.iter().enumerate().filter_map(|(worker, peer)| match peer {
             Peer::Lost(reason) => Some((worker, reason)),
             Peer::Calls { digest, lost: Some(reason), .. } if Some(*digest) != mine => Some((worker, reason)),
             _ => None,
-        })
+        });
+        // Who has gone in order may have done so because of another. The first of equals.
+        lost.min_by_key(|(_, reason)| matches!(reason.as_str(), ENDED | LEFT))
     }
 
     /// Whether this worker judges where workers may have heard different things: the first that is present, and was before
@@ -228,6 +231,9 @@ impl Round {
     /// Why the call does not complete, as far as this worker knows.
     fn judge(&self) -> Blame {
         let call = self.mine.iter().find_map(Standing::call).cloned();
+        if let (Some((worker, reason)), Some(call)) = (self.lost(), &call) {
+            return Blame::lost(self.step, worker, self.world.replicas_of(worker).collect(), reason, call);
+        }
         let mut all = Vec::with_capacity(self.world.num_replicas_in_sync());
         for (worker, peer) in self.peers.iter().enumerate() {
             let replicas = self.world.replicas_of(worker);
@@ -237,9 +243,6 @@ impl Round {
                 // It has made a call and sent no standings: the digest tells whether it is this call.
                 (Peer::Calls { digest, .. }, Some(call)) if *digest == call.digest() => {
                     all.extend(replicas.map(|replica| Standing::waiting(replica, call.clone())));
-                }
-                (Peer::Lost(reason) | Peer::Calls { lost: Some(reason), .. }, Some(call)) => {
-                    return Blame::lost(self.step, worker, replicas.collect(), reason, call);
                 }
                 _ => all.extend(replicas.map(Standing::running)),
             }
@@ -379,6 +382,21 @@ mod tests {
         let said = round.next(false);
         assert!(matches!(&said, Next::Say(Said::Standings { expired: Some(_), .. })), "{said:?}");
         assert_eq!(round.next(false), Next::Wait);
+    }
+
+    #[test]
+    fn who_has_gone_in_order_is_named_only_if_nobody_else_is_lost() {
+        for (others, named) in [([LEFT, "reset"], 2), ([ENDED, LEFT], 1), (["reset", LEFT], 1)] {
+            let call = Fingerprint::new(Operation::AllReduce, "", Location::caller());
+            let mine = vec![Standing::waiting(0, call)];
+            let mut round = Round::new(World::new(3, 0, 1).unwrap(), 1, mine, Duration::from_secs(60));
+            (1..).zip(others).for_each(|(worker, reason)| round.lose(worker, reason.to_owned()));
+            assert!(
+                matches!(round.next(true), Next::Say(Said::Standings { lost: Some((worker, _)), .. }) if worker == named)
+            );
+            let Next::Over(blame) = round.next(true) else { panic!("it is over") };
+            assert_eq!(blame.culprits, [named], "{blame}");
+        }
     }
 
     #[test]

@@ -18,6 +18,7 @@ use std::time::Duration;
 #[derive(Debug)]
 pub struct Session {
     group: Group,
+    world: World,
     step: AtomicU64,
     state: Mutex<State>,
     /// What is sent beside its calls.
@@ -51,14 +52,15 @@ impl Group {
 
 impl Session {
     fn new(group: Group, id: SessionId, step: u64) -> Self {
-        let state = State { protocol: Protocol::new(group.world, id), call: None };
+        let world = group.world();
+        let state = State { protocol: Protocol::new(world, id), call: None };
         let received = Received::new(&group, id);
-        Self { group, step: AtomicU64::new(step), state: Mutex::new(state), received }
+        Self { group, world, step: AtomicU64::new(step), state: Mutex::new(state), received }
     }
 
     /// How many workers there are, and which one this is.
     pub fn world(&self) -> World {
-        self.group.world
+        self.world
     }
 
     /// The number of the step, for errors.

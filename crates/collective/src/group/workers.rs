@@ -5,13 +5,15 @@ use super::renewal::Renewable;
 use super::{Buffers, Frame, Inbox};
 use distribute_cluster::{RecordedCall, World};
 use distribute_net::{JoinError, Message, Rendezvous, Transport};
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 
 /// The processes of a world, as seen by one of them.
 #[derive(Clone, Debug)]
 pub struct Group {
-    pub(super) world: World,
+    /// Of those that cannot meet again.
+    fixed: World,
     pub(super) transport: Arc<dyn Transport>,
     pub(super) inbox: Inbox,
     pub(super) recorder: Arc<Recorder>,
@@ -21,7 +23,8 @@ pub struct Group {
 }
 
 impl Group {
-    /// The processes of `world`, when all of them have joined.
+    /// The processes of `world`, when all of them have joined, or [enough](Rendezvous::quorum): then [`world`](Self::world) is of
+    /// these.
     ///
     /// # Errors
     /// [`JoinError`], which names workers that are missing.
@@ -43,7 +46,7 @@ impl Group {
                 "they were linked by something that cannot do it again",
             )));
         };
-        links.end();
+        links.leave();
         self.inbox.renew();
         match rendezvous.join(Arc::new(self.inbox.clone())) {
             Ok(mesh) => links.renew(mesh),
@@ -61,15 +64,43 @@ impl Group {
         self.renewable.as_ref().map_or(1, |links| links.generation())
     }
 
+    /// Whether what the workers have met for has ended on all of them, so that they don't meet again: who comes in the place of one
+    /// that is lost from here on is told so, and refused.
+    pub fn set_over(&self, over: bool) {
+        self.renewable.iter().for_each(|links| links.set_over(over));
+    }
+
     /// The workers of `world`. The transport gives what it receives to `inbox`.
     pub fn new(world: World, transport: Arc<dyn Transport>, inbox: Inbox) -> Self {
         let buffers = Buffers::new(transport.clone());
-        Self { world, transport, inbox, recorder: Arc::new(Recorder::new()), buffers, renewable: None }
+        let (fixed, recorder) = (world, Arc::new(Recorder::new()));
+        Self { fixed, transport, inbox, recorder, buffers, renewable: None }
     }
 
-    /// How many workers there are, and which one this is.
+    /// How many workers there are, and which one this is. Where the workers have met again, that may be another world.
     pub fn world(&self) -> World {
-        self.world
+        self.renewable.as_ref().map_or(self.fixed, |links| links.world())
+    }
+
+    /// How many workers have come since the workers met last, and wait until they meet again. The leader knows, of clusters in
+    /// which not all have to be there.
+    pub fn waiting(&self) -> usize {
+        self.renewable.as_ref().map_or(0, |links| links.waiting())
+    }
+
+    /// The places in the cluster of those that are expected where the workers meet again: of all of the present world, or `present`
+    /// those of it alone that are not lost; and of those that wait.
+    pub fn expected(&self, present: bool) -> BTreeSet<usize> {
+        let Some(links) = &self.renewable else { return BTreeSet::new() };
+        let there = links.places().into_iter().enumerate();
+        let there = there.filter(|(worker, _)| !present || self.inbox.lost(*worker).is_none());
+        there.map(|(_, place)| place).chain(links.places_waiting()).collect()
+    }
+
+    /// Whether one waits that was in another world as late as this one: the leader of this one had just started, and knew nothing of
+    /// that.
+    pub fn is_supplanted(&self) -> bool {
+        self.renewable.as_ref().is_some_and(|links| links.is_supplanted())
     }
 
     /// Memory for what is sent to the others.
@@ -99,7 +130,8 @@ impl Group {
     }
 
     pub(super) fn others(&self) -> impl Iterator<Item = usize> + use<> {
-        let me = self.world.worker();
-        (0..self.world.workers()).filter(move |worker| *worker != me)
+        let world = self.world();
+        let me = world.worker();
+        (0..world.workers()).filter(move |worker| *worker != me)
     }
 }

@@ -18,10 +18,11 @@ pub use lockstep::Lockstep;
 pub use pass::WorkerPass;
 pub use position::{Origin, Position};
 
+use crate::pipeline::{self, Pipeline};
 use crate::plan::ends::UnevenEnds;
 use crate::plan::layout::Layout;
 use crate::plan::policy::{AutoShardPolicy, Decision, decide};
-use crate::{Batching, Cause, Dataset, Error, Result, SplitRule, pipeline};
+use crate::{Batching, Cause, Dataset, Error, Result, SplitRule};
 use distribute_log::heard;
 use distribute_tensor::Nest;
 use function::Function;
@@ -96,8 +97,41 @@ impl<T: Nest> Distribution<T> {
     /// the policy is another; [`Error::Unordered`] where workers that read the same batches could see them in
     /// different orders; [`Error::Parameter`] for a layout or parameter of 0.
     pub fn new(dataset: &Dataset<T>, layout: Layout, options: DistributeOptions) -> Result<Self> {
+        Self::of_pipeline(dataset.pipeline().clone(), layout, options)
+    }
+
+    /// The same dataset, parted over others by the same options.
+    ///
+    /// # Errors
+    /// Those of [`new`](Self::new).
+    ///
+    /// ```
+    /// use distribute_data::{Dataset, DistributeOptions, Distribution, Layout};
+    ///
+    /// let one = Distribution::new(&Dataset::range(10).batch(4), Layout::one_worker(1), DistributeOptions::default())?;
+    /// let three = one.over(Layout { workers: 3, replicas: 1 })?;
+    /// let mut rows = Vec::new();
+    /// for step in three.lockstep(0)? {
+    ///     rows.push(step?.iter().map(|pieces| pieces[0].dims()[0]).collect::<Vec<_>>());
+    /// }
+    /// assert_eq!(rows, [[2, 1, 1], [2, 1, 1], [1, 1, 0]]);
+    /// # Ok::<(), distribute_data::Error>(())
+    /// ```
+    pub fn over(&self, layout: Layout) -> Result<Self> {
+        match &self.source {
+            Source::Dataset(parted) => {
+                Self::of_pipeline(parted.pipeline.clone(), layout, self.options.clone())
+            }
+            Source::Function(function) => {
+                layout.check()?;
+                let source = Source::Function(function.clone());
+                Ok(Self { source, layout, options: self.options.clone() })
+            }
+        }
+    }
+
+    fn of_pipeline(pipeline: Pipeline, layout: Layout, options: DistributeOptions) -> Result<Self> {
         layout.check()?;
-        let pipeline = dataset.pipeline().clone();
         let decision = decide(&pipeline, options.policy, options.rule, layout.workers)?;
         if decision.fell_back {
             heard(|| {
@@ -109,7 +143,7 @@ impl<T: Nest> Distribution<T> {
         }
         let parted = Parted::new(pipeline, decision, layout.workers);
         // TensorFlow hands single elements to a single replica.
-        if dataset.batching() == Batching::Elements
+        if parted.pipeline.batching() == Batching::Elements
             && (options.rule != SplitRule::TensorFlow || layout.total() > 1)
         {
             return Err(Error::NotBatched { what: "the dataset gives single elements".into() });

@@ -81,7 +81,8 @@ impl<'a> Checkpoint<'a> {
     /// The strategy whose workers save and restore this together: that of its parts, or else the current one.
     pub(crate) fn together(&self, operation: &'static str) -> Result<Strategy> {
         let parts = self.parts.iter().filter_map(|(name, part)| Some((name, part.strategy()?)));
-        let mut among_workers = parts.filter(|(_, strategy)| strategy.world().is_multi_worker());
+        // Of several workers, or of one to which others may come.
+        let mut among_workers = parts.filter(|(_, strategy)| strategy.extended().group().is_some());
         let Some((name, strategy)) = among_workers.next() else { return Ok(get_strategy()) };
         match among_workers.find(|(_, other)| *other != strategy) {
             None => Ok(strategy.clone()),

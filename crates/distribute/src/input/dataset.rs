@@ -2,10 +2,11 @@
 
 use super::agree::same_plan;
 use super::passes::Passes;
+use super::plan::Plan;
 use super::{DistributedIterator, InputOptions, layout, spec};
 use crate::values::PerReplica;
 use crate::{Result, Strategy};
-use distribute_data::{Cardinality, Dataset, Distribution, ElementSpec, Position, UnevenEnds};
+use distribute_data::{Cardinality, Dataset, Distribution, ElementSpec, Position};
 use distribute_tensor::Nest;
 use std::fmt;
 use std::panic::Location;
@@ -17,7 +18,7 @@ use std::panic::Location;
 ///
 /// It remembers the position of its latest pass. Restored as a part of a [`Checkpoint`](crate::Checkpoint), it continues
 /// there, in the middle of an epoch and of its shuffles, on the same number of replicas or another. No element of the epoch
-/// is lost or repeated.
+/// is lost or repeated. Where workers [come and go](crate::Training), it is parted anew when they have met again.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -42,10 +43,10 @@ use std::panic::Location;
 #[doc(alias = "tf.distribute.DistributedDataset")]
 pub struct DistributedDataset<T> {
     pub(super) strategy: Strategy,
-    plan: Distribution<T>,
+    plan: Plan<T>,
+    /// What is parted; `None` where a function makes it.
+    batches: Option<Dataset<T>>,
     options: InputOptions,
-    cardinality: Cardinality,
-    spec: Option<PerReplica<ElementSpec>>,
     passes: Passes,
 }
 
@@ -122,40 +123,22 @@ impl Strategy {
         let layout = layout(self);
         options.check(OPERATION, self, false)?;
         let plan = Distribution::new(&dataset, layout, options.plan()).map_err(Into::into);
+        let plan = plan.and_then(|plan| self.require_any_number(plan));
         let plan = same_plan(self, OPERATION, Location::caller(), plan)?;
-        let spec = dataset.element_spec().map(|batch| spec::of_pieces(&batch, layout));
-        Ok(DistributedDataset::new(self, plan, options, dataset.cardinality(), spec))
+        Ok(DistributedDataset::new(self, plan, Some(dataset), options))
     }
 }
 
 impl<T: Nest> DistributedDataset<T> {
-    fn new(
+    /// A dataset parted by a plan: `batches`, or what a function makes.
+    pub(super) fn new(
         strategy: &Strategy,
         plan: Distribution<T>,
+        batches: Option<Dataset<T>>,
         options: InputOptions,
-        cardinality: Cardinality,
-        spec: Option<PerReplica<ElementSpec>>,
     ) -> Self {
         let passes = Passes::new(plan.beginning(0));
-        Self { strategy: strategy.clone(), plan, options, cardinality, spec, passes }
-    }
-
-    /// A dataset over those that a function made: one, or one for each replica.
-    pub(super) fn of_function(
-        strategy: &Strategy,
-        plan: Distribution<T>,
-        options: InputOptions,
-        made: &[Dataset<T>],
-        ends: UnevenEnds,
-    ) -> Self {
-        let replicas = plan.layout().replicas;
-        let specs = made.iter().map(Dataset::element_spec).collect::<Option<Vec<_>>>();
-        let spec = specs.map(|specs| specs.into_iter().cycle().take(replicas).collect());
-        let cardinality = match made {
-            [one] => spec::steps_of(one.cardinality(), replicas, plan.layout().workers, ends),
-            _ => Cardinality::Unknown,
-        };
-        Self::new(strategy, plan, options, cardinality, spec.map(PerReplica::from_values))
+        Self { strategy: strategy.clone(), plan: Plan::new(plan), batches, options, passes }
     }
 
     /// A pass over the dataset, which yields a piece for each local replica in each step.
@@ -185,7 +168,7 @@ impl<T: Nest> DistributedDataset<T> {
     /// Explains who gets what and why: the pipeline, the sharding policy, what each worker reads, the rows of each replica
     /// in a full step, and what happens at the end.
     pub fn explain(&self) -> String {
-        self.plan.explain()
+        self.plan.present(&self.strategy).unwrap_or_else(|_| self.plan.latest()).explain()
     }
 
     /// The position of the latest pass, after the last step taken from it. If no pass is in progress, the position at which
@@ -211,29 +194,50 @@ impl<T: Nest> DistributedDataset<T> {
     }
 
     pub(super) fn check_position(&self, position: &Position) -> Result<()> {
-        Ok(self.plan.check_position(position)?)
+        Ok(self.plan.present(&self.strategy)?.check_position(position)?)
     }
-}
 
-impl<T> DistributedDataset<T> {
     /// How many global batches a pass yields, as far as is known.
     #[doc(alias = "tf.distribute.DistributedDataset.cardinality")]
     pub fn cardinality(&self) -> Cardinality {
-        self.cardinality
+        if let Some(batches) = &self.batches {
+            return batches.cardinality();
+        }
+        let worker = self.strategy.world().worker();
+        let known = self.plan.present(&self.strategy).and_then(|plan| {
+            let (made, ends, layout) = (plan.made_for(worker)?, plan.ends(worker)?, plan.layout());
+            Ok(match &made[..] {
+                [one] => spec::steps_of(one.cardinality(), layout.replicas, layout.workers, ends),
+                _ => Cardinality::Unknown,
+            })
+        });
+        known.unwrap_or(Cardinality::Unknown)
     }
 
     /// Dtypes and shapes of each local replica's pieces, as far as the pipeline tells. The number of rows is known if every
     /// batch divides evenly over the replicas.
     #[doc(alias = "tf.distribute.DistributedDataset.element_spec")]
-    pub fn element_spec(&self) -> Option<&PerReplica<ElementSpec>> {
-        self.spec.as_ref()
+    pub fn element_spec(&self) -> Option<PerReplica<ElementSpec>> {
+        let layout = layout(&self.strategy);
+        if let Some(batches) = &self.batches {
+            return Some(spec::of_pieces(&batches.element_spec()?, layout));
+        }
+        let plan = self.plan.present(&self.strategy).ok()?;
+        let made = plan.made_for(self.strategy.world().worker()).ok()?;
+        let specs = made.iter().map(Dataset::element_spec).collect::<Option<Vec<_>>>()?;
+        Some(PerReplica::from_values(specs.into_iter().cycle().take(layout.replicas).collect()))
     }
 }
 
 impl<T> Clone for DistributedDataset<T> {
     fn clone(&self) -> Self {
-        let (strategy, plan, passes) = (self.strategy.clone(), self.plan.clone(), self.passes.clone());
-        Self { strategy, plan, passes, spec: self.spec.clone(), ..*self }
+        Self {
+            strategy: self.strategy.clone(),
+            plan: self.plan.clone(),
+            batches: self.batches.clone(),
+            options: self.options,
+            passes: self.passes.clone(),
+        }
     }
 }
 

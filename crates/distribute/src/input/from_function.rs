@@ -65,7 +65,6 @@ impl Strategy {
             Ok(plan)
         });
         let plan = same_plan(self, OPERATION, Location::caller(), plan.map_err(Into::into))?;
-        let (made, ends) = (plan.made_for(worker)?, plan.ends(worker)?);
-        Ok(DistributedDataset::of_function(self, plan, options, &made, ends))
+        Ok(DistributedDataset::new(self, plan, None, options))
     }
 }

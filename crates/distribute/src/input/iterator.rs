@@ -3,6 +3,7 @@
 use super::InputOptions;
 use super::bring::Bring;
 use super::passes::Passes;
+use super::plan::Plan;
 use crate::context::require_outside_of_run;
 use crate::strategy::record;
 use crate::values::PerReplica;
@@ -45,14 +46,16 @@ impl<T: Nest> DistributedIterator<T> {
     /// The next pass of the strategy's worker.
     pub(super) fn new(
         strategy: &Strategy,
-        plan: &Distribution<T>,
+        plan: &Plan<T>,
         passes: &Passes,
         options: &InputOptions,
     ) -> DistributedIterator<T> {
+        let present = plan.present(strategy);
+        let plan = present.as_ref().map_or_else(|_| plan.latest(), Distribution::clone);
         let (number, position) = passes.begin(|epoch| plan.beginning(epoch));
         let next = plan.beginning(position.epoch.saturating_add(1));
         let worker = strategy.world().worker();
-        let started = plan.resume(worker, &position).map_err(Error::from);
+        let started = present.and_then(|plan| Ok(plan.resume(worker, &position)?));
         let started = started.and_then(|pass| Ok((pass, Bring::new(strategy, options)?)));
         let (pass, bring) = match started {
             Ok((pass, bring)) => (Pass::Running(Box::new(pass)), bring),

@@ -11,6 +11,7 @@ mod iterator;
 mod legacy;
 mod options;
 mod passes;
+mod plan;
 mod spec;
 mod state;
 

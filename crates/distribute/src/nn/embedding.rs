@@ -3,6 +3,7 @@
 use super::ids;
 use super::table::{self, Combine};
 use crate::number::Number;
+use crate::variables::{RowSource, for_rows};
 use candle_core::{D, Module, Result, Tensor};
 use candle_nn::VarBuilder;
 use distribute_tensor::kernel::RowMerge;
@@ -40,6 +41,8 @@ use distribute_tensor::kernel::RowMerge;
 pub struct Embedding {
     embeddings: Tensor,
     hidden_size: usize,
+    /// Where rows come from, if not from the tensor.
+    rows: Option<RowSource>,
 }
 
 /// A table of `in_size` rows of `out_size`, the variable `weight`, initialised as candle_nn's.
@@ -47,7 +50,8 @@ pub struct Embedding {
 /// # Errors
 /// Those of the `VarBuilder`.
 pub fn embedding(in_size: usize, out_size: usize, vb: VarBuilder) -> Result<Embedding> {
-    candle_nn::embedding(in_size, out_size, vb).map(Embedding::from)
+    let (layer, rows) = for_rows(|| candle_nn::embedding(in_size, out_size, vb));
+    layer.map(|layer| Embedding { rows, ..layer.into() })
 }
 
 impl From<candle_nn::Embedding> for Embedding {
@@ -59,11 +63,13 @@ impl From<candle_nn::Embedding> for Embedding {
 impl Embedding {
     /// A layer of a table `[rows, hidden_size]`.
     pub fn new(embeddings: Tensor, hidden_size: usize) -> Self {
-        Self { embeddings, hidden_size }
+        Self { embeddings, hidden_size, rows: None }
     }
 
-    /// The table, `[rows, hidden_size]`.
+    /// The table, `[rows, hidden_size]`. One on parameter servers, of which this layer fetches rows alone, is fetched as a whole from
+    /// then on; a run fails in which it cannot be.
     pub fn embeddings(&self) -> &Tensor {
+        self.rows.iter().for_each(RowSource::use_whole);
         &self.embeddings
     }
 
@@ -81,7 +87,7 @@ impl Embedding {
         let n = ids.dim(D::Minus1)?;
         let shape = [&ids.dims()[..ids.rank() - 1], &[n * self.hidden_size]].concat();
         match self.rows(ids)? {
-            Some(rows) => table::look_up(&self.embeddings, rows, shape, Each),
+            Some(rows) => table::look_up(&self.embeddings, self.rows.as_ref(), rows, shape, Each),
             None => self.stock().forward(ids)?.reshape(shape),
         }
     }
@@ -103,7 +109,7 @@ impl Module for Embedding {
     fn forward(&self, ids: &Tensor) -> Result<Tensor> {
         let shape = [ids.dims(), &[self.hidden_size]].concat();
         match self.rows(ids)? {
-            Some(rows) => table::look_up(&self.embeddings, rows, shape, Each),
+            Some(rows) => table::look_up(&self.embeddings, self.rows.as_ref(), rows, shape, Each),
             None => self.stock().forward(ids),
         }
     }

@@ -3,6 +3,7 @@
 use super::ids;
 use super::table::{self, Combine};
 use crate::number::Number;
+use crate::variables::{RowSource, for_rows};
 use candle_core::{D, Module, Result, Tensor, bail};
 use candle_nn::VarBuilder;
 use distribute_tensor::kernel::RowMerge;
@@ -56,6 +57,8 @@ pub struct EmbeddingBag {
     embeddings: Tensor,
     mode: BagMode,
     padding: Option<usize>,
+    /// Where rows come from, if not from the tensor.
+    rows: Option<RowSource>,
 }
 
 /// A table of `in_size` rows of `out_size`, the variable `weight`, initialised as [`embedding`](super::embedding)'s.
@@ -63,14 +66,14 @@ pub struct EmbeddingBag {
 /// # Errors
 /// Those of the `VarBuilder`.
 pub fn embedding_bag(in_size: usize, out_size: usize, mode: BagMode, vb: VarBuilder) -> Result<EmbeddingBag> {
-    let table = candle_nn::embedding(in_size, out_size, vb)?;
-    Ok(EmbeddingBag::new(table.embeddings().clone(), mode))
+    let (table, rows) = for_rows(|| candle_nn::embedding(in_size, out_size, vb));
+    Ok(EmbeddingBag { rows, ..EmbeddingBag::new(table?.embeddings().clone(), mode) })
 }
 
 impl EmbeddingBag {
     /// A layer of a table `[rows, hidden]`.
     pub fn new(embeddings: Tensor, mode: BagMode) -> Self {
-        Self { embeddings, mode, padding: None }
+        Self { embeddings, mode, padding: None, rows: None }
     }
 
     /// The same layer, which ignores this id. It need not be a row of the table; the number of rows is a good choice.
@@ -79,8 +82,10 @@ impl EmbeddingBag {
         self
     }
 
-    /// The table, `[rows, hidden]`.
+    /// The table, `[rows, hidden]`. One on parameter servers, of which this layer fetches rows alone, is fetched as a whole from then
+    /// on; a run fails in which it cannot be.
     pub fn embeddings(&self) -> &Tensor {
+        self.rows.iter().for_each(RowSource::use_whole);
         &self.embeddings
     }
 }
@@ -112,7 +117,7 @@ impl Module for EmbeddingBag {
             }
         })?;
         ends.resize(outer.iter().product(), rows.len()); // Bags of length 0.
-        table::look_up(&self.embeddings, rows, shape, Bags { mode: self.mode, ends })
+        table::look_up(&self.embeddings, self.rows.as_ref(), rows, shape, Bags { mode: self.mode, ends })
     }
 }
 

@@ -1,8 +1,11 @@
 //! Operations on rows of a table, with a gradient of only those rows.
 
+use crate::context::raise;
 use crate::deposit;
 use crate::number::{Number, operand, with_elements};
-use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor};
+use crate::variables::RowSource;
+use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, bail};
+use distribute_tensor::HostTensor;
 use distribute_tensor::kernel::RowMerge;
 
 /// What a layer makes of the rows that it looks up.
@@ -27,19 +30,24 @@ pub(super) fn height(table: &Tensor, width: usize) -> Option<usize> {
     fits.then_some(height)
 }
 
-/// What `combine` makes of these rows, each below the table's [`height`]: a tensor of this shape.
+/// What `combine` makes of these rows, each below the table's [`height`]: a tensor of this shape. They are those in memory, or come
+/// from `source`, if it has them.
 pub(super) fn look_up<C: Combine>(
     table: &Tensor,
+    source: Option<&RowSource>,
     rows: Vec<usize>,
     shape: Vec<usize>,
     combine: C,
 ) -> Result<Tensor> {
-    table.apply_op1(LookUp { rows, shape, combine })
+    let fetched = source.map_or(Ok(None), |source| source.fetch(C::NAME, &rows)).map_err(raise)?;
+    table.apply_op1(LookUp { rows, fetched, shape, combine })
 }
 
 /// The operation on the table.
 struct LookUp<C> {
     rows: Vec<usize>,
+    /// The rows themselves, one after another, if they are not read from the table.
+    fetched: Option<HostTensor>,
     shape: Vec<usize>,
     combine: C,
 }
@@ -47,7 +55,16 @@ struct LookUp<C> {
 impl<C: Combine> LookUp<C> {
     fn outputs<T: Number>(&self, storage: &CpuStorage, layout: &Layout) -> Result<CpuStorage> {
         let (_, width) = layout.shape().dims2()?;
-        let outputs = self.combine.outputs::<T>(&self.rows, operand(storage, layout)?, width);
+        let outputs = match &self.fetched {
+            None => self.combine.outputs::<T>(&self.rows, operand(storage, layout)?, width),
+            Some(fetched) => {
+                let Some(table) = fetched.as_slice::<T>() else {
+                    bail!("{}: rows of {} came for a table of another dtype", C::NAME, fetched.dtype())
+                };
+                let rows: Vec<usize> = (0..self.rows.len()).collect();
+                self.combine.outputs(&rows, table, width)
+            }
+        };
         Ok(T::to_cpu_storage_owned(outputs))
     }
 

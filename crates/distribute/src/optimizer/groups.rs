@@ -1,5 +1,6 @@
 //! Variables that are trained otherwise than the others, or not at all: chosen by name.
 
+use super::on_servers::{self, Remote};
 use super::progress::Progress;
 use super::shards::Shards;
 use super::slots::Slots;
@@ -7,7 +8,7 @@ use super::{Optimizer, Trained, over_workers, sharding};
 use crate::deposit::Pool;
 use crate::{Error, Result};
 use candle_core::{DType, Var};
-use distribute_optim::{Rule, Step};
+use distribute_optim::{Rule, SlotSpec, Step};
 use std::sync::Arc;
 
 /// Rules of groups of variables, and which variable has what of its own.
@@ -131,7 +132,7 @@ impl<R: Rule> Optimizer<R> {
         let mut index = 0..;
         self.groups.of_variables.retain(|_| index.next().is_some_and(stays));
         let (strategy, sharded) = (self.trained.strategy.clone(), self.trained.shards.is_some());
-        self.trained = Arc::new(Trained::new(strategy, variables, frozen, sharded));
+        self.trained = Arc::new(Trained::new(strategy, variables, frozen, sharded)?);
         Ok(self)
     }
 
@@ -192,6 +193,9 @@ impl<R: Rule> Optimizer<R> {
         if self.trained.shards.is_some() {
             sharding::require_rule("with_rule_for", &rule)?;
         }
+        if self.trained.remote.is_some() {
+            on_servers::require_rule("with_rule_for", &rule)?;
+        }
         if rule.slots() != self.rule.slots() {
             let reason = format!("{rule:?} keeps other slots than the optimizer's {:?}", self.rule);
             return Err(Error::invalid("with_rule_for", reason));
@@ -230,7 +234,7 @@ impl Trained {
         variables: Vec<(String, Var)>,
         frozen: Vec<(String, Var)>,
         sharded: bool,
-    ) -> Self {
+    ) -> Result<Self> {
         let world = strategy.world();
         let names = || variables.iter().map(|(name, variable)| (name.as_str(), variable));
         let shards = (sharded && world.is_multi_worker()).then(|| Shards::new(world, names()));
@@ -240,7 +244,22 @@ impl Trained {
             over_workers::packs(&strategy),
             shards.as_ref().map(Shards::by_worker),
         );
-        Self { strategy, variables, frozen, shards, buckets }
+        let remote = Remote::new(&strategy, &variables)?;
+        Ok(Self { strategy, variables, frozen, shards, remote, buckets })
+    }
+
+    /// The slots of each variable before the first step, as far as this process keeps them: where workers share them, those of the
+    /// elements that it owns; of variables on servers none.
+    pub(super) fn new_slots(&self, layout: &[SlotSpec]) -> Result<Vec<Slots>> {
+        let of = |(number, (name, variable)): (usize, &(String, Var))| {
+            let kept = match (&self.remote, &self.shards) {
+                (Some(_), _) => 0,
+                (None, Some(shards)) => shards.mine(number).len(),
+                (None, None) => variable.elem_count(),
+            };
+            Slots::new(name, variable, layout, kept)
+        };
+        self.variables.iter().enumerate().map(of).collect()
     }
 }
 

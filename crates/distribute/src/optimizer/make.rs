@@ -7,6 +7,7 @@ use super::in_place::InPlace;
 use super::judge::{Call, Judged, Verdict};
 use super::losses::Losses;
 use super::on_copies::OnCopies;
+use super::on_servers::OnServers;
 use super::operands::Operands;
 use super::progress::Change;
 use super::rate::Rate;
@@ -89,13 +90,13 @@ impl<R: Rule> Optimizer<R> {
 
     /// The step, once all replicas have met.
     fn update(&self, call: &mut Call, together: &Together<'_>, brought: Brought) -> Result<Judged> {
-        let only_computes = self.only_computes();
+        let (only_computes, remote) = (self.only_computes(), self.trained.remote.as_ref());
         let closures = self
             .after_reduce
             .iter()
             .rposition(|transform| transform.closure().is_some())
             .map_or(0, |last| last + 1);
-        if only_computes && closures == 0 {
+        if only_computes && closures == 0 && remote.is_none() {
             // What is run is all our own: one pass.
             return together.lead(move |threads| {
                 let judged = self.judge(call, together, &brought)?;
@@ -115,8 +116,8 @@ impl<R: Rule> Optimizer<R> {
         }
         let (before, rest) = self.after_reduce.split_at(closures);
         let mut parts: Vec<&[Transform]> = reduction::parts(before).collect();
-        if !only_computes && (parts.is_empty() || !rest.is_empty()) {
-            // The rule sees whole gradients, too.
+        if (!only_computes || remote.is_some()) && (parts.is_empty() || !rest.is_empty()) {
+            // The rule sees whole gradients, too, and so do servers.
             parts.push(rest);
         }
         self.update_in_parts(call, together, brought, &parts, rest)
@@ -179,7 +180,10 @@ impl<R: Rule> Optimizer<R> {
             })?;
             gradients = self.changed(together, part, gradients, change.as_ref())?;
         }
-        if self.only_computes() {
+        if let Some(remote) = &self.trained.remote {
+            let (rules, trained) = (self.rules_of(&judged), &*self.trained);
+            OnServers { rules, trained, remote }.apply(together, &gradients, change.as_ref())?;
+        } else if self.only_computes() {
             self.in_place(&judged, rest).apply(together, &gradients, change.as_ref())?;
         } else {
             let (rules, trained) = (self.rules_of(&judged), &*self.trained);

@@ -39,6 +39,7 @@ mod make;
 mod missing;
 mod norms;
 mod on_copies;
+mod on_servers;
 mod operands;
 mod over_workers;
 mod owners;
@@ -76,10 +77,10 @@ use candle_core::{Tensor, Var};
 use distribute_optim::Rule;
 use groups::Groups;
 use judge::Seen;
+use on_servers::Remote;
 use progress::Progress;
 use rate::Rate;
 use shards::Shards;
-use slots::Slots;
 use std::panic::Location;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -157,6 +158,8 @@ struct Trained {
     frozen: Vec<(String, Var)>,
     /// Which worker updates which elements, where not every one updates all.
     shards: Option<Shards>,
+    /// The variables on parameter servers, if they are there.
+    remote: Option<Remote>,
     /// Where layers put gradients.
     buckets: Arc<Pool>,
 }
@@ -190,7 +193,9 @@ impl<R: Rule> Optimizer<R> {
         )?;
         rule.validate()?;
         let strategy = variables.strategy().clone();
-        let variables = variables.trainable()?;
+        let all = variables.trained().into_iter();
+        let variables: Vec<_> =
+            all.filter_map(|(name, variable)| Some((name, variable.vars().next()?.clone()))).collect();
         if variables.is_empty() {
             return Err(Error::invalid(
                 "Optimizer::new",
@@ -208,13 +213,16 @@ impl<R: Rule> Optimizer<R> {
             return Err(Error::invalid("Optimizer::with_rule", reason));
         }
         rate::require(learning_rate, "Optimizer::with_rule")?;
-        let slots = variables.iter().map(|(name, v)| Slots::new(name, v, &layout, v.elem_count()));
-        let slots = slots.collect::<Result<_>>()?;
+        let trained = Trained::new(strategy.clone(), variables, Vec::new(), false)?;
+        if trained.remote.is_some() {
+            on_servers::require_rule("Optimizer::with_rule", &rule)?;
+        }
+        let slots = trained.new_slots(&layout)?;
         Ok(Self {
             rule,
-            groups: Groups::new(variables.len()),
+            groups: Groups::new(trained.variables.len()),
             number: strategy.next_optimizer(),
-            trained: Arc::new(Trained::new(strategy, variables, Vec::new(), false)),
+            trained: Arc::new(trained),
             rate: Rate::Set(AtomicU64::new(learning_rate.to_bits())),
             before_reduce: Vec::new(),
             after_reduce: Vec::new(),
@@ -297,6 +305,11 @@ impl<R: Rule> Optimizer<R> {
         let index = self.slot_names().position(|name| name == slot).ok_or_else(unknown)?;
         if let Some(shards) = &self.trained.shards {
             return self.slot_of_all(shards, position, index, Location::caller());
+        }
+        if let Some(remote) = &self.trained.remote {
+            let slots = self.slots_on_servers(remote, position)?;
+            let value = slots.get(index).ok_or_else(unknown)?;
+            return Ok(value.to_candle(&candle_core::Device::Cpu)?);
         }
         self.progress.read("slot")?[position].tensor(index, &self.trained.variables[position].1)
     }

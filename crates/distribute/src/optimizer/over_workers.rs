@@ -57,9 +57,9 @@ enum Cut<'s> {
     Here(&'s Shards),
 }
 
-/// Where a replica's packs come from, if there are other workers to which they are sent as they are.
+/// Where a replica's packs come from, if there are other workers to which they are sent as they are, or may be once they have come.
 pub(super) fn packs(strategy: &Strategy) -> Option<Buffers> {
-    let group = strategy.extended().group().filter(|group| group.world().is_multi_worker())?;
+    let group = strategy.extended().group()?;
     (!folds_first(group.world())).then(|| group.buffers().clone())
 }
 

@@ -1,7 +1,7 @@
 //! What can be asked of an optimizer before it is used.
 
 use super::rate::Rate;
-use super::{MissingGradients, NotFinite, Optimizer, Transform, sharding};
+use super::{MissingGradients, NotFinite, Optimizer, Transform, on_servers, sharding};
 use crate::Result;
 use distribute_optim::{Rule, Schedule};
 
@@ -47,6 +47,9 @@ impl<R: Rule> Optimizer<R> {
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for numbers out of range.
     pub fn before_reduce(mut self, transform: Transform) -> Result<Self> {
         transform.validate("before_reduce")?;
+        if transform.reads_values() {
+            on_servers::require_transform("before_reduce", &transform, &self.trained)?;
+        }
         self.before_reduce.push(transform);
         Ok(self)
     }
@@ -56,9 +59,11 @@ impl<R: Rule> Optimizer<R> {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for numbers out of range, and for [`Transform::each`] where
-    /// [state is sharded](Optimizer::sharded_state).
+    /// [state is sharded](Optimizer::sharded_state). [`Error::NotSupported`](crate::Error::NotSupported) for clipping by the global norm
+    /// of variables on parameter servers, and for weight decay of a table there of which only rows are fetched.
     pub fn after_reduce(mut self, transform: Transform) -> Result<Self> {
         transform.validate("after_reduce")?;
+        on_servers::require_transform("after_reduce", &transform, &self.trained)?;
         if self.trained.shards.is_some() {
             sharding::require_transform("after_reduce", &transform)?;
         }

@@ -42,7 +42,8 @@ impl<R: Rule> Optimizer<R> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] after the first step, and for transforms and rules that cannot be applied to ranges.
+    /// [`Error::InvalidArgument`] after the first step, for transforms and rules that cannot be applied to ranges, and where workers
+    /// [come and go](crate::strategy::MultiWorkerBuilder::min_workers).
     #[doc(alias = "ZeroRedundancyOptimizer")]
     #[doc(alias = "ZeRO")]
     pub fn sharded_state(mut self, sharded: bool) -> Result<Self> {
@@ -52,20 +53,19 @@ impl<R: Rule> Optimizer<R> {
                           checkpoint after that";
             return Err(Error::invalid(OPERATION, reason));
         }
+        if sharded && self.trained.strategy.extended().elastic().is_some() {
+            let reason = "workers come and go, each with its part of the state: leave it whole, or let all workers be needed \
+                          (min_workers)";
+            return Err(Error::invalid(OPERATION, reason));
+        }
         if sharded {
             require_rule(OPERATION, &self.rule)?;
             self.groups.all().try_for_each(|rule| require_rule(OPERATION, rule))?;
             self.after_reduce.iter().try_for_each(|transform| require_transform(OPERATION, transform))?;
         }
         let Trained { strategy, variables, frozen, .. } = &*self.trained;
-        let trained = Trained::new(strategy.clone(), variables.clone(), frozen.clone(), sharded);
-        let layout = self.rule.slots();
-        let slots = trained.variables.iter().enumerate().map(|(number, (name, variable))| {
-            let all = variable.elem_count();
-            let mine = trained.shards.as_ref().map_or(all, |shards| shards.mine(number).len());
-            Slots::new(name, variable, &layout, mine)
-        });
-        *self.progress.slots_mut() = slots.collect::<Result<_>>()?;
+        let trained = Trained::new(strategy.clone(), variables.clone(), frozen.clone(), sharded)?;
+        *self.progress.slots_mut() = trained.new_slots(&self.rule.slots())?;
         self.trained = Arc::new(trained);
         Ok(self)
     }

@@ -95,6 +95,16 @@ impl Transform {
         }
     }
 
+    /// Whether it depends on the gradients of all variables of all workers.
+    pub(super) fn needs_all_gradients(&self) -> bool {
+        matches!(self.0, Kind::ClipByGlobalNorm(_))
+    }
+
+    /// Whether it reads variables beside their gradients.
+    pub(super) fn reads_values(&self) -> bool {
+        matches!(self.0, Kind::WeightDecay(_))
+    }
+
     /// The closure, where this is one: it needs whole gradients, the others see element after element.
     pub(super) fn closure(&self) -> Option<&Each> {
         match &self.0 {

@@ -12,9 +12,9 @@ use std::sync::Arc;
 /// |---|---|---|
 /// | [`InPlace`](super::in_place::InPlace) | in the memory of this process | that only compute |
 /// | [`OnCopies`](super::on_copies::OnCopies) | in the memory of this process | that may do anything |
+/// | [`OnServers`](super::on_servers::OnServers) | on parameter servers | that can be sent there |
 ///
 /// Where no code of users is among the transforms and rules, [`InPlace`](super::in_place::InPlace) also reduces, in the same pass.
-/// Variables that lie elsewhere take one more.
 pub(super) trait Updater {
     /// Applies the gradients and counts the step. A call of all replicas of this process, of which replica 0 has the right to
     /// `change`. Where it fails before anything was written, nothing has changed.

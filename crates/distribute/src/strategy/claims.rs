@@ -12,6 +12,7 @@ pub(super) fn check(extended: &dyn StrategyExtended) -> Result<()> {
         devices: extended.worker_devices(),
         placement: extended.variable_placement(),
         world: extended.group().map(Group::world),
+        has_servers: extended.parameter_servers().is_some(),
         timeout: extended.timeout(),
         options: extended.communication_options(),
     };
@@ -27,13 +28,14 @@ struct Claims<'a> {
     devices: &'a [DeviceName],
     placement: VariablePlacement,
     world: Option<World>,
+    has_servers: bool,
     timeout: Duration,
     options: CommunicationOptions,
 }
 
 impl Claims<'_> {
     fn contradiction(&self) -> Option<String> {
-        let Self { devices, placement, world, timeout, options } = self;
+        let Self { devices, placement, world, has_servers, timeout, options } = self;
         let twice = devices.iter().enumerate().find(|(i, device)| devices[..*i].contains(device));
         let other = world.filter(|world| world.replicas() != devices.len());
         let in_sync = world.map_or(devices.len(), |world| world.num_replicas_in_sync());
@@ -55,6 +57,11 @@ impl Claims<'_> {
             && world.is_some_and(|w| w.is_multi_worker())
         {
             "keeps variables on one device of each of several workers, which nothing keeps in step; use Mirrored".into()
+        } else if *has_servers != (*placement == VariablePlacement::Servers) {
+            "has parameter_servers and another variable_placement than Servers, or the other way round".into()
+        } else if *has_servers && world.is_some_and(|w| w.is_multi_worker()) {
+            "has parameter servers and a group of workers in lock step; its workers don't wait for each other"
+                .into()
         } else if timeout.is_zero() {
             "has a timeout of zero, before which no other replica can come; use Duration::MAX for none".into()
         } else if let Some(fault) = options.fault() {
@@ -82,6 +89,7 @@ mod tests {
             devices: TWO,
             placement: VariablePlacement::Mirrored,
             world: None,
+            has_servers: false,
             timeout: Duration::from_secs(1),
             options: CommunicationOptions::default(),
         }
@@ -112,7 +120,14 @@ mod tests {
             |seconds| CommunicationOptions { timeout: Some(Duration::from_secs(seconds)), ..options };
         let central = VariablePlacement::Central(DeviceName::cpu(0));
         let one = Claims { devices: &TWO[1..], ..two() };
-        let cases: [(Claims, &[&str]); 11] = [
+        let servers = Claims { placement: VariablePlacement::Servers, ..two() };
+        let cases: [(Claims, &[&str]); 14] = [
+            (servers.clone(), &["parameter_servers", "variable_placement"]),
+            (Claims { has_servers: true, ..two() }, &["parameter_servers", "variable_placement"]),
+            (
+                Claims { has_servers: true, world: of(2, 2), ..servers.clone() },
+                &["a group of workers in lock step"],
+            ),
             (Claims { devices: &[], ..two() }, &["no replica", "worker_devices are empty"]),
             (Claims { devices: SAME, ..two() }, &["CPU:1 twice", "worker_devices"]),
             (Claims { world: of(2, 3), ..two() }, &["2 worker_devices", "worker 0 of 2, 3 replicas each"]),

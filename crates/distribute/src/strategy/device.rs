@@ -13,10 +13,10 @@ pub enum DeviceKind {
     Gpu,
 }
 
-/// The resolved name of a device of this process.
+/// The resolved name of a device of this process, or of a parameter server.
 ///
-/// Parses `cpu:0`, `CPU:1`, `/cpu:0`, `/device:CPU:0`, `cuda:0`, `/job:localhost/replica:0/task:0/device:GPU:1`; prints
-/// the full form.
+/// Parses `cpu:0`, `CPU:1`, `/cpu:0`, `/device:CPU:0`, `cuda:0`, `/job:localhost/replica:0/task:0/device:GPU:1`,
+/// `/job:ps/replica:0/task:1/device:CPU:0`; prints the full form.
 ///
 /// ```
 /// let device: distribute::DeviceName = "cpu:1".parse()?;
@@ -30,21 +30,38 @@ pub struct DeviceName {
     pub kind: DeviceKind,
     /// Which of its kind, from 0.
     pub index: usize,
+    /// The parameter server that it is of, by the number of its task; `None` for this process.
+    pub server: Option<usize>,
 }
 
 impl DeviceName {
     /// The `index`-th logical CPU device.
     pub const fn cpu(index: usize) -> Self {
-        Self { kind: DeviceKind::Cpu, index }
+        Self { kind: DeviceKind::Cpu, index, server: None }
+    }
+
+    /// The `index`-th GPU.
+    pub const fn gpu(index: usize) -> Self {
+        Self { kind: DeviceKind::Gpu, index, server: None }
+    }
+
+    /// The CPU of a parameter server, where it keeps variables.
+    pub const fn of_server(task: usize) -> Self {
+        Self { kind: DeviceKind::Cpu, index: 0, server: Some(task) }
     }
 
     /// candle's device. All logical CPU devices are candle's single CPU device.
     ///
     /// # Errors
-    /// [`Error::Device`] for a GPU that candle cannot open, and for any GPU without the cargo feature `cuda`.
+    /// [`Error::Device`] for a GPU that candle cannot open, for any GPU without the cargo feature `cuda`, and for a parameter
+    /// server's.
     pub fn to_candle(self) -> Result<candle_core::Device> {
         let unusable = |reason| Error::Device { name: self.to_string(), reason };
         match self.kind {
+            _ if self.server.is_some() => Err(unusable(
+                "it is a parameter server's: variables are kept there, and nothing is computed; name a device of this process"
+                    .into(),
+            )),
             DeviceKind::Cpu => Ok(candle_core::Device::Cpu),
             DeviceKind::Gpu if cfg!(not(feature = "cuda")) => Err(unusable(
                 "this build cannot use it: it is without the cargo feature \"cuda\"; write features = [\"cuda\"] at the \
@@ -59,13 +76,17 @@ impl DeviceName {
     }
 }
 
+/// The job of parameter servers.
+const PS: &str = "ps";
+
 impl fmt::Display for DeviceName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match self.kind {
             DeviceKind::Cpu => "CPU",
             DeviceKind::Gpu => "GPU",
         };
-        write!(f, "/job:localhost/replica:0/task:0/device:{kind}:{}", self.index)
+        let (job, task) = self.server.map_or(("localhost", 0), |task| (PS, task));
+        write!(f, "/job:{job}/replica:0/task:{task}/device:{kind}:{}", self.index)
     }
 }
 
@@ -76,11 +97,17 @@ impl FromStr for DeviceName {
         let wrong = |reason: String| Error::Device { name: name.to_string(), reason };
         let lower = name.to_ascii_lowercase();
         let mut rest = lower.trim_start_matches('/');
+        let (mut on_server, mut server) = (false, None);
         for (key, local) in [("job:", "localhost"), ("replica:", "0"), ("task:", "0")] {
             if let Some(after) = rest.strip_prefix(key) {
                 let (value, after) =
                     after.split_once('/').ok_or_else(|| wrong("no device is named".into()))?;
-                if value != local {
+                if key == "job:" && value == PS {
+                    on_server = true;
+                } else if key == "task:" && on_server {
+                    let task = value.parse();
+                    server = Some(task.map_err(|_| wrong(format!("{value:?} is no number of a task")))?);
+                } else if value != local {
                     return Err(wrong(format!(
                         "{key}{value} is not of this process; a strategy of one process takes local devices only"
                     )));
@@ -97,7 +124,10 @@ impl FromStr for DeviceName {
         };
         let index =
             index.parse().map_err(|_| wrong(format!("{index:?} is not a number; write cpu:0 or gpu:0")))?;
-        Ok(Self { kind, index })
+        if on_server && server.is_none() {
+            return Err(wrong("which task of the job ps is not said".into()));
+        }
+        Ok(Self { kind, index, server })
     }
 }
 
@@ -111,7 +141,20 @@ mod tests {
         for name in ["cpu:1", "CPU:1", "/cpu:1", "/device:CPU:1", "device:cpu:1", full] {
             assert_eq!(name.parse::<DeviceName>().unwrap().to_string(), full, "{name}");
         }
-        assert_eq!("cuda:2".parse::<DeviceName>().unwrap(), DeviceName { kind: DeviceKind::Gpu, index: 2 });
+        assert_eq!("cuda:2".parse::<DeviceName>().unwrap(), DeviceName::gpu(2));
+    }
+
+    // PLACE-1
+    #[test]
+    fn devices_of_parameter_servers_have_names_and_compute_nothing() {
+        let name = "/job:ps/replica:0/task:12/device:CPU:0";
+        assert_eq!(name.parse::<DeviceName>().unwrap(), DeviceName::of_server(12));
+        assert_eq!(DeviceName::of_server(12).to_string(), name);
+        let error = DeviceName::of_server(12).to_candle().unwrap_err();
+        assert!(
+            matches!(&error, Error::Device { reason, .. } if reason.contains("parameter server")),
+            "{error}"
+        );
     }
 
     #[test]
@@ -123,6 +166,8 @@ mod tests {
             ("/job:worker/replica:0/task:0/device:CPU:0", "not of this process"),
             ("/job:localhost", "no device"),
             ("/job:localhost/replica:0/task:1/cpu:0", "task:1"),
+            ("/job:ps/replica:0/device:CPU:0", "which task"),
+            ("/job:ps/replica:0/task:x/device:CPU:0", "no number of a task"),
         ] {
             let error = name.parse::<DeviceName>().unwrap_err();
             assert!(

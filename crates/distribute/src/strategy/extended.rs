@@ -3,12 +3,14 @@
 use super::drift::CHECK_DRIFT_EVERY;
 use super::threads::unpinned;
 use super::{CommunicationOptions, CrossDeviceOps, DeviceName, Strategy, Threads, VariablePlacement};
+use crate::servers::ParameterServers;
 use crate::{Error, ReplicaContext, Result};
 use distribute_cluster::deadline::DEFAULT_TIMEOUT;
 use distribute_cluster::resolver::ClusterResolver;
 use distribute_collective::group::{Group, Session};
 use distribute_collective::threads::{Member, Teams};
 use std::fmt::Debug;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -72,7 +74,16 @@ pub trait StrategyExtended: Debug + Send + Sync + 'static {
         match self.variable_placement() {
             VariablePlacement::Central(device) => vec![device],
             VariablePlacement::Mirrored | VariablePlacement::Ordinary => self.worker_devices().to_vec(),
+            VariablePlacement::Servers => {
+                let servers = self.parameter_servers().map_or(0, |servers| servers.count());
+                (0..servers).map(DeviceName::of_server).collect()
+            }
         }
+    }
+
+    /// The parameter servers, where [variables are kept there](VariablePlacement::Servers).
+    fn parameter_servers(&self) -> Option<&Arc<ParameterServers>> {
+        None
     }
 
     /// The workers that train together, and how they reach each other; `None` if this process trains alone.
@@ -82,14 +93,20 @@ pub trait StrategyExtended: Debug + Send + Sync + 'static {
         None
     }
 
-    /// Leaves the world, in which a worker was lost or late, and waits until all workers have met again: those that are left, and
-    /// new processes in the places of the others. The [`group`](Self::group) goes on with them. `None`, as where this is not
+    /// How many workers there are, where they come and go: the [`group`](Self::group) has another world when they have met again.
+    /// `None`, as where this is not written, if their number is fixed.
+    fn elastic(&self) -> Option<RangeInclusive<usize>> {
+        None
+    }
+
+    /// Leaves the world, in which a worker was lost or late or to which others have come, and waits until all workers have met again:
+    /// those that are left, and new processes. The [`group`](Self::group) goes on with them. `None`, as where this is not
     /// written, if workers can't meet again.
     ///
     /// # Errors
     /// [`Error::Join`](crate::Error::Join) if a worker has not come after `patience`.
-    fn rejoin(&self, patience: Duration) -> Option<Result<()>> {
-        let _ = patience;
+    fn rejoin(&self, patience: Duration, once_more: bool) -> Option<Result<()>> {
+        let _ = (patience, once_more);
         None
     }
 

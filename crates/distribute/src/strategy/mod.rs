@@ -10,9 +10,11 @@ mod destinations;
 mod device;
 mod drift;
 mod extended;
+mod fetching;
 mod kinds;
 mod multi_worker;
 mod outcome;
+mod parameter_server;
 pub(crate) mod record;
 mod reduce;
 mod reduce_to;
@@ -37,11 +39,12 @@ pub use distribute_collective::group::{Group, Links};
 pub use extended::{Replicas, StrategyExtended};
 pub use kinds::{CentralStorageStrategy, MirroredStrategy, OneDeviceStrategy};
 pub use multi_worker::{MultiWorkerBuilder, MultiWorkerMirroredStrategy};
+pub use parameter_server::{
+    LocalCluster, LocalClusterResolver, ParameterServerBuilder, ParameterServerStrategy,
+};
 pub use threads::Threads;
 pub use variable_placement::VariablePlacement;
 
-pub(crate) use self::rejoin::Numbers;
-use self::rejoin::Updates;
 use self::workers::Workers;
 use crate::context::enter_cross_replica;
 use crate::lock::lock;
@@ -52,6 +55,7 @@ use crate::{Replicated, Result};
 use candle_core::TensorId;
 use candle_nn::VarBuilder;
 use distribute_cluster::World;
+use distribute_collective::recovery::Updates;
 use std::collections::HashMap;
 use std::fmt;
 use std::panic::Location;
@@ -73,11 +77,15 @@ struct Inner {
     number: u64,
     made_at: &'static Location<'static>,
     steps: AtomicU64,
-    updates: Updates,
+    updates: Mutex<Updates>,
     optimizers: AtomicU64,
     /// How many variables have been created.
     created: AtomicU64,
-    world: World,
+    /// This process as a world of its own, for a strategy without a group.
+    alone: World,
+    /// Whether it has a group, or parameter servers, which a step of most has not: asking `extended` takes a while.
+    has_group: bool,
+    has_servers: bool,
     workers: Workers,
     /// Whether the training is to end in order.
     notice: Arc<Notice>,
@@ -103,7 +111,8 @@ impl Strategy {
     fn unchecked(extended: impl StrategyExtended) -> Self {
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
         let replicas = extended.worker_devices().len();
-        let world = extended.group().map_or_else(|| World::alone(replicas).unwrap_or_default(), Group::world);
+        let alone = World::alone(replicas).unwrap_or_default();
+        let (has_group, has_servers) = (extended.group().is_some(), extended.parameter_servers().is_some());
         crate::init::prepare(replicas);
         let (steps, optimizers, created, containers) = Default::default();
         let goes_on = extended.group().is_some_and(|group| group.generation() > 1);
@@ -112,10 +121,12 @@ impl Strategy {
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
             made_at: Location::caller(),
             steps,
-            updates: Updates::default(),
+            updates: Mutex::default(),
             optimizers,
             created,
-            world,
+            alone,
+            has_group,
+            has_servers,
             workers: Workers::default(),
             notice: Arc::default(),
             containers,
@@ -310,12 +321,13 @@ impl Strategy {
         }
         containers.extend(variable.vars().map(|copy| (copy.id(), variable.downgrade())));
         drop(containers);
-        if self.world().is_multi_worker() && variable.is_mirrored() {
+        if self.extended().group().is_some() && variable.is_mirrored() {
             self.0.workers.mirrored.add(variable);
         }
     }
 
-    fn container(&self, id: TensorId) -> Option<Variable> {
+    /// The variable that a candle tensor is a copy of.
+    pub(crate) fn container(&self, id: TensorId) -> Option<Variable> {
         lock(&self.0.containers).get(&id)?.upgrade()
     }
 

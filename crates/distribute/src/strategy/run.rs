@@ -6,8 +6,10 @@ use super::workers::Begun;
 use crate::context::{Mode, consecutive, enter, raised};
 use crate::error::panicked;
 use crate::lock::lock;
+use crate::servers::Step;
 use crate::trace::STEP;
 use crate::values::{Distributed, PerReplica};
+use crate::variables::Cached;
 use crate::{Error, ReplicaContext, Result};
 use candle_core::{Tensor, Var};
 use distribute_cluster::Fault;
@@ -93,6 +95,8 @@ impl Strategy {
         // If there are other workers, they have to be told that the step cannot begin.
         let given = if self.world().is_multi_worker() { given } else { Ok(given?) };
         let _only = self.one_step_at_a_time()?;
+        let fetched = self.fetch_values()?;
+        let cached = fetched.as_ref().and_then(|_| Cached::current());
         let (step, begun, before) = self.begin(rows.iter().copied().sum(), at)?;
         let (args, untouched) = given?;
         let pieces = before.and_then(|before| consecutive(before, &rows));
@@ -112,6 +116,7 @@ impl Strategy {
                 tracing::trace_span!(parent: &*whole, "forward", replica = context.replica_id_in_sync_group())
                     .entered();
             let _replica = enter(Mode::Replica(context.clone()));
+            let _cached = cached.clone().map(Cached::enter);
             let result = catch_unwind(AssertUnwindSafe(|| body(&context, arg)))
                 .unwrap_or_else(|panic| Err(panicked(&*panic)));
             let before = untouched.iter().find(|(replica, _)| *replica == local);
@@ -125,6 +130,7 @@ impl Strategy {
         self.extended().call_for_each_replica(&Replicas::new(self, step, session, &replica))?;
         begun.into_iter().for_each(Begun::hand_over);
         let results = collect(self, step, cells)?;
+        fetched.iter().try_for_each(Step::require_values)?;
         self.end_updates();
         Ok(results)
     }

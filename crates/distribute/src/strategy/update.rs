@@ -50,7 +50,11 @@ impl Strategy {
             let reason = format!("variable {} is of {}, not of {self}", variable.name(), variable.strategy());
             return Err(Error::invalid("update", reason));
         }
-        self.on_devices("update", &variable.devices(), args, |args| update(variable, args))
+        let results = self.on_devices("update", &variable.devices(), args, |args| update(variable, args))?;
+        if variable.is_mirrored() {
+            self.count_write();
+        }
+        Ok(results)
     }
 
     /// Calls `update` once for each of the devices returned by [`non_slot_devices`](Strategy::non_slot_devices), in update
@@ -80,14 +84,18 @@ impl Strategy {
         let parameters = self.extended().parameter_devices();
         let known = match self.extended().variable_placement() {
             // The devices of a variable, which colocation may have placed elsewhere.
-            VariablePlacement::Central(_) => Destinations::from(devices).resolve(OPERATION, self).is_ok(),
+            VariablePlacement::Central(_) | VariablePlacement::Servers => {
+                Destinations::from(devices).resolve(OPERATION, self).is_ok()
+            }
             _ => devices == parameters,
         };
         if !known {
             let reason = format!("{devices:?} are not the devices that non_slot_devices gives");
             return Err(Error::invalid(OPERATION, reason));
         }
-        self.on_devices(OPERATION, devices, args, update)
+        let results = self.on_devices(OPERATION, devices, args, update)?;
+        self.count_write();
+        Ok(results)
     }
 
     fn on_devices<D: Distributed, R>(
@@ -125,10 +133,12 @@ impl Strategy {
             return Err(Error::invalid(OPERATION, reason));
         }
         match self.extended().variable_placement() {
-            VariablePlacement::Central(_) => match variables.iter().min_by_key(|variable| variable.name()) {
-                Some(first) => Ok(first.devices()),
-                None => Err(Error::invalid(OPERATION, "no variables were given")),
-            },
+            VariablePlacement::Central(_) | VariablePlacement::Servers => {
+                match variables.iter().min_by_key(|variable| variable.name()) {
+                    Some(first) => Ok(first.devices()),
+                    None => Err(Error::invalid(OPERATION, "no variables were given")),
+                }
+            }
             _ => Ok(self.extended().parameter_devices()),
         }
     }

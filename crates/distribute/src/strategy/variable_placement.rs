@@ -12,4 +12,6 @@ pub enum VariablePlacement {
     Central(DeviceName),
     /// One copy without rules, for strategies with one replica.
     Ordinary,
+    /// One value on parameter servers, in shards, which all replicas of all workers share.
+    Servers,
 }

@@ -57,7 +57,8 @@ impl Workers {
 
 impl Strategy {
     /// The workers that train together, which of them this process is, and their replicas. It answers every question about
-    /// numbers and ids.
+    /// numbers and ids. Where [not all have to be there](crate::strategy::MultiWorkerBuilder::min_workers), it is another one when the
+    /// workers have met again.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -65,8 +66,9 @@ impl Strategy {
     /// assert_eq!((world.workers(), world.local_replicas()), (1, 0..2));
     /// # Ok::<(), distribute::Error>(())
     /// ```
+    #[inline]
     pub fn world(&self) -> World {
-        self.0.world
+        if self.0.has_group { self.world_of_group() } else { self.0.alone }
     }
 
     /// Where the cluster that this strategy trains in was found out, and what this process is in it; `None` for strategies of
@@ -106,7 +108,16 @@ impl Strategy {
 
     /// The other workers, if there are some.
     pub(super) fn all_workers(&self) -> Option<&Group> {
-        self.extended().group().filter(|group| group.world().is_multi_worker())
+        self.possible_group().filter(|group| group.world().is_multi_worker())
+    }
+
+    fn world_of_group(&self) -> World {
+        self.extended().group().map_or(self.0.alone, Group::world)
+    }
+
+    /// The other workers, if there are some or may come.
+    fn possible_group(&self) -> Option<&Group> {
+        if self.0.has_group { self.extended().group() } else { None }
     }
 
     /// Refuses a second concurrent step if there are several workers.
@@ -131,18 +142,25 @@ impl Strategy {
     ///
     /// That is a call between steps, so that a worker which makes another one is told at once; the step has a session of its
     /// own from then on. A step that has not begun on all is not counted. Nor does one begin whose workers have variables that
-    /// drifted apart. Behind it all know whether one of them has been told to end.
+    /// drifted apart, or to which others have come that wait to take part. Behind it all know whether one of them has been told to end.
     pub(super) fn begin(
         &self,
         rows: Option<usize>,
         at: &'static Location<'static>,
     ) -> Result<(u64, Option<Begun>, Option<usize>)> {
+        if !self.0.has_group {
+            return Ok((self.next_step(), None, Some(0)));
+        }
         self.require_settled("run")?;
         self.begin_updates();
-        let Some(group) = self.group() else { return Ok((self.next_step(), None, Some(0))) };
+        let waiting = self.possible_group().map_or(0, Group::waiting);
+        let Some(group) = self.group() else {
+            self.require_nobody_waits(waiting)?;
+            return Ok((self.next_step(), None, Some(0)));
+        };
         let variables = self.or_tell_workers(self.drift_digest())?;
         let (session, noticed) = (group.next_number(RUN), self.notice().is_given());
-        let mine = Start { step: self.steps(), session, rows, variables, noticed };
+        let mine = Start { step: self.steps(), session, rows, variables, noticed, waiting };
         let call = || Fingerprint::new(Operation::Run, "", at);
         let said = self.among_workers("run", call, |mut calling| calling.records(record::encode(&mine)))?;
         let all: Vec<Start> = record::decode_all("run", &said.unwrap_or_default())?;
@@ -154,12 +172,21 @@ impl Strategy {
         }
         let variables: Vec<_> = all.iter().map(|start| start.variables).collect();
         self.require_no_drift(&variables, at)?;
+        self.require_nobody_waits(all.iter().map(|start| start.waiting).sum())?;
         self.notice().hear(all.iter().map(|start| start.noticed));
         let (step, number) = (self.next_step(), all.iter().map(|start| start.session).max());
         let session = group.open_at(RUN, number.unwrap_or(mine.session), step);
         let mut before = all.iter().take(self.world().worker()).map(|start| start.rows);
         let before = before.try_fold(0usize, |sum, rows| sum.checked_add(rows?));
         Ok((step, Some(Begun { session: Arc::new(session), handed_over: false }), before))
+    }
+
+    /// Refuses to begin a step while workers wait to take part.
+    fn require_nobody_waits(&self, waiting: usize) -> Result<()> {
+        match waiting {
+            0 => Ok(()),
+            _ => Err(Error::WorkersWaiting { step: self.steps() + 1, waiting }),
+        }
     }
 
     /// Makes a call together with the other workers, once for all of this one's replicas; `None` if there is only one
@@ -269,6 +296,8 @@ struct Start {
     variables: Option<Digest>,
     /// Whether it has been told to end.
     noticed: bool,
+    /// How many workers have come to it that take part when all meet again.
+    waiting: usize,
 }
 
 fn differ(all: &[Start], latest: u64) -> String {

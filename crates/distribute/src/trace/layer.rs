@@ -152,7 +152,14 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Slices {
 /// Whether a span is one of this project's crates.
 fn is_ours(metadata: &Metadata<'_>) -> bool {
     let krate = metadata.target().split(':').next().unwrap_or_default();
-    matches!(krate, "distribute" | "distribute_collective" | "distribute_data" | "distribute_net")
+    matches!(
+        krate,
+        "distribute"
+            | "distribute_checkpoint"
+            | "distribute_collective"
+            | "distribute_data"
+            | "distribute_net"
+    )
 }
 
 /// Whether a span is one of the kinds into which a replica's time is divided.

@@ -9,6 +9,7 @@
 //! | `update` | an optimizer's step: each replica reduces and updates its range of the parameters, in one pass |
 //! | `reduce`, `gather`, `merge` | `all_reduce`, `all_gather`, and the function of a `merge_call`, on replica 0 |
 //! | `compare` | with several workers, before a step: the checksum of a part of the variables |
+//! | `save` | writes a checkpoint, on the chief: a slice for each of its files, and for their names |
 //! | `input` | makes the next batch and splits it into pieces; on the track `data-prefetch`, elements made ahead |
 //!
 //! Each replica has a track, `replica 0`, `replica 1` and so on; replica 0's is that of the thread that calls `run`. Except

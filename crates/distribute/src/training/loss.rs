@@ -1,58 +1,59 @@
-//! Which errors are those of a training that can go on when the workers have met again.
+//! Which errors are those of a training that can go on when the workers have met again: one is lost, or others have come.
 
 use crate::Error;
-use distribute_cluster::{Fault, World};
+use distribute_cluster::World;
+use distribute_collective::recovery::Losses;
+use distribute_net::JoinError;
+use distribute_net::handshake::Reason;
 
-/// Whether an error tells that another worker is lost, late or has failed: the state of this one is whole, or can be taken from
-/// another.
-pub(super) fn is_of_another(error: &Error, world: World) -> bool {
-    let Some(blame) = error.blame() else {
-        return error.worker().is_some_and(|worker| worker != world.worker());
-    };
-    let mine = || blame.culprits.iter().any(|replica| world.local_replicas().contains(replica));
-    match blame.fault {
-        // Also of this one: it was late, and the others meet again.
-        Fault::Lost | Fault::Late => true,
-        Fault::Failed => !mine(),
-        // Another program: it would come to the same again.
-        Fault::Mismatch | Fault::Returned => false,
+/// Whether an error tells that another worker is lost, late, has failed, or waits to take part: the state of this one, which has made
+/// so many updates, is whole, or can be taken from another.
+pub(super) fn goes_on(error: &Error, world: World, losses: &mut Losses, updates: u64) -> bool {
+    if error.is_waiting() {
+        return true;
+    }
+    if !world.is_multi_worker() {
+        return false;
+    }
+    match error.blame() {
+        Some(blame) => losses.goes_on(blame, world, updates),
+        None => error.worker().is_some_and(|worker| worker != world.worker()),
     }
 }
 
-/// Whether an error tells that a worker did not come in time, and may come yet.
-pub(super) fn is_late(error: &Error) -> bool {
-    error.blame().is_some_and(|blame| blame.fault == Fault::Late)
+/// Whether an error tells that the others have been through already when this worker wanted to meet them again.
+pub(super) fn is_end_of_all(error: &Error) -> bool {
+    let Error::Join(error) = error else { return false };
+    matches!(&**error, JoinError::Refused { refusal, .. } if refusal.reason == Reason::Ended)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use distribute_cluster::{Blame, Cause, Fingerprint, Operation};
+    use distribute_cluster::{Blame, Fingerprint, Operation};
     use std::panic::Location;
     use std::sync::Arc;
 
     #[test]
-    fn a_worker_goes_on_after_the_faults_of_others_and_not_after_its_own() {
+    fn a_worker_goes_on_after_the_errors_of_others_and_not_after_its_own() {
         let world = World::new(3, 1, 2).unwrap();
         let call = Fingerprint::new(Operation::Run, "", Location::caller());
-        let blame = |fault, culprits: &[usize]| {
-            let cause = Cause::InCall { call: call.clone() };
-            Error::Collective(Arc::new(Blame { fault, step: 1, culprits: culprits.to_vec(), cause }))
-        };
+        let failed = |replica| Error::Collective(Arc::new(Blame::failed(1, replica, &call)));
         let worker = |worker| Error::Worker { worker, source: Box::new(Error::other("no such file")) };
         for (error, goes_on) in [
-            (blame(Fault::Lost, &[4, 5]), true),
-            (blame(Fault::Late, &[2]), true),
-            (blame(Fault::Failed, &[0]), true),
-            (blame(Fault::Failed, &[3]), false),
-            (blame(Fault::Mismatch, &[0]), false),
-            (blame(Fault::Returned, &[0]), false),
+            (failed(0), true),
+            (failed(3), false),
             (worker(2), true),
             (worker(1), false),
             (Error::other(worker(0)), true),
             (Error::other("out of disk"), false),
+            (Error::WorkersWaiting { step: 3, waiting: 1 }, true),
+            (Error::other(Error::WorkersWaiting { step: 3, waiting: 1 }), true),
         ] {
-            assert_eq!(is_of_another(&error, world), goes_on, "{error}");
+            let losses = &mut Losses::default();
+            assert_eq!(super::goes_on(&error, world, losses, 7), goes_on, "{error}");
+            // Of a worker that is alone all of them are its own, but for those that come.
+            assert_eq!(super::goes_on(&error, World::default(), losses, 7), error.is_waiting(), "{error}");
         }
     }
 }

@@ -1,22 +1,24 @@
 //! A training that goes on when a worker is lost.
 //!
+//! After which losses, in which rounds and from whose state is decided by `distribute_collective::recovery`, which is pure.
+//!
 //! | module | what it is |
 //! |---|---|
-//! | [`report`] | where each worker stands, and whose state the others take over: pure |
-//! | [`loss`] | after which errors a training can go on: pure |
-//! | [`handover`] | how that is agreed on, and how a state is handed over |
+//! | [`loss`] | after which errors a training can go on |
+//! | [`handover`] | how the workers agree on where it stands, and how a state is handed over |
 
 mod handover;
 mod loss;
-mod report;
 
 use crate::checkpoint::Checkpoint;
+use crate::lock::lock;
 use crate::{Error, Result, Strategy};
 use distribute_cluster::{Deadline, Fingerprint, Operation, Stopwatch};
+use distribute_collective::recovery::{Losses, Report};
 use distribute_log::told;
 use handover::Handover;
-use report::Report;
 use std::panic::Location;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -30,6 +32,10 @@ const PATIENCE: Duration = Duration::from_secs(300);
 /// `Training` of it, and takes over the state of the worker that is furthest; all go on behind the last update of the weights
 /// that this one has made. No example is lost or used twice, and the weights become those of a training without interruption,
 /// bit for bit.
+///
+/// Workers that come to a training of [fewer than there may be](crate::strategy::MultiWorkerBuilder::min_workers) are let in in the
+/// same way: all meet again between two steps, and those that have come take over the state. A training goes on with fewer where
+/// nobody takes the place of one that was lost.
 ///
 /// The state is that of the parts of a [`Checkpoint`]: the strategy, the variables, optimizers and datasets, and whatever else a
 /// program goes by.
@@ -91,8 +97,9 @@ pub struct Training<'a> {
     patience: Duration,
     /// Whether this process has been part of the training.
     begun: AtomicBool,
-    /// How many updates there were when somebody was late last, as one more.
-    stood: AtomicU64,
+    /// The generation in which it has agreed with the others last.
+    agreed: AtomicU64,
+    losses: Mutex<Losses>,
 }
 
 impl<'a> Training<'a> {
@@ -104,8 +111,8 @@ impl<'a> Training<'a> {
     #[track_caller]
     pub fn new(parts: Checkpoint<'a>) -> Result<Self> {
         let strategy = parts.together("Training::new")?;
-        let (begun, stood) = Default::default();
-        let training = Self { strategy, parts, patience: PATIENCE, begun, stood };
+        let (begun, agreed, losses) = Default::default();
+        let training = Self { strategy, parts, patience: PATIENCE, begun, agreed, losses };
         match training.meet(PATIENCE, Location::caller()) {
             Ok(()) => {}
             Err(error) => training.recover(error)?,
@@ -125,32 +132,53 @@ impl<'a> Training<'a> {
         self.strategy.generation()
     }
 
-    /// Calls `train` until it succeeds on all workers, again each time that another worker was lost.
+    /// Calls `train` until it succeeds on all workers, again each time that another worker was lost or has come.
+    ///
+    /// When it has, nobody is waited for any more: a process that is started in the place of a worker which was lost behind that is told
+    /// so by those that are left ([`Error::Join`]).
     ///
     /// # Errors
     /// Its error, where that is no loss of another worker; those of [`recover`](Self::recover).
     #[track_caller]
     pub fn run<R>(&self, mut train: impl FnMut() -> Result<R>) -> Result<R> {
         let at = Location::caller();
+        self.strategy.set_over(false);
         loop {
-            let made = train().and_then(|result| self.end(at).map(|()| result));
-            match made {
-                Ok(result) => return Ok(result),
-                Err(error) => self.recover(error)?,
+            let (result, error) = match train() {
+                Ok(result) => match self.end_at(at) {
+                    Ok(()) => return Ok(result),
+                    Err(error) => (Some(result), error),
+                },
+                Err(error) => (None, error),
+            };
+            match (self.recover(error), result) {
+                // The others are through, as this worker is, but it has not heard it of one that was lost after that.
+                (Err(error), Some(result)) if loss::is_end_of_all(&error) => return Ok(result),
+                (recovered, _) => recovered?,
             }
         }
     }
 
-    /// Waits until all have ended, so that nobody is waited for that has.
-    fn end(&self, at: &'static Location<'static>) -> Result<()> {
+    /// Waits until all workers are through, so that nobody is waited for that is. [`run`](Self::run) does it; in a loop of one's own it
+    /// is the last of what is done again after a loss.
+    ///
+    /// # Errors
+    /// [`Error::Collective`] if another worker is lost, late or makes another call.
+    #[track_caller]
+    pub fn end(&self) -> Result<()> {
+        self.end_at(Location::caller())
+    }
+
+    fn end_at(&self, at: &'static Location<'static>) -> Result<()> {
         let call = || Fingerprint::new(Operation::Barrier, "the end of the training", at);
         self.strategy
-            .among_workers("Training::run", call, |mut calling| calling.records(Default::default()))?;
+            .among_workers("Training::end", call, |mut calling| calling.records(Default::default()))?;
+        self.strategy.set_over(true);
         Ok(())
     }
 
-    /// If an error tells that another worker was lost, is late or has failed, meets all others again, and the process that takes
-    /// its place. When this returns, all workers have one state: that after the last finished update of the furthest worker.
+    /// If an error tells that another worker was lost, is late, has failed or waits to take part, meets all others again, and who has
+    /// come since. When this returns, all workers have one state: that after the last finished update of the furthest worker.
     /// Passes over datasets that are under way have to be begun anew: the next ones go on where the training stands.
     ///
     /// ```no_run
@@ -158,7 +186,7 @@ impl<'a> Training<'a> {
     /// # use distribute::Training;
     /// # fn program(training: &Training<'_>, epoch: impl Fn() -> distribute::Result<()>) -> distribute::Result<()> {
     /// loop {
-    ///     match epoch() {
+    ///     match epoch().and_then(|()| training.end()) {
     ///         Ok(()) => break Ok(()),
     ///         Err(error) => training.recover(error)?,
     ///     }
@@ -174,20 +202,22 @@ impl<'a> Training<'a> {
     /// [`on_threads`](crate::MultiWorkerMirroredStrategy::on_threads)).
     #[track_caller]
     pub fn recover(&self, error: Error) -> Result<()> {
-        let (at, watch, world) = (Location::caller(), Stopwatch::start(), self.strategy.world());
-        let deadline = Deadline::after(self.patience);
-        let mut lost = error;
+        let (at, watch) = (Location::caller(), Stopwatch::start());
+        let mut deadline = Deadline::after(self.patience);
+        let (mut lost, mut once_more) = (error, false);
         loop {
-            if !world.is_multi_worker() || !loss::is_of_another(&lost, world) || deadline.has_passed() {
+            if deadline.has_passed() || !self.goes_on(&lost) {
                 return Err(lost);
             }
-            let updates = self.strategy.updates().saturating_add(1);
-            if loss::is_late(&lost) && self.stood.swap(updates, Ordering::Relaxed) == updates {
-                // It is late again in what is made again: nobody is lost.
-                return Err(lost);
-            }
-            told(|| tracing::warn!("the training stops after step {}: {lost}", self.strategy.steps()));
-            match self.strategy.rejoin(deadline.remaining()) {
+            let steps = self.strategy.steps();
+            told(|| {
+                if lost.is_waiting() {
+                    tracing::info!("all workers meet again after step {steps}: others wait to take part");
+                } else {
+                    tracing::warn!("the training stops after step {steps}: {lost}");
+                }
+            });
+            match self.strategy.rejoin(deadline.remaining(), once_more) {
                 Some(met) => met?,
                 None => return Err(lost),
             }
@@ -195,6 +225,11 @@ impl<'a> Training<'a> {
                 Ok(()) => break,
                 // Another was lost while they met.
                 Err(error) => lost = error,
+            }
+            once_more = true;
+            if self.strategy.extended().elastic().is_some() {
+                // Those that have come may have been why: the others go on without them.
+                deadline = Deadline::after(self.patience);
             }
         }
         let seconds = watch.seconds();
@@ -204,19 +239,40 @@ impl<'a> Training<'a> {
         Ok(())
     }
 
+    fn goes_on(&self, error: &Error) -> bool {
+        loss::goes_on(error, self.strategy.world(), &mut lock(&self.losses), self.strategy.updates())
+    }
+
     /// Agrees with those that have met on where the training stands.
     fn meet(&self, patience: Duration, at: &'static Location<'static>) -> Result<()> {
-        let Some(session) = self.strategy.recovery() else { return Ok(()) };
-        let begun = self.begun.load(Ordering::Relaxed);
+        let was_begun = self.begun.load(Ordering::Relaxed);
         let rewind = || self.strategy.rewind_steps().and_then(|()| self.parts.rewind());
-        let torn = if begun { rewind().err().map(|error| error.to_string()) } else { None };
-        let handover = Handover { strategy: &self.strategy, parts: &self.parts, session, patience, at };
-        let source = handover.make(Report { begun, numbers: self.strategy.numbers(), torn })?;
-        self.begun.store(true, Ordering::Relaxed);
-        self.strategy.settle();
-        if let Some(source) = source {
-            tracing::debug!(source, "the state is that of this worker");
+        let torn = if was_begun { rewind() } else { Ok(()) };
+        match self.strategy.recovery() {
+            Some(session) => {
+                let torn = torn.err().map(|error| error.to_string());
+                let agreed = self.agreed.load(Ordering::Relaxed);
+                let Self { strategy, parts, begun, .. } = self;
+                let handover = Handover { strategy, parts, begun, session, patience, at };
+                let source = handover.make(Report {
+                    begun: was_begun,
+                    agreed,
+                    numbers: self.strategy.numbers(),
+                    torn,
+                })?;
+                if let Some(source) = source {
+                    tracing::debug!(source, "the state is that of this worker");
+                }
+            }
+            // It is the only one that is there, and goes by its own state.
+            None => {
+                torn?;
+                self.strategy.set_numbers(self.strategy.numbers());
+            }
         }
+        self.begun.store(true, Ordering::Relaxed);
+        self.agreed.store(self.strategy.generation(), Ordering::Relaxed);
+        self.strategy.settle();
         Ok(())
     }
 }

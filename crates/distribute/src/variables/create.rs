@@ -3,15 +3,18 @@
 use super::about;
 use super::access::VariableKind;
 use super::kinds::{VariableAggregation, VariableSynchronization};
-use super::placement::{Placement, Policy, Purpose};
+use super::model::Drawn;
+use super::placement::{At, Placement, Policy, Purpose};
+use super::rows;
 use super::storage::Storage;
 use super::variable::{Inner, Variable};
 use crate::context::{Here, here};
+use crate::servers::{Initial, Sharded, Staged, Where};
 use crate::strategy::DeviceName;
 use crate::{Error, Result, Strategy};
 use candle_core::Tensor;
 use distribute_cluster::{Fingerprint, Operation};
-use distribute_tensor::{Leaf, Tree};
+use distribute_tensor::{DType, Leaf, Tree};
 use std::panic::Location;
 use std::sync::Mutex;
 
@@ -115,7 +118,8 @@ impl NewVariable {
             aggregation: self.aggregation,
             trainable: self.trainable.unwrap_or(self.synchronization != VariableSynchronization::OnRead),
         };
-        Variable::placed(strategy, &self.name, of_first.as_ref().unwrap_or(initial), placement, properties)
+        let first = First::Value(of_first.as_ref().unwrap_or(initial));
+        Variable::placed(strategy, &self.name, first, placement, properties)
     }
 
     /// Where the variable goes, and its initial value.
@@ -156,6 +160,67 @@ impl crate::Distributed for Shared {
     }
 }
 
+/// First values of a variable.
+enum First<'a> {
+    Value(&'a Leaf),
+    Drawn(&'a Drawn<'a>),
+}
+
+impl First<'_> {
+    fn dims(&self) -> &[usize] {
+        match self {
+            First::Value(leaf) => leaf.dims(),
+            First::Drawn(drawn) => drawn.shape.dims(),
+        }
+    }
+
+    fn dtype(&self) -> Result<DType> {
+        match self {
+            First::Value(leaf) => leaf.dtype().map_err(Error::tensor(CREATE)),
+            First::Drawn(drawn) => drawn.dtype(),
+        }
+    }
+
+    /// A copy on each device.
+    fn on_devices(&self, devices: Vec<DeviceName>) -> Result<Vec<Storage>> {
+        let all = |leaf: &Leaf| devices.into_iter().map(|device| Storage::new(leaf, device)).collect();
+        match self {
+            First::Value(leaf) => all(leaf),
+            First::Drawn(drawn) => all(&Leaf::Candle(drawn.values()?)),
+        }
+    }
+
+    /// One on servers. Where candle computes with it, it is fetched at once, unless it is looked up by row.
+    fn on_servers(&self, strategy: &Strategy, name: &str, to: Where) -> Result<Storage> {
+        let Some(servers) = strategy.extended().parameter_servers() else {
+            return Err(Error::invalid(CREATE, format!("{name}: {strategy} has no parameter servers")));
+        };
+        let (initial, staged) = match self {
+            First::Value(leaf) => {
+                let staged = match leaf {
+                    Leaf::Candle(tensor) => Some(Staged::new(tensor.shape(), tensor.dtype(), false)?),
+                    _ => None,
+                };
+                (Initial::Value(leaf.to_host().map_err(Error::tensor(CREATE))?), staged)
+            }
+            First::Drawn(drawn) => {
+                let by_row = rows::are_asked_for() && matches!(self.dtype()?, DType::F32 | DType::F64);
+                let staged = Staged::new(drawn.shape, drawn.candle_dtype, by_row)?;
+                (Initial::Drawn(drawn.initializer()?), Some(staged))
+            }
+        };
+        let sharded = Sharded::create(servers, (name, self.dims(), self.dtype()?), &initial, to)?;
+        let storage = Storage::on_servers(sharded, staged);
+        storage.pull(CREATE)?;
+        Ok(storage)
+    }
+}
+
+/// A copy of a variable on servers.
+pub(super) fn on_servers(strategy: &Strategy, name: &str, value: &Leaf, to: Where) -> Result<Storage> {
+    First::Value(value).on_servers(strategy, name, to)
+}
+
 /// What a variable was asked to be.
 struct Properties {
     synchronization: VariableSynchronization,
@@ -165,12 +230,12 @@ struct Properties {
 
 impl Variable {
     /// Of a model's weights: one copy, which the replicas of this process share.
-    pub(super) fn weights(strategy: &Strategy, name: &str, initial: &Tensor) -> Result<Variable> {
+    pub(super) fn weights(strategy: &Strategy, drawn: &Drawn<'_>) -> Result<Variable> {
         // Only optimizers write, who know how.
         let (synchronization, aggregation) = (VariableSynchronization::OnWrite, VariableAggregation::None);
         let properties = Properties { synchronization, aggregation, trainable: true };
-        let placement = place(strategy, name, Purpose::Weights)?;
-        Self::placed(strategy, name, &Leaf::Candle(initial.clone()), placement, properties)
+        let placement = place(strategy, drawn.name, Purpose::Weights)?;
+        Self::placed(strategy, drawn.name, First::Drawn(drawn), placement, properties)
     }
 
     /// Of a model's running statistics: a copy for each replica.
@@ -178,17 +243,23 @@ impl Variable {
         let (synchronization, aggregation) = (VariableSynchronization::OnRead, VariableAggregation::Mean);
         let properties = Properties { synchronization, aggregation, trainable: false };
         let placement = place(strategy, name, Purpose::Statistics)?;
-        Self::placed(strategy, name, &Leaf::Candle(initial.clone()), placement, properties)
+        Self::placed(strategy, name, First::Value(&Leaf::Candle(initial.clone())), placement, properties)
     }
 
     fn placed(
         strategy: &Strategy,
         name: &str,
-        initial: &Leaf,
-        Placement { devices, kind }: Placement,
+        first: First<'_>,
+        Placement { at, kind }: Placement,
         Properties { synchronization, aggregation, trainable }: Properties,
     ) -> Result<Variable> {
-        let copies = devices.into_iter().map(|device| Storage::new(initial, device));
+        let copies = match at {
+            At::Devices(devices) => first.on_devices(devices),
+            At::Servers { beside } => {
+                let to = beside.map_or(Where::Anywhere, Where::Beside);
+                first.on_servers(strategy, name, to).map(|one| vec![one])
+            }
+        };
         Ok(Variable::of(Inner {
             id: strategy.next_variable(),
             all_copies: Mutex::new(()),
@@ -198,9 +269,9 @@ impl Variable {
             aggregation,
             kind,
             trainable,
-            dtype: initial.dtype().map_err(Error::tensor(CREATE))?,
-            dims: initial.dims().to_vec(),
-            copies: copies.collect::<Result<_>>().map_err(about(name))?,
+            dtype: first.dtype()?,
+            dims: first.dims().to_vec(),
+            copies: copies.map_err(about(name))?,
         }))
     }
 }

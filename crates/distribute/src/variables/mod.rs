@@ -5,30 +5,44 @@
 //! | `kinds` | [`VariableSynchronization`], [`VariableAggregation`] |
 //! | `access` | what may be done where, and how: the documents' tables as one pure function |
 //! | `placement` | which storages a new one gets: one pure function |
-//! | `storage` | where one copy is: candle's memory, or the host's |
+//! | `storage` | where one copy is: candle's memory, the host's, or parameter servers |
+//! | `in_candle` | writing into candle's memory |
 //! | `variable`, `create` | [`Variable`]: its properties; making one |
 //! | `place` | where it is being used, and which copy is the one of that place |
 //! | `read`, `write` | its operations, in whatever context |
+//! | `shards`, `lookup` | its parts; its rows by their ids, one by one and combined; slices of it |
+//! | `on_servers`, `rows`, `cache` | those on parameter servers: as optimizers use them; which are looked up by row alone; a scope in which each is read once |
 //! | `checksum` | by which workers compare theirs |
 //! | `state` | it as a part of a checkpoint |
 //! | `model` | [`Variables`]: those of one model, made by `replicate` |
 
 mod access;
+mod cache;
 mod checksum;
 mod create;
+mod in_candle;
 mod kinds;
+pub mod lookup;
 mod model;
+mod on_servers;
 mod place;
 mod placement;
 mod read;
+mod rows;
+mod shards;
 mod state;
 mod storage;
 mod variable;
 mod write;
 
+pub(crate) use cache::Cached;
 pub use create::NewVariable;
+pub(crate) use in_candle::put;
 pub use kinds::{VariableAggregation, VariableSynchronization};
 pub use model::Variables;
+pub(crate) use on_servers::{AllOnServers, set_rules};
+pub(crate) use rows::{RowSource, for_rows};
+pub use shards::Shard;
 pub use variable::Variable;
 pub(crate) use variable::WeakVariable;
 

@@ -109,6 +109,14 @@ impl Variable {
         })
     }
 
+    /// The copy that is read here: of several places, any.
+    pub(super) fn nearest_or_first(&self, place: &Place) -> Result<&Storage> {
+        match place.kind {
+            ContextKind::Replica | ContextKind::Update => self.nearest(place),
+            _ => self.copy(0),
+        }
+    }
+
     pub(super) fn copy(&self, copy: usize) -> Result<&Storage> {
         self.0.copies.get(copy).ok_or_else(|| {
             let reason = format!("variable {} has no copy {copy}: it has {}", self.name(), self.copy_count());

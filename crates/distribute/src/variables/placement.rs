@@ -7,9 +7,17 @@ use crate::strategy::{DeviceName, VariablePlacement};
 /// The storages of a new variable.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Placement {
-    /// One storage on each: for each replica of this process, or one that they share.
-    pub(super) devices: Vec<DeviceName>,
+    pub(super) at: At,
     pub(super) kind: VariableKind,
+}
+
+/// Where they are.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum At {
+    /// One on each: for each replica of this process, or one that they share.
+    Devices(Vec<DeviceName>),
+    /// One on parameter servers, which all replicas of all workers share: cut over them or, beside another variable, whole on one.
+    Servers { beside: Option<usize> },
 }
 
 /// What a new variable is for.
@@ -40,13 +48,36 @@ impl Policy<'_> {
     /// Where a variable goes, or why it cannot be.
     pub(super) fn place(&self, purpose: Purpose) -> Result<Placement, String> {
         let each = || self.replicas.to_vec();
+        let on_servers = self.placement == VariablePlacement::Servers;
         let (synchronization, colocated) = match purpose {
             Purpose::Weights => {
-                return Ok(Placement { devices: vec![self.parameters], kind: VariableKind::OnWrite });
+                let at = if on_servers {
+                    At::Servers { beside: None }
+                } else {
+                    At::Devices(vec![self.parameters])
+                };
+                return Ok(Placement { at, kind: VariableKind::OnWrite });
             }
-            Purpose::Statistics => return Ok(Placement { devices: each(), kind: VariableKind::OnRead }),
+            Purpose::Statistics => {
+                return Ok(Placement { at: At::Devices(each()), kind: VariableKind::OnRead });
+            }
             Purpose::Own { synchronization, colocated } => (synchronization, colocated),
         };
+        // COLO-4, PSV-1: with one replica there is nothing to aggregate.
+        let beside = match colocated.as_deref() {
+            None if on_servers => Some(None),
+            Some([DeviceName { server: Some(server), .. }]) if on_servers => Some(Some(*server)),
+            _ => None,
+        };
+        if let Some(beside) = beside {
+            let kind = match synchronization {
+                _ if self.replicas.len() == 1 => VariableKind::Ordinary,
+                VariableSynchronization::None => return Err(NEVER.into()),
+                // PSV-3
+                _ => VariableKind::OnWrite,
+            };
+            return Ok(Placement { at: At::Servers { beside }, kind });
+        }
         let devices = match (colocated, self.placement) {
             (Some(devices), _) => devices,
             (None, VariablePlacement::Central(device)) => vec![device],
@@ -60,7 +91,7 @@ impl Policy<'_> {
         let kind = match (self.placement, synchronization) {
             (VariablePlacement::Ordinary, _) => VariableKind::Ordinary,
             (_, VariableSynchronization::None) => {
-                return Err("synchronization NONE is not supported; use ON_WRITE or ON_READ".into());
+                return Err(NEVER.into());
             }
             (VariablePlacement::Mirrored, VariableSynchronization::OnRead) if for_each => {
                 VariableKind::OnRead
@@ -69,9 +100,11 @@ impl Policy<'_> {
             // PSV-3: there is one copy, which is all that a replica could write.
             _ => VariableKind::OnWrite,
         };
-        Ok(Placement { devices, kind })
+        Ok(Placement { at: At::Devices(devices), kind })
     }
 }
+
+const NEVER: &str = "synchronization NONE is not supported; use ON_WRITE or ON_READ";
 
 #[cfg(test)]
 mod tests {
@@ -96,7 +129,7 @@ mod tests {
     #[test]
     fn users_variables_lie_where_the_strategy_says_and_go_by_what_was_asked_for() {
         let central = VariablePlacement::Central(DeviceName::cpu(7));
-        let on = |devices: Vec<DeviceName>, kind| Ok(Placement { devices, kind });
+        let on = |devices: Vec<DeviceName>, kind| Ok(Placement { at: At::Devices(devices), kind });
         for (placement, replicas, devices, of_write, of_read) in [
             (VariablePlacement::Ordinary, 1, cpus(1), VariableKind::Ordinary, VariableKind::Ordinary),
             (VariablePlacement::Mirrored, 1, cpus(1), VariableKind::OnWrite, VariableKind::OnRead),
@@ -115,10 +148,10 @@ mod tests {
     #[test]
     fn what_is_colocated_lies_beside_the_other_on_one_device_or_on_all() {
         let beside = |devices: Vec<DeviceName>| {
-            place(VariablePlacement::Mirrored, 3, OnWrite, Some(devices)).map(|placement| placement.devices)
+            place(VariablePlacement::Mirrored, 3, OnWrite, Some(devices)).map(|placement| placement.at)
         };
-        assert_eq!(beside(cpus(3)), Ok(cpus(3)));
-        assert_eq!(beside(vec![DeviceName::cpu(5)]), Ok(vec![DeviceName::cpu(5)]));
+        assert_eq!(beside(cpus(3)), Ok(At::Devices(cpus(3))));
+        assert_eq!(beside(vec![DeviceName::cpu(5)]), Ok(At::Devices(vec![DeviceName::cpu(5)])));
         assert!(beside(cpus(2)).unwrap_err().contains("a copy for each replica or one for all"));
         // Copies for each replica of a strategy with a central device can be ON_READ.
         let central = VariablePlacement::Central(DeviceName::cpu(0));
@@ -130,10 +163,28 @@ mod tests {
     fn replicas_share_a_models_weights_and_have_running_statistics_of_their_own() {
         for placement in [VariablePlacement::Ordinary, VariablePlacement::Mirrored] {
             let policy = Policy { placement, replicas: &cpus(3), parameters: DeviceName::cpu(9) };
-            let weights = Placement { devices: vec![DeviceName::cpu(9)], kind: VariableKind::OnWrite };
+            let weights =
+                Placement { at: At::Devices(vec![DeviceName::cpu(9)]), kind: VariableKind::OnWrite };
             assert_eq!(policy.place(Purpose::Weights), Ok(weights));
-            let statistics = Placement { devices: cpus(3), kind: VariableKind::OnRead };
+            let statistics = Placement { at: At::Devices(cpus(3)), kind: VariableKind::OnRead };
             assert_eq!(policy.place(Purpose::Statistics), Ok(statistics));
         }
+    }
+
+    // PSV-1, PSV-3, COLO-4
+    #[test]
+    fn on_servers_there_is_one_value_and_what_is_colocated_stays_whole() {
+        let place = |replicas, synchronization, colocated| {
+            place(VariablePlacement::Servers, replicas, synchronization, colocated)
+        };
+        let on = |beside, kind| Ok(Placement { at: At::Servers { beside }, kind });
+        for synchronization in [Auto, OnWrite, OnRead] {
+            assert_eq!(place(2, synchronization, None), on(None, VariableKind::OnWrite));
+            assert_eq!(place(1, synchronization, None), on(None, VariableKind::Ordinary));
+        }
+        assert!(place(2, Never, None).unwrap_err().contains("NONE"));
+        assert_eq!(place(2, Auto, Some(vec![DeviceName::of_server(3)])), on(Some(3), VariableKind::OnWrite));
+        let here = place(2, Auto, Some(cpus(1))).unwrap();
+        assert_eq!(here.at, At::Devices(cpus(1)));
     }
 }

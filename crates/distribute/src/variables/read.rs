@@ -2,7 +2,6 @@
 
 use super::access::{Access, AccessPlan, Combine};
 use super::variable::Variable;
-use crate::context::ContextKind;
 use crate::{Error, Result};
 use candle_core::Tensor;
 use distribute_cluster::{Fingerprint, Operation};
@@ -31,6 +30,7 @@ impl Variable {
     pub(crate) fn read_leaf(&self) -> Result<Leaf> {
         let at = Location::caller();
         let place = self.place(READ, false)?;
+        self.strategy().await_updates()?;
         match self.plan(READ, Access::Read, place.kind)? {
             AccessPlan::Own => self.nearest(&place)?.read(),
             AccessPlan::Combined(Combine::Reduce(op)) => {
@@ -84,11 +84,9 @@ impl Variable {
     /// [`Error::InvalidArgument`] for a variable that was created from numbers or a host tensor, which is in no graph
     /// of candle's.
     pub fn as_tensor(&self) -> Result<Tensor> {
-        let place = self.place("as_tensor", false)?;
-        let near = match place.kind {
-            ContextKind::Replica | ContextKind::Update => self.nearest(&place)?,
-            _ => self.copy(0)?,
-        };
+        const OPERATION: &str = "as_tensor";
+        let near = self.nearest_or_first(&self.place(OPERATION, false)?)?;
+        self.bring(OPERATION)?;
         Ok(self.candle(near)?.as_tensor().clone())
     }
 }

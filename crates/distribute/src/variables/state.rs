@@ -59,7 +59,7 @@ impl Variable {
                 _ => vec![value; self.copy_count()],
             },
         };
-        Ok(Box::new(move || self.set_copies(&copies)))
+        Ok(Box::new(move || self.writing(|| self.set_copies(&copies))))
     }
 }
 

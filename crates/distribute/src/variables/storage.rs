@@ -1,13 +1,14 @@
-//! Where one copy of a variable is: in a candle variable, or in a tensor in host memory.
+//! Where one copy of a variable is: in a candle variable, in a tensor in host memory, or on parameter servers.
 
-use super::checksum;
-use crate::{DeviceName, Result};
-use candle_core::{CpuStorage, InplaceOp1, Layout, Var};
-use distribute_tensor::dtype::Buffer;
-use distribute_tensor::kernel;
+use super::in_candle;
+use super::{cache, checksum};
+use crate::servers::{self, Sharded, Staged};
+use crate::{DeviceName, Error, Result};
+use candle_core::{Device, Tensor, Var};
+use distribute_params::RowPartition;
 use distribute_tensor::{HostTensor, IndexedSlices, Leaf, Write};
 use std::ops::Range;
-use std::sync::{PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 
 /// Where one copy of a variable is. A [`Variable`](super::Variable) reads and writes its copies through it; layers and optimizers
 /// take the candle variable in it.
@@ -20,9 +21,27 @@ enum Memory {
     Candle(Var),
     /// For the dtypes that candle lacks, and plain numbers.
     Host(RwLock<HostTensor>),
+    Servers(Arc<OnServers>),
+}
+
+/// A variable on parameter servers.
+pub(super) struct OnServers {
+    pub(super) rows: Sharded,
+    /// Where it is computed with, if it was made of a candle tensor.
+    pub(super) staged: Option<Staged>,
 }
 
 impl Storage {
+    /// On servers, and first of all on this one's device.
+    pub(super) fn on_servers(rows: Sharded, staged: Option<Staged>) -> Self {
+        // Of several shards what is made beside them goes beside the last.
+        let server = rows.shards().last().map_or(0, |shard| shard.server);
+        Self {
+            device: DeviceName::of_server(server),
+            memory: Memory::Servers(Arc::new(OnServers { rows, staged })),
+        }
+    }
+
     pub(super) fn new(initial: &Leaf, device: DeviceName) -> Result<Self> {
         let memory = match initial {
             Leaf::Candle(tensor) => {
@@ -37,7 +56,24 @@ impl Storage {
     pub(super) fn var(&self) -> Option<&Var> {
         match &self.memory {
             Memory::Candle(var) => Some(var),
+            Memory::Servers(on) => on.staged.as_ref().map(Staged::var),
             Memory::Host(_) => None,
+        }
+    }
+
+    /// What of it is on servers, if it is.
+    pub(super) fn servers(&self) -> Option<&Arc<OnServers>> {
+        match &self.memory {
+            Memory::Servers(on) => Some(on),
+            Memory::Candle(_) | Memory::Host(_) => None,
+        }
+    }
+
+    /// Brings what candle computes with up to date. Nobody may be computing with it.
+    pub(super) fn pull(&self, operation: &'static str) -> Result<()> {
+        match self.servers().map(|on| (&on.rows, on.staged.as_ref())) {
+            Some((rows, Some(staged))) => servers::pull(operation, &[(rows, staged)]),
+            _ => Ok(()),
         }
     }
 
@@ -49,7 +85,31 @@ impl Storage {
             Memory::Host(tensor) => {
                 Ok(Leaf::Host(tensor.read().unwrap_or_else(PoisonError::into_inner).clone()))
             }
+            Memory::Servers(on) => {
+                let value = cache::read(&on.rows)?;
+                Ok(if on.staged.is_some() {
+                    Leaf::Candle(value.to_candle(&Device::Cpu)?)
+                } else {
+                    Leaf::Host(value)
+                })
+            }
         }
+    }
+
+    /// The rows of some ids, in their order.
+    ///
+    /// # Errors
+    /// For an id that is no row, and of a scalar.
+    pub(super) fn read_rows(&self, operation: &'static str, ids: &[i64]) -> Result<HostTensor> {
+        if let Memory::Servers(on) = &self.memory {
+            return on.rows.read_rows(operation, ids);
+        }
+        let whole = self.read()?.to_host()?;
+        let Some(height) = whole.dims().first() else {
+            return Err(Error::invalid(operation, "a scalar has no rows"));
+        };
+        let rows = RowPartition::div(*height, 1).split(operation, ids)?;
+        Ok(whole.take_rows(rows.of(0))?)
     }
 
     /// CRC-32C of some elements' bytes, going on from `sum`.
@@ -60,79 +120,37 @@ impl Storage {
                 let tensor = tensor.read().unwrap_or_else(PoisonError::into_inner);
                 Ok(checksum::of_host(tensor.buffer(), elements, sum))
             }
+            Memory::Servers(on) => Ok(checksum::of_host(on.rows.read()?.buffer(), elements, sum)),
         }
     }
 
     /// Writes a value that fits, and that shares no elements with a variable of candle: two locks would be held at once.
     pub(super) fn write(&self, how: Write, value: &HostTensor) -> Result<()> {
         match &self.memory {
-            Memory::Candle(var) => on_candle(var, how, value, None),
+            Memory::Candle(var) => in_candle::write(var, how, value, None),
+            Memory::Servers(on) => on.rows.write(how, value),
             Memory::Host(tensor) => {
                 Ok(tensor.write().unwrap_or_else(PoisonError::into_inner).write(how, value)?)
             }
         }
     }
 
+    /// Sets it to a candle tensor that fits. One that shares its elements is refused.
+    pub(super) fn set(&self, value: &Tensor) -> Result<()> {
+        match &self.memory {
+            Memory::Candle(var) => Ok(var.set(&value.to_device(var.device())?)?),
+            _ => self.write(Write::Assign, &HostTensor::from_candle(value)?),
+        }
+    }
+
     /// Writes rows that fit, one after another.
     pub(super) fn write_rows(&self, how: Write, rows: &IndexedSlices) -> Result<()> {
         match &self.memory {
-            Memory::Candle(var) => on_candle(var, how, &rows.values, Some(rows.to_rows()?)),
+            Memory::Candle(var) => in_candle::write(var, how, &rows.values, Some(rows.to_rows()?)),
+            Memory::Servers(on) => on.rows.write_rows(how, rows),
             Memory::Host(tensor) => {
                 Ok(tensor.write().unwrap_or_else(PoisonError::into_inner).write_rows(how, rows)?)
             }
         }
-    }
-}
-
-/// Writes into a candle variable: in place on the CPU, by way of a copy elsewhere.
-fn on_candle(var: &Var, how: Write, values: &HostTensor, rows: Option<Vec<usize>>) -> Result<()> {
-    if var.device().is_cpu() && var.is_contiguous() {
-        return Ok(var.inplace_op1(&InPlace { how, values, rows })?);
-    }
-    let mut whole = HostTensor::from_candle(var.as_tensor())?;
-    match rows {
-        None => whole.write(how, values)?,
-        Some(rows) => {
-            let indices = HostTensor::vector(rows.into_iter().map(|row| row as i64).collect::<Vec<_>>());
-            whole.write_rows(how, &IndexedSlices { values: values.clone(), indices, dense_shape: None })?;
-        }
-    }
-    Ok(var.set(&whole.to_candle(var.device())?)?)
-}
-
-struct InPlace<'a> {
-    how: Write,
-    values: &'a HostTensor,
-    rows: Option<Vec<usize>>,
-}
-
-impl InplaceOp1 for InPlace<'_> {
-    fn name(&self) -> &'static str {
-        "variable write"
-    }
-
-    fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> candle_core::Result<()> {
-        let Some((start, end)) = layout.contiguous_offsets() else {
-            candle_core::bail!("the variable is not contiguous")
-        };
-        macro_rules! by_type {
-            ($($candle:ident $ours:ident,)*) => {
-                match (storage, self.values.buffer()) {
-                    $((CpuStorage::$candle(to), Buffer::$ours(from)) => {
-                        self.how.check(from).map_err(candle_core::Error::msg)?;
-                        let Some(operation) = self.how.of() else {
-                            candle_core::bail!("{} is not for {:?}", self.how.name(), self.values.dtype())
-                        };
-                        match &self.rows {
-                            None => kernel::write(&mut to[start..end], from, operation),
-                            Some(rows) => kernel::write_rows(&mut to[start..end], rows, from, operation),
-                        }
-                        Ok(())
-                    })*
-                    _ => candle_core::bail!("the value is {}, the variable is not", self.values.dtype()),
-                }
-            };
-        }
-        by_type!(U8 U8, U32 U32, I16 I16, I32 I32, I64 I64, BF16 Bf16, F16 F16, F32 F32, F64 F64,)
     }
 }

@@ -3,8 +3,10 @@
 use super::access::VariableKind;
 use super::create::NewVariable;
 use super::kinds::{VariableAggregation, VariableSynchronization};
-use super::storage::Storage;
+use super::storage::{OnServers, Storage};
 use crate::context::ContextKind;
+use crate::servers::Sharded;
+use crate::servers::Where;
 use crate::strategy::DeviceName;
 use crate::{Error, Result, Strategy};
 use candle_core::Var;
@@ -29,6 +31,10 @@ use std::sync::{Arc, Mutex, Weak};
 ///
 /// Over several workers, replicas are those of all of them. What a worker writes outside of `run` goes to its own copies: give
 /// the same value on all. A combined read is a call that all workers make.
+///
+/// On [parameter servers](crate::ParameterServerStrategy) there is one value, in [shards](Variable::shards), for all replicas of all
+/// workers. Each operation is done there, those of several workers as they come; with one replica there is nothing to aggregate, and
+/// every write is allowed.
 ///
 /// The value is a candle tensor, a [`HostTensor`](crate::HostTensor) of any dtype or a plain number.
 ///
@@ -120,7 +126,7 @@ impl Variable {
         self.0.trainable
     }
 
-    /// The device of each copy.
+    /// The device of each copy. Of a variable in [shards](Variable::shards) it is that of the last.
     pub fn devices(&self) -> Vec<DeviceName> {
         self.0.copies.iter().map(|copy| copy.device).collect()
     }
@@ -153,7 +159,7 @@ impl Variable {
         Ok(host.windows(2).all(|pair| pair[0].same_bits(&pair[1])))
     }
 
-    /// A variable of its own with the same values, of the same strategy.
+    /// A variable of its own with the same values, of the same strategy, cut into shards as this one is.
     ///
     /// # Errors
     /// [`Error::WrongContext`] inside of `run`, where each replica would get another; those of candle, where there is no
@@ -168,7 +174,15 @@ impl Variable {
                 advice: "copy it before run",
             });
         }
-        let copy = |copy: &Storage| Storage::new(&copy.read()?, copy.device);
+        self.strategy().await_updates()?;
+        let copy = |copy: &Storage| match copy.servers() {
+            Some(on) => {
+                let beside = || copy.device.server.map_or(Where::Anywhere, Where::Beside);
+                let to = on.rows.cut().map_or_else(beside, Where::CutAs);
+                super::create::on_servers(&self.0.strategy, self.name(), &copy.read()?, to)
+            }
+            None => Storage::new(&copy.read()?, copy.device),
+        };
         let inner = &*self.0;
         Ok(Self::of(Inner {
             id: inner.strategy.next_variable(),
@@ -185,6 +199,19 @@ impl Variable {
         let variable = Self(Arc::new(inner));
         variable.0.strategy.contains(&variable);
         variable
+    }
+
+    /// What of it is on servers, if it is.
+    pub(super) fn servers(&self) -> Option<&Arc<OnServers>> {
+        self.0.copies.first().and_then(Storage::servers)
+    }
+
+    /// A variable of the same strategy and properties over other tables of its servers.
+    pub(super) fn over(&self, rows: Sharded, name: String) -> Result<Self> {
+        let inner = &*self.0;
+        let (dims, strategy) = (rows.dims().to_vec(), inner.strategy.clone());
+        let (id, copies) = (strategy.next_variable(), vec![Storage::on_servers(rows, None)]);
+        Ok(Self::of(Inner { id, name, strategy, all_copies: Mutex::new(()), copies, dims, ..*inner }))
     }
 
     /// The candle variables of its copies: of a candle tensor all.

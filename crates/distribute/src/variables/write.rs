@@ -79,7 +79,7 @@ impl Variable {
         self.require_fit(operation, &value)?;
         // Taken out before anything is locked: the value may be a variable's own tensor.
         let value = value.to_host().map_err(Error::tensor(operation))?;
-        let written = match plan {
+        let written = self.writing(|| match plan {
             AccessPlan::Own => self.own(operation, &place)?.write(how, &value),
             AccessPlan::All => self.each_copy(|copy| copy.write(how, &value)),
             AccessPlan::Shares => self.shares(&value).and_then(|shares| self.set_copies(&shares)),
@@ -91,7 +91,7 @@ impl Variable {
                 })
             }
             AccessPlan::Combined(_) => Err(Error::invalid(operation, "a write reads nothing")),
-        };
+        });
         written.map_err(|error| self.named(operation, error))
     }
 
@@ -105,7 +105,7 @@ impl Variable {
         let place = self.place(operation, true)?;
         let plan = self.plan(operation, Access::Scatter(how), place.kind)?;
         let rows = self.rows_that_fit(operation, rows)?;
-        let written = match plan {
+        let written = self.writing(|| match plan {
             AccessPlan::Own => self.own(operation, &place)?.write_rows(how, &rows),
             AccessPlan::Together(combine) => {
                 let detail = rows.values.dtype().to_string();
@@ -115,7 +115,7 @@ impl Variable {
                 })
             }
             _ => self.each_copy(|copy| copy.write_rows(how, &rows)),
-        };
+        });
         written.map_err(|error| self.named(operation, error))
     }
 
@@ -198,8 +198,13 @@ impl Variable {
     }
 
     fn each_copy(&self, write: impl FnMut(&Storage) -> Result<()>) -> Result<()> {
-        let _all = self.all_copies();
-        self.0.copies.iter().try_for_each(write)
+        let all = self.all_copies();
+        self.0.copies.iter().try_for_each(write)?;
+        drop(all);
+        if self.is_mirrored() {
+            self.strategy().count_write();
+        }
+        Ok(())
     }
 
     /// Sets each copy to a value of its own.

@@ -5,7 +5,7 @@ use candle_core::{Device, Tensor};
 use candle_nn::VarBuilder;
 use distribute::cluster::Fault;
 use distribute::{
-    ContextKind, DeviceKind, DeviceName, Error, Mirrored, ReduceOp, Result, Strategy, StrategyExtended,
+    ContextKind, DeviceName, Error, Mirrored, ReduceOp, Result, Strategy, StrategyExtended,
     get_replica_context, get_strategy, has_strategy, in_cross_replica_context,
 };
 use distribute_testing::watched;
@@ -46,8 +46,7 @@ fn rctx_4_operations_run_where_their_tensors_are_and_variables_are_on_the_replic
             "Mixed"
         }
         fn worker_devices(&self) -> &[DeviceName] {
-            const DEVICES: [DeviceName; 2] =
-                [DeviceName::cpu(0), DeviceName { kind: DeviceKind::Gpu, index: 99 }];
+            const DEVICES: [DeviceName; 2] = [DeviceName::cpu(0), DeviceName::gpu(99)];
             &DEVICES
         }
     }

@@ -4,8 +4,7 @@ use crate::{central, everywhere, mirrored, one_device, steps};
 use candle_core::{Device, Tensor};
 use distribute::data::{AutoShardPolicy, Dataset, SplitRule, UnevenEnds};
 use distribute::{
-    DeviceKind, DeviceName, Error, HostTensor, InputOptions, InputReplicationMode, Result, Strategy,
-    StrategyExtended,
+    DeviceName, Error, HostTensor, InputOptions, InputReplicationMode, Result, Strategy, StrategyExtended,
 };
 use distribute_testing::watched;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -43,7 +42,7 @@ struct Elsewhere([DeviceName; 2]);
 
 impl Elsewhere {
     fn strategy() -> Strategy {
-        Strategy::new(Elsewhere([98, 99].map(|index| DeviceName { kind: DeviceKind::Gpu, index }))).unwrap()
+        Strategy::new(Elsewhere([98, 99].map(DeviceName::gpu))).unwrap()
     }
 }
 

@@ -16,6 +16,8 @@ pub struct Case {
     pub tolerance: Tolerance,
     /// Set where TensorFlow's outcome is incidental: then another sensible one is acceptable.
     pub quirk: bool,
+    /// What an array gives, where TensorFlow's variable gives something else.
+    pub array_result: Option<Value>,
 }
 
 /// What should come out.
@@ -139,6 +141,7 @@ impl Case {
             expect,
             tolerance,
             quirk: fields.optional("quirk").is_some(),
+            array_result: fields.optional("array_result").cloned(),
             id,
         };
         fields.finish().map_err(|e| format!("{}: {e}", case.id))?;

@@ -6,6 +6,7 @@ use super::batching_differences as batching;
 use super::case::{Case, Expect, Inputs, Tolerance};
 use super::partitioners;
 use super::resolver_differences as resolvers;
+use super::sharded;
 use super::tensors::{leaves, leaves_json, nest};
 use super::variable_differences as variables;
 use distribute::tensor::DType;
@@ -33,7 +34,7 @@ impl Difference {
 pub type Found = Result<Option<Difference>, String>;
 
 /// One row for each kind of difference.
-const TABLE: [fn(&Case, &Inputs<'_>) -> Found; 28] = [
+const TABLE: [fn(&Case, &Inputs<'_>) -> Found; 30] = [
     never_merged_by_identity,
     the_variable_is_on_each_replica,
     leaf_beside_container,
@@ -62,6 +63,8 @@ const TABLE: [fn(&Case, &Inputs<'_>) -> Found; 28] = [
     resolvers::slurms_ranks_are_slurms,
     partitioners::there_is_at_least_one_shard,
     partitioners::nothing_is_one_part,
+    sharded::rows_are_in_the_order_of_ids,
+    sharded::slices_are_those_of_an_array,
 ];
 
 /// The difference that covers a case, if one does. An error where two claim it.
@@ -150,9 +153,14 @@ fn values_are_always_per_replica(case: &Case, inputs: &Inputs<'_>) -> Found {
     Ok(Some(Difference::outcome("VFF-3", ours.into())))
 }
 
+/// Of the values of replicas; rows of a variable are gathered, too.
+fn is_gather(case: &Case, inputs: &Inputs<'_>) -> bool {
+    case.area != "sharded" && matches!(op(inputs), "gather" | "all_gather")
+}
+
 /// GA-3, GA-4: TensorFlow takes some negative axes, and any axis with one replica. Ours is in [0, rank) always.
 fn gather_checks_the_axis(case: &Case, inputs: &Inputs<'_>) -> Found {
-    if outcome(case).is_none() || !matches!(op(inputs), "gather" | "all_gather") {
+    if outcome(case).is_none() || !is_gather(case, inputs) {
         return Ok(None);
     }
     let axis = inputs.int("axis")?;
@@ -167,7 +175,7 @@ fn gather_checks_the_axis(case: &Case, inputs: &Inputs<'_>) -> Found {
 
 /// SPARSE-4: TensorFlow makes indexed slices dense in some gathers. Ours refuses them in all.
 fn slices_are_not_gathered(case: &Case, inputs: &Inputs<'_>) -> Found {
-    if outcome(case).is_none() || !matches!(op(inputs), "gather" | "all_gather") || inputs.int("axis")? < 0 {
+    if outcome(case).is_none() || !is_gather(case, inputs) || inputs.int("axis")? < 0 {
         return Ok(None);
     }
     let values = inputs.optional("values").and_then(Value::as_array);

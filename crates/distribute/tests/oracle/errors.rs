@@ -59,10 +59,8 @@ impl Kind {
     /// None for errors that no case may give, such as one that came too late.
     pub fn of_error(error: &Error) -> Option<Kind> {
         match error.root_cause() {
-            Error::Other(error) => match error.downcast_ref::<distribute_params::Error>() {
-                Some(error) => Kind::of_params(error),
-                None => Kind::of_type(&error.downcast_ref::<Raised>()?.0),
-            },
+            Error::Other(error) => Kind::of_type(&error.downcast_ref::<Raised>()?.0),
+            Error::Params(error) => Kind::of_params(error),
             Error::Cluster(error) => Kind::of_cluster(error),
             Error::WrongContext { .. } | Error::MixedStrategies { .. } | Error::StaleContext { .. } => {
                 Some(Kind::WrongContext)
@@ -75,6 +73,8 @@ impl Kind {
             },
             Error::Tensor { source, .. } => match source {
                 tensor::Error::LeafKind { found: "indexed slices", .. } => Some(Kind::NotSupported),
+                // TensorFlow has an exception of its own where a variable is indexed.
+                tensor::Error::Index { operation: "index", .. } => Some(Kind::Named("IndexError".into())),
                 _ => Some(Kind::BadArgument),
             },
             // Rows that a variable never takes in this way are "not supported"; all else could be done elsewhere.
@@ -116,14 +116,17 @@ impl Kind {
         }
     }
 
-    fn of_params(error: &distribute_params::Error) -> Option<Kind> {
-        use distribute_params::Error;
+    fn of_params(error: &distribute::params::Error) -> Option<Kind> {
+        use distribute::params::Error;
         match error {
             // One kind of mistake has two exceptions there.
             Error::PartitionAxis { partitioner, .. } if *partitioner != "MinSizePartitioner" => {
                 Some(Kind::Named("IndexError".into()))
             }
-            Error::PartitionAxis { .. } | Error::PartitionerParameter { .. } => Some(Kind::BadArgument),
+            Error::PartitionAxis { .. }
+            | Error::PartitionerParameter { .. }
+            | Error::Partitions { .. }
+            | Error::Id { .. } => Some(Kind::BadArgument),
             _ => None,
         }
     }

@@ -2,14 +2,14 @@
 
 use super::case::{Case, Inputs, Ran, Stop};
 use super::differences::{Difference, Found, op, outcome};
-use distribute_params::{
+use distribute::params::{
     FixedShardsPartitioner, MaxSizePartitioner, MinSizePartitioner, Partitioner, RowPartition,
 };
 use serde_json::{Value, json};
 
-impl From<distribute_params::Error> for Stop {
-    fn from(error: distribute_params::Error) -> Self {
-        Stop::Library(distribute::Error::other(error))
+impl From<distribute::params::Error> for Stop {
+    fn from(error: distribute::params::Error) -> Self {
+        Stop::Library(error.into())
     }
 }
 

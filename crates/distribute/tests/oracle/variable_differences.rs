@@ -25,7 +25,9 @@ struct Step<'a> {
 
 /// None for cases that are no writes to a variable of a mirrored strategy.
 fn program<'a>(inputs: &Inputs<'a>) -> Result<Option<Program<'a>>, String> {
-    if !matches!(op(inputs), "variable_program" | "scatter") || inputs.text("strategy")? != "mirrored" {
+    if !matches!(op(inputs), "variable_program" | "scatter")
+        || inputs.optional("strategy").and_then(Value::as_str) != Some("mirrored")
+    {
         return Ok(None);
     }
     let spec = inputs.object("variable")?;

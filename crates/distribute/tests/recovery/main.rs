@@ -2,6 +2,16 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod processes;
+mod cell;
+mod disk;
+mod disturbed;
+mod elastic;
+mod ended;
+mod figures;
+mod job;
+mod matrix;
+mod other_programs;
 mod program;
+mod relay;
 mod threads;
+mod worker;

@@ -2,18 +2,34 @@
 
 use candle_core::{Device, Tensor};
 use candle_nn::{Module, linear};
+use distribute::checkpoint::{Reader, Restore, Writer};
 use distribute::cluster::{ClusterSpec, Job, resolver::SimpleClusterResolver};
 use distribute::prelude::*;
-use distribute::{Checkpoint, Result, Training};
+use distribute::strategy::MultiWorkerBuilder;
+use distribute::{Checkpoint, CheckpointManager, Checkpointed, Error, Preemption, Result, Training};
+use distribute_net::SharedMemory;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
 
 pub const EPOCHS: u64 = 3;
 const STEPS: u64 = 4;
 
-/// Where in the training a worker is lost.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// Steps from one checkpoint to the next, where there are checkpoints.
+const SAVE_EVERY: u64 = 3;
+
+/// Where in the training a worker is.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Place {
-    /// When it has joined, and builds its model.
+    /// When it has joined and made its model, and the others wait for it.
     Setup,
+    /// When it takes over the state of another.
+    TakingOver,
     /// Before the first step of all.
     First,
     /// Between two steps.
@@ -22,55 +38,121 @@ pub enum Place {
     InStep,
     /// After the update, while the others wait in the next call of the same step.
     AfterUpdate,
+    /// Behind a step.
+    Made,
+    /// On the chief, in the middle of the second checkpoint: its tensors are written, its index is not.
+    Saving,
+    /// Behind a checkpoint that could not be saved.
+    NotSaved,
     /// When the last but one pass has ended.
     AtEnd,
+    /// In the closure's last line.
+    Ending,
+    /// Behind the training.
+    Ended,
 }
 
 impl Place {
-    pub const IN_TRAINING: [Self; 5] =
-        [Self::First, Self::Between, Self::InStep, Self::AfterUpdate, Self::AtEnd];
+    pub const IN_TRAINING: [Self; 6] =
+        [Self::First, Self::Between, Self::InStep, Self::AfterUpdate, Self::AtEnd, Self::Ending];
 }
+
+/// Asked at each place. It may fail, or not return.
+pub type At = Arc<dyn Fn(Place) -> Result<()> + Send + Sync>;
 
 /// A worker, and where the others are.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Task {
     pub worker: usize,
-    pub workers: usize,
     pub replicas: usize,
-    /// Of worker 0.
-    pub port: u16,
+    /// Where each worker is.
+    pub addresses: Vec<String>,
+    /// Where this one listens, if that is not its address.
+    pub listen: Option<String>,
+    /// Whether messages go through sockets alone.
+    pub sockets: bool,
+    /// Where checkpoints are, if some are saved.
+    pub folder: Option<PathBuf>,
+    /// Whether SIGTERM is a notice.
+    pub watches: bool,
+    /// How long it waits for the others when it starts.
+    pub patience: Duration,
 }
 
-/// A worker's program, from its start to its end. `lost` is asked at each place, and may fail, or not return. Gives the sum of the
-/// weights, and how often the workers have met.
-pub fn program(task: Task, lost: impl Fn(Place) -> Result<()> + Sync) -> Result<(String, u64)> {
-    let Task { worker, workers, replicas, port } = task;
-    let addresses: Vec<_> =
-        (0..workers).map(|rank| format!("127.0.0.1:{}", if rank == 0 { port } else { 0 })).collect();
-    let cluster: ClusterSpec = format!("{{\"worker\": {addresses:?}}}").parse()?;
-    let resolver = SimpleClusterResolver::new(cluster).with_task(Job::Worker.task(worker));
-    let strategy =
-        MultiWorkerMirroredStrategy::builder().cluster_resolver(resolver).replicas(replicas).build()?;
+impl Task {
+    /// One of so many workers, of which the first is at this port.
+    pub fn new(worker: usize, workers: usize, port: u16) -> Self {
+        let address = |rank: usize| format!("127.0.0.1:{}", if rank == 0 { port } else { 0 });
+        Self {
+            worker,
+            replicas: 1,
+            addresses: (0..workers).map(address).collect(),
+            listen: None,
+            sockets: false,
+            folder: None,
+            watches: false,
+            patience: Duration::from_secs(60),
+        }
+    }
+
+    pub fn builder(&self) -> Result<MultiWorkerBuilder> {
+        let cluster: ClusterSpec = format!("{{\"worker\": {:?}}}", self.addresses).parse()?;
+        let resolver = SimpleClusterResolver::new(cluster).with_task(Job::Worker.task(self.worker));
+        let mut builder =
+            MultiWorkerMirroredStrategy::builder().cluster_resolver(resolver).replicas(self.replicas);
+        builder = builder.join_timeout(self.patience);
+        if let Some(address) = &self.listen {
+            builder = builder.listen(address);
+        }
+        if self.sockets {
+            builder = builder.shared_memory(SharedMemory::Never);
+        }
+        Ok(builder)
+    }
+}
+
+/// What a worker's training has come to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Trained {
+    /// The sum of the weights.
+    pub sha256: String,
+    /// How often the workers have met.
+    pub generation: u64,
+    /// Whether it has ended before its end, with a checkpoint, because a worker was told to.
+    pub preempted: bool,
+}
+
+/// A worker's program, from its start to its end.
+pub fn program(task: &Task, at: &At) -> Result<Trained> {
+    let strategy = task.builder()?.build()?;
+    let preemption = task.watches.then(|| Preemption::watch(&strategy)).transpose()?;
     let model = strategy.replicate(|vb| linear(3, 2, vb.pp("fc")))?;
     let optimizer = Adam::new(&model.variables, 0.05)?;
     let rows = 16usize;
     let ids = Dataset::range(rows as i64).shuffle(rows, 7).batch(rows / STEPS as usize);
     let batches = strategy.distribute_dataset(ids)?;
+    let taken = Taken { at: at.clone(), from_others: AtomicBool::new(false) };
     let parts = Checkpoint::new()
         .part("strategy", &*strategy)
         .part("model", &model.variables)
         .part("optimizer", &optimizer)
-        .part("batches", &batches);
-    lost(Place::Setup)?;
-    let training = Training::new(parts)?;
-    lost(Place::First)?;
-    training.run(|| {
+        .part("batches", &batches)
+        .part("taken", &taken);
+    let manager = task.folder.as_ref().map(CheckpointManager::new).transpose()?;
+    if let Some(manager) = &manager {
+        parts.restore_latest(manager)?;
+    }
+    taken.from_others.store(true, Ordering::Relaxed);
+    at(Place::Setup)?;
+    let training = Training::new(parts.clone())?;
+    at(Place::First)?;
+    let preempted = training.run(|| {
         while batches.position().epoch < EPOCHS {
             for batch in &batches {
                 let batch = batch?;
                 let steps = (batches.position().epoch, batches.position().steps);
                 if steps == (1, 2) {
-                    lost(Place::Between)?;
+                    at(Place::Between)?;
                 }
                 let before = optimizer.finished_steps();
                 strategy.run((&model, batch), |ctx, (fc, ids): (_, HostTensor)| {
@@ -79,7 +161,7 @@ pub fn program(task: Task, lost: impl Fn(Place) -> Result<()> + Sync) -> Result<
                         ids.iter().flat_map(|id| (0..3).map(move |i| ((id * 3 + i) as f32).sin())).collect();
                     let x = Tensor::from_vec(x, (ids.len(), 3), &Device::Cpu)?;
                     if steps == (1, 3) {
-                        lost(Place::InStep)?;
+                        at(Place::InStep)?;
                     }
                     if ids.is_empty() {
                         optimizer.skip(ctx)?;
@@ -88,20 +170,104 @@ pub fn program(task: Task, lost: impl Fn(Place) -> Result<()> + Sync) -> Result<
                         optimizer.minimize(ctx, loss, ids.len())?;
                     }
                     if steps == (1, 3) {
-                        lost(Place::AfterUpdate)?;
+                        at(Place::AfterUpdate)?;
                     }
                     ctx.all_reduce(ReduceOp::Sum, 1f32)?;
                     Ok(())
                 })?;
                 assert_eq!(optimizer.finished_steps(), before + 1);
+                at(Place::Made)?;
+                if let Some(manager) = manager.as_ref().filter(|_| (before + 1).is_multiple_of(SAVE_EVERY)) {
+                    let second = before + 1 == 2 * SAVE_EVERY;
+                    save(&parts, manager, strategy.should_checkpoint(), second, at)?;
+                }
+                if let Some((preemption, manager)) = preemption.as_ref().zip(manager.as_ref())
+                    && preemption.requested()
+                {
+                    preemption.save(&parts, manager)?;
+                    return Ok(true);
+                }
             }
             if batches.position().epoch == 2 {
-                lost(Place::AtEnd)?;
+                at(Place::AtEnd)?;
             }
         }
-        Ok(())
+        at(Place::Ending)?;
+        Ok(false)
     })?;
-    assert_eq!(optimizer.finished_steps(), EPOCHS * STEPS);
-    assert_eq!(strategy.steps(), EPOCHS * STEPS);
-    Ok((model.variables.sha256()?, training.generation()))
+    if !preempted {
+        assert_eq!(optimizer.finished_steps(), EPOCHS * STEPS);
+        assert_eq!(strategy.steps(), EPOCHS * STEPS);
+    }
+    at(Place::Ended)?;
+    Ok(Trained { sha256: model.variables.sha256()?, generation: training.generation(), preempted })
+}
+
+/// Saves, and goes on where that is not possible on some worker, of which all have been told.
+fn save(
+    parts: &Checkpoint<'_>,
+    manager: &CheckpointManager,
+    chief: bool,
+    second: bool,
+    at: &At,
+) -> Result<()> {
+    let saved = if second {
+        tracing::subscriber::with_default(Writing(at.clone()), || parts.save_to(manager))
+    } else {
+        parts.save_to(manager)
+    };
+    match saved {
+        Err(error @ Error::Worker { .. }) => {
+            assert!(!chief || matches!(error.root_cause(), Error::Checkpoint(_)), "{error:?}");
+            eprintln!("not saved: {error}");
+            at(Place::NotSaved)
+        }
+        saved => saved.map(drop),
+    }
+}
+
+/// Is at a place when its state is taken over from another worker.
+struct Taken {
+    at: At,
+    from_others: AtomicBool,
+}
+
+impl Checkpointed for Taken {
+    fn save(&self, _: &str, _: &mut Writer) -> Result<()> {
+        Ok(())
+    }
+    fn restore<'a>(&'a self, _: &str, _: &Reader) -> Result<Restore<'a>> {
+        if self.from_others.load(Ordering::Relaxed) {
+            (self.at)(Place::TakingOver)?;
+        }
+        Ok(Box::new(|| Ok(())))
+    }
+}
+
+/// Is at a place in the middle of a save, whose steps are spans.
+struct Writing(At);
+
+impl Subscriber for Writing {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.is_span() && metadata.name() == "save"
+    }
+    fn new_span(&self, attributes: &Attributes<'_>) -> Id {
+        attributes.record(&mut Index(&self.0));
+        Id::from_u64(1)
+    }
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn event(&self, _: &Event<'_>) {}
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+struct Index<'a>(&'a At);
+
+impl Visit for Index<'_> {
+    fn record_debug(&mut self, _: &Field, step: &dyn std::fmt::Debug) {
+        if format!("{step:?}") == "WriteIndex" {
+            (self.0)(Place::Saving).unwrap();
+        }
+    }
 }

@@ -1,22 +1,29 @@
 //! The workers are threads, linked by sockets as processes are; one that is lost ends with an error, and begins anew.
 
-use crate::program::{Place, Task, program};
+use crate::program::{At, Place, Task, Trained, program};
 use distribute::Error;
-use distribute_testing::watched;
-use std::net::TcpListener;
+use distribute_testing::{Port, watched};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What each worker's training comes to, where one is lost at a place.
-fn train(workers: usize, replicas: usize, fault: Option<(usize, Place)>) -> Vec<(String, u64)> {
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let happened = &AtomicBool::new(false);
+/// What `program` comes to on each worker, of which one is lost at a place, once, and begins anew.
+pub fn train<T: Send + 'static>(
+    workers: usize,
+    replicas: usize,
+    fault: Option<(usize, Place)>,
+    program: fn(&Task, &At) -> distribute::Result<T>,
+) -> Vec<T> {
+    let reserved = Port::reserve();
+    let port = reserved.number();
+    let happened = Arc::new(AtomicBool::new(false));
     let run = move |worker: usize| {
-        let lost = |place: Place| {
+        let happened = happened.clone();
+        let lost: At = Arc::new(move |place: Place| {
             let now = fault == Some((worker, place)) && !happened.swap(true, Ordering::SeqCst);
             if now { Err(Error::other("killed")) } else { Ok(()) }
-        };
+        });
         loop {
-            match program(Task { worker, workers, replicas, port }, lost) {
+            match program(&Task { replicas, ..Task::new(worker, workers, port) }, &lost) {
                 // As `distribute launch --max-restarts` does.
                 Err(error)
                     if error.to_string().contains("killed") && fault.is_some_and(|(of, _)| of == worker) => {}
@@ -24,6 +31,7 @@ fn train(workers: usize, replicas: usize, fault: Option<(usize, Place)>) -> Vec<
             }
         }
     };
+    let run = &run;
     std::thread::scope(|scope| {
         let all: Vec<_> = (0..workers).map(|worker| scope.spawn(move || run(worker))).collect();
         all.into_iter().map(|worker| worker.join().unwrap()).collect()
@@ -32,12 +40,12 @@ fn train(workers: usize, replicas: usize, fault: Option<(usize, Place)>) -> Vec<
 
 // INV-42
 fn same_weights(workers: usize, replicas: usize) {
-    let undisturbed = train(workers, replicas, None);
+    let undisturbed = train(workers, replicas, None, program);
     for place in Place::IN_TRAINING {
         for worker in 0..workers {
-            for (sha256, generation) in train(workers, replicas, Some((worker, place))) {
-                assert_eq!(sha256, undisturbed[0].0, "{place:?} of worker {worker}");
-                assert_eq!(generation, 2, "{place:?} of worker {worker}");
+            for trained in train(workers, replicas, Some((worker, place)), program) {
+                let expected = Trained { generation: 2, ..undisturbed[0].clone() };
+                assert_eq!(trained, expected, "{place:?} of worker {worker}");
             }
         }
     }

@@ -1,6 +1,7 @@
 //! One end of a connection.
 
 use crate::link::Link;
+use crate::mesh::Met;
 use crate::stream::Stream;
 use crate::wire::Decoder;
 use crate::{Drive, Mesh, Message, Receiver, Settings, Transport};
@@ -40,7 +41,8 @@ impl Endpoint {
         let world = World::new(2, me, 1).map_err(|error| io::Error::other(error.to_string()))?;
         let link = Link::new(other, stream, Decoder::new(settings.limits));
         // Both ends may be on this machine, and each has a thread that waits.
-        let mesh = Mesh::new(world, vec![link], Vec::new(), receiver, settings, true, None)?;
+        let met = Met { crowded: true, ..Met::new(world, vec![link], settings) };
+        let mesh = Mesh::new(met, receiver)?;
         Ok(Self { mesh, other, peer, address })
     }
 

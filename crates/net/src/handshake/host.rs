@@ -127,7 +127,7 @@ impl Host {
         if hello.digest != mine.digest {
             let text = format!(
                 "{other} and {me} are not of the same cluster or program: start all from the same build, with the same \
-                 cluster"
+                 cluster and the same least number of workers (DISTRIBUTE_MIN_WORKERS)"
             );
             return Err(Refusal::new(Reason::Cluster, text));
         }

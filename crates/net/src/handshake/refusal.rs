@@ -26,6 +26,8 @@ pub enum Reason {
     Taken,
     /// The world is complete.
     Complete,
+    /// What the world was made for has ended.
+    Ended,
     /// Too many connections that have not said who they are.
     Crowded,
     /// It took too long.
@@ -39,7 +41,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    const ALL: [Reason; 14] = [
+    const ALL: [Reason; 15] = [
         Reason::Protocol,
         Reason::Version,
         Reason::Job,
@@ -54,6 +56,7 @@ impl Reason {
         Reason::Late,
         Reason::Purpose,
         Reason::Early,
+        Reason::Ended,
     ];
 
     pub(super) fn code(self) -> u8 {

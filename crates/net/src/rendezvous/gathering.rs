@@ -2,20 +2,27 @@
 
 use super::attempt::Calling;
 use super::dial::{Dial, Failed};
+use super::latecomers::Door;
 use super::meeting::{Call, Meeting, Then};
 use super::note::Note;
 use super::reception::Reception;
+use super::waiting::WaitingRoom;
 use super::{JoinError, Missing, Progress};
 use crate::link::{Event, Link};
+use crate::mesh::Met;
 use crate::ready;
 use crate::wire::{Decoder, Frame};
 use crate::{Mesh, Message, Receiver, Settings};
 use distribute_cluster::{Address, Deadline, Stopwatch, World};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// How often progress is told.
 const REPORT: Duration = Duration::from_secs(1);
+
+/// Between two looks at those who have come there is no more than this, unless the process was stopped.
+const LOOK: Duration = Duration::from_millis(250);
 
 /// How much one link may take before the others.
 const TURNS: usize = 64;
@@ -34,6 +41,27 @@ pub(super) struct Gathering {
     early: Vec<Event>,
     settings: Settings,
     progress: Box<dyn FnMut(&Progress) + Send>,
+}
+
+/// How long nobody has come. Time in which this process was stopped does not count, as others may have come meanwhile.
+#[derive(Debug)]
+struct Quiet {
+    so_far: Duration,
+    since: Stopwatch,
+}
+
+impl Default for Quiet {
+    fn default() -> Self {
+        Self { so_far: Duration::ZERO, since: Stopwatch::start() }
+    }
+}
+
+impl Quiet {
+    fn look(&mut self) -> Duration {
+        let since = std::mem::replace(&mut self.since, Stopwatch::start());
+        self.so_far += since.elapsed().min(LOOK);
+        self.so_far
+    }
 }
 
 impl Gathering {
@@ -57,12 +85,22 @@ impl Gathering {
         receiver: Arc<dyn Receiver>,
     ) -> Result<Mesh, JoinError> {
         let waited = Stopwatch::start();
+        let (mut come, mut quiet) = (BTreeSet::new(), Quiet::default());
         let mut report = Deadline::after(REPORT);
         let mut beat = Deadline::after(self.settings.heartbeat);
         loop {
             self.attend()?;
+            if come != self.meeting.members().come() {
+                (come, quiet) = (self.meeting.members().come(), Quiet::default());
+            }
+            // Those that are being welcomed have no link yet; of those that talk it is not known who they are.
+            let is_welcoming = self.reception.welcoming().next().is_some();
+            if !is_welcoming {
+                let is_quiet = !self.reception.is_talking();
+                self.meeting.make_do(if is_quiet { quiet.look() } else { Duration::ZERO });
+            }
             let missing = self.missing();
-            if self.meeting.is_complete(&missing) {
+            if self.meeting.is_complete(&missing) && !is_welcoming {
                 return self.into_mesh(receiver);
             }
             if beat.has_passed() {
@@ -156,7 +194,7 @@ impl Gathering {
         // Those to whom the welcome could not be said.
         for worker in self.world.worker() + 1..self.world.workers() {
             let linked = self.links.iter().any(|link| link.peer() == worker);
-            if !linked && !self.reception.is_welcoming(worker) {
+            if !linked && !self.reception.welcoming().any(|welcome| welcome == worker) {
                 self.meeting.leave(worker);
             }
         }
@@ -189,18 +227,31 @@ impl Gathering {
     }
 
     fn into_mesh(self, receiver: Arc<dyn Receiver>) -> Result<Mesh, JoinError> {
-        let world = self.world;
         if let Some(table) = self.meeting.table() {
             self.tell(&table);
         }
-        let host = |worker: usize| self.meeting.members().addresses().get(worker).map(Address::host);
-        let here = (0..world.workers()).filter(|worker| host(*worker) == host(world.worker())).count();
+        let members = self.meeting.members().members();
+        // From here on they have their numbers in the world.
+        let number = |place: usize| members.iter().position(|member| *member == place);
+        let me = number(self.world.worker()).unwrap_or_default();
+        let world = World::new(members.len(), me, self.world.replicas())?;
+        let renumbered = |link: Link| number(link.peer()).map(|worker| link.renumbered(worker));
+        let links = self.links.into_iter().filter_map(renumbered).collect();
+        let early = self.early.into_iter().filter_map(|event| {
+            Some(match event {
+                Event::Message(from, message) => Event::Message(number(from)?, message),
+                Event::Lost(from, reason) => Event::Lost(number(from)?, reason),
+            })
+        });
+        let host = |place: &usize| self.meeting.members().addresses().get(*place).map(Address::host);
+        let here = members.iter().filter(|place| host(place) == host(&self.world.worker())).count();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let crowded = here.saturating_mul(world.replicas()) > cores;
-        let reception = Box::new(self.reception);
         let generation = self.meeting.members().generation();
-        let mesh =
-            Mesh::new(world, self.links, self.early, receiver, self.settings, crowded, Some(reception))?;
-        Ok(mesh.of_generation(generation))
+        let waiting = Arc::<WaitingRoom>::default();
+        let door = Door::new(self.reception, self.calling.names, members.clone(), waiting.clone());
+        let early = early.collect();
+        let met = Met { world, places: members, generation, links, early, settings: self.settings, crowded };
+        Ok(Mesh::open(met, receiver, Some(Box::new(door)), waiting)?)
     }
 }

@@ -5,15 +5,17 @@
 
 use super::membership::Membership;
 use super::note::Note;
-use super::{JoinError, Missing, Progress};
-use crate::handshake::{Hello, Purpose, Refusal};
-use distribute_cluster::{Address, World};
+use super::{JoinError, Missing, Progress, Quorum};
+use crate::handshake::{Hello, Purpose, Reason, Refusal};
+use distribute_cluster::{Address, Task, World};
+use std::time::Duration;
 
 /// One worker's part in a rendezvous.
 #[derive(Clone, Debug)]
 pub struct Meeting {
     world: World,
     members: Membership,
+    quorum: Quorum,
     /// Whether the leader has told where all are.
     located: bool,
     /// What the leader has told last.
@@ -50,7 +52,14 @@ pub enum Then {
 impl Meeting {
     /// Nobody has come yet. `members` are those of worker `world.worker()`.
     pub fn new(world: World, members: Membership) -> Self {
-        Self { world, members, located: world.is_chief(), told: None }
+        let quorum = Quorum::all(world.workers());
+        Self { world, members, quorum, located: world.is_chief(), told: None }
+    }
+
+    /// How many workers make a world; all of them, by default. The leader goes by it.
+    pub fn quorum(mut self, quorum: Quorum) -> Self {
+        self.quorum = quorum;
+        self
     }
 
     /// Whom to connect to first; the leader waits.
@@ -63,6 +72,11 @@ impl Meeting {
         let purpose = Purpose::Join { address: self.members.address(self.world.worker()) };
         let generation = self.members.before();
         Some(Call { worker: 0, address: leader.clone(), purpose, generation, before })
+    }
+
+    /// Whether this worker knows of which generation the world is, and where all are.
+    pub fn is_located(&self) -> bool {
+        self.located
     }
 
     /// Who is there, and where.
@@ -103,16 +117,12 @@ impl Meeting {
                 self.told = Some(progress);
                 Ok(Then::Call(Vec::new()))
             }
-            Ok(Note::Table(generation, addresses))
-                if addresses.len() == self.world.workers() && generation > self.members.before() =>
-            {
+            Ok(Note::Table(generation, members)) if self.members.locate(generation, members.clone()) => {
                 self.located = true;
-                self.members.locate(generation, addresses);
-                let all = self.members.addresses().iter().enumerate();
-                let below = all.skip(1).take(self.world.worker() - 1);
-                let call = |(worker, address): (usize, &Address)| Call {
+                let below = members.into_iter().filter(|(place, _)| (1..self.world.worker()).contains(place));
+                let call = |(worker, address)| Call {
                     worker,
-                    address: address.clone(),
+                    address,
                     purpose: Purpose::Link,
                     generation,
                     before: None,
@@ -126,7 +136,8 @@ impl Meeting {
     /// The link to a worker has ended. Before the leader has told where all are, it may come again.
     ///
     /// # Errors
-    /// [`JoinError::Lost`] after that, unless the worker had all its links and has ended in order.
+    /// [`JoinError::Lost`] after that, unless the worker had all its links and has ended in order. One that has left to meet the others
+    /// again waits there for this one, too.
     pub fn lose(&mut self, worker: usize, reason: String) -> Result<Then, JoinError> {
         if self.located && !self.world.is_chief() {
             if reason == crate::ENDED {
@@ -169,6 +180,14 @@ impl Meeting {
         missing
     }
 
+    /// Where those that have come are enough, and nobody has for `quiet`, the leader makes the world of them: from here on
+    /// nobody else is missing.
+    pub fn make_do(&mut self, quiet: Duration) {
+        if self.world.is_chief() && self.quorum.is_met(&self.members.come(), quiet) {
+            self.members.close();
+        }
+    }
+
     /// Whether this worker has a link to each, where nobody is missing.
     pub fn is_complete(&self, missing: &[Missing]) -> bool {
         missing.is_empty() && self.located
@@ -176,13 +195,49 @@ impl Meeting {
 
     /// What the leader tells all others when the world is complete.
     pub fn table(&self) -> Option<Note> {
-        let members = &self.members;
-        self.world.is_chief().then(|| Note::Table(members.generation(), members.addresses().to_vec()))
+        let located = |place: usize| Some((place, self.members.addresses().get(place)?.clone()));
+        let members = || self.members.members().into_iter().filter_map(located).collect();
+        self.world.is_chief().then(|| Note::Table(self.members.generation(), members()))
     }
 
     /// The error where a worker that was called does not let this one in, or this one does not trust it.
     pub fn refused(&self, call: &Call, refusal: Refusal) -> JoinError {
         let (task, address) = (self.members.task(call.worker), call.address.to_string());
         JoinError::Refused { worker: call.worker, task, address, refusal }
+    }
+}
+
+/// Why somebody who comes to a world that is complete may not stay. `lost` says whether its worker of that number is; `mine` and
+/// `theirs` are what the two are called.
+pub fn latecomer(mine: &Task, theirs: &Task, lost: bool) -> Refusal {
+    if lost {
+        let text = format!("{mine} has lost {theirs}, and takes another when all that are left meet again");
+        return Refusal::new(Reason::Early, text);
+    }
+    let text = format!("the world is complete, and has a {theirs} already: {mine} takes no other");
+    Refusal::new(Reason::Complete, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::handshake::Names;
+    use crate::{ENDED, LEFT};
+
+    #[test]
+    fn a_leader_that_has_ended_is_done_and_one_that_has_left_waits_for_all_to_come_again() {
+        let addresses: Vec<Address> =
+            (0..3).map(|worker| format!("10.0.0.{worker}:7").parse().unwrap()).collect();
+        for (reason, done) in [(ENDED, true), (LEFT, false), ("connection reset", false)] {
+            let members = Membership::new(2, Names::default(), addresses.clone());
+            let mut meeting = Meeting::new(World::new(3, 2, 1).unwrap(), members);
+            let all = addresses.iter().cloned().enumerate().collect();
+            let then = meeting.hear(0, &Note::Table(1, all).encode()).unwrap();
+            assert!(matches!(then, Then::Call(calls) if calls.len() == 1), "worker 1 is still to be linked");
+            match meeting.lose(0, reason.to_owned()) {
+                Ok(then) => assert!(done && then == Then::Keep, "{reason}"),
+                Err(error) => assert!(!done && matches!(error, JoinError::Lost { worker: 0, .. }), "{error}"),
+            }
+        }
     }
 }

@@ -4,6 +4,7 @@ use super::Missing;
 use crate::handshake::{Hello, Names, Purpose, Reason, Refusal};
 use distribute_cluster::{Address, Task};
 use std::cmp::Ordering;
+use std::collections::BTreeSet;
 
 /// The workers that one worker waits for: the leader for all others, which join it; another for those of higher numbers,
 /// which link to it.
@@ -15,6 +16,8 @@ pub struct Membership {
     /// Where each worker is, as far as is known.
     addresses: Vec<Address>,
     come: Vec<bool>,
+    /// The places of the workers of the world, in order, once they are known.
+    members: Option<Vec<usize>>,
     /// The generation of the world of which this worker was a member last, or 0.
     before: u64,
     /// The latest of those of all that have come.
@@ -27,7 +30,7 @@ impl Membership {
     /// Nobody has come to worker `me` yet. They are called by these names.
     pub fn new(me: usize, names: Names, addresses: Vec<Address>) -> Self {
         let come = vec![false; addresses.len()];
-        Self { me, names, come, addresses, before: 0, latest: 0, generation: None }
+        Self { me, names, come, addresses, members: None, before: 0, latest: 0, generation: None }
     }
 
     /// Worker `me` was a member of a world before, of this generation; 0 if it was of none.
@@ -148,6 +151,23 @@ impl Membership {
         }
     }
 
+    /// The places of those that have come, and of this worker.
+    pub fn come(&self) -> BTreeSet<usize> {
+        let come = self.come.iter().enumerate().filter(|(_, come)| **come).map(|(place, _)| place);
+        come.chain([self.me]).collect()
+    }
+
+    /// The world is made of those that have come.
+    pub fn close(&mut self) {
+        self.members = Some(self.come().into_iter().collect());
+    }
+
+    /// The places of the world's workers in the cluster, by their numbers in the world: all of them, as long as nothing else is
+    /// known.
+    pub fn members(&self) -> Vec<usize> {
+        self.members.clone().unwrap_or_else(|| (0..self.come.len()).collect())
+    }
+
     /// Where the workers are, as the leader has been told.
     pub fn addresses(&self) -> &[Address] {
         &self.addresses
@@ -158,19 +178,30 @@ impl Membership {
         self.addresses.get(worker).map(Address::to_string).unwrap_or_default()
     }
 
-    /// Other addresses, and the generation of the world, of which this worker has been told.
-    pub fn locate(&mut self, generation: u64, addresses: Vec<Address>) {
-        self.generation = Some(generation);
-        if addresses.len() == self.addresses.len() {
-            self.addresses = addresses;
+    /// The generation of the world and where its workers are, of which this worker has been told. Says whether that can be
+    /// a world with this worker.
+    pub fn locate(&mut self, generation: u64, members: Vec<(usize, Address)>) -> bool {
+        let places: Vec<_> = members.iter().map(|(place, _)| *place).collect();
+        let is_world = generation > self.before
+            && places.first() == Some(&0)
+            && places.is_sorted_by(|one, next| one < next)
+            && places.last().is_some_and(|last| *last < self.addresses.len())
+            && places.contains(&self.me);
+        if is_world {
+            for (place, address) in members {
+                self.addresses[place] = address;
+            }
+            (self.generation, self.members) = (Some(generation), Some(places));
         }
+        is_world
     }
 
-    /// The workers that have not come.
+    /// The workers of the world that have not come.
     pub fn missing(&self) -> Vec<Missing> {
         let waited = self.come.iter().zip(&self.addresses).enumerate().skip(self.me + 1);
+        let is_member = |place| self.members.as_ref().is_none_or(|members| members.contains(&place));
         waited
-            .filter(|(_, (come, _))| !**come)
+            .filter(|(place, (come, _))| !**come && is_member(*place))
             .map(|(worker, (_, address))| Missing {
                 worker,
                 task: self.task(worker),
@@ -223,8 +254,13 @@ mod tests {
 
     fn located(me: usize) -> Membership {
         let mut members = at(me);
-        members.locate(1, members.addresses().to_vec());
+        locate(&mut members, 1);
         members
+    }
+
+    fn locate(members: &mut Membership, generation: u64) {
+        let all = members.addresses().iter().cloned().enumerate().collect();
+        assert!(members.locate(generation, all));
     }
 
     // INV-34
@@ -261,10 +297,30 @@ mod tests {
         let of = |generation| Hello { generation, ..hello(2, Purpose::Link) };
         let mut members = at(1).after(6);
         assert_eq!(members.decide(&of(7)).unwrap_err().reason, Reason::Early);
-        members.locate(7, members.addresses().to_vec());
+        locate(&mut members, 7);
         members.decide(&of(7)).unwrap();
         assert_eq!(members.decide(&of(6)).unwrap_err().reason, Reason::Generation);
         assert_eq!(members.decide(&of(8)).unwrap_err().reason, Reason::Replaced);
+    }
+
+    // INV-43
+    #[test]
+    fn a_world_of_some_has_those_that_have_come_and_waits_for_nobody_else() {
+        let mut leader = at(0);
+        leader.enter(&join(2));
+        assert_eq!((leader.come(), leader.missing().len()), ([0, 2].into(), 1));
+        leader.close();
+        assert_eq!((leader.members(), leader.missing()), (vec![0, 2], vec![]));
+        let table = |places: &[usize]| -> Vec<(usize, Address)> {
+            places.iter().map(|place| (*place, format!("10.0.0.{place}:8").parse().unwrap())).collect()
+        };
+        let mut member = at(1);
+        for no_world in [&[][..], &[0, 2], &[1], &[1, 0], &[0, 1, 1], &[0, 1, 3]] {
+            assert!(!member.locate(1, table(no_world)), "{no_world:?}");
+        }
+        assert!(!member.locate(0, table(&[0, 1])), "of a generation that is over");
+        assert!(member.locate(1, table(&[0, 1])));
+        assert_eq!((member.members(), member.missing()), (vec![0, 1], vec![]));
     }
 
     #[test]
@@ -281,7 +337,7 @@ mod tests {
             assert!(refusal.text.contains(text), "{refusal}");
         }
         let mut members = at(1);
-        members.locate(1, members.addresses().to_vec());
+        locate(&mut members, 1);
         members.decide(&hello(2, Purpose::Link)).unwrap();
         members.enter(&hello(2, Purpose::Link));
         assert_eq!(members.missing(), []);

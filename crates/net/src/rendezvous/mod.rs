@@ -8,36 +8,47 @@
 //! | [`note`] | what the leader tells those that have joined |
 //! | [`error`] | [`JoinError`] |
 //! | [`meeting`] | `Meeting`: what a worker does about those that come and those it connects to: pure |
+//! | [`quorum`] | [`Quorum`]: how many make a world: pure |
 //! | [`retries`] | when to connect again: pure |
+//! | [`claim`] | as whom a process comes, and whether it comes again: pure |
 //! | `gathering` | the meeting over sockets, from the first connection to the last |
+//! | `latecomers`, `waiting` | those who come when the world has been made, and who of them waits for the next one |
 //! | `reception`, `dial`, `conversation` | connections that come, that are made, and the handshake on both |
 //! | `attempt`, `lookup` | one attempt to connect; the addresses of a name |
 //!
 //! Worker 0 leads, at an address that all know. The others connect to it, in any order and as often as it takes, and say
-//! where they listen. When all have come, it tells them where each is; then worker i connects to each j with 0 < j < i. The
-//! connection to the leader becomes the link to it.
+//! where they listen. When all have come, or [enough](Quorum), it tells them where each is; then worker i connects to each j with
+//! 0 < j < i. The connection to the leader becomes the link to it. Until then a worker is called by its *place* in the cluster;
+//! those of a world are numbered anew, in the order of their places.
 
+pub mod claim;
 pub mod error;
 pub mod listener;
 pub mod meeting;
 pub mod membership;
 pub mod note;
 pub mod progress;
+pub mod quorum;
 pub mod retries;
+pub(crate) mod waiting;
 
 pub(crate) mod attempt;
 mod conversation;
 pub(crate) mod dial;
 mod gathering;
+mod latecomers;
 pub(crate) mod lookup;
 pub(crate) mod reception;
 
+pub use claim::Claim;
 pub use error::JoinError;
 pub use listener::Listener;
 pub use progress::{Missing, Progress};
+pub use quorum::Quorum;
 
 use crate::handshake::{Hello, Names, Purpose, words};
 use crate::identity::{Access, Identity, PolicyError, policy};
+use crate::mesh::Met;
 use crate::shm::SharedMemory;
 use crate::{Mesh, Receiver, Settings};
 use attempt::Calling;
@@ -63,6 +74,7 @@ pub struct Rendezvous {
     identity: Identity,
     allow_plain_text: bool,
     timeout: Duration,
+    quorum: Quorum,
     settings: Settings,
     shared_memory: SharedMemory,
     listen: Option<String>,
@@ -84,6 +96,7 @@ impl Rendezvous {
             identity: Identity::None,
             allow_plain_text: false,
             timeout: deadline::DEFAULT_TIMEOUT,
+            quorum: Quorum::all(world.workers()),
             settings: Settings::default(),
             shared_memory: SharedMemory::default(),
             listen: None,
@@ -141,6 +154,13 @@ impl Rendezvous {
         self
     }
 
+    /// How many workers make a world; all of them, by default. The leader goes by it. Those that come later wait until the world
+    /// is made again, and [`Mesh::waiting`] counts them.
+    pub fn quorum(mut self, quorum: Quorum) -> Self {
+        self.quorum = quorum;
+        self
+    }
+
     /// How the links behave.
     pub fn settings(mut self, settings: Settings) -> Self {
         self.settings = settings;
@@ -171,16 +191,17 @@ impl Rendezvous {
         self
     }
 
-    /// Waits until all workers have joined and are connected to each other. What they send then goes to `receiver`. A world
-    /// of one worker needs no socket.
+    /// Waits until all workers have joined, or [enough](Self::quorum), and are connected to each other. What they send then goes to
+    /// `receiver`. [`Mesh::world`] tells how many they are, and which one this is. A cluster of one worker needs no socket.
     ///
     /// # Errors
     /// [`JoinError`]. A worker that is missing at the deadline is named with its address.
     pub fn join(mut self, receiver: Arc<dyn Receiver>) -> Result<Mesh, JoinError> {
         let world = self.world;
         if !world.is_multi_worker() {
-            let mesh = Mesh::new(world, vec![], vec![], receiver, self.settings, false, None)?;
-            return Ok(mesh.of_generation(self.generation.saturating_add(1)));
+            let generation = self.generation.saturating_add(1);
+            let met = Met { generation, ..Met::new(world, Vec::new(), self.settings) };
+            return Ok(Mesh::new(met, receiver)?);
         }
         let deadline = Deadline::after(self.timeout);
         let mut addresses = self.check()?;
@@ -219,7 +240,7 @@ impl Rendezvous {
         let members = Membership::new(world.worker(), self.names.clone(), addresses).after(self.generation);
         let gathering = Gathering::new(
             world,
-            Meeting::new(world, members),
+            Meeting::new(world, members).quorum(self.quorum),
             Reception::new(listener, access, hello, shared_memory).named(self.names.clone()),
             calling,
             self.settings,

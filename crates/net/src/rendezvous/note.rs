@@ -14,8 +14,8 @@ const LONGEST: usize = 255;
 pub enum Note {
     /// Not all have joined.
     Waiting(Progress),
-    /// All have: the generation of their world, and where each of them is.
-    Table(u64, Vec<Address>),
+    /// There is a world: its generation, and where each of its workers is, by the worker's place in the cluster.
+    Table(u64, Vec<(usize, Address)>),
 }
 
 impl Note {
@@ -32,10 +32,13 @@ impl Note {
                     fields.text(&missing.address);
                 }
             }
-            Note::Table(generation, addresses) => {
+            Note::Table(generation, members) => {
                 fields.fixed(&[1]);
                 fields.u64(*generation);
-                addresses.iter().for_each(|address| fields.text(&address.to_string()));
+                for (place, address) in members {
+                    fields.u64(*place as u64);
+                    fields.text(&address.to_string());
+                }
             }
         }
         fields.0.into()
@@ -59,11 +62,11 @@ impl Note {
                 Ok(Note::Waiting(Progress { workers, waited, missing }))
             }
             [1] => {
-                let (generation, mut addresses) = (fields.u64()?, Vec::new());
+                let (generation, mut members) = (fields.u64()?, Vec::new());
                 while !fields.0.is_empty() {
-                    addresses.push(fields.text(LONGEST)?.parse().map_err(|_| Malformed)?);
+                    members.push((fields.count()?, fields.text(LONGEST)?.parse().map_err(|_| Malformed)?));
                 }
-                Ok(Note::Table(generation, addresses))
+                Ok(Note::Table(generation, members))
             }
             _ => Err(Malformed),
         }
@@ -80,9 +83,10 @@ mod tests {
         let task = Job::Worker.task(2);
         let missing = vec![Missing { worker: 2, task, address: "10.0.0.7:2222".into(), last: None }];
         let waiting = Progress { workers: 4, waited: Duration::from_millis(1500), missing };
-        for note in
-            [Note::Waiting(waiting), Note::Table(7, vec!["a:1".parse().unwrap(), "b:2".parse().unwrap()])]
-        {
+        for note in [
+            Note::Waiting(waiting),
+            Note::Table(7, vec![(0, "a:1".parse().unwrap()), (3, "b:2".parse().unwrap())]),
+        ] {
             assert_eq!(Note::decode(&note.encode()), Ok(note));
         }
     }

@@ -2,7 +2,6 @@
 
 use super::conversation::{Conversation, Trouble};
 use super::listener::Listener;
-use crate::background::Latecomers;
 use crate::handshake::host::Answer;
 use crate::handshake::{Hello, Host, Names, Offer, Reason, Refusal};
 use crate::identity::{Access, secret};
@@ -78,6 +77,11 @@ impl Reception {
     }
 
     /// What those who come are compared with.
+    pub fn mine(&self) -> &Hello {
+        &self.mine
+    }
+
+    /// What those who come are compared with.
     pub fn mine_mut(&mut self) -> &mut Hello {
         &mut self.mine
     }
@@ -108,11 +112,17 @@ impl Reception {
         arrivals
     }
 
-    /// Whether this worker may stay, and the words that tell it are on the way.
-    pub fn is_welcoming(&self, worker: usize) -> bool {
-        self.guests
-            .iter()
-            .any(|guest| matches!(&guest.state, State::Welcome(hello, _) if hello.rank == worker))
+    /// Whether somebody is here of whom it is not known yet who it is.
+    pub fn is_talking(&self) -> bool {
+        self.guests.iter().any(|guest| matches!(guest.state, State::Talking(_)))
+    }
+
+    /// The workers that may stay, and to whom the words that tell them so are on the way.
+    pub fn welcoming(&self) -> impl Iterator<Item = usize> {
+        self.guests.iter().filter_map(|guest| match &guest.state {
+            State::Welcome(hello, _) => Some(hello.rank),
+            _ => None,
+        })
     }
 
     fn let_in(&mut self) {
@@ -246,26 +256,4 @@ fn log(from: SocketAddr, refusal: &Refusal) {
         return tracing::debug!(address = %from, "a connection was refused for now: {refusal}");
     }
     heard(|| tracing::warn!(address = %from, "a connection was refused: {refusal}"));
-}
-
-impl Latecomers for Reception {
-    fn interests(&self) -> Vec<PollFd<'_>> {
-        Reception::interests(self)
-    }
-
-    fn attend(&mut self, lost: &dyn Fn(usize) -> bool) {
-        let (mine, names) = (self.names.of(self.mine.rank), self.names.clone());
-        let complete = |hello: &Hello| {
-            let theirs = names.of(hello.rank);
-            if lost(hello.rank) {
-                let text =
-                    format!("{mine} has lost {theirs}, and takes another when all that are left meet again");
-                return Err(Refusal::new(Reason::Early, text));
-            }
-            let text = format!("the world is complete, and has a {theirs} already: {mine} takes no other");
-            Err(Refusal::new(Reason::Complete, text))
-        };
-        // Nobody may stay.
-        let _ = Reception::attend(self, &mut { complete });
-    }
 }

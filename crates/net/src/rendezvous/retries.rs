@@ -9,9 +9,9 @@ const FIRST_WAIT: Duration = Duration::from_millis(10);
 /// The longest wait between two attempts.
 const LONGEST_WAIT: Duration = Duration::from_millis(500);
 
-/// How often to try for a place that another process has: for about 5 s, which is longer than it takes to notice that it has
-/// died.
-const OFTEN: u32 = 13;
+/// How often to try for a place that another process has: for about 7 s, which is longer than it takes to notice that it has
+/// died. That takes twice the silence where all have come meanwhile, since they listen anew in the world that is made then.
+const OFTEN: u32 = 19;
 
 /// The attempts to connect to a process.
 #[derive(Clone, Debug)]
@@ -98,7 +98,7 @@ mod tests {
         }
         let settings = crate::Settings::default();
         assert!(
-            waited > settings.silence + settings.heartbeat && waited < 2 * settings.silence,
+            waited > 2 * settings.silence + settings.heartbeat && waited < 3 * settings.silence,
             "{waited:?}"
         );
     }

@@ -128,6 +128,7 @@ impl Decoder {
         Ok(Some(match header.kind {
             Kind::Heartbeat => Frame::Heartbeat,
             Kind::Goodbye => Frame::Goodbye,
+            Kind::Leave => Frame::Leave,
             Kind::Reference => Frame::Reference(Message::new(head.bytes, body.bytes)),
             Kind::Data => {
                 let (head, body) = (Bytes::from(head.bytes), Bytes::from(body.bytes));

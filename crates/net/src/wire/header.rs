@@ -16,6 +16,8 @@ pub enum Frame {
     Heartbeat,
     /// The sender has ended in order, and sends nothing more.
     Goodbye,
+    /// The sender leaves, to meet the others again, and sends nothing more.
+    Leave,
 }
 
 /// The kinds of frames.
@@ -30,6 +32,8 @@ pub enum Kind {
     Goodbye = 3,
     /// [`Frame::Reference`].
     Reference = 4,
+    /// [`Frame::Leave`].
+    Leave = 5,
 }
 
 /// How long the parts of a frame may be.
@@ -111,10 +115,11 @@ impl Header {
             [2, 0, 0, 0] => Kind::Heartbeat,
             [3, 0, 0, 0] => Kind::Goodbye,
             [4, 0, 0, 0] => Kind::Reference,
+            [5, 0, 0, 0] => Kind::Leave,
             other => return Err(WireError::Kind(other)),
         };
         let (head, body) = (u32::from_le_bytes([h0, h1, h2, h3]), u64::from_le_bytes(body));
-        if matches!(kind, Kind::Heartbeat | Kind::Goodbye) && (head > 0 || body > 0) {
+        if matches!(kind, Kind::Heartbeat | Kind::Goodbye | Kind::Leave) && (head > 0 || body > 0) {
             return Err(WireError::NotEmpty(body.saturating_add(u64::from(head))));
         }
         if head > limits.head {

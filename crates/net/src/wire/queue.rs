@@ -19,7 +19,7 @@ pub struct Queue {
 fn parts((header, frame): &([u8; HEADER], Frame)) -> [&[u8]; 3] {
     match frame {
         Frame::Data(message) | Frame::Reference(message) => [header, &message.head, &message.body],
-        Frame::Heartbeat | Frame::Goodbye => [header, &[], &[]],
+        Frame::Heartbeat | Frame::Goodbye | Frame::Leave => [header, &[], &[]],
     }
 }
 
@@ -31,6 +31,7 @@ impl Queue {
             Frame::Reference(message) => (Kind::Reference, message.head.len(), message.body.len()),
             Frame::Heartbeat => (Kind::Heartbeat, 0, 0),
             Frame::Goodbye => (Kind::Goodbye, 0, 0),
+            Frame::Leave => (Kind::Leave, 0, 0),
         };
         self.frames.push_back((Header { kind, head, body }.encode(), frame));
     }

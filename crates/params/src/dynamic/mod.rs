@@ -8,7 +8,7 @@ mod tests;
 mod update;
 mod waiting;
 
-pub use state::DynamicState;
+pub use state::{DynamicState, WaitingCounts};
 pub use update::Pushed;
 
 use crate::lock::{read, write};
@@ -18,13 +18,14 @@ use distribute_optim::{Rule, SlotSpec};
 use distribute_tensor::random::mix;
 use distribute_tensor::{DType, Element, HostTensor};
 use segment::{Number, Segment, stamp};
+use serde::{Deserialize, Serialize};
 use std::sync::{Arc, OnceLock, RwLock};
 
 /// So many locks: a batch of a thousand ids has several under each.
 const SEGMENTS: usize = 64;
 
 /// Which ids get a row, and which lose theirs. By default all do, and none does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DynamicOptions {
     /// In how many pushes an id has to come before it gets a row; 1 or more. Its gradients up to there are dropped.
     pub admit_after: u32,
@@ -235,6 +236,19 @@ impl DynamicTable {
         with_segments!(&self.segments, all => {
             all.iter().map(|segment| write(segment).evict_unused_since(stamp(oldest))).sum()
         })
+    }
+
+    pub(crate) fn initializer(&self) -> Initializer {
+        self.initializer
+    }
+
+    pub(crate) fn options(&self) -> DynamicOptions {
+        self.options
+    }
+
+    /// The rule by which gradients are applied, if it has one.
+    pub(crate) fn rule(&self) -> Option<&Arc<dyn Rule>> {
+        self.rule.get().map(|bound| &bound.rule)
     }
 
     fn width(&self) -> usize {

@@ -58,6 +58,14 @@ impl<T: Number> Segment<T> {
         self.waiting.len()
     }
 
+    pub(super) fn waiting_counts(&self) -> [Vec<(i64, u32)>; 2] {
+        self.waiting.counts()
+    }
+
+    pub(super) fn restore_waiting(&mut self, counts: &[Vec<(i64, u32)>; 2]) {
+        self.waiting.restore(counts);
+    }
+
     pub(super) fn bytes(&self) -> usize {
         self.index.allocation_size() + self.rows.bytes() + self.waiting.bytes()
     }

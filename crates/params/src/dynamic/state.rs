@@ -8,7 +8,11 @@ use distribute_tensor::HostTensor;
 use std::collections::BTreeSet;
 use std::sync::RwLock;
 
-/// Rows of some ids, with their slots. How often ids without a row came is not among it: that is counted anew.
+/// How often ids without a row came: the recent ones, and the older ones.
+pub type WaitingCounts = [Vec<(i64, u32)>; 2];
+
+/// Rows of some ids, with their slots. How often ids without a row came is not among it: see
+/// [`DynamicTable::waiting_counts`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct DynamicState {
     /// The ids, ascending.
@@ -88,7 +92,9 @@ impl DynamicTable {
             return Err(Error::Rows { operation: OPERATION, expected, found });
         }
         let mut seen = BTreeSet::new();
-        if let Some(id) = state.ids.iter().find(|id| !seen.insert(**id)) {
+        // As they are saved, they ascend.
+        let ascend = state.ids.is_sorted_by(|a, b| a < b);
+        if let Some(id) = state.ids.iter().find(|id| !ascend && !seen.insert(**id)) {
             return Err(Error::IdTwice { table: self.name.clone(), id: *id });
         }
         let specs = self.rule.get().map_or(&[][..], |bound| &bound.slots);
@@ -100,6 +106,23 @@ impl DynamicTable {
             return Err(Error::Slots { table: self.name.clone(), expected, found });
         };
         Ok(with_segments!(&self.segments, all => self.restore_as(all, state, &slots)))
+    }
+
+    /// How often ids of a [part](Self::parts) came that have no row yet, for a server that goes on where it was. Other shards cannot
+    /// use it: there, it is counted anew.
+    pub fn waiting_counts(&self, part: usize) -> WaitingCounts {
+        with_segments!(&self.segments, all => {
+            all.get(part).map(|segment| read(segment).waiting_counts()).unwrap_or_default()
+        })
+    }
+
+    /// Puts those counts back.
+    pub fn restore_waiting(&self, part: usize, counts: &WaitingCounts) {
+        with_segments!(&self.segments, all => {
+            if let Some(segment) = all.get(part) {
+                write(segment).restore_waiting(counts);
+            }
+        });
     }
 
     fn restore_as<T: Number>(

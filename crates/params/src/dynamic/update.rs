@@ -6,10 +6,11 @@ use crate::lock::write;
 use crate::{Error, Push, Result};
 use distribute_optim::{Rule, RuleExt, UpdateError};
 use distribute_tensor::HostTensor;
+use serde::{Deserialize, Serialize};
 use std::sync::{Arc, RwLock};
 
 /// What a push has come to.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pushed {
     /// How many rows were updated, each once.
     pub rows: usize,

@@ -40,6 +40,28 @@ impl Waiting {
         take(&mut self.older, id);
     }
 
+    /// Which ids were counted how often: the recent ones, and the older ones, each sorted.
+    pub(super) fn counts(&self) -> [Vec<(i64, u32)>; 2] {
+        [&self.recent, &self.older].map(|counted| {
+            let mut all: Vec<_> = counted.iter().copied().collect();
+            all.sort_unstable();
+            all
+        })
+    }
+
+    /// Puts counts back, in place of those that are there.
+    pub(super) fn restore(&mut self, [recent, older]: &[Vec<(i64, u32)>; 2]) {
+        let table = |counts: &[(i64, u32)]| {
+            let mut table = HashTable::new();
+            for count in counts {
+                take(&mut table, count.0);
+                table.insert_unique(hash(count.0), *count, |entry| hash(entry.0));
+            }
+            table
+        };
+        (self.recent, self.older) = (table(recent), table(older));
+    }
+
     pub(super) fn len(&self) -> usize {
         self.recent.len() + self.older.len()
     }

@@ -2,10 +2,11 @@
 
 use super::{Moves, Split};
 use crate::{Error, Result};
+use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
 /// How rows are dealt out to shards.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum PartitionStrategy {
     /// Contiguous ranges: of 13 rows, 5 shards have 3, 3, 3, 2 and 2.
     #[doc(alias = "div")]
@@ -29,11 +30,25 @@ pub enum PartitionStrategy {
 /// assert_eq!((ids.of(0), ids.of(3), ids.of(4)), (&[0, 0][..], &[1][..], &[1][..]));
 /// # Ok::<(), distribute_params::Error>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "(PartitionStrategy, usize, usize)", from = "(PartitionStrategy, usize, usize)")]
 pub struct RowPartition {
     strategy: PartitionStrategy,
     rows: usize,
     shards: usize,
+}
+
+impl From<RowPartition> for (PartitionStrategy, usize, usize) {
+    fn from(partition: RowPartition) -> Self {
+        (partition.strategy, partition.rows, partition.shards)
+    }
+}
+
+// What was sent may be anything: there is at least one shard again.
+impl From<(PartitionStrategy, usize, usize)> for RowPartition {
+    fn from((strategy, rows, shards): (PartitionStrategy, usize, usize)) -> Self {
+        Self::new(strategy, rows, shards)
+    }
 }
 
 /// Where a row is: on which shard, and which of its rows it is.

@@ -45,6 +45,13 @@ pub struct Placement {
     by_name: BTreeMap<String, Range<usize>>,
 }
 
+/// What was placed at some time: see [`Placement::mark`].
+#[derive(Clone, Debug)]
+pub struct Mark {
+    choice: Choice,
+    placed: usize,
+}
+
 /// A variable on a server, or a shard of one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Placed {
@@ -98,9 +105,45 @@ impl Placement {
         let last = self.by_name.get(with).and_then(|range| self.placed.get(range.end.checked_sub(1)?));
         let server = last.map(|placed| placed.server);
         let server = server.ok_or_else(|| Error::NotPlaced { name: with.to_string() })?;
+        self.place_on(name, shape, dtype, server)
+    }
+
+    /// Places a new variable on a server that is given. It stays whole, and doesn't change whose turn it is.
+    ///
+    /// # Errors
+    /// [`Error::PlacedTwice`], and [`Error::NoSuchServer`] if there are fewer servers.
+    pub fn place_on(&mut self, name: &str, shape: &[usize], dtype: DType, server: usize) -> Result<usize> {
+        if server >= self.servers() {
+            return Err(Error::NoSuchServer { server, servers: self.servers() });
+        }
         let parts = parts(name, shape, dtype, None)?;
         self.add(name, parts, |choice, part| choice.take(server, part.bytes))?;
         Ok(server)
+    }
+
+    /// What has been placed so far, to [go back](Placement::undo) to where a variable could not be made.
+    ///
+    /// ```
+    /// use distribute_params::{Placement, PlacementPolicy};
+    /// use distribute_tensor::DType;
+    ///
+    /// let mut placement = Placement::new(2, PlacementPolicy::RoundRobin)?;
+    /// let before = placement.mark();
+    /// assert_eq!(placement.place("bias", &[8], DType::F32, None)?, [0]);
+    /// placement.undo(before);
+    /// assert_eq!(placement.place("scale", &[8], DType::F32, None)?, [0]);
+    /// assert!(placement.of("bias").is_none());
+    /// # Ok::<(), distribute_params::Error>(())
+    /// ```
+    pub fn mark(&self) -> Mark {
+        Mark { choice: self.choice.clone(), placed: self.placed.len() }
+    }
+
+    /// Forgets what was placed since.
+    pub fn undo(&mut self, to: Mark) {
+        self.choice = to.choice;
+        self.placed.truncate(to.placed);
+        self.by_name.retain(|_, range| range.end <= to.placed);
     }
 
     /// All variables and shards, in the order in which they were made.
@@ -190,6 +233,12 @@ mod tests {
         assert_eq!(placement.of("b").unwrap()[0].rows, None);
         assert_eq!(placement.of("a/slot").unwrap()[0].shape, [10]);
         assert_eq!(placement.loads(), [16, 16 + 40, 8 + 8]);
+        assert_eq!(placement.place_on("c", &[2], DType::F32, 0).unwrap(), 0);
+        assert_eq!(placement.place("d", &[], DType::F32, None).unwrap(), [0]);
+        assert!(matches!(
+            placement.place_on("e", &[], DType::F32, 3),
+            Err(Error::NoSuchServer { server: 3, servers: 3 })
+        ));
     }
 
     #[test]

@@ -34,7 +34,12 @@ impl Table {
         }
     }
 
-    fn check(&self, operation: &'static str, expected: &[usize], value: &HostTensor) -> Result<()> {
+    pub(super) fn check(
+        &self,
+        operation: &'static str,
+        expected: &[usize],
+        value: &HostTensor,
+    ) -> Result<()> {
         if value.dims() != expected {
             let (expected, found) = (expected.to_vec(), value.dims().to_vec());
             return Err(Error::Shape { operation, table: self.name.clone(), expected, found });

@@ -93,6 +93,11 @@ impl Table {
         if partition.rows() != rows {
             return Err(Error::Rows { operation: "initialize", expected: rows, found: partition.rows() });
         }
+        // Positions of the whole variable are counted, and those of a normal distribution twice.
+        let elements = shape.iter().try_fold(1usize, |n, size| n.checked_mul(*size));
+        if elements.is_none_or(|n| n > usize::MAX / 4) {
+            return Err(Error::NoMemory { table: name.into(), shape: shape.to_vec(), dtype });
+        }
         let mut shape = shape.to_vec();
         if let Some(rows) = shape.first_mut() {
             *rows = partition.len(shard);
@@ -126,14 +131,21 @@ impl Table {
         let row = shape.get(1..).unwrap_or_default();
         let width = row.iter().try_fold(1usize, |n, size| n.checked_mul(*size));
         let bytes_per_row = width.and_then(|width| width.checked_mul(bytes));
-        // Allocations that fail end the process, so large ones are tried before.
-        let had = |bytes: usize| Vec::<u8>::new().try_reserve_exact(bytes).is_ok();
-        let fits = bytes_per_row.and_then(|bytes| bytes.checked_mul(rows)).is_some_and(had);
+        let fits = bytes_per_row.and_then(|bytes| bytes.checked_mul(rows)).is_some_and(has_memory);
         let (Some(width), Some(bytes_per_row), true) = (width, bytes_per_row, fits) else {
             return Err(Error::NoMemory { table: name, shape, dtype });
         };
         let stripes = stripes(Layout::new(rows, bytes_per_row), width);
         Ok(Self { name, shape, dtype, stripes, version: AtomicU64::new(0), rule: OnceLock::new() })
+    }
+
+    /// Whether there is memory for so many elements more.
+    fn require_memory(&self, elements: usize) -> Result<()> {
+        let bytes = self.dtype.bytes().unwrap_or(std::mem::size_of::<Vec<u8>>());
+        if elements.checked_mul(bytes).is_some_and(has_memory) {
+            return Ok(());
+        }
+        Err(Error::NoMemory { table: self.name.clone(), shape: self.shape.clone(), dtype: self.dtype })
     }
 
     /// The name, as in errors.
@@ -180,4 +192,9 @@ impl Table {
     fn width(&self) -> usize {
         self.shape.get(1..).unwrap_or_default().iter().product()
     }
+}
+
+/// Allocations that fail end the process, so large ones are tried before.
+fn has_memory(bytes: usize) -> bool {
+    Vec::<u8>::new().try_reserve_exact(bytes).is_ok()
 }

@@ -63,7 +63,7 @@ impl Table {
 
     /// One buffer of each stripe, put together.
     pub(super) fn whole(&self, of: impl Fn(&Stripe) -> &Buffer) -> Result<HostTensor> {
-        let mut whole = Whole::new(self);
+        let mut whole = Whole::new(self)?;
         self.stripes.read_all(|stripe, stretches| whole.put(of(stripe), stretches));
         whole.finish()
     }
@@ -77,10 +77,11 @@ pub(super) struct Whole {
 }
 
 impl Whole {
-    pub(super) fn new(table: &Table) -> Self {
+    pub(super) fn new(table: &Table) -> Result<Self> {
         let width = table.width();
+        table.require_memory(table.rows() * width)?;
         let buffer = Buffer::zeros(table.dtype, table.rows() * width);
-        Self { shape: table.shape.clone(), width, buffer }
+        Ok(Self { shape: table.shape.clone(), width, buffer })
     }
 
     pub(super) fn put(&mut self, from: &Buffer, stretches: &mut dyn Iterator<Item = Stretch>) {

@@ -26,8 +26,14 @@ impl Push {
         Self { finite: true, ..self }
     }
 
-    pub(crate) fn step(&self) -> Step {
+    /// The step, with its learning rate.
+    pub fn step(&self) -> Step {
         self.step
+    }
+
+    /// Whether gradients that are NaN or infinite are refused.
+    pub fn is_finite(&self) -> bool {
+        self.finite
     }
 
     /// The first element that is refused, and what it is.
@@ -171,6 +177,11 @@ impl Table {
             self.changed();
         }
         done
+    }
+
+    /// The rule by which gradients are applied, if it has one.
+    pub(crate) fn rule(&self) -> Option<&Arc<dyn Rule>> {
+        self.rule.get().map(|bound| &bound.rule)
     }
 
     pub(super) fn bound(&self, operation: &'static str) -> Result<&Bound> {

@@ -1,40 +1,39 @@
 //! What happens to processes and the network, and how it is noticed.
 
-use super::{Event, Simulation, name};
+use super::{Event, Simulation};
+use crate::context::Surroundings;
+use crate::joining::address;
 use crate::network::{Arrival, Conn, Pid, SILENCE};
 use crate::plan::Fault;
+use distribute_cluster::Address;
+use distribute_net::Claim;
+use distribute_net::rendezvous::note::Note;
 use std::time::Duration;
 
 /// How often those that work look whether others are silent.
 const LOOK: Duration = Duration::from_millis(100);
 
 impl Simulation {
-    pub(super) fn kill(&mut self, pid: Pid) {
-        if self.processes[pid].lives() {
-            let waits =
-                self.processes[pid].working().is_some_and(|working| working.waits_in_vain(self.agenda.now()));
-            if waits && self.processes[pid].stopped.is_none() && self.plan.one_blame {
-                self.checks
-                    .broken(format!("{} waits for one that it has lost", name(pid, &self.processes[pid])));
-            }
-            self.history.note(self.agenda.now(), name(pid, &self.processes[pid]), || "is killed".to_owned());
-            for conn in self.network.of(pid) {
-                self.network.close(&mut self.agenda, pid, conn, "connection reset");
-            }
-            self.processes[pid].end(None);
-            self.replace(pid);
-        }
+    fn kill(&mut self, pid: Pid) {
+        let mut context = self.surroundings.of(self.processes[pid].name);
+        context.note(|| "is killed".to_owned());
+        context.close_all("connection reset");
+        self.processes[pid].end(None);
+        self.replace();
     }
 
     /// The process of a worker that was started last, if it lives.
     fn last_of(&self, rank: usize) -> Option<Pid> {
-        self.processes.iter().rposition(|process| process.rank == rank && process.lives())
+        self.processes.iter().rposition(|process| process.name.rank == rank && process.lives())
     }
 
     pub(super) fn fault(&mut self, number: usize) {
-        let now = self.agenda.now();
-        let fault = self.plan.faults[number].1.clone();
-        self.history.note(now, "fault", || format!("{fault:?}"));
+        if std::mem::replace(&mut self.happened[number], true) {
+            return;
+        }
+        let now = self.now();
+        let fault = self.surroundings.plan.faults[number].1.clone();
+        self.surroundings.history.note(now, "fault", || format!("{fault:?}"));
         match fault {
             Fault::Kill(rank) => {
                 if let Some(pid) = self.last_of(rank) {
@@ -43,12 +42,12 @@ impl Simulation {
             }
             Fault::Vanish(rank) => {
                 if let Some(pid) = self.last_of(rank) {
-                    for conn in self.network.of(pid) {
-                        self.network.forget(pid, conn);
+                    for conn in self.surroundings.network.of(pid) {
+                        self.surroundings.network.forget(pid, conn);
                     }
                     self.processes[pid].end(Some(now));
                     self.begin_to_look();
-                    self.replace(pid);
+                    self.replace();
                 }
             }
             Fault::Pause(rank, lasts) => {
@@ -56,7 +55,7 @@ impl Simulation {
                     && self.processes[pid].stopped.is_none()
                 {
                     self.processes[pid].stopped = Some(now);
-                    self.agenda.at(now + lasts, Event::Resume(pid));
+                    self.surroundings.agenda.at(now + lasts, Event::Resume(pid));
                     self.begin_to_look();
                 }
             }
@@ -64,7 +63,7 @@ impl Simulation {
                 for (from, a) in sides.iter().enumerate() {
                     for (to, b) in sides.iter().enumerate() {
                         if a != b && (!one_way || *a) {
-                            self.network.cut(now, from, to, now + lasts);
+                            self.surroundings.network.cut(now, from, to, now + lasts);
                         }
                     }
                 }
@@ -72,58 +71,74 @@ impl Simulation {
             }
             Fault::Break(a, b) => {
                 let Some(pid) = self.last_of(a) else { return };
-                for conn in self.network.of(pid) {
-                    if self.network.peer(conn, pid).is_some_and(|(_, host)| host == b) {
-                        self.network.cut_off(&mut self.agenda, conn);
+                let Surroundings { network, agenda, .. } = &mut self.surroundings;
+                for conn in network.of(pid) {
+                    if network.peer(conn, pid).is_some_and(|(_, host)| host == b) {
+                        network.cut_off(agenda, conn);
                     }
                 }
             }
-            Fault::Twin(rank) => self.start(rank, self.generation),
+            Fault::Twin(rank) => self.start(rank, Claim::default(), true),
             Fault::Revenant(rank) => {
-                if self.generation > 1 {
-                    self.start(rank, self.generation - 1);
+                if self.made > 1 {
+                    let told = self.table();
+                    self.start(rank, Claim::after(self.made.saturating_sub(2)), true);
+                    if let Some(last) = self.processes.len().checked_sub(1)
+                        && self.processes[last].name.rank == rank
+                        // The first has to hear of others but the leader.
+                        && rank > 1
+                    {
+                        let stale = Note::Table(self.made - 1, told);
+                        self.act(last, |process, context| process.is_told(context, &stale));
+                    }
                 }
             }
         }
     }
 
+    /// Where the workers are.
+    fn table(&self) -> Vec<(usize, Address)> {
+        let at = |rank| self.last_of(rank).map_or(0, |pid| self.processes[pid].port);
+        let all = (0..self.surroundings.plan.workers)
+            .map(|rank| Some((rank, address(rank, at(rank)).parse().ok()?)));
+        all.flatten().collect()
+    }
+
     fn begin_to_look(&mut self) {
         if !std::mem::replace(&mut self.looks, true) {
-            self.agenda.at(self.agenda.now() + LOOK, Event::Look);
+            let at = self.now() + LOOK;
+            self.surroundings.agenda.at(at, Event::Look);
         }
     }
 
     /// Since when a process has heard nothing over a connection, because of what happens to the other end.
     fn silent_since(&self, pid: Pid, conn: Conn) -> Option<Duration> {
-        let (there, host) = self.network.peer(conn, pid)?;
+        let (there, host) = self.surroundings.network.peer(conn, pid)?;
         let other = there.map(|there| &self.processes[there]);
         let gone = other.and_then(|other| other.vanished().or(other.stopped));
-        let cut =
-            self.network.is_cut(self.agenda.now(), host, self.processes[pid].rank).map(|(from, _)| from);
+        let here = self.processes[pid].name.rank;
+        let cut = self.surroundings.network.is_cut(self.now(), host, here).map(|(from, _)| from);
         [gone, cut].into_iter().flatten().min()
     }
 
-    /// Those that work lose who is silent. Those that join don't look.
+    /// All lose who is silent.
     pub(super) fn look(&mut self) {
-        let now = self.agenda.now();
+        let now = self.now();
         let mut more = false;
         for pid in 0..self.processes.len() {
-            let Some(working) = self.processes[pid].working() else {
-                more |= self.processes[pid].lives();
-                continue;
-            };
-            let (since, links) = (working.since, working.links().keys().copied().collect::<Vec<_>>());
-            for conn in links {
+            let Some((links, _, since)) = self.processes[pid].links() else { continue };
+            more |= self.processes[pid].working().is_none();
+            for conn in links.keys().copied().collect::<Vec<_>>() {
                 let Some(silent) = self.silent_since(pid, conn) else { continue };
                 more = true;
                 if self.processes[pid].stopped.is_some() || now < silent.max(since) + SILENCE {
                     continue;
                 }
-                let (process, mut context) = self.of(pid);
-                let reason = Arrival::Closed("it has sent nothing for 3.0 s".to_owned());
-                context.close(conn, "it closed its connection");
-                let ending = process.take(&mut context, conn, reason).or_else(|| process.go_on(&mut context));
-                self.after(pid, ending);
+                self.act(pid, |process, context| {
+                    let reason = Arrival::Closed("it has sent nothing for 3.0 s".to_owned());
+                    context.close(conn, "it closed its connection");
+                    process.take(context, conn, reason).or_else(|| process.go_on(context))
+                });
                 if !self.processes[pid].lives() {
                     break;
                 }

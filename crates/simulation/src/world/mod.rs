@@ -4,19 +4,23 @@ mod faults;
 
 use crate::agenda::Agenda;
 use crate::checks::{Certain, Checks};
-use crate::context::Context;
+use crate::context::{Context, Name, Surroundings};
+use crate::course::Weights;
 use crate::history::History;
 use crate::network::{Arrival, Conn, Network, Pid};
 use crate::plan::{Plan, When};
 use crate::planted::Planted;
 use crate::process::{LEADER, Process};
+use crate::program::Program;
 use crate::working::Ending;
 use distribute_cluster::World;
+use distribute_net::Claim;
 use distribute_testing::SplitMix;
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// So many generations there are at most: what disturbs them is over before.
-const GENERATIONS: u64 = 8;
+const GENERATIONS: u64 = 40;
 
 /// So many processes are started at most.
 const STARTS: usize = 1_000;
@@ -27,8 +31,8 @@ const EVENTS: usize = 2_000_000;
 /// What happens.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// A process starts.
-    Start { rank: usize, generation: u64 },
+    /// A process starts, maybe by mistake, which claims to have been a member of this generation.
+    Start { rank: usize, claim: Claim, mistaken: bool },
     /// An attempt to connect reaches a host.
     Reach { conn: Conn, port: u16 },
     /// Something arrives at one end of a connection.
@@ -39,10 +43,8 @@ pub enum Event {
     Fault(usize),
     /// A process goes on.
     Resume(Pid),
-    /// Those that work look whether others are silent.
+    /// All look whether others are silent.
     Look,
-    /// A process is killed, because its generation is over.
-    Kill(Pid),
 }
 
 /// How a simulation has ended.
@@ -56,7 +58,7 @@ pub struct Report {
     pub generations: u64,
     /// In how many rounds all have agreed, and in how many they have not.
     pub rounds: (usize, usize),
-    /// How long it has taken, in virtual time.
+    /// When the last process has come to an end, in virtual time.
     pub lasted: Duration,
     /// How many events there were.
     pub events: usize,
@@ -64,17 +66,17 @@ pub struct Report {
 
 /// A cluster that is simulated.
 pub struct Simulation {
-    plan: Plan,
-    planted: Option<Planted>,
-    agenda: Agenda<Event>,
-    network: Network,
     processes: Vec<Process>,
-    endings: Vec<(Pid, Ending)>,
+    surroundings: Surroundings,
     random: SplitMix,
-    history: History,
-    checks: Checks,
-    /// The generation that is started last, and that of the last world that has been made.
-    generation: u64,
+    endings: Vec<(Pid, Ending)>,
+    /// When the last process has come to an end.
+    ended: Duration,
+    /// Which faults have been.
+    happened: Vec<bool>,
+    /// Of which workers a process is going to be started.
+    starting: Vec<bool>,
+    /// The generation of the last world that has been made.
     made: u64,
     looks: bool,
 }
@@ -85,24 +87,29 @@ impl Simulation {
         let mut random = SplitMix(seed);
         let mut agenda = Agenda::default();
         for (rank, at) in plan.starts.iter().enumerate() {
-            agenda.at(*at, Event::Start { rank, generation: 1 });
+            agenda.at(*at, Event::Start { rank, claim: Claim::default(), mistaken: false });
         }
         for (number, (when, _)) in plan.faults.iter().enumerate() {
             if let When::At(time) = when {
                 agenda.at(*time, Event::Fault(number));
             }
         }
-        Self {
+        let surroundings = Surroundings {
             network: Network::new(random.bits(), plan.workers, plan.delay),
             checks: Checks::new(plan.script.clone(), plan.certain, plan.one_blame),
-            plan,
-            planted,
             agenda,
+            history: History::new(kept),
+            planted,
+            plan,
+        };
+        Self {
+            starting: vec![true; surroundings.plan.workers],
+            happened: vec![false; surroundings.plan.faults.len()],
+            surroundings,
             processes: Vec::new(),
             endings: Vec::new(),
+            ended: Duration::ZERO,
             random,
-            history: History::new(kept),
-            generation: 1,
             made: 0,
             looks: false,
         }
@@ -111,213 +118,269 @@ impl Simulation {
     /// Lets everything happen.
     pub fn run(mut self) -> Report {
         let mut events = 0;
-        while self.checks.hold() && events < EVENTS {
-            let Some(event) = self.agenda.pop() else { break };
+        while self.surroundings.checks.hold() && events < EVENTS {
+            let Some(event) = self.surroundings.agenda.pop() else { break };
             events += 1;
             self.happen(event);
         }
         self.at_the_end(events);
+        let Surroundings { checks, history, .. } = self.surroundings;
         Report {
-            rounds: self.checks.counts(),
-            broken: self.checks.into_broken(),
-            history: self.history.lines().to_vec(),
-            generations: self.generation,
-            lasted: self.agenda.now(),
+            rounds: checks.counts(),
+            broken: checks.into_broken(),
+            history: history.lines().to_vec(),
+            generations: self.made,
+            lasted: self.ended,
             events,
         }
     }
 
+    fn broken(&mut self, what: String) {
+        self.surroundings.checks.broken(what);
+    }
+
+    fn now(&self) -> Duration {
+        self.surroundings.agenda.now()
+    }
+
     /// Everybody has come to an end.
     fn at_the_end(&mut self, events: usize) {
-        if !self.checks.hold() {
+        if !self.surroundings.checks.hold() {
             return;
         }
         if events == EVENTS {
-            return self.checks.broken("it does not end".to_owned());
+            return self.broken("it does not end".to_owned());
         }
-        for (pid, process) in self.processes.iter().enumerate() {
-            if process.lives() {
-                self.checks.broken(format!("{} waits for ever", name(pid, process)));
+        for at in 0..self.processes.len() {
+            if self.processes[at].lives() {
+                self.broken(format!("{} waits for ever", self.processes[at].name));
             }
         }
-        let done = self.endings.iter().filter(|(pid, ending)| {
-            *ending == Ending::Done && self.processes[*pid].generation == self.generation
+        let plan = &self.surroundings.plan;
+        // There is a generation in which all workers have come to the end of their program.
+        let done = self.endings.iter().filter(|(_, ending)| *ending == Ending::Done);
+        let done: BTreeSet<_> =
+            done.map(|(pid, _)| (self.processes[*pid].generation, self.processes[*pid].name.rank)).collect();
+        let all_of = |generation| (0..plan.workers).all(|rank| done.contains(&(generation, rank)));
+        let all_in_one = done.iter().any(|(generation, _)| all_of(*generation));
+        // INV-42
+        let trained = plan.course.as_ref().map(|course| {
+            let whole = Weights::after(&plan.script, course.steps * course.updates());
+            self.surroundings.checks.states().iter().filter(|state| **state != whole).count()
         });
-        let done = done.count();
-        if done != self.plan.workers {
-            let text =
-                format!("{done} of {} workers have done all steps in the last generation", self.plan.workers);
-            self.checks.broken(text);
+        let again = plan.certain == Certain::All && self.made > 1;
+        if !all_in_one {
+            self.broken(format!("there is no generation in which all workers have done all steps: {done:?}"));
         }
-        if self.plan.certain == Certain::All && self.generation > 1 {
-            self.checks.broken("a worker has failed without a reason".to_owned());
+        if trained.is_some_and(|others| others > 0) {
+            self.broken("not all have the state of a training without interruption".to_owned());
+        }
+        if again {
+            self.broken("the world was made again without a reason".to_owned());
         }
     }
 
     fn happen(&mut self, event: Event) {
         match event {
-            Event::Start { rank, generation } => self.start(rank, generation),
+            Event::Start { rank, claim, mistaken } => self.start(rank, claim, mistaken),
             Event::Reach { conn, port } => {
-                let host = self.network.leads_to(conn);
+                let host = self.surroundings.network.leads_to(conn);
                 let listens =
-                    |process: &Process| process.lives() && process.rank == host && process.port == port;
+                    |process: &Process| process.lives() && process.name.rank == host && process.port == port;
                 let pid = self.processes.iter().rposition(listens);
-                self.network.reach(&mut self.agenda, conn, pid);
+                self.surroundings.network.reach(&mut self.surroundings.agenda, conn, pid);
             }
             Event::Arrive { conn, side, what } => {
-                if let Some(pid) = self.network.receiver(conn, side, &what) {
-                    let (process, mut context) = self.of(pid);
-                    let ending = process.take(&mut context, conn, what);
-                    let ending = ending.or_else(|| process.go_on(&mut context));
-                    self.after(pid, ending);
+                if let Some(pid) = self.surroundings.network.receiver(conn, side, &what) {
+                    self.act(pid, |process, context| {
+                        process.take(context, conn, what).or_else(|| process.go_on(context))
+                    });
                 }
             }
             Event::Wake { pid, number } => {
                 if self.processes[pid].woken == number {
-                    let (process, mut context) = self.of(pid);
-                    let ending = process.go_on(&mut context);
-                    self.after(pid, ending);
+                    self.act(pid, Process::go_on);
                 }
             }
             Event::Fault(number) => self.fault(number),
             Event::Resume(pid) => {
                 if self.processes[pid].lives() {
                     let at_once = self.random.below(2) == 0;
-                    let (process, mut context) = self.of(pid);
-                    context.note(|| "goes on".to_owned());
-                    let ending = process.resume(&mut context, at_once);
-                    self.after(pid, ending);
+                    self.act(pid, |process, context| {
+                        context.note(|| "goes on".to_owned());
+                        process.resume(context, at_once)
+                    });
                 }
             }
             Event::Look => self.look(),
-            Event::Kill(pid) => self.kill(pid),
         }
     }
 
-    /// A process, and what it has of the world.
-    fn of(&mut self, pid: Pid) -> (&mut Process, Context<'_>) {
+    /// A process does something.
+    fn act(&mut self, pid: Pid, act: impl FnOnce(&mut Process, &mut Context<'_>) -> Option<Ending>) {
         let process = &mut self.processes[pid];
-        let context = Context {
-            pid,
-            name: name(pid, process),
-            agenda: &mut self.agenda,
-            network: &mut self.network,
-            history: &mut self.history,
-            checks: &mut self.checks,
-            plan: &self.plan,
-            planted: self.planted,
-        };
-        (process, context)
+        let ending = act(process, &mut self.surroundings.of(process.name));
+        self.after(pid, ending);
     }
 
-    fn start(&mut self, rank: usize, generation: u64) {
-        let Ok(world) = World::new(self.plan.workers, rank, 1) else { return };
+    fn start(&mut self, rank: usize, claim: Claim, mistaken: bool) {
+        let Ok(world) = World::new(self.surroundings.plan.workers, rank, 1) else { return };
         let pid = self.processes.len();
         let port = if rank == 0 { LEADER } else { LEADER + 1 + pid as u16 };
-        if self
-            .processes
-            .iter()
-            .any(|process| process.lives() && process.rank == rank && process.port == port)
-        {
+        let listens =
+            |process: &Process| process.lives() && process.name.rank == rank && process.port == port;
+        if self.processes.iter().any(listens) {
             // An earlier one still listens there.
-            return self
-                .agenda
-                .at(self.agenda.now() + Duration::from_secs(1), Event::Start { rank, generation });
+            let later = self.now() + Duration::from_secs(1);
+            return self.surroundings.agenda.at(later, Event::Start { rank, claim, mistaken });
         }
-        let mut context = Context {
-            pid,
-            name: format!("worker {rank} (process {pid}, generation {generation})"),
-            agenda: &mut self.agenda,
-            network: &mut self.network,
-            history: &mut self.history,
-            checks: &mut self.checks,
-            plan: &self.plan,
-            planted: self.planted,
-        };
+        self.starting[rank] &= mistaken;
+        if self.processes.len() > STARTS {
+            return self.broken("they fail again and again".to_owned());
+        }
+        let name = Name { pid, rank };
+        let mut context = self.surroundings.of(name);
         context.note(|| "starts".to_owned());
-        let process = Process::start(&context, world, generation, port);
+        let program = match context.plan.course {
+            Some(_) => Program::Training(Default::default()),
+            None => Program::Scripted(Default::default()),
+        };
+        let mut process = Process::start(&context, world, name, port, claim, program);
+        process.mistaken = mistaken;
         self.processes.push(process);
-        let (process, mut context) = self.of(pid);
-        let ending = process.go_on(&mut context);
-        self.after(pid, ending);
+        self.act(pid, Process::go_on);
     }
 
     /// What follows when a process has done something.
     fn after(&mut self, pid: Pid, ending: Option<Ending>) {
-        let now = self.agenda.now();
+        let now = self.now();
+        self.compare_states();
         if let Some(ending) = ending {
-            self.history.note(now, name(pid, &self.processes[pid]), || format!("ends: {ending:?}"));
-            for conn in self.network.of(pid) {
-                self.network.close(&mut self.agenda, pid, conn, distribute_net::ENDED);
-            }
+            let (name, farewell) = (self.processes[pid].name, self.processes[pid].farewell());
+            let mut context = self.surroundings.of(name);
+            context.note(|| format!("ends: {ending:?}"));
+            context.close_all(farewell);
             self.processes[pid].end(None);
-            if let Ending::Failed(_) = ending {
-                self.replace(pid);
+            let another = |other: &Process| other.lives() && other.name.rank == name.rank;
+            let supplanted = !self.is_needed(pid) || self.processes.iter().any(another);
+            if let Ending::Failed(why) = &ending
+                && self.surroundings.plan.certain == Certain::NobodyLate
+                && !supplanted
+            {
+                self.broken(format!("{name} has failed, and none of its own: {why}"));
             }
-            self.endings.push((pid, ending));
-            return;
+            let waits = |other: &Process| other.lives() && self.is_needed(other.name.pid);
+            if ending != Ending::Done && (!supplanted || self.processes.iter().any(waits)) {
+                self.replace();
+            }
+            self.ended = now;
+            return self.endings.push((pid, ending));
         }
         self.compare_members(pid);
+        let process = &self.processes[pid];
+        if process.lives() && process.working().is_none() && self.made > 0 && self.is_needed(pid) {
+            self.replace();
+        }
         if let Some(next) = self.processes[pid].next().filter(|next| *next > now) {
             self.processes[pid].woken += 1;
             let number = self.processes[pid].woken;
-            self.agenda.at(next, Event::Wake { pid, number });
+            self.surroundings.agenda.at(next, Event::Wake { pid, number });
         }
     }
 
     /// The members of a world are of one generation.
     fn compare_members(&mut self, pid: Pid) {
         let process = &self.processes[pid];
-        let Some(working) = process.working().filter(|working| working.since == self.agenda.now()) else {
-            return;
-        };
+        let Some(working) = process.working().filter(|working| working.since == self.now()) else { return };
         self.made = self.made.max(process.generation);
-        let mut met = vec![false; self.plan.workers];
+        if self.made > GENERATIONS {
+            return self.broken("they meet again and again".to_owned());
+        }
+        let mut met = vec![false; self.surroundings.plan.workers];
+        let mut wrong = Vec::new();
+        // Where all have failed and begin anew, they begin with generation 1 again.
+        let same = |other: &&Process| {
+            other.name.rank == process.name.rank
+                && other.name.pid != pid
+                && other.generation == process.generation
+        };
+        let mut others = self.processes.iter().filter(same);
+        if let Some(other) = others.find(|other| other.working().is_some()) {
+            let (rank, generation) = (process.name.rank, process.generation);
+            wrong.push(format!(
+                "{} and {} are worker {rank} of generation {generation}",
+                process.name, other.name
+            ));
+        }
         for (conn, rank) in working.links() {
-            let there = self.network.peer(*conn, pid).and_then(|(there, _)| Some(&self.processes[there?]));
-            let right = |other: &Process| other.rank == *rank && other.generation == process.generation;
-            if !there.is_some_and(right) || std::mem::replace(&mut met[*rank], true) {
-                self.checks.broken(format!("{} takes {there:?} for its worker {rank}", name(pid, process)));
+            if std::mem::replace(&mut met[*rank], true) {
+                wrong.push(format!("{} has two links to worker {rank}", process.name));
+            }
+            let there = self.surroundings.network.peer(*conn, pid);
+            let there = there.and_then(|(there, _)| Some(&self.processes[there?]));
+            // INV-34. Who has closed the connection is of another world by now, and who has not heard of it yet may come to be.
+            let other = there.and_then(|there| Some((there, there.links()?)));
+            if let Some((there, (links, generation, _))) = other
+                && links.contains_key(conn)
+                && let Some(generation) = generation
+                && (there.name.rank, generation) != (*rank, process.generation)
+            {
+                let (here, mine) = (process.name, process.generation);
+                wrong.push(format!(
+                    "{here} of generation {mine} takes {} of generation {generation} for its worker {rank}",
+                    there.name
+                ));
+            }
+        }
+        wrong.into_iter().for_each(|wrong| self.broken(wrong));
+    }
+
+    /// All that go on do so from the state of the one that is furthest.
+    fn compare_states(&mut self) {
+        for (pid, generation, updates) in self.surroundings.checks.take_met() {
+            let members = self
+                .processes
+                .iter()
+                .filter(|other| other.working().is_some_and(|working| working.generation == generation));
+            let whole = members.filter_map(|other| other.training()).filter(|training| training.is_whole());
+            let furthest = whole.map(|training| training.weights().made).max();
+            let name = self.processes[pid].name;
+            match (updates, furthest) {
+                (Some(updates), Some(furthest)) if furthest > updates => {
+                    self.broken(format!(
+                        "{name} goes on after update {updates}, and another has made {furthest}"
+                    ));
+                }
+                (None, Some(_)) => self.broken(format!("{name} takes nobody's state to be whole")),
+                _ => {}
             }
         }
     }
 
-    /// A process has failed. Once a world has been made, it is made anew; before, the worker comes again.
-    fn replace(&mut self, pid: Pid) {
-        let Process { rank, generation, .. } = self.processes[pid];
-        let another = |other: &Process| other.lives() && (other.rank, other.generation) == (rank, generation);
-        let done = |(other, ending): &(Pid, Ending)| {
-            let other = &self.processes[*other];
-            *ending == Ending::Done && (other.rank, other.generation) == (rank, generation)
+    /// Whether the others can't do without a process: not one that was started by mistake, nor whoever has lost its place to one.
+    fn is_needed(&self, pid: Pid) -> bool {
+        let process = &self.processes[pid];
+        let done = |other: &Process| self.endings.contains(&(other.name.pid, Ending::Done));
+        let has_its_place = |other: &Process| {
+            let later = other.name.pid > pid;
+            let has = other.working().is_some()
+                || later && other.generation > 0 && other.lives()
+                || (later || other.mistaken) && done(other);
+            has && other.name.pid != pid && other.name.rank == process.name.rank
         };
-        let is_another = self.processes.iter().any(another) || self.endings.iter().any(done);
-        if generation != self.generation || is_another {
-            return;
-        }
-        let now = self.agenda.now();
-        let soon = |random: &mut SplitMix, least: u64, most: usize| {
-            now + Duration::from_millis(least + random.below(most) as u64)
-        };
-        if self.generation == GENERATIONS || self.processes.len() > STARTS {
-            return self.checks.broken("they fail again and again".to_owned());
-        }
-        if self.made < generation {
-            let at = soon(&mut self.random, 100, 2_000);
-            return self.agenda.at(at, Event::Start { rank, generation });
-        }
-        self.generation += 1;
-        for (other, process) in self.processes.iter().enumerate() {
-            if process.lives() {
-                self.agenda.at(soon(&mut self.random, 2_000, 2_000), Event::Kill(other));
+        (!process.mistaken || process.generation > 0) && !self.processes.iter().any(has_its_place)
+    }
+
+    /// Where workers meet, all have to be there: others are started in the places of those that have ended.
+    fn replace(&mut self) {
+        for rank in 0..self.surroundings.plan.workers {
+            let lives = |process: &Process| process.lives() && process.name.rank == rank;
+            if self.starting[rank] || self.processes.iter().any(lives) {
+                continue;
             }
-        }
-        for rank in 0..self.plan.workers {
-            let at = soon(&mut self.random, 100, 2_000);
-            self.agenda.at(at, Event::Start { rank, generation: self.generation });
+            self.starting[rank] = true;
+            let at = self.now() + Duration::from_millis(100 + self.random.below(2_000) as u64);
+            self.surroundings.agenda.at(at, Event::Start { rank, claim: Claim::default(), mistaken: false });
         }
     }
-}
-
-fn name(pid: Pid, process: &Process) -> String {
-    format!("worker {} (process {pid}, generation {})", process.rank, process.generation)
 }

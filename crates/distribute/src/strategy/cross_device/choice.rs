@@ -28,10 +28,9 @@ pub(super) fn choose(from: &[DeviceName], to: &[DeviceName], sparse: bool) -> Al
 mod tests {
     use super::Algorithm::{Hierarchical, Nothing, OneDevice};
     use super::*;
-    use crate::strategy::DeviceKind;
 
     const fn gpu(index: usize) -> DeviceName {
-        DeviceName { kind: DeviceKind::Gpu, index }
+        DeviceName::gpu(index)
     }
 
     #[test]

@@ -166,13 +166,26 @@ impl Strategy {
         let (step, every) = (self.steps() + 1, self.extended().check_drift_every());
         let reason = format!(
             "{}; it drifted apart within the last {every} steps: restore a checkpoint of before step {} on all workers, or start \
-             them again. What a worker writes between steps has to be the same on all; where it is, the memory or the processor \
+             them again.{} What a worker writes between steps has to be the same on all; where it is, the memory or the processor \
              of a machine is to be doubted. What is meant to differ is an ON_READ variable",
             drifted.text,
-            step.saturating_sub(every).max(1)
+            step.saturating_sub(every).max(1),
+            met_again(self.generation()),
         );
         Err(Error::Drift { step, variable: drifted.variable, workers: drifted.workers, reason })
     }
+}
+
+/// What is likely where workers have met again, in words.
+fn met_again(generation: u64) -> String {
+    if generation < 2 {
+        return String::new();
+    }
+    format!(
+        " The workers have met again after one was lost (generation {generation}): a variable that is in no part of the Checkpoint \
+         given to Training::new is not taken over by the process in its place, which has it as it was made; make what it belongs \
+         to a part."
+    )
 }
 
 fn not_compared(worker: usize) -> String {

@@ -1,5 +1,6 @@
 //! Workers that are processes: who takes part, and how they find each other.
 
+use super::elastic::Elastic;
 use super::joining::Joining;
 use super::{CommunicationOptions, MultiWorker, MultiWorkerMirroredStrategy};
 use crate::strategy::CommunicationImplementation;
@@ -38,6 +39,8 @@ pub struct MultiWorkerBuilder {
     join_timeout: Option<Duration>,
     shared_memory: SharedMemory,
     check_drift_every: Option<u64>,
+    min_workers: Option<usize>,
+    shrink_after: Option<Duration>,
 }
 
 impl MultiWorkerBuilder {
@@ -136,6 +139,36 @@ impl MultiWorkerBuilder {
         self
     }
 
+    /// With how many workers there is a training, where not all of the cluster have to be there; all of them, by default. The
+    /// cluster names as many as there may be.
+    ///
+    /// The workers that are there train; the first of the cluster has to be one of them, because the others meet at its address.
+    /// They go on without one that was lost once nobody has come for [`shrink_after`](Self::shrink_after), and let in who comes
+    /// between two steps. Then all meet again, those that have come take over the state, and the input is dealt anew from where it
+    /// stands: every example of an epoch is used once. [`world`](crate::Strategy::world) is another one then; the global batch stays
+    /// as it is. The program is that of a [`Training`](crate::Training).
+    ///
+    /// The environment variable `DISTRIBUTE_MIN_WORKERS` says it where the program doesn't; `distribute launch --min-workers` sets it.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// # let cluster: distribute::ClusterSpec = r#"{"worker": ["localhost:0"]}"#.parse()?;
+    /// # let resolver = distribute::SimpleClusterResolver::new(cluster).with_task(distribute::Job::Worker.task(0));
+    /// let strategy = MultiWorkerMirroredStrategy::builder().min_workers(1).cluster_resolver(resolver).build()?;
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    pub fn min_workers(mut self, workers: usize) -> Self {
+        self.min_workers = Some(workers);
+        self
+    }
+
+    /// How long to wait for more workers where there are [enough](Self::min_workers), counted from when the last one came; 30 s by
+    /// default. `DISTRIBUTE_SHRINK_AFTER` says it in seconds where the program doesn't.
+    pub fn shrink_after(mut self, wait: Duration) -> Self {
+        self.shrink_after = Some(wait);
+        self
+    }
+
     /// Where this worker listens, `host:port`, if that is not its address in the cluster: `0.0.0.0:2222` in a container.
     pub fn listen(mut self, address: impl Into<String>) -> Self {
         self.listen = Some(address.into());
@@ -149,7 +182,7 @@ impl MultiWorkerBuilder {
     /// [`Error::Cluster`] for a cluster that is malformed or has no place for this process, a parameter server say: a program
     /// that was started as one of several never trains alone. [`Error::Join`] if a worker is missing after the join timeout, if
     /// the workers don't let each other in, or if links over the network would not be protected. [`Error::InvalidArgument`]
-    /// for no replicas, for a group beside a cluster resolver or another number of replicas, and those of [`CommunicationOptions`].
+    /// for no replicas, for fewer workers than the least, for a group beside a cluster resolver or another number of replicas, and those of [`CommunicationOptions`].
     #[track_caller]
     pub fn build(self) -> Result<MultiWorkerMirroredStrategy> {
         let replicas = match &self.group {
@@ -166,6 +199,11 @@ impl MultiWorkerBuilder {
         options.check(OPERATION)?;
         let check_drift_every = self.check_drift_every.unwrap_or(CHECK_DRIFT_EVERY);
         if let Some(group) = self.group {
+            if self.min_workers.is_some() {
+                let reason =
+                    "a group was given, whose workers are those that have met: leave out min_workers";
+                return Err(Error::invalid(OPERATION, reason));
+            }
             if self.resolver.is_some() || self.replicas.is_some_and(|asked| asked != replicas) {
                 let reason = "a group was given, which says who takes part and how many replicas each worker has: leave out \
                               cluster_resolver and replicas";
@@ -185,6 +223,7 @@ impl MultiWorkerBuilder {
             Some((cluster, task)) => cluster.world(task, replicas)?,
             None => World::alone(replicas).map_err(ClusterError::from)?,
         };
+        let elastic = Elastic::new(self.min_workers, self.shrink_after, world.workers())?;
         // Before threads are started.
         crate::init::prepare(replicas);
         let joining = match &membership {
@@ -198,7 +237,9 @@ impl MultiWorkerBuilder {
                 let (tasks, addresses) =
                     cluster.workers().into_iter().map(|(task, address)| (task, address.to_string())).unzip();
                 Some(Joining {
-                    world,
+                    all: world,
+                    least: elastic.least,
+                    shrink_after: elastic.shrink_after,
                     task: task.clone(),
                     addresses,
                     tasks,

@@ -5,14 +5,23 @@ use distribute_cluster::deadline::DEFAULT_TIMEOUT;
 use distribute_cluster::{Deadline, Stopwatch, Task, World};
 use distribute_collective::group::Group;
 use distribute_log::told;
-use distribute_net::handshake::Reason;
-use distribute_net::{Identity, JoinError, Rendezvous, SharedMemory};
+use distribute_net::{Claim, Identity, JoinError, Quorum, Rendezvous, SharedMemory};
+use std::collections::BTreeSet;
+use std::ops::RangeInclusive;
 use std::time::Duration;
+
+/// How long one that comes to a training with room for it waits for the others, unless that is said.
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// What is known of the cluster, and how this process joins it.
 #[derive(Clone, Debug)]
 pub(super) struct Joining {
-    pub world: World,
+    /// The world in which all of the cluster are.
+    pub all: World,
+    /// With how many workers there is a world.
+    pub least: usize,
+    /// How long to wait for more.
+    pub shrink_after: Duration,
     pub task: Task,
     pub addresses: Vec<String>,
     pub tasks: Vec<Task>,
@@ -29,57 +38,65 @@ impl Joining {
     /// # Errors
     /// [`Error::Join`].
     pub fn join(&self) -> Result<Group> {
-        let started = Stopwatch::start();
-        let deadline = Deadline::after(self.timeout.unwrap_or(DEFAULT_TIMEOUT));
-        let group = loop {
-            match Group::join(self.world, self.rendezvous().timeout(deadline.remaining())) {
-                Ok(group) => break group,
-                // It may be started again.
-                Err(JoinError::Lost { .. }) if !deadline.has_passed() => {}
-                Err(error) => return Err(Error::from(error)),
-            }
-        };
+        // One that comes to a training that goes on waits for the end of a step there, or of an evaluation.
+        let usual = if self.elastic().is_some() { PATIENCE } else { DEFAULT_TIMEOUT };
+        let (started, deadline) = (Stopwatch::start(), Deadline::after(self.timeout.unwrap_or(usual)));
+        let join = |rendezvous| Group::join(self.all, rendezvous);
+        let everybody = (0..self.all.workers()).collect();
+        let group = self.try_until(deadline, Claim::default(), &everybody, join)?;
         let what = match group.generation() {
-            1 => "all have joined".to_owned(),
+            1 => self.how_many(&group, "joined"),
             generation => format!("takes a place in a training that goes on, as generation {generation},"),
         };
-        self.announce(&what, started.elapsed());
+        self.announce(&group, &what, started.elapsed());
         Ok(group)
     }
 
-    /// Waits, at most for `patience`, until all workers have met again: those that have lost one, and who takes its place.
+    /// Waits, at most for `patience`, until all workers have met again: those that have lost one, who takes its place, and those that
+    /// have come since. Whether they meet `once_more`, because one was lost as soon as they had met: nobody else waits for that one
+    /// then, where not all are needed.
     ///
     /// # Errors
     /// [`Error::Join`].
-    pub fn rejoin(&self, group: &Group, patience: Duration) -> Result<()> {
+    pub fn rejoin(&self, group: &Group, patience: Duration, once_more: bool) -> Result<()> {
         let (started, deadline) = (Stopwatch::start(), Deadline::after(patience));
-        let mut generation = group.generation();
-        loop {
-            let rendezvous = self.rendezvous().generation(generation).timeout(deadline.remaining());
-            match group.rejoin(rendezvous) {
-                Ok(()) => break,
-                // Another was lost while they met.
-                Err(JoinError::Lost { .. }) if !deadline.has_passed() => {}
-                // The others have met without this one. It comes as one of whom they know nothing.
-                Err(JoinError::Refused { refusal, .. })
-                    if refusal.reason == Reason::Generation && generation > 0 =>
-                {
-                    generation = 0;
-                }
-                Err(error) => return Err(Error::from(error)),
-            }
-        }
-        self.announce(
-            &format!("all have met again, as generation {},", group.generation()),
-            started.elapsed(),
-        );
+        let expected = group.expected(once_more && self.elastic().is_some());
+        let claim = if group.is_supplanted() { Claim::default() } else { Claim::after(group.generation()) };
+        self.try_until(deadline, claim, &expected, |rendezvous| group.rejoin(rendezvous))?;
+        let what = format!("{}, as generation {},", self.how_many(group, "met again"), group.generation());
+        self.announce(group, &what, started.elapsed());
         Ok(())
     }
 
-    fn rendezvous(&self) -> Rendezvous {
-        let mut rendezvous = Rendezvous::new(self.world, self.addresses.clone())
+    /// How many workers there are, where not all of the cluster have to be there.
+    pub fn elastic(&self) -> Option<RangeInclusive<usize>> {
+        (self.least < self.all.workers()).then(|| self.least..=self.all.workers())
+    }
+
+    /// Comes to one rendezvous after another, until one succeeds.
+    fn try_until<R>(
+        &self,
+        deadline: Deadline,
+        mut claim: Claim,
+        expected: &BTreeSet<usize>,
+        join: impl Fn(Rendezvous) -> std::result::Result<R, JoinError>,
+    ) -> Result<R> {
+        loop {
+            let rendezvous = self.rendezvous(expected.clone()).generation(claim.generation());
+            match join(rendezvous.timeout(deadline.remaining())) {
+                Ok(joined) => return Ok(joined),
+                Err(error) if deadline.has_passed() => return Err(Error::from(error)),
+                Err(error) => claim.failed(error)?,
+            }
+        }
+    }
+
+    fn rendezvous(&self, expected: BTreeSet<usize>) -> Rendezvous {
+        let least = self.least;
+        let mut rendezvous = Rendezvous::new(self.all, self.addresses.clone())
             .tasks(self.tasks.clone())
-            .agree_on(env!("CARGO_PKG_VERSION").as_bytes())
+            .agree_on(format!("{}, {least} at least", env!("CARGO_PKG_VERSION")).as_bytes())
+            .quorum(Quorum { least, expected, grace: self.shrink_after })
             .identity(self.identity.clone())
             .shared_memory(self.shared_memory)
             .on_progress(|progress| told(|| tracing::info!("{progress}")));
@@ -92,8 +109,15 @@ impl Joining {
         rendezvous
     }
 
-    fn announce(&self, what: &str, waited: Duration) {
-        let (world, task, seconds) = (self.world, &self.task, waited.as_secs_f64());
+    fn how_many(&self, group: &Group, have: &str) -> String {
+        match (group.world().workers(), self.all.workers()) {
+            (there, all) if there == all => format!("all have {have}"),
+            (there, all) => format!("{there} of {all} have {have}"),
+        }
+    }
+
+    fn announce(&self, group: &Group, what: &str, waited: Duration) {
+        let (world, task, seconds) = (group.world(), &self.task, waited.as_secs_f64());
         let all = world.num_replicas_in_sync();
         told(|| {
             tracing::info!("{world}: {all} replicas in sync; this is {task}, {what} after {seconds:.1} s")

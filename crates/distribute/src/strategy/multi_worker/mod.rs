@@ -1,6 +1,7 @@
 //! Several workers that train one model in lock step.
 
 mod builder;
+mod elastic;
 mod joining;
 mod on_threads;
 
@@ -15,7 +16,7 @@ use distribute_cluster::resolver::ClusterResolver;
 use distribute_collective::group::Group;
 use joining::Joining;
 use std::fmt;
-use std::ops::Deref;
+use std::ops::{Deref, RangeInclusive};
 use std::time::Duration;
 
 /// The implementation, on one of the workers.
@@ -60,8 +61,11 @@ impl StrategyExtended for MultiWorker {
     fn group(&self) -> Option<&Group> {
         self.group.as_ref()
     }
-    fn rejoin(&self, patience: Duration) -> Option<Result<()>> {
-        Some(self.joining.as_ref()?.rejoin(self.group.as_ref()?, patience))
+    fn elastic(&self) -> Option<RangeInclusive<usize>> {
+        self.joining.as_ref()?.elastic()
+    }
+    fn rejoin(&self, patience: Duration, once_more: bool) -> Option<Result<()>> {
+        Some(self.joining.as_ref()?.rejoin(self.group.as_ref()?, patience, once_more))
     }
     fn communication_options(&self) -> CommunicationOptions {
         self.options

@@ -5,10 +5,40 @@ use crate::{Error, Result};
 use candle_core::{DType, Device, Shape, Tensor};
 use candle_nn::Init;
 use candle_nn::init::NormalOrUniform;
+use distribute_params::Initializer;
+use distribute_tensor::Leaf;
 use distribute_tensor::random::Distribution;
 
+/// A variable's first values, as a model asks for them.
+pub(crate) struct Drawn<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) shape: &'a Shape,
+    pub(crate) candle_dtype: DType,
+    pub(super) device: &'a Device,
+    pub(super) init: &'a Init,
+    pub(super) seed: u64,
+}
+
+impl Drawn<'_> {
+    /// The values, as a tensor.
+    pub(crate) fn values(&self) -> Result<Tensor> {
+        values(self.init, self.seed, self.name, self.shape, self.candle_dtype, self.device)
+    }
+
+    pub(crate) fn dtype(&self) -> Result<distribute_tensor::DType> {
+        Ok(Leaf::Candle(Tensor::zeros(0, self.candle_dtype, &Device::Cpu)?).dtype()?)
+    }
+
+    /// What draws the same values elsewhere.
+    pub(crate) fn initializer(&self) -> Result<Initializer> {
+        let initializer = Initializer::new(distribution(self.init, self.shape), self.seed, self.name);
+        initializer.check(self.dtype()?)?;
+        Ok(initializer)
+    }
+}
+
 /// The values of an initializer for the variable `name`.
-pub(crate) fn values(
+fn values(
     init: &Init,
     seed: u64,
     name: &str,
@@ -17,19 +47,11 @@ pub(crate) fn values(
     device: &Device,
 ) -> Result<Tensor> {
     let draw = random::draws(seed, name);
-    let uniform = |lo: f64, up: f64| Distribution::Uniform { lo, up };
-    let normal = |mean: f64, stdev: f64| Distribution::Normal { mean, stdev };
-    let distribution = match init {
-        Init::Const(value) => return Ok((Tensor::ones(shape, dtype, device)? * *value)?.to_dtype(dtype)?),
-        Init::Uniform { lo, up } => uniform(*lo, *up),
-        Init::Randn { mean, stdev } => normal(*mean, *stdev),
-        Init::Kaiming { dist, fan, non_linearity } => {
-            let stdev = non_linearity.gain() / (fan.for_shape(shape) as f64).sqrt();
-            match dist {
-                NormalOrUniform::Uniform => uniform(-(3f64.sqrt() * stdev), 3f64.sqrt() * stdev),
-                NormalOrUniform::Normal => normal(0., stdev),
-            }
+    let distribution = match distribution(init, shape) {
+        Distribution::Constant(value) => {
+            return Ok((Tensor::ones(shape, dtype, device)? * value)?.to_dtype(dtype)?);
         }
+        distribution => distribution,
     };
     if !dtype.is_float() {
         let reason = format!(
@@ -44,6 +66,24 @@ pub(crate) fn values(
         _ => Tensor::from_vec(numbers.collect(), shape, &Device::Cpu)?.to_dtype(dtype),
     };
     Ok(values?.to_device(device)?)
+}
+
+/// What an initializer draws the elements of a variable of this shape from.
+pub(super) fn distribution(init: &Init, shape: &Shape) -> Distribution {
+    let uniform = |lo: f64, up: f64| Distribution::Uniform { lo, up };
+    let normal = |mean: f64, stdev: f64| Distribution::Normal { mean, stdev };
+    match init {
+        Init::Const(value) => Distribution::Constant(*value),
+        Init::Uniform { lo, up } => uniform(*lo, *up),
+        Init::Randn { mean, stdev } => normal(*mean, *stdev),
+        Init::Kaiming { dist, fan, non_linearity } => {
+            let stdev = non_linearity.gain() / (fan.for_shape(shape) as f64).sqrt();
+            match dist {
+                NormalOrUniform::Uniform => uniform(-(3f64.sqrt() * stdev), 3f64.sqrt() * stdev),
+                NormalOrUniform::Normal => normal(0., stdev),
+            }
+        }
+    }
 }
 
 #[cfg(test)]

@@ -13,12 +13,14 @@ mod init;
 mod running;
 mod state;
 
-use super::{Variable, about};
+use super::{Variable, about, rows};
 use crate::context::require_outside_of_run;
 use crate::lock::lock;
 use crate::{Error, Result, Strategy};
 use candle_core::{DType, Device, Shape, Tensor, Var};
 use candle_nn::{Init, VarBuilder};
+use distribute_tensor::Leaf;
+pub(super) use init::Drawn;
 use running::Running;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -93,9 +95,8 @@ impl Variables {
         kind.require_fit("set", name, value, "the value")?;
         match kind {
             Kind::Mirrored(variable) => {
-                let variable = variable.var(0)?;
-                let value = value.to_device(variable.device());
-                value.and_then(|value| variable.set(&value)).map_err(Error::from).map_err(about(name))?;
+                variable.writing(|| variable.copy(0)?.set(value)).map_err(about(name))?;
+                variable.strategy().count_write();
             }
             Kind::Running(running) => running.set(value).map_err(about(name))?,
         }
@@ -124,19 +125,38 @@ impl Variables {
     /// replica; use an [`Optimizer`](crate::Optimizer) there.
     ///
     /// # Errors
-    /// [`Error::WrongContext`] inside of `run`, other than in `merge_call`.
+    /// [`Error::WrongContext`] inside of `run`, other than in `merge_call`; [`Error::NotSupported`] for variables on parameter servers,
+    /// of which candle's are copies that the next step fetches anew.
     pub fn trainable(&self) -> Result<Vec<(String, Var)>> {
+        const OPERATION: &str = "Variables::trainable";
+        if self.0.strategy.extended().parameter_servers().is_some() {
+            return Err(Error::NotSupported {
+                operation: OPERATION,
+                strategy: self.0.strategy.extended().kind(),
+                what: "writing variables through candle, since they are on servers",
+                advice: "train them by one of distribute's optimizers, and write them with set",
+            });
+        }
         require_outside_of_run(
-            "Variables::trainable",
+            OPERATION,
             "replicas share the variables: train them by one of distribute's optimizers, made outside of run, read them with \
              get, and write them between runs",
         )?;
+        Ok(self
+            .trained()
+            .into_iter()
+            .filter_map(|(name, variable)| Some((name, variable.var(0).ok()?.clone())))
+            .collect())
+    }
+
+    /// The variables that optimizers train, by name.
+    pub(crate) fn trained(&self) -> Vec<(String, Variable)> {
         let entries = self.entries();
         let mirrored = entries.iter().filter_map(|(name, entry)| match &entry.kind {
-            Kind::Mirrored(variable) => Some((name.clone(), variable.var(0).ok()?.clone())),
+            Kind::Mirrored(variable) => Some((name.clone(), variable.clone())),
             Kind::Running(_) => None,
         });
-        Ok(mirrored.collect())
+        mirrored.collect()
     }
 
     /// The variables that local replica `replica` writes on its own: its running statistics.
@@ -210,12 +230,12 @@ impl Variables {
     ) -> Result<Tensor> {
         let mut entries = self.entries();
         if !entries.contains_key(name) {
-            let value = init::values(init, self.0.seed, name, shape, dtype, device).map_err(about(name))?;
+            let drawn = Drawn { name, shape, candle_dtype: dtype, device, init, seed: self.0.seed };
             let strategy = &self.0.strategy;
             let kind = if is_running_statistic(name) {
-                Kind::Running(Running::new(strategy, name, &value)?)
+                Kind::Running(Running::new(strategy, name, &drawn.values().map_err(about(name))?)?)
             } else {
-                Kind::Mirrored(Variable::weights(strategy, name, &value)?)
+                Kind::Mirrored(Variable::weights(strategy, &drawn)?)
             };
             entries.insert(name.to_string(), Entry { kind, asked: BTreeSet::new() });
         }
@@ -239,6 +259,9 @@ impl Variables {
                 shape.dims()
             );
             return Err(Error::invalid("replicate", reason));
+        }
+        if let Kind::Mirrored(weights) = &entry.kind {
+            rows::asked(weights)?;
         }
         if again && replica == 0 {
             tracing::debug!("two layers of the model share variable {name}: both asked for this path");
@@ -293,7 +316,10 @@ impl Kind {
     #[track_caller]
     fn read(&self) -> Result<Tensor> {
         match self {
-            Kind::Mirrored(variable) => Ok(variable.var(0)?.as_detached_tensor().copy()?),
+            Kind::Mirrored(variable) => match variable.settled()?.read()? {
+                Leaf::Candle(value) => Ok(value),
+                other => Ok(other.to_host()?.to_candle(&Device::Cpu)?),
+            },
             Kind::Running(running) => running.mean(),
         }
     }

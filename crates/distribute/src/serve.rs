@@ -1,0 +1,142 @@
+//! Tasks that serve others: parameter servers, and workers that wait for a coordinator.
+
+use crate::{Error, Result};
+use distribute_cluster::resolver::ClusterResolver;
+use distribute_cluster::{Job, Task};
+use distribute_log::told;
+use distribute_net::{Certificates, Identity, Secret};
+use distribute_ps::{ParameterServer, SERVICE, ServerOptions};
+use distribute_server::Server;
+use std::fmt::Display;
+use std::path::PathBuf;
+
+/// The folder of all servers of a machine.
+const FOLDER: &str = "DISTRIBUTE_PS_FOLDER";
+
+/// Serves others, if this process is a parameter server or a worker of them, until the chief
+/// [ends](crate::ParameterServerStrategy::end_servers) it. Says whether it did: then the program ends here.
+///
+/// [`Serve`] has settings.
+///
+/// ```no_run
+/// use distribute::prelude::*;
+/// use distribute::{ParameterServerStrategy, TfConfigClusterResolver, params::MinSizePartitioner};
+///
+/// # fn main() -> distribute::Result<()> {
+/// let cluster = TfConfigClusterResolver::from_env()?;
+/// if distribute::serve(&cluster)? {
+///     return Ok(());
+/// }
+/// // The chief trains.
+/// let strategy = ParameterServerStrategy::new(cluster, MinSizePartitioner::new(256 << 10, 2)?)?;
+/// // …
+/// strategy.end_servers()?; // or they, and `distribute launch`, wait for ever
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// Those of [`Serve::run`].
+pub fn serve(resolver: &dyn ClusterResolver) -> Result<bool> {
+    Serve::new().run(resolver)
+}
+
+/// The settings of a task that serves others.
+#[derive(Clone, Debug, Default)]
+pub struct Serve {
+    folder: Option<PathBuf>,
+    options: Option<ServerOptions>,
+    identity: Option<Identity>,
+    allow_plain_text: bool,
+}
+
+impl Serve {
+    /// Without settings: a parameter server keeps its tables in the folder that the environment variable `DISTRIBUTE_PS_FOLDER` names,
+    /// and without one in memory alone; who may connect shows the secret in `DISTRIBUTE_SECRET`.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Where parameter servers keep what they must not lose: each in a folder of its own in there, `ps-0`, `ps-1`, …
+    pub fn folder(self, folder: impl Into<PathBuf>) -> Self {
+        Self { folder: Some(folder.into()), ..self }
+    }
+
+    /// Where this parameter server keeps it, and how.
+    pub fn options(self, options: ServerOptions) -> Self {
+        Self { options: Some(options), ..self }
+    }
+
+    /// Certificates, for connections between machines.
+    pub fn certificates(self, certificates: Certificates) -> Self {
+        Self { identity: Some(Identity::Certificates(certificates)), ..self }
+    }
+
+    /// The secret of the job, if it isn't in `DISTRIBUTE_SECRET`.
+    pub fn secret(self, secret: Secret) -> Self {
+        Self { identity: Some(Identity::Secret(secret)), ..self }
+    }
+
+    /// Lets connections between machines go without encryption: see
+    /// [`MultiWorkerBuilder::allow_plain_text_on_the_network`](crate::MultiWorkerBuilder::allow_plain_text_on_the_network).
+    pub fn allow_plain_text_on_the_network(self) -> Self {
+        Self { allow_plain_text: true, ..self }
+    }
+
+    /// Serves others, if `resolver` says that this process is a parameter server or a worker, until the chief ends it. Says whether it
+    /// did.
+    ///
+    /// A parameter server that was killed and is started again, with the same folder, has what it had: callers wait for it.
+    ///
+    /// # Errors
+    /// [`Error::Cluster`]; [`Error::Serving`] where it cannot listen, its folder cannot be read, or connections would not be
+    /// protected.
+    pub fn run(self, resolver: &dyn ClusterResolver) -> Result<bool> {
+        // SRV-2: nobody else serves.
+        let Some((cluster, task)) = resolver.membership()? else { return Ok(false) };
+        if !matches!(task.job, Job::Ps | Job::Worker) {
+            return Ok(false);
+        }
+        if !cluster.has_job(&Job::Chief) {
+            told(|| {
+                tracing::info!(
+                    "{task}: the cluster has no chief, so one outside of it has to train, and to end this server"
+                )
+            });
+        }
+        let mut server = Server::builder(cluster).task(task.clone());
+        if task.job == Job::Ps {
+            server = server.service(SERVICE, self.tables(&task)?);
+        }
+        if let Some(identity) = self.identity {
+            server = server.identity(identity);
+        }
+        if self.allow_plain_text {
+            server = server.allow_plain_text_on_the_network();
+        }
+        let server = server.start().map_err(failed(&task))?;
+        told(|| tracing::info!("{task} serves at {}", server.target()));
+        let end = server.join().map_err(failed(&task))?;
+        tracing::debug!(?end, "{task} has ended");
+        Ok(true)
+    }
+
+    fn tables(&self, task: &Task) -> Result<ParameterServer> {
+        let own = |folder: PathBuf| ServerOptions::new(folder.join(format!("ps-{}", task.index)));
+        let folder = || {
+            self.folder
+                .clone()
+                .or_else(|| std::env::var_os(FOLDER).filter(|folder| !folder.is_empty()).map(PathBuf::from))
+                .map(own)
+        };
+        match self.options.clone().or_else(folder) {
+            Some(options) => ParameterServer::open(options).map_err(failed(task)),
+            None => Ok(ParameterServer::new()),
+        }
+    }
+}
+
+fn failed<E: Display>(task: &Task) -> impl FnOnce(E) -> Error {
+    let task = task.clone();
+    move |error| Error::Serving { task, reason: error.to_string() }
+}

@@ -1,0 +1,212 @@
+//! Making a variable on servers, or finding one there.
+
+use super::super::links::{Ask, unexpected};
+use super::super::{Links, ParameterServers, Where};
+use super::{Initial, Shard, Sharded};
+use crate::{Error, Result};
+use distribute_cluster::Deadline;
+use distribute_log::heard;
+use distribute_params::{Contents, Request, Response, TableInfo, TableSpec};
+use distribute_tensor::DType;
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+const OPERATION: &str = "creating a variable";
+
+/// How long one who waits for a table lets go by before it asks again: at first, and at most.
+const PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(500)];
+
+/// How many tables a warning names.
+const NAMED: usize = 10;
+
+/// What is known of tables while variables are made, one after another.
+#[derive(Debug, Default)]
+pub(in crate::servers) struct Making {
+    /// What servers had when they were last asked for all of it.
+    listed: Vec<HashMap<String, TableInfo>>,
+    /// What this process has asked for, answered or not.
+    asked: HashSet<String>,
+    /// Whether it was told that tables were there before.
+    told: bool,
+}
+
+impl Making {
+    /// Asks all servers which tables they have.
+    fn list(&mut self, links: &Links) -> Result<()> {
+        let servers = 0..links.count();
+        let asks = servers.map(|server| Ask { server, request: Request::List, bytes: 0 }).collect();
+        let lists =
+            links.ask(OPERATION, asks)?.into_iter().enumerate().map(|(server, answer)| match answer {
+                Response::Tables(tables) => {
+                    Ok(tables.into_iter().map(|info| (info.name.clone(), info)).collect())
+                }
+                other => Err(unexpected(OPERATION, server, &other)),
+            });
+        self.listed = lists.collect::<Result<_>>()?;
+        Ok(())
+    }
+}
+
+impl Sharded {
+    /// A new variable, or one that is there already, made in the same way by another process.
+    pub(crate) fn create(
+        servers: &ParameterServers,
+        (name, dims, dtype): (&str, &[usize], DType),
+        initial: &Initial,
+        to: Where,
+    ) -> Result<Self> {
+        servers.place((name, dims, dtype), to, |place, making| {
+            let variable = Self::placed(servers.links().clone(), name, dims.to_vec(), dtype, place);
+            if servers.makes_variables() {
+                variable.make(initial, making)?;
+            } else {
+                variable.await_made(making, servers.patience())?;
+            }
+            Ok(variable)
+        })
+    }
+
+    fn make(&self, initial: &Initial, making: &mut Making) -> Result<()> {
+        let create = |(number, shard): (usize, &Shard)| {
+            let contents = match initial {
+                Initial::Value(value) => Contents::Values(self.part(value, number)?),
+                Initial::Drawn(initializer) => Contents::Drawn {
+                    shape: self.dims.clone(),
+                    dtype: self.dtype,
+                    initializer: *initializer,
+                    partition: self.cut,
+                    shard: number,
+                },
+            };
+            let bytes = if matches!(initial, Initial::Value(_)) { self.bytes(shard.rows) } else { 0 };
+            let spec = TableSpec { name: shard.table.clone(), contents, rule: None };
+            Ok(Ask { server: shard.server, request: Request::Create(spec), bytes })
+        };
+        let asks = self.shards.iter().enumerate().map(create).collect::<Result<_>>()?;
+        // Of an attempt that has failed some may be there.
+        let first: Vec<bool> =
+            self.shards.iter().map(|shard| making.asked.insert(shard.table.clone())).collect();
+        let answers = self.links.ask(OPERATION, asks)?;
+        let (mut found, mut new) = (Vec::new(), Vec::new());
+        for ((shard, answer), _) in self.shards.iter().zip(answers).zip(first).filter(|(_, first)| *first) {
+            match answer {
+                Response::Made { new: true } => new.push(shard.table.as_str()),
+                Response::Made { new: false } => found.push(shard.table.as_str()),
+                other => return Err(unexpected(OPERATION, shard.server, &other)),
+            }
+        }
+        self.tell(&found, &new, making)
+    }
+
+    /// Says what was there before.
+    fn tell(&self, found: &[&str], new: &[&str], making: &mut Making) -> Result<()> {
+        if found.is_empty() {
+            return Ok(());
+        }
+        if !new.is_empty() {
+            heard(|| {
+                tracing::warn!(
+                    "variable {}: servers had {} and not {}, which begin anew: unless a connection was lost meanwhile, its values \
+                     are of two trainings; restore a checkpoint, or empty the folders of all servers and start again",
+                    self.name,
+                    some(found),
+                    some(new)
+                );
+            });
+        }
+        if std::mem::replace(&mut making.told, true) {
+            return Ok(());
+        }
+        making.list(&self.links)?;
+        let all = making.listed.iter().flat_map(HashMap::keys).map(String::as_str);
+        let mut all: Vec<&str> =
+            all.filter(|table| found.contains(table) || !making.asked.contains(*table)).collect();
+        all.sort_unstable();
+        heard(|| {
+            tracing::warn!(
+                "servers have tables of a training before, which this one goes on with as they are: {}; to begin anew, empty the \
+                 folders of all servers and start them again",
+                some(&all)
+            );
+        });
+        Ok(())
+    }
+
+    // C8: servers are asked again for what was not there.
+    /// Waits until another process has made it.
+    ///
+    /// # Errors
+    /// Where it is not there in time, or another one.
+    fn await_made(&self, making: &mut Making, patience: Duration) -> Result<()> {
+        let deadline = Deadline::after(patience);
+        let [mut pause, longest] = PAUSES;
+        loop {
+            if self.is_listed(making)? {
+                return Ok(());
+            }
+            making.list(&self.links)?;
+            if self.is_listed(making)? {
+                return Ok(());
+            }
+            if deadline.has_passed() {
+                return Err(self.missing(making, patience));
+            }
+            std::thread::park_timeout(pause.min(deadline.remaining()));
+            pause = longest.min(pause * 2);
+        }
+    }
+
+    /// Whether servers had all of its tables when they were last asked.
+    ///
+    /// # Errors
+    /// Where one is of another shape or dtype.
+    fn is_listed(&self, making: &Making) -> Result<bool> {
+        for shard in &self.shards {
+            let tables = making.listed.get(shard.server);
+            let Some(info) = tables.and_then(|tables| tables.get(&shard.table)) else { return Ok(false) };
+            let dims = self.dims_of(shard);
+            if info.shape != dims || info.dtype != self.dtype {
+                let found = format!("there is one of {}{:?}", info.dtype, info.shape);
+                return Err(self.wanting(shard, &found));
+            }
+        }
+        Ok(true)
+    }
+
+    fn missing(&self, making: &Making, patience: Duration) -> Error {
+        let has = |shard: &&Shard| {
+            making.listed.get(shard.server).is_some_and(|tables| tables.contains_key(&shard.table))
+        };
+        match self.shards.iter().find(|shard| !has(shard)) {
+            Some(shard) => self.wanting(shard, &format!("there has been none of this name for {patience:?}")),
+            None => Error::invalid(OPERATION, format!("variable {} has no table", self.name)),
+        }
+    }
+
+    fn wanting(&self, shard: &Shard, found: &str) -> Error {
+        let reason = format!(
+            "variable {}: ps {} has to have a table {} of {}{:?}, but {found}; the coordinator makes variables, which workers \
+             wait for, and all make the same in the same order, with the same partitioner",
+            self.name,
+            shard.server,
+            shard.table,
+            self.dtype,
+            self.dims_of(shard)
+        );
+        Error::invalid(OPERATION, reason)
+    }
+
+    fn dims_of(&self, shard: &Shard) -> Vec<usize> {
+        let mut dims = self.dims.clone();
+        dims.first_mut().into_iter().for_each(|rows| *rows = shard.rows);
+        dims
+    }
+}
+
+/// The first of some names, and how many there are more.
+fn some(names: &[&str]) -> String {
+    match names.len().checked_sub(NAMED) {
+        None | Some(0) => names.join(", "),
+        Some(more) => format!("{} and {more} more", names[..NAMED].join(", ")),
+    }
+}

@@ -1,0 +1,176 @@
+//! Steps without servers.
+
+use super::*;
+use distribute_testing::watched;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Updates that count when they are there.
+fn update(there: &Arc<AtomicUsize>) -> Finish {
+    let there = there.clone();
+    Box::new(move || {
+        there.fetch_add(1, Ordering::Relaxed);
+        Ok(Ok(()))
+    })
+}
+
+// INV-55
+#[test]
+fn values_are_fetched_before_a_step_and_not_inside_of_one() {
+    let (steps, pulls) = (Steps::new(0, PATIENCE), AtomicUsize::new(0));
+    let pull = || {
+        pulls.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    };
+    let outer = steps.begin(false, pull).unwrap();
+    let inner = steps.begin(true, || panic!("under a running graph")).unwrap();
+    drop(inner);
+    assert!(steps.begin(false, || Ok(())).is_err());
+    drop(outer);
+    assert!(steps.begin(false, || Err(Error::invalid("pull", "no"))).is_err());
+    drop(steps.begin(true, pull).unwrap());
+    assert_eq!(pulls.load(Ordering::Relaxed), 2);
+}
+
+#[test]
+fn no_more_updates_are_under_way_than_values_may_lack() {
+    for staleness in 0..3 {
+        let (steps, there) = (Steps::new(staleness, PATIENCE), Arc::new(AtomicUsize::new(0)));
+        for sent in 1..6 {
+            steps.add(update(&there)).unwrap();
+            assert_eq!(there.load(Ordering::Relaxed), sent - staleness.min(sent));
+        }
+        let step = steps.begin(false, || {
+            assert_eq!(staleness, 0, "the values of an update are on their way");
+            Ok(())
+        });
+        // Its graph is computing with what is there.
+        steps.settle().unwrap();
+        assert_eq!(there.load(Ordering::Relaxed), 5 - staleness);
+        drop(step.unwrap());
+        steps.settle().unwrap();
+        assert_eq!(there.load(Ordering::Relaxed), 5);
+    }
+}
+
+#[test]
+fn an_update_that_fails_is_told_once_and_the_next_ones_are_there() {
+    let (steps, there) = (Steps::new(1, PATIENCE), Arc::new(AtomicUsize::new(0)));
+    steps.add(Box::new(|| Err(Error::invalid("push", "lost")))).unwrap();
+    assert!(steps.add(update(&there)).is_err());
+    steps.settle().unwrap();
+    assert_eq!(there.load(Ordering::Relaxed), 1);
+}
+
+// INV-55
+#[test]
+fn nobody_computes_and_nobody_reads_while_values_are_written() {
+    watched(|| {
+        let (steps, there) = (Steps::new(1, PATIENCE), Arc::new(AtomicUsize::new(0)));
+        let (entered, is_in) = mpsc::channel();
+        let (go, gone) = mpsc::channel::<()>();
+        let counted = there.clone();
+        let slow = move || {
+            entered.send(()).unwrap();
+            let _ = gone.recv_timeout(PATIENCE);
+            counted.fetch_add(1, Ordering::Relaxed);
+            Ok(Ok(()))
+        };
+        steps.add(Box::new(slow)).unwrap();
+        std::thread::scope(|scope| {
+            let settles = scope.spawn(|| steps.settle());
+            is_in.recv_timeout(PATIENCE).unwrap();
+            // The update is not under way any more, and not there yet.
+            let begins = scope.spawn(|| {
+                let step = steps.begin(false, || Ok(()));
+                (step.map(drop), there.load(Ordering::Relaxed))
+            });
+            while lock(&steps.state).running == 0 {
+                std::thread::yield_now();
+            }
+            // One that begins meanwhile is refused at once.
+            assert!(steps.begin(false, || Ok(())).is_err());
+            let waits = scope.spawn(|| (steps.settle(), there.load(Ordering::Relaxed)));
+            let fetches = scope.spawn(|| steps.between("as_tensor", || Ok(there.load(Ordering::Relaxed))));
+            go.send(()).unwrap();
+            settles.join().unwrap().unwrap();
+            let (begun, found) = begins.join().unwrap();
+            assert!(begun.is_ok() && found == 1, "{begun:?}, {found}");
+            let (settled, found) = waits.join().unwrap();
+            assert!(settled.is_ok() && found == 1, "{settled:?}, {found}");
+            // Where the step was over before.
+            assert!(matches!(fetches.join().unwrap(), Ok(None | Some(1))));
+        });
+    });
+}
+
+#[test]
+fn who_waits_for_a_thread_that_writes_gives_up_in_time() {
+    // One with all the time there is has no deadline that is past.
+    let patient = Steps::new(usize::MAX, Duration::MAX);
+    drop(patient.begin(false, || Ok(())).unwrap());
+    patient.settle().unwrap();
+    let steps = Steps::new(0, Duration::ZERO);
+    let between = steps.between("as_tensor", || steps.begin(false, || Ok(())).map(drop));
+    let error = between.unwrap_err().to_string();
+    assert!(error.contains("another thread") && error.contains("run"), "{error}");
+    steps.settle().unwrap();
+    drop(steps.begin(false, || Ok(())).unwrap());
+}
+
+#[test]
+fn a_step_fetches_where_something_was_written_or_nothing_was_sent_since_the_last_began() {
+    let (steps, there) = (Steps::new(2, PATIENCE), Arc::new(AtomicUsize::new(0)));
+    let pulls = |steps: &Steps| {
+        let mut pulled = false;
+        let pull = || {
+            pulled = true;
+            Ok(())
+        };
+        drop(steps.begin(false, pull).unwrap());
+        pulled
+    };
+    steps.add(update(&there)).unwrap();
+    assert!(!pulls(&steps), "its own values are on their way");
+    assert!(pulls(&steps), "those of others are not");
+    assert_eq!(there.load(Ordering::Relaxed), 1);
+    steps.add(update(&there)).unwrap();
+    steps.have_written();
+    assert!(pulls(&steps), "it was written behind the update");
+    assert_eq!(there.load(Ordering::Relaxed), 2);
+}
+
+#[test]
+fn what_cannot_be_fetched_behind_an_update_is_left_to_the_next_step() {
+    for staleness in 0..2 {
+        let steps = Steps::new(staleness, PATIENCE);
+        let step = steps.begin(false, || Ok(())).unwrap();
+        steps.add(Box::new(|| Ok(Err(Error::invalid("pull", "lost"))))).unwrap();
+        steps.add(Box::new(|| Ok(Ok(())))).unwrap();
+        assert!(steps.require_fetched().is_err(), "a gradient of old values");
+        drop(step);
+        let mut pulled = false;
+        let step = steps.begin(false, || {
+            pulled = true;
+            Ok(())
+        });
+        steps.require_fetched().unwrap();
+        drop(step);
+        assert!(pulled);
+    }
+}
+
+#[test]
+fn a_step_fails_whose_values_were_not_there() {
+    let steps = Steps::new(0, PATIENCE);
+    let lost = || Error::invalid("embeddings", "lost");
+    assert!(steps.lose(lost()).is_some());
+    let step = steps.begin(false, || Ok(())).unwrap();
+    step.require_values().unwrap();
+    assert!(steps.lose(lost()).is_none() && step.require_values().is_err());
+    assert!(steps.lose(lost()).is_none());
+    drop(step);
+    steps.begin(false, || Ok(())).unwrap().require_values().unwrap();
+}

@@ -1,0 +1,187 @@
+//! The settings of a strategy with parameter servers.
+
+use super::connect::connect;
+use super::ending::Servers;
+use super::members::Members;
+use super::{OPERATION, OfServers, ParameterServerStrategy};
+use crate::servers::ParameterServers;
+use crate::strategy::kinds::{check_count, resolve};
+use crate::strategy::{CommunicationOptions, DeviceName, Strategy, alone};
+use crate::{Error, Result};
+use distribute_cluster::Job;
+use distribute_cluster::deadline::DEFAULT_TIMEOUT;
+use distribute_cluster::resolver::{self, ClusterResolver};
+use distribute_net::{Certificates, Identity, Secret};
+use distribute_params::{Channel, Partitioner, PlacementPolicy};
+use distribute_server::ClientBuilder;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The settings of a [`ParameterServerStrategy`]; see [`ParameterServerStrategy::builder`].
+///
+/// ```
+/// # use distribute::prelude::*;
+/// use distribute::{LocalCluster, ParameterServerStrategy};
+/// use distribute::params::{FixedShardsPartitioner, PlacementPolicy};
+/// let cluster = LocalCluster::new(1, 2)?;
+/// let strategy = ParameterServerStrategy::builder()
+///     .cluster_resolver(cluster.resolver())
+///     .partitioner(FixedShardsPartitioner::new(2)?)
+///     .placement(PlacementPolicy::GreedyByBytes)
+///     .devices(["cpu:0", "cpu:1"])
+///     .build()?;
+/// assert_eq!(strategy.num_replicas_in_sync(), 2);
+/// # Ok::<(), distribute::Error>(())
+/// ```
+#[derive(Default)]
+pub struct ParameterServerBuilder {
+    resolver: Option<Box<dyn ClusterResolver>>,
+    channels: Option<Vec<Arc<dyn Channel>>>,
+    partitioner: Option<Arc<dyn Partitioner>>,
+    placement: PlacementPolicy,
+    devices: Option<Vec<String>>,
+    timeout: Option<Duration>,
+    staleness: usize,
+    identity: Option<Identity>,
+    allow_plain_text: bool,
+    join_timeout: Option<Duration>,
+}
+
+impl ParameterServerBuilder {
+    /// Who takes part. By default that is found out from the environment.
+    pub fn cluster_resolver(mut self, resolver: impl ClusterResolver + 'static) -> Self {
+        self.resolver = Some(Box::new(resolver));
+        self
+    }
+
+    /// How each parameter server of the cluster is reached, in the order of their numbers, where something other than this builder
+    /// has found that out.
+    pub fn channels(mut self, channels: impl IntoIterator<Item = Arc<dyn Channel>>) -> Self {
+        self.channels = Some(channels.into_iter().collect());
+        self
+    }
+
+    /// Into how many shards variables are cut; by default they stay whole.
+    #[doc(alias = "variable_partitioner")]
+    pub fn partitioner(mut self, partitioner: impl Partitioner) -> Self {
+        self.partitioner = Some(Arc::new(partitioner));
+        self
+    }
+
+    /// Which server gets which variable or shard; by default they go to the servers in turn.
+    #[doc(alias = "GreedyLoadBalancingStrategy")]
+    pub fn placement(mut self, policy: PlacementPolicy) -> Self {
+        self.placement = policy;
+        self
+    }
+
+    /// The devices of this process's replicas, `cpu:0` by default.
+    #[doc(alias = "num_gpus_per_worker")]
+    pub fn devices<'a>(mut self, devices: impl IntoIterator<Item = &'a str>) -> Self {
+        self.devices = Some(devices.into_iter().map(String::from).collect());
+        self
+    }
+
+    /// How long to wait for an answer of a server, and for the other replicas of this process in one call; 60 s by default.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// How long to wait until all servers answer for the first time, and a worker for each variable until the coordinator has made it; a
+    /// minute by default. They may start in any order.
+    pub fn join_timeout(mut self, timeout: Duration) -> Self {
+        self.join_timeout = Some(timeout);
+        self
+    }
+
+    /// Certificates for connections between machines: the CA's, this process's, and its key, as PEM files. By default they are
+    /// protected by the secret of the job, if `DISTRIBUTE_SECRET` has one.
+    pub fn certificates(mut self, certificates: Certificates) -> Self {
+        self.identity = Some(Identity::Certificates(certificates));
+        self
+    }
+
+    /// The secret of the job, if it isn't in `DISTRIBUTE_SECRET`.
+    pub fn secret(mut self, secret: Secret) -> Self {
+        self.identity = Some(Identity::Secret(secret));
+        self
+    }
+
+    /// Lets connections between machines go without encryption: everybody on the way can read and write the weights. For networks that
+    /// nobody else can reach.
+    pub fn allow_plain_text_on_the_network(mut self) -> Self {
+        self.allow_plain_text = true;
+        self
+    }
+
+    /// How many of its own latest updates the values may lack that a step of this worker computes with; 0 by default. With 1 or more, a
+    /// step doesn't wait for servers: gradients are sent and values are fetched while the next ones compute.
+    ///
+    /// With 0 one worker trains as one device does. Otherwise its gradients are of somewhat older values, which mostly costs
+    /// little where updates are small; and a server's error about gradients is that of a later step, or of whoever reads
+    /// variables and slots.
+    pub fn staleness(mut self, steps: usize) -> Self {
+        self.staleness = steps;
+        self
+    }
+
+    /// Finds out who takes part, waits until all servers answer, and builds the strategy.
+    ///
+    /// # Errors
+    /// Those of [`ParameterServerStrategy::new`]; [`Error::Device`] for a device that this build does not support;
+    /// [`Error::InvalidArgument`] for another number of channels than of parameter servers, a timeout of zero, and servers that cannot
+    /// be reached, which it names.
+    #[track_caller]
+    pub fn build(self) -> Result<ParameterServerStrategy> {
+        let devices = match &self.devices {
+            Some(devices) => resolve(devices.iter().map(String::as_str))?,
+            None => vec![DeviceName::cpu(0)],
+        };
+        check_count(OPERATION, devices.len())?;
+        let options = CommunicationOptions { timeout: self.timeout, ..Default::default() };
+        options.check(OPERATION)?;
+        let resolver = match self.resolver {
+            Some(resolver) => resolver,
+            None => resolver::from_env()?,
+        };
+        let members = Members::of(&*resolver)?;
+        let mut others = None;
+        let channels = match self.channels {
+            Some(channels) if channels.len() != members.servers.len() => {
+                let (given, expected) = (channels.len(), members.servers.len());
+                let reason =
+                    format!("{given} channels were given, but the cluster has {expected} parameter servers");
+                return Err(Error::invalid(OPERATION, reason));
+            }
+            Some(channels) => channels,
+            None => {
+                // A coordinator need not be among the tasks.
+                let task = members.task.clone().unwrap_or(Job::Chief.task(0));
+                let mut clients = ClientBuilder::new(members.spec.clone(), task);
+                if let Some(identity) = self.identity {
+                    clients = clients.identity(identity);
+                }
+                if self.allow_plain_text {
+                    clients = clients.allow_plain_text_on_the_network();
+                }
+                others = members.are_elsewhere().then(|| Servers::new(clients.clone(), &members));
+                connect(&members, &clients, self.join_timeout.unwrap_or(DEFAULT_TIMEOUT))?
+            }
+        };
+        crate::init::prepare(devices.len());
+        alone::joined();
+        let servers = ParameterServers::new(
+            channels,
+            (self.timeout.unwrap_or(DEFAULT_TIMEOUT), self.join_timeout.unwrap_or(DEFAULT_TIMEOUT)),
+            (self.partitioner, self.placement),
+            (members.workers, members.makes_variables()),
+            self.staleness,
+        )?;
+        let parameters = (0..members.servers.len()).map(DeviceName::of_server).collect();
+        let (resolver, servers) = (Some(resolver), Arc::new(servers));
+        let all = servers.clone();
+        let strategy = Strategy::new(OfServers { devices, parameters, resolver, options, servers })?;
+        Ok(ParameterServerStrategy(strategy, all, others.map(Arc::new)))
+    }
+}

@@ -1,0 +1,99 @@
+//! Channels that tests look into.
+
+use distribute::params::{Channel, ChannelError, LocalChannel, Request, Response, Started, Tables, Waiting};
+use distribute::{LocalCluster, ParameterServerStrategy};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// What was asked of servers, and answered.
+#[derive(Debug, Default)]
+pub struct Log {
+    pub asked: Mutex<Vec<(String, Request)>>,
+    pub answered: Mutex<Vec<Response>>,
+    /// The server that does not answer any more.
+    pub down: Mutex<Option<String>>,
+    /// What no server answers any more.
+    pub lost: Mutex<Option<&'static str>>,
+}
+
+impl Log {
+    /// What was asked since the last time, one by one.
+    pub fn take(&self) -> Vec<(String, Request)> {
+        let mut all = Vec::new();
+        for (server, request) in std::mem::take(&mut *self.asked.lock().unwrap()) {
+            match request {
+                Request::Batch(requests) => all.extend(requests.into_iter().map(|one| (server.clone(), one))),
+                one => all.push((server, one)),
+            }
+        }
+        all
+    }
+
+    /// What was answered since the last time, one by one.
+    pub fn answers(&self) -> Vec<Response> {
+        let mut all = Vec::new();
+        for response in std::mem::take(&mut *self.answered.lock().unwrap()) {
+            match response {
+                Response::Batch(responses) => all.extend(responses.into_iter().map(|one| one.unwrap())),
+                one => all.push(one),
+            }
+        }
+        all
+    }
+}
+
+/// A channel that writes a log.
+#[derive(Debug)]
+struct Logged {
+    channel: LocalChannel,
+    log: Arc<Log>,
+}
+
+impl Channel for Logged {
+    fn server(&self) -> &str {
+        self.channel.server()
+    }
+
+    fn start(&self, request: Request, timeout: Duration) -> Result<Started, ChannelError> {
+        let server = self.server().to_string();
+        let is_lost = |one: &Request| *self.log.lost.lock().unwrap() == Some(one.operation());
+        let lost = match &request {
+            Request::Batch(requests) => requests.iter().any(is_lost),
+            one => is_lost(one),
+        };
+        if lost || self.log.down.lock().unwrap().as_ref() == Some(&server) {
+            let (request, reason) = (request.describe(), "it is down; start it again".to_string());
+            return Err(ChannelError::Late { server, request, timeout, reason });
+        }
+        self.log.asked.lock().unwrap().push((server, request.clone()));
+        let answer = self.channel.start(request, timeout)?.wait()?;
+        self.log.answered.lock().unwrap().push(answer.clone());
+        Ok(Started::new(Answered(answer)))
+    }
+}
+
+struct Answered(Response);
+
+impl Waiting for Answered {
+    fn wait(self: Box<Self>) -> Result<Response, ChannelError> {
+        Ok(self.0)
+    }
+}
+
+/// The ways to servers whose log can be read.
+pub fn channels(servers: usize) -> (Vec<Arc<dyn Channel>>, Arc<Log>) {
+    let log: Arc<Log> = Arc::default();
+    let channel = |server| {
+        let channel = LocalChannel::new(server, Arc::new(Tables::new()));
+        Arc::new(Logged { channel, log: log.clone() }) as Arc<dyn Channel>
+    };
+    ((0..servers).map(channel).collect(), log)
+}
+
+/// A strategy over servers whose log can be read, without a partitioner.
+pub fn logged(servers: usize) -> (distribute::ParameterServerBuilder, Arc<Log>) {
+    let (channels, log) = channels(servers);
+    let cluster = LocalCluster::new(1, servers).unwrap();
+    let builder = ParameterServerStrategy::builder().cluster_resolver(cluster.resolver()).channels(channels);
+    (builder, log)
+}

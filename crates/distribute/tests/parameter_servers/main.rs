@@ -1,0 +1,18 @@
+//! Training against parameter servers, on clusters whose tasks are all in this process. Names carry the numbers of the rules.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod channels;
+mod checkpoint;
+mod created;
+mod faults;
+mod fetched;
+mod processes;
+mod random;
+mod runner;
+mod sockets;
+mod strategy;
+mod support;
+mod training;
+mod transfers;
+mod variables;

@@ -1,0 +1,214 @@
+//! Workers come and go: one, two, four, three of them, in one training.
+
+use candle_core::{Device, Tensor};
+use candle_nn::{Module, linear};
+use distribute::cluster::{ClusterSpec, Deadline, Job, resolver::SimpleClusterResolver};
+use distribute::data::InputContext;
+use distribute::prelude::*;
+use distribute::{Checkpoint, DistributedDataset, Error, Result, Training};
+use distribute_testing::watched;
+use std::collections::BTreeMap;
+use std::net::TcpListener;
+use std::sync::Mutex;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+const EPOCHS: u64 = 4;
+const STEPS: u64 = 5;
+const ROWS: i64 = 60;
+/// A multiple of all numbers of workers, which a function of datasets needs.
+const BATCH: usize = 12;
+
+/// How the input is made.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Input {
+    Dataset,
+    Function,
+}
+
+/// After how many steps workers come or go, in the middle of epochs, and at the end of one.
+const TWO: u64 = 7;
+const FOUR: u64 = 10;
+const THREE: u64 = 16;
+
+/// The ids of each step, those that were made again as they were made last, and of how many workers.
+type Steps = BTreeMap<u64, (Vec<i64>, usize)>;
+
+struct Program<'a> {
+    place: usize,
+    replicas: usize,
+    port: u16,
+    input: Input,
+    steps: &'a Mutex<Steps>,
+    /// Starts these workers.
+    start: Sender<Vec<usize>>,
+}
+
+fn batches(strategy: &Strategy, input: Input) -> Result<DistributedDataset<HostTensor>> {
+    let ids = || Dataset::range(ROWS).shuffle(ROWS as usize, 7);
+    match input {
+        Input::Dataset => strategy.distribute_dataset(ids().batch(BATCH)),
+        // Every second element of the first of two replicas, and so on.
+        Input::Function => strategy.distribute_datasets_from_function(move |context: InputContext| {
+            let mine = ids().shard(context.num_input_pipelines, context.input_pipeline_id);
+            let size = context.get_per_replica_batch_size(BATCH)?;
+            Ok(mine.batch(size))
+        }),
+    }
+}
+
+impl Program<'_> {
+    fn run(&self) -> Result<Vec<f32>> {
+        let Self { place, replicas, port, input, .. } = *self;
+        let addresses: Vec<_> =
+            (0..4).map(|place| format!("127.0.0.1:{}", if place == 0 { port } else { 0 })).collect();
+        let cluster: ClusterSpec = format!("{{\"worker\": {addresses:?}}}").parse()?;
+        let strategy = MultiWorkerMirroredStrategy::builder()
+            .cluster_resolver(SimpleClusterResolver::new(cluster).with_task(Job::Worker.task(place)))
+            .replicas(replicas)
+            .min_workers(1)
+            .shrink_after(Duration::from_secs(1))
+            .build()?;
+        let model = strategy.replicate(|vb| linear(3, 2, vb.pp("fc")))?;
+        let optimizer = Adam::new(&model.variables, 0.05)?;
+        let batches = batches(&strategy, input)?;
+        let parts = Checkpoint::new()
+            .part("strategy", &*strategy)
+            .part("model", &model.variables)
+            .part("optimizer", &optimizer)
+            .part("batches", &batches);
+        let training = Training::new(parts)?;
+        training.run(|| {
+            while batches.position().epoch < EPOCHS {
+                for batch in &batches {
+                    let (batch, workers) = (batch?, strategy.world().workers());
+                    let made = optimizer.finished_steps();
+                    match (place, made, workers) {
+                        (0, TWO, 1) => self.come(&strategy, &[1])?,
+                        (0, FOUR, 2) => self.come(&strategy, &[3, 2])?,
+                        (1, THREE, 4) => return Err(Error::other("killed")),
+                        _ => {}
+                    }
+                    let all = strategy.run((&model, batch), |ctx, (fc, ids): (_, HostTensor)| {
+                        let all = ctx.all_gather(ids.clone(), 0)?;
+                        let ids = ids.to_vec::<i64>()?;
+                        let x = |id: &i64| [0, 1, 2].map(|i| ((id * 3 + i) as f32).sin());
+                        let x: Vec<f32> = ids.iter().flat_map(x).collect();
+                        if ids.is_empty() {
+                            optimizer.skip(ctx)?;
+                        } else {
+                            let x = Tensor::from_vec(x, (ids.len(), 3), &Device::Cpu)?;
+                            optimizer.minimize(ctx, fc.forward(&x)?.sqr()?.mean_all()?, ids.len())?;
+                        }
+                        Ok(all)
+                    })?;
+                    let ids = all.values()[0].to_vec::<i64>()?;
+                    self.steps.lock().unwrap().insert(made, (ids, workers));
+                }
+            }
+            Ok(())
+        })?;
+        assert_eq!((optimizer.finished_steps(), strategy.steps()), (EPOCHS * STEPS, EPOCHS * STEPS));
+        let weights =
+            model.variables.get("fc.weight").expect("it is there").flatten_all()?.to_vec1::<f32>()?;
+        Ok(weights)
+    }
+
+    /// Starts workers, and waits until they are there.
+    fn come(&self, strategy: &Strategy, places: &[usize]) -> Result<()> {
+        self.start.send(places.to_vec()).unwrap();
+        let until = Deadline::after(Duration::from_secs(50));
+        let group = strategy.extended().group().expect("there are others");
+        while group.waiting() < places.len() {
+            assert!(!until.has_passed(), "they don't come");
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+}
+
+/// Trains with workers that come and go. Gives the ids of each step and how many workers it had, and the weights.
+fn elastic(replicas: usize, input: Input) -> (Steps, Vec<f32>) {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let steps = Mutex::<Steps>::default();
+    let (start, started): (_, Receiver<Vec<usize>>) = channel();
+    let weights = std::thread::scope(|scope| {
+        let spawn = |place| {
+            let program = Program { place, replicas, port, input, steps: &steps, start: start.clone() };
+            scope.spawn(move || program.run().inspect_err(|error| println!("worker {place}: {error}")))
+        };
+        let mut all = vec![(0, spawn(0))];
+        for places in started.iter().take(2) {
+            all.extend(places.into_iter().map(|place| (place, spawn(place))));
+        }
+        let ended = all.into_iter().map(|(place, worker)| match (place, worker.join().unwrap()) {
+            (1, Err(error)) if error.to_string().contains("killed") => None,
+            (place, ended) => Some(ended.unwrap_or_else(|error| panic!("worker {place}: {error}"))),
+        });
+        ended.flatten().collect::<Vec<_>>()
+    });
+    assert_eq!(weights.len(), 3);
+    assert!(weights.iter().all(|of| *of == weights[0]), "the same bits on all");
+    (steps.into_inner().unwrap(), weights[0].clone())
+}
+
+/// The weights of a training on as many replicas as one worker has.
+fn alone(replicas: usize, input: Input) -> Vec<f32> {
+    let strategy = MirroredStrategy::cpus(replicas).unwrap();
+    let model = strategy.replicate(|vb| linear(3, 2, vb.pp("fc"))).unwrap();
+    let optimizer = Adam::new(&model.variables, 0.05).unwrap();
+    let batches = batches(&strategy, input).unwrap();
+    for _ in 0..EPOCHS {
+        for batch in &batches {
+            strategy
+                .run((&model, batch.unwrap()), |ctx, (fc, ids): (_, HostTensor)| {
+                    let ids = ids.to_vec::<i64>()?;
+                    let x = |id: &i64| [0, 1, 2].map(|i| ((id * 3 + i) as f32).sin());
+                    let x = Tensor::from_vec(
+                        ids.iter().flat_map(x).collect::<Vec<_>>(),
+                        (ids.len(), 3),
+                        &Device::Cpu,
+                    )?;
+                    optimizer.minimize(ctx, fc.forward(&x)?.sqr()?.mean_all()?, ids.len())
+                })
+                .unwrap();
+        }
+    }
+    model.variables.get("fc.weight").unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap()
+}
+
+fn every_example_once(replicas: usize, input: Input) {
+    let (steps, weights) = elastic(replicas, input);
+    let sizes: Vec<_> = steps.values().map(|(_, workers)| *workers).collect();
+    assert!(sizes.starts_with(&[1; TWO as usize]), "{sizes:?}");
+    let mut distinct = sizes.clone();
+    distinct.dedup();
+    assert_eq!(distinct, [1, 2, 4, 3], "{sizes:?}");
+    for epoch in 0..EPOCHS {
+        let mut ids: Vec<_> =
+            steps.range(epoch * STEPS..(epoch + 1) * STEPS).flat_map(|(_, (ids, _))| ids.clone()).collect();
+        ids.sort_unstable();
+        assert_eq!(ids, (0..ROWS).collect::<Vec<_>>(), "epoch {epoch}: {sizes:?}");
+    }
+    let alone = alone(replicas, input);
+    let far = weights.iter().zip(&alone).map(|(mine, theirs)| (mine - theirs).abs()).fold(0., f32::max);
+    assert!(far < 1e-5, "{far}: {weights:?} {alone:?}");
+}
+
+// INV-43
+#[test]
+fn one_two_four_three_workers() {
+    watched(|| every_example_once(1, Input::Dataset));
+}
+
+// INV-43
+#[test]
+fn one_two_four_three_workers_of_two_replicas() {
+    watched(|| every_example_once(2, Input::Dataset));
+}
+
+// INV-43
+#[test]
+fn one_two_four_three_workers_whose_datasets_a_function_makes() {
+    watched(|| every_example_once(1, Input::Function));
+}

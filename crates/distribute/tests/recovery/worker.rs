@@ -1,0 +1,82 @@
+//! A worker as a process of its own. It says on standard error what it does, a line each, and does what it is told on standard
+//! input.
+
+use crate::disk::Disk;
+use crate::program::{At, Place, Task, program};
+use serde::{Deserialize, Serialize};
+use std::io::{BufRead, stdin};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// What a process is to do.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Life {
+    pub task: Task,
+    /// Where it says so, and waits until it is told to go on.
+    pub stop_at: Option<Place>,
+}
+
+/// What a worker is told: to go on.
+pub const GO: &str = "go";
+/// That there is no room left on the disk, until a checkpoint could not be saved.
+pub const FULL: &str = "full";
+
+/// What it says behind each step.
+pub const STEP: &str = "made a step";
+
+/// The process.
+pub fn live(part: &str) {
+    eprintln!("started");
+    let Life { task, stop_at } = serde_json::from_str(part).unwrap();
+    let disk = Arc::new(Disk::new(task.worker, task.folder.as_deref()));
+    let (go, gone) = channel();
+    listen(go, disk.clone());
+    let (stopped, gone) = (AtomicBool::new(false), Mutex::new(gone));
+    let at: At = Arc::new(move |place| {
+        match place {
+            Place::Made => eprintln!("{STEP}"),
+            Place::Ending => eprintln!("through"),
+            Place::NotSaved => {
+                disk.free();
+                eprintln!("on disk: {}", disk.files());
+            }
+            _ => {}
+        }
+        if stop_at == Some(place) && !stopped.swap(true, Ordering::SeqCst) {
+            eprintln!("at {place:?}");
+            wait(&gone.lock().unwrap());
+        }
+        Ok(())
+    });
+    let trained = program(&task, &at).unwrap_or_else(|error| panic!("{error}"));
+    if trained.preempted {
+        eprintln!("preempted");
+    } else {
+        eprintln!("trained {} {}", trained.sha256, trained.generation);
+    }
+}
+
+/// Until the test says so, whose watchdog is faster.
+fn wait(gone: &Receiver<()>) {
+    gone.recv_timeout(Duration::from_secs(100)).unwrap();
+}
+
+/// Does what it is told, on a thread.
+fn listen(go: Sender<()>, disk: Arc<Disk>) {
+    std::thread::spawn(move || {
+        for line in stdin().lock().lines().map_while(Result::ok) {
+            match line.as_str() {
+                GO => go.send(()).unwrap(),
+                FULL => {
+                    disk.fill();
+                    eprintln!("full");
+                }
+                _ => panic!("{line:?}"),
+            }
+        }
+        // The test has ended.
+        std::process::exit(1);
+    });
+}

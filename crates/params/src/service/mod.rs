@@ -1,0 +1,21 @@
+//! What is asked of a parameter server, and what does it: without a socket.
+
+mod channel;
+mod image;
+mod local;
+mod refusal;
+mod request;
+mod response;
+mod spec;
+mod tables;
+#[cfg(test)]
+mod tests;
+
+pub use channel::{Channel, ChannelError, Started, Waiting};
+pub use image::{ImageContents, TableImage};
+pub use local::LocalChannel;
+pub use refusal::{Refusal, RefusalKind};
+pub use request::{Request, State};
+pub use response::{Response, TableInfo, TableKind, Version, VersionedValue};
+pub use spec::{Contents, TableSpec};
+pub use tables::Tables;

@@ -1,0 +1,222 @@
+//! What can be asked of a server.
+
+use super::spec::TableSpec;
+use crate::{DynamicState, Error, Push, Result};
+use distribute_optim::RuleSpec;
+use distribute_tensor::{HostTensor, Write};
+use std::ops::Range;
+
+/// What is asked of a parameter server about its tables, as data.
+///
+/// Rows of a dense table are those of the shard, counted from 0; of a dynamic one they are ids.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Request {
+    /// Makes a table, unless it has been made by the same specification before: [`Response::Made`](super::Response::Made).
+    Create(TableSpec),
+    /// Removes a table, if there is one: [`Response::Done`](super::Response::Done).
+    Remove {
+        /// The table.
+        table: String,
+    },
+    /// Says which tables there are: [`Response::Tables`](super::Response::Tables).
+    List,
+    /// Sets the rule by which gradients are applied: see [`Table::set_rule`](crate::Table::set_rule).
+    SetRule {
+        /// The table.
+        table: String,
+        /// The rule.
+        rule: RuleSpec,
+    },
+    /// All of a dense table: [`Response::Value`](super::Response::Value) or, where it still is what it was at version `known`,
+    /// [`Response::Unchanged`](super::Response::Unchanged).
+    Read {
+        /// The table.
+        table: String,
+        /// The version that the caller has.
+        known: Option<super::Version>,
+    },
+    /// Rows, in this order: [`Response::Rows`](super::Response::Rows).
+    ReadRows {
+        /// The table.
+        table: String,
+        /// The rows, or ids.
+        rows: Vec<i64>,
+    },
+    /// Writes a value into all of a dense table: see [`Table::write`](crate::Table::write).
+    Write {
+        /// The table.
+        table: String,
+        /// How.
+        how: Write,
+        /// What.
+        value: HostTensor,
+    },
+    /// Writes rows of a dense table: see [`Table::write_rows`](crate::Table::write_rows).
+    WriteRows {
+        /// The table.
+        table: String,
+        /// How.
+        how: Write,
+        /// Which rows.
+        rows: Vec<i64>,
+        /// A row of values for each.
+        values: HostTensor,
+    },
+    /// Applies a gradient of all of a dense table: see [`Table::push`](crate::Table::push).
+    Push {
+        /// The table.
+        table: String,
+        /// How it is applied.
+        push: Push,
+        /// The gradient.
+        gradient: HostTensor,
+    },
+    /// Applies a gradient of rows: see [`Table::push_rows`](crate::Table::push_rows) and
+    /// [`DynamicTable::push_rows`](crate::DynamicTable::push_rows). The answer is
+    /// [`Response::Pushed`](super::Response::Pushed).
+    PushRows {
+        /// The table.
+        table: String,
+        /// How it is applied.
+        push: Push,
+        /// The rows, or ids.
+        rows: Vec<i64>,
+        /// A row of it for each.
+        gradient: HostTensor,
+    },
+    /// Values and slots of some rows of a dense table, to be saved: [`Response::State`](super::Response::State).
+    StateRows {
+        /// The table.
+        table: String,
+        /// Which rows.
+        rows: Range<usize>,
+    },
+    /// One of the [parts](crate::TableInfo::parts) of a dynamic table, to be saved: [`Response::State`](super::Response::State).
+    StatePart {
+        /// The table.
+        table: String,
+        /// Which part.
+        part: usize,
+    },
+    /// Puts rows and slots back that were saved. The answer is [`Response::Restored`](super::Response::Restored).
+    Restore {
+        /// The table.
+        table: String,
+        /// What was saved.
+        state: State,
+    },
+    /// Removes rows of a dynamic table that have not been used for long: see
+    /// [`DynamicTable::evict`](crate::DynamicTable::evict). The answer is [`Response::Evicted`](super::Response::Evicted).
+    Evict {
+        /// The table.
+        table: String,
+        /// The number of the step.
+        now: u64,
+    },
+    /// Several requests, in this order: [`Response::Batch`](super::Response::Batch). One that is refused leaves the others as
+    /// they are.
+    Batch(Vec<Request>),
+}
+
+/// Rows of a table with their slots.
+#[derive(Clone, Debug, PartialEq)]
+pub enum State {
+    /// Of a dense table.
+    Rows {
+        /// The first of the rows.
+        first: usize,
+        /// The values.
+        values: HostTensor,
+        /// The name of each slot, and what is in it.
+        slots: Vec<(String, HostTensor)>,
+    },
+    /// Of a dynamic one.
+    Ids(DynamicState),
+}
+
+impl Request {
+    /// What is done, in a word, for errors.
+    pub fn operation(&self) -> &'static str {
+        match self {
+            Self::Create(_) => "create",
+            Self::Remove { .. } => "remove",
+            Self::List => "list",
+            Self::SetRule { .. } => "set_rule",
+            Self::Read { .. } => "read",
+            Self::ReadRows { .. } => "read_rows",
+            Self::Write { how, .. } | Self::WriteRows { how, .. } => how.name(),
+            Self::Push { .. } => "push",
+            Self::PushRows { .. } => "push_rows",
+            Self::StateRows { .. } | Self::StatePart { .. } => "state",
+            Self::Restore { .. } => "restore",
+            Self::Evict { .. } => "evict",
+            Self::Batch(_) => "batch",
+        }
+    }
+
+    /// The table that it is about; none of a list and of a batch.
+    pub fn table(&self) -> Option<&str> {
+        match self {
+            Self::Create(spec) => Some(&spec.name),
+            Self::Remove { table }
+            | Self::SetRule { table, .. }
+            | Self::Read { table, .. }
+            | Self::ReadRows { table, .. }
+            | Self::Write { table, .. }
+            | Self::WriteRows { table, .. }
+            | Self::Push { table, .. }
+            | Self::PushRows { table, .. }
+            | Self::StateRows { table, .. }
+            | Self::StatePart { table, .. }
+            | Self::Restore { table, .. }
+            | Self::Evict { table, .. } => Some(table),
+            Self::List | Self::Batch(_) => None,
+        }
+    }
+
+    /// Whether it is one that can be asked: no batch has a batch in it.
+    ///
+    /// # Errors
+    /// [`Error::NestedBatch`].
+    pub fn check(&self) -> Result<()> {
+        let Self::Batch(all) = self else { return Ok(()) };
+        match all.iter().position(|one| matches!(one, Self::Batch(_))) {
+            Some(position) => Err(Error::NestedBatch { position }),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether it changes something on the server, so that it may not be done twice.
+    pub fn is_change(&self) -> bool {
+        match self {
+            Self::List
+            | Self::Read { .. }
+            | Self::ReadRows { .. }
+            | Self::StateRows { .. }
+            | Self::StatePart { .. } => false,
+            Self::Create(_)
+            | Self::Remove { .. }
+            | Self::SetRule { .. }
+            | Self::Write { .. }
+            | Self::WriteRows { .. }
+            | Self::Push { .. }
+            | Self::PushRows { .. }
+            | Self::Restore { .. }
+            | Self::Evict { .. } => true,
+            Self::Batch(all) => all.iter().any(Self::is_change),
+        }
+    }
+
+    /// Operation and table, for errors.
+    pub fn describe(&self) -> String {
+        match (self, self.table()) {
+            (Self::Batch(all), _) => match &all[..] {
+                [] => "batch of nothing".to_owned(),
+                [first, ..] => format!("batch of {}, the first of them {}", all.len(), first.describe()),
+            },
+            (_, Some(table)) => format!("{} of table {table}", self.operation()),
+            (_, None) => self.operation().to_owned(),
+        }
+    }
+}

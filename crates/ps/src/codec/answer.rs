@@ -1,0 +1,97 @@
+//! What a server answers to a call.
+
+use super::request::StateHead;
+use super::tensor::{Body, Malformed, Rest, TensorHead};
+use super::{MOST_REQUESTS, VERSION, put_head, take_head};
+use distribute_net::Message;
+use distribute_params::{Pushed, Refusal, Response, TableInfo, Version, VersionedValue};
+use serde::{Deserialize, Serialize};
+
+/// An answer without what is in its tensors.
+#[derive(Debug, Serialize, Deserialize)]
+enum AnswerHead {
+    Refused(Refusal),
+    Done,
+    Made { new: bool },
+    Tables(Vec<TableInfo>),
+    Value { version: Version, value: TensorHead },
+    Unchanged,
+    Rows(TensorHead),
+    Pushed(Pushed),
+    State(StateHead),
+    Restored { left_out: usize },
+    Evicted(usize),
+}
+
+/// The message of answers to the requests of a call, of which there is one unless it is a batch.
+pub(crate) fn encode_answer(
+    answers: Vec<Result<Response, Refusal>>,
+    batch: bool,
+    half: bool,
+) -> Result<Message, Malformed> {
+    let (mut head, mut body) = (put_head(&batch, vec![VERSION])?, Body::default());
+    for answer in answers {
+        let one = match answer {
+            Err(refusal) => AnswerHead::Refused(refusal),
+            Ok(Response::Done) => AnswerHead::Done,
+            Ok(Response::Made { new }) => AnswerHead::Made { new },
+            Ok(Response::Tables(tables)) => AnswerHead::Tables(tables),
+            Ok(Response::Value(VersionedValue { version, value })) => {
+                AnswerHead::Value { version, value: body.put(value, false)? }
+            }
+            Ok(Response::Unchanged) => AnswerHead::Unchanged,
+            Ok(Response::Rows(rows)) => AnswerHead::Rows(body.put(rows, half)?),
+            Ok(Response::Pushed(pushed)) => AnswerHead::Pushed(pushed),
+            Ok(Response::State(state)) => AnswerHead::State(StateHead::of(state, &mut body)?),
+            Ok(Response::Restored { left_out }) => AnswerHead::Restored { left_out },
+            Ok(Response::Evicted(rows)) => AnswerHead::Evicted(rows),
+            Ok(Response::Batch(_)) => return Err(Malformed("a batch in a batch")),
+            Ok(_) => return Err(Malformed("an answer that this version doesn't know")),
+        };
+        head = put_head(&one, head)?;
+    }
+    Ok(Message::new(head, body.finish()))
+}
+
+/// The answer in a message.
+pub(crate) fn decode_answer(message: Message) -> Result<Result<Response, Refusal>, Malformed> {
+    let Message { head, body } = message;
+    let Some((&VERSION, rest)) = head.split_first() else {
+        return Err(Malformed("another version than that of this client"));
+    };
+    let (batch, mut heads): (bool, _) = take_head(rest)?;
+    let (mut answers, mut body) = (Vec::new(), Rest(body));
+    while !heads.is_empty() {
+        if answers.len() >= MOST_REQUESTS {
+            return Err(Malformed("too many answers"));
+        }
+        let (answer, rest) = take_head(heads)?;
+        heads = rest;
+        answers.push(match answer {
+            AnswerHead::Refused(refusal) => Err(refusal),
+            AnswerHead::Done => Ok(Response::Done),
+            AnswerHead::Made { new } => Ok(Response::Made { new }),
+            AnswerHead::Tables(tables) => Ok(Response::Tables(tables)),
+            AnswerHead::Value { version, value } => {
+                Ok(Response::Value(VersionedValue { version, value: body.take(value)? }))
+            }
+            AnswerHead::Unchanged => Ok(Response::Unchanged),
+            AnswerHead::Rows(rows) => Ok(Response::Rows(body.take(rows)?)),
+            AnswerHead::Pushed(pushed) => Ok(Response::Pushed(pushed)),
+            AnswerHead::State(state) => Ok(Response::State(state.take(&mut body)?)),
+            AnswerHead::Restored { left_out } => Ok(Response::Restored { left_out }),
+            AnswerHead::Evicted(rows) => Ok(Response::Evicted(rows)),
+        });
+    }
+    if !body.0.is_empty() {
+        return Err(Malformed("more in its body than its heads say"));
+    }
+    match (batch, answers.pop()) {
+        (true, last) => {
+            answers.extend(last);
+            Ok(Ok(Response::Batch(answers)))
+        }
+        (false, Some(one)) if answers.is_empty() => Ok(one),
+        (false, _) => Err(Malformed("not one answer, and is no batch")),
+    }
+}

@@ -1,0 +1,30 @@
+//! Requests and answers as messages. Pure: no connection.
+//!
+//! A call is a version, who calls, and the heads of its requests, of which a batch has several; its body is the elements of all
+//! their tensors, one after another, as they are in memory. So a request stands by itself, head and body, also in a log.
+//!
+//! What comes may be anything: nothing is allocated that the bytes don't hold, and nothing panics.
+
+mod answer;
+mod call;
+mod request;
+mod tensor;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use answer::{decode_answer, encode_answer};
+pub(crate) use call::{Call, Encoded, MOST_REQUESTS, Sent};
+pub(crate) use tensor::Malformed;
+
+/// What every head begins with: the version of this format.
+const VERSION: u8 = 1;
+
+/// Appends a head.
+fn put_head(head: &impl serde::Serialize, to: Vec<u8>) -> Result<Vec<u8>, Malformed> {
+    postcard::to_extend(head, to).map_err(|_| Malformed("a head that cannot be written"))
+}
+
+/// The next head, and what follows it.
+fn take_head<'a, T: serde::Deserialize<'a>>(from: &'a [u8]) -> Result<(T, &'a [u8]), Malformed> {
+    postcard::take_from_bytes(from).map_err(|_| Malformed("a head that cannot be read"))
+}

@@ -1,0 +1,214 @@
+//! One request as a head, and what it has in the body.
+
+use super::tensor::{Body, Malformed, Rest, TensorHead, code, dims, dtype};
+use distribute_optim::{RuleSpec, Step};
+use distribute_params::{
+    Contents, DynamicOptions, DynamicState, Initializer, Push, Request, RowPartition, State, TableSpec,
+    Version,
+};
+use distribute_tensor::{HostTensor, Write};
+use serde::{Deserialize, Serialize};
+
+/// How something is written, by number.
+const WRITES: [Write; 7] =
+    [Write::Assign, Write::Add, Write::Sub, Write::Mul, Write::Div, Write::Min, Write::Max];
+
+/// A request without what is in its tensors.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum RequestHead {
+    Create { name: String, contents: ContentsHead, rule: Option<RuleSpec> },
+    Remove { table: String },
+    List,
+    SetRule { table: String, rule: RuleSpec },
+    Read { table: String, known: Option<Version> },
+    ReadRows { table: String, rows: TensorHead },
+    Write { table: String, how: u8, value: TensorHead },
+    WriteRows { table: String, how: u8, rows: TensorHead, values: TensorHead },
+    Push { table: String, push: PushHead, gradient: TensorHead },
+    PushRows { table: String, push: PushHead, rows: TensorHead, gradient: TensorHead },
+    StateRows { table: String, start: usize, end: usize },
+    StatePart { table: String, part: usize },
+    Restore { table: String, state: StateHead },
+    Evict { table: String, now: u64 },
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum ContentsHead {
+    Values(TensorHead),
+    Drawn {
+        #[serde(deserialize_with = "dims")]
+        shape: Vec<usize>,
+        dtype: u8,
+        initializer: Initializer,
+        partition: RowPartition,
+        shard: usize,
+    },
+    Dynamic {
+        #[serde(deserialize_with = "dims")]
+        row_shape: Vec<usize>,
+        dtype: u8,
+        initializer: Initializer,
+        options: DynamicOptions,
+    },
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct PushHead {
+    number: u64,
+    learning_rate: f64,
+    finite: bool,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum StateHead {
+    Rows { first: usize, values: TensorHead, slots: Vec<(String, TensorHead)> },
+    Ids { ids: TensorHead, used: TensorHead, values: TensorHead, slots: Vec<(String, TensorHead)> },
+}
+
+impl RequestHead {
+    /// Takes a request apart. A batch is none: its requests stand one after another.
+    pub fn of(request: Request, half: bool, body: &mut Body) -> Result<Self, Malformed> {
+        let how = |how: Write| WRITES.iter().position(|one| *one == how).unwrap_or_default() as u8;
+        let push = |push: Push| {
+            let (step, finite) = (push.step(), push.is_finite());
+            PushHead { number: step.number(), learning_rate: step.learning_rate(), finite }
+        };
+        Ok(match request {
+            Request::Create(TableSpec { name, contents, rule }) => {
+                Self::Create { name, contents: ContentsHead::of(contents, body)?, rule }
+            }
+            Request::Remove { table } => Self::Remove { table },
+            Request::List => Self::List,
+            Request::SetRule { table, rule } => Self::SetRule { table, rule },
+            Request::Read { table, known } => Self::Read { table, known },
+            Request::ReadRows { table, rows } => {
+                Self::ReadRows { table, rows: body.put(HostTensor::vector(rows), false)? }
+            }
+            Request::Write { table, how: w, value } => {
+                Self::Write { table, how: how(w), value: body.put(value, false)? }
+            }
+            Request::WriteRows { table, how: w, rows, values } => {
+                let rows = body.put(HostTensor::vector(rows), false)?;
+                Self::WriteRows { table, how: how(w), rows, values: body.put(values, false)? }
+            }
+            Request::Push { table, push: p, gradient } => {
+                Self::Push { table, push: push(p), gradient: body.put(gradient, half)? }
+            }
+            Request::PushRows { table, push: p, rows, gradient } => {
+                let rows = body.put(HostTensor::vector(rows), false)?;
+                Self::PushRows { table, push: push(p), rows, gradient: body.put(gradient, half)? }
+            }
+            Request::StateRows { table, rows } => Self::StateRows { table, start: rows.start, end: rows.end },
+            Request::StatePart { table, part } => Self::StatePart { table, part },
+            Request::Restore { table, state } => Self::Restore { table, state: StateHead::of(state, body)? },
+            Request::Evict { table, now } => Self::Evict { table, now },
+            Request::Batch(_) => return Err(Malformed("a batch in a batch")),
+            _ => return Err(Malformed("a request that this version doesn't know")),
+        })
+    }
+
+    /// Puts a request together again.
+    pub fn take(self, body: &mut Rest) -> Result<Request, Malformed> {
+        let how = |code: u8| WRITES.get(usize::from(code)).copied().ok_or(Malformed("no such way to write"));
+        let push = |PushHead { number, learning_rate, finite }| {
+            let push = Push::at(Step::after(u64::saturating_sub(number, 1), learning_rate));
+            if finite { push.finite() } else { push }
+        };
+        Ok(match self {
+            Self::Create { name, contents, rule } => {
+                Request::Create(TableSpec { name, contents: contents.take(body)?, rule })
+            }
+            Self::Remove { table } => Request::Remove { table },
+            Self::List => Request::List,
+            Self::SetRule { table, rule } => Request::SetRule { table, rule },
+            Self::Read { table, known } => Request::Read { table, known },
+            Self::ReadRows { table, rows } => Request::ReadRows { table, rows: body.ids(rows)? },
+            Self::Write { table, how: w, value } => {
+                Request::Write { table, how: how(w)?, value: body.take(value)? }
+            }
+            Self::WriteRows { table, how: w, rows, values } => {
+                let rows = body.ids(rows)?;
+                Request::WriteRows { table, how: how(w)?, rows, values: body.take(values)? }
+            }
+            Self::Push { table, push: p, gradient } => {
+                Request::Push { table, push: push(p), gradient: body.take(gradient)? }
+            }
+            Self::PushRows { table, push: p, rows, gradient } => {
+                let rows = body.ids(rows)?;
+                Request::PushRows { table, push: push(p), rows, gradient: body.take(gradient)? }
+            }
+            Self::StateRows { table, start, end } => Request::StateRows { table, rows: start..end },
+            Self::StatePart { table, part } => Request::StatePart { table, part },
+            Self::Restore { table, state } => Request::Restore { table, state: state.take(body)? },
+            Self::Evict { table, now } => Request::Evict { table, now },
+        })
+    }
+}
+
+impl ContentsHead {
+    fn of(contents: Contents, body: &mut Body) -> Result<Self, Malformed> {
+        Ok(match contents {
+            Contents::Values(values) => Self::Values(body.put(values, false)?),
+            Contents::Drawn { shape, dtype, initializer, partition, shard } => {
+                Self::Drawn { shape, dtype: code(dtype), initializer, partition, shard }
+            }
+            Contents::Dynamic { row_shape, dtype, initializer, options } => {
+                Self::Dynamic { row_shape, dtype: code(dtype), initializer, options }
+            }
+        })
+    }
+
+    fn take(self, body: &mut Rest) -> Result<Contents, Malformed> {
+        Ok(match self {
+            Self::Values(values) => Contents::Values(body.take(values)?),
+            Self::Drawn { shape, dtype: code, initializer, partition, shard } => {
+                Contents::Drawn { shape, dtype: dtype(code)?, initializer, partition, shard }
+            }
+            Self::Dynamic { row_shape, dtype: code, initializer, options } => {
+                Contents::Dynamic { row_shape, dtype: dtype(code)?, initializer, options }
+            }
+        })
+    }
+}
+
+impl StateHead {
+    pub fn of(state: State, body: &mut Body) -> Result<Self, Malformed> {
+        fn put(
+            slots: Vec<(String, HostTensor)>,
+            body: &mut Body,
+        ) -> Result<Vec<(String, TensorHead)>, Malformed> {
+            slots.into_iter().map(|(name, slot)| Ok((name, body.put(slot, false)?))).collect()
+        }
+        Ok(match state {
+            State::Rows { first, values, slots } => {
+                Self::Rows { first, values: body.put(values, false)?, slots: put(slots, body)? }
+            }
+            State::Ids(DynamicState { ids, used, values, slots }) => Self::Ids {
+                ids: body.put(HostTensor::vector(ids), false)?,
+                used: body.put(HostTensor::vector(used), false)?,
+                values: body.put(values, false)?,
+                slots: put(slots, body)?,
+            },
+        })
+    }
+
+    pub fn take(self, body: &mut Rest) -> Result<State, Malformed> {
+        fn take(
+            slots: Vec<(String, TensorHead)>,
+            body: &mut Rest,
+        ) -> Result<Vec<(String, HostTensor)>, Malformed> {
+            slots.into_iter().map(|(name, slot)| Ok((name, body.take(slot)?))).collect()
+        }
+        Ok(match self {
+            Self::Rows { first, values, slots } => {
+                let values = body.take(values)?;
+                State::Rows { first, values, slots: take(slots, body)? }
+            }
+            Self::Ids { ids, used, values, slots } => {
+                let (ids, used) = (body.ids(ids)?, body.numbers(used)?);
+                let values = body.take(values)?;
+                State::Ids(DynamicState { ids, used, values, slots: take(slots, body)? })
+            }
+        })
+    }
+}

@@ -1,0 +1,80 @@
+//! The connection that there is at a time.
+
+use distribute_cluster::{Deadline, Task};
+use distribute_server::{CallError, Client, ClientBuilder};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+/// A connection that is made when it is needed, by one thread for all.
+pub(super) struct Link {
+    clients: ClientBuilder,
+    to: Task,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+enum State {
+    Down,
+    /// A thread is connecting, for as long as its own request has time.
+    Connecting,
+    Up(Arc<Client>),
+}
+
+/// Why there is no connection.
+#[derive(Debug)]
+pub(super) enum NoLink {
+    /// The deadline has passed; what came of the last attempt.
+    Late(String),
+    /// Trying again would not help.
+    Refused(String),
+}
+
+impl Link {
+    pub fn new(clients: ClientBuilder, to: Task) -> Self {
+        Self { clients, to, state: Mutex::new(State::Down), changed: Condvar::new() }
+    }
+
+    /// The connection; another one than that which was `lost`.
+    pub fn client(&self, mut deadline: Deadline, lost: Option<&Arc<Client>>) -> Result<Arc<Client>, NoLink> {
+        let mut state = self.lock();
+        loop {
+            match &*state {
+                State::Up(client) if !lost.is_some_and(|lost| Arc::ptr_eq(lost, client)) => {
+                    return Ok(client.clone());
+                }
+                State::Connecting => {
+                    let slice = deadline.look();
+                    if slice.is_zero() {
+                        return Err(NoLink::Late("it was being connected to".to_owned()));
+                    }
+                    state = self.changed.wait_timeout(state, slice).unwrap_or_else(PoisonError::into_inner).0;
+                    deadline.look();
+                }
+                State::Down | State::Up(_) => break,
+            }
+        }
+        let before = std::mem::replace(&mut *state, State::Connecting);
+        drop(state);
+        // Its end may take a while, and nobody has to wait for it with the lock.
+        drop(before);
+        let client = self.connect(deadline);
+        *self.lock() = client.as_ref().map_or(State::Down, |client| State::Up(client.clone()));
+        self.changed.notify_all();
+        client
+    }
+
+    fn connect(&self, deadline: Deadline) -> Result<Arc<Client>, NoLink> {
+        let timeout = deadline.remaining();
+        let connected = self.clients.connect(&self.to, timeout).map(Arc::new);
+        connected.map_err(|error: CallError| {
+            if deadline.has_passed() {
+                NoLink::Late(error.to_string())
+            } else {
+                NoLink::Refused(error.to_string())
+            }
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,168 @@
+//! The log that threads write to at once, and wait for.
+
+use super::{Disk, LogFile, Opens, Record, path};
+use crate::Durability;
+use distribute_cluster::Deadline;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// How long a thread waits until another one has written to the disk.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The log of one server.
+pub(crate) struct Journal {
+    folder: PathBuf,
+    opens: Opens,
+    durability: Durability,
+    file: Mutex<LogFile>,
+    durable: Mutex<Durable>,
+    changed: Condvar,
+    /// Whether a record could not be appended since tables were saved.
+    refuses: AtomicBool,
+}
+
+/// How far the log is on the disk.
+#[derive(Debug)]
+struct Durable {
+    /// All records below this number are.
+    below: u64,
+    /// Whether a thread waits for the disk now.
+    syncing: bool,
+    /// Why nothing more is, and the number of the record that was next then: who has failed once cannot know what is on the disk.
+    failed: Option<(u64, String)>,
+}
+
+impl Journal {
+    /// Goes on with a log.
+    pub fn new(folder: &Path, opens: Opens, durability: Durability, file: LogFile) -> Self {
+        let durable = Durable { below: file.next(), syncing: false, failed: None };
+        let (folder, file, durable) = (folder.to_path_buf(), Mutex::new(file), Mutex::new(durable));
+        Self {
+            folder,
+            opens,
+            durability,
+            file,
+            durable,
+            changed: Condvar::new(),
+            refuses: AtomicBool::new(false),
+        }
+    }
+
+    /// The folder that it is in.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Appends a record, and gives its number: what is killed now comes back with it.
+    pub fn append(&self, record: &Record) -> io::Result<u64> {
+        let appended = match &self.durable().failed {
+            Some((_, reason)) if self.durability != Durability::System => {
+                Err(io::Error::other(reason.clone()))
+            }
+            _ => Ok(()),
+        };
+        let appended = appended.and_then(|()| self.file().append(record));
+        if appended.is_err() {
+            self.refuses.store(true, Ordering::Relaxed);
+        }
+        appended
+    }
+
+    /// Whether changes are refused, or were since tables were saved: to save them may help.
+    pub fn refuses(&self) -> bool {
+        self.refuses.load(Ordering::Relaxed) || self.durable().failed.is_some()
+    }
+
+    /// The number of the next record.
+    pub fn next(&self) -> u64 {
+        self.file().next()
+    }
+
+    /// How many bytes the file has that is written to.
+    pub fn bytes(&self) -> u64 {
+        self.file().bytes()
+    }
+
+    /// Waits until all records below a number are as safe as was asked for.
+    pub fn commit(&self, below: u64) -> io::Result<()> {
+        match self.durability {
+            Durability::Disk => self.sync(below),
+            Durability::Soon(_) | Durability::System => Ok(()),
+        }
+    }
+
+    /// Waits until all records below a number are on the disk. Of several threads, one waits for the disk.
+    pub fn sync(&self, below: u64) -> io::Result<()> {
+        let mut deadline = Deadline::after(PATIENCE);
+        let mut durable = self.durable();
+        loop {
+            if durable.below >= below {
+                return Ok(());
+            }
+            if let Some((_, reason)) = &durable.failed {
+                return Err(io::Error::other(reason.clone()));
+            }
+            if !durable.syncing {
+                break;
+            }
+            let slice = deadline.look();
+            if slice.is_zero() {
+                return Err(io::Error::other(format!("the disk has not answered in {PATIENCE:?}")));
+            }
+            durable = self.changed.wait_timeout(durable, slice).unwrap_or_else(PoisonError::into_inner).0;
+            deadline.look();
+        }
+        durable.syncing = true;
+        drop(durable);
+        let (disk, next): (Arc<dyn Disk>, u64) = {
+            let file = self.file();
+            (file.disk(), file.next())
+        };
+        let synced = disk.sync();
+        let mut durable = self.durable();
+        durable.syncing = false;
+        match &synced {
+            Ok(()) => durable.below = durable.below.max(next),
+            Err(error) => {
+                let reason = format!("what was written before may not be on the disk: {error}");
+                durable.failed = Some((next, reason));
+            }
+        }
+        self.changed.notify_all();
+        synced
+    }
+
+    /// Begins a new file, and gives the number of its first record. Nobody may append meanwhile.
+    pub fn rotate(&self) -> io::Result<u64> {
+        let next = self.next();
+        if self.durable().failed.is_none() {
+            self.sync(next)?;
+        }
+        let mut file = self.file();
+        if file.bytes() > 0 {
+            *file = LogFile::new((self.opens)(&path(&self.folder, next))?, 0, next);
+        }
+        Ok(next)
+    }
+
+    /// A snapshot has all records below this number: what could not be written to the disk is there now.
+    pub fn forget_failure(&self, below: u64) {
+        self.refuses.store(false, Ordering::Relaxed);
+        let mut durable = self.durable();
+        durable.below = durable.below.max(below);
+        if durable.failed.as_ref().is_some_and(|(next, _)| *next <= below) {
+            durable.failed = None;
+        }
+    }
+
+    fn file(&self) -> MutexGuard<'_, LogFile> {
+        self.file.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn durable(&self) -> MutexGuard<'_, Durable> {
+        self.durable.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,118 @@
+//! Answers that have not left yet: so many bytes of each caller, and no more.
+
+use bytes::Bytes;
+use distribute_cluster::{Deadline, Task, deadline};
+use distribute_params::{Refusal, RefusalKind};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// A caller that has so many bytes of answers to receive is not served further until it has taken some.
+const MOST: u64 = 64 << 20;
+
+/// Counts what was answered and has not left.
+#[derive(Debug, Default)]
+pub(crate) struct Outgoing {
+    callers: Mutex<BTreeMap<Task, u64>>,
+    changed: Condvar,
+}
+
+/// An answer that is counted until it has left.
+struct Counted {
+    body: Bytes,
+    caller: Task,
+    outgoing: Arc<Outgoing>,
+}
+
+impl Outgoing {
+    /// Waits until a caller has taken enough of what it was answered.
+    pub fn room(&self, caller: &Task) -> Result<(), Refusal> {
+        self.room_within(caller, deadline::DEFAULT_TIMEOUT)
+    }
+
+    fn room_within(&self, caller: &Task, patience: Duration) -> Result<(), Refusal> {
+        let mut deadline = Deadline::after(patience);
+        let mut callers = self.lock();
+        while let Some(bytes) = callers.get(caller).copied().filter(|bytes| *bytes >= MOST) {
+            let slice = deadline.look();
+            if slice.is_zero() {
+                let text = format!(
+                    "{bytes} bytes that {caller} asked for before have not been taken within {patience:?}; ask for less at once, and \
+                     see what that task is doing"
+                );
+                return Err(Refusal::new(RefusalKind::Busy, text));
+            }
+            callers = self.changed.wait_timeout(callers, slice).unwrap_or_else(PoisonError::into_inner).0;
+            deadline.look();
+        }
+        Ok(())
+    }
+
+    /// Counts a body until it is dropped.
+    pub fn count(self: &Arc<Self>, caller: Task, body: Bytes) -> Bytes {
+        if body.is_empty() {
+            return body;
+        }
+        *self.lock().entry(caller.clone()).or_default() += body.len() as u64;
+        Bytes::from_owner(Counted { body, caller, outgoing: self.clone() })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Task, u64>> {
+        self.callers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl AsRef<[u8]> for Counted {
+    fn as_ref(&self) -> &[u8] {
+        &self.body
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        let mut callers = self.outgoing.lock();
+        if let Some(bytes) = callers.get_mut(&self.caller) {
+            *bytes -= self.body.len() as u64;
+            if *bytes == 0 {
+                callers.remove(&self.caller);
+            }
+        }
+        drop(callers);
+        self.outgoing.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use distribute_cluster::Job;
+    use distribute_testing::watched;
+
+    #[test]
+    fn a_caller_that_takes_nothing_waits_and_others_do_not() {
+        watched(|| {
+            let outgoing = Arc::<Outgoing>::default();
+            let (slow, other) = (Job::Worker.task(0), Job::Worker.task(1));
+            let half = Bytes::from(vec![0; MOST as usize / 2]);
+            let first = outgoing.count(slow.clone(), half.clone());
+            outgoing.room(&slow).unwrap();
+            let second = outgoing.count(slow.clone(), half.clone());
+            let refusal = outgoing.room_within(&slow, Duration::from_millis(5)).unwrap_err();
+            assert_eq!(refusal.kind, RefusalKind::Busy);
+            assert!(refusal.text.starts_with("67108864 bytes that worker 0 asked for before"), "{refusal}");
+            outgoing.room(&other).unwrap();
+            // Also where it was cut into pieces.
+            let piece = second.slice(7..9);
+            drop(second);
+            assert!(outgoing.room_within(&slow, Duration::from_millis(5)).is_err());
+            let waits = std::thread::spawn({
+                let (outgoing, slow) = (outgoing.clone(), slow.clone());
+                move || outgoing.room(&slow).unwrap()
+            });
+            drop(piece);
+            waits.join().unwrap();
+            drop(first);
+            assert!(outgoing.lock().is_empty());
+        });
+    }
+}

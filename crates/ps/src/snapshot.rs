@@ -1,0 +1,233 @@
+//! All tables on the disk, so that the log can begin anew.
+//!
+//! A snapshot is a checkpoint for each table, `tables-<n>/0`, `tables-<n>/1`, … and, written when all of these are there, the folder
+//! `snapshot-<n>` that says which they are. `n` is the number of the first record of the log that is not in all of them; for each
+//! table it is kept from which record on it has to be changed.
+
+use crate::{OpenError, SnapshotError};
+use distribute_checkpoint::{Reader, Writer};
+use distribute_files::{Partial, whole_name};
+use distribute_optim::RuleSpec;
+use distribute_params::{
+    ClientPushes, DynamicOptions, DynamicState, ImageContents, Initializer, TableImage, TableState,
+    WaitingCounts,
+};
+use distribute_tensor::{DType, HostTensor};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// What is said of all tables.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Manifest {
+    /// The record of the log with which one goes on.
+    pub start: u64,
+    /// For each table the first record that is not in it.
+    pub tables: BTreeMap<String, u64>,
+    /// Of each client, the highest number of its changes and those that were made.
+    clients: Vec<(u64, u64, Vec<u64>)>,
+}
+
+/// What is said of a table, beside its tensors.
+#[derive(Debug, Serialize, Deserialize)]
+struct About {
+    name: String,
+    fingerprint: u64,
+    described: String,
+    rule: Option<RuleSpec>,
+    slots: Vec<String>,
+    dynamic: Option<AboutDynamic>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct AboutDynamic {
+    row_shape: Vec<usize>,
+    dtype: String,
+    initializer: Initializer,
+    options: DynamicOptions,
+    waiting: Vec<WaitingCounts>,
+}
+
+/// What the names of snapshots, and of the folders of their tables, begin with.
+const SNAPSHOT: &str = "snapshot-";
+const TABLES: &str = "tables-";
+
+/// The tensor that holds what is said.
+const ABOUT: &str = "about";
+
+impl Manifest {
+    pub fn new(start: u64, clients: Vec<ClientPushes>) -> Self {
+        let of = |ClientPushes { client, highest, applied }| (client, highest, applied);
+        Self { start, tables: BTreeMap::new(), clients: clients.into_iter().map(of).collect() }
+    }
+
+    pub fn clients(&self) -> impl Iterator<Item = ClientPushes> {
+        let of = |(client, highest, applied): &(u64, u64, Vec<u64>)| ClientPushes {
+            client: *client,
+            highest: *highest,
+            applied: applied.clone(),
+        };
+        self.clients.iter().map(of)
+    }
+
+    /// Writes it: the snapshot is there from now on.
+    pub fn save(&self, folder: &Path) -> Result<(), SnapshotError> {
+        let mut writer = Writer::new();
+        writer.insert(ABOUT, packed(self, "manifest", "all tables")?)?;
+        writer.metadata("tables", self.tables.len() as u64);
+        Ok(writer.save(manifest_path(folder, self.start), 1)?)
+    }
+
+    /// The newest snapshot of a folder, if there is one.
+    pub fn newest(folder: &Path) -> Result<Option<Self>, OpenError> {
+        let Some(start) = numbered(folder, SNAPSHOT)?.into_iter().max() else { return Ok(None) };
+        let path = manifest_path(folder, start);
+        let wrong = |reason: String| OpenError::Snapshot { path: path.clone(), reason };
+        let reader = Reader::open(&path).map_err(|error| wrong(error.to_string()))?;
+        let manifest: Self = unpacked(&reader).map_err(wrong)?;
+        Ok(Some(manifest))
+    }
+}
+
+fn manifest_path(folder: &Path, start: u64) -> PathBuf {
+    folder.join(format!("{SNAPSHOT}{start:020}"))
+}
+
+fn tables_path(folder: &Path, start: u64) -> PathBuf {
+    folder.join(format!("{TABLES}{start:020}"))
+}
+
+/// Whether there is this snapshot already.
+pub(crate) fn exists(folder: &Path, start: u64) -> bool {
+    manifest_path(folder, start).exists()
+}
+
+/// Begins the folder of a snapshot's tables, anew where there is one that was not finished.
+pub(crate) fn begin(folder: &Path, start: u64) -> Result<(), SnapshotError> {
+    let path = tables_path(folder, start);
+    if path.exists() {
+        fs::remove_dir_all(&path).map_err(SnapshotError::io("removing", &path))?;
+    }
+    fs::create_dir(&path).map_err(SnapshotError::io("making", &path))
+}
+
+/// Writes a table of a snapshot, the `i`-th of them.
+pub(crate) fn save_table(
+    folder: &Path,
+    start: u64,
+    i: usize,
+    image: TableImage,
+) -> Result<(), SnapshotError> {
+    let TableImage { name, fingerprint, described, rule, contents } = image;
+    let mut writer = Writer::new();
+    let mut slot_names = Vec::new();
+    let mut put = |prefix: String,
+                   values: HostTensor,
+                   slots: Vec<(String, HostTensor)>,
+                   writer: &mut Writer| {
+        writer.insert(format!("{prefix}values"), values)?;
+        slot_names = slots.iter().map(|(name, _)| name.clone()).collect();
+        slots.into_iter().try_for_each(|(name, slot)| writer.insert(format!("{prefix}slots/{name}"), slot))
+    };
+    let dynamic = match contents {
+        ImageContents::Dense(TableState { values, slots, .. }) => {
+            put(String::new(), values, slots, &mut writer)?;
+            None
+        }
+        ImageContents::Dynamic { row_shape, dtype, initializer, options, parts } => {
+            let mut waiting = Vec::new();
+            for (part, (DynamicState { ids, used, values, slots }, counts)) in parts.into_iter().enumerate() {
+                waiting.push(counts);
+                writer.insert(format!("{part}/ids"), HostTensor::vector(ids))?;
+                writer.insert(format!("{part}/used"), HostTensor::vector(used))?;
+                put(format!("{part}/"), values, slots, &mut writer)?;
+            }
+            Some(AboutDynamic { row_shape, dtype: dtype.name().to_owned(), initializer, options, waiting })
+        }
+    };
+    writer.metadata("name", name.clone());
+    let about = About { name: name.clone(), fingerprint, described, rule, slots: slot_names, dynamic };
+    writer.insert(ABOUT, packed(&about, "description", &name)?)?;
+    Ok(writer.save(tables_path(folder, start).join(i.to_string()), 1)?)
+}
+
+/// Reads a table of a snapshot.
+pub(crate) fn load_table(folder: &Path, start: u64, i: usize) -> Result<TableImage, OpenError> {
+    let path = tables_path(folder, start).join(i.to_string());
+    load(&path).map_err(|reason| OpenError::Snapshot { path, reason })
+}
+
+fn load(path: &Path) -> Result<TableImage, String> {
+    let reader = Reader::open(path).map_err(|error| error.to_string())?;
+    let About { name, fingerprint, described, rule, slots, dynamic } = unpacked(&reader)?;
+    let tensor = |name: String| reader.tensor(&name).map_err(|error| error.to_string());
+    let slots_of = |prefix: &str| -> Result<Vec<_>, String> {
+        slots.iter().map(|slot| Ok((slot.clone(), tensor(format!("{prefix}slots/{slot}"))?))).collect()
+    };
+    let contents = match dynamic {
+        None => ImageContents::Dense(TableState {
+            version: 0,
+            values: tensor("values".to_owned())?,
+            slots: slots_of("")?,
+        }),
+        Some(AboutDynamic { row_shape, dtype, initializer, options, waiting }) => {
+            let dtype: DType = dtype.parse().map_err(|error| format!("{error}"))?;
+            let mut parts = Vec::new();
+            for (part, counts) in waiting.into_iter().enumerate() {
+                let list = |error: distribute_tensor::Error| error.to_string();
+                let state = DynamicState {
+                    ids: tensor(format!("{part}/ids"))?.into_vec().map_err(list)?,
+                    used: tensor(format!("{part}/used"))?.into_vec().map_err(list)?,
+                    values: tensor(format!("{part}/values"))?,
+                    slots: slots_of(&format!("{part}/"))?,
+                };
+                parts.push((state, counts));
+            }
+            ImageContents::Dynamic { row_shape, dtype, initializer, options, parts }
+        }
+    };
+    Ok(TableImage { name, fingerprint, described, rule, contents })
+}
+
+/// Removes what belongs to snapshots other than this one: those before it, and those that were not finished.
+pub(crate) fn remove_others(folder: &Path, start: Option<u64>) -> Result<(), OpenError> {
+    for name in names(folder)? {
+        if whole_name(&name).is_some_and(|name| name.starts_with(SNAPSHOT)) {
+            Partial::clear_folder(&folder.join(name));
+        }
+    }
+    for (prefix, path) in [(SNAPSHOT, manifest_path as fn(&Path, u64) -> PathBuf), (TABLES, tables_path)] {
+        for number in numbered(folder, prefix)?.into_iter().filter(|number| Some(*number) != start) {
+            let path = path(folder, number);
+            fs::remove_dir_all(&path).map_err(OpenError::io("removing", path))?;
+        }
+    }
+    Ok(())
+}
+
+/// The numbers behind a prefix among the names of a folder.
+fn numbered(folder: &Path, prefix: &str) -> Result<Vec<u64>, OpenError> {
+    let number = |name: &OsString| name.to_str()?.strip_prefix(prefix)?.parse().ok();
+    Ok(names(folder)?.iter().filter_map(number).collect())
+}
+
+fn names(folder: &Path) -> Result<Vec<OsString>, OpenError> {
+    let entries = fs::read_dir(folder).map_err(OpenError::io("reading", folder))?;
+    entries.map(|entry| Ok(entry.map_err(OpenError::io("reading", folder))?.file_name())).collect()
+}
+
+fn packed(what: &impl Serialize, kind: &'static str, name: &str) -> Result<HostTensor, SnapshotError> {
+    let bytes =
+        postcard::to_stdvec(what).map_err(|_| SnapshotError::Head { what: kind, name: name.to_owned() })?;
+    Ok(HostTensor::vector(bytes))
+}
+
+fn unpacked<T: DeserializeOwned>(reader: &Reader) -> Result<T, String> {
+    let bytes = reader.tensor(ABOUT).map_err(|error| error.to_string())?;
+    let bytes = bytes.as_slice::<u8>().unwrap_or_default();
+    postcard::from_bytes(bytes)
+        .map_err(|_| "what it says of itself cannot be read: was it written by another version?".to_owned())
+}

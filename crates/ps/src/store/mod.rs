@@ -1,0 +1,220 @@
+//! The tables of one server, and the order in which they are changed.
+
+mod keeper;
+mod open;
+#[cfg(test)]
+mod tests;
+
+use crate::codec::{Call, Sent};
+use crate::ledger::{Ledger, Turn};
+use crate::log::{Journal, Opens, Record};
+use crate::{OpenError, ServerOptions};
+use distribute_params::{Pushed, Refusal, RefusalKind, Request, Response, State, Tables};
+use distribute_tensor::HostTensor;
+use keeper::Keeper;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Where the answers of a call have so many bytes, no more is read for it: they are in memory together.
+const MOST_ANSWERED: usize = 64 << 20;
+
+/// So many locks for the order of changes: tables are dealt out to them by name.
+const ORDERS: usize = 64;
+
+/// One server's tables, with a thread that saves them where they are kept.
+#[derive(Debug)]
+pub(crate) struct Store {
+    core: Arc<Core>,
+    _keeper: Option<Keeper>,
+}
+
+/// What requests are carried out on.
+#[derive(Debug)]
+pub(crate) struct Core {
+    tables: Tables,
+    ledger: Ledger,
+    log: Option<Kept>,
+}
+
+/// What a server needs to lose nothing.
+pub(crate) struct Kept {
+    journal: Journal,
+    /// Who changes a table holds one of these: so changes of a table are made in the order in which they are in the log.
+    orders: Vec<Mutex<()>>,
+    /// Held while tables are saved.
+    saving: Mutex<()>,
+    options: ServerOptions,
+    /// Locked as long as this process lives.
+    _lock: std::fs::File,
+}
+
+impl Store {
+    /// Tables that are gone with the process.
+    pub fn in_memory() -> Self {
+        let core = Core { tables: Tables::new(), ledger: Ledger::default(), log: None };
+        Self { core: Arc::new(core), _keeper: None }
+    }
+
+    /// Tables that are kept in a folder.
+    pub fn open(options: ServerOptions, opens: Opens) -> Result<Self, OpenError> {
+        let core = Arc::new(Core::open(options, opens)?);
+        let keeper = Keeper::start(&core).map_err(|source| OpenError::Thread { source })?;
+        Ok(Self { core, _keeper: Some(keeper) })
+    }
+
+    pub fn tables(&self) -> &Tables {
+        &self.core.tables
+    }
+
+    pub fn core(&self) -> &Core {
+        &self.core
+    }
+}
+
+impl Core {
+    /// Answers each request of a call, when all that it has changed is as safe as was asked for.
+    pub fn answer(&self, call: &Call) -> Vec<Result<Response, Refusal>> {
+        let mut sequence = call.first;
+        let mut changed = false;
+        let mut bytes = 0usize;
+        let mut answers = Vec::with_capacity(call.requests.len());
+        for sent in &call.requests {
+            answers.push(if sent.request.is_change() {
+                changed = true;
+                let answer = self.change(call.client, sequence, sent);
+                sequence = sequence.wrapping_add(1);
+                answer
+            } else if bytes >= MOST_ANSWERED {
+                Err(too_large(&sent.request, bytes))
+            } else {
+                let answer = self.tables.handle(&sent.request).map_err(Refusal::from);
+                bytes = bytes.saturating_add(answer.as_ref().map_or(0, bytes_of));
+                answer
+            });
+        }
+        if changed && let Err(refusal) = self.commit() {
+            // They are made, but whether they would be after a loss of power is not known.
+            for (answer, sent) in answers.iter_mut().zip(&call.requests) {
+                if answer.is_ok() && sent.request.is_change() {
+                    *answer = Err(refusal.clone());
+                }
+            }
+        }
+        answers
+    }
+
+    /// Makes a change, unless it was made for an earlier attempt.
+    fn change(&self, client: u64, sequence: u64, sent: &Sent) -> Result<Response, Refusal> {
+        // INV-52
+        if self.ledger.begin(client, sequence)? == Turn::Applied {
+            return Ok(repeated(&sent.request));
+        }
+        let _order = self.log.as_ref().map(|log| log.order(&sent.request));
+        // INV-53: before it is made, and so before it is acknowledged.
+        if let Some(log) = &self.log {
+            let (head, body) = (sent.head.clone(), sent.body.clone());
+            if let Err(error) = log.journal.append(&Record { client, sequence, head, body }) {
+                self.ledger.done(client, sequence, false);
+                return Err(log.full(&sent.request, &error));
+            }
+        }
+        let answer = self.tables.handle(&sent.request).map_err(Refusal::from);
+        if let (Some(log), Err(_)) = (&self.log, &answer) {
+            let taken_back = Record { client, sequence, head: Default::default(), body: Default::default() };
+            // Without it, the change is refused again when the log is read.
+            let _ = log.journal.append(&taken_back);
+        }
+        self.ledger.done(client, sequence, answer.is_ok());
+        answer
+    }
+
+    fn commit(&self) -> Result<(), Refusal> {
+        let Some(log) = &self.log else { return Ok(()) };
+        log.journal.commit(log.journal.next()).map_err(|error| {
+            let folder = log.journal.folder().display();
+            let text = format!(
+                "the change was made, but the disk of {folder} fails, and the change may be gone when the machine loses its power: \
+                 {error}"
+            );
+            Refusal::new(RefusalKind::Storage, text)
+        })
+    }
+}
+
+impl Kept {
+    /// The order of changes to the table of a request.
+    fn order(&self, request: &Request) -> MutexGuard<'_, ()> {
+        self.order_of(request.table().unwrap_or_default())
+    }
+
+    fn order_of(&self, table: &str) -> MutexGuard<'_, ()> {
+        let mut hasher = DefaultHasher::new();
+        table.hash(&mut hasher);
+        lock(&self.orders[(hasher.finish() % ORDERS as u64) as usize])
+    }
+
+    fn full(&self, request: &Request, error: &io::Error) -> Refusal {
+        let text = format!(
+            "{}: the log in {} cannot be written to: {error}; nothing was changed. Make room there",
+            request.describe(),
+            self.journal.folder().display()
+        );
+        Refusal::new(RefusalKind::Storage, text)
+    }
+}
+
+fn too_large(request: &Request, bytes: usize) -> Refusal {
+    let text = format!(
+        "{}: the answers to the requests before it, in the same call, have {bytes} bytes, and no more are read once there are \
+         {MOST_ANSWERED}; ask for less at once",
+        request.describe()
+    );
+    Refusal::new(RefusalKind::TooLarge, text)
+}
+
+/// About how many bytes an answer has in memory.
+fn bytes_of(answer: &Response) -> usize {
+    let tensor = |tensor: &HostTensor| match tensor.dtype().bytes() {
+        Some(width) => tensor.len().saturating_mul(width),
+        None => tensor
+            .as_slice::<Vec<u8>>()
+            .unwrap_or_default()
+            .iter()
+            .map(|text| text.len() + size_of::<Vec<u8>>())
+            .sum(),
+    };
+    let all = |values: &HostTensor, slots: &[(String, HostTensor)]| {
+        tensor(values) + slots.iter().map(|(_, slot)| tensor(slot)).sum::<usize>()
+    };
+    match answer {
+        Response::Value(read) => tensor(&read.value),
+        Response::Rows(rows) => tensor(rows),
+        Response::State(State::Rows { values, slots, .. }) => all(values, slots),
+        Response::State(State::Ids(state)) => all(&state.values, &state.slots) + 16 * state.ids.len(),
+        // Each with its name, and shape, and rule.
+        Response::Tables(tables) => tables.iter().map(|table| size_of_val(table) + table.name.len()).sum(),
+        _ => 0,
+    }
+}
+
+/// The answer to a change that was made for an earlier attempt.
+fn repeated(request: &Request) -> Response {
+    match request {
+        Request::Create(_) => Response::Made { new: false },
+        Request::PushRows { .. } => Response::Pushed(Pushed::default()),
+        Request::Restore { .. } => Response::Restored { left_out: 0 },
+        Request::Evict { .. } => Response::Evicted(0),
+        _ => Response::Done,
+    }
+}
+
+fn lock(order: &Mutex<()>) -> MutexGuard<'_, ()> {
+    order.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl std::fmt::Debug for Kept {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Kept({})", self.journal.folder().display())
+    }
+}

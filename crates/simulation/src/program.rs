@@ -1,0 +1,49 @@
+//! What the processes of a simulation run.
+
+use crate::context::Context;
+use crate::scripted::Scripted;
+use crate::training::Training;
+use crate::working::{Go, Working};
+use bytes::Bytes;
+use distribute_cluster::Blame;
+use std::sync::Arc;
+
+/// The program of one process, which lasts while its world is made again.
+#[derive(Debug)]
+pub enum Program {
+    /// Sessions and calls by a script, begun anew in each world.
+    Scripted(Scripted),
+    /// A training that goes on.
+    Training(Box<Training>),
+}
+
+impl Program {
+    /// All have joined.
+    pub fn joined(&mut self, working: &mut Working, context: &mut Context<'_>) {
+        match self {
+            Program::Scripted(scripted) => scripted.joined(working, context),
+            Program::Training(training) => training.joined(working, context),
+        }
+    }
+
+    /// It has computed.
+    pub fn act(&mut self, working: &mut Working, context: &mut Context<'_>) -> Go {
+        match self {
+            Program::Scripted(scripted) => scripted.act(working, context),
+            Program::Training(training) => training.act(working, context),
+        }
+    }
+
+    /// A call has come to this.
+    pub fn decided(
+        &mut self,
+        working: &mut Working,
+        context: &mut Context<'_>,
+        made: Result<Vec<Bytes>, Arc<Blame>>,
+    ) -> Go {
+        match self {
+            Program::Scripted(scripted) => scripted.decided(working, context, made),
+            Program::Training(training) => training.decided(working, context, made),
+        }
+    }
+}

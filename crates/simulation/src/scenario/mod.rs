@@ -1,0 +1,292 @@
+//! What is simulated: kinds of programs and of faults, of which a seed makes a plan.
+
+mod trainings;
+
+use crate::checks::Certain;
+use crate::plan::{Fault, Plan, When};
+use crate::planted::Planted;
+use crate::script::{Deed, Script};
+use crate::world::{Report, Simulation};
+use distribute_testing::SplitMix;
+use std::time::Duration;
+
+/// A kind of plans.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Scenario {
+    /// Workers start at any time, in any order.
+    Starts,
+    /// A worker is started twice, by mistake.
+    Twins,
+    /// Workers are killed, and links break, while the world is being made.
+    Joining,
+    /// Workers make different calls.
+    Calls,
+    /// Workers fail between calls, leave, and end sessions.
+    Declines,
+    /// Messages and workers are late, by about as long as a call waits.
+    Delays,
+    /// A worker is stopped for longer than a call waits, and not so long that it is lost.
+    Pause,
+    /// A worker is stopped, maybe for so long that it is lost.
+    Stop,
+    /// A worker is killed in a call, or its machine is gone.
+    CrashInCall,
+    /// A worker is killed between two calls.
+    CrashBetween,
+    /// A part of the network is cut off for a while, in one direction or both.
+    Partition,
+    /// A connection breaks.
+    Break,
+    /// Processes of an earlier generation come back.
+    Revenants,
+    /// All of it.
+    Storm,
+    /// 64 workers, of which two are killed.
+    Crowd,
+    /// Workers that train are killed.
+    TrainKilled,
+    /// Workers are killed while those that have met hand a state over.
+    TrainHandover,
+    /// Workers are killed in steps of several updates.
+    TrainHalves,
+    /// Workers that train are stopped, cut off, or gone without a word.
+    TrainParted,
+    /// A worker that cannot be reached is replaced, and comes back.
+    TrainSupplanted,
+    /// All of it.
+    TrainStorm,
+    /// 64 workers that train, of which some are killed.
+    TrainCrowd,
+}
+
+impl Scenario {
+    /// All of them.
+    pub const ALL: [Scenario; 22] = [
+        Scenario::Starts,
+        Scenario::Twins,
+        Scenario::Joining,
+        Scenario::Calls,
+        Scenario::Declines,
+        Scenario::Delays,
+        Scenario::Pause,
+        Scenario::Stop,
+        Scenario::CrashInCall,
+        Scenario::CrashBetween,
+        Scenario::Partition,
+        Scenario::Break,
+        Scenario::Revenants,
+        Scenario::Storm,
+        Scenario::Crowd,
+        Scenario::TrainKilled,
+        Scenario::TrainHandover,
+        Scenario::TrainHalves,
+        Scenario::TrainParted,
+        Scenario::TrainSupplanted,
+        Scenario::TrainStorm,
+        Scenario::TrainCrowd,
+    ];
+
+    /// Simulates the plan that a seed makes.
+    pub fn run(self, seed: u64, planted: Option<Planted>, kept: bool) -> Report {
+        Simulation::new(seed, self.plan(seed), planted, kept).run()
+    }
+
+    /// The plan that a seed makes.
+    pub fn plan(self, seed: u64) -> Plan {
+        let mut draw = SplitMix(seed ^ (self as u64) << 56);
+        let seed = draw.bits();
+        let is_crowd = matches!(self, Scenario::Crowd | Scenario::TrainCrowd);
+        let workers = if is_crowd { 64 } else { 2 + draw.below(5) };
+        let script = Script {
+            seed,
+            workers,
+            steps: 2 + draw.below(3) as u64,
+            calls: 2 + draw.below(4) as u64,
+            timeout: Duration::from_secs(60),
+            compute: [ms(0), ms(50)],
+            odd: 0,
+            oddities: &[],
+        };
+        let starts = (0..workers).map(|_| ms(draw.below(300) as u64)).collect();
+        let delay = [Duration::from_micros(50), ms(of(&mut draw, &[1, 5, 20]))];
+        let join = Duration::from_secs(60);
+        let mut plan = Plan {
+            workers,
+            script,
+            course: None,
+            starts,
+            join,
+            delay,
+            faults: Vec::new(),
+            certain: Certain::Nothing,
+            one_blame: true,
+        };
+        self.disturb(&mut plan, &mut draw);
+        plan
+    }
+
+    fn disturb(self, plan: &mut Plan, draw: &mut SplitMix) {
+        let workers = plan.workers;
+        match self {
+            Scenario::Starts => {
+                plan.certain = Certain::All;
+                plan.starts = (0..workers).map(|_| ms(draw.below(30_000) as u64)).collect();
+            }
+            Scenario::Twins => {
+                plan.certain = Certain::All;
+                let when = When::At(ms(draw.below(600) as u64));
+                plan.faults.push((when, Fault::Twin(1 + draw.below(workers - 1))));
+            }
+            Scenario::Joining => {
+                plan.one_blame = false;
+                plan.starts = (0..workers).map(|_| ms(draw.below(5_000) as u64)).collect();
+                for _ in 0..1 + draw.below(4) {
+                    let when = When::At(ms(draw.below(6_000) as u64));
+                    let rank = draw.below(workers);
+                    let fault = match draw.below(5) {
+                        0 => Fault::Break(rank, draw.below(workers)),
+                        1 => cut(draw, workers, 4_000),
+                        2 => Fault::Pause(rank, ms(draw.below(8_000) as u64)),
+                        _ => Fault::Kill(rank),
+                    };
+                    plan.faults.push((when, fault));
+                }
+            }
+            Scenario::Calls => {
+                plan.certain = Certain::All;
+                (plan.script.odd, plan.script.oddities) = (30, &[Deed::Call { other: true }]);
+            }
+            Scenario::Declines => {
+                plan.certain = Certain::All;
+                (plan.script.odd, plan.script.oddities) = (40, &ODDITIES);
+            }
+            Scenario::Delays => {
+                plan.certain = Certain::NobodyLost;
+                let timeout = 200 + draw.below(3_000) as u64;
+                // Where a call waits no longer than for a verdict, one of a round that some have behind them may cross the next.
+                plan.one_blame = timeout > 1_200;
+                plan.script.timeout = ms(timeout);
+                plan.script.compute = [ms(0), ms(timeout * 11 / 10)];
+                plan.delay = [ms(0), ms(of(draw, &[5, 50, 100]))];
+                // Who ends the session for a reason of its own does so whatever the others decide meanwhile.
+                (plan.script.odd, plan.script.oddities) =
+                    (20, &[Deed::Call { other: true }, Deed::Decline, Deed::Leave]);
+            }
+            Scenario::Pause => {
+                plan.certain = Certain::NobodyLost;
+                // As in delays: where a call waits for less than this, two may judge at once.
+                plan.script.timeout = ms(1_201 + draw.below(800) as u64);
+                for _ in 0..1 + draw.below(2) {
+                    let fault = Fault::Pause(draw.below(workers), ms(800 + draw.below(2_000) as u64));
+                    plan.faults.push((in_call(draw, plan), fault));
+                }
+            }
+            Scenario::Stop => {
+                plan.one_blame = false;
+                plan.script.timeout = ms(500 + draw.below(4_000) as u64);
+                let fault = Fault::Pause(draw.below(workers), ms(draw.below(10_000) as u64));
+                plan.faults.push((in_call(draw, plan), fault));
+            }
+            Scenario::CrashInCall => {
+                let crashes = 1 + draw.below(2);
+                plan.one_blame = crashes == 1;
+                for _ in 0..crashes {
+                    let when = in_call(draw, plan);
+                    let When::InCall { rank, .. } = when else { continue };
+                    plan.faults.push((
+                        when,
+                        if draw.below(4) == 0 { Fault::Vanish(rank) } else { Fault::Kill(rank) },
+                    ));
+                }
+                plan.certain = Certain::NobodyLate;
+            }
+            Scenario::CrashBetween => {
+                let When::InCall { rank, step, call, .. } = in_call(draw, plan) else { return };
+                // Longer than a call takes, and the other workers are waiting in the next one.
+                let after = ms(80 + draw.below(200) as u64);
+                plan.script.compute = [ms(0), ms(400)];
+                plan.faults
+                    .push((When::InCall { generation: 1, rank, step, call, after }, Fault::Kill(rank)));
+            }
+            Scenario::Partition => {
+                plan.one_blame = false;
+                plan.script.timeout = ms(of(draw, &[500, 2_000, 60_000]));
+                let fault = cut(draw, workers, 8_000);
+                plan.faults.push((in_call(draw, plan), fault));
+            }
+            Scenario::Break => {
+                plan.one_blame = false;
+                for _ in 0..1 + draw.below(2) {
+                    let (a, b) = (draw.below(workers), draw.below(workers));
+                    plan.faults.push((in_call(draw, plan), Fault::Break(a, b)));
+                }
+            }
+            Scenario::Revenants => {
+                plan.one_blame = false;
+                let rank = draw.below(workers);
+                let begin = in_call(draw, plan);
+                plan.faults.push((begin, Fault::Kill(rank)));
+                plan.delay[1] = ms(of(draw, &[5, 50, 200]));
+                for _ in 0..4 + draw.below(8) {
+                    let when = When::At(ms(400 + draw.below(3_500) as u64));
+                    plan.faults.push((when, Fault::Revenant(1 + draw.below(workers - 1))));
+                }
+            }
+            Scenario::Storm => {
+                plan.one_blame = false;
+                plan.script.timeout = ms(of(draw, &[500, 3_000, 60_000]));
+                (plan.script.odd, plan.script.oddities) = (20, &ODDITIES);
+                for _ in 0..1 + draw.below(5) {
+                    let rank = draw.below(workers);
+                    let fault = match draw.below(6) {
+                        0 => Fault::Kill(rank),
+                        1 => Fault::Vanish(rank),
+                        2 => Fault::Pause(rank, ms(draw.below(8_000) as u64)),
+                        3 => cut(draw, workers, 8_000),
+                        4 => Fault::Break(rank, draw.below(workers)),
+                        _ => Fault::Revenant(1 + draw.below(workers - 1)),
+                    };
+                    let when = if draw.below(2) == 0 {
+                        in_call(draw, plan)
+                    } else {
+                        When::At(ms(draw.below(6_000) as u64))
+                    };
+                    plan.faults.push((when, fault));
+                }
+            }
+            Scenario::Crowd => {
+                plan.one_blame = false;
+                (plan.script.steps, plan.script.calls) = (2, 2);
+                for _ in 0..2 {
+                    let rank = draw.below(workers);
+                    plan.faults.push((in_call(draw, plan), Fault::Kill(rank)));
+                }
+            }
+            _ => trainings::disturb(self, plan, draw),
+        }
+    }
+}
+
+/// What workers may do in place of the others' call.
+const ODDITIES: [Deed; 4] = [Deed::Call { other: true }, Deed::Decline, Deed::Abandon, Deed::Leave];
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+fn of(draw: &mut SplitMix, all: &[u64]) -> u64 {
+    draw.of(all)
+}
+
+/// In some worker's call.
+fn in_call(draw: &mut SplitMix, plan: &Plan) -> When {
+    let (rank, after) = (draw.below(plan.workers), Duration::from_micros(draw.below(40_000) as u64));
+    let [step, call] = [plan.script.steps, plan.script.calls].map(|most| 1 + draw.bits() % most);
+    When::InCall { generation: 1, rank, step, call, after }
+}
+
+fn cut(draw: &mut SplitMix, workers: usize, most: usize) -> Fault {
+    let one = draw.below(workers);
+    let sides = (0..workers).map(|host| host == one || draw.below(3) == 0).collect();
+    Fault::Cut { sides, one_way: draw.below(3) == 0, lasts: ms(draw.below(most) as u64) }
+}

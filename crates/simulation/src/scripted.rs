@@ -1,0 +1,186 @@
+//! A program that does what a script says, from the first step on in every world: calls of many kinds, and ends of sessions.
+
+use crate::context::Context;
+use crate::planted::Planted;
+use crate::script::Deed;
+use crate::working::{Ending, Go, Working};
+use bytes::Bytes;
+use distribute_cluster::{Blame, Fault, Fingerprint, Operation, Presence, Standing};
+use distribute_collective::group::Frame;
+use std::panic::Location;
+use std::sync::Arc;
+
+/// The name of the sessions.
+const NAME: &str = "strategy";
+
+/// Where a worker is in its script.
+#[derive(Debug, Default)]
+pub struct Scripted {
+    step: u64,
+    call: u64,
+    /// Whether the round under way is one that it declines.
+    declines: bool,
+}
+
+impl Scripted {
+    /// All have joined.
+    pub fn joined(&mut self, working: &mut Working, context: &mut Context<'_>) {
+        *self = Self { step: 1, ..Self::default() };
+        working.open(NAME);
+        self.compute(working, context);
+    }
+
+    /// The worker computes before its next call.
+    fn compute(&mut self, working: &mut Working, context: &mut Context<'_>) {
+        self.call += 1;
+        let script = &context.plan.script;
+        if self.call > script.calls {
+            let left = working.protocol.leave(standings(working, Presence::Returned));
+            working.say(context, &left);
+            return self.end_step(working, context);
+        }
+        let time = script.compute(working.generation, working.world.worker(), self.step, self.call);
+        working.compute(context, time);
+    }
+
+    fn end_step(&mut self, working: &mut Working, context: &mut Context<'_>) {
+        (self.step, self.call) = (self.step + 1, 0);
+        working.open(NAME);
+        if self.step <= context.plan.script.steps {
+            self.compute(working, context);
+        } else {
+            working.compute(context, Default::default());
+        }
+    }
+
+    /// What the script says comes next.
+    pub fn act(&mut self, working: &mut Working, context: &mut Context<'_>) -> Go {
+        let (me, step, call) = (working.world.worker(), self.step, self.call);
+        let script = &context.plan.script;
+        if step > script.steps {
+            return Go::End(Ending::Done);
+        }
+        let (deed, timeout) = (script.deed(working.generation, me, step, call), script.timeout);
+        if let Deed::Call { .. } = deed {
+            context.trigger(working.generation, step, call);
+        }
+        let operation = |detail| Fingerprint::new(Operation::AllReduce, detail, Location::caller());
+        match deed {
+            Deed::Call { other } => {
+                let detail = if other { "another" } else { "SUM" };
+                context.note(|| format!("step {step}, call {call}: {detail}"));
+                let (generation, plan) = (working.generation, context.plan);
+                let body = |frame: &Frame, to| body(plan, generation, frame, me, to);
+                self.declines = false;
+                working.call(context, step, operation(detail), body, timeout);
+            }
+            Deed::Decline => {
+                context.note(|| format!("step {step}, call {call}: declines"));
+                match working.protocol.decline(step, standings(working, Presence::Failed), timeout) {
+                    Some(_) if context.has(Planted::DeclineUnsaid) => self.compute(working, context),
+                    Some(frame) => {
+                        working.say(context, &frame);
+                        self.compute(working, context);
+                    }
+                    None => {
+                        self.declines = true;
+                        working.wait(context, timeout);
+                    }
+                }
+            }
+            Deed::Abandon => {
+                context.note(|| format!("step {step}, call {call}: ends the session"));
+                working.hear_all(context);
+                let blame = Blame::failed(step, working.world.global(0), &operation("SUM"));
+                let verdict = working.protocol.abandon(Arc::new(blame));
+                if let Some(verdict) = verdict {
+                    working.say(context, &verdict);
+                }
+                over(working, context);
+                self.end_step(working, context);
+            }
+            Deed::Leave => {
+                context.note(|| format!("step {step}, call {call}: leaves"));
+                let left = working.protocol.leave(standings(working, Presence::Returned));
+                working.say(context, &left);
+                self.end_step(working, context);
+            }
+        }
+        Go::On
+    }
+
+    /// A call has come to this.
+    pub fn decided(
+        &mut self,
+        working: &mut Working,
+        context: &mut Context<'_>,
+        made: Result<Vec<Bytes>, Arc<Blame>>,
+    ) -> Go {
+        let (me, step, call) = (working.world.worker(), self.step, self.call);
+        let place = place(working);
+        match &made {
+            _ if self.declines => {}
+            Ok(bodies) => {
+                let sum = sum(working, context, bodies);
+                context.note(|| format!("step {step}, call {call}: {sum}"));
+                context.checks.agreed(place, me, call, sum);
+            }
+            Err(blame) => {
+                context.note(|| format!("step {step}, call {call}: {blame}"));
+                let over = working.protocol.over().is_some();
+                context.checks.blamed(place, me, call, blame, over);
+            }
+        }
+        if working.protocol.over().is_none() {
+            self.compute(working, context);
+            return Go::On;
+        }
+        over(working, context);
+        match made {
+            Err(blame) if blame.fault == Fault::Lost => return Go::Meet,
+            _ => self.end_step(working, context),
+        }
+        Go::On
+    }
+}
+
+/// The generation, the session and the round.
+fn place(working: &Working) -> (u64, u64, u64) {
+    (working.generation, working.protocol.session().number, working.protocol.rounds())
+}
+
+/// The data of a call: which it is, and a number that all add up.
+fn body(plan: &crate::plan::Plan, generation: u64, frame: &Frame, from: usize, to: usize) -> Bytes {
+    let number = plan.script.compute(generation, from, frame.session.number, frame.round);
+    let place = (generation, frame.session.number, frame.round);
+    format!("{place:?} {from} to {to}: {}", number.as_secs_f32() * 0.1).into()
+}
+
+/// The sum of what all have sent, which has to be of this very round.
+fn sum(working: &Working, context: &mut Context<'_>, bodies: &[Bytes]) -> f32 {
+    let (me, generation) = (working.world.worker(), working.generation);
+    let frame = working.protocol.frame(distribute_collective::group::Said::Left { standings: Vec::new() });
+    let mut sum = 0.0;
+    for (from, come) in bodies.iter().enumerate() {
+        let expected = body(context.plan, generation, &frame, from, me);
+        if from != me && *come != expected {
+            context.broken(format!("used {come:?} for {expected:?}"));
+        }
+        let text = if from == me { &expected } else { come };
+        let number = text.rsplit(|byte| *byte == b' ').next().and_then(|text| std::str::from_utf8(text).ok());
+        sum += number.and_then(|text| text.parse::<f32>().ok()).unwrap_or(0.0);
+    }
+    sum
+}
+
+/// The session is over for this worker.
+fn over(working: &Working, context: &mut Context<'_>) {
+    if let Some(blame) = working.protocol.over() {
+        context.checks.over(place(working), working.world.worker(), blame);
+    }
+}
+
+fn standings(working: &Working, presence: Presence) -> Vec<Standing> {
+    let standing = |replica| Standing { presence: presence.clone(), ..Standing::running(replica) };
+    working.world.local_replicas().map(standing).collect()
+}

@@ -1,0 +1,358 @@
+//! A program that trains, and goes on when a worker is lost: drives a `Handover`, `Updates` and `Losses` as `distribute`'s `Training`
+//! does, and makes steps as its `Strategy` does.
+
+use crate::checks::Certain;
+use crate::context::Context;
+use crate::course::{CHUNK, Weights};
+use crate::planted::Planted;
+use crate::working::{Ending, Go, Working};
+use bytes::Bytes;
+use distribute_cluster::{Blame, Fault, Fingerprint, Operation, Presence, Standing};
+use distribute_collective::group::{Frame, Protocol};
+use distribute_collective::recovery::handover::{Failure, Next, Round};
+use distribute_collective::recovery::{Handover, Losses, Numbers, Report, Updates};
+use std::panic::Location;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The session in which workers that have met agree.
+const RECOVERY: &str = "recovery";
+
+/// The session of calls between steps.
+const BETWEEN: &str = "between steps";
+
+/// The sessions of steps.
+const RUN: &str = "run";
+
+/// One worker's part in a training.
+#[derive(Debug, Default)]
+pub struct Training {
+    /// Whether it has been part of the training.
+    begun: bool,
+    /// In which generation it has agreed with the others last.
+    agreed: u64,
+    weights: Weights,
+    updates: Updates,
+    /// How many steps it has counted.
+    steps: u64,
+    losses: Losses,
+    stage: Stage,
+    /// Until when the workers have to have met again, since one was lost.
+    until: Option<Duration>,
+}
+
+#[derive(Debug, Default)]
+enum Stage {
+    #[default]
+    Started,
+    /// They have met; the number of the round.
+    Meeting(Box<Handover<String>>, u64),
+    /// Between two steps.
+    Between,
+    /// In a step, before this call; the session between steps is kept.
+    InStep(usize, Box<Protocol>),
+}
+
+impl Training {
+    /// Its state, and how many updates it has had.
+    pub fn weights(&self) -> Weights {
+        self.weights
+    }
+
+    /// Whether the state is whole, of a worker that has one.
+    pub fn is_whole(&self) -> bool {
+        self.begun && self.updates.clone().rewind().is_ok()
+    }
+
+    /// Until when the workers have to have met.
+    pub fn until(&self) -> Option<Duration> {
+        self.until
+    }
+
+    /// The process has been stopped for so long, which does not count.
+    pub fn shift(&mut self, pause: Duration) {
+        self.until = self.until.map(|until| until + pause);
+    }
+
+    fn numbers(&self) -> Numbers {
+        Numbers { steps: self.steps, ..self.updates.numbers() }
+    }
+
+    fn set_numbers(&mut self, numbers: Numbers) {
+        (self.updates, self.steps) = (Updates::after(numbers), numbers.steps);
+    }
+
+    /// All have met.
+    pub fn joined(&mut self, working: &mut Working, context: &mut Context<'_>) {
+        let mut torn = None;
+        if self.begun {
+            match self.updates.rewind() {
+                Ok(steps) if !context.has(Planted::RewindForgotten) => {
+                    self.steps = steps.unwrap_or(self.steps)
+                }
+                Ok(_) => {}
+                Err(_) if context.has(Planted::TornIgnored) => {}
+                Err(error) => torn = Some(error.to_string()),
+            }
+        }
+        let mut mine = Report { begun: self.begun, agreed: self.agreed, numbers: self.numbers(), torn };
+        if context.has(Planted::FurthestIgnored) {
+            mine.numbers.updates = 1;
+        }
+        context.note(|| format!("has {mine:?}"));
+        working.open(RECOVERY);
+        let handover = Handover::new(working.world, mine).in_rounds_of(CHUNK);
+        self.stage = Stage::Meeting(Box::new(handover), 0);
+        // Who has just started builds its model.
+        let least = if self.begun { 0 } else { 20 };
+        working.compute(context, Duration::from_millis(least));
+    }
+
+    /// It has computed.
+    pub fn act(&mut self, working: &mut Working, context: &mut Context<'_>) -> Go {
+        match &self.stage {
+            Stage::Started => Go::On,
+            Stage::Meeting(..) => self.hand_over(working, context),
+            Stage::Between => self.begin(working, context),
+            Stage::InStep(..) => self.call(working, context),
+        }
+    }
+
+    /// Does what the handover asks for, up to the next round.
+    fn hand_over(&mut self, working: &mut Working, context: &mut Context<'_>) -> Go {
+        let Stage::Meeting(handover, round) = &mut self.stage else { return Go::On };
+        loop {
+            match handover.next_action() {
+                Next::Swap(Round { what, is_first, to, body }) => {
+                    *round += 1;
+                    context.trigger(working.generation, 0, *round);
+                    let patience =
+                        self.until.map_or(patience(context), |until| until.saturating_sub(context.now()));
+                    let timeout = if is_first { patience } else { context.plan.script.timeout };
+                    let body =
+                        |to_whom: usize| if to.contains(&to_whom) { body.clone() } else { Bytes::new() };
+                    say(working, context, self.steps, Operation::Recover, &what, timeout, body);
+                    return Go::On;
+                }
+                Next::Give => handover.give(Ok(self.weights.image().into())),
+                Next::Take { image, source, numbers } => {
+                    let weights = Weights::of_image(&image);
+                    context.note(|| format!("takes {weights:?} of worker {source} over"));
+                    if let Some(weights) = weights {
+                        self.weights = weights;
+                        if !context.has(Planted::TakenUncounted) {
+                            (self.begun, self.updates, self.steps) =
+                                (true, Updates::after(numbers), numbers.steps);
+                        }
+                    }
+                    handover.taken(weights.map(|_| ()).ok_or_else(|| "no state".to_owned()));
+                }
+                Next::End(Ok(agreed)) => {
+                    if let Some(agreed) = agreed {
+                        self.set_numbers(agreed.numbers);
+                    }
+                    let updates = agreed.map_or(0, |agreed| agreed.numbers.updates);
+                    context.note(|| format!("goes on after update {updates}"));
+                    context.checks.meet(context.pid, working.generation, updates);
+                    (self.begun, self.agreed, self.until) = (true, working.generation, None);
+                    working.open(BETWEEN);
+                    return self.between(working, context);
+                }
+                Next::End(Err(Failure::Torn(..))) => {
+                    context.checks.torn(context.pid, working.generation);
+                    return Go::End(Ending::Torn);
+                }
+                Next::End(Err(failure)) => {
+                    context.broken(format!("cannot agree: {failure:?}"));
+                    return Go::End(Ending::Failed(format!("{failure:?}")));
+                }
+            }
+        }
+    }
+
+    /// Computes until the next step.
+    fn between(&mut self, working: &mut Working, context: &mut Context<'_>) -> Go {
+        self.stage = Stage::Between;
+        let (script, me) = (&context.plan.script, working.world.worker());
+        let pause = context
+            .plan
+            .course
+            .as_ref()
+            .map_or(Duration::ZERO, |course| course.pause(script, working.generation, me, self.steps));
+        let time = script.compute(working.generation, me, self.steps, 0);
+        working.compute(context, time + pause);
+        Go::On
+    }
+
+    /// The call in which all begin a step, or end the training.
+    fn begin(&mut self, working: &mut Working, context: &mut Context<'_>) -> Go {
+        let timeout = context.plan.script.timeout;
+        context.trigger(working.generation, self.steps + 1, 0);
+        if self.is_at_the_end(context) {
+            let what = "the end of the training";
+            say(working, context, self.steps, Operation::Barrier, what, timeout, |_| Bytes::new());
+            return Go::On;
+        }
+        self.updates.begin(self.steps);
+        let mine = [self.steps, working.next_number(RUN)].map(u64::to_le_bytes).concat();
+        say(working, context, self.steps, Operation::Run, "", timeout, |_| mine.clone().into());
+        Go::On
+    }
+
+    fn is_at_the_end(&self, context: &Context<'_>) -> bool {
+        context.plan.course.as_ref().is_none_or(|course| self.steps >= course.steps)
+    }
+
+    /// All begin a step.
+    fn begun(&mut self, working: &mut Working, context: &mut Context<'_>, bodies: &[Bytes]) -> Go {
+        let mut number = working.next_number(RUN);
+        for (from, body) in bodies.iter().enumerate().filter(|(from, _)| *from != working.world.worker()) {
+            let theirs = body.split_first_chunk().and_then(|(steps, number)| {
+                Some((u64::from_le_bytes(*steps), u64::from_le_bytes(number.try_into().ok()?)))
+            });
+            match theirs {
+                Some((steps, theirs)) if steps == self.steps => number = number.max(theirs),
+                other => context.broken(format!("is at step {}, and worker {from} at {other:?}", self.steps)),
+            }
+        }
+        self.steps += 1;
+        let between = working.open_at(RUN, number);
+        self.stage = Stage::InStep(0, Box::new(between));
+        self.compute(working, context, 1);
+        Go::On
+    }
+
+    fn compute(&self, working: &mut Working, context: &Context<'_>, call: u64) {
+        let time = context.plan.script.compute(working.generation, working.world.worker(), self.steps, call);
+        working.compute(context, time);
+    }
+
+    /// A call of a step.
+    fn call(&mut self, working: &mut Working, context: &mut Context<'_>) -> Go {
+        let Stage::InStep(call, _) = &self.stage else { return Go::On };
+        context.trigger(working.generation, self.steps, *call as u64 + 1);
+        let (me, update) = (working.world.worker(), self.weights.made + 1);
+        let brought = Weights::contribution(&context.plan.script, me, update);
+        let body = Bytes::from([update, brought].map(u64::to_le_bytes).concat());
+        let timeout = context.plan.script.timeout;
+        say(working, context, self.steps, Operation::AllReduce, "SUM", timeout, |_| body.clone());
+        Go::On
+    }
+
+    /// All have made a call of the step.
+    fn called(&mut self, working: &mut Working, context: &mut Context<'_>, bodies: &[Bytes]) -> Go {
+        let stage = std::mem::take(&mut self.stage);
+        let (Stage::InStep(call, between), Some(course)) = (stage, &context.plan.course) else {
+            return Go::On;
+        };
+        if course.calls[call] {
+            self.update(working, context, bodies);
+        }
+        if call + 1 < course.calls.len() {
+            self.stage = Stage::InStep(call + 1, between);
+            self.compute(working, context, call as u64 + 2);
+            return Go::On;
+        }
+        let returned = |replica| Standing { presence: Presence::Returned, ..Standing::running(replica) };
+        let left = working.protocol.leave(working.world.local_replicas().map(returned).collect());
+        working.say(context, &left);
+        self.updates.end();
+        working.protocol = *between;
+        self.between(working, context)
+    }
+
+    fn update(&mut self, working: &Working, context: &mut Context<'_>, bodies: &[Bytes]) {
+        let (me, update) = (working.world.worker(), self.weights.made + 1);
+        let script = &context.plan.script;
+        let mut sum = Weights::contribution(script, me, update);
+        for (from, body) in bodies.iter().enumerate().filter(|(from, _)| *from != me) {
+            let [theirs, brought] = [0, 8].map(|at| {
+                body.get(at..at + 8).and_then(|body| body.try_into().ok()).map_or(0, u64::from_le_bytes)
+            });
+            if theirs != update {
+                context.broken(format!("makes update {update}, and worker {from} update {theirs}"));
+            }
+            sum = sum.wrapping_add(brought);
+        }
+        self.weights.update(sum);
+        self.updates.count();
+        context.note(|| format!("has made update {update}"));
+        context.checks.updated();
+        // INV-42
+        if self.weights != Weights::after(&context.plan.script, update) {
+            context.broken(format!("has another state after update {update} than without an interruption"));
+        }
+        if self.updates.made() != update {
+            context.broken(format!("makes update {update} as number {}", self.updates.made()));
+        }
+    }
+
+    /// A call has come to this.
+    pub fn decided(
+        &mut self,
+        working: &mut Working,
+        context: &mut Context<'_>,
+        made: Result<Vec<Bytes>, Arc<Blame>>,
+    ) -> Go {
+        let mut bodies = match made {
+            Ok(bodies) => bodies,
+            Err(blame) => return self.lost(working, context, &blame),
+        };
+        let me = working.world.worker();
+        for (from, body) in bodies.iter_mut().enumerate().filter(|(from, _)| *from != me) {
+            // INV-34
+            if body.len() < 8 || body.split_to(8) != working.generation.to_le_bytes()[..] {
+                context.broken(format!("uses what worker {from} has sent in another generation"));
+            }
+        }
+        let is_at_the_end = self.is_at_the_end(context);
+        match &mut self.stage {
+            Stage::Started => Go::On,
+            Stage::Meeting(handover, _) => {
+                handover.hear(bodies);
+                self.hand_over(working, context)
+            }
+            Stage::Between if is_at_the_end => {
+                context.checks.trained(self.weights);
+                Go::End(Ending::Done)
+            }
+            Stage::Between => self.begun(working, context, &bodies),
+            Stage::InStep(..) => self.called(working, context, &bodies),
+        }
+    }
+
+    /// The call has failed.
+    fn lost(&mut self, working: &Working, context: &mut Context<'_>, blame: &Blame) -> Go {
+        context.note(|| format!("stops after step {}: {blame}", self.steps));
+        let until = *self.until.get_or_insert(context.now() + patience(context));
+        if until <= context.now() || !self.losses.goes_on(blame, working.world, self.updates.made()) {
+            return Go::End(Ending::Failed(blame.to_string()));
+        }
+        if blame.fault == Fault::Late && context.plan.certain == Certain::NobodyLate {
+            context.broken(format!("takes one for late that is not: {blame}"));
+        }
+        context.checks.lost();
+        Go::Meet
+    }
+}
+
+fn patience(context: &Context<'_>) -> Duration {
+    context.plan.course.as_ref().map_or(context.plan.join, |course| course.patience)
+}
+
+/// A call, whose data tell of which generation they are.
+fn say(
+    working: &mut Working,
+    context: &mut Context<'_>,
+    step: u64,
+    operation: Operation,
+    what: &str,
+    timeout: Duration,
+    body: impl Fn(usize) -> Bytes,
+) {
+    context.note(|| format!("step {step}: {operation:?} {what}"));
+    let generation = working.generation.to_le_bytes();
+    let call = Fingerprint::new(operation, what, Location::caller());
+    let body = |_: &Frame, to: usize| Bytes::from([&generation[..], &body(to)].concat());
+    working.call(context, step, call, body, timeout);
+}

@@ -1,0 +1,324 @@
+//! A process that has joined: drives a `Protocol` as a `Session` does, for its program.
+
+use crate::context::Context;
+use crate::guests::Guests;
+use crate::joining::{Early, Joined};
+use crate::network::{Arrival, Conn};
+use crate::planted::Planted;
+use crate::program::Program;
+use bytes::Bytes;
+use distribute_cluster::{Blame, Fingerprint, Job, Standing, World, fnv1a};
+use distribute_collective::group::inbox::Event as Come;
+use distribute_collective::group::protocol::{Action, GRACE};
+use distribute_collective::group::{Frame, Inbox, Protocol, Said};
+use distribute_net::handshake::Hello;
+use distribute_net::rendezvous::meeting;
+use distribute_net::{Message, Receiver};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A worker that works.
+#[derive(Debug)]
+pub struct Working {
+    /// How many workers there are, and which one this is.
+    pub world: World,
+    /// The generation of the world.
+    pub generation: u64,
+    /// What it does in the session that it talks in.
+    pub protocol: Protocol,
+    /// Since when it works.
+    pub since: Duration,
+    links: BTreeMap<Conn, usize>,
+    guests: Guests,
+    inbox: Inbox,
+    doing: Doing,
+    /// Which workers have been lost, and when.
+    losses: Vec<(usize, Duration)>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Doing {
+    /// It computes, and acts then.
+    Computing(Duration),
+    /// It waits for the others in a round, until then at most, which has to end then.
+    Waiting { until: Duration, end: Duration },
+}
+
+/// What has become of a worker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// It has made all of its steps.
+    Done,
+    /// It has failed for this reason.
+    Failed(String),
+    /// Nobody's state is whole: all have to start anew.
+    Torn,
+}
+
+/// What comes next.
+#[derive(Debug)]
+pub enum Go {
+    /// It goes on.
+    On,
+    /// It leaves this world, and meets the others in the next one.
+    Meet,
+    /// It ends.
+    End(Ending),
+}
+
+impl Working {
+    /// A worker that has just joined. `before` is what it kept of the world before, which should be nothing.
+    pub fn new(context: &Context<'_>, world: World, joined: Joined, before: Option<Inbox>) -> Self {
+        let inbox = before.unwrap_or_else(|| Inbox::new(world.workers()));
+        let Joined { generation, links, early, guests } = joined;
+        for (from, early) in early {
+            match early {
+                Early::Message(message) => inbox.deliver(from, message),
+                Early::Lost(reason) => inbox.lose(from, reason),
+            }
+        }
+        let protocol = Protocol::new(world, inbox.open(fnv1a(b"none".iter().copied())));
+        let doing = Doing::Computing(context.now());
+        Self {
+            world,
+            generation,
+            protocol,
+            since: context.now(),
+            links,
+            guests,
+            inbox,
+            doing,
+            losses: Vec::new(),
+        }
+    }
+
+    /// The worker at the other end of each connection.
+    pub fn links(&self) -> &BTreeMap<Conn, usize> {
+        &self.links
+    }
+
+    /// What it has received.
+    pub fn inbox(&self) -> &Inbox {
+        &self.inbox
+    }
+
+    /// Opens the next session of a name, and gives the one before.
+    pub fn open(&mut self, name: &str) -> Protocol {
+        let session = self.inbox.open(fnv1a(name.bytes()));
+        std::mem::replace(&mut self.protocol, Protocol::new(self.world, session))
+    }
+
+    /// Opens a session by its number, and gives the one before.
+    pub fn open_at(&mut self, name: &str, number: u64) -> Protocol {
+        let session = self.inbox.open_at(fnv1a(name.bytes()), number);
+        std::mem::replace(&mut self.protocol, Protocol::new(self.world, session))
+    }
+
+    /// The number that the next session of a name has.
+    pub fn next_number(&self, name: &str) -> u64 {
+        self.inbox.next_number(fnv1a(name.bytes()))
+    }
+
+    /// It computes for so long.
+    pub fn compute(&mut self, context: &Context<'_>, time: Duration) {
+        self.doing = Doing::Computing(context.now() + time);
+    }
+
+    /// It makes a call, with these data for each of the others.
+    pub fn call(
+        &mut self,
+        context: &mut Context<'_>,
+        step: u64,
+        call: Fingerprint,
+        body: impl Fn(&Frame, usize) -> Bytes,
+        timeout: Duration,
+    ) {
+        let waiting = |replica| Standing::waiting(replica, call.clone());
+        self.protocol.begin(step, self.world.local_replicas().map(waiting).collect(), timeout);
+        self.wait(context, timeout);
+        if let Some(digest) = self.protocol.call() {
+            for to in self.others() {
+                let frame = self.protocol.frame(Said::Call { digest, body: Bytes::new() });
+                let body = body(&frame, to);
+                self.send(context, to, Frame { said: Said::Call { digest, body }, ..frame });
+            }
+        }
+    }
+
+    /// A round has begun, which waits for so long.
+    pub fn wait(&mut self, context: &Context<'_>, timeout: Duration) {
+        let until = context.now() + timeout;
+        // It may wait for the verdict after that.
+        self.doing = Doing::Waiting { until, end: until + 2 * GRACE };
+    }
+
+    fn others(&self) -> impl Iterator<Item = usize> + use<> {
+        let me = self.world.worker();
+        (0..self.world.workers()).filter(move |worker| *worker != me)
+    }
+
+    /// Takes what has come over a connection.
+    pub fn take(&mut self, context: &mut Context<'_>, conn: Conn, what: Arrival) {
+        let Some(rank) = self.links.get(&conn).copied() else {
+            match what {
+                Arrival::Words(bytes) => self.refuse(context, conn, &bytes),
+                Arrival::Closed(_) => self.guests.lose(conn),
+                Arrival::Made | Arrival::Message(_) => {}
+            }
+            return;
+        };
+        match what {
+            Arrival::Message(message) => self.deliver(context, rank, message),
+            Arrival::Closed(reason) => {
+                context.note(|| format!("loses worker {rank}: {reason}"));
+                self.links.remove(&conn);
+                self.losses.push((rank, context.now()));
+                if !context.has(Planted::LossIgnored) {
+                    self.inbox.lose(rank, reason);
+                }
+            }
+            Arrival::Made | Arrival::Words(_) => {}
+        }
+    }
+
+    /// Nobody may stay.
+    fn refuse(&mut self, context: &mut Context<'_>, conn: Conn, bytes: &[u8]) {
+        let task = |rank| Job::Worker.task(rank);
+        let (mine, losses, hides) =
+            (task(self.world.worker()), &self.losses, context.has(Planted::EarlyUnsaid));
+        let complete = &mut |hello: &Hello| {
+            let lost = losses.iter().any(|(rank, _)| *rank == hello.rank);
+            Err(meeting::latecomer(&mine, &task(hello.rank), lost && !hides))
+        };
+        self.guests.hear(context, conn, bytes, complete);
+    }
+
+    fn deliver(&mut self, context: &Context<'_>, rank: usize, mut message: Message) {
+        if context.has(Planted::SessionFence)
+            && let Ok(mut frame) = Frame::decode(&message.head, message.body.clone())
+            && frame.session.name == self.protocol.session().name
+            && frame.session.number < self.protocol.session().number
+        {
+            frame.session = self.protocol.session();
+            if let Ok((head, body)) = frame.encode() {
+                message = Message { head, body };
+            }
+        }
+        self.inbox.deliver(rank, message);
+    }
+
+    /// Does what is due. Gives what comes when it doesn't go on in this world.
+    pub fn go_on(&mut self, context: &mut Context<'_>, program: &mut Program) -> Option<Go> {
+        self.guests.wake(context);
+        loop {
+            let go = match self.doing {
+                Doing::Computing(until) if until > context.now() => return None,
+                Doing::Computing(_) => program.act(self, context),
+                Doing::Waiting { .. } => {
+                    let made = self.drive(context)?;
+                    program.decided(self, context, made)
+                }
+            };
+            match go {
+                Go::On => {}
+                other => return Some(other),
+            }
+        }
+    }
+
+    /// The round that has begun, until it is decided or something is missing.
+    fn drive(&mut self, context: &mut Context<'_>) -> Option<Result<Vec<Bytes>, Arc<Blame>>> {
+        loop {
+            self.hear_all(context);
+            match self.protocol.next_action() {
+                Action::Say(frame) => self.say(context, &frame),
+                Action::End(made) => {
+                    if let Doing::Waiting { end, .. } = self.doing
+                        && context.now() > end
+                    {
+                        context.broken(format!("waited in a call that had to end at {end:?}"));
+                    }
+                    return Some(made);
+                }
+                Action::Wait(patience) => {
+                    let Doing::Waiting { until, .. } = &mut self.doing else { return None };
+                    if let Some(patience) = patience {
+                        *until = context.now() + patience;
+                    }
+                    if *until > context.now() || context.has(Planted::NoDeadline) {
+                        return None;
+                    }
+                    self.protocol.expire();
+                    if context.has(Planted::NoGrace) {
+                        let _ = self.protocol.next_action();
+                        self.protocol.expire();
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes everything that has come.
+    pub fn hear_all(&mut self, context: &Context<'_>) {
+        loop {
+            let lost = self.protocol.lost();
+            let first = |rank: usize| context.has(Planted::LossFirst) && !lost[rank];
+            let unheard =
+                (0..self.world.workers()).find(|rank| first(*rank) && self.inbox.lost(*rank).is_some());
+            let come = match unheard {
+                Some(rank) => Some(Come::Lost(rank, self.inbox.lost(rank).unwrap_or_default())),
+                None => self.inbox.poll(self.protocol.session(), lost),
+            };
+            match come {
+                None => return,
+                Some(Come::Frame(from, frame)) => {
+                    let frame = match context.planted {
+                        Some(planted) => planted.takes(frame, self.protocol.rounds(), self.protocol.call()),
+                        None => Some(frame),
+                    };
+                    if let Some(frame) = frame
+                        && let Err(reason) = self.protocol.hear(from, frame)
+                    {
+                        self.inbox.lose(from, reason);
+                    }
+                }
+                Some(Come::Lost(rank, reason)) => self.protocol.lose(rank, reason),
+                Some(Come::Expired) => {}
+            }
+        }
+    }
+
+    /// Tells all others.
+    pub fn say(&self, context: &mut Context<'_>, frame: &Frame) {
+        for to in self.others() {
+            self.send(context, to, frame.clone());
+        }
+    }
+
+    fn send(&self, context: &mut Context<'_>, to: usize, frame: Frame) {
+        let frame = match context.planted {
+            Some(planted) => planted.sends(frame),
+            None => Some(frame),
+        };
+        let conn = self.links.iter().find(|(_, rank)| **rank == to).map(|(conn, _)| *conn);
+        if let (Some(frame), Some(conn)) = (frame, conn)
+            && let Ok((head, body)) = frame.encode()
+        {
+            context.send(conn, Arrival::Message(Message { head, body }));
+        }
+    }
+
+    /// When to go on although nothing has come.
+    pub fn next(&self) -> Duration {
+        let (Doing::Computing(until) | Doing::Waiting { until, .. }) = self.doing;
+        self.guests.next().map_or(until, |guests| guests.min(until))
+    }
+
+    /// The process has been stopped for so long, which does not count.
+    pub fn shift(&mut self, pause: Duration) {
+        if let Doing::Waiting { until, end } = &mut self.doing {
+            (*until, *end) = (*until + pause, *end + pause);
+        }
+    }
+}

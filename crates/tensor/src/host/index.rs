@@ -1,0 +1,292 @@
+//! Indexing as Python has it: `t[3]`, `t[2:8:3]`, `t[..., 0]`.
+
+use super::{HostTensor, count};
+use crate::{Element, Error, Result, with_buffer};
+use std::ops::{Range, RangeFrom, RangeFull, RangeTo};
+
+const OPERATION: &str = "index";
+
+/// How one axis of a tensor is indexed, by the rules of Python: negative numbers count from the end, and what lies beyond the
+/// ends of a slice is left out.
+///
+/// ```
+/// use distribute_tensor::{HostTensor, Index};
+///
+/// let numbers = HostTensor::vector((0..10).collect::<Vec<i32>>());
+/// let of = |index: Index| numbers.index(&[index]);
+/// assert_eq!(of(Index::At(-1))?, HostTensor::scalar(9));
+/// assert_eq!(of((3..100).into())?.len(), 7);
+/// assert_eq!(of(Index::slice(Some(9), Some(3), -2))?, HostTensor::vector(vec![9, 7, 5]));
+/// # Ok::<(), distribute_tensor::Error>(())
+/// ```
+#[doc(alias = "slice")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Index {
+    /// One position; the axis goes.
+    At(i64),
+    /// Every `step`-th position from `start` up to `stop`, which is not among them; backwards if the step is negative.
+    Slice {
+        /// The first position; by default that at the end where the step begins.
+        start: Option<i64>,
+        /// The one after the last; by default all there are.
+        stop: Option<i64>,
+        /// From one to the next; not 0.
+        step: i64,
+    },
+    /// All axes that the other indices leave; at most once.
+    #[doc(alias = "...")]
+    Ellipsis,
+    /// A new axis of size 1.
+    #[doc(alias = "tf.newaxis")]
+    NewAxis,
+}
+
+impl Index {
+    /// `start:stop:step`.
+    pub fn slice(start: Option<i64>, stop: Option<i64>, step: i64) -> Self {
+        Index::Slice { start, stop, step }
+    }
+}
+
+impl From<i64> for Index {
+    fn from(position: i64) -> Self {
+        Index::At(position)
+    }
+}
+
+impl From<Range<i64>> for Index {
+    fn from(range: Range<i64>) -> Self {
+        Self::slice(Some(range.start), Some(range.end), 1)
+    }
+}
+
+impl From<RangeFrom<i64>> for Index {
+    fn from(range: RangeFrom<i64>) -> Self {
+        Self::slice(Some(range.start), None, 1)
+    }
+}
+
+impl From<RangeTo<i64>> for Index {
+    fn from(range: RangeTo<i64>) -> Self {
+        Self::slice(None, Some(range.end), 1)
+    }
+}
+
+impl From<RangeFull> for Index {
+    fn from(_: RangeFull) -> Self {
+        Self::slice(None, None, 1)
+    }
+}
+
+/// What indices take of a tensor of a certain shape: for whoever has its rows elsewhere, and fetches only those.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Selection {
+    /// For each axis, which positions.
+    picks: Vec<Vec<usize>>,
+    /// Of the result.
+    shape: Vec<usize>,
+    dims: Vec<usize>,
+}
+
+impl Selection {
+    /// What `indices` take of a tensor of shape `dims`. Axes that they don't reach are taken whole.
+    ///
+    /// # Errors
+    /// [`Error::Index`] for a position outside of its axis; [`Error::Indices`] for more indices than axes, two ellipses, or a
+    /// slice of step 0.
+    pub fn new(indices: &[Index], dims: &[usize]) -> Result<Self> {
+        let wrong = |what| Error::Indices { operation: OPERATION, what, shape: dims.to_vec() };
+        let ellipses = indices.iter().filter(|index| **index == Index::Ellipsis).count();
+        let used = indices.iter().filter(|index| matches!(index, Index::At(_) | Index::Slice { .. })).count();
+        if ellipses > 1 {
+            return Err(wrong("there are two ellipses"));
+        }
+        let rest = dims.len().checked_sub(used).ok_or_else(|| wrong("there are more indices than axes"))?;
+        let (mut picks, mut shape) = (Vec::with_capacity(dims.len()), Vec::new());
+        let whole = |picks: &mut Vec<Vec<usize>>, shape: &mut Vec<usize>| {
+            for size in dims.iter().skip(picks.len()).take(rest) {
+                picks.push((0..*size).collect());
+                shape.push(*size);
+            }
+        };
+        for index in indices {
+            let size = dims.get(picks.len()).copied().unwrap_or(0);
+            match *index {
+                Index::NewAxis => shape.push(1),
+                Index::Ellipsis => whole(&mut picks, &mut shape),
+                Index::At(at) => {
+                    let from_start = if at < 0 { at.saturating_add_unsigned(size as u64) } else { at };
+                    let found = usize::try_from(from_start).ok().filter(|at| *at < size);
+                    let outside = || Error::Index { operation: OPERATION, index: at, len: size };
+                    picks.push(vec![found.ok_or_else(outside)?]);
+                }
+                Index::Slice { step: 0, .. } => return Err(wrong("the step of a slice is 0")),
+                Index::Slice { start, stop, step } => {
+                    let positions = positions(start, stop, step, size);
+                    shape.push(positions.len());
+                    picks.push(positions);
+                }
+            }
+        }
+        if ellipses == 0 {
+            whole(&mut picks, &mut shape);
+        }
+        if count(&shape).is_none() {
+            return Err(Error::TooLarge { operation: OPERATION, shape });
+        }
+        Ok(Self { picks, shape, dims: dims.to_vec() })
+    }
+
+    /// Which rows (positions of axis 0) are taken, in this order; none of a scalar.
+    pub fn rows(&self) -> &[usize] {
+        self.picks.first().map_or(&[], Vec::as_slice)
+    }
+
+    /// The result, from the [`rows`](Self::rows) alone, of which `rows` has one each in their order.
+    ///
+    /// # Errors
+    /// [`Error::ShapeMismatch`] for other rows.
+    pub fn of_rows(&self, rows: &HostTensor) -> Result<HostTensor> {
+        let (mut picks, mut dims) = (self.picks.clone(), self.dims.clone());
+        if let (Some(pick), Some(size)) = (picks.first_mut(), dims.first_mut()) {
+            *size = pick.len();
+            *pick = (0..*size).collect();
+        }
+        Self { picks, dims, shape: self.shape.clone() }.of(rows)
+    }
+
+    /// The result, from all of the tensor.
+    ///
+    /// # Errors
+    /// [`Error::ShapeMismatch`] for a tensor of another shape.
+    pub fn of(&self, whole: &HostTensor) -> Result<HostTensor> {
+        if whole.dims() != self.dims {
+            let (expected, found) = (self.dims.clone(), whole.dims().to_vec());
+            return Err(Error::ShapeMismatch { operation: OPERATION, expected, found });
+        }
+        // Axes at the end that are taken whole lie together.
+        let is_whole = |axis: &usize| self.picks[*axis].iter().copied().eq(0..self.dims[*axis]);
+        let axes = self.dims.len();
+        let picked = axes - (0..axes).rev().take_while(is_whole).count();
+        let inner: usize = self.dims[picked..].iter().product();
+        let mut starts = vec![0];
+        let mut stride = inner;
+        for axis in (0..picked).rev() {
+            let offsets = self.picks[axis].iter().map(|at| at * stride);
+            starts = offsets.flat_map(|offset| starts.iter().map(move |start| offset + start)).collect();
+            stride *= self.dims[axis];
+        }
+        fn take<T: Element>(all: &[T], starts: &[usize], inner: usize) -> Vec<T> {
+            let mut taken = Vec::with_capacity(starts.len() * inner);
+            starts.iter().for_each(|start| taken.extend_from_slice(&all[*start..start + inner]));
+            taken
+        }
+        with_buffer!(whole.buffer(), all => HostTensor::new(take(all, &starts, inner), self.shape.clone()))
+    }
+}
+
+/// The positions of a slice of an axis.
+fn positions(start: Option<i64>, stop: Option<i64>, step: i64, size: usize) -> Vec<usize> {
+    let size = i64::try_from(size).unwrap_or(i64::MAX);
+    // Before the first and behind the last, as seen in the direction of the step.
+    let (low, high) = if step > 0 { (0, size) } else { (-1, size - 1) };
+    let clamp = |at: i64| (if at < 0 { at.saturating_add(size) } else { at }).clamp(low, high);
+    let (first, last) = if step > 0 { (low, high) } else { (high, low) };
+    let (mut at, stop) = (start.map_or(first, clamp), stop.map_or(last, clamp));
+    let mut positions = Vec::new();
+    while if step > 0 { at < stop } else { at > stop } {
+        positions.push(at as usize);
+        at = at.saturating_add(step);
+    }
+    positions
+}
+
+impl HostTensor {
+    /// What indices take, by the rules of Python. Axes that they don't reach are taken whole.
+    ///
+    /// # Errors
+    /// Those of [`Selection::new`].
+    ///
+    /// ```
+    /// use distribute_tensor::{HostTensor, Index};
+    /// let t = HostTensor::new((0..6).collect::<Vec<i32>>(), [3, 2])?;
+    /// assert_eq!(t.index(&[Index::Ellipsis, Index::At(1)])?, HostTensor::vector(vec![1, 3, 5]));
+    /// assert_eq!(t.index(&[Index::NewAxis, (..1).into()])?.dims(), [1, 1, 2]);
+    /// # Ok::<(), distribute_tensor::Error>(())
+    /// ```
+    #[doc(alias = "__getitem__")]
+    #[doc(alias = "tf.strided_slice")]
+    pub fn index(&self, indices: &[Index]) -> Result<HostTensor> {
+        Selection::new(indices, self.dims())?.of(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn numbers(shape: &[usize]) -> HostTensor {
+        HostTensor::new((0..shape.iter().product::<usize>() as i64).collect::<Vec<_>>(), shape).unwrap()
+    }
+
+    // SV-2
+    #[test]
+    fn slices_are_those_of_python() {
+        let ten = numbers(&[10]);
+        let of = |start, stop, step| {
+            ten.index(&[Index::slice(start, stop, step)]).unwrap().to_vec::<i64>().unwrap()
+        };
+        assert_eq!(of(Some(2), Some(8), 3), [2, 5]);
+        assert_eq!(of(None, None, -1), [9, 8, 7, 6, 5, 4, 3, 2, 1, 0]);
+        assert_eq!(of(Some(-13), Some(5), 2), [0, 2, 4]);
+        assert_eq!(of(Some(14), Some(2), -3), [9, 6, 3]);
+        assert_eq!(of(Some(i64::MIN), Some(i64::MAX), i64::MAX), [0]);
+        assert_eq!(of(Some(3), Some(3), i64::MIN), [0; 0]);
+        assert_eq!(numbers(&[0, 2]).index(&[Index::slice(None, None, -1)]).unwrap().dims(), [0, 2]);
+    }
+
+    // SV-2, SV-3
+    #[test]
+    fn what_is_no_index_is_refused() {
+        let t = numbers(&[2, 2]);
+        for outside in [2, -3, i64::MIN, i64::MAX] {
+            let error = t.index(&[Index::At(outside)]).unwrap_err();
+            assert!(matches!(error, Error::Index { index, len: 2, .. } if index == outside), "{error}");
+        }
+        let refused = |indices: &[Index]| matches!(t.index(indices), Err(Error::Indices { .. }));
+        assert!(refused(&[Index::slice(None, None, 0)]));
+        assert!(refused(&[Index::At(0); 3]));
+        assert!(refused(&[Index::Ellipsis, Index::Ellipsis]));
+        assert_eq!(numbers(&[]).index(&[Index::Ellipsis, Index::NewAxis]).unwrap().dims(), [1]);
+    }
+
+    fn indices() -> impl Strategy<Value = Index> {
+        let number = || prop::option::of(-6i64..6);
+        prop_oneof![
+            (-3i64..3).prop_map(Index::At),
+            (number(), number(), prop_oneof![-3i64..0, 1i64..4])
+                .prop_map(|(start, stop, step)| Index::slice(start, stop, step)),
+            Just(Index::Ellipsis),
+            Just(Index::NewAxis),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn rows_alone_give_what_the_whole_gives(
+            shape in prop::collection::vec(1usize..5, 1..4),
+            indices in prop::collection::vec(indices(), 0..4),
+        ) {
+            let whole = numbers(&shape);
+            if let Ok(selection) = Selection::new(&indices, &shape) {
+                let rows = whole.take_rows(selection.rows()).unwrap();
+                let taken = selection.of(&whole).unwrap();
+                prop_assert_eq!(&selection.of_rows(&rows).unwrap(), &taken);
+                // Every element of a result of one position in each axis is where it says.
+                let ats: Vec<usize> = selection.picks.iter().map(Vec::len).collect();
+                prop_assert_eq!(taken.len(), ats.iter().product::<usize>());
+            }
+        }
+    }
+}
