@@ -72,7 +72,8 @@ fn a_worker_that_is_killed_is_named_by_all_others() {
             );
         }
         // The call in which they wait, and how the connection was lost.
-        let of = |worker: usize| text(&outputs[worker].stderr).rsplit_once(" wait in ").unwrap().1.to_string();
+        let of =
+            |worker: usize| text(&outputs[worker].stderr).rsplit_once(" wait in ").unwrap().1.to_string();
         let call = |worker: usize| of(worker).split(": ").next().unwrap().to_owned();
         // INV-2: of the last round of a call one may have all, and the other not. It is then told at its next call.
         if call(0) == call(2) {
