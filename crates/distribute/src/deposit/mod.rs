@@ -26,7 +26,7 @@ pub(crate) use part::Part;
 pub(crate) use rows::Rows;
 
 use crate::number::Number;
-use candle_core::{Result, Tensor};
+use candle_core::{Result, Tensor, bail};
 use std::cell::RefCell;
 
 thread_local! {
@@ -99,6 +99,13 @@ pub(crate) fn row_gradient<T: Number>(
         }
         if open.as_ref().is_some_and(|bucket| bucket.is_frozen(table)) {
             return Ok(None);
+        }
+        // The rows of ids are numbered by them, and no tensor has so many.
+        if rows.rows.last() >= table.dims().first() {
+            bail!(
+                "a table of ids has a gradient in an optimizer's minimize alone: give it to one that trains its model's variables, or \
+                 detach its rows"
+            );
         }
         Tensor::from_vec(rows.spread::<T>(table.elem_count()), table.shape(), table.device()).map(Some)
     })

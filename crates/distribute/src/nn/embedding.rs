@@ -116,7 +116,7 @@ impl Module for Embedding {
 }
 
 /// Each row by itself.
-struct Each;
+pub(super) struct Each;
 
 impl Combine for Each {
     const NAME: &'static str = "embedding";

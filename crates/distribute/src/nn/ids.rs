@@ -13,31 +13,41 @@ pub(super) fn each(
     padding: Option<usize>,
     mut then: impl FnMut(Option<usize>),
 ) -> Result<()> {
+    let dims = ids.dims();
+    numbers(layer, ids, |position, found| {
+        match usize::try_from(found).ok() {
+            Some(id) if padding == Some(id) => then(None),
+            Some(id) if id < height => then(Some(id)),
+            _ => bail!(
+                "{layer}: id {found} at position {position} of ids {dims:?} is no row: the table has {height}, counted from 0"
+            ),
+        }
+        Ok(())
+    })
+}
+
+/// Calls `then` with the position of each id and the id, one after another.
+///
+/// # Errors
+/// For ids of another dtype than u8, u32 and i64, and those of `then`.
+pub(super) fn numbers(
+    layer: &str,
+    ids: &Tensor,
+    mut then: impl FnMut(usize, i64) -> Result<()>,
+) -> Result<()> {
     let ids = ids.contiguous()?;
     let ids = if ids.device().is_cpu() { ids } else { ids.to_device(&candle_core::Device::Cpu)? };
     let (storage, layout) = ids.storage_and_layout();
     let range = layout.start_offset()..layout.start_offset() + ids.elem_count();
-    let mut row = |(position, id): (usize, Option<usize>), found: i64| {
-        match id {
-            Some(id) if padding == Some(id) => then(None),
-            Some(id) if id < height => then(Some(id)),
-            _ => bail!(
-                "{layer}: id {found} at position {position} of ids {:?} is no row: the table has {height}, counted from 0",
-                ids.dims()
-            ),
-        }
-        Ok(())
-    };
     match &*storage {
-        Storage::Cpu(CpuStorage::U8(ids)) => ids[range]
-            .iter()
-            .enumerate()
-            .try_for_each(|(i, id)| row((i, Some(usize::from(*id))), i64::from(*id))),
+        Storage::Cpu(CpuStorage::U8(ids)) => {
+            ids[range].iter().enumerate().try_for_each(|(i, id)| then(i, i64::from(*id)))
+        }
         Storage::Cpu(CpuStorage::U32(ids)) => {
-            ids[range].iter().enumerate().try_for_each(|(i, id)| row((i, Some(*id as usize)), i64::from(*id)))
+            ids[range].iter().enumerate().try_for_each(|(i, id)| then(i, i64::from(*id)))
         }
         Storage::Cpu(CpuStorage::I64(ids)) => {
-            ids[range].iter().enumerate().try_for_each(|(i, id)| row((i, usize::try_from(*id).ok()), *id))
+            ids[range].iter().enumerate().try_for_each(|(i, id)| then(i, *id))
         }
         _ => {
             bail!("{layer}: ids have to be u8, u32 or i64, not {:?}; convert them with to_dtype", ids.dtype())

@@ -22,6 +22,7 @@ mod attention;
 mod batch_norm;
 mod conv2d;
 mod dropout;
+mod dynamic_embedding;
 mod embedding;
 mod embedding_bag;
 mod exp;
@@ -47,6 +48,7 @@ pub use candle_nn::{
 };
 pub use conv2d::{Conv2d, conv2d, conv2d_no_bias};
 pub use dropout::Dropout;
+pub use dynamic_embedding::{DynamicEmbedding, dynamic_embedding, dynamic_embedding_init};
 pub use embedding::{Embedding, embedding};
 pub use embedding_bag::{BagMode, EmbeddingBag, embedding_bag};
 pub use layer_norm::{LayerNorm, RmsNorm, layer_norm, layer_norm_no_bias, rms_norm};

@@ -164,7 +164,9 @@ fn first_of(ready: &LocalGradient, variable: &Var) -> Result<Option<(usize, f64)
                 Any::F64(values) => first(values),
             };
             let width = variable.dims().get(1..).map_or(1, |rest| rest.iter().product::<usize>()).max(1);
-            found.map(|(at, value)| (rows.rows[at / width] * width + at % width, value))
+            found.map(|(at, value)| {
+                (rows.rows[at / width].saturating_mul(width).saturating_add(at % width), value)
+            })
         }
     })
 }

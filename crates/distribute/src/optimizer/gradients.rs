@@ -235,6 +235,14 @@ impl Trained {
             );
             Error::invalid("gradients", reason)
         };
+        if self.remote.as_ref().is_some_and(|remote| remote.is_dynamic(index)) {
+            return Err(Error::NotSupported {
+                operation: "gradients",
+                strategy: "ParameterServerStrategy",
+                what: "gradients of one's own of a table of ids",
+                advice: "train it by minimize, with a nn::DynamicEmbedding",
+            });
+        }
         match gradient {
             Gradient::Dense(tensor) => {
                 if tensor.dims() != variable.dims()

@@ -55,6 +55,7 @@ mod sharding;
 mod shards;
 mod slots;
 mod slots_of_all;
+mod slots_on_servers;
 mod state;
 mod step;
 mod tally;
@@ -307,6 +308,14 @@ impl<R: Rule> Optimizer<R> {
             return self.slot_of_all(shards, position, index, Location::caller());
         }
         if let Some(remote) = &self.trained.remote {
+            if remote.is_dynamic(position) {
+                return Err(Error::NotSupported {
+                    operation: "slot",
+                    strategy: "ParameterServerStrategy",
+                    what: "slots of a table of ids as one tensor",
+                    advice: "take them from Variable::dynamic_rows",
+                });
+            }
             let slots = self.slots_on_servers(remote, position)?;
             let value = slots.get(index).ok_or_else(unknown)?;
             return Ok(value.to_candle(&candle_core::Device::Cpu)?);

@@ -1,11 +1,11 @@
 //! The update of variables on parameter servers: gradients are sent there, and applied by the same rules where the variables are.
 
+use super::Trained;
 use super::groups::Rules;
 use super::progress::Change;
 use super::together::Together;
 use super::transform::Transform;
 use super::updater::Updater;
-use super::{Optimizer, Trained};
 use crate::deposit::{LocalGradient, Rows};
 use crate::lock::lock;
 use crate::number::Any;
@@ -18,13 +18,13 @@ use distribute_params::Push;
 use distribute_tensor::{HostTensor, Leaf};
 use std::sync::{Arc, Mutex};
 
-const OPERATION: &str = "optimizer step";
+pub(super) const OPERATION: &str = "optimizer step";
 
 /// The variables of an optimizer, where they are on parameter servers.
 #[derive(Debug)]
 pub(super) struct Remote {
     /// In the order of those that are trained.
-    variables: Vec<Variable>,
+    pub(super) variables: Vec<Variable>,
     /// By which rule servers update each.
     ruled: Mutex<Vec<Option<RuleSpec>>>,
 }
@@ -52,7 +52,7 @@ impl Remote {
     }
 
     /// Sees to it that servers know the rule of each variable that has one, and make its slots.
-    fn bind(&self, rules: &[Option<RuleSpec>]) -> Result<()> {
+    pub(super) fn bind(&self, rules: &[Option<RuleSpec>]) -> Result<()> {
         let mut ruled = lock(&self.ruled);
         let new = |(number, rule): (usize, &Option<RuleSpec>)| {
             let rule = rule.filter(|rule| ruled.get(number) != Some(&Some(*rule)))?;
@@ -72,8 +72,13 @@ impl Remote {
         lock(&self.ruled).fill(None);
     }
 
+    /// Whether the rows of a variable are ids.
+    pub(super) fn is_dynamic(&self, number: usize) -> bool {
+        self.variables.get(number).is_some_and(Variable::is_dynamic)
+    }
+
     /// What the rule keeps beside a variable, by name.
-    fn slots(&self, number: usize, count: usize) -> Result<Vec<(String, HostTensor)>> {
+    pub(super) fn slots(&self, number: usize, count: usize) -> Result<Vec<(String, HostTensor)>> {
         self.variables[number].slots_on_servers(OPERATION, count)
     }
 }
@@ -105,6 +110,12 @@ pub(super) fn require_transform(
         return refused(
             "clipping by the global norm, since no worker has the gradients of all",
             "clip the gradient of each variable, by Transform::clip_by_norm",
+        );
+    }
+    if transform.closure().is_some() && remote.variables.iter().any(Variable::is_dynamic) {
+        return refused(
+            "Transform::each where a table of ids is trained",
+            "freeze it, and train it by an optimizer of its own",
         );
     }
     if transform.reads_values() && remote.variables.iter().any(Variable::is_fetched_by_row) {
@@ -192,49 +203,6 @@ fn values(rows: &Rows, var: &Var) -> Result<HostTensor> {
         Any::F32(values) => HostTensor::new(values.clone(), shape)?,
         Any::F64(values) => HostTensor::new(values.clone(), shape)?,
     })
-}
-
-impl<R: Rule> Optimizer<R> {
-    /// All slots of one variable on servers, in the order of the rule.
-    pub(super) fn slots_on_servers(&self, remote: &Remote, number: usize) -> Result<Vec<HostTensor>> {
-        let names: Vec<_> = self.slot_names().collect();
-        if names.is_empty() {
-            return Ok(Vec::new());
-        }
-        self.trained.strategy.await_updates()?;
-        self.bind(remote)?;
-        let found = remote.slots(number, names.len())?;
-        let of = |name: &&str| found.iter().find(|(found, _)| found == name).map(|(_, slot)| slot.clone());
-        let missing = || {
-            Error::invalid(
-                OPERATION,
-                format!(
-                    "the servers have slots {:?}, not {names:?}",
-                    found.iter().map(|(name, _)| name).collect::<Vec<_>>()
-                ),
-            )
-        };
-        names.iter().map(of).collect::<Option<_>>().ok_or_else(missing)
-    }
-
-    /// Puts all slots of all variables back, each in the order of the rule.
-    pub(super) fn set_slots_on_servers(&self, remote: &Remote, all: Vec<Vec<HostTensor>>) -> Result<()> {
-        self.trained.strategy.await_updates()?;
-        self.bind(remote)?;
-        for (variable, slots) in remote.variables.iter().zip(all) {
-            let named: Vec<_> = self.slot_names().map(String::from).zip(slots).collect();
-            if !named.is_empty() {
-                let set = || variable.set_slots_on_servers("Checkpoint::restore", &named);
-                variable.writing(set)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn bind(&self, remote: &Remote) -> Result<()> {
-        let rules = self.groups.rules(&self.rule, 0, 0.);
-        remote.bind(&(0..remote.variables.len()).map(|number| rules.of(number).0.spec()).collect::<Vec<_>>())
-    }
 }
 
 #[cfg(test)]

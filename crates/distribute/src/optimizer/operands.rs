@@ -167,6 +167,9 @@ impl Variable<'_> {
                     ReadGuard::Dense(..) | ReadGuard::Deposited(_) => None,
                 });
                 let rows: Vec<_> = rows.collect();
+                // Those of ids are numbered by them, and their variable is no table of so many.
+                let last = rows.iter().filter_map(|(rows, _): &(&[usize], _)| rows.last()).max();
+                let height = last.map_or(height, |last| height.max(last + 1));
                 if rows.len() != self.parts.len() {
                     return Err(other());
                 }

@@ -43,7 +43,8 @@ impl<'a, F> RowRange<'a, F> {
     }
 
     pub(super) fn elements(&self) -> usize {
-        self.height * self.row_len
+        // The height of a table of ids is beyond what any memory has.
+        self.height.saturating_mul(self.row_len)
     }
 
     /// How many rows it covers, with a gradient or without.

@@ -47,7 +47,7 @@ impl<R: Rule> Optimizer<R> {
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for numbers out of range.
     pub fn before_reduce(mut self, transform: Transform) -> Result<Self> {
         transform.validate("before_reduce")?;
-        if transform.reads_values() {
+        if transform.reads_values() || transform.closure().is_some() {
             on_servers::require_transform("before_reduce", &transform, &self.trained)?;
         }
         self.before_reduce.push(transform);

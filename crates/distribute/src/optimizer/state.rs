@@ -24,7 +24,13 @@ impl<R: Rule> Checkpointed for Optimizer<R> {
     fn save(&self, prefix: &str, writer: &mut Writer) -> Result<()> {
         match &self.trained.shards {
             Some(shards) => self.save_shared(shards, prefix, writer)?,
-            None if self.trained.remote.is_some() => self.save_from_servers(prefix, writer)?,
+            None if self.trained.remote.is_some() => {
+                drop(self.progress.read(SAVE)?);
+                self.trained
+                    .remote
+                    .iter()
+                    .try_for_each(|remote| self.save_from_servers(remote, prefix, writer))?;
+            }
             None => {
                 let slots = self.progress.read(SAVE)?;
                 for (index, slot) in self.slot_names().enumerate() {
@@ -84,15 +90,7 @@ impl<R: Rule> Checkpointed for Optimizer<R> {
         let all: Vec<Vec<String>> = self.variable_names().map(names).collect();
         require_names(from, &all.concat())?;
         if let Some(remote) = &self.trained.remote {
-            let one = |(number, names): (usize, &Vec<String>)| {
-                let (_, variable) = &self.trained.variables[number];
-                let dtype = if variable.dtype() == candle_core::DType::F64 { DType::F64 } else { DType::F32 };
-                names
-                    .iter()
-                    .map(|name| read_as(from, name, dtype, variable.dims()))
-                    .collect::<Result<Vec<_>>>()
-            };
-            let slots = all.iter().enumerate().map(one).collect::<Result<Vec<_>>>()?;
+            let slots = self.saved_slots(remote, prefix, &all, from)?;
             return Ok(Box::new(move || {
                 let change = self.progress.change("Checkpoint::restore")?;
                 learning_rate.map_or(Ok(()), |learning_rate| self.rate.set(learning_rate))?;
@@ -130,20 +128,6 @@ impl<R: Rule> Optimizer<R> {
                 if let Some(value) = self.slot_on_chief(shards, number, index, at)? {
                     writer.insert(format!("{prefix}/{slot}/{name}"), value)?;
                 }
-            }
-        }
-        Ok(())
-    }
-}
-
-impl<R: Rule> Optimizer<R> {
-    /// One variable after another, so that there is never more than the slots of one.
-    fn save_from_servers(&self, prefix: &str, writer: &mut Writer) -> Result<()> {
-        let Some(remote) = &self.trained.remote else { return Ok(()) };
-        drop(self.progress.read(SAVE)?);
-        for (number, (name, _)) in self.trained.variables.iter().enumerate() {
-            for (slot, value) in self.slot_names().zip(self.slots_on_servers(remote, number)?) {
-                writer.insert(format!("{prefix}/{slot}/{name}"), value)?;
             }
         }
         Ok(())

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `links` | the servers: questions to several of them at once |
 //! | `forgotten` | servers that came back without what they had |
+//! | `dynamic` | one whose rows are ids |
 //! | `sharded` | one variable on them, in shards: read, written, updated |
 //! | `staged` | what of it is in the memory of this process, for candle to compute with |
 //! | `pull` | bringing that up to date |
@@ -11,6 +12,7 @@
 //!
 //! What a server does with it is in `distribute_params`; how it is reached, a `Channel` of that crate knows.
 
+mod dynamic;
 mod forgotten;
 mod links;
 mod pull;
@@ -18,10 +20,11 @@ mod sharded;
 mod staged;
 mod steps;
 
+pub(crate) use dynamic::Dynamic;
 pub(crate) use links::{Ask, Links, Underway};
 pub(crate) use pull::{Pull, pull};
 use sharded::Making;
-pub(crate) use sharded::{Initial, Sharded};
+pub(crate) use sharded::{Initial, Shard, Sharded};
 pub(crate) use staged::Staged;
 pub(crate) use steps::{Finish, Step, Steps};
 

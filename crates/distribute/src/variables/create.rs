@@ -9,10 +9,10 @@ use super::rows;
 use super::storage::Storage;
 use super::variable::{Inner, Variable};
 use crate::context::{Here, here};
-use crate::servers::{Initial, Sharded, Staged, Where};
+use crate::servers::{Dynamic, Initial, Sharded, Staged, Where};
 use crate::strategy::DeviceName;
 use crate::{Error, Result, Strategy};
-use candle_core::Tensor;
+use candle_core::{Tensor, Var};
 use distribute_cluster::{Fingerprint, Operation};
 use distribute_tensor::{DType, Leaf, Tree};
 use std::panic::Location;
@@ -195,6 +195,12 @@ impl First<'_> {
         let Some(servers) = strategy.extended().parameter_servers() else {
             return Err(Error::invalid(CREATE, format!("{name}: {strategy} has no parameter servers")));
         };
+        if let (First::Drawn(drawn), Some(options)) = (self, rows::ids_are_asked_for()) {
+            let row = self.dims().get(1..).unwrap_or_default();
+            let rows = Dynamic::create(servers, (name, row, self.dtype()?), drawn.initializer()?, options)?;
+            let row = Var::zeros(drawn.shape, drawn.candle_dtype, &candle_core::Device::Cpu)?;
+            return Ok(Storage::of_ids(rows, row));
+        }
         let (initial, staged) = match self {
             First::Value(leaf) => {
                 let staged = match leaf {

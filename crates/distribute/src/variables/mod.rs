@@ -12,6 +12,7 @@
 //! | `read`, `write` | its operations, in whatever context |
 //! | `shards`, `lookup` | its parts; its rows by their ids, one by one and combined; slices of it |
 //! | `on_servers`, `rows`, `cache` | those on parameter servers: as optimizers use them; which are looked up by row alone; a scope in which each is read once |
+//! | `dynamic` | those whose rows are ids |
 //! | `checksum` | by which workers compare theirs |
 //! | `state` | it as a part of a checkpoint |
 //! | `model` | [`Variables`]: those of one model, made by `replicate` |
@@ -20,6 +21,7 @@ mod access;
 mod cache;
 mod checksum;
 mod create;
+mod dynamic;
 mod in_candle;
 mod kinds;
 pub mod lookup;
@@ -41,7 +43,7 @@ pub(crate) use in_candle::put;
 pub use kinds::{VariableAggregation, VariableSynchronization};
 pub use model::Variables;
 pub(crate) use on_servers::{AllOnServers, set_rules};
-pub(crate) use rows::{RowSource, for_rows};
+pub(crate) use rows::{RowSource, for_ids, for_rows, row_of_id};
 pub use shards::Shard;
 pub use variable::Variable;
 pub(crate) use variable::WeakVariable;

@@ -1,5 +1,6 @@
 //! Variables on parameter servers, as optimizers use them.
 
+use super::rows::id_of_row;
 use super::storage::{OnServers, Storage};
 use super::variable::Variable;
 use crate::servers::{self, Ask, Finish, Pull, Sharded, Staged, Underway};
@@ -45,9 +46,12 @@ pub(crate) fn set_rules<'a>(
     let mut asks = Vec::new();
     let mut links = None;
     for (variable, rule) in rules {
-        let on = variable.require_servers(operation)?;
-        links = Some(on.rows.links());
-        asks.extend(on.rows.set_rule(rule));
+        let tables = match variable.ids() {
+            Some(ids) => ids.tables(),
+            None => &variable.require_servers(operation)?.rows,
+        };
+        links = Some(tables.links());
+        asks.extend(tables.set_rule(rule));
     }
     links.map_or(Ok(()), |links| links.ask(operation, asks).map(drop))
 }
@@ -62,7 +66,7 @@ impl Variable {
     /// Runs what writes it: behind all updates that are under way, unless a step is being made. The next step begins with what was
     /// written.
     pub(crate) fn writing<T>(&self, write: impl FnOnce() -> Result<T>) -> Result<T> {
-        if self.servers().is_none() {
+        if self.servers().is_none() && !self.is_dynamic() {
             return write();
         }
         self.strategy().await_updates()?;
@@ -104,6 +108,9 @@ impl Variable {
         gradient: &HostTensor,
         at_all: bool,
     ) -> Result<Vec<Ask>> {
+        if let Some(ids) = self.ids() {
+            return ids.push(push, &rows.iter().copied().map(id_of_row).collect::<Vec<_>>(), gradient);
+        }
         self.require_servers("push_rows")?.rows.push_rows(push, rows, gradient, at_all)
     }
 
@@ -127,7 +134,7 @@ impl Variable {
 
     /// Whether candle has no more of it than the rows of each batch.
     pub(crate) fn is_fetched_by_row(&self) -> bool {
-        self.staged().is_some_and(|staged| !staged.is_whole())
+        self.is_dynamic() || self.staged().is_some_and(|staged| !staged.is_whole())
     }
 
     /// Whether candle can compute with it.

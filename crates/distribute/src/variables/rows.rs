@@ -1,33 +1,66 @@
 //! Which variables on servers are used by layers that look up rows alone.
 
 use super::variable::Variable;
-use crate::Result;
+use crate::{Error, Result};
 use distribute_log::heard;
+use distribute_params::DynamicOptions;
 use distribute_tensor::HostTensor;
 use std::cell::RefCell;
 
 thread_local! {
-    /// While a layer that looks up rows asks for its table: the variables on servers that it has got.
-    static ASKED: RefCell<Option<Vec<Variable>>> = const { RefCell::new(None) };
+    /// While a layer that looks up rows asks for its table.
+    static ASKED: RefCell<Option<Asked>> = const { RefCell::new(None) };
+}
+
+/// What a layer that looks up rows asks for.
+#[derive(Default)]
+struct Asked {
+    /// The variables on servers that it has got.
+    variables: Vec<Variable>,
+    /// Which ids get rows, if rows are ids.
+    ids: Option<DynamicOptions>,
 }
 
 /// Where a layer gets rows of its table: from parameter servers, those of a batch's ids.
 #[derive(Clone, Debug)]
 pub(crate) struct RowSource(Variable);
 
+/// The sign bit, which of row numbers is the largest and of ids says which are less than 0.
+const SIGN: u64 = 1 << 63;
+
+/// By which number gradients know the row of an id: in the order of ids.
+pub(crate) fn row_of_id(id: i64) -> usize {
+    (id.cast_unsigned() ^ SIGN) as usize
+}
+
+/// The id of such a number.
+pub(crate) fn id_of_row(row: usize) -> i64 {
+    (row as u64 ^ SIGN).cast_signed()
+}
+
 /// Runs `build`, in which a layer that looks up rows asks for its table. Gives where its rows come from, if that is elsewhere than in
 /// the tensor that it gets.
 pub(crate) fn for_rows<T>(build: impl FnOnce() -> T) -> (T, Option<RowSource>) {
+    asking(None, build)
+}
+
+/// Runs `build`, in which a layer asks for a row that stands for those of all ids. Gives where these come from: `None` where the
+/// strategy has no parameter servers.
+pub(crate) fn for_ids<T>(options: DynamicOptions, build: impl FnOnce() -> T) -> (T, Option<RowSource>) {
+    asking(Some(options), build)
+}
+
+fn asking<T>(ids: Option<DynamicOptions>, build: impl FnOnce() -> T) -> (T, Option<RowSource>) {
     /// The thread goes on as before, also after a panic.
-    struct Back(Option<Vec<Variable>>);
+    struct Back(Option<Asked>);
     impl Drop for Back {
         fn drop(&mut self) {
             ASKED.set(self.0.take());
         }
     }
-    let _back = Back(ASKED.replace(Some(Vec::new())));
+    let _back = Back(ASKED.replace(Some(Asked { ids, ..Asked::default() })));
     let built = build();
-    let source = ASKED.with_borrow_mut(|asked| asked.as_mut().and_then(Vec::pop)).map(RowSource);
+    let source = ASKED.with_borrow_mut(|asked| asked.as_mut()?.variables.pop()).map(RowSource);
     (built, source)
 }
 
@@ -36,11 +69,42 @@ pub(super) fn are_asked_for() -> bool {
     ASKED.with_borrow(Option::is_some)
 }
 
+/// Which ids get rows, where what is asked for now are those of ids.
+pub(super) fn ids_are_asked_for() -> Option<DynamicOptions> {
+    ASKED.with_borrow(|asked| asked.as_ref()?.ids)
+}
+
 /// Tells of a variable on servers that was asked for, whose rows can be looked up there; any other use takes all of it.
 pub(super) fn asked(variable: &Variable) -> Result<()> {
+    let got = || {
+        ASKED.with_borrow_mut(|asked| asked.iter_mut().for_each(|all| all.variables.push(variable.clone())))
+    };
+    match (variable.dynamic_options(), ids_are_asked_for()) {
+        (None, None) => {}
+        (Some(options), Some(asked)) if options == asked => {
+            got();
+            return Ok(());
+        }
+        (options, asked) => {
+            let kind = |options: Option<DynamicOptions>| {
+                options.map_or("of numbered rows".to_owned(), |options| format!("of ids, by {options:?}"))
+            };
+            let reason = format!(
+                "variable {} is a table {}, and is asked for as one {}; give each layer a path of its own, vb.pp(\"…\"), and build \
+                 the same model on every replica",
+                variable.name(),
+                kind(options),
+                kind(asked)
+            );
+            // Where there are no servers, the layer says so.
+            if variable.strategy().extended().parameter_servers().is_some() {
+                return Err(Error::invalid("replicate", reason));
+            }
+        }
+    }
     let Some(staged) = variable.servers().and_then(|on| on.staged.as_ref()) else { return Ok(()) };
     if are_asked_for() && !staged.is_whole() {
-        ASKED.with_borrow_mut(|asked| asked.iter_mut().for_each(|all| all.push(variable.clone())));
+        got();
         return Ok(());
     }
     staged.become_whole(|| variable.copy(0)?.pull("replicate"))
@@ -49,6 +113,10 @@ pub(super) fn asked(variable: &Variable) -> Result<()> {
 impl RowSource {
     /// The rows of some ids, in this order; `None` where all of the table is in memory.
     pub(crate) fn fetch(&self, operation: &'static str, ids: &[usize]) -> Result<Option<HostTensor>> {
+        if let Some(rows) = self.0.ids() {
+            let ids: Vec<i64> = ids.iter().copied().map(id_of_row).collect();
+            return rows.read_rows(operation, &ids).map(Some);
+        }
         let by_row = self.0.servers().filter(|on| on.staged.as_ref().is_some_and(|staged| !staged.is_here()));
         let Some(on) = by_row else { return Ok(None) };
         let ids: Vec<i64> = ids.iter().map(|id| *id as i64).collect();

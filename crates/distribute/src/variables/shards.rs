@@ -13,7 +13,7 @@ use std::ops::Range;
 pub struct Shard {
     /// What it is called: `w/part_0`.
     pub name: String,
-    /// Which rows of the variable it has. Of one whose rows are dealt out in turn, these are the first and the last.
+    /// Which rows of the variable it has. Of one whose rows are dealt out in turn, these are the first and the last; of ids there are none.
     pub rows: Range<usize>,
     /// Its shape.
     pub dims: Vec<usize>,
@@ -25,6 +25,17 @@ impl Variable {
     /// The parts that the variable is kept in, each on a device of its own: its shards, if it was cut over parameter servers, and
     /// else it alone.
     pub fn shards(&self) -> Vec<Shard> {
+        if let Some(ids) = self.ids() {
+            let dims: Vec<usize> =
+                std::iter::once(&0).chain(ids.tables().dims().iter().skip(1)).copied().collect();
+            let shard = |shard: &crate::servers::Shard| Shard {
+                name: shard.table.clone(),
+                rows: 0..0,
+                dims: dims.clone(),
+                device: DeviceName::of_server(shard.server),
+            };
+            return ids.tables().shards().iter().map(shard).collect();
+        }
         let Some(sharded) = self.servers().map(|on| &on.rows) else {
             let (rows, dims) = (0..self.dims().first().copied().unwrap_or(1), self.dims().to_vec());
             let device = self.devices().first().copied().unwrap_or(DeviceName::cpu(0));
@@ -44,7 +55,7 @@ impl Variable {
     /// Whether it was cut into shards.
     #[doc(alias = "ShardedVariable")]
     pub fn is_sharded(&self) -> bool {
-        self.servers().is_some_and(|on| on.rows.cut().is_some())
+        self.is_dynamic() || self.servers().is_some_and(|on| on.rows.cut().is_some())
     }
 
     /// One variable of the rows of several on parameter servers, which are its shards from now on, in this order. They stay what they

@@ -14,12 +14,18 @@ use std::panic::Location;
 /// was where there are as many.
 impl Checkpointed for Variable {
     fn save(&self, prefix: &str, writer: &mut Writer) -> Result<()> {
+        if self.is_dynamic() {
+            return self.save_ids(prefix, writer);
+        }
         writer.insert(prefix, self.read_leaf()?.to_host()?)?;
         self.save_copies(prefix, writer)
     }
 
     fn restore<'a>(&'a self, prefix: &str, from: &Reader) -> Result<Restore<'a>> {
         require_names(from, &[prefix.to_string()])?;
+        if self.is_dynamic() {
+            return self.clone().restore_ids(prefix, from);
+        }
         let value = read_as(from, prefix, self.dtype(), self.dims())?;
         self.change(value, prefix, from)
     }
@@ -30,6 +36,9 @@ impl Checkpointed for Variable {
         from: &Reader,
         select: &Select<'_>,
     ) -> Result<(Restore<'a>, Restored)> {
+        if self.is_dynamic() {
+            return Err(super::dynamic::no_value(SOME));
+        }
         let path = from.path().display().to_string();
         let here = [(prefix.to_string(), self.dtype(), self.dims().to_vec())];
         let restored = select.decide(SOME, &path, here, |name| described(from, name))?;

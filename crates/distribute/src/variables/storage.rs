@@ -1,8 +1,8 @@
 //! Where one copy of a variable is: in a candle variable, in a tensor in host memory, or on parameter servers.
 
 use super::in_candle;
-use super::{cache, checksum};
-use crate::servers::{self, Sharded, Staged};
+use super::{cache, checksum, dynamic};
+use crate::servers::{self, Dynamic, Sharded, Staged};
 use crate::{DeviceName, Error, Result};
 use candle_core::{Device, Tensor, Var};
 use distribute_params::RowPartition;
@@ -22,6 +22,7 @@ enum Memory {
     /// For the dtypes that candle lacks, and plain numbers.
     Host(RwLock<HostTensor>),
     Servers(Arc<OnServers>),
+    Dynamic(Box<Ids>),
 }
 
 /// A variable on parameter servers.
@@ -31,7 +32,20 @@ pub(super) struct OnServers {
     pub(super) staged: Option<Staged>,
 }
 
+/// A variable on parameter servers whose rows are ids.
+pub(super) struct Ids {
+    pub(super) rows: Dynamic,
+    /// One row, which stands for all of them in candle's graph. Nobody reads it.
+    row: Var,
+}
+
 impl Storage {
+    /// Ids on servers, with rows of `row`, which is one.
+    pub(super) fn of_ids(rows: Dynamic, row: Var) -> Self {
+        let server = rows.tables().shards().last().map_or(0, |shard| shard.server);
+        Self { device: DeviceName::of_server(server), memory: Memory::Dynamic(Box::new(Ids { rows, row })) }
+    }
+
     /// On servers, and first of all on this one's device.
     pub(super) fn on_servers(rows: Sharded, staged: Option<Staged>) -> Self {
         // Of several shards what is made beside them goes beside the last.
@@ -57,6 +71,7 @@ impl Storage {
         match &self.memory {
             Memory::Candle(var) => Some(var),
             Memory::Servers(on) => on.staged.as_ref().map(Staged::var),
+            Memory::Dynamic(ids) => Some(&ids.row),
             Memory::Host(_) => None,
         }
     }
@@ -65,7 +80,15 @@ impl Storage {
     pub(super) fn servers(&self) -> Option<&Arc<OnServers>> {
         match &self.memory {
             Memory::Servers(on) => Some(on),
-            Memory::Candle(_) | Memory::Host(_) => None,
+            Memory::Candle(_) | Memory::Host(_) | Memory::Dynamic(_) => None,
+        }
+    }
+
+    /// Its rows, if they are ids.
+    pub(super) fn ids(&self) -> Option<&Dynamic> {
+        match &self.memory {
+            Memory::Dynamic(ids) => Some(&ids.rows),
+            Memory::Candle(_) | Memory::Host(_) | Memory::Servers(_) => None,
         }
     }
 
@@ -93,6 +116,7 @@ impl Storage {
                     Leaf::Host(value)
                 })
             }
+            Memory::Dynamic(_) => Err(dynamic::no_value("read")),
         }
     }
 
@@ -103,6 +127,9 @@ impl Storage {
     pub(super) fn read_rows(&self, operation: &'static str, ids: &[i64]) -> Result<HostTensor> {
         if let Memory::Servers(on) = &self.memory {
             return on.rows.read_rows(operation, ids);
+        }
+        if let Memory::Dynamic(of) = &self.memory {
+            return of.rows.read_rows(operation, ids);
         }
         let whole = self.read()?.to_host()?;
         let Some(height) = whole.dims().first() else {
@@ -121,6 +148,7 @@ impl Storage {
                 Ok(checksum::of_host(tensor.buffer(), elements, sum))
             }
             Memory::Servers(on) => Ok(checksum::of_host(on.rows.read()?.buffer(), elements, sum)),
+            Memory::Dynamic(_) => Err(dynamic::no_value("checksum")),
         }
     }
 
@@ -129,6 +157,7 @@ impl Storage {
         match &self.memory {
             Memory::Candle(var) => in_candle::write(var, how, value, None),
             Memory::Servers(on) => on.rows.write(how, value),
+            Memory::Dynamic(_) => Err(dynamic::no_value(how.name())),
             Memory::Host(tensor) => {
                 Ok(tensor.write().unwrap_or_else(PoisonError::into_inner).write(how, value)?)
             }
@@ -148,6 +177,7 @@ impl Storage {
         match &self.memory {
             Memory::Candle(var) => in_candle::write(var, how, &rows.values, Some(rows.to_rows()?)),
             Memory::Servers(on) => on.rows.write_rows(how, rows),
+            Memory::Dynamic(_) => Err(dynamic::no_value(how.name())),
             Memory::Host(tensor) => {
                 Ok(tensor.write().unwrap_or_else(PoisonError::into_inner).write_rows(how, rows)?)
             }

@@ -5,6 +5,7 @@
 mod channels;
 mod checkpoint;
 mod created;
+mod dynamic;
 mod faults;
 mod fetched;
 mod processes;

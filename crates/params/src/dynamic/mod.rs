@@ -34,7 +34,7 @@ pub struct DynamicOptions {
     /// How many rows there may be on this shard; 1 or more. Before there would be more, those go that were not pushed to for
     /// the longest time.
     pub max_rows: Option<usize>,
-    /// For how many steps a row is kept that is not pushed to: see [`DynamicTable::evict`].
+    /// For how many steps a row is kept that is not pushed to, and up to an eighth more: see [`DynamicTable::evict`].
     pub max_age: Option<u64>,
 }
 
@@ -230,7 +230,7 @@ impl DynamicTable {
     /// Removes the rows that were not pushed to in the [`max_age`](DynamicOptions::max_age) steps before `now`, and says how
     /// many they were. None where there is no such limit.
     ///
-    /// Nobody else calls this: a server does so from time to time. One segment after another is locked.
+    /// Pushes do so by themselves, in each eighth of `max_age` steps once. One segment after another is locked.
     pub fn evict(&self, now: u64) -> usize {
         let Some(oldest) = self.options.max_age.and_then(|age| now.checked_sub(age)) else { return 0 };
         with_segments!(&self.segments, all => {

@@ -211,6 +211,36 @@ impl<T: Number> Segment<T> {
         .is_some()
     }
 
+    /// Puts a part of a row there, from its element `at` on, and leaves the rest as it is. A row that is new has initial slots, and values
+    /// from `initial`. False if there is no room.
+    pub(super) fn put_part(
+        &mut self,
+        id: i64,
+        used: Option<u32>,
+        at: usize,
+        part: &[T],
+        initial: impl FnOnce(&mut [T]),
+    ) -> bool {
+        let entry = self.index.find_mut(hash(id), |entry| entry.id == id).map(|entry| {
+            entry.used = used.unwrap_or(entry.used);
+            entry.row
+        });
+        let row = entry.or_else(|| {
+            self.insert(id, used.unwrap_or(0), |values, slots, specs| {
+                initial(values);
+                fill_slots(slots, values.len(), specs);
+            })
+        });
+        let Some(row) = row else { return false };
+        self.rows.row_mut(row)[at..at + part.len()].copy_from_slice(part);
+        true
+    }
+
+    /// Removes the rows of some ids.
+    pub(super) fn remove(&mut self, gone: impl Fn(i64) -> bool) -> usize {
+        self.evict(|entry| gone(entry.id))
+    }
+
     /// Removes the rows that were not used for the longest time, of several the least ids, so that `new` more fit. None that is
     /// `kept`.
     pub(super) fn make_room(&mut self, new: usize, kept: impl Fn(i64) -> bool) -> usize {

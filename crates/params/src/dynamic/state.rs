@@ -5,7 +5,8 @@ use super::{DynamicTable, Segments, elements, segment_of, with_segments};
 use crate::lock::{read, write};
 use crate::{Error, Result};
 use distribute_tensor::HostTensor;
-use std::collections::BTreeSet;
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::RwLock;
 
 /// How often ids without a row came: the recent ones, and the older ones.
@@ -86,26 +87,59 @@ impl DynamicTable {
     pub fn restore(&self, state: &DynamicState) -> Result<usize> {
         const OPERATION: &str = "restore";
         self.check_rows(OPERATION, &state.ids, &state.values)?;
-        state.slots.iter().try_for_each(|(_, slot)| self.check_rows(OPERATION, &state.ids, slot))?;
-        if state.used.len() != state.ids.len() {
-            let (expected, found) = (state.ids.len(), state.used.len());
-            return Err(Error::Rows { operation: OPERATION, expected, found });
-        }
-        let mut seen = BTreeSet::new();
-        // As they are saved, they ascend.
-        let ascend = state.ids.is_sorted_by(|a, b| a < b);
-        if let Some(id) = state.ids.iter().find(|id| !ascend && !seen.insert(**id)) {
-            return Err(Error::IdTwice { table: self.name.clone(), id: *id });
-        }
-        let specs = self.rule.get().map_or(&[][..], |bound| &bound.slots);
-        let of = |name: &str| state.slots.iter().find(|(found, _)| found == name).map(|(_, slot)| slot);
-        let slots: Option<Vec<&HostTensor>> = specs.iter().map(|spec| of(spec.name)).collect();
-        let Some(slots) = slots.filter(|_| state.slots.len() == specs.len()) else {
-            let expected = specs.iter().map(|spec| spec.name).collect();
-            let found = state.slots.iter().map(|(name, _)| name.clone()).collect();
-            return Err(Error::Slots { table: self.name.clone(), expected, found });
-        };
-        Ok(with_segments!(&self.segments, all => self.restore_as(all, state, &slots)))
+        let slots = self.checked(OPERATION, &state.ids, &state.slots)?;
+        self.check_used(OPERATION, &state.ids, &state.used)?;
+        let parts: Vec<&HostTensor> = std::iter::once(&state.values).chain(slots).collect();
+        // The last that were used come first, so that they are there if not all fit.
+        let mut order: Vec<usize> = (0..state.ids.len()).collect();
+        order.sort_unstable_by_key(|i| (Reverse(state.used[*i]), Reverse(state.ids[*i])));
+        Ok(with_segments!(&self.segments, all => {
+            self.put(all, &state.ids, &order, &parts, |segment, i, row| {
+                segment.put(state.ids[i], stamp(state.used[i]), row)
+            })
+        }))
+    }
+
+    /// Puts the slots of some ids back, and leaves the values as they are: also those that others push meanwhile. An id that has no row
+    /// gets one, of its initial values. The result is how many rows there was no room for.
+    ///
+    /// # Errors
+    /// As for [`restore`](Self::restore).
+    pub fn restore_slots(&self, ids: &[i64], slots: &[(String, HostTensor)]) -> Result<usize> {
+        const OPERATION: &str = "restore";
+        let parts = self.checked(OPERATION, ids, slots)?;
+        let (order, width) = ((0..ids.len()).collect::<Vec<_>>(), self.width());
+        Ok(with_segments!(&self.segments, all => {
+            self.put(all, ids, &order, &parts, |segment, i, row| {
+                let initial = |values: &mut [_]| self.initializer.fill_row(ids[i], values);
+                segment.put_part(ids[i], None, width, row, initial)
+            })
+        }))
+    }
+
+    /// Puts the values of some ids back, and leaves their slots as they are; those of an id that has no row yet begin anew. The result
+    /// is how many rows there was no room for.
+    ///
+    /// # Errors
+    /// As for [`restore`](Self::restore).
+    pub fn restore_values(&self, ids: &[i64], used: &[u64], values: &HostTensor) -> Result<usize> {
+        const OPERATION: &str = "restore";
+        self.check_rows(OPERATION, ids, values)?;
+        self.check_once(ids)?;
+        self.check_used(OPERATION, ids, used)?;
+        let order: Vec<usize> = (0..ids.len()).collect();
+        Ok(with_segments!(&self.segments, all => {
+            self.put(all, ids, &order, &[values], |segment, i, row| {
+                segment.put_part(ids[i], Some(stamp(used[i])), 0, row, |_| {})
+            })
+        }))
+    }
+
+    /// Removes the rows whose ids are in a range, both ends included, but not among `ids`, and says how many they were.
+    pub fn keep(&self, (first, last): (i64, i64), ids: &[i64]) -> usize {
+        let kept: HashSet<i64> = ids.iter().copied().collect();
+        let gone = |id: i64| (first..=last).contains(&id) && !kept.contains(&id);
+        with_segments!(&self.segments, all => all.iter().map(|segment| write(segment).remove(gone)).sum())
     }
 
     /// How often ids of a [part](Self::parts) came that have no row yet, for a server that goes on where it was. Other shards cannot
@@ -125,27 +159,60 @@ impl DynamicTable {
         });
     }
 
-    fn restore_as<T: Number>(
+    /// Puts rows there, in an order, each of what the `parts` have of it one after another, and says how many of them `put` had no room
+    /// for.
+    fn put<T: Number>(
         &self,
         all: &[RwLock<Segment<T>>],
-        state: &DynamicState,
-        slots: &[&HostTensor],
+        ids: &[i64],
+        order: &[usize],
+        parts: &[&HostTensor],
+        put: impl Fn(&mut Segment<T>, usize, &[T]) -> bool,
     ) -> usize {
         let width = self.width();
-        let parts: Vec<&[T]> =
-            std::iter::once(&state.values).chain(slots.iter().copied()).map(elements).collect();
-        // The last that were used come first, so that they are there if not all fit.
-        let mut order: Vec<usize> = (0..state.ids.len()).collect();
-        order.sort_unstable_by_key(|i| (std::cmp::Reverse(state.used[*i]), std::cmp::Reverse(state.ids[*i])));
+        let parts: Vec<&[T]> = parts.iter().copied().map(elements).collect();
         let mut left_out = 0;
         for i in order {
-            let (id, used) = (state.ids[i], stamp(state.used[i]));
             let row = |part: &[T]| part[i * width..(i + 1) * width].to_vec();
             let row: Vec<T> = parts.iter().flat_map(|part| row(part)).collect();
-            if !write(&all[segment_of(all.len(), id)]).put(id, used, &row) {
+            if !put(&mut write(&all[segment_of(all.len(), ids[*i])]), *i, &row) {
                 left_out += 1;
             }
         }
         left_out
+    }
+
+    /// The slots in the order of the rule, if they are those of ids that occur once each.
+    fn checked<'a>(
+        &self,
+        operation: &'static str,
+        ids: &[i64],
+        slots: &'a [(String, HostTensor)],
+    ) -> Result<Vec<&'a HostTensor>> {
+        slots.iter().try_for_each(|(_, slot)| self.check_rows(operation, ids, slot))?;
+        self.check_once(ids)?;
+        let specs = self.rule.get().map_or(&[][..], |bound| &bound.slots);
+        let of = |name: &str| slots.iter().find(|(found, _)| found == name).map(|(_, slot)| slot);
+        let sorted: Option<Vec<&HostTensor>> = specs.iter().map(|spec| of(spec.name)).collect();
+        sorted.filter(|_| slots.len() == specs.len()).ok_or_else(|| {
+            let expected = specs.iter().map(|spec| spec.name).collect();
+            let found = slots.iter().map(|(name, _)| name.clone()).collect();
+            Error::Slots { table: self.name.clone(), expected, found }
+        })
+    }
+
+    fn check_used(&self, operation: &'static str, ids: &[i64], used: &[u64]) -> Result<()> {
+        let (expected, found) = (ids.len(), used.len());
+        if expected == found { Ok(()) } else { Err(Error::Rows { operation, expected, found }) }
+    }
+
+    fn check_once(&self, ids: &[i64]) -> Result<()> {
+        // As they are saved, they ascend.
+        let ascend = ids.is_sorted_by(|a, b| a < b);
+        let mut seen = BTreeSet::new();
+        match ids.iter().find(|id| !ascend && !seen.insert(**id)) {
+            Some(id) => Err(Error::IdTwice { table: self.name.clone(), id: *id }),
+            None => Ok(()),
+        }
     }
 }

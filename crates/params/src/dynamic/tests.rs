@@ -115,7 +115,22 @@ impl Model {
                 pushed.rows += 1;
             }
         }
+        if let Some(age) = self.options.max_age
+            && step.number().is_multiple_of((age / 8).max(1))
+        {
+            pushed.evicted += self.evict(step.number());
+        }
         pushed
+    }
+}
+
+impl Model {
+    fn evict(&mut self, now: u64) -> usize {
+        let before = self.rows.len();
+        if let Some(oldest) = self.options.max_age.and_then(|age| now.checked_sub(age)) {
+            self.rows.retain(|_, row| row.used >= oldest);
+        }
+        before - self.rows.len()
     }
 }
 
@@ -157,7 +172,7 @@ proptest! {
         admit_after in 1u32..4,
         // Up to 127 rows, there is one segment.
         max_rows in prop_oneof![Just(None), (1usize..40).prop_map(Some)],
-        max_age in prop_oneof![Just(None), (1u64..6).prop_map(Some)],
+        max_age in prop_oneof![Just(None), (1u64..6).prop_map(Some), Just(Some(17))],
         seed: u64,
     ) {
         let mut random = SplitMix(seed);
@@ -166,7 +181,7 @@ proptest! {
         let mut table = table(width, seed, &rule, options);
         let (rows_of, came) = (BTreeMap::new(), BTreeMap::new());
         let mut model = Model { rule: rule.clone(), initializer: normal(seed), options, width, rows: rows_of, came };
-        for step in 0..12 {
+        for step in 0..24 {
             let ids: Vec<i64> = (0..random.below(20)).map(|_| random.below(40) as i64 - 3).collect();
             let gradient: Vec<f32> = (0..ids.len() * width).map(|_| random.below(1000) as f32 / 300.).collect();
             let at = Step::after(step, 0.1);
@@ -174,11 +189,7 @@ proptest! {
             prop_assert_eq!(pushed.unwrap(), model.push(at, &ids, &gradient));
             prop_assert_eq!(table.waiting(), model.came.len());
             if random.below(3) == 0 {
-                let before = model.rows.len();
-                if let Some(oldest) = max_age.and_then(|age| (step + 1).checked_sub(age)) {
-                    model.rows.retain(|_, row| row.used >= oldest);
-                }
-                prop_assert_eq!(table.evict(step + 1), before - model.rows.len());
+                prop_assert_eq!(table.evict(step + 1), model.evict(step + 1));
             }
             check(&table, &model)?;
             if admit_after == 1 && random.below(4) == 0 {

@@ -103,6 +103,12 @@ impl DynamicTable {
                 pushed = pushed.plus(write(segment).push(split.of(i), split.positions(i), &update)?);
             }
         }
+        // By the number of the step alone: a server that comes back makes its changes again, with the same result.
+        if let Some(age) = self.options.max_age
+            && step.number().is_multiple_of((age / 8).max(1))
+        {
+            pushed.evicted += self.evict(step.number());
+        }
         Ok(pushed)
     }
 }

@@ -114,13 +114,24 @@ pub enum Request {
         /// The number of the step.
         now: u64,
     },
+    /// Removes the rows of a dynamic table whose ids are in a range, both ends included, but not among some. The answer is
+    /// [`Response::Evicted`](super::Response::Evicted).
+    Keep {
+        /// The table.
+        table: String,
+        /// The first and the last id of the range.
+        between: (i64, i64),
+        /// The ids whose rows stay.
+        ids: Vec<i64>,
+    },
     /// Several requests, in this order: [`Response::Batch`](super::Response::Batch). One that is refused leaves the others as
     /// they are.
     Batch(Vec<Request>),
 }
 
-/// Rows of a table with their slots.
+/// Rows of a table with their slots, or one of both.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub enum State {
     /// Of a dense table.
     Rows {
@@ -133,6 +144,29 @@ pub enum State {
     },
     /// Of a dynamic one.
     Ids(DynamicState),
+    /// Slots of rows of a dense table alone: put back, they leave the values as they are.
+    Slots {
+        /// The first of the rows.
+        first: usize,
+        /// The name of each slot, and what is in it.
+        slots: Vec<(String, HostTensor)>,
+    },
+    /// Slots of rows of a dynamic table alone. An id that has no row gets one, of its initial values.
+    IdSlots {
+        /// The ids.
+        ids: Vec<i64>,
+        /// The name of each slot, and a row of it for each id.
+        slots: Vec<(String, HostTensor)>,
+    },
+    /// Rows of a dynamic table without their slots, which stay, and begin anew where there was no row.
+    IdValues {
+        /// The ids.
+        ids: Vec<i64>,
+        /// The step in which each was last pushed to.
+        used: Vec<u64>,
+        /// A row of values for each.
+        values: HostTensor,
+    },
 }
 
 impl Request {
@@ -151,6 +185,7 @@ impl Request {
             Self::StateRows { .. } | Self::StatePart { .. } => "state",
             Self::Restore { .. } => "restore",
             Self::Evict { .. } => "evict",
+            Self::Keep { .. } => "keep",
             Self::Batch(_) => "batch",
         }
     }
@@ -170,7 +205,8 @@ impl Request {
             | Self::StateRows { table, .. }
             | Self::StatePart { table, .. }
             | Self::Restore { table, .. }
-            | Self::Evict { table, .. } => Some(table),
+            | Self::Evict { table, .. }
+            | Self::Keep { table, .. } => Some(table),
             Self::List | Self::Batch(_) => None,
         }
     }
@@ -203,7 +239,8 @@ impl Request {
             | Self::Push { .. }
             | Self::PushRows { .. }
             | Self::Restore { .. }
-            | Self::Evict { .. } => true,
+            | Self::Evict { .. }
+            | Self::Keep { .. } => true,
             Self::Batch(all) => all.iter().any(Self::is_change),
         }
     }

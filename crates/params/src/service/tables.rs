@@ -34,6 +34,9 @@ pub struct Tables {
     made: AtomicU64,
 }
 
+/// What is done with a dense table in place of what is for ids.
+const ROWS: &str = "give it rows";
+
 #[derive(Debug)]
 struct Entry {
     table: AnyTable,
@@ -146,13 +149,27 @@ impl Tables {
                         entry.dense(operation, "give it ids")?.restore_rows(*first, values, slots)?;
                         0
                     }
-                    State::Ids(state) => entry.dynamic(operation, "give it rows")?.restore(state)?,
+                    State::Slots { first, slots } => {
+                        entry.dense(operation, "give it ids")?.restore_slots(*first, slots)?;
+                        0
+                    }
+                    State::Ids(state) => entry.dynamic(operation, ROWS)?.restore(state)?,
+                    State::IdSlots { ids, slots } => {
+                        entry.dynamic(operation, ROWS)?.restore_slots(ids, slots)?
+                    }
+                    State::IdValues { ids, used, values } => {
+                        entry.dynamic(operation, ROWS)?.restore_values(ids, used, values)?
+                    }
                 };
                 Ok(Response::Restored { left_out })
             }
             Request::Evict { table, now } => {
                 let entry = self.entry(operation, table)?;
                 Ok(Response::Evicted(entry.dynamic(operation, "its rows stay")?.evict(*now)))
+            }
+            Request::Keep { table, between, ids } => {
+                let entry = self.entry(operation, table)?;
+                Ok(Response::Evicted(entry.dynamic(operation, "its rows stay")?.keep(*between, ids)))
             }
         }
     }

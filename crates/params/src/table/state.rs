@@ -115,32 +115,70 @@ impl Table {
         slots: &[(String, HostTensor)],
     ) -> Result<()> {
         const OPERATION: &str = "restore";
-        let count = if self.shape.is_empty() { 1 } else { values.dims().first().copied().unwrap_or(0) };
+        let (rows, shape) = self.stretch(OPERATION, first, values)?;
+        self.check(OPERATION, &shape, values)?;
+        slots.iter().try_for_each(|(_, slot)| self.check(OPERATION, &shape, slot))?;
+        self.put_rows(&rows, Some(values), &self.sorted(slots)?)
+    }
+
+    /// Puts slots of some rows back, from row `first` on, and leaves the values as they are: also those that others write meanwhile.
+    ///
+    /// # Errors
+    /// As for [`restore_rows`](Self::restore_rows).
+    pub fn restore_slots(&self, first: usize, slots: &[(String, HostTensor)]) -> Result<()> {
+        const OPERATION: &str = "restore";
+        let sorted = self.sorted(slots)?;
+        let Some(some) = sorted.first() else { return Ok(()) };
+        let (rows, shape) = self.stretch(OPERATION, first, some)?;
+        slots.iter().try_for_each(|(_, slot)| self.check(OPERATION, &shape, slot))?;
+        self.put_rows(&rows, None, &sorted)
+    }
+
+    /// The rows from `first` on that a tensor is of, and the shape that it has to have.
+    fn stretch(
+        &self,
+        operation: &'static str,
+        first: usize,
+        rows: &HostTensor,
+    ) -> Result<(Range<usize>, Vec<usize>)> {
+        let count = if self.shape.is_empty() { 1 } else { rows.dims().first().copied().unwrap_or(0) };
         let rows = first..first.saturating_add(count);
-        self.check_range(OPERATION, &rows)?;
+        self.check_range(operation, &rows)?;
         let mut shape = self.shape.clone();
         if let Some(height) = shape.first_mut() {
             *height = count;
         }
-        self.check(OPERATION, &shape, values)?;
-        slots.iter().try_for_each(|(_, slot)| self.check(OPERATION, &shape, slot))?;
-        let (sorted, width) = (self.sorted(slots)?, self.width());
+        Ok((rows, shape))
+    }
+
+    /// Writes values, if there are some, and slots of some rows.
+    fn put_rows(
+        &self,
+        rows: &Range<usize>,
+        values: Option<&HostTensor>,
+        slots: &[&HostTensor],
+    ) -> Result<()> {
+        let width = self.width();
         let specs = self.rule.get().map_or(&[][..], |bound| &bound.slots);
         let done = self.stripes.write_all(|_, stripe, stretches| {
-            let mut parts = stretches.filter_map(|stretch| within(&stretch, &rows)).peekable();
+            let mut parts = stretches.filter_map(|stretch| within(&stretch, rows)).peekable();
             if parts.peek().is_some() {
                 stripe.make_slots(specs);
             }
             for (to, from) in parts {
                 let [from, to] = [from, to].map(|at| at.start * width..at.end * width);
-                copy(values.buffer(), from.clone(), &mut stripe.values, to.clone());
-                for (slot, given) in stripe.slots.iter_mut().zip(&sorted) {
+                if let Some(values) = values {
+                    copy(values.buffer(), from.clone(), &mut stripe.values, to.clone());
+                }
+                for (slot, given) in stripe.slots.iter_mut().zip(slots) {
                     copy(given.buffer(), from.clone(), slot, to.clone());
                 }
             }
             Ok(())
         });
-        self.changed();
+        if values.is_some() {
+            self.changed();
+        }
         done
     }
 

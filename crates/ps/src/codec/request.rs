@@ -30,6 +30,7 @@ pub(super) enum RequestHead {
     StatePart { table: String, part: usize },
     Restore { table: String, state: StateHead },
     Evict { table: String, now: u64 },
+    Keep { table: String, first: i64, last: i64, ids: TensorHead },
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -63,6 +64,9 @@ pub(super) struct PushHead {
 pub(super) enum StateHead {
     Rows { first: usize, values: TensorHead, slots: Vec<(String, TensorHead)> },
     Ids { ids: TensorHead, used: TensorHead, values: TensorHead, slots: Vec<(String, TensorHead)> },
+    Slots { first: usize, slots: Vec<(String, TensorHead)> },
+    IdSlots { ids: TensorHead, slots: Vec<(String, TensorHead)> },
+    IdValues { ids: TensorHead, used: TensorHead, values: TensorHead },
 }
 
 impl RequestHead {
@@ -102,6 +106,9 @@ impl RequestHead {
             Request::StatePart { table, part } => Self::StatePart { table, part },
             Request::Restore { table, state } => Self::Restore { table, state: StateHead::of(state, body)? },
             Request::Evict { table, now } => Self::Evict { table, now },
+            Request::Keep { table, between: (first, last), ids } => {
+                Self::Keep { table, first, last, ids: body.put(HostTensor::vector(ids), false)? }
+            }
             Request::Batch(_) => return Err(Malformed("a batch in a batch")),
             _ => return Err(Malformed("a request that this version doesn't know")),
         })
@@ -141,6 +148,9 @@ impl RequestHead {
             Self::StatePart { table, part } => Request::StatePart { table, part },
             Self::Restore { table, state } => Request::Restore { table, state: state.take(body)? },
             Self::Evict { table, now } => Request::Evict { table, now },
+            Self::Keep { table, first, last, ids } => {
+                Request::Keep { table, between: (first, last), ids: body.ids(ids)? }
+            }
         })
     }
 }
@@ -189,6 +199,16 @@ impl StateHead {
                 values: body.put(values, false)?,
                 slots: put(slots, body)?,
             },
+            State::Slots { first, slots } => Self::Slots { first, slots: put(slots, body)? },
+            State::IdSlots { ids, slots } => {
+                Self::IdSlots { ids: body.put(HostTensor::vector(ids), false)?, slots: put(slots, body)? }
+            }
+            State::IdValues { ids, used, values } => Self::IdValues {
+                ids: body.put(HostTensor::vector(ids), false)?,
+                used: body.put(HostTensor::vector(used), false)?,
+                values: body.put(values, false)?,
+            },
+            _ => return Err(Malformed("a state that this version doesn't know")),
         })
     }
 
@@ -208,6 +228,15 @@ impl StateHead {
                 let (ids, used) = (body.ids(ids)?, body.numbers(used)?);
                 let values = body.take(values)?;
                 State::Ids(DynamicState { ids, used, values, slots: take(slots, body)? })
+            }
+            Self::Slots { first, slots } => State::Slots { first, slots: take(slots, body)? },
+            Self::IdSlots { ids, slots } => {
+                let ids = body.ids(ids)?;
+                State::IdSlots { ids, slots: take(slots, body)? }
+            }
+            Self::IdValues { ids, used, values } => {
+                let (ids, used) = (body.ids(ids)?, body.numbers(used)?);
+                State::IdValues { ids, used, values: body.take(values)? }
             }
         })
     }

@@ -25,7 +25,14 @@ fn states() -> Vec<State> {
         values: tensor(&[2, 3]),
         slots: slots.clone(),
     };
-    vec![State::Rows { first: 7, values: tensor(&[2, 3]), slots }, State::Ids(state)]
+    let (ids, used) = (vec![i64::MIN, 4], vec![7, u64::MAX]);
+    vec![
+        State::Rows { first: 7, values: tensor(&[2, 3]), slots: slots.clone() },
+        State::Ids(state),
+        State::Slots { first: 9, slots: slots.clone() },
+        State::IdSlots { ids: ids.clone(), slots },
+        State::IdValues { ids, used, values: tensor(&[2, 3]) },
+    ]
 }
 
 fn requests() -> Vec<Request> {
@@ -58,6 +65,7 @@ fn requests() -> Vec<Request> {
         Request::StateRows { table: table(), rows: 3..9 },
         Request::StatePart { table: table(), part: 63 },
         Request::Evict { table: table(), now: 5 },
+        Request::Keep { table: table(), between: (i64::MIN, -1), ids: vec![-5, -7] },
     ];
     all.extend(states().into_iter().map(|state| Request::Restore { table: table(), state }));
     for dtype in DType::ALL {

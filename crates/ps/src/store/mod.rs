@@ -204,7 +204,7 @@ fn repeated(request: &Request) -> Response {
         Request::Create(_) => Response::Made { new: false },
         Request::PushRows { .. } => Response::Pushed(Pushed::default()),
         Request::Restore { .. } => Response::Restored { left_out: 0 },
-        Request::Evict { .. } => Response::Evicted(0),
+        Request::Evict { .. } | Request::Keep { .. } => Response::Evicted(0),
         _ => Response::Done,
     }
 }

@@ -6,7 +6,7 @@ use super::{Initial, Shard, Sharded};
 use crate::{Error, Result};
 use distribute_cluster::Deadline;
 use distribute_log::heard;
-use distribute_params::{Contents, Request, Response, TableInfo, TableSpec};
+use distribute_params::{Contents, Request, Response, TableInfo, TableKind, TableSpec};
 use distribute_tensor::DType;
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -60,7 +60,11 @@ impl Sharded {
             if servers.makes_variables() {
                 variable.make(initial, making)?;
             } else {
-                variable.await_made(making, servers.patience())?;
+                let kind = match initial {
+                    Initial::Ids(..) => TableKind::Dynamic,
+                    Initial::Value(_) | Initial::Drawn(_) => TableKind::Dense,
+                };
+                variable.await_made(making, kind, servers.patience())?;
             }
             Ok(variable)
         })
@@ -76,6 +80,12 @@ impl Sharded {
                     initializer: *initializer,
                     partition: self.cut,
                     shard: number,
+                },
+                Initial::Ids(initializer, options) => Contents::Dynamic {
+                    row_shape: self.dims.get(1..).unwrap_or_default().to_vec(),
+                    dtype: self.dtype,
+                    initializer: *initializer,
+                    options: *options,
                 },
             };
             let bytes = if matches!(initial, Initial::Value(_)) { self.bytes(shard.rows) } else { 0 };
@@ -137,19 +147,19 @@ impl Sharded {
     ///
     /// # Errors
     /// Where it is not there in time, or another one.
-    fn await_made(&self, making: &mut Making, patience: Duration) -> Result<()> {
+    fn await_made(&self, making: &mut Making, kind: TableKind, patience: Duration) -> Result<()> {
         let deadline = Deadline::after(patience);
         let [mut pause, longest] = PAUSES;
         loop {
-            if self.is_listed(making)? {
+            if self.is_listed(making, kind)? {
                 return Ok(());
             }
             making.list(&self.links)?;
-            if self.is_listed(making)? {
+            if self.is_listed(making, kind)? {
                 return Ok(());
             }
             if deadline.has_passed() {
-                return Err(self.missing(making, patience));
+                return Err(self.missing(making, kind, patience));
             }
             std::thread::park_timeout(pause.min(deadline.remaining()));
             pause = longest.min(pause * 2);
@@ -160,46 +170,58 @@ impl Sharded {
     ///
     /// # Errors
     /// Where one is of another shape or dtype.
-    fn is_listed(&self, making: &Making) -> Result<bool> {
+    fn is_listed(&self, making: &Making, kind: TableKind) -> Result<bool> {
         for shard in &self.shards {
             let tables = making.listed.get(shard.server);
             let Some(info) = tables.and_then(|tables| tables.get(&shard.table)) else { return Ok(false) };
-            let dims = self.dims_of(shard);
-            if info.shape != dims || info.dtype != self.dtype {
-                let found = format!("there is one of {}{:?}", info.dtype, info.shape);
-                return Err(self.wanting(shard, &found));
+            let dims = self.dims_of(shard, kind);
+            if info.kind != kind || info.shape != dims || info.dtype != self.dtype {
+                let found = format!("there is one of {}", described(info.kind, info.dtype, &info.shape));
+                return Err(self.wanting(shard, kind, &found));
             }
         }
         Ok(true)
     }
 
-    fn missing(&self, making: &Making, patience: Duration) -> Error {
+    fn missing(&self, making: &Making, kind: TableKind, patience: Duration) -> Error {
         let has = |shard: &&Shard| {
             making.listed.get(shard.server).is_some_and(|tables| tables.contains_key(&shard.table))
         };
         match self.shards.iter().find(|shard| !has(shard)) {
-            Some(shard) => self.wanting(shard, &format!("there has been none of this name for {patience:?}")),
+            Some(shard) => {
+                self.wanting(shard, kind, &format!("there has been none of this name for {patience:?}"))
+            }
             None => Error::invalid(OPERATION, format!("variable {} has no table", self.name)),
         }
     }
 
-    fn wanting(&self, shard: &Shard, found: &str) -> Error {
+    fn wanting(&self, shard: &Shard, kind: TableKind, found: &str) -> Error {
         let reason = format!(
-            "variable {}: ps {} has to have a table {} of {}{:?}, but {found}; the coordinator makes variables, which workers \
+            "variable {}: ps {} has to have a table {} of {}, but {found}; the coordinator makes variables, which workers \
              wait for, and all make the same in the same order, with the same partitioner",
             self.name,
             shard.server,
             shard.table,
-            self.dtype,
-            self.dims_of(shard)
+            described(kind, self.dtype, &self.dims_of(shard, kind))
         );
         Error::invalid(OPERATION, reason)
     }
 
-    fn dims_of(&self, shard: &Shard) -> Vec<usize> {
+    fn dims_of(&self, shard: &Shard, kind: TableKind) -> Vec<usize> {
         let mut dims = self.dims.clone();
+        if kind == TableKind::Dynamic {
+            // Of ids, it is the shape of a row.
+            return dims.split_off(dims.len().min(1));
+        }
         dims.first_mut().into_iter().for_each(|rows| *rows = shard.rows);
         dims
+    }
+}
+
+fn described(kind: TableKind, dtype: DType, dims: &[usize]) -> String {
+    match kind {
+        TableKind::Dense => format!("{dtype}{dims:?}"),
+        TableKind::Dynamic => format!("ids, of rows {dtype}{dims:?}"),
     }
 }
 

@@ -9,7 +9,7 @@ pub(super) use create::Making;
 
 use super::{Links, Place};
 use crate::{Error, Result};
-use distribute_params::{Initializer, PartitionStrategy, RowPartition};
+use distribute_params::{DynamicOptions, Initializer, PartitionStrategy, RowPartition};
 use distribute_tensor::{DType, HostTensor};
 use std::ops::Range;
 use std::sync::Arc;
@@ -49,6 +49,8 @@ pub(crate) enum Initial {
     Value(HostTensor),
     /// Where the rows are. They have the values that they have in one piece.
     Drawn(Initializer),
+    /// Of a table of ids in place of each row, drawn when they get their row.
+    Ids(Initializer, DynamicOptions),
 }
 
 impl Sharded {
@@ -98,6 +100,14 @@ impl Sharded {
         Ok(Self { links, name: name.to_string(), dims, dtype, cut, is_cut: true, shards })
     }
 
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn dtype(&self) -> DType {
+        self.dtype
+    }
+
     pub(crate) fn dims(&self) -> &[usize] {
         &self.dims
     }
@@ -139,7 +149,8 @@ impl Sharded {
         self.shards.get(shard).map_or(0, |shard| shard.rows * row)
     }
 
-    fn bytes(&self, rows: usize) -> usize {
+    /// How many bytes so many rows have.
+    pub(super) fn bytes(&self, rows: usize) -> usize {
         let row: usize = self.dims.get(1..).unwrap_or_default().iter().product();
         row.saturating_mul(rows).saturating_mul(self.dtype.bytes().unwrap_or(16))
     }

@@ -33,13 +33,12 @@ impl Sharded {
         of_slots.into_iter().map(|(name, parts)| Ok((name, self.whole(&parts)?))).collect()
     }
 
-    /// Sets what the rule keeps beside the values, which stay as they are.
+    /// Sets what the rule keeps beside the values, which stay as they are, also where others push meanwhile.
     pub(crate) fn set_slots(&self, operation: &'static str, slots: &[(String, HostTensor)]) -> Result<()> {
         for (number, shard) in self.shards.iter().enumerate() {
             let of_shard = slots.iter().map(|(name, slot)| Ok((name.clone(), self.part(slot, number)?)));
             let of_shard = of_shard.collect::<Result<Vec<_>>>()?;
             for rows in self.stretches(shard, slots.len()) {
-                let (values, _) = self.state(operation, shard, rows.clone())?;
                 let some = |(name, slot): &(String, HostTensor)| {
                     let slot = if self.dims.is_empty() {
                         slot.clone()
@@ -49,7 +48,7 @@ impl Sharded {
                     Ok((name.clone(), slot))
                 };
                 let slots = of_shard.iter().map(some).collect::<Result<_>>()?;
-                let state = State::Rows { first: rows.start, values, slots };
+                let state = State::Slots { first: rows.start, slots };
                 let request = Request::Restore { table: shard.table.clone(), state };
                 self.links.ask(operation, vec![Ask { server: shard.server, request, bytes: STRETCH }])?;
             }

@@ -68,9 +68,9 @@ impl Variables {
         self.entries().keys().cloned().collect()
     }
 
-    /// How many numbers the variables hold in all.
+    /// How many numbers the variables hold in all. Those of tables of ids, which come and go, are not counted.
     pub fn elements(&self) -> usize {
-        self.entries().values().filter_map(|entry| Some(entry.kind.any().ok()?.elem_count())).sum()
+        self.entries().values().map(|entry| entry.kind.elements()).sum()
     }
 
     /// The value of a variable, as one device would have it: of running statistics the mean over the replicas, for which all
@@ -302,6 +302,13 @@ impl Kind {
                 value.dims()
             ),
         ))
+    }
+
+    fn elements(&self) -> usize {
+        match self {
+            Kind::Mirrored(variable) if variable.is_dynamic() => 0,
+            kind => kind.any().map_or(0, |var| var.elem_count()),
+        }
     }
 
     /// Shape and dtype are those of any copy.

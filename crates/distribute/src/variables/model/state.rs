@@ -49,6 +49,10 @@ impl Checkpointed for Variables {
         let mut changes = Vec::new();
         for ((name, kind), entry) in kinds.into_iter().zip(entries) {
             let variable = self.variable(&name)?;
+            if variable.is_dynamic() {
+                changes.push(variable.restore_ids(&entry, from)?);
+                continue;
+            }
             let value = read_as(from, &entry, variable.dtype(), variable.dims())?;
             changes.push(self.change(name, &kind, value, &entry, from)?);
         }
@@ -81,13 +85,14 @@ impl Checkpointed for Variables {
 }
 
 impl Variables {
-    /// Name, dtype and shape of each.
+    /// Name, dtype and shape of each that has one value.
     pub(super) fn described(&self) -> Result<Vec<(String, DType, Vec<usize>)>> {
-        let describe = |name: String| {
-            let variable = self.variable(&name)?;
-            Ok((name, variable.dtype(), variable.dims().to_vec()))
+        let describe = |name: String| match self.variable(&name) {
+            Ok(variable) if variable.is_dynamic() => None,
+            Ok(variable) => Some(Ok((name, variable.dtype(), variable.dims().to_vec()))),
+            Err(error) => Some(Err(error)),
         };
-        self.names().into_iter().map(describe).collect()
+        self.names().into_iter().filter_map(describe).collect()
     }
 
     /// What sets a variable to a value, and its copies to what they were where as many were saved beside it.
