@@ -7,6 +7,7 @@
 //! | [`frame`] | [`Frame`]: the messages between workers |
 //! | `workers` | [`Group`]: the workers, as one of them sees them |
 //! | `renewal` | links that are made again when the workers meet again |
+//! | `summing` | links beside which there is a library that sums |
 //! | [`session`] | [`Session`]: the traffic of one run |
 //! | `recorder` | what this worker did last |
 //! | [`protocol`] | [`Protocol`]: what a worker does in a session, as a pure state machine |
@@ -47,6 +48,7 @@ mod renewal;
 pub mod round;
 mod schedule;
 pub mod session;
+mod summing;
 mod vectors;
 mod wire;
 mod workers;

@@ -2,9 +2,10 @@
 
 use super::recorder::Recorder;
 use super::renewal::Renewable;
+use super::summing::Summing;
 use super::{Buffers, Frame, Inbox};
 use distribute_cluster::{RecordedCall, World};
-use distribute_net::{JoinError, Message, Rendezvous, Transport};
+use distribute_net::{JoinError, Message, NativeSum, Rendezvous, Transport};
 use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
@@ -75,6 +76,19 @@ impl Group {
         let buffers = Buffers::new(transport.clone());
         let (fixed, recorder) = (world, Arc::new(Recorder::new()));
         Self { fixed, transport, inbox, recorder, buffers, renewable: None }
+    }
+
+    /// The same workers, whose sums in [`Order::Fast`](super::Order::Fast) are made by this library: one that has been set up
+    /// for them beside their links, such as NCCL. All of them do so, or none uses it. Where the workers meet again, it is not used
+    /// any more, since it knows those of before.
+    pub fn with_native_sum(mut self, library: Arc<dyn NativeSum>) -> Self {
+        self.transport = Arc::new(Summing::new(self.transport, library, self.renewable.as_ref()));
+        self
+    }
+
+    /// The first worker that is lost to this one, if any is.
+    pub fn first_lost(&self) -> Option<usize> {
+        self.others().find(|worker| self.inbox.lost(*worker).is_some())
     }
 
     /// How many workers there are, and which one this is. Where the workers have met again, that may be another world.

@@ -1,0 +1,88 @@
+//! Sums by NCCL, and how long they are waited for.
+
+use crate::library::Library;
+use bytes::Bytes;
+use distribute_cluster::{Deadline, Stopwatch};
+use distribute_collective::group::Group;
+use distribute_net::{NativeSum, Number};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// NCCL tells nobody that it is done: who waits asks again and again. So long it does nothing else.
+const SPIN: Duration = Duration::from_micros(200);
+
+/// The longest pause between two questions after that.
+const NAP: Duration = Duration::from_millis(1);
+
+/// The sums of a communicator.
+pub(crate) struct Sums<L> {
+    library: Mutex<L>,
+    /// Knows which workers are lost.
+    group: Group,
+    /// Whether a sum has failed here: the communicator is gone then.
+    broken: AtomicBool,
+}
+
+impl<L: Library> Sums<L> {
+    /// Of a library that is linked.
+    pub fn new(library: L, group: Group) -> Self {
+        Self { library: Mutex::new(library), group, broken: AtomicBool::new(false) }
+    }
+
+    fn library(&self) -> MutexGuard<'_, L> {
+        self.library.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn made(&self, vector: &[u8], number: Number, patience: Duration) -> Result<Vec<u8>, String> {
+        let mut library = self.library();
+        library.begin(vector, number).map_err(|error| error.to_string())?;
+        let late = || format!("not all workers have come within {:.1} s", patience.as_secs_f64());
+        until(patience, || match library.sum() {
+            Ok(Some(sum)) => Some(Ok(sum)),
+            Ok(None) => self.group.first_lost().map(|worker| Err(format!("worker {worker} is lost"))),
+            Err(error) => Some(Err(error.to_string())),
+        })
+        .unwrap_or_else(|| Err(late()))
+    }
+}
+
+impl<L: Library> NativeSum for Sums<L> {
+    fn name(&self) -> &'static str {
+        "NCCL"
+    }
+
+    fn is_able(&self, bytes: usize) -> bool {
+        !self.broken.load(Ordering::Relaxed) && bytes > 0 && bytes <= self.library().room()
+    }
+
+    fn sum(&self, vector: Bytes, number: Number, patience: Duration) -> Result<Bytes, String> {
+        let sum = self.made(&vector, number, patience);
+        if sum.is_err() {
+            // What others still wait for there ends with it.
+            self.broken.store(true, Ordering::Relaxed);
+            self.library().abort();
+        }
+        sum.map(Bytes::from)
+    }
+}
+
+/// Asks until there is an answer, for at most `patience`.
+pub(crate) fn until<T>(patience: Duration, mut ask: impl FnMut() -> Option<T>) -> Option<T> {
+    let (watch, mut deadline) = (Stopwatch::start(), Deadline::after(patience));
+    loop {
+        if let Some(answer) = ask() {
+            return Some(answer);
+        }
+        let slice = deadline.look();
+        if slice.is_zero() {
+            return None;
+        }
+        let waited = watch.elapsed();
+        if waited < SPIN {
+            std::thread::yield_now();
+        } else {
+            std::thread::park_timeout((waited / 8).min(NAP).min(slice));
+        }
+    }
+}
