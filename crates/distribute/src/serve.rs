@@ -2,16 +2,19 @@
 
 use crate::{Error, Result};
 use distribute_cluster::resolver::ClusterResolver;
-use distribute_cluster::{Job, Task};
+use distribute_cluster::{ClusterSpec, Job, Task};
 use distribute_log::told;
 use distribute_net::{Certificates, Identity, Secret};
-use distribute_ps::{ParameterServer, SERVICE, ServerOptions};
-use distribute_server::Server;
+use distribute_ps::{ParameterServer, REPLICAS, Replicas, SERVICE, ServerOptions};
+use distribute_server::{ClientBuilder, Server};
 use std::fmt::Display;
 use std::path::PathBuf;
 
 /// The folder of all servers of a machine.
 const FOLDER: &str = "DISTRIBUTE_PS_FOLDER";
+
+/// Whether another server follows each.
+const REPLICATED: &str = "DISTRIBUTE_PS_REPLICAS";
 
 /// Serves others, if this process is a parameter server or a worker of them, until the chief
 /// [ends](crate::ParameterServerStrategy::end_servers) it. Says whether it did: then the program ends here.
@@ -48,6 +51,7 @@ pub struct Serve {
     options: Option<ServerOptions>,
     identity: Option<Identity>,
     allow_plain_text: bool,
+    replicas: Option<bool>,
 }
 
 impl Serve {
@@ -65,6 +69,16 @@ impl Serve {
     /// Where this parameter server keeps it, and how.
     pub fn options(self, options: ServerOptions) -> Self {
         Self { options: Some(options), ..self }
+    }
+
+    /// Has the next parameter server follow each, and the first one the last: what a server acknowledges is on two, in memory beside the
+    /// folder, so that one whose folder or machine is gone goes on where it was. By default the environment variable
+    /// `DISTRIBUTE_PS_REPLICAS` says so, if it is `1`. It is the same for all of a cluster.
+    ///
+    /// Each change goes over the network once more and is waited for, tables take twice the memory, and while a server is away no
+    /// changes are made on that which it follows.
+    pub fn replicas(self, replicas: bool) -> Self {
+        Self { replicas: Some(replicas), ..self }
     }
 
     /// Certificates, for connections between machines.
@@ -104,9 +118,22 @@ impl Serve {
                 )
             });
         }
-        let mut server = Server::builder(cluster).task(task.clone());
+        let mut server = Server::builder(cluster.clone()).task(task.clone());
         if task.job == Job::Ps {
-            server = server.service(SERVICE, self.tables(&task)?);
+            let mut tables = self.tables(&task)?;
+            if self.has_replicas() {
+                let mut clients = ClientBuilder::new(cluster.clone(), task.clone());
+                if let Some(identity) = &self.identity {
+                    clients = clients.identity(identity.clone());
+                }
+                if self.allow_plain_text {
+                    clients = clients.allow_plain_text_on_the_network();
+                }
+                let by = follower(&cluster, &task)?;
+                tables = tables.followed_by(clients, by, task.index).map_err(failed(&task))?;
+                server = server.service(REPLICAS, Replicas::new());
+            }
+            server = server.service(SERVICE, tables);
         }
         if let Some(identity) = self.identity {
             server = server.identity(identity);
@@ -119,6 +146,10 @@ impl Serve {
         let end = server.join().map_err(failed(&task))?;
         tracing::debug!(?end, "{task} has ended");
         Ok(true)
+    }
+
+    fn has_replicas(&self) -> bool {
+        self.replicas.unwrap_or_else(|| std::env::var_os(REPLICATED).is_some_and(|set| set == "1"))
     }
 
     fn tables(&self, task: &Task) -> Result<ParameterServer> {
@@ -136,7 +167,35 @@ impl Serve {
     }
 }
 
+/// The server that follows one: the next, or the first.
+fn follower(cluster: &ClusterSpec, task: &Task) -> Result<Task> {
+    let mut all = cluster.task_indices(&Job::Ps)?;
+    all.sort_unstable();
+    let next = all.iter().find(|index| **index > task.index).or(all.first());
+    match next.filter(|index| **index != task.index) {
+        Some(next) => Ok(Job::Ps.task(*next)),
+        None => {
+            let reason = "each server is to be followed by another one (replicas), and there is no other; start two at least";
+            Err(Error::Serving { task: task.clone(), reason: reason.to_owned() })
+        }
+    }
+}
+
 fn failed<E: Display>(task: &Task) -> impl FnOnce(E) -> Error {
     let task = task.clone();
     move |error| Error::Serving { task, reason: error.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_next_server_follows_and_of_the_last_the_first() {
+        let cluster = |count: usize| ClusterSpec::from_lists([("ps", vec!["127.0.0.1:1"; count])]).unwrap();
+        let of = |count, index| follower(&cluster(count), &Job::Ps.task(index));
+        assert_eq!([of(3, 0), of(3, 1), of(3, 2)].map(|task| task.unwrap().index), [1, 2, 0]);
+        let error = of(1, 0).unwrap_err().to_string();
+        assert!(error.contains("start two at least"), "{error}");
+    }
 }

@@ -77,6 +77,14 @@ impl Ledger {
         self.lock().restore(pushes)
     }
 
+    /// Forgets all, and puts back what is known of some.
+    pub fn replace(&self, clients: &[ClientPushes]) -> Result<(), Error> {
+        let mut windows = PushWindows::new(CLIENTS);
+        clients.iter().try_for_each(|client| windows.restore(client))?;
+        *self.lock() = windows;
+        Ok(())
+    }
+
     fn lock(&self) -> MutexGuard<'_, PushWindows> {
         self.windows.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -12,6 +12,7 @@
 //! | `ledger` | which changes were made, of all clients |
 //! | `log` | changes on the disk, before they are acknowledged |
 //! | `snapshot` | all tables on the disk, so that the log can begin anew |
+//! | `replica` | [`Replicas`]: a second server that has what a server has |
 //! | `codec` | requests and answers as messages: pure |
 //!
 //! ```
@@ -61,6 +62,7 @@ mod ledger;
 mod log;
 mod options;
 mod outgoing;
+mod replica;
 mod server;
 mod snapshot;
 mod store;
@@ -68,10 +70,14 @@ mod store;
 pub use connection::{Connection, ConnectionBuilder};
 pub use error::{OpenError, SnapshotError};
 pub use options::{Durability, ServerOptions};
+pub use replica::Replicas;
 pub use server::ParameterServer;
 
 /// The name of the service.
 pub const SERVICE: &str = "parameters";
+
+/// The name of the service of [`Replicas`].
+pub const REPLICAS: &str = "replicas";
 
 /// The blocks of the guide are tests.
 #[cfg(doctest)]

@@ -5,8 +5,9 @@ use crate::log::open_disk;
 use crate::outgoing::Outgoing;
 use crate::store::Store;
 use crate::{OpenError, ServerOptions, SnapshotError};
+use distribute_cluster::Task;
 use distribute_params::{Refusal, RefusalKind, Tables};
-use distribute_server::{Call, Reply, Service};
+use distribute_server::{Call, ClientBuilder, Reply, Service};
 use std::sync::Arc;
 
 /// What answers requests about the tables of this process: a [`Service`] for a [`Server`](distribute_server::Server).
@@ -56,6 +57,20 @@ impl ParameterServer {
     /// [`OpenError`].
     pub fn open(options: ServerOptions) -> Result<Self, OpenError> {
         Store::open(options, Arc::new(open_disk)).map(Self::of)
+    }
+
+    /// Has another server follow this one: what is acknowledged from now on is there, too, and one that comes back without its folder goes on
+    /// with that. `clients` reach the cluster's servers, `by` is the one that follows, with the service [`REPLICAS`](crate::REPLICAS), and
+    /// `number` that of this server.
+    ///
+    /// Calls wait until the follower has been reached, up to a minute, and are refused then, with a refusal of kind `Busy`; so do changes
+    /// while it is away.
+    ///
+    /// # Errors
+    /// [`OpenError::Thread`].
+    pub fn followed_by(self, clients: ClientBuilder, by: Task, number: usize) -> Result<Self, OpenError> {
+        self.store.follow((clients, by, number as u64)).map_err(|source| OpenError::Thread { source })?;
+        Ok(self)
     }
 
     /// Saves all tables now, as it does from time to time by itself. Changes of a table wait while it is copied.

@@ -208,6 +208,11 @@ impl Tables {
         Ok(())
     }
 
+    /// Removes all tables.
+    pub fn clear(&self) {
+        write(&self.all).clear();
+    }
+
     fn create(&self, spec: &TableSpec) -> Result<Response> {
         let fingerprint = spec.fingerprint();
         if let Some(entry) = read(&self.all).get(&spec.name) {

@@ -7,6 +7,7 @@
 
 mod answer;
 mod call;
+mod image;
 mod request;
 mod tensor;
 #[cfg(test)]
@@ -14,7 +15,8 @@ mod tests;
 
 pub(crate) use answer::{decode_answer, encode_answer};
 pub(crate) use call::{Call, Encoded, MOST_REQUESTS, Sent};
-pub(crate) use tensor::Malformed;
+pub(crate) use image::{ImageHead, put_clients, take_clients};
+pub(crate) use tensor::{Body, Malformed, Rest, TensorHead};
 
 /// What every head begins with: the version of this format.
 const VERSION: u8 = 1;

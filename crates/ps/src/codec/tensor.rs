@@ -13,7 +13,7 @@ pub(crate) struct Malformed(pub &'static str);
 
 /// What a head says of a tensor whose elements are in the body.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct TensorHead {
+pub(crate) struct TensorHead {
     dtype: u8,
     /// Whether elements of `float32` are sent as `bfloat16`.
     half: bool,
@@ -52,7 +52,7 @@ pub(super) fn dims<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<usize>, D::
 
 /// A body that is put together.
 #[derive(Debug, Default)]
-pub(super) struct Body {
+pub(crate) struct Body {
     parts: Vec<Part>,
     bytes: usize,
 }
@@ -75,7 +75,7 @@ impl AsRef<[u8]> for Elements {
 
 /// A body that is taken apart.
 #[derive(Debug)]
-pub(super) struct Rest(pub Bytes);
+pub(crate) struct Rest(pub Bytes);
 
 pub(super) fn code(dtype: DType) -> u8 {
     dtype as u8

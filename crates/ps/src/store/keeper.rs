@@ -146,7 +146,7 @@ impl Core {
         // Most of what has to be on the disk gets there before all changes wait for the rest.
         let _ = journal.sync(journal.next());
         let mut manifest = {
-            let _all: Vec<_> = log.orders.iter().map(lock).collect();
+            let _all: Vec<_> = self.orders();
             let start = journal.rotate().map_err(io)?;
             Manifest::new(start, self.ledger.clients())
         };
@@ -159,7 +159,7 @@ impl Core {
         snapshot::begin(folder, start)?;
         for name in self.tables.names() {
             let (next, image) = {
-                let _order = log.order_of(&name);
+                let _order = self.order_of(&name);
                 (journal.next(), self.tables.image(&name)?)
             };
             // It may have been removed.

@@ -1,5 +1,6 @@
 //! The tables of one server, and the order in which they are changed.
 
+mod followed;
 mod keeper;
 mod open;
 #[cfg(test)]
@@ -8,13 +9,16 @@ mod tests;
 use crate::codec::{Call, Sent};
 use crate::ledger::{Ledger, Turn};
 use crate::log::{Journal, Opens, Record};
+use crate::replica::{Change, Feeder, Follower};
 use crate::{OpenError, ServerOptions};
+use distribute_cluster::Task;
 use distribute_params::{Pushed, Refusal, RefusalKind, Request, Response, State, Tables};
+use distribute_server::ClientBuilder;
 use distribute_tensor::HostTensor;
 use keeper::Keeper;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Where the answers of a call have so many bytes, no more is read for it: they are in memory together.
 const MOST_ANSWERED: usize = 64 << 20;
@@ -27,6 +31,7 @@ const ORDERS: usize = 64;
 pub(crate) struct Store {
     core: Arc<Core>,
     _keeper: Option<Keeper>,
+    feeder: OnceLock<Feeder>,
 }
 
 /// What requests are carried out on.
@@ -34,14 +39,16 @@ pub(crate) struct Store {
 pub(crate) struct Core {
     tables: Tables,
     ledger: Ledger,
+    /// Who changes a table that is logged, or followed, holds one of these: so changes of a table are made in the order in which they
+    /// are in the log, and come to the follower.
+    orders: Vec<Mutex<()>>,
     log: Option<Kept>,
+    follower: OnceLock<Arc<Follower>>,
 }
 
 /// What a server needs to lose nothing.
 pub(crate) struct Kept {
     journal: Journal,
-    /// Who changes a table holds one of these: so changes of a table are made in the order in which they are in the log.
-    orders: Vec<Mutex<()>>,
     /// Held while tables are saved.
     saving: Mutex<()>,
     options: ServerOptions,
@@ -52,15 +59,22 @@ pub(crate) struct Kept {
 impl Store {
     /// Tables that are gone with the process.
     pub fn in_memory() -> Self {
-        let core = Core { tables: Tables::new(), ledger: Ledger::default(), log: None };
-        Self { core: Arc::new(core), _keeper: None }
+        Self { core: Arc::new(Core::new(None)), _keeper: None, feeder: OnceLock::new() }
     }
 
     /// Tables that are kept in a folder.
     pub fn open(options: ServerOptions, opens: Opens) -> Result<Self, OpenError> {
         let core = Arc::new(Core::open(options, opens)?);
         let keeper = Keeper::start(&core).map_err(|source| OpenError::Thread { source })?;
-        Ok(Self { core, _keeper: Some(keeper) })
+        Ok(Self { core, _keeper: Some(keeper), feeder: OnceLock::new() })
+    }
+
+    /// Has another server follow this one, if none does yet.
+    pub fn follow(&self, by: (ClientBuilder, Task, u64)) -> io::Result<()> {
+        if self.feeder.get().is_none() {
+            let _ = self.feeder.set(Feeder::start(&self.core, by)?);
+        }
+        Ok(())
     }
 
     pub fn tables(&self) -> &Tables {
@@ -73,8 +87,19 @@ impl Store {
 }
 
 impl Core {
+    fn new(log: Option<Kept>) -> Self {
+        let orders = (0..ORDERS).map(|_| Mutex::default()).collect();
+        let (tables, ledger) = (Tables::new(), Ledger::default());
+        Self { tables, ledger, orders, log, follower: OnceLock::new() }
+    }
+
     /// Answers each request of a call, when all that it has changed is as safe as was asked for.
     pub fn answer(&self, call: &Call) -> Vec<Result<Response, Refusal>> {
+        if let Some(follower) = self.follower.get()
+            && let Err(refusal) = follower.await_ready()
+        {
+            return call.requests.iter().map(|_| Err(refusal.clone())).collect();
+        }
         let mut sequence = call.first;
         let mut changed = false;
         let mut bytes = 0usize;
@@ -110,17 +135,25 @@ impl Core {
         if self.ledger.begin(client, sequence)? == Turn::Applied {
             return Ok(repeated(&sent.request));
         }
-        let _order = self.log.as_ref().map(|log| log.order(&sent.request));
+        let (log, follower) = (self.log.as_ref(), self.follower.get());
+        let _order = (log.is_some() || follower.is_some()).then(|| self.order(&sent.request));
+        let mut number = 0;
         // INV-53: before it is made, and so before it is acknowledged.
-        if let Some(log) = &self.log {
-            let (head, body) = (sent.head.clone(), sent.body.clone());
-            if let Err(error) = log.journal.append(&Record { client, sequence, head, body }) {
-                self.ledger.done(client, sequence, false);
-                return Err(log.full(&sent.request, &error));
+        let record = || Record { client, sequence, head: sent.head.clone(), body: sent.body.clone() };
+        if let Some(log) = log {
+            match log.journal.append(&record()) {
+                Ok(appended) => number = appended,
+                Err(error) => {
+                    self.ledger.done(client, sequence, false);
+                    return Err(log.full(&sent.request, &error));
+                }
             }
         }
         let answer = self.tables.handle(&sent.request).map_err(Refusal::from);
-        if let (Some(log), Err(_)) = (&self.log, &answer) {
+        if let (Some(follower), Ok(_)) = (follower, &answer) {
+            follower.add(Change { record: record(), log: number });
+        }
+        if let (Some(log), Err(_)) = (log, &answer) {
             let taken_back = Record { client, sequence, head: Default::default(), body: Default::default() };
             // Without it, the change is refused again when the log is read.
             let _ = log.journal.append(&taken_back);
@@ -129,7 +162,10 @@ impl Core {
         answer
     }
 
+    /// Waits until what was changed is as safe as was asked for, and on the follower.
     fn commit(&self) -> Result<(), Refusal> {
+        // INV-57
+        self.follower.get().map_or(Ok(()), |follower| follower.await_arrived())?;
         let Some(log) = &self.log else { return Ok(()) };
         log.journal.commit(log.journal.next()).map_err(|error| {
             let folder = log.journal.folder().display();
@@ -140,9 +176,7 @@ impl Core {
             Refusal::new(RefusalKind::Storage, text)
         })
     }
-}
 
-impl Kept {
     /// The order of changes to the table of a request.
     fn order(&self, request: &Request) -> MutexGuard<'_, ()> {
         self.order_of(request.table().unwrap_or_default())
@@ -153,7 +187,9 @@ impl Kept {
         table.hash(&mut hasher);
         lock(&self.orders[(hasher.finish() % ORDERS as u64) as usize])
     }
+}
 
+impl Kept {
     fn full(&self, request: &Request, error: &io::Error) -> Refusal {
         let text = format!(
             "{}: the log in {} cannot be written to: {error}; nothing was changed. Make room there",

@@ -1,6 +1,6 @@
 //! A server that comes back: the snapshot, and the changes after it.
 
-use super::{Core, Kept, ORDERS};
+use super::{Core, Kept};
 use crate::codec::Sent;
 use crate::ledger::Ledger;
 use crate::log::{self, Journal, LogFile, Opens, Record, Torn};
@@ -26,9 +26,9 @@ impl Core {
             Err(TryLockError::WouldBlock) => return Err(OpenError::InUse { folder: folder.clone() }),
             Err(TryLockError::Error(source)) => return Err(OpenError::io("locking", path)(source)),
         }
-        let (tables, ledger) = (Tables::new(), Ledger::default());
+        let mut core = Self::new(None);
         let manifest = Manifest::newest(folder)?;
-        let mut replay = Replay { tables: &tables, ledger: &ledger, next: 0, in_snapshot: None };
+        let mut replay = Replay { tables: &core.tables, ledger: &core.ledger, next: 0, in_snapshot: None };
         if let Some(manifest) = manifest {
             replay.load(folder, manifest)?;
         }
@@ -47,9 +47,8 @@ impl Core {
             }
         };
         let journal = Journal::new(folder, opens, options.durability, file);
-        let orders = (0..ORDERS).map(|_| Mutex::default()).collect();
-        let kept = Kept { journal, orders, saving: Mutex::default(), options, _lock: held };
-        Ok(Self { tables, ledger, log: Some(kept) })
+        core.log = Some(Kept { journal, saving: Mutex::default(), options, _lock: held });
+        Ok(core)
     }
 }
 

@@ -1,9 +1,8 @@
 //! Requests that were changed on the way.
 
 use super::*;
-use crate::ledger::Ledger;
 use distribute_net::Message;
-use distribute_params::{PartitionStrategy, RowPartition, Tables};
+use distribute_params::{PartitionStrategy, RowPartition};
 use distribute_testing::fuzz_inputs;
 
 /// Whether a request makes a table that is too large for a test.
@@ -20,7 +19,7 @@ fn is_large(request: &Request) -> bool {
 // INV-28
 #[test]
 fn mutated_requests_are_refused_or_carried_out_and_the_server_goes_on() {
-    let core = Core { tables: Tables::new(), ledger: Ledger::default(), log: None };
+    let core = Core::new(None);
     let initializer = Initializer::new(Distribution::Uniform { lo: 0., up: 1. }, 3, "w");
     let partition = RowPartition::new(PartitionStrategy::Mod, 30, 3);
     let drawn = Contents::Drawn { shape: vec![30, 2], dtype: DType::F32, initializer, partition, shard: 1 };

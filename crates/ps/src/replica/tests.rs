@@ -1,0 +1,178 @@
+//! Messages there and back, and what a follower takes from whom.
+
+use super::Replicas;
+use super::message::{Answer, Ask, Change, Of, Position};
+use crate::codec::Encoded;
+use crate::log::Record;
+use distribute_net::Message;
+use distribute_optim::{Adam, RuleSpec, Step};
+use distribute_params::{
+    ClientPushes, Contents, DynamicOptions, ImageContents, Initializer, Push, Request, Response, TableImage,
+    TableSpec, Tables,
+};
+use distribute_tensor::random::Distribution;
+use distribute_tensor::{DType, HostTensor, Write};
+use distribute_testing::{SplitMix, fuzz_inputs};
+
+/// A dense table, and one of ids of which some wait for a row.
+fn images() -> Vec<TableImage> {
+    let tables = Tables::new();
+    let rule = RuleSpec::Adam(Adam::lazy());
+    let initializer = Initializer::new(Distribution::Normal { mean: 0., stdev: 1. }, 3, "ids");
+    let options = DynamicOptions { admit_after: 2, ..DynamicOptions::default() };
+    let contents = Contents::Dynamic { row_shape: vec![2], dtype: DType::F32, initializer, options };
+    let values = HostTensor::new(vec![1f32; 6], [3, 2]).unwrap();
+    for spec in [
+        TableSpec { name: "ids".into(), contents, rule: Some(rule) },
+        TableSpec::values("w", values).rule(rule),
+        TableSpec::values("names", HostTensor::vector(vec![b"ab".to_vec(), Vec::new()])),
+    ] {
+        tables.handle(&Request::Create(spec)).unwrap();
+    }
+    for step in 0..3u64 {
+        let gradient = HostTensor::new(vec![step as f32 + 1.; 4], [2, 2]).unwrap();
+        let push = Push::at(Step::after(step, 0.1));
+        let ids = vec![-7, 5 + step as i64];
+        tables
+            .handle(&Request::PushRows { table: "ids".into(), push, rows: ids, gradient: gradient.clone() })
+            .unwrap();
+        tables.handle(&Request::PushRows { table: "w".into(), push, rows: vec![0, 2], gradient }).unwrap();
+    }
+    let image = |name: &String| {
+        let mut image = tables.image(name).unwrap().unwrap();
+        if let ImageContents::Dense(state) = &mut image.contents {
+            // Which version it is, is of the process.
+            state.version = 0;
+        }
+        image
+    };
+    tables.names().iter().map(image).collect()
+}
+
+fn of(life: u64) -> Of {
+    Of { server: 4, life }
+}
+
+fn client() -> ClientPushes {
+    ClientPushes { client: 9, highest: u64::MAX, applied: vec![5, u64::MAX] }
+}
+
+/// A counter that is made, and counts.
+fn changes() -> Vec<Change> {
+    let change = |(i, request): (u64, Request)| {
+        let message = Encoded::new(request, false).unwrap().message(9, i).unwrap();
+        let call = crate::codec::Call::decode(message).unwrap();
+        let sent = &call.requests[0];
+        let record = Record { client: 9, sequence: i, head: sent.head.clone(), body: sent.body.clone() };
+        Change { record, log: 10 + i }
+    };
+    let add = || Request::Write { table: "n".into(), how: Write::Add, value: HostTensor::scalar(1i64) };
+    let create = Request::Create(TableSpec::values("n", HostTensor::scalar(0i64)));
+    (0..).zip([create, add(), add()]).map(change).collect()
+}
+
+fn asks() -> Vec<Ask> {
+    let mut all = vec![
+        Ask::Position { server: u64::MAX },
+        Ask::Clients(of(1)),
+        Ask::Table(of(1), "w".into()),
+        Ask::Adopt(of(1), 2),
+        Ask::Begin(of(1), vec![client(), ClientPushes { client: 1, highest: 0, applied: Vec::new() }]),
+        Ask::Begin(of(1), Vec::new()),
+        Ask::End(of(1), 5, 6),
+        Ask::Changes(of(1), 7, changes()),
+        Ask::Changes(of(1), 7, Vec::new()),
+    ];
+    all.extend(images().into_iter().map(|image| Ask::Put(of(1), Box::new(image))));
+    all
+}
+
+fn answers() -> Vec<Answer> {
+    let mut all = vec![
+        Answer::Position(Position { life: 1, changes: 2, log: 3, tables: vec!["w".into(), String::new()] }),
+        Answer::Clients(vec![client()]),
+        Answer::Done,
+        Answer::Refused("no".into()),
+    ];
+    all.extend(images().into_iter().map(|image| Answer::Table(Box::new(image))));
+    all
+}
+
+#[test]
+fn messages_come_back() {
+    for (ask, there) in asks().into_iter().zip(asks()) {
+        assert_eq!(Ask::decode(there.encode().unwrap()).unwrap(), ask);
+    }
+    for (answer, there) in answers().into_iter().zip(answers()) {
+        assert_eq!(Answer::decode(there.encode().unwrap()).unwrap(), answer);
+    }
+}
+
+#[test]
+fn mutated_messages_are_errors_or_others() {
+    let mut random = SplitMix(11);
+    let messages: Vec<Message> = asks().into_iter().map(|ask| ask.encode().unwrap()).collect();
+    for _ in 0..fuzz_inputs() {
+        let message = &messages[random.below(messages.len())];
+        let (mut head, mut body) = (message.head.to_vec(), message.body.to_vec());
+        if random.below(2) == 0 {
+            random.mutate(&mut head)
+        } else {
+            random.mutate(&mut body)
+        }
+        let replicas = Replicas::new();
+        if let Ok(ask) = Ask::decode(Message::new(head.clone(), body.clone())) {
+            let _ = replicas.answer(ask).encode();
+        }
+        let _ = Answer::decode(Message::new(head, body));
+    }
+}
+
+fn counted(replicas: &Replicas, life: u64) -> Option<i64> {
+    match replicas.answer(Ask::Table(of(life), "n".into())) {
+        Answer::Table(image) => {
+            let tables = Tables::new();
+            tables.restore_image(*image).unwrap();
+            let read = tables.handle(&Request::ReadRows { table: "n".into(), rows: vec![0] });
+            let Ok(Response::Rows(rows)) = read else { panic!("{read:?}") };
+            Some(rows.to_vec::<i64>().unwrap()[0])
+        }
+        _ => None,
+    }
+}
+
+// INV-57
+#[test]
+fn a_follower_makes_each_change_of_the_greatest_life_once_and_none_of_others() {
+    let replicas = Replicas::new();
+    let ask = |ask| replicas.answer(ask);
+    let refused = |answer: Answer| matches!(answer, Answer::Refused(_));
+    assert_eq!(ask(Ask::Position { server: 4 }), Answer::Position(Position::default()));
+    assert!(refused(ask(Ask::Changes(of(1), 0, changes()))));
+    assert!(refused(ask(Ask::End(of(1), 0, 0))));
+    assert_eq!(ask(Ask::Begin(of(3), vec![client()])), Answer::Done);
+    // Until all has come, there is what there was.
+    assert_eq!(ask(Ask::Position { server: 4 }), Answer::Position(Position::default()));
+    assert_eq!(ask(Ask::End(of(3), 0, 0)), Answer::Done);
+    assert_eq!(ask(Ask::Changes(of(3), 0, changes()[..2].to_vec())), Answer::Done);
+    // Again, since no answer came, with one more.
+    assert_eq!(ask(Ask::Changes(of(3), 0, changes())), Answer::Done);
+    assert_eq!(counted(&replicas, 3), Some(2));
+    let position = Position { life: 3, changes: 3, log: 13, tables: vec!["n".into()] };
+    assert_eq!(ask(Ask::Position { server: 4 }), Answer::Position(position));
+    let Answer::Clients(clients) = ask(Ask::Clients(of(3))) else { panic!("no clients") };
+    assert_eq!(clients[0].client, 9);
+    // One that has been replaced, and one that has not begun.
+    assert!(refused(ask(Ask::Begin(of(2), Vec::new()))));
+    assert!(refused(ask(Ask::Changes(of(2), 3, changes()[1..2].to_vec()))));
+    assert!(refused(ask(Ask::Changes(of(4), 3, changes()[1..2].to_vec()))));
+    assert_eq!(ask(Ask::Adopt(of(3), 5)), Answer::Done);
+    assert!(refused(ask(Ask::Changes(of(3), 3, changes()[1..2].to_vec()))));
+    assert_eq!(ask(Ask::Changes(of(5), 0, changes()[1..2].to_vec())), Answer::Done);
+    assert_eq!(counted(&replicas, 5), Some(3));
+    // After a gap, all has to be sent.
+    assert!(refused(ask(Ask::Changes(of(5), 2, changes()[1..2].to_vec()))));
+    assert_eq!(ask(Ask::Position { server: 4 }), Answer::Position(Position::default()));
+    // Another server is none of it.
+    assert_eq!(ask(Ask::Position { server: 5 }), Answer::Position(Position::default()));
+}
