@@ -69,6 +69,7 @@ mod partitioner;
 mod placement;
 mod push_window;
 mod service;
+mod steps;
 mod table;
 
 pub use dynamic::{DynamicOptions, DynamicState, DynamicTable, Pushed, WaitingCounts};

@@ -40,6 +40,7 @@ struct About {
     rule: Option<RuleSpec>,
     slots: Vec<String>,
     dynamic: Option<AboutDynamic>,
+    steps: u64,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -121,7 +122,7 @@ pub(crate) fn save_table(
     i: usize,
     image: TableImage,
 ) -> Result<(), SnapshotError> {
-    let TableImage { name, fingerprint, described, rule, contents } = image;
+    let TableImage { name, fingerprint, described, rule, contents, steps } = image;
     let mut writer = Writer::new();
     let mut slot_names = Vec::new();
     let mut put = |prefix: String,
@@ -149,7 +150,7 @@ pub(crate) fn save_table(
         }
     };
     writer.metadata("name", name.clone());
-    let about = About { name: name.clone(), fingerprint, described, rule, slots: slot_names, dynamic };
+    let about = About { name: name.clone(), fingerprint, described, rule, slots: slot_names, dynamic, steps };
     writer.insert(ABOUT, packed(&about, "description", &name)?)?;
     Ok(writer.save(tables_path(folder, start).join(i.to_string()), 1)?)
 }
@@ -162,7 +163,7 @@ pub(crate) fn load_table(folder: &Path, start: u64, i: usize) -> Result<TableIma
 
 fn load(path: &Path) -> Result<TableImage, String> {
     let reader = Reader::open(path).map_err(|error| error.to_string())?;
-    let About { name, fingerprint, described, rule, slots, dynamic } = unpacked(&reader)?;
+    let About { name, fingerprint, described, rule, slots, dynamic, steps } = unpacked(&reader)?;
     let tensor = |name: String| reader.tensor(&name).map_err(|error| error.to_string());
     let slots_of = |prefix: &str| -> Result<Vec<_>, String> {
         slots.iter().map(|slot| Ok((slot.clone(), tensor(format!("{prefix}slots/{slot}"))?))).collect()
@@ -189,7 +190,7 @@ fn load(path: &Path) -> Result<TableImage, String> {
             ImageContents::Dynamic { row_shape, dtype, initializer, options, parts }
         }
     };
-    Ok(TableImage { name, fingerprint, described, rule, contents })
+    Ok(TableImage { name, fingerprint, described, rule, contents, steps })
 }
 
 /// Removes what belongs to snapshots other than this one: those before it, and those that were not finished.

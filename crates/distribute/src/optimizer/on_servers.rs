@@ -178,7 +178,7 @@ impl OnServers<'_> {
         for (number, gradient) in gradients.iter().enumerate() {
             let Some(gradient) = gradient else { continue };
             let ((rule, step), (_, var)) = (self.rules.of(number), &self.trained.variables[number]);
-            let (push, variable) = (Push::at(step), &variables[number]);
+            let (push, variable) = (Push::at(step).counted(), &variables[number]);
             asks.extend(match gradient {
                 LocalGradient::Dense(dense) => {
                     variable.push(push, &Leaf::Candle(dense.clone()).to_host()?)?

@@ -46,10 +46,7 @@ pub(crate) fn set_rules<'a>(
     let mut asks = Vec::new();
     let mut links = None;
     for (variable, rule) in rules {
-        let tables = match variable.ids() {
-            Some(ids) => ids.tables(),
-            None => &variable.require_servers(operation)?.rows,
-        };
+        let tables = variable.require_tables(operation)?;
         links = Some(tables.links());
         asks.extend(tables.set_rule(rule));
     }
@@ -87,6 +84,27 @@ impl Variable {
             Some(()) => Ok(()),
             None => staged.become_whole(pull),
         }
+    }
+
+    /// Removes a variable from the parameter servers that it is on, with its slots, for all workers. Whoever uses it afterwards gets an
+    /// error, so drop it, and its model and optimizer, too.
+    ///
+    /// To drop a variable doesn't do this: others may be using it, and this program may go on with it when it is started again. Its name
+    /// is not given to another one of the same strategy.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] unless it is on parameter servers; [`Error::Server`], after which some shards may be gone.
+    pub fn remove_from_servers(&self) -> Result<()> {
+        const OPERATION: &str = "remove_from_servers";
+        let tables = self.require_tables(OPERATION)?;
+        self.writing(|| tables.remove())
+    }
+
+    fn require_tables(&self, operation: &'static str) -> Result<&Sharded> {
+        Ok(match self.ids() {
+            Some(ids) => ids.tables(),
+            None => &self.require_servers(operation)?.rows,
+        })
     }
 
     fn require_servers(&self, operation: &'static str) -> Result<&OnServers> {

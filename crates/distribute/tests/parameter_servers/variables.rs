@@ -257,3 +257,19 @@ fn cache_1_in_a_scope_each_variable_is_read_once() {
         assert_eq!(anew.unwrap(), pair(7., 8.));
     });
 }
+
+#[test]
+fn a_variable_is_on_servers_until_it_is_removed() {
+    let strategy = servers(2, 2);
+    let make = || strategy.scope(|| Variable::new("w", HostTensor::vector(vec![1f32; 4]))).unwrap();
+    let first = make();
+    let (other, kept) = (first.clone(), make());
+    drop(first);
+    assert_eq!(other.read::<HostTensor>().unwrap(), HostTensor::vector(vec![1f32; 4]));
+    other.remove_from_servers().unwrap();
+    let text = other.read::<HostTensor>().unwrap_err().to_string();
+    assert!(text.contains("there is no table w/part_0"), "{text}");
+    assert_eq!(kept.read::<HostTensor>().unwrap(), HostTensor::vector(vec![1f32; 4]));
+    let here = Variable::new("here", 1f32).unwrap();
+    assert!(here.remove_from_servers().unwrap_err().to_string().contains("not on parameter servers"));
+}

@@ -13,6 +13,7 @@ pub use update::Pushed;
 
 use crate::lock::{read, write};
 use crate::partition::Split;
+use crate::steps::Steps;
 use crate::{Error, Initializer, Result};
 use distribute_optim::{Rule, SlotSpec};
 use distribute_tensor::random::mix;
@@ -84,6 +85,8 @@ pub struct DynamicTable {
     options: DynamicOptions,
     segments: Segments,
     rule: OnceLock<Bound>,
+    /// Those of all workers.
+    pub(crate) steps: Steps,
 }
 
 #[derive(Debug)]
@@ -154,7 +157,15 @@ impl DynamicTable {
             dtype => return Err(Error::UnsupportedDType { operation: "create", table, dtype }),
         };
         let row_shape = row_shape.to_vec();
-        Ok(Self { name: table, row_shape, initializer, options, segments, rule: OnceLock::new() })
+        Ok(Self {
+            name: table,
+            row_shape,
+            initializer,
+            options,
+            segments,
+            rule: OnceLock::new(),
+            steps: Steps::default(),
+        })
     }
 
     /// The name, as in errors.

@@ -91,10 +91,11 @@ impl DynamicTable {
         ids: &[i64],
         gradient: &[T],
     ) -> Result<Pushed, UpdateError> {
-        let (rule, step) = (&*bound.rule, push.step());
+        let (rule, step) = (&*bound.rule, self.steps.of(push));
         // What the rule refuses, it refuses of nothing, too: before there are new rows.
         let mut nothing: Vec<&mut [T]> = bound.slots.iter().map(|_| <&mut [T]>::default()).collect();
-        rule.update(step, &mut [], &[], &mut nothing)?;
+        let refused = |_: &UpdateError| self.steps.take_back(push, step);
+        rule.update(step, &mut [], &[], &mut nothing).inspect_err(refused)?;
         let split = split(all.len(), ids);
         let update = Update { rule, step, gradient, initializer: &self.initializer };
         let mut pushed = Pushed::default();

@@ -20,6 +20,8 @@ pub struct TableImage {
     pub rule: Option<RuleSpec>,
     /// What is in it.
     pub contents: ImageContents,
+    /// The last of the steps that were [counted](crate::Push::counted).
+    pub steps: u64,
 }
 
 /// What is in a table.
@@ -44,8 +46,10 @@ pub enum ImageContents {
 
 impl TableImage {
     pub(super) fn of(table: &AnyTable, fingerprint: u64, described: String) -> Result<Self> {
-        let (name, rule, contents) = match table {
-            AnyTable::Dense(table) => (table.name(), table.rule(), ImageContents::Dense(table.state()?)),
+        let (name, rule, contents, steps) = match table {
+            AnyTable::Dense(table) => {
+                (table.name(), table.rule(), ImageContents::Dense(table.state()?), table.steps.last())
+            }
             AnyTable::Dynamic(table) => {
                 let part = |part| Ok((table.state(part)?, table.waiting_counts(part)));
                 let contents = ImageContents::Dynamic {
@@ -55,11 +59,11 @@ impl TableImage {
                     options: table.options(),
                     parts: (0..table.parts()).map(part).collect::<Result<_>>()?,
                 };
-                (table.name(), table.rule(), contents)
+                (table.name(), table.rule(), contents, table.steps.last())
             }
         };
         let rule = rule.and_then(|rule| rule.spec());
-        Ok(Self { name: name.to_owned(), fingerprint, described, rule, contents })
+        Ok(Self { name: name.to_owned(), fingerprint, described, rule, contents, steps })
     }
 
     pub(super) fn make(&self) -> Result<AnyTable> {
@@ -70,6 +74,7 @@ impl TableImage {
                     table.set_rule(rule.rule())?;
                 }
                 table.restore(&state.values, &state.slots)?;
+                table.steps.set_last(self.steps);
                 Ok(AnyTable::Dense(table))
             }
             ImageContents::Dynamic { row_shape, dtype, initializer, options, parts } => {
@@ -82,6 +87,7 @@ impl TableImage {
                     table.restore(state)?;
                     table.restore_waiting(part, waiting);
                 }
+                table.steps.set_last(self.steps);
                 Ok(AnyTable::Dynamic(table))
             }
         }

@@ -14,6 +14,7 @@ pub use read::Versioned;
 pub use state::TableState;
 pub use update::Push;
 
+use crate::steps::Steps;
 use crate::{Error, Initializer, Place, Result, RowPartition};
 use distribute_tensor::dtype::Buffer;
 use distribute_tensor::{DType, HostTensor, with_buffer};
@@ -56,6 +57,8 @@ pub struct Table {
     /// Counts what has been written: grows after each write, before the write's caller is told.
     version: AtomicU64,
     rule: OnceLock<Bound>,
+    /// Those of all workers.
+    pub(crate) steps: Steps,
 }
 
 impl Table {
@@ -136,7 +139,15 @@ impl Table {
             return Err(Error::NoMemory { table: name, shape, dtype });
         };
         let stripes = stripes(Layout::new(rows, bytes_per_row), width);
-        Ok(Self { name, shape, dtype, stripes, version: AtomicU64::new(0), rule: OnceLock::new() })
+        Ok(Self {
+            name,
+            shape,
+            dtype,
+            stripes,
+            version: AtomicU64::new(0),
+            rule: OnceLock::new(),
+            steps: Steps::default(),
+        })
     }
 
     /// Whether there is memory for so many elements more.

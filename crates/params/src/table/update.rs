@@ -13,17 +13,29 @@ use std::sync::Arc;
 pub struct Push {
     step: Step,
     finite: bool,
+    counted: bool,
 }
 
 impl Push {
     /// At this step and learning rate, whatever the values are.
     pub fn at(step: Step) -> Self {
-        Self { step, finite: false }
+        Self { step, finite: false, counted: false }
     }
 
     /// Refuses gradients that are NaN or infinite.
     pub fn finite(self) -> Self {
         Self { finite: true, ..self }
+    }
+
+    /// Counts it among the steps of the table, as one of several workers that train it: it is applied at the step after the last
+    /// that was counted, or at its own where that is later. So of one worker each is applied at its own.
+    pub fn counted(self) -> Self {
+        Self { counted: true, ..self }
+    }
+
+    /// Whether it is counted.
+    pub fn is_counted(&self) -> bool {
+        self.counted
     }
 
     /// The step, with its learning rate.
@@ -124,20 +136,20 @@ impl Table {
         gradient: &[F],
     ) -> Result<()> {
         self.check_finite(operation, push, gradient)?;
-        let width = self.width();
+        let (step, width) = (self.steps.of(push), self.width());
         let done = self.stripes.write_all(|_, stripe, stretches| {
             let (values, mut slots) = stripe.open::<F>(&bound.slots);
             for stretch in stretches {
                 let at = stretch.local.start * width..stretch.local.end * width;
                 let mut slots: Vec<&mut [F]> = slots.iter_mut().map(|slot| &mut slot[at.clone()]).collect();
                 let gradient = &gradient[stretch.rows.start * width..stretch.rows.end * width];
-                let updated = bound.rule.update(push.step, &mut values[at], gradient, &mut slots);
+                let updated = bound.rule.update(step, &mut values[at], gradient, &mut slots);
                 updated.map_err(|source| self.not_applied(operation, source))?;
             }
             Ok(())
         });
         self.changed();
-        done
+        done.inspect_err(|_| self.steps.take_back(push, step))
     }
 
     fn push_rows_as<F: Float + Element + Into<f64>>(
@@ -149,6 +161,7 @@ impl Table {
         gradient: &[F],
     ) -> Result<()> {
         self.check_finite(operation, push, gradient)?;
+        let step = self.steps.of(push);
         let (layout, width) = (self.stripes.layout, self.width());
         // The rows at some positions as their stripe counts them, ascending and each once, and their sums.
         let merged = |positions: &[usize]| {
@@ -160,7 +173,7 @@ impl Table {
         };
         let apply = |stripe: &mut Stripe, (local, sums): (Vec<usize>, Vec<F>)| {
             let (values, mut slots) = stripe.open::<F>(&bound.slots);
-            let updated = bound.rule.update_rows(push.step, values, width, &local, &sums, &mut slots);
+            let updated = bound.rule.update_rows(step, values, width, &local, &sums, &mut slots);
             updated.map_err(|source| self.not_applied(operation, source))
         };
         let by_stripe = self.stripes.by_stripe(rows);
@@ -176,7 +189,7 @@ impl Table {
         if !rows.is_empty() || bound.rule.moves_absent_rows() {
             self.changed();
         }
-        done
+        done.inspect_err(|_| self.steps.take_back(push, step))
     }
 
     /// The rule by which gradients are applied, if it has one.

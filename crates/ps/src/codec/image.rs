@@ -18,6 +18,7 @@ pub(crate) struct ImageHead {
     described: String,
     rule: Option<RuleSpec>,
     contents: ContentsHead,
+    steps: u64,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -42,7 +43,7 @@ struct CountsHead {
 
 impl ImageHead {
     pub fn of(image: TableImage, body: &mut Body) -> Result<Self, Malformed> {
-        let TableImage { name, fingerprint, described, rule, contents } = image;
+        let TableImage { name, fingerprint, described, rule, contents, steps } = image;
         let contents = match contents {
             ImageContents::Dense(TableState { values, slots, .. }) => {
                 ContentsHead::Dense(StateHead::of(State::Rows { first: 0, values, slots }, body)?)
@@ -57,12 +58,12 @@ impl ImageHead {
                 ContentsHead::Dynamic { row_shape, dtype: code(dtype), initializer, options, parts }
             }
         };
-        Ok(Self { name, fingerprint, described, rule, contents })
+        Ok(Self { name, fingerprint, described, rule, contents, steps })
     }
 
     pub fn take(self, body: &mut Rest) -> Result<TableImage, Malformed> {
         const OTHER: Malformed = Malformed("a table of another kind");
-        let Self { name, fingerprint, described, rule, contents } = self;
+        let Self { name, fingerprint, described, rule, contents, steps } = self;
         let contents = match contents {
             ContentsHead::Dense(state) => match state.take(body)? {
                 State::Rows { values, slots, .. } => {
@@ -79,7 +80,7 @@ impl ImageHead {
                 ImageContents::Dynamic { row_shape, dtype: dtype(code)?, initializer, options, parts }
             }
         };
-        Ok(TableImage { name, fingerprint, described, rule, contents })
+        Ok(TableImage { name, fingerprint, described, rule, contents, steps })
     }
 }
 

@@ -58,6 +58,7 @@ pub(super) struct PushHead {
     number: u64,
     learning_rate: f64,
     finite: bool,
+    counted: bool,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -74,8 +75,8 @@ impl RequestHead {
     pub fn of(request: Request, half: bool, body: &mut Body) -> Result<Self, Malformed> {
         let how = |how: Write| WRITES.iter().position(|one| *one == how).unwrap_or_default() as u8;
         let push = |push: Push| {
-            let (step, finite) = (push.step(), push.is_finite());
-            PushHead { number: step.number(), learning_rate: step.learning_rate(), finite }
+            let (step, finite, counted) = (push.step(), push.is_finite(), push.is_counted());
+            PushHead { number: step.number(), learning_rate: step.learning_rate(), finite, counted }
         };
         Ok(match request {
             Request::Create(TableSpec { name, contents, rule }) => {
@@ -117,9 +118,10 @@ impl RequestHead {
     /// Puts a request together again.
     pub fn take(self, body: &mut Rest) -> Result<Request, Malformed> {
         let how = |code: u8| WRITES.get(usize::from(code)).copied().ok_or(Malformed("no such way to write"));
-        let push = |PushHead { number, learning_rate, finite }| {
+        let push = |PushHead { number, learning_rate, finite, counted }| {
             let push = Push::at(Step::after(u64::saturating_sub(number, 1), learning_rate));
-            if finite { push.finite() } else { push }
+            let push = if finite { push.finite() } else { push };
+            if counted { push.counted() } else { push }
         };
         Ok(match self {
             Self::Create { name, contents, rule } => {

@@ -61,7 +61,12 @@ fn requests() -> Vec<Request> {
         Request::ReadRows { table: table(), rows: vec![i64::MIN, 0, 7] },
         Request::WriteRows { table: table(), how: Write::Max, rows: vec![], values: tensor(&[0, 3]) },
         Request::Push { table: table(), push, gradient: tensor(&[]) },
-        Request::PushRows { table: table(), push, rows: vec![4, -4], gradient: tensor(&[2, 1]) },
+        Request::PushRows {
+            table: table(),
+            push: push.counted(),
+            rows: vec![4, -4],
+            gradient: tensor(&[2, 1]),
+        },
         Request::StateRows { table: table(), rows: 3..9 },
         Request::StatePart { table: table(), part: 63 },
         Request::Evict { table: table(), now: 5 },

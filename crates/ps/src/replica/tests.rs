@@ -31,7 +31,7 @@ fn images() -> Vec<TableImage> {
     }
     for step in 0..3u64 {
         let gradient = HostTensor::new(vec![step as f32 + 1.; 4], [2, 2]).unwrap();
-        let push = Push::at(Step::after(step, 0.1));
+        let push = Push::at(Step::after(step, 0.1)).counted();
         let ids = vec![-7, 5 + step as i64];
         tables
             .handle(&Request::PushRows { table: "ids".into(), push, rows: ids, gradient: gradient.clone() })

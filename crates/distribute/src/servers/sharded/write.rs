@@ -57,6 +57,16 @@ impl Sharded {
         self.links.ask(operation, asks).map(drop)
     }
 
+    /// Removes its tables.
+    pub(crate) fn remove(&self) -> Result<()> {
+        let remove = |shard: &Shard| Ask {
+            server: shard.server,
+            request: Request::Remove { table: shard.table.clone() },
+            bytes: 64,
+        };
+        self.links.ask("removing a variable", self.shards.iter().map(remove).collect()).map(drop)
+    }
+
     /// What sets the rule of each shard.
     pub(crate) fn set_rule(&self, rule: RuleSpec) -> Vec<Ask> {
         let set = |shard: &Shard| Ask {

@@ -1,0 +1,99 @@
+//! The steps of a table, which several workers make.
+
+use crate::Push;
+use distribute_optim::Step;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The number of the last step that was counted.
+#[derive(Debug, Default)]
+pub(crate) struct Steps(AtomicU64);
+
+impl Steps {
+    /// The step in which a push is applied: where it is to be counted, the one after the last, and not before its own.
+    pub(crate) fn of(&self, push: Push) -> Step {
+        let step = push.step();
+        if !push.is_counted() {
+            return step;
+        }
+        let next = |last: u64| last.saturating_add(1).max(step.number());
+        let last = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |last| Some(next(last)));
+        Step::after(next(last.unwrap_or_else(|last| last)) - 1, step.learning_rate())
+    }
+
+    /// A push was refused after all: it was no step.
+    pub(crate) fn take_back(&self, push: Push, step: Step) {
+        if push.is_counted() {
+            let number = step.number();
+            // Unless another one was counted meanwhile.
+            let _ = self.0.compare_exchange(number, number - 1, Ordering::Relaxed, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn last(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_last(&self, last: u64) {
+        self.0.store(last, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DynamicTable, Initializer, Table};
+    use distribute_optim::Adam;
+    use distribute_tensor::random::Distribution;
+    use distribute_tensor::{DType, HostTensor};
+    use std::sync::Arc;
+
+    #[test]
+    fn two_workers_train_with_the_bias_correction_of_all_steps() {
+        let gradient = |step: u64| HostTensor::new(vec![step as f32 - 1.5; 2], [1, 2]).unwrap();
+        let trained = |pushes: [Push; 4]| {
+            let dense = Table::new("w", HostTensor::new(vec![1f32; 2], [1, 2]).unwrap()).unwrap();
+            let ones = Initializer::new(Distribution::Constant(1.), 7, "ids");
+            let ids = DynamicTable::new("ids", &[2], DType::F32, ones, Default::default()).unwrap();
+            dense.set_rule(Arc::new(Adam::lazy())).unwrap();
+            ids.set_rule(Arc::new(Adam::lazy())).unwrap();
+            for (i, push) in (0..).zip(pushes) {
+                if i % 2 == 0 {
+                    dense.push(push, &gradient(i)).unwrap();
+                } else {
+                    dense.push_rows(push, &[0], &gradient(i)).unwrap();
+                }
+                ids.push_rows(push, &[0], &gradient(i)).unwrap();
+            }
+            (dense.read().unwrap().value, ids.read_rows(&[0]).unwrap())
+        };
+        let at = |finished| Push::at(Step::after(finished, 0.5));
+        assert_eq!(trained([0, 0, 1, 1].map(|n| at(n).counted())), trained([0, 1, 2, 3].map(at)));
+        assert_ne!(trained([0, 0, 1, 1].map(at)), trained([0, 1, 2, 3].map(at)));
+    }
+
+    #[test]
+    fn what_is_refused_is_no_step() {
+        let table = Table::new("w", HostTensor::vector(vec![1f32; 2])).unwrap();
+        table.set_rule(Arc::new(Adam::default())).unwrap();
+        let gradient = HostTensor::vector(vec![1f32; 2]);
+        let push = |rate| table.push(Push::at(Step::after(4, rate)).counted(), &gradient);
+        push(f64::NAN).unwrap_err();
+        assert_eq!(table.steps.last(), 4);
+        push(0.1).unwrap();
+        assert_eq!(table.steps.last(), 5);
+    }
+
+    #[test]
+    fn steps_of_several_workers_are_counted_together_and_those_of_one_are_its_own() {
+        let steps = Steps::default();
+        let number = |push: Push| steps.of(push).number();
+        let at = |finished| Push::at(Step::after(finished, 0.5));
+        // One worker, of which some steps have no gradient of the table.
+        assert_eq!([0, 1, 4].map(|finished| number(at(finished).counted())), [1, 2, 5]);
+        // Another one, which has only begun.
+        assert_eq!([0, 5, 1].map(|finished| number(at(finished).counted())), [6, 7, 8]);
+        assert_eq!((number(at(0)), steps.last()), (1, 8));
+        assert_eq!(steps.of(at(u64::MAX - 1).counted()).number(), u64::MAX);
+        assert_eq!(steps.of(at(0).counted()), Step::after(u64::MAX - 1, 0.5));
+    }
+}
