@@ -45,8 +45,8 @@
 //! # What happens when something breaks
 //!
 //! - A request has a deadline, and until then is sent again whenever the connection is lost. A change has a number, by which the
-//!   server makes it once at most; what is acknowledged has been made. Requests that are under way together may then be carried
-//!   out in another order: who needs one waits for the answer.
+//!   server makes it once at most; what is acknowledged has been made. What one thread has started comes in that order, whatever
+//!   becomes of connections.
 //! - A server with a folder appends each change to a log before it makes it, and acknowledges it when it is there, as safe as
 //!   [`Durability`] says. When it comes back, it is what it was, numbers of changes included; a record that was cut off at the end
 //!   was not acknowledged, and is dropped with a warning.

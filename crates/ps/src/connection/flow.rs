@@ -100,6 +100,11 @@ impl Flow {
         self.turn(state);
     }
 
+    /// All calls that have no answer yet, in the order in which they have had room.
+    pub fn under_way(&self) -> Vec<Arc<Call>> {
+        self.lock().sent.values().filter_map(Weak::upgrade).collect()
+    }
+
     /// Lets all that wait for room look again.
     fn turn(&self, mut state: MutexGuard<'_, State>) {
         state.turn += 1;

@@ -2,6 +2,9 @@
 
 mod flow;
 mod link;
+mod order;
+#[cfg(test)]
+mod tests;
 mod waiting;
 
 use crate::codec::{Encoded, MOST_REQUESTS};
@@ -10,6 +13,7 @@ use distribute_params::{Channel, ChannelError, Request, Started};
 use distribute_server::ClientBuilder;
 use flow::Flow;
 use link::Link;
+use order::Order;
 use std::fmt;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
@@ -31,6 +35,7 @@ struct Shared {
     client: u64,
     link: Link,
     flow: Flow,
+    order: Order,
     half: bool,
 }
 
@@ -82,7 +87,8 @@ impl ConnectionBuilder {
         let name = to.to_string();
         let link = Link::new(clients.window(calls), to);
         let client = RandomState::new().build_hasher().finish();
-        Connection(Arc::new(Shared { name, client, link, flow: Flow::new(calls, bytes), half }))
+        let (flow, order) = (Flow::new(calls, bytes), Order::default());
+        Connection(Arc::new(Shared { name, client, link, flow, order, half }))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::Shared;
 use super::flow::Permit;
-use super::link::NoLink;
+use super::order::Order;
 use crate::SERVICE;
 use crate::codec::decode_answer;
 use distribute_cluster::Deadline;
@@ -15,30 +15,35 @@ use std::time::Duration;
 /// What waits for the answer to a request.
 pub(super) struct Waits(Arc<Call>);
 
-/// A request that was sent, perhaps more than once. Its answer is taken by who waits for it, or by who needs its room.
+/// A request, perhaps sent more than once. Its answer is taken by who waits for it, or by who needs its room.
 pub(super) struct Call {
     shared: Arc<Shared>,
     words: String,
     deadline: Deadline,
     /// Locked by who waits for the answer, until the deadline at most.
     state: Mutex<State>,
+    /// Locked for a moment only.
+    sent: Mutex<Sent>,
 }
 
 enum State {
-    Underway(Box<Underway>),
+    /// With its room, until this is dropped.
+    Underway {
+        _room: Permit,
+    },
     Over(Result<Response, ChannelError>),
     Taken,
 }
 
 /// What is kept of a request until its answer is there.
-struct Underway {
+struct Sent {
     message: Message,
-    /// The connection that it was sent over last.
-    client: Arc<Client>,
+    /// The connection that it was sent over last; `None` if it was not.
+    client: Option<Arc<Client>>,
     /// The call there; `None` if the connection was lost.
-    call: Option<Started>,
-    /// Its room, until this is dropped.
-    _permit: Permit,
+    call: Option<Arc<Started>>,
+    /// Why it cannot be sent, though others can.
+    failed: Option<ChannelError>,
 }
 
 impl Waits {
@@ -50,12 +55,13 @@ impl Waits {
         permit: Permit,
         deadline: Deadline,
     ) -> Result<Self, ChannelError> {
-        let (client, call) = send(&shared, &words, &message, deadline, None)?;
         let number = permit.call();
-        let underway = Underway { message, client, call: Some(call), _permit: permit };
-        let state = Mutex::new(State::Underway(Box::new(underway)));
-        let call = Arc::new(Call { shared, words, deadline, state });
+        let sent = Mutex::new(Sent { message, client: None, call: None, failed: None });
+        let call =
+            Call { shared, words, deadline, state: Mutex::new(State::Underway { _room: permit }), sent };
+        let call = Arc::new(call);
         call.shared.flow.sent(number, &call);
+        Order::send(&call.shared, &call, deadline, None)?;
         Ok(Self(call))
     }
 }
@@ -67,12 +73,7 @@ impl Waiting for Waits {
         call.advance(&mut state, call.deadline);
         match std::mem::replace(&mut *state, State::Taken) {
             State::Over(answer) => answer,
-            State::Underway(_) | State::Taken => {
-                let (server, request, timeout) =
-                    (call.shared.name.clone(), call.words.clone(), call.deadline.timeout());
-                let reason = "its answer has not come".to_owned();
-                Err(ChannelError::Late { server, request, timeout, reason })
-            }
+            State::Underway { .. } | State::Taken => Err(call.late("its answer has not come".to_owned())),
         }
     }
 }
@@ -86,45 +87,95 @@ impl Call {
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return false,
         };
-        matches!(*state, State::Underway(_)) && self.advance(&mut state, patience)
+        matches!(*state, State::Underway { .. }) && self.advance(&mut state, patience)
     }
 
     /// Waits for the answer, and gives the room back when it is there; says whether it is.
     fn advance(&self, state: &mut State, patience: Deadline) -> bool {
-        if let State::Underway(underway) = state
-            && let Some(answer) = self.answer(underway, patience)
+        if let State::Underway { .. } = state
+            && let Some(answer) = self.answer(patience)
         {
             *state = State::Over(answer);
+            // It is not needed any more, and may be large.
+            self.sent().message = Message::new("", "");
         }
-        !matches!(state, State::Underway(_))
+        !matches!(state, State::Underway { .. })
     }
 
     /// The answer; `None` where it has time, but not `patience`.
-    fn answer(&self, underway: &mut Underway, patience: Deadline) -> Option<Result<Response, ChannelError>> {
-        let Self { shared, words, .. } = self;
+    fn answer(&self, patience: Deadline) -> Option<Result<Response, ChannelError>> {
         let deadline =
             if patience.remaining() < self.deadline.remaining() { patience } else { self.deadline };
         let only_patience_is_over = || deadline.has_passed() && !self.deadline.has_passed();
         loop {
-            let Some(call) = underway.call.take() else {
-                match send(shared, words, &underway.message, deadline, Some(&underway.client)) {
-                    Ok((client, call)) => (underway.client, underway.call) = (client, Some(call)),
+            let (client, call) = {
+                let mut sent = self.sent();
+                if let Some(error) = sent.failed.take() {
+                    return Some(Err(error));
+                }
+                (sent.client.clone(), sent.call.clone())
+            };
+            let Some(call) = call else {
+                match Order::send(&self.shared, self, deadline, client.as_ref()) {
+                    Ok(()) => {}
                     Err(_) if only_patience_is_over() => return None,
                     Err(error) => return Some(Err(error)),
                 }
                 continue;
             };
             if !call.ready(deadline.remaining()) && only_patience_is_over() {
-                underway.call = Some(call);
                 return None;
             }
+            // Where the connection was lost, another thread may have sent it anew.
+            let mine = {
+                let mut sent = self.sent();
+                sent.call.take_if(|sent| Arc::ptr_eq(sent, &call))
+            };
+            drop(call);
+            let Some(call) = mine.and_then(Arc::into_inner) else { continue };
             match call.wait(Duration::ZERO) {
                 Ok(answer) => return Some(self.decode(answer)),
                 // Whether it was carried out is not known: a change has its number. The call is sent again.
                 Err(CallError::Lost { .. }) => {}
-                Err(error) => return Some(Err(failed(shared, words, self.deadline, error))),
+                Err(error) => return Some(Err(self.failed(error))),
             }
         }
+    }
+
+    /// Whether it is under way over another connection than one that was lost, or cannot be.
+    pub fn is_sent(&self, lost: Option<&Arc<Client>>) -> bool {
+        let sent = self.sent();
+        let is_lost = |client: &Arc<Client>| lost.is_some_and(|lost| Arc::ptr_eq(lost, client));
+        sent.failed.is_some() || sent.client.as_ref().is_some_and(|client| !is_lost(client))
+    }
+
+    /// Sends it over a connection, unless it was, or has an answer.
+    ///
+    /// # Errors
+    /// Where the connection is lost: other errors are this request's alone.
+    pub fn send_over(&self, client: &Arc<Client>, deadline: Deadline) -> Result<(), CallError> {
+        let message = {
+            let sent = self.sent();
+            let is_there = sent.client.as_ref().is_some_and(|before| Arc::ptr_eq(before, client));
+            let is_answered = sent.call.as_ref().is_some_and(|call| call.is_answered());
+            if is_there || is_answered || sent.failed.is_some() || self.deadline.has_passed() {
+                return Ok(());
+            }
+            sent.message.clone()
+        };
+        // Where answers of another thread take the room, it is not held for them.
+        let started = client.start(SERVICE, message, deadline.remaining());
+        let mut sent = self.sent();
+        match started {
+            Ok(call) => (sent.client, sent.call) = (Some(client.clone()), Some(Arc::new(call))),
+            Err(error @ CallError::Lost { .. }) => return Err(error),
+            Err(error) => sent.failed = Some(self.failed(error)),
+        }
+        Ok(())
+    }
+
+    fn sent(&self) -> MutexGuard<'_, Sent> {
+        self.sent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn decode(&self, answer: Message) -> Result<Response, ChannelError> {
@@ -138,43 +189,32 @@ impl Call {
             }
         }
     }
-}
 
-/// Sends a request over another connection than the one that was lost, again and again until one lets it.
-fn send(
-    shared: &Shared,
-    words: &str,
-    message: &Message,
-    deadline: Deadline,
-    lost: Option<&Arc<Client>>,
-) -> Result<(Arc<Client>, Started), ChannelError> {
-    let mut lost = lost.cloned();
-    loop {
-        let client = shared.link.client(deadline, lost.as_ref()).map_err(|error| {
-            let (server, request, timeout) = (shared.name.clone(), words.to_owned(), deadline.timeout());
-            match error {
-                NoLink::Late(reason) => ChannelError::Late { server, request, timeout, reason },
-                NoLink::Refused(reason) => ChannelError::Unreachable { server, request, reason },
+    pub fn late(&self, reason: String) -> ChannelError {
+        let (server, request, timeout) = self.names();
+        ChannelError::Late { server, request, timeout, reason }
+    }
+
+    pub fn unreachable(&self, reason: String) -> ChannelError {
+        let (server, request, _) = self.names();
+        ChannelError::Unreachable { server, request, reason }
+    }
+
+    pub fn failed(&self, error: CallError) -> ChannelError {
+        let (server, request, _) = self.names();
+        match error {
+            CallError::TooLong { what, length, limit, .. } => {
+                ChannelError::TooLarge { server, request, what, found: length as u64, limit: limit as u64 }
             }
-        })?;
-        match client.start(SERVICE, message.clone(), deadline.remaining()) {
-            Ok(call) => return Ok((client, call)),
-            Err(CallError::Lost { .. }) => lost = Some(client),
-            Err(error) => return Err(failed(shared, words, deadline, error)),
+            CallError::Late { .. } | CallError::Room { .. } => self.late(error.to_string()),
+            CallError::Failed { fault, .. } => {
+                ChannelError::Answer { server, request, found: fault.to_string() }
+            }
+            other => self.unreachable(other.to_string()),
         }
     }
-}
 
-fn failed(shared: &Shared, words: &str, deadline: Deadline, error: CallError) -> ChannelError {
-    let (server, request, timeout) = (shared.name.clone(), words.to_owned(), deadline.timeout());
-    match error {
-        CallError::TooLong { what, length, limit, .. } => {
-            ChannelError::TooLarge { server, request, what, found: length as u64, limit: limit as u64 }
-        }
-        CallError::Late { .. } | CallError::Room { .. } => {
-            ChannelError::Late { server, request, timeout, reason: error.to_string() }
-        }
-        CallError::Failed { fault, .. } => ChannelError::Answer { server, request, found: fault.to_string() },
-        other => ChannelError::Unreachable { server, request, reason: other.to_string() },
+    fn names(&self) -> (String, String, Duration) {
+        (self.shared.name.clone(), self.words.clone(), self.deadline.timeout())
     }
 }
