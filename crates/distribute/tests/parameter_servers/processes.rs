@@ -1,51 +1,67 @@
 //! Parameter servers that are processes of their own, one of which is killed.
 
 use crate::support::{Net, state, train};
+use distribute::cluster::Stopwatch;
 use distribute::cluster::resolver::SimpleClusterResolver;
 use distribute::optimizer::rules::{Adagrad, Adam, Rule};
 use distribute::params::FixedShardsPartitioner;
-use distribute::{ClusterSpec, Job, OneDeviceStrategy, Optimizer, ParameterServerStrategy, Serve, Strategy};
-use distribute_testing::{child, watched};
-use std::net::TcpListener;
+use distribute::{
+    ClusterSpec, Job, OneDeviceStrategy, Optimizer, ParameterServerStrategy, Serve, Strategy, Variable,
+};
+use distribute_testing::{Port, SplitMix, child, watched};
+use std::panic::AssertUnwindSafe;
 use std::path::Path;
 use std::process::Child;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::time::Duration;
 
 const STEPS: usize = 6;
 
-/// A cluster of a worker and so many servers at free ports. The coordinator is none of them.
-fn cluster(servers: usize) -> String {
-    let free: Vec<_> = (0..=servers).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-    let ports: Vec<_> = free.iter().map(|port| port.local_addr().unwrap().to_string()).collect();
+/// A cluster of a worker and servers at these ports. The coordinator is none of them.
+fn cluster(ports: &[Port]) -> String {
+    let ports: Vec<_> = ports.iter().map(|port| port.address().to_string()).collect();
     format!("{{\"worker\": [{:?}], \"ps\": {:?}}}", ports[0], &ports[1..])
 }
 
-/// A task's process: `job number cluster folder`, a line each.
+/// A task's process: `job number cluster folder`, a line each, and whether another server follows each.
 fn serve(part: &str) {
     let mut words = part.split('\n');
     let job = Job::from(words.next().unwrap());
     let number = words.next().unwrap().parse().unwrap();
     let cluster: ClusterSpec = words.next().unwrap().parse().unwrap();
     let resolver = SimpleClusterResolver::new(cluster).with_task(job.task(number));
-    assert!(Serve::new().folder(words.next().unwrap()).run(&resolver).unwrap());
+    let serve = Serve::new().folder(words.next().unwrap()).replicas(words.next() == Some("replicas"));
+    assert!(serve.run(&resolver).unwrap());
 }
 
 struct Servers<'a> {
     test: &'a str,
     cluster: String,
+    /// Nobody else gets them while one is killed.
+    _ports: Vec<Port>,
     folder: &'a Path,
+    replicas: bool,
     all: Vec<child::Killed>,
 }
 
 impl<'a> Servers<'a> {
     fn start(test: &'a str, servers: usize, folder: &'a Path) -> Self {
-        let mut all = Self { test, cluster: cluster(servers), folder, all: Vec::new() };
+        Self::start_with(test, servers, folder, false)
+    }
+
+    fn start_with(test: &'a str, servers: usize, folder: &'a Path, replicas: bool) -> Self {
+        let ports: Vec<_> = (0..=servers).map(|_| Port::reserve()).collect();
+        let cluster = cluster(&ports);
+        let mut all = Self { test, cluster, _ports: ports, folder, replicas, all: Vec::new() };
         let tasks = (0..servers).map(|number| ("ps", number)).chain([("worker", 0)]);
         all.all = tasks.map(|task| child::Killed(all.process(task))).collect();
         all
     }
 
     fn process(&self, (job, number): (&str, usize)) -> Child {
-        let part = format!("{job}\n{number}\n{}\n{}", self.cluster, self.folder.display());
+        let replicas = if self.replicas { "replicas" } else { "alone" };
+        let part = format!("{job}\n{number}\n{}\n{}\n{replicas}", self.cluster, self.folder.display());
         child::command(self.test, &part).spawn().unwrap()
     }
 
@@ -127,4 +143,99 @@ fn a_server_that_is_killed_comes_back_with_what_it_had() {
         assert_eq!(found, alone(Adagrad::default()));
         servers.end(&strategy);
     });
+}
+
+/// How long it may take until a step is made again.
+const AWAY: Duration = Duration::from_secs(10);
+
+/// Kills one of two servers so often under a training that goes on meanwhile, with its folder gone where another one has what it has.
+/// Gives how long until a step was made that began after each.
+fn under_load(test: &str, kills: usize, seed: u64, replicas: bool) -> Vec<Duration> {
+    let folder = tempfile::tempdir().unwrap();
+    let mut servers = Servers::start_with(test, 2, folder.path(), replicas);
+    let strategy = servers.strategy(2);
+    let model = strategy.replicate_seeded(7, Net::new).unwrap();
+    let optimizer = Optimizer::with_rule(Adam::default(), &model.variables, 0.05).unwrap();
+    let steps = strategy.scope(|| Variable::new("steps", 0i64)).unwrap();
+    let (made, over) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let progress = |count: usize| {
+        let before = made.load(Ordering::SeqCst);
+        let (_keep, never) = mpsc::channel::<()>();
+        while made.load(Ordering::SeqCst) < before + count && !over.load(Ordering::SeqCst) {
+            let _ = never.recv_timeout(Duration::from_millis(1));
+        }
+    };
+    let mut away = Vec::new();
+    let losses = std::thread::scope(|scope| {
+        let killer = scope.spawn(|| {
+            let mut random = SplitMix(seed);
+            for _ in 0..kills {
+                progress(1 + random.below(8));
+                let number = random.below(2);
+                servers.kill(number);
+                if replicas {
+                    std::fs::remove_dir_all(folder.path().join(format!("ps-{number}"))).unwrap();
+                }
+                let gone = Stopwatch::start();
+                servers.start_again(number);
+                // The first may have been made before.
+                progress(2);
+                away.push(gone.elapsed());
+            }
+            over.store(true, Ordering::SeqCst);
+        });
+        let mut losses = Vec::new();
+        while !over.load(Ordering::SeqCst) {
+            let step = made.load(Ordering::SeqCst);
+            // A failure here has to end the other thread, too.
+            let mine = std::panic::catch_unwind(AssertUnwindSafe(|| {
+                steps.assign_add(1i64).unwrap();
+                train(&strategy, &model, &optimizer, step..step + 1)
+            }));
+            match mine {
+                Ok(mine) => losses.extend(mine),
+                Err(panic) => {
+                    over.store(true, Ordering::SeqCst);
+                    std::panic::resume_unwind(panic);
+                }
+            }
+            made.fetch_add(1, Ordering::SeqCst);
+        }
+        killer.join().unwrap();
+        losses
+    });
+    let made = made.into_inner();
+    assert_eq!(steps.read::<i64>().unwrap(), made as i64);
+    let one = OneDeviceStrategy::new("cpu:0").unwrap();
+    let alone = one.replicate_seeded(7, Net::new).unwrap();
+    let other = Optimizer::with_rule(Adam::default(), &alone.variables, 0.05).unwrap();
+    assert_eq!(losses, train(&one, &alone, &other, 0..made));
+    assert_eq!(state(&model, &optimizer), state(&alone, &other), "{made} steps");
+    servers.end(&strategy);
+    away
+}
+
+// INV-53, INV-56, INV-57
+/// `DISTRIBUTE_TEST_KILLS=100` kills them more often, and `--nocapture` says how long the training stood still.
+#[test]
+fn a_training_whose_servers_are_killed_is_that_of_one_device() {
+    const TEST: &str = "processes::a_training_whose_servers_are_killed_is_that_of_one_device";
+    if let Some(part) = child::part() {
+        return serve(&part);
+    }
+    let kills: usize = std::env::var("DISTRIBUTE_TEST_KILLS").map_or(5, |kills| kills.parse().unwrap());
+    let mut away = Vec::new();
+    for round in 0..kills.div_ceil(10) as u64 {
+        let of_round = kills.min(10);
+        away.extend(watched(move || under_load(TEST, of_round, round, false)));
+        away.extend(watched(move || under_load(TEST, of_round.div_ceil(2), round, true)));
+    }
+    away.sort();
+    eprintln!(
+        "{} kills: away median {:?}, at most {:?}",
+        away.len(),
+        away[away.len() / 2],
+        away[away.len() - 1]
+    );
+    assert!(away[away.len() - 1] < AWAY, "{away:?}");
 }
