@@ -6,6 +6,7 @@ use distribute::{Error, Result};
 use distribute_launch::print::{Job, Target};
 use distribute_launch::{Launch, Layout, Outcome, Plan, SSH, parse_duration, parse_hosts, split_words};
 use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Starts workers and other tasks of a job, here or over ssh, and ends them together
@@ -20,6 +21,13 @@ pub struct Arguments {
     /// Parameter servers to start
     #[arg(long, value_name = "N", default_value_t = 0)]
     ps: usize,
+    /// Where parameter servers keep their tables, each in a folder of its own in there, so that one that is started again goes on with
+    /// them; without, in memory alone. A new training begins with an empty one
+    #[arg(long, value_name = "FOLDER", conflicts_with = "print")]
+    ps_folder: Option<PathBuf>,
+    /// Have the next parameter server keep what each has, so that a folder can be lost, too
+    #[arg(long, conflicts_with = "print")]
+    ps_replicas: bool,
     /// Start an evaluator, which the others don't know of
     #[arg(long)]
     evaluator: bool,
@@ -125,6 +133,31 @@ fn launch(arguments: &Arguments) -> distribute_launch::Result<Done> {
         }
         launch = launch.min_workers(least);
     }
+    let need = |option, value: String, least, expected| {
+        let wrong = || distribute_launch::Error::Option { option, value, expected };
+        (arguments.ps >= least).then_some(()).ok_or_else(wrong)
+    };
+    if let Some(folder) = &arguments.ps_folder {
+        need(
+            "--ps-folder",
+            folder.display().to_string(),
+            1,
+            "parameter servers that use it: --ps 1 or more",
+        )?;
+        if let Some(warning) = tables_before(folder, arguments.ps) {
+            eprintln!("warning: {warning}");
+        }
+        launch = launch.env("DISTRIBUTE_PS_FOLDER", folder);
+    }
+    if arguments.ps_replicas {
+        need(
+            "--ps-replicas",
+            arguments.ps.to_string(),
+            2,
+            "a server for each that has what it has: --ps 2 or more",
+        )?;
+        launch = launch.env("DISTRIBUTE_PS_REPLICAS", "1");
+    }
     for name in doctor::THREADS {
         // What #[distribute::main] has set is for this process.
         if doctor::given(name).is_none() {
@@ -132,4 +165,48 @@ fn launch(arguments: &Arguments) -> distribute_launch::Result<Done> {
         }
     }
     launch.run().map(Done::Ended)
+}
+
+/// What is to be known of a folder in which servers on this machine find tables.
+fn tables_before(folder: &Path, servers: usize) -> Option<String> {
+    let has_some = |number: &usize| {
+        std::fs::read_dir(folder.join(format!("ps-{number}"))).is_ok_and(|mut files| files.next().is_some())
+    };
+    let found: Vec<String> = (0..servers).filter(has_some).map(|number| format!("ps-{number}")).collect();
+    if found.is_empty() {
+        return None;
+    }
+    let missing = if found.len() < servers {
+        ", and others begin anew: its variables would be of two trainings"
+    } else {
+        ""
+    };
+    Some(format!(
+        "{} has tables of a training before in {}, which this one goes on with{missing}; to begin anew, empty it first",
+        folder.display(),
+        found.join(", ")
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_with_tables_is_told_of_and_one_without_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let of = |servers| tables_before(folder.path(), servers);
+        assert_eq!(of(2), None);
+        let server = folder.path().join("ps-1");
+        std::fs::create_dir(&server).unwrap();
+        assert_eq!(of(2), None);
+        std::fs::write(server.join("life"), "1").unwrap();
+        assert_eq!(of(1), None);
+        let text = of(2).unwrap();
+        assert!(text.contains("in ps-1, which this one goes on with, and others begin anew"), "{text}");
+        std::fs::create_dir(folder.path().join("ps-0")).unwrap();
+        std::fs::write(folder.path().join("ps-0/life"), "1").unwrap();
+        let text = of(2).unwrap();
+        assert!(text.contains("in ps-0, ps-1, which this one goes on with; to begin anew"), "{text}");
+    }
 }
