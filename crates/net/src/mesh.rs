@@ -4,7 +4,7 @@ use crate::background::{self, Latecomers};
 use crate::link::{Event, Link};
 use crate::poll::Waker;
 use crate::ready::{self, Ready};
-use crate::rendezvous::waiting::WaitingRoom;
+use crate::rendezvous::door::WaitingRoom;
 use crate::shm::arena::Arena;
 use crate::wire::Frame;
 use crate::{Drive, Message, Receiver, Region, Settings, Transport};
@@ -135,7 +135,7 @@ impl Mesh {
     /// Whether one waits that was a member of a world as late as this one, and not of this one: its leader knew nothing of that world,
     /// because it had just started.
     pub fn is_supplanted(&self) -> bool {
-        self.waiting.latest() >= self.generation
+        self.waiting.supplants(self.generation)
     }
 
     /// How often the world has been made: 1 at first, and one more each time its workers have met again.

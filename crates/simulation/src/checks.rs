@@ -41,6 +41,8 @@ pub struct Checks {
     broken: Vec<String>,
     /// Processes that go on in a generation after so many updates, or can't, and have not been compared with the others.
     met: Vec<(Pid, u64, Option<u64>)>,
+    /// Processes that have begun a step, and have not been looked at.
+    begun: Vec<Pid>,
     /// How often the workers of a training were lost, and how many updates they made.
     losses: usize,
     updates: usize,
@@ -59,6 +61,7 @@ impl Checks {
             ends: BTreeMap::new(),
             broken: Vec::new(),
             met: Vec::new(),
+            begun: Vec::new(),
             losses: 0,
             updates: 0,
             trained: Vec::new(),
@@ -73,6 +76,16 @@ impl Checks {
     /// A process has been told that nobody's state is whole.
     pub fn torn(&mut self, pid: Pid, generation: u64) {
         self.met.push((pid, generation, None));
+    }
+
+    /// A process begins a step.
+    pub fn begun(&mut self, pid: Pid) {
+        self.begun.push(pid);
+    }
+
+    /// Those that have begun a step.
+    pub fn take_begun(&mut self) -> Vec<Pid> {
+        std::mem::take(&mut self.begun)
     }
 
     /// Those that have not been compared with the others.

@@ -45,9 +45,11 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// What a worker brings to an update.
-    pub fn contribution(script: &Script, rank: usize, update: u64) -> u64 {
-        mix(script.seed ^ update, rank as u64)
+    /// What a worker of so many brings to an update: its share of the examples of a batch. There are as many as there may be workers,
+    /// and each is in one share, however many workers there are.
+    pub fn contribution(script: &Script, worker: usize, workers: usize, update: u64) -> u64 {
+        let share = (worker..script.workers).step_by(workers.max(1));
+        share.map(|example| mix(script.seed ^ update, example as u64)).fold(0, u64::wrapping_add)
     }
 
     /// An update with the sum of what all have brought.
@@ -59,8 +61,7 @@ impl Weights {
     pub fn after(script: &Script, updates: u64) -> Self {
         let mut weights = Self::default();
         for update in 1..=updates {
-            let brought = (0..script.workers).map(|rank| Self::contribution(script, rank, update));
-            weights.update(brought.fold(0, u64::wrapping_add));
+            weights.update(Self::contribution(script, 0, 1, update));
         }
         weights
     }

@@ -105,6 +105,11 @@ impl Guests {
         }
     }
 
+    /// Whether somebody is about to tell who it is.
+    pub fn are_talking(&self) -> bool {
+        !self.all.is_empty()
+    }
+
     /// When to be woken.
     pub fn next(&self) -> Option<Duration> {
         self.all.values().map(|guest| guest.patience).min()

@@ -10,8 +10,8 @@ use distribute_net::rendezvous::meeting::{Call, Meeting, Then};
 use distribute_net::rendezvous::membership::Membership;
 use distribute_net::rendezvous::note::Note;
 use distribute_net::rendezvous::retries::Retries;
-use distribute_net::{JoinError, Message, Progress};
-use std::collections::BTreeMap;
+use distribute_net::{JoinError, Message, Progress, Quorum};
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// How often progress is told.
@@ -23,6 +23,12 @@ pub struct Joining {
     world: World,
     hello: Hello,
     meeting: Meeting,
+    /// How long to wait for more workers where there are enough, if not for ever.
+    grace: Option<Duration>,
+    /// Who has come, and since when nobody has.
+    come: (BTreeSet<usize>, Duration),
+    /// When to look again whether those that are there are enough.
+    look: Option<Duration>,
     began: Duration,
     deadline: Duration,
     report: Duration,
@@ -74,6 +80,10 @@ impl State {
 /// Where a worker is that has joined.
 #[derive(Debug)]
 pub struct Joined {
+    /// How many workers the world has, and which one this is.
+    pub world: World,
+    /// Their places in the cluster.
+    pub places: Vec<usize>,
     /// The generation of the world.
     pub generation: u64,
     /// The worker at the other end of each connection.
@@ -91,11 +101,13 @@ impl Joining {
         world: World,
         hello: Hello,
         addresses: &[String],
+        quorum: Quorum,
         deadline: Duration,
     ) -> Self {
         let addresses = addresses.iter().filter_map(|address| address.parse().ok()).collect();
         let members = Membership::new(world.worker(), Default::default(), addresses).after(hello.generation);
-        let meeting = Meeting::new(world, members);
+        let grace = (quorum.grace < Duration::MAX).then_some(quorum.grace);
+        let meeting = Meeting::new(world, members).quorum(quorum);
         let now = context.now();
         let outgoing = meeting.begin().into_iter().map(|call| Outgoing::new(call, now)).collect();
         let guests = Guests::new(Hello { purpose: Purpose::Link, ..hello.clone() });
@@ -103,6 +115,9 @@ impl Joining {
             world,
             hello,
             meeting,
+            grace,
+            come: (BTreeSet::new(), now),
+            look: None,
             began: now,
             deadline,
             report: now + REPORT,
@@ -273,6 +288,7 @@ impl Joining {
                 }
             }
         }
+        self.make_do(now);
         let calls =
             self.outgoing.iter().map(|outgoing| (&outgoing.call, outgoing.retries.last().map(str::to_owned)));
         let missing = self.meeting.missing(calls);
@@ -281,7 +297,7 @@ impl Joining {
         if too_early || self.meeting.is_complete(&missing) {
             if let Some(table) = self.meeting.table() {
                 let table = match context.planted {
-                    Some(planted) => planted.makes(table, self.meeting.members().before()),
+                    Some(planted) => planted.makes(table, self.meeting.members()),
                     None => table,
                 };
                 if let Note::Table(generation, _) = &table {
@@ -308,6 +324,18 @@ impl Joining {
             return Err(JoinError::Deadline { waited, workers, missing, loopback: false });
         }
         Ok(false)
+    }
+
+    /// The leader makes a world of those that are there, where they are enough.
+    fn make_do(&mut self, now: Duration) {
+        let come = self.meeting.members().come();
+        if come != self.come.0 {
+            self.come = (come, now);
+        }
+        let quiet = if self.guests.are_talking() { Duration::ZERO } else { now - self.come.1 };
+        self.meeting.make_do(quiet);
+        let enough = self.grace.map(|grace| self.come.1 + grace);
+        self.look = enough.filter(|look| *look > now && self.world.is_chief());
     }
 
     fn tell(&self, context: &mut Context<'_>, note: &Note) {
@@ -339,19 +367,29 @@ impl Joining {
     /// When to go on although nothing has come.
     pub fn next(&self) -> Duration {
         let outgoing = self.outgoing.iter().map(|outgoing| outgoing.state.until()).min();
-        let soonest = self.deadline.min(self.report);
+        let soonest =
+            self.look.map_or(self.deadline.min(self.report), |look| look.min(self.deadline).min(self.report));
         outgoing.into_iter().chain(self.guests.next()).fold(soonest, Duration::min)
     }
 
     /// The process has been stopped for so long, which does not count.
     pub fn shift(&mut self, pause: Duration) {
         self.deadline += pause;
+        self.come.1 += pause;
     }
 
     /// What the worker has, now that it has joined.
     pub fn into_joined(self) -> Joined {
         let generation = self.generation();
-        Joined { generation, links: self.links, early: self.early, guests: self.guests }
+        let places = self.meeting.members().members();
+        // From here on they have their numbers in the world.
+        let number = |place: usize| places.iter().position(|member| *member == place);
+        let me = number(self.world.worker()).unwrap_or_default();
+        let world = World::new(places.len(), me, self.world.replicas()).unwrap_or(self.world);
+        let links = self.links.into_iter().filter_map(|(conn, place)| Some((conn, number(place)?)));
+        let early = self.early.into_iter().filter_map(|(place, early)| Some((number(place)?, early)));
+        let (links, early) = (links.collect(), early.collect());
+        Joined { world, generation, links, early, guests: self.guests, places }
     }
 }
 

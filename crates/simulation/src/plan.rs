@@ -51,6 +51,17 @@ pub enum When {
     },
 }
 
+/// Of how many workers there are worlds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Elastic {
+    /// At least.
+    pub least: usize,
+    /// How long to wait for more where there are enough.
+    pub grace: Duration,
+    /// After how long another process is started in the place of one that is gone, at most.
+    pub away: Duration,
+}
+
 /// Everything that is settled before the simulation begins.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -60,6 +71,8 @@ pub struct Plan {
     pub script: Script,
     /// What they train instead, if so.
     pub course: Option<Course>,
+    /// Of how many workers there are worlds, where not all have to be there.
+    pub elastic: Option<Elastic>,
     /// When each starts.
     pub starts: Vec<Duration>,
     /// How long joining may take.

@@ -63,6 +63,16 @@ pub enum Planted {
     TornIgnored,
     /// Steps that are made again are counted again.
     RewindForgotten,
+    /// A world is made of fewer workers than the least.
+    LeastIgnored,
+    /// A world that is made of those that are there is told to be one of all.
+    TableOfAll,
+    /// A batch is dealt over all workers that there may be, not over those that there are.
+    DealtAsBefore,
+    /// A step begins although others wait to take part.
+    WaitingIgnored,
+    /// A leader that has begun anew while the others were in a later world keeps to its own.
+    SupplantedKept,
 }
 
 impl Planted {
@@ -96,9 +106,13 @@ impl Planted {
         theirs
     }
 
-    /// What a leader tells the others that was a member of this generation before.
-    pub fn makes(self, table: Note, before: u64) -> Note {
+    /// What a leader tells the others.
+    pub fn makes(self, table: Note, members: &Membership) -> Note {
+        let before = members.before();
         match table {
+            Note::Table(generation, _) if self == Planted::TableOfAll => {
+                Note::Table(generation, members.addresses().iter().cloned().enumerate().collect())
+            }
             Note::Table(_, addresses) if self == Planted::MaximumIgnored => {
                 Note::Table(before + 1, addresses)
             }

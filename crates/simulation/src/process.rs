@@ -11,8 +11,8 @@ use distribute_cluster::World;
 use distribute_collective::group::Inbox;
 use distribute_net::handshake::{Hello, Purpose};
 use distribute_net::rendezvous::note::Note;
-use distribute_net::{Claim, ENDED, JoinError, LEFT};
-use std::collections::BTreeMap;
+use distribute_net::{Claim, ENDED, JoinError, LEFT, Quorum};
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// One process of a worker.
@@ -27,10 +27,18 @@ pub struct Process {
     world: World,
     addresses: Vec<String>,
     claim: Claim,
+    /// Whom it expects where the workers meet, by their places.
+    expected: BTreeSet<usize>,
+    /// Those that waited when it left a world that it had begun without them, and when that was.
+    pub owed: Option<(BTreeSet<usize>, Duration)>,
+    /// When it was started.
+    pub started: Duration,
     /// Until when it may join.
     until: Duration,
     /// The generation of the world that it has been a member of last, or 0.
     pub generation: u64,
+    /// The places of that world's workers.
+    pub places: Vec<usize>,
     stage: Stage,
     program: Program,
     /// What it keeps of the world before, by mistake.
@@ -69,8 +77,12 @@ impl Process {
             world,
             addresses: places.collect(),
             claim,
+            expected: (0..world.workers()).collect(),
+            owed: None,
+            started: context.now(),
             until: context.now() + context.plan.join,
             generation: 0,
+            places: Vec::new(),
             stage: Stage::Ended(None),
             program,
             kept: None,
@@ -93,7 +105,16 @@ impl Process {
             digest: [0; 32],
             purpose: Purpose::Link,
         };
-        let joining = Joining::new(context, self.world, hello, &self.addresses, self.until);
+        let mut quorum = match context.plan.elastic {
+            Some(elastic) => {
+                Quorum { least: elastic.least, expected: self.expected.clone(), grace: elastic.grace }
+            }
+            None => Quorum::all(self.world.workers()),
+        };
+        if context.has(Planted::LeastIgnored) {
+            quorum.least = 1;
+        }
+        let joining = Joining::new(context, self.world, hello, &self.addresses, quorum, self.until);
         self.stage = Stage::Joining(Box::new(joining));
     }
 
@@ -137,6 +158,15 @@ impl Process {
             self.kept = Some(working.inbox().clone());
         }
         self.claim = Claim::after(self.generation);
+        if let (Stage::Working(working), true) = (&self.stage, context.plan.elastic.is_some()) {
+            let once_more = matches!(&self.program, Program::Training(training) if training.is_meeting());
+            self.expected = working.expected(once_more);
+            self.owed =
+                working.is_supplanted().then(|| (working.waits().keys().copied().collect(), context.now()));
+            if working.is_supplanted() && !context.has(Planted::SupplantedKept) {
+                self.claim = Claim::default();
+            }
+        }
         self.until = match &self.program {
             Program::Training(training) => training.until(),
             Program::Scripted(_) => None,
@@ -245,9 +275,9 @@ impl Process {
                 return;
             }
         };
-        self.generation = joined.generation;
+        (self.generation, self.places) = (joined.generation, joined.places.clone());
         context.note(|| format!("has joined, as generation {}", joined.generation));
-        let mut working = Working::new(context, self.world, joined, self.kept.take());
+        let mut working = Working::new(context, joined, self.kept.take());
         self.program.joined(&mut working, context);
         self.stage = Stage::Working(Box::new(working));
     }

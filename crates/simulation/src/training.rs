@@ -37,6 +37,10 @@ pub struct Training {
     steps: u64,
     losses: Losses,
     stage: Stage,
+    /// What it has told the others of `agreed` when they met last.
+    told: u64,
+    /// How many it has said to wait, when the step was to begin.
+    waiting: u64,
     /// Until when the workers have to have met again, since one was lost.
     until: Option<Duration>,
 }
@@ -62,6 +66,16 @@ impl Training {
     /// Whether the state is whole, of a worker that has one.
     pub fn is_whole(&self) -> bool {
         self.begun && self.updates.clone().rewind().is_ok()
+    }
+
+    /// In which generation it had agreed with others before the workers met last.
+    pub fn told(&self) -> u64 {
+        self.told
+    }
+
+    /// Whether a worker was lost as soon as they had met.
+    pub fn is_meeting(&self) -> bool {
+        matches!(self.stage, Stage::Meeting(..))
     }
 
     /// Until when the workers have to have met.
@@ -99,6 +113,7 @@ impl Training {
         if context.has(Planted::FurthestIgnored) {
             mine.numbers.updates = 1;
         }
+        self.told = mine.agreed;
         context.note(|| format!("has {mine:?}"));
         working.open(RECOVERY);
         let handover = Handover::new(working.world, mine).in_rounds_of(CHUNK);
@@ -112,10 +127,30 @@ impl Training {
     pub fn act(&mut self, working: &mut Working, context: &mut Context<'_>) -> Go {
         match &self.stage {
             Stage::Started => Go::On,
+            Stage::Meeting(..) if working.world.workers() == 1 => self.go_on_alone(working, context),
             Stage::Meeting(..) => self.hand_over(working, context),
             Stage::Between => self.begin(working, context),
             Stage::InStep(..) => self.call(working, context),
         }
+    }
+
+    /// It is the only one that is there, and goes by its own state.
+    fn go_on_alone(&mut self, working: &mut Working, context: &mut Context<'_>) -> Go {
+        if self.begun && self.updates.rewind().is_err() {
+            context.checks.torn(context.pid, working.generation);
+            return Go::End(Ending::Torn);
+        }
+        self.set_numbers(self.numbers());
+        self.go_on(working, context, self.weights.made)
+    }
+
+    /// All go on after so many updates.
+    fn go_on(&mut self, working: &mut Working, context: &mut Context<'_>, updates: u64) -> Go {
+        context.note(|| format!("goes on after update {updates}"));
+        context.checks.meet(context.pid, working.generation, updates);
+        (self.begun, self.agreed, self.until) = (true, working.generation, None);
+        working.open(BETWEEN);
+        self.between(working, context)
     }
 
     /// Does what the handover asks for, up to the next round.
@@ -152,11 +187,7 @@ impl Training {
                         self.set_numbers(agreed.numbers);
                     }
                     let updates = agreed.map_or(0, |agreed| agreed.numbers.updates);
-                    context.note(|| format!("goes on after update {updates}"));
-                    context.checks.meet(context.pid, working.generation, updates);
-                    (self.begun, self.agreed, self.until) = (true, working.generation, None);
-                    working.open(BETWEEN);
-                    return self.between(working, context);
+                    return self.go_on(working, context, updates);
                 }
                 Next::End(Err(Failure::Torn(..))) => {
                     context.checks.torn(context.pid, working.generation);
@@ -194,7 +225,8 @@ impl Training {
             return Go::On;
         }
         self.updates.begin(self.steps);
-        let mine = [self.steps, working.next_number(RUN)].map(u64::to_le_bytes).concat();
+        self.waiting = working.waiting(context) as u64;
+        let mine = [self.steps, working.next_number(RUN), self.waiting].map(u64::to_le_bytes).concat();
         say(working, context, self.steps, Operation::Run, "", timeout, |_| mine.clone().into());
         Go::On
     }
@@ -205,16 +237,26 @@ impl Training {
 
     /// All begin a step.
     fn begun(&mut self, working: &mut Working, context: &mut Context<'_>, bodies: &[Bytes]) -> Go {
-        let mut number = working.next_number(RUN);
+        let (mut number, mut waiting) = (working.next_number(RUN), self.waiting);
         for (from, body) in bodies.iter().enumerate().filter(|(from, _)| *from != working.world.worker()) {
-            let theirs = body.split_first_chunk().and_then(|(steps, number)| {
-                Some((u64::from_le_bytes(*steps), u64::from_le_bytes(number.try_into().ok()?)))
-            });
-            match theirs {
-                Some((steps, theirs)) if steps == self.steps => number = number.max(theirs),
-                other => context.broken(format!("is at step {}, and worker {from} at {other:?}", self.steps)),
+            let theirs: Vec<_> =
+                body.as_chunks().0.iter().map(|number| u64::from_le_bytes(*number)).collect();
+            match theirs[..] {
+                [steps, theirs, more] if steps == self.steps => {
+                    number = number.max(theirs);
+                    waiting += more;
+                }
+                ref other => {
+                    context.broken(format!("is at step {}, and worker {from} at {other:?}", self.steps))
+                }
             }
         }
+        if waiting > 0 && !context.has(Planted::WaitingIgnored) {
+            context.note(|| format!("{waiting} wait to take part"));
+            self.until.get_or_insert(context.now() + patience(context));
+            return Go::Meet;
+        }
+        context.checks.begun(context.pid);
         self.steps += 1;
         let between = working.open_at(RUN, number);
         self.stage = Stage::InStep(0, Box::new(between));
@@ -232,7 +274,7 @@ impl Training {
         let Stage::InStep(call, _) = &self.stage else { return Go::On };
         context.trigger(working.generation, self.steps, *call as u64 + 1);
         let (me, update) = (working.world.worker(), self.weights.made + 1);
-        let brought = Weights::contribution(&context.plan.script, me, update);
+        let brought = brought(working, context, me, update);
         let body = Bytes::from([update, brought].map(u64::to_le_bytes).concat());
         let timeout = context.plan.script.timeout;
         say(working, context, self.steps, Operation::AllReduce, "SUM", timeout, |_| body.clone());
@@ -263,8 +305,7 @@ impl Training {
 
     fn update(&mut self, working: &Working, context: &mut Context<'_>, bodies: &[Bytes]) {
         let (me, update) = (working.world.worker(), self.weights.made + 1);
-        let script = &context.plan.script;
-        let mut sum = Weights::contribution(script, me, update);
+        let mut sum = brought(working, context, me, update);
         for (from, body) in bodies.iter().enumerate().filter(|(from, _)| *from != me) {
             let [theirs, brought] = [0, 8].map(|at| {
                 body.get(at..at + 8).and_then(|body| body.try_into().ok()).map_or(0, u64::from_le_bytes)
@@ -324,6 +365,10 @@ impl Training {
     /// The call has failed.
     fn lost(&mut self, working: &Working, context: &mut Context<'_>, blame: &Blame) -> Go {
         context.note(|| format!("stops after step {}: {blame}", self.steps));
+        if context.plan.elastic.is_some() && self.is_meeting() {
+            // Those that have come may have been why.
+            self.until = None;
+        }
         let until = *self.until.get_or_insert(context.now() + patience(context));
         if until <= context.now() || !self.losses.goes_on(blame, working.world, self.updates.made()) {
             return Go::End(Ending::Failed(blame.to_string()));
@@ -338,6 +383,16 @@ impl Training {
 
 fn patience(context: &Context<'_>) -> Duration {
     context.plan.course.as_ref().map_or(context.plan.join, |course| course.patience)
+}
+
+/// What this worker brings to an update.
+fn brought(working: &Working, context: &Context<'_>, me: usize, update: u64) -> u64 {
+    let script = &context.plan.script;
+    if context.has(Planted::DealtAsBefore) {
+        let place = working.places().get(me).copied().unwrap_or_default();
+        return Weights::contribution(script, place, script.workers, update);
+    }
+    Weights::contribution(script, me, working.world.workers(), update)
 }
 
 /// A call, whose data tell of which generation they are.

@@ -7,14 +7,15 @@ use crate::network::{Arrival, Conn};
 use crate::planted::Planted;
 use crate::program::Program;
 use bytes::Bytes;
-use distribute_cluster::{Blame, Fingerprint, Job, Standing, World, fnv1a};
+use distribute_cluster::{Blame, Fingerprint, Standing, World, fnv1a};
 use distribute_collective::group::inbox::Event as Come;
 use distribute_collective::group::protocol::{Action, GRACE};
 use distribute_collective::group::{Frame, Inbox, Protocol, Said};
 use distribute_net::handshake::Hello;
-use distribute_net::rendezvous::meeting;
+use distribute_net::rendezvous::latecomers::Latecomers;
+use distribute_net::rendezvous::waiting::Knocks;
 use distribute_net::{Message, Receiver};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,8 +30,15 @@ pub struct Working {
     pub protocol: Protocol,
     /// Since when it works.
     pub since: Duration,
+    /// The places of its workers in the cluster.
+    places: Vec<usize>,
     links: BTreeMap<Conn, usize>,
     guests: Guests,
+    latecomers: Latecomers,
+    /// Who waits for the next world.
+    knocks: Knocks,
+    /// Since when each does.
+    waits: BTreeMap<usize, Duration>,
     inbox: Inbox,
     doing: Doing,
     /// Which workers have been lost, and when.
@@ -69,9 +77,9 @@ pub enum Go {
 
 impl Working {
     /// A worker that has just joined. `before` is what it kept of the world before, which should be nothing.
-    pub fn new(context: &Context<'_>, world: World, joined: Joined, before: Option<Inbox>) -> Self {
+    pub fn new(context: &Context<'_>, joined: Joined, before: Option<Inbox>) -> Self {
+        let Joined { world, places, generation, links, early, guests } = joined;
         let inbox = before.unwrap_or_else(|| Inbox::new(world.workers()));
-        let Joined { generation, links, early, guests } = joined;
         for (from, early) in early {
             match early {
                 Early::Message(message) => inbox.deliver(from, message),
@@ -85,6 +93,14 @@ impl Working {
             generation,
             protocol,
             since: context.now(),
+            latecomers: Latecomers::new(
+                places.get(world.worker()).copied().unwrap_or_default(),
+                Default::default(),
+                places.clone(),
+            ),
+            knocks: Knocks::default(),
+            waits: BTreeMap::new(),
+            places,
             links,
             guests,
             inbox,
@@ -96,6 +112,37 @@ impl Working {
     /// The worker at the other end of each connection.
     pub fn links(&self) -> &BTreeMap<Conn, usize> {
         &self.links
+    }
+
+    /// The places of the world's workers in the cluster.
+    pub fn places(&self) -> &[usize] {
+        &self.places
+    }
+
+    /// How many wait for the next world.
+    pub fn waiting(&mut self, context: &Context<'_>) -> usize {
+        self.knocks.look(context.now());
+        let waiting = self.knocks.places();
+        self.waits.retain(|place, _| waiting.contains(place));
+        self.knocks.count()
+    }
+
+    /// Since when each of them does, by their places.
+    pub fn waits(&self) -> &BTreeMap<usize, Duration> {
+        &self.waits
+    }
+
+    /// Whether one of them was in another world as late as this one.
+    pub fn is_supplanted(&self) -> bool {
+        self.knocks.supplant(self.generation)
+    }
+
+    /// The places of those that are expected where the workers meet again: of all of this world, or those `present` that are not
+    /// lost; and of those that wait.
+    pub fn expected(&self, present: bool) -> BTreeSet<usize> {
+        let there = self.places.iter().enumerate();
+        let there = there.filter(|(worker, _)| !present || self.inbox.lost(*worker).is_none());
+        there.map(|(_, place)| *place).chain(self.knocks.places()).collect()
     }
 
     /// What it has received.
@@ -184,12 +231,16 @@ impl Working {
 
     /// Nobody may stay.
     fn refuse(&mut self, context: &mut Context<'_>, conn: Conn, bytes: &[u8]) {
-        let task = |rank| Job::Worker.task(rank);
-        let (mine, losses, hides) =
-            (task(self.world.worker()), &self.losses, context.has(Planted::EarlyUnsaid));
+        let hides = context.has(Planted::EarlyUnsaid);
+        let now = context.now();
+        let Self { latecomers, knocks, losses, waits, .. } = self;
         let complete = &mut |hello: &Hello| {
-            let lost = losses.iter().any(|(rank, _)| *rank == hello.rank);
-            Err(meeting::latecomer(&mine, &task(hello.rank), lost && !hides))
+            let lost = |worker: usize| !hides && losses.iter().any(|(lost, _)| *lost == worker);
+            let refusal = latecomers.refuse(hello, &lost, false, knocks, now);
+            if knocks.places().contains(&hello.rank) {
+                waits.entry(hello.rank).or_insert(now);
+            }
+            Err(refusal)
         };
         self.guests.hear(context, conn, bytes, complete);
     }

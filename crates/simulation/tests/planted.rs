@@ -35,6 +35,11 @@ fn finds(planted: Planted) -> Scenario {
         Planted::TakenUncounted => Scenario::TrainHandover,
         Planted::TornIgnored => Scenario::TrainHalves,
         Planted::RewindForgotten => Scenario::TrainKilled,
+        Planted::LeastIgnored => Scenario::ElasticStarts,
+        Planted::TableOfAll => Scenario::ElasticStarts,
+        Planted::DealtAsBefore => Scenario::ElasticStarts,
+        Planted::WaitingIgnored => Scenario::ElasticStarts,
+        Planted::SupplantedKept => Scenario::ElasticLeader,
     }
 }
 

@@ -31,7 +31,7 @@ macro_rules! scenarios {
     };
 }
 
-// INV-2, INV-25, INV-31, INV-34, INV-42
+// INV-2, INV-25, INV-31, INV-34, INV-42, INV-43
 scenarios! {
     any_order_of_starts: Starts, 200, false;
     a_worker_that_is_started_twice: Twins, 200, false;
@@ -55,6 +55,10 @@ scenarios! {
     workers_that_come_back_when_they_have_been_replaced: TrainSupplanted, 200, true;
     all_of_it_while_they_train: TrainStorm, 200, true;
     a_crowd_that_trains: TrainCrowd, 3, true;
+    workers_that_come_late: ElasticStarts, 200, false;
+    worlds_that_shrink_and_grow: ElasticKilled, 200, true;
+    a_leader_that_begins_anew: ElasticLeader, 200, true;
+    all_of_it_in_worlds_that_shrink_and_grow: ElasticStorm, 200, true;
 }
 
 #[test]

@@ -2,11 +2,10 @@
 
 use super::attempt::Calling;
 use super::dial::{Dial, Failed};
-use super::latecomers::Door;
+use super::door::{Door, WaitingRoom};
 use super::meeting::{Call, Meeting, Then};
 use super::note::Note;
 use super::reception::Reception;
-use super::waiting::WaitingRoom;
 use super::{JoinError, Missing, Progress};
 use crate::link::{Event, Link};
 use crate::mesh::Met;

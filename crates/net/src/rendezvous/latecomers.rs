@@ -1,41 +1,35 @@
-//! Those who come when the world has been made.
+//! What those are told that come when the world has been made. Pure: no socket, no clock.
 
 use super::meeting::latecomer;
-use super::reception::Reception;
-use super::waiting::WaitingRoom;
-use crate::background::Latecomers;
+use super::waiting::Knocks;
 use crate::handshake::{Hello, Names, Reason, Refusal};
-use rustix::event::PollFd;
-use std::sync::Arc;
+use std::time::Duration;
 
-/// Tells those who come when the world has been made why nobody is let in, and remembers who waits for the next one.
+/// What a worker of a world tells those that come.
 #[derive(Debug)]
-pub(super) struct Door {
-    reception: Reception,
-    guests: Guests,
-}
-
-/// What those are told that come.
-#[derive(Debug)]
-struct Guests {
+pub struct Latecomers {
     me: usize,
     names: Names,
     /// The places of the world's workers.
     members: Vec<usize>,
-    waiting: Arc<WaitingRoom>,
 }
 
-impl Door {
-    /// The door of the world of these places. `waiting` tells who waits for the next one.
-    pub fn new(reception: Reception, names: Names, members: Vec<usize>, waiting: Arc<WaitingRoom>) -> Self {
-        let me = reception.mine().rank;
-        Self { reception, guests: Guests { me, names, members, waiting } }
+impl Latecomers {
+    /// To the world of these places, as the worker in place `me` says it.
+    pub fn new(me: usize, names: Names, members: Vec<usize>) -> Self {
+        Self { me, names, members }
     }
-}
 
-impl Guests {
-    /// Nobody may stay. `lost` says which workers of the world are, `over` whether there will be no other world.
-    fn refuse(&mut self, hello: &Hello, lost: &dyn Fn(usize) -> bool, over: bool) -> Refusal {
+    /// Nobody may stay. `lost` says which workers of the world are, by their numbers in it, and `over` whether there will be no other
+    /// world. Who waits for one has knocked.
+    pub fn refuse(
+        &self,
+        hello: &Hello,
+        lost: &dyn Fn(usize) -> bool,
+        over: bool,
+        knocks: &mut Knocks,
+        now: Duration,
+    ) -> Refusal {
         let (mine, theirs) = (self.names.of(self.me), self.names.of(hello.rank));
         if over {
             let text = format!("the training has ended on all workers, and {mine} waits for no {theirs}");
@@ -44,23 +38,11 @@ impl Guests {
         match self.members.iter().position(|place| *place == hello.rank) {
             Some(worker) => latecomer(&mine, &theirs, lost(worker)),
             None => {
-                self.waiting.knock(hello.rank, hello.generation);
+                knocks.knock(hello.rank, hello.generation, now);
                 let text = format!("a world was made without {theirs}, which takes part when all meet again");
                 Refusal::new(Reason::Early, text)
             }
         }
-    }
-}
-
-impl Latecomers for Door {
-    fn interests(&self) -> Vec<PollFd<'_>> {
-        self.reception.interests()
-    }
-
-    fn attend(&mut self, lost: &dyn Fn(usize) -> bool, over: bool) {
-        let Self { reception, guests } = self;
-        guests.waiting.look();
-        let _ = reception.attend(&mut |hello| Err(guests.refuse(hello, lost, over)));
     }
 }
 
@@ -72,10 +54,9 @@ mod tests {
     // INV-34, INV-43
     #[test]
     fn who_was_not_there_waits_for_the_next_world_and_is_counted_once() {
-        let room = Arc::<WaitingRoom>::default();
-        let (names, members) = (Names::default(), vec![0, 2, 3]);
-        let mut guests = Guests { me: 0, names, members, waiting: room.clone() };
-        let mut refuse = |rank, lost: &[usize]| {
+        let latecomers = Latecomers::new(0, Names::default(), vec![0, 2, 3]);
+        let mut knocks = Knocks::default();
+        let mut refuse = |rank, lost: &[usize], over| {
             let purpose = Purpose::Join { address: "10.0.0.1:7".into() };
             let hello = Hello {
                 job: "a".into(),
@@ -86,13 +67,15 @@ mod tests {
                 digest: [0; 32],
                 purpose,
             };
-            guests.refuse(&hello, &|worker| lost.contains(&worker), false).reason
+            let lost = |worker| lost.contains(&worker);
+            let reason = latecomers.refuse(&hello, &lost, over, &mut knocks, Duration::ZERO).reason;
+            (reason, knocks.count())
         };
-        assert_eq!(refuse(2, &[]), Reason::Complete);
+        assert_eq!(refuse(2, &[], false), (Reason::Complete, 0));
         // By its number in this world: places are numbers in the cluster.
-        assert_eq!(refuse(2, &[1]), Reason::Early);
-        assert_eq!(room.count(), 0);
-        assert_eq!((refuse(1, &[]), refuse(1, &[])), (Reason::Early, Reason::Early));
-        assert_eq!(room.count(), 1);
+        assert_eq!(refuse(2, &[1], false), (Reason::Early, 0));
+        assert_eq!(refuse(1, &[], true), (Reason::Ended, 0));
+        assert_eq!(refuse(1, &[], false), (Reason::Early, 1));
+        assert_eq!(refuse(1, &[], false), (Reason::Early, 1));
     }
 }

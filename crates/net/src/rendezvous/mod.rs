@@ -12,7 +12,8 @@
 //! | [`retries`] | when to connect again: pure |
 //! | [`claim`] | as whom a process comes, and whether it comes again: pure |
 //! | `gathering` | the meeting over sockets, from the first connection to the last |
-//! | `latecomers`, `waiting` | those who come when the world has been made, and who of them waits for the next one |
+//! | [`latecomers`], [`waiting`] | what those are told that come when the world has been made, and who of them waits for the next one: pure |
+//! | `door` | the same over sockets |
 //! | `reception`, `dial`, `conversation` | connections that come, that are made, and the handshake on both |
 //! | `attempt`, `lookup` | one attempt to connect; the addresses of a name |
 //!
@@ -23,6 +24,7 @@
 
 pub mod claim;
 pub mod error;
+pub mod latecomers;
 pub mod listener;
 pub mod meeting;
 pub mod membership;
@@ -30,13 +32,13 @@ pub mod note;
 pub mod progress;
 pub mod quorum;
 pub mod retries;
-pub(crate) mod waiting;
+pub mod waiting;
 
 pub(crate) mod attempt;
 mod conversation;
 pub(crate) mod dial;
+pub(crate) mod door;
 mod gathering;
-mod latecomers;
 pub(crate) mod lookup;
 pub(crate) mod reception;
 

@@ -1,67 +1,49 @@
-//! Who has come since the world was made, and waits for the next one.
+//! Who has come since the world was made, and waits for the next one. Pure: no socket, no clock.
 
-use distribute_cluster::Stopwatch;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Who has not knocked for so long is gone: those that wait do so at least every half a second.
 const GONE: Duration = Duration::from_secs(3);
 
-/// The processes that wait for the next world, by their places in the cluster.
+/// The processes that wait for the next world, by their places in the cluster. Times are those since some beginning.
 #[derive(Debug, Default)]
-pub(crate) struct WaitingRoom {
-    knocks: Mutex<BTreeMap<usize, Knock>>,
-    count: AtomicUsize,
+pub struct Knocks {
+    all: BTreeMap<usize, Knock>,
 }
 
 #[derive(Debug)]
 struct Knock {
     /// That of the world of which the process was a member last.
     generation: u64,
-    since: Stopwatch,
+    at: Duration,
 }
 
-impl WaitingRoom {
+impl Knocks {
     /// The process of this place has come, or come again.
-    pub fn knock(&self, place: usize, generation: u64) {
-        let mut knocks = self.knocks();
-        knocks.insert(place, Knock { generation, since: Stopwatch::start() });
-        self.count.store(knocks.len(), Ordering::Release);
+    pub fn knock(&mut self, place: usize, generation: u64, now: Duration) {
+        self.all.insert(place, Knock { generation, at: now });
     }
 
     /// Forgets those that have not come again.
-    pub fn look(&self) {
-        self.forget(GONE);
-    }
-
-    fn forget(&self, gone: Duration) {
-        if self.count() == 0 {
-            return;
-        }
-        let mut knocks = self.knocks();
-        knocks.retain(|_, knock| knock.since.elapsed() < gone);
-        self.count.store(knocks.len(), Ordering::Release);
+    pub fn look(&mut self, now: Duration) {
+        self.all.retain(|_, knock| now.saturating_sub(knock.at) < GONE);
     }
 
     /// How many wait.
     pub fn count(&self) -> usize {
-        self.count.load(Ordering::Acquire)
+        self.all.len()
     }
 
     /// Their places.
     pub fn places(&self) -> BTreeSet<usize> {
-        self.knocks().keys().copied().collect()
+        self.all.keys().copied().collect()
     }
 
-    /// The latest generation that one of them was a member of.
-    pub fn latest(&self) -> u64 {
-        self.knocks().values().map(|knock| knock.generation).max().unwrap_or(0)
-    }
-
-    fn knocks(&self) -> MutexGuard<'_, BTreeMap<usize, Knock>> {
-        self.knocks.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Whether one of them was a member of a world as late as the one of this generation, and not of that: its leader knew nothing of
+    /// the other, because it had just started.
+    pub fn supplant(&self, generation: u64) -> bool {
+        self.all.values().any(|knock| knock.generation >= generation)
     }
 }
 
@@ -72,13 +54,17 @@ mod tests {
     // INV-43
     #[test]
     fn who_knocks_counts_once_and_who_stops_knocking_is_gone() {
-        let room = WaitingRoom::default();
-        for (place, generation) in [(3, 0), (1, 4), (3, 0)] {
-            room.knock(place, generation);
+        let (mut knocks, second) = (Knocks::default(), Duration::from_secs(1));
+        for (place, generation, now) in [(3, 0, 0), (1, 4, 1), (3, 0, 2)] {
+            knocks.knock(place, generation, now * second);
         }
-        room.look();
-        assert_eq!((room.count(), room.places(), room.latest()), (2, BTreeSet::from([1, 3]), 4));
-        room.forget(Duration::ZERO);
-        assert_eq!((room.count(), room.latest()), (0, 0));
+        knocks.look(3 * second);
+        assert_eq!((knocks.count(), knocks.places()), (2, BTreeSet::from([1, 3])));
+        assert!(knocks.supplant(4) && !knocks.supplant(5));
+        knocks.look(4 * second);
+        assert_eq!(knocks.places(), BTreeSet::from([3]));
+        assert!(!knocks.supplant(1));
+        knocks.look(5 * second);
+        assert_eq!(knocks.count(), 0);
     }
 }

@@ -1,5 +1,6 @@
 //! What is simulated: kinds of programs and of faults, of which a seed makes a plan.
 
+mod elastic;
 mod trainings;
 
 use crate::checks::Certain;
@@ -57,11 +58,19 @@ pub enum Scenario {
     TrainStorm,
     /// 64 workers that train, of which some are killed.
     TrainCrowd,
+    /// Workers that train come late: the world begins with fewer, and grows.
+    ElasticStarts,
+    /// Workers are killed, and others come in their places after a while: the world shrinks and grows.
+    ElasticKilled,
+    /// The first worker is lost, and another begins in its place, maybe before the others have noticed.
+    ElasticLeader,
+    /// All of it.
+    ElasticStorm,
 }
 
 impl Scenario {
     /// All of them.
-    pub const ALL: [Scenario; 22] = [
+    pub const ALL: [Scenario; 26] = [
         Scenario::Starts,
         Scenario::Twins,
         Scenario::Joining,
@@ -84,6 +93,10 @@ impl Scenario {
         Scenario::TrainSupplanted,
         Scenario::TrainStorm,
         Scenario::TrainCrowd,
+        Scenario::ElasticStarts,
+        Scenario::ElasticKilled,
+        Scenario::ElasticLeader,
+        Scenario::ElasticStorm,
     ];
 
     /// Simulates the plan that a seed makes.
@@ -114,6 +127,7 @@ impl Scenario {
             workers,
             script,
             course: None,
+            elastic: None,
             starts,
             join,
             delay,
@@ -262,6 +276,10 @@ impl Scenario {
                     plan.faults.push((in_call(draw, plan), Fault::Kill(rank)));
                 }
             }
+            Scenario::ElasticStarts
+            | Scenario::ElasticKilled
+            | Scenario::ElasticLeader
+            | Scenario::ElasticStorm => elastic::disturb(self, plan, draw),
             _ => trainings::disturb(self, plan, draw),
         }
     }

@@ -106,7 +106,7 @@ pub(super) fn disturb(scenario: Scenario, plan: &mut Plan, draw: &mut SplitMix) 
 }
 
 /// Workers train, in steps of one of these kinds.
-fn train(plan: &mut Plan, draw: &mut SplitMix, kinds: &[&[bool]]) {
+pub(super) fn train(plan: &mut Plan, draw: &mut SplitMix, kinds: &[&[bool]]) {
     (plan.certain, plan.one_blame) = (Certain::NobodyLate, false);
     plan.course = Some(Course {
         steps: 3 + draw.below(10) as u64,
@@ -127,7 +127,7 @@ fn in_training(draw: &mut SplitMix, plan: &Plan, generation: u64) -> When {
 }
 
 /// Somewhere in a training: in a call, while workers that have met agree, or at any time.
-fn sometime(draw: &mut SplitMix, plan: &Plan) -> When {
+pub(super) fn sometime(draw: &mut SplitMix, plan: &Plan) -> When {
     let generation = 1 + draw.below(3) as u64;
     match draw.below(4) {
         0 => When::At(ms(draw.below(8_000) as u64)),

@@ -12,11 +12,11 @@ use crate::plan::{Plan, When};
 use crate::planted::Planted;
 use crate::process::{LEADER, Process};
 use crate::program::Program;
-use crate::working::Ending;
+use crate::working::{Ending, Working};
 use distribute_cluster::World;
 use distribute_net::Claim;
 use distribute_testing::SplitMix;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// So many generations there are at most: what disturbs them is over before.
@@ -78,6 +78,8 @@ pub struct Simulation {
     starting: Vec<bool>,
     /// The generation of the last world that has been made.
     made: u64,
+    /// When each leader has begun its last step.
+    steps: BTreeMap<Pid, Duration>,
     looks: bool,
 }
 
@@ -111,6 +113,7 @@ impl Simulation {
             ended: Duration::ZERO,
             random,
             made: 0,
+            steps: BTreeMap::new(),
             looks: false,
         }
     }
@@ -157,20 +160,15 @@ impl Simulation {
             }
         }
         let plan = &self.surroundings.plan;
-        // There is a generation in which all workers have come to the end of their program.
-        let done = self.endings.iter().filter(|(_, ending)| *ending == Ending::Done);
-        let done: BTreeSet<_> =
-            done.map(|(pid, _)| (self.processes[*pid].generation, self.processes[*pid].name.rank)).collect();
-        let all_of = |generation| (0..plan.workers).all(|rank| done.contains(&(generation, rank)));
-        let all_in_one = done.iter().any(|(generation, _)| all_of(*generation));
         // INV-42
         let trained = plan.course.as_ref().map(|course| {
             let whole = Weights::after(&plan.script, course.steps * course.updates());
             self.surroundings.checks.states().iter().filter(|state| **state != whole).count()
         });
         let again = plan.certain == Certain::All && self.made > 1;
-        if !all_in_one {
-            self.broken(format!("there is no generation in which all workers have done all steps: {done:?}"));
+        if !self.is_over() {
+            let ends = format!("{:?}", self.endings);
+            self.broken(format!("there is no world in which all workers have done all steps: {ends}"));
         }
         if trained.is_some_and(|others| others > 0) {
             self.broken("not all have the state of a training without interruption".to_owned());
@@ -178,6 +176,18 @@ impl Simulation {
         if again {
             self.broken("the world was made again without a reason".to_owned());
         }
+    }
+
+    /// Whether there is a world in which all workers have come to the end of their program.
+    fn is_over(&self) -> bool {
+        let done = self.endings.iter().filter(|(_, ending)| *ending == Ending::Done);
+        let done: Vec<_> = done.map(|(pid, _)| &self.processes[*pid]).collect();
+        let is_done = |of: &Process, place: usize| {
+            done.iter().any(|other| {
+                (other.name.rank, other.generation, &other.places) == (place, of.generation, &of.places)
+            })
+        };
+        done.iter().any(|of| of.places.iter().all(|place| is_done(of, *place)))
     }
 
     fn happen(&mut self, event: Event) {
@@ -255,6 +265,7 @@ impl Simulation {
     fn after(&mut self, pid: Pid, ending: Option<Ending>) {
         let now = self.now();
         self.compare_states();
+        self.compare_steps();
         if let Some(ending) = ending {
             let (name, farewell) = (self.processes[pid].name, self.processes[pid].farewell());
             let mut context = self.surroundings.of(name);
@@ -266,6 +277,7 @@ impl Simulation {
             if let Ending::Failed(why) = &ending
                 && self.surroundings.plan.certain == Certain::NobodyLate
                 && !supplanted
+                && !(self.surroundings.plan.elastic.is_some() && self.is_over())
             {
                 self.broken(format!("{name} has failed, and none of its own: {why}"));
             }
@@ -298,6 +310,16 @@ impl Simulation {
         }
         let mut met = vec![false; self.surroundings.plan.workers];
         let mut wrong = Vec::new();
+        // INV-43
+        let least =
+            self.surroundings.plan.elastic.map_or(self.surroundings.plan.workers, |elastic| elastic.least);
+        if working.places().len() < least {
+            wrong.push(format!(
+                "{} is in a world of {:?}, fewer than {least}",
+                process.name,
+                working.places()
+            ));
+        }
         // Where all have failed and begin anew, they begin with generation 1 again.
         let same = |other: &&Process| {
             other.name.rank == process.name.rank
@@ -312,18 +334,42 @@ impl Simulation {
                 process.name, other.name
             ));
         }
+        // Who was in a later world has the state that counts.
+        if let (Some((places, left)), Certain::NobodyLate) = (&process.owed, self.surroundings.plan.certain) {
+            let lives = |place: &usize| {
+                let is =
+                    |other: &Process| other.lives() && other.name.rank == *place && other.started < *left;
+                self.processes.iter().any(is)
+            };
+            let without = places.iter().find(|place| !working.places().contains(place) && lives(place));
+            if let Some(place) = without {
+                wrong.push(format!("{} has met without worker {place}, which waited", process.name));
+            }
+        }
         for (conn, rank) in working.links() {
             if std::mem::replace(&mut met[*rank], true) {
                 wrong.push(format!("{} has two links to worker {rank}", process.name));
             }
             let there = self.surroundings.network.peer(*conn, pid);
             let there = there.and_then(|(there, _)| Some(&self.processes[there?]));
+            // INV-43
+            if let Some(other) = there.and_then(Process::working)
+                && other.links().contains_key(conn)
+                && (other.generation, other.places()) != (working.generation, working.places())
+                && other.generation == working.generation
+            {
+                let (mine, theirs) = (working.places(), other.places());
+                wrong.push(format!(
+                    "{} is in a world of {mine:?}, and its worker {rank} of {theirs:?}",
+                    process.name
+                ));
+            }
             // INV-34. Who has closed the connection is of another world by now, and who has not heard of it yet may come to be.
             let other = there.and_then(|there| Some((there, there.links()?)));
             if let Some((there, (links, generation, _))) = other
                 && links.contains_key(conn)
                 && let Some(generation) = generation
-                && (there.name.rank, generation) != (*rank, process.generation)
+                && (Some(&there.name.rank), generation) != (working.places().get(*rank), process.generation)
             {
                 let (here, mine) = (process.name, process.generation);
                 wrong.push(format!(
@@ -342,7 +388,19 @@ impl Simulation {
                 .processes
                 .iter()
                 .filter(|other| other.working().is_some_and(|working| working.generation == generation));
-            let whole = members.filter_map(|other| other.training()).filter(|training| training.is_whole());
+            // A leader that has just started may begin another world of this generation, while others have not noticed.
+            let linked = |other: &&Process| {
+                let links = self.processes[pid].working().map(Working::links);
+                let here = |conn: &Conn| self.surroundings.network.peer(*conn, pid);
+                let there = |conn: &Conn| here(conn).is_some_and(|(there, _)| there == Some(other.name.pid));
+                other.name.pid == pid || links.is_some_and(|links| links.keys().any(there))
+            };
+            let is_fixed = self.surroundings.plan.elastic.is_none();
+            let members = members.filter(|other| is_fixed || linked(other));
+            let members: Vec<_> = members.filter_map(|other| other.training()).collect();
+            let agreed = members.iter().map(|training| training.told()).max();
+            let whole =
+                members.iter().filter(|training| training.is_whole() && Some(training.told()) == agreed);
             let furthest = whole.map(|training| training.weights().made).max();
             let name = self.processes[pid].name;
             match (updates, furthest) {
@@ -353,6 +411,21 @@ impl Simulation {
                 }
                 (None, Some(_)) => self.broken(format!("{name} takes nobody's state to be whole")),
                 _ => {}
+            }
+        }
+    }
+
+    /// Who waits to take part does so for one step at most.
+    fn compare_steps(&mut self) {
+        for pid in self.surroundings.checks.take_begun() {
+            let (now, name) = (self.now(), self.processes[pid].name);
+            let (0, Some(before)) = (name.rank, self.steps.insert(pid, now)) else { continue };
+            let Some(working) = self.processes[pid].working() else { continue };
+            // One that has come since may not have been told to the others.
+            if let Some((place, _)) = working.waits().iter().find(|(_, since)| **since < before) {
+                self.broken(format!(
+                    "{name} begins a step, and worker {place} waits since before the last one"
+                ));
             }
         }
     }
@@ -373,13 +446,19 @@ impl Simulation {
 
     /// Where workers meet, all have to be there: others are started in the places of those that have ended.
     fn replace(&mut self) {
+        let away = match self.surroundings.plan.elastic {
+            Some(_) if self.is_over() => return,
+            Some(elastic) => elastic.away,
+            None => Duration::from_secs(2),
+        };
         for rank in 0..self.surroundings.plan.workers {
             let lives = |process: &Process| process.lives() && process.name.rank == rank;
             if self.starting[rank] || self.processes.iter().any(lives) {
                 continue;
             }
             self.starting[rank] = true;
-            let at = self.now() + Duration::from_millis(100 + self.random.below(2_000) as u64);
+            let at =
+                self.now() + Duration::from_millis(100 + self.random.below(away.as_millis() as usize) as u64);
             self.surroundings.agenda.at(at, Event::Start { rank, claim: Claim::default(), mistaken: false });
         }
     }

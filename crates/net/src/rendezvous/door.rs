@@ -1,0 +1,86 @@
+//! Those who come when the world has been made, over sockets.
+
+use super::latecomers::Latecomers;
+use super::reception::Reception;
+use super::waiting::Knocks;
+use crate::background;
+use crate::handshake::Names;
+use distribute_cluster::Stopwatch;
+use rustix::event::PollFd;
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Tells those who come when the world has been made why nobody is let in, and remembers who waits for the next one.
+#[derive(Debug)]
+pub(super) struct Door {
+    reception: Reception,
+    latecomers: Latecomers,
+    waiting: Arc<WaitingRoom>,
+}
+
+impl Door {
+    /// The door of the world of these places. `waiting` tells who waits for the next one.
+    pub fn new(reception: Reception, names: Names, members: Vec<usize>, waiting: Arc<WaitingRoom>) -> Self {
+        let latecomers = Latecomers::new(reception.mine().rank, names, members);
+        Self { reception, latecomers, waiting }
+    }
+}
+
+impl background::Latecomers for Door {
+    fn interests(&self) -> Vec<PollFd<'_>> {
+        self.reception.interests()
+    }
+
+    fn attend(&mut self, lost: &dyn Fn(usize) -> bool, over: bool) {
+        let Self { reception, latecomers, waiting } = self;
+        if waiting.count() > 0 {
+            waiting.change(|knocks, now| knocks.look(now));
+        }
+        let _ = reception.attend(&mut |hello| {
+            Err(waiting.change(|knocks, now| latecomers.refuse(hello, lost, over, knocks, now)))
+        });
+    }
+}
+
+/// The processes that wait for the next world, as several threads see them.
+#[derive(Debug)]
+pub(crate) struct WaitingRoom {
+    knocks: Mutex<Knocks>,
+    count: AtomicUsize,
+    began: Stopwatch,
+}
+
+impl Default for WaitingRoom {
+    fn default() -> Self {
+        Self { knocks: Mutex::default(), count: AtomicUsize::new(0), began: Stopwatch::start() }
+    }
+}
+
+impl WaitingRoom {
+    fn change<R>(&self, change: impl FnOnce(&mut Knocks, std::time::Duration) -> R) -> R {
+        let mut knocks = self.knocks();
+        let changed = change(&mut knocks, self.began.elapsed());
+        self.count.store(knocks.count(), Ordering::Release);
+        changed
+    }
+
+    /// How many wait.
+    pub fn count(&self) -> usize {
+        self.count.load(Ordering::Acquire)
+    }
+
+    /// Their places.
+    pub fn places(&self) -> BTreeSet<usize> {
+        self.knocks().places()
+    }
+
+    /// Whether one of them was a member of a world as late as this generation, and not of that.
+    pub fn supplants(&self, generation: u64) -> bool {
+        self.knocks().supplant(generation)
+    }
+
+    fn knocks(&self) -> MutexGuard<'_, Knocks> {
+        self.knocks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
