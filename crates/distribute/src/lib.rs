@@ -150,6 +150,8 @@ pub mod cluster {
 pub mod net {
     #[doc(inline)]
     pub use distribute_net::{Certificates, Identity, JoinError, Secret, SharedMemory};
+    #[doc(inline)]
+    pub use distribute_server::Credentials;
 }
 
 /// How variables are cut, and which parameter server has which; the tables on servers, and how they are reached.

@@ -4,9 +4,9 @@ use crate::{Error, Result};
 use distribute_cluster::resolver::ClusterResolver;
 use distribute_cluster::{ClusterSpec, Job, Task};
 use distribute_log::told;
-use distribute_net::{Certificates, Identity, Secret};
+use distribute_net::{Certificates, Secret};
 use distribute_ps::{ParameterServer, REPLICAS, Replicas, SERVICE, ServerOptions};
-use distribute_server::{ClientBuilder, Server};
+use distribute_server::{ClientBuilder, Credentials, Server};
 use std::fmt::Display;
 use std::path::PathBuf;
 
@@ -49,8 +49,7 @@ pub fn serve(resolver: &dyn ClusterResolver) -> Result<bool> {
 pub struct Serve {
     folder: Option<PathBuf>,
     options: Option<ServerOptions>,
-    identity: Option<Identity>,
-    allow_plain_text: bool,
+    credentials: Credentials,
     replicas: Option<bool>,
 }
 
@@ -81,20 +80,25 @@ impl Serve {
         Self { replicas: Some(replicas), ..self }
     }
 
+    /// How the tasks of the job know each other, in place of what was said before: one value for all that a task opens.
+    pub fn credentials(self, credentials: Credentials) -> Self {
+        Self { credentials, ..self }
+    }
+
     /// Certificates, for connections between machines.
     pub fn certificates(self, certificates: Certificates) -> Self {
-        Self { identity: Some(Identity::Certificates(certificates)), ..self }
+        Self { credentials: self.credentials.certificates(certificates), ..self }
     }
 
     /// The secret of the job, if it isn't in `DISTRIBUTE_SECRET`.
     pub fn secret(self, secret: Secret) -> Self {
-        Self { identity: Some(Identity::Secret(secret)), ..self }
+        Self { credentials: self.credentials.secret(secret), ..self }
     }
 
     /// Lets connections between machines go without encryption: see
     /// [`MultiWorkerBuilder::allow_plain_text_on_the_network`](crate::MultiWorkerBuilder::allow_plain_text_on_the_network).
     pub fn allow_plain_text_on_the_network(self) -> Self {
-        Self { allow_plain_text: true, ..self }
+        Self { credentials: self.credentials.allow_plain_text_on_the_network(), ..self }
     }
 
     /// Serves others, if `resolver` says that this process is a parameter server or a worker, until the chief ends it. Says whether it
@@ -122,26 +126,15 @@ impl Serve {
         if task.job == Job::Ps {
             let mut tables = self.tables(&task)?;
             if self.has_replicas() {
-                let mut clients = ClientBuilder::new(cluster.clone(), task.clone());
-                if let Some(identity) = &self.identity {
-                    clients = clients.identity(identity.clone());
-                }
-                if self.allow_plain_text {
-                    clients = clients.allow_plain_text_on_the_network();
-                }
+                let clients = ClientBuilder::new(cluster.clone(), task.clone());
+                let clients = clients.credentials(self.credentials.clone());
                 let by = follower(&cluster, &task)?;
                 tables = tables.followed_by(clients, by, task.index).map_err(failed(&task))?;
                 server = server.service(REPLICAS, Replicas::new());
             }
             server = server.service(SERVICE, tables);
         }
-        if let Some(identity) = self.identity {
-            server = server.identity(identity);
-        }
-        if self.allow_plain_text {
-            server = server.allow_plain_text_on_the_network();
-        }
-        let server = server.start().map_err(failed(&task))?;
+        let server = server.credentials(self.credentials).start().map_err(failed(&task))?;
         told(|| tracing::info!("{task} serves at {}", server.target()));
         let end = server.join().map_err(failed(&task))?;
         tracing::debug!(?end, "{task} has ended");

@@ -124,17 +124,23 @@ impl ServerBuilder {
         self
     }
 
+    /// How the tasks of the job know each other, and protect connections, in place of what was said before.
+    pub fn credentials(mut self, credentials: Credentials) -> Self {
+        self.credentials = credentials;
+        self
+    }
+
     /// What this process shows to be one of the job, and asks of others. By default the secret in `DISTRIBUTE_SECRET`, if
     /// there is one.
     pub fn identity(mut self, identity: Identity) -> Self {
-        self.credentials.identity = Some(identity);
+        self.credentials = self.credentials.with_identity(identity);
         self
     }
 
     /// Lets connections between machines go without encryption: see
     /// [`Rendezvous`](distribute_net::Rendezvous::allow_plain_text_on_the_network).
     pub fn allow_plain_text_on_the_network(mut self) -> Self {
-        self.credentials.allow_plain_text = true;
+        self.credentials = self.credentials.allow_plain_text_on_the_network();
         self
     }
 
@@ -181,8 +187,7 @@ impl ServerBuilder {
         let mut services = Services::new();
         let control = Control { cluster: cluster.clone(), ending: Arc::downgrade(&ending) };
         services.insert(control::NAME.into(), Arc::new(control));
-        let mut clients = ClientBuilder::new((*cluster).clone(), task.clone());
-        clients.set_credentials(self.credentials);
+        let clients = ClientBuilder::new((*cluster).clone(), task.clone()).credentials(self.credentials);
         services.insert(doctor::NAME.into(), Arc::new(doctor::Examiner::new(clients)));
         for (name, service) in self.services {
             let refused = |why| ServerError::Service { task: task.clone(), name: name.clone(), why };

@@ -35,22 +35,23 @@ impl ClientBuilder {
         Self { cluster, from, credentials, window: 64, settings }
     }
 
-    /// What this process shows to be one of the job, and asks of others. By default the secret in `DISTRIBUTE_SECRET`, if
-    /// there is one.
-    pub fn identity(mut self, identity: Identity) -> Self {
-        self.credentials.identity = Some(identity);
+    /// How the tasks of the job know each other, and protect connections, in place of what was said before.
+    pub fn credentials(mut self, credentials: Credentials) -> Self {
+        self.credentials = credentials;
         self
     }
 
-    /// Shows and asks what a server does.
-    pub(crate) fn set_credentials(&mut self, credentials: Credentials) {
-        self.credentials = credentials;
+    /// What this process shows to be one of the job, and asks of others. By default the secret in `DISTRIBUTE_SECRET`, if
+    /// there is one.
+    pub fn identity(mut self, identity: Identity) -> Self {
+        self.credentials = self.credentials.with_identity(identity);
+        self
     }
 
     /// Lets connections between machines go without encryption: see
     /// [`Rendezvous`](distribute_net::Rendezvous::allow_plain_text_on_the_network).
     pub fn allow_plain_text_on_the_network(mut self) -> Self {
-        self.credentials.allow_plain_text = true;
+        self.credentials = self.credentials.allow_plain_text_on_the_network();
         self
     }
 

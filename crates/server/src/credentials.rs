@@ -1,24 +1,72 @@
 //! How the tasks of a job know each other.
 
 use distribute_cluster::ClusterSpec;
-use distribute_net::{Access, AccessError, Identity, Secret};
+use distribute_net::{Access, AccessError, Certificates, Identity, Secret};
 
-/// What a server and its callers need to let each other in.
+/// How the tasks of a job know each other, and whether links between machines are protected: one value for all that a task opens, be it a
+/// server, a client or a strategy.
+///
+/// ```
+/// use distribute_net::Secret;
+/// use distribute_server::Credentials;
+///
+/// let job = Credentials::new().secret(Secret::random()?).allow_plain_text_on_the_network();
+/// assert!(job.allows_plain_text() && format!("{job:?}").contains("Secret(hidden)"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Credentials {
+pub struct Credentials {
     /// Without, the secret of the environment, if there is one.
-    pub identity: Option<Identity>,
-    pub allow_plain_text: bool,
+    identity: Option<Identity>,
+    allow_plain_text: bool,
 }
 
 impl Credentials {
+    /// The secret in `DISTRIBUTE_SECRET`, if there is one; links between machines are protected.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// What this process shows to be one of the job, and asks of others.
+    pub fn with_identity(self, identity: Identity) -> Self {
+        Self { identity: Some(identity), ..self }
+    }
+
+    /// Certificates: the CA's, this process's, and its key, as PEM files.
+    pub fn certificates(self, certificates: Certificates) -> Self {
+        self.with_identity(Identity::Certificates(certificates))
+    }
+
+    /// The secret of the job, if it isn't in `DISTRIBUTE_SECRET`.
+    pub fn secret(self, secret: Secret) -> Self {
+        self.with_identity(Identity::Secret(secret))
+    }
+
+    /// Lets links between machines go without encryption: everybody on the way can read and write what is sent, also where a secret keeps
+    /// strangers from joining. For networks that nobody else can reach.
+    pub fn allow_plain_text_on_the_network(self) -> Self {
+        Self { allow_plain_text: true, ..self }
+    }
+
+    /// What this process shows, the secret of the environment included.
+    ///
+    /// # Errors
+    /// Where that is no secret.
+    pub fn identity(&self) -> Result<Identity, AccessError> {
+        match &self.identity {
+            Some(identity) => Ok(identity.clone()),
+            None => Ok(Secret::from_env()?.map_or(Identity::None, Identity::Secret)),
+        }
+    }
+
+    /// Whether links between machines may go without encryption.
+    pub fn allows_plain_text(&self) -> bool {
+        self.allow_plain_text
+    }
+
     /// The access to the tasks of a cluster. All of them protect connections alike, since they know the same addresses.
-    pub fn access(&self, cluster: &ClusterSpec) -> Result<Access, AccessError> {
-        let identity = match &self.identity {
-            Some(identity) => identity.clone(),
-            None => Secret::from_env()?.map_or(Identity::None, Identity::Secret),
-        };
+    pub(crate) fn access(&self, cluster: &ClusterSpec) -> Result<Access, AccessError> {
         let addresses: Vec<_> = cluster.tasks().map(|(_, address)| address.clone()).collect();
-        Access::new(&identity, &addresses, self.allow_plain_text)
+        Access::new(&self.identity()?, &addresses, self.allow_plain_text)
     }
 }

@@ -65,6 +65,7 @@ mod service;
 
 pub use builder::ServerBuilder;
 pub use client::{Client, ClientBuilder, Started};
+pub use credentials::Credentials;
 pub use ending::End;
 pub use error::{CallError, ServerError};
 pub use fault::{Fault, FaultKind};

@@ -3,7 +3,7 @@
 use crate::support::{Net, state, train};
 use candle_core::Tensor;
 use candle_nn::VarBuilder;
-use distribute::net::Identity;
+use distribute::net::{Credentials, Identity, Secret};
 use distribute::optimizer::rules::{Adagrad, Adam, Ftrl, Momentum, Rule, Sgd};
 use distribute::params::FixedShardsPartitioner;
 use distribute::{
@@ -13,6 +13,7 @@ use distribute::{
 use distribute_ps::{ParameterServer, SERVICE, ServerOptions};
 use distribute_server::Server;
 use distribute_testing::watched;
+use std::time::Duration;
 
 const SERVERS: usize = 2;
 
@@ -166,5 +167,31 @@ fn a_training_goes_on_behind_a_server_that_ended_and_came_back() {
             server = Some(start(cluster.clone()));
         });
         assert_eq!(found, train(&OneDeviceStrategy::new("cpu:0").unwrap(), &mut || ()));
+    });
+}
+
+#[test]
+fn a_server_and_a_strategy_know_each_other_by_one_value() {
+    watched(|| {
+        let job = Credentials::new().secret(Secret::random().unwrap());
+        let at = || vec!["127.0.0.1:0"];
+        let cluster = ClusterSpec::from_lists([("chief", at()), ("worker", at()), ("ps", at())]).unwrap();
+        let builder = Server::builder(cluster).task(Job::Ps.task(0)).credentials(job.clone());
+        let server = builder.service(SERVICE, ParameterServer::new()).start().unwrap();
+        let strategy = |credentials| {
+            let cluster = server.cluster().clone();
+            ParameterServerStrategy::builder()
+                .cluster_resolver(SimpleClusterResolver::new(cluster).with_task(Job::Chief.task(0)))
+                .credentials(credentials)
+                .join_timeout(Duration::from_secs(50))
+                .build()
+        };
+        assert!(strategy(job).is_ok());
+        let stranger = Credentials::new().secret(Secret::random().unwrap());
+        let text = strategy(stranger).unwrap_err().to_string();
+        assert!(
+            text.contains("1 of 1 parameter servers cannot be reached") && text.contains("secret"),
+            "{text}"
+        );
     });
 }

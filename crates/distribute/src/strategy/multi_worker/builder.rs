@@ -11,7 +11,8 @@ use crate::{Error, Result};
 use distribute_cluster::resolver::{self, ClusterResolver};
 use distribute_cluster::{ClusterError, World};
 use distribute_collective::group::Group;
-use distribute_net::{Certificates, Identity, JoinError, Secret, SharedMemory};
+use distribute_net::{Certificates, JoinError, Secret, SharedMemory};
+use distribute_server::Credentials;
 use std::time::Duration;
 
 const OPERATION: &str = "MultiWorkerMirroredStrategy";
@@ -33,8 +34,7 @@ pub struct MultiWorkerBuilder {
     group: Option<Group>,
     replicas: Option<usize>,
     options: CommunicationOptions,
-    identity: Option<Identity>,
-    allow_plain_text: bool,
+    credentials: Credentials,
     listen: Option<String>,
     join_timeout: Option<Duration>,
     shared_memory: SharedMemory,
@@ -93,23 +93,29 @@ impl MultiWorkerBuilder {
         self
     }
 
+    /// How the tasks of the job know each other, in place of what was said before: one value for all that a task opens.
+    pub fn credentials(mut self, credentials: Credentials) -> Self {
+        self.credentials = credentials;
+        self
+    }
+
     /// Certificates for links between machines: the CA's, this process's, and its key, as PEM files. By default links are
     /// protected by the secret of the job, if `DISTRIBUTE_SECRET` has one.
     pub fn certificates(mut self, certificates: Certificates) -> Self {
-        self.identity = Some(Identity::Certificates(certificates));
+        self.credentials = self.credentials.certificates(certificates);
         self
     }
 
     /// The secret of the job, if it isn't in `DISTRIBUTE_SECRET`.
     pub fn secret(mut self, secret: Secret) -> Self {
-        self.identity = Some(Identity::Secret(secret));
+        self.credentials = self.credentials.secret(secret);
         self
     }
 
     /// Lets links between machines go without encryption: everybody on the way can read and write the weights, also where a
     /// secret keeps strangers from joining. For networks that nobody else can reach.
     pub fn allow_plain_text_on_the_network(mut self) -> Self {
-        self.allow_plain_text = true;
+        self.credentials = self.credentials.allow_plain_text_on_the_network();
         self
     }
 
@@ -228,12 +234,7 @@ impl MultiWorkerBuilder {
         crate::init::prepare(replicas);
         let joining = match &membership {
             Some((cluster, task)) if world.is_multi_worker() => {
-                let identity = match self.identity {
-                    Some(identity) => identity,
-                    None => {
-                        Secret::from_env().map_err(JoinError::from)?.map_or(Identity::None, Identity::Secret)
-                    }
-                };
+                let identity = self.credentials.identity().map_err(JoinError::from)?;
                 let (tasks, addresses) =
                     cluster.workers().into_iter().map(|(task, address)| (task, address.to_string())).unzip();
                 Some(Joining {
@@ -244,7 +245,7 @@ impl MultiWorkerBuilder {
                     addresses,
                     tasks,
                     identity,
-                    allow_plain_text: self.allow_plain_text,
+                    allow_plain_text: self.credentials.allows_plain_text(),
                     listen: self.listen,
                     shared_memory,
                     timeout: self.join_timeout,

@@ -11,9 +11,9 @@ use crate::{Error, Result};
 use distribute_cluster::Job;
 use distribute_cluster::deadline::DEFAULT_TIMEOUT;
 use distribute_cluster::resolver::{self, ClusterResolver};
-use distribute_net::{Certificates, Identity, Secret};
+use distribute_net::{Certificates, Secret};
 use distribute_params::{Channel, Partitioner, PlacementPolicy};
-use distribute_server::ClientBuilder;
+use distribute_server::{ClientBuilder, Credentials};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -42,8 +42,7 @@ pub struct ParameterServerBuilder {
     devices: Option<Vec<String>>,
     timeout: Option<Duration>,
     staleness: usize,
-    identity: Option<Identity>,
-    allow_plain_text: bool,
+    credentials: Credentials,
     join_timeout: Option<Duration>,
 }
 
@@ -95,23 +94,29 @@ impl ParameterServerBuilder {
         self
     }
 
+    /// How the tasks of the job know each other, in place of what was said before: one value for all that a task opens.
+    pub fn credentials(mut self, credentials: Credentials) -> Self {
+        self.credentials = credentials;
+        self
+    }
+
     /// Certificates for connections between machines: the CA's, this process's, and its key, as PEM files. By default they are
     /// protected by the secret of the job, if `DISTRIBUTE_SECRET` has one.
     pub fn certificates(mut self, certificates: Certificates) -> Self {
-        self.identity = Some(Identity::Certificates(certificates));
+        self.credentials = self.credentials.certificates(certificates);
         self
     }
 
     /// The secret of the job, if it isn't in `DISTRIBUTE_SECRET`.
     pub fn secret(mut self, secret: Secret) -> Self {
-        self.identity = Some(Identity::Secret(secret));
+        self.credentials = self.credentials.secret(secret);
         self
     }
 
     /// Lets connections between machines go without encryption: everybody on the way can read and write the weights. For networks that
     /// nobody else can reach.
     pub fn allow_plain_text_on_the_network(mut self) -> Self {
-        self.allow_plain_text = true;
+        self.credentials = self.credentials.allow_plain_text_on_the_network();
         self
     }
 
@@ -158,13 +163,7 @@ impl ParameterServerBuilder {
             None => {
                 // A coordinator need not be among the tasks.
                 let task = members.task.clone().unwrap_or(Job::Chief.task(0));
-                let mut clients = ClientBuilder::new(members.spec.clone(), task);
-                if let Some(identity) = self.identity {
-                    clients = clients.identity(identity);
-                }
-                if self.allow_plain_text {
-                    clients = clients.allow_plain_text_on_the_network();
-                }
+                let clients = ClientBuilder::new(members.spec.clone(), task).credentials(self.credentials);
                 others = members.are_elsewhere().then(|| Servers::new(clients.clone(), &members));
                 connect(&members, &clients, self.join_timeout.unwrap_or(DEFAULT_TIMEOUT))?
             }
