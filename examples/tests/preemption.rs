@@ -96,7 +96,7 @@ fn sigterm_to_a_process_that_trains_alone_saves_too() {
             command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
             command
         };
-        let mut workers = Workers(vec![command().spawn().unwrap()]);
+        let mut workers = Workers(vec![command().spawn().unwrap()], None);
         let rest = in_the_middle(&mut workers.0[0]);
         terminate(&workers.0[0]);
         let output = ended(workers.0.remove(0), rest);

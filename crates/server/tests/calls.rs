@@ -356,8 +356,8 @@ fn a_server_takes_as_many_connections_as_it_is_told() {
 #[test]
 fn a_client_may_wait_for_a_server_that_starts_later() {
     watched(|| {
-        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let at = format!("127.0.0.1:{port}");
+        let port = distribute_testing::Port::reserve();
+        let at = port.address().to_string();
         let cluster = ClusterSpec::from_lists([("ps", [at])]).unwrap();
         let clients = ClientBuilder::new(cluster.clone(), Job::Chief.task(0))
             .identity(Identity::None)

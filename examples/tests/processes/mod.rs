@@ -2,8 +2,8 @@
 
 #![allow(dead_code)] // Each test program uses its part.
 
+use distribute_testing::Port;
 use serde_json::{Value, json};
-use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 
@@ -13,8 +13,8 @@ pub fn example(name: &str) -> PathBuf {
     test.parent().and_then(|deps| deps.parent()).unwrap().join("examples").join(name)
 }
 
-/// The workers of a job, killed when dropped.
-pub struct Workers(pub Vec<Child>);
+/// The workers of a job, killed when dropped, and the port of the first.
+pub struct Workers(pub Vec<Child>, pub Option<Port>);
 
 impl Drop for Workers {
     fn drop(&mut self) {
@@ -27,9 +27,8 @@ impl Drop for Workers {
 
 impl Workers {
     pub fn start(workers: usize, name: &str, arguments: &[&str]) -> Self {
-        let leader = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = leader.local_addr().unwrap().port();
-        drop(leader);
+        let leader = Port::reserve();
+        let port = leader.number();
         let address = |worker: usize| format!("127.0.0.1:{}", if worker == 0 { port } else { 0 });
         let addresses: Vec<_> = (0..workers).map(address).collect();
         let start = |worker: usize| {
@@ -48,7 +47,7 @@ impl Workers {
         // The leader comes last.
         let mut all: Vec<_> = (0..workers).rev().map(start).collect();
         all.reverse();
-        Self(all)
+        Self(all, Some(leader))
     }
 
     pub fn end(mut self) -> Vec<Output> {

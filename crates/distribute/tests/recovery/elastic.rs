@@ -6,9 +6,8 @@ use distribute::cluster::{ClusterSpec, Deadline, Job, resolver::SimpleClusterRes
 use distribute::data::InputContext;
 use distribute::prelude::*;
 use distribute::{Checkpoint, DistributedDataset, Error, Result, Training};
-use distribute_testing::watched;
+use distribute_testing::{Port, watched};
 use std::collections::BTreeMap;
-use std::net::TcpListener;
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
@@ -129,7 +128,8 @@ impl Program<'_> {
 
 /// Trains with workers that come and go. Gives the ids of each step and how many workers it had, and the weights.
 fn elastic(replicas: usize, input: Input) -> (Steps, Vec<f32>) {
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let reserved = Port::reserve();
+    let port = reserved.number();
     let steps = Mutex::<Steps>::default();
     let (start, started): (_, Receiver<Vec<usize>>) = channel();
     let weights = std::thread::scope(|scope| {
