@@ -157,8 +157,12 @@ impl Supervisor {
             Happened::Passed(Timer::Grace) if self.phase == Phase::Ending => self.kill(&mut actions),
             Happened::Passed(Timer::Killed) => self.phase = Phase::Over,
             Happened::Passed(Timer::Restart(task)) => {
+                let too_late = self.is_too_late_for(task);
                 let known = &mut self.tasks[task];
-                if known.status == Status::Waiting {
+                if known.status == Status::Waiting && too_late {
+                    known.status = Status::Ended;
+                    self.give_up(task, &mut actions);
+                } else if known.status == Status::Waiting {
                     known.status = Status::Running;
                     actions.push(Action::Start { task, restart: known.restarts });
                 }
@@ -172,6 +176,7 @@ impl Supervisor {
     }
 
     fn ended(&mut self, task: usize, end: End, after: Duration, actions: &mut Vec<Action>) {
+        let too_late = self.is_too_late_for(task);
         let known = &mut self.tasks[task];
         known.status = Status::Ended;
         known.end = Some(end.clone());
@@ -180,14 +185,8 @@ impl Supervisor {
             return;
         }
         if !end.is_success() {
-            if known.restarts == self.policy.max_restarts {
-                known.lost = true;
-                let task_name = known.task.clone();
-                let Some(left) = self.left() else {
-                    return self.stop(Cause::Failed(task), Signal::Terminate, actions);
-                };
-                actions.push(Action::Say(Notice::Lost { task: task_name, end, after, left }));
-                return self.end_if_all_have(actions);
+            if known.restarts == self.policy.max_restarts || too_late {
+                return self.give_up(task, actions);
             }
             let wait = |soon: u32| self.policy.backoff.saturating_mul(1 << soon.min(20)).min(LONGEST_BACKOFF);
             // One that has run well for a while was lost to something else than itself: others wait for it.
@@ -202,6 +201,34 @@ impl Supervisor {
             actions.push(Action::Set(Timer::Restart(task), wait));
         }
         self.end_if_all_have(actions);
+    }
+
+    /// Whether a task that trains would find nobody, where workers come and go: others have ended well, so what they trained is
+    /// trained. A first worker that is started again would train anew.
+    fn is_too_late_for(&self, task: usize) -> bool {
+        let has_ended = |known: &Known| {
+            trains(&known.task)
+                && known.status == Status::Ended
+                && known.end.as_ref().is_some_and(End::is_success)
+        };
+        self.policy.min_workers.is_some()
+            && trains(&self.tasks[task].task)
+            && self.tasks.iter().any(has_ended)
+    }
+
+    /// A task that has failed is not started again: the job goes on without it, if it can.
+    fn give_up(&mut self, task: usize, actions: &mut Vec<Action>) {
+        let known = &mut self.tasks[task];
+        known.lost = true;
+        let (task_name, after) = (known.task.clone(), known.after);
+        let end = known.end.clone();
+        match (self.left(), end) {
+            (Some(left), Some(end)) => {
+                actions.push(Action::Say(Notice::Lost { task: task_name, end, after, left }));
+                self.end_if_all_have(actions);
+            }
+            _ => self.stop(Cause::Failed(task), Signal::Terminate, actions),
+        }
     }
 
     /// Ends the job when all that train have ended.
@@ -363,6 +390,42 @@ mod tests {
             lost.iter().for_each(|task| drop(supervisor.decide(failed(*task))));
             assert_eq!(supervisor.into_parts().0, Cause::Failed(cause), "{lost:?}");
         }
+    }
+
+    #[test]
+    fn where_workers_come_and_go_none_is_started_again_when_others_have_ended_well() {
+        let of_three = || {
+            let policy = Policy {
+                max_restarts: 5,
+                backoff: SECOND,
+                min_workers: Some(1),
+                grace: 10 * SECOND,
+                timeout: None,
+            };
+            let tasks = Layout::new(3).tasks();
+            Supervisor::new(tasks.into_iter().map(|(task, _)| task), policy).0
+        };
+        // Worker 2 waits for its restart, and the others are through meanwhile; then worker 1 fails in its last lines.
+        let mut supervisor = of_three();
+        let waits = supervisor.decide(ended(2, End::Exited(1)));
+        assert!(matches!(
+            waits[..],
+            [Action::Say(Notice::Restart { .. }), Action::Set(Timer::Restart(2), _)]
+        ));
+        assert_eq!(supervisor.decide(ended(0, End::Exited(0))), []);
+        let lost = supervisor.decide(ended(1, End::Exited(1)));
+        assert!(matches!(lost[..], [Action::Say(Notice::Lost { .. })]), "{lost:?}");
+        let lost = supervisor.decide(Happened::Passed(Timer::Restart(2)));
+        assert!(matches!(lost[0], Action::Say(Notice::Lost { left: 0, .. })), "{lost:?}");
+        assert!(supervisor.is_over());
+        assert_eq!(supervisor.into_parts().0, Cause::Done);
+
+        // The first of them would train anew: it has failed.
+        let mut supervisor = of_three();
+        supervisor.decide(ended(1, End::Exited(0)));
+        assert_eq!(supervisor.decide(ended(0, End::Signaled(9))), stopping(Signal::Terminate, &[2]));
+        supervisor.decide(ended(2, End::Signaled(15)));
+        assert_eq!(supervisor.into_parts().0, Cause::Failed(0));
     }
 
     #[test]
