@@ -62,7 +62,8 @@ fn train(
     let optimizer = Adam::new(&model.variables, LEARNING_RATE)?;
     let batches = strategy.distribute_dataset(training.shuffle(examples, options.seed).batch(BATCH))?;
 
-    let mut progress = Progress::start(options, strategy, epochs, examples, BATCH);
+    let mut progress =
+        Progress::start(options, strategy, epochs, examples, BATCH)?.variables(&model.variables);
     let state = Checkpoint::new().part("strategy", strategy).part("model", &model.variables);
     let state = state.part("optimizer", &optimizer).part("batches", &batches);
     // Of several workers each may be killed: who takes its place takes over this state, and all go on from there.

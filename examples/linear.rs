@@ -26,7 +26,8 @@ fn main() -> distribute::Result<()> {
         .distribute_dataset(Dataset::from_slices((x, y))?.shuffle(POINTS, options.seed).batch(BATCH))?;
 
     let _trace = options.trace()?;
-    let mut progress = Progress::start(&options, &strategy, epochs, POINTS, BATCH);
+    let mut progress =
+        Progress::start(&options, &strategy, epochs, POINTS, BATCH)?.variables(&line.variables);
     for _ in 0..epochs {
         for batch in &batches {
             let losses = strategy.run((&line, batch?), |ctx, (line, (x, y))| {

@@ -74,7 +74,7 @@ fn train(
         print!("{}", batches.explain());
     }
 
-    let mut progress = Progress::start(options, strategy, 1, count, BATCH);
+    let mut progress = Progress::start(options, strategy, 1, count, BATCH)?;
     let mut seen = 0;
     for batch in batches.iter().take(count.div_ceil(BATCH)) {
         let results = strategy.run((&model, batch?), |ctx, (model, batch)| {

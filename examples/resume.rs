@@ -63,7 +63,7 @@ fn main() -> distribute::Result<()> {
     let mut steps = done;
     let _trace = options.trace()?;
     let mut progress =
-        Progress::start(&options, &strategy, epochs.saturating_sub(begun.epoch as usize), POINTS, BATCH);
+        Progress::start(&options, &strategy, epochs.saturating_sub(begun.epoch as usize), POINTS, BATCH)?;
     'training: while batches.position().epoch < epochs as u64 {
         for batch in &batches {
             let losses = strategy.run((&model, batch?), |ctx, (model, (x, y))| {

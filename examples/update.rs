@@ -32,7 +32,7 @@ fn main() -> distribute::Result<()> {
     let batches = strategy
         .distribute_dataset(Dataset::from_slices((x, y))?.shuffle(POINTS, options.seed).batch_exact(BATCH))?;
     let _trace = options.trace()?;
-    let mut progress = Progress::start(&options, &strategy, epochs, POINTS, BATCH);
+    let mut progress = Progress::start(&options, &strategy, epochs, POINTS, BATCH)?;
     for _ in 0..epochs {
         for batch in &batches {
             let losses = strategy.run(batch?, |ctx, (x, y)| {

@@ -2,6 +2,7 @@
 
 use super::Options;
 use super::progress::{Pace, thousands};
+use distribute::params::Usage;
 use distribute::prelude::*;
 use serde_json::{Value, json};
 
@@ -147,18 +148,68 @@ fn with_one_process(
     Ok(())
 }
 
+/// What a training by workers that don't wait for each other gives.
+pub struct Asynchronous {
+    /// Its kind.
+    pub strategy: &'static str,
+    pub pace: Pace,
+    pub accuracy: f64,
+    pub workers: usize,
+    /// Of each parameter server.
+    pub usage: Vec<Usage>,
+}
+
+/// Shows it beside the training by one device. Weights differ each time: in which order updates come is open.
+pub fn beside_one_device(
+    example: &str,
+    options: &Options,
+    trained: &Asynchronous,
+    train: impl Fn(&Strategy) -> distribute::Result<Trained>,
+) -> distribute::Result<()> {
+    let Asynchronous { strategy, pace, accuracy, workers, usage } = trained;
+    let one = train(&OneDeviceStrategy::new("cpu:0")?.into())?;
+    let title = format!("{workers} worker{}", if *workers == 1 { "" } else { "s" });
+    let mut table = header() + &row_of(&title, pace, *accuracy) + &row("one device", &one);
+    for (server, usage) in usage.iter().enumerate() {
+        let [rows, read, pushed] =
+            [usage.rows, usage.rows_read, usage.rows_pushed].map(|rows| thousands(rows as f64));
+        table += &format!("ps {server}: {rows} rows, of which were read {read} and pushed {pushed}\n");
+    }
+    let difference = 100. * (accuracy - one.accuracy);
+    table += &format!("The accuracies differ by {difference:+.2} points.");
+    let rows_of = |rows: fn(&Usage) -> u64| json!(usage.iter().map(rows).collect::<Vec<_>>());
+    let mut figures = figures_of(pace, *accuracy);
+    figures.splice(0..0, [("example", json!(example)), ("strategy", json!(strategy))]);
+    figures.extend([
+        ("workers", json!(workers)),
+        ("servers", json!(usage.len())),
+        ("seed", json!(options.seed)),
+        ("rows_read", rows_of(|usage| usage.rows_read)),
+        ("rows_pushed", rows_of(|usage| usage.rows_pushed)),
+        ("one_device", nested(self::figures(&one))),
+    ]);
+    options.finish(&table, &figures);
+    Ok(())
+}
+
 fn header() -> String {
     format!("\n{:<14}{:>10}{:>10}{:>14}\n", "", "accuracy", "seconds", "examples/s")
 }
 
 fn row(title: &str, trained: &Trained) -> String {
-    let Trained { pace, accuracy, .. } = trained;
+    row_of(title, &trained.pace, trained.accuracy)
+}
+
+fn row_of(title: &str, pace: &Pace, accuracy: f64) -> String {
     let percent = format!("{:.2} %", accuracy * 100.);
     format!("{title:<14}{percent:>10}{:>10.2}{:>14}\n", pace.seconds, thousands(pace.examples_per_s))
 }
 
 fn figures(trained: &Trained) -> Vec<(&'static str, Value)> {
-    let Trained { pace, accuracy, .. } = trained;
+    figures_of(&trained.pace, trained.accuracy)
+}
+
+fn figures_of(pace: &Pace, accuracy: f64) -> Vec<(&'static str, Value)> {
     vec![
         ("accuracy", json!(accuracy)),
         ("seconds", json!(pace.seconds)),

@@ -3,12 +3,16 @@
 #![allow(dead_code)] // Each example uses its part.
 
 pub mod compare;
+mod fleet;
 pub mod progress;
 mod servers;
 
 use clap::{Parser, ValueEnum};
+use distribute::ParameterServerStrategy;
+use distribute::monitor::{Monitor, MonitorBuilder};
 use distribute::net::Certificates;
 use distribute::prelude::*;
+use distribute::summary::SummaryWriter;
 use distribute::trace::{self, TraceFile};
 use serde_json::Value;
 use std::io::Write;
@@ -27,9 +31,12 @@ pub struct Options {
     /// How many replicas a mirrored strategy has, on each of its workers [default: one for each core]
     #[arg(long)]
     replicas: Option<usize>,
-    /// How many workers train together, threads of this process: for examples that compare trainings
-    #[arg(long, default_value_t = 1)]
-    workers: usize,
+    /// How many workers train together, threads of this process: for examples that compare trainings [default: 1; with --strategy ps 2]
+    #[arg(long)]
+    workers: Option<usize>,
+    /// How many parameter servers, with --strategy ps in this process [default: 2]
+    #[arg(long, value_name = "N")]
+    ps: Option<usize>,
     /// Certificates for links between machines: ca.pem, certificate.pem and key.pem of this folder [default: they are made from
     /// the secret of the job]
     #[arg(long, value_name = "FOLDER")]
@@ -49,6 +56,12 @@ pub struct Options {
     /// Write a timeline of what each replica does into this file, for <https://ui.perfetto.dev>
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
+    /// Write loss, examples/s and histograms of variables into this folder, for TensorBoard; of each world a run of its own
+    #[arg(long, value_name = "FOLDER")]
+    log_dir: Option<PathBuf>,
+    /// Show what the training does at http://127.0.0.1:PORT, to browsers, Prometheus and `distribute status 127.0.0.1:PORT`
+    #[arg(long, value_name = "PORT")]
+    live: Option<u16>,
 }
 
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq)]
@@ -60,8 +73,12 @@ enum Kind {
     #[value(alias = "multi-worker")]
     MultiWorker,
     /// ParameterServerStrategy: variables on the parameter servers of the cluster that the environment names or, without one, on two of
-    /// this process; the chief trains
+    /// this process; the chief trains or, in packages, schedules steps on all workers
     Ps,
+    /// between_graph::ParameterServerStrategy, of packages: each worker runs the whole program, against the parameter servers of the cluster
+    /// that the environment names; without one, one process does
+    #[value(alias = "between-graph")]
+    BetweenGraph,
     /// OneDeviceStrategy: one replica on cpu:0
     OneDevice,
     /// The strategy that is current where none was made
@@ -75,7 +92,7 @@ impl Options {
 
     /// The strategy that was asked for.
     pub fn strategy(&self) -> distribute::Result<Strategy> {
-        if self.workers != 1 {
+        if self.workers.is_some_and(|workers| workers != 1) {
             return Err(distribute::Error::other("--workers is for digits and packages"));
         }
         if self.certificates.is_some() && self.strategy != Kind::MultiWorker {
@@ -97,22 +114,45 @@ impl Options {
             (_, Some(replicas)) if replicas != 1 => Err(distribute::Error::other(format!(
                 "--replicas {replicas} needs --strategy mirrored or multi_worker: the others have one replica"
             ))),
-            (Kind::Ps, _) => servers::strategy(),
+            (Kind::Ps, _) => Ok(servers::strategy(1, self.ps)?.into()),
+            (Kind::BetweenGraph, _) => {
+                Err(distribute::Error::other("--strategy between-graph is for packages"))
+            }
             (Kind::OneDevice, _) => Ok(OneDeviceStrategy::new("cpu:0")?.into()),
             (Kind::Default, _) => Ok(distribute::get_strategy()),
         }
     }
 
+    /// The strategy with parameter servers, if that was asked for, for a program that schedules on its workers. Those, and servers, serve here until
+    /// this one is through.
+    pub fn parameter_servers(&self) -> distribute::Result<Option<ParameterServerStrategy>> {
+        match (self.strategy, self.replicas) {
+            (Kind::Ps, None | Some(1)) => servers::strategy(self.workers.unwrap_or(2), self.ps).map(Some),
+            (Kind::Ps, Some(_)) => Err(distribute::Error::other(
+                "--replicas is not for --strategy ps: its workers have one each",
+            )),
+            _ => Ok(None),
+        }
+    }
+
+    /// Whether all replicas make each step together.
+    pub fn is_in_step(&self) -> bool {
+        !matches!(self.strategy, Kind::Ps | Kind::BetweenGraph)
+    }
+
+    /// Whether each worker is to run the whole program, without a coordinator.
+    pub fn is_between_graph(&self) -> bool {
+        self.strategy == Kind::BetweenGraph
+    }
+
     /// How many workers were asked for, where that is not one, and how many replicas each of them has.
     pub fn workers(&self) -> distribute::Result<Option<(usize, usize)>> {
-        if self.workers == 1 {
-            return Ok(None);
-        }
+        let Some(workers) = self.workers.filter(|workers| *workers != 1) else { return Ok(None) };
         if self.strategy != Kind::Mirrored {
             return Err(distribute::Error::other("--workers needs --strategy mirrored"));
         }
-        let each = (cores() / self.workers.max(1)).max(1);
-        Ok(Some((self.workers, self.replicas.unwrap_or(each))))
+        let each = (cores() / workers.max(1)).max(1);
+        Ok(Some((workers, self.replicas.unwrap_or(each))))
     }
 
     pub fn epochs(&self, default: usize) -> usize {
@@ -122,6 +162,26 @@ impl Options {
     /// The timeline that was asked for, until it is dropped.
     pub fn trace(&self) -> distribute::Result<Option<TraceFile>> {
         self.trace.as_ref().map(trace::to_file).transpose()
+    }
+
+    /// The page that was asked for, until it is dropped: of the chief.
+    pub fn monitor(&self, of: MonitorBuilder) -> distribute::Result<Option<Monitor>> {
+        let Some(port) = self.live else { return Ok(None) };
+        let monitor = of.address(format!("127.0.0.1:{port}")).start()?;
+        if let Some(address) = monitor.address().filter(|_| !self.quiet) {
+            say(&format!("watch it at http://{address}"));
+        }
+        Ok(Some(monitor))
+    }
+
+    /// Where summaries of a training by this strategy are written, if anywhere.
+    pub fn summaries(&self, strategy: &Strategy) -> distribute::Result<SummaryWriter> {
+        let Some(folder) = &self.log_dir else { return Ok(SummaryWriter::noop()) };
+        // As a word that is easy to type: worker-0-of-2-1-replica-each.
+        let world = strategy.world().to_string();
+        let words: Vec<_> =
+            world.split(|c: char| !c.is_ascii_alphanumeric()).filter(|it| !it.is_empty()).collect();
+        strategy.summary_writer(folder.join(words.join("-")))
     }
 
     /// Prints the result as text and, with `--json`, as the last line.

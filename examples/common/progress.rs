@@ -1,12 +1,17 @@
 //! How far a training is, how fast, and its loss: a bar on a terminal, lines in a pipe.
 
+use super::fleet::Fleet;
 use super::{Options, say};
 use candle_core::Tensor;
+use distribute::ClusterCoordinator;
 use distribute::cluster::deadline::Stopwatch;
 use distribute::data::Position;
+use distribute::monitor::Monitor;
 use distribute::prelude::*;
+use distribute::summary::SummaryWriter;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
+use std::time::Duration;
 
 /// Told of each step, it says how far the training is.
 pub struct Progress {
@@ -23,6 +28,14 @@ pub struct Progress {
     loss: f64,
     last_loss: f64,
     clock: Stopwatch,
+    summaries: SummaryWriter,
+    monitor: Option<Monitor>,
+    /// Workers and servers of a coordinator.
+    fleet: Option<Fleet>,
+    /// Of which there are histograms.
+    variables: Option<Variables>,
+    /// Since when, and from how many examples on, the speed is counted that is written next.
+    lap: (Stopwatch, usize),
 }
 
 enum View {
@@ -36,18 +49,58 @@ enum View {
 const LINES: usize = 20;
 /// Trainings of fewer epochs print lines within them.
 const LONG: usize = 3;
+/// How long a speed is counted before it is written.
+const LAP: Duration = Duration::from_millis(500);
+/// Variables with more elements have no histograms.
+const LARGE: usize = 1 << 20;
 
 impl Progress {
-    /// Starts the clock. Where standard output is a terminal, there is a bar on it.
+    /// Starts the clock. Where standard output is a terminal, there is a bar on it. With `--log-dir`, each step's loss is written there; with
+    /// `--live`, it is shown in browsers, until this is dropped.
     pub fn start(
         options: &Options,
         strategy: &Strategy,
         epochs: usize,
         examples: usize,
         batch: usize,
-    ) -> Self {
+    ) -> distribute::Result<Self> {
         let terminal = std::io::stdout().is_terminal().then(ProgressDrawTarget::stdout);
-        Self::on(terminal, options.quiet, strategy, epochs, examples, batch)
+        let (summaries, monitor) =
+            (options.summaries(strategy)?, options.monitor(Monitor::builder(strategy))?);
+        Ok(Self {
+            summaries,
+            monitor,
+            ..Self::on(terminal, options.quiet, strategy, epochs, examples, batch)
+        })
+    }
+
+    /// The same of a training whose steps are scheduled on workers.
+    pub fn of_coordinator(
+        options: &Options,
+        coordinator: &ClusterCoordinator,
+        epochs: usize,
+        examples: usize,
+        batch: usize,
+    ) -> distribute::Result<Self> {
+        let terminal = std::io::stdout().is_terminal().then(ProgressDrawTarget::stdout);
+        let (strategy, fleet) = (coordinator.strategy(), Fleet::new(coordinator)?);
+        let monitor = options.monitor(Monitor::builder(strategy).coordinator(coordinator))?;
+        let mut progress = Self {
+            summaries: options.summaries(strategy)?,
+            monitor,
+            title: fleet.title(),
+            fleet: Some(fleet),
+            ..Self::on(terminal, options.quiet, strategy, epochs, examples, batch)
+        };
+        if let View::Bar(bar) = &mut progress.view {
+            bar.set_prefix(progress.title.clone());
+        }
+        Ok(progress)
+    }
+
+    /// With `--log-dir`, writes histograms of these at the end of each epoch, but for large ones.
+    pub fn variables(self, variables: &Variables) -> Self {
+        Self { variables: Some(variables.clone()), ..self }
     }
 
     /// The same, with a bar on this terminal; without one, lines.
@@ -82,6 +135,11 @@ impl Progress {
             loss: 0.,
             last_loss: f64::NAN,
             clock,
+            summaries: SummaryWriter::noop(),
+            monitor: None,
+            fleet: None,
+            variables: None,
+            lap: (clock, 0),
         }
     }
 
@@ -97,10 +155,21 @@ impl Progress {
 
     /// A step has been made; `losses` is what `minimize` gave: on every replica the mean over all examples.
     pub fn step(&mut self, losses: &PerReplica<Tensor>) -> distribute::Result<()> {
+        match losses.iter().next() {
+            Some(loss) => self.add(loss.to_scalar::<f32>()?.into()),
+            None => Ok(()),
+        }
+    }
+
+    /// A step has been made, with this loss.
+    pub fn add(&mut self, loss: f64) -> distribute::Result<()> {
         let (in_epoch, before) = (self.seen % self.examples, self.seen);
         let examples = self.batch.min(self.examples - in_epoch);
-        for loss in losses.iter().take(1) {
-            self.loss += f64::from(loss.to_scalar::<f32>()?) * examples as f64;
+        let step = self.steps_of(in_epoch + examples);
+        self.loss += loss * examples as f64;
+        self.summaries.scalar("loss", loss, step)?;
+        if let (Some(monitor), Some(_)) = (&self.monitor, &self.fleet) {
+            monitor.record(examples, loss);
         }
         self.seen += examples;
         self.made += examples;
@@ -108,6 +177,8 @@ impl Progress {
         if in_epoch + examples == self.examples {
             self.last_loss = std::mem::take(&mut self.loss) / std::mem::take(&mut self.counted) as f64;
         }
+        self.summarize(step, in_epoch + examples == self.examples)?;
+        let fleet = self.fleet.as_mut().map_or(Ok(""), Fleet::text)?;
         match &self.view {
             View::Bar(bar) => {
                 bar.inc(examples as u64);
@@ -115,13 +186,16 @@ impl Progress {
                     some if self.last_loss.is_nan() && some > 0 => self.loss / some as f64,
                     _ => self.last_loss,
                 };
-                bar.set_message(format!("{:>9} examples/s, loss {loss:.4}", thousands(self.speed())));
+                let speed = thousands(self.made as f64 / self.clock.seconds());
+                bar.set_message(format!("{speed:>9} examples/s, loss {loss:.4}{fleet}"));
             }
             View::Lines(every) => {
                 let whole = in_epoch + examples == self.examples;
                 if self.seen / every > before / every || self.seen == self.epochs * self.examples {
-                    let (title, epochs, speed) = (&self.title, self.epochs, thousands(self.speed()));
-                    let epoch = self.seen.div_ceil(self.examples);
+                    let speed = thousands(self.made as f64 / self.clock.seconds());
+                    let (title, epochs) = (&self.title, self.epochs);
+                    // Of workers that don't wait for each other, one may make more steps than its share.
+                    let epoch = self.seen.div_ceil(self.examples).min(epochs);
                     let (part, loss) = if whole {
                         (String::new(), self.last_loss)
                     } else {
@@ -129,11 +203,36 @@ impl Progress {
                         (format!(" ({part} %)"), self.loss / self.counted as f64)
                     };
                     say(&format!(
-                        "{title}: epoch {epoch} of {epochs}{part}, {speed} examples/s, loss {loss:.4}"
+                        "{title}: epoch {epoch} of {epochs}{part}, {speed} examples/s, loss {loss:.4}{fleet}"
                     ));
                 }
             }
             View::Nothing => {}
+        }
+        Ok(())
+    }
+
+    /// How many steps have been made, so many examples into this epoch.
+    fn steps_of(&self, in_epoch: usize) -> u64 {
+        let epoch = self.seen / self.examples;
+        (epoch * self.examples.div_ceil(self.batch) + in_epoch.div_ceil(self.batch)) as u64
+    }
+
+    /// Writes what is not of each step.
+    fn summarize(&mut self, step: u64, whole: bool) -> distribute::Result<()> {
+        let (since, from) = self.lap;
+        if since.elapsed() >= LAP {
+            self.summaries.scalar("examples_per_s", (self.made - from) as f64 / since.seconds(), step)?;
+            self.lap = (Stopwatch::start(), self.made);
+        }
+        if let (true, Some(_), Some(variables)) = (whole, self.summaries.path(), &self.variables) {
+            for name in variables.names() {
+                let value = variables.get(&name)?;
+                if value.elem_count() <= LARGE {
+                    let values = value.flatten_all()?.to_vec1::<f32>()?;
+                    self.summaries.histogram(&name.replace('.', "/"), values, step)?;
+                }
+            }
         }
         Ok(())
     }

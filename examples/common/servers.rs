@@ -2,11 +2,10 @@
 
 use distribute::cluster::resolver;
 use distribute::params::MinSizePartitioner;
-use distribute::prelude::*;
 use distribute::{LocalCluster, ParameterServerStrategy};
 use std::sync::OnceLock;
 
-/// Servers of this process, where no cluster is given.
+/// Servers of this process, where neither a cluster nor another number is given.
 const SERVERS: usize = 2;
 
 /// A variable has no shards of fewer bytes.
@@ -15,13 +14,15 @@ const SHARD: usize = 256 << 10;
 /// That of this program, whose servers end with it.
 static STRATEGY: OnceLock<ParameterServerStrategy> = OnceLock::new();
 
-/// The strategy of the process that trains. A parameter server, and a worker, serves until that one is through, and ends here.
-pub fn strategy() -> distribute::Result<Strategy> {
+/// The strategy of the process that trains or, without a cluster, one of so many workers and servers in this process. A parameter server, and a worker, serves
+/// until that one is through, and ends here.
+pub fn strategy(workers: usize, servers: Option<usize>) -> distribute::Result<ParameterServerStrategy> {
     let found = resolver::from_env()?;
     let cluster = found.cluster_spec()?;
     let strategy = if cluster.is_empty() {
-        let cluster = LocalCluster::new(1, SERVERS)?;
-        ParameterServerStrategy::new(cluster.resolver(), MinSizePartitioner::new(SHARD, SERVERS)?)?
+        let servers = servers.unwrap_or(SERVERS);
+        let cluster = LocalCluster::new(workers, servers)?;
+        ParameterServerStrategy::new(cluster.resolver(), MinSizePartitioner::new(SHARD, servers)?)?
     } else {
         if distribute::serve(&*found)? {
             std::process::exit(0);
@@ -31,7 +32,7 @@ pub fn strategy() -> distribute::Result<Strategy> {
             .partitioner(MinSizePartitioner::new(SHARD, servers.max(1))?)
             .build()?
     };
-    Ok(STRATEGY.get_or_init(|| strategy).clone().into())
+    Ok(STRATEGY.get_or_init(|| strategy).clone())
 }
 
 /// Ends the servers in other processes.

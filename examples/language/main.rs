@@ -57,7 +57,8 @@ fn main() -> distribute::Result<()> {
     let optimizer = Adam::new(&model.variables, LEARNING_RATE)?.with_schedule(schedule)?;
     let batches = Dataset::from_slices(pieces)?.shuffle(examples, options.seed).batch(BATCH);
     let batches = strategy.distribute_dataset(batches)?;
-    let mut progress = Progress::start(&options, &strategy, epochs, examples, BATCH);
+    let mut progress =
+        Progress::start(&options, &strategy, epochs, examples, BATCH)?.variables(&model.variables);
     for _ in 0..epochs {
         for batch in &batches {
             let losses = strategy.run((&model, batch?), |ctx, (model, pieces)| {

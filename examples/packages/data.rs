@@ -6,7 +6,7 @@ use distribute::Nest;
 use distribute::data::Dataset;
 use distribute::data::csv::{ColumnType, Csv};
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// Words of a package that count. Few have more.
 const LONGEST: usize = 32;
@@ -39,7 +39,21 @@ pub struct Batch {
 }
 
 impl Packages {
-    pub fn read() -> distribute::Result<Arc<Self>> {
+    /// Those of this process, read once.
+    pub fn share() -> distribute::Result<Arc<Self>> {
+        static ALL: OnceLock<Arc<Packages>> = OnceLock::new();
+        static READING: Mutex<()> = Mutex::new(());
+        let _one = READING.lock().unwrap_or_else(PoisonError::into_inner);
+        match ALL.get() {
+            Some(all) => Ok(all.clone()),
+            None => {
+                let read = Self::read()?;
+                Ok(ALL.get_or_init(|| read).clone())
+            }
+        }
+    }
+
+    fn read() -> distribute::Result<Arc<Self>> {
         const SPLIT_SEED: u64 = 0;
         let file = include_bytes!("../data/debian-packages.tsv.gz");
         let columns = ["package", "section", "description", "depends"].map(|name| (name, ColumnType::Text));

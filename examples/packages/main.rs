@@ -8,19 +8,24 @@
 //! Tables of embeddings have most of the weights, and a batch touches few of their rows: the gradients are sparse. Of the
 //! 63,666 packages four fifths are for training, the other fifth, drawn at random from one fixed seed, is held out.
 
+mod between;
 #[path = "../common/mod.rs"]
 mod common;
+mod coordinated;
 mod data;
 mod graph;
 mod model;
+mod runner;
 
 use clap::{Parser, ValueEnum};
 use common::compare::{Trained, compared};
 use common::{Options, progress::Progress};
 use data::Packages;
+use distribute::data::AutoShardPolicy;
 use distribute::optimizer::{Adagrad, rules};
-use distribute::{nn::loss, prelude::*};
+use distribute::{InputOptions, nn::loss, prelude::*};
 use model::Model;
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 const EPOCHS: usize = 3;
@@ -35,10 +40,13 @@ struct Arguments {
     /// What the section is told by
     #[arg(long, value_enum, default_value = "words")]
     model: Kind,
+    /// Leave the loop to runner::run, in which each replica has batches of its own
+    #[arg(long)]
+    runner: bool,
 }
 
 /// What tells the section.
-#[derive(ValueEnum, Clone, Copy, Debug, PartialEq)]
+#[derive(ValueEnum, Serialize, Deserialize, Clone, Copy, Debug, PartialEq)]
 pub enum Kind {
     /// A bag of embeddings of the words
     Words,
@@ -50,14 +58,25 @@ pub enum Kind {
 
 #[distribute::main]
 fn main() -> distribute::Result<()> {
-    let Arguments { common: options, model } = Arguments::parse();
-    let packages = Packages::read()?;
+    let Arguments { common: options, model, runner } = Arguments::parse();
     let name = match model {
         Kind::Words => "packages",
         Kind::Graph => "packages_graph",
         Kind::Both => "packages_both",
     };
-    compared(name, &options, |strategy| train(strategy, &options, model, &packages))
+    if runner && !options.is_in_step() {
+        return Err(distribute::Error::other(
+            "--runner is for workers in step: not with --strategy ps or between-graph",
+        ));
+    }
+    if let Some(strategy) = options.parameter_servers()? {
+        return coordinated::main(name, &options, &strategy, model);
+    }
+    let packages = Packages::share()?;
+    if options.is_between_graph() {
+        return between::run(name, &options, model, &packages);
+    }
+    compared(name, &options, |strategy| train(strategy, &options, model, &packages, runner))
 }
 
 fn train(
@@ -65,15 +84,20 @@ fn train(
     options: &Options,
     kind: Kind,
     packages: &Arc<Packages>,
+    runner: bool,
 ) -> distribute::Result<Trained> {
     let (epochs, examples) = (options.epochs(EPOCHS), packages.training.len());
     let all = packages.clone();
     let model = strategy.replicate_seeded(options.seed, move |vb| Model::new(kind, &all, vb))?;
-    let rule = rules::Adagrad { initial_accumulator_value: 1e-8, ..Default::default() };
-    let optimizer = Adagrad::with_rule(rule, &model.variables, LEARNING_RATE)?;
+    let optimizer = Adagrad::with_rule(rule(), &model.variables, LEARNING_RATE)?;
 
-    let mut progress = Progress::start(options, strategy, epochs, examples, BATCH);
-    for epoch in 0..epochs as u64 {
+    let mut progress =
+        Progress::start(options, strategy, epochs, examples, BATCH)?.variables(&model.variables);
+    if runner {
+        runner::train(&model, &optimizer, packages, options, &mut progress)?;
+    }
+    let by_hand = if runner { 0 } else { epochs as u64 };
+    for epoch in 0..by_hand {
         // Each epoch has its own order and its own sample of neighbours.
         let batches = packages.batches(&packages.training, BATCH, options.seed.wrapping_add(epoch))?;
         for batch in &strategy.distribute_dataset(batches)? {
@@ -85,22 +109,31 @@ fn train(
         }
     }
     let pace = progress.finish();
-    Ok(Trained { pace, accuracy: accuracy(strategy, &model, packages)?, variables: model.variables.clone() })
+    let accuracy = right(strategy, &model, packages, &packages.held_out, AutoShardPolicy::default())? as f64
+        / packages.held_out.len() as f64;
+    Ok(Trained { pace, accuracy, variables: model.variables.clone() })
 }
 
-/// The share of the held-out packages whose section the model tells.
-fn accuracy(
+fn rule() -> rules::Adagrad {
+    rules::Adagrad { initial_accumulator_value: 1e-8, ..Default::default() }
+}
+
+/// Of how many of these packages the model tells the section.
+fn right(
     strategy: &Strategy,
     model: &Replicated<Model>,
     packages: &Arc<Packages>,
-) -> distribute::Result<f64> {
+    held_out: &[u32],
+    shard: AutoShardPolicy,
+) -> distribute::Result<u64> {
     let mut right = 0;
-    let batches = packages.batches(&packages.held_out, 4 * BATCH, 0)?;
-    for batch in &strategy.distribute_dataset(batches)? {
+    let batches = packages.batches(held_out, 4 * BATCH, 0)?;
+    let options = InputOptions { auto_shard_policy: shard, ..Default::default() };
+    for batch in &strategy.distribute_dataset_with(batches, options)? {
         let counts = strategy.run((model, batch?), |_ctx, (model, batch)| {
             Ok(loss::correct(&model.forward(&batch)?, &batch.sections)?)
         })?;
-        right += strategy.reduce(ReduceOp::Sum, counts, None)?;
+        right += strategy.reduce(ReduceOp::Sum, counts, None)? as u64;
     }
-    Ok(right as f64 / packages.held_out.len() as f64)
+    Ok(right)
 }

@@ -4,7 +4,7 @@ use crate::Kind;
 use crate::data::{Batch, Packages};
 use candle_core::{D, Module, Result, Tensor};
 use candle_nn::{Activation, Init, VarBuilder};
-use distribute::nn::{BagMode, Embedding, EmbeddingBag, Linear, linear};
+use distribute::nn::{BagMode, Embedding, EmbeddingBag, Linear, embedding_bag_init, embedding_init, linear};
 
 /// Logits of the sections.
 pub struct Model {
@@ -17,14 +17,15 @@ const WORD: usize = 64;
 const NODE: usize = 32;
 const HIDDEN: usize = 64;
 
+/// First values of tables of embeddings.
+const TABLE: Init = Init::Randn { mean: 0., stdev: 0.03 };
+
 impl Model {
     pub fn new(kind: Kind, packages: &Packages, vb: VarBuilder) -> Result<Self> {
         let words = (kind != Kind::Graph).then(|| {
             // One row for each word; padding is no row.
-            let table = table(packages.vocabulary, WORD, vb.pp("words"))?;
-            Ok::<_, candle_core::Error>(
-                EmbeddingBag::new(table, BagMode::SqrtN).with_padding(packages.padding()),
-            )
+            let words = embedding_bag_init(packages.vocabulary, WORD, BagMode::SqrtN, TABLE, vb.pp("words"));
+            words.map(|words| words.with_padding(packages.padding()))
         });
         let graph = (kind != Kind::Words).then(|| Sage::new(packages.count(), vb.pp("graph")));
         let (words, graph) = (words.transpose()?, graph.transpose()?);
@@ -54,14 +55,11 @@ struct Sage {
 impl Sage {
     fn new(packages: usize, vb: VarBuilder) -> Result<Self> {
         // One table for a package as itself and as a neighbour.
-        let table = table(packages, NODE, vb.pp("packages"))?;
+        let itself = embedding_init(packages, NODE, TABLE, vb.pp("packages"))?;
+        let around = embedding_bag_init(packages, NODE, BagMode::Mean, TABLE, vb.pp("packages"))?;
         // Smooth: at relu's corner a last bit, which another number of replicas may round otherwise, decides over a unit.
         let hidden = linear(2 * NODE, HIDDEN, vb.pp("hidden"))?.with_activation(Activation::Sigmoid);
-        Ok(Self {
-            itself: Embedding::new(table.clone(), NODE),
-            around: EmbeddingBag::new(table, BagMode::Mean),
-            hidden,
-        })
+        Ok(Self { itself, around, hidden })
     }
 
     /// `[n, NODE + HIDDEN]`: the means over each package's neighbours of their embeddings, and of what the first layer
@@ -71,8 +69,4 @@ impl Sage {
         let hidden = self.hidden.forward(&known)?.mean(1)?;
         Tensor::cat(&[self.around.forward(first)?, hidden], 1)
     }
-}
-
-fn table(rows: usize, width: usize, vb: VarBuilder) -> Result<Tensor> {
-    vb.get_with_hints((rows, width), "weight", Init::Randn { mean: 0., stdev: 0.03 })
 }

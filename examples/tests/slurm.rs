@@ -13,12 +13,11 @@ mod processes;
 
 use distribute_launch::Layout;
 use distribute_launch::print::{Job, Target};
-use distribute_testing::{child::Killed, watched};
+use distribute_testing::{Port, child::Killed, watched};
 use processes::{example, text};
 use serde_json::Value;
 use std::fs::{self, Permissions};
 use std::io::{BufRead, BufReader};
-use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -28,6 +27,7 @@ struct Slurm {
     _daemons: [Killed; 2],
     munge: Munge,
     folder: tempfile::TempDir,
+    _ports: [Port; 2],
 }
 
 /// The daemon by which those of Slurm know each other.
@@ -67,7 +67,7 @@ impl Slurm {
             fs::create_dir(folder.path().join(name)).unwrap();
         }
         let host = text(&Command::new("hostname").arg("-s").output().unwrap().stdout).trim().to_owned();
-        let port = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let ports = [Port::reserve(), Port::reserve()];
         let configuration = format!(
             "ClusterName=here\nSlurmctldHost={host}(127.0.0.1)\nSlurmUser=root\nSlurmdUser=root\n\
              AuthType=auth/munge\nAuthInfo=socket={folder}/munge\nCredType=cred/munge\n\
@@ -77,8 +77,8 @@ impl Slurm {
              SelectType=select/cons_tres\nSelectTypeParameters=CR_Core\n\
              NodeName={host} NodeAddr=127.0.0.1 CPUs=2 State=UNKNOWN\n\
              PartitionName=here Nodes={host} Default=YES MaxTime=10 State=UP\n",
-            port(),
-            port(),
+            ports[0].number(),
+            ports[1].number(),
             folder = folder.path().display(),
         );
         fs::write(folder.path().join("slurm.conf"), configuration).unwrap();
@@ -99,7 +99,7 @@ impl Slurm {
         };
         let _daemons =
             [daemon("slurmctld", "Running as primary controller"), daemon("slurmd", "slurmd started on")];
-        Self { _daemons, munge, folder }
+        Self { _daemons, munge, folder, _ports: ports }
     }
 
     /// What a script writes, when it has ended.

@@ -15,9 +15,9 @@ pub struct Arguments {
     /// Workers to start; without, one, or one on each of --hosts
     #[arg(long, value_name = "N")]
     workers: Option<usize>,
-    /// Start a chief beside the workers
-    #[arg(long)]
-    chief: bool,
+    /// Start a chief beside the workers; with --ps there is one, unless this is false
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    chief: Option<bool>,
     /// Parameter servers to start
     #[arg(long, value_name = "N", default_value_t = 0)]
     ps: usize,
@@ -81,14 +81,17 @@ enum Done {
     Ended(Outcome),
 }
 
-fn launch(arguments: &Arguments) -> distribute_launch::Result<Done> {
+/// Which tasks are started.
+fn layout(arguments: &Arguments) -> distribute_launch::Result<Layout> {
     let hosts = arguments.hosts.as_deref().map(parse_hosts).transpose()?.unwrap_or_default();
     let workers = arguments.workers.unwrap_or(hosts.len().max(1));
-    let layout = Layout::new(workers)
-        .chief(arguments.chief)
-        .ps(arguments.ps)
-        .evaluator(arguments.evaluator)
-        .hosts(hosts);
+    // Parameter servers and their workers serve: somebody has to schedule.
+    let chief = arguments.chief.unwrap_or(arguments.ps > 0);
+    Ok(Layout::new(workers).chief(chief).ps(arguments.ps).evaluator(arguments.evaluator).hosts(hosts))
+}
+
+fn launch(arguments: &Arguments) -> distribute_launch::Result<Done> {
+    let layout = layout(arguments)?;
     let timeout: Option<Duration> =
         arguments.timeout.as_deref().map(|text| parse_duration("--timeout", text)).transpose()?;
     if let Some(target) = &arguments.print {
@@ -123,7 +126,8 @@ fn launch(arguments: &Arguments) -> distribute_launch::Result<Done> {
         .forward_signals(true);
     let exported = std::env::var("DISTRIBUTE_MIN_WORKERS").ok().and_then(|least| least.parse().ok());
     if let Some(least) = arguments.min_workers.or(exported) {
-        let workers = workers + usize::from(arguments.chief);
+        // The others do not train.
+        let workers = layout.tasks().len() - arguments.ps - usize::from(arguments.evaluator);
         if !(1..=workers).contains(&least) {
             return Err(distribute_launch::Error::Option {
                 option: "--min-workers",
@@ -191,6 +195,29 @@ fn tables_before(folder: &Path, servers: usize) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Program {
+        #[command(flatten)]
+        launch: Arguments,
+    }
+
+    #[test]
+    fn parameter_servers_bring_a_chief_unless_there_is_to_be_none() {
+        let tasks = |options: &str| {
+            let words = ["launch"].into_iter().chain(options.split_whitespace()).chain(["--", "train"]);
+            let layout = layout(&Program::try_parse_from(words).unwrap().launch).unwrap();
+            let tasks: Vec<_> = layout.tasks().iter().map(|(task, _)| task.to_string()).collect();
+            tasks.join(", ")
+        };
+        assert_eq!(tasks("--workers 2 --ps 1"), "chief 0, worker 0, worker 1, ps 0");
+        assert_eq!(tasks("--workers 2 --ps 1 --chief=false"), "worker 0, worker 1, ps 0");
+        assert_eq!(tasks("--workers 2"), "worker 0, worker 1");
+        assert_eq!(tasks("--workers 1 --chief"), "chief 0, worker 0");
+        assert_eq!(tasks("--chief=true --workers 1"), "chief 0, worker 0");
+        assert!(Program::try_parse_from(["launch", "--chief=maybe", "--", "train"]).is_err());
+    }
 
     #[test]
     fn a_folder_with_tables_is_told_of_and_one_without_is_not() {

@@ -1,11 +1,12 @@
 //! The command `distribute`: `bench` measures this machine against the figures of docs/performance.md, `doctor` looks
-//! for what makes training slow on it and between the tasks of a cluster, `launch` starts the tasks of a job.
+//! for what makes training slow on it and between the tasks of a cluster, `launch` starts the tasks of a job, `status` tells what a running one does.
 
 mod bench;
 mod doctor;
 #[cfg(unix)]
 mod launch;
 mod output;
+mod status;
 
 use clap::{Parser, Subcommand};
 
@@ -33,6 +34,8 @@ enum Command {
     /// Starts workers and other tasks of a job, here or over ssh, and ends them together
     #[cfg(unix)]
     Launch(Box<launch::Arguments>),
+    /// Tells what a running job does
+    Status(status::Arguments),
 }
 
 #[distribute::main]
@@ -42,5 +45,6 @@ fn main() -> distribute::Result<()> {
         Command::Doctor(arguments) => doctor::run(&arguments),
         #[cfg(unix)]
         Command::Launch(arguments) => launch::run(&arguments),
+        Command::Status(arguments) => status::run(&arguments),
     }
 }

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use distribute_testing::child;
+use distribute_testing::{Port, child};
 use std::process::Command;
 use std::time::Duration;
 
@@ -34,11 +34,9 @@ fn it_says_what_the_machine_is_like_and_what_to_change() {
     assert!(text.contains("warning: CANDLE_NUM_THREADS=8: ") && text.contains("Unset it"), "{text}");
 }
 
-/// Of a cluster at two ports at which nobody listens.
-fn of_cluster(arguments: &[&str]) -> Command {
-    let free = || std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let (one, two) = (free(), free());
-    let [one, two] = [&one, &two].map(|socket| socket.local_addr().unwrap());
+/// Of a cluster at these ports.
+fn of_cluster(ports: &[Port; 2], arguments: &[&str]) -> Command {
+    let [one, two] = ports.each_ref().map(Port::address);
     let task = r#"{"type": "worker", "index": 0}"#;
     let config = format!(r#"{{"cluster": {{"worker": ["{one}", "{two}"]}}, "task": {task}}}"#);
     let mut command = Command::new(env!("CARGO_BIN_EXE_distribute"));
@@ -49,11 +47,12 @@ fn of_cluster(arguments: &[&str]) -> Command {
 #[test]
 fn a_closed_link_is_named_in_a_table_and_in_json() {
     let patience = Duration::from_secs(300);
-    let text = child::refused(of_cluster(&["--timeout", "300ms"]), patience).0;
+    let ports = [Port::reserve(), Port::reserve()];
+    let text = child::refused(of_cluster(&ports, &["--timeout", "300ms"]), patience).0;
     assert!(text.contains("from      to        address"), "{text}");
     assert!(text.contains("warning: doctor 0 → worker 1 is closed: nobody answers at 127.0.0.1:"), "{text}");
     assert!(!text.contains('\x1b'), "{text:?}");
-    let text = child::refused(of_cluster(&["--timeout", "300ms", "--json"]), patience).0;
+    let text = child::refused(of_cluster(&ports, &["--timeout", "300ms", "--json"]), patience).0;
     let json: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert_eq!(json["links"][0]["state"]["is"], "closed");
     assert_eq!(json["findings"].as_array().unwrap().len(), 2);
@@ -63,7 +62,8 @@ fn a_closed_link_is_named_in_a_table_and_in_json() {
 #[test]
 fn tasks_that_listen_are_measured_by_worker_0() {
     let patience = Duration::from_secs(300);
-    let first = of_cluster(&["--listen", "--timeout", "50s"]);
+    let ports = [Port::reserve(), Port::reserve()];
+    let first = of_cluster(&ports, &["--listen", "--timeout", "50s"]);
     let config = first.get_envs().find(|(name, _)| *name == "TF_CONFIG").unwrap().1.unwrap();
     let second = config.to_str().unwrap().replace("\"index\": 0", "\"index\": 1");
     let mut other = Command::new(env!("CARGO_BIN_EXE_distribute"));

@@ -1,6 +1,6 @@
 //! Who did not do what the others waited for: a pure function of all members' standings.
 
-use crate::{Fingerprint, Presence, Standing};
+use crate::{Fingerprint, Presence, Process, Standing, World};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -31,6 +31,10 @@ pub struct Blame {
     pub culprits: Vec<usize>,
     /// What happened.
     pub cause: Cause,
+    /// The workers of the culprits, by their numbers, and what they are in the cluster, where that is known. It is not sent: all workers
+    /// of a world know it alike.
+    #[serde(skip)]
+    pub processes: Vec<(usize, Process)>,
 }
 
 /// The replicas that make one call.
@@ -127,6 +131,7 @@ impl Blame {
             step,
             culprits,
             cause: Cause::Mismatch { number, right, others: calls },
+            processes: Vec::new(),
         }
     }
 
@@ -146,7 +151,8 @@ impl Blame {
         // If most members have returned, the ones that still wait are at fault: they make an additional call.
         let additional = fault == Fault::Returned && gone.len() > waiting.replicas.len();
         let culprits = if additional { waiting.replicas.clone() } else { ids(&gone) };
-        Some(Self { fault, step, culprits, cause: Cause::Gone { number, waiting, gone } })
+        let cause = Cause::Gone { number, waiting, gone };
+        Some(Self { fault, step, culprits, cause, processes: Vec::new() })
     }
 
     /// Judges members whose deadline has passed while some still run.
@@ -158,18 +164,20 @@ impl Blame {
             step,
             culprits: ids(&missing),
             cause: Cause::Late { timeout, waiting, missing },
+            processes: Vec::new(),
         }
     }
 
     /// Blames members that made equal calls, but with values of other Rust types than the first member's.
     pub fn other_types(step: u64, call: &Fingerprint, culprits: Vec<usize>) -> Self {
-        Self { fault: Fault::Mismatch, step, culprits, cause: Cause::OtherTypes { call: call.clone() } }
+        let cause = Cause::OtherTypes { call: call.clone() };
+        Self { fault: Fault::Mismatch, step, culprits, cause, processes: Vec::new() }
     }
 
     /// Blames a member that failed inside of a call that it was leading.
     pub fn failed(step: u64, culprit: usize, call: &Fingerprint) -> Self {
         let cause = Cause::InCall { call: call.clone() };
-        Self { fault: Fault::Failed, step, culprits: vec![culprit], cause }
+        Self { fault: Fault::Failed, step, culprits: vec![culprit], cause, processes: Vec::new() }
     }
 
     /// Blames a worker that has become unreachable; `culprits` are its replicas.
@@ -181,7 +189,15 @@ impl Blame {
         waiting: &Fingerprint,
     ) -> Self {
         let cause = Cause::Lost { worker, reason: reason.into(), waiting: waiting.clone() };
-        Self { fault: Fault::Lost, step, culprits, cause }
+        Self { fault: Fault::Lost, step, culprits, cause, processes: Vec::new() }
+    }
+
+    /// The same, and where the workers of the culprits are: `process` tells it of a worker of `world`, by its number.
+    pub fn located(mut self, world: World, process: impl Fn(usize) -> Option<Process>) -> Self {
+        let mut workers: Vec<_> = self.culprits.iter().map(|replica| replica / world.replicas()).collect();
+        workers.dedup();
+        self.processes = workers.into_iter().filter_map(|worker| Some((worker, process(worker)?))).collect();
+        self
     }
 }
 
@@ -318,6 +334,27 @@ pub(crate) mod tests {
         assert!(blame.to_string().contains("replicas 4 and 5 called all_reduce"), "{blame}");
         let text = Blame::lost(2, 3, vec![6, 7], "connection reset by peer", &a).to_string();
         assert!(text.contains("worker 3 (replicas 6 and 7) was lost"), "{text}");
+    }
+
+    #[test]
+    fn where_the_workers_of_the_culprits_are_is_told_and_not_sent() {
+        let (a, b) = (call(Operation::AllReduce, ""), call(Operation::Barrier, ""));
+        let all = [waiting(0, &a), waiting(1, &a), waiting(2, &b), waiting(3, &b)];
+        let (world, made) = (World::new(2, 0, 2).unwrap(), Blame::judge(1, &all).unwrap());
+        let place = |worker| Process {
+            task: crate::Job::Worker.task(worker + 2),
+            address: format!("node-{worker}:7").parse().unwrap(),
+        };
+        let located = made.clone().located(world, |worker| Some(place(worker)));
+        let expected =
+            format!("{made}; worker 0 is task worker 2 at node-0:7, worker 1 is task worker 3 at node-1:7");
+        assert_eq!(located.to_string(), expected);
+        assert_eq!(made.clone().located(world, |_| None).to_string(), made.to_string());
+        let sent: Blame = serde_json::from_str(&serde_json::to_string(&located).unwrap()).unwrap();
+        assert_eq!(sent, made);
+        let many = Blame::late(1, &(0..9).map(Standing::running).collect::<Vec<_>>(), Duration::ZERO);
+        let many = many.located(World::new(9, 0, 1).unwrap(), |worker| Some(place(worker))).to_string();
+        assert!(many.ends_with("worker 3 is task worker 5 at node-3:7, and 5 more"), "{many}");
     }
 
     #[test]

@@ -1,11 +1,18 @@
 //! What a [`Blame`] says to people: who did what, and what to do about it.
 
 use crate::blame::ids;
-use crate::{Blame, Callers, Cause, Fault, Operation, Standing};
+use crate::{Blame, Callers, Cause, Fault, Operation, Standing, located};
 use std::fmt;
 
 impl fmt::Display for Blame {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.what(f)?;
+        f.write_str(&located(&self.processes))
+    }
+}
+
+impl Blame {
+    fn what(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let step = self.step;
         match &self.cause {
             Cause::Mismatch { number, right, others } => {

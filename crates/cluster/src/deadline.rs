@@ -2,7 +2,7 @@
 
 #![allow(clippy::disallowed_methods)]
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 /// How long a wait lasts by default.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
@@ -95,6 +95,11 @@ impl Stopwatch {
     pub fn seconds(&self) -> f64 {
         self.elapsed().as_secs_f64()
     }
+}
+
+/// What the clock on the wall says, since 1970 began: for files and people. It may be set back, so no wait is measured by it.
+pub fn wall_clock() -> Duration {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }
 
 #[cfg(test)]

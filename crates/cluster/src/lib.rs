@@ -10,6 +10,7 @@
 //! | [`flight_recorder`] | [`FlightRecorder`]: what a worker did last |
 //! | [`world`] | [`World`]: how many take part, and which of them this process is |
 //! | `spec`, `task`, `address` | [`ClusterSpec`]: the tasks of a cluster and where they listen; [`Job`], [`Task`], [`Address`] |
+//! | `process` | [`Process`]: where a worker of a world is |
 //! | `roles` | what follows for a task: its rank, how many work with it, who leads; the [`World`] of a cluster |
 //! | `tf_config` | [`TfConfig`]: `TF_CONFIG`, read and written |
 //! | [`resolver`] | [`ClusterResolver`](resolver::ClusterResolver): where the cluster is found out: `TF_CONFIG`, Slurm, MPI, … |
@@ -42,6 +43,7 @@ pub mod flight_recorder;
 pub mod http;
 mod json;
 mod malformed;
+mod process;
 pub mod resolver;
 mod roles;
 mod spec;
@@ -58,6 +60,7 @@ pub use error::ClusterError;
 pub use fingerprint::{CallSite, Fingerprint, Operation, fnv1a};
 pub use flight_recorder::{FlightRecorder, Progress, RECORDED_CALLS, RecordedCall};
 pub use malformed::Malformed;
+pub use process::{Process, located};
 pub use spec::{ClusterSpec, MAX_TASK_INDEX};
 pub use standing::{Presence, Standing};
 pub use task::{Job, OtherJob, Task};

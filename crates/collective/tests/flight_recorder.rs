@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use bytes::Bytes;
-use distribute_cluster::{Fault, Fingerprint, Operation, Progress, Standing};
+use distribute_cluster::{Deadline, Fault, Fingerprint, Operation, Progress, Standing};
 use distribute_collective::group::{Calling, Group, Links, Session, local};
 use distribute_tensor::fold::Alone;
 use distribute_tensor::{HostTensor, Leaf, Packing, ReduceOp};
@@ -133,4 +133,40 @@ fn a_call_of_several_rounds_is_one() {
     let details: Vec<_> = calls.iter().map(|call| &*call.call.detail).collect();
     assert_eq!(details, ["small", "large: its sums"]);
     assert!(events.is_empty(), "{events:?}");
+}
+
+#[test]
+fn who_is_awaited_is_told_while_the_call_is_under_way() {
+    let (go_on, held) = std::sync::mpsc::channel();
+    let (go_on, held) = (Mutex::new(go_on), Mutex::new(held));
+    let (awaited, _) = both(move |group| {
+        let session = group.open("strategy", 7);
+        if group.world().worker() == 1 {
+            held.lock().unwrap().recv_timeout(LONG).unwrap();
+            session.swap(standings(&session, "a"), |_| Bytes::new(), LONG).unwrap();
+            return Vec::new();
+        }
+        assert!(group.awaited().is_none());
+        let watching = group.clone();
+        let awaited = std::thread::scope(|scope| {
+            let seen = scope.spawn(|| {
+                let deadline = Deadline::after(LONG);
+                loop {
+                    if let Some((call, workers)) =
+                        watching.awaited().filter(|(_, workers)| !workers.is_empty())
+                    {
+                        go_on.lock().unwrap().send(()).unwrap();
+                        return vec![(call.call.detail.to_string(), call.step, workers)];
+                    }
+                    assert!(!deadline.has_passed());
+                    std::thread::yield_now();
+                }
+            });
+            session.swap(standings(&session, "a"), |_| Bytes::new(), LONG).unwrap();
+            seen.join().unwrap()
+        });
+        assert!(group.awaited().is_none());
+        awaited
+    });
+    assert_eq!(awaited, [("a".to_string(), 7, vec![1])]);
 }

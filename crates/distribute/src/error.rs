@@ -2,7 +2,7 @@
 
 use crate::context::ContextKind;
 use crate::variables::{VariableAggregation, VariableSynchronization};
-use distribute_cluster::{Blame, ClusterError};
+use distribute_cluster::{Blame, ClusterError, Process};
 use distribute_net::JoinError;
 use std::fmt;
 use std::path::PathBuf;
@@ -52,10 +52,12 @@ pub enum Error {
     },
     /// A worker failed, in its own program or in its part of a common operation. The source is its own error; on other
     /// workers, the text of that error.
-    #[error("worker {worker} failed: {source}")]
+    #[error("worker {worker}{} failed: {source}", located(process))]
     Worker {
         /// Which worker, from 0.
         worker: usize,
+        /// What that worker is in the cluster, and where, if workers are processes.
+        process: Option<Box<Process>>,
         /// Its error.
         #[source]
         source: Box<Error>,
@@ -242,6 +244,19 @@ pub enum Error {
         /// How long it should have taken at most.
         grace: Duration,
     },
+    /// An [`Evaluator`](crate::runner::Evaluator) has waited in vain for the next checkpoint of a training whose last one it has not seen.
+    #[error(
+        "Evaluator::run: no checkpoint in {} for {:.1} s{}, and none there is marked as the last of the training; see whether it still runs, give Evaluator::patience more than a checkpoint takes, or mark the last one (runner::LAST)",
+        folder.display(), waited.as_secs_f64(), after.as_ref().map_or(String::new(), |after| format!(" since {after}"))
+    )]
+    NoCheckpoint {
+        /// Where it was looked for.
+        folder: PathBuf,
+        /// The latest one that was there; `None` where there was none.
+        after: Option<String>,
+        /// How long it was waited.
+        waited: Duration,
+    },
     /// A step of an optimizer whose state is sharded has ended between the update of each worker's part of the state and the
     /// exchange of the new weights. No weight has changed on this worker, but its part of the state has, and steps and saves of the
     /// optimizer are refused until it is restored.
@@ -270,7 +285,7 @@ pub enum Error {
         advice: &'static str,
     },
     /// A pass over a distributed dataset is at its end.
-    #[error("{operation}: the pass is at its end; start another with iter()")]
+    #[error("{operation}: the pass is at its end; begin another, by iter() or Batches::begin()")]
     OutOfRange {
         /// What was called.
         operation: &'static str,
@@ -293,6 +308,12 @@ pub enum Error {
     /// A checkpoint could not be saved, or what is there cannot be restored.
     #[error(transparent)]
     Checkpoint(#[from] distribute_checkpoint::Error),
+    /// A job cannot be watched.
+    #[error(transparent)]
+    Monitor(#[from] distribute_monitor::Error),
+    /// A summary for TensorBoard could not be written.
+    #[error(transparent)]
+    Summary(#[from] distribute_summary::Error),
     /// A parameter server refuses what it is asked for, or doesn't answer. Unless it refuses, it may have done it; where several
     /// servers were asked, the others may have, too.
     #[error("{operation}: {source}")]
@@ -303,6 +324,9 @@ pub enum Error {
         #[source]
         source: Box<distribute_params::ChannelError>,
     },
+    /// A closure that was scheduled has failed, or workers are missing.
+    #[error(transparent)]
+    Coordinator(#[from] distribute_coordinator::Error),
     /// A partitioner or a placement was given something that it cannot take.
     #[error(transparent)]
     Params(Box<distribute_params::Error>),
@@ -430,6 +454,11 @@ impl Error {
         self
     }
 
+    /// The error of a worker, of which nothing is known but its number.
+    pub(crate) fn worker_failed(worker: usize, source: Self) -> Self {
+        Error::Worker { worker, process: None, source: Box::new(source) }
+    }
+
     pub(crate) fn invalid(operation: &'static str, reason: impl Into<String>) -> Self {
         Error::InvalidArgument { operation, reason: reason.into() }
     }
@@ -452,6 +481,10 @@ impl From<distribute_tensor::Error> for Error {
 }
 
 const PARTS_ADVICE: &str = "use values and models of the strategy that is given them";
+
+fn located(process: &Option<Box<Process>>) -> String {
+    process.as_ref().map(|process| format!(" ({process})")).unwrap_or_default()
+}
 
 fn local(replicas: usize) -> String {
     match replicas {

@@ -51,13 +51,17 @@
 //! | `replicated` | [`Replicated`]: a model on every replica |
 //! | `variables` | [`Variable`]: ON_WRITE and ON_READ; [`Variables`] of one model: initial values, safetensors, checksum |
 //! | [`mod@optimizer`] | [`Optimizer`]: backward, reduce, update in one call; [`Sgd`], [`Adam`], [`AdamW`], … |
+//! | [`runner`] | [`run`](runner::run): epochs, validation and backups in one call |
 //! | [`checkpoint`] | [`Checkpoint`]: model, optimizer and more, saved and restored together |
 //! | [`nn`] | layers that know about replicas; losses that take an empty piece of a batch |
 //! | [`metrics`] | [`Mean`](metrics::Mean), accuracy, AUC, confusion matrix: counted by replicas, read outside of `run` |
 //! | `input` | [`DistributedDataset`]: a piece for each replica in each step; [`InputOptions`] |
 //! | `error` | [`Error`]: what went wrong, who did it, what to do |
 //! | `log` | [`init`]: candle's threads and `DISTRIBUTE_LOG` |
+//! | [`summary`] | scalars and histograms for TensorBoard |
+//! | [`monitor`] | a page, JSON and metrics of a running job |
 //! | [`trace`] | a timeline of what each replica does, for Perfetto |
+//! | [`legacy`] | TensorFlow's older names |
 //! | [`prelude`] | what most programs use |
 //! | [`tensor`], [`data`], [`cluster`] | the crates below: nests of tensors; datasets; clusters and resolvers, deadlines and blame |
 //!
@@ -65,7 +69,8 @@
 //!
 //! [`ParameterServerStrategy`] keeps variables on parameter servers, cut into shards, and workers train against them without waiting
 //! for each other. [`LocalCluster`] has them all in one process; [`params`] has the partitioners; [`mod@lookup`] rows by their ids;
-//! [`runner`] a strategy from the environment alone.
+//! [`runner::ParameterServerStrategy`] a strategy from the environment alone. [`mod@remote`]: functions that workers run for a coordinator.
+//! [`between_graph`]: workers that run the whole program each, without one.
 //!
 //! # Several workers
 //!
@@ -81,23 +86,29 @@
 
 pub mod checkpoint;
 pub mod context;
+mod coordinator;
 mod deposit;
 mod error;
 mod init;
 mod input;
+pub mod legacy;
 mod lock;
 pub mod metrics;
+#[cfg(unix)]
+pub mod monitor;
 pub mod nn;
 mod number;
 pub mod optimizer;
 mod preemption;
 mod random;
+pub mod remote;
 mod replicated;
 pub mod runner;
 mod select;
 mod serve;
 mod servers;
 pub mod strategy;
+pub mod summary;
 pub mod trace;
 mod training;
 pub mod values;
@@ -109,31 +120,31 @@ pub use context::{
     has_strategy, in_cross_replica_context, set_strategy,
 };
 #[doc(inline)]
+pub use coordinator::{ClusterCoordinator, ClusterCoordinatorBuilder, Fetch, Status, WorkerStatus};
 pub use distribute_cluster::resolver::{ClusterResolver, SimpleClusterResolver, TfConfigClusterResolver};
 #[doc(inline)]
 pub use distribute_cluster::{ClusterSpec, Job, Task};
 #[doc(inline)]
 pub use distribute_data::Dataset;
-pub use distribute_macros::{Nest, main};
+pub use distribute_macros::{Nest, main, remote};
 pub use distribute_tensor::{HostTensor, IndexedSlices, Leaf, Nest, ReduceOp, Tree};
 pub use error::{Error, Ok, Result};
 pub use init::init;
-pub use input::{
-    DistributedDataset, DistributedIterator, InputIterator, InputOptions, InputReplicationMode, InputSource,
-};
+pub use input::{DistributedDataset, DistributedIterator, InputOptions, InputReplicationMode};
 pub use optimizer::{Adagrad, Adam, AdamW, Ftrl, Momentum, Optimizer, RmsProp, Sgd};
 pub use preemption::Preemption;
 pub use replicated::Replicated;
 pub use select::{Kept, Restored, Select};
 pub use serve::{Serve, serve};
-pub use servers::ParameterServers;
+pub use servers::{ParameterServers, RunningClosure};
 pub use strategy::{
     CentralStorageStrategy, CommunicationImplementation, CommunicationOptions, CrossDeviceOps, Destinations,
-    DeviceKind, DeviceName, HierarchicalCopyAllReduce, LocalCluster, MirroredStrategy, MultiWorkerBuilder,
-    MultiWorkerMirroredStrategy, NcclAllReduce, OneDeviceStrategy, ParameterServerBuilder,
-    ParameterServerStrategy, ReductionToOneDevice, Replicas, Strategy, StrategyExtended, Threads,
-    ValueContext, VariablePlacement,
+    DeviceKind, DeviceName, HierarchicalCopyAllReduce, IndependentWorker, LocalCluster, MirroredStrategy,
+    MultiWorkerBuilder, MultiWorkerMirroredStrategy, NcclAllReduce, OneDeviceStrategy,
+    ParameterServerBuilder, ParameterServerStrategy, ReductionToOneDevice, Replicas, Strategy,
+    StrategyExtended, Threads, ValueContext, VariablePlacement,
 };
+pub use summary::SummaryWriter;
 pub use training::Training;
 pub use values::{Axes, Distributed, Mirrored, PerReplica, Reducible};
 pub use variables::lookup;
@@ -152,6 +163,12 @@ pub mod net {
     pub use distribute_net::{Certificates, Identity, JoinError, Secret, SharedMemory};
     #[doc(inline)]
     pub use distribute_server::Credentials;
+}
+
+/// Training between graphs, as TensorFlow 1 called it: each worker runs the whole program by itself, against variables on parameter servers.
+pub mod between_graph {
+    #[doc(inline)]
+    pub use crate::strategy::parameter_server::between_graph::*;
 }
 
 /// How variables are cut, and which parameter server has which; the tables on servers, and how they are reached.
@@ -203,6 +220,14 @@ mod guides {
     struct Elastic;
     #[doc = include_str!("../../../docs/clusters.md")]
     struct Clusters;
+    #[doc = include_str!("../../../docs/coordinator.md")]
+    struct Coordinator;
+    #[doc = include_str!("../../../docs/between-graph.md")]
+    struct BetweenGraph;
     #[doc = include_str!("../../../docs/sharded-variables.md")]
     struct ShardedVariables;
+    #[doc = include_str!("../../../docs/watching.md")]
+    struct Watching;
+    #[doc = include_str!("../../../docs/runner.md")]
+    struct Runner;
 }

@@ -1,14 +1,21 @@
 //! Tasks that serve others: parameter servers, and workers that wait for a coordinator.
 
-use crate::{Error, Result};
-use distribute_cluster::resolver::ClusterResolver;
+use crate::remote::RemoteProgram;
+use crate::{Error, ParameterServerBuilder, Result};
+use distribute_cluster::resolver::{ClusterResolver, SimpleClusterResolver};
 use distribute_cluster::{ClusterSpec, Job, Task};
+use distribute_coordinator::Worker;
 use distribute_log::told;
 use distribute_net::{Certificates, Secret};
 use distribute_ps::{ParameterServer, REPLICAS, Replicas, SERVICE, ServerOptions};
-use distribute_server::{ClientBuilder, Credentials, Server};
+use distribute_server::{ClientBuilder, Credentials, End, Server};
 use std::fmt::Display;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a task waits for somebody that it serves.
+const LEASE: Duration = Duration::from_secs(600);
 
 /// The folder of all servers of a machine.
 const FOLDER: &str = "DISTRIBUTE_PS_FOLDER";
@@ -51,6 +58,9 @@ pub struct Serve {
     options: Option<ServerOptions>,
     credentials: Credentials,
     replicas: Option<bool>,
+    strategy: Option<ParameterServerBuilder>,
+    lease: Option<Duration>,
+    workers_go_on: bool,
 }
 
 impl Serve {
@@ -112,17 +122,18 @@ impl Serve {
     pub fn run(self, resolver: &dyn ClusterResolver) -> Result<bool> {
         // SRV-2: nobody else serves.
         let Some((cluster, task)) = resolver.membership()? else { return Ok(false) };
-        if !matches!(task.job, Job::Ps | Job::Worker) {
+        if !matches!(task.job, Job::Ps | Job::Worker) || (task.job == Job::Worker && self.workers_go_on) {
             return Ok(false);
         }
-        if !cluster.has_job(&Job::Chief) {
+        if !self.workers_go_on && !cluster.has_job(&Job::Chief) {
             told(|| {
                 tracing::info!(
                     "{task}: the cluster has no chief, so one outside of it has to train, and to end this server"
                 )
             });
         }
-        let mut server = Server::builder(cluster.clone()).task(task.clone());
+        let lease = self.lease.unwrap_or(LEASE);
+        let mut server = Server::builder(cluster.clone()).task(task.clone()).lease(lease);
         if task.job == Job::Ps {
             let mut tables = self.tables(&task)?;
             if self.has_replicas() {
@@ -133,12 +144,39 @@ impl Serve {
                 server = server.service(REPLICAS, Replicas::new());
             }
             server = server.service(SERVICE, tables);
+        } else {
+            let settings = self.strategy.unwrap_or_default().credentials(self.credentials.clone());
+            let settings =
+                settings.cluster_resolver(SimpleClusterResolver::new(cluster).with_task(task.clone()));
+            let program = Arc::new(RemoteProgram::of_task(settings)?);
+            server = server.service(distribute_coordinator::SERVICE, Worker::new(program));
         }
         let server = server.credentials(self.credentials).start().map_err(failed(&task))?;
         told(|| tracing::info!("{task} serves at {}", server.target()));
         let end = server.join().map_err(failed(&task))?;
+        if let End::Left(lease) = end {
+            told(|| tracing::info!("{task} ends: nobody has needed it for {lease:?}"));
+        }
         tracing::debug!(?end, "{task} has ended");
         Ok(true)
+    }
+
+    /// What the strategy of this worker is built of, where it differs from the coordinator's: its devices, say. How variables are cut and placed, and how stale
+    /// values may be, says the coordinator.
+    pub fn strategy(self, settings: ParameterServerBuilder) -> Self {
+        Self { strategy: Some(settings), ..self }
+    }
+
+    /// Serves as a parameter server alone: workers run the whole program by themselves, as
+    /// [between graphs](crate::between_graph::ParameterServerStrategy).
+    pub fn parameter_servers_alone(self) -> Self {
+        Self { workers_go_on: true, ..self }
+    }
+
+    /// Ends this task when nobody that it serves has been connected for so long, as when the coordinator is lost and does not come back; 10
+    /// minutes by default.
+    pub fn lease(self, lease: Duration) -> Self {
+        Self { lease: Some(lease), ..self }
     }
 
     fn has_replicas(&self) -> bool {

@@ -13,6 +13,7 @@ mod oracle {
     pub mod batching_differences;
     pub mod case;
     pub mod compare;
+    pub mod coordinator;
     pub mod differences;
     pub mod errors;
     pub mod even;
@@ -42,7 +43,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// The runner of each area. A case of any other area fails.
-const AREAS: [(&str, Run); 12] = [
+const AREAS: [(&str, Run); 13] = [
     ("reduce", oracle::reduce::oracle_reduce),
     ("gather", oracle::gather::oracle_gather),
     ("all_reduce", oracle::all_reduce::oracle_all_reduce),
@@ -55,6 +56,7 @@ const AREAS: [(&str, Run); 12] = [
     ("resolvers", oracle::resolvers::oracle_resolvers),
     ("partitioners", oracle::partitioners::oracle_partitioners),
     ("sharded", oracle::sharded::oracle_sharded),
+    ("coordinator", oracle::coordinator::oracle_coordinator),
 ];
 
 fn main() -> ExitCode {

@@ -3,10 +3,17 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[path = "pages/clusters.rs"]
+mod clusters;
 #[path = "pages/members.rs"]
 mod members;
 #[path = "pages/replica_context.rs"]
 mod replica_context;
+mod rows;
+#[path = "pages/scope.rs"]
+mod scope;
+#[path = "pages/steps.rs"]
+mod steps;
 #[path = "pages/strategy_extended.rs"]
 mod strategy_extended;
 #[path = "pages/table.rs"]
@@ -14,8 +21,8 @@ mod table;
 
 use candle_core::{Device, Tensor};
 use distribute::{
-    CentralStorageStrategy, MirroredStrategy, OneDeviceStrategy, PerReplica, Result, Strategy, Variable,
-    get_strategy,
+    CentralStorageStrategy, LocalCluster, MirroredStrategy, OneDeviceStrategy, ParameterServerStrategy,
+    PerReplica, Result, Strategy, Variable, get_strategy,
 };
 
 fn mirrored(replicas: usize) -> Strategy {
@@ -25,6 +32,13 @@ fn mirrored(replicas: usize) -> Strategy {
 /// Two replicas, and the variables on the second's device.
 fn central() -> Strategy {
     CentralStorageStrategy::new(["cpu:0", "cpu:1"], "cpu:1").unwrap().into()
+}
+
+/// One worker of a cluster of so many parameter servers, which keep variables whole.
+fn servers(count: usize) -> Strategy {
+    let cluster = LocalCluster::new(1, count).unwrap();
+    let builder = ParameterServerStrategy::builder().cluster_resolver(cluster.resolver());
+    builder.build().unwrap().into()
 }
 
 /// One strategy of each kind.

@@ -169,18 +169,20 @@ fn nothing_is_left_when_the_launcher_is_killed_while_its_tasks_are_suspended() {
     });
 }
 
-/// Waits until every process of a group is suspended: a signal is delivered when its receiver next runs.
+/// Waits until every process of a group is suspended: a signal is delivered when its receiver next runs. A shell that has just begun
+/// another program waits in the system for that one, and not for signals; it counts as suspended, since that one is.
 fn until_suspended(group: Pid) {
     // What follows the name of a program, which is in parentheses: its state, its parent, its group.
     let of_group = |stat: String| {
         let fields: Vec<_> = stat.rsplit_once(')')?.1.split_whitespace().map(str::to_owned).collect();
-        (fields.get(2)? == &group.as_raw_nonzero().to_string()).then(|| fields[0] == "T")
+        (fields.get(2)? == &group.as_raw_nonzero().to_string()).then(|| fields[0].clone())
     };
     loop {
         let all = std::fs::read_dir("/proc").unwrap().flatten();
         let stats = all.filter_map(|process| std::fs::read_to_string(process.path().join("stat")).ok());
-        let states: Vec<bool> = stats.filter_map(of_group).collect();
-        if !states.is_empty() && states.iter().all(|suspended| *suspended) {
+        let states: Vec<String> = stats.filter_map(of_group).collect();
+        let has = |state: &str| states.iter().any(|found| found == state);
+        if has("T") && states.iter().all(|state| ["T", "D"].contains(&state.as_str())) {
             return;
         }
         std::thread::yield_now();

@@ -8,10 +8,9 @@ mod support;
 use distribute_cluster::TfConfig;
 use distribute_launch::{Cause, End, Job, Launch, Layout, Plan, Signal, Task, parse_hosts};
 use distribute_testing::child::{Killed, command, part};
-use distribute_testing::watched;
+use distribute_testing::{Port, watched};
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
-use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -208,7 +207,8 @@ fn with_sshd() {
             assert!(made.unwrap().success());
         }
         std::fs::copy(path("user.pub"), path("authorized")).unwrap();
-        let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
+        let reserved = Port::reserve();
+        let port = reserved.number();
         let config = format!(
             "Port {port}\nListenAddress 127.0.0.1\nHostKey {}\nAuthorizedKeysFile {}\nStrictModes no\nUsePAM no\nPidFile none\nMaxStartups 100\n",
             path("host"),

@@ -1,9 +1,11 @@
-//! The macros of `distribute`, which re-exports them: `#[derive(Nest)]` and `#[distribute::main]`.
+//! The macros of `distribute`, which re-exports them: `#[derive(Nest)]`, `#[distribute::main]` and `#[distribute::remote]`.
 //!
 //! | module | what it expands |
 //! |---|---|
 //! | `nest` | `#[derive(Nest)]`: a struct as a nested structure of tensors |
 //! | `entry` | `#[distribute::main]`: what has to happen before any thread starts |
+//! | `remote` | `#[distribute::remote]`: a function that workers run for a coordinator |
+//! | `source` | the hash of a function's source |
 //!
 //! Each is a function from syntax to tokens or an error, tested as such; the macros themselves only call them.
 
@@ -11,6 +13,8 @@
 
 mod entry;
 mod nest;
+mod remote;
+mod source;
 
 use proc_macro::TokenStream;
 
@@ -57,6 +61,29 @@ pub fn derive_nest(input: TokenStream) -> TokenStream {
 #[proc_macro_attribute]
 pub fn main(arguments: TokenStream, item: TokenStream) -> TokenStream {
     expand(syn::parse(item).and_then(|function| entry::expand(arguments.into(), function)))
+}
+
+/// Makes a function one that workers run for a coordinator. All tasks of a job run the same program, and find the function by its name.
+///
+/// ```text
+/// #[distribute::remote]
+/// fn train_step(worker: &WorkerContext, model: &Model, data: &Batches<Batch>, scale: f32) -> Result<f32> {
+///     …
+/// }
+///
+/// coordinator.schedule(train_step, (&model, &data, 0.5))?;
+/// ```
+///
+/// Its first parameter is the worker that runs it. Of the others, a `&T` is what the worker keeps, which another remote function has made
+/// there; anything else is a value that travels, and has serde's `Serialize` and `Deserialize`. It returns a `Result`, whose error
+/// becomes a `distribute::Error`.
+///
+/// `train_step` is then a type and its only value: it can be called as before, given to a coordinator, and implements `RemoteFunction`.
+/// A hash of its source goes with its name, so that a worker refuses the calls of another version. What it calls is not in
+/// the hash.
+#[proc_macro_attribute]
+pub fn remote(arguments: TokenStream, item: TokenStream) -> TokenStream {
+    expand(syn::parse(item).and_then(|function| remote::expand(arguments.into(), function)))
 }
 
 fn expand(result: syn::Result<proc_macro2::TokenStream>) -> TokenStream {

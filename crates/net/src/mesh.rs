@@ -8,7 +8,7 @@ use crate::rendezvous::door::WaitingRoom;
 use crate::shm::arena::Arena;
 use crate::wire::Frame;
 use crate::{Drive, Message, Receiver, Region, Settings, Transport};
-use distribute_cluster::{Deadline, World};
+use distribute_cluster::{Address, Deadline, World};
 use std::collections::BTreeSet;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -35,9 +35,9 @@ pub struct Mesh {
     shared: Arc<Shared>,
     background: Option<JoinHandle<()>>,
     generation: u64,
-    /// How many wait for the next world.
-    /// The places of the workers in the cluster.
+    /// The places of the workers in the cluster, and where they are.
     places: Vec<usize>,
+    addresses: Vec<Address>,
     waiting: Arc<WaitingRoom>,
 }
 
@@ -73,6 +73,8 @@ pub(crate) struct Met {
     pub world: World,
     /// The place of each worker in the cluster.
     pub places: Vec<usize>,
+    /// Where each is, if that is known.
+    pub addresses: Vec<Address>,
     /// How often the world has been made, this time included.
     pub generation: u64,
     pub links: Vec<Link>,
@@ -87,7 +89,8 @@ impl Met {
     /// A worker that is linked to these.
     pub fn new(world: World, links: Vec<Link>, settings: Settings) -> Self {
         let places = (0..world.workers()).collect();
-        Self { world, places, generation: 1, links, early: Vec::new(), settings, crowded: false }
+        let (addresses, early) = Default::default();
+        Self { world, places, addresses, generation: 1, links, early, settings, crowded: false }
     }
 }
 
@@ -104,7 +107,7 @@ impl Mesh {
         latecomers: Option<Box<dyn Latecomers>>,
         waiting: Arc<WaitingRoom>,
     ) -> io::Result<Self> {
-        let (generation, places) = (met.generation, met.places.clone());
+        let (generation, places, addresses) = (met.generation, met.places.clone(), met.addresses.clone());
         let shared = Arc::new(Shared::new(met, receiver)?);
         let background = if shared.links.is_empty() && latecomers.is_none() {
             None
@@ -113,7 +116,7 @@ impl Mesh {
             let thread = std::thread::Builder::new().name("distribute-net".to_owned());
             Some(thread.spawn(move || background::run(&shared, latecomers))?)
         };
-        Ok(Self { shared, background, generation, places, waiting })
+        Ok(Self { shared, background, generation, places, addresses, waiting })
     }
 
     /// How many workers have come since the world was made, and wait until it is made again: of clusters in which not all have
@@ -132,6 +135,11 @@ impl Mesh {
         &self.places
     }
 
+    /// Where each worker can be reached, as all of them have been told alike; nothing where they met in no rendezvous.
+    pub fn addresses(&self) -> &[Address] {
+        &self.addresses
+    }
+
     /// Whether one waits that was a member of a world as late as this one, and not of this one: its leader knew nothing of that world,
     /// because it had just started.
     pub fn is_supplanted(&self) -> bool {
@@ -141,6 +149,11 @@ impl Mesh {
     /// How often the world has been made: 1 at first, and one more each time its workers have met again.
     pub fn generation(&self) -> u64 {
         self.generation
+    }
+
+    /// Takes back what others have read in this worker's memory, and let go of, without waiting for the next sign of life.
+    pub(crate) fn settle(&self) {
+        self.shared.links.iter().for_each(Link::settle);
     }
 
     /// The workers, and which of them this is.
@@ -173,7 +186,7 @@ impl Transport for Mesh {
     fn memory(&self, len: usize) -> Option<Region> {
         let arena = self.shared.arena.as_ref()?;
         // What has been given back is used first.
-        self.shared.links.iter().for_each(Link::settle);
+        self.settle();
         match arena.allocate(len) {
             Ok(region) => Some(region),
             Err(error) => {

@@ -5,8 +5,8 @@
 mod support;
 
 use distribute_cluster::World;
-use distribute_net::{JoinError, Listener, Mesh, Message, Quorum, Rendezvous, Transport};
-use distribute_testing::watched;
+use distribute_net::{JoinError, Mesh, Message, Quorum, Rendezvous, Transport};
+use distribute_testing::{Port, watched};
 use std::sync::{Arc, mpsc};
 use std::thread::Scope;
 use std::time::Duration;
@@ -14,16 +14,20 @@ use support::{Kept, addresses, patient};
 
 const PLACES: usize = 4;
 
-/// A worker by its place in a cluster of four, which has been in this many worlds. The leader waits for `expected`, and goes on
-/// with one, if need be.
+/// A worker by its place in a cluster of four, which has been in this many worlds. The leader waits for `expected`.
 fn at(place: usize, generation: u64, expected: &[usize], port: u16) -> Rendezvous {
-    let expected = expected.iter().copied().collect();
-    let quorum = Quorum { least: 1, expected, grace: Duration::from_millis(300) };
+    let quorum = Quorum { grace: Duration::from_secs(40), ..soon(expected) };
     Rendezvous::new(World::new(PLACES, place, 1).unwrap(), addresses(PLACES, "127.0.0.1", port))
         .settings(patient())
         .timeout(Duration::from_secs(40))
         .generation(generation)
         .quorum(quorum)
+}
+
+/// With one worker, if need be, where the others don't come soon.
+fn soon(expected: &[usize]) -> Quorum {
+    let expected = expected.iter().copied().collect();
+    Quorum { least: 1, expected, grace: Duration::from_millis(300) }
 }
 
 type Joined = (Mesh, Arc<Kept>);
@@ -56,15 +60,12 @@ fn meet(places: &'static [usize], generation: u64, port: u16) -> Vec<Joined> {
     joined
 }
 
-fn free_port() -> u16 {
-    Listener::bind("127.0.0.1:0").unwrap().address().unwrap().port()
-}
-
 // INV-43
 #[test]
 fn worlds_are_of_those_that_are_there_and_have_numbers_of_their_own() {
     watched(|| {
-        let port = free_port();
+        let reserved = Port::reserve();
+        let port = reserved.number();
         for (generation, places) in [&[0][..], &[0, 2], &[0, 1, 2, 3], &[0, 3]].into_iter().enumerate() {
             drop(meet(places, generation as u64, port));
         }
@@ -75,9 +76,10 @@ fn worlds_are_of_those_that_are_there_and_have_numbers_of_their_own() {
 #[test]
 fn a_leader_goes_on_with_enough_and_counts_who_comes_later() {
     watched(|| {
-        let port = free_port();
+        let reserved = Port::reserve();
+        let port = reserved.number();
         // Nobody else comes.
-        let (alone, _) = join(at(0, 0, &[0, 1, 2], port));
+        let (alone, _) = join(at(0, 0, &[], port).quorum(soon(&[0, 1, 2])));
         assert_eq!((alone.world().workers(), alone.waiting()), (1, 0));
         std::thread::scope(|scope| {
             let (told, waits) = mpsc::channel();
@@ -108,7 +110,8 @@ fn a_leader_goes_on_with_enough_and_counts_who_comes_later() {
 fn fewer_than_the_least_make_no_world() {
     watched(|| {
         let quorum = Quorum { least: 2, expected: [0, 1, 2].into(), grace: Duration::ZERO };
-        let few = at(0, 0, &[], free_port()).quorum(quorum).timeout(Duration::from_secs(1));
+        let port = Port::reserve();
+        let few = at(0, 0, &[], port.number()).quorum(quorum).timeout(Duration::from_secs(1));
         let error = few.join(Kept::new()).unwrap_err();
         assert!(matches!(&error, JoinError::Deadline { missing, .. } if missing.len() == 3), "{error}");
     });
@@ -118,7 +121,8 @@ fn fewer_than_the_least_make_no_world() {
 #[test]
 fn a_leader_that_began_anew_takes_part_in_the_world_that_there_was() {
     watched(|| {
-        let port = free_port();
+        let reserved = Port::reserve();
+        let port = reserved.number();
         // It has just started, and nobody has come in time.
         let (alone, _) = join(at(0, 0, &[], port));
         assert_eq!((alone.generation(), alone.is_supplanted()), (1, false));

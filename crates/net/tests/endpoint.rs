@@ -9,7 +9,7 @@ use distribute_net::handshake::{Hello, Purpose, Reason, Words, hearing};
 use distribute_net::{
     Acceptor, Access, ConnectError, Connector, Endpoint, Identity, Listener, Message, Rendezvous, Secret,
 };
-use distribute_testing::{SplitMix, watched};
+use distribute_testing::{Port, SplitMix, watched};
 use proptest::prelude::*;
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -138,7 +138,8 @@ fn who_does_not_belong_is_told_why_and_by_whom() {
             }
             // A worker that wants to join a world.
             let all = vec![at.to_string(), "127.0.0.1:0".to_owned()];
-            let joining = Rendezvous::new(World::new(2, 1, 1).unwrap(), all).identity(secret("a"));
+            let joining =
+                Rendezvous::new(World::new(2, 1, 1).unwrap(), all).identity(secret("a")).job("digits");
             let error = joining.join(Kept::new()).unwrap_err().to_string();
             assert!(error.contains("ps 0 answers calls here, and joins no world"), "{error}");
             let (endpoint, kept) = connect(&of(&secret("a")), &ps(), &at).unwrap();
@@ -174,8 +175,8 @@ fn who_calls_a_worker_of_a_world_is_told_that_it_is_one() {
 fn who_is_not_there_is_named_at_the_deadline_with_what_came_of_the_attempts() {
     watched(|| {
         let connector = Connector::new(Job::Chief.task(0), access(&Identity::None));
-        let free = Listener::bind("127.0.0.1:0").unwrap().address().unwrap();
-        let at = free.to_string().parse().unwrap();
+        let absent = Port::reserve();
+        let at = absent.address().to_string().parse().unwrap();
         let soon = || Deadline::after(Duration::from_millis(200));
         let error = connector.connect(&ps(), &at, Kept::new(), soon()).unwrap_err();
         let ConnectError::Unreachable { last: Some(last), .. } = &error else { panic!("{error}") };

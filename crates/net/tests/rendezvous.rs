@@ -7,7 +7,7 @@ mod support;
 use distribute_cluster::{Job, World};
 use distribute_net::identity::PolicyError;
 use distribute_net::{Drive, Identity, JoinError, Listener, Message, Rendezvous, Transport};
-use distribute_testing::{SplitMix, watched};
+use distribute_testing::{Port, SplitMix, watched};
 use std::sync::mpsc;
 use std::time::Duration;
 use support::{Kept, addresses, meshes, patient};
@@ -15,11 +15,6 @@ use support::{Kept, addresses, meshes, patient};
 fn alone_of(workers: usize, worker: usize, addresses: Vec<String>) -> Rendezvous {
     let world = World::new(workers, worker, 1).unwrap();
     Rendezvous::new(world, addresses).settings(patient()).timeout(Duration::from_secs(40))
-}
-
-/// A port at which nobody listens.
-fn free_port() -> u16 {
-    Listener::bind("127.0.0.1:0").unwrap().address().unwrap().port()
 }
 
 #[test]
@@ -32,7 +27,8 @@ fn workers_may_start_in_any_order_and_at_any_time() {
             for last in (1..workers).rev() {
                 order.swap(last, random.below(last + 1));
             }
-            let port = free_port();
+            let reserved = Port::reserve();
+            let port = reserved.number();
             let (_keep, never) = mpsc::channel::<()>();
             let kept: Vec<_> = std::thread::scope(|scope| {
                 let threads: Vec<_> = order
@@ -108,7 +104,8 @@ fn who_is_missing_is_told_once_a_second_and_at_the_deadline_to_all_that_are_ther
 #[test]
 fn a_leader_that_is_not_there_is_named_with_what_came_of_the_last_attempt() {
     watched(|| {
-        let port = free_port();
+        let reserved = Port::reserve();
+        let port = reserved.number();
         let second = alone_of(2, 1, addresses(2, "127.0.0.1", port)).timeout(Duration::from_millis(300));
         let error = second.join(Kept::new()).unwrap_err().to_string();
         assert!(error.contains(&format!("worker 0 at 127.0.0.1:{port} (connection refused)")), "{error}");
@@ -143,7 +140,8 @@ fn a_worker_that_dies_before_all_are_there_may_come_again() {
 #[test]
 fn a_worker_of_a_later_generation_waits_for_the_leader_of_its_own() {
     watched(|| {
-        let port = free_port();
+        let reserved = Port::reserve();
+        let port = reserved.number();
         let of = move |worker, generation| {
             alone_of(2, worker, addresses(2, "127.0.0.1", port)).generation(generation)
         };
@@ -202,7 +200,8 @@ fn what_can_be_known_to_be_wrong_is_refused_before_anybody_is_waited_for() {
 #[test]
 fn plain_text_leaves_the_machine_only_if_that_is_asked_for_by_name() {
     watched(|| {
-        let port = free_port();
+        let reserved = Port::reserve();
+        let port = reserved.number();
         let far = move || alone_of(2, 0, addresses(2, "0.0.0.0", port));
         let error = far().join(Kept::new()).unwrap_err();
         assert!(matches!(error, JoinError::Policy(PolicyError::PlainTextOnTheNetwork { .. })), "{error}");
@@ -230,7 +229,8 @@ fn a_world_of_one_needs_no_socket() {
 fn who_is_missing_is_called_by_its_task() {
     watched(|| {
         let tasks = || vec![Job::Chief.task(0), Job::Worker.task(0), Job::Worker.task(1)];
-        let port = free_port();
+        let reserved = Port::reserve();
+        let port = reserved.number();
         let join = |worker| {
             let rendezvous = alone_of(3, worker, addresses(3, "127.0.0.1", port));
             rendezvous
@@ -248,7 +248,8 @@ fn who_is_missing_is_called_by_its_task() {
         assert!(worker.contains("missing: worker 1 at 127.0.0.1:0"), "{worker}");
         assert!(chief.contains("worker 1 at 127.0.0.1:0") && !chief.contains("worker 2"), "{chief}");
         // A chief that is not there.
-        let error = alone_of(2, 1, addresses(2, "127.0.0.1", free_port()));
+        let absent = Port::reserve();
+        let error = alone_of(2, 1, addresses(2, "127.0.0.1", absent.number()));
         let error = error.tasks(tasks()).timeout(Duration::from_millis(100)).join(Kept::new()).unwrap_err();
         assert!(error.to_string().contains("missing: chief 0 at 127.0.0.1:"), "{error}");
         // An own address that is none of this machine.

@@ -321,6 +321,44 @@ pub enum Error {
         /// How many there may be.
         limit: usize,
     },
+    /// A change comes from a closure of another job than the one that was begun last.
+    #[error(
+        "a change of a closure of job {job:x} is not made, since job {present:x} is the one that has begun: the coordinator was started again, and this worker belongs to the one before"
+    )]
+    OtherJob {
+        /// The job that it comes from.
+        job: u64,
+        /// The one that was begun last.
+        present: u64,
+    },
+    /// A change comes from a closure that has ended.
+    #[error(
+        "a change of closure {closure} is not made, since all closures below {floor} have ended: this worker was replaced, and another one has run the closure"
+    )]
+    ClosureEnded {
+        /// The number of the closure.
+        closure: u64,
+        /// The number of the first that may not have ended.
+        floor: u64,
+    },
+    /// Too many closures have changed a table while one had not ended.
+    #[error(
+        "a change of closure {closure} is not made, since {limit} changes of closures are remembered of a table, and those are the ones since closure {oldest}, which has not ended; ask again when it has"
+    )]
+    TooManyClosures {
+        /// The number of the closure.
+        closure: u64,
+        /// The first of those that are remembered.
+        oldest: u64,
+        /// How many entries there may be, each for up to 64 changes of a closure.
+        limit: usize,
+    },
+    /// A request is none that can be made once for a closure.
+    #[error("{operation} cannot be made for a closure once: only changes of what is in one table can")]
+    NotOnce {
+        /// What was asked for.
+        operation: &'static str,
+    },
     /// What was given doesn't fit together.
     #[error(transparent)]
     Tensor(#[from] distribute_tensor::Error),

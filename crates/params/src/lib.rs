@@ -56,10 +56,12 @@
 //! | `dynamic` | [`DynamicTable`]: the same for ids of 64 bits, whose rows come and go |
 //! | `service` | [`Request`], [`Response`]: what is asked of a server, as data; [`Tables`]: all tables of one, which answer; [`Channel`]: the way to it |
 //! | `push_window` | [`PushWindows`]: which pushes were applied |
+//! | `closures` | [`ClosureChanges`]: which changes were made for closures, which may be run again |
 //! | `error` | [`Error`] |
 
 #![forbid(unsafe_code)]
 
+mod closures;
 mod dynamic;
 mod error;
 mod initializer;
@@ -72,17 +74,19 @@ mod service;
 mod steps;
 mod table;
 
+pub use closures::{ClosureChanges, Origin};
 pub use dynamic::{DynamicOptions, DynamicState, DynamicTable, Pushed, WaitingCounts};
 pub use error::{Error, Result};
 pub use initializer::Initializer;
 pub use partition::{HashPartition, Move, Moves, PartitionStrategy, Place, RowPartition, Split, UniqueIds};
 pub use partitioner::{
-    FixedShardsPartitioner, MaxSizePartitioner, MinSizePartitioner, Partitioner, partition,
+    FixedShardsPartitioner, MaxSizePartitioner, MinSizePartitioner, Partitioner, PartitionerSpec, partition,
 };
 pub use placement::{Mark, Placed, Placement, PlacementPolicy, shard_name};
 pub use push_window::{Admission, ClientPushes, PushWindows};
 pub use service::{
     Channel, ChannelError, Contents, ImageContents, LocalChannel, Refusal, RefusalKind, Request, Response,
-    Started, State, TableImage, TableInfo, TableKind, TableSpec, Tables, Version, VersionedValue, Waiting,
+    Started, State, TableImage, TableInfo, TableKind, TableSpec, Tables, Usage, Version, VersionedValue,
+    Waiting,
 };
 pub use table::{Push, Table, TableState, Versioned};

@@ -2,7 +2,9 @@
 
 use crate::{Error, Result, RowPartition};
 use distribute_tensor::DType;
+use serde::{Deserialize, Serialize};
 use std::fmt::Debug;
+use std::sync::Arc;
 
 /// Says into how many parts a variable is cut along each of its axes.
 ///
@@ -23,6 +25,69 @@ pub trait Partitioner: Debug + Send + Sync + 'static {
     /// # Errors
     /// [`Error::PartitionAxis`] if the shape has no such axis; a scalar has none.
     fn partitions(&self, shape: &[usize], dtype: DType, axis: usize) -> Result<Vec<usize>>;
+
+    /// The partitioner as data, by which other tasks make the same; `None` for one that can't be sent.
+    fn spec(&self) -> Option<PartitionerSpec> {
+        None
+    }
+}
+
+/// One of the three partitioners of this crate, as data.
+///
+/// ```
+/// use distribute_params::{MinSizePartitioner, Partitioner};
+///
+/// let spec = MinSizePartitioner::new(256 << 10, 3)?.spec();
+/// let same = spec.as_ref().map(|spec| spec.make()).transpose()?;
+/// assert_eq!(same.and_then(|same| same.spec()), spec);
+/// # Ok::<(), distribute_params::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum PartitionerSpec {
+    /// A [`FixedShardsPartitioner`].
+    FixedShards {
+        /// How many shards.
+        num_shards: usize,
+    },
+    /// A [`MinSizePartitioner`].
+    MinSize {
+        /// How many bytes a shard has at least.
+        min_shard_bytes: usize,
+        /// How many shards there are at most.
+        max_shards: usize,
+        /// What a string is taken for.
+        bytes_per_string: usize,
+    },
+    /// A [`MaxSizePartitioner`].
+    MaxSize {
+        /// How many bytes a shard has at most.
+        max_shard_bytes: usize,
+        /// How many shards there are at most; 0 is no limit.
+        max_shards: usize,
+        /// What a string is taken for.
+        bytes_per_string: usize,
+    },
+}
+
+impl PartitionerSpec {
+    /// The partitioner.
+    ///
+    /// # Errors
+    /// [`Error::PartitionerParameter`] for a number that it cannot take.
+    pub fn make(&self) -> Result<Arc<dyn Partitioner>> {
+        Ok(match *self {
+            Self::FixedShards { num_shards } => Arc::new(FixedShardsPartitioner::new(num_shards)?),
+            Self::MinSize { min_shard_bytes, max_shards, bytes_per_string } => {
+                let made = MinSizePartitioner::new(min_shard_bytes, max_shards)?;
+                Arc::new(made.bytes_per_string(bytes_per_string)?)
+            }
+            Self::MaxSize { max_shard_bytes, max_shards, bytes_per_string } => {
+                let made = MaxSizePartitioner::new(max_shard_bytes)?.max_shards(max_shards);
+                Arc::new(made.bytes_per_string(bytes_per_string)?)
+            }
+        })
+    }
 }
 
 /// Always so many shards, or one a row where there are fewer rows.
@@ -80,6 +145,10 @@ impl Partitioner for FixedShardsPartitioner {
         let size = size(Self::NAME, shape, axis)?;
         Ok(along(shape, axis, self.num_shards.min(size)))
     }
+
+    fn spec(&self) -> Option<PartitionerSpec> {
+        Some(PartitionerSpec::FixedShards { num_shards: self.num_shards })
+    }
 }
 
 impl MinSizePartitioner {
@@ -114,6 +183,11 @@ impl Partitioner for MinSizePartitioner {
         let shards = bytes.div_ceil(self.min_shard_bytes as u128);
         let shards = usize::try_from(shards).unwrap_or(usize::MAX).min(self.max_shards).min(size).max(1);
         Ok(along(shape, axis, shards))
+    }
+
+    fn spec(&self) -> Option<PartitionerSpec> {
+        let Self { min_shard_bytes, max_shards, bytes_per_string } = *self;
+        Some(PartitionerSpec::MinSize { min_shard_bytes, max_shards, bytes_per_string })
     }
 }
 
@@ -151,6 +225,15 @@ impl Partitioner for MaxSizePartitioner {
         };
         let shards = usize::try_from(shards).unwrap_or(usize::MAX);
         Ok(along(shape, axis, shards.min(self.max_shards.unwrap_or(usize::MAX))))
+    }
+
+    fn spec(&self) -> Option<PartitionerSpec> {
+        let Self { max_shard_bytes, max_shards, bytes_per_string } = *self;
+        Some(PartitionerSpec::MaxSize {
+            max_shard_bytes,
+            max_shards: max_shards.unwrap_or(0),
+            bytes_per_string,
+        })
     }
 }
 

@@ -10,6 +10,9 @@ use std::time::Duration;
 /// A caller that has so many bytes of answers to receive is not served further until it has taken some.
 const MOST: u64 = 64 << 20;
 
+/// How long to wait before it is looked again what the caller has read: nothing wakes who waits for that.
+const AGAIN: Duration = Duration::from_millis(1);
+
 /// Counts what was answered and has not left.
 #[derive(Debug, Default)]
 pub(crate) struct Outgoing {
@@ -25,15 +28,20 @@ struct Counted {
 }
 
 impl Outgoing {
-    /// Waits until a caller has taken enough of what it was answered.
-    pub fn room(&self, caller: &Task) -> Result<(), Refusal> {
-        self.room_within(caller, deadline::DEFAULT_TIMEOUT)
+    /// Waits until a caller has taken enough of what it was answered. What it reads in this process's memory it has taken when that is
+    /// seen by `settle`.
+    pub fn room(&self, caller: &Task, settle: impl Fn()) -> Result<(), Refusal> {
+        self.room_within(caller, deadline::DEFAULT_TIMEOUT, settle)
     }
 
-    fn room_within(&self, caller: &Task, patience: Duration) -> Result<(), Refusal> {
+    fn room_within(&self, caller: &Task, patience: Duration, settle: impl Fn()) -> Result<(), Refusal> {
         let mut deadline = Deadline::after(patience);
-        let mut callers = self.lock();
-        while let Some(bytes) = callers.get(caller).copied().filter(|bytes| *bytes >= MOST) {
+        let too_many = |callers: &BTreeMap<Task, u64>| callers.get(caller).copied().filter(|n| *n >= MOST);
+        while too_many(&self.lock()).is_some() {
+            // Bodies are dropped by it, which takes the lock.
+            settle();
+            let callers = self.lock();
+            let Some(bytes) = too_many(&callers) else { break };
             let slice = deadline.look();
             if slice.is_zero() {
                 let text = format!(
@@ -42,7 +50,8 @@ impl Outgoing {
                 );
                 return Err(Refusal::new(RefusalKind::Busy, text));
             }
-            callers = self.changed.wait_timeout(callers, slice).unwrap_or_else(PoisonError::into_inner).0;
+            let slice = slice.min(AGAIN);
+            drop(self.changed.wait_timeout(callers, slice).unwrap_or_else(PoisonError::into_inner));
             deadline.look();
         }
         Ok(())
@@ -95,22 +104,25 @@ mod tests {
             let (slow, other) = (Job::Worker.task(0), Job::Worker.task(1));
             let half = Bytes::from(vec![0; MOST as usize / 2]);
             let first = outgoing.count(slow.clone(), half.clone());
-            outgoing.room(&slow).unwrap();
+            outgoing.room(&slow, || ()).unwrap();
             let second = outgoing.count(slow.clone(), half.clone());
-            let refusal = outgoing.room_within(&slow, Duration::from_millis(5)).unwrap_err();
+            let refusal = outgoing.room_within(&slow, Duration::from_millis(5), || ()).unwrap_err();
             assert_eq!(refusal.kind, RefusalKind::Busy);
             assert!(refusal.text.starts_with("67108864 bytes that worker 0 asked for before"), "{refusal}");
-            outgoing.room(&other).unwrap();
+            outgoing.room(&other, || ()).unwrap();
             // Also where it was cut into pieces.
             let piece = second.slice(7..9);
             drop(second);
-            assert!(outgoing.room_within(&slow, Duration::from_millis(5)).is_err());
+            assert!(outgoing.room_within(&slow, Duration::from_millis(5), || ()).is_err());
             let waits = std::thread::spawn({
                 let (outgoing, slow) = (outgoing.clone(), slow.clone());
-                move || outgoing.room(&slow).unwrap()
+                move || outgoing.room(&slow, || ()).unwrap()
             });
             drop(piece);
             waits.join().unwrap();
+            // What is read where it lies has been taken once that is looked at.
+            let third = std::cell::RefCell::new(Some(outgoing.count(slow.clone(), half.clone())));
+            outgoing.room_within(&slow, Duration::ZERO, || drop(third.take())).unwrap();
             drop(first);
             assert!(outgoing.lock().is_empty());
         });

@@ -101,11 +101,12 @@ impl Service for ParameterServer {
             Refusal::new(RefusalKind::Malformed, text)
         };
         let read = codec::Call::decode(message).map_err(unreadable);
-        let (answers, batch, half) = match read.and_then(|call| self.outgoing.room(&caller).map(|()| call)) {
-            Ok(call) => (self.store.core().answer(&call), call.batch, call.half),
-            Err(refusal) => (vec![Err(refusal)], false, false),
-        };
-        match codec::encode_answer(answers, batch, half) {
+        let (answers, batch, half) =
+            match read.and_then(|call| self.outgoing.room(&caller, || reply.settle()).map(|()| call)) {
+                Ok(call) => (self.store.core().answer(&call), call.batch, call.half),
+                Err(refusal) => (vec![Err(refusal)], false, false),
+            };
+        match codec::encode_answer(answers, batch, half, |len| reply.memory(len)) {
             Ok(message) => reply.answer(message.head, self.outgoing.count(caller, message.body)),
             Err(error) => reply.fail(format!("the answer cannot be sent: {error}")),
         }

@@ -9,8 +9,8 @@ use distribute_checkpoint::{Reader, Writer};
 use distribute_files::{Partial, whole_name};
 use distribute_optim::RuleSpec;
 use distribute_params::{
-    ClientPushes, DynamicOptions, DynamicState, ImageContents, Initializer, TableImage, TableState,
-    WaitingCounts,
+    ClientPushes, ClosureChanges, DynamicOptions, DynamicState, ImageContents, Initializer, TableImage,
+    TableState, WaitingCounts,
 };
 use distribute_tensor::{DType, HostTensor};
 use serde::de::DeserializeOwned;
@@ -29,6 +29,8 @@ pub(crate) struct Manifest {
     pub tables: BTreeMap<String, u64>,
     /// Of each client, the highest number of its changes and those that were made.
     clients: Vec<(u64, u64, Vec<u64>)>,
+    /// The job that had begun.
+    pub job: u64,
 }
 
 /// What is said of a table, beside its tensors.
@@ -59,10 +61,13 @@ const TABLES: &str = "tables-";
 /// The tensor that holds what is said.
 const ABOUT: &str = "about";
 
+/// The tensor of a table that says which changes of closures were made.
+const CLOSURES: &str = "closures";
+
 impl Manifest {
-    pub fn new(start: u64, clients: Vec<ClientPushes>) -> Self {
+    pub fn new(start: u64, clients: Vec<ClientPushes>, job: u64) -> Self {
         let of = |ClientPushes { client, highest, applied }| (client, highest, applied);
-        Self { start, tables: BTreeMap::new(), clients: clients.into_iter().map(of).collect() }
+        Self { start, tables: BTreeMap::new(), clients: clients.into_iter().map(of).collect(), job }
     }
 
     pub fn clients(&self) -> impl Iterator<Item = ClientPushes> {
@@ -122,7 +127,7 @@ pub(crate) fn save_table(
     i: usize,
     image: TableImage,
 ) -> Result<(), SnapshotError> {
-    let TableImage { name, fingerprint, described, rule, contents, steps } = image;
+    let TableImage { name, fingerprint, described, rule, contents, steps, closures } = image;
     let mut writer = Writer::new();
     let mut slot_names = Vec::new();
     let mut put = |prefix: String,
@@ -152,6 +157,7 @@ pub(crate) fn save_table(
     writer.metadata("name", name.clone());
     let about = About { name: name.clone(), fingerprint, described, rule, slots: slot_names, dynamic, steps };
     writer.insert(ABOUT, packed(&about, "description", &name)?)?;
+    writer.insert(CLOSURES, HostTensor::vector(closures.to_numbers()))?;
     Ok(writer.save(tables_path(folder, start).join(i.to_string()), 1)?)
 }
 
@@ -190,7 +196,9 @@ fn load(path: &Path) -> Result<TableImage, String> {
             ImageContents::Dynamic { row_shape, dtype, initializer, options, parts }
         }
     };
-    Ok(TableImage { name, fingerprint, described, rule, contents, steps })
+    let closures = ClosureChanges::from_numbers(tensor(CLOSURES.to_owned())?.as_slice().unwrap_or_default())
+        .ok_or_else(|| format!("{CLOSURES} cannot be read"))?;
+    Ok(TableImage { name, fingerprint, described, rule, contents, steps, closures })
 }
 
 /// Removes what belongs to snapshots other than this one: those before it, and those that were not finished.

@@ -12,9 +12,8 @@ use distribute_net::Identity;
 use distribute_params::{Channel, Request};
 use distribute_ps::{ParameterServer, ServerOptions};
 use distribute_testing::child::{Killed, command, part};
-use distribute_testing::{SplitMix, watched};
+use distribute_testing::{Port, SplitMix, watched};
 use std::io::{BufRead, BufReader};
-use std::net::TcpListener;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -48,7 +47,8 @@ fn process(port: u16, folder: &Path) -> Killed {
 /// Kills a server so often while three clients count, and compares the account. Gives how long it was away each time.
 fn account(kills: u64, seed: u64) -> Vec<Duration> {
     let folder = tempfile::tempdir().unwrap();
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let reserved = Port::reserve();
+    let port = reserved.number();
     let known = cluster(port);
     let mut running = Some(process(port, folder.path()));
     let first = connection(&known, 0);

@@ -5,7 +5,7 @@
 mod support;
 
 use distribute_cluster::Stopwatch;
-use distribute_net::{Certificates, Identity, Message};
+use distribute_net::{Certificates, Identity, Message, SharedMemory};
 use distribute_optim::{Adam, RuleSpec, Sgd, Step};
 use distribute_params::{
     Channel, ChannelError, LocalChannel, Push, RefusalKind, Request, Response, TableSpec, Tables, Version,
@@ -78,6 +78,42 @@ fn a_connection_answers_as_tables_of_this_process_do() {
                     (remote.call(request.clone(), PATIENCE), local.call(request.clone(), PATIENCE));
                 assert_eq!(words(there), words(here), "{}", request.describe());
             }
+        }
+    });
+}
+
+// What is under way is more than a caller may have at once, so that the server waits for what it has read.
+#[test]
+fn large_bodies_are_the_same_through_shared_memory_and_sockets() {
+    watched(|| {
+        for shared in [SharedMemory::Auto, SharedMemory::Never] {
+            let server = server(cluster(0), ParameterServer::new(), Identity::None);
+            let clients = clients(server.cluster(), 0, Identity::None).shared_memory(shared);
+            let ps = Connection::new(clients, ps());
+            let values: Vec<f32> = (0..1_000_000).map(|x| x as f32).collect();
+            let rule = RuleSpec::Sgd(Sgd);
+            ps.call(Request::Create(TableSpec::values("w", matrix(&values, 4)).rule(rule)), PATIENCE)
+                .unwrap();
+            let push = Push::at(Step::after(0, 0.5));
+            ps.call(Request::Push { table: "w".into(), push, gradient: matrix(&values, 4) }, PATIENCE)
+                .unwrap();
+            let half: Vec<f32> = values.iter().map(|x| x / 2.).collect();
+            let read = || Request::Read { table: "w".into(), known: None };
+            let value = |answer: Response| match answer {
+                Response::Value(read) => assert_eq!(read.value, matrix(&half, 4)),
+                other => panic!("{other:?}"),
+            };
+            let waited = Stopwatch::start();
+            let started: Vec<_> = (0..40).map(|_| ps.start(read(), PATIENCE).unwrap()).collect();
+            started.into_iter().for_each(|one| value(one.wait().unwrap()));
+            assert!(waited.seconds() < 60.);
+            let both = ps.call(Request::Batch(vec![read(), read()]), PATIENCE).unwrap();
+            let Response::Batch(both) = both else { panic!("{both:?}") };
+            both.into_iter().for_each(|one| value(one.unwrap()));
+            let rows: Vec<i64> = (0..100_000).rev().collect();
+            let expected: Vec<f32> =
+                rows.iter().flat_map(|row| &half[*row as usize * 4..][..4]).copied().collect();
+            assert_eq!(support::rows(&ps, "w", rows), matrix(&expected, 4));
         }
     });
 }

@@ -15,6 +15,7 @@ use distribute_cluster::resolver::ClusterResolver;
 use distribute_cluster::{Address, ClusterSpec, Job, Task, deadline};
 use distribute_net::{Acceptor, Identity, Settings};
 use std::sync::Arc;
+use std::time::Duration;
 
 impl Server {
     /// Starts a server without services of the program. Where the cluster has one job, or the job one task, it need not be
@@ -77,6 +78,7 @@ pub struct ServerBuilder {
     settings: Settings,
     connections: usize,
     calls: usize,
+    lease: Duration,
 }
 
 impl ServerBuilder {
@@ -92,6 +94,7 @@ impl ServerBuilder {
             settings: Settings::default(),
             connections: 1024,
             calls: 1024,
+            lease: Duration::MAX,
         }
     }
 
@@ -169,6 +172,13 @@ impl ServerBuilder {
         self
     }
 
+    /// Ends the server when no task of another job has been connected for so long, since it was started or since the last one left:
+    /// those that it serves have ended, or are lost. By default it waits for ever.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.lease = lease;
+        self
+    }
+
     /// A server that listens, and answers once it is [started](Server::start).
     ///
     /// # Errors
@@ -198,7 +208,8 @@ impl ServerBuilder {
                 return Err(refused("there is one of this name already"));
             }
         }
-        let ready = Ready { acceptor, services, connections: self.connections, calls: self.calls };
+        let (connections, calls, lease) = (self.connections, self.calls, self.lease);
+        let ready = Ready { acceptor, services, connections, calls, lease };
         Ok(Server::ready(task, cluster, address, self.protocol, ending, ready))
     }
 

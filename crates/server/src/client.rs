@@ -5,9 +5,10 @@ use crate::credentials::Credentials;
 use crate::error::CallError;
 use crate::frame::{Frame, LONGEST_NAME};
 use crate::pending::{Pending, State};
+use bytes::Bytes;
 use distribute_cluster::{Address, ClusterSpec, Deadline, Stopwatch, Task};
 use distribute_net::wire::Limits;
-use distribute_net::{Access, Connector, Drive, Endpoint, Identity, Message, Settings};
+use distribute_net::{Access, Connector, Drive, Endpoint, Identity, Message, Settings, SharedMemory};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,6 +19,9 @@ const EAGER: Duration = Duration::from_millis(20);
 /// How long a thread sleeps while another one moves the bytes.
 const NAP: Duration = Duration::from_millis(1);
 
+/// Bodies from here on are lent to a server that shares memory.
+const LENT: usize = 256 << 10;
+
 /// What clients of one task are set up by: whom it can reach, and how.
 #[derive(Clone, Debug)]
 pub struct ClientBuilder {
@@ -26,13 +30,14 @@ pub struct ClientBuilder {
     credentials: Credentials,
     window: usize,
     settings: Settings,
+    shared_memory: SharedMemory,
 }
 
 impl ClientBuilder {
     /// What the clients of task `from` of this cluster are set up by.
     pub fn new(cluster: ClusterSpec, from: Task) -> Self {
         let (credentials, settings) = (Credentials::default(), Settings::default());
-        Self { cluster, from, credentials, window: 64, settings }
+        Self { cluster, from, credentials, window: 64, settings, shared_memory: SharedMemory::default() }
     }
 
     /// How the tasks of the job know each other, and protect connections, in place of what was said before.
@@ -64,6 +69,12 @@ impl ClientBuilder {
     /// How connections behave, and how long the heads and bodies of calls and answers may be.
     pub fn settings(mut self, settings: Settings) -> Self {
         self.settings = settings;
+        self
+    }
+
+    /// Whether calls of a server on this machine go through memory that both share; wherever both can, by default.
+    pub fn shared_memory(mut self, shared_memory: SharedMemory) -> Self {
+        self.shared_memory = shared_memory;
         self
     }
 
@@ -114,8 +125,9 @@ impl Client {
         address: &Address,
         timeout: Duration,
     ) -> Result<Self, CallError> {
-        let ClientBuilder { from, window, settings, .. } = builder;
-        let connector = Connector::new(from.clone(), access).settings(*settings);
+        let ClientBuilder { from, window, settings, shared_memory, .. } = builder;
+        let connector =
+            Connector::new(from.clone(), access).settings(*settings).shared_memory(*shared_memory);
         let pending = Arc::<Pending>::default();
         let endpoint = connector.connect(to, address, pending.clone(), Deadline::after(timeout))?;
         Ok(Self(Arc::new(Link { endpoint, pending, window: *window, limits: settings.limits })))
@@ -168,6 +180,7 @@ impl Client {
                 return Err(CallError::Room { service, task, address, window, waited });
             }
         };
+        let message = Message { body: link.lent(message.body), ..message };
         link.endpoint.send(Frame::Call { id, service: service.to_owned(), message }.encode());
         Ok(Started { link: self.0.clone(), id, service: service.to_owned(), waited })
     }
@@ -188,6 +201,20 @@ impl Link {
         }
         let (service, task, address) = self.names(service);
         Err(CallError::TooLong { service, task, address, what, length, limit })
+    }
+
+    /// A body as it is sent: where both sides share memory, a large one lies there, instead of going through piece by piece.
+    fn lent(&self, body: Bytes) -> Bytes {
+        if body.len() < LENT {
+            return body;
+        }
+        match self.endpoint.memory(body.len()) {
+            Some(mut region) => {
+                region.write(0, &body);
+                region.freeze()
+            }
+            None => body,
+        }
     }
 
     fn lost(&self, service: &str, reason: String) -> CallError {

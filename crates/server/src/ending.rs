@@ -16,6 +16,8 @@ pub enum End {
     Chief(Task),
     /// The server was dropped.
     Dropped,
+    /// For so long no task of another job was connected: see [`ServerBuilder::lease`](crate::ServerBuilder::lease).
+    Left(Duration),
     /// It could not go on.
     Broken(String),
 }
@@ -31,7 +33,8 @@ pub(crate) struct Ending {
 #[derive(Debug, Default)]
 struct State {
     end: Option<End>,
-    connections: Vec<Arc<Inbox>>,
+    /// With whether each keeps the server's lease.
+    connections: Vec<(Arc<Inbox>, bool)>,
 }
 
 impl Ending {
@@ -43,7 +46,7 @@ impl Ending {
     pub fn end(&self, end: End) {
         let mut state = self.lock();
         state.end.get_or_insert(end);
-        state.connections.iter().for_each(|inbox| inbox.stop());
+        state.connections.iter().for_each(|(inbox, _)| inbox.stop());
         self.alarm.ring();
         self.changed.notify_all();
     }
@@ -57,10 +60,15 @@ impl Ending {
         self.lock().connections.len()
     }
 
+    /// Whether there is a connection that keeps the server's lease.
+    pub fn is_kept(&self) -> bool {
+        self.lock().connections.iter().any(|(_, keeps)| *keeps)
+    }
+
     /// A connection begins. One that comes with the end ends at once.
-    pub fn enter(&self, inbox: &Arc<Inbox>) {
+    pub fn enter(&self, inbox: &Arc<Inbox>, keeps: bool) {
         let mut state = self.lock();
-        state.connections.push(inbox.clone());
+        state.connections.push((inbox.clone(), keeps));
         if state.end.is_some() {
             inbox.stop();
         }
@@ -68,7 +76,7 @@ impl Ending {
 
     /// A connection is over.
     pub fn leave(&self, inbox: &Arc<Inbox>) {
-        self.lock().connections.retain(|other| !Arc::ptr_eq(other, inbox));
+        self.lock().connections.retain(|(other, _)| !Arc::ptr_eq(other, inbox));
         self.changed.notify_all();
     }
 

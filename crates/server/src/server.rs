@@ -3,7 +3,7 @@
 use crate::connection::{Inbox, Services, serve};
 use crate::ending::{End, Ending};
 use crate::error::ServerError;
-use distribute_cluster::{Address, ClusterSpec, Task};
+use distribute_cluster::{Address, ClusterSpec, Deadline, Task};
 use distribute_log::heard;
 use distribute_net::Acceptor;
 use distribute_net::endpoint::Arrival;
@@ -43,6 +43,8 @@ pub(crate) struct Ready {
     pub connections: usize,
     /// How many calls of each may have no answer yet.
     pub calls: usize,
+    /// After how long without a task of another job it ends.
+    pub lease: Duration,
 }
 
 impl std::fmt::Debug for Ready {
@@ -192,9 +194,20 @@ impl Drop for Server {
 /// Lets callers in until the server ends.
 fn accept(mut ready: Ready, me: &Arc<Task>, ending: &Arc<Ending>) {
     let services = Arc::new(std::mem::take(&mut ready.services));
+    let mut lease = Deadline::after(ready.lease);
     while !ending.has_ended() {
         let room = ready.connections.saturating_sub(ending.connections());
-        match ready.acceptor.accept(LOOK, room) {
+        let slice = lease.look();
+        if slice.is_zero() {
+            ending.end(End::Left(ready.lease));
+            continue;
+        }
+        let arrived = ready.acceptor.accept(LOOK.min(slice), room);
+        lease.look();
+        if ending.is_kept() {
+            lease = Deadline::after(ready.lease);
+        }
+        match arrived {
             Ok(arrivals) => {
                 for arrival in arrivals {
                     let caller = arrival.caller().clone();
@@ -219,7 +232,7 @@ fn connect(
     let inbox = Inbox::new(ready.calls);
     let endpoint = Arc::new(arrival.open(inbox.clone())?);
     let (me, services, ending) = (me.clone(), services.clone(), ending.clone());
-    ending.enter(&inbox);
+    ending.enter(&inbox, endpoint.peer().job != me.job);
     let (entered, owner) = (inbox.clone(), ending.clone());
     let thread = Builder::new().name("distribute-calls".to_owned());
     let started = thread.spawn(move || {

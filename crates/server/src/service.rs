@@ -3,7 +3,7 @@
 use crate::fault::{Fault, FaultKind};
 use crate::frame::Frame;
 use distribute_cluster::Task;
-use distribute_net::{Endpoint, Message};
+use distribute_net::{Endpoint, Message, Region};
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -72,6 +72,19 @@ impl Reply {
     pub fn answer(self, head: impl Into<bytes::Bytes>, body: impl Into<bytes::Bytes>) {
         let id = self.id;
         self.send(Frame::Answer(id, Message::new(head, body)));
+    }
+
+    /// Memory of this length that the caller can read, where both share memory: what is in it is not copied once more on the way, as the
+    /// body of this answer.
+    pub fn memory(&self, len: usize) -> Option<Region> {
+        self.to.upgrade()?.memory(len)
+    }
+
+    /// Takes back what the caller has read of such memory by now, and let go of: for who waits for bodies of earlier answers to be dropped.
+    pub fn settle(&self) {
+        if let Some(endpoint) = self.to.upgrade() {
+            endpoint.settle();
+        }
     }
 
     /// Answers with an error: what is wrong, and what to do.

@@ -239,6 +239,23 @@ fn builder(cluster: ClusterSpec) -> ServerBuilder {
 }
 
 #[test]
+fn a_server_that_nobody_needs_any_more_ends() {
+    watched(|| {
+        let lease = Duration::from_millis(300);
+        let server = server(|builder| builder.lease(lease));
+        let chief = client(&server, Job::Chief.task(0));
+        assert_eq!(server.join_timeout(3 * lease).unwrap(), None);
+        // Those of its own job come and go for other reasons.
+        let _peer = client(&server, Job::Ps.task(1));
+        drop(chief);
+        assert_eq!(server.join().unwrap(), End::Left(lease));
+
+        let server = support::server(|builder| builder.lease(lease));
+        assert_eq!(server.join().unwrap(), End::Left(lease));
+    });
+}
+
+#[test]
 fn the_chief_ends_servers_and_nobody_else() {
     watched(|| {
         let server = server(|builder| builder);

@@ -8,7 +8,7 @@ use distribute_cluster::{ClusterSpec, Job, Task, World};
 use distribute_net::{Identity, Listener, Receiver, Rendezvous, Secret};
 use distribute_server::doctor::{Link, State, examine, together};
 use distribute_server::{Client, ClientBuilder, Server};
-use distribute_testing::watched;
+use distribute_testing::{Port, watched};
 use std::sync::Arc;
 use std::time::Duration;
 use support::{PATIENCE, patient};
@@ -21,13 +21,12 @@ fn secret(digit: &str) -> Identity {
     Identity::Secret(Secret::from_hex(&digit.repeat(64), "a test").unwrap())
 }
 
-/// A cluster at free ports.
-fn cluster(workers: usize, ps: usize) -> ClusterSpec {
-    // All are kept until all are chosen.
-    let sockets: Vec<_> =
-        (0..workers + ps).map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-    let all: Vec<_> = sockets.iter().map(|socket| socket.local_addr().unwrap().to_string()).collect();
-    ClusterSpec::from_lists([("worker", &all[..workers]), ("ps", &all[workers..])]).unwrap()
+/// A cluster at these ports, which nobody else gets.
+fn cluster(workers: usize, ps: usize) -> (ClusterSpec, Vec<Port>) {
+    let ports: Vec<_> = (0..workers + ps).map(|_| Port::reserve()).collect();
+    let all: Vec<_> = ports.iter().map(|port| port.address().to_string()).collect();
+    let cluster = ClusterSpec::from_lists([("worker", &all[..workers]), ("ps", &all[workers..])]).unwrap();
+    (cluster, ports)
 }
 
 fn server(cluster: &ClusterSpec, task: Task, identity: Identity) -> Server {
@@ -41,7 +40,7 @@ fn clients(cluster: &ClusterSpec, identity: Identity) -> ClientBuilder {
 #[test]
 fn all_links_are_measured_also_those_between_the_others() {
     watched(|| {
-        let cluster = cluster(2, 1);
+        let (cluster, _ports) = cluster(2, 1);
         let _servers: Vec<_> = cluster.tasks().map(|(task, _)| server(&cluster, task, secret("a"))).collect();
         let mut seen = Vec::new();
         let report = examine(&clients(&cluster, secret("a")), &cluster, &doctor(), PATIENCE, &mut |link| {
@@ -67,7 +66,7 @@ fn all_links_are_measured_also_those_between_the_others() {
 #[test]
 fn tasks_that_all_run_the_doctor_end_together_and_one_has_the_report() {
     watched(|| {
-        let cluster = cluster(3, 1);
+        let (cluster, _ports) = cluster(3, 1);
         let reports: Vec<_> = std::thread::scope(|scope| {
             let part = |task: Task| {
                 let builder = Server::builder(cluster.clone()).task(task.clone()).identity(secret("a"));
@@ -100,7 +99,7 @@ impl Receiver for Nobody {
 #[test]
 fn what_is_closed_refused_or_in_training_is_told_apart() {
     watched(|| {
-        let cluster = cluster(4, 0);
+        let (cluster, _ports) = cluster(4, 0);
         let at = |index| cluster.task_address(&Job::Worker, index).unwrap().to_string();
         let task = |index| Job::Worker.task(index);
         let _open = server(&cluster, task(0), secret("a"));
@@ -132,7 +131,7 @@ fn what_is_closed_refused_or_in_training_is_told_apart() {
 #[test]
 fn a_server_measures_only_tasks_of_its_cluster_and_reads_any_bytes() {
     watched(|| {
-        let cluster = cluster(1, 1);
+        let (cluster, _ports) = cluster(1, 1);
         let _server = server(&cluster, Job::Ps.task(0), Identity::None);
         let client: Client = clients(&cluster, Identity::None).connect(&Job::Ps.task(0), PATIENCE).unwrap();
         let ask =

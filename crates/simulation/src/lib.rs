@@ -13,6 +13,7 @@
 //! | `world` | `Simulation`: all processes, and others in the places of those that have ended |
 //! | `process` | one of them: `joining`, then `working`, and that again |
 //! | `program` | what it runs: `scripted`, or a `training` of a `course` |
+//! | `coordinator` | another cluster: a coordinator, its workers, and servers that they change |
 //! | `guests` | those who connect to it |
 //! | `network`, `agenda` | connections; events in the order of time |
 //! | `checks` | what has to hold after every event and at the end |
@@ -30,6 +31,7 @@
 mod agenda;
 mod checks;
 mod context;
+mod coordinator;
 mod course;
 mod guests;
 mod history;

@@ -41,7 +41,7 @@ fn main() -> ExitCode {
             broken += usize::from(!report.broken.is_empty());
         }
         println!(
-            "{scenario:?}: {seeds} seeds, {:.1} h, {events} events, {agreed} rounds agreed, {other} did not, {broken} seeds broke a rule",
+            "{scenario:?}: {seeds} seeds, {:.1} h, {events} events, {agreed} rounds agreed or closures ended well, {other} did not, {broken} seeds broke a rule",
             lasted.as_secs_f64() / 3600.0,
         );
         failed |= broken > 0;

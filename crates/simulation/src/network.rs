@@ -2,7 +2,6 @@
 //! does. It delays, is cut off for a while, and breaks.
 
 use crate::agenda::Agenda;
-use crate::world::Event;
 use distribute_net::Message;
 use distribute_testing::SplitMix;
 use std::time::Duration;
@@ -16,17 +15,29 @@ pub type Pid = usize;
 /// A connection, by the order of attempts.
 pub type Conn = usize;
 
-/// What comes out of a connection.
+/// What comes out of a connection, over which `M` are sent.
 #[derive(Clone, Debug)]
-pub enum Arrival {
+pub enum Arrival<M = Message> {
     /// It has been made. Only the side that asked for it is told.
     Made,
     /// Words of the handshake.
     Words(Vec<u8>),
     /// A message.
-    Message(Message),
+    Message(M),
     /// It has ended.
     Closed(String),
+}
+
+/// The events of a world that has a network.
+pub trait Carries {
+    /// What is sent over its connections.
+    type Message;
+
+    /// An attempt to connect reaches a host.
+    fn reach(conn: Conn, port: u16) -> Self;
+
+    /// Something arrives at one end of a connection.
+    fn arrive(conn: Conn, side: usize, what: Arrival<Self::Message>) -> Self;
 }
 
 #[derive(Debug)]
@@ -75,7 +86,7 @@ impl Network {
     }
 
     /// When something that is sent now arrives.
-    fn arrival(&mut self, now: Duration, from: usize, to: usize) -> Duration {
+    pub fn arrival(&mut self, now: Duration, from: usize, to: usize) -> Duration {
         let cut = self.cuts[from][to];
         let delay = self.delay();
         // What is lost is sent again until it comes.
@@ -94,9 +105,9 @@ impl Network {
     }
 
     /// A process asks for a connection to a host.
-    pub fn connect(
+    pub fn connect<E: Carries>(
         &mut self,
-        agenda: &mut Agenda<Event>,
+        agenda: &mut Agenda<E>,
         pid: Pid,
         from: usize,
         to: usize,
@@ -112,7 +123,7 @@ impl Network {
             last: zero,
         });
         let at = self.arrival(agenda.now(), from, to);
-        agenda.at(at, Event::Reach { conn, port });
+        agenda.at(at, E::reach(conn, port));
         conn
     }
 
@@ -122,7 +133,7 @@ impl Network {
     }
 
     /// The connection has reached a process, or nobody.
-    pub fn reach(&mut self, agenda: &mut Agenda<Event>, conn: Conn, pid: Option<Pid>) {
+    pub fn reach<E: Carries>(&mut self, agenda: &mut Agenda<E>, conn: Conn, pid: Option<Pid>) {
         let connection = &mut self.connections[conn];
         if !connection.open[0] {
             return;
@@ -137,28 +148,40 @@ impl Network {
     }
 
     /// A process sends something, if the connection still is open there.
-    pub fn send(&mut self, agenda: &mut Agenda<Event>, pid: Pid, conn: Conn, what: Arrival) {
+    pub fn send<E: Carries>(
+        &mut self,
+        agenda: &mut Agenda<E>,
+        pid: Pid,
+        conn: Conn,
+        what: Arrival<E::Message>,
+    ) {
         let Some(side) = self.side(conn, pid) else { return };
         if self.connections[conn].open[side] {
             self.give(agenda, conn, 1 - side, what);
         }
     }
 
-    fn give(&mut self, agenda: &mut Agenda<Event>, conn: Conn, side: usize, what: Arrival) {
+    fn give<E: Carries>(
+        &mut self,
+        agenda: &mut Agenda<E>,
+        conn: Conn,
+        side: usize,
+        what: Arrival<E::Message>,
+    ) {
         let [from, to] = [1 - side, side].map(|side| self.connections[conn].hosts[side]);
         let at = self.arrival(agenda.now(), from, to).max(self.connections[conn].last[side]);
         self.connections[conn].last[side] = at;
-        agenda.at(at, Event::Arrive { conn, side, what });
+        agenda.at(at, E::arrive(conn, side, what));
     }
 
     /// A process closes its side, and the other one learns it after everything that was sent before.
-    pub fn close(&mut self, agenda: &mut Agenda<Event>, pid: Pid, conn: Conn, reason: &str) {
+    pub fn close<E: Carries>(&mut self, agenda: &mut Agenda<E>, pid: Pid, conn: Conn, reason: &str) {
         self.send(agenda, pid, conn, Arrival::Closed(reason.to_owned()));
         self.forget(pid, conn);
     }
 
     /// The connection breaks. What is on the way is lost, and both sides learn it.
-    pub fn cut_off(&mut self, agenda: &mut Agenda<Event>, conn: Conn) {
+    pub fn cut_off<E: Carries>(&mut self, agenda: &mut Agenda<E>, conn: Conn) {
         self.connections[conn].broken = true;
         for side in [0, 1] {
             self.give(agenda, conn, side, Arrival::Closed("connection reset".to_owned()));
@@ -173,7 +196,7 @@ impl Network {
     }
 
     /// Who gets what has come, if the connection still is open there. After its end nothing comes.
-    pub fn receiver(&mut self, conn: Conn, side: usize, what: &Arrival) -> Option<Pid> {
+    pub fn receiver<M>(&mut self, conn: Conn, side: usize, what: &Arrival<M>) -> Option<Pid> {
         let connection = &mut self.connections[conn];
         let pid = connection.ends[side].filter(|_| connection.open[side])?;
         if let Arrival::Closed(_) = what {
@@ -197,6 +220,11 @@ impl Network {
     pub fn peer(&self, conn: Conn, pid: Pid) -> Option<(Option<Pid>, usize)> {
         let side = self.side(conn, pid)?;
         Some((self.connections[conn].ends[1 - side], self.connections[conn].hosts[1 - side]))
+    }
+
+    /// The process at one end, if the connection has reached one.
+    pub fn end(&self, conn: Conn, side: usize) -> Option<Pid> {
+        self.connections[conn].ends[side]
     }
 
     fn side(&self, conn: Conn, pid: Pid) -> Option<usize> {

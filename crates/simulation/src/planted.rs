@@ -73,6 +73,40 @@ pub enum Planted {
     WaitingIgnored,
     /// A leader that has begun anew while the others were in a later world keeps to its own.
     SupplantedKept,
+    /// What comes of a session with a worker counts although that was lost.
+    LostHeard,
+    /// A worker is connected to again, and the coordinator isn't told that it was lost.
+    LossUntold,
+    /// A worker gives a closure back that it runs.
+    RunningReturned,
+    /// An attempt that is repeated has taken its elements for good.
+    AttemptMoves,
+    /// A worker that comes back makes its resources where they began.
+    PositionForgotten,
+    /// A worker that comes back is taken to have its resources still.
+    ResourceKept,
+    /// All workers may make variables.
+    VariablesTwice,
+    /// A closure that ends when it has been cancelled ends twice.
+    OutcomeTwice,
+    /// A closure is taken to have ended that has not.
+    FloorHigh,
+    /// A worker has more closures than it may.
+    WindowExceeded,
+    /// More closures wait than may.
+    QueueUnbounded,
+    /// Who runs a closure is not told that nobody wants it.
+    CancelUnsent,
+    /// Servers don't remember which changes of a closure they have made.
+    NoLedger,
+    /// Work for a session that is over is taken for the present one.
+    AnySession,
+    /// A worker runs a second closure meanwhile.
+    TwoAtOnce,
+    /// A session goes on when there is another one.
+    SessionLives,
+    /// A worker works for a coordinator that was replaced.
+    OldJob,
 }
 
 impl Planted {

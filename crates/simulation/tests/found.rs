@@ -41,3 +41,32 @@ fn who_leaves_to_meet_again_is_no_longer_in_the_world_that_is_made() {
 fn a_place_is_tried_for_until_the_world_has_noticed() {
     mended(Scenario::TrainSupplanted, &[824, 1149, 2384], None);
 }
+
+// INV-60. A worker was given resources to make while closures waited there. It made them first, and where that didn't end, a closure
+// that had not begun was taken for what it was busy with, and failed.
+#[test]
+fn a_closure_that_has_not_begun_is_not_late() {
+    mended(Scenario::Coordinator, &[425], None);
+    mended(Scenario::CoordinatorLosses, &[770, 1024, 1046], None);
+}
+
+// INV-60. A closure that a worker began before it was asked to give it back was not cancelled with the others, and the worker was
+// given up.
+#[test]
+fn a_closure_that_is_not_given_back_in_time_is_cancelled() {
+    mended(Scenario::CoordinatorLosses, &[1290, 1470], None);
+}
+
+// INV-60. Of resources that a worker makes one after the other, that with the lowest number was taken for what it was busy with.
+#[test]
+fn the_resource_that_hangs_is_late() {
+    mended(Scenario::CoordinatorStorm, &[222, 835], None);
+}
+
+// Of two resources that never were made, each was tried again when the worker had been given up for the other.
+#[test]
+fn what_has_failed_on_a_worker_that_is_given_up_is_not_tried_again() {
+    mended(Scenario::Coordinator, &[3054], None);
+    mended(Scenario::CoordinatorLosses, &[16831], None);
+    mended(Scenario::CoordinatorStorm, &[5974, 16078], None);
+}

@@ -40,6 +40,23 @@ fn finds(planted: Planted) -> Scenario {
         Planted::DealtAsBefore => Scenario::ElasticStarts,
         Planted::WaitingIgnored => Scenario::ElasticStarts,
         Planted::SupplantedKept => Scenario::ElasticLeader,
+        Planted::LostHeard => Scenario::CoordinatorLosses,
+        Planted::LossUntold => Scenario::CoordinatorLosses,
+        Planted::RunningReturned => Scenario::Coordinator,
+        Planted::AttemptMoves => Scenario::Coordinator,
+        Planted::PositionForgotten => Scenario::CoordinatorLosses,
+        Planted::ResourceKept => Scenario::CoordinatorLosses,
+        Planted::VariablesTwice => Scenario::Coordinator,
+        Planted::OutcomeTwice => Scenario::Coordinator,
+        Planted::FloorHigh => Scenario::Coordinator,
+        Planted::WindowExceeded => Scenario::Coordinator,
+        Planted::QueueUnbounded => Scenario::Coordinator,
+        Planted::CancelUnsent => Scenario::Coordinator,
+        Planted::NoLedger => Scenario::CoordinatorLosses,
+        Planted::AnySession => Scenario::CoordinatorStorm,
+        Planted::TwoAtOnce => Scenario::Coordinator,
+        Planted::SessionLives => Scenario::CoordinatorLosses,
+        Planted::OldJob => Scenario::CoordinatorStorm,
     }
 }
 

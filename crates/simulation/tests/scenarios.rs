@@ -31,7 +31,7 @@ macro_rules! scenarios {
     };
 }
 
-// INV-2, INV-25, INV-31, INV-34, INV-42, INV-43
+// INV-2, INV-25, INV-31, INV-34, INV-42, INV-43, INV-60, INV-61
 scenarios! {
     any_order_of_starts: Starts, 200, false;
     a_worker_that_is_started_twice: Twins, 200, false;
@@ -59,11 +59,14 @@ scenarios! {
     worlds_that_shrink_and_grow: ElasticKilled, 200, true;
     a_leader_that_begins_anew: ElasticLeader, 200, true;
     all_of_it_in_worlds_that_shrink_and_grow: ElasticStorm, 200, true;
+    closures_that_fail: Coordinator, 200, true;
+    workers_that_are_lost_to_a_coordinator: CoordinatorLosses, 200, true;
+    coordinators_that_are_replaced: CoordinatorStorm, 200, true;
 }
 
 #[test]
 fn a_seed_settles_everything() {
-    for scenario in [Scenario::Storm, Scenario::Joining, Scenario::TrainStorm] {
+    for scenario in [Scenario::Storm, Scenario::Joining, Scenario::TrainStorm, Scenario::CoordinatorStorm] {
         for seed in 0..20 {
             let [first, second] = [0, 1].map(|_| scenario.run(seed, None, true).history);
             assert!(first.len() > 10 && first == second, "{scenario:?} {seed}");

@@ -16,4 +16,4 @@ pub use certificates::certificates;
 #[cfg(unix)]
 pub use port::Port;
 pub use random::{SplitMix, fuzz_inputs};
-pub use watched::watched;
+pub use watched::{watched, watched_for};

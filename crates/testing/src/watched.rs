@@ -5,13 +5,18 @@ use std::time::Duration;
 
 /// Runs a test that starts threads or processes, and fails it if it hangs: if it has not ended after a minute.
 pub fn watched<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> T {
+    watched_for(Duration::from_secs(60), body)
+}
+
+/// The same for a test that may take longer.
+pub fn watched_for<T: Send + 'static>(most: Duration, body: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, wait) = mpsc::channel();
     let thread = std::thread::spawn(move || {
         let _ = done.send(body());
     });
-    match wait.recv_timeout(Duration::from_secs(60)) {
+    match wait.recv_timeout(most) {
         Ok(value) => value,
-        Err(mpsc::RecvTimeoutError::Timeout) => panic!("the test has not ended after a minute"),
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("the test has not ended after {most:?}"),
         Err(mpsc::RecvTimeoutError::Disconnected) => match thread.join() {
             Err(panic) => std::panic::resume_unwind(panic),
             Ok(()) => unreachable!("the body ended without a result"),

@@ -1,9 +1,11 @@
 //! What only a new process can show: how long a program takes to its first step, and the most memory it ever held.
 
+use super::coordinator;
 use super::figure::{About, Better, Effort, Figure, Target};
 use super::growth;
 use super::program::PATIENCE;
 use super::sample::Sample;
+use super::servers;
 use super::spawned::{peak_mib, spawned};
 use super::work::{Mlp, Model, Recommender, Training};
 use super::workers;
@@ -83,6 +85,8 @@ pub fn run(name: &str) -> Result<()> {
         "memory_mlp" => fifty_steps::<Mlp>(),
         "memory_recommender" => fifty_steps::<Recommender>(),
         _ if name.starts_with("workers/") => workers::child::run(name),
+        _ if name.starts_with(servers::CHILD) => servers::child(name),
+        _ if name.starts_with(coordinator::CHILD) => coordinator::child(name),
         _ => growth::child(name),
     }
 }

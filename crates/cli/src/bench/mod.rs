@@ -9,6 +9,8 @@
 //! | [`report`], [`form`], [`plot`] | what a figure's values mean; table, plain lines, JSON; SVG |
 //! | [`work`] | models, inputs and weights, as the peers have them |
 //! | [`empty_step`], [`all_reduce`], [`traffic`], [`training`], [`products`], [`scaling`], [`input`], [`losses`], [`child`] | the figures, one kind a file |
+//! | [`servers`] | parameter servers that are processes: variables pulled and pushed, rows looked up and scattered |
+//! | [`coordinator`] | functions that a coordinator schedules on workers, which train against parameter servers |
 //! | [`workers`], [`hosts`] | all-reduces and training of several processes, also over a slow link; where two hosts are |
 //! | [`drift`] | what it costs to compare variables between workers |
 //! | [`growth`] | how a step's time and memory grow |
@@ -16,6 +18,7 @@
 
 mod all_reduce;
 mod child;
+mod coordinator;
 mod drift;
 mod empty_step;
 mod error;
@@ -35,6 +38,7 @@ mod report;
 mod sample;
 mod scaling;
 mod serve;
+mod servers;
 mod spawned;
 mod statistics;
 mod steps;
@@ -147,6 +151,8 @@ fn figures() -> Vec<Box<dyn Figure>> {
     all.extend(losses::figures());
     all.extend(workers::figures());
     all.extend(drift::figures());
+    all.extend(servers::figures());
+    all.extend(coordinator::figures());
     all
 }
 
@@ -257,6 +263,8 @@ mod tests {
                 "2p",
                 "processes",
                 "drift",
+                "servers",
+                "coordinator",
             ];
             if left_out.iter().any(|part| name.contains(part)) {
                 continue;

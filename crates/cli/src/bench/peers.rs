@@ -22,8 +22,15 @@ pub struct Entry {
     pub peer: String,
 }
 
-const SCRIPTS: [&str; 5] =
-    ["peer_tensorflow.py", "peer_tensorflow_workers.py", "peer_pytorch.py", "peer_jax.py", "peer_mpi.py"];
+const SCRIPTS: [&str; 7] = [
+    "peer_tensorflow.py",
+    "peer_tensorflow_workers.py",
+    "peer_tensorflow_servers.py",
+    "peer_tensorflow_coordinator.py",
+    "peer_pytorch.py",
+    "peer_jax.py",
+    "peer_mpi.py",
+];
 
 /// What the peers can measure: the scripts of this folder with this Python, and burn's program where it has been built.
 pub fn entries(folder: &Path, python: &Path) -> Result<Vec<Entry>> {

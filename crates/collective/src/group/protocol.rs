@@ -119,6 +119,11 @@ impl Protocol {
         &self.lost
     }
 
+    /// The workers of which nothing has been heard in the round under way.
+    pub fn silent(&self) -> impl Iterator<Item = usize> + '_ {
+        self.turn.iter().flat_map(|turn| turn.round.silent())
+    }
+
     /// This in a frame of the present round.
     pub fn frame(&self, said: Said) -> Frame {
         Frame { session: self.session, round: self.round, said }

@@ -1,7 +1,7 @@
 //! What this worker did last: records each call of its sessions, and tells it with a blame.
 
 use crate::sync::{Mutex, lock};
-use distribute_cluster::flight_recorder::Ticket;
+use distribute_cluster::flight_recorder::{Progress, Ticket};
 use distribute_cluster::{Blame, Fault, FlightRecorder, RecordedCall, Standing, Stopwatch};
 use distribute_log::heard;
 use std::fmt;
@@ -11,11 +11,17 @@ use std::fmt;
 pub(super) struct Recorder {
     clock: Stopwatch,
     calls: Mutex<FlightRecorder>,
+    /// The workers that were awaited when this one last waited.
+    awaited: Mutex<Vec<usize>>,
 }
 
 impl Recorder {
     pub(super) fn new() -> Self {
-        Self { clock: Stopwatch::start(), calls: Mutex::new(FlightRecorder::new()) }
+        Self {
+            clock: Stopwatch::start(),
+            calls: Mutex::new(FlightRecorder::new()),
+            awaited: Mutex::default(),
+        }
     }
 
     /// Records that replicas with these standings begin a call, or go on with the one `of`. `None` if none of them makes one.
@@ -39,6 +45,19 @@ impl Recorder {
     pub(super) fn end(&self, ticket: Ticket, completed: bool) {
         let now = self.clock.elapsed();
         lock(&self.calls).end(now, ticket, completed);
+    }
+
+    /// Records for whom this worker waits from now on. It allocates nothing, but for the first time.
+    pub(super) fn await_all(&self, workers: impl Iterator<Item = usize>) {
+        let mut awaited = lock(&self.awaited);
+        awaited.clear();
+        awaited.extend(workers);
+    }
+
+    /// The call that is under way, and the workers of which nothing has been heard in it.
+    pub(super) fn awaited(&self) -> Option<(RecordedCall, Vec<usize>)> {
+        let call = self.calls().into_iter().next().filter(|call| call.progress == Progress::Running)?;
+        Some((call, lock(&self.awaited).clone()))
     }
 
     /// The last calls, the latest first.

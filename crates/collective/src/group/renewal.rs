@@ -1,26 +1,41 @@
 //! Links that are made again when the workers meet again: whoever holds them goes on with those of the present world.
 
-use distribute_cluster::World;
+use distribute_cluster::{Address, World};
 use distribute_net::{Drive, Mesh, Message, Region, Transport};
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
 /// The links of the present world, who is in it, and how often it has been made.
 pub(super) struct Renewable {
     /// None while the workers meet.
     mesh: RwLock<Option<Mesh>>,
-    /// That of the last one while the workers meet, and the place in the cluster of each of its workers.
-    world: RwLock<(World, Vec<usize>)>,
+    /// That of the last one while the workers meet.
+    world: RwLock<(World, Arc<Where>)>,
     generation: AtomicU64,
+}
+
+/// Where the workers of a world are.
+#[derive(Debug)]
+pub(super) struct Where {
+    /// The place of each in the cluster.
+    pub places: Vec<usize>,
+    /// The address of each, if that is known.
+    pub addresses: Vec<Address>,
+}
+
+impl Where {
+    fn of(mesh: &Mesh) -> Arc<Self> {
+        Arc::new(Self { places: mesh.places().to_vec(), addresses: mesh.addresses().to_vec() })
+    }
 }
 
 impl Renewable {
     pub fn new(mesh: Mesh) -> Self {
         let generation = AtomicU64::new(mesh.generation());
-        let world = RwLock::new((mesh.world(), mesh.places().to_vec()));
+        let world = RwLock::new((mesh.world(), Where::of(&mesh)));
         Self { mesh: RwLock::new(Some(mesh)), world, generation }
     }
 
@@ -35,7 +50,7 @@ impl Renewable {
     /// The links of the next world.
     pub fn renew(&self, mesh: Mesh) {
         self.generation.store(mesh.generation(), Ordering::Relaxed);
-        let world = (mesh.world(), mesh.places().to_vec());
+        let world = (mesh.world(), Where::of(&mesh));
         *self.world.write().unwrap_or_else(PoisonError::into_inner) = world;
         *self.mesh.write().unwrap_or_else(PoisonError::into_inner) = Some(mesh);
     }
@@ -50,8 +65,8 @@ impl Renewable {
         self.world.read().unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// The place in the cluster of each of its workers.
-    pub fn places(&self) -> Vec<usize> {
+    /// Where its workers are.
+    pub fn places(&self) -> Arc<Where> {
         self.world.read().unwrap_or_else(PoisonError::into_inner).1.clone()
     }
 

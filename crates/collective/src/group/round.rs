@@ -94,6 +94,12 @@ impl Round {
         Standing::all_agree(&self.mine).then(|| self.mine.first()?.call()).flatten()
     }
 
+    /// The workers of which nothing has been heard.
+    pub fn silent(&self) -> impl Iterator<Item = usize> + '_ {
+        let silent = |(worker, peer): (usize, &Peer)| matches!(peer, Peer::Silent).then_some(worker);
+        self.peers.iter().enumerate().filter_map(silent)
+    }
+
     /// Records a message of another worker.
     pub fn hear(&mut self, worker: usize, said: Said) {
         if let Said::Standings { standings, .. } | Said::Left { standings } = &said

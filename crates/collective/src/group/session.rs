@@ -3,6 +3,7 @@
 use super::ahead::{Ahead, Received};
 use super::inbox::Event;
 use super::protocol::{Action, Protocol};
+use super::workers::Whereabouts;
 use super::{Frame, Group, Said, SessionId};
 use crate::sync::{AtomicU64, Mutex, Ordering, lock};
 use bytes::Bytes;
@@ -21,6 +22,8 @@ pub struct Session {
     world: World,
     step: AtomicU64,
     state: Mutex<State>,
+    /// Of the workers of this world, for errors.
+    whereabouts: Whereabouts,
     /// What is sent beside its calls.
     received: Received,
 }
@@ -54,8 +57,8 @@ impl Session {
     fn new(group: Group, id: SessionId, step: u64) -> Self {
         let world = group.world();
         let state = State { protocol: Protocol::new(world, id), call: None };
-        let received = Received::new(&group, id);
-        Self { group, world, step: AtomicU64::new(step), state: Mutex::new(state), received }
+        let (received, whereabouts) = (Received::new(&group, id), group.whereabouts());
+        Self { group, world, step: AtomicU64::new(step), state: Mutex::new(state), whereabouts, received }
     }
 
     /// How many workers there are, and which one this is.
@@ -127,12 +130,12 @@ impl Session {
         let mut state = lock(&self.state);
         let State { protocol, call } = &mut *state;
         if let Some(blame) = protocol.over() {
-            return Err(blame.clone());
+            return Err(self.located(blame.clone()));
         }
         let of = call.filter(|_| goes_on);
         *call = self.group.recorder.begin(self.step(), &standings, of);
         protocol.begin(self.step(), standings, timeout);
-        let made = self.round(protocol, body, timeout);
+        let made = self.round(protocol, body, timeout).map_err(|blame| self.located(blame));
         if let Some(call) = *call {
             self.group.recorder.end(call, made.is_ok());
         }
@@ -164,6 +167,7 @@ impl Session {
                 Action::End(made) => return made,
                 Action::Wait(patience) => {
                     deadline = patience.map_or(deadline, Deadline::after);
+                    self.group.recorder.await_all(protocol.silent());
                     match inbox.next(protocol.session(), protocol.lost(), &mut deadline, &**transport) {
                         Event::Expired => protocol.expire(),
                         event => self.hear(protocol, event),
@@ -198,13 +202,13 @@ impl Session {
         let mut state = lock(&self.state);
         let protocol = &mut state.protocol;
         if let Some(over) = protocol.over() {
-            return over.clone();
+            return self.located(over.clone());
         }
         self.hear_all(protocol);
         if let Some(verdict) = protocol.abandon(blame.clone()) {
             self.say(&verdict);
         }
-        let blame = protocol.over().cloned().unwrap_or(blame);
+        let blame = self.located(protocol.over().cloned().unwrap_or(blame));
         drop(state);
         self.group.recorder.tell(self.world().worker(), &blame);
         blame
@@ -219,6 +223,15 @@ impl Session {
     pub fn leave(&self, standings: Vec<Standing>) {
         let left = lock(&self.state).protocol.leave(standings);
         self.say(&left);
+    }
+
+    /// The same, and where the workers of the culprits are, if that is known.
+    fn located(&self, blame: Arc<Blame>) -> Arc<Blame> {
+        if !self.whereabouts.are_known() {
+            return blame;
+        }
+        let process = |worker| self.whereabouts.process(worker);
+        Arc::new(Arc::unwrap_or_clone(blame).located(self.world, process))
     }
 
     /// Takes everything that has come.

@@ -1,10 +1,10 @@
 //! The processes of a world, as one of them sees them.
 
 use super::recorder::Recorder;
-use super::renewal::Renewable;
+use super::renewal::{Renewable, Where};
 use super::summing::Summing;
 use super::{Buffers, Frame, Inbox};
-use distribute_cluster::{RecordedCall, World};
+use distribute_cluster::{Process, RecordedCall, Task, World};
 use distribute_net::{JoinError, Message, NativeSum, Rendezvous, Transport};
 use std::collections::BTreeSet;
 use std::io;
@@ -21,6 +21,24 @@ pub struct Group {
     pub(super) buffers: Buffers,
     /// The transport, where the workers can meet again.
     renewable: Option<Arc<Renewable>>,
+    /// What the places of the cluster are called, where errors tell it.
+    tasks: Arc<[Task]>,
+}
+
+/// What the workers of a world are in the cluster, and where, while it lasts.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Whereabouts(Option<(Arc<Where>, Arc<[Task]>)>);
+
+impl Whereabouts {
+    pub fn are_known(&self) -> bool {
+        self.0.is_some()
+    }
+
+    pub fn process(&self, worker: usize) -> Option<Process> {
+        let (world, tasks) = self.0.as_ref()?;
+        let task = tasks.get(*world.places.get(worker)?)?.clone();
+        Some(Process { task, address: world.addresses.get(worker)?.clone() })
+    }
 }
 
 impl Group {
@@ -75,7 +93,24 @@ impl Group {
     pub fn new(world: World, transport: Arc<dyn Transport>, inbox: Inbox) -> Self {
         let buffers = Buffers::new(transport.clone());
         let (fixed, recorder) = (world, Arc::new(Recorder::new()));
-        Self { fixed, transport, inbox, recorder, buffers, renewable: None }
+        Self { fixed, transport, inbox, recorder, buffers, renewable: None, tasks: Arc::default() }
+    }
+
+    /// The same workers, which errors call by these tasks, too, and by their addresses: those of all places of the cluster, the same on
+    /// all workers.
+    pub fn tasks(mut self, tasks: impl IntoIterator<Item = Task>) -> Self {
+        self.tasks = tasks.into_iter().collect();
+        self
+    }
+
+    /// What a worker is in the cluster, and where, if that is known: its number in the world may be another one.
+    pub fn process(&self, worker: usize) -> Option<Process> {
+        self.whereabouts().process(worker)
+    }
+
+    pub(super) fn whereabouts(&self) -> Whereabouts {
+        let links = self.renewable.as_ref().filter(|_| !self.tasks.is_empty());
+        Whereabouts(links.map(|links| (links.places(), self.tasks.clone())))
     }
 
     /// The same workers, whose sums in [`Order::Fast`](super::Order::Fast) are made by this library: one that has been set up
@@ -102,12 +137,15 @@ impl Group {
         self.renewable.as_ref().map_or(0, |links| links.waiting())
     }
 
-    /// The places in the cluster of those that are expected where the workers meet again: of all of the present world, or `present`
-    /// those of it alone that are not lost; and of those that wait.
-    pub fn expected(&self, present: bool) -> BTreeSet<usize> {
+    /// The places in the cluster of those that are expected where the workers meet again: of all of the present world but those that
+    /// are `leaving`, or `present` those of it alone that are not lost; and of those that wait.
+    pub fn expected(&self, present: bool, leaving: &[usize]) -> BTreeSet<usize> {
         let Some(links) = &self.renewable else { return BTreeSet::new() };
-        let there = links.places().into_iter().enumerate();
-        let there = there.filter(|(worker, _)| !present || self.inbox.lost(*worker).is_none());
+        let world = links.places();
+        let there = world.places.iter().copied().enumerate();
+        let stays = |worker: &usize| !leaving.contains(worker);
+        let there =
+            there.filter(|(worker, _)| stays(worker) && (!present || self.inbox.lost(*worker).is_none()));
         there.map(|(_, place)| place).chain(links.places_waiting()).collect()
     }
 
@@ -141,6 +179,17 @@ impl Group {
     /// which goes to standard error in a program without a subscriber, else at level INFO.
     pub fn last_calls(&self) -> Vec<RecordedCall> {
         self.recorder.calls()
+    }
+
+    /// The call of all workers that is under way on this one, if one is, and the workers of which nothing has been heard in it: for people
+    /// who look. It may be over by the time that this returns.
+    pub fn awaited(&self) -> Option<(RecordedCall, Vec<usize>)> {
+        self.recorder.awaited()
+    }
+
+    /// Why a worker is lost to this one, if it is.
+    pub fn lost(&self, worker: usize) -> Option<String> {
+        self.inbox.lost(worker)
     }
 
     pub(super) fn others(&self) -> impl Iterator<Item = usize> + use<> {

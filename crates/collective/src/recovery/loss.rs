@@ -46,7 +46,8 @@ mod tests {
 
     fn blame(fault: Fault, culprits: &[usize]) -> Blame {
         let call = Fingerprint::new(Operation::Run, "", Location::caller());
-        Blame { fault, step: 1, culprits: culprits.to_vec(), cause: Cause::InCall { call } }
+        let (cause, culprits) = (Cause::InCall { call }, culprits.to_vec());
+        Blame { fault, step: 1, culprits, cause, processes: Vec::new() }
     }
 
     #[test]

@@ -8,12 +8,18 @@ use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A function and the datasets it has made. It is called once for each context.
+/// A function and the datasets it has made. It is called once for each context of a layout.
 pub(super) struct Function<T> {
     make: Box<dyn Fn(InputContext) -> Result<Dataset<T>, Cause> + Send + Sync>,
-    made: Mutex<HashMap<InputContext, Dataset<T>>>,
+    made: Mutex<Made<T>>,
     /// Whether there is a pipeline for each replica, instead of each worker.
     pub(super) per_replica: bool,
+}
+
+/// Datasets of one layout. Where workers come and go, those of another are not kept: they may have their data in memory.
+struct Made<T> {
+    layout: Layout,
+    all: HashMap<InputContext, Dataset<T>>,
 }
 
 impl<T> Function<T> {
@@ -21,7 +27,8 @@ impl<T> Function<T> {
         per_replica: bool,
         make: impl Fn(InputContext) -> Result<Dataset<T>, Cause> + Send + Sync + 'static,
     ) -> Self {
-        Self { make: Box::new(make), made: Mutex::default(), per_replica }
+        let made = Made { layout: Layout::one_worker(1), all: HashMap::new() };
+        Self { make: Box::new(make), made: Mutex::new(made), per_replica }
     }
 
     /// The datasets of a worker: one, or one for each of its replicas.
@@ -35,26 +42,31 @@ impl<T> Function<T> {
         };
         if self.per_replica {
             (0..replicas)
-                .map(|r| self.dataset(context(num_replicas_in_sync, worker * replicas + r)))
+                .map(|r| self.dataset(layout, context(num_replicas_in_sync, worker * replicas + r)))
                 .collect()
         } else {
-            Ok(vec![self.dataset(context(workers, worker))?])
+            Ok(vec![self.dataset(layout, context(workers, worker))?])
         }
     }
 
-    fn dataset(&self, context: InputContext) -> Result<Dataset<T>> {
-        if let Some(dataset) = self.made().get(&context) {
+    fn dataset(&self, layout: Layout, context: InputContext) -> Result<Dataset<T>> {
+        if let Some(dataset) = self.made(layout).all.get(&context) {
             return Ok(dataset.clone());
         }
         // Without the lock, since the function may use the distribution itself.
         let dataset = catch_unwind(AssertUnwindSafe(|| (self.make)(context)))
             .unwrap_or_else(|panic| Err(format!("it panicked: {}", panic_message(panic.as_ref())).into()))
             .map_err(|cause| Error::DatasetFunction { context, cause })?;
-        Ok(self.made().entry(context).or_insert(dataset).clone())
+        Ok(self.made(layout).all.entry(context).or_insert(dataset).clone())
     }
 
-    fn made(&self) -> MutexGuard<'_, HashMap<InputContext, Dataset<T>>> {
-        self.made.lock().unwrap_or_else(PoisonError::into_inner)
+    /// What it has made for a layout; what it had for another is gone.
+    fn made(&self, layout: Layout) -> MutexGuard<'_, Made<T>> {
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        if made.layout != layout {
+            *made = Made { layout, all: HashMap::new() };
+        }
+        made
     }
 }
 
@@ -80,6 +92,24 @@ mod tests {
             assert_eq!(sizes, [Some(2), Some(3)]);
         }
         assert_eq!(calls.load(Ordering::Relaxed), 2);
+    }
+
+    // INV-43
+    #[test]
+    fn what_was_made_for_a_layout_is_gone_when_there_is_another() {
+        let data = Arc::new(());
+        let kept = data.clone();
+        let function = Function::new(false, move |_| {
+            let kept = kept.clone();
+            Ok(Dataset::range(1).map(move |n| (n, kept.clone()).0))
+        });
+        let datasets = |workers| function.datasets(Layout { workers, replicas: 1 }, 0).unwrap();
+        let used = |_: &[Dataset<i64>]| Arc::strong_count(&data);
+        let one = used(&datasets(2));
+        assert_eq!((3..9).map(|workers| used(&datasets(workers))).max(), Some(one));
+        let first = datasets(2);
+        assert_eq!(used(&datasets(3)), one + 1, "who has one keeps it");
+        drop(first);
     }
 
     /// INV-13

@@ -5,6 +5,7 @@ mod cut;
 mod explain;
 mod function;
 mod lockstep;
+mod part;
 mod parts;
 mod pass;
 mod position;

@@ -4,6 +4,7 @@ use super::frame::around;
 use crate::{Compression, Error, Result};
 use distribute_files::WholeFile;
 use flate2::write::{GzEncoder, ZlibEncoder};
+use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
@@ -32,7 +33,37 @@ impl TfRecordWriter {
         let path = path.into();
         let file = WholeFile::create(&path).map_err(failed(&path))?;
         let output = Packed::new(file, compression, &path);
-        Ok(Self { path, output: Some(BufWriter::with_capacity(1 << 18, output)) })
+        Ok(Self::to(path, output))
+    }
+
+    /// A writer of a file that is read while it grows: it has its name at once, replaces a file of this name, and is not
+    /// compressed. What has been [flushed](Self::flush) can be read; behind it there may be a part of a record.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Write`] if no file can be created there.
+    pub fn growing(path: impl Into<PathBuf>) -> Result<Self> {
+        let path = path.into();
+        let file = WholeFile::create(&path).and_then(WholeFile::into_growing).map_err(failed(&path))?;
+        Ok(Self::to(path, Packed::Growing(file)))
+    }
+
+    fn to(path: PathBuf, output: Packed) -> Self {
+        Self { path, output: Some(BufWriter::with_capacity(1 << 18, output)) }
+    }
+
+    /// Hands everything written so far to the system, so that it outlives this process, where the file grows under its name. Of a compressed
+    /// file, the last records may follow later.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Write`] if the disk does not take it, and for every call after such an error.
+    #[doc(alias = "tf.io.TFRecordWriter.flush")]
+    pub fn flush(&mut self) -> Result<()> {
+        let mut output = self.output.take().ok_or_else(|| failed(&self.path)(after_failure()))?;
+        output.flush().map_err(failed(&self.path))?;
+        self.output = Some(output);
+        Ok(())
     }
 
     /// Appends a record.
@@ -52,7 +83,7 @@ impl TfRecordWriter {
         Ok(())
     }
 
-    /// Brings all records to the disk and gives the file its name. A file that had it is replaced.
+    /// Brings all records to the disk and gives the file its name, unless it has it already. A file that had it is replaced.
     ///
     /// # Errors
     ///
@@ -61,7 +92,12 @@ impl TfRecordWriter {
         self.output
             .ok_or_else(after_failure)
             .and_then(|output| output.into_inner().map_err(io::IntoInnerError::into_error))
-            .and_then(|output| output.unpacked()?.finish())
+            .and_then(|output| match output {
+                Packed::Growing(file) => file.sync_all(),
+                Packed::Plain(file) => file.finish(),
+                Packed::Gzip(encoder) => encoder.finish()?.finish(),
+                Packed::Zlib(encoder) => encoder.finish()?.finish(),
+            })
             .map_err(failed(&self.path))
     }
 }
@@ -77,6 +113,7 @@ fn after_failure() -> io::Error {
 /// A file behind its compression.
 #[derive(Debug)]
 enum Packed {
+    Growing(File),
     Plain(WholeFile),
     Gzip(GzEncoder<WholeFile>),
     Zlib(ZlibEncoder<WholeFile>),
@@ -94,20 +131,12 @@ impl Packed {
             Compression::Auto | Compression::None => Packed::Plain(file),
         }
     }
-
-    /// The file, with the end of its compression written.
-    fn unpacked(self) -> io::Result<WholeFile> {
-        match self {
-            Packed::Plain(file) => Ok(file),
-            Packed::Gzip(encoder) => encoder.finish(),
-            Packed::Zlib(encoder) => encoder.finish(),
-        }
-    }
 }
 
 impl Write for Packed {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
+            Packed::Growing(file) => file.write(bytes),
             Packed::Plain(file) => file.write(bytes),
             Packed::Gzip(encoder) => encoder.write(bytes),
             Packed::Zlib(encoder) => encoder.write(bytes),
@@ -116,6 +145,7 @@ impl Write for Packed {
 
     fn flush(&mut self) -> io::Result<()> {
         match self {
+            Packed::Growing(file) => file.flush(),
             Packed::Plain(file) => file.flush(),
             Packed::Gzip(encoder) => encoder.flush(),
             Packed::Zlib(encoder) => encoder.flush(),
@@ -166,6 +196,22 @@ mod tests {
         }
         TfRecordWriter::create(&path, Compression::None).unwrap().finish().unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"");
+    }
+
+    #[test]
+    fn a_growing_file_is_read_up_to_what_was_flushed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.tfrecord");
+        fs::write(&path, "old").unwrap();
+        let mut writer = TfRecordWriter::growing(&path).unwrap();
+        assert!(read(&path, Compression::None).is_empty());
+        writer.write(b"one").unwrap();
+        writer.flush().unwrap();
+        assert_eq!(read(&path, Compression::None), [b"one"]);
+        writer.write(b"two").unwrap();
+        assert_eq!(read(&path, Compression::None), [b"one"]);
+        writer.finish().unwrap();
+        assert_eq!(read(&path, Compression::None), [b"one", b"two"]);
     }
 
     #[test]

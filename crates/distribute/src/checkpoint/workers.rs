@@ -28,6 +28,7 @@ impl<'a> Checkpoint<'a> {
         tell: impl FnOnce(&T) -> Bytes,
     ) -> Result<Saved<T>> {
         self.require(SAVE)?;
+        self.require_chief()?;
         let strategy = self.together(SAVE)?;
         strategy.require_settled(SAVE)?;
         let call = || self.call(Operation::Save, at);
@@ -92,6 +93,21 @@ impl<'a> Checkpoint<'a> {
                      checkpoint"
                 );
                 Err(Error::invalid(operation, reason))
+            }
+        }
+    }
+
+    // PSV1-11
+    /// Refuses to save where another worker does that for all, which does not wait for this one.
+    fn require_chief(&self) -> Result<()> {
+        let not = |strategy: &&Strategy| strategy.extended().independent().is_some() && !strategy.is_chief();
+        match self.parts.iter().filter_map(|(_, part)| part.strategy()).find(not) {
+            None => Ok(()),
+            Some(strategy) => {
+                let reason = format!(
+                    "this worker of {strategy} is not the chief, which saves for all; save where strategy.should_checkpoint() says so"
+                );
+                Err(Error::invalid(SAVE, reason))
             }
         }
     }

@@ -183,6 +183,11 @@ pub fn get_strategy() -> Strategy {
     top(|mode| mode.map_or_else(|| Strategy::of_default_context().clone(), |mode| mode.strategy().clone()))
 }
 
+/// The strategy of the context that this thread is in, if it is in any.
+pub(crate) fn current_strategy() -> Option<Strategy> {
+    top(|mode| mode.map(|mode| mode.strategy().clone()))
+}
+
 /// Whether a strategy other than the default one is current on this thread.
 #[doc(alias = "tf.distribute.has_strategy")]
 pub fn has_strategy() -> bool {

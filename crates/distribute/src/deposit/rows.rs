@@ -1,6 +1,8 @@
 //! Rows of a table's gradient.
 
-use crate::number::{Elements, Number};
+use crate::Result;
+use crate::number::{Any, Elements, Number};
+use distribute_tensor::HostTensor;
 use distribute_tensor::kernel::RowMerge;
 
 /// Rows of a gradient, each once and ascending, with the values of each one after another.
@@ -23,6 +25,21 @@ impl Rows {
         let mut sums = vec![T::of(0.); merge.rows().len() * width];
         merge.sum(&[mine, others].concat(), width, 0, &mut sums);
         Self { rows: merge.into_rows(), values: T::vector(sums) }
+    }
+
+    /// Those at some positions, as a tensor of rows of this shape.
+    pub(crate) fn take(&self, positions: &[usize], row: &[usize]) -> Result<HostTensor> {
+        fn take<T: Copy>(values: &[T], positions: &[usize], width: usize) -> Vec<T> {
+            let mut taken = Vec::with_capacity(positions.len() * width);
+            positions.iter().for_each(|at| taken.extend_from_slice(&values[at * width..][..width]));
+            taken
+        }
+        let width = row.iter().product();
+        let shape: Vec<usize> = std::iter::once(&positions.len()).chain(row).copied().collect();
+        Ok(match &self.values {
+            Any::F32(values) => HostTensor::new(take(values, positions, width), shape)?,
+            Any::F64(values) => HostTensor::new(take(values, positions, width), shape)?,
+        })
     }
 
     /// Adds them to the elements of the whole table.

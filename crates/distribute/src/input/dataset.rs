@@ -5,8 +5,8 @@ use super::passes::Passes;
 use super::plan::Plan;
 use super::{DistributedIterator, InputOptions, layout, spec};
 use crate::values::PerReplica;
-use crate::{Result, Strategy};
-use distribute_data::{Cardinality, Dataset, Distribution, ElementSpec, Position};
+use crate::{IndependentWorker, Result, Strategy};
+use distribute_data::{AutoShardPolicy, Cardinality, Dataset, Distribution, ElementSpec, Position};
 use distribute_tensor::Nest;
 use std::fmt;
 use std::panic::Location;
@@ -60,6 +60,9 @@ impl Strategy {
     /// With several workers, each makes this call and gets the pieces of its own replicas. The workers compare how they
     /// shard the data, which has to be the same on all. By default every worker reads files of its own if there are enough,
     /// and otherwise the whole dataset ([`InputOptions::auto_shard_policy`]). All workers take the same number of steps.
+    ///
+    /// Workers that [don't wait for each other](crate::between_graph::ParameterServerStrategy) make steps of whole batches, cut for their own
+    /// replicas: each reads files of its own or, where there are too few, takes one of as many batches as there are workers, in turn.
     ///
     /// # Errors
     /// [`Error::Data`](crate::Error::Data) for a dataset that is not batched. While iterating, those of the pipeline, which
@@ -122,10 +125,29 @@ impl Strategy {
         const OPERATION: &str = "distribute_dataset";
         let layout = layout(self);
         options.check(OPERATION, self, false)?;
+        let (dataset, options) = self.own_part(dataset, options)?;
         let plan = Distribution::new(&dataset, layout, options.plan()).map_err(Into::into);
         let plan = plan.and_then(|plan| self.require_any_number(plan));
         let plan = same_plan(self, OPERATION, Location::caller(), plan)?;
         Ok(DistributedDataset::new(self, plan, Some(dataset), options))
+    }
+}
+
+impl Strategy {
+    // PSV1-12
+    /// What of a dataset this worker makes steps of, and how that is given to its replicas, if it doesn't wait for the others.
+    fn own_part<T: Nest>(
+        &self,
+        dataset: Dataset<T>,
+        options: InputOptions,
+    ) -> Result<(Dataset<T>, InputOptions)> {
+        match self.extended().independent() {
+            None | Some(IndependentWorker { workers: 1, .. }) => Ok((dataset, options)),
+            Some(IndependentWorker { workers, worker }) => {
+                let (part, _) = dataset.part_of_worker(workers, worker, &options.plan())?;
+                Ok((part, InputOptions { auto_shard_policy: AutoShardPolicy::Off, ..options }))
+            }
+        }
     }
 }
 
@@ -139,6 +161,11 @@ impl<T: Nest> DistributedDataset<T> {
     ) -> Self {
         let passes = Passes::new(plan.beginning(0));
         Self { strategy: strategy.clone(), plan: Plan::new(plan), batches, options, passes }
+    }
+
+    /// Whether it is parted over the replicas of this strategy.
+    pub(crate) fn is_of(&self, strategy: &Strategy) -> bool {
+        &self.strategy == strategy
     }
 
     /// A pass over the dataset, which yields a piece for each local replica in each step.

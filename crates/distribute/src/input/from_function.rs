@@ -57,7 +57,8 @@ impl Strategy {
         const OPERATION: &str = "distribute_datasets_from_function";
         options.check(OPERATION, self, true)?;
         let per_replica = options.replication_mode == InputReplicationMode::PerReplica;
-        let make = move |context| dataset_fn(context).map_err(Into::into);
+        let among = among_workers(self);
+        let make = move |context| dataset_fn(among(context)).map_err(Into::into);
         let worker = self.world().worker();
         let plan = Distribution::from_function(layout(self), per_replica, options.plan(), make);
         let plan = plan.and_then(|plan| {
@@ -66,5 +67,23 @@ impl Strategy {
         });
         let plan = same_plan(self, OPERATION, Location::caller(), plan.map_err(Into::into))?;
         Ok(DistributedDataset::new(self, plan, None, options))
+    }
+}
+
+/// The pipelines of one worker among those of all, where a coordinator calls it or it runs the program by itself: each is a strategy of
+/// its own.
+fn among_workers(strategy: &Strategy) -> impl Fn(InputContext) -> InputContext + Send + Sync + 'static {
+    let servers = strategy.extended().parameter_servers();
+    let called = servers.and_then(|servers| Some((servers.workers(), servers.worker()?)));
+    let independent = strategy.extended().independent().map(|of| (of.workers, of.worker));
+    let place = independent.or(called);
+    // PSV2-DS
+    move |context| match place {
+        Some((workers, worker)) => InputContext {
+            num_input_pipelines: workers * context.num_input_pipelines,
+            input_pipeline_id: worker * context.num_input_pipelines + context.input_pipeline_id,
+            ..context
+        },
+        None => context,
     }
 }

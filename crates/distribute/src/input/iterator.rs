@@ -140,7 +140,8 @@ impl<T: Nest> DistributedIterator<T> {
         if all.is_empty() {
             return Ok((pass, mine));
         }
-        let all = pass.total(&record::decode_all::<StepCounts>(operation, &all)?)?;
+        let counts = record::decode_all::<StepCounts>(operation, &all);
+        let all = pass.total(&counts.map_err(|error| self.strategy.located(error))?)?;
         Ok((pass, all))
     }
 

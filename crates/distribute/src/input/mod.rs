@@ -8,7 +8,6 @@ mod bring;
 mod dataset;
 mod from_function;
 mod iterator;
-mod legacy;
 mod options;
 mod passes;
 mod plan;
@@ -17,7 +16,6 @@ mod state;
 
 pub use dataset::DistributedDataset;
 pub use iterator::DistributedIterator;
-pub use legacy::{InputIterator, InputSource};
 pub use options::{InputOptions, InputReplicationMode};
 
 use crate::Strategy;

@@ -5,7 +5,7 @@ use super::table::{self, Combine};
 use crate::number::Number;
 use crate::variables::{RowSource, for_rows};
 use candle_core::{D, Module, Result, Tensor};
-use candle_nn::VarBuilder;
+use candle_nn::{Init, VarBuilder};
 use distribute_tensor::kernel::RowMerge;
 
 /// The rows of a table that ids name: candle_nn's `Embedding`, with a sparse gradient inside of
@@ -45,13 +45,22 @@ pub struct Embedding {
     rows: Option<RowSource>,
 }
 
-/// A table of `in_size` rows of `out_size`, the variable `weight`, initialised as candle_nn's.
+/// A table of `in_size` rows of `out_size`, the variable `weight`, initialised as candle_nn's: drawn from N(0, 1).
 ///
 /// # Errors
 /// Those of the `VarBuilder`.
 pub fn embedding(in_size: usize, out_size: usize, vb: VarBuilder) -> Result<Embedding> {
-    let (layer, rows) = for_rows(|| candle_nn::embedding(in_size, out_size, vb));
-    layer.map(|layer| Embedding { rows, ..layer.into() })
+    embedding_init(in_size, out_size, Init::Randn { mean: 0., stdev: 1. }, vb)
+}
+
+/// As [`embedding`], with first values of another kind. Several layers that ask for the same path share one table, of which on parameter
+/// servers each fetches its rows.
+///
+/// # Errors
+/// Those of the `VarBuilder`.
+pub fn embedding_init(in_size: usize, out_size: usize, init: Init, vb: VarBuilder) -> Result<Embedding> {
+    let (table, rows) = for_rows(|| vb.get_with_hints((in_size, out_size), "weight", init));
+    Ok(Embedding { rows, ..Embedding::new(table?, out_size) })
 }
 
 impl From<candle_nn::Embedding> for Embedding {

@@ -5,7 +5,7 @@ use super::table::{self, Combine};
 use crate::number::Number;
 use crate::variables::{RowSource, for_rows};
 use candle_core::{D, Module, Result, Tensor, bail};
-use candle_nn::VarBuilder;
+use candle_nn::{Init, VarBuilder};
 use distribute_tensor::kernel::RowMerge;
 
 /// What a bag's rows become.
@@ -66,8 +66,23 @@ pub struct EmbeddingBag {
 /// # Errors
 /// Those of the `VarBuilder`.
 pub fn embedding_bag(in_size: usize, out_size: usize, mode: BagMode, vb: VarBuilder) -> Result<EmbeddingBag> {
-    let (table, rows) = for_rows(|| candle_nn::embedding(in_size, out_size, vb));
-    Ok(EmbeddingBag { rows, ..EmbeddingBag::new(table?.embeddings().clone(), mode) })
+    embedding_bag_init(in_size, out_size, mode, Init::Randn { mean: 0., stdev: 1. }, vb)
+}
+
+/// As [`embedding_bag`], with first values of another kind. The table may be that of another layer, as of
+/// [`embedding_init`](super::embedding_init).
+///
+/// # Errors
+/// Those of the `VarBuilder`.
+pub fn embedding_bag_init(
+    in_size: usize,
+    out_size: usize,
+    mode: BagMode,
+    init: Init,
+    vb: VarBuilder,
+) -> Result<EmbeddingBag> {
+    let (table, rows) = for_rows(|| vb.get_with_hints((in_size, out_size), "weight", init));
+    Ok(EmbeddingBag { rows, ..EmbeddingBag::new(table?, mode) })
 }
 
 impl EmbeddingBag {

@@ -49,8 +49,8 @@ pub use candle_nn::{
 pub use conv2d::{Conv2d, conv2d, conv2d_no_bias};
 pub use dropout::Dropout;
 pub use dynamic_embedding::{DynamicEmbedding, dynamic_embedding, dynamic_embedding_init};
-pub use embedding::{Embedding, embedding};
-pub use embedding_bag::{BagMode, EmbeddingBag, embedding_bag};
+pub use embedding::{Embedding, embedding, embedding_init};
+pub use embedding_bag::{BagMode, EmbeddingBag, embedding_bag, embedding_bag_init};
 pub use layer_norm::{LayerNorm, RmsNorm, layer_norm, layer_norm_no_bias, rms_norm};
 pub use linear::{Linear, linear, linear_b, linear_no_bias};
 #[doc(hidden)]

@@ -3,9 +3,9 @@
 use crate::context::raise;
 use crate::deposit;
 use crate::number::{Number, operand, with_elements};
+use crate::servers::EachOnce;
 use crate::variables::RowSource;
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, bail};
-use distribute_tensor::HostTensor;
 use distribute_tensor::kernel::RowMerge;
 
 /// What a layer makes of the rows that it looks up.
@@ -46,8 +46,8 @@ pub(super) fn look_up<C: Combine>(
 /// The operation on the table.
 struct LookUp<C> {
     rows: Vec<usize>,
-    /// The rows themselves, one after another, if they are not read from the table.
-    fetched: Option<HostTensor>,
+    /// The rows themselves, if they are not read from the table.
+    fetched: Option<EachOnce>,
     shape: Vec<usize>,
     combine: C,
 }
@@ -58,11 +58,10 @@ impl<C: Combine> LookUp<C> {
         let outputs = match &self.fetched {
             None => self.combine.outputs::<T>(&self.rows, operand(storage, layout)?, width),
             Some(fetched) => {
-                let Some(table) = fetched.as_slice::<T>() else {
-                    bail!("{}: rows of {} came for a table of another dtype", C::NAME, fetched.dtype())
+                let Some(table) = fetched.rows.as_slice::<T>() else {
+                    bail!("{}: rows of {} came for a table of another dtype", C::NAME, fetched.rows.dtype())
                 };
-                let rows: Vec<usize> = (0..self.rows.len()).collect();
-                self.combine.outputs(&rows, table, width)
+                self.combine.outputs(&fetched.places, table, width)
             }
         };
         Ok(T::to_cpu_storage_owned(outputs))

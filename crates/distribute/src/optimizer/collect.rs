@@ -64,6 +64,9 @@ impl Part {
             rows.extend(next);
         }
         match (&mut self.values, next.values) {
+            // That of one replica is not copied.
+            (Any::F32(values), Any::F32(next)) if values.is_empty() => *values = next,
+            (Any::F64(values), Any::F64(next)) if values.is_empty() => *values = next,
             (Any::F32(values), Any::F32(next)) => values.extend(next),
             (Any::F64(values), Any::F64(next)) => values.extend(next),
             _ => {}

@@ -119,6 +119,7 @@ impl<R: Rule> Optimizer<R> {
             })?
         };
         let loss = all.iter().map(|c| c.loss).sum::<f64>() / examples;
+        self.trained.strategy.pulse().beat(examples, loss);
         Ok(Judged { verdict, loss, dtype: first.dtype, examples, finished, learning_rate })
     }
 

@@ -6,9 +6,8 @@ use super::progress::Change;
 use super::together::Together;
 use super::transform::Transform;
 use super::updater::Updater;
-use crate::deposit::{LocalGradient, Rows};
+use crate::deposit::LocalGradient;
 use crate::lock::lock;
-use crate::number::Any;
 use crate::servers::Ask;
 use crate::variables::Variable;
 use crate::{Error, Result};
@@ -83,12 +82,9 @@ impl Remote {
     }
 }
 
-/// Refuses a rule that cannot be sent to servers.
-pub(super) fn require_rule<R: Rule>(operation: &'static str, rule: &R) -> Result<()> {
-    if rule.spec().is_some() {
-        return Ok(());
-    }
-    Err(Error::NotSupported {
+/// A rule as it is sent to servers; refuses one that cannot be.
+pub(super) fn require_rule<R: Rule + ?Sized>(operation: &'static str, rule: &R) -> Result<RuleSpec> {
+    rule.spec().ok_or(Error::NotSupported {
         operation,
         strategy: "ParameterServerStrategy",
         what: "rules of one's own, since variables are updated on servers, to which no code is sent",
@@ -148,7 +144,11 @@ impl Updater for OnServers<'_> {
             let strategy = &self.trained.strategy;
             let Some(servers) = strategy.extended().parameter_servers() else { return Ok(()) };
             // What comes after it in the same run computes with the new values.
-            let pushed = strategy.push(OPERATION, servers, self.asks(gradients)?, || change.step_made());
+            let made = || {
+                change.step_made();
+                servers.made_step(change.counter());
+            };
+            let pushed = strategy.push(OPERATION, servers, self.asks(gradients)?, made);
             if pushed.as_ref().is_err_and(Error::is_of_a_rule) {
                 self.remote.forget_rules();
             }
@@ -159,7 +159,7 @@ impl Updater for OnServers<'_> {
 
 impl OnServers<'_> {
     /// What servers are asked for, so that they apply the gradients.
-    fn asks(&self, gradients: &[Option<LocalGradient>]) -> Result<Vec<Ask>> {
+    fn asks(&self, gradients: &[Option<LocalGradient>]) -> Result<Vec<(Ask, RuleSpec)>> {
         let Remote { variables, .. } = self.remote;
         if let Some(variable) = variables.iter().find(|variable| !variable.is_ready()) {
             let reason = format!(
@@ -179,7 +179,8 @@ impl OnServers<'_> {
             let Some(gradient) = gradient else { continue };
             let ((rule, step), (_, var)) = (self.rules.of(number), &self.trained.variables[number]);
             let (push, variable) = (Push::at(step).counted(), &variables[number]);
-            asks.extend(match gradient {
+            let spec = require_rule(OPERATION, rule)?;
+            let of_shards = match gradient {
                 LocalGradient::Dense(dense) => {
                     variable.push(push, &Leaf::Candle(dense.clone()).to_host()?)?
                 }
@@ -187,22 +188,15 @@ impl OnServers<'_> {
                     variable.push(push, &Leaf::Candle(dense.tensor(var)?).to_host()?)?
                 }
                 LocalGradient::Rows(rows) => {
-                    variable.push_rows(push, &rows.rows, &values(rows, var)?, rule.moves_absent_rows())?
+                    let gradient =
+                        |positions: &[usize]| rows.take(positions, var.dims().get(1..).unwrap_or_default());
+                    variable.push_rows(push, &rows.rows, gradient, rule.moves_absent_rows())?
                 }
-            });
+            };
+            asks.extend(of_shards.into_iter().map(|ask| (ask, spec)));
         }
         Ok(asks)
     }
-}
-
-/// The rows of a gradient of a variable, as one tensor.
-fn values(rows: &Rows, var: &Var) -> Result<HostTensor> {
-    let shape: Vec<usize> =
-        std::iter::once(&rows.rows.len()).chain(var.dims().get(1..).unwrap_or_default()).copied().collect();
-    Ok(match &rows.values {
-        Any::F32(values) => HostTensor::new(values.clone(), shape)?,
-        Any::F64(values) => HostTensor::new(values.clone(), shape)?,
-    })
 }
 
 #[cfg(test)]

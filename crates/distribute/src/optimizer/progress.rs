@@ -3,12 +3,15 @@
 use super::slots::Slots;
 use crate::{Error, Result};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
+use std::sync::{
+    Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError,
+};
 
 /// Finished steps, and slots. A step calls code of users, which may ask for either: nobody waits for a step to end.
 #[derive(Debug)]
 pub(super) struct Progress {
-    finished: AtomicU64,
+    /// A closure that makes steps, and has to be run again, takes them back.
+    finished: Arc<AtomicU64>,
     /// Whether slots are those of a step that has been begun, and variables are not.
     incomplete: AtomicBool,
     /// For each variable, what the rule keeps beside it.
@@ -93,6 +96,11 @@ impl<'a> Change<'a> {
     /// Counts a step.
     pub(super) fn step_made(&self) {
         self.set_finished(self.progress.finished() + 1);
+    }
+
+    /// What counts the steps.
+    pub(super) fn counter(&self) -> &Arc<AtomicU64> {
+        &self.progress.finished
     }
 
     /// Slots and variables are those after so many steps.

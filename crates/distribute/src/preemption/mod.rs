@@ -3,17 +3,20 @@
 //! | file | what it is |
 //! |---|---|
 //! | `notice` | whether this process was told to end, and whether all workers know |
+//! | `departure` | who ends then: pure |
 //! | `sigterm` | SIGTERM as such a notice |
 
+mod departure;
 mod notice;
 mod sigterm;
 
 pub(crate) use notice::Notice;
+pub(crate) use sigterm::Sigterm;
 
 use crate::{Checkpoint, CheckpointManager, Error, Result, Strategy};
+use departure::Departure;
 use distribute_cluster::deadline::Stopwatch;
 use distribute_log::told;
-use sigterm::Sigterm;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,6 +30,11 @@ const GRACE: Duration = Duration::from_secs(30);
 /// A notice to one worker is one to all. It goes with the call by which the next step begins, so that all workers hear of it in
 /// the same step, end their loops after that, and save one checkpoint. A training that is started again from it goes on as
 /// if it had never ended. A worker that leaves in this way is no failed one.
+///
+/// Where [not all workers are needed](crate::strategy::MultiWorkerBuilder::min_workers), and there is a
+/// [`Training`](crate::Training), only those leave that have got the notice: [`requested`](Self::requested) is true on them alone.
+/// The others have the whole state, meet again at once and go on. But where too few would be left, or the first worker is told to
+/// end, at whose address the others meet, all save and end.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -83,7 +91,8 @@ impl Preemption {
     /// [`Error::Io`] where the system refuses the handler or the thread.
     #[doc(alias = "termination_watcher_fn")]
     pub fn watch(strategy: &Strategy) -> Result<Self> {
-        let sigterm = Arc::new(Sigterm::watch(strategy.notice().clone())?);
+        let then = "this worker ends after this step or the next; all save a checkpoint and end, unless the others can go on";
+        let sigterm = Arc::new(Sigterm::watch(strategy.notice().clone(), then)?);
         Ok(Self { strategy: strategy.clone(), grace: GRACE, _sigterm: sigterm })
     }
 
@@ -102,18 +111,40 @@ impl Preemption {
 
     /// Whether the training is to end here. The same on all workers, if all ask after the same step; of several, a notice counts
     /// once a step has begun after it.
+    ///
+    /// Where only those leave that have got the notice, it is true on these. From then on such a worker makes no calls with the others,
+    /// and its steps are refused: it returns from the closure of [`Training::run`](crate::Training::run), and ends.
     pub fn requested(&self) -> bool {
-        self.heard().is_some()
+        let Some(heard) = self.heard() else { return false };
+        let strategy = &self.strategy;
+        if strategy.has_left() || heard.departure == Departure::All {
+            return true;
+        }
+        let world = strategy.world();
+        let leaves = heard.workers.contains(&world.worker());
+        if leaves {
+            strategy.leave();
+            let (step, others) = (strategy.steps(), world.workers() - heard.workers.len());
+            let others =
+                if others == 1 { "the other one goes".into() } else { format!("the other {others} go") };
+            told(|| tracing::info!("this worker leaves after step {step}, as it was told to; {others} on"));
+        }
+        leaves
     }
 
     /// Saves the checkpoint by which the training goes on later, as the next of a manager's folder, and says so. All workers
     /// make this call, behind [`requested`](Self::requested); the chief writes. Returns its path.
     ///
+    /// `None` on a worker that leaves while the others go on: nothing is to be saved, since they have its whole state.
+    ///
     /// # Errors
     /// Those of [`Checkpoint::save_to`]. [`Error::GracePeriod`] where the checkpoint is whole, but later than the grace period, so that
     /// a scheduler might have killed the process: nothing is to be done about this one, but for the next.
     #[track_caller]
-    pub fn save(&self, training: &Checkpoint<'_>, manager: &CheckpointManager) -> Result<PathBuf> {
+    pub fn save(&self, training: &Checkpoint<'_>, manager: &CheckpointManager) -> Result<Option<PathBuf>> {
+        if self.strategy.has_left() {
+            return Ok(None);
+        }
         let heard = self.heard();
         let since = heard.as_ref().map_or_else(Stopwatch::start, |heard| heard.since);
         let path = training.save_to(manager)?;
@@ -122,7 +153,7 @@ impl Preemption {
             return Err(Error::GracePeriod { step, saved: path, took, grace: self.grace });
         }
         if self.strategy.should_save_summary() {
-            let to = heard.map(|heard| to(&heard.workers)).unwrap_or_default();
+            let to = heard.map(|heard| self.to(&heard.workers)).unwrap_or_default();
             told(|| {
                 let (path, took, grace) = (path.display(), took.as_secs_f64(), self.grace.as_secs_f64());
                 tracing::info!(
@@ -130,24 +161,21 @@ impl Preemption {
                 );
             });
         }
-        Ok(path)
+        Ok(Some(path))
     }
 
     fn heard(&self) -> Option<notice::Heard> {
         let notice = self.strategy.notice();
         // A process that is alone has nobody to tell.
         if !self.strategy.world().is_multi_worker() {
-            notice.hear(std::iter::once(notice.is_given()));
+            notice.hear(std::iter::once(notice.is_given()), None);
         }
         notice.heard()
     }
-}
 
-/// Who got a notice, in words.
-fn to(workers: &[usize]) -> String {
-    let numbers: Vec<_> = workers.iter().map(usize::to_string).collect();
-    match workers {
-        [one] => format!(" to worker {one}"),
-        _ => format!(" to workers {}", numbers.join(", ")),
+    /// Who got a notice, in words.
+    fn to(&self, workers: &[usize]) -> String {
+        let each: Vec<_> = workers.iter().map(|worker| self.strategy.named(*worker)).collect();
+        format!(" to {}", each.join(", "))
     }
 }

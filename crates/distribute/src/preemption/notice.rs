@@ -1,5 +1,6 @@
 //! Whether this process has been told to end, and whether all workers know.
 
+use super::departure::Departure;
 use crate::lock::lock;
 use distribute_cluster::Stopwatch;
 use std::sync::Mutex;
@@ -22,6 +23,8 @@ pub(super) struct Heard {
     pub(super) since: Stopwatch,
     /// Those that got it.
     pub(super) workers: Vec<usize>,
+    /// Who ends because of it.
+    pub(super) departure: Departure,
 }
 
 impl Notice {
@@ -38,16 +41,25 @@ impl Notice {
         lock(&self.0).given.is_some()
     }
 
-    /// All workers have said whether they got one. That is heard once.
-    pub(crate) fn hear(&self, given: impl Iterator<Item = bool>) {
+    /// All workers have said whether they got one. That is heard once. `least` is the number of workers with which the others go
+    /// on; `None` if they need all.
+    pub(crate) fn hear(&self, given: impl Iterator<Item = bool>, least: Option<usize>) {
+        let given: Vec<bool> = given.collect();
         let workers: Vec<usize> =
-            given.enumerate().filter_map(|(worker, given)| given.then_some(worker)).collect();
+            given.iter().enumerate().filter_map(|(worker, given)| given.then_some(worker)).collect();
         let mut state = lock(&self.0);
         if workers.is_empty() || state.heard.is_some() {
             return;
         }
         let since = state.given.unwrap_or_else(Stopwatch::start);
-        state.heard = Some(Heard { since, workers });
+        let departure = Departure::decide(&workers, given.len(), least);
+        state.heard = Some(Heard { since, workers, departure });
+    }
+
+    /// The workers that end while the others go on, as all have heard.
+    pub(crate) fn leaving(&self) -> Vec<usize> {
+        let heard = self.heard().filter(|heard| heard.departure == Departure::Told);
+        heard.map(|heard| heard.workers).unwrap_or_default()
     }
 
     /// Forgets what all have heard: not all of those are there any more. Who got one says so again.
@@ -67,14 +79,16 @@ mod tests {
     #[test]
     fn what_all_have_heard_first_counts_and_a_notice_of_ones_own_alone_does_not() {
         let notice = Notice::default();
-        notice.hear([false, false].into_iter());
+        notice.hear([false, false].into_iter(), Some(1));
         assert!(notice.heard().is_none() && !notice.is_given());
         assert!(notice.give() && !notice.give());
         assert!(notice.is_given() && notice.heard().is_none());
-        notice.hear([true, false, true].into_iter());
-        notice.hear([true, true, true].into_iter());
-        assert_eq!(notice.heard().unwrap().workers, [0, 2]);
+        notice.hear([false, false, true].into_iter(), Some(2));
+        notice.hear([true, true, true].into_iter(), Some(2));
+        assert_eq!((notice.heard().unwrap().workers, notice.leaving()), (vec![2], vec![2]));
         notice.forget();
         assert!(notice.heard().is_none() && notice.is_given(), "it is said again");
+        notice.hear([false, true].into_iter(), Some(2));
+        assert_eq!((notice.heard().unwrap().workers, notice.leaving()), (vec![1], vec![]));
     }
 }

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 
 /// Gives a notice at SIGTERM, until it is dropped.
 #[derive(Debug)]
-pub(super) struct Sigterm(Handle);
+pub(crate) struct Sigterm(Handle);
 
 /// How many there are in this process, and whether the signal ends it as by default, for want of one. A handler of the crate
 /// stays where it is, so that one is needed that ends the process then.
@@ -24,9 +24,11 @@ struct Watches {
 static WATCHES: Mutex<Watches> = Mutex::new(Watches { count: 0, ends: None });
 
 impl Sigterm {
+    /// With what this process does then, in words.
+    ///
     /// # Errors
     /// [`Error::Io`] where the system refuses a handler or a thread.
-    pub(super) fn watch(notice: Arc<Notice>) -> Result<Self> {
+    pub(crate) fn watch(notice: Arc<Notice>, then: &'static str) -> Result<Self> {
         let io = |source| Error::Io { operation: "listening for SIGTERM".into(), source };
         let mut watches = lock(&WATCHES);
         let ends = match &watches.ends {
@@ -46,11 +48,7 @@ impl Sigterm {
         let listen = move || {
             for _ in signals.forever() {
                 if notice.give() {
-                    told(|| {
-                        tracing::info!(
-                            "SIGTERM: a checkpoint is saved after this step or the next, then training ends"
-                        )
-                    });
+                    told(|| tracing::info!("SIGTERM: {then}"));
                 }
             }
         };

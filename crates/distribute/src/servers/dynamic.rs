@@ -1,7 +1,7 @@
 //! A variable on parameter servers whose rows are ids of 64 bits.
 
 use super::links::{Ask, unexpected};
-use super::sharded::{Initial, Sharded};
+use super::sharded::{self, EachOnce, Initial, Sharded};
 use super::{ParameterServers, Where};
 use crate::Result;
 use distribute_log::heard;
@@ -51,8 +51,8 @@ impl Dynamic {
         self.options
     }
 
-    /// Rows, in the order of their ids. An id that occurs twice is asked for once.
-    pub(crate) fn read_rows(&self, operation: &'static str, ids: &[i64]) -> Result<HostTensor> {
+    /// Rows, each once.
+    pub(crate) fn read_each(&self, operation: &'static str, ids: &[i64]) -> Result<EachOnce> {
         let unique = UniqueIds::new(ids);
         let split = self.partition.split(unique.ids());
         let asked: Vec<usize> = (0..split.shards()).filter(|shard| !split.of(*shard).is_empty()).collect();
@@ -61,7 +61,7 @@ impl Dynamic {
             self.ask(*shard, ids.len(), |table| Request::ReadRows { table, rows: ids })
         };
         let answers = self.tables.links().ask(operation, asked.iter().map(ask).collect())?;
-        let mut parts = vec![HostTensor::zeros(self.tables.dtype(), self.rows_shape(0))?];
+        let mut parts = Vec::with_capacity(asked.len());
         let mut places = vec![0; unique.ids().len()];
         let mut next = 0;
         for (shard, answer) in asked.iter().zip(answers) {
@@ -76,16 +76,21 @@ impl Dynamic {
                 next += 1;
             }
         }
-        let rows = HostTensor::concat(&parts.iter().collect::<Vec<_>>(), 0)?;
-        Ok(rows.take_rows(&unique.spread(&places, 1))?)
+        let none = || Ok(HostTensor::zeros(self.tables.dtype(), self.rows_shape(0))?);
+        Ok(EachOnce { rows: sharded::joined(parts, none)?, places: unique.spread(&places, 1) })
     }
 
-    /// What applies a gradient of ids, each of which occurs once.
-    pub(crate) fn push(&self, push: Push, ids: &[i64], gradient: &HostTensor) -> Result<Vec<Ask>> {
+    /// What applies a gradient of ids, each of which occurs once; `gradient` gives that of those at some positions.
+    pub(crate) fn push(
+        &self,
+        push: Push,
+        ids: &[i64],
+        gradient: impl Fn(&[usize]) -> Result<HostTensor>,
+    ) -> Result<Vec<Ask>> {
         let split = self.partition.split(ids);
         let mut asks = Vec::new();
         for shard in (0..split.shards()).filter(|shard| !split.of(*shard).is_empty()) {
-            let gradient = gradient.take_rows(split.positions(shard))?;
+            let gradient = gradient(split.positions(shard))?;
             let rows = split.of(shard).to_vec();
             asks.push(self.ask(shard, rows.len(), |table| Request::PushRows { table, push, rows, gradient }));
         }

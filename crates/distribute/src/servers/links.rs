@@ -1,11 +1,14 @@
 //! The parameter servers, asked several things at once.
 
+use super::closure::Numbering;
+use crate::lock::lock;
 use crate::{Error, Result};
 use distribute_cluster::Deadline;
 use distribute_params::{Channel, ChannelError, Request, Response, Started};
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Requests go together in one message up to so many bytes, theirs or those of their answers.
@@ -18,10 +21,12 @@ const MOST_TOGETHER: usize = 1024;
 pub(crate) struct Links {
     channels: Vec<Arc<dyn Channel>>,
     timeout: Duration,
+    /// Of the closure whose changes are started.
+    closure: Mutex<Option<Numbering>>,
 }
 
 /// What one server is asked.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Ask {
     pub(crate) server: usize,
     pub(crate) request: Request,
@@ -31,11 +36,43 @@ pub(crate) struct Ask {
 
 impl Links {
     pub(crate) fn new(channels: Vec<Arc<dyn Channel>>, timeout: Duration) -> Self {
-        Self { channels, timeout }
+        Self { channels, timeout, closure: Mutex::new(None) }
+    }
+
+    /// From now on changes are those of a closure, or of none. Says whether they are: one that is run ends before another.
+    pub(super) fn run(&self, closure: Option<Numbering>) -> bool {
+        let mut running = lock(&self.closure);
+        let can = running.is_none() || closure.is_none();
+        if can {
+            *running = closure;
+        }
+        can
+    }
+
+    /// A step was made, which `finished` has counted.
+    pub(super) fn made_step(&self, finished: &Arc<AtomicU64>) {
+        lock(&self.closure).iter_mut().for_each(|closure| closure.made_step(finished));
+    }
+
+    /// The closure has ended well: its steps are made.
+    pub(super) fn keep_steps(&self) {
+        lock(&self.closure).iter_mut().for_each(Numbering::keep_steps);
     }
 
     pub(crate) fn count(&self) -> usize {
         self.channels.len()
+    }
+
+    /// Asks all servers the same, and gives for each what it says, within so long.
+    pub(crate) fn ask_each(
+        &self,
+        request: &Request,
+        timeout: Duration,
+    ) -> Vec<std::result::Result<Response, ChannelError>> {
+        // All at once: each waits while the others answer.
+        let started: Vec<_> =
+            self.channels.iter().map(|channel| channel.start(request.clone(), timeout)).collect();
+        started.into_iter().map(|started| started.and_then(Started::wait)).collect()
     }
 
     pub(crate) fn timeout(&self) -> Duration {
@@ -53,7 +90,19 @@ impl Links {
     /// Asks all servers at once, and leaves it to the caller when to wait. What is asked of one table is asked in this order.
     ///
     /// All have one deadline. A server that could not be sent something is sent nothing more.
-    pub(crate) fn start(&self, asks: Vec<Ask>) -> Underway {
+    pub(crate) fn start(&self, mut asks: Vec<Ask>) -> Underway {
+        self.mark(&mut asks);
+        self.start_marked(asks)
+    }
+
+    // INV-59
+    /// Where a closure is run, its changes are numbered, once each however often they are sent.
+    pub(super) fn mark(&self, asks: &mut [Ask]) {
+        lock(&self.closure).iter_mut().for_each(|closure| closure.mark(asks));
+    }
+
+    /// As [`start`](Self::start), for what has been marked.
+    pub(super) fn start_marked(&self, asks: Vec<Ask>) -> Underway {
         let (count, mut sent) = (asks.len(), Vec::new());
         let deadline = Deadline::after(self.timeout);
         let mut servers: Vec<_> = self
@@ -159,6 +208,12 @@ impl Underway {
     /// # Errors
     /// The first in that order, when all have answered: what others were asked to change has been changed.
     pub(crate) fn wait(self, operation: &'static str) -> Result<Vec<Response>> {
+        let answers = self.wait_each().into_iter();
+        answers.map(|answer| answer.map_err(|source| failed(operation, source))).collect()
+    }
+
+    /// Waits for all answers, which come in the order of the questions, also where some have failed.
+    pub(super) fn wait_each(self) -> Vec<Result<Response, ChannelError>> {
         let mut answers: Vec<Option<Result<Response, ChannelError>>> =
             (0..self.count).map(|_| None).collect();
         for Sent { channel, positions, call } in self.messages {
@@ -167,11 +222,18 @@ impl Underway {
                 answers[*position] = Some(answer);
             }
         }
-        let failed =
-            |source| Error::Server { operation, source: Box::new(super::forgotten::explained(source)) };
-        let nothing = || Error::invalid(operation, "a server was asked that there is not");
-        answers.into_iter().map(|answer| answer.ok_or_else(nothing)?.map_err(failed)).collect()
+        let nothing = || ChannelError::Unreachable {
+            server: "a server".into(),
+            request: "a request".into(),
+            reason: "there is no such server".into(),
+        };
+        answers.into_iter().map(|answer| answer.unwrap_or_else(|| Err(nothing()))).collect()
     }
+}
+
+/// The error of an operation for which a server has not done what it was asked.
+pub(super) fn failed(operation: &'static str, source: ChannelError) -> Error {
+    Error::Server { operation, source: Box::new(super::forgotten::explained(source)) }
 }
 
 /// What one server is asked at once, and where the answers belong.
@@ -217,7 +279,7 @@ fn apart(
 }
 
 /// An answer that is none to the question.
-pub(super) fn unexpected(operation: &'static str, server: usize, found: &Response) -> Error {
+pub(crate) fn unexpected(operation: &'static str, server: usize, found: &Response) -> Error {
     let (server, request, found) = (format!("ps {server}"), operation.to_string(), found.name().to_string());
     Error::Server { operation, source: Box::new(ChannelError::Answer { server, request, found }) }
 }

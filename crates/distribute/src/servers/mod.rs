@@ -3,6 +3,7 @@
 //! | file | what it is |
 //! |---|---|
 //! | `links` | the servers: questions to several of them at once |
+//! | `closure` | closures that are run again, whose changes are made once |
 //! | `forgotten` | servers that came back without what they had |
 //! | `dynamic` | one whose rows are ids |
 //! | `sharded` | one variable on them, in shards: read, written, updated |
@@ -12,6 +13,7 @@
 //!
 //! What a server does with it is in `distribute_params`; how it is reached, a `Channel` of that crate knows.
 
+mod closure;
 mod dynamic;
 mod forgotten;
 mod links;
@@ -20,23 +22,28 @@ mod sharded;
 mod staged;
 mod steps;
 
+pub use closure::RunningClosure;
 pub(crate) use dynamic::Dynamic;
-pub(crate) use links::{Ask, Links, Underway};
+pub(crate) use forgotten::Pushed;
+use links::Underway;
+pub(crate) use links::{Ask, Links, unexpected};
 pub(crate) use pull::{Pull, pull};
 use sharded::Making;
-pub(crate) use sharded::{Initial, Shard, Sharded};
+pub(crate) use sharded::{EachOnce, Initial, Shard, Sharded};
 pub(crate) use staged::Staged;
 pub(crate) use steps::{Finish, Step, Steps};
 
 use crate::lock::lock;
 use crate::{Error, Result};
 use distribute_params::{
-    Channel, Partitioner, Placement, PlacementPolicy, RowPartition, partition, shard_name,
+    Channel, Mark, Partitioner, Placement, PlacementPolicy, Request, Response, RowPartition, Usage,
+    partition, shard_name,
 };
 use distribute_tensor::DType;
 use std::collections::HashSet;
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 /// The parameter servers of a strategy: how they are reached, how variables are cut, and which server has which.
@@ -52,9 +59,23 @@ pub struct ParameterServers {
     /// How long to wait for variables that another process makes.
     patience: Duration,
     workers: usize,
-    /// Whether this process makes variables that are not there yet.
-    makes: bool,
+    makes: Mutex<Makes>,
+    /// The number of the worker that uses them in calls of a coordinator, if one does.
+    worker: OnceLock<usize>,
+    /// Whether a variable is that of its name, whoever makes it: those of a coordinator and its workers.
+    is_shared: AtomicBool,
     steps: Steps,
+}
+
+/// Which variables are made, of those that are not there yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Makes {
+    /// All.
+    Missing,
+    /// None: another process makes them, and they are waited for.
+    None,
+    /// None, and it is a mistake to ask for one, whether it is there or not.
+    Refused,
 }
 
 /// What has been placed so far.
@@ -105,15 +126,16 @@ impl ParameterServers {
         channels: Vec<Arc<dyn Channel>>,
         (timeout, patience): (Duration, Duration),
         (partitioner, policy): (Option<Arc<dyn Partitioner>>, PlacementPolicy),
-        (workers, makes): (usize, bool),
+        (workers, makes): (usize, Makes),
         staleness: usize,
     ) -> Result<Self> {
         let placement = Placement::new(channels.len(), policy)?;
         let placed = Mutex::new(Placed { placement, tables: HashSet::new() });
         let links = Arc::new(Links::new(channels, timeout));
         let steps = Steps::new(staleness, timeout);
-        let making = Mutex::default();
-        Ok(Self { links, partitioner, placed, making, patience, workers, makes, steps })
+        let (making, makes) = (Mutex::default(), Mutex::new(makes));
+        let (worker, is_shared) = (OnceLock::new(), AtomicBool::new(false));
+        Ok(Self { links, partitioner, placed, making, patience, workers, makes, worker, is_shared, steps })
     }
 
     /// Which server has which variable or shard.
@@ -124,6 +146,45 @@ impl ParameterServers {
     /// How many servers there are.
     pub fn count(&self) -> usize {
         self.links.count()
+    }
+
+    /// What each server has, and how many rows were read from it and pushed to it since it started, by all workers together.
+    ///
+    /// # Errors
+    /// [`Error::Server`] for one that does not answer within the strategy's timeout.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// # use distribute::{LocalCluster, ParameterServerStrategy};
+    /// use candle_core::{Device, Module, Tensor};
+    /// let cluster = LocalCluster::new(1, 2)?;
+    /// let strategy = ParameterServerStrategy::builder().cluster_resolver(cluster.resolver()).build()?;
+    /// let model = strategy.replicate(|vb| distribute::nn::embedding(1000, 8, vb))?;
+    /// let ids = Tensor::new(&[7u32, 990, 7], &Device::Cpu)?;
+    /// strategy.run(&model, |_, words| Ok(words.forward(&ids)?))?;
+    /// let usage = strategy.server_usage()?;
+    /// assert_eq!(usage.iter().map(|server| server.rows).sum::<u64>(), 1000);
+    /// assert_eq!(usage.iter().map(|server| server.rows_read).sum::<u64>(), 2); // an id is asked for once
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    pub fn usage(&self) -> Result<Vec<Usage>> {
+        const OPERATION: &str = "usage";
+        let answers = self.links.ask_each(&Request::Usage, self.timeout()).into_iter().enumerate();
+        let usage = |(server, answer): (usize, _)| match answer {
+            Ok(Response::Usage(usage)) => Ok(usage),
+            Ok(other) => Err(unexpected(OPERATION, server, &other)),
+            Err(source) => Err(Error::Server { operation: OPERATION, source: Box::new(source) }),
+        };
+        answers.map(usage).collect()
+    }
+
+    /// The same of those that answer within so long.
+    pub(crate) fn usage_within(&self, timeout: Duration) -> Vec<Option<Usage>> {
+        let usage = |answer| match answer {
+            Ok(Response::Usage(usage)) => Some(usage),
+            _ => None,
+        };
+        self.links.ask_each(&Request::Usage, timeout).into_iter().map(usage).collect()
     }
 
     /// How many workers the cluster has.
@@ -139,8 +200,31 @@ impl ParameterServers {
         &self.links
     }
 
-    pub(crate) fn makes_variables(&self) -> bool {
-        self.makes
+    /// Which variables are made.
+    pub(crate) fn makes(&self) -> Makes {
+        *lock(&self.makes)
+    }
+
+    /// Lets others be made until this is dropped.
+    pub(crate) fn made_as(&self, makes: Makes) -> MakesFor<'_> {
+        let before = std::mem::replace(&mut *lock(&self.makes), makes);
+        MakesFor { servers: self, before }
+    }
+
+    /// These are used by a worker, in calls of a coordinator.
+    pub(crate) fn is_of_worker(&self, worker: usize) {
+        self.worker.get_or_init(|| worker);
+        self.share();
+    }
+
+    /// A coordinator's workers use them, too: a variable is that of its name, whoever makes it.
+    pub(crate) fn share(&self) {
+        self.is_shared.store(true, Ordering::Release);
+    }
+
+    /// The number of the worker that uses them in calls of a coordinator.
+    pub(crate) fn worker(&self) -> Option<usize> {
+        self.worker.get().copied()
     }
 
     pub(crate) fn steps(&self) -> &Steps {
@@ -161,16 +245,63 @@ impl ParameterServers {
         make: impl FnOnce(&Place, &mut Making) -> Result<T>,
     ) -> Result<T> {
         let mut making = lock(&self.making);
+        if let Some(place) = self.known(variable, to) {
+            return make(&place, &mut making);
+        }
         let before = lock(&self.placed).placement.mark();
         let place = self.choose(variable, to)?;
-        let made = make(&place, &mut making);
+        let place = self.elsewhere(place, variable, before.clone(), &mut making);
+        let made = place.and_then(|place| Ok((make(&place, &mut making)?, place)));
         let mut placed = lock(&self.placed);
-        if made.is_err() {
-            placed.placement.undo(before);
-        } else {
-            placed.tables.extend(place.tables());
+        match made {
+            Ok((made, place)) => {
+                placed.tables.extend(place.tables());
+                Ok(made)
+            }
+            Err(error) => {
+                placed.placement.undo(before);
+                Err(error)
+            }
         }
-        made
+    }
+
+    /// Where a variable of this process is, of those that are shared.
+    fn known(&self, (name, dims, _): (&str, &[usize], DType), to: Where) -> Option<Place> {
+        if !self.is_shared.load(Ordering::Acquire) {
+            return None;
+        }
+        let placed = lock(&self.placed);
+        let servers: Vec<_> = placed.placement.of(name)?.iter().map(|shard| shard.server).collect();
+        let rows = dims.first().copied().unwrap_or_default();
+        let cut = match to {
+            Where::CutAs(cut) => Some(cut),
+            _ => (servers.len() > 1).then(|| RowPartition::div(rows, servers.len())),
+        };
+        Some(Place { name: name.to_owned(), cut, servers })
+    }
+
+    /// Where a variable is that another process has made, all of it or some shards, of those that are shared.
+    fn elsewhere(
+        &self,
+        place: Place,
+        (_, dims, dtype): (&str, &[usize], DType),
+        before: Mark,
+        making: &mut Making,
+    ) -> Result<Place> {
+        if !self.is_shared.load(Ordering::Acquire) {
+            return Ok(place);
+        }
+        making.is_shared = true;
+        let found =
+            making.find(&place, &self.links, (self.makes() == Makes::None).then_some(self.patience))?;
+        let all = found.into_iter().zip(&place.servers);
+        let servers: Vec<_> = all.map(|(found, chosen)| found.unwrap_or(*chosen)).collect();
+        if servers != place.servers {
+            let mut placed = lock(&self.placed);
+            placed.placement.undo(before);
+            placed.placement.note(&place.name, dims, dtype, (place.cut, &servers))?;
+        }
+        Ok(Place { servers, ..place })
     }
 
     fn choose(&self, (name, dims, dtype): (&str, &[usize], DType), to: Where) -> Result<Place> {
@@ -194,6 +325,18 @@ impl ParameterServers {
             Where::Anywhere | Where::CutAs(_) => placement.place(&place.name, dims, dtype, cut)?,
         };
         Ok(Place { servers, ..place })
+    }
+}
+
+/// Puts back which variables are made.
+pub(crate) struct MakesFor<'a> {
+    servers: &'a ParameterServers,
+    before: Makes,
+}
+
+impl Drop for MakesFor<'_> {
+    fn drop(&mut self) {
+        *lock(&self.servers.makes) = self.before;
     }
 }
 

@@ -1,7 +1,8 @@
 //! Builds a mirrored strategy with settings beyond its devices.
 
-use super::{CommunicationOptions, CrossDeviceOps, MirroredStrategy, Threads};
+use super::{CommunicationOptions, CrossDeviceOps, DeviceName, MirroredStrategy, Threads};
 use crate::Result;
+use distribute_collective::threads::MOST_THREADS;
 use std::time::Duration;
 
 /// The settings of a [`MirroredStrategy`]; see [`MirroredStrategy::builder`].
@@ -22,7 +23,8 @@ use std::time::Duration;
 /// ```
 #[derive(Debug)]
 pub struct MirroredBuilder {
-    devices: Vec<String>,
+    /// `None` for all that there are.
+    devices: Option<Vec<String>>,
     options: CommunicationOptions,
     cross_device_ops: Option<Box<dyn CrossDeviceOps>>,
     threads_per_replica: usize,
@@ -32,7 +34,7 @@ pub struct MirroredBuilder {
 impl Default for MirroredBuilder {
     fn default() -> Self {
         Self {
-            devices: Vec::new(),
+            devices: None,
             options: CommunicationOptions::default(),
             cross_device_ops: None,
             threads_per_replica: 1,
@@ -42,9 +44,10 @@ impl Default for MirroredBuilder {
 }
 
 impl MirroredBuilder {
-    /// A replica on each of these devices, such as `["cpu:0", "cpu:1"]`.
+    /// A replica on each of these devices, such as `["cpu:0", "cpu:1"]`. Where this is not called, on each GPU that this build can
+    /// open, and where there is none, one on the CPU.
     pub fn devices<'a>(mut self, devices: impl IntoIterator<Item = &'a str>) -> Self {
-        self.devices = devices.into_iter().map(String::from).collect();
+        self.devices = Some(devices.into_iter().map(String::from).collect());
         self
     }
 
@@ -92,11 +95,42 @@ impl MirroredBuilder {
     /// ops that they [cannot follow](CrossDeviceOps::check).
     #[track_caller]
     pub fn build(self) -> Result<MirroredStrategy> {
-        let devices = self.devices.iter().map(String::as_str);
+        let devices = self.devices.unwrap_or_else(all_or_the_cpu);
+        let devices = devices.iter().map(String::as_str);
         let threads = |replicas| match (self.threads_per_replica, self.pinned) {
             (1, false) => Ok(None),
             (per_replica, pinned) => Threads::new(replicas, per_replica, pinned).map(Some),
         };
         MirroredStrategy::from_parts(devices, self.options, self.cross_device_ops, threads)
+    }
+}
+
+// STR-2
+/// The GPUs of this process, or the CPU if it has none.
+fn all_or_the_cpu() -> Vec<String> {
+    let opens = |gpu: &DeviceName| gpu.to_candle().is_ok();
+    gpus_or_the_cpu(opens).iter().map(ToString::to_string).collect()
+}
+
+/// The GPUs from the first to the last before one that does not open.
+fn gpus_or_the_cpu(opens: impl FnMut(&DeviceName) -> bool) -> Vec<DeviceName> {
+    let gpus: Vec<_> = (0..MOST_THREADS).map(DeviceName::gpu).take_while(opens).collect();
+    if gpus.is_empty() { vec![DeviceName::cpu(0)] } else { gpus }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn str_2_without_devices_all_gpus_are_taken_or_else_the_cpu() {
+        let of = |gpus: usize| gpus_or_the_cpu(|gpu| gpu.index < gpus);
+        assert_eq!(of(0), [DeviceName::cpu(0)]);
+        assert_eq!(of(1), [DeviceName::gpu(0)]);
+        assert_eq!(of(3), [0, 1, 2].map(DeviceName::gpu));
+        // Of this machine, whatever it has.
+        let all = MirroredStrategy::all_devices().unwrap();
+        assert_eq!(all.extended().worker_devices(), gpus_or_the_cpu(|gpu| gpu.to_candle().is_ok()));
+        assert!(MirroredStrategy::builder().devices([]).build().is_err(), "an empty list is no list of all");
     }
 }

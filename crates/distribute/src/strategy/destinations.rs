@@ -3,6 +3,8 @@
 use super::{DeviceName, Strategy};
 use crate::values::{Mirrored, PerReplica};
 use crate::{Error, Result, Variable};
+use distribute_cluster::Job;
+use distribute_cluster::resolver::ClusterResolver;
 
 /// Where a reduction puts its result: a copy on each of these devices.
 ///
@@ -47,7 +49,7 @@ impl Destinations {
                 return Err(Error::invalid(operation, reason));
             }
             Place::Named(name) if name.is_empty() => return Err(empty(operation)),
-            Place::Named(name) => vec![name.parse()?],
+            Place::Named(name) => vec![named(operation, name, strategy)?],
             Place::Devices(devices) if devices.is_empty() => return Err(empty(operation)),
             Place::Devices(devices) => devices.clone(),
             Place::Variable(variable) if variable.strategy() == strategy => return Ok(variable.devices()),
@@ -77,6 +79,27 @@ impl Destinations {
             }
         }
     }
+}
+
+// PSV1-6
+/// The device of this name. In a cluster, it may say which task's it is: this one's.
+fn named(operation: &'static str, name: &str, strategy: &Strategy) -> Result<DeviceName> {
+    let own = strategy.cluster_resolver().and_then(ClusterResolver::task);
+    let parts: Vec<&str> = name.trim_start_matches('/').split('/').collect();
+    let part = |key: &str| parts.iter().find_map(|part| part.strip_prefix(key));
+    let (Some(own), Some(job)) = (own, part("job:")) else { return name.parse() };
+    if ![Job::Worker.as_str(), Job::Chief.as_str()].contains(&job) {
+        return name.parse();
+    }
+    let device = parts.last().copied().unwrap_or_default();
+    if (job, part("task:")) == (own.job.as_str(), Some(own.index.to_string().as_str())) {
+        return device.parse();
+    }
+    let reason = format!(
+        "cannot reduce to another worker, as {name} is of: this process is {own}; name one of its own devices, or a variable, which is where \
+         all workers can read it"
+    );
+    Err(Error::invalid(operation, reason))
 }
 
 fn empty(operation: &'static str) -> Error {

@@ -100,18 +100,26 @@ pub trait StrategyExtended: Debug + Send + Sync + 'static {
     }
 
     /// Leaves the world, in which a worker was lost or late or to which others have come, and waits until all workers have met again:
-    /// those that are left, and new processes. The [`group`](Self::group) goes on with them. `None`, as where this is not
-    /// written, if workers can't meet again.
+    /// those that are left, and new processes. Nobody waits for the workers that are `leaving`, by their numbers in the world, and, where
+    /// they meet `once_more` since one was lost meanwhile, for that one. The [`group`](Self::group) goes on with them. `None`, as where
+    /// this is not written, if workers can't meet again.
     ///
     /// # Errors
     /// [`Error::Join`](crate::Error::Join) if a worker has not come after `patience`.
-    fn rejoin(&self, patience: Duration, once_more: bool) -> Option<Result<()>> {
-        let _ = (patience, once_more);
+    fn rejoin(&self, patience: Duration, leaving: &[usize], once_more: bool) -> Option<Result<()>> {
+        let _ = (patience, leaving, once_more);
         None
     }
 
     /// Where the cluster that this strategy trains in was found out; `None` for strategies of one process.
     fn cluster_resolver(&self) -> Option<&dyn ClusterResolver> {
+        None
+    }
+
+    /// The place of this process among workers that run the whole program each, and do not wait for each other; `None`, as where this is
+    /// not written, for others.
+    #[doc(alias = "experimental_between_graph")]
+    fn independent(&self) -> Option<IndependentWorker> {
         None
     }
 
@@ -162,6 +170,15 @@ pub trait StrategyExtended: Debug + Send + Sync + 'static {
     fn call_for_each_replica(&self, replicas: &Replicas<'_>) -> Result<()> {
         replicas.on_threads()
     }
+}
+
+/// One of several workers that run the whole program each, and do not wait for each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IndependentWorker {
+    /// How many there are, the chief among them.
+    pub workers: usize,
+    /// Which of them this is. The chief is the first.
+    pub worker: usize,
 }
 
 /// The replicas of one step, about to run.

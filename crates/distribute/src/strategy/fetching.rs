@@ -3,9 +3,10 @@
 use super::Strategy;
 use crate::context::merging;
 use crate::lock::lock;
-use crate::servers::{Ask, ParameterServers, Step};
+use crate::servers::{Ask, ParameterServers, Pushed, Step};
 use crate::variables::{AllOnServers, Variable};
 use crate::{Error, Result};
+use distribute_optim::RuleSpec;
 use std::collections::BTreeMap;
 
 impl Strategy {
@@ -16,6 +17,7 @@ impl Strategy {
             return Ok(None);
         }
         let Some(servers) = self.extended().parameter_servers() else { return Ok(None) };
+        let _servers = tracing::trace_span!("servers").entered();
         let pull = || self.all_on_servers().pull("run");
         servers.steps().begin(merging(self).is_some(), pull).map(Some)
     }
@@ -30,19 +32,22 @@ impl Strategy {
         &self,
         operation: &'static str,
         servers: &ParameterServers,
-        asks: Vec<Ask>,
+        gradients: Vec<(Ask, RuleSpec)>,
         made: impl FnOnce(),
     ) -> Result<()> {
+        let _servers = tracing::trace_span!("servers").entered();
         servers.steps().require_fetched()?;
+        // What is asked for behind gradients is sent with them: a server answers in the order in which it is asked.
+        let pushed = Pushed::start(servers.links(), gradients);
+        let finish = self.all_on_servers().pull_behind(operation, pushed);
         if servers.steps().staleness() == 0 {
-            servers.links().ask(operation, asks)?;
+            let fetched = finish()?;
             made();
-            servers.steps().fetched(self.all_on_servers().pull(operation));
+            servers.steps().fetched(fetched);
             return Ok(());
         }
-        let pushed = servers.links().start(asks);
         made();
-        servers.steps().add(self.all_on_servers().pull_behind(operation, pushed))
+        servers.steps().add(finish)
     }
 
     /// Waits until servers have acknowledged all gradients, unless a step is being made.

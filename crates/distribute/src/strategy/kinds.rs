@@ -187,6 +187,23 @@ impl MirroredStrategy {
         Self::new(names.iter().map(String::as_str))
     }
 
+    /// A replica on each GPU that this build can open; where there is none, one on the CPU. For a replica on each core there is
+    /// [`all_cores`](Self::all_cores).
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// let strategy = MirroredStrategy::all_devices()?;
+    /// assert!(strategy.num_replicas_in_sync() >= 1);
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`MirroredStrategy::new`].
+    #[track_caller]
+    pub fn all_devices() -> Result<Self> {
+        Self::builder().build()
+    }
+
     /// A replica on every core of this machine.
     ///
     /// # Errors
@@ -271,7 +288,7 @@ pub(super) fn resolve<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<Ve
     if devices.is_empty() {
         Err(Error::invalid(
             "MirroredStrategy::new",
-            "no device was given; name at least one, such as \"cpu:0\", or use MirroredStrategy::all_cores()",
+            "no device was given; name at least one, such as \"cpu:0\", or use MirroredStrategy::all_devices() or all_cores()",
         ))
     } else {
         Ok(devices)

@@ -14,7 +14,8 @@ mod fetching;
 mod kinds;
 mod multi_worker;
 mod outcome;
-mod parameter_server;
+pub(crate) mod parameter_server;
+mod pulse;
 pub(crate) mod record;
 mod reduce;
 mod reduce_to;
@@ -36,15 +37,17 @@ pub use destinations::Destinations;
 pub use device::{DeviceKind, DeviceName};
 #[doc(inline)]
 pub use distribute_collective::group::{Group, Links};
-pub use extended::{Replicas, StrategyExtended};
+pub use extended::{IndependentWorker, Replicas, StrategyExtended};
 pub use kinds::{CentralStorageStrategy, MirroredStrategy, OneDeviceStrategy};
 pub use multi_worker::{MultiWorkerBuilder, MultiWorkerMirroredStrategy};
+pub(crate) use parameter_server::SharedSettings;
 pub use parameter_server::{
     LocalCluster, LocalClusterResolver, ParameterServerBuilder, ParameterServerStrategy,
 };
 pub use threads::Threads;
 pub use variable_placement::VariablePlacement;
 
+use self::pulse::Pulse;
 use self::workers::Workers;
 use crate::context::enter_cross_replica;
 use crate::lock::lock;
@@ -60,7 +63,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::panic::Location;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 /// How training steps run: a handle that is cheap to clone and the same type for every strategy.
 ///
@@ -70,6 +73,16 @@ use std::sync::{Arc, Mutex};
 #[derive(Clone)]
 pub struct Strategy(Arc<Inner>);
 
+/// A strategy that this does not keep.
+#[derive(Clone, Debug)]
+pub(crate) struct WeakStrategy(Weak<Inner>);
+
+impl WeakStrategy {
+    pub(crate) fn upgrade(&self) -> Option<Strategy> {
+        self.0.upgrade().map(Strategy)
+    }
+}
+
 struct Inner {
     extended: Box<dyn StrategyExtended>,
     /// The number of the strategy in this process, from 0, which together with where it was made tells it from others of its
@@ -77,6 +90,8 @@ struct Inner {
     number: u64,
     made_at: &'static Location<'static>,
     steps: AtomicU64,
+    /// What optimizers' steps came to, for who watches.
+    pulse: Pulse,
     updates: Mutex<Updates>,
     optimizers: AtomicU64,
     /// How many variables have been created.
@@ -91,6 +106,8 @@ struct Inner {
     notice: Arc<Notice>,
     /// The variables of this strategy, by the candle tensors of their copies.
     containers: Mutex<HashMap<TensorId, WeakVariable>>,
+    /// The first variable of each name that is still there.
+    names: Mutex<HashMap<String, WeakVariable>>,
 }
 
 impl Strategy {
@@ -114,13 +131,14 @@ impl Strategy {
         let alone = World::alone(replicas).unwrap_or_default();
         let (has_group, has_servers) = (extended.group().is_some(), extended.parameter_servers().is_some());
         crate::init::prepare(replicas);
-        let (steps, optimizers, created, containers) = Default::default();
+        let (steps, pulse, optimizers, created, containers, names) = Default::default();
         let goes_on = extended.group().is_some_and(|group| group.generation() > 1);
         let strategy = Self(Arc::new(Inner {
             extended: Box::new(extended),
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
             made_at: Location::caller(),
             steps,
+            pulse,
             updates: Mutex::default(),
             optimizers,
             created,
@@ -130,6 +148,7 @@ impl Strategy {
             workers: Workers::default(),
             notice: Arc::default(),
             containers,
+            names,
         }));
         if goes_on {
             strategy.unsettle();
@@ -321,6 +340,15 @@ impl Strategy {
         }
         containers.extend(variable.vars().map(|copy| (copy.id(), variable.downgrade())));
         drop(containers);
+        let mut names = lock(&self.0.names);
+        if names.len() == names.capacity() {
+            names.retain(|_, variable| variable.upgrade().is_some());
+        }
+        // A copy has the name of the first, which stays the one of that name.
+        if names.get(variable.name()).is_none_or(|known| !known.is_alive()) {
+            names.insert(variable.name().to_string(), variable.downgrade());
+        }
+        drop(names);
         if self.extended().group().is_some() && variable.is_mirrored() {
             self.0.workers.mirrored.add(variable);
         }
@@ -331,6 +359,11 @@ impl Strategy {
         lock(&self.0.containers).get(&id)?.upgrade()
     }
 
+    /// The first variable of this name that somebody keeps.
+    pub(crate) fn variable_named(&self, name: &str) -> Option<Variable> {
+        lock(&self.0.names).get(name)?.upgrade()
+    }
+
     /// The device of each local replica.
     pub(crate) fn devices(&self) -> Vec<DeviceName> {
         self.extended().worker_devices().to_vec()
@@ -339,6 +372,20 @@ impl Strategy {
     /// The number of the next optimizer, from 1.
     pub(crate) fn next_optimizer(&self) -> u64 {
         self.0.optimizers.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    pub(crate) fn downgrade(&self) -> WeakStrategy {
+        WeakStrategy(Arc::downgrade(&self.0))
+    }
+
+    /// Its number in this process, which timelines tell.
+    pub(crate) fn number(&self) -> u64 {
+        self.0.number
+    }
+
+    /// What optimizers' steps came to.
+    pub(crate) fn pulse(&self) -> &Pulse {
+        &self.0.pulse
     }
 
     fn next_step(&self) -> u64 {

@@ -3,7 +3,7 @@
 use super::Strategy;
 use crate::{Error, Result};
 use bytes::Bytes;
-use distribute_cluster::Fingerprint;
+use distribute_cluster::{Fingerprint, Process, located};
 
 /// What a worker tells the others about what it has done.
 #[derive(Clone, Debug, PartialEq)]
@@ -48,7 +48,33 @@ impl Strategy {
             (Ok(Some(all)), mine) => (all, mine),
         };
         let all: Vec<_> = all.into_iter().map(Outcome::decode).collect();
-        settle(mine, all, self.world().worker())
+        settle(mine, all, self.world().worker()).map_err(|error| self.located(error))
+    }
+
+    /// The same error. Where it is that of a worker, it tells where that one is, if that is known.
+    pub(crate) fn located(&self, mut error: Error) -> Error {
+        if let Error::Worker { worker, process, .. } = &mut error {
+            *process = self.process(*worker).map(Box::new);
+        }
+        error
+    }
+
+    /// `worker 1`, and what it is in the cluster, and where, if that is known.
+    pub(crate) fn named(&self, worker: usize) -> String {
+        match self.process(worker) {
+            Some(process) => format!("worker {worker} ({process})"),
+            None => format!("worker {worker}"),
+        }
+    }
+
+    /// What an error adds of these workers, which it names by their numbers.
+    pub(crate) fn whereabouts(&self, workers: &[usize]) -> String {
+        let process = |worker: &usize| Some((*worker, self.process(*worker)?));
+        located(&workers.iter().filter_map(process).collect::<Vec<_>>())
+    }
+
+    fn process(&self, worker: usize) -> Option<Process> {
+        self.extended().group()?.process(worker)
     }
 
     /// Like [`agree`](Self::agree), for records that have to be equal on all workers; `what` names them.
@@ -67,7 +93,8 @@ impl Strategy {
             Some((worker, theirs)) => {
                 let (theirs, first) = (String::from_utf8_lossy(theirs), String::from_utf8_lossy(first));
                 let reason = format!(
-                    "{what} of worker {worker} is {theirs}, but that of worker 0 is {first}; {advice}"
+                    "{what} of {} is {theirs}, but that of worker 0 is {first}; {advice}",
+                    self.named(worker)
                 );
                 Err(Error::invalid(operation, reason))
             }
@@ -135,7 +162,7 @@ fn settle<T>(mine: Result<T>, all: Vec<Outcome>, me: usize) -> Result<(T, Vec<By
             Err(error) if worker == me || error.to_string() == text => error,
             _ => Error::other(text),
         };
-        return Err(Error::Worker { worker, source: Box::new(source) });
+        return Err(Error::worker_failed(worker, source));
     }
     Ok((mine?, records))
 }

@@ -19,7 +19,7 @@ pub(crate) fn decode_all<T: DeserializeOwned>(operation: &'static str, all: &[By
         postcard::from_bytes(bytes).map_err(|error| {
             let reason =
                 format!("its record cannot be read ({error}); all workers have to run the same program");
-            Error::Worker { worker, source: Box::new(Error::invalid(operation, reason)) }
+            Error::worker_failed(worker, Error::invalid(operation, reason))
         })
     };
     all.iter().enumerate().map(decode).collect()

@@ -92,8 +92,35 @@ impl Strategy {
         self.0.workers.is_settling()
     }
 
-    /// Refuses what needs the others while this process has not taken over their state.
+    /// Leaves the training, with which the others go on. From here on this process makes no calls with them.
+    pub(crate) fn leave(&self) {
+        self.0.workers.leave();
+        self.extended().group().into_iter().for_each(Group::end);
+    }
+
+    /// Whether this process has left a training that the others go on with.
+    pub(crate) fn has_left(&self) -> bool {
+        self.0.workers.has_left()
+    }
+
+    /// Whether there is a training that goes on when a worker is lost: the same on all workers.
+    pub(crate) fn set_survives(&self, survives: bool) {
+        self.0.workers.set_survives(survives);
+    }
+
+    /// With how many workers the training goes on when others leave; `None` if it needs all.
+    pub(super) fn least_that_go_on(&self) -> Option<usize> {
+        let range = self.extended().elastic().filter(|_| self.0.workers.survives())?;
+        Some(*range.start())
+    }
+
+    /// Refuses what needs the others while this process has not taken over their state, and when it has left them.
     pub(crate) fn require_settled(&self, operation: &'static str) -> Result<()> {
+        if self.has_left() {
+            let reason = "this worker was told to end and has left the training, with which the others go on: return from the \
+                          closure of Training::run where Preemption::requested says so";
+            return Err(Error::invalid(operation, reason));
+        }
         if !self.is_settling() {
             return Ok(());
         }
@@ -103,12 +130,12 @@ impl Strategy {
     }
 
     /// Leaves the world in which a worker was lost, and meets those of the next one; calls are made with them once this is
-    /// [settled](Self::settle). `None` if workers can't meet again.
+    /// [settled](Self::settle). Nobody waits for those that are known to leave. `None` if workers can't meet again.
     ///
     /// # Errors
     /// [`Error::Join`] of workers that have not come after `patience`.
     pub(crate) fn rejoin(&self, patience: Duration, once_more: bool) -> Option<Result<()>> {
-        let met = self.extended().rejoin(patience, once_more)?;
+        let met = self.extended().rejoin(patience, &self.notice().leaving(), once_more)?;
         if met.is_ok() {
             self.unsettle();
         }

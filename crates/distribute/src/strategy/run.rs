@@ -113,7 +113,7 @@ impl Strategy {
                 context.set_rows(piece.clone());
             }
             let _forward =
-                tracing::trace_span!(parent: &*whole, "forward", replica = context.replica_id_in_sync_group())
+                tracing::trace_span!(parent: &*whole, "forward", replica = context.replica_id_in_sync_group(), strategy = self.0.number)
                     .entered();
             let _replica = enter(Mode::Replica(context.clone()));
             let _cached = cached.clone().map(Cached::enter);

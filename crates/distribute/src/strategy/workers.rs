@@ -28,6 +28,10 @@ pub(super) struct Workers {
     /// Whether this process takes, or may take, the place of another in a training that goes on, and does not yet make calls
     /// with the others.
     settling: AtomicBool,
+    /// Whether this process has left a training that the others go on with.
+    left: AtomicBool,
+    /// Whether the training goes on when a worker is lost.
+    survives: AtomicBool,
     /// What is compared with theirs.
     pub(super) mirrored: Mirrored,
 }
@@ -52,6 +56,24 @@ impl Workers {
     /// Calls are made with the others again.
     pub(super) fn settle(&self) {
         self.settling.store(false, Ordering::Relaxed);
+    }
+
+    pub(super) fn has_left(&self) -> bool {
+        self.left.load(Ordering::Relaxed)
+    }
+
+    /// No calls are made with the others any more.
+    pub(super) fn leave(&self) {
+        self.left.store(true, Ordering::Relaxed);
+        *lock(&self.between) = None;
+    }
+
+    pub(super) fn survives(&self) -> bool {
+        self.survives.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_survives(&self, survives: bool) {
+        self.survives.store(survives, Ordering::Relaxed);
     }
 }
 
@@ -89,21 +111,33 @@ impl Strategy {
         self.extended().cluster_resolver()
     }
 
+    /// Whether this process does what one of the job does for all: of several workers the chief, or the first where there is no chief.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// assert!(MirroredStrategy::cpus(2)?.is_chief());
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    #[doc(alias = "experimental_should_init")]
+    pub fn is_chief(&self) -> bool {
+        self.extended().independent().map_or_else(|| self.world().is_chief(), |of| of.worker == 0)
+    }
+
     /// Whether this process writes checkpoints. With several workers, only the chief does.
     #[doc(alias = "tf.distribute.StrategyExtended.should_checkpoint")]
     pub fn should_checkpoint(&self) -> bool {
-        self.world().is_chief()
+        self.is_chief()
     }
 
     /// Whether this process writes logs and figures of the training. With several workers, only the chief does.
     #[doc(alias = "tf.distribute.StrategyExtended.should_save_summary")]
     pub fn should_save_summary(&self) -> bool {
-        self.world().is_chief()
+        self.is_chief()
     }
 
     /// The other workers, if there are some and calls are made with them.
     fn group(&self) -> Option<&Group> {
-        self.all_workers().filter(|_| !self.0.workers.is_settling())
+        self.all_workers().filter(|_| !self.0.workers.is_settling() && !self.0.workers.has_left())
     }
 
     /// The other workers, if there are some.
@@ -163,7 +197,8 @@ impl Strategy {
         let mine = Start { step: self.steps(), session, rows, variables, noticed, waiting };
         let call = || Fingerprint::new(Operation::Run, "", at);
         let said = self.among_workers("run", call, |mut calling| calling.records(record::encode(&mine)))?;
-        let all: Vec<Start> = record::decode_all("run", &said.unwrap_or_default())?;
+        let all: Vec<Start> =
+            record::decode_all("run", &said.unwrap_or_default()).map_err(|error| self.located(error))?;
         // A worker that has missed a step is told once. From then on all count alike.
         let latest = all.iter().map(|start| start.step).max().unwrap_or(mine.step);
         if all.iter().any(|start| start.step != latest) {
@@ -173,7 +208,7 @@ impl Strategy {
         let variables: Vec<_> = all.iter().map(|start| start.variables).collect();
         self.require_no_drift(&variables, at)?;
         self.require_nobody_waits(all.iter().map(|start| start.waiting).sum())?;
-        self.notice().hear(all.iter().map(|start| start.noticed));
+        self.notice().hear(all.iter().map(|start| start.noticed), self.least_that_go_on());
         let (step, number) = (self.next_step(), all.iter().map(|start| start.session).max());
         let session = group.open_at(RUN, number.unwrap_or(mine.session), step);
         let mut before = all.iter().take(self.world().worker()).map(|start| start.rows);

@@ -1,5 +1,6 @@
-//! The layer that listens to spans and turns them into slices.
+//! The layer that listens to spans and turns them into slices: for a file, and for who watches.
 
+use super::activity;
 use super::file::{Events, text};
 use super::slices::{Kind, Slice, Stack};
 use crate::lock::lock;
@@ -16,36 +17,75 @@ use tracing::{Level, Metadata, Subscriber};
 use tracing_subscriber::layer::{Context, Filter, Layer};
 use tracing_subscriber::registry::LookupSpan;
 
-/// The file that is being written.
-static FILE: Mutex<Option<Events>> = Mutex::new(None);
-/// Whether a file is being written, and which one: counted, because threads keep their open spans.
+/// Who listens.
+static LISTENERS: Mutex<Listeners> = Mutex::new(Listeners { file: None, watchers: 0 });
+/// Whether anybody does, and the how manieth file is written: counted, because threads keep their open spans.
 static LISTENS: AtomicBool = AtomicBool::new(false);
 static SESSION: AtomicU64 = AtomicU64::new(0);
+/// Whether somebody watches what replicas do.
+static WATCHED: AtomicBool = AtomicBool::new(false);
+
+struct Listeners {
+    /// The file that is being written.
+    file: Option<Events>,
+    watchers: usize,
+}
+
+impl Listeners {
+    /// To be called when they have changed.
+    fn tell(&self) {
+        WATCHED.store(self.watchers > 0, Ordering::Relaxed);
+        LISTENS.store(self.file.is_some() || self.watchers > 0, Ordering::Relaxed);
+        tracing::callsite::rebuild_interest_cache();
+    }
+}
 
 /// Begins to write, unless a file is already being written.
 pub(super) fn open(events: impl FnOnce() -> std::io::Result<Events>) -> std::io::Result<bool> {
-    let mut file = lock(&FILE);
-    if file.is_some() {
+    let mut listeners = lock(&LISTENERS);
+    if listeners.file.is_some() {
         return Ok(false);
     }
-    *file = Some(events()?);
-    drop(file);
+    listeners.file = Some(events()?);
     SESSION.fetch_add(1, Ordering::Relaxed);
-    LISTENS.store(true, Ordering::Relaxed);
-    tracing::callsite::rebuild_interest_cache();
+    listeners.tell();
     Ok(true)
 }
 
 /// Ends what [`open`] began.
 pub(super) fn close() -> std::io::Result<()> {
-    LISTENS.store(false, Ordering::Relaxed);
-    tracing::callsite::rebuild_interest_cache();
-    let file = lock(&FILE).take();
+    let mut listeners = lock(&LISTENERS);
+    let file = listeners.file.take();
+    listeners.tell();
+    drop(listeners);
     file.map_or(Ok(()), Events::close)
 }
 
+/// What replicas do is recorded until this is dropped.
+pub(super) struct Watching;
+
+impl Watching {
+    pub(super) fn new() -> Self {
+        let mut listeners = lock(&LISTENERS);
+        listeners.watchers += 1;
+        listeners.tell();
+        Self
+    }
+}
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        let mut listeners = lock(&LISTENERS);
+        listeners.watchers -= 1;
+        listeners.tell();
+        if listeners.watchers == 0 {
+            activity::forget();
+        }
+    }
+}
+
 /// Nanoseconds since the first trace of the process.
-fn now() -> u64 {
+pub(super) fn now() -> u64 {
     static CLOCK: OnceLock<Stopwatch> = OnceLock::new();
     CLOCK.get_or_init(Stopwatch::start).elapsed().as_nanos() as u64
 }
@@ -69,8 +109,10 @@ struct Thread {
     /// The number of the track; 0 before the first slice.
     track: u64,
     stack: Stack,
-    /// The replica that this thread runs.
+    /// The replica that this thread ran first, for its track.
     replica: Option<u64>,
+    /// The strategy and replica that it ran last.
+    runs: Option<(u64, u64)>,
 }
 
 impl Thread {
@@ -85,8 +127,10 @@ impl Thread {
     fn write(&mut self, slice: Option<Slice>) {
         static TRACKS: AtomicU64 = AtomicU64::new(1);
         let Some(slice) = slice else { return };
-        let mut file = lock(&FILE);
-        let Some(events) = &mut *file else { return };
+        if let Some(replica) = self.runs.filter(|_| WATCHED.load(Ordering::Relaxed)) {
+            activity::spent(replica, &slice);
+        }
+        let Some(events) = &mut lock(&LISTENERS).file else { return };
         if self.track == 0 {
             self.track = TRACKS.fetch_add(1, Ordering::Relaxed);
             match self.replica {
@@ -97,11 +141,19 @@ impl Thread {
         events.slice(self.track, &slice);
     }
 
+    /// Tells who watches what this thread's replica does from now on.
+    fn tell(&self) {
+        if let Some(replica) = self.runs.filter(|_| WATCHED.load(Ordering::Relaxed)) {
+            activity::does(replica, self.stack.part());
+        }
+    }
+
     /// Records that this thread runs a replica: its track is the replica's, even if the thread has another name.
-    fn runs(&mut self, replica: u64) {
+    fn runs(&mut self, replica: u64, strategy: Option<u64>) {
+        self.runs = strategy.map(|strategy| (strategy, replica)).or(self.runs);
         if self.replica.is_none()
             && self.track != 0
-            && let Some(events) = &mut *lock(&FILE)
+            && let Some(events) = &mut lock(&LISTENERS).file
         {
             events.track(self.track, &format!("replica {replica}"));
         }
@@ -127,17 +179,18 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Slices {
     fn on_enter(&self, id: &Id, context: Context<'_, S>) {
         let Some(span) = context.span(id) else { return };
         let metadata = span.metadata();
-        let (args, replica) = match span.extensions().get::<Fields>() {
-            Some(fields) => (format!("{{{}}}", fields.json), fields.replica),
-            None => (String::new(), None),
+        let (args, replica, strategy) = match span.extensions().get::<Fields>() {
+            Some(fields) => (format!("{{{}}}", fields.json), fields.replica, fields.strategy),
+            None => (String::new(), None, None),
         };
         let kind = if is_part(metadata) { Kind::Part } else { Kind::Whole };
         on_this_thread(|thread| {
             if let Some(replica) = replica.filter(|_| kind == Kind::Part) {
-                thread.runs(replica);
+                thread.runs(replica, strategy);
             }
             let ended = thread.stack.enter(now(), id.into_u64(), kind, metadata.name(), args);
             thread.write(ended);
+            thread.tell();
         });
     }
 
@@ -145,6 +198,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Slices {
         on_this_thread(|thread| {
             let ended = thread.stack.exit(now(), id.into_u64());
             thread.write(ended);
+            thread.tell();
         });
     }
 }
@@ -172,6 +226,7 @@ fn is_part(metadata: &Metadata<'_>) -> bool {
 struct Fields {
     json: String,
     replica: Option<u64>,
+    strategy: Option<u64>,
 }
 
 impl Fields {
@@ -186,8 +241,10 @@ impl Visit for Fields {
         self.add(field, format!("{value:?}"));
     }
     fn record_u64(&mut self, field: &Field, value: u64) {
-        if field.name() == "replica" {
-            self.replica = Some(value);
+        match field.name() {
+            "replica" => self.replica = Some(value),
+            "strategy" => self.strategy = Some(value),
+            _ => {}
         }
         self.add(field, value);
     }

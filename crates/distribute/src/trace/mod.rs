@@ -8,6 +8,7 @@
 //! | `waiting` | waiting for other replicas, at the beginning or end of a call that all make |
 //! | `update` | an optimizer's step: each replica reduces and updates its range of the parameters, in one pass |
 //! | `reduce`, `gather`, `merge` | `all_reduce`, `all_gather`, and the function of a `merge_call`, on replica 0 |
+//! | `servers` | waiting for parameter servers: before a step for values, and in `minimize` until gradients are there |
 //! | `compare` | with several workers, before a step: the checksum of a part of the variables |
 //! | `save` | writes a checkpoint, on the chief: a slice for each of its files, and for their names |
 //! | `input` | makes the next batch and splits it into pieces; on the track `data-prefetch`, elements made ahead |
@@ -19,11 +20,13 @@
 //! While no trace is written, a span costs a comparison. A slice costs about a microsecond and 100 bytes of the file, and a
 //! training step of two replicas has some 20. Memory does not grow: events are written to the file 64 KiB at a time.
 
+mod activity;
 mod file;
 mod layer;
 mod slices;
 mod subscriber;
 
+pub(crate) use activity::Watch;
 pub(crate) use subscriber::subscribe;
 
 use crate::{Error, Result};

@@ -42,6 +42,12 @@ impl Open {
 }
 
 impl Stack {
+    /// The part that the thread is in: its name, its arguments, and since when.
+    pub(super) fn part(&self) -> Option<(&'static str, &str, u64)> {
+        let part = self.0.iter().rev().find(|open| open.kind == Kind::Part)?;
+        Some((part.name, &part.args, part.since))
+    }
+
     /// A span begins. Gives the slice that it ends.
     pub(super) fn enter(
         &mut self,

@@ -49,7 +49,7 @@ impl Handover<'_> {
                     }
                     return Ok(agreed.map(|agreed| agreed.source));
                 }
-                Next::End(Err(failure)) => return Err(error(failure)),
+                Next::End(Err(failure)) => return Err(self.strategy.located(self.error(failure))),
             }
         }
     }
@@ -76,23 +76,23 @@ impl Handover<'_> {
         let body = |to: usize| if round.to.contains(&to) { round.body.clone() } else { Bytes::new() };
         self.session.swap(standings, body, timeout).map_err(Error::Collective)
     }
-}
 
-fn error(failure: Failure<Error>) -> Error {
-    match failure {
-        Failure::Mine(error) => error,
-        Failure::Of(worker, text) => Error::Worker { worker, source: Box::new(Error::other(text)) },
-        Failure::Unreadable(worker, text) => {
-            let reason =
-                format!("its record cannot be read ({text}); all workers have to run the same program");
-            Error::Worker { worker, source: Box::new(Error::invalid(OPERATION, reason)) }
-        }
-        Failure::Torn(worker, reason) => Error::invalid(
-            OPERATION,
-            format!(
-                "no worker has a whole state to go on from (worker {worker}: {reason}); start all workers anew, from the last \
-                 checkpoint"
+    fn error(&self, failure: Failure<Error>) -> Error {
+        match failure {
+            Failure::Mine(error) => error,
+            Failure::Of(worker, text) => Error::worker_failed(worker, Error::other(text)),
+            Failure::Unreadable(worker, text) => {
+                let reason =
+                    format!("its record cannot be read ({text}); all workers have to run the same program");
+                Error::worker_failed(worker, Error::invalid(OPERATION, reason))
+            }
+            Failure::Torn(worker, reason) => Error::invalid(
+                OPERATION,
+                format!(
+                    "no worker has a whole state to go on from ({}: {reason}); start all workers anew, from the last checkpoint",
+                    self.strategy.named(worker)
+                ),
             ),
-        ),
+        }
     }
 }

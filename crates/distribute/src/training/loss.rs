@@ -39,7 +39,7 @@ mod tests {
         let world = World::new(3, 1, 2).unwrap();
         let call = Fingerprint::new(Operation::Run, "", Location::caller());
         let failed = |replica| Error::Collective(Arc::new(Blame::failed(1, replica, &call)));
-        let worker = |worker| Error::Worker { worker, source: Box::new(Error::other("no such file")) };
+        let worker = |worker| Error::worker_failed(worker, Error::other("no such file"));
         for (error, goes_on) in [
             (failed(0), true),
             (failed(3), false),

@@ -113,6 +113,7 @@ impl<'a> Training<'a> {
         let strategy = parts.together("Training::new")?;
         let (begun, agreed, losses) = Default::default();
         let training = Self { strategy, parts, patience: PATIENCE, begun, agreed, losses };
+        training.strategy.set_survives(true);
         match training.meet(PATIENCE, Location::caller()) {
             Ok(()) => {}
             Err(error) => training.recover(error)?,
@@ -134,6 +135,8 @@ impl<'a> Training<'a> {
 
     /// Calls `train` until it succeeds on all workers, again each time that another worker was lost or has come.
     ///
+    /// A worker that [was told to end](crate::Preemption) while the others go on returns as soon as its closure does.
+    ///
     /// When it has, nobody is waited for any more: a process that is started in the place of a worker which was lost behind that is told
     /// so by those that are left ([`Error::Join`]).
     ///
@@ -143,6 +146,7 @@ impl<'a> Training<'a> {
     pub fn run<R>(&self, mut train: impl FnMut() -> Result<R>) -> Result<R> {
         let at = Location::caller();
         self.strategy.set_over(false);
+        self.strategy.set_survives(true);
         loop {
             let (result, error) = match train() {
                 Ok(result) => match self.end_at(at) {
@@ -170,10 +174,15 @@ impl<'a> Training<'a> {
     }
 
     fn end_at(&self, at: &'static Location<'static>) -> Result<()> {
+        // The others go on.
+        if self.strategy.has_left() {
+            return Ok(());
+        }
         let call = || Fingerprint::new(Operation::Barrier, "the end of the training", at);
         self.strategy
             .among_workers("Training::end", call, |mut calling| calling.records(Default::default()))?;
         self.strategy.set_over(true);
+        self.strategy.set_survives(false);
         Ok(())
     }
 
@@ -213,6 +222,8 @@ impl<'a> Training<'a> {
             told(|| {
                 if lost.is_waiting() {
                     tracing::info!("all workers meet again after step {steps}: others wait to take part");
+                } else if self.has_left(&lost) {
+                    tracing::info!("the others meet again after step {steps}: {lost}");
                 } else {
                     tracing::warn!("the training stops after step {steps}: {lost}");
                 }
@@ -237,6 +248,14 @@ impl<'a> Training<'a> {
             tracing::info!("the training goes on after step {}, {seconds:.1} s later", self.strategy.steps())
         });
         Ok(())
+    }
+
+    /// Whether an error tells of nothing but that workers have left which were told to end.
+    fn has_left(&self, error: &Error) -> bool {
+        let (world, leaving) = (self.strategy.world(), self.strategy.notice().leaving());
+        let of_leaving =
+            |replica: &usize| leaving.iter().any(|worker| world.replicas_of(*worker).contains(replica));
+        error.blame().is_some_and(|blame| blame.culprits.iter().all(of_leaving))
     }
 
     fn goes_on(&self, error: &Error) -> bool {
@@ -274,6 +293,12 @@ impl<'a> Training<'a> {
         self.agreed.store(self.strategy.generation(), Ordering::Relaxed);
         self.strategy.settle();
         Ok(())
+    }
+}
+
+impl Drop for Training<'_> {
+    fn drop(&mut self) {
+        self.strategy.set_survives(false);
     }
 }
 

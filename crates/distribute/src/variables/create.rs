@@ -29,12 +29,14 @@ pub struct NewVariable {
     synchronization: VariableSynchronization,
     aggregation: VariableAggregation,
     trainable: Option<bool>,
+    /// Whether one of this name that is there is the one.
+    takes_known: bool,
 }
 
 impl NewVariable {
     pub(super) fn new(name: String, initial: Tree<Leaf>) -> Self {
         let (synchronization, aggregation) = Default::default();
-        Self { name, initial, synchronization, aggregation, trainable: None }
+        Self { name, initial, synchronization, aggregation, trainable: None, takes_known: false }
     }
 
     /// When the copies are made to agree.
@@ -84,10 +86,54 @@ impl NewVariable {
         }
     }
 
+    // PSV1-10
+    /// The variable of this name that the current strategy has, as long as somebody keeps it, or a new one. In `run`, all replicas get the
+    /// same. On parameter servers it is that of its name there, if all workers run the program by themselves.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// use distribute::Variable;
+    /// let strategy = MirroredStrategy::cpus(2)?;
+    /// let first = strategy.scope(|| Variable::builder("count", 1i64).get_or_create())?;
+    /// let again = strategy.run((), |_ctx, ()| Variable::builder("count", 1i64).get_or_create())?;
+    /// assert!(again.iter().all(|variable| *variable == first));
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`create`](Self::create); [`Error::InvalidArgument`] where the variable that is there has another dtype or shape.
+    #[doc(alias = "tf.compat.v1.get_variable")]
+    #[track_caller]
+    pub fn get_or_create(mut self) -> Result<Variable> {
+        self.takes_known = true;
+        self.create()
+    }
+
+    /// The variable of this name, if there is one and it is to be taken.
+    fn known(&self, strategy: &Strategy) -> Result<Option<Variable>> {
+        if !self.takes_known {
+            return Ok(None);
+        }
+        let Some(found) = strategy.variable_named(&self.name) else { return Ok(None) };
+        let Tree::Leaf(initial) = &self.initial else { return Err(self.one_tensor()) };
+        if found.dims() == initial.dims() && Some(found.dtype()) == initial.dtype().ok() {
+            return Ok(Some(found));
+        }
+        let reason = format!(
+            "variable {} is there, of {}{:?}, and was asked for as {}; give another one another name",
+            self.name,
+            found.dtype(),
+            found.dims(),
+            initial.describe()
+        );
+        Err(Error::invalid(CREATE, reason))
+    }
+
     /// What has to be equal on all replicas.
     fn call(&self, initial: &Leaf, at: &'static Location<'static>) -> Fingerprint {
         let detail = format!(
-            "{} {}, {}, {}{}",
+            "{}{} {}, {}, {}{}",
+            if self.takes_known { "known or new " } else { "" },
             self.name,
             initial.describe(),
             self.synchronization,
@@ -108,6 +154,9 @@ impl NewVariable {
         colocated: Option<Vec<DeviceName>>,
         at: &'static Location<'static>,
     ) -> Result<Variable> {
+        if let Some(known) = strategy.or_tell_workers(self.known(strategy))? {
+            return Ok(known);
+        }
         let (placement, initial) = strategy.or_tell_workers(self.placed(strategy, colocated))?;
         // VAR-5
         let of_first =

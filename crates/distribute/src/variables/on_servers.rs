@@ -3,7 +3,7 @@
 use super::rows::id_of_row;
 use super::storage::{OnServers, Storage};
 use super::variable::Variable;
-use crate::servers::{self, Ask, Finish, Pull, Sharded, Staged, Underway};
+use crate::servers::{self, Ask, Finish, Pull, Pushed, Sharded, Staged};
 use crate::{Error, Result};
 use distribute_optim::RuleSpec;
 use distribute_params::Push;
@@ -25,11 +25,15 @@ impl AllOnServers {
     }
 
     /// Asks for what has changed behind gradients that were sent; what is given waits for both.
-    pub(crate) fn pull_behind(self, operation: &'static str, pushed: Underway) -> Finish {
+    pub(crate) fn pull_behind(self, operation: &'static str, pushed: Pushed) -> Finish {
         let pull = Pull::start(&self.on_both());
         Box::new(move || {
-            pushed.wait(operation)?;
-            Ok(pull.map_or(Ok(()), |pull| pull.finish(operation, &self.on_both())))
+            let at_once = pushed.wait(operation)?;
+            Ok(match pull {
+                Some(pull) if at_once => pull.finish(operation, &self.on_both()),
+                Some(_) => self.pull(operation),
+                None => Ok(()),
+            })
         })
     }
 
@@ -118,12 +122,13 @@ impl Variable {
         self.require_servers("push")?.rows.push(push, gradient)
     }
 
-    /// What applies a gradient of rows; at all shards, if the rule moves rows without one.
+    /// What applies a gradient of rows, of which `gradient` gives those at some positions; at all shards, if the rule moves rows without
+    /// one.
     pub(crate) fn push_rows(
         &self,
         push: Push,
         rows: &[usize],
-        gradient: &HostTensor,
+        gradient: impl Fn(&[usize]) -> Result<HostTensor>,
         at_all: bool,
     ) -> Result<Vec<Ask>> {
         if let Some(ids) = self.ids() {

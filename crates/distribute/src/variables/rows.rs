@@ -1,10 +1,10 @@
 //! Which variables on servers are used by layers that look up rows alone.
 
 use super::variable::Variable;
+use crate::servers::EachOnce;
 use crate::{Error, Result};
 use distribute_log::heard;
 use distribute_params::DynamicOptions;
-use distribute_tensor::HostTensor;
 use std::cell::RefCell;
 
 thread_local! {
@@ -111,16 +111,16 @@ pub(super) fn asked(variable: &Variable) -> Result<()> {
 }
 
 impl RowSource {
-    /// The rows of some ids, in this order; `None` where all of the table is in memory.
-    pub(crate) fn fetch(&self, operation: &'static str, ids: &[usize]) -> Result<Option<HostTensor>> {
+    /// The rows of some ids; `None` where all of the table is in memory.
+    pub(crate) fn fetch(&self, operation: &'static str, ids: &[usize]) -> Result<Option<EachOnce>> {
         if let Some(rows) = self.0.ids() {
             let ids: Vec<i64> = ids.iter().copied().map(id_of_row).collect();
-            return rows.read_rows(operation, &ids).map(Some);
+            return rows.read_each(operation, &ids).map(Some);
         }
         let by_row = self.0.servers().filter(|on| on.staged.as_ref().is_some_and(|staged| !staged.is_here()));
         let Some(on) = by_row else { return Ok(None) };
         let ids: Vec<i64> = ids.iter().map(|id| *id as i64).collect();
-        on.rows.read_rows(operation, &ids).map(Some)
+        on.rows.read_each(operation, &ids).map(Some)
     }
 
     /// From now on all of the table is in memory: something else than rows is asked for. Where it cannot be fetched, the step that is

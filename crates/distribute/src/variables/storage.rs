@@ -129,7 +129,7 @@ impl Storage {
             return on.rows.read_rows(operation, ids);
         }
         if let Memory::Dynamic(of) = &self.memory {
-            return of.rows.read_rows(operation, ids);
+            return of.rows.read_each(operation, ids)?.in_order();
         }
         let whole = self.read()?.to_host()?;
         let Some(height) = whole.dims().first() else {

@@ -189,3 +189,25 @@ fn mc_7_in_the_default_context_and_on_one_device_the_function_is_called_directly
     });
     assert_eq!(value.unwrap().values(), [6]);
 }
+
+#[test]
+fn rctx_6_summaries_of_a_run_are_written_by_replica_0() {
+    let folder = tempfile::tempdir().unwrap();
+    let summaries = mirrored(3).summary_writer(folder.path()).unwrap();
+    let path = summaries.path().unwrap().to_path_buf();
+    summaries.scalar("between", 1., 0).unwrap();
+    let (strategy, inside) = (mirrored(3), &summaries);
+    let made = strategy.run((), |ctx, ()| {
+        inside.scalar("inside", 1., ctx.step())?;
+        ctx.merge_call((), |_, _| Ok(inside.scalar("merged", 1., 1)?))
+    });
+    made.unwrap();
+    summaries.close().unwrap();
+    let mut reader =
+        distribute::data::TfRecordReader::open(&path, distribute::data::Compression::None).unwrap();
+    let records = reader.read(usize::MAX).unwrap();
+    let of = |tag: &str| {
+        records.iter().filter(|it| it.windows(tag.len()).any(|part| part == tag.as_bytes())).count()
+    };
+    assert_eq!((records.len(), of("between"), of("inside"), of("merged")), (4, 1, 1, 1));
+}

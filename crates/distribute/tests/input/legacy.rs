@@ -2,7 +2,8 @@
 
 use crate::{ids, mirrored};
 use distribute::data::{Dataset, numpy::write_npy};
-use distribute::{Error, HostTensor, InputReplicationMode, InputSource};
+use distribute::legacy::{InputSource, Legacy};
+use distribute::{Error, HostTensor, InputReplicationMode};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};

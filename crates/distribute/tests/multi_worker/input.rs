@@ -7,8 +7,9 @@ use distribute::data::{
     AutoShardPolicy, Dataset, DistributeOptions, Distribution, InputContext, Layout, Location, SplitRule,
     UnevenEnds, text_lines,
 };
+use distribute::legacy::{InputSource, Legacy};
 use distribute::{
-    DistributedDataset, Error, HostTensor, InputOptions, InputReplicationMode, InputSource, MirroredStrategy,
+    DistributedDataset, Error, HostTensor, InputOptions, InputReplicationMode, MirroredStrategy,
     OneDeviceStrategy, PerReplica, Result, Strategy,
 };
 use std::sync::atomic::{AtomicI64, Ordering};

@@ -11,6 +11,7 @@ mod input;
 mod preemption;
 mod programs;
 mod sharded;
+mod summary;
 mod support;
 mod training;
 mod variables;

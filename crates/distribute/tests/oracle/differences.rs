@@ -4,6 +4,7 @@
 
 use super::batching_differences as batching;
 use super::case::{Case, Expect, Inputs, Tolerance};
+use super::coordinator;
 use super::partitioners;
 use super::resolver_differences as resolvers;
 use super::sharded;
@@ -34,7 +35,7 @@ impl Difference {
 pub type Found = Result<Option<Difference>, String>;
 
 /// One row for each kind of difference.
-const TABLE: [fn(&Case, &Inputs<'_>) -> Found; 30] = [
+const TABLE: [fn(&Case, &Inputs<'_>) -> Found; 33] = [
     never_merged_by_identity,
     the_variable_is_on_each_replica,
     leaf_beside_container,
@@ -65,6 +66,9 @@ const TABLE: [fn(&Case, &Inputs<'_>) -> Found; 30] = [
     partitioners::nothing_is_one_part,
     sharded::rows_are_in_the_order_of_ids,
     sharded::slices_are_those_of_an_array,
+    coordinator::every_function_can_be_scheduled,
+    coordinator::workers_have_pipelines_of_their_own,
+    coordinator::other_strategies_have_no_coordinator,
 ];
 
 /// The difference that covers a case, if one does. An error where two claim it.

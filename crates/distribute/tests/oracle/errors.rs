@@ -3,6 +3,8 @@
 use distribute::cluster::{ClusterError, Fault};
 use distribute::data;
 use distribute::{Error, VariableAggregation, VariableSynchronization, tensor};
+use distribute_coordinator as coordinator;
+use distribute_coordinator::FailureKind;
 
 /// What kind of mistake an error tells of.
 #[derive(Debug, PartialEq, Eq)]
@@ -88,6 +90,12 @@ impl Kind {
             Error::Data(error) => Kind::of_data(error),
             Error::NotSupported { .. } => Some(Kind::NotSupported),
             Error::OutOfRange { .. } => Some(Kind::Named("OutOfRangeError".into())),
+            Error::Coordinator(coordinator::Error::Failed(failure)) => match failure.kind {
+                FailureKind::InvalidArgument => Some(Kind::BadArgument),
+                FailureKind::EndOfData => Some(Kind::Named("OutOfRangeError".into())),
+                FailureKind::Cancelled => Some(Kind::Named("CancelledError".into())),
+                _ => None,
+            },
             Error::InvalidArgument { .. } | Error::Device { .. } => Some(Kind::BadArgument),
             _ => None,
         }

@@ -4,11 +4,13 @@
 
 mod channels;
 mod checkpoint;
+mod closures;
 mod created;
 mod dynamic;
 mod faults;
 mod fetched;
 mod processes;
+mod python;
 mod random;
 mod runner;
 mod sockets;

@@ -3,7 +3,7 @@
 use crate::support::{Net, state, train};
 use distribute::cluster::Stopwatch;
 use distribute::cluster::resolver::SimpleClusterResolver;
-use distribute::optimizer::rules::{Adagrad, Adam, Rule};
+use distribute::optimizer::rules::{Adagrad, Adam, Ftrl, Momentum, Rule, Sgd};
 use distribute::params::FixedShardsPartitioner;
 use distribute::{
     ClusterSpec, Job, OneDeviceStrategy, Optimizer, ParameterServerStrategy, Serve, Strategy, Variable,
@@ -112,14 +112,23 @@ fn weights_and_slots_on_processes_are_those_of_one_device() {
     if let Some(part) = child::part() {
         return serve(&part);
     }
-    watched(|| {
-        for servers in [1, 3] {
+    fn check<R: Rule + Clone>(rule: R) {
+        let alone = alone(rule.clone());
+        for (servers, shards) in [(1, 1), (3, 2), (2, 3), (2, 5)] {
             let folder = tempfile::tempdir().unwrap();
             let servers = Servers::start(TEST, servers, folder.path());
-            let strategy = servers.strategy(2);
-            assert_eq!(trained(&strategy, Adam::default(), || ()), alone(Adam::default()));
+            let strategy = servers.strategy(shards);
+            let found = trained(&strategy, rule.clone(), || ());
+            assert_eq!(found, alone, "{} in {shards} shards", rule.name());
             servers.end(&strategy);
         }
+    }
+    watched(|| {
+        check(Sgd);
+        check(Momentum::new(0.9));
+        check(Adam::default());
+        check(Adagrad::default());
+        check(Ftrl { l1: 0.01, ..Ftrl::default() });
     });
 }
 

@@ -230,5 +230,5 @@ fn workers_use_what_the_coordinator_has_made() {
         .unwrap();
     let missing = worker.replicate(Net::new).map(drop).unwrap_err().to_string();
     assert!(missing.contains("bags.weight/part_0") || missing.contains("words.weight/part_0"), "{missing}");
-    assert!(missing.contains("the coordinator makes variables"), "{missing}");
+    assert!(missing.contains("the chief makes variables"), "{missing}");
 }

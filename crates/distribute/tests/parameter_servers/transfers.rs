@@ -3,8 +3,10 @@
 use crate::channels::{Log, logged};
 use crate::support::{Net, train};
 use candle_core::{Device, Module, Tensor};
+use candle_nn::{Init, VarBuilder};
+use distribute::nn::{self, BagMode};
 use distribute::params::{FixedShardsPartitioner, Request, Response};
-use distribute::{Sgd, nn};
+use distribute::{OneDeviceStrategy, Sgd, Variables};
 use distribute_testing::watched;
 use std::sync::Arc;
 
@@ -60,6 +62,41 @@ fn of_a_table_only_the_rows_of_the_batch_are_fetched_and_each_once() {
             model.variables.get("weight").unwrap().to_vec2::<f32>().unwrap()[7]
         );
         assert_eq!(rows(&log), [("ps 0".to_string(), vec![7])]);
+    });
+}
+
+#[test]
+fn layers_that_share_a_table_fetch_rows_of_it_and_its_first_values_are_those_that_were_asked_for() {
+    watched(|| {
+        let (builder, log) = logged(2);
+        let strategy = builder.partitioner(FixedShardsPartitioner::new(2).unwrap()).build().unwrap();
+        let init = Init::Randn { mean: 1., stdev: 0.03 };
+        let layers = move |vb: VarBuilder| {
+            let one = nn::embedding_init(1000, 4, init, vb.pp("table"))?;
+            let bag = nn::embedding_bag_init(1000, 4, BagMode::Mean, init, vb.pp("table"))?;
+            Ok::<_, distribute::Error>((one, bag))
+        };
+        let model = strategy.replicate_seeded(7, layers).unwrap();
+        let optimizer = Sgd::new(&model.variables, 1.).unwrap();
+        let tensor = OneDeviceStrategy::new("cpu:0")
+            .unwrap()
+            .replicate_seeded(7, move |vb| vb.pp("table").get_with_hints((1000, 4), "weight", init))
+            .unwrap();
+        let values = |variables: &Variables| variables.get("table.weight").unwrap().to_vec2::<f32>().unwrap();
+        assert_eq!(values(&model.variables), values(&tensor.variables));
+        log.take();
+        let ids = Tensor::new(&[[7u32, 999], [7, 8]], &Device::Cpu).unwrap();
+        let step = |ctx: &distribute::ReplicaContext, (one, bag): &(nn::Embedding, nn::EmbeddingBag)| {
+            let sum = (one.forward(&ids)?.sum_all()? + bag.forward(&ids)?.sum_all()?)?;
+            optimizer.minimize(ctx, sum, 1)
+        };
+        strategy.run(&model, step).unwrap();
+        let asked = log.take();
+        let of = |wanted: &str| asked.iter().filter(|(_, request)| request.operation() == wanted).count();
+        assert_eq!((of("read"), of("push_rows")), (0, 2), "{asked:?}");
+        // Row 7 has the gradients of both layers, each of two examples.
+        let moved = values(&tensor.variables)[7][0] - values(&model.variables)[7][0];
+        assert!((moved - 3.).abs() < 1e-5, "{moved}");
     });
 }
 

@@ -5,7 +5,7 @@ use candle_nn::{Module, linear};
 use distribute::cluster::{ClusterSpec, Deadline, Job, resolver::SimpleClusterResolver};
 use distribute::data::InputContext;
 use distribute::prelude::*;
-use distribute::{Checkpoint, DistributedDataset, Error, Result, Training};
+use distribute::{Checkpoint, DistributedDataset, Error, Preemption, Result, Training};
 use distribute_testing::{Port, watched};
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -25,6 +25,14 @@ enum Input {
     Function,
 }
 
+/// How a worker goes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum End {
+    Fails,
+    /// It is told to end.
+    Leaves,
+}
+
 /// After how many steps workers come or go, in the middle of epochs, and at the end of one.
 const TWO: u64 = 7;
 const FOUR: u64 = 10;
@@ -39,6 +47,8 @@ struct Program<'a> {
     port: u16,
     input: Input,
     steps: &'a Mutex<Steps>,
+    /// How worker 1 goes.
+    end: End,
     /// Starts these workers.
     start: Sender<Vec<usize>>,
 }
@@ -77,6 +87,8 @@ impl Program<'_> {
             .part("optimizer", &optimizer)
             .part("batches", &batches);
         let training = Training::new(parts)?;
+        let preemption = Preemption::watch(&strategy)?;
+        let mut leaves = false;
         training.run(|| {
             while batches.position().epoch < EPOCHS {
                 for batch in &batches {
@@ -85,7 +97,9 @@ impl Program<'_> {
                     match (place, made, workers) {
                         (0, TWO, 1) => self.come(&strategy, &[1])?,
                         (0, FOUR, 2) => self.come(&strategy, &[3, 2])?,
-                        (1, THREE, 4) => return Err(Error::other("killed")),
+                        (1, THREE, 4) if self.end == End::Fails => return Err(Error::other("killed")),
+                        // In the step that begins all hear of it.
+                        (1, made, 4) if made == THREE - 1 && self.end == End::Leaves => preemption.notify(),
                         _ => {}
                     }
                     let all = strategy.run((&model, batch), |ctx, (fc, ids): (_, HostTensor)| {
@@ -103,14 +117,39 @@ impl Program<'_> {
                     })?;
                     let ids = all.values()[0].to_vec::<i64>()?;
                     self.steps.lock().unwrap().insert(made, (ids, workers));
+                    if preemption.requested() {
+                        leaves = true;
+                        // It has its weights, and is in no world in which it could make a step.
+                        model.variables.sha256()?;
+                        let refused = strategy.run((), |_, ()| Ok(())).unwrap_err().to_string();
+                        assert!(refused.contains("has left the training"), "{refused}");
+                        return Ok(());
+                    }
                 }
             }
             Ok(())
         })?;
-        assert_eq!((optimizer.finished_steps(), strategy.steps()), (EPOCHS * STEPS, EPOCHS * STEPS));
+        let steps = if leaves { THREE } else { EPOCHS * STEPS };
+        assert_eq!((optimizer.finished_steps(), strategy.steps()), (steps, steps));
+        if leaves {
+            return Err(Error::other("left"));
+        }
+        self.is_found_by_its_task(&strategy);
         let weights =
             model.variables.get("fc.weight").expect("it is there").flatten_all()?.to_vec1::<f32>()?;
         Ok(weights)
+    }
+
+    /// Worker 2 of the three that are left is task 3 of the cluster, and errors say so.
+    fn is_found_by_its_task(&self, strategy: &Strategy) {
+        let step = strategy.run((), |ctx, ()| match self.place {
+            3 => Ok(0.),
+            _ => ctx.all_reduce(ReduceOp::Sum, 1f32),
+        });
+        // For that one the step is made.
+        let Err(error) = step else { return assert_eq!(self.place, 3) };
+        let error = error.to_string();
+        assert!(error.contains("; worker 2 is task worker 3 at 127.0.0.1:"), "{error}");
     }
 
     /// Starts workers, and waits until they are there.
@@ -127,14 +166,14 @@ impl Program<'_> {
 }
 
 /// Trains with workers that come and go. Gives the ids of each step and how many workers it had, and the weights.
-fn elastic(replicas: usize, input: Input) -> (Steps, Vec<f32>) {
+fn elastic(replicas: usize, input: Input, end: End) -> (Steps, Vec<f32>) {
     let reserved = Port::reserve();
     let port = reserved.number();
     let steps = Mutex::<Steps>::default();
     let (start, started): (_, Receiver<Vec<usize>>) = channel();
     let weights = std::thread::scope(|scope| {
         let spawn = |place| {
-            let program = Program { place, replicas, port, input, steps: &steps, start: start.clone() };
+            let program = Program { place, replicas, port, input, steps: &steps, end, start: start.clone() };
             scope.spawn(move || program.run().inspect_err(|error| println!("worker {place}: {error}")))
         };
         let mut all = vec![(0, spawn(0))];
@@ -142,7 +181,7 @@ fn elastic(replicas: usize, input: Input) -> (Steps, Vec<f32>) {
             all.extend(places.into_iter().map(|place| (place, spawn(place))));
         }
         let ended = all.into_iter().map(|(place, worker)| match (place, worker.join().unwrap()) {
-            (1, Err(error)) if error.to_string().contains("killed") => None,
+            (1, Err(error)) if ["killed", "left"].contains(&error.to_string().as_str()) => None,
             (place, ended) => Some(ended.unwrap_or_else(|error| panic!("worker {place}: {error}"))),
         });
         ended.flatten().collect::<Vec<_>>()
@@ -177,8 +216,8 @@ fn alone(replicas: usize, input: Input) -> Vec<f32> {
     model.variables.get("fc.weight").unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap()
 }
 
-fn every_example_once(replicas: usize, input: Input) {
-    let (steps, weights) = elastic(replicas, input);
+fn every_example_once(replicas: usize, input: Input, end: End) {
+    let (steps, weights) = elastic(replicas, input, end);
     let sizes: Vec<_> = steps.values().map(|(_, workers)| *workers).collect();
     assert!(sizes.starts_with(&[1; TWO as usize]), "{sizes:?}");
     let mut distinct = sizes.clone();
@@ -198,17 +237,23 @@ fn every_example_once(replicas: usize, input: Input) {
 // INV-43
 #[test]
 fn one_two_four_three_workers() {
-    watched(|| every_example_once(1, Input::Dataset));
+    watched(|| every_example_once(1, Input::Dataset, End::Fails));
 }
 
 // INV-43
 #[test]
 fn one_two_four_three_workers_of_two_replicas() {
-    watched(|| every_example_once(2, Input::Dataset));
+    watched(|| every_example_once(2, Input::Dataset, End::Fails));
 }
 
 // INV-43
 #[test]
 fn one_two_four_three_workers_whose_datasets_a_function_makes() {
-    watched(|| every_example_once(1, Input::Function));
+    watched(|| every_example_once(1, Input::Function, End::Fails));
+}
+
+// INV-43, INV-44
+#[test]
+fn one_two_four_three_workers_of_which_one_is_told_to_end() {
+    watched(|| every_example_once(1, Input::Dataset, End::Leaves));
 }

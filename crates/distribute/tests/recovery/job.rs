@@ -77,6 +77,12 @@ impl Job {
         self
     }
 
+    /// Workers may come and go, but for so many.
+    pub fn elastic(mut self, least: usize) -> Self {
+        self.tasks.iter_mut().for_each(|task| task.least = Some(least));
+        self
+    }
+
     /// Lets what the last worker and this one send each other go through a relay.
     pub fn relay(&mut self, worker: usize) -> Relay {
         self.tasks.iter_mut().for_each(|task| task.sockets = true);

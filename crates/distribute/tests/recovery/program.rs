@@ -75,8 +75,12 @@ pub struct Task {
     pub folder: Option<PathBuf>,
     /// Whether SIGTERM is a notice.
     pub watches: bool,
+    /// With how many workers it goes on, at least, if that is not all of them; nobody is missed before the test has ended.
+    pub least: Option<usize>,
     /// How long it waits for the others when it starts.
     pub patience: Duration,
+    /// The name of its job, if that is not by its program.
+    pub job: Option<String>,
 }
 
 impl Task {
@@ -91,7 +95,9 @@ impl Task {
             sockets: false,
             folder: None,
             watches: false,
+            least: None,
             patience: Duration::from_secs(60),
+            job: None,
         }
     }
 
@@ -101,11 +107,17 @@ impl Task {
         let mut builder =
             MultiWorkerMirroredStrategy::builder().cluster_resolver(resolver).replicas(self.replicas);
         builder = builder.join_timeout(self.patience);
+        if let Some(job) = &self.job {
+            builder = builder.job(job);
+        }
         if let Some(address) = &self.listen {
             builder = builder.listen(address);
         }
         if self.sockets {
             builder = builder.shared_memory(SharedMemory::Never);
+        }
+        if let Some(least) = self.least {
+            builder = builder.min_workers(least).shrink_after(Duration::from_secs(100));
         }
         Ok(builder)
     }

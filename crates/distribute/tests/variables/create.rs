@@ -80,6 +80,42 @@ fn run_9_all_replicas_of_a_run_create_one_variable() {
     });
 }
 
+/// TensorFlow's `get_variable`: the first step makes it, all replicas and later steps find it.
+#[test]
+fn run_9_a_variable_got_by_name_is_one_for_all_replicas_and_steps() {
+    watched(|| {
+        let strategy = two();
+        let get = |initial: f32| {
+            Variable::builder("steps", initial).aggregation(Aggregation::OnlyFirstReplica).get_or_create()
+        };
+        let step = |strategy: &Strategy| {
+            strategy.run((), |ctx, ()| {
+                let v = get(10. * own(ctx))?;
+                v.assign_add(1f32)?;
+                Ok(v)
+            })
+        };
+        let first = step(&strategy).unwrap().into_values();
+        assert_eq!(first[0], first[1]);
+        // VAR-5: the first value is replica 0's; later ones are not asked for any.
+        assert_eq!(copies(&first[0]), [11., 11.]);
+        let again = step(&strategy).unwrap().into_values();
+        let outside = strategy.scope(|| get(0.)).unwrap();
+        assert!(again.iter().chain([&outside]).all(|v| *v == first[0]));
+        assert_eq!(copies(&outside), [12., 12.]);
+        // Made anew, or by another strategy, it is another; and so is one that nobody has kept.
+        assert_ne!(strategy.scope(|| Variable::new("steps", 0f32)).unwrap(), outside);
+        assert_ne!(two().scope(|| get(0.)).unwrap(), outside);
+        drop((first, again, outside));
+        assert_eq!(copies(&strategy.scope(|| get(5.)).unwrap()), [5., 5.]);
+        // One replica that asks for another name is named.
+        let name = |ctx: &ReplicaContext| format!("v{}", ctx.replica_id_in_sync_group());
+        let error =
+            strategy.run((), |ctx, ()| Variable::builder(name(ctx), 1f32).get_or_create()).unwrap_err();
+        assert!(error.blame().is_some() && error.to_string().contains("v1"), "{error}");
+    });
+}
+
 #[test]
 fn run_10_replicas_that_create_other_variables_are_named() {
     watched(|| {

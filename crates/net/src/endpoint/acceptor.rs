@@ -1,7 +1,7 @@
 //! The side that is called.
 
 use super::end::CALLED;
-use super::{Endpoint, JOB, ListenError, SHARED_MEMORY, hello, too_long};
+use super::{Endpoint, JOB, ListenError, hello, too_long};
 use crate::handshake::{Hello, Purpose, Reason, Refusal};
 use crate::identity::{Access, PolicyError};
 use crate::poll::{self, Waker};
@@ -9,7 +9,7 @@ use crate::rendezvous::error::advice;
 use crate::rendezvous::listener::{Listener, OpenError};
 use crate::rendezvous::reception::{self, Reception};
 use crate::stream::Stream;
-use crate::{Receiver, Settings};
+use crate::{Receiver, Settings, SharedMemory};
 use distribute_cluster::{Address, Deadline, Task};
 use std::io;
 use std::net::SocketAddr;
@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Lets those in that belong to the job and mean to call this task. Strangers are refused, logged, few and not waited for, as
-/// where workers meet.
+/// where workers meet. Whether messages go through shared memory is for those to say who connect.
 #[derive(Debug)]
 pub struct Acceptor {
     reception: Reception,
@@ -80,7 +80,7 @@ impl Acceptor {
         if !access.allows(at.ip()) {
             return Err(PolicyError::PlainTextOnTheNetwork { address: at.to_string() }.into());
         }
-        let reception = Reception::new(listener, access, hello(JOB, me.clone(), me), SHARED_MEMORY);
+        let reception = Reception::new(listener, access, hello(JOB, me.clone(), me), SharedMemory::Auto);
         Ok(Self { reception, at, waker: Arc::new(Waker::new()?), settings: Settings::default() })
     }
 

@@ -1,14 +1,14 @@
 //! The side that calls.
 
 use super::end::CALLING;
-use super::{ConnectError, Endpoint, JOB, SHARED_MEMORY, hello, too_long};
+use super::{ConnectError, Endpoint, JOB, hello, too_long};
 use crate::handshake::{Names, Purpose};
 use crate::identity::Access;
 use crate::poll;
 use crate::rendezvous::attempt::Calling;
 use crate::rendezvous::dial::{Dial, Failed};
 use crate::rendezvous::meeting::Call;
-use crate::{Receiver, Settings};
+use crate::{Receiver, Settings, SharedMemory};
 use distribute_cluster::{Address, Deadline, Stopwatch, Task};
 use std::sync::Arc;
 
@@ -19,12 +19,14 @@ pub struct Connector {
     job: String,
     access: Access,
     settings: Settings,
+    shared_memory: SharedMemory,
 }
 
 impl Connector {
     /// What `from` connects by to other tasks of its job.
     pub fn new(from: Task, access: Access) -> Self {
-        Self { from, job: JOB.to_owned(), access, settings: Settings::default() }
+        let (settings, shared_memory) = (Settings::default(), SharedMemory::Never);
+        Self { from, job: JOB.to_owned(), access, settings, shared_memory }
     }
 
     /// The name of the job, the same at both ends.
@@ -36,6 +38,13 @@ impl Connector {
     /// How connections behave.
     pub fn settings(mut self, settings: Settings) -> Self {
         self.settings = settings;
+        self
+    }
+
+    /// Whether messages go through memory where the other side is on this machine; by default they go through sockets, which is
+    /// enough for a few calls.
+    pub fn shared_memory(mut self, shared_memory: SharedMemory) -> Self {
+        self.shared_memory = shared_memory;
         self
     }
 
@@ -66,7 +75,7 @@ impl Connector {
             hello,
             access: self.access.clone(),
             names: Names::default(),
-            shared_memory: SHARED_MEMORY,
+            shared_memory: self.shared_memory,
         };
         let mut dial =
             Dial::new(Call { worker: 0, address: address.clone(), purpose, generation: 0, before: None });

@@ -4,7 +4,7 @@ use crate::link::Link;
 use crate::mesh::Met;
 use crate::stream::Stream;
 use crate::wire::Decoder;
-use crate::{Drive, Mesh, Message, Receiver, Settings, Transport};
+use crate::{Drive, Mesh, Message, Receiver, Region, Settings, Transport};
 use distribute_cluster::{Task, World};
 use std::fmt;
 use std::io;
@@ -59,6 +59,17 @@ impl Endpoint {
     /// Sends a message without waiting: see [`Transport::send`].
     pub fn send(&self, message: Message) {
         self.mesh.send(self.other, message);
+    }
+
+    /// Memory that the other side can read, where it is on this machine: see [`Transport::memory`].
+    pub fn memory(&self, len: usize) -> Option<Region> {
+        self.mesh.memory(len)
+    }
+
+    /// Takes back what the other side has read of such memory, and let go of. It is done with each use of that memory, and with each sign of
+    /// life.
+    pub fn settle(&self) {
+        self.mesh.settle();
     }
 
     /// Moves bytes on the calling thread: see [`Transport::drive`].

@@ -62,14 +62,10 @@ pub use end::Endpoint;
 pub use error::{ConnectError, ListenError};
 
 use crate::handshake::{Hello, Purpose, words};
-use crate::shm::SharedMemory;
 use distribute_cluster::Task;
 
 /// The name of a job that has been given none.
 pub(crate) const JOB: &str = "job";
-
-/// Calls go through sockets, on one machine too: memory is shared by workers, whose links stay as long as their world.
-const SHARED_MEMORY: SharedMemory = SharedMemory::Never;
 
 /// What one says who calls.
 fn hello(job: &str, from: Task, to: Task) -> Hello {

@@ -62,10 +62,12 @@ impl Host {
             (State::Start, words @ Words::Hello(..)) => {
                 let said = words.encode();
                 let Words::Hello(hello, has_secret, _) = words else { return Err(Refusal::protocol()) };
-                if hello.job != self.mine.job {
+                // Who calls a worker of a world, or joins a server, is told that: they go by other names.
+                let calls = |hello: &Hello| matches!(hello.purpose, Purpose::Call { .. });
+                if calls(&hello) == calls(&self.mine) && hello.job != self.mine.job {
                     let text = format!(
                         "another job than {:?} is at this address: does an earlier one still run, or do two use the same \
-                         port?",
+                         port? Workers of one job have one name for it: DISTRIBUTE_JOB, or else that of their program",
                         hello.job
                     );
                     return Err(Refusal::new(Reason::Job, text));

@@ -242,15 +242,18 @@ impl Gathering {
                 Event::Lost(from, reason) => Event::Lost(number(from)?, reason),
             })
         });
-        let host = |place: &usize| self.meeting.members().addresses().get(*place).map(Address::host);
+        let address = |place: &usize| self.meeting.members().addresses().get(*place);
+        let host = |place: &usize| address(place).map(Address::host);
         let here = members.iter().filter(|place| host(place) == host(&self.world.worker())).count();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let crowded = here.saturating_mul(world.replicas()) > cores;
+        let addresses = members.iter().filter_map(address).cloned().collect();
         let generation = self.meeting.members().generation();
         let waiting = Arc::<WaitingRoom>::default();
         let door = Door::new(self.reception, self.calling.names, members.clone(), waiting.clone());
         let early = early.collect();
-        let met = Met { world, places: members, generation, links, early, settings: self.settings, crowded };
+        let settings = self.settings;
+        let met = Met { world, places: members, addresses, generation, links, early, settings, crowded };
         Ok(Mesh::open(met, receiver, Some(Box::new(door)), waiting)?)
     }
 }

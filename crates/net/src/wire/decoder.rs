@@ -18,7 +18,7 @@ const FIRST: usize = 64 << 10;
 
 /// Bodies from here on are received into memory of an earlier one, where the receiver has dropped that: new memory would have
 /// to be cleared by the system first, page by page, which takes as long as receiving.
-const REUSED: std::ops::RangeInclusive<usize> = 256 << 10..=64 << 20;
+const REUSED: std::ops::RangeInclusive<usize> = 64 << 10..=64 << 20;
 
 /// How many such bodies are kept: those of a step's gradients, while those of the step before are still in use.
 const SPARE: usize = 32;

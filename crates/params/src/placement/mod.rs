@@ -121,6 +121,29 @@ impl Placement {
         Ok(server)
     }
 
+    /// Notes a variable that is there already: which server has each shard is given.
+    ///
+    /// # Errors
+    /// Those of [`place`](Self::place), [`Error::Partitions`] for another number of servers than of shards, and [`Error::NoSuchServer`].
+    pub fn note(
+        &mut self,
+        name: &str,
+        shape: &[usize],
+        dtype: DType,
+        (partition, servers): (Option<RowPartition>, &[usize]),
+    ) -> Result<()> {
+        let parts = parts(name, shape, dtype, partition)?;
+        if parts.len() != servers.len() {
+            return Err(Error::Partitions { partitions: vec![servers.len()], shape: shape.to_vec() });
+        }
+        if let Some(server) = servers.iter().copied().find(|server| *server >= self.servers()) {
+            return Err(Error::NoSuchServer { server, servers: self.servers() });
+        }
+        let mut servers = servers.iter().copied();
+        self.add(name, parts, |choice, part| choice.take(servers.next().unwrap_or_default(), part.bytes))?;
+        Ok(())
+    }
+
     /// What has been placed so far, to [go back](Placement::undo) to where a variable could not be made.
     ///
     /// ```
@@ -239,6 +262,22 @@ mod tests {
             placement.place_on("e", &[], DType::F32, 3),
             Err(Error::NoSuchServer { server: 3, servers: 3 })
         ));
+    }
+
+    #[test]
+    fn what_is_there_already_is_noted_where_it_is() {
+        let mut placement = placement(3, PlacementPolicy::default());
+        let two = Some(RowPartition::div(10, 2));
+        placement.note("a", &[10], DType::F32, (two, &[2, 1])).unwrap();
+        assert_eq!(placement.of("a").unwrap()[0].server, 2);
+        assert_eq!(placement.loads(), [0, 20, 20]);
+        // It changes nobody's turn.
+        assert_eq!(placement.place("b", &[], DType::F32, None).unwrap(), [0]);
+        let again = placement.note("a", &[10], DType::F32, (two, &[2, 1]));
+        assert!(matches!(again, Err(Error::PlacedTwice { .. })));
+        for servers in [&[0][..], &[0, 3]] {
+            assert!(placement.note("c", &[10], DType::F32, (two, servers)).is_err());
+        }
     }
 
     #[test]

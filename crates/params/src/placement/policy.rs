@@ -2,9 +2,10 @@
 
 use distribute_cluster::fnv1a;
 use distribute_tensor::random::mix;
+use serde::{Deserialize, Serialize};
 
 /// How servers are chosen for new variables, and for the shards of one.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum PlacementPolicy {
     /// In turn, in the order of creation.
     #[default]

@@ -2,7 +2,8 @@
 
 use super::spec::AnyTable;
 use crate::{
-    DynamicOptions, DynamicState, DynamicTable, Initializer, Result, Table, TableState, WaitingCounts,
+    ClosureChanges, DynamicOptions, DynamicState, DynamicTable, Initializer, Result, Table, TableState,
+    WaitingCounts,
 };
 use distribute_optim::RuleSpec;
 use distribute_tensor::DType;
@@ -22,6 +23,8 @@ pub struct TableImage {
     pub contents: ImageContents,
     /// The last of the steps that were [counted](crate::Push::counted).
     pub steps: u64,
+    /// Which changes of closures were made.
+    pub closures: ClosureChanges,
 }
 
 /// What is in a table.
@@ -45,7 +48,11 @@ pub enum ImageContents {
 }
 
 impl TableImage {
-    pub(super) fn of(table: &AnyTable, fingerprint: u64, described: String) -> Result<Self> {
+    pub(super) fn of(
+        table: &AnyTable,
+        (fingerprint, described): (u64, String),
+        closures: ClosureChanges,
+    ) -> Result<Self> {
         let (name, rule, contents, steps) = match table {
             AnyTable::Dense(table) => {
                 (table.name(), table.rule(), ImageContents::Dense(table.state()?), table.steps.last())
@@ -63,7 +70,7 @@ impl TableImage {
             }
         };
         let rule = rule.and_then(|rule| rule.spec());
-        Ok(Self { name: name.to_owned(), fingerprint, described, rule, contents, steps })
+        Ok(Self { name: name.to_owned(), fingerprint, described, rule, contents, steps, closures })
     }
 
     pub(super) fn make(&self) -> Result<AnyTable> {

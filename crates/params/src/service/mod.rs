@@ -1,8 +1,10 @@
 //! What is asked of a parameter server, and what does it: without a socket.
 
 mod channel;
+mod entry;
 mod image;
 mod local;
+mod once;
 mod refusal;
 mod request;
 mod response;
@@ -10,6 +12,7 @@ mod spec;
 mod tables;
 #[cfg(test)]
 mod tests;
+mod usage;
 
 pub use channel::{Channel, ChannelError, Started, Waiting};
 pub use image::{ImageContents, TableImage};
@@ -19,3 +22,4 @@ pub use request::{Request, State};
 pub use response::{Response, TableInfo, TableKind, Version, VersionedValue};
 pub use spec::{Contents, TableSpec};
 pub use tables::Tables;
+pub use usage::Usage;

@@ -30,6 +30,8 @@ pub enum RefusalKind {
     Malformed,
     /// The answers to the requests before it are so large that this one is not answered with them. It may be asked by itself.
     TooLarge,
+    /// It is a change of a closure that has ended, or of a job before the one that has begun last: whoever asks was replaced.
+    Stale,
 }
 
 /// Why a server has refused a request. Nothing has changed then, unless the text says otherwise.
@@ -66,7 +68,8 @@ impl From<Error> for Refusal {
             Error::NoRule { .. } | Error::RuleSet { .. } | Error::MovesAbsentRows { .. } => RefusalKind::Rule,
             Error::NoMemory { .. } => RefusalKind::NoMemory,
             Error::PushExpired { .. } | Error::ClientForgotten { .. } => RefusalKind::Expired,
-            Error::TooManyClients { .. } => RefusalKind::Busy,
+            Error::TooManyClients { .. } | Error::TooManyClosures { .. } => RefusalKind::Busy,
+            Error::OtherJob { .. } | Error::ClosureEnded { .. } => RefusalKind::Stale,
             _ => RefusalKind::Argument,
         };
         Self::new(kind, error.to_string())

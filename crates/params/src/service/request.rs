@@ -1,7 +1,7 @@
 //! What can be asked of a server.
 
 use super::spec::TableSpec;
-use crate::{DynamicState, Error, Push, Result};
+use crate::{DynamicState, Error, Origin, Push, Result};
 use distribute_optim::RuleSpec;
 use distribute_tensor::{HostTensor, Write};
 use std::ops::Range;
@@ -124,6 +124,29 @@ pub enum Request {
         /// The ids whose rows stay.
         ids: Vec<i64>,
     },
+    /// A change that a closure makes, unless it was made for an earlier execution of the same closure, on whichever worker. The answer is
+    /// that of the change or, where it was made before, one of its kind that tells of nothing.
+    ///
+    /// One that is refused has not been made, and is not remembered.
+    Once {
+        /// Whose change it is.
+        origin: Origin,
+        /// Which of the closure's changes of this table.
+        number: u64,
+        /// The change: one of what is in a table.
+        change: Box<Request>,
+    },
+    /// From now on closures of this job alone may change tables, if no greater one has begun: [`Response::Job`](super::Response::Job)
+    /// tells the greatest. Changes of closures before have been made when it is answered, or never are. 0 begins none, and asks.
+    ///
+    /// A coordinator that starts begins a job whose number is greater than all before: what workers still do for another one, that it has
+    /// replaced, is [refused](crate::RefusalKind::Stale) then.
+    BeginJob {
+        /// The job.
+        job: u64,
+    },
+    /// What the server has, and what was done with its rows: [`Response::Usage`](super::Response::Usage).
+    Usage,
     /// Several requests, in this order: [`Response::Batch`](super::Response::Batch). One that is refused leaves the others as
     /// they are.
     Batch(Vec<Request>),
@@ -186,11 +209,14 @@ impl Request {
             Self::Restore { .. } => "restore",
             Self::Evict { .. } => "evict",
             Self::Keep { .. } => "keep",
+            Self::Once { change, .. } => change.operation(),
+            Self::BeginJob { .. } => "begin_job",
+            Self::Usage => "usage",
             Self::Batch(_) => "batch",
         }
     }
 
-    /// The table that it is about; none of a list and of a batch.
+    /// The table that it is about; none of a list, of usage, a batch and a job.
     pub fn table(&self) -> Option<&str> {
         match self {
             Self::Create(spec) => Some(&spec.name),
@@ -207,19 +233,51 @@ impl Request {
             | Self::Restore { table, .. }
             | Self::Evict { table, .. }
             | Self::Keep { table, .. } => Some(table),
-            Self::List | Self::Batch(_) => None,
+            Self::Once { change, .. } => change.table(),
+            Self::List | Self::Usage | Self::BeginJob { .. } | Self::Batch(_) => None,
         }
     }
 
-    /// Whether it is one that can be asked: no batch has a batch in it.
+    /// Whether it is one that can be asked: no batch has a batch in it, and what is to be made once for a closure can be.
     ///
     /// # Errors
-    /// [`Error::NestedBatch`].
+    /// [`Error::NestedBatch`], [`Error::NotOnce`].
     pub fn check(&self) -> Result<()> {
-        let Self::Batch(all) = self else { return Ok(()) };
-        match all.iter().position(|one| matches!(one, Self::Batch(_))) {
-            Some(position) => Err(Error::NestedBatch { position }),
-            None => Ok(()),
+        match self {
+            Self::Batch(all) => match all.iter().position(|one| matches!(one, Self::Batch(_))) {
+                Some(position) => Err(Error::NestedBatch { position }),
+                None => Ok(()),
+            },
+            Self::Once { change, .. } if !change.can_be_once() => {
+                Err(Error::NotOnce { operation: change.operation() })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether it can be made [once](Self::Once) for a closure: it changes what is in one table. To make a table, to set its rule
+    /// and to remove it are the same however often they are done.
+    pub fn can_be_once(&self) -> bool {
+        match self {
+            Self::Write { .. }
+            | Self::WriteRows { .. }
+            | Self::Push { .. }
+            | Self::PushRows { .. }
+            | Self::Restore { .. }
+            | Self::Evict { .. }
+            | Self::Keep { .. } => true,
+            Self::Create(_)
+            | Self::Remove { .. }
+            | Self::SetRule { .. }
+            | Self::Once { .. }
+            | Self::BeginJob { .. }
+            | Self::Batch(_) => false,
+            Self::List
+            | Self::Usage
+            | Self::Read { .. }
+            | Self::ReadRows { .. }
+            | Self::StateRows { .. }
+            | Self::StatePart { .. } => false,
         }
     }
 
@@ -227,6 +285,7 @@ impl Request {
     pub fn is_change(&self) -> bool {
         match self {
             Self::List
+            | Self::Usage
             | Self::Read { .. }
             | Self::ReadRows { .. }
             | Self::StateRows { .. }
@@ -240,7 +299,9 @@ impl Request {
             | Self::PushRows { .. }
             | Self::Restore { .. }
             | Self::Evict { .. }
-            | Self::Keep { .. } => true,
+            | Self::Keep { .. }
+            | Self::Once { .. }
+            | Self::BeginJob { .. } => true,
             Self::Batch(all) => all.iter().any(Self::is_change),
         }
     }

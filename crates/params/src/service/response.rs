@@ -1,7 +1,8 @@
 //! What a server answers.
 
 use super::refusal::Refusal;
-use super::request::State;
+use super::request::{Request, State};
+use super::usage::Usage;
 use crate::Pushed;
 use distribute_optim::RuleSpec;
 use distribute_tensor::{DType, HostTensor};
@@ -38,6 +39,13 @@ pub enum Response {
     },
     /// So many rows are gone.
     Evicted(usize),
+    /// The greatest job that has begun.
+    Job {
+        /// Its number; 0 before any.
+        newest: u64,
+    },
+    /// What the server has, and what was done with its rows.
+    Usage(Usage),
     /// An answer to each request of a batch.
     Batch(Vec<Result<Response, Refusal>>),
 }
@@ -95,6 +103,18 @@ pub enum TableKind {
 }
 
 impl Response {
+    /// The answer to a change of a table that was made before: what it has come to then is not known any more.
+    pub(super) fn repeated(change: &Request) -> Self {
+        match change {
+            Request::Once { change, .. } => Self::repeated(change),
+            Request::Create(_) => Self::Made { new: false },
+            Request::PushRows { .. } => Self::Pushed(Pushed::default()),
+            Request::Restore { .. } => Self::Restored { left_out: 0 },
+            Request::Evict { .. } | Request::Keep { .. } => Self::Evicted(0),
+            _ => Self::Done,
+        }
+    }
+
     /// What it is, in a word, for errors.
     pub fn name(&self) -> &'static str {
         match self {
@@ -108,6 +128,8 @@ impl Response {
             Self::State(_) => "a state",
             Self::Restored { .. } => "restored",
             Self::Evicted(_) => "evicted",
+            Self::Job { .. } => "a job",
+            Self::Usage(_) => "usage",
             Self::Batch(_) => "a batch",
         }
     }

@@ -1,11 +1,14 @@
 //! All tables of one server.
 
+use super::entry::Entry;
 use super::image::TableImage;
-use super::request::{Request, State};
-use super::response::{Response, TableInfo, TableKind, Version, VersionedValue};
-use super::spec::{AnyTable, TableSpec};
+use super::once::Once;
+use super::request::Request;
+use super::response::Response;
+use super::spec::TableSpec;
+use super::usage::{Counters, Usage};
 use crate::lock::{read, write};
-use crate::{DynamicTable, Error, Pushed, Result, Table};
+use crate::{ClosureChanges, Error, Result};
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,24 +35,15 @@ pub struct Tables {
     all: RwLock<BTreeMap<String, Arc<Entry>>>,
     /// The next [`Version::made`]; random at first, so that no other process has had it.
     made: AtomicU64,
-}
-
-/// What is done with a dense table in place of what is for ids.
-const ROWS: &str = "give it rows";
-
-#[derive(Debug)]
-struct Entry {
-    table: AnyTable,
-    /// See [`Version::made`].
-    made: u64,
-    /// What [`TableSpec::fingerprint`] was, and the specification in words.
-    fingerprint: u64,
-    described: String,
+    /// The greatest job that has begun. It is written with `all` locked.
+    job: AtomicU64,
+    counters: Counters,
 }
 
 impl Default for Tables {
     fn default() -> Self {
-        Self { all: RwLock::default(), made: AtomicU64::new(RandomState::new().build_hasher().finish()) }
+        let made = AtomicU64::new(RandomState::new().build_hasher().finish());
+        Self { all: RwLock::default(), made, job: AtomicU64::new(0), counters: Counters::default() }
     }
 }
 
@@ -79,105 +73,78 @@ impl Tables {
                 let all: Vec<_> = read(&self.all).values().cloned().collect();
                 Ok(Response::Tables(all.iter().map(|entry| entry.info()).collect()))
             }
-            Request::SetRule { table, rule } => {
-                self.entry(operation, table)?.table.set_rule(rule)?;
-                Ok(Response::Done)
-            }
-            Request::Read { table, known } => {
-                let entry = self.entry(operation, table)?;
-                let table = entry.dense(operation, "read its rows by their ids")?;
-                let known = known.filter(|known| known.made == entry.made).map(|known| known.writes);
-                let read = match known {
-                    Some(known) => table.read_if_changed(known)?,
-                    None => Some(table.read()?),
-                };
-                Ok(read.map_or(Response::Unchanged, |read| {
-                    let version = Version { made: entry.made, writes: read.version };
-                    Response::Value(VersionedValue { version, value: read.value })
-                }))
-            }
-            Request::ReadRows { table, rows } => {
-                Ok(Response::Rows(match &self.entry(operation, table)?.table {
-                    AnyTable::Dense(table) => table.read_rows(&rows_of(operation, table, rows)?)?,
-                    AnyTable::Dynamic(table) => table.read_rows(rows)?,
-                }))
-            }
-            Request::Write { table, how, value } => {
-                let entry = self.entry(operation, table)?;
-                entry.dense(operation, "its rows are changed by gradients alone")?.write(*how, value)?;
-                Ok(Response::Done)
-            }
-            Request::WriteRows { table, how, rows, values } => {
-                let entry = self.entry(operation, table)?;
-                let table = entry.dense(operation, "its rows are changed by gradients alone")?;
-                table.write_rows(*how, &rows_of(operation, table, rows)?, values)?;
-                Ok(Response::Done)
-            }
-            Request::Push { table, push, gradient } => {
-                let entry = self.entry(operation, table)?;
-                entry.dense(operation, "push the gradient of ids")?.push(*push, gradient)?;
-                Ok(Response::Done)
-            }
-            Request::PushRows { table, push, rows, gradient } => {
-                Ok(Response::Pushed(match &self.entry(operation, table)?.table {
-                    AnyTable::Dense(table) => {
-                        table.push_rows(*push, &rows_of(operation, table, rows)?, gradient)?;
-                        Pushed::default()
-                    }
-                    AnyTable::Dynamic(table) => table.push_rows(*push, rows, gradient)?,
-                }))
-            }
-            Request::StateRows { table, rows } => {
-                let entry = self.entry(operation, table)?;
-                let state = entry.dense(operation, "ask for its parts")?.state_rows(rows.clone())?;
-                let (values, slots) = (state.values, state.slots);
-                Ok(Response::State(State::Rows { first: rows.start, values, slots }))
-            }
-            Request::StatePart { table, part } => {
-                let entry = self.entry(operation, table)?;
-                let table = entry.dynamic(operation, "ask for its rows")?;
-                if *part >= table.parts() {
-                    let (table, parts) = (table.name().to_owned(), table.parts());
-                    return Err(Error::NoPart { operation, table, parts, part: *part });
+            Request::Usage => Ok(Response::Usage(self.usage())),
+            Request::BeginJob { job } => Ok(Response::Job { newest: self.begin_job(*job) }),
+            Request::Once { origin, number, change } => {
+                request.check()?;
+                let entry = self.entry(operation, change.table().unwrap_or_default())?;
+                let made = entry.once.make(*origin, *number, || entry.handle(change))?;
+                if made.is_some() {
+                    self.count(change);
                 }
-                Ok(Response::State(State::Ids(table.state(*part)?)))
+                Ok(made.unwrap_or_else(|| Response::repeated(change)))
             }
-            Request::Restore { table, state } => {
-                let entry = self.entry(operation, table)?;
-                let left_out = match state {
-                    State::Rows { first, values, slots } => {
-                        entry.dense(operation, "give it ids")?.restore_rows(*first, values, slots)?;
-                        0
-                    }
-                    State::Slots { first, slots } => {
-                        entry.dense(operation, "give it ids")?.restore_slots(*first, slots)?;
-                        0
-                    }
-                    State::Ids(state) => entry.dynamic(operation, ROWS)?.restore(state)?,
-                    State::IdSlots { ids, slots } => {
-                        entry.dynamic(operation, ROWS)?.restore_slots(ids, slots)?
-                    }
-                    State::IdValues { ids, used, values } => {
-                        entry.dynamic(operation, ROWS)?.restore_values(ids, used, values)?
-                    }
-                };
-                Ok(Response::Restored { left_out })
-            }
-            Request::Evict { table, now } => {
-                let entry = self.entry(operation, table)?;
-                Ok(Response::Evicted(entry.dynamic(operation, "its rows stay")?.evict(*now)))
-            }
-            Request::Keep { table, between, ids } => {
-                let entry = self.entry(operation, table)?;
-                Ok(Response::Evicted(entry.dynamic(operation, "its rows stay")?.keep(*between, ids)))
+            of_a_table => {
+                let done = self.entry(operation, request.table().unwrap_or_default())?.handle(of_a_table)?;
+                self.count(of_a_table);
+                Ok(done)
             }
         }
+    }
+
+    /// What is answered to a change that was made before, for the same request.
+    pub fn repeated(&self, request: &Request) -> Response {
+        match request {
+            Request::BeginJob { .. } => Response::Job { newest: self.job() },
+            change => Response::repeated(change),
+        }
+    }
+
+    /// The greatest job that has begun; 0 before any.
+    pub fn job(&self) -> u64 {
+        self.job.load(Ordering::Acquire)
+    }
+
+    fn begin_job(&self, job: u64) -> u64 {
+        let (newest, all) = {
+            // Tables that are made from here on are of this job.
+            let all = write(&self.all);
+            let newest = self.job.fetch_max(job, Ordering::AcqRel).max(job);
+            (newest, all.values().cloned().collect::<Vec<_>>())
+        };
+        all.iter().for_each(|entry| entry.once.begin(newest));
+        newest
     }
 
     /// How many bytes all tables take, values and slots.
     pub fn bytes(&self) -> usize {
         let all: Vec<_> = read(&self.all).values().cloned().collect();
         all.iter().map(|entry| entry.info().bytes).sum()
+    }
+
+    /// What there is, and what was done with rows since this was made.
+    pub fn usage(&self) -> Usage {
+        let all: Vec<_> = read(&self.all).values().cloned().collect();
+        let mut usage = Usage {
+            tables: all.len() as u64,
+            rows_read: Counters::of(&self.counters.read),
+            rows_pushed: Counters::of(&self.counters.pushed),
+            ..Usage::default()
+        };
+        for info in all.iter().map(|entry| entry.info()) {
+            usage.rows += info.rows as u64;
+            usage.bytes += info.bytes as u64;
+        }
+        usage
+    }
+
+    /// Counts the rows of a request that was carried out.
+    fn count(&self, request: &Request) {
+        match request {
+            Request::ReadRows { rows, .. } => Counters::add(&self.counters.read, rows.len()),
+            Request::PushRows { rows, .. } => Counters::add(&self.counters.pushed, rows.len()),
+            _ => {}
+        }
     }
 
     /// The names of all tables.
@@ -191,26 +158,27 @@ impl Tables {
     /// [`Error::Tensor`] where there is no memory for it.
     pub fn image(&self, name: &str) -> Result<Option<TableImage>> {
         let entry = read(&self.all).get(name).cloned();
-        entry
-            .map(|entry| TableImage::of(&entry.table, entry.fingerprint, entry.described.clone()))
-            .transpose()
+        entry.map(|entry| entry.image()).transpose()
     }
 
-    /// Puts a table there, in place of one of the same name. Its [version](Version::made) is a new one.
+    /// Puts a table there, in place of one of the same name. Its [version](super::Version::made) is a new one.
     ///
     /// # Errors
     /// [`Error`], as those of making a table and of restoring it.
     pub fn restore_image(&self, image: TableImage) -> Result<()> {
         let table = image.make()?;
         let made = self.made.fetch_add(1, Ordering::Relaxed);
-        let entry = Entry { table, made, fingerprint: image.fingerprint, described: image.described };
-        write(&self.all).insert(image.name, Arc::new(entry));
+        let TableImage { name, fingerprint, described, closures, .. } = image;
+        let entry = Entry { table, made, fingerprint, described, once: Once::new(closures) };
+        write(&self.all).insert(name, Arc::new(entry));
         Ok(())
     }
 
-    /// Removes all tables.
+    /// Removes all tables, and forgets which job has begun.
     pub fn clear(&self) {
-        write(&self.all).clear();
+        let mut all = write(&self.all);
+        all.clear();
+        self.job.store(0, Ordering::Release);
     }
 
     fn create(&self, spec: &TableSpec) -> Result<Response> {
@@ -225,7 +193,8 @@ impl Tables {
             return entry.same(spec, fingerprint);
         }
         let made = self.made.fetch_add(1, Ordering::Relaxed);
-        let entry = Entry { table, made, fingerprint, described: spec.describe() };
+        let once = Once::new(ClosureChanges::new(self.job()));
+        let entry = Entry { table, made, fingerprint, described: spec.describe(), once };
         all.insert(spec.name.clone(), Arc::new(entry));
         Ok(Response::Made { new: true })
     }
@@ -234,67 +203,4 @@ impl Tables {
         let entry = read(&self.all).get(name).cloned();
         entry.ok_or_else(|| Error::NoSuchTable { operation, table: name.to_owned() })
     }
-}
-
-impl Entry {
-    fn same(&self, spec: &TableSpec, fingerprint: u64) -> Result<Response> {
-        if self.fingerprint == fingerprint {
-            return Ok(Response::Made { new: false });
-        }
-        let (table, present, found) = (spec.name.clone(), self.described.clone(), spec.describe());
-        Err(Error::Exists { table, present, found })
-    }
-
-    fn dense(&self, operation: &'static str, instead: &'static str) -> Result<&Table> {
-        match &self.table {
-            AnyTable::Dense(table) => Ok(table),
-            AnyTable::Dynamic(table) => {
-                let (table, kind) = (table.name().to_owned(), "dynamic");
-                Err(Error::WrongKind { operation, table, kind, instead })
-            }
-        }
-    }
-
-    fn dynamic(&self, operation: &'static str, instead: &'static str) -> Result<&DynamicTable> {
-        match &self.table {
-            AnyTable::Dynamic(table) => Ok(table),
-            AnyTable::Dense(table) => {
-                let (table, kind) = (table.name().to_owned(), "dense");
-                Err(Error::WrongKind { operation, table, kind, instead })
-            }
-        }
-    }
-
-    fn info(&self) -> TableInfo {
-        match &self.table {
-            AnyTable::Dense(table) => TableInfo {
-                name: table.name().to_owned(),
-                kind: TableKind::Dense,
-                shape: table.dims().to_vec(),
-                dtype: table.dtype(),
-                rows: table.rows(),
-                parts: 0,
-                bytes: table.bytes(),
-                rule: table.rule().and_then(|rule| rule.spec()),
-            },
-            AnyTable::Dynamic(table) => TableInfo {
-                name: table.name().to_owned(),
-                kind: TableKind::Dynamic,
-                shape: table.row_dims().to_vec(),
-                dtype: table.dtype(),
-                rows: table.len(),
-                parts: table.parts(),
-                bytes: table.bytes(),
-                rule: table.rule().and_then(|rule| rule.spec()),
-            },
-        }
-    }
-}
-
-/// Rows as a dense table counts them.
-fn rows_of(operation: &'static str, table: &Table, rows: &[i64]) -> Result<Vec<usize>> {
-    let row = |(position, id): (usize, &i64)| {
-        usize::try_from(*id).map_err(|_| Error::Id { operation, id: *id, position, rows: table.rows() })
-    };
-    rows.iter().enumerate().map(row).collect()
 }

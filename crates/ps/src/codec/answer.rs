@@ -3,8 +3,8 @@
 use super::request::StateHead;
 use super::tensor::{Body, Malformed, Rest, TensorHead};
 use super::{MOST_REQUESTS, VERSION, put_head, take_head};
-use distribute_net::Message;
-use distribute_params::{Pushed, Refusal, Response, TableInfo, Version, VersionedValue};
+use distribute_net::{Message, Region};
+use distribute_params::{Pushed, Refusal, Response, TableInfo, Usage, Version, VersionedValue};
 use serde::{Deserialize, Serialize};
 
 /// An answer without what is in its tensors.
@@ -21,13 +21,17 @@ enum AnswerHead {
     State(StateHead),
     Restored { left_out: usize },
     Evicted(usize),
+    Job { newest: u64 },
+    Usage(Usage),
 }
 
-/// The message of answers to the requests of a call, of which there is one unless it is a batch.
+/// The message of answers to the requests of a call, of which there is one unless it is a batch. `memory` is such that the caller
+/// can read, if there is.
 pub(crate) fn encode_answer(
     answers: Vec<Result<Response, Refusal>>,
     batch: bool,
     half: bool,
+    memory: impl FnOnce(usize) -> Option<Region>,
 ) -> Result<Message, Malformed> {
     let (mut head, mut body) = (put_head(&batch, vec![VERSION])?, Body::default());
     for answer in answers {
@@ -45,12 +49,14 @@ pub(crate) fn encode_answer(
             Ok(Response::State(state)) => AnswerHead::State(StateHead::of(state, &mut body)?),
             Ok(Response::Restored { left_out }) => AnswerHead::Restored { left_out },
             Ok(Response::Evicted(rows)) => AnswerHead::Evicted(rows),
+            Ok(Response::Job { newest }) => AnswerHead::Job { newest },
+            Ok(Response::Usage(usage)) => AnswerHead::Usage(usage),
             Ok(Response::Batch(_)) => return Err(Malformed("a batch in a batch")),
             Ok(_) => return Err(Malformed("an answer that this version doesn't know")),
         };
         head = put_head(&one, head)?;
     }
-    Ok(Message::new(head, body.finish()))
+    Ok(Message::new(head, body.finish_in(memory)))
 }
 
 /// The answer in a message.
@@ -81,6 +87,8 @@ pub(crate) fn decode_answer(message: Message) -> Result<Result<Response, Refusal
             AnswerHead::State(state) => Ok(Response::State(state.take(&mut body)?)),
             AnswerHead::Restored { left_out } => Ok(Response::Restored { left_out }),
             AnswerHead::Evicted(rows) => Ok(Response::Evicted(rows)),
+            AnswerHead::Job { newest } => Ok(Response::Job { newest }),
+            AnswerHead::Usage(usage) => Ok(Response::Usage(usage)),
         });
     }
     if !body.0.is_empty() {

@@ -1,6 +1,6 @@
 //! A call: who asks, and one request or several.
 
-use super::request::RequestHead;
+use super::request::{put_request, take_request};
 use super::tensor::{Body, Malformed, Rest};
 use super::{VERSION, put_head, take_head};
 use bytes::Bytes;
@@ -62,7 +62,7 @@ impl Encoded {
         };
         let (mut heads, mut body) = (Vec::new(), Body::default());
         for request in requests {
-            heads = put_head(&RequestHead::of(request, half, &mut body)?, heads)?;
+            heads = put_request(request, half, &mut body, heads)?;
         }
         Ok(Self { batch, half, heads, body: body.finish() })
     }
@@ -118,10 +118,9 @@ impl Sent {
 
     /// The first request of these, which it is cut off from.
     fn first(heads: &mut Bytes, bodies: &mut Bytes) -> Result<Self, Malformed> {
-        let (head, rest): (RequestHead, _) = take_head(heads)?;
-        let head_bytes = heads.len() - rest.len();
         let mut rest = Rest(bodies.clone());
-        let request = head.take(&mut rest)?;
+        let (request, others) = take_request(heads, &mut rest)?;
+        let head_bytes = heads.len() - others.len();
         let (head, body) = (heads.split_to(head_bytes), bodies.split_to(bodies.len() - rest.0.len()));
         Ok(Self { request, head, body })
     }

@@ -4,8 +4,8 @@ use super::request::StateHead;
 use super::tensor::{Body, Malformed, Rest, TensorHead, code, dims, dtype};
 use distribute_optim::RuleSpec;
 use distribute_params::{
-    ClientPushes, DynamicOptions, DynamicState, ImageContents, Initializer, State, TableImage, TableState,
-    WaitingCounts,
+    ClientPushes, ClosureChanges, DynamicOptions, DynamicState, ImageContents, Initializer, State,
+    TableImage, TableState, WaitingCounts,
 };
 use distribute_tensor::HostTensor;
 use serde::{Deserialize, Serialize};
@@ -19,6 +19,7 @@ pub(crate) struct ImageHead {
     rule: Option<RuleSpec>,
     contents: ContentsHead,
     steps: u64,
+    closures: TensorHead,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -43,7 +44,7 @@ struct CountsHead {
 
 impl ImageHead {
     pub fn of(image: TableImage, body: &mut Body) -> Result<Self, Malformed> {
-        let TableImage { name, fingerprint, described, rule, contents, steps } = image;
+        let TableImage { name, fingerprint, described, rule, contents, steps, closures } = image;
         let contents = match contents {
             ImageContents::Dense(TableState { values, slots, .. }) => {
                 ContentsHead::Dense(StateHead::of(State::Rows { first: 0, values, slots }, body)?)
@@ -58,12 +59,13 @@ impl ImageHead {
                 ContentsHead::Dynamic { row_shape, dtype: code(dtype), initializer, options, parts }
             }
         };
-        Ok(Self { name, fingerprint, described, rule, contents, steps })
+        let closures = body.put(HostTensor::vector(closures.to_numbers()), false)?;
+        Ok(Self { name, fingerprint, described, rule, contents, steps, closures })
     }
 
     pub fn take(self, body: &mut Rest) -> Result<TableImage, Malformed> {
         const OTHER: Malformed = Malformed("a table of another kind");
-        let Self { name, fingerprint, described, rule, contents, steps } = self;
+        let Self { name, fingerprint, described, rule, contents, steps, closures } = self;
         let contents = match contents {
             ContentsHead::Dense(state) => match state.take(body)? {
                 State::Rows { values, slots, .. } => {
@@ -80,7 +82,9 @@ impl ImageHead {
                 ImageContents::Dynamic { row_shape, dtype: dtype(code)?, initializer, options, parts }
             }
         };
-        Ok(TableImage { name, fingerprint, described, rule, contents, steps })
+        let closures = ClosureChanges::from_numbers(&body.numbers::<u64>(closures)?)
+            .ok_or(Malformed("changes of closures that are cut off"))?;
+        Ok(TableImage { name, fingerprint, described, rule, contents, steps, closures })
     }
 }
 

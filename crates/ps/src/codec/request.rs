@@ -1,10 +1,11 @@
 //! One request as a head, and what it has in the body.
 
 use super::tensor::{Body, Malformed, Rest, TensorHead, code, dims, dtype};
+use super::{put_head, take_head};
 use distribute_optim::{RuleSpec, Step};
 use distribute_params::{
-    Contents, DynamicOptions, DynamicState, Initializer, Push, Request, RowPartition, State, TableSpec,
-    Version,
+    Contents, DynamicOptions, DynamicState, Initializer, Origin, Push, Request, RowPartition, State,
+    TableSpec, Version,
 };
 use distribute_tensor::{HostTensor, Write};
 use serde::{Deserialize, Serialize};
@@ -16,21 +17,109 @@ const WRITES: [Write; 7] =
 /// A request without what is in its tensors.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum RequestHead {
-    Create { name: String, contents: ContentsHead, rule: Option<RuleSpec> },
-    Remove { table: String },
+    Create {
+        name: String,
+        contents: ContentsHead,
+        rule: Option<RuleSpec>,
+    },
+    Remove {
+        table: String,
+    },
     List,
-    SetRule { table: String, rule: RuleSpec },
-    Read { table: String, known: Option<Version> },
-    ReadRows { table: String, rows: TensorHead },
-    Write { table: String, how: u8, value: TensorHead },
-    WriteRows { table: String, how: u8, rows: TensorHead, values: TensorHead },
-    Push { table: String, push: PushHead, gradient: TensorHead },
-    PushRows { table: String, push: PushHead, rows: TensorHead, gradient: TensorHead },
-    StateRows { table: String, start: usize, end: usize },
-    StatePart { table: String, part: usize },
-    Restore { table: String, state: StateHead },
-    Evict { table: String, now: u64 },
-    Keep { table: String, first: i64, last: i64, ids: TensorHead },
+    SetRule {
+        table: String,
+        rule: RuleSpec,
+    },
+    Read {
+        table: String,
+        known: Option<Version>,
+    },
+    ReadRows {
+        table: String,
+        rows: TensorHead,
+    },
+    Write {
+        table: String,
+        how: u8,
+        value: TensorHead,
+    },
+    WriteRows {
+        table: String,
+        how: u8,
+        rows: TensorHead,
+        values: TensorHead,
+    },
+    Push {
+        table: String,
+        push: PushHead,
+        gradient: TensorHead,
+    },
+    PushRows {
+        table: String,
+        push: PushHead,
+        rows: TensorHead,
+        gradient: TensorHead,
+    },
+    StateRows {
+        table: String,
+        start: usize,
+        end: usize,
+    },
+    StatePart {
+        table: String,
+        part: usize,
+    },
+    Restore {
+        table: String,
+        state: StateHead,
+    },
+    Evict {
+        table: String,
+        now: u64,
+    },
+    Keep {
+        table: String,
+        first: i64,
+        last: i64,
+        ids: TensorHead,
+    },
+    /// The head of the change follows: a head in a head might be as deep as a stranger likes.
+    Once {
+        origin: Origin,
+        number: u64,
+    },
+    BeginJob {
+        job: u64,
+    },
+    Usage,
+}
+
+/// Appends the head of a request. A batch has none: its requests stand one after another.
+pub(super) fn put_request(
+    request: Request,
+    half: bool,
+    body: &mut Body,
+    heads: Vec<u8>,
+) -> Result<Vec<u8>, Malformed> {
+    match request {
+        Request::Once { origin, number, change } => {
+            let heads = put_head(&RequestHead::Once { origin, number }, heads)?;
+            put_head(&RequestHead::of(*change, half, body)?, heads)
+        }
+        request => put_head(&RequestHead::of(request, half, body)?, heads),
+    }
+}
+
+/// The next request, and the heads that follow it.
+pub(super) fn take_request<'a>(heads: &'a [u8], body: &mut Rest) -> Result<(Request, &'a [u8]), Malformed> {
+    let (head, heads): (RequestHead, _) = take_head(heads)?;
+    let RequestHead::Once { origin, number } = head else { return Ok((head.take(body)?, heads)) };
+    let (change, heads): (RequestHead, _) = take_head(heads)?;
+    let request = Request::Once { origin, number, change: Box::new(change.take(body)?) };
+    match request.check() {
+        Ok(()) => Ok((request, heads)),
+        Err(_) => Err(Malformed("something that cannot be made once")),
+    }
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -71,8 +160,8 @@ pub(super) enum StateHead {
 }
 
 impl RequestHead {
-    /// Takes a request apart. A batch is none: its requests stand one after another.
-    pub fn of(request: Request, half: bool, body: &mut Body) -> Result<Self, Malformed> {
+    /// Takes a request apart that stands by itself.
+    fn of(request: Request, half: bool, body: &mut Body) -> Result<Self, Malformed> {
         let how = |how: Write| WRITES.iter().position(|one| *one == how).unwrap_or_default() as u8;
         let push = |push: Push| {
             let (step, finite, counted) = (push.step(), push.is_finite(), push.is_counted());
@@ -110,13 +199,16 @@ impl RequestHead {
             Request::Keep { table, between: (first, last), ids } => {
                 Self::Keep { table, first, last, ids: body.put(HostTensor::vector(ids), false)? }
             }
+            Request::BeginJob { job } => Self::BeginJob { job },
+            Request::Usage => Self::Usage,
+            Request::Once { .. } => return Err(Malformed("something that cannot be made once")),
             Request::Batch(_) => return Err(Malformed("a batch in a batch")),
             _ => return Err(Malformed("a request that this version doesn't know")),
         })
     }
 
     /// Puts a request together again.
-    pub fn take(self, body: &mut Rest) -> Result<Request, Malformed> {
+    fn take(self, body: &mut Rest) -> Result<Request, Malformed> {
         let how = |code: u8| WRITES.get(usize::from(code)).copied().ok_or(Malformed("no such way to write"));
         let push = |PushHead { number, learning_rate, finite, counted }| {
             let push = Push::at(Step::after(u64::saturating_sub(number, 1), learning_rate));
@@ -153,6 +245,9 @@ impl RequestHead {
             Self::Keep { table, first, last, ids } => {
                 Request::Keep { table, between: (first, last), ids: body.ids(ids)? }
             }
+            Self::BeginJob { job } => Request::BeginJob { job },
+            Self::Usage => Request::Usage,
+            Self::Once { .. } => return Err(Malformed("something that cannot be made once")),
         })
     }
 }

@@ -1,6 +1,7 @@
 //! Tensors as bytes of a body, and what a head says of them.
 
 use bytes::Bytes;
+use distribute_net::Region;
 use distribute_tensor::{DType, HostTensor, Leaf, codec, wire};
 use serde::de::{self, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -22,6 +23,9 @@ pub(crate) struct TensorHead {
     /// How many bytes of the body it has.
     bytes: usize,
 }
+
+/// Bodies from here on are lent to a caller that shares memory.
+const LENT: usize = 256 << 10;
 
 /// So many axes a tensor may have: a size is one byte where it is sent, and eight in memory.
 const MOST_AXES: usize = 64;
@@ -110,6 +114,21 @@ impl Body {
         self.bytes += bytes;
         self.parts.push(part);
         Ok(TensorHead { dtype: code(dtype), half, dims, bytes })
+    }
+
+    /// All of it, in `memory` of its length that its reader has, too, if there is some and it is large.
+    pub fn finish_in(self, memory: impl FnOnce(usize) -> Option<Region>) -> Bytes {
+        if self.bytes >= LENT
+            && let Some(mut region) = memory(self.bytes)
+        {
+            let mut at = 0;
+            for part in &self.parts {
+                region.write(at, part.bytes());
+                at += part.bytes().len();
+            }
+            return region.freeze();
+        }
+        self.finish()
     }
 
     /// All of it. One tensor alone is not copied.

@@ -4,8 +4,8 @@ use super::*;
 use distribute_net::Message;
 use distribute_optim::{Adagrad, Adam, RuleSpec, Step};
 use distribute_params::{
-    Contents, DynamicOptions, DynamicState, Initializer, PartitionStrategy, Push, Pushed, Refusal,
-    RefusalKind, Request, Response, RowPartition, State, TableInfo, TableKind, TableSpec, Version,
+    Contents, DynamicOptions, DynamicState, Initializer, Origin, PartitionStrategy, Push, Pushed, Refusal,
+    RefusalKind, Request, Response, RowPartition, State, TableInfo, TableKind, TableSpec, Usage, Version,
     VersionedValue,
 };
 use distribute_tensor::random::Distribution;
@@ -82,6 +82,12 @@ fn requests() -> Vec<Request> {
         all.push(Request::Create(TableSpec::values("all", values.clone())));
         all.push(Request::Write { table: table(), how: Write::Assign, value: values });
     }
+    let origin = Origin { job: u64::MAX, closure: 300, floor: 299 };
+    let once = |(number, change): (u64, Request)| Request::Once { origin, number, change: Box::new(change) };
+    let changes: Vec<_> = all.iter().filter(|request| request.can_be_once()).cloned().collect();
+    all.extend((0..).zip(changes).map(once));
+    all.push(Request::BeginJob { job: 1 << 40 });
+    all.push(Request::Usage);
     all.push(Request::Batch(all.clone()));
     all.push(Request::Batch(Vec::new()));
     all
@@ -109,6 +115,8 @@ fn answers() -> Vec<Result<Response, Refusal>> {
         Ok(Response::Pushed(Pushed { rows: 1, made: 2, waiting: 3, full: 4, evicted: 5 })),
         Ok(Response::Restored { left_out: 7 }),
         Ok(Response::Evicted(8)),
+        Ok(Response::Job { newest: u64::MAX }),
+        Ok(Response::Usage(Usage { tables: 1, rows: 2, bytes: 3, rows_read: u64::MAX, rows_pushed: 5 })),
         Err(Refusal::new(RefusalKind::NotFinite, "push: no")),
     ];
     all.extend(states().into_iter().map(|state| Ok(Response::State(state))));
@@ -145,11 +153,11 @@ fn every_request_comes_back_also_each_by_itself() {
 #[test]
 fn every_answer_comes_back() {
     for answer in answers() {
-        let message = encode_answer(vec![answer.clone()], false, false).unwrap();
+        let message = encode_answer(vec![answer.clone()], false, false, |_| None).unwrap();
         assert_eq!(decode_answer(message).unwrap(), answer);
     }
     for all in [answers(), Vec::new()] {
-        let message = encode_answer(all.clone(), true, false).unwrap();
+        let message = encode_answer(all.clone(), true, false, |_| None).unwrap();
         assert_eq!(decode_answer(message).unwrap(), Ok(Response::Batch(all)));
     }
 }
@@ -165,14 +173,14 @@ fn gradients_and_rows_are_halves_where_that_is_asked_for() {
     assert_eq!(halves.body.len(), 6);
     let expected = Request::Push { table: table.clone(), push, gradient: rounded.clone() };
     assert_eq!(request(Call::decode(halves).unwrap()), expected);
-    let rows = encode_answer(vec![Ok(Response::Rows(gradient.clone()))], false, true).unwrap();
+    let rows = encode_answer(vec![Ok(Response::Rows(gradient.clone()))], false, true, |_| None).unwrap();
     assert_eq!(rows.body.len(), 6);
     assert_eq!(decode_answer(rows).unwrap(), Ok(Response::Rows(rounded)));
     // Values, and what is of another dtype, stay as they are.
     let write = Request::Write { table, how: Write::Assign, value: gradient.clone() };
     assert_eq!(request(Call::decode(message(write.clone(), true)).unwrap()), write);
     let wide = gradient.cast(DType::F64).unwrap();
-    let rows = encode_answer(vec![Ok(Response::Rows(wide.clone()))], false, true).unwrap();
+    let rows = encode_answer(vec![Ok(Response::Rows(wide.clone()))], false, true, |_| None).unwrap();
     assert_eq!(decode_answer(rows).unwrap(), Ok(Response::Rows(wide)));
 }
 
@@ -182,7 +190,7 @@ fn one_tensor_is_sent_from_where_it_lies() {
     let at = value.as_slice::<f32>().unwrap().as_ptr().cast::<u8>();
     let version = Version { made: 0, writes: 0 };
     let value = Response::Value(VersionedValue { version, value });
-    let message = encode_answer(vec![Ok(value)], false, false).unwrap();
+    let message = encode_answer(vec![Ok(value)], false, false, |_| None).unwrap();
     assert_eq!(message.body.as_ptr(), at);
 }
 
@@ -192,7 +200,7 @@ fn mutated_calls_and_answers_are_errors_or_others() {
     let mut random = SplitMix(9);
     let calls: Vec<_> = requests().into_iter().map(|request| message(request, false)).collect();
     let answers = [(vec![answers().remove(3)], false), (answers(), true)];
-    let answers = answers.map(|(all, batch)| encode_answer(all, batch, false).unwrap());
+    let answers = answers.map(|(all, batch)| encode_answer(all, batch, false, |_| None).unwrap());
     let mut errors = 0;
     for i in 0..fuzz_inputs() {
         let is_call = i % 2 == 0;
@@ -225,6 +233,42 @@ fn what_is_no_call_says_why() {
     assert_eq!(says(many), "it has too many requests");
     let rows = message(Request::ReadRows { table: "t".to_owned(), rows: vec![1, 2] }, false);
     assert_eq!(says(Message::new(rows.head, rows.body.slice(..15))), "it has a tensor that is cut off");
+}
+
+// INV-28
+#[test]
+fn a_change_to_be_made_once_stands_in_nothing_else_and_nothing_else_in_it() {
+    let once = |number, change| {
+        let origin = Origin { job: 1, closure: 2, floor: 0 };
+        Request::Once { origin, number, change: Box::new(change) }
+    };
+    let remove = Request::Remove { table: "t".to_owned() };
+    for wrong in [Request::List, remove, once(0, Request::List), Request::Batch(Vec::new())] {
+        let wrong = once(1, wrong);
+        assert!(wrong.check().is_err());
+        // A client that sends it all the same.
+        if let Ok(encoded) = Encoded::new(wrong, false) {
+            let error = Call::decode(encoded.message(77, 0).unwrap()).unwrap_err();
+            assert_eq!(error.to_string(), "it has something that cannot be made once");
+        }
+    }
+    // As deep as a stranger likes.
+    let change = once(9, Request::Evict { table: "t".to_owned(), now: 5 });
+    let whole = message(change.clone(), false);
+    let inner = message(Request::Evict { table: "t".to_owned(), now: 5 }, false);
+    let call = inner.head.len() - message(Request::Batch(vec![]), false).head.len();
+    let head = |depth: usize| {
+        let (start, change) = inner.head.split_at(inner.head.len() - call);
+        let one = &whole.head[start.len()..whole.head.len() - change.len()];
+        Message::new([start, &one.repeat(depth), change].concat(), "")
+    };
+    assert_eq!(request(Call::decode(head(1)).unwrap()), change);
+    for depth in [2, 1 << 20] {
+        let error = Call::decode(head(depth)).unwrap_err();
+        assert_eq!(error.to_string(), "it has something that cannot be made once");
+    }
+    // And one of which there is no change.
+    assert!(Call::decode(Message::new(whole.head.slice(..whole.head.len() - call), "")).is_err());
 }
 
 // INV-28

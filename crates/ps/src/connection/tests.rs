@@ -21,7 +21,7 @@ fn server(cluster: &ClusterSpec, answers: bool) -> (Server, mpsc::Receiver<u64>)
         let (come, kept) = &mut *come.lock().unwrap();
         come.send(codec::Call::decode(call.message).unwrap().first).unwrap();
         if answers {
-            let answer = encode_answer(vec![Ok(Response::Done)], false, false).unwrap();
+            let answer = encode_answer(vec![Ok(Response::Done)], false, false, |_| None).unwrap();
             reply.answer(answer.head, answer.body);
         } else {
             kept.push(reply);

@@ -115,13 +115,15 @@ impl Feeding {
                     self.to
                 );
             });
-            let Answer::Clients(clients) = self.ask(client, Ask::Clients(of))? else { return Err(other()) };
+            let Answer::Clients(clients, job) = self.ask(client, Ask::Clients(of))? else {
+                return Err(other());
+            };
             let table = |name: &String| match self.ask(client, Ask::Table(of, name.clone()))? {
                 Answer::Table(image) => Ok(*image),
                 Answer::Refused(text) => Err(text),
                 _ => Err(other()),
             };
-            self.core.replace(found.tables.iter().map(table), &clients)?;
+            self.core.replace(found.tables.iter().map(table), (&clients, job))?;
             self.core.set_life(life).map_err(|error| error.to_string())?;
             done(self.ask(client, Ask::Adopt(of, life))?)?;
         } else {
@@ -157,7 +159,7 @@ impl Feeding {
         let of = self.of(life);
         let _all = self.core.orders();
         let next = self.follower.lock().next();
-        done(self.ask(client, Ask::Begin(of, self.core.clients()))?)?;
+        done(self.ask(client, Ask::Begin(of, self.core.clients(), self.core.job()))?)?;
         for name in self.core.names() {
             let image = self.core.image(&name).map_err(|error| error.to_string())?;
             if let Some(image) = image {

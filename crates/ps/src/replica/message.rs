@@ -29,14 +29,14 @@ pub(crate) struct Change {
 pub(crate) enum Ask {
     /// What it has of a server.
     Position { server: u64 },
-    /// What clients have changed there.
+    /// What clients have changed there, and the job.
     Clients(Of),
     /// A table.
     Table(Of, String),
     /// The life goes on as another one.
     Adopt(Of, u64),
-    /// A state is sent, in place of what there is.
-    Begin(Of, Vec<ClientPushes>),
+    /// A state is sent, in place of what there is: of what clients, and of which job.
+    Begin(Of, Vec<ClientPushes>, u64),
     /// One of its tables.
     Put(Of, Box<TableImage>),
     /// That was all of it: how many changes of the life are in it, and the number in the log behind them.
@@ -62,7 +62,8 @@ pub(crate) struct Position {
 #[derive(Debug, PartialEq)]
 pub(crate) enum Answer {
     Position(Position),
-    Clients(Vec<ClientPushes>),
+    /// And the job.
+    Clients(Vec<ClientPushes>, u64),
     Table(Box<TableImage>),
     /// It is done.
     Done,
@@ -76,7 +77,7 @@ enum AskHead {
     Clients(Of),
     Table(Of, String),
     Adopt(Of, u64),
-    Begin(Of, TensorHead),
+    Begin(Of, TensorHead, u64),
     Put(Of, Box<ImageHead>),
     End(Of, u64, u64),
     Changes(Of, u64, Vec<ChangeHead>),
@@ -89,7 +90,7 @@ struct ChangeHead(u64, u64, u64, usize, usize);
 #[derive(Debug, Serialize, Deserialize)]
 enum AnswerHead {
     Position(Position),
-    Clients(TensorHead),
+    Clients(TensorHead, u64),
     Table(Box<ImageHead>),
     Done,
     Refused(String),
@@ -122,7 +123,7 @@ impl Ask {
             Self::Clients(of) => AskHead::Clients(of),
             Self::Table(of, name) => AskHead::Table(of, name),
             Self::Adopt(of, life) => AskHead::Adopt(of, life),
-            Self::Begin(of, clients) => AskHead::Begin(of, put_clients(clients, &mut body)?),
+            Self::Begin(of, clients, job) => AskHead::Begin(of, put_clients(clients, &mut body)?, job),
             Self::Put(of, image) => AskHead::Put(of, Box::new(ImageHead::of(*image, &mut body)?)),
             Self::End(of, changes, log) => AskHead::End(of, changes, log),
             Self::Changes(of, first, changes) => {
@@ -146,7 +147,7 @@ impl Ask {
             AskHead::Clients(of) => Self::Clients(of),
             AskHead::Table(of, name) => Self::Table(of, name),
             AskHead::Adopt(of, life) => Self::Adopt(of, life),
-            AskHead::Begin(of, clients) => Self::Begin(of, take_clients(clients, &mut body)?),
+            AskHead::Begin(of, clients, job) => Self::Begin(of, take_clients(clients, &mut body)?, job),
             AskHead::Put(of, image) => Self::Put(of, Box::new(image.take(&mut body)?)),
             AskHead::End(of, changes, log) => Self::End(of, changes, log),
             AskHead::Changes(of, first, heads) => {
@@ -170,7 +171,7 @@ impl Answer {
         let mut body = Body::default();
         let head = match self {
             Self::Position(position) => AnswerHead::Position(position),
-            Self::Clients(clients) => AnswerHead::Clients(put_clients(clients, &mut body)?),
+            Self::Clients(clients, job) => AnswerHead::Clients(put_clients(clients, &mut body)?, job),
             Self::Table(image) => AnswerHead::Table(Box::new(ImageHead::of(*image, &mut body)?)),
             Self::Done => AnswerHead::Done,
             Self::Refused(text) => AnswerHead::Refused(text),
@@ -182,7 +183,7 @@ impl Answer {
         let mut body = Rest(message.body);
         let answer = match head(&message.head)? {
             AnswerHead::Position(position) => Self::Position(position),
-            AnswerHead::Clients(clients) => Self::Clients(take_clients(clients, &mut body)?),
+            AnswerHead::Clients(clients, job) => Self::Clients(take_clients(clients, &mut body)?, job),
             AnswerHead::Table(image) => Self::Table(Box::new(image.take(&mut body)?)),
             AnswerHead::Done => Self::Done,
             AnswerHead::Refused(text) => Self::Refused(text),

@@ -3,7 +3,7 @@
 use super::message::{Answer, Ask, Change, Of, Position};
 use crate::codec::Sent;
 use crate::ledger::Ledger;
-use distribute_params::{ClientPushes, TableImage, Tables};
+use distribute_params::{ClientPushes, Request, TableImage, Tables};
 use distribute_server::{Call, Reply, Service};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -51,7 +51,7 @@ impl Replicas {
             Ask::Clients(of)
             | Ask::Table(of, _)
             | Ask::Adopt(of, _)
-            | Ask::Begin(of, _)
+            | Ask::Begin(of, ..)
             | Ask::Put(of, _)
             | Ask::End(of, ..)
             | Ask::Changes(of, ..) => of.server,
@@ -68,7 +68,10 @@ impl Followed {
             Ask::Position { .. } => {
                 Answer::Position(self.mirror.as_ref().map_or_else(Position::default, Mirror::position))
             }
-            Ask::Clients(of) => Answer::Clients(self.of(of)?.ledger.clients()),
+            Ask::Clients(of) => {
+                let mirror = self.of(of)?;
+                Answer::Clients(mirror.ledger.clients(), mirror.tables.job())
+            }
             Ask::Table(of, name) => {
                 let image = self.of(of)?.tables.image(&name).map_err(|error| error.to_string())?;
                 Answer::Table(Box::new(image.ok_or_else(|| format!("there is no table {name}"))?))
@@ -78,7 +81,7 @@ impl Followed {
                 (mirror.life, mirror.changes, mirror.log) = (life, 0, 0);
                 Answer::Done
             }
-            Ask::Begin(of, clients) => {
+            Ask::Begin(of, clients, job) => {
                 // What comes is newer than what there is, unless it comes from one that has been replaced.
                 let newest = self.mirror.as_ref().map_or(0, |mirror| mirror.life);
                 if of.life < newest {
@@ -87,7 +90,7 @@ impl Followed {
                         of.server, of.life
                     ));
                 }
-                self.coming = Some(Mirror::new(of.life, &clients)?);
+                self.coming = Some(Mirror::new(of.life, &clients, job)?);
                 Answer::Done
             }
             Ask::Put(of, image) => {
@@ -124,9 +127,10 @@ impl Followed {
 }
 
 impl Mirror {
-    fn new(life: u64, clients: &[ClientPushes]) -> Result<Self, String> {
+    fn new(life: u64, clients: &[ClientPushes], job: u64) -> Result<Self, String> {
         let (tables, ledger) = (Tables::new(), Ledger::default());
         clients.iter().try_for_each(|client| ledger.restore(client)).map_err(|error| error.to_string())?;
+        tables.handle(&Request::BeginJob { job }).map_err(|error| error.to_string())?;
         Ok(Self { life, changes: 0, log: 0, tables, ledger })
     }
 

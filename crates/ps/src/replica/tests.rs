@@ -7,8 +7,8 @@ use crate::log::Record;
 use distribute_net::Message;
 use distribute_optim::{Adam, RuleSpec, Step};
 use distribute_params::{
-    ClientPushes, Contents, DynamicOptions, ImageContents, Initializer, Push, Request, Response, TableImage,
-    TableSpec, Tables,
+    ClientPushes, Contents, DynamicOptions, ImageContents, Initializer, Origin, Push, Request, Response,
+    TableImage, TableSpec, Tables,
 };
 use distribute_tensor::random::Distribution;
 use distribute_tensor::{DType, HostTensor, Write};
@@ -36,7 +36,10 @@ fn images() -> Vec<TableImage> {
         tables
             .handle(&Request::PushRows { table: "ids".into(), push, rows: ids, gradient: gradient.clone() })
             .unwrap();
-        tables.handle(&Request::PushRows { table: "w".into(), push, rows: vec![0, 2], gradient }).unwrap();
+        let change = Request::PushRows { table: "w".into(), push, rows: vec![0, 2], gradient };
+        let origin = Origin { job: 0, closure: step + 7, floor: step };
+        let once = Request::Once { origin, number: 70, change: Box::new(change) };
+        tables.handle(&once).unwrap();
     }
     let image = |name: &String| {
         let mut image = tables.image(name).unwrap().unwrap();
@@ -77,8 +80,8 @@ fn asks() -> Vec<Ask> {
         Ask::Clients(of(1)),
         Ask::Table(of(1), "w".into()),
         Ask::Adopt(of(1), 2),
-        Ask::Begin(of(1), vec![client(), ClientPushes { client: 1, highest: 0, applied: Vec::new() }]),
-        Ask::Begin(of(1), Vec::new()),
+        Ask::Begin(of(1), vec![client(), ClientPushes { client: 1, highest: 0, applied: Vec::new() }], 7),
+        Ask::Begin(of(1), Vec::new(), 0),
         Ask::End(of(1), 5, 6),
         Ask::Changes(of(1), 7, changes()),
         Ask::Changes(of(1), 7, Vec::new()),
@@ -90,7 +93,7 @@ fn asks() -> Vec<Ask> {
 fn answers() -> Vec<Answer> {
     let mut all = vec![
         Answer::Position(Position { life: 1, changes: 2, log: 3, tables: vec!["w".into(), String::new()] }),
-        Answer::Clients(vec![client()]),
+        Answer::Clients(vec![client()], u64::MAX),
         Answer::Done,
         Answer::Refused("no".into()),
     ];
@@ -150,7 +153,7 @@ fn a_follower_makes_each_change_of_the_greatest_life_once_and_none_of_others() {
     assert_eq!(ask(Ask::Position { server: 4 }), Answer::Position(Position::default()));
     assert!(refused(ask(Ask::Changes(of(1), 0, changes()))));
     assert!(refused(ask(Ask::End(of(1), 0, 0))));
-    assert_eq!(ask(Ask::Begin(of(3), vec![client()])), Answer::Done);
+    assert_eq!(ask(Ask::Begin(of(3), vec![client()], 6)), Answer::Done);
     // Until all has come, there is what there was.
     assert_eq!(ask(Ask::Position { server: 4 }), Answer::Position(Position::default()));
     assert_eq!(ask(Ask::End(of(3), 0, 0)), Answer::Done);
@@ -160,10 +163,10 @@ fn a_follower_makes_each_change_of_the_greatest_life_once_and_none_of_others() {
     assert_eq!(counted(&replicas, 3), Some(2));
     let position = Position { life: 3, changes: 3, log: 13, tables: vec!["n".into()] };
     assert_eq!(ask(Ask::Position { server: 4 }), Answer::Position(position));
-    let Answer::Clients(clients) = ask(Ask::Clients(of(3))) else { panic!("no clients") };
-    assert_eq!(clients[0].client, 9);
+    let Answer::Clients(clients, job) = ask(Ask::Clients(of(3))) else { panic!("no clients") };
+    assert_eq!((clients[0].client, job), (9, 6));
     // One that has been replaced, and one that has not begun.
-    assert!(refused(ask(Ask::Begin(of(2), Vec::new()))));
+    assert!(refused(ask(Ask::Begin(of(2), Vec::new(), 0))));
     assert!(refused(ask(Ask::Changes(of(2), 3, changes()[1..2].to_vec()))));
     assert!(refused(ask(Ask::Changes(of(4), 3, changes()[1..2].to_vec()))));
     assert_eq!(ask(Ask::Adopt(of(3), 5)), Answer::Done);

@@ -4,7 +4,7 @@ use super::{Core, lock};
 use crate::OpenError;
 use crate::log::Record;
 use crate::replica::{Follower, read_life, write_life};
-use distribute_params::{ClientPushes, Result, TableImage};
+use distribute_params::{ClientPushes, Request, Result, TableImage};
 use std::sync::{Arc, MutexGuard};
 
 impl Core {
@@ -31,6 +31,10 @@ impl Core {
         self.ledger.clients()
     }
 
+    pub(crate) fn job(&self) -> u64 {
+        self.tables.job()
+    }
+
     /// The number of the next record of the log; 0 without one.
     pub(crate) fn next_record(&self) -> u64 {
         self.log.as_ref().map_or(0, |log| log.journal.next())
@@ -45,15 +49,16 @@ impl Core {
         self.log.as_ref().map_or(Ok(()), |log| write_life(log.journal.folder(), life))
     }
 
-    /// Puts other tables, and what other clients have changed, in place of all that there is, also in the folder.
+    /// Puts other tables, what other clients have changed, and another job in place of all that there is, also in the folder.
     pub(crate) fn replace(
         &self,
         images: impl Iterator<Item = std::result::Result<TableImage, String>>,
-        clients: &[ClientPushes],
+        (clients, job): (&[ClientPushes], u64),
     ) -> std::result::Result<(), String> {
         {
             let _all = self.orders();
             self.tables.clear();
+            self.tables.handle(&Request::BeginJob { job }).map_err(|error| error.to_string())?;
             for image in images {
                 self.tables.restore_image(image?).map_err(|error| error.to_string())?;
             }

@@ -148,7 +148,7 @@ impl Core {
         let mut manifest = {
             let _all: Vec<_> = self.orders();
             let start = journal.rotate().map_err(io)?;
-            Manifest::new(start, self.ledger.clients())
+            Manifest::new(start, self.ledger.clients(), self.tables.job())
         };
         let start = manifest.start;
         if snapshot::exists(folder, start) {

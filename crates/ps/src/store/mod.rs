@@ -12,7 +12,7 @@ use crate::log::{Journal, Opens, Record};
 use crate::replica::{Change, Feeder, Follower};
 use crate::{OpenError, ServerOptions};
 use distribute_cluster::Task;
-use distribute_params::{Pushed, Refusal, RefusalKind, Request, Response, State, Tables};
+use distribute_params::{Refusal, RefusalKind, Request, Response, State, Tables};
 use distribute_server::ClientBuilder;
 use distribute_tensor::HostTensor;
 use keeper::Keeper;
@@ -133,10 +133,13 @@ impl Core {
     fn change(&self, client: u64, sequence: u64, sent: &Sent) -> Result<Response, Refusal> {
         // INV-52
         if self.ledger.begin(client, sequence)? == Turn::Applied {
-            return Ok(repeated(&sent.request));
+            return Ok(self.tables.repeated(&sent.request));
         }
         let (log, follower) = (self.log.as_ref(), self.follower.get());
-        let _order = (log.is_some() || follower.is_some()).then(|| self.order(&sent.request));
+        let is_ordered = log.is_some() || follower.is_some();
+        // What is of no table is of all.
+        let _all = (is_ordered && sent.request.table().is_none()).then(|| self.orders());
+        let _order = sent.request.table().filter(|_| is_ordered).map(|table| self.order_of(table));
         let mut number = 0;
         // INV-53: before it is made, and so before it is acknowledged.
         let record = || Record { client, sequence, head: sent.head.clone(), body: sent.body.clone() };
@@ -177,11 +180,7 @@ impl Core {
         })
     }
 
-    /// The order of changes to the table of a request.
-    fn order(&self, request: &Request) -> MutexGuard<'_, ()> {
-        self.order_of(request.table().unwrap_or_default())
-    }
-
+    /// The order of changes to a table.
     fn order_of(&self, table: &str) -> MutexGuard<'_, ()> {
         let mut hasher = DefaultHasher::new();
         table.hash(&mut hasher);
@@ -231,17 +230,6 @@ fn bytes_of(answer: &Response) -> usize {
         // Each with its name, and shape, and rule.
         Response::Tables(tables) => tables.iter().map(|table| size_of_val(table) + table.name.len()).sum(),
         _ => 0,
-    }
-}
-
-/// The answer to a change that was made for an earlier attempt.
-fn repeated(request: &Request) -> Response {
-    match request {
-        Request::Create(_) => Response::Made { new: false },
-        Request::PushRows { .. } => Response::Pushed(Pushed::default()),
-        Request::Restore { .. } => Response::Restored { left_out: 0 },
-        Request::Evict { .. } | Request::Keep { .. } => Response::Evicted(0),
-        _ => Response::Done,
     }
 }
 

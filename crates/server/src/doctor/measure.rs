@@ -5,7 +5,7 @@ use crate::client::{Client, ClientBuilder};
 use crate::error::CallError;
 use distribute_cluster::{Stopwatch, Task};
 use distribute_net::handshake::Reason;
-use distribute_net::{ConnectError, Message};
+use distribute_net::{ConnectError, Message, SharedMemory};
 use std::time::Duration;
 
 /// The name of the service that gives back what it is sent.
@@ -24,6 +24,8 @@ const TIMES: usize = 3;
 
 /// Connects to a task, whose server may come within `patience`.
 pub(super) fn reach(clients: &ClientBuilder, to: &Task, patience: Duration) -> Result<Client, State> {
+    // What is measured is the network, also where this is that of one machine.
+    let clients = clients.clone().shared_memory(SharedMemory::Never);
     clients.connect(to, patience).map_err(|error| match error {
         CallError::Connect(error) => not_connected(*error),
         error => State::Refused { what: "setup".to_owned(), why: error.to_string() },

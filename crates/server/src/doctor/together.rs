@@ -5,7 +5,6 @@ use super::link::{Link, State};
 use super::report::Report;
 use crate::builder::ServerBuilder;
 use crate::client::ClientBuilder;
-use crate::ending::End;
 use crate::error::ServerError;
 use crate::own_task::may_end;
 use crate::server::Server;
@@ -47,7 +46,7 @@ pub fn together(
 
 fn wait(server: &Server, timeout: Duration) -> Result<(), ServerError> {
     match server.join_timeout(timeout)? {
-        Some(End::Stopped | End::Chief(_) | End::Dropped | End::Broken(_)) => Ok(()),
+        Some(_) => Ok(()),
         None => Err(ServerError::Broken {
             task: server.task().clone(),
             address: server.address().to_string(),

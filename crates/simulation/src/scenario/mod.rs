@@ -4,6 +4,7 @@ mod elastic;
 mod trainings;
 
 use crate::checks::Certain;
+use crate::coordinator::{self, Weather};
 use crate::plan::{Fault, Plan, When};
 use crate::planted::Planted;
 use crate::script::{Deed, Script};
@@ -66,11 +67,17 @@ pub enum Scenario {
     ElasticLeader,
     /// All of it.
     ElasticStorm,
+    /// A coordinator schedules closures, some of which fail.
+    Coordinator,
+    /// Its workers and servers are lost, stopped and cut off.
+    CoordinatorLosses,
+    /// So are coordinators.
+    CoordinatorStorm,
 }
 
 impl Scenario {
     /// All of them.
-    pub const ALL: [Scenario; 26] = [
+    pub const ALL: [Scenario; 29] = [
         Scenario::Starts,
         Scenario::Twins,
         Scenario::Joining,
@@ -97,16 +104,36 @@ impl Scenario {
         Scenario::ElasticKilled,
         Scenario::ElasticLeader,
         Scenario::ElasticStorm,
+        Scenario::Coordinator,
+        Scenario::CoordinatorLosses,
+        Scenario::CoordinatorStorm,
     ];
 
     /// Simulates the plan that a seed makes.
     pub fn run(self, seed: u64, planted: Option<Planted>, kept: bool) -> Report {
-        Simulation::new(seed, self.plan(seed), planted, kept).run()
+        match self.weather() {
+            Some(weather) => coordinator::run(weather, self.draw(seed), planted, kept),
+            None => Simulation::new(seed, self.plan(seed), planted, kept).run(),
+        }
+    }
+
+    /// What happens to the cluster of a coordinator, if it is one.
+    fn weather(self) -> Option<Weather> {
+        match self {
+            Scenario::Coordinator => Some(Weather::Fair),
+            Scenario::CoordinatorLosses => Some(Weather::Rough),
+            Scenario::CoordinatorStorm => Some(Weather::Storm),
+            _ => None,
+        }
+    }
+
+    fn draw(self, seed: u64) -> SplitMix {
+        SplitMix(seed ^ (self as u64) << 56)
     }
 
     /// The plan that a seed makes.
-    pub fn plan(self, seed: u64) -> Plan {
-        let mut draw = SplitMix(seed ^ (self as u64) << 56);
+    fn plan(self, seed: u64) -> Plan {
+        let mut draw = self.draw(seed);
         let seed = draw.bits();
         let is_crowd = matches!(self, Scenario::Crowd | Scenario::TrainCrowd);
         let workers = if is_crowd { 64 } else { 2 + draw.below(5) };

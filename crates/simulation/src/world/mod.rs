@@ -7,14 +7,14 @@ use crate::checks::{Certain, Checks};
 use crate::context::{Context, Name, Surroundings};
 use crate::course::Weights;
 use crate::history::History;
-use crate::network::{Arrival, Conn, Network, Pid};
+use crate::network::{Arrival, Carries, Conn, Network, Pid};
 use crate::plan::{Plan, When};
 use crate::planted::Planted;
 use crate::process::{LEADER, Process};
 use crate::program::Program;
 use crate::working::{Ending, Working};
 use distribute_cluster::World;
-use distribute_net::Claim;
+use distribute_net::{Claim, Message};
 use distribute_testing::SplitMix;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -45,6 +45,18 @@ pub enum Event {
     Resume(Pid),
     /// All look whether others are silent.
     Look,
+}
+
+impl Carries for Event {
+    type Message = Message;
+
+    fn reach(conn: Conn, port: u16) -> Self {
+        Self::Reach { conn, port }
+    }
+
+    fn arrive(conn: Conn, side: usize, what: Arrival) -> Self {
+        Self::Arrive { conn, side, what }
+    }
 }
 
 /// How a simulation has ended.

@@ -6,8 +6,10 @@ use super::super::sample::Sample;
 use super::place::{Order, Place, Work};
 use distribute::cluster::{Deadline, World};
 use distribute::{Error, Result};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, socket_with, sockopt};
 use std::io::Error as IoError;
-use std::net::TcpListener;
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::os::fd::OwnedFd;
 use std::process::{Command, Stdio};
 
 /// Where worker 0 listens on its host, where nobody else does.
@@ -21,8 +23,9 @@ const PORT: u16 = 2222;
 pub fn measured(workers: usize, work: &Work) -> Result<Sample> {
     let io = |source| Error::Io { operation: format!("{workers} processes for {work}"), source };
     let mut addresses = vec!["127.0.0.1:0".to_string(); workers];
+    let (address, _reserved) = reserve().map_err(io)?;
     if let Some(leader) = addresses.first_mut() {
-        *leader = free_address().map_err(io)?;
+        *leader = address;
     }
     let program = std::env::current_exe().map_err(io)?;
     let all = addresses.iter().map(|_| Command::new(&program)).collect();
@@ -57,7 +60,11 @@ fn round(addresses: &[String], commands: Vec<Command>, work: &Work) -> std::io::
     sample.ok_or_else(|| IoError::other(format!("worker 0 has said {line:?}, which is no sample")))
 }
 
-/// An address that was free just now. Should somebody else take it before worker 0 does, the round fails and says so.
-fn free_address() -> std::io::Result<String> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string())
+/// An address that nobody is given who asks for any, for as long as the socket is open: who asks for this one can listen there
+/// beside it.
+fn reserve() -> std::io::Result<(String, OwnedFd)> {
+    let socket = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    sockopt::set_socket_reuseaddr(&socket, true)?;
+    bind(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0))?;
+    Ok((SocketAddr::try_from(getsockname(&socket)?)?.to_string(), socket))
 }

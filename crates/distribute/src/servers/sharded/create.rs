@@ -1,7 +1,7 @@
 //! Making a variable on servers, or finding one there.
 
 use super::super::links::{Ask, unexpected};
-use super::super::{Links, ParameterServers, Where};
+use super::super::{Links, Makes, ParameterServers, Place, Where};
 use super::{Initial, Shard, Sharded};
 use crate::{Error, Result};
 use distribute_cluster::Deadline;
@@ -28,6 +28,8 @@ pub(in crate::servers) struct Making {
     asked: HashSet<String>,
     /// Whether it was told that tables were there before.
     told: bool,
+    /// Whether others make the same variables.
+    pub(in crate::servers) is_shared: bool,
 }
 
 impl Making {
@@ -47,6 +49,37 @@ impl Making {
     }
 }
 
+impl Making {
+    /// For each table of a variable the server that has it, if one does. With `patience`, all of them are waited for that long.
+    pub(in crate::servers) fn find(
+        &mut self,
+        place: &Place,
+        links: &Links,
+        patience: Option<Duration>,
+    ) -> Result<Vec<Option<usize>>> {
+        let deadline = Deadline::after(patience.unwrap_or_default());
+        let [mut pause, longest] = PAUSES;
+        loop {
+            let found = self.servers_of(place);
+            if found.iter().all(Option::is_some) {
+                return Ok(found);
+            }
+            self.list(links)?;
+            let found = self.servers_of(place);
+            if found.iter().all(Option::is_some) || deadline.has_passed() {
+                return Ok(found);
+            }
+            std::thread::park_timeout(pause.min(deadline.remaining()));
+            pause = longest.min(pause * 2);
+        }
+    }
+
+    fn servers_of(&self, place: &Place) -> Vec<Option<usize>> {
+        let server = |table: String| self.listed.iter().position(|tables| tables.contains_key(&table));
+        place.tables().map(server).collect()
+    }
+}
+
 impl Sharded {
     /// A new variable, or one that is there already, made in the same way by another process.
     pub(crate) fn create(
@@ -57,14 +90,23 @@ impl Sharded {
     ) -> Result<Self> {
         servers.place((name, dims, dtype), to, |place, making| {
             let variable = Self::placed(servers.links().clone(), name, dims.to_vec(), dtype, place);
-            if servers.makes_variables() {
-                variable.make(initial, making)?;
-            } else {
-                let kind = match initial {
-                    Initial::Ids(..) => TableKind::Dynamic,
-                    Initial::Value(_) | Initial::Drawn(_) => TableKind::Dense,
-                };
-                variable.await_made(making, kind, servers.patience())?;
+            match servers.makes() {
+                Makes::Missing => variable.make(initial, making)?,
+                Makes::None => {
+                    let kind = match initial {
+                        Initial::Ids(..) => TableKind::Dynamic,
+                        Initial::Value(_) | Initial::Drawn(_) => TableKind::Dense,
+                    };
+                    variable.await_made(making, kind, servers.patience())?;
+                }
+                // CC-11
+                Makes::Refused => {
+                    let reason = format!(
+                        "variable {name}: a function that makes a dataset makes no variables; make it in one that is given to \
+                         create_per_worker_value"
+                    );
+                    return Err(Error::invalid(OPERATION, reason));
+                }
             }
             Ok(variable)
         })
@@ -110,7 +152,8 @@ impl Sharded {
 
     /// Says what was there before.
     fn tell(&self, found: &[&str], new: &[&str], making: &mut Making) -> Result<()> {
-        if found.is_empty() {
+        // Where others make them, too, that is as it should be.
+        if found.is_empty() || making.is_shared {
             return Ok(());
         }
         if !new.is_empty() {
@@ -197,7 +240,7 @@ impl Sharded {
 
     fn wanting(&self, shard: &Shard, kind: TableKind, found: &str) -> Error {
         let reason = format!(
-            "variable {}: ps {} has to have a table {} of {}, but {found}; the coordinator makes variables, which workers \
+            "variable {}: ps {} has to have a table {} of {}, but {found}; the chief makes variables, which other workers \
              wait for, and all make the same in the same order, with the same partitioner",
             self.name,
             shard.server,

@@ -6,6 +6,8 @@ mod state;
 mod write;
 
 pub(super) use create::Making;
+pub(crate) use read::EachOnce;
+pub(super) use read::joined;
 
 use super::{Links, Place};
 use crate::{Error, Result};

@@ -6,6 +6,36 @@ use crate::{Error, Result};
 use distribute_params::{Request, Response, RowPartition, UniqueIds, Version};
 use distribute_tensor::HostTensor;
 
+/// Rows that were asked for, each once, and maybe others.
+#[derive(Debug)]
+pub(crate) struct EachOnce {
+    pub(crate) rows: HostTensor,
+    /// For each id that was asked for, where its row stands.
+    pub(crate) places: Vec<usize>,
+}
+
+impl EachOnce {
+    /// The row of each id.
+    pub(crate) fn in_order(&self) -> Result<HostTensor> {
+        Ok(self.rows.take_rows(&self.places)?)
+    }
+}
+
+/// The rows of several shards one after another; one shard's are not copied.
+pub(in crate::servers) fn joined(
+    mut parts: Vec<HostTensor>,
+    none: impl FnOnce() -> Result<HostTensor>,
+) -> Result<HostTensor> {
+    match (parts.pop(), parts.is_empty()) {
+        (None, _) => none(),
+        (Some(only), true) => Ok(only),
+        (Some(last), false) => {
+            parts.push(last);
+            Ok(HostTensor::concat(&parts.iter().collect::<Vec<_>>(), 0)?)
+        }
+    }
+}
+
 impl Sharded {
     /// All of it.
     pub(crate) fn read(&self) -> Result<HostTensor> {
@@ -59,6 +89,11 @@ impl Sharded {
 
     /// Rows, in the order of their ids. An id that occurs twice is asked for once.
     pub(crate) fn read_rows(&self, operation: &'static str, ids: &[i64]) -> Result<HostTensor> {
+        self.read_each(operation, ids)?.in_order()
+    }
+
+    /// Rows, each once.
+    pub(crate) fn read_each(&self, operation: &'static str, ids: &[i64]) -> Result<EachOnce> {
         if self.dims.is_empty() {
             return Err(Error::invalid(
                 operation,
@@ -67,8 +102,8 @@ impl Sharded {
         }
         if !self.is_regular() {
             // Nobody can say in which of them a row is but by counting.
-            let rows = self.ids_are_rows(operation, ids)?;
-            return Ok(self.read()?.take_rows(&rows)?);
+            let places = self.ids_are_rows(operation, ids)?;
+            return Ok(EachOnce { rows: self.read()?, places });
         }
         let unique = UniqueIds::new(ids);
         let split = self.cut.split(operation, unique.ids())?;
@@ -85,7 +120,7 @@ impl Sharded {
         };
         let answers = self.links.ask(operation, asked.iter().map(ask).collect())?;
         let mut order = Vec::with_capacity(unique.ids().len());
-        let mut parts = vec![self.no_rows()?];
+        let mut parts = Vec::with_capacity(asked.len());
         for (number, answer) in asked.iter().zip(answers) {
             let (shard, count) = (&self.shards[*number], split.of(*number).len());
             let Response::Rows(rows) = answer else {
@@ -96,8 +131,7 @@ impl Sharded {
         }
         let mut places = vec![0; order.len()];
         order.iter().enumerate().for_each(|(place, position)| places[*position] = place);
-        let rows = HostTensor::concat(&parts.iter().collect::<Vec<_>>(), 0)?;
-        Ok(rows.take_rows(&unique.spread(&places, 1))?)
+        Ok(EachOnce { rows: joined(parts, || self.no_rows())?, places: unique.spread(&places, 1) })
     }
 
     fn no_rows(&self) -> Result<HostTensor> {

@@ -87,12 +87,13 @@ impl Sharded {
         self.shards.iter().enumerate().map(one).collect()
     }
 
-    /// What applies a gradient of rows: at the shards that have them or, if the rule moves rows without a gradient, at all.
+    /// What applies a gradient of rows, of which `gradient` gives those at some positions: at the shards that have them or, if the
+    /// rule moves rows without a gradient, at all.
     pub(crate) fn push_rows(
         &self,
         push: Push,
         rows: &[usize],
-        gradient: &HostTensor,
+        gradient: impl Fn(&[usize]) -> Result<HostTensor>,
         at_all: bool,
     ) -> Result<Vec<Ask>> {
         let split = self.cut.split("push_rows", &as_ids(rows))?;
@@ -101,7 +102,7 @@ impl Sharded {
             if !at_all && split.of(number).is_empty() {
                 continue;
             }
-            let gradient = gradient.take_rows(split.positions(number))?;
+            let gradient = gradient(split.positions(number))?;
             let (table, rows) = (shard.table.clone(), as_ids(split.of(number)));
             let bytes = self.bytes(rows.len());
             asks.push(Ask {

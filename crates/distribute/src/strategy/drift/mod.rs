@@ -149,7 +149,7 @@ impl Strategy {
         let Some(first) = all.first() else { return Ok(()) };
         if let Some(other) = all.iter().position(|digest| variables(digest) != variables(first)) {
             if !self.0.workers.mirrored.told.swap(true, Ordering::Relaxed) {
-                heard(|| tracing::warn!("{}", not_compared(other)));
+                heard(|| tracing::warn!("{}", not_compared(&self.named(other))));
             }
             return Ok(());
         }
@@ -160,15 +160,17 @@ impl Strategy {
         let call =
             || Fingerprint::new(Operation::Run, "checksums of all variables, of which one differs", at);
         let said = self.among_workers("run", call, |mut calling| calling.records(record::encode(&sums)))?;
-        let all: Vec<Vec<Sum>> = record::decode_all("run", &said.unwrap_or_default())?;
+        let all: Vec<Vec<Sum>> =
+            record::decode_all("run", &said.unwrap_or_default()).map_err(|error| self.located(error))?;
         // Where none differs any more, a thread was writing meanwhile.
         let Some(drifted) = judge(&all) else { return Ok(()) };
         let (step, every) = (self.steps() + 1, self.extended().check_drift_every());
         let reason = format!(
-            "{}; it drifted apart within the last {every} steps: restore a checkpoint of before step {} on all workers, or start \
+            "{}{}; it drifted apart within the last {every} steps: restore a checkpoint of before step {} on all workers, or start \
              them again.{} What a worker writes between steps has to be the same on all; where it is, the memory or the processor \
              of a machine is to be doubted. What is meant to differ is an ON_READ variable",
             drifted.text,
+            self.whereabouts(&drifted.workers),
             step.saturating_sub(every).max(1),
             met_again(self.generation()),
         );
@@ -188,9 +190,9 @@ fn met_again(generation: u64) -> String {
     )
 }
 
-fn not_compared(worker: usize) -> String {
+fn not_compared(worker: &str) -> String {
     format!(
-        "variables are not compared between workers, so that it is not noticed if they drift apart: worker {worker} has others \
+        "variables are not compared between workers, so that it is not noticed if they drift apart: {worker} has others \
          than worker 0, or another check_drift_every; create the same variables on all workers, in the same order"
     )
 }

@@ -1,6 +1,7 @@
 //! Workers that are processes: who takes part, and how they find each other.
 
 use super::elastic::Elastic;
+use super::job;
 use super::joining::Joining;
 use super::{CommunicationOptions, MultiWorker, MultiWorkerMirroredStrategy};
 use crate::strategy::CommunicationImplementation;
@@ -35,6 +36,7 @@ pub struct MultiWorkerBuilder {
     replicas: Option<usize>,
     options: CommunicationOptions,
     credentials: Credentials,
+    job: Option<String>,
     listen: Option<String>,
     join_timeout: Option<Duration>,
     shared_memory: SharedMemory,
@@ -90,6 +92,14 @@ impl MultiWorkerBuilder {
     /// How long to wait until all workers have joined; a minute by default. Workers may start in any order.
     pub fn join_timeout(mut self, timeout: Duration) -> Self {
         self.join_timeout = Some(timeout);
+        self
+    }
+
+    /// The name of the job, the same on all workers: a process of another one that comes to an address of this job is refused, also where
+    /// there is no secret. `DISTRIBUTE_JOB` says it where the program doesn't; without either, it is the name of the program's file. Two
+    /// jobs of one program that might get each other's addresses have names of their own.
+    pub fn job(mut self, name: impl Into<String>) -> Self {
+        self.job = Some(name.into());
         self
     }
 
@@ -239,6 +249,7 @@ impl MultiWorkerBuilder {
                     cluster.workers().into_iter().map(|(task, address)| (task, address.to_string())).unzip();
                 Some(Joining {
                     all: world,
+                    job: job::name(self.job),
                     least: elastic.least,
                     shrink_after: elastic.shrink_after,
                     task: task.clone(),

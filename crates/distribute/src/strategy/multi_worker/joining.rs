@@ -18,6 +18,8 @@ const PATIENCE: Duration = Duration::from_secs(300);
 pub(super) struct Joining {
     /// The world in which all of the cluster are.
     pub all: World,
+    /// The name of the job.
+    pub job: String,
     /// With how many workers there is a world.
     pub least: usize,
     /// How long to wait for more.
@@ -41,7 +43,7 @@ impl Joining {
         // One that comes to a training that goes on waits for the end of a step there, or of an evaluation.
         let usual = if self.elastic().is_some() { PATIENCE } else { DEFAULT_TIMEOUT };
         let (started, deadline) = (Stopwatch::start(), Deadline::after(self.timeout.unwrap_or(usual)));
-        let join = |rendezvous| Group::join(self.all, rendezvous);
+        let join = |rendezvous| Ok(Group::join(self.all, rendezvous)?.tasks(self.tasks.clone()));
         let everybody = (0..self.all.workers()).collect();
         let group = self.try_until(deadline, Claim::default(), &everybody, join)?;
         let what = match group.generation() {
@@ -53,14 +55,20 @@ impl Joining {
     }
 
     /// Waits, at most for `patience`, until all workers have met again: those that have lost one, who takes its place, and those that
-    /// have come since. Whether they meet `once_more`, because one was lost as soon as they had met: nobody else waits for that one
-    /// then, where not all are needed.
+    /// have come since. Nobody waits for those that are `leaving`, by their numbers in the world that there was; nor, where not all are
+    /// needed, for one that was lost as soon as they had met, which is why they meet `once_more`.
     ///
     /// # Errors
     /// [`Error::Join`].
-    pub fn rejoin(&self, group: &Group, patience: Duration, once_more: bool) -> Result<()> {
+    pub fn rejoin(
+        &self,
+        group: &Group,
+        patience: Duration,
+        leaving: &[usize],
+        once_more: bool,
+    ) -> Result<()> {
         let (started, deadline) = (Stopwatch::start(), Deadline::after(patience));
-        let expected = group.expected(once_more && self.elastic().is_some());
+        let expected = group.expected(once_more && self.elastic().is_some(), leaving);
         let claim = if group.is_supplanted() { Claim::default() } else { Claim::after(group.generation()) };
         self.try_until(deadline, claim, &expected, |rendezvous| group.rejoin(rendezvous))?;
         let what = format!("{}, as generation {},", self.how_many(group, "met again"), group.generation());
@@ -95,6 +103,7 @@ impl Joining {
         let least = self.least;
         let mut rendezvous = Rendezvous::new(self.all, self.addresses.clone())
             .tasks(self.tasks.clone())
+            .job(self.job.clone())
             .agree_on(format!("{}, {least} at least", env!("CARGO_PKG_VERSION")).as_bytes())
             .quorum(Quorum { least, expected, grace: self.shrink_after })
             .identity(self.identity.clone())

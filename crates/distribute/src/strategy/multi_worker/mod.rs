@@ -2,6 +2,7 @@
 
 mod builder;
 mod elastic;
+mod job;
 mod joining;
 mod on_threads;
 
@@ -64,8 +65,8 @@ impl StrategyExtended for MultiWorker {
     fn elastic(&self) -> Option<RangeInclusive<usize>> {
         self.joining.as_ref()?.elastic()
     }
-    fn rejoin(&self, patience: Duration, once_more: bool) -> Option<Result<()>> {
-        Some(self.joining.as_ref()?.rejoin(self.group.as_ref()?, patience, once_more))
+    fn rejoin(&self, patience: Duration, leaving: &[usize], once_more: bool) -> Option<Result<()>> {
+        Some(self.joining.as_ref()?.rejoin(self.group.as_ref()?, patience, leaving, once_more))
     }
     fn communication_options(&self) -> CommunicationOptions {
         self.options

@@ -138,7 +138,7 @@ impl MultiWorkerMirroredStrategy {
                 // An error that all have been told already names the worker.
                 Err(error @ Error::Worker { .. }) if first == Some(number) => return Err(error),
                 Err(source) if first == Some(number) => {
-                    return Err(Error::Worker { worker: number, source: Box::new(source) });
+                    return Err(Error::worker_failed(number, source));
                 }
                 Err(_) => {}
             }

@@ -3,18 +3,20 @@
 use super::connect::connect;
 use super::ending::Servers;
 use super::members::Members;
-use super::{OPERATION, OfServers, ParameterServerStrategy};
-use crate::servers::ParameterServers;
+use super::{Behind, OPERATION, OfServers, ParameterServerStrategy};
+use crate::servers::{Makes, ParameterServers};
 use crate::strategy::kinds::{check_count, resolve};
-use crate::strategy::{CommunicationOptions, DeviceName, Strategy, alone};
+use crate::strategy::{CommunicationOptions, DeviceName, IndependentWorker, Strategy, alone};
 use crate::{Error, Result};
 use distribute_cluster::Job;
 use distribute_cluster::deadline::DEFAULT_TIMEOUT;
 use distribute_cluster::resolver::{self, ClusterResolver};
+use distribute_collective::threads::MOST_THREADS;
 use distribute_net::{Certificates, Secret};
 use distribute_params::{Channel, Partitioner, PlacementPolicy};
 use distribute_server::{ClientBuilder, Credentials};
-use std::sync::Arc;
+use std::fmt;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// The settings of a [`ParameterServerStrategy`]; see [`ParameterServerStrategy::builder`].
@@ -33,15 +35,15 @@ use std::time::Duration;
 /// assert_eq!(strategy.num_replicas_in_sync(), 2);
 /// # Ok::<(), distribute::Error>(())
 /// ```
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct ParameterServerBuilder {
-    resolver: Option<Box<dyn ClusterResolver>>,
+    resolver: Option<Arc<dyn ClusterResolver>>,
     channels: Option<Vec<Arc<dyn Channel>>>,
-    partitioner: Option<Arc<dyn Partitioner>>,
-    placement: PlacementPolicy,
+    pub(super) partitioner: Option<Arc<dyn Partitioner>>,
+    pub(super) placement: PlacementPolicy,
     devices: Option<Vec<String>>,
     timeout: Option<Duration>,
-    staleness: usize,
+    pub(super) staleness: usize,
     credentials: Credentials,
     join_timeout: Option<Duration>,
 }
@@ -49,7 +51,7 @@ pub struct ParameterServerBuilder {
 impl ParameterServerBuilder {
     /// Who takes part. By default that is found out from the environment.
     pub fn cluster_resolver(mut self, resolver: impl ClusterResolver + 'static) -> Self {
-        self.resolver = Some(Box::new(resolver));
+        self.resolver = Some(Arc::new(resolver));
         self
     }
 
@@ -74,8 +76,15 @@ impl ParameterServerBuilder {
         self
     }
 
-    /// The devices of this process's replicas, `cpu:0` by default.
+    /// The first so many GPUs of this process, a replica on each; with 0, one on `cpu:0`. In place of [`devices`](Self::devices).
     #[doc(alias = "num_gpus_per_worker")]
+    pub fn gpus_per_worker(mut self, gpus: usize) -> Self {
+        self.devices =
+            (gpus > 0).then(|| (0..gpus.min(MOST_THREADS + 1)).map(|gpu| format!("gpu:{gpu}")).collect());
+        self
+    }
+
+    /// The devices of this process's replicas, `cpu:0` by default.
     pub fn devices<'a>(mut self, devices: impl IntoIterator<Item = &'a str>) -> Self {
         self.devices = Some(devices.into_iter().map(String::from).collect());
         self
@@ -139,18 +148,56 @@ impl ParameterServerBuilder {
     /// be reached, which it names.
     #[track_caller]
     pub fn build(self) -> Result<ParameterServerStrategy> {
+        let (devices, settings) = (self.resolved_devices()?, self.clone());
+        self.options()?;
+        let resolver = self.resolver()?;
+        let members = Members::of(&*resolver)?;
+        let role = Role { kind: OPERATION, makes: members.makes(), independent: None };
+        let Assembled { strategy, servers, others } = self.assemble(devices, resolver, &members, role)?;
+        let behind = Behind { servers, others, settings, coordinator: Mutex::default() };
+        Ok(ParameterServerStrategy(strategy, Arc::new(behind)))
+    }
+
+    /// The devices of this process's replicas.
+    pub(super) fn resolved_devices(&self) -> Result<Vec<DeviceName>> {
         let devices = match &self.devices {
             Some(devices) => resolve(devices.iter().map(String::as_str))?,
             None => vec![DeviceName::cpu(0)],
         };
         check_count(OPERATION, devices.len())?;
+        Ok(devices)
+    }
+
+    /// How its replicas communicate, checked.
+    pub(super) fn options(&self) -> Result<CommunicationOptions> {
         let options = CommunicationOptions { timeout: self.timeout, ..Default::default() };
         options.check(OPERATION)?;
-        let resolver = match self.resolver {
-            Some(resolver) => resolver,
-            None => resolver::from_env()?,
-        };
-        let members = Members::of(&*resolver)?;
+        Ok(options)
+    }
+
+    /// Who knows who takes part.
+    pub(super) fn resolver(&self) -> Result<Arc<dyn ClusterResolver>> {
+        match &self.resolver {
+            Some(resolver) => Ok(resolver.clone()),
+            None => Ok(Arc::from(resolver::from_env()?)),
+        }
+    }
+
+    /// How long to wait for what others start or make.
+    pub(super) fn patience(&self) -> Duration {
+        self.join_timeout.unwrap_or(DEFAULT_TIMEOUT)
+    }
+
+    /// The strategy of one task, when all servers have answered.
+    #[track_caller]
+    pub(super) fn assemble(
+        self,
+        devices: Vec<DeviceName>,
+        resolver: Arc<dyn ClusterResolver>,
+        members: &Members,
+        role: Role,
+    ) -> Result<Assembled> {
+        let (options, patience) = (self.options()?, self.patience());
         let mut others = None;
         let channels = match self.channels {
             Some(channels) if channels.len() != members.servers.len() => {
@@ -164,23 +211,60 @@ impl ParameterServerBuilder {
                 // A coordinator need not be among the tasks.
                 let task = members.task.clone().unwrap_or(Job::Chief.task(0));
                 let clients = ClientBuilder::new(members.spec.clone(), task).credentials(self.credentials);
-                others = members.are_elsewhere().then(|| Servers::new(clients.clone(), &members));
-                connect(&members, &clients, self.join_timeout.unwrap_or(DEFAULT_TIMEOUT))?
+                // Workers that run the program by themselves serve nobody.
+                let jobs: &[Job] =
+                    if role.independent.is_some() { &[Job::Ps] } else { &[Job::Worker, Job::Ps] };
+                others = members.are_elsewhere().then(|| Servers::new(clients.clone(), members, jobs));
+                connect(members, &clients, patience)?
             }
         };
         crate::init::prepare(devices.len());
         alone::joined();
-        let servers = ParameterServers::new(
+        let servers = Arc::new(ParameterServers::new(
             channels,
-            (self.timeout.unwrap_or(DEFAULT_TIMEOUT), self.join_timeout.unwrap_or(DEFAULT_TIMEOUT)),
+            (self.timeout.unwrap_or(DEFAULT_TIMEOUT), patience),
             (self.partitioner, self.placement),
-            (members.workers, members.makes_variables()),
+            (members.workers, role.makes),
             self.staleness,
-        )?;
+        )?);
         let parameters = (0..members.servers.len()).map(DeviceName::of_server).collect();
-        let (resolver, servers) = (Some(resolver), Arc::new(servers));
-        let all = servers.clone();
-        let strategy = Strategy::new(OfServers { devices, parameters, resolver, options, servers })?;
-        Ok(ParameterServerStrategy(strategy, all, others.map(Arc::new)))
+        let Role { kind, independent, .. } = role;
+        let of_servers = OfServers {
+            kind,
+            devices,
+            parameters,
+            resolver: Some(resolver),
+            options,
+            servers: servers.clone(),
+            independent,
+        };
+        Ok(Assembled { strategy: Strategy::new(of_servers)?, servers, others })
+    }
+}
+
+/// What a task is in a training against parameter servers.
+pub(super) struct Role {
+    /// The strategy's name.
+    pub(super) kind: &'static str,
+    pub(super) makes: Makes,
+    pub(super) independent: Option<IndependentWorker>,
+}
+
+/// A strategy, and what it uses.
+pub(super) struct Assembled {
+    pub(super) strategy: Strategy,
+    pub(super) servers: Arc<ParameterServers>,
+    /// The tasks in other processes, where there are some.
+    pub(super) others: Option<Servers>,
+}
+
+impl fmt::Debug for ParameterServerBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ParameterServerBuilder")
+            .field("partitioner", &self.partitioner)
+            .field("placement", &self.placement)
+            .field("devices", &self.devices)
+            .field("staleness", &self.staleness)
+            .finish_non_exhaustive()
     }
 }

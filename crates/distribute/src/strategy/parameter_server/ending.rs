@@ -18,14 +18,19 @@ pub(super) struct Servers {
 }
 
 impl Servers {
-    /// All workers and parameter servers but this process.
-    pub(super) fn new(clients: ClientBuilder, members: &Members) -> Self {
+    /// All tasks of these jobs but this process.
+    pub(super) fn new(clients: ClientBuilder, members: &Members, jobs: &[Job]) -> Self {
         let of = |job: Job| {
             let indices = members.spec.task_indices(&job).unwrap_or_default();
             indices.into_iter().map(move |index| job.clone().task(index))
         };
-        let others = of(Job::Worker).chain(of(Job::Ps)).filter(|task| Some(task) != members.task.as_ref());
+        let others = jobs.iter().cloned().flat_map(of).filter(|task| Some(task) != members.task.as_ref());
         Self { clients, tasks: others.collect() }
+    }
+
+    /// How they are reached.
+    pub(super) fn clients(&self) -> &ClientBuilder {
+        &self.clients
     }
 
     /// Ends them, each within `timeout`. One that cannot be reached has ended.

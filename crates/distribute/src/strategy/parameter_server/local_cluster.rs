@@ -90,6 +90,12 @@ impl LocalCluster {
         Ok(Self(tasks))
     }
 
+    /// The cluster of this process that has these tasks.
+    pub(super) fn of(spec: &ClusterSpec) -> Option<Self> {
+        let servers = spec.job_tasks(&Job::Ps).ok()?;
+        find(servers.into_iter().flatten().next()?).map(Self)
+    }
+
     /// The tasks.
     pub fn spec(&self) -> &ClusterSpec {
         &self.0.spec
@@ -139,7 +145,11 @@ impl fmt::Debug for LocalCluster {
 
 /// The way to the parameter server of this number, if one of this process has the address.
 pub(super) fn channel(number: usize, address: &Address) -> Option<Arc<dyn Channel>> {
-    let cluster = lock(&CLUSTERS).get(&address.host().to_string()).and_then(Weak::upgrade)?;
-    let tables = cluster.servers.get(address)?;
-    Some(Arc::new(LocalChannel::new(number, tables.clone())))
+    let tables = find(address)?.servers.get(address)?.clone();
+    Some(Arc::new(LocalChannel::new(number, tables)))
+}
+
+/// The cluster of this process that has this address.
+fn find(address: &Address) -> Option<Arc<Tasks>> {
+    lock(&CLUSTERS).get(&address.host().to_string()).and_then(Weak::upgrade)
 }

@@ -1,6 +1,7 @@
 //! Who takes part, and what the constructor refuses: a pure function of the cluster.
 
 use super::{OPERATION, local_cluster};
+use crate::servers::Makes;
 use crate::{Error, Result};
 use distribute_cluster::resolver::ClusterResolver;
 use distribute_cluster::{Address, ClusterError, ClusterSpec, Job, Task};
@@ -58,15 +59,17 @@ impl Members {
             };
             return Err(Error::invalid(OPERATION, format!("this process is {task}, {what}")));
         }
-        let mut servers = Vec::new();
-        for (number, address) in spec.job_tasks(&Job::Ps)?.into_iter().enumerate() {
-            let missing = || ClusterError::NoSuchTask {
-                task: Job::Ps.task(number),
-                indices: spec.task_indices(&Job::Ps).unwrap_or_default(),
-            };
-            servers.push(address.ok_or_else(missing)?.clone());
-        }
-        Ok(Self { servers, workers: spec.num_tasks(&Job::Worker)?, spec: spec.clone(), task })
+        Ok(Self {
+            servers: addresses(spec)?,
+            workers: spec.num_tasks(&Job::Worker)?,
+            spec: spec.clone(),
+            task,
+        })
+    }
+
+    /// Those of a cluster in which `task` trains by itself, one of so many workers.
+    pub(super) fn of_worker(spec: ClusterSpec, task: Task, workers: usize) -> Result<Self> {
+        Ok(Self { servers: addresses(&spec)?, workers, spec, task: Some(task) })
     }
 
     /// Whether the tasks are other processes.
@@ -77,11 +80,26 @@ impl Members {
             .any(|(number, address)| local_cluster::channel(number, address).is_none())
     }
 
-    /// Whether this process makes variables that are not there yet. Workers use those that the coordinator has made: it
-    /// alone decides which server has which.
-    pub(super) fn makes_variables(&self) -> bool {
-        !matches!(&self.task, Some(task) if task.job == Job::Worker)
+    /// Which variables this process makes, of those that are not there yet. Workers use those that the coordinator has made: it
+    /// alone decides which server has which. Where it calls them, it says so when it leaves that to one.
+    pub(super) fn makes(&self) -> Makes {
+        match &self.task {
+            Some(task) if task.job == Job::Worker => Makes::None,
+            _ => Makes::Missing,
+        }
     }
+}
+
+/// Where each parameter server listens.
+fn addresses(spec: &ClusterSpec) -> Result<Vec<Address>> {
+    let address = |(number, address): (usize, Option<&Address>)| {
+        let missing = || ClusterError::NoSuchTask {
+            task: Job::Ps.task(number),
+            indices: spec.task_indices(&Job::Ps).unwrap_or_default(),
+        };
+        Ok(address.ok_or_else(missing)?.clone())
+    };
+    spec.job_tasks(&Job::Ps)?.into_iter().enumerate().map(address).collect()
 }
 
 #[cfg(test)]
@@ -98,7 +116,8 @@ mod tests {
         for task in [None, Some(("chief", 0)), Some(("worker", 1))] {
             let members = members(spec, task).unwrap();
             assert_eq!((members.servers.len(), members.workers), (3, 2));
-            assert_eq!(members.makes_variables(), task != Some(("worker", 1)));
+            let makes = if task == Some(("worker", 1)) { Makes::None } else { Makes::Missing };
+            assert_eq!(members.makes(), makes);
         }
         let chief = r#"{"chief": ["z:1"], "worker": ["a:1"], "ps": ["c:1"], "evaluator": ["y:1"]}"#;
         assert_eq!(members(chief, Some(("chief", 0))).unwrap().workers, 1);

@@ -1,25 +1,33 @@
 //! Training against parameter servers, on which variables are kept.
 
+pub mod between_graph;
 mod builder;
 mod connect;
 mod ending;
 mod local_cluster;
 mod members;
+mod of_workers;
 
 pub use builder::ParameterServerBuilder;
 pub use local_cluster::{LocalCluster, LocalClusterResolver};
+pub(crate) use of_workers::SharedSettings;
 
 use super::kinds::handle;
-use super::{CommunicationOptions, DeviceName, Strategy, StrategyExtended, VariablePlacement};
+use super::{
+    CommunicationOptions, DeviceName, IndependentWorker, Strategy, StrategyExtended, VariablePlacement,
+};
 use crate::Result;
 use crate::checkpoint::{Checkpointed, Reader, Restore, Writer};
+use crate::coordinator::Scheduler;
+use crate::lock::lock;
 use crate::servers::ParameterServers;
 use distribute_cluster::resolver::ClusterResolver;
-use distribute_params::{Partitioner, Placement};
+use distribute_params::{Partitioner, Placement, Usage};
+use distribute_server::ClientBuilder;
 use ending::Servers;
 use std::fmt;
 use std::ops::Deref;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 const OPERATION: &str = "ParameterServerStrategy";
@@ -55,14 +63,20 @@ const OPERATION: &str = "ParameterServerStrategy";
 /// ```
 #[doc(alias = "tf.distribute.ParameterServerStrategy")]
 #[doc(alias = "tf.distribute.experimental.ParameterServerStrategy")]
-#[derive(Clone, Debug)]
-pub struct ParameterServerStrategy(
-    Strategy,
-    Arc<ParameterServers>,
-    /// The tasks in other processes, where there are some.
-    Option<Arc<Servers>>,
-);
+#[derive(Clone)]
+pub struct ParameterServerStrategy(Strategy, Arc<Behind>);
 handle!(ParameterServerStrategy);
+
+/// What this kind of strategy has beside the handle of every strategy.
+struct Behind {
+    servers: Arc<ParameterServers>,
+    /// The tasks in other processes, where there are some.
+    others: Option<Servers>,
+    /// What it was built of.
+    settings: ParameterServerBuilder,
+    /// Who schedules on its workers, if somebody does.
+    coordinator: Mutex<Weak<Scheduler>>,
+}
 
 impl ParameterServerStrategy {
     /// One replica that trains against the parameter servers that `resolver` knows of, with variables cut as `partitioner` says.
@@ -95,7 +109,15 @@ impl ParameterServerStrategy {
     /// # Ok::<(), distribute::Error>(())
     /// ```
     pub fn placement(&self) -> Placement {
-        self.1.placement()
+        self.1.servers.placement()
+    }
+
+    /// What each server has, and how many rows were read from it and pushed to it: see [`ParameterServers::usage`].
+    ///
+    /// # Errors
+    /// [`Error::Server`](crate::Error::Server) for one that does not answer within the strategy's timeout.
+    pub fn server_usage(&self) -> Result<Vec<Usage>> {
+        self.1.servers.usage()
     }
 
     /// Ends the [servers](crate::serve) of all workers and parameter servers in other processes, at the end of the training, when
@@ -105,28 +127,73 @@ impl ParameterServerStrategy {
     /// # Errors
     /// That of an update that did not arrive; that of the first server that is there and does not end, when all others have been asked.
     pub fn end_servers(&self) -> Result<()> {
-        self.1.steps().settle()?;
-        self.2.as_ref().map_or(Ok(()), |others| others.end(self.1.timeout()))
+        self.1.servers.steps().settle()?;
+        self.1.others.as_ref().map_or(Ok(()), |others| others.end(self.1.servers.timeout()))
     }
 
     /// How many workers the cluster has.
     pub fn workers(&self) -> usize {
-        self.1.workers()
+        self.1.servers.workers()
+    }
+
+    pub(crate) fn servers(&self) -> &ParameterServers {
+        &self.1.servers
+    }
+
+    /// What it was built of.
+    pub(crate) fn settings(&self) -> &ParameterServerBuilder {
+        &self.1.settings
+    }
+
+    /// How other tasks are reached from this one.
+    pub(crate) fn clients(&self) -> Option<&ClientBuilder> {
+        self.1.others.as_ref().map(Servers::clients)
+    }
+
+    // CC-1
+    /// Who schedules on its workers: one, which is made if there is none.
+    pub(crate) fn coordinator(
+        &self,
+        make: impl FnOnce() -> Result<Arc<Scheduler>>,
+    ) -> Result<Arc<Scheduler>> {
+        let mut coordinator = lock(&self.1.coordinator);
+        if let Some(there) = coordinator.upgrade() {
+            return Ok(there);
+        }
+        let made = make()?;
+        *coordinator = Arc::downgrade(&made);
+        Ok(made)
+    }
+
+    /// The cluster, if its tasks are all in this process.
+    pub(crate) fn local_cluster(&self) -> Option<LocalCluster> {
+        LocalCluster::of(&self.cluster_resolver()?.cluster_spec().ok()?)
+    }
+}
+
+impl fmt::Debug for ParameterServerStrategy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple(OPERATION).field(&self.0).field(&self.1.servers).finish()
     }
 }
 
 /// The implementation of [`ParameterServerStrategy`].
 struct OfServers {
+    kind: &'static str,
     devices: Vec<DeviceName>,
     parameters: Vec<DeviceName>,
-    resolver: Option<Box<dyn ClusterResolver>>,
+    resolver: Option<Arc<dyn ClusterResolver>>,
     options: CommunicationOptions,
     servers: Arc<ParameterServers>,
+    independent: Option<IndependentWorker>,
 }
 
 impl StrategyExtended for OfServers {
     fn kind(&self) -> &'static str {
-        OPERATION
+        self.kind
+    }
+    fn independent(&self) -> Option<IndependentWorker> {
+        self.independent
     }
     fn worker_devices(&self) -> &[DeviceName] {
         &self.devices
@@ -154,7 +221,7 @@ impl StrategyExtended for OfServers {
 
 impl fmt::Debug for OfServers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct(OPERATION)
+        f.debug_struct(self.kind)
             .field("devices", &self.devices)
             .field("servers", &self.parameters.len())
             .finish()

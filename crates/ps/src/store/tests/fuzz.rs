@@ -34,6 +34,11 @@ fn mutated_requests_are_refused_or_carried_out_and_the_server_goes_on() {
     let Request::Batch(made) = tables() else { panic!("it is a batch") };
     requests.extend(made);
     requests.extend((0..30).map(change));
+    let origin = Origin { job: 0, closure: 3, floor: 1 };
+    let once = |change: Request| Request::Once { origin, number: 2, change: Box::new(change) };
+    requests.extend((0..30).map(change).map(once));
+    requests.push(Request::BeginJob { job: 0 });
+    requests.push(Request::Usage);
     for (table, is_dense) in [("w", true), ("ids", false)] {
         ask(&core, 0, tables());
         let request = if is_dense {

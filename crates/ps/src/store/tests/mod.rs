@@ -1,5 +1,6 @@
 //! One server's tables in this process: what it loses, and what it refuses.
 
+mod closures;
 mod comes_back;
 mod disks;
 mod fuzz;
@@ -10,8 +11,8 @@ use crate::log::{self, open_disk};
 use crate::{Durability, OpenError, ServerOptions};
 use distribute_optim::{Momentum, RuleSpec, Step};
 use distribute_params::{
-    Contents, DynamicOptions, ImageContents, Initializer, Push, Refusal, RefusalKind, Request, Response,
-    TableSpec,
+    Contents, DynamicOptions, ImageContents, Initializer, Origin, Push, Refusal, RefusalKind, Request,
+    Response, TableSpec,
 };
 use distribute_tensor::random::Distribution;
 use distribute_tensor::{DType, HostTensor, Write};

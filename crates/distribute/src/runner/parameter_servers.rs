@@ -1,4 +1,4 @@
-//! Strategies as the trainers of graph networks make them: from the environment alone.
+//! [`ParameterServerStrategy`]: the strategy that trainers of graph networks make, from the environment alone.
 
 use crate::Result;
 use crate::strategy;

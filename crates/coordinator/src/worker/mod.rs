@@ -1,0 +1,105 @@
+//! A worker: it runs the closures of one coordinator at a time.
+
+mod functions;
+pub mod queue;
+mod service;
+mod session;
+
+pub use service::SERVICE;
+pub(crate) use session::{Collected, Session};
+
+use crate::failure::{Failure, FailureKind};
+use crate::message::Hello;
+use crate::program::Program;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A worker: what runs the functions of a program for a coordinator, in this process or, as a
+/// [`Service`](distribute_server::Service), in another one.
+///
+/// The coordinator that came last counts. What an earlier one has sent is forgotten with its resources; a function that runs for it
+/// is asked to end, and its result goes nowhere.
+#[derive(Clone)]
+pub struct Worker(Arc<Inner>);
+
+struct Inner {
+    program: Arc<dyn Program>,
+    /// How many bytes a result may have.
+    limit: usize,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    job: u64,
+    sessions: u64,
+    session: Option<Arc<Session>>,
+}
+
+impl Worker {
+    /// A worker that runs the functions of this program.
+    pub fn new(program: Arc<dyn Program>) -> Self {
+        Self(Arc::new(Inner { program, limit: 64 << 20, state: Mutex::default() }))
+    }
+
+    /// Begins to work for a coordinator, in place of the one before.
+    ///
+    /// # Errors
+    /// [`Failure`] for an earlier coordinator than that which it works for, for a program with other functions, and what the
+    /// program says.
+    pub(crate) fn hello(&self, hello: &Hello) -> Result<Arc<Session>, Failure> {
+        let inner = &*self.0;
+        functions::compare(&inner.program.functions(), &hello.functions)?;
+        let (id, before) = {
+            let mut state = inner.lock();
+            if hello.job < state.job {
+                let text = "it works for a coordinator that was started later; end this one";
+                return Err(Failure::new(FailureKind::Function, text));
+            }
+            state.job = hello.job;
+            state.sessions += 1;
+            (state.sessions, state.session.take())
+        };
+        if let Some(before) = before {
+            before.end();
+        }
+        // Without the lock: it may wait for parameter servers.
+        let executor = inner.program.start(hello.worker, hello.workers, &hello.settings)?;
+        let session = Session::start(id, hello, executor, inner.limit)?;
+        let mut state = inner.lock();
+        if state.sessions != id {
+            session.end();
+            return Err(Failure::new(
+                FailureKind::Cancelled,
+                "the coordinator has connected again meanwhile",
+            ));
+        }
+        state.session = Some(session.clone());
+        Ok(session)
+    }
+
+    /// The session of this number, unless it is over.
+    pub(crate) fn session(&self, id: u64) -> Option<Arc<Session>> {
+        self.0.lock().session.clone().filter(|session| session.id() == id)
+    }
+}
+
+impl Inner {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if let Some(session) = self.lock().session.take() {
+            session.end();
+        }
+    }
+}
+
+impl fmt::Debug for Worker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Worker")
+    }
+}

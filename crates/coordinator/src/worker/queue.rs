@@ -1,0 +1,223 @@
+//! What a worker has to do, and what it has done. Pure.
+
+use crate::call::{Call, ClosureId, Origin, ResourceId};
+use crate::failure::{Failure, FailureKind};
+use crate::message::{Batch, Done, Work};
+use crate::program::Cancellation;
+use bytes::Bytes;
+use std::collections::VecDeque;
+
+/// What a worker has to do, in its order, and what nobody has been told of.
+#[derive(Debug)]
+pub struct Queue {
+    job: u64,
+    floor: ClosureId,
+    makes: VecDeque<Task>,
+    calls: VecDeque<(ClosureId, Call)>,
+    running: Option<(ClosureId, Cancellation)>,
+    done: VecDeque<Done>,
+}
+
+/// One thing to do.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Task {
+    /// Run a closure.
+    Call {
+        /// Where its changes come from.
+        origin: Origin,
+        /// What it is.
+        call: Call,
+    },
+    /// Make a resource.
+    Make {
+        /// Its number.
+        resource: ResourceId,
+        /// How.
+        call: Call,
+        /// Whether variables that are not there may be made.
+        makes_variables: bool,
+        /// Where it was, if it goes on there.
+        position: Option<Bytes>,
+    },
+    /// Let go of a resource.
+    Forget(ResourceId),
+}
+
+impl Queue {
+    /// Nothing to do yet for the coordinator of this job.
+    pub fn new(job: u64) -> Self {
+        Self {
+            job,
+            floor: ClosureId(0),
+            makes: VecDeque::new(),
+            calls: VecDeque::new(),
+            running: None,
+            done: VecDeque::new(),
+        }
+    }
+
+    /// Takes more work. What is given back or cancelled before it was begun is done with that.
+    pub fn add(&mut self, batch: Batch) {
+        self.floor = self.floor.max(batch.floor);
+        for work in batch.work {
+            match work {
+                Work::Call { closure, call } => self.calls.push_back((closure, call)),
+                Work::Make { resource, call, makes_variables, position } => {
+                    self.makes.push_back(Task::Make { resource, call, makes_variables, position });
+                }
+                Work::Forget(resource) => self.makes.push_back(Task::Forget(resource)),
+                Work::Return(closure) => {
+                    if self.remove(closure) {
+                        self.done.push_back(Done::Returned(closure));
+                    }
+                }
+                Work::Cancel(closure) => self.cancel(closure),
+            }
+        }
+    }
+
+    fn remove(&mut self, closure: ClosureId) -> bool {
+        let at = self.calls.iter().position(|(id, _)| *id == closure);
+        at.and_then(|at| self.calls.remove(at)).is_some()
+    }
+
+    fn cancel(&mut self, closure: ClosureId) {
+        if let Some((id, cancellation)) = &self.running
+            && *id == closure
+        {
+            cancellation.cancel();
+        } else if self.remove(closure) {
+            let failure = Failure::new(FailureKind::Cancelled, "it was cancelled; schedule it again");
+            let (result, micros, positions) = (Err(failure), 0, Vec::new());
+            self.done.push_back(Done::Called { closure, result, micros, positions });
+        }
+    }
+
+    /// The next thing to do: closures come after everything else. One that was begun is [`finish`](Self::finish)ed before the next.
+    #[expect(clippy::should_implement_trait, reason = "the next one depends on what was finished")]
+    pub fn next(&mut self) -> Option<(Task, Cancellation)> {
+        let cancellation = Cancellation::default();
+        if let Some(make) = self.makes.pop_front() {
+            return Some((make, cancellation));
+        }
+        let (closure, call) = self.calls.pop_front()?;
+        self.running = Some((closure, cancellation.clone()));
+        let origin = Origin { job: self.job, closure, floor: self.floor };
+        Some((Task::Call { origin, call }, cancellation))
+    }
+
+    /// What was begun is done.
+    pub fn finish(&mut self, done: Option<Done>) {
+        self.running = None;
+        self.done.extend(done);
+    }
+
+    /// Whether there is something to tell.
+    pub fn has_done(&self) -> bool {
+        !self.done.is_empty()
+    }
+
+    /// What was done, up to about so many bytes of results.
+    pub fn take_done(&mut self, bytes: usize) -> Vec<Done> {
+        let (mut taken, mut sum) = (Vec::new(), 0);
+        while let Some(done) = self.done.pop_front() {
+            if let Done::Called { result: Ok(result), .. } = &done {
+                sum += result.len();
+            }
+            taken.push(done);
+            if sum >= bytes {
+                break;
+            }
+        }
+        taken
+    }
+
+    /// Nobody wants anything any more.
+    pub fn clear(&mut self) {
+        self.makes.clear();
+        self.calls.clear();
+        self.done.clear();
+        if let Some((_, cancellation)) = &self.running {
+            cancellation.cancel();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::call::FunctionId;
+
+    fn call() -> Call {
+        Call { function: FunctionId { name: "f".to_owned(), source: 0 }, arguments: Vec::new() }
+    }
+
+    fn batch(floor: u64, work: Vec<Work>) -> Batch {
+        Batch { session: 0, floor: ClosureId(floor), work }
+    }
+
+    fn a_call(closure: u64) -> Work {
+        Work::Call { closure: ClosureId(closure), call: call() }
+    }
+
+    fn origin(task: Option<(Task, Cancellation)>) -> Option<(u64, u64)> {
+        match task?.0 {
+            Task::Call { origin, .. } => Some((origin.closure.0, origin.floor.0)),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn cc_3_resources_come_before_closures_that_wait() {
+        let mut queue = Queue::new(7);
+        queue.add(batch(3, vec![a_call(3), a_call(4)]));
+        let make =
+            Work::Make { resource: ResourceId(0), call: call(), makes_variables: true, position: None };
+        assert_eq!(origin(queue.next()), Some((3, 3)));
+        queue.add(batch(3, vec![make, Work::Forget(ResourceId(9))]));
+        queue.finish(None);
+        assert!(matches!(queue.next(), Some((Task::Make { resource: ResourceId(0), .. }, _))));
+        queue.finish(Some(Done::Made { resource: ResourceId(0), result: Ok(()) }));
+        assert!(matches!(queue.next(), Some((Task::Forget(ResourceId(9)), _))));
+        queue.finish(None);
+        assert_eq!(origin(queue.next()), Some((4, 3)));
+        assert_eq!(queue.next().map(|_| ()), None);
+    }
+
+    #[test]
+    fn what_has_begun_is_not_returned_and_what_waits_is() {
+        let mut queue = Queue::new(0);
+        queue.add(batch(0, (0..4).map(a_call).collect()));
+        let (_, cancellation) = queue.next().unwrap();
+        let cancel = |closure| Work::Cancel(ClosureId(closure));
+        queue.add(batch(0, [0, 2].map(|closure| Work::Return(ClosureId(closure))).to_vec()));
+        queue.add(batch(0, vec![cancel(3), cancel(7)]));
+        assert!(!cancellation.is_cancelled());
+        queue.add(batch(0, vec![cancel(0)]));
+        assert!(cancellation.is_cancelled());
+        let done = queue.take_done(1 << 20);
+        assert_eq!(done[0], Done::Returned(ClosureId(2)));
+        assert!(matches!(&done[1], Done::Called { closure: ClosureId(3), result: Err(failure), .. }
+            if failure.kind == FailureKind::Cancelled));
+        assert_eq!(done.len(), 2);
+        queue.finish(None);
+        assert_eq!(origin(queue.next()), Some((1, 0)));
+    }
+
+    #[test]
+    fn results_are_told_in_pieces() {
+        let mut queue = Queue::new(0);
+        let done = |closure| Done::Called {
+            closure: ClosureId(closure),
+            result: Ok(Bytes::from_static(b"12345")),
+            micros: 1,
+            positions: Vec::new(),
+        };
+        (0..5).for_each(|closure| queue.finish(Some(done(closure))));
+        assert_eq!(
+            [queue.take_done(10).len(), queue.take_done(10).len(), queue.take_done(10).len()],
+            [2, 2, 1]
+        );
+        assert!(!queue.has_done());
+    }
+}

@@ -1,0 +1,59 @@
+//! A worker as a service of its process's server.
+
+use super::{Collected, Worker};
+use crate::message::{Answer, Question, decode, encode};
+use distribute_cluster::Job;
+use distribute_server::{Call, Reply, Service};
+use std::thread::Builder;
+
+/// The name of the service.
+pub const SERVICE: &str = "worker";
+
+impl Service for Worker {
+    fn call(&self, call: Call, reply: Reply) {
+        let Call { caller, message } = call;
+        if caller.job != Job::Chief {
+            return reply.fail(format!("{caller} is no coordinator: workers work for the chief alone"));
+        }
+        match decode(&message.body) {
+            Err(wrong) => {
+                reply.fail(format!("what {caller} sent is {wrong}: are both of the same build?"));
+            }
+            Ok(Question::Hello(hello)) => {
+                let worker = self.clone();
+                // It may wait for parameter servers, and calls behind it wait for this thread.
+                let started = Builder::new().name("distribute-hello".to_owned()).spawn(move || {
+                    let answer = worker.hello(&hello).map(|session| session.id());
+                    send(reply, &answer.map_or_else(Answer::Refused, |session| Answer::Welcome { session }));
+                });
+                // Without a thread the reply is dropped, which tells the caller.
+                drop(started);
+            }
+            Ok(Question::Submit(batch)) => {
+                let session = self.session(batch.session);
+                let answer = if session.is_some() { Answer::Submitted } else { Answer::Over };
+                if let Some(session) = session {
+                    session.submit(batch);
+                }
+                send(reply, &answer);
+            }
+            Ok(Question::Collect { session }) => match self.session(session) {
+                Some(session) => session.collect(Box::new(move |collected| {
+                    let answer = match collected {
+                        Collected::Done(done) => Answer::Collected(done),
+                        Collected::Over => Answer::Over,
+                    };
+                    send(reply, &answer);
+                })),
+                None => send(reply, &Answer::Over),
+            },
+        }
+    }
+}
+
+fn send(reply: Reply, answer: &Answer) {
+    match encode(answer) {
+        Ok(bytes) => reply.answer("", bytes),
+        Err(error) => reply.fail(format!("the answer cannot be encoded: {error}")),
+    }
+}

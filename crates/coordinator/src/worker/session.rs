@@ -1,0 +1,215 @@
+//! The work for one coordinator: a thread that runs it, and who is told of it.
+
+use super::queue::{Queue, Task};
+use crate::call::{Call, ClosureId};
+use crate::failure::{Failure, FailureKind};
+use crate::message::{Batch, Done, Hello};
+use crate::program::{CallContext, Cancellation, Executor};
+use distribute_cluster::deadline::Stopwatch;
+use distribute_log::heard;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::Builder;
+use std::time::Duration;
+
+/// How long the thread sleeps at most before it looks again for something to do.
+const SLEEP: Duration = Duration::from_secs(1);
+
+/// As for replicas: models recur.
+const STACK: usize = 16 << 20;
+
+/// What a coordinator is told.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Collected {
+    /// What was done.
+    Done(Vec<Done>),
+    /// The session is over.
+    Over,
+}
+
+/// Who waits for what was done.
+type Collector = Box<dyn FnOnce(Collected) + Send>;
+
+/// The work for one coordinator, since it connected.
+pub(crate) struct Session {
+    id: u64,
+    worker: usize,
+    executor: Arc<dyn Executor>,
+    /// How many bytes a result may have.
+    limit: usize,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    queue: Queue,
+    collector: Option<Collector>,
+    is_over: bool,
+}
+
+impl Session {
+    pub fn start(
+        id: u64,
+        hello: &Hello,
+        executor: Arc<dyn Executor>,
+        limit: usize,
+    ) -> Result<Arc<Self>, Failure> {
+        let state = Mutex::new(State { queue: Queue::new(hello.job), collector: None, is_over: false });
+        let session =
+            Arc::new(Self { id, worker: hello.worker, executor, limit, state, changed: Condvar::new() });
+        let runs = session.clone();
+        let name = format!("worker-{}", hello.worker);
+        let thread = Builder::new().name(name).stack_size(STACK).spawn(move || runs.run());
+        thread.map_err(|source| {
+            let text = format!("the system has no thread for it: {source}; see what the machine runs");
+            Failure::new(FailureKind::Function, text)
+        })?;
+        Ok(session)
+    }
+
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Takes more work. Nothing, if the session is over.
+    pub fn submit(&self, batch: Batch) {
+        let mut state = self.lock();
+        if !state.is_over {
+            state.queue.add(batch);
+            self.changed.notify_all();
+            self.tell(state);
+        }
+    }
+
+    /// Tells what was done, as soon as there is something to tell. Who asked before is told that there was nothing.
+    pub fn collect(&self, collector: Collector) {
+        let mut state = self.lock();
+        if state.is_over {
+            drop(state);
+            return collector(Collected::Over);
+        }
+        let before = state.collector.replace(collector);
+        self.tell(state);
+        if let Some(before) = before {
+            before(Collected::Done(Vec::new()));
+        }
+    }
+
+    /// Ends it. What runs is asked to end, and nobody is told of it.
+    pub fn end(&self) {
+        let mut state = self.lock();
+        state.is_over = true;
+        state.queue.clear();
+        let collector = state.collector.take();
+        self.changed.notify_all();
+        drop(state);
+        if let Some(collector) = collector {
+            collector(Collected::Over);
+        }
+    }
+
+    fn tell(&self, mut state: MutexGuard<'_, State>) {
+        if !state.queue.has_done() {
+            return;
+        }
+        let Some(collector) = state.collector.take() else { return };
+        let done = state.queue.take_done(self.limit);
+        drop(state);
+        collector(Collected::Done(done));
+    }
+
+    fn run(&self) {
+        while let Some((task, cancellation)) = self.next() {
+            let done = self.carry_out(task, cancellation);
+            let mut state = self.lock();
+            if state.is_over {
+                return;
+            }
+            state.queue.finish(done);
+            self.tell(state);
+        }
+    }
+
+    /// The next thing to do; `None` when the session is over.
+    fn next(&self) -> Option<(Task, Cancellation)> {
+        let mut state = self.lock();
+        loop {
+            if state.is_over {
+                return None;
+            }
+            if let Some(next) = state.queue.next() {
+                return Some(next);
+            }
+            state = self.changed.wait_timeout(state, SLEEP).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn carry_out(&self, task: Task, cancellation: Cancellation) -> Option<Done> {
+        let executor = &*self.executor;
+        match task {
+            Task::Call { origin, call } => {
+                let clock = Stopwatch::start();
+                let context = CallContext::new(Some(origin), false, cancellation);
+                let closure = Some(origin.closure);
+                let result = self.guarded(&call, closure, || executor.call(&context, &call));
+                let result = result.and_then(|bytes| {
+                    if bytes.len() <= self.limit {
+                        return Ok(bytes);
+                    }
+                    let text = format!(
+                        "its result has {} bytes, {} are the most: keep it in a variable or a file, and return what it comes to",
+                        bytes.len(),
+                        self.limit
+                    );
+                    Err(Failure::new(FailureKind::TooLarge, text).at(&call.function, closure, self.worker))
+                });
+                let micros = clock.elapsed().as_micros() as u64;
+                let positions = match &result {
+                    // It runs again, and takes the same elements.
+                    Err(failure) if failure.kind == FailureKind::Server => {
+                        executor.rewind();
+                        Vec::new()
+                    }
+                    _ => executor.positions(),
+                };
+                Some(Done::Called { closure: origin.closure, result, micros, positions })
+            }
+            Task::Make { resource, call, makes_variables, position } => {
+                let context = CallContext::new(None, makes_variables, cancellation);
+                let make = || executor.make(&context, resource, &call, position.as_ref());
+                let result = self.guarded(&call, None, make);
+                Some(Done::Made { resource, result })
+            }
+            Task::Forget(resource) => {
+                executor.forget(resource);
+                None
+            }
+        }
+    }
+
+    /// Runs what is the user's: its panic is a failure, and each says where it was.
+    fn guarded<T>(
+        &self,
+        call: &Call,
+        closure: Option<ClosureId>,
+        run: impl FnOnce() -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        let result = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
+            let says = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+            let says = says.or_else(|| panic.downcast_ref::<String>().cloned());
+            let text = format!("it panicked: {}", says.as_deref().unwrap_or("see the worker's log"));
+            Err(Failure::new(FailureKind::Panicked, text))
+        });
+        result.map_err(|failure| {
+            let failure = failure.at(&call.function, closure, self.worker);
+            if failure.kind == FailureKind::Panicked {
+                heard(|| tracing::error!("{failure}; the worker goes on"));
+            }
+            failure
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,114 @@
+//! The part of one of several workers that don't wait for each other: each makes whole batches its own steps.
+
+use super::DistributeOptions;
+use crate::pipeline::{self, WorkerShard};
+use crate::plan::policy::{AutoShardPolicy, Decision, decide};
+use crate::{Dataset, Error, Result};
+use distribute_log::heard;
+use distribute_tensor::Nest;
+
+impl<T: Nest> Dataset<T> {
+    // PSV1-12
+    /// What worker `worker` of `workers` reads of this dataset of batches, where each makes steps of batches of its own: of files its own ones,
+    /// otherwise the batches `worker`, `worker + workers`, …; and why. No batch is cut, and workers may have different numbers of them.
+    ///
+    /// ```
+    /// use distribute_data::{AutoShardPolicy, Dataset, DistributeOptions};
+    ///
+    /// let batches = Dataset::range(10).batch(2);
+    /// let (second, decision) = batches.part_of_worker(2, 1, &DistributeOptions::default())?;
+    /// assert_eq!(decision.taken, AutoShardPolicy::Data);
+    /// let ids: Vec<_> = second.iter().map(|batch| Ok(batch?.to_vec::<i64>()?)).collect::<Result<_, distribute_data::Error>>()?;
+    /// assert_eq!(ids, [[2, 3], [6, 7]]);
+    /// # Ok::<(), distribute_data::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Worker`] for a worker that there is not; [`Error::Unshardable`] and [`Error::TooFewFiles`] where the policy asks for files;
+    /// [`Error::Unordered`] where workers that read the same batches could see them in different orders.
+    pub fn part_of_worker(
+        &self,
+        workers: usize,
+        worker: usize,
+        options: &DistributeOptions,
+    ) -> Result<(Self, Decision)> {
+        if worker >= workers {
+            return Err(Error::Worker { worker, workers });
+        }
+        let decision = decide(self.pipeline(), options.policy, options.rule, workers)?;
+        let shard = match decision.taken {
+            _ if workers == 1 => return Ok((self.clone(), decision)),
+            AutoShardPolicy::File => WorkerShard::Files { workers, index: worker },
+            AutoShardPolicy::Hint => WorkerShard::Hint { workers, index: worker },
+            AutoShardPolicy::Off => return Ok((self.clone(), decision)),
+            AutoShardPolicy::Auto | AutoShardPolicy::Data => {
+                if let Some(operation) = pipeline::unrepeatable(self.pipeline()) {
+                    return Err(Error::Unordered { operation });
+                }
+                if options.policy == AutoShardPolicy::Auto {
+                    heard(|| {
+                        tracing::warn!(
+                            why = decision.why,
+                            "every worker reads all of the dataset, and takes one batch of {workers}; a function can give each a part of its \
+                             own (distribute_datasets_from_function)"
+                        );
+                    });
+                }
+                return Ok((self.shard(workers, worker), decision));
+            }
+        };
+        Ok((Self::from_pipeline(pipeline::shard(self.pipeline(), &shard)), decision))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parts(workers: usize, policy: AutoShardPolicy) -> Vec<Vec<Vec<i64>>> {
+        let options = DistributeOptions { policy, ..Default::default() };
+        let part = |worker| {
+            let (part, _) = Dataset::range(7).batch(2).part_of_worker(workers, worker, &options).unwrap();
+            part.iter().map(|batch| batch.unwrap().to_vec::<i64>().unwrap()).collect()
+        };
+        (0..workers).map(part).collect()
+    }
+
+    #[test]
+    fn psv1_12_workers_that_do_not_wait_take_whole_batches_in_turn() {
+        let all = vec![vec![0, 1], vec![2, 3], vec![4, 5], vec![6]];
+        let turns = parts(3, AutoShardPolicy::Auto);
+        assert_eq!(turns, [vec![vec![0, 1], vec![6]], vec![vec![2, 3]], vec![vec![4, 5]]]);
+        assert_eq!(parts(1, AutoShardPolicy::Auto), std::slice::from_ref(&all));
+        assert_eq!(parts(2, AutoShardPolicy::Off), [all.clone(), all]);
+    }
+
+    #[test]
+    fn what_cannot_be_parted_is_refused() {
+        let data = Dataset::range(4).batch(2);
+        let file = DistributeOptions { policy: AutoShardPolicy::File, ..Default::default() };
+        assert!(matches!(data.part_of_worker(2, 0, &file), Err(Error::Unshardable { .. })));
+        let no_such = data.part_of_worker(2, 2, &file);
+        assert!(matches!(no_such, Err(Error::Worker { worker: 2, workers: 2 })));
+    }
+
+    #[test]
+    fn psv1_12_workers_read_files_of_their_own_where_there_are_enough() {
+        let folder = tempfile::tempdir().unwrap();
+        let paths: Vec<_> = (0..3).map(|file| folder.path().join(format!("{file}.txt"))).collect();
+        for (file, path) in paths.iter().enumerate() {
+            std::fs::write(path, format!("{file}a\n{file}b\n")).unwrap();
+        }
+        let lines = |workers, worker| {
+            let data = crate::text_lines(paths.clone()).batch(2);
+            let (part, decision) =
+                data.part_of_worker(workers, worker, &DistributeOptions::default()).unwrap();
+            let lines =
+                part.iter().map(|batch| batch.unwrap().to_vec::<Vec<u8>>().unwrap()).collect::<Vec<_>>();
+            (decision.taken, lines.concat())
+        };
+        assert_eq!(lines(2, 0), (AutoShardPolicy::File, ["0a", "0b", "2a", "2b"].map(Vec::from).to_vec()));
+        assert_eq!(lines(2, 1), (AutoShardPolicy::File, ["1a", "1b"].map(Vec::from).to_vec()));
+        assert_eq!(lines(4, 3).0, AutoShardPolicy::Data);
+    }
+}

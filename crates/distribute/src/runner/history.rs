@@ -1,0 +1,164 @@
+//! [`History`]: what a training has come to, epoch by epoch, and how it is stored in a backup.
+
+use distribute_checkpoint::Value;
+
+/// What one epoch has come to.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Epoch {
+    /// Which one, from 0.
+    pub epoch: usize,
+    /// How many steps it had.
+    pub steps: usize,
+    /// The mean of its steps' losses, each of which is the mean over the global batch.
+    pub loss: f64,
+    /// The mean loss over all examples of the validation, where the epoch ended with one.
+    pub validation_loss: Option<f64>,
+}
+
+/// To the bit: a NaN is equal to itself.
+impl PartialEq for Epoch {
+    fn eq(&self, other: &Self) -> bool {
+        let bits = |epoch: &Self| {
+            (epoch.epoch, epoch.steps, epoch.loss.to_bits(), epoch.validation_loss.map(f64::to_bits))
+        };
+        bits(self) == bits(other)
+    }
+}
+
+/// Why a training has ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum End {
+    /// It has made all its epochs.
+    #[default]
+    Epochs,
+    /// Its validations were no better for [so many times](super::Trainer::patience).
+    Patience,
+    /// A callback has said so.
+    Callback,
+    /// This process was [told to end](super::Trainer::save_on_notice): the training has not ended, and is to be started again.
+    Notice,
+}
+
+impl End {
+    /// As it is stored; what is `None` is not.
+    pub(super) fn name(self) -> Option<&'static str> {
+        match self {
+            End::Patience => Some("patience"),
+            End::Callback => Some("callback"),
+            End::Epochs | End::Notice => None,
+        }
+    }
+
+    pub(super) fn of_name(name: &str) -> Option<Self> {
+        [End::Patience, End::Callback].into_iter().find(|end| end.name() == Some(name))
+    }
+}
+
+/// All epochs of a training, also those from before it was interrupted.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
+#[doc(alias = "tf.keras.callbacks.History")]
+pub struct History {
+    /// In their order.
+    pub epochs: Vec<Epoch>,
+    /// Why there are no more.
+    pub end: End,
+}
+
+impl History {
+    /// The epoch with the lowest validation loss, the first of those that have it; `None` where no validation has come to a number.
+    pub fn best(&self) -> Option<&Epoch> {
+        let validated = self.epochs.iter().filter_map(|epoch| Some((epoch, epoch.validation_loss?)));
+        let best = validated
+            .filter(|(_, loss)| !loss.is_nan())
+            .reduce(|best, other| if other.1 < best.1 { other } else { best });
+        best.map(|(epoch, _)| epoch)
+    }
+
+    /// How many validations there have been since one was better than all before by more than `min_delta`.
+    #[doc(alias = "tf.keras.callbacks.EarlyStopping")]
+    pub(super) fn validations_since_better(&self, min_delta: f64) -> usize {
+        let (mut least, mut since) = (f64::INFINITY, 0);
+        for loss in self.epochs.iter().filter_map(|epoch| epoch.validation_loss) {
+            // Not so of a NaN; and infinity less anything is infinity.
+            (least, since) = if loss < least - min_delta { (loss, 0) } else { (least, since + 1) };
+        }
+        since
+    }
+}
+
+/// As metadata of a checkpoint. Losses are stored as bits, since JSON has neither NaN nor all digits.
+pub(super) fn to_value(epochs: &[Epoch]) -> Value {
+    let each = epochs.iter().map(|epoch| {
+        let validation = epoch.validation_loss.map(f64::to_bits);
+        Value::from(vec![
+            Value::from(epoch.steps),
+            Value::from(epoch.loss.to_bits()),
+            validation.map_or(Value::Null, Value::from),
+        ])
+    });
+    Value::from(each.collect::<Vec<_>>())
+}
+
+/// What [`to_value`] has stored; `None` if this is something else.
+pub(super) fn from_value(value: &Value) -> Option<Vec<Epoch>> {
+    let each = value.as_array()?.iter().enumerate().map(|(epoch, stored)| {
+        let [steps, loss, validation] = &stored.as_array()?[..] else { return None };
+        let validation_loss = match validation {
+            Value::Null => None,
+            bits => Some(f64::from_bits(bits.as_u64()?)),
+        };
+        let steps = usize::try_from(steps.as_u64()?).ok()?;
+        Some(Epoch { epoch, steps, loss: f64::from_bits(loss.as_u64()?), validation_loss })
+    });
+    each.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn epoch(epoch: usize, loss: f64, validation_loss: Option<f64>) -> Epoch {
+        Epoch { epoch, steps: 3, loss, validation_loss }
+    }
+
+    #[test]
+    fn a_history_is_read_back_to_the_bit_and_nothing_else_is_read() {
+        let epochs = vec![epoch(0, 0.1 + 0.2, Some(-0.)), epoch(1, f64::NAN, None)];
+        let text = to_value(&epochs).to_string();
+        let value: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(from_value(&value), Some(epochs));
+        for wrong in ["{}", "[1]", "[[1, 2]]", "[[1, 2, \"x\"]]", "[[-1, 2, 3]]"] {
+            assert_eq!(from_value(&serde_json::from_str(wrong).unwrap()), None, "{wrong}");
+        }
+    }
+
+    fn with(losses: &[f64]) -> History {
+        // Every other epoch is not validated.
+        let validated = losses.iter().flat_map(|loss| [None, Some(*loss)]);
+        let epochs = validated.enumerate().map(|(number, loss)| epoch(number, 1., loss)).collect();
+        History { epochs, ..Default::default() }
+    }
+
+    #[test]
+    fn a_validation_counts_as_better_by_more_than_the_least_difference() {
+        const NAN: f64 = f64::NAN;
+        for (losses, min_delta, since, best) in [
+            (&[][..], 0., 0, None),
+            (&[NAN, NAN], 0., 2, None),
+            (&[3., 2., 1.], 0., 0, Some(5)),
+            (&[3., 2., 2., NAN], 0., 2, Some(3)),
+            // Slow, but better than the last that counted in the end.
+            (&[3., 2.8, 2.6, 2.4], 0.5, 0, Some(7)),
+            (&[3., 2.8, 2.6], 0.5, 2, Some(5)),
+            (&[1., 5., 0.5, 0.6], 0., 1, Some(5)),
+            (&[f64::INFINITY, 1.], 0., 0, Some(3)),
+        ] {
+            let history = with(losses);
+            assert_eq!(history.validations_since_better(min_delta), since, "{losses:?}");
+            assert_eq!(history.best().map(|epoch| epoch.epoch), best, "{losses:?}");
+        }
+    }
+}

@@ -1,0 +1,30 @@
+//! Whole trainings in one call: [`run`] goes through epochs, validates and keeps what a restart goes on from, under any strategy.
+//!
+//! | item | what it is |
+//! |---|---|
+//! | [`Trainer`] | how long to train, in which batches, when to end early, and where backups go |
+//! | [`Datasets`] | what examples are for training and for validation, for each worker |
+//! | [`run`] | the training; it gives the [`History`] |
+//! | [`evaluate`], [`predict`] | the loss of a model over a dataset, and what it makes of each example |
+//! | [`Evaluator`] | a task of its own, which evaluates each checkpoint beside the training |
+//! | [`ParameterServerStrategy`] | parameter servers as `TF_CONFIG` has them |
+
+mod backup;
+mod checks;
+mod datasets;
+mod evaluate;
+mod evaluator;
+mod history;
+mod parameter_servers;
+mod progress;
+mod run;
+mod trainer;
+
+pub use backup::{LAST, STEP};
+pub use datasets::{Batching, Datasets};
+pub use evaluate::{evaluate, predict};
+pub use evaluator::{Evaluated, Evaluator};
+pub use history::{End, Epoch, History};
+pub use parameter_servers::ParameterServerStrategy;
+pub use run::{Phase, run};
+pub use trainer::{Step, Trainer};

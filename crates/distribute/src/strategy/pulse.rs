@@ -1,0 +1,37 @@
+//! What the steps of optimizers came to: for who watches a running job.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Examples and the last loss, as bits. It is written by one thread at a time, and a look between two writes is as good as one before.
+#[derive(Debug, Default)]
+pub(crate) struct Pulse {
+    examples: AtomicU64,
+    loss: AtomicU64,
+    steps: AtomicU64,
+}
+
+impl Pulse {
+    /// A step over so many examples had this loss.
+    pub(crate) fn beat(&self, examples: f64, loss: f64) {
+        let before = f64::from_bits(self.examples.load(Ordering::Relaxed));
+        self.loss.store(loss.to_bits(), Ordering::Relaxed);
+        self.steps.fetch_add(1, Ordering::Relaxed);
+        // Last: who reads it first knows a loss that is at least as late.
+        self.examples.store((before + examples).to_bits(), Ordering::Release);
+    }
+
+    /// How many examples there were.
+    pub(crate) fn examples(&self) -> f64 {
+        f64::from_bits(self.examples.load(Ordering::Acquire))
+    }
+
+    /// The last loss, if there was any.
+    pub(crate) fn loss(&self) -> Option<f64> {
+        (self.steps() > 0).then(|| f64::from_bits(self.loss.load(Ordering::Relaxed)))
+    }
+
+    /// How many steps there were.
+    pub(crate) fn steps(&self) -> u64 {
+        self.steps.load(Ordering::Relaxed)
+    }
+}

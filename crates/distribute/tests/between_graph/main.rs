@@ -1,0 +1,12 @@
+//! Workers that each run the whole program, on clusters whose tasks are all in this process. Names carry the numbers of the rules.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod input;
+mod legacy;
+mod local;
+mod processes;
+mod support;
+mod training;
+mod variables;
+mod workers;

@@ -1,0 +1,39 @@
+//! Workers as threads of one cluster.
+
+use distribute::between_graph::ParameterServerStrategy;
+use distribute::{Job, LocalCluster, ParameterServerBuilder, Result};
+use std::time::Duration;
+
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The settings of one worker of a cluster.
+pub fn settings(cluster: &LocalCluster, worker: usize) -> ParameterServerBuilder {
+    let settings = distribute::ParameterServerStrategy::builder().join_timeout(PATIENCE);
+    settings.cluster_resolver(cluster.resolver_of(Job::Worker.task(worker)))
+}
+
+/// One worker of a cluster, with so many replicas.
+pub fn worker(cluster: &LocalCluster, worker: usize, replicas: usize) -> ParameterServerStrategy {
+    let devices: Vec<_> = (0..replicas).map(|device| format!("cpu:{device}")).collect();
+    let settings = settings(cluster, worker).devices(devices.iter().map(String::as_str));
+    ParameterServerStrategy::of(settings).unwrap()
+}
+
+/// Runs the same program on all workers at once, each on a thread, and gives what each has returned.
+pub fn all<T: Send>(
+    workers: usize,
+    servers: usize,
+    program: impl Fn(ParameterServerStrategy) -> Result<T> + Sync,
+) -> Vec<T> {
+    let cluster = LocalCluster::new(workers, servers).unwrap();
+    std::thread::scope(|scope| {
+        let run = |number| {
+            let (cluster, program) = (&cluster, &program);
+            scope.spawn(move || {
+                program(worker(cluster, number, 1)).unwrap_or_else(|error| panic!("worker {number}: {error}"))
+            })
+        };
+        let running: Vec<_> = (0..workers).map(run).collect();
+        running.into_iter().map(|worker| worker.join().unwrap()).collect()
+    })
+}

@@ -1,0 +1,42 @@
+//! What is counted on servers by closures.
+
+use distribute::remote::WorkerContext;
+use distribute::{ClusterCoordinator, HostTensor, IndexedSlices, ParameterServerStrategy, Result, Variable};
+
+pub const ROWS: usize = 10;
+
+/// Counters, over all servers.
+#[distribute::remote]
+pub fn make_counters(worker: &WorkerContext) -> Result<Variable> {
+    counters_of(worker.strategy())
+}
+
+pub fn counters_of(strategy: &ParameterServerStrategy) -> Result<Variable> {
+    strategy.scope(|| Variable::new("counters", HostTensor::new(vec![0i64; ROWS], [ROWS, 1])?))
+}
+
+/// Counts in two rows, which are on different servers, by different operations.
+#[distribute::remote]
+pub fn count(_worker: &WorkerContext, counters: &Variable, row: i64) -> Result<i64> {
+    for row in [row, ROWS as i64 - 1 - row] {
+        let one = HostTensor::new(vec![1i64], [1, 1])?;
+        counters.scatter_add(IndexedSlices::new(one, HostTensor::vector(vec![row]), None)?)?;
+    }
+    Ok(row)
+}
+
+/// What has been counted.
+pub fn read(counters: &Variable) -> Vec<i64> {
+    counters.read::<HostTensor>().unwrap().to_vec::<i64>().unwrap()
+}
+
+/// What a closure counts.
+pub fn add(row: usize, to: &mut [i64]) {
+    to[row] += 1;
+    to[ROWS - 1 - row] += 1;
+}
+
+/// A coordinator that goes on however often tasks are lost.
+pub fn patient(strategy: &ParameterServerStrategy) -> ClusterCoordinator {
+    ClusterCoordinator::builder(strategy).worker_losses(1000).server_failures(1000).build().unwrap()
+}

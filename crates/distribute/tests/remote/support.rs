@@ -1,0 +1,87 @@
+//! Workers, and calls as they get them.
+
+use bytes::Bytes;
+use distribute::remote::{RemoteFunction, RemoteProgram};
+use distribute::{Job, LocalCluster, ParameterServerBuilder, ParameterServerStrategy};
+use distribute_coordinator::{
+    Argument, Call, CallContext, Cancellation, Executor, Failure, Program, ResourceId,
+};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::sync::Arc;
+
+/// The coordinator's strategy over two servers.
+pub fn coordinator(workers: usize) -> ParameterServerStrategy {
+    let cluster = LocalCluster::new(workers, 2).unwrap();
+    ParameterServerStrategy::builder().cluster_resolver(cluster.resolver()).build().unwrap()
+}
+
+/// All workers of a coordinator's strategy.
+pub fn workers_of(strategy: &ParameterServerStrategy) -> Vec<Worker> {
+    let program = RemoteProgram::of_local_cluster(strategy).unwrap().unwrap();
+    let start = |worker| Worker(program.start(worker, strategy.workers(), &Bytes::new()).unwrap());
+    (0..strategy.workers()).map(start).collect()
+}
+
+/// The only worker of a cluster, with a replica.
+pub fn worker() -> Worker {
+    workers_of(&coordinator(1)).remove(0)
+}
+
+/// The only worker of a cluster, of these settings.
+pub fn worker_with(builder: ParameterServerBuilder) -> Worker {
+    let cluster = LocalCluster::new(1, 2).unwrap();
+    let builder = builder.cluster_resolver(cluster.resolver_of(Job::Worker.task(0)));
+    Worker(RemoteProgram::of_task(builder).unwrap().start(0, 1, &Bytes::new()).unwrap())
+}
+
+pub struct Worker(pub Arc<dyn Executor>);
+
+/// A call for which nothing was said.
+pub fn context() -> CallContext {
+    CallContext::new(None, false, Cancellation::default())
+}
+
+/// One that may make variables.
+pub fn making() -> CallContext {
+    CallContext::new(None, true, Cancellation::default())
+}
+
+pub fn value(value: impl Serialize) -> Argument {
+    Argument::Value(Bytes::from(postcard::to_stdvec(&value).unwrap()))
+}
+
+pub fn resource(id: u64) -> Argument {
+    Argument::Resource(ResourceId(id))
+}
+
+pub fn call_of<F: RemoteFunction>(_: F, arguments: impl Into<Vec<Argument>>) -> Call {
+    Call { function: F::id(), arguments: arguments.into() }
+}
+
+impl Worker {
+    pub fn try_call<F: RemoteFunction>(
+        &self,
+        function: F,
+        arguments: impl Into<Vec<Argument>>,
+    ) -> Result<F::Output, Failure>
+    where
+        F::Output: DeserializeOwned,
+    {
+        let bytes = self.0.call(&context(), &call_of(function, arguments))?;
+        Ok(postcard::from_bytes(&bytes).unwrap())
+    }
+
+    pub fn call<F: RemoteFunction>(&self, function: F, arguments: impl Into<Vec<Argument>>) -> F::Output
+    where
+        F::Output: DeserializeOwned,
+    {
+        self.try_call(function, arguments).unwrap_or_else(|failure| panic!("{failure}"))
+    }
+
+    /// Makes a resource, and the variables that it needs.
+    pub fn make<F: RemoteFunction>(&self, id: u64, function: F, arguments: impl Into<Vec<Argument>>) {
+        let made = self.0.make(&making(), ResourceId(id), &call_of(function, arguments), None);
+        made.unwrap_or_else(|failure| panic!("{failure}"));
+    }
+}

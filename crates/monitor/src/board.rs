@@ -1,0 +1,89 @@
+//! The latest report, and the thread that makes it.
+
+use crate::history::History;
+use crate::{FORMAT, Report};
+use distribute_cluster::Stopwatch;
+use std::path::Path;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// How often a job is asked.
+const EVERY: Duration = Duration::from_millis(500);
+
+/// What a job says of itself.
+///
+/// It is asked on a thread of the monitor, twice a second. Where an answer takes long, those who look are shown the one before, with its age.
+pub trait Source: Send + 'static {
+    /// What it does now. What follows from samples of before is filled in: rates, the history, times.
+    fn look(&mut self) -> Report;
+}
+
+/// Where the latest report is.
+pub(crate) struct Board {
+    state: Mutex<State>,
+    changed: Condvar,
+    clock: Stopwatch,
+}
+
+struct State {
+    latest: Report,
+    /// When it was made.
+    made: Duration,
+    is_over: bool,
+}
+
+impl Board {
+    pub(crate) fn new() -> Self {
+        let latest =
+            Report { format: FORMAT, program: program(), process: std::process::id(), ..Report::default() };
+        let state = State { latest, made: Duration::ZERO, is_over: false };
+        Self { state: Mutex::new(state), changed: Condvar::new(), clock: Stopwatch::start() }
+    }
+
+    /// The latest report.
+    pub(crate) fn report(&self) -> Report {
+        let now = self.clock.elapsed();
+        let state = self.lock();
+        Report { age: now.saturating_sub(state.made).as_secs_f64(), ..state.latest.clone() }
+    }
+
+    /// Asks the job, until the end.
+    pub(crate) fn follow(&self, mut source: impl Source) {
+        let mut history = History::new();
+        loop {
+            let now = self.clock.elapsed();
+            let mut report = source.look();
+            (report.format, report.program, report.process) = (FORMAT, program(), std::process::id());
+            (report.seconds, report.age) = (now.as_secs_f64(), 0.);
+            history.add(&mut report);
+            let mut state = self.lock();
+            (state.latest, state.made) = (report, now);
+            if state.is_over {
+                return;
+            }
+            let waited = self.changed.wait_timeout_while(state, EVERY, |state| !state.is_over);
+            if waited.unwrap_or_else(PoisonError::into_inner).0.is_over {
+                return;
+            }
+        }
+    }
+
+    pub(crate) fn end(&self) {
+        self.lock().is_over = true;
+        self.changed.notify_all();
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.lock().is_over
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The name of this program's file.
+fn program() -> String {
+    let path = std::env::args_os().next().unwrap_or_default();
+    Path::new(&path).file_name().unwrap_or_default().to_string_lossy().into_owned()
+}

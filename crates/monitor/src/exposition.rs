@@ -1,0 +1,220 @@
+//! A report in Prometheus' text format.
+
+use crate::Report;
+use std::fmt::{self, Write};
+
+/// What the answer to a scrape is called.
+#[cfg(unix)]
+pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// The metrics of a job, in Prometheus' text format. All names begin with `distribute_`.
+///
+/// ```
+/// use distribute_monitor::{Progress, Report, exposition};
+/// let report = Report { progress: Progress { steps: 7, ..Progress::default() }, ..Report::default() };
+/// assert!(exposition(&report).contains("# TYPE distribute_steps_total counter\ndistribute_steps_total 7\n"));
+/// ```
+pub fn exposition(report: &Report) -> String {
+    let mut out = Exposition(String::new());
+    let Report { progress, world, .. } = report;
+    out.one(
+        "distribute_watched_seconds",
+        "gauge",
+        "Seconds since this process has been watched.",
+        report.seconds,
+    );
+    out.one("distribute_report_age_seconds", "gauge", "How long ago the job said what follows.", report.age);
+    out.one("distribute_steps_total", "counter", "Steps that have begun.", progress.steps as f64);
+    out.one("distribute_examples_total", "counter", "Examples that optimizers have seen.", progress.examples);
+    let loss = if progress.diverged { Some(f64::NAN) } else { progress.loss };
+    out.each("distribute_loss", "gauge", "The loss of the last step.", loss.map(|loss| ([], loss)));
+    let step = "Seconds that a step took, in the last seconds.";
+    out.each("distribute_step_seconds", "gauge", step, progress.seconds_per_step.map(|it| ([], it)));
+    let rate = "Examples in a second, in the last seconds.";
+    out.one("distribute_examples_per_second", "gauge", rate, progress.examples_per_second);
+    out.one("distribute_replicas", "gauge", "Replicas of all workers.", world.replicas as f64);
+    out.one("distribute_workers", "gauge", "Workers of the world.", world.workers.len() as f64);
+    let lost = world.workers.iter().filter(|worker| worker.away.is_some()).count();
+    out.one(
+        "distribute_workers_lost",
+        "gauge",
+        "Workers of the world that are lost to this one.",
+        lost as f64,
+    );
+
+    let names: Vec<_> = report.replicas.iter().map(|it| (it.replica.to_string(), it)).collect();
+    let spent = names.iter().flat_map(|(name, replica)| {
+        replica
+            .spent
+            .iter()
+            .map(move |(what, seconds)| ([("replica", &**name), ("activity", &**what)], *seconds))
+    });
+    let help = "Into what the seconds of a replica went; waiting is for other replicas, in collective calls.";
+    out.each("distribute_replica_seconds_total", "counter", help, spent);
+    let waiting = names.iter().map(|(name, replica)| {
+        let now = replica.now.as_ref().filter(|now| now.what == "waiting");
+        ([("replica", &**name)], now.map_or(0., |now| now.seconds))
+    });
+    let help = "For how long a replica has been waiting for others just now.";
+    out.each("distribute_replica_waiting_seconds", "gauge", help, waiting);
+
+    if let Some(coordinator) = &report.coordinator {
+        let (queued, ended, away) =
+            (coordinator.queued as f64, coordinator.ended as f64, coordinator.away() as f64);
+        out.one("distribute_coordinator_queued", "gauge", "Closures that wait for a worker.", queued);
+        out.one("distribute_coordinator_ended_total", "counter", "Closures that have ended.", ended);
+        out.one("distribute_coordinator_workers_away", "gauge", "Workers that are not there.", away);
+        if let Some(staleness) = coordinator.staleness {
+            let help = "How many other closures ended while one ran, on the average.";
+            out.one("distribute_coordinator_staleness", "gauge", help, staleness);
+        }
+        let closures =
+            coordinator.workers.iter().filter_map(|it| Some(([("worker", &*it.name)], it.closures? as f64)));
+        out.each("distribute_coordinator_worker_closures", "gauge", "Closures that a worker has.", closures);
+        let losses =
+            coordinator.workers.iter().filter_map(|it| Some(([("worker", &*it.name)], it.losses? as f64)));
+        out.each(
+            "distribute_coordinator_worker_losses_total",
+            "counter",
+            "How often a worker was lost.",
+            losses,
+        );
+    }
+    let servers = &report.servers;
+    let of = |value: fn(&crate::ParameterServer) -> Option<u64>| {
+        servers.iter().filter_map(move |it| Some(([("server", &*it.name)], value(it)? as f64)))
+    };
+    out.each(
+        "distribute_server_tables",
+        "gauge",
+        "Variables and shards on a server.",
+        of(|it| Some(it.tables)),
+    );
+    out.each("distribute_server_rows", "gauge", "Rows of these.", of(|it| Some(it.rows)));
+    out.each("distribute_server_bytes", "gauge", "Bytes of these.", of(|it| Some(it.bytes)));
+    let help = "Rows that were read from a server since it started.";
+    out.each("distribute_server_rows_read_total", "counter", help, of(|it| it.rows_read));
+    let help = "Rows that had gradients sent to a server since it started.";
+    out.each("distribute_server_rows_pushed_total", "counter", help, of(|it| it.rows_pushed));
+    out.0
+}
+
+struct Exposition(String);
+
+impl Exposition {
+    fn one(&mut self, name: &str, kind: &str, help: &str, value: f64) {
+        self.each(name, kind, help, [([], value)]);
+    }
+
+    /// A metric with its samples, or nothing where there are none.
+    fn each<'a, const N: usize>(
+        &mut self,
+        name: &str,
+        kind: &str,
+        help: &str,
+        samples: impl IntoIterator<Item = ([(&'a str, &'a str); N], f64)>,
+    ) {
+        let mut samples = samples.into_iter().peekable();
+        if samples.peek().is_none() {
+            return;
+        }
+        let out = &mut self.0;
+        let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
+        for (labels, value) in samples {
+            let _ = write!(out, "{name}");
+            for (place, (label, value)) in labels.iter().enumerate() {
+                let _ = write!(out, "{}{label}=\"{}\"", if place == 0 { '{' } else { ',' }, Escaped(value));
+            }
+            let _ = writeln!(out, "{} {}", if N > 0 { "}" } else { "" }, Number(value));
+        }
+    }
+}
+
+/// A label's value, of which three characters are written in another way.
+struct Escaped<'a>(&'a str);
+
+impl fmt::Display for Escaped<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.chars().try_for_each(|c| match c {
+            '\\' => f.write_str("\\\\"),
+            '"' => f.write_str("\\\""),
+            '\n' => f.write_str("\\n"),
+            c => f.write_char(c),
+        })
+    }
+}
+
+struct Number(f64);
+
+impl fmt::Display for Number {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            value if value.is_nan() => f.write_str("NaN"),
+            value if value.is_infinite() => f.write_str(if value > 0. { "+Inf" } else { "-Inf" }),
+            value => write!(f, "{value}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::tests::busy;
+    use distribute_testing::child;
+    use std::process::Command;
+    use std::time::Duration;
+
+    #[test]
+    fn every_metric_has_its_help_its_type_and_escaped_labels() {
+        let text = exposition(&busy());
+        for line in [
+            "# TYPE distribute_steps_total counter",
+            "distribute_steps_total 120",
+            "distribute_loss 0.5",
+            "distribute_replica_seconds_total{replica=\"1\",activity=\"waiting\"} 2.5",
+            "distribute_replica_waiting_seconds{replica=\"1\"} 1.5",
+            "distribute_replica_waiting_seconds{replica=\"0\"} 0",
+            "distribute_coordinator_queued 12",
+            "distribute_coordinator_workers_away 1",
+            "distribute_coordinator_staleness 0.75",
+            "distribute_coordinator_worker_closures{worker=\"worker \\\"<1>\\\"\\n\\\\\"} 3",
+            "distribute_server_rows{server=\"ps 0\"} 1000",
+            "distribute_server_rows_read_total{server=\"ps 0\"} 77",
+        ] {
+            assert!(text.lines().any(|it| it == line), "{line}\nis not in\n{text}");
+        }
+        assert!(text.ends_with('\n'));
+    }
+
+    #[test]
+    fn a_loss_that_is_not_finite_is_told_and_one_that_is_not_known_is_not() {
+        let mut report = busy();
+        (report.progress.loss, report.progress.diverged) = (None, true);
+        assert!(exposition(&report).contains("\ndistribute_loss NaN\n"));
+        report.progress.diverged = false;
+        assert!(!exposition(&report).contains("distribute_loss"));
+    }
+
+    /// The parser of Prometheus' own library, where Python has it: set DISTRIBUTE_PYTHON to that of a virtual environment.
+    #[test]
+    fn prometheus_own_parser_reads_it() {
+        let python = std::env::var("DISTRIBUTE_PYTHON").unwrap_or_else(|_| "python3".into());
+        let has_it = Command::new(&python).args(["-c", "import prometheus_client"]).output();
+        if !has_it.is_ok_and(|output| output.status.success()) {
+            eprintln!("skipped: {python} has no prometheus_client");
+            return;
+        }
+        let script = "
+import sys
+from prometheus_client.parser import text_string_to_metric_families
+found = {(s.name, *sorted(s.labels.items())): s.value for m in text_string_to_metric_families(sys.argv[1]) for s in m.samples}
+assert found[('distribute_steps_total',)] == 120, found
+assert found[('distribute_coordinator_worker_closures', ('worker', 'worker \"<1>\"\\n\\\\'))] == 3, found
+assert len(found) > 20
+print('read')
+";
+        let mut read = Command::new(&python);
+        read.args(["-c", script, &exposition(&busy())]);
+        assert!(child::output(read, Duration::from_secs(60)).0.contains("read"));
+    }
+}

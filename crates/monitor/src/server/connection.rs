@@ -1,0 +1,72 @@
+//! One connection: a request, an answer, and the end, each within a deadline.
+
+use super::request::{self, Request};
+use super::respond;
+use crate::board::Board;
+use distribute_cluster::Deadline;
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::time::Duration;
+
+/// How long a request may take to come, and an answer to be taken.
+pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Serves it. Whatever the other side does, that is no concern of the job's.
+pub(super) fn serve(mut stream: TcpStream, board: &Board, network: bool) {
+    let deadline = Deadline::after(TIMEOUT);
+    let answer = match read(&mut stream, &deadline, network) {
+        Ok(Request::Of { asked, body }) => respond::answer(asked, body, || board.report()),
+        Ok(Request::Refused { code, why }) => respond::refusal(code, why),
+        Ok(Request::Partial) => respond::refusal(408, "the request did not come to its end in time"),
+        Err(_) => return,
+    };
+    if write(&mut stream, &answer, &Deadline::after(TIMEOUT)).is_ok() {
+        let _ = stream.shutdown(Shutdown::Write);
+    }
+}
+
+/// Reads until the request is whole, or the deadline.
+fn read(stream: &mut TcpStream, deadline: &Deadline, network: bool) -> io::Result<Request> {
+    stream.set_nonblocking(false)?;
+    let mut bytes = Vec::new();
+    let mut part = [0; 1024];
+    loop {
+        let Some(left) = left(deadline) else { return Ok(Request::Partial) };
+        stream.set_read_timeout(Some(left))?;
+        let count = match stream.read(&mut part) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(count) => count,
+            Err(error) if goes_on(&error) => continue,
+            Err(error) => return Err(error),
+        };
+        bytes.extend_from_slice(part.get(..count).unwrap_or_default());
+        match request::read(&bytes, network) {
+            Request::Partial => {}
+            whole => return Ok(whole),
+        }
+    }
+}
+
+fn write(stream: &mut TcpStream, mut bytes: &[u8], deadline: &Deadline) -> io::Result<()> {
+    while !bytes.is_empty() {
+        let left = left(deadline).ok_or(io::ErrorKind::TimedOut)?;
+        stream.set_write_timeout(Some(left))?;
+        match stream.write(bytes) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(count) => bytes = bytes.get(count..).unwrap_or_default(),
+            Err(error) if goes_on(&error) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// The time that is left, which the system wants to be more than none.
+fn left(deadline: &Deadline) -> Option<Duration> {
+    Some(deadline.remaining()).filter(|left| *left >= Duration::from_millis(1))
+}
+
+/// Whether an error means no more than that the time is up, or a signal came.
+fn goes_on(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted)
+}

@@ -1,0 +1,103 @@
+//! Answers, as bytes. Pure.
+
+use super::request::Asked;
+use crate::{Report, exposition};
+
+/// The page: one file, which asks for `/status.json` and shows it.
+const PAGE: &str = include_str!("../page.html");
+
+/// The answer to what was asked for.
+pub(super) fn answer(asked: Asked, body: bool, report: impl FnOnce() -> Report) -> Vec<u8> {
+    let (kind, content) = match asked {
+        Asked::Page => ("text/html; charset=utf-8", PAGE.to_string()),
+        Asked::Status => match serde_json::to_string(&report()) {
+            Ok(text) => ("application/json", text),
+            Err(error) => return refusal(500, &error.to_string()),
+        },
+        Asked::Metrics => (exposition::CONTENT_TYPE, exposition(&report())),
+    };
+    written(200, kind, &content, body)
+}
+
+/// Why there is none.
+pub(super) fn refusal(code: u16, why: &str) -> Vec<u8> {
+    written(code, "text/plain; charset=utf-8", &format!("{why}\n"), true)
+}
+
+/// Too many connections are there.
+pub(super) fn busy() -> Vec<u8> {
+    refusal(503, "too many connections: try again")
+}
+
+fn written(code: u16, kind: &str, content: &str, body: bool) -> Vec<u8> {
+    let reason = match code {
+        200 => "OK",
+        400 => "Bad Request",
+        404 => "Not Found",
+        405 => "Method Not Allowed",
+        408 => "Request Timeout",
+        421 => "Misdirected Request",
+        431 => "Request Header Fields Too Large",
+        503 => "Service Unavailable",
+        _ => "Internal Server Error",
+    };
+    // The page loads nothing but the report, nobody frames it, and no other site reads it.
+    let head = format!(
+        "HTTP/1.1 {code} {reason}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\nCache-Control: no-store\r\n\
+         X-Content-Type-Options: nosniff\r\nCross-Origin-Resource-Policy: same-origin\r\nReferrer-Policy: no-referrer\r\n\
+         Content-Security-Policy: default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; \
+         img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'\r\n\r\n",
+        content.len()
+    );
+    let mut bytes = head.into_bytes();
+    if body {
+        bytes.extend_from_slice(content.as_bytes());
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::tests::busy as report;
+
+    fn text(bytes: Vec<u8>) -> (String, String) {
+        let text = String::from_utf8(bytes).unwrap();
+        let (head, body) = text.split_once("\r\n\r\n").unwrap();
+        (head.to_string(), body.to_string())
+    }
+
+    #[test]
+    fn each_answer_says_what_it_is_and_how_long() {
+        for (asked, kind) in
+            [(Asked::Page, "text/html"), (Asked::Status, "application/json"), (Asked::Metrics, "text/plain")]
+        {
+            let (head, body) = text(answer(asked, true, report));
+            assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{head}");
+            assert!(head.contains(&format!("Content-Type: {kind}")), "{head}");
+            assert!(head.contains(&format!("Content-Length: {}\r\n", body.len())), "{head}");
+            let (same, nothing) = text(answer(asked, false, report));
+            assert_eq!((same, nothing), (head, String::new()));
+        }
+    }
+
+    // INV-62
+    #[test]
+    fn the_page_has_nothing_of_elsewhere_and_makes_no_html_of_text() {
+        for part in [
+            "http://",
+            "https://",
+            "innerHTML",
+            "insertAdjacentHTML",
+            "document.write",
+            "eval(",
+            "src=",
+            "@import",
+        ] {
+            let allowed = PAGE.matches("http://www.w3.org/2000/svg").count();
+            let found = PAGE.matches(part).count();
+            assert_eq!(found, if part == "http://" { allowed } else { 0 }, "{part}");
+        }
+        assert!(PAGE.len() < 60_000);
+    }
+}

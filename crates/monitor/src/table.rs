@@ -1,0 +1,193 @@
+//! A report as lines for a terminal.
+
+use crate::{Report, Worker};
+
+/// What a job does, as lines of plain text. Whatever a job calls its parts, nothing in it is a control character.
+///
+/// ```
+/// use distribute_monitor::{Report, table};
+/// let report = Report { program: "digits".into(), process: 4711, strategy: "MirroredStrategy".into(), ..Report::default() };
+/// assert!(table(&report)[0].starts_with("digits (process 4711), MirroredStrategy"));
+/// ```
+pub fn table(report: &Report) -> Vec<String> {
+    let Report { program, process, strategy, world, progress, coordinator, .. } = report;
+    let who = match coordinator {
+        Some(coordinator) => plural(coordinator.workers.len(), "worker"),
+        None => format!("{}, {}", plural(world.workers.len(), "worker"), plural(world.replicas, "replica")),
+    };
+    let mut lines = vec![format!(
+        "{program} (process {process}), {strategy}: {who}, watched for {}",
+        time(report.seconds)
+    )];
+    if report.age > 3. {
+        lines
+            .push(format!("it has not said what it does for {}: what follows was so then", time(report.age)));
+    }
+    let loss = match (progress.diverged, progress.loss) {
+        (true, _) => "not finite".into(),
+        (false, Some(loss)) => format!("{loss:.5}"),
+        (false, None) => "-".into(),
+    };
+    let step = progress.seconds_per_step.map_or("-".into(), time);
+    lines.push(String::new());
+    lines.extend(aligned(&[
+        ["steps", "steps/s", "a step", "examples", "examples/s", "loss"].map(String::from).into(),
+        vec![
+            progress.steps.to_string(),
+            format!("{:.1}", progress.steps_per_second),
+            step,
+            format!("{:.0}", progress.examples),
+            format!("{:.0}", progress.examples_per_second),
+            loss,
+        ],
+    ]));
+    if !report.waits.is_empty() {
+        lines.push(String::new());
+        lines.extend(report.waits.iter().map(|wait| {
+            format!("{} has waited {} for {}: {}", wait.who, time(wait.seconds), wait.awaits, wait.why)
+        }));
+    }
+    if !report.replicas.is_empty() {
+        let mut rows = vec![["replica", "device", "now", "waiting", "elsewhere"].map(String::from).to_vec()];
+        rows.extend(report.replicas.iter().map(|replica| {
+            let now =
+                replica.now.as_ref().map_or("-".into(), |now| format!("{} {}", now.what, time(now.seconds)));
+            let all: f64 = replica.spent.values().sum();
+            let share =
+                |seconds: f64| if all > 0. { format!("{:.0} %", 100. * seconds / all) } else { "-".into() };
+            let waiting = replica.spent.get("waiting").copied().unwrap_or(0.);
+            let mut others: Vec<_> = replica.spent.iter().filter(|(what, _)| *what != "waiting").collect();
+            others.sort_by(|a, b| b.1.total_cmp(a.1));
+            let others: Vec<_> =
+                others.iter().take(3).map(|(what, it)| format!("{what} {}", share(**it))).collect();
+            vec![replica.replica.to_string(), device(&replica.device), now, share(waiting), others.join(", ")]
+        }));
+        lines.push(String::new());
+        lines.extend(aligned(&rows));
+    }
+    if world.workers.len() > 1 {
+        lines.push(String::new());
+        lines.extend(aligned(&workers_of(&world.workers)));
+    }
+    if let Some(coordinator) = coordinator {
+        lines.push(String::new());
+        lines.push(format!(
+            "coordinator: {} queued, {} ended ({:.1}/s), staleness {}, {} of {} away",
+            coordinator.queued,
+            coordinator.ended,
+            coordinator.ended_per_second,
+            coordinator.staleness.map_or("-".into(), |staleness| format!("{staleness:.2}")),
+            coordinator.away(),
+            plural(coordinator.workers.len(), "worker")
+        ));
+        lines.extend(aligned(&workers_of(&coordinator.workers)));
+    }
+    if !report.servers.is_empty() {
+        let mut rows = vec![
+            ["server", "tables", "rows", "bytes", "rows read", "rows pushed", "rows/s"]
+                .map(String::from)
+                .to_vec(),
+        ];
+        let count = |count: Option<u64>| count.map_or("-".into(), |count| count.to_string());
+        rows.extend(report.servers.iter().map(|server| {
+            let (tables, rows, bytes) = (Some(server.tables), Some(server.rows), Some(server.bytes));
+            let counts = [tables, rows, bytes, server.rows_read, server.rows_pushed].map(count);
+            let rate = format!("{:.0}", server.rows_per_second);
+            [server.name.clone()].into_iter().chain(counts).chain([rate]).collect()
+        }));
+        lines.push(String::new());
+        lines.extend(aligned(&rows));
+    }
+    lines.into_iter().map(|line| line.replace(char::is_control, "?")).collect()
+}
+
+/// The end of a device's long name: `cpu:0`.
+fn device(name: &str) -> String {
+    name.rsplit_once("device:").map_or(name, |(_, short)| short).to_lowercase()
+}
+
+fn workers_of(workers: &[Worker]) -> Vec<Vec<String>> {
+    let mut rows = vec![["worker", "address", "state", "closures", "lost"].map(String::from).to_vec()];
+    rows.extend(workers.iter().map(|worker| {
+        let does = worker.does.as_deref().unwrap_or("there");
+        let state = match (&worker.away, worker.seconds) {
+            (Some(why), _) => format!("away: {why}"),
+            (None, Some(seconds)) => format!("{does} {}", time(seconds)),
+            (None, None) => does.into(),
+        };
+        let count = |count: Option<u64>| count.map_or("-".into(), |count| count.to_string());
+        let address = worker.address.clone().unwrap_or("-".into());
+        vec![worker.name.clone(), address, state, count(worker.closures), count(worker.losses)]
+    }));
+    rows
+}
+
+/// Rows with columns of equal width.
+fn aligned(rows: &[Vec<String>]) -> Vec<String> {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |column: usize| {
+        rows.iter().filter_map(|row| Some(row.get(column)?.chars().count())).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    let line = |row: &Vec<String>| {
+        let cells: Vec<_> = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
+        cells.join("  ").trim_end().to_string()
+    };
+    rows.iter().map(line).collect()
+}
+
+fn plural(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
+/// A time for people.
+fn time(seconds: f64) -> String {
+    match seconds {
+        ..0.001 => format!("{:.0} µs", seconds * 1e6),
+        0.001..1.0 => format!("{:.1} ms", seconds * 1e3),
+        1.0..120.0 => format!("{seconds:.1} s"),
+        120.0..7200.0 => format!("{:.0} min", seconds / 60.),
+        _ => format!("{:.1} h", seconds / 3600.),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::tests::busy;
+
+    #[test]
+    fn all_of_a_job_is_told_in_aligned_columns() {
+        let lines = table(&busy());
+        let text = lines.join("\n");
+        assert_eq!(lines[0], "train (process 7), MultiWorkerMirroredStrategy: 2 workers, watched for 60.0 s");
+        let alone = Report { coordinator: None, ..busy() };
+        assert!(table(&alone)[0].contains(": 2 workers, 4 replicas, "));
+        for part in [
+            "120    2.0      500.0 ms  1200      20          0.50000",
+            "replica 1 has waited 1.5 s for replica 0: all_reduce (SUM float32[]) at train.rs:19:18",
+            "waiting 1.5 s  26 %     forward 74 %",
+            "coordinator: 12 queued, 400 ended (8.0/s), staleness 0.75, 1 of 2 workers away",
+            "away: the connection was lost",
+            "ps 1    2       1000  32000  77         70           14",
+        ] {
+            assert!(text.contains(part), "{part:?} is not in\n{text}");
+        }
+        assert!(!text.contains("has not said"));
+    }
+
+    // INV-62
+    #[test]
+    fn nothing_that_a_job_is_called_moves_the_cursor() {
+        let mut report = busy();
+        report.program = "a\x1b[2Jb\r".into();
+        report.waits[0].why = "c\n\x07".into();
+        assert!(table(&report).iter().all(|line| !line.contains(char::is_control)));
+    }
+
+    #[test]
+    fn a_job_that_says_nothing_any_more_is_told_as_such() {
+        let report = Report { age: 42., ..busy() };
+        assert!(table(&report)[1].contains("has not said what it does for 42.0 s"));
+    }
+}

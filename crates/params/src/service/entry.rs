@@ -1,0 +1,189 @@
+//! One table of a server, and what is asked of it.
+
+use super::image::TableImage;
+use super::once::Once;
+use super::request::{Request, State};
+use super::response::{Response, TableInfo, TableKind, Version, VersionedValue};
+use super::spec::{AnyTable, TableSpec};
+use crate::{DynamicTable, Error, Pushed, Result, Table};
+
+/// What is done with a dense table in place of what is for ids.
+const ROWS: &str = "give it rows";
+
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub table: AnyTable,
+    /// See [`Version::made`].
+    pub made: u64,
+    /// What [`TableSpec::fingerprint`] was, and the specification in words.
+    pub fingerprint: u64,
+    pub described: String,
+    /// Which changes closures have made.
+    pub once: Once,
+}
+
+impl Entry {
+    /// Does what is asked for of this table.
+    ///
+    /// # Errors
+    /// [`Error`], as the table's operation has it.
+    pub fn handle(&self, request: &Request) -> Result<Response> {
+        let operation = request.operation();
+        match request {
+            Request::SetRule { rule, .. } => {
+                self.table.set_rule(rule)?;
+                Ok(Response::Done)
+            }
+            Request::Read { known, .. } => {
+                let table = self.dense(operation, "read its rows by their ids")?;
+                let known = known.filter(|known| known.made == self.made).map(|known| known.writes);
+                let read = match known {
+                    Some(known) => table.read_if_changed(known)?,
+                    None => Some(table.read()?),
+                };
+                Ok(read.map_or(Response::Unchanged, |read| {
+                    let version = Version { made: self.made, writes: read.version };
+                    Response::Value(VersionedValue { version, value: read.value })
+                }))
+            }
+            Request::ReadRows { rows, .. } => Ok(Response::Rows(match &self.table {
+                AnyTable::Dense(table) => table.read_rows(&rows_of(operation, table, rows)?)?,
+                AnyTable::Dynamic(table) => table.read_rows(rows)?,
+            })),
+            Request::Write { how, value, .. } => {
+                self.dense(operation, "its rows are changed by gradients alone")?.write(*how, value)?;
+                Ok(Response::Done)
+            }
+            Request::WriteRows { how, rows, values, .. } => {
+                let table = self.dense(operation, "its rows are changed by gradients alone")?;
+                table.write_rows(*how, &rows_of(operation, table, rows)?, values)?;
+                Ok(Response::Done)
+            }
+            Request::Push { push, gradient, .. } => {
+                self.dense(operation, "push the gradient of ids")?.push(*push, gradient)?;
+                Ok(Response::Done)
+            }
+            Request::PushRows { push, rows, gradient, .. } => Ok(Response::Pushed(match &self.table {
+                AnyTable::Dense(table) => {
+                    table.push_rows(*push, &rows_of(operation, table, rows)?, gradient)?;
+                    Pushed::default()
+                }
+                AnyTable::Dynamic(table) => table.push_rows(*push, rows, gradient)?,
+            })),
+            Request::StateRows { rows, .. } => {
+                let state = self.dense(operation, "ask for its parts")?.state_rows(rows.clone())?;
+                let (values, slots) = (state.values, state.slots);
+                Ok(Response::State(State::Rows { first: rows.start, values, slots }))
+            }
+            Request::StatePart { part, .. } => {
+                let table = self.dynamic(operation, "ask for its rows")?;
+                if *part >= table.parts() {
+                    let (table, parts) = (table.name().to_owned(), table.parts());
+                    return Err(Error::NoPart { operation, table, parts, part: *part });
+                }
+                Ok(Response::State(State::Ids(table.state(*part)?)))
+            }
+            Request::Restore { state, .. } => {
+                let left_out = match state {
+                    State::Rows { first, values, slots } => {
+                        self.dense(operation, "give it ids")?.restore_rows(*first, values, slots)?;
+                        0
+                    }
+                    State::Slots { first, slots } => {
+                        self.dense(operation, "give it ids")?.restore_slots(*first, slots)?;
+                        0
+                    }
+                    State::Ids(state) => self.dynamic(operation, ROWS)?.restore(state)?,
+                    State::IdSlots { ids, slots } => {
+                        self.dynamic(operation, ROWS)?.restore_slots(ids, slots)?
+                    }
+                    State::IdValues { ids, used, values } => {
+                        self.dynamic(operation, ROWS)?.restore_values(ids, used, values)?
+                    }
+                };
+                Ok(Response::Restored { left_out })
+            }
+            Request::Evict { now, .. } => {
+                Ok(Response::Evicted(self.dynamic(operation, "its rows stay")?.evict(*now)))
+            }
+            Request::Keep { between, ids, .. } => {
+                Ok(Response::Evicted(self.dynamic(operation, "its rows stay")?.keep(*between, ids)))
+            }
+            // Not of what is in a table.
+            Request::Create(_)
+            | Request::Remove { .. }
+            | Request::List
+            | Request::Usage
+            | Request::Once { .. }
+            | Request::BeginJob { .. }
+            | Request::Batch(_) => Err(Error::NotOnce { operation }),
+        }
+    }
+
+    /// All there is of it.
+    pub fn image(&self) -> Result<TableImage> {
+        TableImage::of(&self.table, (self.fingerprint, self.described.clone()), self.once.changes())
+    }
+
+    /// Answers who makes the table again.
+    pub fn same(&self, spec: &TableSpec, fingerprint: u64) -> Result<Response> {
+        if self.fingerprint == fingerprint {
+            return Ok(Response::Made { new: false });
+        }
+        let (table, present, found) = (spec.name.clone(), self.described.clone(), spec.describe());
+        Err(Error::Exists { table, present, found })
+    }
+
+    fn dense(&self, operation: &'static str, instead: &'static str) -> Result<&Table> {
+        match &self.table {
+            AnyTable::Dense(table) => Ok(table),
+            AnyTable::Dynamic(table) => {
+                let (table, kind) = (table.name().to_owned(), "dynamic");
+                Err(Error::WrongKind { operation, table, kind, instead })
+            }
+        }
+    }
+
+    fn dynamic(&self, operation: &'static str, instead: &'static str) -> Result<&DynamicTable> {
+        match &self.table {
+            AnyTable::Dynamic(table) => Ok(table),
+            AnyTable::Dense(table) => {
+                let (table, kind) = (table.name().to_owned(), "dense");
+                Err(Error::WrongKind { operation, table, kind, instead })
+            }
+        }
+    }
+
+    pub fn info(&self) -> TableInfo {
+        match &self.table {
+            AnyTable::Dense(table) => TableInfo {
+                name: table.name().to_owned(),
+                kind: TableKind::Dense,
+                shape: table.dims().to_vec(),
+                dtype: table.dtype(),
+                rows: table.rows(),
+                parts: 0,
+                bytes: table.bytes(),
+                rule: table.rule().and_then(|rule| rule.spec()),
+            },
+            AnyTable::Dynamic(table) => TableInfo {
+                name: table.name().to_owned(),
+                kind: TableKind::Dynamic,
+                shape: table.row_dims().to_vec(),
+                dtype: table.dtype(),
+                rows: table.len(),
+                parts: table.parts(),
+                bytes: table.bytes(),
+                rule: table.rule().and_then(|rule| rule.spec()),
+            },
+        }
+    }
+}
+
+/// Rows as a dense table counts them.
+fn rows_of(operation: &'static str, table: &Table, rows: &[i64]) -> Result<Vec<usize>> {
+    let row = |(position, id): (usize, &i64)| {
+        usize::try_from(*id).map_err(|_| Error::Id { operation, id: *id, position, rows: table.rows() })
+    };
+    rows.iter().enumerate().map(row).collect()
+}

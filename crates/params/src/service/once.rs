@@ -1,0 +1,187 @@
+//! Changes of a table that closures make, each once.
+
+use crate::lock::lock;
+use crate::{ClosureChanges, Origin, Result};
+use std::sync::{Mutex, MutexGuard};
+
+/// So many locks for the executions of closures, which are dealt out to them by number: of closures that run at once few have the
+/// same.
+const ORDERS: usize = 64;
+
+/// [`ClosureChanges`] for threads.
+#[derive(Debug)]
+pub(super) struct Once {
+    changes: Mutex<ClosureChanges>,
+    /// Whoever makes a change of a closure holds one of these: another execution of it waits, and sees whether it was made. Changes of
+    /// other closures are made meanwhile.
+    orders: Box<[Mutex<()>; ORDERS]>,
+}
+
+impl Once {
+    pub fn new(changes: ClosureChanges) -> Self {
+        Self { changes: Mutex::new(changes), orders: Box::new([const { Mutex::new(()) }; ORDERS]) }
+    }
+
+    // INV-59
+    /// Makes a change, unless it was made: `None` then.
+    ///
+    /// # Errors
+    /// Those of [`ClosureChanges::has`], and of `make`, after which it counts as not made.
+    pub fn make<T>(
+        &self,
+        origin: Origin,
+        number: u64,
+        make: impl FnOnce() -> Result<T>,
+    ) -> Result<Option<T>> {
+        let _order = lock(&self.orders[(origin.closure % ORDERS as u64) as usize]);
+        let was_made = lock(&self.changes).has(origin, number)?;
+        let made = if was_made { None } else { Some(make()?) };
+        lock(&self.changes).note(origin, number);
+        Ok(made)
+    }
+
+    /// From now on closures of another job change the table. Those of the one before have, or never will.
+    pub fn begin(&self, job: u64) {
+        let _all: Vec<MutexGuard<'_, ()>> = self.orders.iter().map(lock).collect();
+        lock(&self.changes).begin(job);
+    }
+
+    /// What is known now.
+    pub fn changes(&self) -> ClosureChanges {
+        lock(&self.changes).clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{
+        Channel, Contents, DynamicOptions, Error, Initializer, LocalChannel, Origin, Push, Pushed, Refusal,
+        RefusalKind, Request, Response, TableSpec, Tables,
+    };
+    use distribute_optim::{RuleSpec, Sgd, Step};
+    use distribute_tensor::random::Distribution;
+    use distribute_tensor::{DType, HostTensor, Write};
+    use distribute_testing::watched;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    fn once(closure: u64, floor: u64, number: u64, change: Request) -> Request {
+        Request::Once { origin: Origin { job: 0, closure, floor }, number, change: Box::new(change) }
+    }
+
+    fn add(value: HostTensor) -> Request {
+        Request::Write { table: "n".into(), how: Write::Add, value }
+    }
+
+    fn counter() -> Tables {
+        let tables = Tables::new();
+        tables.handle(&Request::Create(TableSpec::values("n", HostTensor::scalar(0i64)))).unwrap();
+        tables
+    }
+
+    fn counted(tables: &Tables) -> i64 {
+        match tables.handle(&Request::ReadRows { table: "n".into(), rows: vec![0] }).unwrap() {
+            Response::Rows(rows) => rows.to_vec::<i64>().unwrap()[0],
+            other => panic!("{other:?}"),
+        }
+    }
+
+    // INV-59
+    #[test]
+    fn a_change_of_a_closure_is_made_once_and_one_that_was_refused_may_come_again() {
+        let tables = counter();
+        let count = |closure, number| tables.handle(&once(closure, 0, number, add(HostTensor::scalar(1i64))));
+        let misfit = once(0, 0, 0, add(HostTensor::scalar(1f32)));
+        assert!(tables.handle(&misfit).is_err());
+        for _ in 0..3 {
+            for (closure, number) in [(0, 0), (0, 1), (1, 0)] {
+                count(closure, number).unwrap();
+            }
+        }
+        assert_eq!(counted(&tables), 3);
+        // Of what was made before, also one that would not fit is answered.
+        assert_eq!(tables.handle(&misfit).unwrap(), Response::Done);
+        let initializer = Initializer::new(Distribution::Constant(1.), 7, "ids");
+        let options = DynamicOptions::default();
+        let contents = Contents::Dynamic { row_shape: vec![1], dtype: DType::F32, initializer, options };
+        let rule = Some(RuleSpec::Sgd(Sgd));
+        let ids = Request::Create(TableSpec { name: "ids".into(), contents, rule });
+        tables.handle(&ids).unwrap();
+        let change = |rows: Vec<i64>| {
+            let gradient = HostTensor::new(vec![1f32; rows.len()], [rows.len(), 1]).unwrap();
+            let push = Push::at(Step::after(0, 0.5));
+            once(0, 0, 0, Request::PushRows { table: "ids".into(), push, rows, gradient })
+        };
+        let Response::Pushed(pushed) = tables.handle(&change(vec![5])).unwrap() else { panic!("not pushed") };
+        assert_eq!(pushed.made, 1);
+        // The execution after it has other rows; they are of the same push.
+        assert_eq!(tables.handle(&change(vec![6])).unwrap(), Response::Pushed(Pushed::default()));
+        // A table that is made anew has nothing of what was.
+        tables.handle(&Request::Remove { table: "n".into() }).unwrap();
+        assert!(matches!(count(0, 0), Err(Error::NoSuchTable { .. })));
+        tables.handle(&Request::Create(TableSpec::values("n", HostTensor::scalar(0i64)))).unwrap();
+        count(0, 0).unwrap();
+        assert_eq!(counted(&tables), 1);
+        for wrong in [Request::List, Request::Remove { table: "n".into() }, Request::Batch(vec![]), ids] {
+            let error = tables.handle(&once(0, 0, 0, wrong)).unwrap_err();
+            assert!(matches!(error, Error::NotOnce { .. }), "{error}");
+        }
+    }
+
+    // INV-59
+    #[test]
+    fn who_was_replaced_changes_nothing_any_more() {
+        let tables = counter();
+        let begin = |job| tables.handle(&Request::BeginJob { job }).unwrap();
+        let count = |job, closure, floor| {
+            let origin = Origin { job, closure, floor };
+            let change = Box::new(add(HostTensor::scalar(1i64)));
+            let answer = tables.handle(&Request::Once { origin, number: 0, change });
+            answer.map_err(|error| Refusal::from(error).kind)
+        };
+        assert_eq!(count(0, 5, 0), Ok(Response::Done));
+        assert_eq!(count(7, 5, 0), Err(RefusalKind::Stale));
+        assert_eq!(begin(7), Response::Job { newest: 7 });
+        assert_eq!(begin(3), Response::Job { newest: 7 });
+        assert_eq!([0, 3].map(|job| count(job, 6, 0)), [Err(RefusalKind::Stale), Err(RefusalKind::Stale)]);
+        // Its own closures have other numbers, and other floors.
+        assert_eq!(count(7, 5, 4), Ok(Response::Done));
+        assert_eq!(count(7, 3, 0), Err(RefusalKind::Stale));
+        // Also of a table that is made after it, and of one that another server goes on with.
+        let made = TableSpec::values("m", HostTensor::scalar(0i64));
+        tables.handle(&Request::Create(made)).unwrap();
+        assert_eq!(tables.image("m").unwrap().unwrap().closures.job(), 7);
+        let other = Tables::new();
+        other.restore_image(tables.image("n").unwrap().unwrap()).unwrap();
+        let again = Request::Once {
+            origin: Origin { job: 7, closure: 5, floor: 4 },
+            number: 0,
+            change: Box::new(add(HostTensor::scalar(1i64))),
+        };
+        other.handle(&again).unwrap();
+        assert_eq!((counted(&tables), counted(&other)), (2, 2));
+        tables.clear();
+        assert_eq!(tables.job(), 0);
+    }
+
+    // INV-59
+    #[test]
+    fn executions_of_closures_at_once_make_each_change_once() {
+        watched(|| {
+            let tables = Arc::new(counter());
+            let threads: Vec<_> = (0..4)
+                .map(|_| {
+                    let channel = LocalChannel::new(0, tables.clone());
+                    std::thread::spawn(move || {
+                        for closure in 0..500 {
+                            let both = [0, 1].map(|n| once(closure, 0, n, add(HostTensor::scalar(1i64))));
+                            channel.call(Request::Batch(both.into()), Duration::from_secs(60)).unwrap();
+                        }
+                    })
+                })
+                .collect();
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
+            assert_eq!(counted(&tables), 1000);
+        });
+    }
+}

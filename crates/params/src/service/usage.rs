@@ -1,0 +1,69 @@
+//! What a server has, and what was done with its rows.
+
+use serde::{Deserialize, Serialize};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What a parameter server has, and what was done with rows of its tables since it started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    /// How many tables it has.
+    pub tables: u64,
+    /// How many rows these have.
+    pub rows: u64,
+    /// How many bytes values and slots take.
+    pub bytes: u64,
+    /// How many rows were read by their ids; one that was read twice counts twice.
+    pub rows_read: u64,
+    /// How many rows of gradients were applied.
+    pub rows_pushed: u64,
+}
+
+/// Rows that were read, and gradients of rows.
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    pub read: AtomicU64,
+    pub pushed: AtomicU64,
+}
+
+impl Counters {
+    pub fn add(counter: &AtomicU64, rows: usize) {
+        counter.fetch_add(rows as u64, Ordering::Relaxed);
+    }
+
+    pub fn of(counter: &AtomicU64) -> u64 {
+        counter.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Origin, Push, Request, Response, TableSpec, Tables};
+    use distribute_optim::{RuleSpec, Sgd, Step};
+    use distribute_tensor::HostTensor;
+
+    #[test]
+    fn rows_are_counted_once_they_are_read_or_pushed() {
+        let tables = Tables::new();
+        let values = HostTensor::zeros(distribute_tensor::DType::F32, [4, 2]).unwrap();
+        let table = || "w".to_string();
+        tables.handle(&Request::Create(TableSpec::values("w", values))).unwrap();
+        tables.handle(&Request::SetRule { table: table(), rule: RuleSpec::Sgd(Sgd) }).unwrap();
+        tables.handle(&Request::ReadRows { table: table(), rows: vec![3, 0, 3] }).unwrap();
+        assert!(tables.handle(&Request::ReadRows { table: table(), rows: vec![4] }).is_err(), "no such row");
+        let push = || Request::PushRows {
+            table: table(),
+            push: Push::at(Step::after(0, 1.)),
+            rows: vec![1, 2],
+            gradient: HostTensor::new(vec![1f32; 4], [2, 2]).unwrap(),
+        };
+        tables.handle(&push()).unwrap();
+        // What a closure does again is not done.
+        let origin = Origin { job: 0, closure: 1, floor: 0 };
+        for _ in 0..2 {
+            tables.handle(&Request::Once { origin, number: 0, change: Box::new(push()) }).unwrap();
+        }
+        let usage = Usage { tables: 1, rows: 4, bytes: 32, rows_read: 3, rows_pushed: 4 };
+        assert_eq!(tables.handle(&Request::Usage).unwrap(), Response::Usage(usage));
+    }
+}

@@ -1,0 +1,429 @@
+//! Coordinators: what their program does, and the threads that follow their workers.
+
+use super::plan::{CANCEL, CLOSURE, ms};
+use super::worker::bytes;
+use super::world::{Event, Who, Words, World};
+use crate::network::{Arrival, Conn, Pid};
+use crate::planted::Planted;
+use bytes::Bytes;
+use distribute_coordinator::dispatch::{Dispatch, Limits, Outcome, Task};
+use distribute_coordinator::{
+    Argument, Batch, Call, ClosureId, Done, Failure, FailureKind, FunctionId, Hello, ResourceId, Work,
+};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// How long it is waited until a worker is connected to again.
+const RETRY: Duration = ms(200);
+
+/// After so long a worker has not answered.
+const ANSWERED: Duration = ms(5_000);
+
+/// A process of the coordinator.
+#[derive(Debug)]
+pub struct Chief {
+    pub host: usize,
+    pub job: u64,
+    pub dispatch: Dispatch,
+    pub follows: Vec<Follow>,
+    /// The program has come to its end.
+    pub has_finished: bool,
+    /// Those that have not ended, and which they are.
+    pub open: BTreeMap<ClosureId, usize>,
+    /// The resources, by those of the program.
+    pub resources: Vec<Option<ResourceId>>,
+    /// The first failure of which the program was not told.
+    pub first: Option<Failure>,
+    /// Where streams are by the closures of which results were taken.
+    pub consumed: BTreeMap<(ResourceId, usize), u64>,
+    /// Who makes variables of each resource, and whether they were made.
+    pub variables: BTreeMap<ResourceId, (Option<usize>, bool)>,
+    /// How often each closure was given to a worker that was lost.
+    pub losses: BTreeMap<ClosureId, u32>,
+    pid: Pid,
+    pub is_gone: bool,
+    /// The servers that don't know of it.
+    pub beginning: BTreeSet<usize>,
+    /// The next thing that the program does; closures before the second have been taken care of by an earlier one.
+    pub next: usize,
+    pub skipped: usize,
+    /// What each worker is busy with, and since when.
+    pub busy: Vec<Option<(Task, Duration)>>,
+    sending: Vec<bool>,
+    /// How often nothing came of it that there seemed to be something to do.
+    pub idle: Vec<u32>,
+    /// Until when the program does something else.
+    pub rests: Duration,
+}
+
+/// What is known of a worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Follow {
+    Away,
+    Asked(Conn),
+    Works { conn: Conn, session: u64 },
+}
+
+/// A call of the closure or resource of this number in the program.
+pub fn call(number: usize, resources: impl Iterator<Item = ResourceId>) -> Call {
+    let function = FunctionId { name: "f".to_owned(), source: 0 };
+    let number = Argument::Value(bytes(number as u64));
+    Call { function, arguments: std::iter::once(number).chain(resources.map(Argument::Resource)).collect() }
+}
+
+impl Chief {
+    /// What it is about, for those who wonder why it does not end.
+    pub fn describe(&self) -> String {
+        let Self { next, open, follows, busy, dispatch, .. } = self;
+        let (queued, settling) = (dispatch.queued(), dispatch.is_settling());
+        format!("at act {next}, {queued} queued, settling: {settling}, {open:?}, {follows:?}, busy: {busy:?}")
+    }
+
+    /// Notes since when a worker is busy with what it does.
+    fn look_at(&mut self, worker: usize, now: Duration) {
+        let task = self.dispatch.running(worker).map(|(task, _)| task);
+        if self.busy[worker].map(|(task, _)| task) != task {
+            self.busy[worker] = task.map(|task| (task, now));
+        }
+    }
+}
+
+impl World {
+    /// Another coordinator starts.
+    pub fn start_chief(&mut self) {
+        let number = self.chiefs.len();
+        let pid = self.pid(Who::Chief(number));
+        let Limits { queue, window, .. } = self.plan.limits;
+        let limits = match self.planted {
+            Some(Planted::QueueUnbounded) => Limits { queue: 2 * queue, ..self.plan.limits },
+            Some(Planted::WindowExceeded) => Limits { window: 2 * window, ..self.plan.limits },
+            _ => self.plan.limits,
+        };
+        let workers = self.plan.workers;
+        // It goes on from where the one before was saved.
+        let skipped = self.chiefs.last().map_or(0, |before| {
+            before.skipped + self.random.below(before.next.saturating_sub(before.skipped) + 1)
+        });
+        self.chiefs.push(Chief {
+            host: workers + self.plan.servers + number,
+            job: 1 + number as u64,
+            dispatch: Dispatch::new(workers, limits),
+            follows: vec![Follow::Away; workers],
+            has_finished: false,
+            open: BTreeMap::new(),
+            resources: vec![None; self.plan.resources.len()],
+            first: None,
+            consumed: BTreeMap::new(),
+            variables: BTreeMap::new(),
+            losses: BTreeMap::new(),
+            pid,
+            is_gone: false,
+            beginning: (0..self.plan.servers).collect(),
+            next: 0,
+            skipped,
+            busy: vec![None; workers],
+            sending: vec![false; workers],
+            idle: vec![0; workers],
+            rests: Duration::ZERO,
+        });
+        self.note(Who::Chief(number), || format!("starts, closures from act {skipped} on"));
+        let now = self.agenda.now();
+        for server in 0..self.plan.servers {
+            self.agenda.at(now, Event::Begin { chief: number, server });
+        }
+    }
+
+    /// A coordinator is gone.
+    pub fn kill_chief(&mut self, chief: usize) {
+        self.note(Who::Chief(chief), || "is gone".to_owned());
+        let state = &mut self.chiefs[chief];
+        state.is_gone = true;
+        state.follows.fill(Follow::Away);
+        let pid = state.pid;
+        for conn in self.network.of(pid) {
+            self.network.close(&mut self.agenda, pid, conn, "it was killed");
+        }
+    }
+
+    /// A server is told that the closures of a coordinator change it from now on: before a worker is.
+    pub fn begin_job(&mut self, chief: usize, server: usize) {
+        let state = &self.chiefs[chief];
+        if state.is_gone || !state.beginning.contains(&server) {
+            return;
+        }
+        let (job, host) = (state.job, state.host);
+        let now = self.agenda.now();
+        let to = self.server_host(server);
+        if self.down[server] <= now
+            && self.way(host, to).is_some()
+            && let Some(at) = self.way(to, host)
+        {
+            self.servers[server].begin(job);
+            self.agenda.at(at, Event::Begun { chief, server });
+        }
+        self.agenda.at(now + ms(500), Event::Begin { chief, server });
+    }
+
+    /// A server has answered that it was told.
+    pub fn job_begun(&mut self, chief: usize, server: usize) {
+        let now = self.agenda.now();
+        let state = &mut self.chiefs[chief];
+        if state.beginning.remove(&server) && state.beginning.is_empty() {
+            (0..self.plan.workers).for_each(|worker| self.agenda.at(now, Event::Connect { chief, worker }));
+            self.agenda.at(now, Event::Act(chief));
+        }
+    }
+
+    /// Asks a worker to work.
+    pub fn connect(&mut self, chief: usize, worker: usize) {
+        let Chief { is_gone, follows, pid, host, .. } = &mut self.chiefs[chief];
+        if *is_gone || follows[worker] != Follow::Away {
+            return;
+        }
+        let conn = self.network.connect(&mut self.agenda, *pid, *host, worker, 0);
+        follows[worker] = Follow::Asked(conn);
+        let at = self.agenda.now() + ANSWERED;
+        self.agenda.at(at, Event::Unanswered { chief, worker, conn });
+    }
+
+    /// A worker may not have answered.
+    pub fn unanswered(&mut self, chief: usize, worker: usize, conn: Conn) {
+        if self.chiefs[chief].follows[worker] == Follow::Asked(conn) {
+            self.lose(chief, worker, "it does not answer");
+        }
+    }
+
+    /// What comes to a coordinator from a worker, or from its connection.
+    pub fn chief_hears(&mut self, chief: usize, conn: Conn, what: Arrival<Words>) {
+        let worker = self.network.leads_to(conn);
+        let follow = self.chiefs[chief].follows[worker];
+        if !matches!(follow, Follow::Asked(of) | Follow::Works { conn: of, .. } if of == conn) {
+            return;
+        }
+        match what {
+            Arrival::Made => {
+                let state = &self.chiefs[chief];
+                let hello = Hello {
+                    job: state.job,
+                    worker,
+                    workers: self.plan.workers,
+                    functions: Vec::new(),
+                    settings: Bytes::new(),
+                };
+                self.ask(chief, conn, Words::Hello(hello));
+            }
+            Arrival::Message(Words::Welcome { session }) => {
+                self.note(Who::Chief(chief), || format!("worker {worker} works"));
+                let state = &mut self.chiefs[chief];
+                state.follows[worker] = Follow::Works { conn, session };
+                state.dispatch.joined(worker);
+                state.busy[worker] = None;
+                self.ask(chief, conn, Words::Collect { session });
+            }
+            Arrival::Message(Words::Collected(done)) => {
+                if let Follow::Works { session, .. } = follow {
+                    self.collected(chief, worker, conn, done);
+                    self.ask(chief, conn, Words::Collect { session });
+                }
+            }
+            Arrival::Message(Words::Refused) => self.lose(chief, worker, "it refuses"),
+            Arrival::Message(Words::Over) => self.lose(chief, worker, "the session is over"),
+            Arrival::Closed(why) => self.lose(chief, worker, &why),
+            _ => {}
+        }
+        self.stir(chief);
+    }
+
+    /// What comes over a connection that is over, and must not be heard.
+    pub fn late_words(&mut self, conn: Conn, what: Arrival<Words>) {
+        let worker = self.network.leads_to(conn);
+        let Arrival::Message(Words::Collected(done)) = what else { return };
+        let chief = self.chiefs.len() - 1;
+        if matches!(self.chiefs[chief].follows[worker], Follow::Works { .. }) {
+            self.collected(chief, worker, conn, done);
+            return self.stir(chief);
+        }
+        let (at, what) = (self.agenda.now() + ms(10), Arrival::Message(Words::Collected(done)));
+        self.agenda.at(at, Event::Arrive { conn, side: 0, what });
+    }
+
+    fn ask(&mut self, chief: usize, conn: Conn, words: Words) {
+        let pid = self.chiefs[chief].pid;
+        self.network.send(&mut self.agenda, pid, conn, Arrival::Message(words));
+    }
+
+    fn collected(&mut self, chief: usize, worker: usize, conn: Conn, done: Vec<Done>) {
+        self.note(Who::Chief(chief), || format!("from worker {worker}: {done:?}"));
+        for done in done {
+            self.check_done(chief, worker, conn, &done);
+            let ended = match &done {
+                Done::Called { closure, .. } if self.has(Planted::OutcomeTwice) => Some(*closure),
+                _ => None,
+            };
+            let cancelled = self.chiefs[chief].dispatch.is_settling();
+            self.chiefs[chief].dispatch.done(worker, done);
+            self.take_outcomes(chief);
+            if let Some(closure) = ended.filter(|_| cancelled) {
+                let result = Err(Failure::new(FailureKind::Cancelled, "planted"));
+                self.check_outcome(chief, &Outcome { closure, result });
+            }
+        }
+        let now = self.agenda.now();
+        self.chiefs[chief].look_at(worker, now);
+        self.check_positions(chief, worker);
+    }
+
+    /// Nothing more is heard of a worker.
+    fn lose(&mut self, chief: usize, worker: usize, why: &str) {
+        let now = self.agenda.now();
+        let state = &mut self.chiefs[chief];
+        let follow = std::mem::replace(&mut state.follows[worker], Follow::Away);
+        if let Follow::Works { conn, .. } | Follow::Asked(conn) = follow {
+            self.network.forget(state.pid, conn);
+        }
+        let had = state.dispatch.had(worker).next().map(|(id, _)| id);
+        if matches!(follow, Follow::Works { .. }) && self.planted != Some(Planted::LossUntold) {
+            if let Some(had) = had {
+                *state.losses.entry(had).or_default() += 1;
+            }
+            state.dispatch.lost(worker, why);
+            state.busy[worker] = None;
+            state.idle[worker] = 0;
+            state.variables.values_mut().for_each(|(by, _)| _ = by.take_if(|by| *by == worker));
+        }
+        self.note(Who::Chief(chief), || format!("worker {worker} is lost: {why}"));
+        self.agenda.at(now + RETRY, Event::Connect { chief, worker });
+        self.take_outcomes(chief);
+        self.stir(chief);
+    }
+
+    /// Looks whether workers are silent, or busy for too long.
+    pub fn look(&mut self, chief: usize) {
+        let now = self.agenda.now();
+        for worker in 0..self.plan.workers {
+            let state = &self.chiefs[chief];
+            if state.is_gone {
+                return;
+            }
+            match state.follows[worker] {
+                Follow::Away => {}
+                Follow::Asked(conn) | Follow::Works { conn, .. } if self.is_silent(chief, worker, conn) => {
+                    self.lose(chief, worker, "it is silent");
+                }
+                Follow::Works { .. } => {
+                    self.check_quiet(chief, worker);
+                    let state = &self.chiefs[chief];
+                    let Some((task, since)) = state.busy[worker] else { continue };
+                    let is_cancelled = matches!(task, Task::Closure(_)) && state.dispatch.is_settling();
+                    if now - since >= if is_cancelled { CANCEL } else { CLOSURE } {
+                        self.give_up(chief, worker, task, is_cancelled);
+                    }
+                }
+                Follow::Asked(_) => {}
+            }
+        }
+        self.stir(chief);
+    }
+
+    fn give_up(&mut self, chief: usize, worker: usize, task: Task, is_cancelled: bool) {
+        self.note(Who::Chief(chief), || format!("worker {worker} is given up for {task}"));
+        self.check_late(chief, worker, task, is_cancelled);
+        let state = &mut self.chiefs[chief];
+        state.dispatch.late(worker, Failure::new(FailureKind::Late, "it has not ended in time"));
+        let follow = std::mem::replace(&mut state.follows[worker], Follow::Away);
+        if let Follow::Works { conn, .. } = follow {
+            self.network.forget(state.pid, conn);
+        }
+        state.busy[worker] = None;
+        state.variables.values_mut().for_each(|(by, _)| _ = by.take_if(|by| *by == worker));
+        let at = self.agenda.now() + RETRY;
+        self.agenda.at(at, Event::Connect { chief, worker });
+        self.take_outcomes(chief);
+    }
+
+    /// Takes how closures have ended.
+    pub fn take_outcomes(&mut self, chief: usize) {
+        let outcomes: Vec<_> = self.chiefs[chief].dispatch.outcomes().collect();
+        for outcome in outcomes {
+            self.note(Who::Chief(chief), || format!("{outcome:?}"));
+            self.check_outcome(chief, &outcome);
+        }
+    }
+
+    /// Lets the program go on, and wakes the threads that have something to send.
+    pub fn stir(&mut self, chief: usize) {
+        self.proceed(chief);
+        let now = self.agenda.now();
+        for worker in 0..self.plan.workers {
+            let state = &mut self.chiefs[chief];
+            let works = matches!(state.follows[worker], Follow::Works { .. });
+            if works && !state.sending[worker] && state.dispatch.has_work(worker) {
+                state.sending[worker] = true;
+                let after = Duration::from_micros(self.random.below(100) as u64);
+                self.agenda.at(now + after, Event::Send { chief, worker });
+            }
+        }
+    }
+
+    /// Sends a worker what it is to do now.
+    pub fn send(&mut self, chief: usize, worker: usize) {
+        let now = self.agenda.now();
+        let state = &mut self.chiefs[chief];
+        state.sending[worker] = false;
+        let Follow::Works { conn, session } = state.follows[worker] else { return };
+        let has_work = state.dispatch.has_work(worker);
+        let mut work = state.dispatch.take(worker);
+        state.look_at(worker, now);
+        let mut floor = state.dispatch.floor();
+        // Closures that can run nowhere have ended.
+        let open = state.open.len();
+        self.take_outcomes(chief);
+        let state = &mut self.chiefs[chief];
+        let is_idle = work.is_empty() && open == state.open.len();
+        state.idle[worker] = if is_idle { state.idle[worker] + 1 } else { 0 };
+        if !work.is_empty() {
+            self.note(Who::Chief(chief), || format!("to worker {worker}: {work:?}, floor {floor}"));
+        }
+        match self.planted {
+            Some(Planted::FloorHigh) => floor.0 += 1,
+            Some(Planted::CancelUnsent) => work.retain(|work| !matches!(work, Work::Cancel(_))),
+            Some(Planted::VariablesTwice) => {
+                for work in &mut work {
+                    if let Work::Make { makes_variables, .. } = work {
+                        *makes_variables = true;
+                    }
+                }
+            }
+            Some(Planted::PositionForgotten) => {
+                for work in &mut work {
+                    if let Work::Make { position, .. } = work {
+                        *position = None;
+                    }
+                }
+            }
+            Some(Planted::ResourceKept) => self.keep_made(chief, worker, &mut work),
+            _ => {}
+        }
+        self.check_work(chief, worker, &work, has_work);
+        if !work.is_empty() {
+            self.ask(chief, conn, Words::Submit(Batch { session, floor, work }));
+        }
+        self.stir(chief);
+    }
+
+    /// Takes resources for made that were, in an earlier session.
+    fn keep_made(&mut self, chief: usize, worker: usize, work: &mut Vec<Work>) {
+        let state = &mut self.chiefs[chief];
+        let mut made = Vec::new();
+        work.retain(|work| match work {
+            Work::Make { resource, .. } if state.consumed.contains_key(&(*resource, worker)) => {
+                made.push(*resource);
+                false
+            }
+            _ => true,
+        });
+        for resource in made {
+            state.dispatch.done(worker, Done::Made { resource, result: Ok(()) });
+        }
+    }
+}

@@ -1,0 +1,293 @@
+//! What a simulated coordinator schedules, and what happens to it and its workers, as a function of a seed.
+
+use distribute_coordinator::dispatch::Limits;
+use distribute_testing::SplitMix;
+use std::time::Duration;
+
+/// After so long a closure that runs is late.
+pub const CLOSURE: Duration = Duration::from_secs(30);
+
+/// After so long one that was cancelled is.
+pub const CANCEL: Duration = Duration::from_secs(5);
+
+/// What a closure does, one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// It computes for so long, and looks from time to time whether it was cancelled.
+    Compute(Duration),
+    /// It takes so many elements of the stream that is this one of its arguments.
+    Take { argument: usize, count: u64 },
+    /// It changes something on a server, and doesn't wait for the answer.
+    Push { server: usize },
+    /// It waits for the answers.
+    Wait,
+}
+
+/// How a closure or the making of a resource ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// Well.
+    Well,
+    /// With an error of its own.
+    Fails,
+    /// A panic.
+    Panics,
+    /// Never.
+    Hangs,
+    /// With its process.
+    Kills,
+}
+
+/// A closure of the program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Closure {
+    /// The resources among its arguments.
+    pub uses: Vec<usize>,
+    /// What it does.
+    pub steps: Vec<Step>,
+    /// How it ends then.
+    pub end: End,
+    /// Whether it never looks whether it was cancelled.
+    pub deaf: bool,
+}
+
+/// A resource of the program: a stream of elements.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Resource {
+    /// The resources among its arguments.
+    pub uses: Vec<usize>,
+    /// How long it takes to make.
+    pub takes: Duration,
+    /// How that ends.
+    pub end: End,
+}
+
+/// What the program does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Act {
+    /// It makes a resource.
+    Create(usize),
+    /// It lets go of one.
+    Forget(usize),
+    /// It schedules a closure.
+    Schedule(usize),
+    /// It waits for all.
+    Join,
+    /// It does something else for so long.
+    Rest(Duration),
+}
+
+/// Something that happens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// A worker is killed.
+    Kill(usize),
+    /// The machine of a worker is gone: nobody is told.
+    Vanish(usize),
+    /// A worker is stopped for so long.
+    Pause(usize, Duration),
+    /// The connections of a worker break.
+    Break(usize),
+    /// Nothing goes between hosts of two sides for so long, or only in one direction.
+    Cut { sides: Vec<bool>, one_way: bool, lasts: Duration },
+    /// A server doesn't answer for so long.
+    Down(usize, Duration),
+    /// The coordinator is killed, and another one started after so long.
+    Restart(Duration),
+    /// Another coordinator is started although the present one is there.
+    Twin,
+}
+
+/// Everything that is settled before the simulation begins.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub workers: usize,
+    pub servers: usize,
+    pub limits: Limits,
+    /// The shortest and the longest delay of the network.
+    pub delay: [Duration; 2],
+    /// Of a thousand changes that closures make, so many fail as if a server had not answered.
+    pub unanswered: usize,
+    pub closures: Vec<Closure>,
+    pub resources: Vec<Resource>,
+    pub acts: Vec<Act>,
+    pub faults: Vec<(Duration, Fault)>,
+    /// By then all has to have ended.
+    pub until: Duration,
+}
+
+/// What happens to the cluster of a plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Weather {
+    /// Nothing but what closures do.
+    Fair,
+    /// Workers and servers fail.
+    Rough,
+    /// So do coordinators.
+    Storm,
+}
+
+impl Plan {
+    /// So many coordinators there are at most.
+    pub const CHIEFS: usize = 5;
+
+    /// How many hosts there are: of workers, of servers, of coordinators.
+    pub fn hosts(&self) -> usize {
+        self.workers + self.servers + Self::CHIEFS
+    }
+
+    /// The plan that these bits make.
+    pub fn new(weather: Weather, draw: &mut SplitMix) -> Self {
+        let (workers, servers) = (1 + draw.below(4), 1 + draw.below(3));
+        let limits = Limits {
+            queue: draw.of(&[3, 30, 1000]),
+            window: draw.of(&[1, 4, 16]),
+            losses: draw.of(&[1, 5]),
+            server_failures: 2,
+        };
+        let most = draw.of(&[200, 1_000, 20_000]);
+        let mut plan = Self {
+            workers,
+            servers,
+            limits,
+            delay: [Duration::from_micros(20), Duration::from_micros(most)],
+            unanswered: draw.of(&[0, 0, 20, 100]),
+            closures: Vec::new(),
+            resources: Vec::new(),
+            acts: Vec::new(),
+            faults: Vec::new(),
+            until: Duration::ZERO,
+        };
+        // How many of a thousand end badly: where few do, more is under way at once.
+        let bad = draw.of(&[0, 10, 60]);
+        for _ in 0..draw.below(5) {
+            plan.create(draw, bad);
+        }
+        for _ in 0..1 + draw.below(5) {
+            plan.phase(draw, bad);
+        }
+        plan.disturb(weather, draw);
+        plan.until = plan.bound();
+        plan
+    }
+
+    fn create(&mut self, draw: &mut SplitMix, bad: usize) {
+        let uses = (0..self.resources.len()).filter(|_| draw.below(4) == 0).collect();
+        let takes = ms(draw.of(&[0, 5, 300, 2_000]));
+        let end = match draw.below(2_000) {
+            n if n < bad => draw.of(&[End::Fails, End::Panics, End::Hangs]),
+            _ => End::Well,
+        };
+        self.acts.push(Act::Create(self.resources.len()));
+        self.resources.push(Resource { uses, takes, end });
+    }
+
+    fn phase(&mut self, draw: &mut SplitMix, bad: usize) {
+        // Short ones are sent ahead.
+        let long = draw.of(&[0, 10, 100, 500]);
+        for _ in 0..draw.of(&[5, 40, 120]) {
+            let closure = self.closure(draw, bad, long);
+            self.acts.push(Act::Schedule(self.closures.len()));
+            self.closures.push(closure);
+            match draw.below(60) {
+                0 => self.create(draw, bad),
+                1 if !self.resources.is_empty() => {
+                    self.acts.push(Act::Forget(draw.below(self.resources.len())));
+                }
+                2 => self.acts.push(Act::Rest(ms(draw.below(500) as u64))),
+                _ => {}
+            }
+        }
+        if draw.below(3) > 0 {
+            self.acts.push(Act::Join);
+        }
+    }
+
+    fn closure(&self, draw: &mut SplitMix, bad: usize, long: usize) -> Closure {
+        let uses: Vec<_> = (0..self.resources.len()).filter(|_| draw.below(3) == 0).collect();
+        let is_long = draw.below(1_000) < long;
+        let mut steps = Vec::new();
+        for _ in 0..draw.below(5) {
+            steps.push(match draw.below(6) {
+                0..2 if !uses.is_empty() => {
+                    Step::Take { argument: draw.below(uses.len()), count: 1 + draw.below(3) as u64 }
+                }
+                2 => Step::Push { server: draw.below(self.servers) },
+                3 if is_long => Step::Wait,
+                4 if is_long => Step::Compute(ms(draw.of(&[30, 1_000, 6_000]))),
+                _ => Step::Compute(Duration::from_micros(draw.below(800) as u64)),
+            });
+        }
+        let end = match draw.below(1_000) {
+            n if n < bad => draw.of(&[End::Fails, End::Fails, End::Panics, End::Hangs]),
+            _ => End::Well,
+        };
+        Closure { uses, steps, end, deaf: draw.below(50) == 0 }
+    }
+
+    fn disturb(&mut self, weather: Weather, draw: &mut SplitMix) {
+        let faults = if weather == Weather::Fair { 0 } else { 1 + draw.below(8) };
+        let over = draw.of(&[300, 3_000, 30_000]);
+        let mut coordinators = 1;
+        for _ in 0..faults {
+            let (worker, at) = (draw.below(self.workers), ms(draw.below(over) as u64));
+            let lasts = ms(draw.of(&[500, 4_000, 9_000]));
+            let fault = match draw.below(if weather == Weather::Storm { 14 } else { 11 }) {
+                0..3 => Fault::Kill(worker),
+                3 => Fault::Vanish(worker),
+                4..6 => Fault::Pause(worker, lasts),
+                6..8 => Fault::Break(worker),
+                8..10 => {
+                    let sides = (0..self.hosts()).map(|host| host == worker || draw.below(3) == 0).collect();
+                    Fault::Cut { sides, one_way: draw.below(3) == 0, lasts }
+                }
+                10 => Fault::Down(draw.below(self.servers), lasts),
+                _ if coordinators == Self::CHIEFS => continue,
+                12 => {
+                    coordinators += 1;
+                    Fault::Twin
+                }
+                _ => {
+                    coordinators += 1;
+                    Fault::Restart(ms(draw.of(&[1, 500, 5_000])))
+                }
+            };
+            self.faults.push((at, fault));
+        }
+        if weather != Weather::Fair && !self.closures.is_empty() && draw.below(8) == 0 {
+            let which = draw.below(self.closures.len());
+            self.closures[which].end = End::Kills;
+        }
+    }
+
+    /// When all has ended at the latest, whatever is repeated. It is far more than what is needed: that something ends late is seen
+    /// by other rules.
+    fn bound(&self) -> Duration {
+        let faults = self.faults.iter().map(|(at, _)| *at).max().unwrap_or_default();
+        let attempts = 2 + self.limits.losses + self.limits.server_failures;
+        let closure = |closure: &Closure| {
+            let steps = closure.steps.iter().map(|step| match step {
+                Step::Compute(time) => *time,
+                Step::Wait | Step::Push { .. } => ms(20),
+                Step::Take { .. } => Duration::ZERO,
+            });
+            let most = match closure.end {
+                End::Hangs => CLOSURE + ms(2_000),
+                End::Kills => ms(30_000),
+                _ => Duration::ZERO,
+            };
+            (steps.sum::<Duration>() + most + ms(50)) * attempts
+        };
+        let rests =
+            self.acts.iter().map(|act| if let Act::Rest(time) = act { *time } else { Duration::ZERO });
+        let all = self.closures.iter().map(closure).sum::<Duration>() + rests.sum::<Duration>();
+        // A resource that hangs gives its worker up once each time that the worker comes back.
+        let resources =
+            CLOSURE * (self.resources.len() * (2 + self.faults.len() + self.closures.len() / 8)) as u32;
+        faults + all + resources + Duration::from_secs(120)
+    }
+}
+
+pub const fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}

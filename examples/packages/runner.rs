@@ -1,0 +1,45 @@
+//! The training by `runner::run` in place of a loop: each replica makes batches of its own.
+
+use crate::common::Options;
+use crate::common::progress::Progress;
+use crate::data::Packages;
+use crate::model::Model;
+use crate::{BATCH, EPOCHS};
+use candle_core::{Device, Tensor};
+use distribute::optimizer::Adagrad;
+use distribute::runner::{self, Datasets, Trainer};
+use distribute::{nn::loss, prelude::*};
+use std::cell::RefCell;
+use std::sync::Arc;
+
+pub fn train(
+    model: &Replicated<Model>,
+    optimizer: &Adagrad,
+    packages: &Arc<Packages>,
+    options: &Options,
+    progress: &mut Progress,
+) -> distribute::Result<()> {
+    let (all, seed) = (packages.clone(), options.seed);
+    let datasets = Datasets::new(move |context| {
+        let packages = Dataset::from_slices(Tensor::new(&all.training[..], &Device::Cpu)?)?;
+        let mine = packages.shard(context.num_input_pipelines, context.input_pipeline_id);
+        Ok(mine.shuffle(all.training.len(), seed))
+    });
+    let all = packages.clone();
+    // Each epoch has its own order; a package has the same sample of neighbours in all.
+    let datasets = datasets.batched(move |packages, batching| {
+        let all = all.clone();
+        let batches = packages.batch(batching.per_replica);
+        Ok(batches.try_map(move |packages: Tensor| all.batch(&packages.to_vec1()?, seed)).prefetch(4))
+    });
+    let progress = RefCell::new(progress);
+    let trainer = Trainer::new(BATCH).epochs(options.epochs(EPOCHS)).on_step(|step| {
+        let loss = Tensor::new(step.loss as f32, &Device::Cpu)?;
+        progress.borrow_mut().step(&PerReplica::from_values(vec![loss]))
+    });
+    runner::run(&trainer, model, optimizer, &datasets, |model, batch, _phase| {
+        let loss = loss::cross_entropy(&model.forward(&batch)?, &batch.sections)?;
+        Ok((loss, batch.sections.dim(0)?))
+    })?;
+    Ok(())
+}

@@ -1,0 +1,141 @@
+//! Workers that run the whole program each, under a launcher, as processes: one is killed in the middle of a step and comes again.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use candle_core::{Device, Tensor};
+use candle_nn::{Module, linear};
+use distribute::between_graph::{self, ParameterServerStrategy};
+use distribute::prelude::*;
+use distribute::{Adagrad, Job, Result};
+use distribute_launch::{Launch, Layout, Output, Plan};
+use distribute_testing::{child, watched};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// Where workers write what they have done.
+const FOLDER: &str = "DISTRIBUTE_TEST_FOLDER";
+/// The number of the worker that dies.
+const DIES: &str = "DISTRIBUTE_TEST_DIES";
+
+const TOTAL: i64 = 200;
+const PATIENCE: Duration = Duration::from_secs(40);
+
+/// One task's program.
+fn program(folder: &Path, dies: usize) -> Result<()> {
+    // PSV1-1: the cluster is that of TF_CONFIG.
+    if between_graph::serve(&TfConfigClusterResolver::from_env()?)? {
+        return Ok(());
+    }
+    let strategy = ParameterServerStrategy::new(0)?;
+    let (died, back) = (folder.join("died"), folder.join("back"));
+    let (dies, is_back) =
+        (strategy.worker() == dies && !died.exists(), strategy.worker() == dies && died.exists());
+    let model = strategy.replicate(|vb| linear(1, 1, vb.pp("fc")))?;
+    let optimizer = Adagrad::new(&model.variables, 0.3)?;
+    let steps = strategy.global_step()?;
+    strategy.ready(PATIENCE)?;
+
+    let batches = strategy.distribute_datasets_from_function(|context| {
+        let mine = Dataset::range(64).shard(context.num_input_pipelines, context.input_pipeline_id);
+        Ok(mine.shuffle(64, 7).repeat_forever().batch(context.get_per_replica_batch_size(8)?))
+    })?;
+    let (mut last, first) = (f32::NAN, steps.read::<i64>()?);
+    for batch in &batches {
+        let losses = strategy.run((&model, batch?), |ctx, (fc, ids): (_, HostTensor)| {
+            let ids: Vec<f32> = ids.to_vec::<i64>()?.iter().map(|id| *id as f32 / 64.).collect();
+            let x = Tensor::from_vec(ids.clone(), (ids.len(), 1), &Device::Cpu)?;
+            let y = ((&x * 3.)? + 1.)?;
+            let loss = (fc.forward(&x)? - y)?.sqr()?.mean_all()?;
+            // Between what it has computed and its update.
+            if dies && ctx.step() == 10 {
+                fs::write(&died, "").unwrap();
+                std::process::abort();
+            }
+            let loss = optimizer.minimize(ctx, loss, ids.len())?;
+            steps.assign_add(1i64)?;
+            Ok(loss)
+        })?;
+        last = losses.to_scalar::<f32>()?;
+        if is_back && !back.exists() {
+            fs::write(&back, first.to_string()).unwrap();
+        }
+        // All go on until the one that died has come again.
+        if steps.read::<i64>()? >= TOTAL && back.exists() {
+            break;
+        }
+    }
+    if strategy.is_chief() {
+        let weight = model.variables.get("fc.weight")?.flatten_all()?.to_vec1::<f32>()?[0];
+        fs::write(folder.join("result"), format!("{last} {weight} {}", steps.read::<i64>()?)).unwrap();
+    }
+    strategy.finish(PATIENCE)
+}
+
+/// A task, if this process is to be one.
+#[test]
+fn task() {
+    if child::part().is_some() {
+        let dies = std::env::var(DIES).unwrap().parse().unwrap();
+        program(&PathBuf::from(std::env::var(FOLDER).unwrap()), dies)
+            .unwrap_or_else(|error| panic!("{error}"));
+    }
+}
+
+/// Trains under a launcher; `dies` is the number of the worker that dies, counted from the chief.
+fn train(layout: Layout, dies: usize) {
+    let folder = tempfile::tempdir().unwrap();
+    let said = Arc::new(Mutex::new(String::new()));
+    let saying = said.clone();
+    let task = child::command("task", "train");
+    let plan = Plan::new(&layout).unwrap();
+    let workers = plan.tasks().iter().filter(|task| task.task.job != Job::Ps).count();
+    let mut launch = Launch::new(plan)
+        .command(task.get_program(), task.get_args())
+        .env(FOLDER, folder.path())
+        .env(DIES, dies.to_string())
+        .max_restarts(1)
+        .backoff(Duration::from_millis(50))
+        .output(move |output| {
+            let line = match output {
+                Output::Line { task, text, .. } => format!("{task}: {}\n", String::from_utf8_lossy(text)),
+                Output::Notice(notice) => format!("{notice}\n"),
+            };
+            saying.lock().unwrap().push_str(&line);
+        });
+    for (name, value) in task.get_envs() {
+        launch = match value {
+            Some(value) => launch.env(name, value),
+            None => launch.env_remove(name),
+        };
+    }
+    let outcome = launch.run().unwrap();
+    let said = said.lock().unwrap();
+    assert_eq!(outcome.exit_code(), 0, "{said}");
+    let back: i64 = fs::read_to_string(folder.path().join("back")).unwrap().parse().unwrap();
+    assert!(back >= 1, "it went on where the others were, not at the beginning: {back}\n{said}");
+    let result = fs::read_to_string(folder.path().join("result")).unwrap();
+    let numbers: Vec<f64> = result.split(' ').map(|number| number.parse().unwrap()).collect();
+    let [loss, weight, steps] = numbers[..] else { panic!("{result}") };
+    assert!(loss < 0.05 && (weight - 3.).abs() < 1., "{result}\n{said}");
+    assert!(steps >= TOTAL as f64, "{workers} workers: {result}\n{said}");
+}
+
+// PSV1-1, PSV1-3, PSV1-4, INV-63
+#[test]
+fn a_worker_that_is_killed_comes_again_and_all_end_well() {
+    watched(|| train(Layout::new(2).ps(2), 1));
+}
+
+// INV-63
+#[test]
+fn the_chief_may_be_killed_too_and_finds_what_it_had_made() {
+    watched(|| train(Layout::new(2).ps(2), 0));
+}
+
+// CL-3
+#[test]
+fn a_chief_of_its_own_trains_as_one_more_worker() {
+    watched(|| train(Layout::new(1).chief(true).ps(1), 1));
+}

@@ -1,0 +1,81 @@
+//! `packages` whose steps a coordinator schedules: with all tasks in one process, and with each in its own.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod processes;
+
+use distribute_launch::{Launch, Layout, Output, Plan, Stream};
+use distribute_testing::{watched, watched_for};
+use processes::{example, figures, text};
+use serde_json::{Value, json};
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+const ARGUMENTS: [&str; 5] = ["--strategy", "ps", "--epochs", "1", "--json"];
+
+/// What every training by two workers with two servers has to come to.
+fn check(found: &Value) {
+    assert_eq!((&found["workers"], &found["servers"]), (&json!(2), &json!(2)), "{found}");
+    let [accuracy, of_one] = [found, &found["one_device"]].map(|it| it["accuracy"].as_f64().unwrap());
+    assert!(accuracy > 0.8 && (accuracy - of_one).abs() <= 0.01, "{found}");
+    for rows in ["rows_read", "rows_pushed"] {
+        let of_servers: Vec<_> =
+            found[rows].as_array().unwrap().iter().map(|it| it.as_u64().unwrap()).collect();
+        assert!(of_servers.len() == 2 && of_servers.iter().all(|rows| *rows > 10_000), "{found}");
+    }
+}
+
+#[test]
+fn workers_of_one_process_come_to_the_accuracy_of_one_device() {
+    watched_for(MINUTES, || {
+        let output = Command::new(example("packages")).args(ARGUMENTS).output().unwrap();
+        check(&figures(&output));
+        // It goes into a pipe: lines, with what workers and servers do.
+        let said = text(&output.stdout);
+        let line = said.lines().find(|line| line.contains(" queued, ")).unwrap_or_else(|| panic!("{said}"));
+        assert!(line.starts_with("2 workers, 2 servers: epoch 1 of 1 ("), "{line}");
+        assert!(line.contains(" steps/s, ") && line.contains(", staleness "), "{line}");
+        assert!(line.contains(", rows/s of servers ") && line.contains(" + "), "{line}");
+        assert!(!said.contains('\r'), "{said:?}");
+    });
+}
+
+const MINUTES: Duration = Duration::from_secs(180);
+
+#[test]
+fn processes_under_a_launcher_come_to_it_too_and_end_by_themselves() {
+    watched_for(MINUTES, || {
+        let said = Arc::new(Mutex::new(Vec::new()));
+        let lines = said.clone();
+        let plan = Plan::new(&Layout::new(2).chief(true).ps(2)).unwrap();
+        let launch = Launch::new(plan).command(example("packages"), [&ARGUMENTS[..], &["--quiet"]].concat());
+        let launch = launch.output(move |output| {
+            if let Output::Line { task, stream, text, .. } = output {
+                lines.lock().unwrap().push((task.to_string(), stream, processes::text(text)));
+            }
+        });
+        let outcome = launch.run().unwrap();
+        let said = said.lock().unwrap();
+        assert_eq!(outcome.exit_code(), 0, "{outcome}: {said:?}");
+        // Others say on standard error where they serve.
+        let results: Vec<_> = said.iter().filter(|(_, stream, _)| *stream == Stream::Out).collect();
+        let [(task, _, line)] = results.as_slice() else { panic!("{said:?}") };
+        assert_eq!(task, "chief 0");
+        check(&serde_json::from_str(line).unwrap());
+    });
+}
+
+#[test]
+fn options_that_are_not_for_it_are_refused() {
+    watched(|| {
+        let output =
+            Command::new(example("packages")).args(ARGUMENTS).args(["--replicas", "2"]).output().unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        assert!(
+            text(&output.stderr).contains("--replicas is not for --strategy ps"),
+            "{}",
+            text(&output.stderr)
+        );
+    });
+}

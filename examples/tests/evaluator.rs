@@ -1,0 +1,158 @@
+//! An evaluator under a launcher, beside two workers: it dies, is started again, and has evaluated each checkpoint once in the end.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use candle_core::{Device, Tensor};
+use candle_nn::{Linear, Module, linear};
+use distribute::prelude::*;
+use distribute::runner::{self, Datasets, Evaluator, Trainer};
+use distribute::{Checkpoint, Result};
+use distribute_launch::{Launch, Layout, Output, Plan};
+use distribute_testing::{child, watched};
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+const EPOCHS: usize = 3;
+
+/// Where checkpoints and results are.
+const FOLDER: &str = "DISTRIBUTE_TEST_FOLDER";
+/// Where the training waits until the evaluator has been started again.
+const GATE: &str = "DISTRIBUTE_TEST_GATE";
+
+const PATIENCE: Duration = Duration::from_secs(50);
+
+fn points() -> Dataset<Tensor> {
+    let points = Tensor::arange(0f32, 64., &Device::Cpu).unwrap().sin().unwrap();
+    Dataset::from_slices(points.reshape((32, 2)).unwrap()).unwrap()
+}
+
+fn loss(fc: &Linear, points: &Tensor) -> Result<(Tensor, usize)> {
+    Ok((fc.forward(points)?.sqr()?.mean_all()?, points.dim(0)?))
+}
+
+/// The program of all tasks. None of the workers knows that there is an evaluator.
+fn program(folder: &Path) -> Result<()> {
+    let run = folder.join("run");
+    // Of the evaluator, one that is alone.
+    let strategy = MultiWorkerMirroredStrategy::builder().replicas(1).build()?;
+    let model = strategy.replicate(|vb| linear(2, 1, vb.pp("fc")))?;
+    if Evaluator::is_this_task()? {
+        return evaluate(folder, &run, &model);
+    }
+    assert_eq!(strategy.world().workers(), 2);
+    let optimizer = Sgd::new(&model.variables, 0.1)?;
+    let datasets =
+        Datasets::new(|context| Ok(points().shard(context.num_input_pipelines, context.input_pipeline_id)));
+    let first = strategy.world().is_chief();
+    let trainer = Trainer::new(8).epochs(EPOCHS).backup(run).keep_backups(EPOCHS).on_epoch(|epoch| {
+        if first && epoch.epoch + 1 == EPOCHS {
+            gate(b"w").read_exact(&mut [0]).unwrap();
+        }
+        Ok(ControlFlow::Continue(()))
+    });
+    let history = runner::run(&trainer, &model, &optimizer, &datasets, |fc, points, _| loss(fc, &points))?;
+    assert_eq!(history.epochs.len(), EPOCHS);
+    Ok(())
+}
+
+/// Dies in the second evaluation, once.
+fn evaluate(folder: &Path, run: &Path, model: &Replicated<Linear>) -> Result<()> {
+    let (died, mut count) = (folder.join("died"), 0);
+    let batches = model.variables.strategy().distribute_dataset(points().batch(32))?;
+    let evaluator = Evaluator::new(run, folder.join("results.jsonl")).patience(PATIENCE);
+    evaluator.run(&Checkpoint::new().part("model", &model.variables), |_| {
+        count += 1;
+        if died.exists() {
+            // Another one, which nobody waits for but this test.
+            gate(b"e");
+        } else if count == 2 {
+            fs::write(&died, "").unwrap();
+            std::process::abort();
+        }
+        Ok(vec![("loss".into(), runner::evaluate(model, &batches, |fc, points| loss(fc, &points))?)])
+    })?;
+    Ok(())
+}
+
+fn gate(word: &[u8]) -> TcpStream {
+    let mut gate = TcpStream::connect(std::env::var(GATE).unwrap()).unwrap();
+    gate.set_read_timeout(Some(PATIENCE)).unwrap();
+    gate.write_all(word).unwrap();
+    gate
+}
+
+/// Lets the training go on to its end when the evaluator is there again. Later evaluations say so, too, and are not heard.
+fn keep(gate: &TcpListener) {
+    let (mut waits, mut is_there) = (None, false);
+    while waits.is_none() || !is_there {
+        let mut guest = gate.accept().unwrap().0;
+        guest.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut word = [0];
+        guest.read_exact(&mut word).unwrap();
+        match &word {
+            b"w" => waits = Some(guest),
+            _ => is_there = true,
+        }
+    }
+    waits.unwrap().write_all(b"!").unwrap();
+}
+
+/// A task, if this process is to be one.
+#[test]
+fn task() {
+    if child::part().is_some() {
+        program(&PathBuf::from(std::env::var(FOLDER).unwrap())).unwrap();
+    }
+}
+
+#[test]
+fn an_evaluator_under_a_launcher_dies_comes_again_and_has_evaluated_each_checkpoint_once() {
+    watched(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let keeper = std::thread::spawn(move || {
+            keep(&listener);
+            // Until the end, for evaluations that say so later.
+            listener
+        });
+        let said = Arc::new(Mutex::new(String::new()));
+        let saying = said.clone();
+        let task = child::command("task", "run");
+        let mut launch = Launch::new(Plan::new(&Layout::new(2).evaluator(true)).unwrap())
+            .command(task.get_program(), task.get_args())
+            .env(FOLDER, folder.path())
+            .env(GATE, address)
+            .max_restarts(1)
+            .output(move |output| {
+                let line = match output {
+                    Output::Line { task, text, .. } => format!("{task}: {}\n", String::from_utf8_lossy(text)),
+                    Output::Notice(notice) => format!("{notice}\n"),
+                };
+                saying.lock().unwrap().push_str(&line);
+            });
+        for (name, value) in task.get_envs() {
+            launch = match value {
+                Some(value) => launch.env(name, value),
+                None => launch.env_remove(name),
+            };
+        }
+        let outcome = launch.run().unwrap();
+        let said = said.lock().unwrap();
+        assert_eq!(outcome.exit_code(), 0, "{said}");
+        drop(keeper.join().unwrap());
+        assert!(folder.path().join("died").exists(), "{said}");
+        let results = fs::read_to_string(folder.path().join("results.jsonl")).unwrap();
+        let results: Vec<serde_json::Value> =
+            results.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let found: Vec<_> = results.iter().map(|one| (one["step"].as_u64(), one["last"].as_bool())).collect();
+        assert_eq!(found, [(Some(4), Some(false)), (Some(8), Some(false)), (Some(12), Some(true))], "{said}");
+        let losses: Vec<_> = results.iter().map(|one| one["metrics"]["loss"].as_f64().unwrap()).collect();
+        assert!(losses.is_sorted_by(|a, b| a > b), "{losses:?}\n{said}");
+    });
+}
