@@ -91,6 +91,7 @@ mod deposit;
 mod error;
 mod init;
 mod input;
+mod known;
 pub mod legacy;
 mod lock;
 pub mod metrics;

@@ -1,7 +1,7 @@
 //! The calls to which every replica contributes a value, and of which every replica gets the result.
 
 use super::ReplicaContext;
-use super::combine::failure;
+use super::combine::{by_host, failure};
 use super::describe::{describe, describe_for_sum, describe_without};
 use super::gradient::attach;
 use crate::{Error, Result};
@@ -149,8 +149,13 @@ impl ReplicaContext {
         let detail = describe(&structure, &leaves, |leaf| describe_without(leaf, axis));
         let call_made = Fingerprint::new(Operation::AllGather, format!("axis {axis} of {detail}"), at);
         let inputs = leaves.clone();
-        let (gathered, offsets) =
-            all_gather(self.member(), call_made, axis, leaves).map_err(failure("all_gather"))?;
+        let mut offsets = Vec::new();
+        let gathered = by_host(self.member(), leaves, |leaves| {
+            let gathered =
+                all_gather(self.member(), call_made, axis, leaves).map_err(failure("all_gather"))?;
+            offsets = gathered.1;
+            Ok(gathered.0)
+        })?;
         let sizes: Vec<usize> =
             inputs.iter().map(|leaf| leaf.dims().get(axis).copied().unwrap_or(0)).collect();
         let gradient = move |leaf: usize, upstream: &candle_core::Tensor, context: &ReplicaContext| {

@@ -3,7 +3,9 @@
 use super::ReplicaContext;
 use crate::strategy::{Reduction, reduce_by};
 use crate::{Error, Result};
+use candle_core::Device;
 use distribute_cluster::{Fingerprint, Operation};
+use distribute_collective::threads::Member;
 use distribute_collective::{Combined, Failure, all_reduce};
 use distribute_tensor::{Leaf, Packing, ReduceOp};
 use std::panic::Location;
@@ -13,6 +15,17 @@ impl ReplicaContext {
     /// Reduces leaves over replicas: on all of their threads, or by the strategy's cross-device ops. All reductions inside
     /// of `run` go through here.
     pub(super) fn combine(
+        &self,
+        operation: &'static str,
+        op: ReduceOp,
+        detail: impl FnOnce(&[Leaf]) -> String,
+        leaves: Vec<Leaf>,
+        at: &'static Location<'static>,
+    ) -> Result<Combined> {
+        by_host(self.member(), leaves, |leaves| self.combine_on_host(operation, op, detail, leaves, at))
+    }
+
+    fn combine_on_host(
         &self,
         operation: &'static str,
         op: ReduceOp,
@@ -56,6 +69,34 @@ impl ReplicaContext {
             Err(error) => Err(Error::Shared(error.clone())),
         }
     }
+}
+
+/// Makes a call of all replicas with leaves in the memory of the CPU, where replicas meet, and gives each result on the device of the leaf
+/// that this replica has brought. A lone replica meets nobody.
+pub(super) fn by_host(
+    member: &Member,
+    leaves: Vec<Leaf>,
+    call: impl FnOnce(Vec<Leaf>) -> Result<Combined>,
+) -> Result<Combined> {
+    let elsewhere = |leaf: &Leaf| match leaf {
+        Leaf::Candle(tensor) if !tensor.device().is_cpu() => Some(tensor.device().clone()),
+        _ => None,
+    };
+    let devices: Vec<Option<Device>> = leaves.iter().map(elsewhere).collect();
+    if member.is_alone() || devices.iter().all(Option::is_none) {
+        return call(leaves);
+    }
+    let moved = |leaf: Leaf, device: &Device| match leaf {
+        Leaf::Candle(tensor) => Ok::<_, Error>(Leaf::Candle(tensor.to_device(device)?)),
+        other => Ok(other),
+    };
+    let leaves = leaves.into_iter().map(|leaf| moved(leaf, &Device::Cpu)).collect::<Result<_>>()?;
+    let Combined { leaves, tracked } = call(leaves)?;
+    let back = leaves.into_iter().zip(devices).map(|(leaf, device)| match device {
+        Some(device) => moved(leaf, &device),
+        None => Ok(leaf),
+    });
+    Ok(Combined { leaves: back.collect::<Result<_>>()?, tracked })
 }
 
 pub(crate) fn failure(operation: &'static str) -> impl Fn(Failure) -> Error {

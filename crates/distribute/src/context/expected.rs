@@ -165,7 +165,8 @@ impl ReplicaContext {
                     nothing.apply_op1(Zeros { context: self.view(expected.options), expected })?
                 }
             };
-            let term = term.to_dtype(DType::F64)?;
+            // Terms are of any dtype, and on any device.
+            let term = term.to_device(&Device::Cpu)?.to_dtype(DType::F64)?;
             root = Some(match root {
                 Some(root) => (root + term)?,
                 None => term,

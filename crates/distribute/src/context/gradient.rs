@@ -1,8 +1,8 @@
 //! Gradients of collectives, which continue candle's graph across a result that other replicas contributed to.
 
 use super::ReplicaContext;
-use crate::{Error, Result};
-use candle_core::{Device, Tensor, Var};
+use crate::{Error, Result, known};
+use candle_core::{CpuStorage, CudaStorage, Device, Layout, MetalStorage, Shape, Tensor, Var};
 use distribute_collective::Combined;
 use distribute_tensor::Leaf;
 use std::cell::RefCell;
@@ -90,20 +90,16 @@ impl candle_core::CustomOp1 for WithGradient {
         "collective"
     }
 
-    fn cpu_fwd(
-        &self,
-        _: &candle_core::CpuStorage,
-        _: &candle_core::Layout,
-    ) -> candle_core::Result<(candle_core::CpuStorage, candle_core::Shape)> {
-        let output = self.output.contiguous()?;
-        let (storage, layout) = output.storage_and_layout();
-        match &*storage {
-            candle_core::Storage::Cpu(storage) => {
-                let copy = candle_core::backend::BackendStorage::try_clone(storage, layout)?;
-                Ok((copy, output.shape().clone()))
-            }
-            _ => candle_core::bail!("gradients of collectives are for CPU tensors"),
-        }
+    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
+        known::cpu(&self.output)
+    }
+
+    fn cuda_fwd(&self, _: &CudaStorage, _: &Layout) -> candle_core::Result<(CudaStorage, Shape)> {
+        known::cuda(&self.output)
+    }
+
+    fn metal_fwd(&self, _: &MetalStorage, _: &Layout) -> candle_core::Result<(MetalStorage, Shape)> {
+        known::metal(&self.output)
     }
 
     fn bwd(&self, _: &Tensor, _: &Tensor, upstream: &Tensor) -> candle_core::Result<Option<Tensor>> {

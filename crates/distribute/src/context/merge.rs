@@ -85,7 +85,9 @@ impl ReplicaContext {
         let not_given = || Error::invalid(operation, "the merge function gave no value for this replica");
         let member = self.member();
         if member.is_alone() {
-            return merge(vec![value])?.pop().ok_or_else(not_given);
+            let mine = merge(vec![value])?.pop().ok_or_else(not_given)?;
+            self.strategy().refresh_copies(self.local_replica())?;
+            return Ok(mine);
         }
         let failed = Mutex::new(None);
         let parts =
@@ -121,6 +123,8 @@ impl ReplicaContext {
             Err(Some(known)) => return Err(Error::Collective(known.clone())),
             Err(None) => None,
         };
+        // What was written meanwhile.
+        self.strategy().refresh_copies(self.local_replica())?;
         part.ok_or_else(|| {
             let first = self.strategy().world().global(0);
             Error::Collective(Arc::new(Blame::failed(self.step(), first, &call)))

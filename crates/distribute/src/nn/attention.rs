@@ -5,6 +5,7 @@ use super::gemm::{Matrix, product};
 use super::operation;
 use super::softmax::{gradient_rows, softmax_last_dim, softmax_rows};
 use crate::number::{Number, operand, with_elements};
+use crate::strategy::is_native;
 use candle_core::{CpuStorage, CustomOp3, DType, Device, Layout, Result, Shape, Tensor, bail};
 use std::sync::OnceLock;
 
@@ -96,7 +97,7 @@ impl Attention {
     }
 
     pub(super) fn apply(self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
-        let fits = |t: &Tensor| t.dtype() == q.dtype() && t.device().is_cpu();
+        let fits = |t: &Tensor| t.dtype() == q.dtype() && is_native(t);
         // A mask that is trained (a bias of relative positions) is an operand, too, and has to get its gradient.
         let plain = self.softcapping == 1. && self.mask.as_ref().is_none_or(|mask| !mask.track_op());
         match q.dtype() {

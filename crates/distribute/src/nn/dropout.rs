@@ -2,6 +2,7 @@
 
 use crate::context::default_context;
 use crate::random;
+use crate::strategy::is_native;
 use crate::{ReplicaContext, get_replica_context};
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, WithDType, bail};
 use distribute_tensor::random::Draws;
@@ -64,7 +65,7 @@ impl Dropout {
     /// `xs` with elements dropped if `train`; else `xs`. The gradient passes through the elements that stay.
     ///
     /// # Errors
-    /// candle's, for a tensor of integers or not on the CPU.
+    /// candle's, for a tensor of integers.
     pub fn forward(&self, xs: &Tensor, train: bool) -> Result<Tensor> {
         if !train || self.p == 0. {
             return Ok(xs.clone());
@@ -72,6 +73,9 @@ impl Dropout {
         // Cross-replica code runs once for all replicas, as outside of all strategies.
         let context = get_replica_context().unwrap_or_else(|| default_context().clone());
         let mask = self.mask(&context, xs.dims());
+        if !is_native(xs) {
+            return mask.composed(xs);
+        }
         match xs.dtype() {
             DType::F16 | DType::BF16 => {
                 xs.to_dtype(DType::F32)?.contiguous()?.apply_op1(mask)?.to_dtype(xs.dtype())
@@ -122,15 +126,30 @@ struct Mask {
 }
 
 impl Mask {
+    /// By operations of candle's on any device: the mask itself is drawn on the CPU.
+    fn composed(&self, xs: &Tensor) -> Result<Tensor> {
+        if xs.dtype().is_int() {
+            bail!("dropout: input must be of floats");
+        }
+        let stays = self.each(&vec![1u8; xs.elem_count()], xs.dims(), |one| one);
+        let stays = Tensor::from_vec(stays, xs.shape(), xs.device())?;
+        stays.where_cond(&(xs * self.scale)?, &xs.zeros_like()?)
+    }
+
     fn apply<T: WithDType>(&self, storage: &CpuStorage, layout: &Layout) -> Result<CpuStorage> {
         let Some((start, end)) = layout.contiguous_offsets() else {
             bail!("dropout: input must be contiguous")
         };
-        let source = &T::cpu_storage_as_slice(storage)?[start..end];
-        let width = layout.dims().get(1..).unwrap_or_default().iter().product::<usize>().max(1);
-        let (zero, scale) = (T::zero(), T::from_f64(self.scale));
+        let (source, scale) = (&T::cpu_storage_as_slice(storage)?[start..end], T::from_f64(self.scale));
+        Ok(T::to_cpu_storage_owned(self.each(source, layout.dims(), |x| x * scale)))
+    }
+
+    /// What `kept` makes of each element that stays, and zeros.
+    fn each<T: WithDType>(&self, source: &[T], dims: &[usize], kept: impl Fn(T) -> T) -> Vec<T> {
+        let width = dims.get(1..).unwrap_or_default().iter().product::<usize>().max(1);
+        let zero = T::zero();
         // Indexed, not branched: half of the branches would be mispredicted.
-        let keep = |x: T, bits: u64| [x * scale, zero][usize::from((bits as u32) < self.threshold)];
+        let keep = |x: T, bits: u64| [kept(x), zero][usize::from((bits as u32) < self.threshold)];
         let mut out = vec![zero; source.len()];
         for (row, (source, out)) in source.chunks(width).zip(out.chunks_mut(width)).enumerate() {
             let draws = self.draws.at((self.first_row + row) as u64);
@@ -145,7 +164,7 @@ impl Mask {
                 *out = keep(*x, draws.bits(pairs.len() as u64));
             }
         }
-        Ok(T::to_cpu_storage_owned(out))
+        out
     }
 }
 

@@ -3,7 +3,7 @@
 use super::embedding::Each;
 use super::{ids, table};
 use crate::variables::{RowSource, for_ids, row_of_id};
-use candle_core::{Module, Result, Tensor, bail};
+use candle_core::{Device, Module, Result, Tensor, bail};
 use candle_nn::{Init, VarBuilder};
 use distribute_params::DynamicOptions;
 
@@ -47,6 +47,8 @@ pub struct DynamicEmbedding {
     /// Stands for all rows in the graph.
     row: Tensor,
     hidden_size: usize,
+    /// Where the result is.
+    device: Device,
     rows: RowSource,
 }
 
@@ -74,7 +76,7 @@ pub fn dynamic_embedding_init(
 ) -> Result<DynamicEmbedding> {
     let (row, rows) = for_ids(options, || vb.get_with_hints((1, hidden_size), "weight", init));
     match (row?, rows) {
-        (row, Some(rows)) => Ok(DynamicEmbedding { row, hidden_size, rows }),
+        (row, Some(rows)) => Ok(DynamicEmbedding { row, hidden_size, device: vb.device().clone(), rows }),
         (_, None) => bail!(
             "dynamic_embedding {}: its rows are on parameter servers, and the model's strategy has none; use a \
              ParameterServerStrategy, or embedding with a number of rows",
@@ -105,6 +107,6 @@ impl Module for DynamicEmbedding {
             Ok(())
         })?;
         let shape = [ids.dims(), &[self.hidden_size]].concat();
-        table::look_up(&self.row, Some(&self.rows), rows, shape, Each)
+        table::look_up(&self.row, Some(&self.rows), rows, shape, Each)?.to_device(&self.device)
     }
 }

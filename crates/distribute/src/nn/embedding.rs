@@ -4,7 +4,7 @@ use super::ids;
 use super::table::{self, Combine};
 use crate::number::Number;
 use crate::variables::{RowSource, for_rows};
-use candle_core::{D, Module, Result, Tensor};
+use candle_core::{D, Device, Module, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
 use distribute_tensor::kernel::RowMerge;
 
@@ -41,6 +41,8 @@ use distribute_tensor::kernel::RowMerge;
 pub struct Embedding {
     embeddings: Tensor,
     hidden_size: usize,
+    /// Where the result is: the table may be in the memory of the CPU.
+    device: Device,
     /// Where rows come from, if not from the tensor.
     rows: Option<RowSource>,
 }
@@ -60,7 +62,7 @@ pub fn embedding(in_size: usize, out_size: usize, vb: VarBuilder) -> Result<Embe
 /// Those of the `VarBuilder`.
 pub fn embedding_init(in_size: usize, out_size: usize, init: Init, vb: VarBuilder) -> Result<Embedding> {
     let (table, rows) = for_rows(|| vb.get_with_hints((in_size, out_size), "weight", init));
-    Ok(Embedding { rows, ..Embedding::new(table?, out_size) })
+    Ok(Embedding { rows, device: vb.device().clone(), ..Embedding::new(table?, out_size) })
 }
 
 impl From<candle_nn::Embedding> for Embedding {
@@ -72,7 +74,8 @@ impl From<candle_nn::Embedding> for Embedding {
 impl Embedding {
     /// A layer of a table `[rows, hidden_size]`.
     pub fn new(embeddings: Tensor, hidden_size: usize) -> Self {
-        Self { embeddings, hidden_size, rows: None }
+        let device = embeddings.device().clone();
+        Self { embeddings, hidden_size, device, rows: None }
     }
 
     /// The table, `[rows, hidden_size]`. One on parameter servers, of which this layer fetches rows alone, is fetched as a whole from
@@ -96,9 +99,13 @@ impl Embedding {
         let n = ids.dim(D::Minus1)?;
         let shape = [&ids.dims()[..ids.rank() - 1], &[n * self.hidden_size]].concat();
         match self.rows(ids)? {
-            Some(rows) => table::look_up(&self.embeddings, self.rows.as_ref(), rows, shape, Each),
-            None => self.stock().forward(ids)?.reshape(shape),
+            Some(rows) => self.look_up(rows, shape),
+            None => self.stock(ids)?.reshape(shape),
         }
+    }
+
+    fn look_up(&self, rows: Vec<usize>, shape: Vec<usize>) -> Result<Tensor> {
+        table::look_up(&self.embeddings, self.rows.as_ref(), rows, shape, Each)?.to_device(&self.device)
     }
 
     /// The rows that ids name, where the fast operation can read the table.
@@ -109,8 +116,13 @@ impl Embedding {
         Ok(Some(rows))
     }
 
-    fn stock(&self) -> candle_nn::Embedding {
-        candle_nn::Embedding::new(self.embeddings.clone(), self.hidden_size)
+    fn stock(&self, ids: &Tensor) -> Result<Tensor> {
+        if !self.embeddings.device().is_cpu() {
+            // One that is no row would end all work on a GPU.
+            ids::each("embedding", ids, self.embeddings.dim(0)?, None, |_| ())?;
+        }
+        let ids = ids.to_device(self.embeddings.device())?;
+        candle_nn::Embedding::new(self.embeddings.clone(), self.hidden_size).forward(&ids)
     }
 }
 
@@ -118,8 +130,8 @@ impl Module for Embedding {
     fn forward(&self, ids: &Tensor) -> Result<Tensor> {
         let shape = [ids.dims(), &[self.hidden_size]].concat();
         match self.rows(ids)? {
-            Some(rows) => table::look_up(&self.embeddings, self.rows.as_ref(), rows, shape, Each),
-            None => self.stock().forward(ids),
+            Some(rows) => self.look_up(rows, shape),
+            None => self.stock(ids),
         }
     }
 }

@@ -4,7 +4,7 @@ use super::ids;
 use super::table::{self, Combine};
 use crate::number::Number;
 use crate::variables::{RowSource, for_rows};
-use candle_core::{D, Module, Result, Tensor, bail};
+use candle_core::{D, Device, Module, Result, Tensor, bail};
 use candle_nn::{Init, VarBuilder};
 use distribute_tensor::kernel::RowMerge;
 
@@ -30,7 +30,8 @@ pub enum BagMode {
 ///
 /// # Errors
 /// `forward` gives one for an id that is neither a row of the table nor padding, which says where it stands; for ids
-/// without an axis; and for a table that is not of f32 or f64, contiguous and on the CPU.
+/// without an axis; and for a table that is not of f32 or f64, and contiguous. One on another device is brought to the CPU for each batch:
+/// that of [`embedding_bag`] is there, and only its results are brought to the device.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -57,6 +58,8 @@ pub struct EmbeddingBag {
     embeddings: Tensor,
     mode: BagMode,
     padding: Option<usize>,
+    /// Where the result is: the table may be in the memory of the CPU.
+    device: Device,
     /// Where rows come from, if not from the tensor.
     rows: Option<RowSource>,
 }
@@ -82,13 +85,14 @@ pub fn embedding_bag_init(
     vb: VarBuilder,
 ) -> Result<EmbeddingBag> {
     let (table, rows) = for_rows(|| vb.get_with_hints((in_size, out_size), "weight", init));
-    Ok(EmbeddingBag { rows, ..EmbeddingBag::new(table?, mode) })
+    Ok(EmbeddingBag { rows, device: vb.device().clone(), ..EmbeddingBag::new(table?, mode) })
 }
 
 impl EmbeddingBag {
     /// A layer of a table `[rows, hidden]`.
     pub fn new(embeddings: Tensor, mode: BagMode) -> Self {
-        Self { embeddings, mode, padding: None, rows: None }
+        let device = embeddings.device().clone();
+        Self { embeddings, mode, padding: None, device, rows: None }
     }
 
     /// The same layer, which ignores this id. It need not be a row of the table; the number of rows is a good choice.
@@ -107,11 +111,10 @@ impl EmbeddingBag {
 
 impl Module for EmbeddingBag {
     fn forward(&self, ids: &Tensor) -> Result<Tensor> {
-        let Some(height) =
-            self.embeddings.dim(D::Minus1).ok().and_then(|width| table::height(&self.embeddings, width))
-        else {
+        let table = self.embeddings.to_device(&Device::Cpu)?;
+        let Some(height) = table.dim(D::Minus1).ok().and_then(|width| table::height(&table, width)) else {
             bail!(
-                "bag of embeddings: the table has to be [rows, hidden] of f32 or f64, contiguous and on the CPU, not {:?} of {:?}",
+                "bag of embeddings: the table has to be [rows, hidden] of f32 or f64, and contiguous, not {:?} of {:?}",
                 self.embeddings.dims(),
                 self.embeddings.dtype()
             )
@@ -132,7 +135,8 @@ impl Module for EmbeddingBag {
             }
         })?;
         ends.resize(outer.iter().product(), rows.len()); // Bags of length 0.
-        table::look_up(&self.embeddings, self.rows.as_ref(), rows, shape, Bags { mode: self.mode, ends })
+        let bags = Bags { mode: self.mode, ends };
+        table::look_up(&table, self.rows.as_ref(), rows, shape, bags)?.to_device(&self.device)
     }
 }
 

@@ -1,6 +1,7 @@
 //! Operations of an input, a weight and mostly a bias: what candle asks of them, once for all layers.
 
 use crate::number::{Number, operand};
+use crate::strategy::is_native;
 use candle_core::{CpuStorage, CustomOp2, CustomOp3, DType, Layout, Result, Shape, Tensor, bail};
 use std::marker::PhantomData;
 
@@ -42,10 +43,10 @@ impl<'a, T: Number> Operand<'a, T> {
     }
 }
 
-/// Whether operands are of one trained dtype and on the CPU, and there is some input: what [`apply`] asks for. What shapes
+/// Whether operands are of one trained dtype and where this crate computes itself, and there is some input: what [`apply`] asks for. What shapes
 /// have to be, the layer knows.
 pub(super) fn takes(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> bool {
-    let fits = |t: &Tensor| t.device().is_cpu() && t.dtype() == x.dtype();
+    let fits = |t: &Tensor| is_native(t) && t.dtype() == x.dtype();
     matches!(x.dtype(), DType::F32 | DType::F64)
         && x.elem_count() > 0
         && [Some(x), Some(weight), bias].into_iter().flatten().all(fits)

@@ -3,6 +3,7 @@
 use super::exp::Exp;
 use super::lanes;
 use crate::number::{Number, operand, with_elements};
+use crate::strategy::is_native;
 use candle_core::{CpuStorage, CustomOp1, D, DType, Layout, Result, Shape, Tensor, bail};
 use std::marker::PhantomData;
 
@@ -46,7 +47,7 @@ pub(super) fn softmax_last_dim(xs: &Tensor) -> Result<Tensor> {
     if xs.dtype().is_int() {
         bail!("softmax-last-dim: {:?} has no exponential: convert it by to_dtype", xs.dtype());
     }
-    match (xs.dtype(), xs.device().is_cpu()) {
+    match (xs.dtype(), is_native(xs)) {
         (DType::F32, true) => xs.contiguous()?.apply_op1(SoftmaxLastDim(PhantomData::<f32>)),
         (DType::F64, true) => xs.contiguous()?.apply_op1(SoftmaxLastDim(PhantomData::<f64>)),
         (DType::F16 | DType::BF16, _) => {

@@ -2,6 +2,7 @@
 
 use super::{Optimizer, Trained};
 use crate::context::raised;
+use crate::variables::to_host;
 use crate::{Error, HostTensor, IndexedSlices, ReduceOp, Result};
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Tensor, Var};
@@ -116,11 +117,8 @@ impl Gradients {
         require_scalar("Gradients::of", loss)?;
         let mut store = loss.backward().map_err(|error| raised(error.into()))?;
         let trained = optimizer.trained.clone();
-        let of = |(_, variable): &(String, Var)| match store.remove(variable) {
-            Some(gradient) => Ok(Some(Gradient::Dense(gradient.detach().contiguous()?))),
-            None => Ok(None),
-        };
-        Ok(Self { all: trained.variables.iter().map(of).collect::<Result<_>>()?, trained })
+        let of = |number| Ok(trained.found(number, &mut store)?.map(Gradient::Dense));
+        Ok(Self { all: (0..trained.variables.len()).map(of).collect::<Result<_>>()?, trained })
     }
 
     /// Those that candle has found, of the optimizer's variables.
@@ -130,8 +128,15 @@ impl Gradients {
     pub fn from_store<R>(optimizer: &Optimizer<R>, store: &GradStore) -> Result<Self> {
         let mut gradients = Self::new(optimizer);
         for (index, (_, variable)) in optimizer.trained.variables.iter().enumerate() {
-            if let Some(gradient) = store.get(variable) {
-                gradients.all[index] = Some(gradients.trained.check(index, gradient.clone().into())?);
+            for computed_with in gradients.trained.clone().computed_with(index, variable) {
+                if let Some(gradient) = store.get(computed_with) {
+                    let found = gradients.trained.check(index, gradient.clone().into())?;
+                    let before = gradients.all[index].take();
+                    gradients.all[index] = Some(match before {
+                        Some(before) => before.plus(found, variable)?,
+                        None => found,
+                    });
+                }
             }
         }
         Ok(gradients)
@@ -209,6 +214,26 @@ impl Gradient {
 }
 
 impl Trained {
+    /// What replicas compute with in place of a variable: the variable itself, and its copies on devices.
+    fn computed_with<'a>(&'a self, number: usize, variable: &'a Var) -> impl Iterator<Item = &'a Var> {
+        let copies = self.device_copies.get(number).and_then(Option::as_ref);
+        std::iter::once(variable).chain(copies.into_iter().flat_map(|copies| copies.made()))
+    }
+
+    /// What candle has found of a variable, in the memory of the CPU: of itself and of copies, added up.
+    fn found(&self, number: usize, store: &mut GradStore) -> Result<Option<Tensor>> {
+        let mut sum: Option<Tensor> = None;
+        for variable in self.computed_with(number, &self.variables[number].1) {
+            let Some(gradient) = store.remove(variable) else { continue };
+            let gradient = to_host(&gradient.detach())?.contiguous()?;
+            sum = Some(match sum {
+                Some(sum) => (sum + gradient)?,
+                None => gradient,
+            });
+        }
+        Ok(sum)
+    }
+
     /// Which variable has this name.
     pub(super) fn position(&self, operation: &'static str, name: &str) -> Result<usize> {
         let unknown = || {
@@ -229,7 +254,7 @@ impl Trained {
         let (name, variable) = &self.variables[index];
         let unfit = |what: String| {
             let reason = format!(
-                "the gradient of {name} is {what}, and the variable {:?}{:?} on the CPU",
+                "the gradient of {name} is {what}, and the variable {:?}{:?}",
                 variable.dtype(),
                 variable.dims()
             );
@@ -245,13 +270,10 @@ impl Trained {
         }
         match gradient {
             Gradient::Dense(tensor) => {
-                if tensor.dims() != variable.dims()
-                    || tensor.dtype() != variable.dtype()
-                    || !tensor.device().is_cpu()
-                {
-                    let device = tensor.device().location();
-                    return Err(unfit(format!("{:?}{:?} on {device:?}", tensor.dtype(), tensor.dims())));
+                if tensor.dims() != variable.dims() || tensor.dtype() != variable.dtype() {
+                    return Err(unfit(format!("{:?}{:?}", tensor.dtype(), tensor.dims())));
                 }
+                let tensor = to_host(&tensor)?;
                 // A copy: where users give a variable itself, the step would wait for ever to write what it reads.
                 let own = if tensor.is_contiguous() { tensor.copy() } else { tensor.contiguous() };
                 Ok(Gradient::Dense(own?.detach()))

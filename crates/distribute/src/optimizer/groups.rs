@@ -6,6 +6,7 @@ use super::shards::Shards;
 use super::slots::Slots;
 use super::{Optimizer, Trained, over_workers, sharding};
 use crate::deposit::Pool;
+use crate::variables::Writing;
 use crate::{Error, Result};
 use candle_core::{DType, Var};
 use distribute_optim::{Rule, SlotSpec, Step};
@@ -238,14 +239,27 @@ impl Trained {
         let world = strategy.world();
         let names = || variables.iter().map(|(name, variable)| (name.as_str(), variable));
         let shards = (sharded && world.is_multi_worker()).then(|| Shards::new(world, names()));
+        let copies = |(_, variable): &(String, Var)| {
+            strategy.has_device_copies().then(|| strategy.container(variable.id())?.device_copies().cloned())
+        };
+        let device_copies: Vec<_> = variables.iter().filter_map(copies).collect();
+        let of_frozen: Vec<_> = frozen.iter().filter_map(copies).flatten().collect();
         let buckets = Pool::new(
             variables.iter().map(|(_, variable)| variable),
-            frozen.iter().map(|(_, variable)| variable),
+            frozen
+                .iter()
+                .map(|(_, variable)| variable)
+                .chain(of_frozen.iter().flat_map(|copies| copies.made())),
             over_workers::packs(&strategy),
             shards.as_ref().map(Shards::by_worker),
         );
         let remote = Remote::new(&strategy, &variables)?;
-        Ok(Self { strategy, variables, frozen, shards, remote, buckets })
+        Ok(Self { strategy, variables, frozen, shards, remote, device_copies, buckets })
+    }
+
+    /// To be kept while variables are written: replicas bring their copies up to date behind it.
+    pub(super) fn writing(&self) -> Writing<'_> {
+        Writing(&self.device_copies)
     }
 
     /// The slots of each variable before the first step, as far as this process keeps them: where workers share them, those of the

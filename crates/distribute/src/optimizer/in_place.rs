@@ -48,6 +48,7 @@ impl InPlace<'_> {
         let mut variables = all.variables();
         let settled = settle(transforms, trained, &variables, threads, Ok)?;
 
+        let _writing = trained.writing();
         let mut slots = change.slots();
         let mut slots: Vec<Option<&mut Slots>> = slots.iter_mut().map(Some).collect();
         for variables in variables.chunks_mut(LOCKED) {

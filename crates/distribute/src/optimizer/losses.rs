@@ -3,6 +3,7 @@
 use super::gradients::require_scalar;
 use super::{Gradients, Optimizer, Weighting};
 use crate::deposit::{self, Bucket};
+use crate::variables::to_host;
 use crate::{Error, ReplicaContext, Result};
 use candle_core::{DType, Tensor};
 use std::panic::Location;
@@ -65,7 +66,7 @@ impl Losses {
             self.backward(optimizer, &root)?
         }
         self.dtype = loss.dtype();
-        self.loss += loss.to_dtype(DType::F64)?.to_scalar::<f64>()? * examples as f64;
+        self.loss += to_host(&loss)?.to_dtype(DType::F64)?.to_scalar::<f64>()? * examples as f64;
         Ok(())
     }
 
@@ -95,7 +96,8 @@ impl Losses {
 fn added_up(mean: &Tensor, examples: usize) -> Result<Tensor> {
     let dtype = mean.dtype();
     if !matches!(dtype, DType::F32 | DType::F64) {
-        let held = Tensor::new(examples as f64, mean.device())?.to_dtype(dtype)?.to_dtype(DType::F64)?;
+        let held =
+            Tensor::new(examples as f64, &candle_core::Device::Cpu)?.to_dtype(dtype)?.to_dtype(DType::F64)?;
         if held.to_scalar::<f64>()? != examples as f64 {
             let reason = format!(
                 "the loss is of {dtype:?}, which cannot hold the number {examples} by which it is weighed; with collectives \

@@ -73,7 +73,10 @@ impl<R: Rule> Optimizer<R> {
         if member.rank() == 0 {
             self.trained.strategy.count_update();
         }
-        Ok(Tensor::new(loss, &candle_core::Device::Cpu)?.to_dtype(dtype)?)
+        self.trained.strategy.refresh_copies(ctx.local_replica())?;
+        Ok(Tensor::new(loss, &candle_core::Device::Cpu)?
+            .to_dtype(dtype)?
+            .to_device(&ctx.device_for_candle()?)?)
     }
 
     /// Where this process is in its training, where that is to be compared, or a schedule to be asked.

@@ -72,7 +72,7 @@ pub use transform::Transform;
 
 use crate::context::require_outside_of_run;
 use crate::deposit::Pool;
-use crate::variables::Variables;
+use crate::variables::{DeviceCopies, Variables};
 use crate::{Error, Result, Strategy};
 use candle_core::{Tensor, Var};
 use distribute_optim::Rule;
@@ -161,6 +161,8 @@ struct Trained {
     shards: Option<Shards>,
     /// The variables on parameter servers, if they are there.
     remote: Option<Remote>,
+    /// For each variable its copies on devices with memory of their own, if there are any; none at all where no replica has such a device.
+    device_copies: Vec<Option<Arc<DeviceCopies>>>,
     /// Where layers put gradients.
     buckets: Arc<Pool>,
 }

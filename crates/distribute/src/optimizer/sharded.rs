@@ -103,6 +103,7 @@ impl Sharded<'_> {
         change.begin_step();
         self.update(change, &changing, &settled, new.bytes_mut(), threads)?;
         let new = calling.exchange_all("its weights", new.freeze(), size).map_err(failure(self.operation))?;
+        let _writing = trained.writing();
         self.write(&changing, new, threads)?;
         change.step_made();
         Ok(())

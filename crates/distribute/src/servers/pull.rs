@@ -62,7 +62,9 @@ impl Pull {
             known.resize(sharded.shards().len(), None);
             // Should memory fail, it is fetched again.
             known[i] = None;
-            put(staged.var(), at, &value)?;
+            let written = put(staged.var(), at, &value);
+            staged.written();
+            written?;
             known[i] = Some(version);
         }
         self.whole.iter().for_each(|number| variables[*number].1.fill());

@@ -1,12 +1,13 @@
 //! What of a variable on servers is in the memory of this process, for candle to compute with.
 
 use crate::lock::lock;
+use crate::variables::DeviceCopies;
 use crate::{Error, Result};
 use candle_core::Var;
 use distribute_params::Version;
 use std::fmt;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 
 /// A candle variable that stands for one on servers. It has that one's values as they were when they were last fetched; or, where
 /// only layers that look up rows use it, none, and takes no memory but addresses.
@@ -20,6 +21,8 @@ pub(crate) struct Staged {
     filled: AtomicBool,
     /// Held while it is for the first time, because something else than rows is asked for.
     becoming: Mutex<()>,
+    /// Copies of it for replicas whose devices have memory of their own.
+    copies: OnceLock<Arc<DeviceCopies>>,
 }
 
 impl Staged {
@@ -42,11 +45,23 @@ impl Staged {
             whole: AtomicBool::new(!by_row),
             filled: AtomicBool::new(false),
             becoming: Mutex::default(),
+            copies: OnceLock::new(),
         })
     }
 
     pub(crate) fn var(&self) -> &Var {
         &self.var
+    }
+
+    /// These are copies of it. They are told of what is fetched.
+    pub(crate) fn has_copies(&self, copies: Arc<DeviceCopies>) {
+        // A variable is made once, and gets them then.
+        let _ = self.copies.set(copies);
+    }
+
+    /// What has come was written.
+    pub(super) fn written(&self) {
+        self.copies.get().into_iter().for_each(|copies| copies.written());
     }
 
     /// Whether all of it is fetched at the beginning of a step.

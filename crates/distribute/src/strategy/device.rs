@@ -1,15 +1,17 @@
 //! Names of devices, in TensorFlow's form and in short form.
 
+use super::gpu;
 use crate::{Error, Result};
 use std::fmt;
 use std::str::FromStr;
+use std::sync::OnceLock;
 
 /// What kind of device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DeviceKind {
     /// A logical CPU device. There can be any number, each with its own replica and thread.
     Cpu,
-    /// A CUDA GPU.
+    /// A GPU: of CUDA or, in a build with the feature `metal`, of Metal.
     Gpu,
 }
 
@@ -50,10 +52,11 @@ impl DeviceName {
         Self { kind: DeviceKind::Cpu, index: 0, server: Some(task) }
     }
 
-    /// candle's device. All logical CPU devices are candle's single CPU device.
+    /// candle's device. All logical CPU devices are candle's single CPU device, and each GPU is opened once in a process: all threads
+    /// share its handle, and what they do there is done in that order.
     ///
     /// # Errors
-    /// [`Error::Device`] for a GPU that candle cannot open, for any GPU without the cargo feature `cuda`, and for a parameter
+    /// [`Error::Device`] for a GPU that candle cannot open, for any GPU without the cargo features `cuda` and `metal`, and for a parameter
     /// server's.
     pub fn to_candle(self) -> Result<candle_core::Device> {
         let unusable = |reason| Error::Device { name: self.to_string(), reason };
@@ -63,18 +66,37 @@ impl DeviceName {
                     .into(),
             )),
             DeviceKind::Cpu => Ok(candle_core::Device::Cpu),
-            DeviceKind::Gpu if cfg!(not(feature = "cuda")) => Err(unusable(
+            DeviceKind::Gpu if cfg!(not(any(feature = "cuda", feature = "metal"))) => Err(unusable(
                 "this build cannot use it: it is without the cargo feature \"cuda\"; write features = [\"cuda\"] at the \
-                 dependency on distribute (it needs nvcc)"
+                 dependency on distribute (it needs nvcc), or [\"metal\"] on a Mac"
                     .into(),
             )),
-            DeviceKind::Gpu => candle_core::Device::new_cuda(self.index).map_err(|error| {
+            DeviceKind::Gpu => gpu::open(self.index).map_err(|error| {
                 let error = error.to_string();
                 unusable(format!("candle cannot open it: {}", error.lines().next().unwrap_or_default()))
             }),
         }
     }
+
+    /// Whether a replica there has copies of what it computes with: on the CPU all share the variables themselves.
+    pub(crate) fn has_own_memory(self) -> bool {
+        self.kind != DeviceKind::Cpu || generic()
+    }
 }
+
+/// Whether a tensor is where this crate's own loops compute: in the memory of the CPU. All others are computed by candle's operations.
+pub(crate) fn is_native(tensor: &candle_core::Tensor) -> bool {
+    tensor.device().is_cpu() && !generic()
+}
+
+/// Whether CPUs are treated as other devices are, with copies of variables and candle's operations: a test of these, without a GPU.
+fn generic() -> bool {
+    static GENERIC: OnceLock<bool> = OnceLock::new();
+    *GENERIC.get_or_init(|| std::env::var_os(GENERIC_DEVICES).is_some_and(|value| value == "1"))
+}
+
+/// The environment variable for [`generic`].
+const GENERIC_DEVICES: &str = "DISTRIBUTE_GENERIC_DEVICES";
 
 /// The job of parameter servers.
 const PS: &str = "ps";

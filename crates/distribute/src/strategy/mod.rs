@@ -11,6 +11,7 @@ mod device;
 mod drift;
 mod extended;
 mod fetching;
+mod gpu;
 mod kinds;
 mod multi_worker;
 mod outcome;
@@ -34,6 +35,7 @@ pub use cross_device::{
     CrossDeviceOps, HierarchicalCopyAllReduce, NcclAllReduce, Reduction, ReductionToOneDevice,
 };
 pub use destinations::Destinations;
+pub(crate) use device::is_native;
 pub use device::{DeviceKind, DeviceName};
 #[doc(inline)]
 pub use distribute_collective::group::{Group, Links};
@@ -53,7 +55,7 @@ use crate::context::enter_cross_replica;
 use crate::lock::lock;
 use crate::preemption::Notice;
 use crate::values::{Distributed, PerReplica};
-use crate::variables::{Variable, WeakVariable};
+use crate::variables::{DeviceCopies, Variable, WeakVariable};
 use crate::{Replicated, Result};
 use candle_core::TensorId;
 use candle_nn::VarBuilder;
@@ -101,6 +103,8 @@ struct Inner {
     /// Whether it has a group, or parameter servers, which a step of most has not: asking `extended` takes a while.
     has_group: bool,
     has_servers: bool,
+    /// The copies of variables on devices with memory of their own; `None` where no replica has such a device.
+    device_copies: Option<Mutex<Vec<Weak<DeviceCopies>>>>,
     workers: Workers,
     /// Whether the training is to end in order.
     notice: Arc<Notice>,
@@ -130,6 +134,7 @@ impl Strategy {
         let replicas = extended.worker_devices().len();
         let alone = World::alone(replicas).unwrap_or_default();
         let (has_group, has_servers) = (extended.group().is_some(), extended.parameter_servers().is_some());
+        let has_devices = extended.worker_devices().iter().any(|device| device.has_own_memory());
         crate::init::prepare(replicas);
         let (steps, pulse, optimizers, created, containers, names) = Default::default();
         let goes_on = extended.group().is_some_and(|group| group.generation() > 1);
@@ -145,6 +150,7 @@ impl Strategy {
             alone,
             has_group,
             has_servers,
+            device_copies: has_devices.then(Mutex::default),
             workers: Workers::default(),
             notice: Arc::default(),
             containers,
@@ -357,6 +363,38 @@ impl Strategy {
     /// The variable that a candle tensor is a copy of.
     pub(crate) fn container(&self, id: TensorId) -> Option<Variable> {
         lock(&self.0.containers).get(&id)?.upgrade()
+    }
+
+    /// Copies of a new variable for the replicas whose devices have memory of their own; `None` where there are none.
+    ///
+    /// # Errors
+    /// Where a device cannot be opened.
+    pub(crate) fn device_copies(&self, of: &candle_core::Var) -> Result<Option<Arc<DeviceCopies>>> {
+        let Some(all) = &self.0.device_copies else { return Ok(None) };
+        let open = |device: DeviceName| device.has_own_memory().then(|| device.to_candle()).transpose();
+        let devices = self.devices().into_iter().map(open).collect::<Result<_>>()?;
+        let copies = Arc::new(DeviceCopies::new(of.clone(), devices));
+        let mut all = lock(all);
+        if all.len() == all.capacity() {
+            all.retain(|copies| copies.strong_count() > 0);
+        }
+        all.push(Arc::downgrade(&copies));
+        Ok(Some(copies))
+    }
+
+    /// Whether some replica's device has memory of its own.
+    pub(crate) fn has_device_copies(&self) -> bool {
+        self.0.device_copies.is_some()
+    }
+
+    /// Brings what a local replica computes with up to date, by its own thread.
+    ///
+    /// # Errors
+    /// candle's, of a device.
+    pub(crate) fn refresh_copies(&self, replica: usize) -> Result<()> {
+        let Some(all) = &self.0.device_copies else { return Ok(()) };
+        let alive: Vec<_> = lock(all).iter().filter_map(Weak::upgrade).collect();
+        alive.iter().try_for_each(|copies| copies.refresh(replica))
     }
 
     /// The first variable of this name that somebody keeps.

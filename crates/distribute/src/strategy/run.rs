@@ -117,7 +117,8 @@ impl Strategy {
                     .entered();
             let _replica = enter(Mode::Replica(context.clone()));
             let _cached = cached.clone().map(Cached::enter);
-            let result = catch_unwind(AssertUnwindSafe(|| body(&context, arg)))
+            let refreshed = self.refresh_copies(local);
+            let result = catch_unwind(AssertUnwindSafe(|| refreshed.and_then(|()| body(&context, arg))))
                 .unwrap_or_else(|panic| Err(panicked(&*panic)));
             let before = untouched.iter().find(|(replica, _)| *replica == local);
             let result = before.map_or(Ok(()), |(_, before)| before.restore(&context)).and(result);

@@ -315,6 +315,12 @@ impl Variable {
                 first.on_servers(strategy, name, to).map(|one| vec![one])
             }
         };
+        // Replicas compute with the weights of a model; of what users make, each has a copy on its device.
+        let copies = match &first {
+            First::Drawn(_) => copies
+                .and_then(|copies| copies.into_iter().map(|copy| copy.on_devices_of(strategy)).collect()),
+            First::Value(_) => copies,
+        };
         Ok(Variable::of(Inner {
             id: strategy.next_variable(),
             all_copies: Mutex::new(()),

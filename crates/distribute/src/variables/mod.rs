@@ -7,6 +7,7 @@
 //! | `placement` | which storages a new one gets: one pure function |
 //! | `storage` | where one copy is: candle's memory, the host's, or parameter servers |
 //! | `in_candle` | writing into candle's memory |
+//! | `device_copies` | copies for replicas whose devices have memory of their own |
 //! | `variable`, `create` | [`Variable`]: its properties; making one |
 //! | `place` | where it is being used, and which copy is the one of that place |
 //! | `read`, `write` | its operations, in whatever context |
@@ -21,6 +22,7 @@ mod access;
 mod cache;
 mod checksum;
 mod create;
+mod device_copies;
 mod dynamic;
 mod in_candle;
 mod kinds;
@@ -39,6 +41,7 @@ mod write;
 
 pub(crate) use cache::Cached;
 pub use create::NewVariable;
+pub(crate) use device_copies::{DeviceCopies, Writing, to_host};
 pub(crate) use in_candle::put;
 pub use kinds::{VariableAggregation, VariableSynchronization};
 pub use model::Variables;

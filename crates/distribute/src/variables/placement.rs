@@ -2,7 +2,7 @@
 
 use super::access::VariableKind;
 use super::kinds::VariableSynchronization;
-use crate::strategy::{DeviceName, VariablePlacement};
+use crate::strategy::{DeviceKind, DeviceName, VariablePlacement};
 
 /// The storages of a new variable.
 #[derive(Debug, PartialEq, Eq)]
@@ -54,7 +54,9 @@ impl Policy<'_> {
                 let at = if on_servers {
                     At::Servers { beside: None }
                 } else {
-                    At::Devices(vec![self.parameters])
+                    // Replicas elsewhere compute with copies.
+                    let here = self.parameters.kind == DeviceKind::Cpu;
+                    At::Devices(vec![if here { self.parameters } else { DeviceName::cpu(0) }])
                 };
                 return Ok(Placement { at, kind: VariableKind::OnWrite });
             }
@@ -166,6 +168,9 @@ mod tests {
             let weights =
                 Placement { at: At::Devices(vec![DeviceName::cpu(9)]), kind: VariableKind::OnWrite };
             assert_eq!(policy.place(Purpose::Weights), Ok(weights));
+            let on_gpu = Policy { parameters: DeviceName::gpu(0), ..policy }.place(Purpose::Weights).unwrap();
+            assert_eq!(on_gpu.at, At::Devices(vec![DeviceName::cpu(0)]));
+            let policy = Policy { placement, replicas: &cpus(3), parameters: DeviceName::cpu(9) };
             let statistics = Placement { at: At::Devices(cpus(3)), kind: VariableKind::OnRead };
             assert_eq!(policy.place(Purpose::Statistics), Ok(statistics));
         }

@@ -1,9 +1,10 @@
 //! Where one copy of a variable is: in a candle variable, in a tensor in host memory, or on parameter servers.
 
+use super::device_copies::DeviceCopies;
 use super::in_candle;
 use super::{cache, checksum, dynamic};
 use crate::servers::{self, Dynamic, Sharded, Staged};
-use crate::{DeviceName, Error, Result};
+use crate::{DeviceName, Error, Result, Strategy};
 use candle_core::{Device, Tensor, Var};
 use distribute_params::RowPartition;
 use distribute_tensor::{HostTensor, IndexedSlices, Leaf, Write};
@@ -15,6 +16,8 @@ use std::sync::{Arc, PoisonError, RwLock};
 pub(super) struct Storage {
     pub(super) device: DeviceName,
     memory: Memory,
+    /// Copies of it for replicas whose devices have memory of their own.
+    device_copies: Option<Arc<DeviceCopies>>,
 }
 
 enum Memory {
@@ -43,7 +46,8 @@ impl Storage {
     /// Ids on servers, with rows of `row`, which is one.
     pub(super) fn of_ids(rows: Dynamic, row: Var) -> Self {
         let server = rows.tables().shards().last().map_or(0, |shard| shard.server);
-        Self { device: DeviceName::of_server(server), memory: Memory::Dynamic(Box::new(Ids { rows, row })) }
+        let memory = Memory::Dynamic(Box::new(Ids { rows, row }));
+        Self { device: DeviceName::of_server(server), memory, device_copies: None }
     }
 
     /// On servers, and first of all on this one's device.
@@ -53,6 +57,7 @@ impl Storage {
         Self {
             device: DeviceName::of_server(server),
             memory: Memory::Servers(Arc::new(OnServers { rows, staged })),
+            device_copies: None,
         }
     }
 
@@ -63,7 +68,32 @@ impl Storage {
             }
             other => Memory::Host(RwLock::new(other.to_host()?)),
         };
-        Ok(Self { device, memory })
+        Ok(Self { device, memory, device_copies: None })
+    }
+
+    /// The same, of which the strategy's replicas have copies where their devices have memory of their own.
+    pub(super) fn on_devices_of(self, strategy: &Strategy) -> Result<Self> {
+        let device_copies = match (&self.memory, self.var()) {
+            // Its rows are brought to devices, never the table.
+            (Memory::Dynamic(_), _) | (_, None) => None,
+            (_, Some(var)) => strategy.device_copies(var)?,
+        };
+        if let (Some(copies), Some(staged)) =
+            (&device_copies, self.servers().and_then(|on| on.staged.as_ref()))
+        {
+            staged.has_copies(copies.clone());
+        }
+        Ok(Self { device_copies, ..self })
+    }
+
+    /// Copies of it for replicas whose devices have memory of their own, where there are such.
+    pub(super) fn device_copies(&self) -> Option<&Arc<DeviceCopies>> {
+        self.device_copies.as_ref()
+    }
+
+    /// It was written, perhaps in part.
+    fn written(&self) {
+        self.device_copies.iter().for_each(|copies| copies.written());
     }
 
     /// candle's variable, if it is one.
@@ -154,33 +184,41 @@ impl Storage {
 
     /// Writes a value that fits, and that shares no elements with a variable of candle: two locks would be held at once.
     pub(super) fn write(&self, how: Write, value: &HostTensor) -> Result<()> {
-        match &self.memory {
+        let written = match &self.memory {
             Memory::Candle(var) => in_candle::write(var, how, value, None),
             Memory::Servers(on) => on.rows.write(how, value),
             Memory::Dynamic(_) => Err(dynamic::no_value(how.name())),
             Memory::Host(tensor) => {
                 Ok(tensor.write().unwrap_or_else(PoisonError::into_inner).write(how, value)?)
             }
-        }
+        };
+        self.written();
+        written
     }
 
     /// Sets it to a candle tensor that fits. One that shares its elements is refused.
     pub(super) fn set(&self, value: &Tensor) -> Result<()> {
         match &self.memory {
-            Memory::Candle(var) => Ok(var.set(&value.to_device(var.device())?)?),
+            Memory::Candle(var) => {
+                let set = value.to_device(var.device()).and_then(|value| var.set(&value));
+                self.written();
+                Ok(set?)
+            }
             _ => self.write(Write::Assign, &HostTensor::from_candle(value)?),
         }
     }
 
     /// Writes rows that fit, one after another.
     pub(super) fn write_rows(&self, how: Write, rows: &IndexedSlices) -> Result<()> {
-        match &self.memory {
+        let written = match &self.memory {
             Memory::Candle(var) => in_candle::write(var, how, &rows.values, Some(rows.to_rows()?)),
             Memory::Servers(on) => on.rows.write_rows(how, rows),
             Memory::Dynamic(_) => Err(dynamic::no_value(how.name())),
             Memory::Host(tensor) => {
                 Ok(tensor.write().unwrap_or_else(PoisonError::into_inner).write_rows(how, rows)?)
             }
-        }
+        };
+        self.written();
+        written
     }
 }

@@ -2,6 +2,7 @@
 
 use super::access::VariableKind;
 use super::create::NewVariable;
+use super::device_copies::DeviceCopies;
 use super::kinds::{VariableAggregation, VariableSynchronization};
 use super::storage::{OnServers, Storage};
 use crate::context::ContextKind;
@@ -222,6 +223,19 @@ impl Variable {
     /// The candle variable of one copy.
     pub(super) fn var(&self, copy: usize) -> Result<&Var> {
         self.candle(self.copy(copy)?)
+    }
+
+    /// The candle variable with which a local replica computes, of a model's weights.
+    pub(super) fn of_replica(&self, replica: usize) -> Result<&Var> {
+        match self.device_copies() {
+            Some(copies) => copies.of_replica(replica),
+            None => self.var(0),
+        }
+    }
+
+    /// Its copies for replicas whose devices have memory of their own, where there are such.
+    pub(crate) fn device_copies(&self) -> Option<&Arc<DeviceCopies>> {
+        self.0.copies.first().and_then(Storage::device_copies)
     }
 
     pub(super) fn candle<'a>(&self, copy: &'a Storage) -> Result<&'a Var> {

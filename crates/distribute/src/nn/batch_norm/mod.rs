@@ -1,9 +1,11 @@
 //! Batch-norm with the statistics of all replicas' examples.
 
+mod composed;
 mod moments;
 mod normalize;
 
 use crate::context::raise;
+use crate::strategy::is_native;
 use crate::{HostTensor, ReplicaContext, get_replica_context, get_strategy};
 use candle_core::{DType, Device, Result, Tensor, Var, bail};
 use candle_nn::{BatchNormConfig, ModuleT, VarBuilder};
@@ -28,7 +30,7 @@ use std::sync::Arc;
 /// Outside of `run`, and with one replica, it is an ordinary batch-norm; in a cross-replica context of several replicas
 /// it only evaluates. The input may be of another float dtype than the variables: the result has the input's, and half
 /// precision is computed in f32. Two deviations from candle_nn, where it gives NaN: if the global batch has one element
-/// for each channel, `running_var` stays as it is; if it has none, both do. Training is for tensors on the CPU.
+/// for each channel, `running_var` stays as it is; if it has none, both do.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -73,8 +75,9 @@ pub fn batch_norm<C: Into<BatchNormConfig>>(channels: usize, config: C, vb: VarB
         Some((weight, bias)) => (weight.clone(), bias.clone()),
         None => {
             let dtype = stock.running_mean().dtype();
-            let one = Var::ones(channels, dtype, &Device::Cpu)?.into_inner();
-            (one, Tensor::zeros(channels, dtype, &Device::Cpu)?)
+            let device = stock.running_mean().device();
+            let one = Var::ones(channels, dtype, device)?.into_inner();
+            (one, Tensor::zeros(channels, dtype, device)?)
         }
     };
     Ok(BatchNorm { remove_mean: config.remove_mean, weight, bias, stock })
@@ -120,7 +123,9 @@ impl BatchNorm {
         }
         let dtype = computed_in(x.dtype());
         let contiguous = x.to_dtype(dtype)?.contiguous()?;
+        let native = is_native(&contiguous);
         let mine = match dtype {
+            DType::F32 | DType::F64 if !native => composed::moments(&contiguous)?,
             DType::F32 => with_planes::<f32, _>(&contiguous, Moments::of)?,
             DType::F64 => with_planes::<f64, _>(&contiguous, Moments::of)?,
             _ => bail!("batch-norm: the input must be of floats, not {dtype:?}"),
@@ -150,7 +155,12 @@ impl BatchNorm {
             gradient: gradient.clone(),
         };
         let (weight, bias) = (self.weight.to_dtype(dtype)?, self.bias.to_dtype(dtype)?);
-        let y = contiguous.apply_op3(&weight.contiguous()?, &bias.contiguous()?, operation)?;
+        let (weight, bias) = (weight.contiguous()?, bias.contiguous()?);
+        let y = if native {
+            contiguous.apply_op3(&weight, &bias, operation)?
+        } else {
+            composed::normalize(operation, &contiguous, &weight, &bias)?
+        };
         if let Some(Gradient { context, call, graph }) = gradient {
             context.forget_gradients(call.number, at).map_err(raise)?;
             let gave = contiguous.track_op() && contiguous.elem_count() > 0;
@@ -184,6 +194,7 @@ impl BatchNorm {
             let running = Var::from_tensor(running)?;
             if let Some(new) = new {
                 let new = Tensor::from_vec(new, running.shape(), &Device::Cpu)?.to_dtype(running.dtype())?;
+                let new = new.to_device(running.device())?;
                 let old = (running.as_detached_tensor() * (1. - self.momentum()))?;
                 running.set(&(old + (new * self.momentum())?)?)?;
             }

@@ -93,14 +93,19 @@ impl Normalize {
         out
     }
 
+    /// What the sums of all replicas are, from this one's.
+    pub(super) fn sum(&self, mine: &Tensor) -> Result<Vec<f64>> {
+        match &self.gradient {
+            Some(gradient) => gradient.call.sum(&gradient.context, mine).map_err(raise)?.to_vec1(),
+            None => mine.to_vec1(),
+        }
+    }
+
     fn gradients<T: WithDType>(&self, x: &Tensor, weight: &Tensor, upstream: &Tensor) -> Result<[Tensor; 3]> {
         let channels = self.mean.len();
         let mine = with_planes::<T, _>(x, |x| with_planes::<T, _>(upstream, |up| self.sums(x, up)))??;
         let mine = Tensor::from_vec(mine, 2 * channels, &Device::Cpu)?;
-        let all = match &self.gradient {
-            Some(gradient) => gradient.call.sum(&gradient.context, &mine).map_err(raise)?.to_vec1()?,
-            None => mine.to_vec1()?,
-        };
+        let all = self.sum(&mine)?;
         let scale = weight.to_vec1::<T>()?;
         let dx = with_planes::<T, _>(x, |x| {
             with_planes::<T, _>(upstream, |up| self.backward(x, &scale, up, &all))

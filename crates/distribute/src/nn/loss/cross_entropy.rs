@@ -14,6 +14,34 @@ pub(super) fn cross_entropy<T: Exp>(logits: &Tensor, labels: &Tensor) -> Result<
     logits.apply_op1(operation)
 }
 
+/// The same by operations of candle's, on any device.
+pub(super) fn composed(logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
+    let (rows, classes) = logits.dims2()?;
+    // Before anything is computed on a device.
+    let labels = read(labels, rows, classes)?;
+    negative_mean_of(&candle_nn::ops::log_softmax(logits, 1)?, &labels)
+}
+
+/// The mean over all rows of what their labels choose, times -1, by operations of candle's on any device. Labels are read here: one that is
+/// no class would end all work on a GPU.
+pub(super) fn negative_mean(log_probabilities: &Tensor, labels: &Tensor) -> Result<Tensor> {
+    let (rows, classes) = log_probabilities.dims2()?;
+    negative_mean_of(log_probabilities, &read(labels, rows, classes)?)
+}
+
+fn negative_mean_of(log_probabilities: &Tensor, labels: &[Option<usize>]) -> Result<Tensor> {
+    let (device, rows) = (log_probabilities.device(), labels.len());
+    let classes = labels.iter().map(|label| label.map_or(0, |label| label as u32)).collect();
+    let classes = Tensor::from_vec(classes, (rows, 1), device)?;
+    let mut chosen = log_probabilities.contiguous()?.gather(&classes, 1)?;
+    if labels.contains(&None) {
+        let counts = labels.iter().map(|label| if label.is_some() { 1f32 } else { 0. }).collect();
+        let counts = Tensor::from_vec(counts, (rows, 1), device)?.to_dtype(chosen.dtype())?;
+        chosen = (chosen * counts)?;
+    }
+    chosen.sum_all()? * (-1. / rows as f64)
+}
+
 /// The class of each row; of a row without label, which is the largest number of its type as everywhere in candle, None.
 fn read(labels: &Tensor, rows: usize, classes: usize) -> Result<Vec<Option<usize>>> {
     if classes == 0 {

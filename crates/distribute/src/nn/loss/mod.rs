@@ -6,6 +6,7 @@
 mod cross_entropy;
 mod pairs;
 
+use crate::strategy::is_native;
 use candle_core::{DType, Result, Tensor};
 use pairs::{Kind, mean};
 
@@ -17,10 +18,11 @@ use pairs::{Kind, mean};
 /// For a label that is none of the classes, with its row; candle's, for other shapes or dtypes.
 #[doc(alias = "tf.nn.sparse_softmax_cross_entropy_with_logits")]
 pub fn cross_entropy(logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
-    mean_or_zero(logits, labels, || match (logits.dtype(), logits.device().is_cpu() && logits.rank() == 2) {
+    mean_or_zero(logits, labels, || match (logits.dtype(), is_native(logits) && logits.rank() == 2) {
         (DType::F32, true) => cross_entropy::cross_entropy::<f32>(logits, labels),
         (DType::F64, true) => cross_entropy::cross_entropy::<f64>(logits, labels),
-        _ => candle_nn::loss::cross_entropy(logits, labels),
+        _ if is_native(logits) => candle_nn::loss::cross_entropy(logits, labels),
+        _ => cross_entropy::composed(logits, labels),
     })
 }
 
@@ -29,7 +31,13 @@ pub fn cross_entropy(logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
 /// # Errors
 /// candle's, for other shapes or dtypes.
 pub fn nll(log_probabilities: &Tensor, labels: &Tensor) -> Result<Tensor> {
-    mean_or_zero(log_probabilities, labels, || candle_nn::loss::nll(log_probabilities, labels))
+    mean_or_zero(log_probabilities, labels, || {
+        if is_native(log_probabilities) {
+            candle_nn::loss::nll(log_probabilities, labels)
+        } else {
+            cross_entropy::negative_mean(log_probabilities, labels)
+        }
+    })
 }
 
 /// Mean squared error over all elements of two tensors of equal shapes.
@@ -63,10 +71,10 @@ pub fn binary_cross_entropy_with_logit(logits: &Tensor, targets: &Tensor) -> Res
     })
 }
 
-/// The dtype of two tensors whose elements are pairs, of those on the CPU.
+/// The dtype of two tensors whose elements are pairs, of those where this crate computes itself.
 fn of_pairs(x: &Tensor, z: &Tensor) -> Option<DType> {
     let same = x.dims() == z.dims() && x.dtype() == z.dtype();
-    (same && x.device().is_cpu() && z.device().is_cpu()).then(|| x.dtype())
+    (same && is_native(x) && is_native(z)).then(|| x.dtype())
 }
 
 /// How many rows of logits `[n, classes]` have their label as the largest: a count, to be summed over replicas.
@@ -77,7 +85,7 @@ pub fn correct(logits: &Tensor, labels: &Tensor) -> Result<usize> {
     if logits.elem_count() == 0 {
         return Ok(0);
     }
-    let labels = labels.to_dtype(DType::U32)?;
+    let labels = labels.to_device(logits.device())?.to_dtype(DType::U32)?;
     let equal = logits.argmax(candle_core::D::Minus1)?.eq(&labels)?;
     Ok(equal.to_dtype(DType::U32)?.sum_all()?.to_scalar::<u32>()? as usize)
 }

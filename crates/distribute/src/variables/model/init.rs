@@ -14,7 +14,6 @@ pub(crate) struct Drawn<'a> {
     pub(crate) name: &'a str,
     pub(crate) shape: &'a Shape,
     pub(crate) candle_dtype: DType,
-    pub(super) device: &'a Device,
     pub(super) init: &'a Init,
     pub(super) seed: u64,
 }
@@ -22,7 +21,7 @@ pub(crate) struct Drawn<'a> {
 impl Drawn<'_> {
     /// The values, as a tensor.
     pub(crate) fn values(&self) -> Result<Tensor> {
-        values(self.init, self.seed, self.name, self.shape, self.candle_dtype, self.device)
+        values(self.init, self.seed, self.name, self.shape, self.candle_dtype)
     }
 
     pub(crate) fn dtype(&self) -> Result<distribute_tensor::DType> {
@@ -37,19 +36,12 @@ impl Drawn<'_> {
     }
 }
 
-/// The values of an initializer for the variable `name`.
-fn values(
-    init: &Init,
-    seed: u64,
-    name: &str,
-    shape: &Shape,
-    dtype: DType,
-    device: &Device,
-) -> Result<Tensor> {
+/// The values of an initializer for the variable `name`, in the memory of the CPU.
+fn values(init: &Init, seed: u64, name: &str, shape: &Shape, dtype: DType) -> Result<Tensor> {
     let draw = random::draws(seed, name);
     let distribution = match distribution(init, shape) {
         Distribution::Constant(value) => {
-            return Ok((Tensor::ones(shape, dtype, device)? * value)?.to_dtype(dtype)?);
+            return Ok((Tensor::ones(shape, dtype, &Device::Cpu)? * value)?.to_dtype(dtype)?);
         }
         distribution => distribution,
     };
@@ -60,12 +52,11 @@ fn values(
         return Err(Error::InvalidArgument { operation: "replicate", reason });
     }
     let numbers = (0..shape.elem_count() as u64).map(|position| distribution.draw(draw, position));
-    let values = match dtype {
+    Ok(match dtype {
         // Of a large table, numbers of twice the size would be most of the memory that a program ever needs.
         DType::F32 => Tensor::from_vec(numbers.map(|x| x as f32).collect(), shape, &Device::Cpu),
         _ => Tensor::from_vec(numbers.collect(), shape, &Device::Cpu)?.to_dtype(dtype),
-    };
-    Ok(values?.to_device(device)?)
+    }?)
 }
 
 /// What an initializer draws the elements of a variable of this shape from.
@@ -92,7 +83,7 @@ mod tests {
 
     fn draw(init: Init, seed: u64, name: &str) -> Vec<f32> {
         let shape = Shape::from((100, 50));
-        let values = values(&init, seed, name, &shape, DType::F32, &Device::Cpu).unwrap();
+        let values = values(&init, seed, name, &shape, DType::F32).unwrap();
         values.flatten_all().unwrap().to_vec1().unwrap()
     }
 

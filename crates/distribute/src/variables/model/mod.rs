@@ -145,7 +145,11 @@ impl Variables {
         Ok(self
             .trained()
             .into_iter()
-            .filter_map(|(name, variable)| Some((name, variable.var(0).ok()?.clone())))
+            .filter_map(|(name, variable)| {
+                // What is written there is not seen here.
+                variable.device_copies().into_iter().for_each(|copies| copies.unwatched());
+                Some((name, variable.var(0).ok()?.clone()))
+            })
             .collect())
     }
 
@@ -226,11 +230,10 @@ impl Variables {
         shape: &Shape,
         init: &Init,
         dtype: DType,
-        device: &Device,
     ) -> Result<Tensor> {
         let mut entries = self.entries();
         if !entries.contains_key(name) {
-            let drawn = Drawn { name, shape, candle_dtype: dtype, device, init, seed: self.0.seed };
+            let drawn = Drawn { name, shape, candle_dtype: dtype, init, seed: self.0.seed };
             let strategy = &self.0.strategy;
             let kind = if is_running_statistic(name) {
                 Kind::Running(Running::new(strategy, name, &drawn.values().map_err(about(name))?)?)
@@ -260,13 +263,18 @@ impl Variables {
             );
             return Err(Error::invalid("replicate", reason));
         }
+        let mut computed_with = variable;
         if let Kind::Mirrored(weights) = &entry.kind {
             rows::asked(weights)?;
+            // Rows are looked up in the memory of the CPU, and only they are brought to a device.
+            if !rows::are_asked_for() {
+                computed_with = weights.of_replica(replica)?;
+            }
         }
         if again && replica == 0 {
             tracing::debug!("two layers of the model share variable {name}: both asked for this path");
         }
-        Ok(variable.as_tensor().clone())
+        Ok(computed_with.as_tensor().clone())
     }
 
     /// Whether a replica has asked for a variable: later replicas take the same way through their model's code as the

@@ -1,0 +1,28 @@
+//! Operations of candle whose result is there before candle asks for it, on any device.
+
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, CudaStorage, MetalStorage, Result, Shape, Storage, Tensor, bail};
+
+/// The result as the CPU's forward gives it.
+pub(crate) fn cpu(result: &Tensor) -> Result<(CpuStorage, Shape)> {
+    copy(result, |storage| if let Storage::Cpu(storage) = storage { Some(storage) } else { None })
+}
+
+/// The result as CUDA's forward gives it.
+pub(crate) fn cuda(result: &Tensor) -> Result<(CudaStorage, Shape)> {
+    copy(result, |storage| if let Storage::Cuda(storage) = storage { Some(storage) } else { None })
+}
+
+/// The result as Metal's forward gives it.
+pub(crate) fn metal(result: &Tensor) -> Result<(MetalStorage, Shape)> {
+    copy(result, |storage| if let Storage::Metal(storage) = storage { Some(storage) } else { None })
+}
+
+fn copy<S: BackendStorage>(result: &Tensor, there: impl Fn(&Storage) -> Option<&S>) -> Result<(S, Shape)> {
+    let result = result.contiguous()?;
+    let (storage, layout) = result.storage_and_layout();
+    match there(&storage) {
+        Some(storage) => Ok((storage.try_clone(layout)?, result.shape().clone())),
+        None => bail!("the result is on {:?}, and not where it was asked for", result.device().location()),
+    }
+}
