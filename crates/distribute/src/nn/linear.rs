@@ -109,6 +109,9 @@ impl Linear {
 
     /// By operations of candle's.
     fn composed(&self, x: &Tensor) -> Result<Tensor> {
+        if let (Ok((out, _)), [outer @ .., _]) = (self.weight.dims2(), x.dims()) {
+            operation::require_size("linear", &[outer, &[out]].concat())?;
+        }
         let stock = candle_nn::Linear::new(self.weight.clone(), self.bias.clone());
         // candle 0.11's own product of a transposed batch and a transposed weight has wrong numbers.
         let x = x.contiguous()?;
@@ -134,7 +137,10 @@ impl Module for Linear {
         let (y, finished) =
             if self.fuses(x) { (self.fused(x, fused)?, fused.is_some()) } else { (self.composed(x)?, false) };
         match self.activation {
-            Some(activation) if !finished => activation.forward(&y),
+            Some(activation) if !finished => match fused {
+                Some(activation) => activation.composed(&y),
+                None => activation.forward(&y),
+            },
             _ => Ok(y),
         }
     }
@@ -156,6 +162,16 @@ impl FromOutput {
             Activation::Sigmoid => Some(Self::Sigmoid),
             Activation::LeakyRelu(slope) if slope > 0. => Some(Self::LeakyRelu(slope)),
             _ => None,
+        }
+    }
+
+    /// The same by operations of candle's, on any device. Its own have the slope of above zero at 0.
+    fn composed(self, x: &Tensor) -> Result<Tensor> {
+        let above = || x.detach().gt(&x.zeros_like()?)?.to_dtype(x.dtype());
+        match self {
+            Self::Relu => x * above()?,
+            Self::LeakyRelu(slope) => x * ((above()? * (1. - slope))? + slope)?,
+            Self::Sigmoid => candle_nn::ops::sigmoid(x),
         }
     }
 

@@ -85,6 +85,14 @@ impl DeviceCopies {
         Ok(())
     }
 
+    /// Brings the copies of all replicas up to date, of which none may be computing.
+    ///
+    /// # Errors
+    /// As [`refresh`](Self::refresh).
+    pub(crate) fn refresh_all(&self) -> Result<()> {
+        (0..self.replicas.len()).try_for_each(|replica| self.refresh(replica))
+    }
+
     /// The candle variables that have been made for replicas.
     pub(crate) fn made(&self) -> impl Iterator<Item = &Var> {
         self.replicas.iter().flatten().filter_map(|replica| Some(&replica.copy.get()?.var))

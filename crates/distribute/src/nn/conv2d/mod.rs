@@ -88,6 +88,31 @@ impl Conv2d {
         patches.filter(|patches| patches.require_size().is_ok())
     }
 
+    /// By candle's operation. Its gradient has another shape than an image of which the last rows or columns are in no place of the
+    /// kernel, so these are left out.
+    fn composed(&self, x: &Tensor) -> Result<Tensor> {
+        let config = self.config;
+        let stock = |config| candle_nn::Conv2d::new(self.weight.clone(), self.bias.clone(), config);
+        let (&[_, _, height, width], &[_, _, k_height, k_width]) = (x.dims(), self.weight.dims()) else {
+            return stock(config).forward(x); // candle says what is wrong.
+        };
+        let used = |input, kernel| {
+            let places = patches::places(input, kernel, &config)?;
+            Some((places - 1) * config.stride + config.dilation * (kernel - 1) + 1)
+        };
+        let Some((rows, columns)) = used(height, k_height).zip(used(width, k_width)) else {
+            return stock(config).forward(x);
+        };
+        let padded = |input: usize| input + 2 * config.padding;
+        if (rows, columns) == (padded(height), padded(width)) {
+            return stock(config).forward(x);
+        }
+        let around = x.pad_with_zeros(2, config.padding, config.padding)?;
+        let around = around.pad_with_zeros(3, config.padding, config.padding)?;
+        let inner = around.narrow(2, 0, rows)?.narrow(3, 0, columns)?.contiguous()?;
+        stock(Conv2dConfig { padding: 0, ..config }).forward(&inner)
+    }
+
     /// Without a place for the kernel, or with more than can be counted, candle panics.
     fn require_places(&self, x: &Tensor) -> Result<()> {
         if let Some(patches) = Patches::new(x.dims(), self.weight.dims(), &self.config) {
@@ -116,7 +141,7 @@ impl Module for Conv2d {
             Some(patches) => operation::apply(Fused { patches }, x, &self.weight, self.bias.as_ref()),
             None => {
                 self.require_places(x)?;
-                candle_nn::Conv2d::new(self.weight.clone(), self.bias.clone(), self.config).forward(x)
+                self.composed(x)
             }
         }
     }

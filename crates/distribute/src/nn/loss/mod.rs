@@ -4,6 +4,7 @@
 //! there, with no gradient; [`minimize`](crate::Optimizer::minimize) weighs it with 0 examples.
 
 mod cross_entropy;
+mod logistic;
 mod pairs;
 
 use crate::strategy::is_native;
@@ -64,6 +65,9 @@ pub fn binary_cross_entropy_with_logit(logits: &Tensor, targets: &Tensor) -> Res
     mean_or_zero(logits, targets, || match of_pairs(logits, targets) {
         Some(DType::F32) => mean::<f32>(Kind::Logistic, logits, targets),
         Some(DType::F64) => mean::<f64>(Kind::Logistic, logits, targets),
+        None if logits.dims() == targets.dims() && logits.dtype() == targets.dtype() => {
+            logistic::composed(logits, targets)
+        }
         _ => {
             let rest = (logits.abs()?.neg()?.exp()? + 1.)?.log()?;
             ((logits.relu()? - (logits * targets)?)? + rest)?.mean_all()
