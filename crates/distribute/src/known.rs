@@ -19,7 +19,9 @@ pub(crate) fn metal(result: &Tensor) -> Result<(MetalStorage, Shape)> {
 }
 
 fn copy<S: BackendStorage>(result: &Tensor, there: impl Fn(&Storage) -> Option<&S>) -> Result<(S, Shape)> {
-    let result = result.contiguous()?;
+    // Of a part, devices would copy the whole that it is a part of.
+    let whole = result.is_contiguous() && result.layout().start_offset() == 0;
+    let result = if whole { result.clone() } else { result.force_contiguous()? };
     let (storage, layout) = result.storage_and_layout();
     match there(&storage) {
         Some(storage) => Ok((storage.try_clone(layout)?, result.shape().clone())),

@@ -2,7 +2,8 @@
 //! `error.rs` know candle.
 //!
 //! On the CPU the kernels read candle's storage in place, so that order and types of sums are those of host tensors.
-//! On other devices candle's own operations do the work, in the same tree.
+//! Tensors on other devices are brought there and back where several are put together, since these may be on several devices, and where
+//! candle has no operation for their dtype.
 
 use crate::fold::{Folder, mean};
 use crate::host::{axis_of, check_axes, check_pieces, check_range, check_rows, check_same, sum_over};
@@ -129,42 +130,27 @@ pub(crate) fn reduce(op: ReduceOp, tensors: &[&Tensor], folder: &impl Folder) ->
     if n == 1 {
         return Ok(first.detach());
     }
+    if !all_on_host(tensors) {
+        return by_host(tensors, |tensors| reduce(op, tensors, folder));
+    }
     fn on_host<T: WithDType>(tensors: &[&Tensor], fold: impl FnOnce(&[&[T]]) -> Vec<T>) -> Result<Tensor> {
         Ok(Tensor::from_vec(slices(tensors, fold)?, tensors[0].dims(), &Device::Cpu)?)
     }
-    let sum = if all_on_host(tensors) {
-        match (op, first.dtype()) {
-            // The division of `divide`, without a second pass over the elements.
-            (ReduceOp::Mean, CandleDType::F32) => {
-                return on_host(tensors, |inputs| mean(folder, inputs, n as f32));
-            }
-            (ReduceOp::Mean, CandleDType::F64) => {
-                return on_host(tensors, |inputs| mean(folder, inputs, n as f64));
-            }
-            (_, dtype) => with_type!("reduce", dtype, T => {
-                on_host::<T>(tensors, |inputs| folder.fold(inputs, |sum| sum))
-            })?,
+    let sum = match (op, first.dtype()) {
+        // The division of `divide`, without a second pass over the elements.
+        (ReduceOp::Mean, CandleDType::F32) => {
+            return on_host(tensors, |inputs| mean(folder, inputs, n as f32));
         }
-    } else {
-        let tensors =
-            tensors.iter().map(|t| Ok(t.detach().to_device(first.device())?)).collect::<Result<Vec<_>>>()?;
-        tree_sum(&tensors)?
+        (ReduceOp::Mean, CandleDType::F64) => {
+            return on_host(tensors, |inputs| mean(folder, inputs, n as f64));
+        }
+        (_, dtype) => with_type!("reduce", dtype, T => {
+            on_host::<T>(tensors, |inputs| folder.fold(inputs, |sum| sum))
+        })?,
     };
     match op {
         ReduceOp::Sum => Ok(sum),
         ReduceOp::Mean => divide(&sum, n as f64),
-    }
-}
-
-/// The tree of [`kernel::fold`] with candle's additions.
-fn tree_sum(tensors: &[Tensor]) -> Result<Tensor> {
-    match tensors {
-        [] => Err(Error::Empty { operation: "reduce" }),
-        [one] => Ok(one.clone()),
-        many => {
-            let (left, right) = many.split_at(many.len().next_power_of_two() / 2);
-            Ok((tree_sum(left)? + tree_sum(right)?)?)
-        }
     }
 }
 
@@ -186,13 +172,11 @@ fn join(
     operation: &'static str,
     tensors: &[&Tensor],
     axis: usize,
-    shape: impl Fn(&mut [usize]),
+    shape: impl FnOnce(&mut [usize]),
 ) -> Result<Tensor> {
     let Some(first) = tensors.first() else { return Err(Error::Empty { operation }) };
     if !all_on_host(tensors) {
-        let tensors =
-            tensors.iter().map(|t| Ok(t.detach().to_device(first.device())?)).collect::<Result<Vec<_>>>()?;
-        return Ok(Tensor::cat(&tensors, axis)?);
+        return by_host(tensors, |tensors| join(operation, tensors, axis, shape));
     }
     let mut dims = first.dims().to_vec();
     shape(&mut dims);
@@ -219,6 +203,9 @@ pub(crate) fn reshape(tensor: &Tensor, dims: &[usize]) -> Result<Tensor> {
 pub(crate) fn take_rows(tensor: &Tensor, rows: &[usize]) -> Result<Tensor> {
     axis_of("take_rows", 0, tensor.dims())?;
     check_rows("take_rows", rows, tensor.dims()[0])?;
+    if is_lacking(tensor.dtype(), tensor) {
+        return by_host(&[tensor], |tensor| take_rows(tensor[0], rows));
+    }
     let ids: Vec<i64> = rows.iter().map(|r| *r as i64).collect();
     Ok(tensor.index_select(&Tensor::from_vec(ids, rows.len(), tensor.device())?, 0)?)
 }
@@ -234,6 +221,9 @@ pub(crate) fn sum_axes(tensor: &Tensor, axes: &[usize]) -> Result<Tensor> {
     let axes = check_axes(OPERATION, axes, tensor.dims())?;
     if axes.is_empty() {
         return Ok(tensor.clone());
+    }
+    if is_lacking(tensor.dtype(), tensor) {
+        return by_host(&[tensor], |tensor| sum_axes(tensor[0], &axes));
     }
     if !all_on_host(&[tensor]) || tensor.track_op() {
         return Ok(tensor.sum(axes)?);
@@ -263,11 +253,17 @@ pub(crate) fn cast(tensor: &Tensor, dtype: DType) -> Result<Tensor> {
         DType::F64 => CandleDType::F64,
         _ => return Err(Error::UnsupportedDType { operation: "cast", dtype }),
     };
+    if is_lacking(tensor.dtype(), tensor) || is_lacking(dtype, tensor) {
+        return by_host(&[tensor], |tensor| Ok(tensor[0].to_dtype(dtype)?));
+    }
     Ok(tensor.to_dtype(dtype)?)
 }
 
 pub(crate) fn divide(tensor: &Tensor, by: f64) -> Result<Tensor> {
     let dtype = dtype("divide", tensor)?;
+    if is_lacking(tensor.dtype(), tensor) || tensor.device().is_metal() {
+        return by_host(&[tensor], |tensor| divide(tensor[0], by));
+    }
     let tensor = match dtype.mean() {
         Some(DType::F64) => tensor.to_dtype(CandleDType::F64)?,
         Some(DType::F32) => tensor.to_dtype(CandleDType::F32)?,
@@ -298,6 +294,19 @@ fn same<'a>(
     Ok(first)
 }
 
+/// What `of` makes of tensors in the memory of the CPU, on the device of the first.
+fn by_host(tensors: &[&Tensor], of: impl FnOnce(&[&Tensor]) -> Result<Tensor>) -> Result<Tensor> {
+    let Some(first) = tensors.first() else { return Err(Error::Empty { operation: "by host" }) };
+    let there = tensors.iter().map(|tensor| tensor.to_device(&Device::Cpu));
+    let there = there.collect::<candle_core::Result<Vec<_>>>()?;
+    Ok(of(&there.iter().collect::<Vec<_>>())?.to_device(first.device())?)
+}
+
+/// Whether candle has no operations for numbers of this type on a tensor's device.
+fn is_lacking(dtype: CandleDType, tensor: &Tensor) -> bool {
+    matches!(dtype, CandleDType::I16 | CandleDType::I32) && !tensor.device().is_cpu()
+}
+
 fn all_on_host(tensors: &[&Tensor]) -> bool {
     tensors.iter().all(|t| t.device().is_cpu())
 }
@@ -307,11 +316,9 @@ fn elements<T: WithDType>(tensor: &Tensor) -> Result<Vec<T>> {
     if all_on_host(&[tensor]) {
         return slices::<T, _>(&[tensor], |v| v[0].to_vec());
     }
-    Ok(tensor.flatten_all()?.to_vec1()?)
+    Ok(tensor.to_device(&Device::Cpu)?.flatten_all()?.to_vec1()?)
 }
 
-/// Runs `f` with the elements of tensors on the CPU, in row-major order. Contiguous ones are not copied.
-///
 /// The elements of tensors of one dtype, one after another.
 pub(crate) fn joined(tensors: &[&Tensor]) -> Result<HostTensor> {
     let Some(first) = tensors.first() else { return Err(Error::Empty { operation: "join" }) };
@@ -323,6 +330,8 @@ pub(crate) fn joined(tensors: &[&Tensor]) -> Result<HostTensor> {
     with_type!("join", first.dtype(), T => Ok(HostTensor::vector(slices::<T, _>(tensors, |all| all.concat())?)))
 }
 
+/// Runs `f` with the elements of tensors on the CPU, in row-major order. Contiguous ones are not copied.
+///
 /// Each storage is locked once, and in the order of addresses: a second lock on a storage that several tensors share
 /// could wait forever for a writer that waits for the first.
 fn slices<T: WithDType, R>(tensors: &[&Tensor], f: impl FnOnce(&[&[T]]) -> R) -> Result<R> {

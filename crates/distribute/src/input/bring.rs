@@ -74,7 +74,9 @@ fn require(operation: &'static str, replica: usize, leaf: &Leaf, device: DeviceN
     };
     let is_there = match (place, device.kind) {
         (DeviceLocation::Cpu, DeviceKind::Cpu) => true,
-        (DeviceLocation::Cuda { gpu_id }, DeviceKind::Gpu) => gpu_id == device.index,
+        (DeviceLocation::Cuda { gpu_id } | DeviceLocation::Metal { gpu_id }, DeviceKind::Gpu) => {
+            gpu_id == device.index
+        }
         _ => false,
     };
     if is_there {

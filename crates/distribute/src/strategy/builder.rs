@@ -113,8 +113,12 @@ fn all_or_the_cpu() -> Vec<String> {
 }
 
 /// The GPUs from the first to the last before one that does not open.
+pub(super) fn gpus(opens: impl FnMut(&DeviceName) -> bool) -> Vec<DeviceName> {
+    (0..MOST_THREADS).map(DeviceName::gpu).take_while(opens).collect()
+}
+
 fn gpus_or_the_cpu(opens: impl FnMut(&DeviceName) -> bool) -> Vec<DeviceName> {
-    let gpus: Vec<_> = (0..MOST_THREADS).map(DeviceName::gpu).take_while(opens).collect();
+    let gpus = gpus(opens);
     if gpus.is_empty() { vec![DeviceName::cpu(0)] } else { gpus }
 }
 

@@ -204,6 +204,18 @@ impl MirroredStrategy {
         Self::builder().build()
     }
 
+    /// A replica on each GPU that this build can open.
+    ///
+    /// # Errors
+    /// [`Error::Device`] where there is none: it says why the first cannot be opened.
+    #[track_caller]
+    pub fn all_gpus() -> Result<Self> {
+        DeviceName::gpu(0).to_candle()?;
+        let gpus = super::builder::gpus(|gpu| gpu.to_candle().is_ok());
+        let names: Vec<String> = gpus.iter().map(ToString::to_string).collect();
+        Self::new(names.iter().map(String::as_str))
+    }
+
     /// A replica on every core of this machine.
     ///
     /// # Errors

@@ -1,0 +1,303 @@
+//! Replicas whose devices have memory of their own compute with copies of the weights and by candle's operations, and train to the weights of
+//! replicas that compute on the CPU. A process with `DISTRIBUTE_GENERIC_DEVICES=1` treats CPUs so.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use candle_core::{DType, Device, Tensor, Var};
+use candle_nn::{BatchNormConfig, Conv2dConfig, Init, Module, ModuleT, VarBuilder};
+use distribute::data::Dataset;
+use distribute::nn::{
+    self, BagMode, BatchNorm, Conv2d, Dropout, Embedding, EmbeddingBag, LayerNorm, Linear, loss,
+};
+use distribute::optimizer::rules::{Adagrad, Adam, AdamW, Ftrl, Momentum, RmsProp, Rule, Sgd};
+use distribute::optimizer::{Gradients, Transform};
+use distribute::{
+    Checkpoint, LocalCluster, MirroredStrategy, MultiWorkerMirroredStrategy, Optimizer,
+    ParameterServerStrategy, ReduceOp, Result, Strategy, Variables,
+};
+use distribute_testing::{child, watched};
+use std::time::Duration;
+
+const SWITCH: &str = "DISTRIBUTE_GENERIC_DEVICES";
+const GENERIC: &str = "generic";
+const ROWS: usize = 11;
+
+/// Of each kind of layer one.
+struct Model {
+    words: Embedding,
+    bag: EmbeddingBag,
+    image: Conv2d,
+    norm: BatchNorm,
+    hidden: Linear,
+    layer_norm: LayerNorm,
+    dropout: Dropout,
+    out: Linear,
+}
+
+impl Model {
+    fn new(vb: VarBuilder<'_>) -> candle_core::Result<Self> {
+        Ok(Self {
+            words: nn::embedding(9, 4, vb.pp("words"))?,
+            bag: nn::embedding_bag(9, 4, BagMode::Mean, vb.pp("bag"))?,
+            // The last row and column of an image are in no place of the kernel. A bias before the norm has no gradient but what is rounded, by
+            // which Adam would divide.
+            image: nn::conv2d_no_bias(
+                1,
+                2,
+                2,
+                Conv2dConfig { stride: 2, ..Default::default() },
+                vb.pp("image"),
+            )?,
+            norm: nn::batch_norm(2, BatchNormConfig::default(), vb.pp("norm"))?,
+            hidden: nn::linear(8 + 8, 6, vb.pp("hidden"))?,
+            layer_norm: nn::layer_norm(6, 1e-5, vb.pp("layer_norm"))?,
+            dropout: Dropout::new(0.25, 7, "dropout")?,
+            out: nn::linear(6, 3, vb.pp("out"))?,
+        })
+    }
+
+    fn forward(&self, ids: &Tensor, images: &Tensor) -> candle_core::Result<Tensor> {
+        let words = self.words.forward(&ids.narrow(1, 0, 1)?.squeeze(1)?)?;
+        let bag = self.bag.forward(ids)?;
+        let image = self.norm.forward_t(&self.image.forward(images)?, true)?.flatten_from(1)?;
+        let all = Tensor::cat(&[&words, &bag, &image], 1)?;
+        // No relu: a kink would turn a difference of one bit into one of another path.
+        let hidden = self.layer_norm.forward(&self.hidden.forward(&all)?.tanh()?)?;
+        self.out.forward(&self.dropout.forward(&hidden, true)?)
+    }
+}
+
+type Examples = (Tensor, Tensor, Tensor);
+
+fn examples(dtype: DType) -> Examples {
+    let ids: Vec<u32> = (0..ROWS as u32 * 3).map(|i| (i * i + 3) % 9).collect();
+    let pixels: Vec<f64> = (0..ROWS * 25).map(|i| ((i * 37 + 11) % 41) as f64 / 20. - 1.).collect();
+    let labels: Vec<u32> = (0..ROWS as u32).map(|i| (i * 7 + 3) % 3).collect();
+    let of = &Device::Cpu;
+    let pixels = Tensor::from_vec(pixels, (ROWS, 1, 5, 5), of).unwrap().to_dtype(dtype).unwrap();
+    (Tensor::from_vec(ids, (ROWS, 3), of).unwrap(), pixels, Tensor::from_vec(labels, ROWS, of).unwrap())
+}
+
+/// The weights after two epochs of uneven batches, each with its name.
+fn train<R: Rule>(
+    strategy: &Strategy,
+    rule: R,
+    rate: f64,
+    clips: bool,
+    dtype: DType,
+) -> Result<Vec<(String, Vec<f64>)>> {
+    let model = strategy.replicate_seeded(3, move |vb: VarBuilder| Model::new(vb.to_dtype(dtype)))?;
+    let mut optimizer = Optimizer::with_rule(rule, &model.variables, rate)?;
+    if clips {
+        optimizer = optimizer.after_reduce(Transform::clip_by_global_norm(0.5))?;
+    }
+    // The last batch has one row: another replica has none.
+    let batches = strategy.distribute_dataset(Dataset::from_slices(examples(dtype))?.batch(5))?;
+    for _ in 0..2 {
+        for batch in &batches {
+            strategy.run((&model, batch?), |ctx, (model, (ids, images, labels))| {
+                let logits = model.forward(&ids, &images)?;
+                optimizer.minimize(ctx, loss::cross_entropy(&logits, &labels)?, labels.dim(0)?)
+            })?;
+        }
+    }
+    values(&model.variables)
+}
+
+fn values(variables: &Variables) -> Result<Vec<(String, Vec<f64>)>> {
+    let of = |name: String| {
+        let value = variables.get(&name)?.to_dtype(DType::F64)?.flatten_all()?.to_vec1()?;
+        Ok((name, value))
+    };
+    variables.names().into_iter().map(of).collect()
+}
+
+fn mirrored() -> Strategy {
+    MirroredStrategy::cpus(2).unwrap().into()
+}
+
+/// All trainings, by a text that says which.
+fn trained() -> Vec<(String, f64, Vec<(String, Vec<f64>)>)> {
+    let mut all = Vec::new();
+    for (dtype, limit) in [(DType::F64, 1e-12), (DType::F32, 1e-5)] {
+        let mut add = |what: &str, made: Result<Vec<(String, Vec<f64>)>>| {
+            all.push((format!("{what} {dtype:?}"), limit, made.unwrap()));
+        };
+        add("sgd", train(&mirrored(), Sgd, 0.1, false, dtype));
+        add("clipped", train(&mirrored(), Sgd, 0.1, true, dtype));
+        add("momentum", train(&mirrored(), Momentum::default(), 0.1, false, dtype));
+        add("adagrad", train(&mirrored(), Adagrad::default(), 0.1, false, dtype));
+        add("ftrl", train(&mirrored(), Ftrl::default(), 0.1, false, dtype));
+        let workers = MultiWorkerMirroredStrategy::on_threads(2, 1, |strategy| {
+            train(strategy, Momentum::default(), 0.1, false, dtype)
+        });
+        add("two workers", workers.map(|mut all| all.remove(1)));
+        let cluster = LocalCluster::new(1, 2).unwrap();
+        let servers =
+            ParameterServerStrategy::builder().cluster_resolver(cluster.resolver()).build().unwrap();
+        add("servers", train(&servers, Adagrad::default(), 0.1, false, dtype));
+        if dtype == DType::F64 {
+            // These divide gradients by their size: of a small one all bits of it count.
+            add("adam", train(&mirrored(), Adam::default(), 0.01, false, dtype));
+            add("adamw", train(&mirrored(), AdamW::default(), 0.01, false, dtype));
+            add("rmsprop", train(&mirrored(), RmsProp::default(), 0.01, false, dtype));
+        }
+    }
+    all
+}
+
+#[test]
+fn replicas_with_memory_of_their_own_train_to_the_weights_of_those_on_the_cpu() {
+    const TEST: &str = "replicas_with_memory_of_their_own_train_to_the_weights_of_those_on_the_cpu";
+    if child::part().is_some() {
+        for (what, _, weights) in trained() {
+            for (name, values) in weights {
+                let bits: Vec<String> = values.iter().map(|x| format!("{:x}", x.to_bits())).collect();
+                println!("weights|{what}|{name}|{}", bits.join(","));
+            }
+        }
+        return;
+    }
+    let mut command = child::command(TEST, GENERIC);
+    command.env(SWITCH, "1");
+    let (theirs, _) = child::output(command, Duration::from_secs(100));
+    let mut theirs = theirs.lines().filter_map(|line| line.split_once("weights|").map(|(_, of)| of));
+    let mut differing = 0;
+    for (what, limit, weights) in trained() {
+        for (name, values) in weights {
+            let line = theirs.next().unwrap_or_else(|| panic!("{what}: {name} is missing"));
+            let bits = line
+                .strip_prefix(&format!("{what}|{name}|"))
+                .unwrap_or_else(|| panic!("{what} {name}: {line}"));
+            let bits = bits.split(',').map(|bits| f64::from_bits(u64::from_str_radix(bits, 16).unwrap()));
+            let bits: Vec<f64> = bits.collect();
+            assert_eq!(bits.len(), values.len(), "{what} {name}");
+            for (a, b) in bits.into_iter().zip(values) {
+                assert!((a - b).abs() <= limit * b.abs().max(1.), "{what} {name}: {a}, not {b}");
+                differing += usize::from(a != b);
+            }
+        }
+    }
+    assert_eq!(theirs.next(), None);
+    // Else the other process has computed as this one did.
+    assert!(differing > 0);
+}
+
+/// Runs the test in a process that treats CPUs as devices with memory of their own.
+fn generic(test: &str, body: impl FnOnce() + Send + 'static) {
+    if child::part().is_some() {
+        return watched(body);
+    }
+    let mut command = child::command(test, GENERIC);
+    command.env(SWITCH, "1");
+    child::output(command, Duration::from_secs(100));
+}
+
+#[test]
+fn each_replica_computes_with_a_copy_that_has_what_was_written() {
+    generic("each_replica_computes_with_a_copy_that_has_what_was_written", || {
+        let strategy = mirrored();
+        let model = strategy.replicate(|vb| vb.get_with_hints(2, "w", Init::Const(1.))).unwrap();
+        let [a, b] = model.models().values() else { panic!() };
+        let own = model.variables.trainable().unwrap().remove(0).1;
+        assert!(a.id() != b.id() && a.id() != own.id() && b.id() != own.id());
+        let values = |tensor: &Tensor| tensor.to_vec1::<f32>().unwrap();
+
+        // Outside of run at once; inside, behind the update and behind the merge.
+        model.variables.set("w", &Tensor::new(&[2f32, 3.], &Device::Cpu).unwrap()).unwrap();
+        assert_eq!((values(a), values(b)), (vec![2., 3.], vec![2., 3.]));
+        let optimizer = Optimizer::with_rule(Sgd, &model.variables, 1.).unwrap();
+        let seen = strategy.run(&model, |ctx, w| {
+            optimizer.minimize(ctx, w.sum_all()?, 1)?;
+            let behind_step = values(w);
+            let variable = model.variables.variable("w")?;
+            ctx.merge_call((), |_, _| variable.assign(Tensor::new(&[7f32, 8.], &Device::Cpu)?))?;
+            Ok((behind_step, values(w)))
+        });
+        assert_eq!(seen.unwrap().into_values(), vec![(vec![1., 2.], vec![7., 8.]); 2]);
+        // What candle writes is not seen, but for those that were given out.
+        own.set(&Tensor::new(&[4f32, 5.], &Device::Cpu).unwrap()).unwrap();
+        let seen = strategy.run(&model, |_, w| Ok(values(w))).unwrap();
+        assert_eq!(seen.into_values(), [[4., 5.], [4., 5.]]);
+    });
+}
+
+#[test]
+fn a_restored_model_is_restored_on_every_replica() {
+    generic("a_restored_model_is_restored_on_every_replica", || {
+        let folder = tempfile::tempdir().unwrap();
+        let strategy = mirrored();
+        let model = strategy.replicate(|vb| vb.get_with_hints(2, "w", Init::Const(1.))).unwrap();
+        let saved = Checkpoint::new().part("model", &model.variables);
+        saved.save(folder.path().join("one")).unwrap();
+        let optimizer = Optimizer::with_rule(Sgd, &model.variables, 1.).unwrap();
+        strategy.run(&model, |ctx, w| optimizer.minimize(ctx, w.sum_all()?, 1)).unwrap();
+        saved.restore(folder.path().join("one")).unwrap();
+        for w in model.models() {
+            assert_eq!(w.to_vec1::<f32>().unwrap(), [1., 1.]);
+        }
+    });
+}
+
+#[test]
+fn gradients_of_ones_own_are_of_the_copy_that_the_replica_computed_with() {
+    generic("gradients_of_ones_own_are_of_the_copy_that_the_replica_computed_with", || {
+        let strategy = mirrored();
+        let model = strategy.replicate(|vb| vb.get_with_hints(1, "w", Init::Const(1.))).unwrap();
+        let optimizer = Optimizer::with_rule(Sgd, &model.variables, 1.).unwrap();
+        strategy
+            .run(&model, |ctx, w| {
+                let id = ctx.replica_id_in_sync_group() as f64;
+                let store = (w.sum_all()? * (1. + id))?.backward()?;
+                let gradients = Gradients::from_store(&optimizer, &store)?;
+                assert_eq!(gradients.iter().count(), 1);
+                optimizer.apply_gradients(ctx, gradients, ReduceOp::Sum)
+            })
+            .unwrap();
+        assert_eq!(model.variables.get("w").unwrap().to_vec1::<f32>().unwrap(), [1. - 3.]);
+    });
+}
+
+/// One that uses a table by row and as a whole, such as a language model with tied weights.
+#[test]
+fn a_table_that_is_looked_up_and_multiplied_gets_both_gradients() {
+    generic("a_table_that_is_looked_up_and_multiplied_gets_both_gradients", || {
+        let strategy = mirrored();
+        let tied = |vb: VarBuilder<'static>| -> candle_core::Result<(Embedding, Tensor)> {
+            let rows = nn::embedding(3, 2, vb.pp("table"))?;
+            Ok((rows, vb.pp("table").get((3, 2), "weight")?))
+        };
+        let model = strategy.replicate(tied).unwrap();
+        let before = model.variables.get("table.weight").unwrap().to_vec2::<f32>().unwrap();
+        let optimizer = Optimizer::with_rule(Sgd, &model.variables, 1.).unwrap();
+        let ids = Tensor::new(&[1u32], &Device::Cpu).unwrap();
+        strategy
+            .run(&model, |ctx, (rows, whole)| {
+                let loss = (rows.forward(&ids)?.sum_all()? + (whole.sum_all()? * 10.)?)?;
+                optimizer.minimize(ctx, loss, 1)
+            })
+            .unwrap();
+        let after = model.variables.get("table.weight").unwrap().to_vec2::<f32>().unwrap();
+        for (row, (before, after)) in before.iter().zip(&after).enumerate() {
+            let gradient = if row == 1 { 11. } else { 10. };
+            for (before, after) in before.iter().zip(after) {
+                assert!((before - gradient - after).abs() < 1e-5, "{row}: {before} {after}");
+            }
+        }
+    });
+}
+
+#[test]
+fn collectives_have_gradients_for_copies_too() {
+    generic("collectives_have_gradients_for_copies_too", || {
+        let strategy = mirrored();
+        let gradients = strategy.run((), |ctx, ()| {
+            let x = Var::new(&[1f32, 2.], &Device::Cpu)?;
+            let sum = ctx.all_reduce(ReduceOp::Sum, x.as_tensor().clone())?;
+            let gathered = ctx.all_gather(x.as_tensor().clone(), 0)?;
+            let loss = (sum.sum_all()? + gathered.sum_all()?)?;
+            Ok(loss.backward()?.remove(&x).unwrap().to_vec1::<f32>()?)
+        });
+        assert_eq!(gradients.unwrap().into_values(), [[4., 4.], [4., 4.]]);
+    });
+}
