@@ -31,7 +31,7 @@ pub struct Options {
     /// How many replicas a mirrored strategy has, on each of its workers [default: one for each core]
     #[arg(long)]
     replicas: Option<usize>,
-    /// The devices of a mirrored strategy's replicas in place of cores, such as gpu:0 or gpu:0,cpu:0, in a build with --features cuda
+    /// The devices of the replicas in place of cores, of each worker the same, such as gpu:0 or gpu:0,cpu:0, in a build with --features cuda
     #[arg(long, value_name = "DEVICE", value_delimiter = ',', conflicts_with_all = ["replicas", "workers"])]
     device: Vec<String>,
     /// How many workers train together, threads of this process: for examples that compare trainings [default: 1; with --strategy ps 2]
@@ -102,10 +102,14 @@ impl Options {
             return Err(distribute::Error::other("--certificates needs --strategy multi_worker"));
         }
         if !self.device.is_empty() {
-            if !matches!(self.strategy, Kind::Mirrored) {
-                return Err(distribute::Error::other("--device needs --strategy mirrored"));
-            }
-            return Ok(MirroredStrategy::new(self.device.iter().map(String::as_str))?.into());
+            let devices = self.device.iter().map(String::as_str);
+            return match self.strategy {
+                Kind::Mirrored => Ok(MirroredStrategy::new(devices)?.into()),
+                Kind::MultiWorker => {
+                    Ok(MultiWorkerMirroredStrategy::builder().devices(devices).build()?.into())
+                }
+                _ => Err(distribute::Error::other("--device needs --strategy mirrored or multi_worker")),
+            };
         }
         match (self.strategy, self.replicas) {
             (Kind::Mirrored, None) => Ok(MirroredStrategy::all_cores()?.into()),

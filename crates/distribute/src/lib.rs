@@ -229,6 +229,8 @@ mod guides {
     struct ShardedVariables;
     #[doc = include_str!("../../../docs/watching.md")]
     struct Watching;
+    #[doc = include_str!("../../../docs/devices.md")]
+    struct Devices;
     #[doc = include_str!("../../../docs/runner.md")]
     struct Runner;
 }

@@ -146,6 +146,7 @@ fn trained() -> Vec<(String, f64, Vec<(String, Vec<f64>)>)> {
     all
 }
 
+// INV-68
 #[test]
 fn replicas_with_memory_of_their_own_train_to_the_weights_of_those_on_the_cpu() {
     const TEST: &str = "replicas_with_memory_of_their_own_train_to_the_weights_of_those_on_the_cpu";
@@ -193,6 +194,7 @@ fn generic(test: &str, body: impl FnOnce() + Send + 'static) {
     child::output(command, Duration::from_secs(100));
 }
 
+// INV-68
 #[test]
 fn each_replica_computes_with_a_copy_that_has_what_was_written() {
     generic("each_replica_computes_with_a_copy_that_has_what_was_written", || {

@@ -121,6 +121,7 @@ mod tests {
         var.to_vec1().unwrap()
     }
 
+    // INV-68
     #[test]
     fn a_replica_has_what_was_written_once_it_asks_for_it_and_not_before() {
         let of = Var::new(&[1f32, 2.], &Device::Cpu).unwrap();

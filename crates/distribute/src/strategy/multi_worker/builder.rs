@@ -3,11 +3,11 @@
 use super::elastic::Elastic;
 use super::job;
 use super::joining::Joining;
-use super::{CommunicationOptions, MultiWorker, MultiWorkerMirroredStrategy};
+use super::{CommunicationOptions, MultiWorker, MultiWorkerMirroredStrategy, cpus};
 use crate::strategy::CommunicationImplementation;
 use crate::strategy::alone;
 use crate::strategy::drift::CHECK_DRIFT_EVERY;
-use crate::strategy::kinds::check_count;
+use crate::strategy::kinds::{check_count, resolve};
 use crate::{Error, Result};
 use distribute_cluster::resolver::{self, ClusterResolver};
 use distribute_cluster::{ClusterError, World};
@@ -34,6 +34,7 @@ pub struct MultiWorkerBuilder {
     resolver: Option<Box<dyn ClusterResolver>>,
     group: Option<Group>,
     replicas: Option<usize>,
+    devices: Option<Vec<String>>,
     options: CommunicationOptions,
     credentials: Credentials,
     job: Option<String>,
@@ -73,6 +74,25 @@ impl MultiWorkerBuilder {
     /// How many CPU replicas each worker has; 1 by default. The same on all workers.
     pub fn replicas(mut self, replicas: usize) -> Self {
         self.replicas = Some(replicas);
+        self
+    }
+
+    /// A replica on each of these devices of this worker, such as `["gpu:0", "gpu:1"]`, in place of CPUs. Workers may have other devices, but
+    /// equally many.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// # let cluster: distribute::ClusterSpec = r#"{"worker": ["localhost:0"]}"#.parse()?;
+    /// # let resolver = || distribute::SimpleClusterResolver::new(cluster.clone()).with_task(distribute::Job::Worker.task(0));
+    /// let builder = || MultiWorkerMirroredStrategy::builder().cluster_resolver(resolver());
+    /// let strategy = builder().devices(["cpu:0", "cpu:1"]).build()?;
+    /// assert_eq!(strategy.world().to_string(), "2 replicas");
+    /// let error = builder().devices(["cpu:0", "cpu:1"]).replicas(3).build().unwrap_err();
+    /// assert!(error.to_string().contains("2 devices for 3 replicas"));
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    pub fn devices<'a>(mut self, devices: impl IntoIterator<Item = &'a str>) -> Self {
+        self.devices = Some(devices.into_iter().map(String::from).collect());
         self
     }
 
@@ -197,15 +217,28 @@ impl MultiWorkerBuilder {
     /// # Errors
     /// [`Error::Cluster`] for a cluster that is malformed or has no place for this process, a parameter server say: a program
     /// that was started as one of several never trains alone. [`Error::Join`] if a worker is missing after the join timeout, if
-    /// the workers don't let each other in, or if links over the network would not be protected. [`Error::InvalidArgument`]
-    /// for no replicas, for fewer workers than the least, for a group beside a cluster resolver or another number of replicas, and those of [`CommunicationOptions`].
+    /// the workers don't let each other in, or if links over the network would not be protected. [`Error::Device`] for a device that
+    /// this build cannot use. [`Error::InvalidArgument`]
+    /// for no replicas, for another number of devices, for fewer workers than the least, for a group beside a cluster resolver or another number of replicas, and those of [`CommunicationOptions`].
     #[track_caller]
     pub fn build(self) -> Result<MultiWorkerMirroredStrategy> {
+        let devices = self.devices.map(|names| resolve(names.iter().map(String::as_str))).transpose()?;
+        let asked = self.replicas.or(devices.as_ref().map(Vec::len));
         let replicas = match &self.group {
             Some(group) => group.world().replicas(),
-            None => self.replicas.unwrap_or(1),
+            None => asked.unwrap_or(1),
         };
         check_count(OPERATION, replicas)?;
+        if let Some(devices) = &devices
+            && devices.len() != replicas
+        {
+            let reason = format!(
+                "{} devices for {replicas} replicas: a device holds one replica; leave out replicas, or name as many devices",
+                devices.len()
+            );
+            return Err(Error::invalid(OPERATION, reason));
+        }
+        let devices = devices.map_or_else(|| cpus(replicas), Ok)?;
         let (mut options, mut shared_memory) = (self.options, self.shared_memory);
         if options.implementation == CommunicationImplementation::Ring {
             // That is said of the links, which are made once for all calls.
@@ -220,14 +253,14 @@ impl MultiWorkerBuilder {
                     "a group was given, whose workers are those that have met: leave out min_workers";
                 return Err(Error::invalid(OPERATION, reason));
             }
-            if self.resolver.is_some() || self.replicas.is_some_and(|asked| asked != replicas) {
+            if self.resolver.is_some() || asked.is_some_and(|asked| asked != replicas) {
                 let reason = "a group was given, which says who takes part and how many replicas each worker has: leave out \
                               cluster_resolver and replicas";
                 return Err(Error::invalid(OPERATION, reason));
             }
             crate::init::prepare(replicas);
             alone::joined();
-            let worker = MultiWorker::new(replicas, Some(group), options)?;
+            let worker = MultiWorker::new(devices, Some(group), options)?;
             return MultiWorkerMirroredStrategy::of(MultiWorker { check_drift_every, ..worker });
         }
         let resolver = match self.resolver {
@@ -268,7 +301,7 @@ impl MultiWorkerBuilder {
         if group.is_some() {
             alone::joined();
         }
-        let worker = MultiWorker::new(replicas, group, options)?;
+        let worker = MultiWorker::new(devices, group, options)?;
         MultiWorkerMirroredStrategy::of(MultiWorker {
             resolver: Some(resolver),
             joining,

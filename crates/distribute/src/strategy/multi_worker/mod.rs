@@ -9,7 +9,7 @@ mod on_threads;
 pub use builder::MultiWorkerBuilder;
 
 use super::drift::CHECK_DRIFT_EVERY;
-use super::kinds::{handle, resolve};
+use super::kinds::handle;
 use super::{CommunicationOptions, DeviceName, Strategy, StrategyExtended, Threads, VariablePlacement};
 use crate::Result;
 use crate::checkpoint::{Checkpointed, Reader, Restore, Writer};
@@ -33,11 +33,9 @@ struct MultiWorker {
 }
 
 impl MultiWorker {
-    /// A worker with so many CPU replicas, which nobody has found out and which meets the others once.
-    fn new(replicas: usize, group: Option<Group>, options: CommunicationOptions) -> Result<Self> {
+    /// A worker with a replica on each device, which nobody has found out and which meets the others once.
+    fn new(devices: Vec<DeviceName>, group: Option<Group>, options: CommunicationOptions) -> Result<Self> {
         options.check("MultiWorkerMirroredStrategy")?;
-        let names: Vec<_> = (0..replicas).map(|i| format!("cpu:{i}")).collect();
-        let devices = resolve(names.iter().map(String::as_str))?;
         Ok(Self {
             devices,
             group,
@@ -46,6 +44,17 @@ impl MultiWorker {
             joining: None,
             check_drift_every: CHECK_DRIFT_EVERY,
         })
+    }
+}
+
+/// So many logical CPU devices.
+fn cpus(replicas: usize) -> Result<Vec<DeviceName>> {
+    match replicas {
+        0 => Err(crate::Error::invalid(
+            "MultiWorkerMirroredStrategy",
+            "no replicas: a worker has one at least",
+        )),
+        _ => Ok((0..replicas).map(DeviceName::cpu).collect()),
     }
 }
 

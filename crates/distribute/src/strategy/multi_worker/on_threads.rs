@@ -1,6 +1,6 @@
 //! Workers that are threads of one process.
 
-use super::{MultiWorker, MultiWorkerMirroredStrategy};
+use super::{MultiWorker, MultiWorkerMirroredStrategy, cpus};
 use crate::error::panicked;
 use crate::strategy::CommunicationOptions;
 use crate::strategy::kinds::check_count;
@@ -97,7 +97,7 @@ impl MultiWorkerMirroredStrategy {
         })?;
         let strategies: Vec<Self> = groups
             .into_iter()
-            .map(|group| Self::of(MultiWorker::new(replicas, Some(group), options)?))
+            .map(|group| Self::of(MultiWorker::new(cpus(replicas)?, Some(group), options)?))
             .collect::<Result<_>>()?;
         let worker = &worker;
         let results = thread::scope(|scope| {
