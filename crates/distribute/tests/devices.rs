@@ -151,37 +151,45 @@ fn trained() -> Vec<(String, f64, Vec<(String, Vec<f64>)>)> {
 fn replicas_with_memory_of_their_own_train_to_the_weights_of_those_on_the_cpu() {
     const TEST: &str = "replicas_with_memory_of_their_own_train_to_the_weights_of_those_on_the_cpu";
     if child::part().is_some() {
-        for (what, _, weights) in trained() {
+        for (what, limit, weights) in trained() {
             for (name, values) in weights {
                 let bits: Vec<String> = values.iter().map(|x| format!("{:x}", x.to_bits())).collect();
-                println!("weights|{what}|{name}|{}", bits.join(","));
+                println!("weights|{what}|{limit}|{name}|{}", bits.join(","));
             }
         }
         return;
     }
-    let mut command = child::command(TEST, GENERIC);
-    command.env(SWITCH, "1");
-    let (theirs, _) = child::output(command, Duration::from_secs(100));
-    let mut theirs = theirs.lines().filter_map(|line| line.split_once("weights|").map(|(_, of)| of));
+    let weights = |switch| -> Vec<String> {
+        let mut command = child::command(TEST, GENERIC);
+        command.env(SWITCH, switch);
+        let (said, _) = child::output(command, Duration::from_secs(100));
+        said.lines().filter_map(|line| Some(line.split_once("weights|")?.1.to_owned())).collect()
+    };
+    let (on_cpus, on_devices) = (weights("0"), weights("1"));
+    assert_eq!(on_cpus.len(), on_devices.len());
     let mut differing = 0;
-    for (what, limit, weights) in trained() {
-        for (name, values) in weights {
-            let line = theirs.next().unwrap_or_else(|| panic!("{what}: {name} is missing"));
-            let bits = line
-                .strip_prefix(&format!("{what}|{name}|"))
-                .unwrap_or_else(|| panic!("{what} {name}: {line}"));
-            let bits = bits.split(',').map(|bits| f64::from_bits(u64::from_str_radix(bits, 16).unwrap()));
-            let bits: Vec<f64> = bits.collect();
-            assert_eq!(bits.len(), values.len(), "{what} {name}");
-            for (a, b) in bits.into_iter().zip(values) {
-                assert!((a - b).abs() <= limit * b.abs().max(1.), "{what} {name}: {a}, not {b}");
-                differing += usize::from(a != b);
-            }
+    for (cpu, device) in on_cpus.iter().zip(&on_devices) {
+        let fields = |line: &str| line.split('|').map(str::to_owned).collect::<Vec<_>>();
+        let (cpu, device) = (fields(cpu), fields(device));
+        let ([what, limit, name, cpu], [device_what, _, device_name, device]) = (&cpu[..], &device[..])
+        else {
+            panic!("{cpu:?} {device:?}");
+        };
+        assert_eq!((what, name), (device_what, device_name));
+        let limit: f64 = limit.parse().unwrap();
+        let numbers = |bits: &str| -> Vec<f64> {
+            let number = |bits| f64::from_bits(u64::from_str_radix(bits, 16).unwrap());
+            bits.split(',').map(number).collect()
+        };
+        let (cpu, device) = (numbers(cpu), numbers(device));
+        assert_eq!(cpu.len(), device.len(), "{what} {name}");
+        for (a, b) in device.into_iter().zip(cpu) {
+            assert!((a - b).abs() <= limit * b.abs().max(1.), "{what} {name}: {a}, not {b}");
+            differing += usize::from(a != b);
         }
     }
-    assert_eq!(theirs.next(), None);
-    // Else the other process has computed as this one did.
-    assert!(differing > 0);
+    // Else one process has computed as the other did.
+    assert!(differing > 0 && !on_cpus.is_empty());
 }
 
 /// Runs the test in a process that treats CPUs as devices with memory of their own.
