@@ -35,7 +35,17 @@ impl<R: Rule> Optimizer<R> {
     #[doc(alias = "tf.keras.optimizers.Optimizer.minimize")]
     #[track_caller]
     pub fn minimize(&self, ctx: &ReplicaContext, loss: Tensor, n: usize) -> Result<Tensor> {
-        let at = Location::caller();
+        self.minimize_at(ctx, loss, n, Location::caller())
+    }
+
+    /// As [`minimize`](Optimizer::minimize), for closures of this crate: errors name the caller's line `at`, and not theirs.
+    pub(crate) fn minimize_at(
+        &self,
+        ctx: &ReplicaContext,
+        loss: Tensor,
+        n: usize,
+        at: &'static Location<'static>,
+    ) -> Result<Tensor> {
         self.require(ctx, "minimize")?;
         require_rows(ctx, "minimize", n)?;
         let mut sum = Losses::new(self, ctx);

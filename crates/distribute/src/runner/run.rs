@@ -12,6 +12,7 @@ use crate::{
 use candle_core::Tensor;
 use distribute_tensor::Nest;
 use std::ops::ControlFlow;
+use std::panic::Location;
 
 /// What a batch is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,7 +104,10 @@ where
         parts = parts.part("validation", validation);
     }
     let backup = Backup::new(trainer, &parts)?;
-    backup.as_ref().map_or(Ok(()), Backup::restore)?;
+    // Calls in closures would name this file as their place: what other workers hear of is called without.
+    if let Some(backup) = &backup {
+        backup.restore()?;
+    }
     let notice = trainer.grace.map(|grace| Preemption::watch(strategy).map(|it| it.grace_period(grace)));
     let best = Best::new(trainer, model)?;
     let (notice, validation, progress) = (notice.transpose()?, validation.as_ref(), &progress);
@@ -120,6 +124,7 @@ where
         best,
         notice,
         loss,
+        at: Location::caller(),
     };
     let end = match trainer.recovers {
         Some(patience) => Training::new(parts)?.patience(patience).run(|| epochs.all())?,
@@ -142,6 +147,8 @@ struct Epochs<'a, M, R: Rule, B, L> {
     best: Option<Best<'a>>,
     notice: Option<Preemption>,
     loss: &'a L,
+    /// Where `run` was called: the place that errors of its steps name.
+    at: &'static Location<'static>,
 }
 
 impl<M, R, B, L> Epochs<'_, M, R, B, L>
@@ -214,11 +221,11 @@ where
     /// Makes a step, and gives the loss of its global batch.
     #[track_caller]
     fn step(&self, batch: PerReplica<B>) -> Result<f64> {
-        let Self { strategy, model, optimizer, progress, loss, .. } = *self;
+        let Self { strategy, model, optimizer, progress, loss, at, .. } = *self;
         let first = strategy.world().local_replicas().next();
         let losses = strategy.run((model, batch), |ctx, (model, batch)| {
             let (loss, examples) = loss(model, batch, Phase::Training)?;
-            let loss = scalar(&optimizer.minimize(ctx, loss, examples)?)?;
+            let loss = scalar(&optimizer.minimize_at(ctx, loss, examples, at)?)?;
             // With the update, and not when the step is over: where a worker is lost between the two, both have been made.
             if Some(ctx.replica_id_in_sync_group()) == first {
                 progress.stepped(loss);
@@ -238,8 +245,10 @@ where
         let loss = self.progress.loss();
         let of_all = self.loss;
         let of_validation = |model: &M, batch| of_all(model, batch, Phase::Validation);
-        let validation_loss =
-            validation.map(|batches| evaluate(self.model, batches, of_validation)).transpose()?;
+        let validation_loss = match validation {
+            Some(batches) => Some(evaluate(self.model, batches, of_validation)?),
+            None => None,
+        };
         let epoch = Epoch { epoch, steps, loss, validation_loss };
         let mut ended = None;
         for call in &self.trainer.on_epoch {
@@ -258,7 +267,9 @@ where
         }
         self.progress.push(epoch, ended);
         let last = ended.is_some() || so_far.epochs.len() >= epochs;
-        self.backup.as_ref().map_or(Ok(()), |backup| backup.save(last))?;
+        if let Some(backup) = &self.backup {
+            backup.save(last)?;
+        }
         Ok(if !last && self.told()? { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
     }
 

@@ -6,6 +6,7 @@ mod backups;
 mod early;
 mod evaluate;
 mod evaluator;
+mod places;
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Linear, Module, VarBuilder, linear};
