@@ -1,7 +1,7 @@
 //! What a [`Trainer`] says that contradicts itself.
 
 use super::Trainer;
-use crate::{Error, Result, Strategy};
+use crate::{Error, Job, Result, Strategy};
 use distribute_data::InputContext;
 
 impl Trainer<'_> {
@@ -11,10 +11,31 @@ impl Trainer<'_> {
     pub(super) fn check(&self, strategy: &Strategy, validates: bool) -> Result<()> {
         self.counts()?;
         self.fit(validates)?;
+        self.workers(strategy)?;
         let num_replicas_in_sync = strategy.num_replicas_in_sync();
         InputContext { num_replicas_in_sync, ..Default::default() }
             .get_per_replica_batch_size(self.global_batch)?;
         Ok(())
+    }
+
+    /// Workers of parameter servers all take part, and don't get weights from under them.
+    fn workers(&self, strategy: &Strategy) -> Result<()> {
+        match strategy.extended().independent() {
+            Some(of) if of.workers > 1 && self.restores_best => refused(
+                "Trainer::restore_best, but workers train by themselves: the others may still be training when the chief is through; restore \
+                 the best weights from Trainer::save_best's folder behind finish()"
+                    .into(),
+            ),
+            Some(_) => Ok(()),
+            None if scheduled_workers(strategy)? > 1 => Err(Error::NotSupported {
+                operation: "runner::run",
+                strategy: "ParameterServerStrategy",
+                what: "training on several workers, which only do what a ClusterCoordinator schedules: this process would train alone",
+                advice: "schedule steps by a ClusterCoordinator, run the program on each worker with \
+                         between_graph::ParameterServerStrategy, or make the cluster with one worker",
+            }),
+            None => Ok(()),
+        }
     }
 
     /// No count is 0.
@@ -78,6 +99,15 @@ impl Trainer<'_> {
         let parts = self.validate_per_epoch.unwrap_or(1);
         (self.epochs.saturating_mul(parts), self.steps_per_epoch.map(|steps| steps / parts.max(1)))
     }
+}
+
+/// How many workers wait for what a coordinator schedules.
+fn scheduled_workers(strategy: &Strategy) -> Result<usize> {
+    let extended = strategy.extended();
+    let (Some(_), Some(resolver)) = (extended.parameter_servers(), extended.cluster_resolver()) else {
+        return Ok(0);
+    };
+    Ok(resolver.cluster_spec()?.num_tasks(&Job::Worker).unwrap_or(0))
 }
 
 fn refused(reason: String) -> Result<()> {

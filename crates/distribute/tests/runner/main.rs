@@ -7,6 +7,7 @@ mod early;
 mod evaluate;
 mod evaluator;
 mod places;
+mod servers;
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Linear, Module, VarBuilder, linear};
