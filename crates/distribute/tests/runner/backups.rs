@@ -196,3 +196,45 @@ fn a_notice_to_one_worker_ends_the_training_of_all() {
         assert_eq!(train(folders[1].path(), false), through);
     });
 }
+
+// GNN-4, CKPT-1
+#[test]
+fn gnn_4_a_backup_goes_on_with_another_number_of_replicas() {
+    watched(|| {
+        let train = |strategy: &Strategy, folder: &std::path::Path, epochs: usize| {
+            let (model, optimizer) = made(strategy, 7);
+            let trainer = Trainer::new(GLOBAL_BATCH).epochs(epochs).backup(folder);
+            let history =
+                runner::run(&trainer, &model, &optimizer, &datasets(), |net, batch, _| net.loss(&batch))
+                    .unwrap();
+            let losses: Vec<_> = history
+                .epochs
+                .iter()
+                .flat_map(|epoch| [Some(epoch.loss), epoch.validation_loss])
+                .flatten()
+                .collect();
+            losses
+        };
+        let (through, moved) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let one = OneDeviceStrategy::new("cpu:0").unwrap();
+        let expected = train(&one, through.path(), 4);
+        for (replicas, epochs) in [(2, 1), (3, 2), (1, 3), (4, 4)] {
+            let strategy = MirroredStrategy::cpus(replicas).unwrap();
+            let found = train(&strategy, moved.path(), epochs);
+            assert_eq!(found.len(), 2 * epochs);
+            for (found, expected) in found.iter().zip(&expected) {
+                assert!((found - expected).abs() < 1e-5, "{replicas}: {found}, not {expected}");
+            }
+        }
+        // In the middle of an epoch: of the examples that are left each is used once, or the loss would be another.
+        let folder = tempfile::tempdir().unwrap();
+        let within = || Trainer::new(GLOBAL_BATCH).epochs(4).backup_every(3);
+        let two: Strategy = MirroredStrategy::cpus(2).unwrap().into();
+        interrupted(&two, &within, 7, folder.path(), 2 * 11).unwrap_err();
+        let found = train(&MirroredStrategy::cpus(3).unwrap(), folder.path(), 4);
+        assert_eq!(found.len(), expected.len());
+        for (found, expected) in found.iter().zip(&expected) {
+            assert!((found - expected).abs() < 1e-5, "{found}, not {expected}");
+        }
+    });
+}
