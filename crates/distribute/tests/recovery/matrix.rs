@@ -27,7 +27,7 @@ const TABLE: [When; 5] =
 #[test]
 fn a_worker_in_a_process_of_its_own() {
     if let Some(part) = child::part() {
-        worker::live(&part);
+        worker::live(&part, worker::trained);
     }
 }
 

@@ -1,14 +1,31 @@
 //! `runner::run` where a worker is lost: the history is that of a training that nothing happens to, bit for bit.
 
+use crate::job::{Job, WORKERS};
 use crate::program::{At, Place, Task};
 use crate::threads::train;
+use crate::worker;
 use candle_core::{Device, Tensor};
 use candle_nn::{Module, linear};
 use distribute::Result;
 use distribute::prelude::*;
 use distribute::runner::{self, Datasets, Phase, Trainer};
-use distribute_testing::watched;
+use distribute_testing::{child, watched};
+use rustix::process::Signal;
 use std::time::Duration;
+
+const WORKER: &str = "runner::a_worker_in_a_process_of_its_own";
+
+/// Not a test of its own: what the other runs in processes.
+#[test]
+fn a_worker_in_a_process_of_its_own() {
+    if let Some(part) = child::part() {
+        worker::live(&part, |task, at| Ok(said(&program(task, at)?)));
+    }
+}
+
+fn said(outcome: &Outcome) -> String {
+    format!("trained {outcome:?}")
+}
 
 /// Steps and the bits of both losses of each epoch, and the weights.
 type Outcome = (Vec<(usize, u64, Option<u64>)>, String);
@@ -66,6 +83,31 @@ fn gnn_4_a_training_in_one_call_has_the_same_history_when_a_worker_is_lost() {
             for worker in 0..2 {
                 let disturbed = train(2, 1, Some((worker, place)), program);
                 assert_eq!(disturbed, undisturbed, "worker {worker}, {place:?}");
+            }
+        }
+    });
+}
+
+// GNN-4, INV-42, INV-66
+#[test]
+fn gnn_4_so_has_one_whose_workers_are_processes_of_which_one_is_killed() {
+    if child::part().is_some() {
+        return;
+    }
+    watched(|| {
+        let undisturbed = said(&train(WORKERS, 1, None, program)[0]);
+        for (killed, place) in [(0, Place::InStep), (2, Place::Between)] {
+            let mut job = Job::new(WORKER);
+            job.start_all(Some((killed, place)));
+            job.hear(killed, &format!("at {place:?}"), Duration::ZERO);
+            job.signal(killed, Signal::KILL);
+            job.wait_until_dead(killed);
+            let restarted = job.now();
+            job.start(killed, None);
+            for worker in 0..WORKERS {
+                let since = if worker == killed { restarted } else { Duration::ZERO };
+                let line = job.hear(worker, "trained ", since).line;
+                assert_eq!(line, undisturbed, "worker {worker}, {place:?} of worker {killed}");
             }
         }
     });

@@ -3,6 +3,7 @@
 
 use crate::disk::Disk;
 use crate::program::{At, Place, Task, program};
+use distribute::Result;
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, stdin};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,8 +27,8 @@ pub const FULL: &str = "full";
 /// What it says behind each step.
 pub const STEP: &str = "made a step";
 
-/// The process.
-pub fn live(part: &str) {
+/// The process. It runs a program, and says at its end what has come of it.
+pub fn live(part: &str, program: impl FnOnce(&Task, &At) -> Result<String>) {
     eprintln!("started");
     let Life { task, stop_at } = serde_json::from_str(part).unwrap();
     let disk = Arc::new(Disk::new(task.worker, task.folder.as_deref()));
@@ -50,12 +51,17 @@ pub fn live(part: &str) {
         }
         Ok(())
     });
-    let trained = program(&task, &at).unwrap_or_else(|error| panic!("{error}"));
-    if trained.preempted {
-        eprintln!("preempted");
+    eprintln!("{}", program(&task, &at).unwrap_or_else(|error| panic!("{error}")));
+}
+
+/// What has come of the program that most tests run.
+pub fn trained(task: &Task, at: &At) -> Result<String> {
+    let trained = program(task, at)?;
+    Ok(if trained.preempted {
+        "preempted".into()
     } else {
-        eprintln!("trained {} {}", trained.sha256, trained.generation);
-    }
+        format!("trained {} {}", trained.sha256, trained.generation)
+    })
 }
 
 /// Until the test says so, whose watchdog is faster.
@@ -66,7 +72,7 @@ fn wait(gone: &Receiver<()>) {
 /// Does what it is told, on a thread.
 fn listen(go: Sender<()>, disk: Arc<Disk>) {
     std::thread::spawn(move || {
-        for line in stdin().lock().lines().map_while(Result::ok) {
+        for line in stdin().lock().lines().map_while(std::result::Result::ok) {
             match line.as_str() {
                 GO => go.send(()).unwrap(),
                 FULL => {
