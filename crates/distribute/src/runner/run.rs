@@ -132,11 +132,14 @@ where
         loss,
         at: Location::caller(),
     };
-    let end = match trainer.recovers {
-        Some(patience) => Training::new(parts)?.patience(patience).run(|| epochs.all())?,
-        None => epochs.all()?,
-    };
-    Ok(progress.history(end))
+    let Some(patience) = trainer.recovers else { return Ok(progress.history(epochs.all()?)) };
+    let training = Training::new(parts)?.patience(patience);
+    training.begin();
+    loop {
+        if let Some(end) = training.attempted(epochs.all(), epochs.at)? {
+            return Ok(progress.history(end));
+        }
+    }
 }
 
 /// What epochs are made with. How far they have come is known by `progress` and the datasets alone: where a worker is lost, all begin

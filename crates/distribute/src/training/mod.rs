@@ -145,21 +145,36 @@ impl<'a> Training<'a> {
     #[track_caller]
     pub fn run<R>(&self, mut train: impl FnMut() -> Result<R>) -> Result<R> {
         let at = Location::caller();
+        self.begin();
+        loop {
+            if let Some(result) = self.attempted(train(), at)? {
+                return Ok(result);
+            }
+        }
+    }
+
+    /// From now on this process goes on where a worker is lost.
+    pub(crate) fn begin(&self) {
         self.strategy.set_over(false);
         self.strategy.set_survives(true);
-        loop {
-            let (result, error) = match train() {
-                Ok(result) => match self.end_at(at) {
-                    Ok(()) => return Ok(result),
-                    Err(error) => (Some(result), error),
-                },
-                Err(error) => (None, error),
-            };
-            match (self.recover(error), result) {
-                // The others are through, as this worker is, but it has not heard it of one that was lost after that.
-                (Err(error), Some(result)) if loss::is_end_of_all(&error) => return Ok(result),
-                (recovered, _) => recovered?,
-            }
+    }
+
+    /// What an attempt has come to: its result, if all workers are through, or nothing where it is to be made again.
+    ///
+    /// # Errors
+    /// Those of [`recover`](Self::recover).
+    pub(crate) fn attempted<R>(&self, made: Result<R>, at: &'static Location<'static>) -> Result<Option<R>> {
+        let (result, error) = match made {
+            Ok(result) => match self.end_at(at) {
+                Ok(()) => return Ok(Some(result)),
+                Err(error) => (Some(result), error),
+            },
+            Err(error) => (None, error),
+        };
+        match (self.recover(error), result) {
+            // The others are through, as this worker is, but it has not heard it of one that was lost after that.
+            (Err(error), Some(result)) if loss::is_end_of_all(&error) => Ok(Some(result)),
+            (recovered, _) => recovered.map(|()| None),
         }
     }
 
