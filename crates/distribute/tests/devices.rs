@@ -297,6 +297,55 @@ fn a_table_that_is_looked_up_and_multiplied_gets_both_gradients() {
     });
 }
 
+/// By the table of the layer itself.
+#[test]
+fn the_whole_table_of_a_layer_is_the_replicas_copy() {
+    generic("the_whole_table_of_a_layer_is_the_replicas_copy", || {
+        let cluster = LocalCluster::new(1, 1).unwrap();
+        let servers = ParameterServerStrategy::builder().cluster_resolver(cluster.resolver());
+        for strategy in [mirrored(), servers.build().unwrap().into()] {
+            let model = strategy.replicate(|vb: VarBuilder| nn::embedding(3, 2, vb)).unwrap();
+            let before = model.variables.get("weight").unwrap().to_vec2::<f32>().unwrap();
+            let optimizer = Optimizer::with_rule(Sgd, &model.variables, 1.).unwrap();
+            let ids = Tensor::new(&[1u32], &Device::Cpu).unwrap();
+            let seen = strategy.run(&model, |ctx, rows| {
+                let loss = (rows.forward(&ids)?.sum_all()? + (rows.embeddings().sum_all()? * 10.)?)?;
+                optimizer.minimize(ctx, loss, 1)?;
+                Ok(rows.embeddings().to_vec2::<f32>()?)
+            });
+            let after = model.variables.get("weight").unwrap().to_vec2::<f32>().unwrap();
+            assert!(seen.unwrap().iter().all(|seen| *seen == after));
+            for (row, (before, after)) in before.iter().zip(&after).enumerate() {
+                let gradient = if row == 1 { 11. } else { 10. };
+                assert!((before[0] - gradient - after[0]).abs() < 1e-5, "{row}: {before:?} {after:?}");
+            }
+        }
+    });
+}
+
+// INV-68
+#[test]
+fn what_replicas_write_together_their_copies_have_at_once() {
+    generic("what_replicas_write_together_their_copies_have_at_once", || {
+        let strategy = mirrored();
+        let model = strategy.replicate(|vb| vb.get_with_hints(1, "w", Init::Const(1.))).unwrap();
+        let seen = strategy.run(&model, |ctx, w| {
+            let variable = model.variables.variable("w")?;
+            // One that the merge function fails behind.
+            let failed = ctx.merge_call((), |_, _| -> Result<()> {
+                variable.assign(Tensor::new(&[3f32], &Device::Cpu)?)?;
+                Err(distribute::Error::other("no"))
+            });
+            Ok((failed.is_err(), w.to_vec1::<f32>()?))
+        });
+        assert_eq!(
+            seen.map_or(vec![3.; 2], |seen| seen.iter().map(|(_, w)| w[0]).collect::<Vec<_>>()),
+            [3., 3.]
+        );
+        assert!(model.models().iter().all(|w| w.to_vec1::<f32>().unwrap() == [3.]));
+    });
+}
+
 #[test]
 fn collectives_have_gradients_for_copies_too() {
     generic("collectives_have_gradients_for_copies_too", || {

@@ -261,7 +261,8 @@ pub(crate) fn cast(tensor: &Tensor, dtype: DType) -> Result<Tensor> {
 
 pub(crate) fn divide(tensor: &Tensor, by: f64) -> Result<Tensor> {
     let dtype = dtype("divide", tensor)?;
-    if is_lacking(tensor.dtype(), tensor) || tensor.device().is_metal() {
+    let wider = if dtype.mean() == Some(DType::F64) { CandleDType::F64 } else { tensor.dtype() };
+    if is_lacking(tensor.dtype(), tensor) || is_lacking(wider, tensor) {
         return by_host(&[tensor], |tensor| divide(tensor[0], by));
     }
     let tensor = match dtype.mean() {
@@ -304,7 +305,11 @@ fn by_host(tensors: &[&Tensor], of: impl FnOnce(&[&Tensor]) -> Result<Tensor>) -
 
 /// Whether candle has no operations for numbers of this type on a tensor's device.
 fn is_lacking(dtype: CandleDType, tensor: &Tensor) -> bool {
-    matches!(dtype, CandleDType::I16 | CandleDType::I32) && !tensor.device().is_cpu()
+    match dtype {
+        CandleDType::I16 | CandleDType::I32 => !tensor.device().is_cpu(),
+        CandleDType::F64 => tensor.device().is_metal(),
+        _ => false,
+    }
 }
 
 fn all_on_host(tensors: &[&Tensor]) -> bool {

@@ -85,9 +85,10 @@ impl ReplicaContext {
         let not_given = || Error::invalid(operation, "the merge function gave no value for this replica");
         let member = self.member();
         if member.is_alone() {
-            let mine = merge(vec![value])?.pop().ok_or_else(not_given)?;
-            self.strategy().refresh_copies(self.local_replica())?;
-            return Ok(mine);
+            let merged = merge(vec![value]);
+            let refreshed = self.strategy().refresh_copies(self.local_replica());
+            let mine = merged?.pop().ok_or_else(not_given)?;
+            return refreshed.map(|()| mine);
         }
         let failed = Mutex::new(None);
         let parts =
@@ -112,6 +113,8 @@ impl ReplicaContext {
                     }
                 }
             });
+        // What was written meanwhile, also by one that has failed then.
+        let refreshed = self.strategy().refresh_copies(self.local_replica());
         // Before the other replicas' error: `merge` may fail after they have stopped waiting for it.
         if let Some(error) = lock(&failed).take() {
             return Err(error);
@@ -123,8 +126,7 @@ impl ReplicaContext {
             Err(Some(known)) => return Err(Error::Collective(known.clone())),
             Err(None) => None,
         };
-        // What was written meanwhile.
-        self.strategy().refresh_copies(self.local_replica())?;
+        refreshed?;
         part.ok_or_else(|| {
             let first = self.strategy().world().global(0);
             Error::Collective(Arc::new(Blame::failed(self.step(), first, &call)))

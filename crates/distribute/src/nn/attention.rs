@@ -166,6 +166,7 @@ impl Attention {
 fn added(mask: &Tensor, sizes: &Sizes, q: &Tensor) -> Result<Tensor> {
     let Sizes { batch, heads, queries, keys, .. } = *sizes;
     let full = [batch, heads, queries, keys];
+    let mask = &mask.to_device(q.device())?;
     let dims = mask.dims();
     let missing = full.len().checked_sub(dims.len());
     let Some(missing) = missing.filter(|n| dims.iter().zip(&full[*n..]).all(|(d, f)| *d == 1 || d == f))

@@ -131,6 +131,9 @@ impl Mask {
         if xs.dtype().is_int() {
             bail!("dropout: input must be of floats");
         }
+        if xs.elem_count() == 0 {
+            return Ok(xs.clone());
+        }
         let stays = self.each(&vec![1u8; xs.elem_count()], xs.dims(), |one| one);
         let stays = Tensor::from_vec(stays, xs.shape(), xs.device())?;
         stays.where_cond(&(xs * self.scale)?, &xs.zeros_like()?)

@@ -81,8 +81,7 @@ impl Embedding {
     /// The table, `[rows, hidden_size]`. One on parameter servers, of which this layer fetches rows alone, is fetched as a whole from
     /// then on; a run fails in which it cannot be.
     pub fn embeddings(&self) -> &Tensor {
-        self.rows.iter().for_each(RowSource::use_whole);
-        &self.embeddings
+        self.rows.as_ref().map_or(&self.embeddings, |rows| rows.whole(&self.embeddings))
     }
 
     /// The elements of a row.

@@ -104,8 +104,7 @@ impl EmbeddingBag {
     /// The table, `[rows, hidden]`. One on parameter servers, of which this layer fetches rows alone, is fetched as a whole from then
     /// on; a run fails in which it cannot be.
     pub fn embeddings(&self) -> &Tensor {
-        self.rows.iter().for_each(RowSource::use_whole);
-        &self.embeddings
+        self.rows.as_ref().map_or(&self.embeddings, |rows| rows.whole(&self.embeddings))
     }
 }
 

@@ -115,6 +115,11 @@ impl Linear {
         let stock = candle_nn::Linear::new(self.weight.clone(), self.bias.clone());
         // candle 0.11's own product of a transposed batch and a transposed weight has wrong numbers.
         let x = x.contiguous()?;
+        if x.elem_count() == 0 && x.rank() > 0 {
+            // What has no elements has no gradient, and GPUs compute nothing of it.
+            let outer = &x.dims()[..x.rank() - 1];
+            return Tensor::zeros([outer, &[self.weight.dim(0)?]].concat(), x.dtype(), x.device());
+        }
         match x.rank() {
             ..3 => stock.forward(&x),
             // It doesn't accept 0 rows with more dimensions.
@@ -167,10 +172,13 @@ impl FromOutput {
 
     /// The same by operations of candle's, on any device. Its own have the slope of above zero at 0.
     fn composed(self, x: &Tensor) -> Result<Tensor> {
-        let above = || x.detach().gt(&x.zeros_like()?)?.to_dtype(x.dtype());
+        if x.elem_count() == 0 {
+            return Ok(x.clone());
+        }
+        let above = || x.detach().gt(&x.zeros_like()?);
         match self {
-            Self::Relu => x * above()?,
-            Self::LeakyRelu(slope) => x * ((above()? * (1. - slope))? + slope)?,
+            Self::Relu => above()?.where_cond(x, &x.zeros_like()?),
+            Self::LeakyRelu(slope) => above()?.where_cond(x, &(x * slope)?),
             Self::Sigmoid => candle_nn::ops::sigmoid(x),
         }
     }

@@ -243,13 +243,9 @@ impl Trained {
             strategy.has_device_copies().then(|| strategy.container(variable.id())?.device_copies().cloned())
         };
         let device_copies: Vec<_> = variables.iter().filter_map(copies).collect();
-        let of_frozen: Vec<_> = frozen.iter().filter_map(copies).flatten().collect();
         let buckets = Pool::new(
             variables.iter().map(|(_, variable)| variable),
-            frozen
-                .iter()
-                .map(|(_, variable)| variable)
-                .chain(of_frozen.iter().flat_map(|copies| copies.made())),
+            frozen.iter().map(|(_, variable)| variable),
             over_workers::packs(&strategy),
             shards.as_ref().map(Shards::by_worker),
         );

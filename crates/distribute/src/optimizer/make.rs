@@ -73,7 +73,12 @@ impl<R: Rule> Optimizer<R> {
         if member.rank() == 0 {
             self.trained.strategy.count_update();
         }
-        self.trained.strategy.refresh_copies(ctx.local_replica())?;
+        self.trained.strategy.refresh_copies(ctx.local_replica()).map_err(|error| {
+            let reason = format!(
+                "the step was made, but its weights cannot be brought to this replica's device, which the next run does again: {error}"
+            );
+            Error::invalid(operation, reason)
+        })?;
         Ok(Tensor::new(loss, &candle_core::Device::Cpu)?
             .to_dtype(dtype)?
             .to_device(&ctx.device_for_candle()?)?)

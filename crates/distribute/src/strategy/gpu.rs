@@ -1,8 +1,9 @@
 //! The GPUs of this process, each opened once.
 
 use crate::lock::lock;
-use candle_core::{Device, Result};
+use candle_core::{Device, Result, bail};
 use std::collections::HashMap;
+use std::panic::catch_unwind;
 use std::sync::Mutex;
 
 /// Handles by number. candle makes streams, caches of kernels and a generator of random numbers anew for each that is opened, and what is
@@ -25,7 +26,11 @@ pub(super) fn open(number: usize) -> Result<Device> {
     Ok(device)
 }
 
-/// A stream of its own: the default one is another for each thread, and candle does not order these.
+/// Of CUDA with a stream of its own: the default one is another for each thread, and candle does not order these.
 fn new(number: usize) -> Result<Device> {
-    if cfg!(feature = "cuda") { Device::new_cuda_with_stream(number) } else { Device::new_metal(number) }
+    if cfg!(feature = "cuda") {
+        return Device::new_cuda_with_stream(number);
+    }
+    // candle panics where there are fewer.
+    catch_unwind(|| Device::new_metal(number)).unwrap_or_else(|_| bail!("there is no GPU of this number"))
 }

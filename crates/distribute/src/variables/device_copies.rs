@@ -1,9 +1,10 @@
 //! The copies of a variable with which replicas compute whose devices have memory of their own.
 
 use crate::Result;
+use crate::lock::lock;
 use candle_core::{Device, Tensor, Var};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 /// The copies of a variable of a model, one for each replica whose device has memory of its own, such as a GPU.
 ///
@@ -30,8 +31,8 @@ struct Replica {
 #[derive(Debug)]
 struct Copy {
     var: Var,
-    /// The version of the variable that it has.
-    version: AtomicU64,
+    /// The version of the variable that it has. Held while it is brought up to date: several runs may be at it.
+    version: Mutex<u64>,
 }
 
 impl DeviceCopies {
@@ -54,7 +55,7 @@ impl DeviceCopies {
         let version = self.version.load(Ordering::Acquire);
         // A copy of its own also where candle would give the same tensor again, for the same device.
         let value = self.of.as_detached_tensor().to_device(&replica.device)?.copy()?;
-        let copy = Copy { var: Var::from_tensor(&value)?, version: AtomicU64::new(version) };
+        let copy = Copy { var: Var::from_tensor(&value)?, version: Mutex::new(version) };
         Ok(&replica.copy.get_or_init(|| copy).var)
     }
 
@@ -76,12 +77,13 @@ impl DeviceCopies {
         let Some(copy) = self.replicas.get(replica).and_then(|replica| replica.as_ref()?.copy.get()) else {
             return Ok(());
         };
+        let mut has = lock(&copy.version);
         let version = self.version.load(Ordering::Acquire);
-        if self.watched.load(Ordering::Relaxed) && copy.version.load(Ordering::Relaxed) == version {
+        if self.watched.load(Ordering::Relaxed) && *has == version {
             return Ok(());
         }
         copy.var.set(&self.of.as_detached_tensor().to_device(copy.var.device())?)?;
-        copy.version.store(version, Ordering::Relaxed);
+        *has = version;
         Ok(())
     }
 

@@ -3,7 +3,6 @@
 use super::rows::id_of_row;
 use super::storage::{OnServers, Storage};
 use super::variable::Variable;
-use crate::context::ContextKind;
 use crate::servers::{self, Ask, Finish, Pull, Pushed, Sharded, Staged};
 use crate::{Error, Result};
 use distribute_optim::RuleSpec;
@@ -63,28 +62,6 @@ impl Variable {
     pub(super) fn settled(&self) -> Result<&Storage> {
         self.strategy().await_updates()?;
         self.copy(0)
-    }
-
-    /// Runs what writes it: behind all updates that are under way, unless a step is being made. The next step begins with what was
-    /// written.
-    pub(crate) fn writing<T>(&self, write: impl FnOnce() -> Result<T>) -> Result<T> {
-        let written = if self.servers().is_none() && !self.is_dynamic() {
-            write()
-        } else {
-            self.strategy().await_updates()?;
-            let written = write();
-            // Also what was written in part.
-            self.strategy().have_written();
-            written
-        };
-        // Replicas that are computing bring their copies up to date themselves.
-        match self.device_copies() {
-            Some(copies) if ContextKind::current() != ContextKind::Replica => written.and_then(|written| {
-                copies.refresh_all()?;
-                Ok(written)
-            }),
-            _ => written,
-        }
     }
 
     // INV-55

@@ -3,6 +3,7 @@
 use super::variable::Variable;
 use crate::servers::EachOnce;
 use crate::{Error, Result};
+use candle_core::Tensor;
 use distribute_log::heard;
 use distribute_params::DynamicOptions;
 use std::cell::RefCell;
@@ -15,15 +16,16 @@ thread_local! {
 /// What a layer that looks up rows asks for.
 #[derive(Default)]
 struct Asked {
-    /// The variables on servers that it has got.
-    variables: Vec<Variable>,
+    /// The variables that it has got whose rows, or whose whole, are elsewhere than in its tensor; each with the local replica.
+    variables: Vec<(Variable, usize)>,
     /// Which ids get rows, if rows are ids.
     ids: Option<DynamicOptions>,
 }
 
-/// Where a layer gets rows of its table: from parameter servers, those of a batch's ids.
+/// Where a layer gets rows of its table, if not from the tensor: from parameter servers, those of a batch's ids. And all of it, as its
+/// replica computes with it.
 #[derive(Clone, Debug)]
-pub(crate) struct RowSource(Variable);
+pub(crate) struct RowSource(Variable, usize);
 
 /// The sign bit, which of row numbers is the largest and of ids says which are less than 0.
 const SIGN: u64 = 1 << 63;
@@ -60,7 +62,8 @@ fn asking<T>(ids: Option<DynamicOptions>, build: impl FnOnce() -> T) -> (T, Opti
     }
     let _back = Back(ASKED.replace(Some(Asked { ids, ..Asked::default() })));
     let built = build();
-    let source = ASKED.with_borrow_mut(|asked| asked.as_mut()?.variables.pop()).map(RowSource);
+    let source = ASKED.with_borrow_mut(|asked| asked.as_mut()?.variables.pop());
+    let source = source.map(|(variable, replica)| RowSource(variable, replica));
     (built, source)
 }
 
@@ -75,9 +78,11 @@ pub(super) fn ids_are_asked_for() -> Option<DynamicOptions> {
 }
 
 /// Tells of a variable on servers that was asked for, whose rows can be looked up there; any other use takes all of it.
-pub(super) fn asked(variable: &Variable) -> Result<()> {
+pub(super) fn asked(variable: &Variable, replica: usize) -> Result<()> {
     let got = || {
-        ASKED.with_borrow_mut(|asked| asked.iter_mut().for_each(|all| all.variables.push(variable.clone())))
+        ASKED.with_borrow_mut(|asked| {
+            asked.iter_mut().for_each(|all| all.variables.push((variable.clone(), replica)))
+        })
     };
     match (variable.dynamic_options(), ids_are_asked_for()) {
         (None, None) => {}
@@ -102,7 +107,12 @@ pub(super) fn asked(variable: &Variable) -> Result<()> {
             }
         }
     }
-    let Some(staged) = variable.servers().and_then(|on| on.staged.as_ref()) else { return Ok(()) };
+    let Some(staged) = variable.servers().and_then(|on| on.staged.as_ref()) else {
+        if variable.device_copies().is_some() && ids_are_asked_for().is_none() {
+            got();
+        }
+        return Ok(());
+    };
     if are_asked_for() && !staged.is_whole() {
         got();
         return Ok(());
@@ -123,9 +133,24 @@ impl RowSource {
         on.rows.read_each(operation, &ids).map(Some)
     }
 
+    /// All of the table, as the replica computes with it: where its device has memory of its own, a copy there.
+    pub(crate) fn whole<'a>(&'a self, table: &'a Tensor) -> &'a Tensor {
+        self.use_whole();
+        match self.0.of_replica(self.1) {
+            Ok(whole) => whole.as_tensor(),
+            Err(error) => {
+                // Who computes with it is told that it is elsewhere.
+                heard(|| {
+                    tracing::error!("variable {} has no copy on its replica's device: {error}", self.0.name())
+                });
+                table
+            }
+        }
+    }
+
     /// From now on all of the table is in memory: something else than rows is asked for. Where it cannot be fetched, the step that is
     /// being made fails.
-    pub(crate) fn use_whole(&self) {
+    fn use_whole(&self) {
         let lost = self.0.bring("embeddings").err().and_then(|error| self.0.strategy().lose(error));
         if let Some(error) = lost {
             heard(|| {

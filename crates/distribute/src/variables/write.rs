@@ -3,6 +3,7 @@
 use super::access::{Access, AccessPlan, Combine};
 use super::storage::Storage;
 use super::variable::Variable;
+use crate::context::{Here, here};
 use crate::lock::lock;
 use crate::values::{Components, PerReplica, Reducible};
 use crate::{Error, ReplicaContext, Result};
@@ -67,6 +68,32 @@ scatters! {
 }
 
 impl Variable {
+    /// Runs what writes it: behind all updates that are under way, unless a step is being made. The next step begins with what was
+    /// written.
+    pub(crate) fn writing<T>(&self, write: impl FnOnce() -> Result<T>) -> Result<T> {
+        let written = if self.servers().is_none() && !self.is_dynamic() {
+            write()
+        } else {
+            self.strategy().await_updates()?;
+            let written = write();
+            // Also what was written in part.
+            self.strategy().have_written();
+            written
+        };
+        let written = written?;
+        if let Some(copies) = self.device_copies() {
+            match here() {
+                // The others may be computing, and make the call as well.
+                Here::Replica(context) if context.strategy() == self.strategy() => {
+                    copies.refresh(context.local_replica())?;
+                }
+                Here::Replica(_) => {}
+                _ => copies.refresh_all()?,
+            }
+        }
+        Ok(written)
+    }
+
     fn write(
         &self,
         operation: &'static str,

@@ -265,7 +265,7 @@ impl Variables {
         }
         let mut computed_with = variable;
         if let Kind::Mirrored(weights) = &entry.kind {
-            rows::asked(weights)?;
+            rows::asked(weights, replica)?;
             // Rows are looked up in the memory of the CPU, and only they are brought to a device.
             if !rows::are_asked_for() {
                 computed_with = weights.of_replica(replica)?;
