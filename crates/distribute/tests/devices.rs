@@ -78,14 +78,11 @@ fn examples(dtype: DType) -> Examples {
     (Tensor::from_vec(ids, (ROWS, 3), of).unwrap(), pixels, Tensor::from_vec(labels, ROWS, of).unwrap())
 }
 
+/// Weights by their names.
+type Weights = Vec<(String, Vec<f64>)>;
+
 /// The weights after two epochs of uneven batches, each with its name.
-fn train<R: Rule>(
-    strategy: &Strategy,
-    rule: R,
-    rate: f64,
-    clips: bool,
-    dtype: DType,
-) -> Result<Vec<(String, Vec<f64>)>> {
+fn train<R: Rule>(strategy: &Strategy, rule: R, rate: f64, clips: bool, dtype: DType) -> Result<Weights> {
     let model = strategy.replicate_seeded(3, move |vb: VarBuilder| Model::new(vb.to_dtype(dtype)))?;
     let mut optimizer = Optimizer::with_rule(rule, &model.variables, rate)?;
     if clips {
@@ -104,7 +101,7 @@ fn train<R: Rule>(
     values(&model.variables)
 }
 
-fn values(variables: &Variables) -> Result<Vec<(String, Vec<f64>)>> {
+fn values(variables: &Variables) -> Result<Weights> {
     let of = |name: String| {
         let value = variables.get(&name)?.to_dtype(DType::F64)?.flatten_all()?.to_vec1()?;
         Ok((name, value))
@@ -117,10 +114,10 @@ fn mirrored() -> Strategy {
 }
 
 /// All trainings, by a text that says which.
-fn trained() -> Vec<(String, f64, Vec<(String, Vec<f64>)>)> {
+fn trained() -> Vec<(String, f64, Weights)> {
     let mut all = Vec::new();
     for (dtype, limit) in [(DType::F64, 1e-12), (DType::F32, 1e-5)] {
-        let mut add = |what: &str, made: Result<Vec<(String, Vec<f64>)>>| {
+        let mut add = |what: &str, made: Result<Weights>| {
             all.push((format!("{what} {dtype:?}"), limit, made.unwrap()));
         };
         add("sgd", train(&mirrored(), Sgd, 0.1, false, dtype));
