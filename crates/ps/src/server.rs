@@ -47,7 +47,7 @@ impl ParameterServer {
         Self::of(Store::in_memory())
     }
 
-    fn of(store: Store) -> Self {
+    pub(crate) fn of(store: Store) -> Self {
         Self { store: Arc::new(store), outgoing: Arc::default() }
     }
 

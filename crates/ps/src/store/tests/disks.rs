@@ -3,6 +3,10 @@
 use super::*;
 use crate::log::Faulty;
 use crate::store::Store;
+use crate::{Connection, ParameterServer, SERVICE};
+use distribute_cluster::{ClusterSpec, Job};
+use distribute_params::{Channel, ChannelError};
+use distribute_server::{ClientBuilder, Server};
 use std::sync::atomic::Ordering;
 
 // INV-12, INV-54
@@ -32,6 +36,39 @@ fn where_the_disk_is_full_changes_are_refused_and_nothing_has_changed() {
     let was = contents(&core);
     drop(core);
     assert_eq!(contents(&open(folder.path())), was);
+}
+
+/// As its caller sees it, over a socket: by name, with the cause, and with what was there before.
+#[test]
+fn where_the_disk_is_full_the_caller_is_told_and_the_server_goes_on() {
+    watched(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let disk = Faulty::new();
+        let store = Store::open(options(folder.path()).durability(Durability::Disk), disk.opens()).unwrap();
+        let served = ParameterServer::of(store);
+        let cluster = ClusterSpec::from_lists([("chief", ["127.0.0.1:0"]), ("ps", ["127.0.0.1:0"])]).unwrap();
+        let server = Server::builder(cluster).job_name("ps").service(SERVICE, served).start().unwrap();
+        let clients = ClientBuilder::new(server.cluster().clone(), Job::Chief.task(0));
+        let ps = Connection::new(clients, Job::Ps.task(0));
+        let call = |request| ps.call(request, Duration::from_secs(60));
+
+        call(tables()).unwrap();
+        let add =
+            || Request::Write { table: "count".into(), how: Write::Add, value: HostTensor::scalar(1i64) };
+        call(add()).unwrap();
+        disk.room.store(0, Ordering::SeqCst);
+        let ChannelError::Refused { refusal, .. } = call(add()).unwrap_err() else { panic!("no refusal") };
+        assert_eq!(refusal.kind, RefusalKind::Storage);
+        for part in ["count", folder.path().to_str().unwrap(), "nothing was changed"] {
+            assert!(refusal.text.contains(part), "{part}: {refusal}");
+        }
+        let read = || call(Request::ReadRows { table: "count".into(), rows: vec![0] });
+        assert_eq!(read().unwrap(), Response::Rows(HostTensor::vector(vec![1i64])));
+        // When there is room again.
+        disk.room.store(u64::MAX / 2, Ordering::SeqCst);
+        call(add()).unwrap();
+        assert_eq!(read().unwrap(), Response::Rows(HostTensor::vector(vec![2i64])));
+    });
 }
 
 #[test]
