@@ -71,7 +71,7 @@ impl Process {
     fn answer(&mut self) -> String {
         let mut lines = self.output.by_ref().map_while(Result::ok);
         let answer = lines.find_map(|line| Some(line.split_once("answer: ")?.1.to_owned()));
-        answer.expect("the server has ended")
+        answer.unwrap_or_else(|| panic!("the server has ended"))
     }
 
     fn tell(&mut self, what: &str) -> String {
