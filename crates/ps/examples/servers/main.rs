@@ -13,9 +13,11 @@ use cluster::{Channels, Cluster, rate, serve};
 use distribute_cluster::Stopwatch;
 use distribute_tensor::HostTensor;
 use std::error::Error;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use work::{ELEMENTS, Pushing, Rows, WIDTH, bytes_of_row, create_dense, create_ids, create_rows, pull, push};
+use work::{
+    Closures, ELEMENTS, Pushing, Rows, WIDTH, bytes_of_row, create_dense, create_ids, create_rows, pull, push,
+};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -148,10 +150,10 @@ fn closures() -> Result<()> {
     create_dense(&all[0])?;
     create_rows(&all[0], "rows", ROWS)?;
     let gradient = gradient()?;
-    let closure = AtomicU64::new(0);
-    let pushing = |step, is_of_closure: bool| Pushing {
+    let closures = Closures::new(CLIENTS);
+    let pushing = |client, step, is_of_closure: bool| Pushing {
         step,
-        closure: is_of_closure.then(|| closure.fetch_add(1, Ordering::Relaxed)),
+        closure: is_of_closure.then(|| closures.next(client)),
     };
     let count = |count| Rows { table: "rows", rows: ROWS, count };
     let ratios = |what: &str, work: &(dyn Fn(usize, u64, &Channels, bool) -> Result<()> + Sync)| {
@@ -170,11 +172,15 @@ fn closures() -> Result<()> {
         );
         Result::Ok(())
     };
-    ratios("dense, 16 MiB a server", &|_, step, channels, of| push(channels, &pushing(step, of), &gradient))?;
-    ratios("8192 rows", &|client, step, channels, of| {
-        count(BATCH).scatter(channels, client, &pushing(step, of))
+    ratios("dense, 16 MiB a server", &|client, step, channels, of| {
+        push(channels, &pushing(client, step, of), &gradient)
     })?;
-    ratios("16 rows", &|client, step, channels, of| count(16).scatter(channels, client, &pushing(step, of)))
+    ratios("8192 rows", &|client, step, channels, of| {
+        count(BATCH).scatter(channels, client, &pushing(client, step, of))
+    })?;
+    ratios("16 rows", &|client, step, channels, of| {
+        count(16).scatter(channels, client, &pushing(client, step, of))
+    })
 }
 
 /// Rows of larger tables, and on more servers.

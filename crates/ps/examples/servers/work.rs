@@ -8,6 +8,7 @@ use distribute_params::{
 };
 use distribute_tensor::random::{Distribution, Draws};
 use distribute_tensor::{DType, HostTensor};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 pub const WIDTH: usize = 32;
 /// Of a dense variable, on each server.
@@ -55,10 +56,39 @@ pub fn create_ids(channels: &Channels, name: &str) -> Result<()> {
     })
 }
 
+/// A closure, and the number below which all have ended.
+#[derive(Clone, Copy)]
+pub struct Closure {
+    number: u64,
+    floor: u64,
+}
+
+/// Closures of clients, each of which has one under way.
+pub struct Closures {
+    next: AtomicU64,
+    /// For each client, a number that its closure is not below.
+    under_way: Vec<AtomicU64>,
+}
+
+impl Closures {
+    pub fn new(clients: usize) -> Self {
+        Self { next: AtomicU64::new(0), under_way: (0..clients).map(|_| AtomicU64::new(0)).collect() }
+    }
+
+    /// The next one of a client, whose last one has ended.
+    pub fn next(&self, client: usize) -> Closure {
+        // Before the number is taken, so that the other one, however long this thread is kept waiting, does not take it for ended.
+        self.under_way[client].store(self.next.load(Ordering::SeqCst), Ordering::SeqCst);
+        let number = self.next.fetch_add(1, Ordering::SeqCst);
+        let floor = self.under_way.iter().map(|least| least.load(Ordering::SeqCst)).min();
+        Closure { number, floor: floor.unwrap_or(number) }
+    }
+}
+
 /// A push of a step, perhaps as the change of a closure: each step is one.
 pub struct Pushing {
     pub step: u64,
-    pub closure: Option<u64>,
+    pub closure: Option<Closure>,
 }
 
 impl Pushing {
@@ -66,7 +96,7 @@ impl Pushing {
         let change = change(Push::at(Step::after(self.step, 0.1)));
         match self.closure {
             Some(closure) => {
-                let origin = Origin { job: 0, closure, floor: closure.saturating_sub(16) };
+                let origin = Origin { job: 0, closure: closure.number, floor: closure.floor };
                 Request::Once { origin, number: 0, change: Box::new(change) }
             }
             None => change,
