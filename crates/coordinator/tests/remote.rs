@@ -7,7 +7,8 @@ mod support;
 use bytes::Bytes;
 use distribute_cluster::{ClusterSpec, Job};
 use distribute_coordinator::{
-    Connect, Coordinator, Error, FailureKind, FunctionId, Options, RemoteWorker, SERVICE, Worker,
+    Connect, Coordinator, Error, Executor, Failure, FailureKind, FunctionId, Options, Program, RemoteWorker,
+    SERVICE, Worker,
 };
 use distribute_net::Message;
 use distribute_server::{ClientBuilder, Server};
@@ -43,7 +44,11 @@ impl Cluster {
     }
 
     fn start(&mut self, worker: usize) {
-        let service = Worker::new(Arc::new(Functions(self.world.clone())));
+        self.start_with(worker, Functions(self.world.clone()));
+    }
+
+    fn start_with(&mut self, worker: usize, program: impl Program + 'static) {
+        let service = Worker::new(Arc::new(program));
         let server =
             Server::builder(self.spec.clone()).task(Job::Worker.task(worker)).service(SERVICE, service);
         self.servers[worker] = Some(server.start().unwrap());
@@ -168,11 +173,79 @@ fn a_worker_with_other_functions_is_refused_by_their_names() {
         theirs.push(FunctionId { name: "train".to_owned(), source: 3 });
         let error =
             Coordinator::new(cluster.connect(), theirs, 1, Bytes::new(), Options::default()).unwrap_err();
+        assert!(matches!(error, Error::NotConnected { workers: 1, .. }), "{error:?}");
         let text = error.to_string();
         assert!(
             text.contains("it has no train; it has another value; start all tasks from the same binary"),
             "{text}"
         );
+        // The worker waits for one of its own build.
+        let coordinator = cluster.coordinator(Options::default()).unwrap();
+        assert_eq!(fetched(&coordinator.schedule(call("value", &[1])).unwrap()), Ok(1));
+    });
+}
+
+/// The program of another build.
+struct Later(Functions);
+
+impl Program for Later {
+    fn functions(&self) -> Vec<FunctionId> {
+        let mut functions = functions();
+        functions[0].source = 2;
+        functions
+    }
+
+    fn start(&self, worker: usize, workers: usize, settings: &Bytes) -> Result<Arc<dyn Executor>, Failure> {
+        self.0.start(worker, workers, settings)
+    }
+}
+
+#[test]
+fn a_worker_that_comes_back_from_another_binary_gets_nothing_and_the_others_go_on() {
+    watched(|| {
+        let mut cluster = Cluster::new(2);
+        let coordinator = cluster.coordinator(Options::default()).unwrap();
+        let away = |worker: usize| coordinator.status().workers[worker].away.clone().unwrap_or_default();
+        cluster.stop(1);
+        cluster.start_with(1, Later(Functions(cluster.world.clone())));
+        cluster
+            .world
+            .until(|| away(1).contains("it has another value; start all tasks from the same binary"));
+        for expected in 0..20 {
+            assert_eq!(fetched(&coordinator.schedule(call("value", &[expected])).unwrap()), Ok(expected));
+        }
+        coordinator.join().unwrap();
+        // With the right one it is back.
+        cluster.stop(1);
+        cluster.start(1);
+        cluster.world.until(|| coordinator.status().workers[1].away.is_none());
+    });
+}
+
+#[test]
+fn bad_closures_fail_alone_and_their_worker_goes_on() {
+    watched(|| {
+        let cluster = Cluster::new(1);
+        // Much longer than any other closure takes.
+        let options = Options { closure_timeout: Duration::from_secs(2), ..Options::default() };
+        let coordinator = cluster.coordinator(options).unwrap();
+        for (bad, kind, says) in [
+            (call("panic", &[]), FailureKind::Panicked, "on worker 0: it panicked: no more"),
+            (call("nothing", &[]), FailureKind::UnknownFunction, "nothing (closure 2)"),
+            (call("large", &[(64 << 20) + 1]), FailureKind::TooLarge, "its result has 67108865 bytes"),
+            (call("stuck", &[0]), FailureKind::Late, "stuck (closure 6) on worker 0: it has not ended in "),
+        ] {
+            let remote = coordinator.schedule(bad).unwrap();
+            assert_eq!(fetched(&remote), Err(kind));
+            let error = coordinator.join().unwrap_err();
+            assert!(error.to_string().contains(says), "{error}");
+            let value = coordinator.schedule(call("value", &[5])).unwrap();
+            assert_eq!(fetched(&value), Ok(5));
+            coordinator.join().unwrap();
+        }
+        // It was not tried again, and runs on beside the rest until now.
+        assert_eq!(cluster.world.ran("stuck"), 1);
+        cluster.world.open(0);
     });
 }
 

@@ -57,8 +57,8 @@ impl World {
 /// The program.
 pub struct Functions(pub Arc<World>);
 
-pub const NAMES: [&str; 9] =
-    ["value", "gate", "fail", "panic", "server", "large", "draw", "stream", "broken"];
+pub const NAMES: [&str; 10] =
+    ["value", "gate", "stuck", "fail", "panic", "server", "large", "draw", "stream", "broken"];
 
 pub fn function(name: &str) -> FunctionId {
     FunctionId { name: name.to_owned(), source: 1 }
@@ -99,12 +99,14 @@ impl Executor for OfWorker {
         let fail = |kind, text: &str| Err(Failure::new(kind, text));
         match name {
             "value" => Ok(Bytes::copy_from_slice(&number(call, 0).to_le_bytes())),
-            "gate" => {
+            "gate" | "stuck" => {
                 let gate = number(call, 0);
                 self.world.started.lock().unwrap().push(gate);
                 let mut opened = self.world.opened.lock().unwrap();
                 while !opened.contains(&gate) {
-                    context.cancellation().check()?;
+                    if name == "gate" {
+                        context.cancellation().check()?;
+                    }
                     opened = self.world.changed.wait_timeout(opened, Duration::from_millis(1)).unwrap().0;
                 }
                 Ok(Bytes::copy_from_slice(&gate.to_le_bytes()))
