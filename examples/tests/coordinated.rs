@@ -12,7 +12,8 @@ use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-const ARGUMENTS: [&str; 5] = ["--strategy", "ps", "--epochs", "1", "--json"];
+/// Two epochs: in one, a worker that starts late leaves the other its half, twice.
+const ARGUMENTS: [&str; 5] = ["--strategy", "ps", "--epochs", "2", "--json"];
 
 /// What every training by two workers with two servers has to come to.
 fn check(found: &Value) {
@@ -34,7 +35,7 @@ fn workers_of_one_process_come_to_the_accuracy_of_one_device() {
         // It goes into a pipe: lines, with what workers and servers do.
         let said = text(&output.stdout);
         let line = said.lines().find(|line| line.contains(" queued, ")).unwrap_or_else(|| panic!("{said}"));
-        assert!(line.starts_with("2 workers, 2 servers: epoch 1 of 1 ("), "{line}");
+        assert!(line.starts_with("2 workers, 2 servers: epoch 1 of 2 ("), "{line}");
         assert!(line.contains(" steps/s, ") && line.contains(", staleness "), "{line}");
         assert!(line.contains(", rows/s of servers ") && line.contains(" + "), "{line}");
         assert!(!said.contains('\r'), "{said:?}");

@@ -17,15 +17,13 @@ pub const STEP: &str = "training:step";
 pub(super) struct Backup<'a> {
     pub manager: CheckpointManager,
     pub parts: Checkpoint<'a>,
-    /// Whether this worker saves; else another does, and this one begins where that is.
-    pub saves: bool,
 }
 
 impl<'a> Backup<'a> {
-    pub fn new(trainer: &Trainer<'_>, parts: &Checkpoint<'a>, saves: bool) -> Result<Option<Self>> {
+    pub fn new(trainer: &Trainer<'_>, parts: &Checkpoint<'a>) -> Result<Option<Self>> {
         let Some(folder) = &trainer.backup else { return Ok(None) };
         let manager = CheckpointManager::new(folder)?.keep(trainer.keep);
-        Ok(Some(Self { manager, parts: parts.clone(), saves }))
+        Ok(Some(Self { manager, parts: parts.clone() }))
     }
 
     /// Goes back to the latest backup, if there is one.
@@ -36,9 +34,6 @@ impl<'a> Backup<'a> {
 
     #[track_caller]
     pub fn save(&self, last: bool) -> Result<()> {
-        if !self.saves {
-            return Ok(());
-        }
         self.parts.clone().metadata(LAST, last).save_to(&self.manager).map(drop)
     }
 }

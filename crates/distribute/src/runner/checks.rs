@@ -18,22 +18,32 @@ impl Trainer<'_> {
         Ok(())
     }
 
-    /// Workers of parameter servers all take part, and don't get weights from under them.
+    // PSV1-1
+    /// Workers that train by themselves are at steps of their own: what one of them saves is not the place of the others, and what it
+    /// restores would overwrite the updates that they have made meanwhile. Those that wait for a coordinator are not to be left waiting.
     fn workers(&self, strategy: &Strategy) -> Result<()> {
-        match strategy.extended().independent() {
-            Some(of) if of.workers > 1 && self.restores_best => refused(
-                "Trainer::restore_best, but workers train by themselves: the others may still be training when the chief is through; restore \
-                 the best weights from Trainer::save_best's folder behind finish()"
-                    .into(),
-            ),
-            Some(_) => Ok(()),
-            None if scheduled_workers(strategy)? > 1 => Err(Error::NotSupported {
-                operation: "runner::run",
-                strategy: "ParameterServerStrategy",
-                what: "training on several workers, which only do what a ClusterCoordinator schedules: this process would train alone",
-                advice: "schedule steps by a ClusterCoordinator, run the program on each worker with \
-                         between_graph::ParameterServerStrategy, or make the cluster with one worker",
-            }),
+        let Some(of) = strategy.extended().independent() else {
+            return match scheduled_workers(strategy)? {
+                ..=1 => Ok(()),
+                _ => Err(Error::NotSupported {
+                    operation: "runner::run",
+                    strategy: "ParameterServerStrategy",
+                    what: "training on several workers, which only do what a ClusterCoordinator schedules: this process would train alone",
+                    advice: "schedule steps by a ClusterCoordinator, run the program on each worker with \
+                             between_graph::ParameterServerStrategy, or make the cluster with one worker",
+                }),
+            };
+        };
+        let asked = [
+            (self.backup.is_some(), "backup"),
+            (self.best.is_some(), "save_best"),
+            (self.recovers.is_some(), "recover"),
+        ];
+        match asked.into_iter().find(|(asked, _)| of.workers > 1 && *asked) {
+            Some((_, what)) => refused(format!(
+                "Trainer::{what} under workers that train by themselves, which have no step in common to go back to; save a Checkpoint on \
+                 the chief in Trainer::on_epoch, and restore it there before ParameterServerStrategy::ready"
+            )),
             None => Ok(()),
         }
     }

@@ -42,8 +42,7 @@ impl Phase {
 /// same history as without the interruption; one that has ended is not trained again. All workers make this call together.
 ///
 /// Workers that run the program by themselves ([`between_graph::ParameterServerStrategy`](crate::between_graph::ParameterServerStrategy)) each make it
-/// at their own pace, with a global batch, a history and an early end of their own. The chief saves backups and the best weights; the
-/// others begin where the chief's last backup was.
+/// at their own pace, with a global batch, a history and an early end of their own.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -73,7 +72,8 @@ impl Phase {
 /// # Errors
 /// [`Error::NotSupported`] under a [`ParameterServerStrategy`](crate::ParameterServerStrategy) of several workers, which would do nothing.
 /// [`Error::InvalidArgument`] for what contradicts itself in the trainer, a dataset without an end where one is needed, an epoch or a
-/// validation without an example, a folder with checkpoints of something else, and a backup with another global batch; [`Error::Data`]
+/// validation without an example, a folder with checkpoints of something else, a backup with another global batch, and backups of several
+/// workers that train by themselves; [`Error::Data`]
 /// for a global batch that the replicas cannot share equally. Those of the datasets, of
 /// `loss` and of the callbacks. [`Error::GracePeriod`] as [`Preemption::save`]. Where a worker is lost, the others get the error of the
 /// step, which names it, unless there is [`Trainer::recover`]: call it again on all, with a backup, to go on.
@@ -99,23 +99,22 @@ where
     let batches = datasets.to_train(strategy, trainer)?;
     let validation = datasets.to_validate(strategy, trainer)?;
     let progress = Progress::new(strategy, trainer.global_batch);
-    let mut parts = Checkpoint::new().part("strategy", strategy);
-    // PSV1-11: of workers that train by themselves the chief saves and restores what all share.
-    let saves = strategy.extended().independent().is_none() || strategy.is_chief();
-    if saves {
-        parts = parts.part("model", &model.variables).part("optimizer", optimizer);
-    }
-    parts = parts.part("batches", &batches).part("runner", &progress);
+    let mut parts = Checkpoint::new()
+        .part("strategy", strategy)
+        .part("model", &model.variables)
+        .part("optimizer", optimizer)
+        .part("batches", &batches)
+        .part("runner", &progress);
     if let Some(validation) = &validation {
         parts = parts.part("validation", validation);
     }
-    let backup = Backup::new(trainer, &parts, saves)?;
+    let backup = Backup::new(trainer, &parts)?;
     // Calls in closures would name this file as their place: what other workers hear of is called without.
     if let Some(backup) = &backup {
         backup.restore()?;
     }
     let notice = trainer.grace.map(|grace| Preemption::watch(strategy).map(|it| it.grace_period(grace)));
-    let best = if saves { Best::new(trainer, model)? } else { None };
+    let best = Best::new(trainer, model)?;
     let (notice, validation, progress) = (notice.transpose()?, validation.as_ref(), &progress);
     let (batches, loss) = (&batches, &loss);
     let epochs = Epochs {
@@ -289,9 +288,7 @@ where
         if !notice.requested() {
             return Ok(false);
         }
-        if backup.saves {
-            notice.save(&backup.parts, &backup.manager)?;
-        }
+        notice.save(&backup.parts, &backup.manager)?;
         Ok(true)
     }
 }

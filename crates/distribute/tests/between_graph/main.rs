@@ -6,6 +6,7 @@ mod input;
 mod legacy;
 mod local;
 mod processes;
+mod runner;
 mod support;
 mod training;
 mod variables;

@@ -1,12 +1,11 @@
 //! Several workers of parameter servers: those that run the program by themselves, and those that wait for a coordinator.
 
-use crate::{EPOCHS, GLOBAL_BATCH, ROWS, datasets, made, rows};
+use crate::{GLOBAL_BATCH, ROWS, datasets, made, rows};
 use distribute::between_graph::ParameterServerStrategy as Independent;
 use distribute::params::FixedShardsPartitioner;
-use distribute::runner::{self, Datasets, End, History, Phase, Trainer};
+use distribute::runner::{self, Datasets, History, Phase, Trainer};
 use distribute::{Error, Job, LocalCluster, ParameterServerStrategy, Result};
 use distribute_testing::watched;
-use std::path::Path;
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -33,47 +32,6 @@ fn on_all(program: impl Fn(&Independent) -> Result<History> + Sync) -> Vec<Resul
     })
 }
 
-fn trainer(folder: &Path) -> Trainer<'static> {
-    Trainer::new(GLOBAL_BATCH).epochs(EPOCHS).backup(folder.join("backups")).save_best(folder.join("best"))
-}
-
-fn train(strategy: &Independent, trainer: &Trainer<'_>) -> Result<History> {
-    let (model, optimizer) = made(strategy, 7);
-    strategy.ready(PATIENCE)?;
-    runner::run(trainer, &model, &optimizer, &datasets(), |net, batch, _| net.loss(&batch))
-}
-
-// GNN-4, PSV1-3, PSV1-11
-#[test]
-fn gnn_4_workers_by_themselves_each_train_on_their_part_and_the_chief_saves() {
-    watched(|| {
-        let folder = tempfile::tempdir().unwrap();
-        let first = on_all(|strategy| train(strategy, &trainer(folder.path())));
-        for history in first {
-            let history = history.unwrap();
-            assert_eq!((history.epochs.len(), history.end), (EPOCHS, End::Epochs));
-            // A half of the rows, in batches of the size that the trainer says.
-            assert_eq!(history.epochs[0].steps, (ROWS / WORKERS).div_ceil(GLOBAL_BATCH));
-            assert!(history.epochs[EPOCHS - 1].loss < history.epochs[0].loss, "{history:?}");
-            assert!(history.epochs.iter().all(|epoch| epoch.validation_loss.is_some()));
-        }
-        for saved in ["backups", "best"] {
-            let there = std::fs::read_dir(folder.path().join(saved)).unwrap().count();
-            assert!(there > 0, "nobody has saved {saved}");
-        }
-        // One that has ended is not trained again, by nobody.
-        for history in
-            on_all(|strategy| train(strategy, &trainer(folder.path()).on_step(|_| panic!("a step"))))
-        {
-            assert_eq!(history.unwrap().epochs.len(), EPOCHS);
-        }
-        // One that goes on does so on both.
-        for history in on_all(|strategy| train(strategy, &trainer(folder.path()).epochs(EPOCHS + 1))) {
-            assert_eq!(history.unwrap().epochs.len(), EPOCHS + 1);
-        }
-    });
-}
-
 // PSV1-3
 #[test]
 fn workers_by_themselves_use_each_example_once_in_an_epoch() {
@@ -97,18 +55,6 @@ fn workers_by_themselves_use_each_example_once_in_an_epoch() {
         let mut seen = seen.into_inner().unwrap();
         seen.sort_unstable();
         assert!(seen.into_iter().eq(0..ROWS as i64));
-    });
-}
-
-#[test]
-fn weights_that_others_train_are_not_set_back_to_the_best() {
-    watched(|| {
-        let folder = tempfile::tempdir().unwrap();
-        for refused in on_all(|strategy| train(strategy, &trainer(folder.path()).restore_best())) {
-            let error = refused.unwrap_err();
-            assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
-            assert!(error.to_string().contains("behind finish()"), "{error}");
-        }
     });
 }
 
