@@ -1,4 +1,5 @@
-//! Whole trainings in one call: [`run`] goes through epochs, validates and keeps what a restart goes on from, under any strategy.
+//! Whole trainings in one call: [`run`] goes through epochs, validates and keeps what a restart goes on from, under
+//! every strategy that trains in step.
 //!
 //! | item | what it is |
 //! |---|---|
