@@ -187,7 +187,7 @@ impl<R: Rule> Optimizer<R> {
     ///
     /// # Errors
     /// [`Error::Hyperparameter`] for one out of range; [`Error::InvalidArgument`] for a variable that is neither f32
-    /// nor f64, not on the CPU, or where there is none; [`Error::WrongContext`] inside of `run`, where each replica would
+    /// nor f64, or where there is none; [`Error::WrongContext`] inside of `run`, where each replica would
     /// make an optimizer of its own.
     pub fn with_rule(rule: R, variables: &Variables, learning_rate: f64) -> Result<Self> {
         require_outside_of_run(
