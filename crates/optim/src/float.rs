@@ -12,8 +12,12 @@ mod sealed {
     impl Sealed for f32 {}
     impl Sealed for f64 {}
 }
+pub(crate) use sealed::Sealed;
 
 /// `f32` or `f64`: what a [`Formula`](crate::Formula) may do with an element.
+///
+/// A formula is also applied to a number that only writes down what is done with it, to be done with tensors on a GPU: see
+/// [`Rule::program`]. One that compares elements stays on the CPU; [`select_at_most`](Float::select_at_most) goes everywhere.
 ///
 /// Sealed, since [`Rule`] has one method for each of them.
 pub trait Float:
@@ -37,6 +41,8 @@ pub trait Float:
     fn abs(self) -> Self;
     /// |self| with the sign of `sign`.
     fn copysign(self, sign: Self) -> Self;
+    /// `then` where self ≤ `bound`, else `otherwise`, also for NaN.
+    fn select_at_most(self, bound: Self, then: Self, otherwise: Self) -> Self;
 
     #[doc(hidden)]
     fn update<R: Rule + ?Sized>(
@@ -81,6 +87,10 @@ macro_rules! float {
             #[inline]
             fn copysign(self, sign: Self) -> Self {
                 self.copysign(sign)
+            }
+            #[inline]
+            fn select_at_most(self, bound: Self, then: Self, otherwise: Self) -> Self {
+                if self <= bound { then } else { otherwise }
             }
 
             fn update<R: Rule + ?Sized>(

@@ -90,12 +90,8 @@ impl Formula for Ftrl {
             let strength = to_power(new);
             let linear = linear + grad + shrinkage * var - (strength - to_power(accum)) * per_lr * var;
             // Asked this way round, a NaN isn't taken for a weight of 0.
-            let var = if linear.abs() <= l1 {
-                F::ZERO
-            } else {
-                (l1.copysign(linear) - linear) / (strength * per_lr + held)
-            };
-            (var, [new, linear])
+            let moved = (l1.copysign(linear) - linear) / (strength * per_lr + held);
+            (linear.abs().select_at_most(l1, F::ZERO, moved), [new, linear])
         }
     }
 }

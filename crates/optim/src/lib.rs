@@ -34,6 +34,7 @@
 //! | `rows` | [`merge_rows`], and which stretches of a table a row update visits |
 //! | `sweep` | the one loop that all rules run in, for each number of slots |
 //! | `spec` | [`RuleSpec`]: a rule as data |
+//! | `program`, `traced` | [`Program`]: a rule's step as operations on whole tensors, and how a formula tells it |
 //! | `float` | [`Float`]: `f32` and `f64` |
 //! | `error` | [`UpdateError`] and [`InvalidHyperparameter`] |
 //! | [`schedules`] | [`Schedule`]: the learning rate as a function of the step |
@@ -50,6 +51,7 @@ mod error;
 mod float;
 mod ftrl;
 mod momentum;
+mod program;
 mod rmsprop;
 mod rows;
 mod rule;
@@ -57,6 +59,7 @@ pub mod schedules;
 mod sgd;
 mod spec;
 mod sweep;
+mod traced;
 
 pub use adagrad::Adagrad;
 pub use adam::Adam;
@@ -65,6 +68,7 @@ pub use error::{InvalidHyperparameter, UpdateError};
 pub use float::Float;
 pub use ftrl::Ftrl;
 pub use momentum::Momentum;
+pub use program::{Operation, Program};
 pub use rmsprop::RmsProp;
 pub use rows::merge_rows;
 pub use rule::{Formula, Rule, RuleExt, SlotSpec, Step};

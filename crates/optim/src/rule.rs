@@ -5,7 +5,8 @@ use std::fmt::Debug;
 use crate::error::Check;
 use crate::rows::{check_rows, every_span, row_spans};
 use crate::sweep::{Slots, Span};
-use crate::{Float, InvalidHyperparameter, RuleSpec, UpdateError};
+use crate::traced::trace;
+use crate::{Float, InvalidHyperparameter, Program, RuleSpec, UpdateError};
 
 /// When an update happens: how many steps came before it, and the learning rate of this one.
 ///
@@ -90,6 +91,15 @@ pub trait Rule: Debug + Send + Sync + 'static {
     /// The rule as data, to be sent to a server: see [`Formula::spec`].
     fn spec(&self) -> Option<RuleSpec> {
         None
+    }
+
+    /// What the rule does in a step, as operations on whole tensors: for devices whose memory no slice reaches. `None` where it
+    /// cannot be written down, since it looks at elements.
+    ///
+    /// # Errors
+    /// [`LearningRate`](UpdateError::LearningRate), as [`RuleExt::update`].
+    fn program(&self, _at: Step) -> Result<Option<Program>, UpdateError> {
+        Ok(None)
     }
 
     /// One step on `f32`: see [`RuleExt::update`].
@@ -328,6 +338,11 @@ impl<R: Formula> Rule for R {
 
     fn spec(&self) -> Option<RuleSpec> {
         Formula::spec(self)
+    }
+
+    fn program(&self, at: Step) -> Result<Option<Program>, UpdateError> {
+        self.check_learning_rate(at.learning_rate)?;
+        Ok(trace(self, at))
     }
 
     fn update_f32(

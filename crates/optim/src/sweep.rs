@@ -24,6 +24,9 @@ pub trait Slots<T>: Sized + sealed::Sealed {
     /// How many.
     const COUNT: usize;
 
+    /// One for each slot, by its number.
+    fn of(make: impl FnMut(usize) -> T) -> Self;
+
     /// The same as a vector.
     fn into_vec(self) -> Vec<T>;
 
@@ -42,6 +45,10 @@ macro_rules! slots {
     ($count:literal, $var:ident $($slot:ident)*, $element:pat) => {
         impl<T: Copy> Slots<T> for [T; $count] {
             const COUNT: usize = $count;
+
+            fn of(make: impl FnMut(usize) -> T) -> Self {
+                std::array::from_fn(make)
+            }
 
             fn into_vec(self) -> Vec<T> {
                 self.to_vec()
