@@ -10,9 +10,9 @@ use distribute::nn::{
     self, BagMode, BatchNorm, Conv2d, Dropout, Embedding, EmbeddingBag, LayerNorm, Linear, loss,
 };
 use distribute::optimizer::rules::{Adagrad, Adam, AdamW, Ftrl, Momentum, RmsProp, Rule, Sgd};
-use distribute::optimizer::{Gradients, Transform};
+use distribute::optimizer::{Gradients, NotFinite, Transform};
 use distribute::{
-    Checkpoint, LocalCluster, MirroredStrategy, MultiWorkerMirroredStrategy, Optimizer,
+    Checkpoint, LocalCluster, MirroredStrategy, MultiWorkerMirroredStrategy, OneDeviceStrategy, Optimizer,
     ParameterServerStrategy, ReduceOp, Result, Strategy, Variables,
 };
 use distribute_testing::{child, watched};
@@ -109,6 +109,38 @@ fn values(variables: &Variables) -> Result<Weights> {
     variables.names().into_iter().map(of).collect()
 }
 
+/// On one replica, whose gradients and losses stay on its device, with all that is done to gradients.
+fn train_alone<R: Rule>(rule: R, rate: f64, dtype: DType) -> Result<Weights> {
+    let strategy: Strategy = OneDeviceStrategy::new("cpu:0")?.into();
+    let model = strategy.replicate_seeded(3, move |vb: VarBuilder| Model::new(vb.to_dtype(dtype)))?;
+    let optimizer = Optimizer::with_rule(rule, &model.variables, rate)?
+        .before_reduce(Transform::clip_by_value(-0.3, 0.4))?
+        .after_reduce(Transform::weight_decay(1e-2))?
+        .after_reduce(Transform::clip_by_norm(0.5))?
+        .after_reduce(Transform::clip_by_global_norm(0.7))?
+        .rate_factor(|name| name.ends_with("bias"), 0.5)?;
+    let batches = strategy.distribute_dataset(Dataset::from_slices(examples(dtype))?.batch(5))?;
+    for epoch in 0..2 {
+        for batch in &batches {
+            let mean = strategy.run((&model, batch?), |ctx, (model, (ids, images, labels))| {
+                let loss = |from, rows| -> Result<(Tensor, usize)> {
+                    let part = |of: &Tensor| of.narrow(0, from, rows);
+                    let logits = model.forward(&part(&ids)?, &part(&images)?)?;
+                    Ok((loss::cross_entropy(&logits, &part(&labels)?)?, rows))
+                };
+                let rows = labels.dim(0)?;
+                match (epoch, rows) {
+                    // In micro-batches.
+                    (1, 5) => optimizer.minimize_each(ctx, [loss(0, 3), loss(3, 2)]),
+                    _ => loss(0, rows).and_then(|(loss, rows)| optimizer.minimize(ctx, loss, rows)),
+                }
+            })?;
+            assert!(mean.values()[0].to_dtype(DType::F64)?.to_scalar::<f64>()?.is_finite());
+        }
+    }
+    values(&model.variables)
+}
+
 fn mirrored() -> Strategy {
     MirroredStrategy::cpus(2).unwrap().into()
 }
@@ -133,7 +165,15 @@ fn trained() -> Vec<(String, f64, Weights)> {
         let servers =
             ParameterServerStrategy::builder().cluster_resolver(cluster.resolver()).build().unwrap();
         add("servers", train(&servers, Adagrad::default(), 0.1, false, dtype));
+        add("alone, sgd", train_alone(Sgd, 0.1, dtype));
+        add("alone, momentum", train_alone(Momentum::nesterov(0.9), 0.1, dtype));
+        add("alone, adagrad", train_alone(Adagrad::default(), 0.1, dtype));
+        add("alone, ftrl", train_alone(Ftrl { l1: 1e-3, ..Ftrl::default() }, 0.1, dtype));
         if dtype == DType::F64 {
+            add("alone, adam", train_alone(Adam::default(), 0.01, dtype));
+            add("alone, lazy adam", train_alone(Adam::lazy(), 0.01, dtype));
+            add("alone, adamw", train_alone(AdamW::default(), 0.01, dtype));
+            add("alone, rmsprop", train_alone(RmsProp::default(), 0.01, dtype));
             // These divide gradients by their size: of a small one all bits of it count.
             add("adam", train(&mirrored(), Adam::default(), 0.01, false, dtype));
             add("adamw", train(&mirrored(), AdamW::default(), 0.01, false, dtype));
@@ -355,5 +395,97 @@ fn collectives_have_gradients_for_copies_too() {
             Ok(loss.backward()?.remove(&x).unwrap().to_vec1::<f32>()?)
         });
         assert_eq!(gradients.unwrap().into_values(), [[4., 4.], [4., 4.]]);
+    });
+}
+
+// INV-68
+#[test]
+fn what_was_updated_on_a_device_is_read_written_saved_and_trained_on_as_on_the_host() {
+    generic("what_was_updated_on_a_device_is_read_written_saved_and_trained_on_as_on_the_host", || {
+        let folder = tempfile::tempdir().unwrap();
+        let strategies: [Strategy; 2] = [OneDeviceStrategy::new("cpu:0").unwrap().into(), mirrored()];
+        for (number, strategy) in strategies.into_iter().enumerate() {
+            let built = || {
+                let model = strategy.replicate(|vb| vb.get_with_hints(2, "w", Init::Const(8.))).unwrap();
+                let optimizer = Optimizer::with_rule(Momentum::new(0.5), &model.variables, 1.).unwrap();
+                (model, optimizer)
+            };
+            let value = |variables: &Variables| variables.get("w").unwrap().to_vec1::<f32>().unwrap();
+            let slot = |optimizer: &Optimizer<Momentum>| {
+                optimizer.slot("w", "accum").unwrap().to_vec1::<f32>().unwrap()
+            };
+            let (model, optimizer) = built();
+            let step = |model, optimizer: &Optimizer<Momentum>| {
+                strategy.run(model, |ctx, w: &Tensor| optimizer.minimize(ctx, w.sum_all()?, 1)).unwrap();
+            };
+            // accum: 1, 1.5, 1.75, …
+            step(&model, &optimizer);
+            step(&model, &optimizer);
+            assert_eq!((value(&model.variables), slot(&optimizer)), (vec![5.5; 2], vec![1.5; 2]));
+            assert!(model.models().iter().all(|w| w.to_vec1::<f32>().unwrap() == [5.5; 2]));
+
+            let checkpoint = Checkpoint::new().part("model", &model.variables).part("optimizer", &optimizer);
+            let path = folder.path().join(format!("{number}"));
+            checkpoint.save(&path).unwrap();
+            step(&model, &optimizer);
+            assert_eq!(value(&model.variables), [3.75; 2]);
+            checkpoint.restore(&path).unwrap();
+            assert_eq!((value(&model.variables), slot(&optimizer)), (vec![5.5; 2], vec![1.5; 2]));
+            step(&model, &optimizer);
+            assert_eq!((value(&model.variables), slot(&optimizer)), (vec![3.75; 2], vec![1.75; 2]));
+
+            // Written from outside, and in part.
+            step(&model, &optimizer);
+            let variable = model.variables.variable("w").unwrap();
+            variable.assign_add(Tensor::new(&[0f32, 1.], &Device::Cpu).unwrap()).unwrap();
+            assert_eq!(value(&model.variables), [1.875, 2.875]);
+            step(&model, &optimizer);
+            assert_eq!((value(&model.variables), slot(&optimizer)), (vec![-0.0625, 0.9375], vec![1.9375; 2]));
+
+            // A rule of one's own goes by the host, on the same variables.
+            let by_closure = Optimizer::with_rule(Sgd, &model.variables, 1.)
+                .unwrap()
+                .after_reduce(Transform::each(|_, gradient| Ok(gradient)))
+                .unwrap();
+            strategy.run(&model, |ctx, w| by_closure.minimize(ctx, w.sum_all()?, 1)).unwrap();
+            assert_eq!(value(&model.variables), [-1.0625, -0.0625]);
+            step(&model, &optimizer);
+            // Who holds candle's variable reads and writes it at any time: the slots are on the host from now on.
+            let trainable = model.variables.trainable().unwrap();
+            let w = &trainable[0].1;
+            assert_eq!(w.to_vec1::<f32>().unwrap(), value(&model.variables));
+            w.set(&Tensor::new(&[4f32, 5.], &Device::Cpu).unwrap()).unwrap();
+            step(&model, &optimizer);
+            let accum = 2. - 1. / 64.;
+            assert_eq!(
+                (w.to_vec1::<f32>().unwrap(), slot(&optimizer)),
+                (vec![4. - accum, 5. - accum], vec![accum; 2])
+            );
+        }
+    });
+}
+
+#[test]
+fn a_step_that_is_not_finite_is_left_out_on_a_device_too_and_its_error_says_where() {
+    generic("a_step_that_is_not_finite_is_left_out_on_a_device_too_and_its_error_says_where", || {
+        let strategy: Strategy = OneDeviceStrategy::new("cpu:0").unwrap().into();
+        let model = strategy.replicate(|vb| vb.get_with_hints(2, "w", Init::Const(8.))).unwrap();
+        let made = |how| {
+            let optimizer = Optimizer::with_rule(Sgd, &model.variables, 1.).unwrap().on_not_finite(how);
+            let step = |factor: f64| {
+                strategy.run(&model, |ctx, w| optimizer.minimize(ctx, (w.sum_all()? * factor)?, 1)).map(drop)
+            };
+            let steps = [step(1.), step(f64::NAN), step(1.)];
+            (steps, optimizer.skipped_steps(), model.variables.get("w").unwrap().to_vec1::<f32>().unwrap())
+        };
+        let (steps, skipped, w) = made(NotFinite::Skip);
+        assert_eq!((steps.iter().all(Result::is_ok), skipped, w), (true, 1, vec![6.; 2]));
+        let ([_, bad, _], _, w) = made(NotFinite::Error);
+        let error = bad.unwrap_err().to_string();
+        assert!(
+            error.contains("the loss is NaN") && error.contains("first by name w: NaN at element 0"),
+            "{error}"
+        );
+        assert_eq!(w, [4.; 2]);
     });
 }

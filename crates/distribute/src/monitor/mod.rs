@@ -93,7 +93,7 @@ impl Monitor {
     /// are counted by themselves.
     pub fn record(&self, examples: usize, loss: f64) {
         if let Some(strategy) = self.strategy.upgrade() {
-            strategy.pulse().beat(examples as f64, loss);
+            strategy.pulse().beat(examples as f64, Some(loss));
         }
     }
 }

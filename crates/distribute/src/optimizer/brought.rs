@@ -49,6 +49,11 @@ impl Brought {
         }
     }
 
+    /// Whether losses are on devices still, and not in the tallies.
+    pub(super) fn is_unread(&self) -> bool {
+        self.mine.iter().any(|c| c.has_unread_losses())
+    }
+
     /// What is known of the first replica whose loss or gradients are not finite.
     pub(super) fn not_finite(
         &self,
@@ -57,12 +62,20 @@ impl Brought {
         step: u64,
         number: u64,
     ) -> Result<Option<finite::Report>> {
-        let mine = finite::report(trained, &self.mine, step, number);
+        let mine = self.on_host().and_then(|mine| finite::report(trained, &mine, step, number));
         let Some(mut calling) = calling else { return mine };
         let mine = mine.ok().flatten();
         let record = postcard::to_stdvec(&mine).unwrap_or_default();
         let records = calling.records(record.into()).map_err(failure("minimize"))?;
         Ok(records.iter().find_map(|record| postcard::from_bytes(record).ok().flatten()))
+    }
+
+    /// Those of this process, without what has stayed on devices.
+    fn on_host(&self) -> Result<Vec<Arc<Contribution>>> {
+        self.mine
+            .iter()
+            .map(|c| if c.on_device.is_some() { c.to_host().map(Arc::new) } else { Ok(c.clone()) })
+            .collect()
     }
 
     /// What is added up, where there are other workers, with the bits that one process would get with all of the replicas.

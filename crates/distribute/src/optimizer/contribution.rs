@@ -1,48 +1,84 @@
 //! What one replica brings to a step.
 
-use super::Trained;
-use super::Weighting;
-use super::losses::Losses;
+use super::conversion;
+use super::losses::{self, Losses};
+use super::on_devices::{self, DeviceGradient};
 use super::reduction;
 use super::tally::{Kind, SentAhead, Tally};
 use super::transform::Transform;
+use super::{Trained, Weighting};
 use crate::Result;
 use crate::deposit::LocalGradient;
+use candle_core::{Tensor, Var};
 use std::sync::Arc;
 
 /// What one replica brings to a step.
 #[derive(Debug)]
 pub(super) struct Contribution {
     pub(super) tally: Tally,
-    /// For each variable its gradient, none where the loss doesn't depend on it.
+    /// For each variable its gradient on the host, none where the loss doesn't depend on it.
     pub(super) gradients: Vec<Option<LocalGradient>>,
+    /// What has stayed on the replica's device, if anything has.
+    pub(super) on_device: Option<OnDevice>,
+}
+
+/// What a replica brings without having waited for its device.
+#[derive(Debug)]
+pub(super) struct OnDevice {
+    /// For each variable its gradient, if that is there.
+    pub(super) gradients: Vec<Option<DeviceGradient>>,
+    /// As [`Losses`] has them, until they are read into the tally.
+    losses: Option<Vec<(Tensor, usize)>>,
 }
 
 impl Contribution {
-    /// The replica's gradients, transformed, with duplicates of rows added up: here, on the replica's own thread.
-    pub(super) fn new(trained: &Trained, mine: Losses, before_reduce: &[Transform]) -> Result<Self> {
-        let Losses { gradients, bucket, weighting, loss, dtype, .. } = mine;
+    /// The replica's gradients, transformed, with duplicates of rows added up: here, on the replica's own thread. Those of variables
+    /// with a copy in `stay` stay on the replica's device, and so do losses where there are such variables.
+    pub(super) fn new(
+        trained: &Trained,
+        mine: Losses,
+        before_reduce: &[Transform],
+        stay: &[Option<&Var>],
+        looks_at_gradients: bool,
+    ) -> Result<Self> {
+        let Losses { gradients, bucket, weighting, losses, dtype, .. } = mine;
         let gradients = gradients.of_optimizer(trained)?;
         let mut tally = Tally {
             weighting,
-            loss,
+            loss: 0.,
             dtype,
             rows: None,
-            finite: loss.is_finite(),
+            finite: true,
             position: None,
             kinds: vec![Kind::Nothing; gradients.len()],
             sent: None,
             order: None,
         };
+        let mut on_device = OnDevice { gradients: vec![None; gradients.len()], losses: Some(losses) };
+        let stays = stay.iter().any(Option::is_some);
+        if !stays || looks_at_gradients {
+            on_device.read_losses(&mut tally)?;
+        }
         // INV-9: of no examples they have no weight, not even if they are NaN. Added up over none, they are the others':
         // their losses depend on this replica, through collectives.
         if weighting == Weighting::MeanOver(0) {
-            return Ok(Self { tally, gradients: vec![None; gradients.len()] });
+            let none = vec![None; gradients.len()];
+            return Ok(Self { tally, gradients: none, on_device: stays.then_some(on_device) });
         }
-        let found = gradients.into_iter().zip(&trained.variables).map(|(gradient, (_, variable))| {
-            gradient.map(|gradient| LocalGradient::new(gradient, variable)).transpose()
-        });
-        let found = found.collect::<Result<Vec<_>>>()?;
+        let mut found = Vec::with_capacity(gradients.len());
+        for (number, (gradient, (_, variable))) in gradients.into_iter().zip(&trained.variables).enumerate() {
+            let Some(gradient) = gradient else {
+                found.push(None);
+                continue;
+            };
+            match stay.get(number).copied().flatten() {
+                Some(copy) => {
+                    on_device.gradients[number] = Some(conversion::on_device(gradient, copy)?);
+                    found.push(None);
+                }
+                None => found.push(Some(LocalGradient::new(gradient, variable)?)),
+            }
+        }
         let mut gradients = match bucket {
             Some(bucket) => LocalGradient::collected(bucket, found)?,
             None => found,
@@ -57,10 +93,60 @@ impl Contribution {
                 _ => 1.,
             };
             gradients = reduction::transformed(before_reduce, trained, weight, &gradients)?;
+            on_devices::weigh(&mut on_device.gradients, weight)?;
+            on_devices::transform(before_reduce, &mut on_device.gradients, stay)?;
         }
         tally.kinds = gradients.iter().map(Kind::of).collect();
+        for (kind, gradient) in tally.kinds.iter_mut().zip(&on_device.gradients) {
+            *kind = kind.plus(gradient.as_ref().map_or(Kind::Nothing, DeviceGradient::kind));
+        }
         tally.sent = sent_ahead(&gradients);
-        Ok(Self { tally, gradients })
+        let mut made = Self { tally, gradients, on_device: stays.then_some(on_device) };
+        if looks_at_gradients && made.tally.finite {
+            made.tally.finite = made.is_finite(trained)?;
+        }
+        Ok(made)
+    }
+
+    /// The loss, a mean over this replica's examples, where nobody has read it.
+    pub(super) fn unread_loss(&self) -> Result<Option<Tensor>> {
+        let losses = self.on_device.as_ref().and_then(|on_device| on_device.losses.as_deref());
+        losses.map_or(Ok(None), losses::mean)
+    }
+
+    pub(super) fn has_unread_losses(&self) -> bool {
+        self.on_device.as_ref().is_some_and(|on_device| on_device.losses.is_some())
+    }
+
+    /// The same, with everything on the host. Waits for the device.
+    pub(super) fn to_host(&self) -> Result<Self> {
+        let (mut tally, mut gradients) = (self.tally.clone(), self.gradients.clone());
+        if let Some(OnDevice { gradients: there, losses }) = &self.on_device {
+            for (gradient, there) in gradients.iter_mut().zip(there) {
+                if let Some(there) = there {
+                    *gradient = Some(there.to_host()?);
+                }
+            }
+            let mut unread = OnDevice { gradients: Vec::new(), losses: losses.clone() };
+            unread.read_losses(&mut tally)?;
+        }
+        Ok(Self { tally, gradients, on_device: None })
+    }
+
+    fn is_finite(&self, trained: &Trained) -> Result<bool> {
+        let there = self.on_device.iter().flat_map(|on_device| on_device.gradients.iter().flatten());
+        Ok(super::finite::all_finite(trained, &self.gradients)?
+            && on_devices::are_finite(there.map(DeviceGradient::values))?)
+    }
+}
+
+impl OnDevice {
+    fn read_losses(&mut self, tally: &mut Tally) -> Result<()> {
+        if let Some(losses) = self.losses.take() {
+            tally.loss = losses::read(&losses)?;
+            tally.finite &= tally.loss.is_finite();
+        }
+        Ok(())
     }
 }
 

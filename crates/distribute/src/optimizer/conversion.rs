@@ -1,14 +1,16 @@
 //! Between a gradient as users see it and as it goes to the reduction.
 
 use super::gradients::Gradient;
+use super::on_devices::DeviceGradient;
 use crate::deposit::{LocalGradient, Rows};
 use crate::number::{Any, Number};
+use crate::variables::to_host;
 use crate::{HostTensor, IndexedSlices, Result};
 use candle_core::{DType, Var};
 use distribute_optim::merge_rows;
 
 impl LocalGradient {
-    /// Of rows that occur several times the sum.
+    /// On the host. Of rows that occur several times the sum.
     pub(super) fn new(gradient: Gradient, variable: &Var) -> Result<Self> {
         fn merged<F: Number>(slices: &IndexedSlices, row_len: usize) -> Result<Rows> {
             let values = slices.values.as_slice::<F>().unwrap_or_default();
@@ -17,7 +19,7 @@ impl LocalGradient {
         }
         let row_len = row_len(variable);
         match (gradient, variable.dtype()) {
-            (Gradient::Dense(tensor), _) => Ok(Self::Dense(tensor)),
+            (Gradient::Dense(tensor), _) => Ok(Self::Dense(to_host(&tensor)?)),
             (Gradient::Rows(slices), DType::F32) => Ok(Self::Rows(merged::<f32>(&slices, row_len)?)),
             (Gradient::Rows(slices), _) => Ok(Self::Rows(merged::<f64>(&slices, row_len)?)),
         }
@@ -39,6 +41,14 @@ impl LocalGradient {
         };
         let indices = HostTensor::vector(rows.into_iter().map(|row| row as i64).collect());
         Ok(Gradient::Rows(IndexedSlices::new(values, indices, whole)?))
+    }
+}
+
+/// On the device of a copy of the variable. Of rows that occur several times the sum.
+pub(super) fn on_device(gradient: Gradient, copy: &Var) -> Result<DeviceGradient> {
+    match gradient {
+        Gradient::Dense(tensor) => Ok(DeviceGradient::dense(tensor.to_device(copy.device())?)),
+        rows => DeviceGradient::new(LocalGradient::new(rows, copy)?, copy),
     }
 }
 

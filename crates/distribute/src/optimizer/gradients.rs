@@ -2,7 +2,6 @@
 
 use super::{Optimizer, Trained};
 use crate::context::raised;
-use crate::variables::to_host;
 use crate::{Error, HostTensor, IndexedSlices, ReduceOp, Result};
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Tensor, Var};
@@ -202,13 +201,16 @@ impl Gradient {
             Gradient::Dense(tensor) => Ok::<_, Error>(tensor),
             Gradient::Rows(rows) => Ok(rows.to_dense()?.to_candle(variable.device())?),
         };
+        let sum = |mine: Tensor, other: Tensor| -> candle_core::Result<_> {
+            mine.to_device(other.device())? + other
+        };
         match (self, other) {
             (Gradient::Rows(mine), Gradient::Rows(other)) => {
                 let indices = HostTensor::concat(&[&mine.indices, &other.indices], 0)?;
                 let values = HostTensor::concat(&[&mine.values, &other.values], 0)?;
                 Ok(Gradient::Rows(IndexedSlices::new(values, indices, mine.dense_shape)?))
             }
-            (mine, other) => Ok(Gradient::Dense((dense(mine)? + dense(other)?)?)),
+            (mine, other) => Ok(Gradient::Dense(sum(dense(mine)?, dense(other)?)?)),
         }
     }
 }
@@ -220,14 +222,14 @@ impl Trained {
         std::iter::once(variable).chain(copies.into_iter().flat_map(|copies| copies.made()))
     }
 
-    /// What candle has found of a variable, in the memory of the CPU: of itself and of copies, added up.
+    /// What candle has found of a variable, where it was found: of itself and of copies, added up.
     fn found(&self, number: usize, store: &mut GradStore) -> Result<Option<Tensor>> {
         let mut sum: Option<Tensor> = None;
         for variable in self.computed_with(number, &self.variables[number].1) {
             let Some(gradient) = store.remove(variable) else { continue };
-            let gradient = to_host(&gradient.detach())?.contiguous()?;
+            let gradient = gradient.detach().contiguous()?;
             sum = Some(match sum {
-                Some(sum) => (sum + gradient)?,
+                Some(sum) => (sum.to_device(gradient.device())? + gradient)?,
                 None => gradient,
             });
         }
@@ -273,7 +275,6 @@ impl Trained {
                 if tensor.dims() != variable.dims() || tensor.dtype() != variable.dtype() {
                     return Err(unfit(format!("{:?}{:?}", tensor.dtype(), tensor.dims())));
                 }
-                let tensor = to_host(&tensor)?;
                 // A copy: where users give a variable itself, the step would wait for ever to write what it reads.
                 let own = if tensor.is_contiguous() { tensor.copy() } else { tensor.contiguous() };
                 Ok(Gradient::Dense(own?.detach()))

@@ -1,5 +1,6 @@
 //! Variables that are trained otherwise than the others, or not at all: chosen by name.
 
+use super::on_devices::Copies;
 use super::on_servers::{self, Remote};
 use super::progress::Progress;
 use super::shards::Shards;
@@ -44,6 +45,13 @@ impl<R: Rule> Groups<R> {
     /// All rules of groups.
     pub(super) fn all(&self) -> impl Iterator<Item = &R> {
         self.rules.iter()
+    }
+
+    /// Of each variable, whether its rule can be told as a program for devices.
+    pub(super) fn have_programs(&self, rule: &R) -> impl Iterator<Item = bool> {
+        let has = |rule: &R| matches!(rule.program(Step::after(0, 1.)), Ok(Some(_)));
+        let (own, others) = (has(rule), self.rules.iter().map(has).collect::<Vec<_>>());
+        self.of_variables.iter().map(move |of| of.rule.map_or(own, |at| others[at]))
     }
 
     /// Refuses a step in which a variable's rate is more than numbers of its dtype can be: the update would be infinite.
@@ -253,9 +261,23 @@ impl Trained {
         Ok(Self { strategy, variables, frozen, shards, remote, device_copies, buckets })
     }
 
-    /// To be kept while variables are written: replicas bring their copies up to date behind it.
-    pub(super) fn writing(&self) -> Writing<'_> {
-        Writing(&self.device_copies)
+    /// Brings variables to the host that were updated on devices, and are not `on_devices` in this step.
+    ///
+    /// # Errors
+    /// candle's, of a device.
+    pub(super) fn bring_back(&self, on_devices: &Copies<'_>) -> Result<()> {
+        for (number, copies) in self.device_copies.iter().enumerate() {
+            let stays = on_devices.get(number).is_some_and(Option::is_some);
+            if let (Some(copies), false) = (copies, stays) {
+                copies.bring_back()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// To be kept while some variables are written: replicas bring their copies up to date behind it.
+    pub(super) fn writing(&self, variables: impl Iterator<Item = usize>) -> Writing<'_> {
+        Writing(variables.filter_map(|variable| self.device_copies.get(variable)?.as_deref()).collect())
     }
 
     /// The slots of each variable before the first step, as far as this process keeps them: where workers share them, those of the

@@ -48,7 +48,7 @@ impl InPlace<'_> {
         let mut variables = all.variables();
         let settled = settle(transforms, trained, &variables, threads, Ok)?;
 
-        let _writing = trained.writing();
+        let _writing = trained.writing(variables.iter().map(|variable| variable.index));
         let mut slots = change.slots();
         let mut slots: Vec<Option<&mut Slots>> = slots.iter_mut().map(Some).collect();
         for variables in variables.chunks_mut(LOCKED) {
@@ -80,7 +80,6 @@ impl InPlace<'_> {
                 Ok(())
             })?;
         }
-        change.step_made();
         Ok(())
     }
 }
@@ -95,7 +94,9 @@ impl Updater for InPlace<'_> {
         together.lead(|threads| match change {
             Some(change) => {
                 let all = Operands::new(self.trained, &[(1., gradients.as_slice())], 1)?;
-                self.reduce_and_apply(change, &all, threads)
+                self.reduce_and_apply(change, &all, threads)?;
+                change.step_made();
+                Ok(())
             }
             None => Ok(()),
         })

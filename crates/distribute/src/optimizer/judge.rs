@@ -7,9 +7,10 @@ use super::missing::{self, MissingGradients};
 use super::progress::busy;
 use super::tally::{Kind, Tally};
 use super::together::Together;
+use super::unread::{Loss, Unread};
 use super::{Optimizer, examples, sharding};
 use crate::{Error, ReplicaContext, Result};
-use candle_core::DType;
+use candle_core::{DType, Tensor};
 use distribute_log::heard;
 use distribute_optim::Rule;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -70,6 +71,7 @@ pub(super) struct Seen {
     gradients: AtomicBool,
     examples: examples::Watch,
     pub(super) not_finite: finite::Count,
+    pub(super) unread: Unread,
 }
 
 impl<R: Rule> Optimizer<R> {
@@ -119,8 +121,30 @@ impl<R: Rule> Optimizer<R> {
             })?
         };
         let loss = all.iter().map(|c| c.loss).sum::<f64>() / examples;
-        self.trained.strategy.pulse().beat(examples, loss);
+        self.trained.strategy.pulse().beat(examples, (!brought.is_unread()).then_some(loss));
         Ok(Judged { verdict, loss, dtype: first.dtype, examples, finished, learning_rate })
+    }
+
+    /// A step was made whose loss nobody has waited for. Some are read now, and told of as the others are.
+    ///
+    /// # Errors
+    /// candle's, of the device: the step was made.
+    pub(super) fn made_unread(&self, call: &mut Call, number: u64, loss: Tensor) -> Result<()> {
+        let step = call.step;
+        for Loss { step, number, loss } in self.seen.unread.push(Loss { step, number, loss })? {
+            self.trained.strategy.pulse().had(loss);
+            let count = &self.seen.not_finite;
+            if loss.is_finite() || self.not_finite == NotFinite::Ignore {
+                count.end();
+            } else if count.one() {
+                call.warnings.push(format!(
+                    "in step {step} (number {number} of this optimizer), the loss was {loss}; the step was made, number {} in a row. \
+                     Losses on a device are looked at later, many at once: with on_not_finite each step is, and waits for the device",
+                    count.in_a_row()
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// How many steps come before this one, and its learning rate.

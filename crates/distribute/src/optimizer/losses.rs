@@ -15,8 +15,8 @@ pub(super) struct Losses {
     /// Those that layers have put there.
     pub(super) bucket: Option<Bucket>,
     pub(super) weighting: Weighting,
-    /// The losses of all examples, added up.
-    pub(super) loss: f64,
+    /// Mean losses, each with its number of examples, on the replica's device: nobody has waited for them.
+    pub(super) losses: Vec<(Tensor, usize)>,
     pub(super) dtype: DType,
     /// Whether gradients may be sent to other workers before all of them are there.
     pub(super) ahead: bool,
@@ -33,7 +33,7 @@ impl Losses {
             gradients: Gradients::new(optimizer),
             bucket: Some(buckets.take(ctx.local_replica(), optimizer.trained.strategy.generation(), ahead)),
             weighting: Weighting::SumOver(0),
-            loss: 0.,
+            losses: Vec::new(),
             dtype: DType::F32,
         }
     }
@@ -66,7 +66,7 @@ impl Losses {
             self.backward(optimizer, &root)?
         }
         self.dtype = loss.dtype();
-        self.loss += to_host(&loss)?.to_dtype(DType::F64)?.to_scalar::<f64>()? * examples as f64;
+        self.losses.push((loss.detach(), examples));
         Ok(())
     }
 
@@ -90,6 +90,29 @@ impl Losses {
         let found = deposit::collect(&mut self.bucket, || Gradients::of(optimizer, root))?;
         self.gradients.add(found)
     }
+}
+
+/// The losses of all examples, added up. Waits for the device.
+pub(super) fn read(losses: &[(Tensor, usize)]) -> Result<f64> {
+    let mut sum = 0.;
+    for (mean, examples) in losses {
+        sum += to_host(mean)?.to_dtype(DType::F64)?.to_scalar::<f64>()? * *examples as f64;
+    }
+    Ok(sum)
+}
+
+/// The mean loss over all examples, of the last one's dtype, on the device. None where there are none.
+pub(super) fn mean(losses: &[(Tensor, usize)]) -> Result<Option<Tensor>> {
+    let Some(((last, _), before)) = losses.split_last() else { return Ok(None) };
+    if before.is_empty() {
+        return Ok(Some(last.clone()));
+    }
+    let all: usize = losses.iter().map(|(_, examples)| examples).sum();
+    let weighed = |(mean, examples): &(Tensor, usize)| {
+        mean.to_dtype(DType::F64)?.affine(*examples as f64 / all as f64, 0.)
+    };
+    let weighed = losses.iter().map(weighed).collect::<candle_core::Result<Vec<_>>>()?;
+    Ok(Some(Tensor::stack(&weighed, 0)?.sum_all()?.to_dtype(last.dtype())?))
 }
 
 /// The losses added up over the examples, from their mean.

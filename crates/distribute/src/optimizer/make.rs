@@ -7,6 +7,7 @@ use super::in_place::InPlace;
 use super::judge::{Call, Judged, Verdict};
 use super::losses::Losses;
 use super::on_copies::OnCopies;
+use super::on_devices::Copies;
 use super::on_servers::OnServers;
 use super::operands::Operands;
 use super::progress::Change;
@@ -17,7 +18,7 @@ use super::tally::{Position, Tally};
 use super::threads::Threads;
 use super::together::Together;
 use super::updater::Updater;
-use super::{Optimizer, Transform, Weighting, finite};
+use super::{Optimizer, Transform, Weighting};
 use crate::context::{Mode, enter, failure};
 use crate::deposit::LocalGradient;
 use crate::{Error, ReplicaContext, Result};
@@ -40,12 +41,12 @@ impl<R: Rule> Optimizer<R> {
     ) -> Result<Tensor> {
         let _update = tracing::trace_span!("update").entered();
         let (weighting, ahead) = (mine.weighting, mine.ahead);
-        let mut mine = Contribution::new(&self.trained, mine, &self.before_reduce)?;
+        let (member, on_devices) = (ctx.member(), self.on_devices());
+        let stay = self.staying(&on_devices, ctx.local_replica());
+        let looks = self.not_finite.looks_at_gradients();
+        let mut mine = Contribution::new(&self.trained, mine, &self.before_reduce, &stay, looks)?;
         mine.tally.rows = ctx.rows().map(|rows| rows.len());
-        if self.not_finite.looks_at_gradients() && mine.tally.finite {
-            mine.tally.finite = finite::all_finite(&self.trained, &mine.gradients)?;
-        }
-        let member = ctx.member();
+        let unread = mine.unread_loss()?;
         if ahead && mine.tally.sent.is_none() && member.replica() == 0 {
             mine.tally.order = self.trained.buckets.order();
         }
@@ -67,7 +68,12 @@ impl<R: Rule> Optimizer<R> {
             })
             .map_err(failure(operation))?;
         let together = Together { member, call: &print };
-        let made = self.update(&mut call, &together, Brought { mine, all });
+        let mut made = self.update(&mut call, &together, Brought { mine, all }, &on_devices);
+        if let (Ok(judged), Some(loss)) = (&made, &unread)
+            && let Err(error) = self.made_unread(&mut call, judged.finished + 1, loss.clone())
+        {
+            made = Err(error);
+        }
         call.tell();
         let Judged { loss, dtype, .. } = made?;
         if member.rank() == 0 {
@@ -79,6 +85,10 @@ impl<R: Rule> Optimizer<R> {
             );
             Error::invalid(operation, reason)
         })?;
+        if let Some(loss) = unread {
+            // Of the only replica.
+            return Ok(loss);
+        }
         Ok(Tensor::new(loss, &candle_core::Device::Cpu)?
             .to_dtype(dtype)?
             .to_device(&ctx.device_for_candle()?)?)
@@ -97,7 +107,13 @@ impl<R: Rule> Optimizer<R> {
     }
 
     /// The step, once all replicas have met.
-    fn update(&self, call: &mut Call, together: &Together<'_>, brought: Brought) -> Result<Judged> {
+    fn update(
+        &self,
+        call: &mut Call,
+        together: &Together<'_>,
+        brought: Brought,
+        on_devices: &Copies<'_>,
+    ) -> Result<Judged> {
         let (only_computes, remote) = (self.only_computes(), self.trained.remote.as_ref());
         let closures = self
             .after_reduce
@@ -109,15 +125,17 @@ impl<R: Rule> Optimizer<R> {
             return together.lead(move |threads| {
                 let judged = self.judge(call, together, &brought)?;
                 if judged.verdict == Verdict::Make {
-                    let (change, all) = self.begin(call, together, &brought, &judged, threads)?;
+                    let (change, all) = self.begin(call, together, &brought, &judged, on_devices, threads)?;
                     let in_place = self.in_place(&judged, &self.after_reduce);
                     match &self.trained.shards {
                         Some(shards) => {
                             let sharded = Sharded { in_place, shards, operation: call.operation };
                             sharded.reduce_and_apply(&change, &all, together, threads)?;
                         }
-                        None => in_place.reduce_and_apply(&change, &all, threads)?,
+                        None if on_devices.is_empty() => in_place.reduce_and_apply(&change, &all, threads)?,
+                        None => self.apply_brought(&judged, &brought, &all, on_devices, &change, threads)?,
                     }
+                    change.step_made();
                 }
                 Ok(judged)
             });
@@ -128,7 +146,7 @@ impl<R: Rule> Optimizer<R> {
             // The rule sees whole gradients, too, and so do servers.
             parts.push(rest);
         }
-        self.update_in_parts(call, together, brought, &parts, rest)
+        self.update_in_parts(call, together, brought, &parts, rest, on_devices)
     }
 
     /// Takes the right to make the step, and reduces its gradients over workers.
@@ -138,15 +156,32 @@ impl<R: Rule> Optimizer<R> {
         together: &Together<'_>,
         brought: &'b Brought,
         judged: &Judged,
+        on_devices: &Copies<'_>,
         threads: &Threads<'_>,
     ) -> Result<(Change<'a>, Operands<'b>)> {
         let mut calling = together.calling("its gradients");
         let replicas = brought.tallies().len();
         let weights = |tally: &Tally| judged.weight(tally, replicas);
         let begun = self.progress.change(call.operation).and_then(|change| {
+            self.to_host(&change, on_devices)?;
             Ok((change, brought.operands(calling.as_mut(), &self.trained, weights, threads)?))
         });
         begun.inspect_err(|error| or_decline(calling, error))
+    }
+
+    /// Brings to the host what was updated on devices before, and is not in this step.
+    fn to_host(&self, change: &Change<'_>, on_devices: &Copies<'_>) -> Result<()> {
+        if self.trained.device_copies.is_empty() {
+            return Ok(());
+        }
+        for (number, (slots, (_, variable))) in
+            change.slots().iter_mut().zip(&self.trained.variables).enumerate()
+        {
+            if on_devices.get(number).is_none_or(Option::is_none) {
+                slots.to_host(variable)?;
+            }
+        }
+        self.trained.bring_back(on_devices)
     }
 
     /// The step where it calls code of users, a part after the other, so that nobody waits for that beyond the deadline.
@@ -159,6 +194,7 @@ impl<R: Rule> Optimizer<R> {
         brought: Brought,
         parts: &[&[Transform]],
         rest: &[Transform],
+        on_devices: &Copies<'_>,
     ) -> Result<Judged> {
         // Replica 0's right to make the step, from the first part to the last.
         let mut change = None;
@@ -170,7 +206,7 @@ impl<R: Rule> Optimizer<R> {
             let judged = self.judge(call, together, &brought)?;
             let mut made = Vec::new();
             if judged.verdict == Verdict::Make {
-                let (change, all) = self.begin(call, together, &brought, &judged, threads)?;
+                let (change, all) = self.begin(call, together, &brought, &judged, on_devices, threads)?;
                 *right = Some(change);
                 made = reduction::reduced(first, &self.trained, &all, threads)?;
             }
@@ -191,6 +227,15 @@ impl<R: Rule> Optimizer<R> {
         if let Some(remote) = &self.trained.remote {
             let (rules, trained) = (self.rules_of(&judged), &*self.trained);
             OnServers { rules, trained, remote }.apply(together, &gradients, change.as_ref())?;
+        } else if !on_devices.is_empty() {
+            let (change, judged) = (change.as_ref(), &judged);
+            together.lead(|threads| {
+                let Some(change) = change else { return Ok(()) };
+                let all = Operands::new(&self.trained, &[(1., gradients.as_slice())], 1)?;
+                self.apply_operands(judged, rest, &all, on_devices, change, threads)?;
+                change.step_made();
+                Ok(())
+            })?;
         } else if self.only_computes() {
             self.in_place(&judged, rest).apply(together, &gradients, change.as_ref())?;
         } else {
@@ -201,15 +246,15 @@ impl<R: Rule> Optimizer<R> {
         Ok(judged)
     }
 
-    fn only_computes(&self) -> bool {
+    pub(super) fn only_computes(&self) -> bool {
         self.rule.only_computes() && self.groups.only_compute()
     }
 
-    fn in_place<'a>(&'a self, judged: &Judged, transforms: &'a [Transform]) -> InPlace<'a> {
+    pub(super) fn in_place<'a>(&'a self, judged: &Judged, transforms: &'a [Transform]) -> InPlace<'a> {
         InPlace { rules: self.rules_of(judged), transforms, trained: &self.trained }
     }
 
-    fn rules_of(&self, judged: &Judged) -> Rules<'_> {
+    pub(super) fn rules_of(&self, judged: &Judged) -> Rules<'_> {
         self.groups.rules(&self.rule, judged.finished, judged.learning_rate)
     }
 

@@ -16,6 +16,8 @@
 //! meet and tell each other what they have (`tally.rs`), what becomes of the step is decided for all (`judge.rs`), gradients
 //! are exchanged with the other workers of a group (`over_workers.rs`), added up and over the replicas of this process (`reduction.rs`, each replica
 //! the range that it owns), and an `Updater` applies them: `in_place.rs` in the same pass, or `on_copies.rs`, where a rule is the user's.
+//! What replicas compute with on devices of their own is updated there (`on_devices/`): a single replica's gradients and loss never
+//! leave its device, and the losses are read later, many at once (`unread.rs`).
 //! Where workers share the state, each applies them to the elements that it owns (`shards.rs`), and gets the others' (`sharded.rs`).
 //! What calls code of users is done in parts (`together.rs`), so that nobody waits for such code beyond the deadline.
 //!
@@ -39,6 +41,7 @@ mod make;
 mod missing;
 mod norms;
 mod on_copies;
+mod on_devices;
 mod on_servers;
 mod operands;
 mod over_workers;
@@ -63,6 +66,7 @@ mod threads;
 mod together;
 mod touched;
 mod transform;
+mod unread;
 mod updater;
 
 pub use finite::NotFinite;

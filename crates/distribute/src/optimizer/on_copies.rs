@@ -194,7 +194,7 @@ fn update<F: Number>(
 
 /// Writes what the rules of all replicas made.
 fn write<'u>(trained: &Trained, slots: &mut [Slots], all: impl Iterator<Item = &'u Updated>) -> Result<()> {
-    let _writing = trained.writing();
+    let _writing = trained.writing(0..trained.variables.len());
     for Updated { variable: index, place, values, slots: made } in all {
         let (name, variable) = &trained.variables[*index];
         with_locked(&[variable], |locked| {

@@ -19,6 +19,9 @@ pub(super) fn reduced(
     all: &Operands<'_>,
     threads: &Threads<'_>,
 ) -> Result<Vec<Option<LocalGradient>>> {
+    if transforms.iter().any(Transform::reads_values) {
+        trained.bring_back(&Vec::new())?;
+    }
     let variables = all.variables();
     let settled = settle(transforms, trained, &variables, threads, Ok)?;
     collect(trained, &variables, &settled, threads)

@@ -103,10 +103,8 @@ impl Sharded<'_> {
         change.begin_step();
         self.update(change, &changing, &settled, new.bytes_mut(), threads)?;
         let new = calling.exchange_all("its weights", new.freeze(), size).map_err(failure(self.operation))?;
-        let _writing = trained.writing();
-        self.write(&changing, new, threads)?;
-        change.step_made();
-        Ok(())
+        let _writing = trained.writing(changing.iter().map(|each| each.variable.index));
+        self.write(&changing, new, threads)
     }
 
     /// Puts the new values of the elements that this worker owns into `new`.

@@ -94,7 +94,9 @@ impl<R: Rule> Optimizer<R> {
         };
         let come = strategy.among_workers(operation, call, |mut calling: Calling<'_>| {
             let mut mine = calling.buffers().take(size(shards.world().worker()));
-            mine.bytes_mut().copy_from_slice(slots[number].elements(index));
+            // Those that workers share are on the host.
+            let elements = slots[number].elements(index).unwrap_or_default();
+            mine.bytes_mut().iter_mut().zip(elements).for_each(|(place, byte)| *place = *byte);
             let mine = mine.freeze();
             match gets {
                 Gets::All => calling.exchange_all("its slots", mine, size).map(Some),

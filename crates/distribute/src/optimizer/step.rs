@@ -158,7 +158,8 @@ impl<R: Rule> Optimizer<R> {
             Weighting::SumOver(0) => Weighting::MeanOver(0),
             weighting => weighting,
         };
-        let given = Losses { gradients, bucket: None, weighting, loss: 0., dtype: DType::F32, ahead: false };
+        let losses = Vec::new();
+        let given = Losses { gradients, bucket: None, weighting, losses, dtype: DType::F32, ahead: false };
         self.step(ctx, "apply_gradients", given, at).map(drop)
     }
 

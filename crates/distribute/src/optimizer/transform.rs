@@ -30,8 +30,9 @@ pub(super) type Each = dyn Fn(&str, Gradient) -> Result<Gradient> + Send + Sync;
 #[derive(Clone)]
 pub struct Transform(Kind);
 
+/// What a transform does.
 #[derive(Clone)]
-enum Kind {
+pub(super) enum Kind {
     ClipByValue { min: f64, max: f64 },
     ClipByNorm(f64),
     ClipByGlobalNorm(f64),
@@ -93,6 +94,15 @@ impl Transform {
             }
             _ => Ok(()),
         }
+    }
+
+    pub(super) fn kind(&self) -> &Kind {
+        &self.0
+    }
+
+    /// Whether it depends on the norms of gradients.
+    pub(super) fn takes_norms(&self) -> bool {
+        matches!(self.0, Kind::ClipByNorm(_) | Kind::ClipByGlobalNorm(_))
     }
 
     /// Whether it depends on the gradients of all variables of all workers.

@@ -91,6 +91,11 @@ impl Storage {
         self.device_copies.as_ref()
     }
 
+    /// Brings it up to date, if its copies on devices were written in its place: before it is read or written.
+    fn bring_back(&self) -> Result<()> {
+        self.device_copies.iter().try_for_each(|copies| copies.bring_back())
+    }
+
     /// It was written, perhaps in part.
     fn written(&self) {
         self.device_copies.iter().for_each(|copies| copies.written());
@@ -132,6 +137,7 @@ impl Storage {
 
     /// The value now; later writes leave it as it is.
     pub(super) fn read(&self) -> Result<Leaf> {
+        self.bring_back()?;
         match &self.memory {
             Memory::Candle(var) => Ok(Leaf::Candle(var.as_detached_tensor().copy()?)),
             // Whoever writes copies the elements first, if they are still shared.
@@ -171,6 +177,7 @@ impl Storage {
 
     /// CRC-32C of some elements' bytes, going on from `sum`.
     pub(super) fn checksum(&self, elements: Range<usize>, sum: u32) -> Result<u32> {
+        self.bring_back()?;
         match &self.memory {
             Memory::Candle(var) => Ok(checksum::of_candle(var.as_tensor(), elements, sum)?),
             Memory::Host(tensor) => {
@@ -184,6 +191,7 @@ impl Storage {
 
     /// Writes a value that fits, and that shares no elements with a variable of candle: two locks would be held at once.
     pub(super) fn write(&self, how: Write, value: &HostTensor) -> Result<()> {
+        self.bring_back()?;
         let written = match &self.memory {
             Memory::Candle(var) => in_candle::write(var, how, value, None),
             Memory::Servers(on) => on.rows.write(how, value),
@@ -198,6 +206,7 @@ impl Storage {
 
     /// Sets it to a candle tensor that fits. One that shares its elements is refused.
     pub(super) fn set(&self, value: &Tensor) -> Result<()> {
+        self.bring_back()?;
         match &self.memory {
             Memory::Candle(var) => {
                 let set = value.to_device(var.device()).and_then(|value| var.set(&value));
@@ -210,6 +219,7 @@ impl Storage {
 
     /// Writes rows that fit, one after another.
     pub(super) fn write_rows(&self, how: Write, rows: &IndexedSlices) -> Result<()> {
+        self.bring_back()?;
         let written = match &self.memory {
             Memory::Candle(var) => in_candle::write(var, how, &rows.values, Some(rows.to_rows()?)),
             Memory::Servers(on) => on.rows.write_rows(how, rows),

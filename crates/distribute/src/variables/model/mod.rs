@@ -142,15 +142,12 @@ impl Variables {
             "replicas share the variables: train them by one of distribute's optimizers, made outside of run, read them with \
              get, and write them between runs",
         )?;
-        Ok(self
-            .trained()
-            .into_iter()
-            .filter_map(|(name, variable)| {
-                // What is written there is not seen here.
-                variable.device_copies().into_iter().for_each(|copies| copies.unwatched());
-                Some((name, variable.var(0).ok()?.clone()))
-            })
-            .collect())
+        let of = |(name, variable): (String, Variable)| {
+            // What is read and written there is not seen here.
+            variable.device_copies().into_iter().try_for_each(|copies| copies.unwatched())?;
+            Ok((name, variable.var(0)?.clone()))
+        };
+        self.trained().into_iter().map(of).collect()
     }
 
     /// The variables that optimizers train, by name.
@@ -266,9 +263,11 @@ impl Variables {
         let mut computed_with = variable;
         if let Kind::Mirrored(weights) = &entry.kind {
             rows::asked(weights, replica)?;
-            // Rows are looked up in the memory of the CPU, and only they are brought to a device.
             if !rows::are_asked_for() {
                 computed_with = weights.of_replica(replica)?;
+            } else if let Some(copies) = weights.device_copies() {
+                // Rows are looked up in the memory of the CPU, and only they are brought to a device.
+                copies.read_directly()?;
             }
         }
         if again && replica == 0 {

@@ -1,0 +1,105 @@
+//! Transforms of gradients by candle's operations: norms are numbers of the device, too.
+
+use super::gradient::DeviceGradient;
+use super::program::full;
+use crate::Result;
+use crate::optimizer::transform::{Kind, Transform};
+use candle_core::{DType, Device, Tensor, Var};
+
+/// A replica's gradients, transformed: `copies` are the variables that it computes with. Closures are left out.
+pub(in crate::optimizer) fn transform(
+    transforms: &[Transform],
+    gradients: &mut [Option<DeviceGradient>],
+    copies: &[Option<&Var>],
+) -> Result<()> {
+    for transform in transforms {
+        match *transform.kind() {
+            Kind::ClipByValue { min, max } => change(
+                gradients,
+                |gradient, _| {
+                    let values = gradient.values();
+                    // Asked this way, NaN stays NaN.
+                    let values = values.lt(min)?.where_cond(&full(min, values)?, values)?;
+                    Ok(values.gt(max)?.where_cond(&full(max, &values)?, &values)?)
+                },
+                copies,
+            )?,
+            Kind::WeightDecay(rate) => change(
+                gradients,
+                |gradient, copy| {
+                    let index = gradient.index(copy.device())?;
+                    let value = gradient.part_of(&copy.as_detached_tensor(), index.as_ref())?;
+                    Ok((gradient.values() + value.affine(rate, 0.)?)?)
+                },
+                copies,
+            )?,
+            Kind::ClipByNorm(max) => change(
+                gradients,
+                |gradient, _| scaled(gradient.values(), &factor(&square(gradient)?, max)?),
+                copies,
+            )?,
+            Kind::ClipByGlobalNorm(max) => {
+                let squares = gradients.iter().flatten().map(square).collect::<Result<Vec<_>>>()?;
+                if !squares.is_empty() {
+                    let factor = factor(&Tensor::stack(&squares, 0)?.sum_all()?, max)?;
+                    change(gradients, |gradient, _| scaled(gradient.values(), &factor), copies)?;
+                }
+            }
+            // Gradients go to closures by way of the host.
+            Kind::Each(_) => {}
+        }
+    }
+    Ok(())
+}
+
+/// A replica's gradients, each multiplied by a number.
+pub(in crate::optimizer) fn weigh(gradients: &mut [Option<DeviceGradient>], weight: f64) -> Result<()> {
+    if weight == 1. {
+        return Ok(());
+    }
+    for gradient in gradients.iter_mut().flatten() {
+        *gradient = gradient.with(gradient.values().affine(weight, 0.)?);
+    }
+    Ok(())
+}
+
+fn change(
+    gradients: &mut [Option<DeviceGradient>],
+    change: impl Fn(&DeviceGradient, &Var) -> Result<Tensor>,
+    copies: &[Option<&Var>],
+) -> Result<()> {
+    for (gradient, copy) in gradients.iter_mut().zip(copies) {
+        if let (Some(gradient), Some(copy)) = (gradient, copy) {
+            let values = change(gradient, copy)?;
+            *gradient = gradient.with(values);
+        }
+    }
+    Ok(())
+}
+
+/// The sum of squares, as f64.
+fn square(gradient: &DeviceGradient) -> Result<Tensor> {
+    Ok(gradient.values().to_dtype(DType::F64)?.sqr()?.sum_all()?)
+}
+
+/// What makes a norm at most `max`. One that is NaN clips nothing: the NaN shall be seen.
+fn factor(square: &Tensor, max: f64) -> Result<Tensor> {
+    let norm = square.sqrt()?;
+    let one = full(1., &norm)?;
+    Ok(norm.gt(max)?.where_cond(&(full(max, &norm)? / &norm)?, &one)?)
+}
+
+fn scaled(values: &Tensor, factor: &Tensor) -> Result<Tensor> {
+    Ok(values.broadcast_mul(&factor.to_dtype(values.dtype())?)?)
+}
+
+/// Whether all numbers are finite: one number is read, for which this waits.
+pub(in crate::optimizer) fn are_finite<'a>(tensors: impl Iterator<Item = &'a Tensor>) -> Result<bool> {
+    // A finite number times 0 is 0, all others are NaN.
+    let zeros = tensors.map(|tensor| Ok(tensor.to_dtype(DType::F64)?.affine(0., 0.)?.sum_all()?));
+    let zeros = zeros.collect::<Result<Vec<_>>>()?;
+    if zeros.is_empty() {
+        return Ok(true);
+    }
+    Ok(Tensor::stack(&zeros, 0)?.sum_all()?.to_device(&Device::Cpu)?.to_scalar::<f64>()? == 0.)
+}
