@@ -180,15 +180,34 @@ impl<T: Nest> Distribution<T> {
     }
 
     /// Has `prepare` called with the number of each local replica and its piece, to bring it to a device, say; the replica
-    /// gets what it returns. With [`prefetch`](DistributeOptions::prefetch), that is done ahead of the step, on a thread, whatever
-    /// reading costs; without, when the step is asked for. An error or a panic of it ends the pass, in the step of that piece.
+    /// gets what it returns. Where steps are made ahead, on a thread, they are prepared there; otherwise when the step is asked
+    /// for. `costly` says that this is worth the thread by itself, whatever reading costs. An error or a panic of `prepare` ends
+    /// the pass, in the step of that piece.
     ///
     /// An empty piece for a replica at the end is made of a piece that may have been prepared for another, and prepared in turn.
+    ///
+    /// ```
+    /// use distribute_data::{Dataset, DistributeOptions, Distribution, Layout};
+    ///
+    /// let data = Dataset::range(6).batch(4);
+    /// let plan = Distribution::new(&data, Layout::one_worker(2), DistributeOptions { prefetch: 1, ..Default::default() })?;
+    /// let (sender, prepared) = std::sync::mpsc::channel();
+    /// let plan = plan.prepared(true, move |replica, piece| {
+    ///     sender.send(replica)?;
+    ///     Ok(piece)
+    /// });
+    /// let mut pass = plan.worker(0, 0)?;
+    /// assert!(pass.step()?.is_some());
+    /// let of_two_steps: Vec<_> = prepared.iter().take(4).collect();
+    /// assert_eq!((pass.position().steps, of_two_steps), (1, vec![0, 1, 0, 1]));
+    /// # Ok::<(), distribute_data::Error>(())
+    /// ```
     pub fn prepared(
         self,
+        costly: bool,
         prepare: impl Fn(usize, Tree<Leaf>) -> Result<Tree<Leaf>, Cause> + Send + Sync + 'static,
     ) -> Self {
-        Self { prepare: Some(Prepare::new(prepare)), ..self }
+        Self { prepare: Some(Prepare::new(costly, prepare)), ..self }
     }
 
     /// What a function makes for a worker: its dataset, or one for each of its replicas. None for a dataset that is

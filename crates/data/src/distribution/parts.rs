@@ -105,13 +105,12 @@ impl<T: Nest> Distribution<T> {
         step: u64,
     ) -> Box<dyn Stage> {
         let ahead = self.options.prefetch.saturating_mul(replicas.len());
+        let costly = costly || self.prepare.as_ref().is_some_and(|prepare| prepare.costly);
         if let Some(prepare) = &self.prepare {
             stage = Box::new(PrepareStage::new(stage, prepare.clone(), replicas, step));
         }
         match ahead {
-            ahead if ahead > 0 && (costly || self.prepare.is_some()) => {
-                Box::new(AheadStage::new(stage, ahead, "prefetch"))
-            }
+            ahead if ahead > 0 && costly => Box::new(AheadStage::new(stage, ahead, "prefetch")),
             _ => stage,
         }
     }

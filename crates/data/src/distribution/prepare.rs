@@ -11,20 +11,25 @@ use std::sync::Arc;
 
 /// A function of a local replica and its piece, which gives the piece that the replica gets.
 #[derive(Clone)]
-pub(crate) struct Prepare(Arc<Function>);
+pub(crate) struct Prepare {
+    function: Arc<Function>,
+    /// Whether it is worth a thread.
+    pub(super) costly: bool,
+}
 
 type Function = dyn Fn(usize, Tree<Leaf>) -> Result<Tree<Leaf>, Cause> + Send + Sync;
 
 impl Prepare {
     pub(super) fn new(
+        costly: bool,
         function: impl Fn(usize, Tree<Leaf>) -> Result<Tree<Leaf>, Cause> + Send + Sync + 'static,
     ) -> Self {
-        Self(Arc::new(function))
+        Self { function: Arc::new(function), costly }
     }
 
     /// The piece of one replica in a step.
     pub(super) fn piece(&self, step: u64, replica: usize, piece: Tree<Leaf>) -> Result<Tree<Leaf>> {
-        let called = guarded("prepare", replica, || (self.0)(replica, piece));
+        let called = guarded("prepare", replica, || (self.function)(replica, piece));
         let failed = |cause: Cause| Error::Piece { step, replica, cause };
         called.map_err(|panic| failed(panic.to_string().into()))?.map_err(failed)
     }

@@ -3,7 +3,7 @@
 use super::*;
 use crate::distribution::WorkerPass;
 use distribute_testing::watched;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::ThreadId;
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ fn rest(mut pass: WorkerPass<HostTensor>) -> Vec<Vec<Vec<i64>>> {
 fn heard(prefetch: usize) -> (WorkerPass<HostTensor>, Receiver<(usize, i64, ThreadId)>) {
     let (sender, heard) = channel();
     let plan = with(&Dataset::range(20).batch(4), Layout::one_worker(2), prefetch);
-    let plan = plan.prepared(move |replica, piece| {
+    let plan = plan.prepared(true, move |replica, piece| {
         let first = numbers(piece.clone()).first().copied().ok_or("no rows")?;
         sender.send((replica, first, std::thread::current().id()))?;
         Ok(piece)
@@ -65,9 +65,21 @@ fn a_step_is_prepared_before_it_is_asked_for_and_on_another_thread() {
             // The thread ends with the pass: its end of the channel is gone.
             drop(pass);
             while heard.recv_timeout(LONG).is_ok() {}
-            assert!(heard.recv().is_err());
+            assert_eq!(heard.recv_timeout(LONG), Err(RecvTimeoutError::Disconnected));
         }
     });
+}
+
+#[test]
+fn what_costs_little_is_done_here_where_reading_costs_little_too() {
+    let (sender, heard) = channel();
+    let plan = with(&Dataset::range(20).batch(4), Layout::one_worker(2), 1);
+    let plan = plan.prepared(false, move |_, piece| {
+        sender.send(std::thread::current().id())?;
+        Ok(piece)
+    });
+    assert_eq!(rest(plan.worker(0, 0).unwrap()).len(), 5);
+    assert_eq!(heard.try_iter().collect::<Vec<_>>(), [std::thread::current().id(); 10]);
 }
 
 #[test]
@@ -91,11 +103,12 @@ fn what_fails_ends_the_pass_in_its_step_and_is_named() {
                 [(false, "no memory"), (true, "the function given to prepare panicked at element 1: no luck")]
             {
                 let plan = with(&Dataset::range(20).batch(4), Layout::one_worker(2), prefetch);
-                let plan = plan.prepared(move |replica, piece| match (replica, numbers(piece.clone())[0]) {
-                    (1, 10) if panics => panic!("no luck"),
-                    (1, 10) => Err("no memory".into()),
-                    _ => Ok(piece),
-                });
+                let plan =
+                    plan.prepared(true, move |replica, piece| match (replica, numbers(piece.clone())[0]) {
+                        (1, 10) if panics => panic!("no luck"),
+                        (1, 10) => Err("no memory".into()),
+                        _ => Ok(piece),
+                    });
                 for from in [0, 1] {
                     let position = Position { steps: from, ..plan.beginning(0) };
                     let mut pass = plan.resume(0, &position).unwrap();
@@ -119,7 +132,7 @@ fn a_pass_goes_on_behind_the_step_that_was_taken_though_more_were_prepared() {
     watched(|| {
         let data = Dataset::range(11).batch(4);
         for prefetch in [0, 1, 4] {
-            let two = with(&data, Layout::one_worker(2), prefetch).prepared(marked);
+            let two = with(&data, Layout::one_worker(2), prefetch).prepared(true, marked);
             let mut pass = two.worker(0, 0).unwrap();
             let first: Vec<_> = pass.step().unwrap().unwrap();
             assert_eq!(
@@ -140,9 +153,9 @@ fn a_pass_goes_on_behind_the_step_that_was_taken_though_more_were_prepared() {
                 rest(others.resume(1, &position).unwrap()),
                 [[vec![0, 7], vec![1], vec![2]], [vec![0], vec![1], vec![2]]]
             );
-            let failing = others.prepared(|replica, piece| match numbers(piece.clone()).contains(&9) {
-                true => Err(format!("for {replica}").into()),
-                false => Ok(piece),
+            let failing = others.prepared(true, |replica, piece| match &numbers(piece.clone())[..] {
+                [9] => Err(format!("for {replica}").into()),
+                _ => Ok(piece),
             });
             let mut pass = failing.resume(0, &position).unwrap();
             assert!(pass.step().unwrap().is_some());
@@ -164,7 +177,7 @@ fn fn_2_pieces_of_a_function_are_prepared_and_so_are_the_empty_ones_at_its_end()
                 };
                 let plan =
                     Distribution::from_function(Layout::one_worker(2), per_replica, options.clone(), make);
-                rest(plan.unwrap().prepared(marked).worker(0, 0).unwrap())
+                rest(plan.unwrap().prepared(true, marked).worker(0, 0).unwrap())
             };
             assert_eq!(made(false), [[vec![0, 0], vec![1, 1]], [vec![0, 2], vec![1]]]);
             assert_eq!(made(true), [[vec![0, 0], vec![1, 0]], [vec![0, 1], vec![1]], [vec![0, 2], vec![1]]]);
