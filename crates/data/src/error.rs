@@ -359,6 +359,17 @@ pub enum Error {
         #[source]
         cause: Cause,
     },
+    /// A replica's piece could not be prepared for it.
+    #[error("step {step}: the piece of local replica {replica} cannot be prepared: {cause}")]
+    Piece {
+        /// The step, counted from 0 within the pass.
+        step: u64,
+        /// The local replica.
+        replica: usize,
+        /// What was in the way.
+        #[source]
+        cause: Cause,
+    },
     /// There is no such worker.
     #[error("there is no worker {worker}: there are {workers}, counted from 0")]
     Worker {

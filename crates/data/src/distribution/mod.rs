@@ -9,6 +9,7 @@ mod part;
 mod parts;
 mod pass;
 mod position;
+mod prepare;
 mod resume;
 mod steps;
 #[cfg(test)]
@@ -25,9 +26,10 @@ use crate::plan::layout::Layout;
 use crate::plan::policy::{AutoShardPolicy, Decision, decide};
 use crate::{Batching, Cause, Dataset, Error, Result, SplitRule};
 use distribute_log::heard;
-use distribute_tensor::Nest;
+use distribute_tensor::{Leaf, Nest, Tree};
 use function::Function;
 use parts::Parted;
+use prepare::Prepare;
 use std::sync::Arc;
 
 /// How a dataset is parted.
@@ -69,6 +71,7 @@ pub struct Distribution<T> {
     source: Source<T>,
     layout: Layout,
     options: DistributeOptions,
+    prepare: Option<Prepare>,
 }
 
 /// What is parted.
@@ -85,7 +88,7 @@ impl<T> Clone for Distribution<T> {
             Source::Dataset(parted) => Source::Dataset(parted.clone()),
             Source::Function(function) => Source::Function(function.clone()),
         };
-        Self { source, layout: self.layout, options: self.options.clone() }
+        Self { source, layout: self.layout, options: self.options.clone(), prepare: self.prepare.clone() }
     }
 }
 
@@ -121,12 +124,12 @@ impl<T: Nest> Distribution<T> {
     pub fn over(&self, layout: Layout) -> Result<Self> {
         match &self.source {
             Source::Dataset(parted) => {
-                Self::of_pipeline(parted.pipeline.clone(), layout, self.options.clone())
+                let over = Self::of_pipeline(parted.pipeline.clone(), layout, self.options.clone())?;
+                Ok(Self { prepare: self.prepare.clone(), ..over })
             }
-            Source::Function(function) => {
+            Source::Function(_) => {
                 layout.check()?;
-                let source = Source::Function(function.clone());
-                Ok(Self { source, layout, options: self.options.clone() })
+                Ok(Self { layout, ..self.clone() })
             }
         }
     }
@@ -156,7 +159,7 @@ impl<T: Nest> Distribution<T> {
         {
             return Err(Error::Unordered { operation });
         }
-        Ok(Self { source: Source::Dataset(Arc::new(parted)), layout, options })
+        Ok(Self { source: Source::Dataset(Arc::new(parted)), layout, options, prepare: None })
     }
 
     /// What `make` makes for each worker (`per_replica`: for each replica): already batched for a replica, and sharded by
@@ -172,7 +175,39 @@ impl<T: Nest> Distribution<T> {
         make: impl Fn(InputContext) -> Result<Dataset<T>, Cause> + Send + Sync + 'static,
     ) -> Result<Self> {
         layout.check()?;
-        Ok(Self { source: Source::Function(Arc::new(Function::new(per_replica, make))), layout, options })
+        let source = Source::Function(Arc::new(Function::new(per_replica, make)));
+        Ok(Self { source, layout, options, prepare: None })
+    }
+
+    /// Has `prepare` called with the number of each local replica and its piece, to bring it to a device, say; the replica
+    /// gets what it returns. Where steps are made ahead, on a thread, they are prepared there; otherwise when the step is asked
+    /// for. `costly` says that this is worth the thread by itself, whatever reading costs. An error or a panic of `prepare` ends
+    /// the pass, in the step of that piece.
+    ///
+    /// An empty piece for a replica at the end is made of a piece that may have been prepared for another, and prepared in turn.
+    ///
+    /// ```
+    /// use distribute_data::{Dataset, DistributeOptions, Distribution, Layout};
+    ///
+    /// let data = Dataset::range(6).batch(4);
+    /// let plan = Distribution::new(&data, Layout::one_worker(2), DistributeOptions { prefetch: 1, ..Default::default() })?;
+    /// let (sender, prepared) = std::sync::mpsc::channel();
+    /// let plan = plan.prepared(true, move |replica, piece| {
+    ///     sender.send(replica)?;
+    ///     Ok(piece)
+    /// });
+    /// let mut pass = plan.worker(0, 0)?;
+    /// assert!(pass.step()?.is_some());
+    /// let of_two_steps: Vec<_> = prepared.iter().take(4).collect();
+    /// assert_eq!((pass.position().steps, of_two_steps), (1, vec![0, 1, 0, 1]));
+    /// # Ok::<(), distribute_data::Error>(())
+    /// ```
+    pub fn prepared(
+        self,
+        costly: bool,
+        prepare: impl Fn(usize, Tree<Leaf>) -> Result<Tree<Leaf>, Cause> + Send + Sync + 'static,
+    ) -> Self {
+        Self { prepare: Some(Prepare::new(costly, prepare)), ..self }
     }
 
     /// What a function makes for a worker: its dataset, or one for each of its replicas. None for a dataset that is

@@ -1,6 +1,7 @@
 //! What one worker reads, and how it is split.
 
 use super::cut::Cut;
+use super::prepare::PrepareStage;
 use super::steps::{Pieces, Steps, Templates};
 use super::{Distribution, Source};
 use crate::operations::ahead::AheadStage;
@@ -11,6 +12,7 @@ use crate::plan::recut::worker_sizes;
 use crate::stage::Stage;
 use crate::{AutoShardPolicy, Batching, Dataset, Error, Result, SplitRule, UnevenEnds};
 use distribute_tensor::Nest;
+use std::ops::Range;
 
 impl<T: Nest> Distribution<T> {
     /// The size of full batches, if the pipeline tells.
@@ -34,15 +36,17 @@ impl<T: Nest> Distribution<T> {
                 let pipeline = parted.parts.get(worker).ok_or_else(no_worker)?;
                 pipeline::check(pipeline)?;
                 let stage = self.cut(&parted.decision, worker).start(pipeline.start(epoch));
-                Pieces::Dealt(self.ahead(stage, pipeline, replicas), replicas)
+                Pieces::Dealt(self.ahead(stage, pipeline.costly(), 0..replicas, 0), replicas)
             }
             Source::Function(function) => {
-                let each = if function.per_replica { 1 } else { replicas };
-                let start = |made: &Dataset<T>| {
-                    pipeline::check(made.pipeline())?;
-                    Ok(self.ahead(made.pipeline().start(epoch), made.pipeline(), each))
+                let start = |(replica, made): (usize, &Dataset<T>)| {
+                    let pipeline = made.pipeline();
+                    pipeline::check(pipeline)?;
+                    let of = if function.per_replica { replica..replica + 1 } else { 0..replicas };
+                    Ok(self.ahead(pipeline.start(epoch), pipeline.costly(), of, 0))
                 };
-                let mut stages = self.made_for(worker)?.iter().map(start).collect::<Result<Vec<_>>>()?;
+                let made = self.made_for(worker)?;
+                let mut stages = made.iter().enumerate().map(start).collect::<Result<Vec<_>>>()?;
                 match (function.per_replica, stages.pop()) {
                     (false, Some(stage)) => Pieces::Dealt(stage, replicas),
                     (_, last) => {
@@ -52,7 +56,8 @@ impl<T: Nest> Distribution<T> {
                 }
             }
         };
-        Ok(Steps::new(pieces, self.ends(worker)?, self.own_full(worker), self.templates(worker, epoch)?))
+        let (ends, templates) = (self.ends(worker)?, self.templates(worker, epoch)?);
+        Ok(Steps::new(pieces, ends, self.own_full(worker), templates, self.prepare.clone()))
     }
 
     /// What happens at the end of a worker's data.
@@ -91,10 +96,21 @@ impl<T: Nest> Distribution<T> {
         }
     }
 
-    /// Prepares pieces ahead, if that is asked for and worth it.
-    fn ahead(&self, stage: Box<dyn Stage>, pipeline: &Pipeline, pieces: usize) -> Box<dyn Stage> {
-        match self.options.prefetch.saturating_mul(pieces) {
-            ahead if ahead > 0 && pipeline.costly() => Box::new(AheadStage::new(stage, ahead, "prefetch")),
+    /// The pieces of these replicas from step `step` on, prepared, and ahead if that is asked for and worth it.
+    pub(super) fn ahead(
+        &self,
+        mut stage: Box<dyn Stage>,
+        costly: bool,
+        replicas: Range<usize>,
+        step: u64,
+    ) -> Box<dyn Stage> {
+        let ahead = self.options.prefetch.saturating_mul(replicas.len());
+        let costly = costly || self.prepare.as_ref().is_some_and(|prepare| prepare.costly);
+        if let Some(prepare) = &self.prepare {
+            stage = Box::new(PrepareStage::new(stage, prepare.clone(), replicas, step));
+        }
+        match ahead {
+            ahead if ahead > 0 && costly => Box::new(AheadStage::new(stage, ahead, "prefetch")),
             _ => stage,
         }
     }

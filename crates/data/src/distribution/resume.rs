@@ -36,11 +36,14 @@ impl<T: Nest> Distribution<T> {
         } else {
             let mut old = self.as_begun(&position.origin).together(position.epoch)?;
             old.skip(position.steps)?;
+            let replicas = self.layout.replicas;
             let stage = self.own_pieces(worker, self.options.rule).start(Box::new(Gathered(old)));
-            let pieces = Pieces::Dealt(stage, self.layout.replicas);
+            // What is costly is done ahead by the old workers' own threads.
+            let pieces = Pieces::Dealt(self.ahead(stage, false, 0..replicas, position.steps), replicas);
             // The old workers decide together where the end is.
             let ends = UnevenEnds::PadEmpty;
-            let mut steps = Steps::new(pieces, ends, None, self.templates(worker, position.epoch)?);
+            let templates = self.templates(worker, position.epoch)?;
+            let mut steps = Steps::new(pieces, ends, None, templates, self.prepare.clone());
             steps.count(position.steps);
             steps
         };
@@ -101,9 +104,10 @@ impl<T: Nest> Distribution<T> {
         }
     }
 
-    /// This dataset, divided as it was when a pass began.
+    /// This dataset, divided as it was when a pass began, and not prepared: its pieces are divided again.
     fn as_begun(&self, origin: &Origin) -> Self {
         let mut plan = self.clone();
+        plan.prepare = None;
         plan.layout = origin.layout;
         plan.options.rule = origin.rule;
         if let (Source::Dataset(parted), Some(taken)) = (&self.source, origin.policy) {

@@ -1,5 +1,6 @@
 //! [`Steps`]: the pieces of one worker's replicas, step by step.
 
+use super::prepare::Prepare;
 use crate::pipeline::Pipeline;
 use crate::plan::ends::{StepCounts, UnevenEnds};
 use crate::stage::Stage;
@@ -55,7 +56,7 @@ impl Pieces {
 }
 
 /// The next element by itself.
-fn one(stage: &mut Box<dyn Stage>) -> Result<Option<Tree<Leaf>>> {
+pub(super) fn one(stage: &mut Box<dyn Stage>) -> Result<Option<Tree<Leaf>>> {
     match stage.next(1) {
         None => Ok(None),
         Some(chunk) => Ok(chunk?.into_values()?.pop()),
@@ -75,14 +76,22 @@ pub(crate) struct Steps {
     /// An empty piece, once it is known; `Some(None)` if elements have no rows.
     empty: Option<Option<Tree<Leaf>>>,
     templates: Templates,
+    /// What is done with empty pieces; the others come prepared.
+    prepare: Option<Prepare>,
     next: Vec<Option<Tree<Leaf>>>,
     taken: u64,
 }
 
 impl Steps {
-    pub(crate) fn new(pieces: Pieces, ends: UnevenEnds, full: Option<usize>, templates: Templates) -> Self {
+    pub(crate) fn new(
+        pieces: Pieces,
+        ends: UnevenEnds,
+        full: Option<usize>,
+        templates: Templates,
+        prepare: Option<Prepare>,
+    ) -> Self {
         let ended = vec![false; pieces.replicas()];
-        Self { pieces, ended, ends, full, empty: None, templates, next: Vec::new(), taken: 0 }
+        Self { pieces, ended, ends, full, empty: None, templates, prepare, next: Vec::new(), taken: 0 }
     }
 
     /// Counts steps that were skipped elsewhere.
@@ -164,7 +173,6 @@ impl Steps {
             self.end();
             return Ok(None);
         }
-        let empty = || self.empty.clone().flatten();
         let no_empty = || {
             let StepCounts { present, missing, .. } = all;
             Error::NoEmptyBatch { step: self.taken, present, replicas: present.saturating_add(missing) }
@@ -172,7 +180,14 @@ impl Steps {
         if all.unfilled > 0 {
             return Err(no_empty());
         }
-        let filled = next.into_iter().map(|piece| piece.or_else(empty).ok_or_else(no_empty));
+        let empty = |replica| {
+            let empty = self.empty.clone().flatten().ok_or_else(no_empty)?;
+            self.prepare
+                .as_ref()
+                .map_or(Ok(empty.clone()), |prepare| prepare.piece(self.taken, replica, empty))
+        };
+        let filled =
+            next.into_iter().enumerate().map(|(replica, piece)| piece.map_or_else(|| empty(replica), Ok));
         let filled = filled.collect::<Result<_>>()?;
         self.taken += 1;
         Ok(Some(filled))

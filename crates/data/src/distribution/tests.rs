@@ -2,6 +2,7 @@
 
 mod ends;
 mod files;
+mod prepare;
 
 use super::*;
 use crate::plan::ends::StepCounts;

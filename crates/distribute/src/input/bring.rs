@@ -1,20 +1,26 @@
-//! Where the tensors of a piece should be: moved to the replica's device, made there, or anywhere.
+//! Where the tensors of a piece should be: brought to the replica's device, made there, or anywhere.
 
 use super::InputOptions;
+use super::carry::Carrier;
 use crate::strategy::{DeviceKind, DeviceName};
 use crate::{Error, Result, Strategy};
-use candle_core::{Device, DeviceLocation};
-use distribute_tensor::{Leaf, Tree};
+use candle_core::{DeviceLocation, Tensor};
+use distribute_data::Distribution;
+use distribute_tensor::{Leaf, Nest, Tree};
+use std::sync::Arc;
 
 /// What to do with each replica's piece.
 pub(super) enum Bring {
     /// Nothing: it may be anywhere, or there is only one device.
     Nowhere,
-    /// Its candle tensors are moved to these devices.
-    To(Vec<Device>),
+    /// Its candle tensors are brought to these devices, as soon as it is made.
+    To(Vec<DeviceName>, Arc<Carry>),
     /// It has to be on these devices already.
     IsOn(Vec<DeviceName>),
 }
+
+/// Brings a tensor to the device of a local replica.
+pub(super) type Carry = dyn Fn(usize, &Tensor) -> candle_core::Result<Tensor> + Send + Sync;
 
 impl Bring {
     pub(super) fn new(strategy: &Strategy, options: &InputOptions) -> Result<Self> {
@@ -24,12 +30,12 @@ impl Bring {
         }
         let is_elsewhere = candle_core::utils::cuda_is_available()
             || candle_core::utils::metal_is_available()
-            || names.iter().any(|name| name.kind != DeviceKind::Cpu);
+            || names.iter().any(|name| name.has_own_memory());
         if !(options.fetches() && is_elsewhere) {
             return Ok(Bring::Nowhere);
         }
         let open = |name: &DeviceName| {
-            name.to_candle().map_err(|error| Error::Device {
+            name.to_candle().map(Carrier::new).map_err(|error| Error::Device {
                 name: name.to_string(),
                 reason: format!(
                     "tensors of a dataset cannot be brought there: {error}; with fetch_to_device: Some(false) they stay \
@@ -37,33 +43,45 @@ impl Bring {
                 ),
             })
         };
-        names.iter().map(open).collect::<Result<_>>().map(Bring::To)
+        let carriers = names.iter().map(open).collect::<Result<Vec<_>>>()?;
+        let carry = move |replica: usize, tensor: &Tensor| match carriers.get(replica) {
+            Some(carrier) => carrier.carry(tensor),
+            None => Ok(tensor.clone()),
+        };
+        Ok(Bring::To(names, Arc::new(carry)))
     }
 
-    /// The piece of one local replica, where it is to be.
-    pub(super) fn piece(
-        &self,
-        operation: &'static str,
-        replica: usize,
-        piece: Tree<Leaf>,
-    ) -> Result<Tree<Leaf>> {
-        match self {
-            Bring::Nowhere => Ok(piece),
-            Bring::To(devices) => piece.try_map(&mut |leaf| match (leaf, devices.get(replica)) {
-                (Leaf::Candle(tensor), Some(device)) => Ok(Leaf::Candle(tensor.to_device(device)?)),
-                (other, _) => Ok(other),
-            }),
-            Bring::IsOn(names) => match names.get(replica) {
-                Some(device) => {
-                    piece
-                        .leaves()
-                        .into_iter()
-                        .try_for_each(|leaf| require(operation, replica, leaf, *device))?;
-                    Ok(piece)
-                }
-                None => Ok(piece),
-            },
-        }
+    /// The plan, by which pieces are brought to their devices when they are made: while replicas compute the step before, if
+    /// steps are prepared ahead. It is worth a thread if a device has memory of its own.
+    pub(super) fn with<T: Nest>(&self, plan: Distribution<T>) -> Distribution<T> {
+        let Bring::To(names, carry) = self else { return plan };
+        let copies = names.iter().any(|name| name.has_own_memory());
+        let (names, carry) = (names.clone(), carry.clone());
+        plan.prepared(copies, move |replica, piece| {
+            piece.try_map(&mut |leaf| match leaf {
+                Leaf::Candle(tensor) => match carry(replica, &tensor) {
+                    Ok(brought) => Ok(Leaf::Candle(brought)),
+                    Err(error) => Err(not_brought(&names, replica, &Leaf::Candle(tensor), &error).into()),
+                },
+                other => Ok(other),
+            })
+        })
+    }
+
+    /// Checks that the piece of one local replica is where it had to be made.
+    pub(super) fn check(&self, operation: &'static str, replica: usize, piece: &Tree<Leaf>) -> Result<()> {
+        let Bring::IsOn(names) = self else { return Ok(()) };
+        let Some(device) = names.get(replica) else { return Ok(()) };
+        piece.leaves().into_iter().try_for_each(|leaf| require(operation, replica, leaf, *device))
+    }
+}
+
+fn not_brought(names: &[DeviceName], replica: usize, leaf: &Leaf, error: &candle_core::Error) -> Error {
+    let error = error.to_string();
+    let (kind, what, why) = (leaf.kind(), leaf.describe(), error.lines().next().unwrap_or_default());
+    Error::Device {
+        name: names.get(replica).map_or_else(|| "(none)".into(), ToString::to_string),
+        reason: format!("{kind} {what} of the dataset cannot be brought there: {why}"),
     }
 }
 
@@ -94,3 +112,6 @@ fn require(operation: &'static str, replica: usize, leaf: &Leaf, device: DeviceN
         ))
     }
 }
+
+#[cfg(test)]
+mod tests;

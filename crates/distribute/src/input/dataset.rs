@@ -1,6 +1,7 @@
 //! [`DistributedDataset`]: a dataset over the replicas of a strategy.
 
 use super::agree::same_plan;
+use super::bring::Bring;
 use super::passes::Passes;
 use super::plan::Plan;
 use super::{DistributedIterator, InputOptions, layout, spec};
@@ -170,7 +171,12 @@ impl<T: Nest> DistributedDataset<T> {
 
     /// A pass over the dataset, which yields a piece for each local replica in each step.
     pub fn iter(&self) -> DistributedIterator<T> {
-        DistributedIterator::new(&self.strategy, &self.plan, &self.passes, &self.options)
+        self.pass(Bring::new(&self.strategy, &self.options))
+    }
+
+    /// A pass whose pieces are brought so.
+    pub(super) fn pass(&self, bring: Result<Bring>) -> DistributedIterator<T> {
+        DistributedIterator::new(&self.strategy, &self.plan, &self.passes, bring)
     }
 
     /// Folds `step` over the steps of one pass.

@@ -1,6 +1,5 @@
 //! [`DistributedIterator`]: one pass, step by step.
 
-use super::InputOptions;
 use super::bring::Bring;
 use super::passes::Passes;
 use super::plan::Plan;
@@ -48,15 +47,17 @@ impl<T: Nest> DistributedIterator<T> {
         strategy: &Strategy,
         plan: &Plan<T>,
         passes: &Passes,
-        options: &InputOptions,
+        bring: Result<Bring>,
     ) -> DistributedIterator<T> {
         let present = plan.present(strategy);
         let plan = present.as_ref().map_or_else(|_| plan.latest(), Distribution::clone);
         let (number, position) = passes.begin(|epoch| plan.beginning(epoch));
         let next = plan.beginning(position.epoch.saturating_add(1));
         let worker = strategy.world().worker();
-        let started = present.and_then(|plan| Ok(plan.resume(worker, &position)?));
-        let started = started.and_then(|pass| Ok((pass, Bring::new(strategy, options)?)));
+        let started = present.and_then(|plan| {
+            let bring = bring?;
+            Ok((bring.with(plan).resume(worker, &position)?, bring))
+        });
         let (pass, bring) = match started {
             Ok((pass, bring)) => (Pass::Running(Box::new(pass)), bring),
             Err(error) => (Pass::Broken(error), Bring::Nowhere),
@@ -153,8 +154,8 @@ impl<T: Nest> DistributedIterator<T> {
         all: StepCounts,
     ) -> Result<Option<PerReplica<T>>> {
         let Some(trees) = pass.finish_trees(all)? else { return Ok(None) };
-        let brought = |(replica, piece)| self.bring.piece(operation, replica, piece);
-        let trees = trees.into_iter().enumerate().map(brought).collect::<Result<Vec<_>>>()?;
+        let check = |(replica, piece)| self.bring.check(operation, replica, piece);
+        trees.iter().enumerate().try_for_each(check)?;
         // Scalar elements are not rows of a batch.
         let rows = trees.iter().map(|piece| piece.rows().ok()).collect::<Option<Vec<_>>>();
         let typed = |(index, piece)| {

@@ -5,6 +5,7 @@
 
 mod agree;
 mod bring;
+mod carry;
 mod dataset;
 mod from_function;
 mod iterator;

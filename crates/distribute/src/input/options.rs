@@ -30,7 +30,8 @@ pub struct InputOptions {
     /// [`PerReplica`](InputReplicationMode::PerReplica) and `fetch_to_device: Some(false)`.
     #[doc(alias = "experimental_place_dataset_on_device")]
     pub place_dataset_on_device: bool,
-    /// How many steps are prepared ahead on a thread, if reading is expensive enough for one. 0 prepares none.
+    /// How many steps are prepared ahead on a thread, if reading is expensive enough for one, or tensors are moved to a device with
+    /// memory of its own. Then the pieces of so many steps more are in that memory. 0 prepares none.
     #[doc(alias = "experimental_per_replica_buffer_size")]
     pub per_replica_buffer_size: usize,
     /// How elements are sharded over workers.

@@ -1,0 +1,85 @@
+//! [`Prepare`]: what is done with a replica's piece when it has been made.
+
+use super::steps::one;
+use crate::chunk::Chunk;
+use crate::guard::guarded;
+use crate::stage::Stage;
+use crate::{Cause, Error, Result};
+use distribute_tensor::{Leaf, Tree};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A function of a local replica and its piece, which gives the piece that the replica gets.
+#[derive(Clone)]
+pub(crate) struct Prepare {
+    function: Arc<Function>,
+    /// Whether it is worth a thread.
+    pub(super) costly: bool,
+}
+
+type Function = dyn Fn(usize, Tree<Leaf>) -> Result<Tree<Leaf>, Cause> + Send + Sync;
+
+impl Prepare {
+    pub(super) fn new(
+        costly: bool,
+        function: impl Fn(usize, Tree<Leaf>) -> Result<Tree<Leaf>, Cause> + Send + Sync + 'static,
+    ) -> Self {
+        Self { function: Arc::new(function), costly }
+    }
+
+    /// The piece of one replica in a step.
+    pub(super) fn piece(&self, step: u64, replica: usize, piece: Tree<Leaf>) -> Result<Tree<Leaf>> {
+        let called = guarded("prepare", replica, || (self.function)(replica, piece));
+        let failed = |cause: Cause| Error::Piece { step, replica, cause };
+        called.map_err(|panic| failed(panic.to_string().into()))?.map_err(failed)
+    }
+}
+
+/// Prepares pieces, which its input gives replica by replica.
+pub(super) struct PrepareStage {
+    input: Box<dyn Stage>,
+    prepare: Prepare,
+    /// The replicas that get a piece in each step, in this order.
+    replicas: Range<usize>,
+    /// The step of the next piece.
+    step: u64,
+    /// How many pieces of that step have been made.
+    made: usize,
+}
+
+impl PrepareStage {
+    /// The first piece is that of step `step` for the first of `replicas`, of which there is one at least.
+    pub(super) fn new(input: Box<dyn Stage>, prepare: Prepare, replicas: Range<usize>, step: u64) -> Self {
+        Self { input, prepare, replicas, step, made: 0 }
+    }
+
+    fn piece(&mut self) -> Result<Option<Chunk>> {
+        let Some(piece) = one(&mut self.input)? else { return Ok(None) };
+        let piece = self.prepare.piece(self.step, self.replicas.start + self.made, piece)?;
+        self.count(1);
+        Ok(Some(Chunk::one(piece)))
+    }
+
+    fn count(&mut self, pieces: usize) {
+        let (made, each) = (self.made + pieces, self.replicas.len().max(1));
+        self.step += (made / each) as u64;
+        self.made = made % each;
+    }
+}
+
+impl Stage for PrepareStage {
+    fn next(&mut self, _max: usize) -> Option<Result<Chunk>> {
+        self.piece().transpose()
+    }
+
+    /// What is skipped is not prepared.
+    fn skip(&mut self, count: usize) -> Result<usize> {
+        let skipped = self.input.skip(count)?;
+        self.count(skipped);
+        Ok(skipped)
+    }
+
+    fn passes(&self) -> usize {
+        self.input.passes()
+    }
+}

@@ -1,0 +1,186 @@
+//! Pieces that are prepared for their replicas, ahead of the step or when it is asked for.
+
+use super::*;
+use crate::distribution::WorkerPass;
+use distribute_testing::watched;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread::ThreadId;
+use std::time::Duration;
+
+const LONG: Duration = Duration::from_secs(20);
+
+fn with(data: &Dataset<HostTensor>, layout: Layout, prefetch: usize) -> Distribution<HostTensor> {
+    Distribution::new(data, layout, DistributeOptions { prefetch, ..Default::default() }).unwrap()
+}
+
+fn numbers(piece: Tree<Leaf>) -> Vec<i64> {
+    HostTensor::from_tree(piece).unwrap().to_vec().unwrap()
+}
+
+/// Puts the replica in front of the ids.
+fn marked(replica: usize, piece: Tree<Leaf>) -> Result<Tree<Leaf>, Cause> {
+    let ids = numbers(piece);
+    let marks = std::iter::once(replica as i64).chain(ids);
+    Ok(HostTensor::vector(marks.collect()).into_tree())
+}
+
+/// The ids of the rest of a pass, `[step][replica]`.
+fn rest(mut pass: WorkerPass<HostTensor>) -> Vec<Vec<Vec<i64>>> {
+    let step = || pass.step().unwrap();
+    let ids = |piece: HostTensor| piece.to_vec().unwrap();
+    std::iter::from_fn(step).map(|step| step.into_iter().map(ids).collect()).collect()
+}
+
+/// Who prepared which piece of `range(20).batch(4)` for two replicas, and where.
+fn heard(prefetch: usize) -> (WorkerPass<HostTensor>, Receiver<(usize, i64, ThreadId)>) {
+    let (sender, heard) = channel();
+    let plan = with(&Dataset::range(20).batch(4), Layout::one_worker(2), prefetch);
+    let plan = plan.prepared(true, move |replica, piece| {
+        let first = numbers(piece.clone()).first().copied().ok_or("no rows")?;
+        sender.send((replica, first, std::thread::current().id()))?;
+        Ok(piece)
+    });
+    (plan.worker(0, 0).unwrap(), heard)
+}
+
+// INV-3
+#[test]
+fn a_step_is_prepared_before_it_is_asked_for_and_on_another_thread() {
+    watched(|| {
+        for ahead in [1, 2] {
+            let (mut pass, heard) = heard(ahead);
+            let mut called = 0;
+            for taken in 1..=3 {
+                assert!(pass.step().unwrap().is_some());
+                // Nobody asks for the steps behind.
+                while called < (taken + ahead) * 2 && called < 10 {
+                    let (replica, first, thread) = heard.recv_timeout(LONG).expect("nothing is prepared");
+                    assert_eq!((replica, first), (called % 2, 2 * called as i64));
+                    assert_ne!(thread, std::thread::current().id());
+                    called += 1;
+                }
+                assert!(heard.try_recv().is_err(), "further ahead than {ahead} steps");
+                assert_eq!(pass.position().steps, taken as u64);
+            }
+            // The thread ends with the pass: its end of the channel is gone.
+            drop(pass);
+            while heard.recv_timeout(LONG).is_ok() {}
+            assert_eq!(heard.recv_timeout(LONG), Err(RecvTimeoutError::Disconnected));
+        }
+    });
+}
+
+#[test]
+fn what_costs_little_is_done_here_where_reading_costs_little_too() {
+    let (sender, heard) = channel();
+    let plan = with(&Dataset::range(20).batch(4), Layout::one_worker(2), 1);
+    let plan = plan.prepared(false, move |_, piece| {
+        sender.send(std::thread::current().id())?;
+        Ok(piece)
+    });
+    assert_eq!(rest(plan.worker(0, 0).unwrap()).len(), 5);
+    assert_eq!(heard.try_iter().collect::<Vec<_>>(), [std::thread::current().id(); 10]);
+}
+
+#[test]
+fn without_steps_ahead_a_step_is_prepared_when_it_is_asked_for() {
+    let (mut pass, heard) = heard(0);
+    assert!(heard.try_recv().is_err());
+    for step in 0..2 {
+        assert!(pass.step().unwrap().is_some());
+        let called: Vec<_> = heard.try_iter().collect();
+        let here = std::thread::current().id();
+        assert_eq!(called, [(0, 4 * step, here), (1, 4 * step + 2, here)]);
+    }
+}
+
+// INV-3
+#[test]
+fn what_fails_ends_the_pass_in_its_step_and_is_named() {
+    watched(|| {
+        for prefetch in [0, 1, 3] {
+            for (panics, why) in
+                [(false, "no memory"), (true, "the function given to prepare panicked at element 1: no luck")]
+            {
+                let plan = with(&Dataset::range(20).batch(4), Layout::one_worker(2), prefetch);
+                let plan =
+                    plan.prepared(true, move |replica, piece| match (replica, numbers(piece.clone())[0]) {
+                        (1, 10) if panics => panic!("no luck"),
+                        (1, 10) => Err("no memory".into()),
+                        _ => Ok(piece),
+                    });
+                for from in [0, 1] {
+                    let position = Position { steps: from, ..plan.beginning(0) };
+                    let mut pass = plan.resume(0, &position).unwrap();
+                    for _ in from..2 {
+                        assert!(pass.step().unwrap().is_some());
+                    }
+                    let error = pass.step().unwrap_err();
+                    assert!(matches!(error, Error::Piece { step: 2, replica: 1, .. }), "{error}");
+                    let text = format!("step 2: the piece of local replica 1 cannot be prepared: {why}");
+                    assert_eq!(error.to_string(), text);
+                    assert_eq!(pass.position().steps, 2);
+                    assert!(pass.step().unwrap().is_none());
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn a_pass_goes_on_behind_the_step_that_was_taken_though_more_were_prepared() {
+    watched(|| {
+        let data = Dataset::range(11).batch(4);
+        for prefetch in [0, 1, 4] {
+            let two = with(&data, Layout::one_worker(2), prefetch).prepared(true, marked);
+            let mut pass = two.worker(0, 0).unwrap();
+            let first: Vec<_> = pass.step().unwrap().unwrap();
+            assert_eq!(
+                first.iter().map(|piece| piece.to_vec::<i64>().unwrap()).collect::<Vec<_>>(),
+                [[0, 0, 1], [1, 2, 3]]
+            );
+            let position = pass.position();
+            let left = vec![vec![vec![0, 4, 5], vec![1, 6, 7]], vec![vec![0, 8, 9], vec![1, 10]]];
+            assert_eq!(rest(two.resume(0, &position).unwrap()), left);
+            assert_eq!(rest(pass), left);
+            // On another layout, what the old workers would have had is prepared once, for the new replicas.
+            let others = two.over(Layout { workers: 2, replicas: 3 }).unwrap();
+            assert_eq!(
+                rest(others.resume(0, &position).unwrap()),
+                [[vec![0, 4], vec![1, 5], vec![2, 6]], [vec![0, 8], vec![1, 9], vec![2, 10]]]
+            );
+            assert_eq!(
+                rest(others.resume(1, &position).unwrap()),
+                [[vec![0, 7], vec![1], vec![2]], [vec![0], vec![1], vec![2]]]
+            );
+            let failing = others.prepared(true, |replica, piece| match &numbers(piece.clone())[..] {
+                [9] => Err(format!("for {replica}").into()),
+                _ => Ok(piece),
+            });
+            let mut pass = failing.resume(0, &position).unwrap();
+            assert!(pass.step().unwrap().is_some());
+            let error = pass.step().unwrap_err();
+            assert!(matches!(error, Error::Piece { step: 2, replica: 1, .. }), "{error}");
+        }
+    });
+}
+
+#[test]
+fn fn_2_pieces_of_a_function_are_prepared_and_so_are_the_empty_ones_at_its_end() {
+    watched(|| {
+        for prefetch in [0, 1, 2] {
+            let options = DistributeOptions { prefetch, ..Default::default() };
+            let made = |per_replica| {
+                let make = |context: InputContext| {
+                    let n = if context.input_pipeline_id == 0 { 3 } else { 1 };
+                    Ok(Dataset::range(n).batch(1))
+                };
+                let plan =
+                    Distribution::from_function(Layout::one_worker(2), per_replica, options.clone(), make);
+                rest(plan.unwrap().prepared(true, marked).worker(0, 0).unwrap())
+            };
+            assert_eq!(made(false), [[vec![0, 0], vec![1, 1]], [vec![0, 2], vec![1]]]);
+            assert_eq!(made(true), [[vec![0, 0], vec![1, 0]], [vec![0, 1], vec![1]], [vec![0, 2], vec![1]]]);
+        }
+    });
+}

@@ -1,0 +1,113 @@
+//! [`Carrier`]: how a tensor gets to a device.
+
+use candle_core::{CpuStorage, Device, Result, Storage, Tensor};
+
+/// What brings tensors to one device.
+pub(super) struct Carrier {
+    device: Device,
+}
+
+impl Carrier {
+    pub(super) fn new(device: Device) -> Self {
+        Self { device }
+    }
+
+    /// The tensor on the device; itself if it is there.
+    ///
+    /// # Errors
+    /// candle's: the device has no memory for it, or no such dtype.
+    pub(super) fn carry(&self, tensor: &Tensor) -> Result<Tensor> {
+        if tensor.device().same_device(&self.device) {
+            return Ok(tensor.clone());
+        }
+        if tensor.elem_count() == 0 {
+            return self.empty(tensor);
+        }
+        alone(tensor)?.to_device(&self.device)
+    }
+
+    /// A tensor without elements. It has memory for some: CUDA refuses to give none.
+    fn empty(&self, tensor: &Tensor) -> Result<Tensor> {
+        let some: Vec<usize> = tensor.dims().iter().map(|size| *size.max(&1)).collect();
+        let some = Tensor::zeros(some, tensor.dtype(), &self.device)?;
+        let dims = tensor.dims().iter().enumerate();
+        dims.filter(|(_, size)| **size == 0).try_fold(some, |some, (dim, _)| some.narrow(dim, 0, 0))
+    }
+}
+
+/// The tensor with memory of its own, if it is a part of a larger one: candle brings all of the memory that a tensor is in, and a piece may
+/// lie in that of the whole dataset.
+fn alone(tensor: &Tensor) -> Result<Tensor> {
+    let is_all = {
+        let (storage, layout) = tensor.storage_and_layout();
+        match &*storage {
+            Storage::Cpu(all) => layout.is_contiguous() && len(all) == tensor.elem_count(),
+            // How much it is, is not to be known there.
+            _ => false,
+        }
+    };
+    if is_all { Ok(tensor.clone()) } else { tensor.force_contiguous() }
+}
+
+fn len(storage: &CpuStorage) -> usize {
+    match storage {
+        CpuStorage::U8(all)
+        | CpuStorage::F6E2M3(all)
+        | CpuStorage::F6E3M2(all)
+        | CpuStorage::F4(all)
+        | CpuStorage::F8E8M0(all) => all.len(),
+        CpuStorage::U32(all) => all.len(),
+        CpuStorage::I16(all) => all.len(),
+        CpuStorage::I32(all) => all.len(),
+        CpuStorage::I64(all) => all.len(),
+        CpuStorage::BF16(all) => all.len(),
+        CpuStorage::F16(all) => all.len(),
+        CpuStorage::F32(all) => all.len(),
+        CpuStorage::F64(all) => all.len(),
+        CpuStorage::F8E4M3(all) => all.len(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle_core::DType;
+
+    fn memory_of(tensor: &Tensor) -> usize {
+        match &*tensor.storage_and_layout().0 {
+            Storage::Cpu(all) => len(all),
+            _ => unreachable!("it is on the CPU"),
+        }
+    }
+
+    // IN-4
+    #[test]
+    fn of_a_part_of_a_tensor_no_more_is_brought_than_the_part() {
+        let all = Tensor::arange(0f32, 600., &Device::Cpu).unwrap().reshape((100, 6)).unwrap();
+        let columns = all.narrow(1, 2, 3).unwrap();
+        for part in [all.narrow(0, 0, 4).unwrap(), all.narrow(0, 40, 4).unwrap(), columns, all.t().unwrap()] {
+            let own = alone(&part).unwrap();
+            assert_eq!(memory_of(&own), part.elem_count());
+            assert!(own.is_contiguous());
+            let numbers = |tensor: &Tensor| tensor.to_vec2::<f32>().unwrap();
+            assert_eq!(numbers(&own), numbers(&part));
+        }
+        assert_eq!(alone(&all).unwrap().id(), all.id(), "all of it is copied for nothing");
+    }
+
+    // IN-4, ITER-2
+    #[test]
+    fn a_piece_without_rows_has_some_memory_on_its_device_and_no_more() {
+        let all = Tensor::zeros((100, 6, 2), DType::I64, &Device::Cpu).unwrap();
+        let carrier = Carrier::new(Device::Cpu);
+        for (part, memory) in [
+            (all.narrow(0, 100, 0).unwrap(), 12),
+            (all.narrow(0, 5, 3).unwrap().narrow(1, 0, 0).unwrap(), 6),
+            (all.narrow(0, 5, 0).unwrap().narrow(2, 1, 0).unwrap(), 6),
+        ] {
+            let empty = carrier.empty(&part).unwrap();
+            assert_eq!((empty.dims(), empty.dtype()), (part.dims(), DType::I64));
+            assert_eq!(memory_of(&empty), memory);
+        }
+    }
+}
