@@ -150,7 +150,7 @@ impl ReplicaContext {
         let call_made = Fingerprint::new(Operation::AllGather, format!("axis {axis} of {detail}"), at);
         let inputs = leaves.clone();
         let mut offsets = Vec::new();
-        let gathered = by_host(self.member(), leaves, |leaves| {
+        let gathered = by_host(self.member(), leaves, false, |leaves| {
             let gathered =
                 all_gather(self.member(), call_made, axis, leaves).map_err(failure("all_gather"))?;
             offsets = gathered.1;

@@ -1,7 +1,7 @@
 //! How replicas reduce leaves together.
 
 use super::ReplicaContext;
-use crate::strategy::{Reduction, reduce_by};
+use crate::strategy::{CrossDeviceOps, Reduction, reduce_by};
 use crate::{Error, Result};
 use candle_core::Device;
 use distribute_cluster::{Fingerprint, Operation};
@@ -22,11 +22,17 @@ impl ReplicaContext {
         leaves: Vec<Leaf>,
         at: &'static Location<'static>,
     ) -> Result<Combined> {
-        by_host(self.member(), leaves, |leaves| self.combine_on_host(operation, op, detail, leaves, at))
+        let (member, extended) = (self.member(), self.strategy().extended());
+        // Cross-device ops combine devices of one process; processes exchange bytes, and a lone replica has nothing to
+        // combine.
+        let ops = extended.cross_device_ops().filter(|_| !member.is_alone() && member.session().is_none());
+        let stay = ops.is_some_and(|ops| ops.takes_device_tensors(extended.worker_devices()));
+        by_host(member, leaves, stay, |leaves| self.combine_by(ops, operation, op, detail, leaves, at))
     }
 
-    fn combine_on_host(
+    fn combine_by(
         &self,
+        ops: Option<&dyn CrossDeviceOps>,
         operation: &'static str,
         op: ReduceOp,
         detail: impl FnOnce(&[Leaf]) -> String,
@@ -40,10 +46,6 @@ impl ReplicaContext {
             text += &format!(", in packs of {} bytes", options.bytes_per_pack);
         }
         let call = Fingerprint::new(Operation::AllReduce, text, at);
-        let extended = self.strategy().extended();
-        // Cross-device ops combine devices of one process; processes exchange bytes, and a lone replica has nothing to
-        // combine.
-        let ops = extended.cross_device_ops().filter(|_| !member.is_alone() && member.session().is_none());
         let Some(ops) = ops else {
             let packing = Packing::Bytes(options.bytes_per_pack);
             return all_reduce(member, call, op, packing, leaves).map_err(failure(operation));
@@ -71,27 +73,34 @@ impl ReplicaContext {
     }
 }
 
-/// Makes a call of all replicas with leaves in the memory of the CPU, where replicas meet, and gives each result on the device of the leaf
-/// that this replica has brought. A lone replica meets nobody.
+/// Makes a call of all replicas with leaves in the memory of the CPU, where replicas meet, or, where these `stay`, with leaves on their devices.
+/// Gives each result on the device of the leaf that this replica has brought. A lone replica meets nobody.
 pub(super) fn by_host(
     member: &Member,
     leaves: Vec<Leaf>,
+    stay: bool,
     call: impl FnOnce(Vec<Leaf>) -> Result<Combined>,
 ) -> Result<Combined> {
-    let elsewhere = |leaf: &Leaf| match leaf {
-        Leaf::Candle(tensor) if !tensor.device().is_cpu() => Some(tensor.device().clone()),
+    let device = |leaf: &Leaf| match leaf {
+        Leaf::Candle(tensor) => Some(tensor.device().clone()),
         _ => None,
     };
-    let devices: Vec<Option<Device>> = leaves.iter().map(elsewhere).collect();
-    if member.is_alone() || devices.iter().all(Option::is_none) {
+    let devices: Vec<Option<Device>> = leaves.iter().map(device).collect();
+    let on_host = |device: &Option<Device>| device.as_ref().is_none_or(Device::is_cpu);
+    if member.is_alone() || (!stay && devices.iter().all(on_host)) {
         return call(leaves);
     }
     let moved = |leaf: Leaf, device: &Device| match leaf {
         Leaf::Candle(tensor) => Ok::<_, Error>(Leaf::Candle(tensor.to_device(device)?)),
         other => Ok(other),
     };
-    let leaves = leaves.into_iter().map(|leaf| moved(leaf, &Device::Cpu)).collect::<Result<_>>()?;
+    let leaves = if stay {
+        leaves
+    } else {
+        leaves.into_iter().map(|leaf| moved(leaf, &Device::Cpu)).collect::<Result<_>>()?
+    };
     let Combined { leaves, tracked } = call(leaves)?;
+    // Also to the CPU, where this replica alone has brought a leaf from there.
     let back = leaves.into_iter().zip(devices).map(|(leaf, device)| match device {
         Some(device) => moved(leaf, &device),
         None => Ok(leaf),

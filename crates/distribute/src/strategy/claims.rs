@@ -1,6 +1,6 @@
 //! Checks what a strategy says about itself, once, when it is made.
 
-use super::{CommunicationOptions, CrossDeviceOps, DeviceName, StrategyExtended, VariablePlacement};
+use super::{CommunicationOptions, DeviceName, StrategyExtended, VariablePlacement};
 use crate::{Error, Result};
 use distribute_cluster::World;
 use distribute_collective::group::Group;
@@ -19,7 +19,7 @@ pub(super) fn check(extended: &dyn StrategyExtended) -> Result<()> {
     if let Some(reason) = claims.contradiction() {
         return Err(Error::invalid("Strategy::new", format!("{} {reason}", extended.kind())));
     }
-    extended.cross_device_ops().map_or(Ok(()), CrossDeviceOps::check)
+    extended.cross_device_ops().map_or(Ok(()), |ops| ops.check(extended.worker_devices()))
 }
 
 /// The return values of the author's methods.

@@ -34,6 +34,8 @@ pub(crate) use cross_device::reduce_by;
 pub use cross_device::{
     CrossDeviceOps, HierarchicalCopyAllReduce, NcclAllReduce, Reduction, ReductionToOneDevice,
 };
+#[allow(unused_imports, reason = "for optimizers, which don't sum by NCCL yet")]
+pub(crate) use cross_device::{sum_on_gpus, uses_nccl};
 pub use destinations::Destinations;
 pub(crate) use device::is_native;
 pub use device::{DeviceKind, DeviceName};

@@ -4,10 +4,10 @@
 //! |---|---|
 //! | `one_device` | [`ReductionToOneDevice`]: everything is summed on one device |
 //! | `hierarchical` | [`HierarchicalCopyAllReduce`]: two halves, then their sums |
-//! | `nccl` | [`NcclAllReduce`]: NVIDIA's library, once there is an engine for it |
+//! | `nccl` | [`NcclAllReduce`]: NVIDIA's library, between GPUs |
 //! | `choice` | chooses the algorithm by the devices |
 //!
-//! All of them give the same bits: sums over replicas have one order, that of
+//! All of them give the same bits, but for what NCCL sums: sums over replicas have one order, that of
 //! [`kernel::fold`](crate::tensor::kernel::fold).
 
 mod choice;
@@ -18,11 +18,14 @@ mod one_device;
 use choice::{Algorithm, choose};
 pub use hierarchical::HierarchicalCopyAllReduce;
 pub use nccl::NcclAllReduce;
+#[allow(unused_imports, reason = "for optimizers, which don't sum by NCCL yet")]
+pub(crate) use nccl::{sum_on_gpus, uses_nccl};
 pub use one_device::ReductionToOneDevice;
 
 use super::{CommunicationOptions, DeviceName};
 use crate::{Error, Result};
 use distribute_tensor::{Leaf, ReduceOp};
+use std::any::Any;
 use std::fmt::Debug;
 
 /// A value to reduce: its parts, where they are, and where the result should be.
@@ -71,7 +74,7 @@ pub struct Reduction<'a> {
 /// # Ok::<(), distribute::Error>(())
 /// ```
 #[doc(alias = "tf.distribute.CrossDeviceOps")]
-pub trait CrossDeviceOps: Debug + Send + Sync + 'static {
+pub trait CrossDeviceOps: Any + Debug + Send + Sync {
     /// Reduces one value, and returns a copy of the result for each of its destinations, in order. The result has the kind,
     /// shape and dtype of that of [`Leaf::reduce`]. Not called if every value of a batch has a single part, which is already
     /// where the result should be.
@@ -99,12 +102,21 @@ pub trait CrossDeviceOps: Debug + Send + Sync + 'static {
         values.iter().map(|value| self.reduce(op, value, options)).collect()
     }
 
-    /// Refuses unsupported settings. Called once, when the strategy is made. By default it accepts all.
+    /// Refuses unsupported settings, and what cannot be used between these devices, those of the local replicas. Called once, when the
+    /// strategy is made. By default it accepts all.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`], which says which setting and why.
-    fn check(&self) -> Result<()> {
+    /// [`Error::InvalidArgument`], which says which setting and why; [`Error::Device`], which says what the devices lack.
+    fn check(&self, devices: &[DeviceName]) -> Result<()> {
+        let _ = devices;
         Ok(())
+    }
+
+    /// Whether the parts of an `all_reduce` between replicas on these devices come to [`reduce`](Self::reduce) where they are. By default they come
+    /// in the memory of the CPU, and each replica gets its result on the device of its part.
+    fn takes_device_tensors(&self, devices: &[DeviceName]) -> bool {
+        let _ = devices;
+        false
     }
 
     /// Returns a copy of one value for each of `to`, in order. Devices that share memory share the copy.

@@ -1,0 +1,116 @@
+use super::*;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+#[test]
+fn without_the_library_an_error_says_what_to_install() {
+    let fault = Nccl::load("libnccl-that-is-not-there.so.2").err().unwrap();
+    assert!(matches!(fault, Fault::Missing { .. }), "{fault}");
+    let error = fault.on(&[crate::DeviceName::gpu(0), crate::DeviceName::gpu(1)]);
+    assert!(matches!(error, crate::Error::Device { .. }), "{error}");
+    let text = error.to_string();
+    for part in [
+        "device \"/job:localhost/replica:0/task:0/device:GPU:0, /job:localhost/replica:0/task:0/device:GPU:1\"",
+        // What the loader said, and where it looked.
+        "libnccl-that-is-not-there.so.2: cannot open shared object file",
+        "libnccl.so.2 was looked for in LD_LIBRARY_PATH (",
+        "apt-get install libnccl2",
+        "pip install nvidia-nccl-cu12",
+        "nvidia-nccl-cu13",
+        "nvidia/nccl/lib",
+        // And what does without.
+        "ReductionToOneDevice",
+    ] {
+        assert!(text.contains(part), "{part:?} is not in {text}");
+    }
+}
+
+#[test]
+fn a_library_that_is_not_nccl_is_missing() {
+    // The program's own C library has none of its functions.
+    let fault = Nccl::load("libc.so.6").err().unwrap();
+    assert!(fault.to_string().contains("ncclGetVersion"), "{fault}");
+}
+
+#[test]
+fn releases_are_written_as_nvidia_does() {
+    assert_eq!([21403, 22703, 2708].map(text), ["2.14.3", "2.27.3", "2.7.8"]);
+}
+
+/// What stands in for NCCL, compiled into `folder`; `None` where there is no compiler beside the tests.
+fn played(folder: &Path, release: Option<&str>) -> Option<PathBuf> {
+    let file = folder.join(format!("libnccl-{}.so", release.unwrap_or("played")));
+    let beside = Path::new(env!("CARGO")).with_file_name("rustc");
+    let rustc = if beside.exists() { beside } else { "rustc".into() };
+    let mut command = Command::new(rustc);
+    command.args(["--edition=2024", "--crate-type=cdylib", "-Cprefer-dynamic=no", "-o"]).arg(&file);
+    command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/nccl/libnccl.rs"));
+    command.env_remove("RUSTFLAGS");
+    if let Some(release) = release {
+        command.env("PLAYED_RELEASE", release);
+    }
+    match command.output() {
+        Ok(output) => {
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            Some(file)
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+        Err(error) => panic!("rustc: {error}"),
+    }
+}
+
+/// Calls for the sum of one vector of each replica, on the stream of its GPU.
+fn add<T>(
+    nccl: &Nccl,
+    all: &Communicators,
+    number: c_int,
+    vectors: &mut [(Vec<T>, Vec<T>)],
+) -> Vec<Result<(), CallError>> {
+    let call = |(replica, (from, to)): (usize, &mut (Vec<T>, Vec<T>))| {
+        let (count, stream) = (from.len(), ptr::without_provenance_mut(all.gpus()[replica] + 100));
+        let vectors = Vectors { from: from.as_ptr().cast(), to: to.as_mut_ptr().cast(), count, number };
+        // SAFETY: the vectors have so many elements each, and are there until the group has ended.
+        unsafe { nccl.all_reduce(all, replica, vectors, stream) }
+    };
+    vectors.iter_mut().enumerate().map(call).collect()
+}
+
+// INV-16
+#[test]
+fn functions_are_called_as_the_header_declares_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(file) = played(folder.path(), None) else { return eprintln!("there is no rustc: not tested") };
+    let nccl = Nccl::load(file.to_str().unwrap()).unwrap();
+    let all = nccl.link(&[5, 2, 7]).unwrap();
+    assert_eq!(all.gpus(), [5, 2, 7]);
+
+    let mut floats: Vec<_> = [1f32, 10., 100.].map(|x| (vec![x, 2. * x], vec![0.; 2])).into();
+    let mut integers: Vec<_> = [1i64, 10, 100].map(|x| (vec![x, 2 * x, 3 * x], vec![0; 3])).into();
+    nccl.start().unwrap();
+    let called = [add(&nccl, &all, 7, &mut floats), add(&nccl, &all, 4, &mut integers)].concat();
+    assert_eq!(called, vec![Ok(()); 6]);
+    // Nothing begins before the group ends.
+    assert!(floats.iter().all(|(_, to)| *to == [0.; 2]));
+    nccl.end().unwrap();
+    assert!(floats.iter().all(|(_, to)| *to == [111., 222.]), "{floats:?}");
+    assert!(integers.iter().all(|(_, to)| *to == [111, 222, 333]), "{integers:?}");
+
+    // What NCCL says is in the error, with the function.
+    let fault = nccl.end().unwrap_err();
+    assert_eq!(fault, CallError { call: "ncclGroupEnd", reason: "invalid usage".into() });
+    let fault = nccl.link(&[0, 8]).unwrap_err();
+    assert_eq!(fault, CallError { call: "ncclCommInitAll", reason: "invalid argument".into() });
+    nccl.abort(all);
+}
+
+#[test]
+fn a_release_that_is_too_old_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(file) = played(folder.path(), Some("21304")) else {
+        return eprintln!("there is no rustc: not tested");
+    };
+    let fault = Nccl::load(file.to_str().unwrap()).err().unwrap();
+    assert!(matches!(fault, Fault::TooOld { .. }), "{fault}");
+    let text = fault.to_string();
+    assert!(text.contains("NCCL 2.13.4 is installed, and NcclAllReduce needs 2.14 or later"), "{text}");
+}
