@@ -178,7 +178,7 @@ impl<R: Rule> Optimizer<R> {
             change.slots().iter_mut().zip(&self.trained.variables).enumerate()
         {
             if on_devices.get(number).is_none_or(Option::is_none) {
-                slots.to_host(variable)?;
+                slots.bring_back(variable)?;
             }
         }
         self.trained.bring_back(on_devices)

@@ -1,7 +1,8 @@
 //! What a rule keeps beside one variable.
 
+use crate::variables::to_host;
 use crate::{Error, Result};
-use candle_core::{DType, Device, Tensor, Var};
+use candle_core::{DType, Tensor, Var};
 use distribute_optim::SlotSpec;
 use std::any::Any;
 
@@ -71,7 +72,7 @@ impl Slots {
         Ok(match self {
             Slots::F32(slots) => Tensor::from_slice(&slots[index], shape, device)?,
             Slots::F64(slots) => Tensor::from_slice(&slots[index], shape, device)?,
-            Slots::OnDevices(all) => all[0][index].to_device(device)?.copy()?,
+            Slots::OnDevices(all) => to_host(&all[0][index])?.to_device(device)?.copy()?,
         })
     }
 
@@ -93,11 +94,11 @@ impl Slots {
     }
 
     /// Brings them to the host, if they are on devices. Waits for one.
-    pub(super) fn to_host(&mut self, variable: &Var) -> Result<()> {
+    pub(super) fn bring_back(&mut self, variable: &Var) -> Result<()> {
         let Slots::OnDevices(all) = self else { return Ok(()) };
         let first = all.first().map_or(&[][..], Vec::as_slice);
-        let flat = first.iter().map(|slot| slot.to_device(&Device::Cpu)?.flatten_all());
-        let flat = flat.collect::<candle_core::Result<Vec<_>>>()?;
+        let flat = first.iter().map(|slot| Ok(to_host(slot)?.flatten_all()?));
+        let flat = flat.collect::<Result<Vec<_>>>()?;
         *self = match variable.dtype() {
             DType::F64 => Slots::F64(flat.iter().map(Tensor::to_vec1).collect::<candle_core::Result<_>>()?),
             _ => Slots::F32(flat.iter().map(Tensor::to_vec1).collect::<candle_core::Result<_>>()?),

@@ -2,7 +2,8 @@
 
 use crate::Result;
 use crate::lock::lock;
-use candle_core::{DType, Device, Tensor};
+use crate::variables::to_host;
+use candle_core::{DType, Tensor};
 use std::sync::Mutex;
 
 /// How many are read at once, at most: a device is waited for once in so many steps.
@@ -43,7 +44,7 @@ impl Unread {
         drop(waiting);
         let as_f64 =
             losses.iter().map(|of| of.loss.to_dtype(DType::F64)).collect::<candle_core::Result<Vec<_>>>()?;
-        let read: Vec<f64> = Tensor::stack(&as_f64, 0)?.to_device(&Device::Cpu)?.to_vec1()?;
+        let read: Vec<f64> = to_host(&Tensor::stack(&as_f64, 0)?)?.to_vec1()?;
         let of = |(Loss { step, number, .. }, loss): (Loss<Tensor>, f64)| Loss { step, number, loss };
         Ok(losses.into_iter().zip(read).map(of).collect())
     }
@@ -52,6 +53,7 @@ impl Unread {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use candle_core::Device;
 
     #[test]
     fn each_loss_is_read_once_in_its_order_and_later_ones_many_at_once() {

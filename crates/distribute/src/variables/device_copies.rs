@@ -127,7 +127,7 @@ impl DeviceCopies {
         }
         // All have the same.
         if let Some(copy) = self.made().next() {
-            self.of.set(&copy.as_detached_tensor().to_device(self.of.device())?)?;
+            self.of.set(&to_host(&copy.as_detached_tensor())?)?;
         }
         *ahead = false;
         Ok(())
@@ -179,8 +179,14 @@ impl Drop for Writing<'_> {
 
 /// A tensor in the memory of the CPU. Waits for its device.
 pub(crate) fn to_host(tensor: &Tensor) -> Result<Tensor> {
+    #[cfg(test)]
+    WAITS.fetch_add(1, Ordering::Relaxed);
     Ok(tensor.to_device(&Device::Cpu)?)
 }
+
+/// How often somebody has waited for a device in this process.
+#[cfg(test)]
+pub(crate) static WAITS: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
 
 #[cfg(test)]
 mod tests {

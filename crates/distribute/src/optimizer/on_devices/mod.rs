@@ -144,3 +144,6 @@ fn put_rows(whole: &Tensor, index: &Tensor, rows: &Tensor) -> Result<()> {
     let index = index.unsqueeze(1)?.broadcast_as(rows.shape())?.contiguous()?;
     Ok(as_rows(&whole.detach())?.scatter_set(&index, rows, 0)?)
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,7 +4,8 @@ use super::gradient::DeviceGradient;
 use super::program::full;
 use crate::Result;
 use crate::optimizer::transform::{Kind, Transform};
-use candle_core::{DType, Device, Tensor, Var};
+use crate::variables::to_host;
+use candle_core::{DType, Tensor, Var};
 
 /// A replica's gradients, transformed: `copies` are the variables that it computes with. Closures are left out.
 pub(in crate::optimizer) fn transform(
@@ -101,5 +102,5 @@ pub(in crate::optimizer) fn are_finite<'a>(tensors: impl Iterator<Item = &'a Ten
     if zeros.is_empty() {
         return Ok(true);
     }
-    Ok(Tensor::stack(&zeros, 0)?.sum_all()?.to_device(&Device::Cpu)?.to_scalar::<f64>()? == 0.)
+    Ok(to_host(&Tensor::stack(&zeros, 0)?.sum_all()?)?.to_scalar::<f64>()? == 0.)
 }

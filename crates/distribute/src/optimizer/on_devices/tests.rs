@@ -1,0 +1,79 @@
+//! Where a step is made, in a process that treats CPUs as devices with memory of their own.
+
+use crate::nn::linear;
+use crate::optimizer::Transform;
+use crate::optimizer::slots::Slots;
+use crate::variables::WAITS;
+use crate::{Adam, MirroredStrategy, OneDeviceStrategy, ReplicaContext, Strategy};
+use candle_core::{DType, Device, Module, Tensor};
+use candle_nn::VarBuilder;
+use distribute_testing::{child, watched};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+fn generic(test: &str, body: impl FnOnce() + Send + 'static) {
+    if child::part().is_some() {
+        return watched(body);
+    }
+    let mut command = child::command(test, "generic");
+    command.env("DISTRIBUTE_GENERIC_DEVICES", "1");
+    child::output(command, Duration::from_secs(100));
+}
+
+// INV-70
+#[test]
+fn a_lone_replica_waits_for_its_device_where_its_losses_are_read_and_nowhere_else() {
+    const TEST: &str = "optimizer::on_devices::tests::a_lone_replica_waits_for_its_device_where_its_losses_are_read_and_nowhere_else";
+    generic(TEST, || {
+        let strategy: Strategy = OneDeviceStrategy::new("cpu:0").unwrap().into();
+        let model = strategy.replicate(|vb: VarBuilder| linear(3, 2, vb)).unwrap();
+        let optimizer = Adam::new(&model.variables, 0.1)
+            .unwrap()
+            .before_reduce(Transform::clip_by_value(-1., 1.))
+            .unwrap()
+            .after_reduce(Transform::clip_by_global_norm(1.))
+            .unwrap();
+        let x = Tensor::ones((4, 3), DType::F32, &Device::Cpu).unwrap();
+        let step = |ctx: &ReplicaContext, model: &crate::nn::Linear| {
+            optimizer.minimize(ctx, model.forward(&x)?.sqr()?.mean_all()?, 4)
+        };
+        let before = WAITS.load(Ordering::Relaxed);
+        for _ in 0..63 {
+            strategy.run(&model, step).unwrap();
+        }
+        // After 1, 2, 4, 8, 16 and 32 steps.
+        assert_eq!(WAITS.load(Ordering::Relaxed) - before, 6);
+        let slots = optimizer.progress.read("test").unwrap();
+        assert!(slots.iter().all(|slots| matches!(slots, Slots::OnDevices(all) if all.len() == 1)));
+        drop(slots);
+        // Who reads a weight waits for that one.
+        let waits = || {
+            model.variables.get("weight").unwrap();
+            WAITS.load(Ordering::Relaxed) - before
+        };
+        assert_eq!((waits(), waits()), (7, 7));
+    });
+}
+
+// INV-70
+#[test]
+fn slots_of_several_replicas_are_on_each_device() {
+    generic("optimizer::on_devices::tests::slots_of_several_replicas_are_on_each_device", || {
+        let strategy: Strategy = MirroredStrategy::cpus(2).unwrap().into();
+        let model = strategy.replicate(|vb: VarBuilder| linear(3, 2, vb)).unwrap();
+        let optimizer = Adam::new(&model.variables, 0.1).unwrap();
+        let x = Tensor::ones((4, 3), DType::F32, &Device::Cpu).unwrap();
+        for _ in 0..3 {
+            strategy
+                .run(&model, |ctx, model| optimizer.minimize(ctx, model.forward(&x)?.mean_all()?, 4))
+                .unwrap();
+        }
+        for slots in optimizer.progress.read("test").unwrap().iter() {
+            let Slots::OnDevices(all) = slots else { panic!("on the host") };
+            let values = |slots: &Vec<Tensor>| -> Vec<Vec<f32>> {
+                slots.iter().map(|slot| slot.flatten_all().unwrap().to_vec1().unwrap()).collect()
+            };
+            assert!(all.len() == 2 && values(&all[0]) == values(&all[1]) && all[0][0].id() != all[1][0].id());
+        }
+    });
+}
