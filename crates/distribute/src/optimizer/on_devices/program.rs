@@ -215,7 +215,7 @@ mod tests {
     fn results_share_no_memory_with_what_is_there() {
         let input = Tensor::new(&[1f32, 2.], &Device::Cpu).unwrap();
         let program = Program { operations: vec![Operation::Input(0)], outputs: vec![0, 0] };
-        let made = run(&program, &[input.clone()]).unwrap();
+        let made = run(&program, std::slice::from_ref(&input)).unwrap();
         assert!(made.iter().all(|made| made.id() != input.id()) && made[0].id() != made[1].id());
     }
 }
