@@ -1,7 +1,7 @@
 //! Algorithms that authors bring, and how theirs fail.
 
 use crate::{per_replica, with_ops};
-use candle_core::{Device, Tensor};
+use candle_core::{Device, Tensor, Var};
 use distribute::strategy::{Reduction, StrategyExtended};
 use distribute::{
     CommunicationOptions, CrossDeviceOps, DeviceName, Error, HostTensor, IndexedSlices, Leaf,
@@ -281,5 +281,50 @@ fn run_13_a_step_is_what_the_strategys_author_does_for_each_replica() {
                 (&[1, 2][..], if runs { 4 } else { 0 })
             );
         }
+    });
+}
+
+/// Takes parts where they are.
+#[derive(Debug)]
+struct InPlace(Arc<Mutex<Vec<Vec<DeviceName>>>>);
+
+impl CrossDeviceOps for InPlace {
+    fn reduce(
+        &self,
+        op: ReduceOp,
+        value: &Reduction<'_>,
+        options: &CommunicationOptions,
+    ) -> Result<Vec<Leaf>> {
+        ReductionToOneDevice::default().reduce(op, value, options)
+    }
+    fn check(&self, devices: &[DeviceName]) -> Result<()> {
+        self.0.lock().unwrap().push(devices.to_vec());
+        Ok(())
+    }
+    fn takes_device_tensors(&self, devices: &[DeviceName]) -> bool {
+        devices.len() > 1
+    }
+}
+
+#[test]
+fn an_algorithm_is_checked_with_its_devices_and_gradients_pass_through_parts_that_stay() {
+    watched(|| {
+        let checked = Arc::new(Mutex::new(Vec::new()));
+        let strategy = with_ops(2, InPlace(checked.clone()));
+        assert_eq!(*checked.lock().unwrap(), [[DeviceName::cpu(0), DeviceName::cpu(1)]]);
+        let gradients = strategy
+            .run((), |ctx, ()| {
+                let x = Var::new(&[1f32, 2.], &Device::Cpu)?;
+                let scale = ctx.replica_id_in_sync_group() as f64 + 1.;
+                // A host's leaf beside it comes back as one.
+                let rows = HostTensor::vector(vec![1i64]);
+                let (sum, rows) = ctx.all_reduce(ReduceOp::Sum, (x.as_tensor().affine(scale, 0.)?, rows))?;
+                assert_eq!((sum.to_vec1::<f32>()?, rows.to_vec::<i64>()?), (vec![3., 6.], vec![2]));
+                let gradient = sum.backward()?.remove(&x).map(|gradient| gradient.to_vec1::<f32>());
+                Ok(gradient.transpose()?.unwrap_or_default())
+            })
+            .unwrap();
+        // Each replica's loss depends on both parts, by its scale.
+        assert_eq!(gradients.values(), [vec![2., 2.], vec![4., 4.]]);
     });
 }

@@ -2,6 +2,8 @@ use super::*;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+// The texts are of Linux' loader.
+#[cfg(target_os = "linux")]
 #[test]
 fn without_the_library_an_error_says_what_to_install() {
     let fault = Nccl::load("libnccl-that-is-not-there.so.2").err().unwrap();
@@ -25,6 +27,7 @@ fn without_the_library_an_error_says_what_to_install() {
     }
 }
 
+#[cfg(target_os = "linux")]
 #[test]
 fn a_library_that_is_not_nccl_is_missing() {
     // The program's own C library has none of its functions.
