@@ -398,7 +398,7 @@ fn collectives_have_gradients_for_copies_too() {
     });
 }
 
-// INV-68
+// INV-68, INV-69
 #[test]
 fn what_was_updated_on_a_device_is_read_written_saved_and_trained_on_as_on_the_host() {
     generic("what_was_updated_on_a_device_is_read_written_saved_and_trained_on_as_on_the_host", || {

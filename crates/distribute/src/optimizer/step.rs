@@ -11,7 +11,8 @@ use std::panic::Location;
 impl<R: Rule> Optimizer<R> {
     /// One training step: backward from `loss`, which is the mean over `n` examples of this replica; reduction of the
     /// gradients over all replicas, weighted by `n`; update of the variables. Gives the mean loss over all examples of all
-    /// replicas, detached. The loss is taken by value: its graph is freed here.
+    /// replicas, detached. The loss is taken by value: its graph is freed here. Of a lone replica on a GPU nobody waits for it: what this gives is a
+    /// tensor there, and reading it waits.
     ///
     /// `n` is the number over which this replica's `loss` is a mean: nearly always the rows of its piece of the batch,
     /// `labels.dim(0)?`. It is not the size of the global batch, and pieces may differ in size: 9 rows in batches of 4 end

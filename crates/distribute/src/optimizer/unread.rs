@@ -55,6 +55,7 @@ mod tests {
     use super::*;
     use candle_core::Device;
 
+    // INV-69
     #[test]
     fn each_loss_is_read_once_in_its_order_and_later_ones_many_at_once() {
         let unread = Unread::default();

@@ -20,7 +20,7 @@ fn generic(test: &str, body: impl FnOnce() + Send + 'static) {
     child::output(command, Duration::from_secs(100));
 }
 
-// INV-70
+// INV-69
 #[test]
 fn a_lone_replica_waits_for_its_device_where_its_losses_are_read_and_nowhere_else() {
     const TEST: &str = "optimizer::on_devices::tests::a_lone_replica_waits_for_its_device_where_its_losses_are_read_and_nowhere_else";
@@ -55,7 +55,7 @@ fn a_lone_replica_waits_for_its_device_where_its_losses_are_read_and_nowhere_els
     });
 }
 
-// INV-70
+// INV-69
 #[test]
 fn slots_of_several_replicas_are_on_each_device() {
     generic("optimizer::on_devices::tests::slots_of_several_replicas_are_on_each_device", || {
