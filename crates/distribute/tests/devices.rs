@@ -12,8 +12,9 @@ use distribute::nn::{
 use distribute::optimizer::rules::{Adagrad, Adam, AdamW, Ftrl, Momentum, RmsProp, Rule, Sgd};
 use distribute::optimizer::{Gradients, NotFinite, Transform};
 use distribute::{
-    Checkpoint, LocalCluster, MirroredStrategy, MultiWorkerMirroredStrategy, OneDeviceStrategy, Optimizer,
-    ParameterServerStrategy, ReduceOp, Result, Strategy, Variables,
+    Checkpoint, HostTensor, IndexedSlices, LocalCluster, MirroredStrategy, MultiWorkerMirroredStrategy,
+    OneDeviceStrategy, Optimizer, ParameterServerStrategy, ReduceOp, ReplicaContext, Result, Strategy,
+    Variables,
 };
 use distribute_testing::{child, watched};
 use std::time::Duration;
@@ -487,5 +488,63 @@ fn a_step_that_is_not_finite_is_left_out_on_a_device_too_and_its_error_says_wher
             "{error}"
         );
         assert_eq!(w, [4.; 2]);
+    });
+}
+
+// INV-68
+#[test]
+fn a_weight_in_a_penalty_is_that_of_the_step() {
+    generic("a_weight_in_a_penalty_is_that_of_the_step", || {
+        let strategy: Strategy = OneDeviceStrategy::new("cpu:0").unwrap().into();
+        let model = strategy.replicate(|vb| vb.get_with_hints(1, "w", Init::Const(8.))).unwrap();
+        let optimizer = Optimizer::with_rule(Momentum::new(0.5), &model.variables, 1.).unwrap();
+        let w = model.variables.variable("w").unwrap();
+        let step = |penalty: bool| {
+            let step = |ctx: &ReplicaContext, of_model: &Tensor| {
+                let of_model = of_model.sum_all()?;
+                let loss = if penalty { (of_model + w.as_tensor()?.sqr()?.sum_all()?)? } else { of_model };
+                optimizer.minimize(ctx, loss, 1).map(drop)
+            };
+            strategy.run(&model, step).unwrap();
+            model.variables.get("w").unwrap().to_vec1::<f32>().unwrap()[0]
+        };
+        // accum: 1, then 0.5 + 1 + 2 · 7, then 7.75 + 1 + 2 · −8.5.
+        assert_eq!((step(false), step(true), step(true)), (7., -8.5, -0.25));
+    });
+}
+
+#[test]
+fn a_gradient_of_no_rows_is_one_on_a_device_too() {
+    generic("a_gradient_of_no_rows_is_one_on_a_device_too", || {
+        let strategy: Strategy = OneDeviceStrategy::new("cpu:0").unwrap().into();
+        let table = strategy.replicate(|vb| vb.get_with_hints((3, 1), "table", Init::Const(8.))).unwrap();
+        for (rule, after) in [(Adam::lazy(), [8.; 3]), (Adam::default(), [7.9328; 3])] {
+            let optimizer = Optimizer::with_rule(rule, &table.variables, 0.1)
+                .unwrap()
+                .before_reduce(Transform::weight_decay(0.))
+                .unwrap()
+                .after_reduce(Transform::clip_by_global_norm(1.))
+                .unwrap();
+            table.variables.set("table", &Tensor::full(8f32, (3, 1), &Device::Cpu).unwrap()).unwrap();
+            let step = |rows: &[i64]| {
+                strategy.run((), |ctx, ()| {
+                    let values = HostTensor::new(vec![1f32; rows.len()], [rows.len(), 1])?;
+                    let indices = HostTensor::vector(rows.to_vec());
+                    let mut gradients = Gradients::new(&optimizer);
+                    gradients.insert("table", IndexedSlices::new(values, indices, None)?)?;
+                    optimizer.apply_gradients(ctx, gradients, ReduceOp::Sum)
+                })
+            };
+            if after[0] != 8. {
+                step(&[0, 1, 2]).unwrap();
+                table.variables.set("table", &Tensor::full(8f32, (3, 1), &Device::Cpu).unwrap()).unwrap();
+            }
+            step(&[]).unwrap();
+            let values =
+                table.variables.get("table").unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
+            let near =
+                values.iter().zip(after).all(|(value, after): (&f32, f32)| (value - after).abs() < 1e-2);
+            assert!(near && optimizer.finished_steps() > 0, "{values:?}");
+        }
     });
 }

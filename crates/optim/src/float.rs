@@ -35,7 +35,7 @@ pub trait Float:
     fn from_f64(value: f64) -> Self;
     /// √self, rounded correctly.
     fn sqrt(self) -> Self;
-    /// self to the power of `exponent`.
+    /// self to the power of `exponent`. On a GPU it is one number for all elements: [`from_f64`](Float::from_f64).
     fn powf(self, exponent: Self) -> Self;
     /// |self|.
     fn abs(self) -> Self;

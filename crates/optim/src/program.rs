@@ -29,7 +29,7 @@ pub enum Operation {
     Div(usize, usize),
     /// √a.
     Sqrt(usize),
-    /// a to the power of b.
+    /// a to the power of b, which is a number.
     Pow(usize, usize),
     /// |a|.
     Abs(usize),

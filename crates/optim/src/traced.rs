@@ -104,6 +104,10 @@ impl Float for Traced {
 
     fn powf(self, exponent: Self) -> Self {
         let (a, b) = (self.at(), exponent.at());
+        // Tensors have powers of one exponent alone.
+        if !TAPE.with_borrow(|tape| matches!(tape[b], Operation::Constant(_))) {
+            LOST.set(true);
+        }
         write(Operation::Pow(a, b))
     }
 

@@ -2,7 +2,7 @@
 
 use super::departures::Departures;
 use super::deposits::Deposits;
-use super::{Filling, Flat, Layout, Ranges, Rows};
+use super::{DeviceRows, Filling, Flat, Layout, Ranges, Rows};
 use crate::lock::lock;
 use crate::number::{Elements, Number, with_elements};
 use candle_core::{DType, Result, Tensor, TensorId, Var};
@@ -32,8 +32,10 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
+    /// Of an optimizer's variables, and of copies of them, which replicas compute with on devices.
     pub(crate) fn new<'v>(
         variables: impl Iterator<Item = &'v Var>,
+        copies: impl Iterator<Item = (usize, &'v Var)>,
         frozen: impl Iterator<Item = &'v Var>,
         packs: Option<Buffers>,
         ranges: Option<Ranges>,
@@ -43,6 +45,7 @@ impl Pool {
             numbers.insert(variable.as_tensor().id(), number);
             sizes.push((variable.dtype(), variable.elem_count()));
         }
+        numbers.extend(copies.map(|(number, copy)| (copy.as_tensor().id(), number)));
         let frozen = frozen.map(|variable| variable.as_tensor().id()).collect();
         let (idle, layout, order) = Default::default();
         Arc::new(Self { numbers, frozen, sizes, idle, packs, ranges, layout, order })
@@ -78,7 +81,7 @@ impl Pool {
         let packs = packs.map(|(buffers, layout)| Filling::new(layout, buffers));
         let departures = ahead.zip(packs.as_ref());
         let departures = departures.map(|(ahead, packs)| packs.departures(ahead, replica));
-        Bucket { pool: self.clone(), replica, loose, packs, departures }
+        Bucket { pool: self.clone(), replica, loose, packs, departures, on_device: Vec::new() }
     }
 
     /// The layout of packs with the gradients of these variables, which the next buckets have. They are made in this `order`,
@@ -137,6 +140,8 @@ pub(crate) struct Bucket {
     packs: Option<Filling>,
     /// Those that leave before the others are complete.
     departures: Option<Departures>,
+    /// Rows of tables on the replica's device, by variable, in the order in which they came.
+    on_device: Vec<(usize, DeviceRows)>,
 }
 
 impl Bucket {
@@ -218,11 +223,21 @@ impl Bucket {
     }
 
     /// Adds rows of a table.
-    pub(super) fn add_rows(&mut self, number: usize, rows: Rows) {
+    pub(crate) fn add_rows(&mut self, number: usize, rows: Rows) {
         match self.pool.sizes[number].0 {
             DType::F32 => self.add_rows_of::<f32>(number, rows),
             _ => self.add_rows_of::<f64>(number, rows),
         }
+    }
+
+    /// Adds rows of a table on the replica's device.
+    pub(super) fn add_device_rows(&mut self, number: usize, rows: DeviceRows) {
+        self.on_device.push((number, rows));
+    }
+
+    /// Takes those out.
+    pub(crate) fn take_device_rows(&mut self) -> Vec<(usize, DeviceRows)> {
+        std::mem::take(&mut self.on_device)
     }
 
     fn add_rows_of<T: Number>(&mut self, number: usize, rows: Rows) {
@@ -302,7 +317,7 @@ mod tests {
     #[test]
     fn of_rows_and_dense_gradients_of_one_table_the_sum_is_there_in_any_order() {
         let table = variable((3, 2), DType::F64);
-        let pool = Pool::new([&table].into_iter(), [].into_iter(), None, None);
+        let pool = Pool::new([&table].into_iter(), [].into_iter(), [].into_iter(), None, None);
         let one = |bucket: &mut Bucket| bucket.add_rows(0, rows(&[0, 2], &[1., 2., 3., 4.]));
         let other = |bucket: &mut Bucket| bucket.add_rows(0, rows(&[1, 2], &[10., 20., 30., 40.]));
         let all = |bucket: &mut Bucket| bucket.add(0, &dense(&[100.; 6])).unwrap();
@@ -330,7 +345,7 @@ mod tests {
     fn variables_of_two_dtypes_have_places_of_their_own() {
         let all = [(1, DType::F64), (3, DType::F32), (2, DType::F64), (5, DType::F32)];
         let all = all.map(|(n, dtype)| variable((n, 2), dtype));
-        let mut bucket = Pool::new(all.iter(), [].into_iter(), None, None).take(0, 1, None);
+        let mut bucket = Pool::new(all.iter(), [].into_iter(), [].into_iter(), None, None).take(0, 1, None);
         for (number, variable) in all.iter().enumerate() {
             bucket.add(number, &(variable.ones_like().unwrap() * number as f64).unwrap()).unwrap();
         }
@@ -347,7 +362,7 @@ mod tests {
     #[test]
     fn buckets_serve_again_one_for_each_replica() {
         let weight = variable((3, 2), DType::F64);
-        let pool = Pool::new([&weight].into_iter(), [].into_iter(), None, None);
+        let pool = Pool::new([&weight].into_iter(), [].into_iter(), [].into_iter(), None, None);
         let mut places = Vec::new();
         for _ in 0..3 {
             // Both at once, as in a step.
@@ -363,7 +378,7 @@ mod tests {
     fn what_had_a_dense_gradient_goes_into_packs_in_the_next_step() {
         let all = [variable((1, 2), DType::F64), variable((3, 2), DType::F64), variable((2, 2), DType::F64)];
         let buffers = local::groups(Default::default(), 1, 1).unwrap()[0].buffers().clone();
-        let pool = Pool::new(all.iter(), [].into_iter(), Some(buffers), None);
+        let pool = Pool::new(all.iter(), [].into_iter(), [].into_iter(), Some(buffers), None);
         let found = || vec![None, Some(LocalGradient::Dense(dense(&[5.; 6]))), None];
         let step = |pool: &Arc<Pool>| {
             let mut bucket = pool.take(0, 1, None);

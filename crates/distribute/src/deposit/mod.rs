@@ -23,7 +23,7 @@ pub(crate) use flat::{Filling, Flat};
 pub(crate) use layout::{Layout, Pack, Ranges};
 pub(crate) use local::LocalGradient;
 pub(crate) use part::Part;
-pub(crate) use rows::Rows;
+pub(crate) use rows::{DeviceRows, Rows};
 
 use crate::number::Number;
 use candle_core::{Result, Tensor, bail};
@@ -108,5 +108,25 @@ pub(crate) fn row_gradient<T: Number>(
             );
         }
         Tensor::from_vec(rows.spread::<T>(table.elem_count()), table.shape(), table.device()).map(Some)
+    })
+}
+
+/// As [`row_gradient`], of a table on a device: of each of these `rows`, which may come several times, one row of `values`.
+pub(crate) fn device_row_gradient(table: &Tensor, rows: &[usize], values: &Tensor) -> Result<Option<Tensor>> {
+    if !table.track_op() || rows.is_empty() {
+        return Ok(None);
+    }
+    OPEN.with_borrow_mut(|open| {
+        if open.as_ref().is_some_and(|bucket| bucket.is_frozen(table)) {
+            return Ok(None);
+        }
+        let rows = DeviceRows::merged(rows, &values.detach())?;
+        if let Some(bucket) = open
+            && let Some(number) = bucket.number(table)
+        {
+            bucket.add_device_rows(number, rows);
+            return Ok(None);
+        }
+        rows.spread(table.shape()).map(Some)
     })
 }

@@ -2,6 +2,8 @@
 
 use crate::Result;
 use crate::number::{Any, Elements, Number};
+use crate::variables::to_host;
+use candle_core::{DType, Shape, Tensor};
 use distribute_tensor::HostTensor;
 use distribute_tensor::kernel::RowMerge;
 
@@ -10,6 +12,58 @@ use distribute_tensor::kernel::RowMerge;
 pub(crate) struct Rows {
     pub(crate) rows: Vec<usize>,
     pub(crate) values: Elements,
+}
+
+/// The same on a device: the values are a matrix there.
+#[derive(Debug)]
+pub(crate) struct DeviceRows {
+    pub(crate) rows: Vec<usize>,
+    pub(crate) values: Tensor,
+}
+
+impl DeviceRows {
+    /// On the host. Waits for the device.
+    pub(crate) fn to_host(&self) -> Result<Rows> {
+        let flat = to_host(&self.values)?.flatten_all()?;
+        let values = match flat.dtype() {
+            DType::F64 => Any::F64(flat.to_vec1()?),
+            _ => Any::F32(flat.to_vec1()?),
+        };
+        Ok(Rows { rows: self.rows.clone(), values })
+    }
+
+    /// The row numbers, as an index there.
+    pub(crate) fn index(&self) -> candle_core::Result<Tensor> {
+        let index: Vec<i64> = self.rows.iter().map(|row| *row as i64).collect();
+        Tensor::from_vec(index, self.rows.len(), self.values.device())
+    }
+
+    /// A number for each element of a table of this shape.
+    pub(crate) fn spread(&self, table: &Shape) -> candle_core::Result<Tensor> {
+        let (height, width) = (table.dims().first().copied().unwrap_or(0), self.values.dim(1)?);
+        let zeros = Tensor::zeros((height, width), self.values.dtype(), self.values.device())?;
+        zeros.index_add(&self.index()?, &self.values, 0)?.reshape(table)
+    }
+
+    /// These and others of the same table: of a row in both, the sum.
+    pub(crate) fn plus(self, other: Self) -> candle_core::Result<Self> {
+        let values = Tensor::cat(&[&self.values, &other.values], 0)?;
+        Self::merged(&[self.rows, other.rows].concat(), &values)
+    }
+
+    /// Rows as they come, of which some may be the same: their values added up.
+    pub(crate) fn merged(rows: &[usize], values: &Tensor) -> candle_core::Result<Self> {
+        let merge = RowMerge::new(rows);
+        if merge.is_identity() {
+            return Ok(Self { rows: merge.into_rows(), values: values.clone() });
+        }
+        let place = |row: &usize| merge.rows().binary_search(row).map_or(0, |place| place as i64);
+        let places: Vec<i64> = rows.iter().map(place).collect();
+        let places = Tensor::from_vec(places, rows.len(), values.device())?;
+        let zeros = Tensor::zeros((merge.rows().len(), values.dim(1)?), values.dtype(), values.device())?;
+        let values = zeros.index_add(&places, values, 0)?;
+        Ok(Self { rows: merge.into_rows(), values })
+    }
 }
 
 impl Rows {
@@ -59,5 +113,30 @@ impl Rows {
         let mut all = vec![T::of(0.); elements];
         self.add_to(&mut all);
         all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle_core::Device;
+
+    #[test]
+    fn rows_on_a_device_add_up_as_those_on_the_host_do() {
+        let on = &Device::Cpu;
+        let matrix = |values: &[f64]| Tensor::from_slice(values, (values.len() / 2, 2), on).unwrap();
+        let first = DeviceRows::merged(&[2, 0, 2], &matrix(&[1., 2., 3., 4., 10., 20.])).unwrap();
+        assert_eq!(
+            (first.rows.as_slice(), first.values.to_vec2::<f64>().unwrap()),
+            (&[0, 2][..], vec![vec![3., 4.], vec![11., 22.]])
+        );
+        let second = DeviceRows::merged(&[1, 2], &matrix(&[5., 6., 7., 8.])).unwrap();
+        let both = first.plus(second).unwrap();
+        let on_host = both.to_host().unwrap();
+        assert_eq!(on_host.rows, [0, 1, 2]);
+        assert_eq!(f64::in_vector(&on_host.values).unwrap(), [3., 4., 5., 6., 18., 30.]);
+        let spread =
+            both.spread(&Shape::from((4, 2))).unwrap().flatten_all().unwrap().to_vec1::<f64>().unwrap();
+        assert_eq!(spread, on_host.spread::<f64>(8));
     }
 }

@@ -30,8 +30,7 @@ pub enum BagMode {
 ///
 /// # Errors
 /// `forward` gives one for an id that is neither a row of the table nor padding, which says where it stands; for ids
-/// without an axis; and for a table that is not of f32 or f64, and contiguous. One on another device is brought to the CPU for each batch:
-/// that of [`embedding_bag`] is there, and only its results are brought to the device.
+/// without an axis; and for a table that is not of f32 or f64, and contiguous.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -110,8 +109,8 @@ impl EmbeddingBag {
 
 impl Module for EmbeddingBag {
     fn forward(&self, ids: &Tensor) -> Result<Tensor> {
-        let table = self.embeddings.to_device(&Device::Cpu)?;
-        let Some(height) = table.dim(D::Minus1).ok().and_then(|width| table::height(&table, width)) else {
+        let table = &self.embeddings;
+        let Some(height) = table.dim(D::Minus1).ok().and_then(|width| table::height(table, width)) else {
             bail!(
                 "bag of embeddings: the table has to be [rows, hidden] of f32 or f64, and contiguous, not {:?} of {:?}",
                 self.embeddings.dims(),
@@ -135,7 +134,7 @@ impl Module for EmbeddingBag {
         })?;
         ends.resize(outer.iter().product(), rows.len()); // Bags of length 0.
         let bags = Bags { mode: self.mode, ends };
-        table::look_up(&table, self.rows.as_ref(), rows, shape, bags)?.to_device(&self.device)
+        table::look_up(table, self.rows.as_ref(), rows, shape, bags)?.to_device(&self.device)
     }
 }
 
@@ -150,6 +149,26 @@ impl Bags {
     fn ranges(&self) -> impl Iterator<Item = std::ops::Range<usize>> {
         let starts = std::iter::once(0).chain(self.ends.iter().copied());
         starts.zip(&self.ends).map(|(start, end)| start..*end)
+    }
+
+    /// Of each row its bag, as an index of a device.
+    fn bag_of(&self, device: &Device) -> Result<Tensor> {
+        let mut bag_of = vec![0i64; self.ends.last().copied().unwrap_or(0)];
+        for (number, bag) in self.ranges().enumerate() {
+            bag_of[bag].fill(number as i64);
+        }
+        let count = bag_of.len();
+        Tensor::from_vec(bag_of, count, device)
+    }
+
+    /// A row for each bag, multiplied by the bag's scale.
+    fn scaled(&self, bags: Tensor) -> Result<Tensor> {
+        if self.mode == BagMode::Sum {
+            return Ok(bags);
+        }
+        let scales: Vec<f64> = self.ranges().map(|bag| self.scale(bag.len()).unwrap_or(1.)).collect();
+        let scales = Tensor::from_vec(scales, (self.ends.len(), 1), &Device::Cpu)?.to_dtype(bags.dtype())?;
+        bags.broadcast_mul(&scales.to_device(bags.device())?)
     }
 
     /// What a bag of so many rows is multiplied with, if with anything.
@@ -178,6 +197,17 @@ impl Combine for Bags {
             }
         }
         out
+    }
+
+    fn of_rows(&self, rows: Tensor) -> Result<Tensor> {
+        let width = rows.dim(1)?;
+        let zeros = Tensor::zeros((self.ends.len(), width), rows.dtype(), rows.device())?;
+        self.scaled(zeros.index_add(&self.bag_of(rows.device())?, &rows, 0)?)
+    }
+
+    fn gradients_of_rows(&self, upstream: Tensor) -> Result<Tensor> {
+        let bag_of = self.bag_of(upstream.device())?;
+        self.scaled(upstream)?.index_select(&bag_of, 0)
     }
 
     fn add_gradients<T: Number>(&self, merge: &RowMerge, upstream: &[T], width: usize, sums: &mut [T]) {

@@ -21,6 +21,7 @@
 mod attention;
 mod batch_norm;
 mod conv2d;
+mod device_table;
 mod dropout;
 mod dynamic_embedding;
 mod embedding;

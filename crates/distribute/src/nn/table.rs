@@ -1,9 +1,11 @@
 //! Operations on rows of a table, with a gradient of only those rows.
 
+use super::device_table;
 use crate::context::raise;
 use crate::deposit;
 use crate::number::{Number, operand, with_elements};
 use crate::servers::EachOnce;
+use crate::strategy::is_native;
 use crate::variables::RowSource;
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, bail};
 use distribute_tensor::kernel::RowMerge;
@@ -18,20 +20,25 @@ pub(super) trait Combine: Send + Sync + 'static {
 
     /// Adds to `sums`, of each row of `merge` one after another, the gradients that the output's gives them.
     fn add_gradients<T: Number>(&self, merge: &RowMerge, upstream: &[T], width: usize, sums: &mut [T]);
+
+    /// The output of rows on a device, `[rows, width]`, as a matrix or of the output's shape.
+    fn of_rows(&self, rows: Tensor) -> Result<Tensor>;
+
+    /// The gradient of each of these rows, `[rows, width]`, from that of the output as a matrix.
+    fn gradients_of_rows(&self, upstream: Tensor) -> Result<Tensor>;
 }
 
 /// The rows of a table whose elements [`look_up`] can read; None for other tables.
 pub(super) fn height(table: &Tensor, width: usize) -> Option<usize> {
     let (height, row_len) = table.dims2().ok()?;
     let fits = matches!(table.dtype(), DType::F32 | DType::F64)
-        && table.device().is_cpu()
         && table.is_contiguous()
         && (row_len == width && table.elem_count() > 0);
     fits.then_some(height)
 }
 
 /// What `combine` makes of these rows, each below the table's [`height`]: a tensor of this shape. They are those in memory, or come
-/// from `source`, if it has them.
+/// from `source`, if it has them. A table without one may be on a device.
 pub(super) fn look_up<C: Combine>(
     table: &Tensor,
     source: Option<&RowSource>,
@@ -39,6 +46,13 @@ pub(super) fn look_up<C: Combine>(
     shape: Vec<usize>,
     combine: C,
 ) -> Result<Tensor> {
+    if source.is_none() && !is_native(table) {
+        if rows.is_empty() {
+            // Of no row nothing depends on the table.
+            return Tensor::zeros(shape, table.dtype(), table.device());
+        }
+        return device_table::look_up(table, rows, shape, combine);
+    }
     let fetched = source.map_or(Ok(None), |source| source.fetch(C::NAME, &rows)).map_err(raise)?;
     table.apply_op1(LookUp { rows, fetched, shape, combine })
 }

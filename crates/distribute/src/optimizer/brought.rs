@@ -71,7 +71,7 @@ impl Brought {
     }
 
     /// Those of this process, without what has stayed on devices.
-    fn on_host(&self) -> Result<Vec<Arc<Contribution>>> {
+    pub(super) fn on_host(&self) -> Result<Vec<Arc<Contribution>>> {
         self.mine
             .iter()
             .map(|c| if c.on_device.is_some() { c.to_host().map(Arc::new) } else { Ok(c.clone()) })

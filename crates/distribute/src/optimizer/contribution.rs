@@ -8,7 +8,7 @@ use super::tally::{Kind, SentAhead, Tally};
 use super::transform::Transform;
 use super::{Trained, Weighting};
 use crate::Result;
-use crate::deposit::LocalGradient;
+use crate::deposit::{Bucket, LocalGradient};
 use candle_core::{Tensor, Var};
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ pub(super) struct OnDevice {
 
 impl Contribution {
     /// The replica's gradients, transformed, with duplicates of rows added up: here, on the replica's own thread. Those of variables
-    /// with a copy in `stay` stay on the replica's device, and so do losses where there are such variables.
+    /// with a copy in `stay` stay on the replica's device, and so does the loss of a lone replica, where there are such variables.
     pub(super) fn new(
         trained: &Trained,
         mine: Losses,
@@ -56,7 +56,8 @@ impl Contribution {
         };
         let mut on_device = OnDevice { gradients: vec![None; gradients.len()], losses: Some(losses) };
         let stays = stay.iter().any(Option::is_some);
-        if !stays || looks_at_gradients {
+        // Of several replicas the mean is taken on the host.
+        if !stays || looks_at_gradients || trained.strategy.world().replicas() > 1 {
             on_device.read_losses(&mut tally)?;
         }
         // INV-9: of no examples they have no weight, not even if they are NaN. Added up over none, they are the others':
@@ -77,6 +78,20 @@ impl Contribution {
                     found.push(None);
                 }
                 None => found.push(Some(LocalGradient::new(gradient, variable)?)),
+            }
+        }
+        let mut bucket = bucket;
+        for (number, rows) in bucket.iter_mut().flat_map(Bucket::take_device_rows).collect::<Vec<_>>() {
+            match (stay.get(number).copied().flatten(), &mut bucket) {
+                (Some(copy), _) => {
+                    let (gradient, rows) = (&mut on_device.gradients[number], DeviceGradient::of_rows(rows));
+                    *gradient = Some(match gradient.take() {
+                        Some(before) => before.plus(rows, copy)?,
+                        None => rows,
+                    });
+                }
+                (None, Some(bucket)) => bucket.add_rows(number, rows.to_host()?),
+                (None, None) => {}
             }
         }
         let mut gradients = match bucket {
@@ -135,6 +150,7 @@ impl Contribution {
 
     fn is_finite(&self, trained: &Trained) -> Result<bool> {
         let there = self.on_device.iter().flat_map(|on_device| on_device.gradients.iter().flatten());
+        let there = there.filter(|gradient| !gradient.is_empty());
         Ok(super::finite::all_finite(trained, &self.gradients)?
             && on_devices::are_finite(there.map(DeviceGradient::values))?)
     }

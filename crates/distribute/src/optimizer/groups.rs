@@ -251,9 +251,16 @@ impl Trained {
             strategy.has_device_copies().then(|| strategy.container(variable.id())?.device_copies().cloned())
         };
         let device_copies: Vec<_> = variables.iter().filter_map(copies).collect();
+        let on_devices = device_copies.iter().enumerate();
+        let on_devices = on_devices.flat_map(|(number, copies)| {
+            copies.iter().flat_map(move |copies| copies.made().map(move |copy| (number, copy)))
+        });
+        let frozen_copies: Vec<_> = frozen.iter().filter_map(copies).flatten().collect();
+        let frozen_copies = frozen_copies.iter().flat_map(|copies| copies.made());
         let buckets = Pool::new(
             variables.iter().map(|(_, variable)| variable),
-            frozen.iter().map(|(_, variable)| variable),
+            on_devices,
+            frozen.iter().map(|(_, variable)| variable).chain(frozen_copies),
             over_workers::packs(&strategy),
             shards.as_ref().map(Shards::by_worker),
         );

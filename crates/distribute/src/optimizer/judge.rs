@@ -107,7 +107,9 @@ impl<R: Rule> Optimizer<R> {
         let pieces = all.iter().filter_map(|c| Some((c.weighting.examples()?, c.rows?)));
         call.warnings.extend(self.seen.examples.warning(pieces));
         let verdict = if all.iter().all(|c| c.finite) {
-            self.seen.not_finite.end();
+            if !brought.is_unread() {
+                self.seen.not_finite.end();
+            }
             Verdict::Make
         } else {
             let (step, number) = (call.step, finished + 1);

@@ -84,6 +84,13 @@ impl DeviceName {
     }
 }
 
+impl DeviceName {
+    /// Whether optimizers can update what is there by candle's operations. Of Metal they lack f64.
+    pub(crate) fn can_update(self) -> bool {
+        self.has_own_memory() && (self.kind == DeviceKind::Cpu || cfg!(feature = "cuda"))
+    }
+}
+
 /// Whether a tensor is where this crate's own loops compute: in the memory of the CPU. All others are computed by candle's operations.
 pub(crate) fn is_native(tensor: &candle_core::Tensor) -> bool {
     tensor.device().is_cpu() && !generic()

@@ -34,7 +34,6 @@ pub(crate) use cross_device::reduce_by;
 pub use cross_device::{
     CrossDeviceOps, HierarchicalCopyAllReduce, NcclAllReduce, Reduction, ReductionToOneDevice,
 };
-#[allow(unused_imports, reason = "for optimizers, which don't sum by NCCL yet")]
 pub(crate) use cross_device::{sum_on_gpus, uses_nccl};
 pub use destinations::Destinations;
 pub(crate) use device::is_native;
@@ -387,6 +386,15 @@ impl Strategy {
     /// Whether some replica's device has memory of its own.
     pub(crate) fn has_device_copies(&self) -> bool {
         self.0.device_copies.is_some()
+    }
+
+    /// Whether tables whose rows are looked up are on the devices of replicas: where each replica has a device with memory of its own, and neither
+    /// servers nor other workers have a part in updates.
+    pub(crate) fn keeps_tables_on_devices(&self) -> bool {
+        self.has_device_copies()
+            && !self.world().is_multi_worker()
+            && self.extended().parameter_servers().is_none()
+            && self.devices().into_iter().all(DeviceName::can_update)
     }
 
     /// Brings what a local replica computes with up to date, by its own thread.

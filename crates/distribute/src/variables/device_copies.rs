@@ -141,7 +141,9 @@ impl DeviceCopies {
         let Some(copy) = self.replicas.get(replica).and_then(|replica| replica.as_ref()?.copy.get()) else {
             return Ok(());
         };
-        if *lock(&self.ahead) {
+        // Held, so that no optimizer writes the copy meanwhile, which would have the older value then.
+        let ahead = lock(&self.ahead);
+        if *ahead {
             return Ok(());
         }
         let mut has = lock(&copy.version);

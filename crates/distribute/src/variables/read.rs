@@ -87,6 +87,8 @@ impl Variable {
         const OPERATION: &str = "as_tensor";
         let near = self.nearest_or_first(&self.place(OPERATION, false)?)?;
         self.bring(OPERATION)?;
+        // Who has it reads it without asking.
+        near.device_copies().map_or(Ok(()), |copies| copies.read_directly())?;
         Ok(self.candle(near)?.as_tensor().clone())
     }
 }

@@ -77,8 +77,9 @@ pub(super) fn ids_are_asked_for() -> Option<DynamicOptions> {
     ASKED.with_borrow(|asked| asked.as_ref()?.ids)
 }
 
-/// Tells of a variable on servers that was asked for, whose rows can be looked up there; any other use takes all of it.
-pub(super) fn asked(variable: &Variable, replica: usize) -> Result<()> {
+/// Tells of a variable on servers that was asked for, whose rows can be looked up there; any other use takes all of it. Of one that the replica
+/// computes with on its own device, rows are looked up there.
+pub(super) fn asked(variable: &Variable, replica: usize, on_device: bool) -> Result<()> {
     let got = || {
         ASKED.with_borrow_mut(|asked| {
             asked.iter_mut().for_each(|all| all.variables.push((variable.clone(), replica)))
@@ -108,7 +109,7 @@ pub(super) fn asked(variable: &Variable, replica: usize) -> Result<()> {
         }
     }
     let Some(staged) = variable.servers().and_then(|on| on.staged.as_ref()) else {
-        if variable.device_copies().is_some() && ids_are_asked_for().is_none() {
+        if !on_device && variable.device_copies().is_some() && ids_are_asked_for().is_none() {
             got();
         }
         return Ok(());

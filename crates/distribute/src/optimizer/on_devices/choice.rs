@@ -3,6 +3,7 @@
 use super::Copies;
 use crate::optimizer::Optimizer;
 use crate::optimizer::transform::Transform;
+use crate::strategy::{DeviceName, uses_nccl};
 use candle_core::Var;
 use distribute_optim::Rule;
 
@@ -11,9 +12,14 @@ impl<R: Rule> Optimizer<R> {
     /// program, and nobody else needs gradients or slots on the host: neither servers nor other workers. Empty where there is none.
     pub(in crate::optimizer) fn on_devices(&self) -> Copies<'_> {
         let trained = &*self.trained;
-        let host =
-            trained.remote.is_some() || trained.strategy.world().is_multi_worker() || !self.only_computes();
-        if trained.device_copies.is_empty() || host {
+        let host = trained.remote.is_some()
+            || trained.shards.is_some()
+            || trained.strategy.world().is_multi_worker()
+            || !self.only_computes();
+        if trained.device_copies.is_empty()
+            || host
+            || !trained.strategy.devices().into_iter().all(DeviceName::can_update)
+        {
             return Vec::new();
         }
         let has_program = self.groups.have_programs(&self.rule);
@@ -23,13 +29,16 @@ impl<R: Rule> Optimizer<R> {
     }
 
     /// The copies whose gradients stay on the device of a local replica until they are applied; none where replicas have to meet on
-    /// the host before.
+    /// the host before. Those of several replicas stay where NCCL adds all of them up.
     pub(in crate::optimizer) fn staying<'a>(&self, all: &Copies<'a>, replica: usize) -> Vec<Option<&'a Var>> {
         let transforms = || self.before_reduce.iter().chain(&self.after_reduce);
         let whole = transforms().any(|transform| transform.closure().is_some());
         // A norm is over all gradients, wherever they are.
         let torn = transforms().any(Transform::takes_norms) && all.iter().any(Option::is_none);
-        if self.trained.strategy.world().replicas() > 1 || whole || torn {
+        let strategy = &self.trained.strategy;
+        let meet =
+            strategy.world().replicas() > 1 && !(uses_nccl(strategy) && all.iter().all(Option::is_some));
+        if meet || whole || torn {
             return Vec::new();
         }
         all.iter().map(|copies| copies.as_ref()?.get(replica).copied()).collect()

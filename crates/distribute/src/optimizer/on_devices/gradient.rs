@@ -1,12 +1,12 @@
 //! A replica's gradient of one variable, on the replica's device.
 
-use crate::deposit::{LocalGradient, Rows};
+use crate::deposit::{DeviceRows, LocalGradient, Rows};
 use crate::number::{Any, Elements};
 use crate::optimizer::conversion::row_len;
 use crate::optimizer::tally::Kind;
 use crate::variables::to_host;
 use crate::{Error, Result};
-use candle_core::{DType, Device, Tensor, Var};
+use candle_core::{Tensor, Var};
 
 /// A replica's gradient of one variable, on the replica's device: contiguous, of the variable's dtype.
 #[derive(Clone, Debug)]
@@ -30,6 +30,11 @@ impl DeviceGradient {
             LocalGradient::Deposited(dense) => return Ok(Self::dense(dense.tensor(copy)?)),
             LocalGradient::Rows(rows) => rows,
         };
+        if rows.is_empty() {
+            // A device is asked for nothing of no size: one row that nobody reads.
+            let values = Tensor::zeros((1, row_len(copy)), copy.dtype(), device)?;
+            return Ok(Self { rows: Some(rows), values });
+        }
         let shape = (rows.len(), row_len(copy));
         let values = match values {
             Any::F32(values) => Tensor::from_vec(values, shape, device)?,
@@ -38,16 +43,41 @@ impl DeviceGradient {
         Ok(Self { rows: Some(rows), values })
     }
 
+    /// Of rows that are there.
+    pub(in crate::optimizer) fn of_rows(DeviceRows { rows, values }: DeviceRows) -> Self {
+        Self { rows: Some(rows), values }
+    }
+
     /// The same on the host. Waits for the device.
     pub(in crate::optimizer) fn to_host(&self) -> Result<LocalGradient> {
-        let values = to_host(&self.values)?;
-        let Some(rows) = &self.rows else { return Ok(LocalGradient::Dense(values)) };
-        let flat = values.flatten_all()?;
-        let values: Elements = match flat.dtype() {
-            DType::F64 => Any::F64(flat.to_vec1()?),
-            _ => Any::F32(flat.to_vec1()?),
-        };
-        Ok(LocalGradient::Rows(Rows { rows: rows.clone(), values }))
+        if self.is_empty() {
+            return Ok(LocalGradient::Rows(Rows {
+                rows: Vec::new(),
+                values: Elements::none(self.values.dtype()),
+            }));
+        }
+        Ok(match self.as_rows() {
+            Some(rows) => LocalGradient::Rows(rows.to_host()?),
+            None => LocalGradient::Dense(to_host(&self.values)?),
+        })
+    }
+
+    /// This and another of the same variable.
+    pub(in crate::optimizer) fn plus(self, other: Self, copy: &Var) -> Result<Self> {
+        if self.is_empty() {
+            return Ok(other);
+        }
+        if other.is_empty() {
+            return Ok(self);
+        }
+        if let (Some(mine), Some(other)) = (self.as_rows(), other.as_rows()) {
+            return Ok(Self::of_rows(mine.plus(other)?));
+        }
+        Ok(Self::dense((self.to_dense(copy)?.values + other.to_dense(copy)?.values)?))
+    }
+
+    fn as_rows(&self) -> Option<DeviceRows> {
+        Some(DeviceRows { rows: self.rows.clone()?, values: self.values.clone() })
     }
 
     pub(in crate::optimizer) fn kind(&self) -> Kind {
@@ -55,7 +85,7 @@ impl DeviceGradient {
     }
 
     /// Whether it is of no row.
-    pub(super) fn is_empty(&self) -> bool {
+    pub(in crate::optimizer) fn is_empty(&self) -> bool {
         self.rows.as_ref().is_some_and(Vec::is_empty)
     }
 
@@ -69,18 +99,17 @@ impl DeviceGradient {
     }
 
     /// Which rows it is of, as an index of the device; `None` where it is of all elements.
-    pub(super) fn index(&self, device: &Device) -> Result<Option<Tensor>> {
-        let Some(rows) = &self.rows else { return Ok(None) };
-        let index: Vec<i64> = rows.iter().map(|row| *row as i64).collect();
-        Ok(Some(Tensor::from_vec(index, rows.len(), device)?))
+    pub(super) fn index(&self) -> Result<Option<Tensor>> {
+        Ok(self.as_rows().map(|rows| rows.index()).transpose()?)
     }
 
     /// With a number for each element of the variable.
     pub(super) fn to_dense(&self, copy: &Var) -> Result<Self> {
-        let Some(index) = self.index(copy.device())? else { return Ok(self.clone()) };
-        let table = Tensor::zeros(as_rows(copy)?.shape(), copy.dtype(), copy.device())?;
-        let values = table.index_add(&index, &self.values, 0)?;
-        Ok(Self::dense(values.reshape(copy.shape())?))
+        if self.is_empty() {
+            return Ok(Self::dense(copy.zeros_like()?.detach()));
+        }
+        let Some(rows) = self.as_rows() else { return Ok(self.clone()) };
+        Ok(Self::dense(rows.spread(copy.shape())?))
     }
 
     /// The values of the variable, or of a slot, that it is a gradient of.

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `choice` | which variables are updated on devices |
 //! | `step` | a step of which some are |
+//! | `sums` | gradients of several replicas, added up where they are |
 //! | `gradient` | a gradient on a replica's device |
 //! | `transforms` | what is done to gradients before |
 //! | `program` | a rule's step as candle's operations |
@@ -12,6 +13,7 @@ mod choice;
 mod gradient;
 mod program;
 mod step;
+mod sums;
 mod transforms;
 
 pub(super) use gradient::DeviceGradient;
@@ -34,7 +36,7 @@ pub(super) struct Made {
 }
 
 struct OfReplica {
-    /// Which rows; `None` for all.
+    /// Which row each element is of; `None` for all rows. It is there before anything is written, so that a lack of memory breaks nothing.
     index: Option<Tensor>,
     /// The new values of the variable and of its slots, in that order.
     values: Vec<Tensor>,
@@ -85,11 +87,14 @@ impl OnDevices<'_> {
                 } else {
                     gradient
                 };
-                let index = gradient.index(copy.device())?;
+                let index = gradient.index()?;
                 let part = |whole: &Tensor| gradient.part_of(whole, index.as_ref());
                 let mut inputs = vec![part(&copy.as_detached_tensor())?, gradient.values().detach()];
                 inputs.extend(slots.iter().map(part).collect::<Result<Vec<_>>>()?);
                 let values = program::run(&program, &inputs)?;
+                let index =
+                    index.map(|index| index.unsqueeze(1)?.broadcast_as(inputs[0].shape())?.contiguous());
+                let index = index.transpose()?;
                 of_replicas.push(OfReplica { index, values });
             }
             if !of_replicas.is_empty() {
@@ -141,8 +146,7 @@ fn put_rows(whole: &Tensor, index: &Tensor, rows: &Tensor) -> Result<()> {
     if rows.elem_count() == 0 {
         return Ok(());
     }
-    let index = index.unsqueeze(1)?.broadcast_as(rows.shape())?.contiguous()?;
-    Ok(as_rows(&whole.detach())?.scatter_set(&index, rows, 0)?)
+    Ok(as_rows(&whole.detach())?.scatter_set(index, rows, 0)?)
 }
 
 #[cfg(test)]

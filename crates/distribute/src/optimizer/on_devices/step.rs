@@ -1,17 +1,21 @@
 //! A step of which some variables are updated on devices, and the others, such as tables there is no room for, on the host.
 
+use super::sums::summed;
 use super::{Copies, DeviceGradient, OnDevices, transform, weigh};
 use crate::Result;
 use crate::deposit::LocalGradient;
 use crate::optimizer::Optimizer;
 use crate::optimizer::brought::Brought;
+use crate::optimizer::contribution::Contribution;
 use crate::optimizer::judge::Judged;
 use crate::optimizer::operands::Operands;
 use crate::optimizer::progress::Change;
 use crate::optimizer::reduction;
 use crate::optimizer::threads::Threads;
 use crate::optimizer::transform::Transform;
+use crate::strategy::sum_on_gpus;
 use distribute_optim::Rule;
+use std::sync::Arc;
 
 impl<R: Rule> Optimizer<R> {
     /// Reduces and applies what replicas have brought: what has stayed on a device, there.
@@ -24,19 +28,52 @@ impl<R: Rule> Optimizer<R> {
         change: &Change<'_>,
         threads: &Threads<'_>,
     ) -> Result<()> {
-        let [only] = brought.mine.as_slice() else {
+        if brought.mine.iter().all(|of| of.on_device.is_none()) {
             return self.apply_operands(judged, &self.after_reduce, all, copies, change, threads);
+        }
+        let devices = self.trained.strategy.devices();
+        let gradients = match self.weighed(judged, &brought.mine, copies)? {
+            Some(there) => summed(there, copies, |parts| sum_on_gpus(&devices, parts))?,
+            None => None,
         };
-        let Some(on_device) = &only.on_device else {
-            return self.apply_operands(judged, &self.after_reduce, all, copies, change, threads);
+        let Some(mut gradients) = gradients else {
+            // Rows are added up on the host.
+            let on_host = brought.on_host()?;
+            let weighted: Vec<_> = on_host
+                .iter()
+                .map(|of| (judged.weight(&of.tally, on_host.len()), of.gradients.as_slice()))
+                .collect();
+            let all = Operands::new(&self.trained, &weighted, weighted.len())?;
+            return self.apply_operands(judged, &self.after_reduce, &all, copies, change, threads);
         };
-        let mine: Vec<_> = copies.iter().map(|copies| copies.as_ref()?.first().copied()).collect();
-        let mut gradients = on_device.gradients.clone();
-        weigh(&mut gradients, judged.weight(&only.tally, 1))?;
-        transform(&self.after_reduce, &mut gradients, &mine)?;
-        self.apply_both(judged, &[gradients], copies, change, || {
+        for (replica, gradients) in gradients.iter_mut().enumerate() {
+            let mine: Vec<_> = copies.iter().map(|copies| copies.as_ref()?.get(replica).copied()).collect();
+            transform(&self.after_reduce, gradients, &mine)?;
+        }
+        self.apply_both(judged, &gradients, copies, change, || {
             self.in_place(judged, &self.after_reduce).reduce_and_apply(change, all, threads)
         })
+    }
+
+    /// For each replica the gradients that have stayed on its device, weighed by its examples; `None` where those of one have not, or of a variable
+    /// that is updated on the host by now.
+    fn weighed(
+        &self,
+        judged: &Judged,
+        mine: &[Arc<Contribution>],
+        copies: &Copies<'_>,
+    ) -> Result<Option<Vec<Vec<Option<DeviceGradient>>>>> {
+        let of = |contribution: &Arc<Contribution>| {
+            let mut gradients = contribution.on_device.as_ref()?.gradients.clone();
+            let updated =
+                |(gradient, copies): (&Option<_>, &Option<_>)| gradient.is_none() || copies.is_some();
+            if !gradients.iter().zip(copies).all(updated) {
+                return None;
+            }
+            let weight = judged.weight(&contribution.tally, mine.len());
+            Some(weigh(&mut gradients, weight).map(|()| gradients))
+        };
+        mine.iter().map(of).collect::<Option<Result<_>>>().transpose()
     }
 
     /// Reduces gradients on the host, brings those of variables on devices there, and applies all.

@@ -1,10 +1,10 @@
 //! Where a step is made, in a process that treats CPUs as devices with memory of their own.
 
-use crate::nn::linear;
+use crate::nn::{BagMode, Embedding, EmbeddingBag, Linear, embedding, embedding_bag, linear};
 use crate::optimizer::Transform;
 use crate::optimizer::slots::Slots;
 use crate::variables::WAITS;
-use crate::{Adam, MirroredStrategy, OneDeviceStrategy, ReplicaContext, Strategy};
+use crate::{Adagrad, Adam, MirroredStrategy, OneDeviceStrategy, ReplicaContext, Strategy};
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::VarBuilder;
 use distribute_testing::{child, watched};
@@ -26,17 +26,24 @@ fn a_lone_replica_waits_for_its_device_where_its_losses_are_read_and_nowhere_els
     const TEST: &str = "optimizer::on_devices::tests::a_lone_replica_waits_for_its_device_where_its_losses_are_read_and_nowhere_else";
     generic(TEST, || {
         let strategy: Strategy = OneDeviceStrategy::new("cpu:0").unwrap().into();
-        let model = strategy.replicate(|vb: VarBuilder| linear(3, 2, vb)).unwrap();
-        let optimizer = Adam::new(&model.variables, 0.1)
+        type Model = (Embedding, EmbeddingBag, Linear);
+        let built = |vb: VarBuilder| -> candle_core::Result<Model> {
+            let bag = embedding_bag(7, 3, BagMode::Mean, vb.pp("bag"))?;
+            Ok((embedding(5, 3, vb.pp("words"))?, bag, linear(3, 2, vb.pp("fc"))?))
+        };
+        let model = strategy.replicate(built).unwrap();
+        let optimizer = Adagrad::new(&model.variables, 0.1)
             .unwrap()
             .before_reduce(Transform::clip_by_value(-1., 1.))
             .unwrap()
             .after_reduce(Transform::clip_by_global_norm(1.))
             .unwrap();
-        let x = Tensor::ones((4, 3), DType::F32, &Device::Cpu).unwrap();
-        let step = |ctx: &ReplicaContext, model: &crate::nn::Linear| {
-            optimizer.minimize(ctx, model.forward(&x)?.sqr()?.mean_all()?, 4)
+        let ids = Tensor::new(&[[0u32, 4], [4, 2]], &Device::Cpu).unwrap();
+        let step = |ctx: &ReplicaContext, (words, bag, fc): &Model| {
+            let rows = (words.forward(&ids)?.sum(1)? + bag.forward(&ids)?)?;
+            optimizer.minimize(ctx, fc.forward(&rows)?.sqr()?.mean_all()?, 2)
         };
+        let untouched = model.variables.get("words.weight").unwrap();
         let before = WAITS.load(Ordering::Relaxed);
         for _ in 0..63 {
             strategy.run(&model, step).unwrap();
@@ -46,12 +53,17 @@ fn a_lone_replica_waits_for_its_device_where_its_losses_are_read_and_nowhere_els
         let slots = optimizer.progress.read("test").unwrap();
         assert!(slots.iter().all(|slots| matches!(slots, Slots::OnDevices(all) if all.len() == 1)));
         drop(slots);
+        let words = model.variables.get("words.weight").unwrap();
+        for row in 0..5usize {
+            let values = |table: &Tensor| table.get(row).unwrap().to_vec1::<f32>().unwrap();
+            assert_eq!(values(&untouched) == values(&words), [1, 3].contains(&row), "row {row}");
+        }
         // Who reads a weight waits for that one.
         let waits = || {
-            model.variables.get("weight").unwrap();
+            model.variables.get("fc.weight").unwrap();
             WAITS.load(Ordering::Relaxed) - before
         };
-        assert_eq!((waits(), waits()), (7, 7));
+        assert_eq!((waits(), waits()), (8, 8));
     });
 }
 

@@ -28,7 +28,7 @@ pub(in crate::optimizer) fn transform(
             Kind::WeightDecay(rate) => change(
                 gradients,
                 |gradient, copy| {
-                    let index = gradient.index(copy.device())?;
+                    let index = gradient.index()?;
                     let value = gradient.part_of(&copy.as_detached_tensor(), index.as_ref())?;
                     Ok((gradient.values() + value.affine(rate, 0.)?)?)
                 },
@@ -40,7 +40,12 @@ pub(in crate::optimizer) fn transform(
                 copies,
             )?,
             Kind::ClipByGlobalNorm(max) => {
-                let squares = gradients.iter().flatten().map(square).collect::<Result<Vec<_>>>()?;
+                let squares = gradients
+                    .iter()
+                    .flatten()
+                    .filter(|gradient| !gradient.is_empty())
+                    .map(square)
+                    .collect::<Result<Vec<_>>>()?;
                 if !squares.is_empty() {
                     let factor = factor(&Tensor::stack(&squares, 0)?.sum_all()?, max)?;
                     change(gradients, |gradient, _| scaled(gradient.values(), &factor), copies)?;
@@ -58,7 +63,7 @@ pub(in crate::optimizer) fn weigh(gradients: &mut [Option<DeviceGradient>], weig
     if weight == 1. {
         return Ok(());
     }
-    for gradient in gradients.iter_mut().flatten() {
+    for gradient in gradients.iter_mut().flatten().filter(|gradient| !gradient.is_empty()) {
         *gradient = gradient.with(gradient.values().affine(weight, 0.)?);
     }
     Ok(())
@@ -70,7 +75,9 @@ fn change(
     copies: &[Option<&Var>],
 ) -> Result<()> {
     for (gradient, copy) in gradients.iter_mut().zip(copies) {
-        if let (Some(gradient), Some(copy)) = (gradient, copy) {
+        if let (Some(gradient), Some(copy)) = (gradient, copy)
+            && !gradient.is_empty()
+        {
             let values = change(gradient, copy)?;
             *gradient = gradient.with(values);
         }
@@ -80,7 +87,22 @@ fn change(
 
 /// The sum of squares, as f64.
 fn square(gradient: &DeviceGradient) -> Result<Tensor> {
-    Ok(gradient.values().to_dtype(DType::F64)?.sqr()?.sum_all()?)
+    total(gradient.values().to_dtype(DType::F64)?.sqr()?)
+}
+
+/// The sum of all elements. A GPU sums a row in one of its blocks, so there are many rows.
+fn total(values: Tensor) -> Result<Tensor> {
+    const ROW: usize = 1024;
+    let mut sums = values.flatten_all()?;
+    while sums.elem_count() >= 2 * ROW {
+        let (rows, rest) = (sums.elem_count() / ROW, sums.elem_count() % ROW);
+        let of_rows = sums.narrow(0, 0, rows * ROW)?.reshape((rows, ROW))?.sum(1)?;
+        sums = match rest {
+            0 => of_rows,
+            _ => Tensor::cat(&[&of_rows, &sums.narrow(0, rows * ROW, rest)?], 0)?,
+        };
+    }
+    Ok(sums.sum_all()?)
 }
 
 /// What makes a norm at most `max`. One that is NaN clips nothing: the NaN shall be seen.
@@ -97,10 +119,24 @@ fn scaled(values: &Tensor, factor: &Tensor) -> Result<Tensor> {
 /// Whether all numbers are finite: one number is read, for which this waits.
 pub(in crate::optimizer) fn are_finite<'a>(tensors: impl Iterator<Item = &'a Tensor>) -> Result<bool> {
     // A finite number times 0 is 0, all others are NaN.
-    let zeros = tensors.map(|tensor| Ok(tensor.to_dtype(DType::F64)?.affine(0., 0.)?.sum_all()?));
+    let zeros = tensors.map(|tensor| total(tensor.to_dtype(DType::F64)?.affine(0., 0.)?));
     let zeros = zeros.collect::<Result<Vec<_>>>()?;
     if zeros.is_empty() {
         return Ok(true);
     }
     Ok(to_host(&Tensor::stack(&zeros, 0)?.sum_all()?)?.to_scalar::<f64>()? == 0.)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle_core::Device;
+
+    #[test]
+    fn totals_are_of_all_elements_however_many_there_are() {
+        for count in [1usize, 1023, 2048, 2049, 5000, 3 << 20] {
+            let ones = Tensor::ones(count, DType::F64, &Device::Cpu).unwrap();
+            assert_eq!(total(ones).unwrap().to_scalar::<f64>().unwrap(), count as f64);
+        }
+    }
 }

@@ -18,7 +18,6 @@ mod one_device;
 use choice::{Algorithm, choose};
 pub use hierarchical::HierarchicalCopyAllReduce;
 pub use nccl::NcclAllReduce;
-#[allow(unused_imports, reason = "for optimizers, which don't sum by NCCL yet")]
 pub(crate) use nccl::{sum_on_gpus, uses_nccl};
 pub use one_device::ReductionToOneDevice;
 

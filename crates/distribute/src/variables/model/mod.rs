@@ -19,6 +19,7 @@ use crate::lock::lock;
 use crate::{Error, Result, Strategy};
 use candle_core::{DType, Device, Shape, Tensor, Var};
 use candle_nn::{Init, VarBuilder};
+use distribute_log::heard;
 use distribute_tensor::Leaf;
 pub(super) use init::Drawn;
 use running::Running;
@@ -262,8 +263,11 @@ impl Variables {
         }
         let mut computed_with = variable;
         if let Kind::Mirrored(weights) = &entry.kind {
-            rows::asked(weights, replica)?;
-            if !rows::are_asked_for() {
+            let on_device = self.table_on_device(weights, replica);
+            rows::asked(weights, replica, on_device.is_some())?;
+            if let Some(copy) = on_device {
+                computed_with = copy;
+            } else if !rows::are_asked_for() {
                 computed_with = weights.of_replica(replica)?;
             } else if let Some(copies) = weights.device_copies() {
                 // Rows are looked up in the memory of the CPU, and only they are brought to a device.
@@ -274,6 +278,27 @@ impl Variables {
             tracing::debug!("two layers of the model share variable {name}: both asked for this path");
         }
         Ok(computed_with.as_tensor().clone())
+    }
+
+    /// The copy of a table on a replica's device, where what looks up rows asks for it and they are looked up there: where no process but this one
+    /// needs the table, no replica the memory of the CPU, and the device has memory for it.
+    fn table_on_device<'v>(&self, weights: &'v Variable, replica: usize) -> Option<&'v Var> {
+        let is_table = rows::are_asked_for() && rows::ids_are_asked_for().is_none();
+        if !is_table || !self.0.strategy.keeps_tables_on_devices() || weights.device_copies().is_none() {
+            return None;
+        }
+        match weights.of_replica(replica) {
+            Ok(copy) => Some(copy),
+            Err(error) => {
+                heard(|| {
+                    tracing::warn!(
+                        "table {} stays in the memory of the CPU, and only its rows go to the device of local replica {replica}: {error}",
+                        weights.name()
+                    )
+                });
+                None
+            }
+        }
     }
 
     /// Whether a replica has asked for a variable: later replicas take the same way through their model's code as the

@@ -122,8 +122,8 @@ fn group<L: Library>(
         library.add(communicators, &parts.iter().collect::<Vec<_>>(), &sums.iter().collect::<Vec<_>>())
     });
     // Also where one has failed: else no later call of this thread would begin.
-    added?;
-    library.end()
+    let ended = library.end();
+    added.and(ended)
 }
 
 fn each(

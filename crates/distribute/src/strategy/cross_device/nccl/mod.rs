@@ -121,7 +121,6 @@ fn can_link(devices: &[DeviceName]) -> bool {
 }
 
 /// Whether the replicas of this strategy sum by NCCL: several, each on a GPU of its own, of one process.
-#[allow(dead_code, reason = "for optimizers, which don't sum by NCCL yet")]
 pub(crate) fn uses_nccl(strategy: &Strategy) -> bool {
     let extended = strategy.extended();
     let named = extended.cross_device_ops().is_some_and(|ops| (ops as &dyn Any).is::<NcclAllReduce>());
