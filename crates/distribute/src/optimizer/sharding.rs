@@ -70,7 +70,7 @@ impl<R: Rule> Optimizer<R> {
         Ok(self)
     }
 
-    /// How many bytes the slots take that this process keeps. Where [state is sharded](Self::sharded_state), they are those of the
+    /// How many bytes the slots take that this process keeps: on devices with memory of their own, those of each replica. Where [state is sharded](Self::sharded_state), they are those of the
     /// ranges that this worker owns.
     ///
     /// # Errors
