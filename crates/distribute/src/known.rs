@@ -1,7 +1,9 @@
 //! Operations of candle whose result is there before candle asks for it, on any device.
 
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CudaStorage, MetalStorage, Result, Shape, Storage, Tensor, bail};
+use candle_core::{
+    CpuStorage, CudaStorage, CustomOp1, Layout, MetalStorage, Result, Shape, Storage, Tensor, bail,
+};
 
 /// The result as the CPU's forward gives it.
 pub(crate) fn cpu(result: &Tensor) -> Result<(CpuStorage, Shape)> {
@@ -26,5 +28,39 @@ fn copy<S: BackendStorage>(result: &Tensor, there: impl Fn(&Storage) -> Option<&
     match there(&storage) {
         Some(storage) => Ok((storage.try_clone(layout)?, result.shape().clone())),
         None => bail!("the result is on {:?}, and not where it was asked for", result.device().location()),
+    }
+}
+
+/// Such an operation on one tensor.
+pub(crate) struct Known<B> {
+    /// For candle's messages.
+    pub(crate) name: &'static str,
+    pub(crate) result: Tensor,
+    /// The gradient of the tensor, from it and that of the result.
+    pub(crate) backward: B,
+}
+
+impl<B> CustomOp1 for Known<B>
+where
+    B: Fn(&Tensor, &Tensor) -> Result<Option<Tensor>> + Send + Sync,
+{
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
+        cpu(&self.result)
+    }
+
+    fn cuda_fwd(&self, _: &CudaStorage, _: &Layout) -> Result<(CudaStorage, Shape)> {
+        cuda(&self.result)
+    }
+
+    fn metal_fwd(&self, _: &MetalStorage, _: &Layout) -> Result<(MetalStorage, Shape)> {
+        metal(&self.result)
+    }
+
+    fn bwd(&self, argument: &Tensor, _: &Tensor, upstream: &Tensor) -> Result<Option<Tensor>> {
+        (self.backward)(argument, upstream)
     }
 }

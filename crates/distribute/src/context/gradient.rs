@@ -1,8 +1,9 @@
 //! Gradients of collectives, which continue candle's graph across a result that other replicas contributed to.
 
 use super::ReplicaContext;
-use crate::{Error, Result, known};
-use candle_core::{CpuStorage, CudaStorage, Device, Layout, MetalStorage, Shape, Tensor, Var};
+use crate::known::Known;
+use crate::{Error, Result};
+use candle_core::{Device, Tensor, Var};
 use distribute_collective::Combined;
 use distribute_tensor::Leaf;
 use std::cell::RefCell;
@@ -56,14 +57,15 @@ pub(super) fn attach(
             let gave = x.track_op() && x.sorted_nodes().iter().all(|node| node.elem_count() > 0);
             let x = if x.track_op() { x.clone() } else { Var::from_tensor(x)?.into_inner() };
             let graph = Arc::new(());
-            let operation = WithGradient {
-                context: context.clone(),
-                leaf,
-                output: y.clone(),
-                gradient: gradient.clone(),
-                _graph: graph.clone(),
+            let backward = {
+                // It holds `graph`, which is dropped with the last graph that contains this operation.
+                let (context, gradient, graph) = (context.clone(), gradient.clone(), graph.clone());
+                move |_: &Tensor, upstream: &Tensor| {
+                    let _held = &graph;
+                    gradient(leaf, upstream, &context).map(Some).map_err(raise)
+                }
             };
-            let result = x.apply_op1(operation)?;
+            let result = x.apply_op1(Known { name: "collective", result: y.clone(), backward })?;
             let (gradient, shape, dtype) = (gradient.clone(), y.shape().clone(), y.dtype());
             context.expect_gradient((call, leaf), (&result, &graph), gave, move |context| {
                 gradient(leaf, &Tensor::zeros(&shape, dtype, &Device::Cpu)?, context).map(drop)
@@ -73,39 +75,4 @@ pub(super) fn attach(
         _ => Ok(output),
     };
     inputs.into_iter().zip(combined.leaves).zip(combined.tracked).enumerate().map(attach).collect()
-}
-
-/// An operation of candle whose result is already known, and whose gradient is a collective.
-struct WithGradient {
-    context: ReplicaContext,
-    leaf: usize,
-    output: Tensor,
-    gradient: Arc<Gradient>,
-    /// Dropped with the last graph that contains this operation.
-    _graph: Arc<()>,
-}
-
-impl candle_core::CustomOp1 for WithGradient {
-    fn name(&self) -> &'static str {
-        "collective"
-    }
-
-    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
-        known::cpu(&self.output)
-    }
-
-    fn cuda_fwd(&self, _: &CudaStorage, _: &Layout) -> candle_core::Result<(CudaStorage, Shape)> {
-        known::cuda(&self.output)
-    }
-
-    fn metal_fwd(&self, _: &MetalStorage, _: &Layout) -> candle_core::Result<(MetalStorage, Shape)> {
-        known::metal(&self.output)
-    }
-
-    fn bwd(&self, _: &Tensor, _: &Tensor, upstream: &Tensor) -> candle_core::Result<Option<Tensor>> {
-        match (self.gradient)(self.leaf, upstream, &self.context) {
-            Ok(gradient) => Ok(Some(gradient)),
-            Err(error) => Err(raise(error)),
-        }
-    }
 }

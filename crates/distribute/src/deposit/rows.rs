@@ -15,7 +15,7 @@ pub(crate) struct Rows {
 }
 
 /// The same on a device: the values are a matrix there.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct DeviceRows {
     pub(crate) rows: Vec<usize>,
     pub(crate) values: Tensor,

@@ -62,7 +62,7 @@ impl Brought {
         step: u64,
         number: u64,
     ) -> Result<Option<finite::Report>> {
-        let mine = self.on_host().and_then(|mine| finite::report(trained, &mine, step, number));
+        let mine = self.on_host(trained).and_then(|mine| finite::report(trained, &mine, step, number));
         let Some(mut calling) = calling else { return mine };
         let mine = mine.ok().flatten();
         let record = postcard::to_stdvec(&mine).unwrap_or_default();
@@ -71,10 +71,10 @@ impl Brought {
     }
 
     /// Those of this process, without what has stayed on devices.
-    pub(super) fn on_host(&self) -> Result<Vec<Arc<Contribution>>> {
+    pub(super) fn on_host(&self, trained: &Trained) -> Result<Vec<Arc<Contribution>>> {
         self.mine
             .iter()
-            .map(|c| if c.on_device.is_some() { c.to_host().map(Arc::new) } else { Ok(c.clone()) })
+            .map(|c| if c.on_device.is_some() { c.to_host(trained).map(Arc::new) } else { Ok(c.clone()) })
             .collect()
     }
 

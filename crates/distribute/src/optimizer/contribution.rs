@@ -41,7 +41,7 @@ impl Contribution {
         stay: &[Option<&Var>],
         looks_at_gradients: bool,
     ) -> Result<Self> {
-        let Losses { gradients, bucket, weighting, losses, dtype, .. } = mine;
+        let Losses { gradients, mut bucket, weighting, losses, dtype, .. } = mine;
         let gradients = gradients.of_optimizer(trained)?;
         let mut tally = Tally {
             weighting,
@@ -80,19 +80,8 @@ impl Contribution {
                 None => found.push(Some(LocalGradient::new(gradient, variable)?)),
             }
         }
-        let mut bucket = bucket;
-        for (number, rows) in bucket.iter_mut().flat_map(Bucket::take_device_rows).collect::<Vec<_>>() {
-            match (stay.get(number).copied().flatten(), &mut bucket) {
-                (Some(copy), _) => {
-                    let (gradient, rows) = (&mut on_device.gradients[number], DeviceGradient::of_rows(rows));
-                    *gradient = Some(match gradient.take() {
-                        Some(before) => before.plus(rows, copy)?,
-                        None => rows,
-                    });
-                }
-                (None, Some(bucket)) => bucket.add_rows(number, rows.to_host()?),
-                (None, None) => {}
-            }
+        if let Some(bucket) = &mut bucket {
+            on_device.add_rows_of(bucket, stay)?;
         }
         let mut gradients = match bucket {
             Some(bucket) => LocalGradient::collected(bucket, found)?,
@@ -134,12 +123,13 @@ impl Contribution {
     }
 
     /// The same, with everything on the host. Waits for the device.
-    pub(super) fn to_host(&self) -> Result<Self> {
+    pub(super) fn to_host(&self, trained: &Trained) -> Result<Self> {
         let (mut tally, mut gradients) = (self.tally.clone(), self.gradients.clone());
         if let Some(OnDevice { gradients: there, losses }) = &self.on_device {
-            for (gradient, there) in gradients.iter_mut().zip(there) {
+            for ((gradient, there), (_, variable)) in gradients.iter_mut().zip(there).zip(&trained.variables)
+            {
                 if let Some(there) = there {
-                    *gradient = Some(there.to_host()?);
+                    *gradient = Some(there.to_host(variable)?);
                 }
             }
             let mut unread = OnDevice { gradients: Vec::new(), losses: losses.clone() };
@@ -150,13 +140,29 @@ impl Contribution {
 
     fn is_finite(&self, trained: &Trained) -> Result<bool> {
         let there = self.on_device.iter().flat_map(|on_device| on_device.gradients.iter().flatten());
-        let there = there.filter(|gradient| !gradient.is_empty());
         Ok(super::finite::all_finite(trained, &self.gradients)?
-            && on_devices::are_finite(there.map(DeviceGradient::values))?)
+            && on_devices::are_finite(there.filter_map(DeviceGradient::values))?)
     }
 }
 
 impl OnDevice {
+    /// Adds the rows that layers have put into the bucket; those of variables that don't `stay` go to the host.
+    fn add_rows_of(&mut self, bucket: &mut Bucket, stay: &[Option<&Var>]) -> Result<()> {
+        for (number, rows) in bucket.take_device_rows() {
+            let Some(copy) = stay.get(number).copied().flatten() else {
+                bucket.add_rows(number, rows.to_host()?);
+                continue;
+            };
+            let gradient = &mut self.gradients[number];
+            let rows = DeviceGradient::Rows(rows);
+            *gradient = Some(match gradient.take() {
+                Some(before) => before.plus(rows, copy)?,
+                None => rows,
+            });
+        }
+        Ok(())
+    }
+
     fn read_losses(&mut self, tally: &mut Tally) -> Result<()> {
         if let Some(losses) = self.losses.take() {
             tally.loss = losses::read(&losses)?;

@@ -47,7 +47,7 @@ impl LocalGradient {
 /// On the device of a copy of the variable. Of rows that occur several times the sum.
 pub(super) fn on_device(gradient: Gradient, copy: &Var) -> Result<DeviceGradient> {
     match gradient {
-        Gradient::Dense(tensor) => Ok(DeviceGradient::dense(tensor.to_device(copy.device())?)),
+        Gradient::Dense(tensor) => Ok(DeviceGradient::Dense(tensor.to_device(copy.device())?)),
         rows => DeviceGradient::new(LocalGradient::new(rows, copy)?, copy),
     }
 }

@@ -140,7 +140,7 @@ pub(super) fn report(
 
 /// Where it comes from: from a variable that is not finite itself, or from this step.
 fn origin(trained: &Trained) -> Result<String> {
-    trained.bring_back(&Vec::new())?;
+    trained.bring_back(&[])?;
     for (name, variable) in &trained.variables {
         if let Some((at, value)) = first_in(variable.as_tensor())? {
             return Ok(format!(

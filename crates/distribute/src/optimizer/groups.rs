@@ -1,6 +1,5 @@
 //! Variables that are trained otherwise than the others, or not at all: chosen by name.
 
-use super::on_devices::Copies;
 use super::on_servers::{self, Remote};
 use super::progress::Progress;
 use super::shards::Shards;
@@ -272,7 +271,7 @@ impl Trained {
     ///
     /// # Errors
     /// candle's, of a device.
-    pub(super) fn bring_back(&self, on_devices: &Copies<'_>) -> Result<()> {
+    pub(super) fn bring_back(&self, on_devices: &[Option<Vec<&Var>>]) -> Result<()> {
         for (number, copies) in self.device_copies.iter().enumerate() {
             let stays = on_devices.get(number).is_some_and(Option::is_some);
             if let (Some(copies), false) = (copies, stays) {

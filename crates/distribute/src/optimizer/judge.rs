@@ -106,8 +106,9 @@ impl<R: Rule> Optimizer<R> {
         }
         let pieces = all.iter().filter_map(|c| Some((c.weighting.examples()?, c.rows?)));
         call.warnings.extend(self.seen.examples.warning(pieces));
+        let is_read = !brought.is_unread();
         let verdict = if all.iter().all(|c| c.finite) {
-            if !brought.is_unread() {
+            if is_read {
                 self.seen.not_finite.end();
             }
             Verdict::Make
@@ -123,7 +124,7 @@ impl<R: Rule> Optimizer<R> {
             })?
         };
         let loss = all.iter().map(|c| c.loss).sum::<f64>() / examples;
-        self.trained.strategy.pulse().beat(examples, (!brought.is_unread()).then_some(loss));
+        self.trained.strategy.pulse().beat(examples, is_read.then_some(loss));
         Ok(Judged { verdict, loss, dtype: first.dtype, examples, finished, learning_rate })
     }
 

@@ -7,7 +7,7 @@ use super::in_place::InPlace;
 use super::judge::{Call, Judged, Verdict};
 use super::losses::Losses;
 use super::on_copies::OnCopies;
-use super::on_devices::Copies;
+use super::on_devices::{Copies, OnDevicesToo};
 use super::on_servers::OnServers;
 use super::operands::Operands;
 use super::progress::Change;
@@ -228,14 +228,9 @@ impl<R: Rule> Optimizer<R> {
             let (rules, trained) = (self.rules_of(&judged), &*self.trained);
             OnServers { rules, trained, remote }.apply(together, &gradients, change.as_ref())?;
         } else if !on_devices.is_empty() {
-            let (change, judged) = (change.as_ref(), &judged);
-            together.lead(|threads| {
-                let Some(change) = change else { return Ok(()) };
-                let all = Operands::new(&self.trained, &[(1., gradients.as_slice())], 1)?;
-                self.apply_operands(judged, rest, &all, on_devices, change, threads)?;
-                change.step_made();
-                Ok(())
-            })?;
+            let there =
+                OnDevicesToo { optimizer: self, judged: &judged, transforms: rest, copies: on_devices };
+            there.apply(together, &gradients, change.as_ref())?;
         } else if self.only_computes() {
             self.in_place(&judged, rest).apply(together, &gradients, change.as_ref())?;
         } else {

@@ -20,7 +20,7 @@ pub(super) fn reduced(
     threads: &Threads<'_>,
 ) -> Result<Vec<Option<LocalGradient>>> {
     if transforms.iter().any(Transform::reads_values) {
-        trained.bring_back(&Vec::new())?;
+        trained.bring_back(&[])?;
     }
     let variables = all.variables();
     let settled = settle(transforms, trained, &variables, threads, Ok)?;

@@ -1,7 +1,7 @@
 //! A replica's gradient of one variable, on the replica's device.
 
 use crate::deposit::{DeviceRows, LocalGradient, Rows};
-use crate::number::{Any, Elements};
+use crate::number::Any;
 use crate::optimizer::conversion::row_len;
 use crate::optimizer::tally::Kind;
 use crate::variables::to_host;
@@ -10,115 +10,102 @@ use candle_core::{Tensor, Var};
 
 /// A replica's gradient of one variable, on the replica's device: contiguous, of the variable's dtype.
 #[derive(Clone, Debug)]
-pub(in crate::optimizer) struct DeviceGradient {
-    /// Which rows of the variable have one, each once and ascending; `None` where all elements have.
-    rows: Option<Vec<usize>>,
-    /// Of the variable's shape, or that of its rows.
-    values: Tensor,
+pub(in crate::optimizer) enum DeviceGradient {
+    /// Of all elements.
+    Dense(Tensor),
+    /// Of some rows.
+    Rows(DeviceRows),
+    /// By row, of none: a device is asked for nothing of no size.
+    NoRows,
 }
 
 impl DeviceGradient {
-    pub(in crate::optimizer) fn dense(values: Tensor) -> Self {
-        Self { rows: None, values }
-    }
-
     /// One from the host, on the device of `copy`.
     pub(in crate::optimizer) fn new(gradient: LocalGradient, copy: &Var) -> Result<Self> {
         let device = copy.device();
         let Rows { rows, values } = match gradient {
-            LocalGradient::Dense(tensor) => return Ok(Self::dense(tensor.to_device(device)?)),
-            LocalGradient::Deposited(dense) => return Ok(Self::dense(dense.tensor(copy)?)),
+            LocalGradient::Dense(tensor) => return Ok(Self::Dense(tensor.to_device(device)?)),
+            LocalGradient::Deposited(dense) => return Ok(Self::Dense(dense.tensor(copy)?)),
             LocalGradient::Rows(rows) => rows,
         };
         if rows.is_empty() {
-            // A device is asked for nothing of no size: one row that nobody reads.
-            let values = Tensor::zeros((1, row_len(copy)), copy.dtype(), device)?;
-            return Ok(Self { rows: Some(rows), values });
+            return Ok(Self::NoRows);
         }
         let shape = (rows.len(), row_len(copy));
         let values = match values {
             Any::F32(values) => Tensor::from_vec(values, shape, device)?,
             Any::F64(values) => Tensor::from_vec(values, shape, device)?,
         };
-        Ok(Self { rows: Some(rows), values })
-    }
-
-    /// Of rows that are there.
-    pub(in crate::optimizer) fn of_rows(DeviceRows { rows, values }: DeviceRows) -> Self {
-        Self { rows: Some(rows), values }
+        Ok(Self::Rows(DeviceRows { rows, values }))
     }
 
     /// The same on the host. Waits for the device.
-    pub(in crate::optimizer) fn to_host(&self) -> Result<LocalGradient> {
-        if self.is_empty() {
-            return Ok(LocalGradient::Rows(Rows {
-                rows: Vec::new(),
-                values: Elements::none(self.values.dtype()),
-            }));
-        }
-        Ok(match self.as_rows() {
-            Some(rows) => LocalGradient::Rows(rows.to_host()?),
-            None => LocalGradient::Dense(to_host(&self.values)?),
+    pub(in crate::optimizer) fn to_host(&self, variable: &Var) -> Result<LocalGradient> {
+        Ok(match self {
+            Self::Dense(values) => LocalGradient::Dense(to_host(values)?),
+            Self::Rows(rows) => LocalGradient::Rows(rows.to_host()?),
+            Self::NoRows => LocalGradient::no_rows(variable),
         })
     }
 
     /// This and another of the same variable.
     pub(in crate::optimizer) fn plus(self, other: Self, copy: &Var) -> Result<Self> {
-        if self.is_empty() {
-            return Ok(other);
-        }
-        if other.is_empty() {
-            return Ok(self);
-        }
-        if let (Some(mine), Some(other)) = (self.as_rows(), other.as_rows()) {
-            return Ok(Self::of_rows(mine.plus(other)?));
-        }
-        Ok(Self::dense((self.to_dense(copy)?.values + other.to_dense(copy)?.values)?))
-    }
-
-    fn as_rows(&self) -> Option<DeviceRows> {
-        Some(DeviceRows { rows: self.rows.clone()?, values: self.values.clone() })
+        Ok(match (self, other) {
+            (Self::NoRows, one) | (one, Self::NoRows) => one,
+            (Self::Rows(mine), Self::Rows(other)) => Self::Rows(mine.plus(other)?),
+            (mine, other) => Self::Dense((mine.to_dense(copy)? + other.to_dense(copy)?)?),
+        })
     }
 
     pub(in crate::optimizer) fn kind(&self) -> Kind {
-        if self.rows.is_some() { Kind::Rows } else { Kind::Dense }
+        match self {
+            Self::Dense(_) => Kind::Dense,
+            Self::Rows(_) | Self::NoRows => Kind::Rows,
+        }
     }
 
-    /// Whether it is of no row.
-    pub(in crate::optimizer) fn is_empty(&self) -> bool {
-        self.rows.as_ref().is_some_and(Vec::is_empty)
+    /// Its numbers, if it has any.
+    pub(in crate::optimizer) fn values(&self) -> Option<&Tensor> {
+        match self {
+            Self::Dense(values) => Some(values),
+            Self::Rows(rows) => Some(&rows.values),
+            Self::NoRows => None,
+        }
     }
 
-    pub(in crate::optimizer) fn values(&self) -> &Tensor {
-        &self.values
-    }
-
-    /// With other values of the same shape.
-    pub(in crate::optimizer) fn with(&self, values: Tensor) -> Self {
-        Self { rows: self.rows.clone(), values }
-    }
-
-    /// Which rows it is of, as an index of the device; `None` where it is of all elements.
-    pub(super) fn index(&self) -> Result<Option<Tensor>> {
-        Ok(self.as_rows().map(|rows| rows.index()).transpose()?)
+    /// Changes its numbers, if it has any, to others of the same shape.
+    pub(super) fn change(&mut self, change: impl FnOnce(&Tensor) -> Result<Tensor>) -> Result<()> {
+        match self {
+            Self::Dense(values) | Self::Rows(DeviceRows { values, .. }) => *values = change(values)?,
+            Self::NoRows => {}
+        }
+        Ok(())
     }
 
     /// With a number for each element of the variable.
-    pub(super) fn to_dense(&self, copy: &Var) -> Result<Self> {
-        if self.is_empty() {
-            return Ok(Self::dense(copy.zeros_like()?.detach()));
-        }
-        let Some(rows) = self.as_rows() else { return Ok(self.clone()) };
-        Ok(Self::dense(rows.spread(copy.shape())?))
-    }
-
-    /// The values of the variable, or of a slot, that it is a gradient of.
-    pub(super) fn part_of(&self, whole: &Tensor, index: Option<&Tensor>) -> Result<Tensor> {
-        Ok(match index {
-            Some(index) => as_rows(whole)?.index_select(index, 0)?,
-            None => whole.clone(),
+    pub(super) fn to_dense(&self, copy: &Var) -> Result<Tensor> {
+        Ok(match self {
+            Self::Dense(values) => values.clone(),
+            Self::Rows(rows) => rows.spread(copy.shape())?,
+            Self::NoRows => copy.zeros_like()?.detach(),
         })
     }
+
+    /// Which rows it is of, as an index of the device; `None` where it is of all elements, or of nothing.
+    pub(super) fn index(&self) -> Result<Option<Tensor>> {
+        match self {
+            Self::Rows(rows) => Ok(Some(rows.index()?)),
+            Self::Dense(_) | Self::NoRows => Ok(None),
+        }
+    }
+}
+
+/// Some rows of a variable or of a slot; all of it without an index.
+pub(super) fn part_of(whole: &Tensor, index: Option<&Tensor>) -> Result<Tensor> {
+    Ok(match index {
+        Some(index) => as_rows(whole)?.index_select(index, 0)?,
+        None => whole.clone(),
+    })
 }
 
 /// A view as a matrix of rows, in the same memory.

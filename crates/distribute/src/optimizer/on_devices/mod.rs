@@ -17,6 +17,7 @@ mod sums;
 mod transforms;
 
 pub(super) use gradient::DeviceGradient;
+pub(super) use step::OnDevicesToo;
 pub(super) use transforms::{are_finite, transform, weigh};
 
 use super::Trained;
@@ -24,7 +25,7 @@ use super::groups::Rules;
 use super::slots::Slots;
 use crate::{Error, Result};
 use candle_core::{Tensor, Var};
-use gradient::as_rows;
+use gradient::{as_rows, part_of};
 
 /// For each of an optimizer's variables the copies of all local replicas, if it is updated there; none where no variable is.
 pub(super) type Copies<'a> = Vec<Option<Vec<&'a Var>>>;
@@ -77,19 +78,14 @@ impl OnDevices<'_> {
             let slots = slots.on_devices(copies)?;
             let mut of_replicas = Vec::with_capacity(copies.len());
             for ((gradient, copy), slots) in of_variable.into_iter().zip(copies).zip(slots.iter()) {
-                if gradient.is_empty() && !rule.moves_absent_rows() {
-                    continue;
-                }
-                let dense;
-                let gradient = if rule.moves_absent_rows() {
-                    dense = gradient.to_dense(copy)?;
-                    &dense
+                let (index, values) = if rule.moves_absent_rows() {
+                    (None, gradient.to_dense(copy)?)
                 } else {
-                    gradient
+                    let Some(values) = gradient.values() else { continue };
+                    (gradient.index()?, values.clone())
                 };
-                let index = gradient.index()?;
-                let part = |whole: &Tensor| gradient.part_of(whole, index.as_ref());
-                let mut inputs = vec![part(&copy.as_detached_tensor())?, gradient.values().detach()];
+                let part = |whole: &Tensor| part_of(whole, index.as_ref());
+                let mut inputs = vec![part(&copy.as_detached_tensor())?, values.detach()];
                 inputs.extend(slots.iter().map(part).collect::<Result<Vec<_>>>()?);
                 let values = program::run(&program, &inputs)?;
                 let index =

@@ -12,10 +12,39 @@ use crate::optimizer::operands::Operands;
 use crate::optimizer::progress::Change;
 use crate::optimizer::reduction;
 use crate::optimizer::threads::Threads;
+use crate::optimizer::together::Together;
 use crate::optimizer::transform::Transform;
+use crate::optimizer::updater::Updater;
 use crate::strategy::sum_on_gpus;
 use distribute_optim::Rule;
 use std::sync::Arc;
+
+/// Applies gradients of the host, those of variables on devices there.
+pub(in crate::optimizer) struct OnDevicesToo<'a, R> {
+    pub(in crate::optimizer) optimizer: &'a Optimizer<R>,
+    pub(in crate::optimizer) judged: &'a Judged,
+    /// What is done to gradients before; no closures.
+    pub(in crate::optimizer) transforms: &'a [Transform],
+    pub(in crate::optimizer) copies: &'a Copies<'a>,
+}
+
+impl<R: Rule> Updater for OnDevicesToo<'_, R> {
+    fn apply(
+        &self,
+        together: &Together<'_>,
+        gradients: &Arc<Vec<Option<LocalGradient>>>,
+        change: Option<&Change<'_>>,
+    ) -> Result<()> {
+        let Self { optimizer, judged, transforms, copies } = *self;
+        together.lead(|threads| {
+            let Some(change) = change else { return Ok(()) };
+            let all = Operands::new(&optimizer.trained, &[(1., gradients.as_slice())], 1)?;
+            optimizer.apply_operands(judged, transforms, &all, copies, change, threads)?;
+            change.step_made();
+            Ok(())
+        })
+    }
+}
 
 impl<R: Rule> Optimizer<R> {
     /// Reduces and applies what replicas have brought: what has stayed on a device, there.
@@ -38,7 +67,7 @@ impl<R: Rule> Optimizer<R> {
         };
         let Some(mut gradients) = gradients else {
             // Rows are added up on the host.
-            let on_host = brought.on_host()?;
+            let on_host = brought.on_host(&self.trained)?;
             let weighted: Vec<_> = on_host
                 .iter()
                 .map(|of| (judged.weight(&of.tally, on_host.len()), of.gradients.as_slice()))
@@ -77,7 +106,7 @@ impl<R: Rule> Optimizer<R> {
     }
 
     /// Reduces gradients on the host, brings those of variables on devices there, and applies all.
-    pub(in crate::optimizer) fn apply_operands(
+    fn apply_operands(
         &self,
         judged: &Judged,
         transforms: &[Transform],
@@ -90,7 +119,7 @@ impl<R: Rule> Optimizer<R> {
         let mut there: Vec<Vec<Option<DeviceGradient>>> =
             vec![vec![None; on_host.len()]; self.trained.strategy.world().replicas()];
         for (number, (gradient, copies)) in on_host.iter_mut().zip(copies).enumerate() {
-            let (Some(copies), true) = (copies, gradient.is_some()) else { continue };
+            let Some(copies) = copies else { continue };
             let Some(gradient) = gradient.take() else { continue };
             for (of_replica, copy) in there.iter_mut().zip(copies) {
                 of_replica[number] = Some(DeviceGradient::new(gradient.clone(), copy)?);

@@ -21,8 +21,9 @@ pub(super) fn summed(
     let variables = 0..copies.len();
     let has = |variable: &usize| gradients.iter().any(|of| of.get(*variable).is_some_and(Option::is_some));
     let summands: Vec<usize> = variables.filter(has).collect();
-    let part = |replica: usize, variable: usize| match &gradients[replica][variable] {
-        Some(gradient) => Ok(gradient.values().clone()),
+    let values = |gradient: &Option<DeviceGradient>| gradient.as_ref()?.values().cloned();
+    let part = |replica: usize, variable: usize| match values(&gradients[replica][variable]) {
+        Some(values) => Ok(values),
         // A replica without one counts as zero.
         None => match copies[variable].as_ref().and_then(|copies| copies.get(replica)) {
             Some(copy) => copy.as_detached_tensor().zeros_like(),
@@ -36,7 +37,7 @@ pub(super) fn summed(
     let spread = |sums: Vec<Tensor>| {
         let mut all = vec![None; copies.len()];
         for (variable, sum) in summands.iter().zip(sums) {
-            all[*variable] = Some(DeviceGradient::dense(sum));
+            all[*variable] = Some(DeviceGradient::Dense(sum));
         }
         all
     };
@@ -51,7 +52,7 @@ mod tests {
     use candle_core::{Device, Var};
 
     fn dense(value: f32) -> Option<DeviceGradient> {
-        Some(DeviceGradient::dense(Tensor::new(&[value], &Device::Cpu).unwrap()))
+        Some(DeviceGradient::Dense(Tensor::new(&[value], &Device::Cpu).unwrap()))
     }
 
     #[test]
@@ -66,7 +67,7 @@ mod tests {
         };
         for of_replica in summed(gradients, &copies, sum).unwrap().unwrap() {
             let values: Vec<Option<Vec<f32>>> =
-                of_replica.iter().map(|sum| Some(sum.as_ref()?.values().to_vec1().unwrap())).collect();
+                of_replica.iter().map(|sum| Some(sum.as_ref()?.values()?.to_vec1().unwrap())).collect();
             assert_eq!(values, [Some(vec![3.]), None, Some(vec![5.])]);
         }
     }

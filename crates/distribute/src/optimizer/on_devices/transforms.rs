@@ -1,6 +1,6 @@
 //! Transforms of gradients by candle's operations: norms are numbers of the device, too.
 
-use super::gradient::DeviceGradient;
+use super::gradient::{DeviceGradient, part_of};
 use super::program::full;
 use crate::Result;
 use crate::optimizer::transform::{Kind, Transform};
@@ -15,40 +15,31 @@ pub(in crate::optimizer) fn transform(
 ) -> Result<()> {
     for transform in transforms {
         match *transform.kind() {
-            Kind::ClipByValue { min, max } => change(
-                gradients,
-                |gradient, _| {
-                    let values = gradient.values();
-                    // Asked this way, NaN stays NaN.
-                    let values = values.lt(min)?.where_cond(&full(min, values)?, values)?;
-                    Ok(values.gt(max)?.where_cond(&full(max, &values)?, &values)?)
-                },
-                copies,
-            )?,
-            Kind::WeightDecay(rate) => change(
-                gradients,
-                |gradient, copy| {
+            Kind::ClipByValue { min, max } => change(gradients, |values| {
+                // Asked this way, NaN stays NaN.
+                let values = values.lt(min)?.where_cond(&full(min, values)?, values)?;
+                Ok(values.gt(max)?.where_cond(&full(max, &values)?, &values)?)
+            })?,
+            Kind::WeightDecay(rate) => {
+                for (gradient, copy) in gradients.iter_mut().zip(copies) {
+                    let (Some(gradient), Some(copy)) = (gradient, copy) else { continue };
                     let index = gradient.index()?;
-                    let value = gradient.part_of(&copy.as_detached_tensor(), index.as_ref())?;
-                    Ok((gradient.values() + value.affine(rate, 0.)?)?)
-                },
-                copies,
-            )?,
-            Kind::ClipByNorm(max) => change(
-                gradients,
-                |gradient, _| scaled(gradient.values(), &factor(&square(gradient)?, max)?),
-                copies,
-            )?,
+                    gradient.change(|values| {
+                        let decayed =
+                            part_of(&copy.as_detached_tensor(), index.as_ref())?.affine(rate, 0.)?;
+                        Ok((values + decayed)?)
+                    })?;
+                }
+            }
+            Kind::ClipByNorm(max) => {
+                change(gradients, |values| scaled(values, &factor(&square(values)?, max)?))?
+            }
             Kind::ClipByGlobalNorm(max) => {
-                let squares = gradients
-                    .iter()
-                    .flatten()
-                    .filter(|gradient| !gradient.is_empty())
-                    .map(square)
-                    .collect::<Result<Vec<_>>>()?;
+                let all = gradients.iter().flatten().filter_map(DeviceGradient::values);
+                let squares = all.map(square).collect::<Result<Vec<_>>>()?;
                 if !squares.is_empty() {
                     let factor = factor(&Tensor::stack(&squares, 0)?.sum_all()?, max)?;
-                    change(gradients, |gradient, _| scaled(gradient.values(), &factor), copies)?;
+                    change(gradients, |values| scaled(values, &factor))?;
                 }
             }
             // Gradients go to closures by way of the host.
@@ -58,36 +49,24 @@ pub(in crate::optimizer) fn transform(
     Ok(())
 }
 
+fn change(
+    gradients: &mut [Option<DeviceGradient>],
+    change: impl Fn(&Tensor) -> Result<Tensor>,
+) -> Result<()> {
+    gradients.iter_mut().flatten().try_for_each(|gradient| gradient.change(&change))
+}
+
 /// A replica's gradients, each multiplied by a number.
 pub(in crate::optimizer) fn weigh(gradients: &mut [Option<DeviceGradient>], weight: f64) -> Result<()> {
     if weight == 1. {
         return Ok(());
     }
-    for gradient in gradients.iter_mut().flatten().filter(|gradient| !gradient.is_empty()) {
-        *gradient = gradient.with(gradient.values().affine(weight, 0.)?);
-    }
-    Ok(())
-}
-
-fn change(
-    gradients: &mut [Option<DeviceGradient>],
-    change: impl Fn(&DeviceGradient, &Var) -> Result<Tensor>,
-    copies: &[Option<&Var>],
-) -> Result<()> {
-    for (gradient, copy) in gradients.iter_mut().zip(copies) {
-        if let (Some(gradient), Some(copy)) = (gradient, copy)
-            && !gradient.is_empty()
-        {
-            let values = change(gradient, copy)?;
-            *gradient = gradient.with(values);
-        }
-    }
-    Ok(())
+    change(gradients, |values| Ok(values.affine(weight, 0.)?))
 }
 
 /// The sum of squares, as f64.
-fn square(gradient: &DeviceGradient) -> Result<Tensor> {
-    total(gradient.values().to_dtype(DType::F64)?.sqr()?)
+fn square(values: &Tensor) -> Result<Tensor> {
+    total(values.to_dtype(DType::F64)?.sqr()?)
 }
 
 /// The sum of all elements. A GPU sums a row in one of its blocks, so there are many rows.

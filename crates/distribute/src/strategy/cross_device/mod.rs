@@ -43,8 +43,8 @@ pub struct Reduction<'a> {
 /// Given to [`MirroredStrategy::builder`](crate::MirroredStrategy::builder), it implements
 /// [`reduce`](crate::Strategy::reduce), [`reduce_to`](crate::Strategy::reduce_to),
 /// [`batch_reduce_to`](crate::Strategy::batch_reduce_to) and [`all_reduce`](crate::ReplicaContext::all_reduce). In an
-/// `all_reduce`, replica 0 calls it while the others wait, at most for their timeout. Optimizers don't use it: they reduce
-/// and update in one pass.
+/// `all_reduce`, replica 0 calls it while the others wait, at most for their timeout. Optimizers don't call it: they reduce
+/// and update in one pass, or, where it is [`NcclAllReduce`] and all weights are on GPUs, by NCCL.
 ///
 /// An algorithm of your own implements [`reduce`](Self::reduce). It may use another order of sums, whose results differ in
 /// their last bits:
