@@ -184,7 +184,8 @@ impl<T: Nest> Distribution<T> {
     /// for. `costly` says that this is worth the thread by itself, whatever reading costs. An error or a panic of `prepare` ends
     /// the pass, in the step of that piece.
     ///
-    /// An empty piece for a replica at the end is made of a piece that may have been prepared for another, and prepared in turn.
+    /// An empty piece for a replica at the end is made of a piece that may have been prepared for another, and prepared in turn, before the workers
+    /// decide whether they take the step.
     ///
     /// ```
     /// use distribute_data::{Dataset, DistributeOptions, Distribution, Layout};

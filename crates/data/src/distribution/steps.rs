@@ -79,7 +79,11 @@ pub(crate) struct Steps {
     /// What is done with empty pieces; the others come prepared.
     prepare: Option<Prepare>,
     next: Vec<Option<Tree<Leaf>>>,
+    /// Empty pieces for those that have none in `next`, in their order.
+    padding: Vec<Tree<Leaf>>,
     taken: u64,
+    /// Whether the pass has ended, for all workers or by an error.
+    over: bool,
 }
 
 impl Steps {
@@ -91,7 +95,19 @@ impl Steps {
         prepare: Option<Prepare>,
     ) -> Self {
         let ended = vec![false; pieces.replicas()];
-        Self { pieces, ended, ends, full, empty: None, templates, prepare, next: Vec::new(), taken: 0 }
+        Self {
+            pieces,
+            ended,
+            ends,
+            full,
+            empty: None,
+            templates,
+            prepare,
+            next: Vec::new(),
+            padding: Vec::new(),
+            taken: 0,
+            over: false,
+        }
     }
 
     /// Counts steps that were skipped elsewhere.
@@ -145,9 +161,10 @@ impl Steps {
         Ok(counts)
     }
 
-    /// Prepares an empty piece in case one is needed, and returns how many replicas lack one. This comes before all workers
-    /// decide on the step, so that no worker takes a step that another cannot.
+    /// Makes the empty pieces that are needed if the step is taken, and returns how many replicas lack one. This comes before all
+    /// workers decide on the step, so that no worker takes a step that another cannot.
     fn fill(&mut self) -> Result<usize> {
+        self.padding.clear();
         let missing = self.next.iter().filter(|piece| piece.is_none()).count();
         if self.empty.is_none() {
             self.empty = match self.next.iter().flatten().next() {
@@ -157,18 +174,37 @@ impl Steps {
                 None => Some(self.templates.empty()?),
             };
         }
-        let none = self.ends == UnevenEnds::PadEmpty && self.empty.as_ref().is_some_and(Option::is_none);
-        Ok(if none { missing } else { 0 })
+        let is_end = self.over || self.templates.alone && missing == self.next.len();
+        if self.ends != UnevenEnds::PadEmpty || is_end {
+            return Ok(0);
+        }
+        match self.empty.as_ref().and_then(Option::as_ref) {
+            Some(empty) => self.padding = self.padding_of(empty)?,
+            None => return Ok(missing),
+        }
+        Ok(0)
+    }
+
+    /// An empty piece for each replica that has none, prepared as the others are.
+    fn padding_of(&self, empty: &Tree<Leaf>) -> Result<Vec<Tree<Leaf>>> {
+        let missing = self.next.iter().enumerate().filter(|(_, piece)| piece.is_none());
+        let prepared = |(replica, _)| match &self.prepare {
+            Some(prepare) => prepare.piece(self.taken, replica, empty.clone()),
+            None => Ok(empty.clone()),
+        };
+        missing.map(prepared).collect()
     }
 
     /// Ends the pass: whatever is left belongs to no step.
     fn end(&mut self) {
         self.ended.fill(true);
+        self.over = true;
     }
 
     /// The step that was prepared, if the workers take it; `None` at the end.
     pub(crate) fn finish(&mut self, all: StepCounts) -> Result<Option<Vec<Tree<Leaf>>>> {
         let next = std::mem::take(&mut self.next);
+        let mut padding = std::mem::take(&mut self.padding).into_iter();
         if !self.ends.take(all) {
             self.end();
             return Ok(None);
@@ -180,14 +216,7 @@ impl Steps {
         if all.unfilled > 0 {
             return Err(no_empty());
         }
-        let empty = |replica| {
-            let empty = self.empty.clone().flatten().ok_or_else(no_empty)?;
-            self.prepare
-                .as_ref()
-                .map_or(Ok(empty.clone()), |prepare| prepare.piece(self.taken, replica, empty))
-        };
-        let filled =
-            next.into_iter().enumerate().map(|(replica, piece)| piece.map_or_else(|| empty(replica), Ok));
+        let filled = next.into_iter().map(|piece| piece.or_else(|| padding.next()).ok_or_else(no_empty));
         let filled = filled.collect::<Result<_>>()?;
         self.taken += 1;
         Ok(Some(filled))

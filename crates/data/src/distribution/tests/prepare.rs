@@ -184,3 +184,57 @@ fn fn_2_pieces_of_a_function_are_prepared_and_so_are_the_empty_ones_at_its_end()
         }
     });
 }
+
+/// Pieces of one row: three for worker 0, one for each other; without rows they cannot be prepared.
+fn without_room_for_empty(layout: Layout, prefetch: usize) -> Distribution<HostTensor> {
+    let make = |context: InputContext| {
+        let n = if context.input_pipeline_id == 0 { 3 } else { 1 };
+        Ok(Dataset::range(n).batch(1))
+    };
+    let options = DistributeOptions { prefetch, ..Default::default() };
+    let plan = Distribution::from_function(layout, false, options, make).unwrap();
+    plan.prepared(true, |_, piece| match piece.rows()? {
+        0 => Err("no memory".into()),
+        _ => Ok(piece),
+    })
+}
+
+// ITER-2, ITER-4
+#[test]
+fn what_fails_for_an_empty_piece_is_known_before_the_workers_agree_on_the_step() {
+    watched(|| {
+        for prefetch in [0, 1] {
+            let plan = without_room_for_empty(Layout { workers: 2, replicas: 2 }, prefetch);
+            let mut passes = [0, 1].map(|worker| plan.worker(worker, 0).unwrap());
+            // Worker 1 has one row for two replicas.
+            assert_eq!(passes[0].prepare().unwrap().present, 2);
+            let error = passes[1].prepare().unwrap_err();
+            assert!(matches!(error, Error::Piece { step: 0, replica: 1, .. }), "{error}");
+            assert_eq!(
+                error.to_string(),
+                "step 0: the piece of local replica 1 cannot be prepared: no memory"
+            );
+            assert!(passes[1].step().unwrap().is_none(), "the pass is over");
+
+            // A worker whose data is at its end, while another goes on.
+            let plan = without_room_for_empty(Layout { workers: 2, replicas: 1 }, prefetch);
+            let mut pass = plan.worker(1, 0).unwrap();
+            assert!(pass.step().unwrap().is_some());
+            let error = pass.prepare().unwrap_err();
+            assert!(matches!(error, Error::Piece { step: 1, replica: 0, .. }), "{error}");
+        }
+    });
+}
+
+#[test]
+fn at_the_end_of_a_lone_worker_nothing_is_prepared() {
+    watched(|| {
+        for prefetch in [0, 1] {
+            let mut pass = without_room_for_empty(Layout::one_worker(1), prefetch).worker(0, 0).unwrap();
+            for _ in 0..3 {
+                assert!(pass.step().unwrap().is_some());
+            }
+            assert!(pass.step().unwrap().is_none());
+        }
+    });
+}

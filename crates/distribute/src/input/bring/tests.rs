@@ -170,3 +170,26 @@ fn what_one_worker_cannot_bring_ends_the_step_of_all_and_no_worker_takes_it() {
         }
     });
 }
+
+// ITER-2, ITER-4
+#[test]
+fn an_empty_piece_that_cannot_be_brought_ends_the_step_of_all_and_no_worker_takes_it() {
+    watched(|| {
+        let ended = MultiWorkerMirroredStrategy::on_threads(2, 1, |strategy| {
+            let numbers = Tensor::arange(0u32, 5, &Device::Cpu)?;
+            let data = strategy.distribute_dataset(Dataset::from_slices(numbers)?.batch(4))?;
+            let mut pass = data.pass(Ok(to_gpus(move |_, tensor| match tensor.elem_count() {
+                0 => candle_core::bail!("out of memory"),
+                _ => Ok(tensor.clone()),
+            })));
+            pass.get_next()?;
+            // The row that is left is worker 0's.
+            let error = pass.get_next().map(drop).unwrap_err();
+            assert_eq!((data.position().steps, pass.position().steps), (1, 1));
+            Ok((matches!(error, Error::Worker { worker: 1, .. }), error.to_string()))
+        })
+        .unwrap();
+        assert!(ended[0].0, "{ended:?}");
+        assert!(ended.iter().all(|(_, error)| error.contains("out of memory")), "{ended:?}");
+    });
+}
