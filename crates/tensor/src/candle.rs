@@ -193,6 +193,25 @@ pub(crate) fn narrow(tensor: &Tensor, axis: usize, start: usize, len: usize) -> 
     Ok(tensor.narrow(axis, start, len)?)
 }
 
+/// A tensor like this one without rows. Its memory is its own: a view would keep that of all rows.
+pub(crate) fn without_rows(tensor: &Tensor) -> Result<Tensor> {
+    let view = narrow(tensor, 0, 0, 0)?;
+    // candle has no zeros of its dtypes of 4 and 6 bits.
+    Ok(without_elements(view.dims(), view.dtype(), view.device()).unwrap_or(view))
+}
+
+/// A candle tensor of which some size is 0, on this device. It has memory for one element in place of none along that axis, since CUDA gives no memory
+/// of size 0.
+///
+/// # Errors
+/// candle's: the device has no memory, or no such dtype.
+pub fn without_elements(dims: &[usize], dtype: CandleDType, device: &Device) -> candle_core::Result<Tensor> {
+    let some: Vec<usize> = dims.iter().map(|size| *size.max(&1)).collect();
+    let some = Tensor::zeros(some, dtype, device)?;
+    let none = dims.iter().enumerate().filter(|(_, size)| **size == 0);
+    none.map(|(axis, _)| axis).try_fold(some, |some, axis| some.narrow(axis, 0, 0))
+}
+
 pub(crate) fn reshape(tensor: &Tensor, dims: &[usize]) -> Result<Tensor> {
     if dims.iter().product::<usize>() != tensor.elem_count() {
         return Err(Error::ElementCount { shape: dims.to_vec(), elements: tensor.elem_count() });

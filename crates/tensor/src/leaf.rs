@@ -190,6 +190,15 @@ impl Leaf {
         }
     }
 
+    /// A leaf like this one without rows (indices of axis 0). It keeps no memory of these. Indexed slices are refused.
+    pub fn without_rows(&self) -> Result<Leaf> {
+        match self {
+            #[cfg(feature = "candle")]
+            Leaf::Candle(tensor) => candle::without_rows(tensor).map(Leaf::Candle),
+            other => other.narrow(0, 0, 0),
+        }
+    }
+
     /// The same elements in row-major order, in another shape. Indexed slices are refused.
     pub fn reshape(&self, dims: &[usize]) -> Result<Leaf> {
         match self {

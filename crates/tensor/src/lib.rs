@@ -40,6 +40,8 @@ pub mod wire;
 #[cfg(feature = "candle")]
 mod candle;
 
+#[cfg(feature = "candle")]
+pub use candle::without_elements;
 pub use dtype::{DType, Element};
 pub use error::{Error, Result};
 pub use fold::Folder;

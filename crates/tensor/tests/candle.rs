@@ -2,7 +2,7 @@
 #![cfg(feature = "candle")]
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-use candle_core::{DType as CandleDType, Device, Tensor, Var};
+use candle_core::{CpuStorage, DType as CandleDType, Device, Storage, Tensor, Var};
 use distribute_tensor::{DType, Error, HostTensor, IndexedSlices, Leaf, ReduceOp};
 
 const SHARED: [DType; 9] = [
@@ -182,4 +182,26 @@ fn errors_name_the_replica_and_what_candle_lacks() {
     let text = Leaf::Candle(tiny.clone()).dtype().unwrap_err().to_string();
     assert!(text.contains("candle's dtype f8e4m3 has no counterpart"), "{text}");
     assert_eq!(Leaf::Candle(tiny).describe(), "f8e4m3[2]");
+}
+
+// ITER-2
+#[test]
+fn what_has_no_elements_has_some_memory_and_keeps_no_more() {
+    let memory_of = |tensor: &Tensor| match &*tensor.storage_and_layout().0 {
+        Storage::Cpu(CpuStorage::I64(all)) => all.len(),
+        _ => panic!("not int64 on the CPU"),
+    };
+    let all = Tensor::zeros((100, 6, 2), CandleDType::I64, &Device::Cpu).unwrap();
+    for (dims, memory) in [([0, 6, 2], 12), ([3, 0, 2], 6), ([0, 6, 0], 6)] {
+        let empty = distribute_tensor::without_elements(&dims, CandleDType::I64, &Device::Cpu).unwrap();
+        assert_eq!((empty.dims(), empty.dtype(), memory_of(&empty)), (&dims[..], CandleDType::I64, memory));
+    }
+    for rows in [all.clone(), all.narrow(0, 40, 4).unwrap(), all.narrow(0, 100, 0).unwrap()] {
+        let Leaf::Candle(empty) = Leaf::Candle(rows).without_rows().unwrap() else { panic!("not candle's") };
+        assert_eq!((empty.dims(), empty.dtype(), memory_of(&empty)), (&[0, 6, 2][..], CandleDType::I64, 12));
+    }
+    let scalar = Leaf::Candle(Tensor::new(1i64, &Device::Cpu).unwrap());
+    assert!(matches!(scalar.without_rows(), Err(Error::Axis { axis: 0, .. })));
+    let host = Leaf::Host(of(DType::I64, &[4, 3], 0)).without_rows().unwrap();
+    assert_eq!((host.dims(), host.to_host().unwrap().len()), (&[0, 3][..], 0));
 }

@@ -254,7 +254,7 @@ fn of_spec(spec: ElementSpec) -> Option<Tree<Leaf>> {
     spec.try_map(leaf).ok()
 }
 
-/// A batch like this one, without rows.
+/// A batch like this one, without rows. It is kept for the whole pass.
 fn without_rows(batch: &Tree<Leaf>) -> Option<Tree<Leaf>> {
-    batch.narrow_rows(0, 0).ok()
+    batch.without_rows().ok()
 }

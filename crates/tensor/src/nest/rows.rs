@@ -53,6 +53,11 @@ impl Tree<Leaf> {
         self.try_map_at(&mut |leaf| leaf.narrow(0, start, len))
     }
 
+    /// A batch like this one without rows, which keeps no memory of these. An error names the path.
+    pub fn without_rows(&self) -> Result<Tree<Leaf>> {
+        self.try_map_at(&mut |leaf| leaf.without_rows())
+    }
+
     /// These rows of every leaf, in this order. An error names the path.
     pub fn take_rows(&self, rows: &[usize]) -> Result<Tree<Leaf>> {
         self.try_map_at(&mut |leaf| leaf.take_rows(rows))

@@ -176,14 +176,18 @@ fn what_one_worker_cannot_bring_ends_the_step_of_all_and_no_worker_takes_it() {
 fn an_empty_piece_that_cannot_be_brought_ends_the_step_of_all_and_no_worker_takes_it() {
     watched(|| {
         let ended = MultiWorkerMirroredStrategy::on_threads(2, 1, |strategy| {
-            let numbers = Tensor::arange(0u32, 5, &Device::Cpu)?;
-            let data = strategy.distribute_dataset(Dataset::from_slices(numbers)?.batch(4))?;
+            let data = strategy.distribute_datasets_from_function(|context| {
+                let numbers = Tensor::arange(0u32, 4, &Device::Cpu)?;
+                Ok(Dataset::from_slices(numbers)?
+                    .take(if context.input_pipeline_id == 0 { 4 } else { 2 })
+                    .batch(2))
+            })?;
             let mut pass = data.pass(Ok(to_gpus(move |_, tensor| match tensor.elem_count() {
                 0 => candle_core::bail!("out of memory"),
                 _ => Ok(tensor.clone()),
             })));
             pass.get_next()?;
-            // The row that is left is worker 0's.
+            // Worker 0 has two rows more.
             let error = pass.get_next().map(drop).unwrap_err();
             assert_eq!((data.position().steps, pass.position().steps), (1, 1));
             Ok((matches!(error, Error::Worker { worker: 1, .. }), error.to_string()))
@@ -191,5 +195,31 @@ fn an_empty_piece_that_cannot_be_brought_ends_the_step_of_all_and_no_worker_take
         .unwrap();
         assert!(ended[0].0, "{ended:?}");
         assert!(ended.iter().all(|(_, error)| error.contains("out of memory")), "{ended:?}");
+    });
+}
+
+// ITER-2
+#[test]
+fn an_empty_piece_keeps_none_of_the_pieces_that_were_brought() {
+    watched(|| {
+        let strategy = MirroredStrategy::cpus(2).unwrap();
+        let data = strategy.distribute_datasets_from_function(|_| {
+            let numbers = Tensor::arange(0f32, 36., &Device::Cpu)?.reshape((6, 6))?;
+            Ok(Dataset::from_slices(numbers)?.batch(2))
+        });
+        let data = data.unwrap();
+        let memory = |tensor: &Tensor| match &*tensor.storage_and_layout().0 {
+            candle_core::Storage::Cpu(candle_core::CpuStorage::F32(all)) => all.len(),
+            _ => 0,
+        };
+        let mut pass = data.pass(Ok(to_gpus(|_, tensor| match tensor.elem_count() {
+            0 => Ok(tensor.clone()),
+            _ => tensor.force_contiguous(),
+        })));
+        let first = pass.get_next().unwrap();
+        assert_eq!(first.iter().map(memory).collect::<Vec<_>>(), [12, 12]);
+        let last = pass.get_next().unwrap();
+        assert_eq!(last.iter().map(|piece| piece.dims().to_vec()).collect::<Vec<_>>(), [[2, 6], [0, 6]]);
+        assert_eq!(last.iter().map(memory).collect::<Vec<_>>(), [12, 6], "a whole piece is kept");
     });
 }

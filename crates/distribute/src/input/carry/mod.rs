@@ -1,6 +1,7 @@
 //! [`Carrier`]: how a tensor gets to a device.
 
 use candle_core::{CpuStorage, Device, Result, Storage, Tensor};
+use distribute_tensor::without_elements;
 
 /// What brings tensors to one device.
 pub(super) struct Carrier {
@@ -21,17 +22,9 @@ impl Carrier {
             return Ok(tensor.clone());
         }
         if tensor.elem_count() == 0 {
-            return self.empty(tensor);
+            return without_elements(tensor.dims(), tensor.dtype(), &self.device);
         }
         alone(tensor)?.to_device(&self.device)
-    }
-
-    /// A tensor without elements. It has memory for some: CUDA refuses to give none.
-    fn empty(&self, tensor: &Tensor) -> Result<Tensor> {
-        let some: Vec<usize> = tensor.dims().iter().map(|size| *size.max(&1)).collect();
-        let some = Tensor::zeros(some, tensor.dtype(), &self.device)?;
-        let dims = tensor.dims().iter().enumerate();
-        dims.filter(|(_, size)| **size == 0).try_fold(some, |some, (dim, _)| some.narrow(dim, 0, 0))
     }
 }
 
@@ -71,7 +64,6 @@ fn len(storage: &CpuStorage) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use candle_core::DType;
 
     fn memory_of(tensor: &Tensor) -> usize {
         match &*tensor.storage_and_layout().0 {
@@ -93,21 +85,5 @@ mod tests {
             assert_eq!(numbers(&own), numbers(&part));
         }
         assert_eq!(alone(&all).unwrap().id(), all.id(), "all of it is copied for nothing");
-    }
-
-    // IN-4, ITER-2
-    #[test]
-    fn a_piece_without_rows_has_some_memory_on_its_device_and_no_more() {
-        let all = Tensor::zeros((100, 6, 2), DType::I64, &Device::Cpu).unwrap();
-        let carrier = Carrier::new(Device::Cpu);
-        for (part, memory) in [
-            (all.narrow(0, 100, 0).unwrap(), 12),
-            (all.narrow(0, 5, 3).unwrap().narrow(1, 0, 0).unwrap(), 6),
-            (all.narrow(0, 5, 0).unwrap().narrow(2, 1, 0).unwrap(), 6),
-        ] {
-            let empty = carrier.empty(&part).unwrap();
-            assert_eq!((empty.dims(), empty.dtype()), (part.dims(), DType::I64));
-            assert_eq!(memory_of(&empty), memory);
-        }
     }
 }
