@@ -6,6 +6,7 @@
 // when the stream gets there. Programs that break a rule are ended, with the rule.
 #include "driver.h"
 #include <dlfcn.h>
+#include <execinfo.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -58,6 +59,16 @@ static thread_local Stream *per_thread;
 [[noreturn]] static void broken(const char *rule) {
     fprintf(stderr, "soft CUDA: %s\n", rule);
     abort();
+}
+
+// What is refused, and where it was called, for who asks with SOFT_CUDA_EXPLAIN=1.
+static int refuse(const char *what) {
+    if (getenv("SOFT_CUDA_EXPLAIN")) {
+        fprintf(stderr, "soft CUDA refuses: %s\n", what);
+        void *calls[64];
+        backtrace_symbols_fd(calls, backtrace(calls, 64), 2);
+    }
+    return INVALID_VALUE;
 }
 
 static long setting(const char *name, long otherwise) {
@@ -145,7 +156,7 @@ static bool is_pinned(const void *at, size_t bytes) {
 }
 
 static int allocate(uint64_t *at, size_t bytes, Stream *stream) {
-    if (bytes == 0) return INVALID_VALUE;
+    if (bytes == 0) return refuse("memory of no bytes");
     if (used + bytes > total_memory()) drain_all();
     if (used + bytes > total_memory()) return OUT_OF_MEMORY;
     char *memory = (char *)aligned_alloc(256, (bytes + GUARD + 255) / 256 * 256);
@@ -282,7 +293,7 @@ EXPORT int cuMemGetInfo_v2(size_t *left, size_t *total) {
 }
 EXPORT int cuMemHostAlloc(void **at, size_t bytes, unsigned) {
     LOCKED;
-    if (bytes == 0) return INVALID_VALUE;
+    if (bytes == 0) return refuse("memory of no bytes");
     if (bytes > (size_t)setting("SOFT_CUDA_PINNED", 1L << 30)) return OUT_OF_MEMORY;
     *at = aligned_alloc(256, (bytes + 255) / 256 * 256);
     memset(*at, ONES, bytes);
@@ -298,12 +309,12 @@ EXPORT int cuMemFreeHost(void *at) {
 }
 EXPORT int cuMemsetD8Async(uint64_t at, unsigned char byte, size_t bytes, void *stream) {
     LOCKED;
-    if (!is_on_device((void *)at, bytes)) return INVALID_VALUE;
+    if (!is_on_device((void *)at, bytes)) return refuse("an address that is in no memory of a device");
     return push(stream_of(stream), [=] { memset((void *)at, byte, bytes); }), SUCCESS;
 }
 EXPORT int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, void *stream) {
     LOCKED;
-    if (bytes > 0 && !is_on_device((void *)to, bytes)) return INVALID_VALUE;
+    if (bytes > 0 && !is_on_device((void *)to, bytes)) return refuse("an address that is in no memory of a device");
     if (is_pinned(from, bytes)) return push(stream_of(stream), [=] { memcpy((void *)to, from, bytes); }), SUCCESS;
     auto staged = std::make_shared<std::vector<char>>((const char *)from, (const char *)from + bytes);
     return push(stream_of(stream), [=] { memcpy((void *)to, staged->data(), bytes); }), SUCCESS;
@@ -311,7 +322,7 @@ EXPORT int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, voi
 EXPORT int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t bytes) { return cuMemcpyHtoDAsync_v2(to, from, bytes, nullptr); }
 EXPORT int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, void *stream) {
     LOCKED;
-    if (bytes > 0 && !is_on_device((void *)from, bytes)) return INVALID_VALUE;
+    if (bytes > 0 && !is_on_device((void *)from, bytes)) return refuse("an address that is in no memory of a device");
     push(stream_of(stream), [=] { memcpy(to, (void *)from, bytes); });
     if (!is_pinned(to, bytes)) drain(stream_of(stream));
     return SUCCESS;
@@ -319,7 +330,7 @@ EXPORT int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, void *str
 EXPORT int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t bytes) { return cuMemcpyDtoHAsync_v2(to, from, bytes, nullptr); }
 EXPORT int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void *stream) {
     LOCKED;
-    if (bytes > 0 && !(is_on_device((void *)from, bytes) && is_on_device((void *)to, bytes))) return INVALID_VALUE;
+    if (bytes > 0 && !(is_on_device((void *)from, bytes) && is_on_device((void *)to, bytes))) return refuse("an address that is in no memory of a device");
     return push(stream_of(stream), [=] { memmove((void *)to, (void *)from, bytes); }), SUCCESS;
 }
 EXPORT int cuMemcpyDtoD_v2(uint64_t to, uint64_t from, size_t bytes) { return cuMemcpyDtoDAsync_v2(to, from, bytes, nullptr); }
@@ -352,7 +363,7 @@ EXPORT int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz,
     LOCKED;
     Kernel kernel = *(Kernel *)function;
     uint64_t threads = (uint64_t)bx * by * bz;
-    if (!gx || !gy || !gz || threads == 0 || threads > 1024 || gy > 65535 || gz > 65535 || shared > 227 << 10) return INVALID_VALUE;
+    if (!gx || !gy || !gz || threads == 0 || threads > 1024 || gy > 65535 || gz > 65535 || shared > 227 << 10) return refuse("a launch without blocks or threads, or with too many");
     std::vector<std::vector<char>> values;
     for (unsigned at = 0; at < kernel.sizes[0]; at++)
         values.emplace_back((char *)parameters[at], (char *)parameters[at] + kernel.sizes[at + 1]);

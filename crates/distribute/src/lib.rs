@@ -105,6 +105,7 @@ mod random;
 pub mod remote;
 mod replicated;
 pub mod runner;
+mod scalars;
 mod select;
 mod serve;
 mod servers;

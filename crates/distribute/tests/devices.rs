@@ -3,13 +3,15 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use candle_core::{DType, Device, Tensor, Var};
-use candle_nn::{BatchNormConfig, Conv2dConfig, Init, Module, ModuleT, VarBuilder};
-use distribute::data::Dataset;
-use distribute::nn::{
-    self, BagMode, BatchNorm, Conv2d, Dropout, Embedding, EmbeddingBag, LayerNorm, Linear, loss,
-};
-use distribute::optimizer::rules::{Adagrad, Adam, AdamW, Ftrl, Momentum, RmsProp, Rule, Sgd};
+#[path = "devices/gpus.rs"]
+mod gpus;
+#[path = "devices/training.rs"]
+mod training;
+
+use candle_core::{Device, Tensor, Var};
+use candle_nn::{Init, Module, VarBuilder};
+use distribute::nn::{self, Embedding};
+use distribute::optimizer::rules::{Adagrad, Adam, Momentum, Sgd};
 use distribute::optimizer::{Gradients, NotFinite, Transform};
 use distribute::{
     Checkpoint, HostTensor, IndexedSlices, LocalCluster, MirroredStrategy, MultiWorkerMirroredStrategy,
@@ -18,168 +20,29 @@ use distribute::{
 };
 use distribute_testing::{child, watched};
 use std::time::Duration;
+use training::{Trained, train};
 
 const SWITCH: &str = "DISTRIBUTE_GENERIC_DEVICES";
 const GENERIC: &str = "generic";
-const ROWS: usize = 11;
-
-/// Of each kind of layer one.
-struct Model {
-    words: Embedding,
-    bag: EmbeddingBag,
-    image: Conv2d,
-    norm: BatchNorm,
-    hidden: Linear,
-    layer_norm: LayerNorm,
-    dropout: Dropout,
-    out: Linear,
-}
-
-impl Model {
-    fn new(vb: VarBuilder<'_>) -> candle_core::Result<Self> {
-        Ok(Self {
-            words: nn::embedding(9, 4, vb.pp("words"))?,
-            bag: nn::embedding_bag(9, 4, BagMode::Mean, vb.pp("bag"))?,
-            // The last row and column of an image are in no place of the kernel. A bias before the norm has no gradient but what is rounded, by
-            // which Adam would divide.
-            image: nn::conv2d_no_bias(
-                1,
-                2,
-                2,
-                Conv2dConfig { stride: 2, ..Default::default() },
-                vb.pp("image"),
-            )?,
-            norm: nn::batch_norm(2, BatchNormConfig::default(), vb.pp("norm"))?,
-            hidden: nn::linear(8 + 8, 6, vb.pp("hidden"))?,
-            layer_norm: nn::layer_norm(6, 1e-5, vb.pp("layer_norm"))?,
-            dropout: Dropout::new(0.25, 7, "dropout")?,
-            out: nn::linear(6, 3, vb.pp("out"))?,
-        })
-    }
-
-    fn forward(&self, ids: &Tensor, images: &Tensor) -> candle_core::Result<Tensor> {
-        let words = self.words.forward(&ids.narrow(1, 0, 1)?.squeeze(1)?)?;
-        let bag = self.bag.forward(ids)?;
-        let image = self.norm.forward_t(&self.image.forward(images)?, true)?.flatten_from(1)?;
-        let all = Tensor::cat(&[&words, &bag, &image], 1)?;
-        // No relu: a kink would turn a difference of one bit into one of another path.
-        let hidden = self.layer_norm.forward(&self.hidden.forward(&all)?.tanh()?)?;
-        self.out.forward(&self.dropout.forward(&hidden, true)?)
-    }
-}
-
-type Examples = (Tensor, Tensor, Tensor);
-
-fn examples(dtype: DType) -> Examples {
-    let ids: Vec<u32> = (0..ROWS as u32 * 3).map(|i| (i * i + 3) % 9).collect();
-    let pixels: Vec<f64> = (0..ROWS * 25).map(|i| ((i * 37 + 11) % 41) as f64 / 20. - 1.).collect();
-    let labels: Vec<u32> = (0..ROWS as u32).map(|i| (i * 7 + 3) % 3).collect();
-    let of = &Device::Cpu;
-    let pixels = Tensor::from_vec(pixels, (ROWS, 1, 5, 5), of).unwrap().to_dtype(dtype).unwrap();
-    (Tensor::from_vec(ids, (ROWS, 3), of).unwrap(), pixels, Tensor::from_vec(labels, ROWS, of).unwrap())
-}
-
-/// Weights by their names.
-type Weights = Vec<(String, Vec<f64>)>;
-
-/// The weights after two epochs of uneven batches, each with its name.
-fn train<R: Rule>(strategy: &Strategy, rule: R, rate: f64, clips: bool, dtype: DType) -> Result<Weights> {
-    let model = strategy.replicate_seeded(3, move |vb: VarBuilder| Model::new(vb.to_dtype(dtype)))?;
-    let mut optimizer = Optimizer::with_rule(rule, &model.variables, rate)?;
-    if clips {
-        optimizer = optimizer.after_reduce(Transform::clip_by_global_norm(0.5))?;
-    }
-    // The last batch has one row: another replica has none.
-    let batches = strategy.distribute_dataset(Dataset::from_slices(examples(dtype))?.batch(5))?;
-    for _ in 0..2 {
-        for batch in &batches {
-            strategy.run((&model, batch?), |ctx, (model, (ids, images, labels))| {
-                let logits = model.forward(&ids, &images)?;
-                optimizer.minimize(ctx, loss::cross_entropy(&logits, &labels)?, labels.dim(0)?)
-            })?;
-        }
-    }
-    values(&model.variables)
-}
-
-fn values(variables: &Variables) -> Result<Weights> {
-    let of = |name: String| {
-        let value = variables.get(&name)?.to_dtype(DType::F64)?.flatten_all()?.to_vec1()?;
-        Ok((name, value))
-    };
-    variables.names().into_iter().map(of).collect()
-}
-
-/// On one replica, whose gradients and losses stay on its device, with all that is done to gradients.
-fn train_alone<R: Rule>(rule: R, rate: f64, dtype: DType) -> Result<Weights> {
-    let strategy: Strategy = OneDeviceStrategy::new("cpu:0")?.into();
-    let model = strategy.replicate_seeded(3, move |vb: VarBuilder| Model::new(vb.to_dtype(dtype)))?;
-    let optimizer = Optimizer::with_rule(rule, &model.variables, rate)?
-        .before_reduce(Transform::clip_by_value(-0.3, 0.4))?
-        .after_reduce(Transform::weight_decay(1e-2))?
-        .after_reduce(Transform::clip_by_norm(0.5))?
-        .after_reduce(Transform::clip_by_global_norm(0.7))?
-        .rate_factor(|name| name.ends_with("bias"), 0.5)?;
-    let batches = strategy.distribute_dataset(Dataset::from_slices(examples(dtype))?.batch(5))?;
-    for epoch in 0..2 {
-        for batch in &batches {
-            let mean = strategy.run((&model, batch?), |ctx, (model, (ids, images, labels))| {
-                let loss = |from, rows| -> Result<(Tensor, usize)> {
-                    let part = |of: &Tensor| of.narrow(0, from, rows);
-                    let logits = model.forward(&part(&ids)?, &part(&images)?)?;
-                    Ok((loss::cross_entropy(&logits, &part(&labels)?)?, rows))
-                };
-                let rows = labels.dim(0)?;
-                match (epoch, rows) {
-                    // In micro-batches.
-                    (1, 5) => optimizer.minimize_each(ctx, [loss(0, 3), loss(3, 2)]),
-                    _ => loss(0, rows).and_then(|(loss, rows)| optimizer.minimize(ctx, loss, rows)),
-                }
-            })?;
-            assert!(mean.values()[0].to_dtype(DType::F64)?.to_scalar::<f64>()?.is_finite());
-        }
-    }
-    values(&model.variables)
-}
 
 fn mirrored() -> Strategy {
     MirroredStrategy::cpus(2).unwrap().into()
 }
 
-/// All trainings, by a text that says which.
-fn trained() -> Vec<(String, f64, Weights)> {
-    let mut all = Vec::new();
-    for (dtype, limit) in [(DType::F64, 1e-12), (DType::F32, 1e-5)] {
-        let mut add = |what: &str, made: Result<Weights>| {
-            all.push((format!("{what} {dtype:?}"), limit, made.unwrap()));
-        };
-        add("sgd", train(&mirrored(), Sgd, 0.1, false, dtype));
-        add("clipped", train(&mirrored(), Sgd, 0.1, true, dtype));
-        add("momentum", train(&mirrored(), Momentum::default(), 0.1, false, dtype));
-        add("adagrad", train(&mirrored(), Adagrad::default(), 0.1, false, dtype));
-        add("ftrl", train(&mirrored(), Ftrl::default(), 0.1, false, dtype));
+/// All trainings, on what this process has for CPUs.
+fn trained() -> Vec<Trained> {
+    let mut all = training::by_two(&mirrored());
+    let alone: Strategy = OneDeviceStrategy::new("cpu:0").unwrap().into();
+    all.extend(training::by_one(&alone));
+    for (dtype, limit) in training::TYPES {
         let workers = MultiWorkerMirroredStrategy::on_threads(2, 1, |strategy| {
             train(strategy, Momentum::default(), 0.1, false, dtype)
         });
-        add("two workers", workers.map(|mut all| all.remove(1)));
+        all.push((format!("two workers {dtype:?}"), limit, workers.unwrap().remove(1)));
         let cluster = LocalCluster::new(1, 2).unwrap();
-        let servers =
-            ParameterServerStrategy::builder().cluster_resolver(cluster.resolver()).build().unwrap();
-        add("servers", train(&servers, Adagrad::default(), 0.1, false, dtype));
-        add("alone, sgd", train_alone(Sgd, 0.1, dtype));
-        add("alone, momentum", train_alone(Momentum::nesterov(0.9), 0.1, dtype));
-        add("alone, adagrad", train_alone(Adagrad::default(), 0.1, dtype));
-        add("alone, ftrl", train_alone(Ftrl { l1: 1e-3, ..Ftrl::default() }, 0.1, dtype));
-        if dtype == DType::F64 {
-            add("alone, adam", train_alone(Adam::default(), 0.01, dtype));
-            add("alone, lazy adam", train_alone(Adam::lazy(), 0.01, dtype));
-            add("alone, adamw", train_alone(AdamW::default(), 0.01, dtype));
-            add("alone, rmsprop", train_alone(RmsProp::default(), 0.01, dtype));
-            // These divide gradients by their size: of a small one all bits of it count.
-            add("adam", train(&mirrored(), Adam::default(), 0.01, false, dtype));
-            add("adamw", train(&mirrored(), AdamW::default(), 0.01, false, dtype));
-            add("rmsprop", train(&mirrored(), RmsProp::default(), 0.01, false, dtype));
-        }
+        let servers = ParameterServerStrategy::builder().cluster_resolver(cluster.resolver()).build();
+        let weights = train(&servers.unwrap().into(), Adagrad::default(), 0.1, false, dtype);
+        all.push((format!("servers {dtype:?}"), limit, weights.unwrap()));
     }
     all
 }
@@ -197,37 +60,24 @@ fn replicas_with_memory_of_their_own_train_to_the_weights_of_those_on_the_cpu() 
         }
         return;
     }
-    let weights = |switch| -> Vec<String> {
+    let weights = |switch| -> Vec<Trained> {
         let mut command = child::command(TEST, GENERIC);
         command.env(SWITCH, switch);
         let (said, _) = child::output(command, Duration::from_secs(100));
-        said.lines().filter_map(|line| Some(line.split_once("weights|")?.1.to_owned())).collect()
-    };
-    let (on_cpus, on_devices) = (weights("0"), weights("1"));
-    assert_eq!(on_cpus.len(), on_devices.len());
-    let mut differing = 0;
-    for (cpu, device) in on_cpus.iter().zip(&on_devices) {
-        let fields = |line: &str| line.split('|').map(str::to_owned).collect::<Vec<_>>();
-        let (cpu, device) = (fields(cpu), fields(device));
-        let ([what, limit, name, cpu], [device_what, _, device_name, device]) = (&cpu[..], &device[..])
-        else {
-            panic!("{cpu:?} {device:?}");
-        };
-        assert_eq!((what, name), (device_what, device_name));
-        let limit: f64 = limit.parse().unwrap();
-        let numbers = |bits: &str| -> Vec<f64> {
+        let mut all: Vec<Trained> = Vec::new();
+        for line in said.lines().filter_map(|line| Some(line.split_once("weights|")?.1)) {
+            let [what, limit, name, bits] = line.split('|').collect::<Vec<_>>()[..] else { panic!("{line}") };
             let number = |bits| f64::from_bits(u64::from_str_radix(bits, 16).unwrap());
-            bits.split(',').map(number).collect()
-        };
-        let (cpu, device) = (numbers(cpu), numbers(device));
-        assert_eq!(cpu.len(), device.len(), "{what} {name}");
-        for (a, b) in device.into_iter().zip(cpu) {
-            assert!((a - b).abs() <= limit * b.abs().max(1.), "{what} {name}: {a}, not {b}");
-            differing += usize::from(a != b);
+            let values = (name.to_owned(), bits.split(',').map(number).collect());
+            match all.last_mut() {
+                Some((last, _, weights)) if last == what => weights.push(values),
+                _ => all.push((what.to_owned(), limit.parse().unwrap(), vec![values])),
+            }
         }
-    }
+        all
+    };
     // Else one process has computed as the other did.
-    assert!(differing > 0 && !on_cpus.is_empty());
+    assert!(training::differing(&weights("0"), &weights("1")) > 0);
 }
 
 /// Runs the test in a process that treats CPUs as devices with memory of their own.

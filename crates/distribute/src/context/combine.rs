@@ -7,7 +7,7 @@ use candle_core::Device;
 use distribute_cluster::{Fingerprint, Operation};
 use distribute_collective::threads::Member;
 use distribute_collective::{Combined, Failure, all_reduce};
-use distribute_tensor::{Leaf, Packing, ReduceOp};
+use distribute_tensor::{Leaf, Packing, ReduceOp, to_device};
 use std::panic::Location;
 use std::sync::Arc;
 
@@ -91,7 +91,7 @@ pub(super) fn by_host(
         return call(leaves);
     }
     let moved = |leaf: Leaf, device: &Device| match leaf {
-        Leaf::Candle(tensor) => Ok::<_, Error>(Leaf::Candle(tensor.to_device(device)?)),
+        Leaf::Candle(tensor) => Ok::<_, Error>(Leaf::Candle(to_device(&tensor, device)?)),
         other => Ok(other),
     };
     let leaves = if stay {

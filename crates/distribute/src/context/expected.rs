@@ -3,6 +3,7 @@
 use super::ReplicaContext;
 use super::combine::failure;
 use super::gradient::raise;
+use crate::scalars;
 use crate::strategy::CommunicationOptions;
 use crate::{Error, Result};
 use candle_core::{DType, Device, Tensor, TensorId, Var};
@@ -150,7 +151,7 @@ impl ReplicaContext {
             let Some(expected) = self.expected().all.get(number).cloned() else { continue };
             let term = match nodes.get(&expected.result) {
                 // Not `affine`, beyond which candle does not go backward.
-                Some(result) if expected.gave => (*result * result.zeros_like()?)?.sum_all()?,
+                Some(result) if expected.gave => scalars::sum(&(*result * result.zeros_like()?)?)?,
                 None if expected.gave => {
                     let reason = format!(
                         "the other replicas' losses depend on what replica {} gave to collective {}, and it has no \

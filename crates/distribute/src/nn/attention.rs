@@ -7,6 +7,7 @@ use super::softmax::{gradient_rows, softmax_last_dim, softmax_rows};
 use crate::number::{Number, operand, with_elements};
 use crate::strategy::is_native;
 use candle_core::{CpuStorage, CustomOp3, DType, Device, Layout, Result, Shape, Tensor, bail};
+use distribute_tensor::without_elements;
 use std::sync::OnceLock;
 
 /// What an attention computes, beside its operands.
@@ -115,7 +116,10 @@ impl Attention {
 
     /// By operations of candle's that have gradients.
     fn composed(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
-        let Sizes { batch, heads, kv_heads, queries, keys, .. } = self.sizes;
+        let Sizes { batch, heads, kv_heads, queries, keys, value, .. } = self.sizes;
+        if batch == 0 {
+            return without_elements(&[batch, heads, queries, value], q.dtype(), q.device());
+        }
         let each = heads / kv_heads;
         let repeated = |t: &Tensor| match each {
             1 => t.contiguous(),

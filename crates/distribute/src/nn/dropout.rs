@@ -2,6 +2,7 @@
 
 use crate::context::default_context;
 use crate::random;
+use crate::scalars::choose;
 use crate::strategy::is_native;
 use crate::{ReplicaContext, get_replica_context};
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, WithDType, bail};
@@ -136,7 +137,7 @@ impl Mask {
         }
         let stays = self.each(&vec![1u8; xs.elem_count()], xs.dims(), |one| one);
         let stays = Tensor::from_vec(stays, xs.shape(), xs.device())?;
-        stays.where_cond(&(xs * self.scale)?, &xs.zeros_like()?)
+        choose(&stays, &(xs * self.scale)?, &xs.zeros_like()?)
     }
 
     fn apply<T: WithDType>(&self, storage: &CpuStorage, layout: &Layout) -> Result<CpuStorage> {

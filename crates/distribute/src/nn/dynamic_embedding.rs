@@ -6,6 +6,7 @@ use crate::variables::{RowSource, for_ids, row_of_id};
 use candle_core::{Device, Module, Result, Tensor, bail};
 use candle_nn::{Init, VarBuilder};
 use distribute_params::DynamicOptions;
+use distribute_tensor::to_device;
 
 /// The rows of a table that grows with its ids: hashes of words, users that come and go. They are on the servers of a
 /// [`ParameterServerStrategy`](crate::ParameterServerStrategy), each on the one that its hash says.
@@ -107,6 +108,6 @@ impl Module for DynamicEmbedding {
             Ok(())
         })?;
         let shape = [ids.dims(), &[self.hidden_size]].concat();
-        table::look_up(&self.row, Some(&self.rows), rows, shape, Each)?.to_device(&self.device)
+        to_device(&table::look_up(&self.row, Some(&self.rows), rows, shape, Each)?, &self.device)
     }
 }

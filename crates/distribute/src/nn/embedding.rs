@@ -7,6 +7,7 @@ use crate::variables::{RowSource, for_rows};
 use candle_core::{D, Device, Module, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
 use distribute_tensor::kernel::RowMerge;
+use distribute_tensor::to_device;
 
 /// The rows of a table that ids name: candle_nn's `Embedding`, with a sparse gradient inside of
 /// [`minimize`](crate::Optimizer::minimize).
@@ -104,7 +105,7 @@ impl Embedding {
     }
 
     fn look_up(&self, rows: Vec<usize>, shape: Vec<usize>) -> Result<Tensor> {
-        table::look_up(&self.embeddings, self.rows.as_ref(), rows, shape, Each)?.to_device(&self.device)
+        to_device(&table::look_up(&self.embeddings, self.rows.as_ref(), rows, shape, Each)?, &self.device)
     }
 
     /// The rows that ids name, where the fast operation can read the table.

@@ -7,6 +7,7 @@ use crate::variables::{RowSource, for_rows};
 use candle_core::{D, Device, Module, Result, Tensor, bail};
 use candle_nn::{Init, VarBuilder};
 use distribute_tensor::kernel::RowMerge;
+use distribute_tensor::to_device;
 
 /// What a bag's rows become.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -134,7 +135,7 @@ impl Module for EmbeddingBag {
         })?;
         ends.resize(outer.iter().product(), rows.len()); // Bags of length 0.
         let bags = Bags { mode: self.mode, ends };
-        table::look_up(table, self.rows.as_ref(), rows, shape, bags)?.to_device(&self.device)
+        to_device(&table::look_up(table, self.rows.as_ref(), rows, shape, bags)?, &self.device)
     }
 }
 

@@ -112,6 +112,9 @@ impl LayerNorm {
         let bias = self.bias.iter().map(|bias| ("the bias", bias));
         let others: Vec<_> = [("the weight", &self.weight)].into_iter().chain(bias).collect();
         operation::require_dtype(name, ("the input", x), &others)?;
+        if x.elem_count() == 0 {
+            return Ok(x.clone());
+        }
         let weight = self.weight.clone();
         let y = if self.remove_mean {
             candle_nn::LayerNorm::new_no_bias(weight, self.eps).forward(x)?

@@ -4,8 +4,10 @@ use super::gemm::{Matrix, new_product, product, product_then};
 use super::operation::{self, Operand, Operation};
 use crate::deposit;
 use crate::number::{Number, with_elements};
+use crate::scalars::choose;
 use candle_core::{D, Module, Result, Shape, Tensor};
 use candle_nn::{Activation, VarBuilder};
+use distribute_tensor::without_elements;
 
 /// `activation(x wᵀ + b)`: candle_nn's `Linear`, with the bias and most activations in the same operation, and a backward
 /// pass that writes the gradients of weight and bias directly to where [`minimize`](crate::Optimizer::minimize) reduces
@@ -118,7 +120,7 @@ impl Linear {
         if x.elem_count() == 0 && x.rank() > 0 {
             // What has no elements has no gradient, and GPUs compute nothing of it.
             let outer = &x.dims()[..x.rank() - 1];
-            return Tensor::zeros([outer, &[self.weight.dim(0)?]].concat(), x.dtype(), x.device());
+            return without_elements(&[outer, &[self.weight.dim(0)?]].concat(), x.dtype(), x.device());
         }
         match x.rank() {
             ..3 => stock.forward(&x),
@@ -177,8 +179,8 @@ impl FromOutput {
         }
         let above = || x.detach().gt(&x.zeros_like()?);
         match self {
-            Self::Relu => above()?.where_cond(x, &x.zeros_like()?),
-            Self::LeakyRelu(slope) => above()?.where_cond(x, &(x * slope)?),
+            Self::Relu => choose(&above()?, x, &x.zeros_like()?),
+            Self::LeakyRelu(slope) => choose(&above()?, x, &(x * slope)?),
             Self::Sigmoid => candle_nn::ops::sigmoid(x),
         }
     }

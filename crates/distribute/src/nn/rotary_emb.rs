@@ -103,6 +103,9 @@ fn turned(name: &str, kind: Kind, xs: &Tensor, cos: &Tensor, sin: &Tensor) -> Re
 
 /// By operations of candle's that have gradients.
 fn composed(kind: Kind, xs: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
+    if xs.elem_count() == 0 {
+        return Ok(xs.clone());
+    }
     let heads = 3 - kind.positions;
     // [batch or nothing, positions, half], with an axis for heads.
     let along = |table: &Tensor| table.unsqueeze(heads + table.rank() - 3);

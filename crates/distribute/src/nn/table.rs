@@ -9,6 +9,7 @@ use crate::strategy::is_native;
 use crate::variables::RowSource;
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, bail};
 use distribute_tensor::kernel::RowMerge;
+use distribute_tensor::without_elements;
 
 /// What a layer makes of the rows that it looks up.
 pub(super) trait Combine: Send + Sync + 'static {
@@ -49,7 +50,7 @@ pub(super) fn look_up<C: Combine>(
     if source.is_none() && !is_native(table) {
         if rows.is_empty() {
             // Of no row nothing depends on the table.
-            return Tensor::zeros(shape, table.dtype(), table.device());
+            return without_elements(&shape, table.dtype(), table.device());
         }
         return device_table::look_up(table, rows, shape, combine);
     }

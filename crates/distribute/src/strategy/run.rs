@@ -210,6 +210,13 @@ fn guilt(replica: usize, error: &Error) -> Guilt {
 fn explain(error: Error, rows: Option<usize>, context: &ReplicaContext) -> Error {
     let error = raised(error);
     let advice = match &error {
+        Error::Candle(_)
+            if rows == Some(0) && context.device_for_candle().is_ok_and(|device| !device.is_cpu()) =>
+        {
+            "candle's products, reductions and Tensor::cat refuse 0 rows on a GPU: use layers and losses of distribute::nn, which \
+             take them, call optimizer.skip(ctx) when labels.dim(0)? is 0, or give batches of as many rows as there are replicas \
+             (Dataset::batch_exact leaves a shorter last one out)"
+        }
         Error::Candle(_) if rows == Some(0) => {
             "use a loss of distribute::nn::loss, which takes 0 rows, or call optimizer.skip(ctx) when labels.dim(0)? is 0"
         }

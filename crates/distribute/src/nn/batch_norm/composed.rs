@@ -11,11 +11,12 @@ use candle_core::{
 
 /// As [`Moments::of`], of `x` `[rows, channels, …]`.
 pub(super) fn moments(x: &Tensor) -> Result<Moments> {
-    let (x, channels) = (columns(x)?, x.dim(1)?);
-    let count = x.dim(1)? as f64;
+    let channels = x.dim(1)?;
     if x.elem_count() == 0 {
         return Ok(Moments { count: 0., mean: vec![0.; channels], deviation: vec![0.; channels] });
     }
+    let x = columns(x)?;
+    let count = x.dim(1)? as f64;
     let mean = (x.sum_keepdim(1)? / count)?;
     let deviation = x.broadcast_sub(&mean)?.sqr()?.sum(1)?;
     Ok(Moments { count, mean: on_host(&mean.squeeze(1)?)?, deviation: on_host(&deviation)? })
@@ -23,6 +24,10 @@ pub(super) fn moments(x: &Tensor) -> Result<Moments> {
 
 /// The operation on `x`, `weight` and `bias`, with the gradient behind it.
 pub(super) fn normalize(operation: Normalize, x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> {
+    if x.elem_count() == 0 {
+        let y = x.detach();
+        return x.apply_op3(weight, bias, Composed { operation, y });
+    }
     let along = Along::new(&operation, x)?;
     let (of_weight, of_bias) = (along.channels(&weight.detach())?, along.channels(&bias.detach())?);
     let scale = (&of_weight * &along.inverse)?;

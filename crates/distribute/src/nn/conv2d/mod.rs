@@ -6,6 +6,7 @@ use crate::deposit;
 use crate::number::{Number, with_elements};
 use candle_core::{Module, Result, Shape, Tensor, bail};
 use candle_nn::{Conv2dConfig, VarBuilder};
+use distribute_tensor::without_elements;
 use patches::Patches;
 
 mod patches;
@@ -103,6 +104,10 @@ impl Conv2d {
         let Some((rows, columns)) = used(height, k_height).zip(used(width, k_width)) else {
             return stock(config).forward(x);
         };
+        let places = |input, kernel| patches::places(input, kernel, &config);
+        if let (0, Some(down), Some(across)) = (x.dim(0)?, places(height, k_height), places(width, k_width)) {
+            return without_elements(&[0, self.weight.dim(0)?, down, across], x.dtype(), x.device());
+        }
         let padded = |input: usize| input + 2 * config.padding;
         if (rows, columns) == (padded(height), padded(width)) {
             return stock(config).forward(x);

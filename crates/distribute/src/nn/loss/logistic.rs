@@ -1,6 +1,7 @@
 //! Binary cross-entropy of logits by operations of candle's, on any device, with a gradient that is as exact.
 
 use crate::known;
+use crate::scalars::{choose, sum};
 use candle_core::{CpuStorage, CudaStorage, CustomOp2, Layout, MetalStorage, Result, Shape, Tensor};
 
 /// The mean over the pairs of logits and targets of one shape and dtype.
@@ -15,9 +16,9 @@ fn mean(x: &Tensor, z: &Tensor) -> Result<Tensor> {
     let u = (&e + 1.)?;
     let above = (&u - 1.)?;
     let is_one = above.eq(&above.zeros_like()?)?;
-    let quotient = ((&e * u.log()?)? / is_one.where_cond(&u, &above)?)?;
-    let rest = is_one.where_cond(&e, &quotient)?;
-    ((x.relu()? - (x * z)?)? + rest)?.mean_all()
+    let quotient = ((&e * u.log()?)? / choose(&is_one, &u, &above)?)?;
+    let rest = choose(&is_one, &e, &quotient)?;
+    sum(&((x.relu()? - (x * z)?)? + rest)?)? / x.elem_count() as f64
 }
 
 /// The operation, as candle takes it, with its result.

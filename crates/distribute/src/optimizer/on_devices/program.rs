@@ -1,6 +1,7 @@
 //! A rule's program, made of candle's operations.
 
 use crate::Result;
+use crate::scalars::choose;
 use candle_core::{DType, Tensor};
 use distribute_optim::{Operation, Program};
 
@@ -109,13 +110,13 @@ fn apply(
                 let (size, sign) = (tensor(a)?.abs()?, tensor(b)?);
                 let minus = size.neg()?;
                 // Of −0, only the reciprocal is less than 0.
-                let of_zeros = sign.recip()?.lt(0.)?.where_cond(&minus, &size)?;
-                Value::Tensor(sign.lt(0.)?.where_cond(&minus, &of_zeros)?)
+                let of_zeros = choose(&sign.recip()?.lt(0.)?, &minus, &size)?;
+                Value::Tensor(choose(&sign.lt(0.)?, &minus, &of_zeros)?)
             }
         },
         Operation::Select { value, bound, then, otherwise } => {
             let is_at_most = tensor(value)?.le(&tensor(bound)?)?;
-            Value::Tensor(is_at_most.where_cond(&tensor(then)?, &tensor(otherwise)?)?)
+            Value::Tensor(choose(&is_at_most, &tensor(then)?, &tensor(otherwise)?)?)
         }
     })
 }

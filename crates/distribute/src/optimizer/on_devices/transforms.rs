@@ -4,6 +4,7 @@ use super::gradient::{DeviceGradient, part_of};
 use super::program::full;
 use crate::Result;
 use crate::optimizer::transform::{Kind, Transform};
+use crate::scalars::choose;
 use crate::variables::to_host;
 use candle_core::{DType, Tensor, Var};
 
@@ -17,8 +18,8 @@ pub(in crate::optimizer) fn transform(
         match *transform.kind() {
             Kind::ClipByValue { min, max } => change(gradients, |values| {
                 // Asked this way, NaN stays NaN.
-                let values = values.lt(min)?.where_cond(&full(min, values)?, values)?;
-                Ok(values.gt(max)?.where_cond(&full(max, &values)?, &values)?)
+                let values = choose(&values.lt(min)?, &full(min, values)?, values)?;
+                Ok(choose(&values.gt(max)?, &full(max, &values)?, &values)?)
             })?,
             Kind::WeightDecay(rate) => {
                 for (gradient, copy) in gradients.iter_mut().zip(copies) {
@@ -88,7 +89,7 @@ fn total(values: Tensor) -> Result<Tensor> {
 fn factor(square: &Tensor, max: f64) -> Result<Tensor> {
     let norm = square.sqrt()?;
     let one = full(1., &norm)?;
-    Ok(norm.gt(max)?.where_cond(&(full(max, &norm)? / &norm)?, &one)?)
+    Ok(choose(&norm.gt(max)?, &(full(max, &norm)? / &norm)?, &one)?)
 }
 
 fn scaled(values: &Tensor, factor: &Tensor) -> Result<Tensor> {

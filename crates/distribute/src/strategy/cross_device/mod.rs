@@ -23,7 +23,7 @@ pub use one_device::ReductionToOneDevice;
 
 use super::{CommunicationOptions, DeviceName};
 use crate::{Error, Result};
-use distribute_tensor::{Leaf, ReduceOp};
+use distribute_tensor::{Leaf, ReduceOp, to_device};
 use std::any::Any;
 use std::fmt::Debug;
 
@@ -187,7 +187,7 @@ fn sum(op: ReduceOp, parts: &[Leaf]) -> Result<Leaf> {
 /// Copies the value to a device. Values in host memory stay there for every CPU device, and host tensors always do.
 fn on_device(value: &Leaf, device: DeviceName) -> Result<Leaf> {
     match value {
-        Leaf::Candle(tensor) => Ok(Leaf::Candle(tensor.to_device(&device.to_candle()?)?)),
+        Leaf::Candle(tensor) => Ok(Leaf::Candle(to_device(tensor, &device.to_candle()?)?)),
         other => Ok(other.clone()),
     }
 }

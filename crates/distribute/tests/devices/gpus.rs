@@ -1,0 +1,161 @@
+//! The same trainings on GPUs, where there are some: a build with the feature `cuda`, and CUDA, be it the one in software of `.ci/cuda-build`.
+
+use super::training::{self, Trained, train};
+use candle_core::{Device, Tensor};
+use candle_nn::Init;
+use distribute::data::Dataset;
+use distribute::optimizer::Transform;
+use distribute::optimizer::rules::{Adagrad, Ftrl, Momentum};
+use distribute::strategy::Links;
+use distribute::{
+    DeviceName, LocalCluster, MirroredStrategy, MultiWorkerMirroredStrategy, NcclAllReduce,
+    OneDeviceStrategy, Optimizer, ParameterServerStrategy, Strategy,
+};
+use distribute_collective::group::local;
+use distribute_testing::watched;
+use std::thread;
+
+fn on(devices: &[&str]) -> Strategy {
+    MirroredStrategy::new(devices.iter().copied()).unwrap().into()
+}
+
+fn alone(device: &str) -> Strategy {
+    OneDeviceStrategy::new(device).unwrap().into()
+}
+
+/// Runs the test where there are so many GPUs, else says that it doesn't.
+fn with_gpus(needed: usize, test: impl FnOnce() + Send + 'static) {
+    let missing = (0..needed).find_map(|gpu| DeviceName::gpu(gpu).to_candle().err());
+    match missing {
+        Some(error) => println!("skipped: {error}"),
+        None => watched(test),
+    }
+}
+
+/// Devices have libraries of their own, whose sums and exponentials differ in the last bits.
+fn near(expected: &[Trained], found: &[Trained]) {
+    let others = training::differing(expected, found);
+    println!("{others} numbers have other bits");
+}
+
+// INV-68
+#[test]
+fn a_gpu_trains_to_the_weights_of_a_cpu() {
+    with_gpus(1, || near(&training::by_one(&alone("cpu:0")), &training::by_one(&alone("gpu:0"))));
+}
+
+// INV-68
+#[test]
+fn a_gpu_and_a_cpu_train_to_the_weights_of_two_cpus() {
+    with_gpus(1, || {
+        let expected = training::by_two(&on(&["cpu:0", "cpu:1"]));
+        near(&expected, &training::by_two(&on(&["gpu:0", "cpu:0"])));
+    });
+}
+
+// INV-68
+#[test]
+fn two_gpus_train_to_the_weights_of_two_cpus() {
+    with_gpus(2, || {
+        let expected = training::by_two(&on(&["cpu:0", "cpu:1"]));
+        near(&expected, &training::by_two(&on(&["gpu:0", "gpu:1"])));
+    });
+}
+
+// INV-68
+#[test]
+fn two_gpus_whose_gradients_nccl_adds_up_train_to_the_weights_of_two_cpus() {
+    with_gpus(2, || {
+        let builder = MirroredStrategy::builder().devices(["gpu:0", "gpu:1"]);
+        let strategy = match builder.cross_device_ops(NcclAllReduce::default()).build() {
+            Ok(strategy) => strategy.into(),
+            Err(error) => return println!("skipped: {error}"),
+        };
+        near(&training::by_two(&on(&["cpu:0", "cpu:1"])), &training::by_two(&strategy));
+    });
+}
+
+// INV-68
+#[test]
+fn a_gpu_trains_what_is_on_servers_to_the_weights_of_a_cpu() {
+    with_gpus(1, || {
+        let trained = |devices: &str| -> Vec<Trained> {
+            let of = |(dtype, limit)| {
+                let cluster = LocalCluster::new(1, 2).unwrap();
+                let builder = ParameterServerStrategy::builder().cluster_resolver(cluster.resolver());
+                let strategy: Strategy = builder.devices([devices]).build().unwrap().into();
+                let weights = train(&strategy, Adagrad::default(), 0.1, false, dtype).unwrap();
+                (format!("{dtype:?}"), limit, weights)
+            };
+            training::TYPES.into_iter().map(of).collect()
+        };
+        near(&trained("cpu:0"), &trained("gpu:0"));
+    });
+}
+
+// INV-68
+#[test]
+fn workers_with_a_gpu_each_train_to_the_weights_of_workers_with_a_cpu() {
+    with_gpus(2, || {
+        let trained = |devices: [&str; 2]| -> Vec<Trained> {
+            let of = |(dtype, limit)| {
+                let groups = local::groups(Links::Memory, 2, 1).unwrap();
+                let train = |group, device| {
+                    let builder = MultiWorkerMirroredStrategy::builder().group(group).devices([device]);
+                    train(&builder.build()?.into(), Momentum::default(), 0.1, false, dtype)
+                };
+                let weights = thread::scope(|scope| {
+                    let workers = groups.into_iter().zip(devices);
+                    let start = |(group, device)| scope.spawn(move || train(group, device));
+                    let workers: Vec<_> = workers.map(start).collect();
+                    workers.into_iter().map(|worker| worker.join().unwrap().unwrap()).next_back().unwrap()
+                });
+                (format!("{dtype:?}"), limit, weights)
+            };
+            training::TYPES.into_iter().map(of).collect()
+        };
+        near(&trained(["cpu:0", "cpu:0"]), &trained(["gpu:0", "gpu:1"]));
+    });
+}
+
+// ITER-2
+#[test]
+fn a_gpu_without_rows_is_told_to_skip() {
+    with_gpus(1, || {
+        let strategy = on(&["cpu:0", "gpu:0"]);
+        let batches = strategy
+            .distribute_dataset(
+                Dataset::from_slices(Tensor::new(&[1f32], &Device::Cpu).unwrap()).unwrap().batch(1),
+            )
+            .unwrap();
+        let batch = batches.into_iter().next().unwrap().unwrap();
+        let failed = strategy.run(batch, |_, numbers: Tensor| Ok(Tensor::cat(&[&numbers, &numbers], 0)?));
+        let error = failed.unwrap_err().to_string();
+        assert!(
+            error.contains("replica 1 got an empty piece") && error.contains("call optimizer.skip(ctx)"),
+            "{error}"
+        );
+    });
+}
+
+/// What candle's CUDA refuses of scalars.
+#[test]
+fn scalars_are_weights_of_a_gpu_too() {
+    with_gpus(1, || {
+        let trained = |device: &str| {
+            let strategy = alone(device);
+            let model = strategy.replicate(|vb| vb.get_with_hints((), "w", Init::Const(8.))).unwrap();
+            let optimizer = Optimizer::with_rule(Ftrl { l1: 0.1, ..Ftrl::default() }, &model.variables, 1.)
+                .unwrap()
+                .before_reduce(Transform::clip_by_value(-0.75, 0.75))
+                .unwrap()
+                .after_reduce(Transform::clip_by_norm(0.5))
+                .unwrap();
+            for _ in 0..3 {
+                strategy.run(&model, |ctx, w| optimizer.minimize(ctx, (w * 1.)?, 1)).unwrap();
+            }
+            model.variables.get("w").unwrap().to_scalar::<f32>().unwrap()
+        };
+        assert_eq!(trained("cpu:0"), trained("gpu:0"));
+    });
+}
