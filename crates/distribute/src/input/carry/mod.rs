@@ -1,16 +1,30 @@
 //! [`Carrier`]: how a tensor gets to a device.
 
+#[cfg(feature = "cuda")]
+mod pinned;
+#[cfg(any(feature = "cuda", test))]
+mod pool;
+
 use candle_core::{CpuStorage, Device, Result, Storage, Tensor};
 use distribute_tensor::without_elements;
 
 /// What brings tensors to one device.
 pub(super) struct Carrier {
     device: Device,
+    #[cfg(feature = "cuda")]
+    pinned: Option<std::sync::Arc<pinned::Pinned>>,
 }
 
 impl Carrier {
     pub(super) fn new(device: Device) -> Self {
-        Self { device }
+        Self {
+            #[cfg(feature = "cuda")]
+            pinned: match &device {
+                Device::Cuda(device) => pinned::Pinned::of(device),
+                _ => None,
+            },
+            device,
+        }
     }
 
     /// The tensor on the device; itself if it is there.
@@ -23,6 +37,10 @@ impl Carrier {
         }
         if tensor.elem_count() == 0 {
             return without_elements(tensor.dims(), tensor.dtype(), &self.device);
+        }
+        #[cfg(feature = "cuda")]
+        if let Some(there) = self.pinned.as_ref().and_then(|pinned| pinned.carry(tensor)) {
+            return Ok(there);
         }
         alone(tensor)?.to_device(&self.device)
     }

@@ -1,0 +1,232 @@
+//! [`Pinned`]: copies to a GPU of CUDA that wait for nothing it computes, and for which nothing it computes waits but what reads them.
+//!
+//! candle's `to_device` copies from memory of any program, on the one stream on which it computes: a copy is done behind all that was asked for
+//! before, and its thread waits. Here a tensor is written into *pinned* memory, which the GPU reads by itself, and copied on a second stream.
+//!
+//! Why that is right, by CUDA's rules of streams and cudarc's of events (0.19.10):
+//!
+//! - **The GPU reads a tensor when its copy is over.** With more than one stream and its tracking on, cudarc has two events for each memory on a
+//!   GPU: behind its last write and its last read. All that candle does reaches memory by `device_ptr`, `device_ptr_mut` or as an argument of a
+//!   kernel, and each of these lets the stream that it is given wait for the last write first. The event of the last write is recorded here,
+//!   behind the copy, on the stream of copies. Where tracking is off, which takes `unsafe`, nothing is copied here.
+//! - **The memory is said to be candle's stream's.** It is allocated for the stream of copies, since on candle's it would be there only behind
+//!   all that was asked for before. But some of candle's operations (those that look rows up by ids) wait, and take note of reading, on the
+//!   stream that the *memory* names and launch on candle's own: so another owner makes it one of candle's stream, with its events.
+//! - **Memory is given away behind all that uses it.** cudarc frees on the stream that the memory names, candle's, which is made to wait for both
+//!   events before: so behind the copy, also of what nobody has read, and behind all that candle has launched. CUDA lets memory be freed on
+//!   another stream than it was allocated for, if that is behind its allocation, and the copy is. Who gets it next on the stream of copies gets
+//!   it when that is over: what a pool of CUDA gives out on another stream, it orders by itself. Where there are no such pools, cudarc
+//!   waits for the stream, and frees then, as it does for all of candle's tensors.
+//! - **A buffer is written when the copy from it is over.** Each has an event of its own, recorded behind its copy, for which the pool looks or
+//!   waits, and for which a buffer waits before it is freed. If a copy or its event cannot be recorded, the whole stream is waited for.
+//!   This doesn't rest on cudarc's tracking, which doesn't see copies from a part of a buffer.
+//!
+//! A copy waits for the copies before it, which wait for nothing, or where the GPU's memory is short, for what frees some. So the wait for a
+//! buffer ends, as a wait for candle's own copies does. Making one of the few buffers may wait for the GPU.
+
+use super::pool::{self, Pool};
+use crate::lock::lock;
+use bytemuck::NoUninit;
+use candle_core::cuda_backend::CudaStorageSlice;
+use candle_core::cuda_backend::cudarc::driver::sys::CUevent_flags;
+use candle_core::cuda_backend::cudarc::driver::{
+    CudaContext, CudaEvent, CudaSlice, CudaStream, CudaViewMut, DevicePtrMut, DriverError, PinnedHostSlice,
+};
+use candle_core::op::BackpropOp;
+use candle_core::{CpuStorage, CudaDevice, CudaStorage, Storage, Tensor};
+use distribute_log::heard;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// How many buffers a GPU has: one is written while others are copied.
+const BUFFERS: usize = 4;
+
+/// What copies to one GPU.
+pub(super) struct Pinned {
+    device: CudaDevice,
+    /// On which nothing is computed.
+    copies: Arc<CudaStream>,
+    /// Held while a tensor is copied: what two threads bring to one GPU goes one by one, as its bytes do.
+    pool: Mutex<Pool<Buffer>>,
+    has_told: AtomicBool,
+}
+
+/// Of each GPU of the process one, with its memory, for all datasets.
+static ALL: Mutex<Vec<Arc<Pinned>>> = Mutex::new(Vec::new());
+
+impl Pinned {
+    /// That of this GPU; `None` where it can have none.
+    pub(super) fn of(device: &CudaDevice) -> Option<Arc<Self>> {
+        let mut all = lock(&ALL);
+        if let Some(pinned) = all.iter().find(|pinned| pinned.device.id() == device.id()) {
+            return Some(pinned.clone());
+        }
+        match Self::new(device, BUFFERS) {
+            Ok(pinned) => {
+                let pinned = Arc::new(pinned);
+                all.push(pinned.clone());
+                Some(pinned)
+            }
+            Err(error) => {
+                tell(device, &error.to_string());
+                None
+            }
+        }
+    }
+
+    fn new(device: &CudaDevice, buffers: usize) -> Result<Self, DriverError> {
+        let copies = device.cuda_stream().context().new_stream()?;
+        let (pool, has_told) = (Mutex::new(Pool::new(buffers)), AtomicBool::new(false));
+        Ok(Self { device: device.clone(), copies, pool, has_told })
+    }
+
+    /// A tensor that is in the memory of the CPU and has elements, on the GPU; `None` where it cannot be brought so, which is logged once.
+    pub(super) fn carry(&self, tensor: &Tensor) -> Option<Tensor> {
+        let (storage, _) = tensor.storage_and_layout();
+        // What has a gradient is brought by an operation of candle's.
+        if !matches!(&*storage, Storage::Cpu(_)) || tensor.track_op() {
+            return None;
+        }
+        drop(storage);
+        match self.brought(tensor) {
+            Ok(there) => Some(there),
+            Err(why) => {
+                if !self.has_told.swap(true, Ordering::Relaxed) {
+                    tell(&self.device, &why);
+                }
+                None
+            }
+        }
+    }
+
+    fn brought(&self, tensor: &Tensor) -> Result<Tensor, String> {
+        if !self.copies.context().is_managing_stream_synchronization() {
+            return Err("cudarc's tracking of events is off".into());
+        }
+        let tensor = tensor.contiguous().map_err(|error| error.to_string())?;
+        let (storage, layout) = tensor.storage_and_layout();
+        let (Storage::Cpu(all), Some((from, to))) = (&*storage, layout.contiguous_offsets()) else {
+            return Err("it is not contiguous in the memory of the CPU".into());
+        };
+        let slice = match all {
+            CpuStorage::U8(all) => self.copy(&all[from..to]).map(CudaStorageSlice::U8),
+            CpuStorage::U32(all) => self.copy(&all[from..to]).map(CudaStorageSlice::U32),
+            CpuStorage::I16(all) => self.copy(&all[from..to]).map(CudaStorageSlice::I16),
+            CpuStorage::I32(all) => self.copy(&all[from..to]).map(CudaStorageSlice::I32),
+            CpuStorage::I64(all) => self.copy(&all[from..to]).map(CudaStorageSlice::I64),
+            CpuStorage::BF16(all) => self.copy(&all[from..to]).map(CudaStorageSlice::BF16),
+            CpuStorage::F16(all) => self.copy(&all[from..to]).map(CudaStorageSlice::F16),
+            CpuStorage::F32(all) => self.copy(&all[from..to]).map(CudaStorageSlice::F32),
+            CpuStorage::F64(all) => self.copy(&all[from..to]).map(CudaStorageSlice::F64),
+            _ => return Err(format!("candle alone copies {:?}", tensor.dtype())),
+        };
+        let slice = slice.map_err(|error| error.to_string())?;
+        let storage = Storage::Cuda(CudaStorage { slice, device: self.device.clone() });
+        Ok(Tensor::from_storage(storage, layout.shape(), BackpropOp::none(), false))
+    }
+
+    /// Numbers, of which there are some, in memory of candle's stream that is written when their copy is over.
+    fn copy<T: NoUninit>(&self, numbers: &[T]) -> Result<CudaSlice<T>, DriverError> {
+        let written = self.copy_bytes(bytemuck::cast_slice(numbers))?;
+        let candles = self.device.cuda_stream();
+        let memory = written.leak();
+        // SAFETY: the allocation is nobody else's since `leak`, has as many bytes as the numbers, is aligned for any, and holds theirs when the
+        // copy is over.
+        let mut owned: CudaSlice<T> = unsafe { candles.upgrade_device_ptr(memory, numbers.len()) };
+        let (_, behind) = owned.device_ptr_mut(&self.copies);
+        // The event of the last write, on the stream of copies.
+        drop(behind);
+        // An error of that is kept there.
+        self.copies.context().check_err()?;
+        Ok(owned)
+    }
+
+    fn copy_bytes(&self, bytes: &[u8]) -> Result<CudaSlice<u8>, DriverError> {
+        // SAFETY: nobody gets it but behind the copies that write all of it.
+        let mut memory = unsafe { self.copies.alloc::<u8>(bytes.len()) }?;
+        let mut pool = lock(&self.pool);
+        let mut done = 0;
+        while done < bytes.len() {
+            let left = &bytes[done..];
+            let mut buffer = pool.take(left.len(), |size| Buffer::new(self.copies.context(), size))?;
+            let part = &left[..left.len().min(buffer.memory.len())];
+            let sent = buffer.send(part, &self.copies, &mut memory.slice_mut(done..done + part.len()));
+            if let Err(error) = sent {
+                // Else the buffer could be freed while it is read.
+                let _ = self.copies.synchronize();
+                return Err(error);
+            }
+            pool.give(buffer);
+            done += part.len();
+        }
+        Ok(memory)
+    }
+}
+
+/// Pinned memory, and its last copy.
+struct Buffer {
+    memory: PinnedHostSlice<u8>,
+    copied: CudaEvent,
+}
+
+impl Buffer {
+    fn new(context: &Arc<CudaContext>, size: usize) -> Result<Self, DriverError> {
+        let copied = context.new_event(Some(CUevent_flags::CU_EVENT_BLOCKING_SYNC))?;
+        // SAFETY: it is written right here, and read by nobody before.
+        let memory = unsafe {
+            let mut memory = context.alloc_pinned::<u8>(size)?;
+            memory.as_mut_ptr()?.write_bytes(0, size);
+            memory
+        };
+        Ok(Self { memory, copied })
+    }
+
+    /// Starts the copy of these bytes, which fit. The last one is over.
+    fn send(
+        &mut self,
+        bytes: &[u8],
+        copies: &Arc<CudaStream>,
+        to: &mut CudaViewMut<'_, u8>,
+    ) -> Result<(), DriverError> {
+        self.memory.as_mut_slice()?[..bytes.len()].copy_from_slice(bytes);
+        copies.memcpy_htod(&self.memory.as_slice()?[..bytes.len()], to)?;
+        self.copied.record(copies)
+    }
+}
+
+impl pool::Buffer for Buffer {
+    type Error = DriverError;
+
+    fn size(&self) -> usize {
+        self.memory.len()
+    }
+
+    fn is_free(&self) -> Result<bool, DriverError> {
+        self.copied.try_is_complete()
+    }
+
+    fn wait(&self) -> Result<(), DriverError> {
+        self.copied.synchronize()
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // An error is that of a GPU that reads no more.
+        let _ = self.copied.synchronize();
+    }
+}
+
+fn tell(device: &CudaDevice, why: &str) {
+    let gpu = device.cuda_stream().context().ordinal();
+    heard(|| {
+        tracing::warn!(
+            gpu,
+            why,
+            "some of a dataset's tensors are not copied from pinned memory: these copies wait for what the GPU does"
+        );
+    });
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,321 @@
+//! Numbers that are brought while a GPU has other work, and used at once. Without a GPU of CUDA each test says so, and passes.
+
+use super::*;
+use crate::input::carry::Carrier;
+use crate::strategy::DeviceName;
+use crate::{InputOptions, MirroredStrategy};
+use candle_core::cuda_backend::cudarc::driver::result::stream::launch_host_function;
+use candle_core::{DType, Device};
+use distribute_data::Dataset;
+use distribute_testing::{child, watched};
+use std::ffi::c_void;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+/// The GPU, and copies to it by so many buffers.
+fn gpu(buffers: usize) -> Option<(Device, Pinned)> {
+    match DeviceName::gpu(0).to_candle() {
+        Ok(Device::Cuda(device)) => {
+            let pinned = Pinned::new(&device, buffers).unwrap();
+            Some((Device::Cuda(device), pinned))
+        }
+        Ok(other) => panic!("{:?} is no GPU of CUDA", other.location()),
+        Err(error) => {
+            println!("skipped: {error}");
+            None
+        }
+    }
+}
+
+/// Gives the GPU work for a while, on candle's stream. What is brought has to come before nothing of it, and be right behind it.
+fn busy(device: &Device) -> Tensor {
+    let some = Tensor::zeros((1 << 20,), DType::F32, device).unwrap();
+    (0..20).fold(some, |some, _| some.affine(0.5, 1.).unwrap())
+}
+
+/// `len` numbers that are different for each piece.
+fn piece(number: usize, len: usize) -> Tensor {
+    let numbers = (0..len).map(|i| ((number * 31 + i) % 1000) as f32);
+    Tensor::from_iter(numbers, &Device::Cpu).unwrap()
+}
+
+fn numbers(tensor: &Tensor) -> Vec<f64> {
+    let here = tensor.to_device(&Device::Cpu).unwrap().to_dtype(DType::F64).unwrap();
+    here.flatten_all().unwrap().to_vec1().unwrap()
+}
+
+/// Stops candle's stream until it is told to go on, and says behind that whether it was.
+fn held(device: &CudaDevice) -> (Sender<()>, Receiver<bool>) {
+    type Hold = (Receiver<()>, Sender<bool>);
+    unsafe extern "C" fn hold(data: *mut c_void) {
+        // SAFETY: it is the box of below, of which this is the only call.
+        let hold: Box<Hold> = unsafe { Box::from_raw(data.cast()) };
+        let was_told = hold.0.recv_timeout(Duration::from_secs(10)).is_ok();
+        // Nobody hears it where the test has failed.
+        let _ = hold.1.send(was_told);
+    }
+    let ((go, told), (says, said)) = (channel(), channel());
+    let data: *mut Hold = Box::into_raw(Box::new((told, says)));
+    let stream = device.cuda_stream();
+    stream.context().bind_to_thread().unwrap();
+    // SAFETY: the stream is there, and calls it once with what it takes; it calls nothing of CUDA.
+    unsafe { launch_host_function(stream.cu_stream(), hold, data.cast()) }.unwrap();
+    (go, said)
+}
+
+/// This test in a process of its own, with nothing else on the GPU, and what it writes.
+fn by_itself(name: &str, without_pinned_memory: bool) -> (String, String) {
+    let mut command = child::command(&format!("input::carry::pinned::tests::{name}"), "by itself");
+    if without_pinned_memory {
+        // CUDA in software has no more than so many bytes then.
+        command.env("SOFT_CUDA_PINNED", "1");
+    }
+    child::output(command, Duration::from_secs(60))
+}
+
+// INV-70
+#[test]
+fn nothing_that_is_brought_waits_for_what_the_gpu_computes() {
+    if child::part().is_none() {
+        by_itself("nothing_that_is_brought_waits_for_what_the_gpu_computes", false);
+        return;
+    }
+    watched(|| {
+        let Some((_, pinned)) = gpu(2) else { return };
+        // More than there are buffers, so that some are waited for.
+        let bring = || (0..10).map(|number| pinned.carry(&piece(number, 5000)).unwrap()).collect::<Vec<_>>();
+        let check = |brought: Vec<Tensor>| {
+            for (number, there) in brought.iter().enumerate() {
+                assert_eq!(numbers(there), numbers(&piece(number, 5000)));
+            }
+        };
+        // CUDA may wait where buffers are made.
+        check(bring());
+        let (go, said) = held(&pinned.device);
+        let brought = bring();
+        go.send(()).unwrap();
+        check(brought);
+        assert!(said.recv_timeout(Duration::from_secs(20)).unwrap(), "it has waited");
+    });
+}
+
+#[test]
+fn without_pinned_memory_candle_copies_and_the_log_says_so_once() {
+    if child::part().is_none() {
+        let (out, err) = by_itself("without_pinned_memory_candle_copies_and_the_log_says_so_once", true);
+        let times = err.matches("not copied from pinned memory").count();
+        // Other GPUs have some.
+        assert!(times == 1 || !out.contains("on soft CUDA"), "{err}");
+        return;
+    }
+    watched(|| {
+        let Some((device, pinned)) = gpu(1) else { return };
+        println!("on {}", pinned.copies.context().name().unwrap());
+        let carrier = Carrier::new(device.clone());
+        let _work = busy(&device);
+        let all: Vec<_> = (0..10).map(|number| carrier.carry(&piece(number, 5000)).unwrap()).collect();
+        for (number, there) in all.iter().enumerate() {
+            assert_eq!(numbers(there), numbers(&piece(number, 5000)));
+        }
+    });
+}
+
+// IN-4, INV-70
+#[test]
+fn pieces_of_all_types_and_layouts_arrive_with_their_numbers_while_the_gpu_computes() {
+    watched(|| {
+        let Some((device, pinned)) = gpu(BUFFERS) else { return };
+        let all = Tensor::arange(0f32, 120., &Device::Cpu).unwrap().reshape((20, 6)).unwrap();
+        for dtype in [
+            DType::U8,
+            DType::U32,
+            DType::I16,
+            DType::I32,
+            DType::I64,
+            DType::BF16,
+            DType::F16,
+            DType::F32,
+            DType::F64,
+        ] {
+            let all = all.to_dtype(dtype).unwrap();
+            let (rows, columns) = (all.narrow(0, 3, 9).unwrap(), all.narrow(1, 2, 3).unwrap());
+            for host in [all.clone(), rows, columns, all.t().unwrap()] {
+                let _work = busy(&device);
+                let there = pinned.carry(&host).unwrap();
+                assert!(there.device().same_device(&device));
+                assert_eq!((there.dims(), there.dtype()), (host.dims(), dtype));
+                assert_eq!(numbers(&there), numbers(&host), "{dtype:?}");
+            }
+        }
+        assert!(!pinned.has_told.load(Ordering::Relaxed));
+    });
+}
+
+#[test]
+fn what_is_not_copied_so_is_left_to_candle() {
+    watched(|| {
+        let Some((device, pinned)) = gpu(1) else { return };
+        let variable = candle_core::Var::zeros((2,), DType::F32, &Device::Cpu).unwrap();
+        assert!(pinned.carry(variable.as_tensor()).is_none());
+        assert!(pinned.carry(&Tensor::zeros((2,), DType::F32, &device).unwrap()).is_none());
+        assert!(!pinned.has_told.load(Ordering::Relaxed));
+        let bytes = piece(0, 4).to_dtype(DType::F8E4M3).unwrap();
+        assert!(pinned.carry(&bytes).is_none());
+        assert!(pinned.has_told.load(Ordering::Relaxed));
+    });
+}
+
+// INV-70
+#[test]
+fn two_buffers_bring_200_pieces_and_there_are_never_more() {
+    watched(|| {
+        let Some((device, pinned)) = gpu(2) else { return };
+        let _work = busy(&device);
+        let len = |number: usize| [10, 2000, 70_000][number % 3];
+        // Doubled there, behind the work: a buffer that is written too early, or a copy that is not waited for, shows here.
+        let doubled = |number| (pinned.carry(&piece(number, len(number))).unwrap() * 2.).unwrap();
+        let all: Vec<Tensor> = (0..200).map(doubled).collect();
+        for (number, there) in all.iter().enumerate() {
+            let expected: Vec<f64> = numbers(&piece(number, len(number))).iter().map(|x| 2. * x).collect();
+            assert_eq!(numbers(there), expected, "piece {number}");
+        }
+        assert!(lock(&pinned.pool).sizes().len() <= 2);
+    });
+}
+
+// INV-70
+#[test]
+fn what_is_larger_than_a_buffer_comes_in_parts() {
+    watched(|| {
+        let Some((device, pinned)) = gpu(2) else { return };
+        let _work = busy(&device);
+        let host = piece(7, (20 << 20) / 4 + 3);
+        assert_eq!(numbers(&pinned.carry(&host).unwrap()), numbers(&host));
+        let sizes = lock(&pinned.pool).sizes();
+        assert!(sizes.len() == 2 && sizes.iter().all(|size| *size <= 8 << 20), "{sizes:?}");
+    });
+}
+
+// INV-70
+#[test]
+fn memory_of_a_piece_that_is_dropped_after_its_use_or_before_is_not_given_to_another_too_early() {
+    watched(|| {
+        let Some((device, pinned)) = gpu(2) else { return };
+        let _work = busy(&device);
+        let sum = |number: usize| {
+            // Of one size, so that one gets another's memory.
+            drop(pinned.carry(&piece(number + 500, 4096)).unwrap());
+            let there = pinned.carry(&piece(number, 4096)).unwrap();
+            there.sum_all().unwrap()
+        };
+        let sums: Vec<Tensor> = (0..50).map(sum).collect();
+        for (number, sum) in sums.iter().enumerate() {
+            let expected: f64 = numbers(&piece(number, 4096)).iter().sum();
+            assert!((numbers(sum)[0] - expected).abs() <= 1e-5 * expected, "piece {number}");
+        }
+    });
+}
+
+// Operations that find memory by its stream.
+// INV-70
+#[test]
+fn ids_that_were_just_brought_find_their_rows() {
+    watched(|| {
+        let Some((device, pinned)) = gpu(2) else { return };
+        let rows = Tensor::arange(0f32, 4000., &Device::Cpu).unwrap().reshape((1000, 4)).unwrap();
+        let table = rows.to_device(&device).unwrap();
+        let _work = busy(&device);
+        let picked: Vec<(Tensor, Tensor)> = (0..50)
+            .map(|number| {
+                let ids = piece(number, 300).to_dtype(DType::U32).unwrap();
+                let there = pinned.carry(&ids).unwrap();
+                let picked = table.index_select(&there, 0).unwrap();
+                drop(there);
+                (picked, rows.index_select(&ids, 0).unwrap())
+            })
+            .collect();
+        for (number, (there, here)) in picked.iter().enumerate() {
+            assert_eq!(numbers(there), numbers(here), "piece {number}");
+        }
+    });
+}
+
+// INV-70
+#[test]
+fn two_replicas_use_a_piece_and_two_threads_bring_some() {
+    watched(|| {
+        let Some((device, pinned)) = gpu(2) else { return };
+        let _work = busy(&device);
+        let shared = pinned.carry(&piece(1, 5000)).unwrap();
+        std::thread::scope(|scope| {
+            for replica in 0..2 {
+                let (shared, pinned) = (shared.clone(), &pinned);
+                scope.spawn(move || {
+                    let sum = |number| (&shared + pinned.carry(&piece(number, 5000)).unwrap()).unwrap();
+                    let sums: Vec<_> = (0..20).map(|step| sum(2 * step + replica)).collect();
+                    for (step, sum) in sums.iter().enumerate() {
+                        let own = numbers(&piece(2 * step + replica, 5000));
+                        let expected: Vec<f64> =
+                            numbers(&piece(1, 5000)).iter().zip(own).map(|(a, b)| a + b).collect();
+                        assert_eq!(numbers(sum), expected, "replica {replica}, step {step}");
+                    }
+                });
+            }
+        });
+    });
+}
+
+// IN-4, ITER-2, INV-70
+#[test]
+fn a_pass_gives_each_gpu_its_rows_however_many_steps_are_ahead() {
+    watched(|| {
+        let is_there = |name: &&str| name.parse::<DeviceName>().unwrap().to_candle().is_ok();
+        let gpus: Vec<_> = ["gpu:0", "gpu:1"].into_iter().filter(is_there).collect();
+        if gpus.is_empty() {
+            println!("skipped: there is no GPU");
+            return;
+        }
+        let (replicas, strategy) = (gpus.len(), MirroredStrategy::new(gpus).unwrap());
+        for ahead in [0, 1, 3] {
+            let options = InputOptions { per_replica_buffer_size: ahead, ..Default::default() };
+            // The last replica has a row less, and none in the end.
+            let batches = strategy.distribute_datasets_from_function_with(options, move |_| {
+                let rows = Tensor::arange(0f32, 82., &Device::Cpu)?.reshape((41, 2))?;
+                Ok(Dataset::from_slices(rows)?.batch(3).take(if replicas == 1 { 14 } else { 13 }))
+            });
+            let mut all = Vec::new();
+            for step in batches.unwrap().iter() {
+                let step = step.unwrap();
+                let sums =
+                    strategy.run(step, |_, rows: Tensor| Ok(((&rows * 2.)?, rows.device().location())));
+                for (replica, (doubled, place)) in sums.unwrap().iter().enumerate() {
+                    assert_eq!(*place, candle_core::DeviceLocation::Cuda { gpu_id: replica });
+                    if doubled.elem_count() > 0 {
+                        all.extend(numbers(doubled));
+                    }
+                }
+            }
+            let rows = if replicas == 1 { 41 } else { 39 };
+            assert_eq!(all, (0..2 * rows).map(|number| f64::from(2 * number)).collect::<Vec<_>>());
+        }
+    });
+}
+
+// IN-4, ITER-2
+#[test]
+fn a_carrier_brings_pieces_with_and_without_rows_and_leaves_what_is_there() {
+    watched(|| {
+        let Some((device, _)) = gpu(1) else { return };
+        let (carrier, other) = (Carrier::new(device.clone()), Carrier::new(device.clone()));
+        let same = carrier.pinned.as_ref().zip(other.pinned.as_ref()).map(|(one, two)| Arc::ptr_eq(one, two));
+        assert_eq!(same, Some(true), "one for each GPU");
+        let _work = busy(&device);
+        let host = piece(3, 600).reshape((100, 6)).unwrap();
+        let there = carrier.carry(&host).unwrap();
+        assert_eq!(numbers(&there), numbers(&host));
+        assert_eq!(carrier.carry(&there).unwrap().id(), there.id());
+        let empty = carrier.carry(&host.narrow(0, 4, 0).unwrap()).unwrap();
+        assert!(empty.device().same_device(&device));
+        assert_eq!((empty.dims(), empty.dtype()), (&[0, 6][..], DType::F32));
+    });
+}
