@@ -1,6 +1,6 @@
 //! A rule's program as one function in CUDA's C, for a device that makes all of it in one pass over the memory.
 
-use crate::program::{Element, Operation, Program};
+use crate::program::{Operation, Precision, Program};
 use std::fmt::{self, Write};
 
 /// A [`Program`] as the text of one function for a GPU, and what it is called with.
@@ -12,10 +12,10 @@ use std::fmt::{self, Write};
 /// The text depends on no number, only on what is done with them: it is the same in all steps of a rule whose formula is the same.
 ///
 /// ```
-/// use distribute_optim::{Element, Kernel, Momentum, Rule, Step};
+/// use distribute_optim::{Precision, Kernel, Momentum, Rule, Step};
 ///
 /// let kernel_of = |finished, rate| -> Option<Kernel> {
-///     Kernel::new(&Momentum::new(0.9).program(Step::after(finished, rate)).ok()??, Element::F32)
+///     Kernel::new(&Momentum::new(0.9).program(Step::after(finished, rate)).ok()??, Precision::F32)
 /// };
 /// let (first, last) = (kernel_of(0, 0.).unwrap(), kernel_of(999, 1.).unwrap());
 /// assert_eq!(first.source, last.source);
@@ -32,7 +32,7 @@ pub struct Kernel {
     /// The numbers that it is given, rounded to the type of the elements.
     pub constants: Vec<f64>,
     /// That type.
-    pub element: Element,
+    pub precision: Precision,
 }
 
 impl Kernel {
@@ -44,14 +44,14 @@ impl Kernel {
     pub const OPTIONS: [&str; 4] = ["--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true"];
 
     /// `None` where an operation asks for a result that is not before it, or an exponent is no number.
-    pub fn new(program: &Program, element: Element) -> Option<Self> {
-        let Program { operations, outputs } = program.folded(element)?;
+    pub fn new(program: &Program, precision: Precision) -> Option<Self> {
+        let Program { operations, outputs } = program.folded(precision)?;
         let mut kernel = Kernel {
             source: String::new(),
             inputs: Vec::new(),
             outputs: outputs.len(),
             constants: Vec::new(),
-            element,
+            precision,
         };
         for operation in &operations {
             match *operation {
@@ -67,9 +67,9 @@ impl Kernel {
 
     fn write(&mut self, operations: &[Operation], outputs: &[usize]) -> fmt::Result {
         // C's functions of float end with f.
-        let (float, f) = match self.element {
-            Element::F32 => ("float", "f"),
-            Element::F64 => ("double", ""),
+        let (float, f) = match self.precision {
+            Precision::F32 => ("float", "f"),
+            Precision::F64 => ("double", ""),
         };
         let text = &mut self.source;
         write!(text, "extern \"C\" __global__ void {}(\n    const unsigned long long count", Self::NAME)?;
@@ -123,7 +123,7 @@ mod tests {
     use crate::{Adam, Ftrl, Rule, Step};
 
     fn kernel(rule: &dyn Rule, finished: u64, rate: f64) -> Kernel {
-        Kernel::new(&rule.program(Step::after(finished, rate)).unwrap().unwrap(), Element::F32).unwrap()
+        Kernel::new(&rule.program(Step::after(finished, rate)).unwrap().unwrap(), Precision::F32).unwrap()
     }
 
     #[test]
@@ -151,6 +151,6 @@ mod tests {
         let root = kernel(&Ftrl::default(), 0, 0.1);
         assert_ne!(root.source, kernel(&Ftrl { lr_power: -0.7, ..Ftrl::default() }, 0, 0.1).source);
         let double = Ftrl::default().program(Step::after(0, 0.1)).unwrap().unwrap();
-        assert_ne!(root.source, Kernel::new(&double, Element::F64).unwrap().source);
+        assert_ne!(root.source, Kernel::new(&double, Precision::F64).unwrap().source);
     }
 }

@@ -71,7 +71,7 @@ pub use float::Float;
 pub use ftrl::Ftrl;
 pub use kernel::Kernel;
 pub use momentum::Momentum;
-pub use program::{Element, Operation, Program};
+pub use program::{Operation, Precision, Program};
 pub use rmsprop::RmsProp;
 pub use rows::merge_rows;
 pub use rule::{Formula, Rule, RuleExt, SlotSpec, Step};

@@ -16,19 +16,19 @@ pub struct Program {
 
 /// The type of the elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Element {
+pub enum Precision {
     /// `f32`.
     F32,
     /// `f64`.
     F64,
 }
 
-impl Element {
+impl Precision {
     /// The nearest number of this type.
     pub fn rounded(self, number: f64) -> f64 {
         match self {
-            Element::F32 => f64::from(number as f32),
-            Element::F64 => number,
+            Precision::F32 => f64::from(number as f32),
+            Precision::F64 => number,
         }
     }
 
@@ -44,8 +44,8 @@ impl Element {
             Operation::Div(a, b) => numbers[a]? / numbers[b]?,
             Operation::Sqrt(a) => numbers[a]?.sqrt(),
             Operation::Pow(a, b) => match self {
-                Element::F32 => f64::from((numbers[a]? as f32).powf(numbers[b]? as f32)),
-                Element::F64 => numbers[a]?.powf(numbers[b]?),
+                Precision::F32 => f64::from((numbers[a]? as f32).powf(numbers[b]? as f32)),
+                Precision::F64 => numbers[a]?.powf(numbers[b]?),
             },
             Operation::Abs(a) => numbers[a]?.abs(),
             Operation::CopySign(a, b) => numbers[a]?.copysign(numbers[b]?),
@@ -140,7 +140,7 @@ impl Program {
     /// out. Which operations remain depends on no number.
     ///
     /// `None` where an operation asks for a result that is not before it, or an exponent is no number.
-    pub fn folded(&self, element: Element) -> Option<Program> {
+    pub fn folded(&self, precision: Precision) -> Option<Program> {
         let mut numbers: Vec<Option<f64>> = Vec::with_capacity(self.operations.len());
         for (at, operation) in self.operations.iter().enumerate() {
             if operation.operands().any(|operand| operand >= at) {
@@ -149,7 +149,7 @@ impl Program {
             if matches!(*operation, Operation::Pow(_, exponent) if numbers[exponent].is_none()) {
                 return None;
             }
-            numbers.push(element.number(operation, &numbers));
+            numbers.push(precision.number(operation, &numbers));
         }
         let mut is_needed = vec![false; self.operations.len()];
         for output in &self.outputs {
@@ -232,7 +232,7 @@ mod tests {
 
     #[test]
     fn numbers_are_folded_with_the_rounding_of_elements_and_what_nobody_needs_is_left_out() {
-        let folded = of_numbers([1., 3.]).folded(Element::F32).unwrap();
+        let folded = of_numbers([1., 3.]).folded(Precision::F32).unwrap();
         let third = 1f32 / 3.;
         let power = third.sqrt().powf(3.);
         assert!(power <= 1.);
@@ -243,18 +243,18 @@ mod tests {
             Operation::Add(0, 2),
         ];
         assert_eq!((&folded.operations[..], &folded.outputs[..]), (&expected[..], &[3, 1, 3][..]));
-        let folded = of_numbers([1., 3.]).folded(Element::F64).unwrap();
+        let folded = of_numbers([1., 3.]).folded(Precision::F64).unwrap();
         assert_eq!(constants(&folded), [1., 1. / 3.]);
         // NaN is not at most anything.
-        let folded = of_numbers([-1., 3.]).folded(Element::F64).unwrap();
+        let folded = of_numbers([-1., 3.]).folded(Precision::F64).unwrap();
         assert!(constants(&folded)[1].is_nan());
-        assert_eq!(folded.folded(Element::F64).map(|again| again.operations.len()), Some(4));
+        assert_eq!(folded.folded(Precision::F64).map(|again| again.operations.len()), Some(4));
     }
 
     #[test]
     fn which_operations_remain_depends_on_no_number() {
         let kinds = |numbers| {
-            let folded = of_numbers(numbers).folded(Element::F64).unwrap();
+            let folded = of_numbers(numbers).folded(Precision::F64).unwrap();
             folded.operations.iter().map(std::mem::discriminant).collect::<Vec<_>>()
         };
         for numbers in [[0., 1.], [1., 0.], [0., 0.], [-0., f64::NAN], [f64::INFINITY, 1.]] {
@@ -275,7 +275,7 @@ mod tests {
             program(&[Input(0)], &[1]),
             program(&[Input(0), Pow(0, 0)], &[1]),
         ] {
-            assert_eq!(broken.folded(Element::F32), None, "{broken:?}");
+            assert_eq!(broken.folded(Precision::F32), None, "{broken:?}");
         }
         assert_eq!(program(&[Input(1)], &[0]).of_element(&[1f32]), None);
         assert_eq!(program(&[Sqrt(0)], &[0]).of_element(&[1f32]), None);

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use distribute_optim::{
-    Adagrad, Adam, AdamW, Element, Float, Formula, Ftrl, Kernel, Momentum, RmsProp, Rule, RuleExt, Sgd,
+    Adagrad, Adam, AdamW, Float, Formula, Ftrl, Kernel, Momentum, Precision, RmsProp, Rule, RuleExt, Sgd,
     SlotSpec, Step,
 };
 use distribute_testing::{SplitMix, child, watched_for};
@@ -46,16 +46,16 @@ int main(int count, char** arguments) {
 "#;
 
 trait Bits: Float {
-    const ELEMENT: Element;
+    const PRECISION: Precision;
     fn bytes(self) -> Vec<u8>;
     fn read(bytes: &[u8]) -> Vec<Self>;
     fn same(self, other: Self) -> bool;
 }
 
 macro_rules! bits {
-    ($($float:ident $element:ident,)*) => {$(
+    ($($float:ident $precision:ident,)*) => {$(
         impl Bits for $float {
-            const ELEMENT: Element = Element::$element;
+            const PRECISION: Precision = Precision::$precision;
             fn bytes(self) -> Vec<u8> {
                 self.to_ne_bytes().to_vec()
             }
@@ -111,8 +111,8 @@ fn rules() -> Vec<Box<dyn Rule>> {
     ]
 }
 
-fn kernel(rule: &dyn Rule, at: Step, element: Element) -> Kernel {
-    Kernel::new(&rule.program(at).unwrap().unwrap(), element).unwrap()
+fn kernel(rule: &dyn Rule, at: Step, precision: Precision) -> Kernel {
+    Kernel::new(&rule.program(at).unwrap().unwrap(), precision).unwrap()
 }
 
 /// All kernels as one program; `None` without a compiler, which CI has.
@@ -122,7 +122,7 @@ fn compiled(folder: &Path, kernels: &[Kernel]) -> Option<PathBuf> {
         let name = format!("kernel{number}");
         // The one word that is C++.
         text.push_str(&kernel.source.replace("extern \"C\" ", "").replace(Kernel::NAME, &name));
-        let float = if kernel.element == Element::F32 { "float" } else { "double" };
+        let float = if kernel.precision == Precision::F32 { "float" } else { "double" };
         let mut call = vec!["elements".to_owned()];
         write!(dispatch, "if (kernel == {number}) {{\nsize_t bytes = elements * sizeof({float});\n").unwrap();
         for input in &kernel.inputs {
@@ -168,10 +168,10 @@ fn compiled(folder: &Path, kernels: &[Kernel]) -> Option<PathBuf> {
 }
 
 /// Numbers of all kinds, and some of everyday.
-fn numbers<F: Float>(random: &mut SplitMix, element: Element, count: usize) -> Vec<F> {
-    let (least, most) = match element {
-        Element::F32 => (f64::from(f32::from_bits(1)), f64::from(f32::MAX)),
-        Element::F64 => (f64::from_bits(1), f64::MAX),
+fn numbers<F: Float>(random: &mut SplitMix, precision: Precision, count: usize) -> Vec<F> {
+    let (least, most) = match precision {
+        Precision::F32 => (f64::from(f32::from_bits(1)), f64::from(f32::MAX)),
+        Precision::F64 => (f64::from_bits(1), f64::MAX),
     };
     let special =
         [0., -0., 1., least, -least, 1000. * least, most, -most, f64::INFINITY, f64::NEG_INFINITY, f64::NAN];
@@ -213,10 +213,11 @@ fn same_as_on_slices<F: Bits>(program: &Path, number: usize, rule: &dyn Rule) {
     // The last but one leaves threads without an element, and of the last a thread has several.
     for (count, grid) in [(0, (1, 256)), (1, (1, 256)), (1023, (4, 256)), (1025, (5, 256)), (1025, (2, 96))] {
         let slots = rule.slots().len();
-        let mut all: Vec<Vec<F>> = (0..2 + slots).map(|_| numbers(&mut random, F::ELEMENT, count)).collect();
+        let mut all: Vec<Vec<F>> =
+            (0..2 + slots).map(|_| numbers(&mut random, F::PRECISION, count)).collect();
         for finished in [0, 1, 999] {
             let at = Step::after(finished, if finished == 1 { 1. } else { 0.013 });
-            let kernel = kernel(rule, at, F::ELEMENT);
+            let kernel = kernel(rule, at, F::PRECISION);
             let made = run(program, number, &kernel, grid, &all);
             let (var, rest) = all.split_at_mut(1);
             let (grad, slots) = rest.split_at_mut(1);
@@ -232,7 +233,7 @@ fn same_as_on_slices<F: Bits>(program: &Path, number: usize, rule: &dyn Rule) {
                     );
                 }
             }
-            all[1] = numbers(&mut random, F::ELEMENT, count);
+            all[1] = numbers(&mut random, F::PRECISION, count);
         }
     }
 }
@@ -241,11 +242,13 @@ fn same_as_on_slices<F: Bits>(program: &Path, number: usize, rule: &dyn Rule) {
 fn texts_of_kernels_have_the_bits_of_rules_on_slices() {
     watched_for(Duration::from_secs(240), || {
         let folder = tempfile::tempdir().unwrap();
-        let elements = [Element::F32, Element::F64];
+        let precisions = [Precision::F32, Precision::F64];
         let rules = rules();
         let at = Step::after(0, 0.1);
-        let kernels: Vec<Kernel> =
-            rules.iter().flat_map(|rule| elements.map(|element| kernel(&**rule, at, element))).collect();
+        let kernels: Vec<Kernel> = rules
+            .iter()
+            .flat_map(|rule| precisions.map(|precision| kernel(&**rule, at, precision)))
+            .collect();
         let Some(program) = compiled(folder.path(), &kernels) else { return };
         for (number, rule) in rules.iter().enumerate() {
             same_as_on_slices::<f32>(&program, 2 * number, &**rule);
