@@ -200,3 +200,6 @@ fn address<T: CudaDType>(device: &CudaDevice, input: &Tensor) -> Result<u64> {
     let (address, _reads) = elements.device_ptr(&stream);
     Ok(address)
 }
+
+#[cfg(test)]
+mod tests;

@@ -11,8 +11,6 @@
 mod cuda;
 #[cfg(any(feature = "cuda", test))]
 mod fault;
-#[cfg(all(feature = "cuda", test))]
-mod on_gpu_tests;
 #[cfg(any(feature = "cuda", test))]
 mod trial;
 #[cfg(any(feature = "cuda", test))]

@@ -1,7 +1,7 @@
 //! Kernels on a GPU beside candle's operations and rules on slices. Where there is no GPU, tests say so.
 
-use super::cuda::Prepared;
-use super::{Programs, program};
+use super::super::{Programs, program};
+use super::Prepared;
 use crate::number::Number;
 use crate::optimizer::rules::{Adagrad, Adam, AdamW, Ftrl, Momentum, RmsProp, Rule, RuleExt, Sgd, Step};
 use crate::{OneDeviceStrategy, Optimizer, Strategy};
