@@ -37,6 +37,7 @@ struct Kernel {
     void (*call)(void **);
     void (*launch)(void (*)(void **), void **, const unsigned *, const unsigned *);
     const unsigned *sizes;
+    std::string name;
 };
 struct Memory {
     size_t bytes;
@@ -120,7 +121,8 @@ void push(Stream *stream, std::function<void()> work) {
     }
     stream->queue.push_back(std::move(work));
     stream->pushed++;
-    if (stream->queue.size() > MOST_QUEUED) drain(stream);
+    static bool eager = getenv("SOFT_CUDA_EAGER") != nullptr;
+    if (eager || stream->queue.size() > MOST_QUEUED) drain(stream);
 }
 
 void meet(std::vector<Stream *> streams, std::function<void()> work) {
@@ -336,6 +338,19 @@ EXPORT int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void *
 EXPORT int cuMemcpyDtoD_v2(uint64_t to, uint64_t from, size_t bytes) { return cuMemcpyDtoDAsync_v2(to, from, bytes, nullptr); }
 EXPORT int cuMemcpyPeerAsync(uint64_t to, void *, uint64_t from, void *, size_t bytes, void *stream) { return cuMemcpyDtoDAsync_v2(to, from, bytes, stream); }
 
+// Whether a kernel has met memory that nobody has written, for who asks with SOFT_CUDA_CHECK=1: an argument that is an address in memory which has
+// ones in it still, 8 bytes long.
+static void check_written(const std::string &kernel, size_t argument, uint64_t address) {
+    auto found = device_memory.upper_bound(address);
+    if (found == device_memory.begin()) return;
+    --found;
+    if (address >= found->first + found->second.bytes) return;
+    const uint64_t *words = (const uint64_t *)found->first;
+    size_t ones = 0, all = found->second.bytes / 8;
+    for (size_t at = 0; at < all; at++) ones += words[at] == ~0ull;
+    if (ones > 0) fprintf(stderr, "soft CUDA: %s, argument %zu: %zu of %zu words are not written%s\n", kernel.c_str(), argument, ones, all, found->second.freed ? " (freed since)" : "");
+}
+
 // Kernels.
 EXPORT int cuModuleLoadData(void **module, const void *image) {
     LOCKED;
@@ -351,7 +366,7 @@ EXPORT int cuModuleUnload(void *) { return SUCCESS; }
 EXPORT int cuModuleGetFunction(void **function, void *module, const char *name) {
     LOCKED;
     std::string call = std::string("soft_call_") + name, sizes = std::string("soft_sizes_") + name;
-    Kernel found = {(void (*)(void **))dlsym(module, call.c_str()), nullptr, (const unsigned *)dlsym(module, sizes.c_str())};
+    Kernel found = {(void (*)(void **))dlsym(module, call.c_str()), nullptr, (const unsigned *)dlsym(module, sizes.c_str()), name};
     found.launch = (void (*)(void (*)(void **), void **, const unsigned *, const unsigned *))dlsym(module, "soft_launch");
     if (!found.call || !found.sizes || !found.launch) return NOT_FOUND;
     return *function = new Kernel(found), SUCCESS;
@@ -372,6 +387,9 @@ EXPORT int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz,
         for (auto &value : values) arguments.push_back((void *)value.data());
         const unsigned grid[] = {gx, gy, gz}, block[] = {bx, by, bz};
         kernel.launch(kernel.call, arguments.data(), grid, block);
+        static bool checks = getenv("SOFT_CUDA_CHECK") != nullptr;
+        for (size_t at = 0; checks && at < values.size(); at++)
+            if (values[at].size() == 8) check_written(kernel.name, at, *(uint64_t *)values[at].data());
     });
     static bool counts = getenv("SOFT_CUDA_COUNT") != nullptr;
     static uint64_t launches = 0;

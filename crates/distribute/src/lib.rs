@@ -113,6 +113,7 @@ pub mod strategy;
 pub mod summary;
 pub mod trace;
 mod training;
+mod transfer;
 pub mod values;
 mod variables;
 

@@ -35,6 +35,7 @@
 //! | `sweep` | the one loop that all rules run in, for each number of slots |
 //! | `spec` | [`RuleSpec`]: a rule as data |
 //! | `program`, `traced` | [`Program`]: a rule's step as operations on whole tensors, and how a formula tells it |
+//! | `kernel` | [`Kernel`]: the same as the text of one function for a GPU |
 //! | `float` | [`Float`]: `f32` and `f64` |
 //! | `error` | [`UpdateError`] and [`InvalidHyperparameter`] |
 //! | [`schedules`] | [`Schedule`]: the learning rate as a function of the step |
@@ -50,6 +51,7 @@ mod adamw;
 mod error;
 mod float;
 mod ftrl;
+mod kernel;
 mod momentum;
 mod program;
 mod rmsprop;
@@ -67,8 +69,9 @@ pub use adamw::AdamW;
 pub use error::{InvalidHyperparameter, UpdateError};
 pub use float::Float;
 pub use ftrl::Ftrl;
+pub use kernel::Kernel;
 pub use momentum::Momentum;
-pub use program::{Operation, Program};
+pub use program::{Operation, Precision, Program};
 pub use rmsprop::RmsProp;
 pub use rows::merge_rows;
 pub use rule::{Formula, Rule, RuleExt, SlotSpec, Step};

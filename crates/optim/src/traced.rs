@@ -155,34 +155,6 @@ mod tests {
     use super::*;
     use crate::{Adagrad, Adam, AdamW, Ftrl, Momentum, RmsProp, RuleExt, Sgd, SlotSpec};
 
-    /// A program applied to one element.
-    fn run(program: &Program, inputs: &[f64]) -> Vec<f64> {
-        let mut made: Vec<f64> = Vec::new();
-        for operation in &program.operations {
-            assert!(operation.operands().all(|operand| operand < made.len()), "{program:?}");
-            made.push(match *operation {
-                Operation::Input(number) => inputs[number],
-                Operation::Constant(value) => value,
-                Operation::Add(a, b) => made[a] + made[b],
-                Operation::Sub(a, b) => made[a] - made[b],
-                Operation::Mul(a, b) => made[a] * made[b],
-                Operation::Div(a, b) => made[a] / made[b],
-                Operation::Sqrt(a) => made[a].sqrt(),
-                Operation::Pow(a, b) => made[a].powf(made[b]),
-                Operation::Abs(a) => made[a].abs(),
-                Operation::CopySign(a, b) => made[a].copysign(made[b]),
-                Operation::Select { value, bound, then, otherwise } => {
-                    if made[value] <= made[bound] {
-                        made[then]
-                    } else {
-                        made[otherwise]
-                    }
-                }
-            });
-        }
-        program.outputs.iter().map(|output| made[*output]).collect()
-    }
-
     fn same_as_on_slices(rule: &dyn Rule) {
         for grad in [0., 0.25, -3., 1e-9, 1e9, f64::NAN] {
             for finished in [0, 1, 999] {
@@ -196,7 +168,8 @@ mod tests {
                 rule.update(at, &mut var, &[grad], &mut views).unwrap();
                 let expected: Vec<u64> =
                     var.iter().chain(slots.iter().flatten()).map(|x| x.to_bits()).collect();
-                let made: Vec<u64> = run(&program, &inputs).iter().map(|x| x.to_bits()).collect();
+                let made = program.of_element(&inputs).unwrap();
+                let made: Vec<u64> = made.iter().map(|x| x.to_bits()).collect();
                 let nan = |bits: &u64| f64::from_bits(*bits).is_nan();
                 let same = made.iter().zip(&expected).all(|(a, b)| a == b || nan(a) && nan(b));
                 assert!(

@@ -212,17 +212,6 @@ pub fn without_elements(dims: &[usize], dtype: CandleDType, device: &Device) -> 
     none.map(|(axis, _)| axis).try_fold(some, |some, axis| some.narrow(axis, 0, 0))
 }
 
-/// The tensor on this device, as candle's [`Tensor::to_device`], and also if it has no elements, which CUDA takes from nobody.
-///
-/// # Errors
-/// candle's: the device has no memory, or no such dtype.
-pub fn to_device(tensor: &Tensor, device: &Device) -> candle_core::Result<Tensor> {
-    if tensor.elem_count() == 0 && !tensor.device().same_device(device) {
-        return without_elements(tensor.dims(), tensor.dtype(), device);
-    }
-    tensor.to_device(device)
-}
-
 pub(crate) fn reshape(tensor: &Tensor, dims: &[usize]) -> Result<Tensor> {
     if dims.iter().product::<usize>() != tensor.elem_count() {
         return Err(Error::ElementCount { shape: dims.to_vec(), elements: tensor.elem_count() });

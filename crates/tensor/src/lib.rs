@@ -41,7 +41,7 @@ pub mod wire;
 mod candle;
 
 #[cfg(feature = "candle")]
-pub use candle::{to_device, without_elements};
+pub use candle::without_elements;
 pub use dtype::{DType, Element};
 pub use error::{Error, Result};
 pub use fold::Folder;

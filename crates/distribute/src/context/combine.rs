@@ -2,12 +2,13 @@
 
 use super::ReplicaContext;
 use crate::strategy::{CrossDeviceOps, Reduction, reduce_by};
+use crate::transfer::to_device;
 use crate::{Error, Result};
 use candle_core::Device;
 use distribute_cluster::{Fingerprint, Operation};
 use distribute_collective::threads::Member;
 use distribute_collective::{Combined, Failure, all_reduce};
-use distribute_tensor::{Leaf, Packing, ReduceOp, to_device};
+use distribute_tensor::{Leaf, Packing, ReduceOp};
 use std::panic::Location;
 use std::sync::Arc;
 

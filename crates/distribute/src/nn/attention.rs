@@ -6,6 +6,7 @@ use super::operation;
 use super::softmax::{gradient_rows, softmax_last_dim, softmax_rows};
 use crate::number::{Number, operand, with_elements};
 use crate::strategy::is_native;
+use crate::transfer::to_device;
 use candle_core::{CpuStorage, CustomOp3, DType, Device, Layout, Result, Shape, Tensor, bail};
 use distribute_tensor::without_elements;
 use std::sync::OnceLock;
@@ -142,7 +143,7 @@ impl Attention {
                 |i| (0..keys).map(move |j| if j + queries > keys + i { f32::NEG_INFINITY } else { 0. });
             let mask: Vec<f32> = (0..queries).flat_map(hidden).collect();
             let mask = Tensor::from_vec(mask, (1, 1, queries, keys), &Device::Cpu)?;
-            scores = scores.broadcast_add(&mask.to_device(q.device())?.to_dtype(q.dtype())?)?;
+            scores = scores.broadcast_add(&to_device(&mask, q.device())?.to_dtype(q.dtype())?)?;
         }
         softmax_last_dim(&scores)?.matmul(&v)
     }
@@ -170,7 +171,7 @@ impl Attention {
 fn added(mask: &Tensor, sizes: &Sizes, q: &Tensor) -> Result<Tensor> {
     let Sizes { batch, heads, queries, keys, .. } = *sizes;
     let full = [batch, heads, queries, keys];
-    let mask = &mask.to_device(q.device())?;
+    let mask = &to_device(mask, q.device())?;
     let dims = mask.dims();
     let missing = full.len().checked_sub(dims.len());
     let Some(missing) = missing.filter(|n| dims.iter().zip(&full[*n..]).all(|(d, f)| *d == 1 || d == f))

@@ -2,11 +2,11 @@
 
 use super::embedding::Each;
 use super::{ids, table};
+use crate::transfer::to_device;
 use crate::variables::{RowSource, for_ids, row_of_id};
 use candle_core::{Device, Module, Result, Tensor, bail};
 use candle_nn::{Init, VarBuilder};
 use distribute_params::DynamicOptions;
-use distribute_tensor::to_device;
 
 /// The rows of a table that grows with its ids: hashes of words, users that come and go. They are on the servers of a
 /// [`ParameterServerStrategy`](crate::ParameterServerStrategy), each on the one that its hash says.

@@ -3,11 +3,11 @@
 use super::ids;
 use super::table::{self, Combine};
 use crate::number::Number;
+use crate::transfer::to_device;
 use crate::variables::{RowSource, for_rows};
 use candle_core::{D, Device, Module, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
 use distribute_tensor::kernel::RowMerge;
-use distribute_tensor::to_device;
 
 /// The rows of a table that ids name: candle_nn's `Embedding`, with a sparse gradient inside of
 /// [`minimize`](crate::Optimizer::minimize).
@@ -121,7 +121,7 @@ impl Embedding {
             // One that is no row would end all work on a GPU.
             ids::each("embedding", ids, self.embeddings.dim(0)?, None, |_| ())?;
         }
-        let ids = ids.to_device(self.embeddings.device())?;
+        let ids = to_device(ids, self.embeddings.device())?;
         candle_nn::Embedding::new(self.embeddings.clone(), self.hidden_size).forward(&ids)
     }
 }

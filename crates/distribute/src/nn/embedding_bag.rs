@@ -3,11 +3,11 @@
 use super::ids;
 use super::table::{self, Combine};
 use crate::number::Number;
+use crate::transfer::to_device;
 use crate::variables::{RowSource, for_rows};
 use candle_core::{D, Device, Module, Result, Tensor, bail};
 use candle_nn::{Init, VarBuilder};
 use distribute_tensor::kernel::RowMerge;
-use distribute_tensor::to_device;
 
 /// What a bag's rows become.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -169,7 +169,7 @@ impl Bags {
         }
         let scales: Vec<f64> = self.ranges().map(|bag| self.scale(bag.len()).unwrap_or(1.)).collect();
         let scales = Tensor::from_vec(scales, (self.ends.len(), 1), &Device::Cpu)?.to_dtype(bags.dtype())?;
-        bags.broadcast_mul(&scales.to_device(bags.device())?)
+        bags.broadcast_mul(&to_device(&scales, bags.device())?)
     }
 
     /// What a bag of so many rows is multiplied with, if with anything.

@@ -4,6 +4,7 @@ use super::gradients::Gradient;
 use super::on_devices::DeviceGradient;
 use crate::deposit::{LocalGradient, Rows};
 use crate::number::{Any, Number};
+use crate::transfer::to_device;
 use crate::variables::to_host;
 use crate::{HostTensor, IndexedSlices, Result};
 use candle_core::{DType, Var};
@@ -47,7 +48,7 @@ impl LocalGradient {
 /// On the device of a copy of the variable. Of rows that occur several times the sum.
 pub(super) fn on_device(gradient: Gradient, copy: &Var) -> Result<DeviceGradient> {
     match gradient {
-        Gradient::Dense(tensor) => Ok(DeviceGradient::Dense(tensor.to_device(copy.device())?)),
+        Gradient::Dense(tensor) => Ok(DeviceGradient::Dense(to_device(&tensor, copy.device())?)),
         rows => DeviceGradient::new(LocalGradient::new(rows, copy)?, copy),
     }
 }

@@ -2,6 +2,7 @@
 
 use super::{Optimizer, Trained};
 use crate::context::raised;
+use crate::transfer::to_device;
 use crate::{Error, HostTensor, IndexedSlices, ReduceOp, Result};
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Tensor, Var};
@@ -202,7 +203,7 @@ impl Gradient {
             Gradient::Rows(rows) => Ok(rows.to_dense()?.to_candle(variable.device())?),
         };
         let sum = |mine: Tensor, other: Tensor| -> candle_core::Result<_> {
-            mine.to_device(other.device())? + other
+            to_device(&mine, other.device())? + other
         };
         match (self, other) {
             (Gradient::Rows(mine), Gradient::Rows(other)) => {
@@ -229,7 +230,7 @@ impl Trained {
             let Some(gradient) = store.remove(variable) else { continue };
             let gradient = gradient.detach().contiguous()?;
             sum = Some(match sum {
-                Some(sum) => (sum.to_device(gradient.device())? + gradient)?,
+                Some(sum) => (to_device(&sum, gradient.device())? + gradient)?,
                 None => gradient,
             });
         }

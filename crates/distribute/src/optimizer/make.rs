@@ -21,6 +21,7 @@ use super::updater::Updater;
 use super::{Optimizer, Transform, Weighting};
 use crate::context::{Mode, enter, failure};
 use crate::deposit::LocalGradient;
+use crate::transfer::to_device;
 use crate::{Error, ReplicaContext, Result};
 use candle_core::Tensor;
 use distribute_cluster::{Fingerprint, Operation};
@@ -89,9 +90,8 @@ impl<R: Rule> Optimizer<R> {
             // Of the only replica.
             return Ok(loss);
         }
-        Ok(Tensor::new(loss, &candle_core::Device::Cpu)?
-            .to_dtype(dtype)?
-            .to_device(&ctx.device_for_candle()?)?)
+        let loss = Tensor::new(loss, &candle_core::Device::Cpu)?.to_dtype(dtype)?;
+        Ok(to_device(&loss, &ctx.device_for_candle()?)?)
     }
 
     /// Where this process is in its training, where that is to be compared, or a schedule to be asked.

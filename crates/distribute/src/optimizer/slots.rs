@@ -1,5 +1,6 @@
 //! What a rule keeps beside one variable.
 
+use crate::transfer::to_device;
 use crate::variables::to_host;
 use crate::{Error, Result};
 use candle_core::{DType, Tensor, Var};
@@ -72,7 +73,7 @@ impl Slots {
         Ok(match self {
             Slots::F32(slots) => Tensor::from_slice(&slots[index], shape, device)?,
             Slots::F64(slots) => Tensor::from_slice(&slots[index], shape, device)?,
-            Slots::OnDevices(all) => to_host(&all[0][index])?.to_device(device)?.copy()?,
+            Slots::OnDevices(all) => to_device(&to_host(&all[0][index])?, device)?.copy()?,
         })
     }
 

@@ -2,6 +2,7 @@
 
 use crate::Result;
 use crate::lock::lock;
+use crate::transfer::to_device;
 use candle_core::{Device, Tensor, Var};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
@@ -68,7 +69,7 @@ impl DeviceCopies {
         self.bring_back()?;
         let version = self.version.load(Ordering::Acquire);
         // A copy of its own also where candle would give the same tensor again, for the same device.
-        let value = self.of.as_detached_tensor().to_device(&replica.device)?.copy()?;
+        let value = to_device(&self.of.as_detached_tensor(), &replica.device)?.copy()?;
         let copy = Copy { var: Var::from_tensor(&value)?, version: Mutex::new(version) };
         Ok(&replica.copy.get_or_init(|| copy).var)
     }
@@ -151,7 +152,7 @@ impl DeviceCopies {
         if self.watched.load(Ordering::Relaxed) && *has == version {
             return Ok(());
         }
-        copy.var.set(&self.of.as_detached_tensor().to_device(copy.var.device())?)?;
+        copy.var.set(&to_device(&self.of.as_detached_tensor(), copy.var.device())?)?;
         *has = version;
         Ok(())
     }

@@ -4,6 +4,7 @@ use super::device_copies::DeviceCopies;
 use super::in_candle;
 use super::{cache, checksum, dynamic};
 use crate::servers::{self, Dynamic, Sharded, Staged};
+use crate::transfer::to_device;
 use crate::{DeviceName, Error, Result, Strategy};
 use candle_core::{Device, Tensor, Var};
 use distribute_params::RowPartition;
@@ -64,7 +65,7 @@ impl Storage {
     pub(super) fn new(initial: &Leaf, device: DeviceName) -> Result<Self> {
         let memory = match initial {
             Leaf::Candle(tensor) => {
-                Memory::Candle(Var::from_tensor(&tensor.detach().to_device(&device.to_candle()?)?.copy()?)?)
+                Memory::Candle(Var::from_tensor(&to_device(&tensor.detach(), &device.to_candle()?)?.copy()?)?)
             }
             other => Memory::Host(RwLock::new(other.to_host()?)),
         };
@@ -209,7 +210,7 @@ impl Storage {
         self.bring_back()?;
         match &self.memory {
             Memory::Candle(var) => {
-                let set = value.to_device(var.device()).and_then(|value| var.set(&value));
+                let set = to_device(value, var.device()).and_then(|value| var.set(&value));
                 self.written();
                 Ok(set?)
             }

@@ -5,8 +5,8 @@ mod pinned;
 #[cfg(any(feature = "cuda", test))]
 mod pool;
 
+use crate::transfer::to_device;
 use candle_core::{CpuStorage, Device, Result, Storage, Tensor};
-use distribute_tensor::without_elements;
 
 /// What brings tensors to one device.
 pub(super) struct Carrier {
@@ -35,14 +35,11 @@ impl Carrier {
         if tensor.device().same_device(&self.device) {
             return Ok(tensor.clone());
         }
-        if tensor.elem_count() == 0 {
-            return without_elements(tensor.dims(), tensor.dtype(), &self.device);
-        }
         #[cfg(feature = "cuda")]
         if let Some(there) = self.pinned.as_ref().and_then(|pinned| pinned.carry(tensor)) {
             return Ok(there);
         }
-        alone(tensor)?.to_device(&self.device)
+        to_device(&alone(tensor)?, &self.device)
     }
 }
 
@@ -57,7 +54,7 @@ fn alone(tensor: &Tensor) -> Result<Tensor> {
             _ => false,
         }
     };
-    if is_all { Ok(tensor.clone()) } else { tensor.force_contiguous() }
+    if is_all || tensor.elem_count() == 0 { Ok(tensor.clone()) } else { tensor.force_contiguous() }
 }
 
 fn len(storage: &CpuStorage) -> usize {

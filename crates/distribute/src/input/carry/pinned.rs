@@ -80,11 +80,11 @@ impl Pinned {
         Ok(Self { device: device.clone(), copies, pool, has_told })
     }
 
-    /// A tensor that is in the memory of the CPU and has elements, on the GPU; `None` where it cannot be brought so, which is logged once.
+    /// A tensor that is in the memory of the CPU, on the GPU; `None` where it cannot be brought so, which is logged once, or need not.
     pub(super) fn carry(&self, tensor: &Tensor) -> Option<Tensor> {
         let (storage, _) = tensor.storage_and_layout();
-        // What has a gradient is brought by an operation of candle's.
-        if !matches!(&*storage, Storage::Cpu(_)) || tensor.track_op() {
+        // What has a gradient is brought by an operation of candle's, and what has no elements needs no copy.
+        if !matches!(&*storage, Storage::Cpu(_)) || tensor.track_op() || tensor.elem_count() == 0 {
             return None;
         }
         drop(storage);

@@ -5,6 +5,7 @@
 use super::moments::Moments;
 use super::normalize::Normalize;
 use crate::known;
+use crate::transfer::to_device;
 use candle_core::{
     CpuStorage, CudaStorage, CustomOp3, D, DType, Device, Layout, MetalStorage, Result, Shape, Tensor,
 };
@@ -91,7 +92,7 @@ impl Composed {
             gradient = gradient.broadcast_sub(&(&scale * (sum(0)? / count)?)?)?;
         }
         let of =
-            |start| mine.narrow(0, start, channels)?.to_dtype(weight.dtype())?.to_device(weight.device());
+            |start| to_device(&mine.narrow(0, start, channels)?.to_dtype(weight.dtype())?, weight.device());
         Ok([gradient.to_dtype(x.dtype())?, of(channels)?, of(0)?])
     }
 }
@@ -167,5 +168,5 @@ fn on_host(numbers: &Tensor) -> Result<Vec<f64>> {
 }
 
 fn on_device(numbers: &[f64], device: &Device) -> Result<Tensor> {
-    Tensor::new(numbers, &Device::Cpu)?.to_dtype(widest(device))?.to_device(device)
+    to_device(&Tensor::new(numbers, &Device::Cpu)?.to_dtype(widest(device))?, device)
 }

@@ -6,6 +6,7 @@ mod normalize;
 
 use crate::context::raise;
 use crate::strategy::is_native;
+use crate::transfer::to_device;
 use crate::{HostTensor, ReplicaContext, get_replica_context, get_strategy};
 use candle_core::{DType, Device, Result, Tensor, Var, bail};
 use candle_nn::{BatchNormConfig, ModuleT, VarBuilder};
@@ -194,7 +195,7 @@ impl BatchNorm {
             let running = Var::from_tensor(running)?;
             if let Some(new) = new {
                 let new = Tensor::from_vec(new, running.shape(), &Device::Cpu)?.to_dtype(running.dtype())?;
-                let new = new.to_device(running.device())?;
+                let new = to_device(&new, running.device())?;
                 let old = (running.as_detached_tensor() * (1. - self.momentum()))?;
                 running.set(&(old + (new * self.momentum())?)?)?;
             }

@@ -8,6 +8,7 @@ mod logistic;
 mod pairs;
 
 use crate::strategy::is_native;
+use crate::transfer::to_device;
 use candle_core::{DType, Result, Tensor};
 use pairs::{Kind, mean};
 
@@ -89,7 +90,7 @@ pub fn correct(logits: &Tensor, labels: &Tensor) -> Result<usize> {
     if logits.elem_count() == 0 {
         return Ok(0);
     }
-    let labels = labels.to_device(logits.device())?.to_dtype(DType::U32)?;
+    let labels = to_device(labels, logits.device())?.to_dtype(DType::U32)?;
     let equal = logits.argmax(candle_core::D::Minus1)?.eq(&labels)?;
     Ok(equal.to_dtype(DType::U32)?.sum_all()?.to_scalar::<u32>()? as usize)
 }

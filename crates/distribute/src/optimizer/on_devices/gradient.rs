@@ -4,6 +4,7 @@ use crate::deposit::{DeviceRows, LocalGradient, Rows};
 use crate::number::Any;
 use crate::optimizer::conversion::row_len;
 use crate::optimizer::tally::Kind;
+use crate::transfer::to_device;
 use crate::variables::to_host;
 use crate::{Error, Result};
 use candle_core::{Tensor, Var};
@@ -24,7 +25,7 @@ impl DeviceGradient {
     pub(in crate::optimizer) fn new(gradient: LocalGradient, copy: &Var) -> Result<Self> {
         let device = copy.device();
         let Rows { rows, values } = match gradient {
-            LocalGradient::Dense(tensor) => return Ok(Self::Dense(tensor.to_device(device)?)),
+            LocalGradient::Dense(tensor) => return Ok(Self::Dense(to_device(&tensor, device)?)),
             LocalGradient::Deposited(dense) => return Ok(Self::Dense(dense.tensor(copy)?)),
             LocalGradient::Rows(rows) => rows,
         };

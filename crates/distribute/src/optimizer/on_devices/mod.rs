@@ -1,4 +1,4 @@
-//! The update of variables on devices with memory of their own, by candle's operations: none of them waits for a device.
+//! The update of variables on devices with memory of their own, by candle's operations or a kernel for each: none of them waits for a device.
 //!
 //! | module | what it is |
 //! |---|---|
@@ -8,8 +8,10 @@
 //! | `gradient` | a gradient on a replica's device |
 //! | `transforms` | what is done to gradients before |
 //! | `program` | a rule's step as candle's operations |
+//! | `fused` | the same as one kernel, where it can be trusted to give the same |
 
 mod choice;
+mod fused;
 mod gradient;
 mod program;
 mod step;
@@ -60,7 +62,7 @@ impl OnDevices<'_> {
         gradients: &[Vec<Option<DeviceGradient>>],
         slots: &mut [Slots],
     ) -> Result<Vec<Made>> {
-        let mut all = Vec::new();
+        let (mut all, mut programs) = (Vec::new(), fused::Programs::default());
         for (variable, (copies, slots)) in self.copies.iter().zip(slots).enumerate() {
             let Some(copies) = copies else { continue };
             let of_variable = gradients.iter().map(|of_replica| of_replica.get(variable)?.as_ref());
@@ -87,7 +89,7 @@ impl OnDevices<'_> {
                 let part = |whole: &Tensor| part_of(whole, index.as_ref());
                 let mut inputs = vec![part(&copy.as_detached_tensor())?, values.detach()];
                 inputs.extend(slots.iter().map(part).collect::<Result<Vec<_>>>()?);
-                let values = program::run(&program, &inputs)?;
+                let values = programs.run(rule.name(), &program, &inputs)?;
                 let index =
                     index.map(|index| index.unsqueeze(1)?.broadcast_as(inputs[0].shape())?.contiguous());
                 let index = index.transpose()?;

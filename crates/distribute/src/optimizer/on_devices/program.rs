@@ -1,9 +1,9 @@
 //! A rule's program, made of candle's operations.
 
-use crate::Result;
 use crate::scalars::choose;
+use crate::{Error, Result};
 use candle_core::{DType, Tensor};
-use distribute_optim::{Operation, Program};
+use distribute_optim::{Operation, Precision, Program};
 
 /// The result of one operation.
 #[derive(Clone)]
@@ -19,6 +19,12 @@ enum Value {
 /// What is no more needed is freed at once, so at most a few more than there are results.
 pub(super) fn run(program: &Program, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
     let Some(like) = inputs.first() else { return Ok(Vec::new()) };
+    let precision = if like.dtype() == DType::F32 { Precision::F32 } else { Precision::F64 };
+    // What is done with numbers alone is done here.
+    let Some(program) = program.folded(precision) else {
+        let reason = "the program of the rule asks for results that are not there, or for a power whose exponent is no number";
+        return Err(Error::invalid("optimizer step", reason));
+    };
     let mut last_use: Vec<usize> = (0..program.operations.len()).collect();
     for (at, operation) in program.operations.iter().enumerate() {
         operation.operands().for_each(|operand| last_use[operand] = at);
@@ -58,62 +64,44 @@ fn apply(
         Value::Tensor(tensor) => Ok(tensor.clone()),
         Value::Number(number) => full(*number, like),
     };
-    let dtype = like.dtype();
     Ok(match *operation {
         Operation::Input(number) => match inputs.get(number) {
             Some(input) => Value::Tensor(input.clone()),
             None => candle_core::bail!("the program asks for input {number} of {}", inputs.len()),
         },
-        Operation::Constant(number) => Value::Number(rounded(dtype, number)),
+        Operation::Constant(number) => Value::Number(number),
         Operation::Add(a, b) => match (of(a)?, of(b)?) {
-            // Of sums, differences, products, quotients and roots, f64 has so many digits that rounding twice is rounding once.
-            (Value::Number(a), Value::Number(b)) => Value::Number(rounded(dtype, a + b)),
-            (Value::Tensor(a), Value::Tensor(b)) => Value::Tensor((a + b)?),
             (Value::Tensor(x), Value::Number(n)) | (Value::Number(n), Value::Tensor(x)) => {
                 Value::Tensor(x.affine(1., *n)?)
             }
+            _ => Value::Tensor((tensor(a)? + tensor(b)?)?),
         },
         Operation::Sub(a, b) => match (of(a)?, of(b)?) {
-            (Value::Number(a), Value::Number(b)) => Value::Number(rounded(dtype, a - b)),
-            (Value::Tensor(a), Value::Tensor(b)) => Value::Tensor((a - b)?),
             (Value::Tensor(a), Value::Number(b)) => Value::Tensor(a.affine(1., -b)?),
             (Value::Number(a), Value::Tensor(b)) => Value::Tensor(b.affine(-1., *a)?),
+            _ => Value::Tensor((tensor(a)? - tensor(b)?)?),
         },
         Operation::Mul(a, b) => match (of(a)?, of(b)?) {
-            (Value::Number(a), Value::Number(b)) => Value::Number(rounded(dtype, a * b)),
-            (Value::Tensor(a), Value::Tensor(b)) => Value::Tensor((a * b)?),
             (Value::Tensor(x), Value::Number(n)) | (Value::Number(n), Value::Tensor(x)) => {
                 Value::Tensor(x.affine(*n, 0.)?)
             }
+            _ => Value::Tensor((tensor(a)? * tensor(b)?)?),
         },
-        Operation::Div(a, b) => match (of(a)?, of(b)?) {
-            (Value::Number(a), Value::Number(b)) => Value::Number(rounded(dtype, a / b)),
-            // candle would multiply by a number's reciprocal.
-            _ => Value::Tensor((tensor(a)? / tensor(b)?)?),
+        // candle would multiply by a number's reciprocal.
+        Operation::Div(a, b) => Value::Tensor((tensor(a)? / tensor(b)?)?),
+        Operation::Sqrt(a) => Value::Tensor(tensor(a)?.sqrt()?),
+        Operation::Pow(a, b) => match of(b)? {
+            Value::Number(exponent) => Value::Tensor(tensor(a)?.powf(*exponent)?),
+            Value::Tensor(_) => candle_core::bail!("an exponent of the program is no number"),
         },
-        Operation::Sqrt(a) => match of(a)? {
-            Value::Number(a) => Value::Number(rounded(dtype, a.sqrt())),
-            Value::Tensor(a) => Value::Tensor(a.sqrt()?),
-        },
-        Operation::Pow(a, b) => match (of(a)?, of(b)?) {
-            (Value::Number(a), Value::Number(b)) => Value::Number(power(dtype, *a, *b)),
-            (Value::Tensor(a), Value::Number(b)) => Value::Tensor(a.powf(*b)?),
-            _ => candle_core::bail!("an exponent of the program is no number"),
-        },
-        Operation::Abs(a) => match of(a)? {
-            Value::Number(a) => Value::Number(a.abs()),
-            Value::Tensor(a) => Value::Tensor(a.abs()?),
-        },
-        Operation::CopySign(a, b) => match (of(a)?, of(b)?) {
-            (Value::Number(a), Value::Number(b)) => Value::Number(a.copysign(*b)),
-            _ => {
-                let (size, sign) = (tensor(a)?.abs()?, tensor(b)?);
-                let minus = size.neg()?;
-                // Of −0, only the reciprocal is less than 0.
-                let of_zeros = choose(&sign.recip()?.lt(0.)?, &minus, &size)?;
-                Value::Tensor(choose(&sign.lt(0.)?, &minus, &of_zeros)?)
-            }
-        },
+        Operation::Abs(a) => Value::Tensor(tensor(a)?.abs()?),
+        Operation::CopySign(a, b) => {
+            let (size, sign) = (tensor(a)?.abs()?, tensor(b)?);
+            let minus = size.neg()?;
+            // Of −0, only the reciprocal is less than 0.
+            let of_zeros = choose(&sign.recip()?.lt(0.)?, &minus, &size)?;
+            Value::Tensor(choose(&sign.lt(0.)?, &minus, &of_zeros)?)
+        }
         Operation::Select { value, bound, then, otherwise } => {
             let is_at_most = tensor(value)?.le(&tensor(bound)?)?;
             Value::Tensor(choose(&is_at_most, &tensor(then)?, &tensor(otherwise)?)?)
@@ -125,14 +113,6 @@ fn apply(
 pub(super) fn full(number: f64, like: &Tensor) -> candle_core::Result<Tensor> {
     // By two operations of the device: a number from the host would be a copy.
     Tensor::zeros((), like.dtype(), like.device())?.affine(0., number)?.broadcast_as(like.shape())
-}
-
-fn rounded(dtype: DType, number: f64) -> f64 {
-    if dtype == DType::F32 { f64::from(number as f32) } else { number }
-}
-
-fn power(dtype: DType, a: f64, b: f64) -> f64 {
-    if dtype == DType::F32 { f64::from((a as f32).powf(b as f32)) } else { a.powf(b) }
 }
 
 #[cfg(test)]

@@ -22,8 +22,9 @@ pub(crate) use nccl::{sum_on_gpus, uses_nccl};
 pub use one_device::ReductionToOneDevice;
 
 use super::{CommunicationOptions, DeviceName};
+use crate::transfer::to_device;
 use crate::{Error, Result};
-use distribute_tensor::{Leaf, ReduceOp, to_device};
+use distribute_tensor::{Leaf, ReduceOp};
 use std::any::Any;
 use std::fmt::Debug;
 

@@ -1,6 +1,7 @@
 //! Running statistics: one copy for each replica, which writes it alone; read from outside as their mean.
 
 use crate::lock::lock;
+use crate::transfer::to_device;
 use crate::variables::Variable;
 use crate::{Error, Result, Strategy};
 use candle_core::Tensor;
@@ -30,7 +31,7 @@ impl Running {
 
     pub(super) fn set(&self, value: &Tensor) -> Result<()> {
         let mut common = self.common();
-        self.variable.vars().try_for_each(|copy| copy.set(&value.to_device(copy.device())?))?;
+        self.variable.vars().try_for_each(|copy| copy.set(&to_device(value, copy.device())?))?;
         *common = value.copy()?;
         Ok(())
     }

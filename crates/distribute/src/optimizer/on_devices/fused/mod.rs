@@ -1,0 +1,59 @@
+//! A rule's program as one kernel of a GPU: of CUDA's, in a build with it. Everywhere else it is made of candle's operations.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | `trial` | the numbers that a kernel is tried with, and what has to come out |
+//! | `trusted` | which kernels there are, each compiled and tried once for a device, of a compiler that tests can play |
+//! | `fault` | why a kernel is not used |
+//! | `cuda` | compiling and launching, by candle's way to CUDA |
+
+#[cfg(feature = "cuda")]
+mod cuda;
+#[cfg(any(feature = "cuda", test))]
+mod fault;
+#[cfg(any(feature = "cuda", test))]
+mod trial;
+#[cfg(any(feature = "cuda", test))]
+mod trusted;
+
+use super::program;
+use crate::Result;
+use candle_core::Tensor;
+use distribute_optim::Program;
+
+/// Makes the programs of one step, of which there are few: variables with the same rule and rate have the same.
+#[derive(Default)]
+pub(super) struct Programs {
+    #[cfg(feature = "cuda")]
+    prepared: Vec<cuda::Prepared>,
+}
+
+impl Programs {
+    /// The variable and its slots after the step, see [`program::run`], by one launch where there is a kernel for it.
+    pub(super) fn run(&mut self, rule: &str, program: &Program, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+        match self.at_once(rule, program, inputs) {
+            Some(made) => Ok(made?),
+            None => program::run(program, inputs),
+        }
+    }
+
+    #[cfg(feature = "cuda")]
+    fn at_once(
+        &mut self,
+        rule: &str,
+        program: &Program,
+        inputs: &[Tensor],
+    ) -> Option<candle_core::Result<Vec<Tensor>>> {
+        let like = inputs.first()?;
+        if let Some(prepared) = self.prepared.iter().find(|prepared| prepared.is_of(program, like)) {
+            return prepared.run(inputs);
+        }
+        self.prepared.push(cuda::Prepared::new(rule, program, like)?);
+        self.prepared.last()?.run(inputs)
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    fn at_once(&mut self, _: &str, _: &Program, _: &[Tensor]) -> Option<candle_core::Result<Vec<Tensor>>> {
+        None
+    }
+}
