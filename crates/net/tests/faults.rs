@@ -10,6 +10,7 @@ use distribute_testing::child::{self, Killed};
 use distribute_testing::watched;
 use rustix::process::{Pid, Signal, kill_process};
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 use support::{Kept, addresses, patient};
 
@@ -137,22 +138,27 @@ fn a_stopped_worker_is_lost_although_its_socket_is_open_and_one_that_is_only_idl
         if second() {
             return;
         }
-        for (waits, memory) in [(false, BOTH[0]), (true, BOTH[0]), (false, BOTH[1]), (true, BOTH[1])] {
-            let settings = Settings { silence: Duration::from_secs(3), ..Settings::default() };
-            let (mesh, kept, child) = two(TEST, "stays", settings, memory);
-            let drive = waits.then_some(&mesh as &dyn Transport);
-            // Idle, and alive by its heartbeats.
-            let watch = Stopwatch::start();
-            kept.until(drive, "the time", |come| {
-                assert_eq!(come.lost, []);
-                (watch.elapsed() > Duration::from_secs(4)).then_some(())
-            });
-            let watch = Stopwatch::start();
-            signal(&child, Signal::STOP);
-            let reason = kept.loss(drive, 1);
-            eprintln!("noticed after {:?}, waiting: {waits}", watch.elapsed());
-            assert_eq!(reason, "it has sent nothing for 3.0 s");
-            assert!(watch.elapsed() > Duration::from_secs(2));
-        }
+        // Each takes seconds of waiting.
+        thread::scope(|scope| {
+            for (waits, memory) in [(false, BOTH[0]), (true, BOTH[0]), (false, BOTH[1]), (true, BOTH[1])] {
+                scope.spawn(move || {
+                    let settings = Settings { silence: Duration::from_secs(3), ..Settings::default() };
+                    let (mesh, kept, child) = two(TEST, "stays", settings, memory);
+                    let drive = waits.then_some(&mesh as &dyn Transport);
+                    // Idle, and alive by its heartbeats.
+                    let watch = Stopwatch::start();
+                    kept.until(drive, "the time", |come| {
+                        assert_eq!(come.lost, []);
+                        (watch.elapsed() > Duration::from_secs(4)).then_some(())
+                    });
+                    let watch = Stopwatch::start();
+                    signal(&child, Signal::STOP);
+                    let reason = kept.loss(drive, 1);
+                    eprintln!("noticed after {:?}, waiting: {waits}", watch.elapsed());
+                    assert_eq!(reason, "it has sent nothing for 3.0 s");
+                    assert!(watch.elapsed() > Duration::from_secs(2));
+                });
+            }
+        });
     });
 }
