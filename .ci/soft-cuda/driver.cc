@@ -62,6 +62,16 @@ static thread_local Stream *per_thread;
     abort();
 }
 
+// How often what was asked for, told when the program ends, for who asks with SOFT_CUDA_COUNT=1.
+static std::map<std::string, uint64_t> counts;
+void count(const std::string &what) {
+    static bool wanted = getenv("SOFT_CUDA_COUNT") != nullptr;
+    if (!wanted) return;
+    if (counts.empty())
+        atexit([] { for (auto &each : counts) fprintf(stderr, "soft CUDA: %8llu %s\n", (unsigned long long)each.second, each.first.c_str()); });
+    counts[what]++;
+}
+
 // What is refused, and where it was called, for who asks with SOFT_CUDA_EXPLAIN=1.
 static int refuse(const char *what) {
     if (getenv("SOFT_CUDA_EXPLAIN")) {
@@ -316,6 +326,7 @@ EXPORT int cuMemsetD8Async(uint64_t at, unsigned char byte, size_t bytes, void *
 }
 EXPORT int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, void *stream) {
     LOCKED;
+    count(is_pinned(from, bytes) ? "(copy from pinned memory)" : "(copy from the host)");
     if (bytes > 0 && !is_on_device((void *)to, bytes)) return refuse("an address that is in no memory of a device");
     if (is_pinned(from, bytes)) return push(stream_of(stream), [=] { memcpy((void *)to, from, bytes); }), SUCCESS;
     auto staged = std::make_shared<std::vector<char>>((const char *)from, (const char *)from + bytes);
@@ -324,6 +335,7 @@ EXPORT int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, voi
 EXPORT int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t bytes) { return cuMemcpyHtoDAsync_v2(to, from, bytes, nullptr); }
 EXPORT int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, void *stream) {
     LOCKED;
+    count("(copy to the host)");
     if (bytes > 0 && !is_on_device((void *)from, bytes)) return refuse("an address that is in no memory of a device");
     push(stream_of(stream), [=] { memcpy(to, (void *)from, bytes); });
     if (!is_pinned(to, bytes)) drain(stream_of(stream));
@@ -332,6 +344,7 @@ EXPORT int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, void *str
 EXPORT int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t bytes) { return cuMemcpyDtoHAsync_v2(to, from, bytes, nullptr); }
 EXPORT int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void *stream) {
     LOCKED;
+    count("(copy on a device, or between two)");
     if (bytes > 0 && !(is_on_device((void *)from, bytes) && is_on_device((void *)to, bytes))) return refuse("an address that is in no memory of a device");
     return push(stream_of(stream), [=] { memmove((void *)to, (void *)from, bytes); }), SUCCESS;
 }
@@ -391,13 +404,7 @@ EXPORT int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz,
         for (size_t at = 0; checks && at < values.size(); at++)
             if (values[at].size() == 8) check_written(kernel.name, at, *(uint64_t *)values[at].data());
     });
-    static bool counts = getenv("SOFT_CUDA_COUNT") != nullptr;
-    static uint64_t launches = 0;
-    launches++;
-    if (counts) {
-        static bool told = (atexit([] { fprintf(stderr, "soft CUDA: %llu launches\n", (unsigned long long)launches); }), true);
-        (void)told;
-    }
+    count(kernel.name);
     return SUCCESS;
 }
 

@@ -4,6 +4,7 @@
 #include <stdint.h>
 #include <functional>
 #include <mutex>
+#include <string>
 #include <vector>
 
 struct Stream;
@@ -18,6 +19,8 @@ void push(Stream *stream, std::function<void()> work);
 void drain(Stream *stream);
 // Does work once, when all of the streams have got there, and before any goes on.
 void meet(std::vector<Stream *> streams, std::function<void()> work);
+// Counts what was asked for.
+void count(const std::string &what);
 // Whether so many bytes are in memory that a device has.
 bool is_on_device(const void *at, size_t bytes);
 // What this folder's `compile` makes of a source; false with what it said.

@@ -53,6 +53,7 @@ template <class T> static int gemm(void *handle, const Gemm &g, T alpha, T beta)
                  covers(g.b, g.tb ? g.n : g.k, g.tb ? g.k : g.n, g.ldb, g.stride_b, g.batch, sizeof(T)) &&
                  covers(g.c, g.m, g.n, g.ldc, g.stride_c, g.batch, sizeof(T));
     if (!there || g.lda < (g.ta ? g.k : g.m) || g.ldb < (g.tb ? g.n : g.k) || g.ldc < g.m) return 7;  // invalid value
+    count("(product)");
     return push(((Blas *)handle)->stream, [=] { multiply(g, alpha, beta); }), 0;
 }
 EXPORT int cublasCreate_v2(void **handle) { return *handle = new Blas{stream_of(nullptr)}, 0; }
