@@ -2,22 +2,34 @@
 
 use candle_core::backend::BackendStorage;
 use candle_core::{
-    CpuStorage, CudaStorage, CustomOp1, Layout, MetalStorage, Result, Shape, Storage, Tensor, bail,
+    CpuStorage, CudaStorage, CustomOp1, CustomOp2, CustomOp3, Layout, MetalStorage, Result, Shape, Storage,
+    Tensor, bail,
 };
 
-/// The result as the CPU's forward gives it.
-pub(crate) fn cpu(result: &Tensor) -> Result<(CpuStorage, Shape)> {
-    copy(result, |storage| if let Storage::Cpu(storage) = storage { Some(storage) } else { None })
+/// Such an operation, on one, two or three tensors.
+pub(crate) struct Known<B> {
+    /// For candle's messages.
+    pub(crate) name: &'static str,
+    pub(crate) result: Tensor,
+    /// The gradients of the tensors, from these and that of the result.
+    pub(crate) backward: B,
 }
 
-/// The result as CUDA's forward gives it.
-pub(crate) fn cuda(result: &Tensor) -> Result<(CudaStorage, Shape)> {
-    copy(result, |storage| if let Storage::Cuda(storage) = storage { Some(storage) } else { None })
-}
+impl<B> Known<B> {
+    /// The result as the CPU's forward gives it.
+    fn cpu(&self) -> Result<(CpuStorage, Shape)> {
+        copy(&self.result, |storage| if let Storage::Cpu(storage) = storage { Some(storage) } else { None })
+    }
 
-/// The result as Metal's forward gives it.
-pub(crate) fn metal(result: &Tensor) -> Result<(MetalStorage, Shape)> {
-    copy(result, |storage| if let Storage::Metal(storage) = storage { Some(storage) } else { None })
+    /// The result as CUDA's forward gives it.
+    fn cuda(&self) -> Result<(CudaStorage, Shape)> {
+        copy(&self.result, |storage| if let Storage::Cuda(storage) = storage { Some(storage) } else { None })
+    }
+
+    /// The result as Metal's forward gives it.
+    fn metal(&self) -> Result<(MetalStorage, Shape)> {
+        copy(&self.result, |storage| if let Storage::Metal(storage) = storage { Some(storage) } else { None })
+    }
 }
 
 fn copy<S: BackendStorage>(result: &Tensor, there: impl Fn(&Storage) -> Option<&S>) -> Result<(S, Shape)> {
@@ -31,36 +43,127 @@ fn copy<S: BackendStorage>(result: &Tensor, there: impl Fn(&Storage) -> Option<&
     }
 }
 
-/// Such an operation on one tensor.
-pub(crate) struct Known<B> {
-    /// For candle's messages.
-    pub(crate) name: &'static str,
-    pub(crate) result: Tensor,
-    /// The gradient of the tensor, from it and that of the result.
-    pub(crate) backward: B,
-}
-
 impl<B> CustomOp1 for Known<B>
 where
-    B: Fn(&Tensor, &Tensor) -> Result<Option<Tensor>> + Send + Sync,
+    B: Fn([&Tensor; 1], &Tensor) -> Result<[Option<Tensor>; 1]> + Send + Sync,
 {
     fn name(&self) -> &'static str {
         self.name
     }
 
     fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
-        cpu(&self.result)
+        self.cpu()
     }
 
     fn cuda_fwd(&self, _: &CudaStorage, _: &Layout) -> Result<(CudaStorage, Shape)> {
-        cuda(&self.result)
+        self.cuda()
     }
 
     fn metal_fwd(&self, _: &MetalStorage, _: &Layout) -> Result<(MetalStorage, Shape)> {
-        metal(&self.result)
+        self.metal()
     }
 
     fn bwd(&self, argument: &Tensor, _: &Tensor, upstream: &Tensor) -> Result<Option<Tensor>> {
-        (self.backward)(argument, upstream)
+        let [gradient] = (self.backward)([argument], upstream)?;
+        Ok(gradient)
+    }
+}
+
+impl<B> CustomOp2 for Known<B>
+where
+    B: Fn([&Tensor; 2], &Tensor) -> Result<[Option<Tensor>; 2]> + Send + Sync,
+{
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
+        self.cpu()
+    }
+
+    fn cuda_fwd(
+        &self,
+        _: &CudaStorage,
+        _: &Layout,
+        _: &CudaStorage,
+        _: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        self.cuda()
+    }
+
+    fn metal_fwd(
+        &self,
+        _: &MetalStorage,
+        _: &Layout,
+        _: &MetalStorage,
+        _: &Layout,
+    ) -> Result<(MetalStorage, Shape)> {
+        self.metal()
+    }
+
+    fn bwd(
+        &self,
+        first: &Tensor,
+        second: &Tensor,
+        _: &Tensor,
+        upstream: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        (self.backward)([first, second], upstream).map(<(_, _)>::from)
+    }
+}
+
+impl<B> CustomOp3 for Known<B>
+where
+    B: Fn([&Tensor; 3], &Tensor) -> Result<[Option<Tensor>; 3]> + Send + Sync,
+{
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn cpu_fwd(
+        &self,
+        _: &CpuStorage,
+        _: &Layout,
+        _: &CpuStorage,
+        _: &Layout,
+        _: &CpuStorage,
+        _: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        self.cpu()
+    }
+
+    fn cuda_fwd(
+        &self,
+        _: &CudaStorage,
+        _: &Layout,
+        _: &CudaStorage,
+        _: &Layout,
+        _: &CudaStorage,
+        _: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        self.cuda()
+    }
+
+    fn metal_fwd(
+        &self,
+        _: &MetalStorage,
+        _: &Layout,
+        _: &MetalStorage,
+        _: &Layout,
+        _: &MetalStorage,
+        _: &Layout,
+    ) -> Result<(MetalStorage, Shape)> {
+        self.metal()
+    }
+
+    fn bwd(
+        &self,
+        first: &Tensor,
+        second: &Tensor,
+        third: &Tensor,
+        _: &Tensor,
+        upstream: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+        (self.backward)([first, second, third], upstream).map(<(_, _, _)>::from)
     }
 }

@@ -60,9 +60,9 @@ pub(super) fn attach(
             let backward = {
                 // It holds `graph`, which is dropped with the last graph that contains this operation.
                 let (context, gradient, graph) = (context.clone(), gradient.clone(), graph.clone());
-                move |_: &Tensor, upstream: &Tensor| {
+                move |_: [&Tensor; 1], upstream: &Tensor| {
                     let _held = &graph;
-                    gradient(leaf, upstream, &context).map(Some).map_err(raise)
+                    gradient(leaf, upstream, &context).map(|gradient| [Some(gradient)]).map_err(raise)
                 }
             };
             let result = x.apply_op1(Known { name: "collective", result: y.clone(), backward })?;

@@ -3,6 +3,7 @@
 use super::gemm::{Matrix, new_product, product, product_then};
 use super::operation::{self, Operand, Operation};
 use crate::deposit;
+use crate::known::Known;
 use crate::number::{Number, with_elements};
 use crate::scalars::choose;
 use candle_core::{D, Module, Result, Shape, Tensor};
@@ -14,7 +15,7 @@ use distribute_tensor::without_elements;
 /// them.
 ///
 /// `x` has shape `[…, in]` and the result `[…, out]`; the weight is `[out, in]`, the bias `[out]`. With f32 and f64 on the
-/// CPU it is faster than candle_nn's; for other dtypes and devices it falls back to that. Results are those of candle_nn,
+/// CPU it is faster than candle_nn's; for other dtypes and devices it is made of candle's operations, with a backward pass of its own. Results are those of candle_nn,
 /// except for the order in which products are summed, and for the slope of relu at 0: 0, while candle's is 1 (for leaky
 /// relu the lower slope, while candle's is the mean of both).
 ///
@@ -93,13 +94,23 @@ impl Linear {
         self.bias.as_ref()
     }
 
-    /// Whether the fused operation supports the input; otherwise the stock one computes it, or fails.
-    fn fuses(&self, x: &Tensor) -> bool {
+    /// Whether the shapes are those of one operation; otherwise the stock one computes it, or fails.
+    fn fits(&self, x: &Tensor) -> bool {
         let (Ok((out, width)), Ok(last)) = (self.weight.dims2(), x.dim(D::Minus1)) else { return false };
         let bias = self.bias.as_ref();
-        (last == width && x.rank() >= 2 && out > 0)
-            && bias.is_none_or(|bias| bias.dims() == [out])
-            && operation::takes(x, &self.weight, bias)
+        last == width && x.rank() >= 2 && out > 0 && bias.is_none_or(|bias| bias.dims() == [out])
+    }
+
+    /// Whether the fused operation supports the input.
+    fn fuses(&self, x: &Tensor) -> bool {
+        self.fits(x) && operation::takes(x, &self.weight, self.bias.as_ref())
+    }
+
+    /// Whether one operation can be made of candle's, on what is alike, and where there is something to do.
+    fn composes(&self, x: &Tensor) -> bool {
+        let all = [Some(&self.weight), self.bias.as_ref()];
+        let alike = |other: &Tensor| other.dtype() == x.dtype() && other.device().same_device(x.device());
+        self.fits(x) && x.dtype().is_float() && x.elem_count() > 0 && all.into_iter().flatten().all(alike)
     }
 
     fn fused(&self, x: &Tensor, activation: Option<FromOutput>) -> Result<Tensor> {
@@ -109,12 +120,52 @@ impl Linear {
         self.unflatten(y, x)
     }
 
-    /// By operations of candle's.
-    fn composed(&self, x: &Tensor) -> Result<Tensor> {
+    /// The same as one operation that is made of candle's, on any device. candle would go backward through each of them, and clear and add up what each gives.
+    fn composed(&self, x: &Tensor, activation: Option<FromOutput>) -> Result<Tensor> {
+        let rows = x.flatten_to(D::Minus2)?.contiguous()?;
+        operation::require_size("linear", &[rows.dim(0)?, self.weight.dim(0)?])?;
+        let mut result = rows.detach().matmul(&self.weight.detach().t()?)?;
+        if let Some(bias) = &self.bias {
+            result = result.broadcast_add(&bias.detach())?;
+        }
+        if let Some(activation) = activation {
+            result = activation.composed(&result)?;
+        }
+        let y = result.clone();
+        let through = move |upstream: &Tensor| match activation {
+            Some(activation) => activation.composed_backward(&y, &upstream.detach())?.contiguous(),
+            None => upstream.detach().contiguous(),
+        };
+        let of_product = |x: &Tensor, weight: &Tensor, upstream: &Tensor| -> Result<[Option<Tensor>; 2]> {
+            let of_rows = x.track_op().then(|| upstream.matmul(&weight.detach())).transpose()?;
+            let of_weight = weight.track_op().then(|| upstream.t()?.matmul(&x.detach())).transpose()?;
+            Ok([of_rows, of_weight])
+        };
+        const NAME: &str = "linear";
+        let y = match &self.bias {
+            Some(bias) => {
+                let backward = move |[x, weight, _]: [&Tensor; 3], upstream: &Tensor| {
+                    let upstream = through(upstream)?;
+                    let [of_rows, of_weight] = of_product(x, weight, &upstream)?;
+                    Ok([of_rows, of_weight, Some(upstream.sum(0)?)])
+                };
+                rows.apply_op3(&self.weight, bias, Known { name: NAME, result, backward })?
+            }
+            None => {
+                let backward = move |[x, weight]: [&Tensor; 2], upstream: &Tensor| {
+                    of_product(x, weight, &through(upstream)?)
+                };
+                rows.apply_op2(&self.weight, Known { name: NAME, result, backward })?
+            }
+        };
+        self.unflatten(y, x)
+    }
+
+    /// By candle's layer.
+    fn stock(&self, x: &Tensor) -> Result<Tensor> {
         if let (Ok((out, _)), [outer @ .., _]) = (self.weight.dims2(), x.dims()) {
             operation::require_size("linear", &[outer, &[out]].concat())?;
         }
-        let stock = candle_nn::Linear::new(self.weight.clone(), self.bias.clone());
         // candle 0.11's own product of a transposed batch and a transposed weight has wrong numbers.
         let x = x.contiguous()?;
         if x.elem_count() == 0 && x.rank() > 0 {
@@ -122,11 +173,7 @@ impl Linear {
             let outer = &x.dims()[..x.rank() - 1];
             return without_elements(&[outer, &[self.weight.dim(0)?]].concat(), x.dtype(), x.device());
         }
-        match x.rank() {
-            ..3 => stock.forward(&x),
-            // It doesn't accept 0 rows with more dimensions.
-            _ => self.unflatten(stock.forward(&x.flatten_to(D::Minus2)?)?, &x),
-        }
+        candle_nn::Linear::new(self.weight.clone(), self.bias.clone()).forward(&x)
     }
 
     /// Rows `[n, out]` in the shape of the inputs that they were computed from.
@@ -141,8 +188,13 @@ impl Linear {
 impl Module for Linear {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let fused = self.activation.and_then(FromOutput::of);
-        let (y, finished) =
-            if self.fuses(x) { (self.fused(x, fused)?, fused.is_some()) } else { (self.composed(x)?, false) };
+        let (y, finished) = if self.fuses(x) {
+            (self.fused(x, fused)?, fused.is_some())
+        } else if self.composes(x) {
+            (self.composed(x, fused)?, fused.is_some())
+        } else {
+            (self.stock(x)?, false)
+        };
         match self.activation {
             Some(activation) if !finished => match fused {
                 Some(activation) => activation.composed(&y),
@@ -182,6 +234,15 @@ impl FromOutput {
             Self::Relu => choose(&above()?, x, &x.zeros_like()?),
             Self::LeakyRelu(slope) => choose(&above()?, x, &(x * slope)?),
             Self::Sigmoid => candle_nn::ops::sigmoid(x),
+        }
+    }
+
+    /// The gradient of inputs from that of outputs, by operations of candle's.
+    fn composed_backward(self, y: &Tensor, upstream: &Tensor) -> Result<Tensor> {
+        match self {
+            Self::Relu => choose(&y.gt(&y.zeros_like()?)?, upstream, &upstream.zeros_like()?),
+            Self::LeakyRelu(slope) => choose(&y.gt(&y.zeros_like()?)?, upstream, &(upstream * slope)?),
+            Self::Sigmoid => (upstream * y)? * y.affine(-1., 1.)?,
         }
     }
 

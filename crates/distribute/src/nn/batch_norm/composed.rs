@@ -4,11 +4,9 @@
 
 use super::moments::Moments;
 use super::normalize::Normalize;
-use crate::known;
+use crate::known::Known;
 use crate::transfer::to_device;
-use candle_core::{
-    CpuStorage, CudaStorage, CustomOp3, D, DType, Device, Layout, MetalStorage, Result, Shape, Tensor,
-};
+use candle_core::{D, DType, Device, Result, Tensor};
 
 /// As [`Moments::of`], of `x` `[rows, channels, …]`.
 pub(super) fn moments(x: &Tensor) -> Result<Moments> {
@@ -25,16 +23,19 @@ pub(super) fn moments(x: &Tensor) -> Result<Moments> {
 
 /// The operation on `x`, `weight` and `bias`, with the gradient behind it.
 pub(super) fn normalize(operation: Normalize, x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> {
-    if x.elem_count() == 0 {
-        let y = x.detach();
-        return x.apply_op3(weight, bias, Composed { operation, y });
-    }
-    let along = Along::new(&operation, x)?;
+    let result = if x.elem_count() == 0 { x.detach() } else { normalized(&operation, x, weight, bias)? };
+    let backward = move |[x, weight, _]: [&Tensor; 3], upstream: &Tensor| {
+        gradients(&operation, x, weight, upstream).map(|all| all.map(Some))
+    };
+    x.apply_op3(weight, bias, Known { name: "batch-norm", result, backward })
+}
+
+fn normalized(operation: &Normalize, x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> {
+    let along = Along::new(operation, x)?;
     let (of_weight, of_bias) = (along.channels(&weight.detach())?, along.channels(&bias.detach())?);
     let scale = (&of_weight * &along.inverse)?;
     let y = along.wide(x)?.broadcast_sub(&along.mean)?.broadcast_mul(&scale)?.broadcast_add(&of_bias)?;
-    let y = y.to_dtype(x.dtype())?;
-    x.apply_op3(weight, bias, Composed { operation, y })
+    y.to_dtype(x.dtype())
 }
 
 /// Statistics in the shape that broadcasts to `x`, of the dtype in which sums are made.
@@ -63,92 +64,29 @@ impl Along {
     }
 }
 
-/// The operation, as candle takes it, with its result.
-struct Composed {
-    operation: Normalize,
-    y: Tensor,
-}
-
-impl Composed {
-    /// As [`Normalize::gradients`].
-    fn gradients(&self, x: &Tensor, weight: &Tensor, upstream: &Tensor) -> Result<[Tensor; 3]> {
-        let Normalize { count, remove_mean, .. } = self.operation;
-        let (along, channels) = (Along::new(&self.operation, x)?, x.dim(1)?);
-        let (far, upstream) = (along.wide(x)?.broadcast_sub(&along.mean)?, along.wide(upstream)?);
-        // One row of numbers for each replica: sums of the gradient, and of its products with normalised elements.
-        let mine = if x.elem_count() == 0 {
-            Tensor::zeros(2 * channels, DType::F64, &Device::Cpu)?
-        } else {
-            let products = (&far * &upstream)?.broadcast_mul(&along.inverse)?;
-            let sums = Tensor::cat(&[columns(&upstream)?.sum(1)?, columns(&products)?.sum(1)?], 0)?;
-            sums.to_device(&Device::Cpu)?.to_dtype(DType::F64)?
-        };
-        let all = on_device(&self.operation.sum(&mine)?, x.device())?;
-        let sum = |start| along.channels(&all.narrow(0, start, channels)?);
-        let scale = (along.channels(&weight.detach())? * &along.inverse)?;
-        let through_variance = ((&scale * &along.inverse)? * (sum(channels)? / count)?)?;
-        let mut gradient = (upstream.broadcast_mul(&scale)? - far.broadcast_mul(&through_variance)?)?;
-        if remove_mean {
-            gradient = gradient.broadcast_sub(&(&scale * (sum(0)? / count)?)?)?;
-        }
-        let of =
-            |start| to_device(&mine.narrow(0, start, channels)?.to_dtype(weight.dtype())?, weight.device());
-        Ok([gradient.to_dtype(x.dtype())?, of(channels)?, of(0)?])
+/// As [`Normalize::gradients`].
+fn gradients(operation: &Normalize, x: &Tensor, weight: &Tensor, upstream: &Tensor) -> Result<[Tensor; 3]> {
+    let Normalize { count, remove_mean, .. } = *operation;
+    let (along, channels) = (Along::new(operation, x)?, x.dim(1)?);
+    let (far, upstream) = (along.wide(x)?.broadcast_sub(&along.mean)?, along.wide(upstream)?);
+    // One row of numbers for each replica: sums of the gradient, and of its products with normalised elements.
+    let mine = if x.elem_count() == 0 {
+        Tensor::zeros(2 * channels, DType::F64, &Device::Cpu)?
+    } else {
+        let products = (&far * &upstream)?.broadcast_mul(&along.inverse)?;
+        let sums = Tensor::cat(&[columns(&upstream)?.sum(1)?, columns(&products)?.sum(1)?], 0)?;
+        sums.to_device(&Device::Cpu)?.to_dtype(DType::F64)?
+    };
+    let all = on_device(&operation.sum(&mine)?, x.device())?;
+    let sum = |start| along.channels(&all.narrow(0, start, channels)?);
+    let scale = (along.channels(&weight.detach())? * &along.inverse)?;
+    let through_variance = ((&scale * &along.inverse)? * (sum(channels)? / count)?)?;
+    let mut gradient = (upstream.broadcast_mul(&scale)? - far.broadcast_mul(&through_variance)?)?;
+    if remove_mean {
+        gradient = gradient.broadcast_sub(&(&scale * (sum(0)? / count)?)?)?;
     }
-}
-
-impl CustomOp3 for Composed {
-    fn name(&self) -> &'static str {
-        "batch-norm"
-    }
-
-    fn cpu_fwd(
-        &self,
-        _: &CpuStorage,
-        _: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        known::cpu(&self.y)
-    }
-
-    fn cuda_fwd(
-        &self,
-        _: &CudaStorage,
-        _: &Layout,
-        _: &CudaStorage,
-        _: &Layout,
-        _: &CudaStorage,
-        _: &Layout,
-    ) -> Result<(CudaStorage, Shape)> {
-        known::cuda(&self.y)
-    }
-
-    fn metal_fwd(
-        &self,
-        _: &MetalStorage,
-        _: &Layout,
-        _: &MetalStorage,
-        _: &Layout,
-        _: &MetalStorage,
-        _: &Layout,
-    ) -> Result<(MetalStorage, Shape)> {
-        known::metal(&self.y)
-    }
-
-    fn bwd(
-        &self,
-        x: &Tensor,
-        weight: &Tensor,
-        _: &Tensor,
-        _: &Tensor,
-        upstream: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let [x, weight, bias] = self.gradients(x, weight, upstream)?;
-        Ok((Some(x), Some(weight), Some(bias)))
-    }
+    let of = |start| to_device(&mine.narrow(0, start, channels)?.to_dtype(weight.dtype())?, weight.device());
+    Ok([gradient.to_dtype(x.dtype())?, of(channels)?, of(0)?])
 }
 
 /// `[rows, channels, …]` as `[channels, elements]`, of the dtype in which sums are made.

@@ -1,5 +1,6 @@
 //! Softmax cross-entropy: the loss in one pass over the logits, and the gradient in another.
 
+use crate::known::Known;
 use crate::nn::exp::Exp;
 use crate::nn::lanes;
 use crate::number::with_elements;
@@ -18,28 +19,61 @@ pub(super) fn cross_entropy<T: Exp>(logits: &Tensor, labels: &Tensor) -> Result<
 pub(super) fn composed(logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
     let (rows, classes) = logits.dims2()?;
     // Before anything is computed on a device.
-    let labels = read(labels, rows, classes)?;
-    negative_mean_of(&candle_nn::ops::log_softmax(logits, 1)?, &labels)
+    let labels = Chosen::new(&read(labels, rows, classes)?, logits)?;
+    let log_probabilities = candle_nn::ops::log_softmax(&logits.detach(), 1)?;
+    let result = labels.negative_mean(&log_probabilities)?;
+    let backward = move |_: [&Tensor; 1], upstream: &Tensor| {
+        // Of each row its probabilities, and one less of the class that its label chooses.
+        let mut gradient = labels.less_one(&log_probabilities.exp()?)?;
+        if let Some(counts) = &labels.counts {
+            gradient = gradient.broadcast_mul(counts)?;
+        }
+        Ok([Some(gradient.broadcast_mul(&(upstream.detach() * (1. / rows as f64))?)?)])
+    };
+    logits.apply_op1(Known { name: "cross-entropy", result, backward })
 }
 
 /// The mean over all rows of what their labels choose, times -1, by operations of candle's on any device. Labels are read here: one that is
 /// no class would end all work on a GPU.
 pub(super) fn negative_mean(log_probabilities: &Tensor, labels: &Tensor) -> Result<Tensor> {
     let (rows, classes) = log_probabilities.dims2()?;
-    negative_mean_of(log_probabilities, &read(labels, rows, classes)?)
+    Chosen::new(&read(labels, rows, classes)?, log_probabilities)?.negative_mean(log_probabilities)
 }
 
-fn negative_mean_of(log_probabilities: &Tensor, labels: &[Option<usize>]) -> Result<Tensor> {
-    let (device, rows) = (log_probabilities.device(), labels.len());
-    let classes = labels.iter().map(|label| label.map_or(0, |label| label as u32)).collect();
-    let classes = Tensor::from_vec(classes, (rows, 1), device)?;
-    let mut chosen = log_probabilities.contiguous()?.gather(&classes, 1)?;
-    if labels.contains(&None) {
-        let counts = labels.iter().map(|label| if label.is_some() { 1f32 } else { 0. }).collect();
-        let counts = Tensor::from_vec(counts, (rows, 1), device)?.to_dtype(chosen.dtype())?;
-        chosen = (chosen * counts)?;
+/// What labels choose of each row, in the memory of a device.
+struct Chosen {
+    /// The class of each row, of those without a label the first.
+    classes: Tensor,
+    /// 1 for each row, and 0 for those without a label, if there are such.
+    counts: Option<Tensor>,
+}
+
+impl Chosen {
+    /// In the memory that `numbers` are in, and of their dtype.
+    fn new(labels: &[Option<usize>], numbers: &Tensor) -> Result<Self> {
+        let (device, rows) = (numbers.device(), labels.len());
+        let classes = labels.iter().map(|label| label.map_or(0, |label| label as u32)).collect();
+        let classes = Tensor::from_vec(classes, (rows, 1), device)?;
+        let counts = || {
+            let counts = labels.iter().map(|label| if label.is_some() { 1f32 } else { 0. }).collect();
+            Tensor::from_vec(counts, (rows, 1), device)?.to_dtype(numbers.dtype())
+        };
+        Ok(Self { classes, counts: labels.contains(&None).then(counts).transpose()? })
     }
-    chosen.sum_all()? * (-1. / rows as f64)
+
+    fn negative_mean(&self, log_probabilities: &Tensor) -> Result<Tensor> {
+        let mut chosen = log_probabilities.contiguous()?.gather(&self.classes, 1)?;
+        if let Some(counts) = &self.counts {
+            chosen = (chosen * counts)?;
+        }
+        chosen.sum_all()? * (-1. / log_probabilities.dim(0)? as f64)
+    }
+
+    fn less_one(&self, numbers: &Tensor) -> Result<Tensor> {
+        let minus_one =
+            Tensor::full(-1f32, self.classes.shape(), numbers.device())?.to_dtype(numbers.dtype())?;
+        numbers.scatter_add(&self.classes, &minus_one, 1)
+    }
 }
 
 /// The class of each row; of a row without label, which is the largest number of its type as everywhere in candle, None.
