@@ -26,6 +26,8 @@ pub struct Progress {
     made: usize,
     counted: usize,
     loss: f64,
+    /// Those of the last steps, on a GPU.
+    unread: Vec<Tensor>,
     last_loss: f64,
     clock: Stopwatch,
     summaries: SummaryWriter,
@@ -51,6 +53,8 @@ const LINES: usize = 20;
 const LONG: usize = 3;
 /// How long a speed is counted before it is written.
 const LAP: Duration = Duration::from_millis(500);
+/// How many losses are read from a GPU at once.
+const AT_ONCE: usize = 16;
 /// Variables with more elements have no histograms.
 const LARGE: usize = 1 << 20;
 
@@ -133,6 +137,7 @@ impl Progress {
             made: 0,
             counted: 0,
             loss: 0.,
+            unread: Vec::new(),
             last_loss: f64::NAN,
             clock,
             summaries: SummaryWriter::noop(),
@@ -148,6 +153,7 @@ impl Progress {
         let (epoch, steps) = (position.epoch as usize, position.steps as usize);
         let seen = epoch * self.examples + (steps * self.batch).min(self.examples);
         (self.seen, self.counted, self.loss) = (seen, 0, 0.);
+        self.unread.clear();
         if let View::Bar(bar) = &self.view {
             bar.set_position(seen as u64);
         }
@@ -155,10 +161,21 @@ impl Progress {
 
     /// A step has been made; `losses` is what `minimize` gave: on every replica the mean over all examples.
     pub fn step(&mut self, losses: &PerReplica<Tensor>) -> distribute::Result<()> {
-        match losses.iter().next() {
-            Some(loss) => self.add(loss.to_scalar::<f32>()?.into()),
-            None => Ok(()),
+        let Some(loss) = losses.iter().next() else { return Ok(()) };
+        self.unread.push(loss.clone());
+        let steps = (self.seen % self.examples).div_ceil(self.batch) + self.unread.len();
+        let is_last = steps >= self.examples.div_ceil(self.batch);
+        if is_last || loss.device().is_cpu() || self.unread.len() >= AT_ONCE { self.read() } else { Ok(()) }
+    }
+
+    /// Adds the losses that are not read yet. Reading one from a GPU waits for the step.
+    fn read(&mut self) -> distribute::Result<()> {
+        let losses = std::mem::take(&mut self.unread);
+        if losses.is_empty() {
+            return Ok(());
         }
+        let losses = Tensor::stack(&losses, 0)?.to_vec1::<f32>()?;
+        losses.into_iter().try_for_each(|loss| self.add(loss.into()))
     }
 
     /// A step has been made, with this loss.
