@@ -13,7 +13,12 @@ use distribute::{
 };
 use distribute_collective::group::local;
 use distribute_testing::watched;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
+use tracing::Subscriber;
+use tracing::span::{Attributes, Id};
+use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 
 fn on(devices: &[&str]) -> Strategy {
     MirroredStrategy::new(devices.iter().copied()).unwrap().into()
@@ -62,16 +67,46 @@ fn two_gpus_train_to_the_weights_of_two_cpus() {
     });
 }
 
-// INV-68
-#[test]
-fn two_gpus_whose_gradients_nccl_adds_up_train_to_the_weights_of_two_cpus() {
+/// Runs the test on two GPUs that NCCL links, where there are some.
+fn with_nccl(test: impl FnOnce(Strategy) + Send + 'static) {
     with_gpus(2, || {
         let builder = MirroredStrategy::builder().devices(["gpu:0", "gpu:1"]);
-        let strategy = match builder.cross_device_ops(NcclAllReduce::default()).build() {
-            Ok(strategy) => strategy.into(),
-            Err(error) => return println!("skipped: {error}"),
-        };
-        near(&training::by_two(&on(&["cpu:0", "cpu:1"])), &training::by_two(&strategy));
+        match builder.cross_device_ops(NcclAllReduce::default()).build() {
+            Ok(strategy) => test(strategy.into()),
+            Err(error) => println!("skipped: {error}"),
+        }
+    });
+}
+
+// INV-68
+#[test]
+fn two_gpus_with_nccl_train_with_rows_to_the_weights_of_two_cpus() {
+    with_nccl(|strategy| near(&training::by_two(&on(&["cpu:0", "cpu:1"])), &training::by_two(&strategy)));
+}
+
+/// Counts the slices of the timeline in which NCCL adds up.
+struct Sums(Arc<AtomicUsize>);
+
+impl<S: Subscriber> Layer<S> for Sums {
+    fn on_new_span(&self, span: &Attributes<'_>, _: &Id, _: Context<'_, S>) {
+        if span.metadata().name() == "nccl" {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+// INV-68
+#[test]
+fn two_gpus_whose_dense_gradients_nccl_adds_up_train_to_the_weights_of_two_cpus() {
+    with_nccl(|strategy| {
+        let expected = training::dense_by_two(&on(&["cpu:0", "cpu:1"]));
+        let sums = Arc::new(AtomicUsize::new(0));
+        let count = tracing_subscriber::registry().with(Sums(sums.clone()));
+        // Replica 0 leads, on this thread.
+        let found = tracing::subscriber::with_default(count, || training::dense_by_two(&strategy));
+        near(&expected, &found);
+        // Once in each step: no gradient went by the host.
+        assert_eq!(sums.load(Ordering::Relaxed), found.len() * training::DENSE_STEPS);
     });
 }
 
