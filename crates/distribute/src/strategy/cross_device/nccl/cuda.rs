@@ -156,7 +156,7 @@ impl InplaceOp2 for Call<'_> {
         let vectors = Vectors { from, to, count, number: self.number };
         let stream = part.device.cuda_stream().cu_stream().cast::<c_void>();
         // SAFETY: `add` has compared type, number of elements and GPU of all replicas' tensors, which `addresses` has found contiguous.
-        // `communicators::sum` holds the tensors until the group has ended, and candle frees what they have in the order of its stream,
+        // `communicators::sum` holds the tensors until the group has ended, or its communicators have been given up, and candle frees what they have in the order of its stream,
         // which is that of the call.
         let called = unsafe { self.nccl.all_reduce(self.communicators, self.replica, vectors, stream) };
         called.map_err(|error| candle_core::Error::msg(error.reason))
