@@ -1,10 +1,12 @@
 // What candle and this project call of CUDA's libraries: cuBLAS, cuRAND, NVRTC and NCCL.
 #include "driver.h"
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -136,7 +138,10 @@ EXPORT int nvrtcGetPTX(void *program, char *to) { return strcpy(to, ((Program *)
 EXPORT int nvrtcGetProgramLogSize(void *program, size_t *size) { return *size = ((Program *)program)->said.size() + 1, 0; }
 EXPORT int nvrtcGetProgramLog(void *program, char *to) { return strcpy(to, ((Program *)program)->said.c_str()), 0; }
 
-// NCCL, of one process.
+// NCCL, of one process. All that takes time is done while somebody asks whether it is: calls that don't wait, alone.
+enum { NCCL_INVALID_ARGUMENT = 4, NCCL_INVALID_USAGE = 5, NCCL_IN_PROGRESS = 7 };
+const int QUESTIONS = 3;  // so often the answer is that it isn't done
+// With SOFT_CUDA_NCCL_HANGS=n the answer to all groups of calls behind n is that, for ever. The first group links.
 struct Part {
     const void *from;
     void *to;
@@ -144,14 +149,27 @@ struct Part {
     int type;
     Stream *stream;
 };
+struct Communicator;
 struct Clique {
-    int size;
+    std::vector<Communicator *> ranks;
     std::vector<std::vector<Part>> waiting;  // of each rank, in its order
 };
 struct Communicator {
     std::shared_ptr<Clique> clique;
-    int rank;
+    int rank, device, questions;
 };
+struct UniqueId {
+    char internal[128];
+};
+struct Config {  // of 2.14
+    size_t size;
+    unsigned magic, version;
+    int blocking;
+};
+extern "C" int cuCtxGetDevice(int *device);
+static std::map<std::string, std::weak_ptr<Clique>> cliques;  // by their names
+static thread_local int groups = 0;
+static thread_local std::vector<Communicator *> called;  // in this group
 template <class T> static void add_up(const std::vector<Part> &parts) {
     std::vector<T> sum((const T *)parts[0].from, (const T *)parts[0].from + parts[0].count);
     for (size_t rank = 1; rank < parts.size(); rank++)
@@ -179,36 +197,93 @@ static void sum_of(const std::vector<Part> &parts) {
     }
 }
 EXPORT int ncclGetVersion(int *version) { return *version = 22704, 0; }
-EXPORT const char *ncclGetErrorString(int error) { return error == 0 ? "no error" : "invalid argument"; }
-EXPORT int ncclCommInitAll(void **communicators, int count, const int *) {
-    auto clique = std::make_shared<Clique>();
-    clique->size = count;
-    clique->waiting.resize(count);
-    for (int rank = 0; rank < count; rank++) communicators[rank] = new Communicator{clique, rank};
+EXPORT const char *ncclGetErrorString(int error) {
+    switch (error) {
+        case 0: return "no error";
+        case NCCL_INVALID_ARGUMENT: return "invalid argument";
+        case NCCL_INVALID_USAGE: return "invalid usage";
+        default: return "unknown result code";
+    }
+}
+EXPORT int ncclGetUniqueId(UniqueId *id) {
+    LOCKED;
+    static uint64_t made = 0;
+    memset(id, 0, sizeof *id);
+    snprintf(id->internal, sizeof id->internal, "clique %llu", (unsigned long long)++made);
     return 0;
 }
-EXPORT int ncclCommAbort(void *communicator) { return delete (Communicator *)communicator, 0; }
-EXPORT int ncclCommDestroy(void *communicator) { return delete (Communicator *)communicator, 0; }
-EXPORT int ncclCommGetAsyncError(void *, int *state) { return *state = 0, 0; }
-EXPORT int ncclGroupStart() { return 0; }
-EXPORT int ncclGroupEnd() { return 0; }
+EXPORT int ncclCommInitRankConfig(void **to, int size, UniqueId id, int rank, Config *config) {
+    LOCKED;
+    int device;
+    if (config->size < sizeof *config || config->magic != 0xcafebeef || config->version < 21400 || config->blocking != 0) return NCCL_INVALID_ARGUMENT;
+    if (groups == 0 || rank < 0 || rank >= size || cuCtxGetDevice(&device) != 0) return NCCL_INVALID_USAGE;
+    auto &known = cliques[std::string(id.internal, sizeof id.internal)];
+    auto clique = known.lock();
+    if (!clique) {
+        known = clique = std::make_shared<Clique>();
+        clique->ranks.resize(size);
+        clique->waiting.resize(size);
+    }
+    if ((int)clique->ranks.size() != size || clique->ranks[rank]) return NCCL_INVALID_ARGUMENT;
+    for (Communicator *other : clique->ranks)
+        if (other && other->device == device) return NCCL_INVALID_USAGE;
+    clique->ranks[rank] = new Communicator{clique, rank, device, QUESTIONS};
+    called.push_back(clique->ranks[rank]);
+    *to = clique->ranks[rank];
+    return 0;
+}
+EXPORT int ncclCommAbort(void *communicator) {
+    LOCKED;
+    Communicator *it = (Communicator *)communicator;
+    it->clique->ranks[it->rank] = nullptr;
+    it->clique->waiting[it->rank].clear();
+    return delete it, 0;
+}
+// Puts into the queues what all have called for.
+static void put(Clique &clique) {
+    for (;;) {
+        std::vector<Part> parts;
+        std::vector<Stream *> streams;
+        for (auto &waiting : clique.waiting) {
+            if (waiting.empty()) return;
+            parts.push_back(waiting.front());
+            streams.push_back(waiting.front().stream);
+        }
+        for (auto &waiting : clique.waiting) waiting.erase(waiting.begin());
+        meet(streams, [=] { sum_of(parts); });
+    }
+}
+EXPORT int ncclCommGetAsyncError(void *communicator, int *state) {
+    LOCKED;
+    Communicator *it = (Communicator *)communicator;
+    Clique &clique = *it->clique;
+    bool all = true;
+    for (Communicator *rank : clique.ranks) all = all && rank;
+    *state = it->questions > 0 || !all ? NCCL_IN_PROGRESS : 0;
+    if (it->questions == 0 || --it->questions > 0) return 0;
+    for (Communicator *rank : clique.ranks) all = all && rank->questions == 0;
+    if (all) put(clique);
+    return 0;
+}
+EXPORT int ncclGroupStart() { return groups++, 0; }
+EXPORT int ncclGroupEnd() {
+    LOCKED;
+    if (groups == 0) return NCCL_INVALID_USAGE;
+    if (--groups > 0) return 0;
+    static const char *hangs = getenv("SOFT_CUDA_NCCL_HANGS");
+    static int ended = 0;
+    bool hanging = ++ended > (hangs ? atoi(hangs) : INT_MAX - 1);
+    for (Communicator *it : called) it->questions = hanging ? INT_MAX : QUESTIONS;
+    called.clear();
+    return NCCL_IN_PROGRESS;
+}
 EXPORT int ncclAllReduce(const void *from, void *to, size_t count, int type, int operation, void *communicator, void *stream) {
     LOCKED;
     Communicator *it = (Communicator *)communicator;
     size_t bytes = count * size_of(type);
-    if (operation != 0 || bytes == 0 || !is_on_device(from, bytes) || !is_on_device(to, bytes)) return 4;
-    Clique &clique = *it->clique;
-    clique.waiting[it->rank].push_back({from, to, count, type, stream_of(stream)});
-    std::vector<Part> parts;
-    for (auto &waiting : clique.waiting)
-        if (!waiting.empty()) parts.push_back(waiting.front());
-    if ((int)parts.size() < clique.size) return 0;
-    // All have called.
-    std::vector<Stream *> streams;
-    for (auto &waiting : clique.waiting) {
-        streams.push_back(waiting.front().stream);
-        waiting.erase(waiting.begin());
-    }
-    meet(streams, [=] { sum_of(parts); });
+    if (operation != 0 || bytes == 0 || !is_on_device(from, bytes) || !is_on_device(to, bytes)) return NCCL_INVALID_ARGUMENT;
+    if (groups == 0 || it->questions > 0) return NCCL_INVALID_USAGE;
+    it->clique->waiting[it->rank].push_back({from, to, count, type, stream_of(stream)});
+    called.push_back(it);
     return 0;
 }

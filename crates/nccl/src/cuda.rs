@@ -10,6 +10,7 @@ use distribute_net::Number;
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// `NCCL_CONFIG_UNDEF_INT`: NCCL chooses.
 const CHOOSE: c_int = c_int::MIN;
@@ -20,7 +21,8 @@ const PARTS: usize = 2;
 /// A GPU, and its communicator once there is one.
 pub(crate) struct Cuda {
     stream: Arc<CudaStream>,
-    communicator: Option<sys::ncclComm_t>,
+    /// In a place of its own, in which NCCL writes it once more, from a thread of its own, when the workers are linked.
+    communicator: Option<Box<AtomicPtr<sys::ncclComm>>>,
     under_way: Option<UnderWay>,
 }
 
@@ -51,7 +53,7 @@ impl Cuda {
     fn communicator(&self) -> Result<sys::ncclComm_t, CallError> {
         let gone =
             || CallError { call: "ncclAllReduce", reason: "the communicator has been given up".into() };
-        self.communicator.ok_or_else(gone)
+        self.communicator.as_ref().map(|place| place.load(Ordering::Acquire)).ok_or_else(gone)
     }
 
     /// Whether NCCL has done what it was asked for last.
@@ -96,13 +98,13 @@ impl Library for Cuda {
         self.bind()?;
         let id = sys::ncclUniqueId { internal: id.map(|byte| byte as _) };
         let mut config = no_call_waits();
-        let mut communicator = ptr::null_mut();
-        // SAFETY: communicator and configuration live during the call, which copies the latter.
-        let begun = unsafe {
-            result::comm_init_rank_config(&raw mut communicator, workers, id, worker, &raw mut config)
-        };
-        if !communicator.is_null() {
-            self.communicator = Some(communicator);
+        let place = Box::new(AtomicPtr::new(ptr::null_mut()));
+        // SAFETY: the configuration lives during the call, which copies it, and the communicator's place until `abort`, which ends what NCCL does
+        // for it.
+        let begun =
+            unsafe { result::comm_init_rank_config(place.as_ptr(), workers, id, worker, &raw mut config) };
+        if !place.load(Ordering::Acquire).is_null() {
+            self.communicator = Some(place);
         }
         begun.map(drop).map_err(nccl(CALL))
     }
@@ -165,9 +167,9 @@ impl Library for Cuda {
     }
 
     fn abort(&mut self) {
-        if let Some(communicator) = self.communicator.take() {
+        if let Some(place) = self.communicator.take() {
             // SAFETY: it was made by NCCL, and nobody has it any more. Where that fails, there is nothing left to do about it.
-            let _ = unsafe { result::comm_abort(communicator) };
+            let _ = unsafe { result::comm_abort(place.load(Ordering::Acquire)) };
         }
         self.under_way = None;
     }

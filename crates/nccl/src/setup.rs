@@ -3,11 +3,12 @@
 use crate::cuda::Cuda;
 use crate::library::Library;
 use crate::offer::{self, Offer, UniqueId};
-use crate::sums::{Sums, until};
+use crate::sums::Sums;
 use crate::{Error, Settings, installed};
 use bytes::Bytes;
 use distribute_cluster::{Fingerprint, Operation, Standing};
 use distribute_collective::group::{Calling, Group};
+use distribute_net::polling::until;
 use std::panic::Location;
 use std::sync::Arc;
 use std::time::Duration;

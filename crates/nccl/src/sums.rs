@@ -2,18 +2,12 @@
 
 use crate::library::Library;
 use bytes::Bytes;
-use distribute_cluster::{Deadline, Stopwatch};
 use distribute_collective::group::Group;
+use distribute_net::polling::until;
 use distribute_net::{NativeSum, Number};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-
-/// NCCL tells nobody that it is done: who waits asks again and again. So long it does nothing else.
-const SPIN: Duration = Duration::from_micros(200);
-
-/// The longest pause between two questions after that.
-const NAP: Duration = Duration::from_millis(1);
 
 /// The sums of a communicator.
 pub(crate) struct Sums<L> {
@@ -64,25 +58,5 @@ impl<L: Library> NativeSum for Sums<L> {
             self.library().abort();
         }
         sum.map(Bytes::from)
-    }
-}
-
-/// Asks until there is an answer, for at most `patience`.
-pub(crate) fn until<T>(patience: Duration, mut ask: impl FnMut() -> Option<T>) -> Option<T> {
-    let (watch, mut deadline) = (Stopwatch::start(), Deadline::after(patience));
-    loop {
-        if let Some(answer) = ask() {
-            return Some(answer);
-        }
-        let slice = deadline.look();
-        if slice.is_zero() {
-            return None;
-        }
-        let waited = watch.elapsed();
-        if waited < SPIN {
-            std::thread::yield_now();
-        } else {
-            std::thread::park_timeout((waited / 8).min(NAP).min(slice));
-        }
     }
 }

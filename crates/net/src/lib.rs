@@ -15,6 +15,7 @@
 //! | `link`, `stream` | one connection; plain, TLS or through shared memory, never blocking |
 //! | `shm` | memory that workers of one machine share |
 //! | `ready`, `poll` | waiting for several of them |
+//! | [`polling`] | waiting for what has to be asked whether it is done |
 //! | `background` | the thread that moves bytes while nobody waits, and notices who has died |
 //!
 //! What a message is about is the business of those who send it: nothing here knows of tensors or calls.
@@ -77,6 +78,7 @@ pub mod memory;
 pub mod mesh;
 mod message;
 mod poll;
+pub mod polling;
 mod ready;
 pub mod rendezvous;
 mod settings;

@@ -8,6 +8,7 @@
 //! | `waiting` | waiting for other replicas, at the beginning or end of a call that all make |
 //! | `update` | an optimizer's step: each replica reduces and updates its range of the parameters, in one pass |
 //! | `reduce`, `gather`, `merge` | `all_reduce`, `all_gather`, and the function of a `merge_call`, on replica 0 |
+//! | `nccl` | links GPUs by [`NcclAllReduce`](crate::NcclAllReduce), and puts sums into their queues, on replica 0 |
 //! | `servers` | waiting for parameter servers: before a step for values, and in `minimize` until gradients are there |
 //! | `compare` | with several workers, before a step: the checksum of a part of the variables |
 //! | `save` | writes a checkpoint, on the chief: a slice for each of its files, and for their names |

@@ -12,8 +12,14 @@ use distribute::{
     OneDeviceStrategy, Optimizer, ParameterServerStrategy, Strategy,
 };
 use distribute_collective::group::local;
-use distribute_testing::watched;
+use distribute_testing::{child, watched};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
+use std::time::Duration;
+use tracing::Subscriber;
+use tracing::span::{Attributes, Id};
+use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 
 fn on(devices: &[&str]) -> Strategy {
     MirroredStrategy::new(devices.iter().copied()).unwrap().into()
@@ -62,16 +68,46 @@ fn two_gpus_train_to_the_weights_of_two_cpus() {
     });
 }
 
-// INV-68
-#[test]
-fn two_gpus_whose_gradients_nccl_adds_up_train_to_the_weights_of_two_cpus() {
+/// Runs the test on two GPUs that NCCL links, where there are some.
+fn with_nccl(test: impl FnOnce(Strategy) + Send + 'static) {
     with_gpus(2, || {
         let builder = MirroredStrategy::builder().devices(["gpu:0", "gpu:1"]);
-        let strategy = match builder.cross_device_ops(NcclAllReduce::default()).build() {
-            Ok(strategy) => strategy.into(),
-            Err(error) => return println!("skipped: {error}"),
-        };
-        near(&training::by_two(&on(&["cpu:0", "cpu:1"])), &training::by_two(&strategy));
+        match builder.cross_device_ops(NcclAllReduce::default()).build() {
+            Ok(strategy) => test(strategy.into()),
+            Err(error) => println!("skipped: {error}"),
+        }
+    });
+}
+
+// INV-68
+#[test]
+fn two_gpus_with_nccl_train_with_rows_to_the_weights_of_two_cpus() {
+    with_nccl(|strategy| near(&training::by_two(&on(&["cpu:0", "cpu:1"])), &training::by_two(&strategy)));
+}
+
+/// Counts the slices of the timeline in which NCCL adds up.
+struct Sums(Arc<AtomicUsize>);
+
+impl<S: Subscriber> Layer<S> for Sums {
+    fn on_new_span(&self, span: &Attributes<'_>, _: &Id, _: Context<'_, S>) {
+        if span.metadata().name() == "nccl" {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+// INV-68
+#[test]
+fn two_gpus_whose_dense_gradients_nccl_adds_up_train_to_the_weights_of_two_cpus() {
+    with_nccl(|strategy| {
+        let expected = training::dense_by_two(&on(&["cpu:0", "cpu:1"]));
+        let sums = Arc::new(AtomicUsize::new(0));
+        let count = tracing_subscriber::registry().with(Sums(sums.clone()));
+        // Replica 0 leads, on this thread.
+        let found = tracing::subscriber::with_default(count, || training::dense_by_two(&strategy));
+        near(&expected, &found);
+        // Once in each step: no gradient went by the host.
+        assert_eq!(sums.load(Ordering::Relaxed), found.len() * training::DENSE_STEPS);
     });
 }
 
@@ -115,6 +151,55 @@ fn workers_with_a_gpu_each_train_to_the_weights_of_workers_with_a_cpu() {
             training::TYPES.into_iter().map(of).collect()
         };
         near(&trained(["cpu:0", "cpu:0"]), &trained(["gpu:0", "gpu:1"]));
+    });
+}
+
+const HANGS: &str = "gpus::where_nccl_hangs_the_step_ends_with_an_error_and_weights_are_those_before";
+
+/// Trains until a step fails, and says how many were made, whether the error was told to all and weights are those of the last step.
+fn until_nccl_hangs() {
+    let builder = MirroredStrategy::builder().devices(["gpu:0", "gpu:1"]).timeout(Duration::from_secs(4));
+    let strategy = builder.cross_device_ops(NcclAllReduce::default()).build().unwrap();
+    let model = strategy.replicate(|vb| vb.get_with_hints(3, "w", Init::Const(8.))).unwrap();
+    let optimizer = Optimizer::with_rule(Momentum::default(), &model.variables, 0.1).unwrap();
+    let step = || strategy.run(&model, |ctx, w| optimizer.minimize(ctx, w.sqr()?.sum_all()?, 1));
+    let weights = || model.variables.get("w").unwrap().to_vec1::<f32>().unwrap();
+    let mut before = weights();
+    for made in 0..5 {
+        if let Err(error) = step() {
+            assert_eq!((weights(), optimizer.finished_steps()), (before, made));
+            let again = step().unwrap_err();
+            return println!("made {made}\n{error}\n{again}");
+        }
+        before = weights();
+    }
+}
+
+// INV-3
+#[test]
+fn where_nccl_hangs_the_step_ends_with_an_error_and_weights_are_those_before() {
+    if child::part().is_some() {
+        return until_nccl_hangs();
+    }
+    if std::env::var("SOFT_CUDA").is_err() {
+        return println!("skipped: no NCCL but that in software hangs when it is told to");
+    }
+    with_gpus(2, || {
+        // The first group links the GPUs, and each of the others is a step.
+        for (groups, made, call) in [("0", 0, "ncclCommInitRankConfig"), ("3", 2, "ncclGroupEnd")] {
+            let mut command = child::command(HANGS, groups);
+            command.env("SOFT_CUDA_NCCL_HANGS", groups);
+            let (text, _) = child::output(command, Duration::from_secs(60));
+            let late = format!("{call}: GPU 0, GPU 1 has not done it within 2s");
+            for part in [
+                &format!("made {made}\n"),
+                "device:GPU:0, /job:localhost/replica:0/task:0/device:GPU:1",
+                &format!("NCCL has not ended a call in time: {late}"),
+                &format!("NCCL was given up on these GPUs, since an earlier call has failed: {late}"),
+            ] {
+                assert!(text.contains(part), "{part:?} is not in {text}");
+            }
+        }
     });
 }
 

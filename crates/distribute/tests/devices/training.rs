@@ -132,6 +132,69 @@ pub fn train_alone<R: Rule>(strategy: &Strategy, rule: R, rate: f64, dtype: DTyp
     values(&model.variables)
 }
 
+/// None of its gradients is by row.
+struct Dense {
+    image: Conv2d,
+    hidden: Linear,
+    layer_norm: LayerNorm,
+    out: Linear,
+}
+
+impl Dense {
+    fn new(vb: VarBuilder<'_>) -> candle_core::Result<Self> {
+        let config = Conv2dConfig { stride: 2, ..Default::default() };
+        Ok(Self {
+            image: nn::conv2d(1, 2, 2, config, vb.pp("image"))?,
+            hidden: nn::linear(8, 6, vb.pp("hidden"))?,
+            layer_norm: nn::layer_norm(6, 1e-5, vb.pp("layer_norm"))?,
+            out: nn::linear(6, 3, vb.pp("out"))?,
+        })
+    }
+
+    fn forward(&self, images: &Tensor) -> candle_core::Result<Tensor> {
+        let hidden = self.hidden.forward(&self.image.forward(images)?.flatten_from(1)?)?;
+        self.out.forward(&self.layer_norm.forward(&hidden.tanh()?)?)
+    }
+}
+
+/// How many steps [`train_dense`] makes.
+pub const DENSE_STEPS: usize = 6;
+
+/// Of a model whose gradients are all dense, with what is done to all of them at once.
+fn train_dense<R: Rule>(strategy: &Strategy, rule: R, rate: f64, dtype: DType) -> Result<Weights> {
+    let model = strategy.replicate_seeded(5, move |vb: VarBuilder| Dense::new(vb.to_dtype(dtype)))?;
+    let optimizer = Optimizer::with_rule(rule, &model.variables, rate)?
+        .after_reduce(Transform::weight_decay(1e-2))?
+        .after_reduce(Transform::clip_by_global_norm(0.5))?;
+    let (_, images, labels) = examples(dtype);
+    let batches = strategy.distribute_dataset(Dataset::from_slices((images, labels))?.batch(5))?;
+    for _ in 0..2 {
+        for batch in &batches {
+            strategy.run((&model, batch?), |ctx, (model, (images, labels))| {
+                let rows = labels.dim(0)?;
+                optimizer.minimize(ctx, loss::cross_entropy(&model.forward(&images)?, &labels)?, rows)
+            })?;
+        }
+    }
+    values(&model.variables)
+}
+
+/// By two replicas, of which none has a gradient by row.
+pub fn dense_by_two(strategy: &Strategy) -> Vec<Trained> {
+    let mut all = Vec::new();
+    for (dtype, limit) in TYPES {
+        let mut add = |what: &str, made: Result<Weights>| {
+            all.push((format!("dense, {what} {dtype:?}"), limit, made.unwrap()));
+        };
+        add("sgd", train_dense(strategy, Sgd, 0.1, dtype));
+        add("momentum", train_dense(strategy, Momentum::default(), 0.1, dtype));
+        if dtype == DType::F64 {
+            add("adam", train_dense(strategy, Adam::default(), 0.01, dtype));
+        }
+    }
+    all
+}
+
 /// What was trained, how far its weights may be from the same elsewhere, and the weights.
 pub type Trained = (String, f64, Weights);
 

@@ -1,18 +1,59 @@
-//! What the tests load in place of NCCL: GPUs are played by the memory of the CPU. It sums f32 and i64 when a group ends, as NCCL's header says
-//! it, and refuses what breaks that. Its release is 2.27.3, or what `PLAYED_RELEASE` was when it was compiled.
+//! What the tests load in place of NCCL: GPUs are played by the memory of the CPU. It sums f32 and i64 as NCCL's header says it, with
+//! communicators on which no call waits, and refuses what breaks that. Its release is 2.27.3, or what `PLAYED_RELEASE` was when it was compiled.
 
-use std::cell::RefCell;
-use std::ffi::{c_char, c_int, c_void};
+use std::cell::{Cell, RefCell};
+use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::sync::atomic::{AtomicI32, Ordering};
 
+const UNHANDLED_CUDA_ERROR: c_int = 1;
 const INVALID_ARGUMENT: c_int = 4;
 const INVALID_USAGE: c_int = 5;
+const IN_PROGRESS: c_int = 7;
 
 /// One of several communicators, of one GPU each.
 struct Communicator {
-    set: usize,
+    set: u8,
     rank: c_int,
     ranks: c_int,
     gpu: c_int,
+    /// How often the answer is still that it is under way; negative is for ever.
+    questions: Cell<c_int>,
+    /// Where it is written once more when it is linked.
+    place: Cell<*mut *mut Communicator>,
+}
+
+#[repr(C)]
+pub struct UniqueId([u8; 128]);
+
+/// `ncclConfig_t` of 2.14.
+#[repr(C)]
+pub struct Config {
+    size: usize,
+    magic: c_uint,
+    version: c_uint,
+    blocking: c_int,
+}
+
+/// How many questions what is asked for takes from now on; negative is for ever.
+static QUESTIONS: AtomicI32 = AtomicI32::new(0);
+
+/// What communicators have come to when it is done.
+static STATE: AtomicI32 = AtomicI32::new(0);
+
+/// How many communicators there are.
+static COMMUNICATORS: AtomicI32 = AtomicI32::new(0);
+
+#[unsafe(no_mangle)]
+pub extern "C" fn played(questions: c_int, state: c_int) -> c_int {
+    QUESTIONS.store(questions, Ordering::Relaxed);
+    STATE.store(state, Ordering::Relaxed);
+    COMMUNICATORS.load(Ordering::Relaxed)
+}
+
+/// There are eight GPUs.
+#[unsafe(no_mangle)]
+pub extern "C" fn played_gpu(gpu: c_int) {
+    GPU.set(gpu);
 }
 
 #[derive(Clone, Copy)]
@@ -21,13 +62,23 @@ struct Call {
     to: *mut c_void,
     count: usize,
     number: c_int,
-    set: usize,
+    set: u8,
     rank: c_int,
     ranks: c_int,
 }
 
+/// What ends with the group.
+#[derive(Default)]
+struct Group {
+    calls: Vec<Call>,
+    communicators: Vec<*mut Communicator>,
+}
+
 thread_local! {
-    static GROUP: RefCell<Option<Vec<Call>>> = const { RefCell::new(None) };
+    static GPU: Cell<c_int> = const { Cell::new(-1) };
+    /// What is added up when nobody of the group is under way any more.
+    static BEGUN: RefCell<Vec<Call>> = const { RefCell::new(Vec::new()) };
+    static GROUP: RefCell<Option<Group>> = const { RefCell::new(None) };
 }
 
 #[unsafe(no_mangle)]
@@ -40,35 +91,76 @@ pub extern "C" fn ncclGetVersion(release: *mut c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclGetErrorString(result: c_int) -> *const c_char {
     match result {
+        UNHANDLED_CUDA_ERROR => c"unhandled cuda error".as_ptr(),
         INVALID_ARGUMENT => c"invalid argument".as_ptr(),
         INVALID_USAGE => c"invalid usage".as_ptr(),
         _ => std::ptr::null(),
     }
 }
 
-/// There are eight GPUs.
+/// Its bytes differ, and tell whether all of them come.
 #[unsafe(no_mangle)]
-pub extern "C" fn ncclCommInitAll(all: *mut *mut Communicator, count: c_int, gpus: *const c_int) -> c_int {
-    let gpus = unsafe { std::slice::from_raw_parts(gpus, count as usize) };
-    if gpus.iter().any(|gpu| !(0..8).contains(gpu)) {
-        return INVALID_ARGUMENT;
-    }
-    for (rank, gpu) in gpus.iter().enumerate() {
-        let communicator = Communicator { set: all.addr(), rank: rank as c_int, ranks: count, gpu: *gpu };
-        unsafe { *all.add(rank) = Box::into_raw(Box::new(communicator)) };
-    }
+pub extern "C" fn ncclGetUniqueId(id: *mut UniqueId) -> c_int {
+    static MADE: AtomicI32 = AtomicI32::new(0);
+    let first = MADE.fetch_add(1, Ordering::Relaxed) as u8;
+    unsafe { *id = UniqueId(std::array::from_fn(|at| first.wrapping_add(at as u8))) };
     0
 }
 
 #[unsafe(no_mangle)]
+pub extern "C" fn ncclCommInitRankConfig(
+    place: *mut *mut Communicator,
+    ranks: c_int,
+    id: UniqueId,
+    rank: c_int,
+    config: *const Config,
+) -> c_int {
+    let Config { size, magic, version, blocking } = *unsafe { &*config };
+    let set = id.0[0];
+    let whole = id.0.iter().enumerate().all(|(at, byte)| *byte == set.wrapping_add(at as u8));
+    let gpu = GPU.get();
+    if (size, magic, version, blocking) != (24, 0xcafe_beef, 21400, 0) || !whole || !(0..8).contains(&gpu) {
+        return INVALID_ARGUMENT;
+    }
+    GROUP.with_borrow_mut(|group| {
+        let Some(group) = group else { return INVALID_USAGE };
+        let (questions, place) = (Cell::new(0), Cell::new(place));
+        let made = Box::into_raw(Box::new(Communicator { set, rank, ranks, gpu, questions, place: place.clone() }));
+        COMMUNICATORS.fetch_add(1, Ordering::Relaxed);
+        group.communicators.push(made);
+        unsafe { *place.get() = made };
+        0
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclCommGetAsyncError(communicator: *mut Communicator, state: *mut c_int) -> c_int {
+    let of = unsafe { &*communicator };
+    let left = of.questions.get();
+    if left != 0 {
+        of.questions.set(if left > 0 { left - 1 } else { left });
+        unsafe { *state = IN_PROGRESS };
+        return 0;
+    }
+    let place = of.place.replace(std::ptr::null_mut());
+    if !place.is_null() {
+        unsafe { *place = communicator };
+    }
+    unsafe { *state = STATE.load(Ordering::Relaxed) };
+    // The last rank is asked last.
+    if of.rank + 1 == of.ranks { sum(&BEGUN.take()) } else { 0 }
+}
+
+#[unsafe(no_mangle)]
 pub extern "C" fn ncclCommAbort(communicator: *mut Communicator) -> c_int {
+    COMMUNICATORS.fetch_sub(1, Ordering::Relaxed);
     drop(unsafe { Box::from_raw(communicator) });
     0
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclGroupStart() -> c_int {
-    GROUP.with_borrow_mut(|group| *group = Some(Vec::new()));
+    GROUP.with_borrow_mut(|group| *group = Some(Group::default()));
     0
 }
 
@@ -83,14 +175,16 @@ pub extern "C" fn ncclAllReduce(
     communicator: *mut Communicator,
     stream: *mut c_void,
 ) -> c_int {
-    let Communicator { set, rank, ranks, gpu } = *unsafe { &*communicator };
-    if op != 0 || stream.addr() != gpu as usize + 100 {
+    let of = unsafe { &*communicator };
+    let (set, rank, ranks) = (of.set, of.rank, of.ranks);
+    if op != 0 || stream.addr() != of.gpu as usize + 100 || of.questions.get() != 0 {
         return INVALID_ARGUMENT;
     }
     let call = Call { from, to, count, number, set, rank, ranks };
     GROUP.with_borrow_mut(|group| match group {
-        Some(calls) => {
-            calls.push(call);
+        Some(group) => {
+            group.calls.push(call);
+            group.communicators.push(communicator);
             0
         }
         None => INVALID_USAGE,
@@ -99,8 +193,16 @@ pub extern "C" fn ncclAllReduce(
 
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclGroupEnd() -> c_int {
-    let Some(calls) = GROUP.take() else { return INVALID_USAGE };
-    let mut rest = &calls[..];
+    let Some(Group { calls, communicators }) = GROUP.take() else { return INVALID_USAGE };
+    for communicator in communicators {
+        unsafe { &*communicator }.questions.set(QUESTIONS.load(Ordering::Relaxed));
+    }
+    BEGUN.set(calls);
+    IN_PROGRESS
+}
+
+fn sum(calls: &[Call]) -> c_int {
+    let mut rest = calls;
     while let [first, ..] = rest {
         let ranks = first.ranks as usize;
         let Some((sum, others)) = rest.split_at_checked(ranks) else { return INVALID_USAGE };

@@ -61,8 +61,9 @@ impl<R: Rule> Optimizer<R> {
             return self.apply_operands(judged, &self.after_reduce, all, copies, change, threads);
         }
         let devices = self.trained.strategy.devices();
+        let timeout = self.trained.strategy.extended().timeout();
         let gradients = match self.weighed(judged, &brought.mine, copies)? {
-            Some(there) => summed(there, copies, |parts| sum_on_gpus(&devices, parts))?,
+            Some(there) => summed(there, copies, |parts| sum_on_gpus(&devices, parts, timeout))?,
             None => None,
         };
         let Some(mut gradients) = gradients else {

@@ -1,19 +1,33 @@
 //! Sums of tensors, all replicas' in one group of calls, by the communicators of their GPUs.
 
 use super::fault::{CallError, Fault};
-use crate::lock::lock;
 use candle_core::{Result as CandleResult, Tensor};
+use distribute_cluster::Deadline;
+use distribute_net::polling::until;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::sync::Mutex;
+use std::mem::ManuallyDrop;
+use std::sync::{Mutex, TryLockError};
+use std::thread;
+use std::time::Duration;
 
-/// What is asked of NCCL: so much as the tests can play.
-pub(super) trait Library {
+/// How long who gives up communicators waits until they are gone, at most.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+/// What is asked of NCCL: so much as the tests can play. No call waits for a GPU but [`abort`](Self::abort): what takes time is asked for again
+/// and again.
+pub(super) trait Library: Sync {
     /// One communicator for each of several GPUs.
-    type Communicators: Send;
+    type Communicators: Send + 'static;
 
-    /// Links GPUs, by their numbers.
-    fn link(&self, gpus: &[usize]) -> Result<Self::Communicators, CallError>;
+    /// Communicators for GPUs, by their numbers, that are not linked yet.
+    fn open(&self, gpus: &[usize]) -> Result<Self::Communicators, CallError>;
+
+    /// Begins to link them.
+    fn link(&self, communicators: &Self::Communicators) -> Result<(), CallError>;
+
+    /// The GPUs that have not done yet what was asked for last, by `call`; what has failed since is an error.
+    fn busy(&self, communicators: &Self::Communicators, call: &'static str) -> Result<Vec<usize>, CallError>;
 
     /// Memory for the sum beside a part, with whatever is in it.
     fn room(&self, part: &Tensor) -> CandleResult<Tensor>;
@@ -30,13 +44,13 @@ pub(super) trait Library {
         sums: &[&Tensor],
     ) -> Result<(), CallError>;
 
-    /// Ends the group, and puts its calls into the queues of the GPUs.
+    /// Ends the group, and begins to put its calls into the queues of the GPUs.
     fn end(&self) -> Result<(), CallError>;
 
     /// Tells other queues that what is in this one reads `part` and writes `sum`.
     fn queued(&self, part: &Tensor, sum: &Tensor) -> CandleResult<()>;
 
-    /// Gives up communicators and what they are doing.
+    /// Gives up communicators and what they are doing, for which it may wait for ever.
     fn abort(&self, communicators: Self::Communicators);
 }
 
@@ -48,7 +62,7 @@ pub(super) struct Sets<C>(Mutex<BTreeMap<Vec<usize>, Set<C>>>);
 #[derive(Debug)]
 enum Set<C> {
     Linked(C),
-    /// After this error, which may have left the GPUs with different numbers of calls.
+    /// After this error, which may have left the GPUs with different numbers of calls, or hanging.
     GivenUp(CallError),
 }
 
@@ -59,17 +73,20 @@ impl<C> Sets<C> {
 }
 
 /// The sums over replicas of `parts[replica][number]`, beside these. They are in the queues of the GPUs, as all that candle computes, when this
-/// returns.
+/// returns, for which it waits `patience` at most. Sums that hang in the queues are for those to find that read them.
 ///
 /// # Errors
-/// [`Fault::Parts`] where replicas' parts are not alike; [`Fault::Candle`] for no memory, after which all is as before; [`Fault::Link`]; and
-/// [`Fault::Sum`], after which all further sums of these GPUs are [`Fault::GivenUp`].
+/// [`Fault::Parts`] where replicas' parts are not alike; [`Fault::Candle`] for no memory and [`Fault::Busy`], after which all is as before;
+/// [`Fault::Link`], after which the next sum links again; and [`Fault::Sum`] and [`Fault::Late`], after which all further sums of these GPUs are
+/// [`Fault::GivenUp`].
 pub(super) fn sum<L: Library>(
-    library: &L,
+    library: &'static L,
     sets: &Sets<L::Communicators>,
     gpus: &[usize],
     parts: &[Vec<Tensor>],
+    patience: Duration,
 ) -> Result<Vec<Vec<Tensor>>, Fault> {
+    let deadline = Deadline::after(patience);
     check(gpus, parts)?;
     // All memory is there before the group begins, so that a lack of it breaks nothing.
     let contiguous = |part: &Tensor| part.contiguous();
@@ -83,21 +100,37 @@ pub(super) fn sum<L: Library>(
         return Ok(sums);
     }
     {
-        // Held over the group: GPUs that two sets share do what is in their queues in one order.
-        let mut sets = lock(&sets.0);
+        // Held over the group: GPUs that two sets share do what is in their queues in one order. Who has it has a deadline of its own.
+        let free = || match sets.0.try_lock() {
+            Ok(sets) => Some(sets),
+            Err(TryLockError::Poisoned(sets)) => Some(sets.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        };
+        let mut sets = until(deadline.remaining(), free).ok_or(Fault::Busy { waited: patience })?;
         let mut entry = match sets.entry(gpus.to_vec()) {
             Entry::Occupied(entry) => entry,
-            Entry::Vacant(entry) => entry.insert_entry(Set::Linked(library.link(gpus).map_err(Fault::Link)?)),
+            Entry::Vacant(entry) => match linked(library, gpus, &deadline) {
+                Ok(communicators) => entry.insert_entry(Set::Linked(communicators)),
+                Err(fault) => {
+                    if let Fault::Late(error) = &fault {
+                        entry.insert(Set::GivenUp(error.clone()));
+                    }
+                    return Err(fault);
+                }
+            },
         };
         let communicators = match entry.get() {
             Set::Linked(communicators) => communicators,
             Set::GivenUp(error) => return Err(Fault::GivenUp(error.clone())),
         };
-        if let Err(error) = group(library, communicators, &numbers, &parts, &sums) {
-            if let Set::Linked(communicators) = entry.insert(Set::GivenUp(error.clone())) {
-                library.abort(communicators);
+        if let Err(fault) = group(library, communicators, &numbers, (&parts, &sums), &deadline) {
+            if let Fault::Sum(error) | Fault::Late(error) = &fault
+                && let Set::Linked(communicators) = entry.insert(Set::GivenUp(error.clone()))
+            {
+                let used = parts.iter().chain(&sums).flatten().cloned().collect();
+                give_up(library, communicators, used, patience);
             }
-            return Err(Fault::Sum(error));
+            return Err(fault);
         }
     }
     for (parts, sums) in parts.iter().zip(&sums) {
@@ -106,24 +139,84 @@ pub(super) fn sum<L: Library>(
     Ok(sums)
 }
 
-/// One group, with a call for each number.
+/// Communicators of these GPUs.
+fn linked<L: Library>(
+    library: &'static L,
+    gpus: &[usize],
+    deadline: &Deadline,
+) -> Result<L::Communicators, Fault> {
+    const CALL: &str = "ncclCommInitRankConfig";
+    let communicators = library.open(gpus).map_err(Fault::Link)?;
+    let begun = library.link(&communicators).map_err(Fault::Link);
+    match begun.and_then(|()| ended(library, &communicators, CALL, deadline, Fault::Link)) {
+        Ok(()) => Ok(communicators),
+        Err(fault) => {
+            give_up(library, communicators, Vec::new(), deadline.timeout());
+            Err(fault)
+        }
+    }
+}
+
+/// One group, with a call for each number, of the parts and their sums.
 fn group<L: Library>(
     library: &L,
     communicators: &L::Communicators,
     numbers: &[usize],
-    parts: &[Vec<Tensor>],
-    sums: &[Vec<Tensor>],
-) -> Result<(), CallError> {
+    (parts, sums): (&[Vec<Tensor>], &[Vec<Tensor>]),
+    deadline: &Deadline,
+) -> Result<(), Fault> {
     let of =
         |all: &[Vec<Tensor>], number: usize| all.iter().map(|list| list[number].clone()).collect::<Vec<_>>();
-    library.start()?;
+    // What has failed on a GPU since, which nobody who reads a sum may have met.
+    ended(library, communicators, "ncclAllReduce of an earlier sum", deadline, Fault::Sum)?;
+    library.start().map_err(Fault::Sum)?;
     let added = numbers.iter().try_for_each(|number| {
         let (parts, sums) = (of(parts, *number), of(sums, *number));
         library.add(communicators, &parts.iter().collect::<Vec<_>>(), &sums.iter().collect::<Vec<_>>())
     });
     // Also where one has failed: else no later call of this thread would begin.
-    let ended = library.end();
-    added.and(ended)
+    let begun = library.end();
+    added.and(begun).map_err(Fault::Sum)?;
+    ended(library, communicators, "ncclGroupEnd", deadline, Fault::Sum)
+}
+
+/// Waits until all GPUs have done what was asked for last, by `call`. What has failed in it is an error as `failed` makes it.
+fn ended<L: Library>(
+    library: &L,
+    communicators: &L::Communicators,
+    call: &'static str,
+    deadline: &Deadline,
+    failed: fn(CallError) -> Fault,
+) -> Result<(), Fault> {
+    let mut late = Vec::new();
+    let ended = until(deadline.remaining(), || match library.busy(communicators, call) {
+        Ok(busy) if busy.is_empty() => Some(Ok(())),
+        Ok(busy) => {
+            late = busy;
+            None
+        }
+        Err(error) => Some(Err(failed(error))),
+    });
+    ended.unwrap_or_else(|| Err(Fault::Late(CallError::late(call, &late, deadline.timeout()))))
+}
+
+/// Gives up communicators on a thread of its own, which may never end: a GPU may hang. Until it does, what they are doing may use `used`, which
+/// is kept. Where nothing hangs, they are gone when this returns.
+fn give_up<L: Library>(
+    library: &'static L,
+    communicators: L::Communicators,
+    used: Vec<Tensor>,
+    patience: Duration,
+) {
+    // Where no thread can be started, nothing is given up, nor freed.
+    let (communicators, used) = (ManuallyDrop::new(communicators), ManuallyDrop::new(used));
+    let abort = move || {
+        library.abort(ManuallyDrop::into_inner(communicators));
+        drop(ManuallyDrop::into_inner(used));
+    };
+    if let Ok(thread) = thread::Builder::new().name("nccl-abort".into()).spawn(abort) {
+        until(FAREWELL.min(patience / 2), || thread.is_finished().then_some(()));
+    }
 }
 
 fn each(

@@ -15,6 +15,7 @@ use candle_core::{
 use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::sync::OnceLock;
+use std::time::Duration;
 
 static SETS: Sets<Communicators> = Sets::new();
 
@@ -37,22 +38,39 @@ pub(super) fn nccl() -> Result<&'static Nccl, Fault> {
 ///
 /// # Errors
 /// Those, and those of [`nccl`].
-pub(super) fn sum(gpus: &[usize], parts: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>, Fault> {
+pub(super) fn sum(
+    gpus: &[usize],
+    parts: &[Vec<Tensor>],
+    patience: Duration,
+) -> Result<Vec<Vec<Tensor>>, Fault> {
     for (gpu, list) in gpus.iter().zip(parts) {
         if let Some(part) = list.iter().find(|part| gpu_of(part) != Some(*gpu)) {
             let place = part.device().location();
             return Err(Fault::Parts(format!("a part of GPU {gpu} is on {place:?}")));
         }
     }
-    communicators::sum(nccl()?, &SETS, gpus, parts)
+    communicators::sum(nccl()?, &SETS, gpus, parts, patience)
 }
 
 impl Library for Nccl {
     type Communicators = Communicators;
 
-    fn link(&self, gpus: &[usize]) -> Result<Communicators, CallError> {
+    fn open(&self, gpus: &[usize]) -> Result<Communicators, CallError> {
         share_memory(gpus)?;
-        Nccl::link(self, gpus)
+        Ok(Communicators::new(gpus))
+    }
+
+    fn link(&self, communicators: &Communicators) -> Result<(), CallError> {
+        // candle makes its GPU that of the thread before each of its calls.
+        let bind = |gpu: usize| {
+            let bound = device(gpu)?.cuda_stream().context().bind_to_thread();
+            bound.map_err(|error| CallError { call: "cuCtxSetCurrent", reason: error.to_string() })
+        };
+        Nccl::link(self, communicators, bind)
+    }
+
+    fn busy(&self, communicators: &Communicators, call: &'static str) -> Result<Vec<usize>, CallError> {
+        Nccl::busy(self, communicators, call)
     }
 
     fn room(&self, part: &Tensor) -> CandleResult<Tensor> {
@@ -138,7 +156,7 @@ impl InplaceOp2 for Call<'_> {
         let vectors = Vectors { from, to, count, number: self.number };
         let stream = part.device.cuda_stream().cu_stream().cast::<c_void>();
         // SAFETY: `add` has compared type, number of elements and GPU of all replicas' tensors, which `addresses` has found contiguous.
-        // `communicators::sum` holds the tensors until the group has ended, and candle frees what they have in the order of its stream,
+        // `communicators::sum` holds the tensors until the group has ended, or its communicators have been given up, and candle frees what they have in the order of its stream,
         // which is that of the call.
         let called = unsafe { self.nccl.all_reduce(self.communicators, self.replica, vectors, stream) };
         called.map_err(|error| candle_core::Error::msg(error.reason))
@@ -203,6 +221,15 @@ fn addresses(
     Ok((at(from, from_element) as *const c_void, at(to, to_element) as *mut c_void))
 }
 
+/// candle's handle of a GPU.
+fn device(gpu: usize) -> Result<CudaDevice, CallError> {
+    match gpu::open(gpu) {
+        Ok(Device::Cuda(device)) => Ok(device),
+        Ok(_) => Err(CallError { call: "cuDeviceGet", reason: format!("GPU {gpu} is not CUDA's") }),
+        Err(error) => Err(CallError { call: "cuDeviceGet", reason: error.to_string() }),
+    }
+}
+
 /// CUDA's `CUmemAccessDesc`: whom memory is opened to. Its declarations in cudarc differ with CUDA's release, and what is in memory doesn't.
 #[repr(C)]
 struct Access {
@@ -216,14 +243,7 @@ struct Access {
 /// Opens the memory of each GPU to the others. NCCL lets a GPU read and write other GPUs' tensors of one process where they are, and what comes
 /// from a pool, as candle's tensors do, is closed to others by default: they would fail with an illegal access.
 fn share_memory(gpus: &[usize]) -> Result<(), CallError> {
-    let open = |gpu: usize| -> Result<CudaDevice, CallError> {
-        match gpu::open(gpu) {
-            Ok(Device::Cuda(device)) => Ok(device),
-            Ok(_) => Err(CallError { call: "cuDeviceGet", reason: format!("GPU {gpu} is not CUDA's") }),
-            Err(error) => Err(CallError { call: "cuDeviceGet", reason: error.to_string() }),
-        }
-    };
-    let devices = gpus.iter().map(|gpu| open(*gpu)).collect::<Result<Vec<_>, _>>()?;
+    let devices = gpus.iter().map(|gpu| device(*gpu)).collect::<Result<Vec<_>, _>>()?;
     let contexts: Vec<_> = devices.iter().map(|device| device.cuda_stream().context().clone()).collect();
     for of in &contexts {
         // Without pools memory comes from where NCCL opens it by itself.

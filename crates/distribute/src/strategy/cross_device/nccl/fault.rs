@@ -2,6 +2,7 @@
 
 use crate::Error;
 use crate::strategy::DeviceName;
+use std::time::Duration;
 
 /// The file of NCCL, by which the system's loader finds it.
 pub(super) const FILE: &str = "libnccl.so.2";
@@ -41,11 +42,28 @@ pub(super) enum Fault {
          NCCL_DEBUG=WARN in the environment says more"
     )]
     Sum(CallError),
-    /// An earlier sum has failed.
+    /// A call has not ended in time.
     #[error(
-        "NCCL was given up on these GPUs, since an earlier sum has failed: {0}; start the program again from its last checkpoint"
+        "NCCL has not ended a call in time: {0}. Its communicators of these GPUs are given up: a GPU, its driver or what links it hangs; \
+         nvidia-smi and lines with Xid in the kernel's log (dmesg) say which. Start the program again from its last checkpoint. Where NCCL \
+         only takes longer, raise the timeout of the strategy, of which it has half; NCCL_DEBUG=INFO in the environment says what it waits \
+         for"
+    )]
+    Late(CallError),
+    /// An earlier call has failed.
+    #[error(
+        "NCCL was given up on these GPUs, since an earlier call has failed: {0}; start the program again from its last checkpoint"
     )]
     GivenUp(CallError),
+    /// Another sum of this process is not through.
+    #[error(
+        "NCCL does one thing at a time in a process, and has linked GPUs or summed for another run for {waited:?}; raise the timeout of \
+         the strategy, of which NCCL has half, if that is too short"
+    )]
+    Busy {
+        /// How long it was waited for.
+        waited: Duration,
+    },
     /// The parts are none of which a sum can be made.
     #[error("the parts of a sum differ: {0}")]
     Parts(String),
@@ -75,4 +93,12 @@ pub(super) struct CallError {
     pub(super) call: &'static str,
     /// What the library said.
     pub(super) reason: String,
+}
+
+impl CallError {
+    /// Of a call that these GPUs have not ended.
+    pub(super) fn late(call: &'static str, gpus: &[usize], waited: Duration) -> Self {
+        let names = gpus.iter().map(|gpu| format!("GPU {gpu}")).collect::<Vec<_>>();
+        Self { call, reason: format!("{} has not done it within {waited:?}", names.join(", ")) }
+    }
 }

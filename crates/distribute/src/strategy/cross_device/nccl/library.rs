@@ -3,28 +3,57 @@
 use super::fault::{CallError, Fault};
 use libloading::{Library, Symbol};
 use std::error::Error as _;
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// The earliest release that will do, and its number: that of the crate `distribute-nccl`.
+/// The earliest release that will do, and its number: that of the crate `distribute-nccl`. It is the first whose calls need not wait.
 const LEAST: (&str, c_int) = ("2.14", 21400);
 
 /// `ncclSum`.
 const SUM: c_int = 0;
 
+/// `ncclInProgress`: what was asked for has begun.
+const IN_PROGRESS: c_int = 7;
+
 /// `ncclComm_t`.
 type Communicator = *mut c_void;
 
-/// NCCL's functions, by its header. A result that is not 0 is an error.
+/// `ncclUniqueId`: by which the communicators of a set find each other.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct UniqueId([c_char; 128]);
+
+/// `ncclConfig_t`, as [`LEAST`] has it. Later releases know by `version` that what they have beside is not there, and choose it.
+#[repr(C)]
+struct Config {
+    size: usize,
+    magic: c_uint,
+    version: c_uint,
+    blocking: c_int,
+}
+
+impl Config {
+    /// Of a communicator none of whose calls waits.
+    const NO_CALL_WAITS: Self =
+        Self { size: size_of::<Self>(), magic: 0xcafe_beef, version: LEAST.1 as c_uint, blocking: 0 };
+}
+
+/// NCCL's functions, by its header. A result that is neither 0 nor [`IN_PROGRESS`] is an error.
 struct Functions {
     get_version: unsafe extern "C" fn(*mut c_int) -> c_int,
     get_error_string: unsafe extern "C" fn(c_int) -> *const c_char,
-    comm_init_all: unsafe extern "C" fn(*mut Communicator, c_int, *const c_int) -> c_int,
+    get_unique_id: unsafe extern "C" fn(*mut UniqueId) -> c_int,
+    comm_init_rank_config: InitRankConfig,
+    comm_get_async_error: unsafe extern "C" fn(Communicator, *mut c_int) -> c_int,
     comm_abort: unsafe extern "C" fn(Communicator) -> c_int,
     group_start: unsafe extern "C" fn() -> c_int,
     group_end: unsafe extern "C" fn() -> c_int,
     all_reduce: AllReduce,
 }
+
+/// Where the communicator goes, how many there are, their name, which one it is, and how it behaves.
+type InitRankConfig = unsafe extern "C" fn(*mut Communicator, c_int, UniqueId, c_int, *mut Config) -> c_int;
 
 /// From where to where, how many elements, of which type, the operation, the communicator, and CUDA's stream.
 type AllReduce =
@@ -37,17 +66,20 @@ pub(super) struct Nccl {
     _library: Library,
 }
 
-/// One communicator for each GPU of a set.
+/// One communicator for each GPU of a set. NCCL lets any thread call for them, one at a time; whoever does holds the lock of all sets.
 #[derive(Debug)]
 pub(super) struct Communicators {
     gpus: Vec<usize>,
-    all: Vec<Communicator>,
+    /// Null where there is none. They stay where they are: NCCL writes each once more, from a thread of its own, when it is linked.
+    all: Box<[AtomicPtr<c_void>]>,
 }
 
-// SAFETY: NCCL lets any thread call for a communicator, one at a time. Whoever calls for these holds the lock of all sets.
-unsafe impl Send for Communicators {}
-
 impl Communicators {
+    /// Of these GPUs, by CUDA's numbers; none is there yet.
+    pub(super) fn new(gpus: &[usize]) -> Self {
+        Self { gpus: gpus.to_vec(), all: gpus.iter().map(|_| AtomicPtr::new(ptr::null_mut())).collect() }
+    }
+
     /// Of which GPUs, in the order of replicas.
     pub(super) fn gpus(&self) -> &[usize] {
         &self.gpus
@@ -101,12 +133,14 @@ impl Nccl {
             Ok(*symbol)
         }
         let functions = || {
-            // SAFETY: so NCCL's header declares them, since release 2.4.
+            // SAFETY: so NCCL's header declares them, since release 2.14 or before.
             unsafe {
                 Ok(Functions {
                     get_version: find(&library, c"ncclGetVersion")?,
                     get_error_string: find(&library, c"ncclGetErrorString")?,
-                    comm_init_all: find(&library, c"ncclCommInitAll")?,
+                    get_unique_id: find(&library, c"ncclGetUniqueId")?,
+                    comm_init_rank_config: find(&library, c"ncclCommInitRankConfig")?,
+                    comm_get_async_error: find(&library, c"ncclCommGetAsyncError")?,
                     comm_abort: find(&library, c"ncclCommAbort")?,
                     group_start: find(&library, c"ncclGroupStart")?,
                     group_end: find(&library, c"ncclGroupEnd")?,
@@ -118,20 +152,66 @@ impl Nccl {
         Ok(Self { functions, _library: library })
     }
 
-    /// Communicators of GPUs, by CUDA's numbers.
-    pub(super) fn link(&self, gpus: &[usize]) -> Result<Communicators, CallError> {
-        const CALL: &str = "ncclCommInitAll";
+    /// Begins to link communicators. `bind` makes a GPU that of this thread.
+    ///
+    /// # Errors
+    /// Of a call; some may have been made, which are to be given up.
+    pub(super) fn link(
+        &self,
+        communicators: &Communicators,
+        bind: impl Fn(usize) -> Result<(), CallError>,
+    ) -> Result<(), CallError> {
+        const CALL: &str = "ncclCommInitRankConfig";
         let number = |number: usize| {
-            c_int::try_from(number).map_err(|_| CallError { call: CALL, reason: format!("GPU {number}") })
+            c_int::try_from(number).map_err(|_| CallError { call: CALL, reason: format!("{number} GPUs") })
         };
-        let numbers = gpus.iter().copied().map(number).collect::<Result<Vec<_>, _>>()?;
-        let mut all: Vec<Communicator> = vec![ptr::null_mut(); numbers.len()];
-        // SAFETY: there are as many communicators and numbers of GPUs as are told, and they live during the call.
-        let linked = unsafe {
-            (self.functions.comm_init_all)(all.as_mut_ptr(), number(numbers.len())?, numbers.as_ptr())
+        let count = number(communicators.all.len())?;
+        let mut id = UniqueId([0; 128]);
+        // SAFETY: the name lives during the call.
+        self.done("ncclGetUniqueId", unsafe { (self.functions.get_unique_id)(&raw mut id) })?;
+        self.start()?;
+        let begin = |(rank, (gpu, place)): (usize, (&usize, &AtomicPtr<c_void>))| {
+            bind(*gpu)?;
+            let mut config = Config::NO_CALL_WAITS;
+            let rank = number(rank)?;
+            // SAFETY: the configuration lives during the call, which copies it, and the communicator's place until `abort` is through, which ends
+            // what NCCL does for it.
+            let begun = unsafe {
+                (self.functions.comm_init_rank_config)(place.as_ptr(), count, id, rank, &raw mut config)
+            };
+            self.done(CALL, begun)
         };
-        self.done(CALL, linked)?;
-        Ok(Communicators { gpus: gpus.to_vec(), all })
+        let begun = communicators.gpus.iter().zip(&communicators.all).enumerate().try_for_each(begin);
+        // Also where one has failed: else no later call of this thread would begin.
+        let ended = self.end();
+        begun.and(ended)
+    }
+
+    /// The GPUs whose communicators have not done yet what was asked for last, by `call`.
+    ///
+    /// # Errors
+    /// What has failed since, of `call` or on the GPU.
+    pub(super) fn busy(
+        &self,
+        communicators: &Communicators,
+        call: &'static str,
+    ) -> Result<Vec<usize>, CallError> {
+        let mut busy = Vec::new();
+        for (gpu, place) in communicators.gpus.iter().zip(&communicators.all) {
+            let mut state = 0;
+            // SAFETY: the communicator has not been given up, since that takes it; the state lives during the call.
+            let asked = unsafe {
+                (self.functions.comm_get_async_error)(place.load(Ordering::Acquire), &raw mut state)
+            };
+            let on_gpu =
+                |error: CallError| CallError { reason: format!("on GPU {gpu}: {}", error.reason), ..error };
+            self.done("ncclCommGetAsyncError", asked).map_err(on_gpu)?;
+            self.done(call, state).map_err(on_gpu)?;
+            if asked == IN_PROGRESS || state == IN_PROGRESS {
+                busy.push(*gpu);
+            }
+        }
+        Ok(busy)
     }
 
     /// Begins a group of calls, of this thread.
@@ -140,7 +220,7 @@ impl Nccl {
         self.done("ncclGroupStart", unsafe { (self.functions.group_start)() })
     }
 
-    /// Ends the group.
+    /// Ends the group, whose calls begin then. They are in the queues of the GPUs when none is [`busy`](Self::busy).
     pub(super) fn end(&self) -> Result<(), CallError> {
         // SAFETY: it takes nothing; what the group's calls were given is there, see `all_reduce`.
         self.done("ncclGroupEnd", unsafe { (self.functions.group_end)() })
@@ -149,8 +229,8 @@ impl Nccl {
     /// Calls for one replica's part of a sum, in the group that has begun.
     ///
     /// # Safety
-    /// The communicators are of this library. The vectors are on this replica's GPU and stay until the stream is through with the sum, or the
-    /// communicators are given up; those of all replicas have the same number of elements, of the same type. The stream is of that GPU.
+    /// The communicators are of this library, and linked. The vectors are on this replica's GPU and stay until the stream is through with the sum, or
+    /// [`abort`](Self::abort) is; those of all replicas have the same number of elements, of the same type. The stream is of that GPU.
     pub(super) unsafe fn all_reduce(
         &self,
         communicators: &Communicators,
@@ -159,9 +239,10 @@ impl Nccl {
         stream: *mut c_void,
     ) -> Result<(), CallError> {
         const CALL: &str = "ncclAllReduce";
-        let Some(communicator) = communicators.all.get(replica).copied() else {
+        let Some(place) = communicators.all.get(replica) else {
             return Err(CallError { call: CALL, reason: format!("replica {replica} has no communicator") });
         };
+        let communicator = place.load(Ordering::Acquire);
         let Vectors { from, to, count, number } = vectors;
         // SAFETY: the caller's promise, and the communicator has not been given up, since that takes it.
         self.done(CALL, unsafe {
@@ -169,16 +250,19 @@ impl Nccl {
         })
     }
 
-    /// Gives up communicators and what they are doing.
+    /// Gives up communicators and what they are doing, for which it may wait, for ever where a GPU hangs.
     pub(super) fn abort(&self, communicators: Communicators) {
-        for communicator in communicators.all {
-            // SAFETY: it was made by NCCL, and nobody has it any more. Where that fails, there is nothing left to do about it.
-            let _ = unsafe { (self.functions.comm_abort)(communicator) };
+        for place in &communicators.all {
+            let communicator = place.load(Ordering::Acquire);
+            if !communicator.is_null() {
+                // SAFETY: it was made by NCCL, and nobody has it any more. Where that fails, there is nothing left to do about it.
+                let _ = unsafe { (self.functions.comm_abort)(communicator) };
+            }
         }
     }
 
     fn done(&self, call: &'static str, result: c_int) -> Result<(), CallError> {
-        if result == 0 {
+        if result == 0 || result == IN_PROGRESS {
             return Ok(());
         }
         // SAFETY: NCCL gives text that lives as long as the library, or null.

@@ -22,9 +22,11 @@ use super::{CrossDeviceOps, Reduction, ReductionToOneDevice};
 use crate::strategy::{CommunicationOptions, DeviceName, Strategy};
 use crate::{Error, Result};
 use candle_core::Tensor;
+use distribute_cluster::deadline::DEFAULT_TIMEOUT;
 use distribute_tensor::{Leaf, ReduceOp};
 use std::any::Any;
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// Sums by NVIDIA's NCCL between the GPUs of one process, in a build with the feature `cuda`.
 ///
@@ -38,7 +40,8 @@ use std::collections::BTreeMap;
 ///
 /// NCCL is loaded (`libnccl.so.2`, 2.14 or later) when a strategy is made whose devices are several GPUs; where it isn't installed, that
 /// is refused with [`Error::Device`], which says what to install. If a sum fails, so that GPUs may have come to different ones, all later
-/// sums of these GPUs are refused.
+/// sums of these GPUs are refused. So they are when NCCL has not linked the GPUs, or not begun a sum, in half of the timeout of the call, which is
+/// an error that names the GPUs it waits for.
 #[doc(alias = "tf.distribute.NcclAllReduce")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NcclAllReduce {
@@ -82,9 +85,10 @@ impl CrossDeviceOps for NcclAllReduce {
                 results[at] = ReductionToOneDevice::default().reduce(op, value, options)?;
             }
         }
+        let timeout = options.timeout.unwrap_or(DEFAULT_TIMEOUT);
         for (devices, numbers) in by_nccl {
             let parts: Vec<&[Leaf]> = numbers.iter().map(|at| values[*at].parts.as_slice()).collect();
-            for (at, copies) in numbers.iter().zip(reduce_on_gpus(op, devices, &parts)?) {
+            for (at, copies) in numbers.iter().zip(reduce_on_gpus(op, devices, &parts, timeout)?) {
                 results[*at] = copies;
             }
         }
@@ -128,12 +132,16 @@ pub(crate) fn uses_nccl(strategy: &Strategy) -> bool {
 }
 
 /// The sums over GPUs of `parts[replica][number]`, each on its replica's device, in the same order. They are tensors of no graph. When this
-/// returns, they are in the queues of the GPUs, behind the parts.
+/// returns, they are in the queues of the GPUs, behind the parts. The others wait for `timeout`: NCCL has half of it, so that they get its error.
 ///
 /// # Errors
-/// [`Error::Device`] where NCCL is missing or fails, or the devices are no GPUs that it can link, or parts are not alike, or on other devices;
+/// [`Error::Device`] where NCCL is missing, fails or is late, or the devices are no GPUs that it can link, or parts are not alike, or on other devices;
 /// candle's where a GPU has no memory for the sums.
-pub(crate) fn sum_on_gpus(devices: &[DeviceName], parts: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>> {
+pub(crate) fn sum_on_gpus(
+    devices: &[DeviceName],
+    parts: &[Vec<Tensor>],
+    timeout: Duration,
+) -> Result<Vec<Vec<Tensor>>> {
     let gpus = taken::gpus(devices).filter(|_| cfg!(feature = "cuda"));
     let refuse = || {
         let names = devices.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
@@ -141,11 +149,18 @@ pub(crate) fn sum_on_gpus(devices: &[DeviceName], parts: &[Vec<Tensor>]) -> Resu
             "NCCL sums between several GPUs of CUDA, each named once, in a build with the feature \"cuda\"";
         Error::Device { name: names, reason: reason.into() }
     };
-    sum(devices, &gpus.ok_or_else(refuse)?, parts)
+    let gpus = gpus.ok_or_else(refuse)?;
+    let _nccl = tracing::trace_span!("nccl", tensors = parts.first().map_or(0, Vec::len)).entered();
+    sum(devices, &gpus, parts, timeout / 2)
 }
 
 /// Reduces values of which each has a part on each of these GPUs, and gives the copies of each.
-fn reduce_on_gpus(op: ReduceOp, devices: &[DeviceName], values: &[&[Leaf]]) -> Result<Vec<Vec<Leaf>>> {
+fn reduce_on_gpus(
+    op: ReduceOp,
+    devices: &[DeviceName],
+    values: &[&[Leaf]],
+    timeout: Duration,
+) -> Result<Vec<Vec<Leaf>>> {
     let tensor = || Error::tensor("reduce");
     let mut lists: Vec<Vec<Tensor>> = vec![Vec::with_capacity(values.len()); devices.len()];
     for parts in values {
@@ -154,7 +169,7 @@ fn reduce_on_gpus(op: ReduceOp, devices: &[DeviceName], values: &[&[Leaf]]) -> R
             list.extend(if let Leaf::Candle(tensor) = summand { Some(tensor) } else { None });
         }
     }
-    let sums = sum_on_gpus(devices, &lists)?;
+    let sums = sum_on_gpus(devices, &lists, timeout)?;
     let copies = |(at, parts): (usize, &&[Leaf])| {
         let dtype = parts[0].dtype().map_err(tensor())?;
         let sum = |replica: &Vec<Tensor>| {
@@ -171,8 +186,13 @@ fn load(devices: &[DeviceName]) -> Result<()> {
 }
 
 #[cfg(feature = "cuda")]
-fn sum(devices: &[DeviceName], gpus: &[usize], parts: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>> {
-    cuda::sum(gpus, parts).map_err(|fault| fault.on(devices))
+fn sum(
+    devices: &[DeviceName],
+    gpus: &[usize],
+    parts: &[Vec<Tensor>],
+    patience: Duration,
+) -> Result<Vec<Vec<Tensor>>> {
+    cuda::sum(gpus, parts, patience).map_err(|fault| fault.on(devices))
 }
 
 // A build without CUDA links no devices (`can_link`), and comes to neither.
@@ -182,7 +202,7 @@ fn load(_: &[DeviceName]) -> Result<()> {
 }
 
 #[cfg(not(feature = "cuda"))]
-fn sum(_: &[DeviceName], _: &[usize], _: &[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>> {
+fn sum(_: &[DeviceName], _: &[usize], _: &[Vec<Tensor>], _: Duration) -> Result<Vec<Vec<Tensor>>> {
     Ok(Vec::new())
 }
 

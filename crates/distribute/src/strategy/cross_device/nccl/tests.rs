@@ -16,7 +16,7 @@ fn on_cpus_nothing_is_asked_of_nccl() {
     };
     assert!(!uses_nccl(&strategy(ops)));
     let part = Tensor::new(&[1f32, 2.], &Device::Cpu).unwrap();
-    let error = sum_on_gpus(&cpus, &[vec![part.clone()], vec![part]]).unwrap_err();
+    let error = sum_on_gpus(&cpus, &[vec![part.clone()], vec![part]], Duration::from_secs(60)).unwrap_err();
     assert!(matches!(&error, Error::Device { name, .. } if name.contains("CPU:1")), "{error}");
 }
 

@@ -62,6 +62,34 @@ fn played(folder: &Path, release: Option<&str>) -> Option<PathBuf> {
     }
 }
 
+/// What is told to what stands in for NCCL, beside the calls that NCCL has.
+struct Behind {
+    /// How many questions a call takes from now on, and what it comes to then; gives how many communicators there are.
+    played: Symbol<'static, extern "C" fn(c_int, c_int) -> c_int>,
+    /// Which GPU is the thread's.
+    gpu: Symbol<'static, extern "C" fn(c_int)>,
+}
+
+impl Behind {
+    fn of(file: &Path) -> Self {
+        // SAFETY: so tests/nccl/libnccl.rs declares them. The library stays.
+        unsafe {
+            let library: &Library = Box::leak(Box::new(Library::new(file).unwrap()));
+            Self { played: library.get(b"played").unwrap(), gpu: library.get(b"played_gpu").unwrap() }
+        }
+    }
+
+    fn bind(&self, gpu: usize) -> Result<(), CallError> {
+        (self.gpu)(gpu.try_into().unwrap());
+        Ok(())
+    }
+}
+
+/// Asks until nothing is under way, and gives how often.
+fn questions(nccl: &Nccl, all: &Communicators) -> usize {
+    (0..).take_while(|_| !nccl.busy(all, "played").unwrap().is_empty()).count()
+}
+
 /// Calls for the sum of one vector of each replica, on the stream of its GPU.
 fn add<T>(
     nccl: &Nccl,
@@ -84,7 +112,15 @@ fn functions_are_called_as_the_header_declares_them() {
     let folder = tempfile::tempdir().unwrap();
     let Some(file) = played(folder.path(), None) else { return eprintln!("there is no rustc: not tested") };
     let nccl = Nccl::load(file.to_str().unwrap()).unwrap();
-    let all = nccl.link(&[5, 2, 7]).unwrap();
+    let behind = Behind::of(&file);
+    let bind = |gpu| behind.bind(gpu);
+    (behind.played)(3, 0);
+    let all = Communicators::new(&[5, 2, 7]);
+    nccl.link(&all, bind).unwrap();
+    assert_eq!(nccl.busy(&all, "played").unwrap(), [5, 2, 7]);
+    // It may be elsewhere when NCCL is through.
+    let all = Box::new(all);
+    assert_eq!(questions(&nccl, &all), 2);
     assert_eq!(all.gpus(), [5, 2, 7]);
 
     let mut floats: Vec<_> = [1f32, 10., 100.].map(|x| (vec![x, 2. * x], vec![0.; 2])).into();
@@ -92,18 +128,57 @@ fn functions_are_called_as_the_header_declares_them() {
     nccl.start().unwrap();
     let called = [add(&nccl, &all, 7, &mut floats), add(&nccl, &all, 4, &mut integers)].concat();
     assert_eq!(called, vec![Ok(()); 6]);
-    // Nothing begins before the group ends.
-    assert!(floats.iter().all(|(_, to)| *to == [0.; 2]));
     nccl.end().unwrap();
+    // It is for NCCL to say when it has begun.
+    assert!(floats.iter().all(|(_, to)| *to == [0.; 2]));
+    assert_eq!(questions(&nccl, &all), 3);
     assert!(floats.iter().all(|(_, to)| *to == [111., 222.]), "{floats:?}");
     assert!(integers.iter().all(|(_, to)| *to == [111, 222, 333]), "{integers:?}");
 
     // What NCCL says is in the error, with the function.
     let fault = nccl.end().unwrap_err();
     assert_eq!(fault, CallError { call: "ncclGroupEnd", reason: "invalid usage".into() });
-    let fault = nccl.link(&[0, 8]).unwrap_err();
-    assert_eq!(fault, CallError { call: "ncclCommInitAll", reason: "invalid argument".into() });
+    let eighth = Communicators::new(&[0, 8]);
+    let fault = nccl.link(&eighth, bind).unwrap_err();
+    assert_eq!(fault, CallError { call: "ncclCommInitRankConfig", reason: "invalid argument".into() });
+    // The group has ended.
+    assert_eq!(nccl.end().unwrap_err().reason, "invalid usage");
+    // So has it where a GPU cannot be had.
+    let lost = || CallError { call: "played", reason: "no such GPU".into() };
+    assert_eq!(nccl.link(&Communicators::new(&[0]), |_| Err(lost())), Err(lost()));
+    assert_eq!(nccl.end().unwrap_err().reason, "invalid usage");
+
+    // Those of whom one has been made are given up, too.
+    assert_eq!((behind.played)(0, 0), 4);
+    nccl.abort(eighth);
+    assert_eq!((behind.played)(0, 0), 3);
+    nccl.abort(*all);
+    assert_eq!((behind.played)(0, 0), 0);
+}
+
+#[test]
+fn what_fails_later_is_told_with_the_gpu_and_what_never_ends_stays_under_way() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(file) = played(folder.path(), None) else { return eprintln!("there is no rustc: not tested") };
+    let nccl = Nccl::load(file.to_str().unwrap()).unwrap();
+    let behind = Behind::of(&file);
+    let all = Communicators::new(&[3, 1]);
+    nccl.link(&all, |gpu| behind.bind(gpu)).unwrap();
+    assert!(nccl.busy(&all, "ncclGroupEnd").unwrap().is_empty());
+    (behind.played)(-1, 1);
+    let fault = nccl.busy(&all, "ncclGroupEnd").unwrap_err();
+    assert_eq!(fault.to_string(), "ncclGroupEnd: on GPU 3: unhandled cuda error");
+
+    let mut floats: Vec<_> = [1f32, 10.].map(|x| (vec![x], vec![0.])).into();
+    nccl.start().unwrap();
+    assert_eq!(add(&nccl, &all, 7, &mut floats), [Ok(()), Ok(())]);
+    nccl.end().unwrap();
+    for _ in 0..100 {
+        assert_eq!(nccl.busy(&all, "ncclGroupEnd").unwrap(), [3, 1]);
+    }
     nccl.abort(all);
+    assert_eq!((behind.played)(0, 0), 0);
+    assert!(floats.iter().all(|(_, to)| *to == [0.]));
 }
 
 #[test]
