@@ -30,6 +30,7 @@ pub(crate) fn to_device(tensor: &Tensor, device: &Device) -> Result<Tensor> {
 mod tests {
     use super::*;
     use crate::DeviceName;
+    use distribute_testing::skipped;
 
     // INV-72
     #[test]
@@ -37,7 +38,7 @@ mod tests {
         let gpu = |number| DeviceName::gpu(number).to_candle();
         let (from, to) = match (gpu(0), gpu(1)) {
             (Ok(from), Ok(to)) => (from, to),
-            (Err(error), _) | (_, Err(error)) => return println!("skipped: {error}"),
+            (Err(error), _) | (_, Err(error)) => return skipped(error),
         };
         for number in 0..20u32 {
             let there = to_device(&Tensor::full(number, 1000, &from).unwrap(), &to).unwrap();

@@ -9,6 +9,7 @@ pub mod child;
 #[cfg(unix)]
 mod port;
 mod random;
+mod skipped;
 mod watched;
 
 #[cfg(feature = "certificates")]
@@ -16,4 +17,5 @@ pub use certificates::certificates;
 #[cfg(unix)]
 pub use port::Port;
 pub use random::{SplitMix, fuzz_inputs};
+pub use skipped::skipped;
 pub use watched::{watched, watched_for};

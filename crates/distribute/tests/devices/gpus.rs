@@ -12,7 +12,7 @@ use distribute::{
     OneDeviceStrategy, Optimizer, ParameterServerStrategy, Strategy,
 };
 use distribute_collective::group::local;
-use distribute_testing::{child, watched};
+use distribute_testing::{child, skipped, watched};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -33,7 +33,7 @@ fn alone(device: &str) -> Strategy {
 fn with_gpus(needed: usize, test: impl FnOnce() + Send + 'static) {
     let missing = (0..needed).find_map(|gpu| DeviceName::gpu(gpu).to_candle().err());
     match missing {
-        Some(error) => println!("skipped: {error}"),
+        Some(error) => skipped(error),
         None => watched(test),
     }
 }
@@ -74,7 +74,7 @@ fn with_nccl(test: impl FnOnce(Strategy) + Send + 'static) {
         let builder = MirroredStrategy::builder().devices(["gpu:0", "gpu:1"]);
         match builder.cross_device_ops(NcclAllReduce::default()).build() {
             Ok(strategy) => test(strategy.into()),
-            Err(error) => println!("skipped: {error}"),
+            Err(error) => skipped(error),
         }
     });
 }
@@ -182,7 +182,7 @@ fn where_nccl_hangs_the_step_ends_with_an_error_and_weights_are_those_before() {
         return until_nccl_hangs();
     }
     if std::env::var("SOFT_CUDA").is_err() {
-        return println!("skipped: no NCCL but that in software hangs when it is told to");
+        return skipped("no NCCL but that in software hangs when it is told to");
     }
     with_gpus(2, || {
         // The first group links the GPUs, and each of the others is a step.

@@ -7,7 +7,7 @@ use crate::{InputOptions, MirroredStrategy};
 use candle_core::cuda_backend::cudarc::driver::result::stream::launch_host_function;
 use candle_core::{DType, Device};
 use distribute_data::Dataset;
-use distribute_testing::{child, watched};
+use distribute_testing::{child, skipped, watched};
 use std::ffi::c_void;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
@@ -21,7 +21,7 @@ fn gpu(buffers: usize) -> Option<(Device, Pinned)> {
         }
         Ok(other) => panic!("{:?} is no GPU of CUDA", other.location()),
         Err(error) => {
-            println!("skipped: {error}");
+            skipped(error);
             None
         }
     }
@@ -272,8 +272,7 @@ fn a_pass_gives_each_gpu_its_rows_however_many_steps_are_ahead() {
         let is_there = |name: &&str| name.parse::<DeviceName>().unwrap().to_candle().is_ok();
         let gpus: Vec<_> = ["gpu:0", "gpu:1"].into_iter().filter(is_there).collect();
         if gpus.is_empty() {
-            println!("skipped: there is no GPU");
-            return;
+            return skipped("there is no GPU");
         }
         let (replicas, strategy) = (gpus.len(), MirroredStrategy::new(gpus).unwrap());
         for ahead in [0, 1, 3] {

@@ -7,7 +7,7 @@ use crate::optimizer::rules::{Adagrad, Adam, AdamW, Ftrl, Momentum, RmsProp, Rul
 use crate::{OneDeviceStrategy, Optimizer, Strategy};
 use candle_core::{Device, Tensor, Var};
 use candle_nn::{Init, VarBuilder};
-use distribute_testing::watched_for;
+use distribute_testing::{skipped, watched_for};
 use std::time::Duration;
 
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -15,7 +15,7 @@ const PATIENCE: Duration = Duration::from_secs(300);
 fn on_gpu(body: impl FnOnce(Device) + Send + 'static) {
     watched_for(PATIENCE, || match Device::new_cuda_with_stream(0) {
         Ok(device) => body(device),
-        Err(error) => println!("skipped: there is no GPU of CUDA: {error}"),
+        Err(error) => skipped(error),
     });
 }
 
