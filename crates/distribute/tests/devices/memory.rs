@@ -7,7 +7,7 @@ use candle_nn::VarBuilder;
 use distribute::nn::{self, Embedding, Linear};
 use distribute::optimizer::Transform;
 use distribute::optimizer::rules::{Adam, Momentum, Rule, Sgd};
-use distribute::{Optimizer, ReplicaContext, Strategy, Variables};
+use distribute::{Error, Optimizer, ReplicaContext, Strategy, Variables};
 use distribute_testing::child::{command, output, part};
 use std::time::Duration;
 
@@ -33,6 +33,17 @@ fn each_allocation() {
         refused(&strategy, Momentum::default(), true);
         refused(&strategy, Sgd, false);
     }
+}
+
+/// Of no elements CUDA has no memory at all.
+#[test]
+fn a_variable_that_cannot_be_copied_to_a_gpu_is_named() {
+    with_gpus(1, || {
+        let none = alone("gpu:0").replicate(|vb| vb.get((0, 4), "none")).map(drop).unwrap_err();
+        let text = none.to_string();
+        assert!(matches!(none, Error::Device { .. }), "{text}");
+        assert!(text.contains("GPU:0") && text.contains("variable none, float32[0, 4], cannot be"), "{text}");
+    });
 }
 
 type Model = (Embedding, Linear);
