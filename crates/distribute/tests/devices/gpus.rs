@@ -9,7 +9,7 @@ use distribute::optimizer::rules::{Adagrad, Ftrl, Momentum};
 use distribute::strategy::Links;
 use distribute::{
     DeviceName, LocalCluster, MirroredStrategy, MultiWorkerMirroredStrategy, NcclAllReduce,
-    OneDeviceStrategy, Optimizer, ParameterServerStrategy, Strategy,
+    OneDeviceStrategy, Optimizer, ParameterServerStrategy, ReplicaContext, Strategy,
 };
 use distribute_collective::group::local;
 use distribute_testing::watched;
@@ -158,6 +158,32 @@ fn scalars_are_weights_of_a_gpu_too() {
                 strategy.run(&model, |ctx, w| optimizer.minimize(ctx, (w * 1.)?, 1)).unwrap();
             }
             model.variables.get("w").unwrap().to_scalar::<f32>().unwrap()
+        };
+        assert_eq!(trained("cpu:0"), trained("gpu:0"));
+    });
+}
+
+/// Of micro-batches of a step, and of steps whose losses are read together.
+#[test]
+fn losses_may_be_on_any_device() {
+    with_gpus(1, || {
+        let trained = |device: &str| {
+            let strategy = alone(device);
+            let model = strategy.replicate(|vb| vb.get_with_hints(2, "w", Init::Const(8.))).unwrap();
+            let optimizer = Optimizer::with_rule(Momentum::default(), &model.variables, 0.1).unwrap();
+            for step in 0..6 {
+                let make = |ctx: &ReplicaContext, w: &Tensor| {
+                    let there = w.sqr()?.mean_all()?;
+                    let on_host = w.to_device(&Device::Cpu)?.sum_all()?;
+                    match step % 3 {
+                        0 => optimizer.minimize_each(ctx, [Ok((there, 1)), Ok((on_host, 2))]),
+                        1 => optimizer.minimize(ctx, on_host, 1),
+                        _ => optimizer.minimize_each(ctx, [Ok((on_host, 2)), Ok((there, 1))]),
+                    }
+                };
+                strategy.run(&model, make).unwrap();
+            }
+            model.variables.get("w").unwrap().to_vec1::<f32>().unwrap()
         };
         assert_eq!(trained("cpu:0"), trained("gpu:0"));
     });
