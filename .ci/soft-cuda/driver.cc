@@ -167,8 +167,18 @@ static bool is_pinned(const void *at, size_t bytes) {
     return (uintptr_t)at + bytes <= found->first + found->second;
 }
 
+// Whether this is the allocation that SOFT_CUDA_REFUSE=n asks to be refused, counted from 1 since the setting was last changed.
+static bool is_refused() {
+    static std::string last;
+    static long count;
+    const char *now = getenv("SOFT_CUDA_REFUSE");
+    if (last != (now ? now : "")) last = now ? now : "", count = 0;
+    return now && ++count == atol(now);
+}
+
 static int allocate(uint64_t *at, size_t bytes, Stream *stream) {
     if (bytes == 0) return refuse("memory of no bytes");
+    if (is_refused()) return OUT_OF_MEMORY;
     if (used + bytes > total_memory()) drain_all();
     if (used + bytes > total_memory()) return OUT_OF_MEMORY;
     char *memory = (char *)aligned_alloc(256, (bytes + GUARD + 255) / 256 * 256);

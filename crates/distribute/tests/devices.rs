@@ -5,6 +5,8 @@
 
 #[path = "devices/gpus.rs"]
 mod gpus;
+#[path = "devices/memory.rs"]
+mod memory;
 #[path = "devices/training.rs"]
 mod training;
 

@@ -3,6 +3,7 @@
 use super::gradients::require_scalar;
 use super::{Gradients, Optimizer, Weighting};
 use crate::deposit::{self, Bucket};
+use crate::transfer::to_device;
 use crate::variables::to_host;
 use crate::{Error, ReplicaContext, Result};
 use candle_core::{DType, Tensor};
@@ -108,7 +109,9 @@ pub(super) fn mean(losses: &[(Tensor, usize)]) -> Result<Option<Tensor>> {
         return Ok(Some(last.clone()));
     }
     let all: usize = losses.iter().map(|(_, examples)| examples).sum();
+    // Losses may be on any device: that of each is the user's.
     let weighed = |(mean, examples): &(Tensor, usize)| {
+        let mean = to_device(mean, last.device())?;
         mean.to_dtype(DType::F64)?.affine(*examples as f64 / all as f64, 0.)
     };
     let weighed = losses.iter().map(weighed).collect::<candle_core::Result<Vec<_>>>()?;

@@ -73,25 +73,26 @@ impl<R: Rule> Optimizer<R> {
         if let (Ok(judged), Some(loss)) = (&made, &unread)
             && let Err(error) = self.made_unread(&mut call, judged.finished + 1, loss.clone())
         {
-            made = Err(error);
+            made = Err(behind(operation, Verdict::Make, "losses of steps cannot be read", &error));
         }
         call.tell();
-        let Judged { loss, dtype, .. } = made?;
+        let Judged { loss, dtype, verdict, .. } = made?;
         if member.rank() == 0 {
             self.trained.strategy.count_update();
         }
         self.trained.strategy.refresh_copies(ctx.local_replica()).map_err(|error| {
-            let reason = format!(
-                "the step was made, but its weights cannot be brought to this replica's device, which the next run does again: {error}"
-            );
-            Error::invalid(operation, reason)
+            let what =
+                "its weights cannot be brought to this replica's device, which the next run does again";
+            behind(operation, verdict, what, &error)
         })?;
         if let Some(loss) = unread {
             // Of the only replica.
             return Ok(loss);
         }
         let loss = Tensor::new(loss, &candle_core::Device::Cpu)?.to_dtype(dtype)?;
-        Ok(to_device(&loss, &ctx.device_for_candle()?)?)
+        to_device(&loss, &ctx.device_for_candle()?).map_err(|error| {
+            behind(operation, verdict, "its loss cannot be brought to this replica's device", &error.into())
+        })
     }
 
     /// Where this process is in its training, where that is to be compared, or a schedule to be asked.
@@ -269,6 +270,15 @@ impl<R: Rule> Optimizer<R> {
             Ok(Arc::new(reduction::changed(closure, &self.trained, Arc::unwrap_or_clone(gradients))?))
         })
     }
+}
+
+/// An error of this replica's device behind a step, which is not to be made again.
+fn behind(operation: &'static str, verdict: Verdict, what: &str, error: &Error) -> Error {
+    let made = match verdict {
+        Verdict::Make => "made",
+        Verdict::Leave => "left out",
+    };
+    Error::invalid(operation, format!("the step was {made}, but {what}: {error}"))
 }
 
 /// Tells the other workers of an error of this one's own, which ends their call. They know those of a call.

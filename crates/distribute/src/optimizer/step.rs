@@ -32,7 +32,7 @@ impl<R: Rule> Optimizer<R> {
     /// this optimizer is being made, or for an `n` above 0 where this replica's piece of the batch is empty;
     /// [`Error::MissingGradients`] and [`Error::NotFinite`] where they were asked for; [`Error::Candle`] where backward
     /// fails; [`Error::Panicked`] where a closure, a schedule or a rule of your own panics. The variables have not changed
-    /// then.
+    /// then. An error of a GPU behind the step says that it was made.
     #[doc(alias = "tf.keras.optimizers.Optimizer.minimize")]
     #[track_caller]
     pub fn minimize(&self, ctx: &ReplicaContext, loss: Tensor, n: usize) -> Result<Tensor> {

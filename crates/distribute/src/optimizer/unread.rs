@@ -2,6 +2,7 @@
 
 use crate::Result;
 use crate::lock::lock;
+use crate::transfer::to_device;
 use crate::variables::to_host;
 use candle_core::{DType, Tensor};
 use std::sync::Mutex;
@@ -42,8 +43,10 @@ impl Unread {
         let losses = std::mem::take(&mut waiting.losses);
         waiting.read = waiting.read.saturating_add(losses.len());
         drop(waiting);
-        let as_f64 =
-            losses.iter().map(|of| of.loss.to_dtype(DType::F64)).collect::<candle_core::Result<Vec<_>>>()?;
+        let Some(last) = losses.last().map(|of| of.loss.device()) else { return Ok(Vec::new()) };
+        // Those of other steps may be on other devices.
+        let as_f64 = losses.iter().map(|of| to_device(&of.loss, last)?.to_dtype(DType::F64));
+        let as_f64 = as_f64.collect::<candle_core::Result<Vec<_>>>()?;
         let read: Vec<f64> = to_host(&Tensor::stack(&as_f64, 0)?)?.to_vec1()?;
         let of = |(Loss { step, number, .. }, loss): (Loss<Tensor>, f64)| Loss { step, number, loss };
         Ok(losses.into_iter().zip(read).map(of).collect())

@@ -210,7 +210,8 @@ fn guilt(replica: usize, error: &Error) -> Guilt {
 fn explain(error: Error, rows: Option<usize>, context: &ReplicaContext) -> Error {
     let error = raised(error);
     let advice = match &error {
-        Error::Candle(_)
+        // On some of them candle panics.
+        Error::Candle(_) | Error::Panicked { .. }
             if rows == Some(0) && context.device_for_candle().is_ok_and(|device| !device.is_cpu()) =>
         {
             "candle's products, reductions and Tensor::cat refuse 0 rows on a GPU: use layers and losses of distribute::nn, which \

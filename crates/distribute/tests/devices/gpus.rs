@@ -9,7 +9,7 @@ use distribute::optimizer::rules::{Adagrad, Ftrl, Momentum};
 use distribute::strategy::Links;
 use distribute::{
     DeviceName, LocalCluster, MirroredStrategy, MultiWorkerMirroredStrategy, NcclAllReduce,
-    OneDeviceStrategy, Optimizer, ParameterServerStrategy, Strategy,
+    OneDeviceStrategy, Optimizer, ParameterServerStrategy, ReplicaContext, Strategy,
 };
 use distribute_collective::group::local;
 use distribute_testing::{child, skipped, watched};
@@ -21,16 +21,16 @@ use tracing::Subscriber;
 use tracing::span::{Attributes, Id};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 
-fn on(devices: &[&str]) -> Strategy {
+pub fn on(devices: &[&str]) -> Strategy {
     MirroredStrategy::new(devices.iter().copied()).unwrap().into()
 }
 
-fn alone(device: &str) -> Strategy {
+pub fn alone(device: &str) -> Strategy {
     OneDeviceStrategy::new(device).unwrap().into()
 }
 
 /// Runs the test where there are so many GPUs, else says that it doesn't.
-fn with_gpus(needed: usize, test: impl FnOnce() + Send + 'static) {
+pub fn with_gpus(needed: usize, test: impl FnOnce() + Send + 'static) {
     let missing = (0..needed).find_map(|gpu| DeviceName::gpu(gpu).to_candle().err());
     match missing {
         Some(error) => skipped(error),
@@ -208,18 +208,21 @@ fn where_nccl_hangs_the_step_ends_with_an_error_and_weights_are_those_before() {
 fn a_gpu_without_rows_is_told_to_skip() {
     with_gpus(1, || {
         let strategy = on(&["cpu:0", "gpu:0"]);
-        let batches = strategy
-            .distribute_dataset(
-                Dataset::from_slices(Tensor::new(&[1f32], &Device::Cpu).unwrap()).unwrap().batch(1),
-            )
-            .unwrap();
-        let batch = batches.into_iter().next().unwrap().unwrap();
-        let failed = strategy.run(batch, |_, numbers: Tensor| Ok(Tensor::cat(&[&numbers, &numbers], 0)?));
-        let error = failed.unwrap_err().to_string();
-        assert!(
-            error.contains("replica 1 got an empty piece") && error.contains("call optimizer.skip(ctx)"),
-            "{error}"
-        );
+        // The first is refused by CUDA, and candle panics on the second.
+        let operations: [fn(&Tensor) -> candle_core::Result<Tensor>; 2] =
+            [|numbers| Tensor::cat(&[numbers, numbers], 0), |numbers| numbers.sum(1)];
+        for operation in operations {
+            let numbers = Tensor::new(&[[1f32, 2.]], &Device::Cpu).unwrap();
+            let batches =
+                strategy.distribute_dataset(Dataset::from_slices(numbers).unwrap().batch(1)).unwrap();
+            let batch = batches.into_iter().next().unwrap().unwrap();
+            let failed = strategy.run(batch, |_, numbers: Tensor| Ok(operation(&numbers)?));
+            let error = failed.unwrap_err().to_string();
+            assert!(
+                error.contains("replica 1 got an empty piece") && error.contains("call optimizer.skip(ctx)"),
+                "{error}"
+            );
+        }
     });
 }
 
@@ -240,6 +243,32 @@ fn scalars_are_weights_of_a_gpu_too() {
                 strategy.run(&model, |ctx, w| optimizer.minimize(ctx, (w * 1.)?, 1)).unwrap();
             }
             model.variables.get("w").unwrap().to_scalar::<f32>().unwrap()
+        };
+        assert_eq!(trained("cpu:0"), trained("gpu:0"));
+    });
+}
+
+/// Of micro-batches of a step, and of steps whose losses are read together.
+#[test]
+fn losses_may_be_on_any_device() {
+    with_gpus(1, || {
+        let trained = |device: &str| {
+            let strategy = alone(device);
+            let model = strategy.replicate(|vb| vb.get_with_hints(2, "w", Init::Const(8.))).unwrap();
+            let optimizer = Optimizer::with_rule(Momentum::default(), &model.variables, 0.1).unwrap();
+            for step in 0..6 {
+                let make = |ctx: &ReplicaContext, w: &Tensor| {
+                    let there = w.sqr()?.mean_all()?;
+                    let on_host = w.to_device(&Device::Cpu)?.sum_all()?;
+                    match step % 3 {
+                        0 => optimizer.minimize_each(ctx, [Ok((there, 1)), Ok((on_host, 2))]),
+                        1 => optimizer.minimize(ctx, on_host, 1),
+                        _ => optimizer.minimize_each(ctx, [Ok((on_host, 2)), Ok((there, 1))]),
+                    }
+                };
+                strategy.run(&model, make).unwrap();
+            }
+            model.variables.get("w").unwrap().to_vec1::<f32>().unwrap()
         };
         assert_eq!(trained("cpu:0"), trained("gpu:0"));
     });

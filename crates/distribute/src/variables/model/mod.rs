@@ -268,7 +268,8 @@ impl Variables {
             if let Some(copy) = on_device {
                 computed_with = copy;
             } else if !rows::are_asked_for() {
-                computed_with = weights.of_replica(replica)?;
+                computed_with =
+                    weights.of_replica(replica).map_err(|error| self.not_copied(weights, replica, &error))?;
             } else if let Some(copies) = weights.device_copies() {
                 // Rows are looked up in the memory of the CPU, and only they are brought to a device.
                 copies.read_directly()?;
@@ -278,6 +279,22 @@ impl Variables {
             tracing::debug!("two layers of the model share variable {name}: both asked for this path");
         }
         Ok(computed_with.as_tensor().clone())
+    }
+
+    /// A replica's device has no copy of a variable.
+    fn not_copied(&self, variable: &Variable, replica: usize, error: &Error) -> Error {
+        let device = self.0.strategy.devices().get(replica).map(ToString::to_string).unwrap_or_default();
+        let error = error.to_string();
+        let why = if variable.dims().contains(&0) {
+            "a GPU gives no memory for no elements; leave the variable out"
+        } else {
+            error.lines().next().unwrap_or_default()
+        };
+        let (name, dtype, dims) = (variable.name(), variable.dtype(), variable.dims());
+        Error::Device {
+            name: device,
+            reason: format!("variable {name}, {dtype}{dims:?}, cannot be copied there: {why}"),
+        }
     }
 
     /// The copy of a table on a replica's device, where what looks up rows asks for it and they are looked up there: where no process but this one
