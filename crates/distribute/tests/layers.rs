@@ -4,6 +4,8 @@
 
 #[path = "layers/batch_norm.rs"]
 mod batch_norm;
+#[path = "layers/conv1d.rs"]
+mod conv1d;
 #[path = "layers/dropout.rs"]
 mod dropout;
 

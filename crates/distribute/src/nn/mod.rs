@@ -20,6 +20,7 @@
 
 mod attention;
 mod batch_norm;
+mod conv1d;
 mod conv2d;
 mod device_table;
 mod dropout;
@@ -44,9 +45,10 @@ mod turn_over;
 pub use batch_norm::{BatchNorm, batch_norm};
 // candle_nn's own, all of whose operations have gradients.
 pub use candle_nn::{
-    Activation, BatchNormConfig, Conv1d, Conv1dConfig, Conv2dConfig, Func, GroupNorm, Init, LayerNormConfig,
-    Module, ModuleT, PReLU, VarBuilder, conv1d, conv1d_no_bias, encoding, func, group_norm, init, prelu,
+    Activation, BatchNormConfig, Conv1dConfig, Conv2dConfig, Func, GroupNorm, Init, LayerNormConfig, Module,
+    ModuleT, PReLU, VarBuilder, encoding, func, group_norm, init, prelu,
 };
+pub use conv1d::{Conv1d, conv1d, conv1d_no_bias};
 pub use conv2d::{Conv2d, conv2d, conv2d_no_bias};
 pub use dropout::Dropout;
 pub use dynamic_embedding::{DynamicEmbedding, dynamic_embedding, dynamic_embedding_init};

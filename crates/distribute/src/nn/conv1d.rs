@@ -1,0 +1,114 @@
+//! Convolution of sequences: that of images of one row.
+
+use super::Conv2d;
+use candle_core::{Module, Result, Tensor, bail};
+use candle_nn::{Conv1dConfig, Conv2dConfig, VarBuilder};
+use distribute_tensor::without_elements;
+
+/// candle_nn's `Conv1d`, with gradients that are right: on the CPU, candle 0.11 gives other ones for the weight of any batch of several sequences, and
+/// for its input where nothing is padded.
+///
+/// `x` has shape `[n, in, length]` and the result `[n, out, …]`; the weight is `[out, in / groups, width]`, the bias `[out]`. It is a [`Conv2d`] of
+/// images of one row.
+///
+/// ```
+/// # use distribute::prelude::*;
+/// use candle_core::{DType, Device, Module, Tensor};
+/// use distribute::nn::{Conv1dConfig, conv1d};
+///
+/// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+/// let model = strategy.replicate(|vb| conv1d(2, 4, 3, Conv1dConfig { padding: 1, ..Default::default() }, vb))?;
+/// let optimizer = Sgd::new(&model.variables, 0.1)?;
+/// let x = Tensor::ones((5, 2, 7), DType::F32, &Device::Cpu)?;
+/// strategy.run(&model, |ctx, model| optimizer.minimize(ctx, model.forward(&x)?.mean_all()?, 5))?;
+/// # Ok::<(), distribute::Error>(())
+/// ```
+#[doc(alias = "tf.keras.layers.Conv1D")]
+#[doc(alias = "tf.nn.conv1d")]
+#[derive(Clone, Debug)]
+pub struct Conv1d {
+    weight: Tensor,
+    bias: Option<Tensor>,
+    config: Conv1dConfig,
+}
+
+/// A layer with a bias, of variables `weight` and `bias`, initialised as candle_nn's.
+///
+/// # Errors
+/// Those of the `VarBuilder`.
+pub fn conv1d(
+    in_channels: usize,
+    out_channels: usize,
+    kernel_size: usize,
+    config: Conv1dConfig,
+    vb: VarBuilder,
+) -> Result<Conv1d> {
+    candle_nn::conv1d(in_channels, out_channels, kernel_size, config, vb).map(Conv1d::from)
+}
+
+/// A layer without a bias, of the variable `weight`, initialised as candle_nn's.
+///
+/// # Errors
+/// Those of the `VarBuilder`.
+pub fn conv1d_no_bias(
+    in_channels: usize,
+    out_channels: usize,
+    kernel_size: usize,
+    config: Conv1dConfig,
+    vb: VarBuilder,
+) -> Result<Conv1d> {
+    candle_nn::conv1d_no_bias(in_channels, out_channels, kernel_size, config, vb).map(Conv1d::from)
+}
+
+impl From<candle_nn::Conv1d> for Conv1d {
+    fn from(layer: candle_nn::Conv1d) -> Self {
+        Self::new(layer.weight().clone(), layer.bias().cloned(), *layer.config())
+    }
+}
+
+impl Conv1d {
+    /// A layer of a weight `[out, in / groups, width]` and a bias `[out]`.
+    pub fn new(weight: Tensor, bias: Option<Tensor>, config: Conv1dConfig) -> Self {
+        Self { weight, bias, config }
+    }
+
+    /// The weight, `[out, in / groups, width]`.
+    pub fn weight(&self) -> &Tensor {
+        &self.weight
+    }
+
+    /// The bias, `[out]`.
+    pub fn bias(&self) -> Option<&Tensor> {
+        self.bias.as_ref()
+    }
+
+    /// Stride, padding, dilation and groups.
+    pub fn config(&self) -> &Conv1dConfig {
+        &self.config
+    }
+}
+
+impl Module for Conv1d {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        if x.rank() != 3 || self.weight.rank() != 3 {
+            bail!(
+                "conv1d: x has to be [n, in, length] and the weight [out, in / groups, width], not {:?} and {:?}",
+                x.dims(),
+                self.weight.dims()
+            );
+        }
+        let Conv1dConfig { padding, stride, dilation, groups, cudnn_fwd_algo } = self.config;
+        // Above and below the row nothing is added.
+        let rows = match (padding, x.dims()) {
+            (0, _) => x.clone(),
+            (_, &[0, channels, length]) => {
+                without_elements(&[0, channels, length + 2 * padding], x.dtype(), x.device())?
+            }
+            _ => x.pad_with_zeros(2, padding, padding)?,
+        };
+        let config = Conv2dConfig { padding: 0, stride, dilation, groups, cudnn_fwd_algo };
+        Conv2d::new(self.weight.unsqueeze(2)?, self.bias.clone(), config)
+            .forward(&rows.unsqueeze(2)?)?
+            .squeeze(2)
+    }
+}
