@@ -80,7 +80,7 @@ fn train(
         }
         accuracy(strategy, &model, held_out)
     })?;
-    Ok(Trained { pace: progress.finish(), accuracy, variables: model.variables.clone() })
+    Ok(Trained { pace: progress.finish()?, accuracy, variables: model.variables.clone() })
 }
 
 /// The share of `digits` that the model reads right: each replica counts in its pieces, `reduce` adds the counts up.

@@ -38,7 +38,7 @@ fn main() -> distribute::Result<()> {
         }
     }
 
-    let pace = progress.finish();
+    let pace = progress.finish()?;
     let number = |name| distribute::Ok(line.variables.get(name)?.flatten_all()?.to_vec1::<f32>()?[0]);
     let (slope, intercept) = (number("weight")?, number("bias")?);
     let figures = [

@@ -87,7 +87,7 @@ fn train(
         progress.step(&losses)?;
         seen += strategy.reduce(ReduceOp::Sum, counts, None)?;
     }
-    progress.finish();
+    progress.finish()?;
     if !saved.exists() {
         training.save(saved)?;
     }

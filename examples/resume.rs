@@ -87,7 +87,7 @@ fn main() -> distribute::Result<()> {
         }
     }
 
-    let pace = progress.finish();
+    let pace = progress.finish()?;
     let weights = model.variables.sha256()?;
     let figures = [
         ("example", "resume".into()),

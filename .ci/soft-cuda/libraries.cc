@@ -122,6 +122,19 @@ EXPORT int nvrtcCompileProgram(void *program, int, const char *const *) {
     Program *it = (Program *)program;
     char folder[] = "/tmp/soft-cuda-XXXXXX";
     if (!mkdtemp(folder)) return 6;
+    // Libraries are there until the program ends.
+    static std::vector<std::string> folders;
+    if (folders.empty())
+        atexit([] {
+            for (auto &each : folders) {
+                for (const char *file : {"/program.cu", "/program.so"}) unlink((each + file).c_str());
+                rmdir(each.c_str());
+            }
+        });
+    {
+        LOCKED;
+        folders.push_back(folder);
+    }
     std::string source = std::string(folder) + "/program.cu", library = std::string(folder) + "/program.so";
     FILE *file = fopen(source.c_str(), "w");
     if (!file) return 6;

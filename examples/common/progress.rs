@@ -255,11 +255,12 @@ impl Progress {
     }
 
     /// Stops the clock: the seconds since the start, examples in a second, and the mean loss of the last epoch.
-    pub fn finish(self) -> Pace {
+    pub fn finish(mut self) -> distribute::Result<Pace> {
+        self.read()?;
         if let View::Bar(bar) = &self.view {
             bar.finish();
         }
-        Pace { seconds: self.clock.seconds(), examples_per_s: self.speed(), loss: self.last_loss }
+        Ok(Pace { seconds: self.clock.seconds(), examples_per_s: self.speed(), loss: self.last_loss })
     }
 
     fn speed(&self) -> f64 {

@@ -68,7 +68,7 @@ fn main() -> distribute::Result<()> {
             progress.step(&losses)?;
         }
     }
-    let pace = progress.finish();
+    let pace = progress.finish()?;
     drop(trace);
 
     let loss = held_out_loss(&strategy, &model, &text)?;

@@ -91,7 +91,7 @@ fn train(
         }
         pass += 1;
     }
-    let pace = progress.finish();
+    let pace = progress.finish()?;
     if !strategy.is_chief() {
         return Ok(None);
     }

@@ -92,7 +92,7 @@ pub fn main(name: &str, options: &Options, strategy: &ParameterServerStrategy, k
     }
     losses.into_iter().try_for_each(|loss| progress.add(loss.fetch()?.into()))?;
     coordinator.join()?;
-    let pace = progress.finish();
+    let pace = progress.finish()?;
 
     let held_out = packages.held_out.len();
     let tests = (0..held_out)

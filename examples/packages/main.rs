@@ -108,7 +108,7 @@ fn train(
             progress.step(&losses)?;
         }
     }
-    let pace = progress.finish();
+    let pace = progress.finish()?;
     let accuracy = right(strategy, &model, packages, &packages.held_out, AutoShardPolicy::default())? as f64
         / packages.held_out.len() as f64;
     Ok(Trained { pace, accuracy, variables: model.variables.clone() })

@@ -61,7 +61,7 @@ fn train_with(strategy: &Strategy, terminal: Option<ProgressDrawTarget>, quiet: 
     let losses = PerReplica::from_values(vec![loss.clone(), loss]);
     let mut progress = Progress::on(terminal, quiet, strategy, 3, 10, 4);
     (0..9).for_each(|_| progress.step(&losses).unwrap());
-    let pace = progress.finish();
+    let pace = progress.finish().unwrap();
     assert!(pace.loss == 0.5 && pace.examples_per_s > 0.);
 }
 

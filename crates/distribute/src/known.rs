@@ -1,34 +1,55 @@
 //! Operations of candle whose result is there before candle asks for it, on any device.
 
+use crate::lock::lock;
 use candle_core::backend::BackendStorage;
 use candle_core::{
     CpuStorage, CudaStorage, CustomOp1, CustomOp2, CustomOp3, Layout, MetalStorage, Result, Shape, Storage,
     Tensor, bail,
 };
+use std::sync::Mutex;
 
 /// Such an operation, on one, two or three tensors.
 pub(crate) struct Known<B> {
-    /// For candle's messages.
-    pub(crate) name: &'static str,
-    pub(crate) result: Tensor,
-    /// The gradients of the tensors, from these and that of the result.
-    pub(crate) backward: B,
+    name: &'static str,
+    /// Until candle has it, in memory of its own.
+    result: Mutex<Option<Tensor>>,
+    backward: B,
 }
 
 impl<B> Known<B> {
+    /// An operation with this name, for candle's messages, and this result. `backward` gives the gradients of the tensors, from these, the result, and
+    /// the gradient of that.
+    pub(crate) fn new(name: &'static str, result: Tensor, backward: B) -> Self {
+        Self { name, result: Mutex::new(Some(result)), backward }
+    }
+
+    fn result(&self) -> Result<Tensor> {
+        let result = lock(&self.result).take();
+        result.ok_or_else(|| candle_core::Error::msg(format!("{}: it is computed once", self.name)))
+    }
+
     /// The result as the CPU's forward gives it.
     fn cpu(&self) -> Result<(CpuStorage, Shape)> {
-        copy(&self.result, |storage| if let Storage::Cpu(storage) = storage { Some(storage) } else { None })
+        copy(
+            &self.result()?,
+            |storage| if let Storage::Cpu(storage) = storage { Some(storage) } else { None },
+        )
     }
 
     /// The result as CUDA's forward gives it.
     fn cuda(&self) -> Result<(CudaStorage, Shape)> {
-        copy(&self.result, |storage| if let Storage::Cuda(storage) = storage { Some(storage) } else { None })
+        copy(
+            &self.result()?,
+            |storage| if let Storage::Cuda(storage) = storage { Some(storage) } else { None },
+        )
     }
 
     /// The result as Metal's forward gives it.
     fn metal(&self) -> Result<(MetalStorage, Shape)> {
-        copy(&self.result, |storage| if let Storage::Metal(storage) = storage { Some(storage) } else { None })
+        copy(
+            &self.result()?,
+            |storage| if let Storage::Metal(storage) = storage { Some(storage) } else { None },
+        )
     }
 }
 
@@ -45,7 +66,7 @@ fn copy<S: BackendStorage>(result: &Tensor, there: impl Fn(&Storage) -> Option<&
 
 impl<B> CustomOp1 for Known<B>
 where
-    B: Fn([&Tensor; 1], &Tensor) -> Result<[Option<Tensor>; 1]> + Send + Sync,
+    B: Fn([&Tensor; 1], &Tensor, &Tensor) -> Result<[Option<Tensor>; 1]> + Send + Sync,
 {
     fn name(&self) -> &'static str {
         self.name
@@ -63,15 +84,15 @@ where
         self.metal()
     }
 
-    fn bwd(&self, argument: &Tensor, _: &Tensor, upstream: &Tensor) -> Result<Option<Tensor>> {
-        let [gradient] = (self.backward)([argument], upstream)?;
+    fn bwd(&self, argument: &Tensor, result: &Tensor, upstream: &Tensor) -> Result<Option<Tensor>> {
+        let [gradient] = (self.backward)([argument], result, upstream)?;
         Ok(gradient)
     }
 }
 
 impl<B> CustomOp2 for Known<B>
 where
-    B: Fn([&Tensor; 2], &Tensor) -> Result<[Option<Tensor>; 2]> + Send + Sync,
+    B: Fn([&Tensor; 2], &Tensor, &Tensor) -> Result<[Option<Tensor>; 2]> + Send + Sync,
 {
     fn name(&self) -> &'static str {
         self.name
@@ -105,16 +126,16 @@ where
         &self,
         first: &Tensor,
         second: &Tensor,
-        _: &Tensor,
+        result: &Tensor,
         upstream: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        (self.backward)([first, second], upstream).map(<(_, _)>::from)
+        (self.backward)([first, second], result, upstream).map(<(_, _)>::from)
     }
 }
 
 impl<B> CustomOp3 for Known<B>
 where
-    B: Fn([&Tensor; 3], &Tensor) -> Result<[Option<Tensor>; 3]> + Send + Sync,
+    B: Fn([&Tensor; 3], &Tensor, &Tensor) -> Result<[Option<Tensor>; 3]> + Send + Sync,
 {
     fn name(&self) -> &'static str {
         self.name
@@ -161,9 +182,9 @@ where
         first: &Tensor,
         second: &Tensor,
         third: &Tensor,
-        _: &Tensor,
+        result: &Tensor,
         upstream: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        (self.backward)([first, second, third], upstream).map(<(_, _, _)>::from)
+        (self.backward)([first, second, third], result, upstream).map(<(_, _, _)>::from)
     }
 }

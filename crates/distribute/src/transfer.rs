@@ -4,8 +4,8 @@ use candle_core::{Device, Result, Tensor};
 use distribute_tensor::without_elements;
 
 /// The tensor on this device, by candle's way, and two cases that it leaves out: of a tensor without elements, CUDA refuses to take nothing; and one that is
-/// copied from a GPU to another is kept until that is done, whoever drops it before. cudarc (0.19) lets the copy wait for what writes it, and frees it
-/// without a look at the copy.
+/// copied from a GPU to another is kept until that is done, whoever drops it before. cudarc (0.19) lets the copy wait for what writes it, but takes note of it on
+/// the source's stream before the copy, and so frees the source too early.
 ///
 /// # Errors
 /// candle's: the device has no memory, or no such dtype.

@@ -3,7 +3,7 @@
 use distribute_cluster::{Deadline, Stopwatch};
 use std::time::Duration;
 
-/// So long who asks does nothing else.
+/// Spin this long before pausing.
 const SPIN: Duration = Duration::from_micros(200);
 
 /// The longest pause between two questions after that.

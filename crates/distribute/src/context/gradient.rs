@@ -60,12 +60,12 @@ pub(super) fn attach(
             let backward = {
                 // It holds `graph`, which is dropped with the last graph that contains this operation.
                 let (context, gradient, graph) = (context.clone(), gradient.clone(), graph.clone());
-                move |_: [&Tensor; 1], upstream: &Tensor| {
+                move |_: [&Tensor; 1], _: &Tensor, upstream: &Tensor| {
                     let _held = &graph;
                     gradient(leaf, upstream, &context).map(|gradient| [Some(gradient)]).map_err(raise)
                 }
             };
-            let result = x.apply_op1(Known { name: "collective", result: y.clone(), backward })?;
+            let result = x.apply_op1(Known::new("collective", y.clone(), backward))?;
             let (gradient, shape, dtype) = (gradient.clone(), y.shape().clone(), y.dtype());
             context.expect_gradient((call, leaf), (&result, &graph), gave, move |context| {
                 gradient(leaf, &Tensor::zeros(&shape, dtype, &Device::Cpu)?, context).map(drop)

@@ -15,11 +15,11 @@ pub(super) fn look_up<C: Combine>(
     let index: Vec<i64> = rows.iter().map(|row| *row as i64).collect();
     let index = Tensor::from_vec(index, rows.len(), table.device())?;
     let result = combine.of_rows(table.detach().index_select(&index, 0)?)?.reshape(shape)?;
-    let backward = move |[table]: [&Tensor; 1], upstream: &Tensor| {
+    let backward = move |[table]: [&Tensor; 1], _: &Tensor, upstream: &Tensor| {
         let width = table.dim(1)?;
         let upstream = upstream.detach().contiguous()?;
         let upstream = upstream.reshape((upstream.elem_count() / width, width))?;
         Ok([deposit::device_row_gradient(table, &rows, &combine.gradients_of_rows(upstream)?)?])
     };
-    table.apply_op1(Known { name: C::NAME, result, backward })
+    table.apply_op1(Known::new(C::NAME, result, backward))
 }

@@ -131,9 +131,11 @@ impl Linear {
         if let Some(activation) = activation {
             result = activation.composed(&result)?;
         }
-        let y = result.clone();
-        let through = move |upstream: &Tensor| match activation {
-            Some(activation) => activation.composed_backward(&y, &upstream.detach())?.contiguous(),
+        if ![Some(x), Some(&self.weight), self.bias.as_ref()].into_iter().flatten().any(Tensor::track_op) {
+            return self.unflatten(result, x);
+        }
+        let through = move |y: &Tensor, upstream: &Tensor| match activation {
+            Some(activation) => activation.composed_backward(&y.detach(), &upstream.detach())?.contiguous(),
             None => upstream.detach().contiguous(),
         };
         let of_product = |x: &Tensor, weight: &Tensor, upstream: &Tensor| -> Result<[Option<Tensor>; 2]> {
@@ -144,18 +146,19 @@ impl Linear {
         const NAME: &str = "linear";
         let y = match &self.bias {
             Some(bias) => {
-                let backward = move |[x, weight, _]: [&Tensor; 3], upstream: &Tensor| {
-                    let upstream = through(upstream)?;
+                let backward = move |[x, weight, bias]: [&Tensor; 3], y: &Tensor, upstream: &Tensor| {
+                    let upstream = through(y, upstream)?;
                     let [of_rows, of_weight] = of_product(x, weight, &upstream)?;
-                    Ok([of_rows, of_weight, Some(upstream.sum(0)?)])
+                    let of_bias = bias.track_op().then(|| upstream.sum(0)).transpose()?;
+                    Ok([of_rows, of_weight, of_bias])
                 };
-                rows.apply_op3(&self.weight, bias, Known { name: NAME, result, backward })?
+                rows.apply_op3(&self.weight, bias, Known::new(NAME, result, backward))?
             }
             None => {
-                let backward = move |[x, weight]: [&Tensor; 2], upstream: &Tensor| {
-                    of_product(x, weight, &through(upstream)?)
+                let backward = move |[x, weight]: [&Tensor; 2], y: &Tensor, upstream: &Tensor| {
+                    of_product(x, weight, &through(y, upstream)?)
                 };
-                rows.apply_op2(&self.weight, Known { name: NAME, result, backward })?
+                rows.apply_op2(&self.weight, Known::new(NAME, result, backward))?
             }
         };
         self.unflatten(y, x)
@@ -168,7 +171,8 @@ impl Linear {
         }
         // candle 0.11's own product of a transposed batch and a transposed weight has wrong numbers.
         let x = x.contiguous()?;
-        if x.elem_count() == 0 && x.rank() > 0 {
+        let is_wide = x.dims().last().copied() == self.weight.dims().get(1).copied();
+        if x.elem_count() == 0 && x.rank() > 1 && is_wide && self.weight.elem_count() > 0 {
             // What has no elements has no gradient, and GPUs compute nothing of it.
             let outer = &x.dims()[..x.rank() - 1];
             return without_elements(&[outer, &[self.weight.dim(0)?]].concat(), x.dtype(), x.device());

@@ -128,16 +128,19 @@ impl Pinned {
     /// Numbers, of which there are some, in memory of candle's stream that is written when their copy is over.
     fn copy<T: NoUninit>(&self, numbers: &[T]) -> Result<CudaSlice<T>, DriverError> {
         let written = self.copy_bytes(bytemuck::cast_slice(numbers))?;
-        let candles = self.device.cuda_stream();
+        let candle_stream = self.device.cuda_stream();
         let memory = written.leak();
         // SAFETY: the allocation is nobody else's since `leak`, has as many bytes as the numbers, is aligned for any, and holds theirs when the
         // copy is over.
-        let mut owned: CudaSlice<T> = unsafe { candles.upgrade_device_ptr(memory, numbers.len()) };
+        let mut owned: CudaSlice<T> = unsafe { candle_stream.upgrade_device_ptr(memory, numbers.len()) };
         let (_, behind) = owned.device_ptr_mut(&self.copies);
         // The event of the last write, on the stream of copies.
         drop(behind);
-        // An error of that is kept there.
-        self.copies.context().check_err()?;
+        // An error of that is kept there. Without the event, the memory could be freed while it is written.
+        if let Err(error) = self.copies.context().check_err() {
+            let _ = self.copies.synchronize();
+            return Err(error);
+        }
         Ok(owned)
     }
 

@@ -24,10 +24,10 @@ pub(super) fn moments(x: &Tensor) -> Result<Moments> {
 /// The operation on `x`, `weight` and `bias`, with the gradient behind it.
 pub(super) fn normalize(operation: Normalize, x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> {
     let result = if x.elem_count() == 0 { x.detach() } else { normalized(&operation, x, weight, bias)? };
-    let backward = move |[x, weight, _]: [&Tensor; 3], upstream: &Tensor| {
+    let backward = move |[x, weight, _]: [&Tensor; 3], _: &Tensor, upstream: &Tensor| {
         gradients(&operation, x, weight, upstream).map(|all| all.map(Some))
     };
-    x.apply_op3(weight, bias, Known { name: "batch-norm", result, backward })
+    x.apply_op3(weight, bias, Known::new("batch-norm", result, backward))
 }
 
 fn normalized(operation: &Normalize, x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> {

@@ -7,15 +7,17 @@ use candle_core::{Result, Tensor};
 /// The mean over the pairs of logits and targets of one shape and dtype.
 pub(super) fn composed(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
     let result = mean(&logits.detach(), &targets.detach())?;
-    let backward = |[x, z]: [&Tensor; 2], upstream: &Tensor| {
+    let is_trained = targets.track_op();
+    let backward = move |[x, z]: [&Tensor; 2], _: &Tensor, upstream: &Tensor| {
         let (x, z) = (x.detach(), z.detach());
         let each = (upstream / x.elem_count() as f64)?;
         let of_logits = (candle_nn::ops::sigmoid(&x)? - z)?.broadcast_mul(&each)?;
-        Ok([Some(of_logits), Some(x.neg()?.broadcast_mul(&each)?)])
+        let of_targets = is_trained.then(|| x.neg()?.broadcast_mul(&each)).transpose()?;
+        Ok([Some(of_logits), of_targets])
     };
     logits
         .contiguous()?
-        .apply_op2(&targets.contiguous()?, Known { name: "binary cross-entropy", result, backward })
+        .apply_op2(&targets.contiguous()?, Known::new("binary cross-entropy", result, backward))
 }
 
 /// max(x, 0) - x z + ln(1 + e⁻ˡˣˡ). candle has no ln(1 + e): with u = 1 + e as it is rounded, it is e ln(u) / (u - 1), and e where u is 1.

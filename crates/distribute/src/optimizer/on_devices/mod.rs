@@ -78,7 +78,7 @@ impl OnDevices<'_> {
                 return Err(Error::invalid("optimizer step", reason));
             };
             let slots = slots.on_devices(copies)?;
-            let mut of_replicas = Vec::with_capacity(copies.len());
+            let (mut indices, mut inputs) = (Vec::new(), Vec::new());
             for ((gradient, copy), slots) in of_variable.into_iter().zip(copies).zip(slots.iter()) {
                 let (index, values) = if rule.moves_absent_rows() {
                     (None, gradient.to_dense(copy)?)
@@ -87,14 +87,16 @@ impl OnDevices<'_> {
                     (gradient.index()?, values.clone())
                 };
                 let part = |whole: &Tensor| part_of(whole, index.as_ref());
-                let mut inputs = vec![part(&copy.as_detached_tensor())?, values.detach()];
-                inputs.extend(slots.iter().map(part).collect::<Result<Vec<_>>>()?);
-                let values = programs.run(rule.name(), &program, &inputs)?;
+                let mut of_replica = vec![part(&copy.as_detached_tensor())?, values.detach()];
+                of_replica.extend(slots.iter().map(part).collect::<Result<Vec<_>>>()?);
                 let index =
-                    index.map(|index| index.unsqueeze(1)?.broadcast_as(inputs[0].shape())?.contiguous());
-                let index = index.transpose()?;
-                of_replicas.push(OfReplica { index, values });
+                    index.map(|index| index.unsqueeze(1)?.broadcast_as(of_replica[0].shape())?.contiguous());
+                indices.push(index.transpose()?);
+                inputs.push(of_replica);
             }
+            let made = programs.run(rule.name(), &program, &inputs)?;
+            let of_replicas: Vec<_> =
+                indices.into_iter().zip(made).map(|(index, values)| OfReplica { index, values }).collect();
             if !of_replicas.is_empty() {
                 all.push(Made { variable, of_replicas });
             }

@@ -29,12 +29,22 @@ pub(super) struct Programs {
 }
 
 impl Programs {
-    /// The variable and its slots after the step, see [`program::run`], by one launch where there is a kernel for it.
-    pub(super) fn run(&mut self, rule: &str, program: &Program, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
-        match self.at_once(rule, program, inputs) {
-            Some(made) => Ok(made?),
-            None => program::run(program, inputs),
+    /// For each replica the variable and its slots after the step, see [`program::run`], by one launch each where there is a kernel on all of their
+    /// devices: replicas come to the same bits.
+    pub(super) fn run(
+        &mut self,
+        rule: &str,
+        program: &Program,
+        replicas: &[Vec<Tensor>],
+    ) -> Result<Vec<Vec<Tensor>>> {
+        let mut made = Vec::with_capacity(replicas.len());
+        for inputs in replicas {
+            match self.at_once(rule, program, inputs) {
+                Some(results) => made.push(results?),
+                None => return replicas.iter().map(|inputs| program::run(program, inputs)).collect(),
+            }
         }
+        Ok(made)
     }
 
     #[cfg(feature = "cuda")]

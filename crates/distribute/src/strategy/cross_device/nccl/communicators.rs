@@ -14,7 +14,7 @@ use std::time::Duration;
 /// How long who gives up communicators waits until they are gone, at most.
 const FAREWELL: Duration = Duration::from_secs(5);
 
-/// What is asked of NCCL: so much as the tests can play. No call waits for a GPU but [`abort`](Self::abort): what takes time is asked for again
+/// What is asked of NCCL: what the tests can fake. No call waits for a GPU but [`abort`](Self::abort): what takes time is asked for again
 /// and again.
 pub(super) trait Library: Sync {
     /// One communicator for each of several GPUs.

@@ -56,7 +56,7 @@ fn same<F: Number>(rule: &dyn Rule, count: usize, gpu: &Device) {
         );
         let handed_out = fused.clone();
         let before: Vec<Vec<F>> = handed_out.iter().map(|tensor| tensor.to_vec1().unwrap()).collect();
-        fused = Programs::default().run(rule.name(), &made, &inputs(&fused)).unwrap();
+        fused = Programs::default().run(rule.name(), &made, &[inputs(&fused)]).unwrap().remove(0);
         operations = program::run(&made, &inputs(&operations)).unwrap();
         let mut views: Vec<&mut [F]> = of_slots.iter_mut().map(Vec::as_mut_slice).collect();
         rule.update(at, &mut values, &gradient, &mut views).unwrap();
@@ -103,7 +103,11 @@ fn inputs_may_be_parts_of_tensors_transposed_alike_or_empty() {
         let at = Step::after(0, 0.5);
         let update = |var: &Tensor, gradient: &Tensor| {
             let made = Sgd.program(at).unwrap().unwrap();
-            Programs::default().run("sgd", &made, &[var.clone(), gradient.clone()]).unwrap().remove(0)
+            Programs::default()
+                .run("sgd", &made, &[vec![var.clone(), gradient.clone()]])
+                .unwrap()
+                .remove(0)
+                .remove(0)
         };
         let all = Tensor::arange(0f32, 24., &gpu).unwrap().reshape((4, 6)).unwrap();
         let part = all.narrow(0, 1, 2).unwrap();
@@ -119,7 +123,8 @@ fn inputs_may_be_parts_of_tensors_transposed_alike_or_empty() {
         }
         let made = Sgd.program(at).unwrap().unwrap();
         let of_other_shape = [part.clone(), one.clone()];
-        let error = Programs::default().run("sgd", &made, &of_other_shape).unwrap_err().to_string();
+        let error =
+            Programs::default().run("sgd", &made, &[of_other_shape.to_vec()]).unwrap_err().to_string();
         assert!(error.contains("shapes"), "{error}");
         let none = all.narrow(0, 0, 0).unwrap();
         assert_eq!(update(&none, &none).dims(), [0, 6]);
@@ -169,7 +174,7 @@ fn a_variable_keeps_what_it_has_until_it_is_set() {
         let var = Var::new(&[1f32, 2.], &gpu).unwrap();
         let made = Sgd.program(Step::after(0, 1.)).unwrap().unwrap();
         let inputs = [var.as_detached_tensor(), var.as_detached_tensor()];
-        let made = Programs::default().run("sgd", &made, &inputs).unwrap();
+        let made = Programs::default().run("sgd", &made, &[inputs.to_vec()]).unwrap().remove(0);
         assert_eq!(var.to_vec1::<f32>().unwrap(), [1., 2.]);
         var.set(&made[0]).unwrap();
         assert_eq!(var.to_vec1::<f32>().unwrap(), [0., 0.]);
