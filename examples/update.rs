@@ -62,7 +62,7 @@ fn main() -> distribute::Result<()> {
         }
     }
 
-    let pace = progress.finish();
+    let pace = progress.finish()?;
     let number = |variable: &Variable| distribute::Ok(variable.read::<Tensor>()?.to_vec1::<f32>()?[0]);
     let (a, b, steps) = (number(&slope)?, number(&intercept)?, steps.read::<i64>()?);
     let figures = [
