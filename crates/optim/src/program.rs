@@ -23,41 +23,6 @@ pub enum Precision {
     F64,
 }
 
-impl Precision {
-    /// The nearest number of this type.
-    pub fn rounded(self, number: f64) -> f64 {
-        match self {
-            Precision::F32 => f64::from(number as f32),
-            Precision::F64 => number,
-        }
-    }
-
-    /// What an operation on numbers alone comes to; `None` where one of its operands is none.
-    fn number(self, operation: &Operation, numbers: &[Option<f64>]) -> Option<f64> {
-        // Of sums, differences, products, quotients and roots, f64 has so many digits that rounding twice is rounding once.
-        let number = match *operation {
-            Operation::Input(_) => return None,
-            Operation::Constant(number) => number,
-            Operation::Add(a, b) => numbers[a]? + numbers[b]?,
-            Operation::Sub(a, b) => numbers[a]? - numbers[b]?,
-            Operation::Mul(a, b) => numbers[a]? * numbers[b]?,
-            Operation::Div(a, b) => numbers[a]? / numbers[b]?,
-            Operation::Sqrt(a) => numbers[a]?.sqrt(),
-            Operation::Pow(a, b) => match self {
-                Precision::F32 => f64::from((numbers[a]? as f32).powf(numbers[b]? as f32)),
-                Precision::F64 => numbers[a]?.powf(numbers[b]?),
-            },
-            Operation::Abs(a) => numbers[a]?.abs(),
-            Operation::CopySign(a, b) => numbers[a]?.copysign(numbers[b]?),
-            Operation::Select { value, bound, then, otherwise } => {
-                let (then, otherwise) = (numbers[then]?, numbers[otherwise]?);
-                if numbers[value]? <= numbers[bound]? { then } else { otherwise }
-            }
-        };
-        Some(self.rounded(number))
-    }
-}
-
 /// One operation, on the results of those at the given positions.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Operation {
@@ -113,6 +78,34 @@ impl Operation {
         all.into_iter().flatten()
     }
 
+    /// Its result, from the results of others and the inputs, with the rounding of their type; `None` where one is not there.
+    fn result<F: Float>(
+        self,
+        of: impl Fn(usize) -> Option<F>,
+        input: impl Fn(usize) -> Option<F>,
+    ) -> Option<F> {
+        Some(match self {
+            Operation::Input(number) => input(number)?,
+            Operation::Constant(number) => F::from_f64(number),
+            Operation::Add(a, b) => of(a)? + of(b)?,
+            Operation::Sub(a, b) => of(a)? - of(b)?,
+            Operation::Mul(a, b) => of(a)? * of(b)?,
+            Operation::Div(a, b) => of(a)? / of(b)?,
+            Operation::Sqrt(a) => of(a)?.sqrt(),
+            Operation::Pow(a, b) => of(a)?.powf(of(b)?),
+            Operation::Abs(a) => of(a)?.abs(),
+            Operation::CopySign(a, b) => of(a)?.copysign(of(b)?),
+            Operation::Select { value, bound, then, otherwise } => {
+                of(value)?.select_at_most(of(bound)?, of(then)?, of(otherwise)?)
+            }
+        })
+    }
+
+    /// What it comes to on numbers alone; `None` where one of its operands is none.
+    fn number<F: Float + Into<f64>>(self, numbers: &[Option<f64>]) -> Option<f64> {
+        self.result(|at| numbers[at].map(F::from_f64), |_| None).map(Into::into)
+    }
+
     /// The same on the results of others.
     fn on(self, place: impl Fn(usize) -> usize) -> Self {
         match self {
@@ -149,7 +142,10 @@ impl Program {
             if matches!(*operation, Operation::Pow(_, exponent) if numbers[exponent].is_none()) {
                 return None;
             }
-            numbers.push(precision.number(operation, &numbers));
+            numbers.push(match precision {
+                Precision::F32 => operation.number::<f32>(&numbers),
+                Precision::F64 => operation.number::<f64>(&numbers),
+            });
         }
         let mut is_needed = vec![false; self.operations.len()];
         for output in &self.outputs {
@@ -179,22 +175,7 @@ impl Program {
     pub fn of_element<F: Float>(&self, inputs: &[F]) -> Option<Vec<F>> {
         let mut made: Vec<F> = Vec::with_capacity(self.operations.len());
         for operation in &self.operations {
-            let of = |at: usize| made.get(at).copied();
-            let result = match *operation {
-                Operation::Input(number) => *inputs.get(number)?,
-                Operation::Constant(number) => F::from_f64(number),
-                Operation::Add(a, b) => of(a)? + of(b)?,
-                Operation::Sub(a, b) => of(a)? - of(b)?,
-                Operation::Mul(a, b) => of(a)? * of(b)?,
-                Operation::Div(a, b) => of(a)? / of(b)?,
-                Operation::Sqrt(a) => of(a)?.sqrt(),
-                Operation::Pow(a, b) => of(a)?.powf(of(b)?),
-                Operation::Abs(a) => of(a)?.abs(),
-                Operation::CopySign(a, b) => of(a)?.copysign(of(b)?),
-                Operation::Select { value, bound, then, otherwise } => {
-                    of(value)?.select_at_most(of(bound)?, of(then)?, of(otherwise)?)
-                }
-            };
+            let result = operation.result(|at| made.get(at).copied(), |input| inputs.get(input).copied())?;
             made.push(result);
         }
         self.outputs.iter().map(|output| made.get(*output).copied()).collect()

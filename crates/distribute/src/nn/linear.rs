@@ -1,11 +1,11 @@
 //! Linear layers: product, bias and activation in one operation.
 
+use super::activation::FromOutput;
 use super::gemm::{Matrix, new_product, product, product_then};
 use super::operation::{self, Operand, Operation};
 use crate::deposit;
 use crate::known::Known;
 use crate::number::{Number, with_elements};
-use crate::scalars::choose;
 use candle_core::{D, Module, Result, Shape, Tensor};
 use candle_nn::{Activation, VarBuilder};
 use distribute_tensor::without_elements;
@@ -171,8 +171,7 @@ impl Linear {
         }
         // candle 0.11's own product of a transposed batch and a transposed weight has wrong numbers.
         let x = x.contiguous()?;
-        let is_wide = x.dims().last().copied() == self.weight.dims().get(1).copied();
-        if x.elem_count() == 0 && x.rank() > 1 && is_wide && self.weight.elem_count() > 0 {
+        if x.elem_count() == 0 && self.fits(&x) && self.weight.elem_count() > 0 {
             // What has no elements has no gradient, and GPUs compute nothing of it.
             let outer = &x.dims()[..x.rank() - 1];
             return without_elements(&[outer, &[self.weight.dim(0)?]].concat(), x.dtype(), x.device());
@@ -205,61 +204,6 @@ impl Module for Linear {
                 None => activation.forward(&y),
             },
             _ => Ok(y),
-        }
-    }
-}
-
-/// An activation whose derivative is known from its output, so that its input need not be kept.
-#[derive(Clone, Copy, Debug)]
-enum FromOutput {
-    Relu,
-    Sigmoid,
-    /// With the slope below zero, which is positive.
-    LeakyRelu(f64),
-}
-
-impl FromOutput {
-    fn of(activation: Activation) -> Option<Self> {
-        match activation {
-            Activation::Relu => Some(Self::Relu),
-            Activation::Sigmoid => Some(Self::Sigmoid),
-            Activation::LeakyRelu(slope) if slope > 0. => Some(Self::LeakyRelu(slope)),
-            _ => None,
-        }
-    }
-
-    /// The same by operations of candle's, on any device. Its own have the slope of above zero at 0.
-    fn composed(self, x: &Tensor) -> Result<Tensor> {
-        if x.elem_count() == 0 {
-            return Ok(x.clone());
-        }
-        let above = || x.detach().gt(&x.zeros_like()?);
-        match self {
-            Self::Relu => choose(&above()?, x, &x.zeros_like()?),
-            Self::LeakyRelu(slope) => choose(&above()?, x, &(x * slope)?),
-            Self::Sigmoid => candle_nn::ops::sigmoid(x),
-        }
-    }
-
-    /// The gradient of inputs from that of outputs, by operations of candle's.
-    fn composed_backward(self, y: &Tensor, upstream: &Tensor) -> Result<Tensor> {
-        match self {
-            Self::Relu => choose(&y.gt(&y.zeros_like()?)?, upstream, &upstream.zeros_like()?),
-            Self::LeakyRelu(slope) => choose(&y.gt(&y.zeros_like()?)?, upstream, &(upstream * slope)?),
-            Self::Sigmoid => (upstream * y)? * y.affine(-1., 1.)?,
-        }
-    }
-
-    /// The gradient of inputs from that of outputs.
-    fn backward<T: Number>(self, outputs: &[T], gradient: &[T]) -> Vec<T> {
-        let (zero, one, pairs) = (T::of(0.), T::of(1.), gradient.iter().zip(outputs));
-        match self {
-            Self::Relu => pairs.map(|(g, y)| if *y > zero { *g } else { zero }).collect(),
-            Self::Sigmoid => pairs.map(|(g, y)| *g * *y * (one - *y)).collect(),
-            Self::LeakyRelu(slope) => {
-                let slope = T::of(slope);
-                pairs.map(|(g, y)| if *y > zero { *g } else { *g * slope }).collect()
-            }
         }
     }
 }

@@ -18,6 +18,7 @@
 // one (`track_op`). `layer_norm.rs` is the shortest; tests/fused/ compares them with candle's. A function that candle cuts
 // off from the graph goes into `ops` or `rotary_emb`, under candle's name.
 
+mod activation;
 mod attention;
 mod batch_norm;
 mod conv1d;

@@ -27,11 +27,11 @@
 use super::pool::{self, Pool};
 use crate::lock::lock;
 use bytemuck::NoUninit;
-use candle_core::cuda_backend::CudaStorageSlice;
 use candle_core::cuda_backend::cudarc::driver::sys::CUevent_flags;
 use candle_core::cuda_backend::cudarc::driver::{
     CudaContext, CudaEvent, CudaSlice, CudaStream, CudaViewMut, DevicePtrMut, DriverError, PinnedHostSlice,
 };
+use candle_core::cuda_backend::{CudaStorageSlice, DeviceId};
 use candle_core::op::BackpropOp;
 use candle_core::{CpuStorage, CudaDevice, CudaStorage, Storage, Tensor};
 use distribute_log::heard;
@@ -51,27 +51,20 @@ pub(super) struct Pinned {
     has_told: AtomicBool,
 }
 
-/// Of each GPU of the process one, with its memory, for all datasets.
-static ALL: Mutex<Vec<Arc<Pinned>>> = Mutex::new(Vec::new());
+/// Of each GPU of the process one, with its memory, for all datasets; `None` of those that can have none, which was logged.
+static ALL: Mutex<Vec<(DeviceId, Option<Arc<Pinned>>)>> = Mutex::new(Vec::new());
 
 impl Pinned {
     /// That of this GPU; `None` where it can have none.
     pub(super) fn of(device: &CudaDevice) -> Option<Arc<Self>> {
         let mut all = lock(&ALL);
-        if let Some(pinned) = all.iter().find(|pinned| pinned.device.id() == device.id()) {
-            return Some(pinned.clone());
+        if let Some((_, pinned)) = all.iter().find(|(id, _)| *id == device.id()) {
+            return pinned.clone();
         }
-        match Self::new(device, BUFFERS) {
-            Ok(pinned) => {
-                let pinned = Arc::new(pinned);
-                all.push(pinned.clone());
-                Some(pinned)
-            }
-            Err(error) => {
-                tell(device, &error.to_string());
-                None
-            }
-        }
+        let pinned = Self::new(device, BUFFERS).inspect_err(|error| tell(device, &error.to_string()));
+        let pinned = pinned.ok().map(Arc::new);
+        all.push((device.id(), pinned.clone()));
+        pinned
     }
 
     fn new(device: &CudaDevice, buffers: usize) -> Result<Self, DriverError> {

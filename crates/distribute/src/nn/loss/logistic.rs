@@ -7,9 +7,8 @@ use candle_core::{Result, Tensor};
 /// The mean over the pairs of logits and targets of one shape and dtype.
 pub(super) fn composed(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
     let result = mean(&logits.detach(), &targets.detach())?;
-    let is_trained = targets.track_op();
-    let backward = move |[x, z]: [&Tensor; 2], _: &Tensor, upstream: &Tensor| {
-        let (x, z) = (x.detach(), z.detach());
+    let backward = |[x, z]: [&Tensor; 2], _: &Tensor, upstream: &Tensor| {
+        let (is_trained, x, z) = (z.track_op(), x.detach(), z.detach());
         let each = (upstream / x.elem_count() as f64)?;
         let of_logits = (candle_nn::ops::sigmoid(&x)? - z)?.broadcast_mul(&each)?;
         let of_targets = is_trained.then(|| x.neg()?.broadcast_mul(&each)).transpose()?;

@@ -3,6 +3,7 @@
 //! candle_nn's losses divide by the number of rows, so an empty piece of a batch gives NaN or an error. These give 0
 //! there, with no gradient; [`minimize`](crate::Optimizer::minimize) weighs it with 0 examples.
 
+mod composed;
 mod cross_entropy;
 mod logistic;
 mod pairs;
@@ -24,7 +25,7 @@ pub fn cross_entropy(logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
         (DType::F32, true) => cross_entropy::cross_entropy::<f32>(logits, labels),
         (DType::F64, true) => cross_entropy::cross_entropy::<f64>(logits, labels),
         _ if is_native(logits) => candle_nn::loss::cross_entropy(logits, labels),
-        _ => cross_entropy::composed(logits, labels),
+        _ => composed::cross_entropy(logits, labels),
     })
 }
 
@@ -37,7 +38,7 @@ pub fn nll(log_probabilities: &Tensor, labels: &Tensor) -> Result<Tensor> {
         if is_native(log_probabilities) {
             candle_nn::loss::nll(log_probabilities, labels)
         } else {
-            cross_entropy::negative_mean(log_probabilities, labels)
+            composed::nll(log_probabilities, labels)
         }
     })
 }

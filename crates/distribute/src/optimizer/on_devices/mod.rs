@@ -1,4 +1,5 @@
-//! The update of variables on devices with memory of their own, by candle's operations or a kernel for each: none of them waits for a device.
+//! The update of variables on devices with memory of their own, by candle's operations or a kernel for each: none of them waits for a device, but for the
+//! trial of a new kernel.
 //!
 //! | module | what it is |
 //! |---|---|

@@ -19,10 +19,9 @@ enum Value {
 /// What is no more needed is freed at once, so at most a few more than there are results.
 pub(super) fn run(program: &Program, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
     let Some(like) = inputs.first() else { return Ok(Vec::new()) };
-    let precision = if like.dtype() == DType::F32 { Precision::F32 } else { Precision::F64 };
     // What is done with numbers alone is done here.
-    let Some(program) = program.folded(precision) else {
-        let reason = "the program of the rule asks for results that are not there, or for a power whose exponent is no number";
+    let Some(program) = precision(like).and_then(|precision| program.folded(precision)) else {
+        let reason = "the program of the rule is for f32 and f64, and asks for results that are there and powers whose exponents are numbers";
         return Err(Error::invalid("optimizer step", reason));
     };
     let mut last_use: Vec<usize> = (0..program.operations.len()).collect();
@@ -107,6 +106,15 @@ fn apply(
             Value::Tensor(choose(&is_at_most, &tensor(then)?, &tensor(otherwise)?)?)
         }
     })
+}
+
+/// The type of the elements, of the two that programs are for.
+pub(super) fn precision(like: &Tensor) -> Option<Precision> {
+    match like.dtype() {
+        DType::F32 => Some(Precision::F32),
+        DType::F64 => Some(Precision::F64),
+        _ => None,
+    }
 }
 
 /// A number as a tensor: one in memory, seen as many.

@@ -1,5 +1,6 @@
 //! Kernels on GPUs of CUDA: compiled by its NVRTC, loaded and launched by candle's way to it.
 
+use super::super::program::precision;
 use super::fault::Fault;
 use super::trial::first_line;
 use super::trusted::{Compiler, Trusted};
@@ -9,7 +10,7 @@ use candle_core::cuda_backend::cudarc::driver::{
 use candle_core::cuda_backend::cudarc::nvrtc::{CompileError, CompileOptions, compile_ptx_with_opts};
 use candle_core::cuda_backend::{CudaDType, DeviceId, WrapErr};
 use candle_core::op::BackpropOp;
-use candle_core::{CudaDevice, CudaStorage, DType, Device, Result, Storage, Tensor, WithDType, bail};
+use candle_core::{CudaDevice, CudaStorage, Device, Result, Storage, Tensor, WithDType, bail};
 use distribute_log::heard;
 use distribute_optim::{Kernel, Precision, Program};
 use std::panic::catch_unwind;
@@ -50,23 +51,17 @@ impl Prepared {
             && matches!(like.device(), Device::Cuda(cuda) if cuda.id() == self.gpu.id())
     }
 
-    #[cfg(test)]
+    /// Whether the kernel may be used.
     pub(super) fn is_trusted(&self) -> bool {
         self.function.is_some()
     }
 
-    /// The results; `None` where candle's operations are to be made.
-    pub(super) fn run(&self, inputs: &[Tensor]) -> Option<Result<Vec<Tensor>>> {
-        let function = self.function.as_ref()?;
-        Some(self.gpu.launch(function, &self.kernel, inputs))
-    }
-}
-
-fn precision(like: &Tensor) -> Option<Precision> {
-    match like.dtype() {
-        DType::F32 => Some(Precision::F32),
-        DType::F64 => Some(Precision::F64),
-        _ => None,
+    /// The results of a kernel that may be used.
+    pub(super) fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+        match &self.function {
+            Some(function) => self.gpu.launch(function, &self.kernel, inputs),
+            None => bail!("the kernel is not to be used"),
+        }
     }
 }
 

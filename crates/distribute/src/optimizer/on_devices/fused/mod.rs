@@ -37,14 +37,10 @@ impl Programs {
         program: &Program,
         replicas: &[Vec<Tensor>],
     ) -> Result<Vec<Vec<Tensor>>> {
-        let mut made = Vec::with_capacity(replicas.len());
-        for inputs in replicas {
-            match self.at_once(rule, program, inputs) {
-                Some(results) => made.push(results?),
-                None => return replicas.iter().map(|inputs| program::run(program, inputs)).collect(),
-            }
+        match self.at_once(rule, program, replicas) {
+            Some(made) => Ok(made?),
+            None => replicas.iter().map(|inputs| program::run(program, inputs)).collect(),
         }
-        Ok(made)
     }
 
     #[cfg(feature = "cuda")]
@@ -52,18 +48,35 @@ impl Programs {
         &mut self,
         rule: &str,
         program: &Program,
-        inputs: &[Tensor],
-    ) -> Option<candle_core::Result<Vec<Tensor>>> {
-        let like = inputs.first()?;
-        if let Some(prepared) = self.prepared.iter().find(|prepared| prepared.is_of(program, like)) {
-            return prepared.run(inputs);
-        }
-        self.prepared.push(cuda::Prepared::new(rule, program, like)?);
-        self.prepared.last()?.run(inputs)
+        replicas: &[Vec<Tensor>],
+    ) -> Option<candle_core::Result<Vec<Vec<Tensor>>>> {
+        let places = replicas.iter().map(|inputs| self.place(rule, program, inputs.first()?));
+        let places = places.collect::<Option<Vec<_>>>()?;
+        let kernels = places.into_iter().map(|place| &self.prepared[place]);
+        Some(kernels.zip(replicas).map(|(kernel, inputs)| kernel.run(inputs)).collect())
+    }
+
+    /// Which of those that are prepared is for tensors like this one; `None` where candle's operations are to be made.
+    #[cfg(feature = "cuda")]
+    fn place(&mut self, rule: &str, program: &Program, like: &Tensor) -> Option<usize> {
+        let known = self.prepared.iter().position(|prepared| prepared.is_of(program, like));
+        let place = match known {
+            Some(place) => place,
+            None => {
+                self.prepared.push(cuda::Prepared::new(rule, program, like)?);
+                self.prepared.len() - 1
+            }
+        };
+        self.prepared[place].is_trusted().then_some(place)
     }
 
     #[cfg(not(feature = "cuda"))]
-    fn at_once(&mut self, _: &str, _: &Program, _: &[Tensor]) -> Option<candle_core::Result<Vec<Tensor>>> {
+    fn at_once(
+        &mut self,
+        _: &str,
+        _: &Program,
+        _: &[Vec<Tensor>],
+    ) -> Option<candle_core::Result<Vec<Vec<Tensor>>>> {
         None
     }
 }

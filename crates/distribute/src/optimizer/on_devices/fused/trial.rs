@@ -4,6 +4,7 @@ use super::fault::Fault;
 use crate::number::Number;
 use candle_core::{Device, Result, Tensor};
 use distribute_optim::{Kernel, Operation, Precision, Program};
+use distribute_tensor::random::Draws;
 
 /// Kinds of numbers, of which three inputs have each with each.
 const KINDS: usize = 12;
@@ -122,17 +123,14 @@ impl Tried for f64 {
     const LIMITS: (f64, f64, f64) = (f64::from_bits(1), f64::MAX, 1e-9);
 }
 
-/// 64 bits for each number (Steele, Lea, Flood: SplitMix64).
-fn mixed(number: usize) -> u64 {
-    let z = (number as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
+/// The draws of an input.
+fn draws(input: usize) -> Draws {
+    Draws::new(input as u64, 0)
 }
 
 /// A number between −2 and 2.
 fn everyday<F: Tried>(at: usize, input: usize) -> F {
-    F::of((mixed(8 * at + input) >> 11) as f64 / 2f64.powi(51) - 2.)
+    F::of(4. * draws(input).uniform(at as u64) - 2.)
 }
 
 /// A number of any kind.
@@ -142,7 +140,7 @@ fn any_kind<F: Tried>(at: usize, input: usize) -> F {
     let kind = if at < KINDS.pow(3) {
         at / KINDS.pow(input as u32 % 3) % KINDS
     } else {
-        mixed(8 * at + input) as usize % (2 * KINDS)
+        draws(input).bits((COUNT + at) as u64) as usize % (2 * KINDS)
     };
     match kind {
         0 => F::of(0.),

@@ -76,7 +76,8 @@ impl<C> Sets<C> {
 /// returns, for which it waits `patience` at most. Sums that hang in the queues are for those to find that read them.
 ///
 /// # Errors
-/// [`Fault::Parts`] where replicas' parts are not alike; [`Fault::Candle`] for no memory and [`Fault::Busy`], after which all is as before;
+/// [`Fault::Parts`] where replicas' parts are not alike; [`Fault::Candle`] for no memory and [`Fault::Busy`], after which all is as before (but where
+/// it is of an event behind sums, which are in the queues then);
 /// [`Fault::Link`], after which the next sum links again; and [`Fault::Sum`] and [`Fault::Late`], after which all further sums of these GPUs are
 /// [`Fault::GivenUp`].
 pub(super) fn sum<L: Library>(

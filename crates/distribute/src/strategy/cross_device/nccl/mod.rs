@@ -22,6 +22,7 @@ use super::{CrossDeviceOps, Reduction, ReductionToOneDevice};
 use crate::strategy::{CommunicationOptions, DeviceName, Strategy};
 use crate::{Error, Result};
 use candle_core::Tensor;
+use distribute_cluster::Deadline;
 use distribute_cluster::deadline::DEFAULT_TIMEOUT;
 use distribute_tensor::{Leaf, ReduceOp};
 use std::any::Any;
@@ -85,10 +86,11 @@ impl CrossDeviceOps for NcclAllReduce {
                 results[at] = ReductionToOneDevice::default().reduce(op, value, options)?;
             }
         }
-        let timeout = options.timeout.unwrap_or(DEFAULT_TIMEOUT);
+        let deadline = Deadline::after(options.timeout.unwrap_or(DEFAULT_TIMEOUT));
         for (devices, numbers) in by_nccl {
             let parts: Vec<&[Leaf]> = numbers.iter().map(|at| values[*at].parts.as_slice()).collect();
-            for (at, copies) in numbers.iter().zip(reduce_on_gpus(op, devices, &parts, timeout)?) {
+            for (at, copies) in numbers.iter().zip(reduce_on_gpus(op, devices, &parts, deadline.remaining())?)
+            {
                 results[*at] = copies;
             }
         }
