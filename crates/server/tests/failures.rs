@@ -53,10 +53,8 @@ fn a_killed_server_is_noticed_at_once() {
     watched(|| {
         let (mut process, client) = process("a_killed_server_is_noticed_at_once", patient());
         std::thread::scope(|scope| {
-            let call = || {
-                client.start("never", Message::default(), PATIENCE).unwrap().wait(Duration::from_secs(3600))
-            };
-            let calls: Vec<_> = (0..4).map(|_| scope.spawn(call)).collect();
+            let started = [(); 4].map(|()| client.start("never", Message::default(), PATIENCE).unwrap());
+            let calls = started.map(|call| scope.spawn(|| call.wait(Duration::from_secs(3600))));
             client.call("doctor", Message::default(), PATIENCE).unwrap();
             process.0.kill().unwrap();
             let waited = Stopwatch::start();
