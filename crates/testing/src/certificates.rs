@@ -12,9 +12,29 @@ pub fn certificates(folder: &Path, name: &str) -> [PathBuf; 3] {
     let key = KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).unwrap();
     let task = CertificateParams::new(vec![format!("{name}.example")]).unwrap();
     let certificate = task.signed_by(&key, &Issuer::new(params, ca_key)).unwrap();
-    [("ca", ca.pem()), ("certificate", certificate.pem()), ("key", key.serialize_pem())].map(|(what, pem)| {
+    let key = key.serialize_der();
+    let files = [
+        ("ca", "CERTIFICATE", &ca.der()[..]),
+        ("certificate", "CERTIFICATE", certificate.der()),
+        ("key", "PRIVATE KEY", &key),
+    ];
+    files.map(|(what, label, der)| {
         let path = folder.join(format!("{name}-{what}.pem"));
-        std::fs::write(&path, pem).unwrap();
+        std::fs::write(&path, pem(label, der)).unwrap();
         path
     })
+}
+
+/// What rcgen writes with its feature `pem`. With that, the crates above `distribute-net` would be built once more for these tests alone.
+fn pem(label: &str, der: &[u8]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let quads = der.chunks(3).map(|bytes| {
+        let bits = (0..3).fold(0u32, |bits, i| bits << 8 | u32::from(*bytes.get(i).unwrap_or(&0)));
+        let digit =
+            |i| if i <= bytes.len() { DIGITS[(bits >> (18 - 6 * i)) as usize & 63].into() } else { '=' };
+        [digit(0), digit(1), digit(2), digit(3)]
+    });
+    let quads: Vec<_> = quads.collect();
+    let lines: Vec<String> = quads.chunks(16).map(|quads| quads.iter().flatten().collect()).collect();
+    format!("-----BEGIN {label}-----\n{}\n-----END {label}-----\n", lines.join("\n"))
 }

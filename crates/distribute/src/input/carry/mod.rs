@@ -5,14 +5,17 @@ mod pinned;
 #[cfg(any(feature = "cuda", test))]
 mod pool;
 
+use crate::brought::Brought;
 use crate::transfer::to_device;
 use candle_core::{CpuStorage, Device, Result, Storage, Tensor};
+use std::sync::Arc;
 
-/// What brings tensors to one device.
+/// What brings tensors of a dataset to one device.
 pub(super) struct Carrier {
     device: Device,
+    brought: Arc<Brought>,
     #[cfg(feature = "cuda")]
-    pinned: Option<std::sync::Arc<pinned::Pinned>>,
+    pinned: Option<Arc<pinned::Pinned>>,
 }
 
 impl Carrier {
@@ -24,6 +27,7 @@ impl Carrier {
                 _ => None,
             },
             device,
+            brought: Brought::new(),
         }
     }
 
@@ -35,6 +39,12 @@ impl Carrier {
         if tensor.device().same_device(&self.device) {
             return Ok(tensor.clone());
         }
+        let there = self.copy(tensor)?;
+        self.brought.keep(tensor, &there);
+        Ok(there)
+    }
+
+    fn copy(&self, tensor: &Tensor) -> Result<Tensor> {
         #[cfg(feature = "cuda")]
         if let Some(there) = self.pinned.as_ref().and_then(|pinned| pinned.carry(tensor)) {
             return Ok(there);

@@ -7,8 +7,7 @@ use candle_core::{Result, Tensor};
 /// The mean cross-entropy of logits `[n, classes]`, with the gradient behind it.
 pub(super) fn cross_entropy(logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
     let (rows, classes) = logits.dims2()?;
-    // Before anything is computed on a device.
-    let labels = Chosen::new(&read(labels, rows, classes)?, logits)?;
+    let labels = Chosen::new(labels, rows, classes, logits)?;
     let log_probabilities = candle_nn::ops::log_softmax(&logits.detach(), 1)?;
     let result = labels.negative_mean(&log_probabilities)?;
     let backward = move |_: [&Tensor; 1], _: &Tensor, upstream: &Tensor| {
@@ -22,11 +21,10 @@ pub(super) fn cross_entropy(logits: &Tensor, labels: &Tensor) -> Result<Tensor> 
     logits.apply_op1(Known::new("cross-entropy", result, backward))
 }
 
-/// The mean over all rows of what their labels choose, times -1. Labels are read here: one that is
-/// no class would end all work on a GPU.
+/// The mean over all rows of what their labels choose, times -1.
 pub(super) fn nll(log_probabilities: &Tensor, labels: &Tensor) -> Result<Tensor> {
     let (rows, classes) = log_probabilities.dims2()?;
-    Chosen::new(&read(labels, rows, classes)?, log_probabilities)?.negative_mean(log_probabilities)
+    Chosen::new(labels, rows, classes, log_probabilities)?.negative_mean(log_probabilities)
 }
 
 /// The rows that have a label, and zeros in place of the others, whatever is in these.
@@ -36,16 +34,22 @@ fn only(has_label: &Tensor, rows: &Tensor) -> Result<Tensor> {
 
 /// What labels choose of each row, in the memory of a device.
 struct Chosen {
-    /// The class of each row, of those without a label the first.
+    /// The class of each row, `[rows, 1]`, of those without a label the first.
     classes: Tensor,
     /// 1 for each row, and 0 for those without a label, if there are such.
     has_label: Option<Tensor>,
 }
 
 impl Chosen {
-    /// In the memory that `numbers` are in.
-    fn new(labels: &[Option<usize>], numbers: &Tensor) -> Result<Self> {
-        let (device, rows) = (numbers.device(), labels.len());
+    /// In the memory that `numbers` are in. Labels are checked on the host, before anything is computed: one that is no class would end
+    /// all work on a GPU.
+    fn new(labels: &Tensor, rows: usize, classes: usize, numbers: &Tensor) -> Result<Self> {
+        let device = numbers.device();
+        let there = labels.device().same_device(device).then(|| labels.unsqueeze(1)?.contiguous());
+        let labels = read(labels, rows, classes)?;
+        if let (Some(classes), false) = (there, labels.contains(&None)) {
+            return Ok(Self { classes: classes?, has_label: None });
+        }
         let classes = labels.iter().map(|label| label.map_or(0, |label| label as u32)).collect();
         let classes = Tensor::from_vec(classes, (rows, 1), device)?;
         let has_label = || {

@@ -3,9 +3,9 @@
 use super::*;
 use crate::input::carry::Carrier;
 use crate::strategy::DeviceName;
-use crate::{InputOptions, MirroredStrategy};
+use crate::{InputOptions, MirroredStrategy, nn};
 use candle_core::cuda_backend::cudarc::driver::result::stream::launch_host_function;
-use candle_core::{DType, Device};
+use candle_core::{DType, Device, Module};
 use distribute_data::Dataset;
 use distribute_testing::{child, skipped, watched};
 use std::ffi::c_void;
@@ -95,6 +95,39 @@ fn nothing_that_is_brought_waits_for_what_the_gpu_computes() {
         let brought = bring();
         go.send(()).unwrap();
         check(brought);
+        assert!(said.recv_timeout(Duration::from_secs(20)).unwrap(), "it has waited");
+    });
+}
+
+// INV-69
+#[test]
+fn ids_and_labels_that_were_brought_are_checked_while_the_gpu_computes() {
+    const NAME: &str = "ids_and_labels_that_were_brought_are_checked_while_the_gpu_computes";
+    if child::part().is_none() {
+        by_itself(NAME, false);
+        return;
+    }
+    watched(|| {
+        let Some((device, pinned)) = gpu(1) else { return };
+        let carrier = Carrier::new(device.clone());
+        let bring = |ids: &[[i64; 2]; 3]| carrier.carry(&Tensor::new(ids, &Device::Cpu).unwrap()).unwrap();
+        let table = Tensor::arange(0f32, 12., &device).unwrap().reshape((4, 3)).unwrap();
+        let words = nn::Embedding::new(table, 3);
+        // Ids in the first column, labels in the second.
+        let loss = |brought: &Tensor| {
+            let column = |number| brought.get_on_dim(1, number);
+            nn::loss::cross_entropy(&words.forward(&column(0)?)?, &column(1)?)
+        };
+        let expected = loss(&bring(&[[3, 0], [0, 2], [1, 1]])).unwrap().to_scalar::<f32>().unwrap();
+        let again = bring(&[[3, 0], [0, 2], [1, 1]]);
+        let (no_row, no_class) = (bring(&[[4, 0]; 3]), bring(&[[1, 3]; 3]));
+        let (go, said) = held(&pinned.device);
+        let found = loss(&again).unwrap();
+        let refused = |brought| loss(brought).unwrap_err().to_string();
+        assert!(refused(&no_row).contains("id 4 at position 0 of ids [3] is no row"), "{}", refused(&no_row));
+        assert!(refused(&no_class).contains("row 0 has the label 3"), "{}", refused(&no_class));
+        go.send(()).unwrap();
+        assert!((found.to_scalar::<f32>().unwrap() - expected).abs() < 1e-6);
         assert!(said.recv_timeout(Duration::from_secs(20)).unwrap(), "it has waited");
     });
 }
