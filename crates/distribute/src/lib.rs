@@ -90,6 +90,8 @@ pub mod context;
 mod coordinator;
 mod deposit;
 mod error;
+#[cfg(all(test, feature = "cuda"))]
+mod held;
 mod init;
 mod input;
 mod known;

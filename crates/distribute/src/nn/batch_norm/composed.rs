@@ -1,110 +1,155 @@
 //! The moments, the operation and its gradient by operations of candle's, on any device.
 //!
-//! They make the same calls of all replicas as those on the CPU, so that replicas on different devices can meet.
+//! A lone replica's numbers stay there. Several make the same calls as those on the CPU, so that replicas on different devices can meet.
+//!
+//! All is computed in the dtype of `x`. A mean far from 0, rounded to it, would be further from the elements than they are from each other:
+//! so it is two numbers, and the smaller one, which is the same for all elements of a channel, goes into the constants of the channel.
 
-use super::moments::Moments;
-use super::normalize::Normalize;
+use super::moments;
+use super::normalize::{self, Gradient};
 use crate::known::Known;
 use crate::transfer::to_device;
-use candle_core::{D, DType, Device, Result, Tensor};
+use candle_core::{DType, Device, Result, Tensor};
 
-/// As [`Moments::of`], of `x` `[rows, channels, …]`.
-pub(super) fn moments(x: &Tensor) -> Result<Moments> {
-    let channels = x.dim(1)?;
-    if x.elem_count() == 0 {
-        return Ok(Moments { count: 0., mean: vec![0.; channels], deviation: vec![0.; channels] });
-    }
-    let x = columns(x)?;
-    let count = x.dim(1)? as f64;
-    let mean = (x.sum_keepdim(1)? / count)?;
-    let deviation = x.broadcast_sub(&mean)?.sqr()?.sum(1)?;
-    Ok(Moments { count, mean: on_host(&mean.squeeze(1)?)?, deviation: on_host(&deviation)? })
-}
-
-/// The operation on `x`, `weight` and `bias`, with the gradient behind it.
-pub(super) fn normalize(operation: Normalize, x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> {
-    let result = if x.elem_count() == 0 { x.detach() } else { normalized(&operation, x, weight, bias)? };
-    let backward = move |[x, weight, _]: [&Tensor; 3], _: &Tensor, upstream: &Tensor| {
-        gradients(&operation, x, weight, upstream).map(|all| all.map(Some))
-    };
-    x.apply_op3(weight, bias, Known::new("batch-norm", result, backward))
-}
-
-fn normalized(operation: &Normalize, x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> {
-    let along = Along::new(operation, x)?;
-    let (of_weight, of_bias) = (along.channels(&weight.detach())?, along.channels(&bias.detach())?);
-    let scale = (&of_weight * &along.inverse)?;
-    let y = along.wide(x)?.broadcast_sub(&along.mean)?.broadcast_mul(&scale)?.broadcast_add(&of_bias)?;
-    y.to_dtype(x.dtype())
-}
-
-/// Statistics in the shape that broadcasts to `x`, of the dtype in which sums are made.
-struct Along {
-    dtype: DType,
-    shape: Vec<usize>,
+/// Count, means and squared deviations from the means, of each channel, in the shape that broadcasts to `x`.
+pub(super) struct Moments {
+    count: f64,
     mean: Tensor,
+    /// What the mean is beside `mean`.
+    rest: Tensor,
+    deviation: Tensor,
+}
+
+impl Moments {
+    /// Of `x` `[rows, channels, …]`, which has elements.
+    pub(super) fn of(x: &Tensor) -> Result<Self> {
+        let x = x.detach();
+        let count = (x.elem_count() / x.dim(1)?) as f64;
+        let mean = (sum(&x)? / count)?;
+        let far = x.broadcast_sub(&mean)?;
+        let rest = (sum(&far)? / count)?;
+        // Rounded, it may be below 0.
+        let deviation = (sum(&far.sqr()?)? - (rest.sqr()? * count)?)?.abs()?;
+        Ok(Self { count, mean, rest, deviation })
+    }
+
+    /// On the host: one copy, for which this waits.
+    pub(super) fn on_host(&self) -> Result<moments::Moments> {
+        let all = [&self.mean, &self.rest, &self.deviation].map(|numbers| numbers.flatten_all());
+        let [mean, rest, deviation] = all;
+        let all = Tensor::stack(&[mean?, rest?, deviation?], 0)?.to_device(&Device::Cpu)?;
+        let mut all = all.to_dtype(DType::F64)?.to_vec2()?.into_iter();
+        let mut next = || all.next().unwrap_or_default();
+        let (mean, rest, deviation) = (next(), next(), next());
+        let mean = mean.into_iter().zip(rest).map(|(mean, rest)| mean + rest).collect();
+        Ok(moments::Moments { count: self.count, mean, deviation })
+    }
+
+    /// As [`moments::Moments::running`].
+    pub(super) fn running(&self, remove_mean: bool) -> Result<[Option<Tensor>; 2]> {
+        let mean = remove_mean.then(|| (&self.mean + &self.rest)?.flatten_all()).transpose()?;
+        let unbiased = self.count / (self.count - 1.);
+        let variance = || (self.variance(remove_mean)? * unbiased)?.flatten_all();
+        Ok([mean, (self.count > 1.).then(variance).transpose()?])
+    }
+
+    fn variance(&self, remove_mean: bool) -> Result<Tensor> {
+        let variance = (&self.deviation / self.count)?;
+        if remove_mean { Ok(variance) } else { variance + (&self.mean + &self.rest)?.sqr()? }
+    }
+
+    /// What normalises `x` by its own moments.
+    pub(super) fn normalize(self, remove_mean: bool, eps: f64) -> Result<Normalize> {
+        let inverse = (self.variance(remove_mean)? + eps)?.sqrt()?.recip()?;
+        let Self { count, mean, rest, .. } = self;
+        let [mean, rest] = if remove_mean { [mean, rest] } else { [mean.zeros_like()?, rest.zeros_like()?] };
+        Ok(Normalize { mean, rest, inverse, count, remove_mean, gradient: None })
+    }
+}
+
+/// As [`normalize::Normalize`], with statistics in the shape that broadcasts to `x`, where it is.
+pub(super) struct Normalize {
+    mean: Tensor,
+    /// What the mean is beside `mean`.
+    rest: Tensor,
     inverse: Tensor,
+    count: f64,
+    remove_mean: bool,
+    gradient: Option<Gradient>,
 }
 
-impl Along {
-    fn new(operation: &Normalize, x: &Tensor) -> Result<Self> {
-        let mut shape = vec![1; x.rank()];
-        shape[1] = x.dim(1)?;
-        let dtype = widest(x.device());
-        let of = |numbers: &[f64]| on_device(numbers, x.device())?.reshape(shape.as_slice());
-        Ok(Self { dtype, mean: of(&operation.mean)?, inverse: of(&operation.inverse)?, shape: shape.clone() })
+impl Normalize {
+    /// The operation with statistics that are on the host.
+    pub(super) fn of_all(operation: normalize::Normalize, x: &Tensor) -> Result<Self> {
+        let normalize::Normalize { mean, inverse, count, remove_mean, gradient } = operation;
+        let all = Tensor::from_vec([mean, inverse].concat(), (2, x.dim(1)?), &Device::Cpu)?;
+        let rounded = all.to_dtype(x.dtype())?;
+        let rest = (all - rounded.to_dtype(DType::F64)?)?.to_dtype(x.dtype())?;
+        let all = to_device(&Tensor::cat(&[rounded, rest], 0)?, x.device())?;
+        let row = |number| all.get(number)?.reshape(of_channels(x));
+        Ok(Self { mean: row(0)?, rest: row(2)?, inverse: row(1)?, count, remove_mean, gradient })
     }
 
-    fn wide(&self, x: &Tensor) -> Result<Tensor> {
-        x.detach().to_dtype(self.dtype)
+    /// The operation on `x`, `weight` and `bias`, with the gradient behind it.
+    pub(super) fn apply(self, x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> {
+        let result = if x.elem_count() == 0 { x.detach() } else { self.normalized(x, weight, bias)? };
+        let backward = move |[x, weight, _]: [&Tensor; 3], _: &Tensor, upstream: &Tensor| {
+            self.gradients(&x.detach(), weight, &upstream.detach()).map(|all| all.map(Some))
+        };
+        x.apply_op3(weight, bias, Known::new("batch-norm", result, backward))
     }
 
-    fn channels(&self, of_channels: &Tensor) -> Result<Tensor> {
-        of_channels.to_dtype(self.dtype)?.reshape(self.shape.as_slice())
+    fn normalized(&self, x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> {
+        let scale = self.scale(x, weight)?;
+        let shift = (bias.detach().reshape(of_channels(x))? - (&self.rest * &scale)?)?;
+        x.detach().broadcast_sub(&self.mean)?.broadcast_mul(&scale)?.broadcast_add(&shift)
+    }
+
+    fn scale(&self, x: &Tensor, weight: &Tensor) -> Result<Tensor> {
+        weight.detach().reshape(of_channels(x))? * &self.inverse
+    }
+
+    /// As [`normalize::Normalize::gradients`].
+    fn gradients(&self, x: &Tensor, weight: &Tensor, upstream: &Tensor) -> Result<[Tensor; 3]> {
+        let channels = x.dim(1)?;
+        if x.elem_count() == 0 {
+            let none = Tensor::zeros(2 * channels, DType::F64, &Device::Cpu)?;
+            self.gradient.as_ref().map(|gradient| gradient.sum(&none)).transpose()?;
+            let none = weight.zeros_like()?;
+            return Ok([x.clone(), none.clone(), none]);
+        }
+        let far = x.broadcast_sub(&self.mean)?;
+        let of_bias = sum(upstream)?;
+        let products = (sum(&(&far * upstream)?)? - (&self.rest * &of_bias)?)?;
+        let of_weight = (products * &self.inverse)?;
+        let [all_of_bias, all_of_weight] = match &self.gradient {
+            None => [of_bias.clone(), of_weight.clone()],
+            Some(gradient) => {
+                let mine = Tensor::cat(&[of_bias.flatten_all()?, of_weight.flatten_all()?], 0)?;
+                let all = gradient.sum(&mine.to_device(&Device::Cpu)?.to_dtype(DType::F64)?)?;
+                let all = to_device(&all.to_dtype(x.dtype())?, x.device())?;
+                let part = |start| all.narrow(0, start, channels)?.reshape(of_channels(x));
+                [part(0)?, part(channels)?]
+            }
+        };
+        let scale = self.scale(x, weight)?;
+        let through_variance = ((&scale * &self.inverse)? * (all_of_weight / self.count)?)?;
+        let mut constant = (&self.rest * &through_variance)?.neg()?;
+        if self.remove_mean {
+            constant = (constant + (&scale * (all_of_bias / self.count)?)?)?;
+        }
+        let gradient = (upstream.broadcast_mul(&scale)? - far.broadcast_mul(&through_variance)?)?;
+        Ok([gradient.broadcast_sub(&constant)?, of_weight.flatten_all()?, of_bias.flatten_all()?])
     }
 }
 
-/// As [`Normalize::gradients`].
-fn gradients(operation: &Normalize, x: &Tensor, weight: &Tensor, upstream: &Tensor) -> Result<[Tensor; 3]> {
-    let Normalize { count, remove_mean, .. } = *operation;
-    let (along, channels) = (Along::new(operation, x)?, x.dim(1)?);
-    let (far, upstream) = (along.wide(x)?.broadcast_sub(&along.mean)?, along.wide(upstream)?);
-    // One row of numbers for each replica: sums of the gradient, and of its products with normalised elements.
-    let mine = if x.elem_count() == 0 {
-        Tensor::zeros(2 * channels, DType::F64, &Device::Cpu)?
-    } else {
-        let products = (&far * &upstream)?.broadcast_mul(&along.inverse)?;
-        let sums = Tensor::cat(&[columns(&upstream)?.sum(1)?, columns(&products)?.sum(1)?], 0)?;
-        sums.to_device(&Device::Cpu)?.to_dtype(DType::F64)?
-    };
-    let all = on_device(&operation.sum(&mine)?, x.device())?;
-    let sum = |start| along.channels(&all.narrow(0, start, channels)?);
-    let scale = (along.channels(&weight.detach())? * &along.inverse)?;
-    let through_variance = ((&scale * &along.inverse)? * (sum(channels)? / count)?)?;
-    let mut gradient = (upstream.broadcast_mul(&scale)? - far.broadcast_mul(&through_variance)?)?;
-    if remove_mean {
-        gradient = gradient.broadcast_sub(&(&scale * (sum(0)? / count)?)?)?;
-    }
-    let of = |start| to_device(&mine.narrow(0, start, channels)?.to_dtype(weight.dtype())?, weight.device());
-    Ok([gradient.to_dtype(x.dtype())?, of(channels)?, of(0)?])
+/// The sums over all elements of each channel of `[rows, channels, …]`.
+fn sum(x: &Tensor) -> Result<Tensor> {
+    let others: Vec<usize> = (0..x.rank()).filter(|dimension| *dimension != 1).collect();
+    x.sum_keepdim(others)
 }
 
-/// `[rows, channels, …]` as `[channels, elements]`, of the dtype in which sums are made.
-fn columns(x: &Tensor) -> Result<Tensor> {
-    let columns = x.detach().transpose(0, 1)?.contiguous()?;
-    let columns = if columns.rank() > 2 { columns.flatten(1, D::Minus1)? } else { columns };
-    columns.to_dtype(widest(x.device()))
-}
-
-/// Metal has no f64.
-fn widest(device: &Device) -> DType {
-    if device.is_metal() { DType::F32 } else { DType::F64 }
-}
-
-fn on_host(numbers: &Tensor) -> Result<Vec<f64>> {
-    numbers.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.to_vec1()
-}
-
-fn on_device(numbers: &[f64], device: &Device) -> Result<Tensor> {
-    to_device(&Tensor::new(numbers, &Device::Cpu)?.to_dtype(widest(device))?, device)
+/// The shape in which numbers of each channel broadcast to `[rows, channels, …]`.
+fn of_channels(x: &Tensor) -> Vec<usize> {
+    x.dims().iter().enumerate().map(|(dimension, len)| if dimension == 1 { *len } else { 1 }).collect()
 }

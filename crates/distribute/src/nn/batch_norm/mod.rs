@@ -10,7 +10,7 @@ use crate::transfer::to_device;
 use crate::{HostTensor, ReplicaContext, get_replica_context, get_strategy};
 use candle_core::{DType, Device, Result, Tensor, Var, bail};
 use candle_nn::{BatchNormConfig, ModuleT, VarBuilder};
-use moments::{Moments, with_planes};
+use moments::Moments;
 use normalize::{Call, Gradient, Normalize};
 use std::panic::Location;
 use std::sync::Arc;
@@ -117,31 +117,60 @@ impl BatchNorm {
     /// it as [`Error::Collective`](crate::Error::Collective).
     #[track_caller]
     pub fn forward_train(&self, x: &Tensor) -> Result<Tensor> {
-        let at = Location::caller();
         let channels = self.running_mean().dim(0)?;
         if x.rank() < 2 || x.dim(1)? != channels {
             bail!("batch-norm: the input must be [rows, {channels}, ...], not {:?}", x.dims());
         }
         let dtype = computed_in(x.dtype());
-        let contiguous = x.to_dtype(dtype)?.contiguous()?;
-        let native = is_native(&contiguous);
-        let mine = match dtype {
-            DType::F32 | DType::F64 if !native => composed::moments(&contiguous)?,
-            DType::F32 => with_planes::<f32, _>(&contiguous, Moments::of)?,
-            DType::F64 => with_planes::<f64, _>(&contiguous, Moments::of)?,
-            _ => bail!("batch-norm: the input must be of floats, not {dtype:?}"),
-        };
+        if !matches!(dtype, DType::F32 | DType::F64) {
+            bail!("batch-norm: the input must be of floats, not {dtype:?}");
+        }
         let context = get_replica_context();
-        let all = match &context {
-            Some(context) => gather(context, mine).map_err(raise)?,
-            None if get_strategy().num_replicas_in_sync() == 1 => mine,
-            None => bail!(
+        let replicas = context
+            .as_ref()
+            .map_or_else(|| get_strategy().num_replicas_in_sync(), ReplicaContext::num_replicas_in_sync);
+        if context.is_none() && replicas > 1 {
+            bail!(
                 "batch-norm: in training it is a call of every replica, with its own running statistics; call it inside \
                  of run, not in cross-replica context, or with train = false"
-            ),
+            );
+        }
+        let input = x.to_dtype(dtype)?.contiguous()?;
+        let y = if is_native(&input) || input.elem_count() == 0 {
+            self.by_all(&input, Moments::of_tensor(&input)?, context)?
+        } else {
+            let mine = composed::Moments::of(&input)?;
+            if replicas > 1 {
+                self.by_all(&input, mine.on_host()?, context)?
+            } else {
+                self.alone(&input, mine, context)?
+            }
         };
-        self.set_running(&all, context.as_ref())?;
+        y.to_dtype(x.dtype())
+    }
 
+    /// Normalises `x` by its own moments, which stay where they are.
+    fn alone(&self, x: &Tensor, mine: composed::Moments, context: Option<ReplicaContext>) -> Result<Tensor> {
+        self.set_running(mine.running(self.remove_mean)?, context.as_ref())?;
+        let (weight, bias) = self.constants(x.dtype())?;
+        mine.normalize(self.remove_mean, self.eps())?.apply(x, &weight, &bias)
+    }
+
+    /// Normalises `x` by the moments of all replicas, of which this one has `mine`.
+    #[track_caller]
+    fn by_all(&self, x: &Tensor, mine: Moments, context: Option<ReplicaContext>) -> Result<Tensor> {
+        let at = Location::caller();
+        let all = match &context {
+            Some(context) => gather(context, mine).map_err(raise)?,
+            None => mine,
+        };
+        let running = all
+            .running(self.remove_mean)
+            .map(|new| new.map(|new| Tensor::new(new, &Device::Cpu)).transpose());
+        let [mean, variance] = running;
+        self.set_running([mean?, variance?], context.as_ref())?;
+
+        let channels = all.mean.len();
         let variance = all.variance(self.remove_mean);
         let gradient = context.filter(|context| context.num_replicas_in_sync() > 1).map(|context| Gradient {
             call: Call { number: context.next_call(), at },
@@ -155,22 +184,26 @@ impl BatchNorm {
             remove_mean: self.remove_mean,
             gradient: gradient.clone(),
         };
-        let (weight, bias) = (self.weight.to_dtype(dtype)?, self.bias.to_dtype(dtype)?);
-        let (weight, bias) = (weight.contiguous()?, bias.contiguous()?);
-        let y = if native {
-            contiguous.apply_op3(&weight, &bias, operation)?
+        let (weight, bias) = self.constants(x.dtype())?;
+        let y = if is_native(x) {
+            x.apply_op3(&weight, &bias, operation)?
         } else {
-            composed::normalize(operation, &contiguous, &weight, &bias)?
+            composed::Normalize::of_all(operation, x)?.apply(x, &weight, &bias)?
         };
         if let Some(Gradient { context, call, graph }) = gradient {
             context.forget_gradients(call.number, at).map_err(raise)?;
-            let gave = contiguous.track_op() && contiguous.elem_count() > 0;
+            let gave = x.track_op() && x.elem_count() > 0;
             context.expect_gradient((call.number, 0), (&y, &graph), gave, move |context| {
                 let zeros = Tensor::zeros(2 * channels, DType::F64, &Device::Cpu)?;
                 call.sum(context, &zeros).map(drop)
             });
         }
-        y.to_dtype(x.dtype())
+        Ok(y)
+    }
+
+    /// Weight and bias, of the dtype that is computed in.
+    fn constants(&self, dtype: DType) -> Result<(Tensor, Tensor)> {
+        Ok((self.weight.to_dtype(dtype)?.contiguous()?, self.bias.to_dtype(dtype)?.contiguous()?))
     }
 
     /// candle_nn's formula, with the conversions of training.
@@ -185,17 +218,12 @@ impl BatchNorm {
         stock.forward_t(&x.to_dtype(dtype)?, false)?.to_dtype(x.dtype())
     }
 
-    /// The formula and the unbiased variance of candle_nn, which TensorFlow's has, too.
-    fn set_running(&self, all: &Moments, context: Option<&ReplicaContext>) -> Result<()> {
-        let mean = (self.remove_mean && all.count > 0.).then(|| all.mean.clone());
-        let unbiased = all.count / (all.count - 1.);
-        let variance = (all.count > 1.)
-            .then(|| all.variance(self.remove_mean).into_iter().map(|v| v * unbiased).collect::<Vec<_>>());
-        for (running, new) in [(self.running_mean(), mean), (self.running_var(), variance)] {
+    /// Moves running statistics, mean and variance, towards these, by candle_nn's formula.
+    fn set_running(&self, new: [Option<Tensor>; 2], context: Option<&ReplicaContext>) -> Result<()> {
+        for (running, new) in [self.running_mean(), self.running_var()].into_iter().zip(new) {
             let running = Var::from_tensor(running)?;
             if let Some(new) = new {
-                let new = Tensor::from_vec(new, running.shape(), &Device::Cpu)?.to_dtype(running.dtype())?;
-                let new = to_device(&new, running.device())?;
+                let new = to_device(&new.to_dtype(running.dtype())?, running.device())?;
                 let old = (running.as_detached_tensor() * (1. - self.momentum()))?;
                 running.set(&(old + (new * self.momentum())?)?)?;
             }

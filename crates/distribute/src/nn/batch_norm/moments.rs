@@ -1,6 +1,6 @@
 //! Count, mean and squared deviations of each channel, and how those of several pieces become those of all.
 
-use candle_core::{CpuStorage, Layout, Result, Storage, Tensor, WithDType, bail};
+use candle_core::{CpuStorage, DType, Layout, Result, Storage, Tensor, WithDType, bail};
 
 /// A tensor `[rows, channels, ...]` as its elements: `rows` times `channels` planes of `plane` elements.
 #[derive(Clone, Copy)]
@@ -54,6 +54,16 @@ impl Moments {
         Self { count, mean, deviation }
     }
 
+    /// Of a contiguous tensor on the CPU, f32 or f64, or one without elements.
+    pub(super) fn of_tensor(x: &Tensor) -> Result<Self> {
+        let nothing = || vec![0.; x.dims()[1]];
+        match x.dtype() {
+            _ if x.elem_count() == 0 => Ok(Self { count: 0., mean: nothing(), deviation: nothing() }),
+            DType::F32 => with_planes::<f32, _>(x, Self::of),
+            _ => with_planes::<f64, _>(x, Self::of),
+        }
+    }
+
     pub(super) fn into_row(self) -> Vec<f64> {
         [vec![self.count], self.mean, self.deviation].concat()
     }
@@ -88,6 +98,16 @@ impl Moments {
             *deviation += other.deviation[i] + between * between * self.count * share;
         }
         Self { count, ..self }
+    }
+
+    /// What running statistics move towards: the mean, if it is removed, and the unbiased variance. None of those that there are too few
+    /// elements for.
+    pub(super) fn running(&self, remove_mean: bool) -> [Option<Vec<f64>>; 2] {
+        let mean = (remove_mean && self.count > 0.).then(|| self.mean.clone());
+        let unbiased = self.count / (self.count - 1.);
+        let variance =
+            || self.variance(remove_mean).into_iter().map(|variance| variance * unbiased).collect();
+        [mean, (self.count > 1.).then(variance)]
     }
 
     /// The mean square of what normalisation leaves: deviations from the mean or, where it is not removed, from 0.

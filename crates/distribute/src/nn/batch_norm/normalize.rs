@@ -30,6 +30,13 @@ pub(super) struct Gradient {
     pub(super) graph: Arc<()>,
 }
 
+impl Gradient {
+    /// What the sums of all replicas are, from this one's.
+    pub(super) fn sum(&self, mine: &Tensor) -> Result<Tensor> {
+        self.call.sum(&self.context, mine).map_err(raise)
+    }
+}
+
 /// Which call this is the gradient of.
 #[derive(Clone, Copy)]
 pub(super) struct Call {
@@ -93,19 +100,12 @@ impl Normalize {
         out
     }
 
-    /// What the sums of all replicas are, from this one's.
-    pub(super) fn sum(&self, mine: &Tensor) -> Result<Vec<f64>> {
-        match &self.gradient {
-            Some(gradient) => gradient.call.sum(&gradient.context, mine).map_err(raise)?.to_vec1(),
-            None => mine.to_vec1(),
-        }
-    }
-
     fn gradients<T: WithDType>(&self, x: &Tensor, weight: &Tensor, upstream: &Tensor) -> Result<[Tensor; 3]> {
         let channels = self.mean.len();
         let mine = with_planes::<T, _>(x, |x| with_planes::<T, _>(upstream, |up| self.sums(x, up)))??;
         let mine = Tensor::from_vec(mine, 2 * channels, &Device::Cpu)?;
-        let all = self.sum(&mine)?;
+        let all =
+            self.gradient.as_ref().map_or(Ok(mine.clone()), |gradient| gradient.sum(&mine))?.to_vec1()?;
         let scale = weight.to_vec1::<T>()?;
         let dx = with_planes::<T, _>(x, |x| {
             with_planes::<T, _>(upstream, |up| self.backward(x, &scale, up, &all))

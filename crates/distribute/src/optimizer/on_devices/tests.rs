@@ -89,3 +89,66 @@ fn slots_of_several_replicas_are_on_each_device() {
         }
     });
 }
+
+// INV-69, INV-70
+#[cfg(feature = "cuda")]
+#[test]
+fn a_lone_replica_makes_a_step_while_its_gpu_is_held_up() {
+    use crate::data::Dataset;
+    use crate::nn::{BatchNorm, Dropout, batch_norm, loss};
+    use crate::{DeviceName, held};
+    use candle_core::backend::BackendDevice;
+    use candle_nn::ModuleT;
+
+    const TEST: &str = "optimizer::on_devices::tests::a_lone_replica_makes_a_step_while_its_gpu_is_held_up";
+    if child::part().is_none() {
+        // Nothing else is on the GPU.
+        child::output(child::command(TEST, "alone"), Duration::from_secs(100));
+        return;
+    }
+    watched(|| {
+        let device = match DeviceName::gpu(0).to_candle() {
+            Ok(Device::Cuda(device)) => device,
+            Ok(other) => panic!("{:?} is no GPU of CUDA", other.location()),
+            Err(error) => return distribute_testing::skipped(error),
+        };
+        let strategy: Strategy = OneDeviceStrategy::new("gpu:0").unwrap().into();
+        type Model = (Embedding, BatchNorm, Dropout, Linear);
+        let built = |vb: VarBuilder| -> candle_core::Result<Model> {
+            let norm = batch_norm(6, 1e-5, vb.pp("norm"))?;
+            let fc = linear(6, 4, vb.pp("fc"))?;
+            Ok((embedding(9, 6, vb.pp("words"))?, norm, Dropout::new(0.5, 1, "dropout")?, fc))
+        };
+        let model = strategy.replicate(built).unwrap();
+        let optimizer = Adam::new(&model.variables, 0.1).unwrap();
+        // Words, and behind them the label.
+        let rows = Tensor::from_iter((0..96i64).map(|i| i % 4), &Device::Cpu).unwrap();
+        let rows = rows.reshape((32, 3)).unwrap();
+        let data = Dataset::from_slices(rows).unwrap().batch(4);
+        let data = strategy.distribute_dataset(data).unwrap();
+        let mut step_number = 0;
+        let (mut hold, mut losses) = (None, Vec::new());
+        for rows in &data {
+            step_number += 1;
+            // By then its kernels were tried; losses are read behind steps 1, 3 and 7.
+            if step_number == 4 {
+                hold = Some(held::held(&device));
+            }
+            type Arguments<'a> = (&'a Model, Tensor);
+            let step = |ctx: &ReplicaContext, ((words, norm, dropout, fc), rows): Arguments<'_>| {
+                let x = words.forward(&rows.narrow(1, 0, 2)?)?.sum(1)?;
+                let x = dropout.forward(&norm.forward_t(&x, true)?.relu()?, true)?;
+                let loss = loss::cross_entropy(&fc.forward(&x)?, &rows.get_on_dim(1, 2)?)?;
+                optimizer.minimize(ctx, loss, rows.dim(0)?)
+            };
+            losses.push(strategy.run((&model, rows.unwrap()), step).unwrap());
+            if step_number == 6 {
+                let (go, said) = hold.take().unwrap();
+                go.send(()).unwrap();
+                device.synchronize().unwrap();
+                assert!(said.recv_timeout(Duration::from_secs(20)).unwrap(), "a step has waited for the GPU");
+            }
+        }
+        assert_eq!(losses.len(), 8);
+    });
+}

@@ -1,15 +1,13 @@
 //! Numbers that are brought while a GPU has other work, and used at once. Without a GPU of CUDA each test says so, and passes.
 
 use super::*;
+use crate::held::held;
 use crate::input::carry::Carrier;
 use crate::strategy::DeviceName;
 use crate::{InputOptions, MirroredStrategy, nn};
-use candle_core::cuda_backend::cudarc::driver::result::stream::launch_host_function;
 use candle_core::{DType, Device, Module};
 use distribute_data::Dataset;
 use distribute_testing::{child, skipped, watched};
-use std::ffi::c_void;
-use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 /// The GPU, and copies to it by so many buffers.
@@ -42,25 +40,6 @@ fn piece(number: usize, len: usize) -> Tensor {
 fn numbers(tensor: &Tensor) -> Vec<f64> {
     let here = tensor.to_device(&Device::Cpu).unwrap().to_dtype(DType::F64).unwrap();
     here.flatten_all().unwrap().to_vec1().unwrap()
-}
-
-/// Stops candle's stream until it is told to go on, and says behind that whether it was.
-fn held(device: &CudaDevice) -> (Sender<()>, Receiver<bool>) {
-    type Hold = (Receiver<()>, Sender<bool>);
-    unsafe extern "C" fn hold(data: *mut c_void) {
-        // SAFETY: it is the box of below, of which this is the only call.
-        let hold: Box<Hold> = unsafe { Box::from_raw(data.cast()) };
-        let was_told = hold.0.recv_timeout(Duration::from_secs(10)).is_ok();
-        // Nobody hears it where the test has failed.
-        let _ = hold.1.send(was_told);
-    }
-    let ((go, told), (says, said)) = (channel(), channel());
-    let data: *mut Hold = Box::into_raw(Box::new((told, says)));
-    let stream = device.cuda_stream();
-    stream.context().bind_to_thread().unwrap();
-    // SAFETY: the stream is there, and calls it once with what it takes; it calls nothing of CUDA.
-    unsafe { launch_host_function(stream.cu_stream(), hold, data.cast()) }.unwrap();
-    (go, said)
 }
 
 /// This test in a process of its own, with nothing else on the GPU, and what it writes.
